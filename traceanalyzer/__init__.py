@@ -54,7 +54,8 @@ _MODULES = {
     "errors": "InputError MalformedInput MissingData MissingExtra OptionError OutputError "
     "TraceAnalyzerError UnknownFormat UnreadableFile",
     "reading": "find_inputs read",
-    "result": "Chart Finding Report Result Table",
+    "drawings": "Chart",
+    "result": "Finding Report Result Table",
     "trace": "Device Meta Trace concat",
 }
 _HOME = {name: f"{__name__}.{home}" for home, names in _MODULES.items() for name in names.split()}

@@ -39,9 +39,11 @@ from traceanalyzer.analyzers.py_spy_report.result import LeafPaths as LeafPaths
 from traceanalyzer.analyzers.report import report as report
 from traceanalyzer.analyzers.steps import steps as steps
 from traceanalyzer.analyzers.steps.result import Steps as Steps
+from traceanalyzer.analyzers.timeline import timeline as timeline
 from traceanalyzer.analyzers.transfers import transfers as transfers
 from traceanalyzer.analyzers.transfers.result import Transfers as Transfers
 from traceanalyzer.conversion import convert as convert
+from traceanalyzer.drawings import Chart as Chart
 from traceanalyzer.errors import InputError as InputError
 from traceanalyzer.errors import MalformedInput as MalformedInput
 from traceanalyzer.errors import MissingData as MissingData
@@ -53,7 +55,6 @@ from traceanalyzer.errors import UnknownFormat as UnknownFormat
 from traceanalyzer.errors import UnreadableFile as UnreadableFile
 from traceanalyzer.reading import find_inputs as find_inputs
 from traceanalyzer.reading import read as read
-from traceanalyzer.result import Chart as Chart
 from traceanalyzer.result import Finding as Finding
 from traceanalyzer.result import Report as Report
 from traceanalyzer.result import Result as Result

@@ -17,7 +17,6 @@ from typing import Any, Protocol, Self, TypeVar, Unpack
 
 import polars as pl
 
-from traceanalyzer import workers
 from traceanalyzer.analyzers.base import Needs, Reading, Skipped
 from traceanalyzer.analyzers.common import ranks
 from traceanalyzer.analyzers.common.repeats import Repeats
@@ -36,6 +35,7 @@ from traceanalyzer.reading import (
     without_torch,
 )
 from traceanalyzer.trace import Meta, Trace, is_truncated
+from traceanalyzer.units import format_ns
 from traceanalyzer.vocabulary import MEMORY_SNAPSHOT
 
 M = TypeVar("M", bound="Measures")
@@ -46,7 +46,7 @@ _OF_SAMPLES = ("address", "stack", "weight")
 
 @dataclass(frozen=True)
 class How:
-    """The keywords of :class:`Reading`, checked."""
+    """The keywords of :class:`Reading`, checked, and tables that no analyzer uses."""
 
     format: str | None = None
     rank: int | None = None
@@ -56,6 +56,7 @@ class How:
     progress: Progress | None = None
     on_trace: Callable[[Trace], None] | None = None
     processes: int = 1
+    unused: tuple[str, ...] = ()
 
 
 @dataclass
@@ -91,6 +92,9 @@ class OpenedInputs:
         self._series = ranks_of_series([item for item in self.items if isinstance(item, str)])
         self._needs, self.how, self._split = needs, how, split
         self._failed: InputError | MissingData | None = None
+        # inputs without events in the time window; whether another input has some
+        self._outside: list[Trace | str] = []
+        self._any_inside = False
         self._apart = False
         self._ranks: set[int | None] = set()
         if how.assume_rank is not None and len(self.items) > 1:
@@ -127,6 +131,10 @@ class OpenedInputs:
             trace = _cut_but_snapshots(_read(item, how), how)
         if how.assume_rank is not None:
             trace = with_assumed_rank(trace, how.assume_rank)
+        if trace.events.is_empty() and trace.counters.is_empty():
+            self._outside.append(item)
+        else:
+            self._any_inside = True
         trace = self._once(trace)
         path, truncated = trace.meta.path, is_truncated(trace)
         if not self.every_file:
@@ -139,7 +147,7 @@ class OpenedInputs:
             return Opened(path, isinstance(item, str), truncated, [trace])
         sources, whole = trace.sources, [trace]
         del trace
-        traces = ranks.apart(whole)
+        traces = ranks.split_by_rank(whole)
         # a rank may have no events of the kinds that were read
         self._ranks |= {one.meta.rank for one in traces} | {meta.rank for meta in sources}
         chosen = [one for one in traces if how.rank in (None, one.meta.rank)]
@@ -164,6 +172,7 @@ class OpenedInputs:
         part.items, part._apart = items, True
         part.metas, part.skipped, part.read = {}, [], {}
         part._starts, part._ranks, part._failed = set(), set(), None
+        part._outside, part._any_inside = [], False
         part.repeats = Repeats()
         part.how = replace(self.how, progress=None, on_trace=None)
         return part
@@ -177,6 +186,8 @@ class OpenedInputs:
         self.repeats.join(other.repeats)
         self._ranks |= other._ranks
         self._failed = self._failed or other._failed
+        self._outside += other._outside
+        self._any_inside |= other._any_inside
 
     def fail(self, path: str, error: InputError | MissingData) -> None:
         """Record an input that cannot be used."""
@@ -189,12 +200,52 @@ class OpenedInputs:
         self.skipped.append(Skipped(path, why))
 
     def require(self, *, any_part: bool, may_be_empty: bool = False) -> None:
-        """Raise the first error if there is no part."""
+        """Raise the first error if there is no part, or no event in the time window."""
+        if self._outside and not self._any_inside:
+            self._check_window(self._outside[0])
         if any_part or (may_be_empty and not self._ranks):
             return
         if self._failed and not may_be_empty:
             raise self._failed
         raise _unknown_rank(self.how.rank, self._ranks)
+
+    def _check_window(self, item: Trace | str) -> None:
+        """Raise an error if an input has events, but none in the time window."""
+        how = self.how
+        if how.since_ns is None and how.until_ns is None:
+            return
+        whole = How(how.format)
+        if isinstance(item, Trace):
+            trace = item
+        else:
+            trace = read_needed(item, self._needs, whole) if self._needs else _read(item, whole)
+        span = _span(trace)
+        if span is not None:
+            window = f"{_option('--since', how.since_ns)}{_option('--until', how.until_ns)}".strip()
+            begin, end = map(format_ns, span)
+            raise OptionError(
+                f"{trace.meta.path}: no events in the time window ({window}); events are between "
+                f"{begin} and {end}"
+            )
+
+
+def _span(trace: Trace) -> tuple[int, int] | None:
+    """Return the start of the first and the end of the last event, in ns after the file's start."""
+    times = pl.concat(
+        [
+            trace.events.select("ts", end=pl.col("ts") + pl.col("dur").fill_null(0)),
+            trace.counters.select("ts", end="ts"),
+        ]
+    )
+    first, last = times.select(pl.col("ts").min(), pl.col("end").max()).row(0)
+    if first is None:
+        return None
+    start = first if trace.meta.start_ns is None else trace.meta.start_ns
+    return first - start, last - start
+
+
+def _option(name: str, time_ns: int | None) -> str:
+    return "" if time_ns is None else f" {name} {format_ns(time_ns)}"
 
 
 def only_trace(
@@ -220,7 +271,7 @@ def only_trace(
         trace = with_assumed_rank(trace, how.assume_rank)
     if how.rank is None:
         return trace
-    traces = ranks.apart([trace])
+    traces = ranks.split_by_rank([trace])
     for one in traces:
         if one.meta.rank == how.rank:
             return one
@@ -270,9 +321,10 @@ def read_needed(
     )
 
 
-def _read(path: PathLike, how: How, **what: Any) -> Trace:
+def _read(path: PathLike, how: How, *, unused: Sequence[str] = (), **what: Any) -> Trace:
     """Read a file as requested, and call ``on_trace``."""
-    trace = read(path, format=how.format, progress=how.progress, **what)
+    unused = (*unused, *how.unused)
+    trace = read(path, format=how.format, progress=how.progress, unused=unused, **what)
     if how.on_trace:
         how.on_trace(trace)
     return trace
@@ -328,6 +380,12 @@ def measure_all(opened: OpenedInputs, measures: Measures) -> None:
     """Measure all inputs in order; many small files in worker processes, if allowed."""
     chunks = _chunks(opened)
     tasks = [(opened.of(items), measures.empty()) for items, small in chunks if small]
+    if not tasks:
+        for one in opened.each(opened.items):
+            measures.measure(opened, one)
+        return
+    from traceanalyzer import workers
+
     with closing(workers.each(_measured_apart, tasks, opened.how.processes)) as answers:
         for items, small in chunks:
             answer = next(answers) if small else None
@@ -345,7 +403,7 @@ def measure_all(opened: OpenedInputs, measures: Measures) -> None:
 def _chunks(opened: OpenedInputs) -> list[tuple[list[Trace | str], bool]]:
     """Return the inputs in ordered groups, and whether a worker may measure each group."""
     items = opened.items
-    small = [isinstance(item, str) and _bytes_of(item) <= _SMALL_BYTES for item in items]
+    small = [isinstance(item, str) and bytes_of(item) <= _SMALL_BYTES for item in items]
     if opened.how.processes < 2 or sum(small) < _FEWEST:
         return [(list(items), False)]
     chunks: list[tuple[list[Trace | str], bool]] = []
@@ -356,7 +414,7 @@ def _chunks(opened: OpenedInputs) -> list[tuple[list[Trace | str], bool]]:
     return chunks
 
 
-def _bytes_of(path: str) -> float:
+def bytes_of(path: str) -> float:
     """Return the size of a file in bytes; infinite if unknown, for example for a pipe."""
     try:
         return os.path.getsize(path) or math.inf  # noqa: PTH202
@@ -380,7 +438,7 @@ def _report(how: How, items: Sequence[Trace | str], issues: _Issues) -> None:
     """Report progress and issues of files that a worker read."""
     for item in items:
         if how.progress and isinstance(item, str):
-            size = int(_bytes_of(item))
+            size = int(bytes_of(item))
             how.progress(size, size)
     for sources, of_file in issues:
         if how.on_trace:

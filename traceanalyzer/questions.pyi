@@ -24,4 +24,5 @@ class Questions:
     py_spy_report = functions.py_spy_report
     report = functions.report
     steps = functions.steps
+    timeline = functions.timeline
     transfers = functions.transfers

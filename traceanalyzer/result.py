@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import polars as pl
 
+from traceanalyzer.drawings import Budget, Chart, Flame, Lanes, Occupancy
 from traceanalyzer.errors import OptionError
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from numpy.typing import NDArray
 
-# --- content of a result: tables, findings and drawings, as data -------------------------------
+# --- content of a result: tables and findings, as data -----------------------------------------
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,8 @@ class Table:
         missing: text for null by column, by default empty.
         whole: names are shortened only to fit a terminal, not in a file or a pipe.
         alike: groups of columns with one unit, to be compared.
+        hide_first: columns that a narrow terminal hides first, the least important first; the other
+            columns follow from the right, without the first two. None: it hides no column.
     """
 
     name: str
@@ -54,6 +57,16 @@ class Table:
     missing: Mapping[str, str] = field(default_factory=dict)
     whole: bool = False
     alike: tuple[tuple[str, ...], ...] = ()
+    hide_first: tuple[str, ...] | None = ()
+
+    @property
+    def hiding_order(self) -> tuple[str, ...]:
+        """Return the columns that a narrow terminal may hide, the least important first."""
+        if self.hide_first is None:
+            return ()
+        first = [name for name in self.hide_first if name in self.columns]
+        rest = [name for name in list(self.columns)[2:] if name not in first]
+        return (*first, *reversed(rest))
 
 
 #: Severity of a finding, in ascending order.
@@ -112,126 +125,6 @@ class Finding:
         return values | {"evidence": list(self.evidence), "effects": effects}
 
 
-@dataclass(frozen=True)
-class Chart:
-    """A plot by column names of a frame; units follow from the suffixes of the columns.
-
-    Attributes:
-        name: key of the chart.
-        title: title of the chart.
-        mark: ``scatter`` points, ``line``, ``bar``, or ``span`` (horizontal bars from x to x2).
-        frame: the rows to draw.
-        x: column on the horizontal axis.
-        y: column on the vertical axis.
-        x_label: axis label without unit.
-        y_label: axis label without unit; empty where the axis has names.
-        color: column that determines the colour (a category), or None. Charts with columns of one
-            Enum use the same colours.
-        x2: end column of a ``span``.
-        emphasis: boolean column of marks to highlight with a ring, or None.
-        emphasis_label: legend entry of highlighted marks.
-        panel: column with one panel per value (shared x axis), or None.
-        log_y: logarithmic vertical axis.
-        stacked: bars at one position are stacked in the order of the frame.
-    """
-
-    name: str
-    title: str
-    mark: Literal["scatter", "line", "bar", "span"]
-    frame: pl.DataFrame
-    x: str
-    y: str
-    x_label: str
-    y_label: str = ""
-    color: str | None = None
-    x2: str | None = None
-    emphasis: str | None = None
-    emphasis_label: str = ""
-    panel: str | None = None
-    log_y: bool = False
-    stacked: bool = False
-
-
-@dataclass(frozen=True)
-class Flame:
-    """A tree of weights for a flame graph.
-
-    Attributes:
-        name: key of the flame graph.
-        title: title of the drawing.
-        subtitle: a line below it, or empty.
-        unit: unit of the weights: ``samples``, ``ns``, ``bytes``, ``events``, or empty.
-        frame: one row per box, callers before callees, with these columns: ``id`` UInt32, its row
-            number; ``parent`` UInt32, null for a root; ``name`` String; ``place`` String, file and
-            line or null; ``group`` String, the package, which determines the colour, or null;
-            ``is_own_code`` Boolean, code to highlight; ``self`` and ``total`` Float64, weight of a
-            box without and with its callees; ``hidden`` UInt32, number of small boxes that this one
-            sums up (0: it is a frame); ``base`` Float64, the total in the base run, scaled to the
-            same sum, null without a base.
-        inverted: bottom-up: the roots are the functions that ran.
-    """
-
-    name: str
-    title: str
-    subtitle: str
-    unit: str
-    frame: pl.DataFrame
-    inverted: bool = False
-
-
-@dataclass(frozen=True)
-class Occupancy:
-    """Memory over time by allocation, for a drawing of stacked areas.
-
-    The horizontal axis counts allocator events from 0; ``*_ns`` columns are their times, null in
-    all rows if the file has no times.
-
-    Attributes:
-        name: key of the drawing.
-        title: title of the drawing.
-        subtitle: a line below it, or empty.
-        boxes: one row per allocation that is drawn individually, by start: ``start`` Int64, the
-            event of its allocation (0: before the first event), ``end`` Int64, the event of its
-            release (``events`` if it is not released), ``start_ns``, ``end_ns`` Int64 (null if
-            before the first event, or not released), ``live_bytes`` Int64, ``stack`` UInt32 (row
-            of ``stacks``, or null), ``label`` String (its line of code), ``category`` String or
-            null.
-        levels: one row per step of the curves, by event; a value is valid until the next row:
-            ``event`` Int64, ``time_ns`` Int64, ``live_bytes`` Int64 (all allocations),
-            ``rest_bytes`` Int64 (those without a box), ``reserved_bytes`` Int64 or null.
-        marks: highlighted times: ``event`` Int64, ``time_ns`` Int64, ``kind`` String (``peak`` or
-            ``oom``), ``label`` String.
-        spans: steps, drawn below: ``start``, ``end`` Int64, ``start_ns``, ``end_ns`` Int64,
-            ``label`` String.
-        stacks: ``id`` UInt32, its row number, and ``frames`` List(String), innermost first.
-        segments: memory reserved at the peak, by address: ``id`` UInt32, ``address`` UInt64,
-            ``total_bytes`` Int64, ``label`` String.
-        blocks: their content, by segment and offset: ``segment`` UInt32, ``offset_bytes`` Int64,
-            ``total_bytes`` Int64, ``state`` String (``live`` or ``free``), ``stack`` UInt32 or
-            null, ``label`` String or null.
-        events: number of events.
-        boxed_frac: share of the boxes in all bytes x events of live allocations.
-        axis_ns: start and end of a time axis shared by several drawings; None for the times of
-            this drawing.
-        epoch_ns: absolute time of time 0, or None.
-    """
-
-    name: str
-    title: str
-    subtitle: str
-    boxes: pl.DataFrame
-    levels: pl.DataFrame
-    marks: pl.DataFrame
-    spans: pl.DataFrame
-    stacks: pl.DataFrame
-    segments: pl.DataFrame
-    blocks: pl.DataFrame
-    events: int
-    boxed_frac: float
-    axis_ns: tuple[int, int] | None = None
-    epoch_ns: int | None = None
-
-
 # --- base class of results ---------------------------------------------------------------------
 
 
@@ -248,7 +141,10 @@ class View:
         charts: creates the charts, the most important first; called only for drawings.
         flames: creates the flame graphs.
         occupancies: creates the drawings of memory over time.
+        timelines: creates the drawings of what devices do over time.
         findings: problems, the most severe first.
+        recorded: what was recorded, in one line.
+        budget_bar: where the time goes, or None.
     """
 
     title: str
@@ -259,7 +155,10 @@ class View:
     charts: Callable[[], tuple[Chart, ...]] = tuple
     flames: Callable[[], tuple[Flame, ...]] = tuple
     occupancies: Callable[[], tuple[Occupancy, ...]] = tuple
+    timelines: Callable[[], tuple[Lanes, ...]] = tuple
     findings: tuple[Finding, ...] = ()
+    recorded: str = ""
+    budget_bar: Budget | None = None
 
 
 @dataclass(frozen=True)
@@ -304,6 +203,16 @@ class Result:
         return self._view.findings
 
     @property
+    def recorded(self) -> str:
+        """Return what was recorded, in one line, or an empty text."""
+        return self._view.recorded
+
+    @property
+    def budget_bar(self) -> Budget | None:
+        """Return where the time goes, or None."""
+        return self._view.budget_bar
+
+    @property
     def tables(self) -> tuple[Table, ...]:
         """Return the tables, the most important first."""
         return self._view.tables
@@ -327,6 +236,11 @@ class Result:
     def occupancies(self) -> tuple[Occupancy, ...]:
         """Return the drawings of memory over time."""
         return self._view.occupancies()
+
+    @cached_property
+    def timelines(self) -> tuple[Lanes, ...]:
+        """Return the drawings of what devices do over time."""
+        return self._view.timelines()
 
     @property
     def scalars(self) -> dict[str, Any]:
@@ -464,6 +378,7 @@ class Report(Result):
         overview: a table with one row per rank.
         sections: the other results, in order.
         command: the command line of this report.
+        timeline: the section with the timeline, on which findings are marked, or None.
     """
 
     about: str
@@ -472,6 +387,7 @@ class Report(Result):
     overview: Table
     sections: tuple[Section, ...]
     command: str
+    timeline: Section | None = None
 
     def view(self) -> View:
         """Return the overview of ranks, findings and checks, and every other result by name."""

@@ -16,13 +16,23 @@ from traceanalyzer.analyzers.base import Analyzer, Examination, Needs, O, P, R, 
 from traceanalyzer.analyzers.common import jobs, ranks
 from traceanalyzer.analyzers.common.repeats import Repeats
 from traceanalyzer.errors import MissingData
-from traceanalyzer.inputs import How, Opened, OpenedInputs, measure_all, read_needed
+from traceanalyzer.inputs import (
+    How,
+    Opened,
+    OpenedInputs,
+    bytes_of,
+    measure_all,
+    read_needed,
+)
 from traceanalyzer.reading import (
     Inputs,
     each,
 )
 from traceanalyzer.result import Result
 from traceanalyzer.trace import Meta, Trace
+
+#: Larger files are not read again to name the command that fits them.
+_READ_AGAIN_BYTES = 1 << 26
 
 
 def run(analyzer: Analyzer[O, P, R], inputs: Inputs, options: O, **reading: Unpack[Reading]) -> R:
@@ -235,13 +245,27 @@ class _Parts(Generic[O, P, R]):
             again = opened.open(one.path, replace_needs=needs)
             parts, lacking = _measured(analyzer, again, options)
         if lacking and not parts:
-            opened.fail(one.path, lacking[0][1])
+            opened.fail(one.path, self._explained(lacking[0][1], opened, one))
             return
         self.collected.add(parts, analyzer.merge)
         for rank, error in lacking:
             opened.skip(rank_of(one.path, rank), str(error).removeprefix(f"{one.path}: "))
         if one.truncated:
             self.collected.truncated.append(one.path)
+
+    def _explained(self, error: MissingData, opened: OpenedInputs, one: Opened) -> MissingData:
+        """Add the command that fits the file to the error."""
+        from traceanalyzer.analyzers.common.fitting_commands import with_fitting_command
+
+        def read() -> Trace:
+            return read_needed(
+                one.path, Needs(frozenset(), everything=True), How(opened.how.format)
+            )
+
+        # reading takes time; the message about the first file is enough
+        small = one.is_file and not opened.skipped and bytes_of(one.path) <= _READ_AGAIN_BYTES
+        meta = opened.metas[one.path]
+        return with_fitting_command(error, meta, self.analyzer.name, read if small else None)
 
     def empty(self) -> Self:
         # parts are merged after join, in order
@@ -299,12 +323,15 @@ class _Asked:
 
     analyzer: Analyzer[Any, Any, Any]
     options: Any
+    for_rules: bool
     parts: list[tuple[Meta, Any]] = field(default_factory=list)
     lacking: list[tuple[Meta, str]] = field(default_factory=list)
 
     def ask(self, trace: Trace, *, truncated: bool) -> None:
         """Measure one rank."""
         measure = self.analyzer.report_measure or self.analyzer.part
+        if self.for_rules:
+            measure = self.analyzer.rules_measure or measure
         try:
             self.parts.append((trace.meta, measure(trace, self.options)))
         except MissingData as error:
@@ -342,22 +369,29 @@ class _Asked:
 
 
 def examine(
-    inputs: Inputs, names: Collection[str] | None = None, **reading: Unpack[Reading]
+    inputs: Inputs,
+    names: Collection[str] | None = None,
+    *,
+    for_rules: bool = False,
+    **reading: Unpack[Reading],
 ) -> Examination:
     """Return the result of every analyzer that the files allow; one file is in memory at a time.
 
     Args:
         inputs: traces, files and folders, of any format, of one run.
         names: names of the analyzers, or None for all.
+        for_rules: measure only what the rules of ``diagnose`` use; the results are not displayed.
         **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
 
     Raises:
         InputError: nothing can be read.
         OptionError: no input has the rank.
     """
-    how = How(**reading)
+    # arrows are only counted in reports
+    how = How(**reading, unused=("flows",) if for_rules else ())
     wanted = [entry.name for entry in registry.in_report()]
-    asked = _asked(name for name in wanted if names is None or name in names)
+    chosen = [name for name in wanted if names is None or name in names]
+    asked = _asked(chosen, for_rules=for_rules)
     opened = OpenedInputs(inputs, None, how)
     questions = _Questions(asked)
     measure_all(opened, questions)
@@ -403,7 +437,7 @@ class _Questions:
         asked = self.asked.items()
         return replace(
             self,
-            asked={name: _Asked(one.analyzer, one.options) for name, one in asked},
+            asked={name: replace(one, parts=[], lacking=[]) for name, one in asked},
             truncated=[],
             recordings=[],
         )
@@ -416,8 +450,9 @@ class _Questions:
         self.recordings += other.recordings
 
 
-def _asked(names: Iterable[str]) -> dict[str, _Asked]:
+def _asked(names: Iterable[str], *, for_rules: bool) -> dict[str, _Asked]:
     """Return the analyzers with their default options, and those that they need parts of."""
     analyzers = [registry.ENTRIES[name].analyzer() for name in names]
     companions = [registry.ENTRIES[one.companion].analyzer() for one in analyzers if one.companion]
-    return {one.name: _Asked(one, one.options()) for one in (*analyzers, *companions)}
+    both = (*analyzers, *companions)
+    return {one.name: _Asked(one, one.options(), for_rules) for one in both}

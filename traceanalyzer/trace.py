@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 import polars as pl
@@ -101,6 +101,7 @@ class Meta:
         extra: all other top-level metadata, as JSON text.
         weight_unit: unit of the weights of samples: ``samples``, ``ns`` or ``bytes``, or None.
         no_gpu_work: reason for missing GPU work although its recording was requested, or None.
+        window: limits of :meth:`Trace.between` on the trace's clock, None where there is none.
     """
 
     path: str
@@ -116,6 +117,11 @@ class Meta:
     extra: str | None = None
     weight_unit: str | None = None
     no_gpu_work: str | None = None
+    window: tuple[int | None, int | None] = (None, None)
+
+    def recorded(self) -> dict[str, Any]:
+        """Return the metadata of the file itself, for exports."""
+        return {name: value for name, value in asdict(self).items() if name != "window"}
 
 
 def record_hint(meta: Meta, what: str) -> str:
@@ -216,7 +222,9 @@ class Trace(Questions):
             return self
         lo = None if since_ns is None else start + since_ns
         hi = None if until_ns is None else start + until_ns
-        return self.select(_overlapping(lo, hi), _overlapping(lo, hi, dur=False))
+        chosen = self.select(_overlapping(lo, hi), _overlapping(lo, hi, dur=False))
+        sources = tuple(replace(meta, window=(lo, hi)) for meta in self.sources)
+        return replace(chosen, sources=sources)
 
     def select(self, events: pl.Expr, points: pl.Expr | None = None) -> Trace:
         """Return only the events that match ``events``; ``points`` filters flows and counters."""

@@ -90,7 +90,7 @@ def option(default: Any, **about: Any) -> Any:
     return field(default=default, metadata={"option": Option(**about)})
 
 
-def patterns() -> Any:
+def comm_patterns() -> Any:
     """Return the option for additional names of communication kernels."""
     return option(
         (),
@@ -199,6 +199,8 @@ class Analyzer(Generic[O, P, R]):
             ``window`` of the analyzer, if it has one.
         report_measure: replacement of ``measure`` in a report, which passes files of all formats to
             all analyzers.
+        rules_measure: replacement of ``report_measure`` in ``diagnose``: measures only what rules
+            use.
         report_parts: select the parts for a report; return the others with a reason.
     """
 
@@ -217,6 +219,7 @@ class Analyzer(Generic[O, P, R]):
     every_file: bool = False
     whole_file: bool = False
     report_measure: Callable[[Trace, O], P] | None = None
+    rules_measure: Callable[[Trace, O], P] | None = None
     report_parts: Callable[[Sequence[tuple[Meta, P]]], tuple[list[P], list[Skipped]]] | None = None
 
     def part(self, trace: Trace, options: O) -> P:

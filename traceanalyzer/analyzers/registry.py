@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from traceanalyzer.analyzers.base import Analyzer, AnalyzerOptions
 
 
+#: Groups of commands, in the order of ``--help``.
+GROUPS = ("Start here", "Time", "Communication", "Memory", "Code", "Files")
+
+
 @dataclass(frozen=True)
 class Entry:
     """Registry entry of an analyzer.
@@ -28,6 +32,8 @@ class Entry:
     Attributes:
         name: name of the Python function.
         summary: one line for the list of commands.
+        group: group in the list of commands, one of :data:`GROUPS`.
+        examples: arguments of two example command lines, for the help of the command.
         section: heading in a report, or None for an analyzer that is not in reports.
         plot: content of ``--plot``, or None for a command without this option.
         command: name on the command line; default: ``name`` with hyphens.
@@ -40,6 +46,8 @@ class Entry:
 
     name: str
     summary: str = ""
+    group: str = "Time"
+    examples: tuple[str, ...] = ("run/", "run/ --rank 5 --top all")
     section: str | None = None
     plot: str | None = None
     command: str = ""
@@ -94,80 +102,111 @@ ENTRIES: dict[str, Entry] = {
     entry.name: entry
     for entry in (
         Entry(
+            "timeline",
+            "What each GPU does over time, all ranks on one axis.",
+            group="Start here",
+            examples=("run/", "run/ -o timeline.html"),
+            section="Timeline",
+            plot="states of all devices over time",
+        ),
+        Entry(
             "steps",
             "Step times, and the causes of slow steps.",
+            examples=("run/", "run/ --rank 5 --plot steps.svg"),
             section="Steps",
             plot="step times and their parts",
         ),
         Entry(
             "gpu_idle",
             "GPU idle time by cause: data loading, synchronisation, launches.",
+            examples=("run/", "run/ --rank 5 --by step"),
             section="Idle time",
             plot="idle time by cause, per step and over time,",
         ),
         Entry(
             "comm_outliers",
             "Outliers of communication, and stragglers.",
+            group="Communication",
+            examples=("run/", "run/ --baseline isolated/"),
             section="Communication",
             plot="durations and arrival skew",
         ),
         Entry(
             "overlap",
             "Overlapped and exposed communication.",
+            group="Communication",
+            examples=("run/", "run/ --by step"),
             section="Overlap",
             plot="time breakdown and busy time per device",
         ),
         Entry(
             "launches",
             "Launch delays, launch queue, launch-bound phases.",
+            examples=("run/", "rank0.json.gz --plot launches.svg"),
             section="Launches",
             plot="launch queue over time and launch delays",
         ),
         Entry(
             "operators",
             "Self and total time of each operator, on host and device.",
+            examples=("run/", "run/ --sort self_host --columns operator,calls,self_host"),
             section="Operators",
             plot="operators with the highest self time",
         ),
         Entry(
             "kernels",
             "Kernel time by family and name.",
+            examples=("run/", "run/ --sort kernels.n --columns kernels.name,n,total"),
             section="Kernels",
             plot="device work by family, kernels with the highest total time",
         ),
         Entry(
             "annotations",
             "Host time and device work of annotated ranges.",
+            examples=("run/", "run/ --name forward"),
             section="Annotations",
             plot="device work and host time by annotation",
         ),
         Entry(
             "cuda_api",
             "Host time of CUDA calls, and which calls block the host.",
+            examples=("run/", "rank0.json.gz --since 1s --until 2s"),
             section="CUDA calls",
             plot="calls with the highest total time",
         ),
         Entry(
             "transfers",
             "Copies and memsets: size, bandwidth, overlap with kernels.",
+            examples=("run/", "rank0.json.gz --to json"),
             section="Copies",
             plot="time and bandwidth by size",
         ),
         Entry(
             "host_metrics",
             "CPU, memory, disk, network and other counters.",
+            examples=("run/", "run/ --counter cpu"),
             section="Host",
             plot="counters over time",
         ),
-        Entry("py_spy_report", "Samples by code and package.", section="Code"),
+        Entry(
+            "py_spy_report",
+            "Samples by code and package.",
+            group="Code",
+            examples=("profile.raw.txt", "profile.raw.txt --library-name torch --top all"),
+            section="Code",
+        ),
         Entry(
             "flamegraph",
             "Flame graph of sampled stacks or nested slices.",
+            group="Code",
+            examples=("profile.raw.txt -o profile.svg", "rank0.json.gz --inverted -o rank0.html"),
             section="Flame graph",
         ),
         Entry(
             "memory",
             "GPU memory: peak, out-of-memory errors, leaks.",
+            group="Memory",
+            examples=("snapshot.pickle -o memory.html", "snapshot.pickle --oom"),
             section="Memory",
             plot="memory over time by category",
             options=f"{_MEMORY}.options:MemoryOptions",
@@ -176,10 +215,18 @@ ENTRIES: dict[str, Entry] = {
         _memory_option("growth", section="Memory growth"),
         _memory_option("diff"),
         Entry("memory_fill", module=_MEMORY, code=f"{_MEMORY}.fill", hidden=True),
-        Entry("info", "Contents of files, and dropped events.", section="Files"),
+        Entry(
+            "info",
+            "Contents of files, and dropped events.",
+            group="Files",
+            examples=("run/", "rank0.json.gz --to json"),
+            section="Files",
+        ),
         Entry(
             "diff",
             "Compare two runs: regressions and their location.",
+            group="Files",
+            examples=("before/ after/", "before/ after/ --fail-on-regression 5"),
             plot="steps of both runs and the largest changes",
         ),
     )

@@ -1,16 +1,14 @@
-"""Steps common to most commands: find the inputs, show progress, analyze, write the result."""
+"""Steps common to most commands: find the inputs, analyze them, write the result."""
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from traceanalyzer.cli.options import Reading, Writing
+from traceanalyzer.cli.progress import progress
 from traceanalyzer.render.text import prose
 
 if TYPE_CHECKING:
@@ -21,12 +19,12 @@ R = TypeVar("R", bound="Result")
 #: Exit status of ``--fail-on`` and ``--fail-on-regression``.
 FAILED = 3
 
-#: Delay before a progress bar appears.
-DELAY_SECONDS = 1.0
-
 #: Most lines about unreadable files; a folder may contain thousands.
 _MOST = 10
 _PRINTED = ("error", "data_loss", "notice")
+
+#: Issues of a truncated compressed file: of the file, and of its text.
+_DAMAGED, _TRUNCATED = "damaged-file", "truncated"
 
 
 def answer(
@@ -74,7 +72,10 @@ def report(path: str, issues: Iterable[Mapping[str, object]], *, quiet: bool) ->
         issues: its rows of the table ``issues``; severity ``info`` is not printed.
         quiet: print nothing.
     """
-    messages = [_message(issue) for issue in issues if issue["severity"] in _PRINTED]
+    printed = [issue for issue in issues if issue["severity"] in _PRINTED]
+    if any(issue["code"] == _DAMAGED for issue in printed):  # then the text is truncated, too
+        printed = [issue for issue in printed if issue["code"] != _TRUNCATED]
+    messages = [_message(issue) for issue in printed]
     if messages and not quiet:
         click.echo(prose(f"{path}: {'; '.join(messages)}"), err=True)
 
@@ -100,37 +101,7 @@ def inputs_of(paths: Sequence[str], *, quiet: bool) -> Sequence[str]:
 def _message(issue: Mapping[str, object]) -> str:
     first = str(issue["first"] or "")
     place = f" at {first}" if first.startswith("byte ") else f": {first}" if first else ""
+    if issue["code"] == _DAMAGED:  # one file, not one event
+        return f"{issue['code']}{place}"
     dropped = "" if issue["severity"] == "notice" else " dropped"
     return f"{issue['code']}{place} ({issue['count']:,}{dropped})"
-
-
-@contextmanager
-def progress(paths: Sequence[str], *, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
-    """Yield a callback ``(bytes done, total bytes)`` of the current file; None without a bar.
-
-    The bar covers all files and appears after a second, in terminals only.
-    """
-    if quiet or sys.stderr is None or not sys.stderr.isatty():
-        yield None
-        return
-    from tqdm import tqdm
-
-    tqdm.monitor_interval = 0  # no monitor thread: worker processes may be forked meanwhile
-    size = sum(os.path.getsize(path) for path in paths)  # noqa: PTH202 - names, not Paths
-    with tqdm(
-        total=size, unit="B", unit_scale=True, delay=DELAY_SECONDS, leave=False, file=sys.stderr
-    ) as bar:
-        yield Files(bar.update)
-
-
-class Files:
-    """Sum of the bytes of files that are read one after another."""
-
-    def __init__(self, advance: Callable[[int], object]) -> None:
-        self._advance = advance
-        self._done = 0
-
-    def __call__(self, done: int, total: int) -> None:
-        """Record ``done`` bytes of a file; fewer than last time means the next file."""
-        self._advance(done - self._done if done >= self._done else done)
-        self._done = 0 if done >= total else done

@@ -1,7 +1,9 @@
 """Commands built from the registry of analyzers."""
 
+import os
 from collections.abc import Callable, Collection
-from dataclasses import fields
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from importlib import import_module
 from inspect import formatannotation
 from typing import Any
@@ -20,12 +22,45 @@ from traceanalyzer.cli.options import (
 )
 from traceanalyzer.units import parse_bytes, parse_ns
 
-#: Commands with a function of their own, and the summary of those without an analyzer.
-_BY_HAND = {
-    "report": "Write one HTML page with all analyses, problems first.",
-    "diagnose": "Find performance problems and their cost.",
-    "convert": "Convert to Parquet, Chrome JSON (Perfetto) or SQLite.",
-    **dict.fromkeys(("info", "memory", "diff", "py-spy-report", "flamegraph"), ""),
+#: Commands with a function of their own.
+_BY_HAND = (
+    "report",
+    "diagnose",
+    "convert",
+    "info",
+    "memory",
+    "diff",
+    "py-spy-report",
+    "flamegraph",
+)
+
+
+@dataclass(frozen=True)
+class _Listed:
+    """A command in ``--help``: its group, summary, and the arguments of its examples."""
+
+    group: str
+    summary: str
+    examples: tuple[str, ...]
+
+
+#: Commands without an analyzer.
+_WITHOUT_ANALYZER = {
+    "diagnose": _Listed(
+        "Start here",
+        "Find performance problems and their cost.",
+        ("run/", "run/ --fail-on critical"),
+    ),
+    "report": _Listed(
+        "Start here",
+        "Write one HTML page with all analyses, problems first.",
+        ("run/ -o report.html", "run/ --since 10s --until 20s -o report.html"),
+    ),
+    "convert": _Listed(
+        "Files",
+        "Convert to Parquet, Chrome JSON (Perfetto) or SQLite.",
+        ("run/ -o parquet/", "training.sqlite -o training.json.gz"),
+    ),
 }
 
 #: Former names of commands, still accepted.
@@ -43,26 +78,55 @@ _PARSED: dict[str, tuple[Callable[[str], int], str]] = {
 
 
 class Commands(click.Group):
-    """The commands of the registry and the hand-written ones, imported on use."""
+    """The commands of the registry and the hand-written ones, imported on use.
+
+    Files in place of a command are arguments of ``diagnose``.
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         """Return the names of all commands, sorted."""
-        return sorted(_summaries())
+        return sorted(_listed())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         """Return a command by its name or former name."""
         name = _RENAMED_COMMANDS.get(cmd_name, cmd_name)
-        return _command(name) if name in _summaries() else None
+        return _command(name) if name in _listed() else None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command of the first argument; ``diagnose`` if it is a file or folder."""
+        name = args[0]
+        known = [*_listed(), *_RENAMED_COMMANDS]
+        if name in known or name.startswith("-"):
+            return super().resolve_command(ctx, args)
+        if os.path.exists(name):  # noqa: PTH110 - a name, not a Path
+            return "diagnose", self.get_command(ctx, "diagnose"), args
+        close = get_close_matches(name, known, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise click.UsageError(f"{name!r} is not a command, a file or a folder.{hint}", ctx)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
+        """Complete commands, otherwise files."""
+        from click.shell_completion import CompletionItem
+
+        return super().shell_complete(ctx, incomplete) or [CompletionItem(incomplete, "file")]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        """Write the list of commands of ``--help`` without importing them."""
-        with formatter.section("Commands"):
-            formatter.write_dl(sorted(_summaries().items()))
+        """Write the groups of commands of ``--help`` without importing them."""
+        listed = _listed()
+        width = max(map(len, listed))
+        for group in registry.GROUPS:
+            rows = [
+                (f"{n:{width}}", one.summary) for n, one in listed.items() if one.group == group
+            ]
+            with formatter.section(group):
+                formatter.write_dl(rows)
 
 
 def all_commands() -> dict[str, click.Command]:
     """Return every command by its name, for the reference."""
-    return {name: _command(name) for name in sorted(_summaries())}
+    return {name: _command(name) for name in sorted(_listed())}
 
 
 def _command(name: str) -> click.Command:
@@ -70,16 +134,19 @@ def _command(name: str) -> click.Command:
         function = name.replace("-", "_")
         module = "job" if name in ("info", "diagnose", "report") else function
         result: click.Command = getattr(import_module(f"traceanalyzer.cli.{module}"), function)
-        result.short_help = _summaries()[name]
+        result.short_help = _listed()[name].summary
     else:
         result = command(next(e for e in registry.ENTRIES.values() if e.command == name))
+    lines = (f"  traceanalyzer {name} {arguments}" for arguments in _listed()[name].examples)
+    result.epilog = "\n".join(("\b", "Examples:", *lines))
     return completing(result)
 
 
-def _summaries() -> dict[str, str]:
-    """Return the one-line summary of each command."""
-    listed = {one.command: one.summary for one in registry.ENTRIES.values() if one.summary}
-    return {name: text for name, text in _BY_HAND.items() if text} | listed
+def _listed() -> dict[str, _Listed]:
+    """Return all commands by name, in the order of ``--help``."""
+    entries = [one for one in registry.ENTRIES.values() if one.summary]
+    analyses = {one.command: _Listed(one.group, one.summary, one.examples) for one in entries}
+    return _WITHOUT_ANALYZER | analyses
 
 
 def command(entry: registry.Entry) -> click.Command:

@@ -6,8 +6,9 @@ from pathlib import Path
 import click
 
 from traceanalyzer.cli import output
-from traceanalyzer.cli.answering import inputs_of, progress, report
+from traceanalyzer.cli.answering import inputs_of, report
 from traceanalyzer.cli.options import Reading, reading
+from traceanalyzer.cli.progress import progress
 from traceanalyzer.errors import OptionError
 
 _STEM_ENDS = (".gz", ".zst", ".zip", ".json", ".pfw", ".parquet", ".trace", ".pt", ".sqlite", ".db")

@@ -1,5 +1,6 @@
 """``traceanalyzer flamegraph``."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from traceanalyzer.analyzers.flamegraph.options import Options
 from traceanalyzer.analyzers.registry import ENTRIES
 from traceanalyzer.cli.answering import analyze, inputs_of
 from traceanalyzer.cli.commands import analyzer_options
-from traceanalyzer.cli.options import ALL, Reading, Writing, limit, reading, rows
+from traceanalyzer.cli.options import ALL, Reading, Writing, limit, reading, rows, table_options
 from traceanalyzer.cli.output import STDOUT
 from traceanalyzer.errors import OptionError
 from traceanalyzer.render import Form, form_of
@@ -36,6 +37,7 @@ _ENDS = (".gz", ".zst", ".zip", ".json", ".txt", ".parquet", ".sqlite", ".db")
     "--to", type=click.Choice(_FORMS), help="Format. Default: by suffix of FILE, else svg."
 )
 @click.option("--top", metavar=f"N|{ALL}", callback=rows, help="Rows per table.")
+@table_options
 @analyzer_options(Options)
 @reading
 def flamegraph(
@@ -44,6 +46,9 @@ def flamegraph(
     force: bool,
     to: Form | None,
     top: int | str | None,
+    table_sort: tuple[str, ...],
+    table_columns: tuple[str, ...],
+    color: bool | None,
     base: str | None,
     reading: Reading,
     **options: Any,
@@ -52,6 +57,7 @@ def flamegraph(
     import traceanalyzer as ta
 
     writing = _writing(paths[0], output, to, top, force=force)
+    writing = replace(writing, sort=table_sort, columns=table_columns, color=color)
     writing.check()
     inputs = inputs_of(paths, quiet=reading.quiet)
     bases = [] if base is None else inputs_of([base], quiet=reading.quiet)

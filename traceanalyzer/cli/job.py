@@ -5,10 +5,12 @@ import click
 from traceanalyzer.analyzers.info.options import Options
 from traceanalyzer.analyzers.registry import ENTRIES
 from traceanalyzer.cli import output
-from traceanalyzer.cli.answering import FAILED, analyze, answer, inputs_of, progress
+from traceanalyzer.cli.answering import FAILED, analyze, answer, inputs_of
 from traceanalyzer.cli.options import Reading, Writing, limit, reading, rows, writing
+from traceanalyzer.cli.progress import progress
 from traceanalyzer.errors import OptionError
 from traceanalyzer.render import TOP, Form, form_of, render
+from traceanalyzer.render.text import without
 
 #: In ascending order.
 SEVERITIES = ("info", "warning", "critical")
@@ -115,6 +117,8 @@ def report(
     output.check(target, force=force)
     result = analyze(ta.report, inputs, reading=reading, thresholds=thresholds, named=paths)
     rows_per_table = limit(top, "report" if form == "html" else form)
-    output.write(render(result, form, top=rows_per_table), target)
+    with without(output.input_folders() if form == "html" else ()):
+        data = render(result, form, top=rows_per_table)
+    output.write(data, target)
     if target != output.STDOUT and not reading.quiet:
         click.echo(f"{target}: {result.verdict}", err=True)

@@ -16,9 +16,16 @@ from traceanalyzer.cli.start import STATUS, as_exceptions, ignore
 from traceanalyzer.errors import TraceAnalyzerError
 from traceanalyzer.render.text import visible
 
+_EXAMPLES = """\b
+Examples:
+  traceanalyzer run/            diagnose all files of a run
+  traceanalyzer report run/     write one page with all analyses"""
+
 
 @click.group(
-    cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog=_EXAMPLES,
 )
 @click.version_option(package_name="traceanalyzer", message="%(prog)s %(version)s")
 def cli() -> None:

@@ -12,6 +12,7 @@ import click
 from traceanalyzer.cli import output
 from traceanalyzer.errors import OptionError
 from traceanalyzer.render import BINARY, FORMS, TOP, Form, form_of, render
+from traceanalyzer.render.text import without
 from traceanalyzer.units import parse_ns
 
 if TYPE_CHECKING:
@@ -94,6 +95,9 @@ class Writing:
         to: the output format.
         top: rows per table, or None for all.
         plot: the file for the charts, or None for no plot.
+        sort: columns to sort tables by, see :func:`~traceanalyzer.render.arrangement.arranged`.
+        columns: columns to keep, likewise.
+        color: whether a table is coloured; None for a terminal only.
     """
 
     output: str | None
@@ -101,6 +105,9 @@ class Writing:
     to: Form
     top: int | None
     plot: str | None = None
+    sort: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    color: bool | None = None
 
     def check(self) -> None:
         """Check that the files can be written, before any work is done.
@@ -120,11 +127,60 @@ class Writing:
 
     def show(self, result: Result) -> None:
         """Render and write a result, and draw its charts if a plot is requested."""
-        data = render(result, self.to, top=self.top)
-        output.write(data, self.output, binary=self.to in BINARY)
+        if self.sort or self.columns:
+            from traceanalyzer.render.arrangement import arranged
+
+            result = arranged(result, sort=self.sort, columns=self.columns)
+        color = self.to == "table" and output.is_colored(self.output, self.color)
+        with without(output.input_folders() if self.to == "html" else ()):
+            data = render(result, self.to, top=self.top, color=color)
+        output.write(data, self.output, binary=self.to in BINARY, colored=color)
         form = form_of(self.plot) if self.plot else None
         if form is not None:
             output.write(render(result, form), self.plot, binary=form in BINARY)
+
+
+_COLORS = {"auto": None, "always": True, "never": False}
+
+
+def _names(_context: click.Context, _option: click.Parameter, text: str | None) -> tuple[str, ...]:
+    """Return the names of a list separated by commas."""
+    return tuple(name for one in (text or "").split(",") if (name := one.strip()))
+
+
+#: ``--sort`` and ``--columns``, two tuples of names, and ``--color``.
+_TABLE_OPTIONS = (
+    click.option(
+        "--sort",
+        "table_sort",
+        metavar="COLUMN",
+        callback=_names,
+        help="Sort by COLUMN in every table that has it, or by TABLE.COLUMN: numbers in descending "
+        "order, text ascending; COLUMN:asc or COLUMN:desc to override. A,B sorts by A, then B.",
+    ),
+    click.option(
+        "--columns",
+        "table_columns",
+        metavar="A,B,...",
+        callback=_names,
+        help="Show only these columns, in every table that has one (TABLE.COLUMN: in one table).",
+    ),
+    click.option(
+        "--color",
+        type=click.Choice(tuple(_COLORS)),
+        default="auto",
+        show_default=True,
+        callback=lambda _context, _option, text: _COLORS[text],
+        help="Colour in tables; auto: in a terminal, unless NO_COLOR is set.",
+    ),
+)
+
+
+def table_options(command: Command) -> Command:
+    """Add ``table_sort``, ``table_columns`` and ``color``, see :class:`Writing`."""
+    for option in reversed(_TABLE_OPTIONS):
+        command = option(command)
+    return command
 
 
 def limit(top: int | str | None, default: str) -> int | None:
@@ -202,6 +258,7 @@ def writing(command: Command) -> Command:
         help=f"Rows per table. Default: {TOP['table']}; {TOP['md']} in md, {TOP['html']} in html, "
         "all in data formats.",
     )
+    @table_options
     @wraps(command)
     def wrapped(
         *args: Any,
@@ -209,11 +266,17 @@ def writing(command: Command) -> Command:
         force: bool,
         to: Form | None,
         top: int | str | None,
+        table_sort: tuple[str, ...],
+        table_columns: tuple[str, ...],
+        color: bool | None,
         plot: str | None = None,
         **rest: Any,
     ) -> None:
         form = to or _form(output)
-        settings = Writing(output, force, form, limit(top, form), plot)
+        rows_per_table = limit(top, form)
+        settings = Writing(
+            output, force, form, rows_per_table, plot, table_sort, table_columns, color
+        )
         command(*args, writing=settings, **rest)
 
     return wrapped

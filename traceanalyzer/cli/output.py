@@ -1,16 +1,25 @@
 """Writing of results to standard output, or atomically to a file."""
 
+import os
 import re
 import sys
+from pathlib import PurePath
+
+import click
 
 from traceanalyzer import files
 from traceanalyzer.errors import OptionError, OutputError
+from traceanalyzer.render.color import SEQUENCE
 from traceanalyzer.render.text import visible
 
 STDOUT = "-"
 
+#: Parameters of commands that are inputs.
+_INPUTS = ("paths", "before", "after", "base", "baseline", "memory")
+
 # machine-readable formats keep text unchanged; a terminal would interpret control characters
 _LAYOUT = re.compile(r"([\n\t]+)")
+_LAYOUT_OR_COLOR = re.compile(rf"([\n\t]+|{SEQUENCE.pattern})")
 
 
 def check(path: str | None, *, force: bool, binary: bool = False) -> None:
@@ -27,25 +36,64 @@ def check(path: str | None, *, force: bool, binary: bool = False) -> None:
     files.check(path, force=force)
 
 
-def write(data: bytes, path: str | None, *, binary: bool = False) -> None:
+def is_colored(path: str | None, choice: bool | None) -> bool:
+    """Return whether text is coloured: as chosen, else in a terminal, unless it cannot.
+
+    https://no-color.org and https://force-color.org: a variable that is not empty counts.
+
+    Args:
+        path: the output file; None or ``-`` for standard output.
+        choice: the value of ``--color``, None for ``auto``.
+    """
+    if choice is not None:
+        return choice
+    if path not in (None, STDOUT) or os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR"):
+        return True
+    return sys.stdout is not None and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def write(data: bytes, path: str | None, *, binary: bool = False, colored: bool = False) -> None:
     """Write a result to a file, or to standard output when ``path`` is None or ``-``.
+
+    Args:
+        data: the result.
+        path: the file.
+        binary: whether the result is not text.
+        colored: whether it has colours, which a terminal gets unchanged.
 
     Raises:
         OutputError: the operating system reports an error.
     """
     if path is None or path == STDOUT:
-        _to_stdout(data, binary=binary)
+        _to_stdout(data, binary=binary, layout=_LAYOUT_OR_COLOR if colored else _LAYOUT)
         return
     with files.opened(path) as file:
         file.write(data)
 
 
-def _to_stdout(data: bytes, *, binary: bool) -> None:
+def input_folders() -> tuple[str, ...]:
+    """Return the folders of the command's absolute inputs, which a page does not show."""
+    context = click.get_current_context(silent=True)
+    given = context.params if context else {}
+    inputs = [PurePath(path) for name in _INPUTS for path in _several(given.get(name))]
+    parents = {str(path.parent) for path in inputs if path.is_absolute() and path.parent.name}
+    if len(parents) > 1 and (common := os.path.commonpath(parents)) != "/":
+        parents = {common}
+    return tuple(f"{parent}/" for parent in parents)
+
+
+def _several(value: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else value or ()
+
+
+def _to_stdout(data: bytes, *, binary: bool, layout: re.Pattern[str]) -> None:
     if sys.stdout is None:
         raise OutputError("standard output is closed; use -o FILE")
     if not binary and sys.stdout.isatty():
-        parts = _LAYOUT.split(data.decode())
-        data = "".join(one if _LAYOUT.match(one) else visible(one) for one in parts).encode()
+        parts = layout.split(data.decode())
+        data = "".join(one if layout.match(one) else visible(one) for one in parts).encode()
     encoding = (sys.stdout.encoding or "utf-8").lower()
     if not binary and encoding not in ("utf-8", "utf8"):
         data = data.decode().encode(encoding, "backslashreplace")

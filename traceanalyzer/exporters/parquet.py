@@ -14,7 +14,6 @@ Enums and categoricals are stored as dictionary-encoded text, so readers need no
 """
 
 import io
-from dataclasses import asdict
 from typing import IO, Any
 
 import orjson
@@ -51,7 +50,7 @@ def write_parquet(trace: Trace, file: IO[bytes]) -> None:
         writer.add_key_value_metadata(
             {
                 schema.PARQUET_VERSION: str(schema.VERSION),
-                schema.PARQUET_SOURCES: orjson.dumps([asdict(meta) for meta in trace.sources]),
+                schema.PARQUET_SOURCES: orjson.dumps([meta.recorded() for meta in trace.sources]),
                 schema.PARQUET_TABLES: orjson.dumps(places),
             }
         )

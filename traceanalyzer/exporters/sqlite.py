@@ -13,7 +13,7 @@ import errno
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import IO, Any
 
@@ -159,14 +159,14 @@ def _describe(database: sqlite_utils.Database, trace: Trace) -> None:
         for column in columns
     ]
     database.table("about_columns").insert_all(explained)
-    sources = [asdict(meta) for meta in trace.sources]
+    sources = [meta.recorded() for meta in trace.sources]
     devices = [
         {"source": number, **device}
         for number, source in enumerate(sources)
         for device in source.pop("devices")
     ]
     of_source = {f.name: int if "int" in str(f.type) else str for f in fields(Meta)}
-    del of_source["devices"]
+    del of_source["devices"], of_source["window"]
     _create(database, "sources", {"id": int, **of_source}, key="id")
     database.table("sources").insert_all({"id": at, **source} for at, source in enumerate(sources))
     columns = {"source": int, "id": int, "name": str, "total_bytes": int}

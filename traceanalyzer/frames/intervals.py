@@ -219,7 +219,7 @@ def overlaps(
 ) -> list[pl.Series]:
     """Return the column ``overlap`` of :func:`overlap_with` for several frames of windows."""
     _, (group, *window_groups) = group_numbers(by, rows, *windows)
-    valid, (start, end) = is_interval(rows), bounds(rows)
+    start, end, valid = _checked_bounds(rows)
     columns = []
     for frame, window_group in zip(windows, window_groups, strict=True):
         runs = _union(_spans(frame, window_group))
@@ -231,7 +231,7 @@ def overlaps(
 def meets(rows: pl.DataFrame, windows: pl.DataFrame) -> Bools:
     """Mark the rows that overlap any of the windows, whatever their groups."""
     runs = _union(_spans(windows, np.zeros(windows.height, np.int64)))
-    start, end = bounds(rows)
+    start, end, valid = _checked_bounds(rows)
     if (start[1:] >= start[:-1]).all():  # search the few among the many
         behind = np.searchsorted(start, runs.end, side="left")
         ended = np.cumsum(np.bincount(behind, minlength=start.size + 1))[: start.size]
@@ -239,17 +239,22 @@ def meets(rows: pl.DataFrame, windows: pl.DataFrame) -> Bools:
         ended = np.searchsorted(runs.end, start, side="right")
     # the first run that has not ended
     begins = np.append(runs.start, np.iinfo(np.int64).max)[ended]
-    return (begins < end) & (end > start) & is_interval(rows)
+    return (begins < end) & (end > start) & valid
 
 
 def is_interval(frame: pl.DataFrame) -> Bools:
     """Mark the rows with both bounds, in order."""
+    return _checked_bounds(frame)[2]
+
+
+def _checked_bounds(frame: pl.DataFrame) -> tuple[Ints, Ints, Bools]:
+    """Return :func:`bounds` and :func:`is_interval`."""
     start, end = bounds(frame)
     valid = end >= start
     for column in (frame["start"], frame["end"]):
         if column.null_count():
             valid &= column.is_not_null().to_numpy()
-    return valid
+    return start, end, valid
 
 
 def bounds(frame: pl.DataFrame) -> tuple[Ints, Ints]:
@@ -408,7 +413,8 @@ def _covered_before(runs: Spans, group: Ints, time: Ints) -> Ints:
 
 def _spans(frame: pl.DataFrame, group: Ints) -> Spans:
     """Return the rows that are intervals."""
-    spans, valid = Spans(group, *bounds(frame)), is_interval(frame)
+    start, end, valid = _checked_bounds(frame)
+    spans = Spans(group, start, end)
     return spans if valid.all() else Spans(*(column[valid] for column in spans))
 
 

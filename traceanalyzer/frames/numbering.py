@@ -97,11 +97,11 @@ def summed_by_text(
 
 
 def _only_group(by: Sequence[str], frames: Sequence[pl.DataFrame]) -> pl.DataFrame | None:
-    """Return the group if all rows are of one group with integer or null values; else None."""
+    """Return the group if all rows are of one group of integers, texts or nulls; else None."""
     filled = [frame for frame in frames if frame.height]
     for name in by:
         columns = [frame[name] for frame in filled]
-        if not all(column.dtype.is_integer() for column in columns):
+        if not all(column.dtype.is_integer() or column.dtype == pl.String for column in columns):
             return None
         nulls = {column.null_count() / column.len() for column in columns}
         ends = {end for column in columns for end in (column.min(), column.max())}

@@ -46,13 +46,14 @@ def form_of(path: str) -> Form | None:
     return _SUFFIXES.get(PurePath(path).suffix.lower())
 
 
-def render(result: Result, to: Form, *, top: int | None = None) -> bytes:
+def render(result: Result, to: Form, *, top: int | None = None, color: bool = False) -> bytes:
     """Render a result in one of :data:`FORMS`, text as UTF-8.
 
     Args:
         result: the result.
         to: the output format.
         top: rows per table; None means all.
+        color: whether a table is coloured.
 
     Raises:
         OptionError: an image of a result without charts, or a PNG of a flame graph.
@@ -61,7 +62,7 @@ def render(result: Result, to: Form, *, top: int | None = None) -> bytes:
     if to == "table":
         from traceanalyzer.render import table
 
-        return table.render(result, top=top).encode()
+        return table.render(result, top=top, color=color).encode()
     if to == "md":
         from traceanalyzer.render import markdown
 

@@ -9,6 +9,7 @@ from functools import cache
 from html import escape
 
 from traceanalyzer.render.pieces import resource
+from traceanalyzer.units import format_count
 
 #: Elements with sentences and headings.
 _SENTENCES = re.compile(
@@ -64,9 +65,11 @@ def _section(used: set[str]) -> str:
         f'<dt id="{_key(term)}">{escape(term)}</dt><dd>{escape(definitions[term])}</dd>'
         for term in sorted(used, key=str.lower)
     )
+    count = format_count(len(used), "term")
     return (
-        '<section id="glossary" aria-labelledby="glossary-h"><h2 id="glossary-h">Glossary</h2>'
-        f'<dl class="glossary">{items}</dl></section>'
+        '<section id="glossary" aria-labelledby="glossary-h"><details class="fold"><summary>'
+        f'<h2 id="glossary-h">Glossary</h2><span class="soft">{count}</span>'
+        f'</summary><dl class="glossary">{items}</dl></details></section>'
     )
 
 

@@ -4,11 +4,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from types import ModuleType
 
-from traceanalyzer.render import charts, flamegraph, glossary, occupancy, pieces
+from traceanalyzer.drawings import Budget, Flame, Lanes, Occupancy
+from traceanalyzer.render import charts, flamegraph, glossary, occupancy, palette, pieces, timeline
 from traceanalyzer.render.pieces import Viewer, escaped
 from traceanalyzer.render.text import costs, shorten, table_cells
-from traceanalyzer.result import Finding, Flame, Occupancy, Result, Table
-from traceanalyzer.units import format_count
+from traceanalyzer.result import Finding, Result, Table
+from traceanalyzer.units import format_count, format_frac, format_ns
 
 # Blocks network access and scripts, whatever names a trace contains.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -16,8 +17,11 @@ _CELL_CHARS = 90
 _FRAME_HEIGHT = 640
 _OCCUPANCY_HEIGHT, _SEGMENTS_HEIGHT = 960, 360
 
+#: Drawings that need the width of the window.
+_WIDE = {flamegraph.VIEWER, occupancy.VIEWER, timeline.VIEWER}
+
 STYLE = "\n" + pieces.resource("traceanalyzer.render", "page.css")
-CARD_STYLE = "\n" + pieces.resource("traceanalyzer.render", "cards.css")
+CARD_STYLE = "\n" + pieces.resource("traceanalyzer.render", "cards.css") + palette.style()
 PAGE_STYLE = """
 body { margin: 0; }
 main { max-width: 75em; margin: 0 auto; padding: 1em 2em 3em; }
@@ -45,9 +49,11 @@ def page(result: Result, *, top: int | None = 100) -> str:
     body = [
         '<body class="traceanalyzer"><main>',
         f"<h1>{escaped(result.title)}</h1>",
+        recorded(result),
         f'<p class="verdict">{escaped(result.verdict)}</p>',
-        cards(result.diagnosis),
+        budget(result.budget_bar),
         *drawings(result),
+        cards(result.diagnosis),
         *(table(one, top, heading="h2") for one in result.visible_tables),
         notes(result, heading="h2"),
         "</main>",
@@ -64,10 +70,13 @@ def fragment(result: Result, *, top: int | None = 10) -> str:
     lines = [
         f'<div class="traceanalyzer"><style>{_style(result)}</style>',
         f"<h3>{escaped(result.title)}</h3>",
+        recorded(result),
         f'<p class="verdict">{escaped(result.verdict)}</p>',
-        cards(result.diagnosis),
+        budget(result.budget_bar),
+        *(_framed(one, timeline, timeline.height(one)) for one in result.timelines),
         *(_framed(one, occupancy, _height(one)) for one in result.occupancies),
         *(_framed(flame, flamegraph, _FRAME_HEIGHT) for flame in result.flames),
+        cards(result.diagnosis),
         *(table(one, top, heading="h4") for one in result.visible_tables),
         notes(result, heading="h4"),
         "</div>",
@@ -79,7 +88,7 @@ def _height(one: Occupancy) -> int:
     return _OCCUPANCY_HEIGHT + (_SEGMENTS_HEIGHT if one.segments.height else 0)
 
 
-def _framed(drawing: Flame | Occupancy, renderer: ModuleType, height: int) -> str:
+def _framed(drawing: Flame | Lanes | Occupancy, renderer: ModuleType, height: int) -> str:
     """Return a sandboxed frame with a page for one drawing."""
     viewer = renderer.VIEWER
     page = (
@@ -129,6 +138,7 @@ def viewers_of(results: Iterable[Result]) -> list[Viewer]:
     """Return the viewers needed for the drawings of the results."""
     results = list(results)
     needed = (
+        (timeline.VIEWER, any(result.timelines for result in results)),
         (occupancy.VIEWER, any(result.occupancies for result in results)),
         (flamegraph.VIEWER, any(result.flames for result in results)),
         (charts.VIEWER, any(result.charts for result in results)),
@@ -140,49 +150,85 @@ def viewing(viewers: Sequence[Viewer], *, narrow: bool = False) -> str:
     """Return the style sheets of the viewers, and of the page width they need unless narrow."""
     sheets = [viewer.style() for viewer in viewers]
     more = _FLAME_STYLE if flamegraph.VIEWER in viewers else ""
-    wide = _WIDE_STYLE if not narrow and {flamegraph.VIEWER, occupancy.VIEWER} & {*viewers} else ""
+    wide = _WIDE_STYLE if not narrow and _WIDE & {*viewers} else ""
     return "".join(sheets) + wide + more
 
 
 def drawings(result: Result, key: str = "") -> list[str]:
     """Return all drawings of a result; their ids start with ``key``."""
     return [
+        *(timeline.inline(one, f"{key}lanes-{n}") for n, one in enumerate(result.timelines)),
         *(occupancy.inline(one, f"{key}memory-{n}") for n, one in enumerate(result.occupancies)),
         *(flamegraph.inline(flame, f"{key}flame-{n}") for n, flame in enumerate(result.flames)),
         *(charts.inline(chart, f"{key}chart-{n}") for n, chart in enumerate(result.charts)),
     ]
 
 
-def cards(findings: Sequence[Finding], anchors: Mapping[str, str] | None = None) -> str:
+def recorded(result: Result) -> str:
+    """Return the line that says what was recorded, or an empty text."""
+    return f'<p class="soft">{escaped(result.recorded)}</p>' if result.recorded else ""
+
+
+def budget(of: Budget | None) -> str:
+    """Return a bar of a total and its parts, or an empty text."""
+    if of is None:
+        return ""
+    bars, labels = [], []
+    for part in of.parts:
+        text = f"{part.label} {format_ns(part.ns)} ({format_frac(part.frac)})"
+        style = f'class="state-{part.state}"'
+        width = f"flex-grow: {part.frac:.4f}"
+        bars.append(f'<span {style} style="{width}" title="{escaped(text)}"></span>')
+        labels.append(f"<li><span {style}></span>{escaped(text)}</li>")
+    return (
+        f'<div class="budget"><p>{escaped(of.title)}</p><div aria-hidden="true">{"".join(bars)}'
+        f"</div><ul>{''.join(labels)}</ul></div>"
+    )
+
+
+def cards(
+    findings: Sequence[Finding],
+    anchors: Mapping[str, str] | None = None,
+    marked: Mapping[int, str] | None = None,
+) -> str:
     """Return the list of findings, or an empty text.
 
     Args:
         findings: findings in order.
         anchors: id of the section of each analysis.
+        marked: id of the timeline on which a finding is marked, by its number from 1.
     """
     if not findings:
         return ""
-    items = "\n".join(_card(one, (anchors or {}).get(one.analysis)) for one in findings)
+    cards = []
+    for number, one in enumerate(findings, 1):
+        links = []
+        if marked and number in marked:
+            link = f'<a href="#{escape(marked[number])}" data-mark="{number}">Show in timeline</a>'
+            links.append(link)
+        if anchor := (anchors or {}).get(one.analysis):
+            links.append(f'<a href="#{escape(anchor)}">Show the numbers</a>')
+        cards.append(_card(one, number, links))
+    items = "\n".join(cards)
     return f'<ol class="findings">\n{items}\n</ol>'
 
 
-def _card(one: Finding, anchor: str | None) -> str:
+def _card(one: Finding, number: int, links: Sequence[str]) -> str:
     cost = "".join(f' · <span class="cost">{escaped(text)}</span>' for text in costs(one))
     evidence = "".join(f"<li>{escaped(sentence)}</li>" for sentence in one.evidence)
     effects = "".join(
         f"<li><code>{escaped(effect.id)}</code> {escaped(effect.title)}</li>"
         for effect in one.effects
     )
-    link = f' <a href="#{escape(anchor)}">Show the numbers</a>' if anchor else ""
     grade = f'<span class="grade">{one.severity}</span>'
     lines = [
-        f'<li class="finding {one.severity}">',
+        f'<li class="finding {one.severity}" id="finding-{number}">',
         f"<p>{grade}<code>{escaped(one.id)}</code>{cost}</p>",
         f'<p class="what">{escaped(one.title)}</p>',
-        f"<ul>{evidence}</ul>" if evidence else "",
+        f'<ul class="effects" aria-label="Effects">{effects}</ul>' if effects else "",
         f"<p><strong>Try:</strong> {escaped(one.advice)}</p>" if one.advice else "",
-        f'<p>Effects:</p><ul class="effects">{effects}</ul>' if effects else "",
-        f'<p class="soft">Confidence: {one.confidence}.{link}</p></li>',
+        f"<details><summary>Evidence</summary><ul>{evidence}</ul></details>" if evidence else "",
+        f'<p class="soft">{" ".join([f"Confidence: {one.confidence}.", *links])}</p></li>',
     ]
     return "\n".join(line for line in lines if line)
 
@@ -219,7 +265,7 @@ def notes(result: Result, *, heading: str) -> str:
 
 def _style(result: Result) -> str:
     """Return the style sheet of a result without its drawings."""
-    return STYLE + (CARD_STYLE if result.diagnosis else "")
+    return STYLE + (CARD_STYLE if result.diagnosis or result.budget_bar else "")
 
 
 def _policy(viewers: Sequence[Viewer]) -> str:

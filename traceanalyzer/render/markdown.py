@@ -16,6 +16,7 @@ _PLAIN = re.compile(
 )
 # GitHub links text that looks like a commit, an issue or a host
 _LINKED = re.compile(r"(?i)\W*(?:(?=\w*\d)(?=\w*[a-f])[\da-f]{7,40}|[a-z]+-\d+|www\..*)\W*")
+_SPAN = re.compile(r"`[^`]+`")
 _LIST = re.compile(r"\d+[.)]")  # at the start of a line it would start a list
 # punctuation around a term
 _BEFORE, _AFTER = "(\"'", ")\"'.,;:!?"
@@ -103,7 +104,7 @@ def _open(text: str) -> int:
 def _term(text: str) -> str:
     """Return a plain term unchanged; otherwise the text between its punctuation becomes code.
 
-    A bracket that the term opens is part of it: ``f(x)``.
+    A bracket that the term opens is part of it: ``f(x)``. A term in backticks is code already.
     """
     if _is_plain(text):
         return text
@@ -113,6 +114,8 @@ def _term(text: str) -> str:
         if inner[-1] == ")" and inner.count("(") >= inner.count(")"):
             break
         inner, after = inner[:-1], inner[-1] + after
+    if _SPAN.fullmatch(inner):
+        return text
     return f"{before}{_code(inner)}{after}" if inner else text
 
 

@@ -7,8 +7,9 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from traceanalyzer.drawings import Chart
+from traceanalyzer.render.palette import MEANINGS
 from traceanalyzer.render.text import Scale, cells, prose, scale_of
-from traceanalyzer.result import Chart
 
 MUTED = "#8b949e"
 OTHERS = "others"
@@ -123,14 +124,20 @@ def _scaled(frame: pl.DataFrame, column: str, scale: Scale) -> NDArray[np.float6
 def _colors(frame: pl.DataFrame, column: str | None) -> tuple[dict[Any, str], pl.Series]:
     """Return a colour per category; many numbers get a ramp, rare names share one colour.
 
+    Names with a meaning have the same colour in all charts (``palette.MEANINGS``).
+
     All categories of an Enum get one, so that charts with some of them agree.
     """
     if column is None:
         return {None: PALETTE[0]}, _same(frame, None)
     dtype, values = frame[column].dtype, _comparable(frame[column])
     distinct = dtype.categories.to_list() if isinstance(dtype, pl.Enum) else _distinct(values)
-    if len(distinct) <= len(PALETTE):
-        colors = dict(zip(distinct, PALETTE, strict=False))
+    fixed = {name: MEANINGS[name] for name in distinct if name in MEANINGS}
+    others = [name for name in distinct if name not in fixed]
+    free = [ink for ink in PALETTE if ink not in fixed.values()]
+    if len(others) <= len(free):
+        inks = fixed | dict(zip(others, free, strict=False))
+        colors = {name: inks[name] for name in distinct}
     elif values.dtype.is_numeric():
         colors = dict(zip(distinct, _ramp(len(distinct)), strict=True))
     else:

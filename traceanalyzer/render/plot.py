@@ -18,11 +18,13 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
+from traceanalyzer.drawings import Chart, Lanes, Occupancy
 from traceanalyzer.errors import OptionError
 from traceanalyzer.render.marks import MAX_PANELS, MUTED, AxisScale, Marks, category, prepare
 from traceanalyzer.render.occupancy import drawing as memory
 from traceanalyzer.render.text import prose, shorten, spaced
-from traceanalyzer.result import Chart, Occupancy, Result
+from traceanalyzer.render.timeline import drawing as lanes
+from traceanalyzer.result import Result
 
 INK = "#1f2328"  # text and rings
 _MAX_OCCUPANCIES = 8
@@ -77,7 +79,7 @@ _TICKS: dict[str, Any] = {
 
 
 def figure(result: Result, chart: str | None = None) -> Figure:
-    """Return a figure of one drawing, or of all: largest occupancies first, then charts.
+    """Return a figure of one drawing, or of all: timelines, largest occupancies, charts.
 
     Raises:
         OptionError: there is nothing to draw, or no drawing of that name.
@@ -115,9 +117,9 @@ def _drawn(
     result: Result, chart: str | None, make: Callable[..., Figure]
 ) -> tuple[Figure, list[Axes]]:
     """Return a figure and its axes, except the axes with the steps of an occupancy."""
-    filled, charts = _chosen(result, chart)
+    timelines, filled, charts = _chosen(result, chart)
     drawings = [prepare(c) for c in charts]
-    heights = [memory.HEIGHT] * len(filled)
+    heights = [*map(lanes.height, timelines), *[memory.HEIGHT] * len(filled)]
     heights += [max(_CHART_INCHES, 0.8 + _PANEL_INCHES * len(_panels(d))) for d in drawings]
     # before the style is set: the first figure of pyplot selects a backend and its settings
     picture = make(figsize=(_WIDTH_INCHES, sum(heights)), layout="constrained")
@@ -126,7 +128,9 @@ def _drawn(
         if len(heights) > 1:
             parts = picture.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)
             places = list(parts[:, 0])
-        axes = [memory.draw(one, place) for one, place in zip(filled, places, strict=False)]
+        axes = [lanes.draw(one, place) for one, place in zip(timelines, places, strict=False)]
+        del places[: len(timelines)]
+        axes += [memory.draw(one, place) for one, place in zip(filled, places, strict=False)]
         for drawing, place in zip(drawings, places[len(filled) :], strict=True):
             axes += _draw(drawing, place)
         for ax in picture.axes:
@@ -136,9 +140,9 @@ def _drawn(
 
 def _draw_on(ax: Axes, result: Result, chart: str | None) -> Axes:
     """Draw one chart of one panel in the current style."""
-    filled, charts = _chosen(result, chart)
+    timelines, filled, charts = _chosen(result, chart)
     drawings = [prepare(c) for c in charts]
-    if filled or len(drawings) != 1 or len(_panels(drawings[0])) != 1:
+    if timelines or filled or len(drawings) != 1 or len(_panels(drawings[0])) != 1:
         names = ", ".join(c.name for c in result.charts if len(_panels(prepare(c))) == 1)
         raise OptionError(f"ax takes one chart of one panel; available: {names or 'none'}")
     (drawing,) = drawings
@@ -172,20 +176,21 @@ def _saved(picture: Figure, form: str, metadata: dict[str, str | None]) -> bytes
     return out.getvalue()
 
 
-def _chosen(result: Result, name: str | None) -> tuple[list[Occupancy], list[Chart]]:
-    """Return the drawings of this name, or the largest occupancies and all charts.
+def _chosen(result: Result, name: str | None) -> tuple[list[Lanes], list[Occupancy], list[Chart]]:
+    """Return the drawings of this name, or timelines, the largest occupancies and all charts.
 
     Raises:
         OptionError: there is nothing to draw, or no drawing of that name.
     """
+    timelines = [one for one in result.timelines if name in (None, one.name)]
     filled = [one for one in result.occupancies if name in (None, one.name)]
     if len(filled) > _MAX_OCCUPANCIES:
         fullest = sorted(filled, key=_peak, reverse=True)[:_MAX_OCCUPANCIES]
         filled = [one for one in filled if any(one is kept for kept in fullest)]
     charts = [one for one in result.charts if name in (None, one.name)]
-    if not (filled or charts):
+    if not (timelines or filled or charts):
         raise OptionError(_nothing(result, name))
-    return filled, charts
+    return timelines, filled, charts
 
 
 def _peak(occupancy: Occupancy) -> int:
@@ -194,7 +199,8 @@ def _peak(occupancy: Occupancy) -> int:
 
 
 def _nothing(result: Result, name: str | None) -> str:
-    known = [one.name for one in result.occupancies] + [one.name for one in result.charts]
+    known = [one.name for one in result.timelines] + [one.name for one in result.occupancies]
+    known += [one.name for one in result.charts]
     if result.flames and not known:
         return (
             "a flame graph cannot be plotted; display the result in a notebook, or use "

@@ -1,48 +1,44 @@
-"""Plain text of a result for a terminal: verdict, tables, notes."""
+"""Text of a result for a terminal: verdict, tables, notes."""
 
 import shutil
 import textwrap
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tabulate import SEPARATING_LINE, tabulate
 
-from traceanalyzer.render.text import costs, prose, shorten, table_cells, visible
+from traceanalyzer.render.color import OWN_CODE, SEVERITY, colored
+from traceanalyzer.render.fitting import Column, fitted, shorten_all
+from traceanalyzer.render.text import further_costs, prose, table_cells, visible
 from traceanalyzer.result import Finding, Result, Table
 
 _FALLBACK_WIDTH = 120  # without a terminal
 _PROSE_WIDTH = 100  # longer lines of prose are hard to read
 _LONGEST = 160  # characters of a name
-_SHORTEST = 20  # shorter names are unreadable
-_HEADING = 8  # narrower headings need too many lines
-_SEPARATOR = 3  # " | "
 
 
-@dataclass(frozen=True)
-class _Column:
-    heading: list[str]
-    cells: list[str]
-    numeric: bool
-
-    @property
-    def width(self) -> int:
-        return max(map(len, [*self.heading, *self.cells]))
-
-
-def render(result: Result, *, top: int | None = 10, width: int | None = None) -> str:
-    """Return a result as plain text without colours.
+def render(
+    result: Result, *, top: int | None = 10, width: int | None = None, color: bool = False
+) -> str:
+    """Return a result as text.
 
     Args:
         result: the result.
         top: rows per table, without detail tables; None means all rows of all tables.
-        width: columns of the terminal; by default its width (``COLUMNS`` first).
+        width: columns of the terminal; by default its width (``COLUMNS`` first). Without a
+            terminal no column is hidden.
+        color: whether severities and own code are coloured.
     """
     known = width or shutil.get_terminal_size((0, 0)).columns
-    width = known or _FALLBACK_WIDTH
-    line = min(width, _PROSE_WIDTH)
-    parts = [prose(result.title), _filled(prose(result.verdict), line)]
-    parts += [_finding(number, finding, line) for number, finding in enumerate(result.diagnosis, 1)]
+    room = known or _FALLBACK_WIDTH
+    line = min(room, _PROSE_WIDTH)
+    parts = [_heading(result, line), _filled(prose(result.verdict), line)]
+    parts += _strips(result, room, top, color=color)
     parts += [
-        _table(table, top, known if table.whole else width)
+        _finding(number, finding, line, color=color)
+        for number, finding in enumerate(result.diagnosis, 1)
+    ]
+    parts += [
+        _table(table, top, known, color=color)
         for table in result.visible_tables
         if top is None or not table.detail
     ]
@@ -55,15 +51,44 @@ def render(result: Result, *, top: int | None = 10, width: int | None = None) ->
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _table(table: Table, top: int | None, width: int) -> str:
-    """Return a table of at most ``width`` columns; 0 means unlimited."""
+def _strips(result: Result, width: int, top: int | None, *, color: bool) -> list[str]:
+    """Return where the time goes, and the timelines."""
+    if not (result.budget_bar or result.timelines):
+        return []
+    from traceanalyzer.render.timeline import strip  # few results have one
+
+    bar = [strip.bar(result.budget_bar, width, color=color)] if result.budget_bar else []
+    return [*bar, *(strip.text(one, width, top=top, color=color) for one in result.timelines)]
+
+
+def _heading(result: Result, width: int) -> str:
+    """Return the title and what was recorded."""
+    recorded = _filled(prose(result.recorded), width) if result.recorded else ""
+    return "\n".join(filter(None, [prose(result.title), recorded]))
+
+
+def _table(table: Table, top: int | None, width: int, *, color: bool) -> str:
+    """Return a table that fits into ``width`` columns; 0 means that the width is unknown."""
     title = prose(table.title)
-    rows = table.frame.height
-    if not rows:
+    if not table.frame.height:
         return f"{title}: {visible(table.empty)}"
-    visible_rows = rows if top is None else min(top, rows)
-    columns = _columns(table, visible_rows)
-    columns = _fitted(columns, width) if width else columns
+    rows = table.frame.head(top).height if top is not None else table.frame.height
+    columns, hidden = _columns(table, rows), list[str]()
+    if width:
+        columns, hidden = fitted(columns, width, table.hiding_order)
+    elif not table.whole:
+        columns, _ = fitted(columns, _FALLBACK_WIDTH, ())
+    if color:
+        columns = _colored(table, columns)
+    lines = [title, _grid(columns)]
+    if rows < table.frame.height:
+        lines.append(f"({rows} of {table.frame.height} rows; --top all shows the rest)")
+    if hidden:
+        lines.append(_filled(_hidden_note(table, hidden), min(width, _PROSE_WIDTH)))
+    return "\n".join(lines)
+
+
+def _grid(columns: list[Column]) -> str:
     # headings are rows: tabulate would pad the columns of headers by two
     lines = max(len(column.heading) for column in columns)
     text = tabulate(
@@ -76,80 +101,69 @@ def _table(table: Table, top: int | None, width: int) -> str:
         disable_numparse=True,
         colalign=["right" if column.numeric else "left" for column in columns],
     )
-    body = "\n".join(line.rstrip() for line in text.split("\n"))
-    rest = ""
-    if visible_rows < rows:
-        rest = f"\n({visible_rows} of {rows} rows; --top all shows the rest)"
-    return f"{title}\n{body}{rest}"
+    return "\n".join(line.rstrip() for line in text.split("\n"))
 
 
 def _rows(columns: list[list[str]]) -> list[list[str]]:
     return [list(row) for row in zip(*columns, strict=True)]
 
 
-def _columns(table: Table, rows: int) -> list[_Column]:
+def _columns(table: Table, rows: int) -> list[Column]:
     columns = []
     for name, label in table.columns.items():
         scale, texts, numeric = table_cells(table, name, rows)
-        texts = [shorten(text, _LONGEST) for text in texts]
-        columns.append(_Column([scale.heading(visible(label))], texts, numeric))
+        heading = scale.heading(visible(label))
+        columns.append(Column(name, [heading], shorten_all(texts, _LONGEST), numeric))
     return columns
 
 
-def _fitted(columns: list[_Column], width: int) -> list[_Column]:
-    """Narrow columns to fit: first wrap headings, then shorten long names."""
-    if _total(columns) > width:
-        columns = [replace(column, heading=_in_lines(column)) for column in columns]
-    limit = _text_limit(columns, width)
+def _hidden_note(table: Table, hidden: list[str]) -> str:
+    """Name the hidden columns, in the order of the table."""
+    labels = [visible(label) for name, label in table.columns.items() if name in hidden]
+    columns, them = ("1 column", "it") if len(labels) == 1 else (f"{len(labels)} columns", "them")
+    names = ", ".join(labels)
+    return f"({columns} hidden at this width: {names}; --columns or a wider terminal shows {them})"
+
+
+def _colored(table: Table, columns: list[Column]) -> list[Column]:
+    """Colour the cells of severities, and the names in rows of own code."""
+    marked = table.frame["is_own_code"] if "is_own_code" in table.frame.columns else None
     return [
-        column
-        if column.numeric
-        else replace(column, cells=[shorten(cell, limit) for cell in column.cells])
+        replace(column, cells=[colored(text, SEVERITY.get(text)) for text in column.cells])
+        if column.name == "severity"
+        else column
+        if marked is None or column.numeric
+        else replace(column, cells=_in_rows(column.cells, marked.head(len(column.cells)).to_list()))
         for column in columns
     ]
 
 
-def _in_lines(column: _Column) -> list[str]:
-    """Wrap the heading between words, no narrower than the cells."""
-    text = column.heading[0]
-    widest = max(_HEADING, *map(len, [*text.split(), *column.cells]))
-    return textwrap.wrap(text, widest, break_on_hyphens=False) or [""]
+def _in_rows(cells: list[str], marked: list[bool | None]) -> list[str]:
+    pairs = zip(cells, marked, strict=True)
+    return [colored(text, OWN_CODE if is_own_code else None) for text, is_own_code in pairs]
 
 
-def _text_limit(columns: list[_Column], width: int) -> int:
-    """Return the width of text cells at which the table fits; the longest are cut first."""
-    texts = sorted(column.width for column in columns if not column.numeric)
-    room = width - (_total(columns) - sum(texts))
-    for place, needed in enumerate(texts):
-        share = room // (len(texts) - place)
-        if needed > share:
-            return max(share, _SHORTEST)
-        room -= needed
-    return max(texts, default=_SHORTEST)
-
-
-def _total(columns: list[_Column]) -> int:
-    return sum(column.width + _SEPARATOR for column in columns) - 1
-
-
-def _finding(number: int, finding: Finding, width: int) -> str:
-    """Return a finding: severity, cost, title, evidence, advice, effects, confidence."""
-    cost = ", ".join(costs(finding))
-    head = prose(f"{number}. {finding.severity}: {finding.id}{f' ({cost})' if cost else ''}")
-    sentences = [finding.title, *finding.evidence]
-    if finding.advice:
-        sentences.append(f"Try: {finding.advice}")
-    lines = [_filled(prose(one), width, begin="   ") for one in sentences]
+def _finding(number: int, finding: Finding, width: int, *, color: bool) -> str:
+    """Return a finding: severity, title, cost, evidence, effects, advice, confidence, rule."""
+    cost = ", ".join(further_costs(finding))
+    severity = finding.severity.upper()
+    head = prose(f"{number}. {severity}: {finding.title}{f' Cost: {cost}.' if cost else ''}")
+    head = _filled(head, width, further="   ")
+    head = head.replace(
+        severity, colored(severity, SEVERITY[finding.severity] if color else None), 1
+    )
+    evidence = [_filled(prose(one), width, begin="   ") for one in finding.evidence]
     effects = [
         _filled(prose(f"{one.id}: {one.title}"), width, begin="   -> ") for one in finding.effects
     ]
-    confidence = f"   Confidence: {finding.confidence}."
-    return "\n".join([head, *filter(None, lines), *effects, confidence])
+    advice = _filled(prose(f"Try: {finding.advice}"), width, begin="   ") if finding.advice else ""
+    last = f"   Confidence: {finding.confidence}. Rule: {prose(finding.id)}."
+    return "\n".join([head, *filter(None, [*evidence, *effects, advice]), last])
 
 
-def _filled(text: str, width: int, *, begin: str = "") -> str:
-    """Wrap text between words (``no-time`` is one word) with the indent of its first line."""
-    further = " " * len(begin)
+def _filled(text: str, width: int, *, begin: str = "", further: str | None = None) -> str:
+    """Wrap text between words (``no-time`` is one word), indented like its start by default."""
+    further = " " * len(begin) if further is None else further
     return textwrap.fill(
         text, width, initial_indent=begin, subsequent_indent=further, break_on_hyphens=False
     )

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +18,8 @@ from traceanalyzer.units import NS_PER_MS, NS_PER_S, NS_PER_US, format_bytes, fo
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import polars as pl
 
     from traceanalyzer.result import Finding, Table
 
@@ -39,6 +44,8 @@ _UNITS: dict[str, tuple[tuple[float, str], ...]] = {
     "gbps": ((1, "GB/s"),),
 }
 _WHOLE_UNITS = ("ns", "B")
+#: Medians of columns with one unit, in this unit.
+_LEAST, _MOST = 0.01, 100_000
 
 #: Integers that are identifiers, whose digits are not grouped.
 _IDENTIFIERS = frozenset(
@@ -59,8 +66,24 @@ _IDENTIFIERS = frozenset(
 )
 
 
+#: Texts that are left out, see :func:`without`.
+_LEFT_OUT: ContextVar[tuple[str, ...]] = ContextVar("_LEFT_OUT", default=())
+
+
+@contextmanager
+def without(parts: Sequence[str]) -> Iterator[None]:
+    """Leave out these parts of all texts that are rendered, such as folders of a user's machine."""
+    token = _LEFT_OUT.set(tuple(parts))
+    try:
+        yield
+    finally:
+        _LEFT_OUT.reset(token)
+
+
 def visible(text: str) -> str:
     r"""Escape control, zero-width and direction characters: ESC becomes ``\x1b``."""
+    for part in _LEFT_OUT.get():
+        text = text.replace(part, "")
     return _UNSAFE.sub(_spelled, text)
 
 
@@ -86,6 +109,11 @@ def costs(finding: Finding) -> list[str]:
     if finding.cost_frac is not None:
         texts.append(f"{format_frac(finding.cost_frac)} of {finding.of}")
     return [text for text in texts if text]
+
+
+def further_costs(finding: Finding) -> list[str]:
+    """Return the costs whose numbers are not in the title."""
+    return [text for text in costs(finding) if " ".join(text.split()[:2]) not in finding.title]
 
 
 def spaced(column: str) -> str:
@@ -124,32 +152,64 @@ def scale_of(column: str, magnitude: float) -> Scale:
 def table_cells(table: Table, column: str, rows: int) -> tuple[Scale, list[str], bool]:
     """Return the first rows of a column: its unit, one text per value, whether it is numeric.
 
-    Columns in one group of ``table.alike`` have the same unit.
+    Columns in one group of ``table.alike`` have the same unit, and so have all times of a table
+    where possible.
     """
     frame = table.frame.head(rows)
     group = next((names for names in table.alike if column in names), (column,))
+    group = tuple(name for name in group if name in frame.columns)
     values = frame[column].to_list()
     comparable = [value for name in group for value in frame[name].to_list()]
-    scale, texts = cells(column, values, table.missing.get(column, ""), comparable)
+    scale = None
+    if len(group) == 1 and column.endswith("_ns"):
+        medians = [_median(frame[name]) for name in table.columns if name.endswith("_ns")]
+        scale = _common_scale([size for size in medians if size])
+    scale, texts = cells(column, values, table.missing.get(column, ""), comparable, scale)
     return scale, texts, is_number(values)
 
 
+def _median(times: pl.Series) -> float:
+    """Return the median of the finite sizes that are not 0; 0 without any."""
+    if not times.dtype.is_numeric():
+        return 0
+    sizes = times.abs()
+    median = sizes.filter((sizes > 0) & (sizes < math.inf)).quantile(0.5, "higher")
+    return 0 if median is None else median
+
+
+def _common_scale(medians: Sequence[float]) -> Scale | None:
+    """Return the largest unit in which all columns with these medians have two digits, if any.
+
+    None if the smallest time needs a unit in which the largest has too many digits.
+    """
+    if not medians:
+        return None
+    for factor, unit in TIMES:
+        if max(medians) >= factor and min(medians) >= _LEAST * factor:
+            return Scale(factor, unit) if max(medians) < _MOST * factor else None
+    return None
+
+
 def cells(
-    column: str, values: Sequence[Any], missing: str = "", comparable: Sequence[Any] | None = None
+    column: str,
+    values: Sequence[Any],
+    missing: str = "",
+    comparable: Sequence[Any] | None = None,
+    scale: Scale | None = None,
 ) -> tuple[Scale, list[str]]:
     """Return a column as text: its unit and one text per value, all with the same decimals.
 
-    A null becomes ``missing``. The unit is chosen by the values of ``comparable``, by default those
-    of the column: by the median of the values that are not 0, so that one outlier does not turn the
-    others into zeros; the median has four significant digits. Each size has its own unit, as one
-    column may range from 4 B to 4 GiB.
+    A null becomes ``missing``. The unit is ``scale``, or chosen by the values of ``comparable``, by
+    default those of the column: by the median of the values that are not 0, so that one outlier
+    does not turn the others into zeros; the median has four significant digits. Each size has its
+    own unit, as one column may range from 4 B to 4 GiB.
     """
     if column.endswith("_bytes"):
         return Scale(), [missing if value is None else format_bytes(value) for value in values]
     scaled = values if comparable is None else comparable
     numbers = [v for v in scaled if isinstance(v, (int, float)) and not isinstance(v, bool)]
     middle = _middle(numbers)
-    scale = scale_of(column, middle)
+    scale = scale or scale_of(column, middle)
     whole = scale.unit in _WHOLE_UNITS or (
         not scale.unit and all(isinstance(number, int) for number in numbers)
     )

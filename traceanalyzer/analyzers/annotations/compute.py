@@ -220,7 +220,7 @@ def launched(trace: Trace, ranges: pl.DataFrame) -> tuple[pl.DataFrame, Amount]:
 
 def _threads(events: pl.DataFrame, calls: nesting.Rows, threads: pl.DataFrame) -> nesting.Rows:
     """Return the number of each call's thread, :data:`ROOT` for other threads."""
-    number = columns.looked_up(events.select(_THREAD)[calls], threads, _THREAD)["thread"]
+    number = columns.left_join(events.select(_THREAD)[calls], threads, _THREAD)["thread"]
     rows: nesting.Rows = number.fill_null(nesting.ROOT).to_numpy()
     return rows
 

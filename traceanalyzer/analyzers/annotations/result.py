@@ -9,7 +9,8 @@ import polars as pl
 from traceanalyzer.analyzers.annotations.options import By
 from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.display import BARS, headings, rank_column, sentences
-from traceanalyzer.result import Chart, Result, Table, View
+from traceanalyzer.drawings import Chart
+from traceanalyzer.result import Result, Table, View
 from traceanalyzer.units import format_count, format_frac, format_ns, format_times
 
 #: Least share of all device work to report.

@@ -27,7 +27,7 @@ def comm_outliers(
     memory: Inputs = (),
     factor: float = 3.0,
     z: float = 3.5,
-    patterns: str | Sequence[str] = (),
+    comm_patterns: str | Sequence[str] = (),
     min_wait_ns: int | None = None,
     **reading: Unpack[Reading],
 ) -> CommOutliers:
@@ -45,7 +45,7 @@ def comm_outliers(
             when collectives were slow?
         factor: an outlier takes longer than this many times its group's median ...
         z: ... and has a modified z-score above this.
-        patterns: regular expressions of further kernel names that are communication.
+        comm_patterns: regular expressions of further kernel names that are communication.
         min_wait_ns: smallest reported arrival delay; default a tenth of the median step, 1 ms
             without steps.
         **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
@@ -61,5 +61,5 @@ def comm_outliers(
     from traceanalyzer.run import run
 
     traces, snapshots = without_snapshots(each(inputs), reading.get("format"))
-    options = Options(baseline, (*snapshots, *each(memory)), factor, patterns, z, min_wait_ns)
+    options = Options(baseline, (*snapshots, *each(memory)), factor, comm_patterns, z, min_wait_ns)
     return run(COMM_OUTLIERS, traces, options, **reading)

@@ -65,13 +65,13 @@ def measure(trace: Trace, options: Options) -> Part:
     Raises:
         OptionError: a pattern is not a regular expression.
     """
-    key = ("communication", tuple(options.patterns))
+    key = ("communication", tuple(options.comm_patterns))
     return trace.once(key, lambda: _measure(trace, options))
 
 
 def _measure(trace: Trace, options: Options) -> Part:
     work = collectives.device_work(trace)
-    rows, wants_launches = collectives.communication(trace, work, options.patterns)
+    rows, wants_launches = collectives.communication(trace, work, options.comm_patterns)
     closed = rows.filter(pl.col("dur") >= 0).with_columns(
         start="ts", end=pl.col("ts") + pl.col("dur")
     )

@@ -121,12 +121,14 @@ def _matching(instances: pl.DataFrame, misplaced: int) -> list[str]:
 def _clocks(clocks: pl.DataFrame) -> str:
     if clocks.is_empty():
         return "Clock offsets of the ranks could not be determined and were not corrected."
-    largest = format_ns(max(abs(offset) for offset in clocks["offset_ns"]))
+    offset_ns = max(abs(offset) for offset in clocks["offset_ns"])
+    largest = format_ns(offset_ns)
     corrected = clocks.filter("applied")["rank"].to_list()
     if corrected:
         which = f"rank{'s' * (len(corrected) > 1)} {listed(corrected, _RANKS)}"
         return f"Clock offsets of up to {largest} were corrected on {which}."
-    return f"The clocks of the ranks agree within {largest} (ends of collectives): not corrected."
+    within = f" within {largest}" if offset_ns else ""
+    return f"The clocks of the ranks agree{within} (ends of collectives): not corrected."
 
 
 def _partial(collectives: pl.DataFrame) -> str:

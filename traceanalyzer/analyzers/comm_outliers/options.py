@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from traceanalyzer.analyzers.base import AnalyzerOptions, option, patterns
+from traceanalyzer.analyzers.base import AnalyzerOptions, comm_patterns, option
 
 if TYPE_CHECKING:
     from traceanalyzer.reading import Inputs
@@ -39,7 +39,7 @@ class Options(AnalyzerOptions):
         above=1,
         show_default=True,
     )
-    patterns: Sequence[str] = patterns()
+    comm_patterns: Sequence[str] = comm_patterns()
     z: float = option(
         3.5, help="The modified z-score of an outlier.", minimum=0, command_line=False
     )

@@ -1,7 +1,7 @@
 """Result of the communication analysis: stragglers, outliers, verdict, tables and charts."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,7 @@ from traceanalyzer.analyzers.comm_outliers.context import divide, labels
 from traceanalyzer.analyzers.comm_outliers.links import NETWORK
 from traceanalyzer.analyzers.common.display import sentences
 from traceanalyzer.analyzers.common.kernel_names import function
+from traceanalyzer.analyzers.common.ranks import ranges
 from traceanalyzer.result import Result, Table, View
 from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns
 
@@ -157,6 +158,32 @@ class CommOutliers(Result):
             self.instances.filter("outlier")
             .with_columns(cause=cause, over_ns=over)
             .sort("over_ns", "id", descending=[True, False])
+        )
+
+    def outlier_collectives(self) -> pl.DataFrame:
+        """Return the outliers by collective, most lost time of all its ranks first.
+
+        Columns: step, collective, message_bytes, ``at_ns`` of the first rank, ``ranks`` with an
+        outlier (``0-3, 6``), the largest ``duration_ns`` and ``factor``, and ``cause``,
+        ``compute_ns`` and ``overlapped_by`` of the rank that lost most time.
+        """
+        rows = self.outliers()
+        # unmatched events are collectives of their own
+        matched = pl.col("instance").is_not_null()
+        key = pl.struct(matched, pl.coalesce("instance", "id").alias("number"))
+        first = ("step", "collective", "message_bytes", "cause", "compute_ns", "overlapped_by")
+        return (
+            rows.group_by(key.alias("_key"), maintain_order=True)
+            .agg(
+                pl.col(first).first(),
+                pl.col("at_ns").min(),
+                pl.col("rank").drop_nulls().sort().alias("ranks"),
+                pl.col("duration_ns", "factor").max(),
+                pl.col("over_ns").sum(),
+            )
+            .sort("over_ns", descending=True, maintain_order=True)
+            .with_columns(pl.col("ranks").map_elements(_ranges, pl.String))
+            .drop("_key")
         )
 
     @property
@@ -489,6 +516,19 @@ def _share(part: int, whole: int) -> str:
 # --- tables --------------------------------------------------------------------------------
 
 
+def _ranges(numbers: pl.Series) -> str:
+    return ranges(numbers.unique(maintain_order=True).to_list())
+
+
+def _outliers(result: CommOutliers) -> tuple[Table, ...]:
+    """Return the outliers; of several ranks one row per collective, and each event as data only."""
+    events = tables.table("outliers", result.outliers())
+    if result.n_ranks == 1:
+        return (events,)
+    collectives = tables.table("outlier_collectives", result.outlier_collectives())
+    return (collectives, replace(events, columns={}))
+
+
 def _tables(result: CommOutliers) -> tuple[Table, ...]:
     """Return delayed collectives, ranks, baseline, outliers, groups, collectives, steps and others.
 
@@ -499,7 +539,7 @@ def _tables(result: CommOutliers) -> tuple[Table, ...]:
     context = result.context.join(windows, on="window", how="left", maintain_order="left")
     single = (
         *(() if result.baseline is None else (tables.table("baseline", result.baseline),)),
-        tables.table("outliers", result.outliers()),
+        *_outliers(result),
         *(() if result.memory is None else (tables.table("memory", result.memory),)),
         tables.table("groups", result.groups),
     )

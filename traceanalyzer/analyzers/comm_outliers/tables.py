@@ -3,7 +3,8 @@
 import polars as pl
 
 from traceanalyzer.analyzers.common.display import headings, table_of_known
-from traceanalyzer.result import Chart, Table
+from traceanalyzer.drawings import Chart
+from traceanalyzer.result import Table
 
 _KIND = "collective, dtype, message_bytes: message"
 
@@ -34,6 +35,12 @@ _TABLES = {
         "Outliers",
         """rank, step, collective, message_bytes: message, at_ns: time, duration_ns: duration,
         factor, z, cause, compute_ns: compute overlap, overlapped_by: overlapped by""",
+        "none",
+    ),
+    "outlier_collectives": (
+        "Outliers",
+        """step, collective, message_bytes: message, at_ns: time, ranks, duration_ns: longest,
+        factor, cause, compute_ns: compute overlap, overlapped_by: overlapped by""",
         "none",
     ),
     "memory": (
@@ -75,6 +82,19 @@ _TABLES = {
     ),
 }
 
+#: Columns that a narrow terminal hides first.
+_HIDE_FIRST = {
+    "delayed": ("device", "last_rank", "message_bytes", "arrival_delay_ns"),
+    "ranks": ("host", "n", "overlap_frac", "idle_ns", "outliers", "times_last"),
+    "outliers": ("z", "overlapped_by", "compute_ns", "at_ns", "factor"),
+    "outlier_collectives": ("overlapped_by", "compute_ns", "at_ns", "factor", "message_bytes"),
+    "groups": (
+        *("share_frac", "algbw_gbps", "p95_ns", "link", "outliers", "kernel", "group", "p99_ns"),
+        *("dtype", "link_frac"),
+    ),
+    "collectives": ("end_skew_ns", "first_rank", "group", "dtype", "arrival_delay_ns"),
+}
+
 #: Tables printed only in detail.
 DETAILS = ("collectives", "steps", "context", "clocks")
 
@@ -99,7 +119,8 @@ def table(name: str, frame: pl.DataFrame, more: str = "", *, several: bool = Tru
     columns = headings(text)
     if not several:
         columns = {key: label for key, label in columns.items() if key not in _COMPARING}
-    return table_of_known(name, title + more, frame, columns, empty=empty, detail=name in DETAILS)
+    how = {"empty": empty, "detail": name in DETAILS, "hide_first": _HIDE_FIRST.get(name, ())}
+    return table_of_known(name, title + more, frame, columns, **how)
 
 
 # --- charts --------------------------------------------------------------------------------

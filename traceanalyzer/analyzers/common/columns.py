@@ -51,7 +51,7 @@ def joined(parts: Sequence[OfRank], table: str) -> pl.DataFrame:
     return pl.concat(with_source(getattr(part, table), part) for part in parts)
 
 
-def together(parts: Sequence[object], *tables: str) -> list[pl.DataFrame]:
+def concat_tables(parts: Sequence[object], *tables: str) -> list[pl.DataFrame]:
     """Concatenate tables of all parts, in the order of the parts."""
     return [pl.concat(getattr(part, table) for part in parts) for table in tables]
 
@@ -64,7 +64,7 @@ def largest_first(
     return frame.sort(size, *ties, descending=descending, nulls_last=nulls_last)
 
 
-def looked_up(rows: pl.DataFrame, table: pl.DataFrame, keys: str | Sequence[str]) -> pl.DataFrame:
+def left_join(rows: pl.DataFrame, table: pl.DataFrame, keys: str | Sequence[str]) -> pl.DataFrame:
     """Left-join a table to rows by keys, in the order of the rows.
 
     Null matches null; the columns of a missing key are null.

@@ -21,7 +21,7 @@ COMMUNICATION = "communication"
 MEMORY = "memory"
 
 #: Kind of device work: communication, copy or memset, or any other kernel.
-SORT = pl.Enum((COMPUTE, COMMUNICATION, MEMORY))
+WORK_KIND = pl.Enum((COMPUTE, COMMUNICATION, MEMORY))
 
 #: Columns that identify a device: device numbers are local to a rank.
 DEVICE = ("rank", "device")
@@ -46,7 +46,7 @@ def device_work(trace: Trace, patterns: Sequence[str] = ()) -> pl.DataFrame:
 
     Returns:
         One row per kernel, copy or memset in order of start: event (row of ``events``), rank, pid,
-        device, stream, kind, name, correlation, external_id, bytes, start, end, sort.
+        device, stream, kind, name, correlation, external_id, bytes, start, end, work_kind.
 
     Raises:
         OptionError: a pattern is not a regular expression.
@@ -71,14 +71,14 @@ def _device_work(trace: Trace, patterns: Sequence[str]) -> pl.DataFrame:
     is_collective = pl.lit(value=False)
     if trace.collectives.height:
         is_collective = pl.col("event").is_in(trace.collectives["event"].implode())
-    sort = (
+    work_kind = (
         pl.when(named(work, [COMMUNICATION_PATTERN, *patterns]) | is_collective)
-        .then(pl.lit(COMMUNICATION, dtype=SORT))
+        .then(pl.lit(COMMUNICATION, dtype=WORK_KIND))
         .when(pl.col("kind") == "kernel")
-        .then(pl.lit(COMPUTE, dtype=SORT))
-        .otherwise(pl.lit(MEMORY, dtype=SORT))
+        .then(pl.lit(COMPUTE, dtype=WORK_KIND))
+        .otherwise(pl.lit(MEMORY, dtype=WORK_KIND))
     )
-    return work.with_columns(sort=sort)
+    return work.with_columns(work_kind=work_kind)
 
 
 def extent(work: pl.DataFrame, by: Sequence[str] = DEVICE) -> pl.DataFrame:
@@ -93,16 +93,16 @@ def extent(work: pl.DataFrame, by: Sequence[str] = DEVICE) -> pl.DataFrame:
 class Runs:
     """Intervals in which each kind of work runs on each device, for :func:`measure_parts`."""
 
-    by_sort: Sequence[pl.DataFrame]
+    by_kind: Sequence[pl.DataFrame]
     kernels: pl.DataFrame
     all_work: pl.DataFrame
 
 
 def runs_of(work: pl.DataFrame) -> Runs:
     """Return the unions of intervals of device work; rows of :func:`device_work` in any order."""
-    by_sort = [intervals.union(_of(work, sort), DEVICE) for sort in SORT.categories]
-    kernels = intervals.union(pl.concat(by_sort[:2]), DEVICE)
-    return Runs(by_sort, kernels, intervals.union(pl.concat([kernels, by_sort[2]]), DEVICE))
+    by_kind = [intervals.union(_of(work, kind), DEVICE) for kind in WORK_KIND.categories]
+    kernels = intervals.union(pl.concat(by_kind[:2]), DEVICE)
+    return Runs(by_kind, kernels, intervals.union(pl.concat([kernels, by_kind[2]]), DEVICE))
 
 
 def measure_parts(work: pl.DataFrame | Runs, windows: pl.DataFrame) -> pl.DataFrame:
@@ -122,7 +122,7 @@ def measure_parts(work: pl.DataFrame | Runs, windows: pl.DataFrame) -> pl.DataFr
     """
     runs = work if isinstance(work, Runs) else runs_of(work)
     keys = windows.select(*DEVICE, "start", "end")
-    measured = intervals.overlaps(keys, [*runs.by_sort, runs.kernels, runs.all_work], DEVICE)
+    measured = intervals.overlaps(keys, [*runs.by_kind, runs.kernels, runs.all_work], DEVICE)
     compute, communication, memory, either, any_work = measured
     exposed_communication, exposed_memory = either - compute, any_work - either
     return windows.with_columns(
@@ -166,5 +166,5 @@ def per_device(marks: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
     return windows.sort("start", *DEVICE).select(*DEVICE, "step", "start", "end")
 
 
-def _of(work: pl.DataFrame, sort: str) -> pl.DataFrame:
-    return work.select(*DEVICE, "start", "end").filter(work["sort"] == sort)
+def _of(work: pl.DataFrame, kind: str) -> pl.DataFrame:
+    return work.select(*DEVICE, "start", "end").filter(work["work_kind"] == kind)

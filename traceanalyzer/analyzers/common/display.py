@@ -6,7 +6,8 @@ from typing import Any
 
 import polars as pl
 
-from traceanalyzer.result import Chart, Table
+from traceanalyzer.drawings import Chart
+from traceanalyzer.result import Table
 
 #: Maximum number of bars in a chart.
 BARS = 15

@@ -11,6 +11,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.base import Needs
 from traceanalyzer.analyzers.common.device_work import device_work
+from traceanalyzer.analyzers.common.names import distinct
 from traceanalyzer.frames import linking, nesting
 from traceanalyzer.trace import Trace
 from traceanalyzer.units import format_frac, format_ns
@@ -48,9 +49,10 @@ def is_graph_capture(trace: Trace) -> bool:
     Inference engines record the capture separately. Traces with graph launches are analyzed as
     usual.
     """
-    calls = trace.events.filter(pl.col("kind").is_in(LAUNCH_KINDS))["name"].cast(pl.String)
-    captures = calls.str.contains("StreamBeginCapture").any()
-    return captures and not calls.str.contains("GraphLaunch").any()
+    calls = trace.events.select("kind", "name").filter(pl.col("kind").is_in(LAUNCH_KINDS))
+    names = distinct(calls)
+    captures = any("StreamBeginCapture" in name for name in names)
+    return captures and not any("GraphLaunch" in name for name in names)
 
 
 def launch_rows(trace: Trace, work: pl.DataFrame) -> nesting.Rows:

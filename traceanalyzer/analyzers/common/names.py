@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 
 import polars as pl
 
@@ -66,7 +67,7 @@ def named(events: pl.DataFrame | Sequence[str], patterns: Sequence[str]) -> pl.E
     Raises:
         OptionError: a pattern is not a regular expression.
     """
-    test = matcher(patterns)
+    test = _remembering(tuple(patterns))
     names = distinct(events) if isinstance(events, pl.DataFrame) else events
     hits = [name for name in names if test(name)]
     if not hits:
@@ -105,6 +106,12 @@ def one_name_for_numbers(names: Iterable[str]) -> dict[str, str]:
     numbers = {name: match[1] for name in names if (match := _NUMBERED.fullmatch(name))}
     several = {plain for plain, n in Counter(numbers.values()).items() if n > 1}
     return {name: f"{plain}*" for name, plain in numbers.items() if plain in several}
+
+
+@lru_cache(maxsize=256)
+def _remembering(patterns: tuple[str, ...]) -> Callable[[str], bool]:
+    """Return a :func:`matcher` that remembers results: many analyses test the same names."""
+    return lru_cache(maxsize=16_384)(matcher(patterns))
 
 
 def matcher(patterns: Iterable[str]) -> Callable[[str], bool]:

@@ -17,7 +17,7 @@ def by_rank(traces: Trace | Sequence[Trace]) -> list[Trace]:
     device.
     """
     several = [traces] if isinstance(traces, Trace) else traces
-    return [one for trace in several for one in apart([trace])]
+    return [one for trace in several for one in split_by_rank([trace])]
 
 
 def ranges(numbers: Sequence[int]) -> str:
@@ -31,7 +31,7 @@ def ranges(numbers: Sequence[int]) -> str:
     return ", ".join("-".join(map(str, run)) for run in runs)
 
 
-def apart(holder: list[Trace]) -> list[Trace]:
+def split_by_rank(holder: list[Trace]) -> list[Trace]:
     """Split the trace in a list by rank; the list is emptied.
 
     Columns of events are split and freed one by one, so that they are not in memory twice.

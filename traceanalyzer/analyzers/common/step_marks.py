@@ -34,8 +34,9 @@ def step_marks(trace: Trace, step_name: str | None = None) -> pl.DataFrame:
     Steps of an inference engine come first, unless there are as many ``ProfilerStep#``. Only the
     first available kind is used. A mark inside another mark of its thread is ignored. Marks that
     overlap by less than 1 us (rounding) are both steps, and the first ends at the start of the
-    second. If several threads mark steps, the one with the most marked time is used. Steps with
-    equal names are numbered: ``## train_step ## [2]``.
+    second. Steps that are partly outside the time window of the trace are left out. If several
+    threads mark steps, the one with the most marked time is used. Steps with equal names are
+    numbered: ``## train_step ## [2]``.
 
     Args:
         trace: trace with host slices of :data:`MARK_KINDS`.
@@ -50,6 +51,13 @@ def step_marks(trace: Trace, step_name: str | None = None) -> pl.DataFrame:
     return trace.once(("step_marks", step_name), lambda: _step_marks(trace, step_name))
 
 
+def _complete(trace: Trace) -> pl.Expr:
+    """Return which marks lie inside the time window of the (first) file."""
+    since, until = trace.meta.window
+    after = pl.lit(value=True) if since is None else pl.col("start") >= since
+    return after if until is None else after & (pl.col("end") <= until)
+
+
 def _step_marks(trace: Trace, step_name: str | None) -> pl.DataFrame:
     lane = ["rank", "pid", "tid"]
     is_mark = pl.col("kind").is_in(MARK_KINDS) & (pl.col("dur") > 0)
@@ -57,6 +65,7 @@ def _step_marks(trace: Trace, step_name: str | None) -> pl.DataFrame:
     end = pl.col("ts") + pl.col("dur")
     marks = trace.events.select("kind", "name", "ts", "dur", *lane).filter(selected)
     marks = marks.select("kind", "name", *lane, start="ts", end=end)
+    marks = marks.filter(_complete(trace))
     chosen = _chosen(marks, step_name).select(
         *lane, "start", "end", step=pl.col("name").cast(pl.String)
     )

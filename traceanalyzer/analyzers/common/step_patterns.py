@@ -3,7 +3,7 @@
 import numpy as np
 import polars as pl
 
-from traceanalyzer.analyzers.common.names import named
+from traceanalyzer.analyzers.common.names import distinct, named
 from traceanalyzer.analyzers.common.step_marks import step_marks
 from traceanalyzer.frames.intervals import Ints
 from traceanalyzer.trace import Trace
@@ -62,18 +62,15 @@ def repeated(trace: Trace, every: str | None = None) -> pl.DataFrame:
         OptionError: ``every`` is not a regular expression.
     """
     lane = ["rank", "pid", "device", "stream"]
-    kernels = (
-        trace.events.filter(pl.col("kind") == "kernel", pl.col("dur") >= 0)
-        .select(*lane, "name", start="ts", end=pl.col("ts") + pl.col("dur"))
-        .with_columns(n=pl.len().over(lane))
+    kernels = trace.events.filter(pl.col("kind") == "kernel", pl.col("dur") >= 0).select(
+        *lane, "name", start="ts", end=pl.col("ts") + pl.col("dur")
     )
+    streams = kernels.group_by(lane, maintain_order=True).agg(n=pl.len())
+    streams = streams.sort("n", descending=True, maintain_order=True)
     rows = []
-    for (rank,), of_rank in kernels.sort("n", descending=True, maintain_order=True).group_by(
-        ["rank"], maintain_order=True
-    ):
-        first = of_rank.row(0, named=True)
-        same = [pl.col(column).eq_missing(first[column]) for column in lane]
-        rows.append(_of_stream(of_rank.filter(same).sort("start"), every, rank))
+    for stream in streams.unique("rank", keep="first", maintain_order=True).iter_rows(named=True):
+        same = [pl.col(column).eq_missing(stream[column]) for column in lane]
+        rows.append(_of_stream(kernels.filter(same).sort("start"), every, stream["rank"]))
     types = {"rank": pl.Int32, "pid": pl.Int64, "tid": pl.Int64, "step": pl.String}
     empty = pl.DataFrame(schema={**types, "start": pl.Int64, "end": pl.Int64})
     return pl.concat([empty, *rows])
@@ -82,7 +79,8 @@ def repeated(trace: Trace, every: str | None = None) -> pl.DataFrame:
 def _of_stream(kernels: pl.DataFrame, every: str | None, rank: object) -> pl.DataFrame:
     start, end = kernels["start"].to_numpy(), kernels["end"].to_numpy()
     if every is None:
-        codes = kernels["name"].rank("dense").fill_null(0).to_numpy().astype(np.int64)
+        in_order = pl.Enum(sorted(distinct(kernels)))  # much faster than a rank of all names
+        codes = kernels["name"].cast(in_order).to_physical().cast(pl.Int64).fill_null(-1).to_numpy()
         pauses = np.append(0, start[1:] - np.maximum.accumulate(end)[:-1])
         begins, period = _begins(codes, pauses)
     else:

@@ -96,7 +96,7 @@ def measure(trace: Trace, _options: Options) -> Part:
 def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()) -> CudaApi:
     """Combine the calls of all ranks."""
     each = [_by_name(part.calls, [part]) for part in parts]
-    every, moved, allocated = columns.together(parts, "calls", "moves", "allocations")
+    every, moved, allocated = columns.concat_tables(parts, "calls", "moves", "allocations")
     calls = each[0] if len(parts) == 1 else _by_name(every, parts)
     total_ns = int(calls["total_ns"].sum())
     moves = _summed(moved, ["call", "name", "finding"], _MOVED, "host_ns")

@@ -9,7 +9,8 @@ import polars as pl
 from traceanalyzer.analyzers.common.display import bars, headings, table_of_known
 from traceanalyzer.analyzers.common.places import places
 from traceanalyzer.analyzers.cuda_api.findings import ALLOC_IN_LOOP, FINDINGS
-from traceanalyzer.result import Chart, Result, Table, View
+from traceanalyzer.drawings import Chart
+from traceanalyzer.result import Result, Table, View
 from traceanalyzer.units import format_count, format_frac, format_ns
 
 _NAMED = 3
@@ -152,7 +153,7 @@ def _tables(result: CudaApi) -> tuple[Table, ...]:
     moves = result.moves.with_columns(copy)
     tables = [
         table_of_known("findings", "Findings", result.findings, _FINDINGS),
-        Table("calls", "Calls", result.calls, _CALLS),
+        Table("calls", "Calls", result.calls, _CALLS, hide_first=("min_ns", "p99_ns", "mean_ns")),
         table_of_known("moves", "Calls that copy or set memory", moves, _MOVES),
         Table("allocations", "Calls that allocate or free", result.allocations, _ALLOCATIONS),
     ]

@@ -40,4 +40,4 @@ def diagnose(
 
     rules = with_thresholds(thresholds)
     analyses = {name for rule in rules for name in (rule.analysis, *rule.uses)}
-    return judge(examine(inputs, analyses, **reading), rules)
+    return judge(examine(inputs, analyses, for_rules=True, **reading), rules)

@@ -9,6 +9,9 @@ from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.overlap.result import Overlap
 
+#: Part of idle time, and name of wait time.
+IDLE, WAIT = "idle", "wait time for other ranks"
+
 _TYPES = {"part": pl.String, "name": pl.String, "each_ns": pl.Int64, "time_frac": pl.Float64}
 
 #: Causes of idle time with a smaller share are left out.
@@ -39,7 +42,7 @@ def budget(answers: Answers) -> pl.DataFrame:
     rows = [("busy", work, time.whole_ns - waits - transfers - sum(idle.values()))]
     overlap, kernels = answers.get("overlap"), answers.get("kernels")
     if waits or transfers:
-        rows.append((time.exposed, "wait time for other ranks", waits))
+        rows.append((time.exposed, WAIT, waits))
         rows.append((time.exposed, "transfer", transfers))
     if isinstance(overlap, Overlap) and overlap.scalars["communication_ns"]:
         overlapped, span = (overlap.scalars[n] for n in ("overlapped_communication_ns", "span_ns"))
@@ -47,7 +50,7 @@ def budget(answers: Answers) -> pl.DataFrame:
         rows.append(("of busy", "overlapped communication", ns))
     least = _LEAST * time.whole_ns
     of_cause = sorted(idle.items(), key=lambda item: -item[1])
-    rows += [("idle", causes.NAMES[cause], ns) for cause, ns in of_cause if ns >= least]
+    rows += [(IDLE, causes.NAMES[cause], ns) for cause, ns in of_cause if ns >= least]
     if isinstance(kernels, Kernels) and kernels.span_ns:
         compute = kernels.heaviest("name").filter(pl.col("family") != COMMUNICATION)
         top = compute.head(_TOP_KERNELS).select("kernel", "total_ns")

@@ -56,7 +56,7 @@ def _no_tensor_cores(result: Kernels, answers: Answers) -> Iterator[Measured]:
             *_without_attention(products),
             *_of_gpus(answers),
         ),
-        advice=f"{answers.program.faster_precision} is several times as fast.",
+        advice=f"Use {answers.program.faster_precision}: it is several times as fast.",
         total_ns=cost,
         confidence="medium",  # names alone show it
     )
@@ -295,8 +295,8 @@ def _idle_multiprocessors(result: HostMetrics, _: Answers) -> Iterator[Measured]
         yield Measured(
             size=1 - row["sm_frac"],
             title=f"Most SMs of {row['gpu']} are idle while kernels run: {gpu_metrics_text(row)}.",
-            advice="Kernels are too small for the GPU: use larger batches, fused kernels, or "
-            "several streams.",
+            advice="Use larger batches, fused kernels, or several streams: kernels are too small "
+            "for the GPU.",
             of="the SMs",
             confidence="medium",
         )

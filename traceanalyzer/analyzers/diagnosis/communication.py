@@ -22,6 +22,7 @@ from traceanalyzer.analyzers.diagnosis.device_time import (
     REPEATED,
     SLOW,
     WORK,
+    DeviceTime,
     intervals_of,
     only_rank,
     only_step,
@@ -80,7 +81,11 @@ def _measure_straggler(result: CommOutliers, answers: Answers, rank: int, total:
         size=share if left < _MUCH_LEFT else share * left,
         title=f"Rank {rank} is a straggler: the other ranks wait {format_ns(total)} in total "
         f"({wait}).{cause}",
-        evidence=(*straggling.why(by_cause), *_arrivals(result, row)),
+        evidence=(
+            *straggling.why(by_cause),
+            *_all_waits(time, row, total),
+            *_arrivals(result, row),
+        ),
         advice=straggling.advice(answers, rank, by_cause),
         total_ns=round(total * left) if left >= _MUCH_LEFT else total,
         confidence="high" if row["straggler_steps"] >= WARN_STEPS or not time.in_steps else "low",
@@ -89,6 +94,20 @@ def _measure_straggler(result: CommOutliers, answers: Answers, rank: int, total:
         intervals=intervals_of(waits),
         explained=explained,
     )
+
+
+def _all_waits(time: DeviceTime, row: Mapping[str, Any], total: int) -> Iterator[str]:
+    """Yield the wait time that ``comm-outliers`` counts for a rank, if it is more than the cost."""
+    basis = [*([] if time.on_host else ["without compute"]), *["within steps"] * time.in_steps]
+    if row["imposed_ns"] > (1 + _SAME) * total and basis:
+        yield (
+            f"This is wait time {' and '.join(basis)} (the command comm-outliers counts "
+            f"all of it: {format_ns(row['imposed_ns'])} in total)."
+        )
+
+
+#: Times that differ by less are not compared.
+_SAME = 0.01
 
 
 def _arrivals(result: CommOutliers, row: Mapping[str, Any]) -> Iterator[str]:
@@ -132,7 +151,7 @@ def _unequal_work(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
     )
     yield Measured(
         size=time.frac(total),
-        title=f"Unequal work: ranks wait {time.share(total)} for the rank with the most work, "
+        title=f"Ranks wait {time.share(total)} for the rank with the most work, "
         "which changes between steps.",
         evidence=(f"Most of the wait time is for {each}.",),
         advice="Balance the work: inputs of equal size (bucket by sequence length, equal numbers "
@@ -159,7 +178,7 @@ def _pipeline_bubble(_: CommOutliers, answers: Answers) -> Iterator[Measured]:
         total = int(waits["lost_ns"].sum())
         yield Measured(
             size=time.frac(total),
-            title=f"Pipeline bubble: ranks wait {time.share(total)} for the stage before or after.",
+            title=f"Ranks wait {time.share(total)} for the stage before or after.",
             evidence=tuple(pipeline.schedule(time, answers)),
             advice="Use more micro-batches per step, or a schedule with a smaller bubble "
             "(interleaved 1F1B, zero bubble).",
@@ -308,8 +327,9 @@ def _nearly_full_memory(result: CommOutliers, answers: Answers) -> Iterator[Meas
         size=full.height / result.memory.height,
         title=f"Device memory was nearly full during {full.height:,} of {result.memory.height:,} "
         f"slow collectives (up to {format_frac(worst['taken_frac'])} used).",
-        advice=f"{answers.program.library} has little memory for its buffers. Keep some memory "
-        "free: a smaller batch or torch.cuda.memory.set_per_process_memory_fraction(0.9).",
+        advice="Keep some memory free (a smaller batch or "
+        "torch.cuda.memory.set_per_process_memory_fraction(0.9)): "
+        f"{answers.program.library} has little memory for its buffers.",
         cost_bytes=worst["taken_bytes"],
         cost_frac=worst["taken_frac"],
         of="device memory",
@@ -339,7 +359,8 @@ def _exposed_communication(result: Overlap, answers: Answers) -> Iterator[Measur
     wait = f", plus {format_ns(time.each_ns(waited_ns))} of wait time for other ranks"
     yield Measured(
         size=time.frac(total),
-        title=f"Exposed communication: {time.share(total)}{wait if waited_ns else ''}.",
+        title=f"Communication is not overlapped with compute: {time.share(total)}"
+        f"{wait if waited_ns else ''}.",
         evidence=(
             f"{format_frac(sums['overlap_frac'])} of communication is overlapped with compute.",
             *filter(None, (why_exposed(result),)),

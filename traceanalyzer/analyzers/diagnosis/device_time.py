@@ -148,6 +148,19 @@ class DeviceTime:
         """Return wait time for one rank, for all causes of its delay."""
         return self.losses.filter("waited", pl.col("root_rank") == rank)
 
+    def share_of_one_step(self, rows: pl.DataFrame) -> float:
+        """Return the largest share of the intervals of a finding in one step (of all ranks)."""
+        device = pl.struct("rank", "device").hash().alias("on")
+        steps = self.windows.select(device, "step", begin="start").sort("begin")
+        ends = rows.select(device, end="end_ns", ns=pl.col("end_ns") - pl.col("start_ns"))
+        placed = ends.sort("end").join_asof(
+            steps, left_on="end", right_on="begin", by="on",
+            allow_exact_matches=False, check_sortedness=False,
+        )  # fmt: skip
+        by_step = placed.group_by("step").agg(pl.col("ns").sum())
+        whole = int(by_step["ns"].sum())
+        return float(by_step.select(pl.col("ns").max()).item()) / whole if whole else 1.0
+
     @cached_property
     def growth(self) -> pl.DataFrame:
         """Additional loss of slow steps over the median step of their device, by cause.

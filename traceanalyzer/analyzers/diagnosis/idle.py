@@ -284,6 +284,14 @@ def _launching(answers: Answers) -> Iterator[str]:
         yield (
             f"{format_frac(short)} of the kernels are shorter than {format_ns(SHORT_KERNEL_NS)}."
         )
+    lost = int(answers.time.of_cause(causes.LAUNCH)["lost_ns"].sum())
+    basis = "also outside steps and in gaps with another cause"
+    if result.waiting_ns <= lost:
+        basis = "in launch-bound stretches only"
+    yield (
+        f"All devices wait {format_ns(lost)} in total for late launches (the command launches: "
+        f"{format_ns(result.waiting_ns)}, {basis})."
+    )
     named = result.places.drop_nulls("place")
     if named.height:
         sums = named.group_by("place").agg(pl.col("waiting_ns").sum())

@@ -6,8 +6,11 @@ from dataclasses import dataclass, fields, replace
 import polars as pl
 
 from traceanalyzer.analyzers.base import Examination
+from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.analyzers.diagnosis import busy, clocks, communication, copies, idle, work
 from traceanalyzer.analyzers.diagnosis.budget import budget
+from traceanalyzer.analyzers.diagnosis.device_time import DeviceTime
+from traceanalyzer.analyzers.diagnosis.program import described
 from traceanalyzer.analyzers.diagnosis.result import (
     DIFFERENT_JOBS,
     FAILED,
@@ -16,6 +19,9 @@ from traceanalyzer.analyzers.diagnosis.result import (
     Diagnosis,
 )
 from traceanalyzer.analyzers.diagnosis.rule import Answers, Measured, Rule
+from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
+from traceanalyzer.analyzers.timeline.summary import summary
+from traceanalyzer.drawings import Lanes
 from traceanalyzer.errors import OptionError
 from traceanalyzer.result import SEVERITIES, Finding, Severity
 from traceanalyzer.units import format_count
@@ -105,9 +111,20 @@ def judge(examined: Examination, rules: Sequence[Rule] = RULES) -> Diagnosis:
         pl.DataFrame(rows, schema_overrides=_TYPES),
         examined.files,
         answers.time.per if answers.time.whole_ns else "",
+        answers.time.of if answers.time.whole_ns else "",
         warning=_warning(examined),
+        about=described(examined.results),
+        timeline=_timeline(examined),
         input_notes=(*filter(None, [examined.jobs]), *examined.notes),
     )
+
+
+def _timeline(examined: Examination) -> Lanes | None:
+    """Return a short timeline; None without idle time, or if the files are of different jobs."""
+    idle, compared = (examined.results.get(name) for name in ("gpu_idle", "comm_outliers"))
+    if examined.jobs or not isinstance(idle, GpuIdle):
+        return None
+    return summary(idle, compared if isinstance(compared, CommOutliers) else None)
 
 
 def _why_skipped(rule: Rule, examined: Examination) -> str | None:
@@ -147,6 +164,10 @@ def _by_severity(one: Finding) -> tuple[int, bool, float, str, str]:
 _EXPLAINED = 0.8
 
 
+#: From this share in one step on, a loss does not repeat.
+_NEARLY_ALL = 0.9
+
+
 @dataclass(frozen=True)
 class _Candidate:
     """A finding, and the shares of its cost that other findings explain, by rule id."""
@@ -157,11 +178,29 @@ class _Candidate:
 
 def _candidates(rule: Rule, answers: Answers) -> Iterator[_Candidate]:
     for measured in rule.judge(answers):
+        if measured.confidence == "high" and not _repeats(measured, answers.time):
+            measured = replace(measured, confidence="medium")
         severity = rule.severity(measured.size)
         if severity == "critical" and measured.confidence == "low":
             severity = "warning"
         if severity is not None:
             yield _Candidate(_finding(rule, severity, measured, answers), measured.explained)
+
+
+def _repeats(measured: Measured, time: DeviceTime) -> bool:
+    """Whether lost time was recorded more than once; also true for findings about other things.
+
+    That is, no step has nearly all of it; without steps, a device has several intervals of it.
+    Setup is known not to repeat.
+    """
+    rows = measured.intervals
+    if measured.total_ns is None or measured.once:
+        return True
+    if rows is None or rows.is_empty():
+        return not time.in_steps or time.windows["step"].n_unique() > 1
+    if time.in_steps:
+        return time.share_of_one_step(rows) < _NEARLY_ALL
+    return rows.height > rows.n_unique(["rank", "device"])
 
 
 def _finding(rule: Rule, severity: Severity, measured: Measured, answers: Answers) -> Finding:

@@ -10,7 +10,7 @@ from traceanalyzer.analyzers.diagnosis.rule import Answers, Measured, rule
 from traceanalyzer.analyzers.memory.attribution import frame_text
 from traceanalyzer.analyzers.memory.growth import GROWTH_ADVICE, MemoryGrowth
 from traceanalyzer.analyzers.memory.oom import MemoryErrors, located
-from traceanalyzer.analyzers.memory.oom_causes import FRAGMENTATION
+from traceanalyzer.analyzers.memory.oom_causes import FRAGMENTATION, is_growth
 from traceanalyzer.analyzers.memory.result import Memory
 from traceanalyzer.units import format_bytes, format_count, format_frac
 
@@ -19,8 +19,6 @@ _PLACE = ["rank", "path", "device"]
 _BY_CAUSE = {FRAGMENTATION: "memory-fragmentation"}
 #: The rule that explains fragmentation at an error: without a leak, with a leak.
 _OF_LEAK = ("out-of-memory", "memory-growth")
-#: Growth of a smaller share of allocated memory is not the cause of an error.
-_MUCH = 0.1
 
 
 @rule(
@@ -40,12 +38,13 @@ def _out_of_memory(result: MemoryErrors, answers: Answers) -> Iterator[Measured]
         errors = result.errors.join(firsts, on=_PLACE, how="semi", nulls_equal=True)
         asked, n = first["request_bytes"], errors.height
         line = frame_text(first["function"], first["file"], first["line"])
-        why = "" if leak else f" {cause};"
+        why = "" if leak else f" (cause: {cause})"
+        many = "" if n == 1 else f", the first of {n:,} errors"
         others = errors.filter(pl.col("cause") != cause)["cause"].value_counts().sort("cause")
         yield Measured(
             size=n,
-            title=f"Out of memory{'' if n == 1 else f' ({n:,} errors)'}:{why} {line} requested "
-            f"{'memory' if asked is None else format_bytes(asked)}.",
+            title=f"{line} requested {'memory' if asked is None else format_bytes(asked)} and ran "
+            f"out of memory{why}{many}.",
             evidence=(
                 f"{format_bytes(first['allocated_bytes'])} were allocated{located(first)}.",
                 *(f"{format_count(n, 'later error')}: {other}." for other, n in others.rows()),
@@ -78,10 +77,8 @@ def _leak_that_filled(answers: Answers) -> int:
     first = errors.errors.head(1)
     of_device = growth.suspects.join(first, on=_PLACE, how="semi", nulls_equal=True)
     grown = int(of_device["grown_bytes"].sum())
-    for row in first.iter_rows(named=True):
-        least = max(row["request_bytes"] or 0, row["missing_bytes"] or 0)
-        return grown if grown >= max(least, _MUCH * row["allocated_bytes"]) else 0
-    return 0
+    is_cause = any(is_growth(grown, row) for row in first.iter_rows(named=True))
+    return grown if is_cause else 0
 
 
 @rule(
@@ -136,7 +133,7 @@ def _memory_fragmentation(result: Memory, answers: Answers) -> Iterator[Measured
     is_root = error is not None and error["cause"] == FRAGMENTATION and not leak
     yield Measured(
         size=1.0 if is_root and worst["split"] else worst["split"],
-        title=f"Fragmentation: {format_frac(worst['split'])} of "
+        title=f"{format_frac(worst['split'])} of "
         f"{format_bytes(worst['fullest_reserved_bytes'])} reserved memory was free between "
         f"allocated blocks {when}{where}.",
         evidence=(f"{free} of reserved memory was free, between blocks or in unused segments.",),
@@ -180,12 +177,13 @@ def _allocator_retries(result: Memory, answers: Answers) -> Iterator[Measured]:
         size=retries,
         title=f"The allocator freed cached memory and retried cudaMalloc "
         f"{format_count(retries, 'time')}, which synchronises the device.",
-        advice="The memory is almost full: use a smaller batch or activation checkpointing"
+        advice="Use a smaller batch or activation checkpointing"
         + (
-            "."
+            ""
             if result.devices["expandable"].all()
-            else ", or PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."
-        ),
+            else ", or PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+        )
+        + ": the memory is almost full.",
         explained=_explained("out-of-memory" if _first_error(answers) else None),
     )
 
@@ -198,7 +196,7 @@ def _allocator_retries(result: Memory, answers: Answers) -> Iterator[Measured]:
     compares_ranks=True,
 )
 def _uneven_memory(result: Memory, _: Answers) -> Iterator[Measured]:
-    row = result.odd_one()
+    row = result.outlier()
     if row is None or not row["by"]:
         return
     side = "above" if row["by"] > 0 else "below"

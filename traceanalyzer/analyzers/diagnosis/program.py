@@ -4,14 +4,20 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import polars as pl
+
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 from traceanalyzer.analyzers.info.compute import Info
+from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.result import Result
+from traceanalyzer.units import format_count, format_ns
 
 #: GPUs older than Ampere: neither bfloat16 nor TF32 on tensor cores.
 _BEFORE_AMPERE = re.compile(
     r"\b(?:[KMPV]\d{1,3}[a-z]?|T4|TITAN|GTX|RTX (?:20|[3-8]000\b(?! Ada))|Quadro)", re.IGNORECASE
 )
+#: Most models of GPUs that are named.
+_MODELS = 2
 _AMD = re.compile(r"\bMI\d{2,3}|Radeon|Instinct", re.IGNORECASE)
 
 
@@ -22,23 +28,25 @@ class Program:
     Attributes:
         pytorch: whether PyTorch was recorded, or the framework is unknown.
         gpus: names of the GPUs.
+        one_host: whether all ranks of the job were recorded on one host.
     """
 
     pytorch: bool = True
     gpus: str = ""
+    one_host: bool = False
 
     @property
     def faster_precision(self) -> str:
         """Phrase for a precision that uses the tensor cores of these GPUs."""
         if not self.pytorch:
             half = "float16" if _BEFORE_AMPERE.search(self.gpus) else "bfloat16 or TF32"
-            return f"{half[0].upper()}{half[1:]} on tensor cores"
+            return f"{half} on tensor cores"
         if _BEFORE_AMPERE.search(self.gpus):
-            return "Mixed precision with float16 (torch.autocast with a gradient scaler)"
+            return "mixed precision with float16 (torch.autocast with a gradient scaler)"
         if _AMD.search(self.gpus):
-            return "Mixed precision (torch.autocast, bfloat16)"
+            return "mixed precision (torch.autocast, bfloat16)"
         return (
-            "Mixed precision (torch.autocast, bfloat16) or, on Ampere and later, TF32 "
+            "mixed precision (torch.autocast, bfloat16) or, on Ampere and later, TF32 "
             '(torch.set_float32_matmul_precision("high"))'
         )
 
@@ -61,21 +69,63 @@ class Program:
 
     def slow_network(self, *, on_host: bool) -> str:
         """Return advice for collectives that are slow on all ranks."""
+        if on_host and self.one_host:
+            return (
+                "Check the CPU usage of the host and its other processes: all ranks run on one "
+                "host, so collectives use its CPUs and memory, not a network."
+            )
         if on_host:
             return (
-                "The network is slow or shared, or the CPUs are busy: compare nodes and time of "
-                "day, and check which interface is used (GLOO_SOCKET_IFNAME)."
+                "Compare nodes and time of day, and check which interface is used "
+                "(GLOO_SOCKET_IFNAME): the network is slow or shared, or the CPUs are busy."
             )
         name = "Infinity Fabric" if _AMD.search(self.gpus) else "NVLink"
+        if self.one_host:
+            return (
+                f"Check the transport in the {self.library} log (NCCL_DEBUG=INFO), and other jobs "
+                f"on the host: {name} or PCIe is slow or shared."
+            )
         return (
-            f"The network or {name} is slow or shared: compare nodes and time of day, and "
-            f"check the transport in the {self.library} log (NCCL_DEBUG=INFO) and other jobs on "
-            "the fabric."
+            f"Compare nodes and time of day, check the transport in the {self.library} log "
+            f"(NCCL_DEBUG=INFO), and other jobs on the fabric: the network or {name} is slow or "
+            "shared."
         )
 
 
 def program(results: Mapping[str, Result]) -> Program:
     """Return framework and GPUs from the results."""
     idle, info = results.get("gpu_idle"), results.get("info")
-    named = info.files["devices"].drop_nulls().unique().sort() if isinstance(info, Info) else ()
-    return Program(idle.pytorch if isinstance(idle, GpuIdle) else True, ", ".join(named))
+    pytorch = idle.pytorch if isinstance(idle, GpuIdle) else True
+    if not isinstance(info, Info):
+        return Program(pytorch)
+    gpus = ", ".join(info.files["devices"].drop_nulls().unique().sort())
+    return Program(pytorch, gpus, _is_one_host(info.files))
+
+
+def _is_one_host(files: pl.DataFrame) -> bool:
+    """Whether all ranks of the job are in the files, and all files name the same host."""
+    ranks, world = files["rank"].drop_nulls().n_unique(), files["world_size"].max()
+    complete = isinstance(world, int) and ranks == world
+    return complete and not files["host"].null_count() and files["host"].n_unique() == 1
+
+
+def described(results: Mapping[str, Result]) -> str:
+    """Return what was recorded: ``8 ranks on 2 hosts, NVIDIA H100, 6 steps``, median step."""
+    parts = []
+    info, steps = results.get("info"), results.get("steps")
+    if isinstance(info, Info):
+        ranks, hosts = (info.files[name].drop_nulls().n_unique() for name in ("rank", "host"))
+        count = format_count(ranks, "rank") if ranks else format_count(info.files.height, "file")
+        parts.append(f"{count} on {format_count(hosts, 'host')}" if hosts > 1 else count)
+        models = {_model(one) for one in info.files["devices"].drop_nulls()}
+        parts += sorted(models - {"GPU"})[:_MODELS]
+    if isinstance(steps, Steps) and (number := steps.ranks["steps"].max()):
+        parts.append(format_count(number, "step"))  # type: ignore[arg-type]
+        median = steps.scalars["median_ns"]
+        parts += [f"median step {format_ns(round(median))}"] if median else []
+    return ", ".join(parts)
+
+
+def _model(devices: str) -> str:
+    """Return the GPUs of a file without their number: ``4x NVIDIA H100`` is ``NVIDIA H100``."""
+    return re.sub(r"^\d+x ", "", devices)

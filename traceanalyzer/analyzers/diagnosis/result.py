@@ -8,10 +8,16 @@ from typing import Any
 import polars as pl
 
 from traceanalyzer.analyzers.common.display import headings
+from traceanalyzer.analyzers.gpu_idle import causes
+from traceanalyzer.analyzers.timeline.states import NAMES, OF_CAUSE
+from traceanalyzer.drawings import Budget, BudgetPart, Lanes
 from traceanalyzer.result import SEVERITIES, Finding, Result, Severity, Table, View
 from traceanalyzer.units import format_count
 
 FAILED, PASSED, SKIPPED = "failed", "passed", "skipped"
+
+#: With this many times as many skipped as passed checks, "no problems" means little.
+_FEW = 4
 
 #: Why a check is skipped if the files are not from one job.
 DIFFERENT_JOBS = "the files are from different jobs"
@@ -32,6 +38,15 @@ _TYPES: dict[str, pl.DataType | type[pl.DataType]] = {
 }
 _FINDINGS = {
     one.name: _TYPES.get(one.name, pl.String) for one in fields(Finding) if one.name != "intervals"
+}
+
+#: States of a timeline by the name of the row of the budget.
+_STATES = {causes.NAMES[cause]: state for cause, state in OF_CAUSE.items() if cause in causes.NAMES}
+_BUDGET_STATES = {
+    "compute and copies": "compute",
+    "operators": "compute",
+    "transfer": "transfer",
+    "wait time for other ranks": "waiting",
 }
 
 _BUDGET = headings("part, name, each_ns: mean, time_frac: of time")
@@ -55,7 +70,7 @@ class Diagnosis(Result):
     """Result of :func:`traceanalyzer.diagnose`.
 
     Attributes:
-        found: root causes with their effects, sorted by severity, then by cost.
+        findings: root causes with their effects, sorted by severity, then by cost.
         budget: where the time of all devices goes, see
             :func:`~traceanalyzer.analyzers.diagnosis.budget.budget`.
         rules: one row per check: rule, status (``failed``, ``passed`` or ``skipped``), why (reason
@@ -63,15 +78,21 @@ class Diagnosis(Result):
             the rule has none), analysis.
         inputs: paths of the files that were read.
         per: unit of the means in ``budget``: ``step and GPU``, ``GPU`` ...
+        of: what the shares in ``budget`` are shares of: step time or the recorded time.
         warning: a limitation of all findings, such as a truncated file; empty if there is none.
+        about: ranks, GPUs and steps that were recorded, in one line.
+        timeline: a timeline of the devices with most idle time and of the median one, or None.
     """
 
-    found: tuple[Finding, ...]
+    findings: tuple[Finding, ...]
     budget: pl.DataFrame
     rules: pl.DataFrame
     inputs: tuple[str, ...]
     per: str = ""
+    of: str = ""
     warning: str = ""
+    about: str = ""
+    timeline: Lanes | None = None
 
     def view(self) -> View:
         """Return findings, budget, and the status of all checks."""
@@ -82,20 +103,23 @@ class Diagnosis(Result):
             notes=self._notes(),
             tables=self._tables(),
             scalars={"files": len(self.inputs), **counts},
-            findings=self.found,
+            findings=self.findings,
+            recorded=self.about,
+            budget_bar=self._bar(),
+            timelines=lambda: (self.timeline,) if self.timeline else (),
         )
 
     @property
     def worst(self) -> Severity | None:
         """The highest severity of all findings, or None."""
-        return self.found[0].severity if self.found else None
+        return self.findings[0].severity if self.findings else None
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values; ``docs/diagnosis.schema.json`` describes the keys."""
         versions = {"schema_version": SCHEMA_VERSION, "tool_version": version("traceanalyzer")}
         lists = {
             "inputs": list(self.inputs),
-            "findings": [one.to_dict() for one in self.found],
+            "findings": [one.to_dict() for one in self.findings],
         }
         return versions | super().to_dict() | lists
 
@@ -104,11 +128,13 @@ class Diagnosis(Result):
         counts = [(self._count(name), name) for name in reversed(SEVERITIES)]
         skipped = self.rules.filter(pl.col("status") == SKIPPED)
         passed = self.rules.filter(pl.col("status") == PASSED).height
-        if self.found:
+        if self.findings:
             each = ", ".join(_number_of(n, name) for n, name in counts if n)
-            text = f"{format_count(len(self.found), 'problem')} found ({each})."
+            text = f"{format_count(len(self.findings), 'problem')} found ({each})."
         else:
-            text = "No problems found." if passed else "No check was possible."
+            text = "No problems found" if passed else "No check was possible"
+            few = passed and passed < skipped.height / _FEW
+            text += " by the few checks that this data allows." if few else "."
         checks = [f"{format_count(passed, 'check')} passed"] if passed else []
         if skipped.height:
             reason = "" if DIFFERENT_JOBS in skipped["why"] else " (data not recorded)"
@@ -116,6 +142,25 @@ class Diagnosis(Result):
             checks.append(f"{what} skipped{reason}")
         texts = [self.warning, text, f"{', '.join(checks)}." if checks else ""]
         return " ".join(filter(None, texts))
+
+    def _bar(self) -> Budget | None:
+        """Return the budget as a bar: busy, transfer, waiting, idle time by state."""
+        sums: dict[str, list[tuple[str, int, float]]] = {}
+        rows = self.budget.select("part", "name", "each_ns", "time_frac").drop_nulls()
+        for part, name, ns, frac in rows.filter(pl.col("part") != "of busy").iter_rows():
+            state = _STATES.get(name, "idle") if part == "idle" else _BUDGET_STATES.get(name)
+            if state and ns:
+                sums.setdefault(state, []).append((name, ns, frac))
+        labels = {**NAMES, "compute": "busy"}
+        labels["transfer"] = "transfer" if sums.get("waiting") else "communication, wait included"
+        parts = [
+            BudgetPart(state, labels[state], sum(n for _, n, _ in of), sum(f for *_, f in of))
+            for state in NAMES
+            if (of := sums.get(state))
+        ]
+        return (
+            Budget(f"Time per {self.per}" if self.per else "Time", tuple(parts)) if parts else None
+        )
 
     def _notes(self) -> tuple[str, ...]:
         """Return the meaning of costs, skipped checks by reason, and how to list what they need."""
@@ -127,7 +172,7 @@ class Diagnosis(Result):
         short = pl.col("why").map_elements(_reason, pl.String)
         reasons = skipped.group_by(short, maintain_order=True).len().rows()
         return (
-            *((costs,) if any(one.cost_ns for one in self.found) else ()),
+            *((costs,) if any(one.cost_ns for one in self.findings) else ()),
             *(f"{format_count(n, 'check')} skipped: {why}." for why, n in reasons),
             *(("--top all lists what to record for skipped checks.",) if reasons else ()),
         )
@@ -137,7 +182,7 @@ class Diagnosis(Result):
             "rule, status, why: why skipped, looks_for: looks for, measure: measured, "
             "info: info from, warning: warning from, critical: critical from"
         )
-        severe = any(one.severity != "info" for one in self.found)
+        severe = any(one.severity != "info" for one in self.findings)
         return (
             Table("findings", "Findings", self._frame(), columns={}),
             *(
@@ -152,7 +197,7 @@ class Diagnosis(Result):
         """Return one row per finding."""
         rows = [
             one.to_dict() | {"effects": [effect.title for effect in one.effects]}
-            for one in self.found
+            for one in self.findings
         ]
         return pl.DataFrame(rows, schema=_FINDINGS, orient="row")
 
@@ -160,4 +205,4 @@ class Diagnosis(Result):
         return f"Where the time goes{f' (mean per {self.per})' if self.per else ''}"
 
     def _count(self, severity: Severity) -> int:
-        return sum(one.severity == severity for one in self.found)
+        return sum(one.severity == severity for one in self.findings)

@@ -56,7 +56,7 @@ def _uneven_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
     reason, remedy = _why_slow(result, answers, worst)
     yield Measured(
         size=cost / whole,
-        title=f"Uneven steps: {format_frac(cost / whole)} of step time is beyond the median step."
+        title=f"{format_frac(cost / whole)} of step time is beyond the median step."
         f"{f' Cause: {reason}.' if reason else ''}",
         evidence=(slowest, *_other_slow(result, longer, worst)),
         advice=remedy,
@@ -187,7 +187,7 @@ def _prefill_stalls(result: Steps, _: Answers) -> Iterator[Measured]:
     steps = format_count(long.height, "prefill or mixed step")
     yield Measured(
         size=cost / whole,
-        title=f"Prefill stalls decoding: {steps} take {format_frac(cost / whole)} of step time, "
+        title=f"{steps} take {format_frac(cost / whole)} of step time, "
         f"{format_ns(usual)} each (median), {usual / decode:.1f} times as long as a decode step.",
         evidence=(
             f"The longest is {longest['step']}: {format_ns(longest['duration_ns'])}.",
@@ -220,15 +220,16 @@ def _time_between_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
     rank = f" on {worst['on']}" if result.ranks.height > 1 else ""
     yield Measured(
         size=worst["between_frac"],
-        title=f"Time between steps{rank}: {format_ns(worst['between_ns'])} "
-        f"({format_frac(worst['between_frac'])} of the time).",
+        title=f"{format_ns(worst['between_ns'])} ({format_frac(worst['between_frac'])} of the "
+        f"time) are between steps{rank}.",
         evidence=(*_running_between(result, worst), *_between_steps(answers)),
         advice=(
-            "An inference engine schedules, samples and waits for requests between steps"
+            "Look at the code in a flame graph: between steps an inference engine schedules, "
+            "samples and waits for requests."
             if result.phases.height
-            else "Evaluate, log and save less often, or in the background"
-        )
-        + "; a flamegraph shows the code.",
+            else "Evaluate, log and save less often, or in the background; a flame graph shows the "
+            "code."
+        ),
         total_ns=int(rows["between_ns"].sum()),
         confidence="medium",
     )
@@ -291,7 +292,7 @@ def _hot_line(result: LeafPaths, _: Answers) -> Iterator[Measured]:
         title=f"{format_frac(share)} of samples are in or below one line of your own code: "
         f"{name} ({path}:{line}).",
         evidence=(f"{part} in or below the line, {whole} in total.",),
-        advice="A flamegraph shows the functions that it calls.",
+        advice="Look at the functions that it calls in a flame graph (traceanalyzer flamegraph).",
         of="samples",
     )
 
@@ -315,8 +316,8 @@ def _busy_processors(result: HostMetrics, _: Answers) -> Iterator[Measured]:
             size=share,
             title=f"Host CPU usage was {BUSY_PERCENT} % or more for {format_frac(share)} of the "
             f"time ({mean:.0f} % on average).",
-            advice="Data loading and kernel launches compete for CPUs: use fewer loader workers "
-            "than cores, limit OMP_NUM_THREADS, and run nothing else on the node.",
+            advice="Use fewer loader workers than cores, limit OMP_NUM_THREADS, and run nothing "
+            "else on the node: data loading and kernel launches compete for CPUs.",
             of="the time",
             confidence="medium",
         )
@@ -354,7 +355,7 @@ def _swapping(result: HostMetrics, _: Answers) -> Iterator[Measured]:
         yield Measured(
             size=row["max"],
             title=f"Swap is in use: up to {format_bytes(row['max'])}.",
-            advice="The host has too little memory for its processes: reduce their memory use.",
+            advice="Reduce the memory use of the processes: the host has too little memory.",
             cost_bytes=round(row["max"]),
             confidence="medium",
         )
@@ -382,12 +383,12 @@ def _busy_disk(result: HostMetrics, _: Answers) -> Iterator[Measured]:
 
 @rule(
     "info",
-    "lost events: a file is truncated or damaged",
-    "files with lost events",
+    "dropped events: a file is truncated or damaged",
+    "files with dropped events",
     {"warning": 1},
     counts=True,
 )
-def _lost_events(result: Info, _: Answers) -> Iterator[Measured]:
+def _dropped_events(result: Info, _: Answers) -> Iterator[Measured]:
     lost = result.issues.filter(pl.col("severity").is_in(_LOSSES), pl.col("code") != NO_GPU_WORK)
     files = lost["path"].n_unique()
     if not files:
@@ -397,11 +398,11 @@ def _lost_events(result: Info, _: Answers) -> Iterator[Measured]:
     yield Measured(
         size=files,
         title=f"{files:,} of {format_count(result.files.height, 'file')} "
-        f"{'has' if files == 1 else 'have'} lost events: "
+        f"{'has' if files == 1 else 'have'} dropped events: "
         f"{', '.join(sorted(lost['code'].unique()))}.",
         evidence=(f"{first['path']}: {first['code']}{place}.",),
-        advice="All numbers are without these events. Stop the profiler before the job ends, so "
-        "that it can write the complete file.",
+        advice="Stop the profiler before the job ends, so that it can write the complete file. All "
+        "numbers are without these events.",
     )
 
 
@@ -475,5 +476,5 @@ def _missing_ranks(result: Info, _: Answers) -> Iterator[Measured]:
 
 RULES = (
     _uneven_steps, _prefill_stalls, _time_between_steps, _hot_line, *memory.RULES, _busy_processors,
-    _full_host_memory, _swapping, _busy_disk, _lost_events, _gpu_not_traced, _missing_ranks,
+    _full_host_memory, _swapping, _busy_disk, _dropped_events, _gpu_not_traced, _missing_ranks,
 )  # fmt: skip

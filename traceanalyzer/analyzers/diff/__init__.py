@@ -24,7 +24,7 @@ def diff(
     after: Inputs,
     *,
     step_name: str | None = None,
-    patterns: str | Sequence[str] = (),
+    comm_patterns: str | Sequence[str] = (),
     min_change: float = MIN_CHANGE,
     **reading: Unpack[Reading],
 ) -> Diff:
@@ -40,7 +40,7 @@ def diff(
         before: a trace, a file or a folder, or several of them: the run to compare with.
         after: the same for the run to judge; it may have another format.
         step_name: a regular expression; slices whose names match are steps.
-        patterns: regular expressions of further kernel names that are communication.
+        comm_patterns: regular expressions of further kernel names that are communication.
         min_change: the least significant change, as a fraction of the smaller value.
         **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
 
@@ -52,4 +52,4 @@ def diff(
     from traceanalyzer.analyzers.diff.compute import DIFF
     from traceanalyzer.run import run
 
-    return run(DIFF, after, Options(step_name, patterns, min_change, before), **reading)
+    return run(DIFF, after, Options(step_name, comm_patterns, min_change, before), **reading)

@@ -7,7 +7,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.common.display import listed
 from traceanalyzer.analyzers.diff.runs import Measure, Run
-from traceanalyzer.units import format_frac
+from traceanalyzer.units import format_count, format_frac
 
 _NAMED = 3
 
@@ -40,7 +40,8 @@ _DIFFERENCES: dict[str, Callable[[Run], Sequence[str]]] = {
         {f"{fact.format} {fact.version}" for fact in run.facts if fact.version}
     ),
     "The world sizes differ": lambda run: [
-        f"{size:,} ranks" for size in sorted({f.world_size for f in run.facts if f.world_size})
+        format_count(size, "rank")
+        for size in sorted({f.world_size for f in run.facts if f.world_size})
     ],
     "The numbers of recorded ranks differ": lambda run: [str(run.ranks)],
     _EXTRAS: lambda run: sorted({extra for fact in run.facts for extra in fact.extras}),
@@ -50,7 +51,7 @@ _DIFFERENCES: dict[str, Callable[[Run], Sequence[str]]] = {
 def obstacle(before: Run, after: Run, measure: Measure | None) -> str | None:
     """Return why the runs cannot be compared; None if they can.
 
-    Runs with marked steps are assumed to be comparable. Without steps they must have a kernel or an
+    Runs with steps are assumed to be comparable. Without steps they must have a kernel or an
     operator in common.
     """
     if measure is None:
@@ -87,6 +88,11 @@ def _different(runs: tuple[Run, Run]) -> Iterator[str]:
 def _of_measure(runs: tuple[Run, Run], measure: Measure) -> Iterator[str]:
     before, after = runs
     if measure.name == "step":
+        if after.steps is not None and after.steps.by_kernels:
+            yield (
+                "No steps are marked: a step is one repeat of a sequence of kernels, with equal "
+                "work in both runs."
+            )
         yield from _of_steps(before, after)
         return
     for run, when in ((before, "before"), (after, "after")):

@@ -31,7 +31,7 @@ from traceanalyzer.trace import Trace, is_truncated
 P = TypeVar("P")
 
 #: Columns of a step: busy time and idle causes of the device or main thread.
-BEHAVIOUR = tuple(f"{sort}_ns" for sort in (BUSY, *CAUSES))
+BEHAVIOUR = tuple(f"{part}_ns" for part in (BUSY, *CAUSES))
 
 #: Recorded data with overhead, by the kind of its events.
 _EXTRAS = {
@@ -72,22 +72,22 @@ def measure(trace: Trace, options: Options) -> runs.Part:
         MissingData: the trace has no data to compare.
         OptionError: a pattern is not a regular expression.
     """
-    of_idle = gpu_idle.GPU_IDLE.options(patterns=options.patterns, step_name=options.step_name)
+    of_idle = gpu_idle.GPU_IDLE.options(
+        comm_patterns=options.comm_patterns, step_name=options.step_name
+    )
     idle = _part_or_none(lambda: gpu_idle.GPU_IDLE.part(trace, of_idle))
-    of_kernels = kernels.KERNELS.options(patterns=options.patterns)
+    of_kernels = kernels.KERNELS.options(comm_patterns=options.comm_patterns)
     work = _part_or_none(lambda: kernels.measure(trace, of_kernels))
     calls = _part_or_none(lambda: operators.take(trace, operators.OPERATORS.options()))
-    of_comm = comm.COMM_OUTLIERS.options(patterns=options.patterns)
+    of_comm = comm.COMM_OUTLIERS.options(comm_patterns=options.comm_patterns)
     of_stacks = flamegraph.FLAMEGRAPH.options(kinds=("sample",))
     # times of a snapshot are those of allocator calls: only its memory counts
     of_steps = steps.STEPS.options(options.step_name)
     steps_part = (
         None if is_snapshot(trace) else _part_or_none(lambda: steps.measure(trace, of_steps))
     )
-    if steps_part is not None and steps_part.by_kernels:
-        steps_part = None  # inferred steps may begin elsewhere in the other run
     marks = None if steps_part is None else steps_part.steps.select("start", "end").unique()
-    pieces = device_work(trace, options.patterns)
+    pieces = device_work(trace, options.comm_patterns)
     part = runs.Part(
         facts=_facts(trace),
         steps=None if steps_part is None else _with_behaviour(steps_part, idle),
@@ -114,7 +114,7 @@ def combine(parts: Sequence[runs.Part], options: Options, base: Sequence[runs.Pa
         options: the options.
         base: one for each rank of the run before.
     """
-    both = (runs.run_of(base), runs.run_of(parts))
+    both = runs.with_same_steps(runs.run_of(base), runs.run_of(parts), options.min_change)
     measure = runs.measured(*both, options.min_change)
     why = comparable.obstacle(*both, measure)
     measure = None if why else measure

@@ -22,7 +22,7 @@ class Options(AnalyzerOptions):
     step_name: str | None = option(
         None, help="Slices whose names match are steps.", metavar="REGEX"
     )
-    patterns: Sequence[str] = option(
+    comm_patterns: Sequence[str] = option(
         (),
         help="Kernels whose names match are communication too. Repeatable.",
         flag="--comm-pattern",

@@ -11,7 +11,8 @@ from traceanalyzer.analyzers.common.display import headings, known_columns, list
 from traceanalyzer.analyzers.diff import runs
 from traceanalyzer.analyzers.diff.runs import Measure, Name, Outcome
 from traceanalyzer.analyzers.memory.diff import MemoryDiff
-from traceanalyzer.result import Chart, Flame, Result, Table, View
+from traceanalyzer.drawings import Chart, Flame
+from traceanalyzer.result import Result, Table, View
 from traceanalyzer.units import format_bytes, format_frac, format_ns, format_weight
 
 
@@ -122,11 +123,7 @@ _SUBJECTS: dict[Name, str] = {
     "samples": "total weight",
     "memory": "memory peak",
 }
-_OUTCOMES = {
-    "regression": "Regression",
-    "improvement": "Improvement",
-    "no change": "No change",
-}
+_OUTCOMES = {"regression": "Regression", "improvement": "Improvement"}
 
 
 def _verdict(result: Diff) -> str:
@@ -155,16 +152,15 @@ def _outcome(measure: Measure) -> str:
         if measure.outcome == "no change" and noise is not None and noise > _NOISY_FRAC
         else ""
     )
-    outcome = _OUTCOMES[measure.outcome]
-    if measure.outcome == "no change" and not _is_small(measure):
-        outcome = "No significant change"
     same = "for the same work, " if measure.work != 1 else ""
     values = (measure.after, measure.before)
     after, before = (format_weight(value, measure.unit) for value in values)
-    return (
-        f"{outcome}: {same}{_SUBJECTS[measure.name]} {after}, before {before} "
-        f"({middle}{change}{spread}).{limit}"
-    )
+    subject = _SUBJECTS[measure.name]
+    numbers = f"{after}, before {before} ({middle}{change}{spread}).{limit}"
+    if measure.outcome != "no change":
+        return f"{_OUTCOMES[measure.outcome]}: {same}{subject} {numbers}"
+    outcome = "No change" if _is_small(measure) else "No significant change"
+    return f"{outcome} of {subject}: {same}{numbers}"
 
 
 def _is_small(measure: Measure) -> bool:
@@ -210,7 +206,7 @@ def _parts_alone(parts: pl.DataFrame, measure: Measure) -> str:
         pl.col("change_ns").abs() >= _PART_FRAC * measure.before,
     ).head(_NAMED)
     named = [_changed(row, row["part"]) for row in rows.iter_rows(named=True)]
-    return f"Parts of it changed: {listed(named)}." if named else ""
+    return f"Parts with a significant change: {listed(named)}." if named else ""
 
 
 def _mean(result: Diff, measure: Measure) -> str:
@@ -247,7 +243,8 @@ def _changed(row: dict[str, Any], name: str) -> str:
         return f"{name} is new ({format_ns(row['after_ns'])})"
     if row["state"] == runs.GONE:
         return f"{name} is gone ({format_ns(row['before_ns'])})"
-    return f"{name} from {format_ns(row['before_ns'])} to {format_ns(row['after_ns'])}"
+    change = f" ({signed_frac(row['change_frac'])})" if row["change_frac"] is not None else ""
+    return f"{name} from {format_ns(row['before_ns'])} to {format_ns(row['after_ns'])}{change}"
 
 
 def _collectives(result: Diff) -> str:

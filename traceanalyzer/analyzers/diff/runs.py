@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -266,36 +266,79 @@ def measured(before: Run, after: Run, least: float) -> Measure | None:
     return None
 
 
-def work_ratio(before: Run, after: Run, least: float) -> float:
-    """Return the work after as a multiple of the work before.
+def with_same_steps(before: Run, after: Run, least: float) -> tuple[Run, Run]:
+    """Return the runs without inferred steps, unless both runs have equal work in such a step.
 
-    This is the median of the ratios of kernel counts (else operator counts), weighted by time,
-    without copies and communication, whose counts do not scale with the work. 1 if it is closer to
-    1 than a significant change, or if common kernels take less than half of either run's time.
+    Steps inferred from kernels are repeats of a sequence, which may be a part of a step in one run
+    and several steps in the other one.
+    """
+    inferred = [run.steps is not None and run.steps.by_kernels for run in (before, after)]
+    if all(inferred):
+        ratio = _median_ratio([_counts_in_steps(run) for run in (before, after)], "total_ns")
+        if ratio is not None and max(ratio, 1 / ratio) <= 1 + least:
+            return before, after
+    without = [
+        replace(run, steps=None) if is_inferred else run
+        for run, is_inferred in zip((before, after), inferred, strict=True)
+    ]
+    return without[0], without[1]
+
+
+def work_ratio(before: Run, after: Run, least: float) -> float:
+    """Return the work after as a multiple of the work before, by :func:`_median_ratio`.
+
+    Without kernels in both runs operators count. 1 if it is closer to 1 than a significant change,
+    or unknown.
     """
     table, time = ("work", "total_ns") if before.kernels and after.kernels else _OPERATORS
-    rows = [_counts(run, table, time) for run in (before, after)]
+    ratio = _median_ratio([_counts(run, table, time) for run in (before, after)], time)
+    return ratio if ratio is not None and max(ratio, 1 / ratio) > 1 + least else 1.0
+
+
+def _median_ratio(rows: Sequence[pl.DataFrame], time: str) -> float | None:
+    """Return the median of the ratios of counts after and before, weighted by time.
+
+    None if common kernels or operators take less than half of either run's time.
+
+    Args:
+        rows: name, n and ``time`` of each run.
+        time: column of the time.
+    """
     both = rows[0].join(rows[1], on="name", suffix="_after")
     shared = [both[time].sum(), both[f"{time}_after"].sum()]
     whole = [frame[time].sum() for frame in rows]
     if any(2 * part < of or not of for part, of in zip(shared, whole, strict=True)):
-        return 1.0
+        return None
     ratio = pl.col("n_after") / pl.col("n")
     weight = pl.col(time) / whole[0] + pl.col(f"{time}_after") / whole[1]
     ordered = both.select(ratio.alias("ratio"), weight.alias("weight")).sort("ratio")
     reached = ordered["weight"].cum_sum() >= ordered["weight"].sum() / 2
-    median = float(ordered["ratio"][reached.arg_true()[0]])
-    return median if max(median, 1 / median) > 1 + least else 1.0
+    return float(ordered["ratio"][reached.arg_true()[0]])
+
+
+def _counts_in_steps(run: Run) -> pl.DataFrame:
+    """Return count per step and total time of each kernel that starts in a step."""
+    if run.work is None or run.steps is None:
+        return pl.DataFrame(schema={"name": pl.String, "n": pl.Float64, "total_ns": pl.Int64})
+    rows = run.work.filter(pl.col("mark").is_not_null(), ~pl.col("family").str.contains(_NO_WORK))
+    return _summed(rows, "total_ns", run.steps.steps.height)
 
 
 def _counts(run: Run, table: str, time: str) -> pl.DataFrame:
-    """Return count per device or rank and total time of each kernel or operator."""
+    """Return count per device or rank and total time of each kernel or operator.
+
+    Copies and communication are left out: their counts do not scale with the work.
+    """
     rows: pl.DataFrame = getattr(run, table)
     if table == "work" and run.kernels:
         each = run.kernels.devices.height
         rows = rows.filter(~pl.col("family").str.contains(_NO_WORK))
     else:
         each = run.ranks
+    return _summed(rows, time, each)
+
+
+def _summed(rows: pl.DataFrame, time: str, each: int) -> pl.DataFrame:
     sums = rows.drop_nulls("name").group_by("name").agg(pl.col("n", time).sum())
     return sums.filter(pl.col("n") > 0, pl.col(time) > 0).with_columns(pl.col("n") / each)
 

@@ -10,8 +10,8 @@ from traceanalyzer.analyzers.common.columns import of_one_unit
 from traceanalyzer.analyzers.common.libraries import by_component
 from traceanalyzer.analyzers.flamegraph import result, tree, weights
 from traceanalyzer.analyzers.flamegraph.options import Options
+from traceanalyzer.drawings import Flame
 from traceanalyzer.errors import MissingData
-from traceanalyzer.result import Flame
 from traceanalyzer.trace import Trace, record_hint
 from traceanalyzer.units import format_frac, format_weight
 from traceanalyzer.vocabulary import ALLOCATOR_KINDS, HOST_KINDS

@@ -8,7 +8,8 @@ import polars as pl
 
 from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.flamegraph.weights import NO_STACK, TOO_DEEP
-from traceanalyzer.result import Flame, Result, Table, View
+from traceanalyzer.drawings import Flame
+from traceanalyzer.result import Result, Table, View
 from traceanalyzer.units import format_count, format_frac, format_weight
 
 #: Notes on the counts of a part, if not zero.

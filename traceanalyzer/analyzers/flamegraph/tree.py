@@ -195,7 +195,7 @@ class Drawn:
     """The boxes, and the number and weight of merged ones.
 
     Attributes:
-        frame: the frame of :class:`~traceanalyzer.result.Flame`.
+        frame: the frame of :class:`~traceanalyzer.drawings.Flame`.
         least_frac: boxes below this fraction of the total are merged.
         hidden: number of merged boxes.
         hidden_weight: their weight.

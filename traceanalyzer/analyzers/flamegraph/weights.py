@@ -8,7 +8,7 @@ from pathlib import PurePath
 import numpy as np
 import polars as pl
 
-from traceanalyzer.analyzers.common.columns import looked_up
+from traceanalyzer.analyzers.common.columns import left_join
 from traceanalyzer.analyzers.common.names import python_frame
 from traceanalyzer.errors import InputError, MissingData, OptionError
 from traceanalyzer.frames import intervals, nesting, numbering, stack_weights
@@ -237,7 +237,7 @@ def _frames(names: pl.Series) -> pl.DataFrame:
         file=parsed.field("file"),
         line=parsed.field("line"),
     )
-    return looked_up(names.to_frame("slice"), known, "slice").drop("slice")
+    return left_join(names.to_frame("slice"), known, "slice").drop("slice")
 
 
 # --- groups ----------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ def gpu_idle(
     *,
     min_gap_ns: int = 10_000,
     dataloader: str | Sequence[str] = (),
-    patterns: str | Sequence[str] = (),
+    comm_patterns: str | Sequence[str] = (),
     by: By = "device",
     library_names: str | Sequence[str] = (),
     step_name: str | None = None,
@@ -45,7 +45,7 @@ def gpu_idle(
         min_gap_ns: shorter gaps count as ``short_gap``, the normal distance between kernels.
         dataloader: regular expressions of the host slices that are data loading, in place of
             :data:`~traceanalyzer.analyzers.gpu_idle.causes.DATALOADER`.
-        patterns: regular expressions of further kernels that are communication.
+        comm_patterns: regular expressions of further kernels that are communication.
         by: ``device``; ``process``: a row per process on a device; ``step``: list steps first.
         library_names: libraries whose innermost Python frame is reported for each gap; none: the
             user's own code.
@@ -60,5 +60,5 @@ def gpu_idle(
     from traceanalyzer.analyzers.gpu_idle.compute import GPU_IDLE
     from traceanalyzer.run import run
 
-    options = Options(min_gap_ns, dataloader, patterns, by, library_names, step_name)
+    options = Options(min_gap_ns, dataloader, comm_patterns, by, library_names, step_name)
     return run(GPU_IDLE, inputs, options, **reading)

@@ -150,49 +150,48 @@ WAITING = {
 #: The same for all causes of lost time.
 LOSING = {**WAITING, EXPOSED: "exposed communication", COPIES: "exposed copies"}
 
-#: Advice by cause; " would save ... at most." follows.
+#: Advice by cause; ": saves up to ..." follows.
 _ADVICE = {
-    PROFILER: "Recording less (fewer kinds of events, fewer steps)",
-    SHORT_GAP: "Fewer, larger kernels (torch.compile, CUDA graphs, fused optimizers)",
-    DATALOADING: "More loader workers (num_workers, prefetch_factor, persistent_workers), "
+    PROFILER: "Record less (fewer kinds of events, fewer steps)",
+    SHORT_GAP: "Use fewer, larger kernels (torch.compile, CUDA graphs, fused optimizers)",
+    DATALOADING: "Use more loader workers (num_workers, prefetch_factor, persistent_workers), "
     "cheaper transforms or faster storage",
-    BATCH_COPY: "Pinned memory (DataLoader(pin_memory=True)) and .to(device, "
-    "non_blocking=True) overlap copies with kernels, which",
-    MODULE_LOADING: "Loading kernels before the timed part (warm-up steps, "
-    "CUDA_MODULE_LOADING=EAGER)",
-    SYNCHRONISATION: "Avoiding synchronisation in the loop (.item(), .cpu(), print of a "
-    "tensor, torch.cuda.synchronize) lets the host run ahead, which",
-    MEMORY_MANAGEMENT: "A steady allocation pattern (no empty_cache in the loop, "
-    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True) avoids these calls, which",
-    CHECKPOINT_IO: "Loading before the loop, and saving asynchronously or less often "
-    "(torch.distributed.checkpoint.async_save),",
-    PEER: "Removing the delay of the straggler (comm-outliers, with the files of all ranks)",
-    LAUNCH: "Fewer launches (CUDA graphs, torch.compile, larger batches, fused optimizers)",
-    HOST_CODE: "Moving this code off the main thread",
+    BATCH_COPY: "Overlap copies with kernels (DataLoader(pin_memory=True) and .to(device, "
+    "non_blocking=True))",
+    MODULE_LOADING: "Load kernels before the timed part (warm-up steps, CUDA_MODULE_LOADING=EAGER)",
+    SYNCHRONISATION: "Avoid synchronisation in the loop (.item(), .cpu(), print of a tensor, "
+    "torch.cuda.synchronize), so that the host can run ahead",
+    MEMORY_MANAGEMENT: "Keep allocations steady to avoid these calls (no empty_cache in the loop, "
+    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True)",
+    CHECKPOINT_IO: "Load before the loop, and save asynchronously or less often "
+    "(torch.distributed.checkpoint.async_save)",
+    PEER: "Find and remove the delay of the straggler (comm-outliers, with the files of all ranks)",
+    LAUNCH: "Reduce the number of launches (CUDA graphs, torch.compile, larger batches, fused "
+    "optimizers)",
+    HOST_CODE: "Move this code off the main thread",
 }
 #: Other advice for programs without PyTorch.
 _ADVICE_ELSEWHERE = {
-    SHORT_GAP: "Fewer, larger kernels (fusion, CUDA graphs)",
-    DATALOADING: "More loader threads, more prefetching, or faster storage",
-    BATCH_COPY: "Pinned host memory (cudaMallocHost) and cudaMemcpyAsync on a separate stream "
-    "overlap copies with kernels, which",
-    SYNCHRONISATION: "Fewer calls that wait for the device (cudaDeviceSynchronize, "
-    "cudaStreamSynchronize, synchronous copies) let the host run ahead, which",
-    MEMORY_MANAGEMENT: "Allocating once before the loop, or from a pool (cudaMallocAsync), avoids "
-    "these calls, which",
-    CHECKPOINT_IO: "Reading files before the loop, and writing them from another thread,",
-    LAUNCH: "Fewer launches (CUDA graphs, larger kernels, fusion)",
+    SHORT_GAP: "Use fewer, larger kernels (fusion, CUDA graphs)",
+    DATALOADING: "Use more loader threads, more prefetching, or faster storage",
+    BATCH_COPY: "Overlap copies with kernels (pinned host memory by cudaMallocHost, and "
+    "cudaMemcpyAsync on a separate stream)",
+    SYNCHRONISATION: "Reduce the number of calls that wait for the device (cudaDeviceSynchronize, "
+    "cudaStreamSynchronize, synchronous copies), so that the host can run ahead",
+    MEMORY_MANAGEMENT: "Allocate once before the loop, or from a pool (cudaMallocAsync)",
+    CHECKPOINT_IO: "Read files before the loop, and write them from another thread",
+    LAUNCH: "Reduce the number of launches (CUDA graphs, larger kernels, fusion)",
 }
 #: Advice for copies from pinned or managed memory.
 BATCH_COPY_PINNED = (
-    "The host memory is pinned or managed already: copying the next batch ahead on a separate "
-    "stream (.to(device, non_blocking=True)) overlaps copies with kernels, which would save "
-    "{saves} at most."
+    "Copy the next batch ahead on a separate stream (.to(device, non_blocking=True); the host "
+    "memory is pinned or managed already): saves up to {saves}."
 )
 _WITHOUT_GAIN = {
-    DEVICE_WAIT: "The next work was launched before the wait began, so fewer synchronising calls "
-    "or faster launches do not shorten it. Check what the stream waits for: an event of another "
-    "stream (cudaStreamWaitEvent), another GPU, or another process on this GPU.",
+    DEVICE_WAIT: "Check what the stream waits for: an event of another stream "
+    "(cudaStreamWaitEvent), another GPU, or another process on this GPU. The next work was "
+    "launched before the wait began, so fewer synchronising calls or faster launches do not "
+    "shorten it.",
     UNKNOWN: "No host activity was recorded: {code} shows the code that runs in these gaps.",
 }
 
@@ -213,4 +212,4 @@ def advice(cause: str, saves: str, *, code: str, pytorch: bool = True) -> str:
         where = "The table of longest gaps (gpu-idle) shows where. "
         where += f"{code[:1].upper()}{code[1:]} shows the code. " * bool(code)
     texts = _ADVICE if pytorch else _ADVICE | _ADVICE_ELSEWHERE
-    return f"{where}{texts[cause]} would save {saves} at most."
+    return f"{where}{texts[cause]}: saves up to {saves}."

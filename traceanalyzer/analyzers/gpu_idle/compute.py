@@ -22,7 +22,7 @@ from traceanalyzer.trace import Trace
 from traceanalyzer.vocabulary import DEVICE_WORK
 
 #: Columns of times: busy, then idle time by cause. They add up to end - start.
-TIMES = tuple(f"{sort}_ns" for sort in (BUSY, *CAUSES))
+TIMES = tuple(f"{part}_ns" for part in (BUSY, *CAUSES))
 
 #: Those, time in the loader, in copies of batches, in the loader while the device was busy, exposed
 #: communication, and the part of short gaps in which the next work was not launched yet.
@@ -167,7 +167,8 @@ def measure_for_diagnosis(trace: Trace, options: Options) -> Part:
         MissingData: neither device work nor operators were recorded.
         OptionError: a pattern is not a regular expression.
     """
-    return measure(take(trace, options), options, with_lost=True)
+    key = ("gpu_idle", options)
+    return trace.once(key, lambda: measure(take(trace, options), options, with_lost=True))
 
 
 def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()) -> GpuIdle:
@@ -262,10 +263,14 @@ def _of_whole_devices(excerpt: Excerpt) -> pl.DataFrame:
 
 
 def _spans(excerpt: Excerpt) -> pl.DataFrame:
-    """Return the units with start and end: first to last work, extended to the marked steps."""
+    """Return the units with start and end: first to last work, extended to the marked steps.
+
+    A truncated recording ends with its last work.
+    """
     active = (
         host.extents(excerpt) if excerpt.on_host else excerpt.work.select("unit", "start", "end")
     )
+    active = host.until_end(active, excerpt.recorded_until)
     marked = excerpt.steps.select("start", "end").join(excerpt.units.select("unit"), how="cross")
     spans = pl.concat([active, marked.select("unit", "start", "end")])
     ends = spans.group_by("unit").agg(pl.col("start").min(), pl.col("end").max())
@@ -323,14 +328,14 @@ _SYNCHRONISATION = CAUSES.index(causes.SYNCHRONISATION) - CAUSES.index(causes.DE
 def _exposed(excerpt: Excerpt) -> pl.DataFrame:
     """Return when communication runs without compute."""
     communication, compute = (
-        excerpt.work.filter(pl.col("sort") == sort) for sort in (COMMUNICATION, COMPUTE)
+        excerpt.work.filter(pl.col("work_kind") == kind) for kind in (COMMUNICATION, COMPUTE)
     )
     return intervals.subtract(communication, compute, _UNIT)
 
 
 def _copies(excerpt: Excerpt) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Return when copies and memsets run without kernels: of checkpoints and files, and others."""
-    is_copy = pl.col("sort") == MEMORY
+    is_copy = pl.col("work_kind") == MEMORY
     copies, kernels = (excerpt.work.filter(which) for which in (is_copy, ~is_copy))
     alone = intervals.subtract(copies, kernels, _UNIT)
     saving = host.saving(excerpt)
@@ -344,9 +349,14 @@ def _of_causes(pieces: Sequence[pl.DataFrame], chosen: Sequence[str]) -> list[pl
 
 def _with_causes(idle: Sequence[pl.DataFrame]) -> pl.DataFrame:
     """Return idle intervals, a frame per row of :data:`CAUSES`, as unit, start, end, cause."""
-    cause = np.repeat(np.arange(len(idle)), [pieces.height for pieces in idle])
-    rows = pl.concat([pieces[["unit", "start", "end"]] for pieces in idle])
-    return rows.with_columns(cause=pl.Series(CAUSES, dtype=CAUSE)[cause])
+    return _labelled(idle, pl.Series(CAUSES, dtype=CAUSE))
+
+
+def _labelled(frames: Sequence[pl.DataFrame], causes: pl.Series) -> pl.DataFrame:
+    """Return the intervals of frames, one per cause, as unit, start, end, cause."""
+    number = np.repeat(np.arange(len(frames)), [frame.height for frame in frames])
+    rows = pl.concat([frame[["unit", "start", "end"]] for frame in frames])
+    return rows.with_columns(cause=causes[number])
 
 
 def _by_cause(caused: pl.DataFrame) -> pl.DataFrame:
@@ -363,16 +373,14 @@ def _lost(pieces: Sequence[pl.DataFrame], late_launches: pl.DataFrame) -> pl.Dat
         pieces: idle time by each of :data:`CAUSES`, exposed communication, :func:`_copies`.
         late_launches: short gaps at whose start the next work was not launched.
     """
-    *idle, exposed, saved, copies = (frame.select("unit", "start", "end") for frame in pieces)
+    *idle, exposed, saved, copies = (frame[["unit", "start", "end"]] for frame in pieces)
     named = zip((*CAUSES, EXPOSED, COPIES), (*idle, exposed, copies), strict=True)
     frames = dict(named)
     frames[causes.CHECKPOINT_IO] = pl.concat([frames[causes.CHECKPOINT_IO], saved])
     launch = late_launches.select("unit", "start", "end")
     frames[causes.SHORT_GAP] = frames[causes.SHORT_GAP].join(launch, on=launch.columns, how="anti")
     frames[causes.LAUNCH] = pl.concat([frames[causes.LAUNCH], launch])
-    rows = pl.concat(
-        frame.with_columns(cause=pl.lit(cause, LOSS)) for cause, frame in frames.items()
-    )
+    rows = _labelled(list(frames.values()), pl.Series(list(frames), dtype=LOSS))
     return rows.sort("unit", "start")
 
 

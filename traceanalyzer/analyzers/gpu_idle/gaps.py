@@ -4,7 +4,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.gpu_idle import causes, host
 from traceanalyzer.analyzers.gpu_idle.host import Excerpt
-from traceanalyzer.frames import intervals, linking
+from traceanalyzer.frames import intervals, linking, nesting
 from traceanalyzer.vocabulary import ANNOTATION_KINDS
 
 
@@ -14,15 +14,12 @@ def with_launches(excerpt: Excerpt, gaps: pl.DataFrame) -> pl.DataFrame:
     Null if that work has no launch call.
     """
     begun = excerpt.work.select("unit", end="start")[excerpt.launched["work"]]
-    calls = begun.with_columns(excerpt.launched["end"].alias("launched"))
-    rows = gaps.with_row_index("gap").join(
-        calls, on=["unit", "end"], how="left", maintain_order="left"
-    )
-    if rows.height > gaps.height:  # several kernels or copies start when a gap ends
-        rows = rows.with_columns(pl.col("launched").min().over("gap")).unique(
-            "gap", keep="first", maintain_order=True
-        )
-    return rows.drop("gap")
+    # several kernels or copies may start when a gap ends
+    calls = begun.with_columns(excerpt.launched["end"].alias("launched")).drop_nulls("launched")
+    calls = calls.sort("launched")
+    first = linking.first_match(calls, gaps, ["unit", "end"])
+    row = intervals.nullable("row", first, first != nesting.ROOT).cast(pl.UInt32)
+    return gaps.with_columns(launched=calls["launched"].gather(row))
 
 
 def queued(gaps: pl.DataFrame) -> pl.DataFrame:

@@ -9,8 +9,9 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.common import device_work, step_patterns
+from traceanalyzer.analyzers.common.columns import left_join
 from traceanalyzer.analyzers.common.launching import is_graph_capture, launches
-from traceanalyzer.analyzers.common.names import ADDRESS, distinct, named, starting_with
+from traceanalyzer.analyzers.common.names import ADDRESS, BACKWARD, distinct, named, starting_with
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.options import Options
 from traceanalyzer.errors import MissingData
@@ -57,7 +58,7 @@ class Excerpt:
         steps: rows of :func:`~traceanalyzer.analyzers.common.step_patterns.steps`.
         units: unit (number), device, pid: what can be idle; pid if units are processes. Without
             device work one unit, the main thread.
-        work: unit, kind, name, bytes, sort, start, end: device work.
+        work: unit, kind, name, bytes, work_kind, start, end: device work.
         launched: work (row), thread, start, end: its launch calls.
         threads: unit, thread: the threads that launch each unit's work.
         slices: kind, name, thread, start, end: slices on those threads.
@@ -68,6 +69,8 @@ class Excerpt:
         unread_targets: the file has the targets of stream waits, in unread arguments.
         names: all distinct names, including those of slices.
         work_lost: the file is truncated, or work was launched but none recorded.
+        recorded_until: end of the last work (of the last operator without device work) of a
+            truncated file: what follows is missing, not idle. None if the file is complete.
         collectives: unit, start, end: when the host itself ran one, on any thread.
         overhead: unit, start, end: when the profiler blocked a process that uses the unit, between
             the unit's first work and its last.
@@ -91,6 +94,7 @@ class Excerpt:
     unread_targets: bool
     names: list[str]
     work_lost: bool
+    recorded_until: int | None
     collectives: pl.DataFrame
     overhead: pl.DataFrame
     code_loading: pl.DataFrame
@@ -124,23 +128,22 @@ def take(trace: Trace, options: Options) -> Excerpt:
     """
     if is_graph_capture(trace):
         raise MissingData(_GRAPH_CAPTURE.format(path=trace.meta.path))
-    steps = step_patterns.steps(trace, options.step_name)
-    work = device_work.device_work(trace, options.patterns)
+    work = device_work.device_work(trace, options.comm_patterns)
+    until = _recorded_until(trace, work)
+    steps = until_end(step_patterns.steps(trace, options.step_name), until)
     by_process = options.by == "process"
     keys = ["device", "pid"] if by_process else ["device"]
     groups, (number,) = numbering.group_numbers(keys, work)
     units = groups.with_row_index("unit")
     if work.is_empty():
         units = pl.DataFrame({"unit": [0], "device": [None], "pid": [None]}, schema_overrides=_UNIT)
-    calls = launches(trace, work)
+    calls = launches(trace, work).select("work", *_LANE, start="launch_start", end="launch_end")
     work = work.with_columns(pl.Series("unit", number, dtype=pl.UInt32))
     threads = _threads(trace, units, work, calls, steps.drop_nulls("tid"))
     known = threads.select("pid", "tid", "thread").unique("thread")
-    launched = calls.select("work", *_LANE, start="launch_start", end="launch_end").join(
-        known, on=_LANE, how="left", nulls_equal=True, maintain_order="left"
-    )
-    launched = launched.select("work", "thread", "start", "end")
-    del calls  # of millions of calls, before the slices are taken
+    thread = left_join(calls.select(_LANE), known, _LANE)["thread"]
+    launched = calls.select("work", thread, "start", "end")
+    del calls, thread  # of millions of calls, before the slices are taken
     pids = threads.select("unit", "pid").unique()
     names = distinct(trace.events)
     runs = _host_slices(trace).filter(named(names, [_RUNS_COLLECTIVE])).collect()
@@ -149,7 +152,7 @@ def take(trace: Trace, options: Options) -> Excerpt:
         path=trace.meta.path,
         steps=steps,
         units=units.select("unit", "device", pid="pid" if by_process else pl.lit(None, pl.Int64)),
-        work=work.select("unit", "kind", "name", "bytes", "sort", "start", "end"),
+        work=work.select("unit", "kind", "name", "bytes", "work_kind", "start", "end"),
         launched=launched,
         threads=threads.select("unit", "thread"),
         slices=_slices(trace, known),
@@ -161,12 +164,30 @@ def take(trace: Trace, options: Options) -> Excerpt:
         and trace.events.select((pl.col("kind") == "cuda_sync").any()).item(),
         names=names,
         work_lost=is_truncated(trace) or (work.is_empty() and _calling(trace).height > 0),
+        recorded_until=until,
         collectives=runs.join(pids, on="pid", nulls_equal=True).select("unit", "start", "end"),
         overhead=_overhead(trace, work, pids, [causes.LOADS_CODE, causes.QUEUE_FULL], others=True),
         code_loading=_overhead(trace, work, pids, [causes.LOADS_CODE]),
         hints={what: record_hint(trace.meta, what) for what in _MAY_LACK},
         by_device=take(trace, replace(options, by="device")) if by_process else None,
     )
+
+
+def _recorded_until(trace: Trace, work: pl.DataFrame) -> int | None:
+    if not is_truncated(trace):
+        return None
+    if work.height:
+        return work.select(pl.col("end").max()).item()  # type: ignore[no-any-return]
+    operators = _host_slices(trace).filter(_is_operator(trace.events))
+    return operators.select(pl.col("end").max()).collect().item()  # type: ignore[no-any-return]
+
+
+def until_end(rows: pl.DataFrame, end: int | None) -> pl.DataFrame:
+    """Return rows with start and end up to the end of a truncated recording."""
+    if end is None:
+        return rows
+    begun = rows.filter(pl.col("start") < end)
+    return begun.with_columns(end=pl.min_horizontal("end", pl.lit(end)))
 
 
 def _overhead(
@@ -216,9 +237,12 @@ def _slices(trace: Trace, threads: pl.DataFrame) -> pl.DataFrame:
         by_thread.append(matches.arg_true().to_numpy())
     rows = np.concatenate(by_thread)
     thread = threads["thread"].to_numpy().repeat([part.size for part in by_thread[1:]])
-    order = np.argsort(rows, kind="stable")
-    return trace.events.select("kind", "name", "ts", "dur")[rows[order]].select(
-        "kind", "name", pl.Series("thread", thread[order]),
+    if threads.height > 1:
+        order = np.argsort(rows, kind="stable")
+        rows, thread = rows[order], thread[order]
+        del order  # of millions of slices, before they are taken
+    return trace.events.select("kind", "name", "ts", "dur")[rows].select(
+        "kind", "name", pl.Series("thread", thread),
         start="ts", end=pl.col("ts") + pl.col("dur"),
     )  # fmt: skip
 
@@ -275,14 +299,16 @@ def _threads(
 
     The thread of the training loop, which marks the steps, may leave launching to others. Threads
     that launch only copies, such as prefetching threads, do not count. Without correlation ids:
-    the threads with launch calls, otherwise those with operators. Without device work: the thread
-    that marks steps, otherwise the one with most time in operators.
+    the threads with launch calls, otherwise those with operators. Without device work: the main
+    thread (it marks steps, otherwise it has most time in operators), and the threads that run the
+    backward pass for it.
 
     Raises:
         MissingData: neither device work nor operators were recorded.
     """
     if work.is_empty():
-        threads = units.select("unit").join(_training(trace, steps), how="cross")
+        main = _training(trace, steps)
+        threads = units.select("unit").join(_with_autograd(trace, main), how="cross")
     else:
         threads = _launching(calls, work)
         if threads.is_empty():
@@ -301,8 +327,9 @@ def _threads(
 
 def _launching(calls: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
     launched = calls.select(*_LANE).with_columns(work.select("unit", "kind")[calls["work"]])
-    kernels = launched.filter(pl.col("kind") == "kernel")
-    return (kernels if kernels.height else launched).select("unit", *_LANE).unique()
+    threads = launched.unique()
+    kernels = threads.filter(pl.col("kind") == "kernel")
+    return (kernels if kernels.height else threads).select("unit", *_LANE).unique()
 
 
 def _calling(trace: Trace) -> pl.DataFrame:
@@ -331,6 +358,14 @@ def _training(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
         return steps.select(_LANE).head(1)
     first = busiest.sort("length", *_LANE, descending=[True, False, False])
     return first.select(_LANE).head(1)
+
+
+def _with_autograd(trace: Trace, main: pl.DataFrame) -> pl.DataFrame:
+    """Add the threads of the same process that run the backward pass: the main thread waits."""
+    nodes = (pl.col("kind") == "cpu_op") & named(trace.events, [BACKWARD])
+    running = _host_slices(trace).filter(nodes).select(*_LANE).unique().collect()
+    same = running.join(main, on="pid", how="semi", nulls_equal=True)
+    return pl.concat([main, same]).unique()
 
 
 # --- when causes apply ---------------------------------------------------------------------

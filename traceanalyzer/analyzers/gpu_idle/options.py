@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from traceanalyzer.analyzers.base import AnalyzerOptions, option, patterns
+from traceanalyzer.analyzers.base import AnalyzerOptions, comm_patterns, option
 
 By = Literal["device", "process", "step"]
 
@@ -32,7 +32,7 @@ class Options(AnalyzerOptions):
         help="Host slices that are data loading, in place of the known data loaders. Repeatable.",
         metavar="REGEX",
     )
-    patterns: Sequence[str] = patterns()
+    comm_patterns: Sequence[str] = comm_patterns()
     by: By = option(
         "device",
         help="A row per device, a row per process on a device, or steps first.",

@@ -12,7 +12,8 @@ from traceanalyzer.analyzers.common import kernel_names, places, step_patterns
 from traceanalyzer.analyzers.common.display import stacked
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.options import By
-from traceanalyzer.result import Chart, Result, Table, View
+from traceanalyzer.drawings import Chart
+from traceanalyzer.result import Result, Table, View
 from traceanalyzer.units import format_frac, format_ns
 
 #: Share of step time from which a training is loader-bound, if data loading is the largest cause.
@@ -22,7 +23,10 @@ LOADER_BOUND = 0.1
 _LITTLE = 0.05
 
 #: For a truncated file with device work.
-TRUNCATED = "A file is truncated: missing GPU work counts as idle, so idle time may be too high."
+TRUNCATED = (
+    "A file is truncated: the time after its last recorded GPU work does not count. If work is "
+    "missing before that, idle time is too high."
+)
 
 #: Slices and calls named in texts.
 _NAMED = 2
@@ -148,8 +152,8 @@ class GpuIdle(Result):
         """Return the advice for a cause of idle time, with the maximum saving."""
         if cause == causes.DATALOADING and self.loads_in_process and self.pytorch:
             return (
-                "Data is loaded in the main process (num_workers=0), not overlapped; workers would "
-                f"save {saves} at most."
+                "Load data in worker processes (num_workers=0 loads it in the main process, not "
+                f"overlapped): saves up to {saves}."
             )
         if cause == causes.BATCH_COPY and self.copies_pinned and self.pytorch:
             return causes.BATCH_COPY_PINNED.format(saves=saves)
@@ -274,14 +278,16 @@ def _loading(result: GpuIdle, *, largest: bool) -> list[str]:
 
 
 def _per_step(result: GpuIdle, cause: str) -> str:
-    """Return the cost of a cause: the mean per step, or the total without steps."""
-    steps = result.by_device.steps
+    """Return the cost of a cause: the mean per step and device, or the total without steps."""
+    steps, several = result.by_device.steps, result.by_device.units.height > 1
     if not steps.height:
         lost = result.idle_by_cause[cause]
-        return f"{format_ns(lost)} ({format_frac(lost / result.span_ns)})"
+        total = " in total" * several
+        return f"{format_ns(lost)}{total} ({format_frac(lost / result.span_ns)} of the time)"
     lost = int(steps[f"{cause}_ns"].sum())
     mean = format_ns(round(lost / steps.height))
-    return f"{mean} per step ({format_frac(lost / result.step_ns)})"
+    each = f" and {'process' if result.on_host else 'GPU'}" if several else ""
+    return f"{mean} per step{each} ({format_frac(lost / result.step_ns)} of step time)"
 
 
 def _notes(result: GpuIdle) -> list[str]:
@@ -299,8 +305,9 @@ def _notes(result: GpuIdle) -> list[str]:
         notes.append(f"Copying batches to the GPU took {format_ns(copies)} on the host.")
     if result.on_host:
         notes.append(
-            "The file has no GPU kernels: busy is the time of the main thread in operators outside "
-            f"data loading. For the idle time of the GPU {recording}."
+            "The file has no GPU kernels: busy is the time of the main thread, and of the autograd "
+            "thread that it waits for, in operators outside data loading. For the idle time of "
+            f"the GPU {recording}."
         )
     elif not result.host_known:
         notes.append(f"No host activity was recorded, so causes are unknown; {recording}.")
@@ -442,7 +449,9 @@ def _gaps(result: GpuIdle) -> Table:
     }
     title = "Longest waits" if result.on_host else "Longest gaps"
     empty = "none" if result.gap_count == 0 else "not analysed"
-    return Table("gaps", title, frame, {**_identifying(result, frame), **columns}, empty=empty)
+    columns = {**_identifying(result, frame), **columns}
+    hide_first = ("kernel_before", "start_ns", "device", "kernel_after")
+    return Table("gaps", title, frame, columns, empty=empty, hide_first=hide_first)
 
 
 def _with_idle(frame: pl.DataFrame, span_ns: str, **shares: str) -> pl.DataFrame:

@@ -7,7 +7,8 @@ from typing import Any
 import polars as pl
 
 from traceanalyzer.analyzers.common.display import sentences
-from traceanalyzer.result import Chart, Result, Table, View
+from traceanalyzer.drawings import Chart
+from traceanalyzer.result import Result, Table, View
 from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns, format_times
 
 #: CPUs this busy (in percent) have no capacity for more DataLoader workers.

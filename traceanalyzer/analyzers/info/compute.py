@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from os.path import commonprefix
 from typing import Any
 
@@ -54,17 +55,17 @@ class Part:
     issues: list[dict[str, Any]]
 
 
-def measure(trace: Trace, _options: Options) -> Part:
-    """Describe one trace."""
+def measure(trace: Trace, _options: Options, *, for_rules: bool = False) -> Part:
+    """Describe one trace; ``for_rules``: without event kinds and overlapping slices."""
     part = Part([], [], [], [])
     for meta, part_trace in _by_source(trace):
         part.files.append(_file(meta, part_trace.events))
         part.contents.append(_content(meta, part_trace))
-        part.kinds.extend(_kinds(part_trace))
-        part.issues.extend(
-            {"path": meta.path, **row} for row in part_trace.issues.drop("rank").to_dicts()
-        )
-        part.issues.extend({"path": meta.path, **row} for row in _overlapping(part_trace.events))
+        issues = part_trace.issues.drop("rank").to_dicts()
+        if not for_rules:
+            part.kinds.extend(_kinds(part_trace))
+            issues += _overlapping(part_trace.events)
+        part.issues.extend({"path": meta.path, **row} for row in issues)
     return part
 
 
@@ -79,7 +80,16 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
     )
 
 
-INFO = Analyzer("info", Options, needs, measure, combine, split_ranks=False, every_file=True)
+INFO = Analyzer(
+    "info",
+    Options,
+    needs,
+    measure,
+    combine,
+    split_ranks=False,
+    every_file=True,
+    rules_measure=partial(measure, for_rules=True),
+)
 
 
 # --- one file --------------------------------------------------------------------------------
@@ -282,7 +292,7 @@ def _which(files: pl.DataFrame, steps: pl.Series) -> str:
     if ranks:
         world = files["world_size"].max()
         of = f" of {world}" if isinstance(world, int) and world else ""
-        text += f" of {'rank' if len(ranks) == 1 else 'ranks'} {ranges(ranks)}{of}"
+        text += f" ({'rank' if len(ranks) == 1 else 'ranks'} {ranges(ranks)}{of})"
     if len(steps):
         low, high = int(steps.min()), int(steps.max())  # type: ignore[arg-type]
         many = f"{low}" if low == high else f"{low} to {high}"
@@ -322,7 +332,13 @@ def _tables(result: Info) -> tuple[Table, ...]:
     named = {"file": "file"}
     title = f"Files in {folder}" if folder else "Files"
     tables = (
-        Table("files", title, files, named | known_columns(files, _FILE_HEADINGS)),
+        Table(
+            "files",
+            title,
+            files,
+            named | known_columns(files, _FILE_HEADINGS),
+            hide_first=("version", "host"),
+        ),
         Table("contents", "Contents", contents, named | known_columns(contents, _CONTENT_HEADINGS)),
         Table("kinds", "Events by kind", result.kinds, _KIND_HEADINGS),
         Table("issues", "Issues", issues, named | _ISSUE_HEADINGS),

@@ -21,7 +21,7 @@ def kernels(
     inputs: Inputs,
     *,
     by: By | None = None,
-    patterns: str | Sequence[str] = (),
+    comm_patterns: str | Sequence[str] = (),
     **reading: Unpack[Reading],
 ) -> Kernels:
     """Return which kernels, copies and memsets take device time, by family and by name.
@@ -31,7 +31,7 @@ def kernels(
     Args:
         inputs: a trace, a file or a folder, or several of them.
         by: also group by ``device``, ``stream``, ``rank``, ``operator`` or ``annotation``.
-        patterns: regular expressions of further kernel names that are communication.
+        comm_patterns: regular expressions of further kernel names that are communication.
         **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
 
     Raises:
@@ -42,4 +42,4 @@ def kernels(
     from traceanalyzer.analyzers.kernels.compute import KERNELS
     from traceanalyzer.run import run
 
-    return run(KERNELS, inputs, Options(by, patterns), **reading)
+    return run(KERNELS, inputs, Options(by, comm_patterns), **reading)

@@ -105,7 +105,7 @@ def measure(trace: Trace, options: Options) -> Part:
         OptionError: a pattern is not a regular expression.
     """
     _require(trace, DEVICE_WORK)
-    work = device_work(trace, options.patterns)
+    work = device_work(trace, options.comm_patterns)
     if work.is_empty():
         raise MissingData(f"{trace.meta.path}: all recorded device work lacks an end time")
     before = launching.launched_before(trace, work)
@@ -132,7 +132,7 @@ def measure_for_diagnosis(trace: Trace, options: Options) -> Part:
         OptionError: a pattern is not a regular expression.
     """
     part = measure(trace, options)
-    work = device_work(trace, options.patterns)
+    work = device_work(trace, options.comm_patterns)
     by_step = _kernels_of_steps(trace, work)
     return replace(part, by_step=by_step, training=training(trace, work))
 
@@ -200,11 +200,13 @@ def _kernels_of_steps(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
     launched = trace.events["ts"].gather(intervals.nullable("ts", rows, rows != nesting.ROOT))
     moments = pl.DataFrame({"ts": launched.zip_with(launched.is_not_null(), work["start"])})
     number = linking.label_by_interval(moments, steps)["interval"]
-    kernels = work.select("event", "device", "name", "sort", length=pl.col("end") - pl.col("start"))
+    kernels = work.select(
+        "event", "device", "name", "work_kind", length=pl.col("end") - pl.col("start")
+    )
     kernels = kernels.with_columns(step=steps["step"].gather(number))
     blocks = pl.col("grid_x").cast(pl.Int64) * pl.col("grid_y") * pl.col("grid_z")
     grids = trace.launch_configs.select("event", blocks=blocks)
-    counted = kernels.filter(pl.col("sort") == COMPUTE).join(grids, on="event", how="left")
+    counted = kernels.filter(pl.col("work_kind") == COMPUTE).join(grids, on="event", how="left")
     sums = counted.group_by("device", "step", "name", "blocks").agg(
         n=pl.len().cast(pl.Int64), total_ns=pl.col("length").sum()
     )
@@ -213,12 +215,16 @@ def _kernels_of_steps(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
 
 def _kernels(work: pl.DataFrame) -> tuple[pl.Series, pl.DataFrame]:
     """Return the kernel number of each device event, and name and family of the kernels."""
-    keys = ["kind", "name", "sort"]
+    keys = ["kind", "name", "work_kind"]
     first, number = numbering.numbered([work[key] for key in keys])
     distinct = work.select(keys)[first]
     families = [
-        COMMUNICATION if sort == COMMUNICATION else OTHER if name is None else family(name, kind)
-        for kind, name, sort in distinct.iter_rows()
+        COMMUNICATION
+        if work_kind == COMMUNICATION
+        else OTHER
+        if name is None
+        else family(name, kind)
+        for kind, name, work_kind in distinct.iter_rows()
     ]
     kernels = distinct.select("name", pl.Series("family", families, dtype=pl.String))
     return pl.Series("kernel", number), kernels
@@ -357,14 +363,14 @@ def _by_step(parts: Sequence[Part], labels: Mapping[str, str]) -> pl.DataFrame |
 
 def _training(parts: Sequence[Part]) -> pl.DataFrame | None:
     """The work of some purposes of all parts, with its rank and path."""
-    found = [
+    tables = [
         part.training.with_columns(
             rank=pl.lit(part.devices["rank"].first(), pl.Int32), path=pl.lit(part.path)
         )
         for part in parts
         if part.training is not None
     ]
-    return pl.concat(found) if found else None
+    return pl.concat(tables) if tables else None
 
 
 def _with_operators_of_replays(

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from traceanalyzer.analyzers.base import AnalyzerOptions, option, patterns
+from traceanalyzer.analyzers.base import AnalyzerOptions, comm_patterns, option
 
 By = Literal["device", "stream", "rank", "operator", "annotation"]
 
@@ -17,4 +17,4 @@ class Options(AnalyzerOptions):
     """
 
     by: By | None = option(None, help="Also group by this.", choices=get_args(By))
-    patterns: Sequence[str] = patterns()
+    comm_patterns: Sequence[str] = comm_patterns()

@@ -13,7 +13,8 @@ from traceanalyzer.analyzers.common.kernel_names import OTHER, is_plain_float
 from traceanalyzer.analyzers.common.launching import Beginning, note_launched_before
 from traceanalyzer.analyzers.common.places import count_devices
 from traceanalyzer.analyzers.kernels.options import By
-from traceanalyzer.result import Chart, Result, Table, View
+from traceanalyzer.drawings import Chart
+from traceanalyzer.result import Result, Table, View
 from traceanalyzer.units import format_count, format_frac, format_ns, format_times
 
 _NAMED = 3
@@ -30,6 +31,9 @@ _LATER = ("n", "span_frac", "min_ns", "median_ns", "p99_ns")
 _DEVICES = headings(
     "device, n, total_ns: total, busy_ns: busy, span_ns: span, busy_frac: busy/span"
 )
+
+#: Columns that a narrow terminal hides first.
+_HIDE_FIRST = ("min_ns", "p99_ns", "span_frac", "median_ns")
 
 _REPLAYED = ("replayed", "replayed_ns", "replayed_matched", "replayed_matched_ns")
 
@@ -250,7 +254,9 @@ def _tables(result: Kernels) -> tuple[Table, ...]:
 def _table(
     name: str, title: str, frame: pl.DataFrame, columns: dict[str, str], *, detail: bool = False
 ) -> Table:
-    return Table(name, title, frame, columns, missing=_UNKNOWN, detail=detail)
+    return Table(
+        name, title, frame, columns, missing=_UNKNOWN, detail=detail, hide_first=_HIDE_FIRST
+    )
 
 
 def _group(result: Kernels) -> dict[str, str]:

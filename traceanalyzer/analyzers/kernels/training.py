@@ -52,12 +52,12 @@ def training(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
     names = distinct(trace.events)
     calls = launches(trace, work).select("work", *_THREAD, ts="launch_start")
     steps = _ranges(trace, names, _OPTIMIZER_STEP)
-    found = [
+    tables = [
         _in_optimizer(work, calls, steps),
         _recomputed(work, calls, _ranges(trace, names, f"{BACKWARD}|{_CHECKPOINT}|{LAYERS}")),
         _repeated(trace, work, calls, _ranges(trace, names, _DDP_FORWARD), steps),
     ]
-    return pl.concat(_shaped(rows) for rows in found)
+    return pl.concat(_shaped(rows) for rows in tables)
 
 
 def _ranges(trace: Trace, names: list[str], pattern: str) -> pl.DataFrame:
@@ -79,7 +79,7 @@ def _none() -> pl.DataFrame:
 def _in_optimizer(work: pl.DataFrame, calls: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     inside = linking.label_by_interval(calls, steps, _THREAD).drop_nulls("interval")
     rows = work[inside["work"]].with_columns(call=inside["interval"], purpose=pl.lit(OPTIMIZER))
-    return rows.filter(pl.col("sort") == COMPUTE)
+    return rows.filter(pl.col("work_kind") == COMPUTE)
 
 
 def _recomputed(work: pl.DataFrame, calls: pl.DataFrame, ranges: pl.DataFrame) -> pl.DataFrame:
@@ -116,7 +116,7 @@ def _repeated(
         _count(forwards, reductions).alias("pass"), _count(steps, reductions).alias("call")
     )
     sizes = trace.collectives.select("event", size="elements_in")
-    rows = rows.filter(pl.col("sort") == COMMUNICATION).join(sizes, on="event", how="left")
+    rows = rows.filter(pl.col("work_kind") == COMMUNICATION).join(sizes, on="event", how="left")
     passes = rows.group_by("call", "pass").agg(pl.col("size").fill_null(0).sort()).sort("pass")
     following = pl.col("size").shift(-1).over("call")
     count = pl.col("pass").len().over("call")

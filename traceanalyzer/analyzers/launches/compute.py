@@ -7,7 +7,7 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs
-from traceanalyzer.analyzers.common import device_work, step_marks, step_patterns, whereabouts
+from traceanalyzer.analyzers.common import device_work, host_code, step_marks, step_patterns
 from traceanalyzer.analyzers.common.columns import joined, ratio
 from traceanalyzer.analyzers.common.places import places
 from traceanalyzer.analyzers.launches import calls as launching, stretches as stretching
@@ -104,7 +104,7 @@ class Excerpt:
     calls: pl.DataFrame
     waits: pl.DataFrame
     python: pl.Series
-    places: whereabouts.Places
+    places: host_code.Places
     steps: pl.DataFrame
     without_work: int
     after_last: int
@@ -137,8 +137,8 @@ def take(trace: Trace, options: Options) -> Excerpt:
         work=work,
         calls=calls,
         waits=waits,
-        python=whereabouts.python_frames(trace, _moments(waits)),
-        places=whereabouts.places_of(trace),
+        python=host_code.python_frames(trace, _moments(waits)),
+        places=host_code.places_of(trace),
         steps=steps,
         without_work=without_work,
         after_last=after_last,

@@ -10,7 +10,8 @@ from traceanalyzer.analyzers.common.display import headings, sentences, stacked,
 from traceanalyzer.analyzers.common.launching import note_launched_before
 from traceanalyzer.analyzers.common.step_patterns import INFERRED_STEPS
 from traceanalyzer.analyzers.launches.calls import DEVICE, SHORT_KERNEL_NS
-from traceanalyzer.result import Chart, Result, Table, View
+from traceanalyzer.drawings import Chart
+from traceanalyzer.result import Result, Table, View
 from traceanalyzer.units import format_count, format_frac, format_ns
 
 #: Waiting for launches of at least this share of the recorded time is partly or fully launch-bound.
@@ -26,10 +27,12 @@ _MOST = 0.5
 _WORTH = 0.01
 
 _FASTER = (
-    'fewer and larger launches: CUDA graphs, torch.compile(mode="reduce-overhead"), fused or '
-    "foreach optimizers, larger batches"
+    'reduce the number of launches (CUDA graphs, torch.compile(mode="reduce-overhead"), fused or '
+    "foreach optimizers, larger batches)"
 )
-_UNSYNCHRONISED = "fewer synchronising calls: .item(), .cpu(), .nonzero(), printing a loss"
+_UNSYNCHRONISED = (
+    "reduce the number of synchronising calls (.item(), .cpu(), .nonzero(), printing a loss)"
+)
 
 _DELAYS = """launches, mean_delay_ns: mean delay, median_delay_ns: median, p99_delay_ns: p99,
     max_delay_ns: max"""
@@ -191,6 +194,11 @@ def _verdict(result: Launches) -> str:
 def _notes(result: Launches) -> tuple[str, ...]:
     """Describe what was not counted, and how to read the numbers."""
     notes = [INFERRED_STEPS] if result.steps_by_kernels else []
+    if result.waiting_ns:
+        notes.append(
+            "Waits for launches count in launch-bound stretches only, over the whole recording. "
+            "gpu-idle and diagnose count all idle time before a late launch, diagnose within steps."
+        )
     if result.synchronising_after_ns:
         notes.append(
             "Idle time after a synchronising call lasts until the next device work. It includes "
@@ -234,7 +242,7 @@ def _bound(result: Launches, device: Mapping[str, Any]) -> str:
         f"recorded time) for the host's next launch{_mostly(_of(result.places, device))}{after}. "
         f"It repeatedly runs out of work in {format_count(stretches.height, 'stretch', 'es')} "
         f"({format_frac(device['stretch_frac'])} of the recorded time){_in_steps(result, device)}. "
-        f"Faster launching saves at most that wait. Try {cure}."
+        f"Try: {cure}: saves up to that wait."
         f"{_others(result)}{_other_idleness(device)}"
     )
 

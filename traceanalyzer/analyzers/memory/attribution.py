@@ -16,7 +16,7 @@ from pathlib import PurePath
 import numpy as np
 import polars as pl
 
-from traceanalyzer.analyzers.common import columns, libraries, names, whereabouts
+from traceanalyzer.analyzers.common import columns, host_code, libraries, names
 from traceanalyzer.analyzers.memory.ledger import Ledger
 from traceanalyzer.frames import intervals, stack_weights
 from traceanalyzer.trace import Trace
@@ -258,7 +258,7 @@ def _test_frames(frames: pl.DataFrame, **tests: FrameTest) -> pl.DataFrame:
         for key, test in tests.items()
     }
     keys = ["name", "file"]
-    return columns.looked_up(frames.select(keys), distinct.with_columns(**flags), keys).drop(keys)
+    return columns.left_join(frames.select(keys), distinct.with_columns(**flags), keys).drop(keys)
 
 
 def frame_text(name: str | None, file: str | None, line: int | None) -> str:
@@ -286,10 +286,10 @@ def code_running(trace: Trace, library_names: Sequence[str], events: pl.Series) 
     """
     is_own_code = _own_code_test(library_names)
     at = trace.events.select("pid", "tid", "ts")[events.drop_nulls()]
-    slices = whereabouts.python_frames(trace, at, is_own_code).cast(pl.String).to_frame("slice")
+    slices = host_code.python_frames(trace, at, is_own_code).cast(pl.String).to_frame("slice")
     parsed = slices.unique().with_columns(frame=names.python_frame(pl.col("slice")))
-    frames = columns.looked_up(slices, parsed, "slice").unnest("frame")
-    operator = whereabouts.places_of(trace).operator(at).cast(pl.String)
+    frames = columns.left_join(slices, parsed, "slice").unnest("frame")
+    operator = host_code.places_of(trace).operator(at).cast(pl.String)
     code = frames.select(pl.coalesce("name", operator), "file", "line")
     own_code = _test_frames(
         code, is_own_code=lambda name, file: file is not None and is_own_code(name, file)

@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer
-from traceanalyzer.analyzers.common.columns import together
+from traceanalyzer.analyzers.common.columns import concat_tables
 from traceanalyzer.analyzers.memory import (
     attribution,
     growth,
@@ -23,8 +24,8 @@ from traceanalyzer.analyzers.memory.options import (
     OomOptions,
     Options,
 )
+from traceanalyzer.drawings import Occupancy
 from traceanalyzer.errors import MissingData, OptionError
-from traceanalyzer.result import Occupancy
 from traceanalyzer.trace import Trace, is_truncated
 from traceanalyzer.units import format_bytes
 
@@ -57,8 +58,9 @@ def measure(
     Args:
         trace: trace read with :data:`~.ledger.NEEDS`.
         options: libraries that name allocations, time window, capacity and steps.
-        drawn: include the plots; a comparison has none.
-        causes: include out-of-memory errors and growth; a comparison has none.
+        drawn: include the plots; a comparison and rules use none.
+        causes: include out-of-memory errors and growth; a comparison has none, and rules use the
+            results of these analyses.
 
     Raises:
         MissingData: no memory events were recorded, or none of the requested steps.
@@ -100,7 +102,7 @@ def combine(
 ) -> result.Memory:
     """Combine the memory of all ranks."""
     remarks = dict.fromkeys(remark for part in parts for remark in part.remarks)
-    devices, alive, timeline = together(parts, "devices", "alive", "timeline")
+    devices, alive, timeline = concat_tables(parts, "devices", "alive", "timeline")
     of_ranks = [part.errors for part in parts if part.errors]
     errors = oom.combine(of_ranks, OomOptions(window=options.window)) if of_ranks else None
     growths = [part.growth for part in parts if part.growth]
@@ -150,6 +152,7 @@ MEMORY = Analyzer(
     measure,
     combine,
     whole_file=True,
+    rules_measure=partial(measure, drawn=False, causes=False),
 )
 
 

@@ -14,7 +14,7 @@ from functools import partial
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer
-from traceanalyzer.analyzers.common.columns import largest_first, looked_up
+from traceanalyzer.analyzers.common.columns import largest_first, left_join
 from traceanalyzer.analyzers.common.display import headings
 from traceanalyzer.analyzers.common.places import places
 from traceanalyzer.analyzers.memory import compute, ledger
@@ -117,7 +117,7 @@ def _by_line(changes: pl.DataFrame) -> pl.DataFrame:
         & (pl.col("before").drop_nulls().n_unique() == 1),
         now=pl.col("after").drop_nulls().first(),
     )
-    rows = looked_up(changes, lines, _CODE)
+    rows = left_join(changes, lines, _CODE)
     matched = rows.with_columns(line=pl.when("moved").then("now").otherwise("line"))
     sums = matched.group_by(*_CODE, "line").agg(pl.col("file").first(), pl.col(_AMOUNTS).sum())
     return _largest_first(sums.drop("code"), "function", "file", "line")

@@ -15,9 +15,10 @@ from traceanalyzer.analyzers.common.display import headings
 from traceanalyzer.analyzers.memory import attribution, ledger, rank_memory, steps
 from traceanalyzer.analyzers.memory.options import GrowthOptions
 from traceanalyzer.analyzers.memory.tables import known_table, with_line
+from traceanalyzer.drawings import Chart
 from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.frames.intervals import Ints
-from traceanalyzer.result import Chart, Result, View
+from traceanalyzer.result import Result, View
 from traceanalyzer.trace import Trace
 from traceanalyzer.units import format_bytes
 
@@ -88,7 +89,7 @@ def combine(
     parts: Sequence[MemoryGrowth], _options: GrowthOptions, _base: Sequence[MemoryGrowth] = ()
 ) -> MemoryGrowth:
     """Combine the growth of all ranks."""
-    return MemoryGrowth(*columns.together(parts, "steps", "growth"))
+    return MemoryGrowth(*columns.concat_tables(parts, "steps", "growth"))
 
 
 def _growth(history: ledger.Ledger, rank: rank_memory.RankMemory, at: Ints) -> pl.DataFrame:
@@ -97,7 +98,7 @@ def _growth(history: ledger.Ledger, rank: rank_memory.RankMemory, at: Ints) -> p
     stack = rank_memory.allocation_stack(recorded)
     code = rank.code(history, recorded).with_columns(row=stack)
     groups = code.unique(maintain_order=True).with_row_index("group")
-    group = columns.looked_up(code, groups, code.columns)["group"].to_numpy()
+    group = columns.left_join(code, groups, code.columns)["group"].to_numpy()
     first = np.searchsorted(at, recorded["start"].to_numpy(), side="left")
     last = np.searchsorted(at, recorded["end"].to_numpy(), side="left")
     change = np.zeros((groups.height, at.size + 1), np.int64)
@@ -189,7 +190,7 @@ def _suspects(growth: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     """
     keys = ["rank", "path", "device"]
     counted = steps.group_by(keys).agg(intervals=pl.len().cast(pl.Int64) - 1)
-    rows = columns.looked_up(growth, counted, keys)
+    rows = columns.left_join(growth, counted, keys)
     often = (pl.col("grew_n") >= SUSPECT_STEPS) & (3 * pl.col("grew_n") >= pl.col("intervals"))
     suspect = (pl.col("grown_steps") >= SUSPECT_STEPS) | (often & (pl.col("shrank_n") == 0))
     return rows.filter(suspect, pl.col("grown_bytes") > 0).drop("intervals")

@@ -9,9 +9,9 @@ from typing import Any
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer
-from traceanalyzer.analyzers.common.columns import together
+from traceanalyzer.analyzers.common.columns import concat_tables
 from traceanalyzer.analyzers.common.display import headings, sentences
-from traceanalyzer.analyzers.memory import attribution, ledger, oom_causes, regions
+from traceanalyzer.analyzers.memory import attribution, growth, ledger, oom_causes, regions
 from traceanalyzer.analyzers.memory.options import OomOptions
 from traceanalyzer.analyzers.memory.rank_memory import RankMemory, alive, rank_memory
 from traceanalyzer.analyzers.memory.tables import ALIVE, known_table, summed, with_line
@@ -84,7 +84,9 @@ def of_rank(rank: RankMemory, capacity_bytes: int | None = None) -> MemoryErrors
     live = [alive(rank.ledgers[0], rank, 0).clear().with_columns(event=pl.lit(None, pl.Int64))]
     for history in rank.ledgers:
         pairs = list(_errors(history, rank, free_bytes, capacity_bytes))
-        rows = pl.DataFrame([row for row, _ in pairs], schema=_SCHEMA)
+        grown = _steady_growth(rank, history.device) if pairs else 0
+        failed = [_with_growth(row, grown) for row, _ in pairs]
+        rows = pl.DataFrame(failed, schema=_SCHEMA)
         errors.append(rank.with_device(history, rows))
         live += [frame for _, frame in pairs]
     devices = [rank.with_device(history, _use(history, errors)) for history in rank.ledgers]
@@ -95,8 +97,24 @@ def combine(
     parts: Sequence[MemoryErrors], options: OomOptions, _base: Sequence[MemoryErrors] = ()
 ) -> MemoryErrors:
     """Combine the errors of all ranks."""
-    errors, alive, devices = together(parts, "errors", "alive", "devices")
+    errors, alive, devices = concat_tables(parts, "errors", "alive", "devices")
     return MemoryErrors(errors, alive, devices, windowed=options.windowed)
+
+
+def _steady_growth(rank: RankMemory, device: int | None) -> int:
+    """Return the bytes by which a device's live memory grew from step to step; 0 if unknown."""
+    try:
+        suspects = growth.of_rank(rank).suspects
+    except (MissingData, OptionError):  # no steps, or too many
+        return 0
+    same = pl.col("device").eq_missing(pl.lit(device, pl.Int32))
+    return int(suspects.filter(same)["grown_bytes"].sum())
+
+
+def _with_growth(row: dict[str, Any], grown: int) -> dict[str, Any]:
+    """Replace the advice for an error if growth from step to step is its cause."""
+    is_cause = oom_causes.is_growth(grown, row)
+    return row | {"advice": oom_causes.growth_advice(grown)} if is_cause else row
 
 
 def _use(history: ledger.Ledger, errors: list[pl.DataFrame]) -> pl.DataFrame:

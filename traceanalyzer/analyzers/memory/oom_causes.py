@@ -162,6 +162,24 @@ def _advice(at: Situation, reason: str) -> str:
     return _ADVICE[reason]
 
 
+#: Growth of a smaller share of allocated memory is not the cause of an error.
+_MUCH = 0.1
+
+
+def is_growth(grown: int, row: Mapping[str, Any]) -> bool:
+    """Whether growth from step to step is the cause of a row of errors."""
+    least = max(row["request_bytes"] or 0, row["missing_bytes"] or 0, 1)
+    return bool(grown >= max(least, _MUCH * row["allocated_bytes"]))
+
+
+def growth_advice(grown: int) -> str:
+    """Return the recommended fix for memory that grew from step to step."""
+    return (
+        f"find out what keeps the {format_bytes(grown)} alive by which memory grew from step to "
+        "step (traceanalyzer memory --growth): a list of losses, a retained graph, a cache"
+    )
+
+
 _ADVICE = {
     UNKNOWN: "take the snapshot with torch.cuda.memory._dump_snapshot, which records free memory",
     LIMIT: "check torch.cuda.set_per_process_memory_fraction, and whether another process freed "

@@ -124,10 +124,11 @@ def rank_memory(trace: Trace, options: Options, step_name: str | None = None) ->
 
 def _attributed(trace: Trace, options: Options) -> tuple[attribution.Lines, tuple[Ledger, ...]]:
     """Return the code of each stack, and the ledgers with the category of each allocation."""
+    histories = ledgers(trace)  # before the lines: most traces have none
     lines = attribution.lines(trace, options.library_name)
     attributed = (
         replace(one, allocations=one.allocations.hstack(attribution.categories(one, lines)))
-        for one in ledgers(trace)
+        for one in histories
     )
     return lines, tuple(attributed)
 

@@ -13,7 +13,8 @@ from traceanalyzer.analyzers.memory.attribution import NO_STACK, frame_text
 from traceanalyzer.analyzers.memory.growth import MemoryGrowth
 from traceanalyzer.analyzers.memory.oom import MemoryErrors
 from traceanalyzer.analyzers.memory.tables import ALIVE, known_table, summed, times_of, with_line
-from traceanalyzer.result import Chart, Occupancy, Result, Table, View
+from traceanalyzer.drawings import Chart, Occupancy
+from traceanalyzer.result import Result, Table, View
 from traceanalyzer.units import format_bytes, format_frac, format_ns
 
 _NAMED = 3
@@ -124,7 +125,7 @@ class Memory(Result):
         """The highest peak."""
         return int(self.devices["peak_bytes"].max() or 0)  # type: ignore[arg-type]
 
-    def odd_one(self) -> dict[str, Any] | None:
+    def outlier(self) -> dict[str, Any] | None:
         """Return the device whose peak differs most from the median; None with too few devices.
 
         The row also has ``on``, ``median`` (bytes) and ``by`` (the difference relative to it).
@@ -234,7 +235,7 @@ def _retries(devices: pl.DataFrame) -> str:
 
 def _outlier(result: Memory) -> str:
     """State the device whose peak differs most from the others."""
-    row = result.odd_one()
+    row = result.outlier()
     if row is None or abs(row["by"]) <= _OUTLIER_FRAC:
         return ""
     side = "above" if row["by"] > 0 else "below"

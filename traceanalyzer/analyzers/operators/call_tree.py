@@ -203,7 +203,7 @@ def instants_of(trace: Trace, calls: pl.DataFrame) -> pl.DataFrame:
     first = calls.group_by("thread").agg(pl.col("event").first())
     threads = first.select("thread").hstack(trace.events.select("pid", "tid")[first["event"]])
     instants = trace.events.select("pid", "tid", "ts", "bytes")[totals["event"]]
-    instants = columns.looked_up(instants, threads, ["pid", "tid"])
+    instants = columns.left_join(instants, threads, ["pid", "tid"])
     of_host = totals["device_type"].is_in(_HOST_TYPES).alias("of_host")
     return instants.select("thread", "ts", pl.col("bytes").fill_null(0), of_host)
 

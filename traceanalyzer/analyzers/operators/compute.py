@@ -1,7 +1,7 @@
 """Operator statistics of each rank, combined over all ranks."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
@@ -178,6 +178,16 @@ def measure(excerpt: Excerpt, options: Options) -> Part:
     )
 
 
+def measure_for_rules(trace: Trace, options: Options) -> Part:
+    """Return the operators of one rank without memory, which no rule uses.
+
+    Raises:
+        MissingData: no operators were recorded.
+    """
+    excerpt = take(trace, options)
+    return measure(replace(excerpt, instants=excerpt.instants.clear()), options)
+
+
 def combine(
     parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()
 ) -> result.Operators:
@@ -223,7 +233,15 @@ def combine(
     )
 
 
-OPERATORS = Analyzer("operators", Options, needs, measure, combine, take=take)
+OPERATORS = Analyzer(
+    "operators",
+    Options,
+    needs,
+    measure,
+    combine,
+    take=take,
+    rules_measure=measure_for_rules,
+)
 
 
 # --- one rank ------------------------------------------------------------------------------

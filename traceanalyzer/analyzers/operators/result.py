@@ -12,7 +12,8 @@ from traceanalyzer.analyzers.common.display import bars, headings, rank_column, 
 from traceanalyzer.analyzers.common.names import ANY_STEP
 from traceanalyzer.analyzers.gpu_idle.causes import OPERATOR
 from traceanalyzer.analyzers.operators import call_tree, options
-from traceanalyzer.result import Chart, Result, Table, View
+from traceanalyzer.drawings import Chart
+from traceanalyzer.result import Result, Table, View
 from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns
 
 _NAMED = 3
@@ -157,33 +158,31 @@ def _idleness_known(result: Operators) -> bool:
 def _notes(result: Operators) -> tuple[str, ...]:
     """Describe what was not counted, and how shares are defined."""
     counted = (
-        "Self time excludes nested calls, total time includes them. Host shares are fractions of "
-        "the self time of all threads. A call nested in a call of the same name counts twice in "
-        "total time."
+        "Self time excludes nested calls; total time includes them (recursive calls twice). Host "
+        "shares are of the self time of all threads."
     )
     if (result.operators["kind"] == "cpu_op").any():
         counted += (
-            " An operator (cpu_op) that is the only call in a call of the same name is merged with "
-            "it."
+            " An operator that only calls another one of the same name counts as one call with it."
         )
     notes = [counted]
     idle_ns = result.host_ns - int(result.running["self_host_ns"].sum())
     if idle_ns:
         notes.append(
-            f"{format_ns(idle_ns)} of host time is in threads that run no operators: they wait or "
+            f"{format_ns(idle_ns)} of host time is in threads without operators, which wait or "
             "communicate over the network."
         )
     if result.device_ns and result.unlaunched_ns:
         share = format_frac(result.unlaunched_ns / result.device_ns)
         notes.append(
-            f"{format_ns(result.unlaunched_ns)} ({share}) of device work is in no row: its launch "
-            "was not recorded or is outside of any operator."
+            f"{format_ns(result.unlaunched_ns)} ({share}) of device work is not attributed to a "
+            "row: its launch was not recorded, or is outside of any operator."
         )
     if result.outside_bytes:
         done = "allocated" if result.outside_bytes > 0 else "freed"
         notes.append(
-            f"{format_bytes(abs(result.outside_bytes))} were {done} outside of any call and are in "
-            "no row."
+            f"{format_bytes(abs(result.outside_bytes))} were {done} outside of any call, and are "
+            "not attributed to a row."
         )
     notes += replays.note(
         result.replayed, result.replayed_matched, result.replayed_ns, result.replayed_matched_ns

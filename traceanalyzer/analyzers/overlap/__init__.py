@@ -21,7 +21,7 @@ def overlap(
     inputs: Inputs,
     *,
     by: By = "device",
-    patterns: str | Sequence[str] = (),
+    comm_patterns: str | Sequence[str] = (),
     **reading: Unpack[Reading],
 ) -> Overlap:
     """Return how much communication is overlapped with compute, and the cost of the rest.
@@ -31,7 +31,7 @@ def overlap(
     Args:
         inputs: a trace, a file or a folder, or several of them.
         by: the rows of the first table: ``device``, ``step`` or ``stream``.
-        patterns: regular expressions of further kernel names that are communication.
+        comm_patterns: regular expressions of further kernel names that are communication.
         **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
 
     Raises:
@@ -42,4 +42,4 @@ def overlap(
     from traceanalyzer.analyzers.overlap.compute import OVERLAP
     from traceanalyzer.run import run
 
-    return run(OVERLAP, inputs, Options(by, patterns), **reading)
+    return run(OVERLAP, inputs, Options(by, comm_patterns), **reading)

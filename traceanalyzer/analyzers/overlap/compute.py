@@ -33,7 +33,7 @@ _KINDS = frozenset({*DEVICE_WORK, "user_annotation", "nvtx"})
 FINE, COARSE = 2_000, 200
 
 _STREAM = (*DEVICE, "stream")
-_SORTS = (device_work.COMPUTE, device_work.COMMUNICATION, device_work.MEMORY)
+_WORK_KINDS = (device_work.COMPUTE, device_work.COMMUNICATION, device_work.MEMORY)
 
 _NO_WORK = (
     "{path}: no device work was recorded, so nothing can overlap; {hint}. For runs without a GPU "
@@ -92,7 +92,7 @@ def measure(trace: Trace, options: Options) -> Part:
         MissingData: the trace has no device work.
         OptionError: a pattern is not a regular expression.
     """
-    work = device_work.device_work(trace, options.patterns)
+    work = device_work.device_work(trace, options.comm_patterns)
     if work.is_empty():
         hint = record_hint(trace.meta, "device work")
         raise MissingData(_NO_WORK.format(path=trace.meta.path, hint=hint))
@@ -111,7 +111,7 @@ def measure(trace: Trace, options: Options) -> Part:
         unfinished=recorded - work.height,
         before=launching.launched_before(trace, work),
         step_hint=record_hint(trace.meta, "step"),
-        exposed=reasons.measure(trace, work, options.patterns)
+        exposed=reasons.measure(trace, work, options.comm_patterns)
         if devices["exposed_communication_ns"].sum()
         else None,
     )
@@ -179,11 +179,13 @@ OVERLAP = Analyzer("overlap", Options, needs, measure, combine, more=more, refin
 
 def _streams(work: pl.DataFrame) -> pl.DataFrame:
     """Measure how long each stream was busy, with what, and how long no other stream was."""
-    runs = intervals.union(work, (*_STREAM, "sort"))
+    runs = intervals.union(work, (*_STREAM, "work_kind"))
     busy = intervals.union(runs, _STREAM)
     crowd = intervals.overlap_with(busy, intervals.crowded(busy, DEVICE), DEVICE)
     length = pl.col("end") - pl.col("start")
-    by_sort = {f"{sort}_ns": length.filter(pl.col("sort") == sort).sum() for sort in _SORTS}
+    by_kind = {
+        f"{kind}_ns": length.filter(pl.col("work_kind") == kind).sum() for kind in _WORK_KINDS
+    }
     streams = work.group_by(_STREAM).agg(
         pl.len().cast(pl.Int64).alias("events"), pl.col("start").min(), pl.col("end").max()
     )
@@ -191,7 +193,7 @@ def _streams(work: pl.DataFrame) -> pl.DataFrame:
         crowd.group_by(_STREAM).agg(
             busy_ns=length.sum(), alone_ns=(length - pl.col("overlap")).sum()
         ),
-        runs.group_by(_STREAM).agg(**by_sort),
+        runs.group_by(_STREAM).agg(**by_kind),
     ):
         streams = streams.join(frame, on=_STREAM, how="left", nulls_equal=True)
     return streams.with_columns(pl.col("^.*_ns$").fill_null(0)).sort(_STREAM)

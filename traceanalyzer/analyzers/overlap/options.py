@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from traceanalyzer.analyzers.base import AnalyzerOptions, option, patterns
+from traceanalyzer.analyzers.base import AnalyzerOptions, comm_patterns, option
 
 By = Literal["device", "step", "stream"]
 
@@ -23,4 +23,4 @@ class Options(AnalyzerOptions):
         choices=get_args(By),
         show_default=True,
     )
-    patterns: Sequence[str] = patterns()
+    comm_patterns: Sequence[str] = comm_patterns()

@@ -66,14 +66,14 @@ def measure(trace: Trace, work: pl.DataFrame, patterns: Sequence[str]) -> Expose
         work: its device work, from :func:`~traceanalyzer.analyzers.common.device_work.device_work`.
         patterns: regular expressions of further kernel names that are communication.
     """
-    part = measure_communication(trace, CommOptions(patterns=patterns))
-    compute = work.filter(pl.col("sort") == COMPUTE)
+    part = measure_communication(trace, CommOptions(comm_patterns=patterns))
+    compute = work.filter(pl.col("work_kind") == COMPUTE)
     length = (pl.col("end") - pl.col("start")).sum()
     by_stream = compute.group_by("device", "stream").agg(length.alias("ns"))
     enough = pl.col("ns") > _SHARED_FRAC * pl.col("ns").sum().over("device")
     calls = launches(trace, work)
     launched = work[calls["work"]].with_columns(launch=calls["launch_start"])
-    launched = launched.filter(pl.col("sort") == COMMUNICATION)
+    launched = launched.filter(pl.col("work_kind") == COMMUNICATION)
     ends = compute.sort("start").select(
         "device", before="start", ended=pl.col("end").cum_max().over("device")
     )

@@ -26,7 +26,8 @@ from traceanalyzer.analyzers.overlap.reasons import (
     UNKNOWN,
     WAITING,
 )
-from traceanalyzer.result import Chart, Result, Table, View
+from traceanalyzer.drawings import Chart
+from traceanalyzer.result import Result, Table, View
 from traceanalyzer.units import format_count, format_frac, format_ns
 
 #: Smaller shares of device time are not worth optimizing.
@@ -56,6 +57,16 @@ _REASONS = {
     UNKNOWN: "{share} has no recorded launch ({n})",
 }
 
+#: Reasons in a table.
+_REASON_NAMES = {
+    WAITING: "wait time for other ranks",
+    SHARED: "same stream as compute",
+    LATE: "launched after compute had ended",
+    AFTER: "started after the compute that it depends on",
+    OTHER: "longer than the overlapping compute",
+    UNKNOWN: "launch not recorded",
+}
+
 _ADVICE = {
     WAITING: "Find the straggler first: see comm-outliers.",
     SHARED: "Run collectives on a separate stream (async_op=True, or torch.cuda.stream).",
@@ -71,7 +82,7 @@ _ADVICE = {
 
 _ALL_RANKS = "Pass the files of all ranks to see how much of it is wait time (comm-outliers)."
 
-_SORTS = {"compute_ns": "compute", "communication_ns": "communication", "memory_ns": "copies"}
+_WORK_KINDS = {"compute_ns": "compute", "communication_ns": "communication", "memory_ns": "copies"}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -299,8 +310,9 @@ def _tables(result: Overlap) -> tuple[Table, ...]:
     )
     first = [tables.pop(result.by)]
     if result.reasons.height:
-        labels = headings("reason, exposed_ns: exposed, share_frac: share, collectives")
-        first.append(Table("reasons", "Why communication is exposed", result.reasons, labels))
+        labels = headings("why: reason, exposed_ns: exposed, share_frac: share, collectives")
+        named = result.reasons.with_columns(why=pl.col("reason").replace_strict(_REASON_NAMES))
+        first.append(Table("reasons", "Why communication is exposed", named, labels))
     return (*first, *(replace(table, detail=True) for table in tables.values()))
 
 
@@ -329,7 +341,7 @@ def _parts(result: Overlap) -> Chart:
     title, rows, parts = {
         "device": ("Device time breakdown", result.devices, PART_NAMES),
         "step": ("Step time breakdown", result.steps, PART_NAMES),
-        "stream": ("Stream time breakdown", result.streams, _SORTS),
+        "stream": ("Stream time breakdown", result.streams, _WORK_KINDS),
     }[result.by]
     frame = rows.with_columns(places(rows))
     if result.by == "device":

@@ -326,7 +326,7 @@ def _labels(samples: pl.DataFrame, trace: Trace, by: By | None) -> pl.Series:
         return samples["rank"].cast(pl.String).fill_null(trace.meta.path)
     key = ["pid"] if by == "process" else ["pid", "tid"]
     lanes = _named_lanes(trace, by)
-    joined = columns.looked_up(samples.select(key), lanes, key)
+    joined = columns.left_join(samples.select(key), lanes, key)
     number = pl.col(key[-1]).cast(pl.String)
     text = pl.concat_str(number, pl.col("label"), separator=" ", ignore_nulls=True)
     unknown = pl.lit(f"(no {by})")
@@ -376,7 +376,7 @@ def _sums(
     keys = frames.distinct.select(_key(frames.distinct, group_by))
     special = pl.DataFrame({"key": [_DEEPER, _NO_FRAME]})
     distinct = pl.concat([keys, special], how="diagonal").unique(maintain_order=True)
-    numbers = columns.looked_up(keys, distinct.with_row_index("number"), keys.columns)["number"]
+    numbers = columns.left_join(keys, distinct.with_row_index("number"), keys.columns)["number"]
     parent, frame = _kept_tree(frames, numbers.cast(pl.Int64).to_numpy())
     forest, place = stack_weights.merge(parent, frame, _DEEPEST, distinct.height - 2)
     at = _at(np.append(place, stack_weights.ROOT)[_renumbered(frames)], leaf)

@@ -153,6 +153,7 @@ def _paths(result: LeafPaths) -> Table:
         },
         missing=dict.fromkeys(LIBRARY if lined else LIBRARY[:2], _NO_LIBRARY),
         whole=True,
+        hide_first=("path", "line", LIBRARY[1]),
     )
 
 

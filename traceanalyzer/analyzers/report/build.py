@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
@@ -11,8 +12,12 @@ from traceanalyzer.analyzers import registry
 from traceanalyzer.analyzers.base import Examination
 from traceanalyzer.analyzers.common import columns, places
 from traceanalyzer.analyzers.common.display import headings, known_columns
+from traceanalyzer.analyzers.diagnosis.budget import IDLE, WAIT
 from traceanalyzer.analyzers.diagnosis.judge import judge
+from traceanalyzer.analyzers.diagnosis.result import Diagnosis
 from traceanalyzer.analyzers.diagnosis.rule import Rule
+from traceanalyzer.analyzers.gpu_idle import causes
+from traceanalyzer.analyzers.timeline.result import Timeline
 from traceanalyzer.result import Fact, Report, Result, Section, Table
 
 #: Maximum number of inputs in the title.
@@ -27,15 +32,24 @@ def build(examination: Examination, rules: Sequence[Rule], paths: Sequence[str])
         rules: the rules of diagnose.
         paths: names of the inputs in the title and in commands.
     """
-    results = examination.results
+    results, diagnosis = examination.results, judge(examination, rules)
+    sections = {one.key: one for one in _sections(results, paths)}
     return Report(
         about=_about(paths),
-        diagnosis_result=judge(examination, rules),
-        facts=facts(results),
+        diagnosis_result=diagnosis,
+        facts=facts(results, diagnosis),
         overview=overview(results),
-        sections=_sections(results, paths),
+        timeline=_marked(sections.pop("timeline", None), diagnosis),
+        sections=tuple(sections.values()),
         command=_command("report", paths),
     )
+
+
+def _marked(section: Section | None, diagnosis: Result) -> Section | None:
+    """Return the section of the timeline with marks of the findings."""
+    if section is None or not isinstance(section.result, Timeline):
+        return section
+    return replace(section, result=section.result.with_findings(diagnosis.diagnosis))
 
 
 def _about(paths: Sequence[str]) -> str:
@@ -60,11 +74,14 @@ def _sections(results: Mapping[str, Result], paths: Sequence[str]) -> tuple[Sect
 # --- key numbers -----------------------------------------------------------------------------
 
 
-def facts(results: Mapping[str, Result]) -> tuple[Fact, ...]:
-    """Return the known key numbers: ranks, span, steps, idle time, waiting, peak memory."""
-    return tuple(
-        fact for name, of in _FACTS.items() if name in results for fact in of(results[name])
-    )
+def facts(results: Mapping[str, Result], diagnosis: Diagnosis) -> tuple[Fact, ...]:
+    """Return the known key numbers: ranks, span, steps, peak memory, and shares of the time.
+
+    All shares are those of the time budget of the diagnosis: of step time of all devices, or of the
+    recorded time if no steps are marked.
+    """
+    numbers = (fact for name, of in _FACTS.items() if name in results for fact in of(results[name]))
+    return (*numbers, *_shares_of_time(results, diagnosis))
 
 
 def _files(result: Any) -> Iterator[Fact]:
@@ -84,28 +101,26 @@ def _steps(result: Any) -> Iterator[Fact]:
         yield Fact("median_ns", "median step", sums["median_ns"])
 
 
-def _idleness(result: Any) -> Iterator[Fact]:
-    if not result.span_ns:
-        return
-    label = "main thread idle" if result.on_host else "GPU idle"
-    yield Fact("idle_frac", label, result.idle_ns / result.span_ns)
-    share = result.step_dataloading_frac
-    if share is None:
-        share = result.idle_by_cause["dataloading"] / result.span_ns
-    yield Fact("dataloading_frac", "waiting for data", share)
+def _shares_of_time(results: Mapping[str, Any], diagnosis: Diagnosis) -> Iterator[Fact]:
+    """Yield idle time, data loading, exposed communication and wait time of the time budget."""
+    rows = diagnosis.budget.select("part", "name", "time_frac")
 
+    def fact(name: str, label: str, which: pl.Expr) -> Fact:
+        share = float(rows.filter(which)["time_frac"].sum())
+        return Fact(name, f"{label} (of {diagnosis.of})", share)
 
-def _exposed(result: Any) -> Iterator[Fact]:
-    sums = result.scalars
-    if sums["communication_ns"] and sums["span_ns"]:
-        share = sums["exposed_communication_ns"] / sums["span_ns"]
-        yield Fact("exposed_frac", "exposed communication", share)
-
-
-def _waiting(result: Any) -> Iterator[Fact]:
-    if result.n_matched and result.total_comm_ns:
-        share = result.total_wait_ns / result.total_comm_ns
-        yield Fact("wait_frac", "of communication waiting", share)
+    idle = results.get("gpu_idle")
+    if idle is not None and rows.height:
+        label = "main thread idle" if idle.on_host else "GPU idle"
+        yield fact("idle_frac", label, pl.col("part") == IDLE)
+        loading = causes.NAMES[causes.DATALOADING]
+        yield fact("dataloading_frac", loading, pl.col("name") == loading)
+    waits = rows.filter(pl.col("name") == WAIT)
+    for exposed in waits["part"]:
+        yield fact("exposed_frac", exposed, pl.col("part") == exposed)
+        compared = results.get("comm_outliers")
+        if compared is not None and compared.n_matched:
+            yield fact("wait_frac", WAIT, pl.col("name") == WAIT)
 
 
 def _filled(result: Any) -> Iterator[Fact]:
@@ -123,9 +138,6 @@ def _sampled(result: Any) -> Iterator[Fact]:
 _FACTS: dict[str, Callable[[Any], Iterator[Fact]]] = {
     "info": _files,
     "steps": _steps,
-    "gpu_idle": _idleness,
-    "overlap": _exposed,
-    "comm_outliers": _waiting,
     "memory": _filled,
     "py_spy_report": _sampled,
 }
@@ -136,9 +148,9 @@ _KEYS = ("rank", "path")
 #: Columns and headings of the overview; columns of nulls are dropped.
 _COLUMNS = headings(
     "on: rank, format, host, events, dropped, steps, median_ns: median step, busy_frac: busy, "
-    "idle_frac: idle, dataloading_frac: waiting for data, compute_frac: compute, "
-    "exposed_frac: exposed communication, wait_ns: waited for others, "
-    "imposed_ns: others waited for it, peak_bytes: peak memory"
+    "idle_frac: idle, dataloading_frac: data loading, compute_frac: compute, "
+    "exposed_frac: exposed communication, wait_ns: wait time, "
+    "imposed_ns: wait of others, peak_bytes: peak memory"
 )
 
 
@@ -156,13 +168,13 @@ def overview(results: Mapping[str, Result]) -> Table:
     )
     for name, result in results.items():
         if name in _OF_RANKS:
-            rows = columns.looked_up(rows, _OF_RANKS[name](result), _KEYS)
+            rows = columns.left_join(rows, _OF_RANKS[name](result), _KEYS)
     rows = rows.with_columns(_names(rows))
     known = known_columns(rows, _COLUMNS)
     if not rows["dropped"].sum():
         known.pop("dropped", None)
     known["on"] = "rank" if rows["rank"].null_count() < rows.height else "file"
-    return Table("overview", "Ranks", rows, known)
+    return Table("overview", "Ranks (shares of the recorded time)", rows, known)
 
 
 def _names(rows: pl.DataFrame) -> pl.Series:

@@ -37,6 +37,9 @@ _SUGGESTED = 5
 #: Longer names are not suggested as steps.
 _LONGEST = 60
 
+#: A time between files that is this many times as long as the longest step is not recorded.
+_PAUSE = 10
+
 _NUMBERED = re.compile(r" \[\d+\]$")
 
 
@@ -179,6 +182,8 @@ def _within(windows: pl.DataFrame, rows: pl.DataFrame, lane: list[str]) -> pl.Se
 
 def _no_steps(trace: Trace, step_name: str | None) -> str:
     """Return the error text with a recording hint and suggestions."""
+    if trace.meta.window != (None, None) and step_name is None:
+        return f"{trace.meta.path}: no step lies completely inside the time window; widen it"
     hint = record_hint(trace.meta, "step")
     text = (
         f"no steps are marked, and no sequence of kernels repeats; {hint} and name them with "
@@ -247,7 +252,7 @@ def joined(parts: Sequence[Part]) -> pl.DataFrame:
         rank, path (of the recording's first file), number (of the step in its recording, from 0),
         the columns of :attr:`Part.steps` with ``at_ns`` (since the recording's first step) and
         ``duration_ns`` for start and end, and ``before_ns``, the time since the end of the
-        previous step, null for the first.
+        previous step, null for the first and after a pause of the profiler.
     """
     ordered = sorted(parts, key=lambda part: (part.rank is None, part.rank or 0, part.path))
     recordings = [
@@ -278,23 +283,28 @@ def _one(recording: Sequence[Part]) -> pl.DataFrame:
     known = all(part.epoch_ns is not None for part in recording)
     moves = [part.epoch_ns or 0 if known else 0 for part in recording]
     frames = [
-        part.steps.with_columns(pl.col("start", "end") + by)
-        for part, by in zip(recording, moves, strict=True)
+        part.steps.with_columns(pl.col("start", "end") + by, file=pl.lit(number))
+        for number, (part, by) in enumerate(zip(recording, moves, strict=True))
     ]
     rows = pl.concat(frames)
     if len(recording) > 1:
         rows = _renumbered(rows)
     number = pl.col("start").rank("dense").cast(pl.Int64) - 1
-    previous = rows.select("start", "end").unique().sort("start")
-    before = previous.with_columns(before_ns=pl.col("start") - pl.col("end").shift(1))
-    joined = rows.join(before.drop("end"), on="start", how="left", maintain_order="left").select(
+    previous = rows.select("start", "end", "file").unique().sort("start")
+    since = pl.col("start") - pl.col("end").shift(1)
+    # a longer time between files is a pause of the profiler
+    longest = (pl.col("end") - pl.col("start")).max()
+    recorded = (pl.col("file") == pl.col("file").shift(1)) | (since <= _PAUSE * longest)
+    since = pl.when(recorded).then(since)
+    before = previous.select("start", before_ns=since)
+    joined = rows.join(before, on="start", how="left", maintain_order="left").select(
         number.alias("number"),
         "step",
         "device",
         (pl.col("start") - pl.col("start").min()).alias("at_ns"),
         (pl.col("end") - pl.col("start")).alias("duration_ns"),
         "before_ns",
-        pl.exclude("step", "device", "start", "end", "before_ns"),
+        pl.exclude("step", "device", "start", "end", "before_ns", "file"),
     )
     return with_source(joined, recording[0])
 

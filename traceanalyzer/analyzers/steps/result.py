@@ -9,7 +9,8 @@ import polars as pl
 
 from traceanalyzer.analyzers.common import device_work, display, places
 from traceanalyzer.analyzers.steps import statistics
-from traceanalyzer.result import Chart, Result, Table, View
+from traceanalyzer.drawings import Chart
+from traceanalyzer.result import Result, Table, View
 from traceanalyzer.units import format_count, format_frac, format_ns
 
 #: Least excess of a step over its rank's median, or difference between ranks, to report.
@@ -311,7 +312,8 @@ def _steps(result: Steps) -> Table:
         **(_GROWN if _has_data(frame, "grown") else {}),
         **({"warm_up": "warm-up"} if frame["warm_up"].any() else {}),
     }
-    return Table("steps", "Steps, the slowest first", frame, columns)
+    hide_first = tuple(reversed(result.parts))
+    return Table("steps", "Steps, the slowest first", frame, columns, hide_first=hide_first)
 
 
 def _ranks(result: Steps) -> Table:
@@ -338,7 +340,11 @@ def _common(result: Steps) -> Table:
         **_GROWN,
     }
     return display.table_of_known(
-        "common", "Steps over all ranks, the slowest first", frame, columns
+        "common",
+        "Steps over all ranks, the slowest first",
+        frame,
+        columns,
+        hide_first=tuple(reversed(result.parts)),
     )
 
 

@@ -77,8 +77,8 @@ def only_slow(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
         pl.col("total_ns") - pl.col("usual").fill_null(0) >= _LEAST_FRAC * pl.col("over"),
         pl.col("usual").fill_null(0) <= _ELSEWHERE_FRAC * pl.col("total_ns"),
     )
-    found = _without_nested(kept).select(pl.col(name).cast(of) for name, of in _SCHEMA.items())
-    return pl.concat([found, _forward_only(trace, each, slow)])
+    slices = _without_nested(kept).select(pl.col(name).cast(of) for name, of in _SCHEMA.items())
+    return pl.concat([slices, _forward_only(trace, each, slow)])
 
 
 #: What slow steps run that have many layers more than others, but no more of a backward pass.
@@ -102,10 +102,10 @@ def _forward_only(trace: Trace, each: pl.DataFrame, slow: pl.DataFrame) -> pl.Da
         for counts in (layers, backward)
     )
     is_more = (pl.col("n") >= _MORE * usual) & (pl.col("n_backward") <= _MORE * usual_backward)
-    found = rows.filter(is_more, usual > 0, usual_backward > 0).with_columns(
+    steps = rows.filter(is_more, usual > 0, usual_backward > 0).with_columns(
         kind=pl.lit("other"), name=pl.lit(FORWARD_ONLY), total_ns="over"
     )
-    return found.select(pl.col(name).cast(of) for name, of in _SCHEMA.items())
+    return steps.select(pl.col(name).cast(of) for name, of in _SCHEMA.items())
 
 
 def _per_step(events: pl.DataFrame, each: pl.DataFrame) -> pl.DataFrame:

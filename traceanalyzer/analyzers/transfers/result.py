@@ -12,7 +12,8 @@ import polars as pl
 from traceanalyzer.analyzers.common.columns import sum_if_known
 from traceanalyzer.analyzers.common.display import headings, sentences, stacked, table_of_known
 from traceanalyzer.analyzers.common.places import places
-from traceanalyzer.result import Chart, Result, Table, View
+from traceanalyzer.drawings import Chart
+from traceanalyzer.result import Result, Table, View
 from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns
 
 #: Direction of a memset.

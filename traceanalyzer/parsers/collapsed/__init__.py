@@ -10,19 +10,22 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
 
 from traceanalyzer import schema
 from traceanalyzer.errors import MalformedInput
-from traceanalyzer.frames import stacks
-from traceanalyzer.parsers.collapsed import labels, text
-from traceanalyzer.parsers.collapsed.lines import Lines
+from traceanalyzer.parsers.collapsed import text
 from traceanalyzer.parsers.contract import Format, Progress, Selection
 from traceanalyzer.parsers.source import Source, rank_or_node_from_name
 from traceanalyzer.parsers.tables import Frame, lanes_table, sample_events, stacks_table
 from traceanalyzer.trace import Meta, Trace, issue_rows
+
+if TYPE_CHECKING:
+    from traceanalyzer.frames import stacks
+    from traceanalyzer.parsers.collapsed.lines import Lines
 
 
 def sniff(head: bytes, path: str) -> bool:  # noqa: ARG001 - a parser's signature
@@ -40,6 +43,10 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
         MalformedInput: the file is binary or JSON, or has no line with a stack and a count.
         UnreadableFile: the file cannot be read.
     """
+    # every command loads this module, to detect formats
+    from traceanalyzer.frames import stacks
+    from traceanalyzer.parsers.collapsed.lines import Lines
+
     kinds = selection.kinds
     rank = rank_or_node_from_name(source.path)
     if kinds is not None and not kinds & {"sample", "lane"}:
@@ -70,7 +77,7 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
     return replace(
         trace,
         events=_events(lines, tree, rank),
-        stacks=stacks_table(tree, _frames(lines, dialect.austin)),
+        stacks=stacks_table(tree, _split(lines, dialect.austin)),
     )
 
 
@@ -78,7 +85,9 @@ def _meta(source: Source, rank: int | None, unit: str | None) -> Meta:
     return Meta(path=source.path, format=FORMAT.name, rank=rank, weight_unit=unit)
 
 
-def _frames(lines: Lines, austin: bool) -> Iterator[Frame]:
+def _split(lines: Lines, austin: bool) -> Iterator[Frame]:
+    from traceanalyzer.parsers.collapsed import labels
+
     split = labels.split_austin if austin else labels.split
     return (split(frame.decode(errors="replace")) for frame in lines.numbers)
 

@@ -1,6 +1,6 @@
 """Interactive charts in pages, with the same marks as in a plot.
 
-In: :class:`traceanalyzer.result.Chart`. Out: a figure with a summary in text, its first rows as a
+In: :class:`traceanalyzer.drawings.Chart`. Out: a figure with a summary in text, its first rows as a
 table, and the data for the viewer (``data``). The viewer draws SVG: ``elements.js``, ``scale.js``,
 ``data.js``, ``marks.js``, ``axis.js``, ``legend.js``, ``gestures.js``, ``viewer.js``. Only
 :mod:`traceanalyzer.render` imports this package.
@@ -10,11 +10,11 @@ from typing import Any
 
 import polars as pl
 
+from traceanalyzer.drawings import Chart
 from traceanalyzer.render import pieces
 from traceanalyzer.render.charts.data import pack
 from traceanalyzer.render.marks import AxisScale, Marks, category, prepare
 from traceanalyzer.render.text import cells, is_number, shorten, spaced
-from traceanalyzer.result import Chart
 
 _ROWS, _CHARS, _NAMES = 10, 60, 6
 _MARKS = {"scatter": "points", "line": "points of lines", "bar": "bars", "span": "bars"}

@@ -39,6 +39,17 @@ function cut(text, room) {
   return kept(short);
 }
 
+/** Moves a tooltip beside the pointer, inside the window. */
+function placeTip(tip, event) {
+  const { width, height } = tip.getBoundingClientRect();
+  const x = event.clientX + 14 + width > innerWidth ? event.clientX - width - 12 : event.clientX + 14;
+  tip.style.left = `${Math.max(x, 4)}px`;
+  tip.style.top = `${Math.max(Math.min(event.clientY + 16, innerHeight - height - 4), 4)}px`;
+}
+
+/** A list of names and values. */
+const facts = (pairs) => html('dl', {}, ...pairs.map(([name, text]) => html('div', {}, html('dt', {}, name), html('dd', {}, text))));
+
 /** The middle of a pixel, where a thin line is sharp. */
 const sharp = (place) => Math.round(place) + 0.5;
 

@@ -1,4 +1,44 @@
-// Touch, mouse and key gestures.
+// A view of an axis that zooms and moves, and the touch, mouse and key gestures for it.
+
+/** The visible interval of an axis; a viewer has `range` and `least`, and draws in `later`. */
+class Zoomable {
+  get zoomed() {
+    const [from, to] = this.range;
+    return this.view[1] - this.view[0] < (to - from) * (1 - 1e-9);
+  }
+
+  /** Shows an interval of the axis, limited to its range. */
+  look(from, to) {
+    const [start, end] = this.range, most = end - start;
+    const wide = clamp(to - from, Math.min(this.least, most), most);
+    const low = clamp((from + to - wide) / 2, start, end - wide);
+    this.view = wide === most ? this.range : [low, low + wide];
+    this.hover(null);
+    this.later();
+  }
+
+  /** Zooms by a factor around a position, by default the middle. */
+  zoom(factor, around = (this.view[0] + this.view[1]) / 2) {
+    const at = clamp(around, ...this.view);
+    this.look(at + (this.view[0] - at) * factor, at + (this.view[1] - at) * factor);
+  }
+
+  /** Moves a view by a share of its width. */
+  pan(view, share) {
+    const by = (view[1] - view[0]) * share, [start, end] = this.range;
+    const kept = clamp(by, start - view[0], end - view[1]);
+    this.look(view[0] + kept, view[1] + kept);
+  }
+
+  reset() {
+    this.look(...this.range);
+  }
+
+  /** Draws with the next frame, once. */
+  later() {
+    this.waiting ||= requestAnimationFrame(() => this.show());
+  }
+}
 
 const MOVED = 4; // pixels that turn a click into a drag
 
@@ -61,7 +101,7 @@ class Gestures {
     if (drag?.moved && !drag.pans) {
       const { value } = viewer.locate(event);
       viewer.look(Math.min(drag.value, value), Math.max(drag.value, value));
-    } else if (drag && !drag.moved) viewer.hover(event);
+    } else if (drag && !drag.moved) (viewer.click ?? viewer.hover).call(viewer, event);
   }
 
   #drop(event) {

@@ -4,8 +4,9 @@ const KEYS = 'Drag to zoom, shift + drag to move, ctrl + wheel; double click to 
 const CLOSEST = 4; // smallest span of a view on an axis of integers
 const LEAST = 160; // smallest width of a picture in pixels
 
-class Viewer {
+class Viewer extends Zoomable {
   constructor(root) {
+    super();
     this.root = root;
     this.data = new Data(JSON.parse(root.querySelector('script').textContent));
     this.view = this.data.across;
@@ -49,11 +50,6 @@ class Viewer {
     this.data.spread(layout(this.data, Math.max(this.width, LEAST)).inner);
     if (!zoomed) this.view = this.data.across;
     this.show();
-  }
-
-  /** Draws with the next frame, once. */
-  later() {
-    this.waiting ||= requestAnimationFrame(() => this.show());
   }
 
   show(dark = this.dark.matches) {
@@ -103,37 +99,14 @@ class Viewer {
 
   // --- the view ------------------------------------------------------------------------------
 
-  get zoomed() {
-    const [from, to] = this.data.across;
-    return this.view[1] - this.view[0] < (to - from) * (1 - 1e-9);
+  get range() {
+    return this.data.across;
   }
 
-  /** Shows an interval of the horizontal axis, limited to its range. */
-  look(from, to) {
-    const [start, end] = this.data.across, { names, whole } = this.data.x;
-    const most = end - start, least = names ? 1 : whole ? CLOSEST : most * 1e-6;
-    const wide = clamp(to - from, Math.min(least, most), most);
-    const low = clamp((from + to - wide) / 2, start, end - wide);
-    this.view = wide === most ? this.data.across : [low, low + wide];
-    this.hover(null);
-    this.later();
-  }
-
-  /** Zooms by a factor around a position, by default the middle. */
-  zoom(factor, around = (this.view[0] + this.view[1]) / 2) {
-    const at = clamp(around, ...this.view);
-    this.look(at + (this.view[0] - at) * factor, at + (this.view[1] - at) * factor);
-  }
-
-  /** Moves a view by a share of its width. */
-  pan(view, share) {
-    const by = (view[1] - view[0]) * share, [start, end] = this.data.across;
-    const kept = clamp(by, start - view[0], end - view[1]);
-    this.look(view[0] + kept, view[1] + kept);
-  }
-
-  reset() {
-    this.look(...this.data.across);
+  /** The smallest interval shown. */
+  get least() {
+    const [start, end] = this.range, { names, whole } = this.data.x;
+    return names ? 1 : whole ? CLOSEST : (end - start) * 1e-6;
   }
 
   /** Highlights the interval selected by a drag. */
@@ -179,12 +152,8 @@ class Viewer {
   }
 
   #showTip(event) {
-    const facts = this.data.describe(this.hovered, this.view[1] - this.view[0]);
-    this.tip.replaceChildren(html('dl', {}, ...facts.map(([name, text]) => html('div', {}, html('dt', {}, name), html('dd', {}, text)))));
-    const { width, height } = this.tip.getBoundingClientRect();
-    const x = event.clientX + 14 + width > innerWidth ? event.clientX - width - 12 : event.clientX + 14;
-    this.tip.style.left = `${Math.max(x, 4)}px`;
-    this.tip.style.top = `${Math.max(Math.min(event.clientY + 16, innerHeight - height - 4), 4)}px`;
+    this.tip.replaceChildren(facts(this.data.describe(this.hovered, this.view[1] - this.view[0])));
+    placeTip(this.tip, event);
   }
 }
 

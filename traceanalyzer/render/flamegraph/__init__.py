@@ -1,6 +1,6 @@
 """Flame graphs as self-contained SVG, interactive with scripts.
 
-In: :class:`traceanalyzer.result.Flame`. Out: an SVG document, or the same drawing for a page.
+In: :class:`traceanalyzer.drawings.Flame`. Out: an SVG document, or the same drawing for a page.
 ``layout`` computes the positions of the boxes, ``picture`` draws them, complete without scripts;
 ``tree.js``, ``view.js`` and ``viewer.js`` make the drawing interactive. Only
 :mod:`traceanalyzer.render` imports this package.
@@ -8,11 +8,11 @@ In: :class:`traceanalyzer.result.Flame`. Out: an SVG document, or the same drawi
 
 from html import escape
 
+from traceanalyzer.drawings import Flame
 from traceanalyzer.render.flamegraph import picture
 from traceanalyzer.render.flamegraph.layout import Layout, lay_out, share
 from traceanalyzer.render.pieces import Viewer
 from traceanalyzer.render.text import shorten
-from traceanalyzer.result import Flame
 from traceanalyzer.units import format_weight
 
 _SHARE, _LINES, _CHARS = 0.02, 100, 100

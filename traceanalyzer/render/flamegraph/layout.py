@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from traceanalyzer.drawings import Flame
 from traceanalyzer.render.text import shorten, visible
-from traceanalyzer.result import Flame
 from traceanalyzer.units import format_frac
 
 _NAME_CHARS = 300

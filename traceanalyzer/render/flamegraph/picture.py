@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from html import escape
 from zlib import crc32
 
+from traceanalyzer.drawings import Flame
 from traceanalyzer.render.flamegraph.layout import Box, Layout, share
 from traceanalyzer.render.text import SIZES, TIMES, prose, shorten
-from traceanalyzer.result import Flame
 from traceanalyzer.units import format_weight
 
 PAPER, INK = "#ffffff", "#1f2328"

@@ -1,7 +1,7 @@
 """Memory over time by allocation: a figure for pages and a plot.
 
-In: :class:`traceanalyzer.result.Occupancy`. ``layout`` computes the position of each allocation in
-the stack, ``labels`` fills, ticks and sentences. ``drawing`` draws them on the axes of a plot. A
+In: :class:`traceanalyzer.drawings.Occupancy`. ``layout`` computes the position of each allocation
+in the stack, ``labels`` fills, ticks and sentences. ``drawing`` draws them on the axes of a plot. A
 page gets a table that is readable without scripts and the data for the viewer (``memory.js``,
 ``format.js``, ``stage.js``, ``segments.js``, ``viewer.js``): columns of integers, each text and
 frame once, ascending columns as differences, stacks as paths of one prefix tree. Only
@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from traceanalyzer.drawings import Occupancy
 from traceanalyzer.render import pieces
 from traceanalyzer.render.occupancy import labels
 from traceanalyzer.render.occupancy.layout import Layout, lay_out
 from traceanalyzer.render.pieces import cell, differences, escaped
 from traceanalyzer.render.text import prose, shorten, visible
-from traceanalyzer.result import Occupancy
 from traceanalyzer.units import format_bytes, format_frac, format_ns
 
 _ROWS, _CHARS = 20, 90

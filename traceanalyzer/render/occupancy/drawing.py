@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure, SubFigure
     from matplotlib.lines import Line2D
 
+    from traceanalyzer.drawings import Occupancy
     from traceanalyzer.render.occupancy.layout import Floats, Ints, Layout, Stack
-    from traceanalyzer.result import Occupancy
 
 #: Height of a drawing in inches.
 HEIGHT = 5.2

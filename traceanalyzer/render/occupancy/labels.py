@@ -11,9 +11,9 @@ from zlib import crc32
 import numpy as np
 import polars as pl
 
+from traceanalyzer.drawings import Occupancy
 from traceanalyzer.render.occupancy.layout import Ints, Layout
 from traceanalyzer.render.text import prose, shorten
-from traceanalyzer.result import Occupancy
 from traceanalyzer.units import format_bytes, format_frac, format_ns
 
 _CATEGORIES, _LABELS, _NAME_CHARS = 12, 6, 40

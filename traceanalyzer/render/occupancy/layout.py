@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from traceanalyzer.result import Occupancy
+from traceanalyzer.drawings import Occupancy
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -6,12 +6,16 @@ printing. The page is readable without scripts. Only :mod:`traceanalyzer.render`
 package.
 """
 
+import re
 from collections import Counter
+from collections.abc import Sequence
 
+from traceanalyzer.drawings import Chart
 from traceanalyzer.render import html
 from traceanalyzer.render.pieces import Viewer, escaped
 from traceanalyzer.render.text import cells
-from traceanalyzer.result import Fact, Report, Section
+from traceanalyzer.result import Fact, Report, Section, Table
+from traceanalyzer.units import format_count
 
 #: Script and style of the page.
 VIEWER = Viewer(__name__, ("sort", "report"), sheet="report")
@@ -24,29 +28,56 @@ def page(report: Report, *, top: int | None = 50) -> str:
         report: the report.
         top: rows per table; None means all.
     """
-    results = [report.diagnosis_result, *(section.result for section in report.sections)]
+    drawn = (*([report.timeline] if report.timeline else ()), *report.sections)
+    results = [report.diagnosis_result, *(section.result for section in drawn)]
     viewers: list[Viewer] = [*html.viewers_of(results), VIEWER]
     styles = html.STYLE + html.CARD_STYLE + html.PAGE_STYLE + html.viewing(viewers, narrow=True)
     anchors = {section.key: section.key for section in report.sections}
+    judged = {one.analysis for one in report.diagnosis if one.severity != "info"}
     body = [
         '<body class="traceanalyzer report">',
         '<a class="skip" href="#findings">To the findings</a>',
         _contents(report),
         "<main>",
-        f"<header><h1>{escaped(report.title)}</h1>{_facts(report.facts)}</header>",
-        '<section id="findings" aria-labelledby="findings-h"><h2 id="findings-h">Findings</h2>',
+        f"<header><h1>{escaped(report.title)}</h1>",
+        html.recorded(report.diagnosis_result),
+        _facts(report.facts),
+        '</header><section id="findings" aria-label="Findings">',
         f'<p class="verdict">{escaped(report.verdict)}</p>',
-        html.cards(report.diagnosis, anchors),
+        html.budget(report.diagnosis_result.budget_bar),
+        *_timeline(report.timeline),
+        html.cards(report.diagnosis, anchors, _marked(report.timeline)),
         html.notes(report, heading="h3"),
         "</section>",
         '<section id="overview">',
         html.table(report.overview, top, heading="h2"),
         "</section>",
-        *(_section(section, top) for section in report.sections),
+        *(_section(one, top, is_open=one.key in judged) for one in report.sections),
         _commands(report),
         "</main>",
     ]
     return html.document(report.title, styles, viewers, body)
+
+
+#: Most panels of a chart that is not collapsed.
+_PANELS = 3
+#: Prefix of the id of the timeline.
+_TIMELINE = "timeline-"
+
+
+def _timeline(section: Section | None) -> list[str]:
+    """Return the timeline, above the findings that it shows."""
+    return [] if section is None else html.drawings(section.result, _TIMELINE)
+
+
+def _marked(section: Section | None) -> dict[int, str]:
+    """Return the id of the timeline for each finding that is marked on it."""
+    timelines = section.result.timelines if section else ()
+    return {
+        number: f"{_TIMELINE}lanes-{place}"
+        for place, one in enumerate(timelines)
+        for number in one.marks["number"].unique()
+    }
 
 
 def _contents(report: Report) -> str:
@@ -62,43 +93,85 @@ def _contents(report: Report) -> str:
     return f'<nav aria-label="Contents"><ul>{items}</ul></nav>'
 
 
+#: Facts that are in the line of what was recorded.
+_ABOVE = ("ranks", "files", "step_count", "median_ns")
+
+
 def _facts(facts: tuple[Fact, ...]) -> str:
     tiles = []
     for fact in facts:
+        if fact.name in _ABOVE:
+            continue
         scale, (text,) = cells(fact.name, [fact.value])
         value = f"{text} {scale.unit}".strip()
         tiles.append(f"<div><dt>{escaped(fact.label)}</dt><dd>{escaped(value)}</dd></div>")
     return f'<dl class="in-brief">{"".join(tiles)}</dl>' if tiles else ""
 
 
-def _section(section: Section, top: int | None) -> str:
-    """Return a section: verdict, drawings, tables; detail tables are collapsed."""
+def _section(section: Section, top: int | None, *, is_open: bool) -> str:
+    """Return a section: verdict, first drawing, first rows of the first table; the rest collapsed.
+
+    A section without findings is collapsed to its title and the first sentence of its verdict.
+    """
     result, key = section.result, section.key
-    tables = [table for table in result.visible_tables if not table.detail]
-    details = [table for table in result.visible_tables if table.detail]
+    first, more = _drawings(section)
+    tables = [one for one in result.visible_tables if one.frame.height]
+    more += [html.table(one, top, heading="h3") for one in tables]
     lines = [
         f'<section id="{key}" aria-labelledby="{key}-h">',
-        f'<h2 id="{key}-h">{escaped(result.title)}</h2>',
+        f'<details class="fold"{" open" if is_open else ""}>',
+        f'<summary><h2 id="{key}-h">{escaped(section.short)}</h2>',
+        f'<span class="soft">{escaped(_first_sentence(result.verdict))}</span></summary>',
         f'<p class="verdict">{escaped(result.verdict)}</p>',
+        *first,
+        f"<details><summary>{_contained(tables, more)}</summary>" if more else "",
         f'<p class="soft"><code>{escaped(section.command)}</code></p>',
-        *html.drawings(result, f"{key}-"),
-        *(html.table(table, top, heading="h3") for table in tables),
-        *(
-            f"<details><summary>{escaped(table.title)}</summary>"
-            f"{html.table(table, top, heading='h3')}</details>"
-            for table in details
-        ),
+        *more,
         html.notes(result, heading="h3"),
-        "</section>",
+        "</details>" if more else "",
+        "</details></section>",
     ]
     return "\n".join(line for line in lines if line)
 
 
+def _drawings(section: Section) -> tuple[list[str], list[str]]:
+    """Return the first drawing without many panels, and the others."""
+    result, drawings = section.result, html.drawings(section.result, f"{section.key}-")
+    before = len(drawings) - len(result.charts)
+    small = [place for place, chart in enumerate(result.charts) if _panels(chart) <= _PANELS]
+    first = 0 if before else small[0] if small else None
+    if first is None:
+        return [], drawings
+    return [drawings[first]], drawings[:first] + drawings[first + 1 :]
+
+
+def _panels(chart: Chart) -> int:
+    return chart.frame[chart.panel].n_unique() if chart.panel else 1
+
+
+def _contained(tables: Sequence[Table], more: Sequence[str]) -> str:
+    """Return the label of collapsed charts and tables."""
+    charts = len(more) - len(tables)
+    counts = [
+        format_count(number, what)
+        for number, what in ((charts, "more chart"), (len(tables), "table"))
+        if number
+    ]
+    return " and ".join(counts)
+
+
+def _first_sentence(text: str) -> str:
+    """Return the text up to the first full stop before a space."""
+    return re.split(r"(?<=[.!?]) (?=[A-Z0-9])", text, maxsplit=1)[0]
+
+
 def _commands(report: Report) -> str:
     """Return the list of commands that reproduce each part."""
-    commands = [report.command, *(section.command for section in report.sections)]
+    sections = (*([report.timeline] if report.timeline else ()), *report.sections)
+    commands = [report.command, *(section.command for section in sections)]
     items = "".join(f"<li><code>{escaped(command)}</code></li>" for command in commands)
     return (
-        '<section id="commands" aria-labelledby="commands-h"><h2 id="commands-h">Commands</h2>'
-        f"<p>Commands for each part, with more rows and options:</p><ul>{items}</ul></section>"
+        '<section id="commands" aria-labelledby="commands-h"><details class="fold"><summary>'
+        '<h2 id="commands-h">Commands</h2><span class="soft">Commands for each part, with '
+        f"more rows and options.</span></summary><ul>{items}</ul></details></section>"
     )

@@ -7,9 +7,9 @@ function follow() {
   const links = new Map(
     [...document.querySelectorAll('.report nav a')].map((link) => [link.hash.slice(1), link]),
   );
-  const sections = [...document.querySelectorAll('.report main > section[id]')];
+  const sections = [...document.querySelectorAll('.report main > section[id]')].filter((one) => links.has(one.id));
   const mark = () => {
-    const line = window.innerHeight / 3;
+    const line = parseFloat(getComputedStyle(document.documentElement).scrollPaddingTop) + 10;
     const passed = sections.filter((one) => one.getBoundingClientRect().top <= line);
     const bottom = window.innerHeight + window.scrollY >= document.body.scrollHeight - 2;
     const at = bottom ? sections.at(-1) : (passed.at(-1) ?? sections[0]);
@@ -30,6 +30,16 @@ function follow() {
 }
 
 follow();
+
+/** Opens the collapsed parts around the target of a link. */
+function unfold() {
+  const target = document.getElementById(location.hash.slice(1));
+  let part = target?.querySelector(':scope > .fold') ?? target?.closest('details');
+  for (; part; part = part.parentElement.closest('details')) part.open = true;
+  target?.scrollIntoView();
+}
+window.addEventListener('hashchange', unfold);
+unfold();
 
 window.addEventListener('beforeprint', () => {
   for (const folded of document.querySelectorAll('.report details:not([open])')) {

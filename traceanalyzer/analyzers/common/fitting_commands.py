@@ -1,0 +1,50 @@
+"""Name the commands that fit a file without the data that an analysis needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from traceanalyzer.errors import MissingData
+from traceanalyzer.trace import Meta, Trace
+from traceanalyzer.vocabulary import ALLOCATOR_KINDS, MEMORY_SNAPSHOT
+
+_STACKS = ("py_spy_report", "flamegraph")
+#: By format: what a file is, and the analyzers for it.
+_OF_FORMAT = {
+    MEMORY_SNAPSHOT: ("this is a memory snapshot", ("memory",)),
+    "collapsed": ("these are sampled stacks", _STACKS),
+    "speedscope": ("these are sampled stacks", _STACKS),
+}
+#: By kinds of events, if a file of another format has no others.
+_OF_KINDS = (
+    ({*ALLOCATOR_KINDS, "cpu_instant_event"}, "the file has only memory events", ("memory",)),
+    ({"sample"}, "the file has only sampled stacks", _STACKS),
+    ({"python_function"}, "the file has only Python stacks", ("flamegraph",)),
+)
+_INCIDENTAL = {"trace", "other"}
+
+
+def with_fitting_command(
+    error: MissingData, meta: Meta, analyzer: str, read: Callable[[], Trace] | None
+) -> MissingData:
+    """Return an error with ``this is a memory snapshot: traceanalyzer memory FILE``.
+
+    For a format of its own this replaces the advice on recording.
+
+    Args:
+        error: the error of the analyzer.
+        meta: metadata of the file.
+        analyzer: name of the analyzer.
+        read: reads all events of the file; None if that takes long.
+    """
+    begin, (what, names) = f"{meta.path}: ", _OF_FORMAT.get(meta.format, ("", ()))
+    if not what and read is not None:
+        recorded = {*read().events["kind"].unique()} - _INCIDENTAL
+        matches = ((text, names) for kinds, text, names in _OF_KINDS if recorded <= kinds)
+        begin, (what, names) = f"{error}; ", next(matches, ("", ())) if recorded else ("", ())
+    if analyzer == "py_spy_report" and not names:
+        begin, what, names = f"{error}; ", "this is a trace", ("flamegraph", "diagnose")
+    if not names or analyzer.startswith(names):
+        return error
+    lines = (f"traceanalyzer {name.replace('_', '-')} FILE" for name in names)
+    return MissingData(f"{begin}{what}: {' or '.join(lines)}")

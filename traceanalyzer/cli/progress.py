@@ -1,0 +1,95 @@
+"""The progress bar: bytes read of all files, on standard error."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from time import monotonic
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+#: Delay before a progress bar appears, and between two updates.
+DELAY_SECONDS = 1.0
+UPDATE_SECONDS = 0.1
+
+
+@contextmanager
+def progress(paths: Sequence[str], *, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
+    """Yield a callback ``(bytes done, total bytes)`` of the current file; None without a bar.
+
+    The bar covers all files and appears after a second, in terminals only.
+    """
+    if quiet or sys.stderr is None or not sys.stderr.isatty():
+        yield None
+        return
+    size = sum(os.path.getsize(path) for path in paths)  # noqa: PTH202 - names, not Paths
+    bar = _Bar(size)
+    try:
+        yield Files(bar.advance)
+    finally:
+        bar.erase()
+
+
+class Files:
+    """Sum of the bytes of files that are read one after another."""
+
+    def __init__(self, advance: Callable[[int], object]) -> None:
+        self._advance = advance
+        self._done = 0
+
+    def __call__(self, done: int, total: int) -> None:
+        """Record ``done`` bytes of a file; fewer than last time means the next file."""
+        self._advance(done - self._done if done >= self._done else done)
+        self._done = 0 if done >= total else done
+
+
+class _Bar:
+    """A bar that appears late; rich is imported only then."""
+
+    def __init__(self, size: int) -> None:
+        self._size, self._done = size, 0
+        self._next = monotonic() + DELAY_SECONDS
+        self._display: Progress | None = None
+
+    def advance(self, step: int) -> None:
+        self._done += step
+        if monotonic() < self._next and self._done < self._size:
+            return
+        if self._display is None and monotonic() >= self._next:
+            self._display = _started(self._size, self._done)
+        if self._display:
+            text = "Reading" if self._done < self._size else "Analyzing"
+            (task,) = self._display.task_ids
+            self._display.update(task, completed=self._done, description=text, refresh=True)
+            self._next = monotonic() + UPDATE_SECONDS
+
+    def erase(self) -> None:
+        if self._display:
+            self._display.stop()
+
+
+def _started(size: int, done: int) -> Progress:
+    """Show a bar with the share, bytes, rate and remaining time; messages appear above it."""
+    from rich import progress as rich
+    from rich.console import Console
+
+    display = rich.Progress(
+        rich.TextColumn("{task.description}"),
+        rich.BarColumn(),
+        rich.TaskProgressColumn(),
+        rich.DownloadColumn(),
+        rich.TransferSpeedColumn(),
+        rich.TextColumn("remaining"),
+        rich.TimeRemainingColumn(),
+        console=Console(file=sys.stderr),
+        auto_refresh=False,  # no thread: worker processes may be forked meanwhile
+        transient=True,
+        redirect_stdout=False,
+    )
+    display.add_task("Reading", total=size, completed=done)
+    display.start()
+    return display

@@ -1,0 +1,66 @@
+"""Colours with a fixed meaning, the same in every drawing: (on white, on black) by name.
+
+Chosen from M. A. Petroff, "Accessible Color Sequences for Data Visualization" (2021), whose colours
+differ in brightness too. Idle time is pale, so that busy time stands out.
+"""
+
+COMPUTE = ("#3f90da", "#3f90da")
+OVERLAPPED = ("#1b5a9c", "#2b6cb0")
+TRANSFER = ("#ffa90e", "#ffa90e")
+WAITING = ("#bd1f01", "#e5401f")
+COPIES = ("#832db6", "#a15fd0")
+DATA_LOADING = ("#e6b8a2", "#8a5a47")
+LAUNCH = ("#d8cf9f", "#7d7448")
+SYNCHRONISATION = ("#a8dfe3", "#3f8086")
+HOST_CODE = ("#c3cbd3", "#59636e")
+IDLE = ("#e6eaee", "#2d333b")
+
+#: Colours of the states of a timeline.
+STATES = {
+    "compute": COMPUTE,
+    "overlapped": OVERLAPPED,
+    "transfer": TRANSFER,
+    "waiting": WAITING,
+    "copies": COPIES,
+    "dataloading": DATA_LOADING,
+    "launch": LAUNCH,
+    "synchronisation": SYNCHRONISATION,
+    "host": HOST_CODE,
+    "idle": IDLE,
+}
+
+#: Red is worse, green (with blue, for the colour-blind) is better.
+WORSE, BETTER = "#c4392f", "#1f9d83"
+
+#: Colours of categories of charts on white, by name; other categories get any other colour.
+MEANINGS = {
+    "busy": COMPUTE[0],
+    "compute": COMPUTE[0],
+    "overlapped communication": OVERLAPPED[0],
+    "communication": TRANSFER[0],
+    "exposed communication": TRANSFER[0],
+    "waiting for other ranks": WAITING[0],
+    "copies": COPIES[0],
+    "exposed copies": COPIES[0],
+    "data loading": DATA_LOADING[0],
+    "launch overhead": LAUNCH[0],
+    "synchronisation": SYNCHRONISATION[0],
+    "other host code": HOST_CODE[0],
+    "idle": IDLE[0],
+    "unknown": IDLE[0],
+    "slower": WORSE,
+    "faster": BETTER,
+    "within noise": "#94a4a2",
+    "no change": "#94a4a2",
+}
+
+
+def style() -> str:
+    """Return rules that give elements of the class ``state-NAME`` their colour."""
+    light, dark = (
+        "".join(
+            f".state-{name} {{ background: {inks[place]}; }}\n" for name, inks in STATES.items()
+        )
+        for place in (0, 1)
+    )
+    return f"{light}@media screen and (prefers-color-scheme: dark) {{\n{dark}}}\n"
