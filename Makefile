@@ -79,7 +79,7 @@ docs: $(VENV)/.package ## the pages and the picture derived from the code
 	  -o docs/images/flamegraph.svg
 
 site: $(VENV)/.developer ## the documentation as a site, into site/; a broken link is an error
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 lowest: ## the suite with the lowest versions that pyproject.toml allows; PYTHON=python3.11
 	$(PYTHON) -m venv --without-pip .lowest

@@ -24,6 +24,10 @@ GOLDEN = Path(__file__).parent / "golden"
 settings.register_profile("traceanalyzer", deadline=None)
 settings.load_profile("traceanalyzer")
 
+# the terminal in which the suite runs does not decide what is printed
+for _variable in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR"):
+    os.environ.pop(_variable, None)
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(

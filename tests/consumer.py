@@ -16,7 +16,7 @@ def slowest_kernels(path: str) -> list[str]:
     trace = ta.read(path, kinds=["kernel", "gpu_memcpy"], since_ns=0)
     assert_type(trace, ta.Trace)
     assert_type(trace.events, pl.DataFrame)
-    kernels = trace.kernels(by="stream", patterns=("nccl",), until_ns=10**12)
+    kernels = trace.kernels(by="stream", comm_patterns=("nccl",), until_ns=10**12)
     assert_type(kernels, ta.Kernels)
     assert_type(kernels.to_polars("names"), pl.DataFrame)
     return [str(name) for name in kernels.to_polars("names")["name"].head(3)]

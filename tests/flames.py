@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 from sample_results import Sample
 
-from traceanalyzer.result import Flame
+from traceanalyzer.drawings import Flame
 
 SCHEMA = {
     "id": pl.UInt32,

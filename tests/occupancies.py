@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 from sample_results import HOSTILE, Sample
 
-from traceanalyzer.result import Occupancy
+from traceanalyzer.drawings import Occupancy
 
 MIB = 1 << 20
 BREAKOUT = "</script><img src=x onerror=\"document.title='pwned'\"><!-- <script>"

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from traceanalyzer.result import Chart, Finding, Result, Table, View
+from traceanalyzer.drawings import Chart
+from traceanalyzer.result import Finding, Result, Table, View
 
 LONG_KERNEL = (
     "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>, ncclWork*)"

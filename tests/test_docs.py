@@ -161,6 +161,8 @@ def test_commands_and_their_options_exist(page: Path) -> None:
         parts = line.partition("|")[0].split()[1:]
         if parts[0].startswith("-") or parts[0] == "COMMAND":
             known = _options(cli)
+        elif parts[0] == "PATH..." or parts[0].endswith("/"):
+            known = _options(COMMANDS["diagnose"])
         else:
             if parts[0] == "jitter":  # the example plugin, which has its own test
                 continue

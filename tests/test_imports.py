@@ -25,19 +25,21 @@ ALLOWED: dict[str, set[str]] = {
     "registry": {"errors"},
     "questions": {"registry"},
     "trace": {"questions", "schema", *BASE},
-    "result": {"schema", *BASE},
+    "drawings": set(),
+    "result": {"drawings", "schema", *BASE},
     "frames": set(),
     "parsers": {"frames", "trace", "schema", *BASE},
     "exporters": {"frames", "trace", "schema", *BASE},
     "reading": {"parsers", "trace", *BASE},
-    "analyzers": {"frames", "trace", "result", "registry", *BASE},
+    "analyzers": {"frames", "trace", "drawings", "result", "registry", *BASE},
     "workers": set(),
-    "inputs": {"reading", "workers", "analyzers", "registry", "trace", "errors", "vocabulary"},
+    "inputs": {"reading", "workers", "analyzers", "registry", "trace", "errors", "units",
+               "vocabulary"},
     "run": {"inputs", "reading", "analyzers", "registry", "trace", "result", "errors"},
     # the package of an analysis: its public function, which runs the analyzer
     "functions": {"analyzers", "registry", "reading", "run", "trace", "result"},
     "conversion": {"exporters", "files", "inputs", "reading", "registry", "trace"},
-    "render": {"result", "units", "errors"},
+    "render": {"drawings", "result", "units", "errors"},
     "cli": {"analyzers", "registry", "files", "reading", "render", "exporters", "result",
             "units", "errors", ""},
     "__main__": {"cli"},
@@ -63,7 +65,7 @@ ONLY = {
     "pandas": {"render/data.py"},
     "sqlite_utils": {"exporters/sqlite.py", "render/data.py"},
     "tabulate": {"render/table.py"},
-    "tqdm": {"cli/answering.py"},
+    "rich": {"cli/progress.py"},
     "click": {f"cli/{path.name}" for path in (PACKAGE / "cli").glob("*.py")},
 }
 
@@ -184,7 +186,7 @@ def test_help_imports_nothing_heavy(argument):
     code = (
         "import sys; from traceanalyzer.cli.main import status\n"
         f"status([*{[argument]}, '--help'])\n"
-        "heavy = {'polars', 'numpy', 'matplotlib', 'pyarrow', 'tqdm', 'msgspec', 'orjson'}\n"
+        "heavy = {'polars', 'numpy', 'matplotlib', 'pyarrow', 'rich', 'msgspec', 'orjson'}\n"
         "sys.exit(', '.join(sorted(heavy & set(sys.modules))) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

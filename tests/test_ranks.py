@@ -10,7 +10,7 @@ from comm_traces import GEMM, US, device, host, trace
 
 import traceanalyzer as ta
 from traceanalyzer import schema
-from traceanalyzer.analyzers.common.ranks import apart, by_rank
+from traceanalyzer.analyzers.common.ranks import by_rank, split_by_rank
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 FILES = [FIXTURES / "nsys" / "training.sqlite", FIXTURES / "nccl_8ranks"]
@@ -61,5 +61,5 @@ def test_process_without_rank_is_dropped():
 
 def test_single_rank_is_unchanged():
     one = trace([device(GEMM, 0, US)])
-    (part,) = apart([one])
+    (part,) = split_by_rank([one])
     assert part is one

@@ -20,7 +20,7 @@ def matched(ahead: dict[int, int], taking_part: dict[int, range]) -> pl.DataFram
     return pl.DataFrame(rows).cast({"rank": pl.Int32})
 
 
-def found(ahead: dict[int, int], taking_part: dict[int, range]) -> dict[int, int]:
+def result(ahead: dict[int, int], taking_part: dict[int, range]) -> dict[int, int]:
     hosts = {rank: f"host{rank}" for rank in ahead}
     rows = clock_offsets(matched(ahead, taking_part), hosts)
     return dict(rows.select("rank", "offset_ns").rows())
@@ -41,14 +41,14 @@ ALL = range(len(ENDS))
 )
 def test_offsets_are_from_the_lower_median_clock(ahead, expected):
     clocks = dict(enumerate(ahead))
-    assert found(clocks, dict.fromkeys(clocks, ALL)) == dict(enumerate(expected))
+    assert result(clocks, dict.fromkeys(clocks, ALL)) == dict(enumerate(expected))
 
 
 def test_short_recordings_do_not_shift_offsets():
     """Only common collectives count for a clock, not the recorded time span."""
     clocks = {0: 0, 1: 0, 2: 0, 3: 250_000}
     taking_part = {0: ALL, 1: ALL, 2: ALL, 3: range(3, 5)}
-    assert found(clocks, taking_part) == clocks
+    assert result(clocks, taking_part) == clocks
 
 
 @pytest.mark.parametrize(("ahead", "applied"), [(CLEAR_NS, False), (CLEAR_NS + 1, True)])

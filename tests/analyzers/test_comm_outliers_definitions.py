@@ -30,17 +30,17 @@ def median(values: list[float]) -> float:
 
 
 def gathered(rows: list[Row], *names: str) -> dict[tuple[Any, ...], list[int]]:
-    found: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+    result: dict[tuple[Any, ...], list[int]] = defaultdict(list)
     for number, row in enumerate(rows):
-        found[tuple(row[name] for name in names)].append(number)
-    return found
+        result[tuple(row[name] for name in names)].append(number)
+    return result
 
 
 def placed(rows: list[Row], like: dict[tuple[Any, ...], list[int]]) -> list[int | None]:
     """Return the position of each row in its step, if the step has the usual count."""
-    found: list[int | None] = [None] * len(rows)
+    result: list[int | None] = [None] * len(rows)
     if all(row["message_bytes"] is not None for row in rows):
-        return found
+        return result
     for members in like.values():
         inside = gathered([rows[i] for i in members], "rank", "step")
         sizes = {members[i]: len(in_step) for in_step in inside.values() for i in in_step}
@@ -50,12 +50,12 @@ def placed(rows: list[Row], like: dict[tuple[Any, ...], list[int]]) -> list[int 
                 row = rows[members[i]]
                 unsized = row["message_bytes"] is None
                 if unsized and row["step"] is not None and len(in_step) == usual:
-                    found[members[i]] = place
-    return found
+                    result[members[i]] = place
+    return result
 
 
 def slowness(rows: list[Row], link: dict[tuple[Any, ...], list[int]]) -> list[float | None]:
-    found: list[float | None] = [None] * len(rows)
+    result: list[float | None] = [None] * len(rows)
     for members in link.values():
         sized = [i for i in members if rows[i]["message_bytes"] is not None]
         took = {i: max(rows[i]["duration_ns"], 1) for i in sized}
@@ -65,8 +65,8 @@ def slowness(rows: list[Row], link: dict[tuple[Any, ...], list[int]]) -> list[fl
         best = max(rows[i]["message_bytes"] / took[i] for i in sized)
         for i in sized:
             transfer = rows[i]["message_bytes"] / best if best > 0 else 0.0
-            found[i] = took[i] / (latency + transfer)
-    return found
+            result[i] = took[i] / (latency + transfer)
+    return result
 
 
 def plainly_judged(rows: list[Row], factor: float, z: float) -> list[tuple[Any, ...]]:
@@ -75,7 +75,7 @@ def plainly_judged(rows: list[Row], factor: float, z: float) -> list[tuple[Any, 
     place, slow = placed(rows, like), slowness(rows, link)
     like_of = {i: key for key, members in like.items() for i in members}
     duration = [float(row["duration_ns"]) for row in rows]
-    found: list[tuple[Any, ...]] = []
+    result: list[tuple[Any, ...]] = []
     for i, row in enumerate(rows):
         alike = like[like_of[i]]
         sized = row["message_bytes"] is not None
@@ -94,7 +94,7 @@ def plainly_judged(rows: list[Row], factor: float, z: float) -> list[tuple[Any, 
         elif not sized and len(alike) >= 5:
             by, values, measured = "kernel", [duration[j] for j in alike], duration[i]
         if by is None:
-            found.append((None, None, None, False))
+            result.append((None, None, None, False))
             continue
         middle = median(values)
         away = [abs(value - middle) for value in values]
@@ -103,13 +103,13 @@ def plainly_judged(rows: list[Row], factor: float, z: float) -> list[tuple[Any, 
         ratio = measured / middle if middle > 0 else None
         score = (measured - middle) / spread if spread > 0 else 0.0
         stands_out = ratio is not None and ratio > factor and score > z
-        found.append((by, ratio, score, stands_out))
+        result.append((by, ratio, score, stands_out))
     for alike in like.values():
-        by_kernel = [i for i in alike if found[i][0] == "kernel"]
-        if by_kernel and sum(found[i][3] for i in by_kernel) > 0.1 * len(by_kernel):
+        by_kernel = [i for i in alike if result[i][0] == "kernel"]
+        if by_kernel and sum(result[i][3] for i in by_kernel) > 0.1 * len(by_kernel):
             for i in by_kernel:
-                found[i] = (None, None, None, False)
-    return found
+                result[i] = (None, None, None, False)
+    return result
 
 
 @st.composite
@@ -134,8 +134,8 @@ def instances(draw: st.DrawFn) -> list[Row]:
 @modest
 @given(instances(), st.sampled_from([1.0, 3.0]), st.sampled_from([0.0, 3.5]))
 def test_outliers_match_definition(rows: list[Row], factor: float, z: float) -> None:
-    found = outliers.judge(pl.DataFrame(rows, schema=INSTANCES), factor, z)
-    actual = found.select("judged_by", "factor", "z", "outlier").rows()
+    result = outliers.judge(pl.DataFrame(rows, schema=INSTANCES), factor, z)
+    actual = result.select("judged_by", "factor", "z", "outlier").rows()
     for row, expected in zip(actual, plainly_judged(rows, factor, z), strict=True):
         assert (row[0], row[3]) == (expected[0], expected[3])
         assert row[1] == pytest.approx(expected[1])
@@ -154,8 +154,8 @@ def test_comparison_group_needs_five_events(like: str, count: int) -> None:
         }
         for i in range(count)
     ]  # fmt: skip
-    found = outliers.judge(pl.DataFrame(rows, schema=INSTANCES), 3, 3.5)
-    assert set(found["judged_by"]) == {like if count == 5 else None}
+    result = outliers.judge(pl.DataFrame(rows, schema=INSTANCES), 3, 3.5)
+    assert set(result["judged_by"]) == {like if count == 5 else None}
 
 
 def test_a_z_score_must_be_above_the_threshold() -> None:
@@ -221,15 +221,15 @@ BUS = {"all_reduce": 1.0, "all_gather": 0.5, "broadcast": 1.0}  # of two ranks
 @given(judged())
 def test_groups_match_definition(rows: list[Row]) -> None:
     spans = {0: 1_000_000, 1: 3_000_000}
-    found = outliers.summarize(pl.DataFrame(rows, schema=JUDGED), spans)
+    result = outliers.summarize(pl.DataFrame(rows, schema=JUDGED), spans)
     expected = gathered(rows, *outliers.GROUP)
-    assert {tuple(row[n] for n in outliers.GROUP) for row in found.to_dicts()} == expected.keys()
+    assert {tuple(row[n] for n in outliers.GROUP) for row in result.to_dicts()} == expected.keys()
     keys = [
         (-row["total_ns"], *((row[n] is None, row[n] or 0) for n in outliers.GROUP))
-        for row in found.to_dicts()
+        for row in result.to_dicts()
     ]
     assert keys == sorted(keys)
-    for row in found.to_dicts():
+    for row in result.to_dicts():
         members = [rows[i] for i in expected[tuple(row[n] for n in outliers.GROUP)]]
         took = [r["duration_ns"] for r in members]
         span = sum(spans[rank] for rank in {r["rank"] for r in members})
@@ -268,11 +268,11 @@ RUN = {
 @st.composite
 def runs(draw: st.DrawFn) -> list[Row]:
     """Ranks in matched collectives, each once."""
-    found = []
+    result = []
     for instance in range(draw(st.integers(1, 4))):
         for rank in draw(st.lists(st.integers(0, 4), min_size=1, max_size=5, unique=True)):
             start = draw(st.integers(0, 8)) * 50_000
-            found.append(
+            result.append(
                 {
                     "instance": instance if draw(st.integers(0, 9)) else None,
                     "rank": rank,
@@ -287,15 +287,15 @@ def runs(draw: st.DrawFn) -> list[Row]:
                     "kernel": "k",
                 }
             )
-    return found
+    return result
 
 
 def together(rows: list[Row]) -> dict[int, list[Row]]:
-    found: dict[int, list[Row]] = defaultdict(list)
+    result: dict[int, list[Row]] = defaultdict(list)
     for row in rows:
         if row["instance"] is not None:
-            found[row["instance"]].append(row)
-    return found
+            result[row["instance"]].append(row)
+    return result
 
 
 def first_known(rows: list[Row], name: str) -> Any:
@@ -308,8 +308,8 @@ OFFSETS = st.dictionaries(st.integers(0, 4), st.sampled_from([-70_000, 30_000, 2
 @modest
 @given(runs(), OFFSETS)
 def test_arrivals_match_definition(rows: list[Row], offsets: dict[int, int]) -> None:
-    found = arrivals.arrivals(pl.DataFrame(rows, schema=RUN), offsets)
-    actual = {(r["instance"], r["rank"]): r for r in found.to_dicts()}
+    result = arrivals.arrivals(pl.DataFrame(rows, schema=RUN), offsets)
+    actual = {(r["instance"], r["rank"]): r for r in result.to_dicts()}
     assert len(actual) == sum(row["instance"] is not None for row in rows)
     for instance, members in together(rows).items():
         came = {r["rank"]: r["start"] - offsets.get(r["rank"], 0) for r in members}
@@ -330,9 +330,9 @@ def test_arrivals_match_definition(rows: list[Row], offsets: dict[int, int]) -> 
 @given(runs(), OFFSETS)
 def test_collectives_match_definition(rows: list[Row], offsets: dict[int, int]) -> None:
     arrived = arrivals.arrivals(pl.DataFrame(rows, schema=RUN), offsets)
-    found = arrivals.collectives(arrived)
-    assert found["first_arrival_ns"].is_sorted()
-    actual = {row["instance"]: row for row in found.to_dicts()}
+    result = arrivals.collectives(arrived)
+    assert result["first_arrival_ns"].is_sorted()
+    actual = {row["instance"]: row for row in result.to_dicts()}
     assert actual.keys() == together(rows).keys()
     for instance, members in together(arrived.to_dicts()).items():
         row = actual[instance]
@@ -397,7 +397,7 @@ def test_clock_offsets_match_definition(rows: list[Row], where: str) -> None:
         "unknown": [None] * 4, "partly": ["a", None, "a", "a"],
     }  # fmt: skip
     hosts = {rank: names[where][rank] for rank in ranks}
-    found = arrivals.clock_offsets(pl.DataFrame(rows).cast({"rank": pl.Int32}), hosts)
+    result = arrivals.clock_offsets(pl.DataFrame(rows).cast({"rank": pl.Int32}), hosts)
     of_all = {i: median([r["end"] for r in members]) for i, members in together(rows).items()}
     behind = {
         rank: median([r["end"] - of_all[r["instance"]] for r in rows if r["rank"] == rank])
@@ -408,7 +408,7 @@ def test_clock_offsets_match_definition(rows: list[Row], where: str) -> None:
     fixed = [{**r, "end": r["end"] - offset[r["rank"]]} for r in rows]
     of_all = {i: median([r["end"] for r in members]) for i, members in together(fixed).items()}
     one_host = set(hosts.values()) == {"a"}
-    for row in found.to_dicts():
+    for row in result.to_dicts():
         members = [r for r in fixed if r["rank"] == row["rank"]]
         off = [r["end"] - of_all[r["instance"]] for r in members]
         residual = median([abs(value - median(off)) for value in off])
@@ -430,6 +430,6 @@ def test_rank_without_offset_is_not_shifted() -> None:
 def test_an_offset_must_be_more_than_five_times_the_residual() -> None:
     assert arrivals.CLEAR_RESIDUALS == 5
     sizes = {"offset_ns": [100_000, -100_001], "residual_ns": [20_000, 20_000]}
-    found = pl.DataFrame({**sizes, "n": [9, 9], "typical": [1.0, 1.0]})
+    result = pl.DataFrame({**sizes, "n": [9, 9], "typical": [1.0, 1.0]})
     applies = arrivals._applies(one_host=False)
-    assert found.select(applies).to_series().to_list() == [False, True]
+    assert result.select(applies).to_series().to_list() == [False, True]

@@ -21,7 +21,7 @@ from traceanalyzer.trace import Trace
 
 
 def extract(recording: Trace, patterns: Sequence[str] = ()) -> Part:
-    return measure(recording, Options(patterns=patterns))
+    return measure(recording, Options(comm_patterns=patterns))
 
 
 def columns_of(

@@ -26,14 +26,14 @@ def nccl() -> CommOutliers:
 
 
 def test_straggler_with_slow_loader_is_reported(nccl: CommOutliers) -> None:
-    found = nccl.delayed_with_context().sort("step")
-    assert found.select("rank", "step", "collective").rows() == [
+    actual = nccl.delayed_with_context().sort("step")
+    assert actual.select("rank", "step", "collective").rows() == [
         (5, "ProfilerStep#12", "all_gather"),
         (5, "ProfilerStep#15", "all_gather"),
     ]
-    for text in found["host"]:
+    for text in actual["host"]:
         assert text.startswith("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__")
-    for text in found["device"]:
+    for text in actual["device"]:
         assert text.startswith("idle")
     assert nccl.scalars["straggler"] == 5
 
@@ -72,9 +72,9 @@ def test_collectives_overlapped_by_compute_are_slower(nccl: CommOutliers) -> Non
 
 def test_a_real_recording_names_its_straggler() -> None:
     result = comm_outliers(traces("ddp_gloo_4ranks"))
-    found = result.delayed_with_context().filter(rank=3)
-    assert set(found["step"]) == {"ProfilerStep#3", "ProfilerStep#5"}
-    for text in found["host"]:
+    actual = result.delayed_with_context().filter(rank=3)
+    assert set(actual["step"]) == {"ProfilerStep#3", "ProfilerStep#5"}
+    for text in actual["host"]:
         assert text.startswith("save_checkpoint ")
     # in step 2 two ranks start their two collectives in the other order
     assert result.n_matched == result.n_events == 4 * 4 * 2

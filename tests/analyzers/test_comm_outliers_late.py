@@ -65,15 +65,15 @@ def test_delayed_collectives(delays: tuple[int, ...], least: int, chosen: list[i
     )
     marks = pl.DataFrame({"step": ["s", "s"], "rank": [0, 1], "arrival": [3, 10]})
     habit = steps((1, 50), (1, 50)) if least > max(delays) else steps((1, 0))
-    found = delayed(collectives(*delays), rows, habit, marks, least)
-    assert found["instance"].to_list() == chosen
-    assert found["window_start_ns"].to_list() == [100 - delays[number] for number in chosen]
-    assert found["into_step_ns"].to_list() == [7] * len(chosen)
+    result = delayed(collectives(*delays), rows, habit, marks, least)
+    assert result["instance"].to_list() == chosen
+    assert result["window_start_ns"].to_list() == [100 - delays[number] for number in chosen]
+    assert result["into_step_ns"].to_list() == [7] * len(chosen)
 
 
 def test_delayed_collectives_are_sorted_by_imposed_time() -> None:
     imposed = pl.Series("imposed_ns", [5, 70, 6, 70])
-    found = delayed(
+    result = delayed(
         collectives(9, 9, 9, 9).with_columns(imposed),
         pl.DataFrame(
             [
@@ -85,7 +85,7 @@ def test_delayed_collectives_are_sorted_by_imposed_time() -> None:
         pl.DataFrame({"step": ["s", "s"], "rank": [0, 1], "arrival": [3, 10]}),
         1,
     )
-    assert found["instance"].to_list() == [1, 3, 2, 0]
+    assert result["instance"].to_list() == [1, 3, 2, 0]
 
 
 def test_small_delays_in_one_step_are_left_out() -> None:

@@ -66,7 +66,7 @@ def test_bandwidth_is_compared_with_link_peak(gpu, hosts, link, peak) -> None:
 def test_slow_link_is_reported_with_cost() -> None:
     traces = ranks(2.0, H100, ("a", "a"))
     check_wording(ta.comm_outliers(traces).verdict)
-    finding = {one.id: one for one in ta.diagnose(traces).found}["slow-link"]
+    finding = {one.id: one for one in ta.diagnose(traces).findings}["slow-link"]
     took = 10 * 64 * MIB / 2.0  # ns: the bus factor of two ranks is 1
     assert finding.cost_ns == pytest.approx(took * (1 - 2.0 / (450 * 0.25)), rel=1e-3)
     check_wording(finding.title)
@@ -86,7 +86,7 @@ def test_many_small_collectives_need_larger_buckets() -> None:
     ]
     traces = [trace(rows, rank, world_size=2) for rank in (0, 1)]
     check_wording(ta.comm_outliers(traces).verdict)
-    exposed = {one.id: one for one in ta.diagnose(traces).found}["exposed-communication"]
+    exposed = {one.id: one for one in ta.diagnose(traces).findings}["exposed-communication"]
     text = " ".join((exposed.advice, *exposed.evidence))
     assert "larger buckets" in text
     assert "smaller buckets" not in text

@@ -44,8 +44,8 @@ def test_shorter_recording_is_aligned(clock: int, first: int, last: int) -> None
 
 def test_matches_are_unique_and_of_one_kind() -> None:
     reference = sequence(ENDS, kinds=3)
-    found = align(reference, sequence(ENDS + 3_000_000_000, kinds=3)[1::2])
-    assert found.tolist() == list(range(1, 400, 2))
+    result = align(reference, sequence(ENDS + 3_000_000_000, kinds=3)[1::2])
+    assert result.tolist() == list(range(1, 400, 2))
 
 
 def test_sequences_without_similar_events() -> None:

@@ -74,24 +74,24 @@ FULL_LATER = [(0, 40 * GIB), (8_000, 38 * GIB)]
 
 
 def test_device_full_during_outlier(tmp_path: Path) -> None:
-    found = ta.comm_outliers(
+    result = ta.comm_outliers(
         trace(tmp_path / "t.json"), memory=snapshot(tmp_path / "m.pickle", FULL_THEN)
     )
-    assert found.memory is not None
-    (row,) = found.memory.to_dicts()
+    assert result.memory is not None
+    (row,) = result.memory.to_dicts()
     assert (row["taken_bytes"], row["capacity_bytes"]) == (78 * GIB, CAPACITY)
     assert row["aligned"]
-    check_wording(found.verdict)
-    assert "Device memory during outliers" in found.table()
+    check_wording(result.verdict)
+    assert "Device memory during outliers" in result.table()
 
 
 def test_device_full_after_outlier(tmp_path: Path) -> None:
-    found = ta.comm_outliers(
+    result = ta.comm_outliers(
         trace(tmp_path / "t.json"), memory=snapshot(tmp_path / "m.pickle", FULL_LATER)
     )
-    assert found.memory is not None
-    assert found.memory["taken_bytes"].to_list() == [40 * GIB]
-    assert "nearly full" not in found.verdict
+    assert result.memory is not None
+    assert result.memory["taken_bytes"].to_list() == [40 * GIB]
+    assert "nearly full" not in result.verdict
 
 
 def test_snapshot_among_inputs_is_used_as_memory(tmp_path: Path) -> None:
@@ -109,19 +109,19 @@ def test_memory_instants_of_the_trace(tmp_path: Path) -> None:
 
 def test_unknown_device_memory_is_noted(tmp_path: Path) -> None:
     path = trace(tmp_path / "t.json", capacity=None)
-    found = ta.comm_outliers(path, memory=snapshot(tmp_path / "m.pickle", FULL_THEN))
-    assert "nearly full" not in found.verdict
-    check_wording(*found.notes)
+    result = ta.comm_outliers(path, memory=snapshot(tmp_path / "m.pickle", FULL_THEN))
+    assert "nearly full" not in result.verdict
+    check_wording(*result.notes)
 
 
 def test_maximum_memory_counts_without_common_clock(tmp_path: Path) -> None:
     shifted = [(at + 10**9, size) for at, size in FULL_THEN]
-    found = ta.comm_outliers(
+    result = ta.comm_outliers(
         trace(tmp_path / "t.json"), memory=snapshot(tmp_path / "m.pickle", shifted)
     )
-    assert found.memory is not None
-    assert found.memory["aligned"].to_list() == [False]
-    check_wording(*found.notes)
+    assert result.memory is not None
+    assert result.memory["aligned"].to_list() == [False]
+    check_wording(*result.notes)
 
 
 def test_trace_without_memory_data_is_an_error(tmp_path: Path) -> None:
@@ -132,5 +132,5 @@ def test_trace_without_memory_data_is_an_error(tmp_path: Path) -> None:
 
 def test_memory_of_another_rank(tmp_path: Path) -> None:
     other = snapshot(tmp_path / "m_rank7.pickle", FULL_THEN)
-    found = ta.comm_outliers(trace(tmp_path / "t.json"), memory=other)
-    check_wording(*found.notes)
+    result = ta.comm_outliers(trace(tmp_path / "t.json"), memory=other)
+    check_wording(*result.notes)

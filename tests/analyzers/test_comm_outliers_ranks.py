@@ -479,8 +479,8 @@ def test_time_outside_operators_belongs_to_annotation() -> None:
             host("cpu_op", "aten::mm", 8 * MS, 4 * MS),
         ]
     )
-    found = {"train_step": 7 * MS, "aten::mm": 2 * MS, "c10d::allreduce_": MS}
-    assert parts(result, "host") == found
+    actual = {"train_step": 7 * MS, "aten::mm": 2 * MS, "c10d::allreduce_": MS}
+    assert parts(result, "host") == actual
     table = result.delayed_with_context()
     assert table["host"].to_list() == [
         "train_step outside any operator 7 ms (70.0 %), aten::mm in train_step 2 ms (20.0 %)"

@@ -13,7 +13,7 @@ from polars.testing import assert_frame_equal
 import traceanalyzer as ta
 from traceanalyzer.analyzers.common.device_work import (
     PARTS,
-    SORT,
+    WORK_KIND,
     device_work,
     extent,
     measure_parts,
@@ -22,8 +22,8 @@ from traceanalyzer.vocabulary import COMMUNICATION_TERMS, DEVICE_WORK
 
 TIME = st.integers(0, 25)
 DEVICES = st.sampled_from([0, 1, None])
-SORTS = st.sampled_from(["compute", "communication", "memory"])
-WORK = st.tuples(DEVICES, TIME, st.integers(0, 8), SORTS)
+WORK_KINDS = st.sampled_from(["compute", "communication", "memory"])
+WORK = st.tuples(DEVICES, TIME, st.integers(0, 8), WORK_KINDS)
 WINDOW = st.tuples(DEVICES, TIME, st.integers(0, 12))
 MEASURES = [
     "compute_ns", "exposed_communication_ns", "exposed_memory_ns", "idle_ns", "busy_ns",
@@ -35,30 +35,30 @@ Cells = dict[str, set[int]]
 
 
 def works(rows: list[tuple[int | None, int, int, str]]) -> pl.DataFrame:
-    types = {"device": pl.Int32, "start": pl.Int64, "dur": pl.Int64, "sort": SORT}
+    types = {"device": pl.Int32, "start": pl.Int64, "dur": pl.Int64, "work_kind": WORK_KIND}
     frame = pl.DataFrame(rows, schema=types, orient="row")
     rank = pl.lit(None, pl.Int32).alias("rank")
     return frame.select(
-        rank, "device", "start", (pl.col("start") + pl.col("dur")).alias("end"), "sort"
+        rank, "device", "start", (pl.col("start") + pl.col("dur")).alias("end"), "work_kind"
     )
 
 
 def windows_of(rows: list[tuple[int | None, int, int]]) -> pl.DataFrame:
-    return works([(*row, "compute") for row in rows]).drop("sort")
+    return works([(*row, "compute") for row in rows]).drop("work_kind")
 
 
 def cells(work: pl.DataFrame, number: int | None) -> Cells:
     """Return the nanoseconds in which each kind of work runs on a device."""
     running: Cells = {"compute": set(), "communication": set(), "memory": set()}
     rows = work.filter(pl.col("device").eq_missing(pl.lit(number)))
-    for start, end, sort in rows.select("start", "end", "sort").iter_rows():
-        running[sort].update(range(start, end))
+    for start, end, kind in rows.select("start", "end", "work_kind").iter_rows():
+        running[kind].update(range(start, end))
     return running
 
 
 def expected(work: Cells, window: set[int]) -> dict[str, set[int]]:
     """Apply the definitions per nanosecond."""
-    compute, comm, memory = (work[sort] & window for sort in ("compute", "communication", "memory"))
+    compute, comm, memory = (work[kind] & window for kind in ("compute", "communication", "memory"))
     return {
         "compute_ns": compute,
         "exposed_communication_ns": comm - compute,

@@ -214,7 +214,7 @@ def test_nearly_full_memory_is_a_share_of_outliers() -> None:
         ("composer", "swapping", "warning"),
         ("composer", "busy-disk", "warning"),
         ("composer", "busy-processors", "warning"),
-        ("composer", "lost-events", "warning"),
+        ("composer", "dropped-events", "warning"),
         ("composer", "time-between-steps", "critical"),
         ("nsys/training.sqlite", "exposed-copies", "warning"),
         ("py_spy/native.raw.txt", "hot-line", "info"),
@@ -345,7 +345,7 @@ def test_truncated_file_lowers_confidence(tmp_path: Path) -> None:
     assert idle
     for one in idle:
         assert one.confidence == "low"
-        assert "missing GPU work counts as idle" in one.evidence[0]
+        assert "after its last recorded GPU work" in one.evidence[0]
 
 
 def test_one_trace_is_in_memory_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

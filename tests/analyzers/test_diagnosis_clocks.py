@@ -82,7 +82,7 @@ def test_slow_gpu_without_matching_collectives() -> None:
 def test_slow_gpu_with_wait_time_is_a_straggler() -> None:
     traces = job(lambda rank, _n, _k: 1.5 if rank == 2 else 1)
     assert not judged("slow-gpu", traces)
-    assert ta.diagnose(traces).found[0].id == "straggler"
+    assert ta.diagnose(traces).findings[0].id == "straggler"
 
 
 def test_unequal_work_of_another_rank_in_each_step() -> None:

@@ -19,6 +19,8 @@ from traceanalyzer.analyzers.cuda_api import cuda_api
 from traceanalyzer.analyzers.diagnosis.judge import RULES
 from traceanalyzer.analyzers.diagnosis.rule import Answers
 from traceanalyzer.analyzers.kernels import kernels
+from traceanalyzer.analyzers.memory.result import Memory
+from traceanalyzer.analyzers.operators.result import Operators
 from traceanalyzer.result import Result
 from traceanalyzer.run import examine
 
@@ -60,7 +62,23 @@ def lines(answers: dict[str, Result]) -> Iterator[str]:
 def test_measurements_of_all_rules(name: str, golden: Any) -> None:
     paths = [str(ROOT / "fixtures" / path) for path in INPUTS[name]]
     text = "\n".join(lines(dict(examine(paths).results)))
+    assert text == "\n".join(lines(dict(examine(paths, for_rules=True).results)))
     golden(f"diagnose/measured_{name}.txt", text.replace(f"{ROOT}/", "") + "\n")
+
+
+def test_only_what_rules_use_is_measured() -> None:
+    """Plots, arrows and the memory of operators are for reports."""
+    traces: list[ta.Trace] = []
+    paths = [
+        str(ROOT / "fixtures" / path) for path in ("ddp_gloo_4ranks/rank0.json.gz", *INPUTS["oom"])
+    ]
+    results = examine(paths, for_rules=True, on_trace=traces.append).results
+    assert isinstance(memory := results["memory"], Memory)
+    assert isinstance(operators := results["operators"], Operators)
+    assert not memory.maps
+    assert memory.errors is None
+    assert operators.operators["self_device_memory_bytes"].is_null().all()
+    assert all(trace.flows.is_empty() for trace in traces)
 
 
 # --- faults that no fixture has --------------------------------------------------------------

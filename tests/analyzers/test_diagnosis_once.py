@@ -10,10 +10,12 @@ import traceanalyzer as ta
 from traceanalyzer.trace import Trace
 
 
-def steps_with(call: str, kind: str = "cuda_runtime", *, slow: tuple[int, ...] = (0,)) -> Trace:
-    """Return five steps of 10 ms of work; some have a call of 30 ms before the kernel."""
+def steps_with(
+    call: str, kind: str = "cuda_runtime", *, slow: tuple[int, ...] = (0,), n_steps: int = 5
+) -> Trace:
+    """Return steps of 10 ms of work; some have a call of 30 ms before the kernel."""
     rows, at = [], 0
-    for i in range(5):
+    for i in range(n_steps):
         more = 30 * MS if i in slow else 0
         rows.append(step(i, at, 10 * MS + 200 * US + more))
         if more:
@@ -52,6 +54,24 @@ def test_calls_in_every_step_cost_each_step() -> None:
     (one,) = (one for one in findings if one.id == "memory-management")
     assert "once" not in one.per
     assert "schedule(" not in one.advice
+
+
+@pytest.mark.parametrize(
+    ("slow", "n_steps", "confidence"),
+    [((0, 1, 2, 3, 4), 5, "high"), ((3,), 5, "medium"), ((0,), 1, "medium")],
+)
+def test_one_occurrence_lowers_confidence(
+    slow: tuple[int, ...], n_steps: int, confidence: str
+) -> None:
+    findings = ta.diagnose(steps_with("cudaMalloc", slow=slow, n_steps=n_steps)).diagnosis
+    (one,) = (one for one in findings if one.id == "memory-management")
+    assert one.confidence == confidence
+
+
+def test_setup_is_known_not_to_repeat() -> None:
+    findings = ta.diagnose(steps_with("cudaMalloc")).diagnosis
+    (one,) = (one for one in findings if one.id == "memory-management")
+    assert one.confidence == "high"
 
 
 def test_other_code_in_the_first_step_is_not_setup() -> None:

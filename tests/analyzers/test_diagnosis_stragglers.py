@@ -41,7 +41,7 @@ def _rank(works: list[tuple[str, int]], last: int) -> Iterator[dict[str, Any]]:
 
 
 def straggler(traces: list[Trace]) -> ta.Finding:
-    first = ta.diagnose(traces).found[0]
+    first = ta.diagnose(traces).findings[0]
     assert (first.id, first.rank) == ("straggler", 2)
     return first
 
@@ -91,7 +91,7 @@ def _copying_rank(rank: int, annotation: str) -> Iterator[dict[str, Any]]:
 
 
 def test_wait_time_for_copies_belongs_to_copies() -> None:
-    first = ta.diagnose(copying_job()).found[0]
+    first = ta.diagnose(copying_job()).findings[0]
     assert (first.id, first.rank) == ("exposed-copies", 2)
     waits, copies = 3 * 5 * MS, 6 * MS + 3 * MS
     assert first.cost_ns == (waits + copies) / 4
@@ -99,6 +99,6 @@ def test_wait_time_for_copies_belongs_to_copies() -> None:
 
 
 def test_checkpoint_copies_belong_to_the_checkpoint() -> None:
-    first = ta.diagnose(copying_job("save_checkpoint")).found[0]
+    first = ta.diagnose(copying_job("save_checkpoint")).findings[0]
     assert (first.id, first.rank) == ("checkpoints", 2)
     assert first.cost_ns == (3 * 5 * MS + 6 * MS) / 4

@@ -6,12 +6,13 @@ import gzip
 import re
 from pathlib import Path
 
+import comm_traces
 import pytest
 from conftest import ROOT
 from wording import check_wording
 
 import traceanalyzer as ta
-from traceanalyzer.analyzers.diagnosis.program import Program
+from traceanalyzer.analyzers.diagnosis.program import Program, program as program_of
 
 FIXTURES = ROOT / "fixtures"
 
@@ -47,6 +48,39 @@ def test_job_without_gpus_has_no_gpu_terms() -> None:
         assert word not in text
     assert not result.budget["part"].str.contains("exposed").any()
     check_wording(Program().slow_network(on_host=True))
+
+
+def test_advice_for_one_host_is_not_about_the_network() -> None:
+    for on_host in (True, False):
+        one, several = (
+            Program(one_host=one_host).slow_network(on_host=on_host) for one_host in (True, False)
+        )
+        assert not re.search("nodes|fabric|interface", one)
+        assert re.search("nodes", several)
+        check_wording(one)
+
+
+@pytest.mark.parametrize("hosts", [("a", "a"), ("a", "b"), ("a", None)])
+def test_host_names_show_whether_a_job_ran_on_one_host(hosts: tuple[str | None, ...]) -> None:
+    traces = [
+        comm_traces.trace(
+            [comm_traces.host("cpu_op", "aten::mm", 0, 100)], rank, host=name, world_size=2
+        )
+        for rank, name in enumerate(hosts)
+    ]
+    assert program_of({"info": ta.info(traces)}).one_host == (hosts == ("a", "a"))
+    assert not program_of({"info": ta.info(traces[:1])}).one_host
+
+
+@pytest.mark.parametrize(
+    "name", ["nccl_8ranks", "ddp_gloo_4ranks", "composer", "upgrade/after.json.gz", "memory"]
+)
+def test_titles_do_not_repeat_the_name_of_the_check(name: str) -> None:
+    result = ta.diagnose(FIXTURES / name)
+    every = [one for root in result.diagnosis for one in (root, *root.effects)]
+    assert every
+    for one in every:
+        assert not one.title.lower().startswith(f"{one.id.replace('-', ' ')}:")
 
 
 def test_skipped_checks_are_grouped_by_reason() -> None:

@@ -125,7 +125,7 @@ def accumulating(rank: int, reduced: Sequence[int]) -> Trace:
 
 def test_repeated_reduction() -> None:
     traces = [accumulating(rank, (1, 1, 1)) for rank in range(2)]
-    by_id = {one.id: one for one in ta.diagnose(traces).found}
+    by_id = {one.id: one for one in ta.diagnose(traces).findings}
     one = by_id["repeated-reduction"]
     assert one.cost_ns == 2 * MS
     assert "3 times" in one.title

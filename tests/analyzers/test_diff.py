@@ -311,6 +311,43 @@ def test_times_without_steps_are_scaled_to_equal_work() -> None:
     check_wording(*result.notes)
 
 
+def repeats(names: str, lengths: list[int], each: int = 10 * US) -> Trace:
+    """Kernels without marks: the sequence of names, again and again; the rest is idle."""
+    starts = [sum(lengths[:number]) for number in range(len(lengths))]
+    return trace(
+        device(name, start + place * each, each)
+        for start in starts
+        for place, name in enumerate(names)
+    )
+
+
+def test_inferred_steps_are_compared_if_their_work_is_equal() -> None:
+    before = repeats("abcd", [100 * US] * 8)
+    slower = repeats("abcd", [150 * US] * 8)
+    result = diff(before, slower)
+    assert result.measure is not None
+    assert result.measure.name == "step"
+    assert (result.measure.before, result.measure.after) == (100 * US, 150 * US)
+    assert result.measure.noise is not None  # the last step lacks the pause after its kernels
+    assert result.outcome == "regression"
+    assert rows(result.parts)["compute"]["change_ns"] == 0
+    for other in (repeats("abcabcd", [200 * US] * 8), loop([100 * US] * 8, kernel="a")):
+        for pair in ((before, other), (other, before)):
+            measure_of = diff(*pair).measure
+            assert measure_of is not None
+            assert measure_of.name == "device"
+
+
+def test_headline_agrees_with_the_parts() -> None:
+    """Step time is the same, and data loading is not."""
+    before = loop([100 * US] * 8, compute=60 * US, loader=10 * US)
+    after = loop([100 * US] * 8, compute=60 * US, loader=1 * US)
+    result = diff(before, after)
+    assert result.outcome == "no change"
+    assert rows(result.parts)["data loading"]["state"] == "faster"
+    check_wording(result.verdict)
+
+
 def test_parts_add_up_to_the_span_if_one_run_has_steps() -> None:
     """The span includes the steps: the loader runs before the first kernel."""
     marked = loop([100 * US], compute=20 * US, loader=60 * US)

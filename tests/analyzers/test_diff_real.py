@@ -40,7 +40,7 @@ def _steps(path: Path) -> list[float]:
 def test_recordings_of_fixed_length_are_scaled_to_equal_work(shared: Path, tmp_path: Path) -> None:
     folder = shared / "data/nsys"
     paths = [folder / f"mfu_2gpu_{when}.sqlite.gz" for when in ("before", "after")]
-    result = ta.diff(*paths)
+    result = ta.diff(*paths, step_name="not marked")
     assert result.measure is not None
     assert result.measure.name == "device"
     counts = [_most_used_kernel(path, tmp_path / path.stem) for path in paths]
@@ -49,6 +49,19 @@ def test_recordings_of_fixed_length_are_scaled_to_equal_work(shared: Path, tmp_p
     assert result.measure.work == pytest.approx(counts[1][1] / counts[0][1], abs=0.01)
     assert result.outcome == "regression"
     check_wording(result.verdict)
+
+
+def test_steps_inferred_from_kernels_agree_with_whole_recordings(shared: Path) -> None:
+    folder = shared / "data/nsys"
+    paths = [folder / f"mfu_2gpu_{when}.sqlite.gz" for when in ("before", "after")]
+    steps, whole = ta.diff(*paths).measure, ta.diff(*paths, step_name="not marked").measure
+    assert steps is not None
+    assert whole is not None
+    assert (steps.name, whole.name) == ("step", "device")
+    assert (steps.outcome, whole.outcome) == ("regression", "regression")
+    assert steps.change_frac == pytest.approx(whole.change_frac, abs=0.03)
+    assert steps.noise is not None
+    assert whole.noise is None
 
 
 def _most_used_kernel(path: Path, copy: Path) -> tuple[str, int]:

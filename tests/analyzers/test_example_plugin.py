@@ -111,7 +111,7 @@ def extended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     entry = ENTRY.search(PAGE.read_text())
     assert entry
     registry = (analyzers / "registry.py").read_text()
-    last = '        Entry("info"'
+    last = '        Entry(\n            "info",'
     assert registry.count(last) == 1
     (analyzers / "registry.py").write_text(registry.replace(last, f"        {entry[1]},\n{last}"))
     return {"PYTHONPATH": str(tree)}

@@ -187,8 +187,8 @@ def test_batch_copy_is_not_host_code() -> None:
     assert copies == 70  # from aten::to's start to the copy's
     for size, counts in ((8, False), (BATCH_BYTES - 1, False), (BATCH_BYTES, True)):
         sized = [{**event, "bytes": size} if event["name"] == HTOD else event for event in work]
-        found = lost(gpu_idle(trace([*sized, *launched(200, 300, 199)])))
-        assert ("batch_copy" in found) is counts
+        actual = lost(gpu_idle(trace([*sized, *launched(200, 300, 199)])))
+        assert ("batch_copy" in actual) is counts
 
 
 def test_queued_communication_is_a_device_side_wait() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from comm_traces import GEMM, US, device, host, step, trace
+from comm_traces import GEMM, MS, US, device, host, step, trace
 
 from traceanalyzer import GpuIdle
 from traceanalyzer.analyzers.gpu_idle import gpu_idle
+from traceanalyzer.trace import issue_rows
 
 Event = dict[str, Any]
 
@@ -25,9 +27,9 @@ def idle_by_cause(result: GpuIdle) -> dict[str, int]:
 
 def test_one_launch_is_sufficient() -> None:
     bare = device(GEMM, 300 * US, 100 * US)
-    found = gpu_idle(trace([*work(1, 0, 100), bare]))
-    assert found.launches_known
-    assert found.host_known
+    actual = gpu_idle(trace([*work(1, 0, 100), bare]))
+    assert actual.launches_known
+    assert actual.host_known
     alone = gpu_idle(trace([device(GEMM, 0, 100 * US), bare]))
     assert not alone.launches_known
     assert not alone.host_known
@@ -91,6 +93,40 @@ def test_span_is_first_to_last_work_and_steps() -> None:
     assert marked.select("start", "end").rows() == [(50_000, 550_000)] * 2
 
 
+@pytest.mark.parametrize("on_host", [False, True])
+def test_truncated_recording_ends_with_its_last_work(on_host: bool) -> None:
+    """Profilers write GPU work last: its lost end is no idle time."""
+    operators = [host("cpu_op", "aten::mm", start * US, 100 * US) for start in (0, 300)]
+    work_ = operators if on_host else [*work(1, 0, 100), *work(2, 300, 400)]
+    marks = [step(1, 0, 250 * US), step(2, 250 * US, 250 * US), step(3, 500 * US, 250 * US)]
+    complete = trace([*work_, *marks])
+    truncated = replace(complete, issues=issue_rows([("data_loss", "truncated", 1, None)], 0))
+    spans = [gpu_idle(one).units["end"].to_list() for one in (complete, truncated)]
+    assert spans == [[750 * US], [400 * US]]
+    steps = gpu_idle(truncated).steps
+    assert steps.select("start", "end").rows() == [(0, 250 * US), (250 * US, 400 * US)]
+    assert gpu_idle(truncated).idle_ns == 200 * US
+
+
+def test_main_thread_that_waits_for_the_autograd_thread() -> None:
+    """What the autograd thread does counts for the main thread, which waits in run_backward."""
+    node = "autograd::engine::evaluate_function: MmBackward0"
+    events = [
+        host("cpu_op", "aten::mm", 0, 100 * US),
+        host("python_function", "<built-in method run_backward>", 100 * US, 300 * US),
+        host("cpu_op", node, 150 * US, 200 * US, tid=2),
+        host("cpu_op", "aten::mm", 400 * US, 100 * US),
+        host("cpu_op", "aten::mm", 0, 500 * US, tid=3),
+        step(1, 0, 500 * US),
+    ]
+    result = gpu_idle(trace(events))
+    assert result.on_host
+    assert result.units.height == 1
+    assert idle_by_cause(result) == {"host_code": 100}
+    elsewhere = [{**event, "pid": 2} if event["tid"] == 2 else event for event in events]
+    assert idle_by_cause(gpu_idle(trace(elsewhere))) == {"host_code": 300}
+
+
 def test_count_and_duration_of_causes() -> None:
     pieces = [*work(1, 0, 100), *work(2, 200, 300), *work(3, 500, 600), *work(4, 601, 700)]
     sync = [
@@ -113,8 +149,8 @@ def test_range_explains_only_the_gap_of_its_start() -> None:
     ]
     epoch = host("user_annotation", "epoch", 1005 * US, 900 * US)
     assert idle_by_cause(gpu_idle(trace([*pieces, *waits]))) == {"synchronisation": 400}
-    found = idle_by_cause(gpu_idle(trace([*pieces, *waits, epoch])))
-    assert (found["synchronisation"], found["host_code"]) == (202, 195)
+    actual = idle_by_cause(gpu_idle(trace([*pieces, *waits, epoch])))
+    assert (actual["synchronisation"], actual["host_code"]) == (202, 195)
 
 
 def test_steps_by_kernels_are_on_the_device() -> None:
@@ -130,3 +166,14 @@ def test_steps_by_kernels_are_on_the_device() -> None:
     lengths = set((steps["end"] - steps["start"]).to_list())
     assert steps.height == 5
     assert max(lengths) <= 1_000 * US
+
+
+def test_steps_partly_outside_the_window_do_not_count_as_idle():
+    events = [step(n, n * 10 * MS, 10 * MS) for n in range(3)]
+    events += [device(GEMM, at * MS, MS) for at in range(30)]
+    whole = trace(events)
+    cut = gpu_idle(whole, since_ns=5 * MS, until_ns=24 * MS)
+    assert cut.idle_ns == 0
+    assert cut.steps["step"].to_list() == ["ProfilerStep#1"]
+    cut = gpu_idle(whole, since_ns=12 * MS, until_ns=15 * MS)
+    assert (cut.idle_ns, cut.span_ns) == (0, 3 * MS)

@@ -29,14 +29,14 @@ WORK = [*work(1, 0, START, "before()"), *work(2, END, 1000, "after()")]
 @st.composite
 def slices(draw: st.DrawFn) -> list[Event]:
     """Draw nested or separate calls of one thread, numbered by name."""
-    found = []
+    result = []
     lows = draw(st.lists(st.integers(0, 16), min_size=1, max_size=6))
     for number, low in enumerate(lows):
         start, length = 60 + 10 * low, draw(st.sampled_from([20, 40, 50, 80, 120]))
         kind = draw(st.sampled_from(KINDS))
         name = f"own.py({number}): f" if kind == "python_function" else f"op{number}"
-        found.append(host(kind, name, start * US, length * US))
-    return found
+        result.append(host(kind, name, start * US, length * US))
+    return result
 
 
 def innermost(events: list[Event], *kinds: str) -> str | None:
@@ -97,10 +97,10 @@ def test_gap_belongs_to_the_step_of_its_middle() -> None:
 
 def test_gaps_of_one_length_are_in_order_of_time() -> None:
     pieces = [work(n, n * 200, n * 200 + 100 + n % 2) for n in range(8)]
-    found = gpu_idle(trace([event for piece in pieces for event in piece])).gaps
-    lengths = (found["end"] - found["start"]).to_list()
+    result = gpu_idle(trace([event for piece in pieces for event in piece])).gaps
+    lengths = (result["end"] - result["start"]).to_list()
     assert lengths == sorted(lengths, reverse=True)
-    long = [start for start, length in zip(found["start_ns"], lengths, strict=True)
+    long = [start for start, length in zip(result["start_ns"], lengths, strict=True)
             if length == 100 * US]  # fmt: skip
     assert long == sorted(long)
     assert len(long) == 4
@@ -120,8 +120,8 @@ def test_longest_cause_is_the_main_cause() -> None:
 def test_two_hundred_gaps_are_analysed() -> None:
     pieces = [event for n in range(260) for event in work(n, n * 200, n * 200 + 100)]
     longer = work(999, 260 * 200 + 50, 260 * 200 + 90)
-    found = gpu_idle(trace([*pieces, *longer])).gaps
-    assert found.height == 200
-    assert found["end"][0] - found["start"][0] == 150 * US
-    assert found["start_ns"][1] == 100 * US
+    result = gpu_idle(trace([*pieces, *longer])).gaps
+    assert result.height == 200
+    assert result["end"][0] - result["start"][0] == 150 * US
+    assert result["start_ns"][1] == 100 * US
     assert gpu_idle(trace(pieces[:40])).gaps.height == 19

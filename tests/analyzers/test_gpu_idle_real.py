@@ -31,10 +31,10 @@ def path(shared: Path, name: str) -> Path:
 
 
 def test_all_traces_are_in_the_list(shared: Path) -> None:
-    found = {
+    actual = {
         item.name.removesuffix(".json.gz") for item in (shared / "data/chrome/kineto").iterdir()
     }
-    assert found == set(KINETO)
+    assert actual == set(KINETO)
 
 
 @pytest.mark.parametrize("name", KINETO)
@@ -161,4 +161,4 @@ def test_since_and_until_limit_the_trace(shared: Path) -> None:
     cut = traceanalyzer.gpu_idle(path(shared, WORKERS["w0"]), since_ns=200_000_000)
     kept = whole.between(200_000_000).events.filter(pl.col("kind") == "kernel")
     assert cut.units["end"].max() == (kept["ts"] + kept["dur"]).max()
-    assert cut.steps.height == 5
+    assert cut.steps.height == 4  # the first is partly outside

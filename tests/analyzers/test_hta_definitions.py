@@ -164,10 +164,10 @@ def test_idle_time_breakdown(shared: Path, name: str, rank: int) -> None:
         .then(pl.lit("kernel_wait"))
         .otherwise(pl.lit("other"))
     )
-    found = idle.group_by("stream", idle_category=category).agg(
+    result = idle.group_by("stream", idle_category=category).agg(
         pl.col("gap").sum(), n=pl.col("gap").count(), longest=pl.col("gap").max()
     )
-    ours = {(str(row["stream"]), row["idle_category"]): row for row in found.iter_rows(named=True)}
+    ours = {(str(row["stream"]), row["idle_category"]): row for row in result.iter_rows(named=True)}
     rows = [row for row in oracle(shared, name, "idle_time_breakdown_0") if of(row, name, rank)]
     assert {(row["stream"], row["idle_category"]) for row in rows} == set(ours)
     for row in rows:

@@ -9,6 +9,8 @@ from wording import check_wording, raises_wording
 import traceanalyzer as ta
 from traceanalyzer import info, schema
 from traceanalyzer.analyzers.common.ranks import ranges
+from traceanalyzer.analyzers.info.compute import measure
+from traceanalyzer.analyzers.info.options import Options
 from traceanalyzer.errors import InputError, UnreadableFile
 from traceanalyzer.trace import Device, Meta, Trace, concat, issue_rows
 
@@ -116,6 +118,7 @@ def test_crossing_slices_are_counted(spans, kind, count):
     assert result["count"].to_list() == [count][: bool(count)]
     assert set(result["severity"]) <= {"notice"}
     assert set(result["first"]) <= {"f at 60 ns"}
+    assert not measure(trace, Options(), for_rules=True).issues
 
 
 def test_joined_ranks_are_separated():

@@ -108,9 +108,11 @@ def test_durations_are_summarized() -> None:
 def test_patterns_select_communication() -> None:
     recorded = trace([device("my_fabric_kernel", 0, 10)])
     assert kernels(recorded).families["family"].to_list() == ["other"]
-    assert kernels(recorded, patterns=["fabric"]).families["family"].to_list() == ["communication"]
+    assert kernels(recorded, comm_patterns=["fabric"]).families["family"].to_list() == [
+        "communication"
+    ]
     with raises_wording(OptionError):
-        kernels(recorded, patterns=["("])
+        kernels(recorded, comm_patterns=["("])
 
 
 def test_kernel_with_a_collective_is_communication() -> None:
@@ -407,4 +409,4 @@ def test_files_and_traces_give_the_same_result() -> None:
     for by in (None, *get_args(By)):
         values: Kernels = kernels(path, by=by)
         assert str(values) == str(kernels(ta.read(path), by=by)), by
-    assert kernels(path, patterns="gemm").families["family"][0] == "communication"
+    assert kernels(path, comm_patterns="gemm").families["family"][0] == "communication"

@@ -97,8 +97,8 @@ def test_families_agree_with_sorts_of_device_work(recordings: Recordings) -> Non
     which are also in the family."""
     for name, each in recordings:
         work = device_work(each)
-        sums = work.group_by("sort").agg((pl.col("end") - pl.col("start")).sum().alias("ns"))
-        expected = dict(sums.cast({"sort": pl.String}).iter_rows())
+        sums = work.group_by("work_kind").agg((pl.col("end") - pl.col("start")).sum().alias("ns"))
+        expected = dict(sums.cast({"work_kind": pl.String}).iter_rows())
         families = dict(kernels(each).families.select("family", "total_ns").iter_rows())
         memory = sum(ns for of, ns in families.items() if of.startswith("mem"))
         assert memory == expected.get(MEMORY, 0), name

@@ -138,6 +138,16 @@ def test_verdict_starts_with_out_of_memory_error(tmp_path: Path) -> None:
     check_wording(result.verdict)
 
 
+@pytest.mark.parametrize(("leak", "request_bytes"), [(MIB, MIB), (0, MIB), (MIB, 512 * MIB)])
+def test_error_after_growth_has_the_advice_of_growth(
+    leak: int, request_bytes: int, tmp_path: Path
+) -> None:
+    """One cause has one advice, if the growth is large enough to be the cause."""
+    snapshot = training(8, leak=leak).note("oom", MIB, request_bytes, MAIN, FORWARD)
+    (advice,) = ta.memory_oom(snapshot.write(tmp_path / "x.pickle")).errors["advice"]
+    assert ("--growth" in advice) == (leak == request_bytes == MIB)
+
+
 # --- fragmentation ---------------------------------------------------------------------------
 
 
@@ -159,7 +169,7 @@ def test_memory_freed_after_peak_is_not_fragmentation(
     path = freed(100, end=end).write(tmp_path / "x.pickle")
     result = ta.memory(path)
     assert result.devices["fullest_split_bytes"].to_list() == [0]
-    assert not any("ragmentation" in one.title for one in ta.diagnose(path).found)
+    assert not any(one.id == "memory-fragmentation" for one in ta.diagnose(path).findings)
 
 
 def holes(action: str, **segment: object) -> Snapshot:
@@ -179,7 +189,7 @@ def test_free_memory_between_blocks_at_peak_is_fragmentation(tmp_path: Path) -> 
     (row,) = ta.memory(path).devices.to_dicts()
     sizes = ("fullest_reserved_bytes", "fullest_free_bytes", "fullest_split_bytes")
     assert [row[name] // MIB for name in sizes] == [240, 60, 60]
-    (finding,) = [one for one in ta.diagnose(path).found if "Fragmentation" in one.title]
+    (finding,) = [one for one in ta.diagnose(path).findings if one.id == "memory-fragmentation"]
     check_wording(finding.title, finding.advice, ta.memory(path).verdict)
 
 
@@ -201,7 +211,7 @@ def test_enabled_expandable_segments_are_not_recommended(tmp_path: Path) -> None
     snapshot.note("oom", 5 * MIB, 15 * MIB)
     blocks = [(at * MIB, MIB) for at in range(0, 40, 2)]
     path = snapshot.hold(BASE, 40 * MIB, *blocks, is_expandable=True).write(tmp_path / "x.pickle")
-    advice = [one.advice for one in ta.diagnose(path).found]
+    advice = [one.advice for one in ta.diagnose(path).findings]
     assert advice
     assert not any("expandable_segments:True" in one for one in advice)
     check_wording(ta.memory_oom(path).errors["advice"][0])

@@ -571,7 +571,7 @@ def test_plot_is_written(tmp_path: Any) -> None:
     [
         (["ddp_gloo_4ranks", "--sort-by", "self_device"], "no device work was recorded"),
         (["ddp_gloo_4ranks", "--group-by-stack", "3"], "with_stack=True"),
-        (["py_spy/default.raw.txt"], "no operators were recorded"),
+        (["py_spy/default.raw.txt"], "traceanalyzer flamegraph"),
     ],
 )
 def test_missing_data_is_one_error_line(

@@ -20,17 +20,17 @@ NAMES = {"cudaLaunchKernel": "urEnqueueKernelLaunch", "cudaDeviceSynchronize": "
 
 def training(kind: str) -> list[dict[str, Any]]:
     """Two steps: an operator launches a kernel, the host waits for it."""
-    found = []
+    actual = []
     for number in range(2):
         at = number * 1_000 * US
-        found += [
+        actual += [
             step(number, at, 1_000 * US),
             host("cpu_op", "aten::mm", at + 10 * US, 40 * US),
             host(kind, "cudaLaunchKernel", at + 20 * US, 10 * US, correlation=number),
             device(GEMM, at + 60 * US, 300 * US, correlation=number),
             host(kind, "cudaDeviceSynchronize", at + 100 * US, 400 * US),
         ]
-    return found
+    return actual
 
 
 def normalized(result: ta.Result, kind: str = "") -> list[tuple[str, list[dict[str, Any]]]]:
@@ -57,16 +57,16 @@ def test_calls_of_every_runtime_are_supported(analysis: Any, kind: str) -> None:
 
 
 def test_categories_of_intel_calls() -> None:
-    found = sorted_out(
+    actual = sorted_out(
         [
             "urEnqueueKernelLaunch", "urEnqueueUSMMemcpy", "urQueueFinish", "urEventWait",
             "zeCommandListHostSynchronize", "urUSMDeviceAlloc", "urUSMFree", "urQueueFlush",
         ]
     )  # fmt: skip
-    assert found.launching == ("urEnqueueKernelLaunch",)
-    assert (found.moving, found.waiting) == (("urEnqueueUSMMemcpy",), ())
-    assert found.synchronising == ("urEventWait", "urQueueFinish", "zeCommandListHostSynchronize")
-    assert found.allocating == ("urUSMDeviceAlloc", "urUSMFree")
+    assert actual.launching == ("urEnqueueKernelLaunch",)
+    assert (actual.moving, actual.waiting) == (("urEnqueueUSMMemcpy",), ())
+    assert actual.synchronising == ("urEventWait", "urQueueFinish", "zeCommandListHostSynchronize")
+    assert actual.allocating == ("urUSMDeviceAlloc", "urUSMFree")
 
 
 def test_copies_from_and_to_the_system_s_memory() -> None:

@@ -16,7 +16,7 @@ import traceanalyzer as ta
 from traceanalyzer.analyzers.common.device_work import (
     COMPUTE,
     PARTS,
-    SORT,
+    WORK_KIND,
     device_work,
     extent,
     measure_parts,
@@ -253,9 +253,9 @@ def test_differing_ranks_are_named() -> None:
 def test_patterns_select_communication() -> None:
     events = trace([device("my_ring_reduce", 0, 10), device(GEMM, 5, 10)])
     assert overlap(events).scalars["communication_ns"] == 0
-    assert overlap(events, patterns=["ring_reduce$"]).scalars["communication_ns"] == 10
+    assert overlap(events, comm_patterns=["ring_reduce$"]).scalars["communication_ns"] == 10
     with raises_wording(OptionError):
-        overlap(events, patterns=["("])
+        overlap(events, comm_patterns=["("])
 
 
 def test_communication_columns_only_with_communication() -> None:
@@ -363,8 +363,8 @@ def test_parts_agree_with_tracelens_except_memsets(shared: Path) -> None:
     for rank, row in enumerate(expected.rows()):
         (path,) = (shared / "data/chrome/kineto/dlrm_8ranks").glob(f"worker{rank}_*")
         work = device_work(read(path))
-        sort = pl.when(pl.col("kind") == "gpu_memset").then(pl.lit(COMPUTE, SORT))
-        theirs = work.with_columns(sort=sort.otherwise("sort"))
+        kind = pl.when(pl.col("kind") == "gpu_memset").then(pl.lit(COMPUTE, WORK_KIND))
+        theirs = work.with_columns(work_kind=kind.otherwise("work_kind"))
         assert measure_parts(theirs, extent(work)).select(names.keys()).row(0) == row
         ours = measure_parts(work, extent(work)).select(names.keys()).row(0)
         assert (ours == row) is work.filter(pl.col("kind") == "gpu_memset").is_empty()

@@ -64,7 +64,9 @@ def test_wait_time_is_subtracted_first() -> None:
     ]
     assert shares(*both) == {"waiting": 3 * MS, "shared_stream": 2 * MS}
     check_wording(ta.overlap(both).verdict)
-    result = {one.id: one for one in ta.diagnose(both, thresholds="exposed-communication=1%").found}
+    result = {
+        one.id: one for one in ta.diagnose(both, thresholds="exposed-communication=1%").findings
+    }
     rest = result["exposed-communication"]
     assert (rest.cost_ns, result["straggler"].cost_ns) == (MS, 1_500_000)  # per GPU
     check_wording(*rest.evidence, rest.advice, result["straggler"].title)

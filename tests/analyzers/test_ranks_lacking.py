@@ -33,17 +33,17 @@ ANALYSES = [
 ]
 
 
-def rows(found: ta.Result) -> list[tuple[str, int]]:
-    return [(table.name, table.frame.height) for table in found.tables]
+def rows(result: ta.Result) -> list[tuple[str, int]]:
+    return [(table.name, table.frame.height) for table in result.tables]
 
 
 @pytest.mark.parametrize("analysis", ANALYSES, ids=lambda function: function.__name__)
 def test_rank_without_required_data_is_left_out(analysis):
     both = trace([*worked(0), idle(1)], None, path="node.json")
     alone = trace(worked(0), None, path="node.json")
-    found = analysis(both)
-    assert rows(found) == rows(analysis(alone))
-    lines = [note for note in found.notes if note.startswith("Skipped")]
+    result = analysis(both)
+    assert rows(result) == rows(analysis(alone))
+    lines = [note for note in result.notes if note.startswith("Skipped")]
     assert len(lines) == 1
     assert lines[0].startswith("Skipped: node.json, rank 1: ")
 

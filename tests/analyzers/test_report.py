@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 from conftest import ROOT
 from wording import check_wording
@@ -71,7 +72,7 @@ def test_sections_of_the_report(report: ta.Report) -> None:
     assert {"memory", "memory_oom", "py_spy_report"} <= {*keys}
     assert keys[-1] == "info"
     rules = {one.id for root in report.diagnosis for one in (root, *root.effects)}
-    assert {"data-loading", "out-of-memory", "lost-events"} <= rules
+    assert {"data-loading", "out-of-memory", "dropped-events"} <= rules
     assert report.overview.frame.height == 6
     names = report.overview.frame["on"].to_list()
     assert sorted(names) == [
@@ -155,10 +156,21 @@ def test_report_as_json(report: ta.Report) -> None:
 
 def test_facts_of_the_report(report: ta.Report) -> None:
     of = {fact.name: fact.value for fact in report.facts}
-    idle = next(one.result for one in report.sections if one.key == "gpu_idle")
+    budget = report.diagnosis_result.budget
+    by_part = dict(budget.group_by("part").agg(pl.col("time_frac").sum()).iter_rows())
     assert of["ranks"] == 4
-    assert of["idle_frac"] == idle.scalars["idle_frac"]
+    assert of["idle_frac"] == pytest.approx(by_part["idle"])
+    assert of["exposed_frac"] == pytest.approx(by_part["exposed communication"])
+    assert 0 < of["wait_frac"] < of["exposed_frac"]
+    assert 0 < of["dataloading_frac"] < of["idle_frac"]
     assert of["peak_bytes"] > 0
+
+
+def test_shares_in_the_facts_have_one_basis(report: ta.Report) -> None:
+    """Step time, or the recorded time: each share names it."""
+    labels = [fact.label for fact in report.facts if fact.name.endswith("_frac")]
+    assert len(labels) == 4
+    assert len({label[label.index(" (of ") :] for label in labels}) == 1
 
 
 @pytest.mark.parametrize(

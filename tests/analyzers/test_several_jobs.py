@@ -12,7 +12,7 @@ from wording import check_wording
 
 import traceanalyzer as ta
 from traceanalyzer.analyzers.common.jobs import recording, several_jobs
-from traceanalyzer.analyzers.common.ranks import apart
+from traceanalyzer.analyzers.common.ranks import split_by_rank
 from traceanalyzer.reading import each
 from traceanalyzer.trace import Device, Trace
 
@@ -122,4 +122,6 @@ def test_real_files_of_different_jobs(shared: Path) -> None:
 
 
 def _of_files(folder: Path) -> str:
-    return several_jobs(recording(one) for path in each(folder) for one in apart([ta.read(path)]))
+    return several_jobs(
+        recording(one) for path in each(folder) for one in split_by_rank([ta.read(path)])
+    )

@@ -438,3 +438,15 @@ def test_ambiguous_steps_are_inferred_on_request_only() -> None:
     assert idle.steps.is_empty()
     assert not idle.steps_by_kernels
     check_wording(*idle.view().notes)
+
+
+def test_time_between_files_of_a_rank_is_not_between_steps():
+    first, second = ([step(n, at + n * 10 * MS, 10 * MS) for n in range(3)] for at in (0, 900 * MS))
+    kernels = [[device(GEMM, one["ts"], MS) for one in marks] for marks in (first, second)]
+    files = [
+        trace([*marks, *work], path=f"cycle{n}.json")
+        for n, (marks, work) in enumerate(zip((first, second), kernels, strict=True))
+    ]
+    ranks = ta.steps(files).ranks
+    assert ranks["steps"].sum() == 6
+    assert ranks["between_ns"].sum() == 0

@@ -39,7 +39,7 @@ def _trace(folder: Path, rank: int = 0, *, cut: bool = False) -> Path:
 def test_result_goes_to_stdout(run_cli, tmp_path):
     done = run_cli("info", _trace(tmp_path))
     assert done.returncode == 0
-    assert done.stdout.startswith("What is in these files?\n\n1 file of rank 0 of 2.")
+    assert done.stdout.startswith("What is in these files?\n\n1 file (rank 0 of 2).")
     assert done.stderr == ""
     assert "\x1b" not in done.stdout
 
@@ -307,6 +307,15 @@ def test_issue_message(capfd, severity, first, line):
     assert capfd.readouterr().err == line
 
 
+def test_truncated_compressed_file_is_reported_once(capfd):
+    codes = ("truncated", "damaged-file", "bad-event")
+    issues = [{"severity": "data_loss", "code": code, "count": 1, "first": None} for code in codes]
+    report("a.json.gz", issues, quiet=False)
+    line = capfd.readouterr().err
+    assert [code for code in codes if code in line] == ["damaged-file", "bad-event"]
+    assert line.count("dropped") == 1  # the event, not the file
+
+
 def test_convert_round_trip(tmp_path, capfd):
     trace, columnar, back = str(_trace(tmp_path)), tmp_path / "a.parquet", tmp_path / "b.json.gz"
     assert status(["convert", trace, "-o", str(columnar)]) == 0
@@ -367,7 +376,7 @@ def test_comm_outliers_passes_its_options(tmp_path, capfd, calls):
                 "baseline": "other",
                 "memory": ("m.pickle",),
                 "factor": 5.0,
-                "patterns": ("a", "b"),
+                "comm_patterns": ("a", "b"),
                 "format": None,
                 "rank": 3,
                 "assume_rank": None,

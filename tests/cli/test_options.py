@@ -6,9 +6,11 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner
+from conftest import ROOT
 
 from traceanalyzer.analyzers.base import AnalyzerOptions, option
 from traceanalyzer.cli.commands import analyzer_options
+from traceanalyzer.cli.main import status
 
 
 @dataclass(frozen=True)
@@ -65,3 +67,18 @@ def test_annotations_may_be_strings():
 def test_defaults_are_field_defaults():
     values = parse()
     assert (values["stream"], values["factor"], values["flag"]) == (None, 1.5, False)
+
+
+@pytest.mark.parametrize("command", ["report", "comm-outliers", "diagnose", "timeline"])
+def test_pages_have_no_folder_of_this_machine(command, tmp_path):
+    folder = tmp_path / "private" / "run"
+    folder.mkdir(parents=True)
+    for rank in (0, 1):
+        name = f"rank{rank}.json.gz"
+        (folder / name).write_bytes((ROOT / "fixtures" / "nccl_8ranks" / name).read_bytes())
+    page = tmp_path / "page.html"
+    assert status([command, str(folder), "-o", str(page), "-q"]) == 0
+    text = page.read_text()
+    assert "private" not in text
+    assert str(tmp_path)[:12] not in text
+    assert command != "report" or "traceanalyzer gpu-idle run<" in text

@@ -2,7 +2,7 @@ import io
 
 from hypothesis import given, strategies as st
 
-from traceanalyzer.cli.answering import Files, progress
+from traceanalyzer.cli.progress import Files, progress
 
 
 class _Terminal(io.StringIO):
@@ -31,15 +31,20 @@ def test_no_progress_when_quiet(tmp_path, monkeypatch):
 def test_progress_appears_after_a_delay_and_is_erased(tmp_path, monkeypatch):
     terminal = _Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
     with progress([_file(tmp_path)], quiet=False) as meter:
         meter(500, 1000)
     assert terminal.getvalue() == ""
-    monkeypatch.setattr("traceanalyzer.cli.answering.DELAY_SECONDS", 0)
+    monkeypatch.setattr("traceanalyzer.cli.progress.DELAY_SECONDS", 0)
     with progress([_file(tmp_path)], quiet=False) as meter:
         meter(500, 1000)
         meter(1000, 1000)
-    assert "1.00k" in terminal.getvalue()
-    assert terminal.getvalue().endswith("\r")
+    screen = terminal.getvalue()
+    assert all(
+        text in screen for text in ("Reading", " 50%", "0.5/1.0 kB", "remaining", "Analyzing")
+    )
+    assert screen.endswith("\x1b[2K")  # erases the line
 
 
 @given(st.lists(st.lists(st.integers(1, 100), min_size=1, max_size=5), max_size=5))

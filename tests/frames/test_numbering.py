@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from traceanalyzer.analyzers.kernels.compute import _statistics
-from traceanalyzer.frames.numbering import numbered
+from traceanalyzer.frames import numbering
+from traceanalyzer.frames.numbering import group_numbers, numbered
 
 VALUES = st.one_of(st.integers(0, 9), st.integers(0, 1 << 40), st.integers(0, 1 << 52))
 
@@ -45,3 +46,14 @@ def test_rows_that_agree_have_one_number(rows, scale):
     for row, pair in enumerate(pairs):
         assert pairs[first[number[row]]] == pair
         assert pairs.index(pair) == first[number[row]]
+
+
+def test_one_group_of_texts_is_not_sorted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numbering, "numbered", None)
+    frame = pl.DataFrame(
+        {"path": ["a"] * 3, "rank": [None, None, None]}, {"path": pl.String, "rank": pl.Int32}
+    )
+    groups, (first, second) = group_numbers(["path", "rank"], frame, frame.head(1))
+    assert groups.rows() == [("a", None)]
+    assert first.tolist() == [0, 0, 0]
+    assert second.tolist() == [0]

@@ -74,10 +74,10 @@ def test_nsys_error_with_gpu_work_is_a_notice(case):
 
 def test_diagnose_reports_that_the_gpu_could_not_be_traced(case):
     report = ta.diagnose(case("invalid_device"))
-    [measured] = [finding for finding in report.found if finding.id == "gpu-not-traced"]
+    [measured] = [finding for finding in report.findings if finding.id == "gpu-not-traced"]
     assert measured.severity == "warning"
     check_wording(measured.title, *measured.evidence, measured.advice)
-    assert "lost-events" not in {finding.id for finding in report.found}
+    assert "dropped-events" not in {finding.id for finding in report.findings}
 
 
 # --- managed memory ---------------------------------------------------------------------------
@@ -106,7 +106,7 @@ def test_managed_and_pinned_copies_get_no_advice_to_pin(case, name):
     advice += (
         [] if name == "exposed_migrations" else ta.cuda_api(trace).findings["advice"].to_list()
     )
-    advice += [finding.advice for finding in ta.diagnose(trace).found]
+    advice += [finding.advice for finding in ta.diagnose(trace).findings]
     assert not [
         text for text in advice if text and ("pin_memory" in text or "Pinned memory" in text)
     ]
@@ -129,7 +129,7 @@ def test_module_loading_is_not_profiler_overhead(case):
     sums = dict(idle.causes.select("cause", "idle_ns").rows())
     assert sums["module_loading"] == pytest.approx(20_000_000, abs=100_000)
     assert sums["profiler_overhead"] == pytest.approx(5_000_000, abs=10_000)
-    measured = {one.id: one for one in ta.diagnose(case("module_loading")).found}
+    measured = {one.id: one for one in ta.diagnose(case("module_loading")).findings}
     check_wording(measured["module-loading"].title, measured["module-loading"].advice)
     check_wording(*ta.launches(case("module_loading")).view().notes)
 
@@ -206,7 +206,7 @@ def test_gpu_metrics_are_evidence_of_findings(case):
     trace = ta.read(case("gpu_metrics"))
     [gpu] = ta.host_metrics(trace).gpus().rows(named=True)
     assert gpu == {"gpu": "GPU 0", "sm_frac": 0.18, "tensor_frac": 0, "dram_frac": 0.92}
-    measured = {finding.id: finding for finding in ta.diagnose(trace).found}
+    measured = {finding.id: finding for finding in ta.diagnose(trace).findings}
     check_wording(measured["memory-bound"].title, *measured["no-tensor-cores"].evidence)
     assert "idle-multiprocessors" not in measured
 

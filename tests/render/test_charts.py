@@ -11,11 +11,12 @@ from hypothesis import given, settings, strategies as st
 from sample_results import HOSTILE, Sample, durations, empty, hostile, ordinary, skew
 
 import traceanalyzer as ta
+from traceanalyzer.drawings import Chart
 from traceanalyzer.render import charts
 from traceanalyzer.render.charts import summary
 from traceanalyzer.render.charts.data import pack, thin
-from traceanalyzer.render.marks import PALETTE, prepare
-from traceanalyzer.result import Chart
+from traceanalyzer.render.marks import prepare
+from traceanalyzer.render.palette import MEANINGS
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 SAMPLES = [*ordinary().charts, *hostile().charts, *empty().charts]
@@ -91,7 +92,7 @@ def test_categories_have_colours_of_the_plot():
     frame = pl.DataFrame({"x": [1, 2, 3], "y": [1, 2, 3], "part": ["idle", None, "compute"]})
     chart = scatter(frame.with_columns(pl.col("part").cast(part)), color="part")
     assert unpacked(chart)["colors"] == [
-        ["compute", PALETTE[0]], ["idle", PALETTE[2]], ["unknown", "#8b949e"],
+        ["compute", MEANINGS["compute"]], ["idle", MEANINGS["idle"]], ["unknown", "#8b949e"],
     ]  # fmt: skip
 
 

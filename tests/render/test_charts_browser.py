@@ -7,9 +7,9 @@ import pytest
 from browser import chromium, complaints, prefer, resize, visit
 from sample_results import HOSTILE, Sample, durations, hostile, ordinary, skew
 
+from traceanalyzer.drawings import Chart
 from traceanalyzer.render import html
 from traceanalyzer.render.marks import prepare
-from traceanalyzer.result import Chart
 
 WIDTHS = (480, 1200)
 VIEWER = "document.querySelectorAll('figure.chart')[arguments[0]].viewer"

@@ -12,9 +12,10 @@ from hypothesis import given, strategies as st
 from sample_results import HOSTILE, Sample, groups, hostile, ordinary
 from wording import raises_wording
 
+from traceanalyzer.drawings import Flame
 from traceanalyzer.errors import OptionError
 from traceanalyzer.render import FORMS, data, form_of, render
-from traceanalyzer.result import Flame, Table
+from traceanalyzer.result import Table
 
 
 def _result(frame: pl.DataFrame) -> Sample:

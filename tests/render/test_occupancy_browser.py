@@ -287,18 +287,18 @@ def test_search_shows_matching_bytes_at_the_peak(opened, wanted):
     memory = training()
     page, layout = opened(memory), lay_out(memory)
     frames = dict(memory.stacks.iter_rows())
-    found = [
+    result = [
         any(
             wanted.lower() in text.lower()
             for text in (*frames[row["stack"]], row["category"] or "")
         )
         for row in memory.boxes.iter_rows(named=True)
     ]
-    matching = int(layout.size[layout.at_peak & np.array(found)].sum()) >> 20
+    matching = int(layout.size[layout.at_peak & np.array(result)].sum()) >> 20
     page.search(wanted)
     share = f"({100 * matching / 1344:.1f} %)"
     size = f"{matching} MiB" if matching else "0 B"
-    assert page.text(".matched") == f"{sum(found)} found: {size} at the peak {share}"
+    assert page.text(".matched") == f"{sum(result)} found: {size} at the peak {share}"
 
 
 def test_slider_moves_small_allocations_to_the_rest(opened):

@@ -8,10 +8,10 @@ from matplotlib.text import Text
 from sample_results import HOSTILE, Sample, durations, empty, hostile, ordinary, skew
 from wording import raises_wording
 
+from traceanalyzer.drawings import Chart
 from traceanalyzer.errors import OptionError
 from traceanalyzer.render import plot
 from traceanalyzer.render.marks import MUTED, OTHERS, PALETTE, prepare
-from traceanalyzer.result import Chart
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -55,7 +55,7 @@ def test_heading_sorts_its_table(window: Any) -> None:
     heads = window.execute_script(
         "return [...document.querySelectorAll('#overview th')].map((one) => one.textContent)"
     )
-    at = next(n for n, head in enumerate(heads) if head.startswith("others waited"))
+    at = next(n for n, head in enumerate(heads) if head.startswith("wait of others"))
     before = window.execute_script(column, at)
     click = (
         "document.querySelectorAll('#overview th button')[arguments[0]].click();"
@@ -89,6 +89,7 @@ def test_sizes_are_sorted_by_unit(window: Any) -> None:
 
 def test_contents_highlight_the_current_section(window: Any) -> None:
     window.execute_script("document.documentElement.style.scrollBehavior = 'auto'")
+    window.execute_script("for (const one of document.querySelectorAll('details')) one.open = true")
     for key in ("kernels", "memory", "commands"):
         window.execute_script("document.getElementById(arguments[0]).scrollIntoView()", key)
         window.execute_async_script(

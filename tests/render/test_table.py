@@ -1,10 +1,12 @@
+import os
 import re
 from dataclasses import replace
+from itertools import zip_longest
 
 import polars as pl
 import pytest
 from hypothesis import given, strategies as st
-from sample_results import LONG_KERNEL, Sample, empty, groups, hostile, ordinary
+from sample_results import LONG_KERNEL, Sample, empty, groups, hostile, ordinary, wrong
 
 from traceanalyzer.render import table
 from traceanalyzer.render.text import cells, prose, shorten, visible
@@ -116,12 +118,70 @@ def test_column_of_nulls_is_empty():
     assert "None" not in text
 
 
+def _headings(table_: Table) -> str:
+    return table.render(Sample(table_list=(table_,)), width=100).split("T\n")[1].split("\n")[0]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "units"),
+    [
+        ([900_000, 800_000], [2_000_000, 3_000_000], ["ms", "ms"]),
+        ([2_000, 3_000], [2_000_000_000], ["us", "s"]),
+        ([20_000_000], [12_000_000_000], ["s", "s"]),
+        ([6_200], [5_000_000], ["us", "us"]),
+        ([0], [5_000_000], ["ms", "ms"]),
+        ([None], [5_000_000], ["ms", "ms"]),
+    ],
+)
+def test_times_of_a_table_have_one_unit_where_possible(before, after, units):
+    rows = zip_longest(before, after, fillvalue=after[-1])
+    frame = pl.DataFrame(list(rows), schema=dict.fromkeys(("a_ns", "b_ns"), pl.Int64), orient="row")
+    headings = _headings(Table("t", "T", frame, {"a_ns": "a", "b_ns": "b"}))
+    assert [text.strip() for text in headings.split("|")] == [
+        f"{name} [{unit}]" for name, unit in zip("ab", units, strict=True)
+    ]
+
+
 def test_alike_columns_have_one_unit():
-    frame = pl.DataFrame({"before_ns": [900_000, 800_000], "after_ns": [2_000_000, 3_000_000]})
+    frame = pl.DataFrame({"before_ns": [2_000, 3_000], "after_ns": [2_000_000_000, 3_000_000_000]})
     apart = Table("t", "T", frame, {"before_ns": "before", "after_ns": "after"})
     together = replace(apart, alike=(("before_ns", "after_ns"),))
-    assert "before [us] | after [ms]" in table.render(Sample(table_list=(apart,)), width=100)
-    assert "before [ms] | after [ms]" in table.render(Sample(table_list=(together,)), width=100)
+    assert "before [us] | after [s]" in _headings(apart)
+    assert "before [s] | after [s]" in _headings(together)
+
+
+def test_narrow_terminal_hides_the_least_important_columns():
+    columns = {name: name for name in ("group", "count", "sent_bytes", "pid", "late", "ranks")}
+    table_ = Table("g", "G", groups().frame, columns, hide_first=("count",))
+    text = table.render(Sample(table_list=(table_,)), width=50)
+    assert "(3 columns hidden at this width: count, late, ranks;" in " ".join(text.split())
+    assert max(map(len, text.splitlines())) <= 50
+    assert "hidden" not in table.render(Sample(table_list=(table_,)), width=120)
+
+
+def test_without_a_terminal_no_column_is_hidden(monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setattr("shutil.get_terminal_size", lambda fallback: os.terminal_size(fallback))
+    wide = Table("g", "G", groups().frame, {name: name * 4 for name in groups().frame.columns})
+    assert "hidden" not in table.render(Sample(table_list=(wide,)))
+
+
+@pytest.mark.parametrize("severity", ["critical", "warning", "info"])
+def test_colours_of_severities(severity):
+    finding = replace(wrong("x")[0], severity=severity)
+    plain, colored = (
+        table.render(Sample(wrong=(finding,)), color=color) for color in (False, True)
+    )
+    assert "\x1b" not in plain
+    assert f"m{severity.upper()}\x1b[0m" in colored
+    assert re.sub("\x1b\\[[0-9;]*m", "", colored) == plain
+
+
+def test_own_code_is_coloured_and_aligned():
+    frame = pl.DataFrame({"name": ["mine", "theirs"], "is_own_code": [True, False], "n": [1, 2]})
+    result = Sample(table_list=(Table("t", "T", frame, {"name": "name", "n": "n"}),))
+    plain, colored = (table.render(result, color=color) for color in (False, True))
+    assert colored.replace("\x1b[1;33mmine\x1b[0m", "mine") == plain != colored
 
 
 def test_details_need_all_rows():

@@ -21,9 +21,9 @@ from matplotlib.text import Text
 from sample_results import HOSTILE, LONG_KERNEL, Sample, durations, hostile, ordinary, skew
 from wording import raises_wording
 
+from traceanalyzer.drawings import Flame, Occupancy
 from traceanalyzer.errors import MissingExtra, OptionError
 from traceanalyzer.render import plot
-from traceanalyzer.result import Flame, Occupancy
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ from typing import Unpack
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, AnalyzerOptions, Needs, Reading, option
+from traceanalyzer.drawings import Chart
 from traceanalyzer.reading import Inputs
-from traceanalyzer.result import Chart, Result, Table, View
+from traceanalyzer.result import Result, Table, View
 from traceanalyzer.run import run
 from traceanalyzer.trace import Trace
 

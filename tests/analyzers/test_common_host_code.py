@@ -8,7 +8,7 @@ import polars as pl
 from comm_traces import host, trace
 from hypothesis import given, settings, strategies as st
 
-from traceanalyzer.analyzers.common.whereabouts import places_of
+from traceanalyzer.analyzers.common.host_code import places_of
 
 modest = settings(max_examples=60, deadline=None)
 

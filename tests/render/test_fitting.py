@@ -1,0 +1,55 @@
+import pytest
+from hypothesis import given, strategies as st
+
+from traceanalyzer.render.fitting import shorten_all
+
+NCCL = [f"ncclDevKernel_{kind}_RING_LL(ncclDevKernelArgsStorage<4096ul>, ncclWork*)"
+        for kind in ("AllReduce_Sum_f32", "AllReduce_Sum_bf16", "AllGather")]  # fmt: skip
+COPIES = {
+    "Memcpy HtoD (Pinned -> Device)": "HtoD pinned",
+    "Memcpy DtoH (Device -> Pageable)": "DtoH pageable",
+    "Memcpy DtoD (Device -> Device)": "DtoD",
+    "HtoD (Pinned -> Device)": "HtoD pinned",
+}
+
+
+@pytest.mark.parametrize("width", [14, 20, 24, 40])
+def test_shared_parts_are_cut(width):
+    short = shorten_all(NCCL, width)
+    assert len(set(short)) == len(NCCL)
+    assert max(map(len, short)) <= width
+
+
+def test_cut_keeps_what_distinguishes_names():
+    assert all(
+        kind in text
+        for kind, text in zip(
+            ("Sum_f32", "Sum_bf16", "AllGather"), shorten_all(NCCL, 24), strict=True
+        )
+    )
+
+
+@pytest.mark.parametrize(("name", "short"), COPIES.items())
+def test_copies_keep_direction_and_kind_of_memory(name, short):
+    assert shorten_all([name, "x"], 20) == [short, "x"]
+    assert shorten_all([name], 40) == [name]
+
+
+def test_single_name_loses_its_middle():
+    assert shorten_all(["begin_" + "x" * 40 + "_end"], 15) == ["begin_...xx_end"]
+
+
+def test_names_that_differ_in_order_only_differ():
+    names = [f"f({'int, ' * 8}{end})" for end in ("a, b, b, a", "b, a, a, b")]
+    assert len(set(shorten_all(names, 20))) == 2
+
+
+@given(
+    st.lists(st.text("ab_(<", max_size=60), max_size=6),
+    st.integers(min_value=12, max_value=40),
+)
+def test_any_names_fit_and_stay_different(names, width):
+    short = shorten_all(names, width)
+    assert all(len(text) <= width for text in short)
+    assert all(a == b for a, b in zip(names, short, strict=True) if len(a) <= width)
+    assert [a == b for a in names for b in names] == [a == b for a in short for b in short]
