@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -18,7 +18,7 @@ from traceanalyzer.units import parse_ns
 if TYPE_CHECKING:
     from traceanalyzer.result import Result
 
-ALL = "all"
+ALL, AUTO = "all", "auto"
 _PICTURES = ("svg", "png")
 _DATA = (".parquet", ".gz", ".zst", ".zip", ".pdf", ".xlsx", ".jpg")
 Command = Callable[..., None]
@@ -55,6 +55,14 @@ def rows(_context: click.Context, _option: click.Parameter, text: str | None) ->
     return int(text)
 
 
+def _workers(_context: click.Context, _option: click.Parameter, text: str) -> int | str:
+    if text == AUTO:
+        return text
+    if not text.isdecimal() or int(text) == 0:
+        raise click.BadParameter(f"{text!r} is not a number of processes; use 1 or more, or {AUTO}")
+    return int(text)
+
+
 @dataclass(frozen=True)
 class Reading:
     """How input files are read.
@@ -65,6 +73,7 @@ class Reading:
         assume_rank: the rank of a single file without one.
         since_ns: ignore events that end earlier, from the start of the trace.
         until_ns: ignore events that start at this time or later.
+        workers: number of processes that read several files, or ``auto``.
         quiet: no progress and no data-loss summary on standard error.
     """
 
@@ -73,6 +82,7 @@ class Reading:
     assume_rank: int | None
     since_ns: int | None
     until_ns: int | None
+    workers: int | Literal["auto"]
     quiet: bool
 
     def __post_init__(self) -> None:
@@ -231,6 +241,15 @@ def reading(command: Command) -> Command:
         metavar="TIME",
         callback=_duration,
         help="Ignore events that start at TIME or later.",
+    )
+    @click.option(
+        "--workers",
+        metavar="N|auto",
+        default="auto",
+        show_default=True,
+        callback=_workers,
+        help="Processes that read several files at once; auto: one per core, as far as the free "
+        "memory allows.",
     )
     @click.option("-q", "--quiet", is_flag=True, help="No progress bar, no data-loss summary.")
     @wraps(command)
