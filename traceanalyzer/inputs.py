@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from pathlib import PurePath
 from typing import Any, Literal, Protocol, Self, TypeVar, Unpack
@@ -58,6 +59,7 @@ class How:
     progress: Progress | None = None
     on_trace: Callable[[Trace], None] | None = None
     workers: int | Literal["auto"] = 1
+    client: Any = None
     unused: tuple[str, ...] = ()
 
 
@@ -176,7 +178,7 @@ class OpenedInputs:
         part._starts, part._ranks, part._failed = set(), set(), None
         part._outside, part._any_inside = [], False
         part.repeats = Repeats()
-        part.how = replace(self.how, progress=None, on_trace=None)
+        part.how = replace(self.how, progress=None, on_trace=None, client=None)
         return part
 
     def join(self, other: Self) -> None:
@@ -384,28 +386,28 @@ _Issues = list[tuple[tuple[Meta, ...], pl.DataFrame]]
 
 
 def measure_all(opened: OpenedInputs, measures: Measures) -> None:
-    """Measure all inputs in order, in worker processes if allowed and worth it.
+    """Measure all inputs in order, in worker processes or a cluster if allowed and worth it.
 
     A file that ends its worker is skipped.
     """
-    number = _number_of_workers(opened)
-    if number < 2:
+    apart = _apart(opened)
+    if apart is None:
         for one in opened.each(opened.items):
             measures.measure(opened, one)
         return
-    from traceanalyzer import workers
+    from traceanalyzer.workers import Ended
 
     def task(items: Sequence[Trace | str]) -> tuple[OpenedInputs, Measures]:
         return opened.of(items), measures.empty()
 
     def take(items: Sequence[Trace | str], answer: Any) -> None:
-        if isinstance(answer, workers.Ended):
+        if isinstance(answer, Ended):
             if len(items) == 1:
                 path = str(items[0])
                 opened.fail(path, UnreadableFile(path, f"the process that read it {answer.why}"))
                 return
             for item in items:  # one of them ended the worker
-                with closing(workers.each(_measured_apart, [task([item])], 1)) as alone:
+                with closing(apart([task([item])])) as alone:
                     take([item], next(alone))
         # recordings that files of different workers share are detected when read again here
         elif answer and not opened.repeats.repeated(answer[0].repeats):
@@ -418,11 +420,25 @@ def measure_all(opened: OpenedInputs, measures: Measures) -> None:
                 measures.measure(opened, one)
 
     chunks = _chunks(opened.items)
-    tasks = [task(items) for items, apart in chunks if apart]
+    tasks = [task(items) for items, is_file in chunks if is_file]
+    with closing(apart(tasks)) as answers:
+        for items, is_file in chunks:
+            take(items, next(answers) if is_file else None)
+
+
+def _apart(opened: OpenedInputs) -> Callable[[Sequence[Any]], Generator[Any]] | None:
+    """Return the function that runs tasks in other processes; None if this one reads the inputs."""
+    if opened.how.client is not None:
+        from traceanalyzer import cluster
+
+        return partial(cluster.each, opened.how.client, _measured_on_host)
+    number = _number_of_workers(opened)
+    if number == 1:
+        return None
+    from traceanalyzer import workers
+
     threads = max(1, cores() // number)
-    with closing(workers.each(_measured_apart, tasks, number, threads=threads)) as answers:
-        for items, apart in chunks:
-            take(items, next(answers) if apart else None)
+    return partial(workers.each, _measured_apart, number=number, threads=threads)
 
 
 def _number_of_workers(opened: OpenedInputs) -> int:
@@ -430,7 +446,7 @@ def _number_of_workers(opened: OpenedInputs) -> int:
     files = [item for item in opened.items if isinstance(item, str) and bytes_of(item) < math.inf]
     wanted = opened.how.workers
     if wanted != "auto":
-        return min(wanted, len(files))
+        return max(1, min(wanted, len(files)))
     sizes = [bytes_of(file) * _INFLATED.get(PurePath(file).suffix.lower(), 1) for file in files]
     if len(files) < 2:
         return 1
@@ -476,6 +492,19 @@ def _measured_apart(task: tuple[OpenedInputs, M]) -> tuple[OpenedInputs, M, _Iss
         measures.measure(opened, one)
     opened.how = how
     return opened, measures, issues
+
+
+def _measured_on_host(task: tuple[OpenedInputs, M]) -> tuple[OpenedInputs, M, _Issues]:
+    """Run a task on a worker that may be another machine, without the files it cannot see."""
+    from traceanalyzer.cluster import unseen
+
+    opened, _ = task
+    hidden = {path: why for path in opened.items if isinstance(path, str) and (why := unseen(path))}
+    opened.items = [item for item in opened.items if item not in hidden]
+    answer = _measured_apart(task)
+    for path, why in hidden.items():
+        answer[0].fail(path, UnreadableFile(path, why))
+    return answer
 
 
 def _report(how: How, items: Sequence[Trace | str], issues: _Issues) -> None:

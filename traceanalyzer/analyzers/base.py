@@ -34,6 +34,7 @@ class Reading(TypedDict, total=False):
             another process, the trace has only ``sources`` and ``issues``.
         workers: number of processes that read several files at once; default 1, this process.
             ``auto``: one per core, as far as the free memory allows, if the files are worth it.
+        client: a ``distributed.Client``, whose cluster reads the files instead.
     """
 
     format: str | None
@@ -44,6 +45,7 @@ class Reading(TypedDict, total=False):
     progress: Callable[[int, int], None] | None
     on_trace: Callable[[Trace], None] | None
     workers: int | Literal["auto"]
+    client: Any
 
 
 @dataclass(frozen=True)

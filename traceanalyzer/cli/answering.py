@@ -49,11 +49,12 @@ def analyze(
 ) -> R:
     """Return the result of an analysis of the inputs; print progress and data loss."""
     read = [path for paths in inputs for path in paths]
-    with progress(read, quiet=reading.quiet) as meter:
+    with reading.cluster() as client, progress(read, quiet=reading.quiet) as meter:
         return analysis(
             *inputs,
             **options,
             **reading.arguments(),
+            **({} if client is None else {"client": client}),
             progress=meter,
             on_trace=lambda trace: report(
                 trace.meta.path, trace.issues.to_dicts(), quiet=reading.quiet

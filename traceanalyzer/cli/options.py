@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Literal
@@ -63,6 +64,10 @@ def _workers(_context: click.Context, _option: click.Parameter, text: str) -> in
     return int(text)
 
 
+#: Fields of :class:`Reading` that are no keywords of functions.
+_OF_COMMAND = ("quiet", "dask", "scheduler", "scheduler_file")
+
+
 @dataclass(frozen=True)
 class Reading:
     """How input files are read.
@@ -74,6 +79,9 @@ class Reading:
         since_ns: ignore events that end earlier, from the start of the trace.
         until_ns: ignore events that start at this time or later.
         workers: number of processes that read several files, or ``auto``.
+        dask: read on a Dask cluster, a local one if no scheduler is given.
+        scheduler: address of a running Dask scheduler.
+        scheduler_file: its scheduler file.
         quiet: no progress and no data-loss summary on standard error.
     """
 
@@ -83,16 +91,37 @@ class Reading:
     since_ns: int | None
     until_ns: int | None
     workers: int | Literal["auto"]
+    dask: bool
+    scheduler: str | None
+    scheduler_file: str | None
     quiet: bool
 
     def __post_init__(self) -> None:
         both = self.since_ns is not None and self.until_ns is not None
         if both and self.since_ns >= self.until_ns:  # type: ignore[operator]
             raise OptionError("--since must be before --until")
+        if self.scheduler and self.scheduler_file:
+            raise OptionError("--scheduler and --scheduler-file exclude each other")
 
     def arguments(self) -> dict[str, Any]:
         """Return the keyword arguments of functions that read files."""
-        return {name: value for name, value in asdict(self).items() if name != "quiet"}
+        return {name: value for name, value in asdict(self).items() if name not in _OF_COMMAND}
+
+    @contextmanager
+    def cluster(self) -> Iterator[Any]:
+        """Connect to the Dask cluster; None without one.
+
+        Raises:
+            MissingExtra: Dask is not installed.
+            OptionError: the scheduler does not answer.
+        """
+        if not (self.dask or self.scheduler or self.scheduler_file):
+            yield None
+            return
+        from traceanalyzer.cluster import connected
+
+        with connected(self.scheduler, self.scheduler_file) as client:
+            yield client
 
 
 @dataclass(frozen=True)
@@ -251,6 +280,15 @@ def reading(command: Command) -> Command:
         help="Processes that read several files at once; auto: one per core, as far as the free "
         "memory allows.",
     )
+    @click.option("--dask", is_flag=True, help="Read on a Dask cluster (extra dask).")
+    @click.option(
+        "--scheduler",
+        metavar="ADDRESS",
+        envvar="DASK_SCHEDULER_ADDRESS",
+        help="Scheduler of the cluster. Default: DASK_SCHEDULER_ADDRESS, else a cluster on this "
+        "machine.",
+    )
+    @click.option("--scheduler-file", metavar="FILE", help="Scheduler file of the cluster.")
     @click.option("-q", "--quiet", is_flag=True, help="No progress bar, no data-loss summary.")
     @wraps(command)
     def wrapped(*args: Any, **values: Any) -> None:
