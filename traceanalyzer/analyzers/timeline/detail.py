@@ -17,8 +17,8 @@ def events(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
     """Return kernels, copies and memsets with the operator that launched them.
 
     Returns:
-        device, stream, start, end, name, work_kind, bytes (of a copy), operator (the
-        innermost operator or annotation around the launch call, or null), collective (null), count (1).
+        device, stream, start, end, name, work_kind, bytes (of a copy), operator (the innermost
+        operator or annotation around the launch call, or null), collective (null), count (1).
     """
     return work.select(
         "device", "stream", "start", "end", "name", "work_kind", "bytes",
