@@ -13,7 +13,6 @@ from wording import check_wording
 from traceanalyzer.analyzers.diagnosis.rule import Measured
 from traceanalyzer.analyzers.kernels import kernels
 from traceanalyzer.analyzers.launches import launches
-from traceanalyzer.analyzers.operators import operators
 from traceanalyzer.run import examine
 from traceanalyzer.trace import Trace
 
@@ -38,9 +37,8 @@ def launched(works: list[tuple[str, str, int]]) -> Iterator[dict[str, Any]]:
         at += (10 + dur) * US
 
 
-def judged(rule: str, traced: Trace, *, with_operators: bool = True) -> list[Measured]:
-    answers = {"operators": operators(traced)} if with_operators else {}
-    return measurements(rule, kernels(traced), **answers)
+def judged(rule: str, traced: Trace) -> list[Measured]:
+    return measurements(rule, examine([traced], ["kernels"], for_rules=True).results["kernels"])
 
 
 ATTENTION = [
@@ -79,17 +77,17 @@ def test_softmax_or_products_alone_are_not_attention(missing: str) -> None:
 def test_softmax_kernels_count_without_operators() -> None:
     works = [(SOFTMAX, 300), (LOG_SOFTMAX, 100), (GEMM, 600)]
     traced = trace(device(name, 1_000 * US * n, dur * US) for n, (name, dur) in enumerate(works))
-    (one,) = judged("unfused-attention", traced, with_operators=False)
+    (one,) = judged("unfused-attention", traced)
     assert (one.total_ns, one.confidence) == (300 * US, "low")
     loss = trace([device(LOG_SOFTMAX, 0, 100), device(GEMM, 200, 100)])
-    assert not judged("unfused-attention", loss, with_operators=False)
+    assert not judged("unfused-attention", loss)
 
 
 def test_memory_bound_kernels() -> None:
     works = [(ADD, 300), (COPY, 200), (GEMM, 400), (FUSED, 100)]
     events = [device(name, 1_000 * n, dur) for n, (name, dur) in enumerate(works)]
     events.append(device("Memcpy HtoD", 9_000, 1_000, kind="gpu_memcpy"))
-    (one,) = judged("memory-bound-kernels", trace(events), with_operators=False)
+    (one,) = judged("memory-bound-kernels", trace(events))
     assert (one.total_ns, one.size) == (500, pytest.approx(0.25))
     rule = BY_ID["memory-bound-kernels"]
     assert [rule.severity(size) for size in (0.24, 0.25, 0.45)] == [None, "info", "warning"]
@@ -97,7 +95,7 @@ def test_memory_bound_kernels() -> None:
 
 def test_inductor_kernels_are_not_memory_bound() -> None:
     traced = trace([device(FUSED, 0, 900), device(GEMM, 1_000, 100)])
-    assert not judged("memory-bound-kernels", traced, with_operators=False)
+    assert not judged("memory-bound-kernels", traced)
 
 
 def stepwise(per_step: list[int], call: str = "cudaLaunchKernel") -> Trace:

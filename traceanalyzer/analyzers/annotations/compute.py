@@ -133,7 +133,7 @@ ANNOTATIONS = Analyzer(
 
 def _is_annotation(events: pl.DataFrame) -> pl.Expr:
     """Select ranges of users and libraries, and PyTorch's annotations recorded as operators."""
-    operators = events.lazy().filter(pl.col("kind") == "cpu_op").select("name").collect()
+    operators = events.select(pl.col("name").filter(pl.col("kind") == "cpu_op"))
     of_pytorch = (pl.col("kind") == "cpu_op") & names.named(
         operators, [re.escape(mark) for mark in PYTORCH_MARKS]
     )

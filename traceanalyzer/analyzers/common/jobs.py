@@ -67,16 +67,12 @@ def _recording(trace: Trace) -> Recording:
     meta = trace.meta
     host = pl.col("kind").is_in(_HOST_KINDS)
     end = pl.col("ts") + pl.col("dur").fill_null(0)
-    rows = trace.events.lazy().filter(host | pl.col("kind").is_in(DEVICE_WORK))
-    start_ns, end_ns, pids = (
-        rows.select(
-            pl.col("ts").min(),
-            end=end.max(),
-            pids=pl.col("pid").filter(host).unique().implode(),
-        )
-        .collect()
-        .row(0)
-    )
+    recorded = host | pl.col("kind").is_in(DEVICE_WORK)
+    start_ns, end_ns, pids = trace.events.select(
+        pl.col("ts").filter(recorded).min(),
+        end=end.filter(recorded).max(),
+        pids=pl.col("pid").filter(host).unique().implode(),
+    ).row(0)
     shift = meta.epoch_ns or 0
     # a snapshot may be written long after the recorded steps
     is_timeline = meta.format != MEMORY_SNAPSHOT

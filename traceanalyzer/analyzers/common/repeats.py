@@ -98,13 +98,14 @@ def _spans(trace: Trace) -> pl.DataFrame:
         return pl.DataFrame(schema=_SPAN)
     is_work = pl.col("kind").is_in(DEVICE_WORK) & pl.col("device").is_not_null()
     shift = trace.meta.epoch_ns or 0
-    rows = trace.events.lazy().filter(
+    events = trace.events.select("kind", "rank", "device", "ts", "dur")
+    rows = events.filter(
         pl.col("rank").is_not_null(), pl.col("dur") >= 0, is_work | pl.col("device").is_null()
     )
     spans = rows.group_by("rank", "device").agg(
         start=pl.col("ts").min() + shift, end=(pl.col("ts") + pl.col("dur")).max() + shift
     )
-    return spans.sort("rank", "device").collect().cast(pl.Schema(_SPAN))
+    return spans.sort("rank", "device").cast(pl.Schema(_SPAN))
 
 
 def _may_overlap(one: Recording, other: Recording) -> bool:

@@ -10,16 +10,17 @@ from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.diagnosis.rule import Answers, Measured, rule
 from traceanalyzer.analyzers.host_metrics.result import HostMetrics, gpu_metrics_text
 from traceanalyzer.analyzers.kernels.result import Kernels
-from traceanalyzer.analyzers.kernels.training import OPTIMIZER, RECOMPUTED, SCHEMA
-from traceanalyzer.analyzers.operators.result import Operators
+from traceanalyzer.analyzers.kernels.training import (
+    ATTENTION,
+    OPTIMIZER,
+    PRODUCTS,
+    RECOMPUTED,
+    SCHEMA,
+    SOFTMAX,
+)
 from traceanalyzer.result import Severity
 from traceanalyzer.units import format_count, format_frac, format_ns
 
-#: Operators of unfused attention: softmax, and two matrix products.
-_SOFTMAX = ("aten::_softmax", "aten::_softmax_backward_data")
-_PRODUCTS = ("aten::bmm", "aten::baddbmm")
-#: Operators that run a fused attention kernel.
-_FUSED = "(?i)flash|efficient_attention|cudnn_attention|fmha|mem_eff|sage_?attn|xformers"
 _MATH = "aten::_scaled_dot_product_attention_math"
 #: Minimum share of softmax and of products in their sum; otherwise it is not attention.
 _LEAST_PART = 0.05
@@ -34,7 +35,7 @@ _NAMED = 3
     "matrix multiplications and convolutions in single precision, without tensor cores",
     "their share of the busy time, without attention products that unfused-attention counts",
     {"warning": 0.1, "critical": 0.5},
-    uses=("host_metrics", "operators"),
+    uses=("host_metrics",),
 )
 def _no_tensor_cores(result: Kernels, answers: Answers) -> Iterator[Measured]:
     rows = result.heaviest("name")
@@ -43,7 +44,7 @@ def _no_tensor_cores(result: Kernels, answers: Answers) -> Iterator[Measured]:
     ]
     matches = rows.filter(pl.col("name").is_in(plain))
     whole = int(matches["total_ns"].sum())
-    products = min(whole, _counted_products(result, answers))
+    products = min(whole, _counted_products(result))
     cost = whole - products
     if not cost or not result.busy_ns:
         return
@@ -68,18 +69,16 @@ def _no_tensor_cores(result: Kernels, answers: Answers) -> Iterator[Measured]:
     "device time of aten::_softmax, aten::bmm and aten::baddbmm (without operators: of softmax "
     "kernels) as a share of the busy time",
     _ATTENTION_LEVELS,
-    uses=("operators",),
 )
-def _unfused_attention(result: Kernels, answers: Answers) -> Iterator[Measured]:
-    operators = answers.get("operators")
-    known = isinstance(operators, Operators) and bool(operators.device_ns)
-    parts = _attention(result, answers)
+def _unfused_attention(result: Kernels, _answers: Answers) -> Iterator[Measured]:
+    known = result.has_operators
+    parts = _attention(result)
     cost = sum(parts.values())
     if not cost or not result.busy_ns:
         return
     share = min(1.0, cost / result.busy_ns)
     each = ", ".join(f"{name} {format_ns(total)}" for name, total in parts.items())
-    math = isinstance(operators, Operators) and _MATH in operators.operators["name"]
+    math = known and (_of_purpose(result, ATTENTION)["call"] > 0).any()
     yield Measured(
         size=share,
         title=f"Attention is not fused: {'softmax and products' if known else 'softmax'}, "
@@ -102,39 +101,29 @@ def _unfused_attention(result: Kernels, answers: Answers) -> Iterator[Measured]:
     )
 
 
-def _attention(result: Kernels, answers: Answers) -> dict[str, int]:
+def _attention(result: Kernels) -> dict[str, int]:
     """Return device time of unfused attention by operator, or of softmax kernels."""
     if kernel_names.ATTENTION in result.heaviest("family")["family"]:
         return {}
-    operators = answers.get("operators")
-    if isinstance(operators, Operators) and operators.device_ns:
-        return _attention_operators(operators) or {}
-    return {"softmax kernels": _softmax_kernels(result)}
+    if not result.has_operators:
+        return {"softmax kernels": _softmax_kernels(result)}
+    sums = _of_purpose(result, ATTENTION).group_by("name").agg(pl.col("ns").sum())
+    parts = dict(largest_first(sums, "ns", "name").iter_rows())
+    whole, softmax = (sum(parts.get(name, 0) for name in names) for names in (parts, SOFTMAX))
+    return parts if min(softmax, whole - softmax) >= _LEAST_PART * whole else {}
 
 
-def _counted_products(result: Kernels, answers: Answers) -> int:
+def _counted_products(result: Kernels) -> int:
     """Return device time of matrix products that unfused-attention counts."""
-    parts = _attention(result, answers)
+    parts = _attention(result)
     if sum(parts.values()) < min(_ATTENTION_LEVELS.values()) * result.busy_ns:
         return 0
-    return sum(parts.get(name, 0) for name in _PRODUCTS)
+    return sum(parts.get(name, 0) for name in PRODUCTS)
 
 
 def _without_attention(products: int) -> Iterator[str]:
     if products:
         yield f"Attention products ({format_ns(products)}) are counted by unfused-attention."
-
-
-def _attention_operators(result: Operators) -> dict[str, int] | None:
-    """Return device time of unfused attention operators; None if fused or missing."""
-    rows = result.operators.filter(pl.col("self_device_ns") > 0)
-    if rows["name"].str.contains(_FUSED).any():
-        return None
-    chosen = rows.filter(pl.col("name").is_in(_SOFTMAX + _PRODUCTS))
-    sums = chosen.group_by("name").agg(pl.col("self_device_ns").sum())
-    parts = dict(sums.sort("self_device_ns", "name", descending=[True, False]).iter_rows())
-    whole, softmax = (sum(parts.get(name, 0) for name in names) for names in (parts, _SOFTMAX))
-    return parts if min(softmax, whole - softmax) >= _LEAST_PART * whole > 0 else None
 
 
 def _softmax_kernels(result: Kernels) -> int:

@@ -148,7 +148,7 @@ def take(trace: Trace, options: Options) -> Excerpt:
     del calls, thread  # of millions of calls, before the slices are taken
     pids = threads.select("unit", "pid").unique()
     names = distinct(trace.events)
-    runs = _host_slices(trace).filter(named(names, [_RUNS_COLLECTIVE])).collect()
+    runs = _host_slices(trace, named(names, [_RUNS_COLLECTIVE]))
     return Excerpt(
         rank=trace.meta.rank,
         path=trace.meta.path,
@@ -181,8 +181,8 @@ def _recorded_until(trace: Trace, work: pl.DataFrame) -> int | None:
         return None
     if work.height:
         return work.select(pl.col("end").max()).item()  # type: ignore[no-any-return]
-    operators = _host_slices(trace).filter(_is_operator(trace.events))
-    return operators.select(pl.col("end").max()).collect().item()  # type: ignore[no-any-return]
+    operators = _host_slices(trace, _is_operator(trace.events))
+    return operators.select(pl.col("end").max()).item()  # type: ignore[no-any-return]
 
 
 def until_end(rows: pl.DataFrame, end: int | None) -> pl.DataFrame:
@@ -224,11 +224,10 @@ def _overhead(
 # --- host threads ----------------------------------------------------------------------------
 
 
-def _host_slices(trace: Trace) -> pl.LazyFrame:
-    """Return slices on host threads: kind, name, pid, tid, start, end."""
-    end = pl.col("ts") + pl.col("dur")
-    columns = ("kind", "name", *_LANE)
-    return trace.events.lazy().filter(_ON_HOST).select(*columns, start="ts", end=end)
+def _host_slices(trace: Trace, condition: pl.Expr) -> pl.DataFrame:
+    """Return slices on host threads that fulfil the condition: pid, tid, start, end."""
+    rows = trace.events.select("kind", "name", *_LANE, "ts", "dur").filter(_ON_HOST & condition)
+    return rows.select(*_LANE, start="ts", end=pl.col("ts") + pl.col("dur"))
 
 
 def _slices(trace: Trace, threads: pl.DataFrame) -> pl.DataFrame:
@@ -254,12 +253,9 @@ def _samples(trace: Trace, threads: pl.DataFrame) -> pl.DataFrame:
     """Return sampled stacks of these threads (pid, tid, thread): thread, ts, stack."""
     if "stack" not in trace.events.columns:
         return pl.DataFrame(schema={"thread": pl.UInt32, "ts": pl.Int64, "stack": pl.UInt32})
-    rows = trace.events.lazy().filter(pl.col("kind") == "sample").drop_nulls(["stack", "ts"])
-    return (
-        rows.join(threads.lazy(), on=_LANE, nulls_equal=True)
-        .select("thread", "ts", "stack")
-        .collect()
-    )
+    events = trace.events.select("kind", *_LANE, "ts", "stack")
+    rows = events.filter(pl.col("kind") == "sample").drop_nulls(["stack", "ts"])
+    return rows.join(threads, on=_LANE, nulls_equal=True).select("thread", "ts", "stack")
 
 
 def _stream_waits(trace: Trace, threads: pl.DataFrame) -> pl.DataFrame:
@@ -270,8 +266,8 @@ def _stream_waits(trace: Trace, threads: pl.DataFrame) -> pl.DataFrame:
     """
     is_wait = pl.col("kind").is_in(LAUNCH_KINDS) & named(trace.events, [_STREAM_WAIT])
     columns = (*_LANE, "correlation", "name")
-    calls = trace.events.lazy().filter(is_wait).select(*columns, start="ts").collect()
-    waits = calls.join(threads, on=_LANE, nulls_equal=True)
+    calls = trace.events.select("kind", "ts", *columns).filter(is_wait)
+    waits = calls.rename({"ts": "start"}).join(threads, on=_LANE, nulls_equal=True)
     name = pl.col("name").cast(pl.String)
     if _ARGS not in trace.events.columns:
         return waits.select("thread", "start", waits_for=name)
@@ -338,20 +334,19 @@ def _launching(calls: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
 def _calling(trace: Trace) -> pl.DataFrame:
     """Return the threads with launch calls, joined to device work or not: pid, tid."""
     launch = pl.col("kind").is_in(LAUNCH_KINDS) & named(trace.events, ["Launch"])
-    return _host_slices(trace).filter(launch).select(*_LANE).unique().collect()
+    return _host_slices(trace, launch).select(*_LANE).unique()
 
 
 def _unlinked(trace: Trace) -> pl.DataFrame:
     calling = _calling(trace)
     if calling.height:
         return calling
-    return _host_slices(trace).filter(_is_operator(trace.events)).select(*_LANE).unique().collect()
+    return _host_slices(trace, _is_operator(trace.events)).select(*_LANE).unique()
 
 
 def _training(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
     length = (pl.col("end") - pl.col("start")).sum().alias("length")
-    running = _host_slices(trace).filter(_is_operator(trace.events))
-    busiest = running.group_by(_LANE).agg(length).collect()
+    busiest = _host_slices(trace, _is_operator(trace.events)).group_by(_LANE).agg(length)
     if busiest.is_empty():
         hint = record_hint(trace.meta, "device work")
         raise MissingData(
@@ -366,7 +361,7 @@ def _training(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
 def _with_autograd(trace: Trace, main: pl.DataFrame) -> pl.DataFrame:
     """Add the threads of the same process that run the backward pass: the main thread waits."""
     nodes = (pl.col("kind") == "cpu_op") & named(trace.events, [BACKWARD])
-    running = _host_slices(trace).filter(nodes).select(*_LANE).unique().collect()
+    running = _host_slices(trace, nodes).select(*_LANE).unique()
     same = running.join(main, on="pid", how="semi", nulls_equal=True)
     return pl.concat([main, same]).unique()
 

@@ -83,6 +83,7 @@ class Part:
         by_step: device, step, name, blocks, n, total_ns of kernels without communication; None if
             not requested.
         training: rows of :func:`~.training.training`; None if not requested.
+        has_operators: operators were recorded.
     """
 
     path: str
@@ -95,6 +96,7 @@ class Part:
     launchers: pl.DataFrame | None = None
     by_step: pl.DataFrame | None = None
     training: pl.DataFrame | None = None
+    has_operators: bool = False
 
 
 def measure(trace: Trace, options: Options) -> Part:
@@ -134,7 +136,10 @@ def measure_for_diagnosis(trace: Trace, options: Options) -> Part:
     part = measure(trace, options)
     work = device_work(trace, options.comm_patterns)
     by_step = _kernels_of_steps(trace, work)
-    return replace(part, by_step=by_step, training=training(trace, work))
+    has_operators = bool((trace.events["kind"] == "cpu_op").any())
+    return replace(
+        part, by_step=by_step, training=training(trace, work), has_operators=has_operators
+    )
 
 
 def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()) -> Kernels:
@@ -169,6 +174,7 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
         devices=devices.with_columns(busy_frac=ratio("busy_ns", "span_ns")),
         by_step=_by_step(parts, labels),
         training=_training(parts),
+        has_operators=any(part.has_operators for part in parts),
     )
 
 
@@ -306,7 +312,7 @@ def _annotations(trace: Trace) -> pl.Expr:
     """Select the annotations of user and PyTorch, without steps except of inference engines."""
     marks = pl.col("name").cast(pl.String).str.contains(PYTORCH_MARK, literal=True)
     annotated = pl.col("kind").is_in(ANNOTATION_KINDS) | ((pl.col("kind") == "cpu_op") & marks)
-    names = trace.events.lazy().filter(annotated).select(pl.col("name").unique()).collect()
+    names = trace.events.select(pl.col("name").filter(annotated).unique())
     kept = ~is_step(names) | named(names, [f"^(?:{ENGINE_STEP})$"])
     wanted = names.filter(kept)["name"].drop_nulls()
     if wanted.is_empty():

@@ -71,6 +71,7 @@ class Kernels(Result):
             grid, null if not recorded), ``n``, ``total_ns``. None except in a diagnosis or report.
         training: device work by its purpose in training: rank, path and the columns of
             :func:`~.training.training`. None except in a diagnosis or report.
+        has_operators: operators were recorded. False except in a diagnosis or report.
         beginnings: first device work whose launch calls were not read.
     """
 
@@ -91,6 +92,7 @@ class Kernels(Result):
     devices: pl.DataFrame
     by_step: pl.DataFrame | None
     training: pl.DataFrame | None = None
+    has_operators: bool = False
     beginnings: tuple[Beginning, ...] = ()
 
     @property

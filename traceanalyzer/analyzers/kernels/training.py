@@ -1,7 +1,7 @@
 """Device work by its purpose in a training step.
 
-The purposes are optimizers, activations that are computed again in the backward pass, and
-reductions of gradients before the last micro-batch.
+The purposes are optimizers, activations that are computed again in the backward pass,
+reductions of gradients before the last micro-batch, and attention by separate operators.
 """
 
 import numpy as np
@@ -14,6 +14,11 @@ from traceanalyzer.frames import linking
 from traceanalyzer.trace import Trace
 
 OPTIMIZER, RECOMPUTED, REPEATED = "optimizer", "recomputed", "repeated reduction"
+ATTENTION = "unfused attention"
+
+#: Operators of unfused attention: softmax, and two matrix products.
+SOFTMAX = ("aten::_softmax", "aten::_softmax_backward_data")
+PRODUCTS = ("aten::bmm", "aten::baddbmm")
 
 SCHEMA = {
     "purpose": pl.String,
@@ -30,6 +35,11 @@ _THREAD = ["pid", "tid"]
 _OPTIMIZER_STEP = r"^Optimizer\.step#"
 _DDP_FORWARD = r"^DistributedDataParallel\.forward$"
 _CHECKPOINT = r"^CheckpointFunctionBackward$"
+#: Operators that run a fused attention kernel.
+_FUSED = "(?i)flash|efficient_attention|cudnn_attention|fmha|mem_eff|sage_?attn|xformers"
+_OF_ATTENTION = f"^(?:{'|'.join(SOFTMAX + PRODUCTS)})$"
+#: PyTorch's own attention by separate operators, for inputs that no fused kernel accepts.
+_MATH = "^aten::_scaled_dot_product_attention_math$"
 
 #: A single one may be part of the backward pass of somebody's own function.
 _SEVERAL = 2
@@ -48,6 +58,9 @@ def training(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
         the number of the range. :data:`RECOMPUTED`: work of layers in the backward pass; name is
         the operator. :data:`REPEATED`: collectives of a backward pass of DistributedDataParallel
         that the next one before the same optimizer step repeats; call is the number of passes.
+        :data:`ATTENTION`: kernels of :data:`SOFTMAX` and :data:`PRODUCTS`, if both kinds and no
+        fused attention were called; name is the operator, call is 1 within PyTorch's attention,
+        otherwise 0.
     """
     names = distinct(trace.events)
     calls = launches(trace, work).select("work", *_THREAD, ts="launch_start")
@@ -56,6 +69,7 @@ def training(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
         _in_optimizer(work, calls, steps),
         _recomputed(work, calls, _ranges(trace, names, f"{BACKWARD}|{_CHECKPOINT}|{LAYERS}")),
         _repeated(trace, work, calls, _ranges(trace, names, _DDP_FORWARD), steps),
+        _attention(trace, work, calls, names),
     ]
     return pl.concat(_shaped(rows) for rows in tables)
 
@@ -64,8 +78,8 @@ def _ranges(trace: Trace, names: list[str], pattern: str) -> pl.DataFrame:
     """Operators and ranges of the host with these names: pid, tid, name, start, end; by start."""
     end = pl.col("ts") + pl.col("dur")
     on_host = pl.col("kind").is_in(("cpu_op", "user_annotation", "nvtx")) & (pl.col("dur") > 0)
-    rows = trace.events.lazy().filter(on_host, named(names, [pattern]))
-    return rows.select(*_THREAD, "name", start="ts", end=end).collect().sort("start")
+    rows = trace.events.filter(on_host & named(names, [pattern]))
+    return rows.select(*_THREAD, "name", start="ts", end=end).sort("start")
 
 
 def _shaped(rows: pl.DataFrame) -> pl.DataFrame:
@@ -129,3 +143,22 @@ def _count(ranges: pl.DataFrame, calls: pl.DataFrame) -> pl.Series:
     """How many of the ranges began before each call."""
     begun = np.searchsorted(ranges["start"].to_numpy(), calls["ts"].to_numpy(), side="right")
     return pl.Series(begun, dtype=pl.Int64)
+
+
+def _attention(
+    trace: Trace, work: pl.DataFrame, calls: pl.DataFrame, names: list[str]
+) -> pl.DataFrame:
+    """Kernels that softmax and matrix products of batches launched, unless attention is fused."""
+    if not (set(SOFTMAX) & set(names) and set(PRODUCTS) & set(names)):
+        return _none()
+    if _ranges(trace, names, _FUSED).height:
+        return _none()
+    operators = _ranges(trace, names, _OF_ATTENTION)
+    inside = linking.enclosing(calls, operators, _THREAD).drop_nulls("slice")
+    math = linking.label_by_interval(inside, _ranges(trace, names, _MATH), _THREAD)["interval"]
+    rows = work[inside["work"]].with_columns(
+        operators["name"].gather(inside["slice"]),
+        math.is_not_null().alias("call"),
+        purpose=pl.lit(ATTENTION),
+    )
+    return rows.filter(pl.col("work_kind") == COMPUTE)

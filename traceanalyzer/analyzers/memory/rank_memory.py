@@ -141,12 +141,12 @@ def allocation_stack(allocations: pl.DataFrame) -> pl.Series:
 
 def _steps(trace: Trace, step_name: str | None) -> pl.DataFrame:
     kinds = ("user_annotation", "nvtx")
-    ranges = trace.events.lazy().filter(pl.col("kind").is_in(kinds), pl.col("dur") >= 0)
+    events = trace.events.select("kind", "name", "device", "ts", "dur")
+    ranges = events.filter(pl.col("kind").is_in(kinds), pl.col("dur") >= 0)
     annotations = (
         ranges.with_columns(pl.col("name").cast(pl.String), ts=pl.col("ts") - origin(trace))
         .select("name", "device", "ts", end=pl.col("ts") + pl.col("dur"))
         .sort("ts", "end")
-        .collect()
     )
     return annotations.filter(names.named(annotations, [step_name or steps_pattern()]))
 

@@ -91,10 +91,9 @@ _MORE = 1.5
 def _forward_only(trace: Trace, each: pl.DataFrame, slow: pl.DataFrame) -> pl.DataFrame:
     """Rows for steps that evaluate: ``total_ns`` is their time beyond the median step."""
     names = distinct(trace.events)
-    events = trace.events.lazy().filter(pl.col("kind") == "cpu_op").select("ts", "name")
+    events = trace.events.select("kind", "ts", "name").filter(pl.col("kind") == "cpu_op")
     layers, backward = (
-        _per_step(events.filter(named(names, [pattern])).collect(), each)
-        for pattern in (LAYERS, BACKWARD)
+        _per_step(events.filter(named(names, [pattern])), each) for pattern in (LAYERS, BACKWARD)
     )
     rows = slow.join(layers, on="step").join(backward, on="step", suffix="_backward")
     usual, usual_backward = (
