@@ -153,8 +153,14 @@ class GpuIdle(Result):
         waited = int(self.by_device.steps[f"{causes.DATALOADING}_ns"].sum())
         return waited / self.step_ns if self.step_ns else None
 
-    def advice(self, cause: str, saves: str) -> str:
-        """Return the advice for a cause of idle time, with the maximum saving."""
+    def advice(self, cause: str, saves: str, *, here: bool = False) -> str:
+        """Return the advice for a cause of idle time, with the maximum saving.
+
+        Args:
+            cause: the cause.
+            saves: its idle time, as text.
+            here: the advice is part of this result, not of a diagnosis.
+        """
         if cause == causes.DATALOADING and self.loads_in_process and self.pytorch:
             return (
                 "Load data in worker processes (num_workers=0 loads it in the main process, not "
@@ -167,6 +173,7 @@ class GpuIdle(Result):
             saves,
             code="" if self.stacks_known else self.hints["other code"],
             pytorch=self.pytorch,
+            here=here,
         )
 
     def on_axis(self, shifts: pl.DataFrame, *, one_clock: bool) -> GpuIdle:
@@ -228,7 +235,7 @@ def _verdict(result: GpuIdle) -> str:
     text += _loading(result, largest=loading)
     if lost / result.span_ns >= _LITTLE and cause not in (causes.DATALOADING, causes.UNKNOWN):
         per_step = _per_step(result, cause)
-        text.append(result.advice(cause, per_step))
+        text.append(result.advice(cause, per_step, here=True))
     elif idle < _LITTLE:
         more = "operators" if result.on_host else "kernels and overlap"
         text.append(f"Less idle time would gain little; see {more}.")
@@ -293,7 +300,7 @@ def _loading(result: GpuIdle, *, largest: bool) -> list[str]:
     if frac < _LITTLE:
         return [waits]
     saves = _per_step(result, causes.DATALOADING)
-    return [f"{waits} {result.advice(causes.DATALOADING, saves)}"]
+    return [f"{waits} {result.advice(causes.DATALOADING, saves, here=True)}"]
 
 
 def _per_step(result: GpuIdle, cause: str) -> str:
