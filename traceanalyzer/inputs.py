@@ -22,6 +22,7 @@ import polars as pl
 from traceanalyzer.analyzers.base import Needs, Reading, Skipped
 from traceanalyzer.analyzers.common import ranks
 from traceanalyzer.analyzers.common.repeats import Repeats
+from traceanalyzer.analyzers.common.windows import no_events, recorded_span
 from traceanalyzer.errors import InputError, MissingData, OptionError, UnreadableFile
 from traceanalyzer.machine import cores, free_memory
 from traceanalyzer.reading import (
@@ -38,7 +39,6 @@ from traceanalyzer.reading import (
     without_torch,
 )
 from traceanalyzer.trace import Meta, Trace, is_truncated
-from traceanalyzer.units import format_ns
 from traceanalyzer.vocabulary import MEMORY_SNAPSHOT
 
 M = TypeVar("M", bound="Measures")
@@ -223,33 +223,9 @@ class OpenedInputs:
             trace = item
         else:
             trace = read_needed(item, self._needs, whole) if self._needs else _read(item, whole)
-        span = _span(trace)
+        span = recorded_span(trace)
         if span is not None:
-            window = f"{_option('--since', how.since_ns)}{_option('--until', how.until_ns)}".strip()
-            begin, end = map(format_ns, span)
-            raise OptionError(
-                f"{trace.meta.path}: no events in the time window ({window}); events are between "
-                f"{begin} and {end}"
-            )
-
-
-def _span(trace: Trace) -> tuple[int, int] | None:
-    """Return the start of the first and the end of the last event, in ns after the file's start."""
-    times = pl.concat(
-        [
-            trace.events.select("ts", end=pl.col("ts") + pl.col("dur").fill_null(0)),
-            trace.counters.select("ts", end="ts"),
-        ]
-    )
-    first, last = times.select(pl.col("ts").min(), pl.col("end").max()).row(0)
-    if first is None:
-        return None
-    start = first if trace.meta.start_ns is None else trace.meta.start_ns
-    return first - start, last - start
-
-
-def _option(name: str, time_ns: int | None) -> str:
-    return "" if time_ns is None else f" {name} {format_ns(time_ns)}"
+            raise OptionError(no_events(trace.meta.path, span, how.since_ns, how.until_ns))
 
 
 def only_trace(

@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from functools import wraps
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from traceanalyzer.cli import output
 from traceanalyzer.errors import OptionError
-from traceanalyzer.render import BINARY, FORMS, TOP, Form, form_of, render
+from traceanalyzer.render import BINARY, FORMS, SUFFIXES, TOP, Form, form_of, render
 from traceanalyzer.render.text import without
 from traceanalyzer.units import parse_ns
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 ALL, AUTO = "all", "auto"
 _PICTURES = ("svg", "png")
-_DATA = (".parquet", ".gz", ".zst", ".zip", ".pdf", ".xlsx", ".jpg")
 Command = Callable[..., None]
 
 #: Former spellings of options, still accepted.
@@ -228,16 +228,18 @@ def limit(top: int | str | None, default: str) -> int | None:
     return rows_per_table if isinstance(rows_per_table, int) else None
 
 
-def _form(output: str | None) -> Form:
-    """Return the output format by the suffix of a file; a table by default.
+def form_by_suffix(output: str | None, default: Form) -> Form:
+    """Return the output format by the suffix of a file; the default without a file or a suffix.
 
     Raises:
-        OptionError: the suffix is that of an unsupported data format.
+        OptionError: the suffix is unknown.
     """
+    suffix = PurePath(output).suffix if output else ""
     form = form_of(output) if output else None
-    if form is None and output and output.lower().endswith(_DATA):
-        raise OptionError(f"{output}: unknown output format; --to is one of {', '.join(FORMS)}")
-    return form or "table"
+    if form is None and suffix:
+        known = ", ".join(SUFFIXES)
+        raise OptionError(f"{output}: unknown output format {suffix}; use {known}, or --to")
+    return form or default
 
 
 def reading(command: Command) -> Command:
@@ -329,7 +331,7 @@ def writing(command: Command) -> Command:
         plot: str | None = None,
         **rest: Any,
     ) -> None:
-        form = to or _form(output)
+        form = to or form_by_suffix(output, "table")
         rows_per_table = limit(top, form)
         settings = Writing(
             output, force, form, rows_per_table, plot, table_sort, table_columns, color

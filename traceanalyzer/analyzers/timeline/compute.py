@@ -16,7 +16,7 @@ from traceanalyzer.analyzers.comm_outliers.compute import (
 )
 from traceanalyzer.analyzers.comm_outliers.options import Options as CommOptions
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
-from traceanalyzer.analyzers.common import places
+from traceanalyzer.analyzers.common import clocks, places
 from traceanalyzer.analyzers.common.device_work import COMPUTE, WORK_KIND, device_work
 from traceanalyzer.analyzers.gpu_idle import causes, compute as idle_time
 from traceanalyzer.analyzers.gpu_idle.options import Options as IdleOptions
@@ -161,8 +161,8 @@ def _compared(parts: Sequence[Part], options: Options) -> CommOutliers | None:
 def _shifts(parts: Sequence[Part], compared: CommOutliers | None) -> tuple[list[int], bool]:
     """Return what is added to the times of each part, and whether all ranks share an axis.
 
-    They do if absolute times are known of all or of none, and the recordings are of one stretch of
-    time; 0 is their first moment. Otherwise each rank begins at 0.
+    If they do (see :func:`~.common.clocks.one_clock`), 0 is their first moment. Otherwise each rank
+    begins at 0.
     """
     offsets = arrivals.applied(compared.clocks) if compared is not None else {}
     zeros = _zeros(parts, compared)
@@ -170,17 +170,12 @@ def _shifts(parts: Sequence[Part], compared: CommOutliers | None) -> tuple[list[
         zero - (offsets.get(part.rank, 0) if part.rank is not None else 0)
         for part, zero in zip(parts, zeros, strict=True)
     ]
-    begins, ends = zip(
-        *(_extent(one, shift) for one, shift in zip(parts, shifts, strict=True)), strict=True
-    )
-    recorded = sum(ends) - sum(begins)
-    if len({part.epoch_ns is None for part in parts}) == 1 and max(ends) - min(begins) <= recorded:
-        return [shift - min(begins) for shift in shifts], True
+    extents = (_extent(part, shift) for part, shift in zip(parts, shifts, strict=True))
+    begins, ends = zip(*extents, strict=True)
+    shared = clocks.one_clock([part.epoch_ns for part in parts], begins, ends)
     of = [part.path if part.rank is None else part.rank for part in parts]
-    first = {
-        one: min(b for b, other in zip(begins, of, strict=True) if other == one) for one in set(of)
-    }
-    return [shift - first[one] for shift, one in zip(shifts, of, strict=True)], False
+    zeros = clocks.to_zero(begins, of, one_clock=shared)
+    return [shift + zero for shift, zero in zip(shifts, zeros, strict=True)], shared
 
 
 def _zeros(parts: Sequence[Part], compared: CommOutliers | None) -> list[int]:
