@@ -78,6 +78,7 @@ class OpenedInputs:
         skipped: unreadable inputs, and those without the required data.
         repeats: recordings that several files contain.
         every_file: whether copies of a file and repeated recordings count.
+        worker_bytes: larger files are read one after another, so that one is in memory at a time.
         read: paths of the files with traces of the selected ranks, in order.
     """
 
@@ -88,6 +89,7 @@ class OpenedInputs:
         self.read: dict[str, None] = {}
         self.repeats = Repeats()
         self.every_file = len(self.items) < 2
+        self.worker_bytes = 1 << 17
         self._starts: set[Start] = set()
         self._series = ranks_of_series([item for item in self.items if isinstance(item, str)])
         self._needs, self.how, self._split = needs, how, split
@@ -350,8 +352,6 @@ def _lightened(trace: Trace, needs: Needs) -> Trace:
 
 # --- inputs in several processes -------------------------------------------------------------
 
-#: Larger files are read one after another, so that one of them is in memory at a time.
-_SMALL_BYTES = 1 << 17
 #: Minimum number of files for workers, and number of files per task.
 _FEWEST, _TOGETHER = 24, 8
 
@@ -403,7 +403,7 @@ def measure_all(opened: OpenedInputs, measures: Measures) -> None:
 def _chunks(opened: OpenedInputs) -> list[tuple[list[Trace | str], bool]]:
     """Return the inputs in ordered groups, and whether a worker may measure each group."""
     items = opened.items
-    small = [isinstance(item, str) and bytes_of(item) <= _SMALL_BYTES for item in items]
+    small = [isinstance(item, str) and bytes_of(item) <= opened.worker_bytes for item in items]
     if opened.how.processes < 2 or sum(small) < _FEWEST:
         return [(list(items), False)]
     chunks: list[tuple[list[Trace | str], bool]] = []

@@ -224,6 +224,7 @@ def _collect(
 ) -> Collected[P]:
     opened = OpenedInputs(inputs, analyzer.needs(options), how, split=analyzer.split_ranks)
     opened.every_file |= analyzer.every_file
+    opened.worker_bytes = analyzer.worker_bytes
     collected = Collected[P](
         opened.items, opened.metas, skipped=opened.skipped, repeats=opened.repeats
     )

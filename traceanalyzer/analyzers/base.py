@@ -195,6 +195,8 @@ class Analyzer(Generic[O, P, R]):
         base: option with the inputs of the run to compare with.
         split_ranks: measure each rank of a file separately.
         every_file: whether files are described: copies and repeated recordings are kept.
+        worker_bytes: size up to which files may be read by worker processes; their parts must be
+            small.
         whole_file: read the whole file regardless of the time window; ``run`` sets the option
             ``window`` of the analyzer, if it has one.
         report_measure: replacement of ``measure`` in a report, which passes files of all formats to
@@ -217,6 +219,7 @@ class Analyzer(Generic[O, P, R]):
     base: str | None = None
     split_ranks: bool = True
     every_file: bool = False
+    worker_bytes: int = 1 << 17
     whole_file: bool = False
     report_measure: Callable[[Trace, O], P] | None = None
     rules_measure: Callable[[Trace, O], P] | None = None

@@ -38,9 +38,9 @@ class Part:
     Attributes:
         dumps: path, rank, backend, entries, has_frames, overwritten (whether the oldest records are
             lost), last_ns (the last time in it).
-        records: columns of ``collective_records`` without sizes of stacks, state (never null), and
-            path, ended (ended, but it is unknown how), timed_out, bytes, place (line of own code),
-            frames (the stack as text); in the order of the calls.
+        records: columns of ``collective_records`` with a state (never null), and path, backend,
+            order (place among the calls of the rank), ended (it is unknown how), timed_out, bytes,
+            place (line of own code), frames (the stack as text); in the order of the calls.
         groups: path, rank, group, description, ranks.
         threads: path, rank, tid, thread, state, place, frames: stacks of py-spy.
     """
@@ -97,7 +97,9 @@ def _records(trace: Trace, paths: pl.DataFrame) -> pl.DataFrame:
     texts = ("group", "op", "dtype", "sizes_in", "sizes_out")
     rows = rows.with_columns(pl.col(name).cast(pl.String) for name in texts)
     places = _places(trace.stacks, rows["stack"])
-    rows = rows.join(places, on="stack", how="left", maintain_order="left")
+    rows = rows.join(places, on="stack", how="left", maintain_order="left").with_columns(
+        order=pl.int_range(pl.len(), dtype=pl.Int64).over("rank")
+    )
     elements = pl.max_horizontal("elements_in", "elements_out")
     size = mapped(rows["dtype"], dtype_bytes, pl.Int64)
     return rows.with_columns(bytes=elements * size, **_states()).with_columns(_coalesced())
@@ -250,5 +252,6 @@ HANG = Analyzer(
     combine,
     split_ranks=False,
     every_file=True,
+    worker_bytes=1 << 24,
     whole_file=True,
 )

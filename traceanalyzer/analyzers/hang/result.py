@@ -204,7 +204,7 @@ class Hang(Result):
         """Return the line that called an operation on a rank."""
         same = (pl.col("rank") == rank) & (pl.col("group") == one.group)
         if one.is_p2p:
-            same &= pl.col("record") == one.seq
+            same &= pl.col("order") == one.seq
         else:
             same &= (pl.col("seq") == one.seq) & ~pl.col("is_p2p")
         places = self.records.filter(same)["place"].drop_nulls()

@@ -30,10 +30,10 @@ ADVICE = {
     "no dump": "look at the log of the rank without a dump: it may have crashed, been killed, or "
     "hung before its watchdog started; on all ranks set TORCH_NCCL_DUMP_ON_TIMEOUT=1 and "
     "TORCH_NCCL_TRACE_BUFFER_SIZE=2000",
-    "type mismatch": "compare the code at both lines: ranks took different branches, or one skipped "
-    "or repeated a collective before",
-    "size mismatch": "compare the shapes of the tensors at that line: an uneven last batch, padding, "
-    "or parameters that only some ranks have",
+    "type mismatch": "compare the code at both lines: ranks took different branches, or one "
+    "skipped or repeated a collective before",
+    "size mismatch": "compare the shapes of the tensors at that line: an uneven last batch, "
+    "padding, or parameters that only some ranks have",
     "dtype mismatch": "compare the dtypes at that line: autocast or a checkpoint of another "
     "precision on one rank",
     "not completed": "check the network and the GPUs, not the program: NCCL_DEBUG=INFO, dmesg for "
@@ -98,15 +98,15 @@ def cause_sentence(one: Stuck, labels: Labels, place: Place, last: LastOf) -> st
     if one.cause == "partly completed":
         return (
             f"All ranks entered {what}, but it completed only on {rank_list(one.completed)}, not "
-            f"on {rank_list(one.waiting)}{_waited(one)}: a GPU or the network, not the program."
+            f"on {rank_list(one.waiting)}{_within(one)}: a GPU or the network, not the program."
         )
     if one.cause == "not started":
         return (
             f"All ranks entered {what}, but it has not started on {rank_list(one.scheduled)}"
-            f"{_waited(one)}: the GPU there still runs earlier work."
+            f"{_within(one)}: the GPU there still runs earlier work."
         )
     return (
-        f"All ranks entered {what} and none completed it{_waited(one)}: the network or a GPU, not "
+        f"All ranks entered {what} and none completed it{_within(one)}: the network or a GPU, not "
         "the program."
     )
 
@@ -170,11 +170,11 @@ def _absent(one: Stuck, what: str, last: LastOf) -> str:
     """Describe a collective that ranks did not enter, or whose dump is missing."""
     waits = f"{_waits(one)}{_waited(one)}"
     if not one.missing:
-        has = "has" if len(one.no_dump) == 1 else "have"
-        which = "suspect" if len(one.no_dump) == 1 else "suspects"
+        is_one = len(one.no_dump) == 1
+        are = "has no dump and is the suspect" if is_one else "have no dump and are the suspects"
         return (
-            f"{_capital(rank_list(one.no_dump))} {has} no dump and {'is' if has == 'has' else 'are'}"
-            f" the {which}: {waits} in {what}, which all ranks with a dump entered."
+            f"{_capital(rank_list(one.no_dump))} {are}: {waits} in {what}, which all ranks with a "
+            "dump entered."
         )
     done = last(one.missing[0]) if len(one.missing) == 1 else ""
     more = f"; {rank_list(one.no_dump)} without a dump" if one.no_dump else ""
@@ -201,11 +201,11 @@ def _transfer(one: Stuck, labels: Labels, place: Place, last: LastOf) -> str:
         peer = one.missing[0]
         return (
             f"Rank {peer} never called the {other} for the {to} of rank {rank}{size}{group}{at}; "
-            f"rank {rank} waits{_waited(one)}{last(peer)}."
+            f"{_waits(one)}{_waited(one)}{last(peer)}."
         )
     return (
         f"The {to} of rank {rank}{size}{group}{at} has its counterpart and did not complete"
-        f"{_waited(one)}: the network or a GPU, not the program."
+        f"{_within(one)}: the network or a GPU, not the program."
     )
 
 
@@ -213,7 +213,9 @@ def _mismatch(one: Stuck, labels: Labels, place: Place) -> str:
     """Describe calls that differ; the majority is right, a tie is named as one."""
     (right, others), *wrong = one.calls
     is_type = one.cause == "type mismatch"
-    verb = "called" if is_type else "passed"
+    verb = {"type mismatch": "called", "size mismatch": "passed shape"}.get(one.cause, "passed")
+    if one.is_p2p:
+        verb = "passed"
     lines = {place(one, ranks[0]) for _, ranks in one.calls}
     is_same = len(lines) == 1
 
@@ -260,6 +262,11 @@ def _waited(one: Stuck) -> str:
         return ""
     at_least = "" if one.is_exact else "for at least "
     return f" {at_least}{format_ns(one.waited_ns)}"
+
+
+def _within(one: Stuck) -> str:
+    """Return within which time it did not complete, if that is known."""
+    return "" if one.waited_ns is None else f" within {format_ns(one.waited_ns)}"
 
 
 def _capital(text: str) -> str:

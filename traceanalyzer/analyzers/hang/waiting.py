@@ -1,7 +1,7 @@
 """What waits for what: stuck operations, chains across groups, and the causes at their ends."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import polars as pl
@@ -23,7 +23,8 @@ class Stuck:
             dump``, ``not completed`` (all ranks entered), ``partly completed``, ``not started``
             (on some ranks), ``unknown peer``.
         group: number of the group.
-        op, seq, bytes, dtype: of the operation; ``seq`` of a transfer is its record.
+        op, seq, bytes, dtype: of the operation; ``seq`` of a transfer is its place among
+            the calls of the rank.
         part: part of a coalesced collective.
         is_p2p: a send or a receive.
         waiting: ranks that entered and have not completed.
@@ -36,6 +37,7 @@ class Stuck:
         calls: text of each distinct call and its ranks, the majority first.
         waited_ns: how long they have waited; ``is_exact`` if it timed out, else at least.
         candidates: ranks that may be members of a group whose ranks are not recorded.
+        order: by waiting rank, the place of its call among all its calls.
     """
 
     cause: str
@@ -57,6 +59,7 @@ class Stuck:
     waited_ns: int | None = None
     is_exact: bool = False
     candidates: tuple[int, ...] = ()
+    order: Mapping[int, int] = field(default_factory=dict, compare=False)
 
     @property
     def is_stuck(self) -> bool:
@@ -124,7 +127,10 @@ def _collectives(
     later = matched.calls.join(first.select("group", limit="seq"), on="group").filter(
         pl.col("seq") >= pl.col("limit"), pl.col("state") != "completed"
     )
-    blocked = dict(later.group_by("group").agg(pl.col("rank").unique().sort()).iter_rows())
+    orders: dict[int, dict[int, int]] = {}
+    pending = later.group_by("group", "rank").agg(pl.col("order").min()).sort("group", "rank")
+    for group, rank, order in pending.iter_rows():
+        orders.setdefault(group, {})[rank] = order
     several = groups.table.filter(pl.col("is_known") | (pl.col("ranks").list.len() > 1))
     known = {*several["group"].to_list()}
     for row in first.iter_rows(named=True):
@@ -148,7 +154,8 @@ def _collectives(
             bytes=row["bytes"],
             dtype=row["dtype"],
             part=row["part"],
-            waiting=tuple(blocked.get(group, ())),
+            waiting=tuple(orders.get(group, ())),
+            order=orders.get(group, {}),
             ended=_ranks(done.filter("ended")),
             completed=_ranks(done.filter(~pl.col("ended"))),
             missing=tuple(r for r in absent if r in dumped and not lost(r)),
@@ -245,11 +252,12 @@ def _transfers(transfers: pl.DataFrame, now: int | None) -> Iterable[Stuck]:
             cause=cause,
             group=row["group"],
             op=row["op"],
-            seq=row["record"],
+            seq=row["order"],
             bytes=row["bytes"],
             dtype=row["dtype"],
             is_p2p=True,
             waiting=(row["rank"],),
+            order={row["rank"]: row["order"]},
             missing=missing,
             no_dump=no_dump,
             scheduled=(row["rank"],) if row["state"] == "scheduled" else (),
@@ -275,15 +283,9 @@ def _followed(stuck: Sequence[Stuck]) -> Found:
             continue
         free = [r for r in (*one.missing, *one.no_dump) if not set(waits_in.get(r, ())) - {at}]
         # a rank that waits for nothing is the cause, whatever the others wait for
-        blockers = one.blockers
-        if one.cause == "not started":  # the GPU of these ranks runs something else
-            blockers = one.scheduled
-        following = [
-            n
-            for r in blockers
-            for n in waits_in.get(r, ())
-            if n != at and (one.cause != "not started" or r not in stuck[n].scheduled)
-        ]
+        following = [n for r in one.blockers for n in waits_in.get(r, ()) if n != at]
+        if not one.blockers:
+            following = [*_before(one, at, stuck, waits_in)]
         next_of[at] = () if free else tuple(dict.fromkeys(following))
     ends = [at for at in range(len(stuck)) if not next_of[at]]
     reach = _reach(next_of)
@@ -295,7 +297,8 @@ def _followed(stuck: Sequence[Stuck]) -> Found:
         _waiting_behind(stuck, reach[ends[0]]) if ends else ()
     )
     target = cycle[0] if is_deadlock else ends[0] if ends else None
-    chain = _longest(next_of, target, set(cycle)) if target is not None else ()
+    silent = {at for at, one in enumerate(stuck) if not one.blockers}
+    chain = _longest(next_of, target, {*cycle, *silent}) if target is not None else ()
     return Found(
         tuple(stuck),
         tuple(stuck[at] for at in ends),
@@ -303,6 +306,19 @@ def _followed(stuck: Sequence[Stuck]) -> Found:
         tuple(stuck[at] for at in chain),
         is_deadlock,
     )
+
+
+def _before(
+    one: Stuck, at: int, stuck: Sequence[Stuck], waits_in: Mapping[int, Sequence[int]]
+) -> Iterable[int]:
+    """Yield the operations that ranks called before one that all ranks entered, still pending.
+
+    Its kernels run after them; of one that has started on some ranks, only the others matter.
+    """
+    for rank in one.scheduled if one.cause == "not started" else one.waiting:
+        for other in waits_in.get(rank, ()):
+            if other != at and stuck[other].order.get(rank, -1) < one.order.get(rank, -1):
+                yield other
 
 
 def _waiting_behind(stuck: Sequence[Stuck], these: Iterable[int]) -> set[int]:
@@ -348,7 +364,7 @@ def _cycle(
 
 
 def _longest(
-    next_of: Mapping[int, tuple[int, ...]], target: int, members: set[int]
+    next_of: Mapping[int, tuple[int, ...]], target: int, left_out: set[int]
 ) -> tuple[int, ...]:
     """Return the longest of the shortest paths that lead to an operation, in order."""
     before: dict[int, list[int]] = {at: [] for at in next_of}
@@ -359,7 +375,7 @@ def _longest(
     todo = [target]
     for at in todo:
         for one in before[at]:
-            if one not in paths and one not in members:
+            if one not in paths and one not in left_out:
                 paths[one] = (one, *paths[at])
                 todo.append(one)
     return max(paths.values(), key=len)

@@ -255,8 +255,8 @@ class Info(Result):
             kernels and host-run collectives (gloo, mpi), ``communication_ns`` sums their
             durations, ``dropped`` counts dropped events (findings of severity data_loss or error).
         kinds: one row per event kind over all files; ``sum_ns`` adds durations, also of nested
-            events. The pseudo-kinds counter, flow and collective record count readings, arrow points and
-            records of Flight Recorder dumps.
+            events. The pseudo-kinds counter, flow and collective record count readings, points of
+            arrows, and records of Flight Recorder dumps.
         issues: one row per file and finding of the parser.
         skipped: files that were not read, and why.
     """

@@ -31,6 +31,7 @@ from traceanalyzer.vocabulary import FLIGHT_RECORDER
 RECORD = "set TORCH_NCCL_TRACE_BUFFER_SIZE=2000 (newer name: TORCH_FR_BUFFER_SIZE)"
 
 _P2P = ("send", "recv")
+_STATES = frozenset(schema.STATE.categories)
 _PAIR = re.compile(r"(\d{1,9})\s*(->|<-)\s*(\d{1,9})")
 _LAST_NUMBER = re.compile(r"(\d{1,7})(?:\.[A-Za-z]\w*)*$")
 #: Limits per entry: tensors whose shape is written, dimensions of a tensor, frames of a stack.
@@ -184,7 +185,7 @@ def _records(rows: Sequence[_Fields], stacks: "_Stacks", numbers: _Numbers) -> p
         "src": ([src for _, src, _ in names], pl.Int32),
         "dst": ([dst for _, _, dst in names], pl.Int32),
         "is_p2p": (is_p2p, pl.Boolean),
-        "state": ([s if s in schema.STATE.categories else None for s in state], schema.STATE),
+        "state": ([s if s in _STATES else None for s in state], schema.STATE),
         "retired": ([_flag(row.get("retired")) for row in rows], pl.Boolean),
         "dtype": ([shapes.dtype(row) for row in rows], pl.String),
         "elements_in": ([one[0] for one in inputs], pl.Int64),
