@@ -264,9 +264,7 @@ KEYS = (
 )  # fmt: skip
 
 
-@given(
-    st.lists(st.dictionaries(st.sampled_from(KEYS), VALUES), max_size=4), VALUES, VALUES, VALUES
-)
+@given(st.lists(st.dictionaries(st.sampled_from(KEYS), VALUES), max_size=4), VALUES, VALUES, VALUES)
 def test_any_values_give_valid_tables(entries: Any, config: Any, status: Any, version: Any) -> None:
     top = reader._Fields({"pg_config": config, "pg_status": status, "version": version})
     rows = [reader._Fields(one) for one in entries]

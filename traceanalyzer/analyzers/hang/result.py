@@ -90,7 +90,7 @@ class Hang(Result):
         if first.calls:
             return first.differing
         of_gpu = {"not started": first.scheduled, "partly completed": first.waiting}
-        return of_gpu.get(first.cause, (*first.missing, *first.no_dump))
+        return of_gpu.get(first.cause, first.free)
 
     @property
     def waiting(self) -> tuple[int, ...]:
@@ -300,7 +300,7 @@ class Hang(Result):
         for one in self.stuck.causes:
             if rank in one.differing:
                 return "different call"
-            if rank in one.missing:
+            if rank in one.missing and rank in one.free:
                 return "never entered" if not one.is_p2p else "never called"
         if rank in self.waiting:
             return "waiting"

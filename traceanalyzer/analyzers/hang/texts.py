@@ -169,16 +169,21 @@ def advice(found: Found) -> str:
 def _absent(one: Stuck, what: str, last: LastOf) -> str:
     """Describe a collective that ranks did not enter, or whose dump is missing."""
     waits = f"{_waits(one)}{_waited(one)}"
-    if not one.missing:
+    missing = [rank for rank in one.missing if rank in one.free]
+    busy = [rank for rank in one.missing if rank not in one.free]
+    more = (
+        f"; {rank_list(busy)} did not enter either, {'and waits' if len(busy) == 1 else 'and wait'} elsewhere"
+        if busy
+        else ""
+    )
+    if not missing:
         is_one = len(one.no_dump) == 1
         are = "has no dump and is the suspect" if is_one else "have no dump and are the suspects"
-        return (
-            f"{_capital(rank_list(one.no_dump))} {are}: {waits} in {what}, which all ranks with a "
-            "dump entered."
-        )
-    done = last(one.missing[0]) if len(one.missing) == 1 else ""
-    more = f"; {rank_list(one.no_dump)} without a dump" if one.no_dump else ""
-    return f"{_capital(rank_list(one.missing))} never entered {what}; {waits}{done}{more}."
+        all_others = "" if busy else ", which all ranks with a dump entered"
+        return f"{_capital(rank_list(one.no_dump))} {are}: {waits} in {what}{all_others}{more}."
+    done = last(missing[0]) if len(missing) == 1 else ""
+    more += f"; {rank_list(one.no_dump)} without a dump" if one.no_dump else ""
+    return f"{_capital(rank_list(missing))} never entered {what}; {waits}{done}{more}."
 
 
 def _transfer(one: Stuck, labels: Labels, place: Place, last: LastOf) -> str:

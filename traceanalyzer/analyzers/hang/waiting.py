@@ -1,7 +1,7 @@
 """What waits for what: stuck operations, chains across groups, and the causes at their ends."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import polars as pl
@@ -37,6 +37,7 @@ class Stuck:
         calls: text of each distinct call and its ranks, the majority first.
         waited_ns: how long they have waited; ``is_exact`` if it timed out, else at least.
         candidates: ranks that may be members of a group whose ranks are not recorded.
+        free: missing ranks that wait for nothing themselves, and ranks without a dump.
         order: by waiting rank, the place of its call among all its calls.
     """
 
@@ -59,6 +60,7 @@ class Stuck:
     waited_ns: int | None = None
     is_exact: bool = False
     candidates: tuple[int, ...] = ()
+    free: tuple[int, ...] = ()
     order: Mapping[int, int] = field(default_factory=dict, compare=False)
 
     @property
@@ -115,7 +117,9 @@ def _collectives(
 ) -> Iterable[Stuck]:
     """Yield the first collective of each group that differs or does not complete."""
     suspicious = matched.instances.filter(pl.col("verdict") != "completed")
-    first = suspicious.sort(KEY).unique("group", keep="first", maintain_order=True)
+    # of the parts of one coalesced collective, one that differs tells most
+    order = ["group", "seq", "verdict", "part"]
+    first = suspicious.sort(order).unique("group", keep="first", maintain_order=True)
     dumped = {*dumps["rank"].to_list()}
     overwritten = {*dumps.filter("overwritten")["rank"].to_list()}
     spans = matched.spans.join(first.select("group"), on="group", how="semi")
@@ -277,11 +281,15 @@ def _followed(stuck: Sequence[Stuck]) -> Found:
         for rank in one.waiting:
             waits_in.setdefault(rank, []).append(at)
     next_of: dict[int, tuple[int, ...]] = {}
+    marked = list(stuck)
     for at, one in enumerate(stuck):
         if one.cause in MISMATCHES:
             next_of[at] = ()
             continue
         free = [r for r in (*one.missing, *one.no_dump) if not set(waits_in.get(r, ())) - {at}]
+        is_suspect = bool(free) and {*free} <= {*one.no_dump}
+        cause = "no dump" if is_suspect and one.cause == "missing rank" else one.cause
+        marked[at] = replace(one, free=tuple(free), cause=cause)
         # a rank that waits for nothing is the cause, whatever the others wait for
         following = [n for r in one.blockers for n in waits_in.get(r, ()) if n != at]
         if not one.blockers:
@@ -300,10 +308,10 @@ def _followed(stuck: Sequence[Stuck]) -> Found:
     silent = {at for at, one in enumerate(stuck) if not one.blockers}
     chain = _longest(next_of, target, {*cycle, *silent}) if target is not None else ()
     return Found(
-        tuple(stuck),
-        tuple(stuck[at] for at in ends),
-        tuple(stuck[at] for at in cycle),
-        tuple(stuck[at] for at in chain),
+        tuple(marked),
+        tuple(marked[at] for at in ends),
+        tuple(marked[at] for at in cycle),
+        tuple(marked[at] for at in chain),
         is_deadlock,
     )
 
