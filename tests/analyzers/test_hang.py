@@ -1,4 +1,4 @@
-"""hang: the rank that the others wait for, on real dumps, made ones and random runs."""
+"""hang: the rank that the others wait for, on real dumps, simulated ones and random runs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import traceanalyzer as ta
 from traceanalyzer.analyzers.hang import compute
@@ -22,8 +21,8 @@ from traceanalyzer.errors import InputError, MissingData
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 FOLDER = FIXTURES / "flight_recorder"
-MADE = runpy.run_path(str(FIXTURES / "make_flight_recorder.py"))
-Run = MADE["Run"]
+SCRIPT = runpy.run_path(str(FIXTURES / "make_flight_recorder.py"))
+Run = SCRIPT["Run"]
 
 #: What happened in the recorded runs: the cause and the culprits.
 RECORDED = {
@@ -89,16 +88,16 @@ def test_rank_that_arrived_last(shared: Path) -> None:
     assert "Rank 2" in result.verdict
 
 
-@pytest.mark.parametrize("case", MADE["VERDICTS"])
-def test_made_runs(case: str) -> None:
+@pytest.mark.parametrize("case", SCRIPT["VERDICTS"])
+def test_simulated_runs(case: str) -> None:
     result = ta.hang(FOLDER / case)
-    assert answer(result) == MADE["VERDICTS"][case]
+    assert answer(result) == SCRIPT["VERDICTS"][case]
     assert result.table()
     assert all(chart.frame.height for chart in result.charts)
 
 
-def test_made_files_equal_the_output_of_the_script() -> None:
-    for case, files in MADE["CASES"].items():
+def test_fixtures_equal_the_output_of_the_script() -> None:
+    for case, files in SCRIPT["CASES"].items():
         written = {path.name: path.read_bytes() for path in (FOLDER / case).iterdir()}
         assert written == files()
 
@@ -201,7 +200,7 @@ def test_later_work_of_a_stuck_rank_is_no_cause() -> None:
     assert answer(of(run.dumps())) == ("missing rank", [3])
 
 
-def test_a_deadlock_is_found_beside_another_cause() -> None:
+def test_a_deadlock_is_found_with_another_cause() -> None:
     run = Run(groups={"0": (0, 1, 2, 3), "a": (0, 1), "b": (0, 1), "c": (2, 3)})
     run.steps()
     run.call(0, group="a", state="started")
@@ -328,7 +327,7 @@ def test_other_commands_name_hang(command: Callable[..., Any]) -> None:
         command(FOLDER / "complete")
 
 
-def test_damaged_files_beside_good_ones_are_skipped(tmp_path: Path) -> None:
+def test_damaged_files_among_good_ones_are_skipped(tmp_path: Path) -> None:
     for rank in range(3):
         name = f"nccl_trace_rank_{rank}"
         (tmp_path / name).write_bytes((FOLDER / "complete" / name).read_bytes())
@@ -389,23 +388,23 @@ def stopped_runs(draw: st.DrawFn) -> tuple[Any, int]:
 @settings(max_examples=40)
 @given(stopped_runs(), st.integers(1, 30))
 def test_the_rank_that_stopped_is_named(run: tuple[Any, int], newest: int) -> None:
-    made, culprit = run
-    result = _combined(made, {rank: made.dump(rank) for rank in made.ranks})
+    job, culprit = run
+    result = _combined({rank: job.dump(rank) for rank in job.ranks})
     assert answer(result) == ("missing rank", [culprit])
     # ring buffers that still hold the stuck collectives give the same answer
-    rings = {rank: made.dump(rank, newest + rank) for rank in made.ranks}
-    assert _combined(made, rings).cause in ("missing rank", "not completed", "none")
+    rings = {rank: job.dump(rank, newest + rank) for rank in job.ranks}
+    assert _combined(rings).cause in ("missing rank", "not completed", "none")
 
 
 @settings(max_examples=20)
 @given(stopped_runs())
 def test_the_rank_without_a_dump_is_the_suspect(run: tuple[Any, int]) -> None:
-    made, culprit = run
-    dumps = {rank: made.dump(rank) for rank in made.ranks if rank != culprit}
-    assert answer(_combined(made, dumps)) == ("no dump", [culprit])
+    job, culprit = run
+    dumps = {rank: job.dump(rank) for rank in job.ranks if rank != culprit}
+    assert answer(_combined(dumps)) == ("no dump", [culprit])
 
 
-def _combined(run: Any, dumps: dict[int, Any]) -> Hang:
+def _combined(dumps: dict[int, Any]) -> Hang:
     parts = [compute.measure(trace, Options()) for trace in _traces(dumps)]
     return compute.combine(parts, Options())
 

@@ -12,8 +12,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import traceanalyzer as ta
 from traceanalyzer import schema
@@ -23,7 +22,7 @@ from traceanalyzer.parsers.flight_recorder import reader
 from traceanalyzer.vocabulary import FLIGHT_RECORDER, PY_SPY_DUMP
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
-MADE = runpy.run_path(str(FIXTURES / "make_flight_recorder.py"))
+SCRIPT = runpy.run_path(str(FIXTURES / "make_flight_recorder.py"))
 FOLDER = FIXTURES / "flight_recorder"
 #: Python's own view of an entry: the column, and the key.
 SAME = {
@@ -91,8 +90,8 @@ def test_groups_and_their_status(shared: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("case", sorted(set(MADE["CASES"]) - {"malformed"}))
-def test_made_dumps_follow_the_schema(case: str) -> None:
+@pytest.mark.parametrize("case", sorted(set(SCRIPT["CASES"]) - {"malformed"}))
+def test_dumps_of_all_cases_follow_the_schema(case: str) -> None:
     for path in sorted((FOLDER / case).glob("nccl_trace_rank_*")):
         trace = ta.read(path)
         assert schema.check(trace.tables) == []
@@ -249,7 +248,7 @@ def test_damage_gives_an_input_error_or_valid_tables(path: Path, tmp_path: Path)
             continue
         read += 1
         assert schema.check(trace.tables) == []
-    assert 0 < read
+    assert read > 0
 
 
 VALUES = st.recursive(

@@ -23,11 +23,12 @@ def hang(inputs: Inputs, **reading: Unpack[Reading]) -> Hang:
 
     Inputs are Flight Recorder dumps of PyTorch, one per rank, and optionally the output of
     ``py-spy dump`` of the same ranks. Collectives are aligned by group and sequence number, sends
-    and receives by their order. Ranks of a group without a dump are suspects, not errors.
+    and receives by their order. Ranks of a group without a dump are suspects, not errors. A time
+    window is ignored: dumps have no beginning.
 
     Args:
         inputs: a file or a folder, or several of them.
-        **reading: see :class:`~traceanalyzer.analyzers.base.Reading`; a time window is ignored.
+        **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
 
     Raises:
         InputError: no input can be read.

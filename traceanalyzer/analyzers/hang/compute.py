@@ -6,7 +6,6 @@ from pathlib import PurePath
 
 import polars as pl
 
-from traceanalyzer import schema
 from traceanalyzer.analyzers.base import Analyzer, Needs
 from traceanalyzer.analyzers.common import libraries
 from traceanalyzer.analyzers.common.names import mapped
@@ -102,11 +101,13 @@ def _records(trace: Trace, paths: pl.DataFrame) -> pl.DataFrame:
     )
     elements = pl.max_horizontal("elements_in", "elements_out")
     size = mapped(rows["dtype"], dtype_bytes, pl.Int64)
-    return rows.with_columns(bytes=elements * size, **_states()).with_columns(_coalesced())
+    return rows.with_columns(bytes=elements * size, **_states(rows.schema["state"])).with_columns(
+        _coalesced()
+    )
 
 
-def _states() -> dict[str, pl.Expr]:
-    """Return state, ended and timed_out of records.
+def _states(dtype: pl.DataType) -> dict[str, pl.Expr]:
+    """Return state (of this type), ended and timed_out of records.
 
     NCCL: a record that is retired and not completed has timed out. gloo has no states: a retired
     operation has ended, with or without success.
@@ -129,7 +130,7 @@ def _states() -> dict[str, pl.Expr]:
         .otherwise(pl.lit("scheduled"))
     )
     return {
-        "state": name.cast(schema.STATE),
+        "state": name.cast(dtype),
         "ended": retired & ~tracked & ~completed,
         "timed_out": retired & tracked & ~done,
     }
@@ -156,9 +157,9 @@ def _places(stacks: pl.DataFrame, leaves: pl.Series) -> pl.DataFrame:
         while node is not None:
             path.append(frames[node])
             node = parent[node]
-        own = next((frame for frame in path if libraries.is_own_code(frame[0], frame[1])), path[0])
+        line = next((frame for frame in path if libraries.is_own_code(frame[0], frame[1])), path[0])
         text = "\n".join(_frame_text(*frame) for frame in path[:_DEEPEST])
-        rows.append((leaf, _frame_text(*own), text))
+        rows.append((leaf, _frame_text(*line), text))
     types = {"stack": pl.UInt32, "place": pl.String, "frames": pl.String}
     return pl.DataFrame(rows, schema=types, orient="row")
 

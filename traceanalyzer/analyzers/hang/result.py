@@ -251,7 +251,7 @@ class Hang(Result):
 
     def _tables(self) -> tuple[Table, ...]:
         tables = [
-            table_of_known("ranks", "Ranks", self._ranks(), _RANKS, hide_first=("entries",)),
+            table_of_known("ranks", "Ranks", self._ranks(), _RANKS, hide_first=_LESS),
             table_of_known("operations", "Stuck operations", self._operations(), _OPERATIONS),
         ]
         if (differences := self._differences()).height:
@@ -278,7 +278,7 @@ class Hang(Result):
         ).otherwise("last_op")  # fmt: skip
         status = [self._status(rank) for rank in rows["rank"].to_list()]
         now = self._now()
-        shown = rows.with_columns(
+        table = rows.with_columns(
             last=last,
             current=number,
             status=pl.Series(status, dtype=pl.String),
@@ -286,7 +286,7 @@ class Hang(Result):
             waited_ns=pl.when("is_exact").then("timeout_ns"),
         )
         first = pl.col("rank").is_in(self.culprits)
-        return shown.select(
+        return table.select(
             "rank", "status", "current", group="label", state=pl.col("state").cast(pl.String),
             place="place", waited_ns="waited_ns", last="last", last_place="last_place", now="now",
             entries="entries", path="path",
@@ -372,18 +372,18 @@ class Hang(Result):
         frame = self._lanes()
         if frame.is_empty():
             return ()
-        shown, everyone = frame["rank"].n_unique(), self.dumps.height + len(self.missing_dumps)
-        some = f" ({shown} of {everyone:,} ranks)" if shown < everyone else ""
+        drawn, everyone = frame["rank"].n_unique(), self.dumps.height + len(self.missing_dumps)
+        some = f" ({drawn} of {everyone:,} ranks)" if drawn < everyone else ""
         return (
             Chart(
                 "lanes",
                 f"Collectives by rank and sequence number{some}",
                 "span",
                 frame,
-                x="seq",
+                x="place",
                 x2="end",
                 y="lane",
-                x_label="sequence number",
+                x_label=frame["x_label"][0],
                 y_label="rank",
                 color="status",
                 emphasis="is_stuck",
@@ -406,7 +406,11 @@ class Hang(Result):
             stuck = places.get(group)
             seq = end[group] if stuck is None or stuck.seq is None else stuck.seq
             frames.append(self._lanes_of(group, seq, stuck))
-        return pl.concat(frames) if frames else pl.DataFrame()
+        if len(frames) < 2:
+            return _placed(frames[0], 0, "sequence number") if frames else pl.DataFrame()
+        # groups count on their own: panels are aligned at the number that each is about
+        label = "sequence number, relative to that of the panel"
+        return pl.concat(_placed(frame, frame["of"][0], label) for frame in frames)
 
     def _lanes_of(self, group: int, seq: int, stuck: Stuck | None) -> pl.DataFrame:
         members = self.groups.table["ranks"][group].to_list()
@@ -437,11 +441,17 @@ class Hang(Result):
             "rank",
             "seq",
             status=pl.col("status").cast(_STATUS),
-            end=pl.col("seq") + 0.9,
+            of=pl.lit(seq, pl.Int64),
             lane=pl.format("rank {}", "rank"),
             is_stuck=is_stuck,
-            group=pl.lit(self.groups.label(group)),
+            group=pl.lit(f"{self.groups.label(group)}, #{seq}"),
         )
+
+
+def _placed(frame: pl.DataFrame, origin: int, label: str) -> pl.DataFrame:
+    """Add the place of each box on the axis, with its end and the label of the axis."""
+    place = pl.col("seq") - origin
+    return frame.with_columns(place=place, end=place + 0.9, x_label=pl.lit(label))
 
 
 def _in_cycle(cycle: tuple[Stuck, ...]) -> set[int]:
@@ -459,6 +469,8 @@ _RANKS = headings(
     "rank, status, current: current operation, group, place: called at, waited_ns: waited, "
     "last: last completed, last_place: last called at, now: now (py-spy), entries, path: file"
 )
+#: Columns that a narrow terminal hides first.
+_LESS = ("path", "entries", "last_place", "state", "waited_ns", "group", "last", "place", "current")
 _OPERATIONS = headings(
     "cause, op: operation, seq, group, size_bytes: size, dtype, waiting: waiting ranks, "
     "missing: missing ranks, no_dump: without dump, completed: completed or ended, "

@@ -171,11 +171,8 @@ def _absent(one: Stuck, what: str, last: LastOf) -> str:
     waits = f"{_waits(one)}{_waited(one)}"
     missing = [rank for rank in one.missing if rank in one.free]
     busy = [rank for rank in one.missing if rank not in one.free]
-    more = (
-        f"; {rank_list(busy)} did not enter either, {'and waits' if len(busy) == 1 else 'and wait'} elsewhere"
-        if busy
-        else ""
-    )
+    verb = "waits" if len(busy) == 1 else "wait"
+    more = f"; {rank_list(busy)} did not enter either, and {verb} elsewhere" if busy else ""
     if not missing:
         is_one = len(one.no_dump) == 1
         are = "has no dump and is the suspect" if is_one else "have no dump and are the suspects"
@@ -225,8 +222,8 @@ def _mismatch(one: Stuck, labels: Labels, place: Place) -> str:
     is_same = len(lines) == 1
 
     def clause(value: str, ranks: Sequence[int]) -> str:
-        shown = _DTYPES.get(value, value) if one.cause == "dtype mismatch" else value
-        return f"{rank_list(ranks)} {verb} {shown}{'' if is_same else _at(place(one, ranks[0]))}"
+        text = _DTYPES.get(value, value) if one.cause == "dtype mismatch" else value
+        return f"{rank_list(ranks)} {verb} {text}{'' if is_same else _at(place(one, ranks[0]))}"
 
     first = listed([clause(*call) for call in (wrong if one.differing else one.calls)])
     if one.differing:

@@ -341,13 +341,13 @@ def _reach(next_of: Mapping[int, tuple[int, ...]]) -> dict[int, set[int]]:
             before[one].append(at)
     reach = {}
     for at in next_of:
-        seen, todo = {at}, [at]
+        reached, todo = {at}, [at]
         while todo:
             for one in before[todo.pop()]:
-                if one not in seen:
-                    seen.add(one)
+                if one not in reached:
+                    reached.add(one)
                     todo.append(one)
-        reach[at] = seen
+        reach[at] = reached
     return reach
 
 

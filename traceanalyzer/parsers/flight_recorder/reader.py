@@ -110,7 +110,7 @@ class _Fields:
 
 
 class _Numbers:
-    """Reads numbers, and counts values that are none."""
+    """Reads numbers, and counts other values."""
 
     def __init__(self) -> None:
         self.wrong = 0
@@ -238,7 +238,7 @@ def _group(row: _Fields) -> tuple[str | None, str | None]:
 
 
 def _thread(value: Any) -> int | None:
-    """Return a thread id; ids that are no number or 0 are none."""
+    """Return a thread id; None for texts that are not a positive number."""
     text = _text(value) or ""
     return int(text) if text.isdecimal() and 0 < len(text) < 19 else None
 
