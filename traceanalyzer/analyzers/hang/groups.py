@@ -8,7 +8,12 @@ import polars as pl
 from traceanalyzer.analyzers.common.ranks import ranges
 from traceanalyzer.limits import MAX_RANKS
 
-_DEFAULT = "default_pg"
+_Ranks = tuple[int, ...]
+#: Name and ranks of a group; None if its ranks are not recorded.
+_Key = tuple[str, _Ranks | None]
+
+#: Description and name of the default group.
+_DEFAULT, _FIRST = "default_pg", "0"
 _RANGE = re.compile(r"(\d{1,7})(?:\s*-\s*(\d{1,7}))?")
 _MOST = 1 << 17
 #: Descriptions that say nothing.
@@ -45,35 +50,35 @@ class Groups:
         parsed = {text: ranks for text in texts if (ranks := parse_ranks(text))}
         known = [rank for ranks in parsed.values() for rank in ranks]
         world = max([*known, *dumps["rank"].to_list()], default=-1) + 1
-        lists: dict[str, dict[tuple[int, ...], None]] = {}
+        recorded: dict[str, set[_Ranks]] = {}
         for name, text in rows.select("group", "ranks").unique(maintain_order=True).iter_rows():
             if text in parsed:
-                lists.setdefault(name, {})[parsed[text]] = None
+                recorded.setdefault(name, set()).add(parsed[text])
         observed: dict[str, list[int]] = {}
-        found: dict[tuple[str, tuple[int, ...] | None], str | None] = {}
-        keys = []
-        for rank, name, description, text in rows.select(
-            "rank", "group", "description", "ranks"
-        ).iter_rows():
-            ranks = parsed.get(text)
-            if ranks is None:
-                fitting = [one for one in lists.get(name, ()) if rank in one]
-                ranks = fitting[0] if len(fitting) == 1 else None
-            if ranks is None and (description == _DEFAULT or name == "0") and world <= _MOST:
-                ranks = tuple(range(world))
-                lists.setdefault(name, {})[ranks] = None
-            if ranks is None:
+        found: dict[_Key, str | None] = {}
+        keys: list[tuple[int, str, _Ranks | None]] = []
+        columns = rows.select("rank", "group", "description", "ranks")
+        for rank, name, description, text in columns.iter_rows():
+            members: _Ranks | None = parsed.get(text)
+            if members is None:
+                matches = [one for one in recorded.get(name, ()) if rank in one]
+                members = matches[0] if len(matches) == 1 else None
+            is_default = description == _DEFAULT or name == _FIRST
+            if members is None and is_default and world <= _MOST:
+                members = tuple(range(world))
+                recorded.setdefault(name, set()).add(members)
+            if members is None:
                 observed.setdefault(name, []).append(rank)
-            found[name, ranks] = found.get((name, ranks)) or description
-            keys.append((rank, name, ranks))
+            found[name, members] = found.get((name, members)) or description
+            keys.append((rank, name, members))
         return cls._built(found, observed, keys)
 
     @classmethod
     def _built(
         cls,
-        found: dict[tuple[str, tuple[int, ...] | None], str | None],
+        found: dict[_Key, str | None],
         observed: dict[str, list[int]],
-        keys: list[tuple[int, str, tuple[int, ...] | None]],
+        keys: list[tuple[int, str, _Ranks | None]],
     ) -> "Groups":
         number = {key: at for at, key in enumerate(found)}
         table, members = [], []

@@ -158,7 +158,8 @@ class Hang(Result):
             return f"No hang in these dumps: no collective is recorded (ranks {ranks})."
         count = format_count(instances.height, "collective")
         groups = format_count(instances["group"].n_unique(), "group")
-        text = f"No hang: all {count} of {groups} completed on {texts.rank_list(dumps['rank'])}."
+        everyone = texts.rank_list(dumps["rank"].to_list())
+        text = f"No hang: all {count} of {groups} completed on {everyone}."
         if self.missing_dumps:
             text += f" No dump of {texts.rank_list(self.missing_dumps)}."
         return sentences(text, self._late())

@@ -236,7 +236,9 @@ def _transfers(transfers: pl.DataFrame, now: int | None) -> Iterable[Stuck]:
     ).head(_MOST_TRANSFERS)
     for row in first.iter_rows(named=True):
         peer, sizes = row["peer"], {row["bytes"], row["other_bytes"]} - {None}
-        missing, no_dump, cause = (), (), "not completed"
+        missing: tuple[int, ...] = ()
+        no_dump: tuple[int, ...] = ()
+        cause = "not completed"
         calls: tuple[tuple[str, tuple[int, ...]], ...] = ()
         if peer is None:
             cause = "unknown peer"
@@ -358,7 +360,7 @@ def _cycle(
     if not next_of:
         return ()
     for start in sorted(next_of, key=lambda at: (-len(reach[at]), at)):
-        paths = {start: (start,)}
+        paths: dict[int, tuple[int, ...]] = {start: (start,)}
         todo = [start]
         while todo:
             at = todo.pop(0)
@@ -379,7 +381,7 @@ def _longest(
     for at, following in next_of.items():
         for one in following:
             before[one].append(at)
-    paths = {target: (target,)}
+    paths: dict[int, tuple[int, ...]] = {target: (target,)}
     todo = [target]
     for at in todo:
         for one in before[at]:

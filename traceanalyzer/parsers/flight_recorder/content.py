@@ -84,16 +84,13 @@ class _SharedScan(Scan):
 
 def _read_pickle(source: Source, blocks: Iterator[bytes]) -> Content:
     scan = _SharedScan(())
-    trailing = 0
+    size = 0
     try:
         for block in blocks:
-            if scan.stopped:
-                trailing += len(block)
-                continue
-            scan.data += block
-            scan.run()
-            if scan.stopped:
-                trailing = len(scan.data) - scan.consumed
+            size += len(block)
+            if not scan.stopped:
+                scan.data += block
+                scan.run()
         tail = b"" if scan.stopped else scan.complete()
     except Wrong as wrong:
         raise _refused(source, wrong, scan.at) from None
@@ -113,7 +110,9 @@ def _read_pickle(source: Source, blocks: Iterator[bytes]) -> Content:
         raise MalformedInput(
             source.path, f"a pickle of {_kind(root)}, not a Flight Recorder dump", hint=_HINT
         )
-    return Content(root, None if scan.stopped else scan.consumed, trailing)
+    if scan.stopped:
+        return Content(root, None, size - scan.consumed)
+    return Content(root, scan.consumed)
 
 
 def _refused(source: Source, wrong: Wrong, at: int) -> MalformedInput:

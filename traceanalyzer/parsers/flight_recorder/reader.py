@@ -343,12 +343,12 @@ def _groups(top: _Fields, rows: Sequence[_Fields], numbers: _Numbers) -> pl.Data
             groups[name] = {"description": values.text("desc"), "ranks": ranks or None}
     name_of: dict[str, str] = {}
     for row in rows:
-        name, description = _group(row)
-        if name is None:
+        of_entry, description = _group(row)
+        if of_entry is None:
             continue
-        group = groups.setdefault(name, {"description": None, "ranks": None})
+        group = groups.setdefault(of_entry, {"description": None, "ranks": None})
         group["description"] = group["description"] or description
-        name_of.setdefault(row.text("pg_id") or "", name)
+        name_of.setdefault(row.text("pg_id") or "", of_entry)
     for key, values in _Fields(status).dicts() if isinstance(status, dict) else ():
         group = groups.get(name_of.get(key, ""), {})
         for what in ("enqueued", "started", "completed"):

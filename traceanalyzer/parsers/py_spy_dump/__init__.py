@@ -67,7 +67,9 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
     rank = rank_from_name(source.path)
     if rank is None and (match := _RANK.search(command)):
         rank = int(match[1])
-    issues = [("data_loss", "bad-line", bad, None)] if bad else []
+    issues: list[tuple[str, str, int, str | None]] = []
+    if bad:
+        issues.append(("data_loss", "bad-line", bad, None))
     if source.damage:
         issues.append(("data_loss", "damaged-file", 1, source.damage))
     wanted = selection.kinds is None or bool(selection.kinds & {"sample", "lane"})
