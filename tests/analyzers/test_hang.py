@@ -17,7 +17,7 @@ from traceanalyzer.analyzers.hang import compute
 from traceanalyzer.analyzers.hang.groups import parse_ranks
 from traceanalyzer.analyzers.hang.options import Options
 from traceanalyzer.analyzers.hang.result import Hang
-from traceanalyzer.errors import InputError, MissingData
+from traceanalyzer.errors import InputError, MissingData, OptionError
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 FOLDER = FIXTURES / "flight_recorder"
@@ -350,6 +350,24 @@ def test_traces_in_memory_and_converted_files(tmp_path: Path) -> None:
     for path in paths:
         ta.convert(path, tmp_path / f"{path.name}.parquet")
     assert answer(ta.hang(tmp_path)) == expected
+
+
+def test_a_rank_with_a_truncated_dump_is_a_suspect_only(tmp_path: Path) -> None:
+    for path in sorted((FOLDER / "network").glob("*")):
+        data = path.read_bytes()
+        end = len(data) * 9 // 10 if path.name.endswith("2") else len(data)
+        (tmp_path / path.name).write_bytes(data[:end])
+    result = ta.hang(tmp_path)
+    assert answer(result) == ("no dump", [2])
+    assert "no complete dump" in result.verdict
+
+
+def test_rank_selects_rows_only() -> None:
+    result = ta.hang(FOLDER / "chain", rank=2)
+    assert answer(result) == SCRIPT["VERDICTS"]["chain"]
+    assert result.to_polars("ranks")["rank"].to_list() == [2]
+    with pytest.raises(OptionError):
+        ta.hang(FOLDER / "chain", rank=9)
 
 
 # --- random runs -------------------------------------------------------------------------------

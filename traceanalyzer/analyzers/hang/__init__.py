@@ -28,13 +28,16 @@ def hang(inputs: Inputs, **reading: Unpack[Reading]) -> Hang:
 
     Args:
         inputs: a file or a folder, or several of them.
-        **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
+        **reading: see :class:`~traceanalyzer.analyzers.base.Reading`. All dumps are compared;
+            ``rank`` selects the rows of the tables of ranks and stacks.
 
     Raises:
         InputError: no input can be read.
         MissingData: no input is a Flight Recorder dump of a known rank.
+        OptionError: no input has the rank.
     """
     from traceanalyzer.analyzers.hang.compute import HANG
     from traceanalyzer.run import run
 
-    return run(HANG, inputs, Options(), **reading)
+    rank = reading.pop("rank", None)
+    return run(HANG, inputs, Options(), **reading).of_rank(rank)

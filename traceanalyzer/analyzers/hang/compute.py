@@ -14,7 +14,7 @@ from traceanalyzer.analyzers.hang.groups import Groups
 from traceanalyzer.analyzers.hang.options import Options
 from traceanalyzer.analyzers.hang.result import Hang
 from traceanalyzer.errors import MissingData
-from traceanalyzer.trace import Trace
+from traceanalyzer.trace import Trace, is_truncated
 from traceanalyzer.vocabulary import FLIGHT_RECORDER, PY_SPY_DUMP, dtype_bytes
 
 _RECORD = (
@@ -36,7 +36,7 @@ class Part:
 
     Attributes:
         dumps: path, rank, backend, entries, has_frames, overwritten (whether the oldest records are
-            lost), last_ns (the last time in it).
+            lost), truncated (the newest are lost), last_ns (the last time in it).
         records: columns of ``collective_records`` with a state (never null), and path, backend,
             order (place among the calls of the rank), ended (it is unknown how), timed_out, bytes,
             place (line of own code), frames (the stack as text); in the order of the calls.
@@ -82,6 +82,7 @@ def measure(trace: Trace, _options: Options) -> Part:
     )
     dumps = paths.join(of_dump, on="rank", how="left").with_columns(
         pl.col("entries").fill_null(0),
+        pl.lit(is_truncated(trace)).alias("truncated"),
         pl.col("has_frames", "overwritten").fill_null(value=False),
     )
     groups = trace.process_groups.select(

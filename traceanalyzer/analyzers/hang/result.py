@@ -1,8 +1,8 @@
 """Result of the hang analysis: data, verdict, notes, tables and charts."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import polars as pl
 
@@ -13,6 +13,7 @@ from traceanalyzer.analyzers.hang.groups import Groups
 from traceanalyzer.analyzers.hang.matching import Matched
 from traceanalyzer.analyzers.hang.waiting import Found, Stuck
 from traceanalyzer.drawings import Chart
+from traceanalyzer.errors import OptionError
 from traceanalyzer.result import Result, Table, View
 from traceanalyzer.units import NS_PER_MS, format_count, format_ns
 
@@ -36,13 +37,14 @@ class Hang(Result):
 
     Attributes:
         dumps: one row per rank with a dump: path, rank, backend, entries, has_frames, overwritten
-            (whether its oldest records are lost), last_ns.
+            (whether its oldest records are lost), truncated (its newest are), last_ns.
         repeated: path, rank of dumps of ranks that have another one.
         groups: the process groups.
         records: the records of all ranks.
         matched: the collectives, aligned by sequence number.
         stuck: operations that do not complete or differ, and the causes.
         threads: path, rank, tid, thread, state, place, frames: stacks of py-spy.
+        rank: the only rank in the tables of ranks and stacks, or None for all.
     """
 
     dumps: pl.DataFrame
@@ -52,6 +54,7 @@ class Hang(Result):
     matched: Matched
     stuck: Found
     threads: pl.DataFrame
+    rank: int | None = None
 
     def view(self) -> View:
         """Return the verdict, the ranks, stuck operations, differences, chain and collectives."""
@@ -69,6 +72,17 @@ class Hang(Result):
             },
             charts=self._charts,
         )
+
+    def of_rank(self, rank: int | None) -> Self:
+        """Return the result with only this rank in the tables of ranks and stacks.
+
+        Raises:
+            OptionError: the rank is unknown.
+        """
+        known = sorted({*self.dumps["rank"].to_list(), *self.missing_dumps})
+        if rank is not None and rank not in known:
+            raise OptionError(f"no input is of rank {rank}; there are ranks {ranges(known)}")
+        return replace(self, rank=rank)
 
     # --- the answer ----------------------------------------------------------------------------
 
@@ -153,13 +167,13 @@ class Hang(Result):
 
     def _no_hang(self) -> str:
         instances, dumps = self.matched.instances, self.dumps
-        ranks = ranges(dumps["rank"].sort().to_list())
+        everyone = texts.rank_list(dumps["rank"].to_list())
         if instances.is_empty():
-            return f"No hang in these dumps: no collective is recorded (ranks {ranks})."
+            return f"No hang in these dumps: no collective is recorded on {everyone}."
         count = format_count(instances.height, "collective")
         groups = format_count(instances["group"].n_unique(), "group")
-        everyone = texts.rank_list(dumps["rank"].to_list())
-        text = f"No hang: all {count} of {groups} completed on {everyone}."
+        where = " in these dumps" if self.missing_dumps or dumps["truncated"].any() else ""
+        text = f"No hang{where}: all {count} of {groups} completed on {everyone}."
         if self.missing_dumps:
             text += f" No dump of {texts.rank_list(self.missing_dumps)}."
         return sentences(text, self._late())
@@ -261,8 +275,9 @@ class Hang(Result):
         tables.append(
             table_of_known("collectives", "All collectives", collectives, _COLLECTIVES, detail=True)
         )
-        if self.threads.height:
-            tables.append(Table("threads", "Stacks of py-spy", self.threads, _THREADS, detail=True))
+        same = pl.lit(value=True) if self.rank is None else pl.col("rank") == self.rank
+        if (threads := self.threads.filter(same)).height:
+            tables.append(Table("threads", "Stacks of py-spy", threads, _THREADS, detail=True))
         return tuple(tables)
 
     def _ranks(self) -> pl.DataFrame:
@@ -286,6 +301,8 @@ class Hang(Result):
             now=pl.Series([now.get(rank) for rank in rows["rank"]], dtype=pl.String),
             waited_ns=pl.when("is_exact").then("timeout_ns"),
         )
+        if self.rank is not None:
+            table = table.filter(pl.col("rank") == self.rank)
         first = pl.col("rank").is_in(self.culprits)
         return table.select(
             "rank", "status", "current", group="label", state=pl.col("state").cast(pl.String),

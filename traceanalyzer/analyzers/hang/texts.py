@@ -175,7 +175,10 @@ def _absent(one: Stuck, what: str, last: LastOf) -> str:
     more = f"; {rank_list(busy)} did not enter either, and {verb} elsewhere" if busy else ""
     if not missing:
         is_one = len(one.no_dump) == 1
-        are = "has no dump and is the suspect" if is_one else "have no dump and are the suspects"
+        dump = "complete dump" if one.truncated else "dump"
+        are = f"has no {dump} and is the suspect" if is_one else (
+            f"have no {dump} and are the suspects"
+        )  # fmt: skip
         all_others = "" if busy else ", which all ranks with a dump entered"
         return f"{_capital(rank_list(one.no_dump))} {are}: {waits} in {what}{all_others}{more}."
     done = last(missing[0]) if len(missing) == 1 else ""

@@ -31,7 +31,9 @@ class Stuck:
         ended: ranks where it ended, it is unknown how (gloo).
         completed: ranks where it completed.
         missing: ranks with a dump that did not enter.
-        no_dump: ranks of the group without a dump.
+        no_dump: ranks of the group without a dump, and those that did not enter according to a
+            truncated one.
+        truncated: those with a truncated dump.
         scheduled: waiting ranks where it has not started.
         differing: ranks whose call differs from the majority; empty for a tie.
         calls: text of each distinct call and its ranks, the majority first.
@@ -54,6 +56,7 @@ class Stuck:
     completed: tuple[int, ...] = ()
     missing: tuple[int, ...] = ()
     no_dump: tuple[int, ...] = ()
+    truncated: tuple[int, ...] = ()
     scheduled: tuple[int, ...] = ()
     differing: tuple[int, ...] = ()
     calls: tuple[tuple[str, tuple[int, ...]], ...] = ()
@@ -120,7 +123,8 @@ def _collectives(
     # of the parts of one coalesced collective, one that differs tells most
     order = ["group", "seq", "verdict", "part"]
     first = suspicious.sort(order).unique("group", keep="first", maintain_order=True)
-    dumped = {*dumps["rank"].to_list()}
+    truncated = {*dumps.filter("truncated")["rank"].to_list()}
+    dumped = {*dumps["rank"].to_list()} - truncated
     overwritten = {*dumps.filter("overwritten")["rank"].to_list()}
     spans = matched.spans.join(first.select("group"), on="group", how="semi")
     first_seq = {(rank, group): seq for rank, group, seq in spans.select(
@@ -150,8 +154,10 @@ def _collectives(
 
         done = calls.filter(pl.col("state") == "completed")
         waited, is_exact = _waited(calls, now)
+        missing = tuple(r for r in absent if r in dumped and not lost(r))
+        cause = _cause(row)
         yield Stuck(
-            cause=_cause(row),
+            cause="no dump" if cause == "missing rank" and not missing else cause,
             group=group,
             op=row["op"],
             seq=seq,
@@ -162,8 +168,9 @@ def _collectives(
             order=orders.get(group, {}),
             ended=_ranks(done.filter("ended")),
             completed=_ranks(done.filter(~pl.col("ended"))),
-            missing=tuple(r for r in absent if r in dumped and not lost(r)),
+            missing=missing,
             no_dump=tuple(r for r in absent if r not in dumped),
+            truncated=tuple(r for r in absent if r in truncated),
             scheduled=_ranks(calls.filter(pl.col("state") == "scheduled")),
             **_differences(calls, row["verdict"]),
             waited_ns=waited,
