@@ -17,6 +17,7 @@ from traceanalyzer.analyzers.hang import compute
 from traceanalyzer.analyzers.hang.groups import parse_ranks
 from traceanalyzer.analyzers.hang.options import Options
 from traceanalyzer.analyzers.hang.result import Hang
+from traceanalyzer.analyzers.hang.texts import ADVICE
 from traceanalyzer.errors import InputError, MissingData, OptionError
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -451,6 +452,41 @@ def _traces(dumps: dict[int, Any]) -> Sequence[ta.Trace]:
             )
         )
     return traces
+
+
+CHANGES = st.lists(
+    st.tuples(
+        st.integers(0, 3),
+        st.integers(0, 7),
+        st.sampled_from(
+            ["state", "retired", "collective_seq_id", "process_group", "profiling_name", "is_p2p",
+             "input_sizes", "record_id", "time_created_ns", "timeout_ms", "frames", "p2p_seq_id"]
+        ),
+        st.sampled_from([None, 0, -1, 5, "x", [], [["a"]], [[3]], True, "nccl:send 0->9", 1e300]),
+    ),
+    max_size=8,
+)  # fmt: skip
+
+
+@settings(max_examples=60)
+@given(CHANGES, st.sampled_from(["missing", "coalesced", "groups"]))
+def test_wrong_values_give_a_result(changes: Any, case: str) -> None:
+    job = Run(groups={"0": (0, 1, 2, 3), "tp": (0, 2)})
+    job.steps(2)
+    if case == "coalesced":
+        job.call(0, "send 0->1", "tp", state=None, p2p=True)
+        job.call(0, "coalesced", "tp", state="started", p2p=True, same_seq=True)
+    job.all("all_gather", "tp", state="started" if case == "groups" else "completed")
+    for rank in (0, 1, 2):
+        job.call(rank, state="started")
+    for rank, number, key, value in changes:
+        entries = job.entries[rank]
+        entries[number % len(entries)][key] = value
+    result = _combined(job.dumps())
+    assert result.verdict
+    assert result.cause in (*ADVICE, "none")
+    assert result.table(top=None)
+    assert result.charts is not None
 
 
 def test_the_order_of_the_files_does_not_matter() -> None:
