@@ -161,6 +161,13 @@ ENTRIES: dict[str, Entry] = {
             plot="device work by family, kernels with the highest total time",
         ),
         Entry(
+            "efficiency",
+            "FLOP/s, bandwidth and MFU against the peaks of the GPU.",
+            examples=("run/", "run/ --peak bf16=989.4 --bandwidth 3350"),
+            section="Efficiency",
+            plot="operators by time above the roof",
+        ),
+        Entry(
             "annotations",
             "Host time and device work of annotated ranges.",
             examples=("run/", "run/ --name forward"),
