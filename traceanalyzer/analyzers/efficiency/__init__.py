@@ -56,7 +56,5 @@ def efficiency(
     from traceanalyzer.analyzers.efficiency.compute import EFFICIENCY
     from traceanalyzer.run import run
 
-    options = Options(
-        peak, bandwidth, precision, params, tokens, gpus, step_name, comm_patterns
-    )
+    options = Options(peak, bandwidth, precision, params, tokens, gpus, step_name, comm_patterns)
     return run(EFFICIENCY, inputs, options, **reading)

@@ -1,6 +1,7 @@
 """Operator calls of one rank with a formula, and the kernels that they launched."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,9 +37,14 @@ WORK = {
 _TF32 = re.compile(r"(?i)tf32|s1688|tensorop_s|nvjet_s")
 #: Element type in the name of an optimizer's or a list's kernel.
 _ELEMENT = re.compile(r"(?:Functor|CatArrayBatchedCopy\w*|Math)<(double|float|c10::\w+)")
-_OPAQUE = re.compile(r"CatArrayBatchedCopy\w*<at::native::\(anonymous namespace\)::OpaqueType<(\d+)")
+_OPAQUE = re.compile(
+    r"CatArrayBatchedCopy\w*<at::native::\(anonymous namespace\)::OpaqueType<(\d+)"
+)
 #: Element types of lists by size.
 _BY_SIZE = {"1": "unsigned char", "2": "c10::BFloat16", "4": "float", "8": "double"}
+
+#: Stands for the type of lists until their kernels are known.
+_ANY_TYPE = "float"
 
 #: A single operator may be part of the backward pass of somebody's own function.
 _SEVERAL = 2
@@ -52,8 +58,9 @@ class Calls:
         rows: one row per call: ``operator``, the columns of :data:`WORK`, ``first`` (start of its
             first kernel), ``launched`` (its launch, null if not recorded), ``kernels`` (their
             number), ``device_ns`` (time in which any of them ran), ``is_recomputed``.
-        kernels: one row per compute kernel: ``start``, ``launched``, ``length_ns``,
-            ``is_covered`` (whether it belongs to a call of ``rows``).
+        kernels: one row per compute kernel: ``start``, ``launched``, ``length_ns``, ``operator``
+            (the innermost around its launch, or null), ``is_covered`` (whether it belongs to a call
+            of ``rows``).
     """
 
     rows: pl.DataFrame
@@ -71,27 +78,31 @@ def calls_of(trace: Trace, work: pl.DataFrame) -> Calls:
         work: compute kernels, rows of :func:`~.common.device_work.device_work`.
     """
     tree = _tree(trace)
-    keys, key_of = _keys(tree)
-    computed = [_work(*key, "float") for key in keys.iter_rows()]
-    usable = np.array([work is not None for work in computed], bool)
-    is_matrix = np.array([work is not None and work.kind in MATRIX for work in computed], bool)
-    has = np.zeros(tree.height, bool)
-    has[key_of >= 0] = usable[key_of[key_of >= 0]]
-    matrix = has.copy()
-    matrix[has] = is_matrix[key_of[has]]
-    inside = slice_tree.with_descendants(matrix.astype(np.int64), tree)
-    has &= ~(matrix & (inside > 1))
-    call, launched = _callers(trace, work, tree, has)
+    operator, launched = _operators(trace, work, tree)
+    keys, key_of = _keys(tree, _around(operator, tree))
+    works = [_work(key, _ANY_TYPE) for key in keys.iter_rows()]
+    has = _counted(tree, key_of, works)
+    outer = slice_tree.nearest(tree, has)
+    known = operator != nesting.ROOT
+    call = np.full(work.height, nesting.ROOT, np.int32)
+    call[known] = np.where(has[operator[known]], operator[known], outer[operator[known]])
     kernels = work.select(
         "start", "end", "name", length_ns=pl.col("end") - pl.col("start")
-    ).with_columns(launched, intervals.nullable("call", call, call != nesting.ROOT))
-    rows = _rows(kernels.drop_nulls("call"), tree, keys, key_of)
-    covered = rows["call"].cast(pl.Int32)
+    ).with_columns(
+        launched,
+        intervals.nullable("call", call, call != nesting.ROOT),
+        intervals.nullable("inner", operator, known),
+    )
+    rows = _rows(kernels.drop_nulls("call"), tree, keys, key_of, works)
+    covered = np.zeros(tree.height, bool)
+    covered[rows["call"].to_numpy()] = True
+    names = tree["name"].cast(pl.String)
     return Calls(
         rows.drop("call"),
         kernels.select(
             "start", "launched", "length_ns",
-            is_covered=pl.col("call").is_in(covered.implode()).fill_null(value=False),
+            pl.Series("operator", names.gather(kernels["inner"].cast(pl.UInt32))),
+            is_covered=pl.Series((call != nesting.ROOT) & covered[call]),
         ),
     )  # fmt: skip
 
@@ -108,10 +119,32 @@ def _tree(trace: Trace) -> pl.DataFrame:
     return slice_tree.build_tree(calls, ["thread"])
 
 
-def _keys(tree: pl.DataFrame) -> tuple[pl.DataFrame, nesting.Rows]:
+def _operators(
+    trace: Trace, work: pl.DataFrame, tree: pl.DataFrame
+) -> tuple[nesting.Rows, pl.Series]:
+    """Return the innermost operator around each launch (or ROOT), and the launch time."""
+    launch = launching.launch_rows(trace, work)
+    rows = intervals.nullable("event", launch, launch != nesting.ROOT).cast(pl.UInt32)
+    points = trace.events.select("pid", "tid", "ts")[rows.fill_null(0)]
+    points = points.with_columns(pl.when(rows.is_not_null()).then("ts").alias("ts"))
+    inner = slice_tree.innermost(points, tree, ["pid", "tid"])
+    operator = inner.cast(pl.Int32).fill_null(nesting.ROOT).to_numpy()
+    operator = launching.with_external_ids(operator, work, tree.select("start", "external_id"))
+    return operator, points["ts"].alias("launched")
+
+
+def _around(operator: nesting.Rows, tree: pl.DataFrame) -> intervals.Bools:
+    """Return which calls launched kernels, themselves or by a call inside them."""
+    launched = np.bincount(operator[operator != nesting.ROOT], minlength=tree.height)
+    return slice_tree.with_descendants(launched.astype(np.int64), tree) > 0
+
+
+def _keys(tree: pl.DataFrame, launched: intervals.Bools) -> tuple[pl.DataFrame, nesting.Rows]:
     """Return the distinct operators and inputs with a formula, and that of each call (or -1)."""
     known = [name for name in tree["name"].unique().drop_nulls() if formula_of(name)]
-    possible = pl.col("name").is_in(known) & pl.col("input_dims").is_not_null()
+    possible = (
+        pl.col("name").is_in(known) & pl.col("input_dims").is_not_null() & pl.Series(launched)
+    )
     calls = tree.select(possible.fill_null(value=False)).to_series().arg_true()
     columns = tree.select("name", *INPUTS)[calls]
     first, number = numbering.numbered(columns.get_columns())
@@ -120,11 +153,24 @@ def _keys(tree: pl.DataFrame) -> tuple[pl.DataFrame, nesting.Rows]:
     return columns[first].with_columns(pl.col("name").cast(pl.String)), key_of
 
 
-def _work(
-    name: str, dims: str | None, types: str | None, values: str | None, list_type: str | None
-) -> Work | None:
-    """Return the work of a call, or None if it cannot be computed from what was recorded."""
-    formula, inputs = formula_of(name), recorded.parse(dims, types, values, list_type)
+def _counted(
+    tree: pl.DataFrame, key_of: nesting.Rows, works: Sequence[Work | None]
+) -> intervals.Bools:
+    """Return which calls count: they have a formula, and no product calls another one."""
+    keyed = key_of >= 0
+    counted, matrix = np.zeros(tree.height, bool), np.zeros(tree.height, bool)
+    counted[keyed] = np.array([work is not None for work in works], bool)[key_of[keyed]]
+    is_matrix = np.array([work is not None and work.kind in MATRIX for work in works], bool)
+    matrix[keyed] = is_matrix[key_of[keyed]]
+    inside = slice_tree.with_descendants(matrix.astype(np.int64), tree)
+    return counted & ~(matrix & (inside > 1))
+
+
+def _work(key: tuple[str | None, ...], list_type: str | None) -> Work | None:
+    """Return the work of an operator and inputs; None if it cannot be computed from these."""
+    name, dims, types, values = key
+    formula = formula_of(name or "")
+    inputs = recorded.parse(dims, types, values, list_type)
     if formula is None or inputs is None:
         return None
     try:
@@ -134,27 +180,12 @@ def _work(
     return work if recorded.is_possible(work) else None
 
 
-def _callers(
-    trace: Trace, work: pl.DataFrame, tree: pl.DataFrame, has: intervals.Bools
-) -> tuple[nesting.Rows, pl.Series]:
-    """Return the call with a formula that launched each kernel (or ROOT), and the launch time."""
-    launch = launching.launch_rows(trace, work)
-    rows = intervals.nullable("event", launch, launch != nesting.ROOT).cast(pl.UInt32)
-    points = trace.events.select("pid", "tid", "ts")[rows.fill_null(0)]
-    points = points.with_columns(pl.when(rows.is_not_null()).then("ts").alias("ts"))
-    inner = slice_tree.innermost(points, tree, ["pid", "tid"])
-    operator = inner.cast(pl.Int32).fill_null(nesting.ROOT).to_numpy()
-    operator = launching.with_external_ids(operator, work, tree.select("start", "external_id"))
-    outer = slice_tree.nearest(tree, has)
-    call = np.full(work.height, nesting.ROOT, np.int32)
-    known = operator != nesting.ROOT
-    at = operator[known]
-    call[known] = np.where(has[at], at, outer[at])
-    return call, points["ts"].alias("launched")
-
-
 def _rows(
-    kernels: pl.DataFrame, tree: pl.DataFrame, keys: pl.DataFrame, key_of: nesting.Rows
+    kernels: pl.DataFrame,
+    tree: pl.DataFrame,
+    keys: pl.DataFrame,
+    key_of: nesting.Rows,
+    works: Sequence[Work | None],
 ) -> pl.DataFrame:
     """Return the rows of :class:`Calls`, with ``call``, a row of ``tree``."""
     longest = kernels.sort("call", "length_ns").unique("call", keep="last", maintain_order=True)
@@ -169,11 +200,12 @@ def _rows(
     variants = [list_type.alias("list_type"), is_tf32.alias("is_tf32")]
     first, number = numbering.numbered([pl.Series("key", key_of[at]), *variants])
     table = pl.DataFrame([pl.Series("key", key_of[at]), *variants])[first]
-    works = [
-        _row(_work(*keys.row(key), list_type), is_tf32=bool(is_tf32))
+    has_lists = keys["input_types"].str.contains(recorded.TENSOR_LIST, literal=True).to_list()
+    of_rows = [
+        _row(_work(keys.row(key), list_type) if has_lists[key] else works[key], is_tf32=is_tf32)
         for key, list_type, is_tf32 in table.iter_rows()
     ]
-    work = pl.DataFrame(works, schema=WORK, orient="row")[number]
+    work = pl.DataFrame(of_rows, schema=WORK, orient="row")[number]
     return calls.hstack(work).with_columns(
         pl.Series("operator", keys["name"].gather(key_of[at])),
         pl.Series("is_recomputed", _recomputed(tree)[at]),
@@ -216,9 +248,10 @@ def _recomputed(tree: pl.DataFrame) -> intervals.Bools:
         return np.zeros(tree.height, bool)
     known = layer | node
     inner = np.where(known, np.arange(tree.height), slice_tree.nearest(tree, known))
-    return (inner != nesting.ROOT) & (again | checkpoint)[inner]
+    mask: intervals.Bools = (inner != nesting.ROOT) & (again | checkpoint)[inner]
+    return mask
 
 
 def _named(tree: pl.DataFrame, pattern: str) -> intervals.Bools:
     matches = mapped(tree["name"], matcher([pattern]), pl.Boolean)
-    return matches.fill_null(value=False).to_numpy()
+    return matches.fill_null(value=False).to_numpy().astype(np.bool_)

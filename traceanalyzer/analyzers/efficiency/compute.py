@@ -7,6 +7,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs
 from traceanalyzer.analyzers.common import step_marks, step_patterns
+from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.device_work import COMPUTE, device_work
 from traceanalyzer.analyzers.efficiency import roofs
 from traceanalyzer.analyzers.efficiency.calls import INPUTS, WORK, Calls, calls_of
@@ -14,7 +15,7 @@ from traceanalyzer.analyzers.efficiency.formulas import MATRIX
 from traceanalyzer.analyzers.efficiency.options import Options
 from traceanalyzer.analyzers.efficiency.peaks import TENSOR
 from traceanalyzer.analyzers.efficiency.result import Efficiency
-from traceanalyzer.errors import MissingData, OptionError
+from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import linking
 from traceanalyzer.trace import Trace, record_hint
 from traceanalyzer.vocabulary import DEVICE_WORK, LAUNCH_KINDS
@@ -54,6 +55,8 @@ class Part:
             formula), tensor_ns (that of products on tensor cores).
         flops: FLOPs of products, convolutions and attention: ``step`` (row of ``steps``),
             ``precision``, ``model_flops``, ``recomputed_flops``.
+        uncovered: compute kernels without a formula by the innermost operator: ``operator`` (null
+            without a recorded launch inside an operator), ``kernels``, ``device_ns``.
         kernel_ns: time of all compute kernels; covered_ns: that of operators with a formula.
         has_shapes: whether any operator has recorded inputs.
         inferred: whether steps were detected from repeated kernels.
@@ -67,6 +70,7 @@ class Part:
     rows: pl.DataFrame
     steps: pl.DataFrame
     flops: pl.DataFrame
+    uncovered: pl.DataFrame
     kernel_ns: int
     covered_ns: int
     has_shapes: bool
@@ -78,10 +82,8 @@ def measure(trace: Trace, options: Options) -> Part:
 
     Raises:
         MissingData: no kernels, or neither input shapes nor ``params`` and ``tokens`` are known.
-        OptionError: a pattern is not a regular expression, or only one of both is given.
+        OptionError: a pattern is not a regular expression.
     """
-    if (options.params is None) != (options.tokens is None):
-        raise OptionError("--params and --tokens belong together: MFU is 6 x N x T / (time x peak)")
     trace.require("kernel")
     work = device_work(trace, options.comm_patterns)
     work = work.filter(pl.col("work_kind") == COMPUTE)
@@ -110,6 +112,7 @@ def measure(trace: Trace, options: Options) -> Part:
         rows=_summed(rows),
         steps=_steps(steps, kernels, rows),
         flops=_flops(rows),
+        uncovered=_uncovered(kernels),
         kernel_ns=int(kernels["length_ns"].sum()),
         covered_ns=int(kernels.filter("is_covered")["length_ns"].sum()),
         has_shapes=has_shapes,
@@ -147,6 +150,7 @@ def _without_calls(work: pl.DataFrame) -> Calls:
         "start",
         pl.col("start").alias("launched"),
         length_ns=pl.col("end") - pl.col("start"),
+        operator=pl.lit(None, pl.String),
         is_covered=pl.lit(value=False),
     )
     return Calls(pl.DataFrame(schema={**types, **numbers}), kernels)
@@ -187,6 +191,12 @@ def _steps(steps: pl.DataFrame, kernels: pl.DataFrame, rows: pl.DataFrame) -> pl
     )
 
 
+def _uncovered(kernels: pl.DataFrame) -> pl.DataFrame:
+    """Sum the kernels without a formula by operator."""
+    rows = kernels.filter(~pl.col("is_covered")).group_by("operator")
+    return rows.agg(kernels=pl.len().cast(pl.Int64), device_ns=pl.col("length_ns").sum())
+
+
 def _flops(rows: pl.DataFrame) -> pl.DataFrame:
     """Sum the FLOPs of products, convolutions and attention by step and precision."""
     exact = pl.col("flops").cast(pl.Int128)
@@ -197,20 +207,16 @@ def _flops(rows: pl.DataFrame) -> pl.DataFrame:
         model_flops=exact.filter(~again).sum().cast(pl.Float64),
         recomputed_flops=exact.filter(again).sum().cast(pl.Float64),
     )  # fmt: skip
-    return sums.cast(_FLOPS).sort("step", "precision")
+    return sums.select(pl.col(name).cast(dtype) for name, dtype in _FLOPS.items()).sort(
+        "step", "precision"
+    )
 
 
 # --- all ranks ---------------------------------------------------------------------------------
 
 
-def combine(
-    parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()
-) -> Efficiency:
-    """Combine all ranks, with the peaks of their GPUs.
-
-    Raises:
-        OptionError: a peak is not ``PRECISION=TFLOPS``.
-    """
+def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()) -> Efficiency:
+    """Combine all ranks, with the peaks of their GPUs."""
     ordered = sorted(parts, key=lambda part: (part.rank is None, part.rank or 0, part.path))
     peaks = roofs.by_gpu({part.gpu for part in parts}, options)
     precision = options.precision or _main_precision(ordered)
@@ -218,6 +224,7 @@ def combine(
     ranks = _ranks(ordered, steps, peaks, precision, options)
     rows = pl.concat([part.rows.with_columns(gpu=pl.lit(part.gpu, pl.String)) for part in ordered])
     operators = roofs.with_roofs(_of_all_ranks(rows), peaks)
+    uncovered = pl.concat([part.uncovered for part in parts]).group_by("operator")
     return Efficiency(
         precision=precision,
         kernel_ns=sum(part.kernel_ns for part in parts),
@@ -228,6 +235,9 @@ def combine(
         peaks=roofs.table(peaks),
         operators=operators,
         kinds=roofs.by_kind(operators, sum(part.kernel_ns for part in parts)),
+        uncovered=largest_first(
+            uncovered.agg(pl.col("kernels", "device_ns").sum()), "device_ns", "operator"
+        ),
         steps=steps,
         ranks=ranks,
     )
@@ -253,9 +263,7 @@ def _of_all_ranks(rows: pl.DataFrame) -> pl.DataFrame:
     return sums.sort(keys, nulls_last=True)
 
 
-def _joined_steps(
-    parts: Sequence[Part], peaks: roofs.PeaksByGpu, precision: str
-) -> pl.DataFrame:
+def _joined_steps(parts: Sequence[Part], peaks: roofs.PeaksByGpu, precision: str) -> pl.DataFrame:
     """Return the steps of all ranks with their FLOPs, MFU and HFU."""
     frames = []
     for part in parts:

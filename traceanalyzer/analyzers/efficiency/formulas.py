@@ -5,8 +5,8 @@ call and returns its :class:`Work`, or raises :class:`Unknown`. Sources:
 
 * FLOPs of matrix products, convolutions and attention: ``torch/utils/flop_counter.py`` of PyTorch;
   an addition and a multiplication are two operations, an added bias is not counted.
-* Causal attention: the elements below the diagonal only, which is what the kernels compute (FlashAttention,
-  arXiv:2205.14135, and its benchmark). ``flop_counter`` counts all elements.
+* Causal attention: the scores below the diagonal only, which the kernels compute
+  (FlashAttention, arXiv:2205.14135, and its benchmark). ``flop_counter`` counts all scores.
 * Backward pass of attention: five matrix products instead of two (FlashAttention recomputes the
   scores), 2.5 x the forward pass.
 * Bytes: each input is read once and each output is written once, the least that any kernel needs.
@@ -73,7 +73,7 @@ def _mm(first: int, bias: int | None = None, out_width: int | None = None) -> Fo
 
 
 def _scaled_mm(x: Inputs) -> Work:
-    """``_scaled_mm(a, b, scale_a, scale_b, bias, scale_result, out_dtype)``; FP4 holds two values."""
+    """``_scaled_mm(a, b, scale_a, scale_b, bias, scale_result, out_dtype)``; FP4 holds 2 values."""
     (m, k), (inner, n) = _matrix(x, 0), _matrix(x, 1)
     if k != inner:
         raise Unknown
@@ -201,7 +201,7 @@ def _convolution_backward(x: Inputs) -> Work:
         raise Unknown
     wanted = x.flags(10)
     forward = 2 * count(kernel[1:]) * count(image if x.flag(7) else out)
-    of_input, of_weight = (wanted + [False, False])[:2]
+    of_input, of_weight = [*wanted, False, False][:2]
     # the gradient of the input needs the weights, that of the weights the input
     moved = x.bytes(0) + (of_input + of_weight) * (x.bytes(1) + x.bytes(2))
     return _convolution_work(x, image, kernel, forward * (of_input + of_weight), moved)
@@ -310,7 +310,7 @@ def _moved(kind: str, *, read: Sequence[int], written: Sequence[int], passes: in
 
 def _pointwise(x: Inputs) -> Work:
     """Return one operation per element: reads all tensors, writes one of the broadcast shape."""
-    tensors = list(x.tensors())
+    tensors = x.tensors()
     if not tensors:
         raise Unknown
     out = _broadcast([x.shape(at) for at in tensors])
@@ -328,7 +328,7 @@ def _in_place(x: Inputs) -> Work:
 
 def _compare(x: Inputs) -> Work:
     """Return a comparison: reads all tensors, writes booleans."""
-    tensors = list(x.tensors())
+    tensors = x.tensors()
     out = _broadcast([x.shape(at) for at in tensors])
     moved = sum(x.bytes(at) for at in tensors) + count(out)
     return Work(POINTWISE, text_of(out), x.precision(tensors[0]), count(out), int(moved))
@@ -358,7 +358,7 @@ def _reduction(x: Inputs) -> Work:
 def _cat(x: Inputs) -> Work:
     elements = x.elements_of_list(0)
     moved = 2 * elements * x.list_width()
-    precision = TYPES[x.list_type or ""][0]
+    precision = x.list_precision()
     return Work(POINTWISE, f"{elements} elements", precision, 0, int(moved))
 
 
@@ -416,7 +416,7 @@ def _optimizer(lists: int, written: int, flops: int) -> Formula:
         elements = x.elements_of_list(0)
         present = sum(_has_list(x, at) for at in range(lists))
         moved = elements * x.list_width() * (present + min(written, present))
-        precision = TYPES[x.list_type or ""][0]
+        precision = x.list_precision()
         return Work(OPTIMIZER, f"{elements} elements", precision, flops * elements, int(moved))
 
     return formula
@@ -431,7 +431,7 @@ def _has_list(x: Inputs, at: int) -> bool:
 
 def _generated(x: Inputs) -> Work:
     """Return a kernel of TorchInductor: its arguments are its inputs and outputs, moved once."""
-    tensors = list(x.tensors())
+    tensors = x.tensors()
     if not tensors:
         raise Unknown
     shapes = [x.shape(at) for at in tensors]
@@ -541,9 +541,7 @@ FORMULAS: dict[str, Formula] = {
     ),
     "flash_attn::_flash_attn_forward": _attention(causal=5, heads_first=False),
     "flash_attn::_flash_attn_varlen_forward": _attention(causal=9, heads_first=False, lengths=3),
-    "flash_attn::_flash_attn_backward": _attention(
-        1, causal=11, heads_first=False, backward=True
-    ),
+    "flash_attn::_flash_attn_backward": _attention(1, causal=11, heads_first=False, backward=True),
     "flash_attn::_flash_attn_varlen_backward": _attention(
         1, causal=15, heads_first=False, backward=True, lengths=9
     ),

@@ -2,9 +2,10 @@
 
 import json
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 Shape = tuple[int, ...]
 
@@ -40,17 +41,16 @@ _SCALAR_TYPES = {
 }  # fmt: skip
 
 #: Type of a list of tensors, whose element type is not recorded.
-_TENSOR_LIST = "TensorList"
+TENSOR_LIST = "TensorList"
 #: More FLOPs or bytes than this in one call are an error in the file.
 _MOST = 1 << 62
 
 
-class Unknown(Exception):  # noqa: N818 - no error: the call has no formula
+class Unknown(Exception):
     """The recorded inputs are not enough for the formula."""
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(NamedTuple):
     """What one call of an operator computes.
 
     Attributes:
@@ -74,72 +74,81 @@ class Work:
     inner: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Inputs:
     """Inputs of one operator call, in the order of its arguments.
 
     Attributes:
-        dims: ``Input Dims``: the shape of each tensor, empty for other arguments.
-        types: ``Input type``: the element type of each tensor.
+        dims: ``Input Dims``: the shape of each tensor, empty for other arguments; a list of shapes
+            for a list of tensors; None if it is neither.
+        types: ``Input type``: precision and size of an element of each tensor, None for other
+            arguments; ``TENSOR_LIST`` for a list of tensors.
         values: ``Concrete Inputs``: scalars and lists of scalars as text, empty for tensors.
         list_type: element type of tensor lists, from the name of the kernel, or None.
     """
 
-    dims: list[Any]
-    types: list[Any]
-    values: list[Any] = field(default_factory=list)
+    dims: Sequence[Shape | list[Shape] | None]
+    types: Sequence[tuple[str, float] | str | None]
+    values: Sequence[Any] = ()
     list_type: str | None = None
 
     def shape(self, at: int) -> Shape:
         """Return the shape of a tensor."""
         value = self.dims[at] if at < len(self.dims) else None
-        if self.type(at) not in TYPES or not _is_shape(value):
+        self._type(at)
+        if type(value) is not tuple:
             raise Unknown
-        return tuple(value)
+        return value
 
     def has(self, at: int) -> bool:
         """Return whether an argument is a tensor with a shape."""
-        return at < len(self.dims) and self.type(at) in TYPES and _is_shape(self.dims[at])
+        return at < len(self.dims) and type(self.dims[at]) is type(self._known(at)) is tuple
 
-    def tensors(self) -> Iterator[int]:
-        """Yield the positions of all tensors."""
-        return (at for at in range(len(self.dims)) if self.has(at))
-
-    def type(self, at: int) -> str:
-        """Return the element type of an argument, as recorded."""
-        value = self.types[at] if at < len(self.types) else ""
-        return value if isinstance(value, str) else ""
+    def tensors(self) -> list[int]:
+        """Return the positions of all tensors."""
+        return [at for at in range(len(self.dims)) if self.has(at)]
 
     def precision(self, at: int) -> str:
         """Return the precision of a tensor: ``bf16``."""
-        if self.type(at) not in TYPES:
-            raise Unknown
-        return TYPES[self.type(at)][0]
-
-    def bytes(self, at: int) -> float:
-        """Return the size of a tensor in bytes."""
-        return count(self.shape(at)) * self.width(at)
+        return self._type(at)[0]
 
     def width(self, at: int) -> float:
         """Return the bytes of one element of a tensor."""
-        if self.type(at) not in TYPES:
+        return self._type(at)[1]
+
+    def bytes(self, at: int) -> float:
+        """Return the size of a tensor in bytes."""
+        return count(self.shape(at)) * self._type(at)[1]
+
+    def _known(self, at: int) -> tuple[str, float] | str | None:
+        return self.types[at] if at < len(self.types) else None
+
+    def _type(self, at: int) -> tuple[str, float]:
+        value = self._known(at)
+        if type(value) is not tuple:
             raise Unknown
-        return TYPES[self.type(at)][1]
+        return value
 
     def elements_of_list(self, at: int) -> int:
         """Return the number of elements of a list of tensors."""
         value = self.dims[at] if at < len(self.dims) else None
-        if self.type(at) != _TENSOR_LIST or not isinstance(value, list) or not value:
-            raise Unknown
-        if not all(_is_shape(shape) for shape in value):
+        if self._known(at) != TENSOR_LIST or not isinstance(value, list):
             raise Unknown
         return sum(count(shape) for shape in value)
 
     def list_width(self) -> float:
         """Return the bytes of one element of the lists of tensors."""
-        if self.list_type not in TYPES:
+        return self._list_kind()[1]
+
+    def list_precision(self) -> str:
+        """Return the precision of the lists of tensors."""
+        return self._list_kind()[0]
+
+    def _list_kind(self) -> tuple[str, float]:
+        kind = TYPES.get(self.list_type or "")
+        if kind is None:
             raise Unknown
-        return TYPES[self.list_type][1]
+        return kind
 
     def numbers(self, at: int) -> Shape:
         """Return a list of integers: ``[1, 1]``."""
@@ -206,13 +215,39 @@ def parse(
     dims: str | None, types: str | None, values: str | None, list_type: str | None = None
 ) -> Inputs | None:
     """Return the inputs from their JSON texts; None if shapes or types were not recorded."""
+    shapes, kinds = _shapes(dims or ""), _types(types or "")
+    return Inputs(shapes, kinds, _list(values or ""), list_type) if shapes and kinds else None
+
+
+@lru_cache(maxsize=65_536)
+def _types(text: str) -> Sequence[tuple[str, float] | str | None]:
+    """Return the element types of ``Input type``, as :attr:`Inputs.types`."""
+    names = [value if isinstance(value, str) else "" for value in _list(text)]
+    return [TENSOR_LIST if name == TENSOR_LIST else TYPES.get(name) for name in names]
+
+
+@lru_cache(maxsize=65_536)
+def _list(text: str) -> Sequence[Any]:
+    """Return a JSON list; empty if the text is none."""
     try:
-        parsed = [json.loads(text) if text else [] for text in (dims, types, values)]
+        value = json.loads(text) if text else []
     except (ValueError, RecursionError):
-        return None
-    if not all(isinstance(value, list) for value in parsed) or not parsed[0] or not parsed[1]:
-        return None
-    return Inputs(*parsed, list_type)
+        return ()
+    return value if isinstance(value, list) else ()
+
+
+@lru_cache(maxsize=65_536)
+def _shapes(text: str) -> Sequence[Shape | list[Shape] | None]:
+    """Return the shapes of ``Input Dims``, as :attr:`Inputs.dims`."""
+    return [_shape_or_list(value) for value in _list(text)]
+
+
+def _shape_or_list(value: Any) -> Shape | list[Shape] | None:
+    if _is_shape(value):
+        return tuple(value)
+    if isinstance(value, list) and all(_is_shape(shape) for shape in value):
+        return [tuple(shape) for shape in value]
+    return None
 
 
 def _is_shape(value: Any) -> bool:

@@ -5,13 +5,15 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from traceanalyzer.analyzers.base import AnalyzerOptions, comm_patterns, option
+from traceanalyzer.analyzers.efficiency.peaks import Peaks, with_given
+from traceanalyzer.errors import OptionError
 
 Precision = Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4"]
 
 
 @dataclass(frozen=True)
 class Options(AnalyzerOptions):
-    """Compare FLOP/s and memory bandwidth with the peaks of the GPU: MFU, and lost time by operator.
+    """Compare FLOP/s and bandwidth with the peaks of the GPU: MFU, and lost time by operator.
 
     PATH is a trace of PyTorch recorded with record_shapes=True, several of them, or a folder. Other
     traces need --params and --tokens, and give the MFU only.
@@ -49,3 +51,9 @@ class Options(AnalyzerOptions):
         metavar="REGEX",
     )
     comm_patterns: Sequence[str] = comm_patterns()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        with_given(Peaks({}), self.peak, self.bandwidth)
+        if (self.params is None) != (self.tokens is None):
+            raise OptionError("params and tokens belong together: MFU is 6 x N x T / (time x peak)")

@@ -45,6 +45,9 @@ class Peaks:
     origin: str = ""
 
 
+#: Suffixes of the same GPU: its module, or a virtual function of it.
+_OAM = "(?: (?:OAM|VF))?"
+
 #: Pattern of the whole device name without the vendor; units, GB/s, TFLOP/s of fp64, fp32, tf32,
 #: fp16 and bf16 (V100 and T4: fp16 only), fp8, fp4 (None: not supported); source.
 _TABLE: tuple[tuple[str, int, float, tuple[float | None, ...], str], ...] = (
@@ -77,10 +80,10 @@ _TABLE: tuple[tuple[str, int, float, tuple[float | None, ...], str], ...] = (
     (r"Instinct MI250", 104, 1638, (45.3, 22.6, None, 181, None, None), "D"),
     (r"Instinct MI250X", 110, 1638, (47.9, 23.9, None, 191.5, None, None), "D"),
     (r"Instinct MI300A", 228, 5300, (122.6, 122.6, 490.3, 980.6, 1961.2, None), "T"),
-    (r"Instinct MI300X(?: (?:OAM|VF))?", 304, 5300, (163.4, 163.4, 653.7, 1307.4, 2614.9, None), "T"),
-    (r"Instinct MI325X(?: (?:OAM|VF))?", 304, 6000, (163.4, 163.4, 653.7, 1307.4, 2614.9, None), "R"),
-    (r"Instinct MI350X(?: (?:OAM|VF))?", 256, 8000, (72.1, 144.2, None, 2309.6, 4614, 9230), "T"),
-    (r"Instinct MI355X(?: (?:OAM|VF))?", 256, 8000, (78.6, 157.3, None, 2516.6, 5033, 10066), "R"),
+    (rf"Instinct MI300X{_OAM}", 304, 5300, (163.4, 163.4, 653.7, 1307.4, 2614.9, None), "T"),
+    (rf"Instinct MI325X{_OAM}", 304, 6000, (163.4, 163.4, 653.7, 1307.4, 2614.9, None), "R"),
+    (rf"Instinct MI350X{_OAM}", 256, 8000, (72.1, 144.2, None, 2309.6, 4614, 9230), "T"),
+    (rf"Instinct MI355X{_OAM}", 256, 8000, (78.6, 157.3, None, 2516.6, 5033, 10066), "R"),
 )  # fmt: skip
 
 _COLUMNS = ("fp64", "fp32", "tf32", "fp16", "fp8", "fp4")
@@ -131,7 +134,9 @@ def parse_precision(precision: str, text: str) -> str:
     name = precision.strip().lower()
     if name not in PRECISIONS:
         known = ", ".join(PRECISIONS)
-        raise OptionError(f"invalid peak={text!r}; write PRECISION=TFLOPS, PRECISION one of {known}")
+        raise OptionError(
+            f"invalid peak={text!r}; write PRECISION=TFLOPS, PRECISION one of {known}"
+        )
     return name
 
 

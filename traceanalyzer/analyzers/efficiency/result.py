@@ -33,8 +33,8 @@ _RANKS = headings(
     "tensor_frac: tensor cores, covered_frac: covered"
 )
 _STEPS = headings(
-    "step, step_ns: time, mfu_frac: MFU, hfu_frac: HFU, kernel_ns: kernels, tensor_ns: tensor cores, "
-    "covered_ns: covered"
+    "step, step_ns: time, mfu_frac: MFU, hfu_frac: HFU, kernel_ns: kernels, "
+    "tensor_ns: tensor cores, covered_ns: covered"
 )
 _HIDE_FIRST = ("achieved_gbps", "calls", "bound", "why")
 
@@ -43,6 +43,8 @@ _MOST = 0.9
 #: Rows above their roof by more than this are worth a note.
 _ABOVE = 1.05
 _NAMED = 3
+#: Kinds with a smaller share of the kernel time are not named in the verdict.
+_LEAST_FRAC = 0.01
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -68,6 +70,9 @@ class Efficiency(Result):
             first.
         kinds: the same by kind and precision: ``calls``, ``device_ns``, ``kernel_frac`` (share of
             kernel_ns), ``achieved_tflops``, ``achieved_gbps``, ``roof_frac``, ``lost_ns``.
+        uncovered: compute kernels without a formula by the innermost operator around their launch:
+            ``operator`` (null: launched before the recording, or outside of operators),
+            ``kernels``, ``device_ns``; longest first.
         steps: one row per step and rank: ``rank``, ``path``, ``step``, ``step_ns``, ``kernel_ns``,
             ``covered_ns``, ``tensor_ns`` (products on tensor cores), ``model_flops``,
             ``recomputed_flops``, ``mfu_frac``, ``hfu_frac``.
@@ -85,6 +90,7 @@ class Efficiency(Result):
     peaks: pl.DataFrame
     operators: pl.DataFrame
     kinds: pl.DataFrame
+    uncovered: pl.DataFrame
     steps: pl.DataFrame
     ranks: pl.DataFrame
 
@@ -115,9 +121,10 @@ class Efficiency(Result):
         return int(known.sum()) if len(known) else None
 
     def _weighted(self, column: str) -> float | None:
-        rows = self.ranks.drop_nulls(column)
-        times = rows["step_ns"] * rows["steps"]
-        return float((rows[column] * times).sum() / times.sum()) if times.sum() else None
+        rows = self.ranks.drop_nulls(column).select(column, "step_ns", "steps").iter_rows()
+        times = [(value, mean_ns * steps) for value, mean_ns, steps in rows]
+        whole = sum(time for _, time in times)
+        return sum(value * time for value, time in times) / whole if whole else None
 
     def view(self) -> View:
         """Build the view: operators, kinds, ranks, steps, peaks; bars of lost time."""
@@ -138,9 +145,7 @@ class Efficiency(Result):
 
 
 def _verdict(result: Efficiency) -> str:
-    return sentences(
-        _utilisation(result), _of_products(result), _lost(result), _covered(result)
-    )
+    return sentences(_utilisation(result), _of_products(result), _lost(result), _covered(result))
 
 
 def _utilisation(result: Efficiency) -> str:
@@ -169,7 +174,9 @@ def _of_peak(result: Efficiency) -> str:
 
 def _of_products(result: Efficiency) -> str:
     """Return how fast matrix products, convolutions and attention run."""
-    rows = result.kinds.filter(pl.col("kind").is_in(MATRIX), pl.col("device_ns") > 0)
+    rows = result.kinds.filter(
+        pl.col("kind").is_in(MATRIX), pl.col("kernel_frac") > _LEAST_FRAC
+    )
     texts = []
     for row in rows.head(_NAMED).iter_rows(named=True):
         share = row["roof_frac"]
@@ -215,8 +222,8 @@ def _notes(result: Efficiency) -> Iterator[str]:
     covered = result.covered_frac
     if result.has_shapes and covered is not None and covered < _MOST:
         yield (
-            "FLOPs and MFU do not include kernels without a formula: kernels of CUDA graphs and "
-            "compiled code, custom operators, operators without recorded shapes."
+            f"FLOPs and MFU do not include the other {format_frac(1 - covered)} of kernel time: "
+            f"{'; '.join(_longest_uncovered(result))}."
         )
     if not result.operators["is_exact"].all():
         yield (
@@ -230,9 +237,16 @@ def _notes(result: Efficiency) -> Iterator[str]:
             "several inputs are one tensor."
         )
     yield (
-        "The roof is the larger of FLOPs / peak and bytes / bandwidth, with dense peaks. MFU counts "
-        "matrix products, convolutions and attention once; HFU also counts recomputation."
+        "The roof is the larger of FLOPs / peak and bytes / bandwidth, with dense peaks. MFU "
+        "counts matrix products, convolutions and attention once; HFU also counts recomputation."
     )
+
+
+def _longest_uncovered(result: Efficiency) -> Iterator[str]:
+    """Describe the operators with most kernel time without a formula."""
+    for operator, _, device_ns in result.uncovered.head(_NAMED).iter_rows():
+        where = operator or "launched before the recording, by CUDA graphs or outside of operators"
+        yield f"{format_ns(device_ns)} {where}"
 
 
 # --- tables and charts ---------------------------------------------------------------------
@@ -251,6 +265,13 @@ def _tables(result: Efficiency) -> tuple[Table, ...]:
     tables.append(table_of_known("ranks", "Ranks", result.ranks, ranks))
     steps = {**rank_column(result.ranks), **_STEPS}
     tables.append(table_of_known("steps", "Steps", result.steps, steps, detail=True))
+    if result.has_shapes and result.uncovered.height:
+        columns = headings("operator, kernels, device_ns: device")
+        missing = {"operator": "(launch not recorded, or outside of operators)"}
+        tables.append(
+            Table("uncovered", "Kernels without a formula", result.uncovered, columns, detail=True,
+                  missing=missing)
+        )  # fmt: skip
     peaks = headings("gpu: GPU, precision: type, peak_tflops: peak, peak_gbps: bandwidth, origin")
     tables.append(table_of_known("peaks", "Dense peaks", result.peaks, peaks, detail=True))
     return tuple(tables)
@@ -262,6 +283,4 @@ def _charts(result: Efficiency) -> tuple[Chart, ...]:
     label = pl.format("{} {} {}", "operator", "shape", "precision")
     rows = result.operators.with_columns(label=label)
     title = "Operators by device time" if result.lost_ns is None else "Time above the roof"
-    return (
-        bars("lost", title, rows, length=length, label="label", x_label="time", color="kind"),
-    )
+    return (bars("lost", title, rows, length=length, label="label", x_label="time", color="kind"),)

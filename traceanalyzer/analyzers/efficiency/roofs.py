@@ -11,8 +11,8 @@ from traceanalyzer.analyzers.efficiency.peaks import TENSOR, Peaks, peaks_of, wi
 
 PeaksByGpu = Mapping[str | None, Peaks]
 
-#: Kernels take at least about 2 us: an operator with less work per kernel cannot reach its roof.
-SHORTEST_KERNEL_NS = 2_000
+#: The host needs about this time to launch a kernel: shorter kernels cannot keep the GPU busy.
+LAUNCH_NS = 5_000
 
 #: Products below this share of the roof get a reason.
 FAR_FROM_ROOF = 0.5
@@ -25,6 +25,9 @@ _ALIGNED_BYTES = 16
 _WIDTH = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1}
 
 _HELPERS = ("is_compute", "vector", "units", "has_tf32", "batch", "rows", "columns", "inner")
+
+#: Stands for the peaks of an unknown GPU.
+_NO_PEAK: list[tuple[str | None, float | None]] = [(None, None)]
 
 SMALL, UNALIGNED, NO_TF32 = "small", "unaligned", "FP32 without TF32"
 COMPUTE, MEMORY, LAUNCH = "compute", "memory", "launch"
@@ -53,13 +56,13 @@ def table(peaks: PeaksByGpu) -> pl.DataFrame:
     rows = [
         (gpu, precision, tflops, of.gbps, of.units, of.origin)
         for gpu, of in sorted(peaks.items(), key=lambda pair: pair[0] or "")
-        for precision, tflops in sorted(of.tflops.items()) or [(None, None)]
+        for precision, tflops in [*sorted(of.tflops.items())] or _NO_PEAK
     ]
     return pl.DataFrame(rows, schema=types, orient="row")
 
 
 def utilisation(time: str) -> list[pl.Expr]:
-    """Return mfu_frac and hfu_frac from model_flops, recomputed_flops, peak (TFLOP/s) and a time."""
+    """Return mfu_frac and hfu_frac: FLOPs over a time and a peak in TFLOP/s."""
     whole = pl.col("peak") * pl.col(time) * 1e3
     model, again = pl.col("model_flops"), pl.col("recomputed_flops")
     known = pl.when((whole > 0) & (model + again > 0))
@@ -111,9 +114,9 @@ def with_roofs(rows: pl.DataFrame, peaks: PeaksByGpu) -> pl.DataFrame:
 
 def _explained(rows: pl.DataFrame, frac: pl.Expr) -> pl.DataFrame:
     """Add roof_frac, bound, lost_ns and why."""
-    per_kernel = pl.col("roof_ns") / pl.col("kernels")
+    per_kernel = pl.col("device_ns") / pl.col("kernels")
     bound = (
-        pl.when(per_kernel < SHORTEST_KERNEL_NS).then(pl.lit(LAUNCH))
+        pl.when(per_kernel < LAUNCH_NS).then(pl.lit(LAUNCH))
         .when(pl.col("is_compute").fill_null(value=False)).then(pl.lit(COMPUTE))
         .otherwise(pl.lit(MEMORY))
     )  # fmt: skip
@@ -156,7 +159,7 @@ def _ordered(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def by_kind(rows: pl.DataFrame, kernel_ns: int) -> pl.DataFrame:
-    """Sum operators by kind and precision: calls, device_ns, FLOP/s, bandwidth, share of the roof."""
+    """Sum operators by kind and precision, as in :class:`~.result.Efficiency`."""
     calls = pl.col("calls").cast(pl.Float64)
     sums = rows.group_by("kind", "precision").agg(
         pl.col("calls", "device_ns").sum(),
@@ -176,4 +179,3 @@ def by_kind(rows: pl.DataFrame, kernel_ns: int) -> pl.DataFrame:
     return largest_first(
         summed.drop("flops", "moved", "roof_ns", "judged_ns"), "device_ns", "kind", "precision"
     )
-

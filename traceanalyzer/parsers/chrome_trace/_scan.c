@@ -23,6 +23,7 @@
 
 enum { WANTED = 1, DEVICE = 2, OTHER = 64 }; /* flags of a category */
 enum { SPECIAL = 4, NAMED = 8, ESCAPED = 16, MEMORY = 32 }; /* flags of a name */
+enum { NOT_COMPUTED = 128 }; /* the flags of a text that is no name and no category so far */
 enum outcome { SKIP, ROW, FLOW, REST };
 
 /* --- growing arrays ------------------------------------------------------------------------- */
@@ -113,6 +114,12 @@ static uint32_t flags_of(const scanner *s, const char *at, uint32_t length) {
     return flags | (uint32_t)category;
 }
 
+static int flags_at(const scanner *s, uint32_t code) {
+    text *t = &s->names.all[code];
+    if (t->flags == NOT_COMPUTED) t->flags = flags_of(s, t->at, t->length);
+    return (int)t->flags;
+}
+
 static int rehash(texts *t) {
     uint32_t size = t->mask ? (t->mask + 1) * 2 : 1024;
     uint32_t *slots = malloc(size * sizeof *slots);
@@ -154,7 +161,7 @@ static uint32_t code_of(scanner *s, const char *at, uint32_t length) {
         if (!all) { s->out_of_memory = 1; return NO_CODE; }
         t->all = all; t->room = room;
     }
-    t->all[t->count] = (text){at, length, hash, flags_of(s, at, length)};
+    t->all[t->count] = (text){at, length, hash, NOT_COMPUTED};
     return t->slots[slot] = t->count++;
 }
 
@@ -482,8 +489,8 @@ static int in_windows(const scanner *s, const event *e) {
 }
 
 static enum outcome judge(const scanner *s, const event *e) {
-    int category = e->category == NO_CODE ? s->absent : (int)s->names.all[e->category].flags;
-    int name = e->name == NO_CODE ? 0 : (int)s->names.all[e->name].flags;
+    int category = e->category == NO_CODE ? s->absent : flags_at(s, e->category);
+    int name = e->name == NO_CODE ? 0 : flags_at(s, e->name);
     if (e->phase == 's' || e->phase == 't' || e->phase == 'f') {
         if (!s->flows) return e->rest ? REST : SKIP;
         return e->rest || e->ts == NONE ? REST : FLOW;
@@ -524,8 +531,8 @@ static int put_row(scanner *s, const event *e, uint32_t order) {
     if (ok && s->input_dims) ok = put_inputs(s, &o[INPUT_DIMS], e, 0);
     if (ok && s->input_types) ok = put_inputs(s, &o[INPUT_TYPES], e, 1);
     if (ok && s->concrete_inputs) ok = put_inputs(s, &o[CONCRETE_INPUTS], e, 2);
-    int category = e->category == NO_CODE ? s->absent : (int)s->names.all[e->category].flags;
-    int name = e->name == NO_CODE ? 0 : (int)s->names.all[e->name].flags;
+    int category = e->category == NO_CODE ? s->absent : flags_at(s, e->category);
+    int name = e->name == NO_CODE ? 0 : flags_at(s, e->name);
     if (ok && name & MEMORY && e->allocated != NONE)
         ok = put32(&o[MEMORY_ROWS], row) && put64(&o[ALLOCATED], e->allocated)
             && put64(&o[ADDRESS], e->address == NONE ? -1 : e->address)

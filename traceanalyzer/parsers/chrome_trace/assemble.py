@@ -111,9 +111,10 @@ class Assembler:
 
     def _kinds(self) -> npt.NDArray[np.uint8]:
         other = _KIND_CODE["other"]
-        by_text = np.array(
-            [*(_KIND_CODE[kind_of_category(text)] for text in self.of.texts), other], np.uint8
-        )
+        by_text = np.full(len(self.of.texts) + 1, other, np.uint8)
+        texts = list(self.of.texts)
+        for code in np.unique(self.category[self.category < len(texts)]).tolist():
+            by_text[code] = _KIND_CODE[kind_of_category(texts[code])]
         kinds = by_text[np.minimum(self.category, len(by_text) - 1)]
         memory = self.of.texts.get(MEMORY)
         if memory is not None:

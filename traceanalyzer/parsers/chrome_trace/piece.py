@@ -128,9 +128,8 @@ def _name_collectives(slices: Slices, rows: array[int], texts: list[str]) -> Non
     """Set the collectives of communication kernels without arguments, by kernel name."""
     names = array("I", slices.columns["name"])
     categories = array("I", slices.columns["category"])
-    kernels = {
-        code for code, text in enumerate(texts) if vocabulary.kind_of_category(text) == "kernel"
-    }
+    used = {categories[row] for row in rows if categories[row] < len(texts)}
+    kernels = {code for code in used if vocabulary.kind_of_category(texts[code]) == "kernel"}
     kept = [row for row in rows if categories[row] in kernels]
     slices.columns["collective_rows"] = array("I", kept).tobytes()
     slices.collectives = [_named(texts[names[row]]) for row in kept]
