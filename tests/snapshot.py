@@ -76,8 +76,8 @@ _MALFORMED = re.compile(r"malformed|conformance")
 _FOLDER_BYTES = 1_500_000
 
 PLAIN = (
-    "annotations", "comm-outliers", "cuda-api", "diagnose", "gpu-idle", "host-metrics", "info",
-    "kernels", "launches", "memory", "operators", "overlap", "py-spy-report", "steps", "transfers",
+    "annotations", "comm-outliers", "cuda-api", "diagnose", "efficiency", "gpu-idle", "host-metrics",
+    "info", "kernels", "launches", "memory", "operators", "overlap", "py-spy-report", "steps", "transfers",
 )  # fmt: skip
 COMMANDS = (*PLAIN, "convert", "diff", "flamegraph", "report")
 
@@ -174,6 +174,7 @@ _SUITED = {
     "cuda-api": (_R2, _NSYS),
     "comm-outliers": (_R2, _GLOO, _NSYS),
     "diagnose": (_R2, _SPY, _MEM, f"{_R5} {_MEM}/leak.pickle {_SPY}"),
+    "efficiency": ("fixtures/transformer",),
     "gpu-idle": (_R2, _NSYS, _GLOO, _BEFORE),
     "host-metrics": (_COMPOSER,),
     "info": (_R2, _NSYS, _MEM, _SPY),
@@ -201,6 +202,10 @@ _OPTIONS = {
         "--threshold straggler=1%", "--threshold straggler:critical=30% --threshold straggler=0.5",
         "--threshold none=1", "--threshold straggler=x", "--threshold straggler", "--fail-on info",
         "--fail-on warning", "--fail-on critical", "--threshold straggler=99% --top all",
+    ),
+    "efficiency": (
+        "--peak bf16=100 --bandwidth 1000", "--peak x", "--precision fp8", "--params 1e9 --tokens 1e5",
+        "--params 1e9", "--step-name none",
     ),
     "gpu-idle": (
         "--min-gap 1us", "--min-gap 1ms", "--min-gap x", "--dataloader backward", "--dataloader '('",

@@ -45,6 +45,7 @@ _MODULES = {
     "analyzers.memory.oom": "MemoryErrors",
     "analyzers.memory.result": "Memory",
     "analyzers.operators.result": "Operators",
+    "analyzers.efficiency.result": "Efficiency",
     "analyzers.overlap.result": "Overlap",
     "analyzers.py_spy_report.result": "LeafPaths",
     "analyzers.report": "report",

@@ -10,6 +10,8 @@ from traceanalyzer.analyzers.diagnosis import diagnose as diagnose
 from traceanalyzer.analyzers.diagnosis.result import Diagnosis as Diagnosis
 from traceanalyzer.analyzers.diff import diff as diff
 from traceanalyzer.analyzers.diff.result import Diff as Diff
+from traceanalyzer.analyzers.efficiency import efficiency as efficiency
+from traceanalyzer.analyzers.efficiency.result import Efficiency as Efficiency
 from traceanalyzer.analyzers.flamegraph import flamegraph as flamegraph
 from traceanalyzer.analyzers.flamegraph.result import FlameGraph as FlameGraph
 from traceanalyzer.analyzers.gpu_idle import gpu_idle as gpu_idle

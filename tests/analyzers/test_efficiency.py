@@ -149,39 +149,39 @@ def test_bounds():
     ],
 )
 def test_why_a_product_is_slow(shapes, type_, kernel_name, precision, why):
-    made = recorded(
+    example = recorded(
         op("aten::mm", 0, 9, (shapes, [type_, type_])), kernel(1, 100, 9000, 1, kernel_name)
     )
-    assert rows(efficiency(made), "precision", "why") == [("aten::mm", precision, why)]
+    assert rows(efficiency(example), "precision", "why") == [("aten::mm", precision, why)]
 
 
 def test_the_type_of_lists_is_that_of_the_kernel():
     lists = ([[[10], [2, 5]]] * 4, ["TensorList"] * 4)
     name = "multi_tensor_apply_kernel<TensorListMetadata<4>, FusedAdamMathFunctor<float, 4> >"
-    made = recorded(op("aten::_fused_adamw_", 0, 9, lists), kernel(1, 10, 20, 1, name))
-    assert rows(efficiency(made), "precision", "bytes") == [
+    example = recorded(op("aten::_fused_adamw_", 0, 9, lists), kernel(1, 10, 20, 1, name))
+    assert rows(efficiency(example), "precision", "bytes") == [
         ("aten::_fused_adamw_", "fp32", 20 * 4 * 7)
     ]
 
 
 def test_collectives_and_copies_do_not_count():
-    made = recorded(
+    example = recorded(
         op("aten::mm", 0, 9, SQUARE), kernel(1, 100, 200, 1),
         op("aten::copy_", 20, 9, ([[9], [9]], [BF16, BF16])),
         kernel(21, 300, 50, 2, "Memcpy HtoD", kind="gpu_memcpy"),
         kernel(40, 400, 900, 3, ALL_REDUCE),
     )  # fmt: skip
-    result = efficiency(made)
+    result = efficiency(example)
     assert (result.kernel_ns, result.covered_ns) == (200 * US, 200 * US)
 
 
 def test_kernels_without_a_formula_are_listed():
-    made = recorded(
+    example = recorded(
         op("aten::mm", 0, 9, SQUARE), kernel(1, 100, 200, 1),
         op("own::attention", 20, 9, SQUARE), kernel(21, 300, 100, 2),
         kernel(50, 400, 20, 3),
     )  # fmt: skip
-    result = efficiency(made)
+    result = efficiency(example)
     assert result.uncovered.rows() == [("own::attention", 1, 100 * US), (None, 1, 20 * US)]
     assert result.covered_frac == pytest.approx(200 / 320)
 
@@ -249,13 +249,13 @@ def test_the_order_of_ranks_does_not_matter():
 
 
 def test_without_steps_the_recording_counts():
-    made = recorded(op("aten::mm", 0, 9, SQUARE), kernel(1, 100, 200, 1))
-    result = efficiency(made)
+    example = recorded(op("aten::mm", 0, 9, SQUARE), kernel(1, 100, 200, 1))
+    result = efficiency(example)
     assert not result.marked
     assert result.steps.select("step", "step_ns").rows() == [(None, 200 * US)]
 
 
-def test_ranks_with_different_gpus_have_their_own_peaks():
+def test_ranks_with_different_gpus_have_different_peaks():
     result = efficiency([one_product(), one_product(gpu="NVIDIA A100-SXM4-80GB", rank=1)])
     mfu = [FLOPS / (1e-3 * peak * 1e12) for peak in (PEAK, 312)]
     assert result.ranks["mfu_frac"].to_list() == pytest.approx(mfu)

@@ -235,6 +235,7 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
         peaks=roofs.table(peaks),
         operators=operators,
         kinds=roofs.by_kind(operators, sum(part.kernel_ns for part in parts)),
+        findings=roofs.findings(operators, sum(part.kernel_ns for part in parts)),
         uncovered=largest_first(
             uncovered.agg(pl.col("kernels", "device_ns").sum()), "device_ns", "operator"
         ),

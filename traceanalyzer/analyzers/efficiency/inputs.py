@@ -228,7 +228,7 @@ def _types(text: str) -> Sequence[tuple[str, float] | str | None]:
 
 @lru_cache(maxsize=65_536)
 def _list(text: str) -> Sequence[Any]:
-    """Return a JSON list; empty if the text is none."""
+    """Return a JSON list; empty for any other text."""
     try:
         value = json.loads(text) if text else []
     except (ValueError, RecursionError):

@@ -36,7 +36,10 @@ _STEPS = headings(
     "step, step_ns: time, mfu_frac: MFU, hfu_frac: HFU, kernel_ns: kernels, "
     "tensor_ns: tensor cores, covered_ns: covered"
 )
-_HIDE_FIRST = ("achieved_gbps", "calls", "bound", "why")
+_FINDINGS = headings(
+    "finding, calls, device_ns: device, kernel_frac: of kernels, lost_ns: lost, advice: what to try"
+)
+_HIDE_FIRST = ("achieved_gbps", "calls", "achieved_tflops", "bound", "why")
 
 #: Below this covered share of the kernel time, FLOPs and MFU are incomplete.
 _MOST = 0.9
@@ -70,6 +73,9 @@ class Efficiency(Result):
             first.
         kinds: the same by kind and precision: ``calls``, ``device_ns``, ``kernel_frac`` (share of
             kernel_ns), ``achieved_tflops``, ``achieved_gbps``, ``roof_frac``, ``lost_ns``.
+        findings: reasons for lost time, an operator under one: ``finding`` (``FP32 without TF32``,
+            ``unaligned``, ``small``, ``launch``, ``memory``), ``calls``, ``device_ns``,
+            ``kernel_frac``, ``lost_ns``, ``advice``; most lost time first.
         uncovered: compute kernels without a formula by the innermost operator around their launch:
             ``operator`` (null: launched before the recording, or outside of operators),
             ``kernels``, ``device_ns``; longest first.
@@ -90,6 +96,7 @@ class Efficiency(Result):
     peaks: pl.DataFrame
     operators: pl.DataFrame
     kinds: pl.DataFrame
+    findings: pl.DataFrame
     uncovered: pl.DataFrame
     steps: pl.DataFrame
     ranks: pl.DataFrame
@@ -174,9 +181,7 @@ def _of_peak(result: Efficiency) -> str:
 
 def _of_products(result: Efficiency) -> str:
     """Return how fast matrix products, convolutions and attention run."""
-    rows = result.kinds.filter(
-        pl.col("kind").is_in(MATRIX), pl.col("kernel_frac") > _LEAST_FRAC
-    )
+    rows = result.kinds.filter(pl.col("kind").is_in(MATRIX), pl.col("kernel_frac") > _LEAST_FRAC)
     texts = []
     for row in rows.head(_NAMED).iter_rows(named=True):
         share = row["roof_frac"]
@@ -260,6 +265,8 @@ def _tables(result: Efficiency) -> tuple[Table, ...]:
             Table("operators", "Operators by lost time" if result.lost_ns is not None
                   else "Operators", result.operators, columns, hide_first=_HIDE_FIRST)
         )  # fmt: skip
+        if result.findings.height:
+            tables.append(Table("findings", "Findings", result.findings, _FINDINGS))
         tables.append(table_of_known("kinds", "Kinds of operators", result.kinds, _KINDS))
     ranks = {**rank_column(result.ranks), **_RANKS}
     tables.append(table_of_known("ranks", "Ranks", result.ranks, ranks))

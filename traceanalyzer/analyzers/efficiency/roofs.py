@@ -29,8 +29,17 @@ _HELPERS = ("is_compute", "vector", "units", "has_tf32", "batch", "rows", "colum
 #: Stands for the peaks of an unknown GPU.
 _NO_PEAK: list[tuple[str | None, float | None]] = [(None, None)]
 
-SMALL, UNALIGNED, NO_TF32 = "small", "unaligned", "FP32 without TF32"
+NO_TF32, UNALIGNED, SMALL = "FP32 without TF32", "unaligned", "small"
 COMPUTE, MEMORY, LAUNCH = "compute", "memory", "launch"
+
+#: What to try for each finding, in the order in which an operator is assigned to one.
+ADVICE = {
+    NO_TF32: "allow TF32, or torch.autocast",
+    UNALIGNED: "pad sizes to multiples of 16 bytes",
+    SMALL: "batch or fuse products",
+    LAUNCH: "torch.compile, or CUDA graphs",
+    MEMORY: "fuse operators (torch.compile)",
+}
 
 
 def by_gpu(gpus: Iterable[str | None], options: Options) -> PeaksByGpu:
@@ -147,6 +156,27 @@ def _why() -> pl.Expr:
     ]
     text = pl.concat_str(reasons, separator=", ", ignore_nulls=True)
     return pl.when(text != "").then(text)
+
+
+def findings(rows: pl.DataFrame, kernel_ns: int) -> pl.DataFrame:
+    """Return the reasons for lost time; each operator counts for the first that applies.
+
+    Returns:
+        finding (a key of :data:`ADVICE`), calls, device_ns, kernel_frac, lost_ns, advice; most lost
+        time first.
+    """
+    finding = pl.coalesce(
+        *(pl.when(pl.col("why").str.contains(why, literal=True)).then(pl.lit(why))
+          for why in (NO_TF32, UNALIGNED, SMALL)),
+        pl.when(pl.col("bound") != COMPUTE).then("bound"),
+    )  # fmt: skip
+    sums = rows.with_columns(finding=finding).drop_nulls("finding").group_by("finding")
+    summed = sums.agg(pl.col("calls", "device_ns", "lost_ns").sum()).with_columns(
+        kernel_frac=ratio("device_ns", pl.lit(kernel_ns)),
+        advice=pl.col("finding").replace_strict(ADVICE, return_dtype=pl.String),
+    )
+    columns = ("finding", "calls", "device_ns", "kernel_frac", "lost_ns", "advice")
+    return largest_first(summed, "lost_ns", "finding").select(columns)
 
 
 def _ordered(rows: pl.DataFrame) -> pl.DataFrame:
