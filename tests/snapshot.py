@@ -77,7 +77,8 @@ _FOLDER_BYTES = 1_500_000
 
 PLAIN = (
     "annotations", "comm-outliers", "cuda-api", "diagnose", "efficiency", "gpu-idle", "host-metrics",
-    "info", "kernels", "launches", "memory", "operators", "overlap", "py-spy-report", "steps", "transfers",
+    "info", "kernels", "launches", "memory", "operators", "overlap", "py-spy-report", "scaling", "steps",
+    "transfers",
 )  # fmt: skip
 COMMANDS = (*PLAIN, "convert", "diff", "flamegraph", "report")
 
@@ -184,6 +185,7 @@ _SUITED = {
     "operators": (_R2, _GLOO3, _COMPOSER),
     "overlap": (_R2, _NSYS, _XLA),
     "py-spy-report": (_SPY, _SPEEDSCOPE, "fixtures/py_spy/native.raw.txt"),
+    "scaling": (_R2, "fixtures/transformer fixtures/nccl_8ranks"),
     "steps": (_R2, _GLOO, _COMPOSER, _NSYS),
     "transfers": (_R2, _NSYS),
 }
@@ -247,6 +249,7 @@ _OPTIONS = {
         "--rate 0", "--drop-module", "--exclude-idle-process", f"--file {_SPEEDSCOPE}",
         "--group-by function --by thread --seconds", "--aggregate-leaf-paths --by process --drop-module",
     ),
+    "scaling": ("--weak", "--step-name none"),
     "steps": ("--step-name ProfilerStep", "--step-name forward", "--step-name none", "--step-name '('"),
     "transfers": (),
 }  # fmt: skip

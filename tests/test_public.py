@@ -18,7 +18,7 @@ FIXED = [
     "Efficiency", "Finding", "FlameGraph", "GpuIdle", "HostMetrics", "Info", "InputError",
     "Kernels", "Launches", "LeafPaths", "MalformedInput", "Memory", "MemoryDiff", "MemoryErrors",
     "MemoryGrowth", "Meta", "MissingData", "MissingExtra", "Operators", "OptionError",
-    "OutputError", "Overlap", "Report", "Result", "Steps", "Table", "Trace",
+    "OutputError", "Overlap", "Report", "Result", "Scaling", "Steps", "Table", "Trace",
     "TraceAnalyzerError", "Transfers", "UnknownFormat", "UnreadableFile", "concat", "convert",
     "diagnose", "find_inputs", "read", "report",
 ]  # fmt: skip

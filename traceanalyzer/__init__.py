@@ -49,6 +49,7 @@ _MODULES = {
     "analyzers.overlap.result": "Overlap",
     "analyzers.py_spy_report.result": "LeafPaths",
     "analyzers.report": "report",
+    "analyzers.scaling.result": "Scaling",
     "analyzers.steps.result": "Steps",
     "analyzers.transfers.result": "Transfers",
     "conversion": "convert",

@@ -39,6 +39,8 @@ from traceanalyzer.analyzers.overlap.result import Overlap as Overlap
 from traceanalyzer.analyzers.py_spy_report import py_spy_report as py_spy_report
 from traceanalyzer.analyzers.py_spy_report.result import LeafPaths as LeafPaths
 from traceanalyzer.analyzers.report import report as report
+from traceanalyzer.analyzers.scaling import scaling as scaling
+from traceanalyzer.analyzers.scaling.result import Scaling as Scaling
 from traceanalyzer.analyzers.steps import steps as steps
 from traceanalyzer.analyzers.steps.result import Steps as Steps
 from traceanalyzer.analyzers.timeline import timeline as timeline

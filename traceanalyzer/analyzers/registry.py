@@ -230,6 +230,13 @@ ENTRIES: dict[str, Entry] = {
             section="Files",
         ),
         Entry(
+            "scaling",
+            "Speed-up and parallel efficiency of runs on more GPUs.",
+            group="Files",
+            examples=("run4/ run8/ run16/", "run4/ run8/ --weak"),
+            plot="the speed-up and the parts of a step",
+        ),
+        Entry(
             "diff",
             "Compare two runs: regressions and their location.",
             group="Files",
