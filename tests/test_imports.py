@@ -30,7 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "frames": set(),
     "parsers": {"frames", "machine", "trace", "schema", *BASE},
     "exporters": {"frames", "trace", "schema", *BASE},
-    "reading": {"parsers", "trace", *BASE},
+    "reading": {"parsers", "schema", "trace", *BASE},
     "analyzers": {"frames", "trace", "drawings", "result", "registry", *BASE},
     "workers": set(),
     "machine": set(),
@@ -40,7 +40,7 @@ ALLOWED: dict[str, set[str]] = {
     "run": {"inputs", "reading", "analyzers", "registry", "trace", "result", "errors"},
     # the package of an analysis: its public function, which runs the analyzer
     "functions": {"analyzers", "registry", "reading", "run", "trace", "result"},
-    "conversion": {"exporters", "files", "inputs", "reading", "registry", "trace"},
+    "conversion": {"exporters", "files", "inputs", "reading", "registry", "schema", "trace"},
     "render": {"drawings", "result", "units", "errors"},
     "cli": {"analyzers", "cluster", "registry", "files", "reading", "render", "exporters", "result",
             "units", "errors", ""},

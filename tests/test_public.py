@@ -15,10 +15,10 @@ TRACE = ROOT / "fixtures/nccl_8ranks/rank0.json.gz"
 #: Public names besides the functions of analyzers.
 FIXED = [
     "Annotations", "Chart", "CommOutliers", "CudaApi", "Device", "Diagnosis", "Diff",
-    "Finding", "FlameGraph", "GpuIdle", "Hang", "HostMetrics", "Info", "InputError", "Kernels",
-    "Launches", "LeafPaths", "MalformedInput", "Memory", "MemoryDiff", "MemoryErrors",
+    "Efficiency", "Finding", "FlameGraph", "GpuIdle", "Hang", "HostMetrics", "Info", "InputError",
+    "Kernels", "Launches", "LeafPaths", "MalformedInput", "Memory", "MemoryDiff", "MemoryErrors",
     "MemoryGrowth", "Meta", "MissingData", "MissingExtra", "Operators", "OptionError",
-    "OutputError", "Overlap", "Report", "Result", "Steps", "Table", "Trace",
+    "OutputError", "Overlap", "Report", "Result", "Scaling", "Steps", "Table", "Trace",
     "TraceAnalyzerError", "Transfers", "UnknownFormat", "UnreadableFile", "concat", "convert",
     "diagnose", "find_inputs", "read", "report",
 ]  # fmt: skip

@@ -25,14 +25,15 @@ from traceanalyzer.cli.main import status
 from traceanalyzer.errors import InputError, MissingData, OptionError
 from traceanalyzer.render import render
 from traceanalyzer.run import run
+from traceanalyzer.schema import ON_REQUEST
 
 FIXTURES = ROOT / "fixtures"
 EXPORT = FIXTURES / "nsys" / "training.sqlite"
 RANKS = FIXTURES / "nccl_8ranks"
 NO_RANK = FIXTURES / "py_spy" / "subprocesses.raw.txt"
 
-#: Analyzers of one run; ``memory_diff`` and ``diff`` compare two and are tried below, ``hang`` reads
-#: other files.
+#: Analyzers of one run; ``memory_diff`` and ``diff`` compare two and are tried below; ``hang``
+#: reads other files.
 NAMES = [e.name for e in registry.public() if e.name not in ("memory_diff", "diff", "hang")]
 
 
@@ -58,8 +59,8 @@ def _kinds() -> dict[str, Callable[[Path], Any]]:
 def _alone(inputs: Any, rank: int) -> ta.Trace:
     """Return one rank of an input as a trace."""
     if isinstance(inputs, Path) and inputs.is_dir():
-        return ta.read(inputs / f"rank{rank}.json.gz")
-    whole = inputs if isinstance(inputs, ta.Trace) else ta.read(inputs)
+        return ta.read(inputs / f"rank{rank}.json.gz", columns=ON_REQUEST)
+    whole = inputs if isinstance(inputs, ta.Trace) else ta.read(inputs, columns=ON_REQUEST)
     return next(trace for trace in by_rank(whole) if trace.meta.rank == rank)
 
 

@@ -10,6 +10,8 @@ from traceanalyzer.analyzers.diagnosis import diagnose as diagnose
 from traceanalyzer.analyzers.diagnosis.result import Diagnosis as Diagnosis
 from traceanalyzer.analyzers.diff import diff as diff
 from traceanalyzer.analyzers.diff.result import Diff as Diff
+from traceanalyzer.analyzers.efficiency import efficiency as efficiency
+from traceanalyzer.analyzers.efficiency.result import Efficiency as Efficiency
 from traceanalyzer.analyzers.flamegraph import flamegraph as flamegraph
 from traceanalyzer.analyzers.flamegraph.result import FlameGraph as FlameGraph
 from traceanalyzer.analyzers.gpu_idle import gpu_idle as gpu_idle
@@ -39,6 +41,8 @@ from traceanalyzer.analyzers.overlap.result import Overlap as Overlap
 from traceanalyzer.analyzers.py_spy_report import py_spy_report as py_spy_report
 from traceanalyzer.analyzers.py_spy_report.result import LeafPaths as LeafPaths
 from traceanalyzer.analyzers.report import report as report
+from traceanalyzer.analyzers.scaling import scaling as scaling
+from traceanalyzer.analyzers.scaling.result import Scaling as Scaling
 from traceanalyzer.analyzers.steps import steps as steps
 from traceanalyzer.analyzers.steps.result import Steps as Steps
 from traceanalyzer.analyzers.timeline import timeline as timeline

@@ -9,6 +9,7 @@ class Questions:
     comm_outliers = functions.comm_outliers
     cuda_api = functions.cuda_api
     diagnose = functions.diagnose
+    efficiency = functions.efficiency
     flamegraph = functions.flamegraph
     gpu_idle = functions.gpu_idle
     hang = functions.hang
@@ -24,6 +25,7 @@ class Questions:
     overlap = functions.overlap
     py_spy_report = functions.py_spy_report
     report = functions.report
+    scaling = functions.scaling
     steps = functions.steps
     timeline = functions.timeline
     transfers = functions.transfers

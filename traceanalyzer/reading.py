@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import polars as pl
 
+from traceanalyzer import schema
 from traceanalyzer.errors import InputError, OptionError, UnreadableFile
 from traceanalyzer.parsers import registry
 from traceanalyzer.parsers.chrome_trace import composer
@@ -27,7 +28,6 @@ T = TypeVar("T")
 #: One or several inputs: traces in memory, files, folders.
 Inputs = Trace | PathLike | Sequence[Trace | PathLike]
 
-_COLUMNS = ("args", "input_dims")
 _LAST = (1 << 63) - 1
 _NUMBERED = re.compile(r"(?s)(.*[-_.])(\d{1,6})((?:\.[A-Za-z]\w*)+)")
 #: Why a file merged by Composer is skipped.
@@ -59,7 +59,8 @@ def read(
         kinds: event kinds to read (``kernel``, ``cpu_op`` ...; ``counter``, ``flow`` and ``lane``
             for those tables); None for all. Fewer kinds need less time and memory.
         names: substrings; events whose name contains one are read whatever their kind.
-        columns: optional columns to fill: ``args``, ``input_dims``.
+        columns: optional columns to fill: ``args``, ``input_dims``, ``input_types``,
+            ``concrete_inputs``.
         unused: columns of ``events`` and side tables that you do not use; a parser may leave them
             null or empty.
         windows: (start, end) in ns on the file's clock; only slices that overlap one are read.
@@ -79,7 +80,7 @@ def read(
     selection = Selection(
         kinds=None if kinds is None else known(kinds, (*KINDS, *TABLE_KINDS), "kind"),
         names=several(names),
-        columns=known(columns, _COLUMNS, "column"),
+        columns=known(columns, schema.ON_REQUEST, "column"),
         unused=frozenset(unused),
         windows=tuple((_clipped(low), _clipped(high)) for low, high in windows),
     )

@@ -104,7 +104,26 @@ EVENTS: tuple[Column, ...] = (
         "not recorded",
         on_request=True,
     ),
+    Column(
+        "input_types",
+        pl.String,
+        "",
+        "`Input type` of an operator, JSON text",
+        "not recorded",
+        on_request=True,
+    ),
+    Column(
+        "concrete_inputs",
+        pl.String,
+        "",
+        "`Concrete Inputs` of an operator, JSON text: its scalars and lists of scalars",
+        "not recorded",
+        on_request=True,
+    ),
 )
+
+#: Columns of ``events`` that are read only on request.
+ON_REQUEST: tuple[str, ...] = tuple(column.name for column in EVENTS if column.on_request)
 
 STACKS: tuple[Column, ...] = (
     Column("id", pl.UInt32, "row", "row number"),

@@ -168,6 +168,13 @@ ENTRIES: dict[str, Entry] = {
             plot="device work by family, kernels with the highest total time",
         ),
         Entry(
+            "efficiency",
+            "FLOP/s, bandwidth and MFU against the peaks of the GPU.",
+            examples=("run/", "run/ --peak bf16=989.4 --bandwidth 3350"),
+            section="Efficiency",
+            plot="operators by time above the roof",
+        ),
+        Entry(
             "annotations",
             "Host time and device work of annotated ranges.",
             examples=("run/", "run/ --name forward"),
@@ -228,6 +235,13 @@ ENTRIES: dict[str, Entry] = {
             group="Files",
             examples=("run/", "rank0.json.gz --to json"),
             section="Files",
+        ),
+        Entry(
+            "scaling",
+            "Speed-up and parallel efficiency of runs on more GPUs.",
+            group="Files",
+            examples=("run4/ run8/ run16/", "run4/ run8/ --weak"),
+            plot="the speed-up and the parts of a step",
         ),
         Entry(
             "diff",

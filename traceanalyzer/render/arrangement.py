@@ -15,7 +15,7 @@ from traceanalyzer.result import Result, Table
 R = TypeVar("R", bound=Result)
 
 _DESCENDING = {"asc": False, "desc": True}
-_UNITS = ("_ns", "_bytes", "_frac", "_gbps")
+_UNITS = ("_ns", "_bytes", "_frac", "_gbps", "_tflops")
 
 
 def arranged(result: R, *, sort: Sequence[str] = (), columns: Sequence[str] = ()) -> R:
