@@ -27,6 +27,7 @@ _BY_HAND = (
     "report",
     "diagnose",
     "convert",
+    "merge",
     "info",
     "memory",
     "diff",
@@ -55,6 +56,11 @@ _WITHOUT_ANALYZER = {
         "Start here",
         "Write one HTML page with all analyses, problems first.",
         ("run/ -o report.html", "run/ --since 10s --until 20s -o report.html"),
+    ),
+    "merge": _Listed(
+        "Files",
+        "Write all ranks to one timeline for Perfetto, clocks aligned.",
+        ("run/ -o run.pftrace", "run/ --around straggler -o straggler.pftrace"),
     ),
     "convert": _Listed(
         "Files",
