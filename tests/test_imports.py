@@ -44,7 +44,7 @@ ALLOWED: dict[str, set[str]] = {
     "serving": {"errors"},
     "render": {"drawings", "result", "units", "errors"},
     "cli": {"analyzers", "registry", "files", "reading", "render", "exporters", "result",
-            "units", "errors", ""},
+            "serving", "units", "errors", ""},
     "__main__": {"cli"},
     "__init__": {"registry", "functions", "analyzers", "conversion", "merging", "reading", "trace",
                  "result", "errors"},

@@ -147,7 +147,7 @@ class Merged:
 
 
 def merge(
-    inputs: Inputs,
+    sources: Inputs,
     output: PathLike,
     *,
     step: str | int | None = None,
@@ -166,7 +166,7 @@ def merge(
     memory.
 
     Args:
-        inputs: traces, files and folders of any format, of one run. Merged files are skipped.
+        sources: traces, files and folders of any format, of one run. Merged files are skipped.
         output: ``.pftrace`` (Perfetto's protobuf), ``.json`` or ``.json.gz`` (Chrome JSON).
         step: only this step, by its name or the number in its name.
         around: only one second around a finding, by its id or its number in ``diagnose``.
@@ -189,7 +189,7 @@ def merge(
     chosen = None if kinds is None else known(kinds, (*KINDS, *TABLE_KINDS), "kind")
     rest: dict[str, Any] = {**reading, "processes": 1}
     cut = Cut(rest.pop("since_ns", None), rest.pop("until_ns", None), step, around, ranks, chosen)
-    items, skipped = _without_merged(inputs, target)
+    items, skipped = _without_merged(sources, target)
     with files.opened(target) as file:
         if target.lower().endswith((".json", ".json.gz")):
             packed = target.lower().endswith(".gz")

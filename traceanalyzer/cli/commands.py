@@ -28,6 +28,7 @@ _BY_HAND = (
     "diagnose",
     "convert",
     "merge",
+    "view",
     "info",
     "memory",
     "diff",
@@ -61,6 +62,11 @@ _WITHOUT_ANALYZER = {
         "Files",
         "Write all ranks to one timeline for Perfetto, clocks aligned.",
         ("run/ -o run.pftrace", "run/ --around straggler -o straggler.pftrace"),
+    ),
+    "view": _Listed(
+        "Files",
+        "Show all ranks in Perfetto, at the first finding.",
+        ("run/", "run/ --around straggler --no-open"),
     ),
     "convert": _Listed(
         "Files",

@@ -115,8 +115,13 @@ def merged_file(
     return merged
 
 
-def describe(merged: Merged) -> None:
-    """Print what was written, how clocks were aligned, and notes."""
-    for line in (f"{merged.path}: {merged.verdict}", merged.alignment, *merged.notes):
+def describe(merged: Merged, name: str | None = None) -> None:
+    """Print what was written (to a file of this name), how clocks were aligned, and notes."""
+    path = merged.path if name is None else name
+    for line in (
+        f"{path}: {merged.verdict}" if path else merged.verdict,
+        merged.alignment,
+        *merged.notes,
+    ):
         if line:
             click.echo(prose(line), err=True)

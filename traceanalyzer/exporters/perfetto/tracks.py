@@ -32,6 +32,8 @@ _OF_STREAM = {_WORK: "", _ANNOTATIONS: " annotations", _SYNCHRONISATION: " synch
 _DEEPEST = 500
 _DEEP = 1 << 16
 _KINETO = "kineto"
+#: Label of host processes in Kineto, which says nothing.
+_HOST_LABEL = "CPU"
 #: Process and thread ids have 31 bits; invented ones begin here.
 _LAST_ID, _FIRST_INVENTED = (1 << 31) - 1, 1 << 30
 _PLACE = ("pid", "tid", "device", "family")
@@ -235,7 +237,12 @@ class _Descriptors:
                 about += [self._gpu(device) for device in self._used]
             text = " · ".join([name or f"process {pid}", *about])
             self.descriptors.append(
-                packets.process(uuid, self._pids[pid], text, [labels] if labels else [])
+                packets.process(
+                    uuid,
+                    self._pids[pid],
+                    text,
+                    [labels] if labels not in (None, _HOST_LABEL) else [],
+                )
             )
         return self.processes[pid]
 
@@ -267,7 +274,8 @@ class _Descriptors:
             notes = [f"overlap {overlap}"] * bool(overlap) + [f"deep {deep}"] * bool(deep)
             return self._child(parent, f"{self._name(row)} ({', '.join(notes)})", lane)
         if family >= _WORK:
-            return self._child(self._device(row), self._name(row), (row["tid"] or 0) + 1)
+            order = ((row["tid"] or 0) + 1) * len(_OF_STREAM) + family - _WORK
+            return self._child(self._device(row), self._name(row), order)
         if family == _CALLS:
             return self._thread(row)
         if family == _PROFILER:
