@@ -41,12 +41,15 @@ ALLOWED: dict[str, set[str]] = {
     # the package of an analysis: its public function, which runs the analyzer
     "functions": {"analyzers", "registry", "reading", "run", "trace", "result"},
     "conversion": {"exporters", "files", "inputs", "reading", "registry", "schema", "trace"},
+    "merging": {"analyzers", "errors", "exporters", "files", "inputs", "reading", "registry",
+                "result", "run", "trace", "units", "vocabulary"},
+    "serving": {"errors"},
     "render": {"drawings", "result", "units", "errors"},
     "cli": {"analyzers", "cluster", "registry", "files", "reading", "render", "exporters", "result",
-            "units", "errors", ""},
+            "serving", "units", "errors", ""},
     "__main__": {"cli"},
-    "__init__": {"registry", "functions", "analyzers", "conversion", "reading", "trace", "result",
-                 "errors"},
+    "__init__": {"registry", "functions", "analyzers", "conversion", "merging", "reading", "trace",
+                 "result", "errors"},
 }  # fmt: skip
 #: Modules that say in a string what they import: a result draws itself in a notebook, a trace is
 #: asked; the package, its functions and the exporters load on demand.

@@ -17,10 +17,10 @@ FIXED = [
     "Annotations", "Chart", "CommOutliers", "CudaApi", "Device", "Diagnosis", "Diff",
     "Efficiency", "Finding", "FlameGraph", "GpuIdle", "Hang", "HostMetrics", "Info", "InputError",
     "Kernels", "Launches", "LeafPaths", "MalformedInput", "Memory", "MemoryDiff", "MemoryErrors",
-    "MemoryGrowth", "Meta", "MissingData", "MissingExtra", "Operators", "OptionError",
+    "MemoryGrowth", "Merged", "Meta", "MissingData", "MissingExtra", "Operators", "OptionError",
     "OutputError", "Overlap", "Report", "Result", "Scaling", "Steps", "Table", "Trace",
     "TraceAnalyzerError", "Transfers", "UnknownFormat", "UnreadableFile", "concat", "convert",
-    "diagnose", "find_inputs", "read", "report",
+    "diagnose", "find_inputs", "merge", "read", "report",
 ]  # fmt: skip
 NAMES = sorted([*FIXED, *(entry.name for entry in registry.public())])
 

@@ -54,6 +54,7 @@ _MODULES = {
     "analyzers.steps.result": "Steps",
     "analyzers.transfers.result": "Transfers",
     "conversion": "convert",
+    "merging": "Merged merge",
     "errors": "InputError MalformedInput MissingData MissingExtra OptionError OutputError "
     "TraceAnalyzerError UnknownFormat UnreadableFile",
     "reading": "find_inputs read",

@@ -32,6 +32,8 @@ _LAST = (1 << 63) - 1
 _NUMBERED = re.compile(r"(?s)(.*[-_.])(\d{1,6})((?:\.[A-Za-z]\w*)+)")
 #: Why a file merged by Composer is skipped.
 _MERGED = "Composer merged it from the other files in its folder, whose events would count twice"
+#: Key of the metadata of a file written by ``merge``.
+MERGED_KEY = b'"traceanalyzer merge":'
 _EXPORTED = "its export (.sqlite) is read instead"
 _NO_TEXT = "its name is not UTF-8"
 #: Why a file in a folder is skipped: no parser recognises it.
@@ -87,7 +89,7 @@ def read(
     source = Source(path)
     parser = registry.by_name(format) if format else registry.require(source)
     trace = bounded(parser.parse(source, selection, progress))
-    _give_back()
+    give_back()
     # a converted trace has the path of its source; the path of this file is needed to read it again
     here = tuple(replace(meta, path=source.path) for meta in trace.sources)
     trace = replace(trace, sources=here)
@@ -198,6 +200,11 @@ def _ordered(paths: list[str]) -> tuple[list[str], list[tuple[str, str]]]:
     others = [path for path in paths if path not in {*parts, *merged, *exported}]
     left = [*((path, _MERGED) for path in merged), *((path, _EXPORTED) for path in exported)]
     return others + parts, left
+
+
+def is_merged(path: str) -> bool:
+    """Whether a file was written by ``traceanalyzer merge``."""
+    return MERGED_KEY in _head(path)
 
 
 def _is_exported(path: str, paths: Collection[str]) -> bool:
@@ -401,7 +408,7 @@ def natural(name: str) -> list[tuple[int, int, str]]:
     ]
 
 
-def _give_back() -> None:
+def give_back() -> None:
     """Return memory freed by parsing to the system, if the C library (glibc) supports it."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

@@ -375,6 +375,7 @@ def examine(
     names: Collection[str] | None = None,
     *,
     for_rules: bool = False,
+    on_rank: Callable[[Trace], None] | None = None,
     **reading: Unpack[Reading],
 ) -> Examination:
     """Return the result of every analyzer that the files allow; one file is in memory at a time.
@@ -383,6 +384,7 @@ def examine(
         inputs: traces, files and folders, of any format, of one run.
         names: names of the analyzers, or None for all.
         for_rules: measure only what the rules of ``diagnose`` use; the results are not displayed.
+        on_rank: called with the trace of each rank, with all its tables, after it was measured.
         **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
 
     Raises:
@@ -390,12 +392,12 @@ def examine(
         OptionError: no input has the rank.
     """
     # arrows are only counted in reports
-    how = How(**reading, unused=("flows",) if for_rules else ())
+    how = How(**reading, unused=("flows",) if for_rules and on_rank is None else ())
     wanted = [entry.name for entry in registry.in_report()]
     chosen = [name for name in wanted if names is None or name in names]
     asked = _asked(chosen, for_rules=for_rules)
     opened = OpenedInputs(inputs, None, how)
-    questions = _Questions(asked)
+    questions = _Questions(asked, on_rank)
     measure_all(opened, questions)
     opened.require(any_part=bool(opened.read))
     companions = {name for question in asked.values() if (name := question.analyzer.companion)}
@@ -420,6 +422,7 @@ class _Questions:
     """The parts of all analyzers, by name, and the truncated files; a :class:`Measures`."""
 
     asked: dict[str, _Asked]
+    on_rank: Callable[[Trace], None] | None = None
     truncated: list[str] = field(default_factory=list)
     recordings: list[jobs.Recording] = field(default_factory=list)
 
@@ -438,6 +441,8 @@ class _Questions:
         """Measure one rank with every analyzer; when this returns, the trace can be freed."""
         for question in self.asked.values():
             question.ask(trace, truncated=truncated)
+        if self.on_rank:
+            self.on_rank(trace)
 
     def empty(self) -> Self:
         asked = self.asked.items()
