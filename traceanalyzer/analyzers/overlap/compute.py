@@ -131,7 +131,8 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
     Raises:
         MissingData: ``by`` is ``step`` and no rank has steps.
     """
-    one_clock = clocks.one_clock([part.epoch_ns for part in parts], *_extents(parts))
+    begins, ends = (times.to_list() for times in _extents(parts))
+    one_clock = clocks.one_clock([part.epoch_ns for part in parts], begins, ends)
     whole, steps, streams = (
         _joined(parts, name, one_clock=one_clock) for name in ("devices", "steps", "streams")
     )
