@@ -15,7 +15,7 @@ TRACE = ROOT / "fixtures/nccl_8ranks/rank0.json.gz"
 #: Public names besides the functions of analyzers.
 FIXED = [
     "Annotations", "Chart", "CommOutliers", "CudaApi", "Device", "Diagnosis", "Diff",
-    "Finding", "FlameGraph", "GpuIdle", "HostMetrics", "Info", "InputError", "Kernels",
+    "Finding", "FlameGraph", "GpuIdle", "Hang", "HostMetrics", "Info", "InputError", "Kernels",
     "Launches", "LeafPaths", "MalformedInput", "Memory", "MemoryDiff", "MemoryErrors",
     "MemoryGrowth", "Meta", "MissingData", "MissingExtra", "Operators", "OptionError",
     "OutputError", "Overlap", "Report", "Result", "Steps", "Table", "Trace",

@@ -36,6 +36,7 @@ _MODULES = {
     "analyzers.diff.result": "Diff",
     "analyzers.flamegraph.result": "FlameGraph",
     "analyzers.gpu_idle.result": "GpuIdle",
+    "analyzers.hang.result": "Hang",
     "analyzers.host_metrics.result": "HostMetrics",
     "analyzers.info.compute": "Info",
     "analyzers.kernels.result": "Kernels",

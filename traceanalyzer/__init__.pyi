@@ -14,6 +14,8 @@ from traceanalyzer.analyzers.flamegraph import flamegraph as flamegraph
 from traceanalyzer.analyzers.flamegraph.result import FlameGraph as FlameGraph
 from traceanalyzer.analyzers.gpu_idle import gpu_idle as gpu_idle
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle as GpuIdle
+from traceanalyzer.analyzers.hang import hang as hang
+from traceanalyzer.analyzers.hang.result import Hang as Hang
 from traceanalyzer.analyzers.host_metrics import host_metrics as host_metrics
 from traceanalyzer.analyzers.host_metrics.result import HostMetrics as HostMetrics
 from traceanalyzer.analyzers.info import info as info

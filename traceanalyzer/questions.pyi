@@ -11,6 +11,7 @@ class Questions:
     diagnose = functions.diagnose
     flamegraph = functions.flamegraph
     gpu_idle = functions.gpu_idle
+    hang = functions.hang
     host_metrics = functions.host_metrics
     info = functions.info
     kernels = functions.kernels

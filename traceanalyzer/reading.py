@@ -16,10 +16,7 @@ from traceanalyzer.parsers import registry
 from traceanalyzer.parsers.chrome_trace import composer
 from traceanalyzer.parsers.contract import Selection, bounded
 from traceanalyzer.parsers.foreign import recognise
-from traceanalyzer.parsers.source import (
-    Source,
-    threads as threads,  # the number of cores, for callers
-)
+from traceanalyzer.parsers.source import Source
 from traceanalyzer.trace import Trace
 from traceanalyzer.vocabulary import KINDS, MEMORY_SNAPSHOT, TABLE_KINDS
 

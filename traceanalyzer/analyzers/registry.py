@@ -132,6 +132,13 @@ ENTRIES: dict[str, Entry] = {
             plot="durations and arrival skew",
         ),
         Entry(
+            "hang",
+            "Find the rank that a hanging job waits for, from Flight Recorder dumps.",
+            group="Communication",
+            examples=("dumps/", "dumps/ stacks/ -o hang.html"),
+            plot="collectives by rank and sequence number",
+        ),
+        Entry(
             "overlap",
             "Overlapped and exposed communication.",
             group="Communication",

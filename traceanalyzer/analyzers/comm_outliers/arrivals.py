@@ -412,7 +412,7 @@ def _fit(medians: pl.DataFrame) -> pl.DataFrame:
         centre = np.eye(len(at)) - 1 / len(at)
         normal[np.ix_(at, at)] += centre
         right[at] += centre @ lane["behind"].to_numpy()
-    fitted = np.linalg.lstsq(normal, right, rcond=None)[0]
+    fitted = np.linalg.pinv(normal, hermitian=True) @ right
     zero = np.sort(fitted)[(len(fitted) - 1) // 2]
     return pl.DataFrame({"rank": ranks, "offset_ns": np.rint(fitted - zero)}).cast(
         {"offset_ns": pl.Int64}

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Protocol, TypeVar
 
+import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.base import Skipped
@@ -46,9 +47,17 @@ def with_source(frame: pl.DataFrame, part: OfRank) -> pl.DataFrame:
     return pl.DataFrame([rank, path, *frame])
 
 
+def with_sources(frames: Sequence[pl.DataFrame], parts: Sequence[OfRank]) -> pl.DataFrame:
+    """Concatenate a frame of each part, with ``rank`` and ``path`` as first columns."""
+    part = np.repeat(np.arange(len(parts)), [frame.height for frame in frames])
+    rank = pl.Series("rank", [part.rank for part in parts], pl.Int32)
+    path = pl.Series("path", [part.path for part in parts], pl.String)
+    return pl.DataFrame([rank.gather(part), path.gather(part), *pl.concat(frames)])
+
+
 def joined(parts: Sequence[OfRank], table: str) -> pl.DataFrame:
     """Concatenate a table of all parts, with ``rank`` and ``path`` as first columns."""
-    return pl.concat(with_source(getattr(part, table), part) for part in parts)
+    return with_sources([getattr(part, table) for part in parts], parts)
 
 
 def concat_tables(parts: Sequence[object], *tables: str) -> list[pl.DataFrame]:

@@ -102,9 +102,7 @@ def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()
     moves = _summed(moved, ["call", "name", "finding"], _MOVED, "host_ns")
     allocations = _summed(allocated, ["call"], _ALLOCATED, "total_ns")
     rows_of_findings = findings.findings_of(calls, moves, allocations)
-    by_rank = pl.concat(
-        columns.with_source(rows, part) for part, rows in zip(parts, each, strict=True)
-    )
+    by_rank = columns.with_sources(each, parts)
     return CudaApi(
         n=int(calls["n"].sum()),
         total_ns=total_ns,
@@ -226,14 +224,12 @@ def _summed(
 
 def _numbers(part: Part, calls: pl.DataFrame) -> dict[str, int | None]:
     """Return the time of a rank's calls, and of its findings."""
-    rows = findings.findings_of(calls, part.moves, part.allocations)
-    cost = dict(rows.select(pl.col("finding").cast(pl.String), "host_ns").rows())
-    waiting, allocating = cost.pop(findings.SYNC_CALL, 0), cost.pop(findings.ALLOC_IN_LOOP, 0)
+    of_findings = part.moves["finding"].is_not_null()
     return {
         "n": int(calls["n"].sum()),
         "total_ns": int(calls["total_ns"].sum()),
         "span_ns": part.span_ns,
-        "waiting_ns": waiting,
-        "copying_ns": sum(cost.values()),
-        "allocating_ns": allocating,
+        "waiting_ns": int(calls["total_ns"].filter(calls["synchronises"]).sum()),
+        "copying_ns": int(part.moves["host_ns"].filter(of_findings).sum()),
+        "allocating_ns": int(part.allocations["loop_ns"].sum()),
     }

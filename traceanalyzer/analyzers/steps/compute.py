@@ -9,7 +9,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs
 from traceanalyzer.analyzers.common import device_work, places, step_marks, step_patterns
-from traceanalyzer.analyzers.common.columns import with_source
+from traceanalyzer.analyzers.common.columns import joined as joined_tables
 from traceanalyzer.analyzers.common.names import mapped, named
 from traceanalyzer.analyzers.steps import phases, slow_steps, statistics
 from traceanalyzer.analyzers.steps.options import Options
@@ -214,9 +214,8 @@ def _without_numbers(name: str) -> str | None:
 
 def _with_sources(parts: Sequence[Part], table: str) -> pl.DataFrame | None:
     """A table of all parts that have it, with rank and path; None where none has it."""
-    frames = [(getattr(part, table), part) for part in parts]
-    known = [with_source(frame, part) for frame, part in frames if frame is not None]
-    return pl.concat(known) if known else None
+    known = [part for part in parts if getattr(part, table) is not None]
+    return joined_tables(known, table) if known else None
 
 
 def _marked_once(parts: Sequence[Part]) -> tuple[list[Part], tuple[str, ...]]:
@@ -260,7 +259,39 @@ def joined(parts: Sequence[Part]) -> pl.DataFrame:
         for _, group in groupby(ordered, key=lambda part: part.rank)
         for recording in _recordings(list(group))
     ]
-    return pl.concat([_one(recording) for recording in recordings])
+    rows = pl.concat(
+        _on_one_clock(recording).with_columns(recording=pl.lit(number, pl.UInt32))
+        for number, recording in enumerate(recordings)
+    )
+    of = pl.DataFrame(
+        {
+            "recording": range(len(recordings)),
+            "rank": [files[0].rank for files in recordings],
+            "path": [files[0].path for files in recordings],
+        },
+        schema_overrides={"recording": pl.UInt32, "rank": pl.Int32},
+    )
+    numbered = rows.with_columns(
+        number=pl.col("start").rank("dense").over("recording").cast(pl.Int64) - 1,
+        first=pl.col("start").min().over("recording"),
+    )
+    known = numbered.join(
+        _before(rows), on=["recording", "start"], how="left", maintain_order="left"
+    )
+    return known.join(of, on="recording", maintain_order="left").select(
+        "rank",
+        "path",
+        "number",
+        "step",
+        "device",
+        (pl.col("start") - pl.col("first")).alias("at_ns"),
+        (pl.col("end") - pl.col("start")).alias("duration_ns"),
+        "before_ns",
+        pl.exclude(
+            "rank", "path", "number", "step", "device", "start", "end", "before_ns", "file",
+            "first", "recording",
+        ),
+    )  # fmt: skip
 
 
 def _recordings(parts: list[Part]) -> list[list[Part]]:
@@ -279,34 +310,27 @@ def _span(part: Part, epoch_ns: int) -> tuple[int, int]:
     return first + epoch_ns, last + epoch_ns
 
 
-def _one(recording: Sequence[Part]) -> pl.DataFrame:
+def _on_one_clock(recording: Sequence[Part]) -> pl.DataFrame:
+    """Return the steps of the files of a recording, with the number of their ``file``."""
     known = all(part.epoch_ns is not None for part in recording)
     moves = [part.epoch_ns or 0 if known else 0 for part in recording]
-    frames = [
+    rows = pl.concat(
         part.steps.with_columns(pl.col("start", "end") + by, file=pl.lit(number))
         for number, (part, by) in enumerate(zip(recording, moves, strict=True))
-    ]
-    rows = pl.concat(frames)
-    if len(recording) > 1:
-        rows = _renumbered(rows)
-    number = pl.col("start").rank("dense").cast(pl.Int64) - 1
-    previous = rows.select("start", "end", "file").unique().sort("start")
+    )
+    return _renumbered(rows) if len(recording) > 1 else rows
+
+
+def _before(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return ``before_ns`` of each recording and start, the time since the previous step."""
+    steps = rows.select("recording", "start", "end", "file").unique().sort("recording", "start")
     since = pl.col("start") - pl.col("end").shift(1)
     # a longer time between files is a pause of the profiler
     longest = (pl.col("end") - pl.col("start")).max()
     recorded = (pl.col("file") == pl.col("file").shift(1)) | (since <= _PAUSE * longest)
-    since = pl.when(recorded).then(since)
-    before = previous.select("start", before_ns=since)
-    joined = rows.join(before, on="start", how="left", maintain_order="left").select(
-        number.alias("number"),
-        "step",
-        "device",
-        (pl.col("start") - pl.col("start").min()).alias("at_ns"),
-        (pl.col("end") - pl.col("start")).alias("duration_ns"),
-        "before_ns",
-        pl.exclude("step", "device", "start", "end", "before_ns", "file"),
+    return steps.select(
+        "recording", "start", before_ns=pl.when(recorded).then(since).over("recording")
     )
-    return with_source(joined, recording[0])
 
 
 def _renumbered(rows: pl.DataFrame) -> pl.DataFrame:

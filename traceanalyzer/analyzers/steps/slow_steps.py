@@ -154,6 +154,8 @@ def _without_nested(rows: pl.DataFrame) -> pl.DataFrame:
 
     Of slices of one kind, keep the one with the smallest share in other steps, then the longest.
     """
+    if rows.is_empty():
+        return rows
     order = pl.col("kind").replace_strict({kind: place for place, kind in enumerate(_KINDS)})
     usual = (pl.col("usual").fill_null(0) / pl.col("total_ns")).round(2)
     ranked = rows.with_columns(order=order, usual=usual)
