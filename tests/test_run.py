@@ -31,8 +31,8 @@ EXPORT = FIXTURES / "nsys" / "training.sqlite"
 RANKS = FIXTURES / "nccl_8ranks"
 NO_RANK = FIXTURES / "py_spy" / "subprocesses.raw.txt"
 
-#: Analyzers of one run; ``memory_diff`` and ``diff`` compare two and are tried below, ``hang`` reads
-#: other files.
+#: Analyzers of one run; ``memory_diff`` and ``diff`` compare two and are tried below, ``hang``
+#: reads other files.
 NAMES = [e.name for e in registry.public() if e.name not in ("memory_diff", "diff", "hang")]
 
 
