@@ -32,8 +32,8 @@ EXPORT = FIXTURES / "nsys" / "training.sqlite"
 RANKS = FIXTURES / "nccl_8ranks"
 NO_RANK = FIXTURES / "py_spy" / "subprocesses.raw.txt"
 
-#: Analyzers of one run; ``memory_diff`` and ``diff`` compare two and are tried below; ``hang``
-#: reads other files.
+#: Analyzers of one run; ``memory_diff`` and ``diff`` compare two and are tried below. ``hang``
+#: compares the dumps of all ranks whatever ``rank`` is (tests/analyzers/test_hang.py).
 NAMES = [e.name for e in registry.public() if e.name not in ("memory_diff", "diff", "hang")]
 
 

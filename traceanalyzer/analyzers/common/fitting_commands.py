@@ -60,7 +60,7 @@ def with_fitting_command(
 
 def not_for_reports(meta: Meta) -> MissingData | None:
     """Return the error for a file that no analysis of a report uses, with its command."""
-    if meta.format != FLIGHT_RECORDER:
+    if meta.format not in (FLIGHT_RECORDER, PY_SPY_DUMP):
         return None
     what, names = _OF_FORMAT[meta.format]
     return MissingData(f"{meta.path}: {what}: {_lines(names)}")

@@ -152,17 +152,19 @@ class Hang(Result):
         found, label = self.stuck, self.groups.label
         if not found.causes and not found.cycle:
             return self._no_hang()
+        chosen = _distinct(found.causes)
         ordered: list[str] = [
-            texts.cause_sentence(one, label, self._place, self._last) for one in found.causes
+            texts.cause_sentence(one, label, self._place, self._last)
+            for one in chosen[: _MORE_CAUSES + 1]
         ]
         if found.cycle:
             deadlock = texts.deadlock_sentence(found.cycle, label, self._place)
             ordered.insert(0 if found.is_deadlock else 1, deadlock)
         main, *others = ordered
-        more = len(others) - _MORE_CAUSES
         chain = texts.chain_sentence(found.chain, label)
-        also = [f"Also: {text}" for text in others[:_MORE_CAUSES]]
-        rest = f"{more} more in the table of operations." if more > 0 else ""
+        also = [f"Also: {text}" for text in others]
+        more = len(chosen) - _MORE_CAUSES - 1
+        rest = f"{more:,} more in the table of operations." if more > 0 else ""
         return sentences(main, chain, *also, rest, f"Try: {texts.advice(found)}.")
 
     def _no_hang(self) -> str:
@@ -412,7 +414,7 @@ class Hang(Result):
 
     def _lanes(self) -> pl.DataFrame:
         chosen = [
-            one for one in (*self.stuck.cycle, *self.stuck.causes, *self.stuck.stuck)
+            one for one in (*self.stuck.cycle, *self.stuck.chain, *_distinct(self.stuck.causes))
             if not one.is_p2p and one.seq is not None
         ]  # fmt: skip
         places = {one.group: one for one in reversed(chosen)}
@@ -470,6 +472,21 @@ def _placed(frame: pl.DataFrame, origin: int, label: str) -> pl.DataFrame:
     """Add the place of each box on the axis, with its end and the label of the axis."""
     place = pl.col("seq") - origin
     return frame.with_columns(place=place, end=place + 0.9, x_label=pl.lit(label))
+
+
+def _distinct(causes: tuple[Stuck, ...]) -> list[Stuck]:
+    """Return the causes that name further ranks, or all if the first names none.
+
+    An operation that all ranks entered is a weak cause if a rank is missing elsewhere.
+    """
+    named: set[int] = set()
+    chosen = []
+    for one in causes:
+        ranks = {*one.free, *(rank for _, ranks in one.calls for rank in ranks)}
+        if (not causes[0].free and not causes[0].calls) or ranks - named:
+            chosen.append(one)
+            named |= ranks
+    return chosen
 
 
 def _in_cycle(cycle: tuple[Stuck, ...]) -> set[int]:

@@ -83,7 +83,8 @@ class Found:
 
     Attributes:
         stuck: all of them.
-        causes: those at the end of all chains, the one that most ranks wait for first.
+        causes: those at the end of all chains: missing ranks and calls that differ before
+            operations that all ranks entered, then the one that most ranks wait for first.
         cycle: operations that wait for each other, in order; empty if there is no deadlock.
         chain: the longest path of waiting to the first cause, or into the cycle.
         is_deadlock: whether the cycle is the first cause.
@@ -306,7 +307,14 @@ def _followed(stuck: Sequence[Stuck]) -> Found:
         next_of[at] = () if free else tuple(dict.fromkeys(following))
     ends = [at for at in range(len(stuck)) if not next_of[at]]
     reach = _reach(next_of)
-    ends.sort(key=lambda at: (-len(_waiting_behind(stuck, reach[at])), at))
+    # a rank that is missing or differs explains more than an operation that all ranks entered
+    ends.sort(
+        key=lambda at: (
+            not (marked[at].free or marked[at].calls),
+            -len(_waiting_behind(stuck, reach[at])),
+            at,
+        )
+    )
     explained = set().union(*(reach[at] for at in ends))
     left = {at: next_of[at] for at in next_of if at not in explained}
     cycle = _cycle(left, reach)
