@@ -174,7 +174,7 @@ def merge(
         kinds: only these kinds of events, and tables ``counter`` and ``flow``; all are analysed.
         force: overwrite an existing file.
         **reading: see :class:`~traceanalyzer.analyzers.base.Reading`; ``since_ns`` and
-            ``until_ns`` count from the first moment of the run, and ``processes`` is not used.
+            ``until_ns`` count from the first moment of the run, and ``workers`` is not used.
 
     Raises:
         InputError: nothing can be read.
@@ -187,7 +187,7 @@ def merge(
         raise OptionError(f"{target}: unknown output format; use .pftrace, .json or .json.gz")
     files.check(target, force=force)
     chosen = None if kinds is None else known(kinds, (*KINDS, *TABLE_KINDS), "kind")
-    rest: dict[str, Any] = {**reading, "processes": 1}
+    rest: dict[str, Any] = {**reading, "workers": 1}
     cut = Cut(rest.pop("since_ns", None), rest.pop("until_ns", None), step, around, ranks, chosen)
     items, skipped = _without_merged(sources, target)
     with files.opened(target) as file:
