@@ -31,8 +31,8 @@ EXPORT = FIXTURES / "nsys" / "training.sqlite"
 RANKS = FIXTURES / "nccl_8ranks"
 NO_RANK = FIXTURES / "py_spy" / "subprocesses.raw.txt"
 
-#: Analyzers of one run; ``memory_diff`` and ``diff`` compare two and are tried below.
-NAMES = [e.name for e in registry.public() if e.name not in ("memory_diff", "diff")]
+#: Analyzers of one run; the others compare runs.
+NAMES = [e.name for e in registry.public() if e.name not in ("memory_diff", "diff", "scaling")]
 
 
 def _kinds() -> dict[str, Callable[[Path], Any]]:
