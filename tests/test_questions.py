@@ -132,7 +132,9 @@ def test_functions_of_analyzers_are_public() -> None:
 def test_keywords_are_the_options(name: str) -> None:
     entry = registry.ENTRIES[name]
     parameters = inspect.signature(entry.function()).parameters
-    options = {k: p for k, p in parameters.items() if k not in ("inputs", "after", "reading")}
+    options = {
+        k: p for k, p in parameters.items() if k not in ("inputs", "runs", "after", "reading")
+    }
     known = {one.name: one for one in fields(entry.options_class()) if one.name != "window"}
     assert options.keys() == known.keys()
     for key, option in known.items():

@@ -32,9 +32,10 @@ EXPORT = FIXTURES / "nsys" / "training.sqlite"
 RANKS = FIXTURES / "nccl_8ranks"
 NO_RANK = FIXTURES / "py_spy" / "subprocesses.raw.txt"
 
-#: Analyzers of one run; ``memory_diff`` and ``diff`` compare two and are tried below. ``hang``
-#: compares the dumps of all ranks whatever ``rank`` is (tests/analyzers/test_hang.py).
-NAMES = [e.name for e in registry.public() if e.name not in ("memory_diff", "diff", "hang")]
+#: Analyzers of one run; ``memory_diff``, ``diff`` and ``scaling`` compare several. ``hang`` compares
+#: the dumps of all ranks whatever ``rank`` is (tests/analyzers/test_hang.py).
+_OTHERS = ("memory_diff", "diff", "scaling", "hang")
+NAMES = [entry.name for entry in registry.public() if entry.name not in _OTHERS]
 
 
 def _kinds() -> dict[str, Callable[[Path], Any]]:

@@ -27,7 +27,11 @@ class Questions:
     """Methods that call the function of the same name with the trace as first argument."""
 
 
-#: Functions whose first argument is the inputs; ``diff`` takes two runs.
-METHODS = sorted(("diagnose", "report", *(e.name for e in registry.public() if e.name != "diff")))
+#: Functions of several runs.
+_OF_RUNS = ("diff", "scaling")
+#: Functions whose first argument is the inputs.
+METHODS = sorted(
+    ("diagnose", "report", *(e.name for e in registry.public() if e.name not in _OF_RUNS))
+)
 for _name in METHODS:
     setattr(Questions, _name, _Method(_name))

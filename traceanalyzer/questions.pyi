@@ -25,7 +25,6 @@ class Questions:
     overlap = functions.overlap
     py_spy_report = functions.py_spy_report
     report = functions.report
-    scaling = functions.scaling
     steps = functions.steps
     timeline = functions.timeline
     transfers = functions.transfers

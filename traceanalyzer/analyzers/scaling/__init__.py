@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def scaling(
-    inputs: Inputs,
+    runs: Inputs,
     *,
     weak: bool = False,
     step_name: str | None = None,
@@ -28,7 +28,7 @@ def scaling(
     """Return step time, speed-up and parallel efficiency of runs on different numbers of GPUs.
 
     Args:
-        inputs: a folder per run, or several traces; the number of GPUs is the recorded world size,
+        runs: a folder per run, or several traces; the number of GPUs is the recorded world size,
             else the number of devices in the folder. Runs on the same number are averaged.
         weak: the work per GPU is the same in all runs; default: the work of all GPUs together.
         step_name: regular expression of the names of steps.
@@ -43,4 +43,4 @@ def scaling(
     from traceanalyzer.analyzers.scaling.compute import SCALING
     from traceanalyzer.run import run
 
-    return run(SCALING, inputs, Options(weak, step_name, comm_patterns), **reading)
+    return run(SCALING, runs, Options(weak, step_name, comm_patterns), **reading)
