@@ -27,6 +27,7 @@ _BY_HAND = (
     "report",
     "diagnose",
     "convert",
+    "demo",
     "info",
     "memory",
     "diff",
@@ -55,6 +56,11 @@ _WITHOUT_ANALYZER = {
         "Start here",
         "Write one HTML page with all analyses, problems first.",
         ("run/ -o report.html", "run/ --since 10s --until 20s -o report.html"),
+    ),
+    "demo": _Listed(
+        "Start here",
+        "Write a small recording and its report, to try the program.",
+        ("demo/", "demo/ --force"),
     ),
     "convert": _Listed(
         "Files",
