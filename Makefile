@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 # pip from outside: a venv made without pip works where ensurepip was left out (Debian)
 INSTALL := $(PYTHON) -m pip --python $(BIN)/python --disable-pip-version-check install -q
 
-.PHONY: help demo test check bench accuracy metrics bless snapshot coverage fuzz fuzz-native mutants docs \
+.PHONY: help demo screenshot test check bench accuracy metrics bless snapshot coverage fuzz fuzz-native mutants docs \
 	site lowest installs clean
 
 help: ## this list
@@ -77,6 +77,9 @@ docs: $(VENV)/.package ## the pages and the picture derived from the code
 	  --plot docs/images/comm_outliers.png
 	$(BIN)/traceanalyzer flamegraph fixtures/py_spy/subprocesses.raw.txt -q --force \
 	  -o docs/images/flamegraph.svg
+
+screenshot: $(VENV)/.package ## the picture of the README: the first screen of a report; needs chromium
+	$(BIN)/python docs/make_screenshot.py
 
 site: $(VENV)/.developer ## the documentation as a site, into site/; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict

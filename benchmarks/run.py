@@ -23,6 +23,7 @@ from benchmarks.measure import Run, run
 from benchmarks.results import Measurement, Results
 from benchmarks.routes import ROUTES
 from benchmarks.tasks import COMMANDS
+from traceanalyzer.version import VERSION
 
 CORES = 2
 ROUNDS = 3
@@ -247,7 +248,7 @@ def main(name: str, rounds: int = ROUNDS) -> None:
     measured = Results(
         taken=f"{datetime.now(UTC):%Y-%m-%d}",
         machine=_machine(cores),
-        versions={"traceanalyzer": version("traceanalyzer")}
+        versions={"traceanalyzer": VERSION}
         | {library: version(library) for library in ("polars", "msgspec")}
         | (peers.versions() if not inputs.missing() else {}),
         load=(before, os.getloadavg()[0]),
@@ -260,4 +261,4 @@ def main(name: str, rounds: int = ROUNDS) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else version("traceanalyzer"))
+    main(sys.argv[1] if len(sys.argv) > 1 else VERSION)

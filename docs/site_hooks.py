@@ -28,6 +28,8 @@ ELSEWHERE = {
     "CONTRIBUTING.md": "contributing.md",
     "fixtures/README.md": "fixtures.md",
 }
+#: Entry of the navigation with the pages of commands.
+COMMANDS = "Pages of commands"
 #: Links to the README lead to the start page of the site.
 _PLACES = {"README.md": "index.md", **ELSEWHERE}
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#|/)([^)\s#]+)")
@@ -35,10 +37,11 @@ _FORMULA = re.compile(r'<(span|div) class="arithmatex">(?:\\\(|\\\[)(.*?)(?:\\\)
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """List pages that are missing in ``mkdocs.yml`` under *Commands*."""
+    """List pages that are missing in ``mkdocs.yml`` under *Pages of commands*."""
     nav: list[dict[str, Any]] = config.nav or []
     placed = set(re.findall(r"[\w-]+\.md", repr(nav)))
-    commands = next(entry["Commands"] for entry in nav if "Commands" in entry)
+    reference = next(entry["Reference"] for entry in nav if "Reference" in entry)
+    commands = next(one[COMMANDS] for one in reference if COMMANDS in one)
     commands += [path.name for path in sorted(DOCS.glob("*.md")) if path.name not in placed]
     return config
 

@@ -12,13 +12,14 @@ from traceanalyzer.cli.commands import all_commands
 PACKAGE = Path(__file__).parents[1] / "traceanalyzer"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-BASE = {"errors", "limits", "units", "vocabulary"}
+BASE = {"errors", "limits", "units", "version", "vocabulary"}
 #: What each room may import besides itself.
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "units": {"errors"},
     "vocabulary": set(),
     "limits": set(),
+    "version": set(),
     "schema": BASE,
     "files": {"errors"},
     # the lists of analyzers and what they are; nothing of them is loaded
@@ -46,10 +47,10 @@ ALLOWED: dict[str, set[str]] = {
     "serving": {"errors"},
     "render": {"drawings", "result", "units", "errors"},
     "cli": {"analyzers", "cluster", "registry", "files", "reading", "render", "exporters", "result",
-            "serving", "units", "errors", ""},
+            "serving", "units", "errors", "version", ""},
     "__main__": {"cli"},
     "__init__": {"registry", "functions", "analyzers", "conversion", "merging", "reading", "trace",
-                 "result", "errors"},
+                 "result", "errors", "version"},
 }  # fmt: skip
 #: Modules that say in a string what they import: a result draws itself in a notebook, a trace is
 #: asked; the package, its functions and the exporters load on demand.

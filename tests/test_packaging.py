@@ -12,13 +12,14 @@ import sysconfig
 import tarfile
 import tomllib
 import zipfile
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 from lowest import constraints
 from wording import check_wording
+
+from traceanalyzer.version import VERSION
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "pyproject.toml").read_text()
@@ -42,13 +43,18 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_installed_version() -> None:
-    assert metadata.version("traceanalyzer") == PROJECT["version"]
+def test_version_and_name_of_the_distribution(built: Path) -> None:
+    """The name ``traceanalyzer`` on the package index belongs to an unrelated project."""
+    with zipfile.ZipFile(next(built.glob("*.whl"))) as wheel:
+        name = next(one for one in wheel.namelist() if one.endswith("/METADATA"))
+        about = wheel.read(name).decode()
+    assert f"Name: {PROJECT['name']}\nVersion: {VERSION}\n" in about
+    assert PROJECT["name"] != "traceanalyzer"
 
 
 def test_changelog_starts_with_the_version() -> None:
     headings = re.findall(r"^## \[([^]]+)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
-    assert headings[0] == PROJECT["version"]
+    assert headings[0] == VERSION
 
 
 def test_every_dependency_has_a_reason() -> None:
@@ -117,14 +123,14 @@ def test_wheel_works_without_the_checkout(built: Path, tmp_path: Path) -> None:
     assert "Rank 5 is a" in (tmp_path / "answer.html").read_text()
     command = [python, "-m", "traceanalyzer", "--version"]
     version = subprocess.run(command, check=True, **how)
-    assert version.stdout == f"traceanalyzer {PROJECT['version']}\n"
+    assert version.stdout == f"traceanalyzer {VERSION}\n"
 
 
 def test_content_of_the_wheel(built: Path) -> None:
     with zipfile.ZipFile(next(built.glob("*.whl"))) as wheel:
         names = wheel.namelist()
         entry_points = wheel.read(next(n for n in names if n.endswith("entry_points.txt")))
-    dist_info = f"traceanalyzer-{PROJECT['version']}.dist-info/"
+    dist_info = f"{PROJECT['name'].replace('-', '_')}-{VERSION}.dist-info/"
     assert {n for n in names if not n.startswith(("traceanalyzer/", dist_info))} == set()
     modules = {str(p.relative_to(ROOT)) for p in (ROOT / "traceanalyzer").rglob("*.py")}
     assert modules <= set(names)

@@ -32,8 +32,8 @@ EXPORT = FIXTURES / "nsys" / "training.sqlite"
 RANKS = FIXTURES / "nccl_8ranks"
 NO_RANK = FIXTURES / "py_spy" / "subprocesses.raw.txt"
 
-#: Analyzers of one run; ``memory_diff``, ``diff`` and ``scaling`` compare several. ``hang`` compares
-#: the dumps of all ranks whatever ``rank`` is (tests/analyzers/test_hang.py).
+#: ``memory_diff``, ``diff`` and ``scaling`` compare runs. ``hang`` compares the dumps of all ranks
+#: whatever ``rank`` is (tests/analyzers/test_hang.py).
 _OTHERS = ("memory_diff", "diff", "scaling", "hang")
 NAMES = [entry.name for entry in registry.public() if entry.name not in _OTHERS]
 

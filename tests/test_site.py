@@ -13,13 +13,24 @@ from html.parser import HTMLParser
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from time import monotonic, sleep
 from typing import Any
 
 import pytest
 from browser import chromium, complaints, resize
 
 ROOT = Path(__file__).parents[1]
-PAGES = {"index", "questions", "commands", "definitions", "schema", "changelog", "fixtures"}
+PAGES = {
+    "index",
+    "quick-start",
+    "how-to-stragglers",
+    "questions",
+    "commands",
+    "definitions",
+    "schema",
+    "changelog",
+    "fixtures",
+}
 #: Attributes by which a page makes the browser fetch something.
 FETCHES = {"src", "srcset", "data", "poster", "action", "formaction", "background"}
 
@@ -128,3 +139,27 @@ def test_browser_loads_local_files_only(window: Any, served: str, name: str) -> 
         resize(window, width, 800)
         scrolls = "return document.scrollingElement.scrollWidth > innerWidth"
         assert not window.execute_script(scrolls), "wider than the window"
+
+
+def test_every_page_is_in_the_navigation_and_the_search(site: Path) -> None:
+    pages = {page.name for page in site.glob("*.html")} - {"404.html"}
+    assert pages >= {path.with_suffix(".html").name for path in (ROOT / "docs").glob("*.md")}
+    links = set(re.findall(r'href="([\w-]+\.html)"', (site / "index.html").read_text()))
+    assert pages - links <= {"index.html"}
+    index = (site / "search" / "search_index.js").read_text()
+    assert [page for page in pages if f'"location":"{page}"' not in index] == []
+
+
+def test_search_works_from_disk(window: Any, site: Path) -> None:
+    resize(window, 1200, 800)
+    window.get((site / "index.html").as_uri())
+    field = window.find_element("css selector", "[data-md-component=search-query]")
+    field.click()
+    field.send_keys("straggler")
+    links = "return [...document.querySelectorAll('.md-search-result__link')].map(a => a.href)"
+    deadline = monotonic() + 20
+    while not (found := window.execute_script(links)) and monotonic() < deadline:
+        sleep(0.1)
+    assert found
+    assert all(address.startswith(site.as_uri()) for address in found)
+    assert any("comm-outliers.html" in address or "stragglers" in address for address in found)

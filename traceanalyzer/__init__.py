@@ -20,10 +20,11 @@ answers and takes. What was not recorded raises ``MissingData``, which says how 
 Names are loaded when they are first used, so that importing the package costs nothing.
 """
 
-from importlib import import_module, metadata
+from importlib import import_module
 from typing import Any
 
 from traceanalyzer.analyzers import registry
+from traceanalyzer.version import VERSION
 
 #: Public names by the module they are in, but for the functions of analyzers, which the registry
 #: lists. ``make docs`` writes ``__init__.pyi`` for type checkers.
@@ -70,7 +71,7 @@ __all__ = sorted(_HOME)
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        return metadata.version("traceanalyzer")
+        return VERSION
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(_HOME[name]), name)

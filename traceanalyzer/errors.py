@@ -63,13 +63,11 @@ class OutputError(TraceAnalyzerError):
 
 
 class MissingExtra(TraceAnalyzerError):
-    """A feature needs a package of an extra of the same name."""
+    """A feature needs a package that is not installed by default, the extra of the same name."""
 
     def __init__(self, what: str, extra: str) -> None:
         self.what, self.extra = what, extra
-        super().__init__(
-            f"{what} needs {extra}, which is not installed; pip install 'traceanalyzer[{extra}]'"
-        )
+        super().__init__(f"{what} needs {extra}, which is not installed; pip install {extra}")
 
     def __reduce__(self) -> tuple[object, ...]:
         return (MissingExtra, (self.what, self.extra))

@@ -1,4 +1,4 @@
-"""Shell completion, set up as in the README."""
+"""Shell completion, set up as in docs/install.md."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from traceanalyzer.cli.commands import all_commands
 COMMANDS = all_commands()
 
 PROGRAM = Path(sys.executable).with_name("traceanalyzer")
-README = (ROOT / "README.md").read_text()
+PAGE = (ROOT / "docs/install.md").read_text()
 SHELLS = ("bash", "zsh", "fish")
 
 
@@ -32,8 +32,8 @@ def _completed(shell: str, line: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_readme_line_prints_a_completion_script(shell):
-    assert f"{shell}_source" in README
+def test_line_of_the_page_prints_a_completion_script(shell):
+    assert f"{shell}_source" in PAGE
     env = environment(_TRACEANALYZER_COMPLETE=f"{shell}_source")
     done = subprocess.run([PROGRAM], env=env, check=True, capture_output=True, text=True)
     assert "complet" in done.stdout
@@ -51,8 +51,8 @@ def test_commands_and_choices(shell):
 
 
 def test_in_bash():
-    """Source the script as in the README, then complete as the Tab key does."""
-    line = next(one.strip() for one in README.splitlines() if "COMPLETE=bash_source" in one)
+    """Source the script as in docs/install.md, then complete as the Tab key does."""
+    line = next(one.strip() for one in PAGE.splitlines() if "COMPLETE=bash_source" in one)
     line = line.partition("#")[0]
     script = (
         f"{line}\n"

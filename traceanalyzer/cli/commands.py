@@ -29,6 +29,7 @@ _BY_HAND = (
     "convert",
     "merge",
     "view",
+    "demo",
     "info",
     "memory",
     "diff",
@@ -67,6 +68,11 @@ _WITHOUT_ANALYZER = {
         "Files",
         "Show all ranks in Perfetto, at the first finding.",
         ("run/", "run/ --around straggler --no-open"),
+    ),
+    "demo": _Listed(
+        "Start here",
+        "Write a small recording and its report, to try the program.",
+        ("demo/", "demo/ --force"),
     ),
     "convert": _Listed(
         "Files",

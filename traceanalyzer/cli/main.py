@@ -15,6 +15,7 @@ from traceanalyzer.cli.commands import Commands
 from traceanalyzer.cli.start import STATUS, as_exceptions, ignore
 from traceanalyzer.errors import TraceAnalyzerError
 from traceanalyzer.render.text import visible
+from traceanalyzer.version import VERSION
 
 _EXAMPLES = """\b
 Examples:
@@ -27,7 +28,7 @@ Examples:
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog=_EXAMPLES,
 )
-@click.version_option(package_name="traceanalyzer", message="%(prog)s %(version)s")
+@click.version_option(VERSION, message="%(prog)s %(version)s")
 def cli() -> None:
     """Find out why training is slow: analyze GPU profiler traces and name the causes."""
 

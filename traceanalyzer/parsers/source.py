@@ -214,7 +214,7 @@ class Source:
             raise InputError(
                 self.path,
                 "is zstd-compressed and the zstandard package is not installed",
-                hint="pip install 'traceanalyzer[zstd]', or unpack it with zstd -d",
+                hint="pip install zstandard, or unpack it with zstd -d",
             ) from None
         source: Any = _Joined(raw)
         stream = zstandard.ZstdDecompressor().stream_reader(source, read_across_frames=True)

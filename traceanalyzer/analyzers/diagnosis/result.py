@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import dataclass, fields
-from importlib.metadata import version
 from typing import Any
 
 import polars as pl
@@ -13,6 +12,7 @@ from traceanalyzer.analyzers.timeline.states import NAMES, OF_CAUSE
 from traceanalyzer.drawings import Budget, BudgetPart, Lanes
 from traceanalyzer.result import SEVERITIES, Finding, Result, Severity, Table, View
 from traceanalyzer.units import format_count
+from traceanalyzer.version import VERSION
 
 FAILED, PASSED, SKIPPED = "failed", "passed", "skipped"
 
@@ -116,7 +116,7 @@ class Diagnosis(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values; ``docs/diagnosis.schema.json`` describes the keys."""
-        versions = {"schema_version": SCHEMA_VERSION, "tool_version": version("traceanalyzer")}
+        versions = {"schema_version": SCHEMA_VERSION, "tool_version": VERSION}
         lists = {
             "inputs": list(self.inputs),
             "findings": [one.to_dict() for one in self.findings],
