@@ -5,7 +5,7 @@ this package in the same version, and the input files under the same paths.
 """
 
 import os
-import socket
+import platform
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -94,7 +94,7 @@ def unseen(path: str) -> str | None:
     """Return why a worker cannot read an input file of the caller; None if it can."""
     if os.path.exists(path):  # noqa: PTH110
         return None
-    return f"not visible on {socket.gethostname()}; put it on a file system of all workers"
+    return f"not visible on {platform.node()}; put it on a file system of all workers"
 
 
 def _version() -> str:
