@@ -12,6 +12,7 @@ import pytest
 from trace_processor import load
 
 import traceanalyzer as ta
+from traceanalyzer.cli.main import status
 from traceanalyzer.errors import MissingData, OptionError, OutputError, UnreadableFile
 
 ROOT = Path(__file__).parents[1]
@@ -220,6 +221,17 @@ def test_a_pipe_gets_the_whole_file(tmp_path):
     reader.join()
     ta.merge(NCCL / "rank0.json.gz", tmp_path / "file.pftrace")
     assert received == [(tmp_path / "file.pftrace").read_bytes()]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--ranks", "1-"], ["--ranks", "a"], ["--ranks", "9"], ["--kinds", "none"], ["--step", "99"]],
+    ids=" ".join,
+)
+def test_options_that_select_nothing_are_errors(tmp_path, pair, capfd, options):
+    assert status(["merge", str(pair), "-o", str(tmp_path / "out.pftrace"), *options]) == 2
+    assert len(capfd.readouterr().err.strip().splitlines()[-1]) > 20
+    assert not (tmp_path / "out.pftrace").exists()
 
 
 # --- Composer ----------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -23,10 +24,11 @@ def _ranks(_context: click.Context, _option: click.Parameter, text: str | None) 
         return None
     ranks: list[int] = []
     for part in text.split(","):
-        first, _, last = part.strip().partition("-")
-        if not (first.isdecimal() and (last or first).isdecimal()):
+        first, dash, last = part.strip().partition("-")
+        last = last if dash else first
+        if not all(re.fullmatch(r"\d{1,6}", number) for number in (first, last)):
             raise click.BadParameter(f"{text!r} is not a list of ranks; write for example 0,2-4")
-        ranks += range(int(first), int(last or first) + 1)
+        ranks += range(int(first), int(last) + 1)
     return ranks
 
 
