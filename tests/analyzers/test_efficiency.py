@@ -346,6 +346,12 @@ def test_mfu_by_parameters_and_tokens():
     assert half.mfu_6nt_frac == pytest.approx((result.mfu_6nt_frac or 0) / 2)
 
 
+def test_impossible_mfu_has_a_note():
+    impossible = efficiency(without_shapes(), params=1e12, tokens=1e9)
+    assert any("100 %" in note for note in impossible.notes)
+    assert not any("100 %" in note for note in efficiency(one_product()).notes)
+
+
 def test_parameters_need_tokens():
     with raises_wording(OptionError):
         efficiency(one_product(), params=1e9)

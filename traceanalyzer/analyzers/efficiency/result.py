@@ -224,6 +224,11 @@ def _notes(result: Efficiency) -> Iterator[str]:
             f"{name} peak is unknown, so there is no MFU; give --peak {result.precision}=TFLOPS "
             "(dense) and --bandwidth GBPS."
         )
+    if max(result.mfu_frac or 0, result.mfu_6nt_frac or 0) > 1:
+        yield (
+            "MFU above 100 % is not possible: check the peak and its precision, and --params, "
+            "--tokens (of one step on all GPUs) and --gpus."
+        )
     covered = result.covered_frac
     if result.has_shapes and covered is not None and covered < _MOST:
         yield (

@@ -148,6 +148,10 @@ def _charts(result: Scaling) -> tuple[Chart, ...]:
     )
     order = pl.Enum(list(PARTS.values()))
     parts = result.losses.select(
-        on=pl.format("{} GPUs", "gpus"), part=pl.col("part").cast(order), time_ns="time_ns"
+        on=pl.format(
+            "{} GPU{}", "gpus", pl.when(pl.col("gpus") > 1).then(pl.lit("s")).otherwise(pl.lit(""))
+        ),
+        part=pl.col("part").cast(order),
+        time_ns="time_ns",
     )
     return (speedup, stacked("parts", "A step on one GPU", parts, x="on", x_label=""))
