@@ -22,7 +22,6 @@ import polars as pl
 from traceanalyzer.analyzers.base import Needs, Reading, Skipped
 from traceanalyzer.analyzers.common import ranks
 from traceanalyzer.analyzers.common.repeats import Repeats
-from traceanalyzer.analyzers.common.windows import no_events, recorded_span
 from traceanalyzer.errors import InputError, MissingData, OptionError, UnreadableFile
 from traceanalyzer.machine import cores, free_memory
 from traceanalyzer.reading import (
@@ -218,6 +217,8 @@ class OpenedInputs:
         how = self.how
         if how.since_ns is None and how.until_ns is None:
             return
+        from traceanalyzer.analyzers.common.windows import no_events, recorded_span
+
         whole = How(how.format)
         if isinstance(item, Trace):
             trace = item

@@ -14,7 +14,6 @@ from typing import Any, Generic, Self, Unpack
 from traceanalyzer.analyzers import registry
 from traceanalyzer.analyzers.base import Analyzer, Examination, Needs, O, P, R, Reading, Skipped
 from traceanalyzer.analyzers.common import jobs, ranks
-from traceanalyzer.analyzers.common.fitting_commands import not_for_reports, with_fitting_command
 from traceanalyzer.analyzers.common.repeats import Repeats
 from traceanalyzer.errors import MissingData
 from traceanalyzer.inputs import (
@@ -66,6 +65,8 @@ def run(analyzer: Analyzer[O, P, R], inputs: Inputs, options: O, **reading: Unpa
     except MissingData as error:
         truncated = collected.truncated or (other.truncated if other else [])
         if first := next(iter(collected.metas.values()), None):
+            from traceanalyzer.analyzers.common.fitting_commands import with_fitting_command
+
             error = with_fitting_command(error, first, analyzer.name, None)
         raise perhaps_truncated(error, truncated=bool(truncated)) from None
     reader = Reader(collected.items, collected.metas, how)
@@ -258,6 +259,7 @@ class _Parts(Generic[O, P, R]):
 
     def _explained(self, error: MissingData, opened: OpenedInputs, one: Opened) -> MissingData:
         """Add the command that fits the file to the error."""
+        from traceanalyzer.analyzers.common.fitting_commands import with_fitting_command
 
         def read() -> Trace:
             return read_needed(
@@ -427,6 +429,8 @@ class _Questions:
     recordings: list[jobs.Recording] = field(default_factory=list)
 
     def measure(self, opened: OpenedInputs, one: Opened) -> None:
+        from traceanalyzer.analyzers.common.fitting_commands import not_for_reports
+
         if error := not_for_reports(one.traces[0].meta):
             opened.read.pop(one.path, None)
             opened.fail(one.path, error)

@@ -113,8 +113,7 @@ def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> P
     """
     loading = host.loading(excerpt, options.dataloader)
     loader, copies = excerpt.of_units(loading), host.copying(excerpt)
-    busy = _busy(excerpt, loader)
-    units = _spans(excerpt)
+    busy, units = _busy(excerpt, loader), _spans(excerpt)
     profiler = intervals.subtract(excerpt.overhead, busy, _UNIT)
     idle = intervals.gaps(pl.concat([busy, profiler]), _UNIT, units)
     idle = with_launches(excerpt, idle)

@@ -133,13 +133,7 @@ def _collectives(
     calls_of = matched.calls.join(first.select(KEY), on=KEY, how="semi").partition_by(
         KEY, as_dict=True
     )
-    later = matched.calls.join(first.select("group", limit="seq"), on="group").filter(
-        pl.col("seq") >= pl.col("limit"), pl.col("state") != "completed"
-    )
-    orders: dict[int, dict[int, int]] = {}
-    pending = later.group_by("group", "rank").agg(pl.col("order").min()).sort("group", "rank")
-    for group, rank, order in pending.iter_rows():
-        orders.setdefault(group, {})[rank] = order
+    orders = _pending(matched, first)
     several = groups.table.filter(pl.col("is_known") | (pl.col("ranks").list.len() > 1))
     known = {*several["group"].to_list()}
     for row in first.iter_rows(named=True):
@@ -178,6 +172,21 @@ def _collectives(
             is_exact=is_exact,
             candidates=() if group in known else tuple(sorted(dumped - entered)),
         )
+
+
+def _pending(matched: Matched, first: pl.DataFrame) -> dict[int, dict[int, int]]:
+    """Return the order number of each rank's first call from these on that did not complete.
+
+    By group and rank; ``first`` has ``group`` and ``seq``.
+    """
+    later = matched.calls.join(first.select("group", limit="seq"), on="group").filter(
+        pl.col("seq") >= pl.col("limit"), pl.col("state") != "completed"
+    )
+    pending = later.group_by("group", "rank").agg(pl.col("order").min()).sort("group", "rank")
+    orders: dict[int, dict[int, int]] = {}
+    for group, rank, order in pending.iter_rows():
+        orders.setdefault(group, {})[rank] = order
+    return orders
 
 
 def _cause(row: Mapping[str, Any]) -> str:
