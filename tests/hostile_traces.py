@@ -62,6 +62,19 @@ def kineto(folder: Path) -> Path:
     return folder
 
 
+def shapes(folder: Path) -> Path:
+    """Write operators with shapes; names of ranges, kernels and the GPU are hostile."""
+    path = folder / f"=shapes{FILE_POISON}.json"
+    document = json.loads(gzip.decompress((FIXTURES / "transformer/rank0.json.gz").read_bytes()))
+    for event in document["traceEvents"]:
+        if event.get("cat") in ("kernel", "user_annotation"):
+            event["name"] += POISON
+    for device in document["deviceProperties"]:
+        device["name"] += POISON
+    path.write_text(json.dumps(document))
+    return path
+
+
 def _spoil(values: dict[str, Any], bad: Callable[[str], str]) -> None:
     for key, value in values.items():
         if isinstance(value, str):
@@ -151,4 +164,5 @@ INPUTS: dict[str, Callable[[Path], Path]] = {
     "stacks": stacks,
     "memory": memory,
     "dumps": dumps,
+    "shapes": shapes,
 }

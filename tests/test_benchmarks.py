@@ -107,7 +107,9 @@ def test_profile_lists_the_stages(trace: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "Assembler._events" in done.stdout
+    first, *_, last = done.stdout.splitlines()  # which stages take long depends on the machine
+    assert "events" in first
+    assert last.startswith("sum")
 
 
 def test_bars_are_evaluated() -> None:

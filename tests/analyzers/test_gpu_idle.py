@@ -18,7 +18,8 @@ from traceanalyzer import GpuIdle, MissingData, OptionError
 from traceanalyzer.analyzers.common.places import at_start
 from traceanalyzer.analyzers.gpu_idle import gpu_idle
 from traceanalyzer.analyzers.gpu_idle.causes import BATCH_BYTES, CAUSES
-from traceanalyzer.analyzers.gpu_idle.compute import TIMES
+from traceanalyzer.analyzers.gpu_idle.compute import GPU_IDLE, TIMES, _shifts
+from traceanalyzer.analyzers.gpu_idle.options import Options
 from traceanalyzer.trace import Trace
 
 HTOD = "Memcpy HtoD (Pageable -> Device)"
@@ -572,3 +573,13 @@ def test_a_report_puts_the_gaps_on_the_axis_of_its_timeline() -> None:
     shifts = result.gaps.select("rank", "path", "device", shift=5).unique()
     placed = result.on_axis(shifts, one_clock=True)
     assert (placed.gaps["axis_ns"] == placed.gaps["start"] + 5).all()
+
+
+def test_a_part_without_units_does_not_move_the_others() -> None:
+    given = traceanalyzer.read(ROOT / "fixtures/nccl_8ranks/rank0.json.gz")
+    part = GPU_IDLE.part(given, Options())
+    empty = replace(part, rank=1, units=part.units.clear())
+    alone, shared = _shifts([part])
+    assert shared
+    assert _shifts([empty, part]) == ([0, *alone], True)
+    assert _shifts([empty]) == ([0], True)

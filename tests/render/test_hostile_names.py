@@ -36,7 +36,8 @@ from traceanalyzer.exporters import SUFFIXES
 
 ALL = all_commands()
 
-ANSWERING = sorted(set(ALL) - {"convert"})
+#: The others write files for other programs, or compare several runs.
+ANSWERING = sorted(set(ALL) - {"convert", "demo", "merge", "scaling", "view"})
 
 #: Whose answers are numbers of ranks and devices.
 NAMELESS = ("overlap", "steps")
@@ -301,7 +302,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 def test_pages_run_no_script_of_a_name(browser, tmp_path, capfd):
     """Each page is opened: no dialog, no script and no image but ours, nothing to complain of."""
     for command in ANSWERING:
-        given = {"hang": ("dumps",)}.get(command, ("kineto", "memory"))
+        given = {"hang": ("dumps",), "efficiency": ("shapes",)}.get(command, ("kineto", "memory"))
         given = ("stacks", "memory", "kineto") if command in _OF_STACKS else given
         out = tmp_path / f"{command}.html"
         assert 0 in (_run(command, one, "html", out, "-q") for one in given)

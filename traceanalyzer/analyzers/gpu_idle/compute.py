@@ -406,15 +406,22 @@ def _numbered(parts: Sequence[Part], table: str) -> pl.DataFrame:
 
 
 def _shifts(parts: Sequence[Part]) -> tuple[list[int], bool]:
-    """Return what is added to the times of each part, and whether all ranks share an axis."""
-    epochs = [part.epoch_ns for part in parts]
-    zeros = [epoch or 0 for epoch in epochs]
-    begins = [min(part.units["start"]) + zero for part, zero in zip(parts, zeros, strict=True)]
-    ends = [max(part.units["end"]) + zero for part, zero in zip(parts, zeros, strict=True)]
-    shared = clocks.one_clock(epochs, begins, ends)
-    of = [part.path if part.rank is None else part.rank for part in parts]
+    """Return what is added to the times of each part, and whether all ranks share an axis.
+
+    Nothing is added to a part without units.
+    """
+    known = [number for number, part in enumerate(parts) if part.units.height]
+    epochs = [parts[number].epoch_ns for number in known]
+    units = [parts[number].units.with_columns(pl.col("start", "end") + (epoch or 0))
+             for number, epoch in zip(known, epochs, strict=True)]  # fmt: skip
+    begins, ends = [min(one["start"]) for one in units], [max(one["end"]) for one in units]
+    shared = not known or clocks.one_clock(epochs, begins, ends)
+    of = [parts[n].path if parts[n].rank is None else parts[n].rank for n in known]
     starts = clocks.to_zero(begins, of, one_clock=shared)
-    return [zero + start for zero, start in zip(zeros, starts, strict=True)], shared
+    shifts = [0] * len(parts)
+    for number, epoch, start in zip(known, epochs, starts, strict=True):
+        shifts[number] = (epoch or 0) + start
+    return shifts, shared
 
 
 def _joined(parts: Sequence[Part], table: str, shifts: Sequence[int] = ()) -> pl.DataFrame:

@@ -131,8 +131,7 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
     Raises:
         MissingData: ``by`` is ``step`` and no rank has steps.
     """
-    begins, ends = (times.to_list() for times in _extents(parts))
-    one_clock = clocks.one_clock([part.epoch_ns for part in parts], begins, ends)
+    one_clock = _on_one_clock(parts)
     whole, steps, streams = (
         _joined(parts, name, one_clock=one_clock) for name in ("devices", "steps", "streams")
     )
@@ -251,6 +250,13 @@ def _joined(parts: Sequence[Part], name: str, *, one_clock: bool) -> pl.DataFram
             span_ns=pl.col("end") - pl.col("start"),
         )
     )
+
+
+def _on_one_clock(parts: Sequence[Part]) -> bool:
+    """Whether the times of all parts can be compared."""
+    known = [part for part in parts if part.devices.height]
+    begins, ends = (times.to_list() for times in _extents(known))
+    return not known or clocks.one_clock([part.epoch_ns for part in known], begins, ends)
 
 
 def _extents(parts: Sequence[Part]) -> tuple[pl.Series, pl.Series]:
