@@ -15,12 +15,12 @@ TRACE = ROOT / "fixtures/nccl_8ranks/rank0.json.gz"
 #: Public names besides the functions of analyzers.
 FIXED = [
     "Annotations", "Chart", "CommOutliers", "CudaApi", "Device", "Diagnosis", "Diff",
-    "Finding", "FlameGraph", "GpuIdle", "HostMetrics", "Info", "InputError", "Kernels",
+    "Finding", "FlameGraph", "GpuIdle", "HostMetrics", "Info", "InputError", "Job", "Kernels",
     "Launches", "LeafPaths", "MalformedInput", "Memory", "MemoryDiff", "MemoryErrors",
     "MemoryGrowth", "Meta", "MissingData", "MissingExtra", "Operators", "OptionError",
     "OutputError", "Overlap", "Report", "Result", "Steps", "Table", "Trace",
     "TraceAnalyzerError", "Transfers", "UnknownFormat", "UnreadableFile", "concat", "convert",
-    "diagnose", "find_inputs", "read", "report",
+    "diagnose", "find_inputs", "read", "read_job", "report",
 ]  # fmt: skip
 NAMES = sorted([*FIXED, *(entry.name for entry in registry.public())])
 
