@@ -207,3 +207,17 @@ def test_reading_a_database_does_not_import_the_writer():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("command", [["diagnose"], ["report", "-o", "-"]])
+def test_reading_traces_imports_no_drawing_and_no_database(command):
+    traces = PACKAGE.parent / "fixtures" / "nccl_8ranks"
+    code = (
+        "import sys; from traceanalyzer.cli.main import status\n"
+        f"status([*{command!r}, {str(traces)!r}, '-q'])\n"
+        "heavy = {'matplotlib', 'pandas', 'pyarrow', 'sqlite_utils', 'adbc_driver_manager'}\n"
+        "sys.exit(', '.join(sorted(heavy & set(sys.modules))) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout) > 1000
