@@ -43,6 +43,9 @@ TABLES = {
     "counters": "Readings of counters.",
     "segments": "Memory segments of a snapshot.",
     "blocks": "Blocks of those segments.",
+    "process_groups": "Process groups as a Flight Recorder dump lists them.",
+    "collective_records": "Collectives, sends and receives of a Flight Recorder dump, in the order "
+    "of the calls. Times are Unix times, not on the trace's clock.",
     "issues": "Problems in the file, and dropped events.",
 }
 

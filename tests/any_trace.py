@@ -12,6 +12,7 @@ from trace_rows import table
 import traceanalyzer as ta
 from traceanalyzer import limits, schema
 from traceanalyzer.analyzers import registry
+from traceanalyzer.schema import ON_REQUEST
 from traceanalyzer.trace import sort_events
 from traceanalyzer.vocabulary import ALLOCATOR_KINDS, KINDS
 
@@ -203,6 +204,8 @@ class Maker:
             "weight": self.weight() if kind == "sample" else None,
             "args": self.text(None, '{"stream": 7}', "{"),
             "input_dims": self.text(None, "[[2, 3], []]", "[["),
+            "input_types": self.text(None, '["float", "Scalar"]', '["fl'),
+            "concrete_inputs": self.text(None, '["", "1"]', "["),
         }
 
     def stacks(self) -> list[dict[str, Any]]:
@@ -324,7 +327,7 @@ class Maker:
     def trace(self, most: int) -> ta.Trace:
         few = self.chance.randrange
         count = few(most + 1)
-        drop = self.chance.choice(((), ("args", "input_dims")))
+        drop = self.chance.choice(((), ON_REQUEST))
         rows = self.events(count)
         count = len(rows)
         events = table("events", *rows, drop=drop)

@@ -119,7 +119,19 @@ def memory(folder: Path) -> Path:
     return path
 
 
-_NAMES = ("name", "filename", "user_metadata", "compile_context")
+def dumps(folder: Path) -> Path:
+    """Write the dumps of a rank that waits, and of one that does not come."""
+    folder = folder / f"=dumps{FILE_POISON}"
+    folder.mkdir(parents=True)
+    for rank in (0, 1):
+        source = FIXTURES / f"flight_recorder/chain/nccl_trace_rank_{rank}"
+        dump = pickle.loads(source.read_bytes())  # noqa: S301 - ours
+        (folder / source.name).write_bytes(pickle.dumps(_spoiled(dump, cycle(FRONTS))))
+    return folder
+
+
+_NAMES = ("desc", "name", "filename", "user_metadata", "compile_context",
+          "profiling_name", "thread_name", "comm_lib_version")  # fmt: skip
 
 
 def _spoiled(value: Any, fronts: Any) -> Any:
@@ -138,4 +150,5 @@ INPUTS: dict[str, Callable[[Path], Path]] = {
     "nsys": nsys,
     "stacks": stacks,
     "memory": memory,
+    "dumps": dumps,
 }

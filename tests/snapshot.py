@@ -76,8 +76,9 @@ _MALFORMED = re.compile(r"malformed|conformance")
 _FOLDER_BYTES = 1_500_000
 
 PLAIN = (
-    "annotations", "comm-outliers", "cuda-api", "diagnose", "gpu-idle", "host-metrics", "info",
-    "kernels", "launches", "memory", "operators", "overlap", "py-spy-report", "steps", "transfers",
+    "annotations", "comm-outliers", "cuda-api", "diagnose", "efficiency", "gpu-idle", "host-metrics",
+    "info", "kernels", "launches", "memory", "operators", "overlap", "py-spy-report", "scaling", "steps",
+    "transfers",
 )  # fmt: skip
 COMMANDS = (*PLAIN, "convert", "diff", "flamegraph", "report")
 
@@ -174,6 +175,7 @@ _SUITED = {
     "cuda-api": (_R2, _NSYS),
     "comm-outliers": (_R2, _GLOO, _NSYS),
     "diagnose": (_R2, _SPY, _MEM, f"{_R5} {_MEM}/leak.pickle {_SPY}"),
+    "efficiency": ("fixtures/transformer",),
     "gpu-idle": (_R2, _NSYS, _GLOO, _BEFORE),
     "host-metrics": (_COMPOSER,),
     "info": (_R2, _NSYS, _MEM, _SPY),
@@ -183,6 +185,7 @@ _SUITED = {
     "operators": (_R2, _GLOO3, _COMPOSER),
     "overlap": (_R2, _NSYS, _XLA),
     "py-spy-report": (_SPY, _SPEEDSCOPE, "fixtures/py_spy/native.raw.txt"),
+    "scaling": (_R2, "fixtures/transformer fixtures/nccl_8ranks"),
     "steps": (_R2, _GLOO, _COMPOSER, _NSYS),
     "transfers": (_R2, _NSYS),
 }
@@ -201,6 +204,10 @@ _OPTIONS = {
         "--threshold straggler=1%", "--threshold straggler:critical=30% --threshold straggler=0.5",
         "--threshold none=1", "--threshold straggler=x", "--threshold straggler", "--fail-on info",
         "--fail-on warning", "--fail-on critical", "--threshold straggler=99% --top all",
+    ),
+    "efficiency": (
+        "--peak bf16=100 --bandwidth 1000", "--peak x", "--precision fp8", "--params 1e9 --tokens 1e5",
+        "--params 1e9", "--step-name none",
     ),
     "gpu-idle": (
         "--min-gap 1us", "--min-gap 1ms", "--min-gap x", "--dataloader backward", "--dataloader '('",
@@ -242,6 +249,7 @@ _OPTIONS = {
         "--rate 0", "--drop-module", "--exclude-idle-process", f"--file {_SPEEDSCOPE}",
         "--group-by function --by thread --seconds", "--aggregate-leaf-paths --by process --drop-module",
     ),
+    "scaling": ("--weak", "--step-name none"),
     "steps": ("--step-name ProfilerStep", "--step-name forward", "--step-name none", "--step-name '('"),
     "transfers": (),
 }  # fmt: skip

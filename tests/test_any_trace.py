@@ -17,6 +17,7 @@ import traceanalyzer as ta
 from traceanalyzer import limits, schema
 from traceanalyzer.errors import TraceAnalyzerError
 from traceanalyzer.render import FORMS, Form, render
+from traceanalyzer.schema import ON_REQUEST
 from traceanalyzer.trace import sort_events
 
 META = ta.Meta(path="rank0.json", format="chrome-trace")
@@ -89,7 +90,7 @@ def test_fuzz(tmp_path: Path) -> None:
 
 
 def of(*rows: dict[str, Any], **tables: Any) -> ta.Trace:
-    events = table("events", *rows, drop=("args", "input_dims"))
+    events = table("events", *rows, drop=ON_REQUEST)
     return sort_events(ta.Trace(sources=(META,), events=events, **tables))
 
 

@@ -125,6 +125,14 @@ def test_jax_trace_equals_the_output_of_the_script(tmp_path: Path) -> None:
     assert {n: text(d) for n, d in written.items()} == {n: text(d) for n, d in committed.items()}
 
 
+def test_transformer_equals_the_output_of_the_script(tmp_path: Path) -> None:
+    written = run("make_transformer.py", tmp_path)
+    committed = {
+        f"transformer/{p.name}": p.read_bytes() for p in (FIXTURES / "transformer").iterdir()
+    }
+    assert {n: text(d) for n, d in written.items()} == {n: text(d) for n, d in committed.items()}
+
+
 def test_upgrade_equals_the_output_of_the_script(tmp_path: Path) -> None:
     written = run("make_upgrade.py", tmp_path)
     committed = {f"upgrade/{p.name}": p.read_bytes() for p in (FIXTURES / "upgrade").iterdir()}

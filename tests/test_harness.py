@@ -15,12 +15,13 @@ from traceanalyzer import schema
 from traceanalyzer.exporters import writer_for
 from traceanalyzer.parsers import registry
 from traceanalyzer.parsers.source import Source
+from traceanalyzer.schema import ON_REQUEST
 from traceanalyzer.trace import Trace
 from traceanalyzer.vocabulary import KINDS
 
 read = cache(ta.read)
 FILES = pytest.mark.parametrize("path", small_files(), ids=name_of)
-REQUESTED = ("args", "input_dims")
+REQUESTED = ON_REQUEST
 
 
 @FILES

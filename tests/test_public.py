@@ -15,12 +15,13 @@ TRACE = ROOT / "fixtures/nccl_8ranks/rank0.json.gz"
 #: Public names besides the functions of analyzers.
 FIXED = [
     "Annotations", "Chart", "CommOutliers", "CudaApi", "Device", "Diagnosis", "Diff",
-    "Finding", "FlameGraph", "GpuIdle", "HostMetrics", "Info", "InputError", "Job", "Kernels",
-    "Launches", "LeafPaths", "MalformedInput", "Memory", "MemoryDiff", "MemoryErrors",
-    "MemoryGrowth", "Meta", "MissingData", "MissingExtra", "Operators", "OptionError",
-    "OutputError", "Overlap", "Report", "Result", "Steps", "Table", "Trace",
+    "Efficiency", "Finding", "FlameGraph", "GpuIdle", "Hang", "HostMetrics", "Info", "InputError",
+    "Job", "Kernels", "Launches", "LeafPaths", "MalformedInput", "Memory", "MemoryDiff",
+    "MemoryErrors",
+    "MemoryGrowth", "Merged", "Meta", "MissingData", "MissingExtra", "Operators", "OptionError",
+    "OutputError", "Overlap", "Report", "Result", "Scaling", "Steps", "Table", "Trace",
     "TraceAnalyzerError", "Transfers", "UnknownFormat", "UnreadableFile", "concat", "convert",
-    "diagnose", "find_inputs", "read", "read_job", "report",
+    "diagnose", "find_inputs", "merge", "read", "read_job", "report",
 ]  # fmt: skip
 NAMES = sorted([*FIXED, *(entry.name for entry in registry.public())])
 

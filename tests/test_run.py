@@ -13,6 +13,7 @@ from typing import Any
 import polars as pl
 import pytest
 from conftest import ROOT
+from killed_workers import measured_or_killed
 from wording import check_wording, raises_wording
 
 import traceanalyzer as ta
@@ -24,14 +25,17 @@ from traceanalyzer.cli.main import status
 from traceanalyzer.errors import InputError, MissingData, OptionError
 from traceanalyzer.render import render
 from traceanalyzer.run import run
+from traceanalyzer.schema import ON_REQUEST
 
 FIXTURES = ROOT / "fixtures"
 EXPORT = FIXTURES / "nsys" / "training.sqlite"
 RANKS = FIXTURES / "nccl_8ranks"
 NO_RANK = FIXTURES / "py_spy" / "subprocesses.raw.txt"
 
-#: Analyzers of one run; ``memory_diff`` and ``diff`` compare two and are tried below.
-NAMES = [e.name for e in registry.public() if e.name not in ("memory_diff", "diff")]
+#: ``memory_diff``, ``diff`` and ``scaling`` compare runs. ``hang`` compares the dumps of all ranks
+#: whatever ``rank`` is (tests/analyzers/test_hang.py).
+_OTHERS = ("memory_diff", "diff", "scaling", "hang")
+NAMES = [entry.name for entry in registry.public() if entry.name not in _OTHERS]
 
 
 def _kinds() -> dict[str, Callable[[Path], Any]]:
@@ -56,8 +60,8 @@ def _kinds() -> dict[str, Callable[[Path], Any]]:
 def _alone(inputs: Any, rank: int) -> ta.Trace:
     """Return one rank of an input as a trace."""
     if isinstance(inputs, Path) and inputs.is_dir():
-        return ta.read(inputs / f"rank{rank}.json.gz")
-    whole = inputs if isinstance(inputs, ta.Trace) else ta.read(inputs)
+        return ta.read(inputs / f"rank{rank}.json.gz", columns=ON_REQUEST)
+    whole = inputs if isinstance(inputs, ta.Trace) else ta.read(inputs, columns=ON_REQUEST)
     return next(trace for trace in by_rank(whole) if trace.meta.rank == rank)
 
 
@@ -210,7 +214,7 @@ def test_parts_are_merged_in_a_tree() -> None:
     assert all(left == right for left, right in merged)
 
 
-# --- many small files in several processes ------------------------------------------------------
+# --- several files in worker processes --------------------------------------------------------
 
 
 def _small_ranks(folder: Path, number: int = 30) -> Path:
@@ -229,49 +233,102 @@ def test_workers_give_the_results_of_one_process(name: str, tmp_path: Path) -> N
     results = [
         getattr(ta, name)(
             [*ta.find_inputs(inputs)[0], tmp_path / "rank7.json.gz"],
-            processes=processes,
-            on_trace=lambda trace, messages=issues[processes]: messages.append(
+            workers=number,
+            on_trace=lambda trace, messages=issues[number]: messages.append(
                 (trace.meta.path, trace.issues.height)
             ),
         )
-        for processes in issues
+        for number in issues
     ]
     assert render(results[0], "json") == render(results[1], "json")
     assert issues[1] == issues[2]
     assert len(issues[1]) >= 29
 
 
-def test_workers_are_used_for_many_small_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tasks: list[int] = []
+def _recorded_tasks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Return a list that gets the number of tasks and of workers of each use of workers."""
+    uses: list[tuple[int, int]] = []
     each = workers.each
 
-    def counted(function: Any, given: Any, processes: int) -> Any:
-        tasks.append(len(given))
-        answers = list(each(function, given, processes))
+    def counted(function: Any, given: Any, number: int, *, threads: int = 1) -> Any:
+        uses.append((len(given), number))
+        answers = list(each(function, given, number, threads=threads))
         assert None not in answers
         return (answer for answer in answers)
 
     monkeypatch.setattr(workers, "each", counted)
+    return uses
+
+
+def test_workers_are_used_where_they_are_worth_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uses = _recorded_tasks(monkeypatch)
+    monkeypatch.setattr("traceanalyzer.inputs.cores", lambda: 4)
     inputs = _small_ranks(tmp_path)
-    ta.overlap(inputs, processes=2)
-    ta.overlap(inputs)
-    ta.overlap(RANKS, processes=2)
-    assert tasks == [4]  # not with one process, not for few files
+    ta.kernels(inputs)
+    ta.kernels(RANKS, workers="auto")
+    ta.kernels(RANKS / "rank0.json.gz", workers=2)
+    assert not uses  # one process by default, few small files, one file
+    ta.kernels(inputs, workers="auto")
+    ta.kernels(RANKS, workers=3)
+    assert uses == [(4, 4), (1, 3)]
+
+
+def test_files_that_fill_the_memory_are_read_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uses = _recorded_tasks(monkeypatch)
+    monkeypatch.setattr("traceanalyzer.inputs.cores", lambda: 64)
+    inputs = _small_ranks(tmp_path)
+    for free, number in ((float("inf"), 30), (800 << 20, 5), (200 << 20, None)):
+        monkeypatch.setattr("traceanalyzer.inputs.free_memory", lambda free=free: free)
+        ta.kernels(inputs, workers="auto")
+        assert uses == ([] if number is None else [(4, number)])
+        uses.clear()
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_a_file_that_ends_its_worker_is_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, large: bool
+) -> None:
+    monkeypatch.setattr("traceanalyzer.inputs._measured_apart", measured_or_killed)
+    if large:
+        monkeypatch.setattr("traceanalyzer.inputs._SMALL_BYTES", 0)
+    inputs = _small_ranks(tmp_path, 8)
+    result = ta.kernels(inputs, workers=2)
+    assert set(result.devices["rank"]) == {0, 1, 2, 3, 4, 6, 7}
+    (note,) = (note for note in result.notes if "rank5.json.gz" in note)
+    assert "SIGKILL" in note
+    shutil.copy(RANKS / "rank1.json.gz", inputs / "rank5.b.json.gz")
+    with pytest.raises(InputError, match="SIGKILL"):
+        ta.kernels(sorted(inputs.glob("rank5.*")), workers=2)
+
+
+def test_large_files_in_workers_give_the_results_of_one_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("traceanalyzer.inputs._SMALL_BYTES", 0)
+    alone, apart = (render(ta.gpu_idle(RANKS, workers=number), "json") for number in (1, 2))
+    assert alone == apart
 
 
 def test_an_error_in_a_worker_is_raised_by_the_caller(tmp_path: Path) -> None:
     inputs = _small_ranks(tmp_path)
     with pytest.raises(OptionError):
-        ta.comm_outliers(inputs, comm_patterns="(", processes=2)
+        ta.comm_outliers(inputs, comm_patterns="(", workers=2)
 
 
 def test_a_worker_without_result_gives_none() -> None:
-    """The task cannot be pickled; the function raises; the worker exits."""
+    """The task cannot be pickled; the function raises."""
     tasks = [lambda: None, -1, 2]
     assert list(workers.each(math.sqrt, tasks, 2)) == [None, None, math.sqrt(2)]
-    assert list(workers.each(os._exit, [0, 0], 1)) == [None, None]
+
+
+def test_a_worker_that_ends_is_replaced() -> None:
+    ended = list(workers.each(os._exit, [0, 3, 12], 1))
+    assert all(isinstance(one, workers.Ended) for one in ended)
+    assert len({one.why for one in ended}) == 3
 
 
 @pytest.mark.parametrize(

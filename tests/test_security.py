@@ -46,7 +46,9 @@ def test_package_runs_no_input() -> None:
 
 def test_package_has_no_network_access() -> None:
     reaching = {_name(path): _roots(path) & REACHING for path in FILES}
-    assert {name: files for name, files in reaching.items() if files} == {}
+    # view listens on 127.0.0.1 and opens its own address; tests/test_serving.py has the rest
+    view = {"serving.py": {"http"}, "cli/view.py": {"webbrowser"}}
+    assert {name: files for name, files in reaching.items() if files} == view
 
 
 def test_forbidden_calls_are_detected(tmp_path: Path) -> None:

@@ -41,10 +41,10 @@ def test_only_the_publishing_job_has_a_permission() -> None:
     for path in FOLDER.glob("*.yml"):
         content = workflow(path.name)
         assert content["permissions"] == {"contents": "read"}
-        permissions = {name: job.get("permissions") for name, job in content["jobs"].items()}
+        granted = {name: job.get("permissions") for name, job in content["jobs"].items()}
         publish = {"id-token": "write"} if path.name == "release.yml" else None
-        assert permissions.pop("publish", None) == publish
-        assert set(permissions.values()) == {None}
+        assert granted.pop("publish", None) == publish
+        assert set(granted.values()) == {None}
 
 
 def test_publishing_needs_a_tag_of_this_version_and_every_wheel() -> None:

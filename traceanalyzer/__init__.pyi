@@ -10,10 +10,14 @@ from traceanalyzer.analyzers.diagnosis import diagnose as diagnose
 from traceanalyzer.analyzers.diagnosis.result import Diagnosis as Diagnosis
 from traceanalyzer.analyzers.diff import diff as diff
 from traceanalyzer.analyzers.diff.result import Diff as Diff
+from traceanalyzer.analyzers.efficiency import efficiency as efficiency
+from traceanalyzer.analyzers.efficiency.result import Efficiency as Efficiency
 from traceanalyzer.analyzers.flamegraph import flamegraph as flamegraph
 from traceanalyzer.analyzers.flamegraph.result import FlameGraph as FlameGraph
 from traceanalyzer.analyzers.gpu_idle import gpu_idle as gpu_idle
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle as GpuIdle
+from traceanalyzer.analyzers.hang import hang as hang
+from traceanalyzer.analyzers.hang.result import Hang as Hang
 from traceanalyzer.analyzers.host_metrics import host_metrics as host_metrics
 from traceanalyzer.analyzers.host_metrics.result import HostMetrics as HostMetrics
 from traceanalyzer.analyzers.info import info as info
@@ -37,6 +41,8 @@ from traceanalyzer.analyzers.overlap.result import Overlap as Overlap
 from traceanalyzer.analyzers.py_spy_report import py_spy_report as py_spy_report
 from traceanalyzer.analyzers.py_spy_report.result import LeafPaths as LeafPaths
 from traceanalyzer.analyzers.report import report as report
+from traceanalyzer.analyzers.scaling import scaling as scaling
+from traceanalyzer.analyzers.scaling.result import Scaling as Scaling
 from traceanalyzer.analyzers.steps import steps as steps
 from traceanalyzer.analyzers.steps.result import Steps as Steps
 from traceanalyzer.analyzers.timeline import timeline as timeline
@@ -55,6 +61,8 @@ from traceanalyzer.errors import UnknownFormat as UnknownFormat
 from traceanalyzer.errors import UnreadableFile as UnreadableFile
 from traceanalyzer.job import Job as Job
 from traceanalyzer.job import read_job as read_job
+from traceanalyzer.merging import Merged as Merged
+from traceanalyzer.merging import merge as merge
 from traceanalyzer.reading import find_inputs as find_inputs
 from traceanalyzer.reading import read as read
 from traceanalyzer.result import Finding as Finding

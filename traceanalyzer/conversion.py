@@ -3,14 +3,12 @@
 import os
 from typing import Unpack
 
-from traceanalyzer import files
+from traceanalyzer import files, schema
 from traceanalyzer.analyzers.base import Reading
 from traceanalyzer.exporters import writer_for
 from traceanalyzer.inputs import only_trace
 from traceanalyzer.reading import PathLike
 from traceanalyzer.trace import Trace
-
-_COLUMNS = ("args", "input_dims")
 
 
 def convert(
@@ -39,7 +37,7 @@ def convert(
     target = os.fspath(output)
     writer = writer_for(target)
     files.check(target, force=force)
-    trace = only_trace(source, columns=_COLUMNS, **reading)
+    trace = only_trace(source, columns=schema.ON_REQUEST, **reading)
     with files.opened(target) as file:
         writer(trace, file)
     return trace

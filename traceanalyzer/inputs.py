@@ -1,4 +1,4 @@
-"""Open the inputs of an analysis: large files one by one, many small files in workers.
+"""Open the inputs of an analysis, one by one or in workers.
 
 :class:`OpenedInputs` applies rank, time window and needs to all inputs in the same way, and skips
 unreadable and repeated ones. :func:`measure_all` measures them in order.
@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
-from typing import Any, Protocol, Self, TypeVar, Unpack
+from pathlib import PurePath
+from typing import Any, Literal, Protocol, Self, TypeVar, Unpack
 
 import polars as pl
 
 from traceanalyzer.analyzers.base import Needs, Reading, Skipped
 from traceanalyzer.analyzers.common import ranks
 from traceanalyzer.analyzers.common.repeats import Repeats
-from traceanalyzer.errors import InputError, MissingData, OptionError
+from traceanalyzer.errors import InputError, MissingData, OptionError, UnreadableFile
+from traceanalyzer.machine import cores, free_memory
 from traceanalyzer.reading import (
     Inputs,
     PathLike,
@@ -35,7 +38,6 @@ from traceanalyzer.reading import (
     without_torch,
 )
 from traceanalyzer.trace import Meta, Trace, is_truncated
-from traceanalyzer.units import format_ns
 from traceanalyzer.vocabulary import MEMORY_SNAPSHOT
 
 M = TypeVar("M", bound="Measures")
@@ -55,7 +57,8 @@ class How:
     until_ns: int | None = None
     progress: Progress | None = None
     on_trace: Callable[[Trace], None] | None = None
-    processes: int = 1
+    workers: int | Literal["auto"] = 1
+    client: Any = None
     unused: tuple[str, ...] = ()
 
 
@@ -174,7 +177,7 @@ class OpenedInputs:
         part._starts, part._ranks, part._failed = set(), set(), None
         part._outside, part._any_inside = [], False
         part.repeats = Repeats()
-        part.how = replace(self.how, progress=None, on_trace=None)
+        part.how = replace(self.how, progress=None, on_trace=None, client=None)
         return part
 
     def join(self, other: Self) -> None:
@@ -214,38 +217,16 @@ class OpenedInputs:
         how = self.how
         if how.since_ns is None and how.until_ns is None:
             return
+        from traceanalyzer.analyzers.common.windows import no_events, recorded_span
+
         whole = How(how.format)
         if isinstance(item, Trace):
             trace = item
         else:
             trace = read_needed(item, self._needs, whole) if self._needs else _read(item, whole)
-        span = _span(trace)
+        span = recorded_span(trace)
         if span is not None:
-            window = f"{_option('--since', how.since_ns)}{_option('--until', how.until_ns)}".strip()
-            begin, end = map(format_ns, span)
-            raise OptionError(
-                f"{trace.meta.path}: no events in the time window ({window}); events are between "
-                f"{begin} and {end}"
-            )
-
-
-def _span(trace: Trace) -> tuple[int, int] | None:
-    """Return the start of the first and the end of the last event, in ns after the file's start."""
-    times = pl.concat(
-        [
-            trace.events.select("ts", end=pl.col("ts") + pl.col("dur").fill_null(0)),
-            trace.counters.select("ts", end="ts"),
-        ]
-    )
-    first, last = times.select(pl.col("ts").min(), pl.col("end").max()).row(0)
-    if first is None:
-        return None
-    start = first if trace.meta.start_ns is None else trace.meta.start_ns
-    return first - start, last - start
-
-
-def _option(name: str, time_ns: int | None) -> str:
-    return "" if time_ns is None else f" {name} {format_ns(time_ns)}"
+            raise OptionError(no_events(trace.meta.path, span, how.since_ns, how.until_ns))
 
 
 def only_trace(
@@ -350,10 +331,15 @@ def _lightened(trace: Trace, needs: Needs) -> Trace:
 
 # --- inputs in several processes -------------------------------------------------------------
 
-#: Larger files are read one after another, so that one of them is in memory at a time.
+#: Files of up to this size are tasks of several files, to have fewer messages.
 _SMALL_BYTES = 1 << 17
-#: Minimum number of files for workers, and number of files per task.
-_FEWEST, _TOGETHER = 24, 8
+_TOGETHER = 8
+#: Estimated time of a short analysis of a file and of its bytes, and to start the workers.
+_FILE_SECONDS, _BYTE_SECONDS, _START_SECONDS = 0.03, 4e-9, 0.6
+#: Estimated memory to analyze a file: of the program, and for each of its bytes.
+_PROGRAM_BYTES, _BYTES_PER_BYTE = 150 << 20, 2
+#: Estimated size of a compressed file when decompressed.
+_INFLATED = {".gz": 10, ".zst": 10, ".zip": 10}
 
 
 class _DependsOnOthersError(Exception):
@@ -377,41 +363,92 @@ _Issues = list[tuple[tuple[Meta, ...], pl.DataFrame]]
 
 
 def measure_all(opened: OpenedInputs, measures: Measures) -> None:
-    """Measure all inputs in order; many small files in worker processes, if allowed."""
-    chunks = _chunks(opened)
-    tasks = [(opened.of(items), measures.empty()) for items, small in chunks if small]
-    if not tasks:
+    """Measure all inputs in order, in worker processes or a cluster if allowed and worth it.
+
+    A file that ends its worker is skipped.
+    """
+    apart = _apart(opened)
+    if apart is None:
         for one in opened.each(opened.items):
             measures.measure(opened, one)
         return
+    from traceanalyzer.workers import Ended
+
+    def task(items: Sequence[Trace | str]) -> tuple[OpenedInputs, Measures]:
+        return opened.of(items), measures.empty()
+
+    def take(items: Sequence[Trace | str], answer: Any) -> None:
+        if isinstance(answer, Ended):
+            if len(items) == 1:
+                path = str(items[0])
+                opened.fail(path, UnreadableFile(path, f"the process that read it {answer.why}"))
+                return
+            for item in items:  # one of them ended the worker
+                with closing(apart([task([item])])) as alone:
+                    take([item], next(alone))
+        # recordings that files of different workers share are detected when read again here
+        elif answer and not opened.repeats.repeated(answer[0].repeats):
+            other, measured, issues = answer
+            opened.join(other)
+            measures.join(measured)
+            _report(opened.how, items, issues)
+        else:
+            for one in opened.each(items):
+                measures.measure(opened, one)
+
+    chunks = _chunks(opened.items)
+    tasks = [task(items) for items, is_file in chunks if is_file]
+    with closing(apart(tasks)) as answers:
+        for items, is_file in chunks:
+            take(items, next(answers) if is_file else None)
+
+
+def _apart(opened: OpenedInputs) -> Callable[[Sequence[Any]], Generator[Any]] | None:
+    """Return the function that runs tasks in other processes; None if this one reads the inputs."""
+    if opened.how.client is not None:
+        from traceanalyzer import cluster
+
+        return partial(cluster.each, opened.how.client, _measured_on_host)
+    number = _number_of_workers(opened)
+    if number == 1:
+        return None
     from traceanalyzer import workers
 
-    with closing(workers.each(_measured_apart, tasks, opened.how.processes)) as answers:
-        for items, small in chunks:
-            answer = next(answers) if small else None
-            # recordings that files of different workers share are detected when read again here
-            if answer and not opened.repeats.repeated(answer[0].repeats):
-                other, measured, issues = answer
-                opened.join(other)
-                measures.join(measured)
-                _report(opened.how, items, issues)
-            else:
-                for one in opened.each(items):
-                    measures.measure(opened, one)
+    threads = max(1, cores() // number)
+    return partial(workers.each, _measured_apart, number=number, threads=threads)
 
 
-def _chunks(opened: OpenedInputs) -> list[tuple[list[Trace | str], bool]]:
+def _number_of_workers(opened: OpenedInputs) -> int:
+    """Return the number of processes that read the inputs; 1 is this process."""
+    files = [item for item in opened.items if isinstance(item, str) and bytes_of(item) < math.inf]
+    wanted = opened.how.workers
+    if wanted != "auto":
+        return max(1, min(wanted, len(files)))
+    sizes = [bytes_of(file) * _INFLATED.get(PurePath(file).suffix.lower(), 1) for file in files]
+    if len(files) < 2:
+        return 1
+    fitting = free_memory() // (_PROGRAM_BYTES + _BYTES_PER_BYTE * max(sizes))
+    number = max(1, int(min(cores(), fitting, len(files))))
+    seconds = len(files) * _FILE_SECONDS + sum(sizes) * _BYTE_SECONDS
+    return number if seconds - seconds / number > _START_SECONDS else 1
+
+
+def _chunks(items: Sequence[Trace | str]) -> list[tuple[list[Trace | str], bool]]:
     """Return the inputs in ordered groups, and whether a worker may measure each group."""
-    items = opened.items
-    small = [isinstance(item, str) and bytes_of(item) <= _SMALL_BYTES for item in items]
-    if opened.how.processes < 2 or sum(small) < _FEWEST:
-        return [(list(items), False)]
     chunks: list[tuple[list[Trace | str], bool]] = []
-    for is_small, run_of in groupby(zip(items, small, strict=True), key=lambda pair: pair[1]):
-        run = [item for item, _ in run_of]
-        length = _TOGETHER if is_small else len(run)
-        chunks += [(run[i : i + length], is_small) for i in range(0, len(run), length)]
+    for size, run_of in groupby(items, key=_size_class):
+        run = list(run_of)
+        length = _TOGETHER if size == "small" else 1
+        apart = size != "unknown"
+        chunks += [(run[i : i + length], apart) for i in range(0, len(run), length)]
     return chunks
+
+
+def _size_class(item: Trace | str) -> Literal["small", "large", "unknown"]:
+    size = bytes_of(item) if isinstance(item, str) else math.inf
+    if size == math.inf:
+        return "unknown"
+    return "small" if size <= _SMALL_BYTES else "large"
 
 
 def bytes_of(path: str) -> float:
@@ -432,6 +469,19 @@ def _measured_apart(task: tuple[OpenedInputs, M]) -> tuple[OpenedInputs, M, _Iss
         measures.measure(opened, one)
     opened.how = how
     return opened, measures, issues
+
+
+def _measured_on_host(task: tuple[OpenedInputs, M]) -> tuple[OpenedInputs, M, _Issues]:
+    """Run a task on a worker that may be another machine, without the files it cannot see."""
+    from traceanalyzer.cluster import unseen
+
+    opened, _ = task
+    hidden = {path: why for path in opened.items if isinstance(path, str) and (why := unseen(path))}
+    opened.items = [item for item in opened.items if item not in hidden]
+    answer = _measured_apart(task)
+    for path, why in hidden.items():
+        answer[0].fail(path, UnreadableFile(path, why))
+    return answer
 
 
 def _report(how: How, items: Sequence[Trace | str], issues: _Issues) -> None:

@@ -23,6 +23,7 @@ MAX_RANKS = 1 << 22
 _SIZES = (
     *(("memory_totals", name) for name in ("allocated_bytes", "reserved_bytes", "free_bytes")),
     *(("collectives", name) for name in ("elements_in", "elements_out")),
+    *(("collective_records", name) for name in ("elements_in", "elements_out")),
     *(("segments", name) for name in ("total_bytes", "allocated_bytes", "active_bytes")),
     *(("blocks", name) for name in ("size_bytes", "requested_bytes")),
 )

@@ -42,7 +42,11 @@ class Questions:
         return "\n".join(fragment(part, top=5) for part in parts)
 
 
-#: Functions whose first argument is the inputs; ``diff`` takes two runs.
-METHODS = sorted(("diagnose", "report", *(e.name for e in registry.public() if e.name != "diff")))
+#: Functions of several runs.
+_OF_RUNS = ("diff", "scaling")
+#: Functions whose first argument is the inputs.
+METHODS = sorted(
+    ("diagnose", "report", *(e.name for e in registry.public() if e.name not in _OF_RUNS))
+)
 for _name in METHODS:
     setattr(Questions, _name, _Method(_name))

@@ -11,8 +11,10 @@ class Questions:
     comm_outliers = functions.comm_outliers
     cuda_api = functions.cuda_api
     diagnose = functions.diagnose
+    efficiency = functions.efficiency
     flamegraph = functions.flamegraph
     gpu_idle = functions.gpu_idle
+    hang = functions.hang
     host_metrics = functions.host_metrics
     info = functions.info
     kernels = functions.kernels

@@ -11,15 +11,13 @@ from typing import TypeVar
 
 import polars as pl
 
+from traceanalyzer import schema
 from traceanalyzer.errors import InputError, OptionError, UnreadableFile
 from traceanalyzer.parsers import registry
 from traceanalyzer.parsers.chrome_trace import composer
 from traceanalyzer.parsers.contract import Selection, bounded
 from traceanalyzer.parsers.foreign import recognise
-from traceanalyzer.parsers.source import (
-    Source,
-    threads as threads,  # the number of cores, for callers
-)
+from traceanalyzer.parsers.source import Source
 from traceanalyzer.trace import Trace
 from traceanalyzer.vocabulary import KINDS, MEMORY_SNAPSHOT, TABLE_KINDS
 
@@ -30,11 +28,12 @@ T = TypeVar("T")
 #: One or several inputs: traces in memory, files, folders.
 Inputs = Trace | PathLike | Sequence[Trace | PathLike]
 
-_COLUMNS = ("args", "input_dims")
 _LAST = (1 << 63) - 1
 _NUMBERED = re.compile(r"(?s)(.*[-_.])(\d{1,6})((?:\.[A-Za-z]\w*)+)")
 #: Why a file merged by Composer is skipped.
 _MERGED = "Composer merged it from the other files in its folder, whose events would count twice"
+#: Key of the metadata of a file written by ``merge``.
+MERGED_KEY = b'"traceanalyzer merge":'
 _EXPORTED = "its export (.sqlite) is read instead"
 _NO_TEXT = "its name is not UTF-8"
 #: Why a file in a folder is skipped: no parser recognises it.
@@ -62,7 +61,8 @@ def read(
         kinds: event kinds to read (``kernel``, ``cpu_op`` ...; ``counter``, ``flow`` and ``lane``
             for those tables); None for all. Fewer kinds need less time and memory.
         names: substrings; events whose name contains one are read whatever their kind.
-        columns: optional columns to fill: ``args``, ``input_dims``.
+        columns: optional columns to fill: ``args``, ``input_dims``, ``input_types``,
+            ``concrete_inputs``.
         unused: columns of ``events`` and side tables that you do not use; a parser may leave them
             null or empty.
         windows: (start, end) in ns on the file's clock; only slices that overlap one are read.
@@ -82,14 +82,14 @@ def read(
     selection = Selection(
         kinds=None if kinds is None else known(kinds, (*KINDS, *TABLE_KINDS), "kind"),
         names=several(names),
-        columns=known(columns, _COLUMNS, "column"),
+        columns=known(columns, schema.ON_REQUEST, "column"),
         unused=frozenset(unused),
         windows=tuple((_clipped(low), _clipped(high)) for low, high in windows),
     )
     source = Source(path)
     parser = registry.by_name(format) if format else registry.require(source)
     trace = bounded(parser.parse(source, selection, progress))
-    _give_back()
+    give_back()
     # a converted trace has the path of its source; the path of this file is needed to read it again
     here = tuple(replace(meta, path=source.path) for meta in trace.sources)
     trace = replace(trace, sources=here)
@@ -200,6 +200,11 @@ def _ordered(paths: list[str]) -> tuple[list[str], list[tuple[str, str]]]:
     others = [path for path in paths if path not in {*parts, *merged, *exported}]
     left = [*((path, _MERGED) for path in merged), *((path, _EXPORTED) for path in exported)]
     return others + parts, left
+
+
+def is_merged(path: str) -> bool:
+    """Whether a file was written by ``traceanalyzer merge``."""
+    return MERGED_KEY in _head(path)
 
 
 def _is_exported(path: str, paths: Collection[str]) -> bool:
@@ -403,7 +408,7 @@ def natural(name: str) -> list[tuple[int, int, str]]:
     ]
 
 
-def _give_back() -> None:
+def give_back() -> None:
     """Return memory freed by parsing to the system, if the C library (glibc) supports it."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

@@ -38,7 +38,8 @@ class Table:
         frame: all rows and columns, raw units, for programs.
         columns: displayed columns and their headings, in order. The unit of a value follows from
             the suffix of its column: ``_ns`` times, ``_bytes`` sizes, ``_frac`` ratios in percent,
-            ``_gbps`` 10^9 bytes per second. Empty: data that is displayed in another form.
+            ``_gbps`` 10^9 bytes per second, ``_tflops`` 10^12 FLOP/s. Empty: data that is
+            displayed in another form.
         empty: text in place of a table without rows.
         detail: by default a terminal prints its name only.
         missing: text for null by column, by default empty.

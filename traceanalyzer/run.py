@@ -64,6 +64,10 @@ def run(analyzer: Analyzer[O, P, R], inputs: Inputs, options: O, **reading: Unpa
         result = analyzer.combine(collected.parts, options, other.parts if other else ())
     except MissingData as error:
         truncated = collected.truncated or (other.truncated if other else [])
+        if first := next(iter(collected.metas.values()), None):
+            from traceanalyzer.analyzers.common.fitting_commands import with_fitting_command
+
+            error = with_fitting_command(error, first, analyzer.name, None)
         raise perhaps_truncated(error, truncated=bool(truncated)) from None
     reader = Reader(collected.items, collected.metas, how)
     if analyzer.refine:
@@ -373,6 +377,7 @@ def examine(
     names: Collection[str] | None = None,
     *,
     for_rules: bool = False,
+    on_rank: Callable[[Trace], None] | None = None,
     **reading: Unpack[Reading],
 ) -> Examination:
     """Return the result of every analyzer that the files allow; one file is in memory at a time.
@@ -381,6 +386,7 @@ def examine(
         inputs: traces, files and folders, of any format, of one run.
         names: names of the analyzers, or None for all.
         for_rules: measure only what the rules of ``diagnose`` use; the results are not displayed.
+        on_rank: called with the trace of each rank, with all its tables, after it was measured.
         **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
 
     Raises:
@@ -388,12 +394,12 @@ def examine(
         OptionError: no input has the rank.
     """
     # arrows are only counted in reports
-    how = How(**reading, unused=("flows",) if for_rules else ())
+    how = How(**reading, unused=("flows",) if for_rules and on_rank is None else ())
     wanted = [entry.name for entry in registry.in_report()]
     chosen = [name for name in wanted if names is None or name in names]
     asked = _asked(chosen, for_rules=for_rules)
     opened = OpenedInputs(inputs, None, how)
-    questions = _Questions(asked)
+    questions = _Questions(asked, on_rank)
     measure_all(opened, questions)
     opened.require(any_part=bool(opened.read))
     companions = {name for question in asked.values() if (name := question.analyzer.companion)}
@@ -418,10 +424,17 @@ class _Questions:
     """The parts of all analyzers, by name, and the truncated files; a :class:`Measures`."""
 
     asked: dict[str, _Asked]
+    on_rank: Callable[[Trace], None] | None = None
     truncated: list[str] = field(default_factory=list)
     recordings: list[jobs.Recording] = field(default_factory=list)
 
     def measure(self, opened: OpenedInputs, one: Opened) -> None:
+        from traceanalyzer.analyzers.common.fitting_commands import not_for_reports
+
+        if error := not_for_reports(one.traces[0].meta):
+            opened.read.pop(one.path, None)
+            opened.fail(one.path, error)
+            return
         self.truncated += [one.path] if one.truncated else []
         if len(opened.items) > 1:
             self.recordings += [jobs.recording(trace) for trace in one.traces]
@@ -432,6 +445,8 @@ class _Questions:
         """Measure one rank with every analyzer; when this returns, the trace can be freed."""
         for question in self.asked.values():
             question.ask(trace, truncated=truncated)
+        if self.on_rank:
+            self.on_rank(trace)
 
     def empty(self) -> Self:
         asked = self.asked.items()

@@ -31,6 +31,7 @@ TIMELESS_KINDS: tuple[str, ...] = ("sample", "other", *ALLOCATOR_KINDS)
 KIND = pl.Enum(KINDS)
 SEVERITY = pl.Enum(("info", "notice", "data_loss", "error"))
 FLOW_PHASE = pl.Enum(("start", "step", "end"))
+STATE = pl.Enum(("scheduled", "started", "completed"))
 NAME = pl.Categorical()
 
 
@@ -103,7 +104,26 @@ EVENTS: tuple[Column, ...] = (
         "not recorded",
         on_request=True,
     ),
+    Column(
+        "input_types",
+        pl.String,
+        "",
+        "`Input type` of an operator, JSON text",
+        "not recorded",
+        on_request=True,
+    ),
+    Column(
+        "concrete_inputs",
+        pl.String,
+        "",
+        "`Concrete Inputs` of an operator, JSON text: its scalars and lists of scalars",
+        "not recorded",
+        on_request=True,
+    ),
 )
+
+#: Columns of ``events`` that are read only on request.
+ON_REQUEST: tuple[str, ...] = tuple(column.name for column in EVENTS if column.on_request)
 
 STACKS: tuple[Column, ...] = (
     Column("id", pl.UInt32, "row", "row number"),
@@ -207,6 +227,47 @@ BLOCKS: tuple[Column, ...] = (
     Column("stack", pl.UInt32, "row", "leaf row of `stacks`", "not recorded"),
 )
 
+PROCESS_GROUPS: tuple[Column, ...] = (
+    Column("rank", pl.Int32, "", "global rank whose dump lists the group", "not known"),
+    Column("group", NAME, "", "name of the process group"),
+    Column("description", NAME, "", "its description, such as `tp`", "not recorded"),
+    Column("ranks", NAME, "", "its global ranks, as the file has them", "not recorded"),
+    Column(
+        "last_enqueued", pl.Int64, "", "seq of the last collective that was enqueued", "none was"
+    ),
+    Column("last_started", pl.Int64, "", "seq of the last one that started", "none did"),
+    Column("last_completed", pl.Int64, "", "seq of the last one that completed", "none did"),
+)
+
+COLLECTIVE_RECORDS: tuple[Column, ...] = (
+    Column("rank", pl.Int32, "", "global rank of the dump", "not known"),
+    Column("record", pl.Int64, "", "number of the entry since the start", "not recorded"),
+    Column("group", NAME, "", "name of the process group", "not recorded"),
+    Column("seq", pl.Int64, "", "number of the collective in its group", "not recorded"),
+    Column("p2p_seq", pl.Int64, "", "number of the send or receive", "not recorded"),
+    Column(
+        "op_id", pl.Int64, "", "number of the operation, coalesced ones included", "not recorded"
+    ),
+    Column("op", NAME, "", "name without the back end: `all_reduce`, `send`", "not recorded"),
+    Column("src", pl.Int32, "", "sender, its rank within the group", "not a send or receive"),
+    Column("dst", pl.Int32, "", "receiver, its rank within the group", "not a send or receive"),
+    Column("is_p2p", pl.Boolean, "", "a send, a receive, or several coalesced"),
+    Column("state", STATE, "", "scheduled, started or completed", "not recorded"),
+    Column("retired", pl.Boolean, "", "no longer watched", "not recorded"),
+    Column("dtype", NAME, "", "element types as the file spells them", "no tensors"),
+    Column("elements_in", pl.Int64, "", "elements of all inputs", "not recorded"),
+    Column("elements_out", pl.Int64, "", "elements of all outputs", "not recorded"),
+    Column("sizes_in", NAME, "", "shapes of the inputs, as text", "not recorded"),
+    Column("sizes_out", NAME, "", "shapes of the outputs, as text", "not recorded"),
+    Column("created_ns", pl.Int64, "ns", "call, since the Unix epoch", "not recorded"),
+    Column("started_ns", pl.Int64, "ns", "start as the watchdog saw it", "not seen to start"),
+    Column("completed_ns", pl.Int64, "ns", "end as the watchdog saw it", "not seen to end"),
+    Column("dur", pl.Int64, "ns", "duration on the device", "timing was not enabled"),
+    Column("timeout_ns", pl.Int64, "ns", "timeout of the operation", "not recorded"),
+    Column("thread", pl.Int64, "", "id of the calling thread (pthread)", "not recorded"),
+    Column("stack", pl.UInt32, "row", "leaf row of `stacks`", "not recorded, as in JSON"),
+)
+
 ISSUES: tuple[Column, ...] = (
     Column("severity", SEVERITY, "", "info, notice, data_loss or error"),
     Column("code", pl.String, "", "stable name of the finding"),
@@ -226,6 +287,8 @@ TABLES: dict[str, tuple[Column, ...]] = {
     "counters": COUNTERS,
     "segments": SEGMENTS,
     "blocks": BLOCKS,
+    "process_groups": PROCESS_GROUPS,
+    "collective_records": COLLECTIVE_RECORDS,
     "issues": ISSUES,
 }
 
@@ -235,7 +298,7 @@ EVENT_TABLES: tuple[str, ...] = ("launch_configs", "collectives", "memory_totals
 #: Columns with row numbers: the table, the column, and the table they refer to.
 _ROW_NUMBERS: tuple[tuple[str, str, str], ...] = (
     *((name, "event", "events") for name in EVENT_TABLES),
-    *((name, "stack", "stacks") for name in ("events", "segments", "blocks")),
+    *((name, "stack", "stacks") for name in ("events", "segments", "blocks", "collective_records")),
     ("blocks", "segment", "segments"),
 )
 

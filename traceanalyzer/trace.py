@@ -159,6 +159,10 @@ class Trace(Questions):
     counters: pl.DataFrame = field(default_factory=lambda: schema.empty("counters"))
     segments: pl.DataFrame = field(default_factory=lambda: schema.empty("segments"))
     blocks: pl.DataFrame = field(default_factory=lambda: schema.empty("blocks"))
+    process_groups: pl.DataFrame = field(default_factory=lambda: schema.empty("process_groups"))
+    collective_records: pl.DataFrame = field(
+        default_factory=lambda: schema.empty("collective_records")
+    )
     issues: pl.DataFrame = field(default_factory=lambda: schema.empty("issues"))
     _computed: dict[Hashable, Any] = field(
         default_factory=dict, init=False, repr=False, compare=False

@@ -300,6 +300,10 @@ PROFILER_STEP = "ProfilerStep#"
 #: The format of files with an allocator's history only.
 MEMORY_SNAPSHOT = "memory-snapshot"
 
+#: Name of the format of Flight Recorder dumps, and of ``py-spy dump``.
+FLIGHT_RECORDER = "flight-recorder"
+PY_SPY_DUMP = "py-spy-dump"
+
 
 #: Step annotations of inference engines, with phase and number of requests:
 #: vLLM's ``execute_context_2(14721)_generation_0(0)``, SGLang's ``step[DECODE bs=64]``, ATOM's

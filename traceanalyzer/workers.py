@@ -1,8 +1,8 @@
-"""Run tasks in worker processes, for inputs of hundreds of small files.
+"""Run tasks in worker processes, for inputs of several files.
 
-Small files need many short Python calls that block on the GIL, so threads do not help. A worker
-reads pickled tasks from its standard input and writes pickled results to its standard output; this
-module is both ends. A worker exits when its standard input is closed.
+Analyzing a file needs many short Python calls that block on the GIL, so threads do not help. A
+worker reads pickled tasks from its standard input and writes pickled results to its standard
+output; this module is both ends. A worker exits when its standard input is closed.
 """
 
 from __future__ import annotations
@@ -11,41 +11,65 @@ import gc
 import os
 import pickle
 import queue
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 #: Same import path as this process; ``-P`` keeps the working directory out of it.
 _COMMAND = "import sys; sys.path[:] = {path!r}; from traceanalyzer import workers; workers.serve()"
-#: For small frames a handover between threads of polars takes longer than the work itself.
-_ENVIRONMENT = {"POLARS_MAX_THREADS": "1"}
+#: Exit status of a worker without memory.
+_NO_MEMORY = 12
+_OUT_OF_MEMORY = ", probably out of memory"
+_SOON_SECONDS = 5
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A worker that ended during a task.
+
+    Attributes:
+        why: for a sentence: ``was killed (SIGKILL)``.
+    """
+
+    why: str
 
 
 def each(
-    function: Callable[[Any], Any], tasks: Sequence[Any], processes: int
-) -> Generator[Any | None]:
-    """Yield ``function(task)`` for each task, in order; None if the worker returned no result.
+    function: Callable[[Any], Any], tasks: Sequence[Any], number: int, *, threads: int = 1
+) -> Generator[Any | Ended | None]:
+    """Yield ``function(task)`` for each task, in order.
 
-    That is the case if the task or its result cannot be pickled, the function raises, or the worker
-    exits. The caller then runs the task itself and gets the error. The workers end with the
-    generator: close it where not all results are taken.
+    None if the worker returned no result, because the task or its result cannot be pickled or the
+    function raises: the caller then runs the task itself and gets the error. :class:`Ended` if the
+    worker ended; another one takes its place. The workers end with the generator: close it where
+    not all results are taken.
 
     Args:
         function: a function at module level, which a worker imports.
         tasks: any picklable objects.
-        processes: maximum number of workers; no more are started than there are tasks.
+        number: maximum number of workers; no more are started than there are tasks.
+        threads: threads per worker. More than one only slow down the work on small frames.
     """
-    started = [_start() for _ in range(min(processes, len(tasks)))]
+    started = [_start(threads) for _ in range(min(number, len(tasks)))]
     free: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
     for worker in started:
         free.put(worker)
+    closed = False
 
-    def ask(task: Any) -> Any | None:
+    def ask(task: Any) -> Any | Ended | None:
         worker = free.get()
         try:
             return _ask(worker, function, task)
+        except (EOFError, OSError, pickle.UnpicklingError):  # its answer ends early
+            ended = _ended(worker)
+            if not closed:
+                worker = _start(threads)
+                started.append(worker)
+            return ended
         finally:
             free.put(worker)
 
@@ -53,6 +77,7 @@ def each(
     try:
         yield from pool.map(ask, tasks)
     finally:
+        closed = True
         for worker in started:
             worker.kill()
             worker.communicate()
@@ -73,30 +98,53 @@ def serve() -> None:
         output.flush()
 
 
-def _start() -> subprocess.Popen[bytes]:
+def _start(threads: int) -> subprocess.Popen[bytes]:
     """Start a worker in a new session, so that Ctrl-C reaches only this process."""
     return subprocess.Popen(
         [sys.executable, "-P", "-c", _COMMAND.format(path=sys.path)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env={**os.environ, **_ENVIRONMENT},
+        env={**os.environ, "POLARS_MAX_THREADS": str(threads)},
         start_new_session=True,
     )
 
 
 def _ask(worker: subprocess.Popen[bytes], function: Callable[[Any], Any], task: Any) -> Any | None:
+    """Return the answer of a worker.
+
+    Raises:
+        OSError: the worker does not take the task.
+        EOFError: it ended.
+        UnpicklingError: it ended while it answered.
+    """
     if worker.stdin is None or worker.stdout is None:
         return None
     try:
-        worker.stdin.write(pickle.dumps((function, task)))
-        worker.stdin.flush()
-        return pickle.load(worker.stdout)  # noqa: S301 - from our own worker
+        message = pickle.dumps((function, task))
     except Exception:  # noqa: BLE001 - the caller runs the task itself
         return None
+    worker.stdin.write(message)
+    worker.stdin.flush()
+    return pickle.load(worker.stdout)  # noqa: S301 - from our own worker
+
+
+def _ended(worker: subprocess.Popen[bytes]) -> Ended:
+    """Return how a worker ended; end it if it still runs."""
+    try:
+        status = worker.wait(timeout=_SOON_SECONDS)
+    except subprocess.TimeoutExpired:
+        worker.kill()
+        status = worker.wait()
+    if status >= 0:
+        return Ended("ran out of memory" if status == _NO_MEMORY else f"ended ({status})")
+    name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
+    return Ended(f"was killed ({name}{_OUT_OF_MEMORY if status == -signal.SIGKILL else ''})")
 
 
 def _result(function: Callable[[Any], Any], task: Any) -> bytes:
     try:
         return pickle.dumps(function(task))
+    except MemoryError:
+        os._exit(_NO_MEMORY)
     except Exception:  # noqa: BLE001 - the caller runs the task itself and gets the error
         return pickle.dumps(None)

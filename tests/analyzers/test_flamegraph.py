@@ -13,6 +13,7 @@ from wording import check_wording, raises_wording
 import traceanalyzer as ta
 from traceanalyzer.analyzers.flamegraph import tree, weights
 from traceanalyzer.errors import InputError, MissingData, OptionError
+from traceanalyzer.schema import ON_REQUEST
 from traceanalyzer.trace import Meta, Trace
 
 STACKS = {
@@ -47,7 +48,7 @@ def sampled(
     ]
     return Trace(
         sources=(Meta(path=path, format="collapsed", weight_unit=unit, **meta),),
-        events=table("events", *events, drop=("args", "input_dims")),
+        events=table("events", *events, drop=ON_REQUEST),
         stacks=table("stacks", *stack_rows),
     )
 
@@ -60,7 +61,7 @@ def sliced(*slices: tuple[str, str, int, int], **more) -> Trace:
     ]
     return Trace(
         sources=(Meta(path="trace.json", format="chrome"),),
-        events=table("events", *rows, drop=("args", "input_dims")),
+        events=table("events", *rows, drop=ON_REQUEST),
     )
 
 

@@ -544,3 +544,31 @@ def test_every_cause_has_texts() -> None:
 def test_files_and_traces_have_the_same_result() -> None:
     path = ROOT / "fixtures/nccl_8ranks/rank0.json.gz"
     assert str(traceanalyzer.gpu_idle(path)) == str(gpu_idle(traceanalyzer.read(path)))
+
+
+def test_gaps_of_all_ranks_are_on_one_axis_if_clocks_are_known() -> None:
+    def ranks(epochs: tuple[int | None, ...]) -> list[Trace]:
+        several = (trace(in_steps(), rank=rank) for rank in range(len(epochs)))
+        return [
+            replace(one, sources=(replace(one.meta, epoch_ns=epoch),))
+            for one, epoch in zip(several, epochs, strict=True)
+        ]
+
+    def starts(result: GpuIdle) -> list[list[int]]:
+        gaps = result.gaps.sort("start").partition_by("rank", maintain_order=True)
+        return [one["axis_ns"].to_list() for one in gaps]
+
+    one, later = starts(gpu_idle(ranks((10**18, 10**18 + 7))))
+    assert later == [time + 7 for time in one]
+    # of another day, or of an unknown time: each rank from its own start
+    for epochs in ((10**18, 2 * 10**18), (10**18, None)):
+        result = gpu_idle(ranks(epochs))
+        assert not result.one_clock
+        assert starts(result) == [one, one]
+
+
+def test_a_report_puts_the_gaps_on_the_axis_of_its_timeline() -> None:
+    result = gpu_idle(trace(in_steps(), rank=0))
+    shifts = result.gaps.select("rank", "path", "device", shift=5).unique()
+    placed = result.on_axis(shifts, one_clock=True)
+    assert (placed.gaps["axis_ns"] == placed.gaps["start"] + 5).all()

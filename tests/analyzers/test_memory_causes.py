@@ -144,8 +144,12 @@ def test_error_after_growth_has_the_advice_of_growth(
 ) -> None:
     """One cause has one advice, if the growth is large enough to be the cause."""
     snapshot = training(8, leak=leak).note("oom", MIB, request_bytes, MAIN, FORWARD)
-    (advice,) = ta.memory_oom(snapshot.write(tmp_path / "x.pickle")).errors["advice"]
-    assert ("--growth" in advice) == (leak == request_bytes == MIB)
+    result = ta.memory_oom(snapshot.write(tmp_path / "x.pickle"))
+    ((cause, advice),) = result.errors.select("cause", "advice").rows()
+    is_growth = leak == request_bytes == MIB
+    assert ("--growth" in advice) == is_growth
+    assert (cause == "steady growth") == is_growth
+    assert ("steady growth" in result.summary()) == is_growth
 
 
 # --- fragmentation ---------------------------------------------------------------------------

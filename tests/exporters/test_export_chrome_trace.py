@@ -18,6 +18,7 @@ from wording import raises_wording
 from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.exporters import writer_for
 from traceanalyzer.exporters.chrome_trace import write_chrome_trace, write_chrome_trace_gz
+from traceanalyzer.schema import ON_REQUEST
 from traceanalyzer.trace import Device, Meta, Trace, sort_events
 
 META = Meta("a.json", "chrome-trace")
@@ -26,7 +27,7 @@ META = Meta("a.json", "chrome-trace")
 def traced(*events: dict[str, Any], meta: Meta = META, **tables: pl.DataFrame) -> Trace:
     """A trace of these rows, given in order; no arguments' text unless a row has some."""
     given = {name for row in events for name in row}
-    drop = tuple({"args", "input_dims"} - given)
+    drop = tuple(set(ON_REQUEST) - given)
     return Trace(sources=(meta,), events=table("events", *events, drop=drop), **tables)
 
 

@@ -16,6 +16,7 @@ from wording import raises_wording
 import traceanalyzer as ta
 from traceanalyzer.analyzers.common.ranks import by_rank
 from traceanalyzer.errors import OptionError
+from traceanalyzer.schema import ON_REQUEST
 from traceanalyzer.vocabulary import DEVICE_KINDS
 
 FIXTURES = Path(__file__).parents[2] / "fixtures/nsys"
@@ -29,7 +30,7 @@ REAL = [
     "pre2022_two_long_gaps",
     "saxpy_mpi_lazy_false",
 ]
-COLUMNS = ("args", "input_dims")
+COLUMNS = ON_REQUEST
 
 
 @pytest.fixture(params=[*BUNDLED, *REAL], ids=lambda of: of if isinstance(of, str) else of.stem)

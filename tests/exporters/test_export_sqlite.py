@@ -23,6 +23,7 @@ from traceanalyzer import schema
 from traceanalyzer.errors import OutputError
 from traceanalyzer.exporters import sqlite
 from traceanalyzer.exporters.sqlite import NAMED, VIEWS, write_sqlite
+from traceanalyzer.schema import ON_REQUEST
 from traceanalyzer.trace import Meta, Trace
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -45,7 +46,7 @@ def opened(trace: Trace, folder: Path) -> closing[sqlite3.Connection]:
 
 def values(connection: sqlite3.Connection, name: str, column: str) -> list[Any]:
     """A column of the schema, in the rows' order."""
-    if column in ("args", "input_dims"):
+    if column in ON_REQUEST:
         source = "events e LEFT JOIN arguments t ON t.event = e.id"
         query = f"SELECT t.{column} FROM {source} ORDER BY e.id"
     elif column in NAMED:
@@ -74,7 +75,7 @@ def assert_holds(connection: sqlite3.Connection, trace: Trace) -> None:
 def test_every_value_of_every_table(name, tmp_path, monkeypatch):
     monkeypatch.setattr(sqlite, "_ROWS", 100)  # several batches
     monkeypatch.setattr(sqlite, "_TEXT_ROWS", 30)
-    trace = ta.read(FIXTURES / name, columns=("args", "input_dims"))
+    trace = ta.read(FIXTURES / name, columns=ON_REQUEST)
     with opened(trace, tmp_path) as connection:
         assert_holds(connection, trace)
         assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
@@ -167,6 +168,8 @@ _rows = st.lists(
             "weight": st.none() | st.floats(),
             "args": _text,
             "input_dims": _text,
+            "input_types": _text,
+            "concrete_inputs": _text,
         }
     ),
     max_size=9,
@@ -379,7 +382,7 @@ def test_the_queries_of_the_documentation_run(tmp_path):
     assert len(queries) == 6
     filled = set()
     for name in (FILES[0], FILES[4]):
-        trace = ta.read(FIXTURES / name, columns=("args", "input_dims"))
+        trace = ta.read(FIXTURES / name, columns=ON_REQUEST)
         with opened(trace, tmp_path) as connection:
             filled |= {query for query in queries if connection.execute(query).fetchall()}
     assert filled == set(queries)

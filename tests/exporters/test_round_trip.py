@@ -19,10 +19,11 @@ from traceanalyzer.parsers import parquet
 from traceanalyzer.parsers.chrome_trace import parser as chrome_trace
 from traceanalyzer.parsers.contract import Selection
 from traceanalyzer.parsers.source import Source
+from traceanalyzer.schema import ON_REQUEST
 from traceanalyzer.trace import Trace
 
 TYPED = Selection()
-VERBATIM = Selection(columns=frozenset({"args", "input_dims"}))
+VERBATIM = Selection(columns=frozenset(ON_REQUEST))
 
 #: One file of each layout and writer; the larger ones take seconds and add no case.
 FILES = (

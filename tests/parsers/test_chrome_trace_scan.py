@@ -39,10 +39,12 @@ def _scan(
     every=True,
     args=False,
     input_dims=False,
+    input_types=False,
+    concrete=False,
 ):
     return scan(
         text, 0, [(b"kernel", kernel)], other, other, list(special), list(named), windows, flows,
-        every, args, input_dims,
+        every, args, input_dims, input_types, concrete,
     )  # fmt: skip
 
 
@@ -60,21 +62,39 @@ def test_an_ordinary_event_becomes_a_row():
     assert columns[-1] == b""
 
 
-def test_offsets_of_arguments_are_returned_on_request():
-    shaped = b'{"ph":"X","name":"a","ts":1,"dur":1,"args":{"Input Dims":[[2, 3]],"x":{"y":"}"}}}'
+def test_arguments_and_inputs_are_returned_on_request():
+    shaped = (
+        b'{"ph":"X","name":"a","ts":1,"dur":1,"args":{"Input Dims":[[2, 3]],"x":{"y":"}"},'
+        b'"Concrete Inputs":["1"],"Input type":["int"]}}'
+    )
     none = b'{"ph":"X","name":"a","ts":1,"dur":1,"args": null}'
-    text = b",".join([shaped, none, KERNEL])
+    null = b'{"ph":"X","name":"a","ts":1,"dur":1,"args":{"Input Dims":null}}'
+    text = b",".join([shaped, none, KERNEL, null, shaped])
     columns = _columns(text)[3]
-    assert columns[-3] == columns[-4] == b""
-    columns = _columns(text, args=True, input_dims=True)[3]
+    assert columns[-6:-2] == [b""] * 4
+    columns = _columns(text, args=True, input_dims=True, input_types=True, concrete=True)[3]
+    *inputs, args, texts, _ = columns[-6:]
 
     def spelled(ranges):
         spans = array("q", ranges)
         return [text[at : at + n] for at, n in zip(spans[::2], spans[1::2], strict=True)]
 
-    recorded = [b'{"Input Dims":[[2, 3]],"x":{"y":"}"}}', b"null", b'{"stream":7}']
-    assert spelled(columns[-4]) == recorded
-    assert spelled(columns[-3]) == [b"[[2, 3]]", b"", b""]
+    assert spelled(args)[:3] == [shaped[shaped.index(b'{"Input') : -1], b"null", b'{"stream":7}']
+    distinct = dict(enumerate(spelled(texts)))
+    of = [[distinct.get(code) for code in array("I", column)] for column in inputs]
+    assert of == [[value, None, None, None, value] for value in (b"[[2, 3]]", b'["int"]', b'["1"]')]
+
+
+def test_inputs_with_escapes_are_left_to_python(tmp_path):
+    inputs = json.dumps(["", '"mean"', "é\t"])
+    text = (
+        '[{"ph":"X","cat":"cpu_op","name":"a","pid":1,"tid":1,"ts":1,"dur":1,'
+        f'"args":{{"Concrete Inputs":{inputs}}}}}]'
+    )
+    path = tmp_path / "a.json"
+    path.write_text(text)
+    trace = ta.read(path, columns=["concrete_inputs"])
+    assert json.loads(trace.events["concrete_inputs"][0]) == json.loads(inputs)
 
 
 def test_first_time_includes_unselected_events():
@@ -176,9 +196,9 @@ def test_selection_by_kind_or_name():
 def test_arguments_out_of_range_are_rejected(wrong):
     text, begin = wrong
     with pytest.raises(ValueError, match="out of range"):
-        scan(text, begin, [], 0, 0, [], [], b"", True, True, False, False)
+        scan(text, begin, [], 0, 0, [], [], b"", True, True, False, False, False, False)
     with pytest.raises(ValueError, match="out of range"):
-        scan(b"", 0, [], 0, 0, [], [], b"123", True, True, False, False)
+        scan(b"", 0, [], 0, 0, [], [], b"123", True, True, False, False, False, False)
 
 
 @given(

@@ -28,7 +28,6 @@ KNOWN = {
     "page.html": "<!DOCTYPE html>\n<html><body>report</body></html>",
     "report.jsonlines": '{"Type":48,"CudaEvent":{"startNs":"1"}}\n{"Type":59}\n',
     "node.cpuprofile": '{"nodes":[{"id":1,"callFrame":{"functionName":"(root)"}}]}',
-    "flight.json": '{"version":"2.4","pg_config":{"0":{}},"entries":[]}',
     "rocprof.json": '{"rocprofiler-sdk-tool": [{"metadata": {}}]}',
     "CUPTI_ACTIVITY_KIND_KERNEL.arrow": "ARROW1",
 }

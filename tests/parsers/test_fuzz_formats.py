@@ -14,9 +14,8 @@ from harness import differences
 import traceanalyzer as ta
 from traceanalyzer import schema
 from traceanalyzer.errors import InputError
+from traceanalyzer.schema import ON_REQUEST
 
-#: Optional columns.
-ON_REQUEST = ("args", "input_dims")
 #: Damaged files of each format in the suite; ``make fuzz`` tries as many as it has time for.
 CASES = 25
 #: Seconds of one file of some 100 KB, and bytes of Python's that reading it may hold.

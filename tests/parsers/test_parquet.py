@@ -24,12 +24,13 @@ from traceanalyzer.exporters.parquet import write_parquet
 from traceanalyzer.parsers.contract import Selection
 from traceanalyzer.parsers.parquet import FORMAT, parse
 from traceanalyzer.parsers.source import Source
+from traceanalyzer.schema import ON_REQUEST
 from traceanalyzer.trace import Device, Meta, Trace
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-ALL = Selection(columns=frozenset({"args", "input_dims"}))
+ALL = Selection(columns=frozenset(ON_REQUEST))
 META = Meta(
     path="a/b.json",
     format="chrome",
@@ -64,7 +65,7 @@ def test_written_trace_is_read_back(
 ) -> None:
     trace = any_trace(chance, most=8)
     path = write(trace, tmp_path_factory.mktemp("parquet") / "a.parquet")
-    asked = frozenset(("args", "input_dims")) & set(trace.events.columns)
+    asked = frozenset(ON_REQUEST) & set(trace.events.columns)
     assert_equal(read(path, Selection(columns=asked)), trace)
 
 
@@ -77,7 +78,7 @@ def example() -> Trace:
             {"ts": 1, "dur": 9, "kind": "cpu_op", "name": "aten::mm", "pid": 7, "tid": 8},
             {"ts": 5, "kind": "cpu_instant_event", "name": "[memory]", "address": 2**64 - 1},
             {"ts": 7, "dur": 2, "kind": "kernel", "name": "gemm", "device": 0, "stream": 7},
-            drop=("args",),
+            drop=tuple(set(ON_REQUEST) - {"input_dims"}),
         ),
         launch_configs=table("launch_configs", {"event": 2, "grid_x": 64, "shared_memory": 49152}),
         memory_totals=table("memory_totals", {"event": 1, "allocated_bytes": 10}),
@@ -161,7 +162,7 @@ def test_names_of_other_traces_are_not_written(tmp_path: Path) -> None:
     trace = example()
     # a categorical knows the names of all traces of the process
     foreign = table("events", {"ts": 99, "kind": "cpu_op", "name": "of-another-trace"})
-    both = pl.concat([trace.events, foreign.drop("args")])
+    both = pl.concat([trace.events, foreign.drop(set(ON_REQUEST) - {"input_dims"})])
     path = write(replace(trace, events=both.head(3)), tmp_path / "a.parquet")
     names = pq.ParquetFile(path, read_dictionary=["name"]).read().column("name").chunk(0)
     assert names.dictionary.to_pylist() == ["aten::mm", "[memory]", "gemm"]

@@ -36,6 +36,16 @@ def test_sort(sort, order):
     assert arranged(RESULT, sort=sort).to_polars("ranks")["rank"].to_list() == order
 
 
+def test_headings_may_contain_a_colon():
+    frame = pl.DataFrame({"idle_ns": [1, 2, 3], "launch_ns": [2, 3, 1]})
+    labels = {"idle_ns": "idle", "launch_ns": "idle: launches"}
+    result = Sample(table_list=(Table("a", "A", frame, labels),))
+    for sort, order in (("idle: launches", [2, 1, 3]), ("idle: launches:asc", [3, 1, 2])):
+        assert arranged(result, sort=[sort]).tables[0].frame["idle_ns"].to_list() == order
+    with pytest.raises(OptionError, match="unknown order"):
+        arranged(result, sort=["idle: launches:up"])
+
+
 def test_bare_column_sorts_every_table_that_has_it():
     frame = pl.DataFrame({"n": [1, 2]})
     result = Sample(

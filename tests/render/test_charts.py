@@ -308,3 +308,10 @@ def test_viewer_is_one_script_with_a_hash():
         charts.VIEWER.script(),
     )
     assert Sample().charts == ()
+
+
+def test_unit_of_an_axis_fits_both_ends_of_bars() -> None:
+    frame = pl.DataFrame({"zero_ns": [0, 0], "change_ns": [-12_000_000, 8_000], "on": ["a", "b"]})
+    chart = Chart("c", "C", "span", frame, x="zero_ns", y="on", x_label="change", x2="change_ns")
+    assert prepare(chart).x.label == "change [ms]"
+    assert json.loads(pack(prepare(chart)).json)["x"]["unit"] == "ms"

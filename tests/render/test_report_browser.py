@@ -144,3 +144,18 @@ def test_keys_reach_links_headings_and_tables(window: Any) -> None:
     )
     assert unreachable == 0
     assert window.execute_script("return document.querySelector('.skip').hash") == "#findings"
+
+
+def test_first_screen_has_the_timeline_and_two_findings(browser: Any, tmp_path: Any) -> None:
+    text = render(ta.report(FIXTURES / "nccl_8ranks"), "html").decode()
+    resize(browser, 1400, 900)
+    visit(browser, tmp_path / "run.html", text)
+    ends = browser.execute_script(
+        "return ['.timeline canvas', '#finding-1 .what', '#finding-2 .effects'].map("
+        "(one) => document.querySelector(one).getBoundingClientRect().bottom)"
+    )
+    assert max(ends) <= 900
+    numbers = browser.execute_script(
+        "return [...document.querySelectorAll('.finding .at')].map((one) => one.textContent)"
+    )
+    assert numbers == ["1", "2", "3"]

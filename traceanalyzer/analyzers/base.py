@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar
 
 from traceanalyzer.errors import OptionError
 
@@ -32,7 +32,9 @@ class Reading(TypedDict, total=False):
         progress: callback with (bytes read, total bytes) of each file.
         on_trace: callback with the trace of each file, for its ``issues``; for a file read by
             another process, the trace has only ``sources`` and ``issues``.
-        processes: maximum number of processes that read small files; default 1, this process.
+        workers: number of processes that read several files at once; default 1, this process.
+            ``auto``: one per core, as far as the free memory allows, if the files are worth it.
+        client: a ``distributed.Client``, whose cluster reads the files instead.
     """
 
     format: str | None
@@ -42,7 +44,8 @@ class Reading(TypedDict, total=False):
     until_ns: int | None
     progress: Callable[[int, int], None] | None
     on_trace: Callable[[Trace], None] | None
-    processes: int
+    workers: int | Literal["auto"]
+    client: Any
 
 
 @dataclass(frozen=True)

@@ -132,6 +132,13 @@ ENTRIES: dict[str, Entry] = {
             plot="durations and arrival skew",
         ),
         Entry(
+            "hang",
+            "Find the rank that a hanging job waits for, from Flight Recorder dumps.",
+            group="Communication",
+            examples=("dumps/", "dumps/ stacks/ -o hang.html"),
+            plot="collectives by rank and sequence number",
+        ),
+        Entry(
             "overlap",
             "Overlapped and exposed communication.",
             group="Communication",
@@ -159,6 +166,13 @@ ENTRIES: dict[str, Entry] = {
             examples=("run/", "run/ --sort kernels.n --columns kernels.name,n,total"),
             section="Kernels",
             plot="device work by family, kernels with the highest total time",
+        ),
+        Entry(
+            "efficiency",
+            "FLOP/s, bandwidth and MFU against the peaks of the GPU.",
+            examples=("run/", "run/ --peak bf16=989.4 --bandwidth 3350"),
+            section="Efficiency",
+            plot="operators by time above the roof",
         ),
         Entry(
             "annotations",
@@ -221,6 +235,13 @@ ENTRIES: dict[str, Entry] = {
             group="Files",
             examples=("run/", "rank0.json.gz --to json"),
             section="Files",
+        ),
+        Entry(
+            "scaling",
+            "Speed-up and parallel efficiency of runs on more GPUs.",
+            group="Files",
+            examples=("run4/ run8/ run16/", "run4/ run8/ --weak"),
+            plot="the speed-up and the parts of a step",
         ),
         Entry(
             "diff",

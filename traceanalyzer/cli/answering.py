@@ -48,15 +48,13 @@ def analyze(
     analysis: Callable[..., R], *inputs: Sequence[str], reading: Reading, **options: Any
 ) -> R:
     """Return the result of an analysis of the inputs; print progress and data loss."""
-    from traceanalyzer.reading import threads
-
     read = [path for paths in inputs for path in paths]
-    with progress(read, quiet=reading.quiet) as meter:
+    with reading.cluster() as client, progress(read, quiet=reading.quiet) as meter:
         return analysis(
             *inputs,
             **options,
             **reading.arguments(),
-            processes=threads(),
+            **({} if client is None else {"client": client}),
             progress=meter,
             on_trace=lambda trace: report(
                 trace.meta.path, trace.issues.to_dicts(), quiet=reading.quiet

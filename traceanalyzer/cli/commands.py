@@ -27,6 +27,8 @@ _BY_HAND = (
     "report",
     "diagnose",
     "convert",
+    "merge",
+    "view",
     "demo",
     "info",
     "memory",
@@ -56,6 +58,16 @@ _WITHOUT_ANALYZER = {
         "Start here",
         "Write one HTML page with all analyses, problems first.",
         ("run/ -o report.html", "run/ --since 10s --until 20s -o report.html"),
+    ),
+    "merge": _Listed(
+        "Files",
+        "Write all ranks to one timeline for Perfetto, clocks aligned.",
+        ("run/ -o run.pftrace", "run/ --around straggler -o straggler.pftrace"),
+    ),
+    "view": _Listed(
+        "Files",
+        "Show all ranks in Perfetto, at the first finding.",
+        ("run/", "run/ --around straggler --no-open"),
     ),
     "demo": _Listed(
         "Start here",

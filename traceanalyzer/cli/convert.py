@@ -59,7 +59,10 @@ def _targets(inputs: list[str], out: str) -> dict[str, str]:
     if len(inputs) == 1:
         return {out: inputs[0]}
     if folder.suffix:
-        raise OptionError(f"{out}: {len(inputs)} inputs need an output folder; use -o FOLDER")
+        raise OptionError(
+            f"{out}: {len(inputs)} inputs need an output folder; use -o FOLDER. To write them to "
+            "one timeline, use traceanalyzer merge -o run.pftrace"
+        )
     folder.mkdir()
     return _targets(inputs, out)
 

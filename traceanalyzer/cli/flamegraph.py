@@ -10,10 +10,19 @@ from traceanalyzer.analyzers.flamegraph.options import Options
 from traceanalyzer.analyzers.registry import ENTRIES
 from traceanalyzer.cli.answering import analyze, inputs_of
 from traceanalyzer.cli.commands import analyzer_options
-from traceanalyzer.cli.options import ALL, Reading, Writing, limit, reading, rows, table_options
+from traceanalyzer.cli.options import (
+    ALL,
+    Reading,
+    Writing,
+    form_by_suffix,
+    limit,
+    reading,
+    rows,
+    table_options,
+)
 from traceanalyzer.cli.output import STDOUT
 from traceanalyzer.errors import OptionError
-from traceanalyzer.render import Form, form_of
+from traceanalyzer.render import Form
 from traceanalyzer.render.text import prose
 
 #: Formats written to a file by default.
@@ -76,7 +85,7 @@ def _writing(
     first: str, output: str | None, to: Form | None, top: int | str | None, *, force: bool
 ) -> Writing:
     """Return the output settings: pictures go to a file, tables to standard output by default."""
-    form = to or (form_of(output) if output else None) or "svg"
+    form = to or form_by_suffix(output, "svg")
     if form not in _FORMS:
         raise OptionError(f"{output}: unknown output format; choose one of {', '.join(_FORMS)}")
     if output is None and form in PICTURES:

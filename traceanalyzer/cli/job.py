@@ -1,5 +1,7 @@
 """Commands that accept all files of a job: ``info``, ``diagnose`` and ``report``."""
 
+from pathlib import PurePath
+
 import click
 
 from traceanalyzer.analyzers.info.options import Options
@@ -110,7 +112,7 @@ def report(
     """
     import traceanalyzer as ta
 
-    form: Form = form_of(target) or "html"
+    form: Form | None = form_of(target) if PurePath(target).suffix else "html"
     if form not in ("html", "json"):
         raise OptionError(f"{target}: unknown output format; use .html or .json")
     inputs = inputs_of(paths, quiet=reading.quiet)

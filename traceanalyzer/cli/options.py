@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from traceanalyzer.cli import output
 from traceanalyzer.errors import OptionError
-from traceanalyzer.render import BINARY, FORMS, TOP, Form, form_of, render
+from traceanalyzer.render import BINARY, FORMS, SUFFIXES, TOP, Form, form_of, render
 from traceanalyzer.render.text import without
 from traceanalyzer.units import parse_ns
 
 if TYPE_CHECKING:
     from traceanalyzer.result import Result
 
-ALL = "all"
+ALL, AUTO = "all", "auto"
 _PICTURES = ("svg", "png")
-_DATA = (".parquet", ".gz", ".zst", ".zip", ".pdf", ".xlsx", ".jpg")
 Command = Callable[..., None]
 
 #: Former spellings of options, still accepted.
@@ -55,6 +56,18 @@ def rows(_context: click.Context, _option: click.Parameter, text: str | None) ->
     return int(text)
 
 
+def _workers(_context: click.Context, _option: click.Parameter, text: str) -> int | str:
+    if text == AUTO:
+        return text
+    if not text.isdecimal() or int(text) == 0:
+        raise click.BadParameter(f"{text!r} is not a number of processes; use 1 or more, or {AUTO}")
+    return int(text)
+
+
+#: Fields of :class:`Reading` that are no keywords of functions.
+_OF_COMMAND = ("quiet", "dask", "scheduler", "scheduler_file")
+
+
 @dataclass(frozen=True)
 class Reading:
     """How input files are read.
@@ -65,6 +78,10 @@ class Reading:
         assume_rank: the rank of a single file without one.
         since_ns: ignore events that end earlier, from the start of the trace.
         until_ns: ignore events that start at this time or later.
+        workers: number of processes that read several files, or ``auto``.
+        dask: read on a Dask cluster, a local one if no scheduler is given.
+        scheduler: address of a running Dask scheduler.
+        scheduler_file: its scheduler file.
         quiet: no progress and no data-loss summary on standard error.
     """
 
@@ -73,16 +90,38 @@ class Reading:
     assume_rank: int | None
     since_ns: int | None
     until_ns: int | None
+    workers: int | Literal["auto"]
+    dask: bool
+    scheduler: str | None
+    scheduler_file: str | None
     quiet: bool
 
     def __post_init__(self) -> None:
         both = self.since_ns is not None and self.until_ns is not None
         if both and self.since_ns >= self.until_ns:  # type: ignore[operator]
             raise OptionError("--since must be before --until")
+        if self.scheduler and self.scheduler_file:
+            raise OptionError("--scheduler and --scheduler-file exclude each other")
 
     def arguments(self) -> dict[str, Any]:
         """Return the keyword arguments of functions that read files."""
-        return {name: value for name, value in asdict(self).items() if name != "quiet"}
+        return {name: value for name, value in asdict(self).items() if name not in _OF_COMMAND}
+
+    @contextmanager
+    def cluster(self) -> Iterator[Any]:
+        """Connect to the Dask cluster; None without one.
+
+        Raises:
+            MissingExtra: Dask is not installed.
+            OptionError: the scheduler does not answer.
+        """
+        if not (self.dask or self.scheduler or self.scheduler_file):
+            yield None
+            return
+        from traceanalyzer.cluster import connected
+
+        with connected(self.scheduler, self.scheduler_file) as client:
+            yield client
 
 
 @dataclass(frozen=True)
@@ -189,16 +228,18 @@ def limit(top: int | str | None, default: str) -> int | None:
     return rows_per_table if isinstance(rows_per_table, int) else None
 
 
-def _form(output: str | None) -> Form:
-    """Return the output format by the suffix of a file; a table by default.
+def form_by_suffix(output: str | None, default: Form) -> Form:
+    """Return the output format by the suffix of a file; the default without a file or a suffix.
 
     Raises:
-        OptionError: the suffix is that of an unsupported data format.
+        OptionError: the suffix is unknown.
     """
+    suffix = PurePath(output).suffix if output else ""
     form = form_of(output) if output else None
-    if form is None and output and output.lower().endswith(_DATA):
-        raise OptionError(f"{output}: unknown output format; --to is one of {', '.join(FORMS)}")
-    return form or "table"
+    if form is None and suffix:
+        known = ", ".join(SUFFIXES)
+        raise OptionError(f"{output}: unknown output format {suffix}; use {known}, or --to")
+    return form or default
 
 
 def reading(command: Command) -> Command:
@@ -232,6 +273,24 @@ def reading(command: Command) -> Command:
         callback=_duration,
         help="Ignore events that start at TIME or later.",
     )
+    @click.option(
+        "--workers",
+        metavar="N|auto",
+        default="auto",
+        show_default=True,
+        callback=_workers,
+        help="Processes that read several files at once; auto: one per core, as far as the free "
+        "memory allows.",
+    )
+    @click.option("--dask", is_flag=True, help="Read on a Dask cluster (extra dask).")
+    @click.option(
+        "--scheduler",
+        metavar="ADDRESS",
+        envvar="DASK_SCHEDULER_ADDRESS",
+        help="Scheduler of the cluster. Default: DASK_SCHEDULER_ADDRESS, else a cluster on this "
+        "machine.",
+    )
+    @click.option("--scheduler-file", metavar="FILE", help="Scheduler file of the cluster.")
     @click.option("-q", "--quiet", is_flag=True, help="No progress bar, no data-loss summary.")
     @wraps(command)
     def wrapped(*args: Any, **values: Any) -> None:
@@ -272,7 +331,7 @@ def writing(command: Command) -> Command:
         plot: str | None = None,
         **rest: Any,
     ) -> None:
-        form = to or _form(output)
+        form = to or form_by_suffix(output, "table")
         rows_per_table = limit(top, form)
         settings = Writing(
             output, force, form, rows_per_table, plot, table_sort, table_columns, color

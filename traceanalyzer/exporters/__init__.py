@@ -41,5 +41,7 @@ def writer_for(path: str | PurePath) -> Writer:
         if name.endswith(suffix):
             writer: Writer = getattr(import_module(f"{__name__}.{module}"), function)
             return writer
+    if name.endswith((".pftrace", ".perfetto-trace")):
+        raise OptionError(f"{path}: traceanalyzer merge writes Perfetto's format")
     known = ", ".join(SUFFIXES[:-1]) + " or " + SUFFIXES[-1]
     raise OptionError(f"{path}: unknown output format. Use the suffix {known}")

@@ -36,7 +36,6 @@ _ANALYSED = 1000
 _ROWS = 1 << 16
 #: Rows per batch for texts of any length.
 _TEXT_ROWS = 1 << 12
-_ON_REQUEST = ("args", "input_dims")
 _TEXT_TYPES = (pl.Categorical, pl.Enum)
 
 #: Columns with long, often repeated texts: stored as ids in ``names``.
@@ -138,7 +137,7 @@ def _create_tables(database: sqlite_utils.Database) -> None:
     for name in ("stacks", "events", *schema.TABLES):
         if not database.table(name).exists():
             _create_of_schema(database, name)
-    columns = {"event": int, "args": str, "input_dims": str}
+    columns = {"event": int, **dict.fromkeys(schema.ON_REQUEST, str)}
     _create(database, "arguments", columns, key="event", points={"event": "events"})
 
 
@@ -266,7 +265,7 @@ def _fill(path: Path, trace: Trace, names: _Names) -> None:
         cursor.execute("BEGIN")
         _insert(cursor, "names", names.table.iter_slices(_ROWS))
         for name, frame in trace.tables.items():
-            stored = frame.drop(_ON_REQUEST, strict=False)
+            stored = frame.drop(schema.ON_REQUEST, strict=False)
             _insert(cursor, name, _batches(name, stored, names))
         _insert(cursor, "arguments", _arguments(trace.events))
         cursor.execute("COMMIT")
@@ -287,7 +286,7 @@ def _batches(table: str, frame: pl.DataFrame, names: _Names) -> Iterator[pl.Data
 
 def _arguments(events: pl.DataFrame) -> Iterator[pl.DataFrame]:
     """Yield the optional text columns of the rows that have any."""
-    present = [name for name in _ON_REQUEST if name in events.columns]
+    present = [name for name in schema.ON_REQUEST if name in events.columns]
     if not present:
         return
     texts = events.select(present).with_row_index("event")

@@ -54,11 +54,6 @@ _KNOWN = (
         "py-spy record -f speedscope profiles Python",
     ),
     (
-        rb'\{[^{]*?"(?:pg_config|comm_lib_version)"',
-        "an NCCL flight recorder dump, not a timeline",
-        "torch's torchfrtrace compares the dumps of all ranks",
-    ),
-    (
         rb'\{\s*+"rocprofiler-sdk-tool"',
         "rocprofv3 JSON, which is not supported",
         "torch.profiler writes Chrome JSON on AMD GPUs too",

@@ -4,7 +4,15 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 
 from traceanalyzer.errors import OptionError, UnknownFormat
-from traceanalyzer.parsers import collapsed, foreign, memory_snapshot, parquet, speedscope
+from traceanalyzer.parsers import (
+    collapsed,
+    flight_recorder,
+    foreign,
+    memory_snapshot,
+    parquet,
+    py_spy_dump,
+    speedscope,
+)
 from traceanalyzer.parsers.chrome_trace import parser as chrome_trace
 from traceanalyzer.parsers.contract import Format
 from traceanalyzer.parsers.nsys_sqlite import parser as nsys_sqlite
@@ -18,6 +26,8 @@ _BUILT_IN = (
     parquet.FORMAT,
     nsys_sqlite.FORMAT,
     memory_snapshot.FORMAT,
+    flight_recorder.FORMAT,
+    py_spy_dump.FORMAT,
     speedscope.FORMAT,
     collapsed.FORMAT,
     nsys_sqlite.REPORT,

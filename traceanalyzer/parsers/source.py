@@ -36,8 +36,6 @@ _MAGIC = {
 _RANK = re.compile(r"(?i)(?:^|[^a-z])(?:global_?)?(?:rank|worker)[-_.\[ ]?(\d{1,7})(?!\d)")
 _OF_WORLD = re.compile(r"(?i)[-_.](\d{1,7})[-_]of[-_]\d{1,7}(?!\d)")
 _NODE = re.compile(r"(?i)(?:^|[^a-z])node(?:[-_.\[ ]?(?:id|rank))?[-_.\[ ]?(\d{1,7})(?!\d)")
-#: More threads do not read a file faster.
-_MAX_THREADS = 8
 
 
 class Source:
@@ -254,12 +252,6 @@ def rank_or_node_from_name(path: str) -> int | None:
     """
     rank = rank_from_name(path)
     return _last(_NODE, path) if rank is None else rank
-
-
-def threads() -> int:
-    """Return the number of threads to use: the cores this process may run on, at most 8."""
-    known = hasattr(os, "sched_getaffinity")
-    return min(len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1, _MAX_THREADS)
 
 
 class _Joined(io.RawIOBase):

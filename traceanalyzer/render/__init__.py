@@ -28,7 +28,8 @@ BINARY: tuple[Form, ...] = ("png", "sqlite")
 #: Default rows per table; data formats contain all rows.
 TOP: dict[str, int] = {"table": 10, "md": 20, "html": 100, "report": 50}
 
-_SUFFIXES: dict[str, Form] = {
+#: Output format of each suffix.
+SUFFIXES: dict[str, Form] = {
     ".csv": "csv",
     ".json": "json",
     ".sqlite": "sqlite",
@@ -42,12 +43,12 @@ _SUFFIXES: dict[str, Form] = {
 }
 
 
-_KNOWN = ", ".join(_SUFFIXES)
+_KNOWN = ", ".join(SUFFIXES)
 
 
 def form_of(path: str) -> Form | None:
     """Return the output format by the suffix of a file name, or None."""
-    return _SUFFIXES.get(PurePath(path).suffix.lower())
+    return SUFFIXES.get(PurePath(path).suffix.lower())
 
 
 def render(result: Result, to: Form, *, top: int | None = None, color: bool = False) -> bytes:

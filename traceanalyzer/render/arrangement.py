@@ -15,7 +15,7 @@ from traceanalyzer.result import Result, Table
 R = TypeVar("R", bound=Result)
 
 _DESCENDING = {"asc": False, "desc": True}
-_UNITS = ("_ns", "_bytes", "_frac", "_gbps")
+_UNITS = ("_ns", "_bytes", "_frac", "_gbps", "_tflops")
 
 
 def arranged(result: R, *, sort: Sequence[str] = (), columns: Sequence[str] = ()) -> R:
@@ -35,13 +35,29 @@ def arranged(result: R, *, sort: Sequence[str] = (), columns: Sequence[str] = ()
     Raises:
         OptionError: no table has the column; the message lists the columns.
     """
-    _require("--sort", [text.partition(":")[0] for text in sort], result.tables)
+    keys = [_ordered(text, result.tables) for text in sort]
+    _require("--sort", [name for name, _ in keys], result.tables)
     _require("--columns", columns, result.tables)
-    tables = tuple(_selected(_sorted(table, sort), columns) for table in result.tables)
+    tables = tuple(_selected(_sorted(table, keys), columns) for table in result.tables)
     view = replace(result._view, tables=tables)
     changed = copy(result)
     vars(changed)["_view"] = view
     return changed
+
+
+def _ordered(text: str, tables: Sequence[Table]) -> tuple[str, bool | None]:
+    """Return the column of a text like ``COLUMN:desc``, and whether it is descending, if given.
+
+    Headings may contain a colon: ``idle: launches``.
+    """
+    name, colon, order = text.rpartition(":")
+    if any(_column(table, text) for table in tables):
+        return text, None
+    if colon and order.strip() in _DESCENDING:
+        return name, _DESCENDING[order.strip()]
+    if colon and any(_column(table, name) for table in tables):
+        raise OptionError(f"--sort: unknown order {order!r}; use :asc or :desc")
+    return text, None
 
 
 def _require(option: str, names: Sequence[str], tables: Sequence[Table]) -> None:
@@ -69,19 +85,16 @@ def _column(table: Table, text: str) -> str | None:
     return known.get(_plain(rest if dot else first))
 
 
-def _sorted(table: Table, sort: Sequence[str]) -> Table:
+def _sorted(table: Table, sort: Sequence[tuple[str, bool | None]]) -> Table:
     keys, descending = list[pl.Expr](), list[bool]()
     hide_first = table.hiding_order
-    for text in sort:
-        name, _, direction = text.partition(":")
-        if direction not in ("", *_DESCENDING):
-            raise OptionError(f"--sort: unknown order {direction!r}; use :asc or :desc")
+    for name, is_descending in sort:
         column = _column(table, name)
         if column is not None:
             dtype = table.frame.schema[column]
             is_number = dtype.is_numeric() or dtype.is_nested() or dtype == pl.Boolean
             keys.append(_key(column, dtype))
-            descending.append(_DESCENDING.get(direction, is_number))
+            descending.append(is_number if is_descending is None else is_descending)
             hide_first = tuple(one for one in hide_first if one != column)
     if not keys:
         return table

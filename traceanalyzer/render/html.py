@@ -215,19 +215,21 @@ def cards(
             links.append(link)
         if anchor := (anchors or {}).get(one.analysis):
             links.append(f'<a href="#{escape(anchor)}">Show the numbers</a>')
-        cards.append(_card(one, number, links))
+        is_marked = marked is not None and number in marked
+        cards.append(_card(one, number, links, is_marked=is_marked))
     items = "\n".join(cards)
     return f'<ol class="findings">\n{items}\n</ol>'
 
 
-def _card(one: Finding, number: int, links: Sequence[str]) -> str:
+def _card(one: Finding, number: int, links: Sequence[str], *, is_marked: bool) -> str:
     cost = "".join(f' · <span class="cost">{escaped(text)}</span>' for text in costs(one))
     evidence = "".join(f"<li>{escaped(sentence)}</li>" for sentence in one.evidence)
     effects = "".join(
         f"<li><code>{escaped(effect.id)}</code> {escaped(effect.title)}</li>"
         for effect in one.effects
     )
-    grade = f'<span class="grade">{one.severity}</span>'
+    mark = f'<span class="at" title="Number in the timeline">{number}</span>' if is_marked else ""
+    grade = f'{mark}<span class="grade">{one.severity}</span>'
     lines = [
         f'<li class="finding {one.severity}" id="finding-{number}">',
         f"<p>{grade}<code>{escaped(one.id)}</code>{cost}</p>",

@@ -69,14 +69,15 @@ class Marks:
 def prepare(chart: Chart) -> Marks:
     """Return the rows of a chart that have a position, with positions and colours."""
     frame = chart.frame.drop_nulls([c for c in (chart.x, chart.y, chart.x2) if c])
-    x, x_axis = _axis(frame, chart.x, chart.x_label, named=chart.mark == "bar")
-    y, y_axis = _axis(frame, chart.y, chart.y_label, named=chart.mark == "span")
+    across = tuple(filter(None, (chart.x, chart.x2)))
+    x, x_axis = _axis(frame, across, chart.x_label, named=chart.mark == "bar")
+    y, y_axis = _axis(frame, (chart.y,), chart.y_label, named=chart.mark == "span")
     colors, color = _colors(frame, chart.color)
     rows = pl.DataFrame(
         {
             "x": x,
             "y": y,
-            "x2": _scaled(frame, chart.x2, _scale(frame, chart.x)) if chart.x2 else x,
+            "x2": _scaled(frame, chart.x2, _scale(frame, across)) if chart.x2 else x,
             "color": color,
             "panel": frame[chart.panel] if chart.panel else _same(frame, None),
             "emphasis": frame[chart.emphasis] if chart.emphasis else _same(frame, value=False),
@@ -92,12 +93,16 @@ def category(value: Any, column: str = "") -> str:
 
 
 def _axis(
-    frame: pl.DataFrame, column: str, label: str, *, named: bool
+    frame: pl.DataFrame, columns: tuple[str, ...], label: str, *, named: bool
 ) -> tuple[NDArray[np.float64], AxisScale]:
-    """Return positions on one axis; text and ``named`` values are at integers."""
+    """Return positions of the first column; text and ``named`` values are at integers.
+
+    The unit of the axis fits all its columns.
+    """
+    column = columns[0]
     values, label = frame[column], prose(label)
     if values.dtype.is_numeric() and not named:
-        scale = _scale(frame, column)
+        scale = _scale(frame, columns)
         whole = values.dtype.is_integer() and scale.factor == 1
         return _scaled(frame, column, scale), AxisScale(scale.heading(label), whole=whole)
     distinct = _distinct(values)
@@ -108,13 +113,13 @@ def _axis(
     return places.to_numpy(), AxisScale(scale.heading(label), ticks=ticks)
 
 
-def _scale(frame: pl.DataFrame, column: str) -> Scale:
+def _scale(frame: pl.DataFrame, columns: tuple[str, ...]) -> Scale:
     """Return the unit of an axis by its largest value."""
-    values = frame[column]
-    if not values.dtype.is_numeric():
+    if not frame[columns[0]].dtype.is_numeric():
         return Scale()
-    largest = values.cast(pl.Float64).abs().max()
-    return scale_of(column, largest if isinstance(largest, float) else 0)
+    values = pl.concat([frame[column].cast(pl.Float64) for column in columns])
+    largest = values.abs().max()
+    return scale_of(columns[0], largest if isinstance(largest, float) else 0)
 
 
 def _scaled(frame: pl.DataFrame, column: str, scale: Scale) -> NDArray[np.float64]:
@@ -135,6 +140,8 @@ def _colors(frame: pl.DataFrame, column: str | None) -> tuple[dict[Any, str], pl
     fixed = {name: MEANINGS[name] for name in distinct if name in MEANINGS}
     others = [name for name in distinct if name not in fixed]
     free = [ink for ink in PALETTE if ink not in fixed.values()]
+    if fixed:  # colours that have a meaning elsewhere last
+        free.sort(key=lambda ink: ink in MEANINGS.values())
     if len(others) <= len(free):
         inks = fixed | dict(zip(others, free, strict=False))
         colors = {name: inks[name] for name in distinct}

@@ -52,6 +52,14 @@ MEANINGS = {
     "faster": BETTER,
     "within noise": "#94a4a2",
     "no change": "#94a4a2",
+    # states of collectives
+    "completed": HOST_CODE[0],
+    "ended": LAUNCH[0],
+    "started": TRANSFER[0],
+    "scheduled": SYNCHRONISATION[0],
+    "different call": COPIES[0],
+    "never entered": WAITING[0],
+    "no dump": "#1f2328",
 }
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from traceanalyzer.render.text import prose
 
-_BREAKING = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
+_BREAKING = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,9 @@ def drawn(outline: str, packed: str) -> str:
 def pack(content: dict[str, Any]) -> str:
     """Return JSON that cannot end the ``script`` element it is in."""
     text = json.dumps(content, separators=(",", ":"), allow_nan=False)
-    return text.translate(_BREAKING)
+    for character, safe in _BREAKING.items():  # much faster than translate()
+        text = text.replace(character, safe)
+    return text
 
 
 def differences(values: Iterable[int | None]) -> list[int | None]:

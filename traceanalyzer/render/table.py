@@ -12,6 +12,8 @@ from traceanalyzer.render.text import further_costs, prose, table_cells, visible
 from traceanalyzer.result import Finding, Result, Table
 
 _FALLBACK_WIDTH = 120  # without a terminal
+#: Sentences of evidence per finding, so that several fit on a screen; --top all prints all.
+_EVIDENCE = 1
 _PROSE_WIDTH = 100  # longer lines of prose are hard to read
 _LONGEST = 160  # characters of a name
 
@@ -34,7 +36,7 @@ def render(
     parts = [_heading(result, line), _filled(prose(result.verdict), line)]
     parts += _strips(result, room, top, color=color)
     parts += [
-        _finding(number, finding, line, color=color)
+        _finding(number, finding, line, color=color, evidence=None if top is None else _EVIDENCE)
         for number, finding in enumerate(result.diagnosis, 1)
     ]
     parts += [
@@ -43,6 +45,8 @@ def render(
         if top is None or not table.detail
     ]
     more = [table.title for table in result.visible_tables if top is not None and table.detail]
+    if top is not None and any(len(one.evidence) > _EVIDENCE for one in result.diagnosis):
+        more.insert(0, "Evidence of each finding")
     if more:
         text = f"More with --top all, or in html and json: {'; '.join(map(prose, more))}."
         parts.append(_filled(text, line))
@@ -143,8 +147,18 @@ def _in_rows(cells: list[str], marked: list[bool | None]) -> list[str]:
     return [colored(text, OWN_CODE if is_own_code else None) for text, is_own_code in pairs]
 
 
-def _finding(number: int, finding: Finding, width: int, *, color: bool) -> str:
-    """Return a finding: severity, title, cost, evidence, effects, advice, confidence, rule."""
+def _finding(
+    number: int, finding: Finding, width: int, *, color: bool, evidence: int | None
+) -> str:
+    """Return a finding: severity, title, cost, evidence, effects, advice, confidence, rule.
+
+    Args:
+        number: its number.
+        finding: the finding.
+        width: characters per line.
+        color: whether the severity is coloured.
+        evidence: most sentences of evidence; None means all.
+    """
     cost = ", ".join(further_costs(finding))
     severity = finding.severity.upper()
     head = prose(f"{number}. {severity}: {finding.title}{f' Cost: {cost}.' if cost else ''}")
@@ -152,13 +166,13 @@ def _finding(number: int, finding: Finding, width: int, *, color: bool) -> str:
     head = head.replace(
         severity, colored(severity, SEVERITY[finding.severity] if color else None), 1
     )
-    evidence = [_filled(prose(one), width, begin="   ") for one in finding.evidence]
+    reasons = [_filled(prose(one), width, begin="   ") for one in finding.evidence[:evidence]]
     effects = [
         _filled(prose(f"{one.id}: {one.title}"), width, begin="   -> ") for one in finding.effects
     ]
     advice = _filled(prose(f"Try: {finding.advice}"), width, begin="   ") if finding.advice else ""
     last = f"   Confidence: {finding.confidence}. Rule: {prose(finding.id)}."
-    return "\n".join([head, *filter(None, [*evidence, *effects, advice]), last])
+    return "\n".join([head, *filter(None, [*reasons, *effects, advice]), last])
 
 
 def _filled(text: str, width: int, *, begin: str = "", further: str | None = None) -> str:

@@ -42,6 +42,7 @@ _UNITS: dict[str, tuple[tuple[float, str], ...]] = {
     "bytes": SIZES,
     "frac": ((0.01, "%"),),
     "gbps": ((1, "GB/s"),),
+    "tflops": ((1, "TFLOP/s"),),
 }
 _WHOLE_UNITS = ("ns", "B")
 #: Medians of columns with one unit, in this unit.

@@ -11,6 +11,11 @@ from traceanalyzer.units import format_ns
 #: Ranks or steps named in the verdict; the rest is counted.
 _NAMED = 5
 
+_BASIS = (
+    "Wait time is all the time before the last rank arrives; diagnose counts the part of it "
+    "without compute, within steps."
+)
+
 #: Ranks named in notes.
 _RANKS = 8
 
@@ -34,6 +39,7 @@ def remarks(
     notes = [*_inputs(parts), *_events(parts, instances)]
     if len({part.rank for part in parts}) > 1:
         notes += [*_matching(instances, misplaced), _clocks(clocks), _partial(collectives)]
+        notes.append(_if(collectives["imposed_ns"].sum() if collectives.height else 0, _BASIS))
     return tuple(note for note in notes if note)
 
 

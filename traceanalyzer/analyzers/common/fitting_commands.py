@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from traceanalyzer.errors import MissingData
 from traceanalyzer.trace import Meta, Trace
-from traceanalyzer.vocabulary import ALLOCATOR_KINDS, MEMORY_SNAPSHOT
+from traceanalyzer.vocabulary import (
+    ALLOCATOR_KINDS,
+    FLIGHT_RECORDER,
+    MEMORY_SNAPSHOT,
+    PY_SPY_DUMP,
+)
 
 _STACKS = ("py_spy_report", "flamegraph")
 #: By format: what a file is, and the analyzers for it.
 _OF_FORMAT = {
     MEMORY_SNAPSHOT: ("this is a memory snapshot", ("memory",)),
+    FLIGHT_RECORDER: ("this is a Flight Recorder dump", ("hang",)),
+    PY_SPY_DUMP: ("these are the stacks of one moment", ("hang", "flamegraph")),
     "collapsed": ("these are sampled stacks", _STACKS),
     "speedscope": ("these are sampled stacks", _STACKS),
 }
@@ -44,7 +51,20 @@ def with_fitting_command(
         begin, (what, names) = f"{error}; ", next(matches, ("", ())) if recorded else ("", ())
     if analyzer == "py_spy_report" and not names:
         begin, what, names = f"{error}; ", "this is a trace", ("flamegraph", "diagnose")
+    if analyzer == "hang" and not names:
+        begin, what, names = f"{error}; ", "this is a trace", ("diagnose",)
     if not names or analyzer.startswith(names):
         return error
-    lines = (f"traceanalyzer {name.replace('_', '-')} FILE" for name in names)
-    return MissingData(f"{begin}{what}: {' or '.join(lines)}")
+    return MissingData(f"{begin}{what}: {_lines(names)}")
+
+
+def not_for_reports(meta: Meta) -> MissingData | None:
+    """Return the error for a file that no analysis of a report uses, with its command."""
+    if meta.format not in (FLIGHT_RECORDER, PY_SPY_DUMP):
+        return None
+    what, names = _OF_FORMAT[meta.format]
+    return MissingData(f"{meta.path}: {what}: {_lines(names)}")
+
+
+def _lines(names: Sequence[str]) -> str:
+    return " or ".join(f"traceanalyzer {name.replace('_', '-')} FILE" for name in names)

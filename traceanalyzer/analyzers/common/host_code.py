@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import polars as pl
 
 from traceanalyzer.analyzers.common import libraries
 from traceanalyzer.analyzers.common.names import named, python_frame
-from traceanalyzer.frames import linking
+from traceanalyzer.frames import linking, slice_tree
 from traceanalyzer.trace import Trace
 from traceanalyzer.vocabulary import PROFILER_STEP
 
@@ -36,7 +37,7 @@ class Places:
 
     def operator(self, at: pl.DataFrame) -> pl.Series:
         """Return the innermost operator."""
-        return _innermost(at, self.operators)
+        return self.operators["name"].gather(self._operator_rows(at))
 
     def outer_operator(self, at: pl.DataFrame) -> pl.Series:
         """Return the outermost operator: one that starts when all earlier ones have ended."""
@@ -47,6 +48,30 @@ class Places:
     def annotation(self, at: pl.DataFrame) -> pl.Series:
         """Return the innermost annotation that does not mark a step."""
         return _innermost(at, self.annotations)
+
+    def range(self, at: pl.DataFrame) -> pl.Series:
+        """Return the innermost operator or annotation that does not mark a step."""
+        operators, annotations = (
+            slices.select("name", "start")[rows]
+            for slices, rows in (
+                (self.operators, self._operator_rows(at)),
+                (self.annotations, linking.enclosing(at, self.annotations, THREAD)["slice"]),
+            )
+        )
+        later = (annotations["start"] > operators["start"]).fill_null(value=True)
+        return pl.select(
+            pl.when(later & annotations["name"].is_not_null())
+            .then(annotations["name"])
+            .otherwise(operators["name"])
+        ).to_series()
+
+    def _operator_rows(self, at: pl.DataFrame) -> pl.Series:
+        return slice_tree.innermost(at, self._tree, THREAD)
+
+    @cached_property
+    def _tree(self) -> pl.DataFrame:
+        """The operators with their parents: faster, as several analyses look up operators."""
+        return slice_tree.build_tree(self.operators, THREAD)
 
 
 def places_of(trace: Trace) -> Places:

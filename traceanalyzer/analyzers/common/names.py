@@ -22,6 +22,8 @@ LAYERS = (
     r"^aten::(?:linear|conv[123]d|layer_norm|rms_norm|batch_norm|group_norm|embedding|gelu|silu"
     r"|scaled_dot_product_attention)$"
 )
+#: The node of a backward pass that computes the activations of a part of a model again.
+CHECKPOINT = r"^CheckpointFunctionBackward$"
 #: The operator around each node of a backward pass.
 BACKWARD = r"^autograd::engine::evaluate_function: "
 

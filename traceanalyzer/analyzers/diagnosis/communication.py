@@ -106,8 +106,8 @@ def _all_waits(time: DeviceTime, row: Mapping[str, Any], total: int) -> Iterator
         )
 
 
-#: Times that differ by less are not compared.
-_SAME = 0.01
+#: Times that differ by less are printed with the same digits.
+_SAME = 0.0005
 
 
 def _arrivals(result: CommOutliers, row: Mapping[str, Any]) -> Iterator[str]:

@@ -120,9 +120,12 @@ def judge(examined: Examination, rules: Sequence[Rule] = RULES) -> Diagnosis:
 
 
 def _timeline(examined: Examination) -> Lanes | None:
-    """Return a short timeline; None without idle time, or if the files are of different jobs."""
+    """Return a short timeline.
+
+    None without idle time, if the files are of different jobs, or if there is a full one.
+    """
     idle, compared = (examined.results.get(name) for name in ("gpu_idle", "comm_outliers"))
-    if examined.jobs or not isinstance(idle, GpuIdle):
+    if examined.jobs or "timeline" in examined.results or not isinstance(idle, GpuIdle):
         return None
     return summary(idle, compared if isinstance(compared, CommOutliers) else None)
 

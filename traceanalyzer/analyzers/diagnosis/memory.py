@@ -6,7 +6,7 @@ from typing import Any
 import polars as pl
 
 from traceanalyzer.analyzers.common import places
-from traceanalyzer.analyzers.diagnosis.rule import Answers, Measured, rule
+from traceanalyzer.analyzers.diagnosis.rule import Answers, Measured, Rule, rule
 from traceanalyzer.analyzers.memory.attribution import frame_text
 from traceanalyzer.analyzers.memory.growth import GROWTH_ADVICE, MemoryGrowth
 from traceanalyzer.analyzers.memory.oom import MemoryErrors, located
@@ -211,6 +211,6 @@ def _uneven_memory(result: Memory, _: Answers) -> Iterator[Measured]:
     )
 
 
-RULES = (
+RULES: tuple[Rule, ...] = (
     _out_of_memory, _memory_growth, _memory_fragmentation, _allocator_retries, _uneven_memory,
 )  # fmt: skip

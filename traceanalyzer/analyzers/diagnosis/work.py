@@ -401,9 +401,18 @@ def _dropped_events(result: Info, _: Answers) -> Iterator[Measured]:
         f"{'has' if files == 1 else 'have'} dropped events: "
         f"{', '.join(sorted(lost['code'].unique()))}.",
         evidence=(f"{first['path']}: {first['code']}{place}.",),
-        advice="Stop the profiler before the job ends, so that it can write the complete file. All "
-        "numbers are without these events.",
+        advice=f"{_complete(result, first['path'])} All numbers are without these events.",
     )
+
+
+def _complete(result: Info, path: str) -> str:
+    """Return how to get a complete file."""
+    formats = result.files.filter(pl.col("path") == path)["format"]
+    if (formats == "memory-snapshot").any():
+        return (
+            "Write the snapshot again: torch.cuda.memory._dump_snapshot() must end before the job."
+        )
+    return "Stop the profiler before the job ends, so that it can write the complete file."
 
 
 @rule(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs
+from traceanalyzer.analyzers.common import windows
 from traceanalyzer.analyzers.common.columns import of_one_unit
 from traceanalyzer.analyzers.common.libraries import by_component
 from traceanalyzer.analyzers.flamegraph import result, tree, weights
@@ -45,6 +46,13 @@ def measure(trace: Trace, options: Options) -> weights.Part:
         wanted &= _inside(*window)
     rows = trace.events.with_row_index("_row").filter(wanted)
     if rows.is_empty():
+        span = windows.recorded_span(trace)
+        if (
+            span is not None
+            and window != (None, None)
+            and not trace.events.filter(_inside(*window)).height
+        ):
+            raise MissingData(windows.no_events(trace.meta.path, span, *options.window))
         raise MissingData(f"{trace.meta.path}: no events match the options")
     number = rows["_row"]
     if (rows["kind"] == "sample").all():

@@ -196,7 +196,7 @@ _WITHOUT_GAIN = {
 }
 
 
-def advice(cause: str, saves: str, *, code: str, pytorch: bool = True) -> str:
+def advice(cause: str, saves: str, *, code: str, pytorch: bool = True, here: bool = False) -> str:
     """Return the advice for a cause of idle time, with the maximum saving.
 
     Args:
@@ -204,12 +204,13 @@ def advice(cause: str, saves: str, *, code: str, pytorch: bool = True) -> str:
         saves: the idle time of the cause, as text.
         code: what to record to see more code; empty if Python stacks were recorded.
         pytorch: whether the program is known to use PyTorch.
+        here: the advice is part of the result of ``gpu-idle``.
     """
     if cause in _WITHOUT_GAIN:
         return _WITHOUT_GAIN[cause].format(code=code)
     where = ""
     if cause == HOST_CODE:
-        where = "The table of longest gaps (gpu-idle) shows where. "
+        where = f"The table of longest gaps{'' if here else ' (gpu-idle)'} shows where. "
         where += f"{code[:1].upper()}{code[1:]} shows the code. " * bool(code)
     texts = _ADVICE if pytorch else _ADVICE | _ADVICE_ELSEWHERE
     return f"{where}{texts[cause]}: saves up to {saves}."

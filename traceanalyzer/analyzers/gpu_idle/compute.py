@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs
-from traceanalyzer.analyzers.common import step_patterns
+from traceanalyzer.analyzers.common import clocks, step_patterns
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE, MEMORY
 from traceanalyzer.analyzers.gpu_idle import causes, host, longest_gaps
 from traceanalyzer.analyzers.gpu_idle.causes import BUSY, CAUSE, CAUSES, COPIES, EXPOSED, LOSS
@@ -49,6 +49,7 @@ class Part:
     Attributes:
         rank: global rank, None if not recorded.
         path: the file.
+        epoch_ns: absolute time of the trace's ts 0, or None.
         on_host: no device work was recorded: the unit is the main thread, busy in operators.
         work_lost: the file is truncated, or work was launched but none recorded.
         host_known: host slices were recorded.
@@ -75,6 +76,7 @@ class Part:
 
     rank: int | None
     path: str
+    epoch_ns: int | None
     on_host: bool
     work_lost: bool
     host_known: bool
@@ -111,8 +113,7 @@ def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> P
     """
     loading = host.loading(excerpt, options.dataloader)
     loader, copies = excerpt.of_units(loading), host.copying(excerpt)
-    busy = _busy(excerpt, loader)
-    units = _spans(excerpt)
+    busy, units = _busy(excerpt, loader), _spans(excerpt)
     profiler = intervals.subtract(excerpt.overhead, busy, _UNIT)
     idle = intervals.gaps(pl.concat([busy, profiler]), _UNIT, units)
     idle = with_launches(excerpt, idle)
@@ -134,6 +135,7 @@ def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> P
     return Part(
         rank=excerpt.rank,
         path=excerpt.path,
+        epoch_ns=excerpt.epoch_ns,
         on_host=excerpt.on_host,
         work_lost=excerpt.work_lost,
         host_known=excerpt.slices.height > 0,
@@ -183,7 +185,8 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
     )
     key = ["rank", "path", "device", "pid"]
     steps = _joined(parts, "steps").sort(*key, "start", nulls_last=True)
-    gaps = _joined(parts, "gaps").sort(
+    shifts, one_clock = _shifts(parts)
+    gaps = _joined(parts, "gaps", shifts).sort(
         pl.col("end") - pl.col("start"), *key, "start", descending=[True] + [False] * 5
     )
     by_cause = _joined(parts, "causes").sort(
@@ -209,6 +212,7 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
         steps=steps,
         steps_by_kernels=any(part.steps_by_kernels for part in parts),
         gaps=gaps,
+        one_clock=one_clock,
         pytorch=any(part.pytorch for part in parts),
         copies_pinned=all(part.copies_pinned for part in parts),
         hints=parts[0].hints,
@@ -401,22 +405,39 @@ def _numbered(parts: Sequence[Part], table: str) -> pl.DataFrame:
     return pl.concat(frames).with_columns(part=pl.Series(number))
 
 
-def _joined(parts: Sequence[Part], table: str) -> pl.DataFrame:
+def _shifts(parts: Sequence[Part]) -> tuple[list[int], bool]:
+    """Return what is added to the times of each part, and whether all ranks share an axis."""
+    epochs = [part.epoch_ns for part in parts]
+    zeros = [epoch or 0 for epoch in epochs]
+    begins = [min(part.units["start"]) + zero for part, zero in zip(parts, zeros, strict=True)]
+    ends = [max(part.units["end"]) + zero for part, zero in zip(parts, zeros, strict=True)]
+    shared = clocks.one_clock(epochs, begins, ends)
+    of = [part.path if part.rank is None else part.rank for part in parts]
+    starts = clocks.to_zero(begins, of, one_clock=shared)
+    return [zero + start for zero, start in zip(zeros, starts, strict=True)], shared
+
+
+def _joined(parts: Sequence[Part], table: str, shifts: Sequence[int] = ()) -> pl.DataFrame:
     """Return one table of all parts, with rank, path, device and pid in place of the unit.
 
-    ``start_ns`` counts from the beginning of the unit's span.
+    ``start_ns`` counts from the beginning of the unit's span, ``axis_ns`` from that of the axis: it
+    is added if the shifts of the parts are given.
     """
     sources = pl.DataFrame(
         [(number, part.rank, part.path) for number, part in enumerate(parts)],
         {"part": pl.Int64, "rank": pl.Int32, "path": pl.String},
         orient="row",
     )
+    if shifts:
+        sources = sources.with_columns(pl.Series("axis_ns", shifts, pl.Int64))
     units = _numbered(parts, "units").select("part", "unit", "device", "pid", origin="start")
     rows = _numbered(parts, table).drop("device", "pid", strict=False)
     named = sources.join(units, on="part", maintain_order="left")
     named = named.join(rows, on=["part", "unit"], maintain_order="left").drop("part", "unit")
     if "start" in named.columns:
         named = named.with_columns(start_ns=pl.col("start") - pl.col("origin"))
+    if shifts:
+        named = named.with_columns(pl.col("axis_ns") + pl.col("start"))
     if named.schema.get("cause") == pl.String:
         named = named.with_columns(pl.col("cause").cast(CAUSE))
     return named.drop("origin")

@@ -55,6 +55,7 @@ class Excerpt:
     Attributes:
         rank: global rank, or None.
         path: the file.
+        epoch_ns: absolute time of the trace's ts 0, or None.
         steps: rows of :func:`~traceanalyzer.analyzers.common.step_patterns.steps`.
         units: unit (number), device, pid: what can be idle; pid if units are processes. Without
             device work one unit, the main thread.
@@ -81,6 +82,7 @@ class Excerpt:
 
     rank: int | None
     path: str
+    epoch_ns: int | None
     steps: pl.DataFrame
     units: pl.DataFrame
     work: pl.DataFrame
@@ -150,6 +152,7 @@ def take(trace: Trace, options: Options) -> Excerpt:
     return Excerpt(
         rank=trace.meta.rank,
         path=trace.meta.path,
+        epoch_ns=trace.meta.epoch_ns,
         steps=steps,
         units=units.select("unit", "device", pid="pid" if by_process else pl.lit(None, pl.Int64)),
         work=work.select("unit", "kind", "name", "bytes", "work_kind", "start", "end"),

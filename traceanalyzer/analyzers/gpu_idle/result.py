@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 
 import polars as pl
@@ -79,10 +79,14 @@ class GpuIdle(Result):
             ``exposed_communication_ns`` (communication without compute, part of ``busy_ns``).
         steps_by_kernels: steps are not marked but detected by repeating kernels.
         gaps: the longest gaps, at most 200 per rank: rank, path, device, pid, start, end,
-            ``start_ns``, step, cause (of most of it), ``cause_ns``, before and after (device work
-            on either side), waits_for (the call that makes the stream of the next work wait),
-            sampled (the most frequent leaf function sampled in it) and sampled_frac, host_event,
-            python, own_code and annotation (innermost slices that ran for half of it or more).
+            ``start_ns``, ``axis_ns`` (start from the first moment of all ranks; without
+            ``one_clock``, of its rank), step, cause (of most of it), ``cause_ns``, before and after
+            (device work on either side), waits_for (the call that makes the stream of the next work
+            wait), sampled (the most frequent leaf function sampled in it) and sampled_frac,
+            host_event, python, own_code and annotation (innermost slices that ran for half of it or
+            more).
+        one_clock: all ranks are on one axis: by absolute times, in a report also corrected by the
+            ends of collectives.
         hints: how to record missing data with the profiler that wrote the (first) file.
         whole: the result by device if units are processes: sums and shares are of devices.
     """
@@ -106,6 +110,7 @@ class GpuIdle(Result):
     steps: pl.DataFrame
     steps_by_kernels: bool
     gaps: pl.DataFrame
+    one_clock: bool
     hints: Mapping[str, str]
     whole: GpuIdle | None = None
 
@@ -148,8 +153,14 @@ class GpuIdle(Result):
         waited = int(self.by_device.steps[f"{causes.DATALOADING}_ns"].sum())
         return waited / self.step_ns if self.step_ns else None
 
-    def advice(self, cause: str, saves: str) -> str:
-        """Return the advice for a cause of idle time, with the maximum saving."""
+    def advice(self, cause: str, saves: str, *, here: bool = False) -> str:
+        """Return the advice for a cause of idle time, with the maximum saving.
+
+        Args:
+            cause: the cause.
+            saves: its idle time, as text.
+            here: the advice is part of this result, not of a diagnosis.
+        """
         if cause == causes.DATALOADING and self.loads_in_process and self.pytorch:
             return (
                 "Load data in worker processes (num_workers=0 loads it in the main process, not "
@@ -162,7 +173,22 @@ class GpuIdle(Result):
             saves,
             code="" if self.stacks_known else self.hints["other code"],
             pytorch=self.pytorch,
+            here=here,
         )
+
+    def on_axis(self, shifts: pl.DataFrame, *, one_clock: bool) -> GpuIdle:
+        """Return the result with the gaps on another axis, for example that of the timeline.
+
+        Args:
+            shifts: rank, path, device and shift (axis less clock of the file).
+            one_clock: all ranks share that axis.
+        """
+        keys = ["rank", "path", "device"]
+        placed = self.gaps.join(
+            shifts.select(*keys, "shift"), keys, "left", nulls_equal=True, maintain_order="left"
+        )
+        at = pl.coalesce(pl.col("start") + pl.col("shift"), "axis_ns").alias("axis_ns")
+        return replace(self, gaps=placed.with_columns(at).drop("shift"), one_clock=one_clock)
 
     @property
     def loads_in_process(self) -> bool:
@@ -209,7 +235,7 @@ def _verdict(result: GpuIdle) -> str:
     text += _loading(result, largest=loading)
     if lost / result.span_ns >= _LITTLE and cause not in (causes.DATALOADING, causes.UNKNOWN):
         per_step = _per_step(result, cause)
-        text.append(result.advice(cause, per_step))
+        text.append(result.advice(cause, per_step, here=True))
     elif idle < _LITTLE:
         more = "operators" if result.on_host else "kernels and overlap"
         text.append(f"Less idle time would gain little; see {more}.")
@@ -274,7 +300,7 @@ def _loading(result: GpuIdle, *, largest: bool) -> list[str]:
     if frac < _LITTLE:
         return [waits]
     saves = _per_step(result, causes.DATALOADING)
-    return [f"{waits} {result.advice(causes.DATALOADING, saves)}"]
+    return [f"{waits} {result.advice(causes.DATALOADING, saves, here=True)}"]
 
 
 def _per_step(result: GpuIdle, cause: str) -> str:
@@ -316,16 +342,7 @@ def _notes(result: GpuIdle) -> list[str]:
             "Device work could not be joined to launch calls: causes are taken from all threads "
             f"that launch or run operators; {recording}."
         )
-    if result.steps_by_kernels:
-        notes.append(step_patterns.INFERRED_STEPS)
-    elif not result.steps.height:
-        marking = result.hints["step"]
-        notes.append(
-            f"No steps are marked: shares are of the span. For shares of steps {marking}, or "
-            "choose other slices with --step-name."
-            + " `steps --step-every REGEX` divides by a kernel that begins each step."
-            * (not result.on_host)
-        )
+    notes += _step_notes(result)
     if result.loader.height and waited:
         names = ", ".join(result.loader["name"].head(_NAMED))
         more = f" and {result.loader.height - _NAMED} more" * (result.loader.height > _NAMED)
@@ -334,6 +351,11 @@ def _notes(result: GpuIdle) -> list[str]:
         notes.append(
             "The span of a device is from its first work to its last, extended to the marked "
             "steps; `kernels` and `overlap` measure from the first work to the last."
+        )
+    if not result.one_clock:
+        notes.append(
+            "The ranks have no common clock (no absolute times, or recordings of different times): "
+            "the starts of gaps count from the start of each rank."
         )
     if result.whole:
         notes.append(
@@ -345,6 +367,19 @@ def _notes(result: GpuIdle) -> list[str]:
         least = format_ns(result.min_gap_ns)
         notes.append(f"Short gaps: {short:,} gaps below {least} (--min-gap), whatever the cause.")
     return notes
+
+
+def _step_notes(result: GpuIdle) -> Iterator[str]:
+    if result.steps_by_kernels:
+        yield step_patterns.INFERRED_STEPS
+    elif not result.steps.height:
+        marking = result.hints["step"]
+        yield (
+            f"No steps are marked: shares are of the span. For shares of steps {marking}, or "
+            "choose other slices with --step-name."
+            + " `steps --step-every REGEX` divides by a kernel that begins each step."
+            * (not result.on_host)
+        )
 
 
 # --- tables --------------------------------------------------------------------------------
@@ -433,7 +468,7 @@ def _gaps(result: GpuIdle) -> Table:
         kernel_before=pl.col("before").replace(short),
         kernel_after=pl.col("after").replace(short),
     )
-    columns = {"start_ns": "start", "gap_ns": "gap", "step": "step", "why": "main cause"}
+    columns = {"axis_ns": "start", "gap_ns": "gap", "step": "step", "why": "main cause"}
     columns |= {
         name: heading
         for name, heading in (
@@ -450,7 +485,7 @@ def _gaps(result: GpuIdle) -> Table:
     title = "Longest waits" if result.on_host else "Longest gaps"
     empty = "none" if result.gap_count == 0 else "not analysed"
     columns = {**_identifying(result, frame), **columns}
-    hide_first = ("kernel_before", "start_ns", "device", "kernel_after")
+    hide_first = ("kernel_before", "axis_ns", "device", "kernel_after")
     return Table("gaps", title, frame, columns, empty=empty, hide_first=hide_first)
 
 
@@ -540,16 +575,16 @@ def _unit_chart(result: GpuIdle) -> Chart:
 def _gap_chart(result: GpuIdle) -> Chart:
     cause = pl.col("cause").cast(pl.String).replace_strict(causes.NAMES).cast(_colors(result))
     rows = _with_unit(result, result.gaps).with_columns(
-        cause=cause, end_ns=pl.col("start_ns") + pl.col("end") - pl.col("start")
+        cause=cause, end_ns=pl.col("axis_ns") + pl.col("end") - pl.col("start")
     )
     return Chart(
         "gaps",
         "Longest gaps by main cause",
         "span",
         rows.sort("rank", "device", "pid", "start"),
-        x="start_ns",
+        x="axis_ns",
         y="on" if result.units.height > 1 else "cause",
-        x_label="time from the start",
+        x_label="time from the start" if result.one_clock else "time from the start of each rank",
         color="cause",
         x2="end_ns",
     )

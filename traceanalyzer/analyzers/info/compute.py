@@ -186,7 +186,11 @@ def _kinds(trace: Trace) -> list[dict[str, Any]]:
         events=pl.len(),
         sum_ns=pl.when(pl.col("dur").is_not_null().any()).then(pl.col("dur").sum()),
     )
-    tables = (("counter", trace.counters), ("flow", trace.flows))
+    tables = (
+        ("counter", trace.counters),
+        ("flow", trace.flows),
+        ("collective record", trace.collective_records),
+    )
     rows = [{"kind": kind, "events": frame.height} for kind, frame in tables if frame.height]
     return [*by_kind.to_dicts(), *rows]
 
@@ -251,7 +255,8 @@ class Info(Result):
             kernels and host-run collectives (gloo, mpi), ``communication_ns`` sums their
             durations, ``dropped`` counts dropped events (findings of severity data_loss or error).
         kinds: one row per event kind over all files; ``sum_ns`` adds durations, also of nested
-            events. The pseudo-kinds counter and flow count readings and arrow points.
+            events. The pseudo-kinds counter, flow and collective record count readings, points of
+            arrows, and records of Flight Recorder dumps.
         issues: one row per file and finding of the parser.
         skipped: files that were not read, and why.
     """
@@ -281,6 +286,7 @@ def _verdict(result: Info) -> str:
     return sentences(
         _which(result.files, result.contents["steps"].drop_nulls()),
         _how_much(result.contents),
+        _records(result.kinds),
         _lost(result.issues),
         f"{format_count(skipped, 'file')} skipped." if skipped else "",
     )
@@ -310,6 +316,14 @@ def _how_much(contents: pl.DataFrame) -> str:
     communication = contents["communication"].sum()
     share = f", {communication:,} of them communication" if communication else ""
     return f"{format_count(int(contents['events'].sum()), 'event')}{over}{at_most}{share}."
+
+
+def _records(kinds: pl.DataFrame) -> str:
+    """Describe the records of Flight Recorder dumps."""
+    records = int(kinds.filter(pl.col("kind") == "collective record")["events"].sum())
+    if not records:
+        return ""
+    return f"{format_count(records, 'collective record')}: see traceanalyzer hang."
 
 
 def _lost(issues: pl.DataFrame) -> str:

@@ -9,7 +9,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE
 from traceanalyzer.analyzers.common.launching import launches
-from traceanalyzer.analyzers.common.names import BACKWARD, LAYERS, distinct, named
+from traceanalyzer.analyzers.common.names import BACKWARD, CHECKPOINT, LAYERS, distinct, named
 from traceanalyzer.frames import linking
 from traceanalyzer.trace import Trace
 
@@ -34,7 +34,6 @@ _THREAD = ["pid", "tid"]
 #: Ranges that PyTorch marks itself.
 _OPTIMIZER_STEP = r"^Optimizer\.step#"
 _DDP_FORWARD = r"^DistributedDataParallel\.forward$"
-_CHECKPOINT = r"^CheckpointFunctionBackward$"
 #: Operators that run a fused attention kernel.
 _FUSED = "(?i)flash|efficient_attention|cudnn_attention|fmha|mem_eff|sage_?attn|xformers"
 _OF_ATTENTION = f"^(?:{'|'.join(SOFTMAX + PRODUCTS)})$"
@@ -67,7 +66,7 @@ def training(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
     steps = _ranges(trace, names, _OPTIMIZER_STEP)
     tables = [
         _in_optimizer(work, calls, steps),
-        _recomputed(work, calls, _ranges(trace, names, f"{BACKWARD}|{_CHECKPOINT}|{LAYERS}")),
+        _recomputed(work, calls, _ranges(trace, names, f"{BACKWARD}|{CHECKPOINT}|{LAYERS}")),
         _repeated(trace, work, calls, _ranges(trace, names, _DDP_FORWARD), steps),
         _attention(trace, work, calls, names),
     ]
@@ -98,7 +97,7 @@ def _in_optimizer(work: pl.DataFrame, calls: pl.DataFrame, steps: pl.DataFrame) 
 
 def _recomputed(work: pl.DataFrame, calls: pl.DataFrame, ranges: pl.DataFrame) -> pl.DataFrame:
     """Work of which the innermost of these ranges is a layer in the backward pass."""
-    is_layer, is_node = (named(ranges, [pattern]) for pattern in (LAYERS, _CHECKPOINT))
+    is_layer, is_node = (named(ranges, [pattern]) for pattern in (LAYERS, CHECKPOINT))
     layers, backward = ranges.filter(is_layer), ranges.filter(~is_layer)
     within = linking.label_by_interval(layers.rename({"start": "ts"}), backward, _THREAD)
     again = layers.filter(within["interval"].is_not_null())

@@ -174,7 +174,7 @@ class MemoryGrowth(Result):
             verdict=_verdict(self),
             notes=(*_sources(self.steps), _NOTE),
             tables=(
-                known_table("suspects", "Steady growth", with_line(suspects), _GROWTH),
+                known_table("suspects", "Steady growth", _by_line(suspects), _GROWTH),
                 known_table("growth", "All changes", grown, _GROWTH, detail=True),
                 known_table("steps", "Live at the end of each step", self.steps, _STEPS),
             ),
@@ -194,6 +194,21 @@ def _suspects(growth: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     often = (pl.col("grew_n") >= SUSPECT_STEPS) & (3 * pl.col("grew_n") >= pl.col("intervals"))
     suspect = (pl.col("grown_steps") >= SUSPECT_STEPS) | (often & (pl.col("shrank_n") == 0))
     return rows.filter(suspect, pl.col("grown_bytes") > 0).drop("intervals")
+
+
+def _by_line(rows: pl.DataFrame) -> pl.DataFrame:
+    """Sum the rows of a line of code, which several stacks may contain."""
+    keys = ["rank", "path", "device", *attribution.LINE, "at"]
+    summed = (
+        with_line(rows)
+        .group_by(keys, maintain_order=True)
+        .agg(
+            pl.col("first_bytes", "last_bytes", "grown_bytes", "per_step_bytes").sum(),
+            pl.col("grown_steps", "grew_n", "shrank_n").max(),
+            stacks=pl.len().cast(pl.Int64),
+        )
+    )
+    return columns.largest_first(summed, "grown_bytes", *attribution.LINE[:3])
 
 
 def _verdict(result: MemoryGrowth) -> str:

@@ -112,9 +112,10 @@ def _steady_growth(rank: RankMemory, device: int | None) -> int:
 
 
 def _with_growth(row: dict[str, Any], grown: int) -> dict[str, Any]:
-    """Replace the advice for an error if growth from step to step is its cause."""
-    is_cause = oom_causes.is_growth(grown, row)
-    return row | {"advice": oom_causes.growth_advice(grown)} if is_cause else row
+    """Replace cause and advice of an error if growth from step to step is its cause."""
+    if not oom_causes.is_growth(grown, row):
+        return row
+    return row | {"cause": oom_causes.GROWTH, "advice": oom_causes.growth_advice(grown)}
 
 
 def _use(history: ledger.Ledger, errors: list[pl.DataFrame]) -> pl.DataFrame:

@@ -17,8 +17,9 @@ LIMIT = "limit"
 ELSEWHERE = "another pool or stream"
 OUTSIDE = "outside PyTorch"
 DEMAND = "real demand"
+GROWTH = "steady growth"
 UNKNOWN = "not known"
-CAUSE = pl.Enum((FRAGMENTATION, LIMIT, ELSEWHERE, OUTSIDE, DEMAND, UNKNOWN))
+CAUSE = pl.Enum((FRAGMENTATION, LIMIT, ELSEWHERE, OUTSIDE, DEMAND, GROWTH, UNKNOWN))
 
 #: Segment sizes: 2 MiB for small requests, 20 MiB up to 10 MiB, then multiples of 2 MiB.
 _LARGE_SEGMENT = 20 << 20
@@ -116,6 +117,8 @@ def sentence(row: Mapping[str, Any]) -> str:
             return "Cause: the free memory belongs to another pool or stream."
         case "outside PyTorch":
             return f"Cause: {format_bytes(row['outside_bytes'])} used outside PyTorch."
+        case "steady growth":
+            return "Cause: steady growth; the memory that grew from step to step would suffice."
         case "real demand":
             return f"Cause: real demand; {format_bytes(row['missing_bytes'])} more than available."
     return "Cause unknown: segments or free memory were not recorded."
@@ -167,8 +170,14 @@ _MUCH = 0.1
 
 
 def is_growth(grown: int, row: Mapping[str, Any]) -> bool:
-    """Whether growth from step to step is the cause of a row of errors."""
+    """Whether growth from step to step is the cause of a row of errors.
+
+    It is if it exceeds the request, a share of the allocated memory and, if the error is due to
+    fragmentation, all reserved memory that was free.
+    """
     least = max(row["request_bytes"] or 0, row["missing_bytes"] or 0, 1)
+    if row["cause"] == FRAGMENTATION:
+        least = max(least, row["unused_bytes"] or 0)
     return bool(grown >= max(least, _MUCH * row["allocated_bytes"]))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from traceanalyzer.analyzers.common import columns, names
+from traceanalyzer.analyzers.common import columns, names, windows
 from traceanalyzer.analyzers.memory import attribution
 from traceanalyzer.analyzers.memory.ledger import Ledger, ledgers, of_device, origin
 from traceanalyzer.analyzers.memory.options import Options, Window
@@ -111,11 +111,15 @@ def rank_memory(trace: Trace, options: Options, step_name: str | None = None) ->
         step_name: regular expression of the annotations that are steps.
 
     Raises:
-        MissingData: no memory events were recorded, or a window is given and times are missing.
+        MissingData: no memory events were recorded, or a window is given and times are missing, or
+            it is outside of the recording.
         OptionError: ``step_name`` is not a regular expression.
     """
     if options.windowed and trace.events["ts"].null_count():
         raise MissingData(f"{trace.meta.path}: no times were recorded. Omit --since and --until.")
+    span = windows.recorded_span(trace) if options.windowed else None
+    if span is not None and windows.is_outside(span, *options.window):
+        raise MissingData(windows.no_events(trace.meta.path, span, *options.window))
     lines, attributed = trace.once(
         ("rank_memory", tuple(options.library_name)), lambda: _attributed(trace, options)
     )

@@ -229,7 +229,7 @@ def _retries(devices: pl.DataFrame) -> str:
         return ""
     return (
         f"The allocator freed cached segments and retried cudaMalloc {times_of(retries)}, which "
-        "synchronizes the device."
+        "synchronises the device."
     )
 
 

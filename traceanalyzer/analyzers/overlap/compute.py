@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs
-from traceanalyzer.analyzers.common import device_work, launching
+from traceanalyzer.analyzers.common import clocks, device_work, launching
 from traceanalyzer.analyzers.common.columns import ratio
 from traceanalyzer.analyzers.common.device_work import DEVICE, measure_parts, per_device, runs_of
 from traceanalyzer.analyzers.common.step_marks import MARK_NAMES
@@ -131,7 +131,8 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
     Raises:
         MissingData: ``by`` is ``step`` and no rank has steps.
     """
-    one_clock = _one_clock(parts)
+    begins, ends = (times.to_list() for times in _extents(parts))
+    one_clock = clocks.one_clock([part.epoch_ns for part in parts], begins, ends)
     whole, steps, streams = (
         _joined(parts, name, one_clock=one_clock) for name in ("devices", "steps", "streams")
     )
@@ -258,13 +259,6 @@ def _extents(parts: Sequence[Part]) -> tuple[pl.Series, pl.Series]:
     begins = pl.Series([part.devices["start"].min() for part in parts], dtype=pl.Int64)
     ends = pl.Series([part.devices["end"].max() for part in parts], dtype=pl.Int64)
     return begins + epochs, ends + epochs
-
-
-def _one_clock(parts: Sequence[Part]) -> bool:
-    """Whether all files have absolute times, or none has, and their recordings overlap."""
-    epochs = {part.epoch_ns is None for part in parts}
-    begins, ends = _extents(parts)
-    return len(epochs) == 1 and bool((begins.max() <= ends).all())
 
 
 def _one_per_device(frame: pl.DataFrame, keys: list[str]) -> pl.DataFrame:

@@ -17,6 +17,7 @@ from traceanalyzer.analyzers.diagnosis.judge import judge
 from traceanalyzer.analyzers.diagnosis.result import Diagnosis
 from traceanalyzer.analyzers.diagnosis.rule import Rule
 from traceanalyzer.analyzers.gpu_idle import causes
+from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 from traceanalyzer.analyzers.timeline.result import Timeline
 from traceanalyzer.result import Fact, Report, Result, Section, Table
 
@@ -32,7 +33,7 @@ def build(examination: Examination, rules: Sequence[Rule], paths: Sequence[str])
         rules: the rules of diagnose.
         paths: names of the inputs in the title and in commands.
     """
-    results, diagnosis = examination.results, judge(examination, rules)
+    results, diagnosis = _on_one_axis(examination.results), judge(examination, rules)
     sections = {one.key: one for one in _sections(results, paths)}
     return Report(
         about=_about(paths),
@@ -43,6 +44,15 @@ def build(examination: Examination, rules: Sequence[Rule], paths: Sequence[str])
         sections=tuple(sections.values()),
         command=_command("report", paths),
     )
+
+
+def _on_one_axis(results: Mapping[str, Result]) -> Mapping[str, Result]:
+    """Return the results with the idle gaps on the axis of the timeline."""
+    idle, timeline = results.get("gpu_idle"), results.get("timeline")
+    if not isinstance(idle, GpuIdle) or not isinstance(timeline, Timeline):
+        return results
+    placed = idle.on_axis(timeline.places, one_clock=timeline.one_clock)
+    return {**results, "gpu_idle": placed}
 
 
 def _marked(section: Section | None, diagnosis: Result) -> Section | None:

@@ -129,11 +129,14 @@ def between(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
     windows = each.select(start=pl.col("end").shift(1), end="start").drop_nulls()
     windows = windows.filter(pl.col("end") > pl.col("start"))
     length = int(windows.select((pl.col("end") - pl.col("start")).sum()).item())
-    slices = trace.events.filter(pl.col("kind").is_in(_KINDS), pl.col("dur") > 0).select(
-        "ts", "dur", pl.col("name").cast(pl.String), pl.col("kind").cast(pl.String)
+    slices = trace.events.select("kind", "name", "ts", "dur").filter(
+        pl.col("kind").is_in(_KINDS), pl.col("dur") > 0
     )
     number = linking.label_by_interval(slices.select("ts"), windows)["interval"]
-    inside = slices.with_columns(until=windows["end"].gather(number))
+    known = number.is_not_null()
+    inside = slices.filter(known).with_columns(
+        pl.col("name", "kind").cast(pl.String), until=windows["end"].gather(number.filter(known))
+    )
     inside = inside.filter(
         pl.col("ts") + pl.col("dur") <= pl.col("until"),
         ~pl.col("name").str.starts_with(PROFILER_STEP),

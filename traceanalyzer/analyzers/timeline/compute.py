@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs
-from traceanalyzer.analyzers.comm_outliers import arrivals, collectives
+from traceanalyzer.analyzers.comm_outliers import collectives
 from traceanalyzer.analyzers.comm_outliers.compute import (
     NEEDS as COMMUNICATION_NEEDS,
     combine as compare,
@@ -20,7 +20,8 @@ from traceanalyzer.analyzers.common import places
 from traceanalyzer.analyzers.common.device_work import COMPUTE, WORK_KIND, device_work
 from traceanalyzer.analyzers.gpu_idle import causes, compute as idle_time
 from traceanalyzer.analyzers.gpu_idle.options import Options as IdleOptions
-from traceanalyzer.analyzers.timeline import detail
+from traceanalyzer.analyzers.timeline import alignment, detail
+from traceanalyzer.analyzers.timeline.alignment import Recorded
 from traceanalyzer.analyzers.timeline.options import Options
 from traceanalyzer.analyzers.timeline.result import Timeline
 from traceanalyzer.analyzers.timeline.states import (
@@ -115,7 +116,7 @@ def measure(trace: Trace, options: Options) -> Part:
 def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()) -> Timeline:
     """Align all ranks, and divide exposed communication into waiting and transfer."""
     compared = _compared(parts, options)
-    shifts, one_clock = _shifts(parts, compared)
+    shifts, one_clock = alignment.shifts([_recorded(part) for part in parts], compared)
     axis = _axis(parts, shifts)
     waits = _waits(compared, axis)
     divided = with_waits(axis.place_table(parts, "states"), waits, ["lane"])
@@ -158,42 +159,9 @@ def _compared(parts: Sequence[Part], options: Options) -> CommOutliers | None:
 # --- one axis ------------------------------------------------------------------------------------
 
 
-def _shifts(parts: Sequence[Part], compared: CommOutliers | None) -> tuple[list[int], bool]:
-    """Return what is added to the times of each part, and whether all ranks share an axis.
-
-    They do if absolute times are known of all or of none, and the recordings are of one stretch of
-    time; 0 is their first moment. Otherwise each rank begins at 0.
-    """
-    offsets = arrivals.applied(compared.clocks) if compared is not None else {}
-    zeros = _zeros(parts, compared)
-    shifts = [
-        zero - (offsets.get(part.rank, 0) if part.rank is not None else 0)
-        for part, zero in zip(parts, zeros, strict=True)
-    ]
-    begins, ends = zip(
-        *(_extent(one, shift) for one, shift in zip(parts, shifts, strict=True)), strict=True
-    )
-    recorded = sum(ends) - sum(begins)
-    if len({part.epoch_ns is None for part in parts}) == 1 and max(ends) - min(begins) <= recorded:
-        return [shift - min(begins) for shift in shifts], True
-    of = [part.path if part.rank is None else part.rank for part in parts]
-    first = {
-        one: min(b for b, other in zip(begins, of, strict=True) if other == one) for one in set(of)
-    }
-    return [shift - first[one] for shift, one in zip(shifts, of, strict=True)], False
-
-
-def _zeros(parts: Sequence[Part], compared: CommOutliers | None) -> list[int]:
-    """Return the time of each part's 0: absolute; else as the comparison of collectives has it."""
-    if compared is None or any(part.epoch_ns is not None for part in parts):
-        return [part.epoch_ns or 0 for part in parts]
-    known = dict(compared.instances.select("path", "shift_ns").unique("path").iter_rows())
-    return [known.get(part.path, 0) for part in parts]
-
-
-def _extent(part: Part, shift: int) -> tuple[int, int]:
+def _recorded(part: Part) -> Recorded:
     begin, end = part.states.select(pl.col("start").min(), pl.col("end").max()).row(0)
-    return begin + shift, end + shift
+    return Recorded(part.rank, part.path, part.epoch_ns, begin, end)
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,12 @@
 import numpy as np
 import polars as pl
 
+from traceanalyzer.analyzers.common.host_code import places_of
 from traceanalyzer.analyzers.common.launching import launches
-from traceanalyzer.frames import linking
+from traceanalyzer.frames.intervals import nullable
+from traceanalyzer.frames.nesting import ROOT
 from traceanalyzer.trace import Trace
 
-#: Host slices that name the code that launched a kernel; the innermost counts.
-_OPERATORS = ("cpu_op", "user_annotation", "nvtx")
 #: Most gaps with a description, the longest first.
 _GAPS = 4_000
 
@@ -17,8 +17,8 @@ def events(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
     """Return kernels, copies and memsets with the operator that launched them.
 
     Returns:
-        device, stream, start, end, name, work_kind, bytes (of a copy), operator (the
-        innermost operator or range around the launch call, or null), collective (null), count (1).
+        device, stream, start, end, name, work_kind, bytes (of a copy), operator (the innermost
+        operator or annotation around the launch call, or null), collective (null), count (1).
     """
     return work.select(
         "device", "stream", "start", "end", "name", "work_kind", "bytes",
@@ -27,19 +27,13 @@ def events(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
 
 
 def _operators(trace: Trace, work: pl.DataFrame) -> pl.Series:
-    """Return the name of the innermost slice around the launch call of each row."""
+    """Return the innermost operator or annotation around the launch call of each row."""
     calls = launches(trace, work)
-    is_slice = pl.col("kind").is_in(_OPERATORS) & (pl.col("dur") > 0) & pl.col("tid").is_not_null()
-    slices = trace.events.filter(is_slice).select(
-        "pid", "tid", "name", start="ts", end=pl.col("ts") + pl.col("dur")
-    )
-    points = calls.select("work", "pid", "tid", ts="launch_start")
-    inner = linking.enclosing(points, slices, ["pid", "tid"])
-    row = np.full(work.height, slices.height, np.uint32)
-    launched = inner.drop_nulls("slice")
-    row[launched["work"].to_numpy()] = launched["slice"].to_numpy()
-    names = pl.concat([slices["name"], pl.Series([None], dtype=slices["name"].dtype)])
-    return names[row].alias("operator")
+    at = calls.select("pid", "tid", ts="launch_start")
+    names = places_of(trace).range(at)
+    row = np.full(work.height, ROOT, np.int32)
+    row[calls["work"].to_numpy()] = np.arange(calls.height)
+    return names.gather(nullable("row", row, row != ROOT)).alias("operator")
 
 
 def with_collectives(rows: pl.DataFrame, instances: pl.DataFrame) -> pl.DataFrame:

@@ -85,7 +85,11 @@ def states(work: pl.DataFrame, idle: pl.DataFrame) -> pl.DataFrame:
         for state, frame in busy.items()
     ]
     rows.append(lost_states(idle, _DEVICE))
-    return pl.concat(rows).sort(*_DEVICE, "start")
+    divided = pl.concat(rows)
+    # faster than a sort by three columns
+    _, (device,) = group_numbers(_DEVICE, divided)
+    order = intervals.stable_order(device, divided["start"].to_numpy())
+    return divided[order]
 
 
 def lost_states(lost: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
@@ -95,12 +99,12 @@ def lost_states(lost: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
         lost: ``by``, start, end, cause (of idle time, exposed communication or exposed copies).
         by: columns that identify a device.
     """
-    cause = pl.col("cause").cast(pl.String)
+    cause = pl.col("cause").cast(causes.LOSS)  # an Enum, as replacing texts is slow
     return lost.select(
         *by,
         "start",
         "end",
-        state=cause.replace_strict(OF_CAUSE, default="idle", return_dtype=pl.String).cast(STATE),
+        state=cause.replace_strict(OF_CAUSE, default="idle", return_dtype=STATE),
         cause=cause.replace_strict(causes.NAMES, default=None, return_dtype=pl.String),
     )
 
@@ -125,10 +129,12 @@ def with_waits(rows: pl.DataFrame, waits: pl.DataFrame, by: Sequence[str]) -> pl
     Returns:
         The rows with ``peer``, the rank that the device waits for (null in other states).
     """
+    none = pl.lit(None, pl.Int32).alias("peer")
+    if waits.is_empty():
+        return rows.with_columns(none)
     keys = list(by)
     is_exposed = pl.col("state") == "transfer"
     exposed = rows.filter(is_exposed)
-    none = pl.lit(None, pl.Int32).alias("peer")
     parts = [rows.filter(~is_exposed).with_columns(none)]
     left = exposed
     for (peer,), of_peer in waits.sort("peer").group_by(["peer"], maintain_order=True):

@@ -56,6 +56,11 @@ _COLLECTIVES = {
     "group_ranks": "Process Group Ranks",
     "seq": "Seq",
 }
+_INPUTS = {
+    "input_dims": "Input Dims",
+    "input_types": "Input type",
+    "concrete_inputs": "Concrete Inputs",
+}
 _MEMORY = {
     "device_type": "Device Type",
     "allocated_bytes": "Total Allocated",
@@ -168,7 +173,7 @@ def _with_arguments(trace: Trace, rows: pl.DataFrame) -> pl.DataFrame:
     ):
         named = side.rename({"members": name})
         frame = frame.join(named, on="event", how="left", maintain_order="left")
-    json_columns = [name for name in ("args", "input_dims") if name in frame.columns]
+    json_columns = [name for name in ("args", *_INPUTS) if name in frame.columns]
     frame = frame.with_columns(_valid(frame[name]) for name in json_columns)
     if _has_full_args(trace):
         return frame.with_columns(arguments=_with_origin())
@@ -185,7 +190,7 @@ def _has_full_args(trace: Trace) -> bool:
 
 def _typed(frame: pl.DataFrame) -> list[pl.Expr]:
     device, size = pl.col("device"), pl.col("bytes")
-    input_dims = [member("Input Dims", pl.col("input_dims"))] * ("input_dims" in frame.columns)
+    inputs = [member(key, pl.col(of)) for of, key in _INPUTS.items() if of in frame.columns]
     return [
         member(ORIGINAL_TID, pl.col("original")),
         member("External id", pl.col("external_id")),
@@ -197,7 +202,7 @@ def _typed(frame: pl.DataFrame) -> list[pl.Expr]:
         pl.col("kernel"),
         pl.col("collective"),
         pl.col("memory"),
-        *input_dims,
+        *inputs,
     ]
 
 

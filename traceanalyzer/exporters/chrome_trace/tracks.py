@@ -195,12 +195,14 @@ def _processes(trace: Trace, threads: pl.DataFrame, unnamed: pl.DataFrame) -> pl
     if of_ranks["rank"].n_unique() < 2:  # ids of one rank stay as they are
         return processes
     rank = pl.col("rank").cast(pl.String).fill_null("unknown")
+    name = pl.format("rank {}: {}", rank, pl.coalesce("label", "process"))
+    is_named = pl.col("rank").is_null() & pl.col("label").is_not_null()
     number = pl.int_range(1, pl.len() + 1)
     return processes.sort("rank", "sort_index", "pid", nulls_last=True).with_columns(
         original="process",
         process=number.cast(pl.String),
         sort_index=number,
-        label=pl.format("rank {}: {}", rank, pl.coalesce("label", "process")),
+        label=pl.when(is_named).then("label").otherwise(name),
     )
 
 

@@ -23,6 +23,7 @@
 
 enum { WANTED = 1, DEVICE = 2, OTHER = 64 }; /* flags of a category */
 enum { SPECIAL = 4, NAMED = 8, ESCAPED = 16, MEMORY = 32 }; /* flags of a name */
+enum { NOT_COMPUTED = 128 }; /* the flags of a text that is no name and no category so far */
 enum outcome { SKIP, ROW, FLOW, REST };
 
 /* --- growing arrays ------------------------------------------------------------------------- */
@@ -53,7 +54,7 @@ enum { /* the columns, in the order scan() returns them */
     MEMORY_ROWS, ALLOCATED, ADDRESS, DEVICE_TYPE, DEVICE_ID, TOTAL_ALLOCATED, TOTAL_RESERVED,
     SPECIAL_ROWS,
     FLOW_ORDER, FLOW_PHASE, FLOW_TS, FLOW_CATEGORY, FLOW_NAME, FLOW_PID, FLOW_TID, FLOW_ID, FLOW_NEXT,
-    ARGS, INPUT_DIMS, TEXTS, RESTS, COLUMNS
+    INPUT_DIMS, INPUT_TYPES, CONCRETE_INPUTS, ARGS, TEXTS, RESTS, COLUMNS
 };
 
 /* --- texts and their codes ------------------------------------------------------------------ */
@@ -71,7 +72,7 @@ typedef struct {
     word *special; Py_ssize_t n_special;
     word *named; Py_ssize_t n_named;
     int64_t *windows; Py_ssize_t n_windows;
-    int flows, all, args, input_dims;
+    int flows, all, args, input_dims, input_types, concrete_inputs;
     uint32_t rows, flow_rows;
     int64_t first; /* earliest time of any event, selected or not */
     int out_of_memory;
@@ -111,6 +112,12 @@ static uint32_t flags_of(const scanner *s, const char *at, uint32_t length) {
         if (k == w->length) { category = w->flags; break; }
     }
     return flags | (uint32_t)category;
+}
+
+static int flags_at(const scanner *s, uint32_t code) {
+    text *t = &s->names.all[code];
+    if (t->flags == NOT_COMPUTED) t->flags = flags_of(s, t->at, t->length);
+    return (int)t->flags;
 }
 
 static int rehash(texts *t) {
@@ -154,7 +161,7 @@ static uint32_t code_of(scanner *s, const char *at, uint32_t length) {
         if (!all) { s->out_of_memory = 1; return NO_CODE; }
         t->all = all; t->room = room;
     }
-    t->all[t->count] = (text){at, length, hash, flags_of(s, at, length)};
+    t->all[t->count] = (text){at, length, hash, NOT_COMPUTED};
     return t->slots[slot] = t->count++;
 }
 
@@ -306,7 +313,8 @@ typedef struct {
     int64_t registers, shared_memory;
     int64_t allocated, address, device_type, device_id, total_allocated, total_reserved;
     int32_t grid[3], block[3];
-    const char *args, *args_end, *dims, *dims_end;
+    const char *args, *args_end;
+    const char *inputs[3], *inputs_end[3]; /* Input Dims, Input type, Concrete Inputs */
 } event;
 
 #define IS(literal) (length == sizeof(literal) - 1 && !memcmp(key, literal, sizeof(literal) - 1))
@@ -337,6 +345,14 @@ odd:
     return skip(start, end, 1);
 }
 
+/* Keeps the place of a JSON text; an event with escapes in it is left to Python. */
+static const char *inputs(const char *p, const char *end, event *e, int which) {
+    const char *q = skip(p, end, 2);
+    if (q && memchr(p, '\\', (size_t)(q - p))) e->rest = 1;
+    e->inputs[which] = p;
+    return e->inputs_end[which] = q;
+}
+
 static const char *argument(const char *key, size_t length, const char *p, const char *end, event *e) {
     switch (length) {
     case 4: if (IS("grid")) { e->has_triples |= 1; return triple(p, end, e->grid, e); }
@@ -351,7 +367,8 @@ static const char *argument(const char *key, size_t length, const char *p, const
             break;
     case 9: if (IS("Device Id")) return integer_or_rest(p, end, &e->device_id, e);
             break;
-    case 10: if (IS("Input Dims")) { e->dims = p; return e->dims_end = skip(p, end, 2); }
+    case 10: if (IS("Input Dims")) return inputs(p, end, e, 0);
+             if (IS("Input type")) return inputs(p, end, e, 1);
              break;
     case 11: if (IS("External id")) return integer_or_rest(p, end, &e->external_id, e);
              if (IS("correlation")) return integer_or_rest(p, end, &e->correlation, e);
@@ -362,7 +379,8 @@ static const char *argument(const char *key, size_t length, const char *p, const
              break;
     case 14: if (IS("Total Reserved")) return integer_or_rest(p, end, &e->total_reserved, e);
              break;
-    case 15: if (IS("Total Allocated")) return integer_or_rest(p, end, &e->total_allocated, e);
+    case 15: if (IS("Concrete Inputs")) return inputs(p, end, e, 2);
+             if (IS("Total Allocated")) return integer_or_rest(p, end, &e->total_allocated, e);
              if (IS("Collective name")) e->rest = 1;
              break;
     case 17: if (IS("traceanalyzer tid")) e->rest = 1;
@@ -471,8 +489,8 @@ static int in_windows(const scanner *s, const event *e) {
 }
 
 static enum outcome judge(const scanner *s, const event *e) {
-    int category = e->category == NO_CODE ? s->absent : (int)s->names.all[e->category].flags;
-    int name = e->name == NO_CODE ? 0 : (int)s->names.all[e->name].flags;
+    int category = e->category == NO_CODE ? s->absent : flags_at(s, e->category);
+    int name = e->name == NO_CODE ? 0 : flags_at(s, e->name);
     if (e->phase == 's' || e->phase == 't' || e->phase == 'f') {
         if (!s->flows) return e->rest ? REST : SKIP;
         return e->rest || e->ts == NONE ? REST : FLOW;
@@ -495,6 +513,13 @@ static int put_span(const scanner *s, column *c, const char *at, const char *end
     return put64(c, at ? at - s->begin : 0) && put64(c, at ? end - at : 0);
 }
 
+/* Appends the code of one of the JSON texts of the inputs; NO_CODE without one. */
+static int put_inputs(scanner *s, column *c, const event *e, int which) {
+    const char *at = e->inputs[which];
+    int known = at && e->inputs_end[which] && *at != 'n';
+    return put32(c, known ? code_of(s, at, (uint32_t)(e->inputs_end[which] - at)) : NO_CODE);
+}
+
 static int put_row(scanner *s, const event *e, uint32_t order) {
     column *o = s->out;
     uint32_t row = s->rows++;
@@ -503,9 +528,11 @@ static int put_row(scanner *s, const event *e, uint32_t order) {
         && put64(&o[PID], e->pid) && put64(&o[TID], e->tid)
         && put64(&o[CORRELATION], e->correlation) && put64(&o[EXTERNAL_ID], e->external_id);
     if (ok && s->args) ok = put_span(s, &o[ARGS], e->args, e->args_end);
-    if (ok && s->input_dims) ok = put_span(s, &o[INPUT_DIMS], e->dims, e->dims_end);
-    int category = e->category == NO_CODE ? s->absent : (int)s->names.all[e->category].flags;
-    int name = e->name == NO_CODE ? 0 : (int)s->names.all[e->name].flags;
+    if (ok && s->input_dims) ok = put_inputs(s, &o[INPUT_DIMS], e, 0);
+    if (ok && s->input_types) ok = put_inputs(s, &o[INPUT_TYPES], e, 1);
+    if (ok && s->concrete_inputs) ok = put_inputs(s, &o[CONCRETE_INPUTS], e, 2);
+    int category = e->category == NO_CODE ? s->absent : flags_at(s, e->category);
+    int name = e->name == NO_CODE ? 0 : flags_at(s, e->name);
     if (ok && name & MEMORY && e->allocated != NONE)
         ok = put32(&o[MEMORY_ROWS], row) && put64(&o[ALLOCATED], e->allocated)
             && put64(&o[ADDRESS], e->address == NONE ? -1 : e->address)
@@ -613,12 +640,13 @@ static PyObject *columns(scanner *s, int64_t events, int64_t closed) {
 
 PyDoc_STRVAR(scan_doc,
 "scan(text, begin, categories, other, absent, special, named, windows, flows, all, args,\n"
-"     input_dims)\n--\n\n"
+"     input_dims, input_types, concrete_inputs)\n--\n\n"
 "Scan the ordinary events of text[begin:] into columns; None if it is not strict JSON.\n\n"
 "Args: categories is a list of (lower-case spelling, flags), other and absent are the flags of any\n"
 "other and of no category (1 wanted, 2 device); special are lower-case substrings of names whose\n"
 "events are left to Python; named are substrings of names to keep whatever the category; windows are\n"
-"(start, end) in ns, flat, as int64 bytes; args and input_dims: whether to return their offsets.\n"
+"(start, end) in ns, flat, as int64 bytes; args: whether to return their offsets; input_dims,\n"
+"input_types and concrete_inputs: whether to return the codes of their JSON texts.\n"
 "Returns (events, offset after a closing bracket or -1, earliest time, columns as bytes).");
 
 static PyObject *scan(PyObject *module, PyObject *args) {
@@ -629,10 +657,10 @@ static PyObject *scan(PyObject *module, PyObject *args) {
     char *data;
     Py_ssize_t size;
     scanner s = {0};
-    if (!PyArg_ParseTuple(args, "O!nO!iiO!O!y#pppp:scan", &PyBytes_Type, &source, &begin,
+    if (!PyArg_ParseTuple(args, "O!nO!iiO!O!y#pppppp:scan", &PyBytes_Type, &source, &begin,
                           &PyList_Type, &categories, &s.other, &s.absent, &PyList_Type, &special,
                           &PyList_Type, &named, &window_data, &window_bytes, &s.flows, &s.all,
-                          &s.args, &s.input_dims))
+                          &s.args, &s.input_dims, &s.input_types, &s.concrete_inputs))
         return NULL;
     if (PyBytes_AsStringAndSize(source, &data, &size) < 0) return NULL;
     if (begin < 0 || begin > size || window_bytes % 16 || size >= UINT32_MAX) {

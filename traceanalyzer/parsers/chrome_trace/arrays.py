@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
+from traceanalyzer.machine import threads
 from traceanalyzer.parsers.chrome_trace import container as around
 from traceanalyzer.parsers.chrome_trace.columns import Batch, Collected
 from traceanalyzer.parsers.chrome_trace.container import Container
 from traceanalyzer.parsers.chrome_trace.piece import process
 from traceanalyzer.parsers.chrome_trace.text import Text
 from traceanalyzer.parsers.contract import Selection
-from traceanalyzer.parsers.source import threads
 
 PIECE_BYTES = 1 << 22
 FIRST_PIECE_BYTES = 1 << 12

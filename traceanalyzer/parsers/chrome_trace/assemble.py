@@ -12,7 +12,13 @@ import polars as pl
 
 from traceanalyzer import schema
 from traceanalyzer.parsers.chrome_trace import columns as cols
-from traceanalyzer.parsers.chrome_trace.columns import TEXTUAL_ID, Collected, Ints, nullable
+from traceanalyzer.parsers.chrome_trace.columns import (
+    NO_TEXT,
+    TEXTUAL_ID,
+    Collected,
+    Ints,
+    nullable,
+)
 from traceanalyzer.parsers.chrome_trace.decode import NULL, NULL_ADDRESS
 from traceanalyzer.parsers.chrome_trace.points import flow_table, paired_columns
 from traceanalyzer.parsers.chrome_trace.slices import MEMORY
@@ -105,9 +111,10 @@ class Assembler:
 
     def _kinds(self) -> npt.NDArray[np.uint8]:
         other = _KIND_CODE["other"]
-        by_text = np.array(
-            [*(_KIND_CODE[kind_of_category(text)] for text in self.of.texts), other], np.uint8
-        )
+        by_text = np.full(len(self.of.texts) + 1, other, np.uint8)
+        texts = list(self.of.texts)
+        for code in np.unique(self.category[self.category < len(texts)]).tolist():
+            by_text[code] = _KIND_CODE[kind_of_category(texts[code])]
         kinds = by_text[np.minimum(self.category, len(by_text) - 1)]
         memory = self.of.texts.get(MEMORY)
         if memory is not None:
@@ -183,8 +190,9 @@ class Assembler:
         }
         if "args" in self.selection.columns:
             columns["args"] = self._texts_of(self.of.args, self._pair_args())
-        if "input_dims" in self.selection.columns:
-            columns["input_dims"] = self._texts_of(self.of.input_dims, [])
+        for name in cols.INPUTS:
+            if name in self.selection.columns:
+                columns[name] = self._input_texts(name)
         return pl.DataFrame(columns)
 
     def _complete_column(self, name: str) -> pl.Series:
@@ -251,6 +259,13 @@ class Assembler:
             if args
             else []
         )
+
+    def _input_texts(self, name: str) -> pl.Series:
+        """Return the JSON texts of operators' inputs; pairs have none."""
+        codes = self.of.slices.whole(name)
+        missing = np.full(len(self.order) - len(codes), NO_TEXT, np.uint32)
+        codes = np.concatenate([codes, missing])[self.order]
+        return cols.text_series(codes, pl.Series(list(self.of.texts), dtype=pl.String))
 
     def _texts_of(self, complete: list[str | None], pairs: list[str | None]) -> pl.Series:
         texts = complete + (pairs or [None] * (len(self.order) - len(complete)))

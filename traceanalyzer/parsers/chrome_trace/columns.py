@@ -33,6 +33,9 @@ _DTYPES: dict[str, Any] = {
     "category": np.uint32,
     "name": np.uint32,
     "key": np.uint32,
+    "input_dims": np.uint32,
+    "input_types": np.uint32,
+    "concrete_inputs": np.uint32,
     "device_rows": np.uint32,
     "kernel_rows": np.uint32,
     "collective_rows": np.uint32,
@@ -42,7 +45,9 @@ _DTYPES: dict[str, Any] = {
     "address": np.uint64,
     "phase": np.uint8,
 }
-_TEXT = ("category", "name", "key")
+#: JSON texts of an operator's inputs, if selected; texts are codes, as they repeat.
+INPUTS = ("input_dims", "input_types", "concrete_inputs")
+_TEXT = ("category", "name", "key", *INPUTS)
 
 
 class Issues(dict[str, tuple[int, int]]):
@@ -79,7 +84,6 @@ class Slices(Rows):
     collectives: list[Collective] = []
     stack_frames: dict[int, str] = {}
     phase_kinds: dict[int, str] = {}
-    input_dims: list[str | None] | None = None
 
 
 class Flows(Rows):
@@ -94,7 +98,7 @@ class Batch(msgspec.Struct):
     Attributes:
         events: number of events in the piece, selected or not.
         first: earliest time of its events, selected or not, in ns; ``NEVER`` without any.
-        texts: names, categories and keys by code.
+        texts: names, categories, keys and inputs of operators by code.
         slices: rows of ``events``.
         flows: flow points.
         points: begin and end events, paired later by ``key``, B and E by thread.
@@ -147,7 +151,6 @@ class Collected:
         self.collectives: list[Collective] = []
         self.args: list[str | None] = []
         self.point_args: list[str | None] = []
-        self.input_dims: list[str | None] = []
         self.stack_frames: dict[int, str] = {}
         self.phase_kinds: dict[int, str] = {}
         self.at_next: list[int] = []
@@ -169,7 +172,6 @@ class Collected:
         self.at_next.extend(self.flows.height + k for k in batch.flows.at_next)
         self.collectives.extend(batch.slices.collectives)
         self.args.extend(batch.slices.args or ())
-        self.input_dims.extend(batch.slices.input_dims or ())
         self.point_args.extend(batch.points.args or ())
         self._append(self.slices, batch.slices, recode)
         self._append(self.points, batch.points, recode)

@@ -28,7 +28,12 @@ TORCH_START = "composer_torch_start_ns"
 #: Key in ``Meta.extra`` of a file whose PyTorch events use Composer's clock: before 2.4, PyTorch
 #: wrote times since 1970 too.
 ONE_CLOCK = "composer_torch_on_one_clock"
-_SYNC = "clock_sync_timestamp_us"
+#: Key in ``Meta.extra``: time at which Composer synchronised the clocks of all ranks, on the clock
+#: of this rank.
+SYNC_NS = "composer_clock_sync_ns"
+#: Key in ``Meta.extra``: upper bound of its error.
+SYNC_ERROR_NS = "composer_clock_sync_error_ns"
+_SYNC, _SYNC_ERROR = "clock_sync_timestamp_us", "clock_sync_error_bound"
 _PROCESS = re.compile(r"Rank (\d+) training loop process")
 
 
@@ -81,6 +86,20 @@ def with_ranks(frames: Frames, ranks: Mapping[int, int], pids: npt.NDArray[Any])
     return frames | changed
 
 
+def synchronised_at(metadata: Sequence[Metadata]) -> int:
+    """Return the time of the clock synchronisation in ns; 0 if it was not recorded."""
+    values = (_value(args) for name, *_, args in metadata if name == _SYNC)
+    return min((1000 * value for value in values if value > 0), default=0)
+
+
+def synchronisation(metadata: Sequence[Metadata]) -> dict[str, int]:
+    """Return the clock synchronisation for ``Meta.extra``: its time, and its error if known."""
+    sync_ns = synchronised_at(metadata)
+    errors = [1000 * _value(args) for name, *_, args in metadata if name == _SYNC_ERROR]
+    bounds = {SYNC_ERROR_NS: max(errors)} if errors and max(errors) >= 0 else {}
+    return {SYNC_NS: sync_ns, **bounds} if sync_ns else {}
+
+
 def torch_base(metadata: Sequence[Metadata], first: int) -> int | None:
     """Return the time base of PyTorch's events in ns; 0 if all events use one clock.
 
@@ -91,8 +110,7 @@ def torch_base(metadata: Sequence[Metadata], first: int) -> int | None:
     Returns:
         None if the clocks cannot be aligned.
     """
-    values = (_value(args) for name, *_, args in metadata if name == _SYNC)
-    synchronised = min((1000 * value for value in values if value > 0), default=0)
+    synchronised = synchronised_at(metadata)
     if first == NEVER or first >= BASE_STEP_NS or synchronised < BASE_STEP_NS:
         return 0
     earliest = synchronised - _CLOCKS_DIFFER_NS - first

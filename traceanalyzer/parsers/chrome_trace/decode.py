@@ -52,7 +52,8 @@ class Args(msgspec.Struct, gc=False):
     total_reserved: Any = msgspec.field(default=NULL, name="Total Reserved")
     # operators
     input_dims: msgspec.Raw = msgspec.field(default=ABSENT, name="Input Dims")
-    input_type: msgspec.Raw = msgspec.field(default=ABSENT, name="Input type")
+    input_types: msgspec.Raw = msgspec.field(default=ABSENT, name="Input type")
+    concrete_inputs: msgspec.Raw = msgspec.field(default=ABSENT, name="Concrete Inputs")
     # metadata events
     name: Any = None
     labels: Any = None
@@ -147,7 +148,7 @@ def _loose_event(value: Any) -> Event:
 def _loose_args(args: dict[str, Any]) -> Args:
     names = dict(zip(Args.__struct_encode_fields__, Args.__struct_fields__, strict=True))
     given = {names[key]: value for key, value in args.items() if key in names}
-    for raw in ("input_dims", "input_type"):
+    for raw in ("input_dims", "input_types", "concrete_inputs"):
         if raw in given:
             given[raw] = _as_raw(given[raw])
     return Args(**given)

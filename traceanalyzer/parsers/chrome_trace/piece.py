@@ -12,7 +12,7 @@ from array import array
 
 from traceanalyzer import vocabulary
 from traceanalyzer.parsers.chrome_trace import decode
-from traceanalyzer.parsers.chrome_trace.columns import Batch, Collective, Flows, Slices
+from traceanalyzer.parsers.chrome_trace.columns import INPUTS, Batch, Collective, Flows, Slices
 from traceanalyzer.parsers.chrome_trace.container import GOES_ON
 from traceanalyzer.parsers.chrome_trace.decode import BAD_TEXT, NULL, Event
 from traceanalyzer.parsers.chrome_trace.extract import extract
@@ -79,7 +79,6 @@ def _scanned(text: bytes, offset: int, selection: Selection) -> list[Batch] | No
         return None  # type: ignore[unreachable]
     other = _flags("other", selection) | _OTHER
     with_args = "args" in selection.columns
-    with_dims = "input_dims" in selection.columns
     scanned = _scan.scan(
         text,
         0,
@@ -96,20 +95,20 @@ def _scanned(text: bytes, offset: int, selection: Selection) -> list[Batch] | No
         selection.wants("flow", None),
         selection.kinds is None,
         with_args,
-        with_dims,
+        *(name in selection.columns for name in INPUTS),
     )
     if scanned is None:
         return None
     events, closed, first, columns = scanned
-    *values, next_rows, args, input_dims, text_ranges, rest_ranges = columns
+    *values, next_rows, input_dims, input_types, concrete, args, text_ranges, rest_ranges = columns
     width = len(_SLICE_COLUMNS)
-    slices = Slices(dict(zip(_SLICE_COLUMNS, values[:width], strict=True)))
+    inputs = zip(INPUTS, (input_dims, input_types, concrete), strict=True)
+    slices = Slices(dict(zip(_SLICE_COLUMNS, values[:width], strict=True)) | dict(inputs))
     flows = Flows(dict(zip(_FLOW_COLUMNS, values[width + 1 :], strict=True)))
     flows.at_next = array("I", next_rows).tolist()
     try:
         texts = _texts(text, array("q", text_ranges))
         slices.args = _spelled(text, array("q", args)) if with_args else None
-        slices.input_dims = _spelled(text, array("q", input_dims)) if with_dims else None
         rest = _rest(text, array("q", rest_ranges), offset, selection)
     except BAD_TEXT:
         return None
@@ -129,9 +128,8 @@ def _name_collectives(slices: Slices, rows: array[int], texts: list[str]) -> Non
     """Set the collectives of communication kernels without arguments, by kernel name."""
     names = array("I", slices.columns["name"])
     categories = array("I", slices.columns["category"])
-    kernels = {
-        code for code, text in enumerate(texts) if vocabulary.kind_of_category(text) == "kernel"
-    }
+    used = {categories[row] for row in rows if categories[row] < len(texts)}
+    kernels = {code for code in used if vocabulary.kind_of_category(texts[code]) == "kernel"}
     kept = [row for row in rows if categories[row] in kernels]
     slices.columns["collective_rows"] = array("I", kept).tobytes()
     slices.collectives = [_named(texts[names[row]]) for row in kept]

@@ -128,14 +128,19 @@ def _of_composer(
     if meta.rank is None and len(set(ranks.values())) > 1:
         frames = composer.with_ranks(frames, ranks, assembler.pid)
     base = composer.torch_base(collected.metadata, collected.first)
+    extra: dict[str, Any] = {}
+    if len(ranks) == 1:
+        extra = dict(composer.synchronisation(collected.metadata))
     if base is None:
         collected.issues.note("two-clocks", -1)
     if base == 0:
         if (frames["events"]["kind"] != "other").any():
-            meta = replace(meta, extra=msgspec.json.encode({composer.ONE_CLOCK: True}).decode())
+            extra[composer.ONE_CLOCK] = True
+        if extra:
+            meta = replace(meta, extra=msgspec.json.encode(extra).decode())
         return frames, meta, False
-    extra = msgspec.json.encode({composer.TORCH_START: collected.first}).decode()
-    meta = replace(meta, start_ns=None, extra=extra)
+    extra[composer.TORCH_START] = collected.first
+    meta = replace(meta, start_ns=None, extra=msgspec.json.encode(extra).decode())
     return composer.on_one_clock(frames, base or 0), meta, base is not None
 
 

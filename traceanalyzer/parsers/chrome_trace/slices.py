@@ -12,7 +12,7 @@ import msgspec
 
 from traceanalyzer import vocabulary
 from traceanalyzer.parsers.chrome_trace import decode
-from traceanalyzer.parsers.chrome_trace.columns import Collective, Issues, Rows, Slices
+from traceanalyzer.parsers.chrome_trace.columns import INPUTS, Collective, Issues, Rows, Slices
 from traceanalyzer.parsers.chrome_trace.decode import NO_ARGS, NULL, Args, Event, text_of
 from traceanalyzer.parsers.contract import Selection
 from traceanalyzer.vocabulary import kind_of_category
@@ -112,8 +112,10 @@ def slice_columns(draft: Draft, events: list[Event], rows: list[int]) -> Slices:
         _memory_columns(out.columns, events, args)
     out.stack_frames = {i: f"{e.sf}" for i, e in enumerate(events) if e.sf is not None}
     out.phase_kinds = {i: PHASE_KINDS[e.ph] for i, e in enumerate(events) if e.ph in PHASE_KINDS}
-    if "input_dims" in draft.selection.columns:
-        out.input_dims = [_json_text(a.input_dims) for a in args]
+    for name in INPUTS:
+        if name in draft.selection.columns:
+            texts = [_json_text(getattr(a, name)) for a in args]
+            out.columns[name] = draft.codes.column(texts)
     return out
 
 
@@ -254,7 +256,7 @@ def _collective(event: Event, args: Args) -> Collective | None:
 def _tensor(args: Args) -> tuple[str | None, int]:
     """Return dtype and number of elements of an operator's first tensor or tensor list."""
     try:
-        dims, types = _decode_list(args.input_dims), _decode_list(args.input_type)
+        dims, types = _decode_list(args.input_dims), _decode_list(args.input_types)
     except decode.BAD_TEXT:
         return None, NULL
     if not dims or not types or not isinstance(types[0], str):

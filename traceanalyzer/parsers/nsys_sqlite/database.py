@@ -23,9 +23,9 @@ import adbc_driver_sqlite
 import polars as pl
 
 from traceanalyzer.errors import MalformedInput
+from traceanalyzer.machine import threads
 from traceanalyzer.parsers.contract import Progress
 from traceanalyzer.parsers.nsys_sqlite import pages
-from traceanalyzer.parsers.source import threads
 
 #: Rows per piece: more need more memory, fewer more time.
 PIECE_ROWS = 1 << 17

@@ -166,6 +166,8 @@ def _axis(marks: Marks, axis: str, rows: pl.DataFrame) -> tuple[dict[str, Any], 
         return {"label": scale.label, "names": [_text(ticks[place]) for place in used]}, 0
     label, kind = prose(getattr(chart, f"{axis}_label")), kind_of(column)
     values, whole = rows[axis].to_list(), rows[axis].dtype.is_integer()
+    if axis == "x" and chart.x2:
+        values += rows["x2"].to_list()
     low, high = min(values, default=0), max(values, default=0)
     far = whole and max(high, -low) > _EXACT
     origin = low if far else 0

@@ -34,7 +34,18 @@ _TEXT_CHARS = 300
 _SEGMENTS, _BLOCKS = 1_000, 12_000  # most segments and blocks in a page, largest first
 
 #: Script and style of the drawing.
-VIEWER = pieces.Viewer(__name__, ("memory", "format", "stage", "segments", "viewer"))
+VIEWER = pieces.Viewer(
+    "traceanalyzer.render",
+    (
+        "charts/elements",
+        "occupancy/memory",
+        "occupancy/format",
+        "occupancy/stage",
+        "occupancy/segments",
+        "occupancy/viewer",
+    ),
+    sheet="occupancy/viewer",
+)
 
 
 def inline(occupancy: Occupancy, key: str) -> str:

@@ -1,17 +1,8 @@
-// Elements, and formatting of numbers.
+// Formatting of numbers.
 
-const SVG = 'http://www.w3.org/2000/svg', GROUPED = new Intl.NumberFormat('en');
+const GROUPED = new Intl.NumberFormat('en');
 const SIZES = ['B', 'KiB', 'MiB', 'GiB', 'TiB'];
 const TIMES = [['s', 1e9], ['ms', 1e6], ['us', 1e3], ['ns', 1]];
-
-function fill(element, attributes, children) {
-  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-  element.append(...children.filter((child) => child !== null && child !== ''));
-  return element;
-}
-
-const html = (name, attributes = {}, ...children) => fill(document.createElement(name), attributes, children);
-const svg = (name, attributes = {}, ...children) => fill(document.createElementNS(SVG, name), attributes, children);
 
 function bytes(size) {
   let unit = 0;
@@ -54,7 +45,7 @@ function place(x, step, timed) {
   if (!timed) return GROUPED.format(Math.round(x));
   if (!x) return '0';
   const [unit, factor] = TIMES.find(([, one]) => Math.abs(x) >= one) || TIMES.at(-1);
-  const decimals = Math.min(Math.max(0, Math.ceil(-Math.log10(step / factor) - 1e-9)), 9);
+  const decimals = clamp(Math.ceil(-Math.log10(step / factor) - 1e-9), 0, 9);
   return `${(x / factor).toFixed(decimals)} ${unit}`;
 }
 

@@ -40,7 +40,7 @@ class Segments {
       const size = this.memory.data.segments.size[segment];
       for (let done = 0; done < size;) {
         if (this.width - x < 2) [x, row] = [0, row + 1];
-        const wide = Math.min(Math.max((size - done) / this.each, 2), this.width - x);
+        const wide = clamp((size - done) / this.each, 2, this.width - x);
         const until = Math.min(size, done + wide * this.each);
         this.pieces.push({ segment, from: done, until, x, row, wide });
         done = until;

@@ -1,6 +1,7 @@
 // The picture: the stack painted by columns on a canvas, axes and lines as SVG.
 
 const LEFT = 74, RIGHT = 14, ROW = 17, AXIS = 24, STRIPE = 20, TICK_WIDTH = 110, LETTER = 6.6;
+const BOLD = 1.1; // width of bold text, of plain text
 const TALL = 3, WIDE = 4; // smallest height and width of boxes with edges, in pixels
 const FADED = [0.82, 0.72], EDGE = [0.5, 0.32]; // share of the background colour, light and dark
 
@@ -70,14 +71,14 @@ class Stage {
 
   y(size) {
     const y = this.head + this.height - (size - this.floor) * this.scale;
-    return Math.min(Math.max(y, this.head), this.head + this.height);
+    return clamp(y, this.head, this.head + this.height);
   }
 
   /** The position of a pointer: value on the axis, level, height in bytes. */
   locate(event) {
     const box = this.canvas.getBoundingClientRect();
     const across = (event.clientX - box.left) / box.width, up = (box.bottom - event.clientY) / box.height;
-    const column = Math.min(Math.max(Math.floor(across * this.width), 0), this.width - 1);
+    const column = clamp(Math.floor(across * this.width), 0, this.width - 1);
     const inside = across >= 0 && across < 1 && up >= 0 && up < 1;
     return {
       value: this.view[0] + across * (this.view[1] - this.view[0]),
@@ -124,7 +125,7 @@ class Stage {
     let base = -this.floor, y = 0;
     const put = (owner, size) => {
       base += size;
-      const end = Math.min(Math.max(Math.round(base * scale), 0), height), ink = this.#ink(owner);
+      const end = clamp(Math.round(base * scale), 0, height), ink = this.#ink(owner);
       const faded = this.#fades(owner), tall = end - y >= TALL;
       if (end > y) {
         column.fill((faded ? inks.faded : inks.plain)[ink], height - end, height - y);
@@ -230,7 +231,7 @@ class Stage {
     for (const [event, ns, kind, text] of this.memory.data.marks) {
       const x = this.x(this.timed ? ns : event);
       if (!(x >= LEFT - 1 && x <= right + 1)) continue;
-      const label = this.memory.text(text), wide = label.length * LETTER + 8;
+      const label = cut(this.memory.text(text), this.width - 16), wide = measure(label) * BOLD + 8;
       const start = Math.max(Math.min(x, right - wide), LEFT), row = rows.findIndex((end) => end < start);
       const y = 13 + Math.max(row, 0) * ROW;
       const sort = kind === 'oom' ? 'oom' : 'peak', from = row < 0 ? this.head - 4 : y + 4;

@@ -143,8 +143,8 @@ class Viewer {
 
   /** Shows an interval of the axis, limited to its range. */
   look(from, to) {
-    const end = this.#whole()[1], wide = Math.min(Math.max(to - from, Math.min(CLOSEST, end)), end);
-    const start = Math.min(Math.max((from + to - wide) / 2, 0), end - wide);
+    const end = this.#whole()[1], wide = clamp(to - from, Math.min(CLOSEST, end), end);
+    const start = clamp((from + to - wide) / 2, 0, end - wide);
     this.view = [start, start + wide];
     this.later();
   }
@@ -156,7 +156,7 @@ class Viewer {
 
   move(share) {
     const by = (this.view[1] - this.view[0]) * share, end = this.#whole()[1];
-    const kept = Math.min(Math.max(by, -this.view[0]), end - this.view[1]);
+    const kept = clamp(by, -this.view[0], end - this.view[1]);
     this.look(this.view[0] + kept, this.view[1] + kept);
   }
 
@@ -256,10 +256,7 @@ class Viewer {
     if (!what) return;
     const rows = [html('b', {}, what.title), ...what.facts.filter(([, value]) => value).map(([, value]) => html('div', {}, value))];
     this.tip.replaceChildren(...rows);
-    const { width, height } = this.tip.getBoundingClientRect();
-    const x = event.clientX + 14 + width > innerWidth ? event.clientX - width - 10 : event.clientX + 14;
-    this.tip.style.left = `${Math.max(x, 4)}px`;
-    this.tip.style.top = `${Math.max(Math.min(event.clientY + 16, innerHeight - height - 4), 4)}px`;
+    placeTip(this.tip, event);
   }
 
   hover(box, event) {
@@ -282,7 +279,7 @@ class Viewer {
   /** Pins the next box above (1) or below (-1); first the largest at the peak. */
   step(by) {
     const { memory } = this, level = this.pinned >= 0 && this.pinned !== null
-      ? Math.min(Math.max(memory.peak, memory.first[this.pinned]), memory.last[this.pinned] - 1) : memory.peak;
+      ? clamp(memory.peak, memory.first[this.pinned], memory.last[this.pinned] - 1) : memory.peak;
     const live = memory.liveAt(level);
     const next = this.pinned === null ? this.#largest() : live[live.indexOf(this.pinned) + by];
     if (next >= 0 && next !== this.pinned) this.pin(next);

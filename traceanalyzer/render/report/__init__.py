@@ -14,7 +14,7 @@ from traceanalyzer.drawings import Chart
 from traceanalyzer.render import html
 from traceanalyzer.render.pieces import Viewer, escaped
 from traceanalyzer.render.text import cells
-from traceanalyzer.result import Fact, Report, Section, Table
+from traceanalyzer.result import Report, Section, Table
 from traceanalyzer.units import format_count
 
 #: Script and style of the page.
@@ -39,10 +39,10 @@ def page(report: Report, *, top: int | None = 50) -> str:
         '<a class="skip" href="#findings">To the findings</a>',
         _contents(report),
         "<main>",
-        f"<header><h1>{escaped(report.title)}</h1>",
+        f'<header><h1>{escaped(report.title)}</h1><div class="in-brief">',
         html.recorded(report.diagnosis_result),
-        _facts(report.facts),
-        '</header><section id="findings" aria-label="Findings">',
+        _facts(report),
+        '</div></header><section id="findings" aria-label="Findings">',
         f'<p class="verdict">{escaped(report.verdict)}</p>',
         html.budget(report.diagnosis_result.budget_bar),
         *_timeline(report.timeline),
@@ -93,19 +93,22 @@ def _contents(report: Report) -> str:
     return f'<nav aria-label="Contents"><ul>{items}</ul></nav>'
 
 
-#: Facts that are in the line of what was recorded.
+#: Facts that are in the line of what was recorded, and parts of the time budget.
 _ABOVE = ("ranks", "files", "step_count", "median_ns")
+_IN_BUDGET = ("idle_frac", "dataloading_frac", "exposed_frac", "wait_frac")
 
 
-def _facts(facts: tuple[Fact, ...]) -> str:
+def _facts(report: Report) -> str:
+    """Return the facts that the line of what was recorded and the budget do not have."""
+    elsewhere = {*_ABOVE, *(_IN_BUDGET if report.diagnosis_result.budget_bar else ())}
     tiles = []
-    for fact in facts:
-        if fact.name in _ABOVE:
+    for fact in report.facts:
+        if fact.name in elsewhere:
             continue
         scale, (text,) = cells(fact.name, [fact.value])
         value = f"{text} {scale.unit}".strip()
         tiles.append(f"<div><dt>{escaped(fact.label)}</dt><dd>{escaped(value)}</dd></div>")
-    return f'<dl class="in-brief">{"".join(tiles)}</dl>' if tiles else ""
+    return f"<dl>{''.join(tiles)}</dl>" if tiles else ""
 
 
 def _section(section: Section, top: int | None, *, is_open: bool) -> str:

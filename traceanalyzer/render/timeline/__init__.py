@@ -100,15 +100,10 @@ def _data(drawing: Lanes) -> dict[str, Any]:
     )
     packed = Packed()
     packed.add("states", states, gaps_and_lengths(states), {"kind": _state_codes(states)})
-    why = (
-        pl.when(pl.col("peer").is_not_null())
-        .then(pl.format("waiting for rank {}", "peer"))
-        .otherwise(pl.col("cause"))
-    )
-    notes, note = codes(states.select(why=why))
+    reasons, note = codes(states.select("peer", "cause"))
     packed.columns["states"]["note"] = note
     names = ["name", "stream", "work_kind", "bytes", "operator", "collective"]
-    kinds, kind = codes(events.select(pl.col(names[0]).cast(pl.String), *names[1:]))
+    kinds, kind = codes(events.select(names))
     packed.add("events", events, gaps_and_lengths(events), {"kind": kind})
     packed.columns["events"]["count"] = events["count"].to_numpy()
     step_names, step = codes(steps.select("step"))
@@ -124,7 +119,10 @@ def _data(drawing: Lanes) -> dict[str, Any]:
         "stateKinds": [
             [name, label, *palette.STATES[name]] for name, label in drawing.names.items()
         ],
-        "notes": _texts(notes),
+        "notes": [
+            visible(cause or "") if peer is None else f"waiting for rank {peer}"
+            for peer, cause in reasons
+        ],
         "kinds": _texts(kinds),
         "stepNames": _texts(step_names),
         "gapTexts": _texts(texts),

@@ -84,6 +84,14 @@ class Timeline {
     return this.lanes[lane][2] ?? -1;
   }
 
+  /** The states that take at least a thousandth of the time, which is what the legend shows. */
+  visibleKinds() {
+    const { states } = this, sums = new Float64Array(this.stateKinds.length);
+    for (let row = 0; row < states.kind.length; row++) sums[states.kind[row]] += states.end[row] - states.start[row];
+    const whole = sums.reduce((sum, one) => sum + one, 0);
+    return new Set([...sums.keys()].filter((kind) => sums[kind] && sums[kind] >= whole / 1000));
+  }
+
   /** Sorts the rows by rank, host or lost time. */
   sort(by) {
     const host = (lane) => this.lanes[lane][1];

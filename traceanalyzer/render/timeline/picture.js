@@ -1,12 +1,13 @@
 // The picture on a canvas: steps, rows of states, names of events, findings, time axis.
 
-const LEFT = 116, RIGHT = 12, HEAD = 40, FOOT = 30, TALLEST = 26, ROOM = 560;
+const LEFT = 116, RIGHT = 12, HEAD = 40, FOOT = 30, TALLEST = 26, LABEL = 12;
+const ROOM = 560, ABOVE_FINDINGS = 300; // height of all rows: on a page of their own, and in a report
 const NAMED = 24; // smallest width of an event with its name, in pixels
 const FEW = 400; // events of a row that are drawn one by one
 
-/** Heights for a number of rows. */
-function layout(rows, width) {
-  const row = clamp(Math.floor(ROOM / rows), 2, TALLEST), gap = row >= 10 ? 4 : row >= 5 ? 1 : 0;
+/** Heights for a number of rows that have some room. */
+function layout(rows, width, room) {
+  const row = clamp(Math.floor(room / rows), 2, TALLEST), gap = row >= 10 ? 4 : row >= 5 ? 1 : 0;
   return { width, inner: Math.max(width - LEFT - RIGHT, 50), row, gap, height: HEAD + rows * (row + gap) + FOOT };
 }
 
@@ -102,17 +103,23 @@ class Picture {
     context.fillText(`darkest: ${time(most)}`, LEFT, HEAD - 14);
   }
 
+  /** The names of the rows; of thin rows only the extreme ones, moved apart if they are close. */
   #labels() {
-    const { plan, timeline, context } = this, every = plan.row + plan.gap >= 12;
-    timeline.order.forEach((lane, place) => {
-      const note = timeline.labelled.get(lane);
-      if (!every && !note) return;
-      const [name, , lost] = timeline.lanes[lane], middle = this.y(place) + plan.row / 2;
+    const { plan, timeline, context } = this, every = plan.row + plan.gap >= LABEL;
+    const places = new Map(timeline.order.map((lane, place) => [lane, this.y(place) + plan.row / 2]));
+    const named = every ? timeline.order : [...timeline.labelled.keys()].reverse(), taken = [];
+    context.textAlign = 'right';
+    for (const lane of named) {
+      const [name, , lost] = timeline.lanes[lane], middle = places.get(lane);
       const share = lost === null ? '' : ` ${Math.round(100 * lost)} %`;
-      context.fillStyle = note === 'most' ? this.ink : this.soft;
-      context.textAlign = 'right';
-      context.fillText(cut(every ? name : `${name}${share}`, LEFT - 12), LEFT - 8, middle);
-    });
+      let at = middle;
+      for (const other of every ? [] : [...taken, ...taken]) {
+        if (Math.abs(at - other) < LABEL) at = other + (middle < other ? -LABEL : LABEL);
+      }
+      taken.push(at);
+      context.fillStyle = timeline.labelled.get(lane) === 'most' ? this.ink : this.soft;
+      context.fillText(cut(every ? name : `${name}${share}`, LEFT - 12), LEFT - 8, at);
+    }
   }
 
   /** Names of the events of rows with few events. */

@@ -87,7 +87,8 @@ class Viewer extends Zoomable {
   show(dark = this.dark.matches) {
     cancelAnimationFrame(this.waiting);
     this.waiting = 0;
-    this.plan = layout(this.timeline.lanes.length, Math.max(this.plot.clientWidth, 160));
+    const room = this.root.closest('.report') ? ABOVE_FINDINGS : ROOM;
+    this.plan = layout(this.timeline.lanes.length, Math.max(this.plot.clientWidth, 160), room);
     this.picture.draw(this.view, this.plan, dark);
     this.whole.classList.toggle('visible', this.zoomed);
     if (this.wasDark !== dark) this.#legend(dark);
@@ -95,7 +96,7 @@ class Viewer extends Zoomable {
   }
 
   #legend(dark) {
-    const used = new Set(this.timeline.states.kind);
+    const used = this.timeline.visibleKinds();
     this.legend.replaceChildren(...this.timeline.stateKinds.flatMap(([, label, light, black], kind) => (used.has(kind)
       ? [html('span', { class: 'key' }, svg('svg', { viewBox: '0 0 12 12' }, svg('rect', { width: 12, height: 12, rx: 2, fill: dark ? black : light })), label)] : [])));
   }

@@ -1,0 +1,528 @@
+"""hang: the rank that the others wait for, on real dumps, simulated ones and random runs."""
+
+from __future__ import annotations
+
+import pickle
+import runpy
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from hypothesis import given, settings, strategies as st
+
+import traceanalyzer as ta
+from traceanalyzer.analyzers.hang import compute
+from traceanalyzer.analyzers.hang.groups import parse_ranks
+from traceanalyzer.analyzers.hang.options import Options
+from traceanalyzer.analyzers.hang.result import Hang
+from traceanalyzer.analyzers.hang.texts import ADVICE
+from traceanalyzer.errors import InputError, MissingData, OptionError
+
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+FOLDER = FIXTURES / "flight_recorder"
+SCRIPT = runpy.run_path(str(FIXTURES / "make_flight_recorder.py"))
+Run = SCRIPT["Run"]
+
+#: What happened in the recorded runs: the cause and the culprits.
+RECORDED = {
+    "torch213_gloo_ok": ("none", []),
+    "torch213_gloo_missing": ("missing rank", [2]),
+    "torch213_gloo_type": ("type mismatch", [1]),
+    "torch213_gloo_late": ("none", []),
+    "torch213_gloo_two_groups": ("deadlock", [2, 3]),
+    "torch213_gloo_p2p": ("none", []),
+    "torch213_gloo_ring4": ("none", []),
+    "nccl_like_ok": ("none", []),
+    "nccl_like_missing": ("missing rank", [2]),
+    "nccl_like_missing_no_dump": ("no dump", [2]),
+    "nccl_like_type": ("type mismatch", [1]),
+    "nccl_like_size": ("size mismatch", [3]),
+    "nccl_like_dtype": ("dtype mismatch", [3]),
+    "nccl_like_two_groups": ("deadlock", [2, 3]),
+    "nccl_like_p2p": ("partly completed", [2]),
+    "nccl_like_ring4": ("none", []),
+}
+
+
+def answer(result: Hang) -> tuple[str, list[int]]:
+    """Cause and culprits."""
+    return result.cause, list(result.culprits)
+
+
+def of(dumps: dict[int, Any]) -> Hang:
+    """The result of dumps in memory, by way of the tables of their traces."""
+    from tempfile import TemporaryDirectory
+
+    with TemporaryDirectory() as folder:
+        for rank, dump in dumps.items():
+            Path(folder, f"rank_{rank}").write_bytes(pickle.dumps(dump, protocol=2))
+        return ta.hang(folder)
+
+
+@pytest.mark.parametrize("case", RECORDED)
+def test_recorded_runs(shared: Path, case: str) -> None:
+    result = ta.hang(shared / "data/flight_recorder" / case)
+    assert answer(result) == RECORDED[case]
+    assert result.verdict
+
+
+def test_every_recorded_run_is_tested(shared: Path) -> None:
+    folders = {path.name for path in (shared / "data/flight_recorder").iterdir() if path.is_dir()}
+    assert folders == set(RECORDED)
+
+
+def test_json_of_recorded_runs(shared: Path) -> None:
+    folder = shared / "data/flight_recorder"
+    expected = {"missing": ("missing rank", [2]), "type": ("type mismatch", [1])}
+    for case, verdict in expected.items():
+        paths = sorted((folder / f"torch213_gloo_{case}").glob("*.json"))
+        assert answer(ta.hang(paths)) == verdict
+
+
+def test_rank_that_arrived_last(shared: Path) -> None:
+    result = ta.hang(shared / "data/flight_recorder/torch213_gloo_late")
+    latest = result.matched.instances.filter(pl.col("seq") == 11).row(0, named=True)
+    assert latest["last_rank"] == 2
+    assert 0.4e9 < latest["last_ns"] - latest["median_ns"] < 0.6e9
+    assert "Rank 2" in result.verdict
+
+
+@pytest.mark.parametrize("case", SCRIPT["VERDICTS"])
+def test_simulated_runs(case: str) -> None:
+    result = ta.hang(FOLDER / case)
+    assert answer(result) == SCRIPT["VERDICTS"][case]
+    assert result.table()
+    assert all(chart.frame.height for chart in result.charts)
+
+
+def test_fixtures_equal_the_output_of_the_script() -> None:
+    for case, files in SCRIPT["CASES"].items():
+        written = {path.name: path.read_bytes() for path in (FOLDER / case).iterdir()}
+        assert written == files()
+
+
+def test_sentence_of_a_missing_rank() -> None:
+    result = ta.hang(FOLDER / "missing")
+    assert result.verdict.startswith(
+        "Rank 2 never entered all_reduce #7 (11.44 MiB float32) of group default_pg [0-3]; "
+        "ranks 0, 1, 3 have waited 600 s; rank 2 last completed broadcast #6 at step "
+        "(train.py:41), now at load_batch (data.py:17)."
+    )
+    assert result.scalars["culprit_ranks"] == [2]
+    assert result.scalars["waiting_ranks"] == [0, 1, 3]
+    ranks = {row["rank"]: row for row in result.to_polars("ranks").to_dicts()}
+    assert ranks[2]["now"] == "load_batch (data.py:17)"
+    assert ranks[0]["waited_ns"] == 600 * 10**9
+    assert ranks[0]["place"] == "step (train.py:52)"
+
+
+def test_chain_ends_at_the_rank_without_a_dump() -> None:
+    result = ta.hang(FOLDER / "chain")
+    assert [one.waiting for one in result.stuck.chain] == [(0, 1), (2,)]
+    assert result.missing_dumps == (3,)
+    assert result.to_polars("ranks")["rank"].to_list() == [3, 0, 1, 2]
+
+
+def test_rings_are_aligned_by_sequence_number() -> None:
+    result = ta.hang(FOLDER / "ring_buffers")
+    instances = {row["seq"]: row for row in result.matched.instances.to_dicts()}
+    # rank 2 has the last two collectives, rank 3 misses the last
+    assert instances[12]["verdict"] == "completed"
+    assert (instances[12]["n_entered"], instances[12]["n_missing"]) == (4, 0)
+    assert (instances[11]["n_entered"], instances[11]["n_missing"]) == (3, 0)
+    assert (instances[13]["verdict"], instances[13]["n_missing"]) == ("missing rank", 1)
+
+
+def test_majority_is_right_whichever_file_is_first() -> None:
+    result = ta.hang(FOLDER / "size_mismatch")
+    rows = result.to_polars("differences").select("value", "ranks", "is_minority").rows()
+    assert rows == [("[1024]", "1-3", False), ("[512]", "0", True)]
+
+
+def test_ties_blame_nobody() -> None:
+    result = ta.hang(FOLDER / "type_tie")
+    assert result.culprits == ()
+    assert not result.to_polars("differences")["is_minority"].any()
+
+
+# --- definitions -------------------------------------------------------------------------------
+
+
+def test_a_shape_is_not_a_difference_if_the_number_of_elements_is_equal() -> None:
+    run = Run()
+    for rank in range(4):
+        run.call(rank, state="started")
+    run.entries[1][0]["input_sizes"] = run.entries[1][0]["output_sizes"] = [[32, 32]]
+    assert of(run.dumps()).cause == "not completed"
+
+
+def test_uneven_gathers_and_all_to_all_are_allowed() -> None:
+    run = Run()
+    for op in ("all_to_all", "scatter", "gather"):
+        for rank in range(4):
+            run.call(rank, op, size=100 + rank)
+    run.all("all_gather")
+    for rank in range(4):  # uneven inputs, the same outputs
+        run.entries[rank][-1]["input_sizes"] = [[rank + 1]]
+    assert of(run.dumps()).cause == "none"
+
+
+def test_a_mismatch_that_completed_is_reported() -> None:
+    run = Run()
+    for rank in range(4):
+        run.call(rank, "all_reduce" if rank else "broadcast")
+    run.steps()
+    assert answer(of(run.dumps())) == ("type mismatch", [0])
+
+
+def test_coalesced_collectives_are_compared_part_by_part() -> None:
+    run = Run()
+    run.steps()
+    for rank in range(4):
+        run.call(rank, "all_gather", size=64, state="scheduled")
+        run.call(
+            rank, "all_gather", size=128 if rank != 3 else 256, state="scheduled", same_seq=True
+        )
+        run.call(rank, "coalesced", state="started", same_seq=True)
+    result = of(run.dumps())
+    assert answer(result) == ("size mismatch", [3])
+    last = result.matched.instances.filter(pl.col("seq") == 7)
+    assert last["n_started"].to_list() == [4, 4, 4]
+
+
+def test_later_work_of_a_stuck_rank_is_no_cause() -> None:
+    run = Run(groups={"0": (0, 1, 2, 3), "tp": (0, 1), "dp": (2, 3)})
+    run.steps()
+    for rank in (0, 1, 2):
+        run.call(rank, state="started")
+    run.all("all_gather", "tp", state="scheduled")
+    assert answer(of(run.dumps())) == ("missing rank", [3])
+
+
+def test_a_deadlock_is_found_with_another_cause() -> None:
+    run = Run(groups={"0": (0, 1, 2, 3), "a": (0, 1), "b": (0, 1), "c": (2, 3)})
+    run.steps()
+    run.call(0, group="a", state="started")
+    run.call(1, group="b", state="started")
+    run.call(2, group="c", state="started")
+    result = of(run.dumps())
+    assert result.cause == "deadlock"
+    assert {one.cause for one in result.stuck.causes} == {"missing rank"}
+    assert "rank 3" in result.verdict.lower()
+
+
+def test_transfers_of_other_pairs_do_not_match() -> None:
+    run = Run(ranks=(0, 1, 2), groups={"0": (0, 1, 2)})
+    run.call(0, "recv 0<-1", p2p=True, state="started")
+    run.call(1, "send 1->2", p2p=True, state="started")
+    run.call(2, "recv 2<-1", p2p=True, state="started")
+    result = of(run.dumps())
+    pairs = {(one.op, one.waiting, one.cause) for one in result.stuck.stuck}
+    assert ("recv", (0,), "missing rank") in pairs
+    assert ("send", (1,), "not completed") in pairs
+    assert ("recv", (2,), "not completed") in pairs
+
+
+def test_a_receive_may_wait_for_a_send_that_completed() -> None:
+    run = Run(ranks=(0, 1), groups={"0": (0, 1)})
+    run.call(1, "send 1->0", p2p=True)
+    run.call(0, "recv 0<-1", p2p=True, state="started")
+    assert of(run.dumps()).cause == "not completed"
+
+
+def test_transfer_sizes_are_compared() -> None:
+    run = Run(ranks=(0, 1), groups={"0": (0, 1)})
+    run.call(1, "send 1->0", p2p=True, state="started", size=8)
+    run.call(0, "recv 0<-1", p2p=True, state="started", size=16)
+    assert of(run.dumps()).cause == "size mismatch"
+
+
+def test_ranks_of_transfers_are_places_in_the_group() -> None:
+    run = Run(groups={"0": (0, 1, 2, 3), "pp": (1, 3)})
+    run.call(1, "send 0->1", "pp", p2p=True, state="started")
+    run.call(3, "recv 1<-0", "pp", p2p=True, state="started")
+    result = of(run.dumps())
+    assert {one.cause for one in result.stuck.stuck} == {"not completed"}
+
+
+def test_groups_of_one_name_with_other_ranks_are_different() -> None:
+    runs = [Run(ranks=ranks, groups={"mesh": ranks}) for ranks in ((0, 1), (2, 3))]
+    for run in runs:
+        run.all(group="mesh")
+    runs[0].call(0, group="mesh", state="started")
+    result = of(runs[0].dumps() | runs[1].dumps())
+    assert answer(result) == ("missing rank", [1])
+    assert sorted(map(len, result.groups.table["ranks"].to_list())) == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks"),
+    [("[0, 1, 3]", (0, 1, 3)), ("0-3,8", (0, 1, 2, 3, 8)), ("[]", ()), ("0-99999999", ())],
+)
+def test_lists_of_ranks(text: str, ranks: tuple[int, ...]) -> None:
+    assert parse_ranks(text) == ranks
+
+
+# --- inputs ------------------------------------------------------------------------------------
+
+
+def test_py_spy_is_joined_by_the_thread(tmp_path: Path) -> None:
+    run = Run()
+    run.steps()
+    for rank in (0, 1, 3):
+        run.call(rank, state="started")
+    for rank, dump in run.dumps().items():
+        (tmp_path / f"rank_{rank}").write_bytes(pickle.dumps(dump, protocol=2))
+    thread = {"pid": 9, "thread_id": 140_000_000_000_002, "thread_name": "MainThread"}
+    frames = [{"name": "read", "filename": "/home/ada/work/io.py", "line": 5}]
+    import json
+
+    # the name has no rank: thread ids are those of the dump
+    folder = tmp_path / "stacks"
+    folder.mkdir()
+    (folder / "s.json").write_text(json.dumps([thread | {"active": True, "frames": frames}]))
+    result = ta.hang(tmp_path)
+    assert result.threads["rank"].to_list() == [2]
+    assert "read (io.py:5)" in result.verdict
+
+
+def test_of_several_dumps_of_a_rank_the_newest_counts(tmp_path: Path) -> None:
+    run = Run()
+    run.steps()
+    for rank, dump in run.dumps().items():
+        (tmp_path / f"rank_{rank}").write_bytes(pickle.dumps(dump, protocol=2))
+    old = run.dump(1) | {"entries": run.entries[1][:2]}
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "rank_1").write_bytes(pickle.dumps(old, protocol=2))
+    result = ta.hang(tmp_path)
+    assert result.cause == "none"
+    assert [Path(path).parent.name for path in result.repeated["path"]] == ["old"]
+
+
+def test_a_rank_without_any_entry_is_the_culprit() -> None:
+    run = Run()
+    for rank in (0, 1, 3):
+        run.call(rank, state="started")
+    assert answer(of(run.dumps())) == ("missing rank", [2])
+
+
+def test_unknown_rank_and_other_files(tmp_path: Path) -> None:
+    path = tmp_path / "dump"
+    path.write_bytes((FOLDER / "complete" / "nccl_trace_rank_0").read_bytes())
+    with pytest.raises(MissingData, match="assume-rank"):
+        ta.hang(path)
+    assert ta.hang(path, assume_rank=3).dumps["rank"].to_list() == [3]
+    with pytest.raises(MissingData, match="traceanalyzer diagnose"):
+        ta.hang(FIXTURES / "nccl_8ranks" / "rank0.json.gz")
+    with pytest.raises(MissingData, match="no Flight Recorder dump"):
+        ta.hang(FOLDER / "missing" / "py_spy_rank_2.txt")
+
+
+@pytest.mark.parametrize(
+    "command", [ta.kernels, ta.comm_outliers, ta.steps, ta.memory, ta.diagnose, ta.report]
+)
+def test_other_commands_name_hang(command: Callable[..., Any]) -> None:
+    with pytest.raises(MissingData, match="traceanalyzer hang"):
+        command(FOLDER / "complete")
+
+
+def test_damaged_files_among_good_ones_are_skipped(tmp_path: Path) -> None:
+    for rank in range(3):
+        name = f"nccl_trace_rank_{rank}"
+        (tmp_path / name).write_bytes((FOLDER / "complete" / name).read_bytes())
+    hostile = FOLDER / "malformed" / "hostile_rank_0"
+    (tmp_path / "hostile_rank_3").write_bytes(hostile.read_bytes())
+    result = ta.hang(tmp_path)
+    assert result.missing_dumps == (3,)
+    assert any("hostile_rank_3" in note for note in result.notes)
+    with pytest.raises(InputError):
+        ta.hang(hostile)
+
+
+def test_traces_in_memory_and_converted_files(tmp_path: Path) -> None:
+    paths = sorted((FOLDER / "chain").glob("*"))
+    traces = [ta.read(path) for path in paths]
+    expected = ("no dump", [3])
+    assert answer(ta.hang(traces)) == expected
+    assert answer(ta.hang(ta.concat(traces))) == expected
+    assert answer(traces[0].hang()) == ("no dump", [1, 2])
+    for path in paths:
+        ta.convert(path, tmp_path / f"{path.name}.parquet")
+    assert answer(ta.hang(tmp_path)) == expected
+
+
+def test_a_rank_with_a_truncated_dump_is_a_suspect_only(tmp_path: Path) -> None:
+    for path in sorted((FOLDER / "network").glob("*")):
+        data = path.read_bytes()
+        end = len(data) * 9 // 10 if path.name.endswith("2") else len(data)
+        (tmp_path / path.name).write_bytes(data[:end])
+    result = ta.hang(tmp_path)
+    assert answer(result) == ("no dump", [2])
+    assert "no complete dump" in result.verdict
+
+
+def test_rank_selects_rows_only() -> None:
+    result = ta.hang(FOLDER / "chain", rank=2)
+    assert answer(result) == SCRIPT["VERDICTS"]["chain"]
+    assert result.to_polars("ranks")["rank"].to_list() == [2]
+    with pytest.raises(OptionError):
+        ta.hang(FOLDER / "chain", rank=9)
+
+
+# --- random runs -------------------------------------------------------------------------------
+
+
+@st.composite
+def stopped_runs(draw: st.DrawFn) -> tuple[Any, int]:
+    """A run of several groups in which one rank stops; what needs it waits."""
+    size = draw(st.integers(2, 6))
+    ranks = tuple(range(size))
+    groups = {"0": ranks}
+    for name in draw(st.lists(st.sampled_from("abc"), unique=True, max_size=3)):
+        members = draw(st.sets(st.sampled_from(ranks), min_size=2))
+        groups[name] = tuple(sorted(members))
+    run = Run(ranks=ranks, groups=groups)
+    culprit = draw(st.sampled_from(ranks))
+    calls = draw(
+        st.lists(
+            st.tuples(st.sampled_from(sorted(groups)), st.sampled_from(["all_reduce", "barrier"])),
+            max_size=12,
+        )
+    )
+    stop = draw(st.integers(0, len(calls)))
+    calls.append(("0", "all_reduce"))  # all ranks wait for the culprit in the end
+    blocked: set[int] = set()
+    for number, (group, op) in enumerate(calls):
+        members = groups[group]
+        entering = [r for r in members if r not in blocked and (number < stop or r != culprit)]
+        completes = len(entering) == len(members)
+        for rank in entering:
+            run.call(rank, op, group, state="completed" if completes else "started")
+        blocked |= set() if completes else set(entering)
+    return run, culprit
+
+
+@settings(max_examples=40)
+@given(stopped_runs(), st.integers(1, 30))
+def test_the_rank_that_stopped_is_named(run: tuple[Any, int], newest: int) -> None:
+    job, culprit = run
+    result = _combined({rank: job.dump(rank) for rank in job.ranks})
+    assert answer(result) == ("missing rank", [culprit])
+    # ring buffers that still hold the stuck collectives give the same answer
+    rings = {rank: job.dump(rank, newest + rank) for rank in job.ranks}
+    assert _combined(rings).cause in ("missing rank", "not completed", "none")
+
+
+@settings(max_examples=20)
+@given(stopped_runs())
+def test_the_rank_without_a_dump_is_the_suspect(run: tuple[Any, int]) -> None:
+    job, culprit = run
+    dumps = {rank: job.dump(rank) for rank in job.ranks if rank != culprit}
+    assert answer(_combined(dumps)) == ("no dump", [culprit])
+
+
+def _combined(dumps: dict[int, Any]) -> Hang:
+    parts = [compute.measure(trace, Options()) for trace in _traces(dumps)]
+    return compute.combine(parts, Options())
+
+
+def _traces(dumps: dict[int, Any]) -> Sequence[ta.Trace]:
+    """Traces of dumps, without files."""
+    from traceanalyzer import schema
+    from traceanalyzer.parsers.flight_recorder import reader
+    from traceanalyzer.parsers.tables import as_table
+    from traceanalyzer.vocabulary import FLIGHT_RECORDER
+
+    traces = []
+    for rank, dump in dumps.items():
+        rows = [reader._Fields(entry) for entry in dump["entries"]]
+        numbers, stacks = reader._Numbers(), reader._Stacks()
+        of_rank = pl.lit(rank, pl.Int32)
+        records = reader._records(rows, stacks, numbers).with_columns(rank=of_rank)
+        groups = reader._groups(reader._Fields(dump), rows, numbers).with_columns(rank=of_rank)
+        meta = ta.Meta(path=f"rank_{rank}", format=FLIGHT_RECORDER, rank=rank, backend="nccl")
+        traces.append(
+            ta.Trace(
+                (meta,),
+                stacks=stacks.table(),
+                process_groups=as_table(groups, schema.PROCESS_GROUPS),
+                collective_records=as_table(records, schema.COLLECTIVE_RECORDS),
+            )
+        )
+    return traces
+
+
+CHANGES = st.lists(
+    st.tuples(
+        st.integers(0, 3),
+        st.integers(0, 7),
+        st.sampled_from(
+            ["state", "retired", "collective_seq_id", "process_group", "profiling_name", "is_p2p",
+             "input_sizes", "record_id", "time_created_ns", "timeout_ms", "frames", "p2p_seq_id"]
+        ),
+        st.sampled_from([None, 0, -1, 5, "x", [], [["a"]], [[3]], True, "nccl:send 0->9", 1e300]),
+    ),
+    max_size=8,
+)  # fmt: skip
+
+
+@settings(max_examples=60)
+@given(CHANGES, st.sampled_from(["missing", "coalesced", "groups"]))
+def test_wrong_values_give_a_result(changes: Any, case: str) -> None:
+    job = Run(groups={"0": (0, 1, 2, 3), "tp": (0, 2)})
+    job.steps(2)
+    if case == "coalesced":
+        job.call(0, "send 0->1", "tp", state=None, p2p=True)
+        job.call(0, "coalesced", "tp", state="started", p2p=True, same_seq=True)
+    job.all("all_gather", "tp", state="started" if case == "groups" else "completed")
+    for rank in (0, 1, 2):
+        job.call(rank, state="started")
+    for rank, number, key, value in changes:
+        entries = job.entries[rank]
+        entries[number % len(entries)][key] = value
+    result = _combined(job.dumps())
+    assert result.verdict
+    assert result.cause in (*ADVICE, "none")
+    assert result.table(top=None)
+    assert result.charts is not None
+
+
+def test_the_order_of_the_files_does_not_matter() -> None:
+    paths = sorted((FOLDER / "two_groups").glob("*"))
+    assert ta.hang(paths).to_dict() == ta.hang(paths[::-1]).to_dict()
+
+
+def test_a_thousand_ranks_are_combined() -> None:
+    ranks = tuple(range(1024))
+    run = Run(ranks=(0, 1), groups={"0": (0, 1)})
+    run.steps(100)
+    part = compute.measure(_traces({0: run.dump(0)})[0], Options())
+    world = str(list(ranks))
+    parts = [
+        compute.Part(
+            *(
+                frame.with_columns(rank=pl.lit(rank, pl.Int32), path=pl.lit(f"rank_{rank}"))
+                for frame in (
+                    part.dumps,
+                    part.records.head(part.records.height - (rank == 77)),
+                    part.groups.with_columns(ranks=pl.lit(world)),
+                    part.threads,
+                )
+            )
+        )
+        for rank in ranks
+    ]
+    started = pl.when(pl.col("order") == 199).then(pl.lit("started")).otherwise("state")
+    parts = [
+        compute.Part(
+            one.dumps, one.records.with_columns(state=started.cast(one.records["state"].dtype)),
+            one.groups, one.threads,
+        )
+        for one in parts
+    ]  # fmt: skip
+    result = compute.combine(parts, Options())
+    assert answer(result) == ("missing rank", [77])
+    assert len(result.waiting) == 1023
+    assert result.charts[0].frame["rank"].n_unique() <= 32

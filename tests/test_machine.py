@@ -1,0 +1,71 @@
+"""Cores and memory that the process may use."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from traceanalyzer import machine
+
+
+@pytest.fixture
+def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder of control groups, the process being in ``job/task``."""
+    monkeypatch.delenv("SLURM_CPUS_PER_TASK", raising=False)
+    monkeypatch.setattr(machine, "_cgroups", lambda: iter([tmp_path / "job", tmp_path]))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)), raising=False)
+    (tmp_path / "job").mkdir()
+    return tmp_path
+
+
+def test_cores_of_the_affinity(groups: Path) -> None:
+    assert machine.cores() == 64
+    assert machine.threads() <= 8
+
+
+@pytest.mark.parametrize(
+    ("text", "cores"), [("max 100000", 64), ("250000 100000", 3), ("junk", 64)]
+)
+def test_cores_of_a_container(groups: Path, text: str, cores: int) -> None:
+    (groups / "job" / "cpu.max").write_text(f"{text}\n")
+    assert machine.cores() == cores
+
+
+@pytest.mark.parametrize(("quota", "cores"), [("-1", 64), ("400000", 4)])
+def test_cores_of_old_control_groups(groups: Path, quota: str, cores: int) -> None:
+    (groups / "cpu.cfs_quota_us").write_text(quota)
+    (groups / "cpu.cfs_period_us").write_text("100000")
+    assert machine.cores() == cores
+
+
+def test_cores_of_a_slurm_task(groups: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "6")
+    assert machine.cores() == 6
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "0")
+    assert machine.cores() == 64
+
+
+def test_threads_of_a_worker(groups: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLARS_MAX_THREADS", "2")
+    assert machine.threads() == 2
+
+
+@pytest.mark.parametrize(
+    ("limit", "used"),
+    [("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")],
+)
+def test_memory_of_a_container(groups: Path, limit: str, used: str) -> None:
+    unlimited = machine.free_memory()
+    (groups / "job" / limit).write_text("3000000\n")
+    (groups / "job" / used).write_text("1000000\n")
+    assert machine.free_memory() == 2_000_000
+    (groups / "job" / limit).write_text("max\n")
+    assert machine.free_memory() > 2_000_000
+    assert unlimited > 2_000_000
+
+
+def test_groups_of_this_process() -> None:
+    folders = list(machine._cgroups())
+    assert all(folder.is_relative_to("/sys/fs/cgroup") for folder in folders)

@@ -1,0 +1,342 @@
+"""FLOPs and times of each rank by operator and step, combined over all ranks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import polars as pl
+
+from traceanalyzer.analyzers.base import Analyzer, Needs
+from traceanalyzer.analyzers.common import step_marks, step_patterns
+from traceanalyzer.analyzers.common.columns import largest_first
+from traceanalyzer.analyzers.common.device_work import COMPUTE, device_work
+from traceanalyzer.analyzers.efficiency import roofs
+from traceanalyzer.analyzers.efficiency.calls import INPUTS, WORK, Calls, calls_of
+from traceanalyzer.analyzers.efficiency.formulas import MATRIX
+from traceanalyzer.analyzers.efficiency.options import Options
+from traceanalyzer.analyzers.efficiency.peaks import TENSOR
+from traceanalyzer.analyzers.efficiency.result import Efficiency
+from traceanalyzer.errors import MissingData
+from traceanalyzer.frames import linking
+from traceanalyzer.trace import Trace, record_hint
+from traceanalyzer.vocabulary import DEVICE_WORK, LAUNCH_KINDS
+
+#: Sums of a step; those of FLOPs are by precision.
+_STEP_TIMES = ("kernel_ns", "covered_ns", "tensor_ns")
+
+#: FLOPs of a step in one precision.
+_FLOPS = {
+    "step": pl.UInt32,
+    "precision": pl.String,
+    "model_flops": pl.Float64,
+    "recomputed_flops": pl.Float64,
+}
+
+
+def needs(_options: Options) -> Needs:
+    """Operators with their inputs, kernels with their launch calls, and marks of steps."""
+    kinds = {*DEVICE_WORK, *LAUNCH_KINDS, *step_marks.MARK_KINDS} - {"other"}
+    return Needs(kinds, step_marks.MARK_NAMES, INPUTS, unused=("bytes", "address"))
+
+
+@dataclass(frozen=True)
+class Part:
+    """One rank.
+
+    Attributes:
+        rank: global rank, or None if the file has none.
+        path: the file.
+        gpu: name of its GPU, or None if it is not recorded, or there are different ones.
+        devices: number of devices that ran kernels.
+        world_size: number of ranks in the job, or None.
+        rows: one row per operator and work: ``operator``, ``is_recomputed``, :data:`.calls.WORK`,
+            and the sums ``calls``, ``kernels``, ``device_ns``.
+        steps: one row per step: ``step`` (name, null for the whole recording), ``step_ns``,
+            kernel_ns (time of compute kernels launched in it), covered_ns (that of operators with a
+            formula), tensor_ns (that of products on tensor cores).
+        flops: FLOPs of products, convolutions and attention: ``step`` (row of ``steps``),
+            ``precision``, ``model_flops``, ``recomputed_flops``.
+        uncovered: compute kernels without a formula by the innermost operator: ``operator`` (null
+            without a recorded launch inside an operator), ``kernels``, ``device_ns``.
+        kernel_ns: time of all compute kernels; covered_ns: that of operators with a formula.
+        has_shapes: whether any operator has recorded inputs.
+        inferred: whether steps were detected from repeated kernels.
+    """
+
+    rank: int | None
+    path: str
+    gpu: str | None
+    devices: int
+    world_size: int | None
+    rows: pl.DataFrame
+    steps: pl.DataFrame
+    flops: pl.DataFrame
+    uncovered: pl.DataFrame
+    kernel_ns: int
+    covered_ns: int
+    has_shapes: bool
+    inferred: bool
+
+
+def measure(trace: Trace, options: Options) -> Part:
+    """Return the operators and steps of one rank.
+
+    Raises:
+        MissingData: no kernels, or neither input shapes nor ``params`` and ``tokens`` are known.
+        OptionError: a pattern is not a regular expression.
+    """
+    trace.require("kernel")
+    work = device_work(trace, options.comm_patterns)
+    work = work.filter(pl.col("work_kind") == COMPUTE)
+    if work.is_empty():
+        raise MissingData(f"{trace.meta.path}: all recorded kernels are communication")
+    has_shapes = _has_shapes(trace, required=options.params is None)
+    calls = calls_of(trace, work) if has_shapes else _without_calls(work)
+    steps = step_patterns.steps(trace, options.step_name)
+    inferred = step_patterns.by_kernels(steps)
+    if steps.is_empty():
+        whole = {"step": [None], "start": [work["start"].min()], "end": [work["end"].max()]}
+        steps = pl.DataFrame(whole, schema={"step": pl.String, "start": pl.Int64, "end": pl.Int64})
+    steps = steps.select("step", "start", "end").sort("start")
+    at = "start" if inferred else "launched"
+    rows = _in_step(calls.rows.with_columns(start="first"), steps, at)
+    kernels = _in_step(calls.kernels, steps, at)
+    used = set(work["device"].drop_nulls())
+    names = {one.name for one in trace.meta.devices if one.id in used or not used}
+    known = names or {one.name for one in trace.meta.devices}
+    return Part(
+        rank=trace.meta.rank,
+        path=trace.meta.path,
+        gpu=known.pop() if len(known) == 1 else None,
+        devices=max(1, len(used)),
+        world_size=trace.meta.world_size,
+        rows=_summed(rows),
+        steps=_steps(steps, kernels, rows),
+        flops=_flops(rows),
+        uncovered=_uncovered(kernels),
+        kernel_ns=int(kernels["length_ns"].sum()),
+        covered_ns=int(kernels.filter("is_covered")["length_ns"].sum()),
+        has_shapes=has_shapes,
+        inferred=inferred,
+    )
+
+
+def _has_shapes(trace: Trace, *, required: bool) -> bool:
+    """Whether operators have recorded shapes.
+
+    Raises:
+        MissingData: they do not, but are required.
+    """
+    columns = trace.events.columns
+    if all(name in columns for name in INPUTS) and trace.events["input_dims"].count():
+        return True
+    if not required:
+        return False
+    if "input_dims" not in columns or "input_types" not in columns:
+        wanted = ", ".join(f'"{name}"' for name in INPUTS)
+        hint = f"traceanalyzer.read(path, columns=[{wanted}]) reads them"
+        raise MissingData(f"{trace.meta.path}: read without input shapes; {hint}")
+    hint = record_hint(trace.meta, "input_dims")
+    raise MissingData(
+        f"{trace.meta.path}: no input shapes were recorded; {hint}, or give --params and --tokens "
+        "for the MFU"
+    )
+
+
+def _without_calls(work: pl.DataFrame) -> Calls:
+    """Return no calls, and the kernels: their launch is not needed."""
+    types = {"operator": pl.String, **WORK, "is_recomputed": pl.Boolean}
+    numbers = dict.fromkeys(("first", "launched", "kernels", "device_ns"), pl.Int64)
+    kernels = work.select(
+        "start",
+        pl.col("start").alias("launched"),
+        length_ns=pl.col("end") - pl.col("start"),
+        operator=pl.lit(None, pl.String),
+        is_covered=pl.lit(value=False),
+    )
+    return Calls(pl.DataFrame(schema={**types, **numbers}), kernels)
+
+
+def _in_step(rows: pl.DataFrame, steps: pl.DataFrame, at: str) -> pl.DataFrame:
+    """Add ``step``, a row of ``steps``: the step that launched the kernel or call."""
+    moments = rows.with_columns(ts=pl.coalesce(at, "start"))
+    labelled = linking.label_by_interval(moments, steps)
+    return labelled.rename({"interval": "step"}).drop("ts")
+
+
+def _summed(rows: pl.DataFrame) -> pl.DataFrame:
+    """Sum the calls by operator and work."""
+    keys = ["operator", *WORK, "is_recomputed"]
+    sums = rows.group_by(keys).agg(
+        calls=pl.len().cast(pl.Int64),
+        kernels=pl.col("kernels").sum().cast(pl.Int64),
+        device_ns=pl.col("device_ns").sum(),
+    )
+    return sums.sort(keys, nulls_last=True)
+
+
+def _steps(steps: pl.DataFrame, kernels: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
+    """Return the steps with the times of :data:`_STEP_TIMES`."""
+    by_step = kernels.group_by("step").agg(
+        kernel_ns=pl.col("length_ns").sum(),
+        covered_ns=pl.col("length_ns").filter("is_covered").sum(),
+    )
+    on_tensor_cores = pl.col("kind").is_in(MATRIX) & pl.col("precision").is_in(TENSOR)
+    tensor = rows.filter(on_tensor_cores).group_by("step").agg(tensor_ns=pl.col("device_ns").sum())
+    numbered = steps.with_row_index("number").with_columns(step_ns=pl.col("end") - pl.col("start"))
+    joined = numbered.join(by_step, left_on="number", right_on="step", how="left").join(
+        tensor, left_on="number", right_on="step", how="left"
+    )
+    return joined.sort("number").select(
+        "step", "step_ns", *(pl.col(name).fill_null(0) for name in _STEP_TIMES)
+    )
+
+
+def _uncovered(kernels: pl.DataFrame) -> pl.DataFrame:
+    """Sum the kernels without a formula by operator."""
+    rows = kernels.filter(~pl.col("is_covered")).group_by("operator")
+    return rows.agg(kernels=pl.len().cast(pl.Int64), device_ns=pl.col("length_ns").sum())
+
+
+def _flops(rows: pl.DataFrame) -> pl.DataFrame:
+    """Sum the FLOPs of products, convolutions and attention by step and precision."""
+    exact = pl.col("flops").cast(pl.Int128)
+    again = pl.col("is_recomputed")
+    sums = rows.filter(pl.col("kind").is_in(MATRIX)).drop_nulls("step").group_by(
+        "step", "precision"
+    ).agg(
+        model_flops=exact.filter(~again).sum().cast(pl.Float64),
+        recomputed_flops=exact.filter(again).sum().cast(pl.Float64),
+    )  # fmt: skip
+    return sums.select(pl.col(name).cast(dtype) for name, dtype in _FLOPS.items()).sort(
+        "step", "precision"
+    )
+
+
+# --- all ranks ---------------------------------------------------------------------------------
+
+
+def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()) -> Efficiency:
+    """Combine all ranks, with the peaks of their GPUs."""
+    ordered = sorted(parts, key=lambda part: (part.rank is None, part.rank or 0, part.path))
+    peaks = roofs.by_gpu({part.gpu for part in parts}, options)
+    precision = options.precision or _main_precision(ordered)
+    steps = _joined_steps(ordered, peaks, precision)
+    ranks = _ranks(ordered, steps, peaks, precision, options)
+    rows = pl.concat([part.rows.with_columns(gpu=pl.lit(part.gpu, pl.String)) for part in ordered])
+    operators = roofs.with_roofs(_of_all_ranks(rows), peaks)
+    uncovered = pl.concat([part.uncovered for part in parts]).group_by("operator")
+    return Efficiency(
+        precision=precision,
+        kernel_ns=sum(part.kernel_ns for part in parts),
+        covered_ns=sum(part.covered_ns for part in parts),
+        has_shapes=any(part.has_shapes for part in parts),
+        inferred=any(part.inferred for part in parts),
+        marked=any(step is not None for step in steps["step"]),
+        peaks=roofs.table(peaks),
+        operators=operators,
+        kinds=roofs.by_kind(operators, sum(part.kernel_ns for part in parts)),
+        findings=roofs.findings(operators, sum(part.kernel_ns for part in parts)),
+        uncovered=largest_first(
+            uncovered.agg(pl.col("kernels", "device_ns").sum()), "device_ns", "operator"
+        ),
+        steps=steps,
+        ranks=ranks,
+    )
+
+
+def _main_precision(parts: Sequence[Part]) -> str:
+    """Return the precision with most FLOPs; bf16 without any."""
+    flops = pl.concat([part.flops for part in parts])
+    sums = flops.group_by("precision").agg(
+        (pl.col("model_flops") + pl.col("recomputed_flops")).sum().alias("flops")
+    )
+    ordered = sums.sort("flops", "precision", descending=[True, False])
+    return ordered["precision"][0] if ordered.height else "bf16"
+
+
+def _of_all_ranks(rows: pl.DataFrame) -> pl.DataFrame:
+    """Sum the calls of all ranks by operator, work and GPU."""
+    keys = ["operator", *WORK, "gpu"]
+    again = pl.col("calls").filter("is_recomputed").sum()
+    sums = rows.group_by(keys).agg(
+        pl.col("calls", "kernels", "device_ns").sum(), recomputed_calls=again
+    )
+    return sums.sort(keys, nulls_last=True)
+
+
+def _joined_steps(parts: Sequence[Part], peaks: roofs.PeaksByGpu, precision: str) -> pl.DataFrame:
+    """Return the steps of all ranks with their FLOPs, MFU and HFU."""
+    frames = []
+    for part in parts:
+        sums = part.flops.group_by("step").agg(
+            pl.col("model_flops").sum(), pl.col("recomputed_flops").sum()
+        )
+        numbered = part.steps.with_row_index("number")
+        joined = numbered.join(sums, left_on="number", right_on="step", how="left").sort("number")
+        frames.append(
+            joined.drop("number").with_columns(
+                pl.col("model_flops", "recomputed_flops").fill_null(0.0),
+                rank=pl.lit(part.rank, pl.Int32),
+                path=pl.lit(part.path),
+                peak=pl.lit(roofs.peak(peaks, part.gpu, precision), pl.Float64) * part.devices,
+            )
+        )
+    steps = pl.concat(frames)
+    return steps.select(
+        "rank", "path", "step", "step_ns", *_STEP_TIMES, "model_flops", "recomputed_flops",
+        *roofs.utilisation("step_ns"),
+    )  # fmt: skip
+
+
+def _ranks(
+    parts: Sequence[Part],
+    steps: pl.DataFrame,
+    peaks: roofs.PeaksByGpu,
+    precision: str,
+    options: Options,
+) -> pl.DataFrame:
+    """Return one row per rank: GPU, steps, FLOPs per step, MFU and HFU, shares of kernel time."""
+    gpus = options.gpus or _gpus(parts)
+    rows = []
+    for part in parts:
+        peak = roofs.peak(peaks, part.gpu, precision)
+        of_rank = steps.filter(
+            pl.col("rank").eq_missing(pl.lit(part.rank, pl.Int32)), pl.col("path") == part.path
+        )
+        total_ns, n = int(of_rank["step_ns"].sum()), of_rank.height
+        whole = peak * part.devices * total_ns * 1e3 if peak and total_ns else None
+        model, again = (float(of_rank[f"{of}_flops"].sum()) for of in ("model", "recomputed"))
+        known = bool(whole) and part.has_shapes
+        kernel_ns = int(of_rank["kernel_ns"].sum())
+        six = 6 * (options.params or 0) * (options.tokens or 0) * part.devices / gpus
+        rows.append(
+            {
+                "rank": part.rank,
+                "path": part.path,
+                "gpu": part.gpu,
+                "steps": n,
+                "step_ns": round(total_ns / n),
+                "flops": model / n if part.has_shapes else None,
+                "recomputed_frac": again / model if model else None,
+                "mfu_frac": model / whole if known and whole else None,
+                "hfu_frac": (model + again) / whole if known and whole else None,
+                "mfu_6nt_frac": six * n / whole if six and whole else None,
+                "tensor_frac": of_rank["tensor_ns"].sum() / kernel_ns
+                if kernel_ns and part.has_shapes
+                else None,
+                "covered_frac": part.covered_ns / part.kernel_ns if part.kernel_ns else None,
+            }
+        )
+    fracs = [name for name in rows[0] if name.endswith("_frac")]
+    types = {"rank": pl.Int32, "path": pl.String, "gpu": pl.String, "steps": pl.Int64}
+    types |= {"step_ns": pl.Int64, "flops": pl.Float64, **dict.fromkeys(fracs, pl.Float64)}
+    return pl.DataFrame(rows, schema=types)
+
+
+def _gpus(parts: Sequence[Part]) -> int:
+    """Return the GPUs of the job: one per rank of the world, else those in the files."""
+    recorded = sum(part.devices for part in parts)
+    return max(recorded, *(part.world_size or 1 for part in parts))
+
+
+EFFICIENCY = Analyzer("efficiency", Options, needs, measure, combine)

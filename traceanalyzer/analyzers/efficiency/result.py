@@ -1,0 +1,298 @@
+"""Result of the efficiency analysis: data, verdict, notes, tables and charts."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import polars as pl
+
+from traceanalyzer.analyzers.common.display import (
+    bars,
+    headings,
+    known_columns,
+    rank_column,
+    sentences,
+    table_of_known,
+)
+from traceanalyzer.analyzers.common.step_patterns import INFERRED_STEPS
+from traceanalyzer.analyzers.efficiency.formulas import MATRIX
+from traceanalyzer.drawings import Chart
+from traceanalyzer.result import Result, Table, View
+from traceanalyzer.units import format_frac, format_ns
+
+_OPERATORS = headings(
+    "operator, shape, precision: type, calls, device_ns: device, achieved_tflops: speed, "
+    "achieved_gbps: bandwidth, roof_frac: of roof, bound, lost_ns: lost, why"
+)
+_KINDS = headings(
+    "kind, precision: type, calls, device_ns: device, kernel_frac: of kernels, "
+    "achieved_tflops: speed, achieved_gbps: bandwidth, roof_frac: of roof, lost_ns: lost"
+)
+_RANKS = headings(
+    "gpu: GPU, steps, step_ns: step, mfu_frac: MFU, hfu_frac: HFU, mfu_6nt_frac: MFU (6NT), "
+    "tensor_frac: tensor cores, covered_frac: covered"
+)
+_STEPS = headings(
+    "step, step_ns: time, mfu_frac: MFU, hfu_frac: HFU, kernel_ns: kernels, "
+    "tensor_ns: tensor cores, covered_ns: covered"
+)
+_FINDINGS = headings(
+    "finding, calls, device_ns: device, kernel_frac: of kernels, lost_ns: lost, advice: what to try"
+)
+_HIDE_FIRST = ("achieved_gbps", "calls", "achieved_tflops", "bound", "why")
+
+#: Below this covered share of the kernel time, FLOPs and MFU are incomplete.
+_MOST = 0.9
+#: Rows above their roof by more than this are worth a note.
+_ABOVE = 1.05
+_NAMED = 3
+#: Kinds with a smaller share of the kernel time are not named in the verdict.
+_LEAST_FRAC = 0.01
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Efficiency(Result):
+    """FLOP/s, memory bandwidth and MFU against the peaks of the GPU.
+
+    Attributes:
+        precision: the peak that MFU and HFU are relative to.
+        kernel_ns: time of all compute kernels, summed over the ranks.
+        covered_ns: that of operators with a formula and recorded shapes.
+        has_shapes: whether input shapes were recorded.
+        inferred: whether steps were detected from repeated kernels.
+        marked: whether steps are known; otherwise each rank has one row for the whole recording.
+        peaks: one row per GPU and precision: ``gpu``, ``precision``, ``peak_tflops``,
+            ``peak_gbps``, ``units``, ``origin`` (``table``, ``given``, ``table and given``; empty:
+            unknown GPU).
+        operators: one row per operator, work and GPU: ``operator``, ``kind``, ``shape``,
+            ``precision``, ``flops`` and ``bytes`` of one call, ``is_exact`` (False: lower bounds),
+            ``gpu``, ``calls``, ``recomputed_calls``, ``kernels``, ``device_ns``,
+            ``peak_tflops``, ``peak_gbps``, ``achieved_tflops``, ``achieved_gbps``, ``roof_ns``
+            (least time of all calls), ``roof_frac`` (roof_ns / device_ns), ``bound`` (``compute``,
+            ``memory``, ``launch``), ``lost_ns`` (device_ns - roof_ns), ``why``. Most lost time
+            first.
+        kinds: the same by kind and precision: ``calls``, ``device_ns``, ``kernel_frac`` (share of
+            kernel_ns), ``achieved_tflops``, ``achieved_gbps``, ``roof_frac``, ``lost_ns``.
+        findings: reasons for lost time, an operator under one: ``finding`` (``FP32 without TF32``,
+            ``unaligned``, ``small``, ``launch``, ``memory``), ``calls``, ``device_ns``,
+            ``kernel_frac``, ``lost_ns``, ``advice``; most lost time first.
+        uncovered: compute kernels without a formula by the innermost operator around their launch:
+            ``operator`` (null: launched before the recording, or outside of operators),
+            ``kernels``, ``device_ns``; longest first.
+        steps: one row per step and rank: ``rank``, ``path``, ``step``, ``step_ns``, ``kernel_ns``,
+            ``covered_ns``, ``tensor_ns`` (products on tensor cores), ``model_flops``,
+            ``recomputed_flops``, ``mfu_frac``, ``hfu_frac``.
+        ranks: one row per rank: ``rank``, ``path``, ``gpu``, ``steps``, ``step_ns`` (mean),
+            ``flops`` (model FLOPs per step), ``recomputed_frac``, ``mfu_frac``, ``hfu_frac``,
+            ``mfu_6nt_frac`` (from --params and --tokens), ``tensor_frac``, ``covered_frac``.
+    """
+
+    precision: str
+    kernel_ns: int
+    covered_ns: int
+    has_shapes: bool
+    inferred: bool
+    marked: bool
+    peaks: pl.DataFrame
+    operators: pl.DataFrame
+    kinds: pl.DataFrame
+    findings: pl.DataFrame
+    uncovered: pl.DataFrame
+    steps: pl.DataFrame
+    ranks: pl.DataFrame
+
+    @property
+    def mfu_frac(self) -> float | None:
+        """MFU of all ranks, weighted by their time; None if unknown."""
+        return self._weighted("mfu_frac")
+
+    @property
+    def hfu_frac(self) -> float | None:
+        """HFU of all ranks: MFU with recomputed FLOPs."""
+        return self._weighted("hfu_frac")
+
+    @property
+    def mfu_6nt_frac(self) -> float | None:
+        """MFU of all ranks from 6 x parameters x tokens."""
+        return self._weighted("mfu_6nt_frac")
+
+    @property
+    def covered_frac(self) -> float | None:
+        """Share of the kernel time of operators with a formula."""
+        return self.covered_ns / self.kernel_ns if self.kernel_ns else None
+
+    @property
+    def lost_ns(self) -> int | None:
+        """Device time above the roof, of all operators with a formula; None without peaks."""
+        known = self.operators["lost_ns"].drop_nulls()
+        return int(known.sum()) if len(known) else None
+
+    def _weighted(self, column: str) -> float | None:
+        rows = self.ranks.drop_nulls(column).select(column, "step_ns", "steps").iter_rows()
+        times = [(value, mean_ns * steps) for value, mean_ns, steps in rows]
+        whole = sum(time for _, time in times)
+        return sum(value * time for value, time in times) / whole if whole else None
+
+    def view(self) -> View:
+        """Build the view: operators, kinds, ranks, steps, peaks; bars of lost time."""
+        return View(
+            title="How close to the peak of the GPU?",
+            verdict=_verdict(self),
+            notes=tuple(_notes(self)),
+            tables=_tables(self),
+            scalars=self.numbers(
+                "precision", "mfu_frac", "hfu_frac", "mfu_6nt_frac", "kernel_ns", "covered_ns",
+                "covered_frac", "lost_ns", "has_shapes", "inferred", "marked",
+            ),
+            charts=partial(_charts, self),
+        )  # fmt: skip
+
+
+# --- verdict and notes ---------------------------------------------------------------------
+
+
+def _verdict(result: Efficiency) -> str:
+    return sentences(_utilisation(result), _of_products(result), _lost(result), _covered(result))
+
+
+def _utilisation(result: Efficiency) -> str:
+    """Return MFU and HFU with the peak they are relative to."""
+    mfu, six = result.mfu_frac, result.mfu_6nt_frac
+    if mfu is None and six is None:
+        return ""
+    parts = []
+    if mfu is not None:
+        hfu = result.hfu_frac
+        again = f" (HFU {format_frac(hfu)}, with recomputation)" if hfu and hfu > mfu else ""
+        parts.append(f"MFU is {format_frac(mfu)}{again}")
+    if six is not None:
+        parts.append(f"MFU from 6 x parameters x tokens is {format_frac(six)}")
+    return f"{', '.join(parts)} of the dense {result.precision} peak{_of_peak(result)}."
+
+
+def _of_peak(result: Efficiency) -> str:
+    rows = result.peaks.filter(pl.col("precision") == result.precision)
+    if rows.height != 1:
+        return ""
+    row = rows.row(0, named=True)
+    gpu = f", {row['gpu']}" if row["gpu"] else ""
+    return f" ({row['peak_tflops']:g} TFLOP/s{gpu})"
+
+
+def _of_products(result: Efficiency) -> str:
+    """Return how fast matrix products, convolutions and attention run."""
+    rows = result.kinds.filter(pl.col("kind").is_in(MATRIX), pl.col("kernel_frac") > _LEAST_FRAC)
+    texts = []
+    for row in rows.head(_NAMED).iter_rows(named=True):
+        share = row["roof_frac"]
+        roof = f", {format_frac(share)} of the roof" if share is not None else ""
+        texts.append(
+            f"{row['kind']} in {row['precision']} {row['achieved_tflops']:.4g} TFLOP/s"
+            f" in {format_ns(row['device_ns'])}{roof}"
+        )
+    return f"Speed: {'; '.join(texts)}." if texts else ""
+
+
+def _lost(result: Efficiency) -> str:
+    """Return the operator with most time above its roof."""
+    if not result.lost_ns:
+        return ""
+    row = result.operators.row(0, named=True)
+    why = f" ({row['why']})" if row["why"] else ""
+    return (
+        f"Most time above the roof: {row['operator']} {row['shape']} {row['precision']}, "
+        f"{format_ns(row['lost_ns'])} of {format_ns(row['device_ns'])}{why}."
+    )
+
+
+def _covered(result: Efficiency) -> str:
+    if not result.has_shapes:
+        return "No input shapes were recorded: FLOPs of operators are unknown."
+    share = format_frac(result.covered_frac)
+    return f"Operators with a formula cover {share} of the compute kernel time."
+
+
+def _notes(result: Efficiency) -> Iterator[str]:
+    """Describe unknown peaks, what was not counted, and lower bounds."""
+    if not result.marked:
+        yield "No steps are marked: MFU is of the time from the first to the last kernel."
+    elif result.inferred:
+        yield INFERRED_STEPS
+    for gpu in result.peaks.filter(pl.col("precision").is_null())["gpu"]:
+        name = f"{gpu}: its" if gpu else "The GPU is not recorded: its"
+        yield (
+            f"{name} peak is unknown, so there is no MFU; give --peak {result.precision}=TFLOPS "
+            "(dense) and --bandwidth GBPS."
+        )
+    if max(result.mfu_frac or 0, result.mfu_6nt_frac or 0) > 1:
+        yield (
+            "MFU above 100 % is not possible: check the peak and its precision, and --params, "
+            "--tokens (of one step on all GPUs) and --gpus."
+        )
+    covered = result.covered_frac
+    if result.has_shapes and covered is not None and covered < _MOST:
+        yield (
+            f"FLOPs and MFU do not include the other {format_frac(1 - covered)} of kernel time: "
+            f"{'; '.join(_longest_uncovered(result))}."
+        )
+    if not result.operators["is_exact"].all():
+        yield (
+            "Attention of packed sequences, reductions and generated kernels have lower bounds of "
+            "FLOPs and bytes: lengths and repeated reads are not recorded."
+        )
+    above = result.operators.filter(pl.col("roof_frac") > _ABOVE)
+    if above.height:
+        yield (
+            f"{above.height} rows are faster than their roof: their inputs were in the cache, or "
+            "several inputs are one tensor."
+        )
+    yield (
+        "The roof is the larger of FLOPs / peak and bytes / bandwidth, with dense peaks. MFU "
+        "counts matrix products, convolutions and attention once; HFU also counts recomputation."
+    )
+
+
+def _longest_uncovered(result: Efficiency) -> Iterator[str]:
+    """Describe the operators with most kernel time without a formula."""
+    for operator, _, device_ns in result.uncovered.head(_NAMED).iter_rows():
+        where = operator or "launched before the recording, by CUDA graphs or outside of operators"
+        yield f"{format_ns(device_ns)} {where}"
+
+
+# --- tables and charts ---------------------------------------------------------------------
+
+
+def _tables(result: Efficiency) -> tuple[Table, ...]:
+    tables = []
+    if result.operators.height:
+        columns = known_columns(result.operators, _OPERATORS)
+        tables.append(
+            Table("operators", "Operators by lost time" if result.lost_ns is not None
+                  else "Operators", result.operators, columns, hide_first=_HIDE_FIRST)
+        )  # fmt: skip
+        if result.findings.height:
+            tables.append(Table("findings", "Findings", result.findings, _FINDINGS))
+        tables.append(table_of_known("kinds", "Kinds of operators", result.kinds, _KINDS))
+    ranks = {**rank_column(result.ranks), **_RANKS}
+    tables.append(table_of_known("ranks", "Ranks", result.ranks, ranks))
+    steps = {**rank_column(result.ranks), **_STEPS}
+    tables.append(table_of_known("steps", "Steps", result.steps, steps, detail=True))
+    if result.has_shapes and result.uncovered.height:
+        columns = headings("operator, kernels, device_ns: device")
+        missing = {"operator": "(launch not recorded, or outside of operators)"}
+        tables.append(
+            Table("uncovered", "Kernels without a formula", result.uncovered, columns, detail=True,
+                  missing=missing)
+        )  # fmt: skip
+    peaks = headings("gpu: GPU, precision: type, peak_tflops: peak, peak_gbps: bandwidth, origin")
+    tables.append(table_of_known("peaks", "Dense peaks", result.peaks, peaks, detail=True))
+    return tuple(tables)
+
+
+def _charts(result: Efficiency) -> tuple[Chart, ...]:
+    """Build bars of the operators with most time above the roof, or most device time."""
+    length = "device_ns" if result.lost_ns is None else "lost_ns"
+    label = pl.format("{} {} {}", "operator", "shape", "precision")
+    rows = result.operators.with_columns(label=label)
+    title = "Operators by device time" if result.lost_ns is None else "Time above the roof"
+    return (bars("lost", title, rows, length=length, label="label", x_label="time", color="kind"),)

@@ -1,0 +1,258 @@
+"""The records of each rank, and their combination over all ranks."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+
+import polars as pl
+
+from traceanalyzer.analyzers.base import Analyzer, Needs
+from traceanalyzer.analyzers.common import libraries
+from traceanalyzer.analyzers.common.names import mapped
+from traceanalyzer.analyzers.hang import matching, point_to_point, waiting
+from traceanalyzer.analyzers.hang.groups import Groups
+from traceanalyzer.analyzers.hang.options import Options
+from traceanalyzer.analyzers.hang.result import Hang
+from traceanalyzer.errors import MissingData
+from traceanalyzer.trace import Trace, is_truncated
+from traceanalyzer.vocabulary import FLIGHT_RECORDER, PY_SPY_DUMP, dtype_bytes
+
+_RECORD = (
+    "set TORCH_NCCL_TRACE_BUFFER_SIZE=2000 (newer name: TORCH_FR_BUFFER_SIZE) and "
+    "TORCH_NCCL_DUMP_ON_TIMEOUT=1, and pass the files it writes"
+)
+#: Frames of a stack that are shown.
+_DEEPEST = 30
+
+
+def needs(_options: Options) -> Needs:
+    """Sampled stacks; dumps are always read wholly."""
+    return Needs(frozenset({"sample"}), samples=True)
+
+
+@dataclass(frozen=True)
+class Part:
+    """The dumps in one trace.
+
+    Attributes:
+        dumps: path, rank, backend, entries, has_frames, overwritten (whether the oldest records are
+            lost), truncated (the newest are lost), last_ns (the last time in it).
+        records: columns of ``collective_records`` with a state (never null), and path, backend,
+            order (place among the calls of the rank), ended (it is unknown how), timed_out, bytes,
+            place (line of own code), frames (the stack as text); in the order of the calls.
+        groups: path, rank, group, description, ranks.
+        threads: path, rank, tid, thread, state, place, frames: stacks of py-spy.
+    """
+
+    dumps: pl.DataFrame
+    records: pl.DataFrame
+    groups: pl.DataFrame
+    threads: pl.DataFrame
+
+
+def measure(trace: Trace, _options: Options) -> Part:
+    """Return the records of a dump, or the stacks of ``py-spy dump``.
+
+    Raises:
+        MissingData: the file is neither, or its rank is unknown.
+    """
+    meta = trace.meta
+    is_dump = any(source.format == FLIGHT_RECORDER for source in trace.sources)
+    threads = _threads(trace)
+    if not is_dump and threads.is_empty():
+        raise MissingData(f"{meta.path}: no Flight Recorder entries; {_RECORD}")
+    if is_dump and any(s.rank is None for s in trace.sources if s.format == FLIGHT_RECORDER):
+        raise MissingData(
+            f"{meta.path}: unknown rank; the name of a dump ends with its rank (NAME_rank_3), or "
+            "use --assume-rank N"
+        )
+    paths = pl.DataFrame(
+        [(s.path, s.rank, s.backend) for s in trace.sources if s.format == FLIGHT_RECORDER],
+        schema={"path": pl.String, "rank": pl.Int32, "backend": pl.String},
+        orient="row",
+    )
+    records = _records(trace, paths)
+    of_dump = records.group_by("rank").agg(
+        entries=pl.len().cast(pl.Int64),
+        has_frames=pl.col("place").is_not_null().any(),
+        overwritten=(pl.col("record").min() > 0).fill_null(value=False),
+        last_ns=pl.max_horizontal(
+            pl.col(name).max() for name in ("created_ns", "started_ns", "completed_ns")
+        ),
+    )
+    dumps = paths.join(of_dump, on="rank", how="left").with_columns(
+        pl.col("entries").fill_null(0),
+        pl.lit(is_truncated(trace)).alias("truncated"),
+        pl.col("has_frames", "overwritten").fill_null(value=False),
+    )
+    groups = trace.process_groups.select(
+        "rank", *(pl.col(name).cast(pl.String) for name in ("group", "description", "ranks"))
+    ).join(paths.select("rank", "path"), on="rank")
+    return Part(dumps, records, groups, threads)
+
+
+def _records(trace: Trace, paths: pl.DataFrame) -> pl.DataFrame:
+    """Return the records with a normalized state; see :class:`Part`."""
+    rows = trace.collective_records.join(paths, on="rank", how="left", maintain_order="left")
+    texts = ("group", "op", "dtype", "sizes_in", "sizes_out")
+    rows = rows.with_columns(pl.col(name).cast(pl.String) for name in texts)
+    places = _places(trace.stacks, rows["stack"])
+    rows = rows.join(places, on="stack", how="left", maintain_order="left").with_columns(
+        order=pl.int_range(pl.len(), dtype=pl.Int64).over("rank")
+    )
+    elements = pl.max_horizontal("elements_in", "elements_out")
+    size = mapped(rows["dtype"], dtype_bytes, pl.Int64)
+    return rows.with_columns(bytes=elements * size, **_states(rows.schema["state"])).with_columns(
+        _coalesced()
+    )
+
+
+def _states(dtype: pl.DataType) -> dict[str, pl.Expr]:
+    """Return state (of this type), ended and timed_out of records.
+
+    NCCL: a record that is retired and not completed has timed out. gloo has no states: a retired
+    operation has ended, with or without success.
+    """
+    state, retired = pl.col("state"), pl.col("retired").fill_null(value=False)
+    is_beyond = (state != "scheduled") | pl.col("started_ns").is_not_null()
+    tracked = (
+        (pl.col("backend") != "gloo").fill_null(value=True)
+        | is_beyond.fill_null(value=False).any().over("rank")
+    )  # fmt: skip
+    completed = (state == "completed").fill_null(value=False) | pl.col("completed_ns").is_not_null()
+    unknown = state.is_null() & retired & pl.col("started_ns").is_null()
+    started = (state == "started").fill_null(value=False) | pl.col("started_ns").is_not_null()
+    done = completed | (retired & ~tracked) | unknown
+    name = (
+        pl.when(done)
+        .then(pl.lit("completed"))
+        .when(started)
+        .then(pl.lit("started"))
+        .otherwise(pl.lit("scheduled"))
+    )
+    return {
+        "state": name.cast(dtype),
+        "ended": retired & ~tracked & ~completed,
+        "timed_out": retired & tracked & ~done,
+    }
+
+
+def _coalesced() -> Iterator[pl.Expr]:
+    """Give the operations of a coalesced group its state; theirs is not updated."""
+    key = ["rank", "group", "seq", "p2p_seq"]
+    whole = pl.col("op") == "coalesced"
+    done = pl.col("state") == "completed"
+    for name in ("state", "timed_out"):
+        of_group = pl.when(whole).then(name).fill_null(strategy="backward").over(key)
+        yield pl.when(done).then(name).otherwise(pl.coalesce(of_group, name)).alias(name)
+
+
+def _places(stacks: pl.DataFrame, leaves: pl.Series) -> pl.DataFrame:
+    """Return stack, place (the innermost line of own code) and frames (text) of these stacks."""
+    parent = stacks["parent"].to_list()
+    columns = (stacks[name].cast(pl.String).to_list() for name in ("name", "file"))
+    frames = list(zip(*columns, stacks["line"].to_list(), strict=True))
+    rows = []
+    for leaf in leaves.drop_nulls().unique().sort().to_list():
+        path, node = [], leaf
+        while node is not None:
+            path.append(frames[node])
+            node = parent[node]
+        line = next((frame for frame in path if libraries.is_own_code(frame[0], frame[1])), path[0])
+        text = "\n".join(_frame_text(*frame) for frame in path[:_DEEPEST])
+        rows.append((leaf, _frame_text(*line), text))
+    types = {"stack": pl.UInt32, "place": pl.String, "frames": pl.String}
+    return pl.DataFrame(rows, schema=types, orient="row")
+
+
+def _frame_text(name: str | None, file: str | None, line: int | None) -> str:
+    short = PurePath(file).name if file else "?"
+    return f"{name} ({short}:{line})" if line else f"{name} ({short})"
+
+
+def _threads(trace: Trace) -> pl.DataFrame:
+    """Return the stacks of ``py-spy dump``: path, rank, tid, thread, state, place, frames."""
+    types = {
+        "path": pl.String, "rank": pl.Int32, "tid": pl.Int64, "thread": pl.String,
+        "state": pl.String, "place": pl.String, "frames": pl.String,
+    }  # fmt: skip
+    if all(source.format != PY_SPY_DUMP for source in trace.sources):
+        return pl.DataFrame(schema=types)
+    samples = trace.events.filter(pl.col("kind") == "sample")
+    names = trace.lanes.select("pid", "tid", thread="label").unique(["pid", "tid"])
+    rows = samples.join(names, on=["pid", "tid"], how="left", nulls_equal=True)
+    rows = rows.join(_places(trace.stacks, samples["stack"]), on="stack", how="left")
+    return rows.select(
+        pl.lit(trace.meta.path).alias("path"),
+        "rank",
+        "tid",
+        "thread",
+        pl.col("category").cast(pl.String).alias("state"),
+        "place",
+        "frames",
+    )
+
+
+def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()) -> Hang:
+    """Align the records of all ranks and find what they wait for.
+
+    Raises:
+        MissingData: there is no dump, only stacks of py-spy.
+    """
+    dumps = pl.concat([part.dumps for part in parts])
+    if dumps.is_empty():
+        raise MissingData(f"no Flight Recorder dump, only stacks of py-spy; {_RECORD}")
+    chosen, others = _one_per_rank(dumps)
+    paths = chosen.select("path", "rank")
+    records, groups = (
+        pl.concat([getattr(part, name) for part in parts])
+        .join(paths, on=["path", "rank"], how="semi", maintain_order="left")
+        for name in ("records", "groups")
+    )  # fmt: skip
+    threads = _with_rank(pl.concat([part.threads for part in parts]), records)
+    known = Groups.of(groups, chosen)
+    records = known.with_group(records.rename({"group": "name"}))
+    matched = matching.match(records, known.members, chosen)
+    transfers = point_to_point.match(records, known.members, chosen)
+    found = waiting.find(matched, transfers, known, chosen)
+    return Hang(
+        dumps=chosen.sort("rank"),
+        repeated=others,
+        groups=known,
+        records=records,
+        matched=matched,
+        stuck=found,
+        threads=threads.sort("rank", "tid", nulls_last=True),
+    )
+
+
+def _one_per_rank(dumps: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Return one dump per rank, and the others: that with stacks, then the newest, counts."""
+    best = dumps.sort(
+        "rank", "has_frames", "last_ns", "entries", "path",
+        descending=[False, True, True, True, False], nulls_last=True,
+    )  # fmt: skip
+    first = best.unique("rank", keep="first", maintain_order=True)
+    return first, best.join(first, on="path", how="anti").select("path", "rank")
+
+
+def _with_rank(threads: pl.DataFrame, records: pl.DataFrame) -> pl.DataFrame:
+    """Find the rank of stacks without one by the thread that called the collectives."""
+    callers = records.select(tid="thread", of_thread="rank").drop_nulls().unique("tid", keep="none")
+    calls = records.select(tid="thread", of_thread="rank").drop_nulls().unique()
+    callers = calls.filter(pl.col("tid").is_unique())
+    joined = threads.join(callers, on="tid", how="left", maintain_order="left")
+    of_file = pl.col("of_thread").drop_nulls().first().over("path")
+    return joined.with_columns(rank=pl.coalesce("rank", of_file)).drop("of_thread")
+
+
+HANG = Analyzer(
+    "hang",
+    Options,
+    needs,
+    measure,
+    combine,
+    split_ranks=False,
+    every_file=True,
+    whole_file=True,
+)

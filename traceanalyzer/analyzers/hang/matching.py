@@ -1,0 +1,166 @@
+"""The same collective on all ranks: aligned by group and sequence number, and compared."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from traceanalyzer.analyzers.common.names import mapped
+from traceanalyzer.vocabulary import collective_of_word
+
+#: Verdict on one collective, the worst first.
+VERDICT = pl.Enum(
+    (
+        "type mismatch",
+        "size mismatch",
+        "dtype mismatch",
+        "missing rank",
+        "no dump",
+        "incomplete",
+        "completed",
+    )
+)
+MISMATCHES = ("type mismatch", "size mismatch", "dtype mismatch")
+
+#: Keys of one collective: the group, its sequence number, and the part of a coalesced one.
+KEY = ["group", "seq", "part"]
+
+#: By collective: the column whose elements must be equal on all ranks.
+_EQUAL_IN = ("all_reduce", "broadcast", "reduce", "reduce_scatter")
+_EQUAL_OUT = ("all_gather",)
+
+
+@dataclass(frozen=True)
+class Matched:
+    """Collectives of all ranks.
+
+    Attributes:
+        calls: one row per rank and collective: group, seq, part, kind (normalized name),
+            elements (that must be equal on all ranks, or null), and the columns of the records.
+        instances: one row per collective: group, seq, part, op, bytes, dtype, n_entered,
+            n_completed, n_started, n_missing (ranks with a dump that did not enter), n_no_dump,
+            n_ended (calls without a result that is known), verdict, first_ns, last_ns, median_ns
+            (times of the calls), last_rank.
+        spans: first and last sequence number of each rank in each group: rank, group, first_seq,
+            last_seq, overwritten (whether the rank's oldest records are lost).
+    """
+
+    calls: pl.DataFrame
+    instances: pl.DataFrame
+    spans: pl.DataFrame
+
+
+def match(records: pl.DataFrame, members: pl.DataFrame, dumps: pl.DataFrame) -> Matched:
+    """Align the collectives of all ranks and compare them.
+
+    Args:
+        records: records of all ranks, in their order.
+        members: group, rank: the ranks of each group.
+        dumps: rank, overwritten: the ranks with a dump.
+    """
+    calls = _calls(records)
+    spans = (
+        calls.group_by("rank", "group")
+        .agg(first_seq=pl.col("seq").min(), last_seq=pl.col("seq").max())
+        .join(dumps.select("rank", "overwritten"), on="rank")
+    )
+    calls = _without_cut_parts(calls, spans)
+    instances = _instances(calls)
+    counted = _with_absent(instances, members, dumps, spans)
+    return Matched(calls, counted.with_columns(verdict=_verdict()).sort(KEY), spans)
+
+
+def _calls(records: pl.DataFrame) -> pl.DataFrame:
+    chosen = records.filter(~pl.col("is_p2p"), pl.col("seq").is_not_null())
+    kinds = mapped(chosen["op"].cast(pl.String), lambda op: collective_of_word(op) or op)
+    kind = pl.col("kind")
+    return chosen.with_columns(kind=kinds).with_columns(
+        part=pl.int_range(pl.len(), dtype=pl.UInt32).over("rank", "group", "seq"),
+        elements=pl.when(kind.is_in(_EQUAL_IN))
+        .then("elements_in")
+        .when(kind.is_in(_EQUAL_OUT))
+        .then("elements_out"),
+    )
+
+
+def _without_cut_parts(calls: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
+    """Remove a rank's first coalesced collective if the oldest of its parts may be overwritten."""
+    several = calls.filter(pl.col("part") > 0).select("group", "seq").unique()
+    cut = spans.filter("overwritten").select("rank", "group", seq="first_seq")
+    cut = cut.join(several, on=["group", "seq"], how="semi")
+    return calls.join(cut, on=["rank", "group", "seq"], how="anti", maintain_order="left")
+
+
+def _instances(calls: pl.DataFrame) -> pl.DataFrame:
+    done = pl.col("state") == "completed"
+    created = pl.col("created_ns")
+    return calls.group_by(KEY).agg(
+        op=pl.col("op").mode().sort().first(),
+        bytes=pl.col("bytes").max(),
+        dtype=pl.col("dtype").drop_nulls().mode().sort().first(),
+        n_entered=pl.len().cast(pl.Int64),
+        n_completed=done.sum().cast(pl.Int64),
+        n_started=(pl.col("state") == "started").sum().cast(pl.Int64),
+        n_ended=pl.col("ended").sum().cast(pl.Int64),
+        kinds=pl.col("kind").n_unique(),
+        sizes=pl.col("elements").drop_nulls().n_unique(),
+        dtypes=pl.col("dtype").drop_nulls().n_unique(),
+        first_ns=created.min(),
+        last_ns=created.max(),
+        median_ns=created.median().cast(pl.Int64),
+        last_rank=pl.col("rank").sort_by(created, nulls_last=False).last(),
+    )
+
+
+def _with_absent(
+    instances: pl.DataFrame, members: pl.DataFrame, dumps: pl.DataFrame, spans: pl.DataFrame
+) -> pl.DataFrame:
+    """Add the numbers of ranks that did not enter, and of those without a dump.
+
+    A rank whose oldest records are overwritten may have entered the collectives before its first.
+    """
+    of_group = members.join(dumps.select("rank", "overwritten"), on="rank", how="left")
+    of_group = of_group.join(spans.drop("overwritten"), on=["rank", "group"], how="left")
+    absent = pl.col("overwritten").is_null()
+    # without any record in the group, it is not known whether there were some
+    unknown = ~absent & pl.col("overwritten") & pl.col("first_seq").is_null()
+    sizes = of_group.group_by("group").agg(
+        n_ranks=pl.len().cast(pl.Int64),
+        n_no_dump=absent.sum().cast(pl.Int64),
+        n_unknown=unknown.sum().cast(pl.Int64),
+        firsts=pl.col("first_seq").filter("overwritten").sort(),
+    )
+    counted = instances.join(sizes, on="group", how="left").sort(KEY)
+    lost = np.zeros(counted.height, np.int64)
+    start = 0
+    for rows in counted.partition_by("group", maintain_order=True):
+        firsts = rows["firsts"][0]
+        if firsts is not None and len(firsts):
+            later = np.searchsorted(firsts.to_numpy(), rows["seq"].to_numpy(), side="right")
+            lost[start : start + rows.height] = len(firsts) - later
+        start += rows.height
+    known = pl.col("n_ranks") - pl.col("n_no_dump") - pl.col("n_unknown") - pl.Series(lost)
+    missing = (known - pl.col("n_entered")).clip(lower_bound=0)
+    return counted.with_columns(n_missing=missing).drop("firsts", "n_unknown")
+
+
+def _verdict() -> pl.Expr:
+    done = pl.col("n_completed") == pl.col("n_entered")
+    # without states, the end of an operation does not tell whether it succeeded
+    in_doubt = ~done | (pl.col("n_ended") > 0)
+    return (
+        pl.when(pl.col("kinds") > 1)
+        .then(pl.lit("type mismatch"))
+        .when(pl.col("sizes") > 1)
+        .then(pl.lit("size mismatch"))
+        .when(pl.col("dtypes") > 1)
+        .then(pl.lit("dtype mismatch"))
+        .when((pl.col("n_missing") > 0) & in_doubt)
+        .then(pl.lit("missing rank"))
+        .when((pl.col("n_no_dump") > 0) & ~done)
+        .then(pl.lit("no dump"))
+        .when(~done)
+        .then(pl.lit("incomplete"))
+        .otherwise(pl.lit("completed"))
+        .cast(VERDICT)
+    )

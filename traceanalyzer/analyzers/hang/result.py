@@ -1,0 +1,519 @@
+"""Result of the hang analysis: data, verdict, notes, tables and charts."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Self
+
+import polars as pl
+
+from traceanalyzer.analyzers.common.display import headings, sentences, table_of_known
+from traceanalyzer.analyzers.common.ranks import ranges
+from traceanalyzer.analyzers.hang import texts
+from traceanalyzer.analyzers.hang.groups import Groups
+from traceanalyzer.analyzers.hang.matching import Matched
+from traceanalyzer.analyzers.hang.waiting import Found, Stuck
+from traceanalyzer.drawings import Chart
+from traceanalyzer.errors import OptionError
+from traceanalyzer.result import Result, Table, View
+from traceanalyzer.units import NS_PER_MS, format_count, format_ns
+
+#: A rank this much later than the median is reported in a run without a hang.
+LATE_NS = 100 * NS_PER_MS
+#: Ranks, collectives and groups of the drawing.
+_LANES, _BEFORE, _AFTER, _PANELS = 32, 24, 4, 4
+#: Causes in the verdict after the first.
+_MORE_CAUSES = 2
+
+_STATUS = pl.Enum(
+    (
+        "completed", "ended", "started", "scheduled", "different call", "never entered", "no dump",
+    )
+)  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Hang(Result):
+    """Why a distributed job hangs.
+
+    Attributes:
+        dumps: one row per rank with a dump: path, rank, backend, entries, has_frames, overwritten
+            (whether its oldest records are lost), truncated (its newest are), last_ns.
+        repeated: path, rank of dumps of ranks that have another one.
+        groups: the process groups.
+        records: the records of all ranks.
+        matched: the collectives, aligned by sequence number.
+        stuck: operations that do not complete or differ, and the causes.
+        threads: path, rank, tid, thread, state, place, frames: stacks of py-spy.
+        rank: the only rank in the tables of ranks and stacks, or None for all.
+    """
+
+    dumps: pl.DataFrame
+    repeated: pl.DataFrame
+    groups: Groups
+    records: pl.DataFrame
+    matched: Matched
+    stuck: Found
+    threads: pl.DataFrame
+    rank: int | None = None
+
+    def view(self) -> View:
+        """Return the verdict, the ranks, stuck operations, differences, chain and collectives."""
+        return View(
+            title="Why does the job hang?",
+            verdict=self._verdict(),
+            notes=self._notes(),
+            tables=self._tables(),
+            scalars={
+                "cause": self.cause,
+                "culprit_ranks": list(self.culprits),
+                "waiting_ranks": list(self.waiting),
+                "missing_dumps": list(self.missing_dumps),
+                "advice": texts.advice(self.stuck),
+            },
+            charts=self._charts,
+        )
+
+    def of_rank(self, rank: int | None) -> Self:
+        """Return the result with only this rank in the tables of ranks and stacks.
+
+        Raises:
+            OptionError: the rank is unknown.
+        """
+        known = sorted({*self.dumps["rank"].to_list(), *self.missing_dumps})
+        if rank is not None and rank not in known:
+            raise OptionError(f"no input is of rank {rank}; there are ranks {ranges(known)}")
+        return replace(self, rank=rank)
+
+    # --- the answer ----------------------------------------------------------------------------
+
+    @property
+    def cause(self) -> str:
+        """Return the first cause: of :class:`Stuck`, ``deadlock``, or ``none``."""
+        if self.stuck.is_deadlock:
+            return "deadlock"
+        return self.stuck.causes[0].cause if self.stuck.causes else "none"
+
+    @property
+    def culprits(self) -> tuple[int, ...]:
+        """Return the ranks at the end of all waiting: missing, differing, or in a deadlock."""
+        if self.stuck.is_deadlock:
+            return tuple(sorted(_in_cycle(self.stuck.cycle)))
+        if not self.stuck.causes:
+            return ()
+        first = self.stuck.causes[0]
+        if first.calls:
+            return first.differing
+        of_gpu = {"not started": first.scheduled, "partly completed": first.waiting}
+        return of_gpu.get(first.cause, first.free)
+
+    @property
+    def waiting(self) -> tuple[int, ...]:
+        """Return the ranks that wait in any operation."""
+        return tuple(sorted({rank for one in self.stuck.stuck for rank in one.waiting}))
+
+    @property
+    def missing_dumps(self) -> tuple[int, ...]:
+        """Return the ranks of known groups without a dump."""
+        return tuple(
+            self.groups.members.join(self.dumps, on="rank", how="anti")["rank"].unique().sort()
+        )
+
+    @cached_property
+    def last_of_rank(self) -> dict[int, dict[str, Any]]:
+        """Return the last completed record of each rank, and its first incomplete one.
+
+        Keys ``last_op``, ``last_seq``, ``last_place``, ``op``, ``seq``, ``place``, ``group``,
+        ``state``, ``waited_ns``; null where there is none.
+        """
+        rows = self._positions()
+        return {row["rank"]: row for row in rows.iter_rows(named=True)}
+
+    def _positions(self) -> pl.DataFrame:
+        done = pl.col("state") == "completed"
+        rows = self.records.filter(pl.col("op") != "coalesced")
+        names = ("op", "seq", "place", "group", "is_p2p")
+        last = (
+            rows.filter(done)
+            .group_by("rank")
+            .agg(pl.col(name).last().alias(f"last_{name}") for name in names)
+        )
+        now = (
+            self.records.filter(~done)
+            .group_by("rank")
+            .agg(
+                *(pl.col(name).first() for name in (*names, "created_ns", "timeout_ns", "state")),
+                is_exact=pl.col("timed_out").first(),
+            )
+        )
+        both = self.dumps.select("rank").join(last, on="rank", how="left")
+        return both.join(now, on="rank", how="left").sort("rank")
+
+    def _verdict(self) -> str:
+        found, label = self.stuck, self.groups.label
+        if not found.causes and not found.cycle:
+            return self._no_hang()
+        chosen = _distinct(found.causes)
+        ordered: list[str] = [
+            texts.cause_sentence(one, label, self._place, self._last)
+            for one in chosen[: _MORE_CAUSES + 1]
+        ]
+        if found.cycle:
+            deadlock = texts.deadlock_sentence(found.cycle, label, self._place)
+            ordered.insert(0 if found.is_deadlock else 1, deadlock)
+        main, *others = ordered
+        chain = texts.chain_sentence(found.chain, label)
+        also = [f"Also: {text}" for text in others]
+        more = len(chosen) - _MORE_CAUSES - 1
+        rest = f"{more:,} more in the table of operations." if more > 0 else ""
+        return sentences(main, chain, *also, rest, f"Try: {texts.advice(found)}.")
+
+    def _no_hang(self) -> str:
+        instances, dumps = self.matched.instances, self.dumps
+        everyone = texts.rank_list(dumps["rank"].to_list())
+        if instances.is_empty():
+            return f"No hang in these dumps: no collective is recorded on {everyone}."
+        count = format_count(instances.height, "collective")
+        groups = format_count(instances["group"].n_unique(), "group")
+        where = " in these dumps" if self.missing_dumps or dumps["truncated"].any() else ""
+        text = f"No hang{where}: all {count} of {groups} completed on {everyone}."
+        if self.missing_dumps:
+            text += f" No dump of {texts.rank_list(self.missing_dumps)}."
+        return sentences(text, self._late())
+
+    def _late(self) -> str:
+        """Describe the collective that one rank reached much later than the others."""
+        delay = pl.col("last_ns") - pl.col("median_ns")
+        late = self.matched.instances.filter(pl.col("n_entered") > 2).with_columns(delay=delay)
+        # creation of the first collectives includes the start of the processes
+        late = late.filter(pl.col("delay") >= LATE_NS, pl.col("seq") > pl.col("seq").min())
+        if late.is_empty():
+            return ""
+        row = late.sort("delay", descending=True).row(0, named=True)
+        label = self.groups.label(row["group"])
+        return (
+            f"Rank {row['last_rank']} arrived last at {row['op']} #{row['seq']} of group {label}, "
+            f"{format_ns(row['delay'])} after the median rank."
+        )
+
+    def _last(self, rank: int) -> str:
+        """Return clauses about the last operation of a rank and its current line."""
+        row = self.last_of_rank.get(rank)
+        clauses = ""
+        if row is not None and row["last_op"] is not None:
+            number = "" if row["last_is_p2p"] else f" #{row['last_seq']}"
+            at = f" at {row['last_place']}" if row["last_place"] else ""
+            clauses = f"; rank {rank} last completed {row['last_op']}{number}{at}"
+        elif row is not None:
+            clauses = f"; rank {rank} completed nothing in its dump"
+        now = self._now().get(rank)
+        return (
+            f"{clauses}{',' if clauses else f'; rank {rank} is'} now at {now}" if now else clauses
+        )
+
+    def _now(self) -> dict[int, str]:
+        """Return the line of own code of each rank's main thread, from py-spy."""
+        rows = self.threads.drop_nulls(["rank", "place"])
+        is_main = pl.col("thread") == "MainThread"
+        main = rows.sort(is_main.fill_null(value=False), descending=True, maintain_order=True)
+        return dict(main.unique("rank", keep="first").select("rank", "place").iter_rows())
+
+    def _place(self, one: Stuck, rank: int) -> str | None:
+        """Return the line that called an operation on a rank."""
+        same = (pl.col("rank") == rank) & (pl.col("group") == one.group)
+        if one.is_p2p:
+            same &= pl.col("order") == one.seq
+        else:
+            same &= (pl.col("seq") == one.seq) & ~pl.col("is_p2p")
+        places = self.records.filter(same)["place"].drop_nulls()
+        return places[0] if places.len() else None
+
+    # --- notes ---------------------------------------------------------------------------------
+
+    def _notes(self) -> tuple[str, ...]:
+        notes = []
+        if self.missing_dumps and self.stuck.stuck:
+            notes.append(f"No dump of {texts.rank_list(self.missing_dumps)}.")
+        if overwritten := self.dumps.filter("overwritten").height:
+            notes.append(
+                f"The ring buffers of {format_count(overwritten, 'rank')} have lost the oldest "
+                "records: collectives are compared from the first that each rank still has."
+            )
+        if (self.dumps["backend"] == "gloo").any():
+            notes.append(
+                "gloo records neither states nor sends and receives: an operation counts as ended "
+                "when it is no longer watched, after an error too."
+            )
+        if not self.dumps["has_frames"].all():
+            notes.append("Some dumps have no stacks (JSON never does): the pickles have them.")
+        if self.repeated.height:
+            count = format_count(self.repeated.height, "dump")
+            notes.append(f"{count} left out: the rank has one with stacks or a newer one.")
+        unknown = self.groups.table.filter(~pl.col("is_known")).join(
+            self.matched.instances, on="group", how="semi"
+        )
+        if unknown.height:
+            names = ", ".join(unknown["label"].head(5))
+            notes.append(f"Ranks not recorded, those with records are taken: {names}.")
+        if (self.threads["rank"].is_null()).any():
+            paths = self.threads.filter(pl.col("rank").is_null())["path"].unique().sort()
+            notes.append(f"Rank of the py-spy dump unknown: {', '.join(paths.head(5))}.")
+        if any(one.waited_ns and not one.is_exact for one in self.stuck.stuck):
+            notes.append(
+                "Waiting times without a timeout are at least the time from the call to the last "
+                "event of all dumps, and assume that the clocks of the hosts agree."
+            )
+        return tuple(notes)
+
+    # --- tables --------------------------------------------------------------------------------
+
+    def _tables(self) -> tuple[Table, ...]:
+        tables = [
+            table_of_known("ranks", "Ranks", self._ranks(), _RANKS, hide_first=_LESS),
+            table_of_known("operations", "Stuck operations", self._operations(), _OPERATIONS),
+        ]
+        if (differences := self._differences()).height:
+            tables.append(table_of_known("differences", "Different calls", differences, _CALLS))
+        collectives = self._collectives()
+        tables.append(
+            table_of_known("collectives", "All collectives", collectives, _COLLECTIVES, detail=True)
+        )
+        same = pl.lit(value=True) if self.rank is None else pl.col("rank") == self.rank
+        if (threads := self.threads.filter(same)).height:
+            tables.append(Table("threads", "Stacks of py-spy", threads, _THREADS, detail=True))
+        return tuple(tables)
+
+    def _ranks(self) -> pl.DataFrame:
+        """Return one row per rank, the culprits first."""
+        labels = self.groups.table.select("group", "label")
+        rows = self._positions().join(self.dumps.select("rank", "path", "entries"), on="rank")
+        no_dump = pl.DataFrame({"rank": self.missing_dumps}, schema={"rank": pl.Int32})
+        rows = pl.concat([rows, no_dump], how="diagonal").join(
+            labels, on="group", how="left", maintain_order="left"
+        )
+        number = pl.when(~pl.col("is_p2p")).then(pl.format("{} #{}", "op", "seq")).otherwise("op")
+        last = pl.when(~pl.col("last_is_p2p")).then(
+            pl.format("{} #{}", "last_op", "last_seq")
+        ).otherwise("last_op")  # fmt: skip
+        status = [self._status(rank) for rank in rows["rank"].to_list()]
+        now = self._now()
+        table = rows.with_columns(
+            last=last,
+            current=number,
+            status=pl.Series(status, dtype=pl.String),
+            now=pl.Series([now.get(rank) for rank in rows["rank"]], dtype=pl.String),
+            waited_ns=pl.when("is_exact").then("timeout_ns"),
+        )
+        if self.rank is not None:
+            table = table.filter(pl.col("rank") == self.rank)
+        first = pl.col("rank").is_in(self.culprits)
+        return table.select(
+            "rank", "status", "current", group="label", state=pl.col("state").cast(pl.String),
+            place="place", waited_ns="waited_ns", last="last", last_place="last_place", now="now",
+            entries="entries", path="path",
+        ).sort(first, "rank", descending=[True, False])  # fmt: skip
+
+    def _status(self, rank: int) -> str:
+        if rank in self.missing_dumps:
+            return "no dump"
+        if self.stuck.is_deadlock and rank in self.culprits:
+            return "deadlock"
+        for one in self.stuck.causes:
+            if rank in one.differing:
+                return "different call"
+            if rank in one.missing and rank in one.free:
+                return "never entered" if not one.is_p2p else "never called"
+        if rank in self.waiting:
+            return "waiting"
+        return "ended" if any(rank in s.ended for s in self.stuck.stuck) else "nothing pending"
+
+    def _operations(self) -> pl.DataFrame:
+        rows = [
+            (
+                self.cause if self.stuck.is_deadlock and one in self.stuck.cycle else one.cause,
+                one in self.stuck.causes or one in self.stuck.cycle,
+                one.op,
+                None if one.is_p2p else one.seq,
+                self.groups.label(one.group),
+                one.bytes,
+                one.dtype,
+                ranges(sorted(one.waiting)),
+                ranges(sorted(one.missing)),
+                ranges(sorted(one.no_dump)),
+                ranges(sorted((*one.completed, *one.ended))),
+                one.waited_ns if one.is_exact else None,
+                None if one.is_exact else one.waited_ns,
+            )
+            for one in self.stuck.stuck
+        ]
+        types = {
+            "cause": pl.String, "is_root": pl.Boolean, "op": pl.String, "seq": pl.Int64,
+            "group": pl.String, "size_bytes": pl.Int64, "dtype": pl.String, "waiting": pl.String,
+            "missing": pl.String, "no_dump": pl.String, "completed": pl.String,
+            "waited_ns": pl.Int64, "at_least_ns": pl.Int64,
+        }  # fmt: skip
+        frame = pl.DataFrame(rows, schema=types, orient="row")
+        empty = [pl.col(name).replace("", None) for name in (*_RANK_TEXTS, "completed")]
+        return frame.with_columns(empty).sort("is_root", descending=True, maintain_order=True)
+
+    def _differences(self) -> pl.DataFrame:
+        rows = [
+            (
+                one.op,
+                None if one.is_p2p else one.seq,
+                self.groups.label(one.group),
+                one.cause.removesuffix(" mismatch"),
+                value,
+                ranges(ranks),
+                bool(one.differing) and bool({*ranks} & {*one.differing}),
+                self._place(one, ranks[0]),
+            )
+            for one in self.stuck.stuck
+            for value, ranks in one.calls
+        ]
+        types = {
+            "op": pl.String, "seq": pl.Int64, "group": pl.String, "what": pl.String,
+            "value": pl.String, "ranks": pl.String, "is_minority": pl.Boolean, "place": pl.String,
+        }  # fmt: skip
+        return pl.DataFrame(rows, schema=types, orient="row")
+
+    def _collectives(self) -> pl.DataFrame:
+        labels = self.groups.table.select("group", "label")
+        rows = self.matched.instances.join(labels, on="group", maintain_order="left")
+        return rows.select(
+            "seq", "op", "dtype", "n_entered", "n_completed", "n_missing", "n_no_dump", "last_rank",
+            group="label", part="part", verdict=pl.col("verdict").cast(pl.String),
+            size_bytes="bytes", skew_ns=pl.col("last_ns") - pl.col("first_ns"),
+        ).sort("group", "seq", "part", descending=[False, True, False])  # fmt: skip
+
+    # --- drawing -------------------------------------------------------------------------------
+
+    def _charts(self) -> tuple[Chart, ...]:
+        """Draw the last collectives of the stuck groups: one lane per rank."""
+        frame = self._lanes()
+        if frame.is_empty():
+            return ()
+        drawn, everyone = frame["rank"].n_unique(), self.dumps.height + len(self.missing_dumps)
+        some = f" ({drawn} of {everyone:,} ranks)" if drawn < everyone else ""
+        return (
+            Chart(
+                "lanes",
+                f"Collectives by rank and sequence number{some}",
+                "span",
+                frame,
+                x="place",
+                x2="end",
+                y="lane",
+                x_label=frame["x_label"][0],
+                y_label="rank",
+                color="status",
+                emphasis="is_stuck",
+                emphasis_label="stuck",
+                panel="group",
+            ),
+        )
+
+    def _lanes(self) -> pl.DataFrame:
+        chosen = [
+            one for one in (*self.stuck.cycle, *self.stuck.chain, *_distinct(self.stuck.causes))
+            if not one.is_p2p and one.seq is not None
+        ]  # fmt: skip
+        places = {one.group: one for one in reversed(chosen)}
+        last = self.matched.instances.group_by("group").agg(pl.col("seq").max()).sort("group")
+        groups = [one.group for one in chosen] or last["group"].to_list()
+        end = dict(last.iter_rows())
+        frames = []
+        for group in list(dict.fromkeys(groups))[:_PANELS]:
+            stuck = places.get(group)
+            seq = end[group] if stuck is None or stuck.seq is None else stuck.seq
+            frames.append(self._lanes_of(group, seq, stuck))
+        if len(frames) < 2:
+            return _placed(frames[0], 0, "sequence number") if frames else pl.DataFrame()
+        # groups count on their own: panels are aligned at the number that each is about
+        label = "sequence number, relative to that of the panel"
+        return pl.concat(_placed(frame, frame["of"][0], label) for frame in frames)
+
+    def _lanes_of(self, group: int, seq: int, stuck: Stuck | None) -> pl.DataFrame:
+        members = self.groups.table["ranks"][group].to_list()
+        named = () if stuck is None else (*stuck.differing, *stuck.missing, *stuck.no_dump)
+        ranks = sorted([*dict.fromkeys([*named, *members])][:_LANES])
+        calls = self.matched.calls.filter(
+            pl.col("group") == group,
+            pl.col("seq").is_between(seq - _BEFORE, seq + _AFTER),
+            pl.col("rank").is_in(ranks),
+        ).unique(["rank", "seq"], keep="last", maintain_order=True)
+        differs = pl.col("rank").is_in(() if stuck is None else stuck.differing) & (
+            pl.col("seq") == seq
+        )
+        status = (
+            pl.when(differs)
+            .then(pl.lit("different call"))
+            .when("ended")
+            .then(pl.lit("ended"))
+            .otherwise(pl.col("state").cast(pl.String))
+        )
+        rows = calls.select("rank", "seq", status=status)
+        if stuck is not None:
+            absent = [(r, seq, "never entered") for r in stuck.missing if r in ranks]
+            absent += [(r, seq, "no dump") for r in stuck.no_dump if r in ranks]
+            rows = pl.concat([rows, pl.DataFrame(absent, schema=rows.schema, orient="row")])
+        is_stuck = (pl.col("seq") == seq) & (pl.col("status") != "completed") & (stuck is not None)
+        return rows.sort("rank", "seq").select(
+            "rank",
+            "seq",
+            status=pl.col("status").cast(_STATUS),
+            of=pl.lit(seq, pl.Int64),
+            lane=pl.format("rank {}", "rank"),
+            is_stuck=is_stuck,
+            group=pl.lit(f"{self.groups.label(group)}, #{seq}"),
+        )
+
+
+def _placed(frame: pl.DataFrame, origin: int, label: str) -> pl.DataFrame:
+    """Add the place of each box on the axis, with its end and the label of the axis."""
+    place = pl.col("seq") - origin
+    return frame.with_columns(place=place, end=place + 0.9, x_label=pl.lit(label))
+
+
+def _distinct(causes: tuple[Stuck, ...]) -> list[Stuck]:
+    """Return the causes that name further ranks, or all if the first names none.
+
+    An operation that all ranks entered is a weak cause if a rank is missing elsewhere.
+    """
+    named: set[int] = set()
+    chosen = []
+    for one in causes:
+        ranks = {*one.free, *(rank for _, ranks in one.calls for rank in ranks)}
+        if (not causes[0].free and not causes[0].calls) or ranks - named:
+            chosen.append(one)
+            named |= ranks
+    return chosen
+
+
+def _in_cycle(cycle: tuple[Stuck, ...]) -> set[int]:
+    """Return the ranks of a deadlock: each waits in one operation for the next."""
+    ranks = set()
+    for one, before in zip(cycle, [cycle[-1], *cycle[:-1]], strict=True):
+        waited_for = before.scheduled if before.cause == "not started" else before.blockers
+        here = [rank for rank in one.waiting if rank in waited_for] or list(one.waiting)
+        ranks.add(here[0])
+    return ranks
+
+
+_RANK_TEXTS = ("waiting", "missing", "no_dump")
+_RANKS = headings(
+    "rank, status, current: current operation, group, place: called at, waited_ns: waited, "
+    "last: last completed, last_place: last called at, now: now (py-spy), entries, path: file"
+)
+#: Columns that a narrow terminal hides first.
+_LESS = ("path", "entries", "last_place", "state", "waited_ns", "group", "last", "place", "current")
+_OPERATIONS = headings(
+    "cause, op: operation, seq, group, size_bytes: size, dtype, waiting: waiting ranks, "
+    "missing: missing ranks, no_dump: without dump, completed: completed or ended, "
+    "waited_ns: waited, at_least_ns: waited at least"
+)
+_CALLS = headings("op: operation, seq, group, what, value, ranks, place: called at")
+_COLLECTIVES = headings(
+    "group, seq, op: operation, verdict, size_bytes: size, dtype, n_entered: entered, "
+    "n_completed: completed, n_missing: missing, last_rank: last rank, skew_ns: arrival skew"
+)
+_THREADS = headings("rank, thread, state, place: line, frames: stack")

@@ -1,0 +1,278 @@
+"""Sentences about stuck operations, and advice that fits their cause."""
+
+from collections.abc import Callable, Sequence
+
+from traceanalyzer.analyzers.common.display import listed
+from traceanalyzer.analyzers.common.ranks import ranges
+from traceanalyzer.analyzers.hang.waiting import Found, Stuck
+from traceanalyzer.units import format_bytes, format_ns
+
+#: PyTorch's names of the dtypes in dumps.
+_DTYPES = {
+    "Float": "float32",
+    "Half": "float16",
+    "BFloat16": "bfloat16",
+    "Double": "float64",
+    "Long": "int64",
+    "Int": "int32",
+    "Short": "int16",
+    "Byte": "uint8",
+    "Char": "int8",
+    "Bool": "bool",
+}
+#: Most ranks, and operations of a chain, in a sentence.
+_MOST_RANGES, _MOST_LINKS = 12, 4
+
+#: What to try, by cause.
+ADVICE = {
+    "missing rank": "look at what the missing rank does (py-spy dump --pid PID): an exception that "
+    "was caught, a data loader, compilation, or a branch that only some ranks take",
+    "no dump": "look at the log of the rank without a dump: it may have crashed, been killed, or "
+    "hung before its watchdog started; on all ranks set TORCH_NCCL_DUMP_ON_TIMEOUT=1 and "
+    "TORCH_NCCL_TRACE_BUFFER_SIZE=2000",
+    "type mismatch": "compare the code at both lines: ranks took different branches, or one "
+    "skipped or repeated a collective before",
+    "size mismatch": "compare the shapes of the tensors at that line: an uneven last batch, "
+    "padding, or parameters that only some ranks have",
+    "dtype mismatch": "compare the dtypes at that line: autocast or a checkpoint of another "
+    "precision on one rank",
+    "not completed": "check the network and the GPUs, not the program: NCCL_DEBUG=INFO, dmesg for "
+    "Xid errors, and all_reduce_perf of nccl-tests on these nodes",
+    "partly completed": "check the GPU and the network of the rank where it did not complete: "
+    "NCCL_DEBUG=INFO, and dmesg for Xid errors",
+    "not started": "look at what the GPU of that rank runs: a kernel that does not end, or "
+    "collectives of several groups that ranks enqueue in different orders",
+    "unknown peer": "record the single sends and receives with a newer PyTorch, or use py-spy dump "
+    "on these ranks",
+    "deadlock": "call collectives, sends and receives of several groups in the same order on all "
+    "ranks, or batch them (torch.distributed.batch_isend_irecv)",
+}
+
+#: Labels of a group by number; line of code of an operation on a rank.
+Labels = Callable[[int], str]
+Place = Callable[[Stuck, int], str | None]
+#: The last completed operation of a rank, and where it is now, as clauses; empty if unknown.
+LastOf = Callable[[int], str]
+
+
+def rank_list(ranks: Sequence[int]) -> str:
+    """Return ``rank 2`` or ``ranks 0-3, 6``."""
+    parts = ranges(sorted(ranks)).split(", ")
+    if len(parts) > _MOST_RANGES:
+        text = f"{', '.join(parts[:_MOST_RANGES])}, ... ({len(ranks):,} in total)"
+    else:
+        text = ", ".join(part.replace("-", ", ") if _is_pair(part) else part for part in parts)
+    return f"rank{'' if len(ranks) == 1 else 's'} {text}"
+
+
+def _is_pair(part: str) -> bool:
+    low, _, high = part.partition("-")
+    return bool(high) and int(high) == int(low) + 1
+
+
+def size_text(one: Stuck) -> str:
+    """Return ``12.3 MiB float32``; empty if neither is known."""
+    dtype = _DTYPES.get(one.dtype or "", one.dtype or "")
+    size = "" if one.bytes is None else format_bytes(one.bytes)
+    return " ".join(part for part in (size, dtype) if part)
+
+
+def operation(one: Stuck, labels: Labels, *, size: bool = True) -> str:
+    """Return ``all_reduce #7 (12.3 MiB float32) of group tp [0-3]``."""
+    details = size_text(one) if size else ""
+    number = "" if one.is_p2p or one.seq is None else f" #{one.seq}"
+    return f"{one.op}{number}{f' ({details})' if details else ''} of group {labels(one.group)}"
+
+
+def cause_sentence(one: Stuck, labels: Labels, place: Place, last: LastOf) -> str:
+    """Return what went wrong with one operation, in one sentence."""
+    if one.calls:
+        return _mismatch(one, labels, place)
+    if one.is_p2p:
+        return _transfer(one, labels, place, last)
+    what = operation(one, labels)
+    if one.cause in ("missing rank", "no dump"):
+        return _absent(one, what, last)
+    if one.candidates:
+        return f"{_capital(_waits(one))} in {what}, whose other ranks are not recorded."
+    if one.cause == "partly completed":
+        return (
+            f"All ranks entered {what}, but it completed only on {rank_list(one.completed)}, not "
+            f"on {rank_list(one.waiting)}{_within(one)}: a GPU or the network, not the program."
+        )
+    if one.cause == "not started":
+        return (
+            f"All ranks entered {what}, but it has not started on {rank_list(one.scheduled)}"
+            f"{_within(one)}: the GPU there still runs earlier work."
+        )
+    return (
+        f"All ranks entered {what} and none completed it{_within(one)}: the network or a GPU, not "
+        "the program."
+    )
+
+
+def deadlock_sentence(cycle: Sequence[Stuck], labels: Labels, place: Place) -> str:
+    """Return the operations that wait for each other, in one sentence."""
+    links, ranks = [], []
+    for one, before in zip(cycle, [cycle[-1], *cycle[:-1]], strict=True):
+        waited_for = before.scheduled if before.cause == "not started" else before.blockers
+        here = [rank for rank in one.waiting if rank in waited_for] or list(one.waiting)
+        ranks.append(here[0])
+        links.append((one, here[0]))
+    clauses = []
+    for (one, rank), target in zip(links, [*ranks[1:], ranks[0]], strict=True):
+        at = _at(place(one, rank))
+        if one.is_p2p:
+            to = "to receive from" if one.op == "recv" else "to send to"
+            clauses.append(f"rank {rank} waits {to} rank {target}{at}")
+        else:
+            what = operation(one, labels, size=False)
+            clauses.append(f"rank {rank} waits{at} in {what} for rank {target}")
+    across = " across groups" if len({one.group for one in cycle}) > 1 else ""
+    more = f", and {len(clauses) - _MOST_LINKS} more" if len(clauses) > _MOST_LINKS else ""
+    return (
+        f"Deadlock of {rank_list(sorted({*ranks}))}{across}: "
+        f"{', '.join(clauses[:_MOST_LINKS])}{more}."
+    )
+
+
+def chain_sentence(chain: Sequence[Stuck], labels: Labels) -> str:
+    """Return who waits for whom along a chain, if it has several operations."""
+    if len(chain) < 2:
+        return ""
+    clauses = []
+    for one, following in zip(chain, [*chain[1:], None], strict=True):
+        blockers = one.scheduled if one.cause == "not started" else one.blockers
+        targets = [r for r in blockers if following is None or r in following.waiting]
+        name = "" if one.is_p2p or one.seq is None else f" #{one.seq}"
+        where = f"{one.op}{name} of group {labels(one.group)}"
+        clauses.append((where, targets))
+    first = rank_list((chain[0].waiting or chain[0].ended)[:1])
+    texts = [f"{first} waits in {clauses[0][0]} for {rank_list(clauses[0][1])}"]
+    for where, targets in clauses[1:_MOST_LINKS]:
+        text = f"which waits in {where}"
+        texts.append(f"{text} for {rank_list(targets)}" if targets else text)
+    more = len(clauses) - _MOST_LINKS
+    return f"Chain: {', '.join(texts)}{f', and {more} more' if more > 0 else ''}."
+
+
+def advice(found: Found) -> str:
+    """Return what to try about the first cause; empty without one."""
+    if found.is_deadlock:
+        return ADVICE["deadlock"]
+    if not found.causes:
+        return ""
+    first = found.causes[0]
+    return ADVICE["no dump" if first.no_dump and not first.missing else first.cause]
+
+
+def _absent(one: Stuck, what: str, last: LastOf) -> str:
+    """Describe a collective that ranks did not enter, or whose dump is missing."""
+    waits = f"{_waits(one)}{_waited(one)}"
+    missing = [rank for rank in one.missing if rank in one.free]
+    busy = [rank for rank in one.missing if rank not in one.free]
+    verb = "waits" if len(busy) == 1 else "wait"
+    more = f"; {rank_list(busy)} did not enter either, and {verb} elsewhere" if busy else ""
+    if not missing:
+        is_one = len(one.no_dump) == 1
+        dump = "complete dump" if one.truncated else "dump"
+        are = f"has no {dump} and is the suspect" if is_one else (
+            f"have no {dump} and are the suspects"
+        )  # fmt: skip
+        all_others = "" if busy else ", which all ranks with a dump entered"
+        return f"{_capital(rank_list(one.no_dump))} {are}: {waits} in {what}{all_others}{more}."
+    done = last(missing[0]) if len(missing) == 1 else ""
+    more += f"; {rank_list(one.no_dump)} without a dump" if one.no_dump else ""
+    return f"{_capital(rank_list(missing))} never entered {what}; {waits}{done}{more}."
+
+
+def _transfer(one: Stuck, labels: Labels, place: Place, last: LastOf) -> str:
+    """Describe a send or receive without its counterpart."""
+    rank = one.waiting[0]
+    at = _at(place(one, rank))
+    size = f" ({details})" if (details := size_text(one)) else ""
+    group = f" in group {labels(one.group)}"
+    if one.cause == "unknown peer":
+        return f"Rank {rank} waits in coalesced sends or receives{group}{at}{_waited(one)}."
+    to, other = ("receive", "send") if one.op == "recv" else ("send", "receive")
+    towards = "from" if one.op == "recv" else "to"
+    if one.no_dump:
+        peer = one.no_dump[0]
+        return (
+            f"Rank {peer} has no dump and is the suspect: rank {rank} waits to {to}{size} "
+            f"{towards} it{group}{at}{_waited(one)}."
+        )
+    if one.missing:
+        peer = one.missing[0]
+        return (
+            f"Rank {peer} never called the {other} for the {to} of rank {rank}{size}{group}{at}; "
+            f"{_waits(one)}{_waited(one)}{last(peer)}."
+        )
+    return (
+        f"The {to} of rank {rank}{size}{group}{at} has its counterpart and did not complete"
+        f"{_within(one)}: the network or a GPU, not the program."
+    )
+
+
+def _mismatch(one: Stuck, labels: Labels, place: Place) -> str:
+    """Describe calls that differ; the majority is right, a tie is named as one."""
+    (right, others), *wrong = one.calls
+    is_type = one.cause == "type mismatch"
+    verb = {"type mismatch": "called", "size mismatch": "passed shape"}.get(one.cause, "passed")
+    if one.is_p2p:
+        verb = "passed"
+    lines = {place(one, ranks[0]) for _, ranks in one.calls}
+    is_same = len(lines) == 1
+
+    def clause(value: str, ranks: Sequence[int]) -> str:
+        text = _DTYPES.get(value, value) if one.cause == "dtype mismatch" else value
+        return f"{rank_list(ranks)} {verb} {text}{'' if is_same else _at(place(one, ranks[0]))}"
+
+    first = listed([clause(*call) for call in (wrong if one.differing else one.calls)])
+    if one.differing:
+        sentence = f"{_capital(first)} where {clause(right, others)}"
+    elif one.is_p2p:
+        sentence = f"{_capital(first)}, the two sides of one transfer"
+    else:
+        sentence = f"{_capital(first)} (equally many: either may be wrong)"
+    what = f"{'' if is_type else f'{one.op} '}#{one.seq} of group {labels(one.group)}"
+    if one.is_p2p:
+        what = f"in group {labels(one.group)}"
+    end = "" if one.is_stuck else "; it completed nevertheless, so its results may be wrong"
+    if one.waiting and not one.is_p2p:
+        end = f"; {_waits(one)}{_waited(one)}"
+    return f"{sentence}: {what}{_at(lines.pop()) if is_same else ''}{end}."
+
+
+def _at(line: str | None) -> str:
+    return f" at {line}" if line else ""
+
+
+def _waits(one: Stuck) -> str:
+    """Return ``ranks 0, 1 wait`` with the ranks where the operation ended."""
+    parts = []
+    if one.waiting:
+        verb = ("has waited" if one.is_exact else "waits") if len(one.waiting) == 1 else (
+            "have waited" if one.is_exact else "wait"
+        )  # fmt: skip
+        parts.append(f"{rank_list(one.waiting)} {verb}")
+    if one.ended:
+        parts.append(f"it ended on {rank_list(one.ended)}, probably with an error")
+    return "; ".join(parts) or "no rank waits"
+
+
+def _waited(one: Stuck) -> str:
+    """Return for how long, if that is known."""
+    if one.waited_ns is None:
+        return ""
+    at_least = "" if one.is_exact else "for at least "
+    return f" {at_least}{format_ns(one.waited_ns)}"
+
+
+def _within(one: Stuck) -> str:
+    """Return within which time it did not complete, if that is known."""
+    return "" if one.waited_ns is None else f" within {format_ns(one.waited_ns)}"
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,204 @@
+"""Steps and states of each run, compared across numbers of GPUs."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import PurePath
+
+import polars as pl
+
+from traceanalyzer.analyzers.base import Analyzer, Needs
+from traceanalyzer.analyzers.scaling.options import Options
+from traceanalyzer.analyzers.scaling.result import OUTSIDE, OVERLAPPED, PARTS, Scaling
+from traceanalyzer.analyzers.timeline import compute as timeline
+from traceanalyzer.analyzers.timeline.options import Options as TimelineOptions
+from traceanalyzer.errors import MissingData
+from traceanalyzer.frames import intervals
+from traceanalyzer.trace import Meta, Trace, record_hint
+
+
+@dataclass(frozen=True)
+class Part:
+    """One rank of one run.
+
+    Attributes:
+        timeline: states and steps of its devices, without events.
+        world_size: number of ranks of the job, or None.
+        step_hint: how the profiler of the file records steps.
+    """
+
+    timeline: timeline.Part
+    world_size: int | None
+    step_hint: str
+
+    @property
+    def folder(self) -> str:
+        """The folder of the file."""
+        return str(PurePath(self.timeline.path).parent)
+
+
+def needs(options: Options) -> Needs:
+    """Return what a timeline needs."""
+    return timeline.needs(_timeline_options(options))
+
+
+def _timeline_options(options: Options) -> TimelineOptions:
+    return TimelineOptions(comm_patterns=options.comm_patterns, step_name=options.step_name)
+
+
+def measure(trace: Trace, options: Options) -> Part:
+    """Return the states of the devices of one rank.
+
+    Raises:
+        MissingData: neither device work nor operators with a duration were recorded.
+        OptionError: a pattern is not a regular expression.
+    """
+    part = timeline.measure(trace, _timeline_options(options))
+    meta: Meta = trace.meta
+    part = replace(part, events=part.events.clear())
+    return Part(part, meta.world_size, record_hint(meta, "step"))
+
+
+def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()) -> Scaling:
+    """Compare the runs.
+
+    Raises:
+        MissingData: no steps are known, or all runs are on the same number of GPUs.
+    """
+    runs = pl.concat(_measured(name, run, options) for name, run in _runs(parts))
+    known = runs.filter(pl.col("steps") > 0)
+    if known.is_empty():
+        first = parts[0]
+        raise MissingData(f"{first.timeline.path}: no steps are known; {first.step_hint}")
+    sizes = _by_size(known, weak=options.weak)
+    if sizes.height < 2:
+        gpus = sizes["gpus"][0]
+        raise MissingData(
+            f"{parts[0].timeline.path}: all runs are on {gpus} GPU{'s' * (gpus != 1)}; give the "
+            "folders of runs on different numbers of GPUs"
+        )
+    return Scaling(
+        weak=options.weak,
+        runs=runs.sort("gpus", "run").drop(f"{part}_ns" for part in PARTS),
+        sizes=sizes.drop(f"{part}_ns" for part in PARTS),
+        losses=_losses(sizes, weak=options.weak),
+    )
+
+
+SCALING = Analyzer("scaling", Options, needs, measure, combine, every_file=True)
+
+
+# --- one run -------------------------------------------------------------------------------------
+
+
+def _runs(parts: Sequence[Part]) -> Iterable[tuple[str, list[Part]]]:
+    """Yield the name and the parts of each run.
+
+    Files of one world size are one run, unless a rank occurs twice; then, or without a world size,
+    each folder is a run.
+    """
+    ordered = sorted(parts, key=lambda part: (part.timeline.path, part.timeline.rank or 0))
+    by_world: dict[int | None, list[Part]] = defaultdict(list)
+    for part in ordered:
+        by_world[part.world_size].append(part)
+    for world, of_world in by_world.items():
+        ranks = [part.timeline.rank for part in of_world]
+        if world is not None and None not in ranks and len(set(ranks)) == len(ranks):
+            yield of_world[0].folder, of_world
+            continue
+        by_folder: dict[str, list[Part]] = defaultdict(list)
+        for part in of_world:
+            by_folder[part.folder].append(part)
+        yield from by_folder.items()
+
+
+def _measured(name: str, parts: Sequence[Part], options: Options) -> pl.DataFrame:
+    """Return one row: run, gpus, recorded, steps, step_ns, std_ns, and a column per part."""
+    whole = timeline.combine([part.timeline for part in parts], _timeline_options(options))
+    lengths = whole.steps.select(length=pl.col("end") - pl.col("start"), lane="lane")
+    total = int(lengths["length"].sum())
+    count = lengths.height
+    covered = intervals.overlap_with(whole.states, whole.steps, ["lane"])
+    times = dict(covered.group_by("state").agg(pl.col("overlap").sum()).iter_rows())
+    times["compute"] = times.get("compute", 0) + times.pop(OVERLAPPED, 0)
+    times[OUTSIDE] = max(0, total - sum(times.values()))
+    world = parts[0].world_size
+    return pl.DataFrame(
+        [
+            {
+                "run": name,
+                "gpus": max(world or 0, whole.lanes.height),
+                "recorded": whole.lanes.height,
+                "steps": count // max(1, lengths["lane"].n_unique()),
+                "step_ns": total / count if count else None,
+                "std_ns": lengths["length"].std() if count > 1 else None,
+                "matched": whole.matched,
+                "inferred": whole.steps_by_kernels,
+                **{f"{part}_ns": times.get(part, 0) / count if count else None for part in PARTS},
+            }
+        ],
+        schema={
+            "run": pl.String,
+            "gpus": pl.Int64,
+            "recorded": pl.Int64,
+            "steps": pl.Int64,
+            "step_ns": pl.Float64,
+            "std_ns": pl.Float64,
+            "matched": pl.Boolean,
+            "inferred": pl.Boolean,
+            **{f"{part}_ns": pl.Float64 for part in PARTS},
+        },
+    )
+
+
+# --- all runs ------------------------------------------------------------------------------------
+
+
+def _by_size(runs: pl.DataFrame, *, weak: bool) -> pl.DataFrame:
+    """Return the mean of the runs on each number of GPUs, with speed-up and efficiency."""
+    parts = [f"{part}_ns" for part in PARTS]
+    means = runs.sort("gpus", "run").group_by("gpus", maintain_order=True).agg(
+        runs=pl.len().cast(pl.Int64),
+        step_ns=pl.col("step_ns").mean(),
+        spread_ns=pl.when(pl.len() > 1).then(pl.col("step_ns").max() - pl.col("step_ns").min()),
+        **{part: pl.col(part).mean() for part in parts},
+    )  # fmt: skip
+    factor = pl.col("gpus") / pl.col("gpus").first()
+    faster = pl.col("step_ns").first() / pl.col("step_ns")
+    efficiency = faster if weak else faster / factor
+    return means.select(
+        "gpus",
+        "runs",
+        "step_ns",
+        "spread_ns",
+        *parts,
+        speedup=efficiency * factor,
+        ideal_speedup=factor,
+        efficiency_frac=efficiency,
+        ideal_ns=pl.col("step_ns").first() / (1 if weak else factor),
+    ).with_columns(lost_ns=pl.col("step_ns") - pl.col("ideal_ns"))
+
+
+def _losses(sizes: pl.DataFrame, *, weak: bool) -> pl.DataFrame:
+    """Return gpus, part, time_ns, ideal_ns and lost_ns: where each step is longer than ideal.
+
+    The losses of a number of GPUs add up to the difference between the step time and the ideal.
+    """
+    first = sizes.row(0, named=True)
+    rows = [
+        (
+            row["gpus"],
+            name,
+            row[f"{part}_ns"],
+            ideal := first[f"{part}_ns"] / (1 if weak else row["ideal_speedup"]),
+            row[f"{part}_ns"] - ideal,
+        )
+        for row in sizes.iter_rows(named=True)
+        for part, name in PARTS.items()
+    ]
+    times = dict.fromkeys(("time_ns", "ideal_ns", "lost_ns"), pl.Float64)
+    losses = pl.DataFrame(rows, {"gpus": pl.Int64, "part": pl.String, **times}, orient="row")
+    used = losses.filter(pl.col("time_ns") + pl.col("ideal_ns") > 0)
+    return used.with_columns(
+        (pl.col("lost_ns") / pl.col("time_ns").sum().over("gpus")).alias("lost_frac")
+    )

@@ -1,0 +1,26 @@
+"""The options of ``scaling``."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from traceanalyzer.analyzers.base import AnalyzerOptions, comm_patterns, option
+
+
+@dataclass(frozen=True)
+class Options(AnalyzerOptions):
+    """Compare runs on different numbers of GPUs: speed-up, parallel efficiency, where the loss is.
+
+    PATH is the folder of a run, several of them (RUN4 RUN8 RUN16), or traces.
+    """
+
+    weak: bool = option(
+        default=False,
+        help="Weak scaling: the work per GPU is the same in all runs. Default: strong scaling, the "
+        "work of a step is the same in all runs.",
+    )
+    step_name: str | None = option(
+        None,
+        help="Host slices whose names match are steps. Default: as in steps.",
+        metavar="REGEX",
+    )
+    comm_patterns: Sequence[str] = comm_patterns()

@@ -1,0 +1,157 @@
+"""Result of the scaling analysis: data, verdict, notes, tables and charts."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import polars as pl
+
+from traceanalyzer.analyzers.common.display import headings, sentences, stacked, table_of_known
+from traceanalyzer.analyzers.common.step_patterns import INFERRED_STEPS
+from traceanalyzer.analyzers.timeline.states import NAMES
+from traceanalyzer.drawings import Chart
+from traceanalyzer.result import Result, Table, View
+from traceanalyzer.units import format_count, format_frac, format_ns
+
+#: Time of steps before the first and after the last device work.
+OUTSIDE = "outside"
+#: Compute with communication at the same time is compute: a run on one GPU has none.
+OVERLAPPED = "overlapped"
+#: Disjoint parts of a step on a device, and their names.
+PARTS = {state: name for state, name in NAMES.items() if state != OVERLAPPED}
+PARTS[OUTSIDE] = "outside of device work"
+
+_SIZES = headings(
+    "gpus: GPUs, runs, step_ns: step, spread_ns: spread of runs, speedup: speed-up, "
+    "ideal_speedup: ideal, efficiency_frac: efficiency, lost_ns: lost"
+)
+_LOSSES = headings(
+    "gpus: GPUs, part, time_ns: time, ideal_ns: ideal, lost_ns: lost, lost_frac: of step"
+)
+_RUNS = headings("run, gpus: GPUs, recorded, steps, step_ns: step, std_ns: std")
+_NAMED = 3
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Scaling(Result):
+    """Step time of runs on different numbers of GPUs, against the smallest number.
+
+    Attributes:
+        weak: the work per GPU is the same in all runs; else the work of a step.
+        runs: one row per run: ``run`` (folder), ``gpus``, ``recorded`` (devices in the files),
+            ``steps``, ``step_ns`` (mean), ``std_ns``, ``matched`` (whether waiting for other ranks
+            is known), ``inferred`` (whether steps were detected from repeated kernels).
+        sizes: one row per number of GPUs: ``gpus``, ``runs``, ``step_ns`` (mean of the runs),
+            ``spread_ns`` (largest - smallest, None for one run), ``speedup``, ``ideal_speedup``,
+            ``efficiency_frac`` (speedup / ideal_speedup), ``ideal_ns`` (step time at the ideal
+            speed-up), ``lost_ns`` (step_ns - ideal_ns).
+        losses: one row per number of GPUs and part of a step, as means per step and device:
+            ``gpus``, ``part``, ``time_ns``, ``ideal_ns`` (from the smallest number), ``lost_ns``
+            (time_ns - ideal_ns; these add up to that of ``sizes``), ``lost_frac`` (of the step).
+    """
+
+    weak: bool
+    runs: pl.DataFrame
+    sizes: pl.DataFrame
+    losses: pl.DataFrame
+
+    def view(self) -> View:
+        """Build the view: sizes, losses, runs; speed-up with the ideal line, parts of a step."""
+        return View(
+            title="How well do more GPUs help, and where is the loss?",
+            verdict=_verdict(self),
+            notes=tuple(_notes(self)),
+            tables=_tables(self),
+            scalars=self.numbers("weak"),
+            charts=partial(_charts, self),
+        )
+
+
+# --- verdict and notes ---------------------------------------------------------------------
+
+
+def _verdict(result: Scaling) -> str:
+    """Return speed-up and efficiency of the largest number, and the largest losses."""
+    first, last = (result.sizes.row(at, named=True) for at in (0, -1))
+    speed = (
+        f"{last['gpus']} GPUs are {last['speedup']:.3g} times as fast as {first['gpus']} (ideal: "
+        f"{last['ideal_speedup']:.3g} times): parallel efficiency {_percent(last)}, "
+        f"{'weak' if result.weak else 'strong'} scaling."
+    )
+    losses = result.losses.filter(pl.col("gpus") == last["gpus"], pl.col("lost_ns") > 0)
+    largest = losses.sort("lost_ns", "part", descending=[True, False]).head(_NAMED)
+    parts = [f"{row['part']} {format_ns(row['lost_ns'])}" for row in largest.iter_rows(named=True)]
+    if last["lost_ns"] <= 0 or not parts:
+        return sentences(speed, "No time is lost.")
+    return sentences(
+        speed,
+        f"Loss per step and GPU: {format_ns(last['lost_ns'])} of {format_ns(last['step_ns'])}; "
+        f"most in {', '.join(parts)}.",
+    )
+
+
+def _percent(row: dict[str, float]) -> str:
+    return format_frac(row["efficiency_frac"])
+
+
+def _notes(result: Scaling) -> Iterator[str]:
+    """Describe the assumption about the work, and what limits the comparison."""
+    if result.weak:
+        yield "Weak scaling: the work per GPU must be the same in all runs; traces do not show it."
+    else:
+        yield (
+            "Strong scaling: the work of a step (global batch) must be the same in all runs; "
+            "traces do not show it. --weak is for runs with the same work per GPU."
+        )
+    first = format_count(result.sizes["gpus"][0], "GPU")
+    yield (
+        f"Ideal times follow from {first}. A negative loss is time that became shorter than ideal."
+    )
+    if not result.runs.filter(pl.col("gpus") > 1)["matched"].all():
+        yield (
+            "Exposed communication includes waiting for other ranks in runs whose collectives are "
+            "not matched: give the traces of all ranks."
+        )
+    if result.runs["inferred"].any():
+        yield INFERRED_STEPS
+    for run in result.runs.filter(pl.col("steps") == 0)["run"]:
+        yield f"{run}: no steps are known; the run is not compared."
+
+
+# --- tables and charts ---------------------------------------------------------------------
+
+
+def _tables(result: Scaling) -> tuple[Table, ...]:
+    larger = result.losses.filter(pl.col("gpus") != result.sizes["gpus"][0])
+    return (
+        table_of_known("sizes", "Speed-up", result.sizes, _SIZES),
+        Table("losses", "Where the loss is, per step and GPU", larger, _LOSSES),
+        table_of_known("runs", "Runs", result.runs, _RUNS),
+    )
+
+
+def _charts(result: Scaling) -> tuple[Chart, ...]:
+    """Build the speed-up with its ideal line, and the parts of a step."""
+    series = {"speedup": "measured", "ideal_speedup": "ideal"}
+    lines = result.sizes.select("gpus", *series).rename(series)
+    speed = lines.unpivot(index="gpus", variable_name="series", value_name="speedup")
+    speedup = Chart(
+        name="speedup",
+        title="Speed-up",
+        mark="line",
+        frame=speed,
+        x="gpus",
+        y="speedup",
+        x_label="GPUs",
+        y_label="speed-up",
+        color="series",
+    )
+    order = pl.Enum(list(PARTS.values()))
+    parts = result.losses.select(
+        on=pl.format(
+            "{} GPU{}", "gpus", pl.when(pl.col("gpus") > 1).then(pl.lit("s")).otherwise(pl.lit(""))
+        ),
+        part=pl.col("part").cast(order),
+        time_ns="time_ns",
+    )
+    return (speedup, stacked("parts", "A step on one GPU", parts, x="on", x_label=""))

@@ -1,0 +1,129 @@
+"""``traceanalyzer merge``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from traceanalyzer.cli.answering import inputs_of, report
+from traceanalyzer.cli.options import Command, Reading, reading
+from traceanalyzer.cli.progress import progress
+from traceanalyzer.errors import OptionError
+from traceanalyzer.render.text import prose
+
+if TYPE_CHECKING:
+    from traceanalyzer import Merged
+
+
+def _ranks(_context: click.Context, _option: click.Parameter, text: str | None) -> list[int] | None:
+    """Return the ranks of a list with ranges: ``0,2-4``."""
+    if text is None:
+        return None
+    ranks: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        last = last if dash else first
+        if not all(re.fullmatch(r"\d{1,6}", number) for number in (first, last)):
+            raise click.BadParameter(f"{text!r} is not a list of ranks; write for example 0,2-4")
+        ranks += range(int(first), int(last) + 1)
+    return ranks
+
+
+def _kinds(_context: click.Context, _option: click.Parameter, text: str | None) -> list[str] | None:
+    return None if text is None else [one.strip() for one in text.split(",") if one.strip()]
+
+
+def cutting(command: Command) -> Command:
+    """Add the options that select what is written."""
+    options: tuple[Callable[[Command], Command], ...] = (
+        click.option("--step", metavar="N", help="Only step N (a number or a name), on all ranks."),
+        click.option(
+            "--around",
+            metavar="FINDING",
+            help="Only one second around a finding of diagnose: its id (straggler) or number.",
+        ),
+        click.option(
+            "--ranks", metavar="LIST", callback=_ranks, help="Write only these ranks: 0,2-4."
+        ),
+        click.option(
+            "--kinds",
+            metavar="LIST",
+            callback=_kinds,
+            help="Write only these kinds of events (kernel,cpu_op; counter and flow for those).",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@click.command()
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@click.option(
+    "-o",
+    "--output",
+    "out",
+    required=True,
+    metavar="OUT",
+    help="Output file: .pftrace, .json or .json.gz.",
+)
+@click.option("--force", is_flag=True, help="Overwrite an existing OUT.")
+@cutting
+@reading
+def merge(
+    paths: tuple[str, ...],
+    out: str,
+    force: bool,
+    reading: Reading,
+    **cut: Any,
+) -> None:
+    """Write all ranks of a run to one timeline that Perfetto opens, with aligned clocks.
+
+    PATH is a file or a folder (searched recursively), of any format. Each rank is a process group
+    with threads, streams and counters; the group "traceanalyzer" shows the findings of diagnose,
+    steps, waits for stragglers and idle time by cause. The suffix of OUT selects the format:
+    .pftrace (small, any number of ranks) or Chrome JSON (.json, .json.gz). Times of --since and
+    --until count from the start of the run.
+    """
+    merged = merged_file(paths, out, reading, force=force, **cut)
+    if not reading.quiet:
+        describe(merged)
+
+
+def merged_file(
+    paths: tuple[str, ...], out: str, reading: Reading, *, force: bool, **cut: Any
+) -> Merged:
+    """Merge files with the options of a command; print progress and data loss."""
+    import traceanalyzer as ta
+
+    inputs = inputs_of(paths, quiet=reading.quiet)
+    if reading.assume_rank is not None and len(inputs) > 1:
+        raise OptionError(f"--assume-rank takes one input file (got {len(inputs)})")
+    with progress(inputs, quiet=reading.quiet) as meter:
+        merged: Merged = ta.merge(
+            inputs,
+            out,
+            force=force,
+            **cut,
+            **reading.arguments(),
+            progress=meter,
+            on_trace=lambda trace: report(
+                trace.meta.path, trace.issues.to_dicts(), quiet=reading.quiet
+            ),
+        )
+    return merged
+
+
+def describe(merged: Merged, name: str | None = None) -> None:
+    """Print what was written (to a file of this name), how clocks were aligned, and notes."""
+    path = merged.path if name is None else name
+    for line in (
+        f"{path}: {merged.verdict}" if path else merged.verdict,
+        merged.alignment,
+        *merged.notes,
+    ):
+        if line:
+            click.echo(prose(line), err=True)

@@ -1,0 +1,81 @@
+"""Cores and memory that this process may use."""
+
+import contextlib
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+#: Largest number of threads that read one file; more do not help.
+_MAX_THREADS = 8
+_CGROUPS = Path("/sys/fs/cgroup")
+
+
+def cores() -> int:
+    """Return the number of cores to use.
+
+    That is the smallest of: the cores this process may run on, the CPU limits of its container or
+    job (control groups), and ``SLURM_CPUS_PER_TASK``.
+    """
+    known = hasattr(os, "sched_getaffinity")
+    limits = [float(len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1)]
+    limits += [_quota(folder) for folder in _cgroups()]
+    of_task = os.environ.get("SLURM_CPUS_PER_TASK", "")
+    if of_task.isdecimal() and int(of_task):
+        limits.append(int(of_task))
+    return max(1, math.ceil(min(limits)))
+
+
+def threads() -> int:
+    """Return the number of threads that read one file: POLARS_MAX_THREADS, else the cores."""
+    given = os.environ.get("POLARS_MAX_THREADS", "")
+    return min(int(given) if given.isdecimal() and int(given) else cores(), _MAX_THREADS)
+
+
+def free_memory() -> float:
+    """Return the bytes of memory that can still be used; infinite if unknown."""
+    free = [math.inf]
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        available = next(line for line in lines if line.startswith("MemAvailable:"))
+        free.append(int(available.split()[1]) * 1024)
+    for folder in _cgroups():
+        for limit, used in (
+            ("memory.max", "memory.current"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        ):
+            with contextlib.suppress(OSError, ValueError):
+                free.append(_number(folder / limit) - _number(folder / used))
+    return max(0.0, min(free))
+
+
+def _cgroups() -> Iterator[Path]:
+    """Yield the folders of this process's control groups, version 2 and 1."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        root = _CGROUPS / controllers if controllers else _CGROUPS
+        folder = root / path.lstrip("/")
+        while folder != root:
+            yield folder
+            folder = folder.parent
+        yield root
+
+
+def _quota(folder: Path) -> float:
+    """Return the cores that a control group may use; infinite without a limit."""
+    with contextlib.suppress(OSError, ValueError):
+        quota, period = (folder / "cpu.max").read_text(encoding="ascii").split()
+        return math.inf if quota == "max" else int(quota) / int(period)
+    with contextlib.suppress(OSError, ValueError):
+        quota_us = _number(folder / "cpu.cfs_quota_us")
+        return math.inf if quota_us <= 0 else quota_us / _number(folder / "cpu.cfs_period_us")
+    return math.inf
+
+
+def _number(file: Path) -> float:
+    text = file.read_text(encoding="ascii").strip()
+    return math.inf if text == "max" else int(text)

@@ -1,0 +1,180 @@
+"""Stacks of a process at one moment: the output of ``py-spy dump``, as text or JSON.
+
+Every thread is one sample of weight 1. In JSON its ``tid`` is the id that Python and the Flight
+Recorder use, in text that of the operating system.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import orjson
+
+from traceanalyzer.errors import MalformedInput
+from traceanalyzer.parsers.contract import Format, Progress, Selection
+from traceanalyzer.parsers.source import Source, rank_from_name
+from traceanalyzer.trace import Meta, Trace, issue_rows
+from traceanalyzer.vocabulary import PY_SPY_DUMP
+
+_TEXT = re.compile(rb"\s*+Process \d+: [^\n]*\n(?:Python v[^\n]*\n)")
+_JSON = re.compile(rb'\s*+\[\s*+\{\s*+"pid"\s*+:\s*+\d+\s*+,\s*+"thread_id"\s*+:')
+_PROCESS = re.compile(r"Process (\d{1,9}): (.*)")
+_THREAD = re.compile(r"Thread (0x[0-9A-Fa-f]{1,16}|\d{1,18}) \(([a-z+]*)\)(?:: \"(.*)\")?")
+_FRAME = re.compile(r" {4}(\S.*?) \((.+?)(?::(\d{1,9}))?\)")
+_RANK = re.compile(r"(?:^|\s)--?(?:global[-_])?rank[= ](\d{1,7})(?=\s|$)")
+#: A dump has one stack per thread; larger files are not dumps.
+_MOST_BYTES = 1 << 26
+_MOST_LINES = 1 << 31
+
+
+def sniff(head: bytes, path: str) -> bool:  # noqa: ARG001 - a parser's signature
+    """Whether these are the first bytes of a dump."""
+    return bool(_TEXT.match(head) or _JSON.match(head))
+
+
+class _Thread(NamedTuple):
+    """One thread: frames are (name, file, line), the innermost first."""
+
+    pid: int | None
+    tid: int | None
+    name: str | None
+    state: str
+    frames: list[tuple[str, str | None, int | None]]
+
+
+def parse(source: Source, selection: Selection, progress: Progress | None = None) -> Trace:
+    """Read the dump of one process, or of several.
+
+    The rank is that of the file's name, else ``--rank N`` of the recorded command line.
+
+    Raises:
+        MalformedInput: the file has no thread, or is not a dump.
+        UnreadableFile: the file cannot be read.
+    """
+    data = b""
+    for block in source.blocks(progress=progress):
+        data += block
+        if len(data) > _MOST_BYTES:
+            raise MalformedInput(source.path, "larger than any output of py-spy dump")
+    is_json = data.lstrip()[:1] == b"["
+    command, threads, bad = _from_json(source, data) if is_json else _from_text(data)
+    if not threads:
+        raise MalformedInput(
+            source.path, "no thread in it", hint="record with py-spy dump --pid PID > FILE"
+        )
+    rank = rank_from_name(source.path)
+    if rank is None and (match := _RANK.search(command)):
+        rank = int(match[1])
+    issues: list[tuple[str, str, int, str | None]] = []
+    if bad:
+        issues.append(("data_loss", "bad-line", bad, None))
+    if source.damage:
+        issues.append(("data_loss", "damaged-file", 1, source.damage))
+    wanted = selection.kinds is None or bool(selection.kinds & {"sample", "lane"})
+    meta = Meta(path=source.path, format=PY_SPY_DUMP, rank=rank, weight_unit="samples")
+    tables = _tables(threads, rank) if wanted else {}
+    return Trace(sources=(meta,), issues=issue_rows(issues, rank), **tables)
+
+
+def _from_text(data: bytes) -> tuple[str, list[_Thread], int]:
+    """Return the first command line, the threads, and the number of unknown lines."""
+    command, threads, bad = "", list[_Thread](), 0
+    pid: int | None = None
+    for line in data.decode(errors="replace").splitlines():
+        if match := _FRAME.fullmatch(line):
+            if threads:
+                threads[-1].frames.append((match[1], match[2], _line(match[3])))
+        elif match := _THREAD.match(line):
+            threads.append(_Thread(pid, int(match[1], 0), match[3], match[2], []))
+        elif match := _PROCESS.fullmatch(line):
+            pid, command = int(match[1]), command or match[2]
+        elif line.strip() and not line.startswith(("Python v", "        ")):
+            bad += 1
+    return command, threads, bad
+
+
+def _line(text: str | None) -> int | None:
+    return int(text) if text else None
+
+
+def _from_json(source: Source, data: bytes) -> tuple[str, list[_Thread], int]:
+    try:
+        rows = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise MalformedInput(
+            source.path, f"damaged JSON of py-spy dump: {error.msg}", where=f"byte {error.pos:,}"
+        ) from None
+    threads = [_thread(row) for row in rows if isinstance(row, dict)]
+    infos = [row.get("process_info") for row in rows if isinstance(row, dict)]
+    commands = [info.get("command_line") for info in infos if isinstance(info, dict)]
+    return next(filter(None, map(_text, commands)), ""), threads, len(rows) - len(threads)
+
+
+def _thread(row: dict[str, Any]) -> _Thread:
+    frames = row.get("frames")
+    state = "active" if row.get("active") is True else "idle"
+    return _Thread(
+        _whole(row.get("pid")),
+        _whole(row.get("thread_id")),
+        _text(row.get("thread_name")),
+        state,
+        list(_frames(frames if isinstance(frames, list) else [])),
+    )
+
+
+def _frames(rows: list[Any]) -> Iterator[tuple[str, str | None, int | None]]:
+    for row in rows:
+        if isinstance(row, dict):
+            line = _whole(row.get("line"))
+            known = line if line and line < _MOST_LINES else None
+            yield _text(row.get("name")) or "?", _text(row.get("filename")), known
+
+
+def _whole(value: Any) -> int | None:
+    return value if type(value) is int and 0 <= value < 1 << 63 else None
+
+
+def _text(value: Any) -> str | None:
+    return value.encode(errors="replace").decode() if isinstance(value, str) else None
+
+
+def _tables(threads: list[_Thread], rank: int | None) -> dict[str, Any]:
+    """Return events, stacks and lanes."""
+    import numpy as np
+    import polars as pl
+
+    from traceanalyzer import schema
+    from traceanalyzer.frames.stacks import Interner
+    from traceanalyzer.parsers.tables import Frame, Lanes, lanes_table, sample_events, stacks_table
+
+    numbers: dict[Frame, int] = {}
+    tree, lanes = Interner(), Lanes()
+    leaves, lane_of = [], []
+    for one in threads:
+        rows = [numbers.setdefault(Frame(*f), len(numbers)) for f in one.frames]
+        leaves.append(tree.path(reversed(rows)))
+        lane_of.append(lanes.of(one.pid, one.tid))
+        if one.tid is not None:
+            lanes.add_thread(one.pid, one.tid, one.name)
+    built = tree.tree(np.array(leaves, np.uint32))
+    weights = np.ones(len(threads))
+    state = pl.Series([one.state for one in threads], dtype=schema.NAME)
+    lane = np.array(lane_of, np.uint32)
+    return {
+        "events": sample_events(lanes, lane, weights, built.leaf, rank, category=state),
+        "stacks": stacks_table(built, numbers),
+        "lanes": lanes_table(lanes, rank),
+    }
+
+
+FORMAT: Format = Format(
+    name=PY_SPY_DUMP,
+    suffixes=(".txt", ".json"),
+    description="stacks of a process at one moment: py-spy dump, text or JSON",
+    spec_url="https://github.com/benfred/py-spy#dump",
+    sniff=sniff,
+    parse=parse,
+    priority=55,
+)
