@@ -22,8 +22,10 @@ def methods() -> str:
     """Return ``questions.pyi``: the methods of a trace."""
     lines = "".join(f"    {name} = functions.{name}\n" for name in questions.METHODS)
     return (
-        f"{_HEAD}import traceanalyzer as functions\n\nMETHODS: list[str]\n\n"
-        f"class Questions:\n{lines}"
+        f"{_HEAD}from typing import Any\n\nimport traceanalyzer as functions\n\n"
+        "METHODS: list[str]\n\n"
+        f"class Questions:\n{lines}    def _repr_html_(self) -> str: ..."
+        "\n    @property\n    def _inputs(self) -> Any: ...\n"
     )
 
 

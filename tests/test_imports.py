@@ -39,18 +39,19 @@ ALLOWED: dict[str, set[str]] = {
     "inputs": {"cluster", "machine", "reading", "workers", "analyzers", "registry", "trace",
                "errors", "units", "vocabulary"},
     "run": {"inputs", "reading", "analyzers", "registry", "trace", "result", "errors"},
+    "job": {"inputs", "parsers", "questions", "reading", "trace"},
     # the package of an analysis: its public function, which runs the analyzer
     "functions": {"analyzers", "registry", "reading", "run", "trace", "result"},
     "conversion": {"exporters", "files", "inputs", "reading", "registry", "schema", "trace"},
     "merging": {"analyzers", "errors", "exporters", "files", "inputs", "reading", "registry",
                 "result", "run", "trace", "units", "vocabulary"},
     "serving": {"errors"},
-    "render": {"drawings", "result", "units", "errors"},
+    "render": {"drawings", "files", "result", "units", "errors"},
     "cli": {"analyzers", "cluster", "registry", "files", "reading", "render", "exporters", "result",
             "serving", "units", "errors", "version", ""},
     "__main__": {"cli"},
-    "__init__": {"registry", "functions", "analyzers", "conversion", "merging", "reading", "trace",
-                 "result", "errors", "version"},
+    "__init__": {"registry", "functions", "analyzers", "conversion", "job", "merging", "reading",
+                 "trace", "result", "errors", "version"},
 }  # fmt: skip
 #: Modules that say in a string what they import: a result draws itself in a notebook, a trace is
 #: asked; the package, its functions and the exporters load on demand.
@@ -211,3 +212,17 @@ def test_reading_a_database_does_not_import_the_writer():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("command", [["diagnose"], ["report", "-o", "-"]])
+def test_reading_traces_imports_no_drawing_and_no_database(command):
+    traces = PACKAGE.parent / "fixtures" / "nccl_8ranks"
+    code = (
+        "import sys; from traceanalyzer.cli.main import status\n"
+        f"status([*{command!r}, {str(traces)!r}, '-q'])\n"
+        "heavy = {'matplotlib', 'pandas', 'pyarrow', 'sqlite_utils', 'adbc_driver_manager'}\n"
+        "sys.exit(', '.join(sorted(heavy & set(sys.modules))) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout) > 1000

@@ -12,11 +12,13 @@ import sysconfig
 import tarfile
 import tomllib
 import zipfile
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 from lowest import constraints
+from packaging.requirements import Requirement
 from wording import check_wording
 
 from traceanalyzer.version import VERSION
@@ -61,6 +63,28 @@ def test_every_dependency_has_a_reason() -> None:
     for requirement in PROJECT["dependencies"]:
         line = next(line for line in TEXT.splitlines() if f'"{requirement}"' in line)
         assert re.search(r"# \S+ \S+", line), f"no reason for {requirement}"
+
+
+def _installed(requirements: list[str]) -> set[str]:
+    """Return what pip installs for requirements: they, and what they need."""
+    names: set[str] = set()
+    while requirements:
+        requirement = Requirement(requirements.pop())
+        name = requirement.name.lower().replace("_", "-")
+        if name not in names and (
+            not requirement.marker or requirement.marker.evaluate({"extra": ""})
+        ):
+            names.add(name)
+            requirements += metadata.requires(name) or []
+    return names
+
+
+def test_installation_is_small_and_described() -> None:
+    names = _installed([*PROJECT["dependencies"]])
+    assert {"polars-runtime-32", "fonttools"} < names
+    assert len(names) < 40
+    page = (ROOT / "docs" / "install.md").read_text()
+    assert [name for name in names if not re.search(rf"\b{name}\b", page)] == []
 
 
 def test_every_import_is_declared() -> None:

@@ -16,11 +16,12 @@ TRACE = ROOT / "fixtures/nccl_8ranks/rank0.json.gz"
 FIXED = [
     "Annotations", "Chart", "CommOutliers", "CudaApi", "Device", "Diagnosis", "Diff",
     "Efficiency", "Finding", "FlameGraph", "GpuIdle", "Hang", "HostMetrics", "Info", "InputError",
-    "Kernels", "Launches", "LeafPaths", "MalformedInput", "Memory", "MemoryDiff", "MemoryErrors",
+    "Job", "Kernels", "Launches", "LeafPaths", "MalformedInput", "Memory", "MemoryDiff",
+    "MemoryErrors",
     "MemoryGrowth", "Merged", "Meta", "MissingData", "MissingExtra", "Operators", "OptionError",
     "OutputError", "Overlap", "Report", "Result", "Scaling", "Steps", "Table", "Trace",
     "TraceAnalyzerError", "Transfers", "UnknownFormat", "UnreadableFile", "concat", "convert",
-    "diagnose", "find_inputs", "merge", "read", "report",
+    "diagnose", "find_inputs", "merge", "read", "read_job", "report",
 ]  # fmt: skip
 NAMES = sorted([*FIXED, *(entry.name for entry in registry.public())])
 

@@ -59,6 +59,7 @@ _MODULES = {
     "errors": "InputError MalformedInput MissingData MissingExtra OptionError OutputError "
     "TraceAnalyzerError UnknownFormat UnreadableFile",
     "reading": "find_inputs read",
+    "job": "Job read_job",
     "drawings": "Chart",
     "result": "Finding Report Result Table",
     "trace": "Device Meta Trace concat",

@@ -59,6 +59,8 @@ from traceanalyzer.errors import OutputError as OutputError
 from traceanalyzer.errors import TraceAnalyzerError as TraceAnalyzerError
 from traceanalyzer.errors import UnknownFormat as UnknownFormat
 from traceanalyzer.errors import UnreadableFile as UnreadableFile
+from traceanalyzer.job import Job as Job
+from traceanalyzer.job import read_job as read_job
 from traceanalyzer.merging import Merged as Merged
 from traceanalyzer.merging import merge as merge
 from traceanalyzer.reading import find_inputs as find_inputs

@@ -1,10 +1,11 @@
-"""The functions of analyzers as methods of ``Trace``.
+"""The functions of analyzers as methods of ``Trace`` and ``Job``.
 
 ``trace.kernels(by="rank")`` is ``traceanalyzer.kernels(trace, by="rank")``: the same function with
 the same keywords, help and types, imported on first use. ``make docs`` writes ``questions.pyi`` for
 type checkers. Here and in the notebook methods of ``Result`` a lower layer imports a higher one.
 """
 
+from contextlib import suppress
 from importlib import import_module
 from types import MethodType
 from typing import Any
@@ -20,11 +21,25 @@ class _Method:
 
     def __get__(self, trace: Any, owner: type) -> Any:
         function = getattr(import_module("traceanalyzer"), self.name)
-        return function if trace is None else MethodType(function, trace)
+        return function if trace is None else MethodType(function, trace._inputs)
 
 
 class Questions:
-    """Methods that call the function of the same name with the trace as first argument."""
+    """Methods that call the function of the same name with the inputs as first argument."""
+
+    @property
+    def _inputs(self) -> Any:
+        """The first argument of the functions."""
+        return self
+
+    def _repr_html_(self) -> str:
+        """Return the contents of the files and what the devices do over time, for a notebook."""
+        package = import_module("traceanalyzer")
+        parts = [package.info(self._inputs)]
+        with suppress(package.TraceAnalyzerError):  # a file without device work has no timeline
+            parts.append(package.timeline(self._inputs))
+        fragment = import_module("traceanalyzer.render.html").fragment
+        return "\n".join(fragment(part, top=5) for part in parts)
 
 
 #: Functions of several runs.

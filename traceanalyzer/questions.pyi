@@ -1,5 +1,7 @@
 # Written by `make docs` from the lists in __init__.py and analyzers/registry.py.
 
+from typing import Any
+
 import traceanalyzer as functions
 
 METHODS: list[str]
@@ -28,3 +30,6 @@ class Questions:
     steps = functions.steps
     timeline = functions.timeline
     transfers = functions.transfers
+    def _repr_html_(self) -> str: ...
+    @property
+    def _inputs(self) -> Any: ...

@@ -291,6 +291,20 @@ class Result:
         text: str = import_module("traceanalyzer.render.table").render(self, top=top)
         return text
 
+    def save(self, path: str, *, top: int | None = None, force: bool = False) -> None:
+        """Write the result to a file, in the format of its suffix, as ``-o`` of the commands.
+
+        Args:
+            path: a name that ends in html, json, csv, md, txt, sqlite, svg or png.
+            top: rows per table; default: as the commands, all in data formats.
+            force: overwrite an existing file.
+
+        Raises:
+            OptionError: unknown suffix, or a picture of a result without charts.
+            OutputError: the file exists and ``force`` is not set, or it cannot be written.
+        """
+        import_module("traceanalyzer.render").save(self, path, top=top, force=force)
+
     @overload
     def plot(self, chart: None = None, *, ax: None = None) -> NDArray[np.object_]: ...
     @overload

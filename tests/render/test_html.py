@@ -94,7 +94,9 @@ def test_fragment_is_inert():
     text = hostile()._repr_html_()
     tags = _Tags(text)
     assert tags.open == []
-    assert {tag for tag, _ in tags.tags} <= ALLOWED - {"script", "figure"}
+    assert {tag for tag, _ in tags.tags} <= ALLOWED - {"script", "figure"} | {"iframe"}
+    frames = [dict(attributes) for tag, attributes in tags.tags if tag == "iframe"]
+    assert [frame["sandbox"] for frame in frames] == ["allow-scripts"]
     assert text.startswith('<div class="traceanalyzer">')
 
 

@@ -58,7 +58,10 @@ class Source:
             info = os.stat(self.path)  # noqa: PTH116 - no Path object: the name is kept as given
             if not stat.S_ISREG(info.st_mode):
                 kind = "a directory" if stat.S_ISDIR(info.st_mode) else "not a regular file"
-                raise UnreadableFile(self.path, f"is {kind}", hint="pass a file")
+                hint = "pass a file"
+                if kind == "a directory":
+                    hint += ", or use traceanalyzer.read_job for all files in it"
+                raise UnreadableFile(self.path, f"is {kind}", hint=hint)
             with open(self.path, "rb") as file:  # noqa: PTH123
                 magic = file.read(4)
         except (OSError, ValueError) as error:

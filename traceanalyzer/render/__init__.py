@@ -11,6 +11,7 @@ from __future__ import annotations
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Literal
 
+from traceanalyzer import files
 from traceanalyzer.errors import OptionError
 
 if TYPE_CHECKING:
@@ -40,6 +41,9 @@ SUFFIXES: dict[str, Form] = {
     ".txt": "table",
     ".md": "md",
 }
+
+
+_KNOWN = ", ".join(SUFFIXES)
 
 
 def form_of(path: str) -> Form | None:
@@ -87,6 +91,18 @@ def render(result: Result, to: Form, *, top: int | None = None, color: bool = Fa
 
     picture = plot.figure(result)
     return plot.to_png(picture) if to == "png" else plot.to_svg(picture).encode()
+
+
+def save(result: Result, path: str, *, top: int | None = None, force: bool = False) -> None:
+    """Write a result to a file in the format of its suffix, see ``Result.save``."""
+    form = form_of(path)
+    if form is None:
+        raise OptionError(f"{path}: unknown output format; the suffix is one of {_KNOWN}")
+    files.check(path, force=force)
+    rows = TOP.get(form) if top is None else top
+    data = render(result, form, top=rows)
+    with files.opened(path) as file:
+        file.write(data)
 
 
 def _flamegraph(result: Result, to: Form) -> bytes:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from types import ModuleType
 
-from traceanalyzer.drawings import Budget, Flame, Lanes, Occupancy
+from traceanalyzer.drawings import Budget, Chart, Flame, Lanes, Occupancy
 from traceanalyzer.render import charts, flamegraph, glossary, occupancy, palette, pieces, timeline
 from traceanalyzer.render.pieces import Viewer, escaped
 from traceanalyzer.render.text import costs, shorten, table_cells
@@ -14,7 +14,7 @@ from traceanalyzer.units import format_count, format_frac, format_ns
 # Blocks network access and scripts, whatever names a trace contains.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _CELL_CHARS = 90
-_FRAME_HEIGHT = 640
+_FRAME_HEIGHT, _CHART_HEIGHT = 640, 480
 _OCCUPANCY_HEIGHT, _SEGMENTS_HEIGHT = 960, 360
 
 #: Drawings that need the width of the window.
@@ -62,10 +62,10 @@ def page(result: Result, *, top: int | None = 100) -> str:
 
 
 def fragment(result: Result, *, top: int | None = 10) -> str:
-    """Return title, verdict, occupancies, flame graphs, tables and notes for a notebook.
+    """Return title, verdict, drawings, tables and notes for a notebook.
 
-    ``Result.plot()`` draws the charts. A drawing with a viewer is a page in a sandboxed frame, from
-    which the viewer cannot access the notebook.
+    Of several charts only the first is drawn; ``Result.plot()`` draws all. A drawing with a viewer
+    is a page in a sandboxed frame, from which the viewer cannot access the notebook.
     """
     lines = [
         f'<div class="traceanalyzer"><style>{_style(result)}</style>',
@@ -76,6 +76,7 @@ def fragment(result: Result, *, top: int | None = 10) -> str:
         *(_framed(one, timeline, timeline.height(one)) for one in result.timelines),
         *(_framed(one, occupancy, _height(one)) for one in result.occupancies),
         *(_framed(flame, flamegraph, _FRAME_HEIGHT) for flame in result.flames),
+        *(_framed(chart, charts, _CHART_HEIGHT) for chart in _first_chart(result)),
         cards(result.diagnosis),
         *(table(one, top, heading="h4") for one in result.visible_tables),
         notes(result, heading="h4"),
@@ -84,11 +85,17 @@ def fragment(result: Result, *, top: int | None = 10) -> str:
     return "\n".join(line for line in lines if line)
 
 
+def _first_chart(result: Result) -> tuple[Chart, ...]:
+    """Return the most important chart of a result without another drawing."""
+    other = result.timelines or result.occupancies or result.flames
+    return () if other else result.charts[:1]
+
+
 def _height(one: Occupancy) -> int:
     return _OCCUPANCY_HEIGHT + (_SEGMENTS_HEIGHT if one.segments.height else 0)
 
 
-def _framed(drawing: Flame | Lanes | Occupancy, renderer: ModuleType, height: int) -> str:
+def _framed(drawing: Chart | Flame | Lanes | Occupancy, renderer: ModuleType, height: int) -> str:
     """Return a sandboxed frame with a page for one drawing."""
     viewer = renderer.VIEWER
     page = (
