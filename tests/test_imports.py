@@ -1,6 +1,7 @@
 """One-way imports between the parts of the package, from the source."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -226,3 +227,9 @@ def test_reading_traces_imports_no_drawing_and_no_database(command):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout) > 1000
+
+
+def test_no_possessive_group() -> None:
+    """``(...)*+`` and ``(?>...)`` match wrongly in Python 3.11.0 to 3.11.4."""
+    possessive = re.compile(r"\)(?:[*+?]|\{[\d,]+\})\+|\(\?>")
+    assert [path.name for path in FILES if possessive.search(path.read_text())] == []

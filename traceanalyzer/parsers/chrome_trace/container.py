@@ -18,7 +18,7 @@ _STRIDE_BYTES = 1 << 20
 _BOM = b"\xef\xbb\xbf"
 _BLANKS = b" \t\r\n,"
 
-_KEY = re.compile(rb'("(?:[^"\\]++|\\.)*+")\s*+:\s*+', re.DOTALL)
+_KEY = re.compile(rb'("(?:[^"\\]++|\\.)*")\s*+:\s*+', re.DOTALL)
 _EVENTS_KEY = re.compile(rb'"traceEvents"\s*+:\s*+\[')
 _NO_EVENTS = re.compile(rb"null|\{\s*+\}")
 #: Values with times: decimals stay text, for exact nanoseconds.
