@@ -28,8 +28,9 @@ def info(paths: tuple[str, ...], reading: Reading, writing: Writing) -> None:
 
     writing.check()
     inputs, skipped = ta.find_inputs(paths)
-    with progress(inputs, quiet=reading.quiet) as meter:
-        result = ta.info(inputs, skipped=skipped, **reading.arguments(), progress=meter)
+    with reading.cluster() as client, progress(inputs, quiet=reading.quiet) as meter:
+        how = {**reading.arguments(), "client": client, "progress": meter}
+        result = ta.info(inputs, skipped=skipped, **how)
     writing.show(result)
 
 

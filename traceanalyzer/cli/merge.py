@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from traceanalyzer.cli.answering import inputs_of, report
-from traceanalyzer.cli.options import Command, Reading, reading
+from traceanalyzer.cli.options import Command, Reading, reading_here
 from traceanalyzer.cli.progress import progress
 from traceanalyzer.errors import OptionError
 from traceanalyzer.render.text import prose
@@ -72,7 +72,7 @@ def cutting(command: Command) -> Command:
 )
 @click.option("--force", is_flag=True, help="Overwrite an existing OUT.")
 @cutting
-@reading
+@reading_here
 def merge(
     paths: tuple[str, ...],
     out: str,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from functools import wraps
@@ -78,11 +78,11 @@ class Reading:
         assume_rank: the rank of a single file without one.
         since_ns: ignore events that end earlier, from the start of the trace.
         until_ns: ignore events that start at this time or later.
+        quiet: no progress and no data-loss summary on standard error.
         workers: number of processes that read several files, or ``auto``.
         dask: read on a Dask cluster, a local one if no scheduler is given.
         scheduler: address of a running Dask scheduler.
         scheduler_file: its scheduler file.
-        quiet: no progress and no data-loss summary on standard error.
     """
 
     format: str | None
@@ -90,11 +90,11 @@ class Reading:
     assume_rank: int | None
     since_ns: int | None
     until_ns: int | None
-    workers: int | Literal["auto"]
-    dask: bool
-    scheduler: str | None
-    scheduler_file: str | None
     quiet: bool
+    workers: int | Literal["auto"] = 1
+    dask: bool = False
+    scheduler: str | None = None
+    scheduler_file: str | None = None
 
     def __post_init__(self) -> None:
         both = self.since_ns is not None and self.until_ns is not None
@@ -242,38 +242,40 @@ def form_by_suffix(output: str | None, default: Form) -> Form:
     return form or default
 
 
-def reading(command: Command) -> Command:
-    """Add the options of :class:`Reading`; the command gets one ``reading`` argument."""
-
-    @click.option(
+#: Options of :class:`Reading`, and those of commands that read files in several processes.
+_FILE_OPTIONS = (
+    click.option(
         "--input-format",
         "format",
         cls=AliasedOption,
         metavar="NAME",
         help="Input format, instead of detecting it by content.",
-    )
-    @click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Only rank N.")
-    @click.option(
+    ),
+    click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Only rank N."),
+    click.option(
         "--assume-rank",
         type=click.IntRange(min=0),
         metavar="N",
         help="Treat a file without a rank as rank N.",
-    )
-    @click.option(
+    ),
+    click.option(
         "--since",
         "since_ns",
         metavar="TIME",
         callback=_duration,
         help="Ignore events that end before TIME (for example 1.5s) from the start of the trace.",
-    )
-    @click.option(
+    ),
+    click.option(
         "--until",
         "until_ns",
         metavar="TIME",
         callback=_duration,
         help="Ignore events that start at TIME or later.",
-    )
-    @click.option(
+    ),
+    click.option("-q", "--quiet", is_flag=True, help="No progress bar, no data-loss summary."),
+)
+_WORKER_OPTIONS = (
+    click.option(
         "--workers",
         metavar="N|auto",
         default="auto",
@@ -281,23 +283,40 @@ def reading(command: Command) -> Command:
         callback=_workers,
         help="Processes that read several files at once; auto: one per core, as far as the free "
         "memory allows.",
-    )
-    @click.option("--dask", is_flag=True, help="Read on a Dask cluster (extra dask).")
-    @click.option(
+    ),
+    click.option("--dask", is_flag=True, help="Read on a Dask cluster (extra dask)."),
+    click.option(
         "--scheduler",
         metavar="ADDRESS",
         envvar="DASK_SCHEDULER_ADDRESS",
         help="Scheduler of the cluster. Default: DASK_SCHEDULER_ADDRESS, else a cluster on this "
         "machine.",
-    )
-    @click.option("--scheduler-file", metavar="FILE", help="Scheduler file of the cluster.")
-    @click.option("-q", "--quiet", is_flag=True, help="No progress bar, no data-loss summary.")
+    ),
+    click.option("--scheduler-file", metavar="FILE", help="Scheduler file of the cluster."),
+)
+
+
+def reading(command: Command) -> Command:
+    """Add the options of :class:`Reading`; the command gets one ``reading`` argument."""
+    return _with_reading(command, (*_FILE_OPTIONS, *_WORKER_OPTIONS))
+
+
+def reading_here(command: Command) -> Command:
+    """Add the options of :class:`Reading` to a command that reads one file after another."""
+    return _with_reading(command, _FILE_OPTIONS)
+
+
+def _with_reading(command: Command, options: Sequence[Callable[[Command], Command]]) -> Command:
     @wraps(command)
     def wrapped(*args: Any, **values: Any) -> None:
-        settings = Reading(**{field.name: values.pop(field.name) for field in fields(Reading)})
+        known = {field.name for field in fields(Reading)} & values.keys()
+        settings = Reading(**{name: values.pop(name) for name in known})
         command(*args, reading=settings, **values)
 
-    return wrapped
+    whole: Command = wrapped
+    for option in reversed(options):
+        whole = option(whole)
+    return whole
 
 
 def writing(command: Command) -> Command:

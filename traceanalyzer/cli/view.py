@@ -12,7 +12,7 @@ import click
 
 from traceanalyzer import serving
 from traceanalyzer.cli.merge import cutting, describe, merged_file
-from traceanalyzer.cli.options import Reading, reading
+from traceanalyzer.cli.options import Reading, reading_here
 from traceanalyzer.errors import OptionError
 from traceanalyzer.render.text import prose
 
@@ -30,7 +30,7 @@ _PERFETTO = (".pftrace", ".perfetto-trace")
     help="Port on 127.0.0.1. Default: any free one.",
 )
 @cutting
-@reading
+@reading_here
 def view(
     paths: tuple[str, ...],
     no_open: bool,
