@@ -13,7 +13,13 @@ from trace_processor import load
 
 import traceanalyzer as ta
 from traceanalyzer.cli.main import status
-from traceanalyzer.errors import MissingData, OptionError, OutputError, UnreadableFile
+from traceanalyzer.errors import (
+    InputError,
+    MissingData,
+    OptionError,
+    OutputError,
+    UnreadableFile,
+)
 
 ROOT = Path(__file__).parents[1]
 NCCL = ROOT / "fixtures/nccl_8ranks"
@@ -270,3 +276,12 @@ def test_composer_repro(shared, tmp_path):
     loaded = load([tmp_path / "c.pftrace", tmp_path / "d.pftrace"], names)
     assert [one.lost for one in loaded] == [{}, {}]
     assert (cycles.ranks, cycles.recordings, loaded[1].tables[0][0]["n"]) == (1, 2, 1)
+
+
+@pytest.mark.parametrize("suffix", ["json", "pftrace"])
+def test_what_merge_wrote_is_not_analyzed(tmp_path: Path, suffix: str) -> None:
+    target = tmp_path / f"run.{suffix}"
+    ta.merge(NCCL, target)
+    for question in (ta.diagnose, ta.comm_outliers):
+        with pytest.raises(InputError):
+            question(target)

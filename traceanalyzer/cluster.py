@@ -34,7 +34,7 @@ def connected(address: str | None = None, file: str | None = None) -> Generator[
     try:
         import distributed
     except ImportError as error:
-        raise MissingExtra("a Dask cluster", "dask") from error
+        raise MissingExtra("a Dask cluster", "distributed") from error
     start: Any = distributed  # its functions have no types
     if address is None and file is None:
         from traceanalyzer.machine import cores

@@ -22,7 +22,13 @@ import polars as pl
 from traceanalyzer.analyzers.base import Needs, Reading, Skipped
 from traceanalyzer.analyzers.common import ranks
 from traceanalyzer.analyzers.common.repeats import Repeats
-from traceanalyzer.errors import InputError, MissingData, OptionError, UnreadableFile
+from traceanalyzer.errors import (
+    InputError,
+    MalformedInput,
+    MissingData,
+    OptionError,
+    UnreadableFile,
+)
 from traceanalyzer.machine import cores, free_memory
 from traceanalyzer.reading import (
     Inputs,
@@ -42,6 +48,10 @@ from traceanalyzer.vocabulary import MEMORY_SNAPSHOT
 
 M = TypeVar("M", bound="Measures")
 
+#: Tables that say nothing without events.
+_ABOUT_EVENTS = ("lanes", "issues")
+#: Key of the metadata of a file that ``merge`` wrote.
+_MERGED = '"traceanalyzer merge"'
 #: Columns that only samples and counters use: a fifth of the memory of events.
 _OF_SAMPLES = ("address", "stack", "weight")
 
@@ -82,6 +92,7 @@ class OpenedInputs:
         repeats: recordings that several files contain.
         every_file: whether copies of a file and repeated recordings count.
         read: paths of the files with traces of the selected ranks, in order.
+        any_rows: whether a file has an event, a counter or a sample.
     """
 
     def __init__(self, inputs: Inputs, needs: Needs | None, how: How, *, split: bool = True):
@@ -97,7 +108,7 @@ class OpenedInputs:
         self._failed: InputError | MissingData | None = None
         # inputs without events in the time window; whether another input has some
         self._outside: list[Trace | str] = []
-        self._any_inside = False
+        self._any_inside = self.any_rows = False
         self._apart = False
         self._ranks: set[int | None] = set()
         if how.assume_rank is not None and len(self.items) > 1:
@@ -138,6 +149,13 @@ class OpenedInputs:
             self._outside.append(item)
         else:
             self._any_inside = True
+        if isinstance(item, str) and _MERGED in (trace.meta.extra or ""):
+            raise MalformedInput(
+                item, "written by traceanalyzer merge", hint="pass the files that it was made from"
+            )
+        self.any_rows |= any(
+            table.height for name, table in trace.tables.items() if name not in _ABOUT_EVENTS
+        )
         trace = self._once(trace)
         path, truncated = trace.meta.path, is_truncated(trace)
         if not self.every_file:
@@ -175,7 +193,7 @@ class OpenedInputs:
         part.items, part._apart = items, True
         part.metas, part.skipped, part.read = {}, [], {}
         part._starts, part._ranks, part._failed = set(), set(), None
-        part._outside, part._any_inside = [], False
+        part._outside, part._any_inside, part.any_rows = [], False, False
         part.repeats = Repeats()
         part.how = replace(self.how, progress=None, on_trace=None, client=None)
         return part
@@ -191,6 +209,7 @@ class OpenedInputs:
         self._failed = self._failed or other._failed
         self._outside += other._outside
         self._any_inside |= other._any_inside
+        self.any_rows |= other.any_rows
 
     def fail(self, path: str, error: InputError | MissingData) -> None:
         """Record an input that cannot be used."""

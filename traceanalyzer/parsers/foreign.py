@@ -24,6 +24,7 @@ _NSYS_TABLE = re.compile(
     r"|GENERIC_\w+|SYSCALL|CUBLAS_EVENTS|CUDNN_EVENTS)\.(?:parquet|arrows?|feather)"
 )
 _TAR_MAGIC = slice(257, 262)
+_PERFETTO = (".pftrace", ".perfetto-trace")
 
 #: Pattern of the first bytes, description, advice.
 _KNOWN = (
@@ -68,6 +69,9 @@ def recognise(head: bytes, path: str) -> Foreign | None:
         head: the first bytes after decompression.
         path: the file's name.
     """
+    if path.lower().endswith(_PERFETTO):
+        hint = f"traceanalyzer view {path} shows it; pass the files that it was made from"
+        return Foreign("a trace in Perfetto's own format", hint)
     if head[_TAR_MAGIC] == b"ustar":
         hint = f"unpack it (tar -xf {path} -C FOLDER) and pass FOLDER"
         return Foreign("a tar archive", hint, is_recording=True)

@@ -33,13 +33,13 @@ _TABLES = {
     ),
     "outliers": (
         "Outliers",
-        """rank, step, collective, message_bytes: message, at_ns: time, duration_ns: duration,
+        """rank, step, collective, message_bytes: message, at_ns: start, duration_ns: duration,
         factor, z, cause, compute_ns: compute overlap, overlapped_by: overlapped by""",
         "none",
     ),
     "outlier_collectives": (
         "Outliers",
-        """step, collective, message_bytes: message, at_ns: time, ranks, duration_ns: longest,
+        """step, collective, message_bytes: message, at_ns: start, ranks, duration_ns: longest,
         factor, cause, compute_ns: compute overlap, overlapped_by: overlapped by""",
         "none",
     ),

@@ -232,14 +232,15 @@ def _verdict(result: GpuIdle) -> str:
     if lost and not (loading and result.steps.height):  # below, of step time
         text.append(f"The largest part is {causes.WAITING[cause]}: {_share(lost, result.span_ns)}.")
     text += [*_worst(result), *_files_accessed(result)]
-    text += _loading(result, largest=loading)
+    loader = _loading(result, largest=loading)
+    text += loader if loading else []
     if lost / result.span_ns >= _LITTLE and cause not in (causes.DATALOADING, causes.UNKNOWN):
         per_step = _per_step(result, cause)
         text.append(result.advice(cause, per_step, here=True))
     elif idle < _LITTLE:
         more = "operators" if result.on_host else "kernels and overlap"
         text.append(f"Less idle time would gain little; see {more}.")
-    return " ".join(text)
+    return " ".join(text if loading else text + loader)
 
 
 def _who(result: GpuIdle) -> str:
