@@ -18,9 +18,9 @@ FIXED = [
     "Efficiency", "Finding", "FlameGraph", "GpuIdle", "Hang", "HostMetrics", "Info", "InputError",
     "Kernels", "Launches", "LeafPaths", "MalformedInput", "Memory", "MemoryDiff", "MemoryErrors",
     "MemoryGrowth", "Merged", "Meta", "MissingData", "MissingExtra", "Operators", "OptionError",
-    "OutputError", "Overlap", "Report", "Result", "Scaling", "Steps", "Table", "Trace",
-    "TraceAnalyzerError", "Transfers", "UnknownFormat", "UnreadableFile", "concat", "convert",
-    "diagnose", "find_inputs", "merge", "read", "report",
+    "OutputError", "Overlap", "QueryResult", "Report", "Result", "Scaling", "Steps", "Table",
+    "Trace", "TraceAnalyzerError", "Transfers", "UnknownFormat", "UnreadableFile", "concat",
+    "convert", "diagnose", "find_inputs", "merge", "query", "read", "report",
 ]  # fmt: skip
 NAMES = sorted([*FIXED, *(entry.name for entry in registry.public())])
 

@@ -61,6 +61,8 @@ from traceanalyzer.errors import UnknownFormat as UnknownFormat
 from traceanalyzer.errors import UnreadableFile as UnreadableFile
 from traceanalyzer.merging import Merged as Merged
 from traceanalyzer.merging import merge as merge
+from traceanalyzer.querying import QueryResult as QueryResult
+from traceanalyzer.querying import query as query
 from traceanalyzer.reading import find_inputs as find_inputs
 from traceanalyzer.reading import read as read
 from traceanalyzer.result import Finding as Finding
