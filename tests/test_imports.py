@@ -46,13 +46,15 @@ ALLOWED: dict[str, set[str]] = {
     "conversion": {"exporters", "files", "inputs", "reading", "registry", "schema", "trace"},
     "merging": {"analyzers", "errors", "exporters", "files", "inputs", "reading", "registry",
                 "result", "run", "trace", "units", "vocabulary"},
+    "querying": {"analyzers", "errors", "inputs", "reading", "registry", "result", "run", "schema",
+                 "trace", "units", "vocabulary"},
     "serving": {"errors"},
     "render": {"drawings", "files", "result", "units", "errors"},
     "cli": {"analyzers", "cluster", "registry", "files", "reading", "render", "exporters", "result",
             "serving", "units", "errors", "version", ""},
     "__main__": {"cli"},
-    "__init__": {"registry", "functions", "analyzers", "conversion", "job", "merging", "reading",
-                 "trace", "result", "errors", "version"},
+    "__init__": {"registry", "functions", "analyzers", "conversion", "job", "merging", "querying",
+                 "reading", "trace", "result", "errors", "version"},
 }  # fmt: skip
 #: Modules that say in a string what they import: a result draws itself in a notebook, a trace is
 #: asked; the package, its functions and the exporters load on demand.

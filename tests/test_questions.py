@@ -103,7 +103,8 @@ def _input(name: str) -> Path:
 @pytest.mark.parametrize("name", [name for name in QUESTIONS if name != "hang"])  # whole dumps
 def test_window_of_a_trace_in_memory(name: str) -> None:
     path, ask = _input(name), getattr(ta, name)
-    more = (path,) if name == "memory_diff" else ()
+    second = {"memory_diff": path, "query": "select count(*) from events"}
+    more = (second[name],) if name in second else ()
     trace = ta.read(path, columns=ON_REQUEST)
     start, end = (trace.events["ts"].min(), trace.events["ts"].max())
     assert isinstance(start, int)

@@ -63,6 +63,8 @@ from traceanalyzer.job import Job as Job
 from traceanalyzer.job import read_job as read_job
 from traceanalyzer.merging import Merged as Merged
 from traceanalyzer.merging import merge as merge
+from traceanalyzer.querying import QueryResult as QueryResult
+from traceanalyzer.querying import query as query
 from traceanalyzer.reading import find_inputs as find_inputs
 from traceanalyzer.reading import read as read
 from traceanalyzer.result import Finding as Finding

@@ -58,7 +58,7 @@ _OF_SAMPLES = ("address", "stack", "weight")
 
 @dataclass(frozen=True)
 class How:
-    """The keywords of :class:`Reading`, checked, and tables that no analyzer uses."""
+    """The keywords of :class:`Reading`, checked, and what is read without :class:`Needs`."""
 
     format: str | None = None
     rank: int | None = None
@@ -70,6 +70,8 @@ class How:
     workers: int | Literal["auto"] = 1
     client: Any = None
     unused: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    kinds: tuple[str, ...] | None = None
 
 
 @dataclass
@@ -142,7 +144,8 @@ class OpenedInputs:
             once = replace(how, progress=None, on_trace=None) if replace_needs else how
             trace = _lightened(read_needed(item, needs, once), needs)
         else:
-            trace = _cut_but_snapshots(_read(item, how), how)
+            trace = _read(item, how, columns=how.columns, kinds=how.kinds)
+            trace = _cut_but_snapshots(trace, how)
         if how.assume_rank is not None:
             trace = with_assumed_rank(trace, how.assume_rank)
         if trace.events.is_empty() and trace.counters.is_empty():

@@ -46,7 +46,7 @@ class Questions:
 _OF_RUNS = ("diff", "scaling")
 #: Functions whose first argument is the inputs.
 METHODS = sorted(
-    ("diagnose", "report", *(e.name for e in registry.public() if e.name not in _OF_RUNS))
+    ("diagnose", "query", "report", *(e.name for e in registry.public() if e.name not in _OF_RUNS))
 )
 for _name in METHODS:
     setattr(Questions, _name, _Method(_name))

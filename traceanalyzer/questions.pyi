@@ -26,6 +26,7 @@ class Questions:
     operators = functions.operators
     overlap = functions.overlap
     py_spy_report = functions.py_spy_report
+    query = functions.query
     report = functions.report
     steps = functions.steps
     timeline = functions.timeline

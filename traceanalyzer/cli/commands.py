@@ -28,6 +28,7 @@ _BY_HAND = (
     "diagnose",
     "convert",
     "merge",
+    "query",
     "view",
     "demo",
     "info",
@@ -73,6 +74,14 @@ _WITHOUT_ANALYZER = {
         "Start here",
         "Write a small recording and its report, to try the program.",
         ("demo/", "demo/ --force"),
+    ),
+    "query": _Listed(
+        "Files",
+        "Select rows from the tables of all files with SQL.",
+        (
+            'run/ "select name, sum(dur) from events group by name order by 2 desc"',
+            'run/ "select * from collectives" --rank 5 -o collectives.csv',
+        ),
     ),
     "convert": _Listed(
         "Files",

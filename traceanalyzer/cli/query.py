@@ -1,0 +1,25 @@
+"""``traceanalyzer query``."""
+
+from __future__ import annotations
+
+import click
+
+from traceanalyzer.cli.answering import answer
+from traceanalyzer.cli.options import Reading, Writing, reading, writing
+
+
+@click.command()
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@click.argument("sql", metavar="SQL")
+@reading
+@writing
+def query(paths: tuple[str, ...], sql: str, reading: Reading, writing: Writing) -> None:
+    """Select rows from the tables of all files with SQL, read-only.
+
+    PATH is a file or a folder (searched recursively), of any format. SQL is one SELECT on the
+    tables of docs/schema.md: events, collectives, counters, ... Times are ns, on one clock for all
+    ranks. Functions that read files and statements that change something are refused.
+    """
+    import traceanalyzer as ta
+
+    answer(ta.query, paths, reading, writing, sql=sql)
