@@ -8,7 +8,7 @@ MODULES = (
     "chrome_trace/_scan",
     "collapsed/_frames",
     "memory_snapshot/_machine",
-    "nsys_sqlite/_pages",
+    "sqlite/_pages",
 )
 
 setup(

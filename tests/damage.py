@@ -50,6 +50,7 @@ COLLAPSED = _files("py_spy/*.raw.txt") + _files("malformed_stacks/*.txt")
 SPEEDSCOPE = _files("py_spy/*.speedscope.json") + _files("malformed_stacks/*.json")
 SNAPSHOTS = _files("memory/*.pickle")
 NSYS = _files("nsys/*.sqlite", 1 << 30)
+ROCPD = _files("rocpd/[!t]*") + _files("rocpd/training.*")
 
 
 def changed_json(chance: Random, data: bytes) -> bytes:
@@ -203,5 +204,6 @@ _STRUCTURE = {
     "speedscope": (SPEEDSCOPE, changed_json),
     "memory-snapshot": (SNAPSHOTS, changed_opcodes),
     "nsys-sqlite": (NSYS, changed_rows),
+    "rocpd": (ROCPD, changed_rows),
 }
 FORMATS = (*_STRUCTURE, "parquet")

@@ -69,7 +69,34 @@ _NSYS_HINTS: dict[str, str] = {
     "--trace=nvtx",
     "stack": "a flamegraph needs nsys profile --sample=process-tree",
 }
-_NSYS = "nsys-sqlite"
+_ROCPROF = "record with rocprofv3 --runtime-trace, or runTracer.sh of rocmProfileData"
+_NOT_ON_AMD = "not recorded by rocprofv3 and RPD; record with torch.profiler"
+#: Different advice for traces of AMD's profilers.
+_ROCPD_HINTS: dict[str, str] = {
+    **dict.fromkeys(
+        ("kernel", "gpu_memcpy", "gpu_memset", "cuda_runtime", "cuda_driver", "device work"),
+        _ROCPROF,
+    ),
+    "cpu_op": "torch.autograd.profiler.emit_nvtx() writes them as roctx ranges; record with "
+    "rocprofv3 --marker-trace",
+    "python_function": f"{_NOT_ON_AMD} with_stack=True",
+    "cpu_instant_event": f"{_NOT_ON_AMD} profile_memory=True",
+    "input_dims": f"{_NOT_ON_AMD} record_shapes=True",
+    "other code": "a recording with more roctx ranges, or py-spy for Python code,",
+    **dict.fromkeys(
+        ("user_annotation", "nvtx"),
+        "mark ranges with roctx (torch.cuda.nvtx.range) and record with rocprofv3 --marker-trace",
+    ),
+    **dict.fromkeys(("alloc", "free_completed"), "record with rocprofv3 --memory-allocation-trace"),
+    "counter": "rocprof-sys, rocprofv3 --pmc and runTracer.sh of rocmProfileData record those of "
+    "the GPUs",
+    "collective": "GPU collectives need rocprofv3 --kernel-trace --rccl-trace",
+    "step": "mark steps with roctx ranges (torch.cuda.nvtx.range), record with rocprofv3 "
+    "--marker-trace",
+    "stack": "a flamegraph needs marked ranges, or py-spy record",
+}
+#: Advice by format.
+_HINTS_OF = {"nsys-sqlite": _NSYS_HINTS, "rocpd": _ROCPD_HINTS}
 #: Data that is missing if the GPU could not be traced.
 _NEED_GPU_TRACE = ("kernel", "gpu_memcpy", "gpu_memset", "device work", "collective")
 
@@ -135,7 +162,7 @@ def record_hint(meta: Meta, what: str) -> str:
     """
     if meta.no_gpu_work and what in _NEED_GPU_TRACE:
         return meta.no_gpu_work
-    hints = _HINTS | _NSYS_HINTS if meta.format == _NSYS else _HINTS
+    hints = _HINTS | _HINTS_OF.get(meta.format, {})
     return hints.get(what, "")
 
 

@@ -30,6 +30,7 @@ KNOWN = {
     "node.cpuprofile": '{"nodes":[{"id":1,"callFrame":{"functionName":"(root)"}}]}',
     "rocprof.json": '{"rocprofiler-sdk-tool": [{"metadata": {}}]}',
     "CUPTI_ACTIVITY_KIND_KERNEL.arrow": "ARROW1",
+    "host.xplane.pb": "\n\x02\x08\x01\x12\x00",
 }
 
 

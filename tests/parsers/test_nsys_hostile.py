@@ -18,7 +18,7 @@ from wording import raises_wording
 import traceanalyzer as ta
 from traceanalyzer import schema
 from traceanalyzer.errors import InputError, MalformedInput, UnknownFormat
-from traceanalyzer.parsers.nsys_sqlite import database as database_module
+from traceanalyzer.parsers.sqlite import database as database_module
 from traceanalyzer.render import render
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"

@@ -5,7 +5,7 @@ from hypothesis import given, strategies as st
 from polars.testing import assert_frame_equal
 
 from traceanalyzer import schema
-from traceanalyzer.parsers.nsys_sqlite.reader import assemble
+from traceanalyzer.parsers.sqlite.rows import assemble
 
 ROWS = st.lists(
     st.tuples(st.integers(0, 30), st.one_of(st.none(), st.integers(0, 4)), st.integers(0, 99)),

@@ -11,8 +11,8 @@ import polars as pl
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from traceanalyzer.parsers.nsys_sqlite import pages
-from traceanalyzer.parsers.nsys_sqlite.database import Database
+from traceanalyzer.parsers.sqlite import pages
+from traceanalyzer.parsers.sqlite.database import Database
 
 pytestmark = pytest.mark.skipif(pages._pages is None, reason="built without a compiler")
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import click
 
 from traceanalyzer.cli.answering import answer
-from traceanalyzer.cli.options import Reading, Writing, reading, writing
+from traceanalyzer.cli.options import Reading, Writing, reading_here, writing
 
 
 @click.command()
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @click.argument("sql", metavar="SQL")
-@reading
+@reading_here
 @writing
 def query(paths: tuple[str, ...], sql: str, reading: Reading, writing: Writing) -> None:
     """Select rows from the tables of all files with SQL, read-only.

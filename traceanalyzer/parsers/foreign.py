@@ -57,7 +57,7 @@ _KNOWN = (
     (
         rb'\{\s*+"rocprofiler-sdk-tool"',
         "rocprofv3 JSON, which is not supported",
-        "torch.profiler writes Chrome JSON on AMD GPUs too",
+        "pass the database of rocprofv3 --output-format rocpd (PID_results.db)",
     ),
 )
 
@@ -81,6 +81,9 @@ def recognise(head: bytes, path: str) -> Foreign | None:
             _SQLITE_INSTEAD,
             is_recording=True,
         )
+    if path.endswith(".xplane.pb"):
+        hint = "pass the .trace.json.gz that JAX and TensorFlow write next to it"
+        return Foreign("an XPlane profile of JAX or TensorFlow, which is not supported", hint)
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()[: 1 << 14]
     for pattern, what, hint in _KNOWN:
         if re.match(pattern, text):

@@ -16,6 +16,7 @@ from traceanalyzer.parsers import (
 from traceanalyzer.parsers.chrome_trace import parser as chrome_trace
 from traceanalyzer.parsers.contract import Format
 from traceanalyzer.parsers.nsys_sqlite import parser as nsys_sqlite
+from traceanalyzer.parsers.rocpd import parser as rocpd
 from traceanalyzer.parsers.source import Source
 
 #: Other packages register a Format under this entry-point group.
@@ -25,6 +26,7 @@ _BUILT_IN = (
     chrome_trace.FORMAT,
     parquet.FORMAT,
     nsys_sqlite.FORMAT,
+    rocpd.FORMAT,
     memory_snapshot.FORMAT,
     flight_recorder.FORMAT,
     py_spy_dump.FORMAT,

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 import polars as pl
 
 from traceanalyzer.parsers.nsys_sqlite import tables
+from traceanalyzer.parsers.sqlite.issues import Finding
 from traceanalyzer.vocabulary import NO_GPU_WORK
-
-#: (severity, code, count, where)
-Finding = tuple[str, str, int, str | None]
 
 _WARNING, _ERROR = 2, 3
 _MOST_MESSAGES = 20

@@ -1,7 +1,6 @@
 """Build a trace from an open export: read the tables, order the rows, report issues."""
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -11,24 +10,18 @@ from traceanalyzer import schema
 from traceanalyzer.errors import UnknownFormat
 from traceanalyzer.parsers.contract import Progress, Selection
 from traceanalyzer.parsers.nsys_sqlite import capture, device, host, nvtx, tables
-from traceanalyzer.parsers.nsys_sqlite.capture import Finding
-from traceanalyzer.parsers.nsys_sqlite.database import Database
 from traceanalyzer.parsers.nsys_sqlite.identity import Identity, describe, identify, lanes
-from traceanalyzer.parsers.nsys_sqlite.pages import File, on_disk
 from traceanalyzer.parsers.source import Source
-from traceanalyzer.parsers.tables import Ints, Order, time_order
+from traceanalyzer.parsers.sqlite.database import Database
+from traceanalyzer.parsers.sqlite.issues import Finding, of_database, of_file, of_rows
+from traceanalyzer.parsers.sqlite.pages import on_disk
+from traceanalyzer.parsers.sqlite.rows import assemble
 from traceanalyzer.trace import Trace, issue_rows
 
 #: The newest supported schema.
 _KNOWN_SCHEMA = (3, 30)
-
-#: Side tables whose columns the rows may contain in addition to those of ``events``.
-_SIDE_TABLES = {
-    "launch_configs": schema.LAUNCH_CONFIGS,
-    "collectives": schema.COLLECTIVES,
-    "memory_totals": schema.MEMORY_TOTALS,
-}
-
+_WRITER = "nsys export"
+_REMEDY = "export the report again: nsys export --type sqlite"
 
 _COUNTERS = (tables.GPU_METRICS, tables.NIC_METRICS)
 
@@ -91,8 +84,8 @@ def parse(source: Source, selection: Selection, progress: Progress | None, name:
         UnreadableFile: the file cannot be read.
     """
     with (
-        on_disk(source) as file,
-        Database(file.path, source.path, progress) as database,
+        on_disk(source, _WRITER) as file,
+        Database(file.path, source.path, progress, remedy=_REMEDY) as database,
     ):
         if not database.has(*tables.IDENTIFYING):
             raise UnknownFormat(source.path, "an SQLite database, but not an nsys export")
@@ -101,10 +94,10 @@ def parse(source: Source, selection: Selection, progress: Progress | None, name:
         identity = identify(export, source.path)
         trace, timeless = _trace(export, identity, source.path, name)
         issues = [
-            *_of_file(file, source.damage),
+            *of_file(file, source.damage),
             *unusable,
-            *_of_rows(trace.events, timeless),
-            *_of_database(database),
+            *of_rows(trace.events, timeless),
+            *of_database(database),
             *_of_export(export, identity, trace.meta.version),
         ]
     return replace(trace, issues=issue_rows(issues, trace.meta.rank))
@@ -156,93 +149,6 @@ def _is_selected(export: tables.Export, reader: _Reader) -> bool:
     return reader.names is None or export.any_named()
 
 
-# --- the rows of all tables in one order ---------------------------------------------------------
-
-
-def assemble(parts: list[pl.DataFrame]) -> dict[str, pl.DataFrame]:
-    """Build ``events`` and its side tables.
-
-    Args:
-        parts: rows of one table each, with columns of ``events`` and of side tables; the list is
-            emptied.
-    """
-    rows = _Rows(parts)
-    if not rows.height:
-        return {name: schema.empty(name) for name in ("events", *_SIDE_TABLES)}
-    order = rows.order()
-    frames = {name: _side_table(rows, fields, order) for name, fields in _SIDE_TABLES.items()}
-    present = [column for column in schema.EVENTS if rows.has(column)]
-    with ThreadPoolExecutor(2) as pool:  # more columns at a time need more memory
-        ordered = pool.map(lambda column: _ordered(rows.take(column), order), present)
-        events = {column.name: values for column, values in zip(present, ordered, strict=True)}
-    frames["events"] = pl.DataFrame(events).select(
-        pl.col(c.name) if c.name in events else pl.lit(None, dtype=c.dtype).alias(c.name)
-        for c in schema.EVENTS
-        if c.name in events or not c.on_request
-    )
-    return frames
-
-
-class _Rows:
-    """Concatenated rows of several tables, taken column by column.
-
-    A column is released when it is taken, so that not all are in memory twice.
-    """
-
-    def __init__(self, parts: list[pl.DataFrame]) -> None:
-        self._parts = [{column.name: column for column in part} for part in parts]
-        self._heights = [part.height for part in parts]
-        self.height = sum(self._heights)
-        parts.clear()
-
-    def has(self, column: schema.Column) -> bool:
-        """Whether any of the tables has this column."""
-        return any(column.name in part for part in self._parts)
-
-    def column(self, name: str, dtype: pl.DataType | type[pl.DataType]) -> pl.Series:
-        """Return a column of all rows; null for tables that do not have it."""
-        pieces = [
-            part[name].cast(dtype)
-            if name in part
-            else pl.repeat(None, height, dtype=dtype, eager=True)
-            for part, height in zip(self._parts, self._heights, strict=True)
-        ]
-        return pl.concat(pieces, rechunk=True).alias(name)
-
-    def take(self, column: schema.Column) -> pl.Series:
-        """Return and release a column."""
-        series = self.column(column.name, column.dtype)
-        for part in self._parts:
-            part.pop(column.name, None)
-        return series
-
-    def order(self) -> pl.Series | None:
-        """Return row numbers ordered by time; None if the rows are ordered already."""
-
-        def lengths(tied: Order) -> Ints:
-            return self.column("dur", pl.Int64).gather(tied).fill_null(-1).to_numpy()
-
-        order = time_order(self.column("ts", pl.Int64).to_numpy(), lengths)
-        return None if order is None else pl.Series(order)
-
-
-def _ordered(column: pl.Series, order: pl.Series | None) -> pl.Series:
-    return column if order is None else column.gather(order)
-
-
-def _side_table(
-    rows: _Rows, fields: Sequence[schema.Column], order: pl.Series | None
-) -> pl.DataFrame:
-    """Build a side table of the rows with any value in it, by row of ``events``."""
-    filled = [field.name for field in fields if rows.has(field)]
-    if not filled:
-        return pl.DataFrame(schema={field.name: field.dtype for field in fields})
-    event, *values = fields
-    every = pl.DataFrame([_ordered(rows.take(field), order) for field in values])
-    known = every.with_row_index(event.name).filter(pl.any_horizontal(pl.col(filled).is_not_null()))
-    return known.cast({event.name: event.dtype})
-
-
 # --- issues --------------------------------------------------------------------------------------
 
 
@@ -255,31 +161,6 @@ def _without_columns(database: Database) -> list[Finding]:
             del database.tables[table]
             issues.append(("data_loss", "missing-column", 1, f"{table}.{missing[0]}"))
     return issues
-
-
-def _of_file(file: File, damage: str | None) -> Iterator[Finding]:
-    """Report a damaged or truncated file."""
-    if damage:
-        yield "data_loss", "damaged-file", 1, damage
-    if file.missing:
-        yield "data_loss", "truncated", file.missing, f"byte {file.size:,}"
-
-
-def _of_rows(events: pl.DataFrame, timeless: int) -> Iterator[Finding]:
-    """Report rows without a time, or that end before they start."""
-    if timeless:
-        yield "data_loss", "no-time", timeless, None
-    if negative := int((events["dur"] < 0).sum()):
-        yield "notice", "negative-duration", negative, None
-
-
-def _of_database(database: Database) -> Iterator[Finding]:
-    """Report rows on damaged pages, and values of a wrong type."""
-    for table, rows in sorted(database.losses.rows.items()):
-        yield "data_loss", "unreadable-rows", sum(rows.values()), f"{table}, row {min(rows)}"
-    for table, values in sorted(database.losses.mistyped.items()):
-        if count := sum(values.values()):
-            yield "data_loss", "wrong-type", count, table
 
 
 def _of_export(export: tables.Export, identity: Identity, version: str | None) -> Iterator[Finding]:

@@ -12,8 +12,7 @@ import polars as pl
 
 from traceanalyzer import schema
 from traceanalyzer.frames.numbering import numbered
-from traceanalyzer.parsers.contract import Selection
-from traceanalyzer.parsers.nsys_sqlite.database import Database
+from traceanalyzer.parsers.sqlite.rows import Reading
 
 KERNEL = "CUPTI_ACTIVITY_KIND_KERNEL"
 MEMCPY = "CUPTI_ACTIVITY_KIND_MEMCPY"
@@ -163,16 +162,9 @@ _NONE = (0xFFFFFFFF, -1)
 
 
 @dataclass
-class Export:
-    """A database, the selection, and the strings read so far.
+class Export(Reading):
+    """An open export, and the strings read so far."""
 
-    Attributes:
-        database: the open file.
-        selection: what to read.
-    """
-
-    database: Database
-    selection: Selection
     _texts: dict[int, str | None] = field(default_factory=dict)
     _named: bool | None = None
 
@@ -184,23 +176,6 @@ class Export:
             matches = self.database.read(STRINGS, integers=("id",), where=tests)
             self._named = matches.height > 0
         return self._named
-
-    def fills(self, column: str) -> bool:
-        """Whether the caller uses this column or side table."""
-        return column not in self.selection.unused
-
-    def inside(self, start: str = "start", end: str | None = "end") -> str | None:
-        """Return the SQL condition that a row overlaps a selected window."""
-        stop = f'COALESCE("{end}", "{start}")' if end else f'"{start}"'
-        tests = [f'("{start}" < {hi} AND {stop} > {lo})' for lo, hi in self.selection.windows]
-        return " OR ".join(tests) or None
-
-    def within(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Return the rows that overlap a window, for rows whose times are computed."""
-        length = pl.col("dur") if "dur" in rows.columns else pl.lit(0)
-        end = pl.col("ts") + length
-        tests = [(pl.col("ts") < hi) & (end > lo) for lo, hi in self.selection.windows]
-        return rows.filter(pl.any_horizontal(tests)) if tests else rows
 
     def texts(self, ids: pl.Series) -> dict[int, str | None]:
         """Return the strings of these ids; None for unknown ids."""
@@ -224,18 +199,6 @@ class Export:
         names = [None if string is None else known[string] for string in distinct]
         texts = pl.Series([n if n is None else spelled(n) for n in names], dtype=schema.NAME)
         return texts.gather(pl.Series(number)).alias(ids.name)
-
-    def selected(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Return the rows with a selected kind or name."""
-        kinds = self.selection.kinds
-        if kinds is None or set(rows["kind"].unique()) <= kinds:
-            return rows
-        of_kind = pl.col("kind").cast(pl.String).is_in(sorted(kinds))
-        names = list(self.selection.names)
-        if not names:
-            return rows.filter(of_kind)
-        named = pl.col("name").cast(pl.String).str.contains_any(names).fill_null(value=False)
-        return rows.filter(of_kind | named)
 
 
 def process_of(thread: int) -> int:

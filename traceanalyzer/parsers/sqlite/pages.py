@@ -22,7 +22,7 @@ from traceanalyzer.errors import MalformedInput, UnreadableFile
 from traceanalyzer.parsers.source import Source
 
 try:
-    from traceanalyzer.parsers.nsys_sqlite import _pages
+    from traceanalyzer.parsers.sqlite import _pages
 except ImportError:  # pragma: no cover - built without a compiler
     _pages = None  # type: ignore[assignment]
 
@@ -59,18 +59,22 @@ class File:
 
 
 @contextlib.contextmanager
-def on_disk(source: Source) -> Iterator[File]:
+def on_disk(source: Source, writer: str) -> Iterator[File]:
     """Provide the database as a file that SQLite can open.
 
     A compressed file is unpacked to the system's temporary folder. A truncated file is copied there
     and padded with empty pages to the size in its header, as SQLite requires.
+
+    Args:
+        source: the input.
+        writer: program that writes these files, for messages.
 
     Raises:
         MalformedInput: another process is writing the file.
         UnreadableFile: not enough disk space.
     """
     if source.compression is None:
-        _refuse_unfinished(source.path)
+        _refuse_unfinished(source.path, writer)
         file = _measured(source.path)
         if not file.missing:
             yield file
@@ -107,19 +111,19 @@ def _measured(path: str) -> File:
     return File(path, size, max(promised - size, 0))
 
 
-def _refuse_unfinished(path: str) -> None:
+def _refuse_unfinished(path: str, writer: str) -> None:
     """Reject a database that is being written: the file on disk is incomplete."""
     for ending in ("-journal", "-wal"):
         with contextlib.suppress(OSError):
             if os.stat(path + ending).st_size:  # noqa: PTH116
                 raise MalformedInput(
                     path,
-                    f"is being written, or the export was interrupted ({path}{ending} exists)",
-                    hint="wait for nsys export to finish, or export again",
+                    f"is being written, or {writer} was interrupted ({path}{ending} exists)",
+                    hint=f"wait for {writer} to finish, or run it again",
                 )
     if _is_locked(path):
         raise MalformedInput(
-            path, "is locked: another process is writing it", hint="wait for nsys export to finish"
+            path, "is locked: another process is writing it", hint=f"wait for {writer} to finish"
         )
 
 

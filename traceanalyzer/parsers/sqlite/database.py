@@ -25,7 +25,7 @@ import polars as pl
 from traceanalyzer.errors import MalformedInput
 from traceanalyzer.machine import threads
 from traceanalyzer.parsers.contract import Progress
-from traceanalyzer.parsers.nsys_sqlite import pages
+from traceanalyzer.parsers.sqlite import pages
 
 #: Rows per piece: more need more memory, fewer more time.
 PIECE_ROWS = 1 << 17
@@ -67,9 +67,17 @@ class Database:
         losses: data that could not be read so far.
     """
 
-    def __init__(self, path: str, display_path: str, progress: Progress | None = None) -> None:
+    def __init__(
+        self,
+        path: str,
+        display_path: str,
+        progress: Progress | None = None,
+        *,
+        remedy: str = "record it again",
+    ) -> None:
         self._uri = Path(path).absolute().as_uri() + "?mode=ro&immutable=1"
         self._display_path = display_path
+        self._remedy = remedy
         self.losses = Losses()
         self._database = adbc_driver_sqlite.connect(self._uri)
         self._connections: list[adbc.AdbcConnection] = []
@@ -202,8 +210,7 @@ class Database:
 
     def _unusable(self, why: str) -> MalformedInput:
         what = _NO_DATABASE if "not a database" in why else f"truncated or damaged: {why}"
-        hint = "export the report again: nsys export --type sqlite"
-        return MalformedInput(self._display_path, what, hint=hint)
+        return MalformedInput(self._display_path, what, hint=self._remedy)
 
     def _row_id(self, table: str) -> str:
         """Return a name of the row id that no column shadows."""
@@ -295,7 +302,9 @@ class Database:
                 return self._checked(query, bounds, low)
         if high - low < _SMALLEST or len(damaged) > _MOST_DAMAGED:
             damaged.append(low)
-            self.losses.rows.setdefault(query.table, {})[low] = high - low + 1
+            # ids may be sparse, but every row takes at least a byte
+            lost = min(high - low + 1, self._size)
+            self.losses.rows.setdefault(query.table, {})[low] = lost
             return query.empty()
         middle = (low + high) // 2
         halves = (low, middle), (middle + 1, high)

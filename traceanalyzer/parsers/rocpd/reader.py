@@ -1,0 +1,161 @@
+"""Build a trace from an open database: ranks, rows in order, issues."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import polars as pl
+
+from traceanalyzer import schema
+from traceanalyzer.errors import UnknownFormat
+from traceanalyzer.parsers.contract import Progress, Selection
+from traceanalyzer.parsers.rocpd import rpd, v3, v3_tables
+from traceanalyzer.parsers.rocpd.recording import Recording
+from traceanalyzer.parsers.source import Source, rank_from_name
+from traceanalyzer.parsers.sqlite.database import Database
+from traceanalyzer.parsers.sqlite.issues import Finding, of_database, of_file, of_rows
+from traceanalyzer.parsers.sqlite.pages import on_disk
+from traceanalyzer.parsers.sqlite.rows import Reading, assemble
+from traceanalyzer.trace import Meta, Trace, issue_rows
+
+_WRITER = "the profiler"
+_REMEDY = "record it again, or recover it: sqlite3 FILE .recover"
+
+
+def parse(source: Source, selection: Selection, progress: Progress | None, name: str) -> Trace:
+    """Read the selected rows of a recording.
+
+    Raises:
+        UnknownFormat: the database is neither an RPD file nor one of rocprofv3.
+        MalformedInput: it is being written, or too damaged to list its tables.
+        UnreadableFile: the file cannot be read.
+    """
+    with (
+        on_disk(source, _WRITER) as file,
+        Database(file.path, source.path, progress, remedy=_REMEDY) as database,
+    ):
+        found = set(map(v3_tables.logical_name, database.tables))
+        # rocprofv3's tables have names that RPD's do not have
+        is_rpd = database.has(rpd.OP, rpd.API)
+        if not is_rpd and not found.intersection(v3_tables.IDENTIFYING):
+            raise UnknownFormat(
+                source.path, "an SQLite database, but not a recording of RPD or rocprofv3"
+            )
+        unusable = _without_columns(database, is_rpd=is_rpd)
+        reading = Reading(database, selection)
+        recording = rpd.read(reading) if is_rpd else v3.read(reading)
+        parts = [reading.selected(part) for part in recording.parts]
+        timeless = sum(part["ts"].null_count() for part in parts)
+        trace = _trace(recording, [p.drop_nulls("ts") for p in parts], reading, source.path, name)
+        issues = [
+            *of_file(file, source.damage),
+            *unusable,
+            *of_rows(trace.events, timeless),
+            *of_database(database),
+            *recording.issues,
+            *_of_recording(database, recording, is_rpd=is_rpd),
+        ]
+    return replace(trace, issues=issue_rows(issues, trace.meta.rank))
+
+
+def _trace(
+    recording: Recording, parts: list[pl.DataFrame], reading: Reading, path: str, name: str
+) -> Trace:
+    """Return the trace without its issues."""
+    rank, ranks = _ranks(recording, path)
+    kinds = reading.selection.kinds
+    frames = assemble([_with_rank(part, rank, ranks).drop("owner") for part in parts])
+    counters = recording.counters.with_columns(rank=pl.lit(rank, dtype=pl.Int32))
+    frames["counters"] = counters.sort("ts", maintain_order=True).select(
+        column.name for column in schema.COUNTERS
+    )
+    if kinds is None or "lane" in kinds:
+        frames["lanes"] = _lanes(recording, rank, ranks)
+    sizes = [size for _, size in recording.ranks.values() if size is not None]
+    meta = Meta(
+        path=path,
+        format=name,
+        version=recording.version,
+        start_ns=recording.start_ns,
+        rank=rank,
+        world_size=max(sizes, default=None),
+        devices=recording.devices,
+        host=recording.host,
+    )
+    return Trace(sources=(meta,), **frames)
+
+
+def _ranks(recording: Recording, path: str) -> tuple[int | None, dict[int, int]]:
+    """Return the rank of the whole file, or the rank of each process.
+
+    From the recorded environment; with one process on the GPUs, from the file's name; several
+    processes without a recorded rank are numbered by GPU, or else in the order of their ids.
+    """
+    ranks = {owner: rank for owner, (rank, _) in recording.ranks.items()}
+    if len(ranks) == 1 or len(set(ranks.values())) == 1:
+        return next(iter(ranks.values())), {}
+    if ranks:
+        return None, ranks
+    devices: dict[int, set[int | None]] = {}
+    for owner, device in recording.used.drop_nulls("owner").iter_rows():
+        devices.setdefault(owner, set()).add(device)
+    if len(devices) < 2:
+        return rank_from_name(path), {}
+    single = {owner: min(used, key=str) for owner, used in devices.items() if len(used) == 1}
+    is_distinct = len(set(single.values())) == len(devices) and None not in single.values()
+    order = sorted(devices, key=lambda owner: (single[owner] or 0) if is_distinct else owner)
+    return None, {owner: number for number, owner in enumerate(order)}
+
+
+def _with_rank(rows: pl.DataFrame, rank: int | None, ranks: dict[int, int]) -> pl.DataFrame:
+    if not ranks:
+        return rows.with_columns(rank=pl.lit(rank, dtype=pl.Int32))
+    known = pl.col("owner").replace_strict(ranks, default=None, return_dtype=pl.Int32)
+    return rows.with_columns(rank=known)
+
+
+def _lanes(recording: Recording, rank: int | None, ranks: dict[int, int]) -> pl.DataFrame:
+    """Build ``lanes``: the processes, then their named threads."""
+    rows = _with_rank(recording.lanes, rank, ranks)
+    rows = rows.unique(["rank", "pid", "tid"], keep="first", maintain_order=True)
+    return rows.sort("tid", "pid", nulls_last=False, maintain_order=True).select(
+        "rank",
+        "pid",
+        "tid",
+        "label",
+        labels=pl.lit(None, dtype=pl.String),
+        sort_index=pl.lit(None, dtype=pl.Int64),
+        textual=pl.lit(value=False),
+    )
+
+
+def _without_columns(database: Database, *, is_rpd: bool) -> list[Finding]:
+    """Report missing tables; drop tables without a required column, and report them."""
+    required = rpd.REQUIRED if is_rpd else v3_tables.REQUIRED
+    essential = rpd.ESSENTIAL if is_rpd else v3_tables.ESSENTIAL
+    exist = set(database.tables if is_rpd else map(v3_tables.logical_name, database.tables))
+    issues: list[Finding] = [
+        ("data_loss", "missing-table", 1, table) for table in essential if table not in exist
+    ]
+    for table in sorted(database.tables):
+        name = table if is_rpd else v3_tables.logical_name(table)
+        columns = required.get(name or "", ())
+        missing = [column for column in columns if column not in database.tables[table]]
+        if missing:
+            del database.tables[table]
+            issues.append(("data_loss", "missing-column", 1, f"{table}.{missing[0]}"))
+    return issues
+
+
+def _of_recording(database: Database, recording: Recording, *, is_rpd: bool) -> Iterator[Finding]:
+    """Report assumed ranks and tables that were not read."""
+    owners = recording.used["owner"].drop_nulls().n_unique()
+    if owners > 1 and not recording.ranks:
+        yield "notice", "ranks-numbered", owners, "ranks not recorded: numbered by device"
+    for table in sorted(database.tables):
+        known = (
+            table in rpd.REQUIRED or table in rpd.DESCRIBING
+            if is_rpd
+            else v3_tables.logical_name(table) is not None or table == "sqlite_sequence"
+        )
+        if not known:
+            yield "info", "not-read", 1, table
