@@ -46,7 +46,7 @@ def _product(
     """Return the work of ``batch`` products of (m x k) and (k x n): 2 b m n k FLOPs."""
     batch, m, n, k = sizes
     read = sum(x.bytes(at) for at in operands)
-    text = f"{batch}x {m}x{n}x{k}" if batch > 1 else f"{m}x{n}x{k}"
+    text = f"{batch}x{m}x{n}x{k}" if batch > 1 else f"{m}x{n}x{k}"
     return Work(
         GEMM,
         text,
