@@ -22,11 +22,11 @@ PARTS = {state: name for state, name in NAMES.items() if state != OVERLAPPED}
 PARTS[OUTSIDE] = "outside of device work"
 
 _SIZES = headings(
-    "gpus: GPUs, runs, step_ns: step, spread_ns: spread of runs, speedup: speed-up, "
-    "ideal_speedup: ideal, efficiency_frac: efficiency, lost_ns: lost"
+    "gpus: GPUs, step_ns: step, lost_ns: lost, efficiency_frac: efficiency, speedup: speed-up, "
+    "ideal_speedup: ideal, runs, spread_ns: spread of runs"
 )
 _LOSSES = headings(
-    "gpus: GPUs, part, time_ns: time, ideal_ns: ideal, lost_ns: lost, lost_frac: of step"
+    "gpus: GPUs, part, lost_ns: lost, lost_frac: of step, time_ns: time, ideal_ns: ideal"
 )
 _RUNS = headings("run, gpus: GPUs, gpu: GPU, recorded, steps, step_ns: step, std_ns: std")
 _NAMED = 3
