@@ -271,7 +271,7 @@ def test_unknown_gpus_have_no_peak(gpu):
     result = efficiency(one_product(gpu=gpu))
     assert result.mfu_frac is result.lost_ns is None
     assert result.operators["achieved_tflops"].to_list() == pytest.approx([FLOPS / 2e8])
-    assert "--peak" in " ".join(result.notes)
+    assert "--peak bf16=" in result.verdict
     given = efficiency(one_product(gpu=gpu), peak="bf16=100", bandwidth=1000)
     assert given.mfu_frac == pytest.approx(FLOPS / (1e-3 * 100e12))
     assert given.operators["roof_ns"].to_list() == [round(FLOPS / 100 / 1e3)]
@@ -318,6 +318,24 @@ def test_gpus_without_bf16():
     assert peaks_of("Tesla T4").tflops["fp16"] == 65
 
 
+@pytest.mark.parametrize(
+    ("gpu", "options"),
+    [
+        ("Tesla V100-DGXS-32GB", ["fp16=125 --bandwidth 900", "fp16=112 --bandwidth 900"]),
+        ("NVIDIA A100-PG509-200", ["bf16=312 --bandwidth 1555", "bf16=312 --bandwidth 2039"]),
+        ("NVIDIA GeForce RTX 3090", []),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", []),
+    ],
+)
+def test_options_of_similar_gpus(gpu, options):
+    precision = "fp16" if "V100" in gpu else "bf16"
+    result = efficiency(one_product(gpu=gpu), precision=precision)
+    assert result.mfu_frac is None
+    notes = " ".join(result.notes)
+    assert all(option in notes for option in options)
+    assert ("--peak" in notes) == bool(options)
+
+
 # --- missing data, 6NT ---------------------------------------------------------------------------
 
 
@@ -346,10 +364,50 @@ def test_mfu_by_parameters_and_tokens():
     assert half.mfu_6nt_frac == pytest.approx((result.mfu_6nt_frac or 0) / 2)
 
 
-def test_impossible_mfu_has_a_note():
+def test_impossible_mfu_is_in_the_verdict():
     impossible = efficiency(without_shapes(), params=1e12, tokens=1e9)
-    assert any("100 %" in note for note in impossible.notes)
-    assert not any("100 %" in note for note in efficiency(one_product()).notes)
+    assert "impossible" in impossible.verdict
+    assert "--tokens" in impossible.verdict
+    assert "impossible" in efficiency(one_product(), peak="bf16=1").verdict
+    assert "impossible" not in efficiency(one_product()).verdict
+
+
+def test_parameters_without_a_peak():
+    unknown = efficiency(replace_gpu(without_shapes(), "Some GPU"), params=1e9, tokens=100)
+    assert "--peak bf16=" in unknown.verdict
+    assert "Some GPU" in unknown.verdict
+    t4 = replace_gpu(without_shapes(), "Tesla T4")
+    result = efficiency(t4, params=1e9, tokens=100)
+    assert result.mfu_6nt_frac is None
+    assert "--precision fp16" in result.verdict
+    assert efficiency(t4, params=1e9, tokens=100, precision="fp16").mfu_6nt_frac
+
+
+def replace_gpu(one: Trace, gpu: str) -> Trace:
+    return replace(one, sources=(replace(one.meta, devices=(Device(0, gpu),)),))
+
+
+def test_traces_of_nsight_systems_have_no_shapes():
+    plain = one_product()
+    nsys = replace(plain, sources=(replace(plain.meta, format="nsys-sqlite"),))
+    with pytest.raises(MissingData, match="--params"):
+        efficiency(replace(nsys, events=nsys.events.drop(INPUTS)))
+
+
+@pytest.mark.parametrize(("covered_us", "least"), [(960, False), (940, True), (300, True)])
+def test_mfu_of_few_operators_is_a_lower_bound(covered_us, least):
+    result = efficiency(
+        recorded(
+            step(1, 0, 2000 * US),
+            op("aten::mm", 20, 30, SQUARE),
+            kernel(30, 100, covered_us, 1),
+            op("own::kernel", 60, 30),
+            kernel(70, 1100, 1000 - covered_us, 2),
+        )
+    )
+    assert result.covered_frac == pytest.approx(covered_us / 1000)
+    assert ("MFU is at least" in result.verdict) == least
+    assert result.verdict.startswith("MFU") == (covered_us > 500)
 
 
 def test_parameters_need_tokens():
@@ -358,6 +416,26 @@ def test_parameters_need_tokens():
 
 
 # --- real traces ---------------------------------------------------------------------------------
+
+
+def test_convolutions_of_old_pytorch(shared: Path):
+    """Without strides, the forward pass is left out, and named; both gradients are counted."""
+    path = shared / "data" / "chrome" / "kineto" / "resnet50_dataloader_workers0.json.gz"
+    result = efficiency(path, peak="fp32=15.7", bandwidth=900)
+    sums = result.operators.filter(kind="convolution").group_by("operator").agg(
+        pl.col("calls").sum(), flops=(pl.col("flops") * pl.col("calls")).sum()
+    )  # fmt: skip
+    found = {name: (calls, flops) for name, calls, flops in sums.iter_rows()}
+    name = "aten::cudnn_convolution_backward"
+    assert set(found) == {f"{name}_input", f"{name}_weight"}
+    # 53 convolutions in each of 6 steps; the first one has no gradient of its input
+    assert (found[f"{name}_input"][0], found[f"{name}_weight"][0]) == (6 * 52, 6 * 53)
+    first = 2 * 3 * 7 * 7 * 32 * 64 * 112 * 112
+    assert found[f"{name}_weight"][1] - found[f"{name}_input"][1] == 6 * first
+    # ResNet-50 has 4.09 G multiplications per image of 224 x 224
+    assert found[f"{name}_weight"][1] / (6 * 32 * 2) == pytest.approx(4.09e9, rel=0.01)
+    assert result.uncovered["operator"][0] == "aten::cudnn_convolution"
+    assert "aten::cudnn_convolution (its recorded inputs are incomplete)" in " ".join(result.notes)
 
 
 def test_products_of_a_real_trace(shared: Path):

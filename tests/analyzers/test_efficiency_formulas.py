@@ -118,6 +118,11 @@ CONVOLUTIONS = [
     # 4 channels, each with 3 x 3 weights: output 2 x 4 x 7 x 7
     *[(f"aten::{name}", [fp32(2, 4, 9, 9), DEPTHWISE, "[3, 3]", NO, "[1, 1]", "[0, 0]", "[1, 1]"],
        2 * 9 * 392, 4 * (648 + 36 + 392)) for name in ("_conv_depthwise2d", "conv_depthwise3d")],
+    # one gradient, with the size of the result
+    *[(f"aten::{name}_convolution_backward_input", ["[2, 4, 9, 9]", OUTPUT, FILTERS],
+       CONV2D, BYTES2D) for name in ("cudnn", "miopen")],
+    *[(f"aten::{name}_convolution_backward_weight", ["[6, 2, 3, 3]", OUTPUT, IMAGE],
+       CONV2D, BYTES2D) for name in ("cudnn", "miopen")],
     # both gradients: twice the forward pass
     ("aten::convolution_backward",
      [OUTPUT, IMAGE, FILTERS, "[6]", *STRIDES, "False", "[0, 0]", "2", "[True, True, True]"],
@@ -299,6 +304,14 @@ def test_gradients_of_a_convolution_follow_the_output_mask():
     assert work("aten::convolution_backward", *inputs, "[False, False, True]").flops == 0
 
 
+def test_gradients_of_a_convolution_without_sizes():
+    of_input = work("aten::cudnn_convolution_backward_input", NO, OUTPUT, FILTERS)
+    assert (of_input.flops, of_input.bytes, of_input.exact) == (CONV2D, 4 * (300 + 108), False)
+    # with the inputs of cudnn_convolution_backward
+    of_weight = work("aten::cudnn_convolution_backward_weight", IMAGE, OUTPUT, FILTERS)
+    assert (of_weight.flops, of_weight.bytes, of_weight.exact) == (CONV2D, BYTES2D, True)
+
+
 def test_gradients_of_a_transposed_convolution():
     inputs = [IMAGE, OUTPUT, FILTERS, "[4]", *STRIDES, "True", "[0, 0]", "2"]
     result = work("aten::convolution_backward", *inputs, "[True, True, False]")
@@ -342,6 +355,8 @@ UNUSABLE = [
     ("aten::conv2d", [IMAGE, FILTERS, NO, "same", "[1, 1]", "[1, 1]", "1"]),
     ("aten::conv2d", [IMAGE, FILTERS, NO, "[0, 0]", "[1, 1]", "[1, 1]", "1"]),
     ("aten::conv2d", [IMAGE, FILTERS, NO, "[1, 1]", "[0, 0]", "[9, 9]", "1"]),
+    ("aten::cudnn_convolution", [IMAGE, FILTERS, NO, NO, NO, NO]),
+    ("aten::cudnn_convolution_backward_weight", [NO, OUTPUT, IMAGE]),
     ("aten::_scaled_dot_product_flash_attention", [Q, K, V, "0.", "perhaps"]),
     ("aten::add", ["1", "2"]),
     ("aten::_fused_adamw_", [([], "TensorList")]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
@@ -12,8 +13,10 @@ from wording import raises_wording
 
 import traceanalyzer as ta
 from traceanalyzer.analyzers.scaling import scaling
+from traceanalyzer.analyzers.scaling.result import PARTS
 from traceanalyzer.errors import MissingData
-from traceanalyzer.trace import Trace
+from traceanalyzer.render import palette
+from traceanalyzer.trace import Device, Trace
 
 SECOND = 1_000_000_000
 #: Mean epoch times in s of torch-ddp on Virgo, by GPUs (documentation of itwinai).
@@ -141,6 +144,59 @@ def test_charts_have_the_ideal_line():
     ideal = speedup.frame.filter(pl.col("series") == "ideal")
     assert ideal.select("gpus", "speedup").rows() == [(2, 1), (4, 2)]
     assert parts.frame["time_ns"].sum() == pytest.approx(160 * MS)
+
+
+def test_states_have_the_colours_of_the_timeline():
+    for state, name in PARTS.items():
+        if state in palette.STATES:
+            assert palette.MEANINGS[name] == palette.STATES[state][0]
+    inks = [palette.MEANINGS[name] for name in PARTS.values()]
+    assert len(set(inks)) == len(inks)
+
+
+def test_a_verdict_agrees_with_the_losses():
+    # 4 GPUs lose 10 ms, 8 GPUs are 1 ms faster than ideal, but communicate longer
+    runs = [
+        *one_run(2, 100 * MS),
+        *one_run(4, 60 * MS),
+        *one_run(8, 24 * MS, transfer_ns=3 * MS),
+    ]
+    result = scaling(runs)
+    assert result.sizes["lost_ns"].to_list() == pytest.approx([0, 10 * MS, -1 * MS])
+    verdict = result.verdict
+    assert "on 8 GPUs is 1 ms shorter" in verdict
+    assert "communication (exposed) 3 ms" in verdict
+    assert "on 4 GPUs: 10 ms of 60 ms" in verdict
+
+
+def test_efficiency_far_above_ideal_is_not_the_same_work():
+    weak = scaling([*one_run(2, 100 * MS), *one_run(8, 50 * MS)], weak=True)
+    assert "same work per GPU" in weak.verdict
+    plausible = scaling([*one_run(2, 100 * MS), *one_run(8, 24_500_000)])
+    assert plausible.sizes["efficiency_frac"][-1] == pytest.approx(1.02, abs=0.001)
+    assert "same work" not in plausible.verdict
+
+
+def test_runs_on_different_gpus():
+    def on(gpu: str, runs: list[Trace]) -> list[Trace]:
+        return [
+            replace(one, sources=(replace(one.meta, devices=(Device(0, gpu),)),)) for one in runs
+        ]
+
+    small, large = one_run(2, 100 * MS), one_run(4, 60 * MS)
+    different = scaling([*on("A100", small), *on("H100", large)])
+    assert "different GPUs (A100, H100)" in different.verdict
+    assert different.runs["gpu"].to_list() == ["A100", "H100"]
+    assert "different GPUs" not in scaling([*on("H100", small), *on("H100", large)]).verdict
+
+
+def test_runs_of_one_folder_are_named_by_file():
+    files = [
+        replace(one, sources=(replace(one.meta, path=f"all/{gpus}.json"),))
+        for gpus in (2, 4)
+        for one in one_run(gpus, 200 * MS // gpus)[:1]
+    ]
+    assert scaling(files).runs["run"].to_list() == ["all/2.json", "all/4.json"]
 
 
 def test_folders(tmp_path: Path):

@@ -7,6 +7,7 @@ import pytest
 from browser import chromium, complaints, prefer, resize, visit
 from sample_results import HOSTILE, Sample, durations, hostile, ordinary, skew
 
+from traceanalyzer.analyzers.common.display import stacked
 from traceanalyzer.drawings import Chart
 from traceanalyzer.render import html
 from traceanalyzer.render.marks import prepare
@@ -421,6 +422,15 @@ def test_zoomed_axis_changes_its_unit(opened):
 
 
 # --- legend, keys, hostile texts, papers -----------------------------------------------------
+
+
+def test_a_legend_is_complete_on_a_narrow_screen(opened):
+    names = [f"idle: a cause with number {at}" for at in range(10)]
+    frame = pl.DataFrame({"on": ["one GPU"] * 10, "part": names, "time_ns": [1000] * 10})
+    page = opened(stacked("parts", "Parts", frame, x="on"), width=420)
+    rooms = "const e = document.querySelector('.keys'); return [e.scrollHeight, e.clientHeight]"
+    needed, room = page.run(rooms)
+    assert needed <= room
 
 
 def test_legend_hides_a_category(opened):

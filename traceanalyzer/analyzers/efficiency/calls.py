@@ -10,7 +10,7 @@ import polars as pl
 from traceanalyzer.analyzers.common import launching
 from traceanalyzer.analyzers.common.names import BACKWARD, CHECKPOINT, LAYERS, mapped, matcher
 from traceanalyzer.analyzers.efficiency import inputs as recorded
-from traceanalyzer.analyzers.efficiency.formulas import MATRIX, formula_of
+from traceanalyzer.analyzers.efficiency.formulas import MATRIX, OF_CALLER, formula_of
 from traceanalyzer.analyzers.efficiency.inputs import Unknown, Work
 from traceanalyzer.frames import intervals, nesting, numbering, slice_tree
 from traceanalyzer.trace import Trace
@@ -116,7 +116,22 @@ def _tree(trace: Trace) -> pl.DataFrame:
         "name", "pid", "tid", "external_id", *INPUTS,
         start="ts", end=pl.col("ts") + pl.col("dur"), thread=pl.Series(thread),
     )  # fmt: skip
-    return slice_tree.build_tree(calls, ["thread"])
+    return _with_callers(slice_tree.build_tree(calls, ["thread"]))
+
+
+def _with_callers(tree: pl.DataFrame) -> pl.DataFrame:
+    """Take the inputs of the caller for operators that lack a size (:data:`.OF_CALLER`)."""
+    names = tree["name"].cast(pl.String)
+    lacks = names.is_in(list(OF_CALLER)) & tree["concrete_inputs"].is_null()
+    if not lacks.any():
+        return tree
+    caller = names.replace_strict(OF_CALLER, default=None, return_dtype=pl.String)
+    is_caller = (lacks & (names.gather(tree["parent"]) == caller)).fill_null(value=False)
+    inputs = [
+        tree[name].gather(tree["parent"]).zip_with(is_caller, tree[name]).alias(name)
+        for name in INPUTS
+    ]
+    return tree.with_columns(inputs)
 
 
 def _operators(

@@ -23,6 +23,9 @@ from traceanalyzer.vocabulary import DEVICE_WORK, LAUNCH_KINDS
 #: Sums of a step; those of FLOPs are by precision.
 _STEP_TIMES = ("kernel_ns", "covered_ns", "tensor_ns")
 
+#: Format of Nsight Systems, which has no input shapes.
+_NSYS = "nsys-sqlite"
+
 #: FLOPs of a step in one precision.
 _FLOPS = {
     "step": pl.UInt32,
@@ -131,6 +134,11 @@ def _has_shapes(trace: Trace, *, required: bool) -> bool:
         return True
     if not required:
         return False
+    if trace.meta.format == _NSYS:
+        raise MissingData(
+            f"{trace.meta.path}: Nsight Systems records no shapes; give --params and --tokens for "
+            "the MFU, or record with torch.profiler record_shapes=True"
+        )
     if "input_dims" not in columns or "input_types" not in columns:
         wanted = ", ".join(f'"{name}"' for name in INPUTS)
         hint = f"traceanalyzer.read(path, columns=[{wanted}]) reads them"

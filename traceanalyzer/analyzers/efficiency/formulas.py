@@ -46,7 +46,7 @@ def _product(
     """Return the work of ``batch`` products of (m x k) and (k x n): 2 b m n k FLOPs."""
     batch, m, n, k = sizes
     read = sum(x.bytes(at) for at in operands)
-    text = f"{batch}x {m}x{n}x{k}" if batch > 1 else f"{m}x{n}x{k}"
+    text = f"{batch}x{m}x{n}x{k}" if batch > 1 else f"{m}x{n}x{k}"
     return Work(
         GEMM,
         text,
@@ -205,6 +205,41 @@ def _convolution_backward(x: Inputs) -> Work:
     # the gradient of the input needs the weights, that of the weights the input
     moved = x.bytes(0) + (of_input + of_weight) * (x.bytes(1) + x.bytes(2))
     return _convolution_work(x, image, kernel, forward * (of_input + of_weight), moved)
+
+
+def _gradient_of_input(x: Inputs) -> Work:
+    """``cudnn_convolution_backward_input(input_size, grad_output, weight, ...)``, PyTorch < 1.11.
+
+    Without the recorded size of the input, its bytes are not counted: a lower bound.
+    """
+    out, kernel = x.shape(1), x.shape(2)
+    if len(out) < 3 or len(out) != len(kernel):
+        raise Unknown
+    try:
+        written, exact = count(x.numbers(0)), True
+    except Unknown:
+        written, exact = 0, False
+    text = f"{text_of(out)}, weight {text_of(kernel)}"
+    moved = x.bytes(1) + x.bytes(2) + written * x.width(1)
+    flops = 2 * count(kernel[1:]) * count(out)
+    return Work(CONVOLUTION, text, x.precision(1), flops, int(moved), exact)
+
+
+def _gradient_of_weight(x: Inputs) -> Work:
+    """``cudnn_convolution_backward_weight(weight_size, grad_output, input, ...)``, PyTorch < 1.11.
+
+    Where the size of the weights is not recorded, the inputs are those of the operator that calls
+    it (:data:`OF_CALLER`): ``(input, grad_output, weight, ...)``.
+    """
+    if x.has(0):
+        image, kernel, read = x.shape(0), x.shape(2), x.bytes(0)
+    else:
+        image, kernel, read = x.shape(2), x.numbers(0), x.bytes(2)
+    out = x.shape(1)
+    if len(out) < 3 or not len(out) == len(image) == len(kernel):
+        raise Unknown
+    moved = x.bytes(1) + read + count(kernel) * x.width(1)
+    return _convolution_work(x, image, kernel, 2 * count(kernel[1:]) * count(out), moved)
 
 
 def _convolution_work(x: Inputs, image: Shape, kernel: Shape, flops: int, moved: float) -> Work:
@@ -514,6 +549,11 @@ FORMULAS: dict[str, Formula] = {
     "aten::_conv_depthwise2d": _convolution(**_DEPTHWISE),
     "aten::conv_depthwise3d": _convolution(**_DEPTHWISE),
     "aten::convolution_backward": _convolution_backward,
+    **{
+        f"aten::{library}_convolution_backward_{of}": formula
+        for library in ("cudnn", "miopen")
+        for of, formula in (("input", _gradient_of_input), ("weight", _gradient_of_weight))
+    },
     # attention: the outer operators call the inner ones, which count
     "aten::_scaled_dot_product_flash_attention": _attention(causal=4),
     "aten::_flash_attention_forward": _attention(causal=8, heads_first=False, lengths=3),
@@ -634,6 +674,12 @@ FORMULAS: dict[str, Formula] = {
             *(("addcmul", 3), ("addcdiv", 3), ("sqrt", 1), ("zero", 1), ("neg", 1)),
         )
     },
+}
+
+#: Operators that may lack a size, and the ones that call them with a tensor of that size.
+OF_CALLER = {
+    f"aten::{library}_convolution_backward_weight": f"aten::{library}_convolution_backward"
+    for library in ("cudnn", "miopen")
 }
 
 _INDUCTOR = re.compile(r"triton_(?:poi|red|per|for)\w*_fused_\w+")

@@ -87,6 +87,7 @@ _TABLE: tuple[tuple[str, int, float, tuple[float | None, ...], str], ...] = (
 )  # fmt: skip
 
 _COLUMNS = ("fp64", "fp32", "tf32", "fp16", "fp8", "fp4")
+_PARTS = re.compile(r"[ -]")
 _VENDOR = re.compile(r"^(?:NVIDIA |AMD |Tesla )*")
 #: GPUs whose tensor cores do not support bf16.
 _WITHOUT_BF16 = re.compile(r"V100|T4")
@@ -107,6 +108,24 @@ def peaks_of(name: str | None) -> Peaks:
                 known["bf16"] = known["fp16"]
             return Peaks(known, float(gbps), units, "table")
     return Peaks({})
+
+
+def similar(name: str | None) -> list[tuple[str, Peaks]]:
+    """Return the names and peaks of other variants of an unknown GPU: V100-SXM2 of V100-DGXS.
+
+    Empty for a known GPU and for a slice of a GPU (MIG).
+    """
+    short = _VENDOR.sub("", (name or "").strip())
+    model = next((part for part in _PARTS.split(short) if any(map(str.isdigit, part))), None)
+    if model is None or "MIG" in short or peaks_of(name).tflops:
+        return []
+    names = [_plain(pattern) for pattern, *_ in _TABLE]
+    return [(one, peaks_of(one)) for one in names if model in _PARTS.split(one)]
+
+
+def _plain(pattern: str) -> str:
+    """Return a device name that a pattern matches: ``V100-SXM2`` of ``V100-SXM[23]``."""
+    return re.sub(r"\(\?:.*\)\?$", "", pattern).replace("[23]", "2")
 
 
 def with_given(peaks: Peaks, given: Iterable[str], gbps: float | None) -> Peaks:

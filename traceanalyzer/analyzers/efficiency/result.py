@@ -1,6 +1,5 @@
-"""Result of the efficiency analysis: data, verdict, notes, tables and charts."""
+"""Result of the efficiency analysis: data, tables and charts."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,22 +10,19 @@ from traceanalyzer.analyzers.common.display import (
     headings,
     known_columns,
     rank_column,
-    sentences,
     table_of_known,
 )
-from traceanalyzer.analyzers.common.step_patterns import INFERRED_STEPS
-from traceanalyzer.analyzers.efficiency.formulas import MATRIX
+from traceanalyzer.analyzers.efficiency import texts
 from traceanalyzer.drawings import Chart
 from traceanalyzer.result import Result, Table, View
-from traceanalyzer.units import format_frac, format_ns
 
 _OPERATORS = headings(
-    "operator, shape, precision: type, calls, device_ns: device, achieved_tflops: speed, "
-    "achieved_gbps: bandwidth, roof_frac: of roof, bound, lost_ns: lost, why"
+    "operator, shape, precision: type, device_ns: device, lost_ns: lost, roof_frac: of roof, "
+    "bound, why, calls, achieved_tflops: speed, achieved_gbps: bandwidth"
 )
 _KINDS = headings(
-    "kind, precision: type, calls, device_ns: device, kernel_frac: of kernels, "
-    "achieved_tflops: speed, achieved_gbps: bandwidth, roof_frac: of roof, lost_ns: lost"
+    "kind, precision: type, device_ns: device, kernel_frac: of kernels, lost_ns: lost, "
+    "roof_frac: of roof, calls, achieved_tflops: speed, achieved_gbps: bandwidth"
 )
 _RANKS = headings(
     "gpu: GPU, steps, step_ns: step, mfu_frac: MFU, hfu_frac: HFU, mfu_6nt_frac: MFU (6NT), "
@@ -37,17 +33,9 @@ _STEPS = headings(
     "tensor_ns: tensor cores, covered_ns: covered"
 )
 _FINDINGS = headings(
-    "finding, calls, device_ns: device, kernel_frac: of kernels, lost_ns: lost, advice: what to try"
+    "finding, lost_ns: lost, device_ns: device, kernel_frac: of kernels, calls, advice: what to try"
 )
 _HIDE_FIRST = ("achieved_gbps", "calls", "achieved_tflops", "bound", "why")
-
-#: Below this covered share of the kernel time, FLOPs and MFU are incomplete.
-_MOST = 0.9
-#: Rows above their roof by more than this are worth a note.
-_ABOVE = 1.05
-_NAMED = 3
-#: Kinds with a smaller share of the kernel time are not named in the verdict.
-_LEAST_FRAC = 0.01
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -137,8 +125,8 @@ class Efficiency(Result):
         """Build the view: operators, kinds, ranks, steps, peaks; bars of lost time."""
         return View(
             title="How close to the peak of the GPU?",
-            verdict=_verdict(self),
-            notes=tuple(_notes(self)),
+            verdict=texts.verdict(self),
+            notes=tuple(texts.notes(self)),
             tables=_tables(self),
             scalars=self.numbers(
                 "precision", "mfu_frac", "hfu_frac", "mfu_6nt_frac", "kernel_ns", "covered_ns",
@@ -146,117 +134,6 @@ class Efficiency(Result):
             ),
             charts=partial(_charts, self),
         )  # fmt: skip
-
-
-# --- verdict and notes ---------------------------------------------------------------------
-
-
-def _verdict(result: Efficiency) -> str:
-    return sentences(_utilisation(result), _of_products(result), _lost(result), _covered(result))
-
-
-def _utilisation(result: Efficiency) -> str:
-    """Return MFU and HFU with the peak they are relative to."""
-    mfu, six = result.mfu_frac, result.mfu_6nt_frac
-    if mfu is None and six is None:
-        return ""
-    parts = []
-    if mfu is not None:
-        hfu = result.hfu_frac
-        again = f" (HFU {format_frac(hfu)}, with recomputation)" if hfu and hfu > mfu else ""
-        parts.append(f"MFU is {format_frac(mfu)}{again}")
-    if six is not None:
-        parts.append(f"MFU from 6 x parameters x tokens is {format_frac(six)}")
-    return f"{', '.join(parts)} of the dense {result.precision} peak{_of_peak(result)}."
-
-
-def _of_peak(result: Efficiency) -> str:
-    rows = result.peaks.filter(pl.col("precision") == result.precision)
-    if rows.height != 1:
-        return ""
-    row = rows.row(0, named=True)
-    gpu = f", {row['gpu']}" if row["gpu"] else ""
-    return f" ({row['peak_tflops']:g} TFLOP/s{gpu})"
-
-
-def _of_products(result: Efficiency) -> str:
-    """Return how fast matrix products, convolutions and attention run."""
-    rows = result.kinds.filter(pl.col("kind").is_in(MATRIX), pl.col("kernel_frac") > _LEAST_FRAC)
-    texts = []
-    for row in rows.head(_NAMED).iter_rows(named=True):
-        share = row["roof_frac"]
-        roof = f", {format_frac(share)} of the roof" if share is not None else ""
-        texts.append(
-            f"{row['kind']} in {row['precision']} {row['achieved_tflops']:.4g} TFLOP/s"
-            f" in {format_ns(row['device_ns'])}{roof}"
-        )
-    return f"Speed: {'; '.join(texts)}." if texts else ""
-
-
-def _lost(result: Efficiency) -> str:
-    """Return the operator with most time above its roof."""
-    if not result.lost_ns:
-        return ""
-    row = result.operators.row(0, named=True)
-    why = f" ({row['why']})" if row["why"] else ""
-    return (
-        f"Most time above the roof: {row['operator']} {row['shape']} {row['precision']}, "
-        f"{format_ns(row['lost_ns'])} of {format_ns(row['device_ns'])}{why}."
-    )
-
-
-def _covered(result: Efficiency) -> str:
-    if not result.has_shapes:
-        return "No input shapes were recorded: FLOPs of operators are unknown."
-    share = format_frac(result.covered_frac)
-    return f"Operators with a formula cover {share} of the compute kernel time."
-
-
-def _notes(result: Efficiency) -> Iterator[str]:
-    """Describe unknown peaks, what was not counted, and lower bounds."""
-    if not result.marked:
-        yield "No steps are marked: MFU is of the time from the first to the last kernel."
-    elif result.inferred:
-        yield INFERRED_STEPS
-    for gpu in result.peaks.filter(pl.col("precision").is_null())["gpu"]:
-        name = f"{gpu}: its" if gpu else "The GPU is not recorded: its"
-        yield (
-            f"{name} peak is unknown, so there is no MFU; give --peak {result.precision}=TFLOPS "
-            "(dense) and --bandwidth GBPS."
-        )
-    if max(result.mfu_frac or 0, result.mfu_6nt_frac or 0) > 1:
-        yield (
-            "MFU above 100 % is not possible: check the peak and its precision, and --params, "
-            "--tokens (of one step on all GPUs) and --gpus."
-        )
-    covered = result.covered_frac
-    if result.has_shapes and covered is not None and covered < _MOST:
-        yield (
-            f"FLOPs and MFU do not include the other {format_frac(1 - covered)} of kernel time: "
-            f"{'; '.join(_longest_uncovered(result))}."
-        )
-    if not result.operators["is_exact"].all():
-        yield (
-            "Attention of packed sequences, reductions and generated kernels have lower bounds of "
-            "FLOPs and bytes: lengths and repeated reads are not recorded."
-        )
-    above = result.operators.filter(pl.col("roof_frac") > _ABOVE)
-    if above.height:
-        yield (
-            f"{above.height} rows are faster than their roof: their inputs were in the cache, or "
-            "several inputs are one tensor."
-        )
-    yield (
-        "The roof is the larger of FLOPs / peak and bytes / bandwidth, with dense peaks. MFU "
-        "counts matrix products, convolutions and attention once; HFU also counts recomputation."
-    )
-
-
-def _longest_uncovered(result: Efficiency) -> Iterator[str]:
-    """Describe the operators with most kernel time without a formula."""
-    for operator, _, device_ns in result.uncovered.head(_NAMED).iter_rows():
-        where = operator or "launched before the recording, by CUDA graphs or outside of operators"
-        yield f"{format_ns(device_ns)} {where}"
 
 
 # --- tables and charts ---------------------------------------------------------------------

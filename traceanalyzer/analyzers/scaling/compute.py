@@ -1,6 +1,6 @@
 """Steps and states of each run, compared across numbers of GPUs."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
@@ -25,11 +25,13 @@ class Part:
         timeline: states and steps of its devices, without events.
         world_size: number of ranks of the job, or None.
         step_hint: how the profiler of the file records steps.
+        gpus: names of its GPUs.
     """
 
     timeline: timeline.Part
     world_size: int | None
     step_hint: str
+    gpus: tuple[str, ...] = ()
 
     @property
     def folder(self) -> str:
@@ -56,7 +58,8 @@ def measure(trace: Trace, options: Options) -> Part:
     part = timeline.measure(trace, _timeline_options(options))
     meta: Meta = trace.meta
     part = replace(part, events=part.events.clear())
-    return Part(part, meta.world_size, record_hint(meta, "step"))
+    gpus = tuple(sorted({one.name for one in meta.devices if one.name}))
+    return Part(part, meta.world_size, record_hint(meta, "step"), gpus)
 
 
 def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()) -> Scaling:
@@ -65,7 +68,8 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
     Raises:
         MissingData: no steps are known, or all runs are on the same number of GPUs.
     """
-    runs = pl.concat(_measured(name, run, options) for name, run in _runs(parts))
+    named = _distinct_names(list(_runs(parts)))
+    runs = pl.concat(_measured(name, run, options) for name, run in named)
     known = runs.filter(pl.col("steps") > 0)
     if known.is_empty():
         first = parts[0]
@@ -112,8 +116,14 @@ def _runs(parts: Sequence[Part]) -> Iterable[tuple[str, list[Part]]]:
         yield from by_folder.items()
 
 
+def _distinct_names(runs: Sequence[tuple[str, list[Part]]]) -> list[tuple[str, list[Part]]]:
+    """Name runs of the same folder by their first file."""
+    uses = Counter(name for name, _ in runs)
+    return [(name if uses[name] == 1 else run[0].timeline.path, run) for name, run in runs]
+
+
 def _measured(name: str, parts: Sequence[Part], options: Options) -> pl.DataFrame:
-    """Return one row: run, gpus, recorded, steps, step_ns, std_ns, and a column per part."""
+    """Return one row: run, gpus, gpu, recorded, steps, step_ns, std_ns, and a column per part."""
     whole = timeline.combine([part.timeline for part in parts], _timeline_options(options))
     lengths = whole.steps.select(length=pl.col("end") - pl.col("start"), lane="lane")
     total = int(lengths["length"].sum())
@@ -123,11 +133,13 @@ def _measured(name: str, parts: Sequence[Part], options: Options) -> pl.DataFram
     times["compute"] = times.get("compute", 0) + times.pop(OVERLAPPED, 0)
     times[OUTSIDE] = max(0, total - sum(times.values()))
     world = parts[0].world_size
+    names = sorted({name for part in parts for name in part.gpus})
     return pl.DataFrame(
         [
             {
                 "run": name,
                 "gpus": max(world or 0, whole.lanes.height),
+                "gpu": ", ".join(names) or None,
                 "recorded": whole.lanes.height,
                 "steps": count // max(1, lengths["lane"].n_unique()),
                 "step_ns": total / count if count else None,
@@ -140,6 +152,7 @@ def _measured(name: str, parts: Sequence[Part], options: Options) -> pl.DataFram
         schema={
             "run": pl.String,
             "gpus": pl.Int64,
+            "gpu": pl.String,
             "recorded": pl.Int64,
             "steps": pl.Int64,
             "step_ns": pl.Float64,

@@ -22,14 +22,16 @@ PARTS = {state: name for state, name in NAMES.items() if state != OVERLAPPED}
 PARTS[OUTSIDE] = "outside of device work"
 
 _SIZES = headings(
-    "gpus: GPUs, runs, step_ns: step, spread_ns: spread of runs, speedup: speed-up, "
-    "ideal_speedup: ideal, efficiency_frac: efficiency, lost_ns: lost"
+    "gpus: GPUs, step_ns: step, lost_ns: lost, efficiency_frac: efficiency, speedup: speed-up, "
+    "ideal_speedup: ideal, runs, spread_ns: spread of runs"
 )
 _LOSSES = headings(
-    "gpus: GPUs, part, time_ns: time, ideal_ns: ideal, lost_ns: lost, lost_frac: of step"
+    "gpus: GPUs, part, lost_ns: lost, lost_frac: of step, time_ns: time, ideal_ns: ideal"
 )
-_RUNS = headings("run, gpus: GPUs, recorded, steps, step_ns: step, std_ns: std")
+_RUNS = headings("run, gpus: GPUs, gpu: GPU, recorded, steps, step_ns: step, std_ns: std")
 _NAMED = 3
+#: Above this efficiency, the runs are probably not comparable.
+_ABOVE = 1.05
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -38,9 +40,10 @@ class Scaling(Result):
 
     Attributes:
         weak: the work per GPU is the same in all runs; else the work of a step.
-        runs: one row per run: ``run`` (folder), ``gpus``, ``recorded`` (devices in the files),
-            ``steps``, ``step_ns`` (mean), ``std_ns``, ``matched`` (whether waiting for other ranks
-            is known), ``inferred`` (whether steps were detected from repeated kernels).
+        runs: one row per run: ``run`` (folder, or file if several runs are in one folder),
+            ``gpus``, ``gpu`` (names), ``recorded`` (devices in the files), ``steps``, ``step_ns``
+            (mean), ``std_ns``, ``matched`` (whether waiting for other ranks is known), ``inferred``
+            (whether steps were detected from repeated kernels).
         sizes: one row per number of GPUs: ``gpus``, ``runs``, ``step_ns`` (mean of the runs),
             ``spread_ns`` (largest - smallest, None for one run), ``speedup``, ``ideal_speedup``,
             ``efficiency_frac`` (speedup / ideal_speedup), ``ideal_ns`` (step time at the ideal
@@ -78,16 +81,45 @@ def _verdict(result: Scaling) -> str:
         f"{last['ideal_speedup']:.3g} times): parallel efficiency {_percent(last)}, "
         f"{'weak' if result.weak else 'strong'} scaling."
     )
-    losses = result.losses.filter(pl.col("gpus") == last["gpus"], pl.col("lost_ns") > 0)
-    largest = losses.sort("lost_ns", "part", descending=[True, False]).head(_NAMED)
-    parts = [f"{row['part']} {format_ns(row['lost_ns'])}" for row in largest.iter_rows(named=True)]
-    if last["lost_ns"] <= 0 or not parts:
-        return sentences(speed, "No time is lost.")
-    return sentences(
-        speed,
-        f"Loss per step and GPU: {format_ns(last['lost_ns'])} of {format_ns(last['step_ns'])}; "
-        f"most in {', '.join(parts)}.",
+    others = result.sizes.filter(pl.col("gpus") != last["gpus"])
+    largest = others.sort("lost_ns", "gpus", descending=True).row(0, named=True)
+    of_others = _loss(result, largest) if max(last["lost_ns"], 0) < largest["lost_ns"] else ""
+    return sentences(speed, _not_comparable(result), _loss(result, last), of_others)
+
+
+def _not_comparable(result: Scaling) -> str:
+    """Return why the step times do not show scaling: other GPUs, or other work."""
+    gpus = result.runs.filter(pl.col("steps") > 0)["gpu"].drop_nulls().unique(maintain_order=True)
+    if len(gpus) > 1:
+        return (
+            f"The runs are on different GPUs ({', '.join(gpus)}): their step times do not show "
+            "scaling."
+        )
+    above = result.sizes.filter(pl.col("efficiency_frac") > _ABOVE)
+    if above.is_empty():
+        return ""
+    row = above.sort("efficiency_frac", descending=True).row(0, named=True)
+    work = "the same work per GPU" if result.weak else "the same work per step"
+    return (
+        f"Parallel efficiency of {_percent(row)} ({format_count(row['gpus'], 'GPU')}) is above "
+        f"ideal: the runs probably do not have {work}, or are on different hardware."
     )
+
+
+def _loss(result: Scaling, row: dict[str, float]) -> str:
+    """Return how much longer than ideal a step is on a number of GPUs, and its longest parts."""
+    parts = result.losses.filter(pl.col("gpus") == row["gpus"], pl.col("lost_ns") > 0)
+    largest = parts.sort("lost_ns", "part", descending=[True, False]).head(_NAMED)
+    texts = [f"{one['part']} {format_ns(one['lost_ns'])}" for one in largest.iter_rows(named=True)]
+    most = ", ".join(texts)
+    on = f"on {row['gpus']:.0f} GPUs"
+    if row["lost_ns"] > 0:
+        ratio = f"{format_ns(row['lost_ns'])} of {format_ns(row['step_ns'])}"
+        return f"Loss per step and GPU {on}: {ratio}{'; most in ' if most else ''}{most}."
+    if row["lost_ns"] == 0:
+        return f"A step {on} is as long as ideal."
+    longer = f"; parts that are longer: {most}" if most else ""
+    return f"A step {on} is {format_ns(-row['lost_ns'])} shorter than ideal{longer}."
 
 
 def _percent(row: dict[str, float]) -> str:
