@@ -363,6 +363,52 @@ def test_a_rank_with_a_truncated_dump_is_a_suspect_only(tmp_path: Path) -> None:
     assert "no complete dump" in result.verdict
 
 
+@pytest.mark.parametrize(
+    ("case", "rank", "lengths"),
+    [
+        ("missing", 2, 30), ("missing", 0, 8), ("ok", 1, 8), ("type", 1, 8), ("type", 2, 8),
+        ("two_groups", 2, 8), ("p2p", 2, 8), ("dtype", 3, 8),
+    ],
+)  # fmt: skip
+def test_a_truncated_dump_blames_nobody_else(
+    shared: Path, tmp_path: Path, case: str, rank: int, lengths: int
+) -> None:
+    folder = shared / f"data/flight_recorder/nccl_like_{case}"
+    cause, culprits = RECORDED[folder.name]
+    for path in folder.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    data = (folder / f"rank_{rank}").read_bytes()
+    for end in range(600, len(data), (len(data) - 600) // lengths):
+        (tmp_path / f"rank_{rank}").write_bytes(data[:end])
+        result = ta.hang(tmp_path)
+        assert result.cause in (cause, "no dump", "none"), end
+        assert {*result.culprits} <= {*culprits, rank}, end
+        assert not any({*one.incomplete} & {*one.completed} for one in result.stuck.stuck)
+        assert all(len(one.calls) != 1 for one in result.stuck.stuck)
+
+
+@pytest.mark.parametrize("end", [2500, 2800, 3000, 3200])
+def test_the_half_read_entry_of_the_missing_rank_does_not_count(
+    shared: Path, tmp_path: Path, end: int
+) -> None:
+    for path in (shared / "data/flight_recorder/nccl_like_missing").iterdir():
+        data = path.read_bytes()
+        (tmp_path / path.name).write_bytes(data[:end] if path.name == "rank_2" else data)
+    result = ta.hang(tmp_path)
+    assert answer(result) == ("no dump", [2])
+    assert result.waiting == (0, 1, 3)
+
+
+def test_a_transfer_with_a_truncated_dump_is_not_blamed(tmp_path: Path) -> None:
+    run = Run(ranks=(0, 1), groups={"0": (0, 1)})
+    run.steps()
+    run.call(0, "recv 0<-1", p2p=True, state="started")
+    files = {rank: pickle.dumps(dump, protocol=2) for rank, dump in run.dumps().items()}
+    (tmp_path / "rank_0").write_bytes(files[0])
+    (tmp_path / "rank_1").write_bytes(files[1][: len(files[1]) * 2 // 3])
+    assert answer(ta.hang(tmp_path)) == ("no dump", [1])
+
+
 def test_rank_selects_rows_only() -> None:
     result = ta.hang(FOLDER / "chain", rank=2)
     assert answer(result) == SCRIPT["VERDICTS"]["chain"]

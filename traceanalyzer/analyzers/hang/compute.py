@@ -71,7 +71,10 @@ def measure(trace: Trace, _options: Options) -> Part:
         schema={"path": pl.String, "rank": pl.Int32, "backend": pl.String},
         orient="row",
     )
+    truncated = is_truncated(trace)
     records = _records(trace, paths)
+    if truncated:
+        records = _without_open_part(records)
     of_dump = records.group_by("rank").agg(
         entries=pl.len().cast(pl.Int64),
         has_frames=pl.col("place").is_not_null().any(),
@@ -82,7 +85,7 @@ def measure(trace: Trace, _options: Options) -> Part:
     )
     dumps = paths.join(of_dump, on="rank", how="left").with_columns(
         pl.col("entries").fill_null(0),
-        pl.lit(is_truncated(trace)).alias("truncated"),
+        pl.lit(truncated).alias("truncated"),
         pl.col("has_frames", "overwritten").fill_null(value=False),
     )
     groups = trace.process_groups.select(
@@ -104,6 +107,21 @@ def _records(trace: Trace, paths: pl.DataFrame) -> pl.DataFrame:
     size = mapped(rows["dtype"], dtype_bytes, pl.Int64)
     return rows.with_columns(bytes=elements * size, **_states(rows.schema["state"])).with_columns(
         _coalesced()
+    )
+
+
+def _without_open_part(records: pl.DataFrame) -> pl.DataFrame:
+    """Remove scheduled records of the last operation of a truncated dump.
+
+    They may be parts of a coalesced one, whose own record, with their state, is lost.
+    """
+    key = ["rank", "group", "seq", "p2p_seq", "is_p2p"]
+    last = records.group_by("rank", maintain_order=True).last()
+    last = last.filter(pl.col("op") != "coalesced").select(key)
+    is_scheduled = pl.col("state") == "scheduled"
+    opened = records.filter(is_scheduled).join(last, on=key, how="semi", nulls_equal=True)
+    return records.join(
+        opened.select("rank", "order"), on=["rank", "order"], how="anti", maintain_order="left"
     )
 
 

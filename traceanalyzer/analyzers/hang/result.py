@@ -103,7 +103,7 @@ class Hang(Result):
         first = self.stuck.causes[0]
         if first.calls:
             return first.differing
-        of_gpu = {"not started": first.scheduled, "partly completed": first.waiting}
+        of_gpu = {"not started": first.scheduled, "partly completed": first.incomplete}
         return of_gpu.get(first.cause, first.free)
 
     @property
@@ -322,6 +322,8 @@ class Hang(Result):
                 return "different call"
             if rank in one.missing and rank in one.free:
                 return "never entered" if not one.is_p2p else "never called"
+            if rank in one.truncated and rank in one.free:
+                return "truncated dump"
         if rank in self.waiting:
             return "waiting"
         return "ended" if any(rank in s.ended for s in self.stuck.stuck) else "nothing pending"

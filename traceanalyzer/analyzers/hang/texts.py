@@ -98,7 +98,7 @@ def cause_sentence(one: Stuck, labels: Labels, place: Place, last: LastOf) -> st
     if one.cause == "partly completed":
         return (
             f"All ranks entered {what}, but it completed only on {rank_list(one.completed)}, not "
-            f"on {rank_list(one.waiting)}{_within(one)}: a GPU or the network, not the program."
+            f"on {rank_list(one.incomplete)}{_within(one)}: a GPU or the network, not the program."
         )
     if one.cause == "not started":
         return (
@@ -179,10 +179,11 @@ def _absent(one: Stuck, what: str, last: LastOf) -> str:
         are = f"has no {dump} and is the suspect" if is_one else (
             f"have no {dump} and are the suspects"
         )  # fmt: skip
-        all_others = "" if busy else ", which all ranks with a dump entered"
+        all_others = "" if busy else f", which all ranks with a {dump} entered"
         return f"{_capital(rank_list(one.no_dump))} {are}: {waits} in {what}{all_others}{more}."
     done = last(missing[0]) if len(missing) == 1 else ""
-    more += f"; {rank_list(one.no_dump)} without a dump" if one.no_dump else ""
+    dump = "complete dump" if one.truncated else "dump"
+    more += f"; {rank_list(one.no_dump)} without a {dump}" if one.no_dump else ""
     return f"{_capital(rank_list(missing))} never entered {what}; {waits}{done}{more}."
 
 
@@ -197,9 +198,9 @@ def _transfer(one: Stuck, labels: Labels, place: Place, last: LastOf) -> str:
     to, other = ("receive", "send") if one.op == "recv" else ("send", "receive")
     towards = "from" if one.op == "recv" else "to"
     if one.no_dump:
-        peer = one.no_dump[0]
+        peer, dump = one.no_dump[0], "complete dump" if one.truncated else "dump"
         return (
-            f"Rank {peer} has no dump and is the suspect: rank {rank} waits to {to}{size} "
+            f"Rank {peer} has no {dump} and is the suspect: rank {rank} waits to {to}{size} "
             f"{towards} it{group}{at}{_waited(one)}."
         )
     if one.missing:
