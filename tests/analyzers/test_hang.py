@@ -301,6 +301,40 @@ def test_of_several_dumps_of_a_rank_the_newest_counts(tmp_path: Path) -> None:
     assert [Path(path).parent.name for path in result.repeated["path"]] == ["old"]
 
 
+def test_dumps_of_several_jobs_are_an_error(shared: Path, tmp_path: Path) -> None:
+    folder = shared / "data/flight_recorder"
+    with pytest.raises(InputError, match="several jobs") as error:
+        ta.hang([folder / "nccl_like_ok", folder / "nccl_like_ring4", folder / "torch213_gloo_ok"])
+    assert str(folder / "torch213_gloo_ok") in str(error.value)
+    # the ranks of the default group differ, in one folder
+    for name, ranks in (("a", (0, 1)), ("b", (0, 1, 2))):
+        run = Run(ranks=ranks, groups={"0": ranks})
+        run.steps()
+        for rank, dump in run.dumps().items():
+            (tmp_path / f"{name}_rank_{rank}").write_bytes(pickle.dumps(dump, protocol=2))
+    with pytest.raises(InputError, match="a_rank_0"):
+        ta.hang(tmp_path)
+
+
+def test_a_later_dump_in_one_folder_counts(tmp_path: Path) -> None:
+    run = Run()
+    run.steps(4)
+    for rank in run.ranks:
+        for name, kept in (("old", slice(0, 2)), ("new", slice(4, 8))):
+            dump = run.dump(rank) | {"entries": run.entries[rank][kept]}
+            (tmp_path / f"{name}_rank_{rank}").write_bytes(pickle.dumps(dump, protocol=2))
+    result = ta.hang(tmp_path)
+    assert result.dumps["path"].str.contains("new").all()
+
+
+def test_dumps_of_one_job_may_be_in_several_folders(tmp_path: Path) -> None:
+    for name, case in (("node0", "complete"), ("copy", "complete")):
+        (tmp_path / name).mkdir()
+        for path in (FOLDER / case).iterdir():
+            (tmp_path / name / path.name).write_bytes(path.read_bytes())
+    assert ta.hang(tmp_path).repeated.height == 4
+
+
 def test_a_rank_without_any_entry_is_the_culprit() -> None:
     run = Run()
     for rank in (0, 1, 3):

@@ -10,10 +10,10 @@ from traceanalyzer.analyzers.base import Analyzer, Needs
 from traceanalyzer.analyzers.common import libraries
 from traceanalyzer.analyzers.common.names import mapped
 from traceanalyzer.analyzers.hang import matching, point_to_point, waiting
-from traceanalyzer.analyzers.hang.groups import Groups
+from traceanalyzer.analyzers.hang.groups import DEFAULT, FIRST, Groups, parse_ranks
 from traceanalyzer.analyzers.hang.options import Options
 from traceanalyzer.analyzers.hang.result import Hang
-from traceanalyzer.errors import MissingData
+from traceanalyzer.errors import InputError, MissingData
 from traceanalyzer.trace import Trace, is_truncated
 from traceanalyzer.vocabulary import FLIGHT_RECORDER, PY_SPY_DUMP, dtype_bytes
 
@@ -23,6 +23,8 @@ _RECORD = (
 )
 #: Frames of a stack that are shown.
 _DEEPEST = 30
+#: Folders or files named in an error.
+_NAMED = 16
 
 
 def needs(_options: Options) -> Needs:
@@ -215,18 +217,23 @@ def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()
     """Align the records of all ranks and find what they wait for.
 
     Raises:
+        InputError: the dumps are of several jobs.
         MissingData: there is no dump, only stacks of py-spy.
     """
     dumps = pl.concat([part.dumps for part in parts])
     if dumps.is_empty():
         raise MissingData(f"no Flight Recorder dump, only stacks of py-spy; {_RECORD}")
     chosen, others = _one_per_rank(dumps)
+    all_records, all_groups = (
+        pl.concat([getattr(part, name) for part in parts]) for name in ("records", "groups")
+    )
+    if others.height:
+        _check_one_job(chosen, others, all_records, all_groups)
     paths = chosen.select("path", "rank")
     records, groups = (
-        pl.concat([getattr(part, name) for part in parts])
-        .join(paths, on=["path", "rank"], how="semi", maintain_order="left")
-        for name in ("records", "groups")
-    )  # fmt: skip
+        rows.join(paths, on=["path", "rank"], how="semi", maintain_order="left")
+        for rows in (all_records, all_groups)
+    )
     threads = _with_rank(pl.concat([part.threads for part in parts]), records)
     known = Groups.of(groups, chosen)
     records = known.with_group(records.rename({"group": "name"}))
@@ -252,6 +259,49 @@ def _one_per_rank(dumps: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     )  # fmt: skip
     first = best.unique("rank", keep="first", maintain_order=True)
     return first, best.join(first, on="path", how="anti").select("path", "rank")
+
+
+def _check_one_job(
+    chosen: pl.DataFrame, others: pl.DataFrame, records: pl.DataFrame, groups: pl.DataFrame
+) -> None:
+    """Check that further dumps of a rank are of the same job.
+
+    They are not if they are in another folder and share no record with the chosen one, or if the
+    default group has other ranks.
+
+    Raises:
+        InputError: some are of another job.
+    """
+    mine = chosen.select("rank", of="path")
+    pairs = others.join(mine, on="rank")
+    call = ["rank", "record", "seq", "op", "created_ns"]
+    of_chosen = records.join(mine, left_on=["rank", "path"], right_on=["rank", "of"], how="semi")
+    shared = records.join(others, on=["rank", "path"], how="semi").join(
+        of_chosen, on=call, how="semi", nulls_equal=True
+    )
+    recorded = {*records["path"].unique()}
+    unlike = pairs.join(shared, on="path", how="anti").filter(
+        pl.col("path").is_in(recorded), pl.col("of").is_in(recorded)
+    )
+    worlds = groups.filter((pl.col("description") == DEFAULT) | (pl.col("group") == FIRST)).select(
+        "path", world=pl.col("ranks").map_elements(parse_ranks, pl.List(pl.Int64))
+    ).filter(pl.col("world").list.len() > 1)  # fmt: skip
+    both = pairs.join(worlds, on="path").join(worlds, left_on="of", right_on="path", suffix="_of")
+    rows = [row for row in unlike.select("rank", "path", "of").iter_rows()
+            if PurePath(row[1]).parent != PurePath(row[2]).parent]  # fmt: skip
+    resized = both.filter(pl.col("world") != pl.col("world_of")).select("rank", "path", "of")
+    rows += resized.iter_rows()
+    if not rows:
+        return
+    paths = sorted({path for row in rows for path in row[1:]})
+    folders = sorted({str(PurePath(path).parent) for path in paths})
+    names, remedy = (folders, "one folder") if len(folders) > 1 else (paths, "the files of one job")
+    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+    raise InputError(
+        min(rows)[2],
+        f"the dumps are of several jobs: rank {min(rows)[0]} has unrelated ones",
+        hint=f"pass {remedy}: {', '.join(names[:_NAMED])}{more}",
+    )
 
 
 def _with_rank(threads: pl.DataFrame, records: pl.DataFrame) -> pl.DataFrame:
