@@ -17,7 +17,7 @@ from traceanalyzer.analyzers.hang import compute
 from traceanalyzer.analyzers.hang.groups import parse_ranks
 from traceanalyzer.analyzers.hang.options import Options
 from traceanalyzer.analyzers.hang.result import Hang
-from traceanalyzer.analyzers.hang.texts import ADVICE
+from traceanalyzer.analyzers.hang.texts import ADVICE, joined_places
 from traceanalyzer.errors import InputError, MissingData, OptionError
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -145,6 +145,37 @@ def test_ties_blame_nobody() -> None:
     result = ta.hang(FOLDER / "type_tie")
     assert result.culprits == ()
     assert not result.to_polars("differences")["is_minority"].any()
+    lines = ["step (train.py:60, 61)", "step (train.py:62, 63)"]
+    assert result.to_polars("differences")["place"].to_list() == lines
+    assert all(line in result.verdict for line in lines)
+
+
+def test_lines_of_a_call() -> None:
+    assert joined_places([]) is None
+    assert joined_places(["f (a.py:3)", "f (a.py:3)"]) == "f (a.py:3)"
+    assert joined_places([f"f (a.py:{line})" for line in range(7, 12)]) == "f (a.py:7-11)"
+    assert joined_places(["f (a.py:3)", "g (a.py:9)"]) == "f (a.py:3), g (a.py:9)"
+
+
+def test_only_ranks_with_collectives_completed() -> None:
+    result = ta.hang(FOLDER / "malformed")
+    completed, *others = result.verdict.split(".")
+    assert completed.endswith("completed on ranks 1, 2")
+    assert "ranks 4, 5" in "".join(others)
+
+
+def test_gloo_does_not_record_transfers(shared: Path) -> None:
+    folder = shared / "data/flight_recorder"
+    assert "not recorded by gloo" in ta.hang(folder / "torch213_gloo_p2p").verdict
+    assert "gloo" not in ta.hang(folder / "nccl_like_ok").verdict
+
+
+def test_tables_have_the_same_causes_and_dtypes() -> None:
+    result = ta.hang(FOLDER / "two_groups")
+    rows = result.to_polars("collectives").filter(pl.col("verdict") != "completed")
+    assert rows["verdict"].unique().to_list() == ["deadlock"]
+    assert result.to_polars("operations")["cause"].unique().to_list() == ["deadlock"]
+    assert rows["dtype"].unique().to_list() == ["float32"]
 
 
 # --- definitions -------------------------------------------------------------------------------

@@ -21,6 +21,19 @@ _RECORD = (
     "set TORCH_NCCL_TRACE_BUFFER_SIZE=2000 (newer name: TORCH_FR_BUFFER_SIZE) and "
     "TORCH_NCCL_DUMP_ON_TIMEOUT=1, and pass the files it writes"
 )
+#: PyTorch's names of the dtypes in dumps.
+_DTYPES = {
+    "Float": "float32",
+    "Half": "float16",
+    "BFloat16": "bfloat16",
+    "Double": "float64",
+    "Long": "int64",
+    "Int": "int32",
+    "Short": "int16",
+    "Byte": "uint8",
+    "Char": "int8",
+    "Bool": "bool",
+}
 #: Frames of a stack that are shown.
 _DEEPEST = 30
 #: Folders or files named in an error.
@@ -107,9 +120,14 @@ def _records(trace: Trace, paths: pl.DataFrame) -> pl.DataFrame:
     )
     elements = pl.max_horizontal("elements_in", "elements_out")
     size = mapped(rows["dtype"], dtype_bytes, pl.Int64)
+    rows = rows.with_columns(dtype=mapped(rows["dtype"], _dtype))
     return rows.with_columns(bytes=elements * size, **_states(rows.schema["state"])).with_columns(
         _coalesced()
     )
+
+
+def _dtype(text: str) -> str:
+    return ", ".join(_DTYPES.get(one, one) for one in text.split(", "))
 
 
 def _without_open_part(records: pl.DataFrame) -> pl.DataFrame:

@@ -169,13 +169,21 @@ class Hang(Result):
 
     def _no_hang(self) -> str:
         instances, dumps = self.matched.instances, self.dumps
-        everyone = texts.rank_list(dumps["rank"].to_list())
+        known = sorted(dumps["rank"].to_list())
         if instances.is_empty():
-            return f"No hang in these dumps: no collective is recorded on {everyone}."
+            return f"No hang in these dumps: no collective is recorded on {texts.rank_list(known)}."
+        completed = self.matched.calls["rank"].unique().sort().to_list()
         count = format_count(instances.height, "collective")
         groups = format_count(instances["group"].n_unique(), "group")
         where = " in these dumps" if self.missing_dumps or dumps["truncated"].any() else ""
-        text = f"No hang{where}: all {count} of {groups} completed on {everyone}."
+        is_gloo = bool((dumps["backend"] == "gloo").any())
+        if is_gloo:
+            where = f" among collectives{where}"
+        text = f"No hang{where}: all {count} of {groups} completed on {texts.rank_list(completed)}."
+        if is_gloo:
+            text += " Sends and receives are not recorded by gloo."
+        if others := [rank for rank in known if rank not in {*completed}]:
+            text += f" No collective is recorded on {texts.rank_list(others)}."
         if self.missing_dumps:
             text += f" No dump of {texts.rank_list(self.missing_dumps)}."
         return sentences(text, self._late())
@@ -217,15 +225,14 @@ class Hang(Result):
         main = rows.sort(is_main.fill_null(value=False), descending=True, maintain_order=True)
         return dict(main.unique("rank", keep="first").select("rank", "place").iter_rows())
 
-    def _place(self, one: Stuck, rank: int) -> str | None:
-        """Return the line that called an operation on a rank."""
-        same = (pl.col("rank") == rank) & (pl.col("group") == one.group)
+    def _place(self, one: Stuck, *ranks: int) -> str | None:
+        """Return the line that called an operation on these ranks, or several lines."""
+        same = pl.col("rank").is_in(ranks) & (pl.col("group") == one.group)
         if one.is_p2p:
             same &= pl.col("order") == one.seq
         else:
             same &= (pl.col("seq") == one.seq) & ~pl.col("is_p2p")
-        places = self.records.filter(same)["place"].drop_nulls()
-        return places[0] if places.len() else None
+        return texts.joined_places(self.records.filter(same)["place"].drop_nulls().to_list())
 
     # --- notes ---------------------------------------------------------------------------------
 
@@ -247,7 +254,9 @@ class Hang(Result):
             notes.append("Some dumps have no stacks (JSON never does): the pickles have them.")
         if self.repeated.height:
             count = format_count(self.repeated.height, "dump")
-            notes.append(f"{count} left out: the rank has one with stacks or a newer one.")
+            notes.append(
+                f"{count} not used: another dump of the same rank has stacks, or is newer."
+            )
         unknown = self.groups.table.filter(~pl.col("is_known")).join(
             self.matched.instances, on="group", how="semi"
         )
@@ -331,7 +340,7 @@ class Hang(Result):
     def _operations(self) -> pl.DataFrame:
         rows = [
             (
-                self.cause if self.stuck.is_deadlock and one in self.stuck.cycle else one.cause,
+                self._cause_of(one),
                 one in self.stuck.causes or one in self.stuck.cycle,
                 one.op,
                 None if one.is_p2p else one.seq,
@@ -367,7 +376,7 @@ class Hang(Result):
                 value,
                 ranges(ranks),
                 bool(one.differing) and bool({*ranks} & {*one.differing}),
-                self._place(one, ranks[0]),
+                self._place(one, *ranks),
             )
             for one in self.stuck.stuck
             for value, ranks in one.calls
@@ -381,11 +390,26 @@ class Hang(Result):
     def _collectives(self) -> pl.DataFrame:
         labels = self.groups.table.select("group", "label")
         rows = self.matched.instances.join(labels, on="group", maintain_order="left")
-        return rows.select(
+        table = rows.select(
             "seq", "op", "dtype", "n_entered", "n_completed", "n_missing", "n_no_dump", "last_rank",
             group="label", part="part", verdict=pl.col("verdict").cast(pl.String),
-            size_bytes="bytes", skew_ns=pl.col("last_ns") - pl.col("first_ns"),
-        ).sort("group", "seq", "part", descending=[False, True, False])  # fmt: skip
+            size_bytes="bytes", skew_ns=pl.col("last_ns") - pl.col("first_ns"), of="group",
+        )  # fmt: skip
+        table = table.join(self._causes(), on=["of", "seq", "part"], how="left")
+        table = table.with_columns(verdict=pl.coalesce("cause", "verdict")).drop("of", "cause")
+        return table.sort("group", "seq", "part", descending=[False, True, False])
+
+    def _causes(self) -> pl.DataFrame:
+        """Return the causes of stuck collectives as the table of operations has them."""
+        rows = [
+            (one.group, one.seq, one.part, self._cause_of(one))
+            for one in self.stuck.stuck if not one.is_p2p
+        ]  # fmt: skip
+        types = {"of": pl.UInt32, "seq": pl.Int64, "part": pl.UInt32, "cause": pl.String}
+        return pl.DataFrame(rows, schema=types, orient="row")
+
+    def _cause_of(self, one: Stuck) -> str:
+        return self.cause if self.stuck.is_deadlock and one in self.stuck.cycle else one.cause
 
     # --- drawing -------------------------------------------------------------------------------
 
