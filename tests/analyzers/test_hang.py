@@ -150,6 +150,13 @@ def test_ties_blame_nobody() -> None:
     assert all(line in result.verdict for line in lines)
 
 
+def test_charts_have_lanes_of_the_group_only() -> None:
+    result = ta.hang(FOLDER / "two_groups")
+    lanes = {tuple(chart.frame["rank"].unique().sort()) for chart in result.charts}
+    assert lanes == {(0, 1, 2, 3), (1, 2)}
+    assert len({chart.name for chart in result.charts}) == len(result.charts)
+
+
 def test_lines_of_a_call() -> None:
     assert joined_places([]) is None
     assert joined_places(["f (a.py:3)", "f (a.py:3)"]) == "f (a.py:3)"

@@ -414,31 +414,27 @@ class Hang(Result):
     # --- drawing -------------------------------------------------------------------------------
 
     def _charts(self) -> tuple[Chart, ...]:
-        """Draw the last collectives of the stuck groups: one lane per rank."""
-        frame = self._lanes()
-        if frame.is_empty():
-            return ()
-        drawn, everyone = frame["rank"].n_unique(), self.dumps.height + len(self.missing_dumps)
-        some = f" ({drawn} of {everyone:,} ranks)" if drawn < everyone else ""
-        return (
+        """Draw the last collectives of each stuck group: one lane per rank of the group."""
+        return tuple(
             Chart(
-                "lanes",
-                f"Collectives by rank and sequence number{some}",
+                f"lanes_{number}" if number else "lanes",
+                f"Collectives by rank and sequence number: {frame['group'][0]}"
+                + (f" (only {_LANES} ranks)" if frame["rank"].n_unique() == _LANES else ""),
                 "span",
                 frame,
-                x="place",
+                x="seq",
                 x2="end",
                 y="lane",
-                x_label=frame["x_label"][0],
+                x_label="sequence number in the group",
                 y_label="rank",
                 color="status",
                 emphasis="is_stuck",
                 emphasis_label="stuck",
-                panel="group",
-            ),
+            )
+            for number, frame in enumerate(self._lanes())
         )
 
-    def _lanes(self) -> pl.DataFrame:
+    def _lanes(self) -> list[pl.DataFrame]:
         chosen = [
             one for one in (*self.stuck.cycle, *self.stuck.chain, *_distinct(self.stuck.causes))
             if not one.is_p2p and one.seq is not None
@@ -452,11 +448,7 @@ class Hang(Result):
             stuck = places.get(group)
             seq = end[group] if stuck is None or stuck.seq is None else stuck.seq
             frames.append(self._lanes_of(group, seq, stuck))
-        if len(frames) < 2:
-            return _placed(frames[0], 0, "sequence number") if frames else pl.DataFrame()
-        # groups count on their own: panels are aligned at the number that each is about
-        label = "sequence number, relative to that of the panel"
-        return pl.concat(_placed(frame, frame["of"][0], label) for frame in frames)
+        return [frame for frame in frames if frame.height]
 
     def _lanes_of(self, group: int, seq: int, stuck: Stuck | None) -> pl.DataFrame:
         members = self.groups.table["ranks"][group].to_list()
@@ -487,17 +479,11 @@ class Hang(Result):
             "rank",
             "seq",
             status=pl.col("status").cast(_STATUS),
-            of=pl.lit(seq, pl.Int64),
+            end=pl.col("seq") + 0.9,
             lane=pl.format("rank {}", "rank"),
             is_stuck=is_stuck,
             group=pl.lit(f"{self.groups.label(group)}, #{seq}"),
         )
-
-
-def _placed(frame: pl.DataFrame, origin: int, label: str) -> pl.DataFrame:
-    """Add the place of each box on the axis, with its end and the label of the axis."""
-    place = pl.col("seq") - origin
-    return frame.with_columns(place=place, end=place + 0.9, x_label=pl.lit(label))
 
 
 def _distinct(causes: tuple[Stuck, ...]) -> list[Stuck]:
