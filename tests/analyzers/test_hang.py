@@ -17,7 +17,7 @@ from traceanalyzer.analyzers.hang import compute
 from traceanalyzer.analyzers.hang.groups import parse_ranks
 from traceanalyzer.analyzers.hang.options import Options
 from traceanalyzer.analyzers.hang.result import Hang
-from traceanalyzer.analyzers.hang.texts import ADVICE
+from traceanalyzer.analyzers.hang.texts import ADVICE, joined_places
 from traceanalyzer.errors import InputError, MissingData, OptionError
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -145,6 +145,44 @@ def test_ties_blame_nobody() -> None:
     result = ta.hang(FOLDER / "type_tie")
     assert result.culprits == ()
     assert not result.to_polars("differences")["is_minority"].any()
+    lines = ["step (train.py:60, 61)", "step (train.py:62, 63)"]
+    assert result.to_polars("differences")["place"].to_list() == lines
+    assert all(line in result.verdict for line in lines)
+
+
+def test_charts_have_lanes_of_the_group_only() -> None:
+    result = ta.hang(FOLDER / "two_groups")
+    lanes = {tuple(chart.frame["rank"].unique().sort()) for chart in result.charts}
+    assert lanes == {(0, 1, 2, 3), (1, 2)}
+    assert len({chart.name for chart in result.charts}) == len(result.charts)
+
+
+def test_lines_of_a_call() -> None:
+    assert joined_places([]) is None
+    assert joined_places(["f (a.py:3)", "f (a.py:3)"]) == "f (a.py:3)"
+    assert joined_places([f"f (a.py:{line})" for line in range(7, 12)]) == "f (a.py:7-11)"
+    assert joined_places(["f (a.py:3)", "g (a.py:9)"]) == "f (a.py:3), g (a.py:9)"
+
+
+def test_only_ranks_with_collectives_completed() -> None:
+    result = ta.hang(FOLDER / "malformed")
+    completed, *others = result.verdict.split(".")
+    assert completed.endswith("completed on ranks 1, 2")
+    assert "ranks 4, 5" in "".join(others)
+
+
+def test_gloo_does_not_record_transfers(shared: Path) -> None:
+    folder = shared / "data/flight_recorder"
+    assert "not recorded by gloo" in ta.hang(folder / "torch213_gloo_p2p").verdict
+    assert "gloo" not in ta.hang(folder / "nccl_like_ok").verdict
+
+
+def test_tables_have_the_same_causes_and_dtypes() -> None:
+    result = ta.hang(FOLDER / "two_groups")
+    rows = result.to_polars("collectives").filter(pl.col("verdict") != "completed")
+    assert rows["verdict"].unique().to_list() == ["deadlock"]
+    assert result.to_polars("operations")["cause"].unique().to_list() == ["deadlock"]
+    assert rows["dtype"].unique().to_list() == ["float32"]
 
 
 # --- definitions -------------------------------------------------------------------------------
@@ -301,6 +339,40 @@ def test_of_several_dumps_of_a_rank_the_newest_counts(tmp_path: Path) -> None:
     assert [Path(path).parent.name for path in result.repeated["path"]] == ["old"]
 
 
+def test_dumps_of_several_jobs_are_an_error(shared: Path, tmp_path: Path) -> None:
+    folder = shared / "data/flight_recorder"
+    with pytest.raises(InputError, match="several jobs") as error:
+        ta.hang([folder / "nccl_like_ok", folder / "nccl_like_ring4", folder / "torch213_gloo_ok"])
+    assert str(folder / "torch213_gloo_ok") in str(error.value)
+    # the ranks of the default group differ, in one folder
+    for name, ranks in (("a", (0, 1)), ("b", (0, 1, 2))):
+        run = Run(ranks=ranks, groups={"0": ranks})
+        run.steps()
+        for rank, dump in run.dumps().items():
+            (tmp_path / f"{name}_rank_{rank}").write_bytes(pickle.dumps(dump, protocol=2))
+    with pytest.raises(InputError, match="a_rank_0"):
+        ta.hang(tmp_path)
+
+
+def test_a_later_dump_in_one_folder_counts(tmp_path: Path) -> None:
+    run = Run()
+    run.steps(4)
+    for rank in run.ranks:
+        for name, kept in (("old", slice(0, 2)), ("new", slice(4, 8))):
+            dump = run.dump(rank) | {"entries": run.entries[rank][kept]}
+            (tmp_path / f"{name}_rank_{rank}").write_bytes(pickle.dumps(dump, protocol=2))
+    result = ta.hang(tmp_path)
+    assert result.dumps["path"].str.contains("new").all()
+
+
+def test_dumps_of_one_job_may_be_in_several_folders(tmp_path: Path) -> None:
+    for name, case in (("node0", "complete"), ("copy", "complete")):
+        (tmp_path / name).mkdir()
+        for path in (FOLDER / case).iterdir():
+            (tmp_path / name / path.name).write_bytes(path.read_bytes())
+    assert ta.hang(tmp_path).repeated.height == 4
+
+
 def test_a_rank_without_any_entry_is_the_culprit() -> None:
     run = Run()
     for rank in (0, 1, 3):
@@ -361,6 +433,52 @@ def test_a_rank_with_a_truncated_dump_is_a_suspect_only(tmp_path: Path) -> None:
     result = ta.hang(tmp_path)
     assert answer(result) == ("no dump", [2])
     assert "no complete dump" in result.verdict
+
+
+@pytest.mark.parametrize(
+    ("case", "rank", "lengths"),
+    [
+        ("missing", 2, 30), ("missing", 0, 8), ("ok", 1, 8), ("type", 1, 8), ("type", 2, 8),
+        ("two_groups", 2, 8), ("p2p", 2, 8), ("dtype", 3, 8),
+    ],
+)  # fmt: skip
+def test_a_truncated_dump_blames_nobody_else(
+    shared: Path, tmp_path: Path, case: str, rank: int, lengths: int
+) -> None:
+    folder = shared / f"data/flight_recorder/nccl_like_{case}"
+    cause, culprits = RECORDED[folder.name]
+    for path in folder.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    data = (folder / f"rank_{rank}").read_bytes()
+    for end in range(600, len(data), (len(data) - 600) // lengths):
+        (tmp_path / f"rank_{rank}").write_bytes(data[:end])
+        result = ta.hang(tmp_path)
+        assert result.cause in (cause, "no dump", "none"), end
+        assert {*result.culprits} <= {*culprits, rank}, end
+        assert not any({*one.incomplete} & {*one.completed} for one in result.stuck.stuck)
+        assert all(len(one.calls) != 1 for one in result.stuck.stuck)
+
+
+@pytest.mark.parametrize("end", [2500, 2800, 3000, 3200])
+def test_the_half_read_entry_of_the_missing_rank_does_not_count(
+    shared: Path, tmp_path: Path, end: int
+) -> None:
+    for path in (shared / "data/flight_recorder/nccl_like_missing").iterdir():
+        data = path.read_bytes()
+        (tmp_path / path.name).write_bytes(data[:end] if path.name == "rank_2" else data)
+    result = ta.hang(tmp_path)
+    assert answer(result) == ("no dump", [2])
+    assert result.waiting == (0, 1, 3)
+
+
+def test_a_transfer_with_a_truncated_dump_is_not_blamed(tmp_path: Path) -> None:
+    run = Run(ranks=(0, 1), groups={"0": (0, 1)})
+    run.steps()
+    run.call(0, "recv 0<-1", p2p=True, state="started")
+    files = {rank: pickle.dumps(dump, protocol=2) for rank, dump in run.dumps().items()}
+    (tmp_path / "rank_0").write_bytes(files[0])
+    (tmp_path / "rank_1").write_bytes(files[1][: len(files[1]) * 2 // 3])
+    assert answer(ta.hang(tmp_path)) == ("no dump", [1])
 
 
 def test_rank_selects_rows_only() -> None:

@@ -32,7 +32,7 @@ def hang(inputs: Inputs, **reading: Unpack[Reading]) -> Hang:
             ``rank`` selects the rows of the tables of ranks and stacks.
 
     Raises:
-        InputError: no input can be read.
+        InputError: no input can be read, or the dumps are of several jobs.
         MissingData: no input is a Flight Recorder dump of a known rank.
         OptionError: no input has the rank.
     """

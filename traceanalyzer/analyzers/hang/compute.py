@@ -10,10 +10,10 @@ from traceanalyzer.analyzers.base import Analyzer, Needs
 from traceanalyzer.analyzers.common import libraries
 from traceanalyzer.analyzers.common.names import mapped
 from traceanalyzer.analyzers.hang import matching, point_to_point, waiting
-from traceanalyzer.analyzers.hang.groups import Groups
+from traceanalyzer.analyzers.hang.groups import DEFAULT, FIRST, Groups, parse_ranks
 from traceanalyzer.analyzers.hang.options import Options
 from traceanalyzer.analyzers.hang.result import Hang
-from traceanalyzer.errors import MissingData
+from traceanalyzer.errors import InputError, MissingData
 from traceanalyzer.trace import Trace, is_truncated
 from traceanalyzer.vocabulary import FLIGHT_RECORDER, PY_SPY_DUMP, dtype_bytes
 
@@ -21,8 +21,23 @@ _RECORD = (
     "set TORCH_NCCL_TRACE_BUFFER_SIZE=2000 (newer name: TORCH_FR_BUFFER_SIZE) and "
     "TORCH_NCCL_DUMP_ON_TIMEOUT=1, and pass the files it writes"
 )
+#: PyTorch's names of the dtypes in dumps.
+_DTYPES = {
+    "Float": "float32",
+    "Half": "float16",
+    "BFloat16": "bfloat16",
+    "Double": "float64",
+    "Long": "int64",
+    "Int": "int32",
+    "Short": "int16",
+    "Byte": "uint8",
+    "Char": "int8",
+    "Bool": "bool",
+}
 #: Frames of a stack that are shown.
 _DEEPEST = 30
+#: Folders or files named in an error.
+_NAMED = 16
 
 
 def needs(_options: Options) -> Needs:
@@ -71,7 +86,10 @@ def measure(trace: Trace, _options: Options) -> Part:
         schema={"path": pl.String, "rank": pl.Int32, "backend": pl.String},
         orient="row",
     )
+    truncated = is_truncated(trace)
     records = _records(trace, paths)
+    if truncated:
+        records = _without_open_part(records)
     of_dump = records.group_by("rank").agg(
         entries=pl.len().cast(pl.Int64),
         has_frames=pl.col("place").is_not_null().any(),
@@ -82,7 +100,7 @@ def measure(trace: Trace, _options: Options) -> Part:
     )
     dumps = paths.join(of_dump, on="rank", how="left").with_columns(
         pl.col("entries").fill_null(0),
-        pl.lit(is_truncated(trace)).alias("truncated"),
+        pl.lit(truncated).alias("truncated"),
         pl.col("has_frames", "overwritten").fill_null(value=False),
     )
     groups = trace.process_groups.select(
@@ -102,8 +120,28 @@ def _records(trace: Trace, paths: pl.DataFrame) -> pl.DataFrame:
     )
     elements = pl.max_horizontal("elements_in", "elements_out")
     size = mapped(rows["dtype"], dtype_bytes, pl.Int64)
+    rows = rows.with_columns(dtype=mapped(rows["dtype"], _dtype))
     return rows.with_columns(bytes=elements * size, **_states(rows.schema["state"])).with_columns(
         _coalesced()
+    )
+
+
+def _dtype(text: str) -> str:
+    return ", ".join(_DTYPES.get(one, one) for one in text.split(", "))
+
+
+def _without_open_part(records: pl.DataFrame) -> pl.DataFrame:
+    """Remove scheduled records of the last operation of a truncated dump.
+
+    They may be parts of a coalesced one, whose own record, with their state, is lost.
+    """
+    key = ["rank", "group", "seq", "p2p_seq", "is_p2p"]
+    last = records.group_by("rank", maintain_order=True).last()
+    last = last.filter(pl.col("op") != "coalesced").select(key)
+    is_scheduled = pl.col("state") == "scheduled"
+    opened = records.filter(is_scheduled).join(last, on=key, how="semi", nulls_equal=True)
+    return records.join(
+        opened.select("rank", "order"), on=["rank", "order"], how="anti", maintain_order="left"
     )
 
 
@@ -197,18 +235,23 @@ def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()
     """Align the records of all ranks and find what they wait for.
 
     Raises:
+        InputError: the dumps are of several jobs.
         MissingData: there is no dump, only stacks of py-spy.
     """
     dumps = pl.concat([part.dumps for part in parts])
     if dumps.is_empty():
         raise MissingData(f"no Flight Recorder dump, only stacks of py-spy; {_RECORD}")
     chosen, others = _one_per_rank(dumps)
+    all_records, all_groups = (
+        pl.concat([getattr(part, name) for part in parts]) for name in ("records", "groups")
+    )
+    if others.height:
+        _check_one_job(chosen, others, all_records, all_groups)
     paths = chosen.select("path", "rank")
     records, groups = (
-        pl.concat([getattr(part, name) for part in parts])
-        .join(paths, on=["path", "rank"], how="semi", maintain_order="left")
-        for name in ("records", "groups")
-    )  # fmt: skip
+        rows.join(paths, on=["path", "rank"], how="semi", maintain_order="left")
+        for rows in (all_records, all_groups)
+    )
     threads = _with_rank(pl.concat([part.threads for part in parts]), records)
     known = Groups.of(groups, chosen)
     records = known.with_group(records.rename({"group": "name"}))
@@ -234,6 +277,49 @@ def _one_per_rank(dumps: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     )  # fmt: skip
     first = best.unique("rank", keep="first", maintain_order=True)
     return first, best.join(first, on="path", how="anti").select("path", "rank")
+
+
+def _check_one_job(
+    chosen: pl.DataFrame, others: pl.DataFrame, records: pl.DataFrame, groups: pl.DataFrame
+) -> None:
+    """Check that further dumps of a rank are of the same job.
+
+    They are not if they are in another folder and share no record with the chosen one, or if the
+    default group has other ranks.
+
+    Raises:
+        InputError: some are of another job.
+    """
+    mine = chosen.select("rank", of="path")
+    pairs = others.join(mine, on="rank")
+    call = ["rank", "record", "seq", "op", "created_ns"]
+    of_chosen = records.join(mine, left_on=["rank", "path"], right_on=["rank", "of"], how="semi")
+    shared = records.join(others, on=["rank", "path"], how="semi").join(
+        of_chosen, on=call, how="semi", nulls_equal=True
+    )
+    recorded = {*records["path"].unique()}
+    unlike = pairs.join(shared, on="path", how="anti").filter(
+        pl.col("path").is_in(recorded), pl.col("of").is_in(recorded)
+    )
+    worlds = groups.filter((pl.col("description") == DEFAULT) | (pl.col("group") == FIRST)).select(
+        "path", world=pl.col("ranks").map_elements(parse_ranks, pl.List(pl.Int64))
+    ).filter(pl.col("world").list.len() > 1)  # fmt: skip
+    both = pairs.join(worlds, on="path").join(worlds, left_on="of", right_on="path", suffix="_of")
+    rows = [row for row in unlike.select("rank", "path", "of").iter_rows()
+            if PurePath(row[1]).parent != PurePath(row[2]).parent]  # fmt: skip
+    resized = both.filter(pl.col("world") != pl.col("world_of")).select("rank", "path", "of")
+    rows += resized.iter_rows()
+    if not rows:
+        return
+    paths = sorted({path for row in rows for path in row[1:]})
+    folders = sorted({str(PurePath(path).parent) for path in paths})
+    names, remedy = (folders, "one folder") if len(folders) > 1 else (paths, "the files of one job")
+    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+    raise InputError(
+        min(rows)[2],
+        f"the dumps are of several jobs: rank {min(rows)[0]} has unrelated ones",
+        hint=f"pass {remedy}: {', '.join(names[:_NAMED])}{more}",
+    )
 
 
 def _with_rank(threads: pl.DataFrame, records: pl.DataFrame) -> pl.DataFrame:

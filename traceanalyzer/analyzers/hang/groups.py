@@ -13,7 +13,7 @@ _Ranks = tuple[int, ...]
 _Key = tuple[str, _Ranks | None]
 
 #: Description and name of the default group.
-_DEFAULT, _FIRST = "default_pg", "0"
+DEFAULT, FIRST = "default_pg", "0"
 _RANGE = re.compile(r"(\d{1,7})(?:\s*-\s*(\d{1,7}))?")
 _MOST = 1 << 17
 #: Descriptions that say nothing.
@@ -63,7 +63,7 @@ class Groups:
             if members is None:
                 matches = [one for one in recorded.get(name, ()) if rank in one]
                 members = matches[0] if len(matches) == 1 else None
-            is_default = description == _DEFAULT or name == _FIRST
+            is_default = description == DEFAULT or name == FIRST
             if members is None and is_default and world <= _MOST:
                 members = tuple(range(world))
                 recorded.setdefault(name, set()).add(members)

@@ -38,11 +38,13 @@ class Matched:
         calls: one row per rank and collective: group, seq, part, kind (normalized name),
             elements (that must be equal on all ranks, or null), and the columns of the records.
         instances: one row per collective: group, seq, part, op, bytes, dtype, n_entered,
-            n_completed, n_started, n_missing (ranks with a dump that did not enter), n_no_dump,
-            n_ended (calls without a result that is known), verdict, first_ns, last_ns, median_ns
-            (times of the calls), last_rank.
+            n_completed, n_started, n_missing (ranks with a dump that did not enter), n_no_dump
+            (ranks without a dump, or whose truncated dump ends before it), n_ended (calls without a
+            result that is known), verdict, first_ns, last_ns, median_ns (times of the calls),
+            last_rank.
         spans: first and last sequence number of each rank in each group: rank, group, first_seq,
-            last_seq, overwritten (whether the rank's oldest records are lost).
+            last_seq, overwritten (whether the rank's oldest records are lost), truncated (its
+            newest are).
     """
 
     calls: pl.DataFrame
@@ -56,15 +58,11 @@ def match(records: pl.DataFrame, members: pl.DataFrame, dumps: pl.DataFrame) -> 
     Args:
         records: records of all ranks, in their order.
         members: group, rank: the ranks of each group.
-        dumps: rank, overwritten: the ranks with a dump.
+        dumps: rank, overwritten, truncated: the ranks with a dump.
     """
     calls = _calls(records)
-    spans = (
-        calls.group_by("rank", "group")
-        .agg(first_seq=pl.col("seq").min(), last_seq=pl.col("seq").max())
-        .join(dumps.select("rank", "overwritten"), on="rank")
-    )
-    calls = _without_cut_parts(calls, spans)
+    calls = _without_cut_parts(calls, _spans(calls, dumps))
+    spans = _spans(calls, dumps)
     instances = _instances(calls)
     counted = _with_absent(instances, members, dumps, spans)
     return Matched(calls, counted.with_columns(verdict=_verdict()).sort(KEY), spans)
@@ -83,10 +81,20 @@ def _calls(records: pl.DataFrame) -> pl.DataFrame:
     )
 
 
+def _spans(calls: pl.DataFrame, dumps: pl.DataFrame) -> pl.DataFrame:
+    spans = calls.group_by("rank", "group").agg(
+        first_seq=pl.col("seq").min(), last_seq=pl.col("seq").max()
+    )
+    return spans.join(dumps.select("rank", "overwritten", "truncated"), on="rank")
+
+
 def _without_cut_parts(calls: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
-    """Remove a rank's first coalesced collective if the oldest of its parts may be overwritten."""
+    """Remove a rank's first or last coalesced collective if some of its parts may be lost."""
     several = calls.filter(pl.col("part") > 0).select("group", "seq").unique()
-    cut = spans.filter("overwritten").select("rank", "group", seq="first_seq")
+    cut = pl.concat(
+        spans.filter(lost).select("rank", "group", seq=seq)
+        for lost, seq in (("overwritten", "first_seq"), ("truncated", "last_seq"))
+    )
     cut = cut.join(several, on=["group", "seq"], how="semi")
     return calls.join(cut, on=["rank", "group", "seq"], how="anti", maintain_order="left")
 
@@ -117,31 +125,41 @@ def _with_absent(
 ) -> pl.DataFrame:
     """Add the numbers of ranks that did not enter, and of those without a dump.
 
-    A rank whose oldest records are overwritten may have entered the collectives before its first.
+    A rank whose oldest records are overwritten may have entered the collectives before its first,
+    one whose dump is truncated those after its last.
     """
-    of_group = members.join(dumps.select("rank", "overwritten"), on="rank", how="left")
-    of_group = of_group.join(spans.drop("overwritten"), on=["rank", "group"], how="left")
+    of_dump = dumps.select("rank", "overwritten", "truncated")
+    of_group = members.join(of_dump, on="rank", how="left")
+    of_group = of_group.join(
+        spans.drop("overwritten", "truncated"), on=["rank", "group"], how="left"
+    )
     absent = pl.col("overwritten").is_null()
     # without any record in the group, it is not known whether there were some
-    unknown = ~absent & pl.col("overwritten") & pl.col("first_seq").is_null()
+    unknown = pl.col("overwritten") & ~pl.col("truncated") & pl.col("first_seq").is_null()
     sizes = of_group.group_by("group").agg(
         n_ranks=pl.len().cast(pl.Int64),
         n_no_dump=absent.sum().cast(pl.Int64),
         n_unknown=unknown.sum().cast(pl.Int64),
-        firsts=pl.col("first_seq").filter("overwritten").sort(),
+        firsts=pl.col("first_seq").filter("overwritten").drop_nulls().sort(),
+        # a truncated dump without records of the group lacks all of them
+        lasts=pl.col("last_seq").fill_null(-1).filter("truncated").sort(),
     )
     counted = instances.join(sizes, on="group", how="left").sort(KEY)
-    lost = np.zeros(counted.height, np.int64)
+    lost, cut = np.zeros((2, counted.height), np.int64)
     start = 0
     for rows in counted.partition_by("group", maintain_order=True):
-        firsts = rows["firsts"][0]
+        firsts, lasts = rows["firsts"][0], rows["lasts"][0]
         if firsts is not None and len(firsts):
             later = np.searchsorted(firsts.to_numpy(), rows["seq"].to_numpy(), side="right")
             lost[start : start + rows.height] = len(firsts) - later
+        if lasts is not None and len(lasts):
+            cut[start : start + rows.height] = np.searchsorted(lasts.to_numpy(), rows["seq"])
         start += rows.height
-    known = pl.col("n_ranks") - pl.col("n_no_dump") - pl.col("n_unknown") - pl.Series(lost)
+    no_dump = pl.col("n_no_dump") + pl.Series(cut)
+    known = pl.col("n_ranks") - no_dump - pl.col("n_unknown") - pl.Series(lost)
     missing = (known - pl.col("n_entered")).clip(lower_bound=0)
-    return counted.with_columns(n_missing=missing).drop("firsts", "n_unknown")
+    counted = counted.with_columns(n_missing=missing, n_no_dump=no_dump)
+    return counted.drop("firsts", "lasts", "n_unknown")
 
 
 def _verdict() -> pl.Expr:

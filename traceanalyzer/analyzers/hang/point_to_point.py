@@ -15,13 +15,13 @@ def match(records: pl.DataFrame, members: pl.DataFrame, dumps: pl.DataFrame) -> 
     Args:
         records: records of all ranks, in their order.
         members: group, rank, place (rank within the group, as records have it).
-        dumps: rank, overwritten.
+        dumps: rank, overwritten, truncated.
 
     Returns:
         One row per pending operation: group, op, rank, peer, record, bytes, state, has_match
         (whether the peer called the counterpart), other_bytes (size of a pending counterpart, or
-        null), has_dump (whether the peer has one), and columns of the records. Operations with
-        unknown ranks (coalesced without their parts) have a null ``peer``.
+        null), has_dump (whether the peer has a complete one), and columns of the records.
+        Operations with unknown ranks (coalesced without their parts) have a null ``peer``.
     """
     calls = records.filter("is_p2p")
     single = _with_ranks(calls.filter(pl.col("op").is_in(("send", "recv"))), members)
@@ -42,7 +42,7 @@ def match(records: pl.DataFrame, members: pl.DataFrame, dumps: pl.DataFrame) -> 
     joined = joined.join(_surplus(single, pending, dumps), on=_PAIR, how="left")
     surplus = pl.when(pl.col("op") == "recv").then("surplus").otherwise(-pl.col("surplus"))
     behind = pl.col("number") < pl.col("n_other").fill_null(0) + surplus.fill_null(0)
-    has_dump = pl.col("peer").is_in(dumps["rank"].implode())
+    has_dump = pl.col("peer").is_in(dumps.filter(~pl.col("truncated"))["rank"].implode())
     result = joined.with_columns(
         has_match=pl.col("is_pending").fill_null(value=False) | behind.fill_null(value=False),
         has_dump=has_dump,
@@ -71,9 +71,9 @@ def _with_ranks(rows: pl.DataFrame, members: pl.DataFrame) -> pl.DataFrame:
 def _surplus(single: pl.DataFrame, pending: pl.DataFrame, dumps: pl.DataFrame) -> pl.DataFrame:
     """Return per pair: surplus (completed sends minus receives), n_other (pending ones).
 
-    Without the oldest records of a rank, the surplus is unknown.
+    Without the oldest or the newest records of a rank, the surplus is unknown.
     """
-    whole = dumps.filter(~pl.col("overwritten"))["rank"]
+    whole = dumps.filter(~pl.col("overwritten"), ~pl.col("truncated"))["rank"]
     done = single.filter(pl.col("state") == "completed")
     both = done.filter(
         pl.col("src_rank").is_in(whole.implode()), pl.col("dst_rank").is_in(whole.implode())

@@ -103,7 +103,7 @@ class Hang(Result):
         first = self.stuck.causes[0]
         if first.calls:
             return first.differing
-        of_gpu = {"not started": first.scheduled, "partly completed": first.waiting}
+        of_gpu = {"not started": first.scheduled, "partly completed": first.incomplete}
         return of_gpu.get(first.cause, first.free)
 
     @property
@@ -169,13 +169,21 @@ class Hang(Result):
 
     def _no_hang(self) -> str:
         instances, dumps = self.matched.instances, self.dumps
-        everyone = texts.rank_list(dumps["rank"].to_list())
+        known = sorted(dumps["rank"].to_list())
         if instances.is_empty():
-            return f"No hang in these dumps: no collective is recorded on {everyone}."
+            return f"No hang in these dumps: no collective is recorded on {texts.rank_list(known)}."
+        completed = self.matched.calls["rank"].unique().sort().to_list()
         count = format_count(instances.height, "collective")
         groups = format_count(instances["group"].n_unique(), "group")
         where = " in these dumps" if self.missing_dumps or dumps["truncated"].any() else ""
-        text = f"No hang{where}: all {count} of {groups} completed on {everyone}."
+        is_gloo = bool((dumps["backend"] == "gloo").any())
+        if is_gloo:
+            where = f" among collectives{where}"
+        text = f"No hang{where}: all {count} of {groups} completed on {texts.rank_list(completed)}."
+        if is_gloo:
+            text += " Sends and receives are not recorded by gloo."
+        if others := [rank for rank in known if rank not in {*completed}]:
+            text += f" No collective is recorded on {texts.rank_list(others)}."
         if self.missing_dumps:
             text += f" No dump of {texts.rank_list(self.missing_dumps)}."
         return sentences(text, self._late())
@@ -217,15 +225,14 @@ class Hang(Result):
         main = rows.sort(is_main.fill_null(value=False), descending=True, maintain_order=True)
         return dict(main.unique("rank", keep="first").select("rank", "place").iter_rows())
 
-    def _place(self, one: Stuck, rank: int) -> str | None:
-        """Return the line that called an operation on a rank."""
-        same = (pl.col("rank") == rank) & (pl.col("group") == one.group)
+    def _place(self, one: Stuck, *ranks: int) -> str | None:
+        """Return the line that called an operation on these ranks, or several lines."""
+        same = pl.col("rank").is_in(ranks) & (pl.col("group") == one.group)
         if one.is_p2p:
             same &= pl.col("order") == one.seq
         else:
             same &= (pl.col("seq") == one.seq) & ~pl.col("is_p2p")
-        places = self.records.filter(same)["place"].drop_nulls()
-        return places[0] if places.len() else None
+        return texts.joined_places(self.records.filter(same)["place"].drop_nulls().to_list())
 
     # --- notes ---------------------------------------------------------------------------------
 
@@ -247,7 +254,9 @@ class Hang(Result):
             notes.append("Some dumps have no stacks (JSON never does): the pickles have them.")
         if self.repeated.height:
             count = format_count(self.repeated.height, "dump")
-            notes.append(f"{count} left out: the rank has one with stacks or a newer one.")
+            notes.append(
+                f"{count} not used: another dump of the same rank has stacks, or is newer."
+            )
         unknown = self.groups.table.filter(~pl.col("is_known")).join(
             self.matched.instances, on="group", how="semi"
         )
@@ -322,6 +331,8 @@ class Hang(Result):
                 return "different call"
             if rank in one.missing and rank in one.free:
                 return "never entered" if not one.is_p2p else "never called"
+            if rank in one.truncated and rank in one.free:
+                return "truncated dump"
         if rank in self.waiting:
             return "waiting"
         return "ended" if any(rank in s.ended for s in self.stuck.stuck) else "nothing pending"
@@ -329,7 +340,7 @@ class Hang(Result):
     def _operations(self) -> pl.DataFrame:
         rows = [
             (
-                self.cause if self.stuck.is_deadlock and one in self.stuck.cycle else one.cause,
+                self._cause_of(one),
                 one in self.stuck.causes or one in self.stuck.cycle,
                 one.op,
                 None if one.is_p2p else one.seq,
@@ -365,7 +376,7 @@ class Hang(Result):
                 value,
                 ranges(ranks),
                 bool(one.differing) and bool({*ranks} & {*one.differing}),
-                self._place(one, ranks[0]),
+                self._place(one, *ranks),
             )
             for one in self.stuck.stuck
             for value, ranks in one.calls
@@ -379,40 +390,51 @@ class Hang(Result):
     def _collectives(self) -> pl.DataFrame:
         labels = self.groups.table.select("group", "label")
         rows = self.matched.instances.join(labels, on="group", maintain_order="left")
-        return rows.select(
+        table = rows.select(
             "seq", "op", "dtype", "n_entered", "n_completed", "n_missing", "n_no_dump", "last_rank",
             group="label", part="part", verdict=pl.col("verdict").cast(pl.String),
-            size_bytes="bytes", skew_ns=pl.col("last_ns") - pl.col("first_ns"),
-        ).sort("group", "seq", "part", descending=[False, True, False])  # fmt: skip
+            size_bytes="bytes", skew_ns=pl.col("last_ns") - pl.col("first_ns"), of="group",
+        )  # fmt: skip
+        table = table.join(self._causes(), on=["of", "seq", "part"], how="left")
+        table = table.with_columns(verdict=pl.coalesce("cause", "verdict")).drop("of", "cause")
+        return table.sort("group", "seq", "part", descending=[False, True, False])
+
+    def _causes(self) -> pl.DataFrame:
+        """Return the causes of stuck collectives as the table of operations has them."""
+        rows = [
+            (one.group, one.seq, one.part, self._cause_of(one))
+            for one in self.stuck.stuck if not one.is_p2p
+        ]  # fmt: skip
+        types = {"of": pl.UInt32, "seq": pl.Int64, "part": pl.UInt32, "cause": pl.String}
+        return pl.DataFrame(rows, schema=types, orient="row")
+
+    def _cause_of(self, one: Stuck) -> str:
+        return self.cause if self.stuck.is_deadlock and one in self.stuck.cycle else one.cause
 
     # --- drawing -------------------------------------------------------------------------------
 
     def _charts(self) -> tuple[Chart, ...]:
-        """Draw the last collectives of the stuck groups: one lane per rank."""
-        frame = self._lanes()
-        if frame.is_empty():
-            return ()
-        drawn, everyone = frame["rank"].n_unique(), self.dumps.height + len(self.missing_dumps)
-        some = f" ({drawn} of {everyone:,} ranks)" if drawn < everyone else ""
-        return (
+        """Draw the last collectives of each stuck group: one lane per rank of the group."""
+        return tuple(
             Chart(
-                "lanes",
-                f"Collectives by rank and sequence number{some}",
+                f"lanes_{number}" if number else "lanes",
+                f"Collectives by rank and sequence number: {frame['group'][0]}"
+                + (f" (only {_LANES} ranks)" if frame["rank"].n_unique() == _LANES else ""),
                 "span",
                 frame,
-                x="place",
+                x="seq",
                 x2="end",
                 y="lane",
-                x_label=frame["x_label"][0],
+                x_label="sequence number in the group",
                 y_label="rank",
                 color="status",
                 emphasis="is_stuck",
                 emphasis_label="stuck",
-                panel="group",
-            ),
+            )
+            for number, frame in enumerate(self._lanes())
         )
 
-    def _lanes(self) -> pl.DataFrame:
+    def _lanes(self) -> list[pl.DataFrame]:
         chosen = [
             one for one in (*self.stuck.cycle, *self.stuck.chain, *_distinct(self.stuck.causes))
             if not one.is_p2p and one.seq is not None
@@ -426,11 +448,7 @@ class Hang(Result):
             stuck = places.get(group)
             seq = end[group] if stuck is None or stuck.seq is None else stuck.seq
             frames.append(self._lanes_of(group, seq, stuck))
-        if len(frames) < 2:
-            return _placed(frames[0], 0, "sequence number") if frames else pl.DataFrame()
-        # groups count on their own: panels are aligned at the number that each is about
-        label = "sequence number, relative to that of the panel"
-        return pl.concat(_placed(frame, frame["of"][0], label) for frame in frames)
+        return [frame for frame in frames if frame.height]
 
     def _lanes_of(self, group: int, seq: int, stuck: Stuck | None) -> pl.DataFrame:
         members = self.groups.table["ranks"][group].to_list()
@@ -461,17 +479,11 @@ class Hang(Result):
             "rank",
             "seq",
             status=pl.col("status").cast(_STATUS),
-            of=pl.lit(seq, pl.Int64),
+            end=pl.col("seq") + 0.9,
             lane=pl.format("rank {}", "rank"),
             is_stuck=is_stuck,
             group=pl.lit(f"{self.groups.label(group)}, #{seq}"),
         )
-
-
-def _placed(frame: pl.DataFrame, origin: int, label: str) -> pl.DataFrame:
-    """Add the place of each box on the axis, with its end and the label of the axis."""
-    place = pl.col("seq") - origin
-    return frame.with_columns(place=place, end=place + 0.9, x_label=pl.lit(label))
 
 
 def _distinct(causes: tuple[Stuck, ...]) -> list[Stuck]:

@@ -7,21 +7,8 @@ from traceanalyzer.analyzers.common.ranks import ranges
 from traceanalyzer.analyzers.hang.waiting import Found, Stuck
 from traceanalyzer.units import format_bytes, format_ns
 
-#: PyTorch's names of the dtypes in dumps.
-_DTYPES = {
-    "Float": "float32",
-    "Half": "float16",
-    "BFloat16": "bfloat16",
-    "Double": "float64",
-    "Long": "int64",
-    "Int": "int32",
-    "Short": "int16",
-    "Byte": "uint8",
-    "Char": "int8",
-    "Bool": "bool",
-}
-#: Most ranks, and operations of a chain, in a sentence.
-_MOST_RANGES, _MOST_LINKS = 12, 4
+#: Most ranks, operations of a chain, and lines in a sentence.
+_MOST_RANGES, _MOST_LINKS, _MOST_PLACES = 12, 4, 3
 
 #: What to try, by cause.
 ADVICE = {
@@ -48,9 +35,9 @@ ADVICE = {
     "ranks, or batch them (torch.distributed.batch_isend_irecv)",
 }
 
-#: Labels of a group by number; line of code of an operation on a rank.
+#: Labels of a group by number; line of code of an operation on ranks.
 Labels = Callable[[int], str]
-Place = Callable[[Stuck, int], str | None]
+Place = Callable[..., str | None]
 #: The last completed operation of a rank, and where it is now, as clauses; empty if unknown.
 LastOf = Callable[[int], str]
 
@@ -65,6 +52,25 @@ def rank_list(ranks: Sequence[int]) -> str:
     return f"rank{'' if len(ranks) == 1 else 's'} {text}"
 
 
+def joined_places(places: Sequence[str]) -> str | None:
+    """Return ``step (train.py:60)``, or ``step (train.py:60, 61)``; None if there are none.
+
+    Of more than three lines, the range; of several functions or files, at most three.
+    """
+    several = sorted({*places})
+    if len(several) < 2:
+        return several[0] if several else None
+    parts = [place.rstrip(")").rpartition(":") for place in several]
+    if len({before for before, _, _ in parts}) == 1 and all(line.isdecimal() for *_, line in parts):
+        lines = sorted(int(line) for *_, line in parts)
+        text = ", ".join(map(str, lines)) if len(lines) <= _MOST_PLACES else (
+            f"{lines[0]}-{lines[-1]}"
+        )  # fmt: skip
+        return f"{parts[0][0]}:{text})"
+    more = len(several) - _MOST_PLACES
+    return ", ".join(several[:_MOST_PLACES]) + (f" and {more} more" if more > 0 else "")
+
+
 def _is_pair(part: str) -> bool:
     low, _, high = part.partition("-")
     return bool(high) and int(high) == int(low) + 1
@@ -72,7 +78,7 @@ def _is_pair(part: str) -> bool:
 
 def size_text(one: Stuck) -> str:
     """Return ``12.3 MiB float32``; empty if neither is known."""
-    dtype = _DTYPES.get(one.dtype or "", one.dtype or "")
+    dtype = one.dtype or ""
     size = "" if one.bytes is None else format_bytes(one.bytes)
     return " ".join(part for part in (size, dtype) if part)
 
@@ -98,7 +104,7 @@ def cause_sentence(one: Stuck, labels: Labels, place: Place, last: LastOf) -> st
     if one.cause == "partly completed":
         return (
             f"All ranks entered {what}, but it completed only on {rank_list(one.completed)}, not "
-            f"on {rank_list(one.waiting)}{_within(one)}: a GPU or the network, not the program."
+            f"on {rank_list(one.incomplete)}{_within(one)}: a GPU or the network, not the program."
         )
     if one.cause == "not started":
         return (
@@ -179,10 +185,11 @@ def _absent(one: Stuck, what: str, last: LastOf) -> str:
         are = f"has no {dump} and is the suspect" if is_one else (
             f"have no {dump} and are the suspects"
         )  # fmt: skip
-        all_others = "" if busy else ", which all ranks with a dump entered"
+        all_others = "" if busy else f", which all ranks with a {dump} entered"
         return f"{_capital(rank_list(one.no_dump))} {are}: {waits} in {what}{all_others}{more}."
     done = last(missing[0]) if len(missing) == 1 else ""
-    more += f"; {rank_list(one.no_dump)} without a dump" if one.no_dump else ""
+    dump = "complete dump" if one.truncated else "dump"
+    more += f"; {rank_list(one.no_dump)} without a {dump}" if one.no_dump else ""
     return f"{_capital(rank_list(missing))} never entered {what}; {waits}{done}{more}."
 
 
@@ -197,9 +204,9 @@ def _transfer(one: Stuck, labels: Labels, place: Place, last: LastOf) -> str:
     to, other = ("receive", "send") if one.op == "recv" else ("send", "receive")
     towards = "from" if one.op == "recv" else "to"
     if one.no_dump:
-        peer = one.no_dump[0]
+        peer, dump = one.no_dump[0], "complete dump" if one.truncated else "dump"
         return (
-            f"Rank {peer} has no dump and is the suspect: rank {rank} waits to {to}{size} "
+            f"Rank {peer} has no {dump} and is the suspect: rank {rank} waits to {to}{size} "
             f"{towards} it{group}{at}{_waited(one)}."
         )
     if one.missing:
@@ -221,12 +228,11 @@ def _mismatch(one: Stuck, labels: Labels, place: Place) -> str:
     verb = {"type mismatch": "called", "size mismatch": "passed shape"}.get(one.cause, "passed")
     if one.is_p2p:
         verb = "passed"
-    lines = {place(one, ranks[0]) for _, ranks in one.calls}
+    lines = {place(one, *ranks) for _, ranks in one.calls}
     is_same = len(lines) == 1
 
     def clause(value: str, ranks: Sequence[int]) -> str:
-        text = _DTYPES.get(value, value) if one.cause == "dtype mismatch" else value
-        return f"{rank_list(ranks)} {verb} {text}{'' if is_same else _at(place(one, ranks[0]))}"
+        return f"{rank_list(ranks)} {verb} {value}{'' if is_same else _at(place(one, *ranks))}"
 
     first = listed([clause(*call) for call in (wrong if one.differing else one.calls)])
     if one.differing:

@@ -67,6 +67,11 @@ class Stuck:
     order: Mapping[int, int] = field(default_factory=dict, compare=False)
 
     @property
+    def incomplete(self) -> tuple[int, ...]:
+        """Return the ranks where it has not completed; those that wait may do so in a later one."""
+        return tuple(rank for rank in self.waiting if rank not in {*self.completed, *self.ended})
+
+    @property
     def is_stuck(self) -> bool:
         """Whether a rank waits in it, or it may have failed."""
         return bool(self.waiting or self.ended)
@@ -109,7 +114,7 @@ def find(matched: Matched, transfers: pl.DataFrame, groups: Groups, dumps: pl.Da
     last_ns = dumps["last_ns"].max()
     now = last_ns if isinstance(last_ns, int) else None
     collectives = [*_collectives(matched, groups, dumps, now)]
-    stuck = [*collectives, *_transfers(transfers, now)]
+    stuck = [*collectives, *_transfers(transfers, dumps, now)]
     return _followed(stuck)
 
 
@@ -246,11 +251,12 @@ def _differences(calls: pl.DataFrame, verdict: str) -> dict[str, Any]:
 # --- sends and receives ------------------------------------------------------------------------
 
 
-def _transfers(transfers: pl.DataFrame, now: int | None) -> Iterable[Stuck]:
+def _transfers(transfers: pl.DataFrame, dumps: pl.DataFrame, now: int | None) -> Iterable[Stuck]:
     """Yield the first pending send or receive of each pair of ranks."""
     first = transfers.unique(
         ["group", "op", "rank", "peer"], keep="first", maintain_order=True
     ).head(_MOST_TRANSFERS)
+    truncated = {*dumps.filter("truncated")["rank"].to_list()}
     for row in first.iter_rows(named=True):
         peer, sizes = row["peer"], {row["bytes"], row["other_bytes"]} - {None}
         missing: tuple[int, ...] = ()
@@ -283,6 +289,7 @@ def _transfers(transfers: pl.DataFrame, now: int | None) -> Iterable[Stuck]:
             order={row["rank"]: row["order"]},
             missing=missing,
             no_dump=no_dump,
+            truncated=tuple(rank for rank in no_dump if rank in truncated),
             scheduled=(row["rank"],) if row["state"] == "scheduled" else (),
             calls=calls,
             waited_ns=timeout if timeout is not None else at_least,

@@ -112,7 +112,29 @@ def _read_pickle(source: Source, blocks: Iterator[bytes]) -> Content:
         )
     if scan.stopped:
         return Content(root, None, size - scan.consumed)
+    _drop_incomplete_entry(root)
     return Content(root, scan.consumed)
+
+
+def _drop_incomplete_entry(root: dict[Any, Any]) -> None:
+    """Remove the last entry of a truncated pickle unless it certainly was read wholly.
+
+    It was if a key follows the entries, or if it has every key that all others have and ends with
+    a plain value.
+    """
+    key = next(reversed(root), None)
+    entries = root.get(key)
+    if key != b"entries" or not isinstance(entries, list) or not entries:
+        return
+    last, others = entries[-1], [one for one in entries[:-1] if isinstance(one, dict)]
+    is_whole = (
+        isinstance(last, dict)
+        and bool(last and others)
+        and set.intersection(*map(set, others)) <= last.keys()
+        and not isinstance(last[next(reversed(last))], list | tuple | dict)
+    )
+    if not is_whole:
+        del entries[-1]
 
 
 def _refused(source: Source, wrong: Wrong, at: int) -> MalformedInput:
