@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +27,7 @@ RANKS = ROOT / "fixtures" / "nccl_8ranks"
 def client() -> Iterator[Any]:
     import distributed
 
-    options: dict[str, Any] = {"dashboard_address": None, "processes": True}
+    options: dict[str, Any] = {"dashboard_address": ":0", "processes": True}
     with (
         distributed.LocalCluster(n_workers=2, threads_per_worker=1, **options) as local,
         distributed.Client(local) as client,
@@ -86,8 +87,8 @@ def _elsewhere(task: Any) -> Any:
 def test_the_scheduler_of_the_command(
     client: Any, ranks: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    client.write_scheduler_file(tmp_path / "scheduler.json")
     address = client.scheduler.address
+    (tmp_path / "scheduler.json").write_text(json.dumps({"address": address}))
     options = [[], ["--scheduler", address], ["--scheduler-file", str(tmp_path / "scheduler.json")]]
     printed = []
     for option in options:

@@ -102,7 +102,7 @@ def calls_of(trace: Trace, work: pl.DataFrame) -> Calls:
         kernels.select(
             "start", "launched", "length_ns",
             pl.Series("operator", names.gather(kernels["inner"].cast(pl.UInt32))),
-            is_covered=pl.Series((call != nesting.ROOT) & covered[call]),
+            is_covered=pl.Series(np.append(covered, False)[call]),  # the last for ROOT
         ),
     )  # fmt: skip
 
