@@ -12,7 +12,6 @@ from traceanalyzer.analyzers.common.display import (
     rank_column,
     table_of_known,
 )
-from traceanalyzer.analyzers.efficiency import texts
 from traceanalyzer.drawings import Chart
 from traceanalyzer.result import Result, Table, View
 
@@ -123,6 +122,8 @@ class Efficiency(Result):
 
     def view(self) -> View:
         """Build the view: operators, kinds, ranks, steps, peaks; bars of lost time."""
+        from traceanalyzer.analyzers.efficiency import texts
+
         return View(
             title="How close to the peak of the GPU?",
             verdict=texts.verdict(self),
