@@ -27,7 +27,7 @@ RANKS = ROOT / "fixtures" / "nccl_8ranks"
 def client() -> Iterator[Any]:
     import distributed
 
-    options: dict[str, Any] = {"dashboard_address": ":0", "processes": True}
+    options: dict[str, Any] = {"dashboard_address": "127.0.0.1:0", "processes": True}
     with (
         distributed.LocalCluster(n_workers=2, threads_per_worker=1, **options) as local,
         distributed.Client(local) as client,

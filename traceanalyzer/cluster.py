@@ -41,7 +41,10 @@ def connected(address: str | None = None, file: str | None = None) -> Generator[
 
         with (
             start.LocalCluster(
-                n_workers=cores(), threads_per_worker=1, processes=True, dashboard_address=":0"
+                n_workers=cores(),
+                threads_per_worker=1,
+                processes=True,
+                dashboard_address="127.0.0.1:0",
             ) as cluster,
             start.Client(cluster) as client,
         ):
