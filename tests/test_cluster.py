@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from conftest import ROOT
-from killed_workers import measured_or_killed, measured_or_killed_once
+from worker_tasks import measured_or_killed, measured_or_killed_once
 
 import traceanalyzer as ta
 from traceanalyzer import cluster

@@ -34,7 +34,7 @@ ALLOWED: dict[str, set[str]] = {
     "exporters": {"frames", "trace", "schema", *BASE},
     "reading": {"parsers", "schema", "trace", *BASE},
     "analyzers": {"frames", "trace", "drawings", "result", "registry", *BASE},
-    "workers": set(),
+    "workers": {"parsers"},
     "machine": set(),
     "cluster": {"errors", "machine", "workers", ""},
     "inputs": {"cluster", "machine", "reading", "workers", "analyzers", "registry", "trace",

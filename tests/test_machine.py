@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -69,3 +70,14 @@ def test_memory_of_a_container(groups: Path, limit: str, used: str) -> None:
 def test_groups_of_this_process() -> None:
     folders = list(machine._cgroups())
     assert all(folder.is_relative_to("/sys/fs/cgroup") for folder in folders)
+
+
+def test_one_thread_starts_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in ("1", "2"):
+        monkeypatch.setenv("POLARS_MAX_THREADS", number)
+        with machine.executor(2) as pool:
+            threads = set(pool.map(lambda _: threading.get_ident(), range(4)))
+            assert (threads == {threading.get_ident()}) == (number == "1")
+            failed = pool.submit(int, "x")
+        with pytest.raises(ValueError, match="x"):
+            failed.result()

@@ -13,8 +13,8 @@ from typing import Any
 import polars as pl
 import pytest
 from conftest import ROOT
-from killed_workers import measured_or_killed
 from wording import check_wording, raises_wording
+from worker_tasks import counts, counts_off_main_thread, measured_or_killed
 
 import traceanalyzer as ta
 from traceanalyzer import workers
@@ -323,6 +323,18 @@ def test_a_worker_without_result_gives_none() -> None:
     """The task cannot be pickled; the function raises."""
     tasks = [lambda: None, -1, 2]
     assert list(workers.each(math.sqrt, tasks, 2)) == [None, None, math.sqrt(2)]
+
+
+def test_workers_with_one_thread_read_every_format(tmp_path: Path) -> None:
+    """Readers start no threads there: these would wait for polars' only thread."""
+    large = tmp_path / "pieces.json"  # of more than two pieces
+    event = '{"ph":"X","pid":1,"tid":1,"ts":1,"dur":1,"name":"a"}'
+    large.write_text(f"[{','.join([event] * 200_000)}]")
+    files = [path for path in FIXTURES.rglob("*") if path.is_file() and path.suffix != ".py"]
+    files = [large, *sorted(files)]
+    read = list(workers.each(counts_off_main_thread, files, 2, threads=1))
+    assert read == [counts(path) for path in files]
+    assert sum(isinstance(one, dict) for one in read) > len(files) // 2
 
 
 def test_a_worker_that_ends_is_replaced() -> None:

@@ -3,8 +3,10 @@
 import contextlib
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 #: Largest number of threads that read one file; more do not help.
 _MAX_THREADS = 8
@@ -30,6 +32,26 @@ def threads() -> int:
     """Return the number of threads that read one file: POLARS_MAX_THREADS, else the cores."""
     given = os.environ.get("POLARS_MAX_THREADS", "")
     return min(int(given) if given.isdecimal() and int(given) else cores(), _MAX_THREADS)
+
+
+def executor(number: int) -> Executor:
+    """Return an executor of up to so many threads; none are started if :func:`threads` is 1.
+
+    Tasks may then wait for polars' only thread, see :func:`traceanalyzer.workers.serve`.
+    """
+    return _Immediate() if threads() == 1 else ThreadPoolExecutor(number)
+
+
+class _Immediate(Executor):
+    """Runs each task when it is submitted."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:  # noqa: BLE001 - raised where the result is used
+            future.set_exception(error)
+        return future
 
 
 def free_memory() -> float:

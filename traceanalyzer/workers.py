@@ -17,7 +17,12 @@ import sys
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, BinaryIO
+
+import polars as pl
+
+from traceanalyzer.parsers.registry import has_plug_ins
 
 #: Same import path as this process; ``-P`` keeps the working directory out of it.
 _COMMAND = "import sys; sys.path[:] = {path!r}; from traceanalyzer import workers; workers.serve()"
@@ -89,6 +94,28 @@ def serve() -> None:
     gc.set_threshold(20_000, 20, 20)  # as in the command
     output = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    if pl.thread_pool_size() == 1 and not has_plug_ins():
+        _on_polars_thread(partial(_serve, output))
+    else:
+        _serve(output)
+
+
+def _on_polars_thread(function: Callable[[], None]) -> None:
+    """Call a function on the only thread of polars.
+
+    A join of a few rows takes 20 us there, but 300 us in another thread, which has to wait for
+    polars' thread again and again. The function must not wait for threads that use polars.
+    """
+
+    def call(column: pl.Series) -> pl.Series:
+        function()
+        return column
+
+    # of two expressions, polars evaluates each on a thread of its own
+    pl.select(pl.lit(0).map_batches(call, pl.Int64), pl.lit(0).alias("other"))
+
+
+def _serve(output: BinaryIO) -> None:
     while True:
         try:
             function, task = pickle.load(sys.stdin.buffer)  # noqa: S301 - from our own parent

@@ -50,6 +50,11 @@ def unusable() -> tuple[str, ...]:
     return _loaded()[1]
 
 
+def has_plug_ins() -> bool:
+    """Whether another package adds a format."""
+    return bool(_loaded()[0])
+
+
 @cache
 def _loaded() -> tuple[tuple[Format, ...], tuple[str, ...]]:
     """Return the formats of other packages, and those that failed to load with the reason."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 
-from traceanalyzer.machine import threads
+from traceanalyzer.machine import executor, threads
 from traceanalyzer.parsers.chrome_trace import container as around
 from traceanalyzer.parsers.chrome_trace.columns import Batch, Collected
 from traceanalyzer.parsers.chrome_trace.container import Container
@@ -98,7 +98,7 @@ def _batches(text: Text, offset: int, selection: Selection) -> Iterator[tuple[Pi
         return
     workers = threads()
     waiting: deque[tuple[Piece, Future[list[Batch]]]] = deque()
-    with ThreadPoolExecutor(workers) as pool:
+    with executor(workers) as pool:
         try:
             for piece in itertools.chain((second,), cut):
                 data = text.later(piece.offset, piece.length)

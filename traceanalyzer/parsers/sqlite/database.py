@@ -13,7 +13,6 @@ import contextlib
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ import adbc_driver_sqlite
 import polars as pl
 
 from traceanalyzer.errors import MalformedInput
-from traceanalyzer.machine import threads
+from traceanalyzer.machine import executor, threads
 from traceanalyzer.parsers.contract import Progress
 from traceanalyzer.parsers.sqlite import pages
 
@@ -83,7 +82,7 @@ class Database:
         self._connections: list[adbc.AdbcConnection] = []
         self._mine = threading.local()
         self._damaged_schema = False
-        self._pool = ThreadPoolExecutor(threads())
+        self._pool = executor(threads())
         self._progress = progress
         self._rows_read = self._expected = 0
         self._size = Path(path).stat().st_size

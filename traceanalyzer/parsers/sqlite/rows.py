@@ -1,12 +1,12 @@
 """Rows of a database: which are selected, and all of them in one order."""
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import polars as pl
 
 from traceanalyzer import schema
+from traceanalyzer.machine import executor
 from traceanalyzer.parsers.contract import Selection
 from traceanalyzer.parsers.sqlite.database import Database
 from traceanalyzer.parsers.tables import Ints, Order, time_order
@@ -74,7 +74,7 @@ def assemble(parts: list[pl.DataFrame]) -> dict[str, pl.DataFrame]:
     order = rows.order()
     frames = {name: _side_table(rows, fields, order) for name, fields in _SIDE_TABLES.items()}
     present = [column for column in schema.EVENTS if rows.has(column)]
-    with ThreadPoolExecutor(2) as pool:  # more columns at a time need more memory
+    with executor(2) as pool:  # more columns at a time need more memory
         ordered = pool.map(lambda column: _ordered(rows.take(column), order), present)
         events = {column.name: values for column, values in zip(present, ordered, strict=True)}
     frames["events"] = pl.DataFrame(events).select(

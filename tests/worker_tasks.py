@@ -1,12 +1,17 @@
-"""Measuring functions whose worker is killed by one of its files."""
+"""Functions that tests run in workers: some read files, some kill the worker."""
 
 from __future__ import annotations
 
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
+import polars as pl
+
+import traceanalyzer as ta
+from traceanalyzer.errors import TraceAnalyzerError
 from traceanalyzer.inputs import _measured_apart, _measured_on_host
 
 #: Part of the name of the file that needs too much memory.
@@ -28,3 +33,18 @@ def measured_or_killed_once(task: Any) -> Any:
             mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
     return _measured_on_host(task)
+
+
+def counts(path: Path) -> dict[str, int] | str:
+    """Return the number of rows of each table of a file, or the error."""
+    try:
+        tables = ta.read(path).tables
+    except TraceAnalyzerError as error:
+        return str(error)
+    return {name: table.height for name, table in tables.items()}
+
+
+def counts_off_main_thread(path: Path) -> dict[str, int] | str | None:
+    """Return :func:`counts`; None on the main thread, or if polars has several threads."""
+    main = threading.current_thread() is threading.main_thread()
+    return None if main or pl.thread_pool_size() > 1 else counts(path)
