@@ -250,10 +250,9 @@ def table(of: Table, top: int | None, *, heading: str) -> str:
         return f'{title}\n<p class="soft">{escaped(of.empty)}</p>'
     visible = rows if top is None else min(top, rows)
     heads, columns = [], []
-    for name, label in of.columns.items():
-        scale, texts, number = table_cells(of, name, visible)
-        heads.append((escaped(scale.heading(label)), number))
-        columns.append([_cell(text, number=number) for text in texts])
+    for column in table_cells(of, visible):
+        heads.append((escaped(column.scale.heading(column.label)), column.numeric))
+        columns.append([_cell(text, number=column.numeric) for text in column.texts])
     counted = f"{visible:,} of {rows:,} rows" if visible < rows else format_count(rows, "row")
     caption = f'<caption class="soft">{counted}</caption>\n'
     return f"{title}\n{pieces.table(escaped(of.title), heads, zip(*columns, strict=True), caption)}"

@@ -62,11 +62,10 @@ def _table(table: Table, top: int | None) -> str:
         return f"{title}\n\n{_line(table.empty)}"
     visible = rows if top is None else min(top, rows)
     heads, rules, columns = [], [], []
-    for name, label in table.columns.items():
-        scale, texts, numeric = table_cells(table, name, visible)
-        heads.append(scale.heading(_cell(prose(label))))
-        rules.append("---:" if numeric else "---")
-        columns.append([_cell(shorten(text, _CELL_CHARS)) for text in texts])
+    for column in table_cells(table, visible):
+        heads.append(column.scale.heading(_cell(prose(column.label))))
+        rules.append("---:" if column.numeric else "---")
+        columns.append([_cell(shorten(text, _CELL_CHARS)) for text in column.texts])
     lines = [heads, rules, *map(list, zip(*columns, strict=True))]
     body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     rest = ""

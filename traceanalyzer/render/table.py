@@ -114,10 +114,10 @@ def _rows(columns: list[list[str]]) -> list[list[str]]:
 
 def _columns(table: Table, rows: int) -> list[Column]:
     columns = []
-    for name, label in table.columns.items():
-        scale, texts, numeric = table_cells(table, name, rows)
-        heading = scale.heading(visible(label))
-        columns.append(Column(name, [heading], shorten_all(texts, _LONGEST), numeric))
+    for column in table_cells(table, rows):
+        heading = column.scale.heading(visible(column.label))
+        texts = shorten_all(column.texts, _LONGEST)
+        columns.append(Column(column.name, [heading], texts, column.numeric))
     return columns
 
 

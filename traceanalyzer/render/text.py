@@ -19,8 +19,6 @@ from traceanalyzer.units import NS_PER_MS, NS_PER_S, NS_PER_US, format_bytes, fo
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import polars as pl
-
     from traceanalyzer.result import Finding, Table
 
 # C0 and C1 controls, DEL; soft hyphen and zero-width characters; line separators; marks,
@@ -150,39 +148,45 @@ def scale_of(column: str, magnitude: float) -> Scale:
     return Scale(*next((pair for pair in units if magnitude >= pair[0]), units[-1]))
 
 
-def table_cells(table: Table, column: str, rows: int) -> tuple[Scale, list[str], bool]:
-    """Return the first rows of a column: its unit, one text per value, whether it is numeric.
+@dataclass(frozen=True)
+class Cells:
+    """A column of a table as text: label, unit, a text per value, whether it is numeric."""
+
+    name: str
+    label: str
+    scale: Scale
+    texts: list[str]
+    numeric: bool
+
+
+def table_cells(table: Table, rows: int) -> list[Cells]:
+    """Return the first rows of each column.
 
     Columns in one group of ``table.alike`` have the same unit, and so have all times of a table
     where possible.
     """
-    frame = table.frame.head(rows)
-    group = next((names for names in table.alike if column in names), (column,))
-    group = tuple(name for name in group if name in frame.columns)
-    values = frame[column].to_list()
-    comparable = [value for name in group for value in frame[name].to_list()]
-    scale = None
-    if len(group) == 1 and column.endswith("_ns"):
-        medians = [_median(frame[name]) for name in table.columns if name.endswith("_ns")]
-        scale = _common_scale([size for size in medians if size])
-    scale, texts = cells(column, values, table.missing.get(column, ""), comparable, scale)
-    return scale, texts, is_number(values)
-
-
-def _median(times: pl.Series) -> float:
-    """Return the median of the finite sizes that are not 0; 0 without any."""
-    if not times.dtype.is_numeric():
-        return 0
-    sizes = times.abs()
-    median = sizes.filter((sizes > 0) & (sizes < math.inf)).quantile(0.5, "higher")
-    return 0 if median is None else median
+    values = {column.name: column.to_list() for column in table.frame.head(rows)}
+    times = [name for name in table.columns if name.endswith("_ns")]
+    common = _common_scale([_middle(_numbers(values[name])) for name in times])
+    columns = []
+    for name, label in table.columns.items():
+        group = next((names for names in table.alike if name in names), (name,))
+        group = tuple(other for other in group if other in values)
+        comparable = [value for other in group for value in values[other]]
+        scale = common if group == (name,) and name in times else None
+        missing = table.missing.get(name, "")
+        scale, texts = cells(name, values[name], missing, comparable, scale)
+        columns.append(Cells(name, label, scale, texts, is_number(values[name])))
+    return columns
 
 
 def _common_scale(medians: Sequence[float]) -> Scale | None:
     """Return the largest unit in which all columns with these medians have two digits, if any.
 
-    None if the smallest time needs a unit in which the largest has too many digits.
+    None if the smallest time needs a unit in which the largest has too many digits. Columns of
+    zeros have any unit.
     """
+    medians = [median for median in medians if median]
     if not medians:
         return None
     for factor, unit in TIMES:
@@ -208,7 +212,7 @@ def cells(
     if column.endswith("_bytes"):
         return Scale(), [missing if value is None else format_bytes(value) for value in values]
     scaled = values if comparable is None else comparable
-    numbers = [v for v in scaled if isinstance(v, (int, float)) and not isinstance(v, bool)]
+    numbers = _numbers(scaled)
     middle = _middle(numbers)
     scale = scale or scale_of(column, middle)
     whole = scale.unit in _WHOLE_UNITS or (
@@ -222,7 +226,11 @@ def cells(
 
 def is_number(values: Sequence[Any]) -> bool:
     """Return whether a column is numeric, and so aligned to the right."""
-    return any(isinstance(v, (int, float)) and not isinstance(v, bool) for v in values)
+    return bool(_numbers(values))
+
+
+def _numbers(values: Sequence[Any]) -> list[float]:
+    return [v for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)]
 
 
 def _middle(numbers: Sequence[float]) -> float:
