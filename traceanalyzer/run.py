@@ -468,8 +468,8 @@ class _Questions:
 
 
 def _asked(names: Iterable[str], *, for_rules: bool) -> dict[str, _Asked]:
-    """Return the analyzers with their default options, and those that they need parts of."""
+    """Return the analyzers with their options, and those that they need parts of."""
     analyzers = [registry.ENTRIES[name].analyzer() for name in names]
     companions = [registry.ENTRIES[one.companion].analyzer() for one in analyzers if one.companion]
     both = (*analyzers, *companions)
-    return {one.name: _Asked(one, one.options(), for_rules) for one in both}
+    return {one.name: _Asked(one, one.report_options or one.options(), for_rules) for one in both}

@@ -174,6 +174,13 @@ def test_small_boxes_are_merged_and_reported():
         ta.flamegraph(sampled(STACKS), min_frac=1.0)
 
 
+def test_a_report_merges_invisible_boxes():
+    trace = sampled({"a;b": 100_000, "a;c": 10, "a;d": 12, "a;e": 30})
+    (drawn,) = (one.result for one in ta.report(trace).sections if one.key == "flamegraph")
+    assert sorted(boxes(drawn).values()) == [22, 30, 100_000, 100_052]
+    assert len(boxes(ta.flamegraph(trace))) == 5
+
+
 def test_default_draws_the_largest_boxes(monkeypatch):
     monkeypatch.setattr(tree, "BOXES", 3)
     wide = sampled({f"f{n}": 10 + n for n in range(20)})

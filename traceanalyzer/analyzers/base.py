@@ -205,6 +205,7 @@ class Analyzer(Generic[O, P, R]):
         rules_measure: replacement of ``report_measure`` in ``diagnose``: measures only what rules
             use.
         report_parts: select the parts for a report; return the others with a reason.
+        report_options: options in a report; by default the defaults.
     """
 
     name: str
@@ -224,6 +225,7 @@ class Analyzer(Generic[O, P, R]):
     report_measure: Callable[[Trace, O], P] | None = None
     rules_measure: Callable[[Trace, O], P] | None = None
     report_parts: Callable[[Sequence[tuple[Meta, P]]], tuple[list[P], list[Skipped]]] | None = None
+    report_options: O | None = None
 
     def part(self, trace: Trace, options: O) -> P:
         """Compute the part of the trace of one rank."""

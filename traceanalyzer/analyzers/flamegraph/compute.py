@@ -20,6 +20,9 @@ from traceanalyzer.vocabulary import ALLOCATOR_KINDS, HOST_KINDS
 _TITLE_FILES = 3
 _SNAPSHOT = "memory-snapshot"
 
+#: In a report, boxes narrower than a quarter of a pixel are merged.
+_A_QUARTER_PIXEL = 0.25 / 1200
+
 
 def needs(options: Options) -> Needs:
     """The requested kinds; else samples, host slices and allocations."""
@@ -130,6 +133,7 @@ FLAMEGRAPH = Analyzer(
     whole_file=True,
     report_measure=_of_time,
     report_parts=of_one_unit,
+    report_options=Options(min_frac=_A_QUARTER_PIXEL),
 )
 
 
