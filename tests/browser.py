@@ -51,9 +51,10 @@ def complaints(window: Any) -> list[str]:
 
 
 def resize(window: Any, width: int, height: int) -> None:
-    """Set the size of the page in CSS pixels."""
+    """Set the size of the page in CSS pixels, and wait until it is drawn."""
     size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
     window.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    window.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
 
 
 def prefer(window: Any, scheme: str) -> None:
