@@ -279,7 +279,7 @@ def _notes(result: Overlap) -> tuple[str, ...]:
         width, stretches = max(result.timeline["span_ns"]), result.timeline.height
         notes.append(
             f"{low:,} of {stretches:,} intervals of {format_ns(width)} are busy for less than half "
-            "of the time; --top all lists them, gpu-idle shows the causes."
+            "of the time; gpu-idle shows the causes."
         )
     if result.unfinished:
         notes.append(

@@ -184,27 +184,33 @@ class Picture {
     }
   }
 
-  /** Findings: a frame around their intervals, and their numbers above. */
+  /** Findings: a frame around their intervals, and their numbers above, side by side where they meet. */
   #marks() {
     const { plan, timeline, context } = this, places = new Map(timeline.order.map((lane, place) => [lane, place]));
-    const shown = new Set();
-    context.textAlign = 'center';
+    const middles = new Map();
     context.lineWidth = 1.5;
+    context.strokeStyle = this.ink;
     for (const [lane, start, end, number] of timeline.marks) {
       const x0 = this.x(start), x1 = this.x(end);
       if (x1 < LEFT || x0 > LEFT + plan.inner) continue;
       const from = Math.max(x0, LEFT), wide = Math.max(Math.min(x1, LEFT + plan.inner) - from, 2);
-      context.strokeStyle = this.ink;
       context.strokeRect(from, this.y(places.get(lane)) - 1, wide, plan.row + 2);
-      const middle = from + wide / 2, key = `${number} ${Math.round(middle / 20)}`;
-      if (shown.has(key)) continue;
-      shown.add(key);
+      const middle = from + wide / 2;
+      middles.set(`${number} ${Math.round(middle / 20)}`, { number, middle });
+    }
+    this.numbers = [];
+    context.textAlign = 'center';
+    let free = LEFT;
+    for (const { number, middle } of [...middles.values()].toSorted((a, b) => a.middle - b.middle)) {
+      const x = Math.max(middle, free);
+      free = x + 17;
+      this.numbers.push({ number, x });
       context.fillStyle = this.ink;
       context.beginPath();
-      context.arc(middle, 11, 8, 0, 7);
+      context.arc(x, 11, 8, 0, 7);
       context.fill();
       context.fillStyle = this.dark ? '#000' : '#fff';
-      context.fillText(number, middle, 11.5);
+      context.fillText(number, x, 11.5);
     }
   }
 

@@ -161,8 +161,8 @@ class Viewer extends Zoomable {
   click(event) {
     const { value, lane, y } = this.locate(event);
     if (y < HEAD / 2) {
-      const near = this.timeline.marks.find(([, start, end]) => Math.abs(this.picture.x((start + end) / 2) - this.picture.x(value)) < 10);
-      if (near) document.getElementById(`finding-${near[3]}`)?.scrollIntoView({ block: 'center' });
+      const near = this.picture.numbers.find(({ x }) => Math.abs(x - this.picture.x(value)) < 10);
+      if (near) document.getElementById(`finding-${near.number}`)?.scrollIntoView({ block: 'center' });
       return;
     }
     if (lane === undefined) return;
