@@ -54,7 +54,6 @@ def expected() -> list[tuple[Any, ...]]:
     return sorted(rows, key=lambda row: str(row[:3]))
 
 
-
 @pytest.mark.parametrize("name", SAME)
 def test_layouts_have_the_same_content(name: str) -> None:
     trace = ta.read(FOLDER / f"{name}.csv")

@@ -343,7 +343,7 @@ def _reference_lines(ax: Axes, drawing: Marks) -> None:
             ax.text(x2, y2, text, ha="right", **style)
         else:
             angle = math.degrees(math.atan2(y2 - y, x2 - x))
-            turned = {"rotation_mode": "anchor", "transform_rotates_text": True}
+            turned: dict[str, Any] = {"rotation_mode": "anchor", "transform_rotates_text": True}
             ax.text(x, y, text, rotation=angle, **turned, **style)
 
 
