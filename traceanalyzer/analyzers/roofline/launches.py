@@ -40,9 +40,10 @@ def quantities(metrics: pl.DataFrame) -> pl.DataFrame:
     rows = metrics.filter(known).select("launch", *keys, "value")
     kinds = rows.select(keys).unique()
     found = [quantity(*(text or "" for text in row)) for row in kinds.cast(pl.String).rows()]
+    names = sorted({one[0] for one in found if one})
     named = kinds.with_columns(
-        quantity=pl.Series([one and one[0] for one in found], dtype=pl.String),
-        order=pl.Series([one and one[1] for one in found], dtype=pl.Int32),
+        quantity=pl.Series([one and one[0] for one in found], dtype=pl.Enum(names)),
+        order=pl.Series([one and one[1] for one in found], dtype=pl.Int16),
     ).drop_nulls("quantity")
     if named.is_empty() or rows.is_empty():
         return about.drop("launch")
@@ -52,8 +53,7 @@ def quantities(metrics: pl.DataFrame) -> pl.DataFrame:
     if named["order"].n_unique() > 1:
         joined = joined.sort("order", maintain_order=True)
     columns = [
-        pl.col("value").filter(pl.col("quantity") == name).first().alias(name)
-        for name in sorted(named["quantity"].unique())
+        pl.col("value").filter(pl.col("quantity") == name).first().alias(name) for name in names
     ]
     wide = joined.group_by("launch").agg(columns)
     return about.join(wide, on="launch", how="left", maintain_order="left").drop("launch")

@@ -59,28 +59,38 @@ def trace_of(
     rank: int | None,
 ) -> Trace:
     """Return the trace with the metrics of a report, whose launches are numbered here."""
-    metrics = schema.empty("metrics")
-    if frames:
-        rows = pl.concat(frames, rechunk=False)
-        frames.clear()
-        metrics = as_table(
-            rows.with_columns(launch=_launches(rows), rank=pl.lit(rank, pl.Int32)), schema.METRICS
-        )
+    numbers = _launches(frames)
+    for at, launch in enumerate(numbers):
+        rows = frames[at].with_columns(launch=launch, rank=pl.lit(rank, pl.Int32))
+        frames[at] = as_table(rows, schema.METRICS)
+    metrics = pl.concat(frames, rechunk=False) if frames else schema.empty("metrics")
+    frames.clear()
     meta = Meta(path=source.path, format=form, rank=rank, devices=_devices(metrics))
     return Trace((meta,), metrics=metrics, issues=issue_rows(issues, rank))
 
 
-def _launches(rows: pl.DataFrame) -> pl.Series:
-    """Return the number of the launch of each row.
+def _launches(frames: list[pl.DataFrame]) -> list[pl.Series]:
+    """Return the number of the launch of each row, for each frame.
 
     Rows of a launch follow each other, except where a file has several tables of one launch.
     """
     changed = pl.any_horizontal(pl.col(name).ne_missing(pl.col(name).shift(1)) for name in IDENTITY)
-    runs = rows.select(run=changed.cum_sum().cast(pl.UInt32) - changed.first().cast(pl.UInt32))
-    firsts = rows.select(IDENTITY).filter(runs["run"].ne_missing(runs["run"].shift(1)))
-    keys = firsts.unique(maintain_order=True).with_row_index("launch")
-    numbers = firsts.join(keys, on=IDENTITY, how="left", nulls_equal=True, maintain_order="left")
-    return numbers["launch"].gather(runs["run"]).cast(pl.UInt32)
+    begins = [frame.select(begin=changed | (pl.int_range(pl.len()) == 0)) for frame in frames]
+    firsts = [
+        frame.select(IDENTITY).filter(begin["begin"])
+        for frame, begin in zip(frames, begins, strict=True)
+    ]
+    if not firsts:
+        return []
+    every = pl.concat(firsts)
+    keys = every.unique(maintain_order=True).with_row_index("launch")
+    joined = every.join(keys, on=IDENTITY, how="left", nulls_equal=True, maintain_order="left")
+    numbers, at = [], 0
+    for first, begin in zip(firsts, begins, strict=True):
+        of_frame = joined["launch"].slice(at, first.height)
+        at += first.height
+        numbers.append(of_frame.gather(begin["begin"].cast(pl.UInt32).cum_sum() - 1))
+    return numbers
 
 
 def _devices(metrics: pl.DataFrame) -> tuple[Device, ...]:
@@ -128,10 +138,9 @@ class _Reader:
 
     def add(self, chunk: bytes) -> None:
         """Read a chunk, which ends with a line."""
-        if self.layout is not None and lines.is_regular(chunk, self.layout):
-            rows = chunk.count(b"\n") + (not chunk.endswith(b"\n"))
-            if self._add_rows(chunk, rows):
-                return
+        rows = lines.regular_rows(chunk, self.layout) if self.layout else 0
+        if rows and self._add_rows(chunk, rows):
+            return
         for layout, rows_text, count in lines.sections(chunk, self.layout, self.messages):
             if not count:
                 self.layout, self._units = layout, None
