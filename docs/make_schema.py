@@ -46,6 +46,8 @@ TABLES = {
     "process_groups": "Process groups as a Flight Recorder dump lists them.",
     "collective_records": "Collectives, sends and receives of a Flight Recorder dump, in the order "
     "of the calls. Times are Unix times, not on the trace's clock.",
+    "metrics": "Metrics and rules of Nsight Compute, one row per launch and metric. Launches have "
+    "no time on a timeline: ncu replays kernels.",
     "issues": "Problems in the file, and dropped events.",
 }
 

@@ -77,8 +77,8 @@ _FOLDER_BYTES = 1_500_000
 
 PLAIN = (
     "annotations", "comm-outliers", "cuda-api", "diagnose", "efficiency", "gpu-idle", "host-metrics",
-    "info", "kernels", "launches", "memory", "operators", "overlap", "py-spy-report", "scaling", "steps",
-    "transfers",
+    "info", "kernels", "launches", "memory", "operators", "overlap", "py-spy-report", "roofline",
+    "scaling", "steps", "transfers",
 )  # fmt: skip
 COMMANDS = (*PLAIN, "convert", "diff", "flamegraph", "report")
 
@@ -176,6 +176,7 @@ _SUITED = {
     "comm-outliers": (_R2, _GLOO, _NSYS),
     "diagnose": (_R2, _SPY, _MEM, f"{_R5} {_MEM}/leak.pickle {_SPY}"),
     "efficiency": ("fixtures/transformer",),
+    "roofline": ("fixtures/ncu/hopper_raw.csv", "fixtures/ncu/details.csv", "fixtures/transformer"),
     "gpu-idle": (_R2, _NSYS, _GLOO, _BEFORE),
     "host-metrics": (_COMPOSER,),
     "info": (_R2, _NSYS, _MEM, _SPY),
@@ -208,6 +209,10 @@ _OPTIONS = {
     "efficiency": (
         "--peak bf16=100 --bandwidth 1000", "--peak x", "--precision fp8", "--params 1e9 --tokens 1e5",
         "--params 1e9", "--step-name none",
+    ),
+    "roofline": (
+        "--by launch", "--peak fp32=60 --bandwidth 3000 --bandwidth L2=9000", "--bandwidth x",
+        "--peak x",
     ),
     "gpu-idle": (
         "--min-gap 1us", "--min-gap 1ms", "--min-gap x", "--dataloader backward", "--dataloader '('",

@@ -137,3 +137,8 @@ def test_upgrade_equals_the_output_of_the_script(tmp_path: Path) -> None:
     written = run("make_upgrade.py", tmp_path)
     committed = {f"upgrade/{p.name}": p.read_bytes() for p in (FIXTURES / "upgrade").iterdir()}
     assert {n: text(d) for n, d in written.items()} == {n: text(d) for n, d in committed.items()}
+
+
+def test_reports_of_ncu_equal_the_output_of_the_script(tmp_path: Path) -> None:
+    committed = {f"ncu/{path.name}": path.read_bytes() for path in (FIXTURES / "ncu").iterdir()}
+    assert run("make_ncu.py", tmp_path) == committed

@@ -95,6 +95,7 @@ def _input(name: str) -> Path:
         return SAMPLES
     special = {
         "efficiency": FIXTURES / "transformer" / "rank0.json.gz",
+        "roofline": FIXTURES / "transformer" / "rank0.json.gz",
         "host_metrics": FIXTURES / "composer" / "ep0-ba5-rank1.json.gz",
     }
     return special.get(name, KINETO)

@@ -41,6 +41,7 @@ from traceanalyzer.analyzers.overlap.result import Overlap as Overlap
 from traceanalyzer.analyzers.py_spy_report import py_spy_report as py_spy_report
 from traceanalyzer.analyzers.py_spy_report.result import LeafPaths as LeafPaths
 from traceanalyzer.analyzers.report import report as report
+from traceanalyzer.analyzers.roofline import roofline as roofline
 from traceanalyzer.analyzers.scaling import scaling as scaling
 from traceanalyzer.analyzers.scaling.result import Scaling as Scaling
 from traceanalyzer.analyzers.steps import steps as steps

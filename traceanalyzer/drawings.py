@@ -31,8 +31,14 @@ class Chart:
         emphasis: boolean column of marks to highlight with a ring, or None.
         emphasis_label: legend entry of highlighted marks.
         panel: column with one panel per value (shared x axis), or None.
+        log_x: logarithmic horizontal axis, of ``scatter`` and ``line``.
         log_y: logarithmic vertical axis.
         stacked: bars at one position are stacked in the order of the frame.
+        size: column of the area of points as a share of the largest, 0 to 1, or None.
+        symbol: column that determines the symbol of points (at most four values), or None.
+        label: column with the name of each mark, for its tooltip, or None.
+        lines: reference lines in the units of the columns: ``label``, ``x``, ``y``, ``x2``,
+            ``y2``; or None.
     """
 
     name: str
@@ -50,6 +56,11 @@ class Chart:
     panel: str | None = None
     log_y: bool = False
     stacked: bool = False
+    log_x: bool = False
+    size: str | None = None
+    symbol: str | None = None
+    label: str | None = None
+    lines: pl.DataFrame | None = None
 
 
 @dataclass(frozen=True)

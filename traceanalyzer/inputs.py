@@ -319,6 +319,7 @@ def read_needed(
         columns=needs.columns,
         unused=(*of_samples, "launch_configs", *needs.unused),
         windows=windows,
+        metrics=needs.metrics,
         since_ns=how.since_ns,
         until_ns=how.until_ns,
     )

@@ -28,6 +28,7 @@ class Questions:
     py_spy_report = functions.py_spy_report
     query = functions.query
     report = functions.report
+    roofline = functions.roofline
     steps = functions.steps
     timeline = functions.timeline
     transfers = functions.transfers

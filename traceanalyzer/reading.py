@@ -48,6 +48,7 @@ def read(
     columns: Iterable[str] = (),
     unused: Iterable[str] = (),
     windows: Iterable[tuple[int, int]] = (),
+    metrics: str | Sequence[str] = (),
     format: str | None = None,  # noqa: A002 - as on the command line
     assume_rank: int | None = None,
     since_ns: int | None = None,
@@ -58,14 +59,15 @@ def read(
 
     Args:
         path: the file; compressed files (gz, zip, zst) are supported.
-        kinds: event kinds to read (``kernel``, ``cpu_op`` ...; ``counter``, ``flow`` and ``lane``
-            for those tables); None for all. Fewer kinds need less time and memory.
+        kinds: event kinds to read (``kernel``, ``cpu_op`` ...; ``counter``, ``flow``, ``lane`` and
+            ``metric`` for those tables); None for all. Fewer kinds need less time and memory.
         names: substrings; events whose name contains one are read whatever their kind.
         columns: optional columns to fill: ``args``, ``input_dims``, ``input_types``,
             ``concrete_inputs``.
         unused: columns of ``events`` and side tables that you do not use; a parser may leave them
             null or empty.
         windows: (start, end) in ns on the file's clock; only slices that overlap one are read.
+        metrics: substrings; only metrics whose name contains one are read. Empty for all.
         format: name of the format, to override detection by content.
         assume_rank: the rank of a file without one.
         since_ns: ignore events that end before this time after the file's first event.
@@ -85,6 +87,7 @@ def read(
         columns=known(columns, schema.ON_REQUEST, "column"),
         unused=frozenset(unused),
         windows=tuple((_clipped(low), _clipped(high)) for low, high in windows),
+        metrics=several(metrics),
     )
     source = Source(path)
     parser = registry.by_name(format) if format else registry.require(source)

@@ -268,6 +268,30 @@ COLLECTIVE_RECORDS: tuple[Column, ...] = (
     Column("stack", pl.UInt32, "row", "leaf row of `stacks`", "not recorded, as in JSON"),
 )
 
+METRICS: tuple[Column, ...] = (
+    Column("launch", pl.UInt32, "", "the launch: number within this trace"),
+    Column("rank", pl.Int32, "", "global rank of the process", "not known"),
+    Column("host", NAME, "", "host name", "not recorded"),
+    Column("pid", pl.Int64, "", "process id", "not recorded"),
+    Column("id", pl.Int64, "", "number of the launch in its process", "a summary of launches"),
+    Column("kernel", NAME, "", "name of the kernel", "a summary of all kernels"),
+    Column("device", pl.Int32, "", "device ordinal", "not recorded"),
+    Column("cc", NAME, "", "compute capability: `9.0`", "not recorded"),
+    Column("grid", NAME, "", "blocks of the grid, as text", "not recorded"),
+    Column("block", NAME, "", "threads of a block, as text", "not recorded"),
+    Column("launches", pl.Int64, "", "number of launches that the row summarises; 1 for one"),
+    Column("section", NAME, "", "section of the report", "not recorded"),
+    Column("label", NAME, "", "part of the section", "no part"),
+    Column("metric", NAME, "", "name of the metric, or its display name", "a rule"),
+    Column("unit", NAME, "", "base unit: byte, ns, hz, %, byte/s", "no unit"),
+    Column("value", pl.Float64, "", "the value; of a summary, the mean", "text, or no value"),
+    Column("text", NAME, "", "a value that is text, or the message of a rule", "a number"),
+    Column("rule", NAME, "", "name of the rule", "a metric"),
+    Column("rule_type", NAME, "", "type of its message: OPT, WRN, INF", "not recorded"),
+    Column("speedup_type", NAME, "", "global: of the kernel; local: of a part", "no estimate"),
+    Column("speedup_frac", pl.Float64, "", "estimated speed-up / 1", "no estimate"),
+)
+
 ISSUES: tuple[Column, ...] = (
     Column("severity", SEVERITY, "", "info, notice, data_loss or error"),
     Column("code", pl.String, "", "stable name of the finding"),
@@ -289,6 +313,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
     "blocks": BLOCKS,
     "process_groups": PROCESS_GROUPS,
     "collective_records": COLLECTIVE_RECORDS,
+    "metrics": METRICS,
     "issues": ISSUES,
 }
 

@@ -190,6 +190,7 @@ class Trace(Questions):
     collective_records: pl.DataFrame = field(
         default_factory=lambda: schema.empty("collective_records")
     )
+    metrics: pl.DataFrame = field(default_factory=lambda: schema.empty("metrics"))
     issues: pl.DataFrame = field(default_factory=lambda: schema.empty("issues"))
     _computed: dict[Hashable, Any] = field(
         default_factory=dict, init=False, repr=False, compare=False
@@ -290,7 +291,7 @@ def concat(traces: Sequence[Trace]) -> Trace:
     epochs = [t.meta.epoch_ns for t in traces if t.meta.epoch_ns is not None]
     origin = min(epochs, default=None)
     parts: dict[str, list[pl.DataFrame]] = {name: [] for name in schema.TABLES}
-    offsets = {"event": 0, "flow": 0, "stack": 0, "segment": 0}
+    offsets = {"event": 0, "flow": 0, "stack": 0, "segment": 0, "launch": 0}
     sources: list[Meta] = []
     for trace in traces:
         shift = 0
@@ -301,6 +302,8 @@ def concat(traces: Sequence[Trace]) -> Trace:
         offsets["event"] += trace.events.height
         top = trace.flows["flow"].max()
         offsets["flow"] += top + 1 if isinstance(top, int) else 0
+        launch = trace.metrics["launch"].max()
+        offsets["launch"] += launch + 1 if isinstance(launch, int) else 0
         offsets["stack"] += trace.stacks.height
         offsets["segment"] += trace.segments.height
         for meta in trace.sources:

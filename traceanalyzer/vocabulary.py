@@ -76,7 +76,7 @@ KINDS: tuple[str, ...] = (
 ANNOTATION_KINDS: tuple[str, ...] = ("user_annotation", "nvtx")
 
 #: Pseudo-kinds: rows of other tables, selected like kinds.
-TABLE_KINDS: tuple[str, ...] = ("counter", "flow", "lane")
+TABLE_KINDS: tuple[str, ...] = ("counter", "flow", "lane", "metric")
 
 #: Device work, without annotations and synchronisation.
 DEVICE_WORK: tuple[str, ...] = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -303,6 +303,10 @@ MEMORY_SNAPSHOT = "memory-snapshot"
 #: Name of the format of Flight Recorder dumps, and of ``py-spy dump``.
 FLIGHT_RECORDER = "flight-recorder"
 PY_SPY_DUMP = "py-spy-dump"
+
+#: Formats of Nsight Compute: its CSV and its own reports.
+NCU_CSV = "ncu-csv"
+NCU_REP = "ncu-rep"
 
 
 #: Step annotations of inference engines, with phase and number of requests:

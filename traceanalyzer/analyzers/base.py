@@ -139,6 +139,8 @@ class Needs:
         unused: unused columns of ``events``; columnar formats leave them null.
         samples: whether address, stack and weight are used.
         everything: read events of all kinds regardless of ``kinds``.
+        metrics: substrings of the names of metrics to read; empty for all, with the kind
+            ``metric``.
     """
 
     kinds: Set[str]
@@ -147,6 +149,7 @@ class Needs:
     unused: tuple[str, ...] = ()
     samples: bool = False
     everything: bool = False
+    metrics: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -175,6 +175,12 @@ ENTRIES: dict[str, Entry] = {
             plot="operators by time above the roof",
         ),
         Entry(
+            "roofline",
+            "FLOP/s over arithmetic intensity of kernels (Nsight Compute) or operators.",
+            examples=("report.csv -o roofline.html", "run/ --peak bf16=989.4 --bandwidth 3350"),
+            plot="FLOP/s over arithmetic intensity with the roofs",
+        ),
+        Entry(
             "annotations",
             "Host time and device work of annotated ranges.",
             examples=("run/", "run/ --name forward"),

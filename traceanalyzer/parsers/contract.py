@@ -25,13 +25,15 @@ class Selection:
     """The data the caller needs; a parser skips the rest as early as possible.
 
     Attributes:
-        kinds: event kinds to keep, ``counter`` and ``flow`` for those tables; None means all.
+        kinds: event kinds to keep, ``counter``, ``flow`` and ``metric`` for those tables; None
+            means all.
         names: literal substrings; an event whose name contains one is kept, whatever its kind.
         columns: optional columns to fill (``args``, ``input_dims``).
         unused: columns of ``events`` and side tables that the caller does not use; a parser may
             leave them null or empty.
         windows: (start, end) in ns on the file's clock; only events that overlap one of them are
             kept. Empty for all.
+        metrics: literal substrings; metrics whose name contains one are kept. Empty for all.
     """
 
     kinds: frozenset[str] | None = None
@@ -39,6 +41,7 @@ class Selection:
     columns: frozenset[str] = frozenset()
     unused: frozenset[str] = frozenset()
     windows: tuple[tuple[int, int], ...] = ()
+    metrics: tuple[str, ...] = ()
 
     def wants(self, kind: str, name: str | None) -> bool:
         """Whether the selection includes an event of this kind and name."""

@@ -9,6 +9,8 @@ from traceanalyzer.parsers import (
     flight_recorder,
     foreign,
     memory_snapshot,
+    ncu_csv,
+    ncu_rep,
     parquet,
     py_spy_dump,
     speedscope,
@@ -31,6 +33,8 @@ _BUILT_IN = (
     flight_recorder.FORMAT,
     py_spy_dump.FORMAT,
     speedscope.FORMAT,
+    ncu_csv.FORMAT,
+    ncu_rep.FORMAT,
     collapsed.FORMAT,
     nsys_sqlite.REPORT,
 )

@@ -1,5 +1,7 @@
 """Positions, units and colours of a chart, independent of the drawing library."""
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +24,8 @@ PALETTE = (
 # fmt: on
 # Five points of matplotlib's viridis, whose brightness is even: readable without colour vision.
 _RAMP = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (220, 220, 50))
+#: Symbols of points, in the order of the values.
+SYMBOLS = ("circle", "square", "triangle", "diamond")
 #: Most panels of one chart; further ones are not drawn.
 MAX_PANELS = 16
 
@@ -47,10 +51,13 @@ class Marks:
         chart: the chart.
         frame: rows of the chart with a position.
         rows: one row per mark, in the order of the frame: x, y, x2 as floats in the axes' units;
-            color, panel, emphasis.
+            color, panel, emphasis, size (0 to 1, or null), symbol (its number in ``symbols``).
         x: the horizontal axis.
         y: the vertical axis.
         colors: hex colour of each value of ``color``.
+        symbols: values of the column of symbols, in the order of :data:`SYMBOLS`.
+        lines: reference lines: label (escaped), x, y, x2, y2 in the units of the columns.
+        factors: of both axes: values of the columns are divided by them.
     """
 
     chart: Chart
@@ -59,6 +66,9 @@ class Marks:
     x: AxisScale
     y: AxisScale
     colors: dict[Any, str]
+    symbols: tuple[str, ...] = ()
+    lines: tuple[tuple[str, float, float, float, float], ...] = ()
+    factors: tuple[float, float] = (1, 1)
 
     @property
     def panels(self) -> list[Any]:
@@ -69,6 +79,8 @@ class Marks:
 def prepare(chart: Chart) -> Marks:
     """Return the rows of a chart that have a position, with positions and colours."""
     frame = chart.frame.drop_nulls([c for c in (chart.x, chart.y, chart.x2) if c])
+    if chart.log_x and frame[chart.x].dtype.is_numeric():
+        frame = frame.filter(pl.col(chart.x) > 0)
     across = tuple(filter(None, (chart.x, chart.x2)))
     x, x_axis = _axis(frame, across, chart.x_label, named=chart.mark == "bar")
     y, y_axis = _axis(frame, (chart.y,), chart.y_label, named=chart.mark == "span")
@@ -81,10 +93,56 @@ def prepare(chart: Chart) -> Marks:
             "color": color,
             "panel": frame[chart.panel] if chart.panel else _same(frame, None),
             "emphasis": frame[chart.emphasis] if chart.emphasis else _same(frame, value=False),
+            "size": frame[chart.size] if chart.size else _same(frame, None).cast(pl.Float64),
+            "symbol": _symbol_numbers(frame, chart.symbol),
         }
     ).with_columns(pl.col("emphasis").fill_null(value=False))
     log = chart.log_y and y_axis.ticks is None and bool((rows["y"] > 0).any())
-    return Marks(chart, frame, rows, x_axis, replace(y_axis, log=log), colors)
+    log_x = chart.log_x and x_axis.ticks is None and bool(rows.height)
+    return Marks(
+        chart,
+        frame,
+        rows,
+        replace(x_axis, log=log_x),
+        replace(y_axis, log=log),
+        colors,
+        tuple(_symbols(frame, chart.symbol)),
+        tuple(_lines(chart, frame)),
+        (_scale(frame, across).factor, _scale(frame, (chart.y,)).factor),
+    )
+
+
+def radius(size: float) -> float:
+    """Return the radius of a point of this share of the largest area, as a factor."""
+    return 1 + 2.2 * math.sqrt(max(min(size, 1.0), 0.0))
+
+
+def _symbols(frame: pl.DataFrame, column: str | None) -> list[str]:
+    """Return the values that have symbols; further ones share the last symbol."""
+    if column is None:
+        return []
+    return [category(value) for value in _distinct(frame[column])[: len(SYMBOLS)]]
+
+
+def _symbol_numbers(frame: pl.DataFrame, column: str | None) -> pl.Series:
+    if column is None:
+        return pl.zeros(frame.height, pl.Int64, eager=True)
+    names = _distinct(frame[column])
+    last = len(SYMBOLS) - 1
+    numbers = [min(number, last) for number in range(len(names))]
+    return _comparable(frame[column]).replace_strict(
+        names, numbers, default=last, return_dtype=pl.Int64
+    )
+
+
+def _lines(chart: Chart, frame: pl.DataFrame) -> Iterator[tuple[str, float, float, float, float]]:
+    """Yield the reference lines that the axes can show."""
+    if chart.lines is None or not frame.height:
+        return
+    columns = ("label", "x", "y", "x2", "y2")
+    for label, x, y, x2, y2 in chart.lines.select(columns).iter_rows():
+        if not (chart.log_x and min(x, x2) <= 0) and not (chart.log_y and min(y, y2) <= 0):
+            yield prose(label), x, y, x2, y2
 
 
 def category(value: Any, column: str = "") -> str:

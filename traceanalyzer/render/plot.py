@@ -1,6 +1,7 @@
 """Drawings of a result as matplotlib figures, SVG and PNG; nothing else imports matplotlib."""
 
 import io
+import math
 import sys
 import textwrap
 import warnings
@@ -20,7 +21,15 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from traceanalyzer.drawings import Chart, Lanes, Occupancy
 from traceanalyzer.errors import OptionError
-from traceanalyzer.render.marks import MAX_PANELS, MUTED, AxisScale, Marks, category, prepare
+from traceanalyzer.render.marks import (
+    MAX_PANELS,
+    MUTED,
+    AxisScale,
+    Marks,
+    category,
+    prepare,
+    radius,
+)
 from traceanalyzer.render.occupancy import drawing as memory
 from traceanalyzer.render.text import prose, shorten, spaced
 from traceanalyzer.render.timeline import drawing as lanes
@@ -40,6 +49,7 @@ _TITLE_CHARS = 72  # so that a title ends before the legend
 _AXES_TITLE_CHARS = 60
 _RASTER_ABOVE = 5_000  # marks; more SVG elements make a browser slow
 _BAR_WIDTH = 0.8
+_MARKERS = ("o", "s", "^", "D")  # of marks.SYMBOLS
 _HEADROOM = 1.08
 _STYLE: dict[Any, Any] = {
     "axes.axisbelow": True,
@@ -246,11 +256,14 @@ def _draw(drawing: Marks, place: Figure | SubFigure) -> list[Axes]:
 def _draw_panel(drawing: Marks, rows: pl.DataFrame, ax: Axes) -> None:
     if drawing.y.log:
         ax.set_yscale("log", nonpositive="clip")
+    if drawing.x.log:
+        ax.set_xscale("log", nonpositive="clip")
     if rows.is_empty():
         ax.text(0.5, 0.5, "nothing to draw", transform=ax.transAxes, ha="center", color=MUTED)
     else:
         _MARKS[drawing.chart.mark](ax, rows, drawing)
-    _ticks(ax.xaxis, drawing.x, log=False)
+    _reference_lines(ax, drawing)
+    _ticks(ax.xaxis, drawing.x, log=drawing.x.log)
     _ticks(ax.yaxis, drawing.y, log=drawing.y.log)
     if drawing.chart.mark == "span":
         ax.grid(visible=False, axis="y")
@@ -286,6 +299,9 @@ def _ticks(axis: Axis, scale: AxisScale, *, log: bool) -> None:
 
 def _scatter(ax: Axes, rows: pl.DataFrame, drawing: Marks) -> None:
     size = 28 if rows.height < 500 else 14 if rows.height < 5_000 else 6
+    if drawing.chart.size or drawing.chart.symbol:
+        _sized(ax, rows, drawing, size)
+        return
     ax.scatter(
         rows["x"],
         rows["y"],
@@ -299,6 +315,36 @@ def _scatter(ax: Axes, rows: pl.DataFrame, drawing: Marks) -> None:
     ax.scatter(
         ringed["x"], ringed["y"], s=size * 3, facecolors="none", edgecolors=INK, linewidths=1.1
     )
+
+
+def _sized(ax: Axes, rows: pl.DataFrame, drawing: Marks, size: float) -> None:
+    """Draw points with areas and symbols, the largest below."""
+    ordered = rows.sort("size", descending=True, nulls_last=True, maintain_order=True)
+    areas = np.array([size * radius(one or 0) ** 2 for one in ordered["size"]])
+    for number, marker in enumerate(_MARKERS):
+        chosen = (ordered["symbol"] == number).to_numpy()
+        if chosen.any():
+            some = ordered.filter(pl.Series(chosen))
+            ax.scatter(
+                some["x"], some["y"], s=areas[chosen], c=_shades(some, drawing), marker=marker,
+                alpha=0.85, linewidths=0.6, edgecolors="white", zorder=3,
+            )  # fmt: skip
+
+
+def _reference_lines(ax: Axes, drawing: Marks) -> None:
+    """Draw lines with labels along them; a label of a slope is at its lower end."""
+    wide, high = drawing.factors
+    for label, *ends in drawing.lines:
+        x, y, x2, y2 = ends[0] / wide, ends[1] / high, ends[2] / wide, ends[3] / high
+        ax.plot([x, x2], [y, y2], color=INK, linewidth=1.0, zorder=2)
+        style: dict[str, Any] = {"fontsize": 8, "color": INK, "va": "bottom", "parse_math": False}
+        text = shorten(label, _LEGEND_CHARS)
+        if y == y2:
+            ax.text(x2, y2, text, ha="right", **style)
+        else:
+            angle = math.degrees(math.atan2(y2 - y, x2 - x))
+            turned: dict[str, Any] = {"rotation_mode": "anchor", "transform_rotates_text": True}
+            ax.text(x, y, text, rotation=angle, **turned, **style)
 
 
 def _line(ax: Axes, rows: pl.DataFrame, drawing: Marks) -> None:
@@ -394,6 +440,9 @@ def _legend(drawing: Marks, place: Any, where: str) -> None:
     ]
     if len(entries) > _LEGEND_ENTRIES:  # a ramp of numbers: every n-th is enough
         entries = entries[:: -(-len(entries) // _LEGEND_ENTRIES)]
+    for marker, name in zip(_MARKERS, drawing.symbols, strict=False):
+        symbol = Line2D([], [], ls="", marker=marker, ms=7, mfc="none", mec=INK)
+        entries.append((symbol, shorten(name, _LEGEND_CHARS)))
     if chart.emphasis and drawing.rows["emphasis"].any():
         ring = Line2D([], [], ls="", marker="o", ms=8, mfc="none", mec=INK)
         entries.append((ring, prose(chart.emphasis_label)))

@@ -10,15 +10,20 @@ from traceanalyzer.vocabulary import (
     ALLOCATOR_KINDS,
     FLIGHT_RECORDER,
     MEMORY_SNAPSHOT,
+    NCU_CSV,
+    NCU_REP,
     PY_SPY_DUMP,
 )
 
 _STACKS = ("py_spy_report", "flamegraph")
+_NCU = ("this is a report of Nsight Compute, without a timeline", ("roofline",))
 #: By format: what a file is, and the analyzers for it.
 _OF_FORMAT = {
     MEMORY_SNAPSHOT: ("this is a memory snapshot", ("memory",)),
     FLIGHT_RECORDER: ("this is a Flight Recorder dump", ("hang",)),
     PY_SPY_DUMP: ("these are the stacks of one moment", ("hang", "flamegraph")),
+    NCU_CSV: _NCU,
+    NCU_REP: _NCU,
     "collapsed": ("these are sampled stacks", _STACKS),
     "speedscope": ("these are sampled stacks", _STACKS),
 }
@@ -60,7 +65,7 @@ def with_fitting_command(
 
 def not_for_reports(meta: Meta) -> MissingData | None:
     """Return the error for a file that no analysis of a report uses, with its command."""
-    if meta.format not in (FLIGHT_RECORDER, PY_SPY_DUMP):
+    if meta.format not in (FLIGHT_RECORDER, PY_SPY_DUMP, NCU_CSV, NCU_REP):
         return None
     what, names = _OF_FORMAT[meta.format]
     return MissingData(f"{meta.path}: {what}: {_lines(names)}")

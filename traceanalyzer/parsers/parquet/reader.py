@@ -150,7 +150,7 @@ def _wanted(selection: Selection) -> pl.Expr | None:
 
 def _side_table(file: _File, name: str, selection: Selection, rows: pl.DataFrame) -> pl.DataFrame:
     """Read a side table; its ``event`` is renumbered to the rows that were kept."""
-    pseudo_kind = {"flows": "flow", "counters": "counter"}.get(name)
+    pseudo_kind = {"flows": "flow", "counters": "counter", "metrics": "metric"}.get(name)
     unwanted = pseudo_kind and selection.kinds is not None and pseudo_kind not in selection.kinds
     if name not in file.places or unwanted:
         return schema.empty(name)

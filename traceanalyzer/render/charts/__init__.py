@@ -71,6 +71,7 @@ def _outline(marks: Marks) -> str:
         chart.x2: "end",
         chart.y: chart.y_label or spaced(chart.y),
         chart.color: spaced(chart.color or ""),
+        chart.symbol: spaced(chart.symbol or ""),
         chart.panel: spaced(chart.panel or ""),
         chart.emphasis: chart.emphasis_label,
     }

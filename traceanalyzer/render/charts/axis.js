@@ -73,11 +73,17 @@ function level(data, at, zoomed) {
   const [from, to] = at.view, axis = data.x;
   if (axis.names) return levelNames(axis, from, to, at);
   for (let most = Math.max(Math.floor(at.width / 56), 2); ; most = Math.floor(most * 0.75)) {
-    const labels = ticksOf(axis, from, to, most, zoomed);
+    const labels = data.logX ? logPlaces(data, axis, from, to, most) : ticksOf(axis, from, to, most, zoomed);
     const widest = Math.max(0, ...labels.ticks.map(([, text]) => measure(text)));
     const apart = labels.ticks.length > 1 ? (labels.ticks[1][0] - labels.ticks[0][0]) * at.scale : Infinity;
     if (apart >= widest + BETWEEN || most < 2) return { ...labels, tilted: false, deep: LINE };
   }
+}
+
+/** The ticks of a logarithmic axis, at the logarithms of their values. */
+function logPlaces(data, axis, from, to, most) {
+  const { ticks, heading: text } = logTicksOf(axis, data.valueAt(from), data.valueAt(to), most);
+  return { ticks: ticks.map(([value, label]) => [Math.log10(value), label]).filter(([at]) => Number.isFinite(at)), heading: text };
 }
 
 function levelNames(axis, from, to, at) {

@@ -14,9 +14,13 @@ class Data {
     Object.assign(this, content);
     const { rows } = content;
     this.count = rows.color.length;
-    this.at = column(rows.x);
+    this.at = this.placesOf(column(rows.x));
     this.value = column(rows.y);
-    this.end = rows.x2 ? column(rows.x2) : this.at;
+    this.end = rows.x2 ? this.placesOf(column(rows.x2)) : this.at;
+    this.grown = rows.size && Float64Array.from(rows.size);
+    this.labelOf = rows.label && ((row) => rows.labels[rows.label[row]]);
+    this.symbolOf = rows.symbol && Uint8Array.from(rows.symbol);
+    this.lines = this.lines.map(([label, x, y, x2, y2]) => [label, ...this.placesOf([x]), y, ...this.placesOf([x2]), y2]);
     this.color = Uint16Array.from(rows.color);
     this.panelOf = rows.panel ? Uint16Array.from(rows.panel) : new Uint16Array(this.count);
     this.ringed = column({ steps: content.ringed.map((row, at) => row - (content.ringed[at - 1] ?? 0)) });
@@ -28,6 +32,16 @@ class Data {
     this.lay();
     this.alone = this.mark === 'span' && this.#alone();
     this.spread(1000);
+  }
+
+  /** Values as places on the horizontal axis: logarithms on a logarithmic one. */
+  placesOf(values) {
+    return this.logX ? values.map(Math.log10) : values;
+  }
+
+  /** The value at a place on the horizontal axis. */
+  valueAt(place) {
+    return this.logX ? 10 ** place : place;
   }
 
   isVisible(row) {
@@ -107,6 +121,7 @@ class Data {
       low = Math.min(low, this.x0[row]);
       high = Math.max(high, this.x1[row]);
     }
+    for (const [, x, , x2] of this.lines) [low, high] = [Math.min(low, x, x2), Math.max(high, x, x2)];
     if (high <= low) return [low - (Math.abs(low) || 1) / 2, low + (Math.abs(low) || 1) / 2];
     if (this.mark === 'bar') return [low, high];
     const room = (high - low) * share;
@@ -123,6 +138,7 @@ class Data {
       low = Math.min(low, under);
       high = Math.max(high, this.y0[row], this.y1[row]);
     }
+    for (const [, , y, , y2] of this.lines) [low, high] = [Math.min(low, y, y2), Math.max(high, y, y2)];
     if (this.log) return high > 0 && low < Infinity ? [low * 0.8, high * 1.3] : [1, 10];
     if (!(high >= low)) return [0, 1];
     if (low >= 0 && (this.mark === 'bar' || low < high / 2)) return [0, high * HEADROOM || 1];
@@ -132,12 +148,13 @@ class Data {
 
   /** The tooltip of a mark: names and values. */
   describe(row, span) {
-    const { x, y } = this, facts = [], named = new Set();
+    const { x, y } = this, facts = [], named = new Set(['']);
     const add = (name, text) => facts.push([name, text]);
     const addName = (name, text) => {
       if (text && !named.has(text)) add(name, text);
       named.add(text);
     };
+    if (this.labelOf) addName('', this.labelOf(row));
     if (this.mark === 'span') {
       const from = this.x0[row], to = this.x1[row];
       addName(y.label, format(y, this.value[row]));
@@ -145,7 +162,8 @@ class Data {
       if (from !== 0) facts.push(['from', formatPlace(x, from, span)], ['to', formatPlace(x, to, span)]);
     } else {
       (y.names ? addName : add)(y.label || 'value', format(y, this.value[row]));
-      (x.names ? addName : add)(x.label, formatPlace(x, this.at[row], span));
+      (x.names ? addName : add)(x.label, this.logX ? format(x, this.valueAt(this.at[row])) : formatPlace(x, this.at[row], span));
+      if (this.symbolOf) addName('', this.symbols[this.symbolOf[row]] ?? '');
     }
     if (this.group) addName(this.group, this.colors[this.color[row]][0]);
     if (this.panels.length > 1) addName('', this.panels[this.panelOf[row]]);

@@ -11,7 +11,7 @@ from typing import Any
 import polars as pl
 
 from traceanalyzer.render import pieces
-from traceanalyzer.render.marks import MAX_PANELS, AxisScale, Marks, category
+from traceanalyzer.render.marks import MAX_PANELS, AxisScale, Marks, category, radius
 from traceanalyzer.render.text import is_identifier, kind_of, prose, scale_of, shorten, spaced
 
 _ROWS = 12_000  # of one chart
@@ -85,6 +85,9 @@ def _numbered(marks: Marks, panels: list[Any]) -> pl.DataFrame:
             "color": color,
             "panel": panel if chart.panel else pl.zeros(scaled.height, pl.Int64, eager=True),
             "emphasis": scaled["emphasis"],
+            "size": scaled["size"],
+            "symbol": scaled["symbol"],
+            "label": marks.frame[chart.label].cast(pl.String) if chart.label else scaled["symbol"],
         }
     ).drop_nulls(["panel", "color"])
     rows = rows.with_columns(pl.col("x", "y", "x2").map_batches(_plain))
@@ -136,6 +139,15 @@ def _content(marks: Marks, rows: pl.DataFrame, panels: list[Any]) -> dict[str, A
     }
     if chart.x2:
         columns["x2"] = _column(rows["x2"], x_from)
+    if chart.size:
+        columns["size"] = [_short(radius(size or 0)) for size in rows["size"]]
+    if chart.label:
+        names = rows["label"].fill_null("").unique(maintain_order=True).to_list()
+        at = {name: number for number, name in enumerate(names)}
+        columns["label"] = [at[name or ""] for name in rows["label"]]
+        columns["labels"] = [_text(category(name)) for name in names]
+    if chart.symbol:
+        columns["symbol"] = rows["symbol"].to_list()
     if len(panels) > 1:
         columns["panel"] = rows["panel"].to_list()
     ringed = rows["emphasis"].arg_true().to_list()
@@ -144,6 +156,9 @@ def _content(marks: Marks, rows: pl.DataFrame, panels: list[Any]) -> dict[str, A
         "x": x,
         "y": y,
         "log": marks.y.log,
+        "logX": marks.x.log,
+        "symbols": [_text(name) for name in marks.symbols],
+        "lines": [[_text(label), *map(_short, ends)] for label, *ends in marks.lines],
         "stacked": chart.stacked,
         "width": _bar_width(marks),
         "group": spaced(prose(chart.color or "")),

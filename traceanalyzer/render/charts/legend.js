@@ -16,7 +16,8 @@ class Legend {
       return button;
     }) : [];
     const ring = data.ring ? [html('span', { class: 'key' }, swatch(svg('circle', { cx: 6, cy: 6, r: 4.6 })), data.ring)] : [];
-    const entries = [...this.buttons, ...ring];
+    const symbols = data.symbols.map((name, kind) => html('span', { class: 'key symbol' }, swatch(svg('path', { d: symbol(kind, 6, 6, 4) })), name));
+    const entries = [...this.buttons, ...symbols, ...ring];
     const title = this.buttons.length ? [html('span', { class: 'soft' }, data.group)] : [];
     this.parts = entries.length ? [html('div', { class: 'keys', role: 'group', 'aria-label': 'Legend' }, ...title, ...entries)] : [];
   }

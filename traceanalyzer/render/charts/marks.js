@@ -9,6 +9,43 @@ const rectangle = (x0, x1, y0, y1) => `M${place(x0)} ${place(y0)}H${place(x1)}V$
 /** Radius of points: smaller where there are many. */
 const radius = (data) => (data.mark === 'line' ? 2.2 : data.count < 500 ? 3.2 : data.count < 5000 ? 2.3 : 1.6);
 
+/** Radius of one point. */
+const radiusOf = (data, row) => radius(data) * (data.grown?.[row] ?? 1);
+
+/** The outline of a point: circle, square, triangle or diamond of about the same area. */
+function symbol(kind, x, y, size) {
+  const at = (dx, dy) => `${place(x + dx * size)} ${place(y + dy * size)}`;
+  if (kind === 1) return `M${at(-0.9, -0.9)}L${at(0.9, -0.9)}L${at(0.9, 0.9)}L${at(-0.9, 0.9)}Z`;
+  if (kind === 2) return `M${at(0, -1.3)}L${at(1.2, 0.8)}L${at(-1.2, 0.8)}Z`;
+  if (kind === 3) return `M${at(0, -1.3)}L${at(1.3, 0)}L${at(0, 1.3)}L${at(-1.3, 0)}Z`;
+  const wide = place(size);
+  return `M${at(-1, 0)}a${wide} ${wide} 0 1 1 ${2 * wide} 0a${wide} ${wide} 0 1 1 ${-2 * wide} 0Z`;
+}
+
+/** Points with areas and symbols, the largest first. */
+function spots(data, panel, at) {
+  const paths = data.colors.map(() => []);
+  const rows = data.inPanel[panel].filter((row) => data.isVisible(row) && at.covers(data.at[row], data.at[row]));
+  for (const row of rows.sort((a, b) => radiusOf(data, b) - radiusOf(data, a))) {
+    paths[data.color[row]].push(symbol(data.symbolOf?.[row] ?? 0, at.x(data.at[row]), at.y(data.value[row]), radiusOf(data, row)));
+  }
+  return paths.map((path) => ({ kind: 'spots', d: path.join('') }));
+}
+
+/** Reference lines with their labels: at the right end of level ones, along the others. */
+function references(data, at) {
+  return data.lines.flatMap(([label, x, y, x2, y2]) => {
+    const [left, right] = [at.x(x), at.x(x2)], [from, to] = [at.y(y), at.y(y2)], flat = y === y2;
+    const angle = Math.atan2(to - from, right - left) * 180 / Math.PI;
+    const begin = Math.max(left, at.left), share = (begin - left) / (right - left || 1);
+    const end = Math.min(right, at.left + at.width);
+    const text = flat
+      ? svg('text', { class: 'roof', x: place(end - 4), y: place(from - 5), 'text-anchor': 'end' }, label)
+      : svg('text', { class: 'roof', transform: `translate(${place(begin + 6)} ${place(from + (to - from) * share - 8)}) rotate(${place(angle)})` }, label);
+    return [svg('path', { class: 'roof', d: `M${place(left)} ${place(from)}L${place(right)} ${place(to)}` }), text];
+  });
+}
+
 /** Points as dots of a round pen; coinciding points are drawn once. */
 function dots(data, panel, at) {
   const paths = data.colors.map(() => []), taken = data.colors.map(() => new Set());
@@ -83,7 +120,7 @@ function bars(data, panel, at) {
 
 /** The paths of a panel: kind and colour index of each. */
 function paths(data, panel, at) {
-  const shapes = { scatter: dots, line: lines, bar: bars, span: bars }[data.mark](data, panel, at);
+  const shapes = { scatter: data.grown || data.symbolOf ? spots : dots, line: lines, bar: bars, span: bars }[data.mark](data, panel, at);
   return shapes.map((path, color) => ({ color, ...path })).filter(({ d }) => d);
 }
 
@@ -101,7 +138,7 @@ function lengths(data, panel, at) {
 function outline(data, row, at, grown) {
   const box = at.box(row, data);
   if (data.mark === 'bar' || data.mark === 'span') return rectangle(box.x0, Math.max(box.x1, box.x0 + 1), box.y0, box.y1);
-  const size = radius(data) + grown;
+  const size = radiusOf(data, row) + grown;
   return `M${place(box.x0 - size)} ${place(box.y0)}a${size} ${size} 0 1 0 ${2 * size} 0a${size} ${size} 0 1 0 ${-2 * size} 0`;
 }
 

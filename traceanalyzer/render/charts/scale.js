@@ -5,6 +5,7 @@ const UNITS = {
   bytes: [[2 ** 40, 'TiB'], [2 ** 30, 'GiB'], [2 ** 20, 'MiB'], [2 ** 10, 'KiB'], [1, 'B']],
   frac: [[0.01, '%']],
   gbps: [[1, 'GB/s']],
+  tflops: [[1, 'TFLOP/s']],
 };
 const LONG = 1e5; // steps from 0 beyond which ticks count from a nearby origin
 const formats = new Map();

@@ -79,7 +79,7 @@ class Viewer extends Zoomable {
   #marks(panel, at, inks) {
     const { data } = this, size = radius(data), over = data.mark === 'scatter' || data.mark === 'line' ? 6 : 0;
     const shapes = paths(data, panel, at).map(({ color, kind, d }) => {
-      const stroke = kind === 'bars' ? { fill: inks[color] } : { stroke: inks[color] };
+      const stroke = kind === 'bars' || kind === 'spots' ? { fill: inks[color] } : { stroke: inks[color] };
       const wide = kind === 'dots' ? { 'stroke-width': 2 * size } : {};
       return svg('path', { class: `marks ${kind}`, 'data-color': color, d, ...stroke, ...wide });
     });
@@ -87,7 +87,7 @@ class Viewer extends Zoomable {
     if (rings.length) shapes.push(svg('path', { class: 'ringed', d: rings.map((row) => outline(data, row, at, 2.4)).join('') }));
     const box = [this.plan.left - over, at.top - over, this.plan.inner + 2 * over, at.height + 2 * over];
     const [x, y, width, height] = box;
-    const clip = svg('svg', { x, y, width, height, viewBox: box.join(' '), class: 'clip' }, ...shapes);
+    const clip = svg('svg', { x, y, width, height, viewBox: box.join(' '), class: 'clip' }, ...references(data, at), ...shapes);
     clip.style.height = `${height}px`; // overrides the style of the page
     return [clip, ...lengths(data, panel, at)];
   }
@@ -106,7 +106,7 @@ class Viewer extends Zoomable {
   /** The smallest interval shown. */
   get least() {
     const [start, end] = this.range, { names, whole } = this.data.x;
-    return names ? 1 : whole ? CLOSEST : (end - start) * 1e-6;
+    return names ? 1 : whole && !this.data.logX ? CLOSEST : (end - start) * 1e-6;
   }
 
   /** Highlights the interval selected by a drag. */
