@@ -46,6 +46,8 @@ TABLES = {
     "process_groups": "Process groups as a Flight Recorder dump lists them.",
     "collective_records": "Collectives, sends and receives of a Flight Recorder dump, in the order "
     "of the calls. Times are Unix times, not on the trace's clock.",
+    "aggregates": "Numbers that PyTorch and DeepSpeed [print](printed-text.md), one row per "
+    "number: sums, means and totals without a timeline.",
     "issues": "Problems in the file, and dropped events.",
 }
 

@@ -190,6 +190,7 @@ class Trace(Questions):
     collective_records: pl.DataFrame = field(
         default_factory=lambda: schema.empty("collective_records")
     )
+    aggregates: pl.DataFrame = field(default_factory=lambda: schema.empty("aggregates"))
     issues: pl.DataFrame = field(default_factory=lambda: schema.empty("issues"))
     _computed: dict[Hashable, Any] = field(
         default_factory=dict, init=False, repr=False, compare=False

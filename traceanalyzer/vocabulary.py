@@ -303,6 +303,7 @@ MEMORY_SNAPSHOT = "memory-snapshot"
 #: Name of the format of Flight Recorder dumps, and of ``py-spy dump``.
 FLIGHT_RECORDER = "flight-recorder"
 PY_SPY_DUMP = "py-spy-dump"
+PRINTED_TEXT = "printed-text"
 
 
 #: Step annotations of inference engines, with phase and number of requests:

@@ -205,6 +205,8 @@ class Analyzer(Generic[O, P, R]):
         rules_measure: replacement of ``report_measure`` in ``diagnose``: measures only what rules
             use.
         report_parts: select the parts for a report; return the others with a reason.
+        printed: forms of printed text (``aggregates.form``) that it can answer from, without a
+            timeline; :meth:`~.registry.Entry.combine_printed` has the answer.
     """
 
     name: str
@@ -224,6 +226,7 @@ class Analyzer(Generic[O, P, R]):
     report_measure: Callable[[Trace, O], P] | None = None
     rules_measure: Callable[[Trace, O], P] | None = None
     report_parts: Callable[[Sequence[tuple[Meta, P]]], tuple[list[P], list[Skipped]]] | None = None
+    printed: tuple[str, ...] = ()
 
     def part(self, trace: Trace, options: O) -> P:
         """Compute the part of the trace of one rank."""

@@ -10,6 +10,7 @@ from traceanalyzer.parsers import (
     foreign,
     memory_snapshot,
     parquet,
+    printed_text,
     py_spy_dump,
     speedscope,
 )
@@ -31,6 +32,7 @@ _BUILT_IN = (
     flight_recorder.FORMAT,
     py_spy_dump.FORMAT,
     speedscope.FORMAT,
+    printed_text.FORMAT,
     collapsed.FORMAT,
     nsys_sqlite.REPORT,
 )
