@@ -288,6 +288,7 @@ class _Parts(Generic[O, P, R]):
             opened.fail(one.path, MissingData(f"{one.path}: {what}"))
         elif found:
             self.collected.printed.extend(found)
+            self.collected.truncated += [one.path] if one.truncated else []
         else:
             opened.fail(one.path, self._explained(MissingData(""), opened, one))
 

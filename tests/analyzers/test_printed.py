@@ -20,7 +20,7 @@ from traceanalyzer import MissingData
 from traceanalyzer.analyzers import registry
 
 TEXTS = ROOT / "fixtures" / "printed_text"
-MADE = runpy.run_path(str(ROOT / "fixtures" / "make_printed_text.py"))
+SCRIPT = runpy.run_path(str(ROOT / "fixtures" / "make_printed_text.py"))
 LOG = TEXTS / "job.log"
 
 
@@ -84,12 +84,12 @@ def test_grouping_that_was_not_printed(torch: str) -> None:
 def test_rows_with_shortened_names_are_not_summed() -> None:
     alone, both = ta.operators(TEXTS / "profiler_list.dat"), ta.operators(LOG)
     calls = Counter(dict(both.operators.filter(~pl.col("is_cut")).select("name", "calls").rows()))
-    assert calls == {name: 2 * n for name, *_, n, _ in MADE["OPERATORS"] if len(name) < 55}
+    assert calls == {name: 2 * n for name, *_, n, _ in SCRIPT["OPERATORS"] if len(name) < 55}
     cut = both.operators.filter("is_cut")
     assert cut.height == 4
     assert cut["name"].n_unique() == 1
     assert sorted(cut["self_device_ns"]) == [2_877_000, 2_877_000, 7_000_000, 7_000_000]
-    assert (both.host_ns, both.device_ns) == (2 * MADE["HOST_NS"], 2 * MADE["DEVICE_NS"])
+    assert (both.host_ns, both.device_ns) == (2 * SCRIPT["HOST_NS"], 2 * SCRIPT["DEVICE_NS"])
     assert alone.operators["self_device_frac"].sum() > 1.9  # kernels and their operators
     assert both.ranks["rank"].to_list() == [0, 1]
 
@@ -106,7 +106,7 @@ def test_a_limited_table_says_its_share(torch: str) -> None:
 def test_memory_summary() -> None:
     result: Any = ta.memory(TEXTS / "profiler_list.dat")
     (row,) = result.devices.to_dicts()
-    by_name = dict(MADE["MEMORY"])
+    by_name = dict(SCRIPT["MEMORY"])
     assert (row["end_bytes"], row["peak_bytes"]) == by_name["Allocated memory"][:2]
     reserved = (row["reserved_end_bytes"], row["reserved_peak_bytes"])
     assert reserved == by_name["GPU reserved memory"][:2]
@@ -117,10 +117,10 @@ def test_memory_summary() -> None:
 
 def test_memory_usage_is_a_series() -> None:
     result: Any = ta.memory(LOG)
-    gib = [round(one[1] * (1 << 30)) for one in MADE["USAGE"]]
+    gib = [round(one[1] * (1 << 30)) for one in SCRIPT["USAGE"]]
     assert result.calls["allocated_bytes"].to_list() == gib
     assert result.calls["change_bytes"].to_list() == [None, gib[1] - gib[0], 0]
-    assert result.calls["name"].to_list() == [one[0] for one in MADE["USAGE"]]
+    assert result.calls["name"].to_list() == [one[0] for one in SCRIPT["USAGE"]]
     row = result.devices.filter(pl.col("source") == "see_memory_usage").to_dicts()[0]
     assert row["peak_bytes"] == round(14.87 * (1 << 30))
     assert row["end_bytes"] == gib[-1]
@@ -134,7 +134,7 @@ def test_step_times() -> None:
     result: Any = ta.steps(LOG)
     expected = [
         (rank, number, round(1e6 * sum(parts)), number == 0)
-        for rank, prints in enumerate(MADE["TIMES"])
+        for rank, prints in enumerate(SCRIPT["TIMES"])
         for number, parts in enumerate(prints)
     ]
     rows = result.prints.select("rank", "number", "duration_ns", "warm_up").rows()
@@ -149,12 +149,12 @@ def test_step_times() -> None:
 
 def test_both_spellings_of_timers(shared: Path) -> None:
     """The columns are those of a pattern over the text, whatever DeepSpeed's version."""
-    for name, words in (
+    for name, timers in (
         ("alcf_cooldown_notes.md", ("fwd", "bwd", "step")),
         ("seekpoint_cifar10.log", ("forward", "backward", "step")),
     ):
         path = shared / "data/deepspeed" / name
-        pattern = r"\| {}: ([\d.]+) \| {}: ([\d.]+) .*\| {}: ([\d.]+)".format(*words)
+        pattern = r"\| {}: ([\d.]+) \| {}: ([\d.]+) .*\| {}: ([\d.]+)".format(*timers)
         prints = re.findall(pattern, path.read_text())
         times = [round(sum(round(1e6 * float(ms)) for ms in one)) for one in prints]
         result: Any = ta.steps(path)
@@ -178,8 +178,8 @@ def test_communication_log() -> None:
     result = ta.comm_outliers(TEXTS / "comms.log")
     groups = {row["collective"]: row for row in result.groups.to_dicts() if row["source"] == "log"}
     for op in ("broadcast", "all_reduce"):
-        size = next(size for one, size, _ in MADE["CALLS"] if one == op)
-        first, *later = [ms for one, _, ms in MADE["CALLS"] if one == op]
+        size = next(size for one, size, _ in SCRIPT["CALLS"] if one == op)
+        first, *later = [ms for one, _, ms in SCRIPT["CALLS"] if one == op]
         row = groups[op]
         assert row["first_ns"] == round(1e6 * first)
         assert row["total_ns"] == round(1e6 * (first + sum(later)))
@@ -187,13 +187,13 @@ def test_communication_log() -> None:
         # bytes over ns are 10^9 bytes per second; two decimals of Gbit/s are printed
         speed = size / (1e6 * median(later))
         assert row["algbw_gbps"] == pytest.approx(speed, abs=0.002)
-        world = MADE["WORLD"]
+        world = SCRIPT["WORLD"]
         factor = 2 * (world - 1) / world if op == "all_reduce" else 1
         assert row["busbw_gbps"] == pytest.approx(speed * factor, abs=0.002)
     steady = {op: row["total_ns"] - row["first_ns"] for op, row in groups.items()}
     assert groups["broadcast"]["share_frac"] == steady["broadcast"] / sum(steady.values())
     assert result.total_comm_ns == sum(steady.values())
-    assert result.n_events == len(MADE["CALLS"])
+    assert result.n_events == len(SCRIPT["CALLS"])
 
 
 def test_communication_summary(shared: Path) -> None:
@@ -223,9 +223,9 @@ def test_mfu() -> None:
     assert ta.efficiency(LOG).mfu_frac is None
     (row,) = result.profiles.to_dicts()
     assert row["printed_tflops"] == 9.36
-    assert result.ranks["step_ns"].to_list() == [MADE["ITER_NS"]]
+    assert result.ranks["step_ns"].to_list() == [SCRIPT["ITER_NS"]]
     modules = result.modules.select("module", "fwd_macs", "fwd_latency_ns").rows()
-    assert modules == [(path or kind, macs, ns) for path, kind, _, macs, ns in MADE["MODULES"]]
+    assert modules == [(path or kind, macs, ns) for path, kind, _, macs, ns in SCRIPT["MODULES"]]
     assert result.modules["has_children"].to_list() == [True, False, False, False]
 
 
@@ -242,7 +242,7 @@ def test_flops_of_a_step_equal_those_of_the_text(name: str, shared: Path) -> Non
 
 
 def test_profile_without_step_times(tmp_path: Path) -> None:
-    text = MADE["flops_profile"]()
+    text = SCRIPT["flops_profile"]()
     lines = [one for one in text.split("\n") if not one.startswith(("iter", "FLOPS", "bwd"))]
     (tmp_path / "flops.txt").write_text("\n".join(lines))
     result: Any = ta.efficiency(tmp_path / "flops.txt", peak=["bf16=312"])
@@ -271,8 +271,8 @@ def test_exported_stacks_are_times(torch: str) -> None:
         read[name if file is None else f"{file}({number}):_{name}"] += weight
     assert read == by_leaf
     code = ta.flamegraph(path).flames[0].frame
-    own = set(code.filter("is_own_code")["place"].drop_nulls())
-    assert own == {"record_tables.py:14"}
+    user_code = set(code.filter("is_own_code")["place"].drop_nulls())
+    assert user_code == {"record_tables.py:14"}
 
 
 # --- inputs --------------------------------------------------------------------------------------
@@ -302,7 +302,7 @@ def test_every_analysis_answers_or_names_a_command(name: str) -> None:
 
 def test_forms_of_the_analyses_are_those_of_the_parser() -> None:
     used = {form for entry in registry.public() for form in entry.analyzer().printed}
-    forms = {form for case in MADE["CASES"] for form in case.rows or ()}
+    forms = {form for case in SCRIPT["CASES"] for form in case.rows or ()}
     assert used == forms | {"memory_usage", "throughput"}
 
 

@@ -23,7 +23,7 @@ from traceanalyzer.parsers.source import Source
 from traceanalyzer.vocabulary import PRINTED_TEXT
 
 FIXTURES = ROOT / "fixtures"
-MADE = runpy.run_path(str(FIXTURES / "make_printed_text.py"))
+SCRIPT = runpy.run_path(str(FIXTURES / "make_printed_text.py"))
 US = {"us": 1e3, "ms": 1e6, "s": 1e9}
 BYTES = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
 TORCH = ("profiler_list.dat", "top10.txt", "narrow_names.txt", "by_shape.txt")
@@ -49,7 +49,7 @@ def counted(trace: ta.Trace) -> dict[str, int]:
 # --- files ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", MADE["files"]())
+@pytest.mark.parametrize("name", SCRIPT["files"]())
 def test_format_is_detected_by_content(name: str, tmp_path: Path) -> None:
     unknown = tmp_path / "unknown"
     shutil.copyfile(FIXTURES / "printed_text" / name, unknown)
@@ -62,7 +62,7 @@ def test_format_is_detected_by_content(name: str, tmp_path: Path) -> None:
     assert not trace.aggregates.is_empty()
 
 
-@pytest.mark.parametrize("case", MADE["CASES"], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", SCRIPT["CASES"], ids=lambda case: case.name)
 def test_damaged_files(case: Any) -> None:
     path = FIXTURES / "malformed_text" / case.name
     if case.rows is None:
@@ -77,7 +77,7 @@ def test_damaged_files(case: Any) -> None:
 
 
 def test_fixtures_equal_the_output_of_the_script(tmp_path: Path) -> None:
-    MADE["main"](tmp_path)
+    SCRIPT["main"](tmp_path)
     for folder in ("printed_text", "malformed_text"):
         written = {path.name: path.read_bytes() for path in (tmp_path / folder).iterdir()}
         assert written == {p.name: p.read_bytes() for p in (FIXTURES / folder).iterdir()}
@@ -230,7 +230,7 @@ def test_stacks_of_torch(shared: Path) -> None:
 def test_gpu_columns() -> None:
     rows = [r for r in rows_of(FIXTURES / "printed_text/xpu.txt", "key_averages") if "calls" in r]
     for row, (name, self_cpu, cpu, self_cuda, cuda, memory, calls, flops) in zip(
-        rows, MADE["OPERATORS"], strict=True
+        rows, SCRIPT["OPERATORS"], strict=True
     ):
         assert row["name"] == (name if len(name) <= 55 else f"{name[:52]}...")
         for metric, exact in (
@@ -249,7 +249,7 @@ def test_gpu_columns() -> None:
 def test_memory_summary() -> None:
     path = FIXTURES / "printed_text/profiler_list.dat"
     rows = {row["name"]: row for row in rows_of(path, "memory_summary")}
-    for name, numbers in MADE["MEMORY"]:
+    for name, numbers in SCRIPT["MEMORY"]:
         metrics = ("current", "peak", "total_allocated", "total_freed")
         assert tuple(rows[name][f"{metric}_bytes"] for metric in metrics) == numbers
         assert rows[name]["unit_bytes"] == 1 << 20
@@ -262,8 +262,8 @@ def test_memory_summary() -> None:
 
 def test_see_memory_usage() -> None:
     rows = rows_of(FIXTURES / "printed_text/job.log", "memory_usage")
-    assert [row["name"] for row in rows] == [message for message, *_ in MADE["USAGE"]]
-    for row, (_, *numbers) in zip(rows, MADE["USAGE"], strict=True):
+    assert [row["name"] for row in rows] == [message for message, *_ in SCRIPT["USAGE"]]
+    for row, (_, *numbers) in zip(rows, SCRIPT["USAGE"], strict=True):
         names = ("allocated", "peak", "reserved", "reserved_peak")
         assert [row[f"{n}_bytes"] for n in names] == [round(gib * (1 << 30)) for gib in numbers]
         assert (row["host_used_frac"], row["rank"]) == (pytest.approx(0.062), 0)
@@ -313,17 +313,20 @@ def test_modules_of_deepspeed(name: str, modules: int, shared: Path) -> None:
 def test_both_layouts_of_a_profile(name: str) -> None:
     rows = rows_of(FIXTURES / "printed_text" / name, "flops_profile")
     modules = [row for row in rows if "class" in row]
-    expected = [(path or kind, kind, *numbers) for path, kind, *numbers in MADE["MODULES"]]
+    expected = [(path or kind, kind, *numbers) for path, kind, *numbers in SCRIPT["MODULES"]]
     metrics = ("name", "class", "params", "fwd_macs", "fwd_latency_ns")
     assert [tuple(row[m] for m in metrics) for row in modules] == expected
     about = next(row for row in rows if "fwd_flops" in row)
-    assert (about["fwd_flops"], about["iter_latency_ns"]) == (MADE["FWD_FLOPS"], MADE["ITER_NS"])
+    assert (about["fwd_flops"], about["iter_latency_ns"]) == (
+        SCRIPT["FWD_FLOPS"],
+        SCRIPT["ITER_NS"],
+    )
     assert (about["params"], about["step"], about["flops_factor"]) == (12e6, 2, 3)
 
 
 def test_communication_log() -> None:
     rows = rows_of(FIXTURES / "printed_text/comms.log", "comm_log")
-    expected = [(op, size, ms * 1e6) for op, size, ms in MADE["CALLS"]]
+    expected = [(op, size, ms * 1e6) for op, size, ms in SCRIPT["CALLS"]]
     assert [(r["name"], r["message_bytes"], r["total_ns"]) for r in rows] == expected
 
 
@@ -348,3 +351,17 @@ def test_interleaved_ranks() -> None:
         columns = ["row", "name", "metric", "value", "text"]
         assert rows.select(columns).equals(alone.select(columns))
     assert sorted(trace.aggregates["rank"].unique()) == [0, 1]
+
+
+def test_an_empty_file_of_stacks_says_why(tmp_path: Path) -> None:
+    (tmp_path / "profiler_stacks.txt").touch()
+    with raises_wording(InputError):
+        ta.read(tmp_path / "profiler_stacks.txt")
+
+
+def test_text_far_below_the_head(tmp_path: Path) -> None:
+    path = tmp_path / "slurm.out"
+    path.write_text("loss 1.5\n" * 10_000 + SCRIPT["key_averages"]())
+    with raises_wording(InputError):
+        ta.read(path)
+    assert counted(ta.read(path, format=PRINTED_TEXT)) == {"key_averages": 5}

@@ -19,16 +19,16 @@ from traceanalyzer.vocabulary import PRINTED_TEXT
 #: What identifies each form, and the log of a job that runs DeepSpeed.
 _MARKS = re.compile(
     rb"(?:"
-    rb"\bName\s[^\n]{0,400}\bCPU total[^\n]{0,2000}(?:# of|Number of) Calls"
-    rb"|\|\s{5,}PyTorch \w+ memory summary, device ID \d"
-    rb"|^\s*Memory requirement: [\d.]+ MB\s*$"
-    rb"|-{5,} ?DeepSpeed Flops Profiler ?-{5,}"
+    rb"\bName[ \t]{2,200}+(?:Overload Name[ \t]{2,200}+)?Self CPU (?:total )?%"
+    rb"|\| {5,40}+PyTorch \w{2,15} memory summary, device ID \d"
+    rb"|^[ \t]*+Memory requirement: [\d.]{1,20} MB"
+    rb"|(?<!-)-{5,}+ ?DeepSpeed Flops Profiler ?-{5}"
     rb"|\btime \(ms\) \| \w[^\n:|]{0,80}: \S"
-    rb"|/global_step=\d+, RunningAvgSamplesPerSec="
-    rb"|\bMA [\d.]+ GB\s+Max_MA [\d.]+ GB"
-    rb"|\bcomm op: [\w.\-]+ \|"
-    rb"|\bComm\. Op\s{2,}Message Size\s{2,}Count"
-    rb"|\[Rank \d+\] DeepSpeed info: version="
+    rb"|/global_step=\d{1,15}, RunningAvgSamplesPerSec="
+    rb"|\bMA [\d.]{1,15} GB {1,20}Max_MA [\d.]{1,15} GB"
+    rb"|\bcomm op: [\w.\-]{1,80} \|"
+    rb"|\bComm\. Op[ \t]{2,40}Message Size[ \t]{2,40}Count"
+    rb"|\[Rank \d{1,6}\] DeepSpeed info: version="
     rb")",
     re.MULTILINE,
 )

@@ -12,14 +12,14 @@ from traceanalyzer.parsers.printed_text.values import Rows, count, nanoseconds, 
 #: The model and its modules; the largest classes by depth.
 FORM, BY_CLASS = "flops_profile", "flops_by_class"
 
-_BEGIN = re.compile(r"-{5,} ?DeepSpeed Flops Profiler ?-{5,}\s*$")
+_BEGIN = re.compile(r"(?<!-)-{5,}+ ?DeepSpeed Flops Profiler ?-{5,}+\s*+$")
 _STEP = re.compile(r"\s*Profile Summary at step (\d{1,15}):")
 _LABEL = re.compile(r"\s*([A-Za-z][^:]{2,80}):\s+(\S.*)$")
 _END = re.compile(r"\s*-{70,}\s*$")
 _DEPTH = re.compile(r"\s*depth (\d{1,4}):\s*$")
 _CLASSES = re.compile(r"\s*(params|MACs|fwd latency)\s*- \{(.*)\}\s*$")
 _PAIR = re.compile(r"'([^']{1,200})': '([^']{1,40})'")
-_MODULE = re.compile(r"( *)(?:\(([^()]{1,200})\): )?([\w. ]{1,200})\((.*)$")
+_MODULE = re.compile(r"( *+)(?:\(([^()]{1,200})\): )?(\w[\w. ]{0,199})\((.*)$")
 _FIGURES = re.compile(
     r"\s*(?P<params>[\d.]+ ?[kKMGTP]?)(?: =|,) [\d.]+% Params, "
     r"(?P<macs>[\d.]+ ?\w?MACs)(?: =|,) [\d.]+% MACs, "
@@ -68,7 +68,7 @@ class Reader:
 
     def feed(self, line: Line) -> bool:
         """Read a line; return whether it belongs to a profile."""
-        if _BEGIN.search(line.text):
+        if "DeepSpeed Flops Profiler" in line.text and _BEGIN.search(line.text):
             self.close(line)
             self._start(self.rows.block())
             self.is_open = True

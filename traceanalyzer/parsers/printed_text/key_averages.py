@@ -12,7 +12,9 @@ from traceanalyzer.parsers.printed_text.values import Rows, count, nanoseconds, 
 
 FORM = "key_averages"
 
-_DASHES = re.compile(r"-{2,}(?: {2}-{2,}){3,} *$")
+_RULE = re.compile(r"-{2,}+(?: {2}-{2,}+){3,}+ *+")
+#: A dash between the prefix of a logger and the rule.
+_LONE_DASHES = re.compile(r"(?:- +)*+")
 _HEADER = re.compile(r"\s*Name\b.*(?:# of Calls|Number of Calls)")
 _FOOTER = re.compile(r"\s*(?:Self )?(CPU|[A-Z]\w*) time total: (\S+)\s*$")
 #: Lines without a row after which a table without its end counts as truncated.
@@ -64,8 +66,8 @@ class Reader:
 
     def feed(self, line: Line) -> bool:
         """Read a line; return whether it belongs to a table."""
-        if match := _DASHES.search(line.text):
-            return self._dashes(match)
+        if line.text.endswith(("-", "- ", "-  ")) and (rule := _rule(line.text)):
+            return self._dashes(rule)
         if self._state == "rule":
             return self._header(line)
         if self._state == "footer":
@@ -79,15 +81,14 @@ class Reader:
             self.rows.note("data_loss", "truncated-table", line)
         self._state = "outside"
 
-    def _dashes(self, match: re.Match[str]) -> bool:
+    def _dashes(self, rule: str) -> bool:
         if self._state == "header":
             self._state = "rows"
         elif self._state == "rows":
             self._flush()
             self._state = "footer"
         else:
-            groups = re.finditer(r"-+", match[0])
-            self._spans = [group.span() for group in groups]
+            self._spans = [group.span() for group in re.finditer(r"-+", rule)]
             self._state = "rule"
         return True
 
@@ -201,6 +202,13 @@ class Reader:
         metric = "host_ns" if match[1] == "CPU" else "device_ns"
         self.rows.add(FORM, (self._block, None), line, {metric: nanoseconds(match[2])})
         return True
+
+
+def _rule(text: str) -> str | None:
+    """Return the rule at the end of a line; None if the line does not end with one."""
+    tail = text[len(text.rstrip("- ")) :].lstrip()
+    rule = tail[_LONE_DASHES.match(tail).end() :]  # type: ignore[union-attr]
+    return rule if _RULE.fullmatch(rule) else None
 
 
 def _general(heading: str) -> str:

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 
 import polars as pl
 
-from traceanalyzer import schema
 from traceanalyzer.errors import MalformedInput
 from traceanalyzer.parsers.contract import Progress
 from traceanalyzer.parsers.printed_text import (
@@ -15,7 +14,7 @@ from traceanalyzer.parsers.printed_text import (
     memory_summary,
 )
 from traceanalyzer.parsers.printed_text.lines import Line, Lines
-from traceanalyzer.parsers.printed_text.values import COLUMNS, Rows
+from traceanalyzer.parsers.printed_text.values import Rows
 from traceanalyzer.parsers.source import Source, rank_from_name
 from traceanalyzer.trace import Meta, Trace, issue_rows
 from traceanalyzer.vocabulary import PRINTED_TEXT
@@ -53,7 +52,8 @@ def parse(source: Source, progress: Progress | None = None) -> Trace:
     if last is not None:
         for process in processes.values():
             process.close(last)
-    if not rows.columns["metric"]:
+    table = rows.table()
+    if table.is_empty():
         raise MalformedInput(
             source.path,
             "no table of PyTorch or DeepSpeed in this text",
@@ -61,10 +61,7 @@ def parse(source: Source, progress: Progress | None = None) -> Trace:
             "memory and communication lines are read",
         )
     rank = rank_from_name(source.path)
-    types = {column.name: column.dtype for column in schema.AGGREGATES}
-    table = pl.DataFrame(
-        [pl.Series(name, rows.columns[name], types[name]) for name in COLUMNS]
-    ).with_columns(pl.col("rank").fill_null(pl.lit(rank, pl.Int32)))
+    table = table.with_columns(pl.col("rank").fill_null(pl.lit(rank, pl.Int32)))
     table = _with_only_rank(table)
     forms = table["form"].cast(pl.String).unique(maintain_order=True)
     ranks = table["rank"].unique().to_list()

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 
+import polars as pl
+
+from traceanalyzer import schema
 from traceanalyzer.limits import MAX_WEIGHT
 from traceanalyzer.parsers.printed_text.lines import Line
 
@@ -69,11 +72,8 @@ def _whole(value: float | None) -> float | None:
     return None if value is None else float(round(value))
 
 
-#: Columns of ``aggregates``, in order.
-COLUMNS: tuple[str, ...] = (
-    "rank", "form", "block", "row", "name", "is_cut", "metric", "value", "text", "printed_ns",
-    "line",
-)  # fmt: skip
+#: Rows that are converted at a time.
+_AT_ONCE = 1 << 15
 
 
 @dataclass
@@ -81,12 +81,16 @@ class Rows:
     """The rows of ``aggregates`` read so far, as columns, and what could not be read.
 
     Attributes:
-        columns: values by column.
+        columns: values of the last rows by column.
+        frames: the rows before, in batches.
         issues: count and first line by (severity, code).
         blocks: number of blocks.
     """
 
-    columns: dict[str, list[object]] = field(default_factory=lambda: {name: [] for name in COLUMNS})
+    columns: dict[str, list[object]] = field(
+        default_factory=lambda: {column.name: [] for column in schema.AGGREGATES}
+    )
+    frames: list[pl.DataFrame] = field(default_factory=list)
     issues: dict[tuple[str, str], list[int]] = field(default_factory=dict)
     blocks: int = 0
 
@@ -126,6 +130,21 @@ class Rows:
             )  # fmt: skip
             for column, cell in zip(self.columns.values(), row, strict=True):
                 column.append(cell)
+        if len(self.columns["line"]) >= _AT_ONCE:
+            self._flush()
+
+    def table(self) -> pl.DataFrame:
+        """Return the table ``aggregates``."""
+        self._flush()
+        return pl.concat(self.frames)
+
+    def _flush(self) -> None:
+        """Convert the last rows: as Python objects they take ten times the memory."""
+        columns = schema.AGGREGATES
+        rows = [pl.Series(one.name, self.columns[one.name], one.dtype) for one in columns]
+        self.frames.append(pl.DataFrame(rows))
+        for values in self.columns.values():
+            values.clear()
 
     def _within(self, metric: str, value: float | None, line: Line) -> float | None:
         if value is None:
