@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import runpy
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -365,3 +366,43 @@ def test_text_far_below_the_head(tmp_path: Path) -> None:
     with raises_wording(InputError):
         ta.read(path)
     assert counted(ta.read(path, format=PRINTED_TEXT)) == {"key_averages": 5}
+
+
+@pytest.mark.parametrize("front", ["", "    ", "2026-01-01 10:00:00,000 INFO - "])
+@pytest.mark.parametrize("every", [False, True])
+def test_table_behind_a_prefix(front: str, every: bool, tmp_path: Path) -> None:
+    """A logger writes its prefix before the first line; a document indents every line."""
+    lines = SCRIPT["key_averages"]().split("\n")
+    if every and front.strip():
+        return
+    text = [(front if every or not at else "") + one for at, one in enumerate(lines)]
+    (tmp_path / "a.log").write_text("\n".join(text))
+    rows = rows_of(tmp_path / "a.log", "key_averages")
+    alone = rows_of(FIXTURES / "printed_text/profiler_list.dat", "key_averages")
+    assert [r | {"rank": None} for r in rows] == [r | {"rank": None} for r in alone]
+
+
+def test_headings_of_old_versions(tmp_path: Path) -> None:
+    """PyTorch 1.0 to 1.5: cells begin at the left, headings are wider than their columns."""
+    headings = ["Name", "Self CPU total %", "Self CPU total", "CPU total %", "CPU total",
+                "CPU time avg", "Number of Calls"]  # fmt: skip
+    cells = ["add a  b", "12.50%", "1.250ms", "25.00%", "2.500ms", "500.000us", "5"]
+    rule = "  ".join("-" * 15 for _ in headings)
+    lines = ["  ".join(f"{one:<15}" for one in row) for row in (headings, cells)]
+    text = [rule, lines[0], rule, lines[1], rule, "Self CPU time total: 10.000ms", ""]
+    (tmp_path / "a.txt").write_text("\n".join(text))
+    row, total = rows_of(tmp_path / "a.txt", "key_averages")
+    assert row["name"] == "add a  b"
+    assert (row["self_host_ns"], row["total_host_ns"], row["calls"]) == (1_250_000, 2_500_000, 5)
+    assert total["host_ns"] == 10_000_000
+
+
+@pytest.mark.parametrize(
+    "text", ["-" * 60_000, "--  " * 15_000 + "x", " " * 60_000 + "x", "Name CPU total " * 4_000]
+)
+def test_hostile_lines_take_linear_time(text: str, tmp_path: Path) -> None:
+    start = f"{'-' * 20} DeepSpeed Flops Profiler {'-' * 20}\nNet(\n"
+    (tmp_path / "a.txt").write_text(start + f"{text}\n" * 5 + SCRIPT["key_averages"]())
+    before = time.process_time()
+    assert counted(ta.read(tmp_path / "a.txt", format=PRINTED_TEXT))["key_averages"] == 5
+    assert time.process_time() - before < 5

@@ -12,9 +12,9 @@ from traceanalyzer.parsers.printed_text.values import Rows, count, nanoseconds, 
 
 FORM = "key_averages"
 
-_RULE = re.compile(r"-{2,}+(?: {2}-{2,}+){3,}+ *+")
-#: A dash between the prefix of a logger and the rule.
-_LONE_DASHES = re.compile(r"(?:- +)*+")
+_RULE = re.compile(r"-{2,}+(?: {2}-{2,}+){3,} *+")
+#: Dashes between the prefix of a logger and the rule.
+_LONE_DASHES = re.compile(r"(?:- ++)*")
 _HEADER = re.compile(r"\s*Name\b.*(?:# of Calls|Number of Calls)")
 _FOOTER = re.compile(r"\s*(?:Self )?(CPU|[A-Z]\w*) time total: (\S+)\s*$")
 #: Lines without a row after which a table without its end counts as truncated.
@@ -97,11 +97,15 @@ class Reader:
         if not _HEADER.match(line.text):
             return False
         # the rule may follow the prefix of a logger, the rows do not
-        shift = line.text.index("Name") + len("Name") - self._spans[0][1]
-        if shift < 0:
-            return False
+        name = line.text.index("Name")
+        shift = name + len("Name") - self._spans[0][1]
+        is_left = shift < 0  # until PyTorch 1.5, with headings wider than their columns
+        shift = name - self._spans[0][0] if is_left else shift
         self._spans = [(start + shift, end + shift) for start, end in self._spans]
-        self._headings = [cell.strip() for cell in self._cells(line.text)]
+        headings = re.split(r" {2,}", line.text.strip()) if is_left else self._cells(line.text)
+        self._headings = [heading.strip() for heading in headings]
+        if len(self._headings) != len(self._spans):
+            return False
         if not self._known_metrics():
             return False
         self._block, self._row, self._others = self.rows.block(), 0, 0
