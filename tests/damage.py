@@ -50,6 +50,7 @@ COLLAPSED = _files("py_spy/*.raw.txt") + _files("malformed_stacks/*.txt")
 SPEEDSCOPE = _files("py_spy/*.speedscope.json") + _files("malformed_stacks/*.json")
 SNAPSHOTS = _files("memory/*.pickle")
 NSYS = _files("nsys/*.sqlite", 1 << 30)
+PRINTED = _files("printed_text/*") + _files("malformed_text/*", 20_000)
 ROCPD = _files("rocpd/[!t]*") + _files("rocpd/training.*")
 
 
@@ -202,6 +203,7 @@ _STRUCTURE = {
     "chrome-trace": (CHROME, changed_json),
     "collapsed": (COLLAPSED, changed_lines),
     "speedscope": (SPEEDSCOPE, changed_json),
+    "printed-text": (PRINTED, changed_lines),
     "memory-snapshot": (SNAPSHOTS, changed_opcodes),
     "nsys-sqlite": (NSYS, changed_rows),
     "rocpd": (ROCPD, changed_rows),

@@ -158,6 +158,24 @@ def _spoiled(value: Any, fronts: Any) -> Any:
     return [_spoiled(one, fronts) for one in value] if isinstance(value, list) else value
 
 
+def printed(folder: Path) -> Path:
+    """Write a job log: operators, messages, timers and modules are hostile."""
+    path = folder / f"=printed{FILE_POISON}.log"
+    plain = POISON.replace("\x1b[31m", "")  # colours are removed, columns have their place
+    tail = "".join(c for c in plain if c not in "|:;()\r\n\x85\t\x07")
+    fronts = [front.strip() for front in FRONTS]
+    text = (FIXTURES / "printed_text/job.log").read_text(encoding="utf-8")
+    for name in (
+        "ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_...",
+        "Optimizer.step#AdamW.step",
+    ):
+        text = text.replace(name, (fronts[0] + tail)[: len(name)])
+    for at, name in enumerate(("optimizer states", "fwd:", "(head)")):
+        text = text.replace(name, name[:-1] + fronts[at] + tail[:70] + name[-1])
+    path.write_text(text, encoding="utf-8", newline="")
+    return path
+
+
 INPUTS: dict[str, Callable[[Path], Path]] = {
     "kineto": kineto,
     "nsys": nsys,
@@ -165,4 +183,5 @@ INPUTS: dict[str, Callable[[Path], Path]] = {
     "memory": memory,
     "dumps": dumps,
     "shapes": shapes,
+    "printed": printed,
 }

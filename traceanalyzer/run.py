@@ -11,6 +11,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Self, Unpack
 
+import polars as pl
+
 from traceanalyzer.analyzers import registry
 from traceanalyzer.analyzers.base import Analyzer, Examination, Needs, O, P, R, Reading, Skipped
 from traceanalyzer.analyzers.common import jobs, ranks
@@ -59,6 +61,9 @@ def run(analyzer: Analyzer[O, P, R], inputs: Inputs, options: O, **reading: Unpa
     if analyzer.whole_file:
         how = replace(how, since_ns=None, until_ns=None)
     collected = _collect(analyzer, inputs, options, how)
+    if collected.printed:
+        printed: R = _from_text(analyzer, collected, options)
+        return with_notes(printed, collected.notes)
     other = None if base is None else _collect(analyzer, base, options, how)
     try:
         result = analyzer.combine(collected.parts, options, other.parts if other else ())
@@ -180,6 +185,8 @@ class Collected(Generic[P]):
         repeats: recordings that several files contain.
         truncated: paths of truncated inputs.
         added: number of ranks.
+        printed: rows of ``aggregates`` with their path, from inputs without a timeline; empty if
+            another input has one.
     """
 
     items: Sequence[Trace | str]
@@ -189,6 +196,7 @@ class Collected(Generic[P]):
     repeats: Repeats = field(default_factory=Repeats)
     truncated: list[str] = field(default_factory=list)
     added: int = 0
+    printed: list[pl.DataFrame] = field(default_factory=list)
 
     def add(self, parts: Iterable[P], merge: Callable[[P, P], P] | None) -> None:
         """Add the parts of further ranks; merge neighbours of equally many ranks."""
@@ -230,8 +238,14 @@ def _collect(
     )
     parts = _Parts(analyzer, options, collected)
     measure_all(opened, parts)
-    opened.require(any_part=bool(parts.collected.parts), may_be_empty=may_be_empty)
-    return parts.collected
+    printed = bool(collected.printed)
+    opened.require(any_part=bool(collected.parts) or printed, may_be_empty=may_be_empty)
+    if collected.parts and printed:
+        paths = pl.concat(frame["path"].cast(pl.String) for frame in collected.printed).unique()
+        for path in paths.sort():
+            opened.skip(path, "printed text without a timeline, which other inputs have")
+        collected.printed.clear()
+    return collected
 
 
 @dataclass
@@ -244,6 +258,9 @@ class _Parts(Generic[O, P, R]):
 
     def measure(self, opened: OpenedInputs, one: Opened) -> None:
         analyzer, options = self.analyzer, self.options
+        if analyzer.printed and one.traces and one.traces[0].aggregates.height:
+            self._take_text(opened, one)
+            return
         parts, lacking = _measured(analyzer, one, options)
         if analyzer.more and parts and (needs := analyzer.more(parts, options)) and one.is_file:
             again = opened.open(one.path, replace_needs=needs)
@@ -256,6 +273,24 @@ class _Parts(Generic[O, P, R]):
             opened.skip(rank_of(one.path, rank), str(error).removeprefix(f"{one.path}: "))
         if one.truncated:
             self.collected.truncated.append(one.path)
+
+    def _take_text(self, opened: OpenedInputs, one: Opened) -> None:
+        """Collect the printed rows of one input that the analyzer can answer from."""
+        how, forms = opened.how, self.analyzer.printed
+        path = pl.lit(one.path).alias("path")
+        rows = [
+            trace.aggregates.filter(pl.col("form").is_in(forms)).with_columns(path)
+            for trace in one.traces
+        ]
+        found = [frame for frame in rows if frame.height]
+        if (how.since_ns, how.until_ns) != (None, None):
+            what = "printed text has no timeline, so --since and --until do not apply"
+            opened.fail(one.path, MissingData(f"{one.path}: {what}"))
+        elif found:
+            self.collected.printed.extend(found)
+            self.collected.truncated += [one.path] if one.truncated else []
+        else:
+            opened.fail(one.path, self._explained(MissingData(""), opened, one))
 
     def _explained(self, error: MissingData, opened: OpenedInputs, one: Opened) -> MissingData:
         """Add the command that fits the file to the error."""
@@ -280,6 +315,13 @@ class _Parts(Generic[O, P, R]):
     def join(self, other: Self) -> None:
         self.collected.add(other.collected.parts, self.analyzer.merge)
         self.collected.truncated.extend(other.collected.truncated)
+        self.collected.printed.extend(other.collected.printed)
+
+
+def _from_text(analyzer: Analyzer[O, P, R], collected: Collected[P], options: O) -> Any:
+    """Return the result from printed text, of inputs without a timeline."""
+    rows = pl.concat(collected.printed).with_columns(pl.col(pl.Categorical).cast(pl.String))
+    return registry.ENTRIES[analyzer.name].combine_printed()(rows, options)
 
 
 def _measured(

@@ -292,6 +292,28 @@ METRICS: tuple[Column, ...] = (
     Column("speedup_frac", pl.Float64, "", "estimated speed-up / 1", "no estimate"),
 )
 
+AGGREGATES: tuple[Column, ...] = (
+    Column("rank", pl.Int32, "", "global rank of the process", "not known"),
+    Column("form", NAME, "", "form of the text: `key_averages`, `timers`, `flops_profile` ..."),
+    Column("block", pl.UInt32, "", "number of the printed table, or of the series of lines"),
+    Column("row", pl.UInt32, "", "number of the row in its block", "about the whole block"),
+    Column(
+        "name", NAME, "", "operator, module, timer, message or collective", "about the whole block"
+    ),
+    Column("is_cut", pl.Boolean, "", "the text shortened the name, which ends in `...`"),
+    Column("metric", NAME, "", "what the number is, with its unit: `self_host_ns`, `params`"),
+    Column("value", pl.Float64, "", "number, as exact as the text", "`text` has the value"),
+    Column("text", pl.String, "", "value that is not a number, such as input shapes", "a number"),
+    Column(
+        "printed_ns",
+        pl.Int64,
+        "ns",
+        "local time of the log line since 1970, without a time zone",
+        "not printed",
+    ),
+    Column("line", pl.Int64, "", "line of the file, from 1"),
+)
+
 ISSUES: tuple[Column, ...] = (
     Column("severity", SEVERITY, "", "info, notice, data_loss or error"),
     Column("code", pl.String, "", "stable name of the finding"),
@@ -314,6 +336,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
     "process_groups": PROCESS_GROUPS,
     "collective_records": COLLECTIVE_RECORDS,
     "metrics": METRICS,
+    "aggregates": AGGREGATES,
     "issues": ISSUES,
 }
 

@@ -191,6 +191,7 @@ class Trace(Questions):
         default_factory=lambda: schema.empty("collective_records")
     )
     metrics: pl.DataFrame = field(default_factory=lambda: schema.empty("metrics"))
+    aggregates: pl.DataFrame = field(default_factory=lambda: schema.empty("aggregates"))
     issues: pl.DataFrame = field(default_factory=lambda: schema.empty("issues"))
     _computed: dict[Hashable, Any] = field(
         default_factory=dict, init=False, repr=False, compare=False

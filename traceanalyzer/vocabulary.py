@@ -303,6 +303,7 @@ MEMORY_SNAPSHOT = "memory-snapshot"
 #: Name of the format of Flight Recorder dumps, and of ``py-spy dump``.
 FLIGHT_RECORDER = "flight-recorder"
 PY_SPY_DUMP = "py-spy-dump"
+PRINTED_TEXT = "printed-text"
 
 #: Formats of Nsight Compute: its CSV and its own reports.
 NCU_CSV = "ncu-csv"

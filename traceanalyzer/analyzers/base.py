@@ -209,6 +209,8 @@ class Analyzer(Generic[O, P, R]):
             use.
         report_parts: select the parts for a report; return the others with a reason.
         report_options: options in a report; by default the defaults.
+        printed: forms of printed text (``aggregates.form``) that it can answer from, without a
+            timeline; :meth:`~.registry.Entry.combine_printed` has the answer.
     """
 
     name: str
@@ -229,6 +231,7 @@ class Analyzer(Generic[O, P, R]):
     rules_measure: Callable[[Trace, O], P] | None = None
     report_parts: Callable[[Sequence[tuple[Meta, P]]], tuple[list[P], list[Skipped]]] | None = None
     report_options: O | None = None
+    printed: tuple[str, ...] = ()
 
     def part(self, trace: Trace, options: O) -> P:
         """Compute the part of the trace of one rank."""

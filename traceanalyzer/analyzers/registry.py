@@ -70,6 +70,14 @@ class Entry:
         analyzer: Analyzer[Any, Any, Any] = getattr(import_module(self.code), self.name.upper())
         return analyzer
 
+    def combine_printed(self) -> Callable[[Any, Any], Any]:
+        """Import and return ``combine(rows, options)`` of the module ``printed`` of the analyzer.
+
+        It returns the result from rows of ``aggregates`` with the column ``path``.
+        """
+        combine: Callable[[Any, Any], Any] = import_module(f"{self.module}.printed").combine
+        return combine
+
     def options_class(self) -> type[AnalyzerOptions]:
         """Import and return the options class."""
         module, _, name = self.options.partition(":")

@@ -24,6 +24,7 @@ _NSYS_TABLE = re.compile(
     r"|GENERIC_\w+|SYSCALL|CUBLAS_EVENTS|CUDNN_EVENTS)\.(?:parquet|arrows?|feather)"
 )
 _TAR_MAGIC = slice(257, 262)
+_LOGS = (".log", ".out", ".err")
 _PERFETTO = (".pftrace", ".perfetto-trace")
 
 #: Pattern of the first bytes, description, advice.
@@ -84,6 +85,9 @@ def recognise(head: bytes, path: str) -> Foreign | None:
     if path.endswith(".xplane.pb"):
         hint = "pass the .trace.json.gz that JAX and TensorFlow write next to it"
         return Foreign("an XPlane profile of JAX or TensorFlow, which is not supported", hint)
+    if path.lower().endswith(_LOGS) and b"\0" not in head:
+        hint = "--input-format printed-text finds tables of PyTorch and DeepSpeed further down"
+        return Foreign("text without a known table in its first 64 KiB", hint)
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()[: 1 << 14]
     for pattern, what, hint in _KNOWN:
         if re.match(pattern, text):

@@ -2,6 +2,7 @@
 
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import PurePath
 
 from traceanalyzer.errors import OptionError, UnknownFormat
 from traceanalyzer.parsers import (
@@ -12,6 +13,7 @@ from traceanalyzer.parsers import (
     ncu_csv,
     ncu_rep,
     parquet,
+    printed_text,
     py_spy_dump,
     speedscope,
 )
@@ -20,6 +22,12 @@ from traceanalyzer.parsers.contract import Format
 from traceanalyzer.parsers.nsys_sqlite import parser as nsys_sqlite
 from traceanalyzer.parsers.rocpd import parser as rocpd
 from traceanalyzer.parsers.source import Source
+
+#: Reason for an empty file of ``export_stacks``.
+_NO_STACKS = (
+    "export_stacks of PyTorch 1.13 to 2.0 needs with_stack=True and experimental_config="
+    "torch._C._profiler._ExperimentalConfig(verbose=True)"
+)
 
 #: Other packages register a Format under this entry-point group.
 ENTRY_POINTS = "traceanalyzer.parsers"
@@ -35,6 +43,7 @@ _BUILT_IN = (
     speedscope.FORMAT,
     ncu_csv.FORMAT,
     ncu_rep.FORMAT,
+    printed_text.FORMAT,
     collapsed.FORMAT,
     nsys_sqlite.REPORT,
 )
@@ -119,7 +128,8 @@ def require(source: Source) -> Format:
     if detected is not None:
         return detected
     if source.size == 0:
-        raise UnknownFormat(source.path, "is empty")
+        is_stacks = "stacks" in PurePath(source.path).name
+        raise UnknownFormat(source.path, "is empty", hint=_NO_STACKS if is_stacks else None)
     if nsys_sqlite.written_by_us(source.head()):
         raise UnknownFormat(
             source.path,

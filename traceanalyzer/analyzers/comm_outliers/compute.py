@@ -212,6 +212,7 @@ COMM_OUTLIERS = Analyzer(
     companion="memory_fill",
     base="baseline",
     report_measure=measure_for_report,
+    printed=("comm_log", "comm_summary"),
 )
 
 

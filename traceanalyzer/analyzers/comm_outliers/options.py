@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 class Options(AnalyzerOptions):
     """Which collectives took unusually long, and which rank is the straggler?
 
-    PATH is a trace of one rank, several of them, or a folder of all ranks' traces.
+    PATH is a trace of one rank, several of them, or a folder of all ranks' traces. DeepSpeed's
+    communication log gives times and bandwidths by size.
     """
 
     baseline: Inputs | None = option(

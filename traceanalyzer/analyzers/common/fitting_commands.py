@@ -12,6 +12,7 @@ from traceanalyzer.vocabulary import (
     MEMORY_SNAPSHOT,
     NCU_CSV,
     NCU_REP,
+    PRINTED_TEXT,
     PY_SPY_DUMP,
 )
 
@@ -27,6 +28,17 @@ _OF_FORMAT = {
     "collapsed": ("these are sampled stacks", _STACKS),
     "speedscope": ("these are sampled stacks", _STACKS),
 }
+#: By form of printed text: what it is, the analyzer for it, and what records a timeline instead.
+_OF_FORM = {
+    "key_averages": ("a key_averages table", "operators"),
+    "memory_summary": ("memory_summary()", "memory"),
+    "memory_usage": ("see_memory_usage lines of DeepSpeed", "memory"),
+    "flops_profile": ("a flops profile of DeepSpeed", "efficiency"),
+    "timers": ("timers of DeepSpeed", "steps"),
+    "comm_log": ("the communication log of DeepSpeed", "comm_outliers"),
+    "comm_summary": ("the communication log of DeepSpeed", "comm_outliers"),
+}
+_TIMELINE = "torch.profiler export_chrome_trace(FILE) records a timeline"
 #: By kinds of events, if a file of another format has no others.
 _OF_KINDS = (
     ({*ALLOCATOR_KINDS, "cpu_instant_event"}, "the file has only memory events", ("memory",)),
@@ -49,6 +61,8 @@ def with_fitting_command(
         analyzer: name of the analyzer.
         read: reads all events of the file; None if that takes long.
     """
+    if meta.format == PRINTED_TEXT:
+        return MissingData(f"{meta.path}: {_of_text(meta)}; {_TIMELINE}")
     begin, (what, names) = f"{meta.path}: ", _OF_FORMAT.get(meta.format, ("", ()))
     if not what and read is not None:
         recorded = {*read().events["kind"].unique()} - _INCIDENTAL
@@ -65,10 +79,20 @@ def with_fitting_command(
 
 def not_for_reports(meta: Meta) -> MissingData | None:
     """Return the error for a file that no analysis of a report uses, with its command."""
+    if meta.format == PRINTED_TEXT:
+        return MissingData(f"{meta.path}: {_of_text(meta)}")
     if meta.format not in (FLIGHT_RECORDER, PY_SPY_DUMP, NCU_CSV, NCU_REP):
         return None
     what, names = _OF_FORMAT[meta.format]
     return MissingData(f"{meta.path}: {what}: {_lines(names)}")
+
+
+def _of_text(meta: Meta) -> str:
+    """Return which forms a text has, each with its command."""
+    known = [_OF_FORM[form] for form in (meta.version or "").split(", ") if form in _OF_FORM]
+    texts = dict.fromkeys(f"{what} ({_lines((name,))})" for what, name in known)
+    forms = ", ".join(texts) or "throughput lines of DeepSpeed"
+    return f"this is text without a timeline: {forms}"
 
 
 def _lines(names: Sequence[str]) -> str:

@@ -37,6 +37,8 @@ def split_by_rank(holder: list[Trace]) -> list[Trace]:
     Columns of events are split and freed one by one, so that they are not in memory twice.
     """
     trace = holder.pop()
+    if trace.aggregates.height:
+        return _of_text(trace)
     ranks = _ranks(trace.events)
     if len(ranks) <= 1:
         return [trace]
@@ -62,6 +64,17 @@ def split_by_rank(holder: list[Trace]) -> list[Trace]:
         divided = pl.concat(of_rank, how="horizontal").with_columns(rank=pl.lit(rank, pl.Int32))
         traces.append(Trace(sources=(replace(meta, rank=rank),), events=divided, **tables))
     return traces
+
+
+def _of_text(trace: Trace) -> list[Trace]:
+    """Return one trace per rank of printed text, which has no events."""
+    tables = trace.aggregates.partition_by("rank", maintain_order=True)
+    if len(tables) <= 1:
+        return [trace]
+    return [
+        replace(trace, sources=(replace(trace.meta, rank=rows["rank"][0]),), aggregates=rows)
+        for rows in tables
+    ]
 
 
 def _ranks(events: pl.DataFrame) -> list[int | None]:

@@ -347,4 +347,11 @@ def _gpus(parts: Sequence[Part]) -> int:
     return max(recorded, *(part.world_size or 1 for part in parts))
 
 
-EFFICIENCY = Analyzer("efficiency", Options, needs, measure, combine)
+EFFICIENCY = Analyzer(
+    "efficiency",
+    Options,
+    needs,
+    measure,
+    combine,
+    printed=("flops_profile", "flops_by_class"),
+)

@@ -191,6 +191,7 @@ def _kinds(trace: Trace) -> list[dict[str, Any]]:
         ("flow", trace.flows),
         ("collective record", trace.collective_records),
         ("metric", trace.metrics),
+        ("printed number", trace.aggregates),
     )
     rows = [{"kind": kind, "events": frame.height} for kind, frame in tables if frame.height]
     return [*by_kind.to_dicts(), *rows]

@@ -75,6 +75,7 @@ class MemoryOptions(GrowthOptions, OomOptions):
 
     PATH is a memory snapshot (torch.cuda.memory._dump_snapshot), a trace with [memory] instants
     (profile_memory=True), an nsys export with allocations, or a folder; several are allowed.
+    Text of memory_summary() or DeepSpeed's see_memory_usage gives the peaks.
     """
 
     @property

@@ -204,7 +204,7 @@ def combine(
     running = _added([part.running for part in parts], ("name", "kind"))
     sort_by = options.sort_by or ("self_host" if device_ns is None else "self_device")
     host_ns = int(rows["self_host_ns"].sum())
-    rows = _with_shares(rows, host_ns, device_ns)
+    rows = with_shares(rows, host_ns, device_ns)
     _require(rows, sort_by, parts[0])
     ordered = rows.sort(
         sort_column(sort_by),
@@ -241,6 +241,7 @@ OPERATORS = Analyzer(
     combine,
     take=take,
     rules_measure=measure_for_rules,
+    printed=("key_averages",),
 )
 
 
@@ -345,7 +346,7 @@ def _require(rows: pl.DataFrame, sort_by: SortBy, part: Part) -> None:
     raise MissingData(f"{part.path}: no {what} was recorded; {part.hints[kind]}")
 
 
-def _with_shares(rows: pl.DataFrame, host_ns: int, device_ns: int | None) -> pl.DataFrame:
+def with_shares(rows: pl.DataFrame, host_ns: int, device_ns: int | None) -> pl.DataFrame:
     """Add means per call and shares of all host time and all device work."""
     keys = [name for name in rows.columns if name not in SUMS]
     added: list[pl.Expr] = []

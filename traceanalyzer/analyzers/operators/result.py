@@ -93,9 +93,9 @@ class Operators(Result):
             title="Which operators take the time?",
             verdict=_verdict(self),
             notes=_notes(self),
-            tables=_tables(self),
+            tables=tables(self),
             scalars=self.numbers(*_SCALARS),
-            charts=partial(_charts, self),
+            charts=partial(charts, self),
         )
 
 
@@ -109,7 +109,7 @@ def _verdict(result: Operators) -> str:
         parts.append(_launched(result, result.device_ns))
     host_ns = int(result.running["self_host_ns"].sum())
     threads = "" if host_ns == result.host_ns else " that run operators"
-    heaviest = _heaviest(result.running, "self_host_ns", host_ns)
+    heaviest = most_time(result.running, "self_host_ns", host_ns)
     longest = f"; highest self time: {heaviest}" if heaviest else ""
     parts.append(f"Host threads{threads} spent {format_ns(host_ns)} in calls{longest}.")
     return " ".join([*parts, *_meaning(result)])
@@ -117,14 +117,15 @@ def _verdict(result: Operators) -> str:
 
 def _launched(result: Operators, device_ns: int) -> str:
     ordered = result.operators.sort("self_device_ns", "name", descending=[True, False])
-    heaviest = _heaviest(ordered, "self_device_ns", device_ns)
+    heaviest = most_time(ordered, "self_device_ns", device_ns)
     launchers = (
         f"most launched by {heaviest}" if heaviest else "none launched by a recorded operator"
     )
     return f"Device work takes {format_ns(device_ns)}, {launchers}."
 
 
-def _heaviest(rows: pl.DataFrame, column: str, whole: int) -> str:
+def most_time(rows: pl.DataFrame, column: str, whole: int) -> str:
+    """Name the first rows with time, each with its share of the whole."""
     largest = rows.filter(pl.col(column) > 0).head(_NAMED)
     parts = [
         f"{name} ({format_ns(value)}, {format_frac(value / whole)})"
@@ -202,7 +203,7 @@ def _notes(result: Operators) -> tuple[str, ...]:
 # --- tables and charts ---------------------------------------------------------------------
 
 
-def _tables(result: Operators) -> tuple[Table, ...]:
+def tables(result: Operators) -> tuple[Table, ...]:
     """Build the tables of operators, memory and ranks; memory first if rows are sorted by it."""
     rows = result.operators
     keys = {name: label for name, label in _KEYS.items() if name in rows.columns}
@@ -210,18 +211,20 @@ def _tables(result: Operators) -> tuple[Table, ...]:
     left_out = _DROPPED_FOR_KEYS if len(keys) > 1 else _DROPPED_FOR_BOTH if both else ()
     times = {"calls": "calls", **(_DEVICE if both else {}), **_HOST}
     times = {name: label for name, label in times.items() if name not in left_out}
-    tables = [Table("operators", "Operators", rows, {**keys, **times})]
+    if "flops" in rows.columns and rows["flops"].is_not_null().any():
+        times["flops"] = "FLOPs"
+    result_tables = [Table("operators", "Operators", rows, {**keys, **times})]
     memory = {name: label for name, label in _MEMORY.items() if rows[name].is_not_null().any()}
     if "memory" in result.sort_by:
-        tables.insert(0, _memory(rows, keys, memory))
+        result_tables.insert(0, _memory(rows, keys, memory))
     elif memory:
         largest = rows.sort(*memory, "name", descending=[True] * len(memory) + [False])
         used = pl.any_horizontal(pl.col(name) != 0 for name in memory)
-        tables.append(_memory(largest.filter(used), keys, memory))
+        result_tables.append(_memory(largest.filter(used), keys, memory))
     if result.ranks.height > 1:
         columns = {**rank_column(result.ranks), **_RANKS}
-        tables.append(table_of_known("ranks", "Ranks", result.ranks, columns))
-    return tuple(tables)
+        result_tables.append(table_of_known("ranks", "Ranks", result.ranks, columns))
+    return tuple(result_tables)
 
 
 def _memory(rows: pl.DataFrame, keys: dict[str, str], memory: dict[str, str]) -> Table:
@@ -229,7 +232,7 @@ def _memory(rows: pl.DataFrame, keys: dict[str, str], memory: dict[str, str]) ->
     return Table("memory", "Memory allocated minus freed", rows, columns)
 
 
-def _charts(result: Operators) -> tuple[Chart, ...]:
+def charts(result: Operators) -> tuple[Chart, ...]:
     """Build bars of the operators with most time; host time is of threads that run operators."""
     host = _chart(result.running, "self_host_ns", "self host time")
     if result.device_ns is None:

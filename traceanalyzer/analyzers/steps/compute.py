@@ -153,6 +153,7 @@ STEPS = Analyzer(
     combine,
     report_measure=measure_for_diagnosis,
     report_parts=step_marks.without_snapshots,
+    printed=("timers", "throughput"),
 )
 
 

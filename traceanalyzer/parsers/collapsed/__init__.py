@@ -1,4 +1,4 @@
-"""Collapsed ("folded") stacks: py-spy's raw format, FlameGraph's and inferno's, Austin's.
+"""Collapsed ("folded") stacks of py-spy (raw), FlameGraph, inferno, Austin, PyTorch.
 
 Input: text with one sample per line: frames joined by ``;``, outermost first, then a count. Output:
 one ``sample`` event per line and the prefix tree of the frames. ``text`` splits lines and detects
@@ -77,7 +77,7 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
     return replace(
         trace,
         events=_events(lines, tree, rank),
-        stacks=stacks_table(tree, _split(lines, dialect.austin)),
+        stacks=stacks_table(tree, _split(lines, dialect)),
     )
 
 
@@ -85,10 +85,11 @@ def _meta(source: Source, rank: int | None, unit: str | None) -> Meta:
     return Meta(path=source.path, format=FORMAT.name, rank=rank, weight_unit=unit)
 
 
-def _split(lines: Lines, austin: bool) -> Iterator[Frame]:
+def _split(lines: Lines, dialect: text.Dialect) -> Iterator[Frame]:
     from traceanalyzer.parsers.collapsed import labels
 
-    split = labels.split_austin if austin else labels.split
+    split = labels.split_torch if dialect.torch else labels.split
+    split = labels.split_austin if dialect.austin else split
     return (split(frame.decode(errors="replace")) for frame in lines.numbers)
 
 
@@ -120,7 +121,8 @@ def _numbers(values: array[int]) -> stacks.Numbers:
 FORMAT: Format = Format(
     name="collapsed",
     suffixes=(".txt", ".raw", ".folded", ".collapsed"),
-    description="collapsed stacks: py-spy raw, FlameGraph and inferno folded, Austin",
+    description="collapsed stacks: py-spy raw, FlameGraph and inferno folded, Austin, PyTorch "
+    "export_stacks",
     spec_url="https://github.com/brendangregg/FlameGraph#2-fold-stacks",
     sniff=sniff,
     parse=parse,

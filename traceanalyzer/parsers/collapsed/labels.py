@@ -22,6 +22,7 @@ _SIGN, _MODULUS = 1 << 63, 1 << 64
 _LINE = re.compile(r":(0|[1-9]\d{0,8})\)\Z")
 #: The file of a Python frame: a source file, or the name passed to the compiler (``<stdin>``).
 _PYTHON = re.compile(r"(?i)\.py[xwi]?\Z|\A<|>\Z")
+_TORCH_FRAME = re.compile(r"(?s)(.*)\((0|[1-9]\d{0,8})\):_(.+)\Z")
 _AUSTIN_FRAME = re.compile(r"(?s)(.*):(.*?):(0|[1-9]\d{0,8})\Z")
 #: py-spy's name of an unknown library.
 _UNKNOWN = "?"
@@ -141,6 +142,15 @@ def split(text: str) -> Frame:
     if not file or not name:
         return Frame(text)
     return Frame(name, None if file == _UNKNOWN else file)
+
+
+def split_torch(text: str) -> Frame:
+    """Parse ``FILE(LINE):_NAME``; blanks, ``;`` and tabs of all parts are ``_``."""
+    match = _TORCH_FRAME.match(text)
+    if not match:
+        return Frame(text)
+    file, line, name = match.groups()
+    return Frame(name, file or None, int(line))
 
 
 def split_austin(text: str) -> Frame:

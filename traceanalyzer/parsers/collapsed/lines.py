@@ -127,7 +127,9 @@ class Lines:
                     lanes[row], stacks[row] = labels.py_spy(stack, self.lanes)
                 elif _goes_on(lines[row]):
                     behind = row + (_extent(lines, row, last) or len(lines))
-        return _Batch(stacks, counts, lanes, self.numbers)
+        batch = _Batch(stacks, counts, lanes, self.numbers)
+        batch.weights *= self.dialect.scale
+        return batch
 
     def _take(self, batch: _Batch, start: int, end: int, dropped: list[int]) -> None:
         """Add the ordinary lines of a batch from one row to another."""

@@ -20,6 +20,8 @@ _BOMS = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 _TWO = re.compile(rb"(?s).*\s(?:\d+(?:\.\d*)?|\.\d+)\s+(?:\d+(?:\.\d*)?|\.\d+)\s*\Z")
 _ONE = re.compile(rb"(?s)(.*)\s(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d{1,3})?\s*\Z")
 _AUSTIN_LINE = re.compile(rb"P\d+;T[\dxXa-fA-F:]+[; ]")
+#: A stack of ``export_stacks``; those of native calls alone have no line number.
+_TORCH_LINE = re.compile(rb"(?=\S*\(\d+\):_|<built-in_)\S+ \d+\s*\Z")
 _HEADER = re.compile(rb"# (\w+): (.*)")
 _AUSTIN_METRICS = re.compile(rb"\d+,[01],-?\d+\Z")
 _JSON = re.compile(rb'\s*(?:\{\s*(?:["}]|\Z)|\[\s*(?:[\[{"\]\d]|\Z))')
@@ -66,6 +68,7 @@ class Dialect:
 
     Attributes:
         austin: frames are ``FILE:NAME:LINE`` below ``P<pid>;T<tid>``.
+        torch: frames are ``FILE(LINE):_NAME`` of PyTorch's ``export_stacks``; counts are µs.
         full: Austin's metrics are ``TIME,IDLE,MEMORY``.
         columns: counts at the end of a line: 1, or 2 for a comparison of two recordings.
         labelled: lines begin with process or thread frames.
@@ -74,6 +77,7 @@ class Dialect:
     """
 
     austin: bool = False
+    torch: bool = False
     full: bool = False
     columns: int = 1
     labelled: bool = False
@@ -128,10 +132,18 @@ def detect_dialect(text: bytes) -> Dialect:
     data = _data(lines)
     if b"austin" in headers or (data and all(map(_AUSTIN_LINE.match, data))):
         return _austin(headers, data)
+    if _is_of_torch(data):
+        return Dialect(torch=True, scale=1000.0, unit="ns")
     labelled = any(line.startswith(labels.LABELLED) for line in data)
     two = sum(1 for line in data if _TWO.match(line))
     compared = not labelled and 0 < _MOST * len(data) <= two
     return Dialect(columns=2 if compared else 1, labelled=labelled)
+
+
+def _is_of_torch(data: list[bytes]) -> bool:
+    """Whether most stacks have frames of ``export_stacks``, which have no blanks."""
+    matches = sum(1 for line in data if _TORCH_LINE.match(line))
+    return bool(data) and matches >= _MOST * len(data)
 
 
 def _austin(headers: dict[bytes, bytes], data: list[bytes]) -> Dialect:

@@ -1,0 +1,62 @@
+"""Texts that PyTorch and DeepSpeed print: tables without a timeline, in files or in job logs.
+
+One module reads one form of text, ``reader`` passes the lines to them; ``lines`` removes what
+launchers and loggers write before a line, ``values`` parses numbers with units. Each process of a
+log is read on its own, so that tables of several ranks may be interleaved line by line. Rows become
+the table ``aggregates``.
+"""
+
+from __future__ import annotations
+
+import re
+
+from traceanalyzer.parsers.collapsed.text import utf8
+from traceanalyzer.parsers.contract import Format, Progress, Selection
+from traceanalyzer.parsers.source import Source
+from traceanalyzer.trace import Trace
+from traceanalyzer.vocabulary import PRINTED_TEXT
+
+#: What identifies each form, and the log of a job that runs DeepSpeed.
+_MARKS = re.compile(
+    rb"(?:"
+    rb"\bName[ \t]{2,200}+(?:Overload Name[ \t]{2,200}+)?Self CPU (?:total )?%"
+    rb"|\| {5,40}+PyTorch \w{2,15} memory summary, device ID \d"
+    rb"|^[ \t]*+Memory requirement: [\d.]{1,20} MB"
+    rb"|(?<!-)-{5,}+ ?DeepSpeed Flops Profiler ?-{5}"
+    rb"|\btime \(ms\) \| \w[^\n:|]{0,80}: \S"
+    rb"|/global_step=\d{1,15}, RunningAvgSamplesPerSec="
+    rb"|\bMA [\d.]{1,15} GB {1,20}Max_MA [\d.]{1,15} GB"
+    rb"|\bcomm op: [\w.\-]{1,80} \|"
+    rb"|\bComm\. Op[ \t]{2,40}Message Size[ \t]{2,40}Count"
+    rb"|\[Rank \d{1,6}\] DeepSpeed info: version="
+    rb")",
+    re.MULTILINE,
+)
+#: JSON of profilers may contain these texts.
+_JSON = re.compile(rb'\s*+(?:\{\s*+["}]|\[\s*+[\[{"])')
+
+
+def sniff(head: bytes, path: str) -> bool:  # noqa: ARG001 - a parser's signature
+    """Whether this is text with one of the forms, or the log of a job that runs DeepSpeed."""
+    text = utf8(head)
+    if b"\0" in text or _JSON.match(text):
+        return False
+    return _MARKS.search(text) is not None
+
+
+def parse(source: Source, selection: Selection, progress: Progress | None = None) -> Trace:  # noqa: ARG001 - small, always read wholly
+    """Read all tables and lines of known forms; see :mod:`.reader`."""
+    from traceanalyzer.parsers.printed_text import reader
+
+    return reader.parse(source, progress)
+
+
+FORMAT: Format = Format(
+    name=PRINTED_TEXT,
+    suffixes=(".dat", ".log", ".out", ".txt"),
+    description="texts of PyTorch (key_averages, memory_summary) and DeepSpeed, also in job logs",
+    spec_url="https://github.com/pytorch/pytorch/blob/main/torch/autograd/profiler_util.py",
+    sniff=sniff,
+    parse=parse,
+    priority=43,
+)

@@ -1,0 +1,196 @@
+"""Lines that DeepSpeed logs: timers, throughput, memory and communication."""
+
+import re
+
+from traceanalyzer.parsers.printed_text.lines import Line
+from traceanalyzer.parsers.printed_text.values import Rows, nanoseconds, number, size
+
+TIMERS, THROUGHPUT, MEMORY, CALLS, SUMMARY = (
+    "timers", "throughput", "memory_usage", "comm_log", "comm_summary"
+)  # fmt: skip
+
+_TIMERS = re.compile(r"(?:^|\s)time \(ms\) \| (.*)$")
+_TIMER = re.compile(r"([^\s:|][^:|]{0,80}): (-?\d+(?:\.\d+)?)\s*$")
+_THROUGHPUT = re.compile(
+    r"epoch=\d+/micro_step=(?P<micro_step>\d{1,15})/global_step=(?P<global_step>\d{1,15}),"
+    r" RunningAvgSamplesPerSec=(?P<mean_samples_per_s>[\d.eE+-]{1,30}),"
+    r" CurrSamplesPerSec=(?P<samples_per_s>[\d.eE+-]{1,30})"
+    r"(?:, MemAllocated=(?P<allocated>[\d.]{1,15})GB, MaxMemAllocated=(?P<peak>[\d.]{1,15})GB)?"
+)
+_MEMORY = re.compile(
+    r"(?:^|\s)MA (?P<allocated>[\d.]{1,15}) GB\s+Max_MA (?P<peak>[\d.]{1,15}) GB\s+"
+    r"CA (?P<reserved>[\d.]{1,15}) GB\s+Max_CA (?P<reserved_peak>[\d.]{1,15}) GB"
+)
+_HOST = re.compile(r"CPU Virtual Memory:\s+used = ([\d.]{1,15}) GB, percent = ([\d.]{1,8})%")
+#: End of what a logger writes before a message; until 2025-11 DeepSpeed logged, now it prints.
+_LOGGED = ":see_memory_usage] "
+_LONGEST = 200
+_CALL = re.compile(
+    r"comm op: (?P<op>[\w.\-]{1,80}) \| (?:\[Caller Func: [^|]{0,200}\] \| )?"
+    r"time \(ms\): (?P<time>-?[\d.]{1,20}) \| msg size: (?P<size>[\d.]{1,20} ?[KMGT]?B) \| "
+    r"algbw \(Gbps\): (?P<algbw>-?[\d.]{1,20})\s+\| busbw \(Gbps\): (?P<busbw>-?[\d.]{1,20})"
+    r"(?P<rest>.?)"
+)
+_HEADER = re.compile(r"\s*Comm\. Op\s{2,}Message Size\s{2,}Count\s{2,}")
+_OP = re.compile(r"\s*([a-zA-Z_]\w{2,60})(?: \| \[Caller Func: [^|]{0,200}\])?\s*$")
+_SIZES = re.compile(r"\s*(\d+(?:\.\d+)? ?[KMGT]?B)((?:\s+-?\d+(?:\.\d+)?){3,6})\s*$")
+#: Metrics of the columns after the size, and the factor to ns or bytes per second x 10^-9.
+_COLUMNS = {
+    "Count": "n",
+    "Total Latency(ms)": "total_ns",
+    "Avg Latency(ms)": "mean_ns",
+    "tput_avg (Gbps)": "algbw_gbit_per_s",
+    "busbw_avg (Gbps)": "busbw_gbit_per_s",
+    "Total comm lat(ms)": "comm_ns",
+    "Total straggler(ms)": "straggler_ns",
+    "Avg comm lat(ms)": "mean_comm_ns",
+    "Avg straggler(ms)": "mean_straggler_ns",
+}
+#: Lines of other kinds between two lines of a summary, after which it has ended.
+_MOST_OTHERS = 50
+
+
+class Reader:
+    """Reads the lines of one process."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+        self._blocks: dict[str, int] = {}
+        self._rows: dict[str, int] = {}
+        self._before, self._message = "", ""
+        self._usage: tuple[tuple[int, int | None], str | None] | None = None
+        self._columns: list[str] = []
+        self._op: str | None = None
+        self._since_size = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the next line may belong to a summary of communication."""
+        return bool(self._columns)
+
+    def feed(self, line: Line) -> bool:
+        """Read a line; return whether it is one of DeepSpeed's."""
+        return (
+            self._timers(line)
+            or self._throughput(line)
+            or self._memory(line)
+            or self._call(line)
+            or self._summary(line)
+        )
+
+    def remember(self, line: Line) -> None:
+        """Remember a line, which may be the message above a line about memory."""
+        if _LOGGED in line.text:
+            self._message = line.text.partition(_LOGGED)[2].strip()[:_LONGEST]
+        if line.text.strip():
+            self._before = line.text.strip()[:_LONGEST]
+
+    def _place(self, form: str) -> tuple[int, int]:
+        """Return block and number of the next row of a series."""
+        block = self._blocks.setdefault(form, self.rows.blocks)
+        self.rows.blocks = max(self.rows.blocks, block + 1)
+        self._rows[form] = self._rows.get(form, -1) + 1
+        return block, self._rows[form]
+
+    def _timers(self, line: Line) -> bool:
+        match = _TIMERS.search(line.text)
+        if match is None or "comm op:" in line.text:
+            return False
+        items = match[1].split(" | ")
+        if not line.complete:
+            items = items[:-1]
+            self.rows.note("data_loss", "truncated-line", line)
+        matches = [_TIMER.match(item) for item in items]
+        place = self._place(TIMERS)
+        for item in matches:
+            if item is None:
+                self.rows.note("data_loss", "bad-row", line)
+                continue
+            time = nanoseconds(f"{item[2]} ms")
+            self.rows.add(TIMERS, place, line, {"time_ns": time}, name=item[1])
+        return True
+
+    def _throughput(self, line: Line) -> bool:
+        match = _THROUGHPUT.search(line.text)
+        if match is None:
+            return False
+        names = ("micro_step", "global_step", "mean_samples_per_s", "samples_per_s")
+        values = {name: number(match[name]) for name in names}
+        for name in ("allocated", "peak"):
+            values[f"{name}_bytes"] = size(f"{match[name]} GB")  # None without the figure
+        self.rows.add(THROUGHPUT, self._place(THROUGHPUT), line, values)
+        return True
+
+    def _memory(self, line: Line) -> bool:
+        if (match := _HOST.search(line.text)) and self._usage is not None:
+            percent = number(match[2])
+            values = {
+                "host_used_bytes": size(f"{match[1]} GB"),
+                "host_used_frac": None if percent is None else percent / 100,
+            }
+            place, name = self._usage
+            self.rows.add(MEMORY, place, line, values, name=name)
+            self._usage = None
+            return True
+        match = _MEMORY.search(line.text)
+        if match is None:
+            return False
+        values = {f"{name}_bytes": size(f"{text} GB") for name, text in match.groupdict().items()}
+        name = (self._message if _LOGGED in line.text else self._before) or None
+        self._usage = self._place(MEMORY), name
+        self.rows.add(MEMORY, self._usage[0], line, values, name=name)
+        return True
+
+    def _call(self, line: Line) -> bool:
+        match = _CALL.search(line.text)
+        if match is None:
+            if "comm op:" not in line.text:
+                return False
+            self.rows.note("data_loss", "bad-row", line)
+            return True
+        whole = line.complete or bool(match["rest"])
+        values = {
+            "total_ns": nanoseconds(f"{match['time']} ms"),
+            "message_bytes": size(match["size"]),
+            "algbw_gbit_per_s": number(match["algbw"]),
+            "busbw_gbit_per_s": number(match["busbw"]) if whole else None,
+        }
+        self.rows.add(CALLS, self._place(CALLS), line, values, name=match["op"])
+        return True
+
+    # --- summary of communication ----------------------------------------------------------------
+
+    def _summary(self, line: Line) -> bool:
+        if _HEADER.match(line.text):
+            headings = re.split(r"\t+|\s{2,}", line.text.strip())[2:]
+            self._columns = [_COLUMNS.get(heading, "") for heading in headings]
+            self._blocks[SUMMARY] = self.rows.block()
+            self._rows[SUMMARY] = -1
+            self._op, self._since_size = None, 0
+            return True
+        if not self._columns:
+            return False
+        if match := _SIZES.match(line.text):
+            return self._sizes(line, match)
+        self._since_size += 1
+        if self._since_size > _MOST_OTHERS:
+            self._columns = []
+        if match := _OP.match(line.text):
+            self._op = match[1]
+            return True
+        return False
+
+    def _sizes(self, line: Line, match: re.Match[str]) -> bool:
+        cells = match[2].split()
+        cut = not line.complete
+        if self._op is None or len(cells) != len(self._columns) or cut:
+            self.rows.note("data_loss", "truncated-line" if cut else "bad-row", line)
+            return True
+        self._since_size = 0
+        values: dict[str, float | str | None] = {"message_bytes": size(match[1])}
+        for metric, cell in zip(self._columns, cells, strict=True):
+            if metric:
+                is_time = metric.endswith("_ns")
+                values[metric] = nanoseconds(f"{cell} ms") if is_time else number(cell)
+        self.rows.add(SUMMARY, self._place(SUMMARY), line, values, name=self._op)
+        return True

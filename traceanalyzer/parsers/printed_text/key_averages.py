@@ -1,0 +1,221 @@
+"""``key_averages().table()`` of torch.profiler: one row per operator.
+
+The dashes above the header give the positions of the columns, by which every row is cut: names
+contain blanks. With stacks, a row goes on in further lines that have only a location.
+"""
+
+import re
+from collections.abc import Callable
+
+from traceanalyzer.parsers.printed_text.lines import Line
+from traceanalyzer.parsers.printed_text.values import Rows, count, nanoseconds, number, size
+
+FORM = "key_averages"
+
+_RULE = re.compile(r"-{2,}+(?: {2}-{2,}+){3,} *+")
+#: Dashes between the prefix of a logger and the rule.
+_LONE_DASHES = re.compile(r"(?:- ++)*")
+_HEADER = re.compile(r"\s*Name\b.*(?:# of Calls|Number of Calls)")
+_FOOTER = re.compile(r"\s*(?:Self )?(CPU|[A-Z]\w*) time total: (\S+)\s*$")
+#: Lines without a row after which a table without its end counts as truncated.
+_MOST_OTHERS = 200
+#: Continuation lines of one row: the frames of a stack.
+_MOST_LINES = 1000
+
+_Read = Callable[[str], float | None]
+#: Metric and unit by the heading; ``CUDA`` stands for any device.
+_COLUMNS: dict[str, tuple[str, _Read]] = {
+    "Self CPU": ("self_host_ns", nanoseconds),
+    "Self CPU total": ("self_host_ns", nanoseconds),
+    "CPU total": ("total_host_ns", nanoseconds),
+    "Self CUDA": ("self_device_ns", nanoseconds),
+    "Self CUDA total": ("self_device_ns", nanoseconds),
+    "CUDA total": ("total_device_ns", nanoseconds),
+    "CPU Mem": ("total_host_memory_bytes", size),
+    "Self CPU Mem": ("self_host_memory_bytes", size),
+    "CUDA Mem": ("total_device_memory_bytes", size),
+    "Self CUDA Mem": ("self_device_memory_bytes", size),
+    "# of Calls": ("calls", number),
+    "Number of Calls": ("calls", number),
+    "Node ID": ("node", number),
+}
+_TEXTS = {"Overload Name": "overload", "Input Shapes": "input_dims"}
+_STACK, _FLOPS = "Source Location", re.compile(r"Total (\w?)FLOPs$")
+_DEVICE = re.compile(r"^(Self )?(?!CPU\b)([A-Z][A-Z0-9]{1,14})( (?:total|Mem)| %| time avg)?$")
+
+
+class Reader:
+    """Reads the tables of one process.
+
+    Attributes:
+        rows: where rows are added.
+    """
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+        self._spans: list[tuple[int, int]] = []
+        self._headings: list[str] = []
+        self._state = "outside"
+        self._block, self._row, self._others = 0, 0, 0
+        self._pending: tuple[Line, list[str], list[str]] | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the next line may belong to a table."""
+        return self._state != "outside"
+
+    def feed(self, line: Line) -> bool:
+        """Read a line; return whether it belongs to a table."""
+        if line.text.endswith(("-", "- ", "-  ")) and (rule := _rule(line.text)):
+            return self._dashes(rule)
+        if self._state == "rule":
+            return self._header(line)
+        if self._state == "footer":
+            return self._footer(line)
+        return self._state == "rows" and self._table_row(line)
+
+    def close(self, line: Line) -> None:
+        """End the text: a table without its last rule is truncated."""
+        self._flush()
+        if self._state in ("header", "rows"):
+            self.rows.note("data_loss", "truncated-table", line)
+        self._state = "outside"
+
+    def _dashes(self, rule: str) -> bool:
+        if self._state == "header":
+            self._state = "rows"
+        elif self._state == "rows":
+            self._flush()
+            self._state = "footer"
+        else:
+            self._spans = [group.span() for group in re.finditer(r"-+", rule)]
+            self._state = "rule"
+        return True
+
+    def _header(self, line: Line) -> bool:
+        self._state = "outside"
+        if not _HEADER.match(line.text):
+            return False
+        # the rule may follow the prefix of a logger, the rows do not
+        name = line.text.index("Name")
+        shift = name + len("Name") - self._spans[0][1]
+        is_left = shift < 0  # until PyTorch 1.5, with headings wider than their columns
+        shift = name - self._spans[0][0] if is_left else shift
+        self._spans = [(start + shift, end + shift) for start, end in self._spans]
+        headings = re.split(r" {2,}", line.text.strip()) if is_left else self._cells(line.text)
+        self._headings = [heading.strip() for heading in headings]
+        if len(self._headings) != len(self._spans):
+            return False
+        if not self._known_metrics():
+            return False
+        self._block, self._row, self._others = self.rows.block(), 0, 0
+        self._state = "header"
+        return True
+
+    def _known_metrics(self) -> bool:
+        return any(_general(heading) in _COLUMNS for heading in self._headings)
+
+    def _cells(self, text: str) -> list[str]:
+        """Cut a line at the columns; the last one extends to the end of the line."""
+        cells = [text[start:end] for start, end in self._spans[:-1]]
+        return [*cells, text[self._spans[-1][0] :]]
+
+    def _table_row(self, line: Line) -> bool:
+        text = line.text
+        if not text.strip():
+            return self._pending is not None
+        blank = text[: self._spans[-2][0]].strip() == "" and len(text) > self._spans[-2][0]
+        if blank and self._pending is not None and _STACK in self._headings:
+            if len(self._pending[2]) < _MOST_LINES:
+                self._pending[2].append(text.strip())
+            return True
+        aligned = all(not text[end : end + 2].strip() for _, end in self._spans[:-1])
+        cells = self._cells(text)
+        values = self._values(cells) if aligned else {}
+        if values.get("calls") is None:
+            return self._no_row(line, text)
+        self._flush()
+        self._others = 0
+        self._pending = (line, cells, [])
+        return True
+
+    def _no_row(self, line: Line, text: str) -> bool:
+        """Count a line inside a table that is not a row; return whether it was one."""
+        self._others += 1
+        was_row = text.rstrip().count("  ") >= len(self._spans) - 2 or "%  " in text
+        code = ("data_loss", "bad-row") if was_row else ("notice", "line-in-table")
+        self.rows.note(*code, line)
+        if self._others > _MOST_OTHERS:
+            self.close(line)
+        return was_row
+
+    def _flush(self) -> None:
+        """Add the row whose lines are complete."""
+        if self._pending is None:
+            return
+        line, cells, more = self._pending
+        self._pending = None
+        values: dict[str, float | str | None] = dict(self._values(cells))
+        texts = {_TEXTS[h]: c.strip() for h, c in self._by_heading(cells) if h in _TEXTS}
+        stack = [self._location(cells), *more]
+        frames = [frame for frame in stack if frame and frame != "--"]
+        if frames:
+            texts["stack"] = "\n".join(frames)  # innermost first
+        values |= {metric: text for metric, text in texts.items() if text}
+        name = cells[0].strip()
+        self.rows.add(FORM, (self._block, self._row), line, values, name=name)
+        self._row += 1
+
+    def _by_heading(self, cells: list[str]) -> list[tuple[str, str]]:
+        return list(zip(self._headings, cells, strict=True))
+
+    def _values(self, cells: list[str]) -> dict[str, float | None]:
+        """Return the numbers of a row; other cells are None."""
+        values: dict[str, float | None] = {}
+        for heading, cell in self._by_heading(cells):
+            column = _COLUMNS.get(_general(heading))
+            if column:
+                values[column[0]] = column[1](cell)
+        flops = self._flops(cells)
+        if flops is not None:
+            values["flops"] = flops
+        return values
+
+    def _flops(self, cells: list[str]) -> float | None:
+        """Return the FLOPs; PyTorch exchanges them with the location, if there are both."""
+        for heading, cell in self._by_heading(cells):
+            match = _FLOPS.match(heading)
+            if not match:
+                continue
+            stack = dict(self._by_heading(cells)).get(_STACK)
+            return count((cell if stack is None else stack).strip() + match[1])
+        return None
+
+    def _location(self, cells: list[str]) -> str:
+        by_heading = self._by_heading(cells)
+        if not any(heading == _STACK for heading, _ in by_heading):
+            return ""
+        flops = [cell for heading, cell in by_heading if _FLOPS.match(heading)]
+        return (flops[0] if flops else dict(by_heading)[_STACK]).strip()
+
+    def _footer(self, line: Line) -> bool:
+        match = _FOOTER.match(line.text)
+        if match is None:
+            self._state = "outside" if line.text.strip() else self._state
+            return False
+        metric = "host_ns" if match[1] == "CPU" else "device_ns"
+        self.rows.add(FORM, (self._block, None), line, {metric: nanoseconds(match[2])})
+        return True
+
+
+def _rule(text: str) -> str | None:
+    """Return the rule at the end of a line; None if the line does not end with one."""
+    tail = text[len(text.rstrip("- ")) :].lstrip()
+    rule = tail[_LONE_DASHES.match(tail).end() :]  # type: ignore[union-attr]
+    return rule if _RULE.fullmatch(rule) else None
+
+
+def _general(heading: str) -> str:
+    """Return a heading with ``CUDA`` for any device: ``Self XPU`` is ``Self CUDA``."""
+    match = _DEVICE.match(heading)
+    return f"{match[1] or ''}CUDA{match[3] or ''}" if match else heading
