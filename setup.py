@@ -8,6 +8,7 @@ MODULES = (
     "chrome_trace/_scan",
     "collapsed/_frames",
     "memory_snapshot/_machine",
+    "perfetto/_wire",
     "sqlite/_pages",
 )
 

@@ -17,6 +17,7 @@ from traceanalyzer.parsers import registry
 from traceanalyzer.parsers.chrome_trace import composer
 from traceanalyzer.parsers.contract import Selection, bounded
 from traceanalyzer.parsers.foreign import recognise
+from traceanalyzer.parsers.perfetto import parser as perfetto
 from traceanalyzer.parsers.source import Source
 from traceanalyzer.trace import Trace
 from traceanalyzer.vocabulary import KINDS, MEMORY_SNAPSHOT, TABLE_KINDS
@@ -207,7 +208,8 @@ def _ordered(paths: list[str]) -> tuple[list[str], list[tuple[str, str]]]:
 
 def is_merged(path: str) -> bool:
     """Whether a file was written by ``traceanalyzer merge``."""
-    return MERGED_KEY in _head(path)
+    head = _head(path)
+    return MERGED_KEY in head or perfetto.is_merged(head)
 
 
 def _is_exported(path: str, paths: Collection[str]) -> bool:

@@ -190,3 +190,11 @@ def test_counters_have_their_readings(tmp_path):
 
 if __name__ == "__main__":
     pytest.main([__file__, "-s", "-k", "real_traces"])
+
+
+def test_perfetto_has_no_failure_with_merged_json(tmp_path):
+    names = ("rank0.json.gz", "rank1.json.gz")
+    folder = Path(__file__).parents[2] / "fixtures" / "nccl_8ranks"
+    ta.merge([folder / name for name in names], tmp_path / "run.json")
+    (loaded,) = load([tmp_path / "run.json"])
+    assert loaded.lost == {}

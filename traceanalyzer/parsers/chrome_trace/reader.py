@@ -35,6 +35,7 @@ _NOTICES = frozenset(
         "mismatched-end",
         "profile-chunk",
         "two-clocks",
+        "unknown-packet",
     )
 )
 
@@ -81,13 +82,13 @@ def parse(source: Source, selection: Selection, progress: Progress | None) -> Tr
         ) from None
     finally:
         text.close()
-    trace = _trace(source, reading, container.metadata, collected)
+    trace = trace_of(source, reading, container.metadata, collected)
     if by_lanes:
         trace = xla.with_device_work(trace, selection)
     return sort_events(trace) if trace.stacks.height else trace
 
 
-def _trace(
+def trace_of(
     source: Source, selection: Selection, metadata: dict[str, Any], collected: Collected
 ) -> Trace:
     """Build all tables from the collected columns."""

@@ -1,0 +1,168 @@
+"""Any bytes as a Perfetto trace: read or one error, in little memory, compiled or not."""
+
+from __future__ import annotations
+
+import tracemalloc
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+from harness import differences
+from hypothesis import given, settings, strategies as st
+from perfetto_files import (
+    BEGIN,
+    CLEARED,
+    COUNTER,
+    END,
+    annotation,
+    counter,
+    event,
+    interned,
+    packet,
+    process,
+    slice_,
+    thread,
+)  # fmt: skip
+
+import traceanalyzer as ta
+from traceanalyzer import schema
+from traceanalyzer.errors import InputError
+from traceanalyzer.exporters.perfetto.wire import delimited, fixed64, number, varint
+from traceanalyzer.parsers.perfetto import wire
+from traceanalyzer.parsers.perfetto.slices import pair
+
+_TEXTS = interned(1, ["kernel"]) + interned(2, ["gemm"]) + interned(3, ["stream"])
+WHOLE = (
+    process(1, 10, "python")
+    + thread(2, 1, 10, 11, "main")
+    + counter(3, "power")
+    + packet(delimited(12, _TEXTS), flags=CLEARED)
+    + slice_(5, 9, 2, "a", annotation("args", {"k": [1, 2.5, True, "x"]}), fixed64(47, 1))
+    + packet(event(BEGIN, 2, number(10, 1), number(3, 1), fixed64(48, 1)), ts=10)
+    + packet(event(END, 2), ts=12)
+    + packet(event(COUNTER, 3, number(30, 5)), ts=13)
+    + packet(delimited(53, number(1, 1), number(2, 5), number(11, 0)), ts=14)
+    + packet(delimited(6, delimited(1, number(1, 6), number(2, 1))))
+    + delimited(1, delimited(50, zlib.compress(slice_(20, 22, 2, "b"))))
+)
+_NUMBERS = st.sampled_from([0, 1, 11, 127, 128, 1 << 31, (1 << 63) - 1, 1 << 63, (1 << 64) - 1])
+_FIELDS = st.recursive(
+    st.one_of(
+        st.builds(number, st.integers(1, 70), _NUMBERS),
+        st.builds(fixed64, st.integers(1, 70), _NUMBERS),
+        st.builds(delimited, st.integers(1, 70), st.binary(max_size=6)),
+        st.builds(
+            lambda tag, size: varint(tag << 3 | 2) + varint(size), st.integers(1, 70), _NUMBERS
+        ),
+    ),
+    lambda inner: st.builds(
+        lambda tag, parts: delimited(tag, *parts),
+        st.sampled_from([1, 3, 4, 6, 8, 11, 11, 12, 50, 52, 53, 59, 60]),
+        st.lists(inner, max_size=5),
+    ),
+    max_leaves=30,
+)
+_PACKETS = st.lists(
+    st.lists(_FIELDS, max_size=4).map(lambda parts: packet(*parts, ts=7)), max_size=5
+)
+
+
+@st.composite
+def _damaged(draw: Any) -> bytes:
+    data = bytearray(WHOLE)
+    for _ in range(draw(st.integers(1, 5))):
+        at = draw(st.integers(0, len(data) - 1))
+        match draw(st.integers(0, 2)):
+            case 0:
+                data[at] ^= 1 << draw(st.integers(0, 7))
+            case 1:
+                data[at : at + 1] = draw(st.binary(max_size=10))
+            case _:
+                del data[at : at + draw(st.integers(1, 40))]
+        data = data or bytearray(b"\n")
+    return bytes(data)
+
+
+ANY = st.one_of(
+    st.binary(max_size=200),
+    _damaged(),
+    _PACKETS.map(b"".join),
+    st.integers(0, len(WHOLE)).map(lambda n: WHOLE[:n]),
+)
+
+
+def _outcome(path: Any, **options: Any) -> ta.Trace | str:
+    try:
+        return ta.read(path, format="perfetto", **options)
+    except InputError as error:
+        assert "\n" not in str(error)  # noqa: PT017 - either way is right
+        return str(error)
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=ANY)
+def test_any_bytes_are_read_or_rejected_compiled_or_not(data, tmp_path_factory):
+    path = tmp_path_factory.getbasetemp() / "fuzz.pftrace"
+    path.write_bytes(data)
+    first = _outcome(path, columns=("args",))
+    compiled, wire._wire = wire._wire, None
+    try:
+        second = _outcome(path, columns=("args",))
+    finally:
+        wire._wire = compiled
+    if isinstance(first, str) or isinstance(second, str):
+        assert first == second
+        return
+    assert schema.check(first.tables) == []
+    assert differences(first, second) == []
+
+
+@pytest.mark.parametrize("size", [1 << 20, 1 << 40, (1 << 64) - 1])
+def test_lengths_and_numbers_beyond_the_file_need_no_memory(tmp_path, size):
+    path = tmp_path / "huge.pftrace"
+    path.write_bytes(WHOLE + varint(1 << 3 | 2) + varint(size) + b"\0" * 50)
+    tracemalloc.start()
+    try:
+        trace = ta.read(path)
+        assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    finally:
+        tracemalloc.stop()
+    assert trace.events.height == 4
+    assert trace.issues["code"].to_list() == ["truncated"]
+
+
+def test_a_compressed_packet_is_read_up_to_a_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr("traceanalyzer.parsers.perfetto.reader._SMALL", 1 << 10)
+    path = tmp_path / "bomb.pftrace"
+    path.write_bytes(
+        WHOLE + delimited(1, delimited(50, zlib.compress(slice_(1, 2, 2, "x") * 10**5)))
+    )
+    trace = ta.read(path)
+    assert trace.events.height < 10**5
+    assert "bad-packet" in trace.issues["code"].to_list()
+
+
+_EVENTS = st.lists(
+    st.tuples(st.integers(0, 20), st.integers(0, 2), st.sampled_from([BEGIN, END])), max_size=30
+)
+
+
+@given(_EVENTS)
+def test_pairs_are_those_of_a_stack(events):
+    events.sort(key=lambda one: one[0])
+    ts, track, type_ = np.array(events, np.int64).reshape(-1, 3).T
+    stacks: dict[int, list[int]] = {}
+    expected, unmatched = {}, 0
+    for row, (_, on, what) in enumerate(events):
+        stack = stacks.setdefault(on, [])
+        if what == BEGIN:
+            stack.append(row)
+            expected[row] = -1
+        elif stack:
+            expected[stack.pop()] = row
+        else:
+            unmatched += 1
+    pairs = pair(ts, track, type_)
+    assert dict(zip(pairs.begin.tolist(), pairs.end.tolist(), strict=True)) == expected
+    assert pairs.unmatched == unmatched

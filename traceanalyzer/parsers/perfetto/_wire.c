@@ -1,0 +1,509 @@
+/* Reads Perfetto's protobuf: packets() finds the packets of a trace, texts() writes track events as
+ * events of Chrome's JSON, which the parser of that format turns into tables.
+ *
+ * wire.py has the same functions in Python, used without a compiler. Every read is checked against
+ * the end of its message; a damaged message ends there. Encoding:
+ * https://protobuf.dev/programming-guides/encoding/; field numbers: google/perfetto's
+ * protos/perfetto/trace.
+ */
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030B0000
+#include <Python.h>
+#include <stdint.h>
+#include <string.h>
+
+#define NOTHING INT64_MIN
+#define DEEPEST 64 /* levels of arguments */
+
+typedef const unsigned char *bytes;
+
+enum { VARINT, FIXED64, DELIMITED, GROUP, END_GROUP, FIXED32 };
+/* Columns of packets(), and the bits of KIND. */
+enum { AT, LENGTH, TS, SEQUENCE, FLAGS, CLOCK, KIND, EVENT, EVENT_LENGTH, TYPE, TRACK, VALUE, WIDTH };
+enum { IS_EVENT = 1, IS_STATE = 2, HAS_EXTRA = 4, HAS_FLOWS = 8, IS_OTHER = 16, IS_DOUBLE = 32,
+       HAS_VALUE = 64, IS_BAD = 128 };
+
+typedef struct { uint32_t number, type; uint64_t value; bytes data; } field;
+
+static bytes varint(bytes p, bytes end, uint64_t *value) {
+    if (p < end && *p < 0x80) { *value = *p; return p + 1; } /* most of them */
+    uint64_t v = 0;
+    for (int shift = 0; shift < 70; shift += 7) {
+        if (p >= end) return NULL;
+        if (shift < 64) v |= (uint64_t)(*p & 0x7F) << shift;
+        if (!(*p++ & 0x80)) { *value = v; return p; }
+    }
+    return NULL;
+}
+
+/* Reads one field; returns its end, or NULL if it is damaged. */
+static bytes next(bytes p, bytes end, field *f) {
+    uint64_t key;
+    if (!(p = varint(p, end, &key)) || key >> 3 == 0 || key >> 32) return NULL;
+    f->number = (uint32_t)(key >> 3);
+    f->type = key & 7;
+    f->data = p;
+    size_t size = f->type == FIXED64 ? 8 : 4;
+    switch (f->type) {
+    case VARINT: return varint(p, end, &f->value);
+    case FIXED64: case FIXED32:
+        if ((size_t)(end - p) < size) return NULL;
+        f->value = 0;
+        for (size_t i = size; i-- > 0;) f->value = f->value << 8 | p[i];
+        return p + size;
+    case DELIMITED:
+        if (!(p = varint(p, end, &f->value)) || f->value > (uint64_t)(end - p)) return NULL;
+        f->data = p;
+        return p + f->value;
+    default: return NULL; /* groups do not occur */
+    }
+}
+
+/* --- packets() ------------------------------------------------------------------------------- */
+
+static void read_event(bytes p, bytes end, int64_t *row) {
+    field f;
+    while (p < end) {
+        if (!(p = next(p, end, &f))) { row[KIND] |= IS_BAD; return; }
+        switch (f.number) {
+        case 9: row[TYPE] = (int64_t)f.value; break;
+        case 11: row[TRACK] = (int64_t)f.value; break;
+        case 30: row[VALUE] = (int64_t)f.value; row[KIND] |= HAS_VALUE; break;
+        case 44: row[VALUE] = (int64_t)f.value; row[KIND] |= HAS_VALUE | IS_DOUBLE; break;
+        case 12: case 46: row[KIND] |= HAS_EXTRA; break;
+        case 36: case 42: case 47: case 48: row[KIND] |= HAS_FLOWS; break;
+        }
+    }
+}
+
+static void read_packet(bytes p, bytes end, bytes start, int64_t *row) {
+    field f;
+    while (p < end) {
+        if (!(p = next(p, end, &f))) { row[KIND] |= IS_BAD; return; }
+        switch (f.number) {
+        case 8: row[TS] = (int64_t)f.value; break;
+        case 10: row[SEQUENCE] = (int64_t)(uint32_t)f.value; break;
+        case 13: row[FLAGS] |= (int64_t)f.value; break;
+        case 41: row[FLAGS] |= f.value != 0; break;
+        case 58: row[CLOCK] = (int64_t)(uint32_t)f.value; break;
+        case 11:
+            if (f.type != DELIMITED) { row[KIND] |= IS_BAD; return; }
+            row[KIND] |= IS_EVENT;
+            row[EVENT] = f.data - start;
+            row[EVENT_LENGTH] = (int64_t)f.value;
+            read_event(f.data, f.data + f.value, row);
+            break;
+        case 6: case 12: case 43: case 44: case 50: case 52: case 53: case 59: case 60:
+            row[KIND] |= IS_STATE;
+            break;
+        case 3: case 42: case 79: case 87: case 98: break; /* of the packet itself */
+        default: row[KIND] |= IS_OTHER;
+        }
+    }
+}
+
+static PyObject *packets(PyObject *self, PyObject *args) {
+    Py_buffer data;
+    if (!PyArg_ParseTuple(args, "y*", &data)) return NULL;
+    bytes start = data.buf, p = start, end = start + data.len;
+    Py_ssize_t rows = 0, room = 1024;
+    PyObject *out = PyByteArray_FromStringAndSize(NULL, room * WIDTH * 8);
+    while (out && p < end) {
+        field f;
+        bytes after = next(p, end, &f);
+        if (!after) break;
+        p = after;
+        if (f.number != 1 || f.type != DELIMITED) continue;
+        if (rows == room && PyByteArray_Resize(out, (room *= 2) * WIDTH * 8) < 0) {
+            Py_CLEAR(out);
+            break;
+        }
+        int64_t *row = (int64_t *)PyByteArray_AsString(out) + rows++ * WIDTH;
+        memset(row, 0, WIDTH * 8);
+        row[AT] = f.data - start;
+        row[LENGTH] = (int64_t)f.value;
+        row[TS] = row[CLOCK] = row[TRACK] = NOTHING;
+        read_packet(f.data, f.data + f.value, start, row);
+    }
+    if (out && PyByteArray_Resize(out, rows * WIDTH * 8) < 0) Py_CLEAR(out);
+    PyBuffer_Release(&data);
+    return out ? Py_BuildValue("Nn", out, (Py_ssize_t)(p - start)) : NULL;
+}
+
+/* --- texts() --------------------------------------------------------------------------------- */
+
+typedef struct { char *data; size_t size, room; int failed; } text;
+
+static void put(text *t, const void *data, size_t n) {
+    if (t->failed) return;
+    if (t->size + n > t->room) {
+        size_t room = (t->size + n) * 2;
+        char *more = PyMem_Realloc(t->data, room);
+        if (!more) { t->failed = 1; return; }
+        t->data = more;
+        t->room = room;
+    }
+    memcpy(t->data + t->size, data, n);
+    t->size += n;
+}
+
+#define PUT(t, literal) put(t, literal, sizeof(literal) - 1)
+
+static void put_unsigned(text *t, uint64_t value, int width) {
+    char digits[20];
+    int n = 20;
+    do { digits[--n] = (char)('0' + value % 10); } while ((value /= 10) || 20 - n < width);
+    put(t, digits + n, (size_t)(20 - n));
+}
+
+static void put_integer(text *t, int64_t value) {
+    if (value < 0) PUT(t, "-");
+    put_unsigned(t, value < 0 ? -(uint64_t)value : (uint64_t)value, 1);
+}
+
+/* Writes nanoseconds as microseconds. */
+static void put_time(text *t, int64_t ns) {
+    uint64_t size = ns < 0 ? -(uint64_t)ns : (uint64_t)ns;
+    if (ns < 0) PUT(t, "-");
+    put_unsigned(t, size / 1000, 1);
+    PUT(t, ".");
+    put_unsigned(t, size % 1000, 3);
+}
+
+static void put_inner(text *t, bytes p, size_t n) {
+    static const char HEX[] = "0123456789abcdef";
+    size_t begin = 0;
+    for (size_t i = 0; i < n; i++) {
+        unsigned char c = p[i];
+        if (c >= 0x20 && c != '"' && c != '\\') continue;
+        put(t, p + begin, i - begin);
+        begin = i + 1;
+        char escape[6] = {'\\', 'u', '0', '0', HEX[c >> 4], HEX[c & 15]};
+        put(t, escape, 6);
+    }
+    put(t, p + begin, n - begin);
+}
+
+static void put_text(text *t, bytes p, size_t n) {
+    PUT(t, "\"");
+    put_inner(t, p, n);
+    PUT(t, "\"");
+}
+
+static void put_double(text *t, uint64_t bits) {
+    double value;
+    memcpy(&value, &bits, 8);
+    if (value != value || value - value != 0) { PUT(t, "null"); return; }
+    char *digits = PyOS_double_to_string(value, 'r', 0, Py_DTSF_ADD_DOT_0, NULL);
+    if (!digits) { t->failed = 1; return; }
+    put(t, digits, strlen(digits));
+    PyMem_Free(digits);
+}
+
+/* Writes an interned text, which is JSON already; returns 0 if the id is unknown. */
+static int put_interned(text *t, PyObject *table, uint64_t id) {
+    PyObject *key = PyLong_FromUnsignedLongLong(id);
+    if (!key) { t->failed = 1; return 0; }
+    PyObject *value = PyDict_GetItemWithError(table, key);
+    Py_DECREF(key);
+    char *json;
+    Py_ssize_t n;
+    if (!value || PyBytes_AsStringAndSize(value, &json, &n) < 0) return 0;
+    put(t, json, (size_t)n);
+    return 1;
+}
+
+/* Interned texts of an event, and what is counted. */
+typedef struct {
+    PyObject *categories, *names, *keys, *strings, *kinds;
+    bytes wanted, wanted_end; /* names of the arguments to write, each with its length before it */
+    Py_ssize_t unknown;
+} state;
+
+static int put_annotation(text *t, state *s, bytes p, bytes end, int depth, int named);
+
+/* Writes the repeated fields `number` of a message as an object or a list. */
+static int put_children(text *t, state *s, bytes p, bytes end, uint32_t number, int depth) {
+    field f;
+    int count = 0;
+    while (p < end) {
+        if (!(p = next(p, end, &f))) return 0;
+        if (f.number != number || f.type != DELIMITED) continue;
+        if (count++) PUT(t, ",");
+        if (!put_annotation(t, s, f.data, f.data + f.value, depth, number != 12)) return 0;
+    }
+    return 1;
+}
+
+static void put_name(text *t, state *s, const field *name) {
+    if (name->number == 10) put_text(t, name->data, name->value);
+    else if (name->number == 0 || !put_interned(t, s->keys, name->value)) {
+        s->unknown++;
+        PUT(t, "\"\"");
+    }
+}
+
+/* Writes one argument, `"name":value` or a value; returns 0 if it is damaged. */
+static int put_annotation(text *t, state *s, bytes p, bytes end, int depth, int named) {
+    field f, name = {0}, value = {0};
+    bytes begin = p;
+    while (p < end) {
+        if (!(p = next(p, end, &f))) break;
+        if (f.number == 1 || f.number == 10) name = f;
+        else if ((f.number >= 2 && f.number <= 12) || f.number == 17) value = f;
+    }
+    int whole = p != NULL;
+    if (name.number == 10 && name.type != DELIMITED) name.number = 0;
+    if (named) {
+        put_name(t, s, &name);
+        PUT(t, ":");
+    }
+    int texts = value.number == 6 || value.number == 9;
+    int children = value.number == 11 || value.number == 12;
+    if ((texts || children) != (value.type == DELIMITED) || depth >= DEEPEST) value.number = 0;
+    switch (value.number) {
+    case 2: if (value.value) PUT(t, "true"); else PUT(t, "false"); break;
+    case 3: case 7: put_unsigned(t, value.value, 1); break;
+    case 4: put_integer(t, (int64_t)value.value); break;
+    case 5: put_double(t, value.value); break;
+    case 6: case 9: put_text(t, value.data, value.value); break;
+    case 11:
+        PUT(t, "{");
+        whole &= put_children(t, s, begin, end, 11, depth + 1);
+        PUT(t, "}");
+        break;
+    case 12:
+        PUT(t, "[");
+        whole &= put_children(t, s, begin, end, 12, depth + 1);
+        PUT(t, "]");
+        break;
+    case 17:
+        if (put_interned(t, s->strings, value.value)) break;
+        s->unknown++;
+        /* fall through */
+    default: PUT(t, "null");
+    }
+    return whole;
+}
+
+/* Whether an argument is to be written: all, or those whose name is wanted or interned. */
+static int is_wanted(const state *s, bytes p, bytes end) {
+    field f;
+    if (s->wanted == s->wanted_end) return 1;
+    while (p < end && (p = next(p, end, &f))) {
+        if (f.number == 1) return 1;
+        if (f.number != 10 || f.type != DELIMITED) continue;
+        for (bytes w = s->wanted; w < s->wanted_end; w += 1 + *w)
+            if (*w == f.value && !memcmp(w + 1, f.data, f.value)) return 1;
+        return 0;
+    }
+    return 0;
+}
+
+/* Writes the arguments of an event, and returns its name and categories. */
+static void put_arguments(text *t, state *s, bytes p, bytes end, int *count, field *name,
+                          text *categories) {
+    field f;
+    while (p < end && (p = next(p, end, &f))) {
+        switch (f.number) {
+        case 4:
+            if (f.type != DELIMITED || !is_wanted(s, f.data, f.data + f.value)) break;
+            if ((*count)++) PUT(t, ",");
+            put_annotation(t, s, f.data, f.data + f.value, 0, 1);
+            break;
+        case 10: case 23:
+            if (!name->number && (f.type == DELIMITED) == (f.number == 23)) *name = f;
+            break;
+        case 22:
+            if (f.type != DELIMITED) break;
+            if (categories->size) PUT(categories, ",");
+            put_inner(categories, f.data, f.value);
+            break;
+        case 3: {
+            if (f.type != VARINT) break;
+            size_t before = categories->size;
+            if (before) PUT(categories, ",");
+            size_t quoted = categories->size;
+            if (!put_interned(categories, s->categories, f.value)) {
+                s->unknown++;
+                categories->size = before;
+            } else if (categories->size - quoted >= 2) { /* without its quotes */
+                size_t n = categories->size - quoted - 2;
+                memmove(categories->data + quoted, categories->data + quoted + 1, n);
+                categories->size = quoted + n;
+            }
+            break;
+        }
+        }
+    }
+}
+
+/* Returns the category that the arguments of an event imply, or NULL. */
+static PyObject *implied_category(state *s, bytes p, bytes end) {
+    field f, name;
+    PyObject *category = NULL;
+    while (!category && p < end && (p = next(p, end, &f))) {
+        if (f.number != 4 || f.type != DELIMITED) continue;
+        bytes q = f.data, last = f.data + f.value;
+        while (!category && q < last && (q = next(q, last, &name))) {
+            PyObject *key = NULL;
+            if (name.number == 10 && name.type == DELIMITED)
+                key = PyBytes_FromStringAndSize((const char *)name.data, (Py_ssize_t)name.value);
+            else if (name.number == 1) {
+                text known = {0};
+                if (put_interned(&known, s->keys, name.value) && known.size > 2)
+                    key = PyBytes_FromStringAndSize(known.data + 1, (Py_ssize_t)known.size - 2);
+                PyMem_Free(known.data);
+            }
+            if (key) category = PyDict_GetItemWithError(s->kinds, key);
+            Py_XDECREF(key);
+        }
+    }
+    return category;
+}
+
+/* Columns of the rows of texts(). */
+enum { R_TS, R_DUR, R_AT, R_LENGTH, R_END_AT, R_END_LENGTH, R_TRACK, R_STATE, R_WIDTH };
+#define INSTANT -1
+
+static void put_event(text *t, state *s, bytes data, const int64_t *row, PyObject *track) {
+    text categories = {0};
+    field name = {0}, of_end = {0};
+    int count = 0;
+    char *prefix, *args;
+    Py_ssize_t n, n_args;
+    if (row[R_DUR] == INSTANT) PUT(t, "{\"ph\":\"i\",");
+    else PUT(t, "{\"ph\":\"X\",");
+    if (PyBytes_AsStringAndSize(PyTuple_GetItem(track, 0), &prefix, &n) < 0 ||
+        PyBytes_AsStringAndSize(PyTuple_GetItem(track, 1), &args, &n_args) < 0) {
+        t->failed = 1;
+        return;
+    }
+    put(t, prefix, (size_t)n);
+    PUT(t, ",\"ts\":");
+    put_time(t, row[R_TS]);
+    if (row[R_DUR] >= 0) {
+        PUT(t, ",\"dur\":");
+        put_time(t, row[R_DUR]);
+    }
+    PUT(t, ",\"args\":{");
+    put(t, args, (size_t)n_args);
+    count = n_args > 0;
+    bytes p = data + row[R_AT];
+    put_arguments(t, s, p, p + row[R_LENGTH], &count, &name, &categories);
+    p = data + row[R_END_AT];
+    put_arguments(t, s, p, p + row[R_END_LENGTH], &count, &of_end, &categories);
+    PUT(t, "}");
+    if (!name.number) name = of_end;
+    if (name.number == 23) {
+        PUT(t, ",\"name\":");
+        put_text(t, name.data, name.value);
+    } else if (name.number == 10) {
+        PUT(t, ",\"name\":");
+        if (!put_interned(t, s->names, name.value)) { s->unknown++; PUT(t, "null"); }
+    }
+    if (categories.size) {
+        PUT(t, ",\"cat\":\"");
+        put(t, categories.data, categories.size);
+        PUT(t, "\"");
+    } else {
+        p = data + row[R_AT];
+        PyObject *category = implied_category(s, p, p + row[R_LENGTH]);
+        if (category && PyBytes_AsStringAndSize(category, &args, &n_args) >= 0) {
+            PUT(t, ",\"cat\":");
+            put(t, args, (size_t)n_args);
+        }
+    }
+    PUT(t, "},\n");
+    t->failed |= categories.failed;
+    PyMem_Free(categories.data);
+}
+
+static PyObject *texts(PyObject *self, PyObject *args) {
+    Py_buffer data, rows;
+    PyObject *tracks, *states, *kinds, *wanted;
+    if (!PyArg_ParseTuple(args, "y*y*O!O!O!O!", &data, &rows, &PyList_Type, &tracks, &PyList_Type,
+                          &states, &PyDict_Type, &kinds, &PyBytes_Type, &wanted))
+        return NULL;
+    text t = {0};
+    state s = {.kinds = kinds, .wanted = (bytes)PyBytes_AsString(wanted)};
+    s.wanted_end = s.wanted + PyBytes_Size(wanted);
+    Py_ssize_t count = rows.len / (R_WIDTH * 8);
+    for (Py_ssize_t i = 0; i < count && !t.failed; i++) {
+        int64_t row[R_WIDTH];
+        memcpy(row, (char *)rows.buf + i * sizeof row, sizeof row);
+        PyObject *track = PyList_GetItem(tracks, (Py_ssize_t)row[R_TRACK]);
+        PyObject *of = PyList_GetItem(states, (Py_ssize_t)row[R_STATE]);
+        int inside = row[R_AT] >= 0 && row[R_LENGTH] >= 0 && row[R_AT] + row[R_LENGTH] <= data.len &&
+                     row[R_END_AT] >= 0 && row[R_END_LENGTH] >= 0 &&
+                     row[R_END_AT] + row[R_END_LENGTH] <= data.len;
+        if (!track || !of || !inside || PyTuple_Size(of) != 4 || PyTuple_Size(track) != 2) {
+            if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "bad row");
+            t.failed = 1;
+            break;
+        }
+        s.categories = PyTuple_GetItem(of, 0);
+        s.names = PyTuple_GetItem(of, 1);
+        s.keys = PyTuple_GetItem(of, 2);
+        s.strings = PyTuple_GetItem(of, 3);
+        put_event(&t, &s, data.buf, row, track);
+    }
+    PyObject *result = NULL;
+    if (!t.failed) result = Py_BuildValue("y#n", t.data ? t.data : "", (Py_ssize_t)t.size, s.unknown);
+    else if (!PyErr_Occurred()) PyErr_NoMemory();
+    PyMem_Free(t.data);
+    PyBuffer_Release(&data);
+    PyBuffer_Release(&rows);
+    return result;
+}
+
+/* --- flows() --------------------------------------------------------------------------------- */
+
+/* Puts the arrows of an event: its row, the id, and whether the arrow ends here. */
+static void put_flows(text *t, bytes p, bytes end, int64_t row) {
+    field f;
+    while (p < end && (p = next(p, end, &f))) {
+        int ends = f.number == 42 || f.number == 48;
+        if (f.number != 36 && f.number != 47 && !ends) continue;
+        bytes list = f.data, list_end = f.data + (f.type == DELIMITED ? f.value : 0);
+        do { /* repeated fields may be packed */
+            if (f.type == DELIMITED) {
+                if (list >= list_end) break;
+                if (f.number > 42 && list_end - list >= 8) {
+                    memcpy(&f.value, list, 8); /* little-endian, as all machines it runs on */
+                    list += 8;
+                } else if (f.number > 42 || !(list = varint(list, list_end, &f.value))) break;
+            }
+            int64_t point[3] = {row, (int64_t)f.value, ends};
+            put(t, point, sizeof point);
+        } while (f.type == DELIMITED);
+    }
+}
+
+static PyObject *flows(PyObject *self, PyObject *args) {
+    Py_buffer data, rows;
+    if (!PyArg_ParseTuple(args, "y*y*", &data, &rows)) return NULL;
+    text t = {0};
+    for (Py_ssize_t i = 0; i < rows.len / 16; i++) {
+        int64_t range[2];
+        memcpy(range, (char *)rows.buf + i * 16, 16);
+        if (range[0] < 0 || range[1] < 0 || range[0] + range[1] > data.len) continue;
+        bytes p = (bytes)data.buf + range[0];
+        put_flows(&t, p, p + range[1], i);
+    }
+    PyObject *result = t.failed ? PyErr_NoMemory()
+                                : PyBytes_FromStringAndSize(t.data, (Py_ssize_t)t.size);
+    PyMem_Free(t.data);
+    PyBuffer_Release(&data);
+    PyBuffer_Release(&rows);
+    return result;
+}
+
+static PyMethodDef METHODS[] = {
+    {"flows", flows, METH_VARARGS, "Return row, id and end of all arrows of track events."},
+    {"packets", packets, METH_VARARGS, "Return the rows of all packets, and the end of the last."},
+    {"texts", texts, METH_VARARGS, "Return track events as JSON, and the number of unknown ids."},
+    {NULL, NULL, 0, NULL}};
+static struct PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "_wire", NULL, 0, METHODS,
+                                    NULL, NULL, NULL, NULL};
+PyMODINIT_FUNC PyInit__wire(void) { return PyModule_Create(&MODULE); }

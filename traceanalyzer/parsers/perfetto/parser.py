@@ -1,0 +1,51 @@
+"""The Perfetto parser: reads a protobuf trace into a :class:`~traceanalyzer.trace.Trace`."""
+
+import re
+
+from traceanalyzer.parsers.contract import Format, Progress, Selection
+from traceanalyzer.parsers.source import Source
+from traceanalyzer.trace import Trace
+
+_PACKET = 0x0A
+#: Endings of file names; detection is by content.
+SUFFIXES = (".pftrace", ".perfetto-trace", ".pftrace.gz", ".perfetto-trace.gz")
+#: The first packet of ``traceanalyzer merge``: a clock of the sequence 1, with a padded time.
+_MERGED = re.compile(
+    rb"\x0a.\x50\x01\x32.\x0a.\x08\x81\x01\x10[\x80-\xff]{9}.\x0a.\x08\x06\x10[\x80-\xff]{9}.", re.S
+)
+
+
+def sniff(head: bytes, path: str) -> bool:
+    """Whether the first bytes are packets; in a file of Perfetto's suffix one is enough."""
+    if not head or head[0] != _PACKET or _MERGED.match(head):
+        return False
+    from traceanalyzer.parsers.perfetto.wire import IS_BAD, IS_EVENT, IS_STATE, memory_packets
+
+    kinds, is_whole = memory_packets(head)
+    good = sum(1 for kind in kinds if kind & (IS_EVENT | IS_STATE) and not kind & IS_BAD)
+    if path.lower().endswith(SUFFIXES):
+        return bool(kinds) or not is_whole
+    return good >= 2 and not any(kind & IS_BAD for kind in kinds[:-1])
+
+
+def is_merged(head: bytes) -> bool:
+    """Whether ``traceanalyzer merge`` wrote the file."""
+    return _MERGED.match(head) is not None
+
+
+def parse(source: Source, selection: Selection, progress: Progress | None = None) -> Trace:
+    """Read one trace; see :func:`traceanalyzer.parsers.perfetto.reader.parse`."""
+    from traceanalyzer.parsers.perfetto import reader
+
+    return reader.parse(source, selection, progress)
+
+
+FORMAT: Format = Format(
+    name="perfetto",
+    suffixes=(".pftrace", ".perfetto-trace", ".pftrace.gz"),
+    description="Perfetto protobuf: PyTorch's .pftrace, rocprofv3 --output-format pftrace",
+    spec_url="https://perfetto.dev/docs/reference/synthetic-track-event",
+    sniff=sniff,
+    parse=parse,
+    priority=35,
+)

@@ -1,0 +1,285 @@
+"""Packets that describe others: interned texts, tracks, clocks, defaults of a packet sequence.
+
+A sequence (one writer) resets its texts with SEQ_INCREMENTAL_STATE_CLEARED; ``generation`` counts
+these resets. Within a generation an id keeps its text, so all its packets share one table.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from traceanalyzer.parsers.perfetto.wire import (
+    DELIMITED,
+    Field,
+    Ints,
+    State,
+    double,
+    quoted,
+    signed,
+    text,
+    whole_fields,
+)
+from traceanalyzer.parsers.rocpd.names import copy_name
+
+#: Categories of rocprofv3, as Kineto spells them.
+_CATEGORIES = {
+    "kernel_dispatch": "kernel",
+    "memory_copy": "gpu_memcpy",
+    "hip_api": "cuda_runtime",
+    "hsa_api": "cuda_driver",
+    "marker_api": "nvtx",
+    "rccl_api": "nvtx",
+}
+#: Arguments of rocprofv3, as Kineto spells them.
+_ARGUMENTS = {"corr_id": "correlation", "copy_bytes": "bytes"}
+_COPY = re.compile(r"MEMORY_COPY_\w+")
+
+Key = tuple[int, int]
+
+
+class Clock(NamedTuple):
+    """A clock in a snapshot: its key (sequence or 0, id), its time, and how packets count it."""
+
+    key: Key
+    time: int
+    is_incremental: bool
+    unit: int
+
+
+class Snapshot(NamedTuple):
+    """The same moment on several clocks; ``row`` is the packet."""
+
+    row: int
+    clocks: list[Clock]
+
+
+@dataclass
+class Track:
+    """A track as described; None for what is not given."""
+
+    parent: int = 0
+    name: str | None = None
+    process: tuple[int, str | None, str | None] | None = None
+    thread: tuple[int, int, str | None] | None = None
+    counter: tuple[str | None, int, bool] | None = None
+
+
+@dataclass
+class Defaults:
+    """Defaults of the packets of a sequence."""
+
+    clock: int | None = None
+    track: int = 0
+    extra: list[int] = field(default_factory=list)
+    extra_double: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Specs:
+    """Texts of render stages and GPU counters by id: names, pids of contexts, counters."""
+
+    stages: dict[int, str] = field(default_factory=dict)
+    contexts: dict[int, int] = field(default_factory=dict)
+    kernels: dict[int, str] = field(default_factory=dict)
+    arguments: dict[int, str] = field(default_factory=dict)
+    counters: dict[int, dict[int, str]] = field(default_factory=dict)
+    gpus: dict[int, int] = field(default_factory=dict)
+
+
+def _new_state() -> State:
+    return State({}, {}, {}, {})
+
+
+@dataclass
+class Described:
+    """All that these packets describe.
+
+    Attributes:
+        states: interned texts by (sequence, generation).
+        tracks: tracks by uuid.
+        defaults, specs: by (sequence, generation).
+        snapshots: clocks, in order.
+        primary: id of the clock of the trace.
+        stages: rows of render stages, with the field of the event.
+        gpu_counters: rows of GPU counters, likewise.
+    """
+
+    states: defaultdict[Key, State] = field(default_factory=lambda: defaultdict(_new_state))
+    tracks: dict[int, Track] = field(default_factory=dict)
+    defaults: defaultdict[Key, Defaults] = field(default_factory=lambda: defaultdict(Defaults))
+    specs: defaultdict[Key, Specs] = field(default_factory=lambda: defaultdict(Specs))
+    snapshots: list[Snapshot] = field(default_factory=list)
+    primary: int = 6
+    stages: list[tuple[int, Field]] = field(default_factory=list)
+    gpu_counters: list[tuple[int, Field]] = field(default_factory=list)
+
+
+def generations(sequence: Ints, flags: Ints) -> Ints:
+    """Return the number of resets of its sequence up to and including each packet."""
+    if len(sequence) and sequence.min() == sequence.max():
+        return np.cumsum(flags & 1)
+    order = np.argsort(sequence, kind="stable")
+    resets = np.cumsum(flags[order] & 1)
+    first = np.searchsorted(sequence[order], sequence[order])
+    before = resets - (flags[order] & 1)
+    result = np.empty(len(sequence), np.int64)
+    result[order] = resets - before[first]
+    return result
+
+
+def describe(data: memoryview, rows: list[tuple[int, int, int, int, int]]) -> Described:
+    """Read packets with descriptions.
+
+    Args:
+        data: the trace.
+        rows: row, place, length, sequence and generation of each of these packets.
+    """
+    result = Described()
+    for row, at, length, sequence, generation in rows:
+        key = (sequence, generation)
+        for one in whole_fields(data, at, at + length):
+            if one.type != DELIMITED:
+                continue
+            if one.number == 12:
+                _interned(data, one, result.states[key], result.specs[key])
+            elif one.number == 60:
+                _track(data, one, result)
+            elif one.number == 6:
+                _snapshot(data, one, row, sequence, result)
+            elif one.number == 59:
+                _defaults(data, one, result.defaults[key])
+            elif one.number == 53:
+                result.stages.append((row, one))
+            elif one.number == 52:
+                result.gpu_counters.append((row, one))
+    return result
+
+
+def inside(data: memoryview, message: Field) -> dict[int, Field]:
+    """Return the fields of a message by number; of repeated ones the last."""
+    end = message.at + (message.value if message.type == DELIMITED else 0)
+    return {one.number: one for one in whole_fields(data, message.at, end)}
+
+
+def number(known: dict[int, Field], tag: int, default: int = 0) -> int:
+    """Return an integer field."""
+    one = known.get(tag)
+    return default if one is None or one.type == DELIMITED else one.value
+
+
+def text_of(data: memoryview, known: dict[int, Field], tag: int) -> str | None:
+    """Return a text field; None if it is absent or empty."""
+    one = known.get(tag)
+    return None if one is None else text(data, one) or None
+
+
+def _interned(data: memoryview, message: Field, state: State, specs: Specs) -> None:
+    tables = {1: state.categories, 2: state.names, 3: state.keys, 29: state.strings}
+    plain = {24: specs.stages, 1000: specs.kernels, 1001: specs.arguments}
+    for one in whole_fields(data, message.at, message.at + message.value):
+        known = inside(data, one)
+        id_, content = number(known, 1), text_of(data, known, 2) or ""
+        if one.number in tables:
+            tables[one.number][id_] = quoted(_as_kineto(one.number, content))
+        elif one.number in plain:
+            plain[one.number][id_] = (
+                text_of(data, known, 3) if one.number == 1000 else None
+            ) or content
+        elif one.number == 23:
+            specs.contexts[id_] = signed(number(known, 2))
+        elif one.number == 47:
+            specs.gpus[id_] = signed(number(known, 3))
+            if 2 in known:
+                specs.counters[id_] = counter_names(data, known[2])
+
+
+def _as_kineto(table: int, content: str) -> str:
+    """Return a text of rocprofv3 in Kineto's spelling; other texts are unchanged."""
+    if table == 1:
+        return _CATEGORIES.get(content, content)
+    if table == 2 and _COPY.fullmatch(content):
+        return copy_name(content)
+    return _ARGUMENTS.get(content, content) if table == 3 else content
+
+
+def counter_names(data: memoryview, descriptor: Field) -> dict[int, str]:
+    """Return the names of GPU counters by id."""
+    if descriptor.type != DELIMITED:
+        return {}
+    specs = whole_fields(data, descriptor.at, descriptor.at + descriptor.value)
+    known = [inside(data, one) for one in specs if one.number == 1]
+    return {number(one, 1): text_of(data, one, 2) or f"counter {number(one, 1)}" for one in known}
+
+
+def _track(data: memoryview, message: Field, result: Described) -> None:
+    known = inside(data, message)
+    uuid = number(known, 1)
+    track = result.tracks.setdefault(uuid, Track())
+    track.parent = number(known, 5, track.parent)
+    names = (text_of(data, known, tag) for tag in (2, 10, 13))
+    track.name = next(filter(None, names), track.name)
+    if 3 in known:
+        process = inside(data, known[3])
+        labels = text_of(data, process, 8)
+        track.process = (signed(number(process, 1)), text_of(data, process, 6), labels)
+    if 4 in known:
+        thread = inside(data, known[4])
+        track.thread = (
+            signed(number(thread, 1)), signed(number(thread, 2)), text_of(data, thread, 5)
+        )  # fmt: skip
+    if 8 in known:
+        counter = inside(data, known[8])
+        multiplier = signed(number(counter, 4)) or 1
+        track.counter = (text_of(data, counter, 6), multiplier, bool(number(counter, 5)))
+
+
+def _snapshot(data: memoryview, message: Field, row: int, sequence: int, result: Described) -> None:
+    clocks = []
+    for one in whole_fields(data, message.at, message.at + message.value):
+        if one.number == 1:
+            known = inside(data, one)
+            key = clock_key(number(known, 1), sequence)
+            unit = number(known, 4) or 1
+            time = signed(number(known, 2)) * unit
+            if abs(time) < 1 << 62:
+                clocks.append(Clock(key, time, bool(number(known, 3)), unit))
+        elif one.number == 2 and one.type != DELIMITED and one.value:
+            result.primary = one.value
+    result.snapshots.append(Snapshot(row, clocks))
+
+
+def clock_key(id_: int, sequence: int) -> Key:
+    """Return the key of a clock: ids 64 to 127 belong to their packet sequence."""
+    return (sequence if 64 <= id_ < 128 else 0, id_)
+
+
+def _defaults(data: memoryview, message: Field, defaults: Defaults) -> None:
+    known = inside(data, message)
+    if 58 in known:
+        defaults.clock = number(known, 58)
+    if 11 in known:
+        event = known[11]
+        of_event = inside(data, event)
+        defaults.track = number(of_event, 11, defaults.track)
+        defaults.extra = integers(data, event, 31) or defaults.extra
+        defaults.extra_double = integers(data, event, 45) or defaults.extra_double
+
+
+def integers(data: memoryview, message: Field, tag: int) -> list[int]:
+    """Return a repeated integer field that is not packed."""
+    end = message.at + (message.value if message.type == DELIMITED else 0)
+    return [
+        one.value
+        for one in whole_fields(data, message.at, end)
+        if one.number == tag and one.type != DELIMITED
+    ]
+
+
+def doubles(data: memoryview, message: Field, tag: int) -> list[float]:
+    """Return a repeated field of doubles that is not packed."""
+    return [double(value) for value in integers(data, message, tag)]
