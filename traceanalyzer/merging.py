@@ -473,13 +473,16 @@ def _step(step: str, rows: pl.DataFrame) -> tuple[int, int]:
 
 
 def _number(finding: str | int, findings: Sequence[Finding]) -> int:
-    """Return the number of a finding.
+    """Return the number of a finding, or of the finding that explains an effect of this id.
 
     Raises:
         OptionError: there is no such finding.
     """
     for number, one in enumerate(findings, 1):
         if str(finding) in (str(number), one.id):
+            return number
+    for number, one in enumerate(findings, 1):
+        if finding in [effect.id for effect in one.effects]:
             return number
     listed = ", ".join(f"{number} ({one.id})" for number, one in enumerate(findings, 1))
     known = f"the findings are {listed}" if listed else "diagnose finds no problem"
