@@ -78,6 +78,22 @@ def test_links_have_targets(page: Path) -> None:
     assert [file for file in files if not (page.parent / file).exists()] == []
 
 
+def _anchors(page: Path) -> set[str]:
+    """Return the anchors of the titles of a page, as GitHub and the site make them."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    plain = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title).lower() for title in titles]
+    return {re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in plain}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_links_to_titles_have_targets(page: Path) -> None:
+    links = re.findall(r"\]\(([^)\s:]*)#([^)\s]+)\)", page.read_text())
+    targets = [((page.parent / file if file else page), anchor) for file, anchor in links]
+    pages = [(file, anchor) for file, anchor in targets if file.suffix == ".md"]
+    assert [anchor for file, anchor in pages if anchor not in _anchors(file)] == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_make_targets_exist(page: Path) -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
