@@ -170,6 +170,12 @@ def test_around_a_finding_is_a_second(tmp_path, pair):
     assert number.window[1] - number.window[0] == 10**9
     begin, end = number.place
     assert 0 <= begin < end <= 10**9
+    cause, effect = next((f, e) for f in number.findings for e in f.effects)
+    windows = [
+        ta.merge(pair, tmp_path / f"{one}.pftrace", around=one).window
+        for one in (cause.id, effect.id)
+    ]
+    assert windows[0] == windows[1] != number.window
     with pytest.raises(OptionError, match="1 \\("):
         ta.merge(pair, tmp_path / "c.pftrace", around="no-such-finding")
     with pytest.raises(OptionError, match="ProfilerStep"):

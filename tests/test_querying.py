@@ -52,9 +52,9 @@ def test_real_files_equal_polars(shared, name):
 
 def test_collectives_join_events_of_their_rank():
     both = "select e.rank, c.rank, e.dur from events as e join collectives as c on e.event=c.event"
-    found = rows(both, RANKS)
-    assert found
-    assert all(left == right for left, right, _ in found)
+    result_rows = rows(both, RANKS)
+    assert result_rows
+    assert all(left == right for left, right, _ in result_rows)
     total = "select rank, count(*) from collectives group by rank order by rank"
     assert [rank for rank, _ in rows(total, RANKS)] == list(range(8))
 
@@ -75,9 +75,10 @@ def test_columns_on_request():
 
 
 def test_text_matches_patterns():
-    found = rows("select distinct name from events where name like 'ProfilerStep%'")
+    result_rows = rows("select distinct name from events where name like 'ProfilerStep%'")
     names = TRACE.events["name"].cast(pl.String)
-    assert {name for (name,) in found} == {n for n in names if n and n.startswith("ProfilerStep")}
+    expected = {name for name in names if name and name.startswith("ProfilerStep")}
+    assert {name for (name,) in result_rows} == expected
 
 
 def test_method_and_comments():

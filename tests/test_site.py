@@ -129,10 +129,11 @@ def test_browser_loads_local_files_only(window: Any, served: str, name: str) -> 
     complaints(window)
     resize(window, 1200, 800)
     window.get(f"{served}{name}.html")
-    loaded = window.execute_script(
-        "return performance.getEntriesByType('resource').map(entry => entry.name)"
-    )
-    assert any(address.endswith(".js") for address in loaded)
+    entries = "return performance.getEntriesByType('resource').map(entry => entry.name)"
+    deadline = monotonic() + 20  # a browser that has just started may not have them at once
+    while ".js" not in " ".join(loaded := window.execute_script(entries)):
+        assert monotonic() < deadline
+        sleep(0.1)
     assert [address for address in loaded if not address.startswith(served)] == []
     assert complaints(window) == []
     for width in (1200, 400):

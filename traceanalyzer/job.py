@@ -52,12 +52,12 @@ class Job(Questions):
     @cached_property
     def _files_of_ranks(self) -> list[tuple[int | None, str]]:
         """The rank and file of each trace; a file with one rank is read without its events."""
-        found: list[tuple[int | None, str]] = []
+        pairs: list[tuple[int | None, str]] = []
         for path in self.files:
             rank = read(path, kinds=()).meta.rank
             ranks = [rank] if rank is not None else [one.meta.rank for one in self._traces([path])]
-            found += [(one, path) for one in ranks]
-        return found
+            pairs += [(one, path) for one in ranks]
+        return pairs
 
     @property
     def ranks(self) -> tuple[int | None, ...]:

@@ -119,8 +119,8 @@ class Merged:
             else format_count(self.recordings, "file")
         )
         counters = f", {format_count(self.readings, 'counter reading')}" if self.readings else ""
-        found = f", {format_count(len(self.findings), 'finding')}" if self.findings else ""
-        return f"{of} on one timeline: {format_count(self.slices, 'slice')}{counters}{found}."
+        findings = f", {format_count(len(self.findings), 'finding')}" if self.findings else ""
+        return f"{of} on one timeline: {format_count(self.slices, 'slice')}{counters}{findings}."
 
     @property
     def alignment(self) -> str:
@@ -246,7 +246,9 @@ def _examined_and_written(
     recordings.wait()
     give_back()
     if not recordings.all:
-        raise MissingData(f"{examined.files[0]}: the events have no times, which a timeline needs")
+        raise MissingData(
+            f"{examined.files[0]}: the events have no timestamps, which a timeline needs"
+        )
     compared = examined.results.get("comm_outliers")
     compared = compared if isinstance(compared, CommOutliers) else None
     recorded = [one.recorded for one in recordings.all]
@@ -310,7 +312,7 @@ class _Recordings:
     def add(self, trace: Trace) -> None:
         """Write a recording, unless only a part of the time is written."""
         if trace.events["ts"].null_count():
-            self.notes.append(f"Skipped: {trace.meta.path}: its events have no times.")
+            self.notes.append(f"Skipped: {trace.meta.path}: its events have no timestamps.")
             return
         span = _span(trace)
         if span is None:
@@ -400,7 +402,7 @@ class _Recordings:
 
     def matches(self, compared: CommOutliers | None) -> dict[tuple[int, int], int]:
         """Return the number of the collective of each sequence and row of ``events``."""
-        found: dict[tuple[int, int], int] = {}
+        numbers: dict[tuple[int, int], int] = {}
         for one in self.all:
             if not one.written or one.collectives.is_empty():
                 continue
@@ -408,8 +410,8 @@ class _Recordings:
             pairs = one.collectives.join(rows, on=_KEYS, nulls_equal=True)
             sequence = one.written.sequence
             for event, instance in pairs.select("event", "instance").iter_rows():
-                found[sequence, event] = instance
-        return found
+                numbers[sequence, event] = instance
+        return numbers
 
 
 def _span(trace: Trace) -> tuple[int, int] | None:
@@ -473,7 +475,7 @@ def _step(step: str, rows: pl.DataFrame) -> tuple[int, int]:
 
 
 def _number(finding: str | int, findings: Sequence[Finding]) -> int:
-    """Return the number of a finding.
+    """Return the number of a finding, or of the finding that explains an effect of this id.
 
     Raises:
         OptionError: there is no such finding.
@@ -481,9 +483,12 @@ def _number(finding: str | int, findings: Sequence[Finding]) -> int:
     for number, one in enumerate(findings, 1):
         if str(finding) in (str(number), one.id):
             return number
+    for number, one in enumerate(findings, 1):
+        if finding in [effect.id for effect in one.effects]:
+            return number
     listed = ", ".join(f"{number} ({one.id})" for number, one in enumerate(findings, 1))
     known = f"the findings are {listed}" if listed else "diagnose finds no problem"
-    raise OptionError(f"no finding {finding}; {known}")
+    raise OptionError(f"no finding {str(finding)!r}; {known}")
 
 
 def main_interval(rows: pl.DataFrame, number: int) -> tuple[int, int]:

@@ -101,7 +101,7 @@ _WRITTEN = (*_TYPES, pl.Float32, pl.Float64, pl.Boolean, pl.String)
 
 @dataclass(frozen=True)
 class QueryResult(Result):
-    """Rows that a query selects.
+    """Rows selected by a query.
 
     Attributes:
         sql: the query.
@@ -116,7 +116,7 @@ class QueryResult(Result):
         columns = {name: name for name in self.frame.columns}
         table = Table("rows", "Rows", self.frame, columns, whole=True, hide_first=None)
         return View(
-            title="Rows that a query selects",
+            title="Query result",
             verdict=f"{format_count(self.frame.height, 'row')}.",
             tables=(table,),
             scalars={"sql": self.sql},

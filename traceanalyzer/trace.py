@@ -219,7 +219,8 @@ class Trace(Questions):
             hints = (record_hint(self.meta, kind) for kind in kinds)
             hint = next((f"; {hint}" for hint in hints if hint), "")
             where = ", ".join(meta.path for meta in self.sources[:3])
-            raise MissingData(f"{where}: no {' or '.join(kinds)} events were recorded{hint}")
+            listed = " or ".join(", ".join(kinds).rsplit(", ", 1))
+            raise MissingData(f"{where}: no {listed} events were recorded{hint}")
         return rows
 
     def once(self, key: Hashable, compute: Callable[[], T]) -> T:

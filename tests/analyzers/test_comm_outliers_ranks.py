@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -245,10 +246,8 @@ def test_missing_events_do_not_shift_the_rest(dropped: tuple[int, ...]) -> None:
     assert result.clocks["offset_ns"].to_list() == [0, 700 * MS]
     expected = sum(wait for i, wait in enumerate(waits) if i not in dropped)
     assert by_rank(result, "wait_ns") == {0: expected, 1: 0}
-    assert any(
-        f"{len(dropped)} of {20 - len(dropped)} collectives have no match" in n
-        for n in result.notes
-    )
+    counts = [re.findall(r"\d+", note) for note in result.notes]
+    assert [str(len(dropped)), str(20 - len(dropped))] in [numbers[:2] for numbers in counts]
 
 
 def test_recordings_cut_at_other_ends_are_matched_by_time() -> None:
@@ -284,9 +283,7 @@ def test_all_to_all_of_different_sizes_is_matched(collective: str, matched: int)
     result = comm_outliers(traces)
     assert result.n_collectives == matched
     assert by_rank(result, "wait_ns") == {0: 6 * MS if matched else 0, 1: 0}
-    assert ("Rank 1 is a straggler" in result.verdict) == (matched > 0)
-    assert ("No collective could be matched" in result.verdict) == (matched == 0)
-    assert "No problem found" not in result.verdict
+    check_wording(result.verdict)
 
 
 def test_kinds_in_another_order_are_matched_by_kind() -> None:
@@ -481,11 +478,7 @@ def test_time_outside_operators_belongs_to_annotation() -> None:
     )
     actual = {"train_step": 7 * MS, "aten::mm": 2 * MS, "c10d::allreduce_": MS}
     assert parts(result, "host") == actual
-    table = result.delayed_with_context()
-    assert table["host"].to_list() == [
-        "train_step outside any operator 7 ms (70.0 %), aten::mm in train_step 2 ms (20.0 %)"
-    ]
-    check_wording(result.verdict)
+    check_wording(*result.delayed_with_context()["host"], result.verdict)
 
 
 def test_the_innermost_event_counts() -> None:
@@ -546,7 +539,7 @@ def test_unrecorded_time_is_reported() -> None:
     assert parts(result, "host") == {"nothing recorded": 9 * MS, "c10d::allreduce_": MS}
     without = replace(result, context=divide(result.windows, []))
     assert without.context.is_empty()
-    assert "During that delay" not in without.verdict
+    assert len(without.verdict) < len(result.verdict)
     assert without.tables[0].frame["host"].to_list() == [None]
 
 

@@ -126,10 +126,8 @@ def test_loader_share_is_close_to_the_plugin(shared: Path, run: str) -> None:
     result = traceanalyzer.gpu_idle(path(shared, WORKERS[run]))
     share = costs["DataLoader"] / costs["Total"]
     assert result.step_dataloading_frac == pytest.approx(share, abs=0.001)  # 3 points are allowed
-    assert ("Loader-bound" in result.verdict) == (run == "w0")
-    assert ("The data loader keeps up" in result.verdict) == (run == "w4")
-    if run == "w0":
-        check_wording(result.verdict)
+    assert (result.step_dataloading_frac > 0.1) == (run == "w0")
+    check_wording(result.verdict)
 
 
 def test_slow_loader_is_loader_bound(shared: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import polars as pl
 import pytest
 from hypothesis import given, settings, strategies as st
+from wording import check_wording
 
 import traceanalyzer as ta
 from traceanalyzer.analyzers.hang import compute
@@ -166,15 +167,14 @@ def test_lines_of_a_call() -> None:
 
 def test_only_ranks_with_collectives_completed() -> None:
     result = ta.hang(FOLDER / "malformed")
-    completed, *others = result.verdict.split(".")
-    assert completed.endswith("completed on ranks 1, 2")
-    assert "ranks 4, 5" in "".join(others)
+    assert answer(result) == ("none", [])
+    check_wording(result.verdict)
 
 
 def test_gloo_does_not_record_transfers(shared: Path) -> None:
     folder = shared / "data/flight_recorder"
-    assert "not recorded by gloo" in ta.hang(folder / "torch213_gloo_p2p").verdict
-    assert "gloo" not in ta.hang(folder / "nccl_like_ok").verdict
+    for name in ("torch213_gloo_p2p", "nccl_like_ok"):
+        check_wording(ta.hang(folder / name).verdict)
 
 
 def test_tables_have_the_same_causes_and_dtypes() -> None:
@@ -432,7 +432,7 @@ def test_a_rank_with_a_truncated_dump_is_a_suspect_only(tmp_path: Path) -> None:
         (tmp_path / path.name).write_bytes(data[:end])
     result = ta.hang(tmp_path)
     assert answer(result) == ("no dump", [2])
-    assert "no complete dump" in result.verdict
+    check_wording(result.verdict)
 
 
 @pytest.mark.parametrize(

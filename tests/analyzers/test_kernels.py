@@ -251,7 +251,7 @@ def test_groups_add_up(by: Any) -> None:
 @pytest.mark.parametrize(
     ("events", "by", "text"),
     [
-        ([], None, "no kernel or gpu_memcpy or gpu_memset events were recorded; .*CUDA"),
+        ([], None, "no kernel, gpu_memcpy or gpu_memset .*CUDA"),
         ([host("cpu_op", "f", 0, 1)], None, "no kernel"),
         ([device(GEMM, 0, None)], None, "all recorded device work lacks an end time"),
         ([device(GEMM, 0, 5)], "operator", "no cuda_runtime or cuda_driver .*CPU, CUDA"),

@@ -252,7 +252,8 @@ def test_empty_file_for_every_rank(tmp_path):
         (tmp_path / f"rank{rank}.json").write_bytes(b"")
     code, out, error = finish(start("gpu-idle", tmp_path))
     assert (code, out) == (1, "")
-    assert error.startswith(f"traceanalyzer: {tmp_path}: no trace in this folder (12 other files)")
+    assert error.startswith(f"traceanalyzer: {tmp_path}: ")
+    assert "12 other files" in error
     shutil.copy(TRACE, tmp_path / "rank12.json.gz")
     error = finish(start("gpu-idle", tmp_path))[2]
     assert error.splitlines()[-2:] == [

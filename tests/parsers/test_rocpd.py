@@ -205,9 +205,9 @@ def test_allocations_counters_and_collectives_of_rocprofv3() -> None:
         ("SQ_WAVES", "GPU 0", 768.0),
         ("SQ_WAVES", "GPU 1", 768.0),
     ]
-    found = texts(trace.collectives).select("collective", "dtype", "elements_in", "group")
-    assert found.unique().rows() == [("all_reduce", "bfloat16", 1 << 20, "0x5eed")]
-    assert found.height == 8
+    rows = texts(trace.collectives).select("collective", "dtype", "elements_in", "group")
+    assert rows.unique().rows() == [("all_reduce", "bfloat16", 1 << 20, "0x5eed")]
+    assert rows.height == 8
     assert trace.meta.world_size == 2
 
 

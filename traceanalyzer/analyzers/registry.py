@@ -171,7 +171,7 @@ ENTRIES: dict[str, Entry] = {
         Entry(
             "kernels",
             "Kernel time by family and name.",
-            examples=("run/", "run/ --sort kernels.n --columns kernels.name,n,total"),
+            examples=("run/", "run/ --sort names.n --columns names.kernel,n,total"),
             section="Kernels",
             plot="device work by family, kernels with the highest total time",
         ),

@@ -52,7 +52,7 @@ def cutting(command: Command) -> Command:
             "--kinds",
             metavar="LIST",
             callback=_kinds,
-            help="Write only these kinds of events (kernel,cpu_op; counter and flow for those).",
+            help="Write only these kinds of events (kernel,cpu_op; also counter and flow).",
         ),
     )
     for option in reversed(options):

@@ -18,7 +18,7 @@ def query(paths: tuple[str, ...], sql: str, reading: Reading, writing: Writing) 
 
     PATH is a file or a folder (searched recursively), of any format. SQL is one SELECT on the
     tables of docs/schema.md: events, collectives, counters, ... Times are ns, on one clock for all
-    ranks. Functions that read files and statements that change something are refused.
+    ranks. Statements that change data and functions that read files are rejected.
     """
     import traceanalyzer as ta
 

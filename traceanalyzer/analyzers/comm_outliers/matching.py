@@ -48,7 +48,7 @@ _ALMOST = 0.75
 _NO_DEVICE = "{where}: neither communication nor GPU work was recorded; {hint}"
 
 _NO_COLLECTIVE = (
-    "{where}: GPU work was recorded, but no kernel is communication (a job on one GPU has none); "
+    "{where}: GPU work was recorded, but no communication kernels (a job on one GPU has none); "
     "--comm-pattern REGEX selects kernels with other names"
 )
 

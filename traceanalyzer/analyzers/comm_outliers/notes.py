@@ -58,7 +58,8 @@ def _inputs(parts: Sequence[Part]) -> list[str]:
         ),
         _if(
             len(ranks) < world,
-            f"Inputs of {len(ranks)} of {world} ranks: stragglers are searched among those only.",
+            f"Only {len(ranks)} of {world} ranks are given: stragglers among the others are not "
+            "detected.",
         ),
         _if(unnamed, f"{unnamed} files have no rank: they are numbered in order of their names."),
         _if(
@@ -87,7 +88,7 @@ def _events(parts: Sequence[Part], instances: pl.DataFrame) -> list[str]:
         _if(
             small,
             f"{small:,} of {instances.height:,} collectives are in groups of fewer than five: "
-            "compared by their bandwidth over all sizes.",
+            "they are compared by bandwidth, over all sizes.",
         ),
         _if(
             placed,
@@ -96,8 +97,8 @@ def _events(parts: Sequence[Part], instances: pl.DataFrame) -> list[str]:
         ),
         _if(
             unjudged,
-            f"{unjudged:,} of {instances.height:,} collectives were not compared: fewer than five "
-            "in their group, or durations that vary like those of different sizes.",
+            f"Not compared: {unjudged:,} of {instances.height:,} collectives (fewer than five in "
+            "the group, or durations that vary like those of different sizes).",
         ),
     ]
 

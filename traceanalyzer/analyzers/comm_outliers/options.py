@@ -35,7 +35,7 @@ class Options(AnalyzerOptions):
     )
     factor: float = option(
         3.0,
-        help="An outlier takes longer than this many medians of its group.",
+        help="An outlier takes longer than X times the median of its group.",
         metavar="X",
         above=1,
         show_default=True,

@@ -318,7 +318,7 @@ def _activity(result: CommOutliers, rank: int) -> str:
     text = f"During that delay, {'; '.join(sides)}." if sides else ""
     into = worst["into_step_ns"]
     if into is not None and into >= _MOST * worst["arrival_delay_ns"]:
-        text += f" It was already {format_ns(into)} late at the start of the step."
+        text += f" It started the step {format_ns(into)} late."
     return text.strip()
 
 
@@ -357,7 +357,7 @@ def _victim(result: CommOutliers) -> str:
         return ""
     return (
         f"The longest collective, {_what(longest)} on rank {longest['rank']} ({format_ns(took)}), "
-        f"is {format_ns(wait)} wait time for rank {longest['root_rank']}."
+        f"spends {format_ns(wait)} waiting for rank {longest['root_rank']}."
     )
 
 
@@ -374,7 +374,7 @@ def _slow_everywhere(result: CommOutliers) -> str:
         f"{slow.height} of {format_count(result.n_collectives, 'collective')} "
         f"{'was' if slow.height == 1 else 'were'} slow after every rank had joined (a bandwidth "
         f"problem, not a straggler): {_what(worst)}{_at(worst['step'])} has a transfer time of "
-        f"{format_ns(worst['transfer_ns'])}, {worst['slow_factor']:.3g} times the usual."
+        f"{format_ns(worst['transfer_ns'])}, {worst['slow_factor']:.3g} times as long as usual."
     )
 
 

@@ -16,8 +16,8 @@ _LEAST_KERNELS = 3
 _SAME_FRAC = 0.9
 #: Note for detected steps.
 INFERRED_STEPS = (
-    "No steps are marked: a step is one repeat of a sequence of kernels. steps --step-every REGEX "
-    "shows steps that begin at another kernel."
+    "No steps are marked: each repeat of a sequence of kernels counts as a step. "
+    "steps --step-every REGEX begins a step at each matching kernel."
 )
 #: Maximum number of kernels tried as the one that occurs once per step, rarest first.
 _MOST_TRIED = 50

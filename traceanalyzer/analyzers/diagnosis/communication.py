@@ -220,7 +220,7 @@ def _repeated_reduction(_: CommOutliers, answers: Answers) -> Iterator[Measured]
 @rule(
     "comm_outliers",
     "collectives that are slow on all ranks after the last rank has arrived",
-    "exposed time above the usual as a share of step time (or of the recorded time)",
+    "additional exposed time as a share of step time (or of the recorded time)",
     {"info": 0.005, "warning": 0.02, "critical": 0.1},
     uses=("gpu_idle",),
 )
@@ -252,7 +252,7 @@ def _slow_collectives(result: CommOutliers, answers: Answers) -> Iterator[Measur
 @rule(
     "comm_outliers",
     "collectives much longer than others of their kind, without a known cause",
-    "exposed time above the usual as a share of step time (or of the recorded time)",
+    "additional exposed time as a share of step time (or of the recorded time)",
     {"info": 0.005, "warning": 0.02, "critical": 0.1},
     uses=("gpu_idle",),
 )
@@ -400,7 +400,7 @@ def _claimed(answers: Answers, cause: str) -> tuple[pl.DataFrame, int, float] | 
 
 
 def _at_cost(answers: Answers, total: int) -> str:
-    return f": {answers.time.text(total)} of {answers.time.exposed} above the usual"
+    return f": {answers.time.text(total)} more {answers.time.exposed} than usual"
 
 
 def _worst(row: Mapping[str, Any], took_ns: int, factor: float) -> str:

@@ -134,7 +134,7 @@ class Diagnosis(Result):
         else:
             text = "No problems found" if passed else "No check was possible"
             few = passed and passed < skipped.height / _FEW
-            text += " by the few checks that this data allows." if few else "."
+            text += ", but most checks were skipped." if few else "."
         checks = [f"{format_count(passed, 'check')} passed"] if passed else []
         if skipped.height:
             reason = "" if DIFFERENT_JOBS in skipped["why"] else " (data not recorded)"

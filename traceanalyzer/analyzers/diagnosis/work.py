@@ -56,7 +56,7 @@ def _uneven_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
     reason, remedy = _why_slow(result, answers, worst)
     yield Measured(
         size=cost / whole,
-        title=f"{format_frac(cost / whole)} of step time is beyond the median step."
+        title=f"Time above the median step is {format_frac(cost / whole)} of step time."
         f"{f' Cause: {reason}.' if reason else ''}",
         evidence=(slowest, *_other_slow(result, longer, worst)),
         advice=remedy,
@@ -103,7 +103,7 @@ def _why_slow(result: Steps, answers: Answers, worst: Mapping[str, Any]) -> tupl
         host = f"; on the host: {each}" if each and kernels.why == MORE_KERNELS else ""
         advice = kernels.advice("this GPU in those steps", "equal work in every step")
         return f"{kernels.text}{host}", advice
-    return f"{each} (only in slow steps)" if each else "", look
+    return f"{each}, only in slow steps" if each else "", look
 
 
 def _only_in(result: Steps, step: Mapping[str, Any]) -> pl.DataFrame:

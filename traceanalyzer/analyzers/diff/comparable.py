@@ -128,7 +128,7 @@ def _of_steps(before: Run, after: Run) -> Iterator[str]:
             "recording."
         )
     if min(counts) < 2:
-        yield "With one step in a run the noise is unknown: any change may be chance."
+        yield "With one step in a run the noise is unknown: any change may be noise."
     else:
         yield (
             "Noise is the variation of steps within each recording. Two recordings of the same "

@@ -134,7 +134,7 @@ OPERATOR = r"::|Backward\d*$|^triton_"
 #: Causes in a sentence: "the largest part is waiting for the data loader".
 WAITING = {
     PROFILER: "waiting for the profiler (overhead of the recording)",
-    SHORT_GAP: "waiting for the next kernel in short gaps",
+    SHORT_GAP: "in short gaps between kernels",
     DEVICE_WAIT: "waiting on the device side although the next work is queued",
     DATALOADING: "waiting for the data loader",
     BATCH_COPY: "waiting while the host copies batches to the GPU",
@@ -190,8 +190,8 @@ BATCH_COPY_PINNED = (
 _WITHOUT_GAIN = {
     DEVICE_WAIT: "Check what the stream waits for: an event of another stream "
     "(cudaStreamWaitEvent), another GPU, or another process on this GPU. The next work was "
-    "launched before the wait began, so fewer synchronising calls or faster launches do not "
-    "shorten it.",
+    "launched before the wait began, so fewer synchronising calls or faster launches would "
+    "not shorten it.",
     UNKNOWN: "No host activity was recorded: {code} shows the code that runs in these gaps.",
 }
 
@@ -210,7 +210,7 @@ def advice(cause: str, saves: str, *, code: str, pytorch: bool = True, here: boo
         return _WITHOUT_GAIN[cause].format(code=code)
     where = ""
     if cause == HOST_CODE:
-        where = f"The table of longest gaps{'' if here else ' (gpu-idle)'} shows where. "
-        where += f"{code[:1].upper()}{code[1:]} shows the code. " * bool(code)
+        where = f"See the table of longest gaps{'' if here else ' of gpu-idle'}. "
+        where += f"{code[:1].upper()}{code[1:]} shows which code runs. " * bool(code)
     texts = _ADVICE if pytorch else _ADVICE | _ADVICE_ELSEWHERE
     return f"{where}{texts[cause]}: saves up to {saves}."

@@ -19,7 +19,7 @@ class Options(AnalyzerOptions):
 
     min_gap_ns: int = option(
         10_000,
-        help="Count shorter gaps as the normal distance between kernels.",
+        help="Shorter gaps count as short gaps between kernels, without another cause.",
         flag="--min-gap",
         metavar="TIME",
         unit="time",
@@ -29,7 +29,7 @@ class Options(AnalyzerOptions):
     )
     dataloader: Sequence[str] = option(
         (),
-        help="Host slices that are data loading, in place of the known data loaders. Repeatable.",
+        help="Host slices whose names match are data loading, not known loaders. Repeatable.",
         metavar="REGEX",
     )
     comm_patterns: Sequence[str] = comm_patterns()

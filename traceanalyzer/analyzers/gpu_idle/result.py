@@ -239,7 +239,7 @@ def _verdict(result: GpuIdle) -> str:
         text.append(result.advice(cause, per_step, here=True))
     elif idle < _LITTLE:
         more = "operators" if result.on_host else "kernels and overlap"
-        text.append(f"Less idle time would gain little; see {more}.")
+        text.append(f"Reducing idle time would gain little; see {more}.")
     return " ".join(text if loading else text + loader)
 
 
@@ -347,7 +347,7 @@ def _notes(result: GpuIdle) -> list[str]:
     if result.loader.height and waited:
         names = ", ".join(result.loader["name"].head(_NAMED))
         more = f" and {result.loader.height - _NAMED} more" * (result.loader.height > _NAMED)
-        notes.append(f"Counted as data loading: {names}{more}. --dataloader REGEX chooses others.")
+        notes.append(f"Counted as data loading: {names}{more}. --dataloader REGEX selects others.")
     if not result.on_host:
         notes.append(
             "The span of a device is from its first work to its last, extended to the marked "
@@ -377,8 +377,8 @@ def _step_notes(result: GpuIdle) -> Iterator[str]:
         marking = result.hints["step"]
         yield (
             f"No steps are marked: shares are of the span. For shares of steps {marking}, or "
-            "choose other slices with --step-name."
-            + " `steps --step-every REGEX` divides by a kernel that begins each step."
+            "select other slices with --step-name."
+            + " `steps --step-every REGEX` begins a step at each matching kernel."
             * (not result.on_host)
         )
 

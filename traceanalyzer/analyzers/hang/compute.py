@@ -257,14 +257,14 @@ def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()
     records = known.with_group(records.rename({"group": "name"}))
     matched = matching.match(records, known.members, chosen)
     transfers = point_to_point.match(records, known.members, chosen)
-    found = waiting.find(matched, transfers, known, chosen)
+    stuck = waiting.find(matched, transfers, known, chosen)
     return Hang(
         dumps=chosen.sort("rank"),
         repeated=others,
         groups=known,
         records=records,
         matched=matched,
-        stuck=found,
+        stuck=stuck,
         threads=threads.sort("rank", "tid", nulls_last=True),
     )
 

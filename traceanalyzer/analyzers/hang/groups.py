@@ -55,7 +55,7 @@ class Groups:
             if text in parsed:
                 recorded.setdefault(name, set()).add(parsed[text])
         observed: dict[str, list[int]] = {}
-        found: dict[_Key, str | None] = {}
+        descriptions: dict[_Key, str | None] = {}
         keys: list[tuple[int, str, _Ranks | None]] = []
         columns = rows.select("rank", "group", "description", "ranks")
         for rank, name, description, text in columns.iter_rows():
@@ -69,20 +69,20 @@ class Groups:
                 recorded.setdefault(name, set()).add(members)
             if members is None:
                 observed.setdefault(name, []).append(rank)
-            found[name, members] = found.get((name, members)) or description
+            descriptions[name, members] = descriptions.get((name, members)) or description
             keys.append((rank, name, members))
-        return cls._built(found, observed, keys)
+        return cls._built(descriptions, observed, keys)
 
     @classmethod
     def _built(
         cls,
-        found: dict[_Key, str | None],
+        descriptions: dict[_Key, str | None],
         observed: dict[str, list[int]],
         keys: list[tuple[int, str, _Ranks | None]],
     ) -> "Groups":
-        number = {key: at for at, key in enumerate(found)}
+        number = {key: at for at, key in enumerate(descriptions)}
         table, members = [], []
-        for (name, ranks), description in found.items():
+        for (name, ranks), description in descriptions.items():
             at = number[name, ranks]
             these = list(ranks) if ranks else sorted({*observed[name]})
             title = name if description in (None, *_NAMELESS) else description

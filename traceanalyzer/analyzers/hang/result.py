@@ -149,23 +149,23 @@ class Hang(Result):
         return both.join(now, on="rank", how="left").sort("rank")
 
     def _verdict(self) -> str:
-        found, label = self.stuck, self.groups.label
-        if not found.causes and not found.cycle:
+        stuck, label = self.stuck, self.groups.label
+        if not stuck.causes and not stuck.cycle:
             return self._no_hang()
-        chosen = _distinct(found.causes)
+        chosen = _distinct(stuck.causes)
         ordered: list[str] = [
             texts.cause_sentence(one, label, self._place, self._last)
             for one in chosen[: _MORE_CAUSES + 1]
         ]
-        if found.cycle:
-            deadlock = texts.deadlock_sentence(found.cycle, label, self._place)
-            ordered.insert(0 if found.is_deadlock else 1, deadlock)
+        if stuck.cycle:
+            deadlock = texts.deadlock_sentence(stuck.cycle, label, self._place)
+            ordered.insert(0 if stuck.is_deadlock else 1, deadlock)
         main, *others = ordered
-        chain = texts.chain_sentence(found.chain, label)
+        chain = texts.chain_sentence(stuck.chain, label)
         also = [f"Also: {text}" for text in others]
         more = len(chosen) - _MORE_CAUSES - 1
         rest = f"{more:,} more in the table of operations." if more > 0 else ""
-        return sentences(main, chain, *also, rest, f"Try: {texts.advice(found)}.")
+        return sentences(main, chain, *also, rest, f"Try: {texts.advice(stuck)}.")
 
     def _no_hang(self) -> str:
         instances, dumps = self.matched.instances, self.dumps

@@ -104,7 +104,8 @@ def cause_sentence(one: Stuck, labels: Labels, place: Place, last: LastOf) -> st
     if one.cause == "partly completed":
         return (
             f"All ranks entered {what}, but it completed only on {rank_list(one.completed)}, not "
-            f"on {rank_list(one.incomplete)}{_within(one)}: a GPU or the network, not the program."
+            f"on {rank_list(one.incomplete)}{_within(one)}: a GPU or network problem, not a "
+            "bug in the program."
         )
     if one.cause == "not started":
         return (
@@ -162,13 +163,13 @@ def chain_sentence(chain: Sequence[Stuck], labels: Labels) -> str:
     return f"Chain: {', '.join(texts)}{f', and {more} more' if more > 0 else ''}."
 
 
-def advice(found: Found) -> str:
+def advice(stuck: Found) -> str:
     """Return what to try about the first cause; empty without one."""
-    if found.is_deadlock:
+    if stuck.is_deadlock:
         return ADVICE["deadlock"]
-    if not found.causes:
+    if not stuck.causes:
         return ""
-    first = found.causes[0]
+    first = stuck.causes[0]
     return ADVICE["no dump" if first.no_dump and not first.missing else first.cause]
 
 
@@ -217,7 +218,7 @@ def _transfer(one: Stuck, labels: Labels, place: Place, last: LastOf) -> str:
         )
     return (
         f"The {to} of rank {rank}{size}{group}{at} has its counterpart and did not complete"
-        f"{_within(one)}: the network or a GPU, not the program."
+        f"{_within(one)}: a network or GPU problem, not a bug in the program."
     )
 
 

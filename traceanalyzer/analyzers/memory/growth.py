@@ -79,8 +79,8 @@ def of_rank(rank: rank_memory.RankMemory, step_every: str | None = None) -> Memo
         growth.append(rank.with_device(history, _growth(history, rank, at)))
     if not boundaries:
         raise MissingData(
-            f"{rank.path}: no steps (no step annotations, optimizer calls or repeated "
-            "allocations). Define steps with --step-every N, a number of events"
+            f"{rank.path}: no steps detected (no step annotations, optimizer calls or "
+            "repeated allocations). Give their length: --step-every TIME, or a number of events"
         )
     return MemoryGrowth(pl.concat(boundaries), pl.concat(growth))
 

@@ -110,7 +110,7 @@ def sentence(row: Mapping[str, Any]) -> str:
     """Return the cause of a row of errors as a sentence."""
     match row["cause"]:
         case "fragmentation":
-            return "Cause: fragmentation; the free memory would suffice if contiguous."
+            return "Cause: fragmentation: the free memory would be enough if it were contiguous."
         case "limit":
             return "Cause: a memory limit, or memory freed after the error; the device had room."
         case "another pool or stream":
@@ -118,7 +118,7 @@ def sentence(row: Mapping[str, Any]) -> str:
         case "outside PyTorch":
             return f"Cause: {format_bytes(row['outside_bytes'])} used outside PyTorch."
         case "steady growth":
-            return "Cause: steady growth; the memory that grew from step to step would suffice."
+            return "Cause: steady growth: without it, the request would fit."
         case "real demand":
             return f"Cause: real demand; {format_bytes(row['missing_bytes'])} more than available."
     return "Cause unknown: segments or free memory were not recorded."
@@ -184,8 +184,8 @@ def is_growth(grown: int, row: Mapping[str, Any]) -> bool:
 def growth_advice(grown: int) -> str:
     """Return the recommended fix for memory that grew from step to step."""
     return (
-        f"find out what keeps the {format_bytes(grown)} alive by which memory grew from step to "
-        "step (traceanalyzer memory --growth): a list of losses, a retained graph, a cache"
+        f"check what keeps the {format_bytes(grown)} of growth alive (traceanalyzer memory "
+        "--growth): a list of losses, a retained graph, a cache"
     )
 
 

@@ -14,7 +14,7 @@ By = Literal["process", "thread", "rank", "file"]
 
 @dataclass(frozen=True)
 class Options(AnalyzerOptions):
-    """Show which code was running at the samples, and which package owns it.
+    """Show which code the samples are in, and which package owns it.
 
     PATH is a file written by `py-spy record -f raw`, another file with sampled stacks, or a folder
     of them; `-` or a pipe reads standard input. Without PATH, the folder py-spy-outputs or
@@ -34,7 +34,7 @@ class Options(AnalyzerOptions):
         choices=get_args(Match),
         show_default=True,
     )
-    aggregate_leaf_paths: bool = option(False, help="One row for equal paths.")
+    aggregate_leaf_paths: bool = option(False, help="Merge equal paths into one row.")
     group_by: GroupBy | None = option(
         None,
         help="Self and total sums instead of paths.",

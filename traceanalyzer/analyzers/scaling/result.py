@@ -115,7 +115,7 @@ def _loss(result: Scaling, row: dict[str, float]) -> str:
     on = f"on {row['gpus']:.0f} GPUs"
     if row["lost_ns"] > 0:
         ratio = f"{format_ns(row['lost_ns'])} of {format_ns(row['step_ns'])}"
-        return f"Loss per step and GPU {on}: {ratio}{'; most in ' if most else ''}{most}."
+        return f"Loss per step and GPU {on}: {ratio}{'; mostly ' if most else ''}{most}."
     if row["lost_ns"] == 0:
         return f"A step {on} is as long as ideal."
     longer = f"; parts that are longer: {most}" if most else ""
@@ -137,7 +137,8 @@ def _notes(result: Scaling) -> Iterator[str]:
         )
     first = format_count(result.sizes["gpus"][0], "GPU")
     yield (
-        f"Ideal times follow from {first}. A negative loss is time that became shorter than ideal."
+        f"Ideal times are extrapolated from {first}. A negative loss: the part is shorter than "
+        "ideal."
     )
     if not result.runs.filter(pl.col("gpus") > 1)["matched"].all():
         yield (

@@ -22,6 +22,6 @@ class Options(AnalyzerOptions):
     step_every: str | None = option(
         None,
         help="A step begins at each kernel whose name matches. Default if no steps are marked: "
-        "the sequence of kernels that repeats.",
+        "repeats of a sequence of kernels.",
         metavar="REGEX",
     )

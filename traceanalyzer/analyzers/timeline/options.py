@@ -14,7 +14,7 @@ class Options(AnalyzerOptions):
     """What does each GPU do at each moment? One row per rank and device, on one time axis.
 
     Colours show compute, communication (transfer, waiting for another rank), copies, and idle time
-    by cause. -o page.html writes a page to zoom into; without -o the terminal shows a coarse strip.
+    by cause. -o page.html writes a page with zoom; without -o the terminal shows a coarse strip.
     PATH is a trace, several of them, or a folder of all ranks' traces.
     """
 

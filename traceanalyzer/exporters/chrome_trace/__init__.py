@@ -39,7 +39,7 @@ def write_chrome_trace(trace: Trace, file: IO[bytes]) -> None:
     """
     if trace.events["ts"].null_count():
         raise MissingData(
-            f"{trace.meta.path}: the events have no times, which a Chrome trace requires"
+            f"{trace.meta.path}: the events have no timestamps, which a Chrome trace requires"
         )
     tracks = lay_out(trace)
     top = _header_members(trace.sources)

@@ -56,8 +56,8 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
         raise MalformedInput(
             source.path, "a Flight Recorder dump without entries", hint=f"{RECORD}, and dump again"
         )
-    found = entries if isinstance(entries, list | tuple) else []
-    rows = [_Fields(entry) for entry in found if isinstance(entry, dict)]
+    listed = entries if isinstance(entries, list | tuple) else []
+    rows = [_Fields(entry) for entry in listed if isinstance(entry, dict)]
     numbers = _Numbers()
     rank = numbers.whole(top.get("rank"), MAX_RANKS)
     rank = _rank_of(source.path) if rank is None else rank
@@ -80,7 +80,7 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
         stacks=stacks.table(),
         process_groups=as_table(groups, schema.PROCESS_GROUPS),
         collective_records=as_table(records, schema.COLLECTIVE_RECORDS),
-        issues=issue_rows(_issues(source, read, found, rows, numbers), rank),
+        issues=issue_rows(_issues(source, read, listed, rows, numbers), rank),
     )
 
 

@@ -22,7 +22,7 @@ from traceanalyzer.vocabulary import ALLOCATOR_KINDS
 Finding = tuple[str, str, int, str | None]
 
 #: How to record a history; a snapshot without one only has the memory at the time of the dump.
-RECORD = "call torch.cuda.memory._record_memory_history() before the work that matters"
+RECORD = "call torch.cuda.memory._record_memory_history() before the workload"
 
 _BLOCK = 1 << 20
 _US = 1000

@@ -33,10 +33,10 @@ def parse(source: Source, selection: Selection, progress: Progress | None, name:
         on_disk(source, _WRITER) as file,
         Database(file.path, source.path, progress, remedy=_REMEDY) as database,
     ):
-        found = set(map(v3_tables.logical_name, database.tables))
+        names = set(map(v3_tables.logical_name, database.tables))
         # rocprofv3's tables have names that RPD's do not have
         is_rpd = database.has(rpd.OP, rpd.API)
-        if not is_rpd and not found.intersection(v3_tables.IDENTIFYING):
+        if not is_rpd and not names.intersection(v3_tables.IDENTIFYING):
             raise UnknownFormat(
                 source.path, "an SQLite database, but not a recording of RPD or rocprofv3"
             )

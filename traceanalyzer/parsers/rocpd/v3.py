@@ -37,8 +37,8 @@ def read(reading: Reading) -> Recording:
         (t.REGION, {"cuda_runtime", "cuda_driver", "nvtx", "other"}, _regions),
         (t.ALLOCATE, {"alloc", "free_completed"}, _allocations),
     )
-    for table, found, rows in readers:
-        if tables.has(table) and (wanted is None or wanted & found):
+    for table, contents, rows in readers:
+        if tables.has(table) and (wanted is None or wanted & contents):
             recording.parts.append(rows(tables))
     if (kinds is None or "counter" in kinds) and tables.has(t.COUNTER):
         recording.counters = _counters(tables)

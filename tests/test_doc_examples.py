@@ -1,0 +1,285 @@
+"""Commands and Python examples of the pages and of ``--help``: each runs, or has a reason not to.
+
+``console`` blocks, which show their output, and the Python of README.md and docs/python.md are in
+test_docs.
+"""
+
+from __future__ import annotations
+
+import ast
+import gzip
+import re
+import shlex
+from collections import defaultdict
+from itertools import pairwise, product
+from pathlib import Path
+
+import click
+import pytest
+from test_docs import PAGES, page_id
+
+import traceanalyzer as ta
+from traceanalyzer.cli.commands import all_commands
+from traceanalyzer.cli.main import status
+
+ROOT = Path(__file__).parents[1]
+FIXTURES = ROOT / "fixtures"
+COMMANDS = all_commands()
+
+#: Inputs of examples, and the files that they stand for; ``job`` and ``isolated`` have two ranks.
+INPUTS = {
+    **dict.fromkeys(("PATH", "after", "parquet", "run", "torch_traces", "trace"), "job"),
+    **dict.fromkeys(("OTHER", "baseline", "before", "isolated", "main"), "isolated"),
+    **dict.fromkeys(("FILE", "IN", "in", "rank0.json.gz", "trace.json.gz"), "job/rank0.json.gz"),
+    **dict.fromkeys(("AFTER", "branch"), "fixtures/upgrade/after.json.gz"),
+    "BEFORE": "fixtures/upgrade/before.json.gz",
+    "composer_traces": "fixtures/composer",
+    "profile": "fixtures/xla",
+    **dict.fromkeys(("after.pickle", "before.pickle"), "fixtures/memory/training.pickle"),
+    "oom_rank0.pickle": "fixtures/memory/oom.pickle",
+    "snapshot.pickle": "fixtures/memory/leak.pickle",
+    **dict.fromkeys(
+        ("profile.raw.txt", "profile.txt", "stacks.txt"), "fixtures/py_spy/subprocesses.raw.txt"
+    ),
+    **dict.fromkeys(("dumps", "DUMPS"), "fixtures/flight_recorder/missing"),
+    "stacks": "fixtures/flight_recorder/missing/py_spy_rank_2.txt",
+    **dict.fromkeys(("run.sqlite", "training.sqlite"), "fixtures/nsys/training.sqlite"),
+}
+#: Inputs of commands that do not read every trace; ``memory --oom`` is a key of its own.
+INPUTS_OF = {
+    "cuda-api": dict.fromkeys(("PATH", "run", "trace"), "fixtures/nsys/training.sqlite"),
+    "diff": {"main": "fixtures/upgrade/before.json.gz"},
+    "efficiency": dict.fromkeys(("PATH", "run", "trace"), "fixtures/transformer"),
+    "hang": {"PATH": "fixtures/flight_recorder/missing"},
+    "host-metrics": dict.fromkeys(("PATH", "run", "trace"), "fixtures/composer"),
+    "memory": dict.fromkeys(("FILE", "OTHER", "PATH"), "fixtures/memory/leak.pickle"),
+    "memory --oom": dict.fromkeys(("PATH", "snapshot.pickle"), "fixtures/memory/oom.pickle"),
+    "py-spy-report": {"PATH": "fixtures/py_spy/subprocesses.raw.txt"},
+}
+#: Placeholders that are no files.
+VALUES = {
+    "COMMAND": "kernels",
+    "N": "1",
+    "NAME": "torch",
+    "OUT": "out.parquet",
+    "PATTERN": "cpu",
+    "PCT": "5",
+    "REGEX": ".",
+    "SELECT ...": "select count(*) from events",
+    "out": "out.parquet",
+    "select ...": "select count(*) from events",
+}
+#: The fixtures are shorter than 1 s.
+TIMES = {
+    "1s": "20ms",
+    "1.5s": "60ms",
+    "2s": "90ms",
+    "10s": "20ms",
+    "20s": "90ms",
+    "250ms": "250us",
+}
+#: Options whose value is a file to write, or a time.
+OUTPUTS = ("-o", "--plot")
+TIMED = ("--since", "--until", "--step-every")
+
+#: Commands that are parsed only, by their first words.
+NOT_RUN = {
+    "diagnose /scratch/run": "needs a running cluster: tests/test_cluster.py",
+    "jitter": "a command of the example package: tests/analyzers/test_example_plugin.py",
+    "view": "runs until Ctrl-C: tests/test_serving.py",
+}
+#: Python examples of this package that are compiled only, by page and first line.
+PYTHON_NOT_RUN = {
+    (
+        "docs/extending.md",
+        '"""Parser of ``gputimes``: kernels timed by our launcher, one per line.',
+    ): ("part of the example package: tests/analyzers/test_example_plugin.py"),
+    ("docs/extending.md", '"""Which kernels vary most in duration?"""'): (
+        "part of the example package: tests/analyzers/test_example_plugin.py"
+    ),
+    ("docs/install.md", "from traceanalyzer.parsers.chrome_trace import _scan"): (
+        "fails in an installation without a compiler, as its comment says"
+    ),
+    ("docs/many-ranks.md", "import traceanalyzer"): "submits jobs to SLURM: tests/test_cluster.py",
+}
+
+
+# --- commands --------------------------------------------------------------------------------
+
+
+def commands_of(text: str) -> list[str]:
+    """Return the arguments of all commands of a page, except in ``console`` blocks."""
+    text = re.sub(r"\s*\\\n\s*", " ", text)
+    text = re.sub(r"^```(?:console|python)\n.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    fence = re.compile(r"^ *```\w*\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
+    lines = [line for block in fence.findall(text) for line in block.splitlines()]
+    text = fence.sub("", text)
+    lines += re.findall(r"^ {4}(.*)$", text, re.MULTILINE)
+    lines += [" ".join(span.split()) for span in re.findall(r"`(traceanalyzer\s[^`]*)`", text)]
+    called = (re.search(r"(?:^|[\s/])traceanalyzer\s+(?!#)(\S.*)", line) for line in lines)
+    return [re.split(r"\s[#|]\s", match[1])[0].strip() for match in called if match]
+
+
+def variants(line: str) -> list[list[str]]:
+    """Return the commands that a synopsis describes, with all options: one for each of ``a|b``."""
+    if re.search(r"(^|\s)\[", line):
+        line = re.sub(r"[\[\]]", "", line)
+    parts = [re.sub(r"^([A-Z]+\d*)\.\.\.$", r"\1", word) for word in shlex.split(line)]
+    return [list(one) for one in product(*(word.split("|") for word in parts))]
+
+
+def on_fixtures(parts: list[str]) -> tuple[str, ...]:
+    """Return a command with fixtures for its inputs and values for its placeholders."""
+    known = INPUTS | INPUTS_OF.get(parts[0], {})
+    if "--oom" in parts:
+        known |= INPUTS_OF["memory --oom"]
+    result = []
+    for option, word in pairwise(["", *parts]):
+        name, _, rest = word.removeprefix("./").partition("/")
+        if option in TIMED and word in TIMES:
+            result.append(TIMES[word])
+        elif option == "--memory":
+            result.append("fixtures/memory/two_devices.pickle")
+        elif option not in OUTPUTS and name in known:
+            result.append("/".join(filter(None, (known[name], rest))))
+        else:
+            result.append(VALUES.get(word, word))
+    return tuple(result)
+
+
+def _all_lines() -> dict[str, str]:
+    """Return every command with the place where it is shown.
+
+    The reference has synopses only, generated from the parser; the changelog has old commands.
+    """
+    texts = {
+        page.name: page.read_text()
+        for page in PAGES
+        if page.name not in ("commands.md", "CHANGELOG.md")
+    }
+    texts |= {f"{name} --help": f"```\n{one.epilog}\n```" for name, one in COMMANDS.items()}
+    return {line: place for place, text in texts.items() for line in commands_of(text)}
+
+
+def _reason(line: str) -> str | None:
+    """Return why a command is not run."""
+    return next((NOT_RUN[key] for key in NOT_RUN if f"{line} ".startswith(f"{key} ")), None)
+
+
+LINES = _all_lines()
+#: Names of commands in running text, without arguments.
+MENTIONS = {line for line in LINES if line in COMMANDS and line != "demo"}
+PARSED = sorted(line for line in LINES.keys() - MENTIONS if _reason(line))
+#: Commands on fixtures, with the places that show them: many differ in names of files only.
+CASES: defaultdict[tuple[str, ...], set[str]] = defaultdict(set)
+for _line in sorted(LINES.keys() - MENTIONS - {*PARSED}):
+    for _parts in variants(_line):
+        CASES[on_fixtures(_parts)].add(f"{LINES[_line]}: {_line}")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the current folder of the commands, with their inputs."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "fixtures").symlink_to(FIXTURES)
+    for name, fixture in {"job": "nccl_8ranks", "isolated": "nccl_8ranks_isolated"}.items():
+        (tmp_path / name).mkdir()
+        for rank in (0, 5):
+            file = f"rank{rank}.json.gz"
+            (tmp_path / name / file).symlink_to(FIXTURES / fixture / file)
+    return tmp_path
+
+
+def _write_run(folder: Path, gpus: int) -> None:
+    """Write a trace that says it is of so many GPUs."""
+    text = gzip.decompress((FIXTURES / "nccl_8ranks" / "rank0.json.gz").read_bytes()).decode()
+    changed, count = re.subn(r'"world_size": ?8', f'"world_size":{gpus}', text)
+    assert count == 1
+    folder.mkdir()
+    (folder / "rank0.json").write_text(changed)
+
+
+@pytest.mark.parametrize("parts", sorted(CASES), ids=" ".join)
+def test_command_runs(
+    parts: tuple[str, ...], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for word in parts:
+        if match := re.fullmatch(r"(?:run|RUN)(\d+)/?", word):
+            _write_run(folder / word, int(match[1]))
+    expected = {0, 3} if any(word.startswith("--fail-on") for word in parts) else {0}
+    assert status(parts) in expected, (CASES[parts], capsys.readouterr().err)
+    outputs = [word for option, word in pairwise(parts) if option in OUTPUTS]
+    assert [name for name in outputs if not (folder / name).exists()] == []
+
+
+@pytest.mark.parametrize("line", [line for line in PARSED if not line.startswith("jitter")])
+def test_command_that_is_not_run_is_parsed(line: str, folder: Path) -> None:
+    assert folder.exists()
+    parts = on_fixtures(variants(line)[0])
+    with click.Context(COMMANDS[parts[0]]):
+        COMMANDS[parts[0]].make_context(parts[0], list(parts[1:]))
+
+
+def test_reasons_are_of_existing_commands() -> None:
+    unused = [key for key in NOT_RUN if not any(f"{x} ".startswith(f"{key} ") for x in LINES)]
+    assert unused == []
+    files = re.findall(r"tests/[\w/]+\.py", " ".join((*NOT_RUN.values(), *PYTHON_NOT_RUN.values())))
+    assert [file for file in files if not (ROOT / file).exists()] == []
+
+
+def test_commands_are_found_wherever_a_page_shows_them() -> None:
+    page = """
+text `traceanalyzer a
+  x` and `~/bin`
+    traceanalyzer b \\
+      y | jq
+    srun -n 4 traceanalyzer c  # why
+```bash
+cd z && bin/traceanalyzer d
+pip install ./traceanalyzer  # not a command
+```
+```console
+$ traceanalyzer e
+```
+"""
+    assert sorted(commands_of(page)) == ["a x", "b y", "c", "d"]
+    synopsis = variants("a PATH... [-o x.svg] [--by b|c] RUN4... --name 'd[e] ...'")
+    parts = ["a", "PATH", "-o", "x.svg", "--by", "{}", "RUN4", "--name"]
+    assert synopsis == [[word.format(by) for word in parts] + ["de ..."] for by in "bc"]
+
+
+# --- Python ----------------------------------------------------------------------------------
+
+
+def _python() -> dict[tuple[str, str], str]:
+    """Return the Python examples that use this package, by page and first line."""
+    blocks = {}
+    for page in PAGES:
+        if page_id(page) in ("README.md", "docs/python.md"):
+            continue
+        for block in re.findall(r"^```python\n((?s:.*?))^```$", page.read_text(), re.MULTILINE):
+            if re.search(r"\btraceanalyzer\b|\bta\.", block):
+                first = block.splitlines()[0].partition("  #")[0]
+                blocks[page_id(page), first] = block
+    return blocks
+
+
+PYTHON = _python()
+
+
+@pytest.mark.parametrize("place", sorted(PYTHON.keys() - PYTHON_NOT_RUN.keys()), ids=": ".join)
+def test_python_example_runs(place: tuple[str, str], folder: Path) -> None:
+    for name in ("before", "after"):
+        (folder / name).mkdir()
+        (folder / name / "rank0.json.gz").symlink_to(FIXTURES / "upgrade" / f"{name}.json.gz")
+    (folder / "run").symlink_to(FIXTURES / "transformer")
+    for gpus in (4, 8, 16):
+        _write_run(folder / f"run{gpus}", gpus)
+    names: dict[str, object] = {}
+    for statement in ast.parse(PYTHON[place]).body:
+        exec(compile(ast.Module([statement], []), place[0], "exec"), names)  # noqa: S102
+    assert any(isinstance(value, ta.Result) for value in names.values())
+
+
+def test_python_examples_that_do_not_run_exist() -> None:
+    assert PYTHON_NOT_RUN.keys() <= PYTHON.keys()
