@@ -21,8 +21,8 @@ FIXED = [
     "MemoryGrowth", "Merged", "Meta", "MissingData", "MissingExtra", "Operators", "OptionError",
     "OutputError", "Overlap", "QueryResult", "Report", "Result", "Scaling", "Steps",
     "Summarized", "Table", "Trace", "TraceAnalyzerError", "Transfers", "UnknownFormat",
-    "UnreadableFile", "concat", "convert", "diagnose", "find_inputs", "merge", "query", "read", "read_job", "report",
-    "summarize",
+    "UnreadableFile", "concat", "convert", "diagnose", "find_inputs", "merge", "query", "read",
+    "read_job", "report", "summarize",
 ]  # fmt: skip
 NAMES = sorted([*FIXED, *(entry.name for entry in registry.public())])
 

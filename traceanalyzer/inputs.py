@@ -76,7 +76,7 @@ class How:
     unused: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     kinds: tuple[str, ...] | None = None
-    read: Callable[..., Trace] = read
+    read: Callable[..., Trace] | None = None
 
 
 @dataclass
@@ -376,7 +376,9 @@ def read_needed(
 def _read(path: PathLike, how: How, *, unused: Sequence[str] = (), **what: Any) -> Trace:
     """Read a file as requested, and call ``on_trace``."""
     unused = (*unused, *how.unused)
-    trace = how.read(path, format=how.format, progress=how.progress, unused=unused, **what)
+    trace = (how.read or read)(
+        path, format=how.format, progress=how.progress, unused=unused, **what
+    )
     if how.on_trace:
         how.on_trace(trace)
     return trace

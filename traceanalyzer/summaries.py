@@ -428,7 +428,10 @@ def _encoded(value: Any, kind: Any, column: Any) -> Any:
         of_class: Any = origin
         if type(value) is not of_class:
             raise TypeError(f"{type(value).__name__} is not {of_class.__name__}")
-        return [_encoded(getattr(value, n), hint, column) for n, hint in types_of(of_class)]
+        return [
+            _encoded(getattr(value, n), hint, column)
+            for n, hint in types_of(typing.cast("Any", of_class))
+        ]
     if origin not in _LISTS:
         raise TypeError(f"{type(value).__name__} cannot be stored as {kind}")
     ordered = sorted(value, key=repr) if isinstance(value, Set) else list(value)
