@@ -106,12 +106,13 @@ def _chains(ordered: pl.DataFrame) -> _Chains:
         "wait_ns",
         pl.col("compute_ns").fill_null(0),
     ).cast(pl.Int64)
-    views = [memoryview(column.to_numpy()) for column in numbers.get_columns()]
+    views = [memoryview(column.to_numpy().data) for column in numbers.get_columns()]
     lanes = ordered.select("lane", "rank").unique()
     members: dict[int, set[int]] = defaultdict(set)
     for lane, rank in lanes.iter_rows():
         members[lane].add(rank)
-    return _Chains(*views, members)
+    begin, instance, lane, stream, arrival, leave, wait, compute = views
+    return _Chains(begin, instance, lane, stream, arrival, leave, wait, compute, members)
 
 
 def _shares(chains: _Chains, last: Mapping[str, int], first: Mapping[str, int]) -> dict[int, float]:

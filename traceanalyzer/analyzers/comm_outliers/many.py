@@ -183,4 +183,4 @@ def _named(row: Mapping[str, Any]) -> str:
 
 def _stands_out(row: Mapping[str, Any]) -> bool:
     share = row["imposed_frac"] or 0.0
-    return share >= max(_LEAST_FRAC, min(_TIMES_EVEN * row["ranks_frac"], 0.9))
+    return bool(share >= max(_LEAST_FRAC, min(_TIMES_EVEN * row["ranks_frac"], 0.9)))
