@@ -85,7 +85,7 @@ class Summarized:
 
 
 def summarize(
-    inputs: Inputs,
+    sources: Inputs,
     output: PathLike,
     *,
     shard: tuple[int, int] = (0, 1),
@@ -102,7 +102,7 @@ def summarize(
     folder; summaries of unchanged inputs are kept.
 
     Args:
-        inputs: files and folders of one run; all processes get the same ones.
+        sources: files and folders of one run; all processes get the same ones.
         output: the folder of the summaries; it is created.
         shard: (i, n): summarize every n-th input from number i on, counted from 0.
         analyses: more analyses to measure: (name of the function, its options by name).
@@ -119,7 +119,7 @@ def summarize(
     number, shards = shard
     if not 0 <= number < shards:
         raise OptionError(f"shard {number}/{shards} does not exist; use 0/{shards} and higher")
-    paths = _paths(each(inputs))
+    paths = _paths(each(sources))
     folder = _created(os.fspath(output))
     every = [_Task(path, i, paths, _target(folder, path)) for i, path in enumerate(paths)]
     given = tuple((name, _options(name, options)) for name, options in analyses)
