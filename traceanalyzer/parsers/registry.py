@@ -16,6 +16,7 @@ from traceanalyzer.parsers import (
     printed_text,
     py_spy_dump,
     speedscope,
+    summary,
 )
 from traceanalyzer.parsers.chrome_trace import parser as chrome_trace
 from traceanalyzer.parsers.contract import Format
@@ -36,6 +37,7 @@ ENTRY_POINTS = "traceanalyzer.parsers"
 _BUILT_IN = (
     chrome_trace.FORMAT,
     parquet.FORMAT,
+    summary.FORMAT,
     nsys_sqlite.FORMAT,
     rocpd.FORMAT,
     perfetto.FORMAT,

@@ -16,3 +16,9 @@ class Options(AnalyzerOptions):
     skipped: Iterable[tuple[str, str]] = option(
         (), help="Path and reason of files that were not read.", command_line=False
     )
+    quick: bool | None = option(
+        None,
+        help="Read only the beginning and the end of large files; None: if all take long.",
+        command_line=False,
+        measured=False,
+    )
