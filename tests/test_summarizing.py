@@ -189,6 +189,14 @@ def test_unreadable_inputs_are_in_the_answer(tmp_path):
         ta.summarize(run / "rank2.json.gz", tmp_path / "none")
 
 
+def test_printed_text_is_not_summarized(tmp_path):
+    log = FIXTURES / "printed_text" / "rank1.log"
+    with pytest.raises(MalformedInput, match=log.name):
+        ta.summarize(log, tmp_path)
+    with pytest.raises(MalformedInput, match=log.name):
+        ta.steps(tmp_path)
+
+
 def test_many_processes_write_one_folder(tmp_path):
     """Like srun: 4 processes at once, each with its number in the environment."""
     command = [sys.executable, "-m", "traceanalyzer", "summarize", str(RANKS), "-o", tmp_path]

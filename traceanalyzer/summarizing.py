@@ -288,7 +288,11 @@ def _measure(opened: OpenedInputs, measures: Any) -> InputError | None:
     """Measure one input; return why it cannot be read."""
     try:
         for one in opened:
-            measures.measure(opened, one)
+            if any(trace.aggregates.height for trace in one.traces):
+                why = "printed text has no timeline to summarize"
+                opened.fail(one.path, MalformedInput(one.path, why, hint="pass the file itself"))
+            else:
+                measures.measure(opened, one)
     except DependsOnOthersError:
         path = str(opened.items[0])
         why = "Composer's file repeats the events of PyTorch's file, which no summary can remove"
