@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,13 +13,15 @@ from traceanalyzer import machine
 
 
 @pytest.fixture
-def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Return a folder of control groups, the process being in ``job/task``."""
     monkeypatch.delenv("SLURM_CPUS_PER_TASK", raising=False)
     monkeypatch.setattr(machine, "_cgroups", lambda: iter([tmp_path / "job", tmp_path]))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)), raising=False)
     (tmp_path / "job").mkdir()
-    return tmp_path
+    machine._cores_of_process.cache_clear()
+    yield tmp_path
+    machine._cores_of_process.cache_clear()
 
 
 def test_cores_of_the_affinity(groups: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import polars as pl
 import pytest
 from conftest import ROOT
+from perfetto_files import slice_
 from wording import check_wording, raises_wording
 from worker_tasks import counts, counts_off_main_thread, measured_or_killed
 
@@ -331,7 +332,9 @@ def test_workers_with_one_thread_read_every_format(tmp_path: Path) -> None:
     event = '{"ph":"X","pid":1,"tid":1,"ts":1,"dur":1,"name":"a"}'
     large.write_text(f"[{','.join([event] * 200_000)}]")
     files = [path for path in FIXTURES.rglob("*") if path.is_file() and path.suffix != ".py"]
-    files = [large, *sorted(files)]
+    merged = tmp_path / "slices.pftrace"
+    merged.write_bytes(b"".join(slice_(row, row + 1, 1, "a") for row in range(20_000)))
+    files = [large, merged, *sorted(files)]
     read = list(workers.each(counts_off_main_thread, files, 2, threads=1))
     assert read == [counts(path) for path in files]
     assert sum(isinstance(one, dict) for one in read) > len(files) // 2

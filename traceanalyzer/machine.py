@@ -5,6 +5,7 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,16 @@ def cores() -> int:
     That is the smallest of: the cores this process may run on, the CPU limits of its container or
     job (control groups), and ``SLURM_CPUS_PER_TASK``.
     """
-    known = hasattr(os, "sched_getaffinity")
-    limits = [float(len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1)]
-    limits += [_quota(folder) for folder in _cgroups()]
     of_task = os.environ.get("SLURM_CPUS_PER_TASK", "")
-    if of_task.isdecimal() and int(of_task):
-        limits.append(int(of_task))
-    return max(1, math.ceil(min(limits)))
+    limit = int(of_task) if of_task.isdecimal() and int(of_task) else math.inf
+    return max(1, math.ceil(min(_cores_of_process(), limit)))
+
+
+@cache
+def _cores_of_process() -> float:
+    known = hasattr(os, "sched_getaffinity")
+    allowed = len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
+    return min([float(allowed), *map(_quota, _cgroups())])
 
 
 def threads() -> int:

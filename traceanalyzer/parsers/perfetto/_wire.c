@@ -134,7 +134,7 @@ static PyObject *packets(PyObject *self, PyObject *args) {
 
 typedef struct { char *data; size_t size, room; int failed; } text;
 
-static void put(text *t, const void *data, size_t n) {
+static inline void put(text *t, const void *data, size_t n) {
     if (t->failed) return;
     if (t->size + n > t->room) {
         size_t room = (t->size + n) * 2;
@@ -217,6 +217,7 @@ static int put_interned(text *t, PyObject *table, uint64_t id) {
 typedef struct {
     PyObject *categories, *names, *keys, *strings, *kinds;
     bytes wanted, wanted_end; /* names of the arguments to write, each with its length before it */
+    text category;            /* of the event that is written */
     Py_ssize_t unknown;
 } state;
 
@@ -367,7 +368,7 @@ enum { R_TS, R_DUR, R_AT, R_LENGTH, R_END_AT, R_END_LENGTH, R_TRACK, R_STATE, R_
 #define INSTANT -1
 
 static void put_event(text *t, state *s, bytes data, const int64_t *row, PyObject *track) {
-    text categories = {0};
+    text *categories = &s->category;
     field name = {0}, of_end = {0};
     int count = 0;
     char *prefix, *args;
@@ -389,10 +390,11 @@ static void put_event(text *t, state *s, bytes data, const int64_t *row, PyObjec
     PUT(t, ",\"args\":{");
     put(t, args, (size_t)n_args);
     count = n_args > 0;
+    categories->size = 0;
     bytes p = data + row[R_AT];
-    put_arguments(t, s, p, p + row[R_LENGTH], &count, &name, &categories);
+    put_arguments(t, s, p, p + row[R_LENGTH], &count, &name, categories);
     p = data + row[R_END_AT];
-    put_arguments(t, s, p, p + row[R_END_LENGTH], &count, &of_end, &categories);
+    put_arguments(t, s, p, p + row[R_END_LENGTH], &count, &of_end, categories);
     PUT(t, "}");
     if (!name.number) name = of_end;
     if (name.number == 23) {
@@ -402,9 +404,9 @@ static void put_event(text *t, state *s, bytes data, const int64_t *row, PyObjec
         PUT(t, ",\"name\":");
         if (!put_interned(t, s->names, name.value)) { s->unknown++; PUT(t, "null"); }
     }
-    if (categories.size) {
+    if (categories->size) {
         PUT(t, ",\"cat\":\"");
-        put(t, categories.data, categories.size);
+        put(t, categories->data, categories->size);
         PUT(t, "\"");
     } else {
         p = data + row[R_AT];
@@ -415,8 +417,7 @@ static void put_event(text *t, state *s, bytes data, const int64_t *row, PyObjec
         }
     }
     PUT(t, "},\n");
-    t->failed |= categories.failed;
-    PyMem_Free(categories.data);
+    t->failed |= categories->failed;
 }
 
 static PyObject *texts(PyObject *self, PyObject *args) {
@@ -451,6 +452,7 @@ static PyObject *texts(PyObject *self, PyObject *args) {
     PyObject *result = NULL;
     if (!t.failed) result = Py_BuildValue("y#n", t.data ? t.data : "", (Py_ssize_t)t.size, s.unknown);
     else if (!PyErr_Occurred()) PyErr_NoMemory();
+    PyMem_Free(s.category.data);
     PyMem_Free(t.data);
     PyBuffer_Release(&data);
     PyBuffer_Release(&rows);

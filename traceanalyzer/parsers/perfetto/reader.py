@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from traceanalyzer.errors import MalformedInput
 from traceanalyzer.limits import LAST_EPOCH_NS
-from traceanalyzer.machine import threads
+from traceanalyzer.machine import executor, threads
 from traceanalyzer.parsers.chrome_trace import reader as chrome_trace
 from traceanalyzer.parsers.chrome_trace.columns import Batch, Collected, Flows, Issues, Reading
 from traceanalyzer.parsers.chrome_trace.decode import Args
@@ -188,10 +188,10 @@ class _Recording:
             issues.note("no-time", -1, int(timeless.sum()))
         events = np.flatnonzero(good & ~timeless)
         type_ = self.packets["type"][events]
-        legacy = ~np.isin(type_, (BEGIN, END, _INSTANT, _COUNTER))
+        legacy = (type_ < BEGIN) | (type_ > _COUNTER)
         if legacy.any():
             issues.note("unknown-phase", -1, int(legacy.sum()))
-        paired = events[np.isin(type_, (BEGIN, END))]
+        paired = events[(type_ == BEGIN) | (type_ == END)]
         pairs = pair(self.ts[paired], self.track[paired], self.packets["type"][paired])
         if pairs.unmatched:
             issues.note("unmatched-end", -1, pairs.unmatched)
@@ -257,7 +257,7 @@ class _Recording:
                 self._add(process(text, 0, selection, final=True))
             return
         waiting: deque[Future[list[Batch]]] = deque()
-        with ThreadPoolExecutor(threads()) as pool:
+        with executor(threads()) as pool:
             for text in texts():
                 waiting.append(pool.submit(process, text, 0, selection, final=True))
                 if len(waiting) > threads():
