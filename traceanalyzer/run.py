@@ -560,12 +560,13 @@ def examine(
     reader = Reader(opened.items, opened.metas, how, collected, opened.summaries)
     results: dict[str, Result] = {}
     missing: dict[str, str] = {}
+    only = next(iter(opened.read)) if len(opened.read) == 1 else ""
     for name, question in asked.items():
         try:
             with _guarded(opened.summaries):
                 results[name] = question.result(reader)
         except MissingData as error:
-            missing[name] = str(error)
+            missing[name] = str(error).removeprefix(f"{only}: ")
     overlaps = opened.repeats.notes.values()
     lost = truncated_notes(questions.truncated)
     notes = (*lost, *skipped_notes(opened.skipped), *overlaps, *dict.fromkeys(reader.notes))
