@@ -29,7 +29,7 @@ from traceanalyzer.analyzers.common.columns import ratio
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 from traceanalyzer.analyzers.kernels.training import REPEATED as PURPOSE_REPEATED
-from traceanalyzer.frames import intervals
+from traceanalyzer.frames import intervals, linking
 from traceanalyzer.units import format_frac, format_ns
 
 #: Columns that identify a device.
@@ -45,6 +45,9 @@ REPEATED = "repeated_reduction"
 #: Time with collectives and no other work, on the device or on the main thread.
 _COMMUNICATING = (EXPOSED, causes.PEER)
 
+#: All causes; in alphabetical order, by which rows are sorted.
+CAUSE = pl.Enum(sorted([*causes.LOSS.categories, WORK, SLOW, OUTLIER, LINK, UNEXPLAINED, REPEATED]))
+
 _LENGTH = pl.col("end") - pl.col("start")
 
 #: Columns of losses: place and time, cause, rank of the cause (null if unknown), whether it is wait
@@ -55,7 +58,7 @@ _LOSS = {
     "device": pl.Int32,
     "start": pl.Int64,
     "end": pl.Int64,
-    "cause": pl.String,
+    "cause": CAUSE,
     "root_rank": pl.Int32,
     "waited": pl.Boolean,
     "collective": pl.String,
@@ -168,7 +171,7 @@ class DeviceTime:
         Columns: cause, ``grown_ns``; cause null is the duration of the steps.
         """
         keys = [*DEVICE, "step"]
-        whole = self.windows.select(*keys, cause=pl.lit(None, pl.String), ns=_LENGTH)
+        whole = self.windows.select(*keys, cause=pl.lit(None, CAUSE), ns=_LENGTH)
         usual = pl.col("ns").median().over(*DEVICE, "cause")
         slow = whole.with_columns(over=(pl.col("ns") - usual).clip(0)).filter(pl.col("over") > 0)
         by_cause = self.losses.group_by(*keys, "cause").agg(ns=pl.col("lost_ns").sum())
@@ -257,23 +260,15 @@ def _in_windows(rows: pl.DataFrame, windows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _with_step(losses: pl.DataFrame, windows: pl.DataFrame) -> pl.DataFrame:
-    """Add the step in which each loss ends."""
-    steps = windows.select(*DEVICE, "step", begin="start").sort("begin")
-    path, rank, device = DEVICE
-    keyed = [frame.with_columns(_key=pl.struct(DEVICE).hash()) for frame in (losses, steps)]
-    joined = (
-        keyed[0]
-        .sort("end")
-        .join_asof(
-            keyed[1].select("_key", "step", "begin"),
-            left_on="end",
-            right_on="begin",
-            by="_key",
-            allow_exact_matches=False,
-            check_sortedness=False,
-        )
-    )
-    return joined.drop("_key", "begin").sort(path, rank, device, "start", "end")
+    """Add the step in which each loss ends: the last one of its device that began before."""
+    ends = losses.select(*DEVICE, ts=pl.col("end") - 1)
+    begun = windows.select(*DEVICE, "start", end=pl.lit(_NEVER))
+    step = linking.label_by_interval(ends, begun, DEVICE)["interval"]
+    return losses.with_columns(windows["step"].gather(step)).sort(*DEVICE, "start", "end")
+
+
+#: The end of a step that lasts until the next one begins.
+_NEVER = (1 << 63) - 1
 
 
 def _shaped(rows: pl.DataFrame) -> pl.DataFrame:
