@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import gzip
+import json
 import re
 import shlex
 from collections import defaultdict
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import click
 import pytest
+from perfetto_files import as_pytorch_writes
 from test_docs import PAGES, page_id
 
 import traceanalyzer as ta
@@ -55,6 +57,11 @@ INPUTS_OF = {
     "memory": dict.fromkeys(("FILE", "OTHER", "PATH"), "fixtures/memory/leak.pickle"),
     "memory --oom": dict.fromkeys(("PATH", "snapshot.pickle"), "fixtures/memory/oom.pickle"),
     "py-spy-report": {"PATH": "fixtures/py_spy/subprocesses.raw.txt"},
+    "roofline": {
+        **dict.fromkeys(("PATH", "run", "trace", "rank0.json.gz"), "fixtures/transformer"),
+        **dict.fromkeys(("ncu.csv", "raw.csv", "report.csv"), "fixtures/ncu/wide.csv"),
+        "details.csv": "fixtures/ncu/details.csv",
+    },
 }
 #: Placeholders that are no files.
 VALUES = {
@@ -134,7 +141,8 @@ def on_fixtures(parts: list[str]) -> tuple[str, ...]:
     if "--oom" in parts:
         known |= INPUTS_OF["memory --oom"]
     result = []
-    for option, word in pairwise(["", *parts]):
+    for option, path in pairwise(["", *parts]):
+        word = path.removeprefix("/scratch/")
         name, _, rest = word.removeprefix("./").partition("/")
         if option in TIMED and word in TIMES:
             result.append(TIMES[word])
@@ -203,9 +211,15 @@ def _write_run(folder: Path, gpus: int) -> None:
 def test_command_runs(
     parts: tuple[str, ...], folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for word in parts:
+    for word in parts[1:]:
         if match := re.fullmatch(r"(?:run|RUN)(\d+)/?", word):
             _write_run(folder / word, int(match[1]))
+        elif word.strip("/") == "sums" and parts[0] != "summarize":
+            ta.summarize(folder / "job", folder / "sums")
+        elif word == "rank0.pftrace":
+            text = gzip.decompress((folder / "job" / "rank0.json.gz").read_bytes())
+            events = [e for e in json.loads(text)["traceEvents"] if isinstance(e.get("pid"), int)]
+            (folder / word).write_bytes(as_pytorch_writes(events))
     expected = {0, 3} if any(word.startswith("--fail-on") for word in parts) else {0}
     assert status(parts) in expected, (CASES[parts], capsys.readouterr().err)
     outputs = [word for option, word in pairwise(parts) if option in OUTPUTS]
@@ -276,7 +290,8 @@ def test_python_example_runs(place: tuple[str, str], folder: Path) -> None:
     for gpus in (4, 8, 16):
         _write_run(folder / f"run{gpus}", gpus)
     names: dict[str, object] = {}
-    for statement in ast.parse(PYTHON[place]).body:
+    text = PYTHON[place].replace("shard=(3, 64)", "shard=(0, 1)")  # the run has one file
+    for statement in ast.parse(text).body:
         exec(compile(ast.Module([statement], []), place[0], "exec"), names)  # noqa: S102
     assert any(isinstance(value, ta.Result) for value in names.values())
 

@@ -37,7 +37,7 @@ from traceanalyzer.exporters import SUFFIXES
 ALL = all_commands()
 
 #: The others write files for other programs, or compare several runs.
-ANSWERING = sorted(set(ALL) - {"convert", "demo", "merge", "scaling", "view"})
+ANSWERING = sorted(set(ALL) - {"convert", "demo", "merge", "scaling", "summarize", "view"})
 
 #: Whose answers are numbers of ranks and devices.
 NAMELESS = ("overlap", "steps")
