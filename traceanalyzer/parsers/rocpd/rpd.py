@@ -4,8 +4,8 @@ An operation belongs to the API call that ``rocpd_api_ops`` links to it, which a
 its size and its launch configuration. ``rocpd_kernelapi`` records the grid of
 ``hipExtModuleLaunchKernel`` in work items, all other grids in blocks.
 
-``Task`` and ``Barrier`` operations are not device work. They become rows of kind
-``gpu_user_annotation``; an issue counts those that name a kernel, which HIP graphs launch.
+``Barrier`` and unnamed ``Task`` operations are not device work: they become rows of kind
+``gpu_user_annotation``. A ``Task`` that names a kernel is a kernel of a HIP graph.
 """
 
 import polars as pl
@@ -61,9 +61,6 @@ _IN_WORK_ITEMS = r"^hip(?:Ext|Hcc)ModuleLaunchKernel"
 _MONITORS = {"sclk": "sclk [MHz]"}
 _HOST_KINDS = frozenset(("cuda_runtime", "cuda_driver", "overhead", "nvtx", "cpu_op"))
 _DEVICE_KINDS = frozenset((*(kind for kind, _ in _KINDS), _NO_WORK))
-_NOT_WORK_TEXT = (
-    "Task operations with the name of a kernel, launched by HIP graphs: their time counts as idle"
-)
 
 
 def read(reading: Reading) -> Recording:
@@ -77,9 +74,7 @@ def read(reading: Reading) -> Recording:
     recording.used = _used(reading, links)
     wanted = None if kinds is None or reading.selection.names else kinds
     if database.has(OP) and (wanted is None or wanted & _DEVICE_KINDS):
-        work = _operations(reading, strings, links)
-        _count_tasks(work, recording)
-        recording.parts.append(work)
+        recording.parts.append(_operations(reading, strings, links))
     if database.has(API) and (wanted is None or wanted & _HOST_KINDS):
         recording.parts.append(_calls(reading, strings))
     if kinds is None or "counter" in kinds:
@@ -138,7 +133,12 @@ def _operations(reading: Reading, strings: _Strings, links: pl.DataFrame) -> pl.
     rows = rows.with_columns(type=types, text=strings.of(rows["description_id"])).join(
         links, on="id", how="left", maintain_order="left"
     )
-    kind = pl.coalesce(names.first_kind(pl.col("type"), _KINDS), pl.lit(_NO_WORK, schema.KIND))
+    of_graph = (pl.col("type") == _TASK) & (pl.col("text") != _TASK)
+    kind = pl.coalesce(
+        pl.when(of_graph).then(pl.lit("kernel", schema.KIND)),
+        names.first_kind(pl.col("type"), _KINDS),
+        pl.lit(_NO_WORK, schema.KIND),
+    )
     rows = rows.with_columns(kind=kind)
     rows = _sized(reading, _configured(reading, strings, rows))
     return rows.select(
@@ -205,17 +205,6 @@ def _sized(reading: Reading, rows: pl.DataFrame) -> pl.DataFrame:
     )
     copies = (pl.col("kind") == "gpu_memcpy") & pl.col("alone") & (pl.col("size") >= 0)
     return joined.with_columns(bytes=pl.when(copies).then("size"))
-
-
-def _count_tasks(work: pl.DataFrame, recording: Recording) -> None:
-    """Report tasks with the name of a kernel: their time counts as idle."""
-    named = work.filter(
-        pl.col("kind") == _NO_WORK,
-        pl.col("category") == _TASK,
-        pl.col("name").cast(pl.String) != _TASK,
-    )
-    if named.height:
-        recording.issues.append(("notice", "not-device-work", named.height, _NOT_WORK_TEXT))
 
 
 def _calls(reading: Reading, strings: _Strings) -> pl.DataFrame:
