@@ -28,6 +28,7 @@ _BY_HAND = (
     "diagnose",
     "convert",
     "merge",
+    "mcp",
     "query",
     "view",
     "demo",
@@ -83,6 +84,11 @@ _WITHOUT_ANALYZER = {
             'run/ "select * from collectives" --rank 5 -o collectives.csv',
         ),
     ),
+    "mcp": _Listed(
+        "Files",
+        "Serve the analyses as tools for language models (MCP).",
+        ("--root runs/", "--root runs/ --root dumps/"),
+    ),
     "convert": _Listed(
         "Files",
         "Convert to Parquet, Chrome JSON (Perfetto) or SQLite.",
@@ -94,7 +100,7 @@ _WITHOUT_ANALYZER = {
 _RENAMED_COMMANDS = {"api": "cuda-api"}
 
 #: Placeholders of options that take a file; every argument is a file.
-_FILES = ("FILE", "PATH", "OTHER", "BASE", "OUT")
+_FILES = ("FILE", "FOLDER", "PATH", "OTHER", "BASE", "OUT")
 
 #: Value types by annotation of the field; other values are text.
 _TYPES = {"int": int, "float": float}
