@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import polars as pl
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from traceanalyzer import schema
 from traceanalyzer.analyzers import registry
 from traceanalyzer.errors import OptionError, UnreadableFile
 from traceanalyzer.mcp_server.answers import MOST_CHARACTERS, Answers, bounded
@@ -59,6 +61,20 @@ def test_pages_are_bounded_and_complete(
     assert places == {"long": [*range(len(texts))], "short": [*range(short)]}
 
 
+def test_skill_names_every_tool() -> None:
+    text = (ROOT / "skills" / "traceanalyzer" / "SKILL.md").read_text()
+    assert text.startswith("---\nname: traceanalyzer\ndescription: ")
+    rows = "".join(line for line in text.splitlines() if line.startswith("| "))
+    others = {"start", "end", "events", "collectives", "counters"}
+    assert set(re.findall(r"`(\w+)`", rows)) - others == tools().keys()
+
+
+def test_tables_of_query_are_described() -> None:
+    description = tools()["query"].description
+    assert all(name in description for name in schema.TABLES)
+    assert all(column.name in description for column in schema.EVENTS)
+
+
 def test_other_tables_are_counted_only() -> None:
     result = Rows(pl.DataFrame({"at": range(70)}), pl.DataFrame({"at": range(3)}))
     page = bounded(result, tables=["short"])
@@ -84,9 +100,9 @@ def test_every_option_is_an_argument(entry: registry.Entry) -> None:
     }
     renamed = {"after"} if entry.name == "diff" else {"paths"}
     assert tool.options.keys() == options | renamed
-    for name, schema in tool.options.items():
-        assert schema["description"], name
-        assert {"type", "enum"} & schema.keys()
+    for name, argument in tool.options.items():
+        assert argument["description"], name
+        assert argument["type"]
 
 
 def test_next_page_is_not_computed_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -13,11 +13,13 @@ from inspect import formatannotation
 from typing import Any
 
 import traceanalyzer as ta
+from traceanalyzer import schema
 from traceanalyzer.analyzers import registry
 from traceanalyzer.analyzers.base import Option
 from traceanalyzer.errors import OptionError
 from traceanalyzer.mcp_server.roots import Roots
 from traceanalyzer.mcp_server.timeline_slice import timeline_slice
+from traceanalyzer.querying import columns_of
 from traceanalyzer.result import Result
 from traceanalyzer.units import parse_bytes, parse_ns
 
@@ -30,6 +32,8 @@ _LAST_INT = (1 << 62) - 1
 #: Arguments that select a part of the answer, not of the input.
 PAGE = ("tables", "offset", "limit")
 _PARSED: dict[str, Callable[[str], int]] = {"time": parse_ns, "bytes": parse_bytes}
+#: Tables whose columns are in the description of ``query``.
+_WITH_COLUMNS = ("events", "collectives", "counters", "launch_configs")
 _NUMBERS = {"int": "integer", "float": "number"}
 
 Schema = dict[str, Any]
@@ -154,8 +158,8 @@ def tools() -> dict[str, Tool]:
         ),
         Tool(
             "query",
-            "Select rows with SQL, read-only: one SELECT on the tables events, collectives, "
-            "counters and others of docs/schema.md. Times (ts, dur) are ns.",
+            "Rows that SQL returns, read-only: one SELECT on a table, with JOIN ... ON or USING "
+            "(event, rank). Times (ts, dur) are ns on one clock. Tables: " + _known_tables(),
             {"paths": _INPUTS, "sql": _text("One SELECT or WITH ... SELECT.")},
             ("paths",),
             ta.query,
@@ -178,6 +182,15 @@ def tools() -> dict[str, Tool]:
     )
     every = [*by_hand, *(_tool(entry) for entry in registry.public())]
     return {tool.name: tool for tool in every}
+
+
+def _known_tables() -> str:
+    """Return the tables of ``query``, the most used ones with their columns."""
+    texts = (
+        f"{name} ({', '.join(columns_of(name))})" if name in _WITH_COLUMNS else name
+        for name in schema.TABLES
+    )
+    return ", ".join(texts)
 
 
 def _tool(entry: registry.Entry) -> Tool:
@@ -210,9 +223,9 @@ def _argument(item: Any, annotation: str) -> Schema:
     if item.default is False:
         return {"type": "boolean", "description": about.help}
     if isinstance(item.default, tuple):
-        schema = _texts(about.help)
+        texts = _texts(about.help)
         choices = {"enum": list(about.choices)} if about.choices else {}
-        return {**schema, "items": schema["items"] | choices}
+        return {**texts, "items": texts["items"] | choices}
     if about.unit:
         unit = "ns" if about.unit == "time" else "bytes"
         return {**_integer(f"{about.help} A text with a unit, or {unit}.", most=_LAST_INT),
@@ -222,14 +235,14 @@ def _argument(item: Any, annotation: str) -> Schema:
     number = _NUMBERS.get(annotation.removesuffix(" | None"))
     if number is None:
         return _text(about.help)
-    schema = {"type": number, "description": about.help}
+    argument: Schema = {"type": number, "description": about.help}
     if number == "integer":
-        schema["maximum"] = _LAST_RANK
+        argument["maximum"] = _LAST_RANK
     if about.minimum is not None:
-        schema["minimum"] = about.minimum
+        argument["minimum"] = about.minimum
     if about.above is not None:
-        schema["exclusiveMinimum"] = about.above
-    return schema
+        argument["exclusiveMinimum"] = about.above
+    return argument
 
 
 def _info(paths: Sequence[str], **reading: Any) -> Result:
