@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 # pip from outside: a venv made without pip works where ensurepip was left out (Debian)
 INSTALL := $(PYTHON) -m pip --python $(BIN)/python --disable-pip-version-check install -q
 
-.PHONY: help demo screenshot test check bench accuracy metrics bless snapshot coverage fuzz fuzz-native mutants docs \
+.PHONY: help demo screenshot test check bench accuracy agents metrics bless snapshot coverage fuzz fuzz-native mutants docs \
 	site lowest installs clean
 
 help: ## this list
@@ -33,6 +33,9 @@ bench: $(VENV)/.developer ## how fast, how much memory, against orjson and HTA
 
 accuracy: $(VENV)/.developer ## how often is the first finding of diagnose the root cause?
 	$(BIN)/python -m benchmarks.accuracy $(ACCURACY)
+
+agents: $(VENV)/.developer ## ten questions with known answers, through the tools for language models
+	$(BIN)/python -m benchmarks.agents
 
 metrics: $(VENV)/.developer ## how large the package is and how it hangs together, beside the targets
 	$(BIN)/python -m benchmarks.metrics

@@ -93,6 +93,7 @@ TIMED = ("--since", "--until", "--step-every")
 NOT_RUN = {
     "diagnose /scratch/run": "needs a running cluster: tests/test_cluster.py",
     "jitter": "a command of the example package: tests/analyzers/test_example_plugin.py",
+    "mcp": "serves until its client ends: tests/mcp_server/test_protocol.py",
     "view": "runs until Ctrl-C: tests/test_serving.py",
 }
 #: Python examples of this package that are compiled only, by page and first line.

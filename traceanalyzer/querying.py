@@ -304,7 +304,7 @@ def _explained(message: str, tables: dict[str, pl.LazyFrame]) -> str:
     if match := re.search(r"relation '(.*?)' was not found", line):
         return f"unknown table {match[1]!r}; {_known_tables()}"
     if match := re.search(r"unable to find column \"(.*?)\"", line):
-        columns = "; ".join(f"{name}: {', '.join(_columns(name))}" for name in tables)
+        columns = "; ".join(f"{name}: {', '.join(columns_of(name))}" for name in tables)
         return f"unknown column {match[1]!r}; columns of {columns}"
     line = line.removeprefix("sql parser error: ")
     return f"the query cannot be executed: {line}"
@@ -315,7 +315,8 @@ def _one_line(message: str) -> str:
     return first if len(first) <= 300 else first[:300] + "..."
 
 
-def _columns(table: str) -> list[str]:
+def columns_of(table: str) -> list[str]:
+    """Return the columns of a table of queries."""
     names = [column.name for column in schema.TABLES[table]]
     if table == "events":
         return ["event", *names]

@@ -72,7 +72,7 @@ def test_files_are_completed_as_files(name):
     for parameter in command.params:
         files = [item.type for item in parameter.shell_complete(context, "")] == ["file"]
         takes_files = isinstance(parameter, click.Argument) or (
-            str(parameter.metavar).split()[0] in ("FILE", "PATH", "OUT", "OTHER", "BASE")
+            str(parameter.metavar).split()[0] in ("FILE", "FOLDER", "PATH", "OUT", "OTHER", "BASE")
         )
         assert files == takes_files, parameter.name
 

@@ -36,8 +36,8 @@ from traceanalyzer.exporters import SUFFIXES
 
 ALL = all_commands()
 
-#: The others write files for other programs, or compare several runs.
-ANSWERING = sorted(set(ALL) - {"convert", "demo", "merge", "scaling", "summarize", "view"})
+#: The others write files for other programs, serve them, or compare several runs.
+ANSWERING = sorted(set(ALL) - {"convert", "demo", "mcp", "merge", "scaling", "summarize", "view"})
 
 #: Whose answers are numbers of ranks and devices.
 NAMELESS = ("overlap", "steps")

@@ -29,6 +29,7 @@ _BY_HAND = (
     "convert",
     "summarize",
     "merge",
+    "mcp",
     "query",
     "view",
     "demo",
@@ -89,6 +90,11 @@ _WITHOUT_ANALYZER = {
         "Write the measured parts of each rank, to combine them without the files.",
         ("run/ -o sums/", "run/ -o sums/ --shard 3/64"),
     ),
+    "mcp": _Listed(
+        "Files",
+        "Serve the analyses as tools for language models (MCP).",
+        ("--root runs/", "--root runs/ --root dumps/"),
+    ),
     "convert": _Listed(
         "Files",
         "Convert to Parquet, Chrome JSON (Perfetto) or SQLite.",
@@ -100,7 +106,7 @@ _WITHOUT_ANALYZER = {
 _RENAMED_COMMANDS = {"api": "cuda-api"}
 
 #: Placeholders of options that take a file; every argument is a file.
-_FILES = ("FILE", "PATH", "OTHER", "BASE", "OUT")
+_FILES = ("FILE", "FOLDER", "PATH", "OTHER", "BASE", "OUT")
 
 #: Value types by annotation of the field; other values are text.
 _TYPES = {"int": int, "float": float}

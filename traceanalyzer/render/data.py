@@ -6,6 +6,7 @@ Values are in raw units; all rows are included by default. Libraries are importe
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +51,14 @@ def _csv_column(values: pl.Series) -> pl.Series:
 
 def to_json(result: Result, *, top: int | None = None) -> bytes:
     """Return ``Result.to_dict()`` as JSON with at most ``top`` rows per table; NaN is null."""
+    values = result.to_dict()
+    if top is not None:
+        values |= {table.name: table.frame.head(top).to_dicts() for table in result.tables}
+    return as_json(values)
+
+
+def as_json(values: Mapping[str, Any]) -> bytes:
+    """Return plain Python values as JSON, sorted and indented; NaN is null."""
     import orjson
 
     options = (
@@ -59,10 +68,7 @@ def to_json(result: Result, *, top: int | None = None) -> bytes:
         | orjson.OPT_SERIALIZE_NUMPY
         | orjson.OPT_APPEND_NEWLINE
     )
-    values = {key: _fitting(value) for key, value in result.to_dict().items()}
-    if top is not None:
-        values |= {table.name: table.frame.head(top).to_dicts() for table in result.tables}
-    return orjson.dumps(values, option=options)
+    return orjson.dumps({key: _fitting(value) for key, value in values.items()}, option=options)
 
 
 def _fitting(value: Any) -> Any:

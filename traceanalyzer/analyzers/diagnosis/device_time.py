@@ -52,7 +52,7 @@ _LENGTH = pl.col("end") - pl.col("start")
 
 #: Columns of losses: place and time, cause, rank of the cause (null if unknown), whether it is wait
 #: time for that rank, and the time within steps (if none are marked: all).
-_LOSS = {
+_LOSS: dict[str, pl.DataType | type[pl.DataType]] = {
     "path": pl.String,
     "rank": pl.Int32,
     "device": pl.Int32,
