@@ -160,7 +160,7 @@ def _options(command: click.Command) -> set[str]:
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_commands_and_their_options_exist(page: Path) -> None:
     for line in _command_lines(page):
-        parts = line.partition("|")[0].split()[1:]
+        parts = shlex.split(line.partition("|")[0])[1:]
         if parts[0].startswith("-") or parts[0] == "COMMAND":
             known = _options(cli)
         elif parts[0] == "PATH..." or parts[0].endswith("/"):

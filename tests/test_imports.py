@@ -37,15 +37,24 @@ ALLOWED: dict[str, set[str]] = {
     "workers": {"parsers"},
     "machine": set(),
     "cluster": {"errors", "machine", "workers", ""},
-    "inputs": {"cluster", "machine", "reading", "workers", "analyzers", "registry", "trace",
-               "errors", "units", "vocabulary"},
-    "run": {"inputs", "reading", "analyzers", "registry", "trace", "result", "errors"},
+    "summaries": {"errors", "files", "schema", "version"},
+    "summarized": {"analyzers", "errors", "limits", "reading", "registry", "schema", "summaries",
+                   "trace"},
+    "inputs": {"cluster", "machine", "reading", "summarized", "workers", "analyzers", "registry",
+               "trace", "errors", "units", "vocabulary"},
+    "ends": {"analyzers", "errors", "machine", "parsers", "reading", "registry", "trace", "units",
+             "workers"},
+    "run": {"inputs", "reading", "summarized", "analyzers", "registry", "trace", "result",
+            "errors"},
     "job": {"inputs", "parsers", "questions", "reading", "trace"},
     # the package of an analysis: its public function, which runs the analyzer
-    "functions": {"analyzers", "registry", "reading", "run", "trace", "result"},
+    "functions": {"analyzers", "ends", "registry", "reading", "run", "trace", "result"},
     "conversion": {"exporters", "files", "inputs", "reading", "registry", "schema", "trace"},
     "merging": {"analyzers", "errors", "exporters", "files", "inputs", "reading", "registry",
                 "result", "run", "trace", "units", "vocabulary"},
+    "summarizing": {"analyzers", "errors", "inputs", "machine", "parsers", "reading", "registry",
+                    "run", "schema", "summaries", "summarized", "trace", "units", "version",
+                    "workers"},
     "querying": {"analyzers", "errors", "inputs", "reading", "registry", "result", "run", "schema",
                  "trace", "units", "vocabulary"},
     "serving": {"errors"},
@@ -54,7 +63,7 @@ ALLOWED: dict[str, set[str]] = {
             "serving", "units", "errors", "version", ""},
     "__main__": {"cli"},
     "__init__": {"registry", "functions", "analyzers", "conversion", "job", "merging", "querying",
-                 "reading", "trace", "result", "errors", "version"},
+                 "summarizing", "reading", "trace", "result", "errors", "version"},
 }  # fmt: skip
 #: Modules that say in a string what they import: a result draws itself in a notebook, a trace is
 #: asked; the package, its functions and the exporters load on demand.
@@ -68,6 +77,7 @@ FOR_TYPES = {
     "questions": {""},
     "analyzers": {"reading", "run"},
     "registry": {"trace", "result"},
+    "summarized": {"inputs"},
 }
 #: Libraries that only these may load.
 ONLY = {

@@ -19,9 +19,10 @@ FIXED = [
     "Job", "Kernels", "Launches", "LeafPaths", "MalformedInput", "Memory", "MemoryDiff",
     "MemoryErrors",
     "MemoryGrowth", "Merged", "Meta", "MissingData", "MissingExtra", "Operators", "OptionError",
-    "OutputError", "Overlap", "QueryResult", "Report", "Result", "Scaling", "Steps", "Table",
-    "Trace", "TraceAnalyzerError", "Transfers", "UnknownFormat", "UnreadableFile",
-    "concat", "convert", "diagnose", "find_inputs", "merge", "query", "read", "read_job", "report",
+    "OutputError", "Overlap", "QueryResult", "Report", "Result", "Scaling", "Steps",
+    "Summarized", "Table", "Trace", "TraceAnalyzerError", "Transfers", "UnknownFormat",
+    "UnreadableFile", "concat", "convert", "diagnose", "find_inputs", "merge", "query", "read",
+    "read_job", "report", "summarize",
 ]  # fmt: skip
 NAMES = sorted([*FIXED, *(entry.name for entry in registry.public())])
 

@@ -56,6 +56,7 @@ _MODULES = {
     "analyzers.transfers.result": "Transfers",
     "conversion": "convert",
     "merging": "Merged merge",
+    "summarizing": "Summarized summarize",
     "querying": "QueryResult query",
     "errors": "InputError MalformedInput MissingData MissingExtra OptionError OutputError "
     "TraceAnalyzerError UnknownFormat UnreadableFile",

@@ -72,6 +72,8 @@ from traceanalyzer.result import Finding as Finding
 from traceanalyzer.result import Report as Report
 from traceanalyzer.result import Result as Result
 from traceanalyzer.result import Table as Table
+from traceanalyzer.summarizing import Summarized as Summarized
+from traceanalyzer.summarizing import summarize as summarize
 from traceanalyzer.trace import Device as Device
 from traceanalyzer.trace import Meta as Meta
 from traceanalyzer.trace import Trace as Trace

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from pathlib import PurePath
-from typing import Any, Literal, Protocol, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar, Unpack
 
 import polars as pl
 
@@ -37,6 +37,7 @@ from traceanalyzer.reading import (
     Start,
     each,
     is_of_composer,
+    is_summary,
     ranks_of_series,
     read,
     starts_of,
@@ -45,6 +46,9 @@ from traceanalyzer.reading import (
 )
 from traceanalyzer.trace import Meta, Trace, is_truncated
 from traceanalyzer.vocabulary import MEMORY_SNAPSHOT
+
+if TYPE_CHECKING:
+    from traceanalyzer.summarized import State
 
 M = TypeVar("M", bound="Measures")
 
@@ -72,6 +76,7 @@ class How:
     unused: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     kinds: tuple[str, ...] | None = None
+    read: Callable[..., Trace] | None = None
 
 
 @dataclass
@@ -94,6 +99,8 @@ class OpenedInputs:
         repeats: recordings that several files contain.
         every_file: whether copies of a file and repeated recordings count.
         read: paths of the files with traces of the selected ranks, in order.
+        several: whether there are several inputs.
+        summaries: those that are summaries, by the path of the input they were made from.
         any_rows: whether a file has an event, a counter or a sample.
     """
 
@@ -104,6 +111,8 @@ class OpenedInputs:
         self.read: dict[str, None] = {}
         self.repeats = Repeats()
         self.every_file = len(self.items) < 2
+        self.several = len(self.items) > 1
+        self.summaries: dict[str, str] = {}
         self._starts: set[Start] = set()
         self._series = ranks_of_series([item for item in self.items if isinstance(item, str)])
         self._needs, self.how, self._split = needs, how, split
@@ -120,6 +129,46 @@ class OpenedInputs:
 
     def __iter__(self) -> Iterator[Opened]:
         return self.each(self.items)
+
+    @property
+    def state(self) -> State:
+        """What the inputs opened so far added."""
+        from traceanalyzer.summarized import Failure, State
+
+        failed = None if self._failed is None else Failure.of(self._failed)
+        skipped = tuple(self.skipped)
+        return State(
+            tuple(self.metas.values()),
+            skipped,
+            skipped,
+            tuple(self.read),
+            frozenset(self._starts),
+            frozenset(self._ranks),
+            failed,
+            self._any_inside,
+            self.any_rows,
+            self.repeats,
+        )
+
+    def join_state(self, state: State, *, measured: bool = True) -> None:
+        """Add the state of an input that was summarized.
+
+        Args:
+            state: its state.
+            measured: whether its parts are in the result; otherwise only what it is.
+        """
+        lacks = state.failed is not None and state.failed.kind == "MissingData"
+        if measured or not lacks:
+            if self._failed is None and state.failed is not None:
+                self._failed = state.failed.error()
+            self.skipped += state.skipped_later if self.skipped else state.skipped
+        self.metas |= {meta.path: meta for meta in state.metas}
+        self.read |= dict.fromkeys(state.read) if measured else {}
+        self._starts |= state.starts
+        self._ranks |= state.ranks | {meta.rank for meta in state.metas}
+        self._any_inside |= state.any_inside
+        self.any_rows |= state.any_rows
+        self.repeats.join(state.repeats)
 
     def each(self, items: Iterable[Trace | str]) -> Iterator[Opened]:
         """Yield some of the inputs, opened one after another."""
@@ -185,7 +234,7 @@ class OpenedInputs:
         if number is not None and trace.meta.rank is None and trace.events["rank"].is_null().all():
             trace = trace.with_rank(number)
         if self._apart and is_of_composer(trace):
-            raise _DependsOnOthersError
+            raise DependsOnOthersError
         trace = without_torch(trace, self._starts)
         self._starts |= starts_of(trace)
         return trace
@@ -328,7 +377,9 @@ def read_needed(
 def _read(path: PathLike, how: How, *, unused: Sequence[str] = (), **what: Any) -> Trace:
     """Read a file as requested, and call ``on_trace``."""
     unused = (*unused, *how.unused)
-    trace = read(path, format=how.format, progress=how.progress, unused=unused, **what)
+    trace = (how.read or read)(
+        path, format=how.format, progress=how.progress, unused=unused, **what
+    )
     if how.on_trace:
         how.on_trace(trace)
     return trace
@@ -365,12 +416,26 @@ _PROGRAM_BYTES, _BYTES_PER_BYTE = 150 << 20, 2
 _INFLATED = {".gz": 10, ".zst": 10, ".zip": 10}
 
 
-class _DependsOnOthersError(Exception):
+class DependsOnOthersError(Exception):
     """The result of this input depends on the inputs before it."""
 
 
 class Measures(Protocol):
-    """Measures inputs, in this process or another one, and joins the results."""
+    """Measures inputs, in this process or another one, and joins the results.
+
+    Attributes:
+        section: where a summary has the results.
+    """
+
+    @property
+    def section(self) -> str:
+        """Name of the results in a summary."""
+
+    def store(self, add: Callable[[str, Any, Any], None]) -> None:
+        """Call ``add`` with the section, value and type of each result."""
+
+    def restored(self, summary: Any) -> Self:
+        """A copy with the results of a summary."""
 
     def measure(self, opened: OpenedInputs, one: Opened) -> None:
         """Measure one input."""
@@ -390,9 +455,15 @@ def measure_all(opened: OpenedInputs, measures: Measures) -> None:
 
     A file that ends its worker is skipped.
     """
-    apart = _apart(opened)
+    paths = [one for one in opened.items if isinstance(one, str) and is_summary(one)]
+    items = [one for one in opened.items if isinstance(one, Trace) or one not in paths]
+    if paths:
+        from traceanalyzer.summarized import join_summaries
+
+        join_summaries(opened, measures, paths)
+    apart = _apart(opened, items)
     if apart is None:
-        for one in opened.each(opened.items):
+        for one in opened.each(items):
             measures.measure(opened, one)
         return
     from traceanalyzer.workers import Ended
@@ -419,20 +490,22 @@ def measure_all(opened: OpenedInputs, measures: Measures) -> None:
             for one in opened.each(items):
                 measures.measure(opened, one)
 
-    chunks = _chunks(opened.items)
+    chunks = _chunks(items)
     tasks = [task(items) for items, is_file in chunks if is_file]
     with closing(apart(tasks)) as answers:
         for items, is_file in chunks:
             take(items, next(answers) if is_file else None)
 
 
-def _apart(opened: OpenedInputs) -> Callable[[Sequence[Any]], Generator[Any]] | None:
+def _apart(
+    opened: OpenedInputs, items: Sequence[Trace | str]
+) -> Callable[[Sequence[Any]], Generator[Any]] | None:
     """Return the function that runs tasks in other processes; None if this one reads the inputs."""
     if opened.how.client is not None:
         from traceanalyzer import cluster
 
         return partial(cluster.each, opened.how.client, _measured_on_host)
-    number = _number_of_workers(opened)
+    number = _number_of_workers(opened, items)
     if number == 1:
         return None
     from traceanalyzer import workers
@@ -441,9 +514,9 @@ def _apart(opened: OpenedInputs) -> Callable[[Sequence[Any]], Generator[Any]] | 
     return partial(workers.each, _measured_apart, number=number, threads=threads)
 
 
-def _number_of_workers(opened: OpenedInputs) -> int:
+def _number_of_workers(opened: OpenedInputs, items: Sequence[Trace | str]) -> int:
     """Return the number of processes that read the inputs; 1 is this process."""
-    files = [item for item in opened.items if isinstance(item, str) and bytes_of(item) < math.inf]
+    files = [item for item in items if isinstance(item, str) and bytes_of(item) < math.inf]
     wanted = opened.how.workers
     if wanted != "auto":
         return max(1, min(wanted, len(files)))

@@ -13,7 +13,7 @@ import polars as pl
 
 from traceanalyzer import schema
 from traceanalyzer.errors import InputError, OptionError, UnreadableFile
-from traceanalyzer.parsers import registry
+from traceanalyzer.parsers import registry, summary
 from traceanalyzer.parsers.chrome_trace import composer
 from traceanalyzer.parsers.contract import Selection, bounded
 from traceanalyzer.parsers.foreign import recognise
@@ -303,6 +303,11 @@ def without_snapshots(
     )
 
 
+def is_summary(path: str) -> bool:
+    """Whether a file was written by ``traceanalyzer summarize``."""
+    return os.path.isfile(path) and summary.is_summary(path)  # noqa: PTH113 - as it was given
+
+
 def _detected(path: str) -> str | None:
     """Detect the format of a file; None also if it cannot be read, which is reported later."""
     try:
@@ -341,6 +346,8 @@ def _in_folder(folder: str) -> tuple[list[str], list[tuple[str, str]]]:
             path = str(Path(base, name))
             if not _is_text(path):
                 foreign.append((_spelled(path), _NO_TEXT))
+                continue
+            if name.endswith(schema.CONTEXT_SUFFIX) and summary.is_written_by_summarize(path):
                 continue
             try:
                 source = Source(path)

@@ -7,17 +7,38 @@ time window in the same way. One file is in memory at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Generic, Self, Unpack
 
+import polars as pl
+
 from traceanalyzer.analyzers import registry
-from traceanalyzer.analyzers.base import Analyzer, Examination, Needs, O, P, R, Reading, Skipped
+from traceanalyzer.analyzers.base import (
+    Analyzer,
+    Examination,
+    Needs,
+    O,
+    P,
+    R,
+    Reading,
+    Skipped,
+    measured_text,
+)
 from traceanalyzer.analyzers.common import jobs, ranks
 from traceanalyzer.analyzers.common.repeats import Repeats
-from traceanalyzer.errors import MissingData
+from traceanalyzer.errors import (
+    InputError,
+    MalformedInput,
+    MissingData,
+    OptionError,
+    TraceAnalyzerError,
+)
 from traceanalyzer.inputs import (
     How,
+    Measures,
     Opened,
     OpenedInputs,
     bytes_of,
@@ -60,8 +81,10 @@ def run(analyzer: Analyzer[O, P, R], inputs: Inputs, options: O, **reading: Unpa
         how = replace(how, since_ns=None, until_ns=None)
     collected = _collect(analyzer, inputs, options, how)
     other = None if base is None else _collect(analyzer, base, options, how)
+    summaries = {**collected.summaries, **(other.summaries if other else {})}
     try:
-        result = analyzer.combine(collected.parts, options, other.parts if other else ())
+        with _guarded(summaries):
+            result = analyzer.combine(collected.parts, options, other.parts if other else ())
     except MissingData as error:
         truncated = collected.truncated or (other.truncated if other else [])
         if first := next(iter(collected.metas.values()), None):
@@ -69,10 +92,34 @@ def run(analyzer: Analyzer[O, P, R], inputs: Inputs, options: O, **reading: Unpa
 
             error = with_fitting_command(error, first, analyzer.name, None)
         raise perhaps_truncated(error, truncated=bool(truncated)) from None
-    reader = Reader(collected.items, collected.metas, how)
-    if analyzer.refine:
-        result = analyzer.refine(result, options, reader)
+    reader = Reader(collected.items, collected.metas, how, summaries=collected.summaries)
+    with _guarded(summaries):
+        if analyzer.refine:
+            result = analyzer.refine(result, options, reader)
+        if summaries:
+            result.view()
     return with_notes(result, [*collected.notes, *(other.notes if other else ()), *reader.notes])
+
+
+@contextmanager
+def _guarded(summaries: Mapping[str, str]) -> Iterator[None]:
+    """Turn the errors of an analysis of crafted parts into MalformedInput.
+
+    The types of all values are known, but not which columns a table has.
+    """
+    try:
+        yield
+    except TraceAnalyzerError:
+        raise
+    except (Exception, pl.exceptions.PanicException) as error:
+        if not summaries:
+            raise
+        reason = (str(error).splitlines() or [""])[0][:200]
+        raise MalformedInput(
+            str(Path(next(iter(summaries.values()))).parent),
+            f"the parts of the summaries do not fit together ({type(error).__name__}: {reason})",
+            hint="write them again with traceanalyzer summarize",
+        ) from error
 
 
 def collect(
@@ -130,6 +177,7 @@ class Reader:
         metas: of the traces read, by path.
         how: how files are read.
         collected: parts of other analyzers that were measured on the same inputs, by name.
+        summaries: the summary of each summarized input, by the path of the input.
         notes: missing data in the inputs, one line each.
     """
 
@@ -137,6 +185,7 @@ class Reader:
     metas: Mapping[str, Meta]
     how: How
     collected: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    summaries: Mapping[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def collect(self, analyzer: Analyzer[O, P, R], inputs: Inputs, options: O) -> list[P]:
@@ -158,10 +207,25 @@ class Reader:
         """
         memory = ranks.by_rank([item for item in self.items if isinstance(item, Trace)])
         known = {trace.meta.path for trace in memory}
-        how = How(self.how.format)
+        how = How(self.how.format, read=self.how.read)
         left = {path: stretches for path, stretches in windows.items() if path not in known}
-        again = [read_needed(path, needs, how, windows) for path, windows in left.items()]
+        again = []
+        for path, stretches in left.items():
+            if path in self.summaries:
+                again += self._stored(path, stretches)
+            elif path in self.items:
+                again.append(read_needed(path, needs, how, stretches))
         return [*memory, *ranks.by_rank(again)]
+
+    def _stored(self, path: str, windows: Sequence[tuple[int, int]]) -> list[Trace]:
+        """Return the stored events of a summarized input in the windows; note if there are none."""
+        from traceanalyzer.summarized import stored_context
+
+        try:
+            return [stored_context(self.summaries[path], windows)]
+        except (InputError, MissingData) as error:
+            self.notes.append(f"What {path} did while others waited is not known: {error}.")
+            return []
 
 
 # --- one analyzer ----------------------------------------------------------------------------
@@ -178,6 +242,7 @@ class Collected(Generic[P]):
             the number of ranks.
         skipped: inputs and ranks that are not part of the result.
         repeats: recordings that several files contain.
+        summaries: the summary of each summarized input, by the path of the input.
         truncated: paths of truncated inputs.
         added: number of ranks.
     """
@@ -187,6 +252,7 @@ class Collected(Generic[P]):
     parts: list[P] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     repeats: Repeats = field(default_factory=Repeats)
+    summaries: Mapping[str, str] = field(default_factory=dict)
     truncated: list[str] = field(default_factory=list)
     added: int = 0
 
@@ -226,12 +292,27 @@ def _collect(
     opened = OpenedInputs(inputs, analyzer.needs(options), how, split=analyzer.split_ranks)
     opened.every_file |= analyzer.every_file
     collected = Collected[P](
-        opened.items, opened.metas, skipped=opened.skipped, repeats=opened.repeats
+        opened.items,
+        opened.metas,
+        skipped=opened.skipped,
+        repeats=opened.repeats,
+        summaries=opened.summaries,
     )
     parts = _Parts(analyzer, options, collected)
     measure_all(opened, parts)
     opened.require(any_part=bool(parts.collected.parts), may_be_empty=may_be_empty)
     return parts.collected
+
+
+def measures_of_one(analyzer: Analyzer[O, P, R], options: O) -> Measures:
+    """Return what measures the parts of one analyzer, for summaries."""
+    return _Parts(analyzer, _without_inputs(analyzer, options)[0], Collected[P]((), {}))
+
+
+def measures_of_all(*, for_rules: bool) -> Measures:
+    """Return what measures the parts of ``diagnose`` or of a report, for summaries."""
+    names = [entry.name for entry in registry.in_report()]
+    return _Questions(_asked(names, for_rules=for_rules), for_rules)
 
 
 @dataclass
@@ -263,7 +344,9 @@ class _Parts(Generic[O, P, R]):
 
         def read() -> Trace:
             return read_needed(
-                one.path, Needs(frozenset(), everything=True), How(opened.how.format)
+                one.path,
+                Needs(frozenset(), everything=True),
+                How(opened.how.format, read=opened.how.read),
             )
 
         # reading takes time; the message about the first file is enough
@@ -280,6 +363,28 @@ class _Parts(Generic[O, P, R]):
     def join(self, other: Self) -> None:
         self.collected.add(other.collected.parts, self.analyzer.merge)
         self.collected.truncated.extend(other.collected.truncated)
+
+    @property
+    def section(self) -> str:
+        command = registry.ENTRIES[self.analyzer.name].command
+        return " ".join(filter(None, (command, measured_text(self.options))))
+
+    def store(self, add: Callable[[str, Any, Any], None]) -> None:
+        values = (self.collected.parts, self.collected.truncated)
+        add(f"{self.section}/parts", values, self._kind)
+
+    def restored(self, summary: Any) -> Self:
+        parts, truncated = summary.read(f"{self.section}/parts", self._kind)
+        empty = self.empty()
+        empty.collected.parts += parts
+        empty.collected.truncated += truncated
+        return empty
+
+    @property
+    def _kind(self) -> Any:
+        from traceanalyzer.summarized import part_type
+
+        return tuple[list[part_type(self.analyzer.measure)], list[str]]  # type: ignore[misc]
 
 
 def _measured(
@@ -331,11 +436,17 @@ class _Asked:
     parts: list[tuple[Meta, Any]] = field(default_factory=list)
     lacking: list[tuple[Meta, str]] = field(default_factory=list)
 
+    @property
+    def measure(self) -> Callable[[Any, Any], Any]:
+        """The function that measures one rank; it may differ from that of the command."""
+        measure = self.analyzer.report_measure or self.analyzer.measure
+        return (self.analyzer.rules_measure if self.for_rules else None) or measure
+
     def ask(self, trace: Trace, *, truncated: bool) -> None:
         """Measure one rank."""
-        measure = self.analyzer.report_measure or self.analyzer.part
-        if self.for_rules:
-            measure = self.analyzer.rules_measure or measure
+        measure = self.measure
+        if measure is self.analyzer.measure:
+            measure = self.analyzer.part
         try:
             self.parts.append((trace.meta, measure(trace, self.options)))
         except MissingData as error:
@@ -399,23 +510,25 @@ def examine(
     chosen = [name for name in wanted if names is None or name in names]
     asked = _asked(chosen, for_rules=for_rules)
     opened = OpenedInputs(inputs, None, how)
-    questions = _Questions(asked, on_rank)
+    questions = _Questions(asked, for_rules, on_rank)
     measure_all(opened, questions)
     opened.require(any_part=bool(opened.read))
     if not opened.any_rows:
         raise MissingData(f"{', '.join(opened.read)}: no events were recorded")
     companions = {name for question in asked.values() if (name := question.analyzer.companion)}
     collected = {name: [part for _, part in asked.pop(name).parts] for name in companions}
-    reader = Reader(opened.items, opened.metas, how, collected)
+    reader = Reader(opened.items, opened.metas, how, collected, opened.summaries)
     results: dict[str, Result] = {}
     missing: dict[str, str] = {}
     for name, question in asked.items():
         try:
-            results[name] = question.result(reader)
+            with _guarded(opened.summaries):
+                results[name] = question.result(reader)
         except MissingData as error:
             missing[name] = str(error)
     overlaps = opened.repeats.notes.values()
-    notes = (*truncated_notes(questions.truncated), *skipped_notes(opened.skipped), *overlaps)
+    lost = truncated_notes(questions.truncated)
+    notes = (*lost, *skipped_notes(opened.skipped), *overlaps, *dict.fromkeys(reader.notes))
     several = jobs.several_jobs(questions.recordings)
     truncated = tuple(questions.truncated)
     return Examination(results, missing, notes, tuple(opened.read), several, truncated)
@@ -426,6 +539,7 @@ class _Questions:
     """The parts of all analyzers, by name, and the truncated files; a :class:`Measures`."""
 
     asked: dict[str, _Asked]
+    for_rules: bool
     on_rank: Callable[[Trace], None] | None = None
     truncated: list[str] = field(default_factory=list)
     recordings: list[jobs.Recording] = field(default_factory=list)
@@ -438,7 +552,7 @@ class _Questions:
             opened.fail(one.path, error)
             return
         self.truncated += [one.path] if one.truncated else []
-        if len(opened.items) > 1:
+        if opened.several:
             self.recordings += [jobs.recording(trace) for trace in one.traces]
         while one.traces:
             self._ask_all(one.traces.pop(0), truncated=one.truncated)
@@ -465,6 +579,37 @@ class _Questions:
             self.asked[name].lacking += question.lacking
         self.truncated += other.truncated
         self.recordings += other.recordings
+
+    @property
+    def section(self) -> str:
+        return "diagnose" if self.for_rules else "report"
+
+    def store(self, add: Callable[[str, Any, Any], None]) -> None:
+        add(f"{self.section}/files", (self.truncated, self.recordings), _FILES)
+        for name, question in self.asked.items():
+            values = (question.parts, question.lacking)
+            add(f"{self.section}/{name}", values, _kind_of(question))
+
+    def restored(self, summary: Any) -> Self:
+        if self.on_rank:
+            raise OptionError(f"{summary.path}: a summary has no events; pass the traces")
+        empty = self.empty()
+        empty.truncated, empty.recordings = summary.read(f"{self.section}/files", _FILES)
+        for name, question in empty.asked.items():
+            values = summary.read(f"{self.section}/{name}", _kind_of(question))
+            question.parts, question.lacking = values
+        return empty
+
+
+_FILES = tuple[list[str], list[jobs.Recording]]
+
+
+def _kind_of(question: _Asked) -> Any:
+    """Return the type of the parts of an analyzer, and of the reasons why there are none."""
+    from traceanalyzer.summarized import part_type
+
+    part = part_type(question.measure)
+    return tuple[list[tuple[Meta, part]], list[tuple[Meta, str]]]  # type: ignore[valid-type]
 
 
 def _asked(names: Iterable[str], *, for_rules: bool) -> dict[str, _Asked]:

@@ -24,6 +24,10 @@ SQLITE_APPLICATION = int.from_bytes(b"TrAn")
 PARQUET_VERSION = "traceanalyzer.schema"
 PARQUET_SOURCES = "traceanalyzer.sources"
 PARQUET_TABLES = "traceanalyzer.tables"
+#: Key of the metadata of a Parquet file written by ``summarize``.
+SUMMARY = "traceanalyzer.summary"
+#: End of the name of the file with the events that a summary refers to.
+CONTEXT_SUFFIX = ".context.parquet"
 
 #: Kinds of events that some profilers record without a time; all others have one.
 TIMELESS_KINDS: tuple[str, ...] = ("sample", "other", *ALLOCATOR_KINDS)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields
+from shlex import quote
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar
 
 from traceanalyzer.errors import OptionError
@@ -64,6 +65,8 @@ class Option:
         default_text: the default as written on the command line, if it differs.
         command_line: False for a keyword of the Python function only.
         inputs: whether the value is more input files or traces, which ``run`` reads.
+        measured: whether ``needs``, ``measure`` or ``more`` depends on the value, so that a summary
+            is of one value only; or the values for which they do.
     """
 
     help: str
@@ -77,6 +80,7 @@ class Option:
     default_text: str | None = None
     command_line: bool = True
     inputs: bool = False
+    measured: bool | tuple[str, ...] = True
 
     def check(self, name: str, value: Any) -> None:
         """Raise :class:`OptionError` if a value is not allowed."""
@@ -91,6 +95,25 @@ class Option:
 def option(default: Any, **about: Any) -> Any:
     """Return a field of an options class with a default and the attributes of :class:`Option`."""
     return field(default=default, metadata={"option": Option(**about)})
+
+
+def measured_text(options: AnalyzerOptions) -> str:
+    """Return the options that ``measure`` depends on as on the command line, without defaults."""
+    texts: list[str] = []
+    for item in fields(options):
+        definition: Option = item.metadata["option"]
+        value, measured = getattr(options, item.name), definition.measured
+        if definition.inputs or value == item.default or measured is False:
+            continue
+        if isinstance(measured, tuple) and value not in measured:
+            continue
+        flag = definition.flag or "--" + item.name.replace("_", "-")
+        if value is True:
+            texts.append(flag)
+            continue
+        for one in value if isinstance(value, tuple) else (value,):
+            texts += [flag, quote(f"{one}{'ns' if definition.unit == 'time' else ''}")]
+    return " ".join(texts)
 
 
 def comm_patterns() -> Any:

@@ -27,6 +27,7 @@ _BY_HAND = (
     "report",
     "diagnose",
     "convert",
+    "summarize",
     "merge",
     "query",
     "view",
@@ -82,6 +83,11 @@ _WITHOUT_ANALYZER = {
             'run/ "select name, sum(dur) from events group by name order by 2 desc"',
             'run/ "select * from collectives" --rank 5 -o collectives.csv',
         ),
+    ),
+    "summarize": _Listed(
+        "Files",
+        "Write the measured parts of each rank, to combine them without the files.",
+        ("run/ -o sums/", "run/ -o sums/ --shard 3/64"),
     ),
     "convert": _Listed(
         "Files",

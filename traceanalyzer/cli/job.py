@@ -20,16 +20,27 @@ SEVERITIES = ("info", "warning", "critical")
 
 @click.command(short_help=ENTRIES["info"].summary, help=Options.__doc__)
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@click.option(
+    "--quick",
+    is_flag=True,
+    help="Read only the beginning and the end of large files. Default if reading all takes long.",
+)
+@click.option("--full", is_flag=True, help="Read all files as a whole.")
 @reading
 @writing
-def info(paths: tuple[str, ...], reading: Reading, writing: Writing) -> None:
+def info(
+    paths: tuple[str, ...], quick: bool, full: bool, reading: Reading, writing: Writing
+) -> None:
     """Describe the files; unreadable ones are listed in the result."""
     import traceanalyzer as ta
 
+    if quick and full:
+        raise OptionError("--quick and --full exclude each other")
     writing.check()
     inputs, skipped = ta.find_inputs(paths)
     with reading.cluster() as client, progress(inputs, quiet=reading.quiet) as meter:
         how = {**reading.arguments(), "client": client, "progress": meter}
+        how["quick"] = True if quick else False if full else None
         result = ta.info(inputs, skipped=skipped, **how)
     writing.show(result)
 

@@ -274,16 +274,17 @@ _FILE_OPTIONS = (
     ),
     click.option("-q", "--quiet", is_flag=True, help="No progress bar, no data-loss summary."),
 )
+workers_option = click.option(
+    "--workers",
+    metavar="N|auto",
+    default="auto",
+    show_default=True,
+    callback=_workers,
+    help="Processes that read several files at once; auto: one per core, as far as the free "
+    "memory allows.",
+)
 _WORKER_OPTIONS = (
-    click.option(
-        "--workers",
-        metavar="N|auto",
-        default="auto",
-        show_default=True,
-        callback=_workers,
-        help="Processes that read several files at once; auto: one per core, as far as the free "
-        "memory allows.",
-    ),
+    workers_option,
     click.option("--dask", is_flag=True, help="Read on a Dask cluster (extra dask)."),
     click.option(
         "--scheduler",

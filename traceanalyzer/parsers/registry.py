@@ -14,6 +14,7 @@ from traceanalyzer.parsers import (
     parquet,
     py_spy_dump,
     speedscope,
+    summary,
 )
 from traceanalyzer.parsers.chrome_trace import parser as chrome_trace
 from traceanalyzer.parsers.contract import Format
@@ -27,6 +28,7 @@ ENTRY_POINTS = "traceanalyzer.parsers"
 _BUILT_IN = (
     chrome_trace.FORMAT,
     parquet.FORMAT,
+    summary.FORMAT,
     nsys_sqlite.FORMAT,
     rocpd.FORMAT,
     memory_snapshot.FORMAT,

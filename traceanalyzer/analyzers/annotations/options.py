@@ -22,4 +22,4 @@ class Options(AnalyzerOptions):
         flag="--name",
         metavar="REGEX",
     )
-    by: By | None = option(None, help="Also group by this.", choices=get_args(By))
+    by: By | None = option(None, help="Also group by this.", choices=get_args(By), measured=False)

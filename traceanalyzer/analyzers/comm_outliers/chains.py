@@ -14,7 +14,8 @@ overlaps delays nothing, unless the next collective was queued behind it on its 
 """
 
 from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import polars as pl
 
@@ -27,30 +28,36 @@ _REACH = 1_000
 #: Roots with a smaller share are dropped to keep chains short.
 _SMALL_FRAC = 0.005
 
+#: A collective without a stream.
+_NO_STREAM = -(1 << 62)
+
 _SCHEMA = {"instance": pl.UInt32, "root_rank": pl.Int32, "root_ns": pl.Int64}
 
 
 @dataclass(frozen=True)
-class _Visit:
-    """One rank in one collective, in order of leaving; times in ns on the common clock."""
-
-    instance: int
-    lane: int
-    stream: int | None
-    arrival: int
-    leave: int
-    wait: int
-    compute: int
-
-
-@dataclass(frozen=True)
 class _Chains:
-    """State while collectives are followed in order of their last arrival."""
+    """The collectives of all ranks by (rank, time of leaving), and the roots found so far.
 
-    visits: dict[int, list[_Visit]]
-    places: dict[tuple[int, int], int]
+    Columns are memory views, which Python reads faster than arrays. Times are in ns on the common
+    clock.
+
+    Attributes:
+        begin: first row of the rank of each row.
+        instance, lane, stream, arrival, leave, wait, compute: of each row.
+        members: ranks of each lane.
+        roots: shares of the root ranks of each collective.
+    """
+
+    begin: memoryview
+    instance: memoryview
+    lane: memoryview
+    stream: memoryview
+    arrival: memoryview
+    leave: memoryview
+    wait: memoryview
+    compute: memoryview
     members: dict[int, set[int]]
-    roots: dict[int, dict[int, float]]
+    roots: dict[int, dict[int, float]] = field(default_factory=dict)
 
 
 def roots(rows: pl.DataFrame) -> pl.DataFrame:
@@ -64,17 +71,19 @@ def roots(rows: pl.DataFrame) -> pl.DataFrame:
         instance, root_rank, root_ns: the part of the collective's waits caused by this rank,
         largest first. The parts of one collective add up to the sum of its waits.
     """
-    chains = _chains(rows)
-    parts: list[tuple[int, int, int]] = []
-    summed = rows.group_by("instance").agg(
+    ordered = rows.sort("rank", "leave", "arrival", "instance").with_row_index("row")
+    chains = _chains(ordered)
+    earliest = pl.struct("rank", "row").sort_by("arrival", "rank").first()
+    summed = ordered.group_by("instance").agg(
         pl.col("arrival").max(),
         pl.col("wait_ns").sum().alias("imposed"),
-        pl.col("rank").filter("is_last").first().alias("last"),
-        pl.col("rank").sort_by("arrival", "rank").first().alias("first"),
+        pl.struct("rank", "row").filter("is_last").first().alias("last"),
+        earliest.alias("first"),
     )
-    waited = summed.filter(pl.col("last").is_not_null()).sort("arrival", "instance")
-    for instance, _, imposed, last, first in waited.iter_rows():
-        shares = _shares(chains, instance, last, first)
+    waited = summed.filter(pl.col("last").struct.field("rank").is_not_null())
+    parts: list[tuple[int, int, int]] = []
+    for instance, _, imposed, last, first in waited.sort("arrival", "instance").iter_rows():
+        shares = _shares(chains, last, first)
         chains.roots[instance] = shares
         parts += [(instance, *part) for part in _parts(shares, imposed)]
     return pl.DataFrame(parts, schema=_SCHEMA, orient="row")
@@ -86,30 +95,38 @@ def with_roots(collectives: pl.DataFrame, roots: pl.DataFrame) -> pl.DataFrame:
     return collectives.join(largest, on="instance", how="left", maintain_order="left")
 
 
-def _chains(rows: pl.DataFrame) -> _Chains:
-    columns = ("instance", "lane", "stream", "arrival", "leave", "wait_ns")
-    ordered = rows.sort("rank", "leave", "arrival", "instance")
-    chains = _Chains(defaultdict(list), {}, defaultdict(set), {})
-    compute = pl.col("compute_ns").fill_null(0)
-    for rank, *values in ordered.select("rank", *columns, compute).iter_rows():
-        visit = _Visit(*values)
-        chains.places[visit.instance, rank] = len(chains.visits[rank])
-        chains.visits[rank].append(visit)
-        chains.members[visit.lane].add(rank)
-    return chains
+def _chains(ordered: pl.DataFrame) -> _Chains:
+    numbers = ordered.select(
+        pl.col("row").first().over("rank").alias("begin"),
+        "instance",
+        "lane",
+        pl.col("stream").fill_null(_NO_STREAM),
+        "arrival",
+        "leave",
+        "wait_ns",
+        pl.col("compute_ns").fill_null(0),
+    ).cast(pl.Int64)
+    views = [memoryview(column.to_numpy().data) for column in numbers.get_columns()]
+    lanes = ordered.select("lane", "rank").unique()
+    members: dict[int, set[int]] = defaultdict(set)
+    for lane, rank in lanes.iter_rows():
+        members[lane].add(rank)
+    begin, instance, lane, stream, arrival, leave, wait, compute = views
+    return _Chains(begin, instance, lane, stream, arrival, leave, wait, compute, members)
 
 
-def _shares(chains: _Chains, instance: int, last: int, first: int) -> dict[int, float]:
-    """Return the share of each root rank in the wait of one collective; shares add up to 1."""
-    at_last, at_first = (
-        chains.visits[rank][chains.places[instance, rank]] for rank in (last, first)
-    )
-    waits, others = _waits(chains, instance, last, first), _waits(chains, instance, first, last)
-    delay = at_last.arrival - at_first.arrival
+def _shares(chains: _Chains, last: Mapping[str, int], first: Mapping[str, int]) -> dict[int, float]:
+    """Return the share of each root rank in the wait of one collective; shares add up to 1.
+
+    ``last`` and ``first`` are the rank that arrived last (first), and its row.
+    """
+    waits = _waits(chains, last["row"], first["rank"])
+    others = _waits(chains, first["row"], last["rank"])
+    delay = chains.arrival[last["row"]] - chains.arrival[first["row"]]
     longer = sum(waits.values()) - sum(others.values())
     inherited = min(max(longer, 0), delay) / delay if delay else 0.0
     excess = {root: max(wait - others.get(root, 0), 0) for root, wait in waits.items()}
-    shares = defaultdict(float, {last: 1.0 - inherited})
+    shares = defaultdict(float, {last["rank"]: 1.0 - inherited})
     if inherited:
         for root, wait in excess.items():
             shares[root] += inherited * wait / sum(excess.values())
@@ -117,19 +134,20 @@ def _shares(chains: _Chains, instance: int, last: int, first: int) -> dict[int, 
     return {root: share / sum(kept.values()) for root, share in kept.items()}
 
 
-def _waits(chains: _Chains, instance: int, rank: int, other: int) -> dict[int, float]:
-    """Return the wait time of ``rank`` since its last collective with ``other``, by root rank."""
+def _waits(chains: _Chains, row: int, other: int) -> dict[int, float]:
+    """Return the wait time of a row's rank since its last collective with ``other``, by root."""
     waits: dict[int, float] = defaultdict(float)
-    visits, place = chains.visits[rank], chains.places[instance, rank]
-    arrival, stream = visits[place].arrival, visits[place].stream
-    for visit in reversed(visits[max(place - _REACH, 0) : place]):
-        if visit.leave > arrival:
+    arrival, stream = chains.arrival[row], chains.stream[row]
+    for visit in range(row - 1, max(row - _REACH, chains.begin[row]) - 1, -1):
+        leave = chains.leave[visit]
+        if leave > arrival:
             continue
-        if other in chains.members[visit.lane]:
+        if other in chains.members[chains.lane[visit]]:
             break
-        queued = visit.stream == stream and arrival - visit.leave < _QUEUED_NS
-        wait = visit.wait if queued else visit.wait - min(visit.wait, visit.compute)
-        for root, share in chains.roots.get(visit.instance, {}).items():
+        wait = chains.wait[visit]
+        if not (chains.stream[visit] == stream and arrival - leave < _QUEUED_NS):
+            wait -= min(wait, chains.compute[visit])
+        for root, share in chains.roots.get(chains.instance[visit], {}).items():
             waits[root] += share * wait
     return waits
 

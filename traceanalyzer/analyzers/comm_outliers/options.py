@@ -38,11 +38,16 @@ class Options(AnalyzerOptions):
         metavar="X",
         above=1,
         show_default=True,
+        measured=False,
     )
     comm_patterns: Sequence[str] = comm_patterns()
     z: float = option(
-        3.5, help="The modified z-score of an outlier.", minimum=0, command_line=False
+        3.5,
+        help="The modified z-score of an outlier.",
+        minimum=0,
+        command_line=False,
+        measured=False,
     )
     min_wait_ns: int | None = option(
-        None, help="Smallest reported arrival delay.", minimum=0, command_line=False
+        None, help="Smallest reported arrival delay.", minimum=0, command_line=False, measured=False
     )

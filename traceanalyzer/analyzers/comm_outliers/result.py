@@ -2,17 +2,18 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import polars as pl
 
-from traceanalyzer.analyzers.comm_outliers import arrivals, notes, tables
+from traceanalyzer.analyzers.comm_outliers import arrivals, many, notes, tables
 from traceanalyzer.analyzers.comm_outliers.arrivals import Window
 from traceanalyzer.analyzers.comm_outliers.context import divide, labels
 from traceanalyzer.analyzers.comm_outliers.links import NETWORK
 from traceanalyzer.analyzers.common.display import sentences
 from traceanalyzer.analyzers.common.kernel_names import function
+from traceanalyzer.analyzers.common.places import at_start
 from traceanalyzer.analyzers.common.ranks import ranges
 from traceanalyzer.result import Result, Table, View
 from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns
@@ -186,6 +187,23 @@ class CommOutliers(Result):
             .drop("_key")
         )
 
+    @cached_property
+    def positions(self) -> pl.DataFrame:
+        """Rank, host, gpu, stage and imposed_ns of each rank, see :func:`~.many.positions`."""
+        return many.positions(self.ranks, self.instances)
+
+    def rank_label(self, rank: int) -> str:
+        """Return ``rank 437 (node54, GPU 5)`` of many ranks, otherwise ``rank 5``."""
+        return many.rank_label(self.positions, rank)
+
+    def spread(self) -> str:
+        """Return sentences on which ranks, host, GPU index or stage cause the wait time."""
+        if self.n_ranks < many.MANY_RANKS or not self.n_matched:
+            return ""
+        rank = self.ranks["rank"][0]
+        steady = many.persistence(rank, self.steps, self.collectives, self.arrivals)
+        return many.texts(many.concentration(self.positions), steady)
+
     @property
     def slow_links(self) -> pl.DataFrame:
         """The rows of ``groups`` with a small share of their link's peak, largest total first."""
@@ -282,18 +300,19 @@ def _stragglers(result: CommOutliers) -> str:
         _activity(result, rank),
         passed_on(worst),
         _cost(result, rank),
-        _others(others),
+        result.spread(),
+        _others(result, others),
         _victim(result),
     )
     return sentences(_straggler(result, worst), *more)
 
 
 def _straggler(result: CommOutliers, row: Mapping[str, Any]) -> str:
-    worst = result.worst_of(row["rank"])
+    worst, label = result.worst_of(row["rank"]), result.rank_label(row["rank"])
     share = _share(row["imposed_ns"], result.total_wait_ns)
     steps = f", mainly in {notes.listed(row['steps'])}" if len(row["steps"]) > 1 else ""
     return (
-        f"Rank {row['rank']} is a straggler: other ranks waited {format_ns(row['imposed_ns'])} in "
+        f"{at_start(label)} is a straggler: other ranks waited {format_ns(row['imposed_ns'])} in "
         f"total ({share} of all wait time){steps}. It arrived last at {row['times_last']} of "
         f"{format_count(row['matched'], 'collective')}; the most costly arrival delay is "
         f"{format_ns(worst['arrival_delay_ns'])}, at {_what(worst)}{_at(worst['step'])}."
@@ -337,11 +356,11 @@ def _cost(result: CommOutliers, rank: int) -> str:
     )
 
 
-def _others(others: list[dict[str, Any]]) -> str:
+def _others(result: CommOutliers, others: list[dict[str, Any]]) -> str:
     if not others:
         return ""
     named = [
-        f"rank {row['rank']} ({format_ns(row['imposed_ns'])}"
+        f"{result.rank_label(row['rank'])} ({format_ns(row['imposed_ns'])}"
         + (f", in {notes.listed(row['steps'])})" if row["steps"] else ")")
         for row in others
     ]
@@ -529,6 +548,13 @@ def _outliers(result: CommOutliers) -> tuple[Table, ...]:
     return (collectives, replace(events, columns={}))
 
 
+def _concentration(result: CommOutliers) -> tuple[Table, ...]:
+    """Return the groups of ranks that cause most wait time, of many ranks."""
+    if result.n_ranks < many.MANY_RANKS or not result.n_matched:
+        return ()
+    return (tables.table("concentration", many.concentration(result.positions)),)
+
+
 def _tables(result: CommOutliers) -> tuple[Table, ...]:
     """Return delayed collectives, ranks, baseline, outliers, groups, collectives, steps and others.
 
@@ -549,6 +575,7 @@ def _tables(result: CommOutliers) -> tuple[Table, ...]:
     return (
         tables.table("delayed", result.delayed_with_context(), more),
         tables.table("ranks", result.ranks),
+        *_concentration(result),
         *single,
         tables.table("collectives", worst),
         tables.table("steps", result.steps),

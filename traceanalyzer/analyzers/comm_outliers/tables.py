@@ -24,6 +24,12 @@ _TABLES = {
         straggler_frac: cost, outliers, idle_ns: device idle, overlap_frac: overlapped""",
         "none",
     ),
+    "concentration": (
+        "Where the wait time comes from",
+        """part: group of ranks, name, ranks, ranks_frac: share of ranks,
+        imposed_ns: wait of others, imposed_frac: share of wait time""",
+        "unknown",
+    ),
     "baseline": (
         "Medians compared with the baseline",
         f"""{_KIND}, kernel, n, median_ns: median, n_before: baseline n,

@@ -8,7 +8,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.common.names import mapped
 
-_NO_FILE = re.compile(r"(?:rank -?\d+)?(?: ?device -?\d+)?")
+_NO_FILE = re.compile(r"(?:rank -?\d+)?(?: ?device -?\d+)?(?: \(.*\))?")
 
 
 def places(frame: pl.DataFrame) -> pl.Series:

@@ -67,6 +67,12 @@ class Repeats:
             if known_path != path
         )
 
+    def copied(self, other: Repeats) -> str | None:
+        """Return the path of the file that the other file is a copy of."""
+        paths = (self._paths.get(key, path) for key, path in other._paths.items())
+        known = set(other._paths.values())
+        return next((path for path in paths if path not in known), None)
+
     def join(self, other: Repeats) -> None:
         """Add the recordings of other files without repeats."""
         self.notes |= other.notes

@@ -14,6 +14,7 @@ from traceanalyzer.analyzers.comm_outliers.result import (
     small_collectives,
 )
 from traceanalyzer.analyzers.common.columns import largest_first
+from traceanalyzer.analyzers.common.places import at_start
 from traceanalyzer.analyzers.diagnosis import pipeline, straggling
 from traceanalyzer.analyzers.diagnosis.device_time import (
     EXPOSED,
@@ -74,17 +75,19 @@ def _measure_straggler(result: CommOutliers, answers: Answers, rank: int, total:
     explained = explained_by(waits.filter(pl.col("cause").is_in(list(DELAY_RULES))), total)
     left = 1 - sum(explained.values())
     row = result.ranks.filter(pl.col("rank") == rank).row(0, named=True)
-    reason = straggling.reason(answers, rank, by_cause)
+    reason, label = straggling.reason(answers, rank, by_cause), result.rank_label(rank)
+    spread = result.spread()
     wait = f"{format_frac(share)} of their {time.of.removeprefix('the ')}"
     cause = f" Cause: {reason}." if reason else ""
     return Measured(
         size=share if left < _MUCH_LEFT else share * left,
-        title=f"Rank {rank} is a straggler: the other ranks wait {format_ns(total)} in total "
+        title=f"{at_start(label)} is a straggler: the other ranks wait {format_ns(total)} in total "
         f"({wait}).{cause}",
         evidence=(
             *straggling.why(by_cause),
             *_all_waits(time, row, total),
             *_arrivals(result, row),
+            *([spread] if rank == result.ranks["rank"][0] and spread else []),
         ),
         advice=straggling.advice(answers, rank, by_cause),
         total_ns=round(total * left) if left >= _MUCH_LEFT else total,

@@ -33,6 +33,7 @@ class Options(AnalyzerOptions):
         help="The least significant change, as a fraction of the smaller value.",
         minimum=0,
         command_line=False,
+        measured=False,
     )
     before: object = option(None, help="The run to compare with.", inputs=True, command_line=False)
     window: tuple[int | None, int | None] = option(

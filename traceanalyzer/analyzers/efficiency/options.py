@@ -24,26 +24,37 @@ class Options(AnalyzerOptions):
         help="Dense peak of the GPU in TFLOP/s, such as bf16=989.4; overrides the built-in table. "
         "Repeatable.",
         metavar="PRECISION=TFLOPS",
+        measured=False,
     )
     bandwidth: float | None = option(
-        None, help="Memory bandwidth of the GPU in GB/s, such as 3350.", metavar="GBPS", above=0
+        None,
+        help="Memory bandwidth of the GPU in GB/s, such as 3350.",
+        metavar="GBPS",
+        above=0,
+        measured=False,
     )
     precision: Precision | None = option(
         None,
         help="Peak that MFU is relative to. Default: precision of most FLOPs; bf16 without shapes.",
         choices=get_args(Precision),
+        measured=False,
     )
     params: float | None = option(
         None, help="Parameters of the model, for MFU as 6 x N x T: 7e9.", metavar="N", above=0
     )
     tokens: float | None = option(
-        None, help="Tokens per step on all GPUs, for MFU as 6 x N x T.", metavar="T", above=0
+        None,
+        help="Tokens per step on all GPUs, for MFU as 6 x N x T.",
+        metavar="T",
+        above=0,
+        measured=False,
     )
     gpus: int | None = option(
         None,
         help="GPUs that share the tokens. Default: world size of the job, else GPUs in the files.",
         metavar="N",
         minimum=1,
+        measured=False,
     )
     step_name: str | None = option(
         None,

@@ -42,9 +42,14 @@ class Options(AnalyzerOptions):
     by: By | None = option(
         None, help="One root for each. Default: one for all.", choices=get_args(By)
     )
-    inverted: bool = option(False, help="Inverted (bottom-up): from leaf functions up to callers.")
+    inverted: bool = option(
+        False, help="Inverted (bottom-up): from leaf functions up to callers.", measured=False
+    )
     focus: str | None = option(
-        None, help="Only stacks through matching functions, from there down.", metavar="REGEX"
+        None,
+        help="Only stacks through matching functions, from there down.",
+        metavar="REGEX",
+        measured=False,
     )
     min_frac: float | None = option(
         None,
@@ -52,6 +57,7 @@ class Options(AnalyzerOptions):
         "largest.",
         metavar="X",
         minimum=0,
+        measured=False,
     )
     base: object = option(
         None,
@@ -65,9 +71,10 @@ class Options(AnalyzerOptions):
         help="Highlight the code of NAME. Repeatable. Default: own code.",
         flag="--library-name",
         metavar="NAME",
+        measured=False,
     )
     title: str | None = option(
-        None, help="Title of the picture. Default: the files.", metavar="TEXT"
+        None, help="Title of the picture. Default: the files.", metavar="TEXT", measured=False
     )
     window: tuple[int | None, int | None] = option(
         (None, None), help="Since and until: slices are cut there.", command_line=False

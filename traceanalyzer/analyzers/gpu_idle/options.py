@@ -38,6 +38,7 @@ class Options(AnalyzerOptions):
         help="A row per device, a row per process on a device, or steps first.",
         choices=get_args(By),
         show_default=True,
+        measured=("process",),
     )
     library_names: Sequence[str] = option(
         (),

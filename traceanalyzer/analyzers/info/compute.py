@@ -314,6 +314,8 @@ def _how_much(contents: pl.DataFrame) -> str:
     longest = contents["span_ns"].max()
     over = f" over {format_ns(longest)}" if isinstance(longest, int) else ""
     at_most = " at most" if over and contents.height > 1 else ""
+    if contents["events"].null_count() == contents.height:  # only the ends of files were read
+        return f"Span: {over.removeprefix(' over ')}{at_most}." if over else ""
     communication = contents["communication"].sum()
     share = f", {communication:,} of them communication" if communication else ""
     return f"{format_count(int(contents['events'].sum()), 'event')}{over}{at_most}{share}."

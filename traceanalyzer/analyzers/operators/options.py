@@ -26,6 +26,7 @@ class Options(AnalyzerOptions):
         help=f"One of {', '.join(SORT_BY)}. Default: self_device; without device work self_host.",
         metavar="COLUMN",
         choices=SORT_BY,
+        measured=False,
     )
     group_by_input_shape: bool = option(default=False, help="Also group by input shapes.")
     group_by_stack: int = option(

@@ -22,5 +22,6 @@ class Options(AnalyzerOptions):
         help="Rows of the first table.",
         choices=get_args(By),
         show_default=True,
+        measured=False,
     )
     comm_patterns: Sequence[str] = comm_patterns()

@@ -44,7 +44,10 @@ class Options(AnalyzerOptions):
     drop_module: bool = option(False, help="Ignore module-level code.")
     exclude_idle_process: bool = option(False, help="Ignore samples without a Python frame.")
     rate: float | None = option(
-        None, help="Samples per second; the report is then in seconds.", command_line=False
+        None,
+        help="Samples per second; the report is then in seconds.",
+        command_line=False,
+        measured=False,
     )
 
     def __post_init__(self) -> None:

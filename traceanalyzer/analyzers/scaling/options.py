@@ -17,6 +17,7 @@ class Options(AnalyzerOptions):
         default=False,
         help="Weak scaling: the work per GPU is the same in all runs. Default: strong scaling, the "
         "work of a step is the same in all runs.",
+        measured=False,
     )
     step_name: str | None = option(
         None,

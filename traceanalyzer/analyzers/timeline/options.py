@@ -23,6 +23,7 @@ class Options(AnalyzerOptions):
         help="Order of the rows; cost: most copying and idle time first.",
         choices=get_args(Order),
         show_default=True,
+        measured=False,
     )
     comm_patterns: Sequence[str] = comm_patterns()
     step_name: str | None = option(

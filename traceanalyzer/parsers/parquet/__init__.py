@@ -7,12 +7,14 @@ Returns the trace the file was written from. ``reader`` does the work; it import
 from traceanalyzer.parsers.contract import Format, Progress, Selection
 from traceanalyzer.parsers.foreign import is_nsys_table
 from traceanalyzer.parsers.source import Source
+from traceanalyzer.parsers.summary import is_written_by_summarize
 from traceanalyzer.trace import Trace
 
 
 def sniff(head: bytes, path: str) -> bool:
     """Whether this is a Parquet file; only the footer identifies traceanalyzer's own files."""
-    return head.startswith(b"PAR1") and not is_nsys_table(path)
+    is_parquet = head.startswith(b"PAR1") and not is_nsys_table(path)
+    return is_parquet and not is_written_by_summarize(path)
 
 
 def parse(source: Source, selection: Selection, progress: Progress | None = None) -> Trace:

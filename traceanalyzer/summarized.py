@@ -1,0 +1,246 @@
+"""Add the results of summaries to those of other inputs.
+
+A summary was measured by ``traceanalyzer summarize``, one input after another. It has one
+:class:`State` per analysis, because each analysis reads its own kinds of events. Nothing but the
+summary itself is opened: the paths in it are only names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self, get_type_hints
+
+import polars as pl
+
+from traceanalyzer.analyzers.base import Skipped
+from traceanalyzer.analyzers.common.ranks import ranges
+from traceanalyzer.analyzers.common.repeats import Repeats
+from traceanalyzer.errors import (
+    InputError,
+    MalformedInput,
+    MissingData,
+    OptionError,
+    UnknownFormat,
+    UnreadableFile,
+)
+from traceanalyzer.limits import MAX_RANKS
+from traceanalyzer.reading import Start, natural
+from traceanalyzer.schema import CONTEXT_SUFFIX, check
+from traceanalyzer.summaries import AGAIN, Summary
+from traceanalyzer.trace import Meta, Trace
+
+if TYPE_CHECKING:
+    from traceanalyzer.inputs import Measures, OpenedInputs
+
+#: Missing inputs that are listed.
+_NAMED = 64
+#: Options for reading that need the events.
+_NEED_EVENTS = {
+    "format": "--input-format",
+    "assume_rank": "--assume-rank",
+    "since_ns": "--since",
+    "until_ns": "--until",
+}
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An error about an input: name of its class, and its arguments."""
+
+    kind: Literal["UnreadableFile", "UnknownFormat", "MalformedInput", "MissingData"]
+    path: str
+    what: str
+    where: str | None = None
+    hint: str | None = None
+
+    @classmethod
+    def of(cls, error: InputError | MissingData) -> Self:
+        """Return the failure of an error."""
+        if isinstance(error, MissingData):
+            return cls("MissingData", "", str(error))
+        name: Any = type(error).__name__
+        return cls(name, error.path, error.what, error.where, error.hint)
+
+    def error(self) -> InputError | MissingData:
+        """Return the error."""
+        if self.kind == "MissingData":
+            return MissingData(self.what)
+        kinds: dict[str, type[InputError]] = {
+            one.__name__: one for one in (UnreadableFile, UnknownFormat, MalformedInput)
+        }
+        return kinds[self.kind](self.path, self.what, where=self.where, hint=self.hint)
+
+
+@dataclass(frozen=True)
+class State:
+    """What opening one input added to :class:`OpenedInputs`, for its summary.
+
+    Attributes:
+        metas: of its traces.
+        skipped: what was skipped of it.
+        skipped_later: the same if another input was skipped before.
+        read: its path, if it has traces of the selected ranks.
+        starts: keys that identify the recording of a rank.
+        ranks: its ranks.
+        failed: why it cannot be used.
+        any_inside: whether it has events.
+        any_rows: whether it has events, counters or samples.
+        repeats: its recordings.
+    """
+
+    metas: tuple[Meta, ...]
+    skipped: tuple[Skipped, ...]
+    skipped_later: tuple[Skipped, ...]
+    read: tuple[str, ...]
+    starts: frozenset[Start]
+    ranks: frozenset[int | None]
+    failed: Failure | None
+    any_inside: bool
+    any_rows: bool
+    repeats: Repeats
+
+
+Issues = list[tuple[tuple[Meta, ...], pl.DataFrame]]
+
+
+@cache
+def part_type(measure: Callable[..., Any]) -> Any:
+    """Return the type of the parts of a ``measure`` function, from its annotation."""
+    function = measure.func if isinstance(measure, partial) else measure
+    return get_type_hints(function)["return"]
+
+
+def join_summaries(opened: OpenedInputs, measures: Measures, paths: Sequence[str]) -> None:
+    """Add the results of summaries, in the order of the inputs that they were made from.
+
+    Damaged summaries, and those of another version, are skipped and named; so is what is missing.
+
+    Raises:
+        OptionError: an option needs the events.
+    """
+    for name, flag in _NEED_EVENTS.items():
+        if getattr(opened.how, name) is not None:
+            raise OptionError(f"{flag} needs the traces; a summary has only measured parts")
+    found: list[Summary] = []
+    for path in paths:
+        try:
+            found.append(Summary(path))
+        except InputError as error:
+            opened.fail(path, error)
+    damaged = len(paths) - len(found)
+    for one in sorted(found, key=lambda one: (one.header.index, natural(one.header.path))):
+        try:
+            _join(opened, measures, one)
+        except InputError as error:
+            opened.fail(one.path, error)
+    for folder, why in _incomplete(found, damaged):
+        opened.skip(folder, why)
+
+
+def _join(opened: OpenedInputs, measures: Measures, summary: Summary) -> None:
+    """Add the results of one summary."""
+    how = opened.how
+    section = measures.section
+    if section not in summary.sections:
+        opened.fail(summary.path, MissingData(not_stored(section, summary.sections)))
+        return
+    state: State = summary.read(section, State)
+    issues: Issues = summary.read(f"{section}/issues", Issues)
+    restored = measures.restored(summary)
+    if any(opened.summaries.get(meta.path, summary.path) != summary.path for meta in state.metas):
+        opened.skip(summary.path, f"another summary is of {summary.header.path} too")
+        return
+    opened.summaries |= {meta.path: summary.path for meta in state.metas}
+    if not opened.every_file and (copied := opened.repeats.copied(state.repeats)):
+        opened.skip(summary.header.path, f"it is a copy of {copied}")
+        return
+    if not opened.every_file and opened.repeats.repeated(state.repeats):
+        raise MalformedInput(
+            summary.path, "repeats the recording of another input", hint="pass the traces"
+        )
+    known = state.ranks | {meta.rank for meta in state.metas}
+    chosen = how.rank is None or known == {how.rank}
+    if how.rank in known and not chosen:
+        raise OptionError(
+            f"--rank needs the trace of {summary.header.path}, which has several ranks"
+        )
+    opened.join_state(state, measured=chosen)
+    if chosen:
+        measures.join(restored)
+    if how.progress:
+        how.progress(summary.header.bytes, summary.header.bytes)
+    for sources, of_file in issues if how.on_trace else ():
+        how.on_trace(Trace(sources, issues=of_file))  # type: ignore[misc]
+
+
+def not_stored(section: str, stored: Sequence[str]) -> str:
+    """Return the sentence about an analysis that a summary does not have.
+
+    Args:
+        section: its name and options, as on the command line.
+        stored: the sections of the summary.
+    """
+    command, _, options = section.partition(" ")
+    with_default = any(one.partition(" ")[0] == command for one in stored)
+    what = f"{command} with {options}" if with_default and options else section
+    return (
+        f"the summaries do not have {what}; pass the traces, or add it: traceanalyzer summarize "
+        f"TRACES -o FOLDER --analysis {section!r}"
+    )
+
+
+def _incomplete(found: Sequence[Summary], damaged: int) -> list[tuple[str, str]]:
+    """Return the folders in which summaries are missing, with the positions of their inputs."""
+    indexes: dict[tuple[str, int], set[int]] = {}
+    for one in found:
+        key = (str(Path(one.path).parent), one.header.total)
+        indexes.setdefault(key, set()).add(one.header.index)
+    reasons = []
+    for (folder, total), present in indexes.items():
+        missing = sorted({*range(min(total, MAX_RANKS))} - present)
+        why = f"{len(missing):,} of {total:,} summaries are missing or damaged"
+        where = f"inputs {ranges(missing[:_NAMED])}, counted from 0"
+        # a complete folder of which some were chosen
+        others = sum(one.name.endswith(".parquet") for one in Path(folder).iterdir())
+        contexts = sum(one.name.endswith(CONTEXT_SUFFIX) for one in Path(folder).iterdir())
+        if len(missing) > damaged and others - contexts < total:
+            reasons.append((folder, f"{why} ({where}); run traceanalyzer summarize again"))
+    return reasons
+
+
+# --- events around the waits -------------------------------------------------------------------
+
+#: The windows that a context has, and the events in them.
+CONTEXT = tuple[list[tuple[int, int]], Trace]
+
+
+def context_path(path: str) -> str:
+    """Return the path of the context that belongs to a summary."""
+    return path.removesuffix(".parquet") + CONTEXT_SUFFIX
+
+
+def stored_context(path: str, windows: Sequence[tuple[int, int]]) -> Trace:
+    """Return the events of a summarized input in the windows.
+
+    Args:
+        path: its summary.
+        windows: (start, end) on the clock of the input.
+
+    Raises:
+        InputError: the context cannot be read.
+        MissingData: it does not have these windows.
+    """
+    place = context_path(path)
+    if not Path(place).exists():
+        raise MissingData("the summaries have no events of it; pass the traces")
+    known, trace = Summary(place).read("context", CONTEXT)
+    if not {*map(tuple, windows)} <= {*known}:
+        raise MissingData("the summaries have its events of other times; pass the traces")
+    if wrong := check(trace.tables):
+        raise MalformedInput(place, f"tables violate the schema: {wrong[0]}", hint=AGAIN)
+    ts, end = pl.col("ts"), pl.col("ts") + pl.col("dur").fill_null(0).clip(lower_bound=0)
+    inside = pl.any_horizontal((ts < high) & (end > low) for low, high in windows)
+    return trace if {*map(tuple, windows)} == {*known} else trace.select(inside)  # type: ignore[no-any-return]
