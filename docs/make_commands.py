@@ -115,6 +115,8 @@ def section(name: str, command: click.Command) -> str:
         parts.append(f"{'And' if special else 'Options:'} {others}, as [above](#shared-options).")
     if page.exists():
         parts.append(f"Columns and definitions: [{page.name}]({page.name}).")
+    if isinstance(command, click.Group):
+        parts += [f"#{section(f'{name} {one}', sub)}" for one, sub in command.commands.items()]
     return "\n\n".join(parts) + "\n"
 
 

@@ -57,6 +57,7 @@ _MODULES = {
     "conversion": "convert",
     "merging": "Merged merge",
     "summarizing": "Summarized summarize",
+    "saving": "Baselines list_baselines save_baseline",
     "querying": "QueryResult query",
     "errors": "InputError MalformedInput MissingData MissingExtra OptionError OutputError "
     "TraceAnalyzerError UnknownFormat UnreadableFile",

@@ -72,6 +72,9 @@ from traceanalyzer.result import Finding as Finding
 from traceanalyzer.result import Report as Report
 from traceanalyzer.result import Result as Result
 from traceanalyzer.result import Table as Table
+from traceanalyzer.saving import Baselines as Baselines
+from traceanalyzer.saving import list_baselines as list_baselines
+from traceanalyzer.saving import save_baseline as save_baseline
 from traceanalyzer.summarizing import Summarized as Summarized
 from traceanalyzer.summarizing import summarize as summarize
 from traceanalyzer.trace import Device as Device

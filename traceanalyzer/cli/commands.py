@@ -28,6 +28,7 @@ _BY_HAND = (
     "diagnose",
     "convert",
     "summarize",
+    "baseline",
     "merge",
     "query",
     "view",
@@ -88,6 +89,11 @@ _WITHOUT_ANALYZER = {
         "Files",
         "Write the measured parts of each rank, to combine them without the files.",
         ("run/ -o sums/", "run/ -o sums/ --shard 3/64"),
+    ),
+    "baseline": _Listed(
+        "Files",
+        "Save runs by name, to compare later runs with baseline:NAME.",
+        ("save main run/", "list"),
     ),
     "convert": _Listed(
         "Files",
