@@ -49,7 +49,8 @@ ALLOWED: dict[str, set[str]] = {
             "errors"},
     "job": {"inputs", "parsers", "questions", "reading", "trace"},
     # the package of an analysis: its public function, which runs the analyzer
-    "functions": {"analyzers", "ends", "registry", "reading", "run", "trace", "result"},
+    "functions": {"analyzers", "baselines", "ends", "registry", "reading", "run", "trace",
+                  "result"},
     "conversion": {"exporters", "files", "inputs", "reading", "registry", "schema", "trace"},
     "merging": {"analyzers", "errors", "exporters", "files", "inputs", "reading", "registry",
                 "result", "run", "trace", "units", "vocabulary"},
@@ -58,15 +59,17 @@ ALLOWED: dict[str, set[str]] = {
                     "workers"},
     "saving": {"analyzers", "baselines", "errors", "reading", "result", "run", "summarized",
                "summarizing", "trace", "units", "version"},
+    "budgets": {"analyzers", "errors", "functions", "reading", "registry", "result", "units"},
     "querying": {"analyzers", "errors", "inputs", "reading", "registry", "result", "run", "schema",
                  "trace", "units", "vocabulary"},
     "serving": {"errors"},
     "render": {"drawings", "files", "result", "units", "errors"},
-    "cli": {"analyzers", "baselines", "cluster", "registry", "files", "reading", "render", "exporters",
-            "result", "serving", "units", "errors", "version", ""},
+    "cli": {"analyzers", "baselines", "budgets", "cluster", "registry", "files", "reading",
+            "render", "exporters", "result", "serving", "units", "errors", "version", ""},
     "__main__": {"cli"},
-    "__init__": {"registry", "functions", "analyzers", "conversion", "job", "merging", "querying",
-                 "saving", "summarizing", "reading", "trace", "result", "errors", "version"},
+    "__init__": {"budgets", "registry", "functions", "analyzers", "conversion", "job", "merging",
+                 "querying", "saving", "summarizing", "reading", "trace", "result", "errors",
+                 "version"},
 }  # fmt: skip
 #: Modules that say in a string what they import: a result draws itself in a notebook, a trace is
 #: asked; the package, its functions and the exporters load on demand.

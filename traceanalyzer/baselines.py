@@ -251,7 +251,7 @@ def _facts(data: bytes) -> Facts:
             f"saved by traceanalyzer {program} (schema {known['schema']}); this is {VERSION} "
             f"(schema {SCHEMA})"
         )
-    values = {}
+    values: dict[str, Any] = {}
     for field in fields(Facts):
         if field.name not in known or not _CHECKS[str(field.type)](known[field.name]):
             raise ValueError(f"{FACTS} is damaged: {field.name} is missing or of another type")

@@ -74,7 +74,7 @@ class Baselines(Result):
         """Build the view: one table of runs."""
         count = self.runs["name"].n_unique()
         text = f"{format_count(count, 'baseline')} in {self.store}"
-        broken = self.runs["problem"].is_not_null().sum()
+        broken = int(self.runs["problem"].is_not_null().sum())
         more = f"; {format_count(broken, 'run')} cannot be used" if broken else ""
         return View(
             title="Which runs are saved?",

@@ -29,6 +29,7 @@ _BY_HAND = (
     "convert",
     "summarize",
     "baseline",
+    "gate",
     "merge",
     "query",
     "view",
@@ -89,6 +90,11 @@ _WITHOUT_ANALYZER = {
         "Files",
         "Write the measured parts of each rank, to combine them without the files.",
         ("run/ -o sums/", "run/ -o sums/ --shard 3/64"),
+    ),
+    "gate": _Listed(
+        "Start here",
+        "Check a run against budgets, for CI.",
+        ("budgets.toml run/", "budgets.toml run/ -o gate.md --junit gate.xml"),
     ),
     "baseline": _Listed(
         "Files",
