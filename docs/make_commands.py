@@ -30,7 +30,7 @@ Results go to standard output, progress and notes to standard error. Terms: [glo
 | 0 | success |
 | 1 | unusable input or output: one line on standard error, and no partial file |
 | 2 | wrong command line |
-| 3 | success, but `--fail-on` or `--fail-on-regression` applies |
+| 3 | success, but `--fail-on` or `--fail-on-regression` applies, or a budget is violated |
 | 130, 143 | interrupted (Ctrl-C), terminated: partial output is removed |
 """
 
@@ -115,6 +115,8 @@ def section(name: str, command: click.Command) -> str:
         parts.append(f"{'And' if special else 'Options:'} {others}, as [above](#shared-options).")
     if page.exists():
         parts.append(f"Columns and definitions: [{page.name}]({page.name}).")
+    if isinstance(command, click.Group):
+        parts += [f"#{section(f'{name} {one}', sub)}" for one, sub in command.commands.items()]
     return "\n\n".join(parts) + "\n"
 
 

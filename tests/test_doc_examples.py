@@ -31,7 +31,7 @@ COMMANDS = all_commands()
 #: Inputs of examples, and the files that they stand for; ``job`` and ``isolated`` have two ranks.
 INPUTS = {
     **dict.fromkeys(("PATH", "after", "parquet", "run", "torch_traces", "trace"), "job"),
-    **dict.fromkeys(("OTHER", "baseline", "before", "isolated", "main"), "isolated"),
+    **dict.fromkeys(("OTHER", "after2", "baseline", "before", "isolated", "main"), "isolated"),
     **dict.fromkeys(("FILE", "IN", "in", "rank0.json.gz", "trace.json.gz"), "job/rank0.json.gz"),
     **dict.fromkeys(("AFTER", "branch"), "fixtures/upgrade/after.json.gz"),
     "BEFORE": "fixtures/upgrade/before.json.gz",
@@ -91,9 +91,11 @@ TIMED = ("--since", "--until", "--step-every")
 
 #: Commands that are parsed only, by their first words.
 NOT_RUN = {
+    "baseline": "each needs the one before: tests/test_baselines.py",
     "diagnose /scratch/run": "needs a running cluster: tests/test_cluster.py",
     "jitter": "a command of the example package: tests/analyzers/test_example_plugin.py",
     "mcp": "serves until its client ends: tests/mcp_server/test_protocol.py",
+    "gate": "needs a file of budgets: tests/test_ci.py",
     "view": "runs until Ctrl-C: tests/test_serving.py",
 }
 #: Python examples of this package that are compiled only, by page and first line.
@@ -105,6 +107,7 @@ PYTHON_NOT_RUN = {
     ("docs/extending.md", '"""Which kernels vary most in duration?"""'): (
         "part of the example package: tests/analyzers/test_example_plugin.py"
     ),
+    ("docs/ci.md", "import traceanalyzer as ta"): "needs a baseline: tests/test_baselines.py",
     ("docs/install.md", "from traceanalyzer.parsers.chrome_trace import _scan"): (
         "fails in an installation without a compiler, as its comment says"
     ),
@@ -125,7 +128,7 @@ def commands_of(text: str) -> list[str]:
     lines += re.findall(r"^ {4}(.*)$", text, re.MULTILINE)
     lines += [" ".join(span.split()) for span in re.findall(r"`(traceanalyzer\s[^`]*)`", text)]
     called = (re.search(r"(?:^|[\s/])traceanalyzer\s+(?!#)(\S.*)", line) for line in lines)
-    return [re.split(r"\s[#|]\s", match[1])[0].strip() for match in called if match]
+    return [re.split(r"\s(?:#|\|\|?)\s", match[1])[0].strip() for match in called if match]
 
 
 def variants(line: str) -> list[list[str]]:
@@ -141,8 +144,9 @@ def on_fixtures(parts: list[str]) -> tuple[str, ...]:
     known = INPUTS | INPUTS_OF.get(parts[0], {})
     if "--oom" in parts:
         known |= INPUTS_OF["memory --oom"]
-    result = []
-    for option, path in pairwise(["", *parts]):
+    command = parts[:1] if parts[0] in COMMANDS else []
+    result = [*command]
+    for option, path in pairwise(parts if command else ["", *parts]):
         word = path.removeprefix("/scratch/")
         name, _, rest = word.removeprefix("./").partition("/")
         if option in TIMED and word in TIMES:
@@ -212,6 +216,8 @@ def _write_run(folder: Path, gpus: int) -> None:
 def test_command_runs(
     parts: tuple[str, ...], folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    if any(word.startswith("baseline:") for word in parts):
+        ta.save_baseline("main", folder / "job")
     for word in parts[1:]:
         if match := re.fullmatch(r"(?:run|RUN)(\d+)/?", word):
             _write_run(folder / word, int(match[1]))

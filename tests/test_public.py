@@ -14,15 +14,15 @@ from traceanalyzer.analyzers import registry
 TRACE = ROOT / "fixtures/nccl_8ranks/rank0.json.gz"
 #: Public names besides the functions of analyzers.
 FIXED = [
-    "Annotations", "Chart", "CommOutliers", "CudaApi", "Device", "Diagnosis", "Diff",
-    "Efficiency", "Finding", "FlameGraph", "GpuIdle", "Hang", "HostMetrics", "Info", "InputError",
-    "Job", "Kernels", "Launches", "LeafPaths", "MalformedInput", "Memory", "MemoryDiff",
-    "MemoryErrors",
-    "MemoryGrowth", "Merged", "Meta", "MissingData", "MissingExtra", "Operators", "OptionError",
-    "OutputError", "Overlap", "QueryResult", "Report", "Result", "Scaling", "Steps",
-    "Summarized", "Table", "Trace", "TraceAnalyzerError", "Transfers", "UnknownFormat",
-    "UnreadableFile", "concat", "convert", "diagnose", "find_inputs", "merge", "query", "read",
-    "read_job", "report", "summarize",
+    "Annotations", "Baselines", "Budgets", "Chart", "CommOutliers", "CudaApi", "Device",
+    "Diagnosis", "Diff", "Efficiency", "Finding", "FlameGraph", "GpuIdle", "Hang",
+    "HostMetrics", "Info", "InputError", "Job", "Kernels", "Launches", "LeafPaths",
+    "MalformedInput", "Memory", "MemoryDiff", "MemoryErrors", "MemoryGrowth", "Merged", "Meta",
+    "MissingData", "MissingExtra", "Operators", "OptionError", "OutputError", "Overlap",
+    "QueryResult", "Report", "Result", "Scaling", "Steps", "Summarized", "Table", "Trace",
+    "TraceAnalyzerError", "Transfers", "UnknownFormat", "UnreadableFile", "check_budgets",
+    "concat", "convert", "diagnose", "diff_runs", "find_inputs", "list_baselines", "merge",
+    "query", "read", "read_job", "report", "save_baseline", "summarize",
 ]  # fmt: skip
 NAMES = sorted([*FIXED, *(entry.name for entry in registry.public())])
 

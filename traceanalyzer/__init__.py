@@ -34,6 +34,7 @@ _MODULES = {
     "analyzers.cuda_api.result": "CudaApi",
     "analyzers.diagnosis": "diagnose",
     "analyzers.diagnosis.result": "Diagnosis",
+    "analyzers.diff": "diff_runs",
     "analyzers.diff.result": "Diff",
     "analyzers.flamegraph.result": "FlameGraph",
     "analyzers.gpu_idle.result": "GpuIdle",
@@ -57,6 +58,8 @@ _MODULES = {
     "conversion": "convert",
     "merging": "Merged merge",
     "summarizing": "Summarized summarize",
+    "budgets": "Budgets check_budgets",
+    "saving": "Baselines list_baselines save_baseline",
     "querying": "QueryResult query",
     "errors": "InputError MalformedInput MissingData MissingExtra OptionError OutputError "
     "TraceAnalyzerError UnknownFormat UnreadableFile",

@@ -9,6 +9,7 @@ from traceanalyzer.analyzers.cuda_api.result import CudaApi as CudaApi
 from traceanalyzer.analyzers.diagnosis import diagnose as diagnose
 from traceanalyzer.analyzers.diagnosis.result import Diagnosis as Diagnosis
 from traceanalyzer.analyzers.diff import diff as diff
+from traceanalyzer.analyzers.diff import diff_runs as diff_runs
 from traceanalyzer.analyzers.diff.result import Diff as Diff
 from traceanalyzer.analyzers.efficiency import efficiency as efficiency
 from traceanalyzer.analyzers.efficiency.result import Efficiency as Efficiency
@@ -49,6 +50,8 @@ from traceanalyzer.analyzers.steps.result import Steps as Steps
 from traceanalyzer.analyzers.timeline import timeline as timeline
 from traceanalyzer.analyzers.transfers import transfers as transfers
 from traceanalyzer.analyzers.transfers.result import Transfers as Transfers
+from traceanalyzer.budgets import Budgets as Budgets
+from traceanalyzer.budgets import check_budgets as check_budgets
 from traceanalyzer.conversion import convert as convert
 from traceanalyzer.drawings import Chart as Chart
 from traceanalyzer.errors import InputError as InputError
@@ -72,6 +75,9 @@ from traceanalyzer.result import Finding as Finding
 from traceanalyzer.result import Report as Report
 from traceanalyzer.result import Result as Result
 from traceanalyzer.result import Table as Table
+from traceanalyzer.saving import Baselines as Baselines
+from traceanalyzer.saving import list_baselines as list_baselines
+from traceanalyzer.saving import save_baseline as save_baseline
 from traceanalyzer.summarizing import Summarized as Summarized
 from traceanalyzer.summarizing import summarize as summarize
 from traceanalyzer.trace import Device as Device

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import polars as pl
 
-from traceanalyzer import schema
+from traceanalyzer import baselines, schema
 from traceanalyzer.errors import InputError, OptionError, UnreadableFile
 from traceanalyzer.parsers import registry, summary
 from traceanalyzer.parsers.chrome_trace import composer
@@ -134,7 +134,8 @@ def find_inputs(paths: PathLike | Sequence[PathLike]) -> tuple[list[str], list[t
     """Find the files to read, and the skipped files with the reason.
 
     A file passed directly is always an input. Folders are searched recursively for files that a
-    parser recognises by content, without hidden files and links to folders. Natural order:
+    parser recognises by content, without hidden files and links to folders. ``baseline:NAME`` is a
+    saved run, unless a file has this name. Natural order:
     ``rank2`` before ``rank10``. The reason is :data:`NO_FORMAT` for a file that is not a trace; any
     other reason is for a file or folder that may be one and cannot be read.
 
@@ -152,7 +153,7 @@ def collect_inputs(
     inputs: list[str] = []
     skipped: list[tuple[str, str]] = []
     given = [paths] if isinstance(paths, str | os.PathLike) else paths
-    for path in [os.fspath(p) for p in given]:
+    for path in [baselines.resolved(os.fspath(p)) for p in given]:
         if not os.path.isdir(path):  # noqa: PTH112 - the name is kept as it was given
             _require(path)
             if not _is_text(path):

@@ -86,7 +86,7 @@ def run(analyzer: Analyzer[O, P, R], inputs: Inputs, options: O, **reading: Unpa
     other = None if base is None else _collect(analyzer, base, options, how)
     summaries = {**collected.summaries, **(other.summaries if other else {})}
     try:
-        with _guarded(summaries):
+        with guarded(summaries):
             result = analyzer.combine(collected.parts, options, other.parts if other else ())
     except MissingData as error:
         truncated = collected.truncated or (other.truncated if other else [])
@@ -96,7 +96,7 @@ def run(analyzer: Analyzer[O, P, R], inputs: Inputs, options: O, **reading: Unpa
             error = with_fitting_command(error, first, analyzer.name, None)
         raise perhaps_truncated(error, truncated=bool(truncated)) from None
     reader = Reader(collected.items, collected.metas, how, summaries=collected.summaries)
-    with _guarded(summaries):
+    with guarded(summaries):
         if analyzer.refine:
             result = analyzer.refine(result, options, reader)
         if summaries:
@@ -105,7 +105,7 @@ def run(analyzer: Analyzer[O, P, R], inputs: Inputs, options: O, **reading: Unpa
 
 
 @contextmanager
-def _guarded(summaries: Mapping[str, str]) -> Iterator[None]:
+def guarded(summaries: Mapping[str, str]) -> Iterator[None]:
     """Turn the errors of an analysis of crafted parts into MalformedInput.
 
     The types of all values are known, but not which columns a table has.
@@ -563,7 +563,7 @@ def examine(
     only = next(iter(opened.read)) if len(opened.read) == 1 else ""
     for name, question in asked.items():
         try:
-            with _guarded(opened.summaries):
+            with guarded(opened.summaries):
                 results[name] = question.result(reader)
         except MissingData as error:
             missing[name] = str(error).removeprefix(f"{only}: ")

@@ -37,7 +37,8 @@ from traceanalyzer.exporters import SUFFIXES
 ALL = all_commands()
 
 #: The others write files for other programs, serve them, or compare several runs.
-ANSWERING = sorted(set(ALL) - {"convert", "demo", "mcp", "merge", "scaling", "summarize", "view"})
+FOR_OTHERS = {"baseline", "convert", "demo", "mcp", "merge", "scaling", "summarize", "view"}
+ANSWERING = sorted(set(ALL) - FOR_OTHERS - {"gate"})  # gate: tests/test_budgets.py
 
 #: Whose answers are numbers of ranks and devices.
 NAMELESS = ("overlap", "steps")

@@ -28,6 +28,8 @@ _BY_HAND = (
     "diagnose",
     "convert",
     "summarize",
+    "baseline",
+    "gate",
     "merge",
     "mcp",
     "query",
@@ -94,6 +96,16 @@ _WITHOUT_ANALYZER = {
         "Files",
         "Serve the analyses as tools for language models (MCP).",
         ("--root runs/", "--root runs/ --root dumps/"),
+    ),
+    "gate": _Listed(
+        "Start here",
+        "Check a run against budgets, for CI.",
+        ("budgets.toml run/", "budgets.toml run/ -o gate.md --junit gate.xml"),
+    ),
+    "baseline": _Listed(
+        "Files",
+        "Save runs by name, to compare later runs with baseline:NAME.",
+        ("save main run/", "list"),
     ),
     "convert": _Listed(
         "Files",

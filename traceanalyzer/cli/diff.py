@@ -1,15 +1,32 @@
 """``traceanalyzer diff``."""
 
+import math
 from typing import Any
 
 import click
 
+from traceanalyzer import baselines
 from traceanalyzer.analyzers.diff.options import Options
+from traceanalyzer.cli import output
 from traceanalyzer.cli.answering import FAILED, analyze, inputs_of
 from traceanalyzer.cli.commands import analyzer_options
 from traceanalyzer.cli.options import Reading, Writing, plotting, reading, writing
+from traceanalyzer.render.junit import Case, junit
 
-_PERCENT = click.FloatRange(min=0)
+
+class _Percent(click.FloatRange):
+    """A percentage, with or without the sign: ``5`` or ``5%``."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number in percent."""
+        number: Any = value.removesuffix("%").rstrip() if isinstance(value, str) else value
+        percent = super().convert(number, param, ctx)
+        if not math.isfinite(percent):
+            self.fail(f"{value!r} is not a percentage", param, ctx)
+        return percent
+
+
+_PERCENT = _Percent(min=0)
 
 
 @click.command("diff", help=Options.__doc__)
@@ -29,6 +46,21 @@ _PERCENT = click.FloatRange(min=0)
     help="Ignore changes below PCT percent. Default: 2, or the value of --fail-on-regression if "
     "smaller.",
 )
+@click.option(
+    "--more-before",
+    metavar="PATH",
+    multiple=True,
+    help="A further run of BEFORE, so that the noise between runs is known. Repeatable.",
+)
+@click.option(
+    "--more-after", metavar="PATH", multiple=True, help="A further run of AFTER. Repeatable."
+)
+@click.option(
+    "--junit",
+    "xml",
+    metavar="FILE",
+    help="Also write JUnit XML: a test that fails if --fail-on-regression applies.",
+)
 @analyzer_options(Options)
 @plotting("steps of both runs and the largest changes")
 @reading
@@ -38,6 +70,9 @@ def diff(
     after: str,
     fail_on_regression: float | None,
     min_change: float | None,
+    more_before: tuple[str, ...],
+    more_after: tuple[str, ...],
+    xml: str | None,
     reading: Reading,
     writing: Writing,
     **options: Any,
@@ -47,11 +82,31 @@ def diff(
 
     writing.check()
     least = min(2.0, fail_on_regression or 2.0) if min_change is None else min_change
-    runs = [inputs_of([path], quiet=reading.quiet) for path in (before, after)]
-    result = analyze(ta.diff, *runs, reading=reading, min_change=least / 100, **options)
+    output.check(xml, force=writing.force)
+    sides = [
+        [
+            inputs_of([path], quiet=reading.quiet)
+            for one in (first, *more)
+            for path in baselines.run_paths(one)
+        ]
+        for first, more in ((before, more_before), (after, more_after))
+    ]
+    runs = [run for side in sides for run in side]
+
+    def compare(*_: object, **how: Any) -> Any:
+        if len(runs) > 2:
+            return ta.diff_runs(*sides, **how)
+        return ta.diff(*runs, **how)
+
+    result = analyze(compare, *runs, reading=reading, min_change=least / 100, **options)
     writing.show(result)
-    if fail_on_regression is not None:
-        click.get_current_context().exit(_status(result, fail_on_regression))
+    status = 0 if fail_on_regression is None else _status(result, fail_on_regression)
+    if xml is not None:
+        failure = result.verdict if status else ""
+        limit = "" if fail_on_regression is None else f" above {fail_on_regression:g} %"
+        case = Case(f"no regression{limit}: {before} and {after}", failure)
+        output.write(junit("traceanalyzer.diff", [case]), xml)
+    click.get_current_context().exit(status)
 
 
 def _status(result: Any, percent: float) -> int:

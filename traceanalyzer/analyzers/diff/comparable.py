@@ -27,6 +27,12 @@ _DATA = {
 _COUNTED = {"ns": "time", "": "an unknown unit"}
 
 
+#: The remark that only repeated runs make superfluous.
+WITHIN = (
+    "Noise is the variation of steps within each recording. Two recordings of the same code may "
+    "differ by more (another node, other clocks, a warm cache): repeat each recording to be sure."
+)
+
 _EXTRAS = "Profiling options with overhead differ"
 
 #: Properties that may differ between runs, by the text to report.
@@ -65,17 +71,27 @@ def obstacle(before: Run, after: Run, measure: Measure | None) -> str | None:
     return None
 
 
-def remarks(before: Run, after: Run, measure: Measure | None) -> Iterator[str]:
-    """Return remarks on other differences of the runs, and on the noise."""
+def reservations(before: Run, after: Run, measure: Measure | None) -> tuple[str, ...]:
+    """Return why a change may have other causes than the code; empty if nothing is known."""
     runs = (before, after)
+    different = () if measure is None else (*_different(runs), *_of_messages(before, after))
+    in_steps = measure is not None and measure.name == "step"
+    programs = _of_program(before, after) if in_steps else ()
+    return (*different, *_truncated(runs), *programs)
+
+
+def remarks(before: Run, after: Run, measure: Measure | None) -> Iterator[str]:
+    """Return the reservations, and remarks on the measure and the noise."""
+    yield from reservations(before, after, measure)
     if measure is not None:
-        yield from _different(runs)
+        yield from _of_measure((before, after), measure)
+
+
+def _truncated(runs: tuple[Run, Run]) -> Iterator[str]:
     for run, when in zip(runs, ("before", "after"), strict=True):
         truncated = [fact.path for fact in run.facts if fact.cut_off]
         if truncated:
             yield f"Truncated, the end is missing ({when}): {_first_paths(truncated)}."
-    if measure is not None:
-        yield from _of_measure(runs, measure)
 
 
 def _different(runs: tuple[Run, Run]) -> Iterator[str]:
@@ -130,11 +146,10 @@ def _of_steps(before: Run, after: Run) -> Iterator[str]:
     if min(counts) < 2:
         yield "With one step in a run the noise is unknown: any change may be noise."
     else:
-        yield (
-            "Noise is the variation of steps within each recording. Two recordings of the same "
-            "code may differ by more (another node, other clocks, a warm cache): repeat each "
-            "recording to be sure."
-        )
+        yield WITHIN
+
+
+def _of_program(before: Run, after: Run) -> Iterator[str]:
     sorts = [_sort_of_step(run) for run in (before, after)]
     if sorts[0] != sorts[1]:
         yield f"Steps are marked as {sorts[0]} before, as {sorts[1]} after: check that they match."
@@ -143,6 +158,32 @@ def _of_steps(before: Run, after: Run) -> Iterator[str]:
         yield (
             f"Kernels and operators of both runs take at most {format_frac(shared)} of the time of "
             "one run: check that it is the same program."
+        )
+
+
+def _of_messages(before: Run, after: Run) -> Iterator[str]:
+    """Compare the message sizes of collectives, which follow from the shapes of the model."""
+    if before.comm is None or after.comm is None:
+        return
+    key = ["collective", "message_bytes"]
+    frames = [
+        run.comm.instances.filter(pl.col("message_bytes").is_not_null())
+        .group_by(pl.col("collective").cast(pl.String), "message_bytes")
+        .agg(pl.col("duration_ns").sum())
+        for run in (before, after)
+        if run.comm is not None
+    ]
+    if any(frame.is_empty() for frame in frames):
+        return
+    shared = min(
+        float(frame.join(other, on=key, how="semi")["duration_ns"].sum())
+        / max(float(frame["duration_ns"].sum()), 1)
+        for frame, other in (frames, frames[::-1])
+    )
+    if shared < _ALIKE_FRAC:
+        yield (
+            f"The message sizes of collectives differ: {format_frac(shared)} of the communication "
+            "time of one run is in collectives of a size that both have."
         )
 
 

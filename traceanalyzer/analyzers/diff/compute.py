@@ -140,6 +140,7 @@ def combine(parts: Sequence[runs.Part], options: Options, base: Sequence[runs.Pa
         runs=_runs(*both),
         files=_files(*both),
         flame=None if shares is None else shares.flame,
+        reservations=comparable.reservations(*both, measure),
         remarks=(
             *comparable.remarks(*both, measure),
             *([] if options.with_memory else [_WINDOWED]),

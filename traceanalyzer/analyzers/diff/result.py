@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import polars as pl
 
@@ -14,6 +14,8 @@ from traceanalyzer.analyzers.memory.diff import MemoryDiff
 from traceanalyzer.drawings import Chart, Flame
 from traceanalyzer.result import Result, Table, View
 from traceanalyzer.units import format_bytes, format_frac, format_ns, format_weight
+
+Comparability = Literal["comparable", "with reservations", "not comparable"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -45,7 +47,9 @@ class Diff(Result):
             gpus.
         files: run, path, rank, format, gpus, cut_off.
         flame: the sampled stacks after, compared with those before.
-        remarks: remarks on the comparison.
+        remarks: remarks on the comparison, the reservations included.
+        reservations: why a change may have other causes than the code, a sentence each.
+        repeats: run, path, value (of the measure), one row per run if a side has several.
     """
 
     measure: Measure | None
@@ -63,6 +67,15 @@ class Diff(Result):
     files: pl.DataFrame
     flame: Flame | None = None
     remarks: tuple[str, ...] = ()
+    reservations: tuple[str, ...] = ()
+    repeats: pl.DataFrame | None = None
+
+    @property
+    def comparability(self) -> Comparability:
+        """``comparable``, ``with reservations`` or ``not comparable``."""
+        if self.measure is None:
+            return "not comparable"
+        return "with reservations" if self.reservations else "comparable"
 
     @property
     def outcome(self) -> Outcome:
@@ -88,7 +101,12 @@ class Diff(Result):
 
     def _scalars(self) -> dict[str, Any]:
         """Return the measure, in the unit of ``unit``."""
-        outcome: dict[str, Any] = {"outcome": self.outcome, "why": self.why}
+        outcome: dict[str, Any] = {
+            "outcome": self.outcome,
+            "why": self.why,
+            "comparability": self.comparability,
+            "reservations": list(self.reservations),
+        }
         names = (
             "name", "unit", "before", "after", "change", "change_frac", "noise", "noise_frac",
             "least",
@@ -133,6 +151,7 @@ def _verdict(result: Diff) -> str:
         return f"Cannot be compared: {result.why}."
     return sentences(
         _outcome(measure),
+        _reserved(result.reservations),
         _explained(result, measure),
         _mean(result, measure),
         _kernels(result, measure),
@@ -140,6 +159,13 @@ def _verdict(result: Diff) -> str:
         _functions(result),
         _peak(result, measure),
     )
+
+
+def _reserved(reservations: tuple[str, ...]) -> str:
+    """Name the reservations; the notes have their details."""
+    heads = [text.partition(":")[0].removesuffix(".") for text in reservations]
+    named = "; ".join(head[:1].lower() + head[1:] for head in heads)
+    return f"Comparable with reservations: {named}." if named else ""
 
 
 def _outcome(measure: Measure) -> str:
@@ -327,7 +353,15 @@ def _tables(result: Diff) -> tuple[Table, ...]:
     """Build the tables: parts first, then the runs, then the others."""
     tables = list(_comparisons(result))
     compared = Table("runs", "Compared runs", result.runs, _known_columns(result.runs, _RUNS))
-    return (*tables[:1], compared, *tables[1:]) if len(tables) > 1 else (compared, *tables)
+    repeats = () if result.repeats is None else (_repeats_table(result.repeats),)
+    first = tables[:1] if len(tables) > 1 else []
+    return (*first, compared, *repeats, *tables[len(first) :])
+
+
+def _repeats_table(repeats: pl.DataFrame) -> Table:
+    labels = {"run": "run", "path": "path", "value_ns": "value", "value_bytes": "value",
+              "value": "value"}  # fmt: skip
+    return Table("repeats", "Repeated runs", repeats, _known_columns(repeats, labels))
 
 
 def _comparisons(result: Diff) -> Iterator[Table]:
