@@ -17,7 +17,7 @@ FIXED = [
     "Annotations", "Chart", "CommOutliers", "CudaApi", "Device", "Diagnosis", "Diff",
     "Efficiency", "Finding", "FlameGraph", "GpuIdle", "Hang", "HostMetrics", "Info", "InputError",
     "Job", "Kernels", "Launches", "LeafPaths", "MalformedInput", "Memory", "MemoryDiff",
-    "MemoryErrors",
+    "MemoryErrors", "Modules",
     "MemoryGrowth", "Merged", "Meta", "MissingData", "MissingExtra", "Operators", "OptionError",
     "OutputError", "Overlap", "QueryResult", "Report", "Result", "Scaling", "Steps",
     "Summarized", "Table", "Trace", "TraceAnalyzerError", "Transfers", "UnknownFormat",
