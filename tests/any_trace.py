@@ -387,6 +387,8 @@ QUESTIONS: dict[str, Question] = {
     "memory growth": ta.memory_growth,
     "memory growth, by events": partial(ta.memory_growth, step_every=3),
     "memory oom": ta.memory_oom,
+    "modules": ta.modules,
+    "modules by pattern": partial(ta.modules, patterns=".", depth=2),
     "operators": ta.operators,
     "operators by shape and stack": partial(
         ta.operators, group_by_input_shape=True, group_by_stack=3

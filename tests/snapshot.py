@@ -77,8 +77,8 @@ _FOLDER_BYTES = 1_500_000
 
 PLAIN = (
     "annotations", "comm-outliers", "cuda-api", "diagnose", "efficiency", "gpu-idle", "host-metrics",
-    "info", "kernels", "launches", "memory", "operators", "overlap", "py-spy-report", "roofline",
-    "scaling", "steps", "transfers",
+    "info", "kernels", "launches", "memory", "modules", "operators", "overlap", "py-spy-report",
+    "roofline", "scaling", "steps", "transfers",
 )  # fmt: skip
 COMMANDS = (*PLAIN, "convert", "diff", "flamegraph", "report")
 
@@ -164,6 +164,7 @@ _COMPOSER = "fixtures/composer"
 _BEFORE = "fixtures/upgrade/before.json.gz"
 _AFTER = "fixtures/upgrade/after.json.gz"
 _SPY = "fixtures/py_spy/subprocesses_threads.raw.txt"
+_MODULES = "shared/data/chrome/kineto/mi300_rank0of8_rccl.json.gz"
 _SPEEDSCOPE = "fixtures/py_spy/subprocesses.speedscope.json"
 _MEM = "fixtures/memory"
 _EIGHT = "fixtures/nccl_8ranks/rank{}.json.gz"
@@ -183,6 +184,7 @@ _SUITED = {
     "kernels": (_R2, _NSYS, _XLA, _BEFORE),
     "launches": (_R2, _NSYS),
     "memory": (f"{_MEM}/training.pickle", f"{_MEM}/leak.pickle", _NSYS),
+    "modules": (_MODULES,),
     "operators": (_R2, _GLOO3, _COMPOSER),
     "overlap": (_R2, _NSYS, _XLA),
     "py-spy-report": (_SPY, _SPEEDSCOPE, "fixtures/py_spy/native.raw.txt"),
@@ -235,6 +237,7 @@ _OPTIONS = {
         "--growth --step-name none", "--growth --oom", "--step-every 5",
         "--growth --library-name torch --to json", f"--diff {_MEM}/ring.pickle --library-name torch",
     ),
+    "modules": ("--depth 1", "--depth 0", "--pattern step", "--pattern '('"),
     "operators": (
         *(f"--sort-by {column}" for column in (
             "self_host", "total_host", "mean_host", "self_device", "total_device", "mean_device",
@@ -446,6 +449,7 @@ _FUNCTIONS = {
                                               "step_every='x'", "library_name='torch'")),
     "memory_oom": (f"{_MEM}/oom.pickle", ("capacity_bytes=1 << 36", "capacity_bytes=1",
                                           "library_name='torch'")),
+    "modules": (_MODULES, ("depth=1", "patterns='step'", "patterns='('")),
     "operators": (_ISOLATED, ("sort_by='calls'", "group_by_input_shape=True", "group_by_stack=2",
                         "sort_by='none'")),
     "overlap": (_ISOLATED, ("by='step'", "by='stream'", "comm_patterns=['gemm']", "by='none'")),

@@ -16,6 +16,7 @@ from itertools import pairwise, product
 from pathlib import Path
 
 import click
+import module_traces
 import pytest
 from perfetto_files import as_pytorch_writes
 from test_docs import PAGES, page_id
@@ -53,6 +54,7 @@ INPUTS_OF = {
     "diff": {"main": "fixtures/upgrade/before.json.gz"},
     "efficiency": dict.fromkeys(("PATH", "run", "trace"), "fixtures/transformer"),
     "hang": {"PATH": "fixtures/flight_recorder/missing"},
+    "modules": dict.fromkeys(("PATH", "run", "trace"), "modules"),
     "host-metrics": dict.fromkeys(("PATH", "run", "trace"), "fixtures/composer"),
     "memory": dict.fromkeys(("FILE", "OTHER", "PATH"), "fixtures/memory/leak.pickle"),
     "memory --oom": dict.fromkeys(("PATH", "snapshot.pickle"), "fixtures/memory/oom.pickle"),
@@ -195,6 +197,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the current folder of the commands, with their inputs."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "fixtures").symlink_to(FIXTURES)
+    (tmp_path / "modules").mkdir()
+    module_traces.write(tmp_path / "modules" / "rank0.json", module_traces.one_step(0, 0))
     for name, fixture in {"job": "nccl_8ranks", "isolated": "nccl_8ranks_isolated"}.items():
         (tmp_path / name).mkdir()
         for rank in (0, 5):

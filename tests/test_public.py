@@ -18,7 +18,7 @@ FIXED = [
     "Diagnosis", "Diff", "Efficiency", "Finding", "FlameGraph", "GpuIdle", "Hang",
     "HostMetrics", "Info", "InputError", "Job", "Kernels", "Launches", "LeafPaths",
     "MalformedInput", "Memory", "MemoryDiff", "MemoryErrors", "MemoryGrowth", "Merged", "Meta",
-    "MissingData", "MissingExtra", "Operators", "OptionError", "OutputError", "Overlap",
+    "MissingData", "MissingExtra", "Modules", "Operators", "OptionError", "OutputError", "Overlap",
     "QueryResult", "Report", "Result", "Scaling", "Steps", "Summarized", "Table", "Trace",
     "TraceAnalyzerError", "Transfers", "UnknownFormat", "UnreadableFile", "check_budgets",
     "concat", "convert", "diagnose", "diff_runs", "find_inputs", "list_baselines", "merge",

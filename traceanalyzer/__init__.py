@@ -47,6 +47,7 @@ _MODULES = {
     "analyzers.memory.growth": "MemoryGrowth",
     "analyzers.memory.oom": "MemoryErrors",
     "analyzers.memory.result": "Memory",
+    "analyzers.modules.result": "Modules",
     "analyzers.operators.result": "Operators",
     "analyzers.efficiency.result": "Efficiency",
     "analyzers.overlap.result": "Overlap",

@@ -35,6 +35,8 @@ from traceanalyzer.analyzers.memory.diff import MemoryDiff as MemoryDiff
 from traceanalyzer.analyzers.memory.growth import MemoryGrowth as MemoryGrowth
 from traceanalyzer.analyzers.memory.oom import MemoryErrors as MemoryErrors
 from traceanalyzer.analyzers.memory.result import Memory as Memory
+from traceanalyzer.analyzers.modules import modules as modules
+from traceanalyzer.analyzers.modules.result import Modules as Modules
 from traceanalyzer.analyzers.operators import operators as operators
 from traceanalyzer.analyzers.operators.result import Operators as Operators
 from traceanalyzer.analyzers.overlap import overlap as overlap

@@ -23,6 +23,7 @@ class Questions:
     memory_diff = functions.memory_diff
     memory_growth = functions.memory_growth
     memory_oom = functions.memory_oom
+    modules = functions.modules
     operators = functions.operators
     overlap = functions.overlap
     py_spy_report = functions.py_spy_report

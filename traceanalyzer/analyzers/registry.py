@@ -217,6 +217,13 @@ ENTRIES: dict[str, Entry] = {
             plot="counters over time",
         ),
         Entry(
+            "modules",
+            "Time, memory and FLOPs of each nn.Module, forward and backward.",
+            group="Code",
+            examples=("run/ -o modules.html", "run/ --depth 2"),
+            plot="modules with the highest self time",
+        ),
+        Entry(
             "py_spy_report",
             "Samples by code and package.",
             group="Code",

@@ -55,9 +55,10 @@ class Calls:
     """Calls with a formula.
 
     Attributes:
-        rows: one row per call: ``operator``, the columns of :data:`WORK`, ``first`` (start of its
-            first kernel), ``launched`` (its launch, null if not recorded), ``kernels`` (their
-            number), ``device_ns`` (time in which any of them ran), ``is_recomputed``.
+        rows: one row per call: ``event`` (row of ``events``), ``operator``, the columns of
+            :data:`WORK`, ``first`` (start of its first kernel), ``launched`` (its launch, null if
+            not recorded), ``kernels`` (their number), ``device_ns`` (time in which any of them
+            ran), ``is_recomputed``.
         kernels: one row per compute kernel: ``start``, ``launched``, ``length_ns``, ``operator``
             (the innermost around its launch, or null), ``is_covered`` (whether it belongs to a call
             of ``rows``).
@@ -98,7 +99,7 @@ def calls_of(trace: Trace, work: pl.DataFrame) -> Calls:
     covered[rows["call"].to_numpy()] = True
     names = tree["name"].cast(pl.String)
     return Calls(
-        rows.drop("call"),
+        rows.with_columns(tree["event"].gather(rows["call"])).drop("call"),
         kernels.select(
             "start", "launched", "length_ns",
             pl.Series("operator", names.gather(kernels["inner"].cast(pl.UInt32))),
@@ -110,10 +111,10 @@ def calls_of(trace: Trace, work: pl.DataFrame) -> Calls:
 def _tree(trace: Trace) -> pl.DataFrame:
     """Return the operators of all threads with their inputs, as a call tree."""
     is_operator = (pl.col("kind") == "cpu_op") & (pl.col("dur") >= 0) & pl.col("tid").is_not_null()
-    rows = trace.events.filter(is_operator)
+    rows = trace.events.with_row_index("event").filter(is_operator)
     thread = numbering.numbered([rows["pid"], rows["tid"]])[1]
     calls = rows.select(
-        "name", "pid", "tid", "external_id", *INPUTS,
+        "event", "name", "pid", "tid", "external_id", *INPUTS,
         start="ts", end=pl.col("ts") + pl.col("dur"), thread=pl.Series(thread),
     )  # fmt: skip
     return _with_callers(slice_tree.build_tree(calls, ["thread"]))
@@ -223,7 +224,7 @@ def _rows(
     work = pl.DataFrame(of_rows, schema=WORK, orient="row")[number]
     return calls.hstack(work).with_columns(
         pl.Series("operator", keys["name"].gather(key_of[at])),
-        pl.Series("is_recomputed", _recomputed(tree)[at]),
+        pl.Series("is_recomputed", recomputed(tree)[at]),
     ).drop_nulls("kind")  # fmt: skip
 
 
@@ -249,7 +250,7 @@ def _list_type(kernel: str) -> str | None:
     return match[1] if match else None
 
 
-def _recomputed(tree: pl.DataFrame) -> intervals.Bools:
+def recomputed(tree: pl.DataFrame) -> intervals.Bools:
     """Return which calls compute activations again: calls of layers in the backward pass.
 
     PyTorch's checkpointing runs the operators of the forward pass (``aten::linear``) inside a node

@@ -155,7 +155,7 @@ def measure(excerpt: Excerpt, options: Options) -> Part:
         sums.append(_summed(f"self_{name}", values, row, keys))
         total = None if values is None else slice_tree.with_descendants(values, tree) * is_counted
         sums.append(_summed(f"total_{name}", total, row, keys))
-    runs = _runs_operators(tree)
+    runs = runs_operators(tree)
     running = _summed("self_host_ns", self_host * runs, row, keys)
     in_capture = call_tree.callers(excerpt.captured, tree)
     work, captured = (
@@ -269,7 +269,7 @@ def _summed(
     return pl.Series(name, total)
 
 
-def _runs_operators(tree: pl.DataFrame) -> intervals.Bools:
+def runs_operators(tree: pl.DataFrame) -> intervals.Bools:
     """Return a mask of the calls in threads that run operators; all calls if no thread does.
 
     Threads that only wait for other threads or the network have Python frames or annotations only.

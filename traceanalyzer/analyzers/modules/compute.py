@@ -1,0 +1,210 @@
+"""Time, memory and FLOPs of the modules of each rank, combined over all ranks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from traceanalyzer.analyzers.base import Analyzer, Needs
+from traceanalyzer.analyzers.common.columns import per_rank, sum_if_known
+from traceanalyzer.analyzers.common.device_work import COMPUTE, device_work
+from traceanalyzer.analyzers.efficiency.calls import INPUTS, calls_of
+from traceanalyzer.analyzers.efficiency.formulas import MATRIX
+from traceanalyzer.analyzers.modules.assignment import PHASES, Assigned, assign
+from traceanalyzer.analyzers.modules.options import Options
+from traceanalyzer.analyzers.modules.result import SUMS, Modules, with_totals
+from traceanalyzer.analyzers.operators import call_tree
+from traceanalyzer.analyzers.operators.compute import runs_operators
+from traceanalyzer.frames import intervals, nesting
+from traceanalyzer.trace import Trace
+from traceanalyzer.vocabulary import DEVICE_WORK
+
+#: Columns of the sums of a part.
+_KEYS = ["module", "phase"]
+
+
+def needs(_options: Options) -> Needs:
+    """Host calls with their arguments and inputs, device work and allocations."""
+    kinds = frozenset((*call_tree.HOST, *DEVICE_WORK, call_tree.ALLOCATIONS))
+    return Needs(kinds, columns=(*INPUTS, "args"), unused=("category",))
+
+
+@dataclass(frozen=True)
+class Part:
+    """One rank's modules.
+
+    Attributes:
+        rank: global rank, or None if the file has none.
+        path: the file.
+        modules: one row per module: ``parent`` (row, null for an outermost module), ``name``.
+        sums: one row per module and phase: ``module`` (row of ``modules``, null outside of any),
+            ``phase`` (of :data:`.assignment.PHASES`), ``calls``, and :data:`.result.SUMS`, null if
+            the data was not recorded.
+        nodes: number of nodes of the backward pass.
+        linked: number of nodes with a known forward operator.
+        replayed_ns: device time of kernels launched by CUDA or HIP graphs.
+        unlaunched_ns: device time of work without a known call.
+    """
+
+    rank: int | None
+    path: str
+    modules: pl.DataFrame
+    sums: pl.DataFrame
+    nodes: int
+    linked: int
+    replayed_ns: int
+    unlaunched_ns: int
+
+
+def measure(trace: Trace, options: Options) -> Part:
+    """Return the modules of one rank.
+
+    Raises:
+        MissingData: no modules were recorded.
+        OptionError: a pattern is not a regular expression.
+    """
+    calls = call_tree.all_calls(trace)
+    tree = call_tree.build(calls)
+    assigned = assign(trace, tree, options)
+    work = call_tree.launched_work(trace, calls["event"])
+    launch = _launches(work, tree)
+    memory = call_tree.allocations(call_tree.instants_of(trace, calls), tree)
+    every = np.arange(tree.height, dtype=np.int32)
+    self_host = tree["self_time"].to_numpy() * runs_operators(tree)
+    length = work["length_ns"].to_numpy()
+    values = {
+        "calls": (every, assigned.is_module.astype(np.int64)),
+        "host_ns": (every, self_host),
+        "device_ns": (launch, length) if work.height else None,
+        "flops": _flops(trace, calls["event"]),
+        "host_memory_bytes": None if memory.host is None else (every, memory.host),
+        "device_memory_bytes": None if memory.device is None else (every, memory.device),
+    }
+    return Part(
+        rank=trace.meta.rank,
+        path=trace.meta.path,
+        modules=assigned.modules,
+        sums=_sums(assigned, values),
+        nodes=assigned.nodes,
+        linked=assigned.linked,
+        replayed_ns=int(work.filter("replayed")["length_ns"].sum()),
+        unlaunched_ns=int(length[launch == nesting.ROOT].sum()),
+    )
+
+
+def _launches(work: pl.DataFrame, tree: pl.DataFrame) -> nesting.Rows:
+    """Return the call that launched each piece of device work, else the operator by external id."""
+    call = work["call"].fill_null(nesting.ROOT).to_numpy()
+    rows: nesting.Rows = np.where(call == nesting.ROOT, call_tree.callers(work, tree), call)
+    return rows
+
+
+def _flops(trace: Trace, events: pl.Series) -> tuple[nesting.Rows, intervals.Ints] | None:
+    """Return calls with a formula for their FLOPs (rows of the tree), and the FLOPs."""
+    columns = trace.events.columns
+    if not all(name in columns for name in INPUTS) or not trace.events["input_dims"].count():
+        return None
+    work = device_work(trace)
+    work = work.filter(pl.col("work_kind") == COMPUTE)
+    if work.is_empty():
+        return None
+    rows = calls_of(trace, work).rows.filter(pl.col("kind").is_in(MATRIX))
+    event, numbers = rows["event"].to_numpy(), events.to_numpy()
+    at = np.minimum(np.searchsorted(numbers, event), numbers.size - 1)
+    return np.where(numbers[at] == event, at, nesting.ROOT).astype(np.int32), rows[
+        "flops"
+    ].to_numpy()
+
+
+def _sums(
+    assigned: Assigned, values: dict[str, tuple[nesting.Rows, intervals.Ints] | None]
+) -> pl.DataFrame:
+    """Sum the values of calls (row of the tree or ROOT, and value) by module and phase."""
+    outside, n = assigned.modules.height, len(PHASES)
+    module = np.where(assigned.module == nesting.ROOT, outside, assigned.module).astype(np.int64)
+    group = np.append(module * n + assigned.phase, outside * n)  # the last for ROOT
+    number = np.arange((outside + 1) * n)
+    rows = {"module": number // n, "phase": np.array(PHASES)[number % n].tolist()}
+    frame = pl.DataFrame(rows, schema={"module": pl.Int64, "phase": pl.String})
+    for name, pair in values.items():
+        total = None if pair is None else _added(group[pair[0]], pair[1], number.size)
+        frame = frame.with_columns(
+            pl.lit(None, pl.Int64).alias(name) if total is None else pl.Series(name, total)
+        )
+    used = pl.any_horizontal((pl.col(name) != 0).fill_null(value=False) for name in values)
+    known = pl.when(pl.col("module") < outside).then("module").alias("module")
+    return frame.filter(used).with_columns(known)
+
+
+def _added(group: intervals.Ints, values: intervals.Ints, size: int) -> intervals.Ints:
+    """Return the exact sum of the values of each group."""
+    total = np.zeros(size, np.int64)
+    np.add.at(total, group, values)
+    return total
+
+
+# --- all ranks -----------------------------------------------------------------------------
+
+
+def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()) -> Modules:
+    """Sum the modules of all ranks; modules with the same names from the outermost are one."""
+    ordered = sorted(parts, key=lambda part: (part.rank is None, part.rank or 0, part.path))
+    numbers: dict[tuple[int | None, str], int] = {}
+    sums = [_renumbered(part, numbers, options.depth) for part in ordered]
+    frame = pl.DataFrame(
+        list(numbers), schema={"parent": pl.Int64, "name": pl.String}, orient="row"
+    )
+    rows = pl.concat(sums).group_by(_KEYS).agg(map(sum_if_known, ("calls", *SUMS)))
+    modules = with_totals(frame, rows)
+    return Modules(
+        modules=modules,
+        ranks=per_rank(parts, [_numbers(part) for part in parts]),
+        nodes=sum(part.nodes for part in parts),
+        linked=sum(part.linked for part in parts),
+        replayed_ns=sum(part.replayed_ns for part in parts),
+        unlaunched_ns=sum(part.unlaunched_ns for part in parts),
+    )
+
+
+def _renumbered(
+    part: Part, numbers: dict[tuple[int | None, str], int], depth: int | None
+) -> pl.DataFrame:
+    """Return the sums of a part with the numbers of modules of all parts.
+
+    Modules below the depth become that at this depth, which keeps its number of calls.
+    """
+    places: list[int] = []
+    depths: list[int] = []
+    for parent, name in part.modules.iter_rows():
+        deeper = 1 if parent is None else depths[parent] + 1
+        depths.append(deeper)
+        if depth is not None and deeper > depth:
+            places.append(places[parent])
+        else:
+            above = None if parent is None else places[parent]
+            places.append(numbers.setdefault((above, name), len(numbers)))
+    table = pl.DataFrame(
+        {"module": range(len(places)), "place": places, "depth": depths},
+        schema=dict.fromkeys(("module", "place", "depth"), pl.Int64),
+    )
+    joined = part.sums.join(table, on="module", how="left")
+    is_kept = pl.lit(value=True) if depth is None else pl.col("depth").fill_null(0) <= depth
+    calls = pl.when(is_kept).then("calls").otherwise(0).alias("calls")
+    return joined.select(pl.col("place").alias("module"), "phase", calls, *SUMS)
+
+
+def _numbers(part: Part) -> dict[str, int | None]:
+    inside = part.sums.drop_nulls("module")
+    has_device = part.sums["device_ns"].count() > 0
+    return {
+        "modules": part.modules.height,
+        "calls": int(inside["calls"].sum()),
+        "host_ns": int(part.sums["host_ns"].sum()),
+        "inside_host_ns": int(inside["host_ns"].sum()),
+        "device_ns": int(part.sums["device_ns"].sum()) if has_device else None,
+        "inside_device_ns": int(inside["device_ns"].sum()) if has_device else None,
+    }
+
+
+MODULES = Analyzer("modules", Options, needs, measure, combine)

@@ -1,0 +1,29 @@
+"""The options of ``modules``."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from traceanalyzer.analyzers.base import AnalyzerOptions, option
+
+
+@dataclass(frozen=True)
+class Options(AnalyzerOptions):
+    """Show the time, memory and FLOPs of each module of the model, forward and backward.
+
+    Modules are the nn.Module frames of torch.profiler with with_stack=True. PATH is a trace,
+    several of them, or a folder; ranks are summed.
+    """
+
+    patterns: Sequence[str] = option(
+        (),
+        help="Annotations (record_function, NVTX) with matching names are modules too. Repeatable.",
+        flag="--pattern",
+        metavar="REGEX",
+    )
+    depth: int | None = option(
+        None,
+        help="Count modules below this depth for the module at this depth; 1: only the outermost.",
+        metavar="N",
+        minimum=1,
+        measured=False,
+    )

@@ -1,0 +1,382 @@
+"""Result of the modules analysis: data, verdict, notes, tables, charts and flame graphs."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import polars as pl
+
+from traceanalyzer.analyzers.common.display import (
+    bars,
+    headings,
+    known_columns,
+    rank_column,
+    sentences,
+    table_of_known,
+)
+from traceanalyzer.analyzers.modules.assignment import PHASES
+from traceanalyzer.drawings import Chart, Flame
+from traceanalyzer.result import Result, Table, View
+from traceanalyzer.units import format_count, format_frac, format_ns
+
+#: Values of each call that are summed.
+SUMS = ("host_ns", "device_ns", "flops", "host_memory_bytes", "device_memory_bytes")
+
+#: Those that are also listed by phase.
+_BY_PHASE = ("host_ns", "device_ns")
+
+#: Text of rows outside of any module.
+OUTSIDE = "(outside modules)"
+
+_FIRST = headings("module, calls, recomputed_calls: recomputed")
+_DEVICE = headings(
+    "self_device_ns: self device, total_device_ns: total device, device_frac: of device, "
+    "forward_device_ns: forward, backward_device_ns: backward, "
+    "recomputed_device_ns: recomputation, mean_device_ns: device/call"
+)
+_HOST = headings(
+    "self_host_ns: self host, total_host_ns: total host, host_frac: of host, "
+    "forward_host_ns: forward, backward_host_ns: backward, recomputed_host_ns: recomputation, "
+    "mean_host_ns: host/call"
+)
+_WORK = headings(
+    "self_flops: self FLOPs, total_flops: total FLOPs, "
+    "self_device_memory_bytes: self device memory, total_device_memory_bytes: total device memory, "
+    "self_host_memory_bytes: self host memory, total_host_memory_bytes: total host memory"
+)
+_CLASSES = headings(
+    "class, modules, calls, self_device_ns: self device, total_device_ns: total device, "
+    "device_frac: of device, self_host_ns: self host, total_host_ns: total host, "
+    "total_flops: total FLOPs"
+)
+_RANKS = headings(
+    "modules, calls, device_ns: device, inside_device_ns: in modules, host_ns: host, "
+    "inside_host_ns: in modules"
+)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Modules(Result):
+    """Time, memory and FLOPs of each module, summed over calls and ranks.
+
+    Attributes:
+        modules: one row per module, callers before callees, and a last row with a null ``module``
+            for everything outside of modules: ``module`` (names from the outermost on, separated
+            by /), ``parent`` (row), ``name``, ``class``, ``depth`` (1: outermost), ``calls``
+            (forward), ``recomputed_calls``; of ``host_ns``, ``device_ns``, ``flops``,
+            ``host_memory_bytes`` and ``device_memory_bytes``: ``self_`` (without modules in it) and
+            ``total_``; ``forward_``, ``backward_`` and ``recomputed_`` parts of the totals of
+            times (outside of modules, forward is all but the backward pass); ``host_frac`` and
+            ``device_frac`` (total over all host time and all device work), ``mean_host_ns``
+            (forward time per call) and ``mean_device_ns`` (total per call). Null if the data was
+            not recorded.
+        ranks: one row per file and rank: ``rank``, ``path``, ``modules``, ``calls``, ``host_ns``,
+            ``inside_host_ns``, ``device_ns``, ``inside_device_ns``.
+        nodes: number of nodes of the backward pass.
+        linked: number of nodes with a known forward operator.
+        replayed_ns: device time of kernels launched by CUDA or HIP graphs.
+        unlaunched_ns: device time of work without a known call.
+    """
+
+    modules: pl.DataFrame
+    ranks: pl.DataFrame
+    nodes: int
+    linked: int
+    replayed_ns: int
+    unlaunched_ns: int
+
+    @property
+    def device_ns(self) -> int | None:
+        """Time of all device work; None if none was recorded."""
+        times = self.ranks["device_ns"]
+        return int(times.sum()) if times.count() else None
+
+    @property
+    def host_ns(self) -> int:
+        """Time of the threads that run operators in any call."""
+        return int(self.ranks["host_ns"].sum())
+
+    def view(self) -> View:
+        """Build the view: modules, classes, work, ranks; bars and flame graphs."""
+        scalars = self.numbers("nodes", "linked", "replayed_ns", "unlaunched_ns")
+        scalars |= {"host_ns": self.host_ns, "device_ns": self.device_ns}
+        return View(
+            title="Which modules take the time?",
+            verdict=_verdict(self),
+            notes=tuple(_notes(self)),
+            tables=_tables(self),
+            scalars=scalars,
+            charts=partial(_charts, self),
+            flames=partial(_flames, self),
+        )
+
+
+def with_totals(modules: pl.DataFrame, sums: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows of :attr:`Modules.modules`.
+
+    Args:
+        modules: ``parent``, ``name``; parents first.
+        sums: ``module``, ``phase``, ``calls`` and :data:`SUMS`.
+    """
+    outside = {"parent": [None], "name": [None]}
+    numbered = pl.concat([modules, pl.DataFrame(outside, schema=modules.schema)])
+    numbered = numbered.with_row_index("row").with_columns(pl.col("row").cast(pl.Int64))
+    last = modules.height
+    wide = numbered.select("row")
+    for phase in PHASES:
+        of_phase = sums.filter(pl.col("phase") == phase).select(
+            pl.col("module").fill_null(last).alias("row"),
+            *(pl.col(name).alias(f"{phase}_{name}") for name in ("calls", *SUMS)),
+        )
+        wide = wide.join(of_phase, on="row", how="left", maintain_order="left")
+    known = [name for name in SUMS if sums[name].count()]
+    parents = modules["parent"].to_list()
+    columns = [
+        pl.Series("calls", wide["forward_calls"].fill_null(0)),
+        pl.Series("recomputed_calls", wide["recomputed_calls"].fill_null(0)),
+    ]
+    for name in SUMS:
+        alone = [wide[f"{phase}_{name}"].fill_null(0).to_list() for phase in PHASES]
+        both = [_with_inner(values, parents) for values in alone]
+        parts = {f"self_{name}": _added(alone), f"total_{name}": _added(both)}
+        if name in _BY_PHASE:
+            parts |= {f"{phase}_{name}": both[at] for at, phase in enumerate(PHASES)}
+        for column, values in parts.items():
+            columns.append(pl.Series(column, values if name in known else [None] * (last + 1),
+                                     dtype=pl.Int64))  # fmt: skip
+    return _described(numbered.drop("row").hstack(columns))
+
+
+def _with_inner(values: list[int], parents: list[int | None]) -> list[int]:
+    """Return the sums of each module's value and those of the modules in it."""
+    totals = list(values)
+    for row in range(len(parents) - 1, -1, -1):
+        if (parent := parents[row]) is not None:
+            totals[parent] += totals[row]
+    return totals
+
+
+def _added(parts: list[list[int]]) -> list[int]:
+    return [sum(values) for values in zip(*parts, strict=True)]
+
+
+def _described(rows: pl.DataFrame) -> pl.DataFrame:
+    """Add path, class, depth, shares and means."""
+    paths: list[str | None] = []
+    depths: list[int] = []
+    for parent, name in rows.select("parent", "name").iter_rows():
+        paths.append(name if parent is None else f"{paths[parent]}/{name}")
+        depths.append(0 if name is None else 1 if parent is None else depths[parent] + 1)
+    shares = [
+        (pl.col(f"total_{of}_ns") / _nonzero(pl.col(f"self_{of}_ns").sum())).alias(f"{of}_frac")
+        for of in ("host", "device")
+    ]
+    calls = _nonzero(pl.col("calls"))
+    sums = [name for name in rows.columns if name not in ("parent", "name")]
+    return rows.with_columns(
+        pl.Series("module", paths, pl.String),
+        pl.col("name").str.replace(r"_\d+$", "").alias("class"),
+        pl.Series("depth", depths, pl.Int64),
+        *shares,
+        (pl.col("forward_host_ns") / calls).round().cast(pl.Int64).alias("mean_host_ns"),
+        (pl.col("total_device_ns") / calls).round().cast(pl.Int64).alias("mean_device_ns"),
+    ).select(
+        "module", "parent", "name", "class", "depth", *sums,
+        "host_frac", "device_frac", "mean_host_ns", "mean_device_ns",
+    )  # fmt: skip
+
+
+def _nonzero(value: pl.Expr) -> pl.Expr:
+    return pl.when(value != 0).then(value)
+
+
+# --- verdict and notes ---------------------------------------------------------------------
+
+
+def _verdict(result: Modules) -> str:
+    """Describe the share of modules, its phases, and the module with the highest self time."""
+    of, what = ("host", "host time") if not result.device_ns else ("device", "device work")
+    whole = result.device_ns or result.host_ns
+    rows = result.modules.drop_nulls("module")
+    inside = int(rows[f"self_{of}_ns"].sum())
+    roots = rows.filter(pl.col("depth") == 1)
+    phases = [(name, int(roots[f"{name}_{of}_ns"].sum())) for name in PHASES]
+    each = ", ".join(f"{name} {format_ns(time)}" for name, time in phases if time)
+    share = format_frac(inside / whole) if whole else "0 %"
+    first = f"Modules take {share} of {what} ({format_ns(inside)} of {format_ns(whole)})"
+    most = rows.sort(f"self_{of}_ns", descending=True, maintain_order=True).row(0, named=True)
+    longest = ""
+    if inside:
+        time = most[f"self_{of}_ns"]
+        longest = (
+            f"{most['module']} has the highest self {of} time: {format_ns(time)} "
+            f"({format_frac(time / whole)})."
+        )
+    classes = _classes(result.modules).row(0, named=True)
+    shared = ""
+    if inside and classes["modules"] > 1:
+        time = classes[f"self_{of}_ns"]
+        shared = (
+            f"Of all classes, {classes['class']} ({classes['modules']:,} modules) has the highest: "
+            f"{format_ns(time)} ({format_frac(time / whole)})."
+        )
+    return sentences(f"{first}: {each}." if each else f"{first}.", longest, shared)
+
+
+def _notes(result: Modules) -> Iterator[str]:
+    """Describe how calls are attributed, and what was not counted."""
+    yield (
+        "Self time is without the modules called in a module. The backward pass counts for the "
+        "module of the forward operator with the same sequence number; shares are of all ranks."
+    )
+    if result.nodes > result.linked:
+        rest = format_count(result.nodes - result.linked, "backward node")
+        yield (
+            f"{rest} of {result.nodes:,} without a recorded forward operator (gradient "
+            f"accumulation, or recorded without sequence numbers): {OUTSIDE} unless recomputed."
+        )
+    if not result.nodes:
+        yield "No backward pass was recorded."
+    if result.modules["recomputed_calls"].sum() or result.modules["recomputed_host_ns"].sum():
+        yield "Recomputation is the forward pass of modules or layers within the backward pass."
+    if result.replayed_ns:
+        yield (
+            f"{format_ns(result.replayed_ns)} of device work was launched by CUDA or HIP graphs; "
+            "it counts for the module that launches the graph."
+        )
+    if result.unlaunched_ns:
+        yield (
+            f"{format_ns(result.unlaunched_ns)} of device work has no recorded launch call: "
+            f"{OUTSIDE}."
+        )
+
+
+# --- tables, charts and flame graphs -------------------------------------------------------
+
+
+def _tables(result: Modules) -> tuple[Table, ...]:
+    """Build the tables: modules on device and host, memory and FLOPs, classes, ranks."""
+    rows, missing = result.modules, {"module": OUTSIDE}
+    first = {name: label for name, label in _FIRST.items() if name != "recomputed_calls"}
+    if rows["recomputed_calls"].sum():
+        first = _FIRST
+    tables = []
+    for name, columns in (("device", _DEVICE), ("host", _HOST)):
+        if rows[f"total_{name}_ns"].count():
+            title = f"Modules by {name} time"
+            sorted_rows = rows.sort(f"total_{name}_ns", descending=True, maintain_order=True)
+            each = {**first, **columns}
+            tables.append(Table(f"modules_{name}", title, sorted_rows, each, missing=missing))
+    work = known_columns(rows, _WORK)
+    if work:
+        used = rows.filter(pl.any_horizontal(pl.col(name) != 0 for name in work))
+        if used.height:
+            kinds = {"flops": "FLOPs", "bytes": "Memory allocated minus freed"}
+            known = [text for kind, text in kinds.items() if any(kind in name for name in work)]
+            title = "; ".join(known)
+            tables.append(Table("work", title, used, {**_FIRST_ONLY, **work}, missing=missing))
+    tables.append(table_of_known("classes", "Classes of modules", _classes(rows), _CLASSES))
+    if result.ranks.height > 1:
+        columns = {**rank_column(result.ranks), **_RANKS}
+        tables.append(table_of_known("ranks", "Ranks", result.ranks, columns))
+    return tuple(tables)
+
+
+_FIRST_ONLY = headings("module, calls")
+
+
+def _classes(rows: pl.DataFrame) -> pl.DataFrame:
+    """Sum the modules by class; a module in one of the same class is in its total once."""
+    outermost: list[bool] = []
+    classes: list[set[str | None]] = []
+    for parent, name in rows.select("parent", "class").iter_rows():
+        above = classes[parent] if parent is not None else set()
+        outermost.append(name not in above)
+        classes.append({*above, name})
+    alone = ("calls", "self_host_ns", "self_device_ns", "self_flops")
+    within = ("total_host_ns", "total_device_ns", "total_flops", "device_frac")
+    flagged = rows.with_columns(pl.Series("outermost", outermost)).drop_nulls("module")
+    sums = flagged.group_by("class", maintain_order=True).agg(
+        pl.len().cast(pl.Int64).alias("modules"),
+        *(_known_sum(pl.col(name)).alias(name) for name in alone),
+        *(_known_sum(pl.col(name).filter("outermost")).alias(name) for name in within),
+    )
+    by = "self_device_ns" if sums["self_device_ns"].sum() else "self_host_ns"
+    return sums.sort(by, "class", descending=[True, False])
+
+
+def _known_sum(value: pl.Expr) -> pl.Expr:
+    return pl.when(value.count() > 0).then(value.sum())
+
+
+def _charts(result: Modules) -> tuple[Chart, ...]:
+    """Build bars of the modules with the highest self time."""
+    charts = []
+    for of in ("device", "host"):
+        column = f"self_{of}_ns"
+        rows = result.modules.with_columns(pl.col("module").fill_null(OUTSIDE))
+        rows = rows.sort(column, descending=True, maintain_order=True, nulls_last=True)
+        if rows[column].count():
+            title = f"Modules by self {of} time"
+            label = f"self {of} time"
+            charts.append(
+                bars(f"self_{of}", title, rows, length=column, label="module", x_label=label)
+            )
+    return tuple(charts)
+
+
+def _flames(result: Modules) -> tuple[Flame, ...]:
+    """Build a flame graph of device work, or of host time without any: phases, then modules."""
+    of, what = ("device", "Device work") if result.device_ns else ("host", "Host time")
+    boxes: list[tuple[int | None, str, str | None, float, float]] = []
+    for phase in PHASES:
+        _add_boxes(boxes, phase, result.modules, f"{phase}_{of}_ns")
+    types = {"parent": pl.UInt32, "name": pl.String, "group": pl.String}
+    types |= {"self": pl.Float64, "total": pl.Float64}
+    frame = pl.DataFrame(boxes, schema=types, orient="row").with_row_index("id")
+    if frame.is_empty():
+        return ()
+    whole = frame.filter(pl.col("parent").is_null())["total"].sum()
+    subtitle = f"{format_ns(round(whole))}, all calls and ranks"
+    filled = frame.select(
+        "id", "parent", "name",
+        pl.lit(None, pl.String).alias("place"), "group",
+        pl.lit(value=False).alias("is_own_code"), "self", "total",
+        pl.lit(0, pl.UInt32).alias("hidden"), pl.lit(None, pl.Float64).alias("base"),
+    )  # fmt: skip
+    return (Flame("modules", f"{what} by module", subtitle, "ns", filled),)
+
+
+def _add_boxes(
+    boxes: list[tuple[int | None, str, str | None, float, float]],
+    phase: str,
+    modules: pl.DataFrame,
+    column: str,
+) -> None:
+    """Add the boxes of a phase: parent, name, group, self, total.
+
+    Outside of modules only the backward pass has a known phase: the rest is a root.
+    """
+    outside = modules.height - 1
+    parents, totals = modules["parent"].to_list(), modules[column].to_list()
+    alone = list(totals)
+    for parent, total in zip(parents, totals, strict=True):
+        if parent is not None:
+            alone[parent] -= total
+    of_modules = sum(
+        total for parent, total in zip(parents[:outside], totals, strict=False) if parent is None
+    )
+    is_apart = phase == PHASES[0]
+    whole = of_modules if is_apart else of_modules + totals[outside]
+    root = len(boxes)
+    if whole:
+        boxes.append((None, phase, None, 0.0, float(whole)))
+    place: dict[int, int] = {}
+    rows = zip(parents, modules["name"], modules["class"], strict=True)
+    for row, (parent, name, group) in enumerate(rows):
+        if totals[row]:
+            place[row] = len(boxes)
+            above = place[parent] if parent is not None else root
+            known = None if row == outside and is_apart else above
+            label = OUTSIDE if row == outside else name
+            boxes.append((known, label, group, float(alone[row]), float(totals[row])))
