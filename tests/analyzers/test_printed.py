@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import runpy
+import shutil
 from collections import Counter
 from pathlib import Path
 from statistics import median
@@ -239,6 +240,17 @@ def test_flops_of_a_step_equal_those_of_the_text(name: str, shared: Path) -> Non
     leaves = result.modules.filter(~pl.col("has_children"))
     # MACs of leaves are at most those of the model: functions are counted in it only
     assert 0.5 < leaves["fwd_macs"].sum() / row["fwd_macs"] <= 1.001
+
+
+def test_shares_of_several_profiles_are_means(shared: Path, tmp_path: Path) -> None:
+    profile = shared / "data/deepspeed/llava_flops_profiler.txt"
+    copies = [tmp_path / f"rank{rank}.txt" for rank in range(3)]
+    for copy in copies:
+        shutil.copy(profile, copy)
+    one, three = (ta.efficiency(paths).view().verdict for paths in (profile, copies))
+    heaviest = one.rpartition("forward time: ")[2]
+    assert re.search(r"Linear, 97\.\d+ ms \(26\.1", heaviest)
+    assert heaviest.rstrip(").") in three
 
 
 def test_profile_without_step_times(tmp_path: Path) -> None:
