@@ -104,6 +104,34 @@ def test_a_limited_table_says_its_share(torch: str) -> None:
 # --- memory --------------------------------------------------------------------------------------
 
 
+def test_a_truncated_table_has_shares_of_its_rows(torch: str, tmp_path: Path) -> None:
+    whole = Path(f"{torch}profiler_list.dat")
+    cut = tmp_path / "cut.dat"
+    cut.write_bytes(whole.read_bytes()[:9000])
+    full, part = ta.operators(whole), ta.operators(cut)
+    assert "Self CPU time total: 6.087 ms" in full.view().verdict
+    assert "Self CPU time of the printed rows: 4.939 ms" in part.view().verdict
+    assert full.listed_frac == pytest.approx(1, abs=1e-3)  # type: ignore[attr-defined]
+    assert part.listed_frac is None  # type: ignore[attr-defined]
+    assert part.without_total == 1  # type: ignore[attr-defined]
+    assert not any("truncated" in note for note in full.view().notes)
+    assert [note for note in part.input_notes if str(cut) in note and "truncated" in note]
+    assert "of the 10 printed rows" in ta.operators(f"{torch}top10.txt").view().verdict
+
+
+@pytest.mark.parametrize("size", [4990, 5000, 5001])
+def test_a_truncated_report_of_ncu_is_named(size: int, shared: Path, tmp_path: Path) -> None:
+    whole = shared / "data/ncu/esmm_metrics.csv"
+    cut = tmp_path / "cut.csv"
+    cut.write_bytes(whole.read_bytes()[:size])
+    assert not ta.roofline(whole).input_notes
+    assert [note for note in ta.roofline(cut).input_notes if str(cut) in note]
+    profile = tmp_path / "profile.txt"
+    text = (shared / "data/deepspeed/llava_flops_profiler.txt").read_bytes()
+    profile.write_bytes(text[: 2 * size])
+    assert [note for note in ta.efficiency(profile).input_notes if "truncated" in note]
+
+
 def test_memory_summary() -> None:
     result: Any = ta.memory(TEXTS / "profiler_list.dat")
     (row,) = result.devices.to_dicts()
