@@ -19,6 +19,7 @@ from wording import raises_wording
 import traceanalyzer as ta
 from traceanalyzer import MissingData
 from traceanalyzer.analyzers import registry
+from traceanalyzer.cli.answering import _message
 
 TEXTS = ROOT / "fixtures" / "printed_text"
 SCRIPT = runpy.run_path(str(ROOT / "fixtures" / "make_printed_text.py"))
@@ -117,6 +118,12 @@ def test_a_truncated_table_has_shares_of_its_rows(torch: str, tmp_path: Path) ->
     assert not any("truncated" in note for note in full.view().notes)
     assert [note for note in part.input_notes if str(cut) in note and "truncated" in note]
     assert "of the 10 printed rows" in ta.operators(f"{torch}top10.txt").view().verdict
+
+
+def test_issues_of_text_have_a_remedy() -> None:
+    issue = {"code": "truncated-table", "severity": "data_loss", "count": 1, "first": "line 6"}
+    assert "print the table again" in _message(issue)
+    assert _message(issue | {"code": "number-out-of-range", "first": None}).endswith("dropped)")
 
 
 @pytest.mark.parametrize("size", [4990, 5000, 5001])
