@@ -18,6 +18,7 @@ from traceanalyzer.cli.commands import all_commands
 from traceanalyzer.cli.main import cli
 from traceanalyzer.cli.options import RENAMED_OPTIONS
 from traceanalyzer.parsers.chrome_trace import reader
+from traceanalyzer.parsers.registry import formats
 
 COMMANDS = all_commands()
 
@@ -211,6 +212,13 @@ def test_commands_and_options_are_documented() -> None:
         options = {option for option in _options(command) if option.startswith("--")}
         missing = {option for option in options if f"`{option}" not in text}
         assert missing <= {"--help", "--output"}, f"{name}: -o stands for --output"
+
+
+def test_every_input_format_is_documented() -> None:
+    page = (ROOT / "docs" / "options.md").read_text()
+    row = next(line for line in page.splitlines() if "`--input-format" in line)
+    listed = set(re.findall(r"`([a-z-]+)`", row.split("|")[3]))
+    assert listed == {one.name for one in formats()} - {"nsys-rep"}  # only named in errors
 
 
 def test_commands_have_definitions() -> None:

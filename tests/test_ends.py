@@ -39,6 +39,10 @@ def test_metadata_is_that_of_the_whole_file(large):
     assert quick.contents["events"].null_count() == 2
     assert full.contents["events"].null_count() == 0
     assert len(quick.input_notes) == 1
+    empty = {table.name: table.empty for table in quick.view().tables}
+    assert "not counted" in empty["kinds"]
+    assert "not counted" in empty["issues"]
+    assert {table.empty for table in full.view().tables} == {"none"}
     assert "2 files" in quick.input_notes[0]
     assert not full.input_notes
 

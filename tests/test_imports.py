@@ -46,7 +46,7 @@ ALLOWED: dict[str, set[str]] = {
     "ends": {"analyzers", "errors", "machine", "parsers", "reading", "registry", "trace", "units",
              "workers"},
     "run": {"inputs", "reading", "summarized", "analyzers", "registry", "trace", "result",
-            "errors"},
+            "errors", "vocabulary"},
     "job": {"inputs", "parsers", "questions", "reading", "trace"},
     # the package of an analysis: its public function, which runs the analyzer
     "functions": {"analyzers", "baselines", "ends", "registry", "reading", "run", "trace",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -359,6 +360,23 @@ def test_a_worker_that_ends_is_replaced() -> None:
 def test_wrong_command_names_the_one_that_fits(name: str, path: str, command: str) -> None:
     with pytest.raises(MissingData, match=f": .*: (.* or )?traceanalyzer {command} FILE"):
         getattr(ta, name)(FIXTURES / path)
+
+
+def test_dumps_of_several_ranks_name_their_folder(shared: Path) -> None:
+    folder = shared / "data/flight_recorder/nccl_like_missing"
+    files = sorted(folder.iterdir())
+    for analysis in (ta.diagnose, ta.kernels):
+        with pytest.raises(MissingData, match=f"traceanalyzer hang {re.escape(str(folder))}$"):
+            analysis(folder)
+        with pytest.raises(MissingData, match=f"traceanalyzer hang {re.escape(str(folder))}$"):
+            analysis(files)
+        with pytest.raises(MissingData, match=r"traceanalyzer hang FILE$"):
+            analysis(files[0])
+
+
+def test_text_next_to_traces_does_not_hide_their_error(shared: Path) -> None:
+    with pytest.raises(MissingData, match=r"rank0\.json\.gz: no device work"):
+        ta.overlap(shared / "data/chrome/kineto_ddp_cpu/ddp4")
 
 
 def test_trace_with_memory_only_names_the_command(tmp_path: Path) -> None:

@@ -19,7 +19,13 @@ import traceanalyzer as ta
 from traceanalyzer import schema, summaries, summarizing
 from traceanalyzer.analyzers import registry
 from traceanalyzer.cli.main import status
-from traceanalyzer.errors import MalformedInput, MissingData, OptionError, OutputError
+from traceanalyzer.errors import (
+    MalformedInput,
+    MissingData,
+    OptionError,
+    OutputError,
+    UnknownFormat,
+)
 from traceanalyzer.render import render
 from traceanalyzer.summaries import Header, Summary, Writer
 
@@ -254,6 +260,19 @@ def test_a_damaged_summary_is_named_and_the_rest_answered(sums, tmp_path):
         result = ta.gpu_idle(folder)
         assert sorted(result.to_polars("units")["rank"]) == expected
         assert any(of_rank(sums, 4).name in note for note in result.input_notes)
+
+
+def test_errors_about_summaries_name_summarize(sums, tmp_path):
+    cut = tmp_path / "cut.parquet"
+    cut.write_bytes(of_rank(sums, 0).read_bytes()[:3000])
+    with pytest.raises(MalformedInput, match="traceanalyzer summarize"):
+        ta.diagnose(cut)
+    other = tmp_path / "other.parquet"
+    pl.DataFrame({"a": [1]}).write_parquet(other)
+    with pytest.raises(UnknownFormat, match="not a summary"):
+        ta.read(other, format="summary")
+    with pytest.raises(OptionError, match="summaries"):
+        ta.info(sums, quick=True)
 
 
 def bytes_swapped(data: bytes, at: int) -> bytes:

@@ -45,7 +45,7 @@ from traceanalyzer.reading import (
     without_torch,
 )
 from traceanalyzer.trace import Meta, Trace, is_truncated
-from traceanalyzer.vocabulary import MEMORY_SNAPSHOT
+from traceanalyzer.vocabulary import MEMORY_SNAPSHOT, PRINTED_TEXT
 
 if TYPE_CHECKING:
     from traceanalyzer.summarized import State
@@ -100,6 +100,7 @@ class OpenedInputs:
         every_file: whether copies of a file and repeated recordings count.
         read: paths of the files with traces of the selected ranks, in order.
         several: whether there are several inputs.
+        folder: the folder of all inputs, if there are several; otherwise None.
         summaries: those that are summaries, by the path of the input they were made from.
         any_rows: whether a file has an event, a counter or a sample.
     """
@@ -112,11 +113,13 @@ class OpenedInputs:
         self.repeats = Repeats()
         self.every_file = len(self.items) < 2
         self.several = len(self.items) > 1
+        self.folder = _folder_of(self.items)
         self.summaries: dict[str, str] = {}
         self._starts: set[Start] = set()
         self._series = ranks_of_series([item for item in self.items if isinstance(item, str)])
         self._needs, self.how, self._split = needs, how, split
         self._failed: InputError | MissingData | None = None
+        self._failed_text = False
         # inputs without events in the time window; whether another input has some
         self._outside: list[Trace | str] = []
         self._any_inside = self.any_rows = False
@@ -245,6 +248,7 @@ class OpenedInputs:
         part.items, part._apart = items, True
         part.metas, part.skipped, part.read = {}, [], {}
         part._starts, part._ranks, part._failed = set(), set(), None
+        part._failed_text = False
         part._outside, part._any_inside, part.any_rows = [], False, False
         part.repeats = Repeats()
         part.how = replace(self.how, progress=None, on_trace=None, client=None)
@@ -258,14 +262,17 @@ class OpenedInputs:
         self._starts |= other._starts
         self.repeats.join(other.repeats)
         self._ranks |= other._ranks
-        self._failed = self._failed or other._failed
+        if self._failed is None or (self._failed_text and other._failed and not other._failed_text):
+            self._failed, self._failed_text = other._failed, other._failed_text
         self._outside += other._outside
         self._any_inside |= other._any_inside
         self.any_rows |= other.any_rows
 
     def fail(self, path: str, error: InputError | MissingData) -> None:
         """Record an input that cannot be used."""
-        self._failed = self._failed or error
+        # text, which has no timeline, is skipped next to files with one: their error says more
+        if self._failed is None or (self._failed_text and not _is_text(path, self.metas)):
+            self._failed, self._failed_text = error, _is_text(path, self.metas)
         why = error.what if isinstance(error, InputError) else str(error)
         self.skip(path, why.removeprefix(f"{path}: "))
 
@@ -298,6 +305,20 @@ class OpenedInputs:
         span = recorded_span(trace)
         if span is not None:
             raise OptionError(no_events(trace.meta.path, span, how.since_ns, how.until_ns))
+
+
+def _folder_of(items: Sequence[Trace | str]) -> str | None:
+    paths = [item for item in items if isinstance(item, str)]
+    if len(paths) < 2:
+        return None
+    try:
+        return os.path.commonpath([str(PurePath(path).parent) for path in paths]) or "."
+    except ValueError:  # other drives, or relative and absolute paths
+        return None
+
+
+def _is_text(path: str, metas: dict[str, Meta]) -> bool:
+    return path in metas and metas[path].format == PRINTED_TEXT
 
 
 def only_trace(

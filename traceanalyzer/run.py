@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Generic, Self, Unpack
 
 import polars as pl
@@ -51,6 +52,7 @@ from traceanalyzer.reading import (
 )
 from traceanalyzer.result import Result
 from traceanalyzer.trace import Meta, Trace
+from traceanalyzer.vocabulary import NCU_CSV, PRINTED_TEXT
 
 #: Larger files are not read again to name the command that fits them.
 _READ_AGAIN_BYTES = 1 << 26
@@ -156,10 +158,16 @@ def skipped_notes(skipped: Iterable[Skipped]) -> tuple[str, ...]:
     return tuple(f"Skipped: {one.path}: {one.why}." for one in skipped)
 
 
-def truncated_notes(paths: Iterable[str]) -> tuple[str, ...]:
-    """Return a note for each truncated input."""
-    lost = "events at its end are missing in all numbers"
-    return tuple(f"{path} is truncated: {lost}." for path in paths)
+def truncated_notes(
+    paths: Iterable[str], metas: Mapping[str, Meta] = MappingProxyType({})
+) -> tuple[str, ...]:
+    """Return a note for each truncated input: text and reports have rows, traces have events."""
+
+    def lost(path: str) -> str:
+        of_rows = path in metas and metas[path].format in (PRINTED_TEXT, NCU_CSV)
+        return "rows of its last table" if of_rows else "events at its end"
+
+    return tuple(f"{path} is truncated: {lost(path)} are missing in all numbers." for path in paths)
 
 
 def perhaps_truncated(error: MissingData, *, truncated: bool) -> MissingData:
@@ -277,7 +285,11 @@ class Collected(Generic[P]):
     def notes(self) -> tuple[str, ...]:
         """A note for each truncated or skipped input, and for each pair that overlaps."""
         overlaps = self.repeats.notes.values()
-        return (*truncated_notes(self.truncated), *skipped_notes(self.skipped), *overlaps)
+        return (
+            *truncated_notes(self.truncated, self.metas),
+            *skipped_notes(self.skipped),
+            *overlaps,
+        )
 
 
 def _without_inputs(analyzer: Analyzer[O, P, R], options: O) -> tuple[O, Inputs | None]:
@@ -385,7 +397,8 @@ class _Parts(Generic[O, P, R]):
         # reading takes time; the message about the first file is enough
         small = one.is_file and not opened.skipped and bytes_of(one.path) <= _READ_AGAIN_BYTES
         meta = opened.metas[one.path]
-        return with_fitting_command(error, meta, self.analyzer.name, read if small else None)
+        again = read if small else None
+        return with_fitting_command(error, meta, self.analyzer.name, again, opened.folder)
 
     def empty(self) -> Self:
         # parts are merged after join, in order
@@ -588,7 +601,7 @@ class _Questions:
     def measure(self, opened: OpenedInputs, one: Opened) -> None:
         from traceanalyzer.analyzers.common.fitting_commands import not_for_reports
 
-        if error := not_for_reports(one.traces[0].meta):
+        if error := not_for_reports(one.traces[0].meta, opened.folder):
             opened.read.pop(one.path, None)
             opened.fail(one.path, error)
             return

@@ -360,12 +360,17 @@ def _overlapping(lo: int | None, hi: int | None, *, dur: bool = True) -> pl.Expr
     return keep
 
 
+#: Issues of truncated files; the last two of printed text.
+_TRUNCATED_CODES = ("truncated", "truncated-table", "truncated-line")
+
+
 def is_truncated(trace: Trace) -> bool:
     """Whether a file is truncated, for example because the job was killed while writing it."""
     if trace.issues.is_empty():
         return False
     unpacked_in_part = (pl.col("code") == "damaged-file") & pl.col("first").str.ends_with(TRUNCATED)
-    return not trace.issues.filter((pl.col("code") == "truncated") | unpacked_in_part).is_empty()
+    in_part = pl.col("code").is_in(_TRUNCATED_CODES) | unpacked_in_part
+    return not trace.issues.filter(in_part).is_empty()
 
 
 def issue_rows(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import runpy
+import shutil
 from collections import Counter
 from pathlib import Path
 from statistics import median
@@ -18,6 +19,7 @@ from wording import raises_wording
 import traceanalyzer as ta
 from traceanalyzer import MissingData
 from traceanalyzer.analyzers import registry
+from traceanalyzer.cli.answering import _message
 
 TEXTS = ROOT / "fixtures" / "printed_text"
 SCRIPT = runpy.run_path(str(ROOT / "fixtures" / "make_printed_text.py"))
@@ -101,6 +103,40 @@ def test_a_limited_table_says_its_share(torch: str) -> None:
 
 
 # --- memory --------------------------------------------------------------------------------------
+
+
+def test_a_truncated_table_has_shares_of_its_rows(torch: str, tmp_path: Path) -> None:
+    whole = Path(f"{torch}profiler_list.dat")
+    cut = tmp_path / "cut.dat"
+    cut.write_bytes(whole.read_bytes()[:9000])
+    full, part = ta.operators(whole), ta.operators(cut)
+    assert "Self CPU time total: 6.087 ms" in full.view().verdict
+    assert "Self CPU time of the printed rows: 4.939 ms" in part.view().verdict
+    assert full.listed_frac == pytest.approx(1, abs=1e-3)  # type: ignore[attr-defined]
+    assert part.listed_frac is None  # type: ignore[attr-defined]
+    assert part.without_total == 1  # type: ignore[attr-defined]
+    assert not any("truncated" in note for note in full.view().notes)
+    assert [note for note in part.input_notes if str(cut) in note and "truncated" in note]
+    assert "of the 10 printed rows" in ta.operators(f"{torch}top10.txt").view().verdict
+
+
+def test_issues_of_text_have_a_remedy() -> None:
+    issue = {"code": "truncated-table", "severity": "data_loss", "count": 1, "first": "line 6"}
+    assert "print the table again" in _message(issue)
+    assert _message(issue | {"code": "number-out-of-range", "first": None}).endswith("dropped)")
+
+
+@pytest.mark.parametrize("size", [4990, 5000, 5001])
+def test_a_truncated_report_of_ncu_is_named(size: int, shared: Path, tmp_path: Path) -> None:
+    whole = shared / "data/ncu/esmm_metrics.csv"
+    cut = tmp_path / "cut.csv"
+    cut.write_bytes(whole.read_bytes()[:size])
+    assert not ta.roofline(whole).input_notes
+    assert [note for note in ta.roofline(cut).input_notes if str(cut) in note]
+    profile = tmp_path / "profile.txt"
+    text = (shared / "data/deepspeed/llava_flops_profiler.txt").read_bytes()
+    profile.write_bytes(text[: 2 * size])
+    assert [note for note in ta.efficiency(profile).input_notes if "truncated" in note]
 
 
 def test_memory_summary() -> None:
@@ -239,6 +275,17 @@ def test_flops_of_a_step_equal_those_of_the_text(name: str, shared: Path) -> Non
     leaves = result.modules.filter(~pl.col("has_children"))
     # MACs of leaves are at most those of the model: functions are counted in it only
     assert 0.5 < leaves["fwd_macs"].sum() / row["fwd_macs"] <= 1.001
+
+
+def test_shares_of_several_profiles_are_means(shared: Path, tmp_path: Path) -> None:
+    profile = shared / "data/deepspeed/llava_flops_profiler.txt"
+    copies = [tmp_path / f"rank{rank}.txt" for rank in range(3)]
+    for copy in copies:
+        shutil.copy(profile, copy)
+    one, three = (ta.efficiency(paths).view().verdict for paths in (profile, copies))
+    heaviest = one.rpartition("forward time: ")[2]
+    assert re.search(r"Linear, 97\.\d+ ms \(26\.1", heaviest)
+    assert heaviest.rstrip(").") in three
 
 
 def test_profile_without_step_times(tmp_path: Path) -> None:

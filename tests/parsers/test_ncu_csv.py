@@ -94,7 +94,7 @@ def test_rules_and_display_names() -> None:
 def test_damaged_rows_are_counted() -> None:
     trace = ta.read(FOLDER / "cut.csv")
     assert trace.metrics.height == 9
-    assert trace.issues["code"].to_list() == ["bad-line"]
+    assert trace.issues["code"].to_list() == ["truncated"]
     assert "ax\ufffdpy" in ta.read(FOLDER / "not_utf8.csv").metrics["kernel"].cast(pl.String)[0]
 
 

@@ -26,6 +26,15 @@ _PRINTED = ("error", "data_loss", "notice")
 #: Issues of a truncated compressed file: of the file, and of its text.
 _DAMAGED, _TRUNCATED = "damaged-file", "truncated"
 
+#: What was lost and what to do, by the issue of printed text.
+_REMEDIES = {
+    "truncated-table": "later rows are missing, print the table again",
+    "truncated-line": "its last number is not used, copy the file again when the job has ended",
+    "number-out-of-range": "not used because no run can have this number, check the line",
+    "bad-row": "not used, check whether the line is mixed with others",
+    "long-line": "not read because it exceeds 64 KiB, remove other output from it",
+}
+
 
 def answer(
     analysis: Callable[..., R],
@@ -102,4 +111,6 @@ def _message(issue: Mapping[str, object]) -> str:
     if issue["code"] == _DAMAGED:  # one file, not one event
         return f"{issue['code']}{place}"
     dropped = "" if issue["severity"] == "notice" else " dropped"
-    return f"{issue['code']}{place} ({issue['count']:,}{dropped})"
+    remedy = _REMEDIES.get(str(issue["code"])) if first.startswith("line ") else None
+    advice = f": {remedy}" if remedy else ""
+    return f"{issue['code']}{place} ({issue['count']:,}{dropped}){advice}"

@@ -34,6 +34,10 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
     Raises:
         UnknownFormat: always.
     """
+    if not is_written_by_summarize(source.path):
+        raise UnknownFormat(
+            source.path, "not a summary of traceanalyzer", hint="run without --input-format summary"
+        )
     raise UnknownFormat(
         source.path,
         "a summary written by traceanalyzer summarize, which has no events",

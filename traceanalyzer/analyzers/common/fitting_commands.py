@@ -49,7 +49,11 @@ _INCIDENTAL = {"trace", "other"}
 
 
 def with_fitting_command(
-    error: MissingData, meta: Meta, analyzer: str, read: Callable[[], Trace] | None
+    error: MissingData,
+    meta: Meta,
+    analyzer: str,
+    read: Callable[[], Trace] | None,
+    folder: str | None = None,
 ) -> MissingData:
     """Return an error with ``this is a memory snapshot: traceanalyzer memory FILE``.
 
@@ -60,6 +64,7 @@ def with_fitting_command(
         meta: metadata of the file.
         analyzer: name of the analyzer.
         read: reads all events of the file; None if that takes long.
+        folder: see :func:`not_for_reports`.
     """
     if meta.format == PRINTED_TEXT:
         return MissingData(f"{meta.path}: {_of_text(meta)}; {_TIMELINE}")
@@ -74,17 +79,23 @@ def with_fitting_command(
         begin, what, names = f"{error}; ", "this is a trace", ("diagnose",)
     if not names or analyzer.startswith(names):
         return error
-    return MissingData(f"{begin}{what}: {_lines(names)}")
+    several = folder if meta.format in _OF_FORMAT else None
+    return MissingData(f"{begin}{what}: {_lines(names, several or 'FILE')}")
 
 
-def not_for_reports(meta: Meta) -> MissingData | None:
-    """Return the error for a file that no analysis of a report uses, with its command."""
+def not_for_reports(meta: Meta, folder: str | None = None) -> MissingData | None:
+    """Return the error for a file that no analysis of a report uses, with its command.
+
+    Args:
+        meta: metadata of the file.
+        folder: folder of all inputs, if there are several: dumps of all ranks are analyzed at once.
+    """
     if meta.format == PRINTED_TEXT:
         return MissingData(f"{meta.path}: {_of_text(meta)}")
     if meta.format not in (FLIGHT_RECORDER, PY_SPY_DUMP, NCU_CSV, NCU_REP):
         return None
     what, names = _OF_FORMAT[meta.format]
-    return MissingData(f"{meta.path}: {what}: {_lines(names)}")
+    return MissingData(f"{meta.path}: {what}: {_lines(names, folder or 'FILE')}")
 
 
 def _of_text(meta: Meta) -> str:
@@ -95,5 +106,5 @@ def _of_text(meta: Meta) -> str:
     return f"this is text without a timeline: {forms}"
 
 
-def _lines(names: Sequence[str]) -> str:
-    return " or ".join(f"traceanalyzer {name.replace('_', '-')} FILE" for name in names)
+def _lines(names: Sequence[str], place: str = "FILE") -> str:
+    return " or ".join(f"traceanalyzer {name.replace('_', '-')} {place}" for name in names)

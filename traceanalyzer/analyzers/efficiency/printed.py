@@ -223,16 +223,21 @@ def _verdict(result: PrintedEfficiency) -> str:
 
 
 def _heaviest(modules: pl.DataFrame) -> str:
-    """Name the leaf class with most forward time."""
+    """Name the leaf class with most forward time: means over profiles, of other ranks or models."""
     leaves = modules.filter(~pl.col("has_children"), pl.col("fwd_latency_ns") > 0)
     if leaves.is_empty():
         return ""
+    keys = ("rank", "path", "profile")
+    n = leaves.select(keys).n_unique()
+    n_shares = leaves.drop_nulls("latency_frac").select(keys).n_unique()
     by_class = leaves.group_by("class").agg(pl.col("fwd_latency_ns", "latency_frac").sum())
     row = by_class.sort("fwd_latency_ns", "class", descending=[True, False]).row(0, named=True)
-    share = "" if row["latency_frac"] is None else f" ({format_frac(row['latency_frac'])})"
+    parts = [format_frac(row["latency_frac"] / n_shares)] if n_shares else []
+    parts += [f"mean of {n} profiles"] if n > 1 else []
+    share = f" ({', '.join(parts)})" if parts else ""
     return (
         f"Modules with the most forward time: {row['class']}, "
-        f"{format_ns(row['fwd_latency_ns'])}{share}."
+        f"{format_ns(round(row['fwd_latency_ns'] / n))}{share}."
     )
 
 

@@ -56,4 +56,4 @@ def info(
     collected = collect(INFO, items, Options(), may_be_empty=len(items) != 1, **reading)
     unread = [(one.path, one.why) for one in collected.skipped]
     result = INFO.combine(collected.parts, Options((*skipped, *foreign, *unread)), ())
-    return with_notes(result, truncated_notes(collected.truncated))
+    return with_notes(result, truncated_notes(collected.truncated, collected.metas))

@@ -243,6 +243,7 @@ _CONTENT_HEADINGS = headings(
 )
 _KIND_HEADINGS = headings("kind, files, events, sum_ns: sum of durations")
 _ISSUE_HEADINGS = headings("severity, code: finding, count, first")
+_UNCOUNTED = "not counted (--quick)"
 _NOTE = "Sums of durations include nested and concurrent events in full."
 
 
@@ -348,6 +349,11 @@ def _tables(result: Info) -> tuple[Table, ...]:
         for frame in (result.files, result.contents, result.issues, result.skipped)
     )
     named = {"file": "file"}
+    # files without counts were read in part
+    uncounted = contents.height > 0 and contents["events"].null_count() == contents.height
+    none = _UNCOUNTED if uncounted else "none"
+    in_contents = known_columns(contents, _CONTENT_HEADINGS)
+    in_contents |= {"events": "events"} if uncounted else {}
     title = f"Files in {folder}" if folder else "Files"
     tables = (
         Table(
@@ -357,9 +363,15 @@ def _tables(result: Info) -> tuple[Table, ...]:
             named | known_columns(files, _FILE_HEADINGS),
             hide_first=("version", "host"),
         ),
-        Table("contents", "Contents", contents, named | known_columns(contents, _CONTENT_HEADINGS)),
-        Table("kinds", "Events by kind", result.kinds, _KIND_HEADINGS),
-        Table("issues", "Issues", issues, named | _ISSUE_HEADINGS),
+        Table(
+            "contents",
+            "Contents",
+            contents,
+            named | in_contents,
+            missing={"events": _UNCOUNTED} if uncounted else {},
+        ),
+        Table("kinds", "Events by kind", result.kinds, _KIND_HEADINGS, empty=none),
+        Table("issues", "Issues", issues, named | _ISSUE_HEADINGS, empty=none),
     )
     unread = Table("skipped", "Skipped files", skipped, named | {"reason": "reason"})
     return (*tables, unread) if skipped.height else tables

@@ -36,14 +36,17 @@ class PrintedOperators(result.Operators):
 
     Attributes:
         listed_frac: share of the host time that the rows of the tables cover; less with a
-            ``row_limit``.
+            ``row_limit``; null if a table has no total.
         cut: number of rows with a shortened name.
         repeated: number of tables that show the same recording again.
+        without_total: number of tables without the total below them, such as truncated ones; their
+            total is the sum of their rows.
     """
 
     listed_frac: float | None = None
     cut: int = 0
     repeated: int = 0
+    without_total: int = 0
 
     def view(self) -> View:
         """Build the view: operators, memory if recorded, ranks if there are several; bars."""
@@ -93,6 +96,7 @@ def combine(rows: pl.DataFrame, options: Options) -> PrintedOperators:
     )
     running = operators.select("name", "kind", "self_host_ns")
     self_ns = listed["self_host_ns"].sum()
+    without_total = sum(not one.has_total for one in tables)
     return PrintedOperators(
         **printed.blank(result.Operators)
         | {
@@ -105,9 +109,10 @@ def combine(rows: pl.DataFrame, options: Options) -> PrintedOperators:
                 "self_host_ns", "name", descending=[True, False], nulls_last=True
             ),
             "ranks": per_rank(tables, [one.numbers() for one in tables]),
-            "listed_frac": self_ns / host_ns if host_ns else None,
+            "listed_frac": self_ns / host_ns if host_ns and not without_total else None,
             "cut": int(operators["is_cut"].sum()),
             "repeated": repeated,
+            "without_total": without_total,
         }
     )
 
@@ -121,6 +126,7 @@ class _Table:
     rows: pl.DataFrame
     host_ns: int
     device_ns: int | None
+    has_total: bool
 
     def numbers(self) -> dict[str, int | None]:
         return {
@@ -172,7 +178,7 @@ def _distinct(
         total = printed_totals.get((path, rank, block), {})
         host_ns = total.get("host_ns")
         whole = int(rows["self_host_ns"].sum()) if host_ns is None else host_ns
-        one = _Table(path, rank, rows, whole, total.get("device_ns"))
+        one = _Table(path, rank, rows, whole, total.get("device_ns"), host_ns is not None)
         same = next((i for i, other in enumerate(chosen) if one.repeats(other)), None)
         if same is None:
             chosen.append(one)
@@ -203,13 +209,19 @@ def _summed(rows: pl.DataFrame, keys: Sequence[str]) -> pl.DataFrame:
 
 def _verdict(answer: PrintedOperators) -> str:
     host = result.most_time(answer.running, "self_host_ns", answer.host_ns or 1)
-    texts = [f"Self CPU time total: {format_ns(answer.host_ns)}; highest self time: {host}."]
+    whole = "of the printed rows" if answer.without_total else "total"
+    rows = format_count(answer.operators.height, "printed row")
+    limited = not (answer.listed_frac and answer.listed_frac >= _ALL_FRAC)
+    among = f" of the {rows}" if limited else ""
+    texts = [
+        f"Self CPU time {whole}: {format_ns(answer.host_ns)}; highest self time{among}: {host}."
+    ]
     if answer.device_ns:
-        rows = answer.operators.sort(
+        by_device = answer.operators.sort(
             "self_device_ns", "name", descending=[True, False], nulls_last=True
         )
-        most = result.most_time(rows, "self_device_ns", answer.device_ns)
-        texts.insert(0, f"Device time total: {format_ns(answer.device_ns)}; most in {most}.")
+        most = result.most_time(by_device, "self_device_ns", answer.device_ns)
+        texts.insert(0, f"Device time total: {format_ns(answer.device_ns)}; most{among} in {most}.")
     return sentences(*texts)
 
 
@@ -225,6 +237,12 @@ def _notes(answer: PrintedOperators) -> tuple[str, ...]:
         notes.append(
             f"The rows cover {format_frac(answer.listed_frac)} of the host time; "
             "table(row_limit=-1) prints all."
+        )
+    if answer.without_total:
+        text = format_count(answer.without_total, "table")
+        notes.append(
+            f"{text} without the total below the rows, so truncated or not printed to its end: "
+            "host times and shares are of the printed rows, not of the whole run."
         )
     if answer.repeated:
         text = format_count(answer.repeated, "table")

@@ -143,6 +143,14 @@ def sections(
         yield layout, b"\n".join(rows), len(rows)
 
 
+def is_short(data: bytes, layout: Layout | None) -> bool:
+    """Whether the last line is a row with fewer cells than the table."""
+    last = data.rpartition(b"\n")[2]
+    if layout is None or not layout.quoted or not last.startswith(b'"'):
+        return False
+    return last.count(b'"') < 2 * layout.width
+
+
 def _is_row(line: bytes, layout: Layout | None) -> bool:
     if layout is None or line.startswith(b"=="):
         return False

@@ -123,6 +123,7 @@ class _Reader:
         frames: the metrics and rules of each chunk.
         rows: number of rows of tables.
         bad: number of rows without a kernel, which are skipped.
+        truncated: whether the last row is incomplete.
     """
 
     def __init__(self, selection: Selection) -> None:
@@ -133,11 +134,21 @@ class _Reader:
         self.messages = lines.Messages()
         self.frames: list[pl.DataFrame] = []
         self.rows = self.bad = 0
+        self.truncated = False
         self._numbers = Numbers()
         self._units: pl.DataFrame | None = None  # of a wide table
 
     def add(self, chunk: bytes) -> None:
         """Read a chunk, which ends with a line."""
+        self.truncated = False
+        before = self.bad + self.messages.bad
+        self._add_chunk(chunk)
+        if not chunk.endswith(b"\n"):  # only the last chunk
+            dropped = self.bad + self.messages.bad > before
+            self.truncated = dropped or lines.is_short(chunk, self.layout)
+            self.bad -= dropped
+
+    def _add_chunk(self, chunk: bytes) -> None:
         rows = lines.regular_rows(chunk, self.layout) if self.layout else 0
         if rows and self._add_rows(chunk, rows):
             return
@@ -242,6 +253,7 @@ class _Reader:
         error, warning = (next(iter(texts), None) for texts in (messages.errors, messages.warnings))
         issues = [
             ("data_loss", "bad-line", self.bad + messages.bad, None),
+            ("data_loss", "truncated", int(self.truncated), "the last row"),
             ("data_loss", "ncu-error", messages.counts["errors"], error),
             ("notice", "ncu-warning", messages.counts["warnings"], warning),
             ("info", "program-output", messages.other, None),

@@ -18,6 +18,8 @@ from traceanalyzer.parsers.tables import as_table
 from traceanalyzer.trace import Device, Meta, Trace
 
 _CONVERT = "convert the original trace again"
+#: A truncated file does not say what it was.
+_AGAIN = f"{_CONVERT}; if it was a summary, write it again with traceanalyzer summarize"
 
 #: Exceptions of pyarrow, polars and the footer decoding on damaged files.
 _BAD_BYTES = (
@@ -73,7 +75,7 @@ def _readable(path: str) -> Iterator[None]:
         yield
     except _BAD_BYTES as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise MalformedInput(path, f"truncated or damaged: {reason}", hint=_CONVERT) from None
+        raise MalformedInput(path, f"truncated or damaged: {reason}", hint=_AGAIN) from None
 
 
 def _open(path: str) -> _File:
