@@ -13,6 +13,7 @@ from wording import raises_wording
 
 import traceanalyzer as ta
 from traceanalyzer.analyzers.roofline.metrics import quantity, tensor_paths
+from traceanalyzer.analyzers.roofline.texts import missing_peaks
 from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.render import html, plot
 
@@ -250,3 +251,20 @@ def test_chart_is_logarithmic_with_roofs_symbols_and_areas() -> None:
     page = html.page(result)
     assert '"logX":true' in page
     assert '"lines":[["' in page
+
+
+def test_work_is_unknown_if_only_a_counter_of_tensor_cores_is_zero(tmp_path: Path) -> None:
+    time = {"gpu__time_duration.sum": (1000, "ns")}
+    tensor = {"sm__ops_path_tensor_src_bf16_dst_fp32.sum": (0, "")}
+    result = ta.roofline(report(tmp_path / "x.csv", {**time, **tensor}, "9.0"))
+    assert result.kernels["work_tflops"].to_list() == [None]
+    assert "work (FLOP)" in result.missing["missing"].to_list()
+    scalar = sass(fadd=0, fmul=0, ffma=0)
+    result = ta.roofline(report(tmp_path / "y.csv", {**time, **tensor, **scalar}, "9.0"))
+    assert result.kernels["work_tflops"].to_list() == [0]
+
+
+def test_only_accepted_precisions_are_suggested() -> None:
+    peaks = pl.DataFrame({"peak_tflops": [None], "peak_gbps": [1.0]})
+    operators = pl.DataFrame({"precision": ["int64", "fp32"]})
+    assert missing_peaks(peaks, operators)["record"].to_list() == ["give --peak fp32=TFLOPS"]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from traceanalyzer.analyzers.common.display import listed, sentences
+from traceanalyzer.analyzers.efficiency.peaks import PRECISIONS
 from traceanalyzer.trace import Meta, record_hint
 from traceanalyzer.units import format_count, format_frac, format_ns
 
@@ -57,7 +58,8 @@ def missing_peaks(peaks: pl.DataFrame, operators: pl.DataFrame) -> pl.DataFrame:
     rows = []
     precisions = operators["precision"].drop_nulls().unique().sort().to_list()
     if peaks["peak_tflops"].count() == 0:
-        give = " ".join(f"--peak {one}=TFLOPS" for one in precisions)
+        accepted = [one for one in precisions if one in PRECISIONS] or ["fp32"]
+        give = " ".join(f"--peak {one}=TFLOPS" for one in accepted)
         rows.append(("peaks of the GPU", f"give {give}"))
     if peaks["peak_gbps"].count() == 0:
         rows.append(("bandwidth of the GPU", "give --bandwidth GBPS"))
@@ -185,7 +187,7 @@ def notes(result: Roofline) -> Iterator[str]:
         lacking = listed(result.missing["missing"].to_list())
         yield f"Not recorded: {lacking}. {RECORD} records all."
     if drawn and kernels["roof_tflops"].count() == 0:
-        yield "Roofs that were not recorded can be given: --peak fp32=19.5 --bandwidth 1555."
+        yield "Roofs that were not recorded can be given: --peak fp32=TFLOPS --bandwidth HBM=GBPS."
 
 
 def _notes_of_operators(result: Roofline) -> Iterator[str]:
