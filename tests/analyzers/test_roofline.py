@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import runpy
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
@@ -16,6 +17,7 @@ from traceanalyzer.analyzers.roofline.metrics import quantity, tensor_paths
 from traceanalyzer.analyzers.roofline.texts import missing_peaks
 from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.render import html, plot
+from traceanalyzer.units import format_frac
 
 FOLDER = ROOT / "fixtures" / "ncu"
 TRACE = ROOT / "fixtures" / "transformer"
@@ -268,3 +270,11 @@ def test_only_accepted_precisions_are_suggested() -> None:
     peaks = pl.DataFrame({"peak_tflops": [None], "peak_gbps": [1.0]})
     operators = pl.DataFrame({"precision": ["int64", "fp32"]})
     assert missing_peaks(peaks, operators)["record"].to_list() == ["give --peak fp32=TFLOPS"]
+
+
+def test_shares_of_the_verdict_have_one_base() -> None:
+    every = ta.roofline(TRACE)
+    halved = every.kernels.with_columns(pl.col("time_frac") / 2)  # half of the kernel time
+    result = replace(every, kernels=halved)
+    known = halved.drop_nulls("bound")["time_frac"].sum()
+    assert f"known bound, {format_frac(known)} of all kernel time" in result.verdict
