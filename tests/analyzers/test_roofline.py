@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import runpy
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
@@ -13,8 +14,10 @@ from wording import raises_wording
 
 import traceanalyzer as ta
 from traceanalyzer.analyzers.roofline.metrics import quantity, tensor_paths
+from traceanalyzer.analyzers.roofline.texts import missing_peaks
 from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.render import html, plot
+from traceanalyzer.units import format_frac
 
 FOLDER = ROOT / "fixtures" / "ncu"
 TRACE = ROOT / "fixtures" / "transformer"
@@ -250,3 +253,28 @@ def test_chart_is_logarithmic_with_roofs_symbols_and_areas() -> None:
     page = html.page(result)
     assert '"logX":true' in page
     assert '"lines":[["' in page
+
+
+def test_work_is_unknown_if_only_a_counter_of_tensor_cores_is_zero(tmp_path: Path) -> None:
+    time = {"gpu__time_duration.sum": (1000, "ns")}
+    tensor = {"sm__ops_path_tensor_src_bf16_dst_fp32.sum": (0, "")}
+    result = ta.roofline(report(tmp_path / "x.csv", {**time, **tensor}, "9.0"))
+    assert result.kernels["work_tflops"].to_list() == [None]
+    assert "work (FLOP)" in result.missing["missing"].to_list()
+    scalar = sass(fadd=0, fmul=0, ffma=0)
+    result = ta.roofline(report(tmp_path / "y.csv", {**time, **tensor, **scalar}, "9.0"))
+    assert result.kernels["work_tflops"].to_list() == [0]
+
+
+def test_only_accepted_precisions_are_suggested() -> None:
+    peaks = pl.DataFrame({"peak_tflops": [None], "peak_gbps": [1.0]})
+    operators = pl.DataFrame({"precision": ["int64", "fp32"]})
+    assert missing_peaks(peaks, operators)["record"].to_list() == ["give --peak fp32=TFLOPS"]
+
+
+def test_shares_of_the_verdict_have_one_base() -> None:
+    every = ta.roofline(TRACE)
+    halved = every.kernels.with_columns(pl.col("time_frac") / 2)  # half of the kernel time
+    result = replace(every, kernels=halved)
+    known = halved.drop_nulls("bound")["time_frac"].sum()
+    assert f"known bound, {format_frac(known)} of all kernel time" in result.verdict

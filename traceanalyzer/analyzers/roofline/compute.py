@@ -239,7 +239,8 @@ def _with_roofs(kernels: pl.DataFrame, roofs: pl.DataFrame) -> pl.DataFrame:
     counted = [name for name in works if not name.removeprefix("work ").startswith(("int", "u"))]
     whole = [*counted] or works
     rows = kernels.with_columns(
-        work=pl.when(pl.any_horizontal(pl.col(n).is_not_null() for n in whole))
+        # A counter of tensor cores that is zero does not say that there was no other work.
+        work=pl.when((pl.sum_horizontal(whole) > 0) | pl.col("work fp32").is_not_null())
         .then(pl.sum_horizontal(whole)),
         precision=_largest(whole),
     )  # fmt: skip

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from traceanalyzer.analyzers.common.display import listed, sentences
+from traceanalyzer.analyzers.efficiency.peaks import PRECISIONS
 from traceanalyzer.trace import Meta, record_hint
 from traceanalyzer.units import format_count, format_frac, format_ns
 
@@ -21,6 +22,8 @@ NOTHING_RECORDED = f"no metric of a roofline and no speed of light were recorded
 #: Use of tensor cores above which their missing operations matter.
 _TENSOR_USED = 0.01
 _NAMED = 3
+#: Share of the kernel time from which on it is all of it.
+_ALL = 0.9995
 #: Characters of a name in a sentence.
 _CHARS = 60
 
@@ -57,7 +60,8 @@ def missing_peaks(peaks: pl.DataFrame, operators: pl.DataFrame) -> pl.DataFrame:
     rows = []
     precisions = operators["precision"].drop_nulls().unique().sort().to_list()
     if peaks["peak_tflops"].count() == 0:
-        give = " ".join(f"--peak {one}=TFLOPS" for one in precisions)
+        accepted = [one for one in precisions if one in PRECISIONS] or ["fp32"]
+        give = " ".join(f"--peak {one}=TFLOPS" for one in accepted)
         rows.append(("peaks of the GPU", f"give {give}"))
     if peaks["peak_gbps"].count() == 0:
         rows.append(("bandwidth of the GPU", "give --bandwidth GBPS"))
@@ -91,7 +95,9 @@ def _size(result: Roofline) -> str:
     rows, drawn = result.kernels.height, result.points["name"].n_unique()
     what = "kernel" if result.source == "ncu" else "operator"
     total = result.time_ns
-    time = f", {format_ns(total)} in total" if total else ""
+    share = result.kernels["time_frac"].sum()
+    of = f", {format_frac(share)} of all kernel time" if share < _ALL else " in total"
+    time = f", {format_ns(total)}{of}" if total else ""
     text = f"{format_count(rows, what)} ({format_count(result.launches, 'launch')}{time})."
     text = text.replace("launchs", "launches")
     if drawn == 0:
@@ -107,12 +113,14 @@ def _longest(result: Roofline) -> str:
     parts = []
     known = result.kernels.filter(pl.col("work_tflops") > 0)
     for row in known.head(_NAMED).iter_rows(named=True):
-        share = f" ({format_frac(row['time_frac'])} of the time)" if row["time_frac"] else ""
+        share = f" ({format_frac(row['time_frac'])} of all kernel time)" if row["time_frac"] else ""
         speed = f"{row['work_tflops']:.4g} TFLOP/s in {row['precision']}"
         roof = f", {format_frac(row['roof_frac'])} of its roof" if row["roof_frac"] else ""
         bound = f", {row['bound']} bound" if row["bound"] else ""
         parts.append(f"{_brief(row['name'])}{share} {speed}{roof}{bound}")
     first = "Longest" if result.time_ns else "Fastest"
+    if known.height < result.kernels.height:
+        first += " with known work"
     return f"{first}: {'; '.join(parts)}." if parts else ""
 
 
@@ -130,7 +138,10 @@ def _bounds(result: Roofline) -> str:
         return f"Bound by: {listed([f'{name} {n}' for name, n in sums.iter_rows()])} kernels."
     shares = rows.group_by("bound").agg(pl.col("time_ns").sum() / total)
     ordered = shares.sort("time_ns", "bound", descending=[True, False]).rows()
-    return f"Time by limit: {listed([f'{name} {format_frac(part)}' for name, part in ordered])}."
+    shown = listed([f"{name} {format_frac(part)}" for name, part in ordered])
+    covered = rows["time_frac"].sum()
+    of = f" (of the time with a known bound, {format_frac(covered)} of all kernel time)"
+    return f"Time by limit{of if covered < _ALL else ''}: {shown}."
 
 
 def _rule(result: Roofline) -> str:
@@ -185,7 +196,7 @@ def notes(result: Roofline) -> Iterator[str]:
         lacking = listed(result.missing["missing"].to_list())
         yield f"Not recorded: {lacking}. {RECORD} records all."
     if drawn and kernels["roof_tflops"].count() == 0:
-        yield "Roofs that were not recorded can be given: --peak fp32=19.5 --bandwidth 1555."
+        yield "Roofs that were not recorded can be given: --peak fp32=TFLOPS --bandwidth HBM=GBPS."
 
 
 def _notes_of_operators(result: Roofline) -> Iterator[str]:
