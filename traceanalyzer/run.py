@@ -339,6 +339,10 @@ def measures_of_all(*, for_rules: bool) -> Measures:
     return _Questions(_asked(names, for_rules=for_rules), for_rules)
 
 
+#: Tables whose rows have no place on a timeline.
+_TIMELESS = ("aggregates", "metrics")
+
+
 @dataclass
 class _Parts(Generic[O, P, R]):
     """The parts of one analyzer; a :class:`Measures`."""
@@ -348,8 +352,15 @@ class _Parts(Generic[O, P, R]):
     collected: Collected[P]
 
     def measure(self, opened: OpenedInputs, one: Opened) -> None:
-        analyzer, options = self.analyzer, self.options
-        if analyzer.printed and one.traces and one.traces[0].aggregates.height:
+        analyzer, options, how = self.analyzer, self.options, opened.how
+        tables = one.traces[0].tables if one.traces else {}
+        text, metrics = (name in tables and tables[name].height for name in _TIMELESS)
+        if (text or metrics) and (how.since_ns, how.until_ns) != (None, None):
+            what = "printed text" if text else "a report of Nsight Compute"
+            why = f"{what} has no timeline, so --since and --until do not apply"
+            opened.fail(one.path, MissingData(f"{one.path}: {why}"))
+            return
+        if analyzer.printed and text:
             self._take_text(opened, one)
             return
         parts, lacking = _measured(analyzer, one, options)
@@ -367,17 +378,14 @@ class _Parts(Generic[O, P, R]):
 
     def _take_text(self, opened: OpenedInputs, one: Opened) -> None:
         """Collect the printed rows of one input that the analyzer can answer from."""
-        how, forms = opened.how, self.analyzer.printed
+        forms = self.analyzer.printed
         path = pl.lit(one.path).alias("path")
         rows = [
             trace.aggregates.filter(pl.col("form").is_in(forms)).with_columns(path)
             for trace in one.traces
         ]
         found = [frame for frame in rows if frame.height]
-        if (how.since_ns, how.until_ns) != (None, None):
-            what = "printed text has no timeline, so --since and --until do not apply"
-            opened.fail(one.path, MissingData(f"{one.path}: {what}"))
-        elif found:
+        if found:
             self.collected.printed.extend(found)
             self.collected.truncated += [one.path] if one.truncated else []
         else:

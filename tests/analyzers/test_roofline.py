@@ -278,3 +278,8 @@ def test_shares_of_the_verdict_have_one_base() -> None:
     result = replace(every, kernels=halved)
     known = halved.drop_nulls("bound")["time_frac"].sum()
     assert f"known bound, {format_frac(known)} of all kernel time" in result.verdict
+
+
+def test_a_time_window_does_not_apply_to_a_report_of_ncu() -> None:
+    with pytest.raises(MissingData, match=r"wide\.csv.*--since"):
+        ta.roofline(ROOT / "fixtures/ncu/wide.csv", since_ns=1)

@@ -95,7 +95,7 @@ def _size(result: Roofline) -> str:
     rows, drawn = result.kernels.height, result.points["name"].n_unique()
     what = "kernel" if result.source == "ncu" else "operator"
     total = result.time_ns
-    share = result.kernels["time_frac"].sum()
+    share = float(result.kernels["time_frac"].sum())
     of = f", {format_frac(share)} of all kernel time" if share < _ALL else " in total"
     time = f", {format_ns(total)}{of}" if total else ""
     text = f"{format_count(rows, what)} ({format_count(result.launches, 'launch')}{time})."
@@ -138,10 +138,10 @@ def _bounds(result: Roofline) -> str:
         return f"Bound by: {listed([f'{name} {n}' for name, n in sums.iter_rows()])} kernels."
     shares = rows.group_by("bound").agg(pl.col("time_ns").sum() / total)
     ordered = shares.sort("time_ns", "bound", descending=[True, False]).rows()
-    shown = listed([f"{name} {format_frac(part)}" for name, part in ordered])
-    covered = rows["time_frac"].sum()
+    parts = listed([f"{name} {format_frac(part)}" for name, part in ordered])
+    covered = float(rows["time_frac"].sum())
     of = f" (of the time with a known bound, {format_frac(covered)} of all kernel time)"
-    return f"Time by limit{of if covered < _ALL else ''}: {shown}."
+    return f"Time by limit{of if covered < _ALL else ''}: {parts}."
 
 
 def _rule(result: Roofline) -> str:
