@@ -1,7 +1,8 @@
 """Ten questions about the fixtures, with the calls of tools that answer them (``make agents``).
 
 No model is needed: each call is executed as ``traceanalyzer mcp`` executes it, and the answer is
-compared with the fault that the script of the fixture builds in (``fixtures/README.md``). To
+compared with the fault that the script of the fixture builds in (``fixtures/README.md``), or, for
+three questions (SQL, the place of a hang, a leak), with the answer of the day it was written. To
 evaluate a model, give it the questions and compare its answers with ``expected``.
 """
 
