@@ -63,12 +63,17 @@ def kineto(folder: Path) -> Path:
 
 
 def shapes(folder: Path) -> Path:
-    """Write operators with shapes; names of ranges, kernels and the GPU are hostile."""
+    """Write operators with shapes; names of ranges, modules, kernels and the GPU are hostile."""
     path = folder / f"=shapes{FILE_POISON}.json"
     document = json.loads(gzip.decompress((FIXTURES / "transformer/rank0.json.gz").read_bytes()))
     for event in document["traceEvents"]:
         if event.get("cat") in ("kernel", "user_annotation"):
             event["name"] += POISON
+    document["traceEvents"] += [
+        {**event, "cat": "python_function", "name": f"nn.Module: Block{POISON}_0"}
+        for event in document["traceEvents"]
+        if event.get("cat") == "user_annotation"
+    ]
     for device in document["deviceProperties"]:
         device["name"] += POISON
     path.write_text(json.dumps(document))

@@ -305,7 +305,8 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 def test_pages_run_no_script_of_a_name(browser, tmp_path, capfd):
     """Each page is opened: no dialog, no script and no image but ours, nothing to complain of."""
     for command in ANSWERING:
-        suited = {"hang": ("dumps",), "efficiency": ("shapes",), "roofline": ("shapes",)}
+        suited = dict.fromkeys(("efficiency", "modules", "roofline"), ("shapes",))
+        suited["hang"] = ("dumps",)
         given = suited.get(command, ("kineto", "memory"))
         given = ("stacks", "memory", "kineto") if command in _OF_STACKS else given
         out = tmp_path / f"{command}.html"
