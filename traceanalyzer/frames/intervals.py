@@ -211,7 +211,7 @@ def overlap_with(rows: pl.DataFrame, windows: pl.DataFrame, by: Sequence[str] = 
         ``rows`` with a column ``overlap``: the measure of the row's intersection with the union of
         the windows, null if the row is not an interval. Rows may overlap each other.
     """
-    return rows.with_columns(overlap=overlaps(rows, [windows], by)[0])
+    return rows.hstack(overlaps(rows, [windows], by))
 
 
 def overlaps(

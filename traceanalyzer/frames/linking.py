@@ -215,4 +215,4 @@ def _with_rows(frame: pl.DataFrame, name: str, at: Ints, rows: Ints) -> pl.DataF
     column[at] = rows
     valid = np.zeros(frame.height, np.bool_)
     valid[at] = True
-    return frame.with_columns(intervals.nullable(name, column, valid))
+    return frame.hstack([intervals.nullable(name, column, valid)])

@@ -100,14 +100,15 @@ def _only_group(by: Sequence[str], frames: Sequence[pl.DataFrame]) -> pl.DataFra
     """Return the group if all rows are of one group of integers, texts or nulls; else None."""
     filled = [frame for frame in frames if frame.height]
     for name in by:
-        columns = [frame[name] for frame in filled]
+        columns = [frame.get_column(name) for frame in filled]
         if not all(column.dtype.is_integer() or column.dtype == pl.String for column in columns):
             return None
         nulls = {column.null_count() / column.len() for column in columns}
         ends = {end for column in columns for end in (column.min(), column.max())}
         if len(nulls) > 1 or not nulls <= {0, 1} or len(ends) > 1:
             return None
-    return (filled or frames)[0][list(by)].head(1)
+    first = (filled or frames)[0]
+    return pl.DataFrame([first.get_column(name).head(1) for name in by])
 
 
 def _codes(column: pl.Series, table: int) -> tuple[Numbers, int]:
