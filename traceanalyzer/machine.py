@@ -41,7 +41,8 @@ def threads() -> int:
 def executor(number: int) -> Executor:
     """Return an executor of up to so many threads; none are started if :func:`threads` is 1.
 
-    Tasks may then wait for polars' only thread, see :func:`traceanalyzer.workers.serve`.
+    In a worker the caller is polars' only thread (:func:`traceanalyzer.workers.serve`): threads
+    that use polars would wait for it while it waits for them.
     """
     return _Immediate() if threads() == 1 else ThreadPoolExecutor(number)
 

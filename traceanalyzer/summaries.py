@@ -132,7 +132,9 @@ def readable(path: str) -> Iterator[None]:
         yield
     except _BAD_BYTES as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
-        raise MalformedInput(path, f"truncated or damaged: {reason}", hint=AGAIN) from None
+        raise MalformedInput(
+            path, f"truncated or damaged: {reason.rstrip('.')}", hint=AGAIN
+        ) from None
 
 
 # --- write -----------------------------------------------------------------------------------

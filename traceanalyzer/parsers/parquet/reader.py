@@ -75,7 +75,9 @@ def _readable(path: str) -> Iterator[None]:
         yield
     except _BAD_BYTES as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise MalformedInput(path, f"truncated or damaged: {reason}", hint=_AGAIN) from None
+        raise MalformedInput(
+            path, f"truncated or damaged: {reason.rstrip('.')}", hint=_AGAIN
+        ) from None
 
 
 def _open(path: str) -> _File:
