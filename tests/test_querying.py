@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import builtins
+import csv
+import io
 import json
 
 import polars as pl
@@ -276,6 +278,27 @@ def test_command_writes_every_format(form, tmp_path):
     assert out.stat().st_size
     if form == "json":
         assert len(json.loads(out.read_text())["rows"]) == 3
+
+
+ODD_NAMES = [
+    'select name, kind as "NAME", rank as "Name" from events',
+    """select name as "=cmd|x", kind as "'=cmd|x" from events""",
+    'select name as "x_bytes", kind as "x_ns", name is null as "x_frac" from events',
+    'select 1/0 as "x_ns", -1/0 as "y_ns", 0/0 as "x_bytes", -5 as "y_bytes" from events',
+]
+
+
+@pytest.mark.parametrize("form", ["table", "md", "csv", "json", "sqlite", "html"])
+@pytest.mark.parametrize("sql", ODD_NAMES)
+def test_any_name_and_value_can_be_written(sql, form, tmp_path, capfd):
+    """Names in another case, formulas as names, texts and infinity with the name of a time."""
+    path = tmp_path / "rows"
+    assert status(["query", str(RANK0), f"{sql} limit 2", "--to", form, "-qo", str(path)]) == 0
+    assert capfd.readouterr().err == ""
+    if form == "csv":
+        head, *lines = csv.reader(io.StringIO(path.read_text(encoding="utf-8"), newline=""))
+        assert len(lines) == 2
+        assert not any(name.startswith("=") for name in head)
 
 
 def test_command_refuses_in_one_line(capfd):

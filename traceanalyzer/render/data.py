@@ -37,7 +37,10 @@ def to_csv(result: Result, *, table: str | None = None, top: int | None = None) 
     """
     frame = result.to_polars(table)
     rows = frame if top is None else frame.head(top)
-    return pl.DataFrame([_csv_column(rows[name]) for name in rows.columns]).write_csv()
+    # queries name their columns
+    head = pl.DataFrame([_csv_column(pl.Series(name, [name])) for name in rows.columns])
+    plain = pl.DataFrame([_csv_column(rows[name]) for name in rows.columns])
+    return head.write_csv(include_header=False) + plain.write_csv(include_header=False)
 
 
 def _csv_column(values: pl.Series) -> pl.Series:
@@ -114,7 +117,14 @@ def _about(database: sqlite_utils.Database, result: Result) -> None:
 def _insert(database: sqlite_utils.Database, name: str, frame: pl.DataFrame) -> None:
     if not frame.width:
         return
-    database.table(name).create({column: _type(dtype) for column, dtype in frame.schema.items()})
+    types: dict[str, type] = {}
+    used = set[str]()
+    for column, dtype in frame.schema.items():
+        while column.lower() in used:  # SQLite ignores the case, a query does not
+            column += "_"  # noqa: PLW2901
+        used.add(column.lower())
+        types[column] = _type(dtype)
+    database.table(name).create(types)
     places = ", ".join("?" * frame.width)
     columns = ([_value(value) for value in column.to_list()] for column in frame)
     # table names come from the analyses, not from input files

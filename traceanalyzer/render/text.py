@@ -210,7 +210,7 @@ def cells(
     own unit, as one column may range from 4 B to 4 GiB.
     """
     if column.endswith("_bytes"):
-        return Scale(), [missing if value is None else format_bytes(value) for value in values]
+        return Scale(), [missing if value is None else _size(value) for value in values]
     scaled = values if comparable is None else comparable
     numbers = _numbers(scaled)
     middle = _middle(numbers)
@@ -245,6 +245,11 @@ def _decimals(scale: Scale, middle: float) -> int:
     return min(max(4 - digits_before_point, 0), 3)
 
 
+def _size(value: Any) -> str:
+    """Return a size as text; a query may give the name of a size to a column of texts."""
+    return format_bytes(value) if isinstance(value, (int, float)) else _cell(value, Scale(), "")
+
+
 def _cell(value: Any, scale: Scale, form: str) -> str:
     if value is None:
         return ""
@@ -253,6 +258,8 @@ def _cell(value: Any, scale: Scale, form: str) -> str:
     if isinstance(value, (int, float)):
         # integers stay exact above 2**53
         exact = form.endswith("d")
+        if exact and not math.isfinite(value):
+            return str(value)
         return format(round(value) if exact else value / scale.factor, form)
     if isinstance(value, (list, tuple)):
         return ", ".join(_cell(item, scale, form) for item in value)
