@@ -121,7 +121,7 @@ def _insert(database: sqlite_utils.Database, name: str, frame: pl.DataFrame) -> 
     used = set[str]()
     for column, dtype in frame.schema.items():
         while column.lower() in used:  # SQLite ignores the case, a query does not
-            column += "_"  # noqa: PLW2901
+            column += "_"
         used.add(column.lower())
         types[column] = _type(dtype)
     database.table(name).create(types)
