@@ -225,6 +225,18 @@ def test_a_column_of_another_type(tmp_path: Path) -> None:
         read(tmp_path / "a.parquet")
 
 
+def test_rows_that_take_no_bytes_are_refused(tmp_path: Path) -> None:
+    """1 MB could become gigabytes of equal rows."""
+    metadata = {schema.PARQUET_VERSION: str(schema.VERSION), schema.PARQUET_TABLES: "{}"}
+    metadata[schema.PARQUET_SOURCES] = '[{"path":"a","format":"b","devices":[]}]'
+    rows = pa.table({"ts": pa.repeat(pa.scalar(7), 1 << 21)}).replace_schema_metadata(metadata)
+    path = tmp_path / "equal_rows.parquet"
+    pq.write_table(rows, path)
+    assert path.stat().st_size < 1 << 18
+    with pytest.raises(MalformedInput, match="too many"):
+        read(path)
+
+
 @pytest.mark.parametrize("kept", [4, 8, 100, -1, -8, -100])
 def test_truncated_file(tmp_path: Path, kept: int) -> None:
     data = write(example(), tmp_path / "a.parquet").read_bytes()

@@ -68,6 +68,10 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
     return trace
 
 
+#: Rows take several bytes each; equal rows may take none, and gigabytes of memory.
+_LEAST_ROWS, _ROWS_PER_BYTE = 1 << 20, 4
+
+
 @contextmanager
 def _readable(path: str) -> Iterator[None]:
     """Turn the libraries' exceptions on damaged files into MalformedInput."""
@@ -108,6 +112,8 @@ def _open(path: str) -> _File:
 def _parquet(data: pa.Buffer, table: str) -> pq.ParquetFile:
     reader = pa.BufferReader(data)
     metadata = pq.read_metadata(reader)
+    if metadata.num_rows > _LEAST_ROWS + _ROWS_PER_BYTE * data.size:
+        raise ValueError(f"{metadata.num_rows:,} rows are too many for {data.size:,} bytes")
     texts = [
         c.name
         for c in schema.TABLES[table]
