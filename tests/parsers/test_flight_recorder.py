@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import pickle
 import random
@@ -177,6 +178,23 @@ def test_hostile_pickles_are_refused(tmp_path: Path, data: bytes) -> None:
 def _written(path: Path, *entries: dict[str, Any]) -> Path:
     path.write_bytes(pickle.dumps({"pg_config": {}, "entries": list(entries)}, protocol=2))
     return path
+
+
+def test_json_of_too_many_values_is_refused(tmp_path: Path) -> None:
+    """40 KB of gzip could become 10 GB of Python objects."""
+    dump = next((FOLDER / "gloo_json").glob("*_0.json")).read_bytes().rstrip().removesuffix(b"}")
+    for name, start, more, end in (
+        ("values_rank_0.json.gz", dump + b',"x":[0', b",[]" * (1 << 20), b"]}"),
+        ("threads_rank_0.json.gz", b'[{"pid":1,"thread_id":1}', b",{}" * (1 << 20), b"]"),
+    ):
+        path = tmp_path / name
+        with gzip.open(path, "wb", compresslevel=1) as file:
+            file.write(start)
+            for _ in range(10):
+                file.write(more)
+            file.write(end)
+        with pytest.raises(MalformedInput, match=r"more .* than any"):
+            ta.read(path)
 
 
 def test_a_list_in_itself_is_refused(tmp_path: Path) -> None:

@@ -25,6 +25,8 @@ from traceanalyzer.parsers.source import Source
 
 #: Larger files are not dumps: 2,000 entries take about 1 MB.
 MOST_BYTES = 1 << 30
+#: A value of JSON takes about 100 bytes of memory, but may be 3 bytes of text.
+_MOST_VALUES = 1 << 24
 _BLOCK = 1 << 20
 _HINT = "pass the files that the Flight Recorder wrote, one per rank"
 #: Problems whose text speaks of memory snapshots.
@@ -159,6 +161,10 @@ def _kind(value: object) -> str:
 
 def _read_json(source: Source, blocks: Iterator[bytes]) -> Content:
     data = b"".join(blocks)
+    if sum(map(data.count, (b",", b"[", b"{"))) > _MOST_VALUES:
+        raise MalformedInput(
+            source.path, "more values than any Flight Recorder dump has", hint=_HINT
+        )
     try:
         root = orjson.loads(data.removeprefix(b"\xef\xbb\xbf"))
     except orjson.JSONDecodeError as error:

@@ -26,6 +26,8 @@ _FRAME = re.compile(r" {4}(\S.*?) \((.+?)(?::(\d{1,9}))?\)")
 _RANK = re.compile(r"(?:^|\s)--?(?:global[-_])?rank[= ](\d{1,7})(?=\s|$)")
 #: A dump has one stack per thread; larger files are not dumps.
 _MOST_BYTES = 1 << 26
+#: Threads and frames in JSON; each takes some hundred bytes of memory.
+_MOST_OBJECTS = 1 << 21
 _MOST_LINES = 1 << 31
 
 
@@ -100,6 +102,8 @@ def _line(text: str | None) -> int | None:
 
 
 def _from_json(source: Source, data: bytes) -> tuple[str, list[_Thread], int]:
+    if data.count(b"{") > _MOST_OBJECTS:
+        raise MalformedInput(source.path, "more threads and frames than any output of py-spy dump")
     try:
         rows = orjson.loads(data)
     except orjson.JSONDecodeError as error:
