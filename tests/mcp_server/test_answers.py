@@ -143,6 +143,12 @@ def test_roots_are_whole_folders(tmp_path: Path) -> None:
     assert both.resolve("../run2/a.json") == str(tmp_path / "run2" / "a.json")
 
 
+@pytest.mark.parametrize("path", ["a\0b", "\ud800"])
+def test_paths_that_no_file_can_have_are_refused(path: str, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="must not contain"):
+        Roots([str(tmp_path)]).resolve(path)
+
+
 def test_linked_root_is_its_target(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "a.json").write_text("{}")

@@ -37,6 +37,10 @@ class Roots:
         """
         if "\0" in path:
             raise OptionError("a path must not contain a null character")
+        try:
+            os.fsencode(path)
+        except UnicodeEncodeError:
+            raise OptionError("a path must not contain half of a character (surrogate)") from None
         reals = [os.path.realpath(os.path.join(root, path)) for root in self.folders]  # noqa: PTH118
         inside = [real for real in reals if self.contains(real)]
         if not inside:
