@@ -197,7 +197,7 @@ def measure_for_rules(trace: Trace, options: Options) -> Part:
 
 def _merged(part: Part, trace: Trace, options: Options) -> Part:
     """Merge short lost intervals; times in steps and from one collective to the next remain."""
-    if part.lost is None or part.lost.height <= losing.MANY:
+    if part.lost is None or part.on_host or part.lost.height <= losing.MANY:
         return part
     work = device_work.device_work(trace, options.comm_patterns)
     starts = work.filter(pl.col("work_kind") == COMMUNICATION).select("device", ts="start")
