@@ -110,7 +110,9 @@ def allocations(export: tables.Export) -> pl.DataFrame:
 
 def gpu_faults(export: tables.Export) -> pl.DataFrame:
     """Return one row per group of GPU page faults of managed memory, with its handling time."""
-    rows = export.database.read(tables.GPU_FAULTS, integers=_PLACE, windows=export.selection.windows)
+    rows = export.database.read(
+        tables.GPU_FAULTS, integers=_PLACE, windows=export.selection.windows
+    )
     return rows.select(
         *tables.span(),
         tables.pid("globalPid"),
