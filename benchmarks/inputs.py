@@ -154,8 +154,8 @@ def _copies(target: Path, trace: Path, ranks: int) -> None:
     for rank in range(ranks):
         with trace.open("rb") as source, (target / f"rank{rank}.json").open("wb") as copied:
             head = source.read(1 << 12)
-            own = f'"rank": {rank}, "world_size": {ranks}'.encode()
-            copied.write(head.replace(b'"rank": 0, "world_size": 8', own))
+            named = f'"rank": {rank}, "world_size": {ranks}'.encode()
+            copied.write(head.replace(b'"rank": 0, "world_size": 8', named))
             shutil.copyfileobj(source, copied, _BLOCK)
 
 

@@ -164,7 +164,7 @@ def _is_communication(names: pl.Series) -> pl.Expr:
     distinct = names.drop_nulls().unique().cast(pl.String)
     kernels = distinct.filter(distinct.str.contains(vocabulary.COMMUNICATION_PATTERN))
     on_host = [n for n in distinct if n.startswith(vocabulary.HOST_COLLECTIVE_PREFIXES)]
-    name = pl.col("name").cast(pl.String)
+    name = pl.col("name")
     kernel = (pl.col("kind") == "kernel") & name.is_in(kernels.to_list())
     return kernel | (pl.col("device").is_null() & name.is_in(on_host))
 
