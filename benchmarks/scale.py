@@ -134,7 +134,7 @@ def measured(planned: Iterator[Case], only: str = "") -> Iterator[Sequence[str]]
 
 
 def _row(case: Case, done: Run, limit: float | None) -> Sequence[str]:
-    name = f"`{case.task}`" if case.task.islower() else case.task
+    name = case.task if " " in case.task else f"`{case.task}`"
     if done.error or done.peak_rss is None:
         return name, case.trace, f"failed: {done.error}".replace("|", "\\|"), "", "", "", ""
     peak = done.peak_rss / 1e6
