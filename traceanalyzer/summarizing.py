@@ -31,7 +31,8 @@ from traceanalyzer.errors import (
     TraceAnalyzerError,
     UnreadableFile,
 )
-from traceanalyzer.inputs import DependsOnOthersError, How, OpenedInputs, read_needed
+from traceanalyzer.examining import measures_of_all
+from traceanalyzer.inputs import DependsOnOthersError, How, OpenedInputs, State, read_needed
 from traceanalyzer.parsers.contract import Selection
 from traceanalyzer.reading import (
     InputList,
@@ -43,9 +44,9 @@ from traceanalyzer.reading import (
     is_summary,
     read,
 )
-from traceanalyzer.run import Reader, measures_of_all, measures_of_one
+from traceanalyzer.run import Reader, measures_of_one
 from traceanalyzer.summaries import LAYOUT, Header, Summary, Writer
-from traceanalyzer.summarized import CONTEXT, Issues, State, context_path
+from traceanalyzer.summarized import CONTEXT, Issues, context_path
 from traceanalyzer.trace import Trace
 from traceanalyzer.units import format_count
 from traceanalyzer.version import VERSION
@@ -485,7 +486,7 @@ def _write_contexts(tasks: Sequence[_Task], *, force: bool) -> list[str]:
 
 def _parts_of(measures: Any, summaries: Sequence[str]) -> list[Any]:
     """Return the parts of ``comm_outliers`` in the summaries."""
-    from traceanalyzer.inputs import measure_all
+    from traceanalyzer.measuring import measure_all
 
     opened = OpenedInputs(summaries, None, How())
     measure_all(opened, measures)

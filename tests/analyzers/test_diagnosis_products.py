@@ -12,7 +12,7 @@ from diagnosing import measurements
 import traceanalyzer as ta
 from traceanalyzer.analyzers.diagnosis.judge import RULES
 from traceanalyzer.analyzers.diagnosis.rule import Measured
-from traceanalyzer.run import examine
+from traceanalyzer.examining import examine
 from traceanalyzer.schema import ON_REQUEST
 
 ROOT = Path(__file__).parents[2]
