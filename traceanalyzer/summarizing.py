@@ -21,6 +21,7 @@ from traceanalyzer import schema
 from traceanalyzer.analyzers import registry
 from traceanalyzer.analyzers.base import Needs, Skipped
 from traceanalyzer.analyzers.common.launching import Beginning, read_launched_before
+from traceanalyzer.analyzers.efficiency.calls import INPUTS
 from traceanalyzer.errors import (
     InputError,
     MalformedInput,
@@ -266,7 +267,7 @@ def _section(
     needs = None if analyzer is None else analyzer.needs(measures.options)
     unused = ("flows",) if measures.section == "diagnose" else ()
     split = analyzer is None or analyzer.split_ranks
-    how = How(read=reading, unused=unused)
+    how = How(read=reading, unused=unused, columns=() if analyzer else INPUTS)
     whole = OpenedInputs(InputList(task.paths), needs, how, split=split)
     whole.every_file |= analyzer is not None and analyzer.every_file
     opened, result = whole.of([task.path]), measures.empty()
@@ -336,17 +337,19 @@ class _ReadOnce:
         **what: Any,
     ) -> Trace:
         """Return the selected events of the file; see :func:`traceanalyzer.reading.read`."""
-        if columns:
+        if not set(columns) <= set(INPUTS):
             return read(path, kinds=kinds, names=names, columns=columns, windows=windows, **what)
         if self._error:
             raise self._error
         try:
-            whole = self.trace = self.trace or read(path)
+            whole = self.trace = self.trace or read(path, columns=INPUTS)
         except InputError as error:
             self._error = error
             raise
         self.issues = [(whole.sources, whole.issues)]
         selection = Selection(None if kinds is None else frozenset(kinds), tuple(names))
+        unused = set(INPUTS) - set(columns)
+        whole = replace(whole, events=whole.events.drop(unused, strict=False))
         return _selected(whole, selection, windows)
 
 

@@ -9,6 +9,7 @@ from traceanalyzer.parsers import (
     collapsed,
     flight_recorder,
     foreign,
+    itwinai,
     memory_snapshot,
     ncu_csv,
     ncu_rep,
@@ -48,6 +49,7 @@ _BUILT_IN = (
     ncu_csv.FORMAT,
     ncu_rep.FORMAT,
     printed_text.FORMAT,
+    itwinai.FORMAT,
     collapsed.FORMAT,
     nsys_sqlite.REPORT,
 )
