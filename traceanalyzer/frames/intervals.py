@@ -20,6 +20,7 @@ from traceanalyzer.frames.numbering import group_numbers
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
+_Bits = npt.NDArray[np.int32]
 
 #: Rows per batch.
 _AT_ONCE = 1 << 16
@@ -358,7 +359,7 @@ def _between(runs: Spans, groups: Ints, lowest: Ints, highest: Ints) -> Spans:
     return Spans(group[free], end[free], start[free + 1])
 
 
-def _edges(unions: Sequence[Spans]) -> tuple[Ints, Ints, Ints]:
+def _edges(unions: Sequence[Spans]) -> tuple[Ints, Ints, _Bits]:
     """Return every (group, time) at which a span starts or ends, and the unions open from then on.
 
     At most one span of a union is open at a time, so one bit per union is enough: every span adds

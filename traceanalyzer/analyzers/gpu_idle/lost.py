@@ -12,6 +12,8 @@ from traceanalyzer.frames.intervals import Ints, Spans
 
 #: Number of rows of a rank from which :func:`merged` merges short ones.
 MANY = 100_000
+#: How the length of short ones grows while there are still more rows.
+_LONGER = 4
 
 
 def lost(pieces: Sequence[pl.DataFrame], late_launches: pl.DataFrame) -> pl.DataFrame:
@@ -45,7 +47,7 @@ def labelled(frames: Sequence[pl.DataFrame], causes: pl.Series) -> pl.DataFrame:
 
 
 def merged(rows: pl.DataFrame, marks: pl.DataFrame, limit_ns: int) -> pl.DataFrame:
-    """Merge short intervals if there are more than :data:`MANY`, most of them between kernels.
+    """Merge short intervals if there are more than :data:`MANY`, and longer ones while there are.
 
     The short intervals of one cause from one long interval or mark to the next become one row with
     their summed length; the rows of several causes follow each other from the first start. So the
@@ -55,13 +57,20 @@ def merged(rows: pl.DataFrame, marks: pl.DataFrame, limit_ns: int) -> pl.DataFra
     Args:
         rows: unit, start, end, cause, disjoint and sorted; see :func:`lost`.
         marks: unit, ts: times between which the time of each cause must be right.
-        limit_ns: intervals shorter than this are short.
+        limit_ns: intervals shorter than this are short at first.
 
     Returns:
         unit, start, end, cause; sorted.
     """
-    if rows.height <= MANY:
-        return rows
+    longest = rows.select((pl.col("end") - pl.col("start")).max().fill_null(0)).item()
+    while rows.height > MANY and limit_ns <= _LONGER * longest:
+        rows = _without_short(rows, marks, limit_ns)
+        limit_ns *= _LONGER
+    return rows
+
+
+def _without_short(rows: pl.DataFrame, marks: pl.DataFrame, limit_ns: int) -> pl.DataFrame:
+    """Merge the intervals that are shorter than a limit."""
     unit, start, end = (rows[name].to_numpy() for name in ("unit", "start", "end"))
     cause = rows["cause"].to_physical().to_numpy()
     length = end - start
