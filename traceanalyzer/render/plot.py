@@ -20,7 +20,7 @@ from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from traceanalyzer.drawings import Chart, Lanes, Occupancy
-from traceanalyzer.errors import MissingData, OptionError
+from traceanalyzer.errors import OptionError
 from traceanalyzer.render.marks import (
     MAX_PANELS,
     MUTED,
@@ -92,8 +92,7 @@ def figure(result: Result, chart: str | None = None) -> Figure:
     """Return a figure of one drawing, or of all: timelines, largest occupancies, charts.
 
     Raises:
-        MissingData: there is nothing to draw.
-        OptionError: no drawing has that name.
+        OptionError: there is nothing to draw, or no drawing of that name.
     """
     return _drawn(result, chart, Figure)[0]
 
@@ -191,8 +190,7 @@ def _chosen(result: Result, name: str | None) -> tuple[list[Lanes], list[Occupan
     """Return the drawings of this name, or timelines, the largest occupancies and all charts.
 
     Raises:
-        MissingData: there is nothing to draw.
-        OptionError: no drawing has that name.
+        OptionError: there is nothing to draw, or no drawing of that name.
     """
     timelines = [one for one in result.timelines if name in (None, one.name)]
     filled = [one for one in result.occupancies if name in (None, one.name)]
@@ -201,11 +199,6 @@ def _chosen(result: Result, name: str | None) -> tuple[list[Lanes], list[Occupan
         filled = [one for one in filled if any(one is kept for kept in fullest)]
     charts = [one for one in result.charts if name in (None, one.name)]
     if not (timelines or filled or charts):
-        if name is None and not result.flames:
-            raise MissingData(
-                f"{result.title} Nothing to plot: the data for a chart was not recorded; the notes "
-                "of the result name what to record"
-            )
         raise OptionError(_nothing(result, name))
     return timelines, filled, charts
 
