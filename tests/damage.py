@@ -51,6 +51,7 @@ SPEEDSCOPE = _files("py_spy/*.speedscope.json") + _files("malformed_stacks/*.jso
 SNAPSHOTS = _files("memory/*.pickle")
 NSYS = _files("nsys/*.sqlite", 1 << 30)
 PRINTED = _files("printed_text/*") + _files("malformed_text/*", 20_000)
+INSPECTOR = _files("nccl_inspector/*/*")
 ROCPD = _files("rocpd/[!t]*") + _files("rocpd/training.*")
 
 
@@ -117,6 +118,17 @@ def changed_lines(chance: Random, data: bytes) -> bytes:
                 lines[at:at] = lines[at : at + 1] * 2
             case _:
                 lines[at] = lines[at][: chance.randrange(len(lines[at]) + 1)]
+    return b"\n".join(lines)
+
+
+def changed_json_lines(chance: Random, data: bytes) -> bytes:
+    """Change the values of some lines of JSON, and remove and duplicate lines."""
+    lines = data.splitlines()[: chance.choice((1, 3, 30))]
+    for _ in range(chance.choice((1, 2, 5))):
+        at = chance.randrange(len(lines))
+        lines[at] = changed_json(chance, lines[at])
+        if chance.random() < 0.3:
+            lines[at:at] = lines[at : at + 1] * chance.choice((1, 2))
     return b"\n".join(lines)
 
 
@@ -203,6 +215,7 @@ _STRUCTURE = {
     "chrome-trace": (CHROME, changed_json),
     "collapsed": (COLLAPSED, changed_lines),
     "speedscope": (SPEEDSCOPE, changed_json),
+    "nccl-inspector": (INSPECTOR, changed_json_lines),
     "printed-text": (PRINTED, changed_lines),
     "memory-snapshot": (SNAPSHOTS, changed_opcodes),
     "nsys-sqlite": (NSYS, changed_rows),
