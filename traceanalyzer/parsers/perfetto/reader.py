@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import zlib
 from collections import deque
-from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
