@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
@@ -21,7 +22,7 @@ from traceanalyzer.parsers.chrome_trace.piece import process
 from traceanalyzer.parsers.contract import Progress, Selection
 from traceanalyzer.parsers.perfetto import clocks, stages, state, tracks, wire
 from traceanalyzer.parsers.perfetto.slices import BEGIN, END, pair
-from traceanalyzer.parsers.perfetto.wire import INSTANT, NULL, Ints
+from traceanalyzer.parsers.perfetto.wire import INSTANT, NULL, Field, Ints
 from traceanalyzer.parsers.source import Source
 from traceanalyzer.trace import Trace, sort_events
 
@@ -99,22 +100,30 @@ def _content(
         issues.note("truncated", end)
     parts, done = [], 0
     room = max(_SMALL, _RATIO * source.size)
-    for row in np.flatnonzero(packets["kind"] & wire.IS_STATE).tolist():
-        at, length = int(packets["at"][row]), int(packets["length"][row])
-        for one in wire.whole_fields(data, at, at + length):
-            if one.number == _COMPRESSED and one.type == wire.DELIMITED:
-                parts.append(data[done : _begin(data, at)])
-                unpacked = _inflated(data[one.at : one.at + one.value], room, issues, at)
-                room -= len(unpacked)
-                parts.append(memoryview(unpacked))
-                done = at + length
+    for at, length, one in _compressed(data, packets):
+        parts.append(data[done : _begin(data, at)])
+        unpacked = _inflated(data[one.at : one.at + one.value], room, issues, at)
+        room -= len(unpacked)
+        parts.append(memoryview(unpacked))
+        done = at + length
     if parts:
         data = memoryview(b"".join([*parts, data[done:end]]))
         packets, _ = wire.packets(data)
+        for _ in _compressed(data, packets):  # within each other: Perfetto writes none
+            issues.note("bad-packet", -1)
     bad = int(((packets["kind"] & wire.IS_BAD) > 0).sum())
     if bad:
         issues.note("bad-packet", -1, bad)
     return data, packets
+
+
+def _compressed(data: memoryview, packets: Columns) -> Iterator[tuple[int, int, Field]]:
+    """Yield place and length of the packets with compressed ones, and that field."""
+    for row in np.flatnonzero(packets["kind"] & wire.IS_STATE).tolist():
+        at, length = int(packets["at"][row]), int(packets["length"][row])
+        for one in wire.whole_fields(data, at, at + length):
+            if one.number == _COMPRESSED and one.type == wire.DELIMITED:
+                yield at, length, one
 
 
 def _begin(data: memoryview, at: int) -> int:
