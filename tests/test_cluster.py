@@ -38,7 +38,7 @@ def client() -> Iterator[Any]:
 @pytest.fixture
 def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a folder of 8 ranks, each a task of its own."""
-    monkeypatch.setattr("traceanalyzer.inputs._SMALL_BYTES", 0)
+    monkeypatch.setattr("traceanalyzer.measuring._SMALL_BYTES", 0)
     return Path(shutil.copytree(RANKS, tmp_path / "run"))
 
 
@@ -50,7 +50,7 @@ def test_a_cluster_gives_the_result_of_one_process(client: Any, ranks: Path) -> 
 def test_a_worker_that_ends_changes_nothing(
     client: Any, ranks: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("traceanalyzer.inputs._measured_on_host", measured_or_killed_once)
+    monkeypatch.setattr("traceanalyzer.measuring._measured_on_host", measured_or_killed_once)
     alone, apart = (render(ta.gpu_idle(ranks, **how), "json") for how in ({}, {"client": client}))
     assert alone == apart
     assert len(list(ranks.glob("*.killed"))) == 1
@@ -59,7 +59,7 @@ def test_a_worker_that_ends_changes_nothing(
 def test_a_file_that_ends_every_worker_is_skipped(
     client: Any, ranks: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("traceanalyzer.inputs._measured_on_host", measured_or_killed)
+    monkeypatch.setattr("traceanalyzer.measuring._measured_on_host", measured_or_killed)
     result = ta.kernels(ranks, client=client)
     assert set(result.devices["rank"]) == {0, 1, 2, 3, 4, 6, 7}
     assert any("rank5.json.gz" in note for note in result.notes)
@@ -71,13 +71,13 @@ def test_a_file_that_a_worker_cannot_see_is_named_with_the_host(
     import socket
 
     # the worker looks for the file in another folder
-    monkeypatch.setattr("traceanalyzer.inputs._measured_on_host", _elsewhere)
+    monkeypatch.setattr("traceanalyzer.measuring._measured_on_host", _elsewhere)
     with pytest.raises(InputError, match=socket.gethostname()):
         ta.kernels(ranks / "rank0.json.gz", client=client)
 
 
 def _elsewhere(task: Any) -> Any:
-    from traceanalyzer.inputs import _measured_on_host
+    from traceanalyzer.measuring import _measured_on_host
 
     for path in task[0].items:
         Path(path).unlink()

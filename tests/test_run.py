@@ -266,7 +266,7 @@ def test_workers_are_used_where_they_are_worth_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     uses = _recorded_tasks(monkeypatch)
-    monkeypatch.setattr("traceanalyzer.inputs.cores", lambda: 4)
+    monkeypatch.setattr("traceanalyzer.measuring.cores", lambda: 4)
     inputs = _small_ranks(tmp_path)
     ta.kernels(inputs)
     ta.kernels(RANKS, workers="auto")
@@ -281,10 +281,10 @@ def test_files_that_fill_the_memory_are_read_one_by_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     uses = _recorded_tasks(monkeypatch)
-    monkeypatch.setattr("traceanalyzer.inputs.cores", lambda: 64)
+    monkeypatch.setattr("traceanalyzer.measuring.cores", lambda: 64)
     inputs = _small_ranks(tmp_path)
     for free, number in ((float("inf"), 30), (800 << 20, 5), (200 << 20, None)):
-        monkeypatch.setattr("traceanalyzer.inputs.free_memory", lambda free=free: free)
+        monkeypatch.setattr("traceanalyzer.measuring.free_memory", lambda free=free: free)
         ta.kernels(inputs, workers="auto")
         assert uses == ([] if number is None else [(4, number)])
         uses.clear()
@@ -294,9 +294,9 @@ def test_files_that_fill_the_memory_are_read_one_by_one(
 def test_a_file_that_ends_its_worker_is_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, large: bool
 ) -> None:
-    monkeypatch.setattr("traceanalyzer.inputs._measured_apart", measured_or_killed)
+    monkeypatch.setattr("traceanalyzer.measuring._measured_apart", measured_or_killed)
     if large:
-        monkeypatch.setattr("traceanalyzer.inputs._SMALL_BYTES", 0)
+        monkeypatch.setattr("traceanalyzer.measuring._SMALL_BYTES", 0)
     inputs = _small_ranks(tmp_path, 8)
     result = ta.kernels(inputs, workers=2)
     assert set(result.devices["rank"]) == {0, 1, 2, 3, 4, 6, 7}
@@ -310,7 +310,7 @@ def test_a_file_that_ends_its_worker_is_skipped(
 def test_large_files_in_workers_give_the_results_of_one_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("traceanalyzer.inputs._SMALL_BYTES", 0)
+    monkeypatch.setattr("traceanalyzer.measuring._SMALL_BYTES", 0)
     alone, apart = (render(ta.gpu_idle(RANKS, workers=number), "json") for number in (1, 2))
     assert alone == apart
 

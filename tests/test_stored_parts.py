@@ -50,19 +50,22 @@ def text_of(kind: Any) -> str:
     return f"{name}[{', '.join(items)}]"
 
 
-def structure(kinds: Iterator[Any]) -> dict[str, str]:
-    """The fields of all classes that these types refer to, in the stored order."""
-    waiting, known = list(kinds), dict[str, str]()
+def structure(kinds: Iterator[Any]) -> list[str]:
+    """The fields of all classes that these types refer to, in the stored order.
+
+    Where a class is defined does not matter.
+    """
+    waiting, known = list(kinds), dict[Any, str]()
     while waiting:
         kind = waiting.pop()
         waiting += [one for one in typing.get_args(kind) if not isinstance(one, str)]
         is_stored = isinstance(kind, type) and (is_dataclass(kind) or hasattr(kind, "_fields"))
-        name = f"{kind.__module__}.{kind.__qualname__}" if is_stored else ""
-        if is_stored and name not in known:
+        if is_stored and kind not in known:
             hints = types_of(kind)
-            known[name] = ", ".join(f"{field}: {text_of(hint)}" for field, hint in hints)
+            listed = ", ".join(f"{field}: {text_of(hint)}" for field, hint in hints)
+            known[kind] = f"{kind.__qualname__}({listed})"
             waiting += [hint for _, hint in hints]
-    return dict(sorted(known.items()))
+    return sorted(known.values())
 
 
 def stored_types() -> Iterator[Any]:
@@ -90,7 +93,7 @@ def tables_in(value: Any, place: str) -> Iterator[tuple[str, pl.DataFrame]]:
             yield from tables_in(one, place)
 
 
-def columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+def columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names and types of the columns of all tables that the inputs store."""
     found: dict[str, dict[str, set[str]]] = {}
     add = summaries.Writer.add
@@ -106,12 +109,11 @@ def columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     monkeypatch.setattr(summarizing.Writer, "add", recorded)
     for number, name in enumerate(INPUTS):
         ta.summarize(ROOT / "fixtures" / name, output=tmp_path / str(number))
-    return {
-        place: ", ".join(
-            f"{name}: {' or '.join(sorted(of_place[name]))}" for name in sorted(of_place)
-        )
-        for place, of_place in sorted(found.items())
-    }
+    texts = []
+    for place, of_place in sorted(found.items()):
+        listed = (f"{name}: {' or '.join(sorted(of_place[name]))}" for name in sorted(of_place))
+        texts.append(f"{place}({', '.join(listed)})")
+    return texts
 
 
 def test_schema_number_changes_with_the_parts(
@@ -124,9 +126,8 @@ def test_schema_number_changes_with_the_parts(
     if recorded == {"schema": PARTS_SCHEMA, **now}:
         return
     for part in ("types", "tables"):
-        before = recorded.get(part, {})
-        names = [k for k in {*before, *now[part]} if before.get(k) != now[part].get(k)]
-        assert recorded["schema"] != PARTS_SCHEMA or not names, f"{sorted(names)}: {_TEXT}"
+        changed = {*recorded.get(part, ())} ^ {*now[part]}
+        assert recorded["schema"] != PARTS_SCHEMA or not changed, f"{sorted(changed)}: {_TEXT}"
     assert request.config.getoption("--bless"), f"PARTS_SCHEMA has changed: {_TEXT}"
     GOLDEN.write_text(json.dumps({"schema": PARTS_SCHEMA, **now}, indent=1) + "\n")
 
@@ -135,7 +136,7 @@ def test_a_changed_field_changes_the_structure() -> None:
     """Otherwise the number would never have to be raised."""
     from dataclasses import make_dataclass
 
-    def of(*fields: tuple[str, Any]) -> dict[str, str]:
+    def of(*fields: tuple[str, Any]) -> list[str]:
         return structure(iter([make_dataclass("Part", fields)]))
 
     first = of(("a", int), ("b", list[str]))

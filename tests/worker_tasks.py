@@ -12,7 +12,7 @@ import polars as pl
 
 import traceanalyzer as ta
 from traceanalyzer.errors import TraceAnalyzerError
-from traceanalyzer.inputs import _measured_apart, _measured_on_host
+from traceanalyzer.measuring import _measured_apart, _measured_on_host
 
 #: Part of the name of the file that needs too much memory.
 TOO_LARGE = "rank5."

@@ -1,21 +1,19 @@
-"""Open the inputs of an analysis, one by one or in workers.
+"""Open the inputs of an analysis.
 
 :class:`OpenedInputs` applies rank, time window and needs to all inputs in the same way, and skips
-unreadable and repeated ones. :func:`measure_all` measures them in order.
+unreadable and repeated ones. A :class:`Measures` measures what was opened; ``measuring.py`` calls
+it, in this process or in others.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import groupby
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar, Unpack
+from typing import Any, Literal, Protocol, Self, Unpack
 
 import polars as pl
 
@@ -27,9 +25,9 @@ from traceanalyzer.errors import (
     MalformedInput,
     MissingData,
     OptionError,
+    UnknownFormat,
     UnreadableFile,
 )
-from traceanalyzer.machine import cores, free_memory
 from traceanalyzer.reading import (
     Inputs,
     PathLike,
@@ -37,7 +35,6 @@ from traceanalyzer.reading import (
     Start,
     each,
     is_of_composer,
-    is_summary,
     ranks_of_series,
     read,
     starts_of,
@@ -46,11 +43,6 @@ from traceanalyzer.reading import (
 )
 from traceanalyzer.trace import Meta, Trace, is_truncated
 from traceanalyzer.vocabulary import MEMORY_SNAPSHOT, PRINTED_TEXT
-
-if TYPE_CHECKING:
-    from traceanalyzer.summarized import State
-
-M = TypeVar("M", bound="Measures")
 
 #: Tables that say nothing without events.
 _ABOUT_EVENTS = ("lanes", "issues")
@@ -75,6 +67,7 @@ class How:
     client: Any = None
     unused: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
+    inputs_of: frozenset[str] = frozenset()
     kinds: tuple[str, ...] | None = None
     read: Callable[..., Trace] | None = None
 
@@ -87,6 +80,67 @@ class Opened:
     is_file: bool
     truncated: bool
     traces: list[Trace]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An error about an input: name of its class, and its arguments."""
+
+    kind: Literal["UnreadableFile", "UnknownFormat", "MalformedInput", "MissingData"]
+    path: str
+    what: str
+    where: str | None = None
+    hint: str | None = None
+
+    @classmethod
+    def of(cls, error: InputError | MissingData) -> Self:
+        """Return the failure of an error."""
+        if isinstance(error, MissingData):
+            return cls("MissingData", "", str(error))
+        name: Any = type(error).__name__
+        return cls(name, error.path, error.what, error.where, error.hint)
+
+    def error(self) -> InputError | MissingData:
+        """Return the error."""
+        if self.kind == "MissingData":
+            return MissingData(self.what)
+        kinds: dict[str, type[InputError]] = {
+            one.__name__: one for one in (UnreadableFile, UnknownFormat, MalformedInput)
+        }
+        return kinds[self.kind](self.path, self.what, where=self.where, hint=self.hint)
+
+
+@dataclass(frozen=True)
+class State:
+    """What opening one input added to :class:`OpenedInputs`, for its summary.
+
+    Attributes:
+        metas: of its traces.
+        skipped: what was skipped of it.
+        skipped_later: the same if another input was skipped before.
+        read: its path, if it has traces of the selected ranks.
+        starts: keys that identify the recording of a rank.
+        ranks: its ranks.
+        failed: why it cannot be used.
+        any_inside: whether it has events.
+        any_rows: whether it has events, counters or samples.
+        repeats: its recordings.
+    """
+
+    metas: tuple[Meta, ...]
+    skipped: tuple[Skipped, ...]
+    skipped_later: tuple[Skipped, ...]
+    read: tuple[str, ...]
+    starts: frozenset[Start]
+    ranks: frozenset[int | None]
+    failed: Failure | None
+    any_inside: bool
+    any_rows: bool
+    repeats: Repeats
+
+
+class DependsOnOthersError(Exception):
+    """The result of this input depends on the inputs before it."""
 
 
 class OpenedInputs:
@@ -136,8 +190,6 @@ class OpenedInputs:
     @property
     def state(self) -> State:
         """What the inputs opened so far added."""
-        from traceanalyzer.summarized import Failure, State
-
         failed = None if self._failed is None else Failure.of(self._failed)
         skipped = tuple(self.skipped)
         return State(
@@ -196,7 +248,7 @@ class OpenedInputs:
             once = replace(how, progress=None, on_trace=None) if replace_needs else how
             trace = _lightened(read_needed(item, needs, once), needs)
         else:
-            trace = _read(item, how, columns=how.columns, kinds=how.kinds)
+            trace = _read(item, how, columns=how.columns, kinds=how.kinds, inputs_of=how.inputs_of)
             trace = _cut_but_snapshots(trace, how)
         if how.assume_rank is not None:
             trace = with_assumed_rank(trace, how.assume_rank)
@@ -424,21 +476,12 @@ def _lightened(trace: Trace, needs: Needs) -> Trace:
     return replace(trace, events=events, launch_configs=trace.launch_configs.clear())
 
 
-# --- inputs in several processes -------------------------------------------------------------
-
-#: Files of up to this size are tasks of several files, to have fewer messages.
-_SMALL_BYTES = 1 << 17
-_TOGETHER = 8
-#: Estimated time of a short analysis of a file and of its bytes, and to start the workers.
-_FILE_SECONDS, _BYTE_SECONDS, _START_SECONDS = 0.03, 4e-9, 0.6
-#: Estimated memory to analyze a file: of the program, and for each of its bytes.
-_PROGRAM_BYTES, _BYTES_PER_BYTE = 150 << 20, 2
-#: Estimated size of a compressed file when decompressed.
-_INFLATED = {".gz": 10, ".zst": 10, ".zip": 10}
-
-
-class DependsOnOthersError(Exception):
-    """The result of this input depends on the inputs before it."""
+def bytes_of(path: str) -> float:
+    """Return the size of a file in bytes; infinite if unknown, for example for a pipe."""
+    try:
+        return os.path.getsize(path) or math.inf  # noqa: PTH202
+    except OSError:
+        return math.inf
 
 
 class Measures(Protocol):
@@ -466,147 +509,3 @@ class Measures(Protocol):
 
     def join(self, other: Self) -> None:
         """Add the results of the inputs that follow."""
-
-
-_Issues = list[tuple[tuple[Meta, ...], pl.DataFrame]]
-
-
-def measure_all(opened: OpenedInputs, measures: Measures) -> None:
-    """Measure all inputs in order, in worker processes or a cluster if allowed and worth it.
-
-    A file that ends its worker is skipped.
-    """
-    paths = [one for one in opened.items if isinstance(one, str) and is_summary(one)]
-    items = [one for one in opened.items if isinstance(one, Trace) or one not in paths]
-    if paths:
-        from traceanalyzer.summarized import join_summaries
-
-        join_summaries(opened, measures, paths)
-    apart = _apart(opened, items)
-    if apart is None:
-        for one in opened.each(items):
-            measures.measure(opened, one)
-        return
-    from traceanalyzer.workers import Ended
-
-    def task(items: Sequence[Trace | str]) -> tuple[OpenedInputs, Measures]:
-        return opened.of(items), measures.empty()
-
-    def take(items: Sequence[Trace | str], answer: Any) -> None:
-        if isinstance(answer, Ended):
-            if len(items) == 1:
-                path = str(items[0])
-                opened.fail(path, UnreadableFile(path, f"the process that read it {answer.why}"))
-                return
-            for item in items:  # one of them ended the worker
-                with closing(apart([task([item])])) as alone:
-                    take([item], next(alone))
-        # recordings that files of different workers share are detected when read again here
-        elif answer and not opened.repeats.repeated(answer[0].repeats):
-            other, measured, issues = answer
-            opened.join(other)
-            measures.join(measured)
-            _report(opened.how, items, issues)
-        else:
-            for one in opened.each(items):
-                measures.measure(opened, one)
-
-    chunks = _chunks(items)
-    tasks = [task(items) for items, is_file in chunks if is_file]
-    with closing(apart(tasks)) as answers:
-        for items, is_file in chunks:
-            take(items, next(answers) if is_file else None)
-
-
-def _apart(
-    opened: OpenedInputs, items: Sequence[Trace | str]
-) -> Callable[[Sequence[Any]], Generator[Any]] | None:
-    """Return the function that runs tasks in other processes; None if this one reads the inputs."""
-    if opened.how.client is not None:
-        from traceanalyzer import cluster
-
-        return partial(cluster.each, opened.how.client, _measured_on_host)
-    number = _number_of_workers(opened, items)
-    if number == 1:
-        return None
-    from traceanalyzer import workers
-
-    threads = max(1, cores() // number)
-    return partial(workers.each, _measured_apart, number=number, threads=threads)
-
-
-def _number_of_workers(opened: OpenedInputs, items: Sequence[Trace | str]) -> int:
-    """Return the number of processes that read the inputs; 1 is this process."""
-    files = [item for item in items if isinstance(item, str) and bytes_of(item) < math.inf]
-    wanted = opened.how.workers
-    if wanted != "auto":
-        return max(1, min(wanted, len(files)))
-    sizes = [bytes_of(file) * _INFLATED.get(PurePath(file).suffix.lower(), 1) for file in files]
-    if len(files) < 2:
-        return 1
-    fitting = free_memory() // (_PROGRAM_BYTES + _BYTES_PER_BYTE * max(sizes))
-    number = max(1, int(min(cores(), fitting, len(files))))
-    seconds = len(files) * _FILE_SECONDS + sum(sizes) * _BYTE_SECONDS
-    return number if seconds - seconds / number > _START_SECONDS else 1
-
-
-def _chunks(items: Sequence[Trace | str]) -> list[tuple[list[Trace | str], bool]]:
-    """Return the inputs in ordered groups, and whether a worker may measure each group."""
-    chunks: list[tuple[list[Trace | str], bool]] = []
-    for size, run_of in groupby(items, key=_size_class):
-        run = list(run_of)
-        length = _TOGETHER if size == "small" else 1
-        apart = size != "unknown"
-        chunks += [(run[i : i + length], apart) for i in range(0, len(run), length)]
-    return chunks
-
-
-def _size_class(item: Trace | str) -> Literal["small", "large", "unknown"]:
-    size = bytes_of(item) if isinstance(item, str) else math.inf
-    if size == math.inf:
-        return "unknown"
-    return "small" if size <= _SMALL_BYTES else "large"
-
-
-def bytes_of(path: str) -> float:
-    """Return the size of a file in bytes; infinite if unknown, for example for a pipe."""
-    try:
-        return os.path.getsize(path) or math.inf  # noqa: PTH202
-    except OSError:
-        return math.inf
-
-
-def _measured_apart(task: tuple[OpenedInputs, M]) -> tuple[OpenedInputs, M, _Issues]:
-    """Run a task in a worker; return it with all results, and the issues of its files."""
-    opened, measures = task
-    issues: _Issues = []
-    how = opened.how
-    opened.how = replace(how, on_trace=lambda trace: issues.append((trace.sources, trace.issues)))
-    for one in opened:
-        measures.measure(opened, one)
-    opened.how = how
-    return opened, measures, issues
-
-
-def _measured_on_host(task: tuple[OpenedInputs, M]) -> tuple[OpenedInputs, M, _Issues]:
-    """Run a task on a worker that may be another machine, without the files it cannot see."""
-    from traceanalyzer.cluster import unseen
-
-    opened, _ = task
-    hidden = {path: why for path in opened.items if isinstance(path, str) and (why := unseen(path))}
-    opened.items = [item for item in opened.items if item not in hidden]
-    answer = _measured_apart(task)
-    for path, why in hidden.items():
-        answer[0].fail(path, UnreadableFile(path, why))
-    return answer
-
-
-def _report(how: How, items: Sequence[Trace | str], issues: _Issues) -> None:
-    """Report progress and issues of files that a worker read."""
-    for item in items:
-        if how.progress and isinstance(item, str):
-            size = int(bytes_of(item))
-            how.progress(size, size)
-    for sources, of_file in issues:
-        if how.on_trace:
-            how.on_trace(Trace(sources, issues=of_file))

@@ -22,6 +22,7 @@ from traceanalyzer.analyzers.common.places import short_paths
 from traceanalyzer.analyzers.diagnosis.judge import RULES, judge
 from traceanalyzer.analyzers.timeline import alignment, evidence
 from traceanalyzer.errors import MissingData, OptionError
+from traceanalyzer.examining import examine
 from traceanalyzer.exporters.chrome_trace.merged import JsonWriter
 from traceanalyzer.exporters.perfetto import PerfettoWriter
 from traceanalyzer.inputs import How, OpenedInputs
@@ -35,7 +36,6 @@ from traceanalyzer.reading import (
     known,
 )
 from traceanalyzer.result import Finding
-from traceanalyzer.run import examine
 from traceanalyzer.trace import Trace
 from traceanalyzer.units import NS_PER_S, format_count, format_ns
 from traceanalyzer.vocabulary import KINDS, TABLE_KINDS

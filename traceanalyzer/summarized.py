@@ -8,32 +8,25 @@ summary itself is opened: the paths in it are only names.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, get_type_hints
+from typing import Any, get_type_hints
 
 import polars as pl
 
-from traceanalyzer.analyzers.base import Skipped
 from traceanalyzer.analyzers.common.ranks import ranges
-from traceanalyzer.analyzers.common.repeats import Repeats
 from traceanalyzer.errors import (
     InputError,
     MalformedInput,
     MissingData,
     OptionError,
-    UnknownFormat,
-    UnreadableFile,
 )
+from traceanalyzer.inputs import Measures, OpenedInputs, State
 from traceanalyzer.limits import MAX_RANKS
-from traceanalyzer.reading import Start, natural
+from traceanalyzer.reading import natural
 from traceanalyzer.schema import CONTEXT_SUFFIX, check
 from traceanalyzer.summaries import AGAIN, Summary
 from traceanalyzer.trace import Meta, Trace
-
-if TYPE_CHECKING:
-    from traceanalyzer.inputs import Measures, OpenedInputs
 
 #: Missing inputs that are listed.
 _NAMED = 64
@@ -44,63 +37,6 @@ _NEED_EVENTS = {
     "since_ns": "--since",
     "until_ns": "--until",
 }
-
-
-@dataclass(frozen=True)
-class Failure:
-    """An error about an input: name of its class, and its arguments."""
-
-    kind: Literal["UnreadableFile", "UnknownFormat", "MalformedInput", "MissingData"]
-    path: str
-    what: str
-    where: str | None = None
-    hint: str | None = None
-
-    @classmethod
-    def of(cls, error: InputError | MissingData) -> Self:
-        """Return the failure of an error."""
-        if isinstance(error, MissingData):
-            return cls("MissingData", "", str(error))
-        name: Any = type(error).__name__
-        return cls(name, error.path, error.what, error.where, error.hint)
-
-    def error(self) -> InputError | MissingData:
-        """Return the error."""
-        if self.kind == "MissingData":
-            return MissingData(self.what)
-        kinds: dict[str, type[InputError]] = {
-            one.__name__: one for one in (UnreadableFile, UnknownFormat, MalformedInput)
-        }
-        return kinds[self.kind](self.path, self.what, where=self.where, hint=self.hint)
-
-
-@dataclass(frozen=True)
-class State:
-    """What opening one input added to :class:`OpenedInputs`, for its summary.
-
-    Attributes:
-        metas: of its traces.
-        skipped: what was skipped of it.
-        skipped_later: the same if another input was skipped before.
-        read: its path, if it has traces of the selected ranks.
-        starts: keys that identify the recording of a rank.
-        ranks: its ranks.
-        failed: why it cannot be used.
-        any_inside: whether it has events.
-        any_rows: whether it has events, counters or samples.
-        repeats: its recordings.
-    """
-
-    metas: tuple[Meta, ...]
-    skipped: tuple[Skipped, ...]
-    skipped_later: tuple[Skipped, ...]
-    read: tuple[str, ...]
-    starts: frozenset[Start]
-    ranks: frozenset[int | None]
-    failed: Failure | None
-    any_inside: bool
-    any_rows: bool
-    repeats: Repeats
 
 
 Issues = list[tuple[tuple[Meta, ...], pl.DataFrame]]

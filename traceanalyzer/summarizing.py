@@ -21,6 +21,7 @@ from traceanalyzer import schema
 from traceanalyzer.analyzers import registry
 from traceanalyzer.analyzers.base import Needs, Skipped
 from traceanalyzer.analyzers.common.launching import Beginning, read_launched_before
+from traceanalyzer.analyzers.efficiency.calls import INPUTS
 from traceanalyzer.errors import (
     InputError,
     MalformedInput,
@@ -30,7 +31,8 @@ from traceanalyzer.errors import (
     TraceAnalyzerError,
     UnreadableFile,
 )
-from traceanalyzer.inputs import DependsOnOthersError, How, OpenedInputs, read_needed
+from traceanalyzer.examining import measures_of_all
+from traceanalyzer.inputs import DependsOnOthersError, How, OpenedInputs, State, read_needed
 from traceanalyzer.parsers.contract import Selection
 from traceanalyzer.reading import (
     InputList,
@@ -42,9 +44,9 @@ from traceanalyzer.reading import (
     is_summary,
     read,
 )
-from traceanalyzer.run import Reader, measures_of_all, measures_of_one
+from traceanalyzer.run import Reader, measures_of_one
 from traceanalyzer.summaries import Header, Summary, Writer
-from traceanalyzer.summarized import CONTEXT, Issues, State, context_path
+from traceanalyzer.summarized import CONTEXT, Issues, context_path
 from traceanalyzer.trace import Trace
 from traceanalyzer.units import format_count
 from traceanalyzer.version import PARTS_SCHEMA, VERSION
@@ -267,7 +269,7 @@ def _section(
     needs = None if analyzer is None else analyzer.needs(measures.options)
     unused = ("flows",) if measures.section == "diagnose" else ()
     split = analyzer is None or analyzer.split_ranks
-    how = How(read=reading, unused=unused)
+    how = How(read=reading, unused=unused, columns=() if analyzer else INPUTS)
     whole = OpenedInputs(InputList(task.paths), needs, how, split=split)
     whole.every_file |= analyzer is not None and analyzer.every_file
     opened, result = whole.of([task.path]), measures.empty()
@@ -337,17 +339,19 @@ class _ReadOnce:
         **what: Any,
     ) -> Trace:
         """Return the selected events of the file; see :func:`traceanalyzer.reading.read`."""
-        if columns:
+        if not set(columns) <= set(INPUTS):
             return read(path, kinds=kinds, names=names, columns=columns, windows=windows, **what)
         if self._error:
             raise self._error
         try:
-            whole = self.trace = self.trace or read(path)
+            whole = self.trace = self.trace or read(path, columns=INPUTS)
         except InputError as error:
             self._error = error
             raise
         self.issues = [(whole.sources, whole.issues)]
         selection = Selection(None if kinds is None else frozenset(kinds), tuple(names))
+        unused = set(INPUTS) - set(columns)
+        whole = replace(whole, events=whole.events.drop(unused, strict=False))
         return _selected(whole, selection, windows)
 
 
@@ -484,7 +488,7 @@ def _write_contexts(tasks: Sequence[_Task], *, force: bool) -> list[str]:
 
 def _parts_of(measures: Any, summaries: Sequence[str]) -> list[Any]:
     """Return the parts of ``comm_outliers`` in the summaries."""
-    from traceanalyzer.inputs import measure_all
+    from traceanalyzer.measuring import measure_all
 
     opened = OpenedInputs(summaries, None, How())
     measure_all(opened, measures)

@@ -304,6 +304,8 @@ MEMORY_SNAPSHOT = "memory-snapshot"
 FLIGHT_RECORDER = "flight-recorder"
 PY_SPY_DUMP = "py-spy-dump"
 PRINTED_TEXT = "printed-text"
+#: Scalability metrics of itwinai, as CSV or in MLflow's file store.
+ITWINAI = "itwinai"
 
 #: Format of NCCL Inspector, and the form of its rows in ``aggregates``.
 NCCL_INSPECTOR = "nccl-inspector"

@@ -19,7 +19,7 @@ from diagnosing import BY_ID, measured, measurements
 from wording import check_wording
 
 import traceanalyzer as ta
-from traceanalyzer import inputs as opened, run as examination
+from traceanalyzer import examining, inputs as opened
 from traceanalyzer.analyzers.base import Examination
 from traceanalyzer.analyzers.diagnosis.judge import RULES, judge, with_thresholds
 from traceanalyzer.analyzers.diagnosis.rule import Answers, Rule
@@ -75,7 +75,7 @@ def test_analyses_of_rules_are_registered() -> None:
 
 def test_lost_time_is_idle_time_plus_exposed_communication_and_copies() -> None:
     """Each moment belongs to one cause: the causes add up to the times of other analyses."""
-    results = examination.examine(RANKS).results
+    results = examining.examine(RANKS).results
     time, idle = Answers(results).time, ta.gpu_idle(RANKS)
     columns = [*(f"{cause}_ns" for cause in causes.CAUSES), "exposed_communication_ns"]
     copies = ta.overlap(RANKS).steps["exposed_memory_ns"].sum()
@@ -135,7 +135,7 @@ def test_findings_are_sorted_by_severity_then_cost(late: ta.Diagnosis) -> None:
 @pytest.mark.parametrize("cause", causes.CAUSES)
 def test_each_cause_of_idle_time_has_a_rule(cause: str) -> None:
     """Assign all idle time of a real result to one cause."""
-    whole = examination.examine(RANKS, ["gpu_idle"]).results["gpu_idle"]
+    whole = examining.examine(RANKS, ["gpu_idle"]).results["gpu_idle"]
     is_idle = pl.col("cause").cast(pl.String).is_in(causes.CAUSES)
     moved = pl.when(is_idle).then(pl.lit(cause)).otherwise(pl.col("cause").cast(pl.String))
     lost = whole.lost.with_columns(cause=moved)
@@ -150,7 +150,7 @@ def test_each_cause_of_idle_time_has_a_rule(cause: str) -> None:
 
 def with_idle_time(path: Path, cause: str, frac: float) -> Any:
     """Return idle time of a file in which ``frac`` of each span is idle for one cause."""
-    idle = examination.examine(path, ["gpu_idle"]).results["gpu_idle"]
+    idle = examining.examine(path, ["gpu_idle"]).results["gpu_idle"]
     span = pl.col("end") - pl.col("start")
     end = pl.col("start") + (span * frac).cast(pl.Int64)
     lost = idle.units.select("rank", "path", "device", "pid", "start", end=end, cause=pl.lit(cause))

@@ -13,7 +13,7 @@ from wording import check_wording
 from traceanalyzer.analyzers.diagnosis.rule import Measured
 from traceanalyzer.analyzers.kernels import kernels
 from traceanalyzer.analyzers.launches import launches
-from traceanalyzer.run import examine
+from traceanalyzer.examining import examine
 from traceanalyzer.trace import Trace
 
 SOFTMAX = "void softmax_warp_forward<float, float, float, 10, false, false>"

@@ -12,7 +12,7 @@ from wording import check_wording
 
 import traceanalyzer as ta
 from traceanalyzer.analyzers.diagnosis.rule import Answers, Measured
-from traceanalyzer.run import examine
+from traceanalyzer.examining import examine
 from traceanalyzer.trace import Trace
 
 KERNELS = {"gemm": 4 * MS, "softmax": 2 * MS, "layer_norm": MS, "multi_tensor_apply": MS}

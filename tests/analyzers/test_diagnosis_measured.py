@@ -21,8 +21,8 @@ from traceanalyzer.analyzers.diagnosis.rule import Answers
 from traceanalyzer.analyzers.kernels import kernels
 from traceanalyzer.analyzers.memory.result import Memory
 from traceanalyzer.analyzers.operators.result import Operators
+from traceanalyzer.examining import examine
 from traceanalyzer.result import Result
-from traceanalyzer.run import examine
 
 INPUTS = {
     "composer": ["composer"],

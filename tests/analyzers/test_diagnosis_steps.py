@@ -10,7 +10,7 @@ from diagnosing import BY_ID
 from wording import check_wording
 
 from traceanalyzer.analyzers.diagnosis.rule import Answers, Measured
-from traceanalyzer.run import examine
+from traceanalyzer.examining import examine
 from traceanalyzer.trace import Trace
 
 Event = dict[str, Any]

@@ -9,6 +9,7 @@ from traceanalyzer.parsers import (
     collapsed,
     flight_recorder,
     foreign,
+    itwinai,
     memory_snapshot,
     nccl_inspector,
     ncu_csv,
@@ -50,6 +51,7 @@ _BUILT_IN = (
     ncu_csv.FORMAT,
     ncu_rep.FORMAT,
     printed_text.FORMAT,
+    itwinai.FORMAT,
     collapsed.FORMAT,
     nsys_sqlite.REPORT,
 )

@@ -20,7 +20,7 @@ from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from traceanalyzer.drawings import Chart, Lanes, Occupancy
-from traceanalyzer.errors import OptionError
+from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.render.marks import (
     MAX_PANELS,
     MUTED,
@@ -92,7 +92,8 @@ def figure(result: Result, chart: str | None = None) -> Figure:
     """Return a figure of one drawing, or of all: timelines, largest occupancies, charts.
 
     Raises:
-        OptionError: there is nothing to draw, or no drawing of that name.
+        MissingData: there is nothing to draw.
+        OptionError: no drawing has that name.
     """
     return _drawn(result, chart, Figure)[0]
 
@@ -190,7 +191,8 @@ def _chosen(result: Result, name: str | None) -> tuple[list[Lanes], list[Occupan
     """Return the drawings of this name, or timelines, the largest occupancies and all charts.
 
     Raises:
-        OptionError: there is nothing to draw, or no drawing of that name.
+        MissingData: there is nothing to draw.
+        OptionError: no drawing has that name.
     """
     timelines = [one for one in result.timelines if name in (None, one.name)]
     filled = [one for one in result.occupancies if name in (None, one.name)]
@@ -199,6 +201,11 @@ def _chosen(result: Result, name: str | None) -> tuple[list[Lanes], list[Occupan
         filled = [one for one in filled if any(one is kept for kept in fullest)]
     charts = [one for one in result.charts if name in (None, one.name)]
     if not (timelines or filled or charts):
+        if name is None and not result.flames:
+            raise MissingData(
+                f"{result.title} Nothing to plot: the data for a chart was not recorded; the notes "
+                "of the result name what to record"
+            )
         raise OptionError(_nothing(result, name))
     return timelines, filled, charts
 
@@ -264,6 +271,11 @@ def _draw_panel(drawing: Marks, rows: pl.DataFrame, ax: Axes) -> None:
         _MARKS[drawing.chart.mark](ax, rows, drawing)
     _reference_lines(ax, drawing)
     _ticks(ax.xaxis, drawing.x, log=drawing.x.log)
+    if drawing.x.log and drawing.chart.mark == "line" and drawing.x.ticks is None:
+        values = rows["x"].unique().sort()
+        if 1 < len(values) <= _MAX_TICKS:  # 4, 8 and 16 GPUs are clearer than 5, 10 and 20
+            ax.set_xticks(values.to_list())
+            ax.minorticks_off()
     _ticks(ax.yaxis, drawing.y, log=drawing.y.log)
     if drawing.chart.mark == "span":
         ax.grid(visible=False, axis="y")

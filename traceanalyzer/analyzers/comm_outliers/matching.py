@@ -16,6 +16,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.comm_outliers.collectives import Part
 from traceanalyzer.analyzers.common import kernel_names, names
+from traceanalyzer.analyzers.common.columns import source_of, stacked
 from traceanalyzer.errors import MissingData
 
 #: One process group; without a recorded group, one stream. ``group_ranks`` distinguishes groups
@@ -145,21 +146,17 @@ def joined(parts: Sequence[Part]) -> pl.DataFrame:
     Raises:
         MissingData: there are no collectives.
     """
-    frames = [
-        part.instances.with_columns(
-            rank=pl.lit(part.rank, pl.Int32),
-            path=pl.lit(part.path),
-            shift_ns=pl.lit(part.shift_ns, pl.Int64),
-        )
-        for part in parts
-    ]
-    if not any(frame.height for frame in frames):
+    if not any(part.instances.height for part in parts):
         more = f" and {len(parts) - 3} more" if len(parts) > 3 else ""
         where = ", ".join(part.path for part in parts[:3]) + more
         worked = any(part.busy_ns is not None for part in parts)
         text = _NO_COLLECTIVE if worked else _NO_DEVICE
         raise MissingData(text.format(where=where, hint=parts[0].record_hint))
-    rows = pl.concat(frames).sort("rank", "start", "end", "name", "stream")
+    shift = pl.Series([part.shift_ns for part in parts], dtype=pl.Int64)
+    frames = [part.instances for part in parts]
+    rows = stacked(frames, **source_of(parts), shift_ns=shift).sort(
+        "rank", "start", "end", "name", "stream"
+    )
     kernel = names.mapped(rows["name"], kernel_names.function)
     return rows.with_row_index("id").with_columns(
         ts=pl.col("start") - pl.col("shift_ns"),
@@ -170,13 +167,11 @@ def joined(parts: Sequence[Part]) -> pl.DataFrame:
 
 def marks(parts: Sequence[Part], offsets: Mapping[int, int]) -> pl.DataFrame:
     """Return the steps of all ranks with ``rank`` and ``arrival`` (start less clock offset)."""
-    return pl.concat(
-        part.steps.with_columns(
-            rank=pl.lit(part.rank, pl.Int32),
-            arrival=pl.col("start") - offsets.get(part.rank or 0, 0),
-        )
-        for part in parts
-    )
+    frames = [part.steps for part in parts]
+    rank = pl.Series([part.rank for part in parts], dtype=pl.Int32)
+    offset = pl.Series([offsets.get(part.rank or 0, 0) for part in parts], dtype=pl.Int64)
+    rows = stacked(frames, rank=rank, offset=offset)
+    return rows.with_columns(arrival=pl.col("start") - pl.col("offset")).drop("offset")
 
 
 # --- lanes ---------------------------------------------------------------------------------

@@ -47,12 +47,32 @@ def with_source(frame: pl.DataFrame, part: OfRank) -> pl.DataFrame:
     return pl.DataFrame([rank, path, *frame])
 
 
+def stacked(frames: Sequence[pl.DataFrame], **values: pl.Series) -> pl.DataFrame:
+    """Concatenate frames, and set columns from one value per frame.
+
+    One query instead of one per frame: a run has hundreds of ranks.
+
+    Args:
+        frames: frames with the same columns.
+        **values: for each column, its value in each frame.
+    """
+    number = np.repeat(np.arange(len(frames)), [frame.height for frame in frames])
+    columns = {name: of_frame.gather(number) for name, of_frame in values.items()}
+    return pl.concat(frames).with_columns(**columns)
+
+
+def source_of(parts: Sequence[OfRank]) -> dict[str, pl.Series]:
+    """Return ``rank`` and ``path`` of each part, for :func:`stacked`."""
+    return {
+        "rank": pl.Series([part.rank for part in parts], dtype=pl.Int32),
+        "path": pl.Series([part.path for part in parts], dtype=pl.String),
+    }
+
+
 def with_sources(frames: Sequence[pl.DataFrame], parts: Sequence[OfRank]) -> pl.DataFrame:
     """Concatenate a frame of each part, with ``rank`` and ``path`` as first columns."""
-    part = np.repeat(np.arange(len(parts)), [frame.height for frame in frames])
-    rank = pl.Series("rank", [part.rank for part in parts], pl.Int32)
-    path = pl.Series("path", [part.path for part in parts], pl.String)
-    return pl.DataFrame([rank.gather(part), path.gather(part), *pl.concat(frames)])
+    rows = stacked(frames, **source_of(parts))
+    return rows.select("rank", "path", pl.exclude("rank", "path"))
 
 
 def joined(parts: Sequence[OfRank], table: str) -> pl.DataFrame:

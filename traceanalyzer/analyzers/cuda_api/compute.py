@@ -95,14 +95,17 @@ def measure(trace: Trace, _options: Options) -> Part:
 
 def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()) -> CudaApi:
     """Combine the calls of all ranks."""
-    each = [_by_name(part.calls, [part]) for part in parts]
-    every, moved, allocated = columns.concat_tables(parts, "calls", "moves", "allocations")
-    calls = each[0] if len(parts) == 1 else _by_name(every, parts)
+    moved, allocated = columns.concat_tables(parts, "moves", "allocations")
+    numbers = pl.Series(range(len(parts)), dtype=pl.UInt32)
+    every = columns.stacked([part.calls for part in parts], part=numbers)
+    waiting = _synchronising(parts)
+    calls = _by_name(every, waiting)
+    by_part = _by_name(every, waiting, ["part"]).partition_by("part", include_key=False)
     total_ns = int(calls["total_ns"].sum())
     moves = _summed(moved, ["call", "name", "finding"], _MOVED, "host_ns")
     allocations = _summed(allocated, ["call"], _ALLOCATED, "total_ns")
     rows_of_findings = findings.findings_of(calls, moves, allocations)
-    by_rank = columns.with_sources(each, parts)
+    by_rank = columns.with_sources(by_part, parts)
     return CudaApi(
         n=int(calls["n"].sum()),
         total_ns=total_ns,
@@ -113,7 +116,7 @@ def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()
         calls=calls,
         moves=moves,
         allocations=allocations,
-        ranks=columns.per_rank(parts, list(map(_numbers, parts, each))),
+        ranks=columns.per_rank(parts, list(map(_numbers, parts, by_part))),
         by_rank=by_rank.sort("call", "rank", "path", nulls_last=True),
         unfinished=sum(part.unfinished for part in parts),
         alone=sum(part.alone for part in parts),
@@ -189,10 +192,20 @@ def _allocations(calls: pl.DataFrame, sorts: findings.Sorts) -> pl.DataFrame:
 # --- all ranks -----------------------------------------------------------------------------
 
 
-def _by_name(calls: pl.DataFrame, parts: Sequence[Part]) -> pl.DataFrame:
-    """Return one row per name, the largest total first."""
+def _synchronising(parts: Sequence[Part]) -> pl.DataFrame:
+    """Return part (its number) and call: the names of calls that wait for the device."""
+    rows = [
+        (number, call) for number, part in enumerate(parts) for call in part.sorts.synchronising
+    ]
+    types = {"part": pl.UInt32, "call": pl.String}
+    waiting = pl.DataFrame(rows, schema=types, orient="row")
+    return waiting.with_columns(synchronises=pl.lit(value=True))
+
+
+def _by_name(calls: pl.DataFrame, waiting: pl.DataFrame, keys: Sequence[str] = ()) -> pl.DataFrame:
+    """Return one row per name (and ``keys``), the largest total first."""
     dur = pl.col("dur_ns")
-    sums = calls.group_by("call").agg(
+    sums = calls.group_by(*keys, "call").agg(
         n=pl.len().cast(pl.Int64),
         total_ns=dur.sum(),
         mean_ns=columns.whole(dur.mean()),
@@ -201,14 +214,19 @@ def _by_name(calls: pl.DataFrame, parts: Sequence[Part]) -> pl.DataFrame:
         max_ns=dur.max(),
         p99_ns=columns.whole(dur.quantile(0.99, "linear")),
     )
-    waiting = {name for part in parts for name in part.sorts.synchronising}
+    all_ns = pl.col("total_ns").sum()
     named = sums.with_columns(pl.col("call").cast(pl.String))
-    return named.select(
-        "call", "n", "total_ns",
-        columns.ratio("total_ns", pl.col("total_ns").sum()).alias("total_frac"),
+    flagged = columns.left_join(
+        named, waiting.select(*keys, "call", "synchronises").unique(), [*keys, "call"]
+    )
+    return flagged.select(
+        *keys, "call", "n", "total_ns",
+        columns.ratio("total_ns", all_ns.over(keys) if keys else all_ns).alias("total_frac"),
         "mean_ns", "median_ns", "min_ns", "max_ns", "p99_ns",
-        synchronises=pl.col("call").is_in(sorted(waiting)).fill_null(value=False),
-    ).sort("total_ns", "call", descending=[True, False])  # fmt: skip
+        synchronises=pl.col("synchronises").fill_null(value=False),
+    ).sort(
+        *keys, "total_ns", "call", descending=[*(False for _ in keys), True, False]
+    )  # fmt: skip
 
 
 def _summed(

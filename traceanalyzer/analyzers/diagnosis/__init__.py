@@ -36,7 +36,7 @@ def diagnose(
         OptionError: a threshold is invalid, or no input is of the selected rank.
     """
     from traceanalyzer.analyzers.diagnosis.judge import judge, with_thresholds
-    from traceanalyzer.run import examine
+    from traceanalyzer.examining import examine
 
     rules = with_thresholds(thresholds)
     analyses = {name for rule in rules for name in (rule.analysis, *rule.uses)}

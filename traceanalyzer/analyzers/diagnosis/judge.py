@@ -142,7 +142,7 @@ def _why_skipped(rule: Rule, examined: Examination) -> str | None:
         return examined.missing.get(rule.analysis, "nothing was recorded")
     if rule.compares_ranks and examined.jobs:
         return DIFFERENT_JOBS
-    return None
+    return rule.lacks(examined.results[rule.analysis])
 
 
 def _warning(examined: Examination) -> str:
@@ -163,7 +163,7 @@ def _by_severity(one: Finding) -> tuple[int, bool, float, str, str]:
     Within a severity, lost time comes before slow kernels: while a device waits, faster kernels
     only extend the wait time.
     """
-    is_busy = one.analysis == "kernels"
+    is_busy = one.analysis in ("kernels", "efficiency")
     return -SEVERITIES.index(one.severity), is_busy, -(one.cost_frac or 0.0), one.id, one.title
 
 

@@ -11,7 +11,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs
 from traceanalyzer.analyzers.common import launching, replays
-from traceanalyzer.analyzers.common.columns import largest_first, ratio, whole
+from traceanalyzer.analyzers.common.columns import largest_first, ratio, stacked, whole
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE, DEVICE, device_work
 from traceanalyzer.analyzers.common.kernel_names import OTHER, family, short_names
 from traceanalyzer.analyzers.common.names import is_step, mapped, named
@@ -338,30 +338,21 @@ def _devices(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
 def _joined(parts: Sequence[Part]) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Return the work of all parts with common kernel numbers, and those kernels."""
     each = [part.kernels for part in parts]
-    first, number = numbering.numbered(pl.concat(each).get_columns())
-    frames, offset = [], 0
-    for part in parts:
-        numbers = number[offset : offset + part.kernels.height]
-        offset += part.kernels.height
-        frames.append(
-            part.work.with_columns(kernel=pl.Series(numbers[part.work["kernel"].to_numpy()]))
-        )
-    return pl.concat(frames), pl.concat(each)[first]
+    kernels = pl.concat(each)
+    first, number = numbering.numbered(kernels.get_columns())
+    before = np.cumsum([0, *(frame.height for frame in each[:-1])])
+    work = stacked([part.work for part in parts], before=pl.Series(before, dtype=pl.Int64))
+    of = work["kernel"].to_numpy() + work["before"].to_numpy()
+    return work.drop("before").with_columns(kernel=pl.Series(number[of])), kernels[first]
 
 
 def _by_step(parts: Sequence[Part], labels: Mapping[str, str]) -> pl.DataFrame | None:
     """Count the kernels of all parts by rank, step and name, with their time."""
-    frames = [
-        part.by_step.with_columns(
-            rank=pl.lit(part.devices["rank"].first(), pl.Int32), path=pl.lit(part.path)
-        )
-        for part in parts
-        if part.by_step is not None
-    ]
+    frames = [part.by_step for part in parts if part.by_step is not None]
     if len(frames) < len(parts):
         return None
     keys = ("rank", "path", "device", "step", "name", "blocks")
-    rows = pl.concat(frames).group_by(keys).agg(pl.col("n", "total_ns").sum())
+    rows = stacked(frames, **_sources(parts)).group_by(keys).agg(pl.col("n", "total_ns").sum())
     kernel = mapped(rows["name"], labels.__getitem__).alias("kernel")
     labelled = rows.with_columns(kernel).select(*keys[:4], "kernel", "blocks", "n", "total_ns")
     return labelled.sort(pl.all())
@@ -369,14 +360,17 @@ def _by_step(parts: Sequence[Part], labels: Mapping[str, str]) -> pl.DataFrame |
 
 def _training(parts: Sequence[Part]) -> pl.DataFrame | None:
     """The work of some purposes of all parts, with its rank and path."""
-    tables = [
-        part.training.with_columns(
-            rank=pl.lit(part.devices["rank"].first(), pl.Int32), path=pl.lit(part.path)
-        )
-        for part in parts
-        if part.training is not None
-    ]
-    return pl.concat(tables) if tables else None
+    known = [part for part in parts if part.training is not None]
+    tables = [part.training for part in known if part.training is not None]
+    return stacked(tables, **_sources(known)) if known else None
+
+
+def _sources(parts: Sequence[Part]) -> dict[str, pl.Series]:
+    """Return rank and path of each part."""
+    return {
+        "rank": pl.Series([part.devices["rank"].first() for part in parts], dtype=pl.Int32),
+        "path": pl.Series([part.path for part in parts], dtype=pl.String),
+    }
 
 
 def _with_operators_of_replays(

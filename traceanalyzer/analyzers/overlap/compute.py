@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,8 +12,8 @@ import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs
 from traceanalyzer.analyzers.common import clocks, device_work, launching
-from traceanalyzer.analyzers.common.columns import ratio
-from traceanalyzer.analyzers.common.device_work import DEVICE, measure_parts, per_device, runs_of
+from traceanalyzer.analyzers.common.columns import ratio, stacked
+from traceanalyzer.analyzers.common.device_work import DEVICE, measure_parts, per_device
 from traceanalyzer.analyzers.common.step_marks import MARK_NAMES
 from traceanalyzer.analyzers.common.step_patterns import by_kernels, steps as steps_of
 from traceanalyzer.analyzers.overlap import reasons
@@ -85,8 +86,8 @@ class Part:
     exposed: Exposed | None = None
 
 
-def measure(trace: Trace, options: Options) -> Part:
-    """Measure the device time of one rank.
+def measure(trace: Trace, options: Options, *, for_rules: bool = False) -> Part:
+    """Measure the device time of one rank; ``for_rules``: only of whole devices.
 
     Raises:
         MissingData: the trace has no device work.
@@ -97,8 +98,11 @@ def measure(trace: Trace, options: Options) -> Part:
         hint = record_hint(trace.meta, "device work")
         raise MissingData(_NO_WORK.format(path=trace.meta.path, hint=hint))
     span, steps = device_work.extent(work), steps_of(trace)
-    runs = runs_of(work)
+    runs = device_work.runs(trace, options.comm_patterns)
     devices = measure_parts(runs, span)
+    fine, of_streams = stretches(span, trace.meta.epoch_ns), work
+    if for_rules:
+        steps, fine, of_streams = steps.clear(), fine.clear(), work.clear()
     recorded = int(trace.events["kind"].is_in(DEVICE_WORK).sum())
     return Part(
         path=trace.meta.path,
@@ -106,8 +110,8 @@ def measure(trace: Trace, options: Options) -> Part:
         devices=devices,
         steps=measure_parts(runs, per_device(steps, work)),
         steps_by_kernels=by_kernels(steps),
-        streams=_streams(work),
-        stretches=measure_parts(runs, stretches(span, trace.meta.epoch_ns)),
+        streams=_streams(of_streams),
+        stretches=measure_parts(runs, fine),
         unfinished=recorded - work.height,
         before=launching.launched_before(trace, work),
         step_hint=record_hint(trace.meta, "step"),
@@ -135,7 +139,6 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
     whole, steps, streams = (
         _joined(parts, name, one_clock=one_clock) for name in ("devices", "steps", "streams")
     )
-    measured = [_absolute(part, "stretches", one_clock=one_clock) for part in parts]
     if options.by == "step" and steps.is_empty():
         paths = ", ".join(part.path for part in parts[:3])
         raise MissingData(_NO_STEPS.format(paths=paths, hint=parts[0].step_hint))
@@ -147,7 +150,7 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
         streams=_one_per_device(streams, ["rank", "device", "stream"]).with_columns(
             alone_frac=ratio("alone_ns", "busy_ns")
         ),
-        timeline=_shares(_sorted(timeline(measured, one_clock=one_clock))),
+        timeline=_shares(_sorted(_timeline(parts, one_clock=one_clock))),
         unfinished=sum(part.unfinished for part in parts),
         launched_before_ns=launching.known_ns(part.before for part in parts),
         beginnings=launching.beginnings(part.before for part in parts),
@@ -171,7 +174,16 @@ def refine(result: Overlap, _options: Options, reader: Reader) -> Overlap:
     return replace(result, launched_before_ns=before_ns, beginnings=())
 
 
-OVERLAP = Analyzer("overlap", Options, needs, measure, combine, more=more, refine=refine)
+OVERLAP = Analyzer(
+    "overlap",
+    Options,
+    needs,
+    measure,
+    combine,
+    more=more,
+    refine=refine,
+    rules_measure=partial(measure, for_rules=True),
+)
 
 
 # --- one rank ------------------------------------------------------------------------------
@@ -230,17 +242,11 @@ def _joined(parts: Sequence[Part], name: str, *, one_clock: bool) -> pl.DataFram
 
     Times start at the first device work of all files, or of each file if they do not share a clock.
     """
-    frames: list[pl.DataFrame] = [getattr(part, name) for part in parts]
-    part = np.repeat(np.arange(len(parts)), [frame.height for frame in frames])
     begins, _ = _extents(parts)
-    epochs = pl.Series([part.epoch_ns or 0 for part in parts], dtype=pl.Int64)
     if one_clock:
         begins = pl.Series([begins.min()], dtype=pl.Int64).new_from_index(0, len(parts))
-    begin = begins - epochs
-    rows = pl.concat(frames).with_columns(
-        pl.Series("path", [part.path for part in parts], pl.String)[part],
-        begin.gather(part).alias("begin"),
-    )
+    frames = [getattr(part, name) for part in parts]
+    rows = stacked(frames, path=_paths(parts), begin=begins - _epochs(parts))
     return _sorted(
         rows.select(
             "rank",
@@ -261,10 +267,18 @@ def _on_one_clock(parts: Sequence[Part]) -> bool:
 
 def _extents(parts: Sequence[Part]) -> tuple[pl.Series, pl.Series]:
     """Return begin and end of the device work of each part, in absolute time if known."""
-    epochs = pl.Series([part.epoch_ns or 0 for part in parts], dtype=pl.Int64)
     begins = pl.Series([part.devices["start"].min() for part in parts], dtype=pl.Int64)
     ends = pl.Series([part.devices["end"].max() for part in parts], dtype=pl.Int64)
-    return begins + epochs, ends + epochs
+    return begins + _epochs(parts), ends + _epochs(parts)
+
+
+def _epochs(parts: Sequence[Part]) -> pl.Series:
+    """Return the absolute time of 0 of each part, 0 if unknown."""
+    return pl.Series([part.epoch_ns or 0 for part in parts], dtype=pl.Int64)
+
+
+def _paths(parts: Sequence[Part]) -> pl.Series:
+    return pl.Series([part.path for part in parts], dtype=pl.String)
 
 
 def _one_per_device(frame: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
@@ -282,13 +296,6 @@ def _sorted(frame: pl.DataFrame) -> pl.DataFrame:
     return frame.sort("rank", "path", maintain_order=True, nulls_last=True)
 
 
-def _absolute(part: Part, name: str, *, one_clock: bool) -> pl.DataFrame:
-    """Return a frame of a part with its path, on the common clock if there is one."""
-    frame: pl.DataFrame = getattr(part, name)
-    epoch = (part.epoch_ns or 0) if one_clock else 0
-    return frame.with_columns(pl.col("start", "end") + epoch, path=pl.lit(part.path))
-
-
 def _shares(frame: pl.DataFrame) -> pl.DataFrame:
     return frame.with_columns(
         overlap_frac=ratio("overlapped_communication_ns", "communication_ns"),
@@ -297,31 +304,35 @@ def _shares(frame: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def timeline(measured: Sequence[pl.DataFrame], *, one_clock: bool) -> pl.DataFrame:
+def _timeline(parts: Sequence[Part], *, one_clock: bool) -> pl.DataFrame:
     """Merge the stretches to at most :data:`COARSE` + 1 of 1, 2 or 5 times 10^k ns.
 
     Args:
-        measured: for each rank a frame of rank, path, device, start, end and measures, in absolute
-            times if ``one_clock``.
+        parts: the parts of all ranks.
         one_clock: all times are on one clock; otherwise each rank's times begin with 0.
 
     Returns:
         rank, path, device, at_ns, span_ns and the measures, summed.
     """
-    extents = [
-        frame.select(pl.col("start").min(), pl.col("end").max()).row(0) for frame in measured
-    ]
-    known = [(first, last) for first, last in extents if first is not None]
-    if not known:
-        return _summed(pl.concat(measured), 1, pl.lit(0, pl.Int64))
-    begins, ends = zip(*known, strict=True)
-    length = max(ends) - min(begins) if one_clock else max(last - first for first, last in known)
-    width = _width(length)
-    placed = [
-        _summed(frame, width, pl.lit((min(begins) if one_clock else first or 0) // width * width))
-        for frame, (first, _) in zip(measured, extents, strict=True)
-    ]
-    return pl.concat(placed)
+    number = pl.Series(range(len(parts)), dtype=pl.UInt32)
+    frames = [part.stretches for part in parts]
+    rows = stacked(frames, path=_paths(parts), epoch=_epochs(parts), part=number)
+    shared = pl.col("start", "end") + pl.col("epoch") if one_clock else pl.col("start", "end")
+    begin, end = pl.col("start").min(), pl.col("end").max()
+    extent = {"origin": begin, "length": end - begin}
+    if not one_clock:
+        extent = {name: value.over("part") for name, value in extent.items()}
+    timed = rows.with_columns(shared).with_columns(**extent)
+    width = _width(timed.select(pl.col("length").max().fill_null(0)).item())
+    at = pl.col("start") // width * width - pl.col("origin") // width * width
+    placed = timed.with_columns(at_ns=at, span_ns=pl.col("end") - pl.col("start"))
+    measures = pl.exclude("path", "rank", "device", "at_ns", "part")
+    return (
+        placed.drop("start", "end", "epoch", "origin", "length")
+        .group_by("part", "rank", "path", "device", "at_ns", maintain_order=True)
+        .agg(measures.sum())
+        .drop("part")
+    )
 
 
 def _width(length: int) -> int:
@@ -331,16 +342,3 @@ def _width(length: int) -> int:
             if length <= COARSE * times * width:
                 return times * width
         width *= 10
-
-
-def _summed(frame: pl.DataFrame, width: int, origin: pl.Expr) -> pl.DataFrame:
-    keys = ["rank", "path", "device", "at_ns"]
-    return (
-        frame.with_columns(
-            at_ns=pl.col("start") // width * width - origin,
-            span_ns=pl.col("end") - pl.col("start"),
-        )
-        .drop("start", "end")
-        .group_by(keys, maintain_order=True)
-        .agg(pl.all().sum())
-    )

@@ -39,7 +39,7 @@ def report(
     """
     from traceanalyzer.analyzers.diagnosis.judge import with_thresholds
     from traceanalyzer.analyzers.report.build import build
-    from traceanalyzer.run import examine
+    from traceanalyzer.examining import examine
 
     rules = with_thresholds(thresholds)
     return build(examine(inputs, **reading), rules, list(named) or _paths(inputs))

@@ -9,7 +9,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs
 from traceanalyzer.analyzers.common import device_work, places, step_marks, step_patterns
-from traceanalyzer.analyzers.common.columns import joined as joined_tables
+from traceanalyzer.analyzers.common.columns import joined as joined_tables, stacked
 from traceanalyzer.analyzers.common.names import mapped, named
 from traceanalyzer.analyzers.steps import phases, slow_steps, statistics
 from traceanalyzer.analyzers.steps.options import Options
@@ -92,7 +92,7 @@ def measure(trace: Trace, options: Options) -> Part:
     if marks.is_empty():
         raise MissingData(_no_steps(trace, options.step_name))
     marks = marks.hstack(_host_parts(trace, marks))
-    measured = device_work.step_parts(device_work.device_work(trace), marks)
+    measured = device_work.step_parts(trace, marks)
     host = [f"{part}_ns" for part in HOST_PARTS]
     steps = (
         marks.select("step", "start", "end", *host)
@@ -260,10 +260,7 @@ def joined(parts: Sequence[Part]) -> pl.DataFrame:
         for _, group in groupby(ordered, key=lambda part: part.rank)
         for recording in _recordings(list(group))
     ]
-    rows = pl.concat(
-        _on_one_clock(recording).with_columns(recording=pl.lit(number, pl.UInt32))
-        for number, recording in enumerate(recordings)
-    )
+    rows = _on_one_clock(recordings)
     of = pl.DataFrame(
         {
             "recording": range(len(recordings)),
@@ -311,15 +308,30 @@ def _span(part: Part, epoch_ns: int) -> tuple[int, int]:
     return first + epoch_ns, last + epoch_ns
 
 
-def _on_one_clock(recording: Sequence[Part]) -> pl.DataFrame:
-    """Return the steps of the files of a recording, with the number of their ``file``."""
-    known = all(part.epoch_ns is not None for part in recording)
-    moves = [part.epoch_ns or 0 if known else 0 for part in recording]
-    rows = pl.concat(
-        part.steps.with_columns(pl.col("start", "end") + by, file=pl.lit(number))
-        for number, (part, by) in enumerate(zip(recording, moves, strict=True))
+def _on_one_clock(recordings: Sequence[Sequence[Part]]) -> pl.DataFrame:
+    """Return the steps of all recordings, with the numbers of ``recording`` and its ``file``."""
+    files = [
+        (part.steps, number, file, part.epoch_ns or 0 if _is_absolute(recording) else 0)
+        for number, recording in enumerate(recordings)
+        for file, part in enumerate(recording)
+    ]
+    steps, number, file, shift = zip(*files, strict=True)
+    rows = stacked(
+        steps,
+        recording=pl.Series(number, dtype=pl.UInt32),
+        file=pl.Series(file, dtype=pl.Int32),
+        shift=pl.Series(shift, dtype=pl.Int64),
     )
-    return _renumbered(rows) if len(recording) > 1 else rows
+    rows = rows.with_columns(pl.col("start", "end") + pl.col("shift")).drop("shift")
+    if len(steps) == len(recordings):
+        return rows
+    several = pl.col("file").max().over("recording") > 0
+    renumbered = [_renumbered(one) for one in rows.filter(several).partition_by("recording")]
+    return pl.concat([rows.filter(~several), *renumbered]).sort("recording", maintain_order=True)
+
+
+def _is_absolute(recording: Sequence[Part]) -> bool:
+    return all(part.epoch_ns is not None for part in recording)
 
 
 def _before(rows: pl.DataFrame) -> pl.DataFrame:

@@ -52,17 +52,13 @@ def judged(steps: pl.DataFrame, parts: Collection[str]) -> pl.DataFrame:
         communication, copies, idle, forward, backward; exposed parts only), and grown_ns, by how
         much; null if no parts are known.
     """
-    leading = {
-        key: warm_up(rows.unique("number").sort("number")["duration_ns"].to_list())
-        if rows["phase"].null_count() == rows.height
-        else 0
-        for key, rows in steps.partition_by(RECORDING, as_dict=True).items()
-    }
-    counts = pl.DataFrame(
-        [(*key, count) for key, count in leading.items()],
-        schema={"rank": pl.Int32, "path": pl.String, "_leading": pl.Int64},
-        orient="row",
-    )
+    each = steps.unique([*RECORDING, "number"], keep="first", maintain_order=True).sort("number")
+    recordings = each.group_by(RECORDING).agg("duration_ns", pl.col("phase").is_not_null().any())
+    leading = [
+        0 if of_engine else warm_up(durations)
+        for durations, of_engine in recordings.select("duration_ns", "phase").iter_rows()
+    ]
+    counts = recordings.select(*RECORDING, _leading=pl.Series(leading, dtype=pl.Int64))
     marked = steps.join(counts, on=RECORDING, how="left", nulls_equal=True, maintain_order="left")
     marked = marked.with_columns(warm_up=pl.col("number") < pl.col("_leading")).drop("_leading")
     usual = pl.col("duration_ns").filter(~_WARM_UP).median().over(*RECORDING, *PHASE)

@@ -6,7 +6,13 @@ from dataclasses import dataclass
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs
-from traceanalyzer.analyzers.common.columns import largest_first, ratio, sum_if_known, whole
+from traceanalyzer.analyzers.common.columns import (
+    largest_first,
+    ratio,
+    stacked,
+    sum_if_known,
+    whole,
+)
 from traceanalyzer.analyzers.common.device_work import DEVICE
 from traceanalyzer.analyzers.transfers.options import Options
 from traceanalyzer.analyzers.transfers.result import (
@@ -92,9 +98,8 @@ def measure(trace: Trace, _options: Options) -> Part:
 
 def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()) -> Transfers:
     """Sum the copies and memsets of all ranks by direction, memory and size."""
-    moves = pl.concat(
-        part.moves.with_columns(pl.lit(part.path).alias("path"), size_class()) for part in parts
-    )
+    path = pl.Series([part.path for part in parts], dtype=pl.String)
+    moves = stacked([part.moves for part in parts], path=path).with_columns(size_class())
     copies = _summed(moves, _WAY)
     place = copies.select(*_WAY, place=pl.int_range(pl.len()))
     sizes = _summed(moves, (*_WAY, "size")).join(place, on=_WAY, how="left", nulls_equal=True)
