@@ -45,11 +45,11 @@ from traceanalyzer.reading import (
     read,
 )
 from traceanalyzer.run import Reader, measures_of_one
-from traceanalyzer.summaries import LAYOUT, Header, Summary, Writer
+from traceanalyzer.summaries import Header, Summary, Writer
 from traceanalyzer.summarized import CONTEXT, Issues, context_path
 from traceanalyzer.trace import Trace
 from traceanalyzer.units import format_count
-from traceanalyzer.version import VERSION
+from traceanalyzer.version import PARTS_SCHEMA, VERSION
 
 #: Analyses that no summary has: they compare two inputs of one call.
 _WITHOUT = ("memory_diff",)
@@ -217,7 +217,9 @@ class _Task:
             size, changed = known.st_size, known.st_mtime_ns
         except OSError:
             size = changed = 0
-        return Header(LAYOUT, VERSION, self.path, None, size, changed, self.index, len(self.paths))
+        return Header(
+            PARTS_SCHEMA, VERSION, self.path, None, size, changed, self.index, len(self.paths)
+        )
 
     def is_done(self) -> bool:
         """Whether there is a summary of the unchanged input with all analyses."""

@@ -328,6 +328,11 @@ def _notes(result: GpuIdle) -> list[str]:
     if loader:
         busy = f", {format_ns(overlapped)} of it while the GPU was busy" if overlapped else ""
         notes.append(f"The data loader took {format_ns(loader)}{busy}.")
+    if waited and units["rank"].n_unique() > 1:
+        notes.append(
+            "Savings are idle time of the devices themselves; diagnose adds the wait time of other "
+            "ranks that it causes."
+        )
     copies = int(units["copy_ns"].sum())
     if copies:
         notes.append(f"Copying batches to the GPU took {format_ns(copies)} on the host.")
