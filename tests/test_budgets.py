@@ -11,6 +11,7 @@ from xml.etree import ElementTree as ET
 import pytest
 from conftest import ROOT
 from hypothesis import given, strategies as st
+from wording import raises_wording
 
 import traceanalyzer as ta
 from traceanalyzer.analyzers import registry
@@ -154,6 +155,12 @@ def test_files_that_cannot_be_read(tmp_path):
     for name in ("latin.toml", "huge.toml"):
         with pytest.raises(MalformedInput):
             read_budgets(tmp_path / name)
+
+
+def test_a_key_of_many_parts_takes_no_memory(write):
+    """The parser's memory grows by the square of the parts: 16 GB for this line."""
+    with raises_wording(MalformedInput):
+        read_budgets(write(text="a." * 60_000 + "b = 1"))
 
 
 def test_an_unknown_metric_lists_the_known_ones(write):

@@ -175,6 +175,12 @@ def test_everything_else_is_refused(sql, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["secret.csv"]
 
 
+def test_durations_are_text():
+    assert rows("select interval '90 minutes' as x from events limit 1") == [("PT1H30M",)]
+    (found,) = rows("select ts as t, cast(ts as interval) as x from events limit 1")
+    assert isinstance(found[1], str)
+
+
 def test_long_expressions_do_not_exhaust_the_stack():
     assert rows("select " + "1+" * 400 + "1 as n from events limit 1") == [(401,)]
 

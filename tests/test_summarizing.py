@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -358,6 +359,33 @@ def test_crafted_tables_are_one_error(sums, tmp_path):
     rewritten(path, change=with_json("gpu-idle/parts", lambda text: text.replace('"start"', '"s"')))
     with pytest.raises(MalformedInput, match="summaries"):
         ta.gpu_idle(path)
+
+
+def swapped(first: str, second: str):
+    """Return a change of JSON: two columns of a table that follow each other are swapped."""
+    pattern = rf'\["{first}",(\d+)\],\["{second}",(\d+)\]'
+    return lambda text: re.sub(pattern, rf'["{first}",\2],["{second}",\1]', text)
+
+
+CRAFTED = [
+    # a caller that is its own caller: without a check, no loop over the levels ends
+    ("flamegraph", "flamegraph/parts", "py_spy/default.raw.txt",
+     lambda text: re.sub(r"\[\[\d+\],\d+\],(\[\[\d+\],\d+\])\]", r"\1,\1]", text, count=1)),
+    ("info", "info/parts", "nccl_8ranks/rank0.json.gz",
+     lambda text: text.replace('["events",489]', '["events",1e300]')),
+    ("gpu_idle", "gpu-idle/issues", "nccl_8ranks/rank0.json.gz", lambda _: "[[[],[0,[]]]]"),
+    ("gpu_idle", "gpu-idle/issues", "nccl_8ranks/rank0.json.gz", swapped("severity", "code")),
+    ("diagnose", "diagnose/memory_growth", "memory/training.pickle", swapped("path", "device")),
+    ("report", "report/memory_growth", "memory/training.pickle", swapped("path", "device")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "section", "source", "change"), CRAFTED)
+def test_crafted_parts_are_one_error(name, section, source, change, tmp_path):
+    (path,) = ta.summarize(FIXTURES / source, tmp_path).written
+    rewritten(Path(path), change=with_json(section, change))
+    with pytest.raises(MalformedInput, match="traceanalyzer summarize"):
+        getattr(ta, name)(path)
 
 
 def test_paths_in_a_summary_are_never_opened(sums, tmp_path, monkeypatch):

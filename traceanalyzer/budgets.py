@@ -49,6 +49,8 @@ _COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
 }
 _MOST_BYTES = 1 << 20
+#: A key with many parts (a.b.c) takes memory by the square of their number.
+_MOST_DOTS = 100
 _FORM = 'write for example budgets = ["step_ms <= 410"]'
 
 
@@ -205,6 +207,8 @@ def read_budgets(path: PathLike) -> tuple[Budget, ...]:
         raise UnreadableFile(name, str(getattr(error, "strerror", error)).lower()) from None
     if len(data) > _MOST_BYTES:
         raise MalformedInput(name, "too large for a file of budgets", hint=_FORM)
+    if any(line.count(b".") > _MOST_DOTS for line in data.splitlines()):
+        raise MalformedInput(name, f"a line with more than {_MOST_DOTS} dots", hint=_FORM)
     try:
         content = tomllib.loads(data.decode())
     except (ValueError, RecursionError) as error:

@@ -127,6 +127,8 @@ def examine(
         try:
             with guarded(opened.summaries):
                 results[name] = question.result(reader)
+                if opened.summaries and not for_rules:
+                    results[name].view()
         except MissingData as error:
             missing[name] = str(error).removeprefix(f"{only}: ")
     overlaps = opened.repeats.notes.values()
@@ -134,7 +136,8 @@ def examine(
     notes = (*lost, *skipped_notes(opened.skipped), *overlaps, *dict.fromkeys(reader.notes))
     several = jobs.several_jobs(questions.recordings)
     truncated = tuple(questions.truncated)
-    return Examination(results, missing, notes, tuple(opened.read), several, truncated)
+    files = tuple(opened.read)
+    return Examination(results, missing, notes, files, several, truncated, opened.summaries)
 
 
 def measures_of_all(*, for_rules: bool) -> Measures:

@@ -222,8 +222,14 @@ class _Query:
             raise OptionError(_explained(str(error), tables)) from None
         except (TypeError, ValueError, OverflowError) as error:
             raise OptionError(f"the query cannot be executed: {_one_line(str(error))}") from None
-        odd = [n for n, dtype in frame.schema.items() if dtype not in _WRITTEN]
-        return frame.with_columns(pl.col(odd).cast(pl.String, strict=False)) if odd else frame
+        return frame.with_columns(
+            # durations have no cast to text
+            pl.col(name).dt.to_string()
+            if dtype == pl.Duration
+            else pl.col(name).cast(pl.String, strict=False)
+            for name, dtype in frame.schema.items()
+            if dtype not in _WRITTEN
+        )
 
 
 def _tokens(sql: str) -> list[tuple[str, str]]:

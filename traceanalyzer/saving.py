@@ -18,7 +18,7 @@ from traceanalyzer.baselines import Facts, SavedRun
 from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.reading import InputList, Inputs, Progress, each, is_summary
 from traceanalyzer.result import Result, Table, View
-from traceanalyzer.run import collect
+from traceanalyzer.run import collect, guarded
 from traceanalyzer.summarized import context_path
 from traceanalyzer.summarizing import summarize
 from traceanalyzer.trace import Trace
@@ -178,7 +178,9 @@ def _facts(folder: Path) -> Facts:
     saved = datetime.now(UTC).isoformat(timespec="seconds")
     known = Facts(PARTS_SCHEMA, VERSION, saved, inputs=count, ranks=count)
     try:
-        run = runs.run_of(collect(DIFF, str(folder), DIFF.options()).parts)
+        collected = collect(DIFF, str(folder), DIFF.options())
+        with guarded(collected.summaries):
+            run = runs.run_of(collected.parts)
     except MissingData:
         return known
     sizes = {fact.world_size for fact in run.facts if fact.world_size}

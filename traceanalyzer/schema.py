@@ -375,15 +375,17 @@ def check(frames: Mapping[str, pl.DataFrame]) -> list[str]:
     times; order of ``events`` by (ts, -dur).
     """
     wrong = [f"unknown table {name}" for name in frames if name not in TABLES]
-    for name, columns in TABLES.items():
+    for name in TABLES:
         if name not in frames:
             wrong.append(f"table {name} is missing")
             continue
-        wrong += _check_columns(name, columns, frames[name])
+        wrong += check_columns(name, frames[name])
     return wrong or [*_check_rows(frames), *_check_times(frames["events"])]
 
 
-def _check_columns(name: str, columns: tuple[Column, ...], frame: pl.DataFrame) -> list[str]:
+def check_columns(name: str, frame: pl.DataFrame) -> list[str]:
+    """Return the violations of the schema by the columns of one table; see :func:`check`."""
+    columns = TABLES[name]
     required = [c.name for c in columns if not c.on_request]
     optional = [c.name for c in columns if c.on_request and c.name in frame.columns]
     if frame.columns != required + optional:

@@ -24,7 +24,7 @@ from traceanalyzer.errors import (
 from traceanalyzer.inputs import Measures, OpenedInputs, State
 from traceanalyzer.limits import MAX_RANKS
 from traceanalyzer.reading import natural
-from traceanalyzer.schema import CONTEXT_SUFFIX, check
+from traceanalyzer.schema import CONTEXT_SUFFIX, check, check_columns
 from traceanalyzer.summaries import AGAIN, Summary
 from traceanalyzer.trace import Meta, Trace
 
@@ -85,6 +85,8 @@ def _join(opened: OpenedInputs, measures: Measures, summary: Summary) -> None:
         return
     state: State = summary.read(section, State)
     issues: Issues = summary.read(f"{section}/issues", Issues)
+    for sources, of_file in issues:
+        _require_schema(summary.path, sources, check_columns("issues", of_file))
     restored = measures.restored(summary)
     if any(opened.summaries.get(meta.path, summary.path) != summary.path for meta in state.metas):
         opened.skip(summary.path, f"another summary is of {summary.header.path} too")
@@ -110,6 +112,17 @@ def _join(opened: OpenedInputs, measures: Measures, summary: Summary) -> None:
         how.progress(summary.header.bytes, summary.header.bytes)
     for sources, of_file in issues if how.on_trace else ():
         how.on_trace(Trace(sources, issues=of_file))  # type: ignore[misc]
+
+
+def _require_schema(path: str, sources: tuple[Meta, ...], wrong: Sequence[str]) -> None:
+    """Require tables of at least one file that do not violate the schema.
+
+    Raises:
+        MalformedInput: they do, or are of no file.
+    """
+    if wrong or not sources:
+        why = wrong[0] if wrong else "no source"
+        raise MalformedInput(path, f"tables violate the schema: {why}", hint=AGAIN)
 
 
 def not_stored(section: str, stored: Sequence[str]) -> str:
@@ -175,8 +188,7 @@ def stored_context(path: str, windows: Sequence[tuple[int, int]]) -> Trace:
     known, trace = Summary(place).read("context", CONTEXT)
     if not {*map(tuple, windows)} <= {*known}:
         raise MissingData("the summaries have its events of other times; pass the traces")
-    if wrong := check(trace.tables):
-        raise MalformedInput(place, f"tables violate the schema: {wrong[0]}", hint=AGAIN)
+    _require_schema(place, trace.sources, check(trace.tables))
     ts, end = pl.col("ts"), pl.col("ts") + pl.col("dur").fill_null(0).clip(lower_bound=0)
     inside = pl.any_horizontal((ts < high) & (end > low) for low, high in windows)
     return trace if {*map(tuple, windows)} == {*known} else trace.select(inside)  # type: ignore[no-any-return]

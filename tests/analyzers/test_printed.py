@@ -120,6 +120,15 @@ def test_a_truncated_table_has_shares_of_its_rows(torch: str, tmp_path: Path) ->
     assert "of the 10 printed rows" in ta.operators(f"{torch}top10.txt").view().verdict
 
 
+def test_a_table_with_totals_only_is_one_error(tmp_path: Path) -> None:
+    path = tmp_path / "table_without_rows.txt"
+    lines = (TEXTS / "profiler_list.dat").read_text(encoding="utf-8").splitlines(keepends=True)
+    kept = [line for line in lines if re.search("----|Name  |time total", line)]
+    path.write_text("".join(kept), encoding="utf-8")
+    with pytest.raises(MissingData, match="no complete row"):
+        ta.operators(path)
+
+
 def test_issues_of_text_have_a_remedy() -> None:
     issue = {"code": "truncated-table", "severity": "data_loss", "count": 1, "first": "line 6"}
     assert "print the table again" in _message(issue)

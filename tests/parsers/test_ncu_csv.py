@@ -20,6 +20,7 @@ import traceanalyzer as ta
 from traceanalyzer import schema
 from traceanalyzer.errors import MalformedInput, MissingData, UnknownFormat
 from traceanalyzer.parsers import ncu_csv
+from traceanalyzer.parsers.ncu_csv import lines, reader
 from traceanalyzer.parsers.ncu_csv.values import Numbers, unit_of
 from traceanalyzer.parsers.source import Source
 from traceanalyzer.trace import concat
@@ -234,6 +235,43 @@ def test_any_bytes_after_a_header(tmp_path_factory: pytest.TempPathFactory, data
     trace = ta.read(path, format="ncu-csv")
     assert schema.check(trace.tables) == []
     assert trace.metrics.height >= 9
+
+
+def test_a_wide_table_without_metrics_has_no_rows(tmp_path: Path) -> None:
+    path = tmp_path / "no_metric_columns.csv"
+    path.write_text('"ID","Kernel Name"\n"",""\n"0","axpy"\n')
+    assert ta.read(path).metrics.is_empty()
+
+
+def test_rows_that_cannot_be_read_do_not_cost_the_others(tmp_path: Path) -> None:
+    header, *rows = (FOLDER / "long.csv").read_bytes().splitlines(keepends=True)
+    path = tmp_path / "unpaired_quotes.csv"
+    bad = b'"0","1234","a""\n'
+    path.write_bytes(header + (b"".join(rows) + b"output\n" + bad) * 300)
+    trace = ta.read(path)
+    known = ta.read(FOLDER / "long.csv").metrics.height
+    assert trace.metrics.height == 300 * known
+    assert dict(trace.issues.select("code", "count").iter_rows())["bad-line"] >= 299
+
+
+def test_repeated_headers_begin_no_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log of many processes has a header of each: thousands of tables took a minute."""
+    path = tmp_path / "header_before_each_row.csv"
+    header, *rows = (FOLDER / "long.csv").read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(header + row for row in rows))
+    trace = ta.read(path)
+    assert trace.metrics.equals(ta.read(FOLDER / "long.csv").metrics)
+    reads: list[int] = []
+    read = reader._cells
+    monkeypatch.setattr(reader, "_cells", lambda *given: reads.append(1) or read(*given))
+    ta.read(path)
+    assert len(reads) == 1
+
+
+def test_the_end_of_an_endless_line_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "_LONGEST_LINE", 10)
+    blocks = [b"ab\n" + b"x" * 8, b"y" * 9, b"z" * 9 + b"\nend\nand", b"more", b"\n"]
+    assert b"".join(lines.chunks(blocks)) == b"ab\n" + b"x" * 8 + b"yy" + b"\nend\nandmore\n"
 
 
 def test_other_files_are_not_reports() -> None:

@@ -194,6 +194,7 @@ class Examination:
         files: paths of the files that were read.
         jobs: assignment of files to different jobs; empty if all can belong to one job.
         truncated: paths of truncated files.
+        summaries: the summary of each summarized input, by the path of the input.
     """
 
     results: Mapping[str, Result]
@@ -202,6 +203,7 @@ class Examination:
     files: tuple[str, ...]
     jobs: str = ""
     truncated: tuple[str, ...] = ()
+    summaries: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

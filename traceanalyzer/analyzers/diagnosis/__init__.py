@@ -37,7 +37,10 @@ def diagnose(
     """
     from traceanalyzer.analyzers.diagnosis.judge import judge, with_thresholds
     from traceanalyzer.examining import examine
+    from traceanalyzer.run import guarded
 
     rules = with_thresholds(thresholds)
     analyses = {name for rule in rules for name in (rule.analysis, *rule.uses)}
-    return judge(examine(inputs, analyses, for_rules=True, **reading), rules)
+    examined = examine(inputs, analyses, for_rules=True, **reading)
+    with guarded(examined.summaries):
+        return judge(examined, rules)

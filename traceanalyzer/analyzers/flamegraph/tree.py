@@ -151,8 +151,25 @@ def _one_tree(
 
 
 def _check(parts: Sequence[Part]) -> None:
+    """Check that the parts fit together, and the row numbers of each, which summaries store.
+
+    Raises:
+        InputError: the parts' weights have several units.
+        ValueError: a row number is out of range; in a cycle of callers no loop would end.
+    """
     first = parts[0]
     for other in parts:
+        parent, size = other.forest.parent, other.forest.parent.size
+        ranges = (
+            (parent + 1, size + 1),
+            (other.forest.frame, other.frames.height),
+            (other.node, size),
+            (other.group, len(other.groups)),
+        )
+        in_range = all(((rows >= 0) & (rows < end)).all() for rows, end in ranges)
+        in_order = (parent < np.arange(size)).all() and (np.diff(parent) >= 0).all()
+        if not in_range or not in_order:
+            raise ValueError("a call tree with wrong row numbers")
         if other.unit != first.unit:
             units = [unit or "an unknown unit" for unit in (other.unit, first.unit)]
             raise InputError(

@@ -338,10 +338,11 @@ class Hang(Result):
         return "ended" if any(rank in s.ended for s in self.stuck.stuck) else "nothing pending"
 
     def _operations(self) -> pl.DataFrame:
+        roots = {*self.stuck.causes, *self.stuck.cycle}
         rows = [
             (
                 self._cause_of(one),
-                one in self.stuck.causes or one in self.stuck.cycle,
+                one in roots,
                 one.op,
                 None if one.is_p2p else one.seq,
                 self.groups.label(one.group),

@@ -44,7 +44,7 @@ def info(
     """
     from traceanalyzer.analyzers.info.compute import INFO
     from traceanalyzer.reading import each_and_skipped
-    from traceanalyzer.run import collect, truncated_notes, with_notes
+    from traceanalyzer.run import collect, guarded, truncated_notes, with_notes
 
     items, foreign = each_and_skipped(inputs)
     if quick is not False:
@@ -55,5 +55,8 @@ def info(
             return result
     collected = collect(INFO, items, Options(), may_be_empty=len(items) != 1, **reading)
     unread = [(one.path, one.why) for one in collected.skipped]
-    result = INFO.combine(collected.parts, Options((*skipped, *foreign, *unread)), ())
+    with guarded(collected.summaries):
+        result = INFO.combine(collected.parts, Options((*skipped, *foreign, *unread)), ())
+        if collected.summaries:
+            result.view()
     return with_notes(result, truncated_notes(collected.truncated, collected.metas))

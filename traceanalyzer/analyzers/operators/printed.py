@@ -69,6 +69,11 @@ def combine(rows: pl.DataFrame, options: Options) -> PrintedOperators:
         MissingData: no table has the data to group or sort by.
     """
     table = printed.wide(rows, FORM, _NUMBERS, _TEXTS).drop_nulls("calls")
+    if table.is_empty():
+        raise MissingData(
+            f"{rows['path'][0]}: the printed table has no complete row; print "
+            "key_averages().table() again"
+        )
     totals = printed.wide(rows, FORM, _TOTALS).filter(pl.col("row").is_null())
     wanted = [name for name in options.keys if name in _TEXTS]
     for name in wanted:

@@ -40,9 +40,12 @@ def report(
     from traceanalyzer.analyzers.diagnosis.judge import with_thresholds
     from traceanalyzer.analyzers.report.build import build
     from traceanalyzer.examining import examine
+    from traceanalyzer.run import guarded
 
     rules = with_thresholds(thresholds)
-    return build(examine(inputs, **reading), rules, list(named) or _paths(inputs))
+    examined = examine(inputs, **reading)
+    with guarded(examined.summaries):
+        return build(examined, rules, list(named) or _paths(inputs))
 
 
 def _paths(inputs: Inputs) -> list[str]:

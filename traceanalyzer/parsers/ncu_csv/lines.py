@@ -13,6 +13,8 @@ from traceanalyzer.parsers.ncu_csv.layout import Layout, encoding_of, parse_head
 #: A record with quoted line breaks has at most this many lines.
 _LINES = 64
 _LONGEST = 1 << 20
+#: Of a longer line only the beginning is kept; a row with values of all instances may be long.
+_LONGEST_LINE = 1 << 25
 _QUOTE, _LINE_BREAK = 34, 10
 _CHARS = 300
 
@@ -61,7 +63,7 @@ def utf8(blocks: Iterable[bytes], head: bytes) -> Iterator[bytes]:
 def chunks(blocks: Iterable[bytes]) -> Iterator[bytes]:
     """Yield blocks that end with a record: at a line break outside of quotation marks."""
     rest = b""
-    for block in blocks:
+    for block in _bounded(blocks):
         data = rest + block
         end = _last_record(data)
         if end:
@@ -69,6 +71,17 @@ def chunks(blocks: Iterable[bytes]) -> Iterator[bytes]:
         rest = data[end:]
     if rest:
         yield rest
+
+
+def _bounded(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the blocks without the ends of endless lines, which would have to be in memory."""
+    length = 0
+    for block in blocks:
+        first, last = block.find(b"\n"), block.rfind(b"\n")
+        end = len(block) if first < 0 else first
+        room = max(_LONGEST_LINE - length, 0)
+        length = length + end if first < 0 else len(block) - last - 1
+        yield block if end <= room else block[:room] + block[end:]
 
 
 def _last_record(data: bytes) -> int:
@@ -108,8 +121,8 @@ def _quotes(data: bytes, end: int) -> int:
 
 def sections(
     data: bytes, layout: Layout | None, messages: Messages
-) -> Iterator[tuple[Layout | None, bytes, int]]:
-    """Yield the layout, the rows and their number of each run of rows in a chunk.
+) -> Iterator[tuple[Layout | None, list[bytes]]]:
+    """Yield the layout and the rows of each run of rows in a chunk.
 
     A header begins a new table; its layout comes first, with no rows.
     """
@@ -122,15 +135,17 @@ def sections(
                 rows.append(b"\n".join(record))
                 record = []
             elif len(record) >= _LINES:
-                _unclosed(record, layout, rows, messages)
+                rows += closed(record, layout, messages)
                 record = []
             continue
         if b"Name" in line and (header := parse_header(line.decode(errors="replace"))):
+            if header == layout and not header.is_wide:  # several reports in one log
+                continue
             if rows:
-                yield layout, b"\n".join(rows), len(rows)
+                yield layout, rows
                 rows = []
             layout = header
-            yield layout, b"", 0
+            yield layout, []
         elif not _is_row(line, layout):
             messages.add(line)
         elif line.count(b'"') % 2:
@@ -138,9 +153,9 @@ def sections(
         else:
             rows.append(line)
     if record:
-        _unclosed(record, layout, rows, messages)
+        rows += closed(record, layout, messages)
     if rows:
-        yield layout, b"\n".join(rows), len(rows)
+        yield layout, rows
 
 
 def is_short(data: bytes, layout: Layout | None) -> bool:
@@ -159,15 +174,15 @@ def _is_row(line: bytes, layout: Layout | None) -> bool:
     return line.count(layout.delimiter.encode()) >= min(len(layout.columns), 3)
 
 
-def _unclosed(
-    record: list[bytes], layout: Layout | None, rows: list[bytes], messages: Messages
-) -> None:
-    """Skip a row whose quotation mark is open, and keep the complete rows after it."""
+def closed(record: list[bytes], layout: Layout | None, messages: Messages) -> list[bytes]:
+    """Return the complete rows after the first line, whose quotation mark is open."""
     messages.bad += 1
+    rows = []
     for line in record[1:]:
-        if not _is_row(line, layout):
+        if not _is_row(line, layout) or b'"Kernel Name"' in line:  # output, or a header
             messages.add(line)
         elif line.count(b'"') % 2:
             messages.bad += 1
         else:
             rows.append(line)
+    return rows

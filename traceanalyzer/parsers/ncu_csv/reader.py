@@ -152,13 +152,29 @@ class _Reader:
         rows = lines.regular_rows(chunk, self.layout) if self.layout else 0
         if rows and self._add_rows(chunk, rows):
             return
-        for layout, rows_text, count in lines.sections(chunk, self.layout, self.messages):
-            if not count:
+        for layout, records in lines.sections(chunk, self.layout, self.messages):
+            if records and layout:
+                self._add_records(records, layout)
+            else:
                 self.layout, self._units = layout, None
-            elif not self._add_rows(rows_text, count):
-                for line in rows_text.split(b"\n"):
-                    if not self._add_rows(line, 1):
-                        self.messages.bad += 1
+
+    def _add_records(self, records: list[bytes], layout: Layout) -> None:
+        """Add rows; without those that prevent reading the others, which are counted."""
+        if not self._add_rows(b"\n".join(records), len(records)):
+            readable = self._readable(records, layout)
+            if readable and not self._add_rows(b"\n".join(readable), len(readable)):
+                self.messages.bad += len(readable)
+
+    def _readable(self, records: list[bytes], layout: Layout) -> list[bytes]:
+        """Return the rows that polars reads as one row each, by bisection."""
+        read = _cells(b"\n".join(records), layout, self._places(layout))
+        if read is not None and read.height == len(records):
+            return records
+        if middle := len(records) // 2:
+            halves = records[:middle], records[middle:]
+            return [row for half in halves for row in self._readable(half, layout)]
+        rows = lines.closed(records[0].split(b"\n"), layout, self.messages)
+        return self._readable(rows, layout) if rows else []
 
     def _add_rows(self, text: bytes, count: int) -> bool:
         """Add rows; return False if polars reads another number of rows."""
@@ -292,7 +308,8 @@ def _units_of(layout: Layout, first: pl.DataFrame, places: dict[str, int]) -> pl
         key = f"metric {place}"
         if key in places:
             rows.append((key, name, unit if unit is not None else below.get(key) or ""))
-    return pl.DataFrame(rows, schema=["place", "metric", "unit"], orient="row")
+    types = dict.fromkeys(("place", "metric", "unit"), pl.String)  # also without any metric
+    return pl.DataFrame(rows, schema=types, orient="row")
 
 
 def _typed(rows: pl.DataFrame) -> pl.DataFrame:
