@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 # pip from outside: a venv made without pip works where ensurepip was left out (Debian)
 INSTALL := $(PYTHON) -m pip --python $(BIN)/python --disable-pip-version-check install -q
 
-.PHONY: help demo screenshot test check bench accuracy agents metrics bless snapshot coverage fuzz fuzz-native mutants docs \
+.PHONY: help demo screenshot test check bench bench-scale accuracy agents metrics bless snapshot coverage fuzz fuzz-native mutants docs \
 	site lowest installs clean
 
 help: ## this list
@@ -30,6 +30,9 @@ check: $(VENV)/.developer ## lint, formatting, language, types
 
 bench: $(VENV)/.developer ## how fast, how much memory, against orjson and HTA
 	$(BIN)/python -m benchmarks.run
+
+bench-scale: $(VENV)/.developer ## many ranks and large files: time, memory and bars (SCALE=--large: 10 GB, 100 x 200 MB)
+	$(BIN)/python -m benchmarks.scale --write $(SCALE)
 
 accuracy: $(VENV)/.developer ## how often is the first finding of diagnose the root cause?
 	$(BIN)/python -m benchmarks.accuracy $(ACCURACY)

@@ -87,6 +87,18 @@ def nsys_export(kernels: int) -> Path:
     return _created(f"nsys{kernels}.sqlite", lambda target: _export(target, kernels))
 
 
+def many_ranks(ranks: int, straggler: int) -> Path:
+    """A folder with one small synthetic trace of each rank of a job."""
+    script = ROOT / "fixtures" / "make_nccl_ranks.py"
+    numbers = ["--ranks", str(ranks), "--straggler", str(straggler)]
+    return _created(f"ranks{ranks}", lambda target: _run(script, *numbers, str(target)))
+
+
+def ranks_of(trace: Path, ranks: int) -> Path:
+    """A folder with copies of a generated trace, which name other ranks."""
+    return _created(f"{trace.stem}x{ranks}", lambda target: _copies(target, trace, ranks))
+
+
 def snapshot(events: int) -> Path:
     """A synthetic memory snapshot of one device."""
     script = SHARED / "tools" / "gen_memory_snapshot.py"
@@ -135,6 +147,16 @@ def _export(target: Path, kernels: int) -> None:
     source.write_bytes(gzip.decompress(packed.read_bytes()))
     _run(SHARED / "tools" / "gen_nsys_sqlite.py", str(target), str(kernels), str(source))
     source.unlink()
+
+
+def _copies(target: Path, trace: Path, ranks: int) -> None:
+    target.mkdir()
+    for rank in range(ranks):
+        with trace.open("rb") as source, (target / f"rank{rank}.json").open("wb") as copied:
+            head = source.read(1 << 12)
+            named = f'"rank": {rank}, "world_size": {ranks}'.encode()
+            copied.write(head.replace(b'"rank": 0, "world_size": 8', named))
+            shutil.copyfileobj(source, copied, _BLOCK)
 
 
 def _thin(target: Path, megabytes: int) -> None:

@@ -25,6 +25,8 @@ class Run:
 
     Attributes:
         seconds: what the command says it took, else the wall time of its process.
+        wall: wall time of its process.
+        cpu: CPU time of all its processes, user and system.
         rows: what the command says it found, or None.
         peak_rss: highest sum of the resident bytes of all its processes; None: not sampled.
         peak_pss: the same, pages shared by n processes counted 1/n in each.
@@ -33,6 +35,8 @@ class Run:
 
     seconds: float
     rows: int | None = None
+    wall: float = 0
+    cpu: float = 0
     peak_rss: int | None = None
     peak_pss: int | None = None
     error: str | None = None
@@ -41,21 +45,27 @@ class Run:
 def run(command: Sequence[str | Path], *, sample_memory: bool = False) -> Run:
     """Run a command to its end; sampling its memory costs time, so do one or the other."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        start = time.perf_counter()
+        start, used = time.perf_counter(), _cpu_of_children()
         process = subprocess.Popen(
             command, stdout=out, stderr=err, stdin=subprocess.DEVNULL, env=_environment()
         )
         sampler = _Sampler(process.pid) if sample_memory else None
         status = process.wait()
-        wall = time.perf_counter() - start
+        wall, cpu = time.perf_counter() - start, _cpu_of_children() - used
         peak_rss, peak_pss = sampler.stop() if sampler else (None, None)
         out.seek(0)
         err.seek(0)
         seconds, rows = _parsed(out.read()) or (wall, None)
         if status:
             lines = err.read().decode(errors="replace").strip().splitlines() or [""]
-            return Run(wall, error=lines[-1] or f"status {status}")
-    return Run(seconds, rows, peak_rss, peak_pss)
+            return Run(wall, wall=wall, cpu=cpu, error=lines[-1] or f"status {status}")
+    return Run(seconds, rows, wall, cpu, peak_rss, peak_pss)
+
+
+def _cpu_of_children() -> float:
+    """Return the CPU time of all processes that have ended."""
+    times = os.times()
+    return times.children_user + times.children_system
 
 
 def _environment() -> dict[str, str]:

@@ -26,8 +26,8 @@ def markdown(measured: Results) -> str:
     sections = [
         _circumstances(measured),
         "### Bars\n\n"
-        + _table("<<>><", ("what", "input", "measured", "bar", ""), _bar_rows(measured)),
-        "### Times and memory\n\n" + _table("<<>>>>>>", _HEADINGS, _rows(measured, others)),
+        + table("<<>><", ("what", "input", "measured", "bar", ""), _bar_rows(measured)),
+        "### Times and memory\n\n" + table("<<>>>>>>", _HEADINGS, _rows(measured, others)),
     ]
     inflated = measured.of(*INFLATERS)
     if inflated:
@@ -38,11 +38,12 @@ def markdown(measured: Results) -> str:
     return "\n\n".join(sections) + "\n"
 
 
-def include(text: str, page: Path = PAGE) -> None:
+def include(text: str, page: Path = PAGE, markers: tuple[str, str] = (BEGIN, END)) -> None:
     """Put a run's tables between the page's markers."""
-    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    _, _, after = rest.partition(END)
-    page.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{after}", encoding="utf-8")
+    begin, end = markers
+    before, _, rest = page.read_text(encoding="utf-8").partition(begin)
+    _, _, after = rest.partition(end)
+    page.write_text(f"{before}{begin}\n\n{text}\n{end}{after}", encoding="utf-8")
 
 
 def _circumstances(measured: Results) -> str:
@@ -104,7 +105,7 @@ def _inflaters(inflated: list[Measurement]) -> str:
         speeds = [_number(m.megabytes_per_second) if m else "" for m in of_trace]
         rows.append((_code(trace), _number(size), *speeds))
     libraries = (task.removeprefix("inflate ").replace("_", "-") for task in INFLATERS)
-    return _table("<>>>>", ("input", "MB", *(f"{name}, MB/s" for name in libraries)), rows)
+    return table("<>>>>", ("input", "MB", *(f"{name}, MB/s" for name in libraries)), rows)
 
 
 def _routes(tried: list[Measurement], measured: Results) -> str:
@@ -114,10 +115,11 @@ def _routes(tried: list[Measurement], measured: Results) -> str:
         share = m.best / yardstick if m.best and yardstick else None
         summary = (ROUTES[m.task].__doc__ or "").strip().split("\n")[0]
         rows.append((_code(m.task), summary, _seconds(m), _number(share, 2)))
-    return _table("<<>>", ("route", "what", "best, s", _SHARE), rows)
+    return table("<<>>", ("route", "what", "best, s", _SHARE), rows)
 
 
-def _table(alignment: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table(alignment: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table in Markdown; ``alignment`` has a ``<`` or ``>`` for each column."""
     rule = ["--:" if side == ">" else "---" for side in alignment]
     lines = [headings, rule, *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

@@ -91,6 +91,27 @@ def hta(folder: str) -> tuple[float, int]:
     return seconds, sum(len(analysis.t.get_trace(rank)) for rank in analysis.t.get_ranks())
 
 
+def orjson_pool(folder: str) -> tuple[float, int]:
+    """Kernel time of each trace of a folder, by a process per core: the plainest loop."""
+    from multiprocessing import Pool
+
+    paths = sorted(str(path) for path in Path(folder).iterdir())
+    start = time.perf_counter()
+    with Pool(len(os.sched_getaffinity(0))) as pool:
+        sums = pool.map(_kernel_time, paths, chunksize=1)
+    return time.perf_counter() - start, len(sums)
+
+
+def _kernel_time(path: str) -> float:
+    import gzip
+
+    import orjson
+
+    text = Path(path).read_bytes()
+    trace = orjson.loads(gzip.decompress(text) if path.endswith(".gz") else text)
+    return sum(one["dur"] for one in trace["traceEvents"] if one.get("cat") == "kernel")
+
+
 def plain_loop(path: str) -> tuple[float, int]:
     """Leaf and library frame of each stack, by the plainest loop that does not repeat itself.
 
@@ -341,7 +362,7 @@ TASKS = {
         task.__name__: task
         for task in (
             *(pickle_load, read_snapshot, memory_page, trace_plot),
-            *(orjson_loads, read, hta, plain_loop, itwinai_report),
+            *(orjson_loads, orjson_pool, read, hta, plain_loop, itwinai_report),
             *(adbc_columns, pandas_kernels, union, gaps, nest, link),
         )
     },

@@ -9,6 +9,7 @@ import json
 import os
 import pickletools
 import sqlite3
+import zlib
 from contextlib import closing, suppress
 from pathlib import Path
 from random import Random
@@ -18,6 +19,8 @@ from any_trace import any_trace
 from mutation import mutated as mutated_text
 
 from traceanalyzer.exporters.parquet import write_parquet
+from traceanalyzer.exporters.perfetto.wire import delimited
+from traceanalyzer.parsers.perfetto.wire import DELIMITED, whole_fields
 
 #: Seconds of each loop of ``make fuzz``; a fifth of FUZZ_SECONDS is for the byte fuzzer.
 SHARE = float(os.environ.get("FUZZ_SECONDS", "60")) / 10
@@ -51,6 +54,8 @@ SPEEDSCOPE = _files("py_spy/*.speedscope.json") + _files("malformed_stacks/*.jso
 SNAPSHOTS = _files("memory/*.pickle")
 NSYS = _files("nsys/*.sqlite", 1 << 30)
 PRINTED = _files("printed_text/*") + _files("malformed_text/*", 20_000)
+INSPECTOR = _files("nccl_inspector/*/*")
+PERFETTO = _files("malformed_perfetto/*")
 ROCPD = _files("rocpd/[!t]*") + _files("rocpd/training.*")
 
 
@@ -118,6 +123,43 @@ def changed_lines(chance: Random, data: bytes) -> bytes:
             case _:
                 lines[at] = lines[at][: chance.randrange(len(lines[at]) + 1)]
     return b"\n".join(lines)
+
+
+def changed_json_lines(chance: Random, data: bytes) -> bytes:
+    """Change the values of some lines of JSON, and remove and duplicate lines."""
+    lines = data.splitlines()[: chance.choice((1, 3, 30))]
+    for _ in range(chance.choice((1, 2, 5))):
+        at = chance.randrange(len(lines))
+        lines[at] = changed_json(chance, lines[at])
+        if chance.random() < 0.3:
+            lines[at:at] = lines[at : at + 1] * chance.choice((1, 2))
+    return b"\n".join(lines)
+
+
+def changed_packets(chance: Random, data: bytes) -> bytes:
+    """Remove, duplicate, swap, nest and compress packets, and change lengths and numbers."""
+    view, begin = memoryview(data), 0
+    packets = []
+    for field in whole_fields(view, 0, len(data)):
+        end = field.at + (field.value if field.type == DELIMITED else 0)
+        packets.append(data[begin:end])
+        begin = end
+    for _ in range(chance.choice((1, 2, 5))):
+        if not packets:
+            break
+        at = chance.randrange(len(packets))
+        match chance.randrange(5):
+            case 0:
+                packets[at] = changed_bytes(chance, packets[at])
+            case 1:
+                packets[at:at] = packets[at : at + 1] * chance.choice((1, 2, 100))
+            case 2:
+                packets[at] = chance.choice(packets)
+            case 3:
+                packets[at] = delimited(1, delimited(50, zlib.compress(packets[at])))
+            case _:
+                packets[at] = delimited(chance.choice((1, 11, 12, 50, 60)), packets[at])
+    return b"".join(packets)
 
 
 def changed_opcodes(chance: Random, data: bytes) -> bytes:
@@ -203,8 +245,10 @@ _STRUCTURE = {
     "chrome-trace": (CHROME, changed_json),
     "collapsed": (COLLAPSED, changed_lines),
     "speedscope": (SPEEDSCOPE, changed_json),
+    "nccl-inspector": (INSPECTOR, changed_json_lines),
     "printed-text": (PRINTED, changed_lines),
     "memory-snapshot": (SNAPSHOTS, changed_opcodes),
+    "perfetto": (PERFETTO, changed_packets),
     "nsys-sqlite": (NSYS, changed_rows),
     "rocpd": (ROCPD, changed_rows),
 }

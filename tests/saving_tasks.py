@@ -6,6 +6,7 @@ from typing import Any
 
 from traceanalyzer import baselines
 from traceanalyzer.errors import OutputError
+from traceanalyzer.version import PARTS_SCHEMA, VERSION
 
 #: Runs that one process saves.
 EACH = 20
@@ -19,7 +20,7 @@ def save(barrier: Any, name: str, kind: str, answers: Any) -> None:
         try:
             with baselines.new_run(name, add=kind == "add", force=kind == "force") as run:
                 (run / "sums.parquet").write_bytes(b"x" * 1000)
-                facts = baselines.Facts(baselines.SCHEMA, baselines.VERSION, "now", 1, 1)
+                facts = baselines.Facts(PARTS_SCHEMA, VERSION, "now", 1, 1)
                 baselines.write_facts(run, facts)
             saved += 1
         except OutputError:

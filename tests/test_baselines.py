@@ -17,6 +17,7 @@ from traceanalyzer import baselines
 from traceanalyzer.cli.main import status
 from traceanalyzer.errors import InputError, MalformedInput, OptionError, OutputError
 from traceanalyzer.render import render
+from traceanalyzer.version import PARTS_SCHEMA
 
 BEFORE, AFTER = ROOT / "fixtures/upgrade/before.json.gz", ROOT / "fixtures/upgrade/after.json.gz"
 RANKS = ROOT / "fixtures/nccl_8ranks_isolated"
@@ -188,7 +189,7 @@ def test_of_two_new_baselines_of_one_name_one_is_saved(store):
 
 def test_replacements_keep_at_least_one_run(store):
     with baselines.new_run("main") as run:
-        baselines.write_facts(run, baselines.Facts(baselines.SCHEMA, baselines.VERSION, "", 1, 1))
+        baselines.write_facts(run, baselines.Facts(PARTS_SCHEMA, ta.__version__, "", 1, 1))
     assert together(("main", "force"), ("main", "force")) == [EACH, EACH]
     assert 1 <= complete(store, "main") <= 2
     assert not (store / "main/run-1").exists()
@@ -217,7 +218,6 @@ DAMAGES = {
     "list": lambda text: "[]",
     "no version": lambda text: text.replace('"schema"', '"other"'),
     "schema": lambda text: text.replace('"schema": 1', '"schema": 9'),
-    "program": lambda text: text.replace(ta.__version__, "9.9.9"),
     "missing": lambda text: text.replace('"ranks"', '"other"'),
     "type": lambda text: text.replace('"inputs": 1', '"inputs": "1"'),
     "boolean": lambda text: text.replace('"inputs": 1', '"inputs": true'),
@@ -246,13 +246,25 @@ def test_damaged_facts_are_one_error(damage, sums, store, capsys):
     assert ta.save_baseline("main", sums, force=True).runs["problem"].to_list() == [None]
 
 
-def test_facts_of_another_version_name_both(sums, store, capsys):
+def test_a_baseline_of_another_version_with_the_same_schema_is_read(sums, store):
     ta.save_baseline("main", sums)
-    facts_of(store).write_text(facts_of(store).read_text().replace(ta.__version__, "9.9.9"))
+    expected = ta.steps("baseline:main").to_dict()
+    facts = facts_of(store).read_text().replace(ta.__version__, "9.9.9")
+    facts_of(store).write_text(facts)
+    assert ta.steps("baseline:main").to_dict() == expected
+    assert ta.list_baselines().runs["problem"].to_list() == [None]
+
+
+def test_facts_of_another_schema_name_both_versions(sums, store, capsys):
+    ta.save_baseline("main", sums)
+    text = facts_of(store).read_text().replace(ta.__version__, "9.9.9")
+    facts_of(store).write_text(text.replace('"schema": 1', '"schema": 9'))
     assert status(["steps", "baseline:main"]) == 1
     error = capsys.readouterr().err
+    assert error.count("\n") == 1
     assert "9.9.9" in error
     assert ta.__version__ in error
+    assert "baseline save" in error
 
 
 def test_a_damaged_summary_is_one_error(sums, store, capsys):

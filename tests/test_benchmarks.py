@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import inputs, mutants, report, results
+import traceanalyzer as ta
+from benchmarks import inputs, mutants, report, results, scale
 from benchmarks.bars import bars
 from benchmarks.inflate import LIBRARIES, inflate
 from benchmarks.measure import run
@@ -62,6 +63,36 @@ def test_memory_of_child_processes_counts() -> None:
     assert alone.peak_rss is not None
     assert together.peak_rss is not None
     assert together.peak_rss > alone.peak_rss > 40 * MB
+
+
+def test_rows_of_the_large_inputs() -> None:
+    quick = [sys.executable, "-c", "pass"]
+    cases = [
+        scale.Case("info", "few", quick, 30, 1000),
+        scale.Case("info", "many", quick, like=("info", "few", 1000)),
+        scale.Case("HTA's loader", "few", [Path("no") / "python"]),
+        scale.Case("kernels", "few", quick, 0.0001),
+    ]
+    met, like, peer, missed = scale.measured(iter(cases))
+    assert met[0] == "`info`"
+    assert met[-2:] == ("30 s, 1,000 MB", "met")
+    assert 0 < float(met[2]) < 30
+    assert 0 < float(met[3]) < 30
+    assert float(met[4]) > 1
+    assert like[-1] == "met"
+    assert peer[2].startswith("failed: not installed")
+    assert missed[-1] == "**missed**"
+
+
+def test_copies_of_a_trace_are_other_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inputs, "FOLDER", tmp_path)
+    trace = tmp_path / "one.json"
+    trace.write_text(
+        '{"distributedInfo": {"rank": 0, "world_size": 8},'
+        ' "traceEvents": [{"ph": "X", "cat": "kernel", "name": "k", "ts": 1, "dur": 2}]}'
+    )
+    folder = inputs.ranks_of(trace, 3)
+    assert [ta.read(path).meta.rank for path in sorted(folder.iterdir())] == [0, 1, 2]
 
 
 def test_failed_command_has_no_time() -> None:

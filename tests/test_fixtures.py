@@ -139,6 +139,19 @@ def test_upgrade_equals_the_output_of_the_script(tmp_path: Path) -> None:
     assert {n: text(d) for n, d in written.items()} == {n: text(d) for n, d in committed.items()}
 
 
+def test_files_of_nccl_inspector_equal_the_output_of_the_script(tmp_path: Path) -> None:
+    folder = FIXTURES / "nccl_inspector"
+    committed = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.log")}
+    assert run("make_nccl_inspector.py", tmp_path) == committed
+
+
 def test_reports_of_ncu_equal_the_output_of_the_script(tmp_path: Path) -> None:
     committed = {f"ncu/{path.name}": path.read_bytes() for path in (FIXTURES / "ncu").iterdir()}
     assert run("make_ncu.py", tmp_path) == committed
+
+
+def test_itwinai_equals_the_output_of_the_script(tmp_path: Path) -> None:
+    committed = FIXTURES / "itwinai"
+    files = [path for path in sorted(committed.rglob("*")) if path.is_file()]
+    expected = {str(path.relative_to(committed)): path.read_bytes() for path in files}
+    assert run("make_itwinai.py", tmp_path) == expected

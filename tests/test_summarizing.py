@@ -29,11 +29,12 @@ from traceanalyzer.errors import (
 )
 from traceanalyzer.render import render
 from traceanalyzer.summaries import Header, Summary, Writer
+from traceanalyzer.version import PARTS_SCHEMA, VERSION
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 RANKS = FIXTURES / "nccl_8ranks"
 FUNCTIONS = [e.name for e in registry.public() if e.name not in ("memory_diff", "diff")]
-HEADER = Header(summaries.LAYOUT, summaries.VERSION, "a.json", None, 1, 1, 0, 1)
+HEADER = Header(PARTS_SCHEMA, VERSION, "a.json", None, 1, 1, 0, 1)
 
 
 @pytest.fixture(scope="module")
@@ -291,12 +292,19 @@ def rewritten(path: Path, header=None, change=None) -> None:
         writer.add_key_value_metadata({schema.SUMMARY: json.dumps(about)})
 
 
-@pytest.mark.parametrize("header", [{"layout": 0}, {"layout": 99}, {"program": "0.1"}])
+@pytest.mark.parametrize("header", [{"schema": 0}, {"schema": 99}])
 def test_other_versions_are_refused(sums, tmp_path, header):
     path = Path(shutil.copy(of_rank(sums, 0), tmp_path))
     rewritten(path, header)
     with pytest.raises(MalformedInput, match="traceanalyzer summarize"):
         ta.gpu_idle(path)
+
+
+def test_other_versions_of_the_same_schema_are_read(sums, tmp_path):
+    path = Path(shutil.copy(of_rank(sums, 0), tmp_path))
+    before = ta.gpu_idle(path)
+    rewritten(path, {"program": "9.9.9"})
+    assert ta.gpu_idle(path).to_dict() == before.to_dict()
 
 
 @pytest.mark.parametrize(
@@ -308,8 +316,8 @@ def test_other_versions_are_refused(sums, tmp_path, header):
         {"total": 0},
         {"path": ["/etc/passwd"]},
         {"path": ""},
-        {"layout": [1]},
-        {"layout": None},
+        {"schema": [1]},
+        {"schema": None},
         {"bytes": None},
     ],
 )

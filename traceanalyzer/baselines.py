@@ -33,10 +33,8 @@ from traceanalyzer.errors import (
     OutputError,
     UnreadableFile,
 )
-from traceanalyzer.version import VERSION
+from traceanalyzer.version import PARTS_SCHEMA, VERSION
 
-#: Version of the store and of :class:`Facts`.
-SCHEMA: Final = 1
 #: How the command line and functions name a baseline in place of a path: ``baseline:main``.
 PREFIX: Final = "baseline:"
 #: The folder of all baselines, and the variable for another one.
@@ -55,7 +53,7 @@ class Facts:
     """What ``baseline.json`` says about a run.
 
     Attributes:
-        schema: :data:`SCHEMA` of the program that saved it.
+        schema: :data:`~traceanalyzer.version.PARTS_SCHEMA` of the program that saved it.
         program: version of that program.
         saved: time, as ISO 8601 in UTC.
         inputs: number of summaries.
@@ -235,7 +233,7 @@ def _facts(data: bytes) -> Facts:
     """Return the checked facts of a run.
 
     Raises:
-        ValueError, TypeError: damaged, or of another version.
+        ValueError, TypeError: damaged, or of another schema.
     """
     if len(data) > _MOST_BYTES:
         raise ValueError(f"{FACTS} is too large")
@@ -246,10 +244,10 @@ def _facts(data: bytes) -> Facts:
     if not isinstance(known, dict) or type(known.get("schema")) is not int:
         raise ValueError(f"{FACTS} is damaged: no schema version")
     program = str(known.get("program"))[:40]
-    if (known["schema"], program) != (SCHEMA, VERSION):
+    if known["schema"] != PARTS_SCHEMA:
         raise ValueError(
             f"saved by traceanalyzer {program} (schema {known['schema']}); this is {VERSION} "
-            f"(schema {SCHEMA})"
+            f"(schema {PARTS_SCHEMA})"
         )
     values: dict[str, Any] = {}
     for field in fields(Facts):

@@ -107,8 +107,7 @@ def examine(
         InputError: nothing can be read.
         OptionError: no input has the rank.
     """
-    # arrows are only counted in reports
-    how = How(**reading, unused=("flows",) if for_rules and on_rank is None else ())
+    how = _how(reading, for_rules=for_rules, traces_are_kept=on_rank is not None)
     wanted = [entry.name for entry in registry.in_report()]
     chosen = [name for name in wanted if names is None or name in names]
     asked = _asked(chosen, for_rules=for_rules)
@@ -145,6 +144,18 @@ def measures_of_all(*, for_rules: bool) -> Measures:
     """Return what measures the parts of ``diagnose`` or of a report, for summaries."""
     names = [entry.name for entry in registry.in_report()]
     return _Questions(_asked(names, for_rules=for_rules), for_rules)
+
+
+def _how(reading: Reading, *, for_rules: bool, traces_are_kept: bool) -> How:
+    """Return how to read files for a report, or only for rules."""
+    from traceanalyzer.analyzers.efficiency.calls import INPUTS, INPUTS_OF
+
+    if not for_rules:
+        return How(**reading, columns=INPUTS)
+    if traces_are_kept:
+        return How(**reading)
+    # arrows are only counted in reports
+    return How(**reading, unused=("flows",), columns=INPUTS, inputs_of=INPUTS_OF)
 
 
 @dataclass

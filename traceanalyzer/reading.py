@@ -50,6 +50,7 @@ def read(
     unused: Iterable[str] = (),
     windows: Iterable[tuple[int, int]] = (),
     metrics: str | Sequence[str] = (),
+    inputs_of: Iterable[str] = (),
     format: str | None = None,  # noqa: A002 - as on the command line
     assume_rank: int | None = None,
     since_ns: int | None = None,
@@ -69,6 +70,8 @@ def read(
             null or empty.
         windows: (start, end) in ns on the file's clock; only slices that overlap one are read.
         metrics: substrings; only metrics whose name contains one are read. Empty for all.
+        inputs_of: names of the operators whose inputs you use, if not of all; a parser may leave
+            ``input_dims``, ``input_types`` and ``concrete_inputs`` of others null.
         format: name of the format, to override detection by content.
         assume_rank: the rank of a file without one.
         since_ns: ignore events that end before this time after the file's first event.
@@ -89,6 +92,7 @@ def read(
         unused=frozenset(unused),
         windows=tuple((_clipped(low), _clipped(high)) for low, high in windows),
         metrics=several(metrics),
+        inputs_of=frozenset(inputs_of),
     )
     source = Source(path)
     parser = registry.by_name(format) if format else registry.require(source)

@@ -440,7 +440,7 @@ def _measured(
 ) -> tuple[list[P], list[tuple[int | None, MissingData]]]:
     """Return the parts of the ranks of one input, and errors of ranks without the data.
 
-    The taken data of all ranks is in memory at once, after the trace has been freed.
+    A rank is measured when its trace has been freed, before the next one is taken.
     """
     lacking: list[tuple[int | None, MissingData]] = []
 
@@ -451,18 +451,16 @@ def _measured(
             lacking.append((rank, perhaps_truncated(error, truncated=one.truncated)))
             return []
 
-    taken: list[tuple[int | None, Any]] = []
+    parts: list[P] = []
     while one.traces:
         trace = one.traces.pop(0)
         rank = trace.meta.rank
-        taken += [(rank, x) for x in attempt(analyzer.take or analyzer.measure, trace, rank)]
+        taken = attempt(analyzer.take or analyzer.measure, trace, rank)
         del trace
-    if analyzer.take is None:
-        return [part for _, part in taken], lacking
-    parts: list[P] = []
-    while taken:
-        rank, little = taken.pop(0)
-        parts += attempt(analyzer.measure, little, rank)
+        if analyzer.take is None:
+            parts += taken
+        elif taken:
+            parts += attempt(analyzer.measure, taken.pop(), rank)
     return parts, lacking
 
 

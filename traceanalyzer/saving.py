@@ -23,7 +23,7 @@ from traceanalyzer.summarized import context_path
 from traceanalyzer.summarizing import summarize
 from traceanalyzer.trace import Trace
 from traceanalyzer.units import format_count
-from traceanalyzer.version import VERSION
+from traceanalyzer.version import PARTS_SCHEMA, VERSION
 
 _COLUMNS = {
     "name": "baseline",
@@ -176,7 +176,7 @@ def _facts(folder: Path) -> Facts:
     """Return the facts of a complete run, from its summaries."""
     count = sum(is_summary(str(path)) for path in folder.iterdir())
     saved = datetime.now(UTC).isoformat(timespec="seconds")
-    known = Facts(baselines.SCHEMA, VERSION, saved, inputs=count, ranks=count)
+    known = Facts(PARTS_SCHEMA, VERSION, saved, inputs=count, ranks=count)
     try:
         collected = collect(DIFF, str(folder), DIFF.options())
         with guarded(collected.summaries):

@@ -81,7 +81,11 @@ EVENTS: tuple[Column, ...] = (
         "not recorded",
     ),
     Column(
-        "bytes", pl.Int64, "B", "size of the copy, memset or allocation (a free is < 0)", "no size"
+        "bytes",
+        pl.Int64,
+        "B",
+        "size of the copy, memset, message or allocation (a free is < 0)",
+        "no size",
     ),
     Column("address", pl.UInt64, "", "device address", "no address"),
     Column("stack", pl.UInt32, "row", "leaf row of `stacks`", "no stack"),

@@ -32,10 +32,8 @@ import pyarrow.parquet as pq
 
 from traceanalyzer import files, schema
 from traceanalyzer.errors import MalformedInput, UnreadableFile
-from traceanalyzer.version import VERSION
+from traceanalyzer.version import PARTS_SCHEMA, VERSION
 
-#: Version of the layout of this file and of the parts of all analyses.
-LAYOUT: Final = 1
 AGAIN: Final = "write it again with traceanalyzer summarize"
 #: A larger file, or one with more rows or values, is not a summary of one input.
 _MOST_BYTES, _MOST_ROWS, _MOST_VALUES = 1 << 30, 1 << 18, 1 << 27
@@ -79,7 +77,7 @@ class Header:
     """What the footer of a summary says about it.
 
     Attributes:
-        layout: :data:`LAYOUT` of the program that wrote it.
+        schema: :data:`~traceanalyzer.version.PARTS_SCHEMA` of the program that wrote it.
         program: version of that program.
         path: the input file, as it was given.
         format: its format, or None if it could not be read.
@@ -90,7 +88,7 @@ class Header:
         context: whether the file has the events around the waits for one rank, not its parts.
     """
 
-    layout: int
+    schema: int
     program: str
     path: str
     format: str | None
@@ -105,16 +103,18 @@ def header_of(path: str, text: bytes) -> Header:
     """Return the checked header of a summary.
 
     Raises:
-        MalformedInput: written by another version, or damaged.
+        MalformedInput: of another schema, or damaged.
     """
     with readable(path):
         known = json.loads(text)
-        layout, program = int(known["layout"]), str(known["program"])
-    if (layout, program) != (LAYOUT, VERSION):
+        number, program = known["schema"], str(known["program"])[:40]
+        if type(number) is not int:
+            raise ValueError("no schema number")
+    if number != PARTS_SCHEMA:
         raise MalformedInput(
             path,
-            f"a summary of traceanalyzer {program[:40]} (layout {layout}); this is {VERSION} "
-            f"(layout {LAYOUT})",
+            f"a summary of traceanalyzer {program} (schema {number}); this is {VERSION} (schema "
+            f"{PARTS_SCHEMA})",
             hint=AGAIN,
         )
     with readable(path):

@@ -21,6 +21,7 @@ from traceanalyzer import schema
 from traceanalyzer.analyzers import registry
 from traceanalyzer.analyzers.base import Needs, Skipped
 from traceanalyzer.analyzers.common.launching import Beginning, read_launched_before
+from traceanalyzer.analyzers.efficiency.calls import INPUTS
 from traceanalyzer.errors import (
     InputError,
     MalformedInput,
@@ -44,11 +45,11 @@ from traceanalyzer.reading import (
     read,
 )
 from traceanalyzer.run import Reader, measures_of_one
-from traceanalyzer.summaries import LAYOUT, Header, Summary, Writer
+from traceanalyzer.summaries import Header, Summary, Writer
 from traceanalyzer.summarized import CONTEXT, Issues, context_path
 from traceanalyzer.trace import Trace
 from traceanalyzer.units import format_count
-from traceanalyzer.version import VERSION
+from traceanalyzer.version import PARTS_SCHEMA, VERSION
 
 #: Analyses that no summary has: they compare two inputs of one call.
 _WITHOUT = ("memory_diff",)
@@ -216,7 +217,9 @@ class _Task:
             size, changed = known.st_size, known.st_mtime_ns
         except OSError:
             size = changed = 0
-        return Header(LAYOUT, VERSION, self.path, None, size, changed, self.index, len(self.paths))
+        return Header(
+            PARTS_SCHEMA, VERSION, self.path, None, size, changed, self.index, len(self.paths)
+        )
 
     def is_done(self) -> bool:
         """Whether there is a summary of the unchanged input with all analyses."""
@@ -266,7 +269,7 @@ def _section(
     needs = None if analyzer is None else analyzer.needs(measures.options)
     unused = ("flows",) if measures.section == "diagnose" else ()
     split = analyzer is None or analyzer.split_ranks
-    how = How(read=reading, unused=unused)
+    how = How(read=reading, unused=unused, columns=() if analyzer else INPUTS)
     whole = OpenedInputs(InputList(task.paths), needs, how, split=split)
     whole.every_file |= analyzer is not None and analyzer.every_file
     opened, result = whole.of([task.path]), measures.empty()
@@ -336,17 +339,19 @@ class _ReadOnce:
         **what: Any,
     ) -> Trace:
         """Return the selected events of the file; see :func:`traceanalyzer.reading.read`."""
-        if columns:
+        if not set(columns) <= set(INPUTS):
             return read(path, kinds=kinds, names=names, columns=columns, windows=windows, **what)
         if self._error:
             raise self._error
         try:
-            whole = self.trace = self.trace or read(path)
+            whole = self.trace = self.trace or read(path, columns=INPUTS)
         except InputError as error:
             self._error = error
             raise
         self.issues = [(whole.sources, whole.issues)]
         selection = Selection(None if kinds is None else frozenset(kinds), tuple(names))
+        unused = set(INPUTS) - set(columns)
+        whole = replace(whole, events=whole.events.drop(unused, strict=False))
         return _selected(whole, selection, windows)
 
 

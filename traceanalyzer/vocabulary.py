@@ -304,6 +304,15 @@ MEMORY_SNAPSHOT = "memory-snapshot"
 FLIGHT_RECORDER = "flight-recorder"
 PY_SPY_DUMP = "py-spy-dump"
 PRINTED_TEXT = "printed-text"
+#: Scalability metrics of itwinai, as CSV or in MLflow's file store.
+ITWINAI = "itwinai"
+
+#: Format of NCCL Inspector, and the form of its rows in ``aggregates``.
+NCCL_INSPECTOR = "nccl-inspector"
+INSPECTOR_FORM = "nccl_inspector"
+
+#: Formats without other device work, so that idle time and overlap are unknown.
+ONLY_COMMUNICATION = (NCCL_INSPECTOR,)
 
 #: Formats of Nsight Compute: its CSV and its own reports.
 NCU_CSV = "ncu-csv"

@@ -22,7 +22,10 @@ TENSOR_CORE, SIMT, ATTENTION, MEMORY = 6.0e8, 0.5e8, 3.5e8, 2.5e6
 
 @dataclass(frozen=True)
 class Work:
-    """Operators, the outermost first, and the kernels that the innermost one launches."""
+    """Operators, the outermost first, and the kernels that the innermost one launches.
+
+    Each call of a matrix product launches one kernel.
+    """
 
     ops: tuple[str, ...]
     kernels: tuple[tuple[str, float], ...]
@@ -33,14 +36,20 @@ class Work:
 def run(r: Rank, works: Iterable[Work]) -> None:
     """Launch the kernels of operators."""
     single = not r.job.options.tensor_cores
+    type_ = "float" if single else "c10::BFloat16"
     for work in works:
+        shapes = [list(d) for d in work.dims]
+        *outer, inner = work.ops
+        is_product = inner in ("aten::mm", "aten::bmm")
+        calls = [[kernel] for kernel in work.kernels] if is_product else [work.kernels]
         with ExitStack() as stack:
-            for op in work.ops:
-                shapes = [list(d) for d in work.dims]
-                stack.enter_context(r.op(op, shapes, "float" if single else "c10::BFloat16"))
-            for kernel, us in work.kernels:
-                name = kernel.replace("c10::BFloat16", "float") if single else kernel
-                r.launch(name, us, grid=[work.blocks, 1, 1])
+            for op in outer:
+                stack.enter_context(r.op(op, shapes, type_))
+            for kernels in calls:
+                with r.op(inner, shapes, type_):
+                    for kernel, us in kernels:
+                        name = kernel.replace("c10::BFloat16", "float") if single else kernel
+                        r.launch(name, us, grid=[work.blocks, 1, 1])
 
 
 def product_us(tokens: int, n: int, k: int, *, tensor_cores: bool = True) -> float:

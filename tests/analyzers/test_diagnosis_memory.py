@@ -8,11 +8,13 @@ import runpy
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 from conftest import ROOT
 from wording import check_wording
 
 import traceanalyzer as ta
+from traceanalyzer.units import format_bytes, format_frac
 
 MEMORY = ROOT / "fixtures/memory"
 MAKE = runpy.run_path(str(ROOT / "fixtures/make_memory.py"))
@@ -113,3 +115,26 @@ def test_real_histories_that_are_a_part(name: str, shared: Path) -> None:
     result, why = status(ta.diagnose(shared / f"data/memory/{name}.pickle"))
     assert result == "skipped"
     check_wording(why)
+
+
+def test_a_snapshot_without_problems_has_its_peak() -> None:
+    """The peak is the largest sum of live sizes in the history, recomputed from the events."""
+    path = ROOT / "fixtures/memory/training.pickle"
+    result = ta.diagnose(path)
+    (device,) = ta.memory(path).devices.to_dicts()
+    assert format_bytes(device["peak_bytes"]) in result.about
+    assert format_bytes(device["reserved_peak_bytes"]) in result.about
+    events = ta.read(path).events.filter(pl.col("kind").is_in(["alloc", "free_completed"]))
+    sizes = events.select(
+        pl.when(pl.col("kind") == "alloc").then("bytes").otherwise(-pl.col("bytes").abs())
+    ).to_series()
+    assert device["peak_bytes"] == device["start_bytes"] + max(sizes.cum_sum().max(), 0)
+    shares = dict(
+        ta.memory(path).alive.group_by("category").agg(pl.col("live_frac").sum()).iter_rows()
+    )
+    largest = max(shares, key=shares.__getitem__)
+    assert f"{largest} {format_frac(shares[largest])}" in result.about
+
+
+def test_a_trace_with_a_time_budget_has_no_peak() -> None:
+    assert "peak memory" not in ta.diagnose(ROOT / "fixtures/transformer").about

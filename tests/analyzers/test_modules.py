@@ -256,3 +256,31 @@ def test_checkpointed_modules_of_a_real_recording(shared: Path) -> None:
     assert again["module"].str.contains("CheckpointWrapper").all()
     assert (again["recomputed_calls"] == again["calls"]).all()
     assert (again["total_device_ns"] > 0).all()
+
+
+def test_compiled_regions_are_modules(tmp_path: Path) -> None:
+    names = ["Torch-Compiled Region: 0/0", "## Call CompiledFxGraph abc ##", "aten::mm"]
+    slices = [
+        {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": 1, "ts": at, "dur": 100 - 2 * at}
+        for at, (cat, name) in enumerate(
+            zip(["cpu_op", "user_annotation", "cpu_op"], names, strict=True)
+        )
+    ]
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(slices))
+    rows = ta.modules(path).modules
+    assert [name for name in names if rows["module"].str.contains(name, literal=True).any()] == (
+        names[:2]
+    )
+
+
+def test_modules_are_in_reports(tmp_path: Path) -> None:
+    text = [
+        {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": 1, "ts": 0, "dur": 100}
+        for cat, name in (("python_function", "nn.Module: Linear_0"), ("cpu_op", "aten::mm"))
+    ]
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(text))
+    assert "modules" in [section.key for section in ta.report(path).sections]
+    path.write_text(json.dumps(text[1:]))
+    assert "modules" not in [section.key for section in ta.report(path).sections]

@@ -140,7 +140,9 @@ def test_runs_that_cannot_be_compared():
 
 def test_charts_have_the_ideal_line():
     result = scaling([*one_run(2, 100 * MS), *one_run(4, 60 * MS)])
-    speedup, parts = result.charts
+    step_time, speedup, parts = result.charts
+    assert step_time.log_x
+    assert step_time.log_y
     ideal = speedup.frame.filter(pl.col("series") == "ideal")
     assert ideal.select("gpus", "speedup").rows() == [(2, 1), (4, 2)]
     assert parts.frame["time_ns"].sum() == pytest.approx(160 * MS)

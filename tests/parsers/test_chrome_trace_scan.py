@@ -41,10 +41,11 @@ def _scan(
     input_dims=False,
     input_types=False,
     concrete=False,
+    inputs_of=(),
 ):
     return scan(
         text, 0, [(b"kernel", kernel)], other, other, list(special), list(named), windows, flows,
-        every, args, input_dims, input_types, concrete,
+        every, args, input_dims, input_types, concrete, list(inputs_of),
     )  # fmt: skip
 
 
@@ -71,9 +72,9 @@ def test_arguments_and_inputs_are_returned_on_request():
     null = b'{"ph":"X","name":"a","ts":1,"dur":1,"args":{"Input Dims":null}}'
     text = b",".join([shaped, none, KERNEL, null, shaped])
     columns = _columns(text)[3]
-    assert columns[-6:-2] == [b""] * 4
+    assert columns[-7:-2] == [b""] * 5
     columns = _columns(text, args=True, input_dims=True, input_types=True, concrete=True)[3]
-    *inputs, args, texts, _ = columns[-6:]
+    rows, *inputs, args, texts, _ = columns[-7:]
 
     def spelled(ranges):
         spans = array("q", ranges)
@@ -82,7 +83,24 @@ def test_arguments_and_inputs_are_returned_on_request():
     assert spelled(args)[:3] == [shaped[shaped.index(b'{"Input') : -1], b"null", b'{"stream":7}']
     distinct = dict(enumerate(spelled(texts)))
     of = [[distinct.get(code) for code in array("I", column)] for column in inputs]
-    assert of == [[value, None, None, None, value] for value in (b"[[2, 3]]", b'["int"]', b'["1"]')]
+    assert list(array("I", rows)) == [0, 4]
+    assert of == [[value, value] for value in (b"[[2, 3]]", b'["int"]', b'["1"]')]
+
+
+@pytest.mark.parametrize("escaped", ["", "\\u00e9"])  # the latter is left to Python
+def test_inputs_of_some_operators(tmp_path, escaped):
+    events = [
+        {"ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": 1, "ts": at, "dur": 1}
+        | {"args": {"Input Dims": [[at, 2]], "Input type": ["float"], "x": "@"}}
+        for at, name in enumerate(["aten::mm", "aten::mul", "aten::mm2", "aten::mm"])
+    ]
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(events).replace("@", escaped))
+    columns = ["input_dims", "input_types"]
+    trace = ta.read(path, columns=columns, inputs_of=["aten::mm"])
+    assert trace.events["input_dims"].to_list() == ["[[0, 2]]", None, None, "[[3, 2]]"]
+    assert trace.events["input_types"].to_list() == ['["float"]', None, None, '["float"]']
+    assert ta.read(path, columns=columns).events["input_dims"].null_count() == 0
 
 
 def test_inputs_with_escapes_are_left_to_python(tmp_path):
@@ -196,9 +214,9 @@ def test_selection_by_kind_or_name():
 def test_arguments_out_of_range_are_rejected(wrong):
     text, begin = wrong
     with pytest.raises(ValueError, match="out of range"):
-        scan(text, begin, [], 0, 0, [], [], b"", True, True, False, False, False, False)
+        scan(text, begin, [], 0, 0, [], [], b"", True, True, False, False, False, False, [])
     with pytest.raises(ValueError, match="out of range"):
-        scan(b"", 0, [], 0, 0, [], [], b"123", True, True, False, False, False, False)
+        scan(b"", 0, [], 0, 0, [], [], b"123", True, True, False, False, False, False, [])
 
 
 @given(

@@ -61,6 +61,34 @@ def test_pages_hold_what_sqlite_reads(rows, page, tmp_path):
     assert by_sqlite.rows() == [(row[2], row[0]) for row in rows]
 
 
+@given(
+    rows=st.lists(
+        st.tuples(st.none() | st.integers(0, 99), st.none() | st.integers(0, 99)),
+        min_size=1,
+        max_size=60,
+    ),
+    windows=st.lists(st.tuples(st.integers(-9, 99), st.integers(-9, 120)), min_size=1, max_size=3),
+)
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_windows_select_what_sqlite_selects(rows, windows, tmp_path):
+    path = create(tmp_path / "t.sqlite", [(i, *row) for i, row in enumerate(rows)],
+                  columns='a INTEGER, "start" INTEGER, "end" INTEGER')  # fmt: skip
+    names = ("start", "a", "end")
+    with Database(str(path), str(path)) as opened, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pages, "AT_ONCE", 1)
+        scanned = opened.read("t", integers=names, windows=windows)
+        assert scanned.equals(opened.read("t", integers=names, where="1", windows=windows))
+    end = [start if end is None else end for start, end in rows]
+    expected = [
+        i
+        for i, (start, _) in enumerate(rows)
+        if start is not None and any(start < high and end[i] > low for low, high in windows)
+    ]
+    assert scanned["a"].to_list() == expected
+
+
 def test_long_texts_between_numbers(tmp_path):
     rows = [(i, "x" * size, i * 7, -i) for i, size in enumerate((0, 400, 500, 3000, 90_000, 5))]
     path = create(tmp_path / "t.sqlite", rows)

@@ -221,6 +221,7 @@ ENTRIES: dict[str, Entry] = {
             "Time, memory and FLOPs of each nn.Module, forward and backward.",
             group="Code",
             examples=("run/ -o modules.html", "run/ --depth 2"),
+            section="Modules",
             plot="modules with the highest self time",
         ),
         Entry(

@@ -1,6 +1,10 @@
 """Commands that accept all files of a job: ``info``, ``diagnose`` and ``report``."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
 from pathlib import PurePath
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,7 +16,15 @@ from traceanalyzer.cli.options import Reading, Writing, limit, reading, rows, wr
 from traceanalyzer.cli.progress import progress
 from traceanalyzer.errors import OptionError
 from traceanalyzer.render import TOP, Form, form_of, render
-from traceanalyzer.render.text import without
+from traceanalyzer.render.junit import Case, junit
+from traceanalyzer.render.text import costs, without
+
+if TYPE_CHECKING:
+    from traceanalyzer.analyzers.diagnosis.result import Diagnosis
+    from traceanalyzer.result import Finding
+
+#: Status of a check without the data that it needs.
+SKIPPED = "skipped"
 
 #: In ascending order.
 SEVERITIES = ("info", "warning", "critical")
@@ -60,12 +72,20 @@ def info(
     type=click.Choice(SEVERITIES),
     help=f"Exit with status {FAILED} on a finding of this or a higher severity.",
 )
+@click.option(
+    "--junit",
+    "xml",
+    metavar="FILE",
+    help="Also write JUnit XML, a test per check, which fails like --fail-on (without it, on any "
+    "finding).",
+)
 @reading
 @writing
 def diagnose(
     paths: tuple[str, ...],
     thresholds: tuple[str, ...],
     fail_on: str | None,
+    xml: str | None,
     reading: Reading,
     writing: Writing,
 ) -> None:
@@ -77,10 +97,38 @@ def diagnose(
     """
     import traceanalyzer as ta
 
+    output.check(xml, force=writing.force)
+    if xml is not None and xml == writing.output:
+        raise OptionError(f"{xml}: --junit and --output need different files")
     result = answer(ta.diagnose, paths, reading, writing, thresholds=thresholds)
     failing = SEVERITIES[SEVERITIES.index(fail_on) :] if fail_on else ()
+    if xml is not None:
+        cases = _cases(result, failing or SEVERITIES)
+        output.write(junit("traceanalyzer.diagnose", cases), xml)
     if any(one.severity in failing for one in result.diagnosis):
         click.get_current_context().exit(FAILED)
+
+
+def _cases(result: Diagnosis, failing: Sequence[str]) -> list[Case]:
+    """Return a test per check; it fails if one of its findings has one of the severities.
+
+    An effect counts with the severity of the finding that explains it, as for ``--fail-on``.
+    """
+    findings = [(root.severity, one) for root in result.findings for one in (root, *root.effects)]
+    cases = []
+    for rule, status, why in result.rules.select("rule", "status", "why").iter_rows():
+        matches = [(severity, one) for severity, one in findings if one.id == rule]
+        text = "\n".join(_line(one) for _, one in matches)
+        is_failure = any(severity in failing for severity, _ in matches)
+        skipped = why if status == SKIPPED else ""
+        cases.append(Case(rule, text if is_failure else "", skipped, "" if is_failure else text))
+    return cases
+
+
+def _line(finding: Finding) -> str:
+    """Return severity, problem and cost of a finding."""
+    cost = ", ".join(costs(finding))
+    return f"{finding.severity}: {finding.title}{f' Cost: {cost}.' if cost else ''}"
 
 
 @click.command("report")

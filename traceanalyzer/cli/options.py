@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from traceanalyzer.cli import output
-from traceanalyzer.errors import OptionError
+from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.render import BINARY, FORMS, SUFFIXES, TOP, Form, form_of, render
 from traceanalyzer.render.text import without
 from traceanalyzer.units import parse_ns
@@ -176,6 +176,11 @@ class Writing:
         output.write(data, self.output, binary=self.to in BINARY, colored=color)
         form = form_of(self.plot) if self.plot else None
         if form is not None:
+            if not (result.charts or result.timelines or result.occupancies):
+                raise MissingData(
+                    f"{self.plot}: nothing to plot: the data for a chart was not recorded; the "
+                    "notes of the result name what to record"
+                )
             output.write(render(result, form), self.plot, binary=form in BINARY)
 
 

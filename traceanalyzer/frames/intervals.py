@@ -20,6 +20,7 @@ from traceanalyzer.frames.numbering import group_numbers
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
+_Bits = npt.NDArray[np.int32]
 
 #: Rows per batch.
 _AT_ONCE = 1 << 16
@@ -358,22 +359,32 @@ def _between(runs: Spans, groups: Ints, lowest: Ints, highest: Ints) -> Spans:
     return Spans(group[free], end[free], start[free + 1])
 
 
-def _edges(unions: Sequence[Spans]) -> tuple[Ints, Ints, Ints]:
+def _edges(unions: Sequence[Spans]) -> tuple[Ints, Ints, _Bits]:
     """Return every (group, time) at which a span starts or ends, and the unions open from then on.
 
     At most one span of a union is open at a time, so one bit per union is enough: every span adds
     its union's bit at its start and subtracts it at its end.
     """
     step = np.concatenate(
-        [np.repeat([1 << place, -1 << place], u.start.size) for place, u in enumerate(unions)]
+        [
+            np.repeat(np.array([1 << place, -1 << place], np.int32), union.start.size)
+            for place, union in enumerate(unions)
+        ]
     )
-    group = np.concatenate([np.tile(union.group, 2) for union in unions])
     time = np.concatenate([bound for union in unions for bound in (union.start, union.end)])
-    order = _grouped_order(group, time)
-    step, group, time = step[order], group[order], time[order]
+    if any(union.group.any() for union in unions):
+        group = np.concatenate([np.tile(union.group, 2) for union in unions])
+        order = _grouped_order(group, time)
+        group = group[order]
+    else:  # a single group: its number takes no time and memory
+        group, order = np.broadcast_to(np.int64(0), time.size), np.argsort(time, kind="stable")
+    time = time[order]
+    opened = np.cumsum(step[order], dtype=np.int32)
     settled = np.ones(time.size, np.bool_)
     settled[:-1] = (group[1:] != group[:-1]) | (time[1:] != time[:-1])
-    return group[settled], time[settled], np.cumsum(step)[settled]
+    if settled.all():
+        return group, time, opened
+    return group[settled], time[settled], opened[settled]
 
 
 def _grouped_order(group: Ints, time: Ints) -> Ints:
@@ -382,8 +393,6 @@ def _grouped_order(group: Ints, time: Ints) -> Ints:
     As one combined number, if it fits, the runs are merged; two keys need a full sort.
     """
     groups = int(group.max(initial=0)) + 1
-    if groups == 1:
-        return np.argsort(time, kind="stable")
     first, last = int(time.min()), int(time.max())
     if groups * (last - first + 1) > np.iinfo(np.int64).max:
         return stable_order(group, time)

@@ -34,6 +34,8 @@ class Selection:
         windows: (start, end) in ns on the file's clock; only events that overlap one of them are
             kept. Empty for all.
         metrics: literal substrings; metrics whose name contains one are kept. Empty for all.
+        inputs_of: names of the operators whose inputs (``input_dims`` ...) are used; a parser may
+            leave those of others null. Empty for all.
     """
 
     kinds: frozenset[str] | None = None
@@ -42,6 +44,11 @@ class Selection:
     unused: frozenset[str] = frozenset()
     windows: tuple[tuple[int, int], ...] = ()
     metrics: tuple[str, ...] = ()
+    inputs_of: frozenset[str] = frozenset()
+
+    def has_inputs(self, name: Any) -> bool:
+        """Whether the inputs of an operator with this name are used."""
+        return not self.inputs_of or name in self.inputs_of
 
     def wants(self, kind: str, name: str | None) -> bool:
         """Whether the selection includes an event of this kind and name."""

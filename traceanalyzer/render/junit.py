@@ -17,11 +17,13 @@ class Case:
         name: what is tested.
         failure: why it failed; empty if it did not.
         skipped: why it was skipped; empty if it was not.
+        output: details of a test that did not fail; empty without any.
     """
 
     name: str
     failure: str = ""
     skipped: str = ""
+    output: str = ""
 
 
 def junit(suite: str, cases: Sequence[Case]) -> bytes:
@@ -42,6 +44,8 @@ def junit(suite: str, cases: Sequence[Case]) -> bytes:
         for kind in ("failure", "skipped"):
             if message := getattr(case, kind):
                 ET.SubElement(test, kind, {"message": _legal(message)}).text = _legal(message)
+        if case.output:
+            ET.SubElement(test, "system-out").text = _legal(case.output)
     ET.indent(root)
     text = ET.tostring(root, encoding="unicode")
     return f'<?xml version="1.0" encoding="utf-8"?>\n{text}\n'.encode()

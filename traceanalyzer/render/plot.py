@@ -264,6 +264,11 @@ def _draw_panel(drawing: Marks, rows: pl.DataFrame, ax: Axes) -> None:
         _MARKS[drawing.chart.mark](ax, rows, drawing)
     _reference_lines(ax, drawing)
     _ticks(ax.xaxis, drawing.x, log=drawing.x.log)
+    if drawing.x.log and drawing.chart.mark == "line" and drawing.x.ticks is None:
+        values = rows["x"].unique().sort()
+        if 1 < len(values) <= _MAX_TICKS:  # 4, 8 and 16 GPUs are clearer than 5, 10 and 20
+            ax.set_xticks(values.to_list())
+            ax.minorticks_off()
     _ticks(ax.yaxis, drawing.y, log=drawing.y.log)
     if drawing.chart.mark == "span":
         ax.grid(visible=False, axis="y")

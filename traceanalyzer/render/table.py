@@ -2,6 +2,7 @@
 
 import shutil
 import textwrap
+from collections.abc import Iterator
 from dataclasses import replace
 
 from tabulate import SEPARATING_LINE, tabulate
@@ -78,6 +79,7 @@ def _table(table: Table, top: int | None, width: int, *, color: bool) -> str:
         return f"{title}: {visible(table.empty)}"
     rows = table.frame.head(top).height if top is not None else table.frame.height
     columns, hidden = _columns(table, rows), list[str]()
+    columns = [column for column in columns if column.name != table.sentences]
     if width:
         columns, hidden = fitted(columns, width, table.hiding_order)
     elif not table.whole:
@@ -89,7 +91,22 @@ def _table(table: Table, top: int | None, width: int, *, color: bool) -> str:
         lines.append(f"({rows} of {table.frame.height} rows; --top all shows the rest)")
     if hidden:
         lines.append(_filled(_hidden_note(table, hidden), min(width, _PROSE_WIDTH)))
+    line = min(width or _FALLBACK_WIDTH, _PROSE_WIDTH)
+    lines += [_filled(text, line, further="  ") for text in _sentences(table, rows)]
     return "\n".join(lines)
+
+
+def _sentences(table: Table, rows: int) -> Iterator[str]:
+    """Yield each sentence after the rows that it is about."""
+    if not table.sentences:
+        return
+    label = visible(table.columns[table.sentences])
+    texts = table.frame.head(rows).select(next(iter(table.columns)), table.sentences).drop_nulls()
+    about: dict[str, list[str]] = {}
+    for name, text in texts.iter_rows():
+        about.setdefault(str(text), []).append(str(name))
+    for text, names in about.items():
+        yield prose(f"{label}: {', '.join(names)}: {text}")
 
 
 def _grid(columns: list[Column]) -> str:

@@ -61,7 +61,7 @@ CRITICAL_FRAC = 0.20
 WARN_STEPS = 2
 
 #: Smallest reported arrival delay without steps.
-_DEFAULT_NS = NS_PER_MS
+DEFAULT_NS = NS_PER_MS
 
 #: Reported collectives of a rank with many small arrival delays.
 _SAMPLES = 3
@@ -276,7 +276,7 @@ def _devices(parts: Sequence[Part]) -> pl.DataFrame:
 def threshold(steps: pl.DataFrame) -> int:
     """Return the smallest reported arrival delay in ns: 10 % of the median step, else 1 ms."""
     typical = steps["step_ns"].median()
-    return round(WARN_FRAC * typical) if isinstance(typical, float) else _DEFAULT_NS
+    return round(WARN_FRAC * typical) if isinstance(typical, float) else DEFAULT_NS
 
 
 def delayed(

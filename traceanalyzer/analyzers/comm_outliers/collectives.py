@@ -260,7 +260,8 @@ def _message_bytes(rows: pl.DataFrame) -> pl.Expr:
     gathers = pl.col("collective") == "all_gather"
     whole = pl.coalesce("elements_out", pl.col("elements_in") * pl.col("group_size"))
     elements = pl.when(gathers).then(whole).otherwise("elements_in")
-    return elements * names.mapped(rows["dtype"], vocabulary.dtype_bytes, pl.Int64)
+    described = elements * names.mapped(rows["dtype"], vocabulary.dtype_bytes, pl.Int64)
+    return pl.coalesce(described, "bytes")
 
 
 def _plain_dtype(dtype: str) -> str:

@@ -81,6 +81,9 @@ def _measure(trace: Trace, options: Options) -> Part:
     steps = step_marks.step_marks(trace).select("step", "start", "end")
     instances = collectives.with_overlapping_work(_in_steps(closed, steps), work, compute)
     span_ns, busy_ns, comm_ns, overlap_ns = collectives.activity(trace, work, closed, compute)
+    if meta.format in vocabulary.ONLY_COMMUNICATION:
+        busy_ns = overlap_ns = None
+        instances = instances.with_columns(compute_ns=None, memory_ns=None)
     return Part(
         rank=meta.rank,
         path=meta.path,
@@ -187,10 +190,11 @@ def combine(parts: Sequence[Part], options: Options, base: Sequence[Part] = ()) 
 def refine(result: CommOutliers, options: Options, reader: Reader) -> CommOutliers:
     """Add what stragglers did, and how full devices were if memory data is available."""
     windows: dict[str, list[tuple[int, int]]] = {}
-    for window in result.windows:
+    recorded = [w for w in result.windows if not _has_only_communication(reader, w.path)]
+    for window in recorded:
         windows.setdefault(window.path, []).append((window.start_ns, window.end_ns))
     traces = reader.traces(CONTEXT, windows)
-    result = replace(result, context=context.divide(result.windows, traces))
+    result = replace(result, windows=tuple(recorded), context=context.divide(recorded, traces))
     if not (options.memory or reader.collected):
         return result
     memory = registry.ENTRIES["memory_fill"].analyzer()  # imported only on request
@@ -199,6 +203,10 @@ def refine(result: CommOutliers, options: Options, reader: Reader) -> CommOutlie
     if not fills:
         return result
     return replace(result, memory=context.fullness(result.outliers(), reader.metas, fills))
+
+
+def _has_only_communication(reader: Reader, path: str) -> bool:
+    return path in reader.metas and reader.metas[path].format in vocabulary.ONLY_COMMUNICATION
 
 
 COMM_OUTLIERS = Analyzer(
@@ -212,7 +220,7 @@ COMM_OUTLIERS = Analyzer(
     companion="memory_fill",
     base="baseline",
     report_measure=measure_for_report,
-    printed=("comm_log", "comm_summary"),
+    printed=("comm_log", "comm_summary", vocabulary.INSPECTOR_FORM),
 )
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from traceanalyzer.analyzers.comm_outliers import inspected
 from traceanalyzer.analyzers.comm_outliers.options import Options
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.analyzers.common import printed
@@ -12,6 +13,7 @@ from traceanalyzer.analyzers.common.display import headings, rank_column, senten
 from traceanalyzer.errors import MissingData
 from traceanalyzer.result import Table, View
 from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns
+from traceanalyzer.vocabulary import INSPECTOR_FORM
 
 _LOG, _SUMMARY = "comm_log", "comm_summary"
 _SPEEDS = {"algbw_gbit_per_s": pl.Float64, "busbw_gbit_per_s": pl.Float64}
@@ -90,14 +92,18 @@ class PrintedCommOutliers(CommOutliers):
         )
 
 
-def combine(rows: pl.DataFrame, options: Options) -> PrintedCommOutliers:
+def combine(rows: pl.DataFrame, options: Options) -> CommOutliers:
     """Return the collectives of all logs and summaries; sums count the log of a rank with both.
+
+    Lines of NCCL Inspector have their own result, :mod:`.inspected`.
 
     Raises:
         MissingData: a baseline was given.
     """
     if options.baseline is not None:
-        raise MissingData(f"{rows['path'][0]}: printed text cannot be compared with a baseline")
+        raise MissingData(f"{rows['path'][0]}: text without a timeline has no baseline")
+    if (rows["form"] == INSPECTOR_FORM).any():
+        return inspected.combine(rows, options)
     frames = [_of_log(rows), _of_summary(rows)]
     joined = pl.concat([pl.DataFrame(schema=GROUPS), *frames], how="diagonal_relaxed")
     of_source = pl.col("steady_ns").sum().over("rank", "path", "source")

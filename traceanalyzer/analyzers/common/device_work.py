@@ -98,6 +98,12 @@ class Runs:
     all_work: pl.DataFrame
 
 
+def runs(trace: Trace, patterns: Sequence[str] = ()) -> Runs:
+    """Return the unions of intervals of a trace's device work; see :func:`device_work`."""
+    key = ("device_runs", tuple(patterns))
+    return trace.once(key, lambda: runs_of(device_work(trace, patterns)))
+
+
 def runs_of(work: pl.DataFrame) -> Runs:
     """Return the unions of intervals of device work; rows of :func:`device_work` in any order."""
     by_kind = [intervals.union(_of(work, kind), DEVICE) for kind in WORK_KIND.categories]
@@ -109,7 +115,7 @@ def measure_parts(work: pl.DataFrame | Runs, windows: pl.DataFrame) -> pl.DataFr
     """Measure the parts of device time in each window.
 
     Args:
-        work: rows of :func:`device_work`, in any order, or the result of :func:`runs_of`.
+        work: rows of :func:`device_work`, in any order, or the result of :func:`runs`.
         windows: :data:`DEVICE`, ``start``, ``end`` and any other columns. Windows may overlap; each
             is measured separately.
 
@@ -138,21 +144,21 @@ def measure_parts(work: pl.DataFrame | Runs, windows: pl.DataFrame) -> pl.DataFr
     )
 
 
-def step_parts(work: pl.DataFrame, marks: pl.DataFrame) -> pl.DataFrame:
+def step_parts(trace: Trace, marks: pl.DataFrame) -> pl.DataFrame:
     """Measure the parts of device time in each step that the host marks.
 
     Device work counts in the step in which it *runs*. Devices lag behind the host, so this may be
     the step after the one that launched it.
 
     Args:
-        work: :func:`device_work` of one rank.
+        trace: the trace of one rank.
         marks: :func:`~traceanalyzer.analyzers.common.step_marks.step_marks` of that rank.
 
     Returns:
         The rows of :func:`per_device` with the columns of
         :func:`measure_parts`.
     """
-    return measure_parts(work, per_device(marks, work))
+    return measure_parts(runs(trace), per_device(marks, device_work(trace)))
 
 
 def per_device(marks: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:

@@ -9,7 +9,9 @@ from traceanalyzer.trace import Meta, Trace
 from traceanalyzer.vocabulary import (
     ALLOCATOR_KINDS,
     FLIGHT_RECORDER,
+    ITWINAI,
     MEMORY_SNAPSHOT,
+    NCCL_INSPECTOR,
     NCU_CSV,
     NCU_REP,
     PRINTED_TEXT,
@@ -22,9 +24,11 @@ _NCU = ("this is a report of Nsight Compute, without a timeline", ("roofline",))
 _OF_FORMAT = {
     MEMORY_SNAPSHOT: ("this is a memory snapshot", ("memory",)),
     FLIGHT_RECORDER: ("this is a Flight Recorder dump", ("hang",)),
+    NCCL_INSPECTOR: ("these are lines of NCCL Inspector", ("comm_outliers",)),
     PY_SPY_DUMP: ("these are the stacks of one moment", ("hang", "flamegraph")),
     NCU_CSV: _NCU,
     NCU_REP: _NCU,
+    ITWINAI: ("these are metrics of itwinai, without a timeline", ("scaling",)),
     "collapsed": ("these are sampled stacks", _STACKS),
     "speedscope": ("these are sampled stacks", _STACKS),
 }
@@ -92,7 +96,7 @@ def not_for_reports(meta: Meta, folder: str | None = None) -> MissingData | None
     """
     if meta.format == PRINTED_TEXT:
         return MissingData(f"{meta.path}: {_of_text(meta)}")
-    if meta.format not in (FLIGHT_RECORDER, PY_SPY_DUMP, NCU_CSV, NCU_REP):
+    if meta.format not in (FLIGHT_RECORDER, NCCL_INSPECTOR, PY_SPY_DUMP, NCU_CSV, NCU_REP, ITWINAI):
         return None
     what, names = _OF_FORMAT[meta.format]
     return MissingData(f"{meta.path}: {what}: {_lines(names, folder or 'FILE')}")

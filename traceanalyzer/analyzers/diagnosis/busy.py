@@ -7,7 +7,10 @@ import polars as pl
 
 from traceanalyzer.analyzers.common import kernel_names
 from traceanalyzer.analyzers.common.columns import largest_first
-from traceanalyzer.analyzers.diagnosis.rule import Answers, Measured, rule
+from traceanalyzer.analyzers.diagnosis.rule import Answers, Measured, Rule, rule
+from traceanalyzer.analyzers.efficiency import roofs
+from traceanalyzer.analyzers.efficiency.formulas import CONVOLUTION, GEMM
+from traceanalyzer.analyzers.efficiency.result import Efficiency
 from traceanalyzer.analyzers.host_metrics.result import HostMetrics, gpu_metrics_text
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.kernels.training import (
@@ -167,6 +170,123 @@ def _memory_bound_kernels(result: Kernels, answers: Answers) -> Iterator[Measure
     )
 
 
+# --- matrix products and convolutions ----------------------------------------------------------
+
+_PRODUCT_KINDS = (GEMM, CONVOLUTION)
+#: Reasons below this share of the lost time get no advice.
+_LEAST_REASON = 0.1
+#: What each reason means.
+_REASONS = {
+    roofs.NO_TF32: "FP32 without TF32",
+    roofs.UNALIGNED: "rows that are not multiples of 16 bytes",
+    roofs.SMALL: "fewer tiles of 128 x 128 than multiprocessors",
+}
+
+
+def _without_peaks(result: Efficiency) -> str | None:
+    """Return which peaks are unknown, if no matrix product or convolution has a roof."""
+    rows = result.operators.filter(pl.col("kind").is_in(_PRODUCT_KINDS))
+    if rows.is_empty() or rows["lost_ns"].count():
+        return None
+    gpus = ", ".join(rows["gpu"].drop_nulls().unique().sort()) or "the GPU"
+    return (
+        f"the peaks of {gpus} are not in the table; traceanalyzer efficiency --peak compares with "
+        "given ones"
+    )
+
+
+@rule(
+    "efficiency",
+    "matrix multiplications and convolutions far from the roof of the GPU",
+    f"device time above the roof of shapes below {roofs.FAR_FROM_ROOF:.0%} of it, as a share of "
+    "step time (of the recorded time if no steps are marked), without the kernels that other "
+    "findings count",
+    {"info": 0.05, "warning": 0.15},
+    uses=("gpu_idle", "kernels"),
+    lacks=_without_peaks,
+)
+def _far_from_roof(result: Efficiency, answers: Answers) -> Iterator[Measured]:
+    time, rows = answers.time, _unclaimed(result, answers)
+    total = round(rows["lost_ns"].sum())
+    if not total or not time.whole_ns:
+        return
+    device, roof = (float(rows[name].sum()) for name in ("device_ns", "roof_ns"))
+    reasons = _by_reason(rows)
+    known = float(reasons.drop_nulls("why")["lost_ns"].sum())
+    yield Measured(
+        size=time.frac(total),
+        title="Matrix multiplications and convolutions reach "
+        f"{format_frac(roof / device)} of the roof of the GPU: {time.share(total)} above it.",
+        evidence=tuple(_of_shapes(rows, reasons)),
+        advice=_of_reasons(rows, reasons, answers),
+        total_ns=total,
+        confidence="high" if known >= total / 2 else "medium",
+    )
+
+
+def _unclaimed(result: Efficiency, answers: Answers) -> pl.DataFrame:
+    """Return products far from the roof, without the calls that other findings count."""
+    far = pl.col("roof_frac") < roofs.FAR_FROM_ROOF
+    rows = result.operators.filter(pl.col("kind").is_in(_PRODUCT_KINDS), far, "is_exact")
+    kernels = answers.get("kernels")
+    if not isinstance(kernels, Kernels):
+        return rows
+    if _is_found(_no_tensor_cores, kernels, answers):
+        rows = rows.filter(pl.col("precision") != "fp32")
+    if _is_found(_unfused_attention, kernels, answers):
+        rows = rows.filter(~pl.col("operator").is_in(PRODUCTS))
+    if _is_found(_recomputed_activations, kernels, answers):
+        once = 1 - pl.col("recomputed_calls") / pl.col("calls")
+        rows = rows.with_columns(pl.col("device_ns", "roof_ns", "lost_ns") * once)
+    return rows.filter(pl.col("lost_ns") > 0)
+
+
+def _is_found(rule: Rule, result: Kernels, answers: Answers) -> bool:
+    return any(rule.severity(one.size) for one in rule.function(result, answers))
+
+
+def _by_reason(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return why (null without a reason) and lost_ns, most lost time first."""
+    return largest_first(rows.group_by("why").agg(pl.col("lost_ns").sum()), "lost_ns", "why")
+
+
+def _of_shapes(rows: pl.DataFrame, reasons: pl.DataFrame) -> Iterator[str]:
+    """Yield the shapes with most lost time, and the lost time of each reason."""
+    top = rows.sort("lost_ns", "operator", "shape", descending=[True, False, False]).head(_NAMED)
+    for row in top.iter_rows(named=True):
+        why = f" ({row['why']})" if row["why"] else ""
+        yield (
+            f"{row['operator']} {row['shape']} {row['precision']}: "
+            f"{format_ns(row['device_ns'])}, {format_frac(row['roof_frac'])} of the roof{why}."
+        )
+    for why, lost_ns in reasons.drop_nulls("why").iter_rows():
+        meanings = " and ".join(_REASONS[one] for one in why.split(", "))
+        yield f"{format_ns(lost_ns)} above the roof with {meanings}."
+
+
+def _of_reasons(rows: pl.DataFrame, reasons: pl.DataFrame, answers: Answers) -> str:
+    """Return what to try for each reason that matters, the one with most lost time first."""
+    large = (
+        "Let the library search for faster kernels (torch.backends.cudnn.benchmark=True, "
+        "channels_last), and compare its versions."
+        if rows["kind"][0] == CONVOLUTION
+        else "Compare the kernels with those of a newer library version: these shapes are large "
+        "and aligned."
+    )
+    remedies = {
+        roofs.NO_TF32: f"Use {answers.program.faster_precision}.",
+        roofs.UNALIGNED: "Pad sizes (vocabulary, channels, hidden sizes) to multiples of 16 bytes, "
+        "better of 128.",
+        roofs.SMALL: "Give the GPU more work per product: a larger (micro-)batch, fused or batched "
+        "projections, fewer splits by tensor parallelism.",
+        "": large,
+    }
+    least = _LEAST_REASON * float(reasons["lost_ns"].sum())
+    names = reasons.filter(pl.col("lost_ns") >= least)["why"].fill_null("")
+    each = dict.fromkeys(name for why in names for name in why.split(", "))
+    return " ".join(remedies[name] for name in each)
+
+
 # --- training --------------------------------------------------------------------------------
 
 #: Kernels that update many parameters at once.
@@ -299,6 +419,7 @@ RULES = (
     _no_tensor_cores,
     _unfused_attention,
     _memory_bound_kernels,
+    _far_from_roof,
     _unfused_optimizer,
     _recomputed_activations,
     _memory_bound,

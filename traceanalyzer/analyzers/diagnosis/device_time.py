@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.comm_outliers.result import SLOW_LINK_FRAC, CommOutliers
@@ -30,6 +31,7 @@ from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 from traceanalyzer.analyzers.kernels.training import REPEATED as PURPOSE_REPEATED
 from traceanalyzer.frames import intervals, linking
+from traceanalyzer.frames.numbering import group_numbers
 from traceanalyzer.units import format_frac, format_ns
 
 #: Columns that identify a device.
@@ -264,7 +266,9 @@ def _with_step(losses: pl.DataFrame, windows: pl.DataFrame) -> pl.DataFrame:
     ends = losses.select(*DEVICE, ts=pl.col("end") - 1)
     begun = windows.select(*DEVICE, "start", end=pl.lit(_NEVER))
     step = linking.label_by_interval(ends, begun, DEVICE)["interval"]
-    return losses.with_columns(windows["step"].gather(step)).sort(*DEVICE, "start", "end")
+    losses = losses.with_columns(windows["step"].gather(step))
+    _, (device,) = group_numbers(DEVICE, losses)  # faster than a sort by texts
+    return losses[np.lexsort((losses["end"], losses["start"], device))]
 
 
 #: The end of a step that lasts until the next one begins.

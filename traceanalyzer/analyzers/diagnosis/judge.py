@@ -10,7 +10,7 @@ from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.analyzers.diagnosis import busy, clocks, communication, copies, idle, work
 from traceanalyzer.analyzers.diagnosis.budget import budget
 from traceanalyzer.analyzers.diagnosis.device_time import DeviceTime
-from traceanalyzer.analyzers.diagnosis.program import described
+from traceanalyzer.analyzers.diagnosis.program import described, peak_memory
 from traceanalyzer.analyzers.diagnosis.result import (
     DIFFERENT_JOBS,
     FAILED,
@@ -113,10 +113,16 @@ def judge(examined: Examination, rules: Sequence[Rule] = RULES) -> Diagnosis:
         answers.time.per if answers.time.whole_ns else "",
         answers.time.of if answers.time.whole_ns else "",
         warning=_warning(examined),
-        about=described(examined.results),
+        about=_about(examined, answers),
         timeline=_timeline(examined),
         input_notes=(*filter(None, [examined.jobs]), *examined.notes),
     )
+
+
+def _about(examined: Examination, answers: Answers) -> str:
+    """Return what was recorded; without a time budget, the peak of memory too."""
+    peak = "" if answers.time.whole_ns else peak_memory(examined.results)
+    return ", ".join(filter(None, [described(examined.results), peak]))
 
 
 def _timeline(examined: Examination) -> Lanes | None:
@@ -136,7 +142,7 @@ def _why_skipped(rule: Rule, examined: Examination) -> str | None:
         return examined.missing.get(rule.analysis, "nothing was recorded")
     if rule.compares_ranks and examined.jobs:
         return DIFFERENT_JOBS
-    return None
+    return rule.lacks(examined.results[rule.analysis])
 
 
 def _warning(examined: Examination) -> str:
@@ -157,7 +163,7 @@ def _by_severity(one: Finding) -> tuple[int, bool, float, str, str]:
     Within a severity, lost time comes before slow kernels: while a device waits, faster kernels
     only extend the wait time.
     """
-    is_busy = one.analysis == "kernels"
+    is_busy = one.analysis in ("kernels", "efficiency")
     return -SEVERITIES.index(one.severity), is_busy, -(one.cost_frac or 0.0), one.id, one.title
 
 

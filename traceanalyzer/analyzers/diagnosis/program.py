@@ -8,14 +8,17 @@ import polars as pl
 
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 from traceanalyzer.analyzers.info.compute import Info
+from traceanalyzer.analyzers.memory.result import Memory
 from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.result import Result
-from traceanalyzer.units import format_count, format_ns
+from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns
 
 #: GPUs older than Ampere: neither bfloat16 nor TF32 on tensor cores.
 _BEFORE_AMPERE = re.compile(
     r"\b(?:[KMPV]\d{1,3}[a-z]?|T4|TITAN|GTX|RTX (?:20|[3-8]000\b(?! Ada))|Quadro)", re.IGNORECASE
 )
+#: Largest categories of memory that are named.
+_CATEGORIES = 4
 #: Most models of GPUs that are named.
 _MODELS = 2
 _AMD = re.compile(r"\bMI\d{2,3}|Radeon|Instinct", re.IGNORECASE)
@@ -124,6 +127,34 @@ def described(results: Mapping[str, Result]) -> str:
         median = steps.scalars["median_ns"]
         parts += [f"median step {format_ns(round(median))}"] if median else []
     return ", ".join(parts)
+
+
+def peak_memory(results: Mapping[str, Result]) -> str:
+    """Return the peak of the fullest device, and what was live then; empty if not recorded.
+
+    ``peak memory 70.51 MiB allocated, 82 MiB reserved (optimizer state 34.0 %, ...)``.
+    """
+    memory = results.get("memory")
+    if not isinstance(memory, Memory) or memory.devices["peak_bytes"].drop_nulls().is_empty():
+        return ""
+    keys = ["rank", "path", "device"]
+    fullest = memory.devices.sort("peak_bytes", descending=True, nulls_last=True).head(1)
+    top = fullest.row(0, named=True)
+    live = memory.alive.join(fullest.select(keys), on=keys, how="semi", nulls_equal=True)
+    sums = live.group_by("category").agg(pl.col("live_bytes").sum(), pl.col("live_frac").sum())
+    largest = sums.sort("live_bytes", "category", descending=[True, False]).head(_CATEGORIES)
+    shares = [
+        f"{name} {format_frac(frac)}"
+        for name, frac in largest.select("category", "live_frac").drop_nulls().iter_rows()
+    ]
+    reserved = top["reserved_peak_bytes"]
+    text = f"peak memory {format_bytes(top['peak_bytes'])} allocated"
+    text += f", {format_bytes(reserved)} reserved" if reserved else ""
+    place = f"device {top['device']}"
+    place += "" if top["rank"] is None else f" of rank {top['rank']}"
+    several = [place] if memory.devices.height > 1 else []
+    about = ", ".join([*several, *shares])
+    return f"{text} ({about})" if about else text
 
 
 def _model(devices: str) -> str:

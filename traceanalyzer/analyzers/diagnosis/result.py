@@ -190,7 +190,7 @@ class Diagnosis(Result):
                 if self.budget.height
                 else (Table("budget", "Where the time goes", self.budget, {}),)
             ),
-            Table("rules", "Checks", self.rules, columns, detail=True),
+            Table("rules", "Checks", self.rules, columns, detail=True, sentences="why"),
         )
 
     def _frame(self) -> pl.DataFrame:

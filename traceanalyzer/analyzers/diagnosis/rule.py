@@ -100,6 +100,10 @@ class Measured:
 Measure = Callable[[Any, Answers], Iterable[Measured]]
 
 
+def _nothing(_: Any) -> None:
+    """Return that a result lacks nothing."""
+
+
 @dataclass(frozen=True)
 class Rule:
     """A check for one kind of problem, with its thresholds.
@@ -114,6 +118,7 @@ class Rule:
         counts: the measure is a count, not a share.
         uses: names of analyses that add evidence if they have results.
         compares_ranks: whether the rule compares the ranks of one job.
+        lacks: return what a result lacks for the rule; None if nothing.
     """
 
     id: str
@@ -125,6 +130,7 @@ class Rule:
     counts: bool = False
     uses: tuple[str, ...] = ()
     compares_ranks: bool = False
+    lacks: Callable[[Any], str | None] = field(default=_nothing, repr=False)
 
     def judge(self, answers: Answers) -> Iterator[Measured]:
         """Yield the measurements of the result of its analysis."""
@@ -147,13 +153,23 @@ def rule(
     counts: bool = False,
     uses: tuple[str, ...] = (),
     compares_ranks: bool = False,
+    lacks: Callable[[Any], str | None] = _nothing,
 ) -> Callable[[Measure], Rule]:
     """Turn a measuring function into a :class:`Rule`; its id is the name of the function."""
 
     def decorate(function: Measure) -> Rule:
         name = function.__name__.strip("_").replace("_", "-")
         return Rule(
-            name, analysis, looks_for, measure, levels, function, counts, uses, compares_ranks
+            name,
+            analysis,
+            looks_for,
+            measure,
+            levels,
+            function,
+            counts,
+            uses,
+            compares_ranks,
+            lacks,
         )
 
     return decorate

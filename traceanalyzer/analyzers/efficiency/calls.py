@@ -1,17 +1,26 @@
 """Operator calls of one rank with a formula, and the kernels that they launched."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.common import launching
-from traceanalyzer.analyzers.common.names import BACKWARD, CHECKPOINT, LAYERS, mapped, matcher
-from traceanalyzer.analyzers.efficiency import inputs as recorded
+from traceanalyzer.analyzers.common.device_work import COMPUTE
+from traceanalyzer.analyzers.common.kernel_names import COPY, ELEMENTWISE, family
+from traceanalyzer.analyzers.common.names import (
+    BACKWARD,
+    CHECKPOINT,
+    LAYERS,
+    mapped,
+    matcher,
+)
+from traceanalyzer.analyzers.efficiency import formulas, inputs as recorded
 from traceanalyzer.analyzers.efficiency.formulas import MATRIX, OF_CALLER, formula_of
 from traceanalyzer.analyzers.efficiency.inputs import Unknown, Work
+from traceanalyzer.analyzers.kernels.training import RECOMPUTED, training
 from traceanalyzer.frames import intervals, nesting, numbering, slice_tree
 from traceanalyzer.trace import Trace
 
@@ -31,6 +40,15 @@ WORK = {
     "columns": pl.Int64,
     "inner": pl.Int64,
 }
+
+#: Matrix products and convolutions that launch kernels.
+PRODUCTS = frozenset(formulas.PRODUCTS.keys() - formulas.OUTER_PRODUCTS)
+#: Operators whose inputs are read for products.
+INPUTS_OF = PRODUCTS | {*OF_CALLER.values()}
+#: Families of kernels that other rules count, whichever operator launches them.
+_OTHER_FAMILIES = (COPY, ELEMENTWISE)
+#: Maximum number of products, as operators with their inputs.
+_MOST = 200
 
 #: Kernels that compute products of FP32 on tensor cores, as TF32: cuBLAS and CUTLASS name the type
 #: or the instruction; those of nvjet all use tensor cores.
@@ -79,7 +97,7 @@ def calls_of(trace: Trace, work: pl.DataFrame) -> Calls:
         work: compute kernels, rows of :func:`~.common.device_work.device_work`.
     """
     tree = _tree(trace)
-    operator, launched = _operators(trace, work, tree)
+    operator, launched = _operators(trace, work, launching.launch_rows(trace, work), tree)
     keys, key_of = _keys(tree, _around(operator, tree))
     works = [_work(key, _ANY_TYPE) for key in keys.iter_rows()]
     has = _counted(tree, key_of, works)
@@ -94,7 +112,7 @@ def calls_of(trace: Trace, work: pl.DataFrame) -> Calls:
         intervals.nullable("call", call, call != nesting.ROOT),
         intervals.nullable("inner", operator, known),
     )
-    rows = _rows(kernels.drop_nulls("call"), tree, keys, key_of, works)
+    rows = _rows(kernels.drop_nulls("call"), recomputed(tree), keys, key_of, works)
     covered = np.zeros(tree.height, bool)
     covered[rows["call"].to_numpy()] = True
     names = tree["name"].cast(pl.String)
@@ -108,15 +126,62 @@ def calls_of(trace: Trace, work: pl.DataFrame) -> Calls:
     )  # fmt: skip
 
 
-def _tree(trace: Trace) -> pl.DataFrame:
-    """Return the operators of all threads with their inputs, as a call tree."""
-    is_operator = (pl.col("kind") == "cpu_op") & (pl.col("dur") >= 0) & pl.col("tid").is_not_null()
-    rows = trace.events.with_row_index("event").filter(is_operator)
-    thread = numbering.numbered([rows["pid"], rows["tid"]])[1]
-    calls = rows.select(
-        "event", "name", "pid", "tid", "external_id", *INPUTS,
-        start="ts", end=pl.col("ts") + pl.col("dur"), thread=pl.Series(thread),
+def product_calls(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
+    """Return the calls of the matrix products and convolutions with most device time.
+
+    Of :data:`PRODUCTS`; the copies and pointwise kernels that they launch are not counted.
+
+    Args:
+        trace: trace of one rank with operators, their inputs, and launch calls.
+        work: all of its device work, rows of :func:`~.common.device_work.device_work`.
+
+    Returns:
+        Rows of :attr:`Calls.rows` without ``event``.
+    """
+    is_other = mapped(work["name"], lambda name: family(name) in _OTHER_FAMILIES, pl.Boolean)
+    is_used = (work["work_kind"] == COMPUTE) & ~is_other.fill_null(value=False)
+    kernels = work.select("device", "start", "end", "name", "external_id").filter(is_used)
+    tree = _tree(trace, INPUTS_OF)
+    launch = launching.launch_rows(trace, work)[is_used.to_numpy()]
+    operator, launched = _operators(trace, kernels, launch, tree)
+    known = operator != nesting.ROOT
+    kernels, operator = kernels.with_columns(launched).filter(known), operator[known]
+    keys, key_of = _keys(tree, _around(operator, tree))
+    length = (kernels["end"] - kernels["start"]).to_numpy()
+    keyed = key_of[operator] >= 0
+    device_ns = np.bincount(key_of[operator][keyed], length[keyed], minlength=keys.height)
+    longest = set(np.argsort(-device_ns, kind="stable")[:_MOST].tolist())
+    works = [_work(key, _ANY_TYPE) if i in longest else None for i, key in enumerate(keys.rows())]
+    counts = _counted(tree, key_of, works)[operator]
+    rows = kernels.filter(counts).select(
+        "start", "end", "name", "launched", "device",
+        length_ns=pl.Series(length[counts]), call=pl.Series(operator[counts], dtype=pl.UInt32),
     )  # fmt: skip
+    again = training(trace, work).filter(purpose=RECOMPUTED).select("device", "start", "end")
+    is_again = np.zeros(tree.height, bool)
+    if again.height:
+        is_again[rows.join(again, on=again.columns, how="semi")["call"].to_numpy()] = True
+    return _rows(rows, is_again, keys, key_of, works).drop("call")
+
+
+def _tree(trace: Trace, names: Collection[str] | None = None) -> pl.DataFrame:
+    """Return the operators of all threads with their inputs, as a call tree.
+
+    Args:
+        trace: trace of one rank.
+        names: names of the operators; None for all.
+    """
+    is_operator = (pl.col("kind") == "cpu_op") & (pl.col("dur") >= 0) & pl.col("tid").is_not_null()
+    if names is not None:
+        is_operator &= pl.col("name").is_in(list(names))
+    # columns are selected first: a filter copies all others
+    columns = ("name", "pid", "tid", "external_id", *INPUTS, "ts", "dur")
+    event = trace.events.select(is_operator.fill_null(value=False)).to_series().arg_true()
+    rows = trace.events.select(columns)[event].with_columns(event.alias("event"))
+    thread = numbering.numbered([rows["pid"], rows["tid"]])[1]
+    calls = rows.drop("ts", "dur").with_columns(
+        start=rows["ts"], end=rows["ts"] + rows["dur"], thread=pl.Series(thread)
+    )
     return _with_callers(slice_tree.build_tree(calls, ["thread"]))
 
 
@@ -136,10 +201,9 @@ def _with_callers(tree: pl.DataFrame) -> pl.DataFrame:
 
 
 def _operators(
-    trace: Trace, work: pl.DataFrame, tree: pl.DataFrame
+    trace: Trace, work: pl.DataFrame, launch: nesting.Rows, tree: pl.DataFrame
 ) -> tuple[nesting.Rows, pl.Series]:
     """Return the innermost operator around each launch (or ROOT), and the launch time."""
-    launch = launching.launch_rows(trace, work)
     rows = intervals.nullable("event", launch, launch != nesting.ROOT).cast(pl.UInt32)
     points = trace.events.select("pid", "tid", "ts")[rows.fill_null(0)]
     points = points.with_columns(pl.when(rows.is_not_null()).then("ts").alias("ts"))
@@ -198,12 +262,12 @@ def _work(key: tuple[str | None, ...], list_type: str | None) -> Work | None:
 
 def _rows(
     kernels: pl.DataFrame,
-    tree: pl.DataFrame,
+    is_again: intervals.Bools,
     keys: pl.DataFrame,
     key_of: nesting.Rows,
     works: Sequence[Work | None],
 ) -> pl.DataFrame:
-    """Return the rows of :class:`Calls`, with ``call``, a row of ``tree``."""
+    """Return the rows of :class:`Calls`, with ``call``, a row of the tree."""
     longest = kernels.sort("call", "length_ns").unique("call", keep="last", maintain_order=True)
     sums = kernels.group_by("call").agg(
         first=pl.col("start").min(), launched=pl.col("launched").min(), kernels=pl.len()
@@ -224,7 +288,7 @@ def _rows(
     work = pl.DataFrame(of_rows, schema=WORK, orient="row")[number]
     return calls.hstack(work).with_columns(
         pl.Series("operator", keys["name"].gather(key_of[at])),
-        pl.Series("is_recomputed", recomputed(tree)[at]),
+        pl.Series("is_recomputed", is_again[at]),
     ).drop_nulls("kind")  # fmt: skip
 
 

@@ -9,8 +9,16 @@ from traceanalyzer.analyzers.base import Analyzer, Needs
 from traceanalyzer.analyzers.common import step_marks, step_patterns
 from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.device_work import COMPUTE, device_work
+from traceanalyzer.analyzers.common.names import distinct
 from traceanalyzer.analyzers.efficiency import roofs
-from traceanalyzer.analyzers.efficiency.calls import INPUTS, WORK, Calls, calls_of
+from traceanalyzer.analyzers.efficiency.calls import (
+    INPUTS,
+    PRODUCTS,
+    WORK,
+    Calls,
+    calls_of,
+    product_calls,
+)
 from traceanalyzer.analyzers.efficiency.formulas import MATRIX
 from traceanalyzer.analyzers.efficiency.options import Options
 from traceanalyzer.analyzers.efficiency.peaks import TENSOR
@@ -96,14 +104,49 @@ def measure(trace: Trace, options: Options) -> Part:
     calls = calls_of(trace, work) if has_shapes else _without_calls(work)
     steps = step_patterns.steps(trace, options.step_name)
     inferred = step_patterns.by_kernels(steps)
-    if steps.is_empty():
-        whole = {"step": [None], "start": [work["start"].min()], "end": [work["end"].max()]}
-        steps = pl.DataFrame(whole, schema={"step": pl.String, "start": pl.Int64, "end": pl.Int64})
-    steps = steps.select("step", "start", "end").sort("start")
+    steps = _whole(work) if steps.is_empty() else steps.select("step", "start", "end").sort("start")
+    return _part(trace, work, calls, steps, has_shapes=has_shapes, inferred=inferred)
+
+
+def measure_for_rules(trace: Trace, options: Options) -> Part:
+    """Return the matrix products and convolutions of one rank, without steps.
+
+    Raises:
+        MissingData: no kernels, no such operators, or no shapes were recorded.
+    """
+    trace.require("kernel")
+    try:
+        _has_shapes(trace, required=True)
+    except MissingData as error:
+        # inputs are read of products only
+        if trace.meta.format == _NSYS or not PRODUCTS.isdisjoint(distinct(trace.events)):
+            raise
+        why = "no matrix product or convolution was recorded"
+        raise MissingData(f"{trace.meta.path}: {why}") from error
+    work = device_work(trace, options.comm_patterns)
+    calls = Calls(product_calls(trace, work), _without_calls(work[:0]).kernels)
+    return _part(trace, work, calls, _whole(work), has_shapes=True, inferred=False)
+
+
+def _whole(work: pl.DataFrame) -> pl.DataFrame:
+    """Return the whole recording as one step."""
+    whole = {"step": [None], "start": [work["start"].min()], "end": [work["end"].max()]}
+    return pl.DataFrame(whole, schema={"step": pl.String, "start": pl.Int64, "end": pl.Int64})
+
+
+def _part(
+    trace: Trace,
+    work: pl.DataFrame,
+    calls: Calls,
+    steps: pl.DataFrame,
+    *,
+    has_shapes: bool,
+    inferred: bool,
+) -> Part:
     at = "start" if inferred else "launched"
     rows = _in_step(calls.rows.with_columns(start="first"), steps, at)
     kernels = _in_step(calls.kernels, steps, at)
-    used = set(work["device"].drop_nulls())
+    used = set(work["device"].drop_nulls().unique())
     names = {one.name for one in trace.meta.devices if one.id in used or not used}
     known = names or {one.name for one in trace.meta.devices}
     return Part(
@@ -353,5 +396,6 @@ EFFICIENCY = Analyzer(
     needs,
     measure,
     combine,
+    rules_measure=measure_for_rules,
     printed=("flops_profile", "flops_by_class"),
 )

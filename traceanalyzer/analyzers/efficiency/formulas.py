@@ -503,8 +503,8 @@ _OF_LIBRARY = {"padding": 2, "stride": 3, "dilation": 4}
 _WITH_BIAS = {"padding": 3, "stride": 4, "dilation": 5}
 _DEPTHWISE = {"stride": 4, "padding": 5, "dilation": 6}
 
-FORMULAS: dict[str, Formula] = {
-    # matrix products
+#: Matrix products and convolutions.
+PRODUCTS: dict[str, Formula] = {
     "aten::mm": _mm(0),
     "aten::addmm": _mm(1, bias=0),
     "aten::addmm_": _mm(1, bias=0),
@@ -554,6 +554,10 @@ FORMULAS: dict[str, Formula] = {
         for library in ("cudnn", "miopen")
         for of, formula in (("input", _gradient_of_input), ("weight", _gradient_of_weight))
     },
+}
+
+FORMULAS: dict[str, Formula] = {
+    **PRODUCTS,
     # attention: the outer operators call the inner ones, which count
     "aten::_scaled_dot_product_flash_attention": _attention(causal=4),
     "aten::_flash_attention_forward": _attention(causal=8, heads_first=False, lengths=3),
@@ -674,6 +678,12 @@ FORMULAS: dict[str, Formula] = {
             *(("addcmul", 3), ("addcdiv", 3), ("sqrt", 1), ("zero", 1), ("neg", 1)),
         )
     },
+}
+
+#: Products that call another one, which counts.
+OUTER_PRODUCTS = {
+    *("aten::linear", "aten::matmul", "aten::convolution", "aten::_convolution"),
+    *(f"aten::{kind}{n}d" for kind in ("conv", "conv_transpose") for n in (1, 2, 3)),
 }
 
 #: Operators that may lack a size, and the ones that call them with a tensor of that size.

@@ -9,10 +9,10 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs
-from traceanalyzer.analyzers.common import clocks, step_patterns
+from traceanalyzer.analyzers.common import clocks, device_work, step_patterns
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE, MEMORY
-from traceanalyzer.analyzers.gpu_idle import causes, host, longest_gaps
-from traceanalyzer.analyzers.gpu_idle.causes import BUSY, CAUSE, CAUSES, COPIES, EXPOSED, LOSS
+from traceanalyzer.analyzers.gpu_idle import causes, host, longest_gaps, lost as losing
+from traceanalyzer.analyzers.gpu_idle.causes import BUSY, CAUSE, CAUSES
 from traceanalyzer.analyzers.gpu_idle.gaps import drained, queued, with_launches
 from traceanalyzer.analyzers.gpu_idle.host import Excerpt, take
 from traceanalyzer.analyzers.gpu_idle.options import Options
@@ -147,7 +147,9 @@ def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> P
         unread_targets=excerpt.unread_targets and (longest["cause"] == causes.DEVICE_WAIT).any(),
         units=measured.head(units.height).drop("step"),
         causes=_by_cause(caused),
-        lost=_lost([*pieces[1:], exposed, *_copies(excerpt)], late_launches) if with_lost else None,
+        lost=losing.lost([*pieces[1:], exposed, *_copies(excerpt)], late_launches)
+        if with_lost
+        else None,
         steps=measured.tail(marked.height).drop("device", "pid"),
         steps_by_kernels=step_patterns.by_kernels(excerpt.steps),
         gaps=longest,
@@ -162,7 +164,7 @@ def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> P
     )
 
 
-def measure_for_diagnosis(trace: Trace, options: Options) -> Part:
+def measure_with_lost(trace: Trace, options: Options) -> Part:
     """Return :func:`measure` with the intervals of all lost time.
 
     Raises:
@@ -171,6 +173,43 @@ def measure_for_diagnosis(trace: Trace, options: Options) -> Part:
     """
     key = ("gpu_idle", options)
     return trace.once(key, lambda: measure(take(trace, options), options, with_lost=True))
+
+
+def measure_for_report(trace: Trace, options: Options) -> Part:
+    """Return :func:`measure_with_lost`, with short intervals merged if there are many.
+
+    Raises:
+        MissingData: neither device work nor operators were recorded.
+        OptionError: a pattern is not a regular expression.
+    """
+    return _merged(measure_with_lost(trace, options), trace, options)
+
+
+def measure_for_rules(trace: Trace, options: Options) -> Part:
+    """Return :func:`measure_for_report` without caching all intervals, which only timelines need.
+
+    Raises:
+        MissingData: neither device work nor operators were recorded.
+        OptionError: a pattern is not a regular expression.
+    """
+    return _merged(measure(take(trace, options), options, with_lost=True), trace, options)
+
+
+def _merged(part: Part, trace: Trace, options: Options) -> Part:
+    """Merge short lost intervals; times in steps and from one collective to the next remain."""
+    if part.lost is None or part.on_host or part.lost.height <= losing.MANY:
+        return part
+    work = device_work.device_work(trace, options.comm_patterns)
+    starts = work.filter(pl.col("work_kind") == COMMUNICATION).select("device", ts="start")
+    of_units = starts.join(part.units.select("unit", "device"), on="device", nulls_equal=True)
+    marks = pl.concat(
+        [
+            part.steps.select("unit", ts="start"),
+            part.steps.select("unit", ts="end"),
+            of_units.select("unit", "ts"),
+        ]
+    )
+    return replace(part, lost=losing.merged(part.lost, marks, options.min_gap_ns))
 
 
 def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()) -> GpuIdle:
@@ -241,7 +280,8 @@ GPU_IDLE = Analyzer(
     combine,
     take=take,
     more=more,
-    report_measure=measure_for_diagnosis,
+    report_measure=measure_for_report,
+    rules_measure=measure_for_rules,
 )
 
 
@@ -353,14 +393,7 @@ def _of_causes(pieces: Sequence[pl.DataFrame], chosen: Sequence[str]) -> list[pl
 
 def _with_causes(idle: Sequence[pl.DataFrame]) -> pl.DataFrame:
     """Return idle intervals, a frame per row of :data:`CAUSES`, as unit, start, end, cause."""
-    return _labelled(idle, pl.Series(CAUSES, dtype=CAUSE))
-
-
-def _labelled(frames: Sequence[pl.DataFrame], causes: pl.Series) -> pl.DataFrame:
-    """Return the intervals of frames, one per cause, as unit, start, end, cause."""
-    number = np.repeat(np.arange(len(frames)), [frame.height for frame in frames])
-    rows = pl.concat([frame[["unit", "start", "end"]] for frame in frames])
-    return rows.with_columns(cause=causes[number])
+    return losing.labelled(idle, pl.Series(CAUSES, dtype=CAUSE))
 
 
 def _by_cause(caused: pl.DataFrame) -> pl.DataFrame:
@@ -368,24 +401,6 @@ def _by_cause(caused: pl.DataFrame) -> pl.DataFrame:
     return caused.group_by("unit", "cause", maintain_order=True).agg(
         gaps=pl.len().cast(pl.Int64), idle_ns=length.sum(), longest_ns=length.max()
     )
-
-
-def _lost(pieces: Sequence[pl.DataFrame], late_launches: pl.DataFrame) -> pl.DataFrame:
-    """Return all lost intervals with their cause; short gaps before a late launch are launch-bound.
-
-    Args:
-        pieces: idle time by each of :data:`CAUSES`, exposed communication, :func:`_copies`.
-        late_launches: short gaps at whose start the next work was not launched.
-    """
-    *idle, exposed, saved, copies = (frame[["unit", "start", "end"]] for frame in pieces)
-    named = zip((*CAUSES, EXPOSED, COPIES), (*idle, exposed, copies), strict=True)
-    frames = dict(named)
-    frames[causes.CHECKPOINT_IO] = pl.concat([frames[causes.CHECKPOINT_IO], saved])
-    launch = late_launches.select("unit", "start", "end")
-    frames[causes.SHORT_GAP] = frames[causes.SHORT_GAP].join(launch, on=launch.columns, how="anti")
-    frames[causes.LAUNCH] = pl.concat([frames[causes.LAUNCH], launch])
-    rows = _labelled(list(frames.values()), pl.Series(list(frames), dtype=LOSS))
-    return rows.sort("unit", "start")
 
 
 def _measured(rows: pl.DataFrame, windows: Sequence[pl.DataFrame]) -> pl.DataFrame:

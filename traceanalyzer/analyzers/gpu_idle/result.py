@@ -71,8 +71,9 @@ class GpuIdle(Result):
         lost: all idle time, exposed communication and exposed copies as intervals: rank, path,
             device, pid, start, end, cause (``exposed_communication``, ``exposed_copies`` or a cause
             of idle time; copies of checkpoints are checkpoint_io). A short gap at whose start the
-            next work had not been launched is launch overhead here. Only in a diagnosis or report,
-            otherwise None.
+            next work had not been launched is launch overhead here. From 100,000 intervals of a
+            rank on, short ones of one cause between two long ones are one row, see
+            :func:`~.lost.merged`. Only in a diagnosis or report, otherwise None.
         steps: one row per step of each unit: rank, path, device, pid, step, start, end,
             ``start_ns`` (from the unit's start), the columns of times of ``units`` for the step's
             time on the host (on the device if the host runs far ahead of it), and
@@ -327,6 +328,11 @@ def _notes(result: GpuIdle) -> list[str]:
     if loader:
         busy = f", {format_ns(overlapped)} of it while the GPU was busy" if overlapped else ""
         notes.append(f"The data loader took {format_ns(loader)}{busy}.")
+    if waited and units["rank"].n_unique() > 1:
+        notes.append(
+            "Savings are idle time of the devices themselves; diagnose adds the wait time of other "
+            "ranks that it causes."
+        )
     copies = int(units["copy_ns"].sum())
     if copies:
         notes.append(f"Copying batches to the GPU took {format_ns(copies)} on the host.")

@@ -128,7 +128,8 @@ def _content(meta: Meta, trace: Trace) -> dict[str, Any]:
     weight = pl.col("weight") if meta.weight_unit == "ns" else pl.lit(0.0)  # duration of a sample
     length = pl.coalesce("dur", weight.round().cast(pl.Int64, strict=False), 0)
     end = _whole(events.select((pl.col("ts") + length).max()).item())
-    communication = events.filter(_is_communication(events["name"]))
+    columns = events.select("kind", "name", "device", "dur")
+    communication = columns.filter(_is_communication(events["name"]))
     lost = trace.issues.filter(pl.col("severity").is_in(LOSSES))
     return {
         "path": meta.path,
@@ -163,7 +164,7 @@ def _is_communication(names: pl.Series) -> pl.Expr:
     distinct = names.drop_nulls().unique().cast(pl.String)
     kernels = distinct.filter(distinct.str.contains(vocabulary.COMMUNICATION_PATTERN))
     on_host = [n for n in distinct if n.startswith(vocabulary.HOST_COLLECTIVE_PREFIXES)]
-    name = pl.col("name").cast(pl.String)
+    name = pl.col("name")
     kernel = (pl.col("kind") == "kernel") & name.is_in(kernels.to_list())
     return kernel | (pl.col("device").is_null() & name.is_in(on_host))
 

@@ -61,6 +61,11 @@ def training(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
         fused attention were called; name is the operator, call is 1 within PyTorch's attention,
         otherwise 0.
     """
+    key = ("training", id(work))  # analyses share the frame of device work
+    return trace.once(key, lambda: (work, _training(trace, work)))[1]
+
+
+def _training(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
     names = distinct(trace.events)
     calls = launches(trace, work).select("work", *_THREAD, ts="launch_start")
     steps = _ranges(trace, names, _OPTIMIZER_STEP)

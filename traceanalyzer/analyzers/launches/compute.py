@@ -145,14 +145,24 @@ def take(trace: Trace, options: Options) -> Excerpt:
     )
 
 
-def measure(excerpt: Excerpt, _options: Options) -> Part:
-    """Measure the launches, queues, stretches and synchronising calls of one rank."""
+def measure(excerpt: Excerpt, _options: Options, *, for_rules: bool = False) -> Part:
+    """Measure the launches, queues, stretches and synchronising calls of one rank.
+
+    With ``for_rules`` only the calls that a device waited for in stretches are placed and counted,
+    and the first one of each name.
+    """
     work, calls = excerpt.work, excerpt.calls
-    launched, waited = _placed(excerpt)
-    changes = launching.queue_changes(calls, work)
     idle = stretching.device_gaps(work)
     gaps = stretching.launch_gaps(idle, excerpt.waits)
     stretches = stretching.stretches(gaps, idle, work)
+    waiting_ns = stretching.waiting_for(calls, gaps, stretches)
+    steps = _measured_steps(excerpt, stretches, gaps)
+    clock_odd = calls.filter(pl.col("start") < pl.col("launch_start")).height
+    if for_rules:
+        used = pl.select((waiting_ns > 0) | calls["launch_name"].is_first_distinct()).to_series()
+        calls, waiting_ns = calls.filter(used), waiting_ns.filter(used)
+    launched, waited = _placed(excerpt, calls)
+    changes = launching.queue_changes(calls, work)
     where = stretching.most_launched_in(stretches, calls, launched)
     length = pl.col("end") - pl.col("start")
     return Part(
@@ -160,20 +170,20 @@ def measure(excerpt: Excerpt, _options: Options) -> Part:
         path=excerpt.path,
         calls=calls.select(
             "device", "launch_name", "pieces", "call_ns", "delay_ns", "waited", "loading_ns",
-            **launched, waiting_ns=stretching.waiting_for(calls, gaps, stretches),
+            **launched, waiting_ns=waiting_ns,
         ),
         devices=_by_device(work),
         streams=launching.streams(changes, calls),
         queue=launching.drawn(changes),
         stretches=_in_steps(where, excerpt.steps),
-        steps=_measured_steps(excerpt, stretches, gaps),
+        steps=steps,
         steps_by_kernels=step_patterns.by_kernels(excerpt.steps),
         short=_short_kernels(work),
         synchronising=stretching.by_place(stretching.costs(excerpt.waits, work), waited),
         without_work=excerpt.without_work,
         work_ns=int(work.select(length.sum()).item()),
         before_ns=int(work.filter(pl.col("launch").is_null()).select(length.sum()).item()),
-        clock_odd=calls.filter(pl.col("start") < pl.col("launch_start")).height,
+        clock_odd=clock_odd,
         after_last=excerpt.after_last,
     )  # fmt: skip
 
@@ -224,15 +234,29 @@ def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()
     )
 
 
-LAUNCHES = Analyzer("launches", Options, needs, measure, combine, take=take)
+def measure_for_rules(trace: Trace, options: Options) -> Part:
+    """Return what rules use of :func:`measure`.
+
+    Raises:
+        MissingData: device work or its launch calls were not recorded.
+        OptionError: ``step_name`` is not a regular expression.
+    """
+    return measure(take(trace, options), options, for_rules=True)
+
+
+LAUNCHES = Analyzer(
+    "launches", Options, needs, measure, combine, take=take, rules_measure=measure_for_rules
+)
 
 
 # --- one rank ------------------------------------------------------------------------------
 
 
-def _placed(excerpt: Excerpt) -> tuple[dict[str, pl.Series], dict[str, pl.Series]]:
+def _placed(
+    excerpt: Excerpt, calls: pl.DataFrame
+) -> tuple[dict[str, pl.Series], dict[str, pl.Series]]:
     """Return annotation and operator of launch calls, with Python frames of synchronising calls."""
-    places, calls, waits = excerpt.places, excerpt.calls, excerpt.waits
+    places, waits = excerpt.places, excerpt.waits
     launched_at = calls.select("pid", "tid", start="launch_start")
     both = _moments(pl.concat([launched_at, waits.select("pid", "tid", "start")]))
     named = {"annotation": places.annotation(both), "operator": places.operator(both)}

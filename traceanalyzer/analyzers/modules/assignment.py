@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from traceanalyzer.analyzers.common.names import BACKWARD, named
+from traceanalyzer.analyzers.common.names import BACKWARD, distinct, matcher, named
 from traceanalyzer.analyzers.efficiency.calls import recomputed
 from traceanalyzer.analyzers.modules import sequences
 from traceanalyzer.analyzers.modules.options import Options
@@ -26,6 +26,9 @@ _FORWARD, _BACKWARD, _RECOMPUTED = range(len(PHASES))
 
 #: Name of the frame of a module.
 _FRAME = "nn.Module: "
+#: Names of the regions that torch.compile marks: a graph of the program, and its compiled graph.
+_COMPILED = r"^(?:Torch-Compiled Region|## Call CompiledFxGraph)"
+_COMPILED_KINDS = ("cpu_op", *ANNOTATION_KINDS)
 
 
 @dataclass(frozen=True)
@@ -91,8 +94,20 @@ def assign(trace: Trace, tree: pl.DataFrame, options: Options) -> Assigned:
     )
 
 
+def require_modules(trace: Trace, options: Options) -> None:
+    """Check by name only whether modules were recorded, which is fast.
+
+    Raises:
+        MissingData: no modules were recorded.
+    """
+    is_marked = matcher([f"^{_FRAME}", _COMPILED, *options.patterns])
+    if not any(map(is_marked, distinct(trace.events))):
+        raise MissingData(f"{trace.meta.path}: {_nothing(trace, options)}")
+
+
 def _is_module(tree: pl.DataFrame, options: Options) -> intervals.Bools:
     wanted = (pl.col("kind") == call_tree.FRAMES) & named(tree, [f"^{_FRAME}"])
+    wanted |= pl.col("kind").is_in(_COMPILED_KINDS) & named(tree, [_COMPILED])
     if options.patterns:
         wanted |= pl.col("kind").is_in(ANNOTATION_KINDS) & named(tree, options.patterns)
     mask: intervals.Bools = tree.select(wanted.alias("is_module")).to_series().to_numpy()

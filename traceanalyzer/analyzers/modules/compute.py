@@ -11,7 +11,7 @@ from traceanalyzer.analyzers.common.columns import per_rank, sum_if_known
 from traceanalyzer.analyzers.common.device_work import COMPUTE, device_work
 from traceanalyzer.analyzers.efficiency.calls import INPUTS, calls_of
 from traceanalyzer.analyzers.efficiency.formulas import MATRIX
-from traceanalyzer.analyzers.modules.assignment import PHASES, Assigned, assign
+from traceanalyzer.analyzers.modules.assignment import PHASES, Assigned, assign, require_modules
 from traceanalyzer.analyzers.modules.options import Options
 from traceanalyzer.analyzers.modules.result import SUMS, Modules, with_totals
 from traceanalyzer.analyzers.operators import call_tree
@@ -64,6 +64,7 @@ def measure(trace: Trace, options: Options) -> Part:
         MissingData: no modules were recorded.
         OptionError: a pattern is not a regular expression.
     """
+    require_modules(trace, options)
     calls = call_tree.all_calls(trace)
     tree = call_tree.build(calls)
     assigned = assign(trace, tree, options)

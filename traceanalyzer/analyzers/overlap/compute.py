@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +13,7 @@ import polars as pl
 from traceanalyzer.analyzers.base import Analyzer, Needs
 from traceanalyzer.analyzers.common import clocks, device_work, launching
 from traceanalyzer.analyzers.common.columns import ratio, stacked
-from traceanalyzer.analyzers.common.device_work import DEVICE, measure_parts, per_device, runs_of
+from traceanalyzer.analyzers.common.device_work import DEVICE, measure_parts, per_device
 from traceanalyzer.analyzers.common.step_marks import MARK_NAMES
 from traceanalyzer.analyzers.common.step_patterns import by_kernels, steps as steps_of
 from traceanalyzer.analyzers.overlap import reasons
@@ -85,8 +86,8 @@ class Part:
     exposed: Exposed | None = None
 
 
-def measure(trace: Trace, options: Options) -> Part:
-    """Measure the device time of one rank.
+def measure(trace: Trace, options: Options, *, for_rules: bool = False) -> Part:
+    """Measure the device time of one rank; ``for_rules``: only of whole devices.
 
     Raises:
         MissingData: the trace has no device work.
@@ -97,8 +98,11 @@ def measure(trace: Trace, options: Options) -> Part:
         hint = record_hint(trace.meta, "device work")
         raise MissingData(_NO_WORK.format(path=trace.meta.path, hint=hint))
     span, steps = device_work.extent(work), steps_of(trace)
-    runs = runs_of(work)
+    runs = device_work.runs(trace, options.comm_patterns)
     devices = measure_parts(runs, span)
+    fine, of_streams = stretches(span, trace.meta.epoch_ns), work
+    if for_rules:
+        steps, fine, of_streams = steps.clear(), fine.clear(), work.clear()
     recorded = int(trace.events["kind"].is_in(DEVICE_WORK).sum())
     return Part(
         path=trace.meta.path,
@@ -106,8 +110,8 @@ def measure(trace: Trace, options: Options) -> Part:
         devices=devices,
         steps=measure_parts(runs, per_device(steps, work)),
         steps_by_kernels=by_kernels(steps),
-        streams=_streams(work),
-        stretches=measure_parts(runs, stretches(span, trace.meta.epoch_ns)),
+        streams=_streams(of_streams),
+        stretches=measure_parts(runs, fine),
         unfinished=recorded - work.height,
         before=launching.launched_before(trace, work),
         step_hint=record_hint(trace.meta, "step"),
@@ -170,7 +174,16 @@ def refine(result: Overlap, _options: Options, reader: Reader) -> Overlap:
     return replace(result, launched_before_ns=before_ns, beginnings=())
 
 
-OVERLAP = Analyzer("overlap", Options, needs, measure, combine, more=more, refine=refine)
+OVERLAP = Analyzer(
+    "overlap",
+    Options,
+    needs,
+    measure,
+    combine,
+    more=more,
+    refine=refine,
+    rules_measure=partial(measure, for_rules=True),
+)
 
 
 # --- one rank ------------------------------------------------------------------------------

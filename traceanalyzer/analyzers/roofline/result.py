@@ -13,8 +13,8 @@ from traceanalyzer.drawings import Chart
 from traceanalyzer.result import Result, Table, View
 
 _KERNELS = headings(
-    "name: kernel, time_ns: time, time_frac: of time, work_tflops: speed, roof_frac: of roof, "
-    "bound, limit: lowest roof, precision: type, hbm_intensity: FLOP/B HBM, "
+    "name: kernel, time_ns: time, time_frac: of kernel time, work_tflops: speed, "
+    "roof_frac: of roof, bound, limit: lowest roof, precision: type, hbm_intensity: FLOP/B HBM, "
     "l2_intensity: FLOP/B L2, l1_intensity: FLOP/B L1, sm_frac: compute, memory_frac: memory, "
     "occupancy_frac: occupancy, tensor_frac: tensor pipe, launches, hbm_gbps: HBM, l2_gbps: L2, "
     "l1_gbps: L1, dram_frac: HBM of peak, l2_frac: L2 of peak, l1_frac: L1 of peak, "

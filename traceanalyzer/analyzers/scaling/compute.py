@@ -89,7 +89,15 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
     )
 
 
-SCALING = Analyzer("scaling", Options, needs, measure, combine, every_file=True)
+SCALING = Analyzer(
+    "scaling",
+    Options,
+    needs,
+    measure,
+    combine,
+    every_file=True,
+    printed=("epochs", "gpu_samples", "kernel_averages"),
+)
 
 
 # --- one run -------------------------------------------------------------------------------------

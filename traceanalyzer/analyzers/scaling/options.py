@@ -10,7 +10,8 @@ from traceanalyzer.analyzers.base import AnalyzerOptions, comm_patterns, option
 class Options(AnalyzerOptions):
     """Compare runs on different numbers of GPUs: speed-up, parallel efficiency, where the loss is.
 
-    PATH is the folder of a run, several of them (RUN4 RUN8 RUN16), or traces.
+    PATH is the folder of a run, several of them (RUN4 RUN8 RUN16), or traces. The metrics of
+    itwinai (CSV folders, MLflow's file store) are read too.
     """
 
     weak: bool = option(

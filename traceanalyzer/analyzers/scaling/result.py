@@ -78,7 +78,7 @@ def _verdict(result: Scaling) -> str:
     first, last = (result.sizes.row(at, named=True) for at in (0, -1))
     speed = (
         f"{last['gpus']} GPUs are {last['speedup']:.3g} times as fast as {first['gpus']} (ideal: "
-        f"{last['ideal_speedup']:.3g} times): parallel efficiency {_percent(last)}, "
+        f"{last['ideal_speedup']:.3g} times): parallel efficiency {percent(last)}, "
         f"{'weak' if result.weak else 'strong'} scaling."
     )
     others = result.sizes.filter(pl.col("gpus") != last["gpus"])
@@ -101,7 +101,7 @@ def _not_comparable(result: Scaling) -> str:
     row = above.sort("efficiency_frac", descending=True).row(0, named=True)
     work = "the same work per GPU" if result.weak else "the same work per step"
     return (
-        f"Parallel efficiency of {_percent(row)} ({format_count(row['gpus'], 'GPU')}) is above "
+        f"Parallel efficiency of {percent(row)} ({format_count(row['gpus'], 'GPU')}) is above "
         f"ideal: the runs probably do not have {work}, or are on different hardware."
     )
 
@@ -122,7 +122,8 @@ def _loss(result: Scaling, row: dict[str, float]) -> str:
     return f"A step {on} is {format_ns(-row['lost_ns'])} shorter than ideal{longer}."
 
 
-def _percent(row: dict[str, float]) -> str:
+def percent(row: dict[str, float]) -> str:
+    """Format the efficiency of a row of ``sizes``."""
     return format_frac(row["efficiency_frac"])
 
 
@@ -164,20 +165,13 @@ def _tables(result: Scaling) -> tuple[Table, ...]:
 
 
 def _charts(result: Scaling) -> tuple[Chart, ...]:
-    """Build the speed-up with its ideal line, and the parts of a step."""
-    series = {"speedup": "measured", "ideal_speedup": "ideal"}
-    lines = result.sizes.select("gpus", *series).rename(series)
-    speed = lines.unpivot(index="gpus", variable_name="series", value_name="speedup")
-    speedup = Chart(
-        name="speedup",
-        title="Speed-up",
-        mark="line",
-        frame=speed,
-        x="gpus",
-        y="speedup",
-        x_label="GPUs",
-        y_label="speed-up",
-        color="series",
+    """Build the step time and the speed-up with their ideal lines, and the parts of a step."""
+    absolute, speedup = (
+        lines_of(name, title, _unpivoted(result.sizes, column, ideal), column, label, x="gpus")
+        for name, title, column, ideal, label in (
+            ("step_time", "Step time", "step_ns", "ideal_ns", "step"),
+            ("speedup", "Speed-up", "speedup", "ideal_speedup", "speed-up"),
+        )
     )
     order = pl.Enum(list(PARTS.values()))
     parts = result.losses.select(
@@ -187,4 +181,37 @@ def _charts(result: Scaling) -> tuple[Chart, ...]:
         part=pl.col("part").cast(order),
         time_ns="time_ns",
     )
-    return (speedup, stacked("parts", "A step on one GPU", parts, x="on", x_label=""))
+    return (absolute, speedup, stacked("parts", "A step on one GPU", parts, x="on", x_label=""))
+
+
+def _unpivoted(sizes: pl.DataFrame, column: str, ideal: str) -> pl.DataFrame:
+    names = {column: "measured", ideal: "ideal"}
+    lines = sizes.select("gpus", *names).rename(names)
+    return lines.unpivot(index="gpus", variable_name="series", value_name=column)
+
+
+def lines_of(
+    name: str,
+    title: str,
+    frame: pl.DataFrame,
+    column: str,
+    label: str,
+    *,
+    x: str = "count",
+    unit: str = "GPUs",
+    log_y: bool = True,
+) -> Chart:
+    """Return a chart of lines by ``series`` over ``x``, with logarithmic axes."""
+    return Chart(
+        name=name,
+        title=title,
+        mark="line",
+        frame=frame.sort("series", x),
+        x=x,
+        y=column,
+        x_label=unit,
+        y_label=label,
+        color="series",
+        log_x=True,
+        log_y=log_y,
+    )

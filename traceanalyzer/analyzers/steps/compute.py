@@ -92,7 +92,7 @@ def measure(trace: Trace, options: Options) -> Part:
     if marks.is_empty():
         raise MissingData(_no_steps(trace, options.step_name))
     marks = marks.hstack(_host_parts(trace, marks))
-    measured = device_work.step_parts(device_work.device_work(trace), marks)
+    measured = device_work.step_parts(trace, marks)
     host = [f"{part}_ns" for part in HOST_PARTS]
     steps = (
         marks.select("step", "start", "end", *host)

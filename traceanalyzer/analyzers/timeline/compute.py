@@ -87,7 +87,7 @@ def measure(trace: Trace, options: Options) -> Part:
         MissingData: neither device work nor operators with a duration were recorded.
         OptionError: a pattern is not a regular expression.
     """
-    idle = idle_time.measure_for_diagnosis(trace, _idle_options(options))
+    idle = idle_time.measure_with_lost(trace, _idle_options(options))
     rank = pl.lit(idle.rank, pl.Int32).alias("rank")
     lost = idle.lost if idle.lost is not None else pl.DataFrame()
     lost = lost.join(idle.units.select("unit", "device"), on="unit").with_columns(rank)

@@ -23,6 +23,7 @@
 
 enum { WANTED = 1, DEVICE = 2, OTHER = 64 }; /* flags of a category */
 enum { SPECIAL = 4, NAMED = 8, ESCAPED = 16, MEMORY = 32 }; /* flags of a name */
+enum { INPUTS = 256 }; /* flag of the name of an operator whose inputs are read */
 enum { NOT_COMPUTED = 128 }; /* the flags of a text that is no name and no category so far */
 enum outcome { SKIP, ROW, FLOW, REST };
 
@@ -54,7 +55,7 @@ enum { /* the columns, in the order scan() returns them */
     MEMORY_ROWS, ALLOCATED, ADDRESS, DEVICE_TYPE, DEVICE_ID, TOTAL_ALLOCATED, TOTAL_RESERVED,
     SPECIAL_ROWS,
     FLOW_ORDER, FLOW_PHASE, FLOW_TS, FLOW_CATEGORY, FLOW_NAME, FLOW_PID, FLOW_TID, FLOW_ID, FLOW_NEXT,
-    INPUT_DIMS, INPUT_TYPES, CONCRETE_INPUTS, ARGS, TEXTS, RESTS, COLUMNS
+    INPUT_ROWS, INPUT_DIMS, INPUT_TYPES, CONCRETE_INPUTS, ARGS, TEXTS, RESTS, COLUMNS
 };
 
 /* --- texts and their codes ------------------------------------------------------------------ */
@@ -71,6 +72,7 @@ typedef struct {
     word *categories; Py_ssize_t n_categories; int other, absent;
     word *special; Py_ssize_t n_special;
     word *named; Py_ssize_t n_named;
+    word *inputs_of; Py_ssize_t n_inputs_of;
     int64_t *windows; Py_ssize_t n_windows;
     int flows, all, args, input_dims, input_types, concrete_inputs;
     uint32_t rows, flow_rows;
@@ -100,6 +102,12 @@ static uint32_t flags_of(const scanner *s, const char *at, uint32_t length) {
         if (contains(at, length, &s->special[i], 1)) { flags |= SPECIAL; break; }
     for (Py_ssize_t i = 0; i < s->n_named; i++)
         if (contains(at, length, &s->named[i], 0)) { flags |= NAMED; break; }
+    for (Py_ssize_t i = 0; i < s->n_inputs_of; i++)
+        if (s->inputs_of[i].length == (Py_ssize_t)length && !memcmp(at, s->inputs_of[i].at, length)) {
+            flags |= INPUTS;
+            break;
+        }
+    if (!s->n_inputs_of) flags |= INPUTS;
     /* as a category: surrounding blanks and case are ignored */
     while (from < to && *from == ' ') from++;
     while (to > from && to[-1] == ' ') to--;
@@ -513,11 +521,20 @@ static int put_span(const scanner *s, column *c, const char *at, const char *end
     return put64(c, at ? at - s->begin : 0) && put64(c, at ? end - at : 0);
 }
 
-/* Appends the code of one of the JSON texts of the inputs; NO_CODE without one. */
-static int put_inputs(scanner *s, column *c, const event *e, int which) {
-    const char *at = e->inputs[which];
-    int known = at && e->inputs_end[which] && *at != 'n';
-    return put32(c, known ? code_of(s, at, (uint32_t)(e->inputs_end[which] - at)) : NO_CODE);
+/* Appends the row and the codes of the JSON texts of the inputs, if the event has any. */
+static int put_inputs(scanner *s, const event *e, uint32_t row) {
+    const int wanted[3] = {s->input_dims, s->input_types, s->concrete_inputs};
+    int known[3], any = 0, ok = 1;
+    for (int i = 0; i < 3; i++) {
+        known[i] = wanted[i] && e->inputs[i] && e->inputs_end[i] && *e->inputs[i] != 'n';
+        any |= known[i];
+    }
+    if (!any) return 1;
+    for (int i = 0; i < 3 && ok; i++) {
+        uint32_t length = known[i] ? (uint32_t)(e->inputs_end[i] - e->inputs[i]) : 0;
+        if (wanted[i]) ok = put32(&s->out[INPUT_DIMS + i], known[i] ? code_of(s, e->inputs[i], length) : NO_CODE);
+    }
+    return ok && put32(&s->out[INPUT_ROWS], row);
 }
 
 static int put_row(scanner *s, const event *e, uint32_t order) {
@@ -528,11 +545,9 @@ static int put_row(scanner *s, const event *e, uint32_t order) {
         && put64(&o[PID], e->pid) && put64(&o[TID], e->tid)
         && put64(&o[CORRELATION], e->correlation) && put64(&o[EXTERNAL_ID], e->external_id);
     if (ok && s->args) ok = put_span(s, &o[ARGS], e->args, e->args_end);
-    if (ok && s->input_dims) ok = put_inputs(s, &o[INPUT_DIMS], e, 0);
-    if (ok && s->input_types) ok = put_inputs(s, &o[INPUT_TYPES], e, 1);
-    if (ok && s->concrete_inputs) ok = put_inputs(s, &o[CONCRETE_INPUTS], e, 2);
     int category = e->category == NO_CODE ? s->absent : flags_at(s, e->category);
-    int name = e->name == NO_CODE ? 0 : flags_at(s, e->name);
+    int name = e->name == NO_CODE ? (s->n_inputs_of ? 0 : INPUTS) : flags_at(s, e->name);
+    if (ok && name & INPUTS) ok = put_inputs(s, e, row);
     if (ok && name & MEMORY && e->allocated != NONE)
         ok = put32(&o[MEMORY_ROWS], row) && put64(&o[ALLOCATED], e->allocated)
             && put64(&o[ADDRESS], e->address == NONE ? -1 : e->address)
@@ -640,27 +655,29 @@ static PyObject *columns(scanner *s, int64_t events, int64_t closed) {
 
 PyDoc_STRVAR(scan_doc,
 "scan(text, begin, categories, other, absent, special, named, windows, flows, all, args,\n"
-"     input_dims, input_types, concrete_inputs)\n--\n\n"
+"     input_dims, input_types, concrete_inputs, inputs_of)\n--\n\n"
 "Scan the ordinary events of text[begin:] into columns; None if it is not strict JSON.\n\n"
 "Args: categories is a list of (lower-case spelling, flags), other and absent are the flags of any\n"
 "other and of no category (1 wanted, 2 device); special are lower-case substrings of names whose\n"
 "events are left to Python; named are substrings of names to keep whatever the category; windows are\n"
 "(start, end) in ns, flat, as int64 bytes; args: whether to return their offsets; input_dims,\n"
-"input_types and concrete_inputs: whether to return the codes of their JSON texts.\n"
+"input_types and concrete_inputs: whether to return the codes of their JSON texts; inputs_of: the\n"
+"names of the events that have them, empty for all.\n"
 "Returns (events, offset after a closing bracket or -1, earliest time, columns as bytes).");
 
 static PyObject *scan(PyObject *module, PyObject *args) {
     (void)module;
-    PyObject *source, *categories, *special, *named;
+    PyObject *source, *categories, *special, *named, *inputs_of;
     Py_ssize_t begin, window_bytes;
     const char *window_data;
     char *data;
     Py_ssize_t size;
     scanner s = {0};
-    if (!PyArg_ParseTuple(args, "O!nO!iiO!O!y#pppppp:scan", &PyBytes_Type, &source, &begin,
+    if (!PyArg_ParseTuple(args, "O!nO!iiO!O!y#ppppppO!:scan", &PyBytes_Type, &source, &begin,
                           &PyList_Type, &categories, &s.other, &s.absent, &PyList_Type, &special,
                           &PyList_Type, &named, &window_data, &window_bytes, &s.flows, &s.all,
-                          &s.args, &s.input_dims, &s.input_types, &s.concrete_inputs))
+                          &s.args, &s.input_dims, &s.input_types, &s.concrete_inputs,
+                          &PyList_Type, &inputs_of))
         return NULL;
     if (PyBytes_AsStringAndSize(source, &data, &size) < 0) return NULL;
     if (begin < 0 || begin > size || window_bytes % 16 || size >= UINT32_MAX) {
@@ -673,7 +690,8 @@ static PyObject *scan(PyObject *module, PyObject *args) {
     s.categories = read_names(categories, &s.n_categories);
     s.special = s.categories ? read_names(special, &s.n_special) : NULL;
     s.named = s.special ? read_names(named, &s.n_named) : NULL;
-    s.windows = s.named ? malloc((size_t)window_bytes + 8) : NULL;
+    s.inputs_of = s.named ? read_names(inputs_of, &s.n_inputs_of) : NULL;
+    s.windows = s.inputs_of ? malloc((size_t)window_bytes + 8) : NULL;
     if (s.windows) {
         int64_t events, closed;
         memcpy(s.windows, window_data, (size_t)window_bytes);
@@ -688,7 +706,7 @@ static PyObject *scan(PyObject *module, PyObject *args) {
     }
     for (int i = 0; i < COLUMNS; i++) free(s.out[i].data);
     free(s.names.all); free(s.names.slots);
-    free(s.categories); free(s.special); free(s.named); free(s.windows);
+    free(s.categories); free(s.special); free(s.named); free(s.inputs_of); free(s.windows);
     return result;
 }
 

@@ -11,5 +11,8 @@ def scan(
     every_kind: bool,
     args: bool,
     input_dims: bool,
+    input_types: bool,
+    concrete_inputs: bool,
+    inputs_of: list[bytes],
     /,
 ) -> tuple[int, int, int, list[bytes]] | None: ...

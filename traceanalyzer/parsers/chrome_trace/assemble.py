@@ -190,9 +190,11 @@ class Assembler:
         }
         if "args" in self.selection.columns:
             columns["args"] = self._texts_of(self.of.args, self._pair_args())
-        for name in cols.INPUTS:
-            if name in self.selection.columns:
-                columns[name] = self._input_texts(name)
+        inputs = [name for name in cols.INPUTS if name in self.selection.columns]
+        if inputs:
+            self.input_rows = self.row_of[self.of.slices.whole("input_rows")]
+            self.input_texts = pl.Series(list(self.of.texts), dtype=pl.String)
+            columns |= {name: self._input_texts(name) for name in inputs}
         return pl.DataFrame(columns)
 
     def _complete_column(self, name: str) -> pl.Series:
@@ -263,9 +265,9 @@ class Assembler:
     def _input_texts(self, name: str) -> pl.Series:
         """Return the JSON texts of operators' inputs; pairs have none."""
         codes = self.of.slices.whole(name)
-        missing = np.full(len(self.order) - len(codes), NO_TEXT, np.uint32)
-        codes = np.concatenate([codes, missing])[self.order]
-        return cols.text_series(codes, pl.Series(list(self.of.texts), dtype=pl.String))
+        known = codes != NO_TEXT
+        column = pl.Series([None], dtype=pl.String).new_from_index(0, len(self.order))
+        return column.scatter(self.input_rows[known], self.input_texts.gather(codes[known]))
 
     def _texts_of(self, complete: list[str | None], pairs: list[str | None]) -> pl.Series:
         texts = complete + (pairs or [None] * (len(self.order) - len(complete)))

@@ -33,6 +33,7 @@ _DTYPES: dict[str, Any] = {
     "category": np.uint32,
     "name": np.uint32,
     "key": np.uint32,
+    "input_rows": np.uint32,
     "input_dims": np.uint32,
     "input_types": np.uint32,
     "concrete_inputs": np.uint32,

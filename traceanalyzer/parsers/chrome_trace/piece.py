@@ -95,14 +95,17 @@ def _scanned(text: bytes, offset: int, selection: Selection) -> list[Batch] | No
         selection.wants("flow", None),
         selection.kinds is None,
         with_args,
-        *(name in selection.columns for name in INPUTS),
+        "input_dims" in selection.columns,
+        "input_types" in selection.columns,
+        "concrete_inputs" in selection.columns,
+        [name.encode() for name in sorted(selection.inputs_of)],
     )
     if scanned is None:
         return None
     events, closed, first, columns = scanned
-    *values, next_rows, input_dims, input_types, concrete, args, text_ranges, rest_ranges = columns
+    *values, next_rows, rows, dims, types, concrete, args, text_ranges, rest_ranges = columns
     width = len(_SLICE_COLUMNS)
-    inputs = zip(INPUTS, (input_dims, input_types, concrete), strict=True)
+    inputs = zip(("input_rows", *INPUTS), (rows, dims, types, concrete), strict=True)
     slices = Slices(dict(zip(_SLICE_COLUMNS, values[:width], strict=True)) | dict(inputs))
     flows = Flows(dict(zip(_FLOW_COLUMNS, values[width + 1 :], strict=True)))
     flows.at_next = array("I", next_rows).tolist()

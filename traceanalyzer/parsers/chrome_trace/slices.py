@@ -112,11 +112,22 @@ def slice_columns(draft: Draft, events: list[Event], rows: list[int]) -> Slices:
         _memory_columns(out.columns, events, args)
     out.stack_frames = {i: f"{e.sf}" for i, e in enumerate(events) if e.sf is not None}
     out.phase_kinds = {i: PHASE_KINDS[e.ph] for i, e in enumerate(events) if e.ph in PHASE_KINDS}
-    for name in INPUTS:
-        if name in draft.selection.columns:
-            texts = [_json_text(getattr(a, name)) for a in args]
-            out.columns[name] = draft.codes.column(texts)
+    _input_columns(draft, out.columns, events, args)
     return out
+
+
+def _input_columns(
+    draft: Draft, out: dict[str, bytes], events: list[Event], args: list[Args]
+) -> None:
+    """Fill the selected columns of operators' inputs."""
+    names = [name for name in INPUTS if name in draft.selection.columns]
+    if not names:
+        return
+    has = draft.selection.has_inputs
+    rows = [i for i, event in enumerate(events) if has(event.name)]
+    out["input_rows"] = array("I", rows).tobytes()
+    for name in names:
+        out[name] = draft.codes.column([_json_text(getattr(args[i], name)) for i in rows])
 
 
 def _wanted(

@@ -52,7 +52,7 @@ def kernels(export: tables.Export) -> pl.DataFrame:
     rows = export.database.read(
         tables.KERNEL,
         integers=(*_place(export), "demangledName", *extra),
-        where=export.inside(),
+        windows=export.selection.windows,
         shape=lambda piece: piece.select_seq(
             *_placed(export), tables.name_id("demangledName"), *(sizes if shape else ())
         ),
@@ -110,7 +110,9 @@ def allocations(export: tables.Export) -> pl.DataFrame:
 
 def gpu_faults(export: tables.Export) -> pl.DataFrame:
     """Return one row per group of GPU page faults of managed memory, with its handling time."""
-    rows = export.database.read(tables.GPU_FAULTS, integers=_PLACE, where=export.inside())
+    rows = export.database.read(
+        tables.GPU_FAULTS, integers=_PLACE, windows=export.selection.windows
+    )
     return rows.select(
         *tables.span(),
         tables.pid("globalPid"),
@@ -203,7 +205,7 @@ def _work(
     rows = export.database.read(
         table,
         integers=(*_place(export), *size, *key),
-        where=export.inside(),
+        windows=export.selection.windows,
         shape=lambda piece: piece.select_seq(*_placed(export), *size, *key),
     )
     return _named(rows, key, name).with_columns(tables.kind(kind))

@@ -57,7 +57,7 @@ def calls(export: tables.Export) -> pl.DataFrame:
     rows = export.database.read(
         tables.RUNTIME,
         integers=(*_THREAD, "nameId", *linked, *(("eventClass",) if classed else ())),
-        where=export.inside(),
+        windows=export.selection.windows,
         shape=shaped,
     )
     named = rows.with_columns(export.named(rows["name"], partial(_VERSION.sub, "")))
@@ -94,7 +94,7 @@ def cuda_overhead(export: tables.Export) -> pl.DataFrame:
     rows = export.database.read(
         tables.CUDA_OVERHEAD,
         integers=(*_THREAD, "overheadType"),
-        where=export.inside(),
+        windows=export.selection.windows,
         shape=lambda piece: piece.select_seq(*_ran(export), "overheadType"),
     )
     name = pl.col("overheadType").replace_strict(
@@ -114,11 +114,11 @@ def named(
     where: str | None = None,
 ) -> pl.DataFrame:
     """Return one row per call or interval of a table with name, thread and time."""
-    tests = [f"({test})" for test in (export.inside(), where) if test]
     rows = export.database.read(
         table,
         integers=(*_THREAD, "nameId"),
-        where=" AND ".join(tests) or None,
+        where=where,
+        windows=export.selection.windows,
         shape=lambda piece: piece.select_seq(*_ran(export), tables.name_id("nameId")),
     )
     rows = rows.with_columns(export.named(rows["name"]), tables.kind(kind))
@@ -161,7 +161,7 @@ def _mpi_table(export: tables.Export, table: str, more: tuple[str, ...]) -> pl.D
     rows = export.database.read(
         table,
         integers=(*_THREAD, "textId", *more),
-        where=export.inside(),
+        windows=export.selection.windows,
         shape=lambda piece: piece.select_seq(*columns, tables.name_id("textId")),
     )
     named = rows.with_columns(export.named(rows["name"]), tables.kind("mpi"))

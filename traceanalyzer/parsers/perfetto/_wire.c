@@ -10,6 +10,7 @@
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define NOTHING INT64_MIN
@@ -102,32 +103,58 @@ static void read_packet(bytes p, bytes end, bytes start, int64_t *row) {
     }
 }
 
+#define BLOCK 256 /* rows that are appended to the columns at a time */
+
+/* Appends rows to the columns, which have room for `*room` rows; returns 0 without memory. */
+static int append(PyObject **columns, int64_t rows[BLOCK][WIDTH], Py_ssize_t n, Py_ssize_t done,
+                  Py_ssize_t *room) {
+    int grows = done + n > *room;
+    if (grows) *room = 2 * (done + n);
+    for (int i = 0; i < WIDTH; i++) {
+        if (grows && PyByteArray_Resize(columns[i], *room * 8) < 0) return 0;
+        int64_t *column = (int64_t *)PyByteArray_AsString(columns[i]) + done;
+        for (Py_ssize_t row = 0; row < n; row++) column[row] = rows[row][i];
+    }
+    return 1;
+}
+
 static PyObject *packets(PyObject *self, PyObject *args) {
     Py_buffer data;
     if (!PyArg_ParseTuple(args, "y*", &data)) return NULL;
     bytes start = data.buf, p = start, end = start + data.len;
-    Py_ssize_t rows = 0, room = 1024;
-    PyObject *out = PyByteArray_FromStringAndSize(NULL, room * WIDTH * 8);
-    while (out && p < end) {
+    PyObject *columns[WIDTH], *out = PyTuple_New(WIDTH);
+    int good = out != NULL;
+    for (int i = 0; good && i < WIDTH; i++) {
+        columns[i] = PyByteArray_FromStringAndSize(NULL, 0);
+        good = columns[i] && PyTuple_SetItem(out, i, columns[i]) == 0; /* owns the column */
+    }
+    int64_t rows[BLOCK][WIDTH];
+    Py_ssize_t n = 0, done = 0, room = 0;
+    while (good && p < end) {
         field f;
         bytes after = next(p, end, &f);
         if (!after) break;
         p = after;
         if (f.number != 1 || f.type != DELIMITED) continue;
-        if (rows == room && PyByteArray_Resize(out, (room *= 2) * WIDTH * 8) < 0) {
-            Py_CLEAR(out);
-            break;
-        }
-        int64_t *row = (int64_t *)PyByteArray_AsString(out) + rows++ * WIDTH;
-        memset(row, 0, WIDTH * 8);
+        int64_t *row = rows[n++];
+        memset(row, 0, sizeof *rows);
         row[AT] = f.data - start;
         row[LENGTH] = (int64_t)f.value;
         row[TS] = row[CLOCK] = row[TRACK] = NOTHING;
         read_packet(f.data, f.data + f.value, start, row);
+        if (n == BLOCK) {
+            good = append(columns, rows, n, done, &room);
+            done += n;
+            n = 0;
+        }
     }
-    if (out && PyByteArray_Resize(out, rows * WIDTH * 8) < 0) Py_CLEAR(out);
+    good = good && append(columns, rows, n, done, &room);
+    for (int i = 0; good && i < WIDTH; i++)
+        good = PyByteArray_Resize(columns[i], (done + n) * 8) == 0;
     PyBuffer_Release(&data);
-    return out ? Py_BuildValue("Nn", out, (Py_ssize_t)(p - start)) : NULL;
+    if (good) return Py_BuildValue("Nn", out, (Py_ssize_t)(p - start));
+    Py_XDECREF(out);
+    return NULL;
 }
 
 /* --- texts() --------------------------------------------------------------------------------- */
@@ -138,7 +165,7 @@ static inline void put(text *t, const void *data, size_t n) {
     if (t->failed) return;
     if (t->size + n > t->room) {
         size_t room = (t->size + n) * 2;
-        char *more = PyMem_Realloc(t->data, room);
+        char *more = realloc(t->data, room);
         if (!more) { t->failed = 1; return; }
         t->data = more;
         t->room = room;
@@ -194,30 +221,63 @@ static void put_double(text *t, uint64_t bits) {
     double value;
     memcpy(&value, &bits, 8);
     if (value != value || value - value != 0) { PUT(t, "null"); return; }
+    PyGILState_STATE gil = PyGILState_Ensure(); /* texts() has released it */
     char *digits = PyOS_double_to_string(value, 'r', 0, Py_DTSF_ADD_DOT_0, NULL);
-    if (!digits) { t->failed = 1; return; }
-    put(t, digits, strlen(digits));
+    if (digits) put(t, digits, strlen(digits));
+    else t->failed = 1;
     PyMem_Free(digits);
+    PyGILState_Release(gil);
 }
 
-/* Writes an interned text, which is JSON already; returns 0 if the id is unknown. */
-static int put_interned(text *t, PyObject *table, uint64_t id) {
-    PyObject *key = PyLong_FromUnsignedLongLong(id);
-    if (!key) { t->failed = 1; return 0; }
-    PyObject *value = PyDict_GetItemWithError(table, key);
-    Py_DECREF(key);
-    char *json;
-    Py_ssize_t n;
-    if (!value || PyBytes_AsStringAndSize(value, &json, &n) < 0) return 0;
-    put(t, json, (size_t)n);
+/* Texts by id as wire.py packs them: their number, rows in order of id, then the texts. */
+typedef struct { int64_t id, at, size; } entry;
+typedef struct { bytes data; int64_t count; } table;
+
+static table table_of(PyObject *packed) {
+    table result = {(bytes)PyBytes_AsString(packed), 0};
+    memcpy(&result.count, result.data, 8);
+    return result;
+}
+
+/* Finds a text; returns 0 if the id is unknown. */
+static int find(const table *of, int64_t id, bytes *data, size_t *size) {
+    int64_t low = 0, high = of->count;
+    entry e;
+    if (id > 0 && id <= high) { /* ids mostly count from 1 */
+        memcpy(&e, of->data + 8 + (size_t)(id - 1) * sizeof e, sizeof e);
+        if (e.id == id) low = high = id - 1;
+    }
+    while (low < high) {
+        int64_t middle = low + (high - low) / 2;
+        memcpy(&e, of->data + 8 + (size_t)middle * sizeof e, sizeof e);
+        if (e.id < id) low = middle + 1;
+        else high = middle;
+    }
+    if (low >= of->count) return 0;
+    memcpy(&e, of->data + 8 + (size_t)low * sizeof e, sizeof e);
+    if (e.id != id) return 0;
+    *data = of->data + e.at;
+    *size = (size_t)e.size;
     return 1;
 }
 
+/* Writes an interned text, which is JSON already; returns 0 if the id is unknown. */
+static int put_interned(text *t, const table *of, uint64_t id) {
+    bytes data;
+    size_t size;
+    if (!find(of, (int64_t)id, &data, &size)) return 0;
+    put(t, data, size);
+    return 1;
+}
+
+#define LENGTHS 256
 /* Interned texts of an event, and what is counted. */
 typedef struct {
-    PyObject *categories, *names, *keys, *strings, *kinds;
-    bytes wanted, wanted_end; /* names of the arguments to write, each with its length before it */
-    text category;            /* of the event that is written */
+    table categories, names, keys, strings;
+    bytes kinds, kinds_end; /* names of arguments and the categories they imply */
+    /* names of the arguments to write, each with its length before it, by length */
+    bytes wanted[LENGTHS + 1];
+    text category; /* of the event that is written */
     Py_ssize_t unknown;
 } state;
 
@@ -238,7 +298,7 @@ static int put_children(text *t, state *s, bytes p, bytes end, uint32_t number, 
 
 static void put_name(text *t, state *s, const field *name) {
     if (name->number == 10) put_text(t, name->data, name->value);
-    else if (name->number == 0 || !put_interned(t, s->keys, name->value)) {
+    else if (name->number == 0 || !put_interned(t, &s->keys, name->value)) {
         s->unknown++;
         PUT(t, "\"\"");
     }
@@ -279,7 +339,7 @@ static int put_annotation(text *t, state *s, bytes p, bytes end, int depth, int 
         PUT(t, "]");
         break;
     case 17:
-        if (put_interned(t, s->strings, value.value)) break;
+        if (put_interned(t, &s->strings, value.value)) break;
         s->unknown++;
         /* fall through */
     default: PUT(t, "null");
@@ -290,12 +350,13 @@ static int put_annotation(text *t, state *s, bytes p, bytes end, int depth, int 
 /* Whether an argument is to be written: all, or those whose name is wanted or interned. */
 static int is_wanted(const state *s, bytes p, bytes end) {
     field f;
-    if (s->wanted == s->wanted_end) return 1;
+    if (s->wanted[0] == s->wanted[LENGTHS]) return 1;
     while (p < end && (p = next(p, end, &f))) {
         if (f.number == 1) return 1;
         if (f.number != 10 || f.type != DELIMITED) continue;
-        for (bytes w = s->wanted; w < s->wanted_end; w += 1 + *w)
-            if (*w == f.value && !memcmp(w + 1, f.data, f.value)) return 1;
+        if (f.value >= LENGTHS) return 0;
+        for (bytes w = s->wanted[f.value]; w < s->wanted[f.value + 1]; w += 1 + f.value)
+            if (!memcmp(w + 1, f.data, f.value)) return 1;
         return 0;
     }
     return 0;
@@ -321,17 +382,13 @@ static void put_arguments(text *t, state *s, bytes p, bytes end, int *count, fie
             put_inner(categories, f.data, f.value);
             break;
         case 3: {
+            bytes known;
+            size_t size;
             if (f.type != VARINT) break;
-            size_t before = categories->size;
-            if (before) PUT(categories, ",");
-            size_t quoted = categories->size;
-            if (!put_interned(categories, s->categories, f.value)) {
-                s->unknown++;
-                categories->size = before;
-            } else if (categories->size - quoted >= 2) { /* without its quotes */
-                size_t n = categories->size - quoted - 2;
-                memmove(categories->data + quoted, categories->data + quoted + 1, n);
-                categories->size = quoted + n;
+            if (!find(&s->categories, (int64_t)f.value, &known, &size)) s->unknown++;
+            else {
+                if (categories->size) PUT(categories, ",");
+                put(categories, known + 1, size - 2); /* without its quotes */
             }
             break;
         }
@@ -339,48 +396,43 @@ static void put_arguments(text *t, state *s, bytes p, bytes end, int *count, fie
     }
 }
 
-/* Returns the category that the arguments of an event imply, or NULL. */
-static PyObject *implied_category(state *s, bytes p, bytes end) {
+/* Writes the category that an argument of an event implies, if any. */
+static void put_implied(text *t, const state *s, bytes p, bytes end) {
     field f, name;
-    PyObject *category = NULL;
-    while (!category && p < end && (p = next(p, end, &f))) {
+    while (p < end && (p = next(p, end, &f))) {
         if (f.number != 4 || f.type != DELIMITED) continue;
         bytes q = f.data, last = f.data + f.value;
-        while (!category && q < last && (q = next(q, last, &name))) {
-            PyObject *key = NULL;
-            if (name.number == 10 && name.type == DELIMITED)
-                key = PyBytes_FromStringAndSize((const char *)name.data, (Py_ssize_t)name.value);
-            else if (name.number == 1) {
-                text known = {0};
-                if (put_interned(&known, s->keys, name.value) && known.size > 2)
-                    key = PyBytes_FromStringAndSize(known.data + 1, (Py_ssize_t)known.size - 2);
-                PyMem_Free(known.data);
-            }
-            if (key) category = PyDict_GetItemWithError(s->kinds, key);
-            Py_XDECREF(key);
+        while (q < last && (q = next(q, last, &name))) {
+            bytes key = name.data;
+            size_t size = name.value;
+            if (name.number == 1) {
+                if (!find(&s->keys, (int64_t)name.value, &key, &size)) continue;
+                key++;
+                size -= 2;
+            } else if (name.number != 10 || name.type != DELIMITED) continue;
+            for (bytes k = s->kinds; k < s->kinds_end; k += 2 + k[0] + k[1])
+                if (k[0] == size && !memcmp(k + 2, key, size)) {
+                    PUT(t, ",\"cat\":");
+                    put(t, k + 2 + k[0], k[1]);
+                    return;
+                }
         }
     }
-    return category;
 }
 
 /* Columns of the rows of texts(). */
 enum { R_TS, R_DUR, R_AT, R_LENGTH, R_END_AT, R_END_LENGTH, R_TRACK, R_STATE, R_WIDTH };
 #define INSTANT -1
 
-static void put_event(text *t, state *s, bytes data, const int64_t *row, PyObject *track) {
+static void put_event(text *t, state *s, bytes data, const int64_t *row, const table *tracks) {
     text *categories = &s->category;
     field name = {0}, of_end = {0};
     int count = 0;
-    char *prefix, *args;
-    Py_ssize_t n, n_args;
+    bytes args = NULL;
+    size_t n_args = 0;
     if (row[R_DUR] == INSTANT) PUT(t, "{\"ph\":\"i\",");
     else PUT(t, "{\"ph\":\"X\",");
-    if (PyBytes_AsStringAndSize(PyTuple_GetItem(track, 0), &prefix, &n) < 0 ||
-        PyBytes_AsStringAndSize(PyTuple_GetItem(track, 1), &args, &n_args) < 0) {
-        t->failed = 1;
-        return;
-    }
-    put(t, prefix, (size_t)n);
+    put_interned(t, &tracks[0], (uint64_t)row[R_TRACK]);
     PUT(t, ",\"ts\":");
     put_time(t, row[R_TS]);
     if (row[R_DUR] >= 0) {
@@ -388,7 +440,7 @@ static void put_event(text *t, state *s, bytes data, const int64_t *row, PyObjec
         put_time(t, row[R_DUR]);
     }
     PUT(t, ",\"args\":{");
-    put(t, args, (size_t)n_args);
+    if (find(&tracks[1], row[R_TRACK], &args, &n_args)) put(t, args, n_args);
     count = n_args > 0;
     categories->size = 0;
     bytes p = data + row[R_AT];
@@ -402,7 +454,7 @@ static void put_event(text *t, state *s, bytes data, const int64_t *row, PyObjec
         put_text(t, name.data, name.value);
     } else if (name.number == 10) {
         PUT(t, ",\"name\":");
-        if (!put_interned(t, s->names, name.value)) { s->unknown++; PUT(t, "null"); }
+        if (!put_interned(t, &s->names, name.value)) { s->unknown++; PUT(t, "null"); }
     }
     if (categories->size) {
         PUT(t, ",\"cat\":\"");
@@ -410,50 +462,66 @@ static void put_event(text *t, state *s, bytes data, const int64_t *row, PyObjec
         PUT(t, "\"");
     } else {
         p = data + row[R_AT];
-        PyObject *category = implied_category(s, p, p + row[R_LENGTH]);
-        if (category && PyBytes_AsStringAndSize(category, &args, &n_args) >= 0) {
-            PUT(t, ",\"cat\":");
-            put(t, args, (size_t)n_args);
-        }
+        put_implied(t, s, p, p + row[R_LENGTH]);
     }
     PUT(t, "},\n");
     t->failed |= categories->failed;
 }
 
+/* Writes the events of all rows; returns 0 if a row is outside of the data or the tables. */
+static int put_rows(text *t, state *s, const Py_buffer *data, const Py_buffer *rows,
+                    const table *tracks, const table *states, Py_ssize_t n_states) {
+    Py_ssize_t count = rows->len / (R_WIDTH * 8);
+    for (Py_ssize_t i = 0; i < count && !t->failed; i++) {
+        int64_t row[R_WIDTH];
+        memcpy(row, (char *)rows->buf + i * sizeof row, sizeof row);
+        if (row[R_AT] < 0 || row[R_LENGTH] < 0 || row[R_AT] + row[R_LENGTH] > data->len ||
+            row[R_END_AT] < 0 || row[R_END_LENGTH] < 0 ||
+            row[R_END_AT] + row[R_END_LENGTH] > data->len ||
+            row[R_STATE] < 0 || row[R_STATE] >= n_states)
+            return 0;
+        const table *of = states + row[R_STATE] * 4;
+        s->categories = of[0];
+        s->names = of[1];
+        s->keys = of[2];
+        s->strings = of[3];
+        put_event(t, s, data->buf, row, tracks);
+    }
+    return 1;
+}
+
 static PyObject *texts(PyObject *self, PyObject *args) {
     Py_buffer data, rows;
-    PyObject *tracks, *states, *kinds, *wanted;
-    if (!PyArg_ParseTuple(args, "y*y*O!O!O!O!", &data, &rows, &PyList_Type, &tracks, &PyList_Type,
-                          &states, &PyDict_Type, &kinds, &PyBytes_Type, &wanted))
+    PyObject *names, *arguments, *packed, *kinds, *wanted;
+    if (!PyArg_ParseTuple(args, "y*y*O!O!O!O!O!", &data, &rows, &PyBytes_Type, &names,
+                          &PyBytes_Type, &arguments, &PyTuple_Type, &packed, &PyBytes_Type, &kinds,
+                          &PyBytes_Type, &wanted))
         return NULL;
     text t = {0};
-    state s = {.kinds = kinds, .wanted = (bytes)PyBytes_AsString(wanted)};
-    s.wanted_end = s.wanted + PyBytes_Size(wanted);
-    Py_ssize_t count = rows.len / (R_WIDTH * 8);
-    for (Py_ssize_t i = 0; i < count && !t.failed; i++) {
-        int64_t row[R_WIDTH];
-        memcpy(row, (char *)rows.buf + i * sizeof row, sizeof row);
-        PyObject *track = PyList_GetItem(tracks, (Py_ssize_t)row[R_TRACK]);
-        PyObject *of = PyList_GetItem(states, (Py_ssize_t)row[R_STATE]);
-        int inside = row[R_AT] >= 0 && row[R_LENGTH] >= 0 && row[R_AT] + row[R_LENGTH] <= data.len &&
-                     row[R_END_AT] >= 0 && row[R_END_LENGTH] >= 0 &&
-                     row[R_END_AT] + row[R_END_LENGTH] <= data.len;
-        if (!track || !of || !inside || PyTuple_Size(of) != 4 || PyTuple_Size(track) != 2) {
-            if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "bad row");
-            t.failed = 1;
-            break;
-        }
-        s.categories = PyTuple_GetItem(of, 0);
-        s.names = PyTuple_GetItem(of, 1);
-        s.keys = PyTuple_GetItem(of, 2);
-        s.strings = PyTuple_GetItem(of, 3);
-        put_event(&t, &s, data.buf, row, track);
+    state s = {.kinds = (bytes)PyBytes_AsString(kinds)};
+    s.kinds_end = s.kinds + PyBytes_Size(kinds);
+    bytes w = (bytes)PyBytes_AsString(wanted), w_end = w + PyBytes_Size(wanted);
+    for (int length = 0; length <= LENGTHS; length++) {
+        while (w < w_end && *w < length) w += 1 + *w;
+        s.wanted[length] = w;
+    }
+    const table tracks[2] = {table_of(names), table_of(arguments)};
+    Py_ssize_t n = PyTuple_Size(packed);
+    table *states = malloc((size_t)(n + 1) * sizeof *states);
+    for (Py_ssize_t i = 0; states && i < n; i++) states[i] = table_of(PyTuple_GetItem(packed, i));
+    int inside = 1;
+    if (states) {
+        Py_BEGIN_ALLOW_THREADS
+        inside = put_rows(&t, &s, &data, &rows, tracks, states, n / 4);
+        Py_END_ALLOW_THREADS
     }
     PyObject *result = NULL;
-    if (!t.failed) result = Py_BuildValue("y#n", t.data ? t.data : "", (Py_ssize_t)t.size, s.unknown);
-    else if (!PyErr_Occurred()) PyErr_NoMemory();
-    PyMem_Free(s.category.data);
-    PyMem_Free(t.data);
+    if (!inside) PyErr_SetString(PyExc_ValueError, "bad row");
+    else if (!states || t.failed) PyErr_NoMemory();
+    else result = Py_BuildValue("y#n", t.data ? t.data : "", (Py_ssize_t)t.size, s.unknown);
+    free(states);
+    free(s.category.data);
+    free(t.data);
     PyBuffer_Release(&data);
     PyBuffer_Release(&rows);
     return result;
@@ -495,7 +563,7 @@ static PyObject *flows(PyObject *self, PyObject *args) {
     }
     PyObject *result = t.failed ? PyErr_NoMemory()
                                 : PyBytes_FromStringAndSize(t.data, (Py_ssize_t)t.size);
-    PyMem_Free(t.data);
+    free(t.data);
     PyBuffer_Release(&data);
     PyBuffer_Release(&rows);
     return result;

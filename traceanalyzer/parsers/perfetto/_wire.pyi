@@ -1,14 +1,11 @@
-from collections.abc import Mapping, Sequence
-
-Texts = Mapping[int, bytes]
-
-def packets(data: bytes | memoryview, /) -> tuple[bytearray, int]: ...
+def packets(data: bytes | memoryview, /) -> tuple[tuple[bytearray, ...], int]: ...
 def texts(
     data: bytes | memoryview,
     rows: bytes,
-    tracks: list[tuple[bytes, bytes]],
-    states: Sequence[tuple[Texts, Texts, Texts, Texts]],
-    kinds: Mapping[bytes, bytes],
+    track_ids: bytes,
+    track_args: bytes,
+    states: tuple[bytes, ...],
+    kinds: bytes,
     wanted: bytes,
     /,
 ) -> tuple[bytes, int]: ...

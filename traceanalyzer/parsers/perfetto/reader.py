@@ -22,7 +22,7 @@ from traceanalyzer.parsers.chrome_trace.piece import process
 from traceanalyzer.parsers.contract import Progress, Selection
 from traceanalyzer.parsers.perfetto import clocks, stages, state, tracks, wire
 from traceanalyzer.parsers.perfetto.slices import BEGIN, END, pair
-from traceanalyzer.parsers.perfetto.wire import INSTANT, NULL, Ints
+from traceanalyzer.parsers.perfetto.wire import INSTANT, NULL, Field, Ints
 from traceanalyzer.parsers.source import Source
 from traceanalyzer.trace import Trace, sort_events
 
@@ -30,7 +30,8 @@ _INSTANT, _COUNTER = 3, 4
 _COMPRESSED = 50
 #: Events passed on at once.
 _ROWS = 1 << 14
-#: A file is read as one block, in steps of at most this size: slices may cross all of it.
+#: A file is read as one block, a compressed one in steps of at most this size: slices may cross all
+#: of it.
 _WHOLE, _STEP = 1 << 62, 1 << 24
 #: A compressed packet may become this much larger than the file, and at least this large.
 _RATIO, _SMALL = 64, 1 << 26
@@ -91,29 +92,38 @@ def _content(
     source: Source, progress: Progress | None, issues: Issues
 ) -> tuple[memoryview, Columns]:
     """Return the bytes of the trace, with compressed packets in place, and its packets."""
-    step = min(_STEP, source.size + 1)
+    # in one piece if it can be: joining pieces takes as long as reading them
+    step = min(_STEP, source.size + 1) if source.compression else source.size + 1
     data = memoryview(next(source.blocks(_WHOLE, progress, step), b""))
     packets, end = wire.packets(data)
     if end < len(data):
         issues.note("truncated", end)
     parts, done = [], 0
     room = max(_SMALL, _RATIO * source.size)
-    for row in np.flatnonzero(packets["kind"] & wire.IS_STATE).tolist():
-        at, length = int(packets["at"][row]), int(packets["length"][row])
-        for one in wire.whole_fields(data, at, at + length):
-            if one.number == _COMPRESSED and one.type == wire.DELIMITED:
-                parts.append(data[done : _begin(data, at)])
-                unpacked = _inflated(data[one.at : one.at + one.value], room, issues, at)
-                room -= len(unpacked)
-                parts.append(memoryview(unpacked))
-                done = at + length
+    for at, length, one in _compressed(data, packets):
+        parts.append(data[done : _begin(data, at)])
+        unpacked = _inflated(data[one.at : one.at + one.value], room, issues, at)
+        room -= len(unpacked)
+        parts.append(memoryview(unpacked))
+        done = at + length
     if parts:
         data = memoryview(b"".join([*parts, data[done:end]]))
         packets, _ = wire.packets(data)
+        for _ in _compressed(data, packets):  # within each other: Perfetto writes none
+            issues.note("bad-packet", -1)
     bad = int(((packets["kind"] & wire.IS_BAD) > 0).sum())
     if bad:
         issues.note("bad-packet", -1, bad)
     return data, packets
+
+
+def _compressed(data: memoryview, packets: Columns) -> Iterator[tuple[int, int, Field]]:
+    """Yield place and length of the packets with compressed ones, and that field."""
+    for row in np.flatnonzero(packets["kind"] & wire.IS_STATE).tolist():
+        at, length = int(packets["at"][row]), int(packets["length"][row])
+        for one in wire.whole_fields(data, at, at + length):
+            if one.number == _COMPRESSED and one.type == wire.DELIMITED:
+                yield at, length, one
 
 
 def _begin(data: memoryview, at: int) -> int:
@@ -208,62 +218,73 @@ class _Recording:
 
     def _slices(self, rows: Ints, ends: Ints, selection: Selection) -> None:
         """Read slices and instants: the packets of their begin, and of their end or -1."""
-        packets, ts = self.packets, self.ts
-        has_end = ends >= 0
-        is_instant = packets["type"][rows] == _INSTANT
-        dur = np.where(has_end, ts[ends] - ts[rows], np.where(is_instant, INSTANT, NULL))
-        uuids, of_row = wire.numbered(self.track[rows])
+        uuids, place = wire.numbered(self.track[rows])
         places = [
             tracks.place_of(self.described, uuid % (1 << 64), self.only_process)
             for uuid in uuids.tolist()
         ]
-        table = np.empty((len(rows), len(wire.ROW)), np.int64)
+        if len(rows):
+            self._collect(rows, ends, place, places, selection)
+        if self.described.stages:
+            self._stages(self._table(rows, ends, place)[:, :2], selection)
+        with_flows = np.flatnonzero(self.packets["kind"][rows] & wire.HAS_FLOWS)
+        if len(with_flows) and selection.wants("flow", None):
+            table = self._table(rows[with_flows], ends[with_flows], place[with_flows])
+            self._flows(table, places)
+
+    def _table(self, rows: Ints, ends: Ints, place: Ints) -> Ints:
+        """Return the columns :data:`wire.ROW` of slices and instants."""
+        packets, ts = self.packets, self.ts
+        has_end = ends >= 0
+        is_instant = packets["type"][rows] == _INSTANT
+        start = ts[rows]
         columns = (
-            ts[rows], dur, packets["event"][rows], packets["event_length"][rows],
+            start,
+            np.where(has_end, ts[ends] - start, np.where(is_instant, INSTANT, NULL)),
+            packets["event"][rows],
+            packets["event_length"][rows],
             np.where(has_end, packets["event"][ends], 0),
             np.where(has_end, packets["event_length"][ends], 0),
-            of_row, self.state_of[rows],
-        )  # fmt: skip
-        for number, column in enumerate(columns):
-            table[:, number] = column
-        states = [self.described.states[key] for key in self.keys]
-        self._collect(table, [(one.as_json(), one.args) for one in places], states, selection)
-        self._stages(table[:, :2], selection)
-        with_flows = np.flatnonzero(packets["kind"][rows] & wire.HAS_FLOWS)
-        if len(with_flows) and selection.wants("flow", None):
-            self._flows(table[with_flows], places)
+            place,
+            self.state_of[rows],
+        )
+        return np.stack(columns, axis=1)
 
     def _collect(
         self,
-        table: Ints,
-        of_track: list[tuple[bytes, bytes]],
-        states: list[wire.State],
+        rows: Ints,
+        ends: Ints,
+        place: Ints,
+        places: list[tracks.Place],
         selection: Selection,
     ) -> None:
-        """Write events as JSON, and read that in threads."""
-        issues = self.collected.issues
+        """Write events as JSON and read that, in threads."""
         wanted = frozenset() if "args" in selection.columns else _READ
+        of_track = [(one.as_json(), one.args) for one in places]
+        states = [self.described.states[key] for key in self.keys]
+        write = wire.writer(self.data, of_track, states, _IMPLIED, wanted)
 
-        def texts() -> Iterator[bytes]:
-            for low in range(0, len(table), _ROWS):
-                some = np.ascontiguousarray(table[low : low + _ROWS])
-                text, unknown = wire.texts(self.data, some, of_track, states, _IMPLIED, wanted)
-                if unknown:
-                    issues.note("unknown-text", -1, unknown)
-                yield text
+        def read(low: int) -> tuple[list[Batch], int]:
+            some = slice(low, low + _ROWS)
+            text, unknown = write(self._table(rows[some], ends[some], place[some]))
+            return process(text, 0, selection, final=True), unknown
 
-        if len(table) <= _ROWS:
-            for text in texts():
-                self._add(process(text, 0, selection, final=True))
+        def add(batches: list[Batch], unknown: int) -> None:
+            if unknown:
+                self.collected.issues.note("unknown-text", -1, unknown)
+            self._add(batches)
+
+        if len(rows) <= _ROWS:
+            add(*read(0))
             return
-        waiting: deque[Future[list[Batch]]] = deque()
+        waiting: deque[Future[tuple[list[Batch], int]]] = deque()
         with executor(threads()) as pool:
-            for text in texts():
-                waiting.append(pool.submit(process, text, 0, selection, final=True))
+            for low in range(0, len(rows), _ROWS):
+                waiting.append(pool.submit(read, low))
                 if len(waiting) > threads():
-                    self._add(waiting.popleft().result())
+                    add(*waiting.popleft().result())
             while waiting:
-                self._add(waiting.popleft().result())
+                add(*waiting.popleft().result())
 
     def _add(self, batches: list[Batch]) -> None:
         for batch in batches:
@@ -273,8 +294,6 @@ class _Recording:
 
     def _stages(self, known: Ints, selection: Selection) -> None:
         """Read render stages, without those that are slices of a track too."""
-        if not self.described.stages:
-            return
         twice = set(map(tuple, known.tolist()))
         texts = []
         for row, message in self.described.stages:

@@ -33,15 +33,20 @@ def pair(ts: Ints, track: Ints, type_: Ints) -> Pairs:
         track: its track.
         type_: ``BEGIN`` or ``END``.
     """
-    order = np.lexsort((ts, track))
     partner = np.full(len(ts), -1, np.int64)
-    in_file = np.argsort(track, kind="stable")
-    if not np.array_equal(order, in_file):
+    order = np.argsort(track, kind="stable")
+    if not _in_order(ts[order], track[order]):
         _by_number(ts, track, type_, partner)
-        order = order[partner[order] < 0]
+        rest = np.flatnonzero(partner < 0)
+        order = rest[np.lexsort((ts[rest], track[rest]))]
     unmatched = _nested(track[order], type_[order], order, partner)
     begin = np.flatnonzero(type_ == BEGIN)
     return Pairs(begin, partner[begin], unmatched)
+
+
+def _in_order(ts: Ints, track: Ints) -> bool:
+    """Whether times do not decrease within tracks, which are one after another."""
+    return not ((ts[1:] < ts[:-1]) & (track[1:] == track[:-1])).any()
 
 
 def _by_number(ts: Ints, track: Ints, type_: Ints, partner: Ints) -> None:

@@ -1,6 +1,6 @@
 """Protobuf's encoding: the fields of a message, the packets of a trace, track events as JSON.
 
-:func:`packets` and :func:`texts` are compiled (``_wire.c``); the versions here do the same.
+:func:`packets` and :func:`writer` are compiled (``_wire.c``); the versions here do the same.
 
 https://protobuf.dev/programming-guides/encoding/
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -37,7 +37,7 @@ COLUMNS = (
 IS_EVENT, IS_STATE, HAS_EXTRA, HAS_FLOWS, IS_OTHER, IS_DOUBLE, HAS_VALUE, IS_BAD = (
     1, 2, 4, 8, 16, 32, 64, 128,
 )  # fmt: skip
-#: Columns of the rows of :func:`texts`.
+#: Columns of the rows that :func:`writer` writes.
 ROW = ("ts", "dur", "at", "length", "end_at", "end_length", "track", "state")
 _DEEPEST = 64
 _LONGEST = 10
@@ -133,10 +133,12 @@ def quoted(content: str) -> bytes:
 
 def numbered(values: Ints) -> tuple[Ints, Ints]:
     """Return the distinct values, sorted, and the place of each value among them."""
-    if len(values) and values.min() == values.max():  # most files have one sequence and one clock
+    if not len(values) or values.min() == values.max():  # one sequence and one clock, mostly
         return values[:1].copy(), np.zeros(len(values), np.int64)
-    known = np.unique(values)
-    return known, np.searchsorted(known, values)
+    first = np.flatnonzero(np.concatenate([[True], values[1:] != values[:-1]]))
+    length = np.diff(np.concatenate([first, [len(values)]]))
+    known, place = np.unique(values[first], return_inverse=True)  # runs are few
+    return known, np.repeat(place, length)
 
 
 # --- packets ---------------------------------------------------------------------------------
@@ -149,11 +151,13 @@ def packets(data: memoryview) -> tuple[dict[str, Ints], int]:
     ``clock`` and ``track`` are :data:`NULL` if they are not given.
     """
     if _wire is not None:
-        rows, end = _wire.packets(data)
-        table = np.frombuffer(rows, np.int64).reshape(-1, len(COLUMNS))
-    else:
-        found, end = _packets(data)  # type: ignore[unreachable]
-        table = np.array(found, np.int64).reshape(-1, len(COLUMNS))
+        columns, end = _wire.packets(data)
+        return {
+            name: np.frombuffer(column, np.int64)
+            for name, column in zip(COLUMNS, columns, strict=True)
+        }, end
+    found, end = _packets(data)  # type: ignore[unreachable]
+    table = np.array(found, np.int64).reshape(-1, len(COLUMNS))
     return dict(zip(COLUMNS, table.T, strict=True)), end
 
 
@@ -282,20 +286,21 @@ class State(NamedTuple):
     strings: dict[int, bytes]
 
 
-def texts(
+def writer(
     data: memoryview,
-    rows: Ints,
     tracks: list[tuple[bytes, bytes]],
     states: list[State],
     kinds: Mapping[bytes, bytes],
     wanted: frozenset[bytes],
-) -> tuple[bytes, int]:
-    """Return track events as events of Chrome's JSON, and the number of unknown ids in them.
+) -> Callable[[Ints], tuple[bytes, int]]:
+    """Return a function that writes track events as events of Chrome's JSON.
+
+    It returns them with the number of unknown ids in them. Its argument has the columns :data:`ROW`
+    of each event: ``dur`` is :data:`INSTANT` or :data:`NULL` (open), ``at`` and ``end_at`` are the
+    track events of its begin and its end. Threads may call it at the same time.
 
     Args:
         data: the trace.
-        rows: of each event, the columns :data:`ROW`: ``dur`` is :data:`INSTANT` or :data:`NULL`
-            (open), ``at`` and ``end_at`` are the track events of its begin and its end.
         tracks: of each track, its ids and its arguments as JSON without brackets.
         states: interned texts.
         kinds: category (as JSON) that an argument implies, for events without one.
@@ -303,11 +308,30 @@ def texts(
             with interned names are always written.
     """
     if _wire is not None:
-        names = b"".join(bytes((len(name),)) + name for name in sorted(wanted))
-        return _wire.texts(data, rows.tobytes(), tracks, states, kinds, names)
-    writer = _Writer(data, kinds, wanted)  # type: ignore[unreachable]
-    parts = [writer.event(row, tracks[row[6]], states[row[7]]) for row in rows.tolist()]
-    return b"".join(parts), writer.unknown
+        names = b"".join(bytes((len(name),)) + name for name in sorted(wanted, key=len))
+        implied = b"".join(bytes((len(k), len(v))) + k + v for k, v in kinds.items())
+        ids, args = (_packed(dict(enumerate(one))) for one in zip(*tracks, strict=True))
+        tables = tuple(_packed(table) for state in states for table in state)
+        return lambda rows: _wire.texts(data, rows.tobytes(), ids, args, tables, implied, names)
+
+    def write(rows: Ints) -> tuple[bytes, int]:  # type: ignore[unreachable]
+        one = _Writer(data, kinds, wanted)
+        parts = [one.event(row, tracks[row[6]], states[row[7]]) for row in rows.tolist()]
+        return b"".join(parts), one.unknown
+
+    return write
+
+
+def _packed(texts: Texts) -> bytes:
+    """Return texts for ``_wire.c``: their number; id, place and length of each; the texts."""
+    ids = np.array([signed(id_) for id_ in texts], np.int64)
+    order = np.argsort(ids)
+    values = list(texts.values())
+    ordered = [values[row] for row in order.tolist()]
+    sizes = np.array([len(one) for one in ordered], np.int64)
+    places = 8 + 24 * len(ids) + np.cumsum(sizes) - sizes
+    rows = np.stack([ids[order], places, sizes], axis=1)
+    return b"".join([len(ids).to_bytes(8, "little"), rows.tobytes(), *ordered])
 
 
 class _Writer:

@@ -43,6 +43,7 @@ _ROW_IDS = ("rowid", "_rowid_", "oid")
 _SQLITE_ERRORS = (adbc.Error, sqlite3.Error, OSError, UnicodeError, pl.exceptions.PolarsError)
 
 Shape = Callable[[pl.DataFrame], pl.DataFrame]
+Windows = Sequence[tuple[int, int]]
 
 
 @dataclass
@@ -124,6 +125,7 @@ class Database:
         reals: Sequence[str] = (),
         blobs: Sequence[str] = (),
         where: str | None = None,
+        windows: Windows = (),
         shape: Shape | None = None,
         first: int | None = None,
     ) -> pl.DataFrame:
@@ -136,6 +138,7 @@ class Database:
             reals: number columns; Float64.
             blobs: byte columns; Binary.
             where: SQL condition on the rows; may only name existing columns.
+            windows: only rows whose ``start`` and ``end`` overlap one of these, if there are any.
             shape: function applied to each piece, in the thread that read it.
             first: read only this many row ids, from the first.
 
@@ -148,9 +151,10 @@ class Database:
             **dict.fromkeys(reals, REAL),
             **dict.fromkeys(blobs, BLOB),
         }
+        plain = where is None and first is None and not (texts or reals or blobs)
+        where = " AND ".join(f"({test})" for test in (where, overlap_test(windows)) if test) or None
         query = Query(table, columns, self.tables.get(table, ()), where)
-        plain = query.have and where is None and first is None and not (texts or reals or blobs)
-        parts = self._scanned(query, shape) if plain else None
+        parts = self._scanned(query, shape, windows) if plain and query.have else None
         if parts is None:
             pieces = self._pieces(table, first)
             read = self._pool.map(lambda piece: self._piece(query, shape, *piece), pieces)
@@ -248,7 +252,9 @@ class Database:
 
     # --- reading ---------------------------------------------------------------------------
 
-    def _scanned(self, query: Query, shape: Shape | None) -> list[pl.DataFrame] | None:
+    def _scanned(
+        self, query: Query, shape: Shape | None, windows: Windows
+    ) -> list[pl.DataFrame] | None:
         """Scan the table's pages; None if not all of them are ordinary."""
         place = self._places.get(query.table)
         if place is None or not place.can_scan(query.columns):
@@ -259,7 +265,13 @@ class Database:
 
         def scan(start: int) -> pl.DataFrame | None:
             some = leaves[start : start + pages.AT_ONCE]
+            if windows:
+                times = self._pages.numbers(some, place, ("start", "end"))
+                if times is not None and times.filter(_overlapping(windows)).is_empty():
+                    return shape(query.empty()) if shape else query.empty()
             rows = self._pages.numbers(some, place, tuple(query.columns))
+            if rows is not None and windows:
+                rows = rows.filter(_overlapping(windows))
             return None if rows is None else shape(rows) if shape else rows
 
         return self._gathered(self._pool.map(scan, range(0, len(leaves), pages.AT_ONCE)))
@@ -339,6 +351,19 @@ class Database:
             with contextlib.suppress(*_SQLITE_ERRORS):
                 self._run("SELECT name FROM sqlite_schema")
         return connection
+
+
+def overlap_test(windows: Windows, start: str = "start", end: str | None = "end") -> str | None:
+    """Return the SQL condition that a row overlaps a window; None without windows."""
+    stop = f'COALESCE("{end}", "{start}")' if end else f'"{start}"'
+    tests = [f'("{start}" < {hi} AND {stop} > {lo})' for lo, hi in windows]
+    return " OR ".join(tests) or None
+
+
+def _overlapping(windows: Windows) -> pl.Expr:
+    """Return the condition of :func:`overlap_test` for rows that were read."""
+    stop = pl.coalesce("end", "start")
+    return pl.any_horizontal((pl.col("start") < hi) & (stop > lo) for lo, hi in windows)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import polars as pl
 from traceanalyzer import schema
 from traceanalyzer.machine import executor
 from traceanalyzer.parsers.contract import Selection
-from traceanalyzer.parsers.sqlite.database import Database
+from traceanalyzer.parsers.sqlite.database import Database, overlap_test
 from traceanalyzer.parsers.tables import Ints, Order, time_order
 
 #: Side tables whose columns the rows may contain in addition to those of ``events``.
@@ -37,9 +37,7 @@ class Reading:
 
     def inside(self, start: str = "start", end: str | None = "end") -> str | None:
         """Return the SQL condition that a row overlaps a selected window."""
-        stop = f'COALESCE("{end}", "{start}")' if end else f'"{start}"'
-        tests = [f'("{start}" < {hi} AND {stop} > {lo})' for lo, hi in self.selection.windows]
-        return " OR ".join(tests) or None
+        return overlap_test(self.selection.windows, start, end)
 
     def within(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Return the rows that overlap a window, for rows whose times are computed."""

@@ -1,0 +1,177 @@
+"""Read one file of scalability metrics as rows of ``aggregates``."""
+
+import io
+from collections.abc import Mapping
+from pathlib import Path
+
+import polars as pl
+
+from traceanalyzer import schema
+from traceanalyzer.errors import MalformedInput
+from traceanalyzer.parsers.contract import Progress
+from traceanalyzer.parsers.source import Source
+from traceanalyzer.trace import Meta, Trace, issue_rows
+from traceanalyzer.vocabulary import ITWINAI
+
+#: Forms of rows: epoch times, samples of GPUs, times by kernel or operator.
+EPOCHS, SAMPLES, AVERAGES = "epochs", "gpu_samples", "kernel_averages"
+
+#: By form, the metric of each column and its factor; the column of the name is a text.
+_COLUMNS: dict[str, dict[str, tuple[str, float]]] = {
+    EPOCHS: {"time": ("time_ns", 1e9), "nodes": ("nodes", 1)},
+    SAMPLES: {
+        "power": ("power_w", 1),
+        "utilization": ("utilization_frac", 0.01),
+        "num_global_gpus": ("gpus", 1),
+        "probing_interval": ("interval_s", 1),
+        "node_idx": ("node", 1),
+    },
+    AVERAGES: {"self_cuda_time_total": ("self_device_ns", 1e3), "num_gpus": ("gpus", 1)},
+}
+#: By form, the columns of texts: the strategy, and what a row is about.
+_TEXTS = {
+    EPOCHS: {"name": "strategy"},
+    SAMPLES: {"strategy": "strategy"},
+    AVERAGES: {"strategy": "strategy"},
+}
+#: Metrics of MLflow: the form, the metric and its factor.
+_METRICS = {
+    "epoch_time_s": (EPOCHS, "time_ns", 1e9),
+    "gpu_power_W": (SAMPLES, "power_w", 1),
+    "gpu_utilization_percent": (SAMPLES, "utilization_frac", 0.01),
+}
+#: Larger numbers are damage.
+_MOST = 1e30
+_SMALL_FILE = 4096
+
+
+def parse(source: Source, progress: Progress | None = None) -> Trace:
+    """Read one file.
+
+    Raises:
+        MalformedInput: no row is complete.
+        UnreadableFile: the file cannot be read.
+    """
+    text = b"".join(bytes(block) for block in source.blocks(progress=progress))
+    path = Path(source.path)
+    form, rows, texts, number = _of_metric(path, text) if path.name in _METRICS else _of_csv(text)
+    if rows.is_empty():
+        raise MalformedInput(
+            source.path, "no row has all numbers", hint="pass the whole folder of the run"
+        )
+    texts = {"run": _run(path), **texts}
+    table = _table(form, rows, texts)
+    lost = number - rows.height
+    issues: list[tuple[str, str, int, str | None]] = []
+    if lost:
+        issues.append(("data_loss", "incomplete-row", lost, None))
+    if source.damage:
+        issues.append(("data_loss", "damaged-file", 1, source.damage))
+    meta = Meta(path=source.path, format=ITWINAI, version=form)
+    return Trace(sources=(meta,), aggregates=table, issues=issue_rows(issues, None))
+
+
+def _of_csv(text: bytes) -> tuple[str, pl.DataFrame, dict[str, str], int]:
+    """Return form, complete rows, texts of the whole file, and the number of rows."""
+    frame = pl.read_csv(
+        io.BytesIO(text), infer_schema=False, truncate_ragged_lines=True, encoding="utf8-lossy"
+    )
+    frame = frame.rename({name: name.strip().lstrip("\ufeff") for name in frame.columns})
+    form = (
+        EPOCHS if "epoch_id" in frame.columns else SAMPLES if "power" in frame.columns else AVERAGES
+    )
+    numbers = {
+        metric: pl.col(name).str.strip_chars().cast(pl.Float64, strict=False) * factor
+        for name, (metric, factor) in _COLUMNS[form].items()
+        if name in frame.columns
+    }
+    about = "name" if form == AVERAGES else "strategy"
+    rows = frame.select(
+        *(value.alias(metric) for metric, value in numbers.items()),
+        *(pl.col(name).alias(key) for name, key in _TEXTS[form].items()),
+        **({"name": pl.col("name")} if about == "name" else {}),
+    )
+    known = pl.all_horizontal((pl.col(metric).abs() < _MOST).fill_null(False) for metric in numbers)
+    return form, rows.filter(known), {}, frame.height
+
+
+def _of_metric(path: Path, text: bytes) -> tuple[str, pl.DataFrame, dict[str, str], int]:
+    """Return the same of a metric of MLflow, whose run has the parameters as files."""
+    form, metric, factor = _METRICS[path.name]
+    run = path.parent.parent
+    lines = text.splitlines()
+    values = [line.split(b" ")[1] for line in lines if line.count(b" ") >= 2]
+    column = pl.Series([value.decode("ascii", "replace") for value in values], dtype=pl.String)
+    rows = pl.DataFrame({metric: column.cast(pl.Float64, strict=False) * factor})
+    known = rows.filter((pl.col(metric).abs() < _MOST).fill_null(value=False))
+    numbers = {"gpus": _parameter(run, "global_world_size")}
+    if form == SAMPLES:
+        numbers["interval_s"] = _parameter(run, "probing_interval") or "1"
+    columns = [
+        pl.lit(value).cast(pl.Float64, strict=False).alias(name)
+        for name, value in numbers.items()
+        if value
+    ]
+    strategy = _parameter(run, "strategy")
+    named = known.with_columns(*columns, strategy=pl.lit(strategy or None, pl.String))
+    return form, named, {}, len(lines)
+
+
+def _parameter(run: Path, name: str, depth: int = 3) -> str:
+    """Return a parameter of a run of MLflow, or of the run that it belongs to; empty without."""
+    value = _small(run / "params" / name)
+    parent = _parent(run)
+    return value or (_parameter(parent, name, depth - 1) if parent and depth else "")
+
+
+def _parent(run: Path) -> Path | None:
+    """Return the folder of the run that a run belongs to."""
+    name = _small(run / "tags" / "mlflow.parentRunId")
+    return run.parent / name if name.isalnum() else None
+
+
+def _small(path: Path) -> str:
+    """Return the text of a small file next to the data; empty if there is none."""
+    try:
+        with path.open("rb") as file:
+            return file.read(_SMALL_FILE).decode("utf-8", "replace").strip()
+    except OSError:
+        return ""
+
+
+def _run(path: Path) -> str:
+    """Return the folder of the run: of MLflow the outermost, of CSV files that of their folders."""
+    parts = path.parts
+    for marker in ("metrics", "artifacts"):
+        if marker in parts[:-1] and (path.name in _METRICS or marker == "artifacts"):
+            run = Path(*parts[: len(parts) - 1 - parts[::-1].index(marker)])
+            for _ in range(3):
+                run = _parent(run) or run
+            return str(run)
+    return str(path.parent.parent)
+
+
+def _table(form: str, rows: pl.DataFrame, texts: Mapping[str, str]) -> pl.DataFrame:
+    """Return the table ``aggregates``."""
+    about = rows["name"] if "name" in rows.columns else rows["strategy"]
+    numbered = rows.with_row_index("row").with_columns(
+        about.alias("name"), *(pl.lit(value).alias(key) for key, value in texts.items())
+    )
+    strings = [*texts, "strategy"]
+    keys = ["row", "name"]
+    numbers = [name for name in rows.columns if rows[name].dtype == pl.Float64]
+    of_numbers = numbered.unpivot(numbers, index=keys, variable_name="metric", value_name="value")
+    of_texts = numbered.unpivot(strings, index=keys, variable_name="metric", value_name="text")
+    long = pl.concat([of_numbers, of_texts], how="diagonal").drop_nulls("metric")
+    long = long.filter(pl.col("value").is_not_null() | pl.col("text").is_not_null())
+    filled = long.with_columns(
+        rank=pl.lit(None, pl.Int32),
+        form=pl.lit(form),
+        block=pl.lit(0, pl.UInt32),
+        is_cut=pl.lit(value=False),
+        printed_ns=pl.lit(None, pl.Int64),
+        line=pl.col("row").cast(pl.Int64) + 1,
+    )
+    return filled.select(
+        pl.col(column.name).cast(column.dtype) for column in schema.AGGREGATES
+    ).sort("row", "metric")
