@@ -257,7 +257,8 @@ def test_rows_that_cannot_be_read_do_not_cost_the_others(tmp_path: Path) -> None
 def test_repeated_headers_begin_no_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A log of many processes has a header of each: thousands of tables took a minute."""
     path = tmp_path / "header_before_each_row.csv"
-    header, *rows = (FOLDER / "long.csv").read_bytes().splitlines(keepends=True)
+    text = (FOLDER / "long.csv").read_bytes()
+    header, *rows = text[text.index(b'"ID"') :].splitlines(keepends=True)
     path.write_bytes(b"".join(header + row for row in rows))
     trace = ta.read(path)
     assert trace.metrics.equals(ta.read(FOLDER / "long.csv").metrics)
