@@ -120,3 +120,11 @@ def test_other_analyses_name_the_command() -> None:
         ta.kernels(VIRGO[0] / "epoch-time")
     with pytest.raises(ta.MissingData, match="traceanalyzer scaling"):
         ta.report(VIRGO[0])
+
+
+def test_impossible_efficiency_is_named() -> None:
+    """The fixture is a strong scaling, so read as weak it is far above ideal."""
+    above = ta.scaling(FIXTURE / "csv", weak=True)
+    assert (above.sizes["efficiency_frac"] > 1.05).any()
+    assert "above ideal" in above.view().verdict
+    assert "above ideal" not in ta.scaling(FIXTURE / "csv").view().verdict

@@ -224,3 +224,10 @@ def test_no_collective_is_an_error(tmp_path: Path) -> None:
         ta.read(written(tmp_path, header))
     with pytest.raises(MissingData):
         ta.diagnose(FOLDER / "brief")
+
+
+@pytest.mark.parametrize("function", [ta.overlap, ta.gpu_idle, ta.timeline])
+def test_idle_time_is_unknown(function: Any) -> None:
+    """Other kernels are not recorded, so that time without a collective is not idle."""
+    with pytest.raises(MissingData, match="NCCL Inspector"):
+        function(FOLDER / "verbose")

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import polars as pl
 
 from traceanalyzer.analyzers.common.names import named
+from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals
 from traceanalyzer.trace import Trace
-from traceanalyzer.vocabulary import COMMUNICATION_PATTERN, DEVICE_WORK
+from traceanalyzer.vocabulary import COMMUNICATION_PATTERN, DEVICE_WORK, ONLY_COMMUNICATION
 
 COMPUTE = "compute"
 COMMUNICATION = "communication"
@@ -35,6 +36,20 @@ PARTS = (COMPUTE, EXPOSED_COMMUNICATION, EXPOSED_MEMORY, IDLE)
 
 #: Column of the time of each part, and its name.
 PART_NAMES = {f"{part}_ns": part.replace("memory", "copies").replace("_", " ") for part in PARTS}
+
+
+def require_all_work(trace: Trace) -> None:
+    """Check that the profiler records all device work, so that other time is idle time.
+
+    Raises:
+        MissingData: it records communication only.
+    """
+    if trace.meta.format in ONLY_COMMUNICATION:
+        path = trace.meta.path
+        raise MissingData(
+            f"{path}: only communication was recorded, no other kernels; "
+            f"traceanalyzer comm-outliers {path} compares the ranks"
+        )
 
 
 def device_work(trace: Trace, patterns: Sequence[str] = ()) -> pl.DataFrame:

@@ -217,7 +217,13 @@ def _far_from_roof(result: Efficiency, answers: Answers) -> Iterator[Measured]:
         size=time.frac(total),
         title="Matrix multiplications and convolutions reach "
         f"{format_frac(roof / device)} of the roof of the GPU: {time.share(total)} above it.",
-        evidence=tuple(_of_shapes(rows, reasons)),
+        evidence=(
+            *_of_shapes(rows, reasons),
+            (
+                "Copies and pointwise kernels that these operators launch are not counted here; "
+                "efficiency counts them."
+            ),
+        ),
         advice=_of_reasons(rows, reasons, answers),
         total_ns=total,
         confidence="high" if known >= total / 2 else "medium",

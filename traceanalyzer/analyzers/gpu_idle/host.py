@@ -130,6 +130,7 @@ def take(trace: Trace, options: Options) -> Excerpt:
     """
     if is_graph_capture(trace):
         raise MissingData(_GRAPH_CAPTURE.format(path=trace.meta.path))
+    device_work.require_all_work(trace)
     work = device_work.device_work(trace, options.comm_patterns)
     until = _recorded_until(trace, work)
     steps = until_end(step_patterns.steps(trace, options.step_name), until)

@@ -129,7 +129,8 @@ def _content(meta: Meta, trace: Trace) -> dict[str, Any]:
     length = pl.coalesce("dur", weight.round().cast(pl.Int64, strict=False), 0)
     end = _whole(events.select((pl.col("ts") + length).max()).item())
     columns = events.select("kind", "name", "device", "dur")
-    communication = columns.filter(_is_communication(events["name"]))
+    only = trace.meta.format in vocabulary.ONLY_COMMUNICATION
+    communication = columns.filter(pl.lit(only) | _is_communication(events["name"]))
     lost = trace.issues.filter(pl.col("severity").is_in(LOSSES))
     return {
         "path": meta.path,

@@ -93,6 +93,7 @@ def measure(trace: Trace, options: Options, *, for_rules: bool = False) -> Part:
         MissingData: the trace has no device work.
         OptionError: a pattern is not a regular expression.
     """
+    device_work.require_all_work(trace)
     work = device_work.device_work(trace, options.comm_patterns)
     if work.is_empty():
         hint = record_hint(trace.meta, "device work")

@@ -8,7 +8,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.common.display import headings, sentences, stacked, table_of_known
 from traceanalyzer.analyzers.scaling.options import Options
-from traceanalyzer.analyzers.scaling.result import Scaling, lines_of, percent
+from traceanalyzer.analyzers.scaling.result import Scaling, above_ideal, lines_of, percent
 from traceanalyzer.drawings import Chart
 from traceanalyzer.errors import MissingData
 from traceanalyzer.result import Table, View
@@ -213,7 +213,12 @@ def _verdict(result: EpochScaling) -> str:
             f"as fast as {first['count']} (ideal: {last['ideal_speedup']:.3g} times), parallel "
             f"efficiency {percent(last)}."
         )
-    return sentences(f"{kind} scaling.", *texts)
+    work = "the same work per GPU" if result.weak else "the same work per epoch"
+    return sentences(
+        f"{kind} scaling.",
+        *texts,
+        above_ideal(result.sizes, work, "count", result.unit.removesuffix("s")),
+    )
 
 
 def _notes(result: EpochScaling) -> Iterator[str]:

@@ -95,13 +95,25 @@ def _not_comparable(result: Scaling) -> str:
             f"The runs are on different GPUs ({', '.join(gpus)}): their step times do not show "
             "scaling."
         )
-    above = result.sizes.filter(pl.col("efficiency_frac") > _ABOVE)
+    work = "the same work per GPU" if result.weak else "the same work per step"
+    return above_ideal(result.sizes, work)
+
+
+def above_ideal(sizes: pl.DataFrame, work: str, count: str = "gpus", unit: str = "GPU") -> str:
+    """Return a warning if runs are more efficient than they can be with equal work.
+
+    Args:
+        sizes: efficiency_frac, and the number of GPUs or nodes.
+        work: what is probably not the same.
+        count: the column of that number.
+        unit: its unit.
+    """
+    above = sizes.filter(pl.col("efficiency_frac") > _ABOVE)
     if above.is_empty():
         return ""
     row = above.sort("efficiency_frac", descending=True).row(0, named=True)
-    work = "the same work per GPU" if result.weak else "the same work per step"
     return (
-        f"Parallel efficiency of {percent(row)} ({format_count(row['gpus'], 'GPU')}) is above "
+        f"Parallel efficiency of {percent(row)} ({format_count(row[count], unit)}) is above "
         f"ideal: the runs probably do not have {work}, or are on different hardware."
     )
 
