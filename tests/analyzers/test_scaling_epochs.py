@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -128,3 +129,16 @@ def test_impossible_efficiency_is_named() -> None:
     assert (above.sizes["efficiency_frac"] > 1.05).any()
     assert "above ideal" in above.view().verdict
     assert "above ideal" not in ta.scaling(FIXTURE / "csv").view().verdict
+
+
+def test_links_and_pipes_among_parameters_are_not_read(tmp_path: Path) -> None:
+    store = tmp_path / "mlflow"
+    shutil.copytree(FIXTURE / "mlflow", store)
+    (tmp_path / "secret").write_text("secret")
+    for params in store.glob("**/params"):
+        (params / "strategy").unlink(missing_ok=True)
+        (params / "strategy").symlink_to(tmp_path / "secret")
+        (params / "probing_interval").unlink(missing_ok=True)
+        os.mkfifo(params / "probing_interval")
+    result: Any = ta.scaling(store)
+    assert "secret" not in str(result.runs.rows())

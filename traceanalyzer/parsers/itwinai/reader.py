@@ -131,8 +131,13 @@ def _parent(run: Path) -> Path | None:
 
 
 def _small(path: Path) -> str:
-    """Return the text of a small file next to the data; empty if there is none."""
+    """Return the text of a small file next to the data; empty if there is none.
+
+    A link may lead to a file that is not of the run, and a pipe may never end.
+    """
     try:
+        if path.is_symlink() or not path.is_file():
+            return ""
         with path.open("rb") as file:
             return file.read(_SMALL_FILE).decode("utf-8", "replace").strip()
     except OSError:
