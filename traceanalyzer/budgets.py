@@ -167,7 +167,11 @@ class Budgets(Result):
         """Build the view: one table of budgets."""
         count, violated = self.budgets.height, len(self.violations)
         skipped = int((self.budgets["state"] == "skipped").sum())
-        text = f"{format_count(count - violated - skipped, 'budget')} met, {violated} violated"
+        unknown = int((self.budgets["state"] == "not recorded").sum())
+        met = format_count(count - violated - skipped, "budget")
+        text = f"{met} met, {violated - unknown} violated"
+        if unknown:
+            text += f", {unknown} not recorded (counts as violated)"
         if skipped:
             text += f", {skipped} skipped (not recorded)"
         columns = {

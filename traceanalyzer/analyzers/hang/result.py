@@ -278,7 +278,13 @@ class Hang(Result):
     def _tables(self) -> tuple[Table, ...]:
         tables = [
             table_of_known("ranks", "Ranks", self._ranks(), _RANKS, hide_first=_LESS),
-            table_of_known("operations", "Stuck operations", self._operations(), _OPERATIONS),
+            table_of_known(
+                "operations",
+                "Stuck operations",
+                self._operations(),
+                _OPERATIONS,
+                hide_first=_LESS_OF_OPERATIONS,
+            ),
         ]
         if (differences := self._differences()).height:
             tables.append(table_of_known("differences", "Different calls", differences, _CALLS))
@@ -524,6 +530,7 @@ _OPERATIONS = headings(
     "missing: missing ranks, no_dump: without dump, completed: completed or ended, "
     "waited_ns: waited, at_least_ns: waited at least"
 )
+_LESS_OF_OPERATIONS = ("at_least_ns", "completed", "dtype", "size_bytes", "waited_ns", "group")
 _CALLS = headings("op: operation, seq, group, what, value, ranks, place: called at")
 _COLLECTIVES = headings(
     "group, seq, op: operation, verdict, size_bytes: size, dtype, n_entered: entered, "
