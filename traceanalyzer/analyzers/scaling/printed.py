@@ -81,8 +81,8 @@ def combine(rows: pl.DataFrame, options: Options) -> EpochScaling:
     runs = _runs(epochs, samples)
     sizes = _sizes(runs, averages, weak=options.weak)
     if not sizes["count"].n_unique() > 1:
-        count = sizes["count"][0]
-        raise MissingData(f"{path}: all runs are on {count} {unit}; give runs on several numbers")
+        number = format_count(sizes["count"][0], unit.removesuffix("s"))
+        raise MissingData(f"{path}: all runs are on {number}; give runs on several numbers")
     losses = pl.DataFrame(schema={"gpus": pl.Int64, "part": pl.String, "lost_ns": pl.Float64})
     return EpochScaling(weak=options.weak, runs=runs, sizes=sizes, losses=losses, unit=unit)
 
