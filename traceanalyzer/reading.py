@@ -66,12 +66,10 @@ def read(
         names: substrings; events whose name contains one are read whatever their kind.
         columns: optional columns to fill: ``args``, ``input_dims``, ``input_types``,
             ``concrete_inputs``.
-        unused: columns of ``events`` and side tables that you do not use; a parser may leave them
-            null or empty.
+        unused: columns of ``events`` and side tables that a parser may leave null or empty.
         windows: (start, end) in ns on the file's clock; only slices that overlap one are read.
         metrics: substrings; only metrics whose name contains one are read. Empty for all.
-        inputs_of: names of the operators whose inputs you use, if not of all; a parser may leave
-            ``input_dims``, ``input_types`` and ``concrete_inputs`` of others null.
+        inputs_of: names of operators; a parser may leave the inputs of others null.
         format: name of the format, to override detection by content.
         assume_rank: the rank of a file without one.
         since_ns: ignore events that end before this time after the file's first event.
@@ -99,8 +97,7 @@ def read(
     trace = bounded(parser.parse(source, selection, progress))
     give_back()
     # a converted trace has the path of its source; the path of this file is needed to read it again
-    here = tuple(replace(meta, path=source.path) for meta in trace.sources)
-    trace = replace(trace, sources=here)
+    trace = replace(trace, sources=tuple(replace(m, path=source.path) for m in trace.sources))
     if assume_rank is not None:
         trace = with_assumed_rank(trace, assume_rank)
     return trace.between(since_ns, until_ns)

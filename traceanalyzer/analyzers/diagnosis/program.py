@@ -122,10 +122,14 @@ def described(results: Mapping[str, Result]) -> str:
         parts.append(f"{count} on {format_count(hosts, 'host')}" if hosts > 1 else count)
         models = {_model(one) for one in info.files["devices"].drop_nulls()}
         parts += sorted(models - {"GPU"})[:_MODELS]
-    if isinstance(steps, Steps) and (number := steps.ranks["steps"].max()):
-        parts.append(format_count(number, "step"))  # type: ignore[arg-type]
+    number = steps.ranks.select(pl.col("steps").max()).item() if isinstance(steps, Steps) else 0
+    if isinstance(steps, Steps) and number:
         median = steps.scalars["median_ns"]
-        parts += [f"median step {format_ns(round(median))}"] if median else []
+        length = format_ns(round(median)) if median else ""
+        if number == 1 and length:
+            parts.append(f"1 step of {length}")
+        else:
+            parts += [format_count(number, "step"), *([f"median step {length}"] if length else [])]
     return ", ".join(parts)
 
 

@@ -129,6 +129,7 @@ def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> P
     exposed, late_launches = _exposed(excerpt), idle.filter(short, not_launched)
     overlapped = intervals.intersect(loader, busy, _UNIT)
     windows = [*pieces, loader, copies, overlapped, exposed, late_launches]
+    lost = [*pieces[1:], exposed, *_copies(excerpt)] if with_lost else None
     marked = host.steps_of_units(excerpt, units)
     measured = _measured(pl.concat([units, marked], how="diagonal"), windows)
     longest = longest_gaps.longest(excerpt, gaps, caused, options.library_names)
@@ -147,9 +148,7 @@ def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> P
         unread_targets=excerpt.unread_targets and (longest["cause"] == causes.DEVICE_WAIT).any(),
         units=measured.head(units.height).drop("step"),
         causes=_by_cause(caused),
-        lost=losing.lost([*pieces[1:], exposed, *_copies(excerpt)], late_launches)
-        if with_lost
-        else None,
+        lost=losing.lost(lost, late_launches) if lost else None,
         steps=measured.tail(marked.height).drop("device", "pid"),
         steps_by_kernels=step_patterns.by_kernels(excerpt.steps),
         gaps=longest,
