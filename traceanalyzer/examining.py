@@ -154,8 +154,11 @@ def _how(reading: Reading, *, for_rules: bool, traces_are_kept: bool) -> How:
         return How(**reading, columns=INPUTS)
     if traces_are_kept:
         return How(**reading)
-    # arrows are only counted in reports
-    return How(**reading, unused=("flows",), columns=INPUTS, inputs_of=INPUTS_OF)
+    return How(**reading, unused=_UNUSED_BY_RULES, columns=INPUTS, inputs_of=INPUTS_OF)
+
+
+#: Arrows, which are only counted in reports, and columns of side tables that no rule uses.
+_UNUSED_BY_RULES = ("flows", "block_x", "block_y", "block_z", "registers", "shared_memory")
 
 
 @dataclass
@@ -171,15 +174,16 @@ class _Questions:
     def measure(self, opened: OpenedInputs, one: Opened) -> None:
         from traceanalyzer.analyzers.common.fitting_commands import not_for_reports
 
-        if error := not_for_reports(one.traces[0].meta, opened.folder):
+        if one.first and (error := not_for_reports(one.first.meta, opened.folder)):
             opened.read.pop(one.path, None)
             opened.fail(one.path, error)
             return
         self.truncated += [one.path] if one.truncated else []
-        if opened.several:
-            self.recordings += [jobs.recording(trace) for trace in one.traces]
-        while one.traces:
-            self._ask_all(one.traces.pop(0), truncated=one.truncated)
+        for trace in one:
+            if opened.several:
+                self.recordings.append(jobs.recording(trace))
+            self._ask_all(trace, truncated=one.truncated)
+            del trace
 
     def _ask_all(self, trace: Trace, *, truncated: bool) -> None:
         """Measure one rank with every analyzer; when this returns, the trace can be freed."""

@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import PurePath
 from typing import Any, Literal, Protocol, Self, Unpack
 
@@ -37,6 +38,7 @@ from traceanalyzer.reading import (
     is_of_composer,
     ranks_of_series,
     read,
+    read_ranks,
     starts_of,
     with_assumed_rank,
     without_torch,
@@ -72,14 +74,32 @@ class How:
     read: Callable[..., Trace] | None = None
 
 
-@dataclass
 class Opened:
-    """One input: its traces by rank, which are removed from the list when they are measured."""
+    """One input: the traces of its ranks.
 
-    path: str
-    is_file: bool
-    truncated: bool
-    traces: list[Trace]
+    Iterating reads and yields them one by one, once; a trace can be freed before the next is built.
+
+    Attributes:
+        path: the file.
+        is_file: whether it is a file, not a trace in memory.
+        truncated: whether the file is truncated.
+    """
+
+    def __init__(self, path: str, traces: Iterator[Trace], *, is_file: bool) -> None:
+        self._first, self._others = list(islice(traces, 1)), traces
+        self.is_file = is_file
+        self.path = self._first[0].meta.path if self._first else path
+        self.truncated = bool(self._first) and is_truncated(self._first[0])
+
+    @property
+    def first(self) -> Trace | None:
+        """The trace that is yielded next, or None."""
+        return self._first[0] if self._first else None
+
+    def __iter__(self) -> Iterator[Trace]:
+        while self._first:
+            yield self._first.pop()
+            self._first += islice(self._others, 1)
 
 
 @dataclass(frozen=True)
@@ -188,6 +208,10 @@ class OpenedInputs:
         return self.each(self.items)
 
     @property
+    def _is_split(self) -> bool:
+        return self._split or self.how.rank is not None
+
+    @property
     def state(self) -> State:
         """What the inputs opened so far added."""
         failed = None if self._failed is None else Failure.of(self._failed)
@@ -233,55 +257,92 @@ class OpenedInputs:
             except InputError as error:
                 self.fail(error.path, error)
                 continue
-            if opened.traces:
-                sources = [meta for trace in opened.traces for meta in trace.sources]
-                self.read |= dict.fromkeys(meta.path for meta in sources)
+            if opened.first:
                 yield opened
 
     def open(self, item: Trace | str, *, replace_needs: Needs | None = None) -> Opened:
-        """Open one input; return the traces of the selected ranks."""
-        how = self.how
-        if isinstance(item, Trace):
-            trace = _cut(item, how) if self._needs else _cut_but_snapshots(item, how)
-        elif self._needs:
-            needs = replace_needs or self._needs
-            once = replace(how, progress=None, on_trace=None) if replace_needs else how
-            trace = _lightened(read_needed(item, needs, once), needs)
-        else:
-            trace = _read(item, how, columns=how.columns, kinds=how.kinds, inputs_of=how.inputs_of)
-            trace = _cut_but_snapshots(trace, how)
-        if how.assume_rank is not None:
-            trace = with_assumed_rank(trace, how.assume_rank)
-        if trace.events.is_empty() and trace.counters.is_empty():
-            self._outside.append(item)
-        else:
-            self._any_inside = True
-        if isinstance(item, str) and _MERGED in (trace.meta.extra or ""):
-            raise MalformedInput(
-                item, "written by traceanalyzer merge", hint="pass the files that it was made from"
+        """Open one input, with the traces of the selected ranks."""
+        path = item if isinstance(item, str) else item.meta.path
+        return Opened(path, self._chosen(item, replace_needs), is_file=isinstance(item, str))
+
+    def _chosen(self, item: Trace | str, replace_needs: Needs | None) -> Iterator[Trace]:
+        """Yield the traces of the selected ranks of one input."""
+        rank, any_chosen, blank = self.how.rank, False, None
+        for one, sources in self._by_rank(item, replace_needs):
+            # a rank may have no events of the kinds that were read
+            self._ranks |= {one.meta.rank, *(meta.rank for meta in sources)}
+            if rank in (None, one.meta.rank):
+                any_chosen = True
+                self.read |= dict.fromkeys(meta.path for meta in one.sources)
+                yield one
+            elif blank is None:
+                blank = _without_events(one, [meta for meta in sources if meta.rank == rank])
+            del one
+        if blank and not any_chosen:
+            self.read[blank.meta.path] = None
+            yield blank
+
+    def _by_rank(
+        self, item: Trace | str, replace_needs: Needs | None
+    ) -> Iterator[tuple[Trace, Sequence[Meta]]]:
+        """Yield the traces of one input, split by rank if requested, and the metadata of all."""
+        for trace in self._prepared(item, replace_needs):
+            sources, whole = trace.sources, [trace]
+            del trace
+            traces = ranks.split_by_rank(whole) if self._is_split else whole
+            while traces:
+                yield traces.pop(0), sources
+
+    def _prepared(self, item: Trace | str, replace_needs: Needs | None) -> Iterator[Trace]:
+        """Read one input; yield its traces, of one rank or of all, without repeated events."""
+        for trace in self._read(item, replace_needs):
+            if self.how.assume_rank is not None:
+                trace = with_assumed_rank(trace, self.how.assume_rank)
+            if trace.events.is_empty() and trace.counters.is_empty():
+                self._outside.append(item)
+            else:
+                self._any_inside = True
+            if isinstance(item, str) and _MERGED in (trace.meta.extra or ""):
+                raise MalformedInput(
+                    item,
+                    "written by traceanalyzer merge",
+                    hint="pass the files that it was made from",
+                )
+            self.any_rows |= any(
+                table.height for name, table in trace.tables.items() if name not in _ABOUT_EVENTS
             )
-        self.any_rows |= any(
-            table.height for name, table in trace.tables.items() if name not in _ABOUT_EVENTS
-        )
-        trace = self._once(trace)
-        path, truncated = trace.meta.path, is_truncated(trace)
-        if not self.every_file:
-            trace, why = self.repeats.without_repeats(trace, is_file=isinstance(item, str))
-            if why:
-                self.skip(path, why)
-                return Opened(path, isinstance(item, str), truncated, [])
-        self.metas |= {meta.path: meta for meta in trace.sources}
-        if not self._split and how.rank is None:
-            return Opened(path, isinstance(item, str), truncated, [trace])
-        sources, whole = trace.sources, [trace]
-        del trace
-        traces = ranks.split_by_rank(whole)
-        # a rank may have no events of the kinds that were read
-        self._ranks |= {one.meta.rank for one in traces} | {meta.rank for meta in sources}
-        chosen = [one for one in traces if how.rank in (None, one.meta.rank)]
-        if not chosen:
-            chosen = _without_events(traces[0], [m for m in sources if m.rank == how.rank])
-        return Opened(path, isinstance(item, str), truncated, chosen)
+            trace = self._once(trace)
+            if not self.every_file:
+                trace, why = self.repeats.without_repeats(trace, is_file=isinstance(item, str))
+                if why:
+                    self.skip(trace.meta.path, why)
+                    continue
+            self.metas |= {meta.path: meta for meta in trace.sources}
+            yield trace
+            del trace
+
+    def _read(self, item: Trace | str, replace_needs: Needs | None) -> Iterator[Trace]:
+        """Yield the traces of one input as its parser builds them, within the time window."""
+        how, split = self.how, self._is_split
+        if isinstance(item, Trace):
+            yield _cut(item, how) if self._needs else _cut_but_snapshots(item, how)
+        elif needs := replace_needs or self._needs:
+            once = replace(how, progress=None, on_trace=None) if replace_needs else how
+            for trace in _read_ranks(item, once, split=split, **_reading_of(needs, how)):
+                yield _lightened(trace, needs)
+                del trace
+        else:
+            traces = _read_ranks(
+                item,
+                how,
+                split=split,
+                columns=how.columns,
+                kinds=how.kinds,
+                inputs_of=how.inputs_of,
+            )
+            for trace in traces:
+                yield _cut_but_snapshots(trace, how)
+                del trace
 
     def _once(self, trace: Trace) -> Trace:
         """Return the trace with the rank of its series, without repeated PyTorch events."""
@@ -403,15 +464,15 @@ def only_trace(
     raise _unknown_rank(how.rank, [one.meta.rank for one in traces])
 
 
-def _without_events(trace: Trace, sources: Sequence[Meta]) -> list[Trace]:
+def _without_events(trace: Trace, sources: Sequence[Meta]) -> Trace | None:
     """Return an empty trace of a rank without events, or the trace if it has no rank and no events.
 
     Its analyzer raises the error about the missing data.
     """
     if sources:
         nothing = trace.select(pl.lit(value=False), pl.lit(value=False))
-        return [replace(nothing, sources=tuple(sources[:1]))]
-    return [trace] if trace.meta.rank is None and trace.events.is_empty() else []
+        return replace(nothing, sources=tuple(sources[:1]))
+    return trace if trace.meta.rank is None and trace.events.is_empty() else None
 
 
 def _unknown_rank(rank: int | None, ranks_read: Collection[int | None]) -> OptionError:
@@ -432,19 +493,21 @@ def read_needed(
     path: str, needs: Needs, how: How, windows: Iterable[tuple[int, int]] = ()
 ) -> Trace:
     """Read the events of a file that an analyzer needs, within the windows if there are any."""
+    return _read(path, how, windows=windows, **_reading_of(needs, how))
+
+
+def _reading_of(needs: Needs, how: How) -> dict[str, Any]:
+    """Return the keywords that read what an analyzer needs."""
     of_samples = () if needs.samples else _OF_SAMPLES
-    return _read(
-        path,
-        how,
-        kinds=None if needs.everything else needs.kinds,
-        names=needs.names,
-        columns=needs.columns,
-        unused=(*of_samples, "launch_configs", *needs.unused),
-        windows=windows,
-        metrics=needs.metrics,
-        since_ns=how.since_ns,
-        until_ns=how.until_ns,
-    )
+    return {
+        "kinds": None if needs.everything else needs.kinds,
+        "names": needs.names,
+        "columns": needs.columns,
+        "unused": (*of_samples, "launch_configs", *needs.unused),
+        "metrics": needs.metrics,
+        "since_ns": how.since_ns,
+        "until_ns": how.until_ns,
+    }
 
 
 def _read(path: PathLike, how: How, *, unused: Sequence[str] = (), **what: Any) -> Trace:
@@ -456,6 +519,24 @@ def _read(path: PathLike, how: How, *, unused: Sequence[str] = (), **what: Any) 
     if how.on_trace:
         how.on_trace(trace)
     return trace
+
+
+def _read_ranks(
+    path: PathLike, how: How, *, split: bool, unused: Sequence[str] = (), **what: Any
+) -> Iterator[Trace]:
+    """Read a file like :func:`_read`; with ``split``, yield one trace per rank if possible."""
+    # assumed ranks are an error for several ranks
+    if not split or how.read or how.assume_rank is not None:
+        yield _read(path, how, unused=unused, **what)
+        return
+    what |= {"format": how.format, "progress": how.progress, "unused": (*unused, *how.unused)}
+    on_trace = how.on_trace
+    for trace in read_ranks(path, **what):
+        if on_trace:  # the issues of a file belong to all its ranks
+            on_trace(trace)
+            on_trace = None
+        yield trace
+        del trace
 
 
 def _cut(trace: Trace, how: How) -> Trace:

@@ -66,7 +66,7 @@ class Job(Questions):
 
     def _traces(self, paths: Sequence[str]) -> Iterator[Trace]:
         for opened in OpenedInputs(self.files, None, How()).each(paths):
-            yield from opened.traces
+            yield from opened
 
     def __iter__(self) -> Iterator[Trace]:
         return self._traces(self.files)

@@ -350,8 +350,7 @@ class _Recordings:
         how = How(**{**reading, "progress": None, "on_trace": None})
         left = iter(zip(self.all, shifts, strict=True))
         for opened in OpenedInputs(items, None, how):
-            while opened.traces:
-                trace = opened.traces.pop(0)
+            for trace in opened:
                 if trace.events["ts"].null_count() or _span(trace) is None:
                     continue
                 one, shift = next(left)

@@ -147,7 +147,7 @@ def query(inputs: Inputs, sql: str, **reading: Unpack[Reading]) -> QueryResult:
     traces: list[Trace] = []
     truncated: list[str] = []
     for one in opened:
-        traces += one.traces
+        traces += one
         truncated += [one.path] if one.truncated else []
     opened.require(any_part=bool(traces))
     if not traces:

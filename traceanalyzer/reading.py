@@ -4,10 +4,10 @@ import ctypes
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import polars as pl
 
@@ -15,7 +15,7 @@ from traceanalyzer import baselines, schema
 from traceanalyzer.errors import InputError, OptionError, UnreadableFile
 from traceanalyzer.parsers import registry, summary
 from traceanalyzer.parsers.chrome_trace import composer
-from traceanalyzer.parsers.contract import Selection, bounded
+from traceanalyzer.parsers.contract import Format, Selection, bounded
 from traceanalyzer.parsers.foreign import recognise
 from traceanalyzer.parsers.perfetto import parser as perfetto
 from traceanalyzer.parsers.source import Source
@@ -83,7 +83,58 @@ def read(
         InputError: the file cannot be read; the message says why and what to do.
         OptionError: unknown kind, column or format; or ``assume_rank`` for a file that has a rank.
     """
-    selection = Selection(
+    selection = _selection(
+        kinds=kinds,
+        names=names,
+        columns=columns,
+        unused=unused,
+        windows=windows,
+        metrics=metrics,
+        inputs_of=inputs_of,
+    )
+    source = Source(path)
+    trace = _checked(_parser(source, format).parse(source, selection, progress), source)
+    if assume_rank is not None:
+        trace = with_assumed_rank(trace, assume_rank)
+    return trace.between(since_ns, until_ns)
+
+
+def read_ranks(
+    path: PathLike,
+    *,
+    format: str | None = None,  # noqa: A002 - as on the command line
+    since_ns: int | None = None,
+    until_ns: int | None = None,
+    progress: Progress | None = None,
+    **selected: Any,
+) -> Iterator[Trace]:
+    """Read one file like :func:`read`, and yield its ranks one by one if its parser can.
+
+    The trace of a rank is built when it is requested. Other parsers yield one trace of all ranks.
+    """
+    source = Source(path)
+    parser, selection = _parser(source, format), _selection(**selected)
+    if parser.parse_ranks is None:
+        yield read(path, format=format, since_ns=since_ns, until_ns=until_ns, progress=progress,
+                   **selected)  # fmt: skip
+        return
+    for trace in parser.parse_ranks(source, selection, progress):
+        yield _checked(trace, source).between(since_ns, until_ns)
+        del trace
+
+
+def _selection(
+    *,
+    kinds: str | Iterable[str] | None = None,
+    names: str | Sequence[str] = (),
+    columns: Iterable[str] = (),
+    unused: Iterable[str] = (),
+    windows: Iterable[tuple[int, int]] = (),
+    metrics: str | Sequence[str] = (),
+    inputs_of: Iterable[str] = (),
+) -> Selection:
+    """Check and convert the keywords of :func:`read`."""
+    return Selection(
         kinds=None if kinds is None else known(kinds, (*KINDS, *TABLE_KINDS), "kind"),
         names=several(names),
         columns=known(columns, schema.ON_REQUEST, "column"),
@@ -92,15 +143,18 @@ def read(
         metrics=several(metrics),
         inputs_of=frozenset(inputs_of),
     )
-    source = Source(path)
-    parser = registry.by_name(format) if format else registry.require(source)
-    trace = bounded(parser.parse(source, selection, progress))
+
+
+def _parser(source: Source, name: str | None) -> Format:
+    return registry.by_name(name) if name else registry.require(source)
+
+
+def _checked(trace: Trace, source: Source) -> Trace:
+    """Return the trace of a parser without impossible values, with the path of the file."""
+    trace = bounded(trace)
     give_back()
     # a converted trace has the path of its source; the path of this file is needed to read it again
-    trace = replace(trace, sources=tuple(replace(m, path=source.path) for m in trace.sources))
-    if assume_rank is not None:
-        trace = with_assumed_rank(trace, assume_rank)
-    return trace.between(since_ns, until_ns)
+    return replace(trace, sources=tuple(replace(m, path=source.path) for m in trace.sources))
 
 
 def with_assumed_rank(trace: Trace, rank: int) -> Trace:

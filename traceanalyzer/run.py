@@ -340,7 +340,7 @@ class _Parts(Generic[O, P, R]):
 
     def measure(self, opened: OpenedInputs, one: Opened) -> None:
         analyzer, options, how = self.analyzer, self.options, opened.how
-        tables = one.traces[0].tables if one.traces else {}
+        tables = one.first.tables if one.first else {}
         text, metrics = (name in tables and tables[name].height for name in _TIMELESS)
         if (text or metrics) and (how.since_ns, how.until_ns) != (None, None):
             what = "printed text" if text else "a report of Nsight Compute"
@@ -368,8 +368,7 @@ class _Parts(Generic[O, P, R]):
         forms = self.analyzer.printed
         path = pl.lit(one.path).alias("path")
         rows = [
-            trace.aggregates.filter(pl.col("form").is_in(forms)).with_columns(path)
-            for trace in one.traces
+            trace.aggregates.filter(pl.col("form").is_in(forms)).with_columns(path) for trace in one
         ]
         found = [frame for frame in rows if frame.height]
         if found:
@@ -452,8 +451,7 @@ def _measured(
             return []
 
     parts: list[P] = []
-    while one.traces:
-        trace = one.traces.pop(0)
+    for trace in one:
         rank = trace.meta.rank
         taken = attempt(analyzer.take or analyzer.measure, trace, rank)
         del trace

@@ -292,7 +292,7 @@ def _measure(opened: OpenedInputs, measures: Any) -> InputError | None:
     """Measure one input; return why it cannot be read."""
     try:
         for one in opened:
-            if any(trace.aggregates.height for trace in one.traces):
+            if one.first and one.first.aggregates.height:
                 why = "printed text has no timeline to summarize"
                 opened.fail(one.path, MalformedInput(one.path, why, hint="pass the file itself"))
             else:

@@ -12,6 +12,9 @@ import pytest
 from wording import raises_wording
 
 import traceanalyzer as ta
+from traceanalyzer.analyzers.common.ranks import by_rank
+from traceanalyzer.parsers.nsys_sqlite import reader
+from traceanalyzer.reading import read_ranks
 
 TRAINING = Path(__file__).parents[2] / "fixtures" / "nsys" / "training.sqlite"
 MS = 1_000_000
@@ -152,3 +155,43 @@ def test_a_rank_of_an_export_is_selected(rank, tmp_path):
 def test_a_rank_that_an_export_does_not_have_is_an_error(ask):
     with raises_wording(ta.OptionError):
         ask(TRAINING, rank=7)
+
+
+def assert_same(one: ta.Trace, other: ta.Trace) -> None:
+    assert one.sources == other.sources
+    for name, table in one.tables.items():
+        assert table.equals(other.tables[name]), name
+
+
+@pytest.mark.parametrize("kinds", [None, ("kernel", "nvtx")])
+def test_ranks_one_by_one_equal_the_split_trace(kinds):
+    apart = list(read_ranks(TRAINING, kinds=kinds))
+    together = by_rank(ta.read(TRAINING, kinds=kinds))
+    assert [trace.meta.rank for trace in apart] == [0, 1]
+    for one, other in zip(apart, together, strict=True):
+        assert_same(one, other)
+
+
+def test_a_process_without_rank_and_device_is_no_rank(tmp_path):
+    path = Path(shutil.copy(TRAINING, tmp_path))
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(
+            'INSERT INTO OSRT_API ("start", "end", eventClass, globalTid, nameId, returnValue,'
+            " callchainId) VALUES (1, 2, 27, ?, 5, 0, 0)",
+            (77 << 24 | 77,),
+        )
+        connection.commit()
+    assert None in ranks(path)
+    apart, together = list(read_ranks(path)), by_rank(ta.read(path))
+    assert [trace.meta.rank for trace in apart] == [0, 1]
+    assert_same(apart[0], together[0])
+
+
+def test_a_rank_is_built_when_it_is_requested(monkeypatch):
+    built = []
+    assemble = reader.assemble
+    monkeypatch.setattr(reader, "assemble", lambda parts: built.append(1) or assemble(parts))
+    traces = read_ranks(TRAINING)
+    for number, trace in enumerate(traces):
+        assert trace.meta.rank == number
+        assert len(built) == number + 1

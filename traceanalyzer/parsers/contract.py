@@ -5,7 +5,7 @@
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -85,6 +85,8 @@ class Format:
             bytes, records recoverable loss in ``Trace.issues``, never prints.
         priority: formats with a higher priority are tried first; unique. Formats of other packages
             are tried after the built-in formats above 0.
+        parse_ranks: like ``parse``, but yields one trace per rank, each built when it is requested,
+            so that only one is in memory; None for formats whose traces are split by rank later.
     """
 
     name: str
@@ -94,6 +96,7 @@ class Format:
     sniff: Callable[[bytes, str], bool]
     parse: Callable[[Source, Selection, Progress | None], Trace]
     priority: int
+    parse_ranks: Callable[[Source, Selection, Progress | None], Iterator[Trace]] | None = None
 
 
 def bounded(trace: Trace) -> Trace:

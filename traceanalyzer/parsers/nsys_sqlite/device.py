@@ -40,24 +40,31 @@ _PLACE = ("start", "end", "deviceId", "globalPid")
 
 def kernels(export: tables.Export) -> pl.DataFrame:
     """Return one row per kernel, with its demangled name."""
-    shape = export.fills("launch_configs")
-    extra = (*_KERNEL_SHAPE.values(), "staticSharedMemory", "dynamicSharedMemory") if shape else ()
-    sizes = [
-        *(
-            pl.col(theirs).cast(pl.Int32, strict=False).alias(ours)
-            for ours, theirs in _KERNEL_SHAPE.items()
-        ),
-        (pl.col("staticSharedMemory") + pl.col("dynamicSharedMemory")).alias("shared_memory"),
-    ]
+    extra, sizes = _launch_config(export)
     rows = export.database.read(
         tables.KERNEL,
         integers=(*_place(export), "demangledName", *extra),
         windows=export.selection.windows,
         shape=lambda piece: piece.select_seq(
-            *_placed(export), tables.name_id("demangledName"), *(sizes if shape else ())
+            *_placed(export), tables.name_id("demangledName"), *sizes
         ),
     )
     return rows.with_columns(export.named(rows["name"]), tables.kind("kernel"))
+
+
+def _launch_config(export: tables.Export) -> tuple[list[str], list[pl.Expr]]:
+    """Return the used columns of launch configurations, and those of ``launch_configs``."""
+    if not export.fills("launch_configs"):
+        return [], []
+    shape = {ours: theirs for ours, theirs in _KERNEL_SHAPE.items() if export.fills(ours)}
+    sizes = [
+        pl.col(theirs).cast(pl.Int32, strict=False).alias(ours) for ours, theirs in shape.items()
+    ]
+    if not export.fills("shared_memory"):
+        return [*shape.values()], sizes
+    memory = ["staticSharedMemory", "dynamicSharedMemory"]
+    both = (pl.col(memory[0]) + pl.col(memory[1])).alias("shared_memory")
+    return [*shape.values(), *memory], [*sizes, both]
 
 
 def copies(export: tables.Export) -> pl.DataFrame:

@@ -7,6 +7,7 @@ processes without ranks are numbered by device, or else by process id, and an is
 """
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 import polars as pl
@@ -137,13 +138,13 @@ def describe(export: tables.Export, identity: Identity, path: str, name: str) ->
     )
 
 
-def lanes(export: tables.Export, identity: Identity, used: pl.DataFrame) -> pl.DataFrame:
+def lanes(export: tables.Export, identity: Identity, used: Collection[int]) -> pl.DataFrame:
     """Build ``lanes``: the processes with events, then their named threads.
 
     Args:
         export: the open export.
         identity: ranks of the processes.
-        used: distinct pid and tid of events.
+        used: processes of events.
     """
     processes = export.database.read(
         tables.PROCESSES, integers=("globalPid",), texts=("name",)
@@ -154,8 +155,7 @@ def lanes(export: tables.Export, identity: Identity, used: pl.DataFrame) -> pl.D
     known = pl.concat(
         [processes.select("pid", "tid", "label"), threads.select("pid", "tid", "label")]
     )
-    ours = set(used["pid"].drop_nulls().unique())
-    rows = known.filter(pl.col("pid").is_in(ours)).unique(
+    rows = known.filter(pl.col("pid").is_in(used)).unique(
         ["pid", "tid"], keep="first", maintain_order=True
     )
     return rows.sort("tid", "pid", nulls_last=False, maintain_order=True).select(

@@ -3,6 +3,7 @@
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -48,6 +49,15 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
     from traceanalyzer.parsers.nsys_sqlite import reader
 
     return reader.parse(source, selection, progress, FORMAT.name)
+
+
+def parse_ranks(
+    source: Source, selection: Selection, progress: Progress | None = None
+) -> Iterator[Trace]:
+    """Read an export rank by rank; see :func:`traceanalyzer.parsers.nsys_sqlite.reader.parse`."""
+    from traceanalyzer.parsers.nsys_sqlite import reader
+
+    return reader.parse_ranks(source, selection, progress, FORMAT.name)
 
 
 def sniff_report(head: bytes, path: str) -> bool:  # noqa: ARG001 - a parser's signature
@@ -108,6 +118,7 @@ FORMAT: Format = Format(
     sniff=sniff,
     parse=parse,
     priority=90,
+    parse_ranks=parse_ranks,
 )
 
 REPORT: Format = Format(

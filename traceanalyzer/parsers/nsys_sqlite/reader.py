@@ -1,7 +1,7 @@
 """Build a trace from an open export: read the tables, order the rows, report issues."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import polars as pl
@@ -15,8 +15,8 @@ from traceanalyzer.parsers.source import Source
 from traceanalyzer.parsers.sqlite.database import Database
 from traceanalyzer.parsers.sqlite.issues import Finding, of_database, of_file, of_rows
 from traceanalyzer.parsers.sqlite.pages import on_disk
-from traceanalyzer.parsers.sqlite.rows import assemble
-from traceanalyzer.trace import Trace, issue_rows
+from traceanalyzer.parsers.sqlite.rows import assemble, grouped_by_rank, split_by_rank
+from traceanalyzer.trace import Meta, Trace, issue_rows
 
 #: The newest supported schema.
 _KNOWN_SCHEMA = (3, 30)
@@ -75,6 +75,32 @@ _READERS = (
 )
 
 
+@dataclass
+class _Recording:
+    """What was read of an export, before the rows are put in order.
+
+    Attributes:
+        meta: metadata of the file.
+        parts: rows of each table.
+        stacks: the table ``stacks``.
+        counters: the table ``counters``.
+        lanes: the table ``lanes``.
+        issues: the table ``issues``.
+    """
+
+    meta: Meta
+    parts: list[pl.DataFrame] = field(default_factory=list)
+    stacks: pl.DataFrame = field(default_factory=lambda: schema.empty("stacks"))
+    counters: pl.DataFrame = field(default_factory=lambda: schema.empty("counters"))
+    lanes: pl.DataFrame = field(default_factory=lambda: schema.empty("lanes"))
+    issues: pl.DataFrame = field(default_factory=lambda: schema.empty("issues"))
+
+    def trace(self, parts: list[pl.DataFrame]) -> Trace:
+        """Return the trace of some rows; the list is emptied."""
+        side = {name: getattr(self, name) for name in ("stacks", "counters", "lanes", "issues")}
+        return Trace(sources=(self.meta,), **assemble(parts), **side)
+
+
 def parse(source: Source, selection: Selection, progress: Progress | None, name: str) -> Trace:
     """Read the selected tables, columns and rows of an export.
 
@@ -83,6 +109,31 @@ def parse(source: Source, selection: Selection, progress: Progress | None, name:
         MalformedInput: it is being written, or too damaged to list its tables.
         UnreadableFile: the file cannot be read.
     """
+    recording = _read(source, selection, progress, name, split=False)
+    return recording.trace(recording.parts)
+
+
+def parse_ranks(
+    source: Source, selection: Selection, progress: Progress | None, name: str
+) -> Iterator[Trace]:
+    """Read an export like :func:`parse`, and yield one trace per rank."""
+    recording = _read(source, selection, progress, name, split=True)
+    parts_of = grouped_by_rank(recording.parts)
+    if len(parts_of) < 2:
+        yield recording.trace([part for parts in parts_of.values() for part in parts])
+        return
+    for rank in list(parts_of):
+        trace = recording.trace(parts_of.pop(rank))
+        of_rank = pl.col("rank").eq_missing(pl.lit(rank, pl.Int32)) | pl.col("rank").is_null()
+        sources = (replace(recording.meta, rank=rank),)
+        yield replace(trace, sources=sources, lanes=trace.lanes.filter(of_rank))
+        del trace
+
+
+def _read(
+    source: Source, selection: Selection, progress: Progress | None, name: str, *, split: bool
+) -> _Recording:
+    """Read all rows of an export; ``split`` yields parts of one rank each."""
     with (
         on_disk(source, _WRITER) as file,
         Database(file.path, source.path, progress, remedy=_REMEDY) as database,
@@ -92,49 +143,68 @@ def parse(source: Source, selection: Selection, progress: Progress | None, name:
         unusable = _without_columns(database)
         export = tables.Export(database, selection)
         identity = identify(export, source.path)
-        trace, timeless = _trace(export, identity, source.path, name)
+        meta = describe(export, identity, source.path, name)
+        recording = _Recording(meta)
+        timeless = 0
+        for part in _parts(export, identity, recording):
+            missing = part["ts"].null_count()
+            timeless += missing
+            timed = part.drop_nulls("ts") if missing else part
+            recording.parts += split_by_rank(timed) if split else [timed]
+            del part, timed
+        recording.counters = _counters(export)
+        recording.lanes = _lanes(export, identity, recording.parts)
         issues = [
             *of_file(file, source.damage),
             *unusable,
-            *of_rows(trace.events, timeless),
+            *of_rows(recording.parts, timeless),
             *of_database(database),
-            *_of_export(export, identity, trace.meta.version),
+            *_of_export(export, identity, meta.version),
         ]
-    return replace(trace, issues=issue_rows(issues, trace.meta.rank))
+    recording.issues = issue_rows(issues, meta.rank)
+    return recording
 
 
-def _trace(export: tables.Export, identity: Identity, path: str, name: str) -> tuple[Trace, int]:
-    """Return the trace without its issues, and the number of dropped rows without a time."""
-    kinds = export.selection.kinds
+def _parts(
+    export: tables.Export, identity: Identity, recording: _Recording
+) -> Iterator[pl.DataFrame]:
+    """Yield the rows of each selected table, with ranks; fill the table of stacks."""
     readers = [reader for reader in _READERS if _is_selected(export, reader)]
-    sampled = (kinds is None or "sample" in kinds) and export.database.has(tables.SAMPLES)
-    counted = (kinds is None or "counter" in kinds) and export.database.has(*_COUNTERS)
+    sampled = _is_wanted(export, "sample", tables.SAMPLES)
     export.database.expect(
         *(table for reader in readers for table in reader.sources),
         *((tables.SAMPLES, tables.CALLCHAINS) if sampled else ()),
-        *(_COUNTERS if counted else ()),
+        *(_COUNTERS if _is_wanted(export, "counter", *_COUNTERS) else ()),
     )
     processes = export.fills("pid")
-    parts = [
-        identity.applied(export.selected(reader.read(export)), processes=processes)
-        for reader in readers
-    ]
-    stacks = schema.empty("stacks")
+    for reader in readers:
+        yield identity.applied(export.selected(reader.read(export)), processes=processes)
     if sampled:
-        samples, stacks = host.samples(export)
-        parts.append(identity.applied(samples, processes=processes))
-    timeless = sum(part["ts"].null_count() for part in parts)
-    if timeless:
-        parts = [part.drop_nulls("ts") for part in parts]
-    frames = assemble(parts)
-    if counted:
-        both = pl.concat([device.gpu_metrics(export), device.nic_metrics(export)])
-        frames["counters"] = both.sort("ts", maintain_order=True)
-    if kinds is None or "lane" in kinds:
-        threads = frames["events"].select("pid", "tid").unique()
-        frames["lanes"] = lanes(export, identity, threads)
-    meta = describe(export, identity, path, name)
-    return Trace(sources=(meta,), **{**frames, "stacks": stacks}), timeless
+        samples, recording.stacks = host.samples(export)
+        yield identity.applied(samples, processes=processes)
+
+
+def _counters(export: tables.Export) -> pl.DataFrame:
+    if not _is_wanted(export, "counter", *_COUNTERS):
+        return schema.empty("counters")
+    both = pl.concat([device.gpu_metrics(export), device.nic_metrics(export)])
+    return both.sort("ts", maintain_order=True)
+
+
+def _lanes(
+    export: tables.Export, identity: Identity, parts: Sequence[pl.DataFrame]
+) -> pl.DataFrame:
+    kinds = export.selection.kinds
+    if kinds is not None and "lane" not in kinds:
+        return schema.empty("lanes")
+    used = {pid for part in parts if "pid" in part.columns for pid in part["pid"].unique()}
+    return lanes(export, identity, used - {None})
+
+
+def _is_wanted(export: tables.Export, kind: str, *sources: str) -> bool:
+    """Whether a kind is selected, and any of its tables exists."""
+    kinds = export.selection.kinds
+    return (kinds is None or kind in kinds) and export.database.has(*sources)
 
 
 def _is_selected(export: tables.Export, reader: _Reader) -> bool:

@@ -45,11 +45,13 @@ def parse(source: Source, selection: Selection, progress: Progress | None, name:
         recording = rpd.read(reading) if is_rpd else v3.read(reading)
         parts = [reading.selected(part) for part in recording.parts]
         timeless = sum(part["ts"].null_count() for part in parts)
-        trace = _trace(recording, [p.drop_nulls("ts") for p in parts], reading, source.path, name)
+        parts = [part.drop_nulls("ts") for part in parts]
+        negative = [*of_rows(parts, timeless)]
+        trace = _trace(recording, parts, reading, source.path, name)
         issues = [
             *of_file(file, source.damage),
             *unusable,
-            *of_rows(trace.events, timeless),
+            *negative,
             *of_database(database),
             *recording.issues,
             *_of_recording(database, recording, is_rpd=is_rpd),

@@ -1,6 +1,6 @@
 """What could not be read of a database."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import polars as pl
 
@@ -19,11 +19,12 @@ def of_file(file: File, damage: str | None) -> Iterator[Finding]:
         yield "data_loss", "truncated", file.missing, f"byte {file.size:,}"
 
 
-def of_rows(events: pl.DataFrame, timeless: int) -> Iterator[Finding]:
+def of_rows(parts: Iterable[pl.DataFrame], timeless: int) -> Iterator[Finding]:
     """Report rows without a time, or that end before they start."""
     if timeless:
         yield "data_loss", "no-time", timeless, None
-    if negative := int((events["dur"] < 0).sum()):
+    lengths = [part["dur"] for part in parts if "dur" in part.columns]
+    if negative := sum(int((length < 0).sum()) for length in lengths):
         yield "notice", "negative-duration", negative, None
 
 

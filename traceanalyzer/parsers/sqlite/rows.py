@@ -1,8 +1,9 @@
 """Rows of a database: which are selected, and all of them in one order."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import polars as pl
 
 from traceanalyzer import schema
@@ -10,6 +11,7 @@ from traceanalyzer.machine import executor
 from traceanalyzer.parsers.contract import Selection
 from traceanalyzer.parsers.sqlite.database import Database, overlap_test
 from traceanalyzer.parsers.tables import Ints, Order, time_order
+from traceanalyzer.vocabulary import DEVICE_WORK
 
 #: Side tables whose columns the rows may contain in addition to those of ``events``.
 _SIDE_TABLES = {
@@ -70,17 +72,57 @@ def assemble(parts: list[pl.DataFrame]) -> dict[str, pl.DataFrame]:
     if not rows.height:
         return {name: schema.empty(name) for name in ("events", *_SIDE_TABLES)}
     order = rows.order()
-    frames = {name: _side_table(rows, fields, order) for name, fields in _SIDE_TABLES.items()}
+    frames = {name: rows.side_table(fields, order) for name, fields in _SIDE_TABLES.items()}
     present = [column for column in schema.EVENTS if rows.has(column)]
     with executor(2) as pool:  # more columns at a time need more memory
-        ordered = pool.map(lambda column: _ordered(rows.take(column), order), present)
+        ordered = pool.map(lambda column: _as_expression(rows.take(column), order), present)
         events = {column.name: values for column, values in zip(present, ordered, strict=True)}
-    frames["events"] = pl.DataFrame(events).select(
-        pl.col(c.name) if c.name in events else pl.lit(None, dtype=c.dtype).alias(c.name)
+    frames["events"] = pl.select(
+        events.get(c.name, pl.lit(None, dtype=c.dtype)).alias(c.name)
         for c in schema.EVENTS
         if c.name in events or not c.on_request
     )
     return frames
+
+
+def _as_expression(column: pl.Series, order: pl.Series | None) -> pl.Expr:
+    """Return an ordered column; a constant one, such as the rank, takes no memory in a frame."""
+    if column.name != "ts" and _is_constant(column):
+        return pl.lit(column[0], dtype=column.dtype)
+    return pl.lit(_ordered(column, order))
+
+
+def _is_constant(column: pl.Series) -> bool:
+    """Whether all values are equal, or all are null."""
+    if column.null_count():
+        return column.null_count() == column.len()
+    numbers = column.to_physical()
+    return bool(numbers.min() == numbers.max())
+
+
+def split_by_rank(rows: pl.DataFrame) -> Iterator[pl.DataFrame]:
+    """Yield the rows of each rank; columns that are constant then take no memory."""
+    for rank in rows["rank"].unique():
+        of_rank = rows.filter(pl.col("rank").is_null() if rank is None else pl.col("rank") == rank)
+        constant = [column for column in of_rank if _is_constant(column)]
+        yield of_rank.with_columns(
+            pl.lit(column[0], dtype=column.dtype).alias(column.name) for column in constant
+        )
+
+
+def grouped_by_rank(parts: list[pl.DataFrame]) -> dict[int | None, list[pl.DataFrame]]:
+    """Return the results of :func:`split_by_rank` of several tables by rank; empty the list.
+
+    Processes without a rank (a launcher) are dropped unless they use a device.
+    """
+    parts_of: dict[int | None, list[pl.DataFrame]] = {}
+    while parts:
+        part = parts.pop()
+        parts_of.setdefault(part["rank"][0], []).insert(0, part)
+    launchers = parts_of.get(None, [])
+    if len(parts_of) > 1 and not any(rows["kind"].is_in(DEVICE_WORK).any() for rows in launchers):
+        parts_of.pop(None, None)
+    return dict(sorted(parts_of.items(), key=lambda item: -1 if item[0] is None else item[0]))
 
 
 class _Rows:
@@ -116,6 +158,27 @@ class _Rows:
             part.pop(column.name, None)
         return series
 
+    def side_table(self, fields: Sequence[schema.Column], order: pl.Series | None) -> pl.DataFrame:
+        """Build a side table of the rows with any value in it, by row of ``events``; release them.
+
+        Few tables have such columns: the rows of the others are not touched.
+        """
+        event, *values = fields
+        pieces = [pl.DataFrame(schema={field.name: field.dtype for field in fields})]
+        low = 0
+        for part, height in zip(self._parts, self._heights, strict=True):
+            filled = {field.name: part.pop(field.name) for field in values if field.name in part}
+            if filled:
+                place, rows = _of_range(order, low, height)
+                columns = {name: _ordered(column, rows) for name, column in filled.items()}
+                table = pl.DataFrame({event.name: place, **columns})
+                has_any = pl.any_horizontal(pl.col(list(filled)).is_not_null())
+                pieces.append(table if _is_filled(columns.values()) else table.filter(has_any))
+            low += height
+        joined = pl.concat(pieces, how="diagonal_relaxed")
+        ordered = joined.sort(event.name) if len(pieces) > 2 else joined
+        return ordered.cast({field.name: field.dtype for field in fields})
+
     def order(self) -> pl.Series | None:
         """Return row numbers ordered by time; None if the rows are ordered already."""
 
@@ -130,14 +193,18 @@ def _ordered(column: pl.Series, order: pl.Series | None) -> pl.Series:
     return column if order is None else column.gather(order)
 
 
-def _side_table(
-    rows: _Rows, fields: Sequence[schema.Column], order: pl.Series | None
-) -> pl.DataFrame:
-    """Build a side table of the rows with any value in it, by row of ``events``."""
-    filled = [field.name for field in fields if rows.has(field)]
-    if not filled:
-        return pl.DataFrame(schema={field.name: field.dtype for field in fields})
-    event, *values = fields
-    every = pl.DataFrame([_ordered(rows.take(field), order) for field in values])
-    known = every.with_row_index(event.name).filter(pl.any_horizontal(pl.col(filled).is_not_null()))
-    return known.cast({event.name: event.dtype})
+def _of_range(order: pl.Series | None, low: int, height: int) -> tuple[pl.Series, pl.Series | None]:
+    """Return the places of some rows in ``events``, and their numbers, in the order of places.
+
+    The rows are ``height`` ones from ``low`` on; their numbers count from ``low``.
+    """
+    if order is None:
+        return pl.int_range(low, low + height, dtype=pl.UInt32, eager=True), None
+    numbers = order.to_numpy()
+    place = np.flatnonzero((numbers >= low) & (numbers < low + height)).astype(np.uint32)
+    return pl.Series(place), pl.Series(numbers[place] - np.uint32(low))
+
+
+def _is_filled(columns: Iterable[pl.Series]) -> bool:
+    """Whether any of the columns has no nulls."""
+    return any(not column.null_count() for column in columns)
