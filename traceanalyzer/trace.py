@@ -203,6 +203,13 @@ class Trace(Questions):
         return self.sources[0]
 
     @property
+    def names(self) -> list[str]:
+        """The distinct names of events."""
+        return self.once(
+            "names", lambda: self.events["name"].unique().drop_nulls().cast(pl.String).to_list()
+        )
+
+    @property
     def tables(self) -> dict[str, pl.DataFrame]:
         """Every table by name, in the schema's order."""
         return {name: getattr(self, name) for name in schema.TABLES}

@@ -7,6 +7,7 @@ import gzip
 import json
 import re
 import weakref
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -348,20 +349,31 @@ def test_truncated_file_lowers_confidence(tmp_path: Path) -> None:
         check_wording(one.evidence[0])
 
 
-def test_one_trace_is_in_memory_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("inputs", "ranks"),
+    [
+        ([RANKS / f"rank{n}.json.gz" for n in range(3)], 3),
+        (FIXTURES / "nsys" / "training.sqlite", 2),
+    ],
+)
+def test_one_trace_is_in_memory_at_a_time(
+    inputs: Any, ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     traces: list[weakref.ref[ta.Trace]] = []
-    whole = opened.read
+    whole = opened.read_ranks
 
-    def watched(path: str, **how: Any) -> ta.Trace:
-        gc.collect()
-        assert [ref for ref in traces if ref() is not None] == []
-        trace = whole(path, **how)
-        traces.append(weakref.ref(trace))
-        return trace
+    def watched(path: str, **how: Any) -> Iterator[ta.Trace]:
+        traces_of_file = whole(path, **how)
+        for trace in traces_of_file:
+            traces.append(weakref.ref(trace))
+            yield trace
+            del trace
+            gc.collect()
+            assert [ref for ref in traces if ref() is not None] == []
 
-    monkeypatch.setattr(opened, "read", watched)
-    ta.diagnose([RANKS / f"rank{n}.json.gz" for n in range(3)])
-    assert len(traces) == 3
+    monkeypatch.setattr(opened, "read_ranks", watched)
+    ta.diagnose(inputs)
+    assert len(traces) == ranks
 
 
 # --- the command -----------------------------------------------------------------------------

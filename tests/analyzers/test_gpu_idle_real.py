@@ -96,8 +96,7 @@ def test_tensorboard_plugin_by_its_rule(shared: Path, run: str) -> None:
         events.filter(loader),
         events.filter(pl.col("kind") == "cpu_op", ~loader, ~is_step),
     ]
-    first = intervals.first_running(roles, steps)
-    parts = [first.filter(pl.col("first").eq_missing(pl.lit(k))) for k in (*range(7), None)]
+    parts = intervals.divide(steps, roles)
     costs = [intervals.overlap_with(steps, part)["overlap"].to_list() for part in parts]
     costs.append((steps["end"] - steps["start"]).to_list())
     assert [list(row) for row in zip(*costs, strict=True)] == [

@@ -135,28 +135,21 @@ def test_gaps_within_a_given_span(frame: pl.DataFrame, span: pl.DataFrame) -> No
 
 @modest
 @given(frames(), frames(), frames(), st.sampled_from(OFFSETS))
-def test_first_running_against_cells(
+def test_divide_against_cells(
     a: pl.DataFrame, b: pl.DataFrame, within: pl.DataFrame, offset: int
 ) -> None:
     moved = [shifted(frame, offset) for frame in (a, b, within)]
-    result = shifted(intervals.first_running(moved[:2], moved[2], BY), -offset)
-    assert result.columns == [*BY, "start", "end", "first"]
-    assert_frame_equal(result, result.sort(*BY, "start"))
-    same = pl.struct(*BY, "first").eq_missing(pl.struct(*BY, "first").shift(1))
-    apart = result.filter(same & (pl.col("start") <= pl.col("end").shift(1)))
-    assert apart.is_empty()
     in_a, in_b, asked = cells(a), cells(b), cells(within)
     later = combined(combined(in_b, asked, "intersection"), in_a, "difference")
     busy = combined(in_a, in_b, "union")
-    expected = {
-        0: combined(in_a, asked, "intersection"),
-        1: {key: value for key, value in later.items() if key in asked},
-        None: {k: rest for k, asked_ in asked.items() if (rest := asked_ - busy.get(k, set()))},
-    }
-    for first, covered in expected.items():
-        rows = result.filter(pl.col("first").eq_missing(pl.lit(first)))
-        assert cells(rows) == covered
-        assert total(covered) == rows.select(pl.col("end") - pl.col("start")).sum().item()
+    expected = [
+        combined(in_a, asked, "intersection"),
+        {key: value for key, value in later.items() if key in asked},
+        {key: rest for key, all_ in asked.items() if (rest := all_ - busy.get(key, set()))},
+    ]
+    divided = intervals.divide(moved[2], moved[:2], BY)
+    for part, covered in zip(divided, expected, strict=True):
+        assert_runs(shifted(part, -offset), covered)
 
 
 @modest
@@ -286,7 +279,15 @@ def test_order_by_group_and_time_is_stable(
     pairs: list[tuple[int, int]],
 ) -> None:
     group, time = (np.array(column, np.int64) for column in zip(*pairs, strict=True))
-    order = intervals._grouped_order(group, time)
+    order = intervals.stable_order(group, time)
     assert order.tolist() == sorted(range(len(pairs)), key=lambda row: pairs[row])
-    far = intervals._grouped_order(group, time * (1 << 60))
-    assert far.tolist() == sorted(range(len(pairs)), key=lambda row: pairs[row])
+
+
+@modest
+@given(frames(), frames())
+def test_times_far_apart_give_the_same_algebra(a: pl.DataFrame, b: pl.DataFrame) -> None:
+    scale = 1 << 57  # group and time do not fit one number
+    for operation in (intervals.intersect, intervals.subtract):
+        near = operation(a, b, BY)
+        far = operation(*(f.with_columns(pl.col("start", "end") * scale) for f in (a, b)), BY)
+        assert_frame_equal(far, near.with_columns(pl.col("start", "end") * scale))

@@ -9,7 +9,7 @@ lengths fit Int64, and take O(n log n) for n rows.
 """
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +20,6 @@ from traceanalyzer.frames.numbering import group_numbers
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
-_Bits = npt.NDArray[np.int32]
 
 #: Rows per batch.
 _AT_ONCE = 1 << 16
@@ -146,48 +145,46 @@ def gaps(
             group that is not in ``span`` is dropped. Default: each group's first start to its last
             end.
     """
-    if span is not None:
+    if span is None:
+        groups, (group,) = group_numbers(by, frame)
+        spans = _spans(frame, group)
+        return _to_frame(groups, _between(_union(spans), *_extent(spans)))
+    groups, (group, group_of_span) = group_numbers(by, frame, span)
+    within = _union(_spans(span, group_of_span))
+    if np.any(within.group[1:] == within.group[:-1]):  # several spans of a group
         return subtract(span, frame, by)
-    groups, (group,) = group_numbers(by, frame)
-    spans = _spans(frame, group)
-    return _to_frame(groups, _between(_union(spans), *_extent(spans)))
+    runs = _clipped(_union(_spans(frame, group)), within, groups.height)
+    return _to_frame(groups, _between(runs, *within))
 
 
 def intersect(a: pl.DataFrame, b: pl.DataFrame, by: Sequence[str] = ()) -> pl.DataFrame:
     """Return the intersection of the unions of ``a`` and ``b``."""
-    return _combine(a if b.height else a.clear(), b, by, lambda in_a, in_b: in_a & in_b)
+    groups, (runs, others) = _unions(by, a, b)
+    return _to_frame(groups, _inside(runs, others, _met(runs, others)))
 
 
 def subtract(a: pl.DataFrame, b: pl.DataFrame, by: Sequence[str] = ()) -> pl.DataFrame:
     """Return the union of ``a`` without the union of ``b``."""
-    return _combine(a, b, by, lambda in_a, in_b: in_a & ~in_b)
+    groups, (runs, others) = _unions(by, a, b)
+    return _to_frame(groups, _outside(runs, others, _met(runs, others)))
 
 
-def first_running(
-    frames: Sequence[pl.DataFrame], within: pl.DataFrame, by: Sequence[str] = ()
-) -> pl.DataFrame:
-    """Return the first of the frames with a running interval, at each time of ``within``.
+def divide(
+    within: pl.DataFrame, frames: Sequence[pl.DataFrame], by: Sequence[str] = ()
+) -> list[pl.DataFrame]:
+    """Divide the union of ``within`` by the first of the frames with a running interval.
 
     Returns:
-        The columns ``by``, ``start``, ``end`` and ``first``, an index into ``frames`` or null if
-        none has a running interval: disjoint intervals that cover the union of ``within``, one per
-        maximal run of one ``first``, sorted by group and start.
+        For each of the frames, the time of which it is the first, and last the time in which no
+        interval of any frame runs; columns ``by``, ``start``, ``end``, disjoint and sorted.
     """
-    parts = (*frames, within)
-    groups, numbers = group_numbers(by, *parts)
-    spans = [_union(_spans(frame, group)) for frame, group in zip(parts, numbers, strict=True)]
-    group, time, opened = _edges(spans)
-    inside = 1 << len(frames)
-    first = np.where(opened & inside, opened & -opened, 0)
-    edge = np.flatnonzero(np.diff(first, prepend=0) | np.diff(group, prepend=-1))
-    runs = np.flatnonzero(first[edge])
-    # nothing is open at the end of each group: a run ends at the next edge
-    start, end = edge[runs], edge[np.minimum(runs + 1, edge.size - 1)]
-    bit = first[start]
-    place = np.searchsorted(1 << np.arange(len(spans)), bit).astype(np.uint32)
-    return _to_frame(groups, Spans(group[start], time[start], time[end])).with_columns(
-        nullable("first", place, bit != inside)
-    )
+    groups, (left, *others) = _unions(by, within, *frames)
+    pieces = []
+    for runs in others:
+        met = _met(left, runs)
+        pieces.append(_inside(left, runs, met))
+        left = _outside(left, runs, met)
+    return [_to_frame(groups, spans) for spans in (*pieces, left)]
 
 
 def clip(frame: pl.DataFrame, start: int | None = None, end: int | None = None) -> pl.DataFrame:
@@ -304,19 +301,80 @@ def nullable(name: str, values: npt.NDArray[np.generic], valid: Bools) -> pl.Ser
     return column.zip_with(pl.Series(valid), pl.Series([None], dtype=column.dtype))
 
 
-def _combine(
-    a: pl.DataFrame, b: pl.DataFrame, by: Sequence[str], inside: Callable[[Bools, Bools], Bools]
-) -> pl.DataFrame:
-    """Return the maximal runs of time where ``inside`` is true for the unions of both.
+def _unions(by: Sequence[str], *frames: pl.DataFrame) -> tuple[pl.DataFrame, list[Spans]]:
+    """Return the groups of all frames, and the union of each frame."""
+    groups, numbers = group_numbers(by, *frames)
+    spans = [_union(_spans(frame, number)) for frame, number in zip(frames, numbers, strict=True)]
+    return groups, spans
 
-    ``inside`` must be false outside ``a``, so that no run extends beyond its group.
-    """
-    b = b if a.height else b.clear()
-    groups, (group_a, group_b) = group_numbers(by, a, b)
-    group, time, opened = _edges([_union(_spans(a, group_a)), _union(_spans(b, group_b))])
-    edge = np.diff(inside(opened & 1 > 0, opened & 2 > 0), prepend=False)
-    group, time = group[edge], time[edge]
-    return _to_frame(groups, Spans(group[::2], time[::2], time[1::2]))
+
+class _Met(NamedTuple):
+    """For each span of a union, the first span of another that it overlaps, and their number."""
+
+    first: Ints
+    number: Ints
+
+
+def _met(a: Spans, b: Spans) -> _Met:
+    """Search the spans of ``b`` that those of ``a`` overlap; both are unions."""
+    a_start, a_end, b_start, b_end = _on_one_axis(a, b)
+    first = np.searchsorted(b_end, a_start, side="right")
+    return _Met(first, np.searchsorted(b_start, a_end, side="left") - first)
+
+
+def _inside(a: Spans, b: Spans, met: _Met) -> Spans:
+    """Return the intersection of two unions."""
+    row, other = _expanded(met.first, met.number)
+    start = np.maximum(a.start[row], b.start[other])
+    return Spans(a.group[row], start, np.minimum(a.end[row], b.end[other]))
+
+
+def _outside(a: Spans, b: Spans, met: _Met) -> Spans:
+    """Return a union without another: the parts before, between and after the spans it meets."""
+    if not met.number.any():
+        return a
+    row, other = _expanded(met.first, met.number + 1)
+    start, end = a.start[row], a.end[row]
+    later, earlier = other > met.first[row], other < (met.first + met.number)[row]
+    start[later] = b.end[other[later] - 1]
+    end[earlier] = b.start[other[earlier]]
+    kept = end > start
+    return Spans(a.group[row[kept]], start[kept], end[kept])
+
+
+def _expanded(first: Ints, count: Ints) -> tuple[Ints, Ints]:
+    """Return a row number for each of ``count`` numbers from ``first`` on, and these numbers."""
+    row = np.repeat(np.arange(first.size), count)
+    before = np.cumsum(count) - count
+    return row, np.arange(row.size) + (first - before)[row]
+
+
+def _on_one_axis(a: Spans, b: Spans) -> tuple[Ints, Ints, Ints, Ints]:
+    """Return starts and ends of two unions as numbers ordered by (group, time)."""
+    bounds = a.start, a.end, b.start, b.end
+    if not a.group.any() and not b.group.any():  # a single group
+        return bounds
+    groups = a.group, a.group, b.group, b.group
+    known = [bound for bound in bounds if bound.size]
+    first, last = min(int(bound.min()) for bound in known), max(int(b.max()) for b in known)
+    most = max(int(group.max(initial=0)) for group in groups) + 1
+    width = last - first + 1
+    if most * width <= np.iinfo(np.int64).max:
+        a_start, a_end, b_start, b_end = (
+            group * width + (bound - first) for group, bound in zip(groups, bounds, strict=True)
+        )
+        return a_start, a_end, b_start, b_end
+    return _ranked(np.concatenate(groups), np.concatenate(bounds), [a.start.size, b.start.size])
+
+
+def _ranked(group: Ints, time: Ints, sizes: Sequence[int]) -> tuple[Ints, Ints, Ints, Ints]:
+    """Return the rank of each (group, time), equal for equal ones, of two frames of two bounds."""
+    order = stable_order(group, time)
+    group, time = group[order], time[order]
+    rank = np.empty(order.size, np.int64)
+    rank[order] = np.cumsum(np.append(False, (group[1:] != group[:-1]) | (time[1:] != time[:-1])))
+    a_start, a_end, b_start, b_end = np.split(rank, np.cumsum(np.repeat(sizes, 2))[:-1])
+    return a_start, a_end, b_start, b_end
 
 
 def _union(spans: Spans) -> Spans:
@@ -324,6 +382,10 @@ def _union(spans: Spans) -> Spans:
     covers = spans.end > spans.start
     if not covers.all():
         spans = Spans(*(column[covers] for column in spans))
+    group, start, end = spans
+    apart = (start[1:] > end[:-1]) & (group[1:] == group[:-1])
+    if (apart | (group[1:] > group[:-1])).all():  # they are a union already
+        return spans
     group, start, end = _ordered(spans)
     if end is spans.end:
         end = end.copy()
@@ -348,65 +410,42 @@ def _extent(spans: Spans) -> tuple[Ints, Ints, Ints]:
     return used, lowest[used], highest[used]
 
 
+def _clipped(runs: Spans, within: Spans, groups: int) -> Spans:
+    """Return the parts of the runs that are inside the only span of their group."""
+    first, last = np.zeros((2, max(groups, 1)), np.int64)
+    first[within.group], last[within.group] = within.start, within.end
+    start, end = np.maximum(runs.start, first[runs.group]), np.minimum(runs.end, last[runs.group])
+    inside = end > start
+    if inside.all():
+        return Spans(runs.group, start, end)
+    return Spans(runs.group[inside], start[inside], end[inside])
+
+
 def _between(runs: Spans, groups: Ints, lowest: Ints, highest: Ints) -> Spans:
     """Return the gaps between the runs of each group, and between them and its bounds."""
-    # a bound is a run of zero length: each group's first start, then its last end
-    behind = [np.searchsorted(runs.group, groups, side) for side in ("left", "right")]
-    at, bounds = np.stack(behind, axis=1).ravel(), np.stack([lowest, highest], axis=1).ravel()
-    group = np.insert(runs.group, at, np.repeat(groups, 2))
-    start, end = np.insert(runs.start, at, bounds), np.insert(runs.end, at, bounds)
-    free = np.flatnonzero((group[1:] == group[:-1]) & (start[1:] > end[:-1]))
-    return Spans(group[free], end[free], start[free + 1])
-
-
-def _edges(unions: Sequence[Spans]) -> tuple[Ints, Ints, _Bits]:
-    """Return every (group, time) at which a span starts or ends, and the unions open from then on.
-
-    At most one span of a union is open at a time, so one bit per union is enough: every span adds
-    its union's bit at its start and subtracts it at its end.
-    """
-    step = np.concatenate(
-        [
-            np.repeat(np.array([1 << place, -1 << place], np.int32), union.start.size)
-            for place, union in enumerate(unions)
-        ]
-    )
-    time = np.concatenate([bound for union in unions for bound in (union.start, union.end)])
-    if any(union.group.any() for union in unions):
-        group = np.concatenate([np.tile(union.group, 2) for union in unions])
-        order = _grouped_order(group, time)
-        group = group[order]
-    else:  # a single group: its number takes no time and memory
-        group, order = np.broadcast_to(np.int64(0), time.size), np.argsort(time, kind="stable")
-    time = time[order]
-    opened = np.cumsum(step[order], dtype=np.int32)
-    settled = np.ones(time.size, np.bool_)
-    settled[:-1] = (group[1:] != group[:-1]) | (time[1:] != time[:-1])
-    if settled.all():
-        return group, time, opened
-    return group[settled], time[settled], opened[settled]
-
-
-def _grouped_order(group: Ints, time: Ints) -> Ints:
-    """Return the order by (group, time) of a few sorted runs.
-
-    As one combined number, if it fits, the runs are merged; two keys need a full sort.
-    """
-    groups = int(group.max(initial=0)) + 1
-    first, last = int(time.min()), int(time.max())
-    if groups * (last - first + 1) > np.iinfo(np.int64).max:
-        return stable_order(group, time)
-    return np.argsort(group * (last - first + 1) + (time - first), kind="stable")
+    first, behind = (np.searchsorted(runs.group, groups, side) for side in ("left", "right"))
+    # the gap before each run of a group, then the one after its last run
+    count = behind - first + 1
+    group = np.repeat(groups, count)
+    start = np.insert(runs.end, first, lowest)
+    end = np.insert(runs.start, behind, highest)
+    free = end > start
+    return Spans(group[free], start[free], end[free])
 
 
 def _ordered(spans: Spans) -> Spans:
     """Return the spans ordered by (group, start), as events mostly are already."""
+    if is_ordered(spans):
+        return spans
+    order = stable_order(spans.group, spans.start)
+    return Spans(*(column[order] for column in spans))
+
+
+def is_ordered(spans: Spans) -> bool:
+    """Whether the spans are ordered by (group, start)."""
     group, start = spans.group, spans.start
     later = (group[1:] == group[:-1]) & (start[1:] >= start[:-1])
-    if (later | (group[1:] > group[:-1])).all():
-        return spans
-    order = stable_order(group, start)
-    return Spans(*(column[order] for column in spans))
+    return bool((later | (group[1:] > group[:-1])).all())
 
 
 def _covered_before(runs: Spans, group: Ints, time: Ints) -> Ints:

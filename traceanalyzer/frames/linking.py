@@ -105,13 +105,14 @@ def label_by_interval(
     if points.is_empty() or ranges.is_empty():
         return points.with_columns(pl.lit(None, pl.UInt32).alias("interval"))
     queries, at, rows, spans = _spans(points, ranges, by)
-    order = intervals.stable_order(spans.group, spans.start)
-    spans = Spans(*(column[order] for column in spans))
+    if not intervals.is_ordered(spans):
+        order = intervals.stable_order(spans.group, spans.start)
+        spans, rows = Spans(*(column[order] for column in spans)), rows[order]
     last = intervals.count_begun(spans, at.group, at.start) - 1
     hit = np.flatnonzero(last >= 0)
     last = last[hit]
     inside = (spans.group[last] == at.group[hit]) & (at.start[hit] < spans.end[last])
-    return _with_rows(points, "interval", queries[hit[inside]], rows[order[last[inside]]])
+    return _with_rows(points, "interval", queries[hit[inside]], rows[last[inside]])
 
 
 # --- joins by ids ------------------------------------------------------------------------------
@@ -174,7 +175,9 @@ def _spans(
         queries,
         Spans(at_group, time, time),
         rows,
-        Spans(group[rows], start[rows], end[rows]),
+        Spans(group, start, end)
+        if rows.size == start.size
+        else Spans(group[rows], start[rows], end[rows]),
     )
 
 

@@ -71,7 +71,7 @@ def group_numbers(
     """Return the sorted distinct values of ``by`` in all frames, and each row's group number."""
     if not by:
         return pl.DataFrame(), tuple(np.zeros(frame.height, np.int64) for frame in frames)
-    if (only := _only_group(by, frames)) is not None:  # often: one device, one rank
+    if (only := only_group(by, frames)) is not None:  # often: one device, one rank
         return only, tuple(np.zeros(frame.height, np.int64) for frame in frames)
     keys = pl.concat([frame[list(by)] for frame in frames], how="vertical_relaxed")
     first, number = numbered(keys.get_columns())
@@ -96,7 +96,7 @@ def summed_by_text(
     return groups.drop("_row"), number
 
 
-def _only_group(by: Sequence[str], frames: Sequence[pl.DataFrame]) -> pl.DataFrame | None:
+def only_group(by: Sequence[str], frames: Sequence[pl.DataFrame]) -> pl.DataFrame | None:
     """Return the group if all rows are of one group of integers, texts or nulls; else None."""
     filled = [frame for frame in frames if frame.height]
     for name in by:

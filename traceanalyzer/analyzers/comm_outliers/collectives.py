@@ -169,10 +169,11 @@ def _with_host_descriptions(kernels: pl.DataFrame, trace: Trace) -> tuple[pl.Dat
     by_id = _by_external_id(kernels, calls)
     bare = kernels.filter(pl.col("elements_in").is_null()).join(by_id, on="event", how="anti")
     spare = calls.filter(pl.col("elements_in") > 0).join(by_id, on="call", how="anti")
-    launches = trace.events.filter(pl.col("kind").is_in(vocabulary.LAUNCH_KINDS))
-    wants_launches = launches.is_empty() and bare.height > 0 and spare.height > 0
+    is_launch = trace.events["kind"].is_in(vocabulary.LAUNCH_KINDS)
+    wants_launches = not is_launch.any() and bare.height > 0 and spare.height > 0
     links = by_id
-    if launches.height:
+    if is_launch.any():
+        launches = trace.events.select("pid", "tid", "ts", "correlation").filter(is_launch)
         links = pl.concat([by_id, _by_correlation(kernels, calls, launches)])
     descriptions = links.unique("event", keep="first", maintain_order=True).join(
         calls.select("call", "collective", *_DESCRIPTION, issued="ts"), on="call"
@@ -238,6 +239,7 @@ def _by_correlation(
 ) -> pl.DataFrame:
     """Return ``event`` and ``call`` of each kernel with its launch call inside a host call."""
     spans = calls.rename({"ts": "start"})
+    launches = launches.filter(pl.col("correlation").is_in(kernels["correlation"].implode()))
     inside = linking.enclosing(launches, spans, ["pid", "tid"]).drop_nulls("slice")
     called = inside.select("correlation", call=spans["call"].gather(inside["slice"]))
     return _pairs(linking.link(called, kernels, ["correlation"]), called, kernels)
@@ -274,11 +276,11 @@ def _plain_dtype(dtype: str) -> str:
 
 def device_work(trace: Trace) -> pl.DataFrame:
     """Return all device work: ``event``, device, kind, name, ``start``, ``end`` (may be null)."""
+    is_work = trace.events["kind"].is_in(vocabulary.DEVICE_WORK)
+    work = trace.events.select("device", "kind", "name", "ts", "dur").filter(is_work)
     end = pl.when(pl.col("dur") >= 0).then(pl.col("ts") + pl.col("dur"))
-    return (
-        trace.events.select("device", "kind", "name", start="ts", end=end)
-        .with_row_index("event")
-        .filter(pl.col("kind").is_in(vocabulary.DEVICE_WORK))
+    return work.select(
+        is_work.arg_true().alias("event"), "device", "kind", "name", start="ts", end=end
     )
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.base import Skipped
+from traceanalyzer.frames import numbering
 from traceanalyzer.limits import MAX_WEIGHT
 from traceanalyzer.trace import Meta
 
@@ -91,6 +92,17 @@ def largest_first(
     """Sort rows by decreasing size, and ties by the other columns."""
     descending = [True, *(False for _ in ties)]
     return frame.sort(size, *ties, descending=descending, nulls_last=nulls_last)
+
+
+def grouped(rows: pl.DataFrame, keys: Sequence[str], **sums: pl.Expr) -> pl.DataFrame:
+    """Aggregate rows by keys, as ``group_by`` does, in any order.
+
+    Rows of one group, often those of one device, are aggregated without grouping: much faster.
+    """
+    only = None if rows.is_empty() else numbering.only_group(keys, [rows])
+    if only is None:
+        return rows.group_by(keys).agg(**sums)
+    return only.hstack(rows.select(**sums))
 
 
 def left_join(rows: pl.DataFrame, table: pl.DataFrame, keys: str | Sequence[str]) -> pl.DataFrame:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from traceanalyzer.analyzers.common.columns import grouped
 from traceanalyzer.analyzers.common.names import named
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals
@@ -98,7 +99,7 @@ def _device_work(trace: Trace, patterns: Sequence[str]) -> pl.DataFrame:
 
 def extent(work: pl.DataFrame, by: Sequence[str] = DEVICE) -> pl.DataFrame:
     """Return first start and last end of the work of each device: ``by``, ``start``, ``end``."""
-    return work.group_by(by).agg(pl.col("start").min(), pl.col("end").max()).sort(by)
+    return grouped(work, by, start=pl.col("start").min(), end=pl.col("end").max()).sort(by)
 
 
 # --- time breakdown ------------------------------------------------------------------------
@@ -182,7 +183,7 @@ def per_device(marks: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
     Returns:
         rank, device, step, start, end, sorted by start and device.
     """
-    devices = work.select(DEVICE).unique().sort(DEVICE)
+    devices = grouped(work, DEVICE).sort(DEVICE)
     windows = marks.select("step", "start", "end").join(devices, how="cross")
     return windows.sort("start", *DEVICE).select(*DEVICE, "step", "start", "end")
 

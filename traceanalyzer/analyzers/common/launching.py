@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.base import Needs
+from traceanalyzer.analyzers.common.columns import grouped
 from traceanalyzer.analyzers.common.device_work import device_work
 from traceanalyzer.analyzers.common.names import distinct
 from traceanalyzer.frames import linking, nesting
@@ -116,10 +117,16 @@ def launched_before(trace: Trace, work: pl.DataFrame) -> int | Beginning | None:
         The time in ns. If launch calls were not read, the input of :func:`read_launched_before`, or
         None if the first 4,096 rows take less than 5 % of the time of all work.
     """
+    key = ("launched_before", id(work))  # analyses share the frame of device work
+    return trace.once(key, lambda: (work, _launched_before(trace, work)))[1]
+
+
+def _launched_before(trace: Trace, work: pl.DataFrame) -> int | Beginning | None:
     first, start = work["start"].min(), trace.meta.start_ns
     if not isinstance(first, int) or start is None or first - start > _AT_START_NS:
         return 0
-    calls = trace.events.filter(pl.col("kind").is_in(LAUNCH_KINDS), pl.col("correlation") > 0)
+    is_call = pl.col("kind").is_in(LAUNCH_KINDS) & (pl.col("correlation") > 0)
+    calls = trace.events.select("kind", "pid", "correlation").filter(is_call)
     if not calls.is_empty():
         return _before_ns(calls, work)
     length = work["end"] - work["start"]
@@ -131,13 +138,16 @@ def launched_before(trace: Trace, work: pl.DataFrame) -> int | Beginning | None:
 
 def _before_ns(calls: pl.DataFrame, work: pl.DataFrame) -> int:
     """Return the time of work with a smaller correlation id than all calls of its process."""
-    # without the process of device work, the file is of one process
-    pid = pl.lit(None, pl.Int64).alias("pid") if work["pid"].null_count() else pl.col("pid")
-    least = calls.group_by(pid).agg(least=pl.col("correlation").min())
-    pieces = work.select(pid, "correlation", length=pl.col("end") - pl.col("start"))
-    joined = pieces.join(least, on="pid", how="left", nulls_equal=True)
-    before = joined.filter(pl.col("correlation") < pl.col("least"))
-    return int(before["length"].sum()) if before.height < work.height else 0
+    least = grouped(calls, ["pid"], least=pl.col("correlation").min())
+    is_before = pl.lit(value=False)
+    if work["pid"].null_count():  # the file is of one process
+        is_before = pl.col("correlation") < least["least"].min()
+    else:
+        for pid, first in least.drop_nulls().iter_rows():
+            is_before |= (pl.col("pid") == pid) & (pl.col("correlation") < first)
+    length = (pl.col("end") - pl.col("start")).filter(is_before).sum()
+    count, before_ns = work.select(is_before.sum().alias("n"), length.alias("ns")).row(0)
+    return int(before_ns) if count < work.height else 0
 
 
 def read_launched_before(beginnings: Sequence[Beginning], reader: Reader) -> int | None:

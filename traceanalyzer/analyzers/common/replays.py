@@ -48,7 +48,7 @@ def contexts(trace: Trace, work: pl.DataFrame, launch: nesting.Rows) -> pl.DataF
         ``place`` is null if not replayed.
     """
     is_call = pl.col("kind").is_in(LAUNCH_KINDS)
-    is_graph = trace.events.select(is_call & named(trace.events, [_GRAPH_LAUNCH])).to_series()
+    is_graph = trace.events.select(is_call & named(trace.names, [_GRAPH_LAUNCH])).to_series()
     replayed = (launch != nesting.ROOT) & is_graph.to_numpy().take(launch, mode="clip")
     graph = np.where(replayed, launch, nesting.ROOT)
     lane = work.select("device", "stream", graph=pl.Series(graph)).hash_rows().to_numpy()
@@ -80,10 +80,10 @@ def _place(count: pl.Expr, position: pl.Expr) -> pl.Expr:
 def captured(trace: Trace) -> pl.DataFrame:
     """Return the launch calls captured in graphs: event, place; sorted by event."""
     is_call = pl.col("kind").is_in(LAUNCH_KINDS)
-    begins = is_call & named(trace.events, [_CAPTURE_BEGINS])
+    begins = is_call & named(trace.names, [_CAPTURE_BEGINS])
     if not trace.events.select(begins.any()).item():
         return pl.DataFrame(schema={"event": pl.UInt32, _PLACE: pl.UInt64})
-    ends, launches = (is_call & named(trace.events, [one]) for one in (_CAPTURE_ENDS, _LAUNCHES))
+    ends, launches = (is_call & named(trace.names, [one]) for one in (_CAPTURE_ENDS, _LAUNCHES))
     changes = begins.cast(pl.Int64) - ends.cast(pl.Int64)
     rows = trace.events.with_row_index("event").with_columns(launches.alias("launches"))
     calls = rows.filter(begins | ends | launches).select(

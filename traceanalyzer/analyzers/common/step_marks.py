@@ -61,7 +61,7 @@ def _complete(trace: Trace) -> pl.Expr:
 def _step_marks(trace: Trace, step_name: str | None) -> pl.DataFrame:
     lane = ["rank", "pid", "tid"]
     is_mark = pl.col("kind").is_in(MARK_KINDS) & (pl.col("dur") > 0)
-    selected = trace.events.select(_may_mark(trace.events, step_name) & is_mark).to_series()
+    selected = trace.events.select(_may_mark(trace.names, step_name) & is_mark).to_series()
     end = pl.col("ts") + pl.col("dur")
     marks = trace.events.select("kind", "name", "ts", "dur", *lane).filter(selected)
     marks = marks.select("kind", "name", *lane, start="ts", end=end)
@@ -95,12 +95,12 @@ def of_composer(steps: Iterable[str]) -> bool:
     return all(_BATCHES.fullmatch(step) for step in steps)
 
 
-def _may_mark(events: pl.DataFrame, step_name: str | None) -> pl.Expr:
+def _may_mark(names: Sequence[str], step_name: str | None) -> pl.Expr:
     """Return the filter of events with a name or category of steps."""
     if step_name is not None:
-        return named(events, [step_name])
+        return named(names, [step_name])
     batch = pl.col("category") == _COMPOSER_BATCH_CATEGORY
-    return batch.fill_null(value=False) | named(events, [steps_pattern(), f"^{_COMPOSER_BATCH}$"])
+    return batch.fill_null(value=False) | named(names, [steps_pattern(), f"^{_COMPOSER_BATCH}$"])
 
 
 def _chosen(marks: pl.DataFrame, step_name: str | None) -> pl.DataFrame:

@@ -3,8 +3,9 @@
 import numpy as np
 import polars as pl
 
-from traceanalyzer.analyzers.common.names import distinct, named
+from traceanalyzer.analyzers.common.names import named
 from traceanalyzer.analyzers.common.step_marks import step_marks
+from traceanalyzer.frames import numbering
 from traceanalyzer.frames.intervals import Ints
 from traceanalyzer.trace import Trace
 
@@ -62,15 +63,18 @@ def repeated(trace: Trace, every: str | None = None) -> pl.DataFrame:
         OptionError: ``every`` is not a regular expression.
     """
     lane = ["rank", "pid", "device", "stream"]
-    kernels = trace.events.filter(pl.col("kind") == "kernel", pl.col("dur") >= 0).select(
-        *lane, "name", start="ts", end=pl.col("ts") + pl.col("dur")
+    is_kernel = trace.events.select((pl.col("kind") == "kernel") & (pl.col("dur") >= 0)).to_series()
+    kernels = trace.events.select(*lane, "name", "ts", "dur").filter(is_kernel)
+    first, number = numbering.numbered(kernels.select(lane).get_columns())
+    streams = kernels.select(lane)[first].with_columns(
+        number=pl.int_range(pl.len()), n=pl.Series(np.bincount(number, minlength=first.size))
     )
-    streams = kernels.group_by(lane, maintain_order=True).agg(n=pl.len())
-    streams = streams.sort("n", descending=True, maintain_order=True)
+    most = streams.sort("n", pl.Series(first), descending=[True, False])
     rows = []
-    for stream in streams.unique("rank", keep="first", maintain_order=True).iter_rows(named=True):
-        same = [pl.col(column).eq_missing(stream[column]) for column in lane]
-        rows.append(_of_stream(kernels.filter(same).sort("start"), every, stream["rank"]))
+    for stream in most.unique("rank", keep="first", maintain_order=True).iter_rows(named=True):
+        of_stream = kernels.filter(pl.Series(number == stream["number"]))
+        times = of_stream.select("name", start="ts", end=pl.col("ts") + pl.col("dur"))
+        rows.append(_of_stream(times, every, stream["rank"]))
     types = {"rank": pl.Int32, "pid": pl.Int64, "tid": pl.Int64, "step": pl.String}
     empty = pl.DataFrame(schema={**types, "start": pl.Int64, "end": pl.Int64})
     return pl.concat([empty, *rows])
@@ -79,8 +83,7 @@ def repeated(trace: Trace, every: str | None = None) -> pl.DataFrame:
 def _of_stream(kernels: pl.DataFrame, every: str | None, rank: object) -> pl.DataFrame:
     start, end = kernels["start"].to_numpy(), kernels["end"].to_numpy()
     if every is None:
-        in_order = pl.Enum(sorted(distinct(kernels)))  # much faster than a rank of all names
-        codes = kernels["name"].cast(in_order).to_physical().cast(pl.Int64).fill_null(-1).to_numpy()
+        codes = _codes(kernels["name"])
         pauses = np.append(0, start[1:] - np.maximum.accumulate(end)[:-1])
         begins, period = _begins(codes, pauses)
     else:
@@ -98,6 +101,13 @@ def _of_stream(kernels: pl.DataFrame, every: str | None, rank: object) -> pl.Dat
         "start",
         "end",
     )
+
+
+def _codes(names: pl.Series) -> Ints:
+    """Return the number of each name in alphabetical order."""
+    first, number = numbering.numbered([names])
+    order = names[first].cast(pl.String).rank("ordinal").fill_null(0).to_numpy()
+    return order.astype(np.int64)[number]
 
 
 def _begins(codes: Ints, pauses: Ints) -> tuple[Ints, int]:

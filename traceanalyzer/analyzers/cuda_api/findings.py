@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from traceanalyzer.analyzers.common.columns import sum_if_known
-from traceanalyzer.analyzers.common.names import matcher
+from traceanalyzer.analyzers.common.names import matcher, named
 from traceanalyzer.analyzers.gpu_idle.causes import MANAGING_MEMORY
 from traceanalyzer.vocabulary import SYNCHRONISING_CALLS
 
@@ -166,23 +166,26 @@ def of_moves(moves: pl.DataFrame, sorts: Sorts) -> pl.Series:
         moves: call (its name), kind, name (of the copy or memset) and moved_bytes.
         sorts: the names of calls by what they do.
     """
-    name = pl.col("name").cast(pl.String)
-    waits = pl.col("call").cast(pl.String).is_in(sorts.waiting)
-    copies = pl.col("kind") == "gpu_memcpy"
-    staged = name.str.contains(_TO_DEVICE) & (pl.col("moved_bytes") <= _STAGED_BYTES)
-    blocks = copies & ~staged.fill_null(value=False) & ~name.str.contains(_ON_DEVICE)
-    blocking = (waits & blocks) | (~waits & name.str.contains(_PAGEABLE))
-    is_value = name.str.contains(_FROM_DEVICE) & (pl.col("moved_bytes") <= _VALUE_BYTES)
+    to_device, from_device, on_device, pageable, visible = (
+        named(moves, [pattern])
+        for pattern in (_TO_DEVICE, _FROM_DEVICE, _ON_DEVICE, _PAGEABLE, _HOST_VISIBLE)
+    )
+    waits = pl.col("call").is_in(sorts.waiting)
+    copies = (pl.col("kind") == "gpu_memcpy") & pl.col("name").is_not_null()
+    staged = to_device & (pl.col("moved_bytes") <= _STAGED_BYTES)
+    blocks = copies & ~staged.fill_null(value=False) & ~on_device
+    blocking = (waits & blocks) | (~waits & pageable)
+    is_value = from_device & (pl.col("moved_bytes") <= _VALUE_BYTES)
     finding = (
         pl.when(copies & blocking & is_value)
         .then(pl.lit(VALUE_READ))
-        .when(copies & ~waits & name.str.contains(_PAGEABLE))
+        .when(copies & ~waits & pageable)
         .then(pl.lit(ASYNC_PAGEABLE))
-        .when(waits & blocks & name.str.contains(_HOST_VISIBLE))
+        .when(waits & blocks & visible)
         .then(pl.lit(SYNC_PINNED))
         .when(waits & blocks)
         .then(pl.lit(SYNC_MEMCPY))
-        .when(waits & ~copies & name.str.contains(_HOST_VISIBLE))
+        .when(waits & ~copies & visible)
         .then(pl.lit(SYNC_MEMSET))
     )
     return moves.select(finding.cast(ID).alias("finding")).to_series()

@@ -9,7 +9,6 @@ from traceanalyzer.analyzers.base import Analyzer, Needs
 from traceanalyzer.analyzers.common import step_marks, step_patterns
 from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.device_work import COMPUTE, device_work
-from traceanalyzer.analyzers.common.names import distinct
 from traceanalyzer.analyzers.efficiency import roofs
 from traceanalyzer.analyzers.efficiency.calls import (
     INPUTS,
@@ -119,7 +118,7 @@ def measure_for_rules(trace: Trace, options: Options) -> Part:
         _has_shapes(trace, required=True)
     except MissingData as error:
         # inputs are read of products only
-        if trace.meta.format == _NSYS or not PRODUCTS.isdisjoint(distinct(trace.events)):
+        if trace.meta.format == _NSYS or not PRODUCTS.isdisjoint(trace.names):
             raise
         why = "no matrix product or convolution was recorded"
         raise MissingData(f"{trace.meta.path}: {why}") from error

@@ -351,13 +351,9 @@ def _divided(
     Launching and other host code in ``after_wait`` gaps count as synchronisation.
     """
     known = len(why) - 2
-    pieces = intervals.first_running([*why[:known], after_wait, *why[known:]], gaps, _UNIT)
-    first = pl.col("first")
-    place = pl.when(first == known).then(_SYNCHRONISATION).otherwise(first - (first > known))
-    pieces = pieces.with_columns(first=place.cast(pl.Int64))
-    by_cause = pieces.partition_by("first", as_dict=True, include_key=False, maintain_order=True)
-    none = pieces.drop("first").clear()
-    return [by_cause.get((place,), none) for place in (*range(len(why)), None)]
+    *pieces, none = intervals.divide(gaps, [*why[:known], after_wait, *why[known:]], _UNIT)
+    pieces[_SYNCHRONISATION] = pl.concat([pieces[_SYNCHRONISATION], pieces.pop(known)])
+    return [*pieces, none]
 
 
 #: The place of synchronisation among the causes of :func:`_divided`, which begin after short gaps.

@@ -1,10 +1,12 @@
 """Idle gaps of a device: the work that ends them, and whether a synchronisation caused them."""
 
+import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.gpu_idle import causes, host
 from traceanalyzer.analyzers.gpu_idle.host import Excerpt
-from traceanalyzer.frames import intervals, linking, nesting
+from traceanalyzer.frames import intervals, linking
+from traceanalyzer.frames.intervals import Ints
 from traceanalyzer.vocabulary import ANNOTATION_KINDS
 
 
@@ -13,13 +15,37 @@ def with_launches(excerpt: Excerpt, gaps: pl.DataFrame) -> pl.DataFrame:
 
     Null if that work has no launch call.
     """
-    begun = excerpt.work.select("unit", end="start")[excerpt.launched["work"]]
-    # several kernels or copies may start when a gap ends
-    calls = begun.with_columns(excerpt.launched["end"].alias("launched")).drop_nulls("launched")
-    calls = calls.sort("launched")
-    first = linking.first_match(calls, gaps, ["unit", "end"])
-    row = intervals.nullable("row", first, first != nesting.ROOT).cast(pl.UInt32)
-    return gaps.with_columns(launched=calls["launched"].gather(row))
+    returned = np.full(excerpt.work.height, _NEVER)
+    calls = excerpt.launched.select("work", "end").drop_nulls()
+    returned[calls["work"].to_numpy()] = calls["end"].to_numpy()
+    unit, start = (excerpt.work[name].to_numpy() for name in ("unit", "start"))
+    unit_of_gap, end = (gaps[name].to_numpy() for name in ("unit", "end"))
+    launched = np.full(gaps.height, _NEVER)
+    for number in excerpt.units["unit"]:
+        of_unit, of_gap = unit == number, unit_of_gap == number
+        launched[of_gap] = _first_returned(start[of_unit], returned[of_unit], end[of_gap])
+    return gaps.with_columns(intervals.nullable("launched", launched, launched < _NEVER))
+
+
+def _first_returned(start: Ints, returned: Ints, end: Ints) -> Ints:
+    """Return when the first call of the work that starts at each end returned.
+
+    Args:
+        start: starts of work, in order.
+        returned: when the call of each of them returned, or :data:`_NEVER`.
+        end: ends of gaps.
+    """
+    if not start.size:
+        return np.full(end.size, _NEVER)
+    first = np.flatnonzero(np.append(True, start[1:] != start[:-1]))
+    if first.size < start.size:  # several kernels or copies may start at once
+        start, returned = start[first], np.minimum.reduceat(returned, first)
+    place = np.minimum(np.searchsorted(start, end), start.size - 1)
+    return np.where(start[place] == end, returned[place], _NEVER)
+
+
+#: The time of a call that was not recorded.
+_NEVER = np.iinfo(np.int64).max
 
 
 def queued(gaps: pl.DataFrame) -> pl.DataFrame:

@@ -11,7 +11,7 @@ import polars as pl
 from traceanalyzer.analyzers.common import device_work, step_patterns
 from traceanalyzer.analyzers.common.columns import left_join
 from traceanalyzer.analyzers.common.launching import is_graph_capture, launches
-from traceanalyzer.analyzers.common.names import ADDRESS, BACKWARD, distinct, named, starting_with
+from traceanalyzer.analyzers.common.names import ADDRESS, BACKWARD, named, starting_with
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.options import Options
 from traceanalyzer.errors import MissingData
@@ -148,7 +148,7 @@ def take(trace: Trace, options: Options) -> Excerpt:
     launched = calls.select("work", thread, "start", "end")
     del calls, thread  # of millions of calls, before the slices are taken
     pids = threads.select("unit", "pid").unique()
-    names = distinct(trace.events)
+    names = trace.names
     runs = _host_slices(trace, named(names, [_RUNS_COLLECTIVE]))
     return Excerpt(
         rank=trace.meta.rank,
@@ -182,7 +182,7 @@ def _recorded_until(trace: Trace, work: pl.DataFrame) -> int | None:
         return None
     if work.height:
         return work.select(pl.col("end").max()).item()  # type: ignore[no-any-return]
-    operators = _host_slices(trace, _is_operator(trace.events))
+    operators = _host_slices(trace, _is_operator(trace.names))
     return operators.select(pl.col("end").max()).item()  # type: ignore[no-any-return]
 
 
@@ -265,7 +265,7 @@ def _stream_waits(trace: Trace, threads: pl.DataFrame) -> pl.DataFrame:
     ``waits_for`` is the call, with the stream of the event that it waits for if ``cuda_sync`` rows
     and their arguments were read.
     """
-    is_wait = pl.col("kind").is_in(LAUNCH_KINDS) & named(trace.events, [_STREAM_WAIT])
+    is_wait = pl.col("kind").is_in(LAUNCH_KINDS) & named(trace.names, [_STREAM_WAIT])
     columns = (*_LANE, "correlation", "name")
     calls = trace.events.select("kind", "ts", *columns).filter(is_wait)
     waits = calls.rename({"ts": "start"}).join(threads, on=_LANE, nulls_equal=True)
@@ -334,7 +334,7 @@ def _launching(calls: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
 
 def _calling(trace: Trace) -> pl.DataFrame:
     """Return the threads with launch calls, joined to device work or not: pid, tid."""
-    launch = pl.col("kind").is_in(LAUNCH_KINDS) & named(trace.events, ["Launch"])
+    launch = pl.col("kind").is_in(LAUNCH_KINDS) & named(trace.names, ["Launch"])
     return _host_slices(trace, launch).select(*_LANE).unique()
 
 
@@ -342,12 +342,12 @@ def _unlinked(trace: Trace) -> pl.DataFrame:
     calling = _calling(trace)
     if calling.height:
         return calling
-    return _host_slices(trace, _is_operator(trace.events)).select(*_LANE).unique()
+    return _host_slices(trace, _is_operator(trace.names)).select(*_LANE).unique()
 
 
 def _training(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
     length = (pl.col("end") - pl.col("start")).sum().alias("length")
-    busiest = _host_slices(trace, _is_operator(trace.events)).group_by(_LANE).agg(length)
+    busiest = _host_slices(trace, _is_operator(trace.names)).group_by(_LANE).agg(length)
     if busiest.is_empty():
         hint = record_hint(trace.meta, "device work")
         raise MissingData(
@@ -361,7 +361,7 @@ def _training(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
 
 def _with_autograd(trace: Trace, main: pl.DataFrame) -> pl.DataFrame:
     """Add the threads of the same process that run the backward pass: the main thread waits."""
-    nodes = (pl.col("kind") == "cpu_op") & named(trace.events, [BACKWARD])
+    nodes = (pl.col("kind") == "cpu_op") & named(trace.names, [BACKWARD])
     running = _host_slices(trace, nodes).select(*_LANE).unique()
     same = running.join(main, on="pid", how="semi", nulls_equal=True)
     return pl.concat([main, same]).unique()

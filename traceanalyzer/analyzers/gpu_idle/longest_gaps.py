@@ -64,9 +64,10 @@ def _caused(gaps: pl.DataFrame, caused: pl.DataFrame) -> pl.DataFrame:
 def _between(gaps: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
     """Add the names of the device work before and after each gap, ``before`` and ``after``."""
     for edge, at, name in (("end", "start", "before"), ("start", "end", "after")):
-        adjacent = work.select("unit", pl.col(edge).alias(at), pl.col("name").alias(name))
+        at_gap = pl.col(edge).is_in(gaps[at].implode())
+        adjacent = work.select("unit", "name", edge).filter(at_gap)
         names = (
-            adjacent.join(gaps, on=["unit", at], how="semi")
+            adjacent.rename({"name": name, edge: at})
             .with_columns(pl.col(name).cast(pl.String))
             .sort(name)
             .unique(["unit", at], keep="first", maintain_order=True)

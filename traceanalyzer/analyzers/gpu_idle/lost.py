@@ -62,7 +62,11 @@ def merged(rows: pl.DataFrame, marks: pl.DataFrame, limit_ns: int) -> pl.DataFra
     Returns:
         unit, start, end, cause; sorted.
     """
-    longest = rows.select((pl.col("end") - pl.col("start")).max().fill_null(0)).item()
+    length = pl.col("end") - pl.col("start")
+    longest = rows.select(length.max().fill_null(0)).item()
+    if rows.height > MANY:  # at most half as many rows stay as they are
+        kept = length.top_k(MANY // 2).min().fill_null(0)
+        limit_ns = max(limit_ns, rows.select(kept).item())
     while rows.height > MANY and limit_ns <= _LONGER * longest:
         rows = _without_short(rows, marks, limit_ns)
         limit_ns *= _LONGER

@@ -212,9 +212,14 @@ def _kernels_of_steps(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
     kernels = kernels.with_columns(step=steps["step"].gather(number))
     blocks = pl.col("grid_x").cast(pl.Int64) * pl.col("grid_y") * pl.col("grid_z")
     grids = trace.launch_configs.select("event", blocks=blocks)
-    counted = kernels.filter(pl.col("work_kind") == COMPUTE).join(grids, on="event", how="left")
-    sums = counted.group_by("device", "step", "name", "blocks").agg(
-        n=pl.len().cast(pl.Int64), total_ns=pl.col("length").sum()
+    place = linking.first_match(grids, kernels, ["event"])
+    row = intervals.nullable("row", place, place != nesting.ROOT)
+    counted = kernels.with_columns(grids["blocks"].gather(row))
+    keys = ["device", "step", "name", "blocks"]
+    sums = (
+        counted.filter(pl.col("work_kind") == COMPUTE)
+        .group_by(keys)
+        .agg(n=pl.len().cast(pl.Int64), total_ns=pl.col("length").sum())
     )
     return sums.with_columns(pl.col("name").cast(pl.String)).drop_nulls("name")
 

@@ -9,7 +9,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE
 from traceanalyzer.analyzers.common.launching import launches
-from traceanalyzer.analyzers.common.names import BACKWARD, CHECKPOINT, LAYERS, distinct, named
+from traceanalyzer.analyzers.common.names import BACKWARD, CHECKPOINT, LAYERS, named
 from traceanalyzer.frames import linking
 from traceanalyzer.trace import Trace
 
@@ -66,7 +66,7 @@ def training(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
 
 
 def _training(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
-    names = distinct(trace.events)
+    names = trace.names
     calls = launches(trace, work).select("work", *_THREAD, ts="launch_start")
     steps = _ranges(trace, names, _OPTIMIZER_STEP)
     tables = [

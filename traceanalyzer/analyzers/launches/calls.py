@@ -3,10 +3,10 @@
 import numpy as np
 import polars as pl
 
-from traceanalyzer.analyzers.common.launching import launches
+from traceanalyzer.analyzers.common.launching import launch_rows
 from traceanalyzer.analyzers.common.names import named
 from traceanalyzer.analyzers.gpu_idle.causes import LOADS_CODE, QUEUE_FULL
-from traceanalyzer.frames import intervals, numbering
+from traceanalyzer.frames import intervals, nesting, numbering
 from traceanalyzer.trace import Trace
 from traceanalyzer.vocabulary import LAUNCH_KINDS
 
@@ -55,28 +55,30 @@ def with_launches(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
         ended; null for the first); launch (row of ``events``), launch_pid, launch_tid, launch_name,
         launch_start, launch_end, null if no call is known. One row per row of ``work``.
     """
-    launched = launches(trace, work).drop_nulls("launch_end")
-    calls = launched.select(*_CALL, launch_pid="pid", launch_tid="tid")
-    if launched.height < work.height:
-        calls = pl.DataFrame(
-            [column.gather(_places(launched["work"], work.height)) for column in calls]
-        )
-    ended = pl.col("end").cum_max().shift(1)
+    rows = launch_rows(trace, work)
+    launch = intervals.nullable("launch", rows, rows != nesting.ROOT).cast(pl.UInt32)
+    calls = trace.events.select("pid", "tid", "name", "ts", end=pl.col("ts") + pl.col("dur"))
+    ended = calls["end"].gather(launch)
+    if ended.null_count() > launch.null_count():  # a call without an end is not used
+        launch = launch.zip_with(ended.is_not_null(), pl.Series([None], dtype=launch.dtype))
+    columns = {"launch_pid": "pid", "launch_tid": "tid", "launch_name": "name"}
+    times = {"launch_start": "ts", "launch_end": "end"}
     return work.select(
-        "kind", "name", "device", "stream", "start", "end",
-        *calls,
+        "kind", "name", "device", "stream", "start", "end", launch,
+        **{name: calls[column].gather(launch) for name, column in (columns | times).items()},
         process="pid",
-        rank_free=ended,
-        device_free=ended.over("device"),
-        stream_free=ended.over("device", "pid", "stream"),
+        rank_free=pl.col("end").cum_max().shift(1),
+        device_free=_ended(work, ["device"]),
+        stream_free=_ended(work, ["device", "pid", "stream"]),
     )  # fmt: skip
 
 
-def _places(rows: pl.Series, height: int) -> pl.Series:
-    """Return the position of each number below ``height`` in ``rows``, or null."""
-    place, known = np.zeros(height, np.uint32), np.zeros(height, np.bool_)
-    place[rows], known[rows] = np.arange(rows.len()), True
-    return intervals.nullable("place", place, known)
+def _ended(work: pl.DataFrame, by: list[str]) -> pl.Series | pl.Expr:
+    """Return when all earlier work of a group had ended; null for its first."""
+    ended = pl.col("end").cum_max().shift(1)
+    if numbering.only_group(by, [work]) is not None:
+        return work.select(ended).to_series()
+    return ended.over(by)
 
 
 def launch_calls(work: pl.DataFrame) -> pl.DataFrame:
@@ -95,9 +97,10 @@ def launch_calls(work: pl.DataFrame) -> pl.DataFrame:
     """
     columns = ("device", "process", "stream", "start", "stream_free")
     launched = work.select(*_CALL, "launch_pid", "launch_tid", *columns).drop_nulls("launch")
-    pieces = pl.len().over("launch").cast(pl.UInt32)
-    launched = launched.with_columns(pieces=pieces)
-    if launched["pieces"].max() != 1:
+    launch = launched["launch"].to_numpy()
+    pieces = np.bincount(launch)[launch].astype(np.uint32)
+    launched = launched.with_columns(pieces=pl.Series(pieces))
+    if pieces.max(initial=1) > 1:
         launched = launched.unique("launch", keep="first", maintain_order=True)
     call_end = pl.col("launch_end")
     return launched.select(

@@ -8,7 +8,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs
 from traceanalyzer.analyzers.common import device_work, host_code, step_marks, step_patterns
-from traceanalyzer.analyzers.common.columns import joined, ratio
+from traceanalyzer.analyzers.common.columns import grouped, joined, ratio
 from traceanalyzer.analyzers.common.places import places
 from traceanalyzer.analyzers.launches import calls as launching, stretches as stretching
 from traceanalyzer.analyzers.launches.calls import DEVICE
@@ -277,30 +277,30 @@ def _by_device(work: pl.DataFrame) -> pl.DataFrame:
     length = pl.col("end") - pl.col("start")
     kernel = pl.col("kind") == "kernel"
     short = kernel & (length < launching.SHORT_KERNEL_NS)
-    return (
-        work.group_by("device")
-        .agg(
-            pl.col("start").min(),
-            pl.col("end").max(),
-            idle_ns=idle,
-            work=pl.len(),
-            launched_work=pl.col("launch").count(),
-            kernels=kernel.sum(),
-            short_kernels=short.sum(),
-            short_ns=length.filter(short).sum(),
-        )
-        .sort("device")
+    measured = grouped(
+        work,
+        ["device"],
+        start=pl.col("start").min(),
+        end=pl.col("end").max(),
+        idle_ns=idle,
+        work=pl.len(),
+        launched_work=pl.col("launch").count(),
+        kernels=kernel.sum(),
+        short_kernels=short.sum(),
+        short_ns=length.filter(short).sum(),
     )
+    return measured.sort("device")
 
 
 def _short_kernels(work: pl.DataFrame) -> pl.DataFrame:
     """Count kernels and short kernels by name, with the total time of short ones."""
     length = pl.col("end") - pl.col("start")
     short = length < launching.SHORT_KERNEL_NS
+    kernels = work.select("kind", "name", length=length, short=short).filter(kind="kernel")
+    short_ns = pl.col("length").filter("short").sum()
     return (
-        work.filter(pl.col("kind") == "kernel")
-        .group_by("name")
-        .agg(kernels=pl.len(), short_kernels=short.sum(), short_ns=length.filter(short).sum())
+        kernels.group_by("name")
+        .agg(kernels=pl.len(), short_kernels=pl.col("short").sum(), short_ns=short_ns)
         .filter(pl.col("short_kernels") > 0)
     )
 

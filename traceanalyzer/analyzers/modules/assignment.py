@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from traceanalyzer.analyzers.common.names import BACKWARD, distinct, matcher, named
+from traceanalyzer.analyzers.common.names import BACKWARD, matcher, named
 from traceanalyzer.analyzers.efficiency.calls import recomputed
 from traceanalyzer.analyzers.modules import sequences
 from traceanalyzer.analyzers.modules.options import Options
@@ -101,7 +101,7 @@ def require_modules(trace: Trace, options: Options) -> None:
         MissingData: no modules were recorded.
     """
     is_marked = matcher([f"^{_FRAME}", _COMPILED, *options.patterns])
-    if not any(map(is_marked, distinct(trace.events))):
+    if not any(map(is_marked, trace.names)):
         raise MissingData(f"{trace.meta.path}: {_nothing(trace, options)}")
 
 

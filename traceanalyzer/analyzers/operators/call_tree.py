@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.common import columns, device_work, launching, replays
-from traceanalyzer.analyzers.common.names import distinct, one_name_for_steps
+from traceanalyzer.analyzers.common.names import one_name_for_steps
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals, nesting, numbering, slice_tree
 from traceanalyzer.trace import Trace, record_hint
@@ -99,7 +99,7 @@ def all_calls(trace: Trace) -> pl.DataFrame:
     of_kind = pl.col("kind") == OTHER
     if trace.events["kind"].is_in((*MARKED, FRAMES)).any():
         of_kind = pl.col("kind").is_in((*MARKED, FRAMES, *CALLS))
-    names = distinct(trace.events)
+    names = trace.names
     unnamed = [name for name in names if name in _UNNAMED]
     is_named = pl.col("name").is_not_null() & ~pl.col("name").is_in(unnamed)
     event = trace.events.select(on_host & of_kind & is_named).to_series().arg_true()

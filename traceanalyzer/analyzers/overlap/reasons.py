@@ -67,16 +67,17 @@ def measure(trace: Trace, work: pl.DataFrame, patterns: Sequence[str]) -> Expose
         patterns: regular expressions of further kernel names that are communication.
     """
     part = measure_communication(trace, CommOptions(comm_patterns=patterns))
-    compute = work.filter(pl.col("work_kind") == COMPUTE)
+    columns = ("device", "stream", "start", "end")
+    compute = work.select(columns).filter(work["work_kind"] == COMPUTE)
     length = (pl.col("end") - pl.col("start")).sum()
     by_stream = compute.group_by("device", "stream").agg(length.alias("ns"))
     enough = pl.col("ns") > _SHARED_FRAC * pl.col("ns").sum().over("device")
     calls = launches(trace, work)
-    launched = work[calls["work"]].with_columns(launch=calls["launch_start"])
+    pieces = work.select("device", "stream", "start", "work_kind")[calls["work"]]
+    launched = pieces.with_columns(launch=calls["launch_start"])
     launched = launched.filter(pl.col("work_kind") == COMMUNICATION)
-    ends = compute.sort("start").select(
-        "device", before="start", ended=pl.col("end").cum_max().over("device")
-    )
+    ended = pl.col("end").cum_max()
+    ends = compute.sort("start").select("device", before="start", ended=ended.over("device"))
     timed = launched.sort("start").join_asof(
         ends, left_on="start", right_on="before", by="device", check_sortedness=False
     )

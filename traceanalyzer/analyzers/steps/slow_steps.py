@@ -4,7 +4,7 @@ import math
 
 import polars as pl
 
-from traceanalyzer.analyzers.common.names import BACKWARD, LAYERS, distinct, named
+from traceanalyzer.analyzers.common.names import BACKWARD, LAYERS, named
 from traceanalyzer.frames import linking
 from traceanalyzer.trace import Trace
 from traceanalyzer.vocabulary import ANNOTATION_KINDS, LAUNCH_KINDS, PROFILER_STEP
@@ -90,7 +90,7 @@ _MORE = 1.5
 
 def _forward_only(trace: Trace, each: pl.DataFrame, slow: pl.DataFrame) -> pl.DataFrame:
     """Rows for steps that evaluate: ``total_ns`` is their time beyond the median step."""
-    names = distinct(trace.events)
+    names = trace.names
     events = trace.events.select("kind", "ts", "name").filter(pl.col("kind") == "cpu_op")
     layers, backward = (
         _per_step(events.filter(named(names, [pattern])), each) for pattern in (LAYERS, BACKWARD)

@@ -7,6 +7,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs
 from traceanalyzer.analyzers.common.columns import (
+    grouped,
     largest_first,
     ratio,
     stacked,
@@ -150,7 +151,7 @@ def _copying(work: pl.DataFrame, moves: pl.DataFrame, kernels: pl.DataFrame | No
         alone_ns = (length - pl.col("overlap")).sum()
     busy = copying.group_by(DEVICE).agg(busy_ns=length.sum(), alone_ns=alone_ns)
     moved = moves.select(DEVICE).unique()
-    span = work.group_by(DEVICE).agg(span_ns=pl.col("end").max() - pl.col("start").min())
+    span = grouped(work, DEVICE, span_ns=pl.col("end").max() - pl.col("start").min())
     joined = moved.join(span, on=DEVICE, how="left", nulls_equal=True)
     devices = joined.join(busy, on=DEVICE, how="left", nulls_equal=True).sort(DEVICE)
     # devices with copies of zero duration only
