@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import PurePath
 from typing import Any, Literal, Protocol, Self, Unpack
@@ -266,83 +267,68 @@ class OpenedInputs:
         return Opened(path, self._chosen(item, replace_needs), is_file=isinstance(item, str))
 
     def _chosen(self, item: Trace | str, replace_needs: Needs | None) -> Iterator[Trace]:
-        """Yield the traces of the selected ranks of one input."""
+        """Yield the traces of the selected ranks of one input; this holds none that it yielded."""
         rank, any_chosen, blank = self.how.rank, False, None
-        for one, sources in self._by_rank(item, replace_needs):
+        for build in self._builders(item, replace_needs):
+            traces = self._prepared(build(), item)
+            sources = traces[0].sources if traces else ()
+            traces = ranks.split_by_rank(traces) if traces and self._is_split else traces
             # a rank may have no events of the kinds that were read
-            self._ranks |= {one.meta.rank, *(meta.rank for meta in sources)}
-            if rank in (None, one.meta.rank):
-                any_chosen = True
-                self.read |= dict.fromkeys(meta.path for meta in one.sources)
-                yield one
-            elif blank is None:
-                blank = _without_events(one, [meta for meta in sources if meta.rank == rank])
-            del one
+            self._ranks |= {meta.rank for meta in sources} if self._is_split else set()
+            while traces:
+                meta = traces[0].meta
+                self._ranks |= {meta.rank} if self._is_split else set()
+                if rank in (None, meta.rank):
+                    any_chosen = True
+                    self.read |= dict.fromkeys(source.path for source in traces[0].sources)
+                    yield traces.pop(0)
+                    continue
+                one, of_rank = traces.pop(0), [meta for meta in sources if meta.rank == rank]
+                blank = blank or _without_events(one, of_rank)
         if blank and not any_chosen:
             self.read[blank.meta.path] = None
             yield blank
 
-    def _by_rank(
+    def _builders(
         self, item: Trace | str, replace_needs: Needs | None
-    ) -> Iterator[tuple[Trace, Sequence[Meta]]]:
-        """Yield the traces of one input, split by rank if requested, and the metadata of all."""
-        for trace in self._prepared(item, replace_needs):
-            sources, whole = trace.sources, [trace]
-            del trace
-            traces = ranks.split_by_rank(whole) if self._is_split else whole
-            while traces:
-                yield traces.pop(0), sources
-
-    def _prepared(self, item: Trace | str, replace_needs: Needs | None) -> Iterator[Trace]:
-        """Read one input; yield its traces, of one rank or of all, without repeated events."""
-        for trace in self._read(item, replace_needs):
-            if self.how.assume_rank is not None:
-                trace = with_assumed_rank(trace, self.how.assume_rank)
-            if trace.events.is_empty() and trace.counters.is_empty():
-                self._outside.append(item)
-            else:
-                self._any_inside = True
-            if isinstance(item, str) and _MERGED in (trace.meta.extra or ""):
-                raise MalformedInput(
-                    item,
-                    "written by traceanalyzer merge",
-                    hint="pass the files that it was made from",
-                )
-            self.any_rows |= any(
-                table.height for name, table in trace.tables.items() if name not in _ABOUT_EVENTS
-            )
-            trace = self._once(trace)
-            if not self.every_file:
-                trace, why = self.repeats.without_repeats(trace, is_file=isinstance(item, str))
-                if why:
-                    self.skip(trace.meta.path, why)
-                    continue
-            self.metas |= {meta.path: meta for meta in trace.sources}
-            yield trace
-            del trace
-
-    def _read(self, item: Trace | str, replace_needs: Needs | None) -> Iterator[Trace]:
-        """Yield the traces of one input as its parser builds them, within the time window."""
+    ) -> Sequence[Callable[[], Trace]]:
+        """Return the functions that build the traces of one input, within the time window."""
         how, split = self.how, self._is_split
         if isinstance(item, Trace):
-            yield _cut(item, how) if self._needs else _cut_but_snapshots(item, how)
-        elif needs := replace_needs or self._needs:
+            cut = _cut if self._needs else _cut_but_snapshots
+            return [lambda: cut(item, how)]
+        if needs := replace_needs or self._needs:
             once = replace(how, progress=None, on_trace=None) if replace_needs else how
-            for trace in _read_ranks(item, once, split=split, **_reading_of(needs, how)):
-                yield _lightened(trace, needs)
-                del trace
+            builders = _read_ranks(item, once, split=split, **_reading_of(needs, how))
+            return [partial(_then, build, _lightened, needs) for build in builders]
+        builders = _read_ranks(
+            item, how, split=split, columns=how.columns, kinds=how.kinds, inputs_of=how.inputs_of
+        )
+        return [partial(_then, build, _cut_but_snapshots, how) for build in builders]
+
+    def _prepared(self, trace: Trace, item: Trace | str) -> list[Trace]:
+        """Return a trace without events of earlier inputs, as a list; empty if it is skipped."""
+        if self.how.assume_rank is not None:
+            trace = with_assumed_rank(trace, self.how.assume_rank)
+        if trace.events.is_empty() and trace.counters.is_empty():
+            self._outside.append(item)
         else:
-            traces = _read_ranks(
-                item,
-                how,
-                split=split,
-                columns=how.columns,
-                kinds=how.kinds,
-                inputs_of=how.inputs_of,
+            self._any_inside = True
+        if isinstance(item, str) and _MERGED in (trace.meta.extra or ""):
+            raise MalformedInput(
+                item, "written by traceanalyzer merge", hint="pass the files that it was made from"
             )
-            for trace in traces:
-                yield _cut_but_snapshots(trace, how)
-                del trace
+        self.any_rows |= any(
+            table.height for name, table in trace.tables.items() if name not in _ABOUT_EVENTS
+        )
+        trace = self._once(trace)
+        if not self.every_file:
+            trace, why = self.repeats.without_repeats(trace, is_file=isinstance(item, str))
+            if why:
+                self.skip(trace.meta.path, why)
+                return []
+        self.metas |= {meta.path: meta for meta in trace.sources}
+        return [trace]
 
     def _once(self, trace: Trace) -> Trace:
         """Return the trace with the rank of its series, without repeated PyTorch events."""
@@ -523,20 +509,27 @@ def _read(path: PathLike, how: How, *, unused: Sequence[str] = (), **what: Any) 
 
 def _read_ranks(
     path: PathLike, how: How, *, split: bool, unused: Sequence[str] = (), **what: Any
-) -> Iterator[Trace]:
-    """Read a file like :func:`_read`; with ``split``, yield one trace per rank if possible."""
+) -> Sequence[Callable[[], Trace]]:
+    """Read a file like :func:`_read`; with ``split`` like :func:`read_ranks`."""
     # assumed ranks are an error for several ranks
     if not split or how.read or how.assume_rank is not None:
-        yield _read(path, how, unused=unused, **what)
-        return
+        return [[_read(path, how, unused=unused, **what)].pop]
     what |= {"format": how.format, "progress": how.progress, "unused": (*unused, *how.unused)}
-    on_trace = how.on_trace
-    for trace in read_ranks(path, **what):
-        if on_trace:  # the issues of a file belong to all its ranks
-            on_trace(trace)
-            on_trace = None
-        yield trace
-        del trace
+    first, *others = read_ranks(path, **what)
+    # the issues of a file belong to all its ranks
+    return [partial(_then, first, _reported, how), *others]
+
+
+def _then(build: Callable[[], Trace], change: Callable[[Trace, Any], Trace], how: Any) -> Trace:
+    """Build a trace and change it."""
+    return change(build(), how)
+
+
+def _reported(trace: Trace, how: How) -> Trace:
+    """Call ``on_trace``."""
+    if how.on_trace:
+        how.on_trace(trace)
+    return trace
 
 
 def _cut(trace: Trace, how: How) -> Trace:

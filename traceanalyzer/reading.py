@@ -4,8 +4,9 @@ import ctypes
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -107,20 +108,20 @@ def read_ranks(
     until_ns: int | None = None,
     progress: Progress | None = None,
     **selected: Any,
-) -> Iterator[Trace]:
-    """Read one file like :func:`read`, and yield its ranks one by one if its parser can.
+) -> list[Callable[[], Trace]]:
+    """Read one file like :func:`read`; return a function per rank that builds its trace, once.
 
-    The trace of a rank is built when it is requested. Other parsers yield one trace of all ranks.
+    Only one trace is then in memory at a time. If the parser builds only whole traces, there is one
+    function for all ranks.
     """
     source = Source(path)
     parser, selection = _parser(source, format), _selection(**selected)
-    if parser.parse_ranks is None:
-        yield read(path, format=format, since_ns=since_ns, until_ns=until_ns, progress=progress,
-                   **selected)  # fmt: skip
-        return
-    for trace in parser.parse_ranks(source, selection, progress):
-        yield _checked(trace, source).between(since_ns, until_ns)
-        del trace
+    parse = parser.parse_ranks or (lambda *what: [[parser.parse(*what)].pop])
+
+    def finished(build: Callable[[], Trace]) -> Trace:
+        return _checked(build(), source).between(since_ns, until_ns)
+
+    return [partial(finished, build) for build in parse(source, selection, progress)]
 
 
 def _selection(

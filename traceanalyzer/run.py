@@ -340,8 +340,9 @@ class _Parts(Generic[O, P, R]):
 
     def measure(self, opened: OpenedInputs, one: Opened) -> None:
         analyzer, options, how = self.analyzer, self.options, opened.how
-        tables = one.first.tables if one.first else {}
-        text, metrics = (name in tables and tables[name].height for name in _TIMELESS)
+        text, metrics = (
+            one.first is not None and getattr(one.first, name).height > 0 for name in _TIMELESS
+        )
         if (text or metrics) and (how.since_ns, how.until_ns) != (None, None):
             what = "printed text" if text else "a report of Nsight Compute"
             why = f"{what} has no timeline, so --since and --until do not apply"

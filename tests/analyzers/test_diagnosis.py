@@ -7,8 +7,9 @@ import gzip
 import json
 import re
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -362,14 +363,15 @@ def test_one_trace_is_in_memory_at_a_time(
     traces: list[weakref.ref[ta.Trace]] = []
     whole = opened.read_ranks
 
-    def watched(path: str, **how: Any) -> Iterator[ta.Trace]:
-        traces_of_file = whole(path, **how)
-        for trace in traces_of_file:
-            traces.append(weakref.ref(trace))
-            yield trace
-            del trace
-            gc.collect()
-            assert [ref for ref in traces if ref() is not None] == []
+    def built(build: Callable[[], ta.Trace]) -> ta.Trace:
+        gc.collect()
+        assert [ref for ref in traces if ref() is not None] == []
+        trace = build()
+        traces.append(weakref.ref(trace))
+        return trace
+
+    def watched(path: str, **how: Any) -> list[Callable[[], ta.Trace]]:
+        return [partial(built, build) for build in whole(path, **how)]
 
     monkeypatch.setattr(opened, "read_ranks", watched)
     ta.diagnose(inputs)

@@ -165,7 +165,7 @@ def assert_same(one: ta.Trace, other: ta.Trace) -> None:
 
 @pytest.mark.parametrize("kinds", [None, ("kernel", "nvtx")])
 def test_ranks_one_by_one_equal_the_split_trace(kinds):
-    apart = list(read_ranks(TRAINING, kinds=kinds))
+    apart = [build() for build in read_ranks(TRAINING, kinds=kinds)]
     together = by_rank(ta.read(TRAINING, kinds=kinds))
     assert [trace.meta.rank for trace in apart] == [0, 1]
     for one, other in zip(apart, together, strict=True):
@@ -182,7 +182,7 @@ def test_a_process_without_rank_and_device_is_no_rank(tmp_path):
         )
         connection.commit()
     assert None in ranks(path)
-    apart, together = list(read_ranks(path)), by_rank(ta.read(path))
+    apart, together = [build() for build in read_ranks(path)], by_rank(ta.read(path))
     assert [trace.meta.rank for trace in apart] == [0, 1]
     assert_same(apart[0], together[0])
 
@@ -191,7 +191,6 @@ def test_a_rank_is_built_when_it_is_requested(monkeypatch):
     built = []
     assemble = reader.assemble
     monkeypatch.setattr(reader, "assemble", lambda parts: built.append(1) or assemble(parts))
-    traces = read_ranks(TRAINING)
-    for number, trace in enumerate(traces):
-        assert trace.meta.rank == number
-        assert len(built) == number + 1
+    for number, build in enumerate(read_ranks(TRAINING)):
+        assert len(built) == number
+        assert build().meta.rank == number

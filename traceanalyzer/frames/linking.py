@@ -143,17 +143,19 @@ def _as_one_number(ids: pl.DataFrame) -> tuple[Ints, int]:
 
     Integers are combined directly if the product of their ranges is less than :data:`_ROOM`.
     """
-    number, size = np.zeros(ids.height, np.int64), 1
+    number, size = np.zeros(0, np.int64), 1
     for column in ids:
         low, high = column.min(), column.max()
         if not (isinstance(low, int) and isinstance(high, int) and size * (high - low) < _ROOM):
             number = numbered(ids.get_columns())[1].astype(np.int64)
             return number, int(number.max(initial=0)) + 1
-        number *= high - low + 1
+        if low == high:  # often the process
+            continue
         known = column.fill_null(low) if column.null_count() else column
-        number += (known.cast(pl.Int64) - low).to_numpy()
+        counted = np.subtract(known.cast(pl.Int64).to_numpy(), low)
+        number = counted if size == 1 else number * (high - low + 1) + counted
         size *= high - low + 1
-    return number, size
+    return (number if size > 1 else np.zeros(ids.height, np.int64)), size
 
 
 # --- joins by time -----------------------------------------------------------------------------

@@ -5,7 +5,7 @@
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -85,8 +85,8 @@ class Format:
             bytes, records recoverable loss in ``Trace.issues``, never prints.
         priority: formats with a higher priority are tried first; unique. Formats of other packages
             are tried after the built-in formats above 0.
-        parse_ranks: like ``parse``, but yields one trace per rank, each built when it is requested,
-            so that only one is in memory; None for formats whose traces are split by rank later.
+        parse_ranks: like ``parse``, but returns a function per rank that builds its trace, so that
+            one trace is in memory at a time; None if ``parse`` returns all ranks at once.
     """
 
     name: str
@@ -96,7 +96,9 @@ class Format:
     sniff: Callable[[bytes, str], bool]
     parse: Callable[[Source, Selection, Progress | None], Trace]
     priority: int
-    parse_ranks: Callable[[Source, Selection, Progress | None], Iterator[Trace]] | None = None
+    parse_ranks: (
+        Callable[[Source, Selection, Progress | None], Sequence[Callable[[], Trace]]] | None
+    ) = None
 
 
 def bounded(trace: Trace) -> Trace:

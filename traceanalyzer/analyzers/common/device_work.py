@@ -122,9 +122,16 @@ def runs(trace: Trace, patterns: Sequence[str] = ()) -> Runs:
 
 def runs_of(work: pl.DataFrame) -> Runs:
     """Return the unions of intervals of device work; rows of :func:`device_work` in any order."""
-    by_kind = [intervals.union(_of(work, kind), DEVICE) for kind in WORK_KIND.categories]
-    kernels = intervals.union(pl.concat(by_kind[:2]), DEVICE)
-    return Runs(by_kind, kernels, intervals.union(pl.concat([kernels, by_kind[2]]), DEVICE))
+    times = work.select(*DEVICE, "start", "end", "work_kind")
+    by_kind = [
+        intervals.union(times.filter(pl.col("work_kind") == kind), DEVICE)
+        for kind in (COMPUTE, COMMUNICATION, MEMORY)
+    ]
+    # the work itself is in order, their union is not
+    kernels, communication, copies = by_kind
+    if communication.height:
+        kernels = intervals.union(times.filter(pl.col("work_kind") != MEMORY), DEVICE)
+    return Runs(by_kind, kernels, intervals.union(times, DEVICE) if copies.height else kernels)
 
 
 def measure_parts(work: pl.DataFrame | Runs, windows: pl.DataFrame) -> pl.DataFrame:
@@ -186,7 +193,3 @@ def per_device(marks: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
     devices = grouped(work, DEVICE).sort(DEVICE)
     windows = marks.select("step", "start", "end").join(devices, how="cross")
     return windows.sort("start", *DEVICE).select(*DEVICE, "step", "start", "end")
-
-
-def _of(work: pl.DataFrame, kind: str) -> pl.DataFrame:
-    return work.select(*DEVICE, "start", "end").filter(work["work_kind"] == kind)

@@ -365,19 +365,21 @@ _SYNCHRONISATION = CAUSES.index(causes.SYNCHRONISATION) - CAUSES.index(causes.DE
 
 def _exposed(excerpt: Excerpt) -> pl.DataFrame:
     """Return when communication runs without compute."""
-    communication, compute = (
-        excerpt.work.filter(pl.col("work_kind") == kind) for kind in (COMMUNICATION, COMPUTE)
-    )
+    communication, compute = (_work_of(excerpt, kind) for kind in (COMMUNICATION, COMPUTE))
     return intervals.subtract(communication, compute, _UNIT)
 
 
 def _copies(excerpt: Excerpt) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Return when copies and memsets run without kernels: of checkpoints and files, and others."""
-    is_copy = pl.col("work_kind") == MEMORY
-    copies, kernels = (excerpt.work.filter(which) for which in (is_copy, ~is_copy))
+    copies, kernels = _work_of(excerpt, MEMORY), _work_of(excerpt, COMPUTE, COMMUNICATION)
     alone = intervals.subtract(copies, kernels, _UNIT)
     saving = host.saving(excerpt)
     return intervals.intersect(alone, saving, _UNIT), intervals.subtract(alone, saving, _UNIT)
+
+
+def _work_of(excerpt: Excerpt, *kinds: str) -> pl.DataFrame:
+    work = excerpt.work.select("unit", "start", "end", "work_kind")
+    return work.filter(pl.col("work_kind").is_in(kinds))
 
 
 def _of_causes(pieces: Sequence[pl.DataFrame], chosen: Sequence[str]) -> list[pl.DataFrame]:

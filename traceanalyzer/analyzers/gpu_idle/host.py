@@ -144,7 +144,8 @@ def take(trace: Trace, options: Options) -> Excerpt:
     work = work.with_columns(pl.Series("unit", number, dtype=pl.UInt32))
     threads = _threads(trace, units, work, calls, steps.drop_nulls("tid"))
     known = threads.select("pid", "tid", "thread").unique("thread")
-    thread = left_join(calls.select(_LANE), known, _LANE)["thread"]
+    first, code = numbering.numbered(calls.select(_LANE).get_columns())
+    thread = left_join(calls.select(_LANE)[first], known, _LANE)["thread"][code]
     launched = calls.select("work", thread, "start", "end")
     del calls, thread  # of millions of calls, before the slices are taken
     pids = threads.select("unit", "pid").unique()
@@ -326,8 +327,9 @@ def _threads(
 
 
 def _launching(calls: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
-    launched = calls.select(*_LANE).with_columns(work.select("unit", "kind")[calls["work"]])
-    threads = launched.unique()
+    of_work = work.select("unit", "kind")[calls["work"]]
+    launched = calls.select(*_LANE).hstack(of_work)
+    threads = launched[numbering.numbered(launched.get_columns())[0]]
     kernels = threads.filter(pl.col("kind") == "kernel")
     return (kernels if kernels.height else threads).select("unit", *_LANE).unique()
 

@@ -143,10 +143,11 @@ def with_overhead(trace: Trace, calls: pl.DataFrame, runtime: pl.DataFrame) -> p
 def runtime_calls(trace: Trace) -> pl.DataFrame:
     """Return all runtime and driver calls by start: event, pid, tid, name, start, end."""
     call = pl.col("kind").is_in(LAUNCH_KINDS) & (pl.col("dur") >= 0)
-    event = trace.events.select(call).to_series().arg_true()
-    return trace.events.select("pid", "tid", "name", "ts", "dur")[event].select(
-        event.alias("event"), "pid", "tid", "name", start="ts", end=pl.col("ts") + pl.col("dur")
-    )
+    is_call = trace.events.select(call).to_series()
+    event = is_call.arg_true().alias("event")
+    calls = trace.events.select("pid", "tid", "name", "ts", "dur").filter(is_call)
+    end = pl.col("ts") + pl.col("dur")
+    return calls.select(event, "pid", "tid", "name", start="ts", end=end)
 
 
 def without_work(runtime: pl.DataFrame, calls: pl.DataFrame) -> int:

@@ -189,7 +189,8 @@ def blocking_copies(work: pl.DataFrame) -> pl.Series:
     These are copies between pageable memory and a device if the call returned after the copy had
     begun, and any copies between host and device if the call returned after the copy had ended.
     """
-    copies = work.filter(pl.col("kind") == "gpu_memcpy", pl.col("launch").is_not_null())
+    columns = work.select("kind", "name", "start", "end", "launch", "launch_end")
+    copies = columns.filter(pl.col("kind") == "gpu_memcpy", pl.col("launch").is_not_null())
     copies = copies.filter(named(copies, [_ACROSS]))
     begun = pl.col("launch_end") > pl.col("start")
     ended = pl.col("launch_end") >= pl.col("end")

@@ -3,7 +3,7 @@
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -53,8 +53,8 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
 
 def parse_ranks(
     source: Source, selection: Selection, progress: Progress | None = None
-) -> Iterator[Trace]:
-    """Read an export rank by rank; see :func:`traceanalyzer.parsers.nsys_sqlite.reader.parse`."""
+) -> list[Callable[[], Trace]]:
+    """Read an export; see :func:`traceanalyzer.parsers.nsys_sqlite.reader.parse_ranks`."""
     from traceanalyzer.parsers.nsys_sqlite import reader
 
     return reader.parse_ranks(source, selection, progress, FORMAT.name)

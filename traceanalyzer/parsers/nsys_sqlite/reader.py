@@ -100,6 +100,12 @@ class _Recording:
         side = {name: getattr(self, name) for name in ("stacks", "counters", "lanes", "issues")}
         return Trace(sources=(self.meta,), **assemble(parts), **side)
 
+    def trace_of(self, rank: int | None, parts: list[pl.DataFrame]) -> Trace:
+        """Return the trace of the rows of one of several ranks; the list is emptied."""
+        of_rank = pl.col("rank").eq_missing(pl.lit(rank, pl.Int32)) | pl.col("rank").is_null()
+        sources = (replace(self.meta, rank=rank),)
+        return replace(self.trace(parts), sources=sources, lanes=self.lanes.filter(of_rank))
+
 
 def parse(source: Source, selection: Selection, progress: Progress | None, name: str) -> Trace:
     """Read the selected tables, columns and rows of an export.
@@ -115,19 +121,14 @@ def parse(source: Source, selection: Selection, progress: Progress | None, name:
 
 def parse_ranks(
     source: Source, selection: Selection, progress: Progress | None, name: str
-) -> Iterator[Trace]:
-    """Read an export like :func:`parse`, and yield one trace per rank."""
+) -> list[Callable[[], Trace]]:
+    """Read an export like :func:`parse`; return a function per rank that builds its trace."""
     recording = _read(source, selection, progress, name, split=True)
     parts_of = grouped_by_rank(recording.parts)
     if len(parts_of) < 2:
-        yield recording.trace([part for parts in parts_of.values() for part in parts])
-        return
-    for rank in list(parts_of):
-        trace = recording.trace(parts_of.pop(rank))
-        of_rank = pl.col("rank").eq_missing(pl.lit(rank, pl.Int32)) | pl.col("rank").is_null()
-        sources = (replace(recording.meta, rank=rank),)
-        yield replace(trace, sources=sources, lanes=trace.lanes.filter(of_rank))
-        del trace
+        parts = [part for parts in parts_of.values() for part in parts]
+        return [partial(recording.trace, parts)]
+    return [partial(recording.trace_of, rank, parts) for rank, parts in parts_of.items()]
 
 
 def _read(
