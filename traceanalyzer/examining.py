@@ -187,7 +187,9 @@ class _Questions:
 
     def _ask_all(self, trace: Trace, *, truncated: bool) -> None:
         """Measure one rank with every analyzer; when this returns, the trace can be freed."""
-        for question in self.asked.values():
+        for question in sorted(
+            self.asked.values(), key=lambda one: one.analyzer.name not in _FIRST
+        ):
             question.ask(trace, truncated=truncated)
         if self.on_rank:
             self.on_rank(trace)
@@ -229,6 +231,8 @@ class _Questions:
         return empty
 
 
+#: Analyses with much temporary data come before those that cache data for others.
+_FIRST = ("gpu_idle", "launches")
 _FILES = tuple[list[str], list[jobs.Recording]]
 
 

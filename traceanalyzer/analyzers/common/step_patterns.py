@@ -3,6 +3,7 @@
 import numpy as np
 import polars as pl
 
+from traceanalyzer.analyzers.common.device_work import device_work
 from traceanalyzer.analyzers.common.names import named
 from traceanalyzer.analyzers.common.step_marks import step_marks
 from traceanalyzer.frames import numbering
@@ -63,18 +64,19 @@ def repeated(trace: Trace, every: str | None = None) -> pl.DataFrame:
         OptionError: ``every`` is not a regular expression.
     """
     lane = ["rank", "pid", "device", "stream"]
-    is_kernel = trace.events.select((pl.col("kind") == "kernel") & (pl.col("dur") >= 0)).to_series()
-    kernels = trace.events.select(*lane, "name", "ts", "dur").filter(is_kernel)
-    first, number = numbering.numbered(kernels.select(lane).get_columns())
-    streams = kernels.select(lane)[first].with_columns(
+    work = device_work(trace).select("kind", *lane, "name", "start", "end")
+    first, number = numbering.numbered(work.select("kind", *lane).get_columns())
+    streams = work[first].with_columns(
         number=pl.int_range(pl.len()), n=pl.Series(np.bincount(number, minlength=first.size))
     )
-    most = streams.sort("n", pl.Series(first), descending=[True, False])
+    kernels = streams.filter(pl.col("kind") == "kernel")
+    most = kernels.sort("n", "start", "number", descending=[True, False, False])
     rows = []
     for stream in most.unique("rank", keep="first", maintain_order=True).iter_rows(named=True):
-        of_stream = kernels.filter(pl.Series(number == stream["number"]))
-        times = of_stream.select("name", start="ts", end=pl.col("ts") + pl.col("dur"))
-        rows.append(_of_stream(times, every, stream["rank"]))
+        of_stream = work.select("name", "start", "end").filter(
+            pl.Series(number == stream["number"])
+        )
+        rows.append(_of_stream(of_stream, every, stream["rank"]))
     types = {"rank": pl.Int32, "pid": pl.Int64, "tid": pl.Int64, "step": pl.String}
     empty = pl.DataFrame(schema={**types, "start": pl.Int64, "end": pl.Int64})
     return pl.concat([empty, *rows])

@@ -52,19 +52,20 @@ def only_slow(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
     if slow.is_empty() or 2 * slow.height > each.height:
         return pl.DataFrame(schema=_SCHEMA)
     long = pl.col("dur") >= int(_LEAST_FRAC * slow.select(pl.col("over").min()).item()) // _MANY
-    slices = trace.events.filter(pl.col("kind").is_in(_KINDS), long).select(
-        "ts", "dur", "tid", pl.col("name").cast(pl.String), pl.col("kind").cast(pl.String)
-    )
+    columns = trace.events.select("ts", "dur", "tid", "name", "kind")
+    slices = columns.filter(pl.col("kind").is_in(_KINDS), long)
     marking = slices.filter(pl.col("name").is_in(each["step"].implode()))["tid"].unique()
     if marking.len():
         elsewhere = ~pl.col("tid").is_in(marking.implode())
         slices = slices.filter(~(elsewhere & (pl.col("kind") == "python_function")))
     number = linking.label_by_interval(slices.select("ts"), each)["interval"]
-    of_step = slices.with_columns(step=each["step"].gather(number)).drop_nulls("step")
+    of_step = slices.drop("ts", "tid").with_columns(step=each["step"].gather(number))
+    of_step = of_step.drop_nulls("step")
     of_step = of_step.filter(~pl.col("name").is_in(each["step"].implode()))
     sums = of_step.group_by("step", "name").agg(
         n=pl.len().cast(pl.Int64), total_ns=pl.col("dur").sum(), kind=pl.col("kind").first()
     )
+    sums = sums.with_columns(pl.col("name", "kind").cast(pl.String))
     usual = (
         sums.join(slow, on="step", how="anti")
         .group_by("name")
