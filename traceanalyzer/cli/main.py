@@ -46,7 +46,7 @@ def run() -> None:
     # OpenBLAS would start a thread per core, and no matrix is multiplied
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # by default each thread keeps freed memory for half a second and returns large columns at once;
-    # one arena that returns all after 200 ms lowers the peak by a tenth and causes fewer page faults
+    # one arena that returns all after 200 ms lowers the peak by a tenth, with fewer page faults
     os.environ.setdefault(
         "_RJEM_MALLOC_CONF",
         "narenas:1,dirty_decay_ms:200,muzzy_decay_ms:0,oversize_threshold:0",
