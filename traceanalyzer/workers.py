@@ -112,7 +112,7 @@ def _on_polars_thread(function: Callable[[], None]) -> None:
         return column
 
     # of two expressions, polars evaluates each on a thread of its own
-    pl.select(pl.lit(0).map_batches(call, pl.Int64), pl.lit(0).alias("other"))
+    pl.select(pl.lit(0, pl.Int64).map_batches(call, pl.Int64), pl.lit(0).alias("other"))
 
 
 def _serve(output: BinaryIO) -> None:

@@ -301,6 +301,11 @@ def nullable(name: str, values: npt.NDArray[np.generic], valid: Bools) -> pl.Ser
     return column.zip_with(pl.Series(valid), pl.Series([None], dtype=column.dtype))
 
 
+def nulls(name: str, dtype: type[pl.DataType], height: int) -> pl.Series:
+    """Return a column of nulls."""
+    return pl.Series(name, [None], dtype=dtype).new_from_index(0, height)
+
+
 def _unions(by: Sequence[str], *frames: pl.DataFrame) -> tuple[pl.DataFrame, list[Spans]]:
     """Return the groups of all frames, and the union of each frame."""
     groups, numbers = group_numbers(by, *frames)

@@ -77,7 +77,7 @@ def enclosing(points: pl.DataFrame, slices: pl.DataFrame, by: Sequence[str] = ()
         ``points`` with ``slice``, a row number of ``slices``, null if none was running.
     """
     if points.is_empty() or slices.is_empty():
-        return points.with_columns(pl.lit(None, pl.UInt32).alias("slice"))
+        return points.hstack([intervals.nulls("slice", pl.UInt32, points.height)])
     queries, at, rows, spans = _spans(points, slices, by)
     group, start, end = (np.concatenate(pair) for pair in zip(spans, at, strict=True))
     # a point follows the slices that start at its time
@@ -103,7 +103,7 @@ def label_by_interval(
         ``points`` with ``interval``, a row number of ``ranges``, null if none contains it.
     """
     if points.is_empty() or ranges.is_empty():
-        return points.with_columns(pl.lit(None, pl.UInt32).alias("interval"))
+        return points.hstack([intervals.nulls("interval", pl.UInt32, points.height)])
     queries, at, rows, spans = _spans(points, ranges, by)
     if not intervals.is_ordered(spans):
         order = intervals.stable_order(spans.group, spans.start)

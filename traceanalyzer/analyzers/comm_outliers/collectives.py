@@ -169,11 +169,11 @@ def _with_host_descriptions(kernels: pl.DataFrame, trace: Trace) -> tuple[pl.Dat
     by_id = _by_external_id(kernels, calls)
     bare = kernels.filter(pl.col("elements_in").is_null()).join(by_id, on="event", how="anti")
     spare = calls.filter(pl.col("elements_in") > 0).join(by_id, on="call", how="anti")
-    is_launch = trace.events["kind"].is_in(vocabulary.LAUNCH_KINDS)
-    wants_launches = not is_launch.any() and bare.height > 0 and spare.height > 0
+    is_launch = pl.col("kind").is_in(vocabulary.LAUNCH_KINDS)
+    launches = trace.events[["kind", "pid", "tid", "ts", "correlation"]].filter(is_launch)
+    wants_launches = launches.is_empty() and bare.height > 0 and spare.height > 0
     links = by_id
-    if is_launch.any():
-        launches = trace.events.select("pid", "tid", "ts", "correlation").filter(is_launch)
+    if launches.height:
         links = pl.concat([by_id, _by_correlation(kernels, calls, launches)])
     descriptions = links.unique("event", keep="first", maintain_order=True).join(
         calls.select("call", "collective", *_DESCRIPTION, issued="ts"), on="call"
@@ -205,7 +205,7 @@ def _host_calls(trace: Trace) -> pl.DataFrame:
         .with_row_index("event")
         .filter(pl.col("tid").is_not_null(), pl.col("dur").is_not_null())
     )
-    rows = _rows(trace, hosts.filter(names.named(hosts, [issuing]))["event"])
+    rows = _rows(trace, hosts.filter(names.named(trace.names, [issuing]))["event"])
     lane = ["pid", "tid"]
     end = pl.col("ts") + pl.col("dur")
     starts_new = pl.col("ts") >= end.shift(1).cum_max().over(lane)
@@ -246,12 +246,7 @@ def _by_correlation(
 
 
 def _pairs(links: pl.DataFrame, calls: pl.DataFrame, kernels: pl.DataFrame) -> pl.DataFrame:
-    return pl.DataFrame(
-        {
-            "event": kernels["event"].gather(links["right"]),
-            "call": calls["call"].gather(links["left"]),
-        }
-    )
+    return pl.DataFrame([kernels["event"][links["right"]], calls["call"][links["left"]]])
 
 
 # --- sizes ---------------------------------------------------------------------------------
@@ -276,8 +271,8 @@ def _plain_dtype(dtype: str) -> str:
 
 def device_work(trace: Trace) -> pl.DataFrame:
     """Return all device work: ``event``, device, kind, name, ``start``, ``end`` (may be null)."""
-    is_work = trace.events["kind"].is_in(vocabulary.DEVICE_WORK)
-    work = trace.events.select("device", "kind", "name", "ts", "dur").filter(is_work)
+    is_work = trace.events.select(pl.col("kind").is_in(vocabulary.DEVICE_WORK)).to_series()
+    work = trace.events[["device", "kind", "name", "ts", "dur"]].filter(is_work)
     end = pl.when(pl.col("dur") >= 0).then(pl.col("ts") + pl.col("dur"))
     return work.select(
         is_work.arg_true().alias("event"), "device", "kind", "name", start="ts", end=end
@@ -353,6 +348,8 @@ def with_overlapping_work(
     rows = communication
     for name, windows in (("compute_ns", compute), ("memory_ns", memory)):
         rows = intervals.overlap_with(rows, windows, ["device"]).rename({"overlap": name})
+    if not rows.select((pl.col("compute_ns") + pl.col("memory_ns")).sum()).item():
+        return rows.hstack([intervals.nulls("overlapped_by", pl.String, rows.height)])
     names = _overlapped_by(communication, pl.concat([compute, memory]))
     return rows.join(names, on="event", how="left", maintain_order="left")
 

@@ -78,7 +78,7 @@ def _measure(trace: Trace, options: Options) -> Part:
     compute = collectives.compute_kernels(work, closed)
     meta = trace.meta
     shift = meta.epoch_ns or 0
-    steps = step_marks.step_marks(trace).select("step", "start", "end")
+    steps = step_marks.step_marks(trace)[["step", "start", "end"]]
     instances = collectives.with_overlapping_work(_in_steps(closed, steps), work, compute)
     span_ns, busy_ns, comm_ns, overlap_ns = collectives.activity(trace, work, closed, compute)
     if meta.format in vocabulary.ONLY_COMMUNICATION:

@@ -122,7 +122,7 @@ def runs(trace: Trace, patterns: Sequence[str] = ()) -> Runs:
 
 def runs_of(work: pl.DataFrame) -> Runs:
     """Return the unions of intervals of device work; rows of :func:`device_work` in any order."""
-    times = work.select(*DEVICE, "start", "end", "work_kind")
+    times = work[[*DEVICE, "start", "end", "work_kind"]]
     by_kind = [
         intervals.union(times.filter(pl.col("work_kind") == kind), DEVICE)
         for kind in (COMPUTE, COMMUNICATION, MEMORY)

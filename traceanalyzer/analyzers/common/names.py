@@ -69,12 +69,21 @@ def named(events: pl.DataFrame | Sequence[str], patterns: Sequence[str]) -> pl.E
     Raises:
         OptionError: a pattern is not a regular expression.
     """
-    test = _remembering(tuple(patterns))
     names = distinct(events) if isinstance(events, pl.DataFrame) else events
-    hits = [name for name in names if test(name)]
+    hits = matching(names, patterns)
     if not hits:
         return pl.lit(value=False)
     return pl.col("name").is_in(hits).fill_null(value=False)
+
+
+def matching(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
+    """Return the names that match any of the regular expressions.
+
+    Raises:
+        OptionError: a pattern is not a regular expression.
+    """
+    test = _remembering(tuple(patterns))
+    return [name for name in names if test(name)]
 
 
 def starting_with(*prefixes: str) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from traceanalyzer.analyzers.common.columns import sum_if_known
-from traceanalyzer.analyzers.common.names import matcher, named
+from traceanalyzer.analyzers.common.names import distinct, matcher, named
 from traceanalyzer.analyzers.gpu_idle.causes import MANAGING_MEMORY
 from traceanalyzer.vocabulary import SYNCHRONISING_CALLS
 
@@ -166,8 +166,9 @@ def of_moves(moves: pl.DataFrame, sorts: Sorts) -> pl.Series:
         moves: call (its name), kind, name (of the copy or memset) and moved_bytes.
         sorts: the names of calls by what they do.
     """
+    names = distinct(moves)
     to_device, from_device, on_device, pageable, visible = (
-        named(moves, [pattern])
+        named(names, [pattern])
         for pattern in (_TO_DEVICE, _FROM_DEVICE, _ON_DEVICE, _PAGEABLE, _HOST_VISIBLE)
     )
     waits = pl.col("call").is_in(sorts.waiting)

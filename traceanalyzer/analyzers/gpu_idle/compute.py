@@ -10,6 +10,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs
 from traceanalyzer.analyzers.common import clocks, device_work, step_patterns
+from traceanalyzer.analyzers.common.columns import grouped
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE, MEMORY
 from traceanalyzer.analyzers.gpu_idle import causes, host, longest_gaps, lost as losing
 from traceanalyzer.analyzers.gpu_idle.causes import BUSY, CAUSE, CAUSES
@@ -120,8 +121,10 @@ def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> P
     gaps = idle.filter(~short)
     # most slices run while the device is busy and explain no gap
     near = replace(excerpt, slices=excerpt.slices.filter(intervals.meets(excerpt.slices, gaps)))
-    why = [*_explained(near, gaps, loader, copies), host.extents(excerpt)]
-    divided = _divided(gaps, why, drained(near, gaps, busy))
+    waits = [host.calls(near, causes.SYNCHRONISING), host.blocking_copies(near)]
+    synchronising = pl.concat(waits)
+    why = [*_explained(near, gaps, loader, copies, synchronising), host.extents(excerpt)]
+    divided = _divided(gaps, why, drained(near, gaps, busy, synchronising))
     pieces = [busy, profiler, idle.filter(short), *divided]
     caused = _with_causes(pieces[1:])
     late_launches = idle.filter(short, pl.col("launched") > pl.col("start"))
@@ -309,38 +312,34 @@ def _spans(excerpt: Excerpt) -> pl.DataFrame:
 
     A truncated recording ends with its last work.
     """
-    active = (
-        host.extents(excerpt) if excerpt.on_host else excerpt.work.select("unit", "start", "end")
-    )
+    active = host.extents(excerpt) if excerpt.on_host else excerpt.work[["unit", "start", "end"]]
     active = host.until_end(active, excerpt.recorded_until)
-    marked = excerpt.steps.select("start", "end").join(excerpt.units.select("unit"), how="cross")
-    spans = pl.concat([active, marked.select("unit", "start", "end")])
-    ends = spans.group_by("unit").agg(pl.col("start").min(), pl.col("end").max())
-    return excerpt.units.join(ends, on="unit", maintain_order="left")
+    ends = grouped(active, _UNIT, start=pl.col("start").min(), end=pl.col("end").max())
+    first, last = excerpt.steps["start"].min(), excerpt.steps["end"].max()
+    extended = ends.select(
+        "unit",
+        start=pl.min_horizontal("start", pl.lit(first, pl.Int64)),
+        end=pl.max_horizontal("end", pl.lit(last, pl.Int64)),
+    )
+    return excerpt.units.join(extended, on="unit", maintain_order="left")
 
 
 # --- causes ----------------------------------------------------------------------------------
 
 
 def _explained(
-    near: Excerpt, gaps: pl.DataFrame, loader: pl.DataFrame, copies: pl.DataFrame
+    near: Excerpt,
+    gaps: pl.DataFrame,
+    loader: pl.DataFrame,
+    copies: pl.DataFrame,
+    synchronising: pl.DataFrame,
 ) -> list[pl.DataFrame]:
     """Return when each cause from device-side wait to launch overhead applies, in order."""
-    launched = queued(gaps)
-    waits, prompt = (launched.filter(which).drop("waits") for which in ("waits", ~pl.col("waits")))
+    waits, prompt = queued(gaps)
+    managing, saving = host.calls(near, causes.MANAGING_MEMORY), host.saving(near)
+    causing = [near.code_loading, synchronising, managing, saving, near.collectives]
     launching = pl.concat([host.launching(near), prompt])
-    return [waits, loader, copies, *_other_causes(near), launching]
-
-
-def _other_causes(excerpt: Excerpt) -> list[pl.DataFrame]:
-    """Return when each cause between the input's and launch overhead applies, in order."""
-    return [
-        excerpt.code_loading,
-        pl.concat([host.calls(excerpt, causes.SYNCHRONISING), host.blocking_copies(excerpt)]),
-        host.calls(excerpt, causes.MANAGING_MEMORY),
-        host.saving(excerpt),
-        excerpt.collectives,
-    ]
+    return [waits, loader, copies, *causing, launching]
 
 
 def _divided(
@@ -374,11 +373,13 @@ def _copies(excerpt: Excerpt) -> tuple[pl.DataFrame, pl.DataFrame]:
     copies, kernels = _work_of(excerpt, MEMORY), _work_of(excerpt, COMPUTE, COMMUNICATION)
     alone = intervals.subtract(copies, kernels, _UNIT)
     saving = host.saving(excerpt)
+    if saving.is_empty():
+        return saving, alone
     return intervals.intersect(alone, saving, _UNIT), intervals.subtract(alone, saving, _UNIT)
 
 
 def _work_of(excerpt: Excerpt, *kinds: str) -> pl.DataFrame:
-    work = excerpt.work.select("unit", "start", "end", "work_kind")
+    work = excerpt.work[["unit", "start", "end", "work_kind"]]
     return work.filter(pl.col("work_kind").is_in(kinds))
 
 
@@ -401,9 +402,8 @@ def _by_cause(caused: pl.DataFrame) -> pl.DataFrame:
 
 def _measured(rows: pl.DataFrame, windows: Sequence[pl.DataFrame]) -> pl.DataFrame:
     """Add :data:`MEASURES` to the rows."""
-    keys = rows.select("unit", "start", "end")
-    times = intervals.overlaps(keys, windows, _UNIT)
-    return rows.with_columns(time.alias(name) for name, time in zip(MEASURES, times, strict=True))
+    times = intervals.overlaps(rows[["unit", "start", "end"]], windows, _UNIT)
+    return rows.hstack([time.alias(name) for name, time in zip(MEASURES, times, strict=True)])
 
 
 # --- all ranks -----------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 import numpy as np
 import polars as pl
 
-from traceanalyzer.analyzers.gpu_idle import causes, host
+from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.host import Excerpt
 from traceanalyzer.frames import intervals, linking
 from traceanalyzer.frames.intervals import Ints
@@ -48,27 +48,33 @@ def _first_returned(start: Ints, returned: Ints, end: Ints) -> Ints:
 _NEVER = np.iinfo(np.int64).max
 
 
-def queued(gaps: pl.DataFrame) -> pl.DataFrame:
+def queued(gaps: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Return when the work that ends a gap was queued: from the end of its launch call.
 
     Args:
         gaps: rows of :func:`with_launches`.
 
     Returns:
-        unit, start, end, at most one row per gap; waits (the work was launched before the gap
-        began, or takes longer than :data:`~.causes.LAUNCH_LATENCY_NS` to start).
+        unit, start, end, at most one row per gap: of work that waits (it was launched before the
+        gap began, or takes longer than :data:`~.causes.LAUNCH_LATENCY_NS` to start), and of others.
     """
     delayed = pl.col("end") - pl.col("launched") > causes.LAUNCH_LATENCY_NS
-    rows = gaps.drop_nulls("launched").select(
+    rows = gaps.select(
         "unit",
         start=pl.max_horizontal("start", "launched"),
         end="end",
+        launched="launched",
         waits=delayed | (pl.col("launched") <= pl.col("start")),
     )
-    return rows.filter(pl.col("start") < pl.col("end"))
+    begun = (pl.col("start") < pl.col("end")) & pl.col("launched").is_not_null()
+    waits, prompt = (rows.filter(begun & which) for which in (pl.col("waits"), ~pl.col("waits")))
+    columns = ["unit", "start", "end"]
+    return waits[columns], prompt[columns]
 
 
-def drained(excerpt: Excerpt, gaps: pl.DataFrame, busy: pl.DataFrame) -> pl.DataFrame:
+def drained(
+    excerpt: Excerpt, gaps: pl.DataFrame, busy: pl.DataFrame, synchronising: pl.DataFrame
+) -> pl.DataFrame:
     """Return the gaps caused by a synchronisation before them.
 
     Such a gap begins when a synchronising call or blocking copy ends, with an empty launch queue.
@@ -80,14 +86,14 @@ def drained(excerpt: Excerpt, gaps: pl.DataFrame, busy: pl.DataFrame) -> pl.Data
         excerpt: one rank.
         gaps: unit, start, end.
         busy: unit, start, end: when each unit's work runs.
+        synchronising: unit, start, end of synchronising calls and blocking copies.
 
     Returns:
         unit, start, end.
     """
-    waits = pl.concat([host.calls(excerpt, causes.SYNCHRONISING), host.blocking_copies(excerpt)])
-    waits = intervals.union(waits, ["unit"])
+    waits = intervals.union(synchronising, ["unit"])
     if waits.is_empty() or gaps.is_empty():
-        return gaps.select("unit", "start", "end").clear()
+        return gaps[["unit", "start", "end"]].clear()
     waits = intervals.overlap_with(waits, busy, ["unit"]).filter(pl.col("overlap") > 0)
     ended = waits.select("unit", "overlap", ended="end").sort("ended")
     latest = pl.col("start") + causes.LAUNCH_LATENCY_NS
@@ -95,7 +101,9 @@ def drained(excerpt: Excerpt, gaps: pl.DataFrame, busy: pl.DataFrame) -> pl.Data
     after_wait = begun.join_asof(
         ended, left_on="latest", right_on="ended", by="unit", coalesce=False, check_sortedness=False
     ).filter(pl.col("ended") >= pl.col("start") - causes.LAUNCH_LATENCY_NS)
-    fitting = after_wait.filter(_ahead(after_wait)).select("unit", "start", "end")
+    fitting = after_wait.filter(_ahead(after_wait))[["unit", "start", "end"]]
+    if fitting.is_empty():
+        return fitting
     ranges = excerpt.slices.filter(pl.col("kind").is_in(ANNOTATION_KINDS))
     marked = excerpt.of_units(ranges)
     return fitting.filter(~_mostly_covered(fitting, marked))

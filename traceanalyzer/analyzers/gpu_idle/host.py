@@ -11,7 +11,13 @@ import polars as pl
 from traceanalyzer.analyzers.common import device_work, step_patterns
 from traceanalyzer.analyzers.common.columns import left_join
 from traceanalyzer.analyzers.common.launching import is_graph_capture, launches
-from traceanalyzer.analyzers.common.names import ADDRESS, BACKWARD, named, starting_with
+from traceanalyzer.analyzers.common.names import (
+    ADDRESS,
+    BACKWARD,
+    matching,
+    named,
+    starting_with,
+)
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.options import Options
 from traceanalyzer.errors import MissingData
@@ -41,8 +47,11 @@ _STREAM_WAIT = r"^(?:cuda|hip|cu)StreamWait(?:Event|Value)"
 _ARGS = "args"
 
 _UNIT = {"unit": pl.UInt32, "device": pl.Int32, "pid": pl.Int64}
+_NEVER = pl.DataFrame(schema={"unit": pl.UInt32, "start": pl.Int64, "end": pl.Int64})
 _LANE = ["pid", "tid"]
 _THREAD = ["thread"]
+
+_STREAM_WAITS = {"thread": pl.UInt32, "start": pl.Int64, "waits_for": pl.String}
 
 #: Data that may be missing, as named by :func:`record_hint`.
 _MAY_LACK = ("device work", "step", "other code")
@@ -108,6 +117,13 @@ class Excerpt:
         """Whether the unit is the main thread."""
         return self.work.is_empty()
 
+    def named(self, kinds: Sequence[str], patterns: Sequence[str]) -> pl.DataFrame:
+        """Return slices of these kinds whose name matches a pattern; see :attr:`slices`."""
+        hits = matching(self.names, patterns)
+        if not hits:
+            return self.slices.clear()
+        return self.slices.filter(pl.col("kind").is_in(kinds), pl.col("name").is_in(hits))
+
     @property
     def stacks_read(self) -> bool:
         """Whether there are Python functions or sampled stacks."""
@@ -117,8 +133,8 @@ class Excerpt:
     def of_units(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Return slices as intervals of the units of their thread: unit, start, end."""
         if rows.is_empty():
-            return pl.DataFrame(schema={"unit": pl.UInt32, "start": pl.Int64, "end": pl.Int64})
-        return rows.join(self.threads, on="thread").select("unit", "start", "end")
+            return _NEVER
+        return rows.join(self.threads, on="thread")[["unit", "start", "end"]]
 
 
 def take(trace: Trace, options: Options) -> Excerpt:
@@ -140,26 +156,25 @@ def take(trace: Trace, options: Options) -> Excerpt:
     units = groups.with_row_index("unit")
     if work.is_empty():
         units = pl.DataFrame({"unit": [0], "device": [None], "pid": [None]}, schema_overrides=_UNIT)
-    calls = launches(trace, work).select("work", *_LANE, start="launch_start", end="launch_end")
-    work = work.with_columns(pl.Series("unit", number, dtype=pl.UInt32))
+    calls = launches(trace, work)[["work", *_LANE, "launch_start", "launch_end"]]
+    calls.columns = ["work", *_LANE, "start", "end"]
+    work = work.hstack([pl.Series("unit", number, dtype=pl.UInt32)])
     threads = _threads(trace, units, work, calls, steps.drop_nulls("tid"))
-    known = threads.select("pid", "tid", "thread").unique("thread")
-    first, code = numbering.numbered(calls.select(_LANE).get_columns())
-    thread = left_join(calls.select(_LANE)[first], known, _LANE)["thread"][code]
-    launched = calls.select("work", thread, "start", "end")
+    known = threads[["pid", "tid", "thread"]].unique("thread")
+    first, code = numbering.numbered(calls[_LANE].get_columns())
+    thread = left_join(calls[_LANE][first], known, _LANE)["thread"][code]
+    launched = calls[["work", "start", "end"]].insert_column(1, thread)
     del calls, thread  # of millions of calls, before the slices are taken
-    pids = threads.select("unit", "pid").unique()
-    names = trace.names
-    runs = _host_slices(trace, named(names, [_RUNS_COLLECTIVE]))
+    pids = threads[["unit", "pid"]].unique()
     return Excerpt(
         rank=trace.meta.rank,
         path=trace.meta.path,
         epoch_ns=trace.meta.epoch_ns,
         steps=steps,
         units=units.select("unit", "device", pid="pid" if by_process else pl.lit(None, pl.Int64)),
-        work=work.select("unit", "kind", "name", "bytes", "work_kind", "start", "end"),
+        work=work[["unit", "kind", "name", "bytes", "work_kind", "start", "end"]],
         launched=launched,
-        threads=threads.select("unit", "thread"),
+        threads=threads[["unit", "thread"]],
         slices=_slices(trace, known),
         samples=_samples(trace, known),
         stacks=trace.stacks,
@@ -167,15 +182,24 @@ def take(trace: Trace, options: Options) -> Excerpt:
         stream_waits=_stream_waits(trace, known),
         unread_targets=_ARGS not in trace.events.columns
         and trace.events.select((pl.col("kind") == "cuda_sync").any()).item(),
-        names=names,
+        names=trace.names,
         work_lost=is_truncated(trace) or (work.is_empty() and _calling(trace).height > 0),
         recorded_until=until,
-        collectives=runs.join(pids, on="pid", nulls_equal=True).select("unit", "start", "end"),
+        collectives=_collectives(trace, pids),
         overhead=_overhead(trace, work, pids, [causes.LOADS_CODE, causes.QUEUE_FULL], others=True),
         code_loading=_overhead(trace, work, pids, [causes.LOADS_CODE]),
         hints={what: record_hint(trace.meta, what) for what in _MAY_LACK},
         by_device=take(trace, replace(options, by="device")) if by_process else None,
     )
+
+
+def _collectives(trace: Trace, pids: pl.DataFrame) -> pl.DataFrame:
+    """Return when the host runs a collective, for the units of its process: unit, start, end."""
+    hits = matching(trace.names, [_RUNS_COLLECTIVE])
+    if not hits:
+        return _NEVER
+    runs = _host_slices(trace, pl.col("name").is_in(hits))
+    return runs.join(pids, on="pid", nulls_equal=True)[["unit", "start", "end"]]
 
 
 def _recorded_until(trace: Trace, work: pl.DataFrame) -> int | None:
@@ -209,9 +233,10 @@ def _overhead(
     without the process of device work counts as one process.
     """
     end = pl.col("ts") + pl.col("dur")
-    rows = trace.events.filter(pl.col("kind") == OVERHEAD, pl.col("dur") >= 0)
+    columns = trace.events.select("kind", "name", "pid", "ts", "dur")
+    rows = columns.filter(pl.col("kind") == OVERHEAD, pl.col("dur") >= 0)
     if rows.is_empty():
-        return pl.DataFrame(schema={"unit": pl.UInt32, "start": pl.Int64, "end": pl.Int64})
+        return _NEVER
     matches = named(rows, patterns).fill_null(value=False)
     rows = rows.filter(~matches if others else matches).select("pid", start="ts", end=end)
     ends = work.group_by("unit").agg(first=pl.col("start").min(), last=pl.col("end").max())
@@ -255,7 +280,7 @@ def _samples(trace: Trace, threads: pl.DataFrame) -> pl.DataFrame:
     """Return sampled stacks of these threads (pid, tid, thread): thread, ts, stack."""
     if "stack" not in trace.events.columns:
         return pl.DataFrame(schema={"thread": pl.UInt32, "ts": pl.Int64, "stack": pl.UInt32})
-    events = trace.events.select("kind", *_LANE, "ts", "stack")
+    events = trace.events[["kind", *_LANE, "ts", "stack"]]
     rows = events.filter(pl.col("kind") == "sample").drop_nulls(["stack", "ts"])
     return rows.join(threads, on=_LANE, nulls_equal=True).select("thread", "ts", "stack")
 
@@ -266,7 +291,10 @@ def _stream_waits(trace: Trace, threads: pl.DataFrame) -> pl.DataFrame:
     ``waits_for`` is the call, with the stream of the event that it waits for if ``cuda_sync`` rows
     and their arguments were read.
     """
-    is_wait = pl.col("kind").is_in(LAUNCH_KINDS) & named(trace.names, [_STREAM_WAIT])
+    hits = matching(trace.names, [_STREAM_WAIT])
+    if not hits:
+        return pl.DataFrame(schema=_STREAM_WAITS)
+    is_wait = pl.col("kind").is_in(LAUNCH_KINDS) & pl.col("name").is_in(hits)
     columns = (*_LANE, "correlation", "name")
     calls = trace.events.select("kind", "ts", *columns).filter(is_wait)
     waits = calls.rename({"ts": "start"}).join(threads, on=_LANE, nulls_equal=True)
@@ -327,8 +355,7 @@ def _threads(
 
 
 def _launching(calls: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
-    of_work = work.select("unit", "kind")[calls["work"]]
-    launched = calls.select(*_LANE).hstack(of_work)
+    launched = calls[_LANE].hstack(work[["unit", "kind"]][calls["work"]])
     threads = launched[numbering.numbered(launched.get_columns())[0]]
     kernels = threads.filter(pl.col("kind") == "kernel")
     return (kernels if kernels.height else threads).select("unit", *_LANE).unique()
@@ -377,12 +404,13 @@ def loading(excerpt: Excerpt, patterns: Sequence[str]) -> pl.DataFrame:
 
     Matched by the patterns, by default :data:`~.causes.DATALOADER`.
     """
-    matches = excerpt.slices.filter(named(excerpt.names, patterns or causes.DATALOADER))
-    return matches.filter(pl.col("kind").is_in(causes.DATALOADER_KINDS))
+    return excerpt.named(causes.DATALOADER_KINDS, patterns or causes.DATALOADER)
 
 
 def loader_slices(loading: pl.DataFrame) -> pl.DataFrame:
     """Return the slices of data loading by name: name, n, total_ns (of nested slices both)."""
+    if loading.is_empty():
+        return pl.DataFrame(schema={"name": pl.String, "n": pl.Int64, "total_ns": pl.Int64})
     rows = loading.with_columns(pl.col("name").cast(pl.String).str.replace(ADDRESS, ""))
     total = (pl.col("end") - pl.col("start")).sum()
     return rows.group_by("name").agg(n=pl.len().cast(pl.Int64), total_ns=total)
@@ -390,6 +418,8 @@ def loader_slices(loading: pl.DataFrame) -> pl.DataFrame:
 
 def loader_code(excerpt: Excerpt, loading: pl.DataFrame) -> pl.DataFrame:
     """Return the functions and operators inside data loading: name, self_ns."""
+    if loading.is_empty():
+        return pl.DataFrame(schema={"name": pl.String, "self_ns": pl.Int64})
     inside = linking.label_by_interval(
         excerpt.slices.filter(pl.col("kind").is_in(("python_function", "cpu_op"))).with_columns(
             ts="start"
@@ -422,9 +452,10 @@ def file_calls(excerpt: Excerpt, idle: pl.DataFrame) -> pl.DataFrame:
         excerpt: one rank.
         idle: unit, start, end.
     """
-    calls = excerpt.slices.filter(
-        pl.col("kind") == "osrt", named(excerpt.names, [causes.FILE_CALLS])
-    )
+    types = {"name": pl.String, "idle_ns": pl.Int64}
+    calls = excerpt.named(["osrt"], [causes.FILE_CALLS])
+    if calls.is_empty():
+        return pl.DataFrame(schema=types)
     by_name = [("", calls)] + [(str(name), rows) for (name,), rows in calls.group_by("name")]
     times = [
         (name, intervals.intersect(excerpt.of_units(rows), idle, ["unit"]))
@@ -432,7 +463,6 @@ def file_calls(excerpt: Excerpt, idle: pl.DataFrame) -> pl.DataFrame:
     ]
     length = (pl.col("end") - pl.col("start")).sum()
     totals = [(name or None, shared.select(length).item()) for name, shared in times]
-    types = {"name": pl.String, "idle_ns": pl.Int64}
     return pl.DataFrame(totals, schema=types, orient="row").filter(pl.col("idle_ns") > 0)
 
 
@@ -444,10 +474,14 @@ def running(excerpt: Excerpt) -> pl.DataFrame:
 def copying(excerpt: Excerpt) -> pl.DataFrame:
     """Return when a thread copies a batch to the device: the call, and the operator around it."""
     copies = _batches(excerpt)
+    if copies.is_empty():
+        return _NEVER
     left = excerpt.launched.filter(pl.col("work").is_in(copies["work"].implode()))
     slices = [left.select(*_THREAD, "start", "end")]
     left = left.with_columns(ts="start")
     for name in causes.COPY_OPERATORS:
+        if name not in excerpt.names:
+            continue
         around = excerpt.slices.filter(pl.col("name") == name)
         if around.is_empty():
             continue
@@ -473,11 +507,14 @@ def copies_pinned(excerpt: Excerpt) -> bool:
 
 def blocking_copies(excerpt: Excerpt) -> pl.DataFrame:
     """Return when a thread is in a call that copies from a device and returns after the copy."""
-    from_device = pl.col("kind") == "gpu_memcpy"
-    copies = excerpt.work.select("kind", "name", copied="end")[excerpt.launched["work"]]
-    calls = pl.concat([excerpt.launched, copies], how="horizontal").filter(from_device)
-    blocked = calls.filter(named(calls, [causes.DEVICE_TO_HOST]), pl.col("end") >= pl.col("copied"))
-    return excerpt.of_units(blocked)
+    hits = matching(excerpt.names, [causes.DEVICE_TO_HOST])
+    if not hits:
+        return _NEVER
+    from_device = (pl.col("kind") == "gpu_memcpy") & pl.col("name").is_in(hits)
+    is_copy = excerpt.work.select(from_device).to_series().gather(excerpt.launched["work"])
+    calls = excerpt.launched.filter(is_copy)
+    copied = excerpt.work["end"].gather(calls["work"])
+    return excerpt.of_units(calls.filter(calls["end"] >= copied))
 
 
 def steps_of_units(excerpt: Excerpt, units: pl.DataFrame) -> pl.DataFrame:
@@ -491,19 +528,24 @@ def steps_of_units(excerpt: Excerpt, units: pl.DataFrame) -> pl.DataFrame:
         excerpt: one rank.
         units: unit, start, end.
     """
-    marks = excerpt.steps.select("step", "start", "end").sort("start")
+    marks = excerpt.steps[["step", "start", "end"]].sort("start")
     marked = marks.join(units.select("unit"), how="cross")
     usual = marks.select((pl.col("end") - pl.col("start")).median()).item()
     by_kernels = step_patterns.by_kernels(excerpt.steps)
     if not usual or excerpt.launched.is_empty() or by_kernels:
         return marked
-    work = excerpt.work.select("unit", begun="start", ended="end")[excerpt.launched["work"]]
-    calls = excerpt.launched.select(ts="start").hstack(work)
-    number = linking.label_by_interval(calls.select("ts"), marks)["interval"]
-    launched = calls.with_columns(number=number).drop_nulls("number").group_by("unit", "number")
+    work = excerpt.work[["unit", "start", "end"]][excerpt.launched["work"]]
+    work.columns = ["unit", "begun", "ended"]
+    calls = work.insert_column(0, excerpt.launched["start"].alias("ts"))
+    launched = linking.label_by_interval(calls, marks).drop_nulls("interval")
     delay = (pl.col("begun") - pl.col("ts")).sort_by("ts").first()
-    of_step = launched.agg(start=pl.col("begun").min(), last=pl.col("ended").max(), delay=delay)
-    ahead = of_step.filter(pl.col("delay") > _LAG_FRAC * usual)["unit"].unique().implode()
+    of_step = launched.group_by("unit", number="interval").agg(
+        start=pl.col("begun").min(), last=pl.col("ended").max(), delay=delay
+    )
+    late = of_step["unit"].filter(of_step["delay"] > _LAG_FRAC * usual)
+    if late.is_empty():
+        return marked
+    ahead = late.unique().implode()
     ordered = of_step.filter(pl.col("unit").is_in(ahead)).sort("unit", "start")
     following = pl.col("start").shift(-1).over("unit")
     on_device = ordered.select(
@@ -525,11 +567,9 @@ def launching(excerpt: Excerpt) -> pl.DataFrame:
     That is in launch calls and in the outermost operators that launch something, for their whole
     duration. Without recorded operators, short times between launch calls count too.
     """
-    slices = excerpt.slices.select("thread", "start", "end")
-    is_call, is_operator = excerpt.slices.select(
-        call=pl.col("kind").is_in(LAUNCH_KINDS), operator=_is_operator(excerpt.names)
-    )
-    launch_calls, operators = slices.filter(is_call), slices.filter(is_operator)
+    columns = ["thread", "start", "end"]
+    launch_calls = excerpt.slices.filter(pl.col("kind").is_in(LAUNCH_KINDS))[columns]
+    operators = excerpt.slices.filter(_is_operator(excerpt.names))[columns]
     if operators.is_empty():
         launch_calls = pl.concat([launch_calls, _between_launches(excerpt)])
     runs = intervals.union(operators, _THREAD)
@@ -558,5 +598,4 @@ def extents(excerpt: Excerpt) -> pl.DataFrame:
 
 def _in(excerpt: Excerpt, kinds: Sequence[str], patterns: Sequence[str]) -> pl.DataFrame:
     """Return when a thread is in a slice of these kinds whose name matches a pattern."""
-    of_kind = pl.col("kind").is_in(kinds)
-    return excerpt.of_units(excerpt.slices.filter(of_kind & named(excerpt.names, patterns)))
+    return excerpt.of_units(excerpt.named(kinds, patterns))

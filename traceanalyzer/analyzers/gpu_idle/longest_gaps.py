@@ -46,34 +46,33 @@ def longest(
 
 def _caused(gaps: pl.DataFrame, caused: pl.DataFrame) -> pl.DataFrame:
     """Add the main cause of each gap, ``cause``, and its time, ``cause_ns``."""
-    numbered = gaps.with_row_index("gap")
     # these are never part of a long gap
     parts = caused.filter(~pl.col("cause").is_in((PROFILER, SHORT_GAP))).with_columns(ts="start")
-    in_gaps = linking.label_by_interval(parts, gaps, ["unit"]).rename({"interval": "gap"})
-    most = (
-        in_gaps.drop_nulls("gap")
-        .group_by("gap", "cause")
-        .agg(cause_ns=(pl.col("end") - pl.col("start")).sum())
-        .sort("cause_ns", "cause", descending=[True, False])
-        .unique("gap", keep="first", maintain_order=True)
-    )
-    main = most.select("gap", "cause_ns", pl.col("cause").cast(pl.String))
-    return numbered.join(main, on="gap", how="left", maintain_order="left").drop("gap")
+    in_gaps = linking.label_by_interval(parts, gaps, ["unit"])
+    inside = in_gaps.filter(pl.col("interval").is_not_null())
+    length = (pl.col("end") - pl.col("start")).sum().alias("cause_ns")
+    sums = inside.group_by("interval", "cause").agg(length)
+    main: dict[int, tuple[int, str]] = {}
+    ordered = sums.sort("cause_ns", "cause", descending=[True, False])
+    for gap, cause, cause_ns in ordered.iter_rows():
+        main.setdefault(gap, (cause_ns, cause))
+    rows = [main.get(gap, (None, None)) for gap in range(gaps.height)]
+    columns = {"cause_ns": pl.Int64, "cause": pl.String}
+    return gaps.hstack(pl.DataFrame(rows, schema=columns, orient="row"))
 
 
 def _between(gaps: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
     """Add the names of the device work before and after each gap, ``before`` and ``after``."""
-    for edge, at, name in (("end", "start", "before"), ("start", "end", "after")):
-        at_gap = pl.col(edge).is_in(gaps[at].implode())
-        adjacent = work.select("unit", "name", edge).filter(at_gap)
-        names = (
-            adjacent.rename({"name": name, edge: at})
-            .with_columns(pl.col(name).cast(pl.String))
-            .sort(name)
-            .unique(["unit", at], keep="first", maintain_order=True)
-        )
-        gaps = gaps.join(names, on=["unit", at], how="left", maintain_order="left")
-    return gaps
+    columns = []
+    for edge, at, column in (("end", "start", "before"), ("start", "end", "after")):
+        adjacent = work[["unit", edge, "name"]].filter(pl.col(edge).is_in(gaps[at].implode()))
+        first: dict[tuple[int, int], str] = {}
+        for unit, time, name in adjacent.iter_rows():
+            if name is not None:  # of several the first by name
+                first[unit, time] = min(first.get((unit, time), name), name)
+        names = [first.get(place) for place in gaps[["unit", at]].iter_rows()]
+        columns.append(pl.Series(column, names, dtype=pl.String))
+    return gaps.hstack(columns)
 
 
 def _on_host(middle: pl.DataFrame, excerpt: Excerpt, libraries: Sequence[str]) -> pl.DataFrame:

@@ -31,9 +31,11 @@ def lost(pieces: Sequence[pl.DataFrame], late_launches: pl.DataFrame) -> pl.Data
     named = zip((*CAUSES, EXPOSED, COPIES), (*idle, exposed, copies), strict=True)
     frames = dict(named)
     frames[causes.CHECKPOINT_IO] = pl.concat([frames[causes.CHECKPOINT_IO], saved])
-    launch = late_launches.select("unit", "start", "end")
-    frames[causes.SHORT_GAP] = frames[causes.SHORT_GAP].join(launch, on=launch.columns, how="anti")
-    frames[causes.LAUNCH] = pl.concat([frames[causes.LAUNCH], launch])
+    if late_launches.height:
+        launch = late_launches[["unit", "start", "end"]]
+        short = frames[causes.SHORT_GAP]
+        frames[causes.SHORT_GAP] = short.join(launch, on=launch.columns, how="anti")
+        frames[causes.LAUNCH] = pl.concat([frames[causes.LAUNCH], launch])
     rows = labelled(list(frames.values()), pl.Series(list(frames), dtype=LOSS))
     order = intervals.stable_order(rows["unit"].to_numpy(), rows["start"].to_numpy())
     return rows[order]
@@ -43,7 +45,7 @@ def labelled(frames: Sequence[pl.DataFrame], causes: pl.Series) -> pl.DataFrame:
     """Return the intervals of frames, one per cause, as unit, start, end, cause."""
     number = np.repeat(np.arange(len(frames)), [frame.height for frame in frames])
     rows = pl.concat([frame[["unit", "start", "end"]] for frame in frames])
-    return rows.with_columns(cause=causes[number])
+    return rows.hstack([causes[number].alias("cause")])
 
 
 def merged(rows: pl.DataFrame, marks: pl.DataFrame, limit_ns: int) -> pl.DataFrame:

@@ -201,20 +201,19 @@ KERNELS = Analyzer(
 
 def _kernels_of_steps(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
     """Count the kernels by name, grid size and the step that launched them."""
-    steps = step_marks(trace).select("step", "start", "end").sort("start")
+    steps = step_marks(trace)[["step", "start", "end"]].sort("start")
     rows = launching.launch_rows(trace, work)
     launched = trace.events["ts"].gather(intervals.nullable("ts", rows, rows != nesting.ROOT))
     moments = pl.DataFrame({"ts": launched.zip_with(launched.is_not_null(), work["start"])})
     number = linking.label_by_interval(moments, steps)["interval"]
-    kernels = work.select(
-        "event", "device", "name", "work_kind", length=pl.col("end") - pl.col("start")
-    )
-    kernels = kernels.with_columns(step=steps["step"].gather(number))
+    length = (work["end"] - work["start"]).alias("length")
+    kernels = work[["event", "device", "name", "work_kind"]]
+    kernels = kernels.hstack([length, steps["step"].gather(number)])
     blocks = pl.col("grid_x").cast(pl.Int64) * pl.col("grid_y") * pl.col("grid_z")
     grids = trace.launch_configs.select("event", blocks=blocks)
     place = linking.first_match(grids, kernels, ["event"])
     row = intervals.nullable("row", place, place != nesting.ROOT)
-    counted = kernels.with_columns(grids["blocks"].gather(row))
+    counted = kernels.hstack([grids["blocks"].gather(row)])
     keys = ["device", "step", "name", "blocks"]
     sums = (
         counted.filter(pl.col("work_kind") == COMPUTE)

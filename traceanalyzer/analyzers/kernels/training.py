@@ -7,9 +7,10 @@ reductions of gradients before the last micro-batch, and attention by separate o
 import numpy as np
 import polars as pl
 
+from traceanalyzer import schema
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE
 from traceanalyzer.analyzers.common.launching import launches
-from traceanalyzer.analyzers.common.names import BACKWARD, CHECKPOINT, LAYERS, named
+from traceanalyzer.analyzers.common.names import BACKWARD, CHECKPOINT, LAYERS, matching, named
 from traceanalyzer.frames import linking
 from traceanalyzer.trace import Trace
 
@@ -75,15 +76,30 @@ def _training(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
         _repeated(trace, work, calls, _ranges(trace, names, _DDP_FORWARD), steps),
         _attention(trace, work, calls, names),
     ]
-    return pl.concat(_shaped(rows) for rows in tables)
+    return pl.concat([_none(), *(_shaped(rows) for rows in tables if rows.height)])
 
 
 def _ranges(trace: Trace, names: list[str], pattern: str) -> pl.DataFrame:
     """Operators and ranges of the host with these names: pid, tid, name, start, end; by start."""
+    hits = matching(names, [pattern])
+    if not hits:
+        return _NO_RANGES
     end = pl.col("ts") + pl.col("dur")
     on_host = pl.col("kind").is_in(("cpu_op", "user_annotation", "nvtx")) & (pl.col("dur") > 0)
-    rows = trace.events.filter(on_host & named(names, [pattern]))
+    columns = trace.events[["kind", *_THREAD, "name", "ts", "dur"]]
+    rows = columns.filter(on_host & pl.col("name").is_in(hits))
     return rows.select(*_THREAD, "name", start="ts", end=end).sort("start")
+
+
+_NO_RANGES = pl.DataFrame(
+    schema={
+        "pid": pl.Int64,
+        "tid": pl.Int64,
+        "name": schema.NAME,
+        "start": pl.Int64,
+        "end": pl.Int64,
+    }
+)
 
 
 def _shaped(rows: pl.DataFrame) -> pl.DataFrame:
@@ -95,6 +111,8 @@ def _none() -> pl.DataFrame:
 
 
 def _in_optimizer(work: pl.DataFrame, calls: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+    if steps.is_empty():
+        return _none()
     inside = linking.label_by_interval(calls, steps, _THREAD).drop_nulls("interval")
     rows = work[inside["work"]].with_columns(call=inside["interval"], purpose=pl.lit(OPTIMIZER))
     return rows.filter(pl.col("work_kind") == COMPUTE)
@@ -102,6 +120,8 @@ def _in_optimizer(work: pl.DataFrame, calls: pl.DataFrame, steps: pl.DataFrame) 
 
 def _recomputed(work: pl.DataFrame, calls: pl.DataFrame, ranges: pl.DataFrame) -> pl.DataFrame:
     """Work of which the innermost of these ranges is a layer in the backward pass."""
+    if ranges.is_empty():
+        return _none()
     is_layer, is_node = (named(ranges, [pattern]) for pattern in (LAYERS, CHECKPOINT))
     layers, backward = ranges.filter(is_layer), ranges.filter(~is_layer)
     within = linking.label_by_interval(layers.rename({"start": "ts"}), backward, _THREAD)

@@ -1,10 +1,12 @@
 """Launch calls with the device work that they launched, and the queue of each stream."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.common.launching import launch_rows
-from traceanalyzer.analyzers.common.names import named
+from traceanalyzer.analyzers.common.names import matching
 from traceanalyzer.analyzers.gpu_idle.causes import LOADS_CODE, QUEUE_FULL
 from traceanalyzer.frames import intervals, nesting, numbering
 from traceanalyzer.trace import Trace
@@ -127,17 +129,31 @@ def with_overhead(trace: Trace, calls: pl.DataFrame, runtime: pl.DataFrame) -> p
         kind on any thread (Kineto does not record the thread), and for loading_ns during driver
         calls that load code on the same thread.
     """
-    overhead = trace.events.filter(pl.col("kind") == OVERHEAD, pl.col("dur") >= 0).select(
-        "name", start="ts", end=pl.col("ts") + pl.col("dur")
-    )
+    loads, full = (_overhead(trace, pattern) for pattern in (LOADS_CODE, QUEUE_FULL))
+    names = matching(trace.names, [_LOADING_CALLS])
+    if loads is None and full is None and not names:
+        none = pl.repeat(0, calls.height, dtype=pl.Int64, eager=True)
+        return calls.hstack([none.alias("loading_ns"), none.alias("full_ns")])
     times = calls.select("pid", "tid", start="launch_start", end="launch_end")
-    loads, full = (overhead.filter(named(overhead, [name])) for name in (LOADS_CODE, QUEUE_FULL))
-    loading, waiting = (intervals.overlap_with(times, rows)["overlap"] for rows in (loads, full))
-    inside = runtime.filter(named(runtime, [_LOADING_CALLS]))
+    inside = runtime.filter(pl.col("name").is_in(names))
+    loading, waiting = (
+        intervals.overlap_with(times, runtime.clear() if rows is None else rows)["overlap"]
+        for rows in (loads, full)
+    )
     called = intervals.overlap_with(times, inside, ["pid", "tid"])["overlap"]
     more = pl.DataFrame({"loading": loading, "called": called, "full_ns": waiting})
     loading_ns = pl.max_horizontal("loading", "called").alias("loading_ns")
     return calls.hstack(more.select(loading_ns, "full_ns"))
+
+
+def _overhead(trace: Trace, pattern: str) -> pl.DataFrame | None:
+    """Return recorded overhead by name: start, end; None if nothing has such a name."""
+    names = matching(trace.names, [pattern])
+    if not names:
+        return None
+    is_overhead = (pl.col("kind") == OVERHEAD) & pl.col("name").is_in(names) & (pl.col("dur") >= 0)
+    rows = trace.events.select("kind", "name", "ts", "dur").filter(is_overhead)
+    return rows.select(start="ts", end=pl.col("ts") + pl.col("dur"))
 
 
 def runtime_calls(trace: Trace) -> pl.DataFrame:
@@ -150,22 +166,38 @@ def runtime_calls(trace: Trace) -> pl.DataFrame:
     return calls.select(event, "pid", "tid", "name", start="ts", end=end)
 
 
-def without_work(runtime: pl.DataFrame, calls: pl.DataFrame) -> int:
+def without_work(runtime: pl.DataFrame, calls: pl.DataFrame, names: Sequence[str]) -> int:
     """Count the launch calls without recorded device work.
 
     Args:
         runtime: rows of :func:`runtime_calls`.
         calls: rows of :func:`launch_calls`.
+        names: the distinct names of events.
     """
-    text = pl.col("name").cast(pl.String)
-    launching = text.str.contains(LAUNCHING) & ~text.str.contains(_HOST_FUNCTION)
-    names = runtime.select(pl.col("name").unique().drop_nulls()).filter(launching)["name"]
+    hosted, launched = (matching(names, [pattern]) for pattern in (_HOST_FUNCTION, LAUNCHING))
+    launching = sorted({*launched} - {*hosted})
     # work may have a launch call of any name
-    with_work = calls.filter(pl.col("launch_name").is_in(names.implode())).height
-    return runtime.filter(pl.col("name").is_in(names.implode())).height - with_work
+    with_work = calls.select(pl.col("launch_name").is_in(launching).sum()).item()
+    recorded = runtime.select(pl.col("name").is_in(launching).sum()).item()
+    return int(recorded) - int(with_work)
 
 
 # --- queues --------------------------------------------------------------------------------
+
+#: No rows of :func:`streams` and of :func:`drawn`.
+_OF_STREAM = {"device": pl.Int32, "process": pl.Int64, "stream": pl.Int64}
+NO_STREAMS = pl.DataFrame(
+    schema={
+        **_OF_STREAM,
+        "launches": pl.UInt32,
+        "mean_queue": pl.Float64,
+        "max_queue": pl.Int64,
+        "queue_ns": pl.Int64,
+        "empty_ns": pl.Int64,
+        "full_ns": pl.Int64,
+    }
+)
+NO_QUEUE = pl.DataFrame(schema={**_OF_STREAM, "ts": pl.Int64, "length": pl.Int64})
 
 
 def queue_changes(calls: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
+from traceanalyzer import schema
 from traceanalyzer.analyzers.base import Analyzer, Needs
 from traceanalyzer.analyzers.common import device_work, host_code, step_marks, step_patterns
 from traceanalyzer.analyzers.common.columns import grouped, joined, ratio
@@ -29,6 +30,17 @@ LATE_NS = 100_000
 #: Lower bounds of the classes of delays above 0, from 1 us to 1 s.
 _BOUNDS = (*(first * 10**power for power in range(3, 9) for first in (1, 2, 5)), 10**9)
 _CLASSES = ("0", "> 0", *map(format_ns, _BOUNDS))
+
+#: What is left out for rules.
+_NO_SHORT = pl.DataFrame(
+    schema={
+        "name": schema.NAME,
+        "kernels": pl.UInt32,
+        "short_kernels": pl.UInt32,
+        "short_ns": pl.Int64,
+    }
+)
+_NO_PLACE = [pl.lit(None, pl.String).alias(name) for name in ("annotation", "operator", "step")]
 
 
 def needs(_options: Options) -> Needs:
@@ -127,8 +139,8 @@ def take(trace: Trace, options: Options) -> Excerpt:
             f"{trace.meta.path}: no launch calls were recorded for the device work; {hint}"
         )
     calls, runtime = launching.launch_calls(work), launching.runtime_calls(trace)
-    waits, after_last = stretching.synchronising_calls(runtime, work)
-    without_work = launching.without_work(runtime, calls)
+    waits, after_last = stretching.synchronising_calls(runtime, work, trace.names)
+    without_work = launching.without_work(runtime, calls, trace.names)
     calls = launching.with_overhead(trace, calls, runtime)
     del runtime  # before the places are taken
     return Excerpt(
@@ -149,7 +161,8 @@ def measure(excerpt: Excerpt, _options: Options, *, for_rules: bool = False) -> 
     """Measure the launches, queues, stretches and synchronising calls of one rank.
 
     With ``for_rules`` only the calls that a device waited for in stretches are placed and counted,
-    and the first one of each name.
+    and the first one of each name; queues, short kernels by name, and the places of stretches are
+    left out.
     """
     work, calls = excerpt.work, excerpt.calls
     idle = stretching.device_gaps(work)
@@ -162,8 +175,14 @@ def measure(excerpt: Excerpt, _options: Options, *, for_rules: bool = False) -> 
         used = pl.select((waiting_ns > 0) | calls["launch_name"].is_first_distinct()).to_series()
         calls, waiting_ns = calls.filter(used), waiting_ns.filter(used)
     launched, waited = _placed(excerpt, calls)
-    changes = launching.queue_changes(calls, work)
-    where = stretching.most_launched_in(stretches, calls, launched)
+    streams, queue, short = launching.NO_STREAMS, launching.NO_QUEUE, _NO_SHORT
+    where = stretches.with_columns(_NO_PLACE)
+    if not for_rules:
+        changes = launching.queue_changes(calls, work)
+        streams, queue = launching.streams(changes, calls), launching.drawn(changes)
+        short = _short_kernels(work)
+        placed = stretching.most_launched_in(stretches, calls, launched)
+        where = _in_steps(placed, excerpt.steps)
     length = pl.col("end") - pl.col("start")
     return Part(
         rank=excerpt.rank,
@@ -173,12 +192,12 @@ def measure(excerpt: Excerpt, _options: Options, *, for_rules: bool = False) -> 
             **launched, waiting_ns=waiting_ns,
         ),
         devices=_by_device(work),
-        streams=launching.streams(changes, calls),
-        queue=launching.drawn(changes),
-        stretches=_in_steps(where, excerpt.steps),
+        streams=streams,
+        queue=queue,
+        stretches=where,
         steps=steps,
         steps_by_kernels=step_patterns.by_kernels(excerpt.steps),
-        short=_short_kernels(work),
+        short=short,
         synchronising=stretching.by_place(stretching.costs(excerpt.waits, work), waited),
         without_work=excerpt.without_work,
         work_ns=int(work.select(length.sum()).item()),

@@ -1,10 +1,10 @@
 """Launch-bound stretches of devices, and the cost of synchronising calls."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import polars as pl
 
-from traceanalyzer.analyzers.common.names import named
+from traceanalyzer.analyzers.common.names import matching
 from traceanalyzer.frames import intervals, linking
 from traceanalyzer.vocabulary import SYNCHRONISING_CALLS
 
@@ -165,7 +165,9 @@ def _inside(points: pl.DataFrame, stretches: pl.DataFrame) -> pl.DataFrame:
 # --- synchronising calls -------------------------------------------------------------------
 
 
-def synchronising_calls(runtime: pl.DataFrame, work: pl.DataFrame) -> tuple[pl.DataFrame, int]:
+def synchronising_calls(
+    runtime: pl.DataFrame, work: pl.DataFrame, names: Sequence[str]
+) -> tuple[pl.DataFrame, int]:
     """Return calls in which the host waits for the device, by start, and the number left out.
 
     These are synchronising calls by name, and copies between host and device that returned after
@@ -176,25 +178,28 @@ def synchronising_calls(runtime: pl.DataFrame, work: pl.DataFrame) -> tuple[pl.D
     Args:
         runtime: rows of :func:`~traceanalyzer.analyzers.launches.calls.runtime_calls`.
         work: rows of :func:`~traceanalyzer.analyzers.launches.calls.with_launches`.
+        names: the distinct names of events.
     """
-    waited_for = pl.col("event").is_in(blocking_copies(work).implode())
-    waiting = runtime.filter(named(runtime, SYNCHRONISING_CALLS) | waited_for)
+    synchronising = matching(names, SYNCHRONISING_CALLS)
+    waited_for = pl.col("event").is_in(blocking_copies(work, names).implode())
+    waiting = runtime.filter(pl.col("name").is_in(synchronising) | waited_for)
     chosen = waiting.filter(pl.col("start") <= work["launch_start"].max())
     return chosen.rename({"name": "call"}), waiting.height - chosen.height
 
 
-def blocking_copies(work: pl.DataFrame) -> pl.Series:
+def blocking_copies(work: pl.DataFrame, names: Sequence[str]) -> pl.Series:
     """Return the launch calls (rows of ``events``) of copies that the host waited for.
 
     These are copies between pageable memory and a device if the call returned after the copy had
     begun, and any copies between host and device if the call returned after the copy had ended.
     """
-    columns = work.select("kind", "name", "start", "end", "launch", "launch_end")
-    copies = columns.filter(pl.col("kind") == "gpu_memcpy", pl.col("launch").is_not_null())
-    copies = copies.filter(named(copies, [_ACROSS]))
+    across, pageable = (matching(names, [pattern]) for pattern in (_ACROSS, _PAGEABLE))
+    is_copy = (pl.col("kind") == "gpu_memcpy") & pl.col("name").is_in(across)
     begun = pl.col("launch_end") > pl.col("start")
     ended = pl.col("launch_end") >= pl.col("end")
-    return copies.filter(ended | (begun & named(copies, [_PAGEABLE])))["launch"]
+    blocks = ended | (begun & pl.col("name").is_in(pageable))
+    # calls without an end are null
+    return work["launch"].filter(work.select((is_copy & blocks).fill_null(value=False)).to_series())
 
 
 def costs(calls: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:

@@ -36,6 +36,18 @@ FINE, COARSE = 2_000, 200
 _STREAM = (*DEVICE, "stream")
 _WORK_KINDS = (device_work.COMPUTE, device_work.COMMUNICATION, device_work.MEMORY)
 
+#: What is left out for rules.
+_NO_STEP = pl.Series("step", [], dtype=pl.String)
+_NO_STREAMS = pl.DataFrame(
+    schema={
+        "rank": pl.Int32,
+        "device": pl.Int32,
+        "stream": pl.Int64,
+        **dict.fromkeys(("events", "start", "end", "busy_ns", "alone_ns"), pl.Int64),
+        **dict.fromkeys((f"{kind}_ns" for kind in _WORK_KINDS), pl.Int64),
+    }
+)
+
 _NO_WORK = (
     "{path}: no device work was recorded, so nothing can overlap; {hint}. For runs without a GPU "
     "use comm-outliers (collectives) and gpu-idle (main thread)"
@@ -101,18 +113,21 @@ def measure(trace: Trace, options: Options, *, for_rules: bool = False) -> Part:
     span, steps = device_work.extent(work), steps_of(trace)
     runs = device_work.runs(trace, options.comm_patterns)
     devices = measure_parts(runs, span)
-    fine, of_streams = stretches(span, trace.meta.epoch_ns), work
     if for_rules:
-        steps, fine, of_streams = steps.clear(), fine.clear(), work.clear()
+        of_steps, of_streams, fine = devices.clear(), _NO_STREAMS, devices.clear()
+        of_steps.insert_column(2, _NO_STEP)
+    else:
+        of_steps, of_streams = measure_parts(runs, per_device(steps, work)), _streams(work)
+        fine = measure_parts(runs, stretches(span, trace.meta.epoch_ns))
     recorded = int(trace.events["kind"].is_in(DEVICE_WORK).sum())
     return Part(
         path=trace.meta.path,
         epoch_ns=trace.meta.epoch_ns,
         devices=devices,
-        steps=measure_parts(runs, per_device(steps, work)),
-        steps_by_kernels=by_kernels(steps),
-        streams=_streams(of_streams),
-        stretches=measure_parts(runs, fine),
+        steps=of_steps,
+        steps_by_kernels=not for_rules and by_kernels(steps),
+        streams=of_streams,
+        stretches=fine,
         unfinished=recorded - work.height,
         before=launching.launched_before(trace, work),
         step_hint=record_hint(trace.meta, "step"),

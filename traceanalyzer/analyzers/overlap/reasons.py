@@ -68,13 +68,13 @@ def measure(trace: Trace, work: pl.DataFrame, patterns: Sequence[str]) -> Expose
     """
     part = measure_communication(trace, CommOptions(comm_patterns=patterns))
     columns = ("device", "stream", "start", "end")
-    compute = work.select(columns).filter(work["work_kind"] == COMPUTE)
+    compute = work[[*columns, "work_kind"]].filter(pl.col("work_kind") == COMPUTE)
     length = (pl.col("end") - pl.col("start")).sum()
     by_stream = compute.group_by("device", "stream").agg(length.alias("ns"))
     enough = pl.col("ns") > _SHARED_FRAC * pl.col("ns").sum().over("device")
     calls = launches(trace, work)
-    pieces = work.select("device", "stream", "start", "work_kind")[calls["work"]]
-    launched = pieces.with_columns(launch=calls["launch_start"])
+    pieces = work[["device", "stream", "start", "work_kind"]][calls["work"]]
+    launched = pieces.hstack([calls["launch_start"].alias("launch")])
     launched = launched.filter(pl.col("work_kind") == COMMUNICATION)
     ended = pl.col("end").cum_max()
     ends = compute.sort("start").select("device", before="start", ended=ended.over("device"))
@@ -85,7 +85,7 @@ def measure(trace: Trace, work: pl.DataFrame, patterns: Sequence[str]) -> Expose
     is_after = (pl.col("start") >= pl.col("ended")).fill_null(value=False)
     start = pl.col("start") + part.shift_ns
     late = timed.select("device", "stream", start, late=is_late, after=is_after)
-    streams = by_stream.filter(enough).select("device", "stream")
+    streams = by_stream.filter(enough)[["device", "stream"]]
     return Exposed(part, streams, late.unique(["device", "stream", "start"]), launched.height > 0)
 
 

@@ -10,7 +10,7 @@ import polars as pl
 from traceanalyzer.analyzers.base import Analyzer, Needs
 from traceanalyzer.analyzers.common import device_work, places, step_marks, step_patterns
 from traceanalyzer.analyzers.common.columns import joined as joined_tables, stacked
-from traceanalyzer.analyzers.common.names import mapped, named
+from traceanalyzer.analyzers.common.names import mapped, matching, named
 from traceanalyzer.analyzers.steps import phases, slow_steps, statistics
 from traceanalyzer.analyzers.steps.options import Options
 from traceanalyzer.analyzers.steps.result import Steps
@@ -163,6 +163,9 @@ STEPS = Analyzer(
 def _host_parts(trace: Trace, marks: pl.DataFrame) -> pl.DataFrame:
     """Return how long each of :data:`HOST_PARTS` ran on the step's thread; null if never."""
     lane = ["pid", "tid"]
+    if not matching(trace.names, [*HOST_PARTS.values()]):
+        names = (f"{part}_ns" for part in HOST_PARTS)
+        return pl.DataFrame([intervals.nulls(name, pl.Int64, marks.height) for name in names])
     slices = trace.events.select(
         "kind", "name", *lane, start="ts", end=pl.col("ts") + pl.col("dur")
     ).filter(pl.col("kind") == "other", pl.col("end").is_not_null())

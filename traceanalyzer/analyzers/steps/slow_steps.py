@@ -4,7 +4,7 @@ import math
 
 import polars as pl
 
-from traceanalyzer.analyzers.common.names import BACKWARD, LAYERS, named
+from traceanalyzer.analyzers.common.names import BACKWARD, LAYERS, matching
 from traceanalyzer.frames import linking
 from traceanalyzer.trace import Trace
 from traceanalyzer.vocabulary import ANNOTATION_KINDS, LAUNCH_KINDS, PROFILER_STEP
@@ -45,23 +45,26 @@ def only_slow(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
         nested slices of about the same duration one is kept. Python functions count on threads
         that mark steps: other threads wait for work most of the time.
     """
-    each = steps.select("step", "start", "end").unique("start").sort("start")
+    each = steps[["step", "start", "end"]].unique("start").sort("start")
     length = pl.col("end") - pl.col("start")
     over = length - length.median()
     slow = each.with_columns(over=over).filter(length > SLOW * length.median())
     if slow.is_empty() or 2 * slow.height > each.height:
         return pl.DataFrame(schema=_SCHEMA)
-    long = pl.col("dur") >= int(_LEAST_FRAC * slow.select(pl.col("over").min()).item()) // _MANY
-    columns = trace.events.select("ts", "dur", "tid", "name", "kind")
+    least: float = slow["over"].min()  # type: ignore[assignment]
+    long = pl.col("dur") >= int(_LEAST_FRAC * least) // _MANY
+    columns = trace.events[["ts", "dur", "tid", "name", "kind"]]
     slices = columns.filter(pl.col("kind").is_in(_KINDS), long)
     marking = slices.filter(pl.col("name").is_in(each["step"].implode()))["tid"].unique()
     if marking.len():
         elsewhere = ~pl.col("tid").is_in(marking.implode())
         slices = slices.filter(~(elsewhere & (pl.col("kind") == "python_function")))
-    number = linking.label_by_interval(slices.select("ts"), each)["interval"]
-    of_step = slices.drop("ts", "tid").with_columns(step=each["step"].gather(number))
-    of_step = of_step.drop_nulls("step")
-    of_step = of_step.filter(~pl.col("name").is_in(each["step"].implode()))
+    number = linking.label_by_interval(slices[["ts"]], each)["interval"]
+    of_step = slices[["dur", "name", "kind"]].hstack([each["step"].gather(number)])
+    is_mark = pl.col("name").is_in(each["step"].implode())
+    of_step = of_step.filter(pl.col("step").is_not_null() & ~is_mark)
+    if of_step.is_empty():
+        return _forward_only(trace, each, slow)
     sums = of_step.group_by("step", "name").agg(
         n=pl.len().cast(pl.Int64), total_ns=pl.col("dur").sum(), kind=pl.col("kind").first()
     )
@@ -82,6 +85,8 @@ def only_slow(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
     return pl.concat([slices, _forward_only(trace, each, slow)])
 
 
+_BETWEEN = {name: of for name, of in _SCHEMA.items() if name != "step"}
+
 #: What slow steps run that have many layers more than others, but no more of a backward pass.
 FORWARD_ONLY = "forward passes without a backward pass"
 
@@ -91,10 +96,12 @@ _MORE = 1.5
 
 def _forward_only(trace: Trace, each: pl.DataFrame, slow: pl.DataFrame) -> pl.DataFrame:
     """Rows for steps that evaluate: ``total_ns`` is their time beyond the median step."""
-    names = trace.names
+    named = [matching(trace.names, [pattern]) for pattern in (LAYERS, BACKWARD)]
+    if not all(named):
+        return pl.DataFrame(schema=_SCHEMA)
     events = trace.events.select("kind", "ts", "name").filter(pl.col("kind") == "cpu_op")
     layers, backward = (
-        _per_step(events.filter(named(names, [pattern])), each) for pattern in (LAYERS, BACKWARD)
+        _per_step(events.filter(pl.col("name").is_in(names)), each) for names in named
     )
     rows = slow.join(layers, on="step").join(backward, on="step", suffix="_backward")
     usual, usual_backward = (
@@ -126,28 +133,30 @@ def between(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
         kind, name, n, ``total_ns`` of slices that begin and end between two steps, the longest
         first; of nested slices of about one duration one is kept.
     """
-    each = steps.select("start", "end").unique("start").sort("start")
-    windows = each.select(start=pl.col("end").shift(1), end="start").drop_nulls()
+    each = steps[["start", "end"]].unique("start").sort("start")
+    windows = each.select(start=pl.col("end").shift(1), end="start")
     windows = windows.filter(pl.col("end") > pl.col("start"))
-    length = int(windows.select((pl.col("end") - pl.col("start")).sum()).item())
-    slices = trace.events.select("kind", "name", "ts", "dur").filter(
+    length = int((windows["end"] - windows["start"]).sum())
+    if not length:
+        return pl.DataFrame(schema=_BETWEEN)
+    slices = trace.events[["kind", "name", "ts", "dur"]].filter(
         pl.col("kind").is_in(_KINDS), pl.col("dur") > 0
     )
-    number = linking.label_by_interval(slices.select("ts"), windows)["interval"]
-    known = number.is_not_null()
-    inside = slices.filter(known).with_columns(
-        pl.col("name", "kind").cast(pl.String), until=windows["end"].gather(number.filter(known))
-    )
+    number = linking.label_by_interval(slices[["ts"]], windows)["interval"]
+    inside = slices.hstack([windows["end"].gather(number).alias("until")])
+    marks = matching(trace.names, [f"^{PROFILER_STEP}"])
     inside = inside.filter(
-        pl.col("ts") + pl.col("dur") <= pl.col("until"),
-        ~pl.col("name").str.starts_with(PROFILER_STEP),
+        pl.col("ts") + pl.col("dur") <= pl.col("until"), ~pl.col("name").is_in(marks)
     )
+    if inside.is_empty():
+        return pl.DataFrame(schema=_BETWEEN)
+    inside = inside.with_columns(pl.col("name", "kind").cast(pl.String))
     sums = inside.group_by("name").agg(
         n=pl.len().cast(pl.Int64), total_ns=pl.col("dur").sum(), kind=pl.col("kind").first()
     )
     kept = sums.filter(pl.col("total_ns") >= _LEAST_FRAC * length)
     rows = _without_nested(kept.with_columns(step=pl.lit(""), usual=pl.lit(0)))
-    return rows.select(pl.col(name).cast(of) for name, of in _SCHEMA.items() if name != "step")
+    return rows.select(pl.col(name).cast(of) for name, of in _BETWEEN.items())
 
 
 def _without_nested(rows: pl.DataFrame) -> pl.DataFrame:
