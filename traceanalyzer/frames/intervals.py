@@ -159,12 +159,16 @@ def gaps(
 
 def intersect(a: pl.DataFrame, b: pl.DataFrame, by: Sequence[str] = ()) -> pl.DataFrame:
     """Return the intersection of the unions of ``a`` and ``b``."""
+    if a.is_empty() or b.is_empty():
+        return a[[*by, "start", "end"]].clear()
     groups, (runs, others) = _unions(by, a, b)
     return _to_frame(groups, _inside(runs, others, _met(runs, others)))
 
 
 def subtract(a: pl.DataFrame, b: pl.DataFrame, by: Sequence[str] = ()) -> pl.DataFrame:
     """Return the union of ``a`` without the union of ``b``."""
+    if a.is_empty() or b.is_empty():
+        return union(a, by)
     groups, (runs, others) = _unions(by, a, b)
     return _to_frame(groups, _outside(runs, others, _met(runs, others)))
 
@@ -181,6 +185,9 @@ def divide(
     groups, (left, *others) = _unions(by, within, *frames)
     pieces = []
     for runs in others:
+        if not runs.start.size:
+            pieces.append(runs)
+            continue
         met = _met(left, runs)
         pieces.append(_inside(left, runs, met))
         left = _outside(left, runs, met)
@@ -220,6 +227,9 @@ def overlaps(
     start, end, valid = _checked_bounds(rows)
     columns = []
     for frame, window_group in zip(windows, window_groups, strict=True):
+        if frame.is_empty():
+            columns.append(nullable("overlap", np.zeros(start.size, np.int64), valid))
+            continue
         runs = _union(_spans(frame, window_group))
         overlap = _covered_before(runs, group, end) - _covered_before(runs, group, start)
         columns.append(nullable("overlap", overlap, valid))

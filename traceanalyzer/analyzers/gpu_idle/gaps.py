@@ -111,6 +111,8 @@ def drained(
 
 def _mostly_covered(gaps: pl.DataFrame, ranges: pl.DataFrame) -> pl.Series:
     """Return which gaps are covered by half or more by ranges that begin in them."""
+    if ranges.is_empty():
+        return pl.repeat(value=False, n=gaps.height, dtype=pl.Boolean, eager=True)
     begun = linking.label_by_interval(ranges.rename({"start": "ts"}), gaps, ["unit"])
     begun = begun.drop_nulls("interval")
     gap_end = gaps["end"].gather(begun["interval"])

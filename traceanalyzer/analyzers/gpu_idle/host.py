@@ -14,6 +14,7 @@ from traceanalyzer.analyzers.common.launching import is_graph_capture, launches
 from traceanalyzer.analyzers.common.names import (
     ADDRESS,
     BACKWARD,
+    distinct,
     matching,
     named,
     starting_with,
@@ -494,15 +495,17 @@ def copying(excerpt: Excerpt) -> pl.DataFrame:
 
 def _batches(excerpt: Excerpt) -> pl.DataFrame:
     """Return copies of batches to the device: rows of :attr:`Excerpt.work` with their number."""
+    hits = matching(excerpt.names, [causes.HOST_TO_DEVICE])
     batch = (pl.col("bytes") >= causes.BATCH_BYTES) & (pl.col("kind") == "gpu_memcpy")
-    copies = excerpt.work.with_row_index("work").filter(batch)
-    return copies.filter(named(copies, [causes.HOST_TO_DEVICE]))
+    if not hits:
+        return excerpt.work.clear().with_row_index("work")
+    return excerpt.work.with_row_index("work").filter(batch & pl.col("name").is_in(hits))
 
 
 def copies_pinned(excerpt: Excerpt) -> bool:
     """Return whether all copies of batches are from pinned or managed memory."""
-    names = _batches(excerpt)["name"].cast(pl.String)
-    return bool(names.str.contains(r"\((?:Pinned|Managed)").fill_null(value=False).all())
+    names = distinct(_batches(excerpt))
+    return len(matching(names, [r"\((?:Pinned|Managed)"])) == len(names)
 
 
 def blocking_copies(excerpt: Excerpt) -> pl.DataFrame:

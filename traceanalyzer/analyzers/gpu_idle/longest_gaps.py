@@ -1,16 +1,17 @@
 """The longest idle gaps of a rank, with the recorded host activity."""
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.common.libraries import by_component, is_own_code
-from traceanalyzer.analyzers.common.names import ADDRESS, is_step, python_frame
+from traceanalyzer.analyzers.common.names import ADDRESS, matching, python_frame
 from traceanalyzer.analyzers.gpu_idle.causes import DEVICE_WAIT, PROFILER, SHORT_GAP
 from traceanalyzer.analyzers.gpu_idle.host import Excerpt
-from traceanalyzer.frames import linking
-from traceanalyzer.vocabulary import ANNOTATION_KINDS
+from traceanalyzer.frames import intervals, linking
+from traceanalyzer.vocabulary import ANNOTATION_KINDS, steps_pattern
 
 #: Gaps of a rank that are analysed.
 MOST = 200
@@ -78,21 +79,19 @@ def _between(gaps: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
 def _on_host(middle: pl.DataFrame, excerpt: Excerpt, libraries: Sequence[str]) -> pl.DataFrame:
     """Return the innermost slices that fill half of a gap or more on the unit's threads."""
     around = _around(middle, excerpt)
+    if around.is_empty():
+        columns = ("host_event", "python", "own_code", "annotation")
+        return pl.DataFrame([intervals.nulls(name, pl.String, middle.height) for name in columns])
+    steps = matching(excerpt.names, [steps_pattern()])
     ranges = pl.col("kind").is_in(ANNOTATION_KINDS)
     python = around.filter(pl.col("kind") == "python_function")
     slices = {
         "host_event": around.filter(pl.col("kind") != "python_function"),
         "python": python,
         "own_code": python.filter(_belongs(python["name"], libraries)),
-        "annotation": around.filter(ranges, ~is_step(around)),
+        "annotation": around.filter(ranges & ~pl.col("name").is_in(steps)),
     }
-    result = pl.DataFrame({"gap": np.arange(middle.height)})
-    for name, rows in slices.items():
-        if rows.is_empty():
-            result = result.with_columns(pl.lit(None, pl.String).alias(name))
-            continue
-        result = result.join(_first(rows, name), on="gap", how="left", maintain_order="left")
-    return result.drop("gap")
+    return pl.DataFrame([_first(rows, name, middle.height) for name, rows in slices.items()])
 
 
 def _around(middle: pl.DataFrame, excerpt: Excerpt) -> pl.DataFrame:
@@ -117,10 +116,16 @@ def _around(middle: pl.DataFrame, excerpt: Excerpt) -> pl.DataFrame:
     )
 
 
-def _first(rows: pl.DataFrame, name: str) -> pl.DataFrame:
-    return rows.unique("gap", keep="first", maintain_order=True).select(
-        "gap", pl.col("name").cast(pl.String).str.replace(ADDRESS, "").alias(name)
-    )
+def _first(rows: pl.DataFrame, name: str, gaps: int) -> pl.Series:
+    """Return the name of the first of the rows of each gap."""
+    first: dict[int, str] = {}
+    for gap, text in rows[["gap", "name"]].iter_rows():
+        first.setdefault(gap, text)
+    texts = [first.get(gap) for gap in range(gaps)]
+    return pl.Series(name, [text and _ADDRESS.sub("", text, 1) for text in texts], dtype=pl.String)
+
+
+_ADDRESS = re.compile(ADDRESS)
 
 
 def _belongs(names: pl.Series, libraries: Sequence[str]) -> pl.Expr:
