@@ -205,9 +205,7 @@ class Trace(Questions):
     @property
     def names(self) -> list[str]:
         """The distinct names of events."""
-        return self.once(
-            "names", lambda: self.events["name"].unique().drop_nulls().cast(pl.String).to_list()
-        )
+        return self.once("names", lambda: _texts(self.events["name"].unique()))
 
     @property
     def tables(self) -> dict[str, pl.DataFrame]:
@@ -286,6 +284,10 @@ class Trace(Questions):
         names = ", ".join(meta.path for meta in self.sources[:2])
         more = f" and {len(self.sources) - 2} more" if len(self.sources) > 2 else ""
         return f"<Trace of {names}{more}: {self.events.height:,} events>"
+
+
+def _texts(names: pl.Series) -> list[str]:
+    return [name for name in names.cast(pl.String).to_list() if name is not None]
 
 
 def concat(traces: Sequence[Trace]) -> Trace:

@@ -42,6 +42,11 @@ _SLICES_PER_DEPTH = 32
 _BLOCK = 1 << 16
 
 
+def row_numbers(rows: Rows, name: str = "row") -> pl.Series:
+    """Return row numbers as a column, null for :data:`ROOT`."""
+    return intervals.nullable(name, rows.astype(np.uint32), rows != ROOT)
+
+
 def nest(frame: pl.DataFrame, by: Sequence[str] = (), tolerance: int = 1) -> pl.DataFrame:
     """Compute depth, parent and lane of each slice.
 
@@ -93,7 +98,7 @@ def self_time(frame: pl.DataFrame) -> pl.DataFrame:
     """
     start, end = intervals.bounds(frame)
     child = np.flatnonzero(frame["parent"].is_not_null().to_numpy())
-    parent = frame["parent"].gather(child).to_numpy().astype(np.int64)
+    parent = frame["parent"][child].to_numpy().astype(np.int64)
     order = intervals.stable_order(parent, start[child])
     child, parent = child[order], parent[order]
     until = np.minimum(end[child], end[parent])

@@ -88,7 +88,7 @@ def innermost(points: pl.DataFrame, tree: pl.DataFrame, by: Sequence[str] = ()) 
     if late.size:
         slices = linking.enclosing(points[late], tree, by)["slice"]
         at[late] = slices.cast(pl.Int64).fill_null(ROOT).to_numpy()
-    return intervals.nullable("slice", at, at != ROOT).cast(pl.UInt32)
+    return nesting.row_numbers(at, "slice")
 
 
 def nearest(tree: pl.DataFrame, wanted: Bools) -> Rows:

@@ -201,7 +201,7 @@ def _host_calls(trace: Trace) -> pl.DataFrame:
         vocabulary.PARAM_COMMS, *vocabulary.NCCL_ANNOTATION_PREFIXES, vocabulary.NCCL_CALL
     )
     hosts = (
-        trace.events.select("name", "tid", "dur")
+        trace.events[["name", "tid", "dur"]]
         .with_row_index("event")
         .filter(pl.col("tid").is_not_null(), pl.col("dur").is_not_null())
     )
@@ -241,7 +241,7 @@ def _by_correlation(
     spans = calls.rename({"ts": "start"})
     launches = launches.filter(pl.col("correlation").is_in(kernels["correlation"].implode()))
     inside = linking.enclosing(launches, spans, ["pid", "tid"]).drop_nulls("slice")
-    called = inside.select("correlation", call=spans["call"].gather(inside["slice"]))
+    called = inside.select("correlation", call=spans["call"][inside["slice"]])
     return _pairs(linking.link(called, kernels, ["correlation"]), called, kernels)
 
 
@@ -356,7 +356,7 @@ def with_overlapping_work(
 
 def _overlapped_by(communication: pl.DataFrame, others: pl.DataFrame) -> pl.DataFrame:
     """Return ``event`` and ``overlapped_by``: the name with the largest overlap per collective."""
-    comm = communication.select("event", "device", "start", "end")
+    comm = communication[["event", "device", "start", "end"]]
     pairs = [
         _shared(rows, others.filter(pl.col("device") == rows["device"][0]))
         for rows in comm.drop_nulls("device").partition_by("device", maintain_order=True)
@@ -367,8 +367,7 @@ def _overlapped_by(communication: pl.DataFrame, others: pl.DataFrame) -> pl.Data
         .group_by("event", "overlapped_by")
         .agg(pl.col("shared").sum())
         .sort("shared", "overlapped_by", descending=[True, False])
-        .unique("event", keep="first", maintain_order=True)
-        .select("event", "overlapped_by")
+        .unique("event", keep="first", maintain_order=True)[["event", "overlapped_by"]]
     )
 
 
@@ -389,8 +388,8 @@ def _shared(comm: pl.DataFrame, others: pl.DataFrame) -> pl.DataFrame:
     shared = np.minimum(end[mine], other_end[other]) - np.maximum(start[mine], other_start[other])
     return pl.DataFrame(
         {
-            "event": comm["event"].gather(mine),
-            "overlapped_by": others["name"].gather(other).cast(pl.String),
+            "event": comm["event"][mine],
+            "overlapped_by": others["name"][other].cast(pl.String),
             "shared": shared,
         }
     ).filter(pl.col("shared") > 0)

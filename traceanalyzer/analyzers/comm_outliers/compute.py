@@ -152,7 +152,7 @@ def combine(parts: Sequence[Part], options: Options, base: Sequence[Part] = ()) 
     steps = arrivals.steps(rows, marks)
     ranks = arrivals.ranks(parts, instances, rows, steps, roots)
     groups = outliers.summarize(
-        links.with_links(instances, parts), dict(ranks.select("rank", "span_ns").iter_rows())
+        links.with_links(instances, parts), dict(ranks[["rank", "span_ns"]].iter_rows())
     )
     least = options.min_wait_ns
     if least is None:
@@ -246,4 +246,4 @@ def _in_steps(instances: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     known = pl.col("issued").is_not_null() | (pl.col("start") >= (first_known or 0))
     issued = pl.when(known).then(pl.coalesce("issued", "start"))
     rows = linking.enclosing(instances.with_columns(ts=issued), steps)
-    return rows.with_columns(step=steps["step"].gather(rows["slice"]))
+    return rows.hstack([steps["step"][rows["slice"]]])

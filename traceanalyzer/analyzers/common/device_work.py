@@ -150,7 +150,7 @@ def measure_parts(work: pl.DataFrame | Runs, windows: pl.DataFrame) -> pl.DataFr
         Exposed and overlapped sum to the total. Null if a window has no start or end.
     """
     runs = work if isinstance(work, Runs) else runs_of(work)
-    keys = windows.select(*DEVICE, "start", "end")
+    keys = windows[[*DEVICE, "start", "end"]]
     measured = intervals.overlaps(keys, [*runs.by_kind, runs.kernels, runs.all_work], DEVICE)
     compute, communication, memory, either, any_work = measured
     exposed_communication, exposed_memory = either - compute, any_work - either
@@ -191,5 +191,5 @@ def per_device(marks: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
         rank, device, step, start, end, sorted by start and device.
     """
     devices = grouped(work, DEVICE).sort(DEVICE)
-    windows = marks.select("step", "start", "end").join(devices, how="cross")
-    return windows.sort("start", *DEVICE).select(*DEVICE, "step", "start", "end")
+    windows = marks[["step", "start", "end"]].join(devices, how="cross")
+    return windows.sort("start", *DEVICE)[[*DEVICE, "step", "start", "end"]]

@@ -37,13 +37,13 @@ class Places:
 
     def operator(self, at: pl.DataFrame) -> pl.Series:
         """Return the innermost operator."""
-        return self.operators["name"].gather(self._operator_rows(at))
+        return self.operators["name"][self._operator_rows(at)]
 
     def outer_operator(self, at: pl.DataFrame) -> pl.Series:
         """Return the outermost operator: one that starts when all earlier ones have ended."""
         ended = pl.col("end").cum_max().shift(1).over(THREAD)
         outer = self.operators.filter((pl.col("start") >= ended).fill_null(value=True))
-        return outer["name"].gather(linking.label_by_interval(at, outer, THREAD)["interval"])
+        return outer["name"][linking.label_by_interval(at, outer, THREAD)["interval"]]
 
     def annotation(self, at: pl.DataFrame) -> pl.Series:
         """Return the innermost annotation that does not mark a step."""
@@ -52,7 +52,7 @@ class Places:
     def range(self, at: pl.DataFrame) -> pl.Series:
         """Return the innermost operator or annotation that does not mark a step."""
         operators, annotations = (
-            slices.select("name", "start")[rows]
+            slices[["name", "start"]][rows]
             for slices, rows in (
                 (self.operators, self._operator_rows(at)),
                 (self.annotations, linking.enclosing(at, self.annotations, THREAD)["slice"]),
@@ -112,13 +112,13 @@ def _slices(trace: Trace, *kinds: str) -> pl.DataFrame:
 
 def _innermost(at: pl.DataFrame, slices: pl.DataFrame) -> pl.Series:
     """Return the names of the innermost slices."""
-    return slices["name"].gather(linking.enclosing(at, slices, THREAD)["slice"])
+    return slices["name"][linking.enclosing(at, slices, THREAD)["slice"]]
 
 
 def _is_own_code(names: pl.Series, test: Callable[[str | None, str | None], bool]) -> pl.Expr:
     """Whether the name of a frame is of own code."""
     distinct = names.unique().drop_nulls().to_frame("name")
     frames = distinct.select(frame=python_frame(pl.col("name").cast(pl.String))).unnest("frame")
-    flags = [test(name, file) for file, name in frames.select("file", "name").iter_rows()]
+    flags = [test(name, file) for file, name in frames[["file", "name"]].iter_rows()]
     kept = distinct["name"].filter(pl.Series(flags, dtype=pl.Boolean))
     return pl.col("name").is_in(kept.implode())

@@ -37,7 +37,7 @@ def launches(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
     rows = launch_rows(trace, work)
     known = np.flatnonzero(rows != nesting.ROOT)
     launch = pl.Series("launch", rows[known], dtype=pl.UInt32)
-    joined = trace.events.select("rank", "pid", "tid", "name", "ts", "dur")[launch]
+    joined = trace.events[["rank", "pid", "tid", "name", "ts", "dur"]][launch]
     return joined.select(
         pl.Series("work", known, dtype=pl.UInt32), launch, "rank", "pid", "tid",
         launch_name="name", launch_start="ts", launch_end=pl.col("ts") + pl.col("dur"),
@@ -50,7 +50,7 @@ def is_graph_capture(trace: Trace) -> bool:
     Inference engines record the capture separately. Traces with graph launches are analyzed as
     usual.
     """
-    calls = trace.events.select("kind", "name").filter(pl.col("kind").is_in(LAUNCH_KINDS))
+    calls = trace.events[["kind", "name"]].filter(pl.col("kind").is_in(LAUNCH_KINDS))
     names = distinct(calls)
     captures = any("StreamBeginCapture" in name for name in names)
     return captures and not any("GraphLaunch" in name for name in names)
@@ -126,7 +126,7 @@ def _launched_before(trace: Trace, work: pl.DataFrame) -> int | Beginning | None
     if not isinstance(first, int) or start is None or first - start > _AT_START_NS:
         return 0
     is_call = pl.col("kind").is_in(LAUNCH_KINDS) & (pl.col("correlation") > 0)
-    calls = trace.events.select("kind", "pid", "correlation").filter(is_call)
+    calls = trace.events[["kind", "pid", "correlation"]].filter(is_call)
     if not calls.is_empty():
         return _before_ns(calls, work)
     length = work["end"] - work["start"]
@@ -202,17 +202,17 @@ def with_external_ids(
         slices: start, external_id (null without an operator).
     """
     has_id = pl.col("external_id") > 0  # 0 is not an operator
-    rest = work.select("external_id", "start").with_row_index("work")
+    rest = work[["external_id", "start"]].with_row_index("work")
     rest = rest.filter(has_id, pl.Series(caller == nesting.ROOT))
     if rest.is_empty():
         return caller
     known = np.flatnonzero(caller != nesting.ROOT)
-    of_caller = slices["external_id"].gather(caller[known])
-    agree = (work["external_id"].gather(known) == of_caller).mean()
+    of_caller = slices["external_id"][caller[known]]
+    agree = (work["external_id"][known] == of_caller).mean()
     if isinstance(agree, float) and agree < 1 / 2:
         return caller
     used = pl.col("external_id").is_in(rest["external_id"].unique().implode())
-    rows = slices.select("start", "external_id").with_row_index("row").filter(used)
+    rows = slices[["start", "external_id"]].with_row_index("row").filter(used)
     pairs = linking.link(rows, rest, ["external_id"])
     left, right = rows[pairs["left"]], rest[pairs["right"]]
     possible = left["start"] <= right["start"]

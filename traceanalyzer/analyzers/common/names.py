@@ -98,10 +98,13 @@ def is_step(events: pl.DataFrame) -> pl.Expr:
 
 def distinct(events: pl.DataFrame) -> list[str]:
     """Return the distinct names of events."""
-    if events.is_empty():
-        return []
+    if events.height < _FEW:  # faster than a query
+        return [name for name in dict.fromkeys(events["name"].to_list()) if name is not None]
     names = events["name"].unique().cast(pl.String).to_list()
     return [name for name in names if name is not None]
+
+
+_FEW = 1000
 
 
 def one_name_for_steps(names: Iterable[str]) -> dict[str, str]:

@@ -104,7 +104,7 @@ def _spans(trace: Trace) -> pl.DataFrame:
         return pl.DataFrame(schema=_SPAN)
     is_work = pl.col("kind").is_in(DEVICE_WORK) & pl.col("device").is_not_null()
     shift = trace.meta.epoch_ns or 0
-    events = trace.events.select("kind", "rank", "device", "ts", "dur")
+    events = trace.events[["kind", "rank", "device", "ts", "dur"]]
     rows = events.filter(
         pl.col("rank").is_not_null(), pl.col("dur") >= 0, is_work | pl.col("device").is_null()
     )

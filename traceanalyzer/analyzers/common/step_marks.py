@@ -63,7 +63,7 @@ def _step_marks(trace: Trace, step_name: str | None) -> pl.DataFrame:
     is_mark = pl.col("kind").is_in(MARK_KINDS) & (pl.col("dur") > 0)
     selected = trace.events.select(_may_mark(trace.names, step_name) & is_mark).to_series()
     end = pl.col("ts") + pl.col("dur")
-    marks = trace.events.select("kind", "name", "ts", "dur", *lane).filter(selected)
+    marks = trace.events[["kind", "name", "ts", "dur", *lane]].filter(selected)
     marks = marks.select("kind", "name", *lane, start="ts", end=end)
     marks = marks.filter(_complete(trace))
     chosen = _chosen(marks, step_name).select(

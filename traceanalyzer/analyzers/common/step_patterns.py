@@ -64,8 +64,8 @@ def repeated(trace: Trace, every: str | None = None) -> pl.DataFrame:
         OptionError: ``every`` is not a regular expression.
     """
     lane = ["rank", "pid", "device", "stream"]
-    work = device_work(trace).select("kind", *lane, "name", "start", "end")
-    first, number = numbering.numbered(work.select("kind", *lane).get_columns())
+    work = device_work(trace)[["kind", *lane, "name", "start", "end"]]
+    first, number = numbering.numbered(work[["kind", *lane]].get_columns())
     streams = work[first].with_columns(
         number=pl.int_range(pl.len()), n=pl.Series(np.bincount(number, minlength=first.size))
     )
@@ -73,9 +73,7 @@ def repeated(trace: Trace, every: str | None = None) -> pl.DataFrame:
     most = kernels.sort("n", "start", "number", descending=[True, False, False])
     rows = []
     for stream in most.unique("rank", keep="first", maintain_order=True).iter_rows(named=True):
-        of_stream = work.select("name", "start", "end").filter(
-            pl.Series(number == stream["number"])
-        )
+        of_stream = work[["name", "start", "end"]].filter(pl.Series(number == stream["number"]))
         rows.append(_of_stream(of_stream, every, stream["rank"]))
     types = {"rank": pl.Int32, "pid": pl.Int64, "tid": pl.Int64, "step": pl.String}
     empty = pl.DataFrame(schema={**types, "start": pl.Int64, "end": pl.Int64})

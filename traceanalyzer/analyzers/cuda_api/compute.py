@@ -67,7 +67,7 @@ def measure(trace: Trace, _options: Options) -> Part:
     if not trace.events.select(of_calls.any()).item():
         trace.require(*CUDA_CALLS)
     wanted = trace.events.select(of_calls & (pl.col("dur") >= 0)).to_series()
-    ended = trace.events.select("name", "pid", "correlation", "ts", "dur").filter(wanted)
+    ended = trace.events[["name", "pid", "correlation", "ts", "dur"]].filter(wanted)
     calls = ended.select(call="name", dur_ns="dur")
     if calls.is_empty():
         raise MissingData(f"{trace.meta.path}: all recorded API calls lack an end time")
@@ -139,9 +139,9 @@ def _moves(trace: Trace, calls: pl.DataFrame, sorts: findings.Sorts) -> tuple[pl
     ).filter(trace.events.select(moves).to_series())  # fmt: skip
     within = ["correlation"] if work["pid"].null_count() else ["pid", "correlation"]
     links = linking.link(calls, work, within)
-    work = work.select("kind", "name", "moved_bytes", "dur", "end")[links["right"]]
+    work = work[["kind", "name", "moved_bytes", "dur", "end"]][links["right"]]
     joined = work.with_columns(
-        calls.select("call", "host_ns", "call_end")[links["left"]], number=links["left"]
+        calls[["call", "host_ns", "call_end"]][links["left"]], number=links["left"]
     )
     if joined["number"].n_unique() < joined.height:
         # a call may start several copies: its host time counts once
@@ -217,7 +217,7 @@ def _by_name(calls: pl.DataFrame, waiting: pl.DataFrame, keys: Sequence[str] = (
     all_ns = pl.col("total_ns").sum()
     named = sums.with_columns(pl.col("call").cast(pl.String))
     flagged = columns.left_join(
-        named, waiting.select(*keys, "call", "synchronises").unique(), [*keys, "call"]
+        named, waiting[[*keys, "call", "synchronises"]].unique(), [*keys, "call"]
     )
     return flagged.select(
         *keys, "call", "n", "total_ns",

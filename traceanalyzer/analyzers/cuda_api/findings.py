@@ -226,7 +226,7 @@ def findings_of(
         text: pl.Series([getattr(FINDINGS[name], text) for name in names], dtype=pl.String)
         for text in ("rule", "what", "advice")
     }
-    labelled = rows.with_columns(**texts).select(
-        "finding", "rule", "what", "n", "host_ns", "moved_bytes", "copy_ns", "waited", "advice"
-    )
+    labelled = rows.with_columns(**texts)[
+        ["finding", "rule", "what", "n", "host_ns", "moved_bytes", "copy_ns", "waited", "advice"]
+    ]
     return labelled.sort("host_ns", "finding", descending=[True, False])

@@ -204,7 +204,7 @@ def _operators(
     trace: Trace, work: pl.DataFrame, launch: nesting.Rows, tree: pl.DataFrame
 ) -> tuple[nesting.Rows, pl.Series]:
     """Return the innermost operator around each launch (or ROOT), and the launch time."""
-    rows = intervals.nullable("event", launch, launch != nesting.ROOT).cast(pl.UInt32)
+    rows = nesting.row_numbers(launch, "event")
     points = trace.events.select("pid", "tid", "ts")[rows.fill_null(0)]
     points = points.with_columns(pl.when(rows.is_not_null()).then("ts").alias("ts"))
     inner = slice_tree.innermost(points, tree, ["pid", "tid"])

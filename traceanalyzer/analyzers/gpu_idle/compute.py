@@ -202,12 +202,12 @@ def _merged(part: Part, trace: Trace, options: Options) -> Part:
         return part
     work = device_work.device_work(trace, options.comm_patterns)
     starts = work.filter(pl.col("work_kind") == COMMUNICATION).select("device", ts="start")
-    of_units = starts.join(part.units.select("unit", "device"), on="device", nulls_equal=True)
+    of_units = starts.join(part.units[["unit", "device"]], on="device", nulls_equal=True)
     marks = pl.concat(
         [
             part.steps.select("unit", ts="start"),
             part.steps.select("unit", ts="end"),
-            of_units.select("unit", "ts"),
+            of_units[["unit", "ts"]],
         ]
     )
     return replace(part, lost=losing.merged(part.lost, marks, options.min_gap_ns))
@@ -299,12 +299,12 @@ def _busy(excerpt: Excerpt, loader: pl.DataFrame) -> pl.DataFrame:
 
 def _of_whole_devices(excerpt: Excerpt) -> pl.DataFrame:
     """Return when each unit's device is busy, with the work of any process on it."""
-    devices = excerpt.units.select("unit", "device")
+    devices = excerpt.units[["unit", "device"]]
     if devices["device"].n_unique() == devices.height:
         return intervals.union(excerpt.work, _UNIT)
-    work = excerpt.work.select("unit", "start", "end").join(devices, on="unit")
+    work = excerpt.work[["unit", "start", "end"]].join(devices, on="unit")
     union = intervals.union(work, ["device"]).join(devices, on="device", nulls_equal=True)
-    return union.select("unit", "start", "end")
+    return union[["unit", "start", "end"]]
 
 
 def _spans(excerpt: Excerpt) -> pl.DataFrame:

@@ -16,7 +16,7 @@ def with_launches(excerpt: Excerpt, gaps: pl.DataFrame) -> pl.DataFrame:
     Null if that work has no launch call.
     """
     returned = np.full(excerpt.work.height, _NEVER)
-    calls = excerpt.launched.select("work", "end").drop_nulls()
+    calls = excerpt.launched[["work", "end"]].drop_nulls()
     returned[calls["work"].to_numpy()] = calls["end"].to_numpy()
     unit, start = (excerpt.work[name].to_numpy() for name in ("unit", "start"))
     unit_of_gap, end = (gaps[name].to_numpy() for name in ("unit", "end"))
@@ -115,7 +115,7 @@ def _mostly_covered(gaps: pl.DataFrame, ranges: pl.DataFrame) -> pl.Series:
         return pl.repeat(value=False, n=gaps.height, dtype=pl.Boolean, eager=True)
     begun = linking.label_by_interval(ranges.rename({"start": "ts"}), gaps, ["unit"])
     begun = begun.drop_nulls("interval")
-    gap_end = gaps["end"].gather(begun["interval"])
+    gap_end = gaps["end"][begun["interval"]]
     inside = begun.select("unit", start="ts", end=pl.min_horizontal("end", gap_end))
     covered = intervals.overlap_with(gaps, inside, ["unit"])
     return covered.select(2 * pl.col("overlap") >= pl.col("end") - pl.col("start")).to_series()

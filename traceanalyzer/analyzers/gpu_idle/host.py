@@ -234,7 +234,7 @@ def _overhead(
     without the process of device work counts as one process.
     """
     end = pl.col("ts") + pl.col("dur")
-    columns = trace.events.select("kind", "name", "pid", "ts", "dur")
+    columns = trace.events[["kind", "name", "pid", "ts", "dur"]]
     rows = columns.filter(pl.col("kind") == OVERHEAD, pl.col("dur") >= 0)
     if rows.is_empty():
         return _NEVER
@@ -246,7 +246,7 @@ def _overhead(
     else:
         of_units = rows.join(pids, on="pid").join(ends, on="unit")
     inside = (pl.col("start") > pl.col("first")) & (pl.col("end") < pl.col("last"))
-    return of_units.filter(inside).select("unit", "start", "end")
+    return of_units.filter(inside)[["unit", "start", "end"]]
 
 
 # --- host threads ----------------------------------------------------------------------------
@@ -254,7 +254,7 @@ def _overhead(
 
 def _host_slices(trace: Trace, condition: pl.Expr) -> pl.DataFrame:
     """Return slices on host threads that fulfil the condition: pid, tid, start, end."""
-    rows = trace.events.select("kind", "name", *_LANE, "ts", "dur").filter(_ON_HOST & condition)
+    rows = trace.events[["kind", "name", *_LANE, "ts", "dur"]].filter(_ON_HOST & condition)
     return rows.select(*_LANE, start="ts", end=pl.col("ts") + pl.col("dur"))
 
 
@@ -271,7 +271,7 @@ def _slices(trace: Trace, threads: pl.DataFrame) -> pl.DataFrame:
         order = np.argsort(rows, kind="stable")
         rows, thread = rows[order], thread[order]
         del order  # of millions of slices, before they are taken
-    return trace.events.select("kind", "name", "ts", "dur")[rows].select(
+    return trace.events[["kind", "name", "ts", "dur"]][rows].select(
         "kind", "name", pl.Series("thread", thread),
         start="ts", end=pl.col("ts") + pl.col("dur"),
     )  # fmt: skip
@@ -283,7 +283,7 @@ def _samples(trace: Trace, threads: pl.DataFrame) -> pl.DataFrame:
         return pl.DataFrame(schema={"thread": pl.UInt32, "ts": pl.Int64, "stack": pl.UInt32})
     events = trace.events[["kind", *_LANE, "ts", "stack"]]
     rows = events.filter(pl.col("kind") == "sample").drop_nulls(["stack", "ts"])
-    return rows.join(threads, on=_LANE, nulls_equal=True).select("thread", "ts", "stack")
+    return rows.join(threads, on=_LANE, nulls_equal=True)[["thread", "ts", "stack"]]
 
 
 def _stream_waits(trace: Trace, threads: pl.DataFrame) -> pl.DataFrame:
@@ -297,7 +297,7 @@ def _stream_waits(trace: Trace, threads: pl.DataFrame) -> pl.DataFrame:
         return pl.DataFrame(schema=_STREAM_WAITS)
     is_wait = pl.col("kind").is_in(LAUNCH_KINDS) & pl.col("name").is_in(hits)
     columns = (*_LANE, "correlation", "name")
-    calls = trace.events.select("kind", "ts", *columns).filter(is_wait)
+    calls = trace.events[["kind", "ts", *columns]].filter(is_wait)
     waits = calls.rename({"ts": "start"}).join(threads, on=_LANE, nulls_equal=True)
     name = pl.col("name").cast(pl.String)
     if _ARGS not in trace.events.columns:
@@ -338,12 +338,12 @@ def _threads(
     """
     if work.is_empty():
         main = _training(trace, steps)
-        threads = units.select("unit").join(_with_autograd(trace, main), how="cross")
+        threads = units[["unit"]].join(_with_autograd(trace, main), how="cross")
     else:
         threads = _launching(calls, work)
         if threads.is_empty():
-            threads = units.select("unit").join(_unlinked(trace), how="cross")
-        looping = threads.select("unit", "pid").join(
+            threads = units[["unit"]].join(_unlinked(trace), how="cross")
+        looping = threads[["unit", "pid"]].join(
             steps.select(_LANE).unique(), on="pid", nulls_equal=True
         )
         threads = pl.concat([threads, looping]).unique()
@@ -359,20 +359,20 @@ def _launching(calls: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
     launched = calls[_LANE].hstack(work[["unit", "kind"]][calls["work"]])
     threads = launched[numbering.numbered(launched.get_columns())[0]]
     kernels = threads.filter(pl.col("kind") == "kernel")
-    return (kernels if kernels.height else threads).select("unit", *_LANE).unique()
+    return (kernels if kernels.height else threads)[["unit", *_LANE]].unique()
 
 
 def _calling(trace: Trace) -> pl.DataFrame:
     """Return the threads with launch calls, joined to device work or not: pid, tid."""
     launch = pl.col("kind").is_in(LAUNCH_KINDS) & named(trace.names, ["Launch"])
-    return _host_slices(trace, launch).select(*_LANE).unique()
+    return _host_slices(trace, launch)[[*_LANE]].unique()
 
 
 def _unlinked(trace: Trace) -> pl.DataFrame:
     calling = _calling(trace)
     if calling.height:
         return calling
-    return _host_slices(trace, _is_operator(trace.names)).select(*_LANE).unique()
+    return _host_slices(trace, _is_operator(trace.names))[[*_LANE]].unique()
 
 
 def _training(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
@@ -392,7 +392,7 @@ def _training(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
 def _with_autograd(trace: Trace, main: pl.DataFrame) -> pl.DataFrame:
     """Add the threads of the same process that run the backward pass: the main thread waits."""
     nodes = (pl.col("kind") == "cpu_op") & named(trace.names, [BACKWARD])
-    running = _host_slices(trace, nodes).select(*_LANE).unique()
+    running = _host_slices(trace, nodes)[[*_LANE]].unique()
     same = running.join(main, on="pid", how="semi", nulls_equal=True)
     return pl.concat([main, same]).unique()
 
@@ -478,7 +478,7 @@ def copying(excerpt: Excerpt) -> pl.DataFrame:
     if copies.is_empty():
         return _NEVER
     left = excerpt.launched.filter(pl.col("work").is_in(copies["work"].implode()))
-    slices = [left.select(*_THREAD, "start", "end")]
+    slices = [left[[*_THREAD, "start", "end"]]]
     left = left.with_columns(ts="start")
     for name in causes.COPY_OPERATORS:
         if name not in excerpt.names:
@@ -488,7 +488,7 @@ def copying(excerpt: Excerpt) -> pl.DataFrame:
             continue
         left = linking.enclosing(left, around, _THREAD)
         enclosing = left["slice"].drop_nulls().unique()
-        slices.append(around[enclosing].select(*_THREAD, "start", "end"))
+        slices.append(around[enclosing][[*_THREAD, "start", "end"]])
         left = left.filter(pl.col("slice").is_null()).drop("slice")
     return excerpt.of_units(pl.concat(slices))
 
@@ -514,9 +514,9 @@ def blocking_copies(excerpt: Excerpt) -> pl.DataFrame:
     if not hits:
         return _NEVER
     from_device = (pl.col("kind") == "gpu_memcpy") & pl.col("name").is_in(hits)
-    is_copy = excerpt.work.select(from_device).to_series().gather(excerpt.launched["work"])
+    is_copy = excerpt.work.select(from_device).to_series()[excerpt.launched["work"]]
     calls = excerpt.launched.filter(is_copy)
-    copied = excerpt.work["end"].gather(calls["work"])
+    copied = excerpt.work["end"][calls["work"]]
     return excerpt.of_units(calls.filter(calls["end"] >= copied))
 
 
@@ -532,7 +532,7 @@ def steps_of_units(excerpt: Excerpt, units: pl.DataFrame) -> pl.DataFrame:
         units: unit, start, end.
     """
     marks = excerpt.steps[["step", "start", "end"]].sort("start")
-    marked = marks.join(units.select("unit"), how="cross")
+    marked = marks.join(units[["unit"]], how="cross")
     usual = marks.select((pl.col("end") - pl.col("start")).median()).item()
     by_kernels = step_patterns.by_kernels(excerpt.steps)
     if not usual or excerpt.launched.is_empty() or by_kernels:
@@ -552,7 +552,7 @@ def steps_of_units(excerpt: Excerpt, units: pl.DataFrame) -> pl.DataFrame:
     ordered = of_step.filter(pl.col("unit").is_in(ahead)).sort("unit", "start")
     following = pl.col("start").shift(-1).over("unit")
     on_device = ordered.select(
-        marks["step"].gather(ordered["number"]),
+        marks["step"][ordered["number"]],
         "start",
         pl.coalesce(following, "last").alias("end"),
         "unit",
@@ -583,7 +583,7 @@ def launching(excerpt: Excerpt) -> pl.DataFrame:
 
 def _between_launches(excerpt: Excerpt) -> pl.DataFrame:
     """Return the short times from one launch call to the next on a thread."""
-    calls = excerpt.launched.select("thread", "start", "end").sort("thread", "start")
+    calls = excerpt.launched[["thread", "start", "end"]].sort("thread", "start")
     pauses = calls.select("thread", start=pl.col("end").shift(1).over("thread"), end="start")
     length = pl.col("end") - pl.col("start")
     return pauses.filter(length > 0, length <= _BETWEEN_LAUNCHES_NS)

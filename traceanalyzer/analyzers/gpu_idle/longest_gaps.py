@@ -37,9 +37,9 @@ def longest(
     long = gaps.filter(length >= length.top_k(MOST).min())
     top = long.sort(length, "unit", "start", descending=[True, False, False]).head(MOST)
     middle = top.select("unit", "start", "end", ts=pl.col("start") + length // 2)
-    within = linking.enclosing(middle.select("ts"), excerpt.steps)["slice"]
+    within = linking.enclosing(middle[["ts"]], excerpt.steps)["slice"]
     rows = _between(_caused(top, caused), excerpt.work).with_columns(
-        step=excerpt.steps["step"].gather(within)
+        step=excerpt.steps["step"][within]
     )
     evidence = [rows, _on_host(middle, excerpt, libraries), _sampled(top, excerpt)]
     return pl.concat([*evidence, _stream_waits(rows, excerpt)], how="horizontal")
@@ -137,7 +137,7 @@ def _belongs(names: pl.Series, libraries: Sequence[str]) -> pl.Expr:
     match = by_component(libraries)
     matches = [
         name
-        for name, file, function in frames.select("slice", "file", "name").iter_rows()
+        for name, file, function in frames[["slice", "file", "name"]].iter_rows()
         if (match(file) is not None if libraries else is_own_code(function, file))
     ]
     return pl.col("name").is_in(matches)
@@ -151,12 +151,12 @@ def _sampled(gaps: pl.DataFrame, excerpt: Excerpt) -> pl.DataFrame:
     if excerpt.samples.is_empty():
         blank = pl.DataFrame(schema={"sampled": pl.String, "sampled_frac": pl.Float64})
         return blank.clear(gaps.height)
-    points = excerpt.samples.join(excerpt.threads, on="thread").select("unit", "ts", "stack")
+    points = excerpt.samples.join(excerpt.threads, on="thread")[["unit", "ts", "stack"]]
     ordered = gaps.with_row_index("gap").sort("unit", "start")
     inside = linking.label_by_interval(points, ordered, ["unit"]).drop_nulls("interval")
     frames = excerpt.stacks.select("id", function=_function())
     counts = (
-        inside.select("stack", gap=ordered["gap"].gather(inside["interval"]))
+        inside.select("stack", gap=ordered["gap"][inside["interval"]])
         .join(frames, left_on="stack", right_on="id")
         .group_by("gap", sampled="function")
         .agg(n=pl.len())
@@ -165,7 +165,7 @@ def _sampled(gaps: pl.DataFrame, excerpt: Excerpt) -> pl.DataFrame:
         .unique("gap", keep="first", maintain_order=True)
     )
     rows = gaps.with_row_index("gap").join(counts, on="gap", how="left", maintain_order="left")
-    return rows.select("sampled", "sampled_frac")
+    return rows[["sampled", "sampled_frac"]]
 
 
 def _function() -> pl.Expr:
@@ -188,8 +188,7 @@ def _stream_waits(gaps: pl.DataFrame, excerpt: Excerpt) -> pl.DataFrame:
     launches = launches.sort("thread", "ts").with_columns(previous=previous)
     ending = (
         gaps.with_row_index("gap")
-        .filter(pl.col("cause") == DEVICE_WAIT)
-        .select("gap", "unit", "end")
+        .filter(pl.col("cause") == DEVICE_WAIT)[["gap", "unit", "end"]]
         .join(launches, on=["unit", "end"])
         .unique("gap", keep="first")
     )
@@ -202,4 +201,4 @@ def _stream_waits(gaps: pl.DataFrame, excerpt: Excerpt) -> pl.DataFrame:
     )
     recent = last.filter(pl.col("start") >= pl.col("previous").fill_null(pl.col("start")))
     rows = gaps.with_row_index("gap").join(recent, on="gap", how="left", maintain_order="left")
-    return rows.select("waits_for")
+    return rows[["waits_for"]]

@@ -95,7 +95,7 @@ def _without_short(rows: pl.DataFrame, marks: pl.DataFrame, limit_ns: int) -> pl
     of_run = np.flatnonzero(np.diff(run, prepend=0))
     base = start[begins] - (ends - sums)[of_run]
     since = ends - sums + np.repeat(base, np.diff(of_run, append=run.size))
-    return rows.select("unit", "cause")[order[first]].select(
+    return rows[["unit", "cause"]][order[first]].select(
         "unit", pl.Series("start", since), pl.Series("end", since + sums), "cause"
     )
 

@@ -128,7 +128,7 @@ def _content(meta: Meta, trace: Trace) -> dict[str, Any]:
     weight = pl.col("weight") if meta.weight_unit == "ns" else pl.lit(0.0)  # duration of a sample
     length = pl.coalesce("dur", weight.round().cast(pl.Int64, strict=False), 0)
     end = _whole(events.select((pl.col("ts") + length).max()).item())
-    columns = events.select("kind", "name", "device", "dur")
+    columns = events[["kind", "name", "device", "dur"]]
     only = trace.meta.format in vocabulary.ONLY_COMMUNICATION
     communication = columns.filter(pl.lit(only) | _is_communication(events["name"]))
     lost = trace.issues.filter(pl.col("severity").is_in(LOSSES))

@@ -203,17 +203,16 @@ def _kernels_of_steps(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
     """Count the kernels by name, grid size and the step that launched them."""
     steps = step_marks(trace)[["step", "start", "end"]].sort("start")
     rows = launching.launch_rows(trace, work)
-    launched = trace.events["ts"].gather(intervals.nullable("ts", rows, rows != nesting.ROOT))
+    launched = trace.events["ts"][nesting.row_numbers(rows)]
     moments = pl.DataFrame({"ts": launched.zip_with(launched.is_not_null(), work["start"])})
     number = linking.label_by_interval(moments, steps)["interval"]
     length = (work["end"] - work["start"]).alias("length")
     kernels = work[["event", "device", "name", "work_kind"]]
-    kernels = kernels.hstack([length, steps["step"].gather(number)])
+    kernels = kernels.hstack([length, steps["step"][number]])
     blocks = pl.col("grid_x").cast(pl.Int64) * pl.col("grid_y") * pl.col("grid_z")
     grids = trace.launch_configs.select("event", blocks=blocks)
     place = linking.first_match(grids, kernels, ["event"])
-    row = intervals.nullable("row", place, place != nesting.ROOT)
-    counted = kernels.hstack([grids["blocks"].gather(row)])
+    counted = kernels.hstack([grids["blocks"][nesting.row_numbers(place)]])
     keys = ["device", "step", "name", "blocks"]
     sums = (
         counted.filter(pl.col("work_kind") == COMPUTE)
@@ -257,8 +256,7 @@ def _launched_in(trace: Trace, work: pl.DataFrame, of: str) -> pl.Series:
     caller[launched["work"]] = inner
     if by_id:
         caller = launching.with_external_ids(caller, work, slices)
-    row = intervals.nullable("row", caller, caller != nesting.ROOT)
-    names = slices["name"].gather(row).cast(pl.String).alias(of)
+    names = slices["name"][nesting.row_numbers(caller)].cast(pl.String).alias(of)
     return _with_graph_launches(names, launched) if of == "operator" else names
 
 
@@ -285,8 +283,8 @@ def _with_replays(trace: Trace, work: pl.DataFrame, part: Part) -> Part:
     calls = replays.captured(trace)
     if calls.height:
         slices = _slices(trace, _operators(trace))
-        points = trace.events.select("pid", "tid", "ts")[calls["event"]]
-        names = slices["name"].gather(_innermost(points, slices)).cast(pl.String)
+        points = trace.events[["pid", "tid", "ts"]][calls["event"]]
+        names = slices["name"][_innermost(points, slices)].cast(pl.String)
         each.append(calls.with_columns(names.alias("operator")))
     known = [replays.known(one.drop_nulls("operator"), ["operator"]) for one in each]
     replayed = rows.filter("replayed").select(*replays.CONTEXTS, "row", "length_ns")
@@ -418,7 +416,7 @@ def _summed(
     number, labels = work["kernel"].to_numpy(), kernels
     if group:
         first, number = numbering.numbered([*(work[key] for key in group), work["kernel"]])
-        keys = work.select(*group, "kernel")[first]
+        keys = work[[*group, "kernel"]][first]
         labels = keys.drop("kernel").hstack(kernels[keys["kernel"]])
     first, within = numbering.numbered(labels.drop("name").get_columns())
     by_name, by_family = _statistics(work["length_ns"], number, within)
@@ -476,7 +474,7 @@ def _groups(
     families = work.group_by(*group, "kernel").agg(
         n=pl.len().cast(pl.Int64), total_ns=pl.col("length_ns").sum()
     )
-    labelled = families.with_columns(kernels["family"].gather(families["kernel"]))
+    labelled = families.with_columns(kernels["family"][families["kernel"]])
     summed = labelled.group_by(*group, "family").agg(pl.col("n", "total_ns").sum())
     ordered = summed.sort("total_ns", "family", descending=[True, False])
     total = pl.col("total_ns").sum()
@@ -501,4 +499,4 @@ def _with_shares(sums: pl.DataFrame, keys: Sequence[str], scope: pl.DataFrame) -
     ).drop("busy_ns", "span_ns")
     first = ["n", "total_ns", "busy_frac", "span_frac"]
     rest = [name for name in shares.columns if name not in (*keys, *first)]
-    return largest_first(shares.select(*keys, *first, *rest), "total_ns", *keys, nulls_last=True)
+    return largest_first(shares[[*keys, *first, *rest]], "total_ns", *keys, nulls_last=True)

@@ -7,7 +7,6 @@ reductions of gradients before the last micro-batch, and attention by separate o
 import numpy as np
 import polars as pl
 
-from traceanalyzer import schema
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE
 from traceanalyzer.analyzers.common.launching import launches
 from traceanalyzer.analyzers.common.names import BACKWARD, CHECKPOINT, LAYERS, matching, named
@@ -95,7 +94,7 @@ _NO_RANGES = pl.DataFrame(
     schema={
         "pid": pl.Int64,
         "tid": pl.Int64,
-        "name": schema.NAME,
+        "name": pl.Categorical(),
         "start": pl.Int64,
         "end": pl.Int64,
     }
@@ -133,7 +132,7 @@ def _recomputed(work: pl.DataFrame, calls: pl.DataFrame, ranges: pl.DataFrame) -
     others = backward.filter(~is_node).with_columns(counts=pl.lit(value=False))
     known = pl.concat([others, counted])
     inner = linking.enclosing(calls, known, _THREAD).drop_nulls("slice")
-    of_range = known[inner["slice"]].select("name", "counts")
+    of_range = known[inner["slice"]][["name", "counts"]]
     rows = work[inner["work"]].drop("name").hstack(of_range).filter("counts")
     return rows.with_columns(purpose=pl.lit(RECOMPUTED), call=pl.lit(0))
 
@@ -159,7 +158,7 @@ def _repeated(
     following = pl.col("size").shift(-1).over("call")
     count = pl.col("pass").len().over("call")
     again = passes.with_columns(count=count).filter(pl.col("size") == following)
-    kept = rows.join(again.select("call", "pass", "count"), on=("call", "pass"))
+    kept = rows.join(again[["call", "pass", "count"]], on=("call", "pass"))
     return kept.with_columns(purpose=pl.lit(REPEATED), call="count")
 
 
@@ -181,7 +180,7 @@ def _attention(
     inside = linking.enclosing(calls, operators, _THREAD).drop_nulls("slice")
     math = linking.label_by_interval(inside, _ranges(trace, names, _MATH), _THREAD)["interval"]
     rows = work[inside["work"]].with_columns(
-        operators["name"].gather(inside["slice"]),
+        operators["name"][inside["slice"]],
         math.is_not_null().alias("call"),
         purpose=pl.lit(ATTENTION),
     )

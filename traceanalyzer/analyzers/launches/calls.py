@@ -58,16 +58,16 @@ def with_launches(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
         launch_start, launch_end, null if no call is known. One row per row of ``work``.
     """
     rows = launch_rows(trace, work)
-    launch = intervals.nullable("launch", rows, rows != nesting.ROOT).cast(pl.UInt32)
+    launch = nesting.row_numbers(rows, "launch")
     calls = trace.events.select("pid", "tid", "name", "ts", end=pl.col("ts") + pl.col("dur"))
-    ended = calls["end"].gather(launch)
+    ended = calls["end"][launch]
     if ended.null_count() > launch.null_count():  # a call without an end is not used
         launch = launch.zip_with(ended.is_not_null(), pl.Series([None], dtype=launch.dtype))
     columns = {"launch_pid": "pid", "launch_tid": "tid", "launch_name": "name"}
     times = {"launch_start": "ts", "launch_end": "end"}
     return work.select(
         "kind", "name", "device", "stream", "start", "end", launch,
-        **{name: calls[column].gather(launch) for name, column in (columns | times).items()},
+        **{name: calls[column][launch] for name, column in (columns | times).items()},
         process="pid",
         rank_free=pl.col("end").cum_max().shift(1),
         device_free=_ended(work, ["device"]),
@@ -98,7 +98,7 @@ def launch_calls(work: pl.DataFrame) -> pl.DataFrame:
         the stream was still running at the end of the call).
     """
     columns = ("device", "process", "stream", "start", "stream_free")
-    launched = work.select(*_CALL, "launch_pid", "launch_tid", *columns).drop_nulls("launch")
+    launched = work[[*_CALL, "launch_pid", "launch_tid", *columns]].drop_nulls("launch")
     launch = launched["launch"].to_numpy()
     pieces = np.bincount(launch)[launch].astype(np.uint32)
     launched = launched.with_columns(pieces=pl.Series(pieces))
@@ -152,7 +152,7 @@ def _overhead(trace: Trace, pattern: str) -> pl.DataFrame | None:
     if not names:
         return None
     is_overhead = (pl.col("kind") == OVERHEAD) & pl.col("name").is_in(names) & (pl.col("dur") >= 0)
-    rows = trace.events.select("kind", "name", "ts", "dur").filter(is_overhead)
+    rows = trace.events[["kind", "name", "ts", "dur"]].filter(is_overhead)
     return rows.select(start="ts", end=pl.col("ts") + pl.col("dur"))
 
 
@@ -161,7 +161,7 @@ def runtime_calls(trace: Trace) -> pl.DataFrame:
     call = pl.col("kind").is_in(LAUNCH_KINDS) & (pl.col("dur") >= 0)
     is_call = trace.events.select(call).to_series()
     event = is_call.arg_true().alias("event")
-    calls = trace.events.select("pid", "tid", "name", "ts", "dur").filter(is_call)
+    calls = trace.events[["pid", "tid", "name", "ts", "dur"]].filter(is_call)
     end = pl.col("ts") + pl.col("dur")
     return calls.select(event, "pid", "tid", "name", start="ts", end=end)
 
@@ -284,7 +284,7 @@ def blocked_ns(changes: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
         "queue", "most", "launch_name", "call_ns", "full_ns", "loading_ns",
         ts=pl.min_horizontal("launch_start", "start"),
     )  # fmt: skip
-    lengths = changes.select("queue", "ts", "length").sort("ts")
+    lengths = changes[["queue", "ts", "length"]].sort("ts")
     entered = placed.sort("ts").join_asof(lengths, on="ts", by="queue", check_sortedness=False)
     is_long = 2 * pl.col("length") >= pl.col("most")
     usual = pl.col("call_ns").filter(~is_long).median().over("launch_name").fill_null(0)
@@ -315,9 +315,9 @@ def drawn(changes: pl.DataFrame) -> pl.DataFrame:
     ends = np.append(starts[1:], part.size) - 1
     rows = np.unique(np.concatenate([_firsts(length, starts), _firsts(-length, starts), ends]))
     before = np.where(rows == first[place[rows]], 0, length[rows - 1])
-    steps = changes.select(*STREAM, "ts")[rows.repeat(2)]
+    steps = changes[[*STREAM, "ts"]][rows.repeat(2)]
     both = np.stack([before, length[rows]], axis=1).ravel()
-    return steps.with_columns(pl.Series("length", both))
+    return steps.hstack([pl.Series("length", both)])
 
 
 def _firsts(values: intervals.Ints, starts: intervals.Ints) -> intervals.Ints:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from traceanalyzer import schema
 from traceanalyzer.analyzers.base import Analyzer, Needs
 from traceanalyzer.analyzers.common import device_work, host_code, step_marks, step_patterns
 from traceanalyzer.analyzers.common.columns import grouped, joined, ratio
@@ -34,7 +33,7 @@ _CLASSES = ("0", "> 0", *map(format_ns, _BOUNDS))
 #: What is left out for rules.
 _NO_SHORT = pl.DataFrame(
     schema={
-        "name": schema.NAME,
+        "name": pl.Categorical(),
         "kernels": pl.UInt32,
         "short_kernels": pl.UInt32,
         "short_ns": pl.Int64,
@@ -211,7 +210,7 @@ def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()
     """Combine the launches of all ranks."""
     calls, stretches = joined(parts, "calls"), _stretches(parts)
     devices = _devices(parts, calls, stretches)
-    on = devices.select(*DEVICE, "on")
+    on = devices[[*DEVICE, "on"]]
     synchronising = _synchronising(parts)
     overall = delay_columns(calls, [])
     return Launches(
@@ -277,7 +276,7 @@ def _placed(
     """Return annotation and operator of launch calls, with Python frames of synchronising calls."""
     places, waits = excerpt.places, excerpt.waits
     launched_at = calls.select("pid", "tid", start="launch_start")
-    both = _moments(pl.concat([launched_at, waits.select("pid", "tid", "start")]))
+    both = _moments(pl.concat([launched_at, waits[["pid", "tid", "start"]]]))
     named = {"annotation": places.annotation(both), "operator": places.operator(both)}
     launched = {column: names.head(calls.height) for column, names in named.items()}
     waited = {column: names.tail(waits.height) for column, names in named.items()}
@@ -327,7 +326,7 @@ def _short_kernels(work: pl.DataFrame) -> pl.DataFrame:
 def _in_steps(stretches: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     """Add the step in which each stretch began."""
     places = linking.label_by_interval(stretches.select(ts="start"), steps)["interval"]
-    return stretches.with_columns(steps["step"].gather(places).alias("step"))
+    return stretches.hstack([steps["step"][places]])
 
 
 def _measured_steps(excerpt: Excerpt, stretches: pl.DataFrame, gaps: pl.DataFrame) -> pl.DataFrame:
@@ -338,11 +337,11 @@ def _measured_steps(excerpt: Excerpt, stretches: pl.DataFrame, gaps: pl.DataFram
     steps = excerpt.steps
     at = "start" if step_patterns.by_kernels(steps) else "launch_start"
     launched = excerpt.calls.select("device", ts=at)
-    devices = gaps.select("device").unique()
-    rows = steps.select("step", "start", "end").join(devices, how="cross")
+    devices = gaps[["device"]].unique()
+    rows = steps[["step", "start", "end"]].join(devices, how="cross")
     waiting = intervals.intersect(gaps, stretches, ["device"])
     within = linking.label_by_interval(launched, steps)["interval"]
-    counts = launched.select("device", step=steps["step"].gather(within))
+    counts = launched.select("device", step=steps["step"][within])
     measured = rows.with_columns(
         step_ns=pl.col("end") - pl.col("start"),
         stretch_ns=intervals.overlap_with(rows, stretches, ["device"])["overlap"],
@@ -477,7 +476,7 @@ def _delays(calls: pl.DataFrame) -> pl.DataFrame:
     The label of a class is its lower bound. Empty classes between others are included.
     """
     number = np.searchsorted([0, 1, *_BOUNDS], calls["delay_ns"].to_numpy(), side="right") - 1
-    numbered = calls.select("waited").with_columns(number=pl.Series(number, dtype=pl.UInt32))
+    numbered = calls[["waited"]].with_columns(number=pl.Series(number, dtype=pl.UInt32))
     counted = numbered.group_by("number", "waited").agg(n=pl.len())
     lowest, highest = int(number.min()), int(number.max())
     grid = pl.DataFrame({"number": range(lowest, highest + 1)}, schema={"number": pl.UInt32}).join(

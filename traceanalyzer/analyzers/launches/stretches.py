@@ -127,7 +127,7 @@ def waiting_for(calls: pl.DataFrame, gaps: pl.DataFrame, stretches: pl.DataFrame
         gaps.select("device", "launch", length.alias("waiting_ns"), ts="start"), stretches
     )
     waiting = inside.group_by("launch").agg(pl.col("waiting_ns").sum())
-    joined = calls.select("launch").join(waiting, on="launch", how="left", maintain_order="left")
+    joined = calls[["launch"]].join(waiting, on="launch", how="left", maintain_order="left")
     return joined["waiting_ns"].fill_null(0)
 
 
@@ -220,7 +220,7 @@ def costs(calls: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
     waiting = pl.min_horizontal("idle_until", next_call) - pl.col("end")
     after = pl.when(pl.col("idle_until").is_null()).then(0).otherwise(waiting.clip(0))
     return measured.with_columns(
-        host_ns=pl.col("end") - pl.col("start"), idle_until=idle["end"].gather(at)
+        host_ns=pl.col("end") - pl.col("start"), idle_until=idle["end"][at]
     ).with_columns(idle_after_ns=after)
 
 

@@ -142,7 +142,7 @@ def _waits(parts: Sequence[collectives.Part]) -> pl.DataFrame:
     matched = matching.match(matching.joined(ordered))
     clocks = arrivals.clock_offsets(matched, {part.rank: part.host for part in ordered})
     met = arrivals.plausible(arrivals.arrivals(matched, arrivals.applied(clocks)))
-    rows = matched.join(met.select("id", "wait_ns"), on="id", how="left")
+    rows = matched.join(met[["id", "wait_ns"]], on="id", how="left")
     exposed = pl.col("duration_ns") - pl.col("compute_ns").fill_null(0)
     shift = pl.col("path").replace_strict(shifts, return_dtype=pl.Int64)
     return rows.with_columns(exposed_ns=exposed, absolute=pl.col("ts") + shift).with_columns(

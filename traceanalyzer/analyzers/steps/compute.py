@@ -95,7 +95,7 @@ def measure(trace: Trace, options: Options) -> Part:
     measured = device_work.step_parts(trace, marks)
     host = [f"{part}_ns" for part in HOST_PARTS]
     steps = (
-        marks.select("step", "start", "end", *host)
+        marks[["step", "start", "end", *host]]
         .join(measured.drop("rank", "end"), on=["step", "start"], how="left")
         .sort("start", "device")
     )
@@ -181,7 +181,7 @@ def _host_parts(trace: Trace, marks: pl.DataFrame) -> pl.DataFrame:
 def _within(windows: pl.DataFrame, rows: pl.DataFrame, lane: list[str]) -> pl.Series:
     if rows.is_empty():
         return pl.repeat(None, windows.height, dtype=pl.Int64, eager=True)
-    return intervals.overlap_with(windows.select(*lane, "start", "end"), rows, lane)["overlap"]
+    return intervals.overlap_with(windows[[*lane, "start", "end"]], rows, lane)["overlap"]
 
 
 def _no_steps(trace: Trace, step_name: str | None) -> str:
@@ -339,7 +339,7 @@ def _is_absolute(recording: Sequence[Part]) -> bool:
 
 def _before(rows: pl.DataFrame) -> pl.DataFrame:
     """Return ``before_ns`` of each recording and start, the time since the previous step."""
-    steps = rows.select("recording", "start", "end", "file").unique().sort("recording", "start")
+    steps = rows[["recording", "start", "end", "file"]].unique().sort("recording", "start")
     since = pl.col("start") - pl.col("end").shift(1)
     # a longer time between files is a pause of the profiler
     longest = (pl.col("end") - pl.col("start")).max()

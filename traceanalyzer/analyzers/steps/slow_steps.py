@@ -60,7 +60,7 @@ def only_slow(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
         elsewhere = ~pl.col("tid").is_in(marking.implode())
         slices = slices.filter(~(elsewhere & (pl.col("kind") == "python_function")))
     number = linking.label_by_interval(slices[["ts"]], each)["interval"]
-    of_step = slices[["dur", "name", "kind"]].hstack([each["step"].gather(number)])
+    of_step = slices[["dur", "name", "kind"]].hstack([each["step"][number]])
     is_mark = pl.col("name").is_in(each["step"].implode())
     of_step = of_step.filter(pl.col("step").is_not_null() & ~is_mark)
     if of_step.is_empty():
@@ -74,9 +74,7 @@ def only_slow(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
         .group_by("name")
         .agg(usual=pl.col("total_ns").sum() / max(each.height - slow.height, 1))
     )
-    candidates = sums.join(slow.select("step", "over"), on="step").join(
-        usual, on="name", how="left"
-    )
+    candidates = sums.join(slow[["step", "over"]], on="step").join(usual, on="name", how="left")
     kept = candidates.filter(
         pl.col("total_ns") - pl.col("usual").fill_null(0) >= _LEAST_FRAC * pl.col("over"),
         pl.col("usual").fill_null(0) <= _ELSEWHERE_FRAC * pl.col("total_ns"),
@@ -99,7 +97,7 @@ def _forward_only(trace: Trace, each: pl.DataFrame, slow: pl.DataFrame) -> pl.Da
     named = [matching(trace.names, [pattern]) for pattern in (LAYERS, BACKWARD)]
     if not all(named):
         return pl.DataFrame(schema=_SCHEMA)
-    events = trace.events.select("kind", "ts", "name").filter(pl.col("kind") == "cpu_op")
+    events = trace.events[["kind", "ts", "name"]].filter(pl.col("kind") == "cpu_op")
     layers, backward = (
         _per_step(events.filter(pl.col("name").is_in(names)), each) for names in named
     )
@@ -116,10 +114,8 @@ def _forward_only(trace: Trace, each: pl.DataFrame, slow: pl.DataFrame) -> pl.Da
 
 
 def _per_step(events: pl.DataFrame, each: pl.DataFrame) -> pl.DataFrame:
-    number = linking.label_by_interval(events.select("ts"), each)["interval"]
-    return (
-        pl.DataFrame({"step": each["step"].gather(number.drop_nulls())}).group_by("step").len("n")
-    )
+    number = linking.label_by_interval(events[["ts"]], each)["interval"]
+    return pl.DataFrame({"step": each["step"][number.drop_nulls()]}).group_by("step").len("n")
 
 
 def between(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
@@ -143,7 +139,7 @@ def between(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
         pl.col("kind").is_in(_KINDS), pl.col("dur") > 0
     )
     number = linking.label_by_interval(slices[["ts"]], windows)["interval"]
-    inside = slices.hstack([windows["end"].gather(number).alias("until")])
+    inside = slices.hstack([windows["end"][number].alias("until")])
     marks = matching(trace.names, [f"^{PROFILER_STEP}"])
     inside = inside.filter(
         pl.col("ts") + pl.col("dur") <= pl.col("until"), ~pl.col("name").is_in(marks)

@@ -56,7 +56,7 @@ def judged(steps: pl.DataFrame, parts: Collection[str]) -> pl.DataFrame:
     recordings = each.group_by(RECORDING).agg("duration_ns", pl.col("phase").is_not_null().any())
     leading = [
         0 if of_engine else warm_up(durations)
-        for durations, of_engine in recordings.select("duration_ns", "phase").iter_rows()
+        for durations, of_engine in recordings[["duration_ns", "phase"]].iter_rows()
     ]
     counts = recordings.select(*RECORDING, _leading=pl.Series(leading, dtype=pl.Int64))
     marked = steps.join(counts, on=RECORDING, how="left", nulls_equal=True, maintain_order="left")

@@ -79,16 +79,14 @@ def measure(trace: Trace, _options: Options) -> Part:
     work = trace.events.select(*DEVICE, "kind", **interval).filter(is_work)
     kernels = intervals.union(work.filter(~of_moves), DEVICE)
     known = trace.events.select((pl.col("kind") == "kernel").any()).item()
-    overlapped = intervals.overlap_with(moves.select(*DEVICE, "start", "end"), kernels, DEVICE)
+    overlapped = intervals.overlap_with(moves[[*DEVICE, "start", "end"]], kernels, DEVICE)
     exposed = (pl.col("dur_ns") - overlapped["overlap"]) if known else pl.lit(None, pl.Int64)
     directed = with_directions(moves.with_columns(exposed_ns=exposed))
     recorded = int(trace.events.select(of_moves.sum()).item())
     path = pl.lit(trace.meta.path).alias("path")
     return Part(
         path=trace.meta.path,
-        moves=directed.select(
-            *DEVICE, "direction", "memory", "moved_bytes", "dur_ns", "exposed_ns"
-        ),
+        moves=directed[[*DEVICE, "direction", "memory", "moved_bytes", "dur_ns", "exposed_ns"]],
         devices=_copying(work, moves, kernels if known else None).select(
             "rank", path, "device", "span_ns", "busy_ns", "alone_ns"
         ),
