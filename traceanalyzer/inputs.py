@@ -68,6 +68,7 @@ class How:
     unused: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     inputs_of: frozenset[str] = frozenset()
+    args_with_modules: bool = False
     kinds: tuple[str, ...] | None = None
     read: Callable[..., Trace] | None = None
 
@@ -248,7 +249,10 @@ class OpenedInputs:
             once = replace(how, progress=None, on_trace=None) if replace_needs else how
             trace = _lightened(read_needed(item, needs, once), needs)
         else:
-            trace = _read(item, how, columns=how.columns, kinds=how.kinds, inputs_of=how.inputs_of)
+            trace = _read(
+                item, how, columns=how.columns, kinds=how.kinds, inputs_of=how.inputs_of,
+                args_with_modules=how.args_with_modules,
+            )  # fmt: skip
             trace = _cut_but_snapshots(trace, how)
         if how.assume_rank is not None:
             trace = with_assumed_rank(trace, how.assume_rank)

@@ -51,6 +51,7 @@ def read(
     windows: Iterable[tuple[int, int]] = (),
     metrics: str | Sequence[str] = (),
     inputs_of: Iterable[str] = (),
+    args_with_modules: bool = False,
     format: str | None = None,  # noqa: A002 - as on the command line
     assume_rank: int | None = None,
     since_ns: int | None = None,
@@ -70,6 +71,8 @@ def read(
         windows: (start, end) in ns on the file's clock; only slices that overlap one are read.
         metrics: substrings; only metrics whose name contains one are read. Empty for all.
         inputs_of: names of operators; a parser may leave the inputs of others null.
+        args_with_modules: fill ``args`` if the file says that modules or Python frames were
+            recorded.
         format: name of the format, to override detection by content.
         assume_rank: the rank of a file without one.
         since_ns: ignore events that end before this time after the file's first event.
@@ -91,6 +94,7 @@ def read(
         windows=tuple((_clipped(low), _clipped(high)) for low, high in windows),
         metrics=several(metrics),
         inputs_of=frozenset(inputs_of),
+        args_with_modules=args_with_modules,
     )
     source = Source(path)
     parser = registry.by_name(format) if format else registry.require(source)
