@@ -47,7 +47,7 @@ ALLOWED: dict[str, set[str]] = {
     "ends": {"analyzers", "errors", "machine", "parsers", "reading", "registry", "trace", "units",
              "workers"},
     "run": {"inputs", "measuring", "reading", "summarized", "analyzers", "registry", "trace",
-            "result", "errors", "vocabulary"},
+            "result", "errors", "units", "vocabulary"},
     "examining": {"analyzers", "errors", "inputs", "measuring", "reading", "registry", "result",
                   "run", "summarized", "trace"},
     "job": {"inputs", "parsers", "questions", "reading", "trace"},

@@ -151,7 +151,7 @@ def _how(reading: Reading, *, for_rules: bool, traces_are_kept: bool) -> How:
     from traceanalyzer.analyzers.efficiency.calls import INPUTS, INPUTS_OF
 
     if not for_rules:
-        return How(**reading, columns=INPUTS)
+        return How(**reading, columns=INPUTS, args_with_modules=True)
     if traces_are_kept:
         return How(**reading)
     return How(**reading, unused=_UNUSED_BY_RULES, columns=INPUTS, inputs_of=INPUTS_OF)

@@ -71,6 +71,7 @@ class How:
     unused: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     inputs_of: frozenset[str] = frozenset()
+    args_with_modules: bool = False
     kinds: tuple[str, ...] | None = None
     read: Callable[..., Trace] | None = None
 
@@ -302,8 +303,9 @@ class OpenedInputs:
             builders = _read_ranks(item, once, split=split, **_reading_of(needs, how))
             return [partial(_then, build, _lightened, needs) for build in builders]
         builders = _read_ranks(
-            item, how, split=split, columns=how.columns, kinds=how.kinds, inputs_of=how.inputs_of
-        )
+            item, how, split=split, columns=how.columns, kinds=how.kinds, inputs_of=how.inputs_of,
+            args_with_modules=how.args_with_modules,
+        )  # fmt: skip
         return [partial(_then, build, _cut_but_snapshots, how) for build in builders]
 
     def _prepared(self, trace: Trace, item: Trace | str) -> list[Trace]:

@@ -52,6 +52,7 @@ def read(
     windows: Iterable[tuple[int, int]] = (),
     metrics: str | Sequence[str] = (),
     inputs_of: Iterable[str] = (),
+    args_with_modules: bool = False,
     format: str | None = None,  # noqa: A002 - as on the command line
     assume_rank: int | None = None,
     since_ns: int | None = None,
@@ -71,6 +72,8 @@ def read(
         windows: (start, end) in ns on the file's clock; only slices that overlap one are read.
         metrics: substrings; only metrics whose name contains one are read. Empty for all.
         inputs_of: names of operators; a parser may leave the inputs of others null.
+        args_with_modules: fill ``args`` if the file says that modules or Python frames were
+            recorded.
         format: name of the format, to override detection by content.
         assume_rank: the rank of a file without one.
         since_ns: ignore events that end before this time after the file's first event.
@@ -92,6 +95,7 @@ def read(
         windows=windows,
         metrics=metrics,
         inputs_of=inputs_of,
+        args_with_modules=args_with_modules,
     )
     source = Source(path)
     trace = _checked(_parser(source, format).parse(source, selection, progress), source)
@@ -133,6 +137,7 @@ def _selection(
     windows: Iterable[tuple[int, int]] = (),
     metrics: str | Sequence[str] = (),
     inputs_of: Iterable[str] = (),
+    args_with_modules: bool = False,
 ) -> Selection:
     """Check and convert the keywords of :func:`read`."""
     return Selection(
@@ -143,6 +148,7 @@ def _selection(
         windows=tuple((_clipped(low), _clipped(high)) for low, high in windows),
         metrics=several(metrics),
         inputs_of=frozenset(inputs_of),
+        args_with_modules=args_with_modules,
     )
 
 

@@ -48,8 +48,11 @@ from traceanalyzer.reading import (
     each,
 )
 from traceanalyzer.trace import Meta, Trace
+from traceanalyzer.units import format_count
 from traceanalyzer.vocabulary import NCU_CSV, PRINTED_TEXT
 
+#: Why text and metrics are not used with traces.
+UNUSED_TEXT = "text or metrics without a timeline, which other inputs have"
 #: Larger files are not read again to name the command that fits them.
 _READ_AGAIN_BYTES = 1 << 26
 
@@ -92,6 +95,9 @@ def run(analyzer: Analyzer[O, P, R], inputs: Inputs, options: O, **reading: Unpa
             from traceanalyzer.analyzers.common.fitting_commands import with_fitting_command
 
             error = with_fitting_command(error, first, analyzer.name, None)
+        for one in collected.skipped:
+            if one.why == UNUSED_TEXT:
+                error = MissingData(f"{error} (not used: {one.path}: {one.why})")
         raise perhaps_truncated(error, truncated=bool(truncated)) from None
     reader = Reader(collected.items, collected.metas, how, summaries=collected.summaries)
     with guarded(summaries):
@@ -314,11 +320,16 @@ def _collect(
     printed = bool(collected.printed)
     opened.require(any_part=bool(collected.parts) or printed, may_be_empty=may_be_empty)
     if collected.parts and printed:
-        paths = pl.concat(frame["path"].cast(pl.String) for frame in collected.printed).unique()
-        for path in paths.sort():
-            opened.skip(path, "printed text without a timeline, which other inputs have")
+        opened.skip(_named_paths(collected.printed), UNUSED_TEXT)
         collected.printed.clear()
     return collected
+
+
+def _named_paths(printed: Iterable[pl.DataFrame]) -> str:
+    """Return the first path of printed rows, and the number of the others."""
+    paths = pl.concat(frame["path"].cast(pl.String) for frame in printed).unique().sort()
+    more = f" and {format_count(len(paths) - 1, 'more file')}" if len(paths) > 1 else ""
+    return f"{paths[0]}{more}"
 
 
 def measures_of_one(analyzer: Analyzer[O, P, R], options: O) -> Measures:

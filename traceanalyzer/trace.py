@@ -342,6 +342,22 @@ def sort_events(trace: Trace) -> Trace:
     return replace(trace, events=ordered.drop("_row"), **changed)
 
 
+def with_events(trace: Trace, events: pl.DataFrame) -> Trace:
+    """Add rows to ``events``, each before those of the same time and length; null columns may lack.
+
+    Args:
+        trace: a trace.
+        events: rows with some of the columns of ``events``, in order of time.
+    """
+    moved = {
+        name: frame.with_columns((pl.col("event") + events.height).cast(pl.UInt32))
+        for name in schema.EVENT_TABLES
+        if (frame := getattr(trace, name)).height
+    }
+    joined = pl.concat([events, trace.events], how="diagonal").select(trace.events.columns)
+    return sort_events(replace(trace, events=joined, **moved))
+
+
 def _moved(table: str, frame: pl.DataFrame, shift: int, offsets: Mapping[str, int]) -> pl.DataFrame:
     """Return a table with times and row ids shifted for concatenation."""
     moves: list[pl.Expr] = []

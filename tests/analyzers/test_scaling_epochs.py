@@ -142,3 +142,12 @@ def test_links_and_pipes_among_parameters_are_not_read(tmp_path: Path) -> None:
         os.mkfifo(params / "probing_interval")
     result: Any = ta.scaling(store)
     assert "secret" not in str(result.runs.rows())
+
+
+def test_metrics_given_with_traces_are_named_once() -> None:
+    power = FIXTURE.parent / "power" / "rpd"
+    result: Any = ta.scaling([power / "run2", power / "run4", RUNS])
+    (note,) = [note for note in result.notes if "Skipped" in note]
+    assert "averages_16.csv and 14 more files" in note
+    with pytest.raises(ta.MissingData, match="and 14 more files"):
+        ta.scaling([power / "run2", RUNS])

@@ -106,8 +106,11 @@ def test_sizes_and_monitors_of_real_recordings(name: str, shared: Path, tmp_path
     trace = ta.read(path)
     sql = "SELECT sum(size) FROM rocpd_copyapi WHERE typeof(size) = 'integer'"
     assert [(trace.events["bytes"].sum(),)] == query(path, sql, tmp_path)
+    # the end of the last row of a device is a reading too
     sql = (
-        "SELECT 'GPU ' || deviceId, count(*), sum(CAST(value AS REAL)) FROM rocpd_monitor"
+        "SELECT 'GPU ' || deviceId, count(*), sum(CAST(value AS REAL)) FROM (SELECT deviceId, value"
+        " FROM rocpd_monitor UNION ALL SELECT deviceId, value FROM rocpd_monitor m WHERE start ="
+        " (SELECT max(start) FROM rocpd_monitor n WHERE n.deviceId = m.deviceId))"
         " GROUP BY 1 ORDER BY 1"
     )
     sums = texts(trace.counters).group_by("series").agg(pl.len(), pl.col("value").sum())

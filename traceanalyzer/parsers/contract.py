@@ -36,6 +36,8 @@ class Selection:
         metrics: literal substrings; metrics whose name contains one are kept. Empty for all.
         inputs_of: names of the operators whose inputs (``input_dims`` ...) are used; a parser may
             leave those of others null. Empty for all.
+        args_with_modules: fill ``args`` too if the file says that modules or Python frames were
+            recorded.
     """
 
     kinds: frozenset[str] | None = None
@@ -45,6 +47,7 @@ class Selection:
     windows: tuple[tuple[int, int], ...] = ()
     metrics: tuple[str, ...] = ()
     inputs_of: frozenset[str] = frozenset()
+    args_with_modules: bool = False
 
     def has_inputs(self, name: Any) -> bool:
         """Whether the inputs of an operator with this name are used."""

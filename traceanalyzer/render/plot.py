@@ -41,6 +41,8 @@ _WIDTH_INCHES = 10
 _CHART_INCHES = 3.6
 _PANEL_INCHES = 1.7
 _MAX_TICKS = 24
+#: Decades of a logarithmic axis up to which each has a tick.
+_MAX_DECADES = 12
 _TILTED_CHARS = 24
 _LEGEND_ENTRIES = 20
 _LEGEND_CHARS = 32
@@ -278,13 +280,23 @@ def _draw_panel(drawing: Marks, rows: pl.DataFrame, ax: Axes) -> None:
         ax.grid(visible=False, axis="x")
 
 
+def _number(value: float) -> str:
+    """Format the number of a tick; small numbers too have no exponent, as the others."""
+    text = f"{value:,.10g}"
+    return (
+        np.format_float_positional(value, 10, fractional=False, trim="-") if "e-" in text else text
+    )
+
+
 def _ticks(axis: Axis, scale: AxisScale, *, log: bool) -> None:
     if scale.ticks is None:
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: _number(value)))
         axis.set_minor_formatter(NullFormatter())
         if log:
             low, high = axis.get_view_interval()
-            axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
+            subs = (1, 2, 5) if high < 100 * low else (1,)
+            axis.set_major_locator(LogLocator(subs=subs, numticks=_MAX_DECADES))
+            axis.set_minor_locator(LogLocator(subs=range(2, 10), numticks=_MAX_DECADES))
         else:
             axis.set_major_locator(MaxNLocator(nbins="auto", integer=scale.whole))
         return

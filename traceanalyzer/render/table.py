@@ -2,14 +2,13 @@
 
 import shutil
 import textwrap
-from collections.abc import Iterator
 from dataclasses import replace
 
 from tabulate import SEPARATING_LINE, tabulate
 
 from traceanalyzer.render.color import OWN_CODE, SEVERITY, colored
 from traceanalyzer.render.fitting import Column, fitted, shorten_all
-from traceanalyzer.render.text import further_costs, prose, table_cells, visible
+from traceanalyzer.render.text import further_costs, prose, row_sentences, table_cells, visible
 from traceanalyzer.result import Finding, Result, Table
 
 _FALLBACK_WIDTH = 120  # without a terminal
@@ -92,21 +91,8 @@ def _table(table: Table, top: int | None, width: int, *, color: bool) -> str:
     if hidden:
         lines.append(_filled(_hidden_note(table, hidden), min(width, _PROSE_WIDTH)))
     line = min(width or _FALLBACK_WIDTH, _PROSE_WIDTH)
-    lines += [_filled(text, line, further="  ") for text in _sentences(table, rows)]
+    lines += [_filled(text, line, further="  ") for text in row_sentences(table, rows)]
     return "\n".join(lines)
-
-
-def _sentences(table: Table, rows: int) -> Iterator[str]:
-    """Yield each sentence after the rows that it is about."""
-    if not table.sentences:
-        return
-    label = visible(table.columns[table.sentences])
-    texts = table.frame.head(rows).select(next(iter(table.columns)), table.sentences).drop_nulls()
-    about: dict[str, list[str]] = {}
-    for name, text in texts.iter_rows():
-        about.setdefault(str(text), []).append(str(name))
-    for text, names in about.items():
-        yield prose(f"{label}: {', '.join(names)}: {text}")
 
 
 def _grid(columns: list[Column]) -> str:

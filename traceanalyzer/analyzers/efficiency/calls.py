@@ -64,6 +64,9 @@ _BY_SIZE = {"1": "unsigned char", "2": "c10::BFloat16", "4": "float", "8": "doub
 #: Stands for the type of lists until their kernels are known.
 _ANY_TYPE = "float"
 
+#: The fields of a call without a formula.
+_UNKNOWN = (None,) * len(Work._fields)
+
 #: A single operator may be part of the backward pass of somebody's own function.
 _SEVERAL = 2
 
@@ -269,11 +272,7 @@ def _rows(
 ) -> pl.DataFrame:
     """Return the rows of :class:`Calls`, with ``call``, a row of the tree."""
     longest = kernels.sort("call", "length_ns").unique("call", keep="last", maintain_order=True)
-    sums = kernels.group_by("call").agg(
-        first=pl.col("start").min(), launched=pl.col("launched").min(), kernels=pl.len()
-    )
-    busy = intervals.measure(kernels, ["call"]).rename({"length": "device_ns"})
-    calls = sums.sort("call").hstack([busy.sort("call")["device_ns"]])
+    calls = _busy(kernels).sort("call")
     names = longest.sort("call")["name"]
     at = calls["call"].to_numpy()
     list_type, is_tf32 = mapped(names, _list_type), mapped(names, _is_tf32, pl.Boolean)
@@ -281,25 +280,46 @@ def _rows(
     first, number = numbering.numbered([pl.Series("key", key_of[at]), *variants])
     table = pl.DataFrame([pl.Series("key", key_of[at]), *variants])[first]
     has_lists = keys["input_types"].str.contains(recorded.TENSOR_LIST, literal=True).to_list()
-    of_rows = [
-        _row(_work(keys.row(key), list_type) if has_lists[key] else works[key], is_tf32=is_tf32)
-        for key, list_type, is_tf32 in table.iter_rows()
+    found = [
+        _work(keys.row(key), list_type) if has_lists[key] else works[key]
+        for key, list_type, _ in table.iter_rows()
     ]
-    work = pl.DataFrame(of_rows, schema=WORK, orient="row")[number]
+    on_tensor_cores = table["is_tf32"] & pl.col("kind").is_in(MATRIX)
+    tf32 = pl.when(on_tensor_cores & (pl.col("precision") == "fp32")).then(pl.lit("tf32"))
+    work = _columns(found).with_columns(precision=tf32.otherwise("precision"))[number]
     return calls.hstack(work).with_columns(
         pl.Series("operator", keys["name"].gather(key_of[at])),
         pl.Series("is_recomputed", is_again[at]),
     ).drop_nulls("kind")  # fmt: skip
 
 
-def _row(work: Work | None, *, is_tf32: bool) -> tuple[object, ...]:
-    if work is None:
-        return (None,) * len(WORK)
-    on_tensor_cores = work.kind in MATRIX and work.precision == "fp32" and is_tf32
-    precision = "tf32" if on_tensor_cores else work.precision
-    tiles = work.tiles or (None, None, None)
-    sizes = (*tiles, work.inner or None)
-    return work.kind, work.shape, precision, work.flops, work.bytes, work.exact, *sizes
+def _busy(kernels: pl.DataFrame) -> pl.DataFrame:
+    """Return call, first, launched, kernels, and device_ns: the time in which any of them ran."""
+    sums = kernels.group_by("call").agg(
+        first=pl.col("start").min(), launched=pl.col("launched").min(), kernels=pl.len(),
+        device_ns=pl.col("length_ns").sum(),
+    )  # fmt: skip
+    several = sums.filter(pl.col("kernels") > 1).select("call")
+    if several.is_empty():
+        return sums
+    # kernels of one call may overlap
+    busy = intervals.measure(kernels.join(several, on="call", how="semi"), ["call"])
+    joined = sums.join(busy, on="call", how="left")
+    return joined.with_columns(device_ns=pl.coalesce("length", "device_ns")).drop("length")
+
+
+def _columns(works: Sequence[Work | None]) -> pl.DataFrame:
+    """Return the columns of :data:`WORK`, null without a work."""
+    rows = [work or _UNKNOWN for work in works]
+    *texts, exact, tiles, inner = zip(*rows, strict=True) if rows else [()] * len(_UNKNOWN)
+    sizes = zip(*(one or (None,) * 3 for one in tiles), strict=True) if rows else [()] * 3
+    values = (*texts, exact, *sizes, [one or None for one in inner])
+    return pl.DataFrame(
+        [
+            pl.Series(name, column, kind)
+            for (name, kind), column in zip(WORK.items(), values, strict=True)
+        ]
+    )
 
 
 def _is_tf32(kernel: str) -> bool:

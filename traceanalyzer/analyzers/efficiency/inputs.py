@@ -42,6 +42,7 @@ _SCALAR_TYPES = {
 
 #: Type of a list of tensors, whose element type is not recorded.
 TENSOR_LIST = "TensorList"
+_INT = {int}
 #: More FLOPs or bytes than this in one call are an error in the file.
 _MOST = 1 << 62
 
@@ -83,20 +84,23 @@ class Inputs:
             for a list of tensors; None if it is neither.
         types: ``Input type``: precision and size of an element of each tensor, None for other
             arguments; ``TENSOR_LIST`` for a list of tensors.
-        values: ``Concrete Inputs``: scalars and lists of scalars as text, empty for tensors.
+        values: JSON text of ``Concrete Inputs``, a list: scalars and lists of scalars as text,
+            empty for tensors.
         list_type: element type of tensor lists, from the name of the kernel, or None.
     """
 
     dims: Sequence[Shape | list[Shape] | None]
     types: Sequence[tuple[str, float] | str | None]
-    values: Sequence[Any] = ()
+    values: str = ""
     list_type: str | None = None
 
     def shape(self, at: int) -> Shape:
         """Return the shape of a tensor."""
-        value = self.dims[at] if at < len(self.dims) else None
-        self._type(at)
-        if type(value) is not tuple:
+        try:
+            value, kind = self.dims[at], self.types[at]
+        except IndexError:
+            raise Unknown from None
+        if type(value) is not tuple or type(kind) is not tuple:
             raise Unknown
         return value
 
@@ -106,7 +110,8 @@ class Inputs:
 
     def tensors(self) -> list[int]:
         """Return the positions of all tensors."""
-        return [at for at in range(len(self.dims)) if self.has(at)]
+        pairs = enumerate(zip(self.dims, self.types, strict=False))
+        return [at for at, (shape, kind) in pairs if type(shape) is type(kind) is tuple]
 
     def precision(self, at: int) -> str:
         """Return the precision of a tensor: ``bf16``."""
@@ -118,13 +123,13 @@ class Inputs:
 
     def bytes(self, at: int) -> float:
         """Return the size of a tensor in bytes."""
-        return count(self.shape(at)) * self._type(at)[1]
+        return math.prod(self.shape(at)) * self.width(at)
 
     def _known(self, at: int) -> tuple[str, float] | str | None:
         return self.types[at] if at < len(self.types) else None
 
     def _type(self, at: int) -> tuple[str, float]:
-        value = self._known(at)
+        value = self.types[at] if at < len(self.types) else None
         if type(value) is not tuple:
             raise Unknown
         return value
@@ -190,7 +195,8 @@ class Inputs:
             return None
 
     def _text(self, at: int) -> str:
-        value = self.values[at] if at < len(self.values) else ""
+        values = _list(self.values)
+        value = values[at] if at < len(values) else ""
         if not isinstance(value, str) or not value:
             raise Unknown
         return value
@@ -216,7 +222,7 @@ def parse(
 ) -> Inputs | None:
     """Return the inputs from their JSON texts; None if shapes or types were not recorded."""
     shapes, kinds = _shapes(dims or ""), _types(types or "")
-    return Inputs(shapes, kinds, _list(values or ""), list_type) if shapes and kinds else None
+    return Inputs(shapes, kinds, values or "", list_type) if shapes and kinds else None
 
 
 @lru_cache(maxsize=65_536)
@@ -251,4 +257,4 @@ def _shape_or_list(value: Any) -> Shape | list[Shape] | None:
 
 
 def _is_shape(value: Any) -> bool:
-    return isinstance(value, list) and all(type(size) is int and size >= 0 for size in value)
+    return type(value) is list and (not value or ({*map(type, value)} <= _INT and min(value) >= 0))

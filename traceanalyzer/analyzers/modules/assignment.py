@@ -12,7 +12,8 @@ import polars as pl
 
 from traceanalyzer.analyzers.common.names import BACKWARD, matcher, named
 from traceanalyzer.analyzers.efficiency.calls import recomputed
-from traceanalyzer.analyzers.modules import sequences
+from traceanalyzer.analyzers.modules import hierarchy, sequences
+from traceanalyzer.analyzers.modules.hierarchy import FRAME
 from traceanalyzer.analyzers.modules.options import Options
 from traceanalyzer.analyzers.operators import call_tree
 from traceanalyzer.errors import MissingData
@@ -24,8 +25,6 @@ from traceanalyzer.vocabulary import ANNOTATION_KINDS
 PHASES = ("forward", "backward", "recomputed")
 _FORWARD, _BACKWARD, _RECOMPUTED = range(len(PHASES))
 
-#: Name of the frame of a module.
-_FRAME = "nn.Module: "
 #: Names of the regions that torch.compile marks: a graph of the program, and its compiled graph.
 _COMPILED = r"^(?:Torch-Compiled Region|## Call CompiledFxGraph)"
 _COMPILED_KINDS = ("cpu_op", *ANNOTATION_KINDS)
@@ -95,18 +94,18 @@ def assign(trace: Trace, tree: pl.DataFrame, options: Options) -> Assigned:
 
 
 def require_modules(trace: Trace, options: Options) -> None:
-    """Check by name only whether modules were recorded, which is fast.
+    """Check by names and arguments only whether modules were recorded, which is fast.
 
     Raises:
         MissingData: no modules were recorded.
     """
-    is_marked = matcher([f"^{_FRAME}", _COMPILED, *options.patterns])
-    if not any(map(is_marked, trace.names)):
+    is_marked = matcher([f"^{FRAME}", _COMPILED, *options.patterns])
+    if not any(map(is_marked, trace.names)) and not hierarchy.recorded(trace):
         raise MissingData(f"{trace.meta.path}: {_nothing(trace, options)}")
 
 
 def _is_module(tree: pl.DataFrame, options: Options) -> intervals.Bools:
-    wanted = (pl.col("kind") == call_tree.FRAMES) & named(tree, [f"^{_FRAME}"])
+    wanted = (pl.col("kind") == call_tree.FRAMES) & named(tree, [f"^{FRAME}"])
     wanted |= pl.col("kind").is_in(_COMPILED_KINDS) & named(tree, [_COMPILED])
     if options.patterns:
         wanted |= pl.col("kind").is_in(ANNOTATION_KINDS) & named(tree, options.patterns)
@@ -161,7 +160,7 @@ def _modules(
     parents: list[int] = []
     texts: list[str] = []
     of_slice: dict[int, int] = {nesting.ROOT: nesting.ROOT}
-    plain = names.cast(pl.String).str.strip_prefix(_FRAME).to_list()
+    plain = names.cast(pl.String).str.strip_prefix(FRAME).to_list()
     rows = zip(slices.tolist(), plain, above.tolist(), in_node.tolist(), strict=True)
     for row, name, around, again in rows:
         parent = of_slice[around]

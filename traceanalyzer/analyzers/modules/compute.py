@@ -11,6 +11,7 @@ from traceanalyzer.analyzers.common.columns import per_rank, sum_if_known
 from traceanalyzer.analyzers.common.device_work import COMPUTE, device_work
 from traceanalyzer.analyzers.efficiency.calls import INPUTS, calls_of
 from traceanalyzer.analyzers.efficiency.formulas import MATRIX
+from traceanalyzer.analyzers.modules import hierarchy
 from traceanalyzer.analyzers.modules.assignment import PHASES, Assigned, assign, require_modules
 from traceanalyzer.analyzers.modules.options import Options
 from traceanalyzer.analyzers.modules.result import SUMS, Modules, with_totals
@@ -40,7 +41,7 @@ class Part:
         modules: one row per module: ``parent`` (row, null for an outermost module), ``name``.
         sums: one row per module and phase: ``module`` (row of ``modules``, null outside of any),
             ``phase`` (of :data:`.assignment.PHASES`), ``calls``, and :data:`.result.SUMS`, null if
-            the data was not recorded.
+            the data was not recorded, FLOPs also if device work has no formula.
         nodes: number of nodes of the backward pass.
         linked: number of nodes with a known forward operator.
         replayed_ns: device time of kernels launched by CUDA or HIP graphs.
@@ -65,6 +66,7 @@ def measure(trace: Trace, options: Options) -> Part:
         OptionError: a pattern is not a regular expression.
     """
     require_modules(trace, options)
+    trace = hierarchy.with_slices(trace)
     calls = call_tree.all_calls(trace)
     tree = call_tree.build(calls)
     assigned = assign(trace, tree, options)
@@ -133,6 +135,10 @@ def _sums(
         frame = frame.with_columns(
             pl.lit(None, pl.Int64).alias(name) if total is None else pl.Series(name, total)
         )
+    if (pair := values["flops"]) is not None:
+        has_formula = pl.Series(np.bincount(group[pair[0]], minlength=number.size) > 0)
+        is_known = has_formula | (pl.col("device_ns") == 0)
+        frame = frame.with_columns(pl.when(is_known).then("flops").alias("flops"))
     used = pl.any_horizontal((pl.col(name) != 0).fill_null(value=False) for name in values)
     known = pl.when(pl.col("module") < outside).then("module").alias("module")
     return frame.filter(used).with_columns(known)
@@ -156,7 +162,13 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
     frame = pl.DataFrame(
         list(numbers), schema={"parent": pl.Int64, "name": pl.String}, orient="row"
     )
-    rows = pl.concat(sums).group_by(_KEYS).agg(map(sum_if_known, ("calls", *SUMS)))
+    rows = (
+        pl.concat(sums)
+        .group_by(_KEYS)
+        .agg(*map(sum_if_known, ("calls", *SUMS)), unknown=pl.col("flops").null_count() > 0)
+    )
+    is_unknown = pl.col("unknown") & (pl.col("flops") == 0)
+    rows = rows.with_columns(pl.when(~is_unknown).then("flops").alias("flops")).drop("unknown")
     modules = with_totals(frame, rows)
     return Modules(
         modules=modules,

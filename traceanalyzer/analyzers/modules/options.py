@@ -10,8 +10,8 @@ from traceanalyzer.analyzers.base import AnalyzerOptions, option
 class Options(AnalyzerOptions):
     """Show the time, memory and FLOPs of each module of the model, forward and backward.
 
-    Modules are the nn.Module frames of torch.profiler with with_stack=True. PATH is a trace,
-    several of them, or a folder; ranks are summed.
+    Modules are the nn.Module frames of torch.profiler with with_stack=True, or those of TorchScript
+    with with_modules=True. PATH is a trace, several of them, or a folder; ranks are summed.
     """
 
     patterns: Sequence[str] = option(

@@ -1,6 +1,6 @@
 """Result of the modules analysis: data, verdict, notes, tables, charts and flame graphs."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -136,7 +136,11 @@ def with_totals(modules: pl.DataFrame, sums: pl.DataFrame) -> pl.DataFrame:
         pl.Series("recomputed_calls", wide["recomputed_calls"].fill_null(0)),
     ]
     for name in SUMS:
-        alone = [wide[f"{phase}_{name}"].fill_null(0).to_list() for phase in PHASES]
+        filled = (
+            pl.when(pl.col(f"{phase}_calls").is_null()).then(0).otherwise(f"{phase}_{name}")
+            for phase in PHASES
+        )  # a module without calls in a phase has no row of it
+        alone = [wide.select(column).to_series().to_list() for column in filled]
         both = [_with_inner(values, parents) for values in alone]
         parts = {f"self_{name}": _added(alone), f"total_{name}": _added(both)}
         if name in _BY_PHASE:
@@ -147,17 +151,24 @@ def with_totals(modules: pl.DataFrame, sums: pl.DataFrame) -> pl.DataFrame:
     return _described(numbered.drop("row").hstack(columns))
 
 
-def _with_inner(values: list[int], parents: list[int | None]) -> list[int]:
-    """Return the sums of each module's value and those of the modules in it."""
+def _with_inner(values: list[int | None], parents: list[int | None]) -> list[int | None]:
+    """Return the sums of each module's value and those of the modules in it; None if unknown."""
     totals = list(values)
     for row in range(len(parents) - 1, -1, -1):
         if (parent := parents[row]) is not None:
-            totals[parent] += totals[row]
+            totals[parent] = _sum((totals[parent], totals[row]))
     return totals
 
 
-def _added(parts: list[list[int]]) -> list[int]:
-    return [sum(values) for values in zip(*parts, strict=True)]
+def _added(parts: list[list[int | None]]) -> list[int | None]:
+    return [_sum(values) for values in zip(*parts, strict=True)]
+
+
+def _sum(values: Iterable[int | None]) -> int | None:
+    """Return the sum; None if nothing is known but zeros, and something is unknown."""
+    known = list(values)
+    total = sum(value or 0 for value in known)
+    return None if None in known and not total else total
 
 
 def _described(rows: pl.DataFrame) -> pl.DataFrame:
@@ -175,7 +186,9 @@ def _described(rows: pl.DataFrame) -> pl.DataFrame:
     sums = [name for name in rows.columns if name not in ("parent", "name")]
     return rows.with_columns(
         pl.Series("module", paths, pl.String),
-        pl.col("name").str.replace(r"_\d+$", "").alias("class"),
+        pl.coalesce(
+            pl.col("name").str.extract(r"\((\w+)\)$"), pl.col("name").str.replace(r"_\d+$", "")
+        ).alias("class"),
         pl.Series("depth", depths, pl.Int64),
         *shares,
         (pl.col("forward_host_ns") / calls).round().cast(pl.Int64).alias("mean_host_ns"),

@@ -340,7 +340,7 @@ def _rules(parts: Sequence[Part], rows: pl.DataFrame) -> pl.DataFrame:
     frames = [
         part.rules.with_columns(path=pl.lit(part.path)) for part in parts if part.rules.height
     ]
-    types = {"name": pl.String, "rule": pl.String, "launches": pl.Int64,
+    types = {"number": pl.Int64, "name": pl.String, "rule": pl.String, "launches": pl.Int64,
              "speedup_frac": pl.Float64, "speedup_type": pl.String, "rule_type": pl.String,
              "saved_ns": pl.Float64, "text": pl.String}  # fmt: skip
     if not frames:
@@ -377,7 +377,8 @@ def _rules(parts: Sequence[Part], rows: pl.DataFrame) -> pl.DataFrame:
         "saved_ns", "speedup_frac", "name", "rule", "text",
         descending=[True, True, False, False, False], nulls_last=True,
     )  # fmt: skip
-    return ordered.select(pl.col(name).cast(dtype) for name, dtype in types.items())
+    numbered = ordered.with_row_index("number", offset=1)
+    return numbered.select(pl.col(name).cast(dtype) for name, dtype in types.items())
 
 
 def _packed_unknown(rows: pl.DataFrame) -> bool:

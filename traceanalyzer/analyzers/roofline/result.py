@@ -26,7 +26,8 @@ _HIDE_FIRST = (
     "limit", "precision", "occupancy_frac", "memory_frac", "sm_frac", "time_frac",
 )  # fmt: skip
 _RULES = headings(
-    "name: kernel, rule, speedup_frac: speed-up, speedup_type: of, saved_ns: saved, text, launches"
+    "number: no., name: kernel, rule, speedup_frac: speed-up, speedup_type: of, saved_ns: saved, "
+    "launches, text"
 )
 _ROOFS = headings("gpu: GPU, name: roof, value_tflops: peak, value_gbps: bandwidth, origin")
 _POINTS = headings("name: kernel, level, intensity: FLOP/B, work_tflops: speed, precision: type")
@@ -58,10 +59,10 @@ class Roofline(Result):
             ``time_ns``, ``level``, ``intensity``, ``work_tflops``.
         roofs: ``gpu``, ``kind`` (``peak``, ``bandwidth``), ``name`` (precision or level),
             ``value`` (FLOP/s or byte/s), ``origin`` (``ncu``, ``table``, ``given``).
-        rules: rules of ncu by kernel: ``name``, ``rule``, ``launches``, ``speedup_frac`` (mean
-            estimate), ``speedup_type`` (``global``: of the kernel, ``local``: of a part),
-            ``rule_type``, ``saved_ns`` (global estimate x time of the launches), ``text``. Most
-            saved time first.
+        rules: rules of ncu by kernel: ``number``, ``name``, ``rule``, ``launches``,
+            ``speedup_frac`` (mean estimate), ``speedup_type`` (``global``: of the kernel,
+            ``local``: of a part), ``rule_type``, ``saved_ns`` (global estimate x time of the
+            launches), ``text``. Most saved time first.
         missing: what was not recorded, and how to record it: ``missing``, ``record``.
         launches: number of launches.
         tensor_counted: whether operations of tensor cores were recorded.
@@ -113,7 +114,9 @@ def _tables(result: Roofline) -> tuple[Table, ...]:
     if result.rules.height:
         known = known_columns(result.rules, _RULES)
         hide = ("launches", "speedup_type", "saved_ns")
-        tables.append(Table("rules", "Rules of ncu", result.rules, known, hide_first=hide))
+        tables.append(
+            Table("rules", "Rules of ncu", result.rules, known, hide_first=hide, sentences="text")
+        )
     if result.missing.height:
         columns = headings("missing, record: how to record it")
         tables.append(Table("missing", "Not recorded", result.missing, columns, detail=True))

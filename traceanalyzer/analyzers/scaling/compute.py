@@ -8,6 +8,7 @@ from pathlib import PurePath
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs
+from traceanalyzer.analyzers.scaling import energy
 from traceanalyzer.analyzers.scaling.options import Options
 from traceanalyzer.analyzers.scaling.result import OUTSIDE, OVERLAPPED, PARTS, Scaling
 from traceanalyzer.analyzers.timeline import compute as timeline
@@ -23,12 +24,14 @@ class Part:
 
     Attributes:
         timeline: states and steps of its devices, without events.
+        energy: rows of :data:`~.energy.SCHEMA`.
         world_size: number of ranks of the job, or None.
         step_hint: how the profiler of the file records steps.
         gpus: names of its GPUs.
     """
 
     timeline: timeline.Part
+    energy: pl.DataFrame
     world_size: int | None
     step_hint: str
     gpus: tuple[str, ...] = ()
@@ -40,8 +43,9 @@ class Part:
 
 
 def needs(options: Options) -> Needs:
-    """Return what a timeline needs."""
-    return timeline.needs(_timeline_options(options))
+    """Return what a timeline needs, and counters, for readings of power."""
+    of_timeline = timeline.needs(_timeline_options(options))
+    return replace(of_timeline, kinds=of_timeline.kinds | {"counter"})
 
 
 def _timeline_options(options: Options) -> TimelineOptions:
@@ -49,7 +53,7 @@ def _timeline_options(options: Options) -> TimelineOptions:
 
 
 def measure(trace: Trace, options: Options) -> Part:
-    """Return the states of the devices of one rank.
+    """Return the states of the devices of one rank, and the energy of its steps.
 
     Raises:
         MissingData: neither device work nor operators with a duration were recorded.
@@ -59,7 +63,8 @@ def measure(trace: Trace, options: Options) -> Part:
     meta: Meta = trace.meta
     part = replace(part, events=part.events.clear())
     gpus = tuple(sorted({one.name for one in meta.devices if one.name}))
-    return Part(part, meta.world_size, record_hint(meta, "step"), gpus)
+    used = energy.of_steps(trace, part.idle.steps)
+    return Part(part, used, meta.world_size, record_hint(meta, "step"), gpus)
 
 
 def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()) -> Scaling:
@@ -131,7 +136,7 @@ def _distinct_names(runs: Sequence[tuple[str, list[Part]]]) -> list[tuple[str, l
 
 
 def _measured(name: str, parts: Sequence[Part], options: Options) -> pl.DataFrame:
-    """Return one row: run, gpus, gpu, recorded, steps, step_ns, std_ns, and a column per part."""
+    """Return the row of :attr:`Scaling.runs`, with a column per part of a step."""
     whole = timeline.combine([part.timeline for part in parts], _timeline_options(options))
     lengths = whole.steps.select(length=pl.col("end") - pl.col("start"), lane="lane")
     total = int(lengths["length"].sum())
@@ -142,7 +147,7 @@ def _measured(name: str, parts: Sequence[Part], options: Options) -> pl.DataFram
     times[OUTSIDE] = max(0, total - sum(times.values()))
     world = parts[0].world_size
     names = sorted({name for part in parts for name in part.gpus})
-    return pl.DataFrame(
+    row = pl.DataFrame(
         [
             {
                 "run": name,
@@ -170,6 +175,15 @@ def _measured(name: str, parts: Sequence[Part], options: Options) -> pl.DataFram
             **{f"{part}_ns": pl.Float64 for part in PARTS},
         },
     )
+    return row.hstack(energy.of_run(_by_host(parts, whole.lanes)))
+
+
+def _by_host(parts: Sequence[Part], lanes: pl.DataFrame) -> Iterable[tuple[pl.DataFrame, int]]:
+    """Yield the energy on the GPUs of each host, and its number of devices with work."""
+    hosts = {part.timeline.host for part in parts}
+    for host in sorted(hosts, key=str):
+        rows = pl.concat(part.energy for part in parts if part.timeline.host == host)
+        yield rows, lanes.filter(pl.col("host").eq_missing(host)).height
 
 
 # --- all runs ------------------------------------------------------------------------------------
@@ -182,11 +196,14 @@ def _by_size(runs: pl.DataFrame, *, weak: bool) -> pl.DataFrame:
         runs=pl.len().cast(pl.Int64),
         step_ns=pl.col("step_ns").mean(),
         spread_ns=pl.when(pl.len() > 1).then(pl.col("step_ns").max() - pl.col("step_ns").min()),
+        energy_j=pl.col("energy_j").mean(),
+        power_w=pl.col("power_w").mean(),
         **{part: pl.col(part).mean() for part in parts},
     )  # fmt: skip
     factor = pl.col("gpus") / pl.col("gpus").first()
     faster = pl.col("step_ns").first() / pl.col("step_ns")
     efficiency = faster if weak else faster / factor
+    less = pl.col("energy_j").first() / pl.col("energy_j")
     return means.select(
         "gpus",
         "runs",
@@ -197,6 +214,9 @@ def _by_size(runs: pl.DataFrame, *, weak: bool) -> pl.DataFrame:
         ideal_speedup=factor,
         efficiency_frac=efficiency,
         ideal_ns=pl.col("step_ns").first() / (1 if weak else factor),
+        energy_j="energy_j",
+        energy_frac=less if weak else less / factor,
+        power_w="power_w",
     ).with_columns(lost_ns=pl.col("step_ns") - pl.col("ideal_ns"))
 
 

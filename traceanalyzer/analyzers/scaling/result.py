@@ -23,12 +23,16 @@ PARTS[OUTSIDE] = "outside of device work"
 
 _SIZES = headings(
     "gpus: GPUs, step_ns: step, lost_ns: lost, efficiency_frac: efficiency, speedup: speed-up, "
-    "ideal_speedup: ideal, runs, spread_ns: spread of runs"
+    "ideal_speedup: ideal, runs, spread_ns: spread of runs, energy_j: J per step and GPU, "
+    "energy_frac: energy efficiency, power_w: power per GPU [W]"
 )
 _LOSSES = headings(
     "gpus: GPUs, part, lost_ns: lost, lost_frac: of step, time_ns: time, ideal_ns: ideal"
 )
-_RUNS = headings("run, gpus: GPUs, gpu: GPU, recorded, steps, step_ns: step, std_ns: std")
+_RUNS = headings(
+    "run, gpus: GPUs, gpu: GPU, recorded, steps, step_ns: step, std_ns: std, "
+    "energy_j: J per step and GPU, power_w: power per GPU [W]"
+)
 _NAMED = 3
 #: Above this efficiency, the runs are probably not comparable.
 _ABOVE = 1.05
@@ -43,7 +47,11 @@ class Scaling(Result):
         runs: one row per run: ``run`` (folder, or file if several runs are in one folder),
             ``gpus``, ``gpu`` (names), ``recorded`` (devices in the files), ``steps``, ``step_ns``
             (mean), ``std_ns``, ``matched`` (whether waiting for other ranks is known), ``inferred``
-            (whether steps were detected from repeated kernels).
+            (whether steps were detected from repeated kernels); and, None without readings of
+            power, ``energy_j`` (per step and GPU), ``power_w`` (mean per GPU, in these steps),
+            ``power_gpus`` (GPUs with readings), ``energy_gpus`` (those that count),
+            ``covered_frac`` (share of the steps that readings cover), ``interval_ns`` (median time
+            between readings).
         sizes: one row per number of GPUs: ``gpus``, ``runs``, ``step_ns`` (mean of the runs),
             ``spread_ns`` (largest - smallest, None for one run), ``speedup``, ``ideal_speedup``,
             ``efficiency_frac`` (speedup / ideal_speedup), ``ideal_ns`` (step time at the ideal
@@ -84,7 +92,8 @@ def _verdict(result: Scaling) -> str:
     others = result.sizes.filter(pl.col("gpus") != last["gpus"])
     largest = others.sort("lost_ns", "gpus", descending=True).row(0, named=True)
     of_others = _loss(result, largest) if max(last["lost_ns"], 0) < largest["lost_ns"] else ""
-    return sentences(speed, _not_comparable(result), _loss(result, last), of_others)
+    energy = _energy(first, last)
+    return sentences(speed, _not_comparable(result), _loss(result, last), of_others, energy)
 
 
 def _not_comparable(result: Scaling) -> str:
@@ -134,6 +143,17 @@ def _loss(result: Scaling, row: dict[str, float]) -> str:
     return f"A step {on} is {format_ns(-row['lost_ns'])} shorter than ideal{longer}."
 
 
+def _energy(first: dict[str, float], last: dict[str, float]) -> str:
+    """Return the energy of a step on all GPUs, if power was read in both runs."""
+    if None in (first["energy_j"], last["energy_j"]):
+        return ""
+    one, other = (
+        f"{row['gpus'] * row['energy_j']:.3g} J on {row['gpus']:.0f} GPUs" for row in (first, last)
+    )
+    efficiency = format_frac(last["energy_frac"])
+    return f"Energy of a step on all GPUs: {one}, {other} (energy efficiency {efficiency})."
+
+
 def percent(row: dict[str, float]) -> str:
     """Format the efficiency of a row of ``sizes``."""
     return format_frac(row["efficiency_frac"])
@@ -153,7 +173,8 @@ def _notes(result: Scaling) -> Iterator[str]:
         f"Ideal times are extrapolated from {first}. A negative loss: the part is shorter than "
         "ideal."
     )
-    if not result.runs.filter(pl.col("gpus") > 1)["matched"].all():
+    transfers = (result.losses["part"] == NAMES["transfer"]).any()
+    if transfers and not result.runs.filter(pl.col("gpus") > 1)["matched"].all():
         yield (
             "Exposed communication includes waiting for other ranks in runs whose collectives are "
             "not matched: give the traces of all ranks."
@@ -162,6 +183,37 @@ def _notes(result: Scaling) -> Iterator[str]:
         yield INFERRED_STEPS
     for run in result.runs.filter(pl.col("steps") == 0)["run"]:
         yield f"{run}: no steps are known; the run is not compared."
+    if result.runs["energy_j"].count():
+        yield from _energy_notes(result.runs)
+
+
+def _energy_notes(runs: pl.DataFrame) -> Iterator[str]:
+    """Describe what the energy includes, and where readings are few."""
+    yield (
+        "Energy is power x time of the readings of a GPU over its steps; a reading counts until "
+        "the next. Host and network are not included."
+    )
+    for row in runs.filter(pl.col("steps") > 0).iter_rows(named=True):
+        read, used = row["power_gpus"], row["energy_gpus"]
+        if not read:
+            yield f"{row['run']}: no readings of power."
+            continue
+        if row["energy_j"] is None or row["covered_frac"] < 1:
+            share = format_frac(row["covered_frac"] or 0)
+            yield f"{row['run']}: readings of power cover {share} of the steps; only these count."
+        if used < read:
+            yield (
+                f"{row['run']}: power was read on {read} GPUs, {used} of which "
+                f"{'has' if used == 1 else 'have'} work; those with most energy count, because "
+                "monitors number GPUs differently."
+            )
+        elif read < row["recorded"]:
+            yield f"{row['run']}: power was read on {read} of {row['recorded']} GPUs."
+        if row["energy_j"] is not None and row["interval_ns"] > row["step_ns"]:
+            yield (
+                f"{row['run']}: power was read every {format_ns(row['interval_ns'])}, less often "
+                f"than once per step ({format_ns(row['step_ns'])}): the energy is a mean only."
+            )
 
 
 # --- tables and charts ---------------------------------------------------------------------
@@ -193,7 +245,17 @@ def _charts(result: Scaling) -> tuple[Chart, ...]:
         part=pl.col("part").cast(order),
         time_ns="time_ns",
     )
-    return (absolute, speedup, stacked("parts", "A step on one GPU", parts, x="on", x_label=""))
+    known = result.sizes.drop_nulls("energy_j").with_columns(series=pl.lit("measured"))
+    energy = lines_of(
+        "energy", "Energy per step and GPU", known, "energy_j", "energy [J]", x="gpus", log_y=False
+    )  # fmt: skip
+    more = (energy,) if known.height else ()
+    return (
+        absolute,
+        speedup,
+        *more,
+        stacked("parts", "A step on one GPU", parts, x="on", x_label=""),
+    )
 
 
 def _unpivoted(sizes: pl.DataFrame, column: str, ideal: str) -> pl.DataFrame:

@@ -49,6 +49,10 @@ _DETAILS = {
 _XLA = re.compile(rb'"process_name"[^{]*+\{\s*+"name"\s*+:\s*+"/(?:device|host):')
 _XLA_BYTES = 1 << 12
 
+#: Settings of PyTorch's profiler before the events: modules or Python frames were recorded.
+_WITH_MODULES = re.compile(rb'"with_(?:modules|stack)"\s*+:\s*+1')
+_HEAD_BYTES = 1 << 16
+
 #: Top-level keys with a field in Meta, and keys too large for it.
 _META_KEYS = frozenset(
     ("schemaVersion", "deviceProperties", "distributedInfo", "baseTimeNanoseconds", "host_name")
@@ -73,6 +77,10 @@ def parse(source: Source, selection: Selection, progress: Progress | None) -> Tr
             from traceanalyzer.parsers.chrome_trace import xla
 
             reading, by_lanes = xla.full_selection(selection), True
+        if first is not None and selection.args_with_modules:
+            head = text.read(max(0, first - _HEAD_BYTES), min(first, _HEAD_BYTES))
+            if _WITH_MODULES.search(head):
+                reading = replace(reading, columns=reading.columns | {"args"})
         collect(text, first, reading, container, collected)
     except NotATraceError as error:
         raise MalformedInput(

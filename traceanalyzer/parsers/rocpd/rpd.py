@@ -255,13 +255,21 @@ def _with_operators(reading: Reading, strings: _Strings, rows: pl.DataFrame) -> 
 
 
 def _monitors(reading: Reading) -> pl.DataFrame:
-    """Return ``counters``: readings of clocks, power and temperature, one series per device."""
+    """Return ``counters``: readings of clocks, power and temperature, one series per device.
+
+    A row lasts while its value is the same. The end of the last one of a series is a reading too:
+    readings count until the next one.
+    """
     rows = reading.database.read(
         MONITOR,
-        integers=("deviceId", "start"),
+        integers=("deviceId", "start", "end"),
         texts=("deviceType", "monitorType", "value"),
         where=reading.inside("start", None),
     )
+    series = ("deviceType", "deviceId", "monitorType")
+    last = rows.sort("start", maintain_order=True).group_by(series, maintain_order=True).last()
+    ends = last.filter(pl.col("end") > pl.col("start")).with_columns(start="end")
+    rows = pl.concat([rows, ends.select(rows.columns)])
     value = pl.col("value").str.strip_chars().cast(pl.Float64, strict=False)
     named = pl.col("monitorType").replace(_MONITORS)
     device = pl.col("deviceType").fill_null("device").str.replace("(?i)^gpu$", "GPU")

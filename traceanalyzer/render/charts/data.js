@@ -139,7 +139,10 @@ class Data {
       high = Math.max(high, this.y0[row], this.y1[row]);
     }
     for (const [, , y, , y2] of this.lines) [low, high] = [Math.min(low, y, y2), Math.max(high, y, y2)];
-    if (this.log) return high > 0 && low < Infinity ? [low * 0.8, high * 1.3] : [1, 10];
+    if (this.log) {
+      const room = (share) => (this.lines.length ? (high / low) ** share : 1); // for the labels of lines
+      return high > 0 && low < Infinity ? [low * 0.8 / room(0.02), high * Math.max(1.3, room(0.07))] : [1, 10];
+    }
     if (!(high >= low)) return [0, 1];
     if (low >= 0 && (this.mark === 'bar' || low < high / 2)) return [0, high * HEADROOM || 1];
     const room = (high - low || Math.abs(high) || 1) * (HEADROOM - 1);

@@ -1,0 +1,134 @@
+"""Modules of TorchScript from the ``Module Hierarchy`` of operators.
+
+With ``with_modules=True`` torch.profiler writes the modules around each operator of a TorchScript
+model, from the outermost on (``torch/csrc/jit/runtime/interpreter.cpp``)::
+
+    TOP(Net)::forward.blocks(Sequential)::forward.0(Block)::forward.fc1(Linear)::forward.
+
+They become slices such as those of ``with_stack=True``, so that the analysis is the same: a call
+of a module lasts from its first to its last operator. Operators in nodes of the backward pass
+belong to the module of their forward operator, whatever hierarchy they have.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+
+import polars as pl
+
+from traceanalyzer.analyzers.common.names import BACKWARD
+from traceanalyzer.trace import Trace, with_events
+
+#: Name of the frame of a module.
+FRAME = "nn.Module: "
+#: An instance, its class and the method.
+_LEVEL = re.compile(r"([^.():]+)\(([^()]*)\)::")
+#: The outermost module, whose instance has no name; another method of the same module.
+_TOP, _SELF = "TOP", "SELF"
+_TEXT = r'"Module Hierarchy"\s*:\s*"([^"]+)"'
+_NODE = re.compile(BACKWARD)
+_KEYS = ("rank", "pid", "tid")
+
+
+@dataclass
+class _Call:
+    """A call of a module: its name, and its first and last moment so far."""
+
+    name: str
+    start: int
+    end: int
+
+
+def recorded(trace: Trace) -> bool:
+    """Whether operators have modules in their arguments."""
+    events = trace.events
+    if "args" not in events.columns or not events["args"].count():
+        return False
+    return bool(events["args"].cast(pl.String).str.contains(_TEXT).any())
+
+
+def with_slices(trace: Trace) -> Trace:
+    """Return the trace with a slice for each call of a module in the hierarchy of operators."""
+    if not recorded(trace):
+        return trace
+    marked = pl.col("kind").is_in(("cpu_op", "user_annotation")) & pl.col("tid").is_not_null()
+    operators = trace.events.filter(marked, pl.col("dur") >= 0).select(
+        *_KEYS, "ts", end=pl.col("ts") + pl.col("dur"), name=pl.col("name").cast(pl.String),
+        text=pl.col("args").cast(pl.String).str.extract(_TEXT),
+    )  # fmt: skip
+    rows = [
+        (*thread, f"{FRAME}{call.name}", call.start, call.end - call.start)
+        for thread, of_thread in operators.group_by(*_KEYS, maintain_order=True)
+        if of_thread["text"].count()
+        for call in _calls(_aligned(of_thread))
+    ]
+    columns = (*_KEYS, "name", "ts", "dur")
+    types = {name: trace.events.schema[name] for name in columns}
+    slices = pl.DataFrame(rows, schema=types, orient="row").with_columns(
+        kind=pl.lit("python_function").cast(trace.events.schema["kind"])
+    )
+    return with_events(trace, slices)
+
+
+def _aligned(operators: pl.DataFrame) -> pl.DataFrame:
+    """Return the operators of a thread, each with its own hierarchy.
+
+    PyTorch (2.13 and before) records no hierarchy for nodes of the backward pass, and gives
+    operators the recorded ones by their number, so that those after a node have that of a later
+    operator. The sign of this is a node with a hierarchy.
+    """
+    nodes = operators["name"].str.extract(BACKWARD + r"(.*)$").drop_nulls().unique()
+    is_node = operators["name"].is_in(nodes.implode())
+    if not operators["text"].filter(is_node).count():
+        return operators
+    number = (~is_node).cum_sum().cast(pl.Int64) - 1  # among the operators that are no nodes
+    texts = operators["text"].gather(number.clip(0))
+    known = pl.DataFrame({"text": texts, "is_node": is_node})
+    return operators.with_columns(known.select(pl.when(~pl.col("is_node")).then("text")))
+
+
+def _calls(operators: pl.DataFrame) -> Iterator[_Call]:
+    """Yield the calls of modules in one thread, from its operators in order of start.
+
+    Calls end with the outermost operator (the method of the model), or before the first operator of
+    another module.
+    """
+    running: list[_Call] = []
+    until, top, in_node = -(1 << 63), "", False
+    for name, start, end, text in operators.select("name", "ts", "end", "text").iter_rows():
+        if start >= until:
+            yield from running
+            running.clear()
+            until, in_node, top = end, bool(_NODE.match(name)), ""
+        if in_node or text is None:
+            continue
+        levels = _levels(text)
+        top = top or levels[0]
+        path = [level for level in (top, *levels[1:]) if level]
+        same = _in_common(running, path)
+        if any(call.end > start for call in running[same:]):
+            continue  # an operator of an outer module within one of an inner module
+        yield from running[same:]
+        del running[same:]
+        for call in running:
+            call.end = max(call.end, end)
+        running += [_Call(level, start, end) for level in path[same:]]
+    yield from running
+
+
+def _in_common(running: list[_Call], path: list[str]) -> int:
+    """Return how many of the running calls are of the first modules of a path."""
+    pairs = enumerate(zip(running, path, strict=False))
+    return next(
+        (at for at, (call, level) in pairs if call.name != level), min(len(running), len(path))
+    )
+
+
+@cache
+def _levels(text: str) -> tuple[str, ...]:
+    """Return class of the outermost module, empty if unknown, and the modules in it."""
+    found = [(name, kind) for name, kind in _LEVEL.findall(text) if name != _SELF]
+    top = found[0][1] if found and found[0][0] == _TOP else ""
+    inner = [f"{name}({kind})" for name, kind in found if name != _TOP]
+    return (top, *inner)
