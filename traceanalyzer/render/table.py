@@ -79,7 +79,7 @@ def _table(table: Table, top: int | None, width: int, *, color: bool) -> str:
         return f"{title}: {visible(table.empty)}"
     rows = table.frame.head(top).height if top is not None else table.frame.height
     columns, hidden = _columns(table, rows), list[str]()
-    columns = [column for column in columns if column.name != table.sentences]
+    columns = [column for column in columns if column.name not in table.sentences]
     if width:
         columns, hidden = fitted(columns, width, table.hiding_order)
     elif not table.whole:
@@ -92,16 +92,15 @@ def _table(table: Table, top: int | None, width: int, *, color: bool) -> str:
     if hidden:
         lines.append(_filled(_hidden_note(table, hidden), min(width, _PROSE_WIDTH)))
     line = min(width or _FALLBACK_WIDTH, _PROSE_WIDTH)
-    lines += [_filled(text, line, further="  ") for text in _sentences(table, rows)]
+    texts = (text for name in table.sentences for text in _sentences(table, name, rows))
+    lines += [_filled(text, line, further="  ") for text in texts]
     return "\n".join(lines)
 
 
-def _sentences(table: Table, rows: int) -> Iterator[str]:
-    """Yield each sentence after the rows that it is about."""
-    if not table.sentences:
-        return
-    label = visible(table.columns[table.sentences])
-    texts = table.frame.head(rows).select(next(iter(table.columns)), table.sentences).drop_nulls()
+def _sentences(table: Table, name: str, rows: int) -> Iterator[str]:
+    """Yield each sentence of a column after the rows that it is about."""
+    label = visible(table.columns[name])
+    texts = table.frame.head(rows).select(next(iter(table.columns)), name).drop_nulls()
     about: dict[str, list[str]] = {}
     for name, text in texts.iter_rows():
         about.setdefault(str(text), []).append(str(name))
