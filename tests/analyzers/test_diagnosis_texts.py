@@ -49,7 +49,7 @@ def test_step_time_of_host_and_device_are_named_if_they_differ(shared: Path) -> 
     assert "on the GPU" not in ta.diagnose(FIXTURES / "nccl_8ranks").about
 
 
-def test_peak_memory_is_named_beside_other_files() -> None:
+def test_peak_memory_is_named_with_other_files() -> None:
     both = ta.diagnose([FIXTURES / "nccl_8ranks", FIXTURES / "memory/training.pickle"])
     assert "peak memory" in both.about
 

@@ -42,7 +42,7 @@ def test_a_test_per_check(fail_on: str | None, tmp_path: Path) -> None:
     fails = {one.id for one in result.findings if one.severity in failing}
     effects = {one.id for finding in result.findings for one in finding.effects} - fails
     assert fails
-    assert effects, "an effect is no failure of its own"
+    assert effects, "an effect does not fail"
     (suite,) = root
     cases = {case.get("name"): case for case in suite}
     assert list(cases) == result.rules["rule"].to_list()

@@ -112,7 +112,7 @@ def diagnose(
 def _cases(result: Diagnosis, failing: Sequence[str]) -> list[Case]:
     """Return a test per check; it fails if one of its findings has one of the severities.
 
-    An effect is no failure of its own: it is listed with its cause, and as output of its check.
+    An effect does not fail its own test: it is listed with its cause, and as output of its check.
     """
     cases = []
     for rule, status, why in result.rules.select("rule", "status", "why").iter_rows():
