@@ -18,6 +18,7 @@ from traceanalyzer.analyzers import registry
 from traceanalyzer.analyzers.diagnosis import diagnose
 from traceanalyzer.budgets import METRICS, read_budgets
 from traceanalyzer.cli.main import status
+from traceanalyzer.cli.progress import Files
 from traceanalyzer.errors import MalformedInput, UnreadableFile
 from traceanalyzer.render import render
 from traceanalyzer.render.junit import Case, junit
@@ -182,6 +183,15 @@ def test_an_optional_budget_can_be_violated(write):
 
 
 # --- the command ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("budgets", [["step_ms <= 1s"], ["step_ms <= 1s", "idle_frac <= 99%"]])
+def test_progress_of_all_analyses_together_is_the_size_of_the_files(write, budgets):
+    done = []
+    files = Files(done.append)
+    ta.check_budgets([UPGRADE], write(*budgets), progress=files)
+    size = UPGRADE.stat().st_size
+    assert size - len(budgets) <= sum(done) <= size
 
 
 def test_exit_codes_of_the_process(write, tmp_path):

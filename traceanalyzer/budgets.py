@@ -304,7 +304,12 @@ def check_budgets(inputs: Inputs, budgets: PathLike, **reading: Unpack[Reading])
     limits = read_budgets(budgets)
     answers: dict[str, Mapping[str, Any] | MissingData] = {}
     notes: dict[str, None] = {}
-    for analysis in dict.fromkeys(METRICS[one.metric].analysis for one in limits):
+    analyses = list(dict.fromkeys(METRICS[one.metric].analysis for one in limits))
+    if progress := reading.get("progress"):  # each analysis reads the files again
+        reading["progress"] = lambda done, size: progress(
+            done // len(analyses), size // len(analyses)
+        )
+    for analysis in analyses:
         function = diagnose if analysis == "diagnose" else registry.ENTRIES[analysis].function()
         try:
             result: Result = function(inputs, **reading)

@@ -47,8 +47,8 @@ class Table:
         alike: groups of columns with one unit, to be compared.
         hide_first: columns that a narrow terminal hides first, the least important first; the other
             columns follow from the right, without the first two. None: it hides no column.
-        sentences: a column of sentences, which no output shortens: a terminal prints them below
-            the table, each with the rows of it by their first column. Empty: none.
+        sentences: columns of sentences, which no output shortens: a terminal prints them below the
+            table, each with the rows of it by their first column; pages wrap their cells.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Table:
     whole: bool = False
     alike: tuple[tuple[str, ...], ...] = ()
     hide_first: tuple[str, ...] | None = ()
-    sentences: str = ""
+    sentences: tuple[str, ...] = ()
 
     @property
     def hiding_order(self) -> tuple[str, ...]:

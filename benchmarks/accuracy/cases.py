@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from benchmarks.accuracy import blind_faults, device_faults, host_faults, serving
-from benchmarks.accuracy.fault import FAULTS, Case, Context, Expected, Fault
+from benchmarks.accuracy.fault import FAULTS, Case, Context, Expected, Fault, reads_loss
 from benchmarks.accuracy.programs import new_job, train
 from benchmarks.accuracy.simulator import Job, Program, Rank, simulate
 from benchmarks.accuracy.write import write_kineto
@@ -33,6 +33,18 @@ def program_of(job: Job) -> Callable[[Rank], Program]:
 def wall_us(ranks: list[Rank]) -> float:
     """Return the duration of a run in us."""
     return max(r.now for r in ranks) - min(event[4] for r in ranks for event in r.events[:50])
+
+
+@dataclass(frozen=True)
+class Size:
+    """Size of a fault: the duration of a step without it, and its share (None: random)."""
+
+    step_us: float
+    share: float | None
+
+
+#: Least share of the run time that the second of two faults costs besides the first one.
+LEAST = 0.05
 
 
 @dataclass(frozen=True)
@@ -72,6 +84,8 @@ class Plan:
         for fault in self.faults:
             if fault.prepare:
                 fault.prepare(job)
+        if len(self.faults) > 1 and family != "inference":
+            reads_loss(job)  # otherwise the slower of host and device hides a fault of the other
         return job
 
     def _families(self) -> list[str]:
@@ -85,36 +99,58 @@ class Plan:
 
     def make(self) -> Case:
         """Simulate the job with its faults, and without them for their cost."""
-        healthy = self.base_job()
-        usual = wall_us(simulate(healthy, program_of(healthy)))
+        usual = self._wall_us()
+        sizes = self._sizes(usual)
         job = self.base_job()
-        expected = self._inject(job, usual / len(job.steps), (0, 1))
+        expected = self._inject(job, sizes)
         ranks = simulate(job, program_of(job))
-        kind = (
-            self.faults[0].kind if len(self.faults) == 1 else "pair" if self.faults else "healthy"
-        )
-        if kind == "pair" and self._cost(usual, 1) > self._cost(usual, 0):
-            expected = expected[::-1]
-        cost = max(0.0, 1 - usual / wall_us(ranks))
+        both = wall_us(ranks)
+        if len(sizes) > 1 and self._wall_us({0: sizes[0]}) < self._wall_us({1: sizes[1]}):
+            expected = expected[::-1]  # without the second fault, the job is faster
         recorded = [name for name in ("shapes", "stacks", "marks") if getattr(job, name)]
         setting = f"{job.family} x{job.world}, {'+'.join(recorded) or 'plain'}, {self.format}"
         write = partial(write_nsys if self.format == "nsys" else write_kineto, job, ranks)
-        return Case(self.name, kind, self.seed, setting, expected, cost, write)
+        cost = max(0.0, 1 - usual / both)
+        return Case(self.name, self._kind(), self.seed, setting, expected, cost, write)
 
-    def _inject(self, job: Job, step_us: float, which: tuple[int, ...]) -> tuple[Expected, ...]:
-        """Inject the faults of these numbers; the first is the costlier one."""
+    def _kind(self) -> str:
+        kinds = ("healthy", self.faults[0].kind if self.faults else "", "pair")
+        return kinds[len(self.faults)]
+
+    def _sizes(self, usual: float) -> dict[int, Size]:
+        """Return step time and share of each fault.
+
+        The share of a second fault is of a step with the first one. If the first one hides it, it
+        grows until it costs at least :data:`LEAST` of the run time.
+        """
+        if not self.faults:
+            return {}
+        steps = len(self.base_job().steps)
+        first = Size(usual / steps, None if len(self.faults) == 1 else 0.4)
+        if len(self.faults) == 1:
+            return {0: first}
+        alone = self._wall_us({0: first})
+        for share in (0.15, 0.2, 0.25, 0.3, 0.4, 0.5):
+            sizes = {0: first, 1: Size(alone / steps, share)}
+            both = self._wall_us(sizes)
+            if both - alone >= LEAST * both:
+                break
+        return sizes
+
+    def _inject(self, job: Job, sizes: dict[int, Size]) -> tuple[Expected, ...]:
+        """Inject the faults of these numbers."""
         expected = []
-        for number, fault in enumerate(self.faults):
+        for number, size in sizes.items():
             dice = random.Random(f"{self.seed} {self.name} {number}")
-            share = dice.uniform(0.18, 0.38) if len(self.faults) == 1 else (0.4, 0.15)[number]
-            if number in which:
-                expected.append(fault.inject(job, Context(dice, step_us, share)))
+            share = dice.uniform(0.18, 0.38) if size.share is None else size.share
+            expected.append(self.faults[number].inject(job, Context(dice, size.step_us, share)))
         return tuple(expected)
 
-    def _cost(self, usual: float, number: int) -> float:
+    def _wall_us(self, sizes: dict[int, Size] | None = None) -> float:
+        """Return the run time with some of the faults."""
         job = self.base_job()
-        self._inject(job, usual / len(job.steps), (number,))
-        return wall_us(simulate(job, program_of(job))) - usual
+        self._inject(job, sizes or {})
+        return wall_us(simulate(job, program_of(job)))
 
 
 def vary(job: Job, dice: random.Random) -> None:

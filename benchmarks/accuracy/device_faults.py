@@ -10,6 +10,7 @@ from benchmarks.accuracy.fault import (
     some_rank,
     some_steps,
 )
+from benchmarks.accuracy.operators import memory_us
 from benchmarks.accuracy.programs import ALL_REDUCE
 from benchmarks.accuracy.simulator import COMPUTE, Args, Group, Job, Program, Rank
 
@@ -90,7 +91,8 @@ def single_precision(job: Job, context: Context) -> Expected:
 @fault("data-parallel", "single", "sharded")
 def unfused_pointwise(job: Job, context: Context) -> Expected:
     """Long chains of elementwise operators that are not fused."""
-    job.options.pointwise = 12 + int(12 * context.share)
+    each = 3 * job.layers * memory_us(12 * job.tokens * job.width)  # forward and backward
+    job.options.pointwise = max(2, round(context.cost_us / each))
     return Expected(r"(?i)elementwise|pointwise|memory[ -]bound")
 
 

@@ -401,7 +401,12 @@ def test_invalid_threshold_is_a_usage_error(run_cli: Any) -> None:
 
 def test_json_follows_the_schema(run_cli: Any) -> None:
     schema = json.loads((ROOT / "docs/diagnosis.schema.json").read_text())
-    for paths in ([RANKS], ["memory/oom.pickle", "py_spy"], ["nsys/training.sqlite"]):
+    for paths in (
+        [RANKS],
+        ["memory/oom.pickle", "py_spy"],
+        ["nsys/training.sqlite"],
+        ["ddp_gloo_4ranks"],
+    ):
         inputs = [FIXTURES / path for path in paths]
         done = run_cli("diagnose", *inputs, "--to", "json", "-q")
         answer = json.loads(done.stdout)

@@ -38,7 +38,8 @@ def launched(works: list[tuple[str, str, int]]) -> Iterator[dict[str, Any]]:
 
 
 def judged(rule: str, traced: Trace) -> list[Measured]:
-    return measurements(rule, examine([traced], ["kernels"], for_rules=True).results["kernels"])
+    results = dict(examine([traced], ["kernels", "gpu_idle"], for_rules=True).results)
+    return measurements(rule, results.pop("kernels"), **results)
 
 
 ATTENTION = [
@@ -52,8 +53,35 @@ ATTENTION = [
 
 def test_unfused_attention_is_softmax_and_batched_products() -> None:
     (one,) = judged("unfused-attention", trace(launched(ATTENTION)))
-    assert (one.total_ns, one.size) == (600 * US, pytest.approx(0.6))
+    span = sum(10 + dur for *_, dur in ATTENTION) - 10
+    assert (one.total_ns, one.size) == (600 * US, pytest.approx(600 / span))
     assert one.confidence == "high"
+
+
+def test_pointwise_kernels_between_product_and_softmax_are_attention() -> None:
+    works = [
+        ("aten::bmm", GEMM, 300),
+        ("aten::div", ADD, 50),
+        ("aten::masked_fill", COPY, 30),
+        ("aten::_softmax", SOFTMAX, 200),
+        ("aten::dropout", ADD, 20),
+        ("aten::bmm", GEMM, 100),
+        ("aten::add", ADD, 200),
+        ("aten::mm", GEMM, 200),
+        ("aten::add", ADD, 200),
+        ("aten::_softmax", SOFTMAX, 10),
+    ]
+    (one,) = judged("unfused-attention", trace(launched(works)))
+    assert one.total_ns == (300 + 50 + 30 + 200 + 20 + 100 + 10) * US
+    assert not judged("memory-bound-kernels", trace(launched(works))), "no time counts twice"
+
+
+def test_only_time_in_steps_counts() -> None:
+    """The first product runs before the step."""
+    works = launched([("aten::mm", SGEMM, 200), ("aten::mm", SGEMM, 300), ("aten::mm", GEMM, 100)])
+    traced = trace([*works, step(1, 210 * US, 420 * US)])
+    (one,) = judged("no-tensor-cores", traced)
+    assert one.total_ns == 300 * US
 
 
 @pytest.mark.parametrize(
@@ -79,18 +107,39 @@ def test_softmax_kernels_count_without_operators() -> None:
     traced = trace(device(name, 1_000 * US * n, dur * US) for n, (name, dur) in enumerate(works))
     (one,) = judged("unfused-attention", traced)
     assert (one.total_ns, one.confidence) == (300 * US, "low")
+    check_wording(one.title, *one.evidence)
     loss = trace([device(LOG_SOFTMAX, 0, 100), device(GEMM, 200, 100)])
     assert not judged("unfused-attention", loss)
 
 
-def test_memory_bound_kernels() -> None:
-    works = [(ADD, 300), (COPY, 200), (GEMM, 400), (FUSED, 100)]
-    events = [device(name, 1_000 * n, dur) for n, (name, dur) in enumerate(works)]
-    events.append(device("Memcpy HtoD", 9_000, 1_000, kind="gpu_memcpy"))
-    (one,) = judged("memory-bound-kernels", trace(events))
-    assert (one.total_ns, one.size) == (500, pytest.approx(0.25))
+@pytest.mark.parametrize(
+    ("works", "fusible"),
+    [
+        ([ADD, COPY, GEMM, ADD], 200),
+        ([ADD, GEMM, COPY, GEMM], 0),
+        ([ADD, ADD, ADD, GEMM], 600),
+        ([ADD, FUSED, COPY], 0),
+    ],
+    ids=["pair", "apart", "equal", "fused"],
+)
+def test_the_longest_of_each_sequence_of_pointwise_kernels_remains(
+    works: list[str], fusible: int
+) -> None:
+    lengths = {ADD: 300, COPY: 200, GEMM: 400, FUSED: 100}
+    events = [device(name, 1_000 * n, lengths[name]) for n, name in enumerate(works)]
+    events += [
+        device(ADD, 300, 100, stream=20),
+        device("Memcpy HtoD", 8_000, 500, kind="gpu_memcpy"),
+    ]
+    found = judged("memory-bound-kernels", trace(events))
+    assert sum(one.total_ns or 0 for one in found) == fusible
+    assert [one.size for one in found] == [pytest.approx(fusible / 8_500)] * bool(fusible)
+
+
+def test_severity_of_memory_bound_kernels() -> None:
     rule = BY_ID["memory-bound-kernels"]
-    assert [rule.severity(size) for size in (0.24, 0.25, 0.45)] == [None, "info", "warning"]
+    sizes = (0.09, 0.1, 0.25, 0.35)
+    assert [rule.severity(size) for size in sizes] == [None, "info", "warning", "critical"]
 
 
 def test_inductor_kernels_are_not_memory_bound() -> None:
@@ -142,6 +191,7 @@ def test_kernel_rules_do_not_overlap() -> None:
         ("aten::_softmax", SOFTMAX, 100),
         ("aten::mm", SGEMM, 300),
         ("aten::add", ADD, 400),
+        ("aten::add", ADD, 500),
     ]
     traced = trace(launched(works))
     rules = ("unfused-attention", "no-tensor-cores", "memory-bound-kernels")

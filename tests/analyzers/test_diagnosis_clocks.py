@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from comm_traces import ALL_REDUCE, MS, device, step, trace
+from comm_traces import ALL_REDUCE, MS, device, host, step, trace
 from diagnosing import BY_ID
 from wording import check_wording
 
@@ -66,6 +66,26 @@ def test_throttled_steps_even_if_most_are_slow(last: int) -> None:
 def test_some_longer_kernels_are_not_throttling() -> None:
     assert not judged("throttled-steps", throttled(2, ("gemm",)))
     assert not judged("throttled-steps", throttled(0))
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.8])
+def test_all_steps_are_slower_than_work_launched_before_the_recording(factor: float) -> None:
+    """The GPU lags two steps behind the host: the launch calls of the first two are missing."""
+    events, at = [], 0
+    for number in range(5):
+        launched = number >= 2
+        if launched:
+            events.append(step(number, (number - 2) * MS, MS))
+        for place, (name, ns) in enumerate(KERNELS.items()):
+            length, correlation = round(ns * (factor if launched else 1)), 10 * number + place
+            if launched:
+                call = {"ts": (number - 2) * MS + place, "dur": 1, "correlation": correlation}
+                events.append({**host("cuda_runtime", "cudaLaunchKernel", 0, 0), **call})
+            events.append(device(name, at, length, correlation=correlation))
+            at += length
+    found = judged("throttled-steps", [trace(events)])
+    assert [one.step for one in found] == ["ProfilerStep#2"] * (factor > 1)
+    assert all("outside the steps" in one.title for one in found)
 
 
 def test_slow_gpu_without_matching_collectives() -> None:

@@ -17,8 +17,7 @@ from wording import check_wording
 import traceanalyzer as ta
 from traceanalyzer.analyzers.cuda_api import cuda_api
 from traceanalyzer.analyzers.diagnosis.judge import RULES
-from traceanalyzer.analyzers.diagnosis.rule import Answers
-from traceanalyzer.analyzers.kernels import kernels
+from traceanalyzer.analyzers.diagnosis.rule import Answers, Measured
 from traceanalyzer.analyzers.memory.result import Memory
 from traceanalyzer.analyzers.operators.result import Operators
 from traceanalyzer.examining import examine
@@ -88,12 +87,16 @@ def test_no_tensor_cores() -> None:
     names = ["ampere_sgemm_128x64_tn", "ampere_sgemm_32x32_nn", "relu", "ampere_s16816gemm_bf16"]
     works = [device(name, n * 1_000, 100 * (n + 1)) for n, name in enumerate(names)]
     nameless = {**device("", 9_000, 50), "name": None}
-    (one,) = measurements("no-tensor-cores", kernels(trace([*works, nameless])))
-    busy = 100 + 200 + 300 + 400 + 50
-    assert one.size == pytest.approx(300 / busy)
+
+    def judged(events: list[dict[str, Any]]) -> list[Measured]:
+        results = dict(examine(trace(events), for_rules=True).results)
+        return measurements("no-tensor-cores", results.pop("kernels"), **results)
+
+    (one,) = judged([*works, nameless])
+    assert one.size == pytest.approx(300 / 9_050)
     assert one.total_ns == 300
     check_wording(one.title, *one.evidence)
-    assert not measurements("no-tensor-cores", kernels(trace([*works[2:], nameless])))
+    assert not judged([*works[2:], nameless])
 
 
 def test_cuda_calls_are_evidence_of_idle_time() -> None:

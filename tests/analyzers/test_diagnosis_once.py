@@ -78,3 +78,20 @@ def test_other_code_in_the_first_step_is_not_setup() -> None:
     findings = ta.diagnose(steps_with("my_function", "cpu_op")).diagnosis
     (one,) = (one for one in findings if one.id == "host-code")
     assert "once" not in one.per
+
+
+@pytest.mark.parametrize("first_ms", [2, 300])
+def test_without_steps_setup_is_most_of_the_time_in_a_few_calls(first_ms: int) -> None:
+    """Twenty allocations of 2 ms; the first one may take 300 ms."""
+    rows, at = [], 0
+    for i in range(20):
+        more = (first_ms if i == 0 else 2) * MS
+        rows.append(device(GEMM, at, 50 * US))
+        rows.append(host("cuda_runtime", "cudaMalloc", at + 60 * US, more))
+        launch = at + 100 * US + more
+        rows.append(host("cuda_runtime", "cudaLaunchKernel", launch, 10 * US, correlation=i))
+        rows.append(device(GEMM, launch + 20 * US, 10 * MS, correlation=i))
+        at = launch + 11 * MS
+    findings = ta.diagnose(trace(rows)).diagnosis
+    (one,) = (one for one in findings if one.id == "memory-management")
+    assert one.per.endswith("once") == (first_ms == 300)

@@ -9,6 +9,8 @@ import pytest
 from comm_traces import MS, device, host, step, trace
 
 import traceanalyzer as ta
+from traceanalyzer.analyzers.diagnosis.rule import Answers
+from traceanalyzer.examining import examine
 from traceanalyzer.trace import Trace
 
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
@@ -64,8 +66,29 @@ def test_title_has_the_factor_of_the_kernels() -> None:
 
 def test_cost_is_wait_time_of_the_other_ranks() -> None:
     one = straggler(job({"gemm": 2.0}))
-    assert one.cost_ns == 3 * 4 * MS / 4
-    assert one.cost_frac == pytest.approx(3 / 13)
+    assert one.cost_ns == 4 * MS, "all steps are shorter without it"
+    assert one.cost_frac == pytest.approx(4 / 13)
+
+
+def overlapping_rank(rank: int, late_ms: int) -> Iterator[dict[str, Any]]:
+    """Yield steps of 20 ms: a product of 10 ms, and an all_reduce that ends after 12 ms."""
+    for number in range(STEPS):
+        begin, late = number * 20 * MS, late_ms * MS if rank else 0
+        yield step(number, begin, 20 * MS)
+        yield device("gemm", begin + late, 10 * MS)
+        at = begin + late + MS
+        yield device(ALL_REDUCE, at, begin + 12 * MS - at, stream=20, seq=number, **ABOUT)
+
+
+@pytest.mark.parametrize(("late_ms", "lost_ms"), [(0, 0), (1, 1), (2, 2), (3, 2)])
+def test_overlapped_wait_time_is_lost_where_it_delays_exposed_transfers(
+    late_ms: int, lost_ms: int
+) -> None:
+    """2 ms of the transfer are exposed on rank 0, so that at most 2 ms of a delay are lost."""
+    traces = [trace(list(overlapping_rank(r, late_ms)), r, world_size=2) for r in range(2)]
+    time = Answers(dict(examine(traces).results)).time
+    assert time.waits_for(1)["lost_ns"].sum() == STEPS * lost_ms * MS
+    assert time.losses.filter(rank=0)["lost_ns"].sum() <= STEPS * 10 * MS, "no time counts twice"
 
 
 PAGEABLE = "Memcpy HtoD (Pageable -> Device)"

@@ -30,6 +30,7 @@ def test_advice_fits_the_vendor() -> None:
         (nvidia, ("NCCL", "NVLink"), "RCCL|xGMI|Infinity"),
     ):
         text = f"{program.slow_link} {program.slow_network(on_host=False)} {program.library}"
+        assert program.clocks.startswith("amd-smi" if program is amd else "nvidia-smi")
         assert all(name in text for name in names)
         assert not re.search(others, text)
         check_wording(text)
@@ -39,6 +40,18 @@ def test_amd_recording_gets_advice_for_its_link(shared: Path) -> None:
     text = texts(ta.diagnose(shared / "data/chrome/kineto/mi300_rank0of8_rccl.json.gz"))
     assert "xGMI" in text
     assert "NVLink" not in text
+
+
+def test_step_time_of_host_and_device_are_named_if_they_differ(shared: Path) -> None:
+    """The GPU lags two steps behind the host."""
+    about = ta.diagnose(shared / "data/chrome/kineto/mi300_rank0of8_rccl.json.gz").about
+    assert about.endswith("median step 15.95 ms on the host and 18.98 ms on the GPU")
+    assert "on the GPU" not in ta.diagnose(FIXTURES / "nccl_8ranks").about
+
+
+def test_peak_memory_is_named_with_other_files() -> None:
+    both = ta.diagnose([FIXTURES / "nccl_8ranks", FIXTURES / "memory/training.pickle"])
+    assert "peak memory" in both.about
 
 
 def test_job_without_gpus_has_no_gpu_terms() -> None:
@@ -83,14 +96,20 @@ def test_titles_do_not_repeat_the_name_of_the_check(name: str) -> None:
         assert not one.title.lower().startswith(f"{one.id.replace('-', ' ')}:")
 
 
-def test_skipped_checks_are_grouped_by_reason() -> None:
+def test_skipped_checks_are_one_note_with_what_to_record() -> None:
     result = ta.diagnose(FIXTURES / "memory/leak.pickle")
-    skipped = [note for note in result.notes if "skipped: " in note]
-    counts = [int(note.split()[0]) for note in skipped]
-    assert sum(counts) == result.rules.filter(status="skipped").height
-    assert all(len(note) < 98 for note in skipped)
-    assert len(set(skipped)) == len(skipped)
+    (note,) = [note for note in result.notes if "skipped" in note]
+    whole, *counts = (int(number) for number in re.findall(r"(?:^|\()(\d+)\b", note))
+    assert whole == sum(counts) == result.rules.filter(status="skipped").height
     check_wording(*result.notes)
+
+
+@pytest.mark.parametrize("name", ["nccl_8ranks/rank0.json.gz", "memory/leak.pickle", "py_spy"])
+def test_every_skipped_check_says_what_it_needs(name: str) -> None:
+    """Reasons without a short form are repeated as they are."""
+    result = ta.diagnose(FIXTURES / name)
+    (note,) = [note for note in result.notes if "skipped" in note]
+    assert "recorded" not in note
 
 
 @pytest.mark.parametrize("share", [0.6, 0.9])

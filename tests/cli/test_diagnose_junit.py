@@ -39,13 +39,10 @@ def test_a_test_per_check(fail_on: str | None, tmp_path: Path) -> None:
     result = ta.diagnose(RUN)
     code, root = written(tmp_path, *(["--fail-on", fail_on] if fail_on else []))
     failing = SEVERITIES[SEVERITIES.index(fail_on or "info") :]
-    fails = {
-        one.id
-        for finding in result.findings
-        if finding.severity in failing
-        for one in (finding, *finding.effects)
-    }
+    fails = {one.id for one in result.findings if one.severity in failing}
+    effects = {one.id for finding in result.findings for one in finding.effects} - fails
     assert fails
+    assert effects, "an effect does not fail"
     (suite,) = root
     cases = {case.get("name"): case for case in suite}
     assert list(cases) == result.rules["rule"].to_list()
@@ -60,8 +57,11 @@ def test_a_test_per_check(fail_on: str | None, tmp_path: Path) -> None:
     for finding in result.findings:
         text = "".join(cases[finding.id].itertext())
         assert f"{finding.severity}: {finding.title}" in text
+        for effect in finding.effects:
+            assert effect.title in text
+            assert f"Effect of {finding.id}: " in "".join(cases[effect.id].itertext())
     # findings below the gate are the output of a passed test
-    below = {one.id for one in result.findings} - fails
+    below = {one.id for one in result.findings} - fails | effects
     outputs = {name for name, case in cases.items() if case.find("system-out") is not None}
     assert below <= outputs
     assert not outputs & fails

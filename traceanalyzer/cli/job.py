@@ -112,17 +112,26 @@ def diagnose(
 def _cases(result: Diagnosis, failing: Sequence[str]) -> list[Case]:
     """Return a test per check; it fails if one of its findings has one of the severities.
 
-    An effect counts with the severity of the finding that explains it, as for ``--fail-on``.
+    An effect does not fail its own test: it is listed with its cause, and as output of its check.
     """
-    findings = [(root.severity, one) for root in result.findings for one in (root, *root.effects)]
     cases = []
     for rule, status, why in result.rules.select("rule", "status", "why").iter_rows():
-        matches = [(severity, one) for severity, one in findings if one.id == rule]
-        text = "\n".join(_line(one) for _, one in matches)
-        is_failure = any(severity in failing for severity, _ in matches)
+        roots = [one for one in result.findings if one.id == rule]
+        lines = [line for one in roots for line in (_line(one), *map(_effect, one.effects))]
+        effects = [
+            f"Effect of {root.id}: {_line(one)}"
+            for root in result.findings for one in root.effects if one.id == rule
+        ]  # fmt: skip
+        is_failure = any(one.severity in failing for one in roots)
         skipped = why if status == SKIPPED else ""
-        cases.append(Case(rule, text if is_failure else "", skipped, "" if is_failure else text))
+        failure = "\n".join(lines) if is_failure else ""
+        output = "\n".join(effects if is_failure else [*lines, *effects])
+        cases.append(Case(rule, failure, skipped, output))
     return cases
+
+
+def _effect(finding: Finding) -> str:
+    return f"  effect: {_line(finding)}"
 
 
 def _line(finding: Finding) -> str:

@@ -7,7 +7,7 @@ from types import ModuleType
 from traceanalyzer.drawings import Budget, Chart, Flame, Lanes, Occupancy
 from traceanalyzer.render import charts, flamegraph, glossary, occupancy, palette, pieces, timeline
 from traceanalyzer.render.pieces import Viewer, escaped
-from traceanalyzer.render.text import costs, row_sentences, shorten, table_cells
+from traceanalyzer.render.text import costs, shorten, table_cells
 from traceanalyzer.result import Finding, Result, Table
 from traceanalyzer.units import format_count, format_frac, format_ns
 
@@ -251,20 +251,21 @@ def table(of: Table, top: int | None, *, heading: str) -> str:
     visible = rows if top is None else min(top, rows)
     heads, columns = [], []
     for column in table_cells(of, visible):
-        if column.name != of.sentences:
-            heads.append((escaped(column.scale.heading(column.label)), column.numeric))
-            columns.append([_cell(text, number=column.numeric) for text in column.texts])
+        heads.append((escaped(column.scale.heading(column.label)), column.numeric))
+        cell = _sentence if column.name in of.sentences else _cell
+        columns.append([cell(text, number=column.numeric) for text in column.texts])
     counted = f"{visible:,} of {rows:,} rows" if visible < rows else format_count(rows, "row")
     caption = f'<caption class="soft">{counted}</caption>\n'
-    body = pieces.table(escaped(of.title), heads, zip(*columns, strict=True), caption)
-    texts = "".join(f"<li>{escaped(text)}</li>" for text in row_sentences(of, visible))
-    below = f'\n<ul class="soft">{texts}</ul>' if texts else ""
-    return f"{title}\n{body}{below}"
+    return f"{title}\n{pieces.table(escaped(of.title), heads, zip(*columns, strict=True), caption)}"
 
 
 def _cell(text: str, *, number: bool) -> str:
     short = shorten(text, _CELL_CHARS)
     return pieces.cell(short, number=number, full=text if short != text else "")
+
+
+def _sentence(text: str, *, number: bool) -> str:
+    return f'<td class="{"number" if number else "sentence"}">{escaped(text)}</td>'
 
 
 def notes(result: Result, *, heading: str) -> str:

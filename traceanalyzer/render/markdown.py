@@ -65,7 +65,7 @@ def _table(table: Table, top: int | None) -> str:
     for column in table_cells(table, visible):
         heads.append(column.scale.heading(_cell(prose(column.label))))
         rules.append("---:" if column.numeric else "---")
-        whole = column.name == table.sentences
+        whole = column.name in table.sentences
         texts = column.texts if whole else [shorten(text, _CELL_CHARS) for text in column.texts]
         columns.append([_cell(text) for text in texts])
     lines = [heads, rules, *map(list, zip(*columns, strict=True))]

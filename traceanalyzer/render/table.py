@@ -78,7 +78,7 @@ def _table(table: Table, top: int | None, width: int, *, color: bool) -> str:
         return f"{title}: {visible(table.empty)}"
     rows = table.frame.head(top).height if top is not None else table.frame.height
     columns, hidden = _columns(table, rows), list[str]()
-    columns = [column for column in columns if column.name != table.sentences]
+    columns = [column for column in columns if column.name not in table.sentences]
     if width:
         columns, hidden = fitted(columns, width, table.hiding_order)
     elif not table.whole:

@@ -164,7 +164,11 @@ def _moves(trace: Trace, calls: pl.DataFrame, sorts: findings.Sorts) -> tuple[pl
 
 
 def _allocations(calls: pl.DataFrame, sorts: findings.Sorts) -> pl.DataFrame:
-    """Return the cost of allocating calls, in total and between the first and last launch."""
+    """Return the cost of allocating calls, in total and between the first and last launch.
+
+    The first of several calls of a function is setup if it takes longer than all others together:
+    it creates the context, or loads a library.
+    """
     loops = (
         calls.filter(pl.col("name").is_in(sorts.launching))
         .group_by("pid")
@@ -175,7 +179,11 @@ def _allocations(calls: pl.DataFrame, sorts: findings.Sorts) -> pl.DataFrame:
         .select("pid", "ts", "dur", call="name")
         .join(loops, on="pid", how="left", nulls_equal=True)
     )
-    inside = (pl.col("ts") > pl.col("first")) & (pl.col("ts") < pl.col("last"))
+    function = ("pid", "call")
+    others_ns = pl.col("dur").sum().over(function) - pl.col("dur")
+    is_first = pl.col("ts") == pl.col("ts").min().over(function)
+    setup = is_first & (pl.len().over(function) > 1) & (pl.col("dur") > others_ns)
+    inside = ~setup & (pl.col("ts") > pl.col("first")) & (pl.col("ts") < pl.col("last"))
     half = pl.col("first") + (pl.col("last") - pl.col("first")) // 2
     late = inside & (pl.col("ts") >= half)
     return allocating.group_by("call").agg(

@@ -1,12 +1,12 @@
 """Rules for kernel time."""
 
-import re
 from collections.abc import Iterator
 
 import polars as pl
 
 from traceanalyzer.analyzers.common import kernel_names
 from traceanalyzer.analyzers.common.columns import largest_first
+from traceanalyzer.analyzers.diagnosis.device_time import DEVICE, DeviceTime
 from traceanalyzer.analyzers.diagnosis.rule import Answers, Measured, Rule, rule
 from traceanalyzer.analyzers.efficiency import roofs
 from traceanalyzer.analyzers.efficiency.formulas import CONVOLUTION, GEMM
@@ -15,12 +15,14 @@ from traceanalyzer.analyzers.host_metrics.result import HostMetrics, gpu_metrics
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.kernels.training import (
     ATTENTION,
+    ONE_BY_ONE,
     OPTIMIZER,
     PRODUCTS,
     RECOMPUTED,
     SCHEMA,
     SOFTMAX,
 )
+from traceanalyzer.frames import intervals
 from traceanalyzer.result import Severity
 from traceanalyzer.units import format_count, format_frac, format_ns
 
@@ -29,63 +31,85 @@ _MATH = "aten::_scaled_dot_product_attention_math"
 _LEAST_PART = 0.05
 _ATTENTION_LEVELS: dict[Severity, float] = {"info": 0.1, "warning": 0.2, "critical": 0.5}
 #: The softmax of a loss.
-_LOSS = re.compile(r"(?i)log_?softmax|nll|cross_entropy|softmax_warp_\w+<[^<>]*\d, true")
+_LOSS = r"(?i)log_?softmax|nll|cross_entropy|softmax_warp_\w+<[^<>]*\d, true"
 _NAMED = 3
 
 
 @rule(
     "kernels",
     "matrix multiplications and convolutions in single precision, without tensor cores",
-    "their share of the busy time, without attention products that unfused-attention counts",
-    {"warning": 0.1, "critical": 0.5},
-    uses=("host_metrics",),
+    "their time as a share of step time (of the recorded time if no steps are marked), without "
+    "attention products that unfused-attention counts",
+    {"warning": 0.1, "critical": 0.3},
+    uses=("gpu_idle", "host_metrics"),
 )
 def _no_tensor_cores(result: Kernels, answers: Answers) -> Iterator[Measured]:
-    rows = result.heaviest("name")
-    plain = [
-        name for name in rows["name"] if name is not None and kernel_names.is_plain_float(name)
-    ]
-    matches = rows.filter(pl.col("name").is_in(plain))
-    whole = int(matches["total_ns"].sum())
-    products = min(whole, _counted_products(result))
-    cost = whole - products
-    if not cost or not result.busy_ns:
+    time = answers.time
+    names = result.heaviest("name").drop_nulls("name")
+    plain = [kernel_names.is_plain_float(name) for name in names["name"]]
+    rows = _longest_first(_in_steps(result, time), names.filter(plain)["kernel"], "total_ns")
+    whole = int(rows["ns"].sum())
+    products = min(whole, _counted_products(result, time))
+    total = whole - products
+    if not total or not time.whole_ns:
         return
     yield Measured(
-        size=cost / result.busy_ns,
+        size=time.frac(total),
         title="Matrix multiplications and convolutions in single precision, without tensor cores: "
-        f"{format_ns(cost)} ({format_frac(cost / result.busy_ns)} of busy time).",
+        f"{time.share(total)}.",
         evidence=(
-            f"Most time: {matches['kernel'][0]}, {format_ns(matches['total_ns'][0])}.",
-            *_without_attention(products),
+            f"Most time: {rows['kernel'][0]}, {time.text(rows['ns'][0])}.",
+            *_without_attention(products, time),
             *_of_gpus(answers),
         ),
         advice=f"Use {answers.program.faster_precision}: it is several times as fast.",
-        total_ns=cost,
+        total_ns=total,
         confidence="medium",  # names alone show it
     )
+
+
+def _in_steps(result: Kernels, time: DeviceTime) -> pl.DataFrame:
+    """Return the kernels that steps launched; all kernels if no steps are marked."""
+    if result.by_step is None:
+        return pl.DataFrame(
+            schema={"kernel": pl.String, "n": pl.Int64, **dict.fromkeys(_TIMES, pl.Int64)}
+        )
+    marked = result.by_step.drop_nulls("step")
+    return marked if time.in_steps and marked.height else result.by_step
+
+
+#: Columns of times.
+_TIMES = ("total_ns", "fusible_ns")
+
+
+def _longest_first(rows: pl.DataFrame, kernels: pl.Series, column: str) -> pl.DataFrame:
+    """Return kernel, n, ns (the sum of a column) of these kernels, the longest time first."""
+    chosen = rows.filter(pl.col("kernel").is_in(kernels.implode()), pl.col(column) > 0)
+    sums = chosen.group_by("kernel").agg(pl.col("n").sum(), ns=pl.col(column).sum())
+    return largest_first(sums, "ns", "kernel")
 
 
 @rule(
     "kernels",
     "attention as separate matrix products and softmax, without a fused kernel",
-    "device time of aten::_softmax, aten::bmm and aten::baddbmm (without operators: of softmax "
-    "kernels) as a share of the busy time",
+    "device time of aten::_softmax, aten::bmm, aten::baddbmm and the pointwise kernels between "
+    "them (without operators: of softmax kernels) as a share of step time (of the recorded time if "
+    "no steps are marked)",
     _ATTENTION_LEVELS,
+    uses=("gpu_idle",),
 )
-def _unfused_attention(result: Kernels, _answers: Answers) -> Iterator[Measured]:
-    known = result.has_operators
-    parts = _attention(result)
-    cost = sum(parts.values())
-    if not cost or not result.busy_ns:
+def _unfused_attention(result: Kernels, answers: Answers) -> Iterator[Measured]:
+    known, time = result.has_operators, answers.time
+    parts = _attention(result, time)
+    total = sum(parts.values())
+    if not total or not time.whole_ns:
         return
-    share = min(1.0, cost / result.busy_ns)
-    each = ", ".join(f"{name} {format_ns(total)}" for name, total in parts.items())
-    math = known and (_of_purpose(result, ATTENTION)["call"] > 0).any()
+    each = ", ".join(f"{name} {time.text(ns)}" for name, ns in parts.items())
+    math = known and (_of_purpose(result, ATTENTION, time)["call"] > 0).any()
     yield Measured(
-        size=share,
+        size=time.frac(total),
         title=f"Attention is not fused: {'softmax and products' if known else 'softmax'}, "
-        f"{format_ns(cost)} ({format_frac(share)} of busy time).",
+        f"{time.share(total)}.",
         evidence=(
             f"Device time: {each}.",
             "No flash, memory-efficient or cuDNN attention kernel was recorded.",
@@ -99,74 +123,94 @@ def _unfused_attention(result: Kernels, _answers: Answers) -> Iterator[Measured]
             else ' (attn_implementation="sdpa" or "flash_attention_2" in Transformers): it '
             "runs as one kernel and does not store the score matrix."
         ),
-        total_ns=cost,
+        total_ns=total,
         confidence="high" if known else "low",
     )
 
 
-def _attention(result: Kernels) -> dict[str, int]:
+def _attention(result: Kernels, time: DeviceTime) -> dict[str, int]:
     """Return device time of unfused attention by operator, or of softmax kernels."""
     if kernel_names.ATTENTION in result.heaviest("family")["family"]:
         return {}
     if not result.has_operators:
-        return {"softmax kernels": _softmax_kernels(result)}
-    sums = _of_purpose(result, ATTENTION).group_by("name").agg(pl.col("ns").sum())
+        softmax = _softmax_kernels(result, time)
+        return {"softmax kernels": softmax} if softmax else {}
+    sums = _of_purpose(result, ATTENTION, time).group_by("name").agg(pl.col("ns").sum())
     parts = dict(largest_first(sums, "ns", "name").iter_rows())
-    whole, softmax = (sum(parts.get(name, 0) for name in names) for names in (parts, SOFTMAX))
-    return parts if min(softmax, whole - softmax) >= _LEAST_PART * whole else {}
+    of_softmax, of_products = (
+        sum(parts.get(name, 0) for name in names) for names in (SOFTMAX, PRODUCTS)
+    )
+    least = _LEAST_PART * sum(parts.values())
+    return parts if min(of_softmax, of_products) >= least else {}
 
 
-def _counted_products(result: Kernels) -> int:
+def _counted_products(result: Kernels, time: DeviceTime) -> int:
     """Return device time of matrix products that unfused-attention counts."""
-    parts = _attention(result)
-    if sum(parts.values()) < min(_ATTENTION_LEVELS.values()) * result.busy_ns:
+    parts = _attention(result, time)
+    if time.frac(sum(parts.values())) < min(_ATTENTION_LEVELS.values()):
         return 0
     return sum(parts.get(name, 0) for name in PRODUCTS)
 
 
-def _without_attention(products: int) -> Iterator[str]:
+def _without_attention(products: int, time: DeviceTime) -> Iterator[str]:
     if products:
-        yield f"Attention products ({format_ns(products)}) are counted by unfused-attention."
+        yield f"Attention products ({time.text(products)}) are counted by unfused-attention."
 
 
-def _softmax_kernels(result: Kernels) -> int:
+def _softmax_kernels(result: Kernels, time: DeviceTime) -> int:
     """Return the time of softmax kernels, except those of a loss."""
     rows = result.heaviest("name").filter(pl.col("family") == kernel_names.SOFTMAX)
-    named = rows.select("name", "total_ns").iter_rows()
-    return sum(total for name, total in named if not _LOSS.search(name))
+    kernels = rows.filter(~pl.col("name").str.contains(_LOSS))["kernel"]
+    return int(_longest_first(_in_steps(result, time), kernels, "total_ns")["ns"].sum())
 
 
 @rule(
     "kernels",
     "memory-bound kernels: elementwise operations and copies that are not fused",
-    "time of elementwise and copy kernels, except those of TorchInductor, as a share of the busy "
-    "time",
-    {"info": 0.25, "warning": 0.35},
+    "time of elementwise and copy kernels that run one after another, without the longest kernel "
+    "of each sequence, and without those of TorchInductor, as a share of step time (of the "
+    "recorded time if no steps are marked)",
+    {"info": 0.1, "warning": 0.2, "critical": 0.3},
+    uses=("gpu_idle",),
 )
 def _memory_bound_kernels(result: Kernels, answers: Answers) -> Iterator[Measured]:
-    families = (kernel_names.ELEMENTWISE, kernel_names.COPY)
-    rows = result.heaviest("name").filter(pl.col("family").is_in(families))
-    fused = [name for name in rows["name"] if name is not None and kernel_names.is_inductor(name)]
-    matches = rows.filter(~pl.col("name").is_in(fused))
-    counted = sum(one.total_ns or 0 for one in _unfused_optimizer.function(result, answers))
-    cost, n = max(int(matches["total_ns"].sum()) - counted, 0), int(matches["n"].sum())
-    if not cost or not result.busy_ns:
+    time, pointwise = answers.time, (kernel_names.ELEMENTWISE, kernel_names.COPY)
+    names = result.heaviest("name").filter(pl.col("family").is_in(pointwise))["kernel"]
+    rows = _longest_first(_in_steps(result, time), names, "fusible_ns")
+    every = _longest_first(_in_steps(result, time), names, "total_ns")
+    total, whole, n = (int(one.sum()) for one in (rows["ns"], every["ns"], every["n"]))
+    if not total or not time.whole_ns:
         return
-    share = min(1.0, cost / result.busy_ns)
-    top = matches.head(_NAMED).select("kernel", "total_ns").iter_rows()
-    longest = ", ".join(f"{name} ({format_ns(total)})" for name, total in top)
+    longest = ", ".join(
+        f"{name} ({time.text(ns)})" for name, _, ns in rows.head(_NAMED).iter_rows()
+    )
     yield Measured(
-        size=share,
-        title=f"Elementwise and copy kernels are memory-bound: {format_ns(cost)} "
-        f"({format_frac(share)} of busy time).",
+        size=time.frac(total),
+        title="Elementwise and copy kernels run one after another instead of fused: "
+        f"{time.share(total)}.",
         evidence=(
-            f"{format_count(n, 'kernel')}, {format_ns(cost / n)} each on average.",
+            (
+                f"{format_count(n, 'elementwise or copy kernel')}, {format_ns(whole / n)} each on "
+                f"average, take {time.share(whole)}. Fusion leaves the longest kernel of each "
+                "sequence, which is not counted above."
+            ),
             f"Most time: {longest}.",
         ),
-        advice="Fuse them: torch.compile combines neighbouring operations into one kernel. Without "
-        "it: fused layers and optimizers (fused=True), fewer changes of layout and data type.",
-        total_ns=cost,
+        advice=_fusing(answers),
+        total_ns=total,
         confidence="medium",
+    )
+
+
+def _fusing(answers: Answers) -> str:
+    if not answers.program.pytorch:
+        return (
+            "Fuse them: neighbouring operations in one kernel read and write memory once; fewer "
+            "changes of layout and data type."
+        )
+    return (
+        "Fuse them: torch.compile combines neighbouring operations into one kernel. Without "
+        "it: fused layers and optimizers (fused=True), fewer changes of layout and data type."
     )
 
 
@@ -207,7 +251,7 @@ def _without_peaks(result: Efficiency) -> str | None:
 )
 def _far_from_roof(result: Efficiency, answers: Answers) -> Iterator[Measured]:
     time, rows = answers.time, _unclaimed(result, answers)
-    total = round(rows["lost_ns"].sum())
+    total = round(float(rows["lost_ns"].sum()) * _share_in_steps(answers))
     if not total or not time.whole_ns:
         return
     device, roof = (float(rows[name].sum()) for name in ("device_ns", "roof_ns"))
@@ -228,6 +272,15 @@ def _far_from_roof(result: Efficiency, answers: Answers) -> Iterator[Measured]:
         total_ns=total,
         confidence="high" if known >= total / 2 else "medium",
     )
+
+
+def _share_in_steps(answers: Answers) -> float:
+    """Return the share of the kernels' time that steps launched."""
+    kernels = answers.get("kernels")
+    if not isinstance(kernels, Kernels) or kernels.by_step is None:
+        return 1.0
+    marked = int(_in_steps(kernels, answers.time)["total_ns"].sum())
+    return marked / max(int(kernels.by_step["total_ns"].sum()), 1)
 
 
 def _unclaimed(result: Efficiency, answers: Answers) -> pl.DataFrame:
@@ -297,30 +350,31 @@ def _of_reasons(rows: pl.DataFrame, reasons: pl.DataFrame, answers: Answers) -> 
 
 #: Kernels that update many parameters at once.
 _OF_MANY = r"multi_tensor|(?i)fused"
-#: Minimum number of kernels per optimizer step that indicates updates one by one.
-_ONE_BY_ONE = 100
 
 
-def _of_purpose(result: Kernels, purpose: str) -> pl.DataFrame:
-    """Return device work of a purpose in training, with its duration ``ns``."""
-    rows = pl.DataFrame(schema=SCHEMA) if result.training is None else result.training
-    return rows.filter(purpose=purpose).with_columns(ns=pl.col("end") - pl.col("start"))
+def _of_purpose(result: Kernels, purpose: str, time: DeviceTime) -> pl.DataFrame:
+    """Return device work of a purpose in training, with its duration within steps ``ns``."""
+    if result.training is None:
+        return pl.DataFrame(schema=SCHEMA | {"ns": pl.Int64})
+    rows = result.training.filter(purpose=purpose)
+    return intervals.overlap_with(rows, time.windows, DEVICE).rename({"overlap": "ns"})
 
 
 @rule(
     "kernels",
     "an optimizer that launches kernels for each parameter instead of a few for all",
     "time of such kernels as a share of step time (of the recorded time if no steps are marked), "
-    f"from {_ONE_BY_ONE} kernels per optimizer step on",
+    f"from {ONE_BY_ONE} kernels per optimizer step on",
     {"info": 0.03, "warning": 0.1},
     uses=("gpu_idle",),
 )
 def _unfused_optimizer(result: Kernels, answers: Answers) -> Iterator[Measured]:
-    work = _of_purpose(result, OPTIMIZER).filter(~pl.col("name").str.contains(_OF_MANY))
+    rows = _of_purpose(result, OPTIMIZER, answers.time)
+    work = rows.filter(~pl.col("name").str.contains(_OF_MANY))
     if work.is_empty() or not answers.time.whole_ns:
         return
     calls = work.group_by("path", "device", "call").agg(n=pl.len(), ns=pl.col("ns").sum())
-    calls = calls.filter(pl.col("n") >= _ONE_BY_ONE)
+    calls = calls.filter(pl.col("n") >= ONE_BY_ONE)
     total, time = int(calls["ns"].sum()), answers.time
     if not total:
         return
@@ -345,7 +399,7 @@ def _unfused_optimizer(result: Kernels, answers: Answers) -> Iterator[Measured]:
     uses=("gpu_idle",),
 )
 def _recomputed_activations(result: Kernels, answers: Answers) -> Iterator[Measured]:
-    work = _of_purpose(result, RECOMPUTED)
+    work = _of_purpose(result, RECOMPUTED, answers.time)
     total, time = int(work["ns"].sum()), answers.time
     if not total or not time.whole_ns:
         return

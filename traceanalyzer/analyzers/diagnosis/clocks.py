@@ -28,17 +28,17 @@ _NAMED = 3
 )
 def _throttled_steps(result: Kernels, answers: Answers) -> Iterator[Measured]:
     steps = _slow_steps(result)
-    if steps.is_empty() or not answers.time.whole_ns or result.by_step is None:
+    if steps.is_empty() or not answers.time.whole_ns:
         return
     over = steps.group_by(DEVICE).agg(pl.col("over_ns").sum())
     device = over.sort("over_ns", *DEVICE, descending=[True, False, False, False]).head(1)
     slow = steps.join(device.select(DEVICE), on=DEVICE, nulls_equal=True).sort("step")
     slow_names = slow.sort("speed", descending=True).head(_NAMED)["step"].sort().to_list()
-    of_device = result.by_step.join(device.select(DEVICE), on=DEVICE, nulls_equal=True)
+    of_device = _by_step(result).join(device.select(DEVICE), on=DEVICE, nulls_equal=True)
     fastest = slow["fastest"][0].to_list()
     worst = slow.sort("speed", descending=True)["step"][0]
-    compared = of_device.filter(pl.col("step").is_in([*fastest, worst]))
-    difference = compare(compared, "step", worst, "in the fastest steps")
+    compared = _as_one_step(of_device.filter(pl.col("step").is_in([*fastest, worst])), worst)
+    difference = compare(compared, "step", worst, f"in {_label(fastest)}")
     if difference is None or difference.why != SLOW_GPU:
         return
     total, time = round(steps["over_ns"].sum()), answers.time
@@ -48,13 +48,50 @@ def _throttled_steps(result: Kernels, answers: Answers) -> Iterator[Measured]:
     yield Measured(
         size=time.frac(total),
         title=f"Slow kernels in {which}: {time.share(total)}. In {worst}, {difference.text}.",
-        evidence=(f"Steps with the fastest kernels: {', '.join(fastest[:_NAMED])}.",),
-        advice=difference.advice("this GPU in those steps", "equal work in every step"),
+        evidence=(f"Kernels are fastest in {', '.join(fastest[:_NAMED])}.",),
+        advice=difference.advice(
+            answers.program, "this GPU in those steps", "equal work in every step"
+        ),
         total_ns=total,
         rank=rank,
         step=worst,
         explained={"uneven-steps": 1.0},
     )
+
+
+#: Name of the work that no marked step launched, for example before the recording.
+_OUTSIDE = "work launched outside the steps"
+#: This work is compared with the steps from this share of the work of a step on.
+_LEAST_WORK = 0.5
+
+
+def _label(fastest: list[str]) -> str:
+    return _OUTSIDE if fastest == [_OUTSIDE] else "the fastest steps"
+
+
+def _as_one_step(kernels: pl.DataFrame, step: str) -> pl.DataFrame:
+    """Scale the work outside steps to as many kernels as the step has."""
+    outside, counted = pl.col("step") == _OUTSIDE, pl.col("n").sum()
+    n, n_outside = (
+        kernels.filter(rows).select(counted).item() for rows in (pl.col("step") == step, outside)
+    )
+    scale = pl.when(outside).then(n / max(n_outside, 1)).otherwise(1)
+    return kernels.with_columns(pl.col("n", "total_ns") * scale)
+
+
+def _by_step(result: Kernels) -> pl.DataFrame:
+    """Return the kernels of each step, and those outside steps as one more step.
+
+    ROCm records no grids of kernels that were launched before the recording; then kernels are the
+    same if their names agree.
+    """
+    if result.by_step is None:
+        return pl.DataFrame(schema={"step": pl.String})
+    rows = result.by_step.with_columns(pl.col("step").fill_null(_OUTSIDE))
+    has_grid = pl.col("blocks").is_not_null().any().over("path", pl.col("step") == _OUTSIDE)
+    blocks = pl.when(has_grid.all().over("path")).then("blocks")
+    keys = [*DEVICE, "step", "kernel", "blocks"]
+    return rows.with_columns(blocks).group_by(keys).agg(pl.col("n", "total_ns").sum())
 
 
 def _slow_steps(result: Kernels) -> pl.DataFrame:
@@ -64,14 +101,16 @@ def _slow_steps(result: Kernels) -> pl.DataFrame:
         path, rank, device, step, speed (time / time at the median duration), over_ns (above the
         fastest quarter of steps), fastest (names of these steps).
     """
-    if result.by_step is None:
+    rows = _by_step(result)
+    if rows.filter(pl.col("step") != _OUTSIDE).is_empty():
         return pl.DataFrame()
     keys = [*DEVICE, "kernel", "blocks"]
-    rows = result.by_step.drop_nulls("step")
     usual = (pl.col("total_ns") / pl.col("n")).median().over(keys)
     steps = pl.len().over(keys)
     common = rows.with_columns(usual=usual * pl.col("n")).filter(steps >= _ENOUGH)
     each = common.group_by(*DEVICE, "step").agg(pl.col("total_ns", "usual").sum())
+    much = pl.col("usual") >= _LEAST_WORK * pl.col("usual").median().over(DEVICE)
+    each = each.filter(much | (pl.col("step") != _OUTSIDE))
     each = each.with_columns(speed=pl.col("total_ns") / pl.col("usual"))
     fast = pl.col("speed").quantile(0.25, "lower").over(DEVICE)
     fastest = pl.col("step").filter(pl.col("speed") <= fast).sort()
@@ -82,7 +121,7 @@ def _slow_steps(result: Kernels) -> pl.DataFrame:
     )
     over = pl.col("total_ns") * (1 - pl.col("fast") / pl.col("speed"))
     slow = each.with_columns(over_ns=over).filter(pl.col("speed") >= _SLOW * pl.col("fast"))
-    return slow.sort(*DEVICE, "step")
+    return slow.filter(pl.col("step") != _OUTSIDE).sort(*DEVICE, "step")
 
 
 @rule(
@@ -114,7 +153,7 @@ def _slow_gpu(_: CommOutliers, answers: Answers) -> Iterator[Measured]:
     yield Measured(
         size=time.frac(total),
         title=f"Slow GPU on rank {rank}: {difference.text}, {format_ns(most - usual)} more.",
-        advice=difference.advice("this GPU", "equal batches for every rank"),
+        advice=difference.advice(answers.program, "this GPU", "equal batches for every rank"),
         total_ns=total,
         rank=rank,
     )

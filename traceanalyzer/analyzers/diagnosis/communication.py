@@ -53,7 +53,7 @@ _MUCH_LEFT = 0.2
     "exposed wait time of the other ranks for it as a share of their step time (of the recorded "
     "time if no steps are marked)",
     {"warning": WARN_FRAC, "critical": CRITICAL_FRAC},
-    uses=("gpu_idle", "kernels"),
+    uses=("gpu_idle", "kernels", "steps"),
     compares_ranks=True,
 )
 def _straggler(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
@@ -70,17 +70,20 @@ def _measure_straggler(result: CommOutliers, answers: Answers, rank: int, total:
     time = answers.time
     waits = time.waits_for(rank)
     by_cause = dict(waits.group_by("cause").agg(pl.col("lost_ns").sum()).iter_rows())
-    others = time.windows.filter(pl.col("rank") != rank)
-    share = total / max(others.select((pl.col("end") - pl.col("start")).sum()).item(), 1)
+    length = (pl.col("end") - pl.col("start")).sum()
+    others_ns = max(time.windows.filter(pl.col("rank") != rank).select(length).item(), 1)
+    share = total / others_ns
     explained = explained_by(waits.filter(pl.col("cause").is_in(list(DELAY_RULES))), total)
     left = 1 - sum(explained.values())
+    in_slow_steps = straggling.share_in_slow_steps(answers, rank, waits)
     row = result.ranks.filter(pl.col("rank") == rank).row(0, named=True)
     reason, label = straggling.reason(answers, rank, by_cause), result.rank_label(rank)
     spread = result.spread()
     wait = f"{format_frac(share)} of their {time.of.removeprefix('the ')}"
+    size = share if left < _MUCH_LEFT else share * left
     cause = f" Cause: {reason}." if reason else ""
     return Measured(
-        size=share if left < _MUCH_LEFT else share * left,
+        size=size,
         title=f"{at_start(label)} is a straggler: the other ranks wait {format_ns(total)} in total "
         f"({wait}).{cause}",
         evidence=(
@@ -90,12 +93,15 @@ def _measure_straggler(result: CommOutliers, answers: Answers, rank: int, total:
             *([spread] if rank == result.ranks["rank"][0] and spread else []),
         ),
         advice=straggling.advice(answers, rank, by_cause),
-        total_ns=round(total * left) if left >= _MUCH_LEFT else total,
+        # the straggler works longer by as much as each of the others waits for its work
+        total_ns=round(
+            total * size / share + by_cause.get(WORK, 0) * (time.whole_ns / others_ns - 1)
+        ),
         confidence="high" if row["straggler_steps"] >= WARN_STEPS or not time.in_steps else "low",
         rank=rank,
         step=only_step(waits),
         intervals=intervals_of(waits),
-        explained=explained,
+        explained=explained | {"uneven-steps": in_slow_steps},
     )
 
 
@@ -369,7 +375,7 @@ def _exposed_communication(result: Overlap, answers: Answers) -> Iterator[Measur
             *filter(None, (why_exposed(result),)),
             *_kinds_of_collectives(answers),
         ),
-        advice=advice(result, waits=not waited_ns),
+        advice=advice(result, waits=not waited_ns, pytorch=answers.program.pytorch),
         total_ns=total,
         intervals=intervals_of(rest),
         explained=explained_by(pl.concat([waits, slow]), whole),

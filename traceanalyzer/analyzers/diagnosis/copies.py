@@ -125,6 +125,7 @@ def _migrations(result: Transfers, _: Answers) -> Iterator[Measured]:
         evidence=(f"{moved} {size}{page_faults(result.faults)}.",),
         advice=f"{ADVICE[MIGRATIONS][:1].upper()}{ADVICE[MIGRATIONS][1:]}.",
         total_ns=cost,
+        of="device time",
     )
 
 

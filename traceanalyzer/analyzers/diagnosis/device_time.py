@@ -5,7 +5,8 @@ without either. Idle time belongs to its cause (see ``gpu_idle``). Exposed commu
 in this order:
 
 - wait time for another rank belongs to what delayed that rank, see :func:`delays` (so does the
-  wait time of main threads, where collectives run on the host);
+  wait time of main threads, where collectives run on the host), and the exposed transfers that
+  overlapped wait time delays;
 - reductions of gradients that the next micro-batch repeats belong to the repetition;
 - time of a collective above the usual on all ranks belongs to that collective;
 - time above other collectives of its kind, without an explanation, likewise;
@@ -293,8 +294,10 @@ def _of_communication(
     training: pl.DataFrame | None,
 ) -> Iterator[pl.DataFrame]:
     """Yield the exposed communication of each cause in order, each moment once."""
+    waits = _waits(lost, comm, windows)
     for claim in (
-        _waits(lost, comm, windows),
+        waits,
+        _delayed(waits, comm, exposed),
         *(() if training is None else (_repeated(training),)),
         _slow(comm),
         _unexplained(comm),
@@ -328,11 +331,66 @@ def _waits(lost: pl.DataFrame, comm: CommOutliers, windows: pl.DataFrame) -> pl.
         pl.col("cause").fill_null(UNEXPLAINED), pl.col("from_frac").fill_null(0.0),
         pl.col("to_frac").fill_null(1.0),
     )  # fmt: skip
+    return _parts(divided)
+
+
+def _parts(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return the part of each interval from ``from_frac`` to ``to_frac``, as wait time."""
     at = [
         (pl.col("start") + (_LENGTH * pl.col(name)).round().cast(pl.Int64)).alias(side)
         for side, name in (("start", "from_frac"), ("end", "to_frac"))
     ]
-    return divided.with_columns(at).with_columns(waited=pl.lit(value=True))
+    return rows.with_columns(at).with_columns(waited=pl.lit(value=True))
+
+
+#: Collectives of a stream with a shorter gap between them are queued behind each other.
+_GAP_NS = 20_000
+
+
+def _delayed(waits: pl.DataFrame, comm: CommOutliers, exposed: pl.DataFrame) -> pl.DataFrame:
+    """Return exposed transfers that overlapped wait time delays, as wait time for the same ranks.
+
+    Compute hides such wait time, but the transfer starts later, and so do the collectives queued
+    behind it. Of the overlapped wait time in such a sequence, as much is lost as there are exposed
+    transfers after it::
+
+        owed = max(0, owed before + overlapped wait time - exposed transfer)
+        lost = owed before + overlapped wait time - owed
+    """
+    overlapped = intervals.overlap_with(waits, exposed, DEVICE)
+    overlapped = overlapped.with_columns(hidden=_LENGTH - pl.col("overlap"))
+    sequences = intervals.overlap_with(_sequences(comm), exposed, DEVICE)
+    on = ("instance", *DEVICE)
+    of_rank = overlapped.group_by(on).agg(pl.col("hidden").sum())
+    rows = sequences.join(of_rank, on=on, how="left", nulls_equal=True, maintain_order="left")
+    hidden = pl.col("hidden").fill_null(0)
+    balance = (hidden - pl.col("overlap")).cum_sum().over("sequence")
+    owed = balance - pl.min_horizontal(balance.cum_min().over("sequence"), 0)
+    lost = owed.shift(1, fill_value=0).over("sequence") + hidden - owed
+    start = pl.col("end") - pl.col("overlap")
+    late = rows.with_columns(start=start, end=start + lost).filter(pl.col("end") > pl.col("start"))
+    placed = overlapped.join(rows.select(*on, "sequence"), on=on, nulls_equal=True)
+    return _parts(late.drop("overlap").join(_causes_of(placed), on="sequence"))
+
+
+def _sequences(comm: CommOutliers) -> pl.DataFrame:
+    """Return the transfer of each collective, and the number of its sequence on the stream."""
+    lane, end = ("path", "rank", "lane"), pl.col("ts") + pl.col("duration_ns")
+    apart = (pl.col("ts") - end.shift(1)).over(lane).fill_null(_NEVER) > _GAP_NS
+    return comm.arrivals.sort(*lane, "ts").select(
+        "instance", *DEVICE, "collective", start=pl.col("ts") + pl.col("wait_ns").fill_null(0),
+        end=end, sequence=apart.cum_sum(),
+    )  # fmt: skip
+
+
+def _causes_of(overlapped: pl.DataFrame) -> pl.DataFrame:
+    """Return the causes of overlapped wait time in each sequence, as shares of it."""
+    sums = overlapped.group_by("sequence", "cause", "root_rank").agg(pl.col("hidden").sum())
+    sums = sums.filter(pl.col("hidden") > 0).sort("sequence", "hidden", "cause", "root_rank")
+    whole = pl.col("hidden").sum().over("sequence")
+    to = pl.col("hidden").cum_sum().over("sequence") / whole
+    share = pl.col("hidden") / whole
+    return sums.select("sequence", "cause", "root_rank", to_frac=to, from_frac=to - share)
 
 
 def _repeated(training: pl.DataFrame) -> pl.DataFrame:

@@ -55,7 +55,7 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
     known: Confidence = "high" if result.host_known else "medium"
     rank = only_rank(losses)
     once = _is_once(cause, result, losses, time)
-    advice = _ONCE_ADVICE if once else result.advice(cause, time.text(total))
+    advice = _once_advice(time, answers) if once else result.advice(cause, time.text(total))
     graph_advice = "" if once else _graph_advice(cause, answers)
     yield Measured(
         size=time.frac(total),
@@ -81,14 +81,21 @@ _SET_UP = (
     r"|cu(?:Module|Library)Load|hipModuleLoad|_?dynamo|inductor|compil|autotun|lazy_init"
 )
 _ONCE_ADVICE = (
-    "This is one-time setup in the first step, not a cost of each step: exclude it from the "
-    "recording with torch.profiler.schedule(wait=1, warmup=1, active=N), or run warm-up steps "
-    "before it."
+    "This is one-time setup{where}, not a cost of each step: exclude it from the recording with "
+    "torch.profiler.schedule(wait=1, warmup=1, active=N), or run warm-up steps before it."
 )
 
 
+def _once_advice(time: DeviceTime, answers: Answers) -> str:
+    if not answers.program.pytorch:
+        return "This is one-time setup: start the recording after a warm-up."
+    return _ONCE_ADVICE.format(where=" in the first step" if time.in_steps else "")
+
+
 def _is_once(cause: str, result: GpuIdle, losses: pl.DataFrame, time: DeviceTime) -> bool:
-    """Whether the loss is setup in the first recorded step only."""
+    """Whether the loss is setup: in the first recorded step, or without steps in a few calls."""
+    if not time.in_steps:
+        return cause in (*_FIRST_USE, causes.LAUNCH) and _is_in_few(losses)
     keys = ["path", "rank", "device"]
     begin = pl.col("start").min().over(keys)
     first = time.windows.drop_nulls("step").filter(
@@ -101,6 +108,21 @@ def _is_once(cause: str, result: GpuIdle, losses: pl.DataFrame, time: DeviceTime
     names = pl.concat_str("host_event", "python", "own_code", separator=" ", ignore_nulls=True)
     set_up = int(gaps.filter(names.str.contains(_SET_UP))["cause_ns"].sum())
     return cause in _FIRST_USE or 2 * set_up > int(gaps["cause_ns"].sum())
+
+
+def _is_in_few(losses: pl.DataFrame) -> bool:
+    """Whether the longest :data:`_FEW` intervals of each device have nearly all of many."""
+    keys = ["path", "rank", "device"]
+    sums = losses.group_by(keys).agg(
+        few=pl.col("lost_ns").top_k(_FEW).sum(), whole=pl.col("lost_ns").sum(), n=pl.len()
+    )
+    return bool(sums.select(
+        ((pl.col("few") >= _NEARLY_ALL * pl.col("whole")) & (pl.col("n") > 2 * _FEW)).all()
+    ).item())  # fmt: skip
+
+
+#: Calls that a loop repeats take about the same time each; setup takes most of it in a few calls.
+_FEW = 3
 
 
 #: From this share on, wait time of other ranks is mentioned.
@@ -150,6 +172,7 @@ def _cost(cause: str) -> pl.Expr:
 def _evidence(result: GpuIdle, cause: str, answers: Answers, rank: int | None) -> Iterator[str]:
     if rank is not None:
         yield from waits_for(answers.time, cause, rank)
+    yield from _compared(result, cause, answers.time)
     if result.work_lost and result.on_host:
         yield "GPU work is missing in the file: this is idle time of the main thread."
     elif result.work_lost:
@@ -165,6 +188,30 @@ def _evidence(result: GpuIdle, cause: str, answers: Answers, rank: int | None) -
         yield from _launching(answers)
     elif cause in _CALLS:
         yield from _calls(answers, _CALLS[cause])
+
+
+def _compared(result: GpuIdle, cause: str, time: DeviceTime) -> Iterator[str]:
+    """Yield the total time, and that of ``gpu-idle`` with the reason if it differs."""
+    losses = time.of_cause(cause)
+    total, waited = (int(rows["lost_ns"].sum()) for rows in (losses, losses.filter("waited")))
+    counted = int(result.by_device.units[f"{cause}_ns"].sum())
+    if abs(counted - total) <= _ALIKE * total:
+        return
+    why = [
+        *(["also outside steps"] if time.in_steps else []),
+        *(["without wait time of other ranks"] if waited else []),
+        *(["without short gaps before late launches"] if cause == causes.LAUNCH else []),
+        *(["with short gaps before late launches"] if cause == causes.SHORT_GAP else []),
+    ]
+    if why:
+        yield (
+            f"In total this is {format_ns(total)}; the command gpu-idle counts "
+            f"{format_ns(counted)} ({', '.join(why)})."
+        )
+
+
+#: Totals that differ by less are not compared.
+_ALIKE = 0.01
 
 
 def waits_for(time: DeviceTime, cause: str, rank: int) -> Iterator[str]:
@@ -212,7 +259,9 @@ def _longest(result: GpuIdle, cause: str) -> Iterator[str]:
     frame = f" ({code})" if code and code != inside else ""
     around = f" in {gap['annotation']}" if gap["annotation"] not in (None, inside) else ""
     while_in = f", while the host is in {inside}{frame}{around}" if inside else ""
-    yield f"Longest gap: {format_ns(gap['end'] - gap['start'])}{step}{while_in}."
+    before = gap["before"] or ""
+    after = f", after {before}" if before.startswith("Memcpy") and not inside else ""
+    yield f"Longest gap: {format_ns(gap['end'] - gap['start'])}{step}{while_in}{after}."
     yield from _places(gaps)
     if gap["sampled"]:
         share = format_frac(gap["sampled_frac"])

@@ -120,9 +120,12 @@ def judge(examined: Examination, rules: Sequence[Rule] = RULES) -> Diagnosis:
 
 
 def _about(examined: Examination, answers: Answers) -> str:
-    """Return what was recorded; without a time budget, the peak of memory too."""
-    peak = "" if answers.time.whole_ns else peak_memory(examined.results)
-    return ", ".join(filter(None, [described(examined.results), peak]))
+    """Return what was recorded, and the peak of memory."""
+    time = answers.time
+    windows = time.windows if time.in_steps and not time.on_host else None
+    return ", ".join(
+        filter(None, [described(examined.results, windows), peak_memory(examined.results)])
+    )
 
 
 def _timeline(examined: Examination) -> Lanes | None:
@@ -216,7 +219,9 @@ def _finding(rule: Rule, severity: Severity, measured: Measured, answers: Answer
     names = {field.name for field in fields(Finding)}
     facts = {name: fact for name, fact in vars(measured).items() if name in names}
     time = answers.time
-    if measured.total_ns is not None:
+    if measured.total_ns is not None and measured.of:
+        facts |= time.cost(measured.total_ns) | {"cost_frac": measured.cost_frac, "of": measured.of}
+    elif measured.total_ns is not None:
         facts["cost_ns"] = measured.total_ns
         if time.whole_ns:
             facts |= time.cost(measured.total_ns, once=measured.once)

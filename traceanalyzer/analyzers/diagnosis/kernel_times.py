@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from traceanalyzer.analyzers.diagnosis.program import Program
 from traceanalyzer.units import format_ns
 
 #: Smaller differences are ignored.
@@ -18,8 +19,8 @@ _FEW = 3
 SLOW_GPU, MORE_KERNELS, LARGER_INPUTS = "slow GPU", "more kernels", "larger inputs"
 
 _ADVICE = {
-    SLOW_GPU: "Check the clocks, power cap and temperature of {gpu} (nvidia-smi -q -d "
-    "CLOCK,PERFORMANCE,TEMPERATURE) and other processes on it; exclude the node if it stays slow.",
+    SLOW_GPU: "Check the clocks, power cap and temperature of {gpu} ({clocks}) and other "
+    "processes on it; exclude the node if it stays slow.",
     MORE_KERNELS: "Balance the work: {balance}.",
     LARGER_INPUTS: "Balance the work: inputs of equal size (bucket by sequence length, equal "
     "numbers of tokens), {balance}.",
@@ -38,9 +39,9 @@ class Difference:
     why: str
     text: str
 
-    def advice(self, gpu: str, balance: str) -> str:
-        """Return advice for this GPU and this method to balance the work."""
-        return _ADVICE[self.why].format(gpu=gpu, balance=balance)
+    def advice(self, program: Program, gpu: str, balance: str) -> str:
+        """Return advice for this program, this GPU and this method to balance the work."""
+        return _ADVICE[self.why].format(gpu=gpu, balance=balance, clocks=program.clocks)
 
 
 def compare(kernels: pl.DataFrame, key: str, value: object, who: str) -> Difference | None:

@@ -59,6 +59,13 @@ class Program:
         return "RCCL" if _AMD.search(self.gpus) else "NCCL"
 
     @property
+    def clocks(self) -> str:
+        """Command that prints clocks, power and temperature of these GPUs."""
+        if _AMD.search(self.gpus):
+            return "amd-smi metric --clock --power --temperature"
+        return "nvidia-smi -q -d CLOCK,PERFORMANCE,TEMPERATURE"
+
+    @property
     def slow_link(self) -> str:
         """Advice for collectives that use little of their link."""
         link = "a missing NVLink bridge"
@@ -112,8 +119,13 @@ def _is_one_host(files: pl.DataFrame) -> bool:
     return complete and not files["host"].null_count() and files["host"].n_unique() == 1
 
 
-def described(results: Mapping[str, Result]) -> str:
-    """Return what was recorded: ``8 ranks on 2 hosts, NVIDIA H100, 6 steps``, median step."""
+def described(results: Mapping[str, Result], windows: pl.DataFrame | None = None) -> str:
+    """Return what was recorded: ``8 ranks on 2 hosts, NVIDIA H100, 6 steps``, median step.
+
+    Args:
+        results: results of the analyzers.
+        windows: the steps on the devices, if marked: start, end.
+    """
     parts = []
     info, steps = results.get("info"), results.get("steps")
     if isinstance(info, Info):
@@ -125,12 +137,27 @@ def described(results: Mapping[str, Result]) -> str:
     number = steps.ranks.select(pl.col("steps").max()).item() if isinstance(steps, Steps) else 0
     if isinstance(steps, Steps) and number:
         median = steps.scalars["median_ns"]
-        length = format_ns(round(median)) if median else ""
+        length = _step_length(median, windows) if median else ""
         if number == 1 and length:
             parts.append(f"1 step of {length}")
         else:
             parts += [format_count(number, "step"), *([f"median step {length}"] if length else [])]
     return ", ".join(parts)
+
+
+#: Steps on hosts and devices whose lengths differ by less are not told apart.
+_APART = 0.02
+
+
+def _step_length(median_ns: float, windows: pl.DataFrame | None) -> str:
+    """Return the median step; on the host and on the device, if these differ.
+
+    If the device lags behind the host, steps of the host can be shorter than those of the device.
+    """
+    on_device = None if windows is None else (windows["end"] - windows["start"]).median()
+    if not isinstance(on_device, float) or abs(on_device / median_ns - 1) < _APART:
+        return format_ns(round(median_ns))
+    return f"{format_ns(round(median_ns))} on the host and {format_ns(round(on_device))} on the GPU"
 
 
 def peak_memory(results: Mapping[str, Result]) -> str:

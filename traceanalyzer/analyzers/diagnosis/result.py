@@ -1,6 +1,8 @@
 """Result of ``diagnose``: findings, time budget, and the status of all checks."""
 
 import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -55,14 +57,49 @@ _BUDGET = headings("part, name, each_ns: mean, time_frac: of time")
 #: Start of the text after the reason of a skipped check: how to record it, further hints.
 _AFTER_REASON = re.compile(r"; |\. | \(the file is|, so |, and no ")
 
+#: What skipped checks need, by their reason: data, how to record it.
+_NEEDS = tuple(
+    (re.compile(pattern), data, how)
+    for pattern, data, how in (
+        ("communication", "communication of several ranks", ""),
+        ("shapes", "input shapes", "torch.profiler record_shapes=True"),
+        ("peaks", "peaks of the GPU", "traceanalyzer efficiency --peak"),
+        ("history", "memory history", "torch.cuda.memory._record_memory_history()"),
+        ("allocations", "allocations", "torch.profiler profile_memory=True"),
+        ("gpu-metrics", "GPU metrics", "nsys profile --gpu-metrics-devices=all"),
+        ("counters", "host metrics", "MosaicML Composer's Profiler(sys_prof_cpu=True)"),
+        ("--sample=", "samples", "nsys profile --sample=process-tree"),
+        ("sample", "samples", "py-spy record -f raw -o FILE"),
+        ("steps", "steps", "profiler.step() or --step-name"),
+        ("nsys profile", "GPU work", "nsys profile --trace=cuda,nvtx,osrt"),
+        (
+            "torch.profiler",
+            "GPU work",
+            "torch.profiler activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]",
+        ),
+    )
+)
+
 
 def _number_of(n: int, severity: Severity) -> str:
     return format_count(n, severity) if severity == "warning" else f"{n:,} {severity}"
 
 
-def _reason(why: str) -> str:
-    """Shorten the reason of a skipped check to its first phrase."""
-    return _AFTER_REASON.split(why, maxsplit=1)[0]
+def _need(why: str) -> tuple[str, str]:
+    """Return what a skipped check needs, and how to record it; otherwise the reason."""
+    needs = ((data, how) for pattern, data, how in _NEEDS if pattern.search(why))
+    return next(needs, (_AFTER_REASON.split(why, maxsplit=1)[0], ""))
+
+
+def _skipped(whys: Iterable[str]) -> Iterator[str]:
+    """Yield one sentence on all skipped checks: what they need, and how to record it."""
+    counts = Counter(map(_need, whys))
+    if counts:
+        each = ", ".join(
+            f"{data} ({n:,}{f': {how}' if how else ''})" for (data, how), n in counts.most_common()
+        )
+        checks = format_count(counts.total(), "check")
+        yield f"{checks} skipped for lack of {each}. --top all lists them."
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -163,18 +200,15 @@ class Diagnosis(Result):
         )
 
     def _notes(self) -> tuple[str, ...]:
-        """Return the meaning of costs, skipped checks by reason, and how to list what they need."""
+        """Return the meaning of costs, and what the skipped checks need."""
         costs = (
             "Each cost is an upper bound of the time saved by removing the cause; no two findings "
             "count the same time."
         )
         skipped = self.rules.filter(pl.col("status") == SKIPPED)
-        short = pl.col("why").map_elements(_reason, pl.String)
-        reasons = skipped.group_by(short, maintain_order=True).len().rows()
         return (
             *((costs,) if any(one.cost_ns for one in self.findings) else ()),
-            *(f"{format_count(n, 'check')} skipped: {why}." for why, n in reasons),
-            *(("--top all lists what to record for skipped checks.",) if reasons else ()),
+            *_skipped(skipped["why"]),
         )
 
     def _tables(self) -> tuple[Table, ...]:
@@ -190,7 +224,14 @@ class Diagnosis(Result):
                 if self.budget.height
                 else (Table("budget", "Where the time goes", self.budget, {}),)
             ),
-            Table("rules", "Checks", self.rules, columns, detail=True, sentences="why"),
+            Table(
+                "rules",
+                "Checks",
+                self.rules,
+                columns,
+                detail=True,
+                sentences=("looks_for", "measure", "why"),
+            ),
         )
 
     def _frame(self) -> pl.DataFrame:

@@ -71,7 +71,7 @@ class Measured:
         once: the cost arises once per device, not in each step.
         cost_bytes: memory cost in bytes, or None.
         cost_frac: the cost as a share of ``of``, or None; by default the size, if it is a share.
-        of: what ``cost_frac`` is a share of.
+        of: what ``cost_frac`` is a share of; by default step time or the recorded time.
         confidence: confidence that the cause is right.
         rank, device, step: place of the problem; None if there are several.
         intervals: rank, device, start_ns, end_ns on the clock of each file.
@@ -87,7 +87,7 @@ class Measured:
     once: bool = False
     cost_bytes: int | None = None
     cost_frac: float | None = None
-    of: str = "device time"
+    of: str = ""
     confidence: Confidence = "high"
     rank: int | None = None
     device: int | None = None

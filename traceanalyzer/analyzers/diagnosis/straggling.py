@@ -10,6 +10,8 @@ from traceanalyzer.analyzers.diagnosis.kernel_times import Difference, compare
 from traceanalyzer.analyzers.diagnosis.rule import Answers
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.kernels.result import Kernels
+from traceanalyzer.analyzers.steps.result import Steps
+from traceanalyzer.analyzers.steps.slow_steps import CODE
 from traceanalyzer.units import format_frac
 
 #: Causes with a smaller share are not listed.
@@ -24,7 +26,7 @@ def advice(answers: Answers, rank: int, by_cause: Mapping[str, int]) -> str:
     difference = _difference(answers, rank, by_cause)
     if difference:
         return difference.advice(
-            "this GPU", "equal batches, layers and pipeline stages for every rank"
+            answers.program, "this GPU", "equal batches, layers and pipeline stages for every rank"
         )
     return (
         f"Check what rank {rank} does before it arrives: more data or slower data loading than "
@@ -41,6 +43,22 @@ def reason(answers: Answers, rank: int, by_cause: Mapping[str, int]) -> str:
         return f"idle, {causes.WAITING[cause]}"
     difference = _difference(answers, rank, by_cause)
     return difference.text if difference else ""
+
+
+def share_in_slow_steps(answers: Answers, rank: int, waits: pl.DataFrame) -> float:
+    """Return the share of wait time for a rank in slow steps, in which it runs other code.
+
+    0 if longer or more work is the main cause.
+    """
+    steps = answers.get("steps")
+    if not isinstance(steps, Steps) or steps.only_slow is None or waits.is_empty():
+        return 0.0
+    sums = waits.group_by("cause").agg(pl.col("lost_ns").sum())
+    if _main(dict(sums.iter_rows())) == WORK:
+        return 0.0
+    code = steps.only_slow.filter(pl.col("rank") == rank, pl.col("kind").is_in(CODE))
+    inside = waits.filter(pl.col("step").is_in(code["step"].unique().implode()))
+    return int(inside["lost_ns"].sum()) / int(waits["lost_ns"].sum())
 
 
 def why(by_cause: Mapping[str, int]) -> Iterator[str]:

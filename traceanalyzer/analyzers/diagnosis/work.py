@@ -21,7 +21,7 @@ from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.py_spy_report.result import LeafPaths
 from traceanalyzer.analyzers.steps.phases import DECODE
 from traceanalyzer.analyzers.steps.result import Steps
-from traceanalyzer.analyzers.steps.slow_steps import SLOW
+from traceanalyzer.analyzers.steps.slow_steps import CODE, SLOW
 from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns, format_weight
 from traceanalyzer.vocabulary import NO_GPU_WORK
 
@@ -48,7 +48,10 @@ def _uneven_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
     worst = longer.row(0, named=True)
     grown = worst["grown"]
     grew = f", mostly {grown} ({format_ns(worst['grown_ns'])} more)" if grown else ""
-    rank = f" of {worst['on']}" if result.ranks.height > 1 else ""
+    alike = longer.filter(
+        pl.col("step") == worst["step"], pl.col("excess") >= _ALIKE * worst["excess"]
+    )
+    rank = "" if 2 * alike.height > result.ranks.height else f" of {worst['on']}"
     slowest = (
         f"Slowest: {worst['step']}{rank}, {format_ns(worst['duration_ns'])} "
         f"({worst['ratio']:.3g} times the median){grew}."
@@ -68,12 +71,18 @@ def _uneven_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
 
 
 def _without_waits(steps: pl.DataFrame, answers: Answers) -> pl.DataFrame:
-    """Sort steps by their excess time without wait time for other ranks, slowest first."""
+    """Sort steps by ``excess``, time above the median without longer waits, slowest first."""
     keys = ["path", "rank", "step"]
     waits = answers.time.losses.filter("waited").group_by(keys).agg(waited=pl.col("lost_ns").sum())
     known = steps.join(waits, on=keys, how="left", nulls_equal=True, maintain_order="left")
-    excess = pl.col("over") - pl.col("waited").fill_null(0)
-    return known.sort(excess, "over", descending=True, maintain_order=True).drop("waited")
+    waited = pl.col("waited").fill_null(0)
+    longer = (waited - waited.median().over("rank", "path", "batch")).clip(0)
+    known = known.with_columns(excess=pl.col("over") - longer).drop("waited")
+    return known.sort("excess", "over", descending=True, maintain_order=True)
+
+
+#: Ranks with this share of the excess time of the slowest one are as slow.
+_ALIKE = 0.9
 
 
 def _on_device(steps: pl.DataFrame, answers: Answers) -> pl.DataFrame:
@@ -97,11 +106,13 @@ def _why_slow(result: Steps, answers: Answers, worst: Mapping[str, Any]) -> tupl
     )
     kernels = _kernels_in(answers, worst)
     rows = _only_in(result, worst)
-    is_code = rows.height > 0 and rows["kind"][0] in _CODE
+    is_code = rows.height > 0 and rows["kind"][0] in CODE
     each = ", ".join(map(_with_time, rows.head(_NAMED).iter_rows(named=True)))
     if kernels and (kernels.why == SLOW_GPU or not is_code):
         host = f"; on the host: {each}" if each and kernels.why == MORE_KERNELS else ""
-        advice = kernels.advice("this GPU in those steps", "equal work in every step")
+        advice = kernels.advice(
+            answers.program, "this GPU in those steps", "equal work in every step"
+        )
         return f"{kernels.text}{host}", advice
     return f"{each}, only in slow steps" if each else "", look
 
@@ -112,16 +123,12 @@ def _only_in(result: Steps, step: Mapping[str, Any]) -> pl.DataFrame:
         return pl.DataFrame()
     same = pl.col("path") == step["path"], pl.col("rank").eq_missing(step["rank"])
     only = result.only_slow.filter(*same, pl.col("step") == step["step"])
-    code = only.filter(pl.col("kind").is_in(_CODE))
+    code = only.filter(pl.col("kind").is_in(CODE))
     return code if code.height else only
 
 
 def _with_time(row: Mapping[str, Any]) -> str:
     return f"{row['name']} ({format_ns(row['total_ns'])})"
-
-
-#: Kinds of slices with information about code: annotations, Python functions, and copies.
-_CODE = ("user_annotation", "nvtx", "mpi", "python_function", "other", "gpu_memcpy")
 
 
 def _kernels_in(answers: Answers, worst: Mapping[str, Any]) -> Difference | None:
@@ -231,6 +238,7 @@ def _time_between_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
             "code."
         ),
         total_ns=int(rows["between_ns"].sum()),
+        of="the time from the first to the last step",
         confidence="medium",
     )
 

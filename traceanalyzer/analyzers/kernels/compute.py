@@ -16,6 +16,7 @@ from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE, D
 from traceanalyzer.analyzers.common.kernel_names import OTHER, family, short_names
 from traceanalyzer.analyzers.common.names import is_step, mapped, named
 from traceanalyzer.analyzers.common.step_marks import step_marks
+from traceanalyzer.analyzers.kernels.fusion import fusible_ns
 from traceanalyzer.analyzers.kernels.options import By, Options
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.kernels.training import training
@@ -80,8 +81,8 @@ class Part:
         replays: kernels replayed by graphs: their row of ``work`` and
             :data:`~.common.replays.CONTEXTS`; launchers: the result of
             :func:`~.common.replays.known` for the others. None unless grouped by operator.
-        by_step: device, step, name, blocks, n, total_ns of kernels without communication; None if
-            not requested.
+        by_step: device, step, name, blocks, n, total_ns, fusible_ns of kernels without
+            communication; None if not requested.
         training: rows of :func:`~.training.training`; None if not requested.
         has_operators: operators were recorded.
     """
@@ -135,11 +136,11 @@ def measure_for_diagnosis(trace: Trace, options: Options) -> Part:
     """
     part = measure(trace, options)
     work = device_work(trace, options.comm_patterns)
-    by_step = _kernels_of_steps(trace, work)
+    of_purpose = training(trace, work)
+    saved = fusible_ns(work, part.kernels, part.work["kernel"], of_purpose)
+    by_step = _kernels_of_steps(trace, work, saved)
     has_operators = bool((trace.events["kind"] == "cpu_op").any())
-    return replace(
-        part, by_step=by_step, training=training(trace, work), has_operators=has_operators
-    )
+    return replace(part, by_step=by_step, training=of_purpose, has_operators=has_operators)
 
 
 def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()) -> Kernels:
@@ -199,16 +200,11 @@ KERNELS = Analyzer(
 # --- one rank ------------------------------------------------------------------------------
 
 
-def _kernels_of_steps(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
+def _kernels_of_steps(trace: Trace, work: pl.DataFrame, saved: pl.Series) -> pl.DataFrame:
     """Count the kernels by name, grid size and the step that launched them."""
-    steps = step_marks(trace)[["step", "start", "end"]].sort("start")
-    rows = launching.launch_rows(trace, work)
-    launched = trace.events["ts"][nesting.row_numbers(rows)]
-    moments = pl.DataFrame({"ts": launched.zip_with(launched.is_not_null(), work["start"])})
-    number = linking.label_by_interval(moments, steps)["interval"]
     length = (work["end"] - work["start"]).alias("length")
     kernels = work[["event", "device", "name", "work_kind"]]
-    kernels = kernels.hstack([length, steps["step"][number]])
+    kernels = kernels.hstack([length, saved, _launching_step(trace, work)])
     blocks = pl.col("grid_x").cast(pl.Int64) * pl.col("grid_y") * pl.col("grid_z")
     grids = trace.launch_configs.select("event", blocks=blocks)
     place = linking.first_match(grids, kernels, ["event"])
@@ -217,9 +213,25 @@ def _kernels_of_steps(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
     sums = (
         counted.filter(pl.col("work_kind") == COMPUTE)
         .group_by(keys)
-        .agg(n=pl.len().cast(pl.Int64), total_ns=pl.col("length").sum())
+        .agg(pl.col("fusible_ns").sum(), n=pl.len().cast(pl.Int64), total_ns=pl.col("length").sum())
     )
     return sums.with_columns(pl.col("name").cast(pl.String)).drop_nulls("name")
+
+
+def _launching_step(trace: Trace, work: pl.DataFrame) -> pl.Series:
+    """Return the step that launched device work; null for work launched before the recording.
+
+    Work without a recorded launch call belongs to the step in which it starts.
+    """
+    steps = step_marks(trace)[["step", "start", "end"]].sort("start")
+    rows = launching.launch_rows(trace, work)
+    known = pl.Series(rows != nesting.ROOT)
+    launched = trace.events["ts"][nesting.row_numbers(rows)]
+    moments = pl.DataFrame({"ts": launched.zip_with(known, work["start"])})
+    step = steps["step"][linking.label_by_interval(moments, steps)["interval"]]
+    first = work["start"].filter(known).min()
+    recorded = known | (work["start"] >= first) if first is not None else ~known
+    return step.zip_with(recorded, pl.Series([None], dtype=step.dtype)).alias("step")
 
 
 def _kernels(work: pl.DataFrame) -> tuple[pl.Series, pl.DataFrame]:
@@ -354,9 +366,10 @@ def _by_step(parts: Sequence[Part], labels: Mapping[str, str]) -> pl.DataFrame |
     if len(frames) < len(parts):
         return None
     keys = ("rank", "path", "device", "step", "name", "blocks")
-    rows = stacked(frames, **_sources(parts)).group_by(keys).agg(pl.col("n", "total_ns").sum())
+    sums = ("n", "total_ns", "fusible_ns")
+    rows = stacked(frames, **_sources(parts)).group_by(keys).agg(pl.col(sums).sum())
     kernel = mapped(rows["name"], labels.__getitem__).alias("kernel")
-    labelled = rows.with_columns(kernel).select(*keys[:4], "kernel", "blocks", "n", "total_ns")
+    labelled = rows.with_columns(kernel).select(*keys[:4], "kernel", "blocks", *sums)
     return labelled.sort(pl.all())
 
 

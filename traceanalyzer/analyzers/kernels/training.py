@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE
+from traceanalyzer.analyzers.common.kernel_names import COPY, ELEMENTWISE, family
 from traceanalyzer.analyzers.common.launching import launches
 from traceanalyzer.analyzers.common.names import BACKWARD, CHECKPOINT, LAYERS, matching, named
 from traceanalyzer.frames import linking
@@ -40,6 +41,9 @@ _OF_ATTENTION = f"^(?:{'|'.join(SOFTMAX + PRODUCTS)})$"
 #: PyTorch's own attention by separate operators, for inputs that no fused kernel accepts.
 _MATH = "^aten::_scaled_dot_product_attention_math$"
 
+#: Minimum number of kernels in an optimizer step that indicates updates of one parameter each.
+ONE_BY_ONE = 100
+
 #: A single one may be part of the backward pass of somebody's own function.
 _SEVERAL = 2
 
@@ -57,9 +61,9 @@ def training(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
         the number of the range. :data:`RECOMPUTED`: work of layers in the backward pass; name is
         the operator. :data:`REPEATED`: collectives of a backward pass of DistributedDataParallel
         that the next one before the same optimizer step repeats; call is the number of passes.
-        :data:`ATTENTION`: kernels of :data:`SOFTMAX` and :data:`PRODUCTS`, if both kinds and no
-        fused attention were called; name is the operator, call is 1 within PyTorch's attention,
-        otherwise 0.
+        :data:`ATTENTION`: kernels of :data:`SOFTMAX` and :data:`PRODUCTS`, and pointwise kernels
+        between them (:data:`BETWEEN`), if both kinds and no fused attention were called; name is
+        the operator, call is 1 within PyTorch's attention, otherwise 0.
     """
     key = ("training", id(work))  # analyses share the frame of device work
     return trace.once(key, lambda: (work, _training(trace, work)))[1]
@@ -171,17 +175,42 @@ def _count(ranges: pl.DataFrame, calls: pl.DataFrame) -> pl.Series:
 def _attention(
     trace: Trace, work: pl.DataFrame, calls: pl.DataFrame, names: list[str]
 ) -> pl.DataFrame:
-    """Kernels that softmax and matrix products of batches launched, unless attention is fused."""
+    """Kernels of softmax and products of batches, and between them, unless attention is fused."""
     if not (set(SOFTMAX) & set(names) and set(PRODUCTS) & set(names)):
         return _none()
     if _ranges(trace, names, _FUSED).height:
         return _none()
     operators = _ranges(trace, names, _OF_ATTENTION)
     inside = linking.enclosing(calls, operators, _THREAD).drop_nulls("slice")
-    math = linking.label_by_interval(inside, _ranges(trace, names, _MATH), _THREAD)["interval"]
-    rows = work[inside["work"]].with_columns(
-        operators["name"][inside["slice"]],
-        math.is_not_null().alias("call"),
-        purpose=pl.lit(ATTENTION),
+    named = inside.select("work", operators["name"][inside["slice"]].cast(pl.String))
+    each = pl.concat([named, _between(work, calls, named)])
+    placed = calls.join(each, on="work", maintain_order="left")
+    math = linking.label_by_interval(placed, _ranges(trace, names, _MATH), _THREAD)["interval"]
+    rows = work[placed["work"]].with_columns(
+        placed["name"], math.is_not_null().alias("call"), purpose=pl.lit(ATTENTION)
     )
     return rows.filter(pl.col("work_kind") == COMPUTE)
+
+
+#: Name of the kernels that scale, mask and drop scores.
+BETWEEN = "pointwise kernels between them"
+
+
+def _between(work: pl.DataFrame, calls: pl.DataFrame, named: pl.DataFrame) -> pl.DataFrame:
+    """Pointwise kernels that are launched between a product and a softmax: work, name."""
+    rows = calls.join(named, on="work", how="left").sort(*_THREAD, "ts", "work")
+    kernels = work["name"][rows["work"]].cast(pl.String)
+    distinct_names = kernels.unique().drop_nulls()
+    pointwise = [name for name in distinct_names if family(name) in (ELEMENTWISE, COPY)]
+    is_softmax = pl.col("name").is_in(SOFTMAX)
+    # the softmax, the product, or the other kernel before and after
+    part = pl.when(is_softmax).then(1).when(pl.col("name").is_not_null()).then(2).otherwise(0)
+    passed = kernels.is_in(pointwise) & rows["name"].is_null()
+    parts = rows.with_columns(part=pl.when(~passed).then(part))
+    before, after = (
+        pl.col("part").forward_fill().over(_THREAD),
+        pl.col("part").backward_fill().over(_THREAD),
+    )
+    # 1 and 2: a softmax on one side, a product on the other
+    inner = parts.filter(passed, before + after == 3, before * after == 2)
+    return inner.select("work", name=pl.lit(BETWEEN))

@@ -80,6 +80,16 @@ _ADVICE = {
     UNKNOWN: "Record launch calls (ProfilerActivity.CPU, nsys --trace=cuda).",
 }
 
+#: Other advice for programs without PyTorch.
+_ADVICE_ELSEWHERE = {
+    SHARED: "Run collectives on a stream of their own.",
+    LATE: "Launch collectives before the compute that can overlap with them, and reduce launch "
+    "overhead.",
+    AFTER: "Start communication earlier, while independent compute remains.",
+    OTHER: "Overlap more compute with it, or communicate fewer bytes.",
+    UNKNOWN: "Record launch calls (nsys --trace=cuda).",
+}
+
 _ALL_RANKS = "Pass the files of all ranks to see how much of it is wait time (comm-outliers)."
 
 _WORK_KINDS = {"compute_ns": "compute", "communication_ns": "communication", "memory_ns": "copies"}
@@ -202,19 +212,21 @@ def why_exposed(result: Overlap) -> str:
     return f"Reasons: {', '.join(parts)}." if parts else ""
 
 
-def advice(result: Overlap, *, waits: bool = True) -> str:
+def advice(result: Overlap, *, waits: bool = True, pytorch: bool = True) -> str:
     """Return the advice for the largest reason, and whether more files would help.
 
     Args:
         result: the result of overlap.
         waits: whether wait time for other ranks may be the largest reason.
+        pytorch: whether the program may use PyTorch.
     """
     reasons = result.reasons["reason"].to_list()
     largest = next((one for one in reasons if waits or one != WAITING), None)
     if largest is None:
         return _ALL_RANKS
     unknown = WAITING not in set(result.reasons["reason"]) and result.devices["rank"].n_unique() < 2
-    return sentences(_ADVICE[largest], _ALL_RANKS if unknown else "")
+    texts = _ADVICE if pytorch else _ADVICE | _ADVICE_ELSEWHERE
+    return sentences(texts[largest], _ALL_RANKS if unknown else "")
 
 
 def _streams(row: Mapping[str, Any]) -> str:

@@ -115,7 +115,9 @@ def _tables(result: Roofline) -> tuple[Table, ...]:
         known = known_columns(result.rules, _RULES)
         hide = ("launches", "speedup_type", "saved_ns")
         tables.append(
-            Table("rules", "Rules of ncu", result.rules, known, hide_first=hide, sentences="text")
+            Table(
+                "rules", "Rules of ncu", result.rules, known, hide_first=hide, sentences=("text",)
+            )
         )
     if result.missing.height:
         columns = headings("missing, record: how to record it")

@@ -18,8 +18,11 @@ _LEAST_FRAC = 0.3
 #: ... and most share of their time in other steps.
 _ELSEWHERE_FRAC = 0.2
 
+#: Kinds of slices that say which code runs: annotations, Python functions, and copies.
+CODE = (*ANNOTATION_KINDS, "python_function", "other", "gpu_memcpy")
+
 #: Kinds of slices, user-named ones first: of nested slices of equal duration the first counts.
-_KINDS = (*ANNOTATION_KINDS, "python_function", "other", "gpu_memcpy", "cpu_op", *LAUNCH_KINDS)
+_KINDS = (*CODE, "cpu_op", *LAUNCH_KINDS)
 
 #: Slices whose times differ by less are taken as nested.
 _NESTED_FRAC = 0.1
