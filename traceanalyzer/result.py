@@ -48,7 +48,7 @@ class Table:
         hide_first: columns that a narrow terminal hides first, the least important first; the other
             columns follow from the right, without the first two. None: it hides no column.
         sentences: columns of sentences, which no output shortens: a terminal prints them below the
-            table, each with the rows of it by their first column; pages wrap their cells.
+            table, each with the rows of it by their first column, and a page long ones.
     """
 
     name: str

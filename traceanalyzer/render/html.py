@@ -7,13 +7,15 @@ from types import ModuleType
 from traceanalyzer.drawings import Budget, Chart, Flame, Lanes, Occupancy
 from traceanalyzer.render import charts, flamegraph, glossary, occupancy, palette, pieces, timeline
 from traceanalyzer.render.pieces import Viewer, escaped
-from traceanalyzer.render.text import costs, shorten, table_cells
+from traceanalyzer.render.text import costs, row_sentences, shorten, table_cells
 from traceanalyzer.result import Finding, Result, Table
 from traceanalyzer.units import format_count, format_frac, format_ns
 
 # Blocks network access and scripts, whatever names a trace contains.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _CELL_CHARS = 90
+#: A column with a longer sentence is below its table.
+_SENTENCE_CHARS = 200
 _FRAME_HEIGHT, _CHART_HEIGHT = 640, 480
 _OCCUPANCY_HEIGHT, _SEGMENTS_HEIGHT = 960, 360
 
@@ -249,14 +251,20 @@ def table(of: Table, top: int | None, *, heading: str) -> str:
     if not rows:
         return f'{title}\n<p class="soft">{escaped(of.empty)}</p>'
     visible = rows if top is None else min(top, rows)
-    heads, columns = [], []
+    heads, columns, below = [], [], list[str]()
     for column in table_cells(of, visible):
+        is_sentence = column.name in of.sentences
+        if is_sentence and max(map(len, column.texts)) > _SENTENCE_CHARS:
+            below += row_sentences(of, column.name, visible)
+            continue
+        cell = _sentence if is_sentence else _cell
         heads.append((escaped(column.scale.heading(column.label)), column.numeric))
-        cell = _sentence if column.name in of.sentences else _cell
         columns.append([cell(text, number=column.numeric) for text in column.texts])
     counted = f"{visible:,} of {rows:,} rows" if visible < rows else format_count(rows, "row")
     caption = f'<caption class="soft">{counted}</caption>\n'
-    return f"{title}\n{pieces.table(escaped(of.title), heads, zip(*columns, strict=True), caption)}"
+    body = pieces.table(escaped(of.title), heads, zip(*columns, strict=True), caption)
+    texts = "".join(f"<li>{escaped(text)}</li>" for text in below)
+    return f"{title}\n{body}" + (f'\n<ul class="soft">{texts}</ul>' if texts else "")
 
 
 def _cell(text: str, *, number: bool) -> str:

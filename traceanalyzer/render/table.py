@@ -91,7 +91,8 @@ def _table(table: Table, top: int | None, width: int, *, color: bool) -> str:
     if hidden:
         lines.append(_filled(_hidden_note(table, hidden), min(width, _PROSE_WIDTH)))
     line = min(width or _FALLBACK_WIDTH, _PROSE_WIDTH)
-    lines += [_filled(text, line, further="  ") for text in row_sentences(table, rows)]
+    texts = (text for name in table.sentences for text in row_sentences(table, name, rows))
+    lines += [_filled(text, line, further="  ") for text in texts]
     return "\n".join(lines)
 
 

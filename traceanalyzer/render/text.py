@@ -159,20 +159,18 @@ class Cells:
     numeric: bool
 
 
-def row_sentences(table: Table, rows: int) -> Iterator[str]:
-    """Yield each text of the columns ``table.sentences`` after the rows that it is about.
+def row_sentences(table: Table, column: str, rows: int) -> Iterator[str]:
+    """Yield each text of a column of ``table.sentences`` after the rows that it is about.
 
     Rows are named by the first column: ``3: TEXT`` for numbers, else ``why: NAME, NAME: TEXT``.
     """
-    first = next(iter(table.columns))
-    for column in table.sentences:
-        texts = table.frame.head(rows).select(first, column).drop_nulls()
-        label = "" if texts.dtypes[0].is_integer() else f"{visible(table.columns[column])}: "
-        about: dict[str, list[str]] = {}
-        for name, text in texts.iter_rows():
-            about.setdefault(str(text), []).append(str(name))
-        for text, names in about.items():
-            yield prose(f"{label}{', '.join(names)}: {text}")
+    texts = table.frame.head(rows).select(next(iter(table.columns)), column).drop_nulls()
+    label = "" if texts.dtypes[0].is_integer() else f"{visible(table.columns[column])}: "
+    about: dict[str, list[str]] = {}
+    for name, text in texts.iter_rows():
+        about.setdefault(str(text), []).append(str(name))
+    for text, names in about.items():
+        yield prose(f"{label}{', '.join(names)}: {text}")
 
 
 def table_cells(table: Table, rows: int) -> list[Cells]:

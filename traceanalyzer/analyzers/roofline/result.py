@@ -121,7 +121,16 @@ def _tables(result: Roofline) -> tuple[Table, ...]:
         )
     if result.missing.height:
         columns = headings("missing, record: how to record it")
-        tables.append(Table("missing", "Not recorded", result.missing, columns, detail=True))
+        tables.append(
+            Table(
+                "missing",
+                "Not recorded",
+                result.missing,
+                columns,
+                detail=True,
+                sentences=("record",),
+            )
+        )
     is_peak = pl.col("kind") == "peak"
     roofs = result.roofs.with_columns(
         value_tflops=pl.when(is_peak).then(pl.col("value") / 1e12),
