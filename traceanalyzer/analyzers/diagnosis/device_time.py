@@ -364,6 +364,7 @@ def _delayed(waits: pl.DataFrame, comm: CommOutliers, exposed: pl.DataFrame) -> 
     of_rank = overlapped.group_by(on).agg(pl.col("hidden").sum())
     rows = sequences.join(of_rank, on=on, how="left", nulls_equal=True, maintain_order="left")
     hidden = pl.col("hidden").fill_null(0)
+    rows = rows.filter(hidden.sum().over("sequence") > 0)
     balance = (hidden - pl.col("overlap")).cum_sum().over("sequence")
     owed = balance - pl.min_horizontal(balance.cum_min().over("sequence"), 0)
     lost = owed.shift(1, fill_value=0).over("sequence") + hidden - owed

@@ -1,11 +1,11 @@
 """Pointwise kernels that run one after another, so that a compiler could fuse them."""
 
+import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.common.kernel_names import COPY, ELEMENTWISE, is_inductor
 from traceanalyzer.analyzers.kernels.training import ATTENTION, ONE_BY_ONE, OPTIMIZER
-
-_STREAM = ["device", "stream"]
+from traceanalyzer.frames import intervals, linking, nesting, numbering
 
 
 def fusible_ns(
@@ -24,22 +24,44 @@ def fusible_ns(
         number: the row of ``kernels`` of each row of ``work``.
         training: rows of :func:`~.training.training`.
     """
-    pointwise = pl.Series([
+    pointwise = [
         family in (ELEMENTWISE, COPY) and name is not None and not is_inductor(name)
         for name, family in kernels.select("name", "family").iter_rows()
-    ], dtype=pl.Boolean)  # fmt: skip
+    ]
+    counts = np.array(pointwise, np.bool_)[number.to_numpy()]
+    saved = np.zeros(work.height, np.int64)
+    if counts.any():
+        start, end = intervals.bounds(work)
+        _, (lane,) = numbering.group_numbers(("device", "stream"), work)
+        order = intervals.stable_order(lane, start)
+        lane, counts = lane[order], counts[order]
+        changes = (counts[1:] != counts[:-1]) | (lane[1:] != lane[:-1])
+        sequence = np.cumsum(np.append(False, changes))
+        kept = counts & ~_of_other_findings(work, training)[order]
+        rows = order[kept]
+        saved[rows] = _without_longest((end - start)[rows], sequence[kept])
+    return pl.Series("fusible_ns", saved)
+
+
+def _of_other_findings(work: pl.DataFrame, training: pl.DataFrame) -> intervals.Bools:
+    """Mark the kernels of attention and of optimizers with a kernel per parameter."""
     one_by_one = pl.len().over("purpose", "device", "call") >= ONE_BY_ONE
     elsewhere = (pl.col("purpose") == ATTENTION) | (pl.col("purpose") == OPTIMIZER) & one_by_one
-    counted = training.filter(elsewhere).select("device", "start", "end")
-    rows = work.select(*_STREAM, "start", "end", counts=pointwise[number])
-    rows = rows.with_row_index("row").sort(*_STREAM, "start", "end", maintain_order=True)
-    begins = pl.any_horizontal(
-        pl.col("counts", *_STREAM).ne_missing(pl.col("counts", *_STREAM).shift())
-    )
-    runs = rows.with_columns(run=begins.cum_sum()).filter("counts")
-    runs = runs.join(counted, on=["device", "start", "end"], how="anti", nulls_equal=True)
-    length = pl.col("end") - pl.col("start")
-    longest = pl.int_range(pl.len()) == length.arg_max()
-    saved = runs.select("row", ns=pl.when(longest).then(0).otherwise(length).over("run"))
-    zero = pl.zeros(work.height, dtype=pl.Int64, eager=True)
-    return zero.scatter(saved["row"], saved["ns"]).alias("fusible_ns")
+    marked: intervals.Bools = np.zeros(work.height, np.bool_)
+    if training.height:
+        match = linking.first_match(training.filter(elsewhere), work, ("device", "start", "end"))
+        marked = match != nesting.ROOT
+    return marked
+
+
+def _without_longest(length: intervals.Ints, sequence: intervals.Ints) -> intervals.Ints:
+    """Return the lengths, with 0 for the (first) longest of each sequence of adjacent rows."""
+    first = np.flatnonzero(np.diff(sequence, prepend=-1))
+    if not first.size:
+        return length
+    longest = np.maximum.reduceat(length, first)
+    sizes = np.diff(np.append(first, length.size))
+    ties = np.flatnonzero(length == np.repeat(longest, sizes))
+    remaining = length.copy()
+    remaining[ties[np.diff(sequence[ties], prepend=-1) != 0]] = 0
+    return remaining

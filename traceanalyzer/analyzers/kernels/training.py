@@ -38,6 +38,8 @@ _DDP_FORWARD = r"^DistributedDataParallel\.forward$"
 #: Operators that run a fused attention kernel.
 _FUSED = "(?i)flash|efficient_attention|cudnn_attention|fmha|mem_eff|sage_?attn|xformers"
 _OF_ATTENTION = f"^(?:{'|'.join(SOFTMAX + PRODUCTS)})$"
+#: Without any of them, no work has one of the purposes.
+_MARKS = [_OPTIMIZER_STEP, _DDP_FORWARD, _OF_ATTENTION, BACKWARD, CHECKPOINT, LAYERS]
 #: PyTorch's own attention by separate operators, for inputs that no fused kernel accepts.
 _MATH = "^aten::_scaled_dot_product_attention_math$"
 
@@ -71,6 +73,8 @@ def training(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
 
 def _training(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
     names = trace.names
+    if not matching(names, _MARKS):
+        return _none()
     calls = launches(trace, work).select("work", *_THREAD, ts="launch_start")
     steps = _ranges(trace, names, _OPTIMIZER_STEP)
     tables = [
