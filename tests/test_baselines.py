@@ -212,12 +212,16 @@ def facts_of(store: Path) -> Path:
     return store / "main/run-1/baseline.json"
 
 
+def of_another_schema(text: str) -> str:
+    return text.replace(f'"schema": {PARTS_SCHEMA}', '"schema": 999')
+
+
 DAMAGES = {
     "empty": lambda text: "",
     "truncated": lambda text: text[:40],
     "list": lambda text: "[]",
     "no version": lambda text: text.replace('"schema"', '"other"'),
-    "schema": lambda text: text.replace('"schema": 1', '"schema": 9'),
+    "schema": of_another_schema,
     "missing": lambda text: text.replace('"ranks"', '"other"'),
     "type": lambda text: text.replace('"inputs": 1', '"inputs": "1"'),
     "boolean": lambda text: text.replace('"inputs": 1', '"inputs": true'),
@@ -258,7 +262,7 @@ def test_a_baseline_of_another_version_with_the_same_schema_is_read(sums, store)
 def test_facts_of_another_schema_name_both_versions(sums, store, capsys):
     ta.save_baseline("main", sums)
     text = facts_of(store).read_text().replace(ta.__version__, "9.9.9")
-    facts_of(store).write_text(text.replace('"schema": 1', '"schema": 9'))
+    facts_of(store).write_text(of_another_schema(text))
     assert status(["steps", "baseline:main"]) == 1
     error = capsys.readouterr().err
     assert error.count("\n") == 1
