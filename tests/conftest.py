@@ -24,6 +24,10 @@ GOLDEN = Path(__file__).parent / "golden"
 settings.register_profile("traceanalyzer", deadline=None)
 settings.load_profile("traceanalyzer")
 
+# a test process per core: more threads only wait for each other
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("POLARS_MAX_THREADS", "1")
+
 # the terminal in which the suite runs does not decide what is printed
 for _variable in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR"):
     os.environ.pop(_variable, None)

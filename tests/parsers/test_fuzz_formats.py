@@ -17,7 +17,7 @@ from traceanalyzer.errors import InputError
 from traceanalyzer.schema import ON_REQUEST
 
 #: Damaged files of each format in the suite; ``make fuzz`` tries as many as it has time for.
-CASES = 25
+CASES = 10
 #: Seconds of one file of some 100 KB, and bytes of Python's that reading it may hold.
 PATIENCE, MOST = 20.0, 256 << 20
 

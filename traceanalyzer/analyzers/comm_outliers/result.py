@@ -35,6 +35,9 @@ _USUAL = {
 #: A smaller share of the link's peak is reported.
 SLOW_LINK_FRAC = 0.25
 
+#: Share of the ranks of process groups from which on wait time is known.
+_ALL_RANKS = 0.9
+
 #: Smaller collectives, or shorter ones of unknown size, are latency-bound.
 SMALL_BYTES, SHORT_NS = 2**20, 50_000
 
@@ -204,10 +207,32 @@ class CommOutliers(Result):
         steady = many.persistence(rank, self.steps, self.collectives, self.arrivals)
         return many.texts(many.concentration(self.positions), steady)
 
+    @cached_property
+    def has_all_ranks(self) -> bool:
+        """Whether the ranks of the process groups are given, 90 % on average.
+
+        Otherwise the transfer time includes the wait time for ranks that are not given.
+        """
+        missing = pl.col("missing").fill_null(max((self.world_size or 0) - self.n_ranks, 0))
+        given = self.collectives.select(pl.col("ranks").sum() / (pl.col("ranks") + missing).sum())
+        return self.n_matched > 0 and given.item() >= _ALL_RANKS
+
+    @property
+    def transfer_name(self) -> str:
+        """Name of the time of collectives that is not known to be wait time."""
+        if not self.n_matched:
+            return "communication, wait included"
+        return "transfer" if self.has_all_ranks else "transfer, and wait for missing ranks"
+
     @property
     def slow_links(self) -> pl.DataFrame:
-        """The rows of ``groups`` with a small share of their link's peak, largest total first."""
-        return self.groups.filter(pl.col("link_frac") < SLOW_LINK_FRAC)
+        """The rows of ``groups`` with a small share of their link's peak, largest total first.
+
+        A transfer time alone, without a known link, is not enough if ranks are missing.
+        """
+        is_slow = pl.col("link_frac") < SLOW_LINK_FRAC
+        known = pl.lit(self.has_all_ranks) | pl.col("link_gbps").is_not_null()
+        return self.groups.filter(is_slow, known)
 
     def delayed_with_context(self) -> pl.DataFrame:
         """Return ``delayed`` with the text of the largest activities: ``host`` and ``device``.
@@ -389,10 +414,15 @@ def _slow_everywhere(result: CommOutliers) -> str:
     if slow.is_empty():
         return ""
     worst = slow.row(0, named=True)
+    after = (
+        "after every rank had joined (a bandwidth problem, not a straggler)"
+        if result.has_all_ranks
+        else "after every given rank had joined (a bandwidth problem, or a rank without a file)"
+    )
     return (
         f"{slow.height} of {format_count(result.n_collectives, 'collective')} "
-        f"{'was' if slow.height == 1 else 'were'} slow after every rank had joined (a bandwidth "
-        f"problem, not a straggler): {_what(worst)}{_at(worst['step'])} has a transfer time of "
+        f"{'was' if slow.height == 1 else 'were'} slow {after}: {_what(worst)}{_at(worst['step'])} "
+        f"has a transfer time of "
         f"{format_ns(worst['transfer_ns'])}, {worst['slow_factor']:.3g} times as long as usual."
     )
 
@@ -456,7 +486,7 @@ def _nothing(result: CommOutliers) -> str:
 
 def slow_links(result: CommOutliers) -> list[str]:
     """Report kinds of collective with a small share of their link's peak, largest total first."""
-    waiting = "" if result.n_matched else " (wait time included)"
+    waiting = "" if result.has_all_ranks else " (wait time included)"
     texts, groups = [], result.groups["group"].drop_nulls().n_unique()
     for row in result.slow_links.iter_rows(named=True):
         speed = (

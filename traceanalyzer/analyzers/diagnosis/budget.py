@@ -2,15 +2,14 @@
 
 import polars as pl
 
+from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION
 from traceanalyzer.analyzers.diagnosis.device_time import EXPOSED, LINK, OUTLIER, REPEATED, SLOW
+from traceanalyzer.analyzers.diagnosis.result import BUSY, IDLE, OF_BUSY, WAIT
 from traceanalyzer.analyzers.diagnosis.rule import Answers
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.overlap.result import Overlap
-
-#: Part of idle time, and name of wait time.
-IDLE, WAIT = "idle", "wait time for other ranks"
 
 _TYPES = {"part": pl.String, "name": pl.String, "each_ns": pl.Int64, "time_frac": pl.Float64}
 
@@ -39,15 +38,18 @@ def budget(answers: Answers) -> pl.DataFrame:
     transfers = sum(sums.get((cause, False), 0) for cause in transferring)
     idle = {cause: sums.get((cause, False), 0) for cause in causes.CAUSES}
     work = "operators" if time.on_host else "compute and copies"
-    rows = [("busy", work, time.whole_ns - waits - transfers - sum(idle.values()))]
+    rows = [(BUSY, work, time.whole_ns - waits - transfers - sum(idle.values()))]
     overlap, kernels = answers.get("overlap"), answers.get("kernels")
-    if waits or transfers:
+    comm = answers.get("comm_outliers")
+    if waits:
         rows.append((time.exposed, WAIT, waits))
-        rows.append((time.exposed, "transfer", transfers))
+    if transfers:
+        name = comm.transfer_name if isinstance(comm, CommOutliers) else "transfer"
+        rows.append((time.exposed, name, transfers))
     if isinstance(overlap, Overlap) and overlap.scalars["communication_ns"]:
         overlapped, span = (overlap.scalars[n] for n in ("overlapped_communication_ns", "span_ns"))
         ns = round(overlapped * time.whole_ns / span)
-        rows.append(("of busy", "overlapped communication", ns))
+        rows.append((OF_BUSY, "overlapped communication", ns))
     least = _LEAST * time.whole_ns
     of_cause = sorted(idle.items(), key=lambda item: -item[1])
     rows += [(IDLE, causes.NAMES[cause], ns) for cause, ns in of_cause if ns >= least]
@@ -55,7 +57,7 @@ def budget(answers: Answers) -> pl.DataFrame:
         compute = kernels.heaviest("name").filter(pl.col("family") != COMMUNICATION)
         top = compute.head(_TOP_KERNELS).select("kernel", "total_ns")
         scale = time.whole_ns / kernels.span_ns
-        rows += [("of busy", name, round(ns * scale)) for name, ns in top.iter_rows()]
+        rows += [(OF_BUSY, name, round(ns * scale)) for name, ns in top.iter_rows()]
     return pl.DataFrame(
         [(part, name, time.each_ns(ns), time.frac(ns)) for part, name, ns in rows],
         schema=_TYPES,

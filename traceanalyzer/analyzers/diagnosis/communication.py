@@ -43,6 +43,10 @@ from traceanalyzer.units import format_bytes, format_count, format_frac, format_
 #: Maximum number of items in a list.
 _NAMED = 3
 
+_MORE_FILES = (
+    "Add the files of all ranks to separate wait time for stragglers from slow communication."
+)
+
 #: From this unexplained share on, the delay of a straggler is a finding of its own.
 _MUCH_LEFT = 0.2
 
@@ -247,12 +251,14 @@ def _slow_collectives(result: CommOutliers, answers: Answers) -> Iterator[Measur
     yield Measured(
         size=size,
         title=f"{slow.height:,} of {format_count(result.n_collectives, 'collective')} "
-        f"{'was' if slow.height == 1 else 'were'} slow after every rank had arrived"
-        f"{_at_cost(answers, total)}.",
+        f"{'was' if slow.height == 1 else 'were'} slow after every "
+        f"{'' if result.has_all_ranks else 'given '}rank had arrived{_at_cost(answers, total)}.",
         evidence=(_worst(worst, worst["transfer_ns"], worst["slow_factor"]),),
-        advice=answers.program.slow_network(on_host=answers.time.on_host),
+        advice=answers.program.slow_network(on_host=answers.time.on_host)
+        if result.has_all_ranks
+        else _MORE_FILES,
         total_ns=total,
-        confidence="high" if result.n_ranks > 1 else "medium",
+        confidence="high" if result.has_all_ranks else "low",
         step=only_step(losses) or (worst["step"] if slow.height == 1 else None),
         intervals=intervals_of(losses),
     )
@@ -279,8 +285,7 @@ def _collective_outliers(result: CommOutliers, answers: Answers) -> Iterator[Mea
         title=f"{outliers.height:,} of {format_count(result.n_events, 'collective')} took much "
         f"longer than others of the same kind{_at_cost(answers, total)}.",
         evidence=(_worst(worst, worst["duration_ns"], worst["factor"]),),
-        advice="Add the files of all ranks to separate wait time for stragglers from slow "
-        "communication."
+        advice=_MORE_FILES
         if result.n_ranks == 1
         else "Check when they happened and what ran at the same time.",
         total_ns=total,
@@ -312,9 +317,9 @@ def _slow_link(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
         title=sentences[0],
         evidence=tuple(sentences[1:_NAMED]),
         advice=answers.program.slow_link
-        + ("" if result.n_matched else " Add the files of all ranks to separate wait time."),
+        + ("" if result.has_all_ranks else " Add the files of all ranks to separate wait time."),
         total_ns=total,
-        confidence="medium" if result.n_matched else "low",
+        confidence="medium" if result.has_all_ranks else "low",
         intervals=intervals_of(losses),
     )
 

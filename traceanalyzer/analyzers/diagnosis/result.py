@@ -42,16 +42,22 @@ _FINDINGS = {
     one.name: _TYPES.get(one.name, pl.String) for one in fields(Finding) if one.name != "intervals"
 }
 
+#: Parts of the budget, and the name of wait time.
+BUSY, OF_BUSY, IDLE, WAIT = "busy", "of busy", "idle", "wait time for other ranks"
+
 #: States of a timeline by the name of the row of the budget.
 _STATES = {causes.NAMES[cause]: state for cause, state in OF_CAUSE.items() if cause in causes.NAMES}
-_BUDGET_STATES = {
-    "compute and copies": "compute",
-    "operators": "compute",
-    "transfer": "transfer",
-    "wait time for other ranks": "waiting",
-}
 
 _BUDGET = headings("part, name, each_ns: mean, time_frac: of time")
+
+
+def _state(part: str, name: str) -> str:
+    """Return the state of a timeline for a row of the budget."""
+    if part == IDLE:
+        return _STATES.get(name, "idle")
+    if part == BUSY:
+        return "compute"
+    return "waiting" if name == WAIT else "transfer"
 
 
 #: Start of the text after the reason of a skipped check: how to record it, further hints.
@@ -184,12 +190,11 @@ class Diagnosis(Result):
         """Return the budget as a bar: busy, transfer, waiting, idle time by state."""
         sums: dict[str, list[tuple[str, int, float]]] = {}
         rows = self.budget.select("part", "name", "each_ns", "time_frac").drop_nulls()
-        for part, name, ns, frac in rows.filter(pl.col("part") != "of busy").iter_rows():
-            state = _STATES.get(name, "idle") if part == "idle" else _BUDGET_STATES.get(name)
-            if state and ns:
-                sums.setdefault(state, []).append((name, ns, frac))
-        labels = {**NAMES, "compute": "busy"}
-        labels["transfer"] = "transfer" if sums.get("waiting") else "communication, wait included"
+        for part, name, ns, frac in rows.filter(pl.col("part") != OF_BUSY).iter_rows():
+            if ns:
+                sums.setdefault(_state(part, name), []).append((name, ns, frac))
+        labels = {**NAMES, "compute": BUSY}
+        labels["transfer"] = next((name for name, *_ in sums.get("transfer", ())), "")
         parts = [
             BudgetPart(state, labels[state], sum(n for _, n, _ in of), sum(f for *_, f in of))
             for state in NAMES

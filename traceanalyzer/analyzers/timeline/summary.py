@@ -73,9 +73,9 @@ def summary(idle: GpuIdle, compared: CommOutliers | None) -> Lanes | None:
         names={
             **NAMES,
             "compute": "busy",
-            "transfer": "transfer"
-            if compared is not None and compared.n_matched
-            else "communication, wait included",
+            "transfer": "communication, wait included"
+            if compared is None
+            else compared.transfer_name,
         },
         steps=_placed(lanes, idle.steps).select("lane", "step", "start", "end"),
         events=events,
