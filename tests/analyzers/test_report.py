@@ -235,3 +235,14 @@ def test_unknown_output_format_is_a_usage_error(run_cli: Any, tmp_path: Path) ->
 def test_a_file_without_events_is_an_error(command: Any) -> None:
     with pytest.raises(MissingData):
         command(FIXTURES / "malformed/empty_array.json")
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["chrome/kineto/mi300_rank0of8_rccl.json.gz", "chrome/kineto/v100_absolute_ns_ts.json.gz"],
+)
+def test_findings_are_those_of_diagnose(path: str, shared: Path) -> None:
+    report, diagnosis = ta.report(shared / "data" / path), ta.diagnose(shared / "data" / path)
+    assert [one.to_dict() for one in report.diagnosis] == [
+        one.to_dict() for one in diagnosis.findings
+    ]

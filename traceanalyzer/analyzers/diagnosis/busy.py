@@ -229,8 +229,8 @@ _REASONS = {
 
 def _without_peaks(result: Efficiency) -> str | None:
     """Return which peaks are unknown, if no matrix product or convolution has a roof."""
-    rows = result.operators.filter(pl.col("kind").is_in(_PRODUCT_KINDS))
-    if rows.is_empty() or rows["lost_ns"].count():
+    rows = result.products
+    if rows is None or rows.is_empty() or rows["lost_ns"].count():
         return None
     gpus = ", ".join(rows["gpu"].drop_nulls().unique().sort()) or "the GPU"
     return (
@@ -286,7 +286,9 @@ def _share_in_steps(answers: Answers) -> float:
 def _unclaimed(result: Efficiency, answers: Answers) -> pl.DataFrame:
     """Return products far from the roof, without the calls that other findings count."""
     far = pl.col("roof_frac") < roofs.FAR_FROM_ROOF
-    rows = result.operators.filter(pl.col("kind").is_in(_PRODUCT_KINDS), far, "is_exact")
+    rows = (result.operators if result.products is None else result.products).filter(
+        pl.col("kind").is_in(_PRODUCT_KINDS), far, "is_exact"
+    )
     kernels = answers.get("kernels")
     if not isinstance(kernels, Kernels):
         return rows

@@ -1,7 +1,7 @@
 """FLOPs and times of each rank by operator and step, combined over all ranks."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import polars as pl
 
@@ -70,6 +70,8 @@ class Part:
         kernel_ns: time of all compute kernels; covered_ns: that of operators with a formula.
         has_shapes: whether any operator has recorded inputs.
         inferred: whether steps were detected from repeated kernels.
+        products: rows of matrix products and convolutions without the other kernels that they
+            launch, columns of ``rows``; None unless for a report or a diagnosis.
     """
 
     rank: int | None
@@ -85,6 +87,7 @@ class Part:
     covered_ns: int
     has_shapes: bool
     inferred: bool
+    products: pl.DataFrame | None = None
 
 
 def measure(trace: Trace, options: Options) -> Part:
@@ -107,6 +110,18 @@ def measure(trace: Trace, options: Options) -> Part:
     return _part(trace, work, calls, steps, has_shapes=has_shapes, inferred=inferred)
 
 
+def measure_for_report(trace: Trace, options: Options) -> Part:
+    """Return the part of :func:`measure` with ``products``.
+
+    Raises:
+        MissingData: no kernels or no input shapes were recorded.
+    """
+    part = measure(trace, options)
+    work = device_work(trace, options.comm_patterns)
+    calls = product_calls(trace, work) if part.has_shapes else _without_calls(work[:0]).rows
+    return replace(part, products=_summed(calls))
+
+
 def measure_for_rules(trace: Trace, options: Options) -> Part:
     """Return the matrix products and convolutions of one rank, without steps.
 
@@ -124,7 +139,8 @@ def measure_for_rules(trace: Trace, options: Options) -> Part:
         raise MissingData(f"{trace.meta.path}: {why}") from error
     work = device_work(trace, options.comm_patterns)
     calls = Calls(product_calls(trace, work), _without_calls(work[:0]).kernels)
-    return _part(trace, work, calls, _whole(work), has_shapes=True, inferred=False)
+    part = _part(trace, work, calls, _whole(work), has_shapes=True, inferred=False)
+    return replace(part, products=part.rows)
 
 
 def _whole(work: pl.DataFrame) -> pl.DataFrame:
@@ -272,8 +288,8 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
     precision = options.precision or _main_precision(ordered)
     steps = _joined_steps(ordered, peaks, precision)
     ranks = _ranks(ordered, steps, peaks, precision, options)
-    rows = pl.concat([part.rows.with_columns(gpu=pl.lit(part.gpu, pl.String)) for part in ordered])
-    operators = roofs.with_roofs(_of_all_ranks(rows), peaks)
+    operators = roofs.with_roofs(_of_all_ranks((p.rows, p.gpu) for p in ordered), peaks)
+    products = [(part.products, part.gpu) for part in ordered if part.products is not None]
     uncovered = pl.concat([part.uncovered for part in parts]).group_by("operator")
     return Efficiency(
         precision=precision,
@@ -284,6 +300,7 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
         marked=any(step is not None for step in steps["step"]),
         peaks=roofs.table(peaks),
         operators=operators,
+        products=roofs.with_roofs(_of_all_ranks(products), peaks) if products else None,
         kinds=roofs.by_kind(operators, sum(part.kernel_ns for part in parts)),
         findings=roofs.findings(operators, sum(part.kernel_ns for part in parts)),
         uncovered=largest_first(
@@ -304,12 +321,15 @@ def _main_precision(parts: Sequence[Part]) -> str:
     return ordered["precision"][0] if ordered.height else "bf16"
 
 
-def _of_all_ranks(rows: pl.DataFrame) -> pl.DataFrame:
-    """Sum the calls of all ranks by operator, work and GPU."""
+def _of_all_ranks(rows: Iterable[tuple[pl.DataFrame, str | None]]) -> pl.DataFrame:
+    """Sum the calls of all ranks, each with its GPU, by operator, work and GPU."""
     keys = ["operator", *WORK, "gpu"]
     again = pl.col("calls").filter("is_recomputed").sum()
-    sums = rows.group_by(keys).agg(
-        pl.col("calls", "kernels", "device_ns").sum(), recomputed_calls=again
+    on_gpus = [frame.with_columns(gpu=pl.lit(gpu, pl.String)) for frame, gpu in rows]
+    sums = (
+        pl.concat(on_gpus)
+        .group_by(keys)
+        .agg(pl.col("calls", "kernels", "device_ns").sum(), recomputed_calls=again)
     )
     return sums.sort(keys, nulls_last=True)
 
@@ -395,6 +415,7 @@ EFFICIENCY = Analyzer(
     needs,
     measure,
     combine,
+    report_measure=measure_for_report,
     rules_measure=measure_for_rules,
     printed=("flops_profile", "flops_by_class"),
 )

@@ -58,8 +58,11 @@ class Efficiency(Result):
             (least time of all calls), ``roof_frac`` (roof_ns / device_ns), ``bound`` (``compute``,
             ``memory``, ``launch``), ``lost_ns`` (device_ns - roof_ns), ``why``. Most lost time
             first.
-        kinds: the same by kind and precision: ``calls``, ``device_ns``, ``kernel_frac`` (share of
-            kernel_ns), ``achieved_tflops``, ``achieved_gbps``, ``roof_frac``, ``lost_ns``.
+        products: ``operators`` for matrix products and convolutions without the copies and
+            pointwise kernels that they launch. None except in a diagnosis or report.
+        kinds: ``operators`` by kind and precision: ``calls``, ``device_ns``, ``kernel_frac``
+            (share of kernel_ns), ``achieved_tflops``, ``achieved_gbps``, ``roof_frac``,
+            ``lost_ns``.
         findings: reasons for lost time, an operator under one: ``finding`` (``FP32 without TF32``,
             ``unaligned``, ``small``, ``launch``, ``memory``), ``calls``, ``device_ns``,
             ``kernel_frac``, ``lost_ns``, ``advice``; most lost time first.
@@ -87,6 +90,7 @@ class Efficiency(Result):
     uncovered: pl.DataFrame
     steps: pl.DataFrame
     ranks: pl.DataFrame
+    products: pl.DataFrame | None = None
 
     @property
     def mfu_frac(self) -> float | None:
