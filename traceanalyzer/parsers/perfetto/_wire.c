@@ -271,12 +271,24 @@ static int put_interned(text *t, const table *of, uint64_t id) {
 }
 
 #define LENGTHS 256
+/* Names of the arguments to write, each with its length before it, by length; none: all. */
+typedef struct { bytes of_length[LENGTHS + 1]; } argument_names;
+
+static argument_names names_of(PyObject *packed) {
+    argument_names result;
+    bytes p = (bytes)PyBytes_AsString(packed), end = p + PyBytes_Size(packed);
+    for (int length = 0; length <= LENGTHS; length++) {
+        while (p < end && *p < length) p += 1 + *p;
+        result.of_length[length] = p;
+    }
+    return result;
+}
+
 /* Interned texts of an event, and what is counted. */
 typedef struct {
-    table categories, names, keys, strings;
+    table categories, names, keys, strings, no_inputs;
     bytes kinds, kinds_end; /* names of arguments and the categories they imply */
-    /* names of the arguments to write, each with its length before it, by length */
-    bytes wanted[LENGTHS + 1];
+    const argument_names *wanted;
     text category; /* of the event that is written */
     Py_ssize_t unknown;
 } state;
@@ -349,22 +361,30 @@ static int put_annotation(text *t, state *s, bytes p, bytes end, int depth, int 
 
 /* Whether an argument is to be written: all, or those whose name is wanted or interned. */
 static int is_wanted(const state *s, bytes p, bytes end) {
+    const bytes *wanted = s->wanted->of_length;
     field f;
-    if (s->wanted[0] == s->wanted[LENGTHS]) return 1;
+    if (wanted[0] == wanted[LENGTHS]) return 1;
     while (p < end && (p = next(p, end, &f))) {
         if (f.number == 1) return 1;
         if (f.number != 10 || f.type != DELIMITED) continue;
         if (f.value >= LENGTHS) return 0;
-        for (bytes w = s->wanted[f.value]; w < s->wanted[f.value + 1]; w += 1 + f.value)
+        for (bytes w = wanted[f.value]; w < wanted[f.value + 1]; w += 1 + f.value)
             if (!memcmp(w + 1, f.data, f.value)) return 1;
         return 0;
     }
     return 0;
 }
 
-/* Writes the arguments of an event, and returns its name and categories. */
-static void put_arguments(text *t, state *s, bytes p, bytes end, int *count, field *name,
-                          text *categories) {
+/* Finds the name of an event, unless it is known already. */
+static void find_name(bytes p, bytes end, field *name) {
+    field f;
+    while (!name->number && p < end && (p = next(p, end, &f)))
+        if ((f.number == 10 || f.number == 23) && (f.type == DELIMITED) == (f.number == 23))
+            *name = f;
+}
+
+/* Writes the arguments of an event, and returns its categories. */
+static void put_arguments(text *t, state *s, bytes p, bytes end, int *count, text *categories) {
     field f;
     while (p < end && (p = next(p, end, &f))) {
         switch (f.number) {
@@ -372,9 +392,6 @@ static void put_arguments(text *t, state *s, bytes p, bytes end, int *count, fie
             if (f.type != DELIMITED || !is_wanted(s, f.data, f.data + f.value)) break;
             if ((*count)++) PUT(t, ",");
             put_annotation(t, s, f.data, f.data + f.value, 0, 1);
-            break;
-        case 10: case 23:
-            if (!name->number && (f.type == DELIMITED) == (f.number == 23)) *name = f;
             break;
         case 22:
             if (f.type != DELIMITED) break;
@@ -424,12 +441,21 @@ static void put_implied(text *t, const state *s, bytes p, bytes end) {
 enum { R_TS, R_DUR, R_AT, R_LENGTH, R_END_AT, R_END_LENGTH, R_TRACK, R_STATE, R_WIDTH };
 #define INSTANT -1
 
-static void put_event(text *t, state *s, bytes data, const int64_t *row, const table *tracks) {
+static void put_event(text *t, state *s, bytes data, const int64_t *row, const table *tracks,
+                      const argument_names wanted[2]) {
     text *categories = &s->category;
-    field name = {0}, of_end = {0};
+    bytes begin = data + row[R_AT], begin_end = begin + row[R_LENGTH];
+    bytes end = data + row[R_END_AT], end_end = end + row[R_END_LENGTH];
+    field name = {0};
     int count = 0;
     bytes args = NULL;
     size_t n_args = 0;
+    find_name(begin, begin_end, &name);
+    find_name(end, end_end, &name);
+    bytes known;
+    size_t size;
+    int no_inputs = name.number == 10 && find(&s->no_inputs, (int64_t)name.value, &known, &size);
+    s->wanted = &wanted[no_inputs];
     if (row[R_DUR] == INSTANT) PUT(t, "{\"ph\":\"i\",");
     else PUT(t, "{\"ph\":\"X\",");
     put_interned(t, &tracks[0], (uint64_t)row[R_TRACK]);
@@ -443,12 +469,9 @@ static void put_event(text *t, state *s, bytes data, const int64_t *row, const t
     if (find(&tracks[1], row[R_TRACK], &args, &n_args)) put(t, args, n_args);
     count = n_args > 0;
     categories->size = 0;
-    bytes p = data + row[R_AT];
-    put_arguments(t, s, p, p + row[R_LENGTH], &count, &name, categories);
-    p = data + row[R_END_AT];
-    put_arguments(t, s, p, p + row[R_END_LENGTH], &count, &of_end, categories);
+    put_arguments(t, s, begin, begin_end, &count, categories);
+    put_arguments(t, s, end, end_end, &count, categories);
     PUT(t, "}");
-    if (!name.number) name = of_end;
     if (name.number == 23) {
         PUT(t, ",\"name\":");
         put_text(t, name.data, name.value);
@@ -461,16 +484,18 @@ static void put_event(text *t, state *s, bytes data, const int64_t *row, const t
         put(t, categories->data, categories->size);
         PUT(t, "\"");
     } else {
-        p = data + row[R_AT];
-        put_implied(t, s, p, p + row[R_LENGTH]);
+        put_implied(t, s, begin, begin_end);
     }
     PUT(t, "},\n");
     t->failed |= categories->failed;
 }
 
+#define TABLES 5 /* of a state */
+
 /* Writes the events of all rows; returns 0 if a row is outside of the data or the tables. */
 static int put_rows(text *t, state *s, const Py_buffer *data, const Py_buffer *rows,
-                    const table *tracks, const table *states, Py_ssize_t n_states) {
+                    const table *tracks, const table *states, Py_ssize_t n_states,
+                    const argument_names wanted[2]) {
     Py_ssize_t count = rows->len / (R_WIDTH * 8);
     for (Py_ssize_t i = 0; i < count && !t->failed; i++) {
         int64_t row[R_WIDTH];
@@ -480,39 +505,36 @@ static int put_rows(text *t, state *s, const Py_buffer *data, const Py_buffer *r
             row[R_END_AT] + row[R_END_LENGTH] > data->len ||
             row[R_STATE] < 0 || row[R_STATE] >= n_states)
             return 0;
-        const table *of = states + row[R_STATE] * 4;
+        const table *of = states + row[R_STATE] * TABLES;
         s->categories = of[0];
         s->names = of[1];
         s->keys = of[2];
         s->strings = of[3];
-        put_event(t, s, data->buf, row, tracks);
+        s->no_inputs = of[4];
+        put_event(t, s, data->buf, row, tracks, wanted);
     }
     return 1;
 }
 
 static PyObject *texts(PyObject *self, PyObject *args) {
     Py_buffer data, rows;
-    PyObject *names, *arguments, *packed, *kinds, *wanted;
-    if (!PyArg_ParseTuple(args, "y*y*O!O!O!O!O!", &data, &rows, &PyBytes_Type, &names,
+    PyObject *ids, *arguments, *packed, *kinds, *all, *few;
+    if (!PyArg_ParseTuple(args, "y*y*O!O!O!O!O!O!", &data, &rows, &PyBytes_Type, &ids,
                           &PyBytes_Type, &arguments, &PyTuple_Type, &packed, &PyBytes_Type, &kinds,
-                          &PyBytes_Type, &wanted))
+                          &PyBytes_Type, &all, &PyBytes_Type, &few))
         return NULL;
     text t = {0};
     state s = {.kinds = (bytes)PyBytes_AsString(kinds)};
     s.kinds_end = s.kinds + PyBytes_Size(kinds);
-    bytes w = (bytes)PyBytes_AsString(wanted), w_end = w + PyBytes_Size(wanted);
-    for (int length = 0; length <= LENGTHS; length++) {
-        while (w < w_end && *w < length) w += 1 + *w;
-        s.wanted[length] = w;
-    }
-    const table tracks[2] = {table_of(names), table_of(arguments)};
+    const argument_names wanted[2] = {names_of(all), names_of(few)};
+    const table tracks[2] = {table_of(ids), table_of(arguments)};
     Py_ssize_t n = PyTuple_Size(packed);
     table *states = malloc((size_t)(n + 1) * sizeof *states);
     for (Py_ssize_t i = 0; states && i < n; i++) states[i] = table_of(PyTuple_GetItem(packed, i));
     int inside = 1;
     if (states) {
         Py_BEGIN_ALLOW_THREADS
-        inside = put_rows(&t, &s, &data, &rows, tracks, states, n / 4);
+        inside = put_rows(&t, &s, &data, &rows, tracks, states, n / TABLES, wanted);
         Py_END_ALLOW_THREADS
     }
     PyObject *result = NULL;

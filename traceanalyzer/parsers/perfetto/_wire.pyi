@@ -7,6 +7,7 @@ def texts(
     states: tuple[bytes, ...],
     kinds: bytes,
     wanted: bytes,
+    without_inputs: bytes,
     /,
 ) -> tuple[bytes, int]: ...
 def flows(data: bytes | memoryview, rows: bytes, /) -> bytes: ...

@@ -16,9 +16,10 @@ from traceanalyzer.errors import MalformedInput
 from traceanalyzer.limits import LAST_EPOCH_NS
 from traceanalyzer.machine import executor, threads
 from traceanalyzer.parsers.chrome_trace import reader as chrome_trace
-from traceanalyzer.parsers.chrome_trace.columns import Batch, Collected, Flows, Issues, Reading
+from traceanalyzer.parsers.chrome_trace.columns import INPUTS, Batch, Collected, Flows, Issues, Reading
 from traceanalyzer.parsers.chrome_trace.decode import Args
 from traceanalyzer.parsers.chrome_trace.piece import process
+from traceanalyzer.parsers.chrome_trace.slices import may_communicate
 from traceanalyzer.parsers.contract import Progress, Selection
 from traceanalyzer.parsers.perfetto import clocks, stages, state, tracks, wire
 from traceanalyzer.parsers.perfetto.slices import BEGIN, END, pair
@@ -46,6 +47,9 @@ _IMPLIED = {
 }
 #: Arguments that become columns; all others are needed for the column ``args`` only.
 _READ = frozenset(name.encode() for name in Args.__struct_encode_fields__)
+#: Inputs of operators, by far the longest arguments: read if they are selected, and for the size
+#: of collectives.
+_INPUTS = frozenset((b"Input Dims", b"Input type", b"Concrete Inputs"))
 _XLA = ("/device:", "/host:")
 
 Columns = dict[str, Ints]
@@ -147,6 +151,20 @@ def _inflated(data: memoryview, room: int, issues: Issues, at: int) -> bytes:
         _, end = wire.packets(memoryview(unpacked))
         return unpacked[:end]
     return unpacked
+
+
+def _without_inputs(state: wire.State, selection: Selection) -> wire.State:
+    """Return texts with the names of the events whose inputs are not read."""
+    are_selected = not selection.columns.isdisjoint(INPUTS)
+    read = {wire.quoted(name) for name in selection.inputs_of}
+    if are_selected and not read:
+        return state
+    no_inputs = {
+        id_: b""
+        for id_, name in state.names.items()
+        if not (are_selected and name in read or may_communicate(name.decode()))
+    }
+    return state._replace(no_inputs=no_inputs)
 
 
 class _Recording:
@@ -261,8 +279,8 @@ class _Recording:
         """Write events as JSON and read that, in threads."""
         wanted = frozenset() if "args" in selection.columns else _READ
         of_track = [(one.as_json(), one.args) for one in places]
-        states = [self.described.states[key] for key in self.keys]
-        write = wire.writer(self.data, of_track, states, _IMPLIED, wanted)
+        states = [_without_inputs(self.described.states[key], selection) for key in self.keys]
+        write = wire.writer(self.data, of_track, states, _IMPLIED, wanted, _INPUTS)
 
         def read(low: int) -> tuple[list[Batch], int]:
             some = slice(low, low + _ROWS)

@@ -92,7 +92,7 @@ class Specs:
 
 
 def _new_state() -> State:
-    return State({}, {}, {}, {})
+    return State({}, {}, {}, {}, {})
 
 
 @dataclass

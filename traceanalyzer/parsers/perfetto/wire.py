@@ -278,12 +278,16 @@ def memory_packets(head: bytes) -> tuple[list[int], bool]:
 
 
 class State(NamedTuple):
-    """Interned texts of a packet sequence between two resets, as JSON by id."""
+    """Interned texts of a packet sequence between two resets, as JSON by id.
+
+    ``no_inputs`` are the names of the events whose inputs nobody reads.
+    """
 
     categories: dict[int, bytes]
     names: dict[int, bytes]
     keys: dict[int, bytes]
     strings: dict[int, bytes]
+    no_inputs: dict[int, bytes]
 
 
 def writer(
@@ -292,6 +296,7 @@ def writer(
     states: list[State],
     kinds: Mapping[bytes, bytes],
     wanted: frozenset[bytes],
+    inputs: frozenset[bytes],
 ) -> Callable[[Ints], tuple[bytes, int]]:
     """Return a function that writes track events as events of Chrome's JSON.
 
@@ -306,20 +311,26 @@ def writer(
         kinds: category (as JSON) that an argument implies, for events without one.
         wanted: names of the arguments to write, at most 255 bytes each; empty for all. Arguments
             with interned names are always written.
+        inputs: names among these that events of :attr:`State.no_inputs` do without.
     """
+    few = wanted - inputs
     if _wire is not None:
-        names = b"".join(bytes((len(name),)) + name for name in sorted(wanted, key=len))
         implied = b"".join(bytes((len(k), len(v))) + k + v for k, v in kinds.items())
         ids, args = (_packed(dict(enumerate(one))) for one in zip(*tracks, strict=True))
         tables = tuple(_packed(table) for state in states for table in state)
-        return lambda rows: _wire.texts(data, rows.tobytes(), ids, args, tables, implied, names)
+        names = _lengths_and_names(wanted), _lengths_and_names(few)
+        return lambda rows: _wire.texts(data, rows.tobytes(), ids, args, tables, implied, *names)
 
     def write(rows: Ints) -> tuple[bytes, int]:  # type: ignore[unreachable]
-        one = _Writer(data, kinds, wanted)
+        one = _Writer(data, kinds, wanted, few)
         parts = [one.event(row, tracks[row[6]], states[row[7]]) for row in rows.tolist()]
         return b"".join(parts), one.unknown
 
     return write
+
+
+def _lengths_and_names(names: frozenset[bytes]) -> bytes:
+    return b"".join(bytes((len(name),)) + name for name in sorted(names, key=len))
 
 
 def _packed(texts: Texts) -> bytes:
@@ -338,20 +349,26 @@ class _Writer:
     """Writes events; counts unknown ids."""
 
     def __init__(
-        self, data: memoryview, kinds: Mapping[bytes, bytes], wanted: frozenset[bytes]
+        self,
+        data: memoryview,
+        kinds: Mapping[bytes, bytes],
+        wanted: frozenset[bytes],
+        few: frozenset[bytes],
     ) -> None:
-        self.data, self.kinds, self.wanted, self.unknown = data, kinds, wanted, 0
+        self.data, self.kinds, self.wanted, self.few, self.unknown = data, kinds, wanted, few, 0
 
     def event(self, row: list[int], track: tuple[bytes, bytes], state: State) -> bytes:
         ts, dur, at, length, end_at, end_length, *_ = row
         parts = [b'{"ph":"i",' if dur == INSTANT else b'{"ph":"X",', track[0], b',"ts":', us(ts)]
         if dur >= 0:
             parts += [b',"dur":', us(dur)]
-        args, name, categories = self._arguments(at, at + length, state)
-        more, end_name, others = self._arguments(end_at, end_at + end_length, state)
+        name = self._name_of(at, at + length) or self._name_of(end_at, end_at + end_length)
+        no_inputs = name is not None and name.number == 10 and name.value in state.no_inputs
+        wanted = self.few if no_inputs else self.wanted
+        args, categories = self._arguments(at, at + length, state, wanted)
+        more, others = self._arguments(end_at, end_at + end_length, state, wanted)
         known = ([track[1]] if track[1] else []) + args + more
         parts += [b',"args":{', b",".join(known), b"}"]
-        name = name or end_name
         if name is not None and name.number == 23:
             parts += [b',"name":', self._text(name)]
         elif name is not None:
@@ -362,32 +379,36 @@ class _Writer:
             parts += [b',"cat":', category]
         return b"".join([*parts, b"},\n"])
 
-    def _arguments(
-        self, at: int, end: int, state: State
-    ) -> tuple[list[bytes], Field | None, list[bytes]]:
-        args, categories = [], []
-        name = None
+    def _name_of(self, at: int, end: int) -> Field | None:
         for field in whole_fields(self.data, at, end):
             is_text = field.type == DELIMITED
-            if field.number == 4 and is_text and self._is_wanted(field):
+            if field.number in (10, 23) and is_text == (field.number == 23):
+                return field
+        return None
+
+    def _arguments(
+        self, at: int, end: int, state: State, wanted: frozenset[bytes]
+    ) -> tuple[list[bytes], list[bytes]]:
+        args, categories = [], []
+        for field in whole_fields(self.data, at, end):
+            is_text = field.type == DELIMITED
+            if field.number == 4 and is_text and self._is_wanted(field, wanted):
                 args.append(self._annotation(field, state, 0, named=True))
-            elif field.number in (10, 23) and name is None and is_text == (field.number == 23):
-                name = field
             elif field.number == 22 and is_text:
                 categories.append(self._text(field)[1:-1])
             elif field.number == 3 and field.type == VARINT:
                 known = self._interned(state.categories, field.value, b"")
                 categories += [known[1:-1]] if known else []
-        return args, name, categories
+        return args, categories
 
-    def _is_wanted(self, annotation: Field) -> bool:
-        if not self.wanted:
+    def _is_wanted(self, annotation: Field, wanted: frozenset[bytes]) -> bool:
+        if not wanted:
             return True
         for name in whole_fields(self.data, annotation.at, annotation.at + annotation.value):
             if name.number == 1:
                 return True
             if name.number == 10 and name.type == DELIMITED:
-                return bytes(self.data[name.at : name.at + name.value]) in self.wanted
+                return bytes(self.data[name.at : name.at + name.value]) in wanted
         return False
 
     def _implied(self, at: int, end: int, state: State) -> bytes | None:
