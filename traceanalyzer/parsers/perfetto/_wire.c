@@ -15,6 +15,7 @@
 
 #define NOTHING INT64_MIN
 #define DEEPEST 64 /* levels of arguments */
+#define LONGEST 10 /* bytes of a varint */
 
 typedef const unsigned char *bytes;
 
@@ -26,31 +27,31 @@ enum { IS_EVENT = 1, IS_STATE = 2, HAS_EXTRA = 4, HAS_FLOWS = 8, IS_OTHER = 16, 
 
 typedef struct { uint32_t number, type; uint64_t value; bytes data; } field;
 
-static bytes varint(bytes p, bytes end, uint64_t *value) {
+static inline bytes varint(bytes p, bytes end, uint64_t *value) {
     if (p < end && *p < 0x80) { *value = *p; return p + 1; } /* most of them */
+    if (end - p > LONGEST) end = p + LONGEST;
     uint64_t v = 0;
-    for (int shift = 0; shift < 70; shift += 7) {
-        if (p >= end) return NULL;
-        if (shift < 64) v |= (uint64_t)(*p & 0x7F) << shift;
+    for (int shift = 0; p < end; shift += 7) {
+        v |= (uint64_t)(*p & 0x7F) << shift;
         if (!(*p++ & 0x80)) { *value = v; return p; }
     }
     return NULL;
 }
 
 /* Reads one field; returns its end, or NULL if it is damaged. */
-static bytes next(bytes p, bytes end, field *f) {
+static inline bytes next(bytes p, bytes end, field *f) {
     uint64_t key;
     if (!(p = varint(p, end, &key)) || key >> 3 == 0 || key >> 32) return NULL;
     f->number = (uint32_t)(key >> 3);
     f->type = key & 7;
     f->data = p;
-    size_t size = f->type == FIXED64 ? 8 : 4;
+    Py_ssize_t size = f->type == FIXED64 ? 8 : 4;
     switch (f->type) {
     case VARINT: return varint(p, end, &f->value);
     case FIXED64: case FIXED32:
-        if ((size_t)(end - p) < size) return NULL;
+        if (end - p < size) return NULL;
         f->value = 0;
-        for (size_t i = size; i-- > 0;) f->value = f->value << 8 | p[i];
+        memcpy(&f->value, p, (size_t)size); /* little-endian, as all machines it runs on */
         return p + size;
     case DELIMITED:
         if (!(p = varint(p, end, &f->value)) || f->value > (uint64_t)(end - p)) return NULL;

@@ -137,8 +137,8 @@ def numbered(values: Ints) -> tuple[Ints, Ints]:
         return values[:1].copy(), np.zeros(len(values), np.int64)
     first = np.flatnonzero(np.concatenate([[True], values[1:] != values[:-1]]))
     length = np.diff(np.concatenate([first, [len(values)]]))
-    known, place = np.unique(values[first], return_inverse=True)  # runs are few
-    return known, np.repeat(place, length)
+    known = np.unique(values[first])  # few
+    return known, np.repeat(np.searchsorted(known, values[first]), length)
 
 
 # --- packets ---------------------------------------------------------------------------------
