@@ -220,7 +220,9 @@ class _Recording:
         if legacy.any():
             issues.note("unknown-phase", -1, int(legacy.sum()))
         paired = events[(type_ == BEGIN) | (type_ == END)]
-        pairs = pair(self.ts[paired], self.track[paired], self.packets["type"][paired])
+        uuids, track = wire.numbered(self.track[paired])
+        track = track.astype(np.min_scalar_type(len(uuids)))  # NumPy sorts small integers faster
+        pairs = pair(self.ts[paired], track, self.packets["type"][paired])
         if pairs.unmatched:
             issues.note("unmatched-end", -1, pairs.unmatched)
         begin = paired[pairs.begin]
