@@ -11,6 +11,7 @@ import json
 import math
 import struct
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -39,6 +40,8 @@ IS_EVENT, IS_STATE, HAS_EXTRA, HAS_FLOWS, IS_OTHER, IS_DOUBLE, HAS_VALUE, IS_BAD
 )  # fmt: skip
 #: Columns of the rows that :func:`writer` writes.
 ROW = ("ts", "dur", "at", "length", "end_at", "end_length", "track", "state")
+#: Arrows of an event that are read; recorded events have a few.
+MOST_ARROWS = 1024
 _DEEPEST = 64
 _LONGEST = 10
 _UINT64, _SIGN = (1 << 64) - 1, 1 << 63
@@ -148,7 +151,8 @@ def packets(data: memoryview) -> tuple[dict[str, Ints], int]:
     """Return the packets of a trace as columns, and the offset after the last packet.
 
     ``at`` and ``length`` are the packet, ``event`` and ``event_length`` its track event; ``ts``,
-    ``clock`` and ``track`` are :data:`NULL` if they are not given.
+    ``clock`` and ``track`` are :data:`NULL` if they are not given. Packets that say nothing are
+    left out, except the first packet.
     """
     if _wire is not None:
         columns, end = _wire.packets(data)
@@ -162,7 +166,8 @@ def packets(data: memoryview) -> tuple[dict[str, Ints], int]:
 
 
 def _packets(data: memoryview) -> tuple[list[list[int]], int]:
-    rows, at = [], 0
+    rows: list[list[int]] = []
+    at = 0
     while at < len(data):
         try:
             field, after = _next(data, at, len(data))
@@ -170,11 +175,13 @@ def _packets(data: memoryview) -> tuple[list[list[int]], int]:
             break
         at = after
         if field.number == 1 and field.type == DELIMITED:
-            rows.append(_packet(data, field))
+            row = _packet(data, field)
+            if not rows or row["kind"] or row["flags"] or row["ts"] != NULL:
+                rows.append(list(row.values()))
     return rows, at
 
 
-def _packet(data: memoryview, packet: Field) -> list[int]:
+def _packet(data: memoryview, packet: Field) -> dict[str, int]:
     row = dict.fromkeys(COLUMNS, 0)
     row |= {"at": packet.at, "length": packet.value}
     row |= {"ts": NULL, "clock": NULL, "track": NULL}
@@ -183,7 +190,7 @@ def _packet(data: memoryview, packet: Field) -> list[int]:
             _put_field(data, field, row)
     except Damaged:
         row["kind"] |= IS_BAD
-    return [signed(value & _UINT64) for value in row.values()]
+    return {column: signed(value & _UINT64) for column, value in row.items()}
 
 
 def _put_field(data: memoryview, field: Field, row: dict[str, int]) -> None:
@@ -228,25 +235,31 @@ def _put_event(field: Field, row: dict[str, int]) -> None:
         row["kind"] |= HAS_FLOWS
 
 
-def flows(data: memoryview, rows: Ints) -> Ints:
+def flows(data: memoryview, rows: Ints) -> tuple[Ints, int]:
     """Return the arrows of track events: row, id (as int64), and 1 if the arrow ends there.
+
+    Arrows beyond the first :data:`MOST_ARROWS` of an event are counted only: a packed list of ids
+    compresses to almost nothing. The number of these is returned too.
 
     Args:
         data: the trace.
         rows: place and length of each track event.
     """
     if _wire is not None:
-        found = np.frombuffer(_wire.flows(data, rows.tobytes()), np.int64)
-        return found.reshape(-1, 3)
-    points = [  # type: ignore[unreachable]
-        (row, signed(id_), ends)
-        for row, (at, length) in enumerate(rows.tolist())
-        for field in whole_fields(data, at, at + length)
-        if field.number in (36, 42, 47, 48)
-        for ends in (int(field.number in (42, 48)),)
-        for id_ in _repeated(data, field)
-    ]
-    return np.array(points, np.int64).reshape(-1, 3)
+        found, left_out = _wire.flows(data, rows.tobytes())
+        return np.frombuffer(found, np.int64).reshape(-1, 3), left_out
+    points: list[tuple[int, int, int]] = []  # type: ignore[unreachable]
+    left_out = 0
+    for row, (at, length) in enumerate(rows.tolist()):
+        arrows = (
+            (row, signed(id_), int(field.number in (42, 48)))
+            for field in whole_fields(data, at, at + length)
+            if field.number in (36, 42, 47, 48)
+            for id_ in _repeated(data, field)
+        )
+        points.extend(islice(arrows, MOST_ARROWS))
+        left_out += sum(1 for _ in arrows)
+    return np.array(points, np.int64).reshape(-1, 3), left_out
 
 
 def _repeated(data: memoryview, field: Field) -> Iterator[int]:
