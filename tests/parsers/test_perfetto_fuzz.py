@@ -101,14 +101,14 @@ def _outcome(path: Any, **options: Any) -> ta.Trace | str:
 
 
 @settings(max_examples=150, deadline=None)
-@given(data=ANY)
-def test_any_bytes_are_read_or_rejected_compiled_or_not(data, tmp_path_factory):
+@given(data=ANY, columns=st.sampled_from([(), ("args",), ("input_dims",)]))
+def test_any_bytes_are_read_or_rejected_compiled_or_not(data, columns, tmp_path_factory):
     path = tmp_path_factory.getbasetemp() / "fuzz.pftrace"
     path.write_bytes(data)
-    first = _outcome(path, columns=("args",))
+    first = _outcome(path, columns=columns)
     compiled, wire._wire = wire._wire, None
     try:
-        second = _outcome(path, columns=("args",))
+        second = _outcome(path, columns=columns)
     finally:
         wire._wire = compiled
     if isinstance(first, str) or isinstance(second, str):
@@ -141,6 +141,34 @@ def test_a_compressed_packet_is_read_up_to_a_limit(tmp_path, monkeypatch):
     trace = ta.read(path)
     assert trace.events.height < 10**5
     assert "bad-packet" in trace.issues["code"].to_list()
+
+
+def _peak_mib(path: Any) -> tuple[ta.Trace, float]:
+    tracemalloc.start()
+    try:
+        return ta.read(path), tracemalloc.get_traced_memory()[1] / (1 << 20)
+    finally:
+        tracemalloc.stop()
+
+
+def test_millions_of_empty_packets_need_no_memory(tmp_path):
+    path = tmp_path / "empty.pftrace"
+    empty = zlib.compress(b"\x0a\x00" * 2_000_000)
+    path.write_bytes(WHOLE + delimited(1, delimited(50, empty)))
+    trace, peak = _peak_mib(path)
+    assert trace.events.height == 4
+    assert peak < 32  # four times the content; a row of a packet has 96 bytes
+
+
+def test_millions_of_arrows_of_an_event_need_no_memory(tmp_path):
+    path = tmp_path / "arrows.pftrace"
+    arrows = slice_(1, 2, 2, "x", delimited(36, bytes(2_000_000)))
+    path.write_bytes(WHOLE + delimited(1, delimited(50, zlib.compress(arrows))))
+    trace, peak = _peak_mib(path)
+    assert dict(trace.issues.select("code", "count").iter_rows()) == {
+        "too-many-flows": 2_000_000 - wire.MOST_ARROWS
+    }
+    assert peak < 32
 
 
 _EVENTS = st.lists(

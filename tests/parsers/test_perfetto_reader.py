@@ -33,7 +33,7 @@ from wording import raises_wording
 import traceanalyzer as ta
 from traceanalyzer.errors import InputError, OptionError
 from traceanalyzer.exporters.perfetto.wire import delimited, fixed64, number, varint
-from traceanalyzer.parsers.perfetto import wire
+from traceanalyzer.parsers.perfetto import reader, wire
 
 MAIN = process(1, 10, "python") + thread(2, 1, 10, 11, "main")
 
@@ -205,6 +205,55 @@ def test_arrows_lead_to_the_next_event_until_they_end(tmp_path, either):
         (10, "start", 0, 0), (20, "step", 0, 1), (30, "end", 0, 2),
         (40, "start", 1, 3), (50, "end", 1, 4),
     ]  # fmt: skip
+
+
+def test_of_too_many_arrows_of_an_event_the_first_are_read(tmp_path, either):
+    ids = b"".join(varint(i) for i in range(wire.MOST_ARROWS + 7))
+    trace = _read(tmp_path, MAIN + slice_(1, 5, 2, "a", delimited(36, ids), fixed64(47, 1)))
+    assert trace.flows.height == wire.MOST_ARROWS
+    assert _issues(trace) == {"too-many-flows": 8}
+
+
+@pytest.mark.parametrize(
+    ("options", "written"),
+    [
+        ({}, []),
+        ({"columns": ["input_dims"]}, ["aten::mm", "text"]),
+        ({"columns": ["input_dims"], "inputs_of": ["text"]}, ["text"]),
+    ],
+)
+def test_inputs_are_read_where_they_are_used(tmp_path, either, monkeypatch, options, written):
+    texts = []
+    process = reader.process
+
+    def recorded(text, *more, **how):
+        texts.append(text)
+        return process(text, *more, **how)
+
+    monkeypatch.setattr(reader, "process", recorded)
+    names = ["aten::mm", "c10d::allreduce_", "text"]
+    inputs = annotation("Input Dims", [[[4, 8]]]) + annotation("Input type", ["float"])
+    parts = [packet(delimited(12, interned(2, names) + interned(1, ["cpu_op"])), flags=CLEARED)]
+    for i in (1, 2, 3):
+        content = number(10, i), number(3, 1), inputs
+        parts.append(packet(event(BEGIN, 2, *content), ts=10 * i))
+        parts.append(packet(event(END, 2), ts=10 * i + 5))
+    trace = _read(tmp_path, MAIN + b"".join(parts), **options)
+    events = [json.loads(line.rstrip(b",")) for line in b"".join(texts).splitlines()]
+    with_inputs = [one["name"] for one in events if "Input Dims" in one["args"]]
+    assert with_inputs == sorted(["c10d::allreduce_", *written])
+    assert trace.collectives["elements_in"].to_list() == [32]
+    if options:
+        dims = dict(_rows(trace, "name", "input_dims"))
+        assert [name for name in names if dims[name]] == options.get("inputs_of", names)
+
+
+def test_packets_that_say_nothing_are_no_rows(either):
+    silent = packet() + b"\x0a\x00"
+    columns, end = wire.packets(memoryview(MAIN + silent * 9 + packet(ts=3)))
+    assert columns["ts"].tolist() == [wire.NULL, wire.NULL, 3]
+    assert end == len(MAIN + silent * 9 + packet(ts=3))
+    assert len(wire.packets(memoryview(silent * 9))[0]["at"]) == 1  # a trace without events
 
 
 def test_counters_are_absolute_differences_doubles_or_of_slices(tmp_path, either):

@@ -222,7 +222,7 @@ def _json_text(raw: msgspec.Raw) -> str | None:
 def _collective_columns(
     out: Slices, events: list[Event], args: list[Args], on_device: list[int]
 ) -> None:
-    names = {n for n in {e.name for e in events} if isinstance(n, str) and _may_communicate(n)}
+    names = {n for n in {e.name for e in events} if isinstance(n, str) and may_communicate(n)}
     rows = {i for i in on_device if args[i].collective is not None}
     if names:
         rows.update(i for i, e in enumerate(events) if e.name in names)
@@ -232,7 +232,7 @@ def _collective_columns(
 
 
 @lru_cache(maxsize=1 << 16)
-def _may_communicate(name: str) -> bool:
+def may_communicate(name: str) -> bool:
     """Whether a name may be that of communication; substrings, as every name is tested."""
     small = name.lower()
     return any(word in small for word in vocabulary.COMMUNICATION_TERMS)

@@ -15,6 +15,7 @@
 
 #define NOTHING INT64_MIN
 #define DEEPEST 64 /* levels of arguments */
+#define LONGEST 10 /* bytes of a varint */
 
 typedef const unsigned char *bytes;
 
@@ -26,31 +27,31 @@ enum { IS_EVENT = 1, IS_STATE = 2, HAS_EXTRA = 4, HAS_FLOWS = 8, IS_OTHER = 16, 
 
 typedef struct { uint32_t number, type; uint64_t value; bytes data; } field;
 
-static bytes varint(bytes p, bytes end, uint64_t *value) {
+static inline bytes varint(bytes p, bytes end, uint64_t *value) {
     if (p < end && *p < 0x80) { *value = *p; return p + 1; } /* most of them */
+    if (end - p > LONGEST) end = p + LONGEST;
     uint64_t v = 0;
-    for (int shift = 0; shift < 70; shift += 7) {
-        if (p >= end) return NULL;
-        if (shift < 64) v |= (uint64_t)(*p & 0x7F) << shift;
+    for (int shift = 0; p < end; shift += 7) {
+        v |= (uint64_t)(*p & 0x7F) << shift;
         if (!(*p++ & 0x80)) { *value = v; return p; }
     }
     return NULL;
 }
 
 /* Reads one field; returns its end, or NULL if it is damaged. */
-static bytes next(bytes p, bytes end, field *f) {
+static inline bytes next(bytes p, bytes end, field *f) {
     uint64_t key;
     if (!(p = varint(p, end, &key)) || key >> 3 == 0 || key >> 32) return NULL;
     f->number = (uint32_t)(key >> 3);
     f->type = key & 7;
     f->data = p;
-    size_t size = f->type == FIXED64 ? 8 : 4;
+    Py_ssize_t size = f->type == FIXED64 ? 8 : 4;
     switch (f->type) {
     case VARINT: return varint(p, end, &f->value);
     case FIXED64: case FIXED32:
-        if ((size_t)(end - p) < size) return NULL;
+        if (end - p < size) return NULL;
         f->value = 0;
-        for (size_t i = size; i-- > 0;) f->value = f->value << 8 | p[i];
+        memcpy(&f->value, p, (size_t)size); /* little-endian, as all machines it runs on */
         return p + size;
     case DELIMITED:
         if (!(p = varint(p, end, &f->value)) || f->value > (uint64_t)(end - p)) return NULL;
@@ -142,6 +143,8 @@ static PyObject *packets(PyObject *self, PyObject *args) {
         row[LENGTH] = (int64_t)f.value;
         row[TS] = row[CLOCK] = row[TRACK] = NOTHING;
         read_packet(f.data, f.data + f.value, start, row);
+        /* a packet that says nothing is no row: millions of them compress to almost nothing */
+        if (done + n > 1 && !row[KIND] && !row[FLAGS] && row[TS] == NOTHING) n--;
         if (n == BLOCK) {
             good = append(columns, rows, n, done, &room);
             done += n;
@@ -271,12 +274,24 @@ static int put_interned(text *t, const table *of, uint64_t id) {
 }
 
 #define LENGTHS 256
+/* Names of the arguments to write, each with its length before it, by length; none: all. */
+typedef struct { bytes of_length[LENGTHS + 1]; } argument_names;
+
+static argument_names names_of(PyObject *packed) {
+    argument_names result;
+    bytes p = (bytes)PyBytes_AsString(packed), end = p + PyBytes_Size(packed);
+    for (int length = 0; length <= LENGTHS; length++) {
+        while (p < end && *p < length) p += 1 + *p;
+        result.of_length[length] = p;
+    }
+    return result;
+}
+
 /* Interned texts of an event, and what is counted. */
 typedef struct {
-    table categories, names, keys, strings;
+    table categories, names, keys, strings, no_inputs;
     bytes kinds, kinds_end; /* names of arguments and the categories they imply */
-    /* names of the arguments to write, each with its length before it, by length */
-    bytes wanted[LENGTHS + 1];
+    const argument_names *wanted;
     text category; /* of the event that is written */
     Py_ssize_t unknown;
 } state;
@@ -349,22 +364,30 @@ static int put_annotation(text *t, state *s, bytes p, bytes end, int depth, int 
 
 /* Whether an argument is to be written: all, or those whose name is wanted or interned. */
 static int is_wanted(const state *s, bytes p, bytes end) {
+    const bytes *wanted = s->wanted->of_length;
     field f;
-    if (s->wanted[0] == s->wanted[LENGTHS]) return 1;
+    if (wanted[0] == wanted[LENGTHS]) return 1;
     while (p < end && (p = next(p, end, &f))) {
         if (f.number == 1) return 1;
         if (f.number != 10 || f.type != DELIMITED) continue;
         if (f.value >= LENGTHS) return 0;
-        for (bytes w = s->wanted[f.value]; w < s->wanted[f.value + 1]; w += 1 + f.value)
+        for (bytes w = wanted[f.value]; w < wanted[f.value + 1]; w += 1 + f.value)
             if (!memcmp(w + 1, f.data, f.value)) return 1;
         return 0;
     }
     return 0;
 }
 
-/* Writes the arguments of an event, and returns its name and categories. */
-static void put_arguments(text *t, state *s, bytes p, bytes end, int *count, field *name,
-                          text *categories) {
+/* Finds the name of an event, unless it is known already. */
+static void find_name(bytes p, bytes end, field *name) {
+    field f;
+    while (!name->number && p < end && (p = next(p, end, &f)))
+        if ((f.number == 10 || f.number == 23) && (f.type == DELIMITED) == (f.number == 23))
+            *name = f;
+}
+
+/* Writes the arguments of an event, and returns its categories. */
+static void put_arguments(text *t, state *s, bytes p, bytes end, int *count, text *categories) {
     field f;
     while (p < end && (p = next(p, end, &f))) {
         switch (f.number) {
@@ -372,9 +395,6 @@ static void put_arguments(text *t, state *s, bytes p, bytes end, int *count, fie
             if (f.type != DELIMITED || !is_wanted(s, f.data, f.data + f.value)) break;
             if ((*count)++) PUT(t, ",");
             put_annotation(t, s, f.data, f.data + f.value, 0, 1);
-            break;
-        case 10: case 23:
-            if (!name->number && (f.type == DELIMITED) == (f.number == 23)) *name = f;
             break;
         case 22:
             if (f.type != DELIMITED) break;
@@ -424,12 +444,21 @@ static void put_implied(text *t, const state *s, bytes p, bytes end) {
 enum { R_TS, R_DUR, R_AT, R_LENGTH, R_END_AT, R_END_LENGTH, R_TRACK, R_STATE, R_WIDTH };
 #define INSTANT -1
 
-static void put_event(text *t, state *s, bytes data, const int64_t *row, const table *tracks) {
+static void put_event(text *t, state *s, bytes data, const int64_t *row, const table *tracks,
+                      const argument_names wanted[2]) {
     text *categories = &s->category;
-    field name = {0}, of_end = {0};
+    bytes begin = data + row[R_AT], begin_end = begin + row[R_LENGTH];
+    bytes end = data + row[R_END_AT], end_end = end + row[R_END_LENGTH];
+    field name = {0};
     int count = 0;
     bytes args = NULL;
     size_t n_args = 0;
+    find_name(begin, begin_end, &name);
+    find_name(end, end_end, &name);
+    bytes known;
+    size_t size;
+    int no_inputs = name.number == 10 && find(&s->no_inputs, (int64_t)name.value, &known, &size);
+    s->wanted = &wanted[no_inputs];
     if (row[R_DUR] == INSTANT) PUT(t, "{\"ph\":\"i\",");
     else PUT(t, "{\"ph\":\"X\",");
     put_interned(t, &tracks[0], (uint64_t)row[R_TRACK]);
@@ -443,12 +472,9 @@ static void put_event(text *t, state *s, bytes data, const int64_t *row, const t
     if (find(&tracks[1], row[R_TRACK], &args, &n_args)) put(t, args, n_args);
     count = n_args > 0;
     categories->size = 0;
-    bytes p = data + row[R_AT];
-    put_arguments(t, s, p, p + row[R_LENGTH], &count, &name, categories);
-    p = data + row[R_END_AT];
-    put_arguments(t, s, p, p + row[R_END_LENGTH], &count, &of_end, categories);
+    put_arguments(t, s, begin, begin_end, &count, categories);
+    put_arguments(t, s, end, end_end, &count, categories);
     PUT(t, "}");
-    if (!name.number) name = of_end;
     if (name.number == 23) {
         PUT(t, ",\"name\":");
         put_text(t, name.data, name.value);
@@ -461,16 +487,18 @@ static void put_event(text *t, state *s, bytes data, const int64_t *row, const t
         put(t, categories->data, categories->size);
         PUT(t, "\"");
     } else {
-        p = data + row[R_AT];
-        put_implied(t, s, p, p + row[R_LENGTH]);
+        put_implied(t, s, begin, begin_end);
     }
     PUT(t, "},\n");
     t->failed |= categories->failed;
 }
 
+#define TABLES 5 /* of a state */
+
 /* Writes the events of all rows; returns 0 if a row is outside of the data or the tables. */
 static int put_rows(text *t, state *s, const Py_buffer *data, const Py_buffer *rows,
-                    const table *tracks, const table *states, Py_ssize_t n_states) {
+                    const table *tracks, const table *states, Py_ssize_t n_states,
+                    const argument_names wanted[2]) {
     Py_ssize_t count = rows->len / (R_WIDTH * 8);
     for (Py_ssize_t i = 0; i < count && !t->failed; i++) {
         int64_t row[R_WIDTH];
@@ -480,39 +508,36 @@ static int put_rows(text *t, state *s, const Py_buffer *data, const Py_buffer *r
             row[R_END_AT] + row[R_END_LENGTH] > data->len ||
             row[R_STATE] < 0 || row[R_STATE] >= n_states)
             return 0;
-        const table *of = states + row[R_STATE] * 4;
+        const table *of = states + row[R_STATE] * TABLES;
         s->categories = of[0];
         s->names = of[1];
         s->keys = of[2];
         s->strings = of[3];
-        put_event(t, s, data->buf, row, tracks);
+        s->no_inputs = of[4];
+        put_event(t, s, data->buf, row, tracks, wanted);
     }
     return 1;
 }
 
 static PyObject *texts(PyObject *self, PyObject *args) {
     Py_buffer data, rows;
-    PyObject *names, *arguments, *packed, *kinds, *wanted;
-    if (!PyArg_ParseTuple(args, "y*y*O!O!O!O!O!", &data, &rows, &PyBytes_Type, &names,
+    PyObject *ids, *arguments, *packed, *kinds, *all, *few;
+    if (!PyArg_ParseTuple(args, "y*y*O!O!O!O!O!O!", &data, &rows, &PyBytes_Type, &ids,
                           &PyBytes_Type, &arguments, &PyTuple_Type, &packed, &PyBytes_Type, &kinds,
-                          &PyBytes_Type, &wanted))
+                          &PyBytes_Type, &all, &PyBytes_Type, &few))
         return NULL;
     text t = {0};
     state s = {.kinds = (bytes)PyBytes_AsString(kinds)};
     s.kinds_end = s.kinds + PyBytes_Size(kinds);
-    bytes w = (bytes)PyBytes_AsString(wanted), w_end = w + PyBytes_Size(wanted);
-    for (int length = 0; length <= LENGTHS; length++) {
-        while (w < w_end && *w < length) w += 1 + *w;
-        s.wanted[length] = w;
-    }
-    const table tracks[2] = {table_of(names), table_of(arguments)};
+    const argument_names wanted[2] = {names_of(all), names_of(few)};
+    const table tracks[2] = {table_of(ids), table_of(arguments)};
     Py_ssize_t n = PyTuple_Size(packed);
     table *states = malloc((size_t)(n + 1) * sizeof *states);
     for (Py_ssize_t i = 0; states && i < n; i++) states[i] = table_of(PyTuple_GetItem(packed, i));
     int inside = 1;
     if (states) {
         Py_BEGIN_ALLOW_THREADS
-        inside = put_rows(&t, &s, &data, &rows, tracks, states, n / 4);
+        inside = put_rows(&t, &s, &data, &rows, tracks, states, n / TABLES, wanted);
         Py_END_ALLOW_THREADS
     }
     PyObject *result = NULL;
@@ -529,8 +554,12 @@ static PyObject *texts(PyObject *self, PyObject *args) {
 
 /* --- flows() --------------------------------------------------------------------------------- */
 
-/* Puts the arrows of an event: its row, the id, and whether the arrow ends here. */
-static void put_flows(text *t, bytes p, bytes end, int64_t row) {
+#define MOST_ARROWS 1024 /* of an event; see wire.py */
+
+/* Puts the arrows of an event: its row, the id, and whether the arrow ends here; returns the
+ * number of arrows, of which the first ones are put. */
+static Py_ssize_t put_flows(text *t, bytes p, bytes end, int64_t row) {
+    Py_ssize_t count = 0;
     field f;
     while (p < end && (p = next(p, end, &f))) {
         int ends = f.number == 42 || f.number == 48;
@@ -545,24 +574,27 @@ static void put_flows(text *t, bytes p, bytes end, int64_t row) {
                 } else if (f.number > 42 || !(list = varint(list, list_end, &f.value))) break;
             }
             int64_t point[3] = {row, (int64_t)f.value, ends};
-            put(t, point, sizeof point);
+            if (count++ < MOST_ARROWS) put(t, point, sizeof point);
         } while (f.type == DELIMITED);
     }
+    return count;
 }
 
 static PyObject *flows(PyObject *self, PyObject *args) {
     Py_buffer data, rows;
     if (!PyArg_ParseTuple(args, "y*y*", &data, &rows)) return NULL;
     text t = {0};
+    Py_ssize_t left_out = 0;
     for (Py_ssize_t i = 0; i < rows.len / 16; i++) {
         int64_t range[2];
         memcpy(range, (char *)rows.buf + i * 16, 16);
         if (range[0] < 0 || range[1] < 0 || range[0] + range[1] > data.len) continue;
         bytes p = (bytes)data.buf + range[0];
-        put_flows(&t, p, p + range[1], i);
+        Py_ssize_t count = put_flows(&t, p, p + range[1], i);
+        if (count > MOST_ARROWS) left_out += count - MOST_ARROWS;
     }
     PyObject *result = t.failed ? PyErr_NoMemory()
-                                : PyBytes_FromStringAndSize(t.data, (Py_ssize_t)t.size);
+        : Py_BuildValue("y#n", t.data ? t.data : "", (Py_ssize_t)t.size, left_out);
     free(t.data);
     PyBuffer_Release(&data);
     PyBuffer_Release(&rows);
@@ -570,7 +602,7 @@ static PyObject *flows(PyObject *self, PyObject *args) {
 }
 
 static PyMethodDef METHODS[] = {
-    {"flows", flows, METH_VARARGS, "Return row, id and end of all arrows of track events."},
+    {"flows", flows, METH_VARARGS, "Return row, id and end of arrows of track events; number left out."},
     {"packets", packets, METH_VARARGS, "Return the rows of all packets, and the end of the last."},
     {"texts", texts, METH_VARARGS, "Return track events as JSON, and the number of unknown ids."},
     {NULL, NULL, 0, NULL}};

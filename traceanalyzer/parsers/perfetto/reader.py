@@ -16,9 +16,17 @@ from traceanalyzer.errors import MalformedInput
 from traceanalyzer.limits import LAST_EPOCH_NS
 from traceanalyzer.machine import executor, threads
 from traceanalyzer.parsers.chrome_trace import reader as chrome_trace
-from traceanalyzer.parsers.chrome_trace.columns import Batch, Collected, Flows, Issues, Reading
+from traceanalyzer.parsers.chrome_trace.columns import (
+    INPUTS,
+    Batch,
+    Collected,
+    Flows,
+    Issues,
+    Reading,
+)
 from traceanalyzer.parsers.chrome_trace.decode import Args
 from traceanalyzer.parsers.chrome_trace.piece import process
+from traceanalyzer.parsers.chrome_trace.slices import may_communicate
 from traceanalyzer.parsers.contract import Progress, Selection
 from traceanalyzer.parsers.perfetto import clocks, stages, state, tracks, wire
 from traceanalyzer.parsers.perfetto.slices import BEGIN, END, pair
@@ -46,6 +54,9 @@ _IMPLIED = {
 }
 #: Arguments that become columns; all others are needed for the column ``args`` only.
 _READ = frozenset(name.encode() for name in Args.__struct_encode_fields__)
+#: Inputs of operators, by far the longest arguments: read if they are selected, and for the size
+#: of collectives.
+_INPUTS = frozenset((b"Input Dims", b"Input type", b"Concrete Inputs"))
 _XLA = ("/device:", "/host:")
 
 Columns = dict[str, Ints]
@@ -149,6 +160,20 @@ def _inflated(data: memoryview, room: int, issues: Issues, at: int) -> bytes:
     return unpacked
 
 
+def _without_inputs(state: wire.State, selection: Selection) -> wire.State:
+    """Return texts with the names of the events whose inputs are not read."""
+    are_selected = not selection.columns.isdisjoint(INPUTS)
+    if are_selected and not selection.inputs_of:
+        return state
+    read = {wire.quoted(name) for name in selection.inputs_of} if are_selected else set()
+    no_inputs = {
+        id_: b""
+        for id_, name in state.names.items()
+        if not (name in read or may_communicate(name.decode()))
+    }
+    return state._replace(no_inputs=no_inputs)
+
+
 class _Recording:
     """The packets of a file, read into the columns of the Chrome parser."""
 
@@ -156,18 +181,28 @@ class _Recording:
         self.data, self.packets, self.collected = data, packets, collected
         kind, sequence = packets["kind"], packets["sequence"]
         self.generation = state.generations(sequence, packets["flags"])
-        of_state = np.flatnonzero(kind & wire.IS_STATE)
-        columns = (packets["at"], packets["length"], sequence, self.generation)
-        rows = zip(of_state.tolist(), *(c[of_state].tolist() for c in columns), strict=True)
-        self.described = state.describe(data, list(rows))
+        self.described = state.describe(data, self._state_rows())
         self.only_process = tracks.only_process(self.described)
         keys, self.state_of = wire.numbered(sequence << 31 | self.generation)
         self.keys = [(key >> 31, key & (1 << 31) - 1) for key in keys.tolist()]
+        # resets without texts share one state: there may be one in each packet
+        self.states = [state.new_state(), *self.described.states.values()]
+        numbers = {key: i for i, key in enumerate(self.described.states, 1)}
+        self.state_number = np.array([numbers.get(key, 0) for key in self.keys], np.int64)
         others = int((kind == wire.IS_OTHER).sum())
         if others:
             collected.issues.note("unknown-packet", -1, others)
         self.ts = self._times()
         self.track = self._tracks()
+
+    def _state_rows(self) -> Iterator[tuple[int, ...]]:
+        """Yield row, place, length, sequence and generation of the packets that describe others."""
+        packets = self.packets
+        columns = (packets["at"], packets["length"], packets["sequence"], self.generation)
+        of_state = np.flatnonzero(packets["kind"] & wire.IS_STATE)
+        for low in range(0, len(of_state), _ROWS):
+            some = of_state[low : low + _ROWS]
+            yield from zip(some.tolist(), *(c[some].tolist() for c in columns), strict=True)
 
     def _by_key(self, attribute: str, default: int) -> Ints:
         values = [getattr(self.described.defaults.get(key), attribute, None) for key in self.keys]
@@ -202,7 +237,9 @@ class _Recording:
         if legacy.any():
             issues.note("unknown-phase", -1, int(legacy.sum()))
         paired = events[(type_ == BEGIN) | (type_ == END)]
-        pairs = pair(self.ts[paired], self.track[paired], self.packets["type"][paired])
+        uuids, track = wire.numbered(self.track[paired])
+        track = track.astype(np.min_scalar_type(len(uuids)))  # NumPy sorts small integers faster
+        pairs = pair(self.ts[paired], track, self.packets["type"][paired])
         if pairs.unmatched:
             issues.note("unmatched-end", -1, pairs.unmatched)
         begin = paired[pairs.begin]
@@ -246,7 +283,7 @@ class _Recording:
             np.where(has_end, packets["event"][ends], 0),
             np.where(has_end, packets["event_length"][ends], 0),
             place,
-            self.state_of[rows],
+            self.state_number[self.state_of[rows]],
         )
         return np.stack(columns, axis=1)
 
@@ -261,8 +298,8 @@ class _Recording:
         """Write events as JSON and read that, in threads."""
         wanted = frozenset() if "args" in selection.columns else _READ
         of_track = [(one.as_json(), one.args) for one in places]
-        states = [self.described.states[key] for key in self.keys]
-        write = wire.writer(self.data, of_track, states, _IMPLIED, wanted)
+        states = [_without_inputs(one, selection) for one in self.states]
+        write = wire.writer(self.data, of_track, states, _IMPLIED, wanted, _INPUTS)
 
         def read(low: int) -> tuple[list[Batch], int]:
             some = slice(low, low + _ROWS)
@@ -315,7 +352,9 @@ class _Recording:
 
     def _flows(self, table: Ints, places: list[tracks.Place]) -> None:
         """Read arrows: each leads from an event to the next one with its id."""
-        points = wire.flows(self.data, np.ascontiguousarray(table[:, 2:4]))
+        points, left_out = wire.flows(self.data, np.ascontiguousarray(table[:, 2:4]))
+        if left_out:
+            self.collected.issues.note("too-many-flows", -1, left_out)
         ts = table[points[:, 0], 0]
         order = np.lexsort((points[:, 0], ts, points[:, 1]))
         points, ts = points[order], ts[order]

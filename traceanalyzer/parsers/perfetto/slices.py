@@ -7,7 +7,7 @@ that overlap or meet stay exact.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ import numpy.typing as npt
 from traceanalyzer.parsers.perfetto.wire import Ints
 
 BEGIN, END = 1, 2
+Numbers = npt.NDArray[np.integer[Any]]
 
 
 class Pairs(NamedTuple):
@@ -25,12 +26,12 @@ class Pairs(NamedTuple):
     unmatched: int
 
 
-def pair(ts: Ints, track: Ints, type_: Ints) -> Pairs:
+def pair(ts: Ints, track: Numbers, type_: Ints) -> Pairs:
     """Pair begin and end events.
 
     Args:
         ts: time of each event, in the order of the file.
-        track: its track.
+        track: number of its track.
         type_: ``BEGIN`` or ``END``.
     """
     partner = np.full(len(ts), -1, np.int64)
@@ -44,12 +45,12 @@ def pair(ts: Ints, track: Ints, type_: Ints) -> Pairs:
     return Pairs(begin, partner[begin], unmatched)
 
 
-def _in_order(ts: Ints, track: Ints) -> bool:
+def _in_order(ts: Ints, track: Numbers) -> bool:
     """Whether times do not decrease within tracks, which are one after another."""
     return not ((ts[1:] < ts[:-1]) & (track[1:] == track[:-1])).any()
 
 
-def _by_number(ts: Ints, track: Ints, type_: Ints, partner: Ints) -> None:
+def _by_number(ts: Ints, track: Numbers, type_: Ints, partner: Ints) -> None:
     """Pair runs of begins with the run of as many ends of the same tracks that follows."""
     edge = np.flatnonzero(np.diff(type_)) + 1
     start = np.concatenate([[0], edge])
@@ -69,7 +70,7 @@ def _by_number(ts: Ints, track: Ints, type_: Ints, partner: Ints) -> None:
         partner[ends] = np.arange(low, low + n)
 
 
-def _nested(track: Ints, type_: npt.NDArray[np.int64], rows: Ints, partner: Ints) -> int:
+def _nested(track: Numbers, type_: Ints, rows: Ints, partner: Ints) -> int:
     """Pair sorted events by depth; return the number of ends without a begin.
 
     At each depth of a track, begins and ends alternate.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -91,8 +92,9 @@ class Specs:
     gpus: dict[int, int] = field(default_factory=dict)
 
 
-def _new_state() -> State:
-    return State({}, {}, {}, {})
+def new_state() -> State:
+    """Return a state without texts."""
+    return State({}, {}, {}, {}, {})
 
 
 @dataclass
@@ -109,7 +111,7 @@ class Described:
         gpu_counters: rows of GPU counters, likewise.
     """
 
-    states: defaultdict[Key, State] = field(default_factory=lambda: defaultdict(_new_state))
+    states: defaultdict[Key, State] = field(default_factory=lambda: defaultdict(new_state))
     tracks: dict[int, Track] = field(default_factory=dict)
     defaults: defaultdict[Key, Defaults] = field(default_factory=lambda: defaultdict(Defaults))
     specs: defaultdict[Key, Specs] = field(default_factory=lambda: defaultdict(Specs))
@@ -132,7 +134,7 @@ def generations(sequence: Ints, flags: Ints) -> Ints:
     return result
 
 
-def describe(data: memoryview, rows: list[tuple[int, int, int, int, int]]) -> Described:
+def describe(data: memoryview, rows: Iterable[tuple[int, ...]]) -> Described:
     """Read packets with descriptions.
 
     Args:

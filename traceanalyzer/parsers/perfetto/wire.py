@@ -11,6 +11,7 @@ import json
 import math
 import struct
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -39,6 +40,8 @@ IS_EVENT, IS_STATE, HAS_EXTRA, HAS_FLOWS, IS_OTHER, IS_DOUBLE, HAS_VALUE, IS_BAD
 )  # fmt: skip
 #: Columns of the rows that :func:`writer` writes.
 ROW = ("ts", "dur", "at", "length", "end_at", "end_length", "track", "state")
+#: Arrows of an event that are read; recorded events have a few.
+MOST_ARROWS = 1024
 _DEEPEST = 64
 _LONGEST = 10
 _UINT64, _SIGN = (1 << 64) - 1, 1 << 63
@@ -137,8 +140,8 @@ def numbered(values: Ints) -> tuple[Ints, Ints]:
         return values[:1].copy(), np.zeros(len(values), np.int64)
     first = np.flatnonzero(np.concatenate([[True], values[1:] != values[:-1]]))
     length = np.diff(np.concatenate([first, [len(values)]]))
-    known, place = np.unique(values[first], return_inverse=True)  # runs are few
-    return known, np.repeat(place, length)
+    known = np.unique(values[first])  # few
+    return known, np.repeat(np.searchsorted(known, values[first]), length)
 
 
 # --- packets ---------------------------------------------------------------------------------
@@ -148,7 +151,8 @@ def packets(data: memoryview) -> tuple[dict[str, Ints], int]:
     """Return the packets of a trace as columns, and the offset after the last packet.
 
     ``at`` and ``length`` are the packet, ``event`` and ``event_length`` its track event; ``ts``,
-    ``clock`` and ``track`` are :data:`NULL` if they are not given.
+    ``clock`` and ``track`` are :data:`NULL` if they are not given. Packets that say nothing are
+    left out, except the first packet.
     """
     if _wire is not None:
         columns, end = _wire.packets(data)
@@ -162,7 +166,8 @@ def packets(data: memoryview) -> tuple[dict[str, Ints], int]:
 
 
 def _packets(data: memoryview) -> tuple[list[list[int]], int]:
-    rows, at = [], 0
+    rows: list[list[int]] = []
+    at = 0
     while at < len(data):
         try:
             field, after = _next(data, at, len(data))
@@ -170,11 +175,13 @@ def _packets(data: memoryview) -> tuple[list[list[int]], int]:
             break
         at = after
         if field.number == 1 and field.type == DELIMITED:
-            rows.append(_packet(data, field))
+            row = _packet(data, field)
+            if not rows or row["kind"] or row["flags"] or row["ts"] != NULL:
+                rows.append(list(row.values()))
     return rows, at
 
 
-def _packet(data: memoryview, packet: Field) -> list[int]:
+def _packet(data: memoryview, packet: Field) -> dict[str, int]:
     row = dict.fromkeys(COLUMNS, 0)
     row |= {"at": packet.at, "length": packet.value}
     row |= {"ts": NULL, "clock": NULL, "track": NULL}
@@ -183,7 +190,7 @@ def _packet(data: memoryview, packet: Field) -> list[int]:
             _put_field(data, field, row)
     except Damaged:
         row["kind"] |= IS_BAD
-    return [signed(value & _UINT64) for value in row.values()]
+    return {column: signed(value & _UINT64) for column, value in row.items()}
 
 
 def _put_field(data: memoryview, field: Field, row: dict[str, int]) -> None:
@@ -228,25 +235,31 @@ def _put_event(field: Field, row: dict[str, int]) -> None:
         row["kind"] |= HAS_FLOWS
 
 
-def flows(data: memoryview, rows: Ints) -> Ints:
+def flows(data: memoryview, rows: Ints) -> tuple[Ints, int]:
     """Return the arrows of track events: row, id (as int64), and 1 if the arrow ends there.
+
+    Arrows beyond the first :data:`MOST_ARROWS` of an event are counted only: a packed list of ids
+    compresses to almost nothing. The number of these is returned too.
 
     Args:
         data: the trace.
         rows: place and length of each track event.
     """
     if _wire is not None:
-        found = np.frombuffer(_wire.flows(data, rows.tobytes()), np.int64)
-        return found.reshape(-1, 3)
-    points = [  # type: ignore[unreachable]
-        (row, signed(id_), ends)
-        for row, (at, length) in enumerate(rows.tolist())
-        for field in whole_fields(data, at, at + length)
-        if field.number in (36, 42, 47, 48)
-        for ends in (int(field.number in (42, 48)),)
-        for id_ in _repeated(data, field)
-    ]
-    return np.array(points, np.int64).reshape(-1, 3)
+        found, left_out = _wire.flows(data, rows.tobytes())
+        return np.frombuffer(found, np.int64).reshape(-1, 3), left_out
+    points: list[tuple[int, int, int]] = []  # type: ignore[unreachable]
+    left_out = 0
+    for row, (at, length) in enumerate(rows.tolist()):
+        arrows = (
+            (row, signed(id_), int(field.number in (42, 48)))
+            for field in whole_fields(data, at, at + length)
+            if field.number in (36, 42, 47, 48)
+            for id_ in _repeated(data, field)
+        )
+        points.extend(islice(arrows, MOST_ARROWS))
+        left_out += sum(1 for _ in arrows)
+    return np.array(points, np.int64).reshape(-1, 3), left_out
 
 
 def _repeated(data: memoryview, field: Field) -> Iterator[int]:
@@ -278,12 +291,16 @@ def memory_packets(head: bytes) -> tuple[list[int], bool]:
 
 
 class State(NamedTuple):
-    """Interned texts of a packet sequence between two resets, as JSON by id."""
+    """Interned texts of a packet sequence between two resets, as JSON by id.
+
+    ``no_inputs`` are the names of the events whose inputs nobody reads.
+    """
 
     categories: dict[int, bytes]
     names: dict[int, bytes]
     keys: dict[int, bytes]
     strings: dict[int, bytes]
+    no_inputs: dict[int, bytes]
 
 
 def writer(
@@ -292,6 +309,7 @@ def writer(
     states: list[State],
     kinds: Mapping[bytes, bytes],
     wanted: frozenset[bytes],
+    inputs: frozenset[bytes],
 ) -> Callable[[Ints], tuple[bytes, int]]:
     """Return a function that writes track events as events of Chrome's JSON.
 
@@ -306,20 +324,26 @@ def writer(
         kinds: category (as JSON) that an argument implies, for events without one.
         wanted: names of the arguments to write, at most 255 bytes each; empty for all. Arguments
             with interned names are always written.
+        inputs: names among these that events of :attr:`State.no_inputs` do without.
     """
+    few = wanted - inputs
     if _wire is not None:
-        names = b"".join(bytes((len(name),)) + name for name in sorted(wanted, key=len))
         implied = b"".join(bytes((len(k), len(v))) + k + v for k, v in kinds.items())
         ids, args = (_packed(dict(enumerate(one))) for one in zip(*tracks, strict=True))
         tables = tuple(_packed(table) for state in states for table in state)
-        return lambda rows: _wire.texts(data, rows.tobytes(), ids, args, tables, implied, names)
+        names = _lengths_and_names(wanted), _lengths_and_names(few)
+        return lambda rows: _wire.texts(data, rows.tobytes(), ids, args, tables, implied, *names)
 
     def write(rows: Ints) -> tuple[bytes, int]:  # type: ignore[unreachable]
-        one = _Writer(data, kinds, wanted)
+        one = _Writer(data, kinds, wanted, few)
         parts = [one.event(row, tracks[row[6]], states[row[7]]) for row in rows.tolist()]
         return b"".join(parts), one.unknown
 
     return write
+
+
+def _lengths_and_names(names: frozenset[bytes]) -> bytes:
+    return b"".join(bytes((len(name),)) + name for name in sorted(names, key=len))
 
 
 def _packed(texts: Texts) -> bytes:
@@ -338,20 +362,26 @@ class _Writer:
     """Writes events; counts unknown ids."""
 
     def __init__(
-        self, data: memoryview, kinds: Mapping[bytes, bytes], wanted: frozenset[bytes]
+        self,
+        data: memoryview,
+        kinds: Mapping[bytes, bytes],
+        wanted: frozenset[bytes],
+        few: frozenset[bytes],
     ) -> None:
-        self.data, self.kinds, self.wanted, self.unknown = data, kinds, wanted, 0
+        self.data, self.kinds, self.wanted, self.few, self.unknown = data, kinds, wanted, few, 0
 
     def event(self, row: list[int], track: tuple[bytes, bytes], state: State) -> bytes:
         ts, dur, at, length, end_at, end_length, *_ = row
         parts = [b'{"ph":"i",' if dur == INSTANT else b'{"ph":"X",', track[0], b',"ts":', us(ts)]
         if dur >= 0:
             parts += [b',"dur":', us(dur)]
-        args, name, categories = self._arguments(at, at + length, state)
-        more, end_name, others = self._arguments(end_at, end_at + end_length, state)
+        name = self._name_of(at, at + length) or self._name_of(end_at, end_at + end_length)
+        no_inputs = name is not None and name.number == 10 and name.value in state.no_inputs
+        wanted = self.few if no_inputs else self.wanted
+        args, categories = self._arguments(at, at + length, state, wanted)
+        more, others = self._arguments(end_at, end_at + end_length, state, wanted)
         known = ([track[1]] if track[1] else []) + args + more
         parts += [b',"args":{', b",".join(known), b"}"]
-        name = name or end_name
         if name is not None and name.number == 23:
             parts += [b',"name":', self._text(name)]
         elif name is not None:
@@ -362,32 +392,36 @@ class _Writer:
             parts += [b',"cat":', category]
         return b"".join([*parts, b"},\n"])
 
-    def _arguments(
-        self, at: int, end: int, state: State
-    ) -> tuple[list[bytes], Field | None, list[bytes]]:
-        args, categories = [], []
-        name = None
+    def _name_of(self, at: int, end: int) -> Field | None:
         for field in whole_fields(self.data, at, end):
             is_text = field.type == DELIMITED
-            if field.number == 4 and is_text and self._is_wanted(field):
+            if field.number in (10, 23) and is_text == (field.number == 23):
+                return field
+        return None
+
+    def _arguments(
+        self, at: int, end: int, state: State, wanted: frozenset[bytes]
+    ) -> tuple[list[bytes], list[bytes]]:
+        args, categories = [], []
+        for field in whole_fields(self.data, at, end):
+            is_text = field.type == DELIMITED
+            if field.number == 4 and is_text and self._is_wanted(field, wanted):
                 args.append(self._annotation(field, state, 0, named=True))
-            elif field.number in (10, 23) and name is None and is_text == (field.number == 23):
-                name = field
             elif field.number == 22 and is_text:
                 categories.append(self._text(field)[1:-1])
             elif field.number == 3 and field.type == VARINT:
                 known = self._interned(state.categories, field.value, b"")
                 categories += [known[1:-1]] if known else []
-        return args, name, categories
+        return args, categories
 
-    def _is_wanted(self, annotation: Field) -> bool:
-        if not self.wanted:
+    def _is_wanted(self, annotation: Field, wanted: frozenset[bytes]) -> bool:
+        if not wanted:
             return True
         for name in whole_fields(self.data, annotation.at, annotation.at + annotation.value):
             if name.number == 1:
                 return True
             if name.number == 10 and name.type == DELIMITED:
-                return bytes(self.data[name.at : name.at + name.value]) in self.wanted
+                return bytes(self.data[name.at : name.at + name.value]) in wanted
         return False
 
     def _implied(self, at: int, end: int, state: State) -> bytes | None:
