@@ -475,7 +475,7 @@ def _gaps(result: GpuIdle) -> Table:
         kernel_before=pl.col("before").replace(short),
         kernel_after=pl.col("after").replace(short),
     )
-    columns = {"axis_ns": "start", "gap_ns": "gap", "step": "step", "why": "main cause"}
+    columns = {"axis_ns": "start", "gap_ns": "gap", "step": "step on host", "why": "main cause"}
     columns |= {
         name: heading
         for name, heading in (
