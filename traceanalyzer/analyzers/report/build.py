@@ -157,8 +157,8 @@ _KEYS = ("rank", "path")
 #: Columns and headings of the overview; columns of nulls are dropped.
 _COLUMNS = headings(
     "on: rank, format, host, events, dropped, steps, median_ns: median step, "
-    "busy_frac: any device work, idle_frac: idle, dataloading_frac: data loading, compute_frac: compute, "
-    "exposed_frac: exposed communication, wait_ns: wait time, "
+    "busy_frac: any device work, idle_frac: idle, dataloading_frac: data loading, "
+    "compute_frac: compute, exposed_frac: exposed communication, wait_ns: wait time, "
     "imposed_ns: wait of others, peak_bytes: peak memory"
 )
 
