@@ -90,13 +90,14 @@ def measure(trace: Trace, options: Options) -> Part:
         part = efficiency.measure(trace, _of_traces(options))
         return Part(meta.path, None, pl.DataFrame(), {}, part)
     is_rule = pl.col("rule").is_not_null()
-    texts_of = ("host", "kernel", "grid", "block", "text", *_RULE)
+    texts_of = ("host", "kernel", "grid", "block", *_RULE)
     rules = metrics.filter(is_rule).select(
         "pid",
         "id",
         "device",
         "launches",
         "speedup_frac",
+        "text",  # long, and the same for many launches
         *(pl.col(c).cast(pl.String) for c in texts_of),
     )
     frame = launches.quantities(metrics)
@@ -371,7 +372,7 @@ def _rules(parts: Sequence[Part], rows: pl.DataFrame) -> pl.DataFrame:
         pl.col("speedup_frac").mean(),
         saved_ns=pl.when(pl.col("saved").is_not_null().any()).then(pl.col("saved").sum()),
         text=pl.col("text").sort_by("speedup_frac", "text", descending=[True, False],
-                                    nulls_last=True).first(),
+                                    nulls_last=True).first().cast(pl.String),
     )  # fmt: skip
     ordered = sums.sort(
         "saved_ns", "speedup_frac", "name", "rule", "text",
