@@ -156,7 +156,10 @@ def _warning(examined: Examination) -> str:
         files = f"{first} and {format_count(len(more), 'other file')} are"
         texts.append(f"{files if more else f'{first} is'} truncated: the last events are missing.")
     if examined.jobs:
-        texts.append(f"{DIFFERENT_JOBS.capitalize()}, so ranks are not compared (see the notes).")
+        texts.append(
+            f"{DIFFERENT_JOBS.capitalize()}: ranks are not compared, and all shares are of the time "
+            "of all jobs together; run the command for each job (see the notes)."
+        )
     return " ".join(texts)
 
 
