@@ -157,7 +157,7 @@ def _warning(examined: Examination) -> str:
         texts.append(f"{files if more else f'{first} is'} truncated: the last events are missing.")
     if examined.jobs:
         texts.append(
-            f"{DIFFERENT_JOBS.capitalize()}: ranks are not compared, and all shares are of the time "
+            f"{DIFFERENT_JOBS.capitalize()}: ranks are not compared, and shares are of the time "
             "of all jobs together; run the command for each job (see the notes)."
         )
     return " ".join(texts)
