@@ -136,12 +136,22 @@ def _title(
     once = _is_once(cause, result, losses, time)
     what = "Main thread" if result.on_host else "GPU"
     who = f"{what}{'' if result.units.height == 1 else 's'}" if rank is None else f"Rank {rank}"
-    waited = int(losses.filter("waited")["lost_ns"].sum())
-    some = 0 if rank is not None else _SOME_FRAC * total
-    is_more = waited > some and cause != causes.PEER
-    others = ", including wait time of other ranks" if is_more else ""
+    others = including(losses, rank) if cause != causes.PEER else ""
     idle = f"{who} idle{in_steps(losses, time, rank)}, {causes.WAITING[cause]}"
     return f"{idle}: {time.share(total, once=once)}{others}."
+
+
+def including(losses: pl.DataFrame, rank: int | None) -> str:
+    """Return what a loss includes besides that of the named rank (or of all devices)."""
+    some = _SOME_FRAC * int(losses["lost_ns"].sum())
+    waited = int(losses.filter("waited")["lost_ns"].sum())
+    if rank is None:
+        return ", including wait time of other ranks" if waited > some else ""
+    is_other = pl.col("root_rank").ne_missing(rank) & ~pl.col("waited")
+    others = int(losses.filter(is_other)["lost_ns"].sum())
+    kind = "copy" if (losses["cause"] == causes.COPIES).any() else "idle"
+    parts = [*["wait"] * (waited > 0), *[kind] * (others > some)]
+    return f", including {' and '.join(parts)} time of other ranks" if parts else ""
 
 
 def in_steps(losses: pl.DataFrame, time: DeviceTime, rank: int | None) -> str:
@@ -171,7 +181,7 @@ def _cost(cause: str) -> pl.Expr:
 
 def _evidence(result: GpuIdle, cause: str, answers: Answers, rank: int | None) -> Iterator[str]:
     if rank is not None:
-        yield from waits_for(answers.time, cause, rank)
+        yield from of_ranks(answers.time, cause, rank)
     yield from _compared(result, cause, answers.time)
     if result.work_lost and result.on_host:
         yield "GPU work is missing in the file: this is idle time of the main thread."
@@ -214,24 +224,33 @@ def _compared(result: GpuIdle, cause: str, time: DeviceTime) -> Iterator[str]:
 _ALIKE = 0.01
 
 
-def waits_for(time: DeviceTime, cause: str, rank: int) -> Iterator[str]:
-    """Yield idle time of the rank, wait time of the others, and its upper bound."""
-    losses = time.of_cause(cause).filter(pl.col("root_rank") == rank)
-    idle, waited = (
-        int(losses.filter(which)["lost_ns"].sum()) for which in (~pl.col("waited"), "waited")
-    )
-    if not waited:
-        return
-    waits = losses.filter("waited")
-    by = waits.group_by("collective").agg(pl.col("lost_ns").sum(), pl.col("rank").n_unique())
-    name, _, ranks = by.sort("lost_ns", "collective", descending=[True, False]).row(0)
-    state = "copies" if cause == causes.COPIES else "is idle"
-    others = "1 other rank waits" if ranks == 1 else f"{ranks:,} other ranks wait"
-    yield (
-        f"Rank {rank} {state} for {format_ns(idle)}; {others} {format_ns(waited)} in total for it, "
-        f"mostly in {name}."
-    )
-    yield f"Without this delay, {time.exposed} would be up to {time.text(waited)} shorter."
+def of_ranks(time: DeviceTime, cause: str, rank: int) -> Iterator[str]:
+    """Yield the parts of a loss: of the rank, wait time for it, others; and what it delays."""
+    losses = time.of_cause(cause)
+    of_rank, is_wait = pl.col("root_rank").eq_missing(rank), pl.col("waited")
+    idle, waited, elsewhere, passed_on = (
+        int(losses.filter(which)["lost_ns"].sum())
+        for which in (
+            of_rank & ~is_wait, of_rank & is_wait, ~of_rank & ~is_wait, ~of_rank & is_wait,
+        )
+    )  # fmt: skip
+    state, states = ("copies", "copy") if cause == causes.COPIES else ("is idle", "are idle")
+    parts = [f"Rank {rank} {state} for {format_ns(idle)}"]
+    if waited:
+        waits = losses.filter(of_rank & is_wait)
+        by = waits.group_by("collective").agg(pl.col("lost_ns").sum(), pl.col("rank").n_unique())
+        name, _, ranks = by.sort("lost_ns", "collective", descending=[True, False]).row(0)
+        others = "1 other rank waits" if ranks == 1 else f"{ranks:,} other ranks wait"
+        parts.append(f"{others} {format_ns(waited)} in total for it, mostly in {name}")
+    delayed = f"makes ranks wait {format_ns(passed_on)} elsewhere" if passed_on else ""
+    if elsewhere:
+        same = f"other ranks {states} for {format_ns(elsewhere)} for the same cause"
+        parts.append(f"{same}, which {delayed}" if delayed else same)
+    elif delayed:
+        parts.append(f"the same cause {delayed}")
+    yield f"{'; '.join(parts)}."
+    if waited:
+        yield f"Without this delay, {time.exposed} would be up to {time.text(waited)} shorter."
 
 
 def _idlest(result: GpuIdle, cause: str) -> Iterator[str]:
