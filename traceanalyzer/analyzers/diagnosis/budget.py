@@ -3,7 +3,14 @@
 import polars as pl
 
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION
-from traceanalyzer.analyzers.diagnosis.device_time import EXPOSED, LINK, OUTLIER, REPEATED, SLOW
+from traceanalyzer.analyzers.diagnosis.device_time import (
+    COPIES,
+    EXPOSED,
+    LINK,
+    OUTLIER,
+    REPEATED,
+    SLOW,
+)
 from traceanalyzer.analyzers.diagnosis.rule import Answers
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.kernels.result import Kernels
@@ -11,10 +18,12 @@ from traceanalyzer.analyzers.overlap.result import Overlap
 
 #: Part of idle time, and name of wait time.
 IDLE, WAIT = "idle", "wait time for other ranks"
+#: Part of time with copies only.
+EXPOSED_COPIES = "exposed copies"
 
 _TYPES = {"part": pl.String, "name": pl.String, "each_ns": pl.Int64, "time_frac": pl.Float64}
 
-#: Causes of idle time with a smaller share are left out.
+#: Copies and causes of idle time with a smaller share are left out.
 _LEAST = 0.001
 
 _TOP_KERNELS = 5
@@ -25,9 +34,9 @@ def budget(answers: Answers) -> pl.DataFrame:
 
     Returns:
         part, name, each_ns (mean per step and device, or per device), time_frac (of the time).
-        The parts ``busy``, ``exposed communication`` (``communication`` without GPUs) and ``idle``
-        add up to the time; ``of busy`` rows are parts of the busy time: overlapped communication,
-        and the longest kernels.
+        The parts ``busy``, ``exposed communication`` (``communication`` without GPUs),
+        ``exposed copies`` and ``idle`` add up to the time; ``of busy`` rows are parts of the busy
+        time: overlapped communication, and the longest kernels.
     """
     time = answers.time
     if not time.whole_ns:
@@ -38,8 +47,9 @@ def budget(answers: Answers) -> pl.DataFrame:
     transferring = (REPEATED, SLOW, OUTLIER, LINK, EXPOSED)
     transfers = sum(sums.get((cause, False), 0) for cause in transferring)
     idle = {cause: sums.get((cause, False), 0) for cause in causes.CAUSES}
-    work = "operators" if time.on_host else "compute and copies"
-    rows = [("busy", work, time.whole_ns - waits - transfers - sum(idle.values()))]
+    copies = sums.get((COPIES, False), 0)
+    work = "operators" if time.on_host else "compute"
+    rows = [("busy", work, time.whole_ns - waits - transfers - copies - sum(idle.values()))]
     overlap, kernels = answers.get("overlap"), answers.get("kernels")
     if waits or transfers:
         rows.append((time.exposed, WAIT, waits))
@@ -49,6 +59,7 @@ def budget(answers: Answers) -> pl.DataFrame:
         ns = round(overlapped * time.whole_ns / span)
         rows.append(("of busy", "overlapped communication", ns))
     least = _LEAST * time.whole_ns
+    rows += [(EXPOSED_COPIES, "copies and memsets", copies)] * (copies >= max(least, 1))
     of_cause = sorted(idle.items(), key=lambda item: -item[1])
     rows += [(IDLE, causes.NAMES[cause], ns) for cause, ns in of_cause if ns >= least]
     if isinstance(kernels, Kernels) and kernels.span_ns:

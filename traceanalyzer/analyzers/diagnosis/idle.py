@@ -10,17 +10,19 @@ from traceanalyzer.analyzers.common.places import at_start, places
 from traceanalyzer.analyzers.cuda_api import findings
 from traceanalyzer.analyzers.cuda_api.result import CudaApi
 from traceanalyzer.analyzers.diagnosis.device_time import (
+    DEVICE,
     MOST,
     DeviceTime,
     intervals_of,
     only_rank,
     only_step,
 )
-from traceanalyzer.analyzers.diagnosis.rule import IDLE_RULES, Answers, Measured, Rule
+from traceanalyzer.analyzers.diagnosis.rule import IDLE_RULES, RULE_OF, Answers, Measured, Rule
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.result import TRUNCATED, GpuIdle
-from traceanalyzer.analyzers.launches.calls import DEVICE, SHORT_KERNEL_NS
+from traceanalyzer.analyzers.launches.calls import SHORT_KERNEL_NS
 from traceanalyzer.analyzers.launches.result import Launches
+from traceanalyzer.frames import intervals
 from traceanalyzer.result import Confidence, Severity
 from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns
 
@@ -55,7 +57,7 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
     known: Confidence = "high" if result.host_known else "medium"
     rank = only_rank(losses)
     once = _is_once(cause, result, losses, time)
-    advice = _once_advice(time, answers) if once else result.advice(cause, time.text(total))
+    advice = _once_advice(time, answers) if once else _advice(cause, result, time)
     graph_advice = "" if once else _graph_advice(cause, answers)
     yield Measured(
         size=time.frac(total),
@@ -69,6 +71,21 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
         step=only_step(losses),
         intervals=intervals_of(losses),
     )
+
+
+#: Advice for idle time in collectives, without the delays of stragglers.
+_COLLECTIVES = (
+    "The delays of stragglers are not part of this; what remains is the collectives themselves. "
+    "Start them earlier, so that they overlap with compute, or communicate less often: saves up to "
+    "{saves}."
+)
+
+
+def _advice(cause: str, result: GpuIdle, time: DeviceTime) -> str:
+    saves = time.text(int(time.of_cause(cause)["lost_ns"].sum()))
+    if cause == causes.PEER and _causes_of_waits(result, time):
+        return _COLLECTIVES.format(saves=saves)
+    return result.advice(cause, saves)
 
 
 #: Causes that are setup if they occur only in the first step.
@@ -207,17 +224,50 @@ def _compared(result: GpuIdle, cause: str, time: DeviceTime) -> Iterator[str]:
     counted = int(result.by_device.units[f"{cause}_ns"].sum())
     if abs(counted - total) <= _ALIKE * total:
         return
+    outside = _outside(result, cause, time)
     why = [
-        *(["also outside steps"] if time.in_steps else []),
-        *(["without wait time of other ranks"] if waited else []),
+        *(["also outside steps"] if outside > _ALIKE * total else []),
+        *(["without wait time of other ranks"] if waited and cause != causes.PEER else []),
         *(["without short gaps before late launches"] if cause == causes.LAUNCH else []),
         *(["with short gaps before late launches"] if cause == causes.SHORT_GAP else []),
+        *_elsewhere(result, cause, time, counted - outside - total),
     ]
     if why:
         yield (
             f"In total this is {format_ns(total)}; the command gpu-idle counts "
             f"{format_ns(counted)} ({', '.join(why)})."
         )
+
+
+def _outside(result: GpuIdle, cause: str, time: DeviceTime) -> int:
+    """Return the idle time of a cause outside the steps."""
+    if not time.in_steps or result.lost is None:
+        return 0
+    lost = result.lost.filter(pl.col("cause").cast(pl.String) == cause)
+    outside = intervals.subtract(lost, time.windows, DEVICE)
+    return int((outside["end"] - outside["start"]).sum())
+
+
+def _elsewhere(result: GpuIdle, cause: str, time: DeviceTime, ns: int) -> Iterator[str]:
+    """Yield the wait time for other ranks that findings about what delayed them count."""
+    rules = _causes_of_waits(result, time) if cause == causes.PEER else ()
+    if rules and ns > 0:
+        yield f"{format_ns(ns)} of it belongs to what delayed the ranks: {', '.join(rules)}"
+
+
+def _causes_of_waits(result: GpuIdle, time: DeviceTime) -> tuple[str, ...]:
+    """Return the rules that count idle time in collectives, that with most time first.
+
+    The wait time of main threads in collectives belongs to what delayed the last rank.
+    """
+    if result.lost is None:
+        return ()
+    peer = result.lost.filter(pl.col("cause").cast(pl.String) == causes.PEER)
+    others = time.losses.filter(pl.col("cause") != causes.PEER)
+    rows = intervals.overlap_with(others, peer, DEVICE).filter(pl.col("overlap") > 0)
+    rules = pl.col("cause").cast(pl.String).replace_strict(RULE_OF, default="straggler")
+    sums = largest_first(rows.group_by(rule=rules).agg(ns=pl.col("lost_ns").sum()), "ns", "rule")
+    return tuple(sums.filter(pl.col("ns") > _ALIKE * pl.col("ns").sum())["rule"])
 
 
 #: Totals that differ by less are not compared.
@@ -265,6 +315,10 @@ def _idlest(result: GpuIdle, cause: str) -> Iterator[str]:
         )
 
 
+#: From this share of a gap on, its cause is all of it.
+_MOST_OF_GAP = 0.9
+
+
 def _longest(result: GpuIdle, cause: str) -> Iterator[str]:
     """Yield the longest gap of this cause, and the host activity in it."""
     gaps = result.gaps.filter(pl.col("cause").cast(pl.String) == cause)
@@ -280,7 +334,10 @@ def _longest(result: GpuIdle, cause: str) -> Iterator[str]:
     while_in = f", while the host is in {inside}{frame}{around}" if inside else ""
     before = gap["before"] or ""
     after = f", after {before}" if before.startswith("Memcpy") and not inside else ""
-    yield f"Longest gap: {format_ns(gap['end'] - gap['start'])}{step}{while_in}{after}."
+    length = gap["end"] - gap["start"]
+    part = f" ({format_ns(gap['cause_ns'])} of this cause)"
+    part = part if gap["cause_ns"] < _MOST_OF_GAP * length else ""
+    yield f"Longest gap: {format_ns(length)}{part}{step}{while_in}{after}."
     yield from _places(gaps)
     if gap["sampled"]:
         share = format_frac(gap["sampled_frac"])

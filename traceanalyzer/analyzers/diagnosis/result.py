@@ -9,6 +9,7 @@ from typing import Any
 import polars as pl
 
 from traceanalyzer.analyzers.common.display import headings
+from traceanalyzer.analyzers.diagnosis.budget import IDLE
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.timeline.states import NAMES, OF_CAUSE
 from traceanalyzer.drawings import Budget, BudgetPart, Lanes
@@ -42,14 +43,17 @@ _FINDINGS = {
     one.name: _TYPES.get(one.name, pl.String) for one in fields(Finding) if one.name != "intervals"
 }
 
-#: States of a timeline by the name of the row of the budget.
-_STATES = {causes.NAMES[cause]: state for cause, state in OF_CAUSE.items() if cause in causes.NAMES}
-_BUDGET_STATES = {
-    "compute and copies": "compute",
+#: State of a timeline of each cause of idle time, by the name of the row of the budget.
+_IDLE_STATES = {name: OF_CAUSE.get(cause, "idle") for cause, name in causes.NAMES.items()}
+_BUSY_STATES = {
+    "compute": "compute",
     "operators": "compute",
     "transfer": "transfer",
     "wait time for other ranks": "waiting",
+    "copies and memsets": "copies",
 }
+#: Causes of idle time with a smaller share are one part of the bar: idle: other.
+_LEAST_NAMED = 0.01
 
 _BUDGET = headings("part, name, each_ns: mean, time_frac: of time")
 
@@ -181,23 +185,30 @@ class Diagnosis(Result):
         return " ".join(filter(None, texts))
 
     def _bar(self) -> Budget | None:
-        """Return the budget as a bar: busy, transfer, waiting, idle time by state."""
-        sums: dict[str, list[tuple[str, int, float]]] = {}
-        rows = self.budget.select("part", "name", "each_ns", "time_frac").drop_nulls()
-        for part, name, ns, frac in rows.filter(pl.col("part") != "of busy").iter_rows():
-            state = _STATES.get(name, "idle") if part == "idle" else _BUDGET_STATES.get(name)
-            if state and ns:
-                sums.setdefault(state, []).append((name, ns, frac))
+        """Return the budget as a bar: busy, transfer, waiting, copies, idle time by cause."""
+        rows = self.budget.drop_nulls().filter(pl.col("part") != "of busy", pl.col("each_ns") > 0)
+        waits = "wait time for other ranks" in rows["name"]
         labels = {**NAMES, "compute": "busy"}
-        labels["transfer"] = "transfer" if sums.get("waiting") else "communication, wait included"
+        labels["transfer"] = "transfer" if waits else "communication, wait included"
+        is_idle, is_large = pl.col("part") == IDLE, pl.col("time_frac") >= _LEAST_NAMED
+        columns = ("name", "each_ns", "time_frac")
         parts = [
-            BudgetPart(state, labels[state], sum(n for _, n, _ in of), sum(f for *_, f in of))
-            for state in NAMES
-            if (of := sums.get(state))
+            BudgetPart(_BUSY_STATES[name], labels[_BUSY_STATES[name]], ns, frac)
+            for name, ns, frac in rows.filter(~is_idle).select(columns).iter_rows()
         ]
-        return (
-            Budget(f"Time per {self.per}" if self.per else "Time", tuple(parts)) if parts else None
-        )
+        large = rows.filter(is_idle & is_large).sort("each_ns", descending=True)
+        parts += [
+            BudgetPart(_IDLE_STATES[name], f"{IDLE}: {name}", ns, frac)
+            for name, ns, frac in large.select(columns).iter_rows()
+        ]
+        order = list(NAMES)
+        parts.sort(key=lambda part: order.index(part.state))
+        small = rows.filter(is_idle & ~is_large)
+        if small.height:
+            ns, frac = small["each_ns"].sum(), small["time_frac"].sum()
+            parts.append(BudgetPart("idle", labels["idle"], int(ns), float(frac)))
+        title = f"Time per {self.per}" if self.per else "Time"
+        return Budget(title, tuple(parts)) if parts else None
 
     def _notes(self) -> tuple[str, ...]:
         """Return the meaning of costs, and what the skipped checks need."""
