@@ -141,11 +141,13 @@ def _copying(copies: pl.DataFrame, sums: Mapping[str, int], answers: Answers) ->
 
 def _overlapping(copies: pl.DataFrame, directions: Collection[str], *, pytorch: bool) -> str:
     """Return advice to overlap copies of these directions (none: unknown) with compute."""
-    memory = (
-        copies.filter(pl.col("direction").is_in(list(directions)))["memory"].fill_null("")
+    least = _LEAST * int(copies["exposed_ns"].sum()) if directions else 0
+    large = (
+        copies.filter(pl.col("direction").is_in(list(directions)), pl.col("exposed_ns") > least)
         if directions
-        else pl.Series([""])
+        else pl.DataFrame({"memory": [""]})
     )
+    memory = large["memory"].fill_null("")
     both = {"HtoD", "DtoH"} <= set(directions)
     only_back = "DtoH" in directions and not both
     if not (memory.str.contains("Pageable") | (memory == "")).any():
