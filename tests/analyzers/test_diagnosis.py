@@ -16,6 +16,7 @@ from typing import Any
 import jsonschema
 import polars as pl
 import pytest
+from comm_traces import MS, device, host, trace
 from conftest import ROOT
 from diagnosing import BY_ID, measured, measurements
 from wording import check_wording
@@ -24,12 +25,12 @@ import traceanalyzer as ta
 from traceanalyzer import examining, inputs as opened
 from traceanalyzer.analyzers.base import Examination
 from traceanalyzer.analyzers.diagnosis.judge import RULES, judge, with_thresholds
-from traceanalyzer.analyzers.diagnosis.rule import Answers, Rule
+from traceanalyzer.analyzers.diagnosis.rule import Answers, Measured, Rule
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.cli import job as command
 from traceanalyzer.errors import InputError, OptionError
 from traceanalyzer.frames import intervals
-from traceanalyzer.result import SEVERITIES
+from traceanalyzer.result import SEVERITIES, Confidence
 
 FIXTURES = ROOT / "fixtures"
 RANKS = FIXTURES / "nccl_8ranks"
@@ -416,8 +417,61 @@ def test_json_follows_the_schema(run_cli: Any) -> None:
         assert named
 
 
+def test_bar_has_the_causes_of_the_findings() -> None:
+    """Large causes have their own part, also if a timeline has one state for them; so do copies."""
+    events = []
+    for n, call in enumerate(["cudaMalloc", "save_checkpoint", "cudaMalloc"]):
+        at = n * 20 * MS
+        events += [
+            device("Memcpy HtoD (Pageable -> Device)", at, 2 * MS, kind="gpu_memcpy"),
+            device("gemm", at + 2 * MS, 8 * MS, correlation=n),
+            host("cuda_runtime", "cudaLaunchKernel", at, MS, correlation=n),
+            host("user_annotation" if "_" in call else "cuda_runtime", call, at + 9 * MS, 11 * MS),
+        ]
+    events.append(device("gemm", 60 * MS, 10 * MS, correlation=9))
+    events.append(host("cuda_runtime", "cudaLaunchKernel", 60 * MS, MS, correlation=9))
+    result = ta.diagnose(trace(events))
+    bar = result.budget_bar
+    assert bar is not None
+    parts = {part.label: part.ns for part in bar.parts}
+    assert parts["busy"] == 34 * MS
+    assert parts["copies (exposed)"] == 6 * MS
+    for label, rule, ms in (
+        ("idle: memory management", "memory-management", 20),
+        ("idle: checkpoints and files", "checkpoints", 10),
+    ):
+        assert parts[label] == find(result, rule).cost_ns == ms * MS
+    assert sum(parts.values()) == 70 * MS
+
+
+def test_part_of_the_longest_gap_that_has_the_cause() -> None:
+    """A gap of 10 ms, of which 6 ms are in the call."""
+    calls = [(0, 4), (14, 4)]
+    events = [device("gemm", at * MS, ms * MS, correlation=at) for at, ms in calls]
+    events += [
+        host("cuda_runtime", "cudaLaunchKernel", at * MS, MS, correlation=at) for at, _ in calls
+    ]
+    events.append(host("cuda_runtime", "cudaMalloc", 6 * MS, 6 * MS))
+    one = find(ta.diagnose(trace(events)), "memory-management")
+    (text,) = (text for text in one.evidence if text.startswith("Longest gap"))
+    assert re.findall(r"[\d.]+ ms", text) == ["10 ms", "6 ms"]
+
+
+@pytest.mark.parametrize(("confidence", "severity"), [("low", "warning"), ("medium", "critical")])
+def test_low_confidence_is_at_most_a_warning(
+    confidence: Confidence, severity: str, late: ta.Diagnosis
+) -> None:
+    def measure(*_: object) -> list[Measured]:
+        return [Measured(size=0.9, title="A problem.", confidence=confidence)]
+
+    rule = replace(BY_ID["straggler"], function=measure, analysis="comm_outliers")
+    examined = examining.examine([RANKS])
+    (one,) = judge(examined, [rule]).findings
+    assert one.severity == severity
+
+
 def test_budget_adds_up_to_the_time(late: ta.Diagnosis) -> None:
-    parts = late.budget.filter(pl.col("part").is_in(["busy", "idle", "exposed communication"]))
+    parts = late.budget.filter(pl.col("part") != "of busy")
     assert parts["time_frac"].sum() == pytest.approx(1, abs=0.01)
     idle = ta.gpu_idle(RANKS)
     assert parts["each_ns"].sum() == pytest.approx(idle.step_ns / idle.steps.height, rel=0.01)

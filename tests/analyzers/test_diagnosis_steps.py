@@ -10,6 +10,7 @@ from diagnosing import BY_ID
 from wording import check_wording
 
 from traceanalyzer.analyzers.diagnosis.rule import Answers, Measured
+from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.examining import examine
 from traceanalyzer.trace import Trace
 
@@ -87,3 +88,40 @@ def test_activity_between_steps_is_named() -> None:
     traced = trace([*steps({}, gap=5 * MS).events.to_dicts(), *swaps])
     (one,) = judged("time-between-steps", traced)
     assert any("_C_cache_ops::swap_blocks for 20 ms" in text for text in one.evidence)
+
+
+def rows_of_slow_steps(extra: dict[int, Sequence[Event]], *usual: Event) -> list[tuple[Any, ...]]:
+    """Return name, time and usual time of what explains the slow steps."""
+    traced = trace([*steps(extra).events.to_dicts(), *usual])
+    result = examine([traced]).results["steps"]
+    assert isinstance(result, Steps)
+    assert result.only_slow is not None
+    return result.only_slow.select("name", "total_ns", "usual_ns").rows()
+
+
+def test_only_what_other_steps_lack_is_only_in_slow_steps() -> None:
+    saving = host("user_annotation", "save_checkpoint", 10 * MS, 19 * MS)
+    assert rows_of_slow_steps({3: [saving]}) == [("save_checkpoint", 19 * MS, None)]
+    short = host("user_annotation", "save_checkpoint", 2 * MS, 10)
+    assert rows_of_slow_steps({3: [saving]}, short) == [("save_checkpoint", 19 * MS, 0)]
+    usual = host("user_annotation", "save_checkpoint", 2 * MS, 5 * MS)
+    assert rows_of_slow_steps({3: [saving]}, usual) == [("save_checkpoint", 19 * MS, MS)]
+
+
+def test_one_of_nested_slices_is_the_cause() -> None:
+    """The range with most of the excess, or one within it that other steps do not have."""
+    outer = host("user_annotation", "train_step", 10 * MS, 19 * MS)
+    part = host("user_annotation", "Optimizer.step#SGD.step", 11 * MS, 8 * MS)
+    usual = [host("user_annotation", "train_step", 1 * MS, 5 * MS)]
+    assert rows_of_slow_steps({3: [outer, part]}, *usual) == [("train_step", 19 * MS, MS)]
+    saving = host("user_annotation", "save_checkpoint", 11 * MS, 15 * MS)
+    operator = host("cpu_op", "aten::copy_", 11 * MS, 15 * MS)
+    rows = rows_of_slow_steps({3: [outer, saving, operator]}, *usual)
+    assert rows == [("save_checkpoint", 15 * MS, None)]
+
+
+def test_slices_one_after_another_are_separate_causes() -> None:
+    saving = host("user_annotation", "save_checkpoint", 10 * MS, 9 * MS)
+    testing = host("user_annotation", "evaluate", 19 * MS, 8 * MS)
+    rows = rows_of_slow_steps({3: [saving, testing]})
+    assert [name for name, *_ in rows] == ["save_checkpoint", "evaluate"]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
 from comm_traces import MS, device, host, step, trace
+from conftest import ROOT
 
 import traceanalyzer as ta
 from traceanalyzer.analyzers.diagnosis.rule import Answers
@@ -125,3 +127,29 @@ def test_checkpoint_copies_belong_to_the_checkpoint() -> None:
     first = ta.diagnose(copying_job("save_checkpoint")).findings[0]
     assert (first.id, first.rank) == ("checkpoints", 2)
     assert first.cost_ns == (3 * 5 * MS + 6 * MS) / 4
+
+
+def test_parts_of_a_cost_add_up() -> None:
+    """The rank, the ranks that wait for it, and other ranks with the same cause."""
+    result = ta.diagnose(ROOT / "fixtures/nccl_8ranks")
+    (loading,) = (one for one in result.findings if one.id == "data-loading")
+    parts = [
+        float(number) * {"us": 1e3, "ms": 1e6}[unit]
+        for number, unit in re.findall(r"([\d.]+) (us|ms)", loading.evidence[0])
+    ]
+    assert loading.cost_ns is not None
+    assert sum(parts) == pytest.approx(loading.cost_ns * 8 * 6, rel=1e-3)
+
+
+def test_loss_of_one_rank_without_waits_has_its_part() -> None:
+    traces = [trace(list(_copying_alone(rank)), rank, world_size=2) for rank in range(2)]
+    (one,) = (one for one in ta.diagnose(traces).findings if one.id == "exposed-copies")
+    assert one.rank == 1
+    assert "7 ms" in one.evidence[0]
+    assert "3 ms" in one.evidence[0]
+
+
+def _copying_alone(rank: int) -> Iterator[dict[str, Any]]:
+    """Yield copies of 3 ms, on rank 1 of 7 ms, without communication."""
+    yield device(PAGEABLE, 0, (7 if rank else 3) * MS, kind="gpu_memcpy")
+    yield device("gemm", 7 * MS, 10 * MS)

@@ -9,6 +9,7 @@ from pathlib import Path
 import comm_traces
 import pytest
 from conftest import ROOT
+from diagnosing import BY_ID
 from wording import check_wording
 
 import traceanalyzer as ta
@@ -120,3 +121,15 @@ def test_verdict_starts_with_truncated_file(share: float, tmp_path: Path) -> Non
     result = ta.diagnose(cut)
     assert result.verdict.startswith(f"{cut} is truncated")
     assert not re.search(r"host is in ProfilerStep", texts(result))
+
+
+def test_idle_time_in_collectives_is_divided_between_findings() -> None:
+    """All that ``gpu-idle`` counts is in steps: the rest belongs to what delayed the ranks."""
+    result = ta.diagnose(FIXTURES / "ddp_gloo_4ranks")
+    (one,) = (one for one in result.findings if one.id == "waiting-for-ranks")
+    (text,) = (text for text in one.evidence if "gpu-idle" in text)
+    total, counted, rest = (float(ms) for ms in re.findall(r"([\d.]+) ms", text))
+    assert total + rest == pytest.approx(counted, rel=1e-3)
+    assert "outside steps" not in text
+    assert {"checkpoints", "data-loading"} <= set(re.findall(r"[\w-]+", text)) & BY_ID.keys()
+    check_wording(text, one.advice)

@@ -71,15 +71,18 @@ def test_optimizer_kernels_are_not_memory_bound_kernels() -> None:
 NODE = "autograd::engine::evaluate_function: "
 
 
-def backward(operators: Sequence[str], node: str = "ReluBackward0") -> Trace:
-    """Return a backward pass of 10 ms in which these operators launch 1 ms each."""
-    events = [step(1, 0, 20 * MS), *launch("gemm", 0, 5 * MS)]
-    events.append(host("cpu_op", f"{NODE}{node}", 6 * MS, 10 * MS, tid=AUTOGRAD))
-    events.append(host("cpu_op", node, 6 * MS, 10 * MS, tid=AUTOGRAD))
-    for n, name in enumerate(operators):
-        at = 7 * MS + n * MS
-        events.append(host("cpu_op", name, at, MS, tid=AUTOGRAD))
-        events += launch("kernel", at + US, MS, tid=AUTOGRAD)
+def backward(operators: Sequence[str], node: str = "ReluBackward0", steps: int = 1) -> Trace:
+    """Return steps with a backward pass of 10 ms in which these operators launch 1 ms each."""
+    events = []
+    for number in range(steps):
+        begin = number * 20 * MS
+        events += [step(number + 1, begin, 20 * MS), *launch("gemm", begin, 5 * MS)]
+        for name in (f"{NODE}{node}", node):
+            events.append(host("cpu_op", name, begin + 6 * MS, 10 * MS, tid=AUTOGRAD))
+        for n, name in enumerate(operators):
+            at = begin + 7 * MS + n * MS
+            events.append(host("cpu_op", name, at, MS, tid=AUTOGRAD))
+            events += launch("kernel", at + US, MS, tid=AUTOGRAD)
     return trace(events)
 
 
@@ -88,6 +91,15 @@ def test_layers_in_the_backward_pass_are_recomputed() -> None:
     assert (one.total_ns, one.size) == (2 * MS, pytest.approx(0.1))
     assert "aten::linear" in one.evidence[0]
     check_wording(one.title, *one.evidence)
+
+
+def test_time_of_recomputed_layers_is_per_step() -> None:
+    """Layers have the unit of the cost: 1 ms in each of three steps."""
+    (one,) = judged(
+        "recomputed-activations", backward(["aten::linear", "aten::layer_norm"], steps=3)
+    )
+    assert one.total_ns == 3 * 2 * MS
+    assert one.evidence[0].count("(1 ms per step and GPU)") == 2
 
 
 def test_all_work_of_a_reentrant_checkpoint_is_recomputed() -> None:

@@ -4,8 +4,15 @@ import polars as pl
 
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION
-from traceanalyzer.analyzers.diagnosis.device_time import EXPOSED, LINK, OUTLIER, REPEATED, SLOW
-from traceanalyzer.analyzers.diagnosis.result import BUSY, IDLE, OF_BUSY, WAIT
+from traceanalyzer.analyzers.diagnosis.device_time import (
+    COPIES,
+    EXPOSED,
+    LINK,
+    OUTLIER,
+    REPEATED,
+    SLOW,
+)
+from traceanalyzer.analyzers.diagnosis.result import BUSY, EXPOSED_COPIES, IDLE, OF_BUSY, WAIT
 from traceanalyzer.analyzers.diagnosis.rule import Answers
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.kernels.result import Kernels
@@ -13,7 +20,7 @@ from traceanalyzer.analyzers.overlap.result import Overlap
 
 _TYPES = {"part": pl.String, "name": pl.String, "each_ns": pl.Int64, "time_frac": pl.Float64}
 
-#: Causes of idle time with a smaller share are left out.
+#: Copies and causes of idle time with a smaller share are left out.
 _LEAST = 0.001
 
 _TOP_KERNELS = 5
@@ -24,9 +31,9 @@ def budget(answers: Answers) -> pl.DataFrame:
 
     Returns:
         part, name, each_ns (mean per step and device, or per device), time_frac (of the time).
-        The parts ``busy``, ``exposed communication`` (``communication`` without GPUs) and ``idle``
-        add up to the time; ``of busy`` rows are parts of the busy time: overlapped communication,
-        and the longest kernels.
+        The parts ``busy``, ``exposed communication`` (``communication`` without GPUs),
+        ``exposed copies`` and ``idle`` add up to the time; ``of busy`` rows are parts of the busy
+        time: overlapped communication, and the longest kernels.
     """
     time = answers.time
     if not time.whole_ns:
@@ -37,8 +44,9 @@ def budget(answers: Answers) -> pl.DataFrame:
     transferring = (REPEATED, SLOW, OUTLIER, LINK, EXPOSED)
     transfers = sum(sums.get((cause, False), 0) for cause in transferring)
     idle = {cause: sums.get((cause, False), 0) for cause in causes.CAUSES}
-    work = "operators" if time.on_host else "compute and copies"
-    rows = [(BUSY, work, time.whole_ns - waits - transfers - sum(idle.values()))]
+    copies = sums.get((COPIES, False), 0)
+    work = "operators" if time.on_host else "compute"
+    rows = [(BUSY, work, time.whole_ns - waits - transfers - copies - sum(idle.values()))]
     overlap, kernels = answers.get("overlap"), answers.get("kernels")
     comm = answers.get("comm_outliers")
     if waits:
@@ -51,6 +59,7 @@ def budget(answers: Answers) -> pl.DataFrame:
         ns = round(overlapped * time.whole_ns / span)
         rows.append((OF_BUSY, "overlapped communication", ns))
     least = _LEAST * time.whole_ns
+    rows += [(EXPOSED_COPIES, "copies and memsets", copies)] * (copies >= max(least, 1))
     of_cause = sorted(idle.items(), key=lambda item: -item[1])
     rows += [(IDLE, causes.NAMES[cause], ns) for cause, ns in of_cause if ns >= least]
     if isinstance(kernels, Kernels) and kernels.span_ns:

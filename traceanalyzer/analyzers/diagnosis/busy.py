@@ -407,7 +407,7 @@ def _recomputed_activations(result: Kernels, answers: Answers) -> Iterator[Measu
         return
     sums = work.group_by("name").agg(pl.col("ns").sum())
     top = largest_first(sums, "ns", "name").head(_NAMED).iter_rows()
-    each = ", ".join(f"{name} ({format_ns(ns)})" for name, ns in top)
+    each = ", ".join(f"{name} ({time.text(ns)})" for name, ns in top)
     yield Measured(
         size=time.frac(total),
         title="Activations are recomputed in the backward pass (activation checkpointing): "

@@ -376,7 +376,7 @@ def _exposed_communication(result: Overlap, answers: Answers) -> Iterator[Measur
         title=f"Communication is not overlapped with compute: {time.share(total)}"
         f"{wait if waited_ns else ''}.",
         evidence=(
-            f"{format_frac(sums['overlap_frac'])} of communication is overlapped with compute.",
+            f"{format_frac(sums['overlap_frac'])} of all communication is overlapped with compute.",
             *filter(None, (why_exposed(result),)),
             *_kinds_of_collectives(answers),
         ),
@@ -394,7 +394,7 @@ def _kinds_of_collectives(answers: Answers) -> Iterator[str]:
         return
     if comm.n_matched:
         share = comm.total_wait_ns / comm.total_comm_ns
-        yield f"{format_frac(share)} of communication is wait time for the last rank."
+        yield f"{format_frac(share)} of all communication is wait time for the last rank."
     if small := small_collectives(comm):
         yield small
     top = comm.groups.row(0, named=True) if comm.groups.height else None

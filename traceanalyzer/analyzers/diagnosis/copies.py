@@ -1,6 +1,6 @@
 """Rules for copies: exposed copies, and migrations of managed memory."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import polars as pl
@@ -8,11 +8,12 @@ import polars as pl
 from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.diagnosis.device_time import (
     COPIES,
+    DeviceTime,
     intervals_of,
     only_rank,
     only_step,
 )
-from traceanalyzer.analyzers.diagnosis.idle import in_steps, waits_for
+from traceanalyzer.analyzers.diagnosis.idle import in_steps, including, of_ranks
 from traceanalyzer.analyzers.diagnosis.rule import Answers, Measured, rule
 from traceanalyzer.analyzers.overlap.result import Overlap
 from traceanalyzer.analyzers.transfers.result import ADVICE, MIGRATIONS, Transfers, page_faults
@@ -37,21 +38,21 @@ def _exposed_copies(_: Overlap, answers: Answers) -> Iterator[Measured]:
     if not total:
         return
     copies, rank = _exposed(answers), only_rank(losses)
-    top = copies.row(0, named=True) if copies.height else {"direction": "", "memory": ""}
+    sums = _by_direction(copies)
+    main, each = _directions(sums, total, time)
     place = in_steps(losses, time, rank)
     others = ""
     if rank is not None and losses["waited"].any():
         place += f" on rank {rank}"
-        others = ", including wait time of other ranks"
+        others = including(losses, rank)
     yield Measured(
         size=time.frac(total),
-        title=f"Exposed {_DIRECTIONS.get(top['direction'], '')}copies{place}: "
-        f"{time.share(total)}{others}.",
+        title=f"Exposed {main}copies{place}: {time.share(total)}{each}{others}.",
         evidence=(
-            *(waits_for(time, COPIES, rank) if rank is not None else ()),
+            *(of_ranks(time, COPIES, rank) if rank is not None else ()),
             *(_numbers(row) for row in copies.head(_NAMED).iter_rows(named=True)),
         ),
-        advice=_copying(top["direction"], top["memory"] or "", answers),
+        advice=_copying(copies, sums, answers),
         total_ns=total,
         rank=rank,
         step=only_step(losses),
@@ -59,13 +60,49 @@ def _exposed_copies(_: Overlap, answers: Answers) -> Iterator[Measured]:
     )
 
 
-#: Directions of copies in a title.
+#: Directions of copies: before a noun, and in a list.
 _DIRECTIONS = {
-    "HtoD": "host-to-device ",
-    "DtoH": "device-to-host ",
-    "DtoD": "device-to-device ",
-    "PtoP": "peer-to-peer ",
+    "HtoD": ("host-to-device ", "host to device"),
+    "DtoH": ("device-to-host ", "device to host"),
+    "DtoD": ("device-to-device ", "device to device"),
+    "PtoP": ("peer-to-peer ", "peer to peer"),
 }
+#: From this share of the exposed time on, copies of one direction are nearly all.
+_NEARLY_ALL = 0.9
+#: Directions below this share are neither listed nor get advice.
+_LEAST = 0.1
+#: Times that differ by less have the same parts.
+_SAME = 0.005
+
+
+def _by_direction(copies: pl.DataFrame) -> dict[str, int]:
+    """Return exposed time by direction, longest first."""
+    if copies.is_empty():
+        return {}
+    sums = copies.group_by("direction").agg(pl.col("exposed_ns").sum())
+    return dict(largest_first(sums, "exposed_ns", "direction").iter_rows())
+
+
+def _directions(sums: Mapping[str, int], total: int, time: DeviceTime) -> tuple[str, str]:
+    """Return the direction of nearly all exposed copies, or else the parts of the directions.
+
+    The parts are times if all exposed copies count, else shares (steps are a part of the
+    recording, and wait time for copies has no direction).
+    """
+    whole = sum(sums.values())
+    if not whole:
+        return "", ""
+    main, ns = next(iter(sums.items()))
+    if ns >= _NEARLY_ALL * whole:
+        return _DIRECTIONS.get(main, ("", ""))[0], ""
+    as_time = abs(whole - total) <= _SAME * total
+    parts = ", ".join(
+        f"{_DIRECTIONS.get(name, ('', name))[1]} "
+        f"{time.text(ns) if as_time else format_frac(ns / whole)}"
+        for name, ns in sums.items()
+        if ns > _LEAST * whole
+    )
+    return "", f", {parts}"
 
 
 def _exposed(answers: Answers) -> pl.DataFrame:
@@ -87,21 +124,48 @@ def _numbers(row: Mapping[str, Any]) -> str:
     return f"{row['direction']}{memory}: {count}{size}, {format_ns(row['exposed_ns'])} exposed."
 
 
-def _copying(direction: str, memory: str, answers: Answers) -> str:
-    """Return advice for exposed copies of a direction and memory."""
-    if direction == "DtoD":
-        return (
+def _copying(copies: pl.DataFrame, sums: Mapping[str, int], answers: Answers) -> str:
+    """Return advice for exposed copies, for each direction with a large part."""
+    least = _LEAST * sum(sums.values())
+    large = {name for name, ns in sums.items() if ns > least}
+    texts = []
+    if not large or large - {"DtoD"}:
+        texts.append(_overlapping(copies, large - {"DtoD"}, pytorch=answers.program.pytorch))
+    if "DtoD" in large:
+        texts.append(
             "Avoid device-to-device copies (clone, contiguous, cat, changes of layout or type), or "
-            "fuse them into the kernels that use the data; transfers lists the copies."
+            "fuse them into the kernels that use the data"
         )
-    pytorch = answers.program.pytorch
-    if "Pageable" in memory or not memory:
-        pinned = "DataLoader(pin_memory=True), tensor.pin_memory()" if pytorch else "cudaMallocHost"
-        start = f"pinned host memory ({pinned}) and"
-    else:
+    return f"{'. '.join(texts)}; transfers lists the copies."
+
+
+def _overlapping(copies: pl.DataFrame, directions: Collection[str], *, pytorch: bool) -> str:
+    """Return advice to overlap copies of these directions (none: unknown) with compute."""
+    least = _LEAST * int(copies["exposed_ns"].sum()) if directions else 0
+    large = (
+        copies.filter(pl.col("direction").is_in(list(directions)), pl.col("exposed_ns") > least)
+        if directions
+        else pl.DataFrame({"memory": [""]})
+    )
+    memory = large["memory"].fill_null("")
+    both = {"HtoD", "DtoH"} <= set(directions)
+    only_back = "DtoH" in directions and not both
+    if not (memory.str.contains("Pageable") | (memory == "")).any():
         start = "start them earlier on a separate stream with"
-    call = ".to(device, non_blocking=True)" if pytorch else "cudaMemcpyAsync"
-    return f"Overlap copies with compute: {start} {call}; transfers lists the copies."
+    elif not pytorch:
+        start = "pinned host memory (cudaMallocHost) and"
+    elif only_back:
+        start = "results in pinned host memory (torch.empty(..., pin_memory=True)) and"
+    else:
+        start = "pinned host memory (DataLoader(pin_memory=True), tensor.pin_memory()) and"
+    call = "cudaMemcpyAsync"
+    if pytorch:
+        call = "copy_(..., non_blocking=True)" if only_back else ".to(device, non_blocking=True)"
+    text = f"Overlap copies with compute: {start} {call}"
+    if not pytorch:
+        return f"{text}, in both directions" if both else text
+    later = "results copied to the host less often, or read one step later"
+    return f"{text}; {later}" if "DtoH" in directions else text
 
 
 @rule(

@@ -10,17 +10,19 @@ from traceanalyzer.analyzers.common.places import at_start, places
 from traceanalyzer.analyzers.cuda_api import findings
 from traceanalyzer.analyzers.cuda_api.result import CudaApi
 from traceanalyzer.analyzers.diagnosis.device_time import (
+    DEVICE,
     MOST,
     DeviceTime,
     intervals_of,
     only_rank,
     only_step,
 )
-from traceanalyzer.analyzers.diagnosis.rule import IDLE_RULES, Answers, Measured, Rule
+from traceanalyzer.analyzers.diagnosis.rule import IDLE_RULES, RULE_OF, Answers, Measured, Rule
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.result import TRUNCATED, GpuIdle
-from traceanalyzer.analyzers.launches.calls import DEVICE, SHORT_KERNEL_NS
+from traceanalyzer.analyzers.launches.calls import SHORT_KERNEL_NS
 from traceanalyzer.analyzers.launches.result import Launches
+from traceanalyzer.frames import intervals
 from traceanalyzer.result import Confidence, Severity
 from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns
 
@@ -55,7 +57,7 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
     known: Confidence = "high" if result.host_known else "medium"
     rank = only_rank(losses)
     once = _is_once(cause, result, losses, time)
-    advice = _once_advice(time, answers) if once else result.advice(cause, time.text(total))
+    advice = _once_advice(time, answers) if once else _advice(cause, result, time)
     graph_advice = "" if once else _graph_advice(cause, answers)
     yield Measured(
         size=time.frac(total),
@@ -69,6 +71,21 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
         step=only_step(losses),
         intervals=intervals_of(losses),
     )
+
+
+#: Advice for idle time in collectives, without the delays of stragglers.
+_COLLECTIVES = (
+    "The delays of stragglers are not part of this; what remains is the collectives themselves. "
+    "Start them earlier, so that they overlap with compute, or communicate less often: saves up to "
+    "{saves}."
+)
+
+
+def _advice(cause: str, result: GpuIdle, time: DeviceTime) -> str:
+    saves = time.text(int(time.of_cause(cause)["lost_ns"].sum()))
+    if cause == causes.PEER and _causes_of_waits(result, time):
+        return _COLLECTIVES.format(saves=saves)
+    return result.advice(cause, saves)
 
 
 #: Causes that are setup if they occur only in the first step.
@@ -136,12 +153,22 @@ def _title(
     once = _is_once(cause, result, losses, time)
     what = "Main thread" if result.on_host else "GPU"
     who = f"{what}{'' if result.units.height == 1 else 's'}" if rank is None else f"Rank {rank}"
-    waited = int(losses.filter("waited")["lost_ns"].sum())
-    some = 0 if rank is not None else _SOME_FRAC * total
-    is_more = waited > some and cause != causes.PEER
-    others = ", including wait time of other ranks" if is_more else ""
+    others = including(losses, rank) if cause != causes.PEER else ""
     idle = f"{who} idle{in_steps(losses, time, rank)}, {causes.WAITING[cause]}"
     return f"{idle}: {time.share(total, once=once)}{others}."
+
+
+def including(losses: pl.DataFrame, rank: int | None) -> str:
+    """Return what a loss includes besides that of the named rank (or of all devices)."""
+    some = _SOME_FRAC * int(losses["lost_ns"].sum())
+    waited = int(losses.filter("waited")["lost_ns"].sum())
+    if rank is None:
+        return ", including wait time of other ranks" if waited > some else ""
+    is_other = pl.col("root_rank").ne_missing(rank) & ~pl.col("waited")
+    others = int(losses.filter(is_other)["lost_ns"].sum())
+    kind = "copy" if (losses["cause"] == causes.COPIES).any() else "idle"
+    parts = [*["wait"] * (waited > 0), *[kind] * (others > some)]
+    return f", including {' and '.join(parts)} time of other ranks" if parts else ""
 
 
 def in_steps(losses: pl.DataFrame, time: DeviceTime, rank: int | None) -> str:
@@ -171,7 +198,7 @@ def _cost(cause: str) -> pl.Expr:
 
 def _evidence(result: GpuIdle, cause: str, answers: Answers, rank: int | None) -> Iterator[str]:
     if rank is not None:
-        yield from waits_for(answers.time, cause, rank)
+        yield from of_ranks(answers.time, cause, rank)
     yield from _compared(result, cause, answers.time)
     if result.work_lost and result.on_host:
         yield "GPU work is missing in the file: this is idle time of the main thread."
@@ -197,11 +224,13 @@ def _compared(result: GpuIdle, cause: str, time: DeviceTime) -> Iterator[str]:
     counted = int(result.by_device.units[f"{cause}_ns"].sum())
     if abs(counted - total) <= _ALIKE * total:
         return
+    outside = _outside(result, cause, time)
     why = [
-        *(["also outside steps"] if time.in_steps else []),
-        *(["without wait time of other ranks"] if waited else []),
+        *(["also outside steps"] if outside > _ALIKE * total else []),
+        *(["without wait time of other ranks"] if waited and cause != causes.PEER else []),
         *(["without short gaps before late launches"] if cause == causes.LAUNCH else []),
         *(["with short gaps before late launches"] if cause == causes.SHORT_GAP else []),
+        *_elsewhere(result, cause, time, counted - outside - total),
     ]
     if why:
         yield (
@@ -210,28 +239,68 @@ def _compared(result: GpuIdle, cause: str, time: DeviceTime) -> Iterator[str]:
         )
 
 
+def _outside(result: GpuIdle, cause: str, time: DeviceTime) -> int:
+    """Return the idle time of a cause outside the steps."""
+    if not time.in_steps or result.lost is None:
+        return 0
+    lost = result.lost.filter(pl.col("cause").cast(pl.String) == cause)
+    outside = intervals.subtract(lost, time.windows, DEVICE)
+    return int((outside["end"] - outside["start"]).sum())
+
+
+def _elsewhere(result: GpuIdle, cause: str, time: DeviceTime, ns: int) -> Iterator[str]:
+    """Yield the wait time for other ranks that findings about what delayed them count."""
+    rules = _causes_of_waits(result, time) if cause == causes.PEER else ()
+    if rules and ns > 0:
+        yield f"{format_ns(ns)} of it belongs to what delayed the ranks: {', '.join(rules)}"
+
+
+def _causes_of_waits(result: GpuIdle, time: DeviceTime) -> tuple[str, ...]:
+    """Return the rules that count idle time in collectives, that with most time first.
+
+    The wait time of main threads in collectives belongs to what delayed the last rank.
+    """
+    if result.lost is None:
+        return ()
+    peer = result.lost.filter(pl.col("cause").cast(pl.String) == causes.PEER)
+    others = time.losses.filter(pl.col("cause") != causes.PEER)
+    rows = intervals.overlap_with(others, peer, DEVICE).filter(pl.col("overlap") > 0)
+    rules = pl.col("cause").cast(pl.String).replace_strict(RULE_OF, default="straggler")
+    sums = largest_first(rows.group_by(rule=rules).agg(ns=pl.col("lost_ns").sum()), "ns", "rule")
+    return tuple(sums.filter(pl.col("ns") > _ALIKE * pl.col("ns").sum())["rule"])
+
+
 #: Totals that differ by less are not compared.
 _ALIKE = 0.01
 
 
-def waits_for(time: DeviceTime, cause: str, rank: int) -> Iterator[str]:
-    """Yield idle time of the rank, wait time of the others, and its upper bound."""
-    losses = time.of_cause(cause).filter(pl.col("root_rank") == rank)
-    idle, waited = (
-        int(losses.filter(which)["lost_ns"].sum()) for which in (~pl.col("waited"), "waited")
-    )
-    if not waited:
-        return
-    waits = losses.filter("waited")
-    by = waits.group_by("collective").agg(pl.col("lost_ns").sum(), pl.col("rank").n_unique())
-    name, _, ranks = by.sort("lost_ns", "collective", descending=[True, False]).row(0)
-    state = "copies" if cause == causes.COPIES else "is idle"
-    others = "1 other rank waits" if ranks == 1 else f"{ranks:,} other ranks wait"
-    yield (
-        f"Rank {rank} {state} for {format_ns(idle)}; {others} {format_ns(waited)} in total for it, "
-        f"mostly in {name}."
-    )
-    yield f"Without this delay, {time.exposed} would be up to {time.text(waited)} shorter."
+def of_ranks(time: DeviceTime, cause: str, rank: int) -> Iterator[str]:
+    """Yield the parts of a loss: of the rank, wait time for it, others; and what it delays."""
+    losses = time.of_cause(cause)
+    of_rank, is_wait = pl.col("root_rank").eq_missing(rank), pl.col("waited")
+    idle, waited, elsewhere, passed_on = (
+        int(losses.filter(which)["lost_ns"].sum())
+        for which in (
+            of_rank & ~is_wait, of_rank & is_wait, ~of_rank & ~is_wait, ~of_rank & is_wait,
+        )
+    )  # fmt: skip
+    state, states = ("copies", "copy") if cause == causes.COPIES else ("is idle", "are idle")
+    parts = [f"Rank {rank} {state} for {format_ns(idle)}"]
+    if waited:
+        waits = losses.filter(of_rank & is_wait)
+        by = waits.group_by("collective").agg(pl.col("lost_ns").sum(), pl.col("rank").n_unique())
+        name, _, ranks = by.sort("lost_ns", "collective", descending=[True, False]).row(0)
+        others = "1 other rank waits" if ranks == 1 else f"{ranks:,} other ranks wait"
+        parts.append(f"{others} {format_ns(waited)} in total for it, mostly in {name}")
+    delayed = f"makes ranks wait {format_ns(passed_on)} elsewhere" if passed_on else ""
+    if elsewhere:
+        same = f"other ranks {states} for {format_ns(elsewhere)} for the same cause"
+        parts.append(f"{same}, which {delayed}" if delayed else same)
+    elif delayed:
+        parts.append(f"the same cause {delayed}")
+    yield f"{'; '.join(parts)}."
+    if waited:
+        yield f"Without this delay, {time.exposed} would be up to {time.text(waited)} shorter."
 
 
 def _idlest(result: GpuIdle, cause: str) -> Iterator[str]:
@@ -244,6 +313,10 @@ def _idlest(result: GpuIdle, cause: str) -> Iterator[str]:
             f"{at_start(worst['on'])} has the most: {format_ns(worst['cost'])} (median "
             f"{format_ns(median)})."
         )
+
+
+#: From this share of a gap on, its cause is all of it.
+_MOST_OF_GAP = 0.9
 
 
 def _longest(result: GpuIdle, cause: str) -> Iterator[str]:
@@ -261,7 +334,10 @@ def _longest(result: GpuIdle, cause: str) -> Iterator[str]:
     while_in = f", while the host is in {inside}{frame}{around}" if inside else ""
     before = gap["before"] or ""
     after = f", after {before}" if before.startswith("Memcpy") and not inside else ""
-    yield f"Longest gap: {format_ns(gap['end'] - gap['start'])}{step}{while_in}{after}."
+    length = gap["end"] - gap["start"]
+    part = f" ({format_ns(gap['cause_ns'])} of this cause)"
+    part = part if gap["cause_ns"] < _MOST_OF_GAP * length else ""
+    yield f"Longest gap: {format_ns(length)}{part}{step}{while_in}{after}."
     yield from _places(gaps)
     if gap["sampled"]:
         share = format_frac(gap["sampled_frac"])

@@ -43,20 +43,23 @@ _FINDINGS = {
 }
 
 #: Parts of the budget, and the name of wait time.
-BUSY, OF_BUSY, IDLE, WAIT = "busy", "of busy", "idle", "wait time for other ranks"
+BUSY, OF_BUSY, EXPOSED_COPIES, IDLE = "busy", "of busy", "exposed copies", "idle"
+WAIT = "wait time for other ranks"
 
-#: States of a timeline by the name of the row of the budget.
-_STATES = {causes.NAMES[cause]: state for cause, state in OF_CAUSE.items() if cause in causes.NAMES}
+#: State of a timeline of each cause of idle time, by the name of the row of the budget.
+_IDLE_STATES = {name: OF_CAUSE.get(cause, "idle") for cause, name in causes.NAMES.items()}
+#: Causes of idle time with a smaller share are one part of the bar: idle: other.
+_LEAST_NAMED = 0.01
 
 _BUDGET = headings("part, name, each_ns: mean, time_frac: of time")
 
 
 def _state(part: str, name: str) -> str:
-    """Return the state of a timeline for a row of the budget."""
-    if part == IDLE:
-        return _STATES.get(name, "idle")
+    """Return the state of a timeline for a row of the budget that is not idle time."""
     if part == BUSY:
         return "compute"
+    if part == EXPOSED_COPIES:
+        return "copies"
     return "waiting" if name == WAIT else "transfer"
 
 
@@ -187,22 +190,29 @@ class Diagnosis(Result):
         return " ".join(filter(None, texts))
 
     def _bar(self) -> Budget | None:
-        """Return the budget as a bar: busy, transfer, waiting, idle time by state."""
-        sums: dict[str, list[tuple[str, int, float]]] = {}
-        rows = self.budget.select("part", "name", "each_ns", "time_frac").drop_nulls()
-        for part, name, ns, frac in rows.filter(pl.col("part") != OF_BUSY).iter_rows():
-            if ns:
-                sums.setdefault(_state(part, name), []).append((name, ns, frac))
+        """Return the budget as a bar: busy, transfer, waiting, copies, idle time by cause."""
+        rows = self.budget.drop_nulls().filter(pl.col("part") != OF_BUSY, pl.col("each_ns") > 0)
         labels = {**NAMES, "compute": BUSY}
-        labels["transfer"] = next((name for name, *_ in sums.get("transfer", ())), "")
-        parts = [
-            BudgetPart(state, labels[state], sum(n for _, n, _ in of), sum(f for *_, f in of))
-            for state in NAMES
-            if (of := sums.get(state))
+        is_idle, is_large = pl.col("part") == IDLE, pl.col("time_frac") >= _LEAST_NAMED
+        parts = []
+        for part, name, ns, frac in rows.filter(~is_idle).iter_rows():
+            state = _state(part, name)
+            parts.append(
+                BudgetPart(state, name if state == "transfer" else labels[state], ns, frac)
+            )
+        large = rows.filter(is_idle & is_large).sort("each_ns", descending=True)
+        parts += [
+            BudgetPart(_IDLE_STATES[name], f"{IDLE}: {name}", ns, frac)
+            for _, name, ns, frac in large.iter_rows()
         ]
-        return (
-            Budget(f"Time per {self.per}" if self.per else "Time", tuple(parts)) if parts else None
-        )
+        order = list(NAMES)
+        parts.sort(key=lambda part: order.index(part.state))
+        small = rows.filter(is_idle & ~is_large)
+        if small.height:
+            ns, frac = small["each_ns"].sum(), small["time_frac"].sum()
+            parts.append(BudgetPart("idle", labels["idle"], int(ns), float(frac)))
+        title = f"Time per {self.per}" if self.per else "Time"
+        return Budget(title, tuple(parts)) if parts else None
 
     def _notes(self) -> tuple[str, ...]:
         """Return the meaning of costs, and what the skipped checks need."""

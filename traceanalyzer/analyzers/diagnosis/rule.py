@@ -72,7 +72,7 @@ class Measured:
         cost_bytes: memory cost in bytes, or None.
         cost_frac: the cost as a share of ``of``, or None; by default the size, if it is a share.
         of: what ``cost_frac`` is a share of; by default step time or the recorded time.
-        confidence: confidence that the cause is right.
+        confidence: confidence that the cause is right; with ``low``, a warning at most.
         rank, device, step: place of the problem; None if there are several.
         intervals: rank, device, start_ns, end_ns on the clock of each file.
         explained: share of the cost that other findings explain, by rule id.
@@ -113,7 +113,8 @@ class Rule:
         analysis: name of the analysis that it checks.
         looks_for: the problem that it detects, as a phrase.
         measure: the value that is compared with the thresholds, as a phrase.
-        levels: threshold of each severity; severities without a threshold are not used.
+        levels: threshold of each severity; severities without a threshold are not used. A finding
+            of confidence low is at most a warning.
         function: the function that measures.
         counts: the measure is a count, not a share.
         uses: names of analyses that add evidence if they have results.

@@ -99,7 +99,7 @@ def _on_device(steps: pl.DataFrame, answers: Answers) -> pl.DataFrame:
 
 
 def _why_slow(result: Steps, answers: Answers, worst: Mapping[str, Any]) -> tuple[str, str]:
-    """Return cause and advice for a slow step: code that only it runs, or different kernels."""
+    """Return cause and advice for a slow step: code that runs longer, or different kernels."""
     look = (
         "Compare the slow steps with the others: traceanalyzer steps, traceanalyzer gpu-idle --by "
         "step."
@@ -107,14 +107,26 @@ def _why_slow(result: Steps, answers: Answers, worst: Mapping[str, Any]) -> tupl
     kernels = _kernels_in(answers, worst)
     rows = _only_in(result, worst)
     is_code = rows.height > 0 and rows["kind"][0] in CODE
-    each = ", ".join(map(_with_time, rows.head(_NAMED).iter_rows(named=True)))
+    each = _longer(rows)
     if kernels and (kernels.why == SLOW_GPU or not is_code):
         host = f"; on the host: {each}" if each and kernels.why == MORE_KERNELS else ""
         advice = kernels.advice(
             answers.program, "this GPU in those steps", "equal work in every step"
         )
         return f"{kernels.text}{host}", advice
-    return f"{each}, only in slow steps" if each else "", look
+    return each, look
+
+
+def _longer(rows: pl.DataFrame) -> str:
+    """Return what only slow steps run, and what takes longer in them, with its time."""
+    if rows.is_empty():
+        return ""
+    top, is_only = rows.head(_NAMED), pl.col("usual_ns").is_null()
+    parts = [
+        (", ".join(map(_with_time, top.filter(which).iter_rows(named=True))), where)
+        for which, where in ((is_only, "only"), (~is_only, "longer"))
+    ]
+    return "; ".join(f"{names}, {where} in slow steps" for names, where in parts if names)
 
 
 def _only_in(result: Steps, step: Mapping[str, Any]) -> pl.DataFrame:
@@ -128,7 +140,10 @@ def _only_in(result: Steps, step: Mapping[str, Any]) -> pl.DataFrame:
 
 
 def _with_time(row: Mapping[str, Any]) -> str:
-    return f"{row['name']} ({format_ns(row['total_ns'])})"
+    """Return a name with its time, or with its time above the usual if other steps have it too."""
+    if row["usual_ns"] is None:
+        return f"{row['name']} ({format_ns(row['total_ns'])})"
+    return f"{row['name']} ({format_ns(row['total_ns'] - row['usual_ns'])} more)"
 
 
 def _kernels_in(answers: Answers, worst: Mapping[str, Any]) -> Difference | None:
@@ -142,7 +157,7 @@ def _kernels_in(answers: Answers, worst: Mapping[str, Any]) -> Difference | None
 
 
 def _other_slow(result: Steps, longer: pl.DataFrame, worst: Mapping[str, Any]) -> Iterator[str]:
-    """Yield other slow steps, with the longest activity that only they have."""
+    """Yield other slow steps, with the activity that explains most of each."""
     others = longer.filter(pl.col("ratio") >= SLOW, pl.col("step") != worst["step"])
     others = others.unique("step", keep="first", maintain_order=True)
     names = []

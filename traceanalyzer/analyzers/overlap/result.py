@@ -209,7 +209,7 @@ def why_exposed(result: Overlap) -> str:
         for row in result.reasons.iter_rows(named=True)
         if row["share_frac"] >= _NAMED_FRAC
     ]
-    return f"Reasons: {', '.join(parts)}." if parts else ""
+    return f"Reasons for exposed communication: {', '.join(parts)}." if parts else ""
 
 
 def advice(result: Overlap, *, waits: bool = True, pytorch: bool = True) -> str:

@@ -13,7 +13,14 @@ from traceanalyzer.analyzers.base import Examination
 from traceanalyzer.analyzers.common import columns, places
 from traceanalyzer.analyzers.common.display import headings, known_columns
 from traceanalyzer.analyzers.diagnosis.judge import judge
-from traceanalyzer.analyzers.diagnosis.result import BUSY, IDLE, OF_BUSY, WAIT, Diagnosis
+from traceanalyzer.analyzers.diagnosis.result import (
+    BUSY,
+    EXPOSED_COPIES,
+    IDLE,
+    OF_BUSY,
+    WAIT,
+    Diagnosis,
+)
 from traceanalyzer.analyzers.diagnosis.rule import Rule
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
@@ -124,7 +131,7 @@ def _shares_of_time(results: Mapping[str, Any], diagnosis: Diagnosis) -> Iterato
         yield fact("idle_frac", label, pl.col("part") == IDLE)
         loading = causes.NAMES[causes.DATALOADING]
         yield fact("dataloading_frac", loading, pl.col("name") == loading)
-    communication = rows.filter(~pl.col("part").is_in((BUSY, OF_BUSY, IDLE)))
+    communication = rows.filter(~pl.col("part").is_in((BUSY, OF_BUSY, EXPOSED_COPIES, IDLE)))
     for exposed in communication["part"].unique():
         yield fact("exposed_frac", exposed, pl.col("part") == exposed)
         compared = results.get("comm_outliers")

@@ -1,6 +1,8 @@
-"""Host slices that only slow steps have: checkpoints, evaluation, compilation."""
+"""Host slices that make steps slow: checkpoints, evaluation, compilation."""
 
-import math
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
 
 import polars as pl
 
@@ -24,8 +26,11 @@ CODE = (*ANNOTATION_KINDS, "python_function", "other", "gpu_memcpy")
 #: Kinds of slices, user-named ones first: of nested slices of equal duration the first counts.
 _KINDS = (*CODE, "cpu_op", *LAUNCH_KINDS)
 
-#: Slices whose times differ by less are taken as nested.
-_NESTED_FRAC = 0.1
+#: Slices with more than this share of their time in another one have the same cause ...
+_SAME_FRAC = 0.5
+
+#: ... which one within another names if it has this share of the other one's excess.
+_MOST_FRAC = 0.7
 
 _SCHEMA = {
     "step": pl.String,
@@ -33,6 +38,7 @@ _SCHEMA = {
     "name": pl.String,
     "n": pl.Int64,
     "total_ns": pl.Int64,
+    "usual_ns": pl.Int64,
 }
 
 
@@ -44,9 +50,10 @@ def only_slow(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
         steps: step, start, end.
 
     Returns:
-        step, kind, name, n, ``total_ns`` (of slices that begin in the step), the longest first; of
-        nested slices of about the same duration one is kept. Python functions count on threads
-        that mark steps: other threads wait for work most of the time.
+        step, kind, name, n, ``total_ns`` (of slices that begin in the step), ``usual_ns`` (the mean
+        of steps that are not slow; null if these have no such slice), the largest excess over the
+        usual first; of nested slices one is kept, see :func:`_without_nested`. Python functions
+        count on threads that mark steps: other threads wait for work most of the time.
     """
     each = steps[["step", "start", "end"]].unique("start").sort("start")
     length = pl.col("end") - pl.col("start")
@@ -55,38 +62,55 @@ def only_slow(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
     if slow.is_empty() or 2 * slow.height > each.height:
         return pl.DataFrame(schema=_SCHEMA)
     least: float = slow["over"].min()  # type: ignore[assignment]
-    long = pl.col("dur") >= int(_LEAST_FRAC * least) // _MANY
-    columns = trace.events[["ts", "dur", "tid", "name", "kind"]]
-    slices = columns.filter(pl.col("kind").is_in(_KINDS), long)
+    slices = _in_steps(trace, each, int(_LEAST_FRAC * least) // _MANY)
+    if slices.is_empty():
+        return _forward_only(trace, each, slow)
+    sums = slices.group_by("step", "name").agg(
+        n=pl.len().cast(pl.Int64), total_ns=pl.col("dur").sum(), kind=pl.col("kind").first()
+    )
+    sums = sums.with_columns(pl.col("name", "kind").cast(pl.String))
+    others = max(each.height - slow.height, 1)
+    usual = (
+        sums.join(slow, on="step", how="anti")
+        .group_by("name")
+        .agg(usual_ns=(pl.col("total_ns").sum() / others).round().cast(pl.Int64))
+    )
+    candidates = sums.join(slow[["step", "over"]], on="step").join(usual, on="name", how="left")
+    kept = candidates.filter(
+        pl.col("total_ns") - pl.col("usual_ns").fill_null(0) >= _LEAST_FRAC * pl.col("over"),
+        pl.col("usual_ns").fill_null(0) <= _ELSEWHERE_FRAC * pl.col("total_ns"),
+    )
+    short = _in_steps(trace, each.join(slow, on="step", how="anti"), 0, kept["name"])
+    elsewhere = pl.col("name").is_in(short["name"].cast(pl.String).unique().implode())
+    kept = kept.with_columns(usual_ns=pl.when(elsewhere).then(pl.col("usual_ns").fill_null(0)))
+    spans = slices.select(
+        pl.col("step", "name").cast(pl.String), start="ts", end=pl.col("ts") + pl.col("dur")
+    )
+    rows = _without_nested(kept, spans).select(
+        pl.col(name).cast(of) for name, of in _SCHEMA.items()
+    )
+    return pl.concat([rows, _forward_only(trace, each, slow)])
+
+
+def _in_steps(
+    trace: Trace, each: pl.DataFrame, least_ns: int, names: pl.Series | None = None
+) -> pl.DataFrame:
+    """Return slices of at least ``least_ns`` that begin in a step: ts, dur, name, kind, step."""
+    chosen = [pl.col("kind").is_in(_KINDS), pl.col("dur") >= least_ns]
+    if names is not None:
+        chosen.append(pl.col("name").is_in([*names.unique(), *each["step"]]))
+    slices = trace.events[["ts", "dur", "tid", "name", "kind"]].filter(chosen)
     marking = slices.filter(pl.col("name").is_in(each["step"].implode()))["tid"].unique()
     if marking.len():
         elsewhere = ~pl.col("tid").is_in(marking.implode())
         slices = slices.filter(~(elsewhere & (pl.col("kind") == "python_function")))
     number = linking.label_by_interval(slices[["ts"]], each)["interval"]
-    of_step = slices[["dur", "name", "kind"]].hstack([each["step"][number]])
+    of_step = slices[["ts", "dur", "name", "kind"]].hstack([each["step"][number]])
     is_mark = pl.col("name").is_in(each["step"].implode())
-    of_step = of_step.filter(pl.col("step").is_not_null() & ~is_mark)
-    if of_step.is_empty():
-        return _forward_only(trace, each, slow)
-    sums = of_step.group_by("step", "name").agg(
-        n=pl.len().cast(pl.Int64), total_ns=pl.col("dur").sum(), kind=pl.col("kind").first()
-    )
-    sums = sums.with_columns(pl.col("name", "kind").cast(pl.String))
-    usual = (
-        sums.join(slow, on="step", how="anti")
-        .group_by("name")
-        .agg(usual=pl.col("total_ns").sum() / max(each.height - slow.height, 1))
-    )
-    candidates = sums.join(slow[["step", "over"]], on="step").join(usual, on="name", how="left")
-    kept = candidates.filter(
-        pl.col("total_ns") - pl.col("usual").fill_null(0) >= _LEAST_FRAC * pl.col("over"),
-        pl.col("usual").fill_null(0) <= _ELSEWHERE_FRAC * pl.col("total_ns"),
-    )
-    slices = _without_nested(kept).select(pl.col(name).cast(of) for name, of in _SCHEMA.items())
-    return pl.concat([slices, _forward_only(trace, each, slow)])
+    return of_step.filter(pl.col("step").is_not_null() & ~is_mark)
 
 
-_BETWEEN = {name: of for name, of in _SCHEMA.items() if name != "step"}
+_BETWEEN = {name: of for name, of in _SCHEMA.items() if name not in ("step", "usual_ns")}
 
 #: What slow steps run that have many layers more than others, but no more of a backward pass.
 FORWARD_ONLY = "forward passes without a backward pass"
@@ -111,7 +135,7 @@ def _forward_only(trace: Trace, each: pl.DataFrame, slow: pl.DataFrame) -> pl.Da
     )
     is_more = (pl.col("n") >= _MORE * usual) & (pl.col("n_backward") <= _MORE * usual_backward)
     steps = rows.filter(is_more, usual > 0, usual_backward > 0).with_columns(
-        kind=pl.lit("other"), name=pl.lit(FORWARD_ONLY), total_ns="over"
+        kind=pl.lit("other"), name=pl.lit(FORWARD_ONLY), total_ns="over", usual_ns=None
     )
     return steps.select(pl.col(name).cast(of) for name, of in _SCHEMA.items())
 
@@ -130,7 +154,7 @@ def between(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
 
     Returns:
         kind, name, n, ``total_ns`` of slices that begin and end between two steps, the longest
-        first; of nested slices of about one duration one is kept.
+        first; of nested slices one is kept.
     """
     each = steps[["start", "end"]].unique("start").sort("start")
     windows = each.select(start=pl.col("end").shift(1), end="start")
@@ -154,26 +178,78 @@ def between(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
         n=pl.len().cast(pl.Int64), total_ns=pl.col("dur").sum(), kind=pl.col("kind").first()
     )
     kept = sums.filter(pl.col("total_ns") >= _LEAST_FRAC * length)
-    rows = _without_nested(kept.with_columns(step=pl.lit(""), usual=pl.lit(0)))
+    spans = inside.select("name", step=pl.lit(""), start="ts", end=pl.col("ts") + pl.col("dur"))
+    none = pl.lit(None, pl.Int64)
+    rows = _without_nested(kept.with_columns(step=pl.lit(""), usual_ns=none), spans)
     return rows.select(pl.col(name).cast(of) for name, of in _BETWEEN.items())
 
 
-def _without_nested(rows: pl.DataFrame) -> pl.DataFrame:
-    """Keep one of the slices of a step with about the same duration, the longest first.
+def _without_nested(rows: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
+    """Keep one of the slices of a step that run at the same time; the largest excess first.
 
-    Of slices of one kind, keep the one with the smallest share in other steps, then the longest.
+    The slice with the largest excess over the usual is kept, but one with 70 % of this excess
+    replaces it if it is better: code before other slices, then slices that the other steps do not
+    have, then by kind, the share in other steps, and duration.
+
+    Args:
+        rows: step, kind, name, ``total_ns``, ``usual_ns``.
+        spans: step, name, start, end of the slices.
     """
-    if rows.is_empty():
-        return rows
+    usual = pl.col("usual_ns").fill_null(0)
     order = pl.col("kind").replace_strict({kind: place for place, kind in enumerate(_KINDS)})
-    usual = (pl.col("usual").fill_null(0) / pl.col("total_ns")).round(2)
-    ranked = rows.with_columns(order=order, usual=usual)
-    group = (pl.col("total_ns").log() / -math.log(1 - _NESTED_FRAC)).floor()
-    by_order = ranked.sort(
-        "order", "usual", "total_ns", "step", "name", descending=[False, False, True, False, False]
+    ranked = rows.with_row_index("row").with_columns(
+        excess=pl.col("total_ns") - usual,
+        rank=pl.concat_list(
+            (~pl.col("kind").is_in(CODE)).cast(pl.Int64),
+            pl.col("usual_ns").is_not_null().cast(pl.Int64),
+            order.cast(pl.Int64),
+            (100 * usual / pl.col("total_ns")).round().cast(pl.Int64),
+            -pl.col("total_ns"),
+        ),
     )
-    one = by_order.group_by("step", group.alias("length"), maintain_order=True)
-    return one.first().sort("total_ns", "step", "name", descending=[True, False, False])
+    ranked = ranked.sort("excess", "step", "name", descending=[True, False, False])
+    times = _runs(spans.join(rows.select("step", "name"), on=("step", "name"), how="semi"))
+    chosen: dict[str, list[dict[str, Any]]] = {}
+    for row in ranked.iter_rows(named=True):
+        kept = chosen.setdefault(row["step"], [])
+        same = [one for one in kept if _shared(times, row, one) > _SAME_FRAC]
+        if not same:
+            kept.append(row)
+        elif row["excess"] >= _MOST_FRAC * same[0]["excess"] and row["rank"] < same[0]["rank"]:
+            kept[kept.index(same[0])] = row
+    of_all = [row["row"] for kept in chosen.values() for row in kept]
+    return ranked.filter(pl.col("row").is_in(of_all))
+
+
+#: Disjoint intervals of the slices of a name in a step, sorted, by step and name.
+_Runs = Mapping[tuple[str, str], list[tuple[int, int]]]
+
+
+def _runs(spans: pl.DataFrame) -> _Runs:
+    runs: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
+    columns = spans.sort("start").select("step", "name", "start", "end")
+    for step, name, start, end in columns.iter_rows():
+        of_name = runs[step, name]
+        if of_name and start <= of_name[-1][1]:
+            of_name[-1] = (of_name[-1][0], max(end, of_name[-1][1]))
+        else:
+            of_name.append((start, end))
+    return runs
+
+
+def _shared(runs: _Runs, one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
+    """Return the time that two names of a step share, as a share of the shorter one."""
+    a, b = (runs[row["step"], row["name"]] for row in (one, other))
+    shared, place = 0, 0
+    for start, end in a:
+        while place < len(b) and b[place][1] <= start:
+            place += 1
+        for begin, until in b[place:]:
+            if begin >= end:
+                break
+            shared += min(end, until) - max(start, begin)
+    shorter = min(sum(end - start for start, end in rows) for rows in (a, b))
+    return shared / shorter if shorter else 0.0
 
 
 #: Slices that are this many times shorter than the least excess are not summed.

@@ -8,9 +8,12 @@ from traceanalyzer.analyzers.comm_outliers import arrivals
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.analyzers.common import places
 from traceanalyzer.analyzers.common.device_work import WORK_KIND
+from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 from traceanalyzer.analyzers.timeline.states import (
     NAMES,
+    NOT_LOST,
+    OF_CAUSE,
     STATE,
     lost_states,
     with_peers,
@@ -76,6 +79,7 @@ def summary(idle: GpuIdle, compared: CommOutliers | None) -> Lanes | None:
             "transfer": "communication, wait included"
             if compared is None
             else compared.transfer_name,
+            **_names_of_causes(lanes, idle.lost),
         },
         steps=_placed(lanes, idle.steps).select("lane", "step", "start", "end"),
         events=events,
@@ -120,3 +124,23 @@ def _states(lanes: pl.DataFrame, lost: pl.DataFrame) -> pl.DataFrame:
         "lane", "start", "end", state=pl.lit("compute", STATE), cause=pl.lit(None, pl.String)
     )
     return pl.concat([busy, states]).sort("lane", "start")
+
+
+#: Causes with a smaller share of their state are not named.
+_LEAST = 0.05
+
+
+def _names_of_causes(lanes: pl.DataFrame, lost: pl.DataFrame) -> dict[str, str]:
+    """Return the label of each idle state: the causes that it has, that with most time first."""
+    length = (pl.col("end") - pl.col("start")).sum()
+    sums = _placed(lanes, lost).group_by(pl.col("cause").cast(pl.String)).agg(ns=length)
+    named: dict[str, list[tuple[str, int]]] = {}
+    for cause, ns in sums.sort("ns", "cause", descending=[True, False]).iter_rows():
+        state = OF_CAUSE.get(cause, "idle")
+        if cause in causes.NAMES and state not in NOT_LOST:
+            named.setdefault(state, []).append((causes.NAMES[cause], ns))
+    return {
+        state: "idle: "
+        + ", ".join(name for name, ns in of if ns >= _LEAST * sum(ns for _, ns in of))
+        for state, of in named.items()
+    }
