@@ -121,20 +121,20 @@ def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> P
     gaps = idle.filter(~short)
     # most slices run while the device is busy and explain no gap
     near = replace(excerpt, slices=excerpt.slices.filter(intervals.meets(excerpt.slices, gaps)))
-    waits = [host.calls(near, causes.SYNCHRONISING), host.blocking_copies(near)]
-    synchronising = pl.concat(waits)
+    synchronising = pl.concat([host.calls(near, causes.SYNCHRONISING), host.blocking_copies(near)])
     why = [*_explained(near, gaps, loader, copies, synchronising), host.extents(excerpt)]
     divided = _divided(gaps, why, drained(near, gaps, busy, synchronising))
     pieces = [busy, profiler, idle.filter(short), *divided]
     caused = _with_causes(pieces[1:])
     late_launches = idle.filter(short, pl.col("launched") > pl.col("start"))
     exposed = _exposed(excerpt)
-    overlapped = intervals.intersect(loader, busy, _UNIT)
-    windows = [*pieces, loader, copies, overlapped, exposed, late_launches]
+    windows = [*pieces, loader, copies, intervals.intersect(loader, busy, _UNIT)]
+    windows += [exposed, late_launches]
     lost = [*pieces[1:], exposed, *_copies(excerpt)] if with_lost else None
     marked = host.steps_of_units(excerpt, units)
     measured = _measured(pl.concat([units, marked], how="diagonal"), windows)
     longest = longest_gaps.longest(excerpt, gaps, caused, options.library_names)
+    unexplained = longest["cause"].is_in(_UNEXPLAINED).any()
     return Part(
         rank=excerpt.rank,
         path=excerpt.path,
@@ -144,9 +144,7 @@ def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> P
         host_known=excerpt.slices.height > 0,
         launches_known=excerpt.launched.height > 0,
         stacks_known=excerpt.stacks_read,
-        unread_samples=excerpt.samples_recorded
-        and not excerpt.stacks_read
-        and longest["cause"].is_in(_UNEXPLAINED).any(),
+        unread_samples=excerpt.samples_recorded and not excerpt.stacks_read and unexplained,
         unread_targets=excerpt.unread_targets and (longest["cause"] == causes.DEVICE_WAIT).any(),
         units=measured.head(units.height).drop("step"),
         causes=_by_cause(caused),
