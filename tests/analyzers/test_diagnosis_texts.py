@@ -13,6 +13,7 @@ from wording import check_wording
 
 import traceanalyzer as ta
 from traceanalyzer.analyzers.diagnosis.program import Program, program as program_of
+from traceanalyzer.analyzers.diagnosis.result import DIFFERENT_JOBS, _need, _skipped
 
 FIXTURES = ROOT / "fixtures"
 
@@ -109,7 +110,8 @@ def test_every_skipped_check_says_what_it_needs(name: str) -> None:
     """Reasons without a short form are repeated as they are."""
     result = ta.diagnose(FIXTURES / name)
     (note,) = [note for note in result.notes if "skipped" in note]
-    assert "recorded" not in note
+    assert "recorded" not in note.replace("Not recorded: ", "")
+    assert "Other reasons" not in note
 
 
 @pytest.mark.parametrize("share", [0.6, 0.9])
@@ -120,3 +122,41 @@ def test_verdict_starts_with_truncated_file(share: float, tmp_path: Path) -> Non
     result = ta.diagnose(cut)
     assert result.verdict.startswith(f"{cut} is truncated")
     assert not re.search(r"host is in ProfilerStep", texts(result))
+
+
+def test_skipped_checks_are_listed_by_the_kind_of_reason() -> None:
+    """A reason that is a sentence does not follow 'for lack of'."""
+    reasons = [
+        DIFFERENT_JOBS,
+        "no matrix product or convolution was recorded",
+        "no out-of-memory error in the readable part of the file. Write the file again",
+        "no kernel events were recorded; record with torch.profiler activities=[...] (the file is "
+        "truncated: the missing data may have been at its end)",
+        "no kernel events were recorded; record with rocprofv3 --runtime-trace, or runTracer.sh",
+        "the peaks of the GPU are unknown: give --peak",
+    ]
+    needs = [_need(why) for why in reasons]
+    kinds = [kind.split()[:2] for kind, *_ in needs]
+    assert kinds == [["Other", "reasons"], ["Not", "recorded"], *[["Not", "in"]] * 2,
+                     ["Not", "recorded"], ["Other", "reasons"]]  # fmt: skip
+    assert needs[3][2] == ""
+    assert "rocprofv3" in needs[4][2]
+    check_wording(*_skipped(reasons), *_skipped(reasons[:1]))
+
+
+def test_advice_about_dropped_events_depends_on_what_was_dropped(shared: Path) -> None:
+    result = ta.diagnose(shared / "data/rocpd/matmul_result_large.rpd")
+    dropped = next(one for one in result.findings if one.id == "dropped-events")
+    assert "wrong-type" in dropped.title
+    assert "Stop the profiler" not in dropped.advice
+    check_wording(dropped.advice)
+
+
+def test_truncated_file_without_gpu_work_is_not_to_be_recorded_again(
+    shared: Path, tmp_path: Path
+) -> None:
+    whole = (shared / "data/chrome/kineto/nccl_a100_rank0of2.json.gz").read_bytes()
+    (tmp_path / "cut.json.gz").write_bytes(whole[:100_000])
+    [note] = [one for one in ta.diagnose(tmp_path / "cut.json.gz").notes if "skipped" in one]
+    assert "ProfilerActivity" not in note
+    check_wording(note)
