@@ -12,8 +12,10 @@ from conftest import ROOT
 from wording import check_wording
 
 import traceanalyzer as ta
+from traceanalyzer.analyzers.common.gpu_api import in_hip
 from traceanalyzer.analyzers.diagnosis.program import Program, program as program_of
 from traceanalyzer.analyzers.diagnosis.result import DIFFERENT_JOBS, _need, _skipped
+from traceanalyzer.analyzers.gpu_idle import causes
 
 FIXTURES = ROOT / "fixtures"
 
@@ -130,8 +132,7 @@ def test_skipped_checks_are_listed_by_the_kind_of_reason() -> None:
         DIFFERENT_JOBS,
         "no matrix product or convolution was recorded",
         "no out-of-memory error in the readable part of the file. Write the file again",
-        "no kernel events were recorded; record with torch.profiler activities=[...] (the file is "
-        "truncated: the missing data may have been at its end)",
+        "no kernel events were recorded; record with torch.profiler (the file is truncated: ...)",
         "no kernel events were recorded; record with rocprofv3 --runtime-trace, or runTracer.sh",
         "the peaks of the GPU are unknown: give --peak",
     ]
@@ -160,3 +161,46 @@ def test_truncated_file_without_gpu_work_is_not_to_be_recorded_again(
     [note] = [one for one in ta.diagnose(tmp_path / "cut.json.gz").notes if "skipped" in one]
     assert "ProfilerActivity" not in note
     check_wording(note)
+
+
+def advice_of(path: Path) -> dict[str, str]:
+    """The advice of all findings, by rule."""
+    return {one.id: one.advice for one in ta.diagnose(path).findings}
+
+
+def test_advice_for_amd_names_hip(shared: Path) -> None:
+    result = ta.diagnose(shared / "data/rocpd/bt2_test.db")
+    advice = {one.id: one.advice for one in result.findings}
+    assert "hipMemcpyAsync" in advice["exposed-copies"]
+    assert "rocprofv3" in advice["unknown-idleness"]
+    assert "roctx" not in advice["unknown-idleness"]
+    assert "Agent" not in result.about
+    text = in_hip("cudaMallocHost, cudaMemcpyAsync, CUDA graphs, torch.cuda.graph")
+    assert text == "hipHostMalloc, hipMemcpyAsync, HIP graphs, torch.cuda.graph"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "chrome/kineto/b200_rank0of8_eager.json.gz",
+        "rocpd/mytrace.rpd.gz",
+        "chrome/kineto/h100_qwen_inference.json.gz",
+    ],
+)
+def test_inference_gets_no_advice_on_optimizers(shared: Path, name: str) -> None:
+    assert "optimizer" not in " ".join(advice_of(shared / "data" / name).values())
+
+
+def test_training_gets_advice_on_optimizers() -> None:
+    assert "fused optimizers" in causes.advice(causes.LAUNCH, "1 ms", code="")
+    assert ta.gpu_idle(FIXTURES / "nccl_8ranks/rank0.json.gz").trains
+
+
+def test_few_slow_launches_are_not_too_many_launches(shared: Path) -> None:
+    """One launch of 6.5 of 8.1 ms loads code; the last step is empty."""
+    result = ta.diagnose(shared / "data/chrome/kineto/mi250_rocm62.json.gz")
+    [advice] = [one.advice for one in result.findings if one.id == "launch-bound"]
+    assert "HIP_ENABLE_DEFERRED_LOADING" in advice
+    assert "graphs" not in advice
+    assert "1 step of 9.288 ms" in result.about
+    check_wording(advice)
