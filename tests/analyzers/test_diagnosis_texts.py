@@ -204,3 +204,13 @@ def test_few_slow_launches_are_not_too_many_launches(shared: Path) -> None:
     assert "graphs" not in advice
     assert "1 step of 9.288 ms" in result.about
     check_wording(advice)
+
+
+def test_budget_of_one_rank_does_not_separate_wait_time(shared: Path) -> None:
+    one = ta.diagnose(shared / "data/chrome/kineto/nccl_a100_rank0of2.json.gz").budget
+    assert one.filter(part="exposed communication")["name"].to_list() == [
+        "communication, wait included"
+    ]
+    several = ta.diagnose(FIXTURES / "nccl_8ranks").budget
+    names = several.filter(part="exposed communication")["name"].to_list()
+    assert names == ["wait time for other ranks", "transfer"]

@@ -274,7 +274,9 @@ def _cell(value: Any, scale: Scale, form: str) -> str:
         exact = form.endswith("d")
         if exact and not math.isfinite(value):
             return str(value)
-        return format(round(value) if exact else value / scale.factor, form)
+        text = format(round(value) if exact else value / scale.factor, form)
+        # not -0.0
+        return text if exact or text.strip("-0.,") else text.lstrip("-")
     if isinstance(value, (list, tuple)):
         return ", ".join(_cell(item, scale, form) for item in value)
     return visible(str(value))

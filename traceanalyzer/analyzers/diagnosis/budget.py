@@ -12,6 +12,9 @@ from traceanalyzer.analyzers.overlap.result import Overlap
 #: Part of idle time, and name of wait time.
 IDLE, WAIT = "idle", "wait time for other ranks"
 
+#: Name of communication if no wait time is known, for example with the file of one rank only.
+BOTH = "communication, wait included"
+
 _TYPES = {"part": pl.String, "name": pl.String, "each_ns": pl.Int64, "time_frac": pl.Float64}
 
 #: Causes of idle time with a smaller share are left out.
@@ -41,9 +44,11 @@ def budget(answers: Answers) -> pl.DataFrame:
     work = "operators" if time.on_host else "compute and copies"
     rows = [("busy", work, time.whole_ns - waits - transfers - sum(idle.values()))]
     overlap, kernels = answers.get("overlap"), answers.get("kernels")
-    if waits or transfers:
+    if waits:
         rows.append((time.exposed, WAIT, waits))
         rows.append((time.exposed, "transfer", transfers))
+    elif transfers:
+        rows.append((time.exposed, BOTH, transfers))
     if isinstance(overlap, Overlap) and overlap.scalars["communication_ns"]:
         overlapped, span = (overlap.scalars[n] for n in ("overlapped_communication_ns", "span_ns"))
         ns = round(overlapped * time.whole_ns / span)

@@ -48,6 +48,7 @@ _BUDGET_STATES = {
     "compute and copies": "compute",
     "operators": "compute",
     "transfer": "transfer",
+    "communication, wait included": "transfer",
     "wait time for other ranks": "waiting",
 }
 

@@ -120,6 +120,13 @@ class Efficiency(Result):
         whole = sum(time for _, time in times)
         return sum(value * time for value, time in times) / whole if whole else None
 
+    @property
+    def why_unknown(self) -> str:
+        """Why there is no MFU, and the options that give it; empty if there is one."""
+        from traceanalyzer.analyzers.efficiency import texts
+
+        return texts.without_mfu(self)
+
     def view(self) -> View:
         """Build the view: operators, kinds, ranks, steps, peaks; bars of lost time."""
         from traceanalyzer.analyzers.efficiency import texts
