@@ -230,4 +230,4 @@ def test_other_work_is_recognised(shared: Path) -> None:
 def test_parts_below_a_hundredth_of_the_loss_are_not_named() -> None:
     result = ta.scaling(ROOT / "fixtures/power")
     assert "idle: launches" not in result.verdict
-    assert "-0.0" not in result.table("losses")
+    assert "-0.0" not in result.table()

@@ -41,6 +41,7 @@ _UNITS: dict[str, tuple[tuple[float, str], ...]] = {
     "frac": ((0.01, "%"),),
     "gbps": ((1, "GB/s"),),
     "tflops": ((1, "TFLOP/s"),),
+    "flops": ((1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"), (1, "FLOP")),
 }
 _WHOLE_UNITS = ("ns", "B")
 #: Medians of columns with one unit, in this unit.

@@ -156,7 +156,10 @@ def _tables(result: Efficiency) -> tuple[Table, ...]:
                   else "Operators", result.operators, columns, hide_first=_HIDE_FIRST)
         )  # fmt: skip
         if result.findings.height:
-            tables.append(Table("findings", "Findings", result.findings, _FINDINGS))
+            hide = ("calls", "kernel_frac", "device_ns")
+            tables.append(
+                Table("findings", "Findings", result.findings, _FINDINGS, hide_first=hide)
+            )
         tables.append(table_of_known("kinds", "Kinds of operators", result.kinds, _KINDS))
     ranks = {**rank_column(result.ranks), **_RANKS}
     tables.append(table_of_known("ranks", "Ranks", result.ranks, ranks))

@@ -380,11 +380,11 @@ def _notes(result: Transfers) -> tuple[str, ...]:
         notes.append(
             f"{result.unsized:,} copies or memsets have no recorded size, so no bandwidth."
         )
-    ways = pl.concat(
+    rated = pl.concat(
         rows.filter(pl.col("moved_bytes") > 0, pl.col("total_ns") > 0)
         for rows in (result.copies.select(_RATED), result.sizes.select(_RATED))
     )
-    fast = ways.filter(pl.col("rate_gbps").is_null())
+    fast = rated.filter(pl.col("rate_gbps").is_null())
     if fast.height:
         kinds = ", ".join(fast["direction"].unique().sort())
         notes.append(
