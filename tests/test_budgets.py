@@ -263,3 +263,19 @@ def test_junit_keeps_any_text(name, failure, skipped):
     assert cases[0].get("name") == re.sub(
         "[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", name
     )
+
+
+def test_a_metric_that_is_not_recorded_has_its_reason_in_a_note(write, shared):
+    trace = shared / "data/chrome/kineto/resnet50_dataloader_workers0.json.gz"
+    result = ta.check_budgets(trace, write("mfu >= 40%", "peak_bytes <= 70GiB"))
+    assert result.budgets["measured"].to_list() == ["not recorded"] * 2
+    mfu, peak = result.budgets["missing"]
+    assert "--peak" in mfu
+    assert "profile_memory=True" in peak
+    assert [note.partition(":")[0] for note in result.notes][:2] == ["mfu", "peak_bytes"]
+    assert "--peak" in result.violations[0]
+
+
+def test_a_trace_in_place_of_the_budgets():
+    with pytest.raises(MalformedInput, match="budgets first"):
+        read_budgets(UPGRADE)

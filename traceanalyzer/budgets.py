@@ -25,6 +25,7 @@ import polars as pl
 from traceanalyzer.analyzers import registry
 from traceanalyzer.analyzers.base import Reading
 from traceanalyzer.analyzers.diagnosis import diagnose
+from traceanalyzer.analyzers.efficiency.result import Efficiency
 from traceanalyzer.errors import MalformedInput, MissingData, OptionError, UnreadableFile
 from traceanalyzer.reading import Inputs, PathLike
 from traceanalyzer.result import Result, Table, View
@@ -51,6 +52,8 @@ _COMPARISONS: dict[str, Callable[[float, float], bool]] = {
 _MOST_BYTES = 1 << 20
 #: A key with many parts (a.b.c) takes memory by the square of their number.
 _MOST_DOTS = 100
+#: First bytes of compressed files and databases.
+_BINARY = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PK", b"BZh", b"\xfd7zXZ", b"SQLite format", b"\x80")
 _FORM = 'write for example budgets = ["step_ms <= 410"]'
 
 
@@ -149,8 +152,9 @@ class Budgets(Result):
 
     Attributes:
         budgets: one row per budget: budget (as it was written), metric, comparison, limit, value
-            (null if not recorded), measured (the value as text, or why it is missing), state (met,
-            violated, not recorded, skipped), is_violation, reason.
+            (null if not recorded), measured (the value as text, or ``not recorded``), state (met,
+            violated, not recorded, skipped), is_violation, reason, missing (why it was not
+            recorded, and how to record it; null if it was).
         path: the file of budgets.
     """
 
@@ -160,8 +164,8 @@ class Budgets(Result):
     @property
     def violations(self) -> tuple[str, ...]:
         """One line for each violated budget."""
-        rows = self.budgets.filter("is_violation").select("budget", "state", "measured").rows()
-        return tuple(f"{budget}: {_line(state, measured)}" for budget, state, measured in rows)
+        rows = self.budgets.filter("is_violation").select("budget", "measured", "missing").rows()
+        return tuple(f"{budget}: {_line(measured, why)}" for budget, measured, why in rows)
 
     def view(self) -> View:
         """Build the view: one table of budgets."""
@@ -180,13 +184,22 @@ class Budgets(Result):
         return View(
             title="Are the budgets met?",
             verdict=f"{text}.",
-            tables=(Table("budgets", "Budgets", self.budgets, columns, whole=True),),
+            notes=tuple(
+                f"{metric}: {why}"
+                for metric, why in self.budgets.drop_nulls("missing")
+                .select("metric", "missing")
+                .unique(maintain_order=True)
+                .rows()
+            ),
+            tables=(
+                Table("budgets", "Budgets", self.budgets.drop("missing"), columns, whole=True),
+            ),
             scalars={"budget_count": count, "violated_count": violated, "skipped_count": skipped},
         )
 
 
-def _line(state: str, measured: str) -> str:
-    return f"measured {measured}" if state == "violated" else f"not recorded: {measured}"
+def _line(measured: str, why: str | None) -> str:
+    return f"measured {measured}" if why is None else f"not recorded: {why}"
 
 
 # --- read ------------------------------------------------------------------------------------
@@ -209,10 +222,13 @@ def read_budgets(path: PathLike) -> tuple[Budget, ...]:
             data = file.read(_MOST_BYTES + 1)
     except (OSError, ValueError) as error:
         raise UnreadableFile(name, str(getattr(error, "strerror", error)).lower()) from None
-    if len(data) > _MOST_BYTES:
+    if len(data) > _MOST_BYTES and not data.startswith(_BINARY) and not data.startswith(b"{"):
         raise MalformedInput(name, "too large for a file of budgets", hint=_FORM)
     if any(line.count(b".") > _MOST_DOTS for line in data.splitlines()):
         raise MalformedInput(name, f"a line with more than {_MOST_DOTS} dots", hint=_FORM)
+    if data.startswith(_BINARY) or data.lstrip().startswith(b"{"):
+        hint = "give the file of budgets first: traceanalyzer gate budgets.toml TRACE"
+        raise MalformedInput(name, "not a file of budgets but, it seems, a trace", hint=hint)
     try:
         content = tomllib.loads(data.decode())
     except (ValueError, RecursionError) as error:
@@ -302,7 +318,7 @@ def check_budgets(inputs: Inputs, budgets: PathLike, **reading: Unpack[Reading])
         InputError: nothing can be read, or the file of budgets is invalid.
     """
     limits = read_budgets(budgets)
-    answers: dict[str, Mapping[str, Any] | MissingData] = {}
+    answers: dict[str, Result | MissingData] = {}
     notes: dict[str, None] = {}
     analyses = list(dict.fromkeys(METRICS[one.metric].analysis for one in limits))
     if progress := reading.get("progress"):  # each analysis reads the files again
@@ -316,23 +332,24 @@ def check_budgets(inputs: Inputs, budgets: PathLike, **reading: Unpack[Reading])
         except MissingData as error:
             answers[analysis] = error
         else:
-            answers[analysis] = result.scalars
+            answers[analysis] = result
             notes |= dict.fromkeys(result.input_notes)
         reading.pop("on_trace", None)  # the issues of a file are the same for each analysis
     rows = [_row(one, answers[METRICS[one.metric].analysis]) for one in limits]
-    schema = {"limit": pl.Float64, "value": pl.Float64}
+    schema = {"limit": pl.Float64, "value": pl.Float64, "missing": pl.String}
     return Budgets(
         pl.DataFrame(rows, schema_overrides=schema), os.fspath(budgets), input_notes=tuple(notes)
     )
 
 
-def _row(budget: Budget, answer: Mapping[str, Any] | MissingData) -> dict[str, Any]:
+def _row(budget: Budget, answer: Result | MissingData) -> dict[str, Any]:
     metric = METRICS[budget.metric]
-    value = None if isinstance(answer, MissingData) else metric.of(answer)
+    value = None if isinstance(answer, MissingData) else metric.of(answer.scalars)
     state: State
+    missing = None
     if value is None:
-        state = "skipped" if budget.optional else "not recorded"
-        measured = str(answer) if isinstance(answer, MissingData) else "no such data in the files"
+        state, measured = "skipped" if budget.optional else "not recorded", "not recorded"
+        missing = _missing(answer)
     else:
         state = "met" if _COMPARISONS[budget.comparison](value, budget.limit) else "violated"
         measured = _measured(value, metric.unit)
@@ -346,7 +363,17 @@ def _row(budget: Budget, answer: Mapping[str, Any] | MissingData) -> dict[str, A
         "state": state,
         "is_violation": state in ("violated", "not recorded"),
         "reason": budget.reason,
+        "missing": missing,
     }
+
+
+def _missing(answer: Result | MissingData) -> str:
+    """Return why a metric was not recorded."""
+    if isinstance(answer, MissingData):
+        return f"{answer}."
+    if isinstance(answer, Efficiency) and (unknown := answer.why_unknown):
+        return unknown
+    return "no such data in the files."
 
 
 def _measured(value: float, unit: Unit) -> str:

@@ -28,6 +28,8 @@ from traceanalyzer.run import (
 )
 from traceanalyzer.trace import Meta, Trace
 
+_NO_EVENTS = "check that the profiler was active while the program ran, and record again"
+
 
 @dataclass
 class _Asked:
@@ -116,7 +118,7 @@ def examine(
     measure_all(opened, questions)
     opened.require(any_part=bool(opened.read))
     if not opened.any_rows:
-        raise MissingData(f"{', '.join(opened.read)}: no events were recorded")
+        raise MissingData(f"{', '.join(opened.read)}: no events were recorded; {_NO_EVENTS}")
     companions = {name for question in asked.values() if (name := question.analyzer.companion)}
     collected = {name: [part for _, part in asked.pop(name).parts] for name in companions}
     reader = Reader(opened.items, opened.metas, how, collected, opened.summaries)

@@ -13,7 +13,10 @@ from diagnosing import BY_ID
 from wording import check_wording
 
 import traceanalyzer as ta
+from traceanalyzer.analyzers.common.gpu_api import in_hip
 from traceanalyzer.analyzers.diagnosis.program import Program, program as program_of
+from traceanalyzer.analyzers.diagnosis.result import DIFFERENT_JOBS, _need, _skipped
+from traceanalyzer.analyzers.gpu_idle import causes
 
 FIXTURES = ROOT / "fixtures"
 
@@ -110,7 +113,8 @@ def test_every_skipped_check_says_what_it_needs(name: str) -> None:
     """Reasons without a short form are repeated as they are."""
     result = ta.diagnose(FIXTURES / name)
     (note,) = [note for note in result.notes if "skipped" in note]
-    assert "recorded" not in note
+    assert "recorded" not in note.replace("Not recorded: ", "")
+    assert "Other reasons" not in note
 
 
 @pytest.mark.parametrize("share", [0.6, 0.9])
@@ -133,3 +137,93 @@ def test_idle_time_in_collectives_is_divided_between_findings() -> None:
     assert "outside steps" not in text
     assert {"checkpoints", "data-loading"} <= set(re.findall(r"[\w-]+", text)) & BY_ID.keys()
     check_wording(text, one.advice)
+
+
+def test_skipped_checks_are_listed_by_the_kind_of_reason() -> None:
+    """A reason that is a sentence does not follow 'for lack of'."""
+    reasons = [
+        DIFFERENT_JOBS,
+        "no matrix product or convolution was recorded",
+        "no out-of-memory error in the readable part of the file. Write the file again",
+        "no kernel events were recorded; record with torch.profiler (the file is truncated: ...)",
+        "no kernel events were recorded; record with rocprofv3 --runtime-trace, or runTracer.sh",
+        "the peaks of the GPU are unknown: give --peak",
+    ]
+    needs = [_need(why) for why in reasons]
+    kinds = [kind.split()[:2] for kind, *_ in needs]
+    assert kinds == [["Other", "reasons"], ["Not", "recorded"], *[["Not", "in"]] * 2,
+                     ["Not", "recorded"], ["Other", "reasons"]]  # fmt: skip
+    assert needs[3][2] == ""
+    assert "rocprofv3" in needs[4][2]
+    check_wording(*_skipped(reasons), *_skipped(reasons[:1]))
+
+
+def test_advice_about_dropped_events_depends_on_what_was_dropped(shared: Path) -> None:
+    result = ta.diagnose(shared / "data/rocpd/matmul_result_large.rpd")
+    dropped = next(one for one in result.findings if one.id == "dropped-events")
+    assert "wrong-type" in dropped.title
+    assert "Stop the profiler" not in dropped.advice
+    check_wording(dropped.advice)
+
+
+def test_truncated_file_without_gpu_work_is_not_to_be_recorded_again(
+    shared: Path, tmp_path: Path
+) -> None:
+    whole = (shared / "data/chrome/kineto/nccl_a100_rank0of2.json.gz").read_bytes()
+    (tmp_path / "cut.json.gz").write_bytes(whole[:100_000])
+    [note] = [one for one in ta.diagnose(tmp_path / "cut.json.gz").notes if "skipped" in one]
+    assert "ProfilerActivity" not in note
+    check_wording(note)
+
+
+def advice_of(path: Path) -> dict[str, str]:
+    """The advice of all findings, by rule."""
+    return {one.id: one.advice for one in ta.diagnose(path).findings}
+
+
+def test_advice_for_amd_names_hip(shared: Path) -> None:
+    result = ta.diagnose(shared / "data/rocpd/bt2_test.db")
+    advice = {one.id: one.advice for one in result.findings}
+    assert "hipMemcpyAsync" in advice["exposed-copies"]
+    assert "rocprofv3" in advice["unknown-idleness"]
+    assert "roctx" not in advice["unknown-idleness"]
+    assert "Agent" not in result.about
+    text = in_hip("cudaMallocHost, cudaMemcpyAsync, CUDA graphs, torch.cuda.graph")
+    assert text == "hipHostMalloc, hipMemcpyAsync, HIP graphs, torch.cuda.graph"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "chrome/kineto/b200_rank0of8_eager.json.gz",
+        "rocpd/mytrace.rpd.gz",
+        "chrome/kineto/h100_qwen_inference.json.gz",
+    ],
+)
+def test_inference_gets_no_advice_on_optimizers(shared: Path, name: str) -> None:
+    assert "optimizer" not in " ".join(advice_of(shared / "data" / name).values())
+
+
+def test_training_gets_advice_on_optimizers() -> None:
+    assert "fused optimizers" in causes.advice(causes.LAUNCH, "1 ms", code="")
+    assert ta.gpu_idle(FIXTURES / "nccl_8ranks/rank0.json.gz").trains
+
+
+def test_few_slow_launches_are_not_too_many_launches(shared: Path) -> None:
+    """One launch of 6.5 of 8.1 ms loads code; the last step is empty."""
+    result = ta.diagnose(shared / "data/chrome/kineto/mi250_rocm62.json.gz")
+    [advice] = [one.advice for one in result.findings if one.id == "launch-bound"]
+    assert "HIP_ENABLE_DEFERRED_LOADING" in advice
+    assert "graphs" not in advice
+    assert "1 step of 9.288 ms" in result.about
+    check_wording(advice)
+
+
+def test_budget_of_one_rank_does_not_separate_wait_time(shared: Path) -> None:
+    one = ta.diagnose(shared / "data/chrome/kineto/nccl_a100_rank0of2.json.gz").budget
+    assert one.filter(part="exposed communication")["name"].to_list() == [
+        "communication, wait included"
+    ]
+    several = ta.diagnose(FIXTURES / "nccl_8ranks").budget
+    names = several.filter(part="exposed communication")["name"].to_list()
+    assert names == ["wait time for other ranks", "transfer"]

@@ -328,6 +328,7 @@ def test_equal_short_names_are_numbered() -> None:
 def test_functions() -> None:
     assert function("void at::native::(anonymous namespace)::f<int, g<2> >(int)") == "at::native::f"
     assert function("std::enable_if<true, void>::type x::f<1>(int)") == "x::f"
+    assert function("enable_if<!T7, void>::type kernel<int, float>(T13)") == "kernel"
     assert function("_ZN2ck6device12_GLOBAL__N_13gemE") == "ck::device::gem"
 
 

@@ -287,3 +287,12 @@ def test_modules_are_in_reports(tmp_path: Path) -> None:
     assert "modules" in [section.key for section in ta.report(path).sections]
     path.write_text(json.dumps(text[1:]))
     assert "modules" not in [section.key for section in ta.report(path).sections]
+
+
+def test_flops_have_a_unit_and_the_legend_names_what_is_outside(recording: Path) -> None:
+    result = ta.modules(recording)
+    assert "FLOP]" in result.table()
+    [flame] = result.view().flames()
+    groups = flame.frame.filter(name="(outside modules)")["group"].to_list()
+    assert groups
+    assert None not in groups

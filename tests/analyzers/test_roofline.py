@@ -283,3 +283,12 @@ def test_shares_of_the_verdict_have_one_base() -> None:
 def test_a_time_window_does_not_apply_to_a_report_of_ncu() -> None:
     with pytest.raises(MissingData, match=r"wide\.csv.*--since"):
         ta.roofline(ROOT / "fixtures/ncu/wide.csv", since_ns=1)
+
+
+def test_memory_of_gpus_without_hbm_is_dram(shared: Path) -> None:
+    """An RTX 5090 has GDDR memory."""
+    text = ta.roofline(shared / "data/ncu/dsocr_k0001_details.csv").table()
+    assert "DRAM" in text
+    assert "HBM" not in text
+    assert "type kernel" not in text
+    assert "HBM" in ta.roofline(ROOT / "fixtures/ncu/hopper_raw.csv").table()

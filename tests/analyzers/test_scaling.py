@@ -8,6 +8,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 from comm_traces import ALL_REDUCE, GEMM, MS, device, host, step, trace
+from conftest import ROOT
 from hypothesis import given, settings, strategies as st
 from wording import check_wording, raises_wording
 
@@ -208,3 +209,25 @@ def test_folders(tmp_path: Path):
     result = scaling([tmp_path / "run2", tmp_path / "run4"])
     assert result.sizes["gpus"].to_list() == [2, 4]
     assert [Path(name).name for name in result.runs["run"]] == ["run2", "run4"]
+
+
+def test_other_work_is_recognised(shared: Path) -> None:
+    """Compute is 37 ms longer than ideal, the loss is 22 ms."""
+    kineto = shared / "data/chrome/kineto"
+    files = [
+        kineto / f"{name}.json.gz" for name in ("nccl_a100_rank0of2", "a100_rank3of8_sendrecv")
+    ]
+    result = ta.scaling(files)
+    assert result.runs["run"].to_list() == list(map(str, files))
+    check_wording(result.verdict)
+    different = ta.scaling(
+        [kineto / "resnet50_dataloader_workers0.json.gz", kineto / "dlrm_8ranks"]
+    )
+    assert "is above ideal" in different.verdict
+    assert different.runs["run"][0].endswith("workers0.json.gz")
+
+
+def test_parts_below_a_hundredth_of_the_loss_are_not_named() -> None:
+    result = ta.scaling(ROOT / "fixtures/power")
+    assert "idle: launches" not in result.verdict
+    assert "-0.0" not in result.table()

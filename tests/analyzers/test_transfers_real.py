@@ -71,3 +71,15 @@ def test_bandwidths_agree_with_the_machine(shared: Path) -> None:
     rates = result.copies.select("direction", pl.col("rate_gbps").round(2)).rows()
     assert rates == [("HtoD", 14.09), ("DtoH", 13.28)]
     assert result.findings["finding"].to_list() == ["pageable", "pageable", *["exposed-copies"] * 2]
+
+
+def test_advice_and_bandwidth_of_a_program_without_pytorch(shared: Path) -> None:
+    """A memset of 3.7 GiB is recorded with 1.1 us."""
+    result = ta.transfers(shared / "data/nsys/pre2022_two_long_gaps.sqlite.gz")
+    advice = " ".join(result.findings["advice"])
+    assert "cudaMallocHost" in advice
+    assert "cudaMemcpyAsync" in advice
+    assert "non_blocking" not in advice
+    assert result.copies.filter(direction="memset")["rate_gbps"].to_list() == [None]
+    assert result.sizes["rate_gbps"].max() == pytest.approx(7792, rel=1e-3)
+    assert "GB/s" in result.notes[-1]

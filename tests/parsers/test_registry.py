@@ -1,5 +1,6 @@
 """Formats of other packages, registered by entry point."""
 
+import gzip
 from importlib.metadata import EntryPoint
 
 import pytest
@@ -83,3 +84,18 @@ def test_priorities_are_unique():
     priorities = [f.priority for f in registry.formats()]
     assert len(set(priorities)) == len(priorities)
     assert priorities == sorted(priorities, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("content", "remedy"),
+    [
+        (b"", "record it again"),
+        (b"hello world", "--input-format"),
+        (gzip.compress(b'{"traceEvents": [' + bytes(range(256)), mtime=0)[:12], "copy or record"),
+    ],
+)
+def test_an_unknown_file_gets_a_remedy_and_no_list(tmp_path, content, remedy):
+    (tmp_path / "x.json.gz").write_bytes(content)
+    with pytest.raises(UnknownFormat, match=remedy) as raised:
+        ta.read(tmp_path / "x.json.gz")
+    assert "ncu-csv" not in str(raised.value)

@@ -50,7 +50,7 @@ def gate(
 def _cases(result: Any) -> list[Case]:
     cases = []
     for row in result.budgets.to_dicts():
-        text = f"{row['budget']}: {row['state']}, {row['measured']}"
+        text = f"{row['budget']}: {row['state']}, {row['missing'] or row['measured']}"
         failure, skipped = row["is_violation"], row["state"] == "skipped"
         cases.append(Case(row["budget"], text if failure else "", text if skipped else ""))
     return cases

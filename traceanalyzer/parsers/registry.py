@@ -28,6 +28,9 @@ from traceanalyzer.parsers.rocpd import parser as rocpd
 from traceanalyzer.parsers.source import Source
 
 #: Reason for an empty file of ``export_stacks``.
+_EMPTY = "record it again, and stop the profiler before the program ends"
+_AGAIN = "copy or record it again: no event can be read"
+_FORMATS = "docs/options.md lists the formats; --input-format NAME overrides the detection"
 _NO_STACKS = (
     "export_stacks of PyTorch 1.13 to 2.0 needs with_stack=True and experimental_config="
     "torch._C._profiler._ExperimentalConfig(verbose=True)"
@@ -130,14 +133,14 @@ def require(source: Source) -> Format:
 
     Raises:
         InputError: the file cannot be read or decompressed.
-        UnknownFormat: no parser recognises the content; the message lists the formats tried.
+        UnknownFormat: no parser recognises the content.
     """
     detected = detect(source)
     if detected is not None:
         return detected
     if source.size == 0:
         is_stacks = "stacks" in PurePath(source.path).name
-        raise UnknownFormat(source.path, "is empty", hint=_NO_STACKS if is_stacks else None)
+        raise UnknownFormat(source.path, "is empty", hint=_NO_STACKS if is_stacks else _EMPTY)
     if nsys_sqlite.written_by_us(source.head()):
         raise UnknownFormat(
             source.path,
@@ -158,15 +161,11 @@ def require(source: Source) -> Format:
         )
     if known := foreign.recognise(source.head(), source.path):
         raise UnknownFormat(source.path, known.what, hint=known.hint)
-    names = ", ".join(f.name for f in formats())
     is_object = source.head().lstrip().startswith(b"{")
     unknown = "JSON without traceEvents" if is_object else "unknown file format"
-    what = source.damage or unknown
-    raise UnknownFormat(
-        source.path,
-        f"{what} (tried {names}{_unusable_text()})",
-        hint="--input-format NAME overrides the detection",
-    )
+    if source.damage:
+        raise UnknownFormat(source.path, source.damage, hint=_AGAIN)
+    raise UnknownFormat(source.path, f"{unknown}{_unusable_text()}", hint=_FORMATS)
 
 
 def _recognises(candidate: Format, head: bytes, path: str) -> bool:
@@ -177,4 +176,4 @@ def _recognises(candidate: Format, head: bytes, path: str) -> bool:
 
 
 def _unusable_text() -> str:
-    return f"; could not load {', '.join(unusable())}" if unusable() else ""
+    return f" (could not load {', '.join(unusable())})" if unusable() else ""

@@ -41,6 +41,7 @@ _UNITS: dict[str, tuple[tuple[float, str], ...]] = {
     "frac": ((0.01, "%"),),
     "gbps": ((1, "GB/s"),),
     "tflops": ((1, "TFLOP/s"),),
+    "flops": ((1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"), (1, "FLOP")),
 }
 _WHOLE_UNITS = ("ns", "B")
 #: Medians of columns with one unit, in this unit.
@@ -274,7 +275,9 @@ def _cell(value: Any, scale: Scale, form: str) -> str:
         exact = form.endswith("d")
         if exact and not math.isfinite(value):
             return str(value)
-        return format(round(value) if exact else value / scale.factor, form)
+        text = format(round(value) if exact else value / scale.factor, form)
+        # not -0.0
+        return text if exact or text.strip("-0.,") else text.lstrip("-")
     if isinstance(value, (list, tuple)):
         return ", ".join(_cell(item, scale, form) for item in value)
     return visible(str(value))

@@ -376,7 +376,7 @@ def _cost(result: CommOutliers, rank: int) -> str:
         return ""
     level = "critical" if row["straggler_frac"] >= arrivals.CRITICAL_FRAC else "a warning"
     return (
-        f"It costs {format_frac(row['straggler_frac'])} of step time, in "
+        f"The median rank waits {format_frac(row['straggler_frac'])} of step time for it, in "
         f"{row['straggler_steps']} of {result.steps.height} steps ({level})."
     )
 

@@ -30,7 +30,7 @@ _SPELLINGS = tuple(
         (r"\((?:int|bool|unsigned int|unsigned long|long|char)\)(?=-?\d)", ""),
         (r"\[lambda\(([^()\[\]]*)\) \(instance (\d+)\)\]", r"{lambda(\1)#\2}"),
         (r"operator \(\)", "operator()"),
-        (r"^std::enable_if<.*?>::type ", ""),
+        (r"^(?:std::)?enable_if(?:_t)?<.*?>(?:::type)? (?=\w)", ""),
         (r"^void ", ""),
         (r"(\d)ul?\b", r"\1"),
     )

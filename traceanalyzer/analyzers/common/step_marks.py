@@ -9,7 +9,13 @@ import polars as pl
 from traceanalyzer.analyzers.base import Skipped
 from traceanalyzer.analyzers.common.names import named
 from traceanalyzer.trace import Meta, Trace
-from traceanalyzer.vocabulary import ENGINE_STEP, MEMORY_SNAPSHOT, PROFILER_STEP, steps_pattern
+from traceanalyzer.vocabulary import (
+    DEVICE_WORK,
+    ENGINE_STEP,
+    MEMORY_SNAPSHOT,
+    PROFILER_STEP,
+    steps_pattern,
+)
 
 P = TypeVar("P")
 
@@ -21,6 +27,9 @@ MARK_NAMES = (PROFILER_STEP,)
 
 #: Steps that overlap by less are consecutive: profilers round times and durations.
 _ROUNDING_NS = 1_000
+
+#: The last step is incomplete if it takes less than this share of the median of the others.
+_TAIL_FRAC = 0.05
 
 #: Name of the slice of a batch in Composer, and its category in older versions.
 _COMPOSER_BATCH = "event/batch"
@@ -34,7 +43,8 @@ def step_marks(trace: Trace, step_name: str | None = None) -> pl.DataFrame:
     Steps of an inference engine come first, unless there are as many ``ProfilerStep#``. Only the
     first available kind is used. A mark inside another mark of its thread is ignored. Marks that
     overlap by less than 1 us (rounding) are both steps, and the first ends at the start of the
-    second. Steps that are partly outside the time window of the trace are left out. If several
+    second. Steps that are partly outside the time window of the trace are left out, as is a last
+    ``ProfilerStep#`` that is much shorter than the others and has no device work. If several
     threads mark steps, the one with the most marked time is used. Steps with equal names are
     numbered: ``## train_step ## [2]``.
 
@@ -80,6 +90,7 @@ def _step_marks(trace: Trace, step_name: str | None) -> pl.DataFrame:
     most = outer.with_columns(marked=length).sort("marked", descending=True, maintain_order=True)
     first = pl.struct("pid", "tid").first().over("rank")
     steps = most.filter(pl.struct("pid", "tid") == first).sort("rank", "start")
+    steps = _without_tail(steps, trace)
     nth = pl.int_range(pl.len()).over("rank", "step") + 1
     again = pl.format("{} [{}]", "step", nth)
     return steps.select(
@@ -87,6 +98,29 @@ def _step_marks(trace: Trace, step_name: str | None) -> pl.DataFrame:
         pl.when(pl.len().over("rank", "step") > 1).then(again).otherwise("step").alias("step"),
         "start",
         "end",
+    )
+
+
+def _without_tail(steps: pl.DataFrame, trace: Trace) -> pl.DataFrame:
+    """Drop the last step of the profiler if the recording ended at its start.
+
+    It is much shorter than the others, and no device work starts in it or after it.
+    """
+    length = pl.col("end") - pl.col("start")
+    before = length.sort_by("start").head(pl.len() - 1).median()
+    is_tail = (
+        pl.col("step").str.starts_with(PROFILER_STEP)
+        & (pl.col("start") == pl.col("start").max().over("rank"))
+        & (length < _TAIL_FRAC * before.over("rank"))
+    )
+    tails = steps.filter(is_tail)
+    if tails.is_empty():
+        return steps
+    work = trace.events.select("rank", "ts", "kind").filter(pl.col("kind").is_in(DEVICE_WORK))
+    last = work.group_by("rank").agg(_last=pl.col("ts").max())
+    tails = tails.join(last, on="rank", nulls_equal=True).filter(pl.col("_last") < pl.col("start"))
+    return steps.join(
+        tails, on=["rank", "start"], how="anti", nulls_equal=True, maintain_order="left"
     )
 
 

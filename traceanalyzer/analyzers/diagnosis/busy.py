@@ -208,9 +208,10 @@ def _fusing(answers: Answers) -> str:
             "Fuse them: neighbouring operations in one kernel read and write memory once; fewer "
             "changes of layout and data type."
         )
+    optimizers = " and optimizers (fused=True)" if answers.program.trains else ""
     return (
         "Fuse them: torch.compile combines neighbouring operations into one kernel. Without "
-        "it: fused layers and optimizers (fused=True), fewer changes of layout and data type."
+        f"it: fused layers{optimizers}, fewer changes of layout and data type."
     )
 
 

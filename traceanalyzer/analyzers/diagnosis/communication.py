@@ -83,7 +83,8 @@ def _measure_straggler(result: CommOutliers, answers: Answers, rank: int, total:
     row = result.ranks.filter(pl.col("rank") == rank).row(0, named=True)
     reason, label = straggling.reason(answers, rank, by_cause), result.rank_label(rank)
     spread = result.spread()
-    wait = f"{format_frac(share)} of their {time.of.removeprefix('the ')}"
+    mean = "on average " if result.ranks.height > 2 else ""
+    wait = f"{mean}{format_frac(share)} of their {time.of.removeprefix('the ')}"
     size = share if left < _MUCH_LEFT else share * left
     cause = f" Cause: {reason}." if reason else ""
     return Measured(

@@ -6,6 +6,7 @@ from typing import Any
 import polars as pl
 
 from traceanalyzer.analyzers.common.columns import largest_first
+from traceanalyzer.analyzers.common.gpu_api import in_hip
 from traceanalyzer.analyzers.diagnosis.device_time import (
     COPIES,
     DeviceTime,
@@ -16,7 +17,7 @@ from traceanalyzer.analyzers.diagnosis.device_time import (
 from traceanalyzer.analyzers.diagnosis.idle import in_steps, including, of_ranks
 from traceanalyzer.analyzers.diagnosis.rule import Answers, Measured, rule
 from traceanalyzer.analyzers.overlap.result import Overlap
-from traceanalyzer.analyzers.transfers.result import ADVICE, MIGRATIONS, Transfers, page_faults
+from traceanalyzer.analyzers.transfers.result import MIGRATIONS, Transfers, page_faults
 from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns
 
 #: Maximum number of items in a list.
@@ -136,7 +137,8 @@ def _copying(copies: pl.DataFrame, sums: Mapping[str, int], answers: Answers) ->
             "Avoid device-to-device copies (clone, contiguous, cat, changes of layout or type), or "
             "fuse them into the kernels that use the data"
         )
-    return f"{'. '.join(texts)}; transfers lists the copies."
+    text = f"{'. '.join(texts)}; transfers lists the copies."
+    return in_hip(text) if answers.program.amd else text
 
 
 def _overlapping(copies: pl.DataFrame, directions: Collection[str], *, pytorch: bool) -> str:
@@ -180,6 +182,7 @@ def _migrations(result: Transfers, _: Answers) -> Iterator[Measured]:
         return
     faults = result.faults.filter("on_gpu")["total_ns"].sum()
     cost = max(int(rows["total_ns"].sum()), int(faults))
+    advice = str(rows["advice"][0])
     moved = f"{format_count(int(rows['n'].sum()), 'migration')} move"
     size = format_bytes(int(rows["moved_bytes"].sum()))
     yield Measured(
@@ -187,7 +190,7 @@ def _migrations(result: Transfers, _: Answers) -> Iterator[Measured]:
         title=f"Migrations and page faults of managed memory: {format_ns(cost)} "
         f"({format_frac(cost / result.span_ns)} of device time).",
         evidence=(f"{moved} {size}{page_faults(result.faults)}.",),
-        advice=f"{ADVICE[MIGRATIONS][:1].upper()}{ADVICE[MIGRATIONS][1:]}.",
+        advice=f"{advice[:1].upper()}{advice[1:]}.",
         total_ns=cost,
         of="device time",
     )

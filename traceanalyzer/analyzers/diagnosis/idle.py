@@ -6,6 +6,7 @@ from functools import partial
 import polars as pl
 
 from traceanalyzer.analyzers.common.columns import largest_first
+from traceanalyzer.analyzers.common.gpu_api import in_hip
 from traceanalyzer.analyzers.common.places import at_start, places
 from traceanalyzer.analyzers.cuda_api import findings
 from traceanalyzer.analyzers.cuda_api.result import CudaApi
@@ -57,8 +58,11 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
     known: Confidence = "high" if result.host_known else "medium"
     rank = only_rank(losses)
     once = _is_once(cause, result, losses, time)
+    few = cause == causes.LAUNCH and _is_in_few(losses)
     advice = _once_advice(time, answers) if once else _advice(cause, result, time)
-    graph_advice = "" if once else _graph_advice(cause, answers)
+    if few and not once:
+        advice = _first_launches(time.text(total), answers)
+    graph_advice = "" if once or few else _graph_advice(cause, answers)
     yield Measured(
         size=time.frac(total),
         title=_title(cause, result, losses, time, rank),
@@ -107,6 +111,16 @@ def _once_advice(time: DeviceTime, answers: Answers) -> str:
     if not answers.program.pytorch:
         return "This is one-time setup: start the recording after a warm-up."
     return _ONCE_ADVICE.format(where=" in the first step" if time.in_steps else "")
+
+
+def _first_launches(saves: str, answers: Answers) -> str:
+    """Return advice about few launches with most of the time."""
+    text = (
+        "Look at these few launches in the table of longest gaps of gpu-idle: the first launch of "
+        "a kernel loads its code, so start the recording after a warm-up, or load all code at the "
+        f"start (CUDA_MODULE_LOADING=EAGER): saves up to {saves}."
+    )
+    return in_hip(text) if answers.program.amd else text
 
 
 def _is_once(cause: str, result: GpuIdle, losses: pl.DataFrame, time: DeviceTime) -> bool:
@@ -453,10 +467,11 @@ def _graph_advice(cause: str, answers: Answers) -> str:
     result = answers.get("launches")
     if cause != causes.LAUNCH or not isinstance(result, Launches) or not _equal_launches(result):
         return ""
-    return (
+    text = (
         ' If shapes do not change, torch.compile(mode="reduce-overhead") or torch.cuda.graph '
         "replays a step as one CUDA graph."
     )
+    return in_hip(text) if answers.program.amd else text
 
 
 #: Findings of ``cuda_api`` that are evidence for a cause.

@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import polars as pl
 
+from traceanalyzer.analyzers.common.gpu_api import AMD
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 from traceanalyzer.analyzers.info.compute import Info
 from traceanalyzer.analyzers.memory.result import Memory
@@ -21,7 +22,6 @@ _BEFORE_AMPERE = re.compile(
 _CATEGORIES = 4
 #: Most models of GPUs that are named.
 _MODELS = 2
-_AMD = re.compile(r"\bMI\d{2,3}|Radeon|Instinct", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,8 @@ class Program:
 
     Attributes:
         pytorch: whether PyTorch was recorded, or the framework is unknown.
+        trains: whether an optimizer or a backward pass was recorded.
+        hip: whether it is known to call HIP.
         gpus: names of the GPUs.
         one_host: whether all ranks of the job were recorded on one host.
     """
@@ -37,6 +39,13 @@ class Program:
     pytorch: bool = True
     gpus: str = ""
     one_host: bool = False
+    trains: bool = True
+    hip: bool = False
+
+    @property
+    def amd(self) -> bool:
+        """Whether the GPUs are of AMD."""
+        return self.hip or bool(AMD.search(self.gpus))
 
     @property
     def faster_precision(self) -> str:
@@ -46,7 +55,7 @@ class Program:
             return f"{half} on tensor cores"
         if _BEFORE_AMPERE.search(self.gpus):
             return "mixed precision with float16 (torch.autocast with a gradient scaler)"
-        if _AMD.search(self.gpus):
+        if self.amd:
             return "mixed precision (torch.autocast, bfloat16)"
         return (
             "mixed precision (torch.autocast, bfloat16) or, on Ampere and later, TF32 "
@@ -56,12 +65,12 @@ class Program:
     @property
     def library(self) -> str:
         """Name of the library for GPU collectives."""
-        return "RCCL" if _AMD.search(self.gpus) else "NCCL"
+        return "RCCL" if self.amd else "NCCL"
 
     @property
     def clocks(self) -> str:
         """Command that prints clocks, power and temperature of these GPUs."""
-        if _AMD.search(self.gpus):
+        if self.amd:
             return "amd-smi metric --clock --power --temperature"
         return "nvidia-smi -q -d CLOCK,PERFORMANCE,TEMPERATURE"
 
@@ -70,7 +79,7 @@ class Program:
         """Advice for collectives that use little of their link."""
         link = "a missing NVLink bridge"
         name = "NVLink"
-        if _AMD.search(self.gpus):
+        if self.amd:
             link, name = "a missing xGMI (Infinity Fabric) link", "xGMI"
         return (
             f"Check which transport {self.library} uses (NCCL_DEBUG=INFO): P2P disabled, {link}, "
@@ -89,7 +98,7 @@ class Program:
                 "Compare nodes and time of day, and check which interface is used "
                 "(GLOO_SOCKET_IFNAME): the network is slow or shared, or the CPUs are busy."
             )
-        name = "Infinity Fabric" if _AMD.search(self.gpus) else "NVLink"
+        name = "Infinity Fabric" if self.amd else "NVLink"
         if self.one_host:
             return (
                 f"Check the transport in the {self.library} log (NCCL_DEBUG=INFO), and other jobs "
@@ -105,11 +114,13 @@ class Program:
 def program(results: Mapping[str, Result]) -> Program:
     """Return framework and GPUs from the results."""
     idle, info = results.get("gpu_idle"), results.get("info")
-    pytorch = idle.pytorch if isinstance(idle, GpuIdle) else True
+    known = Program()
+    if isinstance(idle, GpuIdle):
+        known = Program(idle.pytorch, trains=idle.trains, hip=idle.hip)
     if not isinstance(info, Info):
-        return Program(pytorch)
+        return known
     gpus = ", ".join(info.files["devices"].drop_nulls().unique().sort())
-    return Program(pytorch, gpus, _is_one_host(info.files))
+    return replace(known, gpus=gpus, one_host=_is_one_host(info.files))
 
 
 def _is_one_host(files: pl.DataFrame) -> bool:

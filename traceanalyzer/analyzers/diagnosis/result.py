@@ -66,27 +66,43 @@ def _state(part: str, name: str) -> str:
 #: Start of the text after the reason of a skipped check: how to record it, further hints.
 _AFTER_REASON = re.compile(r"; |\. | \(the file is|, so |, and no ")
 
+_GPU_WORK = "GPU work"
+_COMMUNICATION = "communication of several ranks"
+
 #: What skipped checks need, by their reason: data, how to record it.
 _NEEDS = tuple(
     (re.compile(pattern), data, how)
     for pattern, data, how in (
-        ("communication", "communication of several ranks", ""),
+        ("communication", _COMMUNICATION, ""),
         ("shapes", "input shapes", "torch.profiler record_shapes=True"),
-        ("peaks", "peaks of the GPU", "traceanalyzer efficiency --peak"),
         ("history", "memory history", "torch.cuda.memory._record_memory_history()"),
-        ("allocations", "allocations", "torch.profiler profile_memory=True"),
+        ("no allocations", "allocations", "torch.profiler profile_memory=True"),
         ("gpu-metrics", "GPU metrics", "nsys profile --gpu-metrics-devices=all"),
+        ("rocprof-sys", "GPU metrics", "runTracer.sh of rocmProfileData, or rocprof-sys"),
         ("counters", "host metrics", "MosaicML Composer's Profiler(sys_prof_cpu=True)"),
         ("--sample=", "samples", "nsys profile --sample=process-tree"),
         ("sample", "samples", "py-spy record -f raw -o FILE"),
         ("steps", "steps", "profiler.step() or --step-name"),
-        ("nsys profile", "GPU work", "nsys profile --trace=cuda,nvtx,osrt"),
+        ("out-of-memory error", "out-of-memory errors", ""),
+        ("matrix product", "matrix products and convolutions", ""),
+        ("nsys profile", _GPU_WORK, "nsys profile --trace=cuda,nvtx,osrt"),
+        ("rocprofv3", _GPU_WORK, "rocprofv3 --runtime-trace"),
         (
             "torch.profiler",
-            "GPU work",
+            _GPU_WORK,
             "torch.profiler activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]",
         ),
     )
+)
+
+#: What the reason of a skipped check says if a part of the file cannot be read.
+_CUT_OFF = re.compile(r"\(the file is truncated|in the readable part")
+
+#: Why checks are skipped: titles of the lists in the note on skipped checks.
+_NOT_RECORDED, _NOT_READABLE, _OTHER = (
+    "Not recorded",
+    "Not in the readable part of the file",
+    "Other reasons",
 )
 
 
@@ -94,21 +110,33 @@ def _number_of(n: int, severity: Severity) -> str:
     return format_count(n, severity) if severity == "warning" else f"{n:,} {severity}"
 
 
-def _need(why: str) -> tuple[str, str]:
-    """Return what a skipped check needs, and how to record it; otherwise the reason."""
+def _need(why: str) -> tuple[str, str, str]:
+    """Return the kind of reason, the data that a skipped check needs, and how to record it."""
+    if "peaks" in why:
+        return _OTHER, "peaks of the GPU unknown", "traceanalyzer efficiency --peak"
     needs = ((data, how) for pattern, data, how in _NEEDS if pattern.search(why))
-    return next(needs, (_AFTER_REASON.split(why, maxsplit=1)[0], ""))
+    data, how = next(needs, ("", ""))
+    if not data:
+        return _OTHER, _AFTER_REASON.split(why, maxsplit=1)[0], ""
+    if not _CUT_OFF.search(why):
+        return _NOT_RECORDED, data, how
+    # GPU work is last in a file: recording it again would not add it
+    return _NOT_READABLE, data, "" if data == _GPU_WORK else how
 
 
 def _skipped(whys: Iterable[str]) -> Iterator[str]:
-    """Yield one sentence on all skipped checks: what they need, and how to record it."""
+    """Yield one note on all skipped checks: what they need, and how to record it."""
     counts = Counter(map(_need, whys))
-    if counts:
-        each = ", ".join(
-            f"{data} ({n:,}{f': {how}' if how else ''})" for (data, how), n in counts.most_common()
-        )
-        checks = format_count(counts.total(), "check")
-        yield f"{checks} skipped for lack of {each}. --top all lists them."
+    if not counts:
+        return
+    lists: dict[str, list[str]] = {_NOT_RECORDED: [], _NOT_READABLE: [], _OTHER: []}
+    for (kind, data, how), n in counts.most_common():
+        lists[kind].append(f"{data} ({n:,}{f': {how}' if how else ''})")
+    each = [f"{kind}: {', '.join(texts)}." for kind, texts in lists.items() if texts]
+    text = " ".join(each)
+    if len(each) == 1:
+        text = text.replace(f"{_OTHER}: ", "Reason: ", 1)
+    yield f"{format_count(counts.total(), 'check')} skipped. {text} --top all lists them."
 
 
 @dataclass(frozen=True, eq=False, repr=False)

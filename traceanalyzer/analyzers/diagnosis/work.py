@@ -424,18 +424,32 @@ def _dropped_events(result: Info, _: Answers) -> Iterator[Measured]:
         f"{'has' if files == 1 else 'have'} dropped events: "
         f"{', '.join(sorted(lost['code'].unique()))}.",
         evidence=(f"{first['path']}: {first['code']}{place}.",),
-        advice=f"{_complete(result, first['path'])} All numbers are without these events.",
+        advice=f"{_complete(result, lost)} All numbers are without these events.",
     )
 
 
-def _complete(result: Info, path: str) -> str:
-    """Return how to get a complete file."""
-    formats = result.files.filter(pl.col("path") == path)["format"]
-    if (formats == "memory-snapshot").any():
-        return (
-            "Write the snapshot again: torch.cuda.memory._dump_snapshot() must end before the job."
-        )
-    return "Stop the profiler before the job ends, so that it can write the complete file."
+#: Codes of files that end early or are damaged, and of tables that are missing or differ.
+_INCOMPLETE = r"truncated|damaged|unreadable-rows|incomplete-row"
+_OTHER_TABLES = r"missing-(?:table|column)"
+
+
+def _complete(result: Info, lost: pl.DataFrame) -> str:
+    """Return how to get a complete file, or what to do about the values that are dropped."""
+    lost = lost.filter(pl.col("path") == lost["path"][0])
+    if lost["code"].str.contains(_INCOMPLETE).any():
+        formats = result.files.filter(pl.col("path") == lost["path"][0])["format"]
+        if (formats == "memory-snapshot").any():
+            return (
+                "Write the snapshot again: torch.cuda.memory._dump_snapshot() must end before the "
+                "job."
+            )
+        return "Stop the profiler before the job ends, so that it can write the complete file."
+    if lost["code"].str.contains(_OTHER_TABLES).any():
+        return "Export the recording with another version of the profiler: its tables differ."
+    return (
+        "The file is complete, but the profiler wrote invalid values (traceanalyzer info counts "
+        "them): check them, and update the profiler if there are many."
+    )
 
 
 @rule(

@@ -124,6 +124,13 @@ class Efficiency(Result):
         whole = sum(time for _, time in times)
         return sum(value * time for value, time in times) / whole if whole else None
 
+    @property
+    def why_unknown(self) -> str:
+        """Why there is no MFU, and the options that give it; empty if there is one."""
+        from traceanalyzer.analyzers.efficiency import texts
+
+        return texts.without_mfu(self)
+
     def view(self) -> View:
         """Build the view: operators, kinds, ranks, steps, peaks; bars of lost time."""
         from traceanalyzer.analyzers.efficiency import texts
@@ -153,7 +160,10 @@ def _tables(result: Efficiency) -> tuple[Table, ...]:
                   else "Operators", result.operators, columns, hide_first=_HIDE_FIRST)
         )  # fmt: skip
         if result.findings.height:
-            tables.append(Table("findings", "Findings", result.findings, _FINDINGS))
+            hide = ("calls", "kernel_frac", "device_ns")
+            tables.append(
+                Table("findings", "Findings", result.findings, _FINDINGS, hide_first=hide)
+            )
         tables.append(table_of_known("kinds", "Kinds of operators", result.kinds, _KINDS))
     ranks = {**rank_column(result.ranks), **_RANKS}
     tables.append(table_of_known("ranks", "Ranks", result.ranks, ranks))

@@ -35,7 +35,7 @@ _SIX = "MFU from 6 x parameters x tokens"
 def verdict(result: Efficiency) -> str:
     """Return MFU or why it is unknown, the speed of products, and the most lost time."""
     covered = result.covered_frac
-    utilisation = sentences(_utilisation(result), _impossible(result), _without_mfu(result))
+    utilisation = sentences(_utilisation(result), _impossible(result), without_mfu(result))
     details = (_of_products(result), _lost(result))
     if result.has_shapes and covered is not None and covered < _LITTLE:
         return sentences(_covered(result), utilisation, *details)
@@ -78,7 +78,7 @@ def _impossible(result: Efficiency) -> str:
     return f"Above 100 % is impossible: check {listed(wrong)}." if wrong else ""
 
 
-def _without_mfu(result: Efficiency) -> str:
+def without_mfu(result: Efficiency) -> str:
     """Return why there is no MFU, and the options that give it."""
     if result.mfu_frac is not None or result.mfu_6nt_frac is not None:
         return ""

@@ -114,9 +114,6 @@ SAVING = (
     r"^(?:fsync|fdatasync|write|pwrite64|fwrite)$",
 )
 
-#: Substrings of names that only PyTorch's operators, kernels and annotations have.
-OF_PYTORCH = ("aten::", "at::", "c10::", "torch", "ProfilerStep#", "DataLoader")
-
 #: Calls of the OS runtime that access files, pipes or sockets.
 FILE_CALLS = (
     r"^(?:p?(?:read|write)(?:v2?|64)?|f(?:read|write|open|open64|close|flush|gets|sync|datasync)"
@@ -150,10 +147,12 @@ WAITING = {
 #: The same for all causes of lost time.
 LOSING = {**WAITING, EXPOSED: "exposed communication", COPIES: "exposed copies"}
 
+#: Advice for programs with an optimizer.
+_OPTIMIZERS = ", fused optimizers"
 #: Advice by cause; ": saves up to ..." follows.
 _ADVICE = {
     PROFILER: "Record less (fewer kinds of events, fewer steps)",
-    SHORT_GAP: "Use fewer, larger kernels (torch.compile, CUDA graphs, fused optimizers)",
+    SHORT_GAP: f"Use fewer, larger kernels (torch.compile, CUDA graphs{_OPTIMIZERS})",
     DATALOADING: "Use more loader workers (num_workers, prefetch_factor, persistent_workers), "
     "cheaper transforms or faster storage",
     BATCH_COPY: "Overlap copies with kernels (DataLoader(pin_memory=True) and .to(device, "
@@ -166,8 +165,8 @@ _ADVICE = {
     CHECKPOINT_IO: "Load before the loop, and save asynchronously or less often "
     "(torch.distributed.checkpoint.async_save)",
     PEER: "Find and remove the delay of the straggler (comm-outliers, with the files of all ranks)",
-    LAUNCH: "Reduce the number of launches (CUDA graphs, torch.compile, larger batches, fused "
-    "optimizers)",
+    LAUNCH: "Reduce the number of launches (CUDA graphs, torch.compile, larger batches"
+    f"{_OPTIMIZERS})",
     HOST_CODE: "Move this code off the main thread",
 }
 #: Other advice for programs without PyTorch.
@@ -192,18 +191,28 @@ _WITHOUT_GAIN = {
     "(cudaStreamWaitEvent), another GPU, or another process on this GPU. The next work was "
     "launched before the wait began, so fewer synchronising calls or faster launches would "
     "not shorten it.",
-    UNKNOWN: "No host activity was recorded: {code} shows the code that runs in these gaps.",
+    UNKNOWN: "No host activity was recorded: {code}, to see what runs in these gaps.",
 }
 
 
-def advice(cause: str, saves: str, *, code: str, pytorch: bool = True, here: bool = False) -> str:
+def advice(
+    cause: str,
+    saves: str,
+    *,
+    code: str,
+    pytorch: bool = True,
+    trains: bool = True,
+    here: bool = False,
+) -> str:
     """Return the advice for a cause of idle time, with the maximum saving.
 
     Args:
         cause: one of :data:`CAUSES`.
         saves: the idle time of the cause, as text.
-        code: what to record to see more code; empty if Python stacks were recorded.
+        code: what to record to see more code; empty if Python stacks were recorded. If the cause
+            is unknown: how to record the host.
         pytorch: whether the program is known to use PyTorch.
+        trains: whether the program is known to train a model.
         here: the advice is part of the result of ``gpu-idle``.
     """
     if cause in _WITHOUT_GAIN:
@@ -213,4 +222,5 @@ def advice(cause: str, saves: str, *, code: str, pytorch: bool = True, here: boo
         where = f"See the table of longest gaps{'' if here else ' of gpu-idle'}. "
         where += f"{code[:1].upper()}{code[1:]} shows which code runs. " * bool(code)
     texts = _ADVICE if pytorch else _ADVICE | _ADVICE_ELSEWHERE
-    return f"{where}{texts[cause]}: saves up to {saves}."
+    text = texts[cause] if trains else texts[cause].replace(_OPTIMIZERS, "")
+    return f"{where}{text}: saves up to {saves}."

@@ -12,6 +12,7 @@ from traceanalyzer.analyzers.base import Analyzer, Needs
 from traceanalyzer.analyzers.common import clocks, device_work, step_patterns
 from traceanalyzer.analyzers.common.columns import grouped
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE, MEMORY
+from traceanalyzer.analyzers.common.gpu_api import OF_PYTORCH, trains
 from traceanalyzer.analyzers.gpu_idle import causes, host, longest_gaps, lost as losing
 from traceanalyzer.analyzers.gpu_idle.causes import BUSY, CAUSE, CAUSES
 from traceanalyzer.analyzers.gpu_idle.gaps import drained, queued, with_launches
@@ -70,6 +71,8 @@ class Part:
         file_calls: rows of :func:`~.host.file_calls`, in idle time whose cause they may show.
         gap_count: number of idle gaps that are not short.
         pytorch: operators or kernels of PyTorch were recorded.
+        trains: an optimizer or a backward pass was recorded.
+        hip: the program uses AMD's GPUs.
         copies_pinned: no copy of a batch is named as one from pageable memory.
         hints: how to record missing data with the profiler that wrote the file.
         by_device: the same with one unit per device, if units are processes.
@@ -96,6 +99,8 @@ class Part:
     file_calls: pl.DataFrame
     gap_count: int
     pytorch: bool
+    trains: bool
+    hip: bool
     copies_pinned: bool
     hints: Mapping[str, str]
     by_device: Part | None = None
@@ -156,7 +161,9 @@ def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> P
         loader_code=host.loader_code(excerpt, loading),
         file_calls=host.file_calls(near, pl.concat(_of_causes(pieces, _UNEXPLAINED))),
         gap_count=gaps.height,
-        pytorch=any(mark in name for name in excerpt.names for mark in causes.OF_PYTORCH),
+        pytorch=any(mark in name for name in excerpt.names for mark in OF_PYTORCH),
+        trains=trains(excerpt.names),
+        hip=excerpt.hip,
         copies_pinned=host.copies_pinned(excerpt),
         hints=excerpt.hints,
         by_device=measure(excerpt.by_device, options) if excerpt.by_device else None,
@@ -252,6 +259,8 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
         gaps=gaps,
         one_clock=one_clock,
         pytorch=any(part.pytorch for part in parts),
+        trains=any(part.trains for part in parts),
+        hip=any(part.hip for part in parts),
         copies_pinned=all(part.copies_pinned for part in parts),
         hints=parts[0].hints,
         whole=combine([part.by_device or part for part in parts], replace(options, by="device"))

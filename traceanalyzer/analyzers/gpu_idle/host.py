@@ -10,6 +10,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.common import device_work, step_patterns
 from traceanalyzer.analyzers.common.columns import left_join
+from traceanalyzer.analyzers.common.gpu_api import uses_hip
 from traceanalyzer.analyzers.common.launching import is_graph_capture, launches
 from traceanalyzer.analyzers.common.names import (
     ADDRESS,
@@ -79,6 +80,7 @@ class Excerpt:
         stream_waits: rows of :func:`_stream_waits`.
         unread_targets: the file has the targets of stream waits, in unread arguments.
         names: all distinct names, including those of slices.
+        hip: the program uses AMD's GPUs.
         work_lost: the file is truncated, or work was launched but none recorded.
         recorded_until: end of the last work (of the last operator without device work) of a
             truncated file: what follows is missing, not idle. None if the file is complete.
@@ -105,6 +107,7 @@ class Excerpt:
     stream_waits: pl.DataFrame
     unread_targets: bool
     names: list[str]
+    hip: bool
     work_lost: bool
     recorded_until: int | None
     collectives: pl.DataFrame
@@ -184,6 +187,7 @@ def take(trace: Trace, options: Options) -> Excerpt:
         unread_targets=_ARGS not in trace.events.columns
         and trace.events.select((pl.col("kind") == "cuda_sync").any()).item(),
         names=trace.names,
+        hip=uses_hip(trace.meta, trace.names),
         work_lost=is_truncated(trace) or (work.is_empty() and _calling(trace).height > 0),
         recorded_until=until,
         collectives=_collectives(trace, pids),

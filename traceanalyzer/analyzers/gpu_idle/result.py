@@ -10,6 +10,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.common import kernel_names, places, step_patterns
 from traceanalyzer.analyzers.common.display import stacked
+from traceanalyzer.analyzers.common.gpu_api import in_hip
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.options import By
 from traceanalyzer.drawings import Chart
@@ -59,6 +60,8 @@ class GpuIdle(Result):
         min_gap_ns: shorter gaps are ``short_gap``.
         gap_count: number of gaps that are not shorter.
         pytorch: operators or kernels of PyTorch were recorded.
+        trains: an optimizer or a backward pass was recorded.
+        hip: the program uses AMD's GPUs.
         copies_pinned: no copy of a batch is named as one from pageable memory.
         units: one row per device (or process on a device, or main thread): rank, path, device, pid,
             start, end, ``busy_ns`` and a column per cause (``dataloading_ns`` ...), which add up to
@@ -104,6 +107,8 @@ class GpuIdle(Result):
     min_gap_ns: int
     gap_count: int
     pytorch: bool
+    trains: bool
+    hip: bool
     copies_pinned: bool
     units: pl.DataFrame
     causes: pl.DataFrame
@@ -169,13 +174,13 @@ class GpuIdle(Result):
             )
         if cause == causes.BATCH_COPY and self.copies_pinned and self.pytorch:
             return causes.BATCH_COPY_PINNED.format(saves=saves)
-        return causes.advice(
-            cause,
-            saves,
-            code="" if self.stacks_known else self.hints["other code"],
-            pytorch=self.pytorch,
-            here=here,
+        code = "" if self.stacks_known else self.hints["other code"]
+        if cause == causes.UNKNOWN:
+            code = self.hints["device work"]
+        text = causes.advice(
+            cause, saves, code=code, pytorch=self.pytorch, trains=self.trains, here=here
         )
+        return in_hip(text) if self.hip else text
 
     def on_axis(self, shifts: pl.DataFrame, *, one_clock: bool) -> GpuIdle:
         """Return the result with the gaps on another axis, for example that of the timeline.

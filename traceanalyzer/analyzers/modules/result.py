@@ -383,7 +383,7 @@ def _add_boxes(
     whole = of_modules if is_apart else of_modules + totals[outside]
     root = len(boxes)
     if whole:
-        boxes.append((None, phase, None, 0.0, float(whole)))
+        boxes.append((None, phase, "phase", 0.0, float(whole)))
     place: dict[int, int] = {}
     rows = zip(parents, modules["name"], modules["class"], strict=True)
     for row, (parent, name, group) in enumerate(rows):
@@ -391,5 +391,5 @@ def _add_boxes(
             place[row] = len(boxes)
             above = place[parent] if parent is not None else root
             known = None if row == outside and is_apart else above
-            label = OUTSIDE if row == outside else name
+            label, group = (OUTSIDE, OUTSIDE) if row == outside else (name, group)
             boxes.append((known, label, group, float(alone[row]), float(totals[row])))

@@ -56,7 +56,7 @@ class Options(AnalyzerOptions):
         given = {}
         for text in self.bandwidth:
             level, _, value = text.rpartition("=")
-            level = level.strip().upper() or "HBM"
+            level = level.strip().upper().replace("DRAM", "HBM") or "HBM"
             try:
                 number = float(value)
             except ValueError:

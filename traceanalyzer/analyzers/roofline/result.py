@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -20,6 +21,12 @@ _KERNELS = headings(
     "l1_gbps: L1, dram_frac: HBM of peak, l2_frac: L2 of peak, l1_frac: L1 of peak, "
     "theoretical_occupancy_frac: possible occupancy, waves, registers"
 )
+#: GPUs with HBM; others have GDDR memory, or are unknown.
+_HAS_HBM = re.compile(
+    r"HBM|\b(?:P100|G?V100|A30|A[18]00|G?H\d{2,3}|G?B\d{3}|MI\d{2,3}\w?|TITAN V|Instinct)\b",
+    re.IGNORECASE,
+)
+_HBM = re.compile(r"\bHBM\b")
 _HIDE_FIRST = (
     "registers", "waves", "theoretical_occupancy_frac", "l1_frac", "l2_frac", "dram_frac",
     "l1_gbps", "l2_gbps", "hbm_gbps", "launches", "tensor_frac", "l1_intensity", "l2_intensity",
@@ -91,7 +98,7 @@ class Roofline(Result):
         """Build the view: kernels, rules, roofs; a roofline per GPU."""
         from traceanalyzer.analyzers.roofline import texts
 
-        return View(
+        view = View(
             title="How far are kernels from the roofline?"
             if self.source == "ncu"
             else "How far are operators from the roofline?",
@@ -101,6 +108,40 @@ class Roofline(Result):
             scalars=self.numbers("source", "launches", "time_ns", "covered_frac"),
             charts=partial(_charts, self),
         )
+        gpus = {*self.kernels["gpu"].drop_nulls(), *self.roofs["gpu"].drop_nulls()}
+        known = gpus and all(_HAS_HBM.search(gpu) for gpu in gpus)
+        return view if known else _with_dram(view)
+
+
+def _with_dram(view: View) -> View:
+    """Return the view with the name of device memory that is not known to be HBM."""
+
+    def named(text: str) -> str:
+        return _HBM.sub("DRAM", text)
+
+    def in_frame(frame: pl.DataFrame) -> pl.DataFrame:
+        return frame.with_columns(pl.col(pl.String).str.replace_all(_HBM.pattern, "DRAM"))
+
+    def charts() -> tuple[Chart, ...]:
+        return tuple(
+            replace(
+                one,
+                frame=in_frame(one.frame),
+                lines=None if one.lines is None else in_frame(one.lines),
+            )
+            for one in view.charts()
+        )
+
+    tables = tuple(
+        replace(
+            table,
+            frame=in_frame(table.frame),
+            columns={name: named(label) for name, label in table.columns.items()},
+        )
+        for table in view.tables
+    )
+    notes = tuple(map(named, view.notes))
+    return replace(view, verdict=named(view.verdict), notes=notes, tables=tables, charts=charts)
 
 
 # --- tables and charts ---------------------------------------------------------------------

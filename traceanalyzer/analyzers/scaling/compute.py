@@ -121,12 +121,18 @@ def _runs(parts: Sequence[Part]) -> Iterable[tuple[str, list[Part]]]:
     for world, of_world in by_world.items():
         ranks = [part.timeline.rank for part in of_world]
         if world is not None and None not in ranks and len(set(ranks)) == len(ranks):
-            yield of_world[0].folder, of_world
+            yield _name(of_world), of_world
             continue
         by_folder: dict[str, list[Part]] = defaultdict(list)
         for part in of_world:
             by_folder[part.folder].append(part)
-        yield from by_folder.items()
+        yield from ((_name(run), run) for run in by_folder.values())
+
+
+def _name(run: Sequence[Part]) -> str:
+    """Return the file of a run, or the folder of its files."""
+    files = {part.timeline.path for part in run}
+    return run[0].timeline.path if len(files) == 1 else run[0].folder
 
 
 def _distinct_names(runs: Sequence[tuple[str, list[Part]]]) -> list[tuple[str, list[Part]]]:

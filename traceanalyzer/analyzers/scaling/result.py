@@ -36,6 +36,10 @@ _RUNS = headings(
 _NAMED = 3
 #: Above this efficiency, the runs are probably not comparable.
 _ABOVE = 1.05
+#: Compute that is longer by this share of the step, and by more than the loss, is other work.
+_MORE_WORK = 0.1
+#: Parts below this share of the loss are not named.
+_LITTLE = 0.01
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -99,13 +103,29 @@ def _verdict(result: Scaling) -> str:
 def _not_comparable(result: Scaling) -> str:
     """Return why the step times do not show scaling: other GPUs, or other work."""
     gpus = result.runs.filter(pl.col("steps") > 0)["gpu"].drop_nulls().unique(maintain_order=True)
+    texts = []
     if len(gpus) > 1:
-        return (
+        texts.append(
             f"The runs are on different GPUs ({', '.join(gpus)}): their step times do not show "
             "scaling."
         )
     work = "the same work per GPU" if result.weak else "the same work per step"
-    return above_ideal(result.sizes, work)
+    above = above_ideal(result.sizes, work)
+    if not above and _has_other_work(result):
+        above = (
+            f"The runs probably do not have {work}: compute is longer than ideal by more than the "
+            "whole loss."
+        )
+    return sentences(*texts, above)
+
+
+def _has_other_work(result: Scaling) -> bool:
+    """Whether compute, which the same work does not change, is longer by more than the loss."""
+    losses = result.losses.join(
+        result.sizes.select("gpus", whole_ns="lost_ns", step_ns="step_ns"), on="gpus"
+    )
+    longer = pl.col("lost_ns") > pl.max_horizontal("whole_ns", _MORE_WORK * pl.col("step_ns"))
+    return losses.filter(longer, pl.col("part") == NAMES["compute"]).height > 0
 
 
 def above_ideal(sizes: pl.DataFrame, work: str, count: str = "gpus", unit: str = "GPU") -> str:
@@ -130,6 +150,7 @@ def above_ideal(sizes: pl.DataFrame, work: str, count: str = "gpus", unit: str =
 def _loss(result: Scaling, row: dict[str, float]) -> str:
     """Return how much longer than ideal a step is on a number of GPUs, and its longest parts."""
     parts = result.losses.filter(pl.col("gpus") == row["gpus"], pl.col("lost_ns") > 0)
+    parts = parts.filter(pl.col("lost_ns") >= _LITTLE * abs(row["lost_ns"]))
     largest = parts.sort("lost_ns", "part", descending=[True, False]).head(_NAMED)
     texts = [f"{one['part']} {format_ns(one['lost_ns'])}" for one in largest.iter_rows(named=True)]
     most = ", ".join(texts)

@@ -15,9 +15,12 @@ from traceanalyzer.analyzers.common.columns import (
     whole,
 )
 from traceanalyzer.analyzers.common.device_work import DEVICE
+from traceanalyzer.analyzers.common.gpu_api import uses_hip, uses_pytorch
 from traceanalyzer.analyzers.transfers.options import Options
 from traceanalyzer.analyzers.transfers.result import (
+    MOST_GBPS,
     Transfers,
+    advice,
     findings_of,
     size_class,
     with_directions,
@@ -51,6 +54,8 @@ class Part:
             least one copy or memset ran), alone_ns (the part of it without a kernel, or null).
         unfinished: number of copies and memsets without an end.
         faults: rank, path, on_gpu, n, total_ns of page faults of managed memory.
+        pytorch: the program uses PyTorch.
+        hip: the program uses AMD's GPUs.
     """
 
     path: str
@@ -58,6 +63,8 @@ class Part:
     devices: pl.DataFrame
     unfinished: int
     faults: pl.DataFrame
+    pytorch: bool
+    hip: bool
 
 
 def measure(trace: Trace, _options: Options) -> Part:
@@ -92,6 +99,8 @@ def measure(trace: Trace, _options: Options) -> Part:
         ),
         unfinished=recorded - moves.height,
         faults=_faults(trace).with_columns(path),
+        pytorch=uses_pytorch(trace.meta, trace.names),
+        hip=uses_hip(trace.meta, trace.names),
     )
 
 
@@ -105,13 +114,14 @@ def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()
     devices = _devices(parts, moves)
     span_ns = int(devices["span_ns"].sum())
     known = devices["alone_ns"].drop_nulls()
+    pytorch, hip = any(part.pytorch for part in parts), any(part.hip for part in parts)
     return Transfers(
         n=moves.height,
         moved_bytes=int(moves["moved_bytes"].sum()),
         total_ns=int(moves["dur_ns"].sum()),
         span_ns=span_ns,
         alone_ns=int(known.sum()) if known.len() else None,
-        findings=findings_of(copies, sizes, span_ns),
+        findings=findings_of(copies, sizes, span_ns, advice(pytorch=pytorch, hip=hip)),
         copies=copies,
         sizes=sizes.sort("place", "size").drop("place"),
         devices=devices,
@@ -119,6 +129,8 @@ def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()
         unsized=int(moves["moved_bytes"].null_count()),
         unfinished=sum(part.unfinished for part in parts),
         faults=pl.concat([part.faults for part in parts]),
+        pytorch=pytorch,
+        hip=hip,
     )
 
 
@@ -176,7 +188,8 @@ def _summed(moves: pl.DataFrame, keys: Sequence[str]) -> pl.DataFrame:
         exposed_n=(pl.col("exposed_ns") > 0).sum().cast(pl.Int64),
         exposed_ns=sum_if_known("exposed_ns"),
     )
-    shares = sums.with_columns(exposed_frac=ratio("exposed_ns", "total_ns"))
+    possible = pl.when(pl.col("rate_gbps") <= MOST_GBPS).then("rate_gbps")
+    shares = sums.with_columns(exposed_frac=ratio("exposed_ns", "total_ns"), rate_gbps=possible)
     return largest_first(shares, "total_ns", *keys, nulls_last=True)
 
 

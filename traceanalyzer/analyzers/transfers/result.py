@@ -1,7 +1,7 @@
 """Result of the transfers analysis: data, verdict, notes, tables and charts."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -11,6 +11,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.common.columns import sum_if_known
 from traceanalyzer.analyzers.common.display import headings, sentences, stacked, table_of_known
+from traceanalyzer.analyzers.common.gpu_api import in_hip
 from traceanalyzer.analyzers.common.places import places
 from traceanalyzer.drawings import Chart
 from traceanalyzer.result import Result, Table, View
@@ -58,10 +59,22 @@ ADVICE = {
 }
 
 #: Exposed copies that need not be pinned.
+_PINNED = "pinned"
 _ADVICE_PINNED = (
     "start them earlier, with non_blocking=True on a separate stream, to overlap with kernels of "
     "the previous step"
 )
+#: Other advice for programs without PyTorch.
+_ADVICE_ELSEWHERE = {
+    PAGEABLE: "pin the host memory (cudaMallocHost, cudaHostRegister) and copy with "
+    "cudaMemcpyAsync; traceanalyzer cuda-api shows how long these copies block the host",
+    EXPOSED: "copy between device and pinned memory with cudaMemcpyAsync on a separate stream to "
+    "overlap with kernels",
+    _PINNED: "start them earlier, with cudaMemcpyAsync on a separate stream, to overlap with "
+    "kernels",
+}
+#: No memory is faster: a row with a higher bandwidth has durations that are too short.
+MOST_GBPS = 30_000
 _NEVER_PAGEABLE = r"Pinned|Managed"
 
 _SCHEMA = pl.Schema(
@@ -91,6 +104,8 @@ _NAMED = 3
 #: Least share of device time to report copies.
 _WORTH_FRAC = 0.01
 
+#: Columns that show which rows have no bandwidth although size and duration are known.
+_RATED = ("direction", "moved_bytes", "total_ns", "rate_gbps")
 #: Rates above this are formatted without decimals.
 _GREAT_GBPS = 100
 
@@ -111,7 +126,8 @@ class Transfers(Result):
     """Result of the transfers analysis: copies and memsets, bandwidth and overlap.
 
     Rows of ``copies``, ``sizes`` and ``by_device`` have n, moved_bytes (null if not recorded),
-    total_ns, min_ns, median_ns, max_ns, rate_gbps (bytes over time, in 10^9 bytes per second),
+    total_ns, min_ns, median_ns, max_ns, rate_gbps (bytes over time, in 10^9 bytes per second; null
+    above :data:`MOST_GBPS`),
     exposed_n and exposed_ns (copies, and their time, while no kernel ran on the device; exposed_ns
     is null without recorded kernels) and exposed_frac (of total_ns).
 
@@ -133,6 +149,8 @@ class Transfers(Result):
         unfinished: number of copies and memsets without an end, which are not counted.
         faults: page faults of managed memory: rank, path, on_gpu, n (on a GPU: fault groups that
             were handled together), total_ns (0 on a CPU, where durations are not recorded).
+        pytorch: the program uses PyTorch.
+        hip: the program uses AMD's GPUs.
     """
 
     n: int
@@ -148,6 +166,8 @@ class Transfers(Result):
     unsized: int
     unfinished: int
     faults: pl.DataFrame
+    pytorch: bool
+    hip: bool
 
     def view(self) -> View:
         """Build the view: findings, copies and memsets by direction, size and device; charts."""
@@ -192,13 +212,22 @@ def size_class() -> pl.Expr:
     return pl.when(size.is_null()).then(pl.lit(UNKNOWN)).otherwise(known).cast(SIZE).alias("size")
 
 
-def findings_of(copies: pl.DataFrame, sizes: pl.DataFrame, span_ns: int) -> pl.DataFrame:
+def advice(*, pytorch: bool, hip: bool) -> dict[str, str]:
+    """Return the advice for each finding, with the functions of the program's API."""
+    texts = ADVICE | {_PINNED: _ADVICE_PINNED} | ({} if pytorch else _ADVICE_ELSEWHERE)
+    return {name: in_hip(text) for name, text in texts.items()} if hip else texts
+
+
+def findings_of(
+    copies: pl.DataFrame, sizes: pl.DataFrame, span_ns: int, advice: Mapping[str, str]
+) -> pl.DataFrame:
     """Return one row per finding, direction and memory.
 
     Args:
         copies: sums by direction and memory.
         sizes: the same by class of size.
         span_ns: first start to last end of work, summed over devices.
+        advice: of each finding.
 
     Returns:
         finding, what, n, moved_bytes, total_ns, exposed_ns (null if unknown), advice.
@@ -209,7 +238,7 @@ def findings_of(copies: pl.DataFrame, sizes: pl.DataFrame, span_ns: int) -> pl.D
         *_of_exposed(copies, span_ns),
         *_of_small(copies, sizes),
     ]
-    with_advice = [{"advice": ADVICE[row["finding"]], **row} for row in rows]
+    with_advice = [{**row, "advice": advice[row["advice"] or row["finding"]]} for row in rows]
     return pl.DataFrame(with_advice, schema=_SCHEMA)
 
 
@@ -229,13 +258,12 @@ def _of_exposed(copies: pl.DataFrame, span_ns: int) -> Iterator[dict[str, Any]]:
     exposed = copies.filter(pl.col("direction").str.contains(_HOST), pl.col("exposed_ns") > 0)
     for row in exposed.filter(pl.col("exposed_ns") >= _WORTH_FRAC * span_ns).rows(named=True):
         pinned = re.search(_NEVER_PAGEABLE, row["memory"] or "")
-        advice = {"advice": _ADVICE_PINNED} if pinned else {}
         yield {
             "finding": EXPOSED,
             "what": _way_of(row),
             **_sums(row),
             "n": row["exposed_n"],
-            **advice,
+            "advice": _PINNED if pinned else "",
         }
 
 
@@ -258,7 +286,8 @@ def _way_of(row: dict[str, Any]) -> str:
 
 
 def _sums(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: row[name] for name in ("n", "moved_bytes", "total_ns", "exposed_ns")}
+    sums = {name: row[name] for name in ("n", "moved_bytes", "total_ns", "exposed_ns")}
+    return {**sums, "advice": ""}
 
 
 # --- verdict and notes ---------------------------------------------------------------------
@@ -302,7 +331,7 @@ def _migrating(result: Transfers) -> str:
     size = format_bytes(int(rows["moved_bytes"].sum()))
     n, total = int(rows["n"].sum()), int(rows["total_ns"].sum())
     moved = f"{format_count(n, 'migration')} of managed memory move {size} in {format_ns(total)}"
-    return f"{moved}{page_faults(result.faults)}: {ADVICE[MIGRATIONS]}."
+    return f"{moved}{page_faults(result.faults)}: {rows['advice'][0]}."
 
 
 def page_faults(faults: pl.DataFrame) -> str:
@@ -324,8 +353,7 @@ def _pageable(result: Transfers) -> str:
         return ""
     n, total = int(rows["n"].sum()), int(rows["total_ns"].sum())
     copies = "1 copy is" if n == 1 else f"{n:,} copies are"
-    advice = ADVICE[PAGEABLE]
-    return f"{copies} from or to pageable memory ({format_ns(total)}): {advice}."
+    return f"{copies} from or to pageable memory ({format_ns(total)}): {rows['advice'][0]}."
 
 
 def _small(result: Transfers) -> str:
@@ -335,8 +363,7 @@ def _small(result: Transfers) -> str:
     if not total or total < _WORTH_FRAC * result.span_ns:
         return ""
     size = format_bytes(SMALL_BYTES)
-    advice = ADVICE[SMALL]
-    return f"{n:,} copies are smaller than {size} ({format_ns(total)}): {advice}."
+    return f"{n:,} copies are smaller than {size} ({format_ns(total)}): {rows['advice'][0]}."
 
 
 def _notes(result: Transfers) -> tuple[str, ...]:
@@ -352,6 +379,17 @@ def _notes(result: Transfers) -> tuple[str, ...]:
     if result.unsized:
         notes.append(
             f"{result.unsized:,} copies or memsets have no recorded size, so no bandwidth."
+        )
+    rated = pl.concat(
+        rows.filter(pl.col("moved_bytes") > 0, pl.col("total_ns") > 0)
+        for rows in (result.copies.select(_RATED), result.sizes.select(_RATED))
+    )
+    fast = rated.filter(pl.col("rate_gbps").is_null())
+    if fast.height:
+        kinds = ", ".join(fast["direction"].unique().sort())
+        notes.append(
+            f"No bandwidth for some rows ({kinds}): it would exceed {MOST_GBPS:,} GB/s, so the "
+            "recorded durations are too short."
         )
     if result.unfinished:
         notes.append(f"Not counted: {result.unfinished:,} copies or memsets without an end.")

@@ -49,6 +49,8 @@ IDENTIFYING = (DISPATCH, REGION, COPY, PROCESS)
 #: Tables without events.
 DESCRIBING = (STREAM, QUEUE, "rocpd_info_code_object")
 
+#: Names of agents that do not name a model.
+_NO_MODEL = r"^[CG]PU_Agent$"
 #: The uuid behind a table's name, with or without an underscore.
 _UUID = re.compile(r"_?(?:[0-9a-fA-F]{4,}(?:[_-][0-9a-fA-F]{4,})*)?")
 _ID = ["guid", "id"]
@@ -150,8 +152,9 @@ class Tables:
         place = gpu.cast(pl.Int64).cum_sum().over("guid", "nid") - 1
         recorded = pl.when(pl.col("type_index").is_between(0, _MOST_GPUS)).then("type_index")
         number = pl.coalesce(recorded, place).cast(pl.Int32)
+        name = pl.when(~pl.col("name").str.contains(_NO_MODEL)).then("name")
         return rows.select(
-            *_ID, device=pl.when(gpu).then(number), label=pl.coalesce("product_name", "name")
+            *_ID, device=pl.when(gpu).then(number), label=pl.coalesce("product_name", name)
         )
 
     def on_gpu(self, rows: pl.DataFrame, key: str) -> pl.DataFrame:

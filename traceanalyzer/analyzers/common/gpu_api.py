@@ -1,0 +1,62 @@
+"""GPU API and framework of a program, for advice that names their functions."""
+
+import re
+from collections.abc import Iterable
+
+from traceanalyzer.analyzers.common.names import matching
+from traceanalyzer.trace import Meta
+
+#: Names of AMD's GPUs.
+AMD = re.compile(r"\bMI\d{2,3}|Radeon|Instinct", re.IGNORECASE)
+#: Formats of profilers that also record programs without PyTorch.
+_ANY_PROGRAM = ("nsys-sqlite", "rocpd")
+#: Substrings of names that only PyTorch's operators, kernels and annotations have.
+OF_PYTORCH = ("aten::", "at::", "c10::", "torch", "ProfilerStep#", "DataLoader")
+#: Names of HIP's functions and of rocBLAS's kernels.
+_OF_HIP = (r"^hip[A-Z]", r"^Cijk_")
+#: Names of optimizers, and of nodes of a backward pass.
+_OF_TRAINING = (
+    r"(?i)optimizer|(?:^|[^a-z])backward|autograd::engine::evaluate|multi_tensor_apply",
+    r"(?:Backward|_backward)\d*(?:$|[^a-z])",
+)
+#: Names of CUDA that HIP calls otherwise; all others differ in the prefix only.
+_OTHER_NAMES = {
+    "cudaMallocHost": "hipHostMalloc",
+    "CUDA_MODULE_LOADING=EAGER": "HIP_ENABLE_DEFERRED_LOADING=0",
+    "CUDA graph": "HIP graph",
+    "CUDA loads": "HIP loads",
+}
+_CUDA_FUNCTION = re.compile(r"\bcuda(?=[A-Z])")
+
+
+def uses_hip(meta: Meta, names: Iterable[str]) -> bool:
+    """Return whether a program runs on AMD's GPUs.
+
+    Args:
+        meta: metadata of its trace.
+        names: names of its events.
+    """
+    devices = ", ".join(device.name or "" for device in meta.devices)
+    return meta.format == "rocpd" or bool(AMD.search(devices) or matching(names, _OF_HIP))
+
+
+def uses_pytorch(meta: Meta, names: Iterable[str]) -> bool:
+    """Return whether PyTorch was recorded, or its profiler wrote the file."""
+    if meta.format not in _ANY_PROGRAM:
+        return True
+    return any(mark in name for name in names for mark in OF_PYTORCH)
+
+
+def trains(names: Iterable[str]) -> bool:
+    """Return whether an optimizer or a backward pass was recorded.
+
+    Python functions do not count: those of modules have hooks for a backward pass without it.
+    """
+    return any(".py(" not in name for name in matching(names, _OF_TRAINING))
+
+
+def in_hip(text: str) -> str:
+    """Return advice with HIP's names instead of CUDA's."""
+    for name, other in _OTHER_NAMES.items():
+        text = text.replace(name, other)
+    return _CUDA_FUNCTION.sub("hip", text)
