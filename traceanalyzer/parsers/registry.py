@@ -30,7 +30,7 @@ from traceanalyzer.parsers.source import Source
 #: Reason for an empty file of ``export_stacks``.
 _EMPTY = "record it again, and stop the profiler before the program ends"
 _AGAIN = "copy or record it again: no event can be read"
-_FORMATS = "docs/options.md lists the formats; --input-format NAME overrides the detection"
+_FORMATS = "--input-format NAME overrides the detection, --input-format help lists the names"
 _NO_STACKS = (
     "export_stacks of PyTorch 1.13 to 2.0 needs with_stack=True and experimental_config="
     "torch._C._profiler._ExperimentalConfig(verbose=True)"
