@@ -89,7 +89,7 @@ def write_page(outcomes: list[Outcome]) -> None:
         *accuracy(outcomes),
         "## Cases that do not count",
         "",
-        *wrong(outcomes),
+        *(wrong(outcomes) or ["None.", ""]),
         "## First finding for each fault",
         "",
         *confusion(outcomes),
