@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from harness import differences
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 from perfetto_files import (
     BEGIN,
     CLEARED,
@@ -100,8 +100,22 @@ def _outcome(path: Any, **options: Any) -> ta.Trace | str:
         return str(error)
 
 
+#: An object with a damaged member before a whole one.
+_DAMAGED_CHILD = bytes.fromhex(
+    "0a1550016800e2030e08011a0a080a3206707974686f6e0a1750016800e2031008022801220a080a100b2a04"
+    "6d61696e0a1450016800e2030d080328001205706f77657242000a285001680162220a0a080112066b65726e"
+    "656c12080801120467656d6d1a0a0801120673747265616d0a3f4005500168005a3748015802ba0101612223"
+    "5a04617267735a1b52016b620220016209290000000000000440620210016203320178f90201000000000000"
+    "000a0c4009500168005a04480258020a1a400a500168005a124801580250011801810301000000000000000a"
+    "0c400c500168005a04480258020a0f400d500168005a0748045803f001050a0f400e50016800aa0306080110"
+    "0558000a0c5001680032060a04080610010a28920325789ce31270100960cc6088e2f0608c60dac5c898c4c5"
+    "e320061661f1608a60020059700572"
+)
+
+
 @settings(max_examples=150, deadline=None)
 @given(data=ANY, columns=st.sampled_from([(), ("args",), ("input_dims",)]))
+@example(data=_DAMAGED_CHILD, columns=("args",))
 def test_any_bytes_are_read_or_rejected_compiled_or_not(data, columns, tmp_path_factory):
     path = tmp_path_factory.getbasetemp() / "fuzz.pftrace"
     path.write_bytes(data)

@@ -301,14 +301,14 @@ static int put_annotation(text *t, state *s, bytes p, bytes end, int depth, int 
 /* Writes the repeated fields `number` of a message as an object or a list. */
 static int put_children(text *t, state *s, bytes p, bytes end, uint32_t number, int depth) {
     field f;
-    int count = 0;
+    int count = 0, whole = 1;
     while (p < end) {
         if (!(p = next(p, end, &f))) return 0;
         if (f.number != number || f.type != DELIMITED) continue;
         if (count++) PUT(t, ",");
-        if (!put_annotation(t, s, f.data, f.data + f.value, depth, number != 12)) return 0;
+        whole &= put_annotation(t, s, f.data, f.data + f.value, depth, number != 12);
     }
-    return 1;
+    return whole;
 }
 
 static void put_name(text *t, state *s, const field *name) {
