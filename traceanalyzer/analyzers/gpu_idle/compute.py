@@ -126,9 +126,7 @@ def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> P
     gaps = idle.filter(~short)
     # most slices run while the device is busy and explain no gap
     near = replace(excerpt, slices=excerpt.slices.filter(intervals.meets(excerpt.slices, gaps)))
-    synchronising = pl.concat([host.calls(near, causes.SYNCHRONISING), host.blocking_copies(near)])
-    why = [*_explained(near, gaps, loader, copies, synchronising), host.extents(excerpt)]
-    divided = _divided(gaps, why, drained(near, gaps, busy, synchronising))
+    divided = _by_first_cause(near, gaps, loader, copies, busy, host.extents(excerpt))
     pieces = [busy, profiler, idle.filter(short), *divided]
     caused = _with_causes(pieces[1:])
     late_launches = idle.filter(short, pl.col("launched") > pl.col("start"))
@@ -168,6 +166,20 @@ def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> P
         hints=excerpt.hints,
         by_device=measure(excerpt.by_device, options) if excerpt.by_device else None,
     )
+
+
+def _by_first_cause(
+    near: Excerpt,
+    gaps: pl.DataFrame,
+    loader: pl.DataFrame,
+    copies: pl.DataFrame,
+    busy: pl.DataFrame,
+    host_code: pl.DataFrame,
+) -> list[pl.DataFrame]:
+    """Divide gaps by the first cause that applies; the last part has none."""
+    synchronising = pl.concat([host.calls(near, causes.SYNCHRONISING), host.blocking_copies(near)])
+    why = [*_explained(near, gaps, loader, copies, synchronising), host_code]
+    return _divided(gaps, why, drained(near, gaps, busy, synchronising))
 
 
 def measure_with_lost(trace: Trace, options: Options) -> Part:
