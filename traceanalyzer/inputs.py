@@ -546,9 +546,12 @@ def _cut_but_snapshots(trace: Trace, how: How) -> Trace:
 
 def _lightened(trace: Trace, needs: Needs) -> Trace:
     """Remove unused columns of a trace, for any parser."""
-    types = trace.events.schema
-    unused = [pl.lit(None, types[name]).alias(name) for name in needs.unused]
-    events = trace.events.drop(() if needs.samples else _OF_SAMPLES).with_columns(unused)
+    events, types = trace.events, trace.events.schema
+    if not needs.samples:
+        events = events[[name for name in events.columns if name not in _OF_SAMPLES]]
+    if needs.unused:
+        unused = [pl.lit(None, types[name]).alias(name) for name in needs.unused]
+        events = events.with_columns(unused)
     return replace(trace, events=events, launch_configs=trace.launch_configs.clear())
 
 

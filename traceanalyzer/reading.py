@@ -6,9 +6,9 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import polars as pl
 
@@ -184,8 +184,36 @@ def format_of(path: PathLike) -> str | None:
     Raises:
         InputError: the file cannot be read.
     """
-    detected = registry.detect(Source(path))
-    return None if detected is None else detected.name
+    return _beginning(os.fspath(path)).format
+
+
+class _Beginning(NamedTuple):
+    """What the first bytes of a file tell: its format, and whether Composer wrote it."""
+
+    format: str | None
+    is_part: bool
+    is_merged: bool
+
+
+def _beginning(path: str) -> _Beginning:
+    """Read the first bytes of a file; once, as long as it does not change.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    source = Source(path)
+    return _read_beginning(path, source.size, source.modified_ns)
+
+
+@lru_cache(maxsize=1 << 14)
+def _read_beginning(path: str, size: int, modified_ns: int) -> _Beginning:  # noqa: ARG001 - keys
+    source = Source(path)
+    head, detected = source.head(), registry.detect(source)
+    return _Beginning(
+        None if detected is None else detected.name,
+        composer.is_part(head),
+        composer.is_merged(head),
+    )
 
 
 class InputList(tuple[T, ...]):
@@ -255,13 +283,12 @@ def _ordered(paths: list[str]) -> tuple[list[str], list[tuple[str, str]]]:
     Composer's files come last: PyTorch's events in them are skipped if PyTorch's file of the same
     rank was read. A file merged by Composer is skipped if its parts are inputs.
     """
-    heads = {path: _head(path) for path in paths if ".json" in path} if len(paths) > 1 else {}
-    parts = [path for path, head in heads.items() if composer.is_part(head)]
+    texts = [path for path in paths if ".json" in path] if len(paths) > 1 else []
+    begun = {path: one for path in texts if (one := _detected(path)) is not None}
+    parts = [path for path, one in begun.items() if one.is_part]
     folders = {str(Path(path).parent) for path in parts}
     merged = [
-        path
-        for path, head in heads.items()
-        if composer.is_merged(head) and str(Path(path).parent) in folders
+        path for path, one in begun.items() if one.is_merged and str(Path(path).parent) in folders
     ]
     exported = [path for path in paths if _is_exported(path, paths)]
     others = [path for path in paths if path not in {*parts, *merged, *exported}]
@@ -361,7 +388,11 @@ def without_snapshots(
     traces: list[Trace | str] = []
     snapshots: list[Trace | str] = []
     for item in items:
-        name = item.meta.format if isinstance(item, Trace) else given or _detected(item)
+        if isinstance(item, Trace):
+            name: str | None = item.meta.format
+        else:
+            begun = None if given else _detected(item)
+            name = begun.format if begun else given
         (snapshots if name == MEMORY_SNAPSHOT else traces).append(item)
     return (
         (InputList(traces), InputList(snapshots)) if traces else (InputList(snapshots), InputList())
@@ -373,10 +404,10 @@ def is_summary(path: str) -> bool:
     return os.path.isfile(path) and summary.is_summary(path)  # noqa: PTH113 - as it was given
 
 
-def _detected(path: str) -> str | None:
-    """Detect the format of a file; None also if it cannot be read, which is reported later."""
+def _detected(path: str) -> _Beginning | None:
+    """Read the first bytes of a file; None if it cannot be read, which is reported later."""
     try:
-        return format_of(path)
+        return _beginning(path)
     except InputError:
         return None
 
@@ -415,13 +446,12 @@ def _in_folder(folder: str) -> tuple[list[str], list[tuple[str, str]]]:
             if name.endswith(schema.CONTEXT_SUFFIX) and summary.is_written_by_summarize(path):
                 continue
             try:
-                source = Source(path)
-                format_ = registry.detect(source)
+                known = format_of(path)
             except InputError as error:
                 foreign.append((path, error.what))
                 continue
-            if format_ is None:
-                foreign.append((path, _not_read(source)))
+            if known is None:
+                foreign.append((path, _not_read(Source(path))))
             else:
                 recognised.append(path)
     return recognised, foreign

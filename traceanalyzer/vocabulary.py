@@ -134,6 +134,7 @@ _KIND_SET = frozenset(KINDS)
 
 
 @lru_cache(maxsize=4096)
+@lru_cache(maxsize=4096)
 def kind_of_category(category: str | None) -> str:
     """Return the kind of a Chrome trace event by its ``cat``; ``other`` if it is unknown."""
     if not category:
@@ -244,6 +245,7 @@ def dtype_bytes(dtype: str | None) -> int | None:
     return None if dtype is None else DTYPE_BYTES.get(dtype.strip().lower())
 
 
+@lru_cache(maxsize=4096)
 def collective_of_word(word: str | None) -> str | None:
     """Return NCCL's spelling of a name such as ``allreduce`` or ``nccl:all_to_all``, or None."""
     if not word:

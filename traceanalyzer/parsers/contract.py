@@ -139,10 +139,13 @@ def _on_clock(events: pl.DataFrame) -> bool:
 def _sized(name: str, frame: pl.DataFrame) -> tuple[pl.DataFrame, int]:
     """Return the table with null for impossible numbers, and their count."""
     limited = limits.bounded(name)
-    nullable = [c.name for c in schema.TABLES[name] if c.name in limited and c.null != "never"]
-    if not nullable or frame.is_empty():
+    far = {
+        c.name: limits.beyond(name, c.name)
+        for c in schema.TABLES[name]
+        if c.name in limited and c.null != "never" and not limits.are_within(name, frame[c.name])
+    }
+    if not far:
         return frame, 0
-    far = {column: limits.beyond(name, column) for column in nullable}
     counts = frame.select(is_far.sum().alias(column) for column, is_far in far.items())
     out_of_range = [column for column, count in counts.row(0, named=True).items() if count]
     if out_of_range:

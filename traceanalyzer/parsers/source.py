@@ -47,6 +47,7 @@ class Source:
     Attributes:
         path: the file, as passed by the user.
         size: bytes on disk.
+        modified_ns: time of the last change.
         compression: ``gzip``, ``zip``, ``zstd`` or None.
         damage: the problem of the compressed stream, or None.
     """
@@ -54,6 +55,7 @@ class Source:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
         self.damage: str | None = None
+        self._head: bytes | None = None
         try:
             info = os.stat(self.path)  # noqa: PTH116 - no Path object: the name is kept as given
             if not stat.S_ISREG(info.st_mode):
@@ -66,13 +68,15 @@ class Source:
                 magic = file.read(4)
         except (OSError, ValueError) as error:
             raise UnreadableFile(self.path, _reason(error)) from None
-        self.size = info.st_size
+        self.size, self.modified_ns = info.st_size, info.st_mtime_ns
         self.compression = next((c for m, c in _MAGIC.items() if magic.startswith(m)), None)
 
     def head(self) -> bytes:
         """Return the first 64 KiB after decompression; less for a shorter file."""
-        with contextlib.closing(self.blocks(HEAD_BYTES, step=_HEAD_READ)) as blocks:
-            return next(blocks, b"")[:HEAD_BYTES]
+        if self._head is None:
+            with contextlib.closing(self.blocks(HEAD_BYTES, step=_HEAD_READ)) as blocks:
+                self._head = next(blocks, b"")[:HEAD_BYTES]
+        return self._head
 
     def blocks(
         self,

@@ -167,14 +167,15 @@ def _with_host_descriptions(kernels: pl.DataFrame, trace: Trace) -> tuple[pl.Dat
     """
     calls = _host_calls(trace)
     by_id = _by_external_id(kernels, calls)
-    bare = kernels.filter(pl.col("elements_in").is_null()).join(by_id, on="event", how="anti")
-    spare = calls.filter(pl.col("elements_in") > 0).join(by_id, on="call", how="anti")
     is_launch = pl.col("kind").is_in(vocabulary.LAUNCH_KINDS)
     launches = trace.events[["kind", "pid", "tid", "ts", "correlation"]].filter(is_launch)
-    wants_launches = launches.is_empty() and bare.height > 0 and spare.height > 0
-    links = by_id
+    wants_launches, links = False, by_id
     if launches.height:
         links = pl.concat([by_id, _by_correlation(kernels, calls, launches)])
+    elif kernels["elements_in"].null_count():
+        bare = kernels.filter(pl.col("elements_in").is_null()).join(by_id, on="event", how="anti")
+        spare = calls.filter(pl.col("elements_in") > 0).join(by_id, on="call", how="anti")
+        wants_launches = bare.height > 0 and spare.height > 0
     descriptions = links.unique("event", keep="first", maintain_order=True).join(
         calls.select("call", "collective", *_DESCRIPTION, issued="ts"), on="call"
     )
@@ -200,12 +201,10 @@ def _host_calls(trace: Trace) -> pl.DataFrame:
     issuing = names.starting_with(
         vocabulary.PARAM_COMMS, *vocabulary.NCCL_ANNOTATION_PREFIXES, vocabulary.NCCL_CALL
     )
-    hosts = (
-        trace.events[["name", "tid", "dur"]]
-        .with_row_index("event")
-        .filter(pl.col("tid").is_not_null(), pl.col("dur").is_not_null())
-    )
-    rows = _rows(trace, hosts.filter(names.named(trace.names, [issuing]))["event"])
+    is_call = pl.col("tid").is_not_null() & pl.col("dur").is_not_null()
+    named = names.named(trace.names, [issuing])
+    events = trace.events[["name", "tid", "dur"]].select(is_call & named).to_series()
+    rows = _rows(trace, events.arg_true().alias("event"))
     lane = ["pid", "tid"]
     end = pl.col("ts") + pl.col("dur")
     starts_new = pl.col("ts") >= end.shift(1).cum_max().over(lane)
@@ -345,10 +344,9 @@ def with_overlapping_work(
         blank = {"compute_ns": pl.Int64, "memory_ns": pl.Int64, "overlapped_by": pl.String}
         return communication.with_columns(pl.lit(None, t).alias(n) for n, t in blank.items())
     memory = work.filter(pl.col("kind") != "kernel", pl.col("end").is_not_null())
-    rows = communication
-    for name, windows in (("compute_ns", compute), ("memory_ns", memory)):
-        rows = intervals.overlap_with(rows, windows, ["device"]).rename({"overlap": name})
-    if not rows.select((pl.col("compute_ns") + pl.col("memory_ns")).sum()).item():
+    beside, while_moved = intervals.overlaps(communication, [compute, memory], ["device"])
+    rows = communication.hstack([beside.alias("compute_ns"), while_moved.alias("memory_ns")])
+    if not (beside.sum() or while_moved.sum()):
         return rows.hstack([intervals.nulls("overlapped_by", pl.String, rows.height)])
     names = _overlapped_by(communication, pl.concat([compute, memory]))
     return rows.join(names, on="event", how="left", maintain_order="left")
@@ -358,12 +356,11 @@ def _overlapped_by(communication: pl.DataFrame, others: pl.DataFrame) -> pl.Data
     """Return ``event`` and ``overlapped_by``: the name with the largest overlap per collective."""
     comm = communication[["event", "device", "start", "end"]]
     pairs = [
-        _shared(rows, others.filter(pl.col("device") == rows["device"][0]))
-        for rows in comm.drop_nulls("device").partition_by("device", maintain_order=True)
+        _shared(comm.filter(pl.col("device") == device), others.filter(pl.col("device") == device))
+        for device in comm["device"].drop_nulls().unique()
     ]
-    none = pl.DataFrame(schema={"event": pl.UInt32, "overlapped_by": pl.String, "shared": pl.Int64})
     return (
-        pl.concat([none, *pairs])
+        pl.concat(pairs)
         .group_by("event", "overlapped_by")
         .agg(pl.col("shared").sum())
         .sort("shared", "overlapped_by", descending=[True, False])
@@ -386,10 +383,11 @@ def _shared(comm: pl.DataFrame, others: pl.DataFrame) -> pl.DataFrame:
     before = np.cumsum(count) - count
     mine = np.arange(len(other)) - before[other] + first[other]
     shared = np.minimum(end[mine], other_end[other]) - np.maximum(start[mine], other_start[other])
+    overlap = np.flatnonzero(shared > 0)
     return pl.DataFrame(
         {
-            "event": comm["event"][mine],
-            "overlapped_by": others["name"][other].cast(pl.String),
-            "shared": shared,
+            "event": comm["event"][mine[overlap]],
+            "overlapped_by": others["name"][other[overlap]].cast(pl.String),
+            "shared": shared[overlap],
         }
-    ).filter(pl.col("shared") > 0)
+    )

@@ -122,13 +122,20 @@ def _begin(part: Part) -> int:
 
 
 def _moved(part: Part, by: int) -> Part:
-    shift = pl.col("start", "end") + by
     return replace(
         part,
-        instances=part.instances.with_columns(shift),
-        steps=part.steps.with_columns(shift),
+        instances=_later(part.instances, by),
+        steps=_later(part.steps, by),
         shift_ns=part.shift_ns + by,
     )
+
+
+def _later(frame: pl.DataFrame, by: int) -> pl.DataFrame:
+    """Return the rows with their times moved; column by column, as there may be many frames."""
+    moved = frame.clone()
+    for name in ("start", "end"):
+        moved.replace_column(frame.columns.index(name), frame[name] + by)
+    return moved
 
 
 def _same(one: Part, other: Part) -> bool:

@@ -91,11 +91,10 @@ def _content(trace: Trace) -> tuple[Any, ...] | None:
     """Return a key that is equal for copies of a file; None without times."""
     if trace.events["ts"].null_count() == trace.events.height:
         return None
-    sums = [pl.col(name).sum().alias(f"{name}_sum") for name in ("ts", "dur", "pid", "tid")]
-    ends = [pl.col("name").first(), pl.col("name").last().alias("last")]
-    row = trace.events.select(pl.len(), *sums, *ends)
-    meta = trace.meta
-    return (meta.format, meta.rank, meta.epoch_ns, meta.start_ns, *row.row(0))
+    events, meta = trace.events, trace.meta
+    sums = [events[name].sum() for name in ("ts", "dur", "pid", "tid")]
+    ends = [events["name"][0], events["name"][-1]]
+    return (meta.format, meta.rank, meta.epoch_ns, meta.start_ns, events.height, *sums, *ends)
 
 
 def _spans(trace: Trace) -> pl.DataFrame:

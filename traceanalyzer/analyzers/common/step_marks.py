@@ -1,13 +1,17 @@
 """Steps marked by annotations on the host."""
 
+import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TypeVar
+from itertools import groupby
+from statistics import median
+from typing import Any, NamedTuple, TypeVar
 
 import polars as pl
 
 from traceanalyzer.analyzers.base import Skipped
-from traceanalyzer.analyzers.common.names import named
+from traceanalyzer.analyzers.common.names import matcher, named
 from traceanalyzer.trace import Meta, Trace
 from traceanalyzer.vocabulary import (
     DEVICE_WORK,
@@ -34,6 +38,8 @@ _TAIL_FRAC = 0.05
 #: Name of the slice of a batch in Composer, and its category in older versions.
 _COMPOSER_BATCH = "event/batch"
 _COMPOSER_BATCH_CATEGORY = "batch_start,batch_end"
+_ENGINE_STEP = re.compile(f"^(?:{ENGINE_STEP})$")
+_LANE = ("rank", "pid", "tid")
 _BATCHES = re.compile(r"(?:event/)?batch(?: \[\d+\])?")
 
 
@@ -61,72 +67,49 @@ def step_marks(trace: Trace, step_name: str | None = None) -> pl.DataFrame:
     return trace.once(("step_marks", step_name), lambda: _step_marks(trace, step_name))
 
 
-def _complete(trace: Trace) -> pl.Expr:
-    """Return which marks lie inside the time window of the (first) file."""
-    since, until = trace.meta.window
-    after = pl.lit(value=True) if since is None else pl.col("start") >= since
-    return after if until is None else after & (pl.col("end") <= until)
+class _Mark(NamedTuple):
+    """A slice that may mark a step. There are few of them, so they are rows, not columns."""
+
+    kind: str
+    name: str | None
+    rank: int | None
+    pid: int | None
+    tid: int | None
+    start: int
+    end: int
+
+    @property
+    def lane(self) -> tuple[int | None, ...]:
+        return self.rank, self.pid, self.tid
+
+    @property
+    def order(self) -> tuple[Any, ...]:
+        """Key of the order by lane (null first) and start, the longest first."""
+        return *((number is not None, number) for number in self.lane), self.start, -self.end
 
 
 def _step_marks(trace: Trace, step_name: str | None) -> pl.DataFrame:
-    lane = ["rank", "pid", "tid"]
     is_mark = pl.col("kind").is_in(MARK_KINDS) & (pl.col("dur") > 0)
-    selected = trace.events.select(_may_mark(trace.names, step_name) & is_mark).to_series()
-    end = pl.col("ts") + pl.col("dur")
-    marks = trace.events[["kind", "name", "ts", "dur", *lane]].filter(selected)
-    marks = marks.select("kind", "name", *lane, start="ts", end=end)
-    marks = marks.filter(_complete(trace))
-    chosen = _chosen(marks, step_name).select(
-        *lane, "start", "end", step=pl.col("name").cast(pl.String)
+    selected = _may_mark(trace.names, step_name) & is_mark & _complete(trace)
+    columns = ["kind", "category", "name", *_LANE, "ts", "dur"]
+    rows = trace.events[columns].filter(selected)
+    rows = rows.select("kind", "name", *_LANE, start="ts", end=pl.col("ts") + pl.col("dur"))
+    marks = list(map(_Mark._make, rows.iter_rows()))
+    outer = _outermost(sorted(_chosen(marks, step_name), key=lambda mark: mark.order))
+    steps = _without_tail(_of_one_thread(outer), trace)
+    return pl.DataFrame(
+        [
+            (*one.lane, name, one.start, one.end)
+            for one, name in zip(steps, _names(steps), strict=True)
+        ],
+        schema={
+            **{name: trace.events[name].dtype for name in _LANE},
+            "step": pl.String,
+            "start": pl.Int64,
+            "end": pl.Int64,
+        },
+        orient="row",
     )
-    ordered = chosen.sort(*lane, "start", "end", descending=[False] * 4 + [True])
-    before = pl.col("end").cum_max().shift(1).over(lane)
-    overlap = before - pl.col("start")
-    adjacent = (overlap <= 0) | ((overlap < _ROUNDING_NS) & (pl.col("end") > before))
-    outer = ordered.filter(adjacent.fill_null(value=True))
-    following = pl.col("start").shift(-1).over(lane)
-    outer = outer.with_columns(end=pl.min_horizontal("end", following))
-    length = (pl.col("end") - pl.col("start")).sum().over(lane)
-    most = outer.with_columns(marked=length).sort("marked", descending=True, maintain_order=True)
-    first = pl.struct("pid", "tid").first().over("rank")
-    steps = most.filter(pl.struct("pid", "tid") == first).sort("rank", "start")
-    steps = _without_tail(steps, trace)
-    nth = pl.int_range(pl.len()).over("rank", "step") + 1
-    again = pl.format("{} [{}]", "step", nth)
-    return steps.select(
-        *lane,
-        pl.when(pl.len().over("rank", "step") > 1).then(again).otherwise("step").alias("step"),
-        "start",
-        "end",
-    )
-
-
-def _without_tail(steps: pl.DataFrame, trace: Trace) -> pl.DataFrame:
-    """Drop the last step of the profiler if the recording ended at its start.
-
-    It is much shorter than the others, and no device work starts in it or after it.
-    """
-    length = pl.col("end") - pl.col("start")
-    before = length.sort_by("start").head(pl.len() - 1).median()
-    is_tail = (
-        pl.col("step").str.starts_with(PROFILER_STEP)
-        & (pl.col("start") == pl.col("start").max().over("rank"))
-        & (length < _TAIL_FRAC * before.over("rank"))
-    )
-    tails = steps.filter(is_tail)
-    if tails.is_empty():
-        return steps
-    work = trace.events.select("rank", "ts", "kind").filter(pl.col("kind").is_in(DEVICE_WORK))
-    last = work.group_by("rank").agg(_last=pl.col("ts").max())
-    tails = tails.join(last, on="rank", nulls_equal=True).filter(pl.col("_last") < pl.col("start"))
-    return steps.join(
-        tails, on=["rank", "start"], how="anti", nulls_equal=True, maintain_order="left"
-    )
-
-
-def of_composer(steps: Iterable[str]) -> bool:
-    """Whether all steps are batches of Composer, by name."""
-    return all(_BATCHES.fullmatch(step) for step in steps)
 
 
 def _may_mark(names: Sequence[str], step_name: str | None) -> pl.Expr:
@@ -137,19 +120,101 @@ def _may_mark(names: Sequence[str], step_name: str | None) -> pl.Expr:
     return batch.fill_null(value=False) | named(names, [steps_pattern(), f"^{_COMPOSER_BATCH}$"])
 
 
-def _chosen(marks: pl.DataFrame, step_name: str | None) -> pl.DataFrame:
+def _complete(trace: Trace) -> pl.Expr:
+    """Return which marks lie inside the time window of the (first) file."""
+    since, until = trace.meta.window
+    after = pl.lit(value=True) if since is None else pl.col("ts") >= since
+    return after if until is None else after & (pl.col("ts") + pl.col("dur") <= until)
+
+
+def _chosen(marks: list[_Mark], step_name: str | None) -> list[_Mark]:
     """Return the first available kind of steps; all of ``marks`` if the user chose."""
     if step_name is not None:
         return marks
-    profiler = marks.filter(named(marks, [f"^{PROFILER_STEP}"]))
-    annotations = marks.filter(pl.col("kind").is_in(("user_annotation", "nvtx")))
-    engine = annotations.filter(named(annotations, [f"^(?:{ENGINE_STEP})$"]))
-    if engine.height > profiler.height:
+    is_step = matcher([steps_pattern()])
+    profiler = [mark for mark in marks if (mark.name or "").startswith(PROFILER_STEP)]
+    annotations = [mark for mark in marks if mark.kind in ("user_annotation", "nvtx")]
+    engine = [mark for mark in annotations if _ENGINE_STEP.match(mark.name or "")]
+    if len(engine) > len(profiler):
         return engine
-    if profiler.height:
-        return profiler
-    user = annotations.filter(named(annotations, [steps_pattern()]))
-    return user if user.height else marks.filter(~named(marks, [steps_pattern()]))
+    return (
+        profiler
+        or [mark for mark in annotations if is_step(mark.name or "")]
+        or [mark for mark in marks if not is_step(mark.name or "")]
+    )
+
+
+def _outermost(marks: Iterable[_Mark]) -> list[_Mark]:
+    """Return the marks outside any other mark of their lane; each ends before the next begins.
+
+    Args:
+        marks: in their order.
+    """
+    outer: list[_Mark] = []
+    reached: dict[tuple[int | None, ...], int] = {}
+    for mark in marks:
+        before = reached.get(mark.lane, mark.start)
+        reached[mark.lane] = max(before, mark.end)
+        is_next = before - mark.start < _ROUNDING_NS and mark.end > before
+        if mark.start < before and not is_next:
+            continue
+        if outer and outer[-1].lane == mark.lane:
+            outer[-1] = outer[-1]._replace(end=min(outer[-1].end, mark.start))
+        outer.append(mark)
+    return outer
+
+
+def _of_one_thread(steps: list[_Mark]) -> list[_Mark]:
+    """Return the steps of the thread of each rank with the most marked time, by rank and start."""
+    marked: Counter[tuple[int | None, ...]] = Counter()
+    for step in steps:
+        marked[step.lane] += step.end - step.start
+    most = {rank: lane for lane, _ in reversed(marked.most_common()) for rank in lane[:1]}
+    return [step for step in steps if step.lane == most[step.rank]]
+
+
+def _without_tail(steps: list[_Mark], trace: Trace) -> list[_Mark]:
+    """Drop the last step of the profiler if the recording ended at its start.
+
+    It is much shorter than the others, and no device work starts in it or after it.
+    """
+    kept = []
+    for rank, run in groupby(steps, key=lambda step: step.rank):
+        *others, last = run
+        kept += others
+        if not (others and (last.name or "").startswith(PROFILER_STEP)):
+            kept.append(last)
+            continue
+        usual = median(step.end - step.start for step in others)
+        is_short = last.end - last.start < _TAIL_FRAC * usual
+        if not is_short or _last_device_work(trace, rank) >= last.start:
+            kept.append(last)
+    return kept
+
+
+def _last_device_work(trace: Trace, rank: int | None) -> float:
+    """Return the last start of device work of a rank; infinite if there is none."""
+    is_work = pl.col("kind").is_in(DEVICE_WORK) & pl.col("rank").eq_missing(pl.lit(rank, pl.Int32))
+    last = trace.events[["ts", "kind", "rank"]].filter(is_work)["ts"].max()
+    return last if isinstance(last, int) else math.inf
+
+
+def _names(steps: Sequence[_Mark]) -> list[str | None]:
+    """Return the names of steps; equal ones of a rank are numbered."""
+    number = Counter((step.rank, step.name) for step in steps)
+    seen: Counter[tuple[int | None, str | None]] = Counter()
+    names = []
+    for step in steps:
+        key = step.rank, step.name
+        seen[key] += 1
+        again = step.name is not None and number[key] > 1
+        names.append(f"{step.name} [{seen[key]}]" if again else step.name)
+    return names
+
+
+def of_composer(steps: Iterable[str]) -> bool:
+    """Whether all steps are batches of Composer, by name."""
+    return all(_BATCHES.fullmatch(step) for step in steps)
 
 
 def without_snapshots(parts: Sequence[tuple[Meta, P]]) -> tuple[list[P], list[Skipped]]:
