@@ -201,8 +201,11 @@ def _beginning(path: str) -> _Beginning:
     Raises:
         InputError: the file cannot be read.
     """
-    source = Source(path)
-    return _read_beginning(path, source.size, source.modified_ns)
+    try:
+        info = os.stat(path)  # noqa: PTH116 - the name is kept as it was given
+    except (OSError, ValueError) as error:
+        raise UnreadableFile(path, _reason(error)) from None
+    return _read_beginning(path, info.st_size, info.st_mtime_ns)
 
 
 @lru_cache(maxsize=1 << 14)

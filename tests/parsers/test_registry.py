@@ -2,6 +2,7 @@
 
 import gzip
 from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import pytest
 from conftest import ROOT
@@ -11,6 +12,7 @@ import traceanalyzer as ta
 from traceanalyzer.errors import OptionError, UnknownFormat
 from traceanalyzer.parsers import registry
 from traceanalyzer.parsers.contract import Format, Selection
+from traceanalyzer.reading import format_of
 from traceanalyzer.trace import Meta, Trace
 
 
@@ -99,3 +101,11 @@ def test_an_unknown_file_gets_a_remedy_and_no_list(tmp_path, content, remedy):
     with pytest.raises(UnknownFormat, match=remedy) as raised:
         ta.read(tmp_path / "x.json.gz")
     assert "ncu-csv" not in str(raised.value)
+
+
+def test_a_rewritten_file_is_recognised_again(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("main (train.py:1);step (train.py:2) 3\n")
+    assert format_of(path) == "collapsed"
+    path.write_text('{"traceEvents": []}')
+    assert format_of(path) == "chrome-trace"

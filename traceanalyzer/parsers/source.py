@@ -47,7 +47,6 @@ class Source:
     Attributes:
         path: the file, as passed by the user.
         size: bytes on disk.
-        modified_ns: time of the last change.
         compression: ``gzip``, ``zip``, ``zstd`` or None.
         damage: the problem of the compressed stream, or None.
     """
@@ -68,7 +67,7 @@ class Source:
                 magic = file.read(4)
         except (OSError, ValueError) as error:
             raise UnreadableFile(self.path, _reason(error)) from None
-        self.size, self.modified_ns = info.st_size, info.st_mtime_ns
+        self.size = info.st_size
         self.compression = next((c for m, c in _MAGIC.items() if magic.startswith(m)), None)
 
     def head(self) -> bytes:

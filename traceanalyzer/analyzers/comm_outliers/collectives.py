@@ -306,7 +306,7 @@ def activity(
         first, last = closed["ts"].min(), (closed["ts"] + closed["dur"]).max()
         span = last - first if isinstance(first, int) and isinstance(last, int) else 0
         return span, None, _length(comm), None
-    spans = extent(pl.concat([work.select(comm.columns), comm]), ["device"])
+    spans = extent(pl.concat([work[comm.columns], comm]), ["device"])
     overlap = int(intervals.overlap_with(comm, compute, ["device"])["overlap"].sum())
     return _length(spans), _length(intervals.union(work, ["device"])), _length(comm), overlap
 
