@@ -20,7 +20,7 @@ demo: $(VENV)/.package ## what was wrong in a training on 8 GPUs? in the termina
 	@echo "Open demo.html in a browser: $(CURDIR)/demo.html"
 
 test: $(VENV)/.developer ## the whole suite
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 check: $(VENV)/.developer ## lint, formatting, language, types
 	$(BIN)/ruff check .

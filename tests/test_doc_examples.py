@@ -11,6 +11,7 @@ import gzip
 import json
 import re
 import shlex
+import shutil
 from collections import defaultdict
 from itertools import pairwise, product
 from pathlib import Path
@@ -200,11 +201,27 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "modules").mkdir()
     module_traces.write(tmp_path / "modules" / "rank0.json", module_traces.one_step(0, 0))
     for name, fixture in {"job": "nccl_8ranks", "isolated": "nccl_8ranks_isolated"}.items():
-        (tmp_path / name).mkdir()
-        for rank in (0, 5):
-            file = f"rank{rank}.json.gz"
-            (tmp_path / name / file).symlink_to(FIXTURES / fixture / file)
+        _write_job(tmp_path / name, fixture)
     return tmp_path
+
+
+def _write_job(folder: Path, fixture: str) -> None:
+    folder.mkdir()
+    for rank in (0, 5):
+        file = f"rank{rank}.json.gz"
+        (folder / file).symlink_to(FIXTURES / fixture / file)
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with summaries and a baseline of ``job``, which take seconds to write."""
+    folder = tmp_path_factory.mktemp("prepared")
+    _write_job(folder / "job", "nccl_8ranks")
+    ta.summarize(folder / "job", folder / "sums")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        ta.save_baseline("main", "job")
+    return folder
 
 
 def _write_run(folder: Path, gpus: int) -> None:
@@ -218,15 +235,15 @@ def _write_run(folder: Path, gpus: int) -> None:
 
 @pytest.mark.parametrize("parts", sorted(CASES), ids=" ".join)
 def test_command_runs(
-    parts: tuple[str, ...], folder: Path, capsys: pytest.CaptureFixture[str]
+    parts: tuple[str, ...], folder: Path, prepared: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if any(word.startswith("baseline:") for word in parts):
-        ta.save_baseline("main", folder / "job")
+        shutil.copytree(prepared / ".traceanalyzer", folder / ".traceanalyzer")
     for word in parts[1:]:
         if match := re.fullmatch(r"(?:run|RUN)(\d+)/?", word):
             _write_run(folder / word, int(match[1]))
         elif word.strip("/") == "sums" and parts[0] != "summarize":
-            ta.summarize(folder / "job", folder / "sums")
+            shutil.copytree(prepared / "sums", folder / "sums")
         elif word == "rank0.pftrace":
             text = gzip.decompress((folder / "job" / "rank0.json.gz").read_bytes())
             events = [e for e in json.loads(text)["traceEvents"] if isinstance(e.get("pid"), int)]

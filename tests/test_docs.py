@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 import pytest
-from conftest import run_cli
+from conftest import run_cli, run_program
 from test_imports import ALLOWED, BASE
 
 import traceanalyzer
@@ -37,6 +37,12 @@ CHROME = (ROOT / "docs" / "chrome-trace.md").read_text()
 #: Commands with their output: ``$ traceanalyzer ...``; a last line ``...`` stands for more output.
 BLOCK = re.compile(r"^```console\n\$ (traceanalyzer .*)\n((?s:.*?))^```$", re.MULTILINE)
 PAGES_WITH_OUTPUT = [page for page in PAGES if BLOCK.search(page.read_text())]
+#: The first example of each command, which is run as a process of its own.
+FIRST = {
+    line.split()[1]: line
+    for page in reversed(PAGES_WITH_OUTPUT)
+    for line, _ in reversed(BLOCK.findall(page.read_text()))
+}
 
 
 #: Options of the programs that write traces: clang, py-spy, docker.
@@ -139,7 +145,8 @@ def test_command_blocks_are_tested(page: Path) -> None:
 
 def _current_output(command: str, output: str, folder: Path) -> str:
     """Return the current output; if the block ends in ``...``, as many lines as the block has."""
-    done = run_cli(*shlex.split(command)[1:], cwd=folder)
+    run = run_program if command in FIRST.values() else run_cli
+    done = run(*shlex.split(command)[1:], cwd=folder)
     assert (done.returncode, done.stderr) == (0, "")
     if not output.endswith("...\n"):
         return done.stdout

@@ -11,7 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, run_cli
+from conftest import ROOT, run_program
 from test_imports import ALLOWED, _imports, _room
 from wording import check_wording
 
@@ -38,21 +38,21 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def test_commands_read_the_new_format(installed: dict[str, str], tmp_path: Path) -> None:
     unknown = shutil.copyfile(FILE, tmp_path / "unknown")
-    done = run_cli("info", unknown, "--to", "json", "-q", env=installed)
+    done = run_program("info", unknown, "--to", "json", "-q", env=installed)
     assert done.returncode == 0, done.stderr
     (row,) = json.loads(done.stdout)["files"]
     assert (row["format"], row["version"], row["rank"]) == ("gputimes", "1", 0)
-    answer = run_cli("kernels", unknown, "--to", "json", env=installed)
+    answer = run_program("kernels", unknown, "--to", "json", env=installed)
     assert answer.returncode == 0, answer.stderr
     assert "bad-line" in answer.stderr
     families = {row["family"]: row["total_ns"] for row in json.loads(answer.stdout)["families"]}
     assert families == {"gemm": 63_000, "communication": 3_000, "embedding": 2_500}
-    cut = run_cli("kernels", unknown, "--to", "json", "-q", "--since", "61us", env=installed)
+    cut = run_program("kernels", unknown, "--to", "json", "-q", "--since", "61us", env=installed)
     assert sum(row["n"] for row in json.loads(cut.stdout)["families"]) == 2
 
 
 def test_format_is_unknown_without_the_package() -> None:
-    done = run_cli("info", FILE)
+    done = run_program("info", FILE)
     assert (done.returncode, done.stdout) == (1, "")
     check_wording(done.stderr)
 
@@ -126,10 +126,10 @@ def test_imports_of_the_file_are_allowed(extended: dict[str, str]) -> None:
 def test_one_file_and_one_line_add_an_analysis(extended: dict[str, str], tmp_path: Path) -> None:
     assert len((EXAMPLE / "traceanalyzer_example" / "jitter.py").read_text().splitlines()) <= 80
     folder = ROOT / "fixtures" / "nccl_8ranks"
-    helped = run_cli("jitter", "--help", env=extended, cwd=tmp_path)
+    helped = run_program("jitter", "--help", env=extended, cwd=tmp_path)
     assert "--min-runs N" in helped.stdout
     assert "--assume-rank" in helped.stdout
-    done = run_cli(
+    done = run_program(
         "jitter",
         folder,
         "--rank",
@@ -144,10 +144,10 @@ def test_one_file_and_one_line_add_an_analysis(extended: dict[str, str], tmp_pat
     assert done.returncode == 0, done.stderr
     kernels = json.loads(done.stdout)["kernels"]
     assert min(row["n"] for row in kernels) >= 6
-    bad = run_cli("jitter", folder, "--min-runs", "0", env=extended, cwd=tmp_path)
+    bad = run_program("jitter", folder, "--min-runs", "0", env=extended, cwd=tmp_path)
     assert bad.returncode == 2
     page = tmp_path / "report.json"
-    written = run_cli("report", folder, "-o", page, env=extended, cwd=tmp_path)
+    written = run_program("report", folder, "-o", page, env=extended, cwd=tmp_path)
     assert written.returncode == 0, written.stderr
     assert json.loads(page.read_text())["jitter"]["kernels"]
     code = (

@@ -290,19 +290,19 @@ def test_command_without_input_is_one_error_line(tmp_path, monkeypatch, capfd) -
     check_wording(captured)
 
 
-def test_a_pipe_is_read(run_cli) -> None:
-    done = run_cli("py-spy-report", "--to", "json", input=text_of([([OWN_CODE], 4)]).encode())
+def test_a_pipe_is_read(run_program) -> None:
+    done = run_program("py-spy-report", "--to", "json", input=text_of([([OWN_CODE], 4)]).encode())
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["total_samples"] == 4
 
 
-def test_empty_pipe_is_an_error(run_cli, tmp_path) -> None:
-    done = run_cli("py-spy-report", input=b"", cwd=tmp_path)
+def test_empty_pipe_is_an_error(run_program, tmp_path) -> None:
+    done = run_program("py-spy-report", input=b"", cwd=tmp_path)
     assert done.returncode == 2
     check_wording(done.stderr)
     (tmp_path / "py-spy-output").mkdir()
     (tmp_path / "py-spy-output" / "a.txt").write_text(text_of([([OWN_CODE], 4)]))
-    done = run_cli("py-spy-report", "--to", "json", input=b"", cwd=tmp_path)
+    done = run_program("py-spy-report", "--to", "json", input=b"", cwd=tmp_path)
     assert json.loads(done.stdout)["total_samples"] == 4
 
 

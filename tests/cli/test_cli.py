@@ -36,32 +36,32 @@ def _trace(folder: Path, rank: int = 0, *, cut: bool = False) -> Path:
 # --- as a process ----------------------------------------------------------------------------
 
 
-def test_result_goes_to_stdout(run_cli, tmp_path):
-    done = run_cli("info", _trace(tmp_path))
+def test_result_goes_to_stdout(run_program, tmp_path):
+    done = run_program("info", _trace(tmp_path))
     assert done.returncode == 0
     assert "1 file (rank 0 of 2)" in done.stdout
     assert done.stderr == ""
     assert "\x1b" not in done.stdout
 
 
-def test_bad_input_prints_one_line_and_exits_1(run_cli, tmp_path):
+def test_bad_input_prints_one_line_and_exits_1(run_program, tmp_path):
     path = tmp_path / "noise.bin"
     path.write_bytes(os.urandom(100))
-    done = run_cli("info", path)
+    done = run_program("info", path)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith(f"traceanalyzer: {path}: ")
     assert done.stderr.count("\n") == 1
 
 
-def test_control_characters_of_a_path_are_escaped(run_cli, tmp_path):
-    done = run_cli("info", tmp_path / "\x1b]0;owned\x07")
+def test_control_characters_of_a_path_are_escaped(run_program, tmp_path):
+    done = run_program("info", tmp_path / "\x1b]0;owned\x07")
     assert done.returncode == 1
     assert "\x1b" not in done.stderr
     assert "\\x1b" in done.stderr
 
 
-def test_wrong_usage_exits_2(run_cli):
-    done = run_cli("info")
+def test_wrong_usage_exits_2(run_program):
+    done = run_program("info")
     assert (done.returncode, done.stdout) == (2, "")
     check_wording(done.stderr)
 
@@ -75,10 +75,10 @@ def test_wrong_usage_exits_2(run_cli):
     ],
     ids=["C", "ascii", "narrow"],
 )
-def test_locale_and_terminal_settings(run_cli, tmp_path, env):
+def test_locale_and_terminal_settings(run_program, tmp_path, env):
     path = tmp_path / "größe.json"
     path.write_bytes(_trace(tmp_path).read_bytes())
-    done = run_cli("info", path, env=env)
+    done = run_program("info", path, env=env)
     assert done.returncode == 0, done.stderr
     assert "aten" not in done.stderr
     assert "cpu_op" in done.stdout
@@ -196,12 +196,12 @@ def test_terminated_program_removes_partial_output(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_help_is_fast(run_cli):
+def test_help_is_fast(run_program):
     """Measured as processor time, which concurrent tests do not change."""
     times = []
     for _ in range(3):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        assert run_cli("comm-outliers", "--help").returncode == 0
+        assert run_program("comm-outliers", "--help").returncode == 0
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     assert 0 < min(times) < 0.3

@@ -8,6 +8,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 import traceanalyzer as ta
+from traceanalyzer.analyzers.diagnosis.result import Diagnosis
 from traceanalyzer.cli.main import status
 
 RUN = Path(__file__).parents[2] / "fixtures/nccl_8ranks"
@@ -23,6 +24,11 @@ STRUCTURE = {
 }
 
 
+@pytest.fixture(scope="module")
+def result() -> Diagnosis:
+    return ta.diagnose(RUN)
+
+
 def written(tmp_path: Path, *options: str) -> tuple[int, ET.Element]:
     path = tmp_path / "checks.xml"
     code = status(["diagnose", str(RUN), "-q", "--force", "--junit", str(path), *options])
@@ -35,8 +41,7 @@ def written(tmp_path: Path, *options: str) -> tuple[int, ET.Element]:
 
 
 @pytest.mark.parametrize("fail_on", [None, *SEVERITIES])
-def test_a_test_per_check(fail_on: str | None, tmp_path: Path) -> None:
-    result = ta.diagnose(RUN)
+def test_a_test_per_check(fail_on: str | None, tmp_path: Path, result: Diagnosis) -> None:
     code, root = written(tmp_path, *(["--fail-on", fail_on] if fail_on else []))
     failing = SEVERITIES[SEVERITIES.index(fail_on or "info") :]
     fails = {one.id for one in result.findings if one.severity in failing}

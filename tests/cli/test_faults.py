@@ -61,12 +61,18 @@ def _into(folder: Path, command: list[object]) -> list[str]:
 # --- writing ---------------------------------------------------------------------------------
 
 
+def _start_on_a_full_disk(*arguments: object) -> subprocess.Popen[bytes]:
+    """Start the program with a limit that the data file of coverage does not fit in either.
+
+    Nor does bytecode: Python 3.11 keeps what was written of it, and no later import reads that.
+    """
+    env = environment(COVERAGE_PROCESS_CONFIG=None, PYTHONDONTWRITEBYTECODE="1")
+    return start(*arguments, preexec_fn=with_files_of(500), env=env)
+
+
 @pytest.mark.parametrize("command", WRITERS, ids=_name)
 def test_full_disk_leaves_no_file(tmp_path, command):
-    # the data file of coverage does not fit either
-    env = environment(COVERAGE_PROCESS_CONFIG=None)
-    into = _into(tmp_path, command)
-    code, _, error = finish(start(*into, preexec_fn=with_files_of(500), env=env))
+    code, _, error = finish(_start_on_a_full_disk(*_into(tmp_path, command)))
     assert code == 1
     assert error.startswith(f"traceanalyzer: {tmp_path}/")
     check_wording(error)
@@ -97,7 +103,7 @@ def test_existing_file_survives_a_full_disk(tmp_path):
     out = tmp_path / "trace.parquet"
     out.write_bytes(b"the one before")
     command = ["convert", TRACE, "-o", out, "--force"]
-    assert finish(start(*command, preexec_fn=with_files_of(500)))[0] == 1
+    assert finish(_start_on_a_full_disk(*command))[0] == 1
     assert out.read_bytes() == b"the one before"
     assert list(tmp_path.iterdir()) == [out]
 
@@ -390,9 +396,9 @@ def test_output_file_with_all_streams_closed(tmp_path):
     assert out.read_text() == again
 
 
-def test_report_checks_inputs_before_the_output(run_cli: Any, tmp_path: Path) -> None:
+def test_report_checks_inputs_before_the_output(run_program: Any, tmp_path: Path) -> None:
     (tmp_path / "report.html").write_text("here")
-    done = run_cli("report", "missing.json", cwd=tmp_path)
+    done = run_program("report", "missing.json", cwd=tmp_path)
     assert done.returncode == 1
     assert "missing.json" in done.stderr
     assert "exists" not in done.stderr

@@ -9,6 +9,7 @@ from processes import in_terminal
 from traceanalyzer.cli.output import is_colored
 
 RUN = Path(__file__).parents[2] / "fixtures" / "nccl_8ranks"
+RANK = RUN / "rank5.json.gz"
 STACKS = RUN.parent / "py_spy" / "subprocesses.raw.txt"
 SGR = re.compile(r"\x1b\[[0-9;]*m")
 WIDTHS = (80, 120, 200)
@@ -27,10 +28,18 @@ def _screen(*arguments, columns=100, **environment):
 
 
 @pytest.mark.parametrize("columns", WIDTHS)
-@pytest.mark.parametrize("command", COMMANDS)
-def test_no_line_wraps(command, columns):
-    lines = _screen(command, RUN, columns=columns, TERM="xterm").split("\n")
+def test_no_line_wraps_in_a_terminal(columns):
+    lines = _screen("gpu-idle", RUN, columns=columns, TERM="xterm").split("\n")
     assert max(map(len, lines)) <= columns
+
+
+@pytest.mark.parametrize("columns", WIDTHS)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_line_wraps(run_cli, command, columns):
+    done = run_cli(command, RUN, "--quiet", env={"COLUMNS": str(columns)})
+    assert done.returncode == 0
+    lengths = [*map(len, done.stdout.split("\n"))]
+    assert columns // 2 < max(lengths) <= columns
 
 
 def test_hidden_columns_are_named_and_can_be_chosen():
@@ -62,7 +71,7 @@ def test_copies_are_recognisable_at_every_width():
     ],
 )
 def test_severity_is_coloured(environment, options, colored):
-    screen = _screen("diagnose", RUN, *options, **environment)
+    screen = _screen("diagnose", RANK, *options, **environment)
     assert ("\x1b[1;31mCRITICAL\x1b[0m" in screen) is colored
     assert "critical" in SGR.sub("", screen)
 
@@ -84,8 +93,8 @@ def test_own_code_is_coloured():
         ({"FORCE_COLOR": "1"}, ("--to", "md"), False),
     ],
 )
-def test_colour_in_a_pipe(run_cli, environment, options, colored):
-    done = run_cli("diagnose", RUN, *options, env={"NO_COLOR": "", **environment})
+def test_colour_in_a_pipe(run_program, environment, options, colored):
+    done = run_program("diagnose", RANK, *options, env={"NO_COLOR": "", **environment})
     assert ("\x1b[" in done.stdout) is colored
 
 
