@@ -344,9 +344,9 @@ def with_overlapping_work(
         blank = {"compute_ns": pl.Int64, "memory_ns": pl.Int64, "overlapped_by": pl.String}
         return communication.with_columns(pl.lit(None, t).alias(n) for n, t in blank.items())
     memory = work.filter(pl.col("kind") != "kernel", pl.col("end").is_not_null())
-    beside, while_moved = intervals.overlaps(communication, [compute, memory], ["device"])
-    rows = communication.hstack([beside.alias("compute_ns"), while_moved.alias("memory_ns")])
-    if not (beside.sum() or while_moved.sum()):
+    in_compute, in_memory = intervals.overlaps(communication, [compute, memory], ["device"])
+    rows = communication.hstack([in_compute.alias("compute_ns"), in_memory.alias("memory_ns")])
+    if not (in_compute.sum() or in_memory.sum()):
         return rows.hstack([intervals.nulls("overlapped_by", pl.String, rows.height)])
     names = _overlapped_by(communication, pl.concat([compute, memory]))
     return rows.join(names, on="event", how="left", maintain_order="left")

@@ -201,14 +201,14 @@ def _last_device_work(trace: Trace, rank: int | None) -> float:
 
 def _names(steps: Sequence[_Mark]) -> list[str | None]:
     """Return the names of steps; equal ones of a rank are numbered."""
-    number = Counter((step.rank, step.name) for step in steps)
-    seen: Counter[tuple[int | None, str | None]] = Counter()
+    total = Counter((step.rank, step.name) for step in steps)
+    so_far: Counter[tuple[int | None, str | None]] = Counter()
     names = []
     for step in steps:
         key = step.rank, step.name
-        seen[key] += 1
-        again = step.name is not None and number[key] > 1
-        names.append(f"{step.name} [{seen[key]}]" if again else step.name)
+        so_far[key] += 1
+        again = step.name is not None and total[key] > 1
+        names.append(f"{step.name} [{so_far[key]}]" if again else step.name)
     return names
 
 
