@@ -203,8 +203,8 @@ def _beginning(path: str) -> _Beginning:
     """
     try:
         info = os.stat(path)  # noqa: PTH116 - the name is kept as it was given
-    except (OSError, ValueError) as error:
-        raise UnreadableFile(path, _reason(error)) from None
+    except (OSError, ValueError):
+        return _read_beginning(path, 0, 0)  # raises the error
     return _read_beginning(path, info.st_size, info.st_mtime_ns)
 
 
