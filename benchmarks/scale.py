@@ -12,7 +12,7 @@ import os
 import platform
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -124,13 +124,19 @@ def measured(planned: Iterator[Case], only: str = "") -> Iterator[Sequence[str]]
             continue
         python = Path(case.command[0])
         lacks = None if python.is_file() else "not installed: no environment of peers"
-        done = Run(0, error=lacks) if lacks else run(case.command, sample_memory=True)
+        done = Run(0, error=lacks) if lacks else _run(case.command)
         seconds[case.task, case.trace] = done.wall
         limit = case.seconds
         if case.like and case.like[:2] in seconds:
             limit = round(seconds[case.like[:2]] * case.like[2] / STEADY, 1)
         print(f"{case.task}, {case.trace}: {done.error or f'{done.wall:.1f} s'}", file=sys.stderr)
         yield _row(case, done, limit)
+
+
+def _run(command: Sequence[str | Path]) -> Run:
+    """Run a command for its time, and again for its memory, which costs time to sample."""
+    done = run(command)
+    return done if done.error else replace(done, peak_rss=run(command, sample_memory=True).peak_rss)
 
 
 def _row(case: Case, done: Run, limit: float | None) -> Sequence[str]:
@@ -166,7 +172,7 @@ def main() -> None:
     text = (
         f"Taken {datetime.now(UTC):%Y-%m-%d}; {len(cores)} of {os.cpu_count()} cores, "
         f"Python {platform.python_version()}; load average {before:.1f} before and "
-        f"{os.getloadavg()[0]:.1f} after; one run each.\n\n"
+        f"{os.getloadavg()[0]:.1f} after; a run for the time and one for the memory.\n\n"
         + table("<<>>><<", headings, rows)
         + "\n"
     )
