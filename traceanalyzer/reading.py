@@ -287,11 +287,11 @@ def _ordered(paths: list[str]) -> tuple[list[str], list[tuple[str, str]]]:
     rank was read. A file merged by Composer is skipped if its parts are inputs.
     """
     texts = [path for path in paths if ".json" in path] if len(paths) > 1 else []
-    begun = {path: one for path in texts if (one := _detected(path)) is not None}
-    parts = [path for path, one in begun.items() if one.is_part]
+    known = {path: one for path in texts if (one := _detected(path)) is not None}
+    parts = [path for path, one in known.items() if one.is_part]
     folders = {str(Path(path).parent) for path in parts}
     merged = [
-        path for path, one in begun.items() if one.is_merged and str(Path(path).parent) in folders
+        path for path, one in known.items() if one.is_merged and str(Path(path).parent) in folders
     ]
     exported = [path for path in paths if _is_exported(path, paths)]
     others = [path for path in paths if path not in {*parts, *merged, *exported}]
@@ -394,8 +394,8 @@ def without_snapshots(
         if isinstance(item, Trace):
             name: str | None = item.meta.format
         else:
-            begun = None if given else _detected(item)
-            name = begun.format if begun else given
+            detected = None if given else _detected(item)
+            name = detected.format if detected else given
         (snapshots if name == MEMORY_SNAPSHOT else traces).append(item)
     return (
         (InputList(traces), InputList(snapshots)) if traces else (InputList(snapshots), InputList())

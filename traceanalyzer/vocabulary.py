@@ -134,7 +134,6 @@ _KIND_SET = frozenset(KINDS)
 
 
 @lru_cache(maxsize=4096)
-@lru_cache(maxsize=4096)
 def kind_of_category(category: str | None) -> str:
     """Return the kind of a Chrome trace event by its ``cat``; ``other`` if it is unknown."""
     if not category:

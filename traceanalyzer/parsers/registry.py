@@ -27,10 +27,10 @@ from traceanalyzer.parsers.perfetto import parser as perfetto
 from traceanalyzer.parsers.rocpd import parser as rocpd
 from traceanalyzer.parsers.source import Source
 
-#: Reason for an empty file of ``export_stacks``.
 _EMPTY = "record it again, and stop the profiler before the program ends"
 _AGAIN = "copy or record it again: no event can be read"
 _FORMATS = "--input-format NAME overrides the detection, --input-format help lists the names"
+#: Reason for an empty file of ``export_stacks``.
 _NO_STACKS = (
     "export_stacks of PyTorch 1.13 to 2.0 needs with_stack=True and experimental_config="
     "torch._C._profiler._ExperimentalConfig(verbose=True)"

@@ -239,7 +239,7 @@ def may_communicate(name: str) -> bool:
 
 
 @lru_cache(maxsize=1 << 12)
-def is_host_collective(name: str) -> bool:
+def _is_host_collective(name: str) -> bool:
     """Whether a name is that of a collective on the host."""
     return _HOST_COLLECTIVE.search(name) is not None
 
@@ -248,7 +248,7 @@ def _collective(event: Event, args: Args) -> Collective | None:
     """Return the collective of an event by arguments, name and tensors; None without one."""
     name = event.name if isinstance(event.name, str) else ""
     kind = kind_of_category(event.cat)
-    host = kind in ("cpu_op", "user_annotation") and is_host_collective(name)
+    host = kind in ("cpu_op", "user_annotation") and _is_host_collective(name)
     if args.collective is None and not host and kind not in ("kernel", "collective_comm"):
         return None
     word = args.collective if isinstance(args.collective, str) else None
