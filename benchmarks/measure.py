@@ -9,6 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -115,8 +116,9 @@ def _tree(pid: int) -> list[int]:
     """Return a process and its running descendants."""
     pids, at = [pid], 0
     while at < len(pids):
-        for children in Path(f"/proc/{pids[at]}/task").glob("*/children"):
-            pids += map(int, _text(children).split())
+        with suppress(OSError):  # it has ended
+            for children in Path(f"/proc/{pids[at]}/task").glob("*/children"):
+                pids += map(int, _text(children).split())
         at += 1
     return pids
 

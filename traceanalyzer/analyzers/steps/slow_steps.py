@@ -173,12 +173,15 @@ def between(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
     )
     if inside.is_empty():
         return pl.DataFrame(schema=_BETWEEN)
-    inside = inside.with_columns(pl.col("name", "kind").cast(pl.String))
     sums = inside.group_by("name").agg(
         n=pl.len().cast(pl.Int64), total_ns=pl.col("dur").sum(), kind=pl.col("kind").first()
     )
-    kept = sums.filter(pl.col("total_ns") >= _LEAST_FRAC * length)
-    spans = inside.select("name", step=pl.lit(""), start="ts", end=pl.col("ts") + pl.col("dur"))
+    kept = sums.with_columns(pl.col("name", "kind").cast(pl.String)).filter(
+        pl.col("total_ns") >= _LEAST_FRAC * length
+    )
+    of_kept = inside.filter(pl.col("name").is_in(kept["name"].implode()))
+    end = pl.col("ts") + pl.col("dur")
+    spans = of_kept.select(pl.col("name").cast(pl.String), step=pl.lit(""), start="ts", end=end)
     none = pl.lit(None, pl.Int64)
     rows = _without_nested(kept.with_columns(step=pl.lit(""), usual_ns=none), spans)
     return rows.select(pl.col(name).cast(of) for name, of in _BETWEEN.items())
