@@ -67,7 +67,11 @@ def test_queued_collective_is_not_waiting_for_ranks() -> None:
     assert result["device-wait"].cost_ns == (9_000 - 25 + 10) * US
 
 
-def test_device_side_wait_names_its_stream(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("stream", "expected"),
+    [(7, "cudaStreamWaitEvent (an event of stream 7)"), (-1, "cudaStreamWaitEvent")],
+)
+def test_device_side_wait_names_its_stream(tmp_path: Path, stream: int, expected: str) -> None:
     """``enable_cuda_sync_events`` records it in arguments, which are read only if needed."""
 
     def event(cat: str, name: str, ts: int, dur: int, tid: int = 1, **args: Any) -> dict[str, Any]:
@@ -80,7 +84,7 @@ def test_device_side_wait_names_its_stream(tmp_path: Path) -> None:
         event("cuda_runtime", "cudaLaunchKernel", 0, 5, correlation=1),
         event("kernel", "k0", 10, 5, 7, device=0, stream=7, correlation=1),
         event("cuda_runtime", "cudaStreamWaitEvent", 16, 2, correlation=90),
-        event("cuda_sync", "Stream Wait Event", 17, 1, 20, stream=20, wait_on_stream=7,
+        event("cuda_sync", "Stream Wait Event", 17, 1, 20, stream=20, wait_on_stream=stream,
               correlation=90, device=0),
         event("cuda_runtime", "cudaLaunchKernel", 20, 5, correlation=2),
         event("kernel", "k1", 10_000, 20, 20, device=0, stream=20, correlation=2),
@@ -88,7 +92,7 @@ def test_device_side_wait_names_its_stream(tmp_path: Path) -> None:
     path = tmp_path / "rank0.json"
     path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
     gap = ta.gpu_idle(path).gaps.row(0, named=True)
-    assert gap["waits_for"] == "cudaStreamWaitEvent (an event of stream 7)"
+    assert gap["waits_for"] == expected
 
 
 # --- cost is idle time, not host time ------------------------------------------------------------

@@ -182,7 +182,10 @@ COMMUNICATION_TERMS: tuple[str, ...] = (
 
 #: Host events that are a collective: CPU back ends run it, NCCL only enqueues it.
 HOST_COLLECTIVE_PREFIXES: tuple[str, ...] = ("gloo:", "mpi:", "ucc:")
-NCCL_ANNOTATION_PREFIXES: tuple[str, ...] = ("nccl:", "rccl:", "xccl:")
+#: Host events of libraries that only enqueue a collective, by back end of torch.distributed.
+NCCL_ANNOTATION_PREFIXES: tuple[str, ...] = (
+    "nccl:", "rccl:", "xccl:", "ncclx:", "rcclx:", "mccl:", "hccl:"
+)  # fmt: skip
 PARAM_COMMS = "record_param_comms"
 #: NVTX ranges of NCCL calls that communicate, without group and query calls.
 NCCL_CALL = r"nccl(?:All|Broadcast|Bcast|Reduce|Send|Recv|Gather|Scatter)\w*$"
@@ -236,6 +239,9 @@ DTYPE_BYTES: dict[str, int] = {
     **dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"), 1),
     **dict.fromkeys(("c10::float8_e4m3fn", "c10::float8_e5m2"), 1),
     **dict.fromkeys(("c10::float8_e4m3fnuz", "c10::float8_e5m2fnuz"), 1),
+    **dict.fromkeys(("float8_e8m0fnu", "c10::float8_e8m0fnu"), 1),
+    # two numbers of four bits each
+    **dict.fromkeys(("float4_e2m1fn_x2", "c10::float4_e2m1fn_x2"), 1),
 }
 
 

@@ -255,13 +255,15 @@ def test_host_communication_overlapped_by_kernels(tmp_path: Path) -> None:
     assert rank["idle_ns"] == 35_000
 
 
-def test_message_size_is_taken_from_operator(tmp_path: Path) -> None:
+@pytest.mark.parametrize("library", ["nccl", "xccl", "ncclx", "rcclx", "mccl", "hccl"])
+def test_message_size_is_taken_from_operator(tmp_path: Path, library: str) -> None:
     path = tmp_path / "rank0.json"
     dims = {"Input Dims": [[1000]], "Input type": ["float"], "External id": 5}
     kernel = chrome_event(
         ALL_REDUCE, 7, 20, 25, **ON_DEVICE, **{"External id": 5, "correlation": 9}
     )
-    path.write_text(json.dumps([chrome_event("nccl:all_reduce", 3, 0, 10, **dims), kernel]))
+    called = chrome_event(f"{library}:all_reduce", 3, 0, 10, **dims)
+    path.write_text(json.dumps([called, kernel]))
     assert ta.comm_outliers(path).instances["message_bytes"].to_list() == [4_000]
 
 

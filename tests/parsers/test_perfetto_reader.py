@@ -333,6 +333,24 @@ def test_render_stages_are_kernels_unless_a_track_has_them_too(tmp_path, either)
     assert trace.launch_configs.select("grid_x", "grid_y", "block_x").rows() == [(8, 4, 128)]
 
 
+def test_readings_of_gpus_have_the_gpu_as_series(tmp_path, either):
+    specs = [
+        delimited(1, number(1, id_), delimited(2, name))
+        for id_, name in ((0, "Power (W)"), (1, "SM Active (%)"))
+    ]
+    readings = delimited(2, number(1, 0), number(2, 350)) + delimited(
+        2, number(1, 1), double_field(3, 44.5)
+    )
+    data = (
+        MAIN
+        + slice_(1, 5, 2, "a")
+        + packet(delimited(52, delimited(1, *specs), number(3, 2), readings), ts=3)
+    )
+    trace = _read(tmp_path, data)
+    rows = _plain(trace.counters.select("ts", "name", "series", "value")).rows()
+    assert sorted(rows) == [(3, "Power (W)", "GPU 2", 350.0), (3, "SM Active (%)", "GPU 2", 44.5)]
+
+
 def test_compressed_packets(tmp_path, either):
     inner = slice_(1, 5, 2, "inside")
     data = MAIN + delimited(1, delimited(50, zlib.compress(inner))) + slice_(7, 9, 2, "after")

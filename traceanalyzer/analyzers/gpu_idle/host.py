@@ -311,7 +311,8 @@ def _stream_waits(trace: Trace, threads: pl.DataFrame) -> pl.DataFrame:
         "correlation", stream=target
     )
     with_stream = pl.format("{} (an event of stream {})", name, "stream")
-    first = targets.drop_nulls().unique("correlation", keep="first")
+    known = targets.filter(~pl.col("stream").str.starts_with("-"))  # -1: not known
+    first = known.drop_nulls().unique("correlation", keep="first")
     return waits.join(first, on="correlation", how="left").select(
         "thread", "start", waits_for=pl.coalesce(with_stream, name)
     )

@@ -15,12 +15,13 @@ from traceanalyzer.units import format_bytes, format_count, format_frac, format_
 BUSY_PERCENT = 95
 
 
-#: GPU metrics by their names in nsys.
+#: GPU metrics by their names in nsys and PyTorch; "both" is reading and writing.
 _GPU_METRICS = {
     "sm": r"(?i)^SMs? Active",
     "tensor": r"(?i)^Tensor Active",
-    "read": r"(?i)^DRAM Read",
-    "write": r"(?i)^DRAM Write",
+    "read": r"(?i)^(?:DRAM|HBM) Read",
+    "write": r"(?i)^(?:DRAM|HBM) Write",
+    "both": r"(?i)^(?:DRAM|HBM) BW",
 }
 
 
@@ -107,8 +108,8 @@ class HostMetrics(Result):
         """Return means of GPU metrics over the readings with active SMs; empty without any.
 
         Returns:
-            gpu, sm_frac, tensor_frac, dram_frac (the larger one of read and write), null if not
-            recorded.
+            gpu, sm_frac, tensor_frac, dram_frac (the largest one of read, write and both), null if
+            not recorded.
         """
         names = {part: pl.col("counter").str.contains(name) for part, name in _GPU_METRICS.items()}
         rows = self.readings.select(
@@ -125,7 +126,7 @@ class HostMetrics(Result):
             "gpu",
             sm_frac="sm",
             tensor_frac="tensor",
-            dram_frac=pl.max_horizontal("read", "write"),
+            dram_frac=pl.max_horizontal("read", "write", "both"),
         )
 
     def _readings(self, counter: str, series: str) -> pl.DataFrame:

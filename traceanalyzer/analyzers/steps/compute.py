@@ -29,7 +29,7 @@ HOST_PARTS = {
 }
 
 #: Annotations of something within a step, which are never a step.
-_NO_STEP = re.compile(r"(?i)^(?:[nrx]ccl:|gloo:|Optimizer\.|enumerate\(|callback/|algorithm/)")
+_NO_STEP = re.compile(r"(?i)^(?:[nrxmh]cclx?:|gloo:|Optimizer\.|enumerate\(|callback/|algorithm/)")
 
 #: Number of names suggested if no steps are marked.
 _SUGGESTED = 5

@@ -2,8 +2,8 @@
  *
  * One function, scan(). It reads the ordinary events (complete events, instants, flow points) of
  * well-formed JSON. Any other event (text instead of numbers, counters, begin/end pairs,
- * collectives) is returned as a byte range, and the scan returns None at the first byte that is not
- * strict JSON. Python code handles both cases, so this file never needs to be lenient and cannot
+ * collectives, copies named by their arguments) is returned as a byte range, and the scan returns
+ * None at the first byte that is not strict JSON. Python code handles both cases, so this file never needs to be lenient and cannot
  * hide an error in a file.
  *
  * Safety: all reads go through a cursor p < end, except that end[0] may be read: the buffer of a
@@ -374,6 +374,7 @@ static const char *argument(const char *key, size_t length, const char *p, const
             if (IS("stream")) return integer_or_rest(p, end, &e->stream, e);
             break;
     case 9: if (IS("Device Id")) return integer_or_rest(p, end, &e->device_id, e);
+            if (IS("copy kind")) e->rest = 1;
             break;
     case 10: if (IS("Input Dims")) return inputs(p, end, e, 0);
              if (IS("Input type")) return inputs(p, end, e, 1);
@@ -381,7 +382,7 @@ static const char *argument(const char *key, size_t length, const char *p, const
     case 11: if (IS("External id")) return integer_or_rest(p, end, &e->external_id, e);
              if (IS("correlation")) return integer_or_rest(p, end, &e->correlation, e);
              if (IS("Device Type")) return integer_or_rest(p, end, &e->device_type, e);
-             if (IS("external id")) e->rest = 1;
+             if (IS("external id") || IS("memory kind")) e->rest = 1;
              break;
     case 13: if (IS("shared memory")) return integer_or_rest(p, end, &e->shared_memory, e);
              break;

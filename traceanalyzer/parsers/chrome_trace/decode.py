@@ -34,6 +34,11 @@ class Args(msgspec.Struct, gc=False):
     block: Any = None
     registers: Any = msgspec.field(default=NULL, name="registers per thread")
     shared_memory: Any = msgspec.field(default=NULL, name="shared memory")
+    # copies and memsets of PyTorch's cupti_monitor, which are not named by them
+    copy_kind: Any = msgspec.field(default=None, name="copy kind")
+    source_memory: Any = msgspec.field(default=None, name="src kind")
+    target_memory: Any = msgspec.field(default=None, name="dst kind")
+    memory_kind: Any = msgspec.field(default=None, name="memory kind")
     # communication
     collective: Any = msgspec.field(default=None, name="Collective name")
     elements_in: Any = msgspec.field(default=NULL, name="In msg nelems")

@@ -1,5 +1,6 @@
 """Convert the typed events of a piece to a batch of columns."""
 
+import re
 from array import array
 from collections.abc import Sequence
 from typing import Any
@@ -18,6 +19,10 @@ _FLOW_PHASES = frozenset("stf")
 _KNOWN_PHASES = _SLICE_PHASES | _PAIR_PHASES | _FLOW_PHASES | frozenset("()MC")
 #: Events of phase P that contain many samples of V8's CPU profiler each.
 _PROFILES = ("Profile", "ProfileChunk")
+#: Names of copies and memsets without direction and kind of memory.
+_UNNAMED = ("Memcpy", "Memset")
+#: Process of the counters of a GPU, which have no series, in PyTorch's cupti_monitor.
+_COUNTERS_OF_GPU = re.compile(r"(GPU \d+) Counters")
 
 
 def extract(
@@ -69,18 +74,20 @@ def _phase(event: Event) -> Any:
 
 
 def _as_recorded(events: list[Event], raw_args: RawArgs) -> RawArgs:
-    """Undo changes by our exporter and py-spy; return the function for the arguments' text."""
+    """Correct what some producers write; return the function for the arguments' text."""
     moved = [
         row
         for row, event in enumerate(events)
         if type(event.args) is Args and event.args.original_tid != NULL
     ]
     of_py_spy = [row for row, e in enumerate(events) if e.cat == "py-spy" and e.ph in ("B", "E")]
-    if moved or of_py_spy:
+    unnamed = [e for e in events if e.name in _UNNAMED and type(e.args) is Args]
+    if moved or of_py_spy or unnamed:
         from traceanalyzer.parsers.chrome_trace import producers
 
         raw_args = producers.undo_overflow(events, moved, raw_args)
         producers.name_py_spy_frames(events, of_py_spy, raw_args)
+        producers.name_copies(unnamed)
     return raw_args
 
 
@@ -211,12 +218,14 @@ def _readings(draft: Draft, event: Event, raw: msgspec.Raw) -> list[Reading]:
     if event.id is not None and event.id != NULL:
         name = f"{name}[{text_of(event.id)}]"
     rows = []
+    of_gpu = _COUNTERS_OF_GPU.fullmatch(label or "")
     for series, value in args.items():
         number = _number(value)
         if number is None:
             draft.lose("bad-counter")
         else:
-            rows.append((ts, pid, label, name, series, number))
+            named = of_gpu[1] if of_gpu and not series else series
+            rows.append((ts, pid, label, name, named, number))
     return rows
 
 

@@ -8,6 +8,8 @@ Each correction applies to one exact spelling; all other events are unchanged:
 * py-spy's begin and end events get frame names as in its other formats, because there is no column
   for the file and line in their arguments; frames for a thread or a process become lanes, as in its
   raw format;
+* the back end ``cupti_monitor`` of PyTorch's profiler has direction and memory of copies in their
+  arguments only: they get the names that Kineto gives them;
 * MosaicML Composer's system profiler writes wrong counter names and units: its "gb" of memory are
   bytes / 2**9, its "kb" of network traffic bytes / 2**3, its disk counters have a series literally
   called ``field_name``, and its CUDA memory is in 10^9 bytes without saying so. The corrected names
@@ -117,6 +119,40 @@ def _label(event: Event, text: str) -> None:
     for pid, command in lanes.commands.items() if begins else ():
         event.ph, event.name, event.args = "M", "process_name", Args(name=command)
         event.pid = pid
+
+
+# --- PyTorch's cupti_monitor -------------------------------------------------------------------
+
+#: CUPTI's kinds of memory; memsets have their number.
+_MEMORIES = (
+    *("unknown", "pageable", "pinned", "device", "array", "managed", "device_static"),
+    "managed_static",
+)
+
+
+def name_copies(events: Sequence[Event]) -> None:
+    """Name copies ``Memcpy HtoD (Pageable -> Device)`` and memsets ``Memset (Device)``.
+
+    Args:
+        events: events of this name, changed in place if their arguments say more.
+    """
+    for event in events:
+        args = event.args
+        if type(args) is not Args:
+            continue
+        ends = [_memory(kind) for kind in (args.source_memory, args.target_memory)]
+        if event.name == "Memcpy" and isinstance(args.copy_kind, str):
+            places = f" ({ends[0]} -> {ends[1]})" if all(ends) else ""
+            event.name = f"Memcpy {args.copy_kind}{places}"
+        elif event.name == "Memset" and (memory := _memory(args.memory_kind)):
+            event.name = f"Memset ({memory})"
+
+
+def _memory(kind: Any) -> str | None:
+    """Return a kind of memory as Kineto writes it: ``Device Static``."""
+    if type(kind) is int:
+        kind = _MEMORIES[kind] if 0 <= kind < len(_MEMORIES) else None
+    return kind.replace("_", " ").title() if isinstance(kind, str) else None
 
 
 # --- Composer --------------------------------------------------------------------------------

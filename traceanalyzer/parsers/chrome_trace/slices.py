@@ -27,7 +27,7 @@ PHASE_KINDS = {"P": "sample", "N": "object", "O": "object", "D": "object"}
 #: Instants; a duration written by some tools is ignored.
 _INSTANT_PHASES = frozenset("iIR")
 
-_HOST_COLLECTIVE = re.compile(r"^(?:nccl|rccl|xccl|gloo|mpi|ucc):|^record_param_comms$|^c10d::")
+_HOST_COLLECTIVE = re.compile(r"^(?:[nr]cclx?|[xmh]ccl|gloo|mpi|ucc):|^record_param_comms$|^c10d::")
 _decode_list = msgspec.json.Decoder(list[Any]).decode
 
 

@@ -122,6 +122,6 @@ def readings(
             id_ = number(reading, 1)
             value = double(number(reading, 3)) if 3 in reading else signed(number(reading, 2))
             if abs(value) < float("inf"):
-                name = f"GPU {gpu} {names.get(id_, f'counter {id_}')}"
-                rows.append((ts, NULL, None, name, "value", float(value)))
+                name = names.get(id_, f"counter {id_}")
+                rows.append((ts, NULL, None, name, f"GPU {gpu}", float(value)))
     return rows

@@ -267,7 +267,7 @@ class Database:
             some = leaves[start : start + pages.AT_ONCE]
             if windows:
                 times = self._pages.numbers(some, place, ("start", "end"))
-                if times is not None and times.filter(_overlapping(windows)).is_empty():
+                if times is not None and not _may_overlap(times, windows):
                     return shape(query.empty()) if shape else query.empty()
             rows = self._pages.numbers(some, place, tuple(query.columns))
             if rows is not None and windows:
@@ -364,6 +364,15 @@ def _overlapping(windows: Windows) -> pl.Expr:
     """Return the condition of :func:`overlap_test` for rows that were read."""
     stop = pl.coalesce("end", "start")
     return pl.any_horizontal((pl.col("start") < hi) & (stop > lo) for lo, hi in windows)
+
+
+def _may_overlap(times: pl.DataFrame, windows: Windows) -> bool:
+    """Whether the time from the first start to the last end of the rows overlaps a window."""
+    start, end = times["start"], times["end"]
+    if start.null_count() == len(start):
+        return False
+    first, last = start.min(), max(start.max(), end.max() or 0)  # type: ignore[type-var]
+    return any(first < hi and last > lo for lo, hi in windows)  # type: ignore[operator]
 
 
 @dataclass(frozen=True)
