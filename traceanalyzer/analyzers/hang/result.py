@@ -88,10 +88,20 @@ class Hang(Result):
 
     @property
     def cause(self) -> str:
-        """Return the first cause: of :class:`Stuck`, ``deadlock``, or ``none``."""
+        """Return the first cause: of :class:`Stuck`, ``deadlock``, ``none``, or ``unknown``.
+
+        It is unknown if no operation is pending, but the last ones of a truncated dump are lost.
+        """
         if self.stuck.is_deadlock:
             return "deadlock"
-        return self.stuck.causes[0].cause if self.stuck.causes else "none"
+        if self.stuck.causes:
+            return self.stuck.causes[0].cause
+        return "unknown" if self._truncated else "none"
+
+    @property
+    def _truncated(self) -> list[int]:
+        """The ranks with a truncated dump."""
+        return sorted(self.dumps.filter("truncated")["rank"].to_list())
 
     @property
     def culprits(self) -> tuple[int, ...]:
@@ -151,7 +161,7 @@ class Hang(Result):
     def _verdict(self) -> str:
         stuck, label = self.stuck, self.groups.label
         if not stuck.causes and not stuck.cycle:
-            return self._no_hang()
+            return self._unknown() if self._truncated else self._no_hang()
         chosen = _distinct(stuck.causes)
         ordered: list[str] = [
             texts.cause_sentence(one, label, self._place, self._last)
@@ -175,7 +185,7 @@ class Hang(Result):
         completed = self.matched.calls["rank"].unique().sort().to_list()
         count = format_count(instances.height, "collective")
         groups = format_count(instances["group"].n_unique(), "group")
-        where = " in these dumps" if self.missing_dumps or dumps["truncated"].any() else ""
+        where = " in these dumps" if self.missing_dumps else ""
         is_gloo = bool((dumps["backend"] == "gloo").any())
         if is_gloo:
             where = f" among collectives{where}"
@@ -187,6 +197,23 @@ class Hang(Result):
         if self.missing_dumps:
             text += f" No dump of {texts.rank_list(self.missing_dumps)}."
         return sentences(text, self._late())
+
+    def _unknown(self) -> str:
+        """Say that the last operations of truncated dumps are lost, and what the others show."""
+        ranks = self._truncated
+        count = format_count(self.matched.instances.height, "collective")
+        whole = [rank for rank in self.dumps["rank"].sort() if rank not in {*ranks}]
+        others = f", and nothing is pending on {texts.rank_list(whole)}" if whole else ""
+        missing = f"No dump of {texts.rank_list(self.missing_dumps)}." if self.missing_dumps else ""
+        dumps = "dump" if len(ranks) == 1 else "dumps"
+        return sentences(
+            f"Unknown: the {dumps} of {texts.rank_list(ranks)} {'is' if len(ranks) == 1 else 'are'} "
+            f"truncated, so the last operations are lost. All {count} in the readable part completed"
+            f"{others}.",
+            missing,
+            "Try: pass complete dumps, for example of another run with a longer time between dump and "
+            "abort (TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC).",
+        )
 
     def _late(self) -> str:
         """Describe the collective that one rank reached much later than the others."""
@@ -341,6 +368,8 @@ class Hang(Result):
                 return "truncated dump"
         if rank in self.waiting:
             return "waiting"
+        if rank in self._truncated:
+            return "truncated dump"
         return "ended" if any(rank in s.ended for s in self.stuck.stuck) else "nothing pending"
 
     def _operations(self) -> pl.DataFrame:
