@@ -464,10 +464,11 @@ def _nothing(result: CommOutliers) -> str:
     over = f" on {result.n_ranks} ranks" if result.n_ranks > 1 else ""
     stragglers = ", no stragglers" if result.n_matched else ""
     judged = result.n_events - result.instances["judged_by"].null_count()
-    unmatched = result.n_ranks > 1 and not result.n_matched
-    opening = "Too few collectives to compare"
-    if judged or result.n_matched:
-        opening = "No outliers" if unmatched else "No problem found"
+    opening = "Too few collectives to compare: "
+    if result.n_matched or (judged and result.world_size == 1):
+        opening = "No problem found: "
+    elif judged:
+        opening = ""  # stragglers and slow links are unknown
     outliers = (
         f"{format_count(result.n_outliers, 'outlier')}, explained by wait time or slow on all ranks"
         if result.n_outliers
@@ -478,7 +479,7 @@ def _nothing(result: CommOutliers) -> str:
         else "too few of each kind to detect outliers"
     )
     return (
-        f"{opening}: {format_count(result.n_events, 'collective')}{over} took "
+        f"{opening}{format_count(result.n_events, 'collective')}{over} took "
         f"{format_ns(result.total_comm_ns)} in total{wait} and ran during {share} of the recorded "
         f"time; {outliers}{stragglers}."
     )

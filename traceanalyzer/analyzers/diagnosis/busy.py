@@ -192,7 +192,7 @@ def _memory_bound_kernels(result: Kernels, answers: Answers) -> Iterator[Measure
             (
                 f"{format_count(n, 'elementwise or copy kernel')}, {format_ns(whole / n)} each on "
                 f"average, take {time.share(whole)}. Fusion leaves the longest kernel of each "
-                "sequence, which is not counted above."
+                f"sequence, which is not counted above.{_not_counted(result, names, whole)}"
             ),
             f"Most time: {longest}.",
         ),
@@ -200,6 +200,23 @@ def _memory_bound_kernels(result: Kernels, answers: Answers) -> Iterator[Measure
         total_ns=total,
         confidence="medium",
     )
+
+
+def _not_counted(result: Kernels, names: pl.Series, whole: int) -> str:
+    """Return a sentence on the time of kernels that no step launched, unless it is little."""
+    if result.by_step is None:
+        return ""
+    recorded = int(_longest_first(result.by_step, names, "total_ns")["ns"].sum())
+    if recorded - whole <= _NOT_COUNTED * recorded:
+        return ""
+    return (
+        f" Other such kernels take {format_ns(recorded - whole)}: they were launched outside the "
+        "steps, or before the recording started."
+    )
+
+
+#: Least share of the time of kernels that is worth a sentence.
+_NOT_COUNTED = 0.05
 
 
 def _fusing(answers: Answers) -> str:

@@ -5,6 +5,7 @@ from functools import partial
 
 import polars as pl
 
+from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.gpu_api import in_hip
 from traceanalyzer.analyzers.common.places import at_start, places
@@ -59,22 +60,42 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
     rank = only_rank(losses)
     once = _is_once(cause, result, losses, time)
     few = cause == causes.LAUNCH and _is_in_few(losses)
+    alone = cause == causes.PEER and not _are_matched(answers)
     advice = _once_advice(time, answers) if once else _advice(cause, result, time)
+    if alone:
+        advice = _ALONE.format(saves=time.text(total))
     if few and not once:
         advice = _first_launches(time.text(total), answers)
     graph_advice = "" if once or few else _graph_advice(cause, answers)
     yield Measured(
         size=time.frac(total),
-        title=_title(cause, result, losses, time, rank),
+        title=_title(
+            cause, result, losses, time, rank, _IN_COLLECTIVES if alone else causes.WAITING[cause]
+        ),
         evidence=tuple(_evidence(result, cause, answers, rank)),
         advice=f"{advice}{graph_advice}",
         total_ns=total,
         once=once,
-        confidence="low" if result.work_lost else _CONFIDENCE.get(cause, known),
+        confidence="low" if result.work_lost or alone else _CONFIDENCE.get(cause, known),
         rank=rank,
         step=only_step(losses),
         intervals=intervals_of(losses),
     )
+
+
+#: Idle time in collectives that are not compared with those of other ranks, and advice for it.
+_IN_COLLECTIVES = "in collectives (waiting for other ranks, or slow communication)"
+_ALONE = (
+    "Add the files of all ranks: only together they show whether a straggler or the communication "
+    "takes the time. Collectives that overlap with compute or move fewer bytes save up to {saves} "
+    "in both cases."
+)
+
+
+def _are_matched(answers: Answers) -> bool:
+    """Whether collectives of several ranks were compared."""
+    compared = answers.results.get("comm_outliers")
+    return isinstance(compared, CommOutliers) and compared.n_matched > 0
 
 
 #: Advice for idle time in collectives, without the delays of stragglers.
@@ -161,14 +182,19 @@ _SOME_FRAC = 0.05
 
 
 def _title(
-    cause: str, result: GpuIdle, losses: pl.DataFrame, time: DeviceTime, rank: int | None
+    cause: str,
+    result: GpuIdle,
+    losses: pl.DataFrame,
+    time: DeviceTime,
+    rank: int | None,
+    waiting: str,
 ) -> str:
     total = int(losses["lost_ns"].sum())
     once = _is_once(cause, result, losses, time)
     what = "Main thread" if result.on_host else "GPU"
     who = f"{what}{'' if result.units.height == 1 else 's'}" if rank is None else f"Rank {rank}"
     others = including(losses, rank) if cause != causes.PEER else ""
-    idle = f"{who} idle{in_steps(losses, time, rank)}, {causes.WAITING[cause]}"
+    idle = f"{who} idle{in_steps(losses, time, rank)}, {waiting}"
     return f"{idle}: {time.share(total, once=once)}{others}."
 
 
