@@ -149,10 +149,13 @@ def described(results: Mapping[str, Result], windows: pl.DataFrame | None = None
     if isinstance(steps, Steps) and number:
         median = steps.scalars["median_ns"]
         length = _step_length(median, windows) if median else ""
+        warm_up = steps.ranks.select(pl.col("warm_up").max()).item()
+        after = f" after {warm_up:,} of warm-up" if warm_up else ""
         if number == 1 and length:
-            parts.append(f"1 step of {length}")
+            parts.append(f"1 step of {length}{after}")
         else:
-            parts += [format_count(number, "step"), *([f"median step {length}"] if length else [])]
+            parts.append(f"{format_count(number, 'step')}{after}")
+            parts += [f"median step {length}"] if length else []
     return ", ".join(parts)
 
 
