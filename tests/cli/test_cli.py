@@ -424,6 +424,8 @@ def test_png_is_written_to_a_pipe(tmp_path, capfdbinary, calls):
     "arguments",
     [
         ["info", "TRACE", "--since", "soon"],
+        ["info", "TRACE", "--until", "0.3"],
+        ["gpu-idle", "TRACE", "--min-gap", "10"],
         ["info", "TRACE", "--since", "2s", "--until", "1s"],
         ["info", "TRACE", "--top", "few"],
         ["info", "TRACE", "--top", "0"],

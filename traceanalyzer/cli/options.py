@@ -43,8 +43,8 @@ class AliasedOption(click.Option):
         self.opts = names
 
 
-def _duration(_context: click.Context, _option: click.Parameter, text: str | None) -> int | None:
-    return None if text is None else parse_ns(text)
+def _duration(_context: click.Context, option: click.Parameter, text: str | None) -> int | None:
+    return None if text is None else parse_ns(text, option.opts[0])
 
 
 def rows(_context: click.Context, _option: click.Parameter, text: str | None) -> int | str | None:
@@ -268,7 +268,8 @@ _FILE_OPTIONS = (
         "since_ns",
         metavar="TIME",
         callback=_duration,
-        help="Ignore events that end before TIME (for example 1.5s) from the start of the trace.",
+        help="Ignore events that end before TIME (for example 1.5s or 300us) from the start of the "
+        "trace.",
     ),
     click.option(
         "--until",
