@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
+from inspect import signature
 from itertools import islice
 from pathlib import PurePath
 from typing import Any, Literal, Protocol, Self, Unpack
@@ -82,6 +83,26 @@ class How:
     def has_window(self) -> bool:
         """Whether there is a time window: of what is read, or one that the analyzer applies."""
         return self.is_window_of_analyzer or (self.since_ns, self.until_ns) != (None, None)
+
+
+def checked_how(function: str, reading: Mapping[str, Any], **more: Any) -> How:
+    """Return the keywords of :class:`Reading` of a function, and what else is read.
+
+    Raises:
+        TypeError: an unknown keyword; the message has those of the function.
+    """
+    known = Reading.__annotations__.keys()
+    for name in reading:
+        if name not in known:
+            import traceanalyzer as ta
+
+            of_function = signature(getattr(ta, function)).parameters
+            options = [one.name for one in of_function.values() if one.kind is one.KEYWORD_ONLY]
+            raise TypeError(
+                f"{function}() got an unexpected keyword argument {name!r}; choose from "
+                f"{', '.join([*options, *known])}"
+            )
+    return How(**reading, **more)
 
 
 class Opened:
@@ -458,7 +479,7 @@ def only_trace(
         MissingData: it has no timeline, and a time window is given.
         OptionError: it does not have the rank.
     """
-    how = How(**reading)
+    how = checked_how("convert", reading)
     if isinstance(source, Trace):
         trace = _cut(source, how)
     else:

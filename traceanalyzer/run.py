@@ -40,6 +40,7 @@ from traceanalyzer.inputs import (
     Opened,
     OpenedInputs,
     bytes_of,
+    checked_how,
     read_needed,
 )
 from traceanalyzer.measuring import measure_all
@@ -74,7 +75,7 @@ def run(analyzer: Analyzer[O, P, R], inputs: Inputs, options: O, **reading: Unpa
         MissingData: no input has the required data.
         OptionError: an option is invalid, or no input has the rank.
     """
-    how = How(**reading)
+    how = checked_how(analyzer.name, reading)
     options, base = _without_inputs(analyzer, options)
     if hasattr(options, "window"):
         options = replace(options, window=(how.since_ns, how.until_ns))  # type: ignore[call-arg]

@@ -47,6 +47,17 @@ def _duration(_context: click.Context, option: click.Parameter, text: str | None
     return None if text is None else parse_ns(text, option.opts[0])
 
 
+def _input_format(
+    _context: click.Context, _option: click.Parameter, name: str | None
+) -> str | None:
+    """Return the name of an input format; that of an output format is an error."""
+    if name in FORMS:
+        raise OptionError(
+            f"--input-format: {name!r} is an output format; --to {name} selects the output"
+        )
+    return name
+
+
 def rows(_context: click.Context, _option: click.Parameter, text: str | None) -> int | str | None:
     """Return a number of rows above 0, or ``all``; None without the option."""
     if text in (None, ALL):
@@ -254,6 +265,7 @@ _FILE_OPTIONS = (
         "format",
         cls=AliasedOption,
         metavar="NAME",
+        callback=_input_format,
         help="Input format, instead of detecting it by content.",
     ),
     click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Only rank N."),
