@@ -137,7 +137,7 @@ def test_package_has_the_files_of_the_viewer() -> None:
 
 
 @pytest.mark.parametrize("width", [30, 40, 60])
-def test_legends_are_divided_between_words(width: int) -> None:
+def test_long_labels_are_divided_at_spaces(width: int) -> None:
     label = "waiting for another rank of the job in the collective"
     parts = (
         BudgetPart("waiting", label, 5_706_000, 0.6),
