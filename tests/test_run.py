@@ -24,7 +24,7 @@ from traceanalyzer.analyzers import registry
 from traceanalyzer.analyzers.base import Analyzer, AnalyzerOptions, Needs
 from traceanalyzer.analyzers.common.ranks import by_rank
 from traceanalyzer.cli.main import status
-from traceanalyzer.errors import InputError, MissingData, OptionError
+from traceanalyzer.errors import InputError, MissingData, OptionError, OutputError
 from traceanalyzer.render import render
 from traceanalyzer.run import run
 from traceanalyzer.schema import ON_REQUEST
@@ -407,3 +407,47 @@ def test_empty_time_window_is_not_missing_data(name: str, in_memory: bool) -> No
 def test_time_window_with_events_of_one_file_only() -> None:
     files = [FIXTURES / "nccl_8ranks" / "rank0.json.gz", FIXTURES / "nsys" / "training.sqlite"]
     assert ta.kernels(files, since_ns=50_000_000, until_ns=60_000_000).names.height
+
+
+@pytest.mark.parametrize(
+    ("analysis", "path"),
+    [
+        (ta.py_spy_report, "fixtures/py_spy/subprocesses.raw.txt"),
+        (ta.flamegraph, "fixtures/py_spy/subprocesses.raw.txt"),
+        (ta.info, "fixtures/py_spy/subprocesses.raw.txt"),
+        (ta.report, "fixtures/py_spy/subprocesses.raw.txt"),
+        (ta.hang, "fixtures/flight_recorder/gloo_json"),
+        (ta.diagnose, "fixtures/flight_recorder/gloo_json"),
+        (ta.memory, "fixtures/memory/torch20_block_history.pickle"),
+        (ta.diagnose, "fixtures/memory/torch20_block_history.pickle"),
+        (ta.diagnose, "fixtures/memory/training.pickle"),
+        (ta.operators, "fixtures/printed_text/job.log"),
+        (ta.roofline, "fixtures/ncu/byte_order_mark.csv"),
+    ],
+)
+def test_time_windows_of_inputs_without_timeline_are_rejected(analysis: Any, path: str) -> None:
+    with pytest.raises(MissingData, match="--since and --until"):
+        analysis(str(ROOT / path), since_ns=1)
+
+
+def test_inputs_without_timeline_are_skipped_next_to_others() -> None:
+    trace = str(ROOT / "fixtures/nccl_8ranks/rank0.json.gz")
+    dump = str(ROOT / "fixtures/flight_recorder/gloo_json/nccl_trace_rank_0.json")
+    result = ta.diagnose([trace, dump], since_ns=1)
+    assert any("no timeline" in note for note in result.notes)
+
+
+@pytest.mark.parametrize(
+    "analysis", [ta.gpu_idle, ta.diagnose, ta.report, ta.memory_growth, ta.diff, ta.hang]
+)
+def test_unknown_keywords_name_the_function_and_its_keywords(analysis: Any) -> None:
+    inputs = ["a.json", "b.json"] if analysis is ta.diff else ["a.json"]
+    with pytest.raises(TypeError, match=rf"^{analysis.__name__}\(\) got an .* 'nope'; .*rank, "):
+        analysis(*inputs, nope=1)
+
+
+def test_saving_names_the_keyword_that_overwrites(tmp_path: Path) -> None:
+    path = tmp_path / "out.md"
+    path.touch()
+    with pytest.raises(OutputError, match="force=True overwrites it"):
+        ta.info(str(ROOT / "fixtures/nccl_8ranks/rank0.json.gz")).save(str(path))

@@ -13,7 +13,7 @@ from traceanalyzer.analyzers import registry
 from traceanalyzer.analyzers.base import Analyzer, Examination, Reading, Skipped
 from traceanalyzer.analyzers.common import jobs
 from traceanalyzer.errors import MissingData, OptionError
-from traceanalyzer.inputs import How, Measures, Opened, OpenedInputs
+from traceanalyzer.inputs import How, Measures, Opened, OpenedInputs, checked_how
 from traceanalyzer.measuring import measure_all
 from traceanalyzer.reading import Inputs
 from traceanalyzer.result import Result
@@ -153,10 +153,11 @@ def _how(reading: Reading, *, for_rules: bool, traces_are_kept: bool) -> How:
     from traceanalyzer.analyzers.efficiency.calls import INPUTS, INPUTS_OF
 
     if not for_rules:
-        return How(**reading, columns=INPUTS, args_with_modules=True)
+        return checked_how("report", reading, columns=INPUTS, args_with_modules=True)
     if traces_are_kept:
-        return How(**reading)
-    return How(**reading, unused=_UNUSED_BY_RULES, columns=INPUTS, inputs_of=INPUTS_OF)
+        return checked_how("report", reading)
+    more = {"unused": _UNUSED_BY_RULES, "columns": INPUTS, "inputs_of": INPUTS_OF}
+    return checked_how("diagnose", reading, **more)
 
 
 #: Arrows, which are only counted in reports, and columns of side tables that no rule uses.

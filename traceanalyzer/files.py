@@ -15,8 +15,13 @@ _NAME_BYTES, _HOST_CHARS = 150, 64
 _LOADED = time.time_ns()
 
 
-def check(path: str, *, force: bool) -> None:
+def check(path: str, *, force: bool, keyword: str = "force=True") -> None:
     """Check that a file can be written, before any work is done.
+
+    Args:
+        path: the file.
+        force: overwrite it.
+        keyword: how the caller sets ``force``, for the error.
 
     Raises:
         OutputError: the file exists and ``force`` is not set, or its folder does not exist.
@@ -27,7 +32,7 @@ def check(path: str, *, force: bool) -> None:
     if not target.parent.is_dir():
         raise OutputError(f"{path}: folder {target.parent} does not exist")
     if target.exists() and _is_regular(target) and not force:
-        raise OutputError(f"{path}: exists; --force overwrites it")
+        raise OutputError(f"{path}: exists; {keyword} overwrites it")
 
 
 @contextmanager

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
+from inspect import signature
 from itertools import islice
 from pathlib import PurePath
 from typing import Any, Literal, Protocol, Self, Unpack
@@ -51,6 +52,8 @@ from traceanalyzer.vocabulary import MEMORY_SNAPSHOT, PRINTED_TEXT
 _ABOUT_EVENTS = ("lanes", "issues")
 #: Key of the metadata of a file that ``merge`` wrote.
 _MERGED = '"traceanalyzer merge"'
+#: Why a time window does not apply to a single memory snapshot.
+_WHOLE_SNAPSHOT = "--since and --until apply to a memory snapshot only in traceanalyzer memory"
 #: Columns that only samples and counters use: a fifth of the memory of events.
 _OF_SAMPLES = ("address", "stack", "weight")
 
@@ -74,6 +77,32 @@ class How:
     args_with_modules: bool = False
     kinds: tuple[str, ...] | None = None
     read: Callable[..., Trace] | None = None
+    is_window_of_analyzer: bool = False
+
+    @property
+    def has_window(self) -> bool:
+        """Whether there is a time window: of what is read, or one that the analyzer applies."""
+        return self.is_window_of_analyzer or (self.since_ns, self.until_ns) != (None, None)
+
+
+def checked_how(function: str, reading: Mapping[str, Any], **more: Any) -> How:
+    """Return the keywords of :class:`Reading` of a function, and what else is read.
+
+    Raises:
+        TypeError: an unknown keyword; the message has those of the function.
+    """
+    known = Reading.__annotations__.keys()
+    for name in reading:
+        if name not in known:
+            import traceanalyzer as ta
+
+            of_function = signature(getattr(ta, function)).parameters
+            options = [one.name for one in of_function.values() if one.kind is one.KEYWORD_ONLY]
+            raise TypeError(
+                f"{function}() got an unexpected keyword argument {name!r}; choose from "
+                f"{', '.join([*options, *known])}"
+            )
+    return How(**reading, **more)
 
 
 class Opened:
@@ -259,8 +288,21 @@ class OpenedInputs:
             except InputError as error:
                 self.fail(error.path, error)
                 continue
-            if opened.first:
+            if opened.first and (why := self._no_window(opened.first)):
+                self.read.pop(opened.path, None)
+                self.fail(opened.path, MissingData(f"{opened.path}: {why}"))
+            elif opened.first:
                 yield opened
+
+    def _no_window(self, trace: Trace) -> str | None:
+        """Return why the time window does not apply to an input; None if it does."""
+        if not self.how.has_window:
+            return None
+        if self._needs is None and trace.meta.format == MEMORY_SNAPSHOT:  # not cut
+            return None if self.several else _WHOLE_SNAPSHOT
+        from traceanalyzer.analyzers.common.windows import no_timeline
+
+        return no_timeline(trace)
 
     def open(self, item: Trace | str, *, replace_needs: Needs | None = None) -> Opened:
         """Open one input, with the traces of the selected ranks."""
@@ -434,13 +476,19 @@ def only_trace(
 
     Raises:
         InputError: it cannot be read.
+        MissingData: it has no timeline, and a time window is given.
         OptionError: it does not have the rank.
     """
-    how = How(**reading)
+    how = checked_how("convert", reading)
     if isinstance(source, Trace):
         trace = _cut(source, how)
     else:
         trace = _read(source, how, columns=columns, since_ns=how.since_ns, until_ns=how.until_ns)
+    if how.has_window:
+        from traceanalyzer.analyzers.common.windows import no_timeline
+
+        if why := no_timeline(trace):
+            raise MissingData(f"{trace.meta.path}: {why}")
     if how.assume_rank is not None:
         trace = with_assumed_rank(trace, how.assume_rank)
     if how.rank is None:

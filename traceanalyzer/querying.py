@@ -17,7 +17,7 @@ import polars as pl
 from traceanalyzer import schema
 from traceanalyzer.analyzers.base import Reading
 from traceanalyzer.errors import MissingData, OptionError
-from traceanalyzer.inputs import How, OpenedInputs
+from traceanalyzer.inputs import OpenedInputs, checked_how
 from traceanalyzer.reading import Inputs
 from traceanalyzer.result import Result, Table, View
 from traceanalyzer.run import skipped_notes, truncated_notes, with_notes
@@ -142,7 +142,7 @@ def query(inputs: Inputs, sql: str, **reading: Unpack[Reading]) -> QueryResult:
         OptionError: the SQL is refused or wrong; the message names known tables and columns.
     """
     parsed = _Query.parse(sql)
-    how = replace(How(**reading), **parsed.selection())
+    how = replace(checked_how("query", reading), **parsed.selection())
     opened = OpenedInputs(inputs, None, how, split=False)
     traces: list[Trace] = []
     truncated: list[str] = []

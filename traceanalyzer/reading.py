@@ -484,6 +484,9 @@ def _require(path: str) -> None:
     try:
         os.stat(path)  # noqa: PTH116 - the name is kept as it was given
     except (OSError, ValueError) as error:
+        if path == "-":
+            what = "standard input cannot be read here"
+            raise UnreadableFile(path, what, hint="write it to a file and pass that") from None
         raise UnreadableFile(path, _reason(error)) from None
 
 

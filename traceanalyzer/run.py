@@ -40,6 +40,7 @@ from traceanalyzer.inputs import (
     Opened,
     OpenedInputs,
     bytes_of,
+    checked_how,
     read_needed,
 )
 from traceanalyzer.measuring import measure_all
@@ -74,12 +75,12 @@ def run(analyzer: Analyzer[O, P, R], inputs: Inputs, options: O, **reading: Unpa
         MissingData: no input has the required data.
         OptionError: an option is invalid, or no input has the rank.
     """
-    how = How(**reading)
+    how = checked_how(analyzer.name, reading)
     options, base = _without_inputs(analyzer, options)
     if hasattr(options, "window"):
         options = replace(options, window=(how.since_ns, how.until_ns))  # type: ignore[call-arg]
     if analyzer.whole_file:
-        how = replace(how, since_ns=None, until_ns=None)
+        how = replace(how, since_ns=None, until_ns=None, is_window_of_analyzer=how.has_window)
     collected = _collect(analyzer, inputs, options, how)
     if collected.printed:
         printed: R = _from_text(analyzer, collected, options)
@@ -337,10 +338,6 @@ def measures_of_one(analyzer: Analyzer[O, P, R], options: O) -> Measures:
     return _Parts(analyzer, _without_inputs(analyzer, options)[0], Collected[P]((), {}))
 
 
-#: Tables whose rows have no place on a timeline.
-_TIMELESS = ("aggregates", "metrics")
-
-
 @dataclass
 class _Parts(Generic[O, P, R]):
     """The parts of one analyzer; a :class:`Measures`."""
@@ -350,16 +347,8 @@ class _Parts(Generic[O, P, R]):
     collected: Collected[P]
 
     def measure(self, opened: OpenedInputs, one: Opened) -> None:
-        analyzer, options, how = self.analyzer, self.options, opened.how
-        text, metrics = (
-            one.first is not None and getattr(one.first, name).height > 0 for name in _TIMELESS
-        )
-        if (text or metrics) and (how.since_ns, how.until_ns) != (None, None):
-            what = "printed text" if text else "a report of Nsight Compute"
-            why = f"{what} has no timeline, so --since and --until do not apply"
-            opened.fail(one.path, MissingData(f"{one.path}: {why}"))
-            return
-        if analyzer.printed and text:
+        analyzer, options = self.analyzer, self.options
+        if analyzer.printed and one.first is not None and one.first.aggregates.height:
             self._take_text(opened, one)
             return
         parts, lacking = _measured(analyzer, one, options)

@@ -68,21 +68,32 @@ def format_weight(weight: float, unit: str) -> str:
     return f"{weight:{form}} {unit.removesuffix('s') if weight == 1 else unit}".rstrip()
 
 
-def parse_ns(text: str) -> int:
-    """Parse ``"1.5s"``, ``"300us"``, ``"2m"`` or plain seconds ``"0.25"`` to nanoseconds.
+def parse_ns(text: str, option: str = "") -> int:
+    """Parse ``"1.5s"``, ``"300us"``, ``"2m"`` or ``"0"`` to nanoseconds; a unit is required.
+
+    Args:
+        text: a duration.
+        option: the option that it is the value of, for the error.
 
     Raises:
-        OptionError: the text is not a duration.
+        OptionError: the text is not a duration with a unit.
     """
-    match = _DURATION.fullmatch(text)
+    match, of = _DURATION.fullmatch(text), f"{option}: " if option else ""
     if match is None:
-        raise OptionError(f"{text!r} is not a duration; write it like 1.5s, 300us or 2m")
-    factor = {**_TIME_UNITS, "m": 60 * NS_PER_S, "h": 3600 * NS_PER_S}[match[2] or "s"]
-    return round(float(match[1]) * factor)
+        raise OptionError(f"{of}{text!r} is not a duration; write it like 1.5s, 300us or 2m")
+    number, unit = match.groups()
+    if unit is None and float(number):
+        raise OptionError(f"{of}{text!r} has no unit; write {number}us, {number}ms or {number}s")
+    factor = {**_TIME_UNITS, "m": 60 * NS_PER_S, "h": 3600 * NS_PER_S}[unit or "s"]
+    return round(float(number) * factor)
 
 
-def parse_bytes(text: str) -> int:
+def parse_bytes(text: str, option: str = "") -> int:
     """Parse ``"80GiB"``, ``"80G"``, ``"80 GB"`` (10^9) or plain bytes.
+
+    Args:
+        text: a size.
+        option: the option that it is the value of, for the error.
 
     Raises:
         OptionError: the text is not a size.
@@ -90,5 +101,6 @@ def parse_bytes(text: str) -> int:
     match = _SIZE.fullmatch(text.lower())
     factor = _BYTE_FACTORS.get(match[2] or "b", 0) if match else 0
     if match is None or not factor:
-        raise OptionError(f"{text!r} is not a size; write it like 80GiB or 512MiB")
+        of = f"{option}: " if option else ""
+        raise OptionError(f"{of}{text!r} is not a size; write it like 80GiB or 512MiB")
     return round(float(match[1]) * factor)

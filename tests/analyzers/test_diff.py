@@ -32,6 +32,7 @@ from traceanalyzer.analyzers.diff.runs import (
     judged_shares,
     standard_errors,
 )
+from traceanalyzer.cli.main import status
 from traceanalyzer.errors import OptionError
 from traceanalyzer.render import FORMS, render
 from traceanalyzer.trace import Trace
@@ -491,7 +492,8 @@ def test_empty_run_is_refused() -> None:
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_does_not_differ_from_itself(name: str) -> None:
     result = ta.diff(RUNS[name], RUNS[name])
-    assert result.outcome == "no change"
+    sampled = result.measure is not None and result.measure.name == "samples"
+    assert result.outcome == ("not judged" if sampled else "no change")
     assert result.measure is not None
     assert result.measure.change == 0
     assert set(states(result)) <= {"no change"}
@@ -712,3 +714,39 @@ def test_unknown_noise_leaves_the_minimum_change() -> None:
     )
     states = dict(judged(times, "ns", 0.05).select("name", "state").rows())
     assert states == {name: state.replace("more", "slower") for name, state in result.items()}
+
+
+def test_totals_of_samples_are_not_judged(tmp_path: Path, capfd: Any) -> None:
+    paths = [tmp_path / "before.txt", tmp_path / "after.txt"]
+    for path, n in zip(paths, (100, 1000), strict=True):
+        path.write_text(f"main (a.py:1);work (a.py:2) {n}\nmain (a.py:1);wait (a.py:3) {n}\n")
+    result = ta.diff(*map(str, paths))
+    check_wording(result.verdict)
+    assert result.outcome == "not judged"
+    assert "egression" not in result.verdict
+    assert status(["diff", *map(str, paths), "--fail-on-regression", "5"]) == 1
+    assert "not judged" in capfd.readouterr().err
+
+
+def test_reservations_about_gpus_come_first(tmp_path: Path) -> None:
+    paths = []
+    for gpu, length in (("A100", 200), ("MI250", 100)):
+        steps = [
+            {"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{n}", "pid": 1, "tid": 1,
+             "ts": 1000 * n, "dur": length}
+            for n in range(4)
+        ]  # fmt: skip
+        kernels = [
+            {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 1000 * n + 10,
+             "dur": length - 20, "args": {"device": 0, "stream": 7}}
+            for n in range(4)
+        ]  # fmt: skip
+        path = tmp_path / f"{gpu}.json"
+        devices = [{"id": 0, "name": gpu}]
+        path.write_text(json.dumps({"deviceProperties": devices, "traceEvents": steps + kernels}))
+        paths.append(str(path))
+    result = ta.diff(*paths)
+    check_wording(result.verdict)
+    assert result.outcome == "improvement"
+    assert result.verdict.startswith("Comparable with reservations: the GPUs differ")
+    assert "mprovement" not in result.verdict

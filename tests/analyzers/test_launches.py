@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import polars as pl
@@ -809,3 +810,39 @@ def test_full_command_buffer_is_a_full_queue() -> None:
     assert stream["full_frac"] == pytest.approx(1_000 / 3_260)
     (other,) = blocked_launches("Buffer Flush").streams.to_dicts()
     assert other["full_frac"] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "graph", "pytorch"),
+    [
+        ("cudaLaunchKernel", "cudaGraphLaunch", True),
+        ("hipLaunchKernel", "hipGraphLaunch", True),
+        ("hipLaunchKernel", "", True),
+        ("cudaLaunchKernel", "", False),
+    ],
+)
+def test_advice_fits_the_program(name: str, graph: str, pytorch: bool) -> None:
+    rows = [row | {"name": name} if row["kind"] == "cuda_runtime" else row for row in starved(40)]
+    if graph:
+        rows += [call(100, 900 * US, name=graph), kernel(100, 910 * US, 4 * US)]
+    recorded = trace([*rows, step(1, -10 * US, MS)])
+    if not pytorch:
+        recorded = trace(rows)
+        recorded = replace(recorded, sources=(replace(recorded.meta, format="nsys-sqlite"),))
+    result = launches(recorded)
+    check_wording(result.verdict)
+    assert ("capture the other 40 launches per step" in result.verdict) == bool(graph)
+    assert ("CUDA" in result.verdict) == (name.startswith("cuda") and not graph)
+    assert ("torch" in result.verdict) == (pytorch and not graph)
+
+
+def test_synchronising_calls_of_other_programs_are_named() -> None:
+    rows = []
+    for number in range(30):
+        at = number * 40 * US
+        rows += [call(number, at), kernel(number, at + 6 * US, 8 * US)]
+        rows.append(host("cuda_runtime", "cudaDeviceSynchronize", at + 6 * US, 10 * US))
+    recorded = trace(rows)
+    recorded = replace(recorded, sources=(replace(recorded.meta, format="nsys-sqlite"),))
+    check_wording(launches(recorded).verdict)
+    assert ".item()" not in launches(recorded).verdict

@@ -240,6 +240,11 @@ def test_output_has_default_permissions(tmp_path):
     assert path.stat().st_mode & 0o777 == 0o666 & ~mask
 
 
+def test_standard_input_is_no_trace(capfd):
+    assert status(["diagnose", "-"]) == 1
+    check_wording(capfd.readouterr().err)
+
+
 def test_existing_output_is_kept_without_force(tmp_path, capfd):
     path, trace = tmp_path / "out.txt", str(_trace(tmp_path))
     path.write_text("mine")
@@ -424,12 +429,16 @@ def test_png_is_written_to_a_pipe(tmp_path, capfdbinary, calls):
     "arguments",
     [
         ["info", "TRACE", "--since", "soon"],
+        ["info", "TRACE", "--until", "0.3"],
+        ["gpu-idle", "TRACE", "--min-gap", "10"],
         ["info", "TRACE", "--since", "2s", "--until", "1s"],
         ["info", "TRACE", "--top", "few"],
         ["info", "TRACE", "--top", "0"],
         ["info", "TRACE", "-o", "OUT/a.parquet"],
         ["comm-outliers", "TRACE", "-o", "OUT/a.svg", "--plot", "OUT/a.svg"],
         ["info", "TRACE", "--input-format", "nope"],
+        ["info", "TRACE", "--format", "json"],
+        ["query", "trace.json"],
         ["convert", "TRACE", "TRACE2", "--rank", "1", "-o", "OUT"],
         ["info", "TRACE", "--to", "svg"],
         ["comm-outliers", "TRACE", "--factor", "nan"],

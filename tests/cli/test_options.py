@@ -11,6 +11,8 @@ from conftest import ROOT
 from traceanalyzer.analyzers.base import AnalyzerOptions, option
 from traceanalyzer.cli.commands import analyzer_options
 from traceanalyzer.cli.main import status
+from traceanalyzer.errors import OptionError
+from traceanalyzer.units import parse_ns
 
 
 @dataclass(frozen=True)
@@ -82,3 +84,15 @@ def test_pages_have_no_folder_of_this_machine(command, tmp_path):
     assert "private" not in text
     assert str(tmp_path)[:12] not in text
     assert command != "report" or "traceanalyzer gpu-idle run<" in text
+
+
+def test_durations_need_a_unit() -> None:
+    assert [parse_ns(text) for text in ("0", "0.0", "300us", "1.5 s")] == [
+        0,
+        0,
+        300_000,
+        1_500_000_000,
+    ]
+    for text in ("10", "0.3", ".5", "-1"):
+        with pytest.raises(OptionError, match="has no unit"):
+            parse_ns(text)

@@ -16,6 +16,7 @@ from hypothesis.extra.numpy import arrays
 from timelines import RANKS, many
 
 from traceanalyzer.analyzers.timeline import timeline
+from traceanalyzer.drawings import Budget, BudgetPart
 from traceanalyzer.render import render
 from traceanalyzer.render.timeline import _data, strip
 from traceanalyzer.render.timeline.grid import shares
@@ -133,3 +134,18 @@ def test_package_has_the_files_of_the_viewer() -> None:
     assert {"data.js", "picture.js", "viewer.js", "viewer.css"} <= {
         p.name for p in folder.iterdir()
     }
+
+
+@pytest.mark.parametrize("width", [30, 40, 60])
+def test_long_labels_are_divided_at_spaces(width: int) -> None:
+    label = "waiting for another rank of the job in the collective"
+    parts = (
+        BudgetPart("waiting", label, 5_706_000, 0.6),
+        BudgetPart("idle", "idle", 4_000_000, 0.4),
+    )
+    lines = strip.bar(Budget("Time", parts), width, unicode=False).splitlines()
+    assert max(map(len, lines)) <= width
+    assert " ".join(" ".join(lines[2:]).split()) == (
+        f"w {label} 5.706 ms (60.0 %) . idle 4 ms (40.0 %)"
+    )
+    assert not any(line.endswith("5.706") for line in lines)

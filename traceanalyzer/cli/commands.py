@@ -122,7 +122,7 @@ _FILES = ("FILE", "FOLDER", "PATH", "OTHER", "BASE", "OUT")
 
 #: Value types by annotation of the field; other values are text.
 _TYPES = {"int": int, "float": float}
-_PARSED: dict[str, tuple[Callable[[str], int], str]] = {
+_PARSED: dict[str, tuple[Callable[[str, str], int], str]] = {
     "time": (parse_ns, "ns"),
     "bytes": (parse_bytes, "B"),
 }
@@ -246,7 +246,9 @@ def _option(
     default_text = about.default_text or default
     if about.unit:
         parse, unit = _PARSED[about.unit]
-        settings["callback"] = lambda _context, _option, text: None if text is None else parse(text)
+        settings["callback"] = lambda _, option, text: (
+            None if text is None else parse(text, option.opts[0])
+        )
         default_text = about.default_text or f"{default}{unit}"
     elif about.choices:
         settings["type"] = click.Choice(about.choices)

@@ -34,7 +34,7 @@ def demo(folder: str, force: bool) -> None:
     with archive.open("rb") as data, ZipFile(data) as recording:
         targets = {name: str(run / name) for name in recording.namelist()}
         for path in (*targets.values(), str(page)):
-            files.check(path, force=force)
+            files.check(path, force=force, keyword="--force")
         for name, path in targets.items():
             output.write(recording.read(name), path)
     report = ta.report([run], named=[str(run)])

@@ -114,6 +114,13 @@ def _status(result: Any, percent: float) -> int:
     if result.measure is None:
         click.echo("traceanalyzer: --fail-on-regression: the runs cannot be compared", err=True)
         return 1
+    if result.outcome == "not judged":
+        click.echo(
+            "traceanalyzer: --fail-on-regression: the total of samples depends on duration and "
+            "threads, so it is not judged",
+            err=True,
+        )
+        return 1
     change = result.measure.change_frac
     worse = change is None or 100 * change > percent
     return FAILED if result.outcome == "regression" and worse else 0

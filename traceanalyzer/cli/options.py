@@ -43,8 +43,19 @@ class AliasedOption(click.Option):
         self.opts = names
 
 
-def _duration(_context: click.Context, _option: click.Parameter, text: str | None) -> int | None:
-    return None if text is None else parse_ns(text)
+def _duration(_context: click.Context, option: click.Parameter, text: str | None) -> int | None:
+    return None if text is None else parse_ns(text, option.opts[0])
+
+
+def _input_format(
+    _context: click.Context, _option: click.Parameter, name: str | None
+) -> str | None:
+    """Return the name of an input format; that of an output format is an error."""
+    if name in FORMS:
+        raise OptionError(
+            f"--input-format: {name!r} is an output format; --to {name} selects the output"
+        )
+    return name
 
 
 def rows(_context: click.Context, _option: click.Parameter, text: str | None) -> int | str | None:
@@ -254,6 +265,7 @@ _FILE_OPTIONS = (
         "format",
         cls=AliasedOption,
         metavar="NAME",
+        callback=_input_format,
         help="Input format, instead of detecting it by content.",
     ),
     click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Only rank N."),
@@ -268,7 +280,8 @@ _FILE_OPTIONS = (
         "since_ns",
         metavar="TIME",
         callback=_duration,
-        help="Ignore events that end before TIME (for example 1.5s) from the start of the trace.",
+        help="Ignore events that end before TIME (for example 1.5s or 300us) from the start of the "
+        "trace.",
     ),
     click.option(
         "--until",

@@ -33,7 +33,7 @@ def check(path: str | None, *, force: bool, binary: bool = False) -> None:
         if binary and sys.stdout is not None and sys.stdout.isatty():
             raise OptionError("a terminal cannot show this output format; use -o FILE")
         return
-    files.check(path, force=force)
+    files.check(path, force=force, keyword="--force")
 
 
 def is_colored(path: str | None, choice: bool | None) -> bool:

@@ -9,7 +9,7 @@ from traceanalyzer.cli.options import Reading, Writing, reading_here, writing
 
 
 @click.command()
-@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@click.argument("paths", nargs=-1, metavar="PATH...")
 @click.argument("sql", metavar="SQL")
 @reading_here
 @writing
@@ -22,4 +22,8 @@ def query(paths: tuple[str, ...], sql: str, reading: Reading, writing: Writing) 
     """
     import traceanalyzer as ta
 
+    if not paths:
+        raise click.UsageError(
+            f"only {sql!r} is given; add the SQL after the files (--help has examples)"
+        )
     answer(ta.query, paths, reading, writing, sql=sql)

@@ -31,7 +31,7 @@ _LAST_INT = (1 << 62) - 1
 
 #: Arguments that select a part of the answer, not of the input.
 PAGE = ("tables", "offset", "limit")
-_PARSED: dict[str, Callable[[str], int]] = {"time": parse_ns, "bytes": parse_bytes}
+_PARSED: dict[str, Callable[[str, str], int]] = {"time": parse_ns, "bytes": parse_bytes}
 #: Tables whose columns are in the description of ``query``.
 _WITH_COLUMNS = ("events", "collectives", "counters", "launch_configs")
 _NUMBERS = {"int": "integer", "float": "number"}
@@ -92,7 +92,7 @@ class Tool:
     inputs: tuple[str, ...]
     function: Callable[..., Result]
     optional_inputs: tuple[str, ...] = ()
-    parsers: Mapping[str, Callable[[str], int]] = field(default_factory=dict)
+    parsers: Mapping[str, Callable[[str, str], int]] = field(default_factory=dict)
     required: tuple[str, ...] = ()
 
     def schema(self) -> Schema:
@@ -127,10 +127,10 @@ class Tool:
         values = {name: value for name, value in arguments.items() if name not in PAGE}
         for name in ("since", "until"):
             if name in values:
-                values[f"{name}_ns"] = parse_ns(values.pop(name))
+                values[f"{name}_ns"] = parse_ns(values.pop(name), name)
         for name, parse in self.parsers.items():
             if isinstance(values.get(name), str):
-                values[name] = parse(values[name])
+                values[name] = parse(values[name], name)
         for name in (*self.inputs, *self.optional_inputs):
             if name in values:
                 values[name] = [roots.resolve(path) for path in values[name]]

@@ -1,10 +1,11 @@
 """GPU API and framework of a program, for advice that names their functions."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from traceanalyzer.analyzers.common.names import matching
-from traceanalyzer.trace import Meta
+from traceanalyzer.trace import Meta, Trace
 
 #: Names of AMD's GPUs.
 AMD = re.compile(r"\bMI\d{2,3}|Radeon|Instinct", re.IGNORECASE)
@@ -53,6 +54,40 @@ def trains(names: Iterable[str]) -> bool:
     Python functions do not count: those of modules have hooks for a backward pass without it.
     """
     return any(".py(" not in name for name in matching(names, _OF_TRAINING))
+
+
+@dataclass(frozen=True)
+class Api:
+    """GPU API and framework of a program.
+
+    Attributes:
+        hip: whether it runs on AMD's GPUs.
+        pytorch: whether PyTorch was recorded, or its profiler wrote the file.
+        trains: whether an optimizer or a backward pass was recorded.
+    """
+
+    hip: bool
+    pytorch: bool
+    trains: bool
+
+    def named(self, advice: str) -> str:
+        """Return advice with the names of this API."""
+        return in_hip(advice) if self.hip else advice
+
+
+def api_of(trace: Trace) -> Api:
+    """Return GPU API and framework of the program of a trace."""
+    meta, names = trace.meta, trace.names
+    return Api(uses_hip(meta, names), uses_pytorch(meta, names), trains(names))
+
+
+def joined_api(apis: Sequence[Api]) -> Api:
+    """Return GPU API and framework of a program of several ranks."""
+    return Api(
+        any(one.hip for one in apis),
+        any(one.pytorch for one in apis),
+        any(one.trains for one in apis),
+    )
 
 
 def in_hip(text: str) -> str:

@@ -4,6 +4,29 @@ import polars as pl
 
 from traceanalyzer.trace import Trace
 from traceanalyzer.units import format_ns
+from traceanalyzer.vocabulary import MEMORY_SNAPSHOT, PY_SPY_DUMP
+
+#: Tables whose rows have no place on a timeline, and the inputs that have them.
+_TIMELESS = {
+    "aggregates": "printed text",
+    "metrics": "a report of Nsight Compute",
+    "collective_records": "a Flight Recorder dump",
+}
+#: Inputs whose events may have no times, by format; of all others they are stacks.
+_WITHOUT_TIMES = {MEMORY_SNAPSHOT: "a memory snapshot without times", PY_SPY_DUMP: "a stack dump"}
+
+
+def no_timeline(trace: Trace) -> str | None:
+    """Return why a time window does not apply to an input; None for one with a timeline."""
+    kinds = (text for name, text in _TIMELESS.items() if getattr(trace, name).height)
+    kind = next(kinds, None)
+    if kind is None:
+        if trace.meta.start_ns is not None or trace.events["ts"].min() is not None:
+            return None
+        if trace.events.is_empty() and trace.segments.is_empty():
+            return None
+        kind = _WITHOUT_TIMES.get(trace.meta.format, "a file of stacks without times")
+    return f"{kind} has no timeline, so --since and --until do not apply"
 
 
 def recorded_span(trace: Trace) -> tuple[int, int] | None:

@@ -66,6 +66,8 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
         advice = _ALONE.format(saves=time.text(total))
     if few and not once:
         advice = _first_launches(time.text(total), answers)
+    elif not once and (more := _more_graphs(cause, answers)):
+        advice = f"{more}, or reduce their number: saves up to {time.text(total)}."
     graph_advice = "" if once or few else _graph_advice(cause, answers)
     yield Measured(
         size=time.frac(total),
@@ -486,6 +488,14 @@ def _equal_launches(result: Launches) -> str:
     devices = " (by device)" if low < high else ""
     steps = max(each["steps"].to_list())
     return f"All {steps:,} steps have {number} launches each{devices}"
+
+
+def _more_graphs(cause: str, answers: Answers) -> str:
+    """Return advice for launch overhead of a program that already launches graphs."""
+    result = answers.get("launches")
+    if cause != causes.LAUNCH or not isinstance(result, Launches):
+        return ""
+    return result.more_graphs[:1].upper() + result.more_graphs[1:]
 
 
 def _graph_advice(cause: str, answers: Answers) -> str:

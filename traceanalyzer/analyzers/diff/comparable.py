@@ -34,10 +34,14 @@ WITHIN = (
 )
 
 _EXTRAS = "Profiling options with overhead differ"
+_GPUS, _PROGRAM = "The GPUs differ", "Kernels and operators of both runs take at most"
+#: Starts of the reservations with which a change of time is neither a regression nor an improvement
+#: of the code.
+UNLIKE = (_GPUS, _PROGRAM)
 
 #: Properties that may differ between runs, by the text to report.
 _DIFFERENCES: dict[str, Callable[[Run], Sequence[str]]] = {
-    "The GPUs differ": lambda run: sorted({name for fact in run.facts for name in fact.gpus}),
+    _GPUS: lambda run: sorted({name for fact in run.facts for name in fact.gpus}),
     "The software differs": lambda run: sorted({n for fact in run.facts for n in fact.software}),
     "The profilers differ, and so does their overhead": lambda run: sorted(
         {fact.format for fact in run.facts}
@@ -156,8 +160,8 @@ def _of_program(before: Run, after: Run) -> Iterator[str]:
     shared = _in_common(before, after)
     if shared is not None and shared < _ALIKE_FRAC:
         yield (
-            f"Kernels and operators of both runs take at most {format_frac(shared)} of the time of "
-            "one run: check that it is the same program."
+            f"{_PROGRAM} {format_frac(shared)} of the time of one run: check that it is the same "
+            "program."
         )
 
 

@@ -9,6 +9,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.common.display import headings, known_columns, listed, sentences
 from traceanalyzer.analyzers.diff import runs
+from traceanalyzer.analyzers.diff.comparable import UNLIKE
 from traceanalyzer.analyzers.diff.runs import Measure, Name, Outcome
 from traceanalyzer.analyzers.memory.diff import MemoryDiff
 from traceanalyzer.drawings import Chart, Flame
@@ -79,7 +80,10 @@ class Diff(Result):
 
     @property
     def outcome(self) -> Outcome:
-        """``regression``, ``improvement``, ``no change`` or ``cannot be compared``."""
+        """``regression``, ``improvement``, ``no change``, ``not judged`` or ``cannot be compared``.
+
+        Of sampled stacks only shares are compared; the change of their total is not judged.
+        """
         return "cannot be compared" if self.measure is None else self.measure.outcome
 
     def view(self) -> View:
@@ -149,9 +153,14 @@ def _verdict(result: Diff) -> str:
     measure = result.measure
     if measure is None:
         return f"Cannot be compared: {result.why}."
+    unlike = any(text.startswith(UNLIKE) for text in result.reservations)
+    reserved = _reserved(result.reservations)
+    if measure.name == "samples":
+        return sentences(reserved, _functions(result), _total(measure), _peak(result, measure))
     return sentences(
-        _outcome(measure),
-        _reserved(result.reservations),
+        *([reserved] if unlike else []),
+        _outcome(measure, judged=not unlike),
+        *([] if unlike else [reserved]),
         _explained(result, measure),
         _mean(result, measure),
         _kernels(result, measure),
@@ -168,7 +177,17 @@ def _reserved(reservations: tuple[str, ...]) -> str:
     return f"Comparable with reservations: {named}." if named else ""
 
 
-def _outcome(measure: Measure) -> str:
+def _total(measure: Measure) -> str:
+    """Describe the total of samples, which does not measure speed."""
+    values = (measure.after, measure.before)
+    after, before = (format_weight(value, measure.unit) for value in values)
+    return (
+        f"Total weight: {after}, before {before} (depends on duration and threads, not on speed)."
+    )
+
+
+def _outcome(measure: Measure, *, judged: bool) -> str:
+    """Return the values of both runs; ``judged``: with the outcome."""
     middle = "median; " if measure.name == "step" else ""
     noise = measure.noise_frac
     spread = "noise unknown" if noise is None else f"noise {format_frac(noise)}"
@@ -183,6 +202,9 @@ def _outcome(measure: Measure) -> str:
     after, before = (format_weight(value, measure.unit) for value in values)
     subject = _SUBJECTS[measure.name]
     numbers = f"{after}, before {before} ({middle}{change}{spread}).{limit}"
+    if not judged:
+        text = f"{same}{subject} {numbers}"
+        return text[0].upper() + text[1:]
     if measure.outcome != "no change":
         return f"{_OUTCOMES[measure.outcome]}: {same}{subject} {numbers}"
     outcome = "No change" if _is_small(measure) else "No significant change"

@@ -180,7 +180,7 @@ def _joined(parts: Sequence[Part], name: str) -> pl.DataFrame | None:
     return pl.concat(frames) if frames else None
 
 
-Outcome = Literal["regression", "improvement", "no change", "cannot be compared"]
+Outcome = Literal["regression", "improvement", "no change", "not judged", "cannot be compared"]
 Name = Literal["step", "device", "thread", "samples", "memory"]
 
 #: Families of device work whose count does not scale with the work.
@@ -247,7 +247,12 @@ class Measure:
 
     @property
     def outcome(self) -> Outcome:
-        """The outcome: a significant change is a regression or an improvement."""
+        """The outcome: a significant change is a regression or an improvement.
+
+        The total of samples is not judged: it measures duration and threads, not speed.
+        """
+        if self.name == "samples":
+            return "not judged"
         if not is_change(self.before, self.after, self.noise, self.least):
             return "no change"
         return "regression" if self.change > 0 else "improvement"

@@ -169,7 +169,7 @@ def _window(
     starts = [meta.start_ns for meta in trace.sources if meta.start_ns is not None]
     start = min(starts) if starts else trace.events["ts"].min()
     if not isinstance(start, int):
-        raise MissingData(f"{trace.meta.path}: events have no timestamps; omit --since and --until")
+        raise MissingData(f"{trace.meta.path}: {windows.no_timeline(trace)}")
     lo = None if since_ns is None else start + since_ns
     return lo, None if until_ns is None else start + until_ns
 

@@ -34,6 +34,8 @@ SHORT_KERNEL_NS = 10_000
 #: Calls that launch device work; launches of host functions do not.
 LAUNCHING = r"(?i)(?:launch|memcpy|memset)"
 _HOST_FUNCTION = r"(?i)hostfunc"
+#: Calls that replay a CUDA or HIP graph.
+GRAPH_LAUNCH = r"(?i)graphlaunch"
 
 #: Kind of the overhead that CUDA and the profiler record in blocked launch calls.
 OVERHEAD = "overhead"

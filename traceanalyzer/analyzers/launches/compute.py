@@ -9,6 +9,7 @@ import polars as pl
 from traceanalyzer.analyzers.base import Analyzer, Needs
 from traceanalyzer.analyzers.common import device_work, host_code, step_marks, step_patterns
 from traceanalyzer.analyzers.common.columns import grouped, joined, ratio
+from traceanalyzer.analyzers.common.gpu_api import Api, api_of, joined_api
 from traceanalyzer.analyzers.common.places import places
 from traceanalyzer.analyzers.launches import calls as launching, stretches as stretching
 from traceanalyzer.analyzers.launches.calls import DEVICE
@@ -64,7 +65,8 @@ class Part:
         queue: result of :func:`~traceanalyzer.analyzers.launches.calls.drawn`.
         stretches: result of :func:`~traceanalyzer.analyzers.launches.stretches.stretches` with
             step, annotation and operator.
-        steps: device, step, start, step_ns, stretch_ns, waiting_ns, launches; empty without steps.
+        steps: device, step, start, step_ns, stretch_ns, waiting_ns, launches, graph_launches; empty
+            without steps.
         steps_by_kernels: steps are inferred from repeating kernels.
         short: kernels by name: kernels, short_kernels, short_ns.
         synchronising: result of :func:`~traceanalyzer.analyzers.launches.stretches.by_place`.
@@ -72,6 +74,7 @@ class Part:
         work_ns: time of the device work; before_ns: of the work without a launch call.
         clock_odd: number of launches whose work seems to start before the call.
         after_last: number of synchronising calls after the last launch, which are not counted.
+        program: GPU API and framework of the program.
     """
 
     rank: int | None
@@ -90,6 +93,7 @@ class Part:
     before_ns: int
     clock_odd: int
     after_last: int
+    program: Api
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,7 @@ class Excerpt:
         steps: rows of :func:`~traceanalyzer.analyzers.common.step_patterns.steps`.
         without_work: number of launch calls without recorded device work.
         after_last: number of synchronising calls after the last launch.
+        program: GPU API and framework of the program.
     """
 
     rank: int | None
@@ -119,6 +124,7 @@ class Excerpt:
     steps: pl.DataFrame
     without_work: int
     after_last: int
+    program: Api
 
 
 def take(trace: Trace, options: Options) -> Excerpt:
@@ -153,6 +159,7 @@ def take(trace: Trace, options: Options) -> Excerpt:
         steps=steps,
         without_work=without_work,
         after_last=after_last,
+        program=api_of(trace),
     )
 
 
@@ -203,6 +210,7 @@ def measure(excerpt: Excerpt, _options: Options, *, for_rules: bool = False) -> 
         before_ns=int(work.filter(pl.col("launch").is_null()).select(length.sum()).item()),
         clock_odd=clock_odd,
         after_last=excerpt.after_last,
+        program=excerpt.program,
     )  # fmt: skip
 
 
@@ -249,6 +257,7 @@ def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()
         without_work=sum(part.without_work for part in parts),
         after_last=sum(part.after_last for part in parts),
         clock_odd=sum(part.clock_odd for part in parts),
+        program=joined_api([part.program for part in parts]),
     )
 
 
@@ -336,17 +345,21 @@ def _measured_steps(excerpt: Excerpt, stretches: pl.DataFrame, gaps: pl.DataFram
     """
     steps = excerpt.steps
     at = "start" if step_patterns.by_kernels(steps) else "launch_start"
-    launched = excerpt.calls.select("device", ts=at)
+    is_graph = pl.col("launch_name").cast(pl.String).str.contains(launching.GRAPH_LAUNCH)
+    launched = excerpt.calls.select("device", ts=at, graph=is_graph)
     devices = gaps[["device"]].unique()
     rows = steps[["step", "start", "end"]].join(devices, how="cross")
     waiting = intervals.intersect(gaps, stretches, ["device"])
     within = linking.label_by_interval(launched, steps)["interval"]
-    counts = launched.select("device", step=steps["step"][within])
+    counts = launched.select("device", "graph", step=steps["step"][within])
+    sums = counts.group_by("device", "step").agg(
+        launches=pl.len(), graph_launches=pl.col("graph").sum()
+    )
     measured = rows.with_columns(
         step_ns=pl.col("end") - pl.col("start"),
         stretch_ns=intervals.overlap_with(rows, stretches, ["device"])["overlap"],
         waiting_ns=intervals.overlap_with(rows, waiting, ["device"])["overlap"],
-    ).join(counts.group_by("device", "step").agg(launches=pl.len()), ["device", "step"], "left")
+    ).join(sums, ["device", "step"], "left")
     return measured.drop("end").sort("device", "start")
 
 
@@ -440,7 +453,8 @@ def _stretches(parts: Sequence[Part]) -> pl.DataFrame:
 def _steps(parts: Sequence[Part]) -> pl.DataFrame:
     steps = joined(parts, "steps").sort(*DEVICE, "start")
     return steps.select(
-        *DEVICE, "step", "step_ns", "stretch_ns", "waiting_ns", pl.col("launches").fill_null(0),
+        *DEVICE, "step", "step_ns", "stretch_ns", "waiting_ns",
+        pl.col("launches", "graph_launches").fill_null(0),
         stretch_frac=ratio("stretch_ns", "step_ns"),
         waiting_frac=ratio("waiting_ns", "step_ns"),
     )  # fmt: skip

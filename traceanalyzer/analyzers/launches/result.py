@@ -6,13 +6,15 @@ from typing import Any
 
 import polars as pl
 
+from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.display import headings, sentences, stacked, table_of_known
+from traceanalyzer.analyzers.common.gpu_api import Api
 from traceanalyzer.analyzers.common.launching import note_launched_before
 from traceanalyzer.analyzers.common.step_patterns import INFERRED_STEPS
-from traceanalyzer.analyzers.launches.calls import DEVICE, SHORT_KERNEL_NS
+from traceanalyzer.analyzers.launches.calls import DEVICE, GRAPH_LAUNCH, SHORT_KERNEL_NS
 from traceanalyzer.drawings import Chart
 from traceanalyzer.result import Result, Table, View
-from traceanalyzer.units import format_count, format_frac, format_ns
+from traceanalyzer.units import format_count, format_frac, format_ns, format_times
 
 #: Waiting for launches of at least this share of the recorded time is partly or fully launch-bound.
 _SOME, _MUCH = 0.05, 0.2
@@ -26,13 +28,10 @@ _MOST = 0.5
 #: Least share of the recorded time to report the cost of synchronising calls.
 _WORTH = 0.01
 
-_FASTER = (
-    'reduce the number of launches (CUDA graphs, torch.compile(mode="reduce-overhead"), fused or '
-    "foreach optimizers, larger batches)"
-)
-_UNSYNCHRONISED = (
-    "reduce the number of synchronising calls (.item(), .cpu(), .nonzero(), printing a loss)"
-)
+#: How to launch less: with graphs, in PyTorch, for training, in any program.
+_FEWER = ("CUDA graphs", 'torch.compile(mode="reduce-overhead")', "fused or foreach optimizers")
+_FUSED = "fused kernels"
+_LARGER = "larger batches"
 
 _DELAYS = """launches, mean_delay_ns: mean delay, median_delay_ns: median, p99_delay_ns: p99,
     max_delay_ns: max"""
@@ -115,7 +114,7 @@ class Launches(Result):
         short: kernels by name: name, short_kernels, short_frac (of the kernels of that name),
             share_frac (of all kernels), short_ns.
         steps: rank, path, device, step, step_ns, launches (calls in the step with device work),
-            stretch_frac, waiting_ns, waiting_frac.
+            graph_launches (those that replay a graph), stretch_frac, waiting_ns, waiting_frac.
         steps_by_kernels: steps are inferred from repeating kernels.
         delays: waited, delay (a class), n: number of launches by delay.
         queue: rank, path, device, process, stream, at_ns, length: queue length over time.
@@ -124,6 +123,7 @@ class Launches(Result):
         without_work: number of launch calls without device work.
         after_last: number of synchronising calls after the last launch, which are not counted.
         clock_odd: number of launches whose work seems to start before the call.
+        program: GPU API and framework of the program, for advice.
     """
 
     span_ns: int
@@ -161,6 +161,21 @@ class Launches(Result):
     without_work: int
     after_last: int
     clock_odd: int
+    program: Api
+
+    @property
+    def more_graphs(self) -> str:
+        """Advice for a program that already launches graphs; empty for others.
+
+        ``capture the other 40 launches per step in graphs too (hipGraphLaunch is already used)``.
+        """
+        name = pl.col("launch_name").cast(pl.String)
+        graphs = self.calls.select(name).filter(name.str.contains(GRAPH_LAUNCH)).to_series()
+        if graphs.is_empty():
+            return ""
+        n = self.steps.select((pl.col("launches") - pl.col("graph_launches")).median()).item()
+        others = "launches" if n is None else f"{format_count(round(n), 'launch', 'es')} per step"
+        return f"capture the other {others} in graphs too ({graphs[0]} is already used)"
 
     def view(self) -> View:
         """Build the view: tables of devices, stretches and calls; charts of queues and delays."""
@@ -235,7 +250,7 @@ def _bound(result: Launches, device: Mapping[str, Any]) -> str:
     after = f"; {format_frac(synchronised)} of that follows synchronising calls" * (
         synchronised > 0
     )
-    cure = _UNSYNCHRONISED if synchronised >= _MOST else _FASTER
+    cure = _unsynchronised(result) if synchronised >= _MOST else _faster(result)
     return (
         f"{'Launch-bound' if much else 'Partly launch-bound'}: {_device_label(result, device)} "
         f"waits {format_ns(device['waiting_ns'])} ({format_frac(device['waiting_frac'])} of the "
@@ -244,6 +259,32 @@ def _bound(result: Launches, device: Mapping[str, Any]) -> str:
         f"({format_frac(device['stretch_frac'])} of the recorded time){_in_steps(result, device)}. "
         f"Try: {cure}: saves up to that wait."
         f"{_others(result)}{_other_idleness(device)}"
+    )
+
+
+def _faster(result: Launches) -> str:
+    """Return advice to launch less, for the framework; graphs that are launched are named."""
+    program, more = result.program, result.more_graphs
+    graphs, compiled, optimizers = _FEWER
+    options = [
+        *([] if more else [graphs, *[compiled] * program.pytorch]),
+        *([optimizers] if program.pytorch and program.trains else []),
+        *([] if program.pytorch else [_FUSED]),
+        _LARGER,
+    ]
+    what = f"{more}, or reduce their number" if more else "reduce the number of launches"
+    return program.named(f"{what} ({', '.join(options)})")
+
+
+def _unsynchronised(result: Launches) -> str:
+    """Return advice to synchronise less: the code in PyTorch, else the most frequent call."""
+    what = "reduce the number of synchronising calls"
+    if result.program.pytorch:
+        return f"{what} (.item(), .cpu(), .nonzero(), printing a loss)"
+    sums = result.synchronising.group_by("call").agg(pl.col("n").sum())
+    call, n = largest_first(sums, "n", "call").row(0)
+    return (
+        f"{what} ({call}: {format_times(n)}, for {format_count(result.launches, 'launch', 'es')})"
     )
 
 
@@ -342,7 +383,7 @@ def _loading(result: Launches) -> str:
     """Report launches that are slow because they load kernel code."""
     if not result.loading_calls:
         return ""
-    return (
+    return result.program.named(
         f"Module loading slows down {result.loading_calls:,} of "
         f"{format_count(result.slow_calls, 'launch call')} over 50 us "
         f"({format_ns(result.loading_ns)} in total): CUDA loads the code of a kernel at its first "

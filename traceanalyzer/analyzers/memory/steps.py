@@ -120,7 +120,7 @@ def _every(history: ledger.Ledger, step_every: str) -> tuple[Ints, pl.Series]:
             raise OptionError("--step-every must be a time or a number of events above 0")
         at = np.arange(size, history.positions, size)
         return at, ts.gather(at - 1)
-    length = parse_ns(step_every)
+    length = parse_ns(step_every, "--step-every")
     if length <= 0:
         raise OptionError("--step-every must be a time above 0 or a number of events")
     if ts.null_count() or not ts.len():

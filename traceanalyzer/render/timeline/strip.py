@@ -1,5 +1,6 @@
 """A coarse timeline as text: one line per device, one character per stretch of time."""
 
+import re
 import sys
 import textwrap
 from collections.abc import Sequence, Set
@@ -32,6 +33,8 @@ _MOST = 16
 _EXTREME = 3
 _WIDEST = 100
 _LONGEST, _INDENT = 20, "  "
+#: Where lines are not divided: in a label, before the unit of a number.
+_SPACE, _BEFORE_UNIT = re.compile(" "), re.compile(r"(?<=\d) ")
 
 
 def text(
@@ -75,6 +78,7 @@ def text(
         lines.append(f"({more}: traceanalyzer timeline)")
     each = format_ns(max(round(length(drawing) / columns), 1))
     heading = f"{drawing.title} ({format_ns(length(drawing))}, {each} per character)"
+    heading = textwrap.fill(heading, width)
     body = "\n".join((_INDENT + line).rstrip() for line in lines if line.strip())
     used = {list(drawing.names)[at] for at in np.unique(largest).tolist() if at >= 0}
     return f"{heading}\n{body}\n{_legend(drawing, marks, used, width, color=color)}"
@@ -143,9 +147,18 @@ def _legend(
 
 
 def _in_lines(entries: Sequence[tuple[str, str, str]], width: int, *, color: bool) -> str:
-    """Return states, marks and labels in indented lines; an entry is not divided."""
-    text = "   ".join(f"{mark}\0{label.replace(' ', chr(1))}" for _, mark, label in entries)
-    lines = textwrap.fill(text, width, initial_indent=_INDENT, subsequent_indent=_INDENT)
+    """Return states, marks and labels in indented lines.
+
+    An entry is divided only if it is longer than a line: between words, not before a unit.
+    """
+    room = width - len(_INDENT) - len("m ")
+    text = "   ".join(
+        f"{mark}\0{(_SPACE if len(label) <= room else _BEFORE_UNIT).sub(chr(1), label)}"
+        for _, mark, label in entries
+    )
+    lines = textwrap.fill(
+        text, width, initial_indent=_INDENT, subsequent_indent=_INDENT, break_on_hyphens=False
+    )
     for state, mark, _ in entries:
         lines = lines.replace(f"{mark}\0", f"{colored(mark, STATES[state] if color else None)} ", 1)
     return lines.replace("\1", " ")
