@@ -246,7 +246,7 @@ VALUES = st.recursive(
 
 
 @given(VALUES, st.integers(2, 5), st.integers(1, 40))
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_any_values_are_what_was_pickled(value, protocol, size):
     snapshot_value = loaded(pickle.dumps(value, protocol))
     for data in (pickle.dumps(value, protocol), like_torch(value)):
