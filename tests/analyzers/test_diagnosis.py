@@ -22,7 +22,7 @@ from diagnosing import BY_ID, diagnosis, measured, measurements, results
 from wording import check_wording
 
 import traceanalyzer as ta
-from traceanalyzer import examining, inputs as opened
+from traceanalyzer import inputs as opened
 from traceanalyzer.analyzers.base import Examination
 from traceanalyzer.analyzers.diagnosis.judge import RULES, judge, with_thresholds
 from traceanalyzer.analyzers.diagnosis.rule import Answers, Measured, Rule

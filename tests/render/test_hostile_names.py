@@ -13,7 +13,6 @@ import json
 import re
 import sqlite3
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator
 from contextlib import closing
 from functools import cache, partial
 from html.parser import HTMLParser
@@ -24,7 +23,7 @@ from typing import Any
 import click
 import polars as pl
 import pytest
-from browser import chromium, complaints
+from browser import cleared, complaints
 from hostile_traces import INPUTS, POISON
 from processes import in_terminal
 from test_markdown import assert_inert
@@ -328,8 +327,8 @@ def _names(path: Path) -> set[str | None]:
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    yield from chromium(tmp_path_factory.mktemp("chromium"))
+def browser(chromium_window: Any) -> Any:
+    return cleared(chromium_window)
 
 
 def test_pages_run_no_script_of_a_name(browser, tmp_path, capfd):
