@@ -67,7 +67,7 @@ def test_every_cut_of_an_adversarial_file(
     assert whole.events.height == 2 * len(DECOYS)
     assert whole.events["external_id"].to_list() == list(range(2 * len(DECOYS)))
     assert whole.meta.extra == '{"traceName":"x"}'
-    for size in range(1, 700, 13):
+    for size in range(1, 700, 29):
         with in_pieces(size):
             assert differences(ta.read(tmp_path / "a"), whole) == [], size
 
