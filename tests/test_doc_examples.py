@@ -197,8 +197,8 @@ for _line in sorted(LINES.keys() - MENTIONS - {*PARSED}):
 
 def _is_part(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
     """Return whether all words of a command are in another one, in the same order."""
-    words = iter(other)
-    return one[0] == other[0] and len(one) < len(other) and all(word in words for word in one)
+    left = iter(other)
+    return one[0] == other[0] and len(one) < len(other) and all(word in left for word in one)
 
 
 #: What a longer example does, too.
