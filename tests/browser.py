@@ -32,6 +32,16 @@ def chromium(profile: Path) -> Iterator[Any]:
     window.quit()
 
 
+def cleared(window: Any) -> Any:
+    """Return the window as it was at its start, for the tests of another file."""
+    window.get("about:blank")
+    window.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    window.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "", "features": []})
+    window.get_log("performance")
+    window.get_log("browser")
+    return window
+
+
 def visit(window: Any, path: Path, content: str, fragment: str = "") -> list[str]:
     """Write and open a document; return the addresses that it requested."""
     path.write_text(content, encoding="utf-8", newline="")

@@ -10,21 +10,22 @@ import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import wording
+from browser import chromium
 from hypothesis import settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 ROOT = Path(__file__).parents[1]
 SHARED = Path(os.environ.get("TRACEANALYZER_SHARED", ROOT.parent / "shared"))
 GOLDEN = Path(__file__).parent / "golden"
 
-# deadlines fail on a loaded machine
-settings.register_profile("traceanalyzer", deadline=None)
+# deadlines fail on a loaded machine; `make fuzz` tries more
+settings.register_profile("traceanalyzer", deadline=None, max_examples=50)
 settings.load_profile("traceanalyzer")
 
 # a test process per core: more threads only wait for each other
@@ -70,6 +71,12 @@ def shared() -> Path:
     if not SHARED.is_dir():
         pytest.skip(f"no third-party data at {SHARED}; set TRACEANALYZER_SHARED")
     return SHARED
+
+
+@pytest.fixture(scope="session")
+def chromium_window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Yield the browser of all tests, see ``browser.cleared``; it takes seconds to start."""
+    yield from chromium(tmp_path_factory.mktemp("chromium"))
 
 
 @pytest.fixture

@@ -1,9 +1,15 @@
-"""Apply single rules of ``diagnose``."""
+"""Apply single rules of ``diagnose``; diagnose files once for all tests."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+import traceanalyzer as ta
 from traceanalyzer.analyzers.diagnosis.judge import RULES
 from traceanalyzer.analyzers.diagnosis.rule import Answers, Measured
+from traceanalyzer.examining import examine
 from traceanalyzer.result import Result
 
 BY_ID = {rule.id: rule for rule in RULES}
@@ -19,3 +25,15 @@ def measured(rule: str, result: Result, **others: Result) -> Measured:
     """Return the only measurement of a rule."""
     (one,) = measurements(rule, result, **others)
     return one
+
+
+@cache
+def diagnosis(*paths: Path) -> ta.Diagnosis:
+    """Return the findings about files, computed once."""
+    return ta.diagnose(paths)
+
+
+@cache
+def results(path: Path) -> Mapping[str, Result]:
+    """Return the results that rules are applied to, computed once."""
+    return examine(path).results

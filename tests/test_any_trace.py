@@ -53,11 +53,12 @@ def test_any_trace_is_analyzed_or_refused(name: str, chance: Random) -> None:
     answers(traces(chance), name, ("table", "json"))
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_results_in_every_output_format(seed: int) -> None:
+@pytest.mark.parametrize(("seed", "forms", "least"), [(7, FORMS, 12), (2, DATA, 20)])
+def test_results_in_every_output_format(seed: int, forms: tuple[Form, ...], least: int) -> None:
+    """Most analyses have an answer, fewer have a picture; traces of few ranks take less."""
     chance = Random(seed)  # noqa: S311
     inputs = [any_trace(chance, 40) for _ in range(2)]
-    assert sum(answers(inputs, name, DATA if seed else FORMS) for name in QUESTIONS) > 4
+    assert sum(answers(inputs, name, forms) for name in QUESTIONS) > least
 
 
 @pytest.mark.parametrize("name", QUESTIONS)

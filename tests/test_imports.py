@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -107,9 +108,10 @@ def _name(path: Path) -> str:
     return path.relative_to(PACKAGE).as_posix()
 
 
-def _imports(path: Path, *, for_types: bool = True) -> set[str]:
+@cache
+def _imports(path: Path, *, for_types: bool = True) -> frozenset[str]:
     """Full names imported anywhere in a file, those of ``if TYPE_CHECKING`` only ``for_types``."""
-    names = set()
+    names: set[str] = set()
     tree = ast.parse(path.read_text(encoding="utf-8"))
     guarded = {
         inner
@@ -126,7 +128,7 @@ def _imports(path: Path, *, for_types: bool = True) -> set[str]:
             assert node.level == 0, f"{path}:{node.lineno}: a relative import"
             module = node.module or ""
             names |= {f"{module}.{alias.name}" for alias in node.names}
-    return names
+    return frozenset(names)
 
 
 #: The packages of analyses, which hold their public functions.

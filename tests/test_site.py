@@ -17,7 +17,7 @@ from time import monotonic, sleep
 from typing import Any
 
 import pytest
-from browser import chromium, complaints, resize
+from browser import cleared, complaints, resize
 
 ROOT = Path(__file__).parents[1]
 PAGES = {
@@ -120,8 +120,8 @@ def served(site: Path) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    yield from chromium(tmp_path_factory.mktemp("profile"))
+def window(chromium_window: Any) -> Any:
+    return cleared(chromium_window)
 
 
 @pytest.mark.parametrize("name", ["index", "definitions", "commands"])

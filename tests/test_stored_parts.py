@@ -27,15 +27,14 @@ ROOT = Path(__file__).parents[1]
 GOLDEN = ROOT / "tests/golden/stored_parts.json"
 #: Inputs of all kinds of parts: GPUs, hosts, memory, dumps, reports, samples.
 INPUTS = (
-    "nccl_8ranks/rank0.json.gz",
     "ddp_gloo_4ranks/rank0.json.gz",
     "nsys/training.sqlite",
-    "transformer",
-    "composer",
+    "transformer/rank0.json.gz",
+    "composer/ep0-ba5-rank0.json.gz",
     "memory/training.pickle",
     "flight_recorder/missing/nccl_trace_rank_0",
     "ncu/hopper_raw.csv",
-    "py_spy",
+    "py_spy/default.raw.txt",
 )
 _TEXT = "raise PARTS_SCHEMA in traceanalyzer/version.py, then pytest --bless"
 

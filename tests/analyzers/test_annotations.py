@@ -285,7 +285,7 @@ MARK = st.tuples(st.integers(0, 40), st.integers(0, 30), st.sampled_from([1, 1, 
 CALL = st.tuples(st.integers(0, 60), st.integers(0, 5), st.integers(1, 3), st.integers(1, 9))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(MARK, min_size=1, max_size=15), st.lists(CALL, max_size=20))
 def test_attribution_agrees_with_a_plain_loop(
     marks: list[tuple[int, int, int | None]], calls: list[tuple[int, int, int, int]]

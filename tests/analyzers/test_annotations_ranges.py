@@ -31,7 +31,7 @@ def holders(ranges: tuple[Ints, Ints], since: int, until: int) -> list[int]:
     return [row for row, (start, end) in enumerate(pairs) if start <= since and until <= end]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.one_of(SPANS, DEEP), st.one_of(SPANS, DEEP))
 def test_innermost_range_is_the_last_started_containing_range(
     of_ranges: list[tuple[int, int]], of_slices: list[tuple[int, int]]
@@ -43,7 +43,7 @@ def test_innermost_range_is_the_last_started_containing_range(
     assert innermost_range(*ranges, since, until).tolist() == expected
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.one_of(SPANS, DEEP), st.one_of(SPANS, DEEP), st.integers(1, 9))
 def test_range_sums_agree_with_a_plain_loop(
     of_ranges: list[tuple[int, int]], of_slices: list[tuple[int, int]], factor: int
@@ -80,7 +80,7 @@ IDS = st.one_of(
 ROWS = st.lists(st.tuples(IDS, IDS), max_size=12)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(ROWS, ROWS)
 def test_first_row_with_equal_ids_is_matched(
     left: list[tuple[int | None, int | None]], right: list[tuple[int | None, int | None]]

@@ -13,7 +13,7 @@ from hypothesis import given, settings, strategies as st
 
 from traceanalyzer.analyzers.comm_outliers import arrivals, outliers
 
-modest = settings(max_examples=150, deadline=None)
+modest = settings(max_examples=60, deadline=None)
 Row = dict[str, Any]
 
 # --- outliers --------------------------------------------------------------------------------

@@ -84,7 +84,7 @@ CALLS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(CALLS)
 def test_rank_sums_add_up_to_the_total(rows: list[tuple[str, int, int, int]]) -> None:
     """Check counts, totals, extremes and medians for any distribution of calls over ranks."""

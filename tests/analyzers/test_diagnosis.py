@@ -18,11 +18,11 @@ import polars as pl
 import pytest
 from comm_traces import MS, device, host, trace
 from conftest import ROOT
-from diagnosing import BY_ID, measured, measurements
+from diagnosing import BY_ID, diagnosis, measured, measurements, results
 from wording import check_wording
 
 import traceanalyzer as ta
-from traceanalyzer import examining, inputs as opened
+from traceanalyzer import inputs as opened
 from traceanalyzer.analyzers.base import Examination
 from traceanalyzer.analyzers.diagnosis.judge import RULES, judge, with_thresholds
 from traceanalyzer.analyzers.diagnosis.rule import Answers, Measured, Rule
@@ -38,7 +38,7 @@ RANKS = FIXTURES / "nccl_8ranks"
 
 @pytest.fixture(scope="module")
 def late() -> ta.Diagnosis:
-    return ta.diagnose(RANKS)
+    return diagnosis(RANKS)
 
 
 def find(result: ta.Diagnosis, rule: str) -> ta.Finding:
@@ -78,8 +78,7 @@ def test_analyses_of_rules_are_registered() -> None:
 
 def test_lost_time_is_idle_time_plus_exposed_communication_and_copies() -> None:
     """Each moment belongs to one cause: the causes add up to the times of other analyses."""
-    results = examining.examine(RANKS).results
-    time, idle = Answers(results).time, ta.gpu_idle(RANKS)
+    time, idle = Answers(results(RANKS)).time, ta.gpu_idle(RANKS)
     columns = [*(f"{cause}_ns" for cause in causes.CAUSES), "exposed_communication_ns"]
     copies = ta.overlap(RANKS).steps["exposed_memory_ns"].sum()
     assert time.losses["lost_ns"].sum() == sum(idle.steps[name].sum() for name in columns) + copies
@@ -138,7 +137,7 @@ def test_findings_are_sorted_by_severity_then_cost(late: ta.Diagnosis) -> None:
 @pytest.mark.parametrize("cause", causes.CAUSES)
 def test_each_cause_of_idle_time_has_a_rule(cause: str) -> None:
     """Assign all idle time of a real result to one cause."""
-    whole = examining.examine(RANKS, ["gpu_idle"]).results["gpu_idle"]
+    whole = results(RANKS)["gpu_idle"]
     is_idle = pl.col("cause").cast(pl.String).is_in(causes.CAUSES)
     moved = pl.when(is_idle).then(pl.lit(cause)).otherwise(pl.col("cause").cast(pl.String))
     lost = whole.lost.with_columns(cause=moved)
@@ -153,7 +152,7 @@ def test_each_cause_of_idle_time_has_a_rule(cause: str) -> None:
 
 def with_idle_time(path: Path, cause: str, frac: float) -> Any:
     """Return idle time of a file in which ``frac`` of each span is idle for one cause."""
-    idle = examining.examine(path, ["gpu_idle"]).results["gpu_idle"]
+    idle = results(path)["gpu_idle"]
     span = pl.col("end") - pl.col("start")
     end = pl.col("start") + (span * frac).cast(pl.Int64)
     lost = idle.units.select("rank", "path", "device", "pid", "start", end=end, cause=pl.lit(cause))
@@ -183,7 +182,7 @@ def test_of_is_set_only_for_shares(late: ta.Diagnosis) -> None:
     for one in late.diagnosis:
         assert bool(one.of) == (one.cost_frac is not None)
     assert find(late, "exposed-communication").of == "step time"
-    lone = ta.diagnose(RANKS / "rank0.json.gz")
+    lone = diagnosis(RANKS / "rank0.json.gz")
     assert find(lone, "missing-ranks").of == ""
 
 
@@ -224,16 +223,15 @@ def test_nearly_full_memory_is_a_share_of_outliers() -> None:
     ],
 )
 def test_fixtures_have_expected_findings(name: str, rule: str, severity: str) -> None:
-    assert find(ta.diagnose(FIXTURES / name), rule).severity == severity
+    assert find(diagnosis(FIXTURES / name), rule).severity == severity
 
 
-def test_inputs_of_several_formats() -> None:
+def test_inputs_of_several_formats(late: ta.Diagnosis) -> None:
     """Each check uses the files that have its data."""
     result = ta.diagnose([FIXTURES / "memory/leak.pickle", FIXTURES / "py_spy", RANKS])
     rules = {one.id for one in result.diagnosis}
     assert {"data-loading", "memory-growth", "hot-line"} <= rules
-    alone = ta.diagnose(RANKS)
-    assert find(result, "straggler") == find(alone, "straggler")
+    assert find(result, "straggler") == find(late, "straggler")
 
 
 def test_data_loading_share_matches_tensorboard_plugin(shared: Path) -> None:
@@ -465,7 +463,7 @@ def test_low_confidence_is_at_most_a_warning(
         return [Measured(size=0.9, title="A problem.", confidence=confidence)]
 
     rule = replace(BY_ID["straggler"], function=measure, analysis="comm_outliers")
-    examined = examining.examine([RANKS])
+    examined = Examination(results(RANKS), {}, (), ())
     (one,) = judge(examined, [rule]).findings
     assert one.severity == severity
 

@@ -38,6 +38,8 @@ INPUTS = {
     "oom": ["memory/oom.pickle", "memory/oom_expandable.pickle", "memory/fragmented_oom.pickle"],
     "py_spy": ["py_spy/default.raw.txt", "py_spy/subprocesses.raw.txt"],
 }  # fmt: skip
+#: A file of each kind: several ranks of a kind show the same.
+MEASURED_FOR_REPORTS = sorted(INPUTS.keys() - {"nccl", "isolated"})
 
 
 def lines(answers: dict[str, Result]) -> Iterator[str]:
@@ -60,8 +62,9 @@ def lines(answers: dict[str, Result]) -> Iterator[str]:
 @pytest.mark.parametrize("name", INPUTS)
 def test_measurements_of_all_rules(name: str, golden: Any) -> None:
     paths = [str(ROOT / "fixtures" / path) for path in INPUTS[name]]
-    text = "\n".join(lines(dict(examine(paths).results)))
-    assert text == "\n".join(lines(dict(examine(paths, for_rules=True).results)))
+    text = "\n".join(lines(dict(examine(paths, for_rules=True).results)))
+    if name in MEASURED_FOR_REPORTS:
+        assert text == "\n".join(lines(dict(examine(paths).results)))
     golden(f"diagnose/measured_{name}.txt", text.replace(f"{ROOT}/", "") + "\n")
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from comm_traces import MS, device, host, step, trace
 from conftest import ROOT
+from diagnosing import diagnosis
 
 import traceanalyzer as ta
 from traceanalyzer.analyzers.diagnosis.rule import Answers
@@ -131,7 +132,7 @@ def test_checkpoint_copies_belong_to_the_checkpoint() -> None:
 
 def test_parts_of_a_cost_add_up() -> None:
     """The rank, the ranks that wait for it, and other ranks with the same cause."""
-    result = ta.diagnose(ROOT / "fixtures/nccl_8ranks")
+    result = diagnosis(ROOT / "fixtures/nccl_8ranks")
     (loading,) = (one for one in result.findings if one.id == "data-loading")
     parts = [
         float(number) * {"us": 1e3, "ms": 1e6}[unit]

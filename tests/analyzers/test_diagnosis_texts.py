@@ -9,7 +9,7 @@ from pathlib import Path
 import comm_traces
 import pytest
 from conftest import ROOT
-from diagnosing import BY_ID
+from diagnosing import BY_ID, diagnosis
 from wording import check_wording
 
 import traceanalyzer as ta
@@ -41,25 +41,25 @@ def test_advice_fits_the_vendor() -> None:
 
 
 def test_amd_recording_gets_advice_for_its_link(shared: Path) -> None:
-    text = texts(ta.diagnose(shared / "data/chrome/kineto/mi300_rank0of8_rccl.json.gz"))
+    text = texts(diagnosis(shared / "data/chrome/kineto/mi300_rank0of8_rccl.json.gz"))
     assert "xGMI" in text
     assert "NVLink" not in text
 
 
 def test_step_time_of_host_and_device_are_named_if_they_differ(shared: Path) -> None:
     """The GPU lags two steps behind the host."""
-    about = ta.diagnose(shared / "data/chrome/kineto/mi300_rank0of8_rccl.json.gz").about
+    about = diagnosis(shared / "data/chrome/kineto/mi300_rank0of8_rccl.json.gz").about
     assert about.endswith("median step 15.95 ms on the host and 18.98 ms on the GPU")
-    assert "on the GPU" not in ta.diagnose(FIXTURES / "nccl_8ranks").about
+    assert "on the GPU" not in diagnosis(FIXTURES / "nccl_8ranks").about
 
 
 def test_peak_memory_is_named_with_other_files() -> None:
-    both = ta.diagnose([FIXTURES / "nccl_8ranks", FIXTURES / "memory/training.pickle"])
+    both = diagnosis(FIXTURES / "nccl_8ranks", FIXTURES / "memory/training.pickle")
     assert "peak memory" in both.about
 
 
 def test_job_without_gpus_has_no_gpu_terms() -> None:
-    result = ta.diagnose(FIXTURES / "ddp_gloo_4ranks")
+    result = diagnosis(FIXTURES / "ddp_gloo_4ranks")
     text = texts(result)
     for word in ("exposed", "NVLink", "NCCL"):
         assert word not in text
@@ -93,7 +93,7 @@ def test_host_names_show_whether_a_job_ran_on_one_host(hosts: tuple[str | None, 
     "name", ["nccl_8ranks", "ddp_gloo_4ranks", "composer", "upgrade/after.json.gz", "memory"]
 )
 def test_titles_do_not_repeat_the_name_of_the_check(name: str) -> None:
-    result = ta.diagnose(FIXTURES / name)
+    result = diagnosis(FIXTURES / name)
     every = [one for root in result.diagnosis for one in (root, *root.effects)]
     assert every
     for one in every:
@@ -101,7 +101,7 @@ def test_titles_do_not_repeat_the_name_of_the_check(name: str) -> None:
 
 
 def test_skipped_checks_are_one_note_with_what_to_record() -> None:
-    result = ta.diagnose(FIXTURES / "memory/leak.pickle")
+    result = diagnosis(FIXTURES / "memory/leak.pickle")
     (note,) = [note for note in result.notes if "skipped" in note]
     whole, *counts = (int(number) for number in re.findall(r"(?:^|\()(\d+)\b", note))
     assert whole == sum(counts) == result.rules.filter(status="skipped").height
@@ -111,7 +111,7 @@ def test_skipped_checks_are_one_note_with_what_to_record() -> None:
 @pytest.mark.parametrize("name", ["nccl_8ranks/rank0.json.gz", "memory/leak.pickle", "py_spy"])
 def test_every_skipped_check_says_what_it_needs(name: str) -> None:
     """Reasons without a short form are repeated as they are."""
-    result = ta.diagnose(FIXTURES / name)
+    result = diagnosis(FIXTURES / name)
     (note,) = [note for note in result.notes if "skipped" in note]
     assert "recorded" not in note.replace("Not recorded: ", "")
     assert "Other reasons" not in note
@@ -129,7 +129,7 @@ def test_verdict_starts_with_truncated_file(share: float, tmp_path: Path) -> Non
 
 def test_idle_time_in_collectives_is_divided_between_findings() -> None:
     """All that ``gpu-idle`` counts is in steps: the rest belongs to what delayed the ranks."""
-    result = ta.diagnose(FIXTURES / "ddp_gloo_4ranks")
+    result = diagnosis(FIXTURES / "ddp_gloo_4ranks")
     (one,) = (one for one in result.findings if one.id == "waiting-for-ranks")
     (text,) = (text for text in one.evidence if "gpu-idle" in text)
     total, counted, rest = (float(ms) for ms in re.findall(r"([\d.]+) ms", text))
@@ -159,7 +159,7 @@ def test_skipped_checks_are_listed_by_the_kind_of_reason() -> None:
 
 
 def test_advice_about_dropped_events_depends_on_what_was_dropped(shared: Path) -> None:
-    result = ta.diagnose(shared / "data/rocpd/matmul_result_large.rpd")
+    result = diagnosis(shared / "data/rocpd/matmul_result_large.rpd")
     dropped = next(one for one in result.findings if one.id == "dropped-events")
     assert "wrong-type" in dropped.title
     assert "Stop the profiler" not in dropped.advice
@@ -178,11 +178,11 @@ def test_truncated_file_without_gpu_work_is_not_to_be_recorded_again(
 
 def advice_of(path: Path) -> dict[str, str]:
     """The advice of all findings, by rule."""
-    return {one.id: one.advice for one in ta.diagnose(path).findings}
+    return {one.id: one.advice for one in diagnosis(path).findings}
 
 
 def test_advice_for_amd_names_hip(shared: Path) -> None:
-    result = ta.diagnose(shared / "data/rocpd/bt2_test.db")
+    result = diagnosis(shared / "data/rocpd/bt2_test.db")
     advice = {one.id: one.advice for one in result.findings}
     assert "hipMemcpyAsync" in advice["exposed-copies"]
     assert "rocprofv3" in advice["unknown-idleness"]
@@ -211,7 +211,7 @@ def test_training_gets_advice_on_optimizers() -> None:
 
 def test_few_slow_launches_are_not_too_many_launches(shared: Path) -> None:
     """One launch of 6.5 of 8.1 ms loads code; the last step is empty."""
-    result = ta.diagnose(shared / "data/chrome/kineto/mi250_rocm62.json.gz")
+    result = diagnosis(shared / "data/chrome/kineto/mi250_rocm62.json.gz")
     [advice] = [one.advice for one in result.findings if one.id == "launch-bound"]
     assert "HIP_ENABLE_DEFERRED_LOADING" in advice
     assert "graphs" not in advice
@@ -220,10 +220,10 @@ def test_few_slow_launches_are_not_too_many_launches(shared: Path) -> None:
 
 
 def test_budget_of_one_rank_does_not_separate_wait_time(shared: Path) -> None:
-    one = ta.diagnose(shared / "data/chrome/kineto/nccl_a100_rank0of2.json.gz").budget
+    one = diagnosis(shared / "data/chrome/kineto/nccl_a100_rank0of2.json.gz").budget
     assert one.filter(part="exposed communication")["name"].to_list() == [
         "communication, wait included"
     ]
-    several = ta.diagnose(FIXTURES / "nccl_8ranks").budget
+    several = diagnosis(FIXTURES / "nccl_8ranks").budget
     names = several.filter(part="exposed communication")["name"].to_list()
     assert names == ["wait time for other ranks", "transfer"]

@@ -376,7 +376,7 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     name=st.sampled_from(sorted(FORMULAS)),
     texts=st.tuples(*[st.none() | st.text(max_size=9) | json_values.map(json.dumps)] * 3),

@@ -479,7 +479,7 @@ def random_trace(work: list[Any], slices: list[Any], shift: int) -> list[dict[st
     ]  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     st.lists(WORK, min_size=1, max_size=12),
     st.lists(HOST, max_size=12),

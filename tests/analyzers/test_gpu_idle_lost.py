@@ -54,7 +54,7 @@ def sums(rows: pl.DataFrame, marks: list[tuple[int, int]]) -> dict[tuple[Any, ..
 
 
 @given(steps=INTERVALS, marks=MARKS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_merged_intervals_have_the_same_times_between_marks(steps, marks):
     rows = rows_of(steps)
     at = pl.DataFrame(marks, schema={"unit": pl.UInt32, "ts": pl.Int64}, orient="row")

@@ -538,7 +538,7 @@ def stopped_runs(draw: st.DrawFn) -> tuple[Any, int]:
     return run, culprit
 
 
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(stopped_runs(), st.integers(1, 30))
 def test_the_rank_that_stopped_is_named(run: tuple[Any, int], newest: int) -> None:
     job, culprit = run
@@ -602,7 +602,7 @@ CHANGES = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(CHANGES, st.sampled_from(["missing", "coalesced", "groups"]))
 def test_wrong_values_give_a_result(changes: Any, case: str) -> None:
     job = Run(groups={"0": (0, 1, 2, 3), "tp": (0, 2)})

@@ -103,7 +103,7 @@ def test_composer_spellings_are_corrected(
     assert true_counter(name, series) == expected
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(
     st.sampled_from(["memory/swap", "memory/cuda/peak_active_mem", "disk/x/read_time"])
     | st.text("disk/networkb_", max_size=20),

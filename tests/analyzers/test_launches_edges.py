@@ -11,7 +11,7 @@ from traceanalyzer.analyzers.launches import launches
 from traceanalyzer.analyzers.launches.calls import drawn, streams
 from traceanalyzer.analyzers.launches.stretches import most_launched_in, stretches
 
-modest = settings(max_examples=100, deadline=None)
+modest = settings(max_examples=60, deadline=None)
 
 
 def changes(lengths: list[int], gaps: list[int], queue: int = 0) -> pl.DataFrame:

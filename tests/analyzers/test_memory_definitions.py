@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 
 from traceanalyzer.analyzers.memory.ledger import History, Ledger, Source, ledger
 
-modest = settings(max_examples=200, deadline=None)
+modest = settings(max_examples=60, deadline=None)
 Row = dict[str, Any]
 
 ROWS = {

@@ -14,7 +14,7 @@ from test_memory_definitions import BLOCKS, ROWS
 from traceanalyzer.analyzers.memory.ledger import History, ledger
 from traceanalyzer.analyzers.memory.regions import Regions, regions
 
-modest = settings(max_examples=60, deadline=None)
+modest = settings(max_examples=40, deadline=None)
 Row = dict[str, Any]
 MIB = 1 << 20
 #: Addresses and sizes of segments; the first two are adjacent.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from diagnosing import diagnosis
 
 import traceanalyzer as ta
 
@@ -15,7 +16,7 @@ RANKS = sorted((Path(__file__).parents[2] / "fixtures/nccl_8ranks").glob("rank*"
 def test_slow_collectives_are_a_guess_without_all_ranks(given: int, complete: bool) -> None:
     comm = ta.comm_outliers(RANKS[:given])
     assert comm.has_all_ranks == complete
-    found = {one.id: one for one in ta.diagnose(RANKS[:given]).findings}
+    found = {one.id: one for one in diagnosis(*RANKS[:given]).findings}
     slow = found.get("slow-collectives") or found["collective-outliers"]
     assert (slow.confidence != "low") == complete
     assert (slow.severity == "critical") == complete
@@ -25,7 +26,7 @@ def test_slow_collectives_are_a_guess_without_all_ranks(given: int, complete: bo
 def test_the_bar_separates_transfers_with_all_ranks_only() -> None:
     names = []
     for given in (1, 4, 8):
-        budget = ta.diagnose(RANKS[:given]).budget
+        budget = diagnosis(*RANKS[:given]).budget
         rows = budget.filter(part="exposed communication")
         names.append(rows["name"].to_list())
     wait = "wait time for other ranks"

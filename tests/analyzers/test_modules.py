@@ -144,7 +144,7 @@ def test_flame_graph_has_phases_then_modules(recording: Path) -> None:
 _SPANS = st.tuples(st.integers(0, 60), st.integers(0, 60), st.integers(1, 2), st.integers(0, 3))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(_SPANS, min_size=1, max_size=12), st.lists(st.integers(0, 90), max_size=8))
 def test_self_times_and_the_rest_are_all_time(
     spans: list[tuple[int, int, int, int]], launches: list[int]

@@ -73,7 +73,7 @@ def reference(
 
 @given(stacks=STACKS, library=st.sampled_from(["torch", "itwinai", "built", "py"]),
        aggregate=st.booleans())  # fmt: skip
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_report_agrees_with_a_plain_loop(
     tmp_path_factory: pytest.TempPathFactory,
     stacks: list[tuple[Stack, int]],
@@ -98,7 +98,7 @@ def test_report_agrees_with_a_plain_loop(
 
 
 @given(stacks=STACKS, drop_module=st.booleans())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_sums_agree_with_a_plain_loop(
     tmp_path_factory: pytest.TempPathFactory, stacks: list[tuple[Stack, int]], drop_module: bool
 ) -> None:

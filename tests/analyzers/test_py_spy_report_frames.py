@@ -12,7 +12,7 @@ from traceanalyzer.analyzers.py_spy_report.options import Match, Options
 from traceanalyzer.frames.stack_weights import ROOT as NONE
 from traceanalyzer.trace import Meta, Trace
 
-modest = settings(max_examples=150, deadline=None)
+modest = settings(max_examples=60, deadline=None)
 Node = tuple[int | None, str | None, str | None, int | None]
 
 PROCESS = "/usr/lib/python3.11/multiprocessing/process.py"

@@ -77,7 +77,7 @@ times = st.integers(10, 200)
 
 @settings(max_examples=25, deadline=None)
 @given(
-    runs=st.lists(st.tuples(times, st.integers(0, 4), st.integers(0, 4)), min_size=2, max_size=4),
+    runs=st.lists(st.tuples(times, st.integers(0, 4), st.integers(0, 4)), min_size=2, max_size=3),
     weak=st.booleans(),
 )
 def test_losses_add_up(runs, weak):

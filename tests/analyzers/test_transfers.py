@@ -181,7 +181,7 @@ WORK = st.lists(
 ).filter(lambda rows: any(row[0] != "kernel" for row in rows))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(WORK)
 def test_sums_agree_with_a_count_of_nanoseconds(rows: list[Any]) -> None:
     """Compare with a count of single nanoseconds per copy and per device."""

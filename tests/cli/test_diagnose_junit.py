@@ -29,9 +29,15 @@ def result() -> Diagnosis:
     return ta.diagnose(RUN)
 
 
-def written(tmp_path: Path, *options: str) -> tuple[int, ET.Element]:
+def written(
+    tmp_path: Path, *options: str, known: Diagnosis | None = None
+) -> tuple[int, ET.Element]:
+    """Run the command, whose answer may be known."""
     path = tmp_path / "checks.xml"
-    code = status(["diagnose", str(RUN), "-q", "--force", "--junit", str(path), *options])
+    with pytest.MonkeyPatch.context() as patch:
+        if known:
+            patch.setattr("traceanalyzer.cli.job.answer", lambda *_, **__: known)
+        code = status(["diagnose", str(RUN), "-q", "--force", "--junit", str(path), *options])
     root = ET.parse(path).getroot()  # noqa: S314 - our own file
     for element in root.iter():
         children, attributes = STRUCTURE[element.tag]
@@ -42,7 +48,8 @@ def written(tmp_path: Path, *options: str) -> tuple[int, ET.Element]:
 
 @pytest.mark.parametrize("fail_on", [None, *SEVERITIES])
 def test_a_test_per_check(fail_on: str | None, tmp_path: Path, result: Diagnosis) -> None:
-    code, root = written(tmp_path, *(["--fail-on", fail_on] if fail_on else []))
+    options = ["--fail-on", fail_on] if fail_on else []
+    code, root = written(tmp_path, *options, known=result if fail_on else None)
     failing = SEVERITIES[SEVERITIES.index(fail_on or "info") :]
     fails = {one.id for one in result.findings if one.severity in failing}
     effects = {one.id for finding in result.findings for one in finding.effects} - fails

@@ -1,6 +1,7 @@
 """What a user sees in a real terminal: widths, colours."""
 
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from processes import in_terminal
 from traceanalyzer.cli.output import is_colored
 
 RUN = Path(__file__).parents[2] / "fixtures" / "nccl_8ranks"
-RANK = RUN / "rank5.json.gz"
+CRITICAL = RUN.parent / "memory" / "oom.pickle"
 STACKS = RUN.parent / "py_spy" / "subprocesses.raw.txt"
 SGR = re.compile(r"\x1b\[[0-9;]*m")
 WIDTHS = (80, 120, 200)
@@ -19,6 +20,7 @@ COMMANDS = (
 )
 
 
+@cache
 def _screen(*arguments, columns=100, **environment):
     code, screen = in_terminal(
         *arguments, "--quiet", columns=columns, **{"NO_COLOR": None, **environment}
@@ -44,18 +46,18 @@ def test_no_line_wraps(run_cli, command, columns):
 
 def test_hidden_columns_are_named_and_can_be_chosen():
     arguments = ("gpu-idle", RUN)
-    narrow, wide = (_screen(*arguments, columns=width, TERM="dumb") for width in (80, 200))
+    narrow, wide = (_screen(*arguments, columns=width, TERM="xterm") for width in (80, 200))
     assert "kernel after" not in narrow.split("Longest gaps")[1].split("\n")[1:4]
     assert "hidden at this width" in narrow
     assert "hidden at this width" not in wide
-    chosen = _screen(*arguments, "--columns", "gap,kernel after", columns=80, TERM="dumb")
+    chosen = _screen(*arguments, "--columns", "gap,kernel after", columns=80, TERM="xterm")
     assert "kernel after\n" in chosen
     assert "hidden" not in chosen.split("Longest gaps")[1]
 
 
 def test_copies_are_recognisable_at_every_width():
     for columns in WIDTHS:
-        screen = _screen("gpu-idle", RUN, columns=columns, TERM="dumb")
+        screen = _screen("gpu-idle", RUN, columns=columns, TERM="xterm")
         assert "Memcpy Ht..." not in screen
 
 
@@ -71,7 +73,7 @@ def test_copies_are_recognisable_at_every_width():
     ],
 )
 def test_severity_is_coloured(environment, options, colored):
-    screen = _screen("diagnose", RANK, *options, **environment)
+    screen = _screen("diagnose", CRITICAL, *options, **environment)
     assert ("\x1b[1;31mCRITICAL\x1b[0m" in screen) is colored
     assert "critical" in SGR.sub("", screen)
 
@@ -94,7 +96,7 @@ def test_own_code_is_coloured():
     ],
 )
 def test_colour_in_a_pipe(run_program, environment, options, colored):
-    done = run_program("diagnose", RANK, *options, env={"NO_COLOR": "", **environment})
+    done = run_program("diagnose", CRITICAL, *options, env={"NO_COLOR": "", **environment})
     assert ("\x1b[" in done.stdout) is colored
 
 

@@ -587,7 +587,7 @@ rows = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(rows=rows)
 def test_text_has_the_same_numbers(rows: list[dict[str, Any]]) -> None:
     trace = sort_events(traced(*rows))
@@ -603,7 +603,7 @@ def test_text_has_the_same_numbers(rows: list[dict[str, Any]]) -> None:
         assert [e.get("args", {}).get(key) for e in events] == trace.events[column].to_list()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(slices=st.lists(st.tuples(short, short), max_size=12))
 def test_all_slices_nest_on_their_track(slices: list[tuple[int, int]]) -> None:
     trace = sort_events(traced(*(host(ts, dur) for ts, dur in slices)))

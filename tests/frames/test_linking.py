@@ -18,7 +18,7 @@ OFFSETS = st.sampled_from([0, 1 << 62, -(1 << 62)])
 SLICE = {"g": pl.Int64, "start": pl.Int64, "end": pl.Int64}
 POINT = {"g": pl.Int64, "ts": pl.Int64}
 
-modest = settings(max_examples=80, deadline=None)
+modest = settings(max_examples=60, deadline=None)
 
 
 def rows_of(schema: dict[str, type[pl.DataType]], *fields: st.SearchStrategy[int | None]):  # type: ignore[no-untyped-def]

@@ -17,7 +17,7 @@ START, LENGTH = st.integers(0, 15), st.sampled_from([None, -1, *range(13)])
 ROW = st.tuples(st.sampled_from([1, 1, None]), START, LENGTH)
 Row = dict[str, int]
 
-modest = settings(max_examples=100, deadline=None)
+modest = settings(max_examples=60, deadline=None)
 
 
 def slices(max_size: int = 25) -> st.SearchStrategy[pl.DataFrame]:

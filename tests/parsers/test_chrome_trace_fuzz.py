@@ -13,7 +13,7 @@ from damage import SHARE
 from traceanalyzer import InputError, read, schema
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
-CASES, BLOCKS = 1_000, 10
+CASES, BLOCKS = 500, 5
 #: Seconds one damaged file of a few KB may take; generous for busy machines.
 PATIENCE = 10.0
 

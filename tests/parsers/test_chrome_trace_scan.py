@@ -301,7 +301,7 @@ def test_scan_and_decoder_give_the_same_tables(path, how):
     assert scanned == decoded
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 10**9))
 def test_scan_and_decoder_agree_on_damaged_text(seed, tmp_path_factory):
     chance = random.Random(seed)  # noqa: S311

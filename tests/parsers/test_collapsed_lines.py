@@ -24,7 +24,7 @@ SEEDS = [
 ]
 TOKENS = (b";", b" ", b"\n", b'"', b'process 1:"', b"thread (1): ", b"thread (0xff)", b"(", b")")
 TOKENS += (b":1)", b"#", b"//", b"\0", b"\xff", b"9" * 30, b".5", b"\r\n", b'";', b"P1;T2;", b"\t")
-CASES = 1_000
+CASES = 500
 #: Seconds a damaged file of a few KB may take; generous for busy machines.
 PATIENCE = 5.0
 

@@ -374,7 +374,7 @@ def test_damage_is_handled_alike(part):
 
 
 @given(st.lists(st.sampled_from([bytes([op]) for op in OPCODES]) | st.binary(max_size=4)))
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_any_opcodes(parts):
     data = hand(*parts)
     assert agree(outcome(data, 3), outcome(data, slow=True))

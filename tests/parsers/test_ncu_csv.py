@@ -199,7 +199,7 @@ def grouped(digits: str, separator: str) -> str:
     european=st.booleans(),
     space=st.sampled_from([None, " ", "\u00a0", "\u202f", "'"]),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_numbers_of_every_locale(
     numbers: list[tuple[int, int, bool]], european: bool, space: str | None
 ) -> None:
@@ -228,7 +228,7 @@ def test_ambiguous_numbers_follow_the_others() -> None:
 
 
 @given(st.binary(max_size=400))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_any_bytes_after_a_header(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     path = tmp_path_factory.mktemp("ncu") / "x.csv"
     path.write_bytes((FOLDER / "long.csv").read_bytes() + data)

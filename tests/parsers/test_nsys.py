@@ -241,7 +241,7 @@ ONLY = ("ts", "dur", "kind", "name", "rank", "pid", "tid", "device", "stream", "
     ),
     names=st.sampled_from(((), ("Launch",), ("step", "nccl"), ("Memcpy",))),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_selection_equals_filtered_rows(kinds, windows, names):
     part = ta.read(TRAINING, kinds=kinds, windows=windows, names=names).events
     whole = ta.read(TRAINING).events

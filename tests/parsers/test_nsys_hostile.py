@@ -373,7 +373,7 @@ def mutations(size: int) -> st.SearchStrategy[list[tuple[int, int]]]:
 
 @given(changes=mutations(TRAINING.stat().st_size), cut=st.none() | st.integers(100, 60_000))
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_any_damage_is_skipped_or_rejected(changes, cut, tmp_path):
     data = bytearray(TRAINING.read_bytes())

@@ -52,7 +52,7 @@ def both(path: Path, names: tuple[str, ...]) -> tuple[pl.DataFrame | None, pl.Da
     page=st.sampled_from((512, 1024, 4096)),
 )
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_pages_hold_what_sqlite_reads(rows, page, tmp_path):
     by_pages, by_sqlite = both(create(tmp_path / "t.sqlite", rows, page), ("b", "a"))
@@ -70,7 +70,7 @@ def test_pages_hold_what_sqlite_reads(rows, page, tmp_path):
     windows=st.lists(st.tuples(st.integers(-9, 99), st.integers(-9, 120)), min_size=1, max_size=3),
 )
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_windows_select_what_sqlite_selects(rows, windows, tmp_path):
     path = create(tmp_path / "t.sqlite", [(i, *row) for i, row in enumerate(rows)],

@@ -113,7 +113,7 @@ _DAMAGED_CHILD = bytes.fromhex(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(data=ANY, columns=st.sampled_from([(), ("args",), ("input_dims",)]))
 @example(data=_DAMAGED_CHILD, columns=("args",))
 def test_any_bytes_are_read_or_rejected_compiled_or_not(data, columns, tmp_path_factory):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 import pytest
-from browser import chromium, complaints, prefer, resize, visit
+from browser import cleared, complaints, prefer, resize, visit
 from sample_results import HOSTILE, Sample, durations, hostile, ordinary, skew
 
 from traceanalyzer.analyzers.common.display import stacked
@@ -167,8 +167,8 @@ class Page:
 
 
 @pytest.fixture(scope="module")
-def window(tmp_path_factory):
-    yield from chromium(tmp_path_factory.mktemp("chromium"))
+def window(chromium_window):
+    return cleared(chromium_window)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
-from browser import chromium, complaints, visit
+from browser import cleared, complaints, visit
 from flame_page import Page, opener
 from flames import compared, flame, training
 
@@ -13,8 +13,8 @@ from traceanalyzer.result import Result, View
 
 
 @pytest.fixture(scope="module")
-def window(tmp_path_factory):
-    yield from chromium(tmp_path_factory.mktemp("chromium"))
+def window(chromium_window):
+    return cleared(chromium_window)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import re
 from itertools import pairwise
 
 import pytest
-from browser import chromium, complaints, prefer, resize, visit
+from browser import cleared, complaints, prefer, resize, visit
 from flame_page import Page, opener
 from flames import Flames, chain, compared, flame, training
 from sample_results import HOSTILE
@@ -15,8 +15,8 @@ from traceanalyzer.render import flamegraph, html
 
 
 @pytest.fixture(scope="module")
-def window(tmp_path_factory):
-    yield from chromium(tmp_path_factory.mktemp("chromium"))
+def window(chromium_window):
+    return cleared(chromium_window)
 
 
 @pytest.fixture

@@ -203,7 +203,7 @@ def test_description_of_times_and_comparisons():
 
 
 @given(st.lists(st.text(), min_size=1, max_size=6), st.text())
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 def test_document_is_well_formed_for_any_names(names, title):
     names = [name.encode("utf-8", "replace").decode() for name in names]  # as polars holds them
     text = flamegraph.svg(chain(names, title=title, subtitle=title))

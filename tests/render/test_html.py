@@ -5,7 +5,7 @@ from functools import cache
 from html.parser import HTMLParser
 
 import pytest
-from browser import chromium, complaints, prefer, visit
+from browser import cleared, complaints, prefer, visit
 from sample_results import HOSTILE, LONG_KERNEL, Sample, empty, groups, hostile, ordinary
 
 from traceanalyzer.render import charts, html
@@ -104,8 +104,8 @@ def test_fragment_is_inert():
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    yield from chromium(tmp_path_factory.mktemp("chromium"))
+def browser(chromium_window):
+    return cleared(chromium_window)
 
 
 @pytest.mark.parametrize("name", ["ordinary", "hostile"])

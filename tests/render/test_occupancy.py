@@ -67,7 +67,7 @@ LIVES = st.lists(
 
 
 @given(LIVES, st.integers(0, 25), st.integers(0, 25))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_boxes_and_rest_add_up_to_live_bytes(allocations, boxes, drawn_boxes):
     memory = occupancy(allocations, EVENTS, boxes=boxes)
     layout = lay_out(memory)
@@ -82,7 +82,7 @@ def test_boxes_and_rest_add_up_to_live_bytes(allocations, boxes, drawn_boxes):
 
 
 @given(LIVES, st.integers(1, 90))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_column_shows_its_maximum(allocations, count):
     layout = lay_out(occupancy(allocations, EVENTS, timed=False))
     levels, edges = columns(layout, count)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 import pytest
-from browser import chromium, complaints, prefer, resize, visit
+from browser import cleared, complaints, prefer, resize, visit
 from flames import training as burning
 from occupancies import BREAKOUT, Memory, empty, hostile, large, plain, training
 
@@ -112,8 +112,8 @@ class Page:
 
 
 @pytest.fixture(scope="module")
-def window(tmp_path_factory):
-    yield from chromium(tmp_path_factory.mktemp("chromium"))
+def window(chromium_window):
+    return cleared(chromium_window)
 
 
 @pytest.fixture

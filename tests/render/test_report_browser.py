@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from browser import chromium, complaints, prefer, resize, visit
+from browser import cleared, complaints, prefer, resize, visit
 from conftest import ROOT
 
 import traceanalyzer as ta
@@ -22,8 +22,8 @@ def page() -> str:
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    yield from chromium(tmp_path_factory.mktemp("profile"))
+def browser(chromium_window: Any) -> Any:
+    return cleared(chromium_window)
 
 
 @pytest.fixture(params=WIDTHS)

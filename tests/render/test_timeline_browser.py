@@ -6,7 +6,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from browser import chromium, complaints, prefer, resize, visit
+from browser import cleared, complaints, prefer, resize, visit
 from timelines import RANKS, STEP, many
 
 from traceanalyzer.analyzers.timeline import timeline
@@ -37,8 +37,8 @@ VIEWER = "document.querySelector('.timeline').viewer"
 
 
 @pytest.fixture(scope="module")
-def window(tmp_path_factory: pytest.TempPathFactory):
-    yield from chromium(tmp_path_factory.mktemp("profile"))
+def window(chromium_window):
+    return cleared(chromium_window)
 
 
 class Page:
