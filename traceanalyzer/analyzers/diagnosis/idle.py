@@ -20,7 +20,7 @@ from traceanalyzer.analyzers.diagnosis.device_time import (
 )
 from traceanalyzer.analyzers.diagnosis.rule import IDLE_RULES, RULE_OF, Answers, Measured, Rule
 from traceanalyzer.analyzers.gpu_idle import causes
-from traceanalyzer.analyzers.gpu_idle.result import TRUNCATED, GpuIdle
+from traceanalyzer.analyzers.gpu_idle.result import TRUNCATED, GpuIdle, files_accessed
 from traceanalyzer.analyzers.launches.calls import SHORT_KERNEL_NS
 from traceanalyzer.analyzers.launches.result import Launches
 from traceanalyzer.frames import intervals
@@ -70,11 +70,17 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
         advice=f"{advice}{graph_advice}",
         total_ns=total,
         once=once,
-        confidence="low" if result.work_lost else _CONFIDENCE.get(cause, known),
+        confidence="low" if result.work_lost else _confidence(cause, result, known),
         rank=rank,
         step=only_step(losses),
         intervals=intervals_of(losses),
     )
+
+
+def _confidence(cause: str, result: GpuIdle, known: Confidence) -> Confidence:
+    if cause == causes.CHECKPOINT_IO and result.reads:  # of files, pipes or sockets
+        return "medium"
+    return _CONFIDENCE.get(cause, known)
 
 
 #: Advice for idle time in collectives, without the delays of stragglers.
@@ -168,7 +174,7 @@ def _title(
     what = "Main thread" if result.on_host else "GPU"
     who = f"{what}{'' if result.units.height == 1 else 's'}" if rank is None else f"Rank {rank}"
     others = including(losses, rank) if cause != causes.PEER else ""
-    idle = f"{who} idle{in_steps(losses, time, rank)}, {causes.WAITING[cause]}"
+    idle = f"{who} idle{in_steps(losses, time, rank)}, {result.waiting(cause)}"
     return f"{idle}: {time.share(total, once=once)}{others}."
 
 
@@ -223,6 +229,8 @@ def _evidence(result: GpuIdle, cause: str, answers: Answers, rank: int | None) -
     yield from _longest(result, cause)
     if cause == causes.DATALOADING:
         yield from _loading(result)
+    elif cause == causes.CHECKPOINT_IO:
+        yield from files_accessed(result)
     elif cause == causes.SYNCHRONISATION:
         yield from _synchronising(answers)
     elif cause == causes.LAUNCH:

@@ -54,9 +54,9 @@ class GpuIdle(Result):
         stacks_known: Python functions or sampled stacks of the main threads were recorded.
         loader: slices that count as data loading: name, n, total_ns (nested ones in each other).
         loader_code: functions and operators that ran inside data loading: name, self_ns.
-        file_calls: calls of the OS runtime that access files in idle time of other host code,
-            data loading, checkpoints or unknown cause: name, idle_ns; the row without a name is the
-            union of all calls.
+        file_calls: calls of the OS runtime that access files in idle time of data loading,
+            checkpoints and files, other host code or unknown cause: name, idle_ns, longest_ns (the
+            longest call); the row without a name is the union of all calls.
         min_gap_ns: shorter gaps are ``short_gap``.
         gap_count: number of gaps that are not shorter.
         pytorch: operators or kernels of PyTorch were recorded.
@@ -159,6 +159,29 @@ class GpuIdle(Result):
         waited = int(self.by_device.steps[f"{causes.DATALOADING}_ns"].sum())
         return waited / self.step_ns if self.step_ns else None
 
+    def waiting(self, cause: str) -> str:
+        """Return the cause in a sentence, with the calls that read files if they are most of it."""
+        if cause != causes.CHECKPOINT_IO or not self.reads:
+            return causes.WAITING[cause]
+        return f"waiting while the host reads files or other input ({', '.join(self.reads)})"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The calls with most time that read files, if they are half of checkpoints and files."""
+        calls = self.by_device.file_calls.filter(pl.col("name").str.contains(causes.READS))
+        is_most = 2 * calls["idle_ns"].sum() > self.idle_by_cause[causes.CHECKPOINT_IO]
+        return tuple(calls["name"].head(_NAMED)) if is_most else ()
+
+    @property
+    def long_line(self) -> str | None:
+        """The call that reads a line and takes longer than any read of a file, with its time."""
+        is_long = pl.col("longest_ns") >= causes.LONG_LINE_NS
+        reads_line = pl.col("name").str.contains(causes.READS_LINE)
+        calls = self.by_device.file_calls.filter(is_long, reads_line).sort("longest_ns")
+        for name, longest_ns in calls.tail(1).select("name", "longest_ns").iter_rows():
+            return f"{name} takes {format_ns(longest_ns)}"
+        return None
+
     def advice(self, cause: str, saves: str, *, here: bool = False) -> str:
         """Return the advice for a cause of idle time, with the maximum saving.
 
@@ -172,6 +195,9 @@ class GpuIdle(Result):
                 "Load data in worker processes (num_workers=0 loads it in the main process, not "
                 f"overlapped): saves up to {saves}."
             )
+        if cause == causes.CHECKPOINT_IO and self.reads:
+            lines = causes.READING_LINES * (self.long_line is not None)
+            return causes.READING.format(lines=lines, saves=saves)
         if cause == causes.BATCH_COPY and self.copies_pinned and self.pytorch:
             return causes.BATCH_COPY_PINNED.format(saves=saves)
         code = "" if self.stacks_known else self.hints["other code"]
@@ -236,8 +262,8 @@ def _verdict(result: GpuIdle) -> str:
     cause, lost = max(result.idle_by_cause.items(), key=lambda item: item[1])
     loading = cause == causes.DATALOADING
     if lost and not (loading and result.steps.height):  # below, of step time
-        text.append(f"The largest part is {causes.WAITING[cause]}: {_share(lost, result.span_ns)}.")
-    text += [*_worst(result), *_files_accessed(result)]
+        text.append(f"The largest part is {result.waiting(cause)}: {_share(lost, result.span_ns)}.")
+    text += [*_worst(result), *files_accessed(result)]
     loader = _loading(result, largest=loading)
     text += loader if loading else []
     if lost / result.span_ns >= _LITTLE and cause not in (causes.DATALOADING, causes.UNKNOWN):
@@ -275,15 +301,21 @@ def _worst(result: GpuIdle) -> list[str]:
     return [f"{who} stands out: idle for {longest}, median {median}."]
 
 
-def _files_accessed(result: GpuIdle) -> list[str]:
-    """Report the file calls of the host while the device is idle, if they take long."""
+def files_accessed(result: GpuIdle) -> list[str]:
+    """Report the file calls of the host while the device is idle, if they take long.
+
+    A call that reads a line returns after one block of a file.
+    """
     calls = result.by_device.file_calls
     total = int(calls.filter(pl.col("name").is_null())["idle_ns"].sum())
     if total < _LITTLE * result.span_ns or not total:
         return []
-    named = calls.drop_nulls("name").head(_NAMED).iter_rows()
+    named = calls.drop_nulls("name").head(_NAMED)[["name", "idle_ns"]].iter_rows()
     each = ", ".join(f"{name} {format_ns(idle_ns)}" for name, idle_ns in named)
-    return [f"The host is in file calls (OS runtime) for {_share(total, result.span_ns)}: {each}."]
+    text = f"The host is in file calls (OS runtime) for {_share(total, result.span_ns)}: {each}."
+    if result.long_line is None:
+        return [text]
+    return [text, f"One call of {result.long_line}: it waits for a terminal or pipe, not a file."]
 
 
 def _share(part: int, whole: int) -> str:
