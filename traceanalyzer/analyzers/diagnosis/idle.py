@@ -20,7 +20,13 @@ from traceanalyzer.analyzers.diagnosis.device_time import (
 )
 from traceanalyzer.analyzers.diagnosis.rule import IDLE_RULES, RULE_OF, Answers, Measured, Rule
 from traceanalyzer.analyzers.gpu_idle import causes
-from traceanalyzer.analyzers.gpu_idle.result import TRUNCATED, GpuIdle, files_accessed
+from traceanalyzer.analyzers.gpu_idle.result import (
+    TRUNCATED,
+    GpuIdle,
+    activity,
+    files_accessed,
+    main_place,
+)
 from traceanalyzer.analyzers.launches.calls import SHORT_KERNEL_NS
 from traceanalyzer.analyzers.launches.result import Launches
 from traceanalyzer.frames import intervals
@@ -219,14 +225,14 @@ def _cost(cause: str) -> pl.Expr:
 def _evidence(result: GpuIdle, cause: str, answers: Answers, rank: int | None) -> Iterator[str]:
     if rank is not None:
         yield from of_ranks(answers.time, cause, rank)
-    yield from _compared(result, cause, answers.time)
     if result.work_lost and result.on_host:
         yield "GPU work is missing in the file: this is idle time of the main thread."
     elif result.work_lost:
         yield TRUNCATED
+    yield from _longest(result, cause)
+    yield from _compared(result, cause, answers.time)
     if rank is None and answers.one_job:
         yield from _idlest(result, cause)
-    yield from _longest(result, cause)
     if cause == causes.DATALOADING:
         yield from _loading(result)
     elif cause == causes.CHECKPOINT_IO:
@@ -346,9 +352,10 @@ def _longest(result: GpuIdle, cause: str) -> Iterator[str]:
     gaps = result.gaps.filter(pl.col("cause").cast(pl.String) == cause)
     if gaps.is_empty():
         return
-    gap = gaps.sort(pl.col("end") - pl.col("start"), descending=True).row(0, named=True)
+    longest = gaps.sort(pl.col("end") - pl.col("start"), descending=True).head(1)
+    gap = longest.with_columns(activity=activity()).row(0, named=True)
     step = f" in {gap['step']}" if gap["step"] else ""
-    inside = gap["host_event"] or gap["python"]
+    inside = gap["activity"] or gap["python"]
     inside = None if inside == gap["step"] else inside
     code = gap["own_code"] or gap["python"]
     frame = f" ({code})" if code and code != inside else ""
@@ -370,14 +377,9 @@ def _longest(result: GpuIdle, cause: str) -> Iterator[str]:
 
 def _places(gaps: pl.DataFrame) -> Iterator[str]:
     """Yield the place of the host in most of the longest gaps."""
-    place = pl.coalesce("own_code", "annotation", "host_event", "python")
-    # the step annotation has no information about the place
-    place = pl.when(place.ne_missing(pl.col("step"))).then(place)
-    sums = gaps.group_by(place=place).agg(pl.col("cause_ns").sum(), pl.len())
     whole = int(gaps["cause_ns"].sum())
-    top = largest_first(sums.drop_nulls("place"), "cause_ns", "place").head(1)
-    for name, ns, n in top.iter_rows():
-        if gaps.height > 1 and 2 * ns >= whole:
+    for name, ns, n in main_place(gaps).iter_rows():
+        if gaps.height > 1:
             share = f"{format_frac(ns / whole)} of their time"
             yield f"The host is in {name} in {n:,} of the {gaps.height:,} longest gaps ({share})."
 

@@ -226,6 +226,7 @@ def advice(
     saves: str,
     *,
     code: str,
+    place: str = "",
     pytorch: bool = True,
     trains: bool = True,
     here: bool = False,
@@ -237,6 +238,7 @@ def advice(
         saves: the idle time of the cause, as text.
         code: what to record to see more code; empty if Python stacks were recorded. If the cause
             is unknown: how to record the host.
+        place: the place of the host in most of the gaps, if it is known.
         pytorch: whether the program is known to use PyTorch.
         trains: whether the program is known to train a model.
         here: the advice is part of the result of ``gpu-idle``.
@@ -249,4 +251,6 @@ def advice(
         where += f"{code[:1].upper()}{code[1:]} shows which code runs. " * bool(code)
     texts = _ADVICE if pytorch else _ADVICE | _ADVICE_ELSEWHERE
     text = texts[cause] if trains else texts[cause].replace(_OPTIMIZERS, "")
+    if place:
+        text = text.replace("this code", f"this code (mostly {place})")
     return f"{where}{text}: saves up to {saves}."

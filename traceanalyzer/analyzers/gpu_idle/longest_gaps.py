@@ -32,7 +32,8 @@ def longest(
         of the next work wait), sampled (the most frequent leaf function of the stacks sampled in
         the gap) and sampled_frac, and, if it ran for half of the gap or more, the innermost
         host_event (or file calls of one name, together), the innermost python frame, the innermost
-        frame of the libraries (own_code), and the innermost annotation that is not a step.
+        frame of the libraries (own_code), the innermost annotation that is not a step, and the
+        innermost of all these (innermost).
     """
     length = pl.col("end") - pl.col("start")
     long = gaps.filter(length >= length.top_k(MOST).min())
@@ -82,7 +83,7 @@ def _on_host(middle: pl.DataFrame, excerpt: Excerpt, libraries: Sequence[str]) -
     """Return the innermost slices that fill half of a gap or more on the unit's threads."""
     around = _around(middle, excerpt)
     if around.is_empty():
-        columns = ("host_event", "python", "own_code", "annotation")
+        columns = ("host_event", "python", "own_code", "annotation", "innermost")
         return pl.DataFrame([intervals.nulls(name, pl.String, middle.height) for name in columns])
     steps = matching(excerpt.names, [steps_pattern()])
     ranges = pl.col("kind").is_in(ANNOTATION_KINDS)
@@ -92,6 +93,7 @@ def _on_host(middle: pl.DataFrame, excerpt: Excerpt, libraries: Sequence[str]) -
         "python": python,
         "own_code": python.filter(_belongs(python["name"], libraries)),
         "annotation": around.filter(ranges & ~pl.col("name").is_in(steps)),
+        "innermost": around,
     }
     return pl.DataFrame([_first(rows, name, middle.height) for name, rows in slices.items()])
 
@@ -107,8 +109,10 @@ def _with_file_calls(
         fills = shared.select(2 * pl.col("overlap") >= pl.col("end") - pl.col("start")).to_series()
         calls = calls.zip_with(~fills, pl.repeat(name, gaps.height, eager=True))
     outer = pl.col("host_event").is_null() | (pl.col("host_event") == pl.col("annotation"))
+    named = calls.is_not_null() & outer
     return on_host.with_columns(
-        host_event=pl.when(outer).then(pl.coalesce(calls, "host_event")).otherwise("host_event")
+        pl.when(named).then(calls).otherwise(name).alias(name)
+        for name in ("host_event", "innermost")
     )
 
 
