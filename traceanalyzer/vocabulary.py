@@ -339,13 +339,18 @@ ENGINE_STEP = "|".join(
 )
 
 
+#: The end of the name of a range of several iterations: ``Step 190 to 200``, ``iter 0-9``.
+SEVERAL_STEPS = r"(?: ?(?:to|until|-|\.\.|:) ?\d+)"
+
+
 def steps_pattern() -> str:
     """Return the pattern of annotations that mark a step of training or of an inference engine.
 
     ``ProfilerStep#3``, Lightning's and nanotron's ``Iteration 3``, ``## train_step ##`` of older
-    recipes, user annotations such as ``step 3``, ``train_step_3``, ``iter: 3``, and
-    :data:`ENGINE_STEP`.
+    recipes, user annotations such as ``step 3``, ``train_step_3``, ``iter: 3``, those of several
+    iterations (:data:`SEVERAL_STEPS`), and :data:`ENGINE_STEP`.
     """
     custom = r"(?i:(?:train(?:ing)?[ _-]?)?(?:step|iter(?:ation)?)[ _:#=-]*\d+)"
+    custom = rf"{custom}(?:{SEVERAL_STEPS})?"
     marked = r"Iteration\b.*|## ?(?:train|step|iteration).*"
     return rf"^(?:{PROFILER_STEP}\d+|{marked}|{custom}|{ENGINE_STEP})$"

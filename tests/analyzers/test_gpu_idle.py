@@ -110,6 +110,53 @@ def test_host_activity_is_the_cause(cause: str, event: dict[str, Any]) -> None:
     assert (gap["cause"], gap["start_ns"]) == (cause, 100 * US)
 
 
+@pytest.mark.parametrize(
+    "call", ["read", "pread64", "getc", "fgets", "__getdelim", "fread", "open64"]
+)
+def test_file_calls_of_the_launching_thread_are_a_cause(call: str) -> None:
+    result = busy_but((100, 200), host("osrt", call, 100 * US, 100 * US))
+    assert lost(result) == {"checkpoint_io": 100}
+    assert result.file_calls.rows() == [(None, 100 * US, 100 * US), (call, 100 * US, 100 * US)]
+
+
+def test_short_file_calls_together_are_the_host_activity() -> None:
+    reads = [host("osrt", "read", at * US, 8 * US) for at in range(100, 200, 10)]
+    around = host("nvtx", "prepare", 90 * US, 115 * US)
+    for events in (reads, [*reads, around]):
+        (gap,) = busy_but((100, 200), *events).gaps.to_dicts()
+        assert (gap["cause"], gap["host_event"]) == ("checkpoint_io", "read")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        host("osrt", "poll", 90 * US, 9 * US),
+        host("osrt", "epoll_wait", 100 * US, 50 * US),
+        host("nvtx", "recv from rank 1", 90 * US, 200 * US),
+        host("nvtx", "all_reduce", 90 * US, 200 * US),
+        host("cuda_runtime", "cudaLaunchKernel", 99 * US, 102 * US),
+    ],
+    ids=lambda event: event["name"],
+)
+def test_reads_of_pipes_and_sockets_are_no_file_calls(other: dict[str, Any]) -> None:
+    result = busy_but((100, 200), host("osrt", "read", 150 * US, 50 * US), other)
+    assert result.idle_by_cause["checkpoint_io"] == 0
+    assert result.file_calls.is_empty()
+
+
+def test_a_long_read_of_a_line_waits_for_a_terminal() -> None:
+    ms = 1_000
+    gap = (100, 200 * ms)
+    work = [*launched(0, 100, -10), *launched(gap[1], 300 * ms, gap[1] - 3)]
+    line = host("osrt", "getc", 100 * US, (gap[1] - 100) * US)
+    result = gpu_idle(trace([*work, line]))
+    assert "reads files or other input (getc)" in result.verdict
+    assert "it waits for a terminal or pipe, not a file" in result.verdict
+    assert "do not wait for a terminal or pipe" in result.verdict
+    check_wording(result.verdict)
+    adds_up(result)
+
+
 def test_first_matching_cause_counts() -> None:
     loader = host("user_annotation", LOADER, 100 * US, 30 * US)
     sync = host("cuda_runtime", "cudaDeviceSynchronize", 110 * US, 50 * US)

@@ -9,6 +9,7 @@ from comm_traces import GEMM, US, device, host, step, trace
 from hypothesis import given, settings, strategies as st
 
 from traceanalyzer.analyzers.gpu_idle import gpu_idle
+from traceanalyzer.analyzers.gpu_idle.result import main_place
 
 modest = settings(max_examples=50, deadline=None)
 Event = dict[str, Any]
@@ -125,3 +126,62 @@ def test_two_hundred_gaps_are_analysed() -> None:
     assert result["end"][0] - result["start"][0] == 150 * US
     assert result["start_ns"][1] == 100 * US
     assert gpu_idle(trace(pieces[:40])).gaps.height == 19
+
+
+# --- display -----------------------------------------------------------------------------------
+
+
+def table_row(*events: Event) -> dict[str, Any]:
+    """Return the only row of the table of longest gaps."""
+    (table,) = (
+        one for one in gpu_idle(trace([*WORK, *events])).view().tables if one.name == "gaps"
+    )
+    (row,) = table.frame.to_dicts()
+    return row
+
+
+SLEEP = "<built-in function sleep>"
+
+
+def test_the_innermost_function_in_a_range_is_the_host_activity() -> None:
+    around = host("user_annotation", "train_step", 90 * US, 200 * US)
+    main = host("python_function", "train.py(3): main", 80 * US, 300 * US)
+    sleep = host("python_function", SLEEP, START * US, (END - START) * US)
+    row = table_row(around, main, sleep)
+    assert (row["activity"], row["range"]) == (SLEEP, "train_step")
+    assert row["own_code"] == "train.py(3): main"
+    # own code has a column
+    assert table_row(around, main)["activity"] == "train_step"
+    # operators and calls say more than the library's functions in them
+    operator = host("cpu_op", "aten::randperm", 95 * US, 100 * US)
+    assert table_row(around, operator, sleep)["activity"] == "aten::randperm"
+
+
+def test_a_loader_is_named_by_its_range() -> None:
+    loader = host("user_annotation", "enumerate(DataLoader)#Iter.__next__", 90 * US, 200 * US)
+    poll = host("python_function", "<built-in method poll>", START * US, (END - START) * US)
+    assert table_row(loader, poll)["activity"] == "enumerate(DataLoader)#Iter.__next__"
+
+
+def test_numbered_ranges_are_one_place() -> None:
+    events = []
+    for number in range(4):
+        start = 500 * number
+        events += work(number, start, start + 100)
+        events += [host("nvtx", f"IO {number}", (start + 100) * US, 390 * US)]
+    result = gpu_idle(trace([*events, *work(9, 2000, 2100)]))
+    places = main_place(result.of_cause("host_code"))
+    assert places[["place", "n"]].rows() == [("IO *", 4)]
+    assert "Move this code (mostly IO *) off the main thread" in result.verdict
+
+
+def test_a_gap_of_several_parts_is_explained_in_a_note() -> None:
+    note = "A gap can have several causes, one after another"
+    calls = [
+        host("cuda_runtime", "cudaMalloc", at * US, 2 * US) for at in (110, 120, 130, 140, 150)
+    ]
+    around = host("nvtx", "prepare", 90 * US, 100 * US)
+    several = gpu_idle(trace([*WORK, around, *calls])).view().notes
+    one = gpu_idle(trace([*WORK, around])).view().notes
+    assert any(text.startswith(note) for text in several)
+    assert not any(text.startswith(note) for text in one)

@@ -16,6 +16,7 @@ from wording import check_wording, raises_wording
 
 import traceanalyzer as ta
 from traceanalyzer.analyzers.common.device_work import PARTS
+from traceanalyzer.analyzers.common.step_marks import step_marks
 from traceanalyzer.analyzers.steps import steps
 from traceanalyzer.analyzers.steps.compute import Part, combine, measure, needs
 from traceanalyzer.analyzers.steps.options import Options
@@ -183,6 +184,29 @@ def test_warm_up_is_marked_and_excluded() -> None:
 
 
 # --- marks of other sorts --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "names",
+    [("Step 190 to 200", "Step 200 to 210"), ("iter 0-9", "iter 10-19"), ("step 3", "step 4")],
+)
+def test_numbered_ranges_are_steps(names: tuple[str, ...]) -> None:
+    marks = [host("nvtx", name, at * MS, MS) for at, name in enumerate(names)]
+    others = host("nvtx", "Step to 3", 0, 9 * MS)
+    assert step_marks(trace([*marks, others]))["step"].to_list() == [*names]
+
+
+def test_steps_in_a_range_of_several_count() -> None:
+    several = host("nvtx", "step 0 to 2", 0, 2 * MS)
+    each = [host("nvtx", f"step {at}", at * MS, MS) for at in (0, 1)]
+    assert step_marks(trace([several, *each]))["step"].to_list() == ["step 0", "step 1"]
+
+
+@pytest.mark.parametrize(
+    "name", ["Steps", "step 1 of 2", "Step 1 to end", "footstep 3 to 4", "IO 3"]
+)
+def test_other_ranges_are_no_steps(name: str) -> None:
+    assert step_marks(trace([host("nvtx", name, 0, MS)])).is_empty()
 
 
 def test_steps_by_name() -> None:

@@ -152,22 +152,26 @@ def test_a_long_queue_without_slow_calls_is_not_full(case):
 # --- files -------------------------------------------------------------------------------------
 
 
-def test_file_calls_are_evidence_not_a_cause(case):
+def test_file_calls_are_a_cause(case):
     result = ta.gpu_idle(case("file_reads"))
     assert result.file_calls.rows() == [
-        (None, 28_800_000),
-        ("read", 27_000_000),
-        ("open64", 1_800_000),
+        (None, 28_800_000, 3_000_000),
+        ("read", 27_000_000, 3_000_000),
+        ("open64", 1_800_000, 200_000),
     ]
-    assert result.idle_by_cause["host_code"] >= 28_800_000
-    assert result.idle_by_cause["dataloading"] == result.idle_by_cause["checkpoint_io"] == 0
+    assert result.idle_by_cause["checkpoint_io"] == 28_800_000
+    assert result.idle_by_cause["dataloading"] == 0
     check_wording(result.verdict)
+    [finding] = (one for one in ta.diagnose(case("file_reads")).findings if one.id == "checkpoints")
+    assert "reads files or other input (read)" in finding.title
+    assert "background thread" in finding.advice
+    check_wording(finding.title, finding.advice, *finding.evidence)
 
 
 def test_file_calls_in_a_loader_are_data_loading(case):
     result = ta.gpu_idle(case("loader_reads"))
     assert result.idle_by_cause["dataloading"] == 27_000_000
-    assert dict(result.file_calls.rows())["read"] == 27_000_000
+    assert dict(result.file_calls[["name", "idle_ns"]].rows())["read"] == 27_000_000
     check_wording(result.verdict)
 
 

@@ -18,6 +18,7 @@ from traceanalyzer.vocabulary import (
     ENGINE_STEP,
     MEMORY_SNAPSHOT,
     PROFILER_STEP,
+    SEVERAL_STEPS,
     steps_pattern,
 )
 
@@ -39,6 +40,7 @@ _TAIL_FRAC = 0.05
 _COMPOSER_BATCH = "event/batch"
 _COMPOSER_BATCH_CATEGORY = "batch_start,batch_end"
 _ENGINE_STEP = re.compile(f"^(?:{ENGINE_STEP})$")
+_SEVERAL_STEPS = re.compile(f"{SEVERAL_STEPS}$")
 _LANE = ("rank", "pid", "tid")
 _BATCHES = re.compile(r"(?:event/)?batch(?: \[\d+\])?")
 
@@ -134,12 +136,14 @@ def _chosen(marks: list[_Mark], step_name: str | None) -> list[_Mark]:
     is_step = matcher([steps_pattern()])
     profiler = [mark for mark in marks if (mark.name or "").startswith(PROFILER_STEP)]
     annotations = [mark for mark in marks if mark.kind in ("user_annotation", "nvtx")]
+    numbered = [mark for mark in annotations if is_step(mark.name or "")]
     engine = [mark for mark in annotations if _ENGINE_STEP.match(mark.name or "")]
     if len(engine) > len(profiler):
         return engine
     return (
         profiler
-        or [mark for mark in annotations if is_step(mark.name or "")]
+        or [mark for mark in numbered if not _SEVERAL_STEPS.search(mark.name or "")]
+        or numbered
         or [mark for mark in marks if not is_step(mark.name or "")]
     )
 

@@ -21,7 +21,13 @@ from traceanalyzer.analyzers.diagnosis.device_time import (
 )
 from traceanalyzer.analyzers.diagnosis.rule import IDLE_RULES, RULE_OF, Answers, Measured, Rule
 from traceanalyzer.analyzers.gpu_idle import causes
-from traceanalyzer.analyzers.gpu_idle.result import TRUNCATED, GpuIdle
+from traceanalyzer.analyzers.gpu_idle.result import (
+    TRUNCATED,
+    GpuIdle,
+    activity,
+    files_accessed,
+    main_place,
+)
 from traceanalyzer.analyzers.launches.calls import SHORT_KERNEL_NS
 from traceanalyzer.analyzers.launches.result import Launches
 from traceanalyzer.frames import intervals
@@ -61,24 +67,24 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
     once = _is_once(cause, result, losses, time)
     few = cause == causes.LAUNCH and _is_in_few(losses)
     alone = cause == causes.PEER and not _are_matched(answers)
-    advice = _once_advice(time, answers) if once else _advice(cause, result, time)
-    if alone:
-        advice = _ALONE.format(saves=time.text(total))
-    if few and not once:
+    if once:
+        advice = _once_advice(time, answers)
+    elif few:
         advice = _first_launches(time.text(total), answers)
-    elif not once and (more := _more_graphs(cause, answers)):
-        advice = f"{more}, or reduce their number: saves up to {time.text(total)}."
-    graph_advice = "" if once or few else _graph_advice(cause, answers)
+    elif alone:
+        advice = _ALONE.format(saves=time.text(total))
+    else:
+        advice = f"{_advice(cause, result, answers)}{_graph_advice(cause, answers)}"
     yield Measured(
         size=time.frac(total),
         title=_title(
-            cause, result, losses, time, rank, _IN_COLLECTIVES if alone else causes.WAITING[cause]
+            cause, result, losses, time, rank, _IN_COLLECTIVES if alone else result.waiting(cause)
         ),
         evidence=tuple(_evidence(result, cause, answers, rank)),
-        advice=f"{advice}{graph_advice}",
+        advice=advice,
         total_ns=total,
         once=once,
-        confidence="low" if result.work_lost or alone else _CONFIDENCE.get(cause, known),
+        confidence="low" if result.work_lost or alone else _confidence(cause, result, known),
         rank=rank,
         step=only_step(losses),
         intervals=intervals_of(losses),
@@ -100,6 +106,12 @@ def _are_matched(answers: Answers) -> bool:
     return isinstance(compared, CommOutliers) and compared.n_matched > 0
 
 
+def _confidence(cause: str, result: GpuIdle, known: Confidence) -> Confidence:
+    if cause == causes.CHECKPOINT_IO and result.reads:  # of files, pipes or sockets
+        return "medium"
+    return _CONFIDENCE.get(cause, known)
+
+
 #: Advice for idle time in collectives, without the delays of stragglers.
 _COLLECTIVES = (
     "The delays of stragglers are not part of this; what remains is the collectives themselves. "
@@ -108,10 +120,13 @@ _COLLECTIVES = (
 )
 
 
-def _advice(cause: str, result: GpuIdle, time: DeviceTime) -> str:
+def _advice(cause: str, result: GpuIdle, answers: Answers) -> str:
+    time = answers.time
     saves = time.text(int(time.of_cause(cause)["lost_ns"].sum()))
     if cause == causes.PEER and _causes_of_waits(result, time):
         return _COLLECTIVES.format(saves=saves)
+    if more := _more_graphs(cause, answers):
+        return f"{more}, or reduce their number: saves up to {saves}."
     return result.advice(cause, saves)
 
 
@@ -241,16 +256,18 @@ def _cost(cause: str) -> pl.Expr:
 def _evidence(result: GpuIdle, cause: str, answers: Answers, rank: int | None) -> Iterator[str]:
     if rank is not None:
         yield from of_ranks(answers.time, cause, rank)
-    yield from _compared(result, cause, answers.time)
     if result.work_lost and result.on_host:
         yield "GPU work is missing in the file: this is idle time of the main thread."
     elif result.work_lost:
         yield TRUNCATED
+    yield from _longest(result, cause)
+    yield from _compared(result, cause, answers.time)
     if rank is None and answers.one_job:
         yield from _idlest(result, cause)
-    yield from _longest(result, cause)
     if cause == causes.DATALOADING:
         yield from _loading(result)
+    elif cause == causes.CHECKPOINT_IO:
+        yield from files_accessed(result)
     elif cause == causes.SYNCHRONISATION:
         yield from _synchronising(answers)
     elif cause == causes.LAUNCH:
@@ -366,9 +383,10 @@ def _longest(result: GpuIdle, cause: str) -> Iterator[str]:
     gaps = result.gaps.filter(pl.col("cause").cast(pl.String) == cause)
     if gaps.is_empty():
         return
-    gap = gaps.sort(pl.col("end") - pl.col("start"), descending=True).row(0, named=True)
+    longest = gaps.sort(pl.col("end") - pl.col("start"), descending=True).head(1)
+    gap = longest.with_columns(activity=activity()).row(0, named=True)
     step = f" in {gap['step']}" if gap["step"] else ""
-    inside = gap["host_event"] or gap["python"]
+    inside = gap["activity"] or gap["python"]
     inside = None if inside == gap["step"] else inside
     code = gap["own_code"] or gap["python"]
     frame = f" ({code})" if code and code != inside else ""
@@ -390,14 +408,9 @@ def _longest(result: GpuIdle, cause: str) -> Iterator[str]:
 
 def _places(gaps: pl.DataFrame) -> Iterator[str]:
     """Yield the place of the host in most of the longest gaps."""
-    place = pl.coalesce("own_code", "annotation", "host_event", "python")
-    # the step annotation has no information about the place
-    place = pl.when(place.ne_missing(pl.col("step"))).then(place)
-    sums = gaps.group_by(place=place).agg(pl.col("cause_ns").sum(), pl.len())
     whole = int(gaps["cause_ns"].sum())
-    top = largest_first(sums.drop_nulls("place"), "cause_ns", "place").head(1)
-    for name, ns, n in top.iter_rows():
-        if gaps.height > 1 and 2 * ns >= whole:
+    for name, ns, n in main_place(gaps).iter_rows():
+        if gaps.height > 1:
             share = f"{format_frac(ns / whole)} of their time"
             yield f"The host is in {name} in {n:,} of the {gaps.height:,} longest gaps ({share})."
 

@@ -105,7 +105,7 @@ MANAGING_MEMORY = (
     r"^(?:(?:ur|pi)(?:ext)?USM(?:\w*Alloc|Free)|zeMem(?:Alloc|Free))",
 )
 
-#: Slices that save or load a model, or write a file.
+#: Slices that save or load a model, or write a file; calls of the OS runtime: :data:`FILE_CALLS`.
 SAVING = (
     r"(?i)(?:save|load|write|store)[ _-]?(?:model|checkpoint|ckpt|state|(?:\w+_)?weights)",
     r"(?i)(?:save|from)_pretrained",
@@ -114,11 +114,31 @@ SAVING = (
     r"^(?:fsync|fdatasync|write|pwrite64|fwrite)$",
 )
 
-#: Calls of the OS runtime that access files, pipes or sockets.
+#: Calls of the OS runtime that read a character or a line.
+_READS_LINE = r"(?:_IO_)?f?getc|getchar|fgets|f?getwc|fgetws|_*getline|_*getdelim|f?scanf"
+_READS = rf"(?:p?read(?:v2?)?(?:64)?(?:v2)?|fread|{_READS_LINE})(?:_unlocked)?"
+#: Calls of the OS runtime that read, and those of them that read a line.
+READS = rf"^{_READS}$"
+READS_LINE = rf"^(?:{_READS_LINE})(?:_unlocked)?$"
+#: A call that reads a line reads at most one block of a file: a longer one waits for a terminal or
+#: a pipe.
+LONG_LINE_NS = 100_000_000
+
+#: Calls of the OS runtime that access files; ``read`` and ``write`` also access pipes and sockets.
 FILE_CALLS = (
-    r"^(?:p?(?:read|write)(?:v2?|64)?|f(?:read|write|open|open64|close|flush|gets|sync|datasync)"
+    rf"^(?:{_READS}|p?write(?:v2?)?(?:64)?(?:v2)?|(?:fwrite|fputs|f?putc|puts)(?:_unlocked)?"
+    r"|f(?:open|open64|reopen|reopen64|close|flush|sync|datasync)|sync|syncfs|sync_file_range"
     r"|open(?:at)?(?:64)?|creat(?:64)?|close|f?l?stat(?:64)?|statx|getdents(?:64)?|readdir(?:64)?"
     r"|lseek(?:64)?|aio_\w+|sendfile(?:64)?|copy_file_range)$"
+)
+#: Calls that wait for pipes and sockets: a ``read`` that follows within this time reads from them.
+POLLING = r"^(?:p?poll|p?select|epoll_p?wait2?|io_getevents)$"
+AFTER_POLL_NS = 100_000
+#: Ranges in which ``read`` and ``write`` access pipes and sockets.
+TRANSPORT = (
+    r"(?i)^(?:gloo|mpi|ucc|nccl|c10d)::?|^MPI_",
+    r"(?i)(?:^|[^a-z])(?:recv|receive|send|sockets?|pipes?|queue|rpc|barrier|broadcast)(?:$|[^a-z])",
+    r"(?i)all[ _-]?(?:reduce|gather)|reduce[ _-]?scatter",
 )
 
 #: Names of operators. Until 2021 PyTorch recorded ranges of users and optimisers under the same
@@ -186,6 +206,12 @@ BATCH_COPY_PINNED = (
     "Copy the next batch ahead on a separate stream (.to(device, non_blocking=True); the host "
     "memory is pinned or managed already): saves up to {saves}."
 )
+#: Advice for calls that read files, and for those that wait for a line of input.
+READING = (
+    "Read files ahead of their use (cache or prefetch them, or read them in a background "
+    "thread){lines}: saves up to {saves}."
+)
+READING_LINES = ", and do not wait for a terminal or pipe between GPU work"
 _WITHOUT_GAIN = {
     DEVICE_WAIT: "Check what the stream waits for: an event of another stream "
     "(cudaStreamWaitEvent), another GPU, or another process on this GPU. The next work was "
@@ -200,6 +226,7 @@ def advice(
     saves: str,
     *,
     code: str,
+    place: str = "",
     pytorch: bool = True,
     trains: bool = True,
     here: bool = False,
@@ -211,6 +238,7 @@ def advice(
         saves: the idle time of the cause, as text.
         code: what to record to see more code; empty if Python stacks were recorded. If the cause
             is unknown: how to record the host.
+        place: the place of the host in most of the gaps, if it is known.
         pytorch: whether the program is known to use PyTorch.
         trains: whether the program is known to train a model.
         here: the advice is part of the result of ``gpu-idle``.
@@ -223,4 +251,6 @@ def advice(
         where += f"{code[:1].upper()}{code[1:]} shows which code runs. " * bool(code)
     texts = _ADVICE if pytorch else _ADVICE | _ADVICE_ELSEWHERE
     text = texts[cause] if trains else texts[cause].replace(_OPTIMIZERS, "")
+    if place:
+        text = text.replace("this code", f"this code (mostly {place})")
     return f"{where}{text}: saves up to {saves}."

@@ -124,9 +124,9 @@ def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> P
     idle = with_launches(excerpt, intervals.gaps(pl.concat([busy, profiler]), _UNIT, units))
     short = pl.col("end") - pl.col("start") < options.min_gap_ns
     gaps = idle.filter(~short)
-    # most slices run while the device is busy and explain no gap
-    near = replace(excerpt, slices=excerpt.slices.filter(intervals.meets(excerpt.slices, gaps)))
-    divided = _by_first_cause(near, gaps, loader, copies, busy, host.extents(excerpt))
+    near = _near(excerpt, gaps)
+    files = host.accessing_files(near, excerpt)
+    divided = _by_first_cause(near, gaps, loader, copies, busy, files, host.extents(excerpt))
     pieces = [busy, profiler, idle.filter(short), *divided]
     caused = _with_causes(pieces[1:])
     late_launches = idle.filter(short, pl.col("launched") > pl.col("start"))
@@ -136,7 +136,7 @@ def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> P
     lost = [*pieces[1:], exposed, *_copies(excerpt)] if with_lost else None
     marked = host.steps_of_units(excerpt, units)
     measured = _measured(pl.concat([units, marked], how="diagonal"), windows)
-    longest = longest_gaps.longest(excerpt, gaps, caused, options.library_names)
+    longest = longest_gaps.longest(excerpt, gaps, caused, files, options.library_names)
     unexplained = longest["cause"].is_in(_UNEXPLAINED).any()
     return Part(
         rank=excerpt.rank,
@@ -157,7 +157,7 @@ def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> P
         gaps=longest,
         loader=host.loader_slices(loading),
         loader_code=host.loader_code(excerpt, loading),
-        file_calls=host.file_calls(near, pl.concat(_of_causes(pieces, _UNEXPLAINED))),
+        file_calls=host.file_calls(near, files, pl.concat(_of_causes(pieces, _UNEXPLAINED))),
         gap_count=gaps.height,
         pytorch=any(mark in name for name in excerpt.names for mark in OF_PYTORCH),
         trains=trains(excerpt.names),
@@ -168,17 +168,23 @@ def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> P
     )
 
 
+def _near(excerpt: Excerpt, gaps: pl.DataFrame) -> Excerpt:
+    """Return a rank with the slices in gaps: most run while the device is busy."""
+    return replace(excerpt, slices=excerpt.slices.filter(intervals.meets(excerpt.slices, gaps)))
+
+
 def _by_first_cause(
     near: Excerpt,
     gaps: pl.DataFrame,
     loader: pl.DataFrame,
     copies: pl.DataFrame,
     busy: pl.DataFrame,
+    files: pl.DataFrame,
     host_code: pl.DataFrame,
 ) -> list[pl.DataFrame]:
     """Divide gaps by the first cause that applies; the last part has none."""
     synchronising = pl.concat([host.calls(near, causes.SYNCHRONISING), host.blocking_copies(near)])
-    why = [*_explained(near, gaps, loader, copies, synchronising), host_code]
+    why = [*_explained(near, gaps, loader, copies, synchronising, files), host_code]
     return _divided(gaps, why, drained(near, gaps, busy, synchronising))
 
 
@@ -236,9 +242,9 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
     loader, loader_code, file_calls = (
         pl.concat(getattr(part, table) for part in parts)
         .group_by("name")
-        .agg(pl.exclude("name").sum())
-        .sort(pl.nth(-1), "name", descending=[True, False])
-        for table in ("loader", "loader_code", "file_calls")
+        .agg(pl.exclude("name", "longest_ns").sum(), pl.col("^longest_ns$").max())
+        .sort(pl.nth(order), "name", descending=[True, False])
+        for table, order in (("loader", 2), ("loader_code", 1), ("file_calls", 1))
     )
     key = ["rank", "path", "device", "pid"]
     steps = _joined(parts, "steps").sort(*key, "start", nulls_last=True)
@@ -352,10 +358,12 @@ def _explained(
     loader: pl.DataFrame,
     copies: pl.DataFrame,
     synchronising: pl.DataFrame,
+    files: pl.DataFrame,
 ) -> list[pl.DataFrame]:
     """Return when each cause from device-side wait to launch overhead applies, in order."""
     waits, prompt = queued(gaps)
-    managing, saving = host.calls(near, causes.MANAGING_MEMORY), host.saving(near)
+    managing = host.calls(near, causes.MANAGING_MEMORY)
+    saving = pl.concat([host.saving(near), near.of_units(files)])
     causing = [near.code_loading, synchronising, managing, saving, near.collectives]
     launching = pl.concat([host.launching(near), prompt])
     return [waits, loader, copies, *causing, launching]

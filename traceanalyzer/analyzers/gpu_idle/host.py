@@ -25,7 +25,7 @@ from traceanalyzer.analyzers.gpu_idle.options import Options
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals, linking, nesting, numbering
 from traceanalyzer.trace import Trace, is_truncated, record_hint
-from traceanalyzer.vocabulary import HOST_COLLECTIVE_PREFIXES, LAUNCH_KINDS
+from traceanalyzer.vocabulary import ANNOTATION_KINDS, HOST_COLLECTIVE_PREFIXES, LAUNCH_KINDS
 
 #: Host slices that show the activity of a thread.
 HOST = ("cpu_op", "user_annotation", "python_function", *LAUNCH_KINDS, "nvtx", "osrt", "other")
@@ -444,31 +444,54 @@ def calls(excerpt: Excerpt, patterns: Sequence[str]) -> pl.DataFrame:
 
 
 def saving(excerpt: Excerpt) -> pl.DataFrame:
-    """Return when a thread saves or loads a model, or writes a file."""
-    kinds = ("user_annotation", "python_function", "nvtx", "osrt", "other")
+    """Return when a thread saves or loads a model, by the names of functions and ranges."""
+    kinds = ("user_annotation", "python_function", "nvtx", "other")
     return _in(excerpt, kinds, causes.SAVING)
 
 
-def file_calls(excerpt: Excerpt, idle: pl.DataFrame) -> pl.DataFrame:
-    """Return how long threads access files while their unit is idle, by call: name, idle_ns.
+def accessing_files(near: Excerpt, excerpt: Excerpt) -> pl.DataFrame:
+    """Return the calls of the OS runtime that access files: kind, name, thread, start, end.
 
-    The row without a name is the union of all calls.
+    Without those inside a call of CUDA or a range of communication, and those right after a
+    ``poll`` or similar: they access drivers, pipes or sockets.
+
+    Args:
+        near: one rank, with the slices in gaps.
+        excerpt: the same with all slices.
+    """
+    calls = near.named(["osrt"], [causes.FILE_CALLS])
+    if calls.is_empty():
+        return calls
+    polls = excerpt.named(["osrt"], [causes.POLLING])
+    others = (
+        near.slices.filter(pl.col("kind").is_in(LAUNCH_KINDS)),
+        near.named(("cpu_op", *ANNOTATION_KINDS), causes.TRANSPORT),
+        polls.with_columns(pl.col("end") + causes.AFTER_POLL_NS),
+    )
+    around = intervals.union(pl.concat(others), _THREAD)
+    inside = linking.label_by_interval(calls.with_columns(ts="start"), around, _THREAD)
+    return calls.filter(inside["interval"].is_null())
+
+
+def file_calls(excerpt: Excerpt, calls: pl.DataFrame, idle: pl.DataFrame) -> pl.DataFrame:
+    """Return how long threads access files while their unit is idle, by call.
 
     Args:
         excerpt: one rank.
+        calls: rows of :func:`accessing_files`.
         idle: unit, start, end.
+
+    Returns:
+        name, longest_ns (the longest call), idle_ns. The row without a name is the union of all
+        calls.
     """
-    types = {"name": pl.String, "idle_ns": pl.Int64}
-    calls = excerpt.named(["osrt"], [causes.FILE_CALLS])
-    if calls.is_empty():
-        return pl.DataFrame(schema=types)
-    by_name = [("", calls)] + [(str(name), rows) for (name,), rows in calls.group_by("name")]
-    times = [
-        (name, intervals.intersect(excerpt.of_units(rows), idle, ["unit"]))
-        for name, rows in by_name
-    ]
-    length = (pl.col("end") - pl.col("start")).sum()
-    totals = [(name or None, shared.select(length).item()) for name, shared in times]
+    types = {"name": pl.String, "longest_ns": pl.Int64, "idle_ns": pl.Int64}
+    by_name = [(None, calls)] + [(str(name), rows) for (name,), rows in calls.group_by("name")]
+    length = pl.col("end") - pl.col("start")
+    totals = []
+    for name, rows in by_name:
+        shared = intervals.intersect(excerpt.of_units(rows), idle, ["unit"])
+        totals.append((name, rows.select(length.max()).item(), shared.select(length.sum()).item()))
     return pl.DataFrame(totals, schema=types, orient="row").filter(pl.col("idle_ns") > 0)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.common.libraries import by_component, is_own_code
-from traceanalyzer.analyzers.common.names import ADDRESS, matching, python_frame
+from traceanalyzer.analyzers.common.names import ADDRESS, distinct, matching, python_frame
 from traceanalyzer.analyzers.gpu_idle.causes import DEVICE_WAIT, PROFILER, SHORT_GAP
 from traceanalyzer.analyzers.gpu_idle.host import Excerpt
 from traceanalyzer.frames import intervals, linking
@@ -21,6 +21,7 @@ def longest(
     excerpt: Excerpt,
     gaps: pl.DataFrame,
     caused: pl.DataFrame,
+    files: pl.DataFrame,
     libraries: Sequence[str],
 ) -> pl.DataFrame:
     """Return the longest gaps, longest first.
@@ -30,8 +31,9 @@ def longest(
         after (names of the device work on either side), waits_for (the call that makes the stream
         of the next work wait), sampled (the most frequent leaf function of the stacks sampled in
         the gap) and sampled_frac, and, if it ran for half of the gap or more, the innermost
-        host_event, the innermost python frame, the innermost frame of the libraries (own_code), and
-        the innermost annotation that is not a step.
+        host_event (or file calls of one name, together), the innermost python frame, the innermost
+        frame of the libraries (own_code), the innermost annotation that is not a step, and the
+        innermost of all these (innermost).
     """
     length = pl.col("end") - pl.col("start")
     long = gaps.filter(length >= length.top_k(MOST).min())
@@ -41,7 +43,8 @@ def longest(
     rows = _between(_caused(top, caused), excerpt.work).with_columns(
         step=excerpt.steps["step"][within]
     )
-    evidence = [rows, _on_host(middle, excerpt, libraries), _sampled(top, excerpt)]
+    on_host = _with_file_calls(_on_host(middle, excerpt, libraries), top, files, excerpt)
+    evidence = [rows, on_host, _sampled(top, excerpt)]
     return pl.concat([*evidence, _stream_waits(rows, excerpt)], how="horizontal")
 
 
@@ -80,7 +83,7 @@ def _on_host(middle: pl.DataFrame, excerpt: Excerpt, libraries: Sequence[str]) -
     """Return the innermost slices that fill half of a gap or more on the unit's threads."""
     around = _around(middle, excerpt)
     if around.is_empty():
-        columns = ("host_event", "python", "own_code", "annotation")
+        columns = ("host_event", "python", "own_code", "annotation", "innermost")
         return pl.DataFrame([intervals.nulls(name, pl.String, middle.height) for name in columns])
     steps = matching(excerpt.names, [steps_pattern()])
     ranges = pl.col("kind").is_in(ANNOTATION_KINDS)
@@ -90,8 +93,27 @@ def _on_host(middle: pl.DataFrame, excerpt: Excerpt, libraries: Sequence[str]) -
         "python": python,
         "own_code": python.filter(_belongs(python["name"], libraries)),
         "annotation": around.filter(ranges & ~pl.col("name").is_in(steps)),
+        "innermost": around,
     }
     return pl.DataFrame([_first(rows, name, middle.height) for name, rows in slices.items()])
+
+
+def _with_file_calls(
+    on_host: pl.DataFrame, gaps: pl.DataFrame, files: pl.DataFrame, excerpt: Excerpt
+) -> pl.DataFrame:
+    """Name the file calls of one name that fill half of a gap together, inside the annotation."""
+    calls = pl.repeat(None, gaps.height, dtype=pl.String, eager=True)
+    for name in distinct(files):
+        rows = excerpt.of_units(files.filter(pl.col("name") == name))
+        shared = intervals.overlap_with(gaps[["unit", "start", "end"]], rows, ["unit"])
+        fills = shared.select(2 * pl.col("overlap") >= pl.col("end") - pl.col("start")).to_series()
+        calls = calls.zip_with(~fills, pl.repeat(name, gaps.height, eager=True))
+    outer = pl.col("host_event").is_null() | (pl.col("host_event") == pl.col("annotation"))
+    named = calls.is_not_null() & outer
+    return on_host.with_columns(
+        pl.when(named).then(calls).otherwise(name).alias(name)
+        for name in ("host_event", "innermost")
+    )
 
 
 def _around(middle: pl.DataFrame, excerpt: Excerpt) -> pl.DataFrame:

@@ -54,9 +54,9 @@ class GpuIdle(Result):
         stacks_known: Python functions or sampled stacks of the main threads were recorded.
         loader: slices that count as data loading: name, n, total_ns (nested ones in each other).
         loader_code: functions and operators that ran inside data loading: name, self_ns.
-        file_calls: calls of the OS runtime that access files in idle time of other host code,
-            data loading, checkpoints or unknown cause: name, idle_ns; the row without a name is the
-            union of all calls.
+        file_calls: calls of the OS runtime that access files in idle time of data loading,
+            checkpoints and files, other host code or unknown cause: name, idle_ns, longest_ns (the
+            longest call); the row without a name is the union of all calls.
         min_gap_ns: shorter gaps are ``short_gap``.
         gap_count: number of gaps that are not shorter.
         pytorch: operators or kernels of PyTorch were recorded.
@@ -88,7 +88,7 @@ class GpuIdle(Result):
             (device work on either side), waits_for (the call that makes the stream of the next work
             wait), sampled (the most frequent leaf function sampled in it) and sampled_frac,
             host_event, python, own_code and annotation (innermost slices that ran for half of it or
-            more).
+            more), innermost (of all of them).
         one_clock: all ranks are on one axis: by absolute times, in a report also corrected by the
             ends of collectives.
         hints: how to record missing data with the profiler that wrote the (first) file.
@@ -159,6 +159,33 @@ class GpuIdle(Result):
         waited = int(self.by_device.steps[f"{causes.DATALOADING}_ns"].sum())
         return waited / self.step_ns if self.step_ns else None
 
+    def of_cause(self, cause: str) -> pl.DataFrame:
+        """Return the longest gaps with this main cause."""
+        return self.gaps.filter(pl.col("cause").cast(pl.String) == cause)
+
+    def waiting(self, cause: str) -> str:
+        """Return the cause in a sentence, with the calls that read files if they are most of it."""
+        if cause != causes.CHECKPOINT_IO or not self.reads:
+            return causes.WAITING[cause]
+        return f"waiting while the host reads files or other input ({', '.join(self.reads)})"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The calls with most time that read files, if they are half of checkpoints and files."""
+        calls = self.by_device.file_calls.filter(pl.col("name").str.contains(causes.READS))
+        is_most = 2 * calls["idle_ns"].sum() > self.idle_by_cause[causes.CHECKPOINT_IO]
+        return tuple(calls["name"].head(_NAMED)) if is_most else ()
+
+    @property
+    def long_line(self) -> str | None:
+        """The call that reads a line and takes longer than any read of a file, with its time."""
+        is_long = pl.col("longest_ns") >= causes.LONG_LINE_NS
+        reads_line = pl.col("name").str.contains(causes.READS_LINE)
+        calls = self.by_device.file_calls.filter(is_long, reads_line).sort("longest_ns")
+        for name, longest_ns in calls.tail(1).select("name", "longest_ns").iter_rows():
+            return f"{name} takes {format_ns(longest_ns)}"
+        return None
+
     def advice(self, cause: str, saves: str, *, here: bool = False) -> str:
         """Return the advice for a cause of idle time, with the maximum saving.
 
@@ -172,13 +199,25 @@ class GpuIdle(Result):
                 "Load data in worker processes (num_workers=0 loads it in the main process, not "
                 f"overlapped): saves up to {saves}."
             )
+        if cause == causes.CHECKPOINT_IO and self.reads:
+            lines = causes.READING_LINES * (self.long_line is not None)
+            return causes.READING.format(lines=lines, saves=saves)
         if cause == causes.BATCH_COPY and self.copies_pinned and self.pytorch:
             return causes.BATCH_COPY_PINNED.format(saves=saves)
         code = "" if self.stacks_known else self.hints["other code"]
         if cause == causes.UNKNOWN:
             code = self.hints["device work"]
+        place = ""
+        if cause == causes.HOST_CODE:
+            place = "".join(main_place(self.of_cause(cause), "innermost")["place"])
         text = causes.advice(
-            cause, saves, code=code, pytorch=self.pytorch, trains=self.trains, here=here
+            cause,
+            saves,
+            code=code,
+            place=place,
+            pytorch=self.pytorch,
+            trains=self.trains,
+            here=here,
         )
         return in_hip(text) if self.hip else text
 
@@ -236,8 +275,8 @@ def _verdict(result: GpuIdle) -> str:
     cause, lost = max(result.idle_by_cause.items(), key=lambda item: item[1])
     loading = cause == causes.DATALOADING
     if lost and not (loading and result.steps.height):  # below, of step time
-        text.append(f"The largest part is {causes.WAITING[cause]}: {_share(lost, result.span_ns)}.")
-    text += [*_worst(result), *_files_accessed(result)]
+        text.append(f"The largest part is {result.waiting(cause)}: {_share(lost, result.span_ns)}.")
+    text += [*_worst(result), *files_accessed(result)]
     loader = _loading(result, largest=loading)
     text += loader if loading else []
     if lost / result.span_ns >= _LITTLE and cause not in (causes.DATALOADING, causes.UNKNOWN):
@@ -275,15 +314,21 @@ def _worst(result: GpuIdle) -> list[str]:
     return [f"{who} stands out: idle for {longest}, median {median}."]
 
 
-def _files_accessed(result: GpuIdle) -> list[str]:
-    """Report the file calls of the host while the device is idle, if they take long."""
+def files_accessed(result: GpuIdle) -> list[str]:
+    """Report the file calls of the host while the device is idle, if they take long.
+
+    A call that reads a line returns after one block of a file.
+    """
     calls = result.by_device.file_calls
     total = int(calls.filter(pl.col("name").is_null())["idle_ns"].sum())
     if total < _LITTLE * result.span_ns or not total:
         return []
-    named = calls.drop_nulls("name").head(_NAMED).iter_rows()
+    named = calls.drop_nulls("name").head(_NAMED)[["name", "idle_ns"]].iter_rows()
     each = ", ".join(f"{name} {format_ns(idle_ns)}" for name, idle_ns in named)
-    return [f"The host is in file calls (OS runtime) for {_share(total, result.span_ns)}: {each}."]
+    text = f"The host is in file calls (OS runtime) for {_share(total, result.span_ns)}: {each}."
+    if result.long_line is None:
+        return [text]
+    return [text, f"One call of {result.long_line}: it waits for a terminal or pipe, not a file."]
 
 
 def _share(part: int, whole: int) -> str:
@@ -374,11 +419,31 @@ def _notes(result: GpuIdle) -> list[str]:
             "The verdict and the causes count a GPU shared by processes once; the rows of "
             "processes add up to more."
         )
+    return [*notes, *_gap_notes(result)]
+
+
+def _gap_notes(result: GpuIdle) -> Iterator[str]:
     short = result.by_device.causes.filter(pl.col("cause") == causes.SHORT_GAP)["gaps"].sum()
     if short:
         least = format_ns(result.min_gap_ns)
-        notes.append(f"Short gaps: {short:,} gaps below {least} (--min-gap), whatever the cause.")
-    return notes
+        yield f"Short gaps: {short:,} gaps below {least} (--min-gap), whatever the cause."
+    if _is_in_parts(result):
+        yield (
+            "A gap can have several causes, one after another: `gaps` and `longest` of a cause "
+            "count its parts of gaps; the longest gaps are whole, with the cause of most of each."
+        )
+
+
+def _is_in_parts(result: GpuIdle) -> bool:
+    """Whether the longest gap is much longer than any part of gaps with its main cause."""
+    for start, end, cause in result.gaps.head(1).select("start", "end", "cause").iter_rows():
+        parts = result.causes.filter(pl.col("cause").cast(pl.String) == cause)["longest_ns"]
+        return bool(((end - start) > _MUCH_LONGER * parts).all())
+    return False
+
+
+#: From this multiple on, a gap is much longer than its parts.
+_MUCH_LONGER = 1.5
 
 
 def _step_notes(result: GpuIdle) -> Iterator[str]:
@@ -476,7 +541,8 @@ def _gaps(result: GpuIdle) -> Table:
         file=_files(result.gaps),
         gap_ns=pl.col("end") - pl.col("start"),
         why=pl.col("cause").cast(pl.String).replace_strict(causes.NAMES),
-        range=pl.when(pl.col("annotation") != pl.col("host_event")).then("annotation"),
+        activity=activity(),
+        range=pl.when(pl.col("annotation").ne_missing(activity())).then("annotation"),
         kernel_before=pl.col("before").replace(short),
         kernel_after=pl.col("after").replace(short),
     )
@@ -484,7 +550,7 @@ def _gaps(result: GpuIdle) -> Table:
     columns |= {
         name: heading
         for name, heading in (
-            ("host_event", "host activity"),
+            ("activity", "host activity"),
             ("own_code", "own code"),
             ("range", "annotation"),
             ("sampled", "sampled most"),
@@ -499,6 +565,42 @@ def _gaps(result: GpuIdle) -> Table:
     columns = {**_identifying(result, frame), **columns}
     hide_first = ("kernel_before", "axis_ns", "device", "kernel_after")
     return Table("gaps", title, frame, columns, empty=empty, hide_first=hide_first)
+
+
+def main_place(gaps: pl.DataFrame, *columns: str) -> pl.DataFrame:
+    """Return the place of the host in half of the time of these gaps or more.
+
+    Ranges whose names differ by the number at their end are one place: ``IO *``.
+
+    Args:
+        gaps: rows of :attr:`GpuIdle.gaps` with one cause.
+        columns: the place, the first of them that is known; by default your own code.
+
+    Returns:
+        place, cause_ns, n (gaps): one row or none.
+    """
+    place = pl.coalesce(columns or ("own_code", "annotation", "host_event", "python"))
+    # the step annotation has no information about the place
+    place = pl.when(place.ne_missing(pl.col("step"))).then(place)
+    rows = gaps.select("cause_ns", place=place).drop_nulls("place")
+    plain = pl.col("place").str.replace(r"([ _#:=-])\d+$", "${1}*")
+    several = pl.col("place").n_unique().over(plain) > 1
+    rows = rows.with_columns(place=pl.when(several).then(plain).otherwise("place"))
+    sums = rows.group_by("place").agg(pl.col("cause_ns").sum(), n=pl.len())
+    is_main = (pl.col("cause_ns") > 0) & (2 * pl.col("cause_ns") >= gaps["cause_ns"].sum())
+    return sums.filter(is_main).sort("cause_ns", "place", descending=[True, False]).head(1)
+
+
+def activity() -> pl.Expr:
+    """Return the host event of a gap, or the innermost slice in it if the event is a range.
+
+    Own code has another column, and a data loader is named by its range.
+    """
+    event, cause = pl.col("host_event"), pl.col("cause").cast(pl.String)
+    is_range = event.is_null() | (event == pl.col("annotation")) | (event == pl.col("step"))
+    is_new = pl.col("innermost").ne_missing(pl.col("own_code"))
+    inside = is_range & is_new & (cause != causes.DATALOADING)
+    return pl.when(inside).then("innermost").otherwise("host_event")
 
 
 def _with_idle(frame: pl.DataFrame, span_ns: str, **shares: str) -> pl.DataFrame:

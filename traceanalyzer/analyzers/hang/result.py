@@ -205,13 +205,12 @@ class Hang(Result):
         whole = [rank for rank in self.dumps["rank"].sort() if rank not in {*ranks}]
         others = f", and nothing is pending on {texts.rank_list(whole)}" if whole else ""
         missing = f"No dump of {texts.rank_list(self.missing_dumps)}." if self.missing_dumps else ""
-        dumps = "dump" if len(ranks) == 1 else "dumps"
+        dumps = "dump is" if len(ranks) == 1 else "dumps are"
         return sentences(
-            f"Unknown: the {dumps} of {texts.rank_list(ranks)} {'is' if len(ranks) == 1 else 'are'} "
-            f"truncated, so the last operations are lost. All {count} in the readable part completed"
-            f"{others}.",
+            f"Unknown: of {texts.rank_list(ranks)} the {dumps} truncated, so the last operations are "
+            f"lost. All {count} in the readable part completed{others}.",
             missing,
-            "Try: pass complete dumps, for example of another run with a longer time between dump and "
+            "Try: pass complete dumps, for example of another run with more time between dump and "
             "abort (TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC).",
         )
 
