@@ -45,8 +45,8 @@ def run() -> None:
     gc.set_threshold(20_000, 20, 20)
     # OpenBLAS would start a thread per core, and no matrix is multiplied
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    # by default each thread keeps freed memory of its own and returns large columns at once: one arena
-    # that keeps all of it for a second needs less memory, with fewer page faults
+    # by default each thread keeps freed memory of its own and returns large columns at once: one
+    # arena that keeps all of it for a second needs less memory, with fewer page faults
     os.environ.setdefault(
         "_RJEM_MALLOC_CONF",
         "narenas:1,dirty_decay_ms:1000,muzzy_decay_ms:0,oversize_threshold:0",

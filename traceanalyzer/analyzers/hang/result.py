@@ -207,8 +207,8 @@ class Hang(Result):
         missing = f"No dump of {texts.rank_list(self.missing_dumps)}." if self.missing_dumps else ""
         dumps = "dump is" if len(ranks) == 1 else "dumps are"
         return sentences(
-            f"Unknown: of {texts.rank_list(ranks)} the {dumps} truncated, so the last operations are "
-            f"lost. All {count} in the readable part completed{others}.",
+            f"Unknown: of {texts.rank_list(ranks)} the {dumps} truncated, so the last operations "
+            f"are lost. All {count} in the readable part completed{others}.",
             missing,
             "Try: pass complete dumps, for example of another run with more time between dump and "
             "abort (TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC).",
