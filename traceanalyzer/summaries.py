@@ -205,19 +205,31 @@ class Writer:
         """Return the number of a column; equal columns have one number."""
         dtype = _name(values.dtype)
         physical = _physical(values)
-        key = sha256(dtype.encode())
-        key.update(physical.is_null().to_physical().to_numpy().tobytes())
-        if physical.dtype == pl.String:
-            lengths = physical.str.len_bytes().fill_null(0).to_numpy()
-            key.update(lengths.tobytes())
-            key.update(physical.fill_null("").str.join("").item().encode())
-        else:
-            key.update(physical.fill_null(0).to_numpy().tobytes())
-        number = self._numbers.setdefault(key.digest(), len(self._columns))
+        key = _digest(dtype, physical)
+        number = self._numbers.setdefault(key, len(self._columns))
         if number == len(self._columns):
             self._columns.append(physical)
             self._dtypes.append(dtype)
         return number
+
+
+#: Columns of at most so many rows are compared as Python values, larger ones as bytes.
+_FEW = 1000
+
+
+def _digest(dtype: str, column: pl.Series) -> bytes:
+    """Return a key that only equal columns of a type share."""
+    key = sha256(dtype.encode())
+    if len(column) <= _FEW:
+        key.update(repr(column.to_list()).encode("utf-8", "surrogatepass"))
+        return key.digest()
+    key.update(column.is_null().to_physical().to_numpy().tobytes())
+    if column.dtype == pl.String:
+        key.update(column.str.len_bytes().fill_null(0).to_numpy().tobytes())
+        key.update(column.fill_null("").str.join("").item().encode())
+    else:
+        key.update(column.fill_null(0).to_numpy().tobytes())
+    return key.digest()
 
 
 def _kind(dtype: pl.DataType) -> str:

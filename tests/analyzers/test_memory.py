@@ -388,7 +388,7 @@ def test_growth_without_annotations() -> None:
     assert steps["time_ns"].null_count() == steps.height
     with pytest.raises(MissingData, match="--step-every"):
         ta.memory_growth(path("oom_expandable"))
-    with pytest.raises(OptionError, match="no times"):
+    with pytest.raises(OptionError, match="no timeline"):
         ta.memory_growth(path("torch21_no_times"), step_every="1ms")
     assert ta.memory_growth(path("torch21_no_times"), step_every="50").steps.height == 5
 
@@ -522,7 +522,7 @@ def test_window_keeps_earlier_allocations() -> None:
     assert late.devices["peak_ns"][0] >= since
     early = ta.memory(path("training"), until_ns=100_000).devices
     assert early["peak_bytes"][0] < whole_.devices["peak_bytes"][0]
-    with pytest.raises(MissingData, match="no times"):
+    with pytest.raises(MissingData, match="no timeline"):
         ta.memory(path("torch21_no_times"), since_ns=1)
 
 
