@@ -165,6 +165,8 @@ class GpuIdle(Result):
 
     def waiting(self, cause: str) -> str:
         """Return the cause in a sentence, with the calls that read files if they are most of it."""
+        if cause == causes.BATCH_COPY and not self.pytorch:
+            return "waiting while the host copies data to the GPU"
         if cause != causes.CHECKPOINT_IO or not self.reads:
             return causes.WAITING[cause]
         return f"waiting while the host reads files or other input ({', '.join(self.reads)})"
