@@ -173,7 +173,7 @@ def _is_once(cause: str, result: GpuIdle, losses: pl.DataFrame, time: DeviceTime
     in_first = losses.join(first, on=[*keys, "step"], how="semi", nulls_equal=True)
     if int(in_first["lost_ns"].sum()) < _NEARLY_ALL * int(losses["lost_ns"].sum()):
         return False
-    gaps = result.gaps.filter(pl.col("cause").cast(pl.String) == cause)
+    gaps = result.of_cause(cause)
     names = pl.concat_str("host_event", "python", "own_code", separator=" ", ignore_nulls=True)
     set_up = int(gaps.filter(names.str.contains(_SET_UP))["cause_ns"].sum())
     return cause in _FIRST_USE or 2 * set_up > int(gaps["cause_ns"].sum())
@@ -380,7 +380,7 @@ _MOST_OF_GAP = 0.9
 
 def _longest(result: GpuIdle, cause: str) -> Iterator[str]:
     """Yield the longest gap of this cause, and the host activity in it."""
-    gaps = result.gaps.filter(pl.col("cause").cast(pl.String) == cause)
+    gaps = result.of_cause(cause)
     if gaps.is_empty():
         return
     longest = gaps.sort(pl.col("end") - pl.col("start"), descending=True).head(1)

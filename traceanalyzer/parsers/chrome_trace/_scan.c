@@ -3,8 +3,8 @@
  * One function, scan(). It reads the ordinary events (complete events, instants, flow points) of
  * well-formed JSON. Any other event (text instead of numbers, counters, begin/end pairs,
  * collectives, copies named by their arguments) is returned as a byte range, and the scan returns
- * None at the first byte that is not strict JSON. Python code handles both cases, so this file never needs to be lenient and cannot
- * hide an error in a file.
+ * None at the first byte that is not strict JSON. Python code handles both cases, so this file never
+ * needs to be lenient and cannot hide an error in a file.
  *
  * Safety: all reads go through a cursor p < end, except that end[0] may be read: the buffer of a
  * bytes object ends with a NUL, and NUL ends every loop. No recursion beyond MAX_DEPTH.

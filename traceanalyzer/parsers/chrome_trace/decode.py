@@ -34,7 +34,7 @@ class Args(msgspec.Struct, gc=False):
     block: Any = None
     registers: Any = msgspec.field(default=NULL, name="registers per thread")
     shared_memory: Any = msgspec.field(default=NULL, name="shared memory")
-    # copies and memsets of PyTorch's cupti_monitor, which are not named by them
+    # copies and memsets of PyTorch's cupti_monitor, whose names lack these
     copy_kind: Any = msgspec.field(default=None, name="copy kind")
     source_memory: Any = msgspec.field(default=None, name="src kind")
     target_memory: Any = msgspec.field(default=None, name="dst kind")

@@ -125,9 +125,8 @@ def _label(event: Event, text: str) -> None:
 
 #: CUPTI's kinds of memory; memsets have their number.
 _MEMORIES = (
-    *("unknown", "pageable", "pinned", "device", "array", "managed", "device_static"),
-    "managed_static",
-)
+    "unknown", "pageable", "pinned", "device", "array", "managed", "device_static", "managed_static"
+)  # fmt: skip
 
 
 def name_copies(events: Sequence[Event]) -> None:
