@@ -7,7 +7,9 @@ import math
 import os
 import re
 import shutil
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,12 @@ import pytest
 from conftest import ROOT
 from perfetto_files import slice_
 from wording import check_wording, raises_wording
-from worker_tasks import counts, counts_off_main_thread, measured_or_killed
+from worker_tasks import (
+    counts,
+    counts_off_main_thread,
+    measured_or_killed,
+    measured_or_killed_on_rank_1,
+)
 
 import traceanalyzer as ta
 from traceanalyzer import workers
@@ -313,6 +320,72 @@ def test_large_files_in_workers_give_the_results_of_one_process(
     monkeypatch.setattr("traceanalyzer.measuring._SMALL_BYTES", 0)
     alone, apart = (render(ta.gpu_idle(RANKS, workers=number), "json") for number in (1, 2))
     assert alone == apart
+
+
+@pytest.mark.parametrize("name", ["diagnose", "gpu_idle", "launches", "operators", "timeline"])
+def test_workers_that_share_the_ranks_of_a_file_give_the_results_of_one_process(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("traceanalyzer.measuring._SHARED_BYTES", 0)
+    uses = _recorded_tasks(monkeypatch)
+    issues: dict[int, list[pl.DataFrame]] = {1: [], 2: []}
+    alone, apart = (
+        render(
+            getattr(ta, name)(
+                EXPORT,
+                workers=number,
+                on_trace=lambda trace, found=issues[number]: found.append(trace.issues),
+            ),
+            "json",
+        )
+        for number in issues
+    )
+    assert uses == [(2, 2)]
+    assert alone == apart
+    assert [len(found) for found in issues.values()] == [1, 1]
+    assert issues[1][0].equals(issues[2][0])
+
+
+def test_ranks_are_shared_if_cores_and_memory_allow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("traceanalyzer.measuring._START_SECONDS", 0)
+    uses = _recorded_tasks(monkeypatch)
+    for cores, least, used in ((3, 0, []), (4, 1 << 28, []), (4, 0, [(2, 2)]), (64, 0, [(2, 2)])):
+        monkeypatch.setattr("traceanalyzer.measuring.cores", lambda cores=cores: cores)
+        monkeypatch.setattr("traceanalyzer.measuring._SHARED_BYTES", least)
+        ta.gpu_idle(EXPORT, workers="auto")
+        assert uses == used
+        uses.clear()
+    ta.kernels(EXPORT, workers="auto")  # reading takes longer than measuring
+    ta.gpu_idle(EXPORT, workers="auto", rank=1)
+    monkeypatch.setattr("traceanalyzer.measuring.free_memory", lambda: 200 << 20)
+    ta.gpu_idle(EXPORT, workers="auto")
+    assert not uses
+
+
+def test_a_share_that_lacks_data_is_measured_with_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 1 has no kernels: the skipped rank is named as in one process."""
+    monkeypatch.setattr("traceanalyzer.measuring._SHARED_BYTES", 0)
+    path = Path(shutil.copy(EXPORT, tmp_path))
+    with closing(sqlite3.connect(path)) as connection:
+        for kind in ("KERNEL", "MEMCPY", "MEMSET"):
+            connection.execute(
+                f"DELETE FROM CUPTI_ACTIVITY_KIND_{kind} WHERE (globalPid >> 24) & 16777215 = 4001"
+            )
+        connection.commit()
+    uses = _recorded_tasks(monkeypatch)
+    alone, apart = (ta.launches(path, workers=number) for number in (1, 2))
+    assert uses == [(2, 2)]
+    assert alone.notes == apart.notes
+    assert render(alone, "json") == render(apart, "json")
+
+
+def test_a_killed_share_skips_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("traceanalyzer.measuring._SHARED_BYTES", 0)
+    monkeypatch.setattr("traceanalyzer.measuring._measured_apart", measured_or_killed_on_rank_1)
+    with pytest.raises(InputError, match="SIGKILL"):
+        ta.gpu_idle(EXPORT, workers=2)
 
 
 def test_an_error_in_a_worker_is_raised_by_the_caller(tmp_path: Path) -> None:

@@ -25,6 +25,13 @@ def measured_or_killed(task: Any) -> Any:
     return _measured_apart(task)
 
 
+def measured_or_killed_on_rank_1(task: Any) -> Any:
+    """Measure some ranks of a file; the kernel kills the process that has rank 1."""
+    if 1 in task[0].how.ranks:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return _measured_apart(task)
+
+
 def measured_or_killed_once(task: Any) -> Any:
     """Measure the files of a task on a cluster; the first worker with the file is killed."""
     for path in map(Path, task[0].items):

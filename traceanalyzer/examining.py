@@ -217,6 +217,10 @@ class _Questions:
     def section(self) -> str:
         return "diagnose" if self.for_rules else "report"
 
+    @property
+    def is_slow(self) -> bool:
+        return True
+
     def store(self, add: Callable[[str, Any, Any], None]) -> None:
         add(f"{self.section}/files", (self.truncated, self.recordings), _FILES)
         for name, question in self.asked.items():

@@ -77,6 +77,7 @@ class How:
     args_with_modules: bool = False
     kinds: tuple[str, ...] | None = None
     read: Callable[..., Trace] | None = None
+    ranks: frozenset[int] | None = None
     is_window_of_analyzer: bool = False
 
     @property
@@ -239,8 +240,14 @@ class OpenedInputs:
         return self.each(self.items)
 
     @property
-    def _is_split(self) -> bool:
+    def is_split(self) -> bool:
+        """Whether each rank of a file is a trace of its own."""
         return self._split or self.how.rank is not None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every input opened so far was used, and has events."""
+        return not (self.skipped or self._failed or self._outside)
 
     @property
     def state(self) -> State:
@@ -315,12 +322,12 @@ class OpenedInputs:
         for build in self._builders(item, replace_needs):
             traces = self._prepared(build(), item)
             sources = traces[0].sources if traces else ()
-            traces = ranks.split_by_rank(traces) if traces and self._is_split else traces
+            traces = ranks.split_by_rank(traces) if traces and self.is_split else traces
             # a rank may have no events of the kinds that were read
-            self._ranks |= {meta.rank for meta in sources} if self._is_split else set()
+            self._ranks |= {meta.rank for meta in sources} if self.is_split else set()
             while traces:
                 meta = traces[0].meta
-                self._ranks |= {meta.rank} if self._is_split else set()
+                self._ranks |= {meta.rank} if self.is_split else set()
                 if rank in (None, meta.rank):
                     any_chosen = True
                     self.read |= dict.fromkeys(source.path for source in traces[0].sources)
@@ -336,7 +343,7 @@ class OpenedInputs:
         self, item: Trace | str, replace_needs: Needs | None
     ) -> Sequence[Callable[[], Trace]]:
         """Return the functions that build the traces of one input, within the time window."""
-        how, split = self.how, self._is_split
+        how, split = self.how, self.is_split
         if isinstance(item, Trace):
             cut = _cut if self._needs else _cut_but_snapshots
             return [lambda: cut(item, how)]
@@ -385,8 +392,8 @@ class OpenedInputs:
         self._starts |= starts_of(trace)
         return trace
 
-    def of(self, items: Sequence[Trace | str]) -> Self:
-        """Return a subset of the inputs, to open in another process."""
+    def of(self, items: Sequence[Trace | str], ranks: frozenset[int] | None = None) -> Self:
+        """Return a subset of the inputs, or only some of their ranks, to open elsewhere."""
         part = copy(self)
         part.items, part._apart = items, True
         part.metas, part.skipped, part.read = {}, [], {}
@@ -394,7 +401,7 @@ class OpenedInputs:
         part._failed_text = False
         part._outside, part._any_inside, part.any_rows = [], False, False
         part.repeats = Repeats()
-        part.how = replace(self.how, progress=None, on_trace=None, client=None)
+        part.how = replace(self.how, progress=None, on_trace=None, client=None, ranks=ranks)
         return part
 
     def join(self, other: Self) -> None:
@@ -565,6 +572,8 @@ def _read_ranks(
     if not split or how.read or how.assume_rank is not None:
         return [[_read(path, how, unused=unused, **what)].pop]
     what |= {"format": how.format, "progress": how.progress, "unused": (*unused, *how.unused)}
+    if how.ranks is not None:
+        what["ranks"] = how.ranks
     first, *others = read_ranks(path, **what)
     # the issues of a file belong to all its ranks
     return [partial(_then, first, _reported, how), *others]
@@ -616,11 +625,16 @@ class Measures(Protocol):
 
     Attributes:
         section: where a summary has the results.
+        is_slow: whether measuring takes longer than reading.
     """
 
     @property
     def section(self) -> str:
         """Name of the results in a summary."""
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether measuring takes longer than reading."""
 
     def store(self, add: Callable[[str, Any, Any], None]) -> None:
         """Call ``add`` with the section, value and type of each result."""

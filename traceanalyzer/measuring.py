@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Sequence
-from contextlib import closing
-from dataclasses import replace
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import PurePath
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import polars as pl
 
-from traceanalyzer.errors import UnreadableFile
+from traceanalyzer.errors import InputError, UnreadableFile
 from traceanalyzer.inputs import How, Measures, OpenedInputs, bytes_of
 from traceanalyzer.machine import cores, free_memory
-from traceanalyzer.reading import is_summary
+from traceanalyzer.reading import is_summary, ranks_apart
 from traceanalyzer.trace import Meta, Trace
+
+if TYPE_CHECKING:
+    from traceanalyzer.workers import Ended
 
 M = TypeVar("M", bound=Measures)
 
@@ -30,14 +33,20 @@ _FILE_SECONDS, _BYTE_SECONDS, _START_SECONDS = 0.03, 4e-9, 0.6
 _PROGRAM_BYTES, _BYTES_PER_BYTE = 150 << 20, 2
 #: Estimated size of a compressed file when decompressed.
 _INFLATED = {".gz": 10, ".zst": 10, ".zip": 10}
+#: Workers with two threads each share the ranks of a file of at least this size. Each of them reads
+#: all of it and keeps its ranks, so that they need a third more CPU time than one process.
+_SHARED_BYTES = 1 << 28
 
+#: Ranks of a file; None for all.
+_Ranks = frozenset[int] | None
 _Issues = list[tuple[tuple[Meta, ...], pl.DataFrame]]
 
 
 def measure_all(opened: OpenedInputs, measures: Measures) -> None:
     """Measure all inputs in order, in worker processes or a cluster if allowed and worth it.
 
-    A file that ends its worker is skipped.
+    Workers share the ranks of a large file if there are fewer files than workers. A file that ends
+    its worker is skipped.
     """
     paths = [one for one in opened.items if isinstance(one, str) and is_summary(one)]
     items = [one for one in opened.items if isinstance(one, Trace) or one not in paths]
@@ -45,51 +54,126 @@ def measure_all(opened: OpenedInputs, measures: Measures) -> None:
         from traceanalyzer.summarized import join_summaries
 
         join_summaries(opened, measures, paths)
-    apart = _apart(opened, items)
+    chunks = _chunks(items, _shares(opened, items) if measures.is_slow else {})
+    apart = _apart(opened, chunks)
     if apart is None:
         for one in opened.each(items):
             measures.measure(opened, one)
         return
-    from traceanalyzer.workers import Ended
 
-    def task(items: Sequence[Trace | str]) -> tuple[OpenedInputs, Measures]:
-        return opened.of(items), measures.empty()
+    def task(items: Sequence[Trace | str], ranks: _Ranks = None) -> tuple[OpenedInputs, Measures]:
+        return opened.of(items, ranks), measures.empty()
 
-    def take(items: Sequence[Trace | str], answer: Any) -> None:
-        if isinstance(answer, Ended):
-            if len(items) == 1:
-                path = str(items[0])
-                opened.fail(path, UnreadableFile(path, f"the process that read it {answer.why}"))
-                return
-            for item in items:  # one of them ended the worker
-                with closing(apart([task([item])])) as alone:
-                    take([item], next(alone))
-        # recordings that files of different workers share are detected when read again here
-        elif answer and not opened.repeats.repeated(answer[0].repeats):
-            other, measured, issues = answer
+    tasks = [task(chunk.items, ranks) for chunk in chunks for ranks in chunk.shares]
+    with closing(apart(tasks)) as answers:
+        for chunk in chunks:
+            of_chunk = [next(answers) for _ in chunk.shares]
+            if _ended(of_chunk) and len(chunk.items) > 1:  # one of the files ended the worker
+                for item in chunk.items:
+                    with closing(apart([task([item])])) as alone:
+                        _take(opened, measures, [item], [next(alone)])
+            else:
+                _take(opened, measures, chunk.items, of_chunk)
+
+
+def _take(
+    opened: OpenedInputs, measures: Measures, items: Sequence[Trace | str], answers: Sequence[Any]
+) -> None:
+    """Add the results of workers for some inputs, or measure the inputs in this process."""
+    if ended := _ended(answers):
+        path = str(items[0])
+        opened.fail(path, UnreadableFile(path, f"the process that read it {ended.why}"))
+    elif answers and _are_usable(opened, answers):
+        for other, measured, _ in answers:
             opened.join(other)
             measures.join(measured)
-            _report(opened.how, items, issues)
-        else:
-            for one in opened.each(items):
-                measures.measure(opened, one)
+        _report(opened.how, items, answers[0][2])
+    else:
+        for one in opened.each(items):
+            measures.measure(opened, one)
 
-    chunks = _chunks(items)
-    tasks = [task(items) for items, is_file in chunks if is_file]
-    with closing(apart(tasks)) as answers:
-        for items, is_file in chunks:
-            take(items, next(answers) if is_file else None)
+
+def _ended(answers: Sequence[Any]) -> Ended | None:
+    """Return the first worker that ended."""
+    from traceanalyzer.workers import Ended
+
+    return next((one for one in answers if isinstance(one, Ended)), None)
+
+
+def _are_usable(opened: OpenedInputs, answers: Sequence[Any]) -> bool:
+    """Whether the results of workers are those that this process would have.
+
+    Recordings that files of different workers share are detected when read again here, and so is
+    what only some of the shares of a file lack.
+    """
+    if not all(answers) or any(opened.repeats.repeated(one[0].repeats) for one in answers):
+        return False
+    first, *others = ([frame for _, frame in issues] for _, _, issues in answers)
+    return not others or (
+        all(one[0].is_complete for one in answers)
+        and all(
+            len(one) == len(first) and all(map(pl.DataFrame.equals, one, first)) for one in others
+        )
+        and not any("truncated" in frame["code"] for frame in first)
+    )
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """Inputs that are measured together.
+
+    Attributes:
+        items: the inputs.
+        shares: what each worker reads of them: None for all, or some ranks of a file; empty if this
+            process reads them.
+    """
+
+    items: list[Trace | str]
+    shares: Sequence[_Ranks]
+
+
+def _shares(opened: OpenedInputs, items: Sequence[Trace | str]) -> dict[str, list[_Ranks]]:
+    """Return the ranks that each worker reads of large files, if there are fewer than workers."""
+    how = opened.how
+    files = [item for item in items if isinstance(item, str)]
+    limit = cores() // 2 if how.workers == "auto" else how.workers
+    is_whole = how.read is None and how.assume_rank is None and how.rank is None
+    if not is_whole or not opened.is_split or how.client is not None or limit < 2 * len(files):
+        return {}
+    shares: dict[str, list[_Ranks]] = {}
+    for path in files:
+        if not _SHARED_BYTES <= bytes_of(path) < math.inf:
+            continue
+        with suppress(InputError):  # it is raised when the file is read
+            ranks = ranks_apart(path, how.format)
+            number = min(len(ranks), limit // len(files))
+            ends = [len(ranks) * i // number for i in range(number + 1)] if number > 1 else []
+            shares[path] = [frozenset(ranks[low:high]) for low, high in pairwise(ends)]
+    return shares
+
+
+def _chunks(items: Sequence[Trace | str], shares: Mapping[str, Sequence[_Ranks]]) -> list[_Chunk]:
+    """Return the inputs in ordered groups, with what each worker may read of them."""
+    chunks: list[_Chunk] = []
+    for size, run_of in groupby(items, key=_size_class):
+        run = list(run_of)
+        length = _TOGETHER if size == "small" else 1
+        for at in range(0, len(run), length):
+            some = run[at : at + length]
+            of_file = shares.get(some[0]) if isinstance(some[0], str) else None
+            chunks.append(_Chunk(some, () if size == "unknown" else of_file or [None]))
+    return chunks
 
 
 def _apart(
-    opened: OpenedInputs, items: Sequence[Trace | str]
+    opened: OpenedInputs, chunks: Sequence[_Chunk]
 ) -> Callable[[Sequence[Any]], Generator[Any]] | None:
     """Return the function that runs tasks in other processes; None if this one reads the inputs."""
     if opened.how.client is not None:
         from traceanalyzer import cluster
 
         return partial(cluster.each, opened.how.client, _measured_on_host)
-    number = _number_of_workers(opened, items)
+    number = _number_of_workers(opened.how.workers, chunks)
     if number == 1:
         return None
     from traceanalyzer import workers
@@ -98,30 +182,24 @@ def _apart(
     return partial(workers.each, _measured_apart, number=number, threads=threads)
 
 
-def _number_of_workers(opened: OpenedInputs, items: Sequence[Trace | str]) -> int:
+def _number_of_workers(wanted: int | Literal["auto"], chunks: Sequence[_Chunk]) -> int:
     """Return the number of processes that read the inputs; 1 is this process."""
-    files = [item for item in items if isinstance(item, str) and bytes_of(item) < math.inf]
-    wanted = opened.how.workers
+    sizes = [
+        bytes_of(str(item))
+        * _INFLATED.get(PurePath(str(item)).suffix.lower(), 1)
+        / len(chunk.shares)
+        for chunk in chunks
+        for item in chunk.items
+        for _ in chunk.shares
+    ]
     if wanted != "auto":
-        return max(1, min(wanted, len(files)))
-    sizes = [bytes_of(file) * _INFLATED.get(PurePath(file).suffix.lower(), 1) for file in files]
-    if len(files) < 2:
+        return max(1, min(wanted, len(sizes)))
+    if len(sizes) < 2:
         return 1
     fitting = free_memory() // (_PROGRAM_BYTES + _BYTES_PER_BYTE * max(sizes))
-    number = max(1, int(min(cores(), fitting, len(files))))
-    seconds = len(files) * _FILE_SECONDS + sum(sizes) * _BYTE_SECONDS
+    number = max(1, int(min(cores(), fitting, len(sizes))))
+    seconds = len(sizes) * _FILE_SECONDS + sum(sizes) * _BYTE_SECONDS
     return number if seconds - seconds / number > _START_SECONDS else 1
-
-
-def _chunks(items: Sequence[Trace | str]) -> list[tuple[list[Trace | str], bool]]:
-    """Return the inputs in ordered groups, and whether a worker may measure each group."""
-    chunks: list[tuple[list[Trace | str], bool]] = []
-    for size, run_of in groupby(items, key=_size_class):
-        run = list(run_of)
-        length = _TOGETHER if size == "small" else 1
-        apart = size != "unknown"
-        chunks += [(run[i : i + length], apart) for i in range(0, len(run), length)]
-    return chunks
 
 
 def _size_class(item: Trace | str) -> Literal["small", "large", "unknown"]:

@@ -128,6 +128,21 @@ def read_ranks(
     return [partial(finished, build) for build in parse(source, selection, progress)]
 
 
+def ranks_apart(path: PathLike, name: str | None = None) -> Sequence[int]:
+    """Return the ranks of a file that :func:`read_ranks` can read apart; empty if it cannot.
+
+    Args:
+        path: the file.
+        name: name of the format, to override detection by content.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    source = Source(path)
+    parser = _parser(source, name)
+    return parser.ranks(source) if parser.ranks else []
+
+
 def _selection(
     *,
     kinds: str | Iterable[str] | None = None,
@@ -138,6 +153,7 @@ def _selection(
     metrics: str | Sequence[str] = (),
     inputs_of: Iterable[str] = (),
     args_with_modules: bool = False,
+    ranks: Iterable[int] | None = None,
 ) -> Selection:
     """Check and convert the keywords of :func:`read`."""
     return Selection(
@@ -149,6 +165,7 @@ def _selection(
         metrics=several(metrics),
         inputs_of=frozenset(inputs_of),
         args_with_modules=args_with_modules,
+        ranks=None if ranks is None else frozenset(ranks),
     )
 
 

@@ -411,6 +411,10 @@ class _Parts(Generic[O, P, R]):
         command = registry.ENTRIES[self.analyzer.name].command
         return " ".join(filter(None, (command, measured_text(self.options))))
 
+    @property
+    def is_slow(self) -> bool:
+        return self.analyzer.slow
+
     def store(self, add: Callable[[str, Any, Any], None]) -> None:
         values = (self.collected.parts, self.collected.truncated)
         add(f"{self.section}/parts", values, self._kind)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import shutil
 import sqlite3
 from contextlib import closing
@@ -14,7 +15,7 @@ from wording import raises_wording
 import traceanalyzer as ta
 from traceanalyzer.analyzers.common.ranks import by_rank
 from traceanalyzer.parsers.nsys_sqlite import reader
-from traceanalyzer.reading import read_ranks
+from traceanalyzer.reading import ranks_apart, read_ranks
 
 TRAINING = Path(__file__).parents[2] / "fixtures" / "nsys" / "training.sqlite"
 MS = 1_000_000
@@ -194,3 +195,33 @@ def test_a_rank_is_built_when_it_is_requested(monkeypatch):
     for number, build in enumerate(read_ranks(TRAINING)):
         assert len(built) == number
         assert build().meta.rank == number
+
+
+@pytest.mark.parametrize("kinds", [None, ("kernel", "nvtx", "sample")])
+def test_one_rank_read_apart_equals_the_split_trace(kinds):
+    assert ranks_apart(TRAINING) == [0, 1]
+    for rank, other in enumerate(by_rank(ta.read(TRAINING, kinds=kinds))):
+        (build,) = read_ranks(TRAINING, kinds=kinds, ranks=[rank])
+        one = build()
+        for name in ("flows", "stacks"):  # numbers of frames count from the first rank read
+            assert getattr(one, name).is_empty() == getattr(other, name).is_empty()
+        assert one.sources == other.sources
+        drop = [name for name in ("stack",) if name in other.events.columns]
+        assert one.events.drop(drop).equals(other.events.drop(drop))
+        assert one.collectives.equals(other.collectives)
+        assert one.lanes.equals(other.lanes)
+
+
+def test_ranks_are_not_read_apart_if_device_work_would_be_lost(tmp_path):
+    export_of(0, tmp_path, "alone.sqlite")
+    assert ranks_apart(tmp_path / "alone.sqlite") == []
+    assert ranks_apart(tmp_path / "alone.sqlite", "nsys-sqlite") == []
+    (tmp_path / "packed.sqlite.gz").write_bytes(gzip.compress(TRAINING.read_bytes()))
+    assert ranks_apart(tmp_path / "packed.sqlite.gz") == []
+    stranger = Path(shutil.copy(TRAINING, tmp_path / "stranger.sqlite"))
+    with closing(sqlite3.connect(stranger)) as connection:
+        connection.execute(
+            "UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET globalPid = 99 << 24 WHERE rowid % 9 = 0"
+        )
+        connection.commit()
+    assert ranks_apart(stranger) == []

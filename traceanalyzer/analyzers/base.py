@@ -33,8 +33,10 @@ class Reading(TypedDict, total=False):
         progress: callback with (bytes read, total bytes) of each file.
         on_trace: callback with the trace of each file, for its ``issues``; for a file read by
             another process, the trace has only ``sources`` and ``issues``.
-        workers: number of processes that read several files at once; default 1, this process.
-            ``auto``: one per core, as far as the free memory allows, if the files are worth it.
+        workers: number of processes that read several files at once, or the ranks of a large nsys
+            export for an analysis that takes longer than reading; default 1, this process.
+            ``auto``: one per core (one per two cores for ranks), as far as the free memory allows,
+            if the files are worth it.
         client: a ``distributed.Client``, whose cluster reads the files instead.
     """
 
@@ -226,6 +228,7 @@ class Analyzer(Generic[O, P, R]):
         base: option with the inputs of the run to compare with.
         split_ranks: measure each rank of a file separately.
         every_file: whether files are described: copies and repeated recordings are kept.
+        slow: measuring takes longer than reading: workers share the ranks of a large file.
         whole_file: read the whole file regardless of the time window; ``run`` sets the option
             ``window`` of the analyzer, if it has one.
         report_measure: replacement of ``measure`` in a report, which passes files of all formats to
@@ -251,6 +254,7 @@ class Analyzer(Generic[O, P, R]):
     base: str | None = None
     split_ranks: bool = True
     every_file: bool = False
+    slow: bool = False
     whole_file: bool = False
     report_measure: Callable[[Trace, O], P] | None = None
     rules_measure: Callable[[Trace, O], P] | None = None

@@ -298,8 +298,8 @@ workers_option = click.option(
     default="auto",
     show_default=True,
     callback=_workers,
-    help="Processes that read several files at once; auto: one per core, as far as the free "
-    "memory allows.",
+    help="Processes that read several files or ranks at once; auto: one per core, as far as the "
+    "free memory allows.",
 )
 _WORKER_OPTIONS = (
     workers_option,

@@ -38,6 +38,7 @@ class Selection:
             leave those of others null. Empty for all.
         args_with_modules: fill ``args`` too if the file says that modules or Python frames were
             recorded.
+        ranks: only events of these ranks are kept, in formats with ``ranks``. None for all.
     """
 
     kinds: frozenset[str] | None = None
@@ -48,6 +49,7 @@ class Selection:
     metrics: tuple[str, ...] = ()
     inputs_of: frozenset[str] = frozenset()
     args_with_modules: bool = False
+    ranks: frozenset[int] | None = None
 
     def has_inputs(self, name: Any) -> bool:
         """Whether the inputs of an operator with this name are used."""
@@ -90,6 +92,8 @@ class Format:
             are tried after the built-in formats above 0.
         parse_ranks: like ``parse``, but returns a function per rank that builds its trace, so that
             one trace is in memory at a time; None if ``parse`` returns all ranks at once.
+        ranks: ``(source) -> ranks``: the ranks that ``parse_ranks`` can read apart
+            (``Selection.ranks``), so that processes share a large file; empty if it cannot.
     """
 
     name: str
@@ -102,6 +106,7 @@ class Format:
     parse_ranks: (
         Callable[[Source, Selection, Progress | None], Sequence[Callable[[], Trace]]] | None
     ) = None
+    ranks: Callable[[Source], Sequence[int]] | None = None
 
 
 def bounded(trace: Trace) -> Trace:

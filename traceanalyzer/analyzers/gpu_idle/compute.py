@@ -308,6 +308,7 @@ GPU_IDLE = Analyzer(
     more=more,
     report_measure=measure_for_report,
     rules_measure=measure_for_rules,
+    slow=True,
 )
 
 

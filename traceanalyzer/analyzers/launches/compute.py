@@ -272,7 +272,14 @@ def measure_for_rules(trace: Trace, options: Options) -> Part:
 
 
 LAUNCHES = Analyzer(
-    "launches", Options, needs, measure, combine, take=take, rules_measure=measure_for_rules
+    "launches",
+    Options,
+    needs,
+    measure,
+    combine,
+    take=take,
+    rules_measure=measure_for_rules,
+    slow=True,
 )
 
 

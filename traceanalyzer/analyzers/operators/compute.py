@@ -242,6 +242,7 @@ OPERATORS = Analyzer(
     take=take,
     rules_measure=measure_for_rules,
     printed=("key_averages",),
+    slow=True,
 )
 
 

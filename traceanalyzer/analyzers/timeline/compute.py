@@ -144,7 +144,7 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
     )
 
 
-TIMELINE = Analyzer("timeline", Options, needs, measure, combine)
+TIMELINE = Analyzer("timeline", Options, needs, measure, combine, slow=True)
 
 
 def _compared(parts: Sequence[Part], options: Options) -> CommOutliers | None:

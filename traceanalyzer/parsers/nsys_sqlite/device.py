@@ -45,11 +45,27 @@ def kernels(export: tables.Export) -> pl.DataFrame:
         tables.KERNEL,
         integers=(*_place(export), "demangledName", *extra),
         windows=export.selection.windows,
-        shape=lambda piece: piece.select_seq(
-            *_placed(export), tables.name_id("demangledName"), *sizes
+        shape=export.of_processes(
+            lambda piece: piece.select_seq(
+                *_placed(export), tables.name_id("demangledName"), *sizes
+            ),
+            "globalPid",
         ),
     )
     return rows.with_columns(export.named(rows["name"]), tables.kind("kernel"))
+
+
+def processes(export: tables.Export) -> set[int]:
+    """Return the processes of all kernels, copies and memsets."""
+    found: set[int] = set()
+    for table in (tables.KERNEL, tables.GRAPH_TRACE, tables.MEMCPY, tables.MEMSET):
+        rows = export.database.read(
+            table,
+            integers=("globalPid",),
+            shape=lambda piece: piece.select(tables.pid("globalPid")).unique(),
+        )
+        found.update(rows["pid"].drop_nulls())
+    return found
 
 
 def _launch_config(export: tables.Export) -> tuple[list[str], list[pl.Expr]]:
@@ -213,7 +229,9 @@ def _work(
         table,
         integers=(*_place(export), *size, *key),
         windows=export.selection.windows,
-        shape=lambda piece: piece.select_seq(*_placed(export), *size, *key),
+        shape=export.of_processes(
+            lambda piece: piece.select_seq(*_placed(export), *size, *key), "globalPid"
+        ),
     )
     return _named(rows, key, name).with_columns(tables.kind(kind))
 

@@ -58,7 +58,7 @@ def calls(export: tables.Export) -> pl.DataFrame:
         tables.RUNTIME,
         integers=(*_THREAD, "nameId", *linked, *(("eventClass",) if classed else ())),
         windows=export.selection.windows,
-        shape=shaped,
+        shape=export.of_processes(shaped),
     )
     named = rows.with_columns(export.named(rows["name"], partial(_VERSION.sub, "")))
     return named.rename({"correlationId": "correlation"}, strict=False)
@@ -119,7 +119,9 @@ def named(
         integers=(*_THREAD, "nameId"),
         where=where,
         windows=export.selection.windows,
-        shape=lambda piece: piece.select_seq(*_ran(export), tables.name_id("nameId")),
+        shape=export.of_processes(
+            lambda piece: piece.select_seq(*_ran(export), tables.name_id("nameId"))
+        ),
     )
     rows = rows.with_columns(export.named(rows["name"]), tables.kind(kind))
     if category is None:

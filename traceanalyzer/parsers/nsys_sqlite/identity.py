@@ -47,6 +47,12 @@ class Identity:
     gpus: dict[tuple[int, int], int] = field(default_factory=dict)
     devices: dict[int, int] = field(default_factory=dict)
 
+    def processes_of(self, ranks: Collection[int] | None) -> frozenset[int] | None:
+        """Return the processes of some ranks; None for all."""
+        if ranks is None:
+            return None
+        return frozenset(process for process, rank in self.ranks.items() if rank in ranks)
+
     def of(self, process: pl.Expr) -> pl.Expr:
         """Return the rank of each process id."""
         if len(self.ranks) > _FEW:

@@ -74,6 +74,7 @@ def ranges(export: tables.Export) -> pl.DataFrame:
     blobs = _has_payloads(export)
     created: list[pl.DataFrame] = []
     wanted = f"{HAPPENED} AND ({inside})" if inside else HAPPENED
+    shape = _shaped(created, carried=carried, blobs=blobs)
     rows = export.database.read(
         tables.NVTX,
         integers=("start", "end", "eventType", "globalTid", "endGlobalTid", "textId", "domainId")
@@ -82,7 +83,8 @@ def ranges(export: tables.Export) -> pl.DataFrame:
         reals=_REALS if carried else (),
         blobs=("binaryData",) if blobs else (),
         where=f'({wanted}) OR "eventType" = {_DOMAIN}',
-        shape=_shaped(created, carried=carried, blobs=blobs),
+        # the payloads of any process may tell the size of a communicator
+        shape=shape if blobs else export.of_processes(shape),
     )
     named = rows.with_columns(_text(export, rows)).drop("textId")
     domains = _domain_names(export, rows, pl.concat(created))

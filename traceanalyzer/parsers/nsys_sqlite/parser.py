@@ -60,6 +60,13 @@ def parse_ranks(
     return reader.parse_ranks(source, selection, progress, FORMAT.name)
 
 
+def ranks(source: Source) -> list[int]:
+    """Return the ranks; see :func:`traceanalyzer.parsers.nsys_sqlite.reader.ranks`."""
+    from traceanalyzer.parsers.nsys_sqlite import reader
+
+    return reader.ranks(source)
+
+
 def sniff_report(head: bytes, path: str) -> bool:  # noqa: ARG001 - a parser's signature
     """Whether the name is that of an nsys report, a format that only nsys can read."""
     return path.lower().endswith(_REPORTS)
@@ -119,6 +126,7 @@ FORMAT: Format = Format(
     parse=parse,
     priority=90,
     parse_ranks=parse_ranks,
+    ranks=ranks,
 )
 
 REPORT: Format = Format(

@@ -125,10 +125,26 @@ def parse_ranks(
     """Read an export like :func:`parse`; return a function per rank that builds its trace."""
     recording = _read(source, selection, progress, name, split=True)
     parts_of = grouped_by_rank(recording.parts)
-    if len(parts_of) < 2:
+    if len(parts_of) < 2 and selection.ranks is None:
         parts = [part for parts in parts_of.values() for part in parts]
         return [partial(recording.trace, parts)]
     return [partial(recording.trace_of, rank, parts) for rank, parts in parts_of.items()]
+
+
+def ranks(source: Source) -> list[int]:
+    """Return the ranks that can be read apart; none unless all device work is of a known rank."""
+    if source.compression:  # each process would unpack the file
+        return []
+    with (
+        on_disk(source, _WRITER) as file,
+        Database(file.path, source.path, remedy=_REMEDY) as database,
+    ):
+        if file.missing:
+            return []
+        export = tables.Export(database, Selection())
+        known = identify(export, source.path).ranks
+        working = device.processes(export) if known else set()
+    return sorted(set(known.values())) if working <= known.keys() else []
 
 
 def _read(
@@ -144,6 +160,7 @@ def _read(
         unusable = _without_columns(database)
         export = tables.Export(database, selection)
         identity = identify(export, source.path)
+        export.processes = identity.processes_of(selection.ranks)
         meta = describe(export, identity, source.path, name)
         recording = _Recording(meta)
         timeless = 0
@@ -151,6 +168,8 @@ def _read(
             missing = part["ts"].null_count()
             timeless += missing
             timed = part.drop_nulls("ts") if missing else part
+            if selection.ranks is not None:
+                timed = timed.filter(pl.col("rank").is_in(sorted(selection.ranks)))
             recording.parts += split_by_rank(timed) if split else [timed]
             del part, timed
         recording.counters = _counters(export)

@@ -12,6 +12,7 @@ import polars as pl
 
 from traceanalyzer import schema
 from traceanalyzer.frames.numbering import numbered
+from traceanalyzer.parsers.sqlite.database import Shape
 from traceanalyzer.parsers.sqlite.rows import Reading
 
 KERNEL = "CUPTI_ACTIVITY_KIND_KERNEL"
@@ -163,10 +164,27 @@ _NONE = (0xFFFFFFFF, -1)
 
 @dataclass
 class Export(Reading):
-    """An open export, and the strings read so far."""
+    """An open export, and the strings read so far.
 
+    Attributes:
+        processes: read only events of these processes; None for all.
+    """
+
+    processes: frozenset[int] | None = None
     _texts: dict[int, str | None] = field(default_factory=dict)
     _named: bool | None = None
+
+    def of_processes(self, shape: Shape, place: str = "globalTid") -> Shape:
+        """Return the shape of only those rows whose process is read.
+
+        Args:
+            shape: see :meth:`Database.read`.
+            place: column with the global id of the thread or process.
+        """
+        if self.processes is None:
+            return shape
+        chosen = pid(place).is_in(sorted(self.processes))
+        return lambda piece: shape(piece.filter(chosen))
 
     def any_named(self) -> bool:
         """Whether any string contains one of the selected names."""

@@ -102,8 +102,10 @@ def _is_constant(column: pl.Series) -> bool:
 
 def split_by_rank(rows: pl.DataFrame) -> Iterator[pl.DataFrame]:
     """Yield the rows of each rank; columns that are constant then take no memory."""
-    for rank in rows["rank"].unique():
-        of_rank = rows.filter(pl.col("rank").is_null() if rank is None else pl.col("rank") == rank)
+    ranks = rows["rank"].unique()
+    for rank in ranks:
+        is_of_rank = pl.col("rank").eq_missing(pl.lit(rank, pl.Int32))
+        of_rank = rows.filter(is_of_rank) if len(ranks) > 1 else rows
         constant = [column for column in of_rank if _is_constant(column)]
         yield of_rank.with_columns(
             pl.lit(column[0], dtype=column.dtype).alias(column.name) for column in constant
