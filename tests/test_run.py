@@ -326,7 +326,7 @@ def test_large_files_in_workers_give_the_results_of_one_process(
 def test_workers_that_share_the_ranks_of_a_file_give_the_results_of_one_process(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("traceanalyzer.measuring._SHARED_BYTES", 0)
+    monkeypatch.setattr("traceanalyzer.reading._LARGE_BYTES", 0)
     uses = _recorded_tasks(monkeypatch)
     issues: dict[int, list[pl.DataFrame]] = {1: [], 2: []}
     alone, apart = (
@@ -351,7 +351,7 @@ def test_ranks_are_shared_if_cores_and_memory_allow(monkeypatch: pytest.MonkeyPa
     uses = _recorded_tasks(monkeypatch)
     for cores, least, used in ((3, 0, []), (4, 1 << 28, []), (4, 0, [(2, 2)]), (64, 0, [(2, 2)])):
         monkeypatch.setattr("traceanalyzer.measuring.cores", lambda cores=cores: cores)
-        monkeypatch.setattr("traceanalyzer.measuring._SHARED_BYTES", least)
+        monkeypatch.setattr("traceanalyzer.reading._LARGE_BYTES", least)
         ta.gpu_idle(EXPORT, workers="auto")
         assert uses == used
         uses.clear()
@@ -366,7 +366,7 @@ def test_a_share_that_lacks_data_is_measured_with_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rank 1 has no kernels: the skipped rank is named as in one process."""
-    monkeypatch.setattr("traceanalyzer.measuring._SHARED_BYTES", 0)
+    monkeypatch.setattr("traceanalyzer.reading._LARGE_BYTES", 0)
     path = Path(shutil.copy(EXPORT, tmp_path))
     with closing(sqlite3.connect(path)) as connection:
         for kind in ("KERNEL", "MEMCPY", "MEMSET"):
@@ -382,7 +382,7 @@ def test_a_share_that_lacks_data_is_measured_with_the_others(
 
 
 def test_a_killed_share_skips_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("traceanalyzer.measuring._SHARED_BYTES", 0)
+    monkeypatch.setattr("traceanalyzer.reading._LARGE_BYTES", 0)
     monkeypatch.setattr("traceanalyzer.measuring._measured_apart", measured_or_killed_on_rank_1)
     with pytest.raises(InputError, match="SIGKILL"):
         ta.gpu_idle(EXPORT, workers=2)

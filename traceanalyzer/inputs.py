@@ -38,6 +38,7 @@ from traceanalyzer.reading import (
     Start,
     each,
     is_of_composer,
+    ranks_apart,
     ranks_of_series,
     read,
     read_ranks,
@@ -574,6 +575,8 @@ def _read_ranks(
     what |= {"format": how.format, "progress": how.progress, "unused": (*unused, *how.unused)}
     if how.ranks is not None:
         what["ranks"] = how.ranks
+    elif how.rank is not None and how.rank in ranks_apart(path, how.format):
+        what["ranks"] = [how.rank]
     first, *others = read_ranks(path, **what)
     # the issues of a file belong to all its ranks
     return [partial(_then, first, _reported, how), *others]

@@ -33,10 +33,6 @@ _FILE_SECONDS, _BYTE_SECONDS, _START_SECONDS = 0.03, 4e-9, 0.6
 _PROGRAM_BYTES, _BYTES_PER_BYTE = 150 << 20, 2
 #: Estimated size of a compressed file when decompressed.
 _INFLATED = {".gz": 10, ".zst": 10, ".zip": 10}
-#: Workers with two threads each share the ranks of a file of at least this size. Each of them reads
-#: all of it and keeps its ranks, so that they need a third more CPU time than one process.
-_SHARED_BYTES = 1 << 28
-
 #: Ranks of a file; None for all.
 _Ranks = frozenset[int] | None
 _Issues = list[tuple[tuple[Meta, ...], pl.DataFrame]]
@@ -133,7 +129,11 @@ class _Chunk:
 
 
 def _shares(opened: OpenedInputs, items: Sequence[Trace | str]) -> dict[str, list[_Ranks]]:
-    """Return the ranks that each worker reads of large files, if there are fewer than workers."""
+    """Return the ranks that each worker reads of large files, if there are fewer than workers.
+
+    Each reads all of a file and keeps its ranks: that needs a third more CPU time in total. By
+    default, each has two cores for its threads.
+    """
     how = opened.how
     files = [item for item in items if isinstance(item, str)]
     limit = cores() // 2 if how.workers == "auto" else how.workers
@@ -142,8 +142,6 @@ def _shares(opened: OpenedInputs, items: Sequence[Trace | str]) -> dict[str, lis
         return {}
     shares: dict[str, list[_Ranks]] = {}
     for path in files:
-        if not _SHARED_BYTES <= bytes_of(path) < math.inf:
-            continue
         with suppress(InputError):  # it is raised when the file is read
             ranks = ranks_apart(path, how.format)
             number = min(len(ranks), limit // len(files))

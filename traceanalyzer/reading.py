@@ -31,6 +31,8 @@ T = TypeVar("T")
 Inputs = Trace | PathLike | Sequence[Trace | PathLike]
 
 _LAST = (1 << 63) - 1
+#: Files of at least this size are read again for each share of their ranks.
+_LARGE_BYTES = 1 << 28
 _NUMBERED = re.compile(r"(?s)(.*[-_.])(\d{1,6})((?:\.[A-Za-z]\w*)+)")
 #: Why a file merged by Composer is skipped.
 _MERGED = "Composer merged it from the other files in its folder, whose events would count twice"
@@ -129,7 +131,7 @@ def read_ranks(
 
 
 def ranks_apart(path: PathLike, name: str | None = None) -> Sequence[int]:
-    """Return the ranks of a file that :func:`read_ranks` can read apart; empty if it cannot.
+    """Return the ranks of a large file that :func:`read_ranks` can read apart; empty if it cannot.
 
     Args:
         path: the file.
@@ -139,6 +141,8 @@ def ranks_apart(path: PathLike, name: str | None = None) -> Sequence[int]:
         InputError: the file cannot be read.
     """
     source = Source(path)
+    if source.size < _LARGE_BYTES:
+        return []
     parser = _parser(source, name)
     return parser.ranks(source) if parser.ranks else []
 

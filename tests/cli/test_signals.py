@@ -68,13 +68,13 @@ def _stopped(moment: str, number: int, folder: Path) -> tuple[int, bytes]:
     """Return exit status and standard error of the program when it gets a signal."""
     command = [sys.executable, "-c", _PREAMBLE + MOMENTS[moment] + _RUN]
     command += ["comm-outliers", str(TRACE), "-o", str(folder / "out.html")]
-    process = subprocess.Popen(
+    with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"here\n"
-    process.send_signal(number)
-    _, error = process.communicate(timeout=20)
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"here\n"
+        process.send_signal(number)
+        _, error = process.communicate(timeout=120)  # longer than the program sleeps
     return process.returncode, error
 
 
