@@ -109,17 +109,26 @@ def _name(path: Path) -> str:
 
 
 @cache
+def _nodes(path: Path) -> tuple[ast.AST, ...]:
+    """The imports, calls and conditions in a file: the same for all tests of the file."""
+    kinds = (ast.Import, ast.ImportFrom, ast.Call, ast.If)
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    return tuple(node for node in nodes if isinstance(node, kinds))
+
+
+@cache
 def _imports(path: Path, *, for_types: bool = True) -> frozenset[str]:
     """Full names imported anywhere in a file, those of ``if TYPE_CHECKING`` only ``for_types``."""
     names: set[str] = set()
-    tree = ast.parse(path.read_text(encoding="utf-8"))
     guarded = {
         inner
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for node in _nodes(path)
+        if isinstance(node, ast.If)
+        and isinstance(node.test, ast.Name)
+        and node.test.id == "TYPE_CHECKING"
         for inner in ast.walk(node)
     }
-    for node in ast.walk(tree):
+    for node in _nodes(path):
         if node in guarded and not for_types:
             continue
         if isinstance(node, ast.Import):
@@ -204,8 +213,8 @@ def test_libraries_are_imported_in_one_place(path):
 def test_imports_by_string(path):
     calls = [
         node
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Call) and "import_module" in ast.dump(node.func)
+        for node in _nodes(path)
+        if isinstance(node, ast.Call) and "import_module" in ast.unparse(node.func)
     ]
     assert not calls or _name(path) in BY_STRING
 

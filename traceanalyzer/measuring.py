@@ -29,8 +29,9 @@ _SMALL_BYTES = 1 << 17
 _TOGETHER = 8
 #: Estimated time of a short analysis of a file and of its bytes, and to start the workers.
 _FILE_SECONDS, _BYTE_SECONDS, _START_SECONDS = 0.03, 4e-9, 0.6
-#: Estimated memory to analyze a file: of the program, and for each of its bytes.
-_PROGRAM_BYTES, _BYTES_PER_BYTE = 150 << 20, 2
+#: Estimated memory to analyze a file: of the program, and for each byte of a file or of a share of
+#: one, which has only tables of events.
+_PROGRAM_BYTES, _BYTES_PER_BYTE, _BYTES_PER_SHARED_BYTE = 150 << 20, 2, 4
 #: Estimated size of a compressed file when decompressed.
 _INFLATED = {".gz": 10, ".zst": 10, ".zip": 10}
 #: Ranks of a file; None for all.
@@ -182,19 +183,21 @@ def _apart(
 
 def _number_of_workers(wanted: int | Literal["auto"], chunks: Sequence[_Chunk]) -> int:
     """Return the number of processes that read the inputs; 1 is this process."""
-    sizes = [
-        bytes_of(str(item))
-        * _INFLATED.get(PurePath(str(item)).suffix.lower(), 1)
-        / len(chunk.shares)
-        for chunk in chunks
-        for item in chunk.items
-        for _ in chunk.shares
-    ]
+    sizes: list[float] = []
+    most = 0.0
+    for chunk in chunks:
+        count = len(chunk.shares)
+        for item in chunk.items if count else ():
+            size = bytes_of(str(item)) * _INFLATED.get(PurePath(str(item)).suffix.lower(), 1)
+            sizes += [size / count] * count
+            most = max(
+                most, size / count * (_BYTES_PER_BYTE if count == 1 else _BYTES_PER_SHARED_BYTE)
+            )
     if wanted != "auto":
         return max(1, min(wanted, len(sizes)))
     if len(sizes) < 2:
         return 1
-    fitting = free_memory() // (_PROGRAM_BYTES + _BYTES_PER_BYTE * max(sizes))
+    fitting = free_memory() // (_PROGRAM_BYTES + most)
     number = max(1, int(min(cores(), fitting, len(sizes))))
     seconds = len(sizes) * _FILE_SECONDS + sum(sizes) * _BYTE_SECONDS
     return number if seconds - seconds / number > _START_SECONDS else 1
