@@ -32,6 +32,7 @@ from traceanalyzer.analyzers.base import Analyzer, AnalyzerOptions, Needs
 from traceanalyzer.analyzers.common.ranks import by_rank
 from traceanalyzer.cli.main import status
 from traceanalyzer.errors import InputError, MissingData, OptionError, OutputError
+from traceanalyzer.examining import examine
 from traceanalyzer.render import render
 from traceanalyzer.run import run
 from traceanalyzer.schema import ON_REQUEST
@@ -378,6 +379,80 @@ def test_a_share_that_lacks_data_is_measured_with_the_others(
     alone, apart = (ta.launches(path, workers=number) for number in (1, 2))
     assert uses == [(2, 2)]
     assert alone.notes == apart.notes
+    assert render(alone, "json") == render(apart, "json")
+
+
+#: A rank without events, readings of GPU metrics that belong to no rank, rows that end early.
+_UNUSUAL = (
+    "CREATE TABLE MPI_RANKS (globalTid INTEGER, rank INTEGER)",
+    *(f"INSERT INTO MPI_RANKS VALUES ({pid} << 24, {pid - 4000})" for pid in (4000, 4001, 4002)),
+    "CREATE TABLE TARGET_INFO_GPU_METRICS (typeId INTEGER, metricId INTEGER, metricName TEXT)",
+    "INSERT INTO TARGET_INFO_GPU_METRICS VALUES (256, 1, 'SMs Active [Throughput %]')",
+    "CREATE TABLE GPU_METRICS (timestamp INTEGER, typeId INTEGER, metricId INTEGER, value INTEGER)",
+    *(f"INSERT INTO GPU_METRICS VALUES ({at} * 1000000, 256, 1, 50)" for at in range(9)),
+    *(
+        f"""UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET "end" = start - 5 WHERE rowid =
+        (SELECT min(rowid) FROM CUPTI_ACTIVITY_KIND_KERNEL WHERE globalPid >> 24 & 16777215 = {pid})
+        """
+        for pid in (4000, 4001)
+    ),
+)
+
+
+@pytest.mark.parametrize("number", [2, 3])
+def test_shares_of_an_unusual_export_give_the_results_of_one_process(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("traceanalyzer.reading._LARGE_BYTES", 0)
+    path = Path(shutil.copy(EXPORT, tmp_path))
+    with closing(sqlite3.connect(path)) as connection:
+        for statement in _UNUSUAL:
+            connection.execute(statement)
+        connection.commit()
+    issues: dict[int, list[Any]] = {1: [], number: []}
+    alone, apart = (
+        examine(path, workers=workers, on_trace=lambda trace, to=to: to.append(trace.issues.rows()))
+        for workers, to in issues.items()
+    )
+    assert alone.notes == apart.notes
+    assert alone.missing == apart.missing
+    assert issues[1] == issues[number]
+    assert alone.results.keys() == apart.results.keys()
+    for name, result in alone.results.items():
+        assert render(result, "json") == render(apart.results[name], "json"), name
+    assert ta.host_metrics(path).counters["n"].to_list() == [9]
+    assert alone.results["host_metrics"].view().tables[0].frame["n"].sum() == 9
+
+
+def test_what_is_read_again_depends_on_all_ranks_of_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Samples are read for the gaps of rank 1 and explain one of rank 0, which allocates memory."""
+    monkeypatch.setattr("traceanalyzer.reading._LARGE_BYTES", 0)
+    gaps = ta.gpu_idle(EXPORT).gaps.filter(pl.col("rank") == 0, pl.col("cause") == "dataloading")
+    path = Path(shutil.copy(EXPORT, tmp_path))
+    of_0 = "(globalTid >> 24) & 16777215 = 4000"
+    calls = f"CUPTI_ACTIVITY_KIND_RUNTIME WHERE {of_0}"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("INSERT INTO StringIds VALUES (9001, 'cudaMalloc_v3020')")
+        connection.execute(f"DELETE FROM NVTX_EVENTS WHERE {of_0} AND text LIKE '%load%'")
+        for number, (start, end) in enumerate(gaps.select("start", "end").iter_rows()):
+            connection.execute(
+                f"""INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME SELECT ?, ?, eventClass, globalTid, ?,
+                9001, returnValue, callchainId FROM {calls} LIMIT 1""",
+                (start - 50_000, end + 1_000, 900_000 + number),
+            )
+            connection.execute(
+                f"""UPDATE COMPOSITE_EVENTS SET start = ? WHERE id =
+                (SELECT min(id) + ? FROM COMPOSITE_EVENTS WHERE {of_0})""",
+                ((start + end) // 2, number),
+            )
+        connection.commit()
+    uses = _recorded_tasks(monkeypatch)
+    alone, apart = (ta.gpu_idle(path, workers=number) for number in (1, 2))
+    assert uses == [(2, 2)]
+    sampled = alone.gaps.filter(pl.col("rank") == 0, pl.col("cause") == "memory_management")
+    assert sampled["sampled"].drop_nulls().len()
     assert render(alone, "json") == render(apart, "json")
 
 

@@ -223,6 +223,8 @@ class OpenedInputs:
         self.folder = _folder_of(self.items)
         self.summaries: dict[str, str] = {}
         self._starts: set[Start] = set()
+        # those known when each of Composer's files was opened first: it may be opened again
+        self._starts_before: dict[str, frozenset[Start]] = {}
         self._series = ranks_of_series([item for item in self.items if isinstance(item, str)])
         self._needs, self.how, self._split = needs, how, split
         self._failed: InputError | MissingData | None = None
@@ -231,6 +233,8 @@ class OpenedInputs:
         self._outside: list[Trace | str] = []
         self._any_inside = self.any_rows = False
         self._apart = False
+        #: What was read of inputs that were opened again.
+        self.read_again: list[Needs] = []
         self._ranks: set[int | None] = set()
         if how.assume_rank is not None and len(self.items) > 1:
             raise OptionError(
@@ -315,6 +319,8 @@ class OpenedInputs:
     def open(self, item: Trace | str, *, replace_needs: Needs | None = None) -> Opened:
         """Open one input, with the traces of the selected ranks."""
         path = item if isinstance(item, str) else item.meta.path
+        if replace_needs:
+            self.read_again.append(replace_needs)
         return Opened(path, self._chosen(item, replace_needs), is_file=isinstance(item, str))
 
     def _chosen(self, item: Trace | str, replace_needs: Needs | None) -> Iterator[Trace]:
@@ -387,9 +393,11 @@ class OpenedInputs:
         number = self._series.get(trace.meta.path)
         if number is not None and trace.meta.rank is None and trace.events["rank"].is_null().all():
             trace = trace.with_rank(number)
-        if self._apart and is_of_composer(trace):
-            raise DependsOnOthersError
-        trace = without_torch(trace, self._starts)
+        if is_of_composer(trace):
+            if self._apart:
+                raise DependsOnOthersError
+            path, known = trace.meta.path, frozenset(self._starts)
+            trace = without_torch(trace, self._starts_before.setdefault(path, known))
         self._starts |= starts_of(trace)
         return trace
 
@@ -401,7 +409,7 @@ class OpenedInputs:
         part._starts, part._ranks, part._failed = set(), set(), None
         part._failed_text = False
         part._outside, part._any_inside, part.any_rows = [], False, False
-        part.repeats = Repeats()
+        part.repeats, part.read_again, part._starts_before = Repeats(), [], {}
         part.how = replace(self.how, progress=None, on_trace=None, client=None, ranks=ranks)
         return part
 
@@ -453,6 +461,9 @@ class OpenedInputs:
             trace = item
         else:
             trace = read_needed(item, self._needs, whole) if self._needs else _read(item, whole)
+        if how.rank is not None:
+            of_rank = [one for one in ranks.by_rank(trace) if one.meta.rank == how.rank]
+            trace = of_rank[0] if of_rank else trace
         span = recorded_span(trace)
         if span is not None:
             raise OptionError(no_events(trace.meta.path, span, how.since_ns, how.until_ns))
@@ -573,13 +584,14 @@ def _read_ranks(
     if not split or how.read or how.assume_rank is not None:
         return [[_read(path, how, unused=unused, **what)].pop]
     what |= {"format": how.format, "progress": how.progress, "unused": (*unused, *how.unused)}
-    if how.ranks is not None:
-        what["ranks"] = how.ranks
-    elif how.rank is not None and how.rank in ranks_apart(path, how.format):
-        what["ranks"] = [how.rank]
-    first, *others = read_ranks(path, **what)
+    chosen = how.ranks
+    if chosen is None and how.rank is not None and how.rank in ranks_apart(path, how.format):
+        chosen = frozenset([how.rank])
+    builders = read_ranks(path, **what, ranks=chosen)
+    if not builders and how.ranks is None:  # the selected rank has no events
+        builders = read_ranks(path, **what)
     # the issues of a file belong to all its ranks
-    return [partial(_then, first, _reported, how), *others]
+    return [partial(_then, build, _reported, how) for build in builders[:1]] + builders[1:]
 
 
 def _then(build: Callable[[], Trace], change: Callable[[Trace, Any], Trace], how: Any) -> Trace:

@@ -29,11 +29,14 @@ _SMALL_BYTES = 1 << 17
 _TOGETHER = 8
 #: Estimated time of a short analysis of a file and of its bytes, and to start the workers.
 _FILE_SECONDS, _BYTE_SECONDS, _START_SECONDS = 0.03, 4e-9, 0.6
-#: Estimated memory to analyze a file: of the program, and for each byte of a file or of a share of
-#: one, which has only tables of events.
+#: Estimated memory to analyze a file: of the program, and for each of its bytes; if processes share
+#: its ranks, each has fewer of them waiting, but all have temporary data at the same time.
 _PROGRAM_BYTES, _BYTES_PER_BYTE, _BYTES_PER_SHARED_BYTE = 150 << 20, 2, 4
 #: Estimated size of a compressed file when decompressed.
 _INFLATED = {".gz": 10, ".zst": 10, ".zip": 10}
+#: Issues that are of a whole file, or whose counts are of all its ranks.
+_COUNTED = ("truncated", "no-time", "negative-duration")
+
 #: Ranks of a file; None for all.
 _Ranks = frozenset[int] | None
 _Issues = list[tuple[tuple[Meta, ...], pl.DataFrame]]
@@ -111,7 +114,8 @@ def _are_usable(opened: OpenedInputs, answers: Sequence[Any]) -> bool:
         and all(
             len(one) == len(first) and all(map(pl.DataFrame.equals, one, first)) for one in others
         )
-        and not any("truncated" in frame["code"] for frame in first)
+        and all(one[0].read_again == answers[0][0].read_again for one in answers)
+        and not any(frame["code"].is_in(_COUNTED).any() for frame in first)
     )
 
 
@@ -137,7 +141,9 @@ def _shares(opened: OpenedInputs, items: Sequence[Trace | str]) -> dict[str, lis
     """
     how = opened.how
     files = [item for item in items if isinstance(item, str)]
-    limit = cores() // 2 if how.workers == "auto" else how.workers
+    limit, free = how.workers, math.inf
+    if limit == "auto":
+        limit, free = cores() // 2, free_memory()
     is_whole = how.read is None and how.assume_rank is None and how.rank is None
     if not is_whole or not opened.is_split or how.client is not None or limit < 2 * len(files):
         return {}
@@ -146,8 +152,10 @@ def _shares(opened: OpenedInputs, items: Sequence[Trace | str]) -> dict[str, lis
         with suppress(InputError):  # it is raised when the file is read
             ranks = ranks_apart(path, how.format)
             number = min(len(ranks), limit // len(files))
-            ends = [len(ranks) * i // number for i in range(number + 1)] if number > 1 else []
-            shares[path] = [frozenset(ranks[low:high]) for low, high in pairwise(ends)]
+            needed = number * _PROGRAM_BYTES + bytes_of(path) * _BYTES_PER_SHARED_BYTE
+            if number > 1 and needed <= free:
+                ends = [len(ranks) * i // number for i in range(number + 1)]
+                shares[path] = [frozenset(ranks[low:high]) for low, high in pairwise(ends)]
     return shares
 
 
@@ -183,21 +191,19 @@ def _apart(
 
 def _number_of_workers(wanted: int | Literal["auto"], chunks: Sequence[_Chunk]) -> int:
     """Return the number of processes that read the inputs; 1 is this process."""
-    sizes: list[float] = []
-    most = 0.0
-    for chunk in chunks:
-        count = len(chunk.shares)
-        for item in chunk.items if count else ():
-            size = bytes_of(str(item)) * _INFLATED.get(PurePath(str(item)).suffix.lower(), 1)
-            sizes += [size / count] * count
-            most = max(
-                most, size / count * (_BYTES_PER_BYTE if count == 1 else _BYTES_PER_SHARED_BYTE)
-            )
+    sizes = [
+        bytes_of(str(item))
+        * _INFLATED.get(PurePath(str(item)).suffix.lower(), 1)
+        / len(chunk.shares)
+        for chunk in chunks
+        for item in chunk.items
+        for _ in chunk.shares
+    ]
     if wanted != "auto":
         return max(1, min(wanted, len(sizes)))
     if len(sizes) < 2:
         return 1
-    fitting = free_memory() // (_PROGRAM_BYTES + most)
+    fitting = free_memory() // (_PROGRAM_BYTES + _BYTES_PER_BYTE * max(sizes))
     number = max(1, int(min(cores(), fitting, len(sizes))))
     seconds = len(sizes) * _FILE_SECONDS + sum(sizes) * _BYTE_SECONDS
     return number if seconds - seconds / number > _START_SECONDS else 1

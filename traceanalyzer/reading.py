@@ -31,7 +31,7 @@ T = TypeVar("T")
 Inputs = Trace | PathLike | Sequence[Trace | PathLike]
 
 _LAST = (1 << 63) - 1
-#: Files of at least this size are read again for each share of their ranks.
+#: Ranks of files of at least this size are read apart.
 _LARGE_BYTES = 1 << 28
 _NUMBERED = re.compile(r"(?s)(.*[-_.])(\d{1,6})((?:\.[A-Za-z]\w*)+)")
 #: Why a file merged by Composer is skipped.

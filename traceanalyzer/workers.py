@@ -1,4 +1,4 @@
-"""Run tasks in worker processes, for inputs of several files.
+"""Run tasks in worker processes, for inputs of several files or ranks.
 
 Analyzing a file needs many short Python calls that block on the GIL, so threads do not help. A
 worker reads pickled tasks from its standard input and writes pickled results to its standard
@@ -14,6 +14,7 @@ import queue
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -63,7 +64,7 @@ def each(
     free: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
     for worker in started:
         free.put(worker)
-    closed = False
+    ending, closed = threading.Lock(), False
 
     def ask(task: Any) -> Any | Ended | None:
         worker = free.get()
@@ -71,9 +72,10 @@ def each(
             return _ask(worker, function, task)
         except (EOFError, OSError, pickle.UnpicklingError):  # its answer ends early
             ended = _ended(worker)
-            if not closed:
-                worker = _start(threads)
-                started.append(worker)
+            with ending:
+                if not closed:
+                    worker = _start(threads)
+                    started.append(worker)
             return ended
         finally:
             free.put(worker)
@@ -82,7 +84,8 @@ def each(
     try:
         yield from pool.map(ask, tasks)
     finally:
-        closed = True
+        with ending:
+            closed = True
         for worker in started:
             worker.kill()
             worker.communicate()

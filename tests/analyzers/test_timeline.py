@@ -13,9 +13,10 @@ from conftest import ROOT
 from hypothesis import given, settings, strategies as st
 
 import traceanalyzer as ta
+from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.timeline import timeline
 from traceanalyzer.analyzers.timeline.result import Timeline
-from traceanalyzer.analyzers.timeline.states import NAMES, STATE, coarser
+from traceanalyzer.analyzers.timeline.states import NAMES, OF_CAUSE, STATE, coarser
 from traceanalyzer.errors import MissingData
 from traceanalyzer.result import Finding
 
@@ -238,3 +239,7 @@ def test_findings_of_a_file_without_rank_are_marked() -> None:
     )
     finding = Finding("x", "warning", "high", "slow", (), "", "kernels", intervals=intervals)
     assert result.with_findings([finding]).marks.select("start", "end").rows() == [(0, MS)]
+
+
+def test_every_cause_has_a_state() -> None:
+    assert OF_CAUSE.keys() == set(causes.LOSS.categories)

@@ -181,3 +181,27 @@ def test_torch_events_of_another_job_are_kept(tmp_path: Path) -> None:
     torch_rows = torch_events(0, START_US + 5_000)
     write(tmp_path / "torch_profiler" / "rank0.0.pt.trace.json", torch_rows, distributedInfo=job)
     assert ta.kernels(tmp_path).n == 2
+
+
+def test_a_file_that_is_read_again_keeps_its_torch_events(tmp_path: Path) -> None:
+    """The gaps are device-side waits, so the targets of stream waits are read, too."""
+    events: list[dict[str, Any]] = []
+    for number in range(20):
+        at, ids = START_US + 1000 * number, {"correlation": number + 1}
+        on_device = {**ids, "device": 0, "stream": 7}
+        events += [
+            slice_("cuda_runtime", "cudaLaunchKernel", at, 5, ids),
+            slice_("kernel", "gemm", at + 320, 300, on_device),
+            slice_("cuda_sync", "Stream Wait Event", at + 630, 3, on_device),
+        ]
+    path = write(tmp_path / "ep0-ba0-rank0.json", [*composer_events(0), *events])
+    result = ta.gpu_idle(path)
+    assert result.units["busy_ns"].to_list() == [20 * 300_000]
+    assert "device_wait" in result.causes["cause"].to_list()
+
+
+def slice_(cat: str, name: str, at: int, length: int, args: dict[str, int]) -> dict[str, Any]:
+    return {
+        "ph": "X", "cat": cat, "name": name, "pid": 0, "tid": 7, "ts": at, "dur": length,
+        "args": args,
+    }  # fmt: skip

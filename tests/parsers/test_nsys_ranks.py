@@ -222,13 +222,38 @@ def test_ranks_are_not_read_apart_if_device_work_would_be_lost(tmp_path, monkeyp
     assert ranks_apart(tmp_path / "alone.sqlite", "nsys-sqlite") == []
     (tmp_path / "packed.sqlite.gz").write_bytes(gzip.compress(TRAINING.read_bytes()))
     assert ranks_apart(tmp_path / "packed.sqlite.gz") == []
-    stranger = Path(shutil.copy(TRAINING, tmp_path / "stranger.sqlite"))
-    with closing(sqlite3.connect(stranger)) as connection:
-        connection.execute(
-            "UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET globalPid = 99 << 24 WHERE rowid % 9 = 0"
-        )
+    changes = (
+        "UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET globalPid = 99 << 24 WHERE rowid % 9 = 0",
+        "UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET globalPid = NULL WHERE rowid % 9 = 0",
+    )
+    for number, change in enumerate(changes):
+        assert ranks_apart(_changed(tmp_path / f"{number}.sqlite", change)) == []
+    without_names = "ALTER TABLE CUPTI_ACTIVITY_KIND_KERNEL DROP COLUMN demangledName"
+    path = without_blobs(_changed(tmp_path / "unnamed.sqlite", without_names))
+    assert ranks_apart(path) == sorted(ranks(path) - {None})
+
+
+def _changed(path: Path, *changes: str) -> Path:
+    """The training export after SQL statements."""
+    shutil.copy(TRAINING, path)
+    with closing(sqlite3.connect(path)) as connection:
+        for change in changes:
+            connection.execute(change)
         connection.commit()
-    assert ranks_apart(stranger) == []
+    return path
+
+
+def test_the_only_rank_with_the_events_is_named(tmp_path):
+    tables = ("KERNEL", "MEMCPY", "MEMSET", "SYNCHRONIZATION")
+    of_1 = "(globalPid >> 24) & 16777215 = 4001"
+    path = _changed(
+        tmp_path / "x.sqlite",
+        *(f"DELETE FROM CUPTI_ACTIVITY_KIND_{table} WHERE {of_1}" for table in tables),
+    )
+    assert ta.kernels(path).devices["rank"].to_list() == [0]
+    assert ta.kernels(path, rank=0).devices["rank"].to_list() == [0]
+    (trace,) = by_rank(ta.read(path, kinds="kernel"))
+    assert trace.meta.rank == 0
 
 
 @pytest.mark.parametrize("rank", [0, 1, 7])

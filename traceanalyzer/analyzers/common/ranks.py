@@ -41,7 +41,7 @@ def split_by_rank(holder: list[Trace]) -> list[Trace]:
         return _of_text(trace)
     ranks = _ranks(trace.events)
     if len(ranks) <= 1:
-        return [trace]
+        return [_of_only(ranks[0], trace) if ranks else trace]
     # issues of one file belong to all its ranks; those of joined files have a rank
     whole = ("events", "issues") if len(trace.sources) == 1 else ("events",)
     side = {name: frame for name, frame in trace.tables.items() if name not in whole}
@@ -64,6 +64,13 @@ def split_by_rank(holder: list[Trace]) -> list[Trace]:
         divided = pl.concat(of_rank, how="horizontal").with_columns(rank=pl.lit(rank, pl.Int32))
         traces.append(Trace(sources=(replace(meta, rank=rank),), events=divided, **tables))
     return traces
+
+
+def _of_only(rank: int | None, trace: Trace) -> Trace:
+    """Return a trace with the rank of all its events, if its file has several ranks."""
+    if rank is None or trace.meta.rank is not None or len(trace.sources) > 1:
+        return trace
+    return replace(trace, sources=(replace(trace.meta, rank=rank),))
 
 
 def _of_text(trace: Trace) -> list[Trace]:

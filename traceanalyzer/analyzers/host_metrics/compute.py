@@ -1,7 +1,7 @@
 """Counters of each file, combined over all files."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import polars as pl
 
@@ -103,7 +103,7 @@ def measure(trace: Trace, options: Options) -> Part:
 
 def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()) -> HostMetrics:
     """Combine the counters of all files."""
-    readings = _named(_moved(parts))
+    readings = _named(_moved(_without_repeats(parts)))
     at = readings["at_ns"]
     first, last = at.min(), at.max()
     return HostMetrics(
@@ -174,6 +174,16 @@ def _processes(trace: Trace) -> pl.DataFrame:
 
 
 # --- all files -----------------------------------------------------------------------------
+
+
+def _without_repeats(parts: Sequence[Part]) -> list[Part]:
+    """Return the parts without the readings of no rank that several ranks of a file share."""
+    kept: list[Part] = []
+    for part in parts:
+        is_repeated = any(part.path == one.path for one in kept)
+        of_rank = part.readings.drop_nulls("rank") if is_repeated else part.readings
+        kept.append(replace(part, readings=of_rank))
+    return kept
 
 
 def _counters(readings: pl.DataFrame) -> pl.DataFrame:

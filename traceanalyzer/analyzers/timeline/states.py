@@ -36,7 +36,7 @@ STATE = pl.Enum(tuple(NAMES))
 #: States that are not lost by the device itself.
 NOT_LOST = ("compute", "overlapped", "transfer", "waiting")
 
-#: The state of each cause of lost time; other causes are ``idle``.
+#: The state of each cause of lost time.
 OF_CAUSE = {
     causes.EXPOSED: "transfer",
     causes.COPIES: "copies",
@@ -49,6 +49,10 @@ OF_CAUSE = {
     causes.MODULE_LOADING: "host",
     causes.MEMORY_MANAGEMENT: "host",
     causes.CHECKPOINT_IO: "host",
+    causes.PROFILER: "idle",
+    causes.SHORT_GAP: "idle",
+    causes.DEVICE_WAIT: "idle",
+    causes.UNKNOWN: "idle",
 }
 _DEVICE = list(DEVICE)
 
@@ -104,7 +108,7 @@ def lost_states(lost: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
         *by,
         "start",
         "end",
-        state=cause.replace_strict(OF_CAUSE, default="idle", return_dtype=STATE),
+        state=cause.replace_strict(OF_CAUSE, return_dtype=STATE),
         cause=cause.replace_strict(causes.NAMES, default=None, return_dtype=pl.String),
     )
 

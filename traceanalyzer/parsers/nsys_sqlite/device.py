@@ -55,16 +55,16 @@ def kernels(export: tables.Export) -> pl.DataFrame:
     return rows.with_columns(export.named(rows["name"]), tables.kind("kernel"))
 
 
-def processes(export: tables.Export) -> set[int]:
-    """Return the processes of all kernels, copies and memsets."""
-    found: set[int] = set()
+def processes(export: tables.Export) -> set[int | None]:
+    """Return the processes of all kernels, copies and memsets; None if one is not recorded."""
+    found: set[int | None] = set()
     for table in (tables.KERNEL, tables.GRAPH_TRACE, tables.MEMCPY, tables.MEMSET):
         rows = export.database.read(
             table,
             integers=("globalPid",),
             shape=lambda piece: piece.select(tables.pid("globalPid")).unique(),
         )
-        found.update(rows["pid"].drop_nulls())
+        found.update(rows["pid"])
     return found
 
 

@@ -72,7 +72,11 @@ def system_calls(export: tables.Export) -> pl.DataFrame:
 
 def running(export: tables.Export) -> pl.DataFrame:
     """Return one row per interval in which a thread ran on a core; the category is the core."""
-    rows = export.database.read(tables.SCHED, integers=("start", "cpu", "isSchedIn", "globalTid"))
+    rows = export.database.read(
+        tables.SCHED,
+        integers=("start", "cpu", "isSchedIn", "globalTid"),
+        shape=export.of_processes(lambda piece: piece),
+    )
     ordered = rows.sort("globalTid", "start", maintain_order=True)
     leaves = (pl.col("isSchedIn").shift(-1) == 0) & (
         pl.col("globalTid").shift(-1) == pl.col("globalTid")
@@ -95,7 +99,7 @@ def cuda_overhead(export: tables.Export) -> pl.DataFrame:
         tables.CUDA_OVERHEAD,
         integers=(*_THREAD, "overheadType"),
         windows=export.selection.windows,
-        shape=lambda piece: piece.select_seq(*_ran(export), "overheadType"),
+        shape=export.of_processes(lambda piece: piece.select_seq(*_ran(export), "overheadType")),
     )
     name = pl.col("overheadType").replace_strict(
         _OVERHEADS, default="Unknown overhead", return_dtype=pl.String
@@ -164,7 +168,9 @@ def _mpi_table(export: tables.Export, table: str, more: tuple[str, ...]) -> pl.D
         table,
         integers=(*_THREAD, "textId", *more),
         windows=export.selection.windows,
-        shape=lambda piece: piece.select_seq(*columns, tables.name_id("textId")),
+        shape=export.of_processes(
+            lambda piece: piece.select_seq(*columns, tables.name_id("textId"))
+        ),
     )
     named = rows.with_columns(export.named(rows["name"]), tables.kind("mpi"))
     if table != tables.MPI_COLLECTIVES:
@@ -199,8 +205,10 @@ def samples(export: tables.Export) -> tuple[pl.DataFrame, pl.DataFrame]:
         tables.SAMPLES,
         integers=("id", "start", "globalTid"),
         where=export.inside(end=None),
-        shape=lambda piece: piece.select(
-            "id", tables.pid("globalTid"), tables.tid("globalTid"), ts="start", weight=1.0
+        shape=export.of_processes(
+            lambda piece: piece.select(
+                "id", tables.pid("globalTid"), tables.tid("globalTid"), ts="start", weight=1.0
+            )
         ),
     )
     chains = export.database.read(

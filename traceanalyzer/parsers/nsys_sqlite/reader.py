@@ -125,7 +125,7 @@ def parse_ranks(
     """Read an export like :func:`parse`; return a function per rank that builds its trace."""
     recording = _read(source, selection, progress, name, split=True)
     parts_of = grouped_by_rank(recording.parts)
-    if len(parts_of) < 2 and (selection.ranks is None or not parts_of):
+    if parts_of.keys() <= {recording.meta.rank} and selection.ranks is None:
         parts = [part for parts in parts_of.values() for part in parts]
         return [partial(recording.trace, parts)]
     return [partial(recording.trace_of, rank, parts) for rank, parts in parts_of.items()]
@@ -141,6 +141,7 @@ def ranks(source: Source) -> list[int]:
     ):
         if file.missing:
             return []
+        _without_columns(database)
         export = tables.Export(database, Selection())
         known = identify(export, source.path).ranks
         working = device.processes(export) if known else set()
