@@ -134,7 +134,7 @@ def examine(
         except MissingData as error:
             missing[name] = str(error).removeprefix(f"{only}: ")
     overlaps = opened.repeats.notes.values()
-    lost = truncated_notes(questions.truncated)
+    lost = truncated_notes(questions.truncated, opened.metas)
     notes = (*lost, *skipped_notes(opened.skipped), *overlaps, *dict.fromkeys(reader.notes))
     several = jobs.several_jobs(questions.recordings)
     truncated = tuple(questions.truncated)

@@ -54,6 +54,8 @@ from traceanalyzer.vocabulary import NCU_CSV, PRINTED_TEXT
 
 #: Why text and metrics are not used with traces.
 UNUSED_TEXT = "text or metrics without a timeline, which other inputs have"
+#: Formats whose tables may have any place in a file.
+_DATABASES = ("nsys-sqlite", "rocpd")
 #: Larger files are not read again to name the command that fits them.
 _READ_AGAIN_BYTES = 1 << 26
 
@@ -164,11 +166,13 @@ def skipped_notes(skipped: Iterable[Skipped]) -> tuple[str, ...]:
 def truncated_notes(
     paths: Iterable[str], metas: Mapping[str, Meta] = MappingProxyType({})
 ) -> tuple[str, ...]:
-    """Return a note for each truncated input: text and reports have rows, traces have events."""
+    """Return a note for each truncated input: text and databases have rows, traces have events."""
 
     def lost(path: str) -> str:
-        of_rows = path in metas and metas[path].format in (PRINTED_TEXT, NCU_CSV)
-        return "rows of its last table" if of_rows else "events at its end"
+        form = metas[path].format if path in metas else ""
+        if form in (PRINTED_TEXT, NCU_CSV):
+            return "rows of its last table"
+        return "rows of any of its tables" if form in _DATABASES else "events at its end"
 
     return tuple(f"{path} is truncated: {lost(path)} are missing in all numbers." for path in paths)
 

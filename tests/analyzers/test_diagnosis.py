@@ -6,6 +6,8 @@ import gc
 import gzip
 import json
 import re
+import shlex
+import shutil
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,6 +26,7 @@ from wording import check_wording
 import traceanalyzer as ta
 from traceanalyzer import inputs as opened
 from traceanalyzer.analyzers.base import Examination
+from traceanalyzer.analyzers.common.step_patterns import INFERRED_STEPS
 from traceanalyzer.analyzers.diagnosis.judge import RULES, judge, with_thresholds
 from traceanalyzer.analyzers.diagnosis.rule import Answers, Measured, Rule
 from traceanalyzer.analyzers.gpu_idle import causes
@@ -314,6 +317,30 @@ def test_verdict_without_findings() -> None:
     assert nothing.worst is None
     calm = ta.diagnose(FIXTURES / "py_spy/native.raw.txt", thresholds="hot-line=99%")
     check_wording(calm.verdict)
+
+
+def test_commands_in_notes_can_be_copied(tmp_path: Path) -> None:
+    """Whatever the name of the folder is, and with the full stop of the sentence."""
+    folder = tmp_path / "my run; echo $HOME"
+    folder.mkdir()
+    shutil.copy(RANKS / "rank0.json.gz", folder)
+    shutil.copy(next((FIXTURES / "flight_recorder" / "missing").glob("*rank_0*")), folder)
+    (note,) = (note for note in diagnosis(folder).notes if "traceanalyzer hang" in note)
+    words = shlex.split(note.partition("traceanalyzer ")[2])
+    assert words[0] == "hang"
+    assert folder.samefile(words[1])
+    assert len(words) == 2
+
+
+def test_detected_steps_are_noted() -> None:
+    kernels = [
+        device(name, (10 * step + at) * MS, MS)
+        for step in range(8)
+        for at, name in enumerate(("gemm", "add", "norm", "mul", "relu"))
+    ]
+    detected = [note for note in ta.diagnose(trace(kernels)).notes if note == INFERRED_STEPS]
+    assert len(detected) == 1
+    assert INFERRED_STEPS not in diagnosis(RANKS / "rank0.json.gz").notes
 
 
 def test_unreadable_files_are_noted(tmp_path: Path) -> None:

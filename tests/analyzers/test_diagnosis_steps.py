@@ -108,6 +108,18 @@ def test_only_what_other_steps_lack_is_only_in_slow_steps() -> None:
     assert rows_of_slow_steps({3: [saving]}, usual) == [("save_checkpoint", 19 * MS, MS)]
 
 
+def test_ranges_that_differ_by_a_number_are_usual() -> None:
+    """Each step forwards another layer: that of the slow step is not "only in slow steps"."""
+    layers = [
+        host("user_annotation", f"forward (blocks.{n}.norm1)", (10 * n + 1) * MS, 5 * MS)
+        for n in (0, 1, 2, 4)
+    ]
+    slow = host("user_annotation", "forward (blocks.13.norm2)", 31 * MS, 6 * MS)
+    stall = host("user_annotation", "save_checkpoint 3", 10 * MS, 19 * MS)
+    assert rows_of_slow_steps({3: [slow]}, *layers) == []
+    assert rows_of_slow_steps({3: [stall]}, *layers) == [("save_checkpoint 3", 19 * MS, None)]
+
+
 def test_one_of_nested_slices_is_the_cause() -> None:
     """The range with most of the excess, or one within it that other steps do not have."""
     outer = host("user_annotation", "train_step", 10 * MS, 19 * MS)

@@ -292,6 +292,14 @@ def test_any_values_give_valid_tables(entries: Any, config: Any, status: Any, ve
     assert (records["elements_in"].fill_null(0) >= 0).all()
 
 
+def test_the_nameless_group_of_gloo_is_the_only_one_with_entries() -> None:
+    top = reader._Fields({"pg_config": {"": {"name": "", "desc": "", "ranks": "[0, 1, 2, 3]"}}})
+    default, other = ({"process_group": (name, "x")} for name in ("0", "1"))
+    for entries, known in (([default], ["[0, 1, 2, 3]"]), ([default, other], [None, None])):
+        rows = [reader._Fields(one) for one in entries]
+        assert reader._groups(top, rows, reader._Numbers())["ranks"].to_list() == known
+
+
 # --- detection ---------------------------------------------------------------------------------
 
 

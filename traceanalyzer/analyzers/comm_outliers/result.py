@@ -47,6 +47,9 @@ MANY = 50
 #: From this share one time explains another.
 _MOST = 0.5
 
+#: Fewer collectives are too few to compare, whatever their sizes.
+_FEW = 20
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class CommOutliers(Result):
@@ -464,7 +467,8 @@ def _nothing(result: CommOutliers) -> str:
     over = f" on {result.n_ranks} ranks" if result.n_ranks > 1 else ""
     stragglers = ", no stragglers" if result.n_matched else ""
     judged = result.n_events - result.instances["judged_by"].null_count()
-    opening = "Too few collectives to compare: "
+    are_few = result.n_events < _FEW
+    opening = "Too few collectives to compare: " if are_few else "No collectives to compare: "
     if result.n_matched or (judged and result.world_size == 1):
         opening = "No problem found: "
     elif judged:
@@ -476,7 +480,7 @@ def _nothing(result: CommOutliers) -> str:
         if judged == result.n_events
         else f"no outliers among the {judged:,} that could be compared"
         if judged
-        else "too few of each kind to detect outliers"
+        else f"too few of {'each kind' if are_few else 'the same size'} to detect outliers"
     )
     return (
         f"{opening}{format_count(result.n_events, 'collective')}{over} took "

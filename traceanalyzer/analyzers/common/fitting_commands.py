@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 
 from traceanalyzer.errors import MissingData
@@ -84,7 +85,7 @@ def with_fitting_command(
     if not names or analyzer.startswith(names):
         return error
     several = folder if meta.format in _OF_FORMAT else None
-    return MissingData(f"{begin}{what}: {_lines(names, several or 'FILE')}")
+    return MissingData(f"{begin}{what}: {_lines(names, several)}")
 
 
 def not_for_reports(meta: Meta, folder: str | None = None) -> MissingData | None:
@@ -99,7 +100,7 @@ def not_for_reports(meta: Meta, folder: str | None = None) -> MissingData | None
     if meta.format not in (FLIGHT_RECORDER, NCCL_INSPECTOR, PY_SPY_DUMP, NCU_CSV, NCU_REP, ITWINAI):
         return None
     what, names = _OF_FORMAT[meta.format]
-    return MissingData(f"{meta.path}: {what}: {_lines(names, folder or 'FILE')}")
+    return MissingData(f"{meta.path}: {what}: {_lines(names, folder)}")
 
 
 def _of_text(meta: Meta) -> str:
@@ -110,5 +111,7 @@ def _of_text(meta: Meta) -> str:
     return f"this is text without a timeline: {forms}"
 
 
-def _lines(names: Sequence[str], place: str = "FILE") -> str:
+def _lines(names: Sequence[str], folder: str | None = None) -> str:
+    """Return the commands; with a slash at its end a folder is the same with a full stop after."""
+    place = shlex.quote(f"{folder.rstrip('/')}/") if folder else "FILE"
     return " or ".join(f"traceanalyzer {name.replace('_', '-')} {place}" for name in names)

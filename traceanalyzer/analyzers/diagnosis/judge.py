@@ -7,6 +7,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.base import Examination
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
+from traceanalyzer.analyzers.common.step_patterns import INFERRED_STEPS
 from traceanalyzer.analyzers.diagnosis import busy, clocks, communication, copies, idle, work
 from traceanalyzer.analyzers.diagnosis.budget import budget
 from traceanalyzer.analyzers.diagnosis.device_time import DeviceTime
@@ -115,8 +116,15 @@ def judge(examined: Examination, rules: Sequence[Rule] = RULES) -> Diagnosis:
         warning=_warning(examined),
         about=_about(examined, answers),
         timeline=_timeline(examined),
-        input_notes=(*filter(None, [examined.jobs]), *examined.notes),
+        input_notes=(*filter(None, [examined.jobs, _inferred(answers)]), *examined.notes),
     )
+
+
+def _inferred(answers: Answers) -> str:
+    """Return the note that steps are detected, if costs are per such step."""
+    found = answers.get("gpu_idle")
+    inferred = isinstance(found, GpuIdle) and found.steps_by_kernels and answers.time.in_steps
+    return INFERRED_STEPS if inferred else ""
 
 
 def _about(examined: Examination, answers: Answers) -> str:
@@ -154,7 +162,7 @@ def _warning(examined: Examination) -> str:
     if examined.truncated:
         first, *more = examined.truncated
         files = f"{first} and {format_count(len(more), 'other file')} are"
-        texts.append(f"{files if more else f'{first} is'} truncated: the last events are missing.")
+        texts.append(f"{files if more else f'{first} is'} truncated: events are missing.")
     if examined.jobs:
         texts.append(
             f"{DIFFERENT_JOBS.capitalize()}: ranks are not compared, and shares are of the time "

@@ -113,7 +113,7 @@ def _number_of(n: int, severity: Severity) -> str:
 def _need(why: str) -> tuple[str, str, str]:
     """Return the kind of reason, the data that a skipped check needs, and how to record it."""
     if "peaks" in why:
-        return _OTHER, "peaks of the GPU unknown", "traceanalyzer efficiency --peak"
+        return _OTHER, "peaks of the GPU unknown", "traceanalyzer efficiency --peak bf16=TFLOPS"
     needs = ((data, how) for pattern, data, how in _NEEDS if pattern.search(why))
     data, how = next(needs, ("", ""))
     if not data:

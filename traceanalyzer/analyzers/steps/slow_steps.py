@@ -68,20 +68,23 @@ def only_slow(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
     sums = slices.group_by("step", "name").agg(
         n=pl.len().cast(pl.Int64), total_ns=pl.col("dur").sum(), kind=pl.col("kind").first()
     )
+    # a number in a name, such as that of a layer, may be another one in each step
     sums = sums.with_columns(pl.col("name", "kind").cast(pl.String))
+    sums = sums.with_columns(plain=pl.col("name").str.replace_all(r"\d+", "0"))
     others = max(each.height - slow.height, 1)
     usual = (
         sums.join(slow, on="step", how="anti")
-        .group_by("name")
+        .group_by("plain")
         .agg(usual_ns=(pl.col("total_ns").sum() / others).round().cast(pl.Int64))
     )
-    candidates = sums.join(slow[["step", "over"]], on="step").join(usual, on="name", how="left")
+    candidates = sums.join(slow[["step", "over"]], on="step").join(usual, on="plain", how="left")
     kept = candidates.filter(
         pl.col("total_ns") - pl.col("usual_ns").fill_null(0) >= _LEAST_FRAC * pl.col("over"),
         pl.col("usual_ns").fill_null(0) <= _ELSEWHERE_FRAC * pl.col("total_ns"),
     )
     short = _in_steps(trace, each.join(slow, on="step", how="anti"), 0, kept["name"])
     elsewhere = pl.col("name").is_in(short["name"].cast(pl.String).unique().implode())
+    elsewhere |= pl.col("usual_ns").is_not_null()
     kept = kept.with_columns(usual_ns=pl.when(elsewhere).then(pl.col("usual_ns").fill_null(0)))
     spans = slices.select(
         pl.col("step", "name").cast(pl.String), start="ts", end=pl.col("ts") + pl.col("dur")

@@ -335,12 +335,15 @@ def _groups(top: _Fields, rows: Sequence[_Fields], numbers: _Numbers) -> pl.Data
     The status is by id, which differs from the name; entries have both.
     """
     groups: dict[str, dict[str, Any]] = {}
+    nameless: str | None = None
     config, status = top.get("pg_config"), top.get("pg_status")
     for key, values in _Fields(config).dicts() if isinstance(config, dict) else ():
         name = values.text("name") or key
         ranks = values.text("ranks")
-        if name:  # gloo writes one nameless group
+        if name:
             groups[name] = {"description": values.text("desc"), "ranks": ranks or None}
+        else:  # gloo writes one group without a name
+            nameless = ranks or None
     name_of: dict[str, str] = {}
     for row in rows:
         of_entry, description = _group(row)
@@ -349,6 +352,9 @@ def _groups(top: _Fields, rows: Sequence[_Fields], numbers: _Numbers) -> pl.Data
         group = groups.setdefault(of_entry, {"description": None, "ranks": None})
         group["description"] = group["description"] or description
         name_of.setdefault(row.text("pg_id") or "", of_entry)
+    if len(groups) == 1:
+        (only,) = groups.values()
+        only["ranks"] = only["ranks"] or nameless
     for key, values in _Fields(status).dicts() if isinstance(status, dict) else ():
         group = groups.get(name_of.get(key, ""), {})
         for what in ("enqueued", "started", "completed"):

@@ -16,7 +16,7 @@ def of_file(file: File, damage: str | None) -> Iterator[Finding]:
     if damage:
         yield "data_loss", "damaged-file", 1, damage
     if file.missing:
-        yield "data_loss", "truncated", file.missing, f"byte {file.size:,}"
+        yield "data_loss", "truncated", 1, f"byte {file.size:,} of {file.size + file.missing:,}"
 
 
 def of_rows(parts: Iterable[pl.DataFrame], timeless: int) -> Iterator[Finding]:
