@@ -326,10 +326,10 @@ def test_commands_in_notes_can_be_copied(tmp_path: Path) -> None:
     shutil.copy(RANKS / "rank0.json.gz", folder)
     shutil.copy(next((FIXTURES / "flight_recorder" / "missing").glob("*rank_0*")), folder)
     (note,) = (note for note in diagnosis(folder).notes if "traceanalyzer hang" in note)
-    words = shlex.split(note.partition("traceanalyzer ")[2])
-    assert words[0] == "hang"
-    assert folder.samefile(words[1])
-    assert len(words) == 2
+    parts = shlex.split(note.partition("traceanalyzer ")[2])
+    assert parts[0] == "hang"
+    assert folder.samefile(parts[1])
+    assert len(parts) == 2
 
 
 def test_detected_steps_are_noted() -> None:

@@ -120,6 +120,16 @@ def test_ranges_that_differ_by_a_number_are_usual() -> None:
     assert rows_of_slow_steps({3: [stall]}, *layers) == [("save_checkpoint 3", 19 * MS, None)]
 
 
+def test_an_operator_that_waits_for_the_device_is_no_cause() -> None:
+    copy = host("cpu_op", "aten::to", 10 * MS, 19 * MS)
+    wait = host("cuda_runtime", "cudaStreamSynchronize", 11 * MS, 17 * MS)
+    assert rows_of_slow_steps({3: [copy]}) == [("aten::to", 19 * MS, None)]
+    assert rows_of_slow_steps({3: [copy, wait]}) == []
+    saving = host("user_annotation", "save_checkpoint", 10 * MS, 19 * MS)
+    rows = rows_of_slow_steps({3: [saving, copy, wait]})
+    assert rows == [("save_checkpoint", 19 * MS, None)]
+
+
 def test_one_of_nested_slices_is_the_cause() -> None:
     """The range with most of the excess, or one within it that other steps do not have."""
     outer = host("user_annotation", "train_step", 10 * MS, 19 * MS)

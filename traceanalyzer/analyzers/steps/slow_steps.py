@@ -7,9 +7,15 @@ from typing import Any
 import polars as pl
 
 from traceanalyzer.analyzers.common.names import BACKWARD, LAYERS, matching
-from traceanalyzer.frames import linking
+from traceanalyzer.analyzers.gpu_idle.causes import OPERATOR
+from traceanalyzer.frames import intervals, linking
 from traceanalyzer.trace import Trace
-from traceanalyzer.vocabulary import ANNOTATION_KINDS, LAUNCH_KINDS, PROFILER_STEP
+from traceanalyzer.vocabulary import (
+    ANNOTATION_KINDS,
+    LAUNCH_KINDS,
+    PROFILER_STEP,
+    SYNCHRONISING_CALLS,
+)
 
 #: A step that takes more than this many times the median is slow.
 SLOW = 1.1
@@ -89,10 +95,34 @@ def only_slow(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
     spans = slices.select(
         pl.col("step", "name").cast(pl.String), start="ts", end=pl.col("ts") + pl.col("dur")
     )
-    rows = _without_nested(kept, spans).select(
+    rows = _without_nested(_without_waiting(kept, spans, trace), spans).select(
         pl.col(name).cast(of) for name, of in _SCHEMA.items()
     )
     return pl.concat([rows, _forward_only(trace, each, slow)])
+
+
+def _without_waiting(rows: pl.DataFrame, spans: pl.DataFrame, trace: Trace) -> pl.DataFrame:
+    """Remove operators and calls that mostly wait for the device: its work is what takes long.
+
+    Args:
+        rows: step, kind, name, ``total_ns``.
+        spans: step, name, start, end of the slices.
+        trace: of one rank.
+    """
+    names = matching(trace.names, SYNCHRONISING_CALLS)
+    calls = trace.events[["kind", "name", "ts", "dur"]].filter(
+        pl.col("kind").is_in(LAUNCH_KINDS), pl.col("name").is_in(names)
+    )
+    waits = calls.select(start="ts", end=pl.col("ts") + pl.col("dur"))
+    of_rows = spans.join(rows, on=("step", "name"), how="semi")
+    waiting = intervals.overlap_with(of_rows, waits).group_by("step", "name")
+    sums = waiting.agg(waited_ns=pl.col("overlap").sum())
+    is_operator = pl.col("kind").is_in(("cpu_op", *LAUNCH_KINDS)) | pl.col("name").str.contains(
+        OPERATOR
+    )
+    mostly_waits = 2 * pl.col("waited_ns") > pl.col("total_ns")
+    joined = rows.join(sums, on=("step", "name"), how="left", maintain_order="left")
+    return joined.filter(~(is_operator & mostly_waits.fill_null(value=False)))
 
 
 def _in_steps(
