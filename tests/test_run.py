@@ -514,9 +514,9 @@ def test_dumps_of_several_ranks_name_their_folder(shared: Path) -> None:
     folder = shared / "data/flight_recorder/nccl_like_missing"
     files = sorted(folder.iterdir())
     for analysis in (ta.diagnose, ta.kernels):
-        with pytest.raises(MissingData, match=f"traceanalyzer hang {re.escape(str(folder))}$"):
+        with pytest.raises(MissingData, match=f"traceanalyzer hang {re.escape(str(folder))}/$"):
             analysis(folder)
-        with pytest.raises(MissingData, match=f"traceanalyzer hang {re.escape(str(folder))}$"):
+        with pytest.raises(MissingData, match=f"traceanalyzer hang {re.escape(str(folder))}/$"):
             analysis(files)
         with pytest.raises(MissingData, match=r"traceanalyzer hang FILE$"):
             analysis(files[0])
