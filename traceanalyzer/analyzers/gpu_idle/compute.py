@@ -126,14 +126,15 @@ def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> P
     gaps = idle.filter(~short)
     near = _near(excerpt, gaps)
     files = host.accessing_files(near, excerpt)
-    divided = _by_first_cause(near, gaps, loader, copies, busy, files, host.extents(excerpt))
-    pieces = [busy, profiler, idle.filter(short), *divided]
-    caused = _with_causes(pieces[1:])
+    idle_of = {causes.PROFILER: profiler, causes.SHORT_GAP: idle.filter(short)}
+    idle_of |= _by_first_cause(near, gaps, loader, copies, busy, files, host.extents(excerpt))
+    pieces = [idle_of[cause] for cause in CAUSES]
+    caused = _with_causes(pieces)
     late_launches = idle.filter(short, pl.col("launched") > pl.col("start"))
     exposed = _exposed(excerpt)
-    windows = [*pieces, loader, copies, intervals.intersect(loader, busy, _UNIT)]
+    windows = [busy, *pieces, loader, copies, intervals.intersect(loader, busy, _UNIT)]
     windows += [exposed, late_launches]
-    lost = [*pieces[1:], exposed, *_copies(excerpt)] if with_lost else None
+    lost = [*pieces, exposed, *_copies(excerpt)] if with_lost else None
     marked = host.steps_of_units(excerpt, units)
     measured = _measured(pl.concat([units, marked], how="diagonal"), windows)
     longest = longest_gaps.longest(excerpt, gaps, caused, files, options.library_names)
@@ -157,7 +158,7 @@ def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> P
         gaps=longest,
         loader=host.loader_slices(loading),
         loader_code=host.loader_code(excerpt, loading),
-        file_calls=host.file_calls(near, files, pl.concat(_of_causes(pieces, _UNEXPLAINED))),
+        file_calls=host.file_calls(near, files, pl.concat(idle_of[of] for of in _UNEXPLAINED)),
         gap_count=gaps.height,
         pytorch=any(mark in name for name in excerpt.names for mark in OF_PYTORCH),
         trains=trains(excerpt.names),
@@ -181,11 +182,34 @@ def _by_first_cause(
     busy: pl.DataFrame,
     files: pl.DataFrame,
     host_code: pl.DataFrame,
-) -> list[pl.DataFrame]:
-    """Divide gaps by the first cause that applies; the last part has none."""
+) -> dict[str, pl.DataFrame]:
+    """Divide gaps by the first cause that applies, in the order of the causes here.
+
+    After the host waited for the device, launching and other host code count as synchronisation.
+    """
     synchronising = pl.concat([host.calls(near, causes.SYNCHRONISING), host.blocking_copies(near)])
-    why = [*_explained(near, gaps, loader, copies, synchronising, files), host_code]
-    return _divided(gaps, why, drained(near, gaps, busy, synchronising))
+    waits, prompt = queued(gaps)
+    when = {
+        causes.DEVICE_WAIT: waits,
+        causes.DATALOADING: loader,
+        causes.BATCH_COPY: copies,
+        causes.MODULE_LOADING: near.code_loading,
+        causes.SYNCHRONISATION: synchronising,
+        causes.MEMORY_MANAGEMENT: host.calls(near, causes.MANAGING_MEMORY),
+        causes.CHECKPOINT_IO: pl.concat([host.saving(near), near.of_units(files)]),
+        causes.PEER: near.collectives,
+        _AFTER_WAIT: drained(near, gaps, busy, synchronising),
+        causes.LAUNCH: pl.concat([host.launching(near), prompt]),
+        causes.HOST_CODE: host_code,
+    }
+    *divided, none = intervals.divide(gaps, list(when.values()), _UNIT)
+    idle_of = dict(zip(when, divided, strict=True)) | {causes.UNKNOWN: none}
+    both = [idle_of[causes.SYNCHRONISATION], idle_of.pop(_AFTER_WAIT)]
+    return idle_of | {causes.SYNCHRONISATION: pl.concat(both)}
+
+
+#: The rest of a gap after the host waited for the device: synchronisation.
+_AFTER_WAIT = "after_wait"
 
 
 def measure_with_lost(trace: Trace, options: Options) -> Part:
@@ -350,43 +374,6 @@ def _spans(excerpt: Excerpt) -> pl.DataFrame:
     return excerpt.units.join(extended, on="unit", maintain_order="left")
 
 
-# --- causes ----------------------------------------------------------------------------------
-
-
-def _explained(
-    near: Excerpt,
-    gaps: pl.DataFrame,
-    loader: pl.DataFrame,
-    copies: pl.DataFrame,
-    synchronising: pl.DataFrame,
-    files: pl.DataFrame,
-) -> list[pl.DataFrame]:
-    """Return when each cause from device-side wait to launch overhead applies, in order."""
-    waits, prompt = queued(gaps)
-    managing = host.calls(near, causes.MANAGING_MEMORY)
-    saving = pl.concat([host.saving(near), near.of_units(files)])
-    causing = [near.code_loading, synchronising, managing, saving, near.collectives]
-    launching = pl.concat([host.launching(near), prompt])
-    return [waits, loader, copies, *causing, launching]
-
-
-def _divided(
-    gaps: pl.DataFrame, why: Sequence[pl.DataFrame], after_wait: pl.DataFrame
-) -> list[pl.DataFrame]:
-    """Divide the gaps by the first cause that applies; the last frame of the list has none.
-
-    Launching and other host code in ``after_wait`` gaps count as synchronisation.
-    """
-    known = len(why) - 2
-    *pieces, none = intervals.divide(gaps, [*why[:known], after_wait, *why[known:]], _UNIT)
-    pieces[_SYNCHRONISATION] = pl.concat([pieces[_SYNCHRONISATION], pieces.pop(known)])
-    return [*pieces, none]
-
-
-#: The place of synchronisation among the causes of :func:`_divided`, which begin after short gaps.
-_SYNCHRONISATION = CAUSES.index(causes.SYNCHRONISATION) - CAUSES.index(causes.DEVICE_WAIT)
-
-
 # --- times -----------------------------------------------------------------------------------
 
 
@@ -409,11 +396,6 @@ def _copies(excerpt: Excerpt) -> tuple[pl.DataFrame, pl.DataFrame]:
 def _work_of(excerpt: Excerpt, *kinds: str) -> pl.DataFrame:
     work = excerpt.work[["unit", "start", "end", "work_kind"]]
     return work.filter(pl.col("work_kind").is_in(kinds))
-
-
-def _of_causes(pieces: Sequence[pl.DataFrame], chosen: Sequence[str]) -> list[pl.DataFrame]:
-    """Return the idle intervals of some causes."""
-    return [idle for cause, idle in zip(CAUSES, pieces[1:], strict=True) if cause in chosen]
 
 
 def _with_causes(idle: Sequence[pl.DataFrame]) -> pl.DataFrame:
