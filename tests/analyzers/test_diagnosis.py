@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import gzip
 import json
+import os
 import re
 import shlex
 import shutil
@@ -317,6 +318,12 @@ def test_verdict_without_findings() -> None:
     assert nothing.worst is None
     calm = ta.diagnose(FIXTURES / "py_spy/native.raw.txt", thresholds="hot-line=99%")
     check_wording(calm.verdict)
+
+
+def test_a_file_of_two_ranks_is_one_file(tmp_path: Path) -> None:
+    path = Path(shutil.copy(FIXTURES / "nsys" / "training.sqlite", tmp_path))
+    os.truncate(path, int(path.stat().st_size * 0.9))
+    assert "1 of 1 file " in find(ta.diagnose(path), "dropped-events").title
 
 
 def test_commands_in_notes_can_be_copied(tmp_path: Path) -> None:

@@ -420,7 +420,7 @@ def _dropped_events(result: Info, _: Answers) -> Iterator[Measured]:
     place = f", first at {first['first']}" if first["first"] else ""
     yield Measured(
         size=files,
-        title=f"{files:,} of {format_count(result.files.height, 'file')} "
+        title=f"{files:,} of {format_count(result.files['path'].n_unique(), 'file')} "
         f"{'has' if files == 1 else 'have'} dropped events: "
         f"{', '.join(sorted(lost['code'].unique()))}.",
         evidence=(f"{first['path']}: {first['code']}{place}.",),
