@@ -131,9 +131,8 @@ def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> P
     pieces = [idle_of[cause] for cause in CAUSES]
     caused = _with_causes(pieces)
     late_launches = idle.filter(short, pl.col("launched") > pl.col("start"))
-    exposed = _exposed(excerpt)
-    windows = [busy, *pieces, loader, copies, intervals.intersect(loader, busy, _UNIT)]
-    windows += [exposed, late_launches]
+    exposed, overlapped = _exposed(excerpt), intervals.intersect(loader, busy, _UNIT)
+    windows = [busy, *pieces, loader, copies, overlapped, exposed, late_launches]
     lost = [*pieces, exposed, *_copies(excerpt)] if with_lost else None
     marked = host.steps_of_units(excerpt, units)
     measured = _measured(pl.concat([units, marked], how="diagonal"), windows)

@@ -179,10 +179,11 @@ def _processes(trace: Trace) -> pl.DataFrame:
 def _without_repeats(parts: Sequence[Part]) -> list[Part]:
     """Return the parts without the readings of no rank that several ranks of a file share."""
     kept: list[Part] = []
+    paths: set[str] = set()
     for part in parts:
-        is_repeated = any(part.path == one.path for one in kept)
-        of_rank = part.readings.drop_nulls("rank") if is_repeated else part.readings
+        of_rank = part.readings.drop_nulls("rank") if part.path in paths else part.readings
         kept.append(replace(part, readings=of_rank))
+        paths.add(part.path)
     return kept
 
 
