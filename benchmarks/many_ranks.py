@@ -119,6 +119,7 @@ def _part(
         world_size=ranks,
         shift_ns=START_NS,
         epoch_known=True,
+        start_ns=0,
         instances=instances,
         steps=steps,
         span_ns=span,

@@ -147,7 +147,8 @@ class Occupancy:
 class Lanes:
     """What several devices do over time, for a timeline of one row per device.
 
-    Times are Int64 ns on one axis from 0.
+    Times are Int64 ns on one axis, which begins with the recording. It is drawn from the first
+    start of a lane to the last end.
 
     Attributes:
         name: key of the drawing.

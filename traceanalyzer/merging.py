@@ -444,8 +444,7 @@ def _window(
 ) -> tuple[int, int]:
     """Return start and end of the part that is written, in ns on the axis."""
     last = max(one.end + shift for one, shift in zip(recorded, shifts, strict=True)) + 1
-    begins = [one.begin + shift for one, shift in zip(recorded, shifts, strict=True)]
-    low, high = min(begins), last
+    low, high = min(one.begin + shift for one, shift in zip(recorded, shifts, strict=True)), last
     if cut.step is not None:
         low, high = _step(str(cut.step), rows)
     if cut.around is not None:
@@ -453,9 +452,9 @@ def _window(
         middle = (begin + end) // 2 if end - begin < _AROUND_NS else begin + _AROUND_NS * 4 // 10
         low, high = middle - _AROUND_NS // 2, middle + _AROUND_NS // 2
     if cut.since_ns is not None:
-        low = max(low, min(begins) + cut.since_ns)
+        low = max(low, cut.since_ns)
     if cut.until_ns is not None:
-        high = min(high, min(begins) + cut.until_ns)
+        high = min(high, cut.until_ns)
     return low, high
 
 

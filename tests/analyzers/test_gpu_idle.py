@@ -18,7 +18,7 @@ from traceanalyzer import GpuIdle, MissingData, OptionError
 from traceanalyzer.analyzers.common.places import at_start
 from traceanalyzer.analyzers.gpu_idle import gpu_idle
 from traceanalyzer.analyzers.gpu_idle.causes import BATCH_BYTES, CAUSES
-from traceanalyzer.analyzers.gpu_idle.compute import GPU_IDLE, TIMES, _shifts
+from traceanalyzer.analyzers.gpu_idle.compute import GPU_IDLE, TIMES, _axis
 from traceanalyzer.analyzers.gpu_idle.options import Options
 from traceanalyzer.trace import Trace
 
@@ -107,7 +107,7 @@ def test_host_activity_is_the_cause(cause: str, event: dict[str, Any]) -> None:
     assert lost(result) == expected
     adds_up(result)
     (gap,) = result.gaps.to_dicts()
-    assert (gap["cause"], gap["start_ns"]) == (cause, 100 * US)
+    assert (gap["cause"], gap["at_ns"]) == (cause, 100 * US)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_profiler_overhead_splits_a_gap() -> None:
     before = host("overhead", "Instrumentation", -5 * US, 10 * US, tid=9)
     result = busy_but((100, 200), loader, flush, before)
     assert lost(result) == {"profiler_overhead": 30, "dataloading": 70}
-    gaps = result.gaps.sort("start").select("start_ns", pl.col("end") - pl.col("start"), "cause")
+    gaps = result.gaps.sort("start").select("at_ns", pl.col("end") - pl.col("start"), "cause")
     assert gaps.rows() == [
         (100 * US, 20 * US, "dataloading"),
         (150 * US, 50 * US, "dataloading"),
@@ -542,7 +542,7 @@ def test_causes_add_up_wherever_time_begins(
     assert (result.gaps["end"] > result.gaps["start"]).all()
     moved = gpu_idle(trace(random_trace(work, slices, shift)), by=by)
     assert moved.idle_by_cause == result.idle_by_cause
-    assert moved.gaps["start_ns"].to_list() == result.gaps["start_ns"].to_list()
+    assert moved.gaps["at_ns"].to_list() == result.gaps["at_ns"].to_list()
 
 
 # --- the command -----------------------------------------------------------------------------
@@ -604,7 +604,7 @@ def test_gaps_of_all_ranks_are_on_one_axis_if_clocks_are_known() -> None:
 
     def starts(result: GpuIdle) -> list[list[int]]:
         gaps = result.gaps.sort("start").partition_by("rank", maintain_order=True)
-        return [one["axis_ns"].to_list() for one in gaps]
+        return [one["at_ns"].to_list() for one in gaps]
 
     one, later = starts(gpu_idle(ranks((10**18, 10**18 + 7))))
     assert later == [time + 7 for time in one]
@@ -619,14 +619,14 @@ def test_a_report_puts_the_gaps_on_the_axis_of_its_timeline() -> None:
     result = gpu_idle(trace(in_steps(), rank=0))
     shifts = result.gaps.select("rank", "path", "device", shift=5).unique()
     placed = result.on_axis(shifts, one_clock=True)
-    assert (placed.gaps["axis_ns"] == placed.gaps["start"] + 5).all()
+    assert (placed.gaps["at_ns"] == placed.gaps["start"] + 5).all()
 
 
 def test_a_part_without_units_does_not_move_the_others() -> None:
     given = traceanalyzer.read(ROOT / "fixtures/nccl_8ranks/rank0.json.gz")
     part = GPU_IDLE.part(given, Options())
     empty = replace(part, rank=1, units=part.units.clear())
-    alone, shared = _shifts([part])
+    alone, shared = _axis([part])
     assert shared
-    assert _shifts([empty, part]) == ([0, *alone], True)
-    assert _shifts([empty]) == ([0], True)
+    assert _axis([empty, part]) == ([0, *alone], True)
+    assert _axis([empty]) == ([0], True)

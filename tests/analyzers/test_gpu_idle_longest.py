@@ -101,7 +101,7 @@ def test_gaps_of_one_length_are_in_order_of_time() -> None:
     result = gpu_idle(trace([event for piece in pieces for event in piece])).gaps
     lengths = (result["end"] - result["start"]).to_list()
     assert lengths == sorted(lengths, reverse=True)
-    long = [start for start, length in zip(result["start_ns"], lengths, strict=True)
+    long = [start for start, length in zip(result["at_ns"], lengths, strict=True)
             if length == 100 * US]  # fmt: skip
     assert long == sorted(long)
     assert len(long) == 4
@@ -124,7 +124,7 @@ def test_two_hundred_gaps_are_analysed() -> None:
     result = gpu_idle(trace([*pieces, *longer])).gaps
     assert result.height == 200
     assert result["end"][0] - result["start"][0] == 150 * US
-    assert result["start_ns"][1] == 100 * US
+    assert result["at_ns"][1] == 100 * US
     assert gpu_idle(trace(pieces[:40])).gaps.height == 19
 
 

@@ -447,7 +447,7 @@ def test_all_analyses_use_inferred_steps() -> None:
     starts = ta.steps(result).steps["at_ns"].to_list()
     assert starts == [n * 70 * US for n in range(6)]
     idle, launched = ta.gpu_idle(result, min_gap_ns=0), ta.launches(result)
-    assert idle.steps["start_ns"].to_list() == starts
+    assert idle.steps["at_ns"].to_list() == starts
     assert idle.steps["busy_ns"].to_list() == [60 * US] * 6
     assert launched.steps["launches"].to_list() == [3] * 6
     parts = ta.overlap(result, by="step").steps

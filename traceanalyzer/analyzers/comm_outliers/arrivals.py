@@ -148,24 +148,38 @@ def collectives(rows: pl.DataFrame) -> pl.DataFrame:
     return table.with_columns(missing=missing).sort("first_arrival_ns", "instance")
 
 
+def on_axis(parts: Sequence[Part], offsets: Mapping[int, int]) -> pl.Expr:
+    """Return the start of each instance on an axis that begins with the first event of all files.
+
+    Without a known first event, a file begins with its first collective. ``parts`` are on one
+    clock, see :func:`~.matching.ordered`.
+    """
+    with_time = [part for part in parts if part.epoch_known] or parts
+    starts = [(offsets.get(part.rank or 0, 0), _start(part)) for part in with_time]
+    zero = min((start - offset for offset, start in starts if start is not None), default=0)
+    return pl.col("start") - offset_of(pl.col("rank"), offsets) - zero
+
+
+def _start(part: Part) -> int | None:
+    if part.start_ns is not None:
+        return part.start_ns + part.shift_ns
+    first = part.instances["start"].min()
+    return first if isinstance(first, int) else None
+
+
 def with_waits(
-    instances: pl.DataFrame,
-    rows: pl.DataFrame,
-    collectives: pl.DataFrame,
-    offsets: dict[int, int],
+    instances: pl.DataFrame, rows: pl.DataFrame, collectives: pl.DataFrame
 ) -> pl.DataFrame:
-    """Add columns of the collective (null if unmatched), and ``at_ns``.
+    """Add columns of the collective (null if unmatched).
 
     These are ``wait_ns``, ``last_rank``, ``root_rank``, ``transfer_ns`` and ``slow``.
     """
     waits = rows.select("id", "wait_ns")
     of_collective = collectives.select("instance", "last_rank", "root_rank", "transfer_ns", "slow")
-    at = pl.col("start") - offset_of(pl.col("rank"), offsets)
     return (
         instances.join(waits, on="id", how="left", maintain_order="left")
         .with_columns(instance=pl.when(pl.col("wait_ns").is_not_null()).then("instance"))
         .join(of_collective, on="instance", how="left", maintain_order="left")
-        .with_columns(at_ns=at - at.min())
     )
 
 

@@ -59,6 +59,7 @@ class Part:
         world_size: ranks in the job, or None.
         shift_ns: added to the trace's times to give the times here.
         epoch_known: those are absolute times, so that parts can be compared.
+        start_ns: time of the file's first event on its own clock, or None.
         instances: one row per collective, columns :data:`INSTANCES`, absolute times.
         steps: the steps' annotations, columns :data:`STEPS`, absolute times.
         span_ns: first start to last end of device work, and of host communication; of all read
@@ -83,6 +84,7 @@ class Part:
     world_size: int | None
     shift_ns: int
     epoch_known: bool
+    start_ns: int | None
     instances: pl.DataFrame
     steps: pl.DataFrame
     span_ns: int

@@ -91,6 +91,7 @@ def _measure(trace: Trace, options: Options) -> Part:
         world_size=meta.world_size,
         shift_ns=shift,
         epoch_known=meta.epoch_ns is not None,
+        start_ns=meta.start_ns,
         instances=_shaped(instances, shift),
         steps=steps.with_columns(pl.col("start", "end") + shift),
         span_ns=span_ns,
@@ -139,12 +140,13 @@ def combine(parts: Sequence[Part], options: Options, base: Sequence[Part] = ()) 
     matched = matching.unmatched(rows) if several else matching.match(rows)
     clocks = arrivals.clock_offsets(matched, {part.rank: part.host for part in parts})
     offsets = arrivals.applied(clocks)
+    matched = matched.with_columns(at_ns=arrivals.on_axis(parts, offsets))
     met = arrivals.arrivals(matched, offsets)
     rows = arrivals.plausible(met)
     roots = chains.roots(rows)
     each = outliers.slow(arrivals.collectives(rows), options.factor, options.z)
     each = chains.with_roots(each, roots)
-    waits = arrivals.with_waits(matched, rows, each, offsets)
+    waits = arrivals.with_waits(matched, rows, each)
     of_job = waits.partition_by("path") if several else [waits]
     instances = pl.concat(outliers.judge(one, options.factor, options.z) for one in of_job)
     instances = instances.sort("id")

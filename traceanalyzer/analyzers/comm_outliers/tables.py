@@ -109,7 +109,7 @@ _COMPARING = ("wait_ns", "imposed_ns", "times_last", "straggler_steps", "straggl
 
 _RANK = pl.format("rank {}", "rank").alias("rank")
 
-_TIME = "time since the first collective"
+_TIME = "time from the start"
 
 
 def table(name: str, frame: pl.DataFrame, more: str = "", *, several: bool = True) -> Table:
@@ -159,14 +159,13 @@ def _durations(instances: pl.DataFrame) -> Chart:
 
 def _arrivals(met: pl.DataFrame, delayed: pl.DataFrame) -> Chart:
     """Return every rank's arrival after the first rank at each collective, stragglers circled."""
-    first = pl.col("arrival").min()
     listed = pl.col("instance").is_in(delayed["instance"].implode())
     return Chart(
         name="arrivals",
         title="Arrival of each rank after the first",
         mark="scatter",
         frame=met.select(
-            (first.over("instance") - first).alias("at_ns"),
+            pl.col("at_ns").min().over("instance"),
             _RANK,
             "after_first_ns",
             (pl.col("is_last") & listed).alias("straggler"),

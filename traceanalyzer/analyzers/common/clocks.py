@@ -1,6 +1,50 @@
 """Common axis of recordings: whether their clocks can be compared, and what aligns them."""
 
 from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+
+class Recording(NamedTuple):
+    """A recording on its own clock.
+
+    Attributes:
+        rank: global rank, or None.
+        path: the file.
+        epoch_ns: absolute time of the clock's 0, or None.
+        start_ns: time of its first event, analysed or not, or None.
+        begin: first time of what is analysed.
+        end: last time of that.
+    """
+
+    rank: int | None
+    path: str
+    epoch_ns: int | None
+    start_ns: int | None
+    begin: int
+    end: int
+
+
+def axis(recordings: Sequence[Recording | None]) -> tuple[list[int], bool]:
+    """Return what is added to the times of each recording, and whether all share an axis.
+
+    If they do (see :func:`one_clock`), 0 is the start of the first one, otherwise that of each
+    rank's first one. Nothing is added to None, a recording without times.
+    """
+    known = [one for one in recordings if one is not None]
+    if not known:
+        return [0] * len(recordings), True
+    epochs = [one.epoch_ns or 0 for one in known]
+    begins = [one.begin + epoch for one, epoch in zip(known, epochs, strict=True)]
+    ends = [one.end + epoch for one, epoch in zip(known, epochs, strict=True)]
+    starts = [
+        (one.begin if one.start_ns is None else one.start_ns) + epoch
+        for one, epoch in zip(known, epochs, strict=True)
+    ]
+    shared = one_clock([one.epoch_ns for one in known], begins, ends)
+    owners = [one.path if one.rank is None else one.rank for one in known]
+    zeros = to_zero(starts, owners, one_clock=shared)
+    shifts = (epoch + zero for epoch, zero in zip(epochs, zeros, strict=True))
+    return [0 if one is None else next(shifts) for one in recordings], shared
 
 
 def one_clock(
@@ -21,16 +65,17 @@ def one_clock(
     return known and max(ends) - min(begins) <= sum(ends) - sum(begins) + pauses_ns
 
 
-def to_zero(begins: Sequence[int], owners: Sequence[Hashable], *, one_clock: bool) -> list[int]:
-    """Return what is added to the times of each recording so that the axis begins at 0.
+def to_zero(starts: Sequence[int], owners: Sequence[Hashable], *, one_clock: bool) -> list[int]:
+    """Return what is added to the times of each recording so that its axis begins at 0.
 
     Args:
-        begins: first time of each recording.
+        starts: start of each recording: its first event, whatever is analysed of it. So a time on
+            the axis is the same in all analyses, and in ``--since`` and ``--until``.
         owners: whose recording it is: without one clock, each owner begins at 0.
-        one_clock: all begin at the first time of all.
+        one_clock: all begin with the first recording.
     """
-    of = [None] * len(begins) if one_clock else owners
+    of = [None] * len(starts) if one_clock else owners
     first = dict[Hashable, int]()
-    for owner, begin in zip(of, begins, strict=True):
-        first[owner] = min(begin, first.get(owner, begin))
+    for owner, start in zip(of, starts, strict=True):
+        first[owner] = min(start, first.get(owner, start))
     return [-first[owner] for owner in of]

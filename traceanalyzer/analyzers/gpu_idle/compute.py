@@ -52,6 +52,7 @@ class Part:
         rank: global rank, None if not recorded.
         path: the file.
         epoch_ns: absolute time of the trace's ts 0, or None.
+        start_ns: time of the file's first event, or None.
         on_host: no device work was recorded: the unit is the main thread, busy in operators.
         work_lost: the file is truncated, or work was launched but none recorded.
         host_known: host slices were recorded.
@@ -81,6 +82,7 @@ class Part:
     rank: int | None
     path: str
     epoch_ns: int | None
+    start_ns: int | None
     on_host: bool
     work_lost: bool
     host_known: bool
@@ -142,6 +144,7 @@ def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> P
         rank=excerpt.rank,
         path=excerpt.path,
         epoch_ns=excerpt.epoch_ns,
+        start_ns=excerpt.start_ns,
         on_host=excerpt.on_host,
         work_lost=excerpt.work_lost,
         host_known=excerpt.slices.height > 0,
@@ -261,7 +264,8 @@ def _merged(part: Part, trace: Trace, options: Options) -> Part:
 
 def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()) -> GpuIdle:
     """Join the idle time of all ranks by cause."""
-    units = _joined(parts, "units")
+    shifts, one_clock = _axis(parts)
+    units = _joined(parts, "units", shifts)
     loader, loader_code, file_calls = (
         pl.concat(getattr(part, table) for part in parts)
         .group_by("name")
@@ -270,16 +274,15 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
         for table, order in (("loader", 2), ("loader_code", 1), ("file_calls", 1))
     )
     key = ["rank", "path", "device", "pid"]
-    steps = _joined(parts, "steps").sort(*key, "start", nulls_last=True)
-    shifts, one_clock = _shifts(parts)
+    steps = _joined(parts, "steps", shifts).sort(*key, "start", nulls_last=True)
     gaps = _joined(parts, "gaps", shifts).sort(
         pl.col("end") - pl.col("start"), *key, "start", descending=[True] + [False] * 5
     )
-    by_cause = _joined(parts, "causes").sort(
+    by_cause = _joined(parts, "causes", shifts).sort(
         *key, "idle_ns", "cause", descending=[False] * 4 + [True, False]
     )
     return GpuIdle(
-        lost=_joined(parts, "lost").drop("start_ns")
+        lost=_joined(parts, "lost", shifts).drop("at_ns")
         if all(part.lost is not None for part in parts)
         else None,
         by=options.by,
@@ -425,46 +428,32 @@ def _numbered(parts: Sequence[Part], table: str) -> pl.DataFrame:
     return pl.concat(frames).with_columns(part=pl.Series(number))
 
 
-def _shifts(parts: Sequence[Part]) -> tuple[list[int], bool]:
-    """Return what is added to the times of each part, and whether all ranks share an axis.
-
-    Nothing is added to a part without units.
-    """
-    known = [number for number, part in enumerate(parts) if part.units.height]
-    epochs = [parts[number].epoch_ns for number in known]
-    units = [parts[number].units.with_columns(pl.col("start", "end") + (epoch or 0))
-             for number, epoch in zip(known, epochs, strict=True)]  # fmt: skip
-    begins, ends = [min(one["start"]) for one in units], [max(one["end"]) for one in units]
-    shared = not known or clocks.one_clock(epochs, begins, ends)
-    of = [parts[n].path if parts[n].rank is None else parts[n].rank for n in known]
-    starts = clocks.to_zero(begins, of, one_clock=shared)
-    shifts = [0] * len(parts)
-    for number, epoch, start in zip(known, epochs, starts, strict=True):
-        shifts[number] = (epoch or 0) + start
-    return shifts, shared
+def _axis(parts: Sequence[Part]) -> tuple[list[int], bool]:
+    """Return what is added to the times of each part, and whether all ranks share an axis."""
+    recordings: list[clocks.Recording | None] = []
+    for part in parts:
+        begin, end = part.units.select(pl.col("start").min(), pl.col("end").max()).row(0)
+        recording = clocks.Recording(part.rank, part.path, part.epoch_ns, part.start_ns, begin, end)
+        recordings.append(recording if part.units.height else None)
+    return clocks.axis(recordings)
 
 
-def _joined(parts: Sequence[Part], table: str, shifts: Sequence[int] = ()) -> pl.DataFrame:
+def _joined(parts: Sequence[Part], table: str, shifts: Sequence[int]) -> pl.DataFrame:
     """Return one table of all parts, with rank, path, device and pid in place of the unit.
 
-    ``start_ns`` counts from the beginning of the unit's span, ``axis_ns`` from that of the axis: it
-    is added if the shifts of the parts are given.
+    ``at_ns`` is the start on the axis, see :func:`_axis`.
     """
     sources = pl.DataFrame(
-        [(number, part.rank, part.path) for number, part in enumerate(parts)],
-        {"part": pl.Int64, "rank": pl.Int32, "path": pl.String},
+        [(*row, part.rank, part.path) for row, part in zip(enumerate(shifts), parts, strict=True)],
+        {"part": pl.Int64, "shift": pl.Int64, "rank": pl.Int32, "path": pl.String},
         orient="row",
     )
-    if shifts:
-        sources = sources.with_columns(pl.Series("axis_ns", shifts, pl.Int64))
-    units = _numbered(parts, "units").select("part", "unit", "device", "pid", origin="start")
+    units = _numbered(parts, "units").select("part", "unit", "device", "pid")
     rows = _numbered(parts, table).drop("device", "pid", strict=False)
     named = sources.join(units, on="part", maintain_order="left")
     named = named.join(rows, on=["part", "unit"], maintain_order="left").drop("part", "unit")
     if "start" in named.columns:
-        named = named.with_columns(start_ns=pl.col("start") - pl.col("origin"))
-    if shifts:
-        named = named.with_columns(pl.col("axis_ns") + pl.col("start"))
+        named = named.with_columns(at_ns=pl.col("start") + pl.col("shift"))
     if named.schema.get("cause") == pl.String:
         named = named.with_columns(pl.col("cause").cast(CAUSE))
-    return named.drop("origin")
+    return named.drop("shift")

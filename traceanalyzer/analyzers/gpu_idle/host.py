@@ -67,6 +67,7 @@ class Excerpt:
         rank: global rank, or None.
         path: the file.
         epoch_ns: absolute time of the trace's ts 0, or None.
+        start_ns: time of the file's first event, or None.
         steps: rows of :func:`~traceanalyzer.analyzers.common.step_patterns.steps`.
         units: unit (number), device, pid: what can be idle; pid if units are processes. Without
             device work one unit, the main thread.
@@ -95,6 +96,7 @@ class Excerpt:
     rank: int | None
     path: str
     epoch_ns: int | None
+    start_ns: int | None
     steps: pl.DataFrame
     units: pl.DataFrame
     work: pl.DataFrame
@@ -174,6 +176,7 @@ def take(trace: Trace, options: Options) -> Excerpt:
         rank=trace.meta.rank,
         path=trace.meta.path,
         epoch_ns=trace.meta.epoch_ns,
+        start_ns=trace.meta.start_ns,
         steps=steps,
         units=units.select("unit", "device", pid="pid" if by_process else pl.lit(None, pl.Int64)),
         work=work[["unit", "kind", "name", "bytes", "work_kind", "start", "end"]],

@@ -78,19 +78,19 @@ class GpuIdle(Result):
             rank on, short ones of one cause between two long ones are one row, see
             :func:`~.lost.merged`. Only in a diagnosis or report, otherwise None.
         steps: one row per step of each unit: rank, path, device, pid, step, start, end,
-            ``start_ns`` (from the unit's start), the columns of times of ``units`` for the step's
+            ``at_ns`` (start on the axis), the columns of times of ``units`` for the step's
             time on the host (on the device if the host runs far ahead of it), and
             ``exposed_communication_ns`` (communication without compute, part of ``busy_ns``).
         steps_by_kernels: steps are not marked but detected by repeating kernels.
         gaps: the longest gaps, at most 200 per rank: rank, path, device, pid, start, end,
-            ``start_ns``, ``axis_ns`` (start from the first moment of all ranks; without
-            ``one_clock``, of its rank), step, cause (of most of it), ``cause_ns``, before and after
-            (device work on either side), waits_for (the call that makes the stream of the next work
-            wait), sampled (the most frequent leaf function sampled in it) and sampled_frac,
+            ``at_ns`` (start on the axis), step, cause (of most of it), ``cause_ns``, before and
+            after (device work on either side), waits_for (the call that makes the stream of the
+            next work wait), sampled (the most frequent leaf function sampled in it), sampled_frac,
             host_event, python, own_code and annotation (innermost slices that ran for half of it or
             more), innermost (of all of them).
-        one_clock: all ranks are on one axis: by absolute times, in a report also corrected by the
-            ends of collectives.
+        one_clock: all ranks are on one axis, which begins with the first event of the first file:
+            by absolute times, in a report also corrected by the ends of collectives. Otherwise the
+            axis of each rank begins with its first event.
         hints: how to record missing data with the profiler that wrote the (first) file.
         whole: the result by device if units are processes: sums and shares are of devices.
     """
@@ -234,7 +234,7 @@ class GpuIdle(Result):
         placed = self.gaps.join(
             shifts.select(*keys, "shift"), keys, "left", nulls_equal=True, maintain_order="left"
         )
-        at = pl.coalesce(pl.col("start") + pl.col("shift"), "axis_ns").alias("axis_ns")
+        at = pl.coalesce(pl.col("start") + pl.col("shift"), "at_ns").alias("at_ns")
         return replace(self, gaps=placed.with_columns(at).drop("shift"), one_clock=one_clock)
 
     @property
@@ -548,7 +548,7 @@ def _gaps(result: GpuIdle) -> Table:
         kernel_before=pl.col("before").replace(short),
         kernel_after=pl.col("after").replace(short),
     )
-    columns = {"axis_ns": "start", "gap_ns": "gap", "step": "step on host", "why": "main cause"}
+    columns = {"at_ns": "start", "gap_ns": "gap", "step": "step on host", "why": "main cause"}
     columns |= {
         name: heading
         for name, heading in (
@@ -565,7 +565,7 @@ def _gaps(result: GpuIdle) -> Table:
     title = "Longest waits" if result.on_host else "Longest gaps"
     empty = "none" if result.gap_count == 0 else "not analysed"
     columns = {**_identifying(result, frame), **columns}
-    hide_first = ("kernel_before", "axis_ns", "device", "kernel_after")
+    hide_first = ("kernel_before", "at_ns", "device", "kernel_after")
     return Table("gaps", title, frame, columns, empty=empty, hide_first=hide_first)
 
 
@@ -691,14 +691,14 @@ def _unit_chart(result: GpuIdle) -> Chart:
 def _gap_chart(result: GpuIdle) -> Chart:
     cause = pl.col("cause").cast(pl.String).replace_strict(causes.NAMES).cast(_colors(result))
     rows = _with_unit(result, result.gaps).with_columns(
-        cause=cause, end_ns=pl.col("axis_ns") + pl.col("end") - pl.col("start")
+        cause=cause, end_ns=pl.col("at_ns") + pl.col("end") - pl.col("start")
     )
     return Chart(
         "gaps",
         "Longest gaps by main cause",
         "span",
         rows.sort("rank", "device", "pid", "start"),
-        x="axis_ns",
+        x="at_ns",
         y="on" if result.units.height > 1 else "cause",
         x_label="time from the start" if result.one_clock else "time from the start of each rank",
         color="cause",

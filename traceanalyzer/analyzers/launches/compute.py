@@ -7,8 +7,14 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs
-from traceanalyzer.analyzers.common import device_work, host_code, step_marks, step_patterns
-from traceanalyzer.analyzers.common.columns import grouped, joined, ratio
+from traceanalyzer.analyzers.common import (
+    clocks,
+    device_work,
+    host_code,
+    step_marks,
+    step_patterns,
+)
+from traceanalyzer.analyzers.common.columns import grouped, joined, ratio, source_of, stacked
 from traceanalyzer.analyzers.common.gpu_api import Api, api_of, joined_api
 from traceanalyzer.analyzers.common.places import places
 from traceanalyzer.analyzers.launches import calls as launching, stretches as stretching
@@ -57,6 +63,8 @@ class Part:
     Attributes:
         rank: or None.
         path: the file.
+        epoch_ns: absolute time of the trace's ts 0, or None.
+        start_ns: time of the file's first event, or None.
         calls: one row per launch call with device work: device, launch_name, pieces, call_ns,
             delay_ns, waited, loading_ns (part of call_ns in which CUDA loaded code), annotation,
             operator, waiting_ns (wait of the device for it in stretches).
@@ -79,6 +87,8 @@ class Part:
 
     rank: int | None
     path: str
+    epoch_ns: int | None
+    start_ns: int | None
     calls: pl.DataFrame
     devices: pl.DataFrame
     streams: pl.DataFrame
@@ -103,6 +113,8 @@ class Excerpt:
     Attributes:
         rank: or None.
         path: the file.
+        epoch_ns: absolute time of the trace's ts 0, or None.
+        start_ns: time of the file's first event, or None.
         work: rows of :func:`~traceanalyzer.analyzers.launches.calls.with_launches`.
         calls: rows of :func:`~traceanalyzer.analyzers.launches.calls.with_overhead`.
         waits: rows of :func:`~traceanalyzer.analyzers.launches.stretches.synchronising_calls`.
@@ -116,6 +128,8 @@ class Excerpt:
 
     rank: int | None
     path: str
+    epoch_ns: int | None
+    start_ns: int | None
     work: pl.DataFrame
     calls: pl.DataFrame
     waits: pl.DataFrame
@@ -151,6 +165,8 @@ def take(trace: Trace, options: Options) -> Excerpt:
     return Excerpt(
         rank=trace.meta.rank,
         path=trace.meta.path,
+        epoch_ns=trace.meta.epoch_ns,
+        start_ns=trace.meta.start_ns,
         work=work,
         calls=calls,
         waits=waits,
@@ -193,6 +209,8 @@ def measure(excerpt: Excerpt, _options: Options, *, for_rules: bool = False) -> 
     return Part(
         rank=excerpt.rank,
         path=excerpt.path,
+        epoch_ns=excerpt.epoch_ns,
+        start_ns=excerpt.start_ns,
         calls=calls.select(
             "device", "launch_name", "pieces", "call_ns", "delay_ns", "waited", "loading_ns",
             **launched, waiting_ns=waiting_ns,
@@ -216,7 +234,8 @@ def measure(excerpt: Excerpt, _options: Options, *, for_rules: bool = False) -> 
 
 def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()) -> Launches:
     """Combine the launches of all ranks."""
-    calls, stretches = joined(parts, "calls"), _stretches(parts)
+    calls, shifts = joined(parts, "calls"), _axis(parts)
+    stretches = _stretches(parts, shifts)
     devices = _devices(parts, calls, stretches)
     on = devices[[*DEVICE, "on"]]
     synchronising = _synchronising(parts)
@@ -250,7 +269,7 @@ def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()
         steps=_named(_steps(parts), on),
         steps_by_kernels=any(part.steps_by_kernels for part in parts),
         delays=_delays(calls),
-        queue=_named(_queue(parts), on),
+        queue=_named(_queue(parts, shifts), on),
         unlaunched=int(devices["unlaunched"].sum()),
         launched_before_ns=sum(part.before_ns for part in parts),
         work_ns=sum(part.work_ns for part in parts),
@@ -442,15 +461,26 @@ def _streams(parts: Sequence[Part]) -> pl.DataFrame:
     return streams.sort("launches", *DEVICE, "process", "stream", descending=[True] + [False] * 5)
 
 
-def _stretches(parts: Sequence[Part]) -> pl.DataFrame:
+def _axis(parts: Sequence[Part]) -> pl.Series:
+    """Return what is added to the times of each part to place them on the axis."""
+    recordings = []
+    for part in parts:
+        begin, end = part.devices.select(pl.col("start").min(), pl.col("end").max()).row(0)
+        recordings.append(
+            clocks.Recording(part.rank, part.path, part.epoch_ns, part.start_ns, begin, end)
+        )
+    return pl.Series(clocks.axis(recordings)[0], dtype=pl.Int64)
+
+
+def _stretches(parts: Sequence[Part], shifts: pl.Series) -> pl.DataFrame:
     """Return the stretches of all ranks, those with the longest wait first."""
-    begun = joined(parts, "devices").select(*DEVICE, origin="start")
-    stretches = joined(parts, "stretches").join(begun, on=DEVICE, nulls_equal=True, how="left")
+    frames = [part.stretches for part in parts]
+    stretches = stacked(frames, **source_of(parts), shift=shifts)
     length = pl.col("end") - pl.col("start")
     return stretches.select(
         *DEVICE, "step", "gaps", "pieces", "busy_ns", "waiting_ns", "synchronised_ns", "annotation",
         "operator",
-        at_ns=pl.col("start") - pl.col("origin"),
+        at_ns=pl.col("start") + pl.col("shift"),
         length_ns=length,
         busy_frac=ratio("busy_ns", length),
         synchronised_frac=ratio("synchronised_ns", "waiting_ns"),
@@ -508,11 +538,11 @@ def _delays(calls: pl.DataFrame) -> pl.DataFrame:
     return classes.select(names.alias("delay"), "waited", pl.col("n").fill_null(0))
 
 
-def _queue(parts: Sequence[Part]) -> pl.DataFrame:
-    """Return the queue lengths over time, from each device's first launch call."""
-    start = pl.col("ts").min().over(DEVICE)
-    return joined(parts, "queue").select(
-        *DEVICE, "process", "stream", "length", at_ns=pl.col("ts") - start
+def _queue(parts: Sequence[Part], shifts: pl.Series) -> pl.DataFrame:
+    """Return the queue lengths over time."""
+    frames = [part.queue for part in parts]
+    return stacked(frames, **source_of(parts), shift=shifts).select(
+        *DEVICE, "process", "stream", "length", at_ns=pl.col("ts") + pl.col("shift")
     )
 
 

@@ -44,8 +44,8 @@ _CALL = "median_call_ns: median call"
 _COLUMNS = {
     "devices": f"""on: device, busy_frac: busy, waiting_frac: waits for launches, {_DELAYS},
         {_QUEUED}""",
-    "stretches": """on: device, step, at_ns: at, length_ns: length, gaps, pieces, busy_frac: busy,
-        synchronised_frac: after a sync, annotation: mostly in, operator""",
+    "stretches": """on: device, step, at_ns: start, length_ns: length, gaps, pieces,
+        busy_frac: busy, synchronised_frac: after a sync, annotation: mostly in, operator""",
     "synchronising": """call, operator, annotation, python: Python, ranks, n, host_ns: host time,
         idle_ns: device idle, idle_after_ns: idle after""",
     "streams": """on: device, process, stream, launches, mean_queue: mean queue, max_queue: max,
@@ -102,7 +102,7 @@ class Launches(Result):
             unlaunched (device events without a launch call).
         streams: rank, path, device, process, stream, launches, mean_queue, max_queue, empty_frac,
             full_frac.
-        stretches: rank, path, device, step, at_ns (from the start of the device's work), length_ns,
+        stretches: rank, path, device, step, at_ns (start on the axis of all ranks), length_ns,
             gaps, pieces, busy_frac, waiting_ns, synchronised_frac, annotation, operator.
         synchronising: calls in which the host waited for a device, by place: call, operator,
             annotation, python, ranks (their number), n, host_ns, idle_ns, idle_after_ns.
@@ -479,7 +479,7 @@ def _queues(result: Launches) -> Chart:
         frame.select("at_ns", "length", label.alias("queue")),
         x="at_ns",
         y="length",
-        x_label="time since the first launch",
+        x_label="time from the start",
         y_label="launches in the queue",
         panel="queue",
     )

@@ -73,6 +73,7 @@ class Part:
     Attributes:
         path: the file.
         epoch_ns: absolute time of the trace's ts 0, or None.
+        start_ns: time of the file's first event, or None.
         devices: one row per device, from its first start to its last end.
         steps: one row per step and device.
         steps_by_kernels: steps are inferred from repeating kernels.
@@ -87,6 +88,7 @@ class Part:
 
     path: str
     epoch_ns: int | None
+    start_ns: int | None
     devices: pl.DataFrame
     steps: pl.DataFrame
     steps_by_kernels: bool
@@ -123,6 +125,7 @@ def measure(trace: Trace, options: Options, *, for_rules: bool = False) -> Part:
     return Part(
         path=trace.meta.path,
         epoch_ns=trace.meta.epoch_ns,
+        start_ns=trace.meta.start_ns,
         devices=devices,
         steps=of_steps,
         steps_by_kernels=not for_rules and by_kernels(steps),
@@ -151,9 +154,9 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
     Raises:
         MissingData: ``by`` is ``step`` and no rank has steps.
     """
-    one_clock = _on_one_clock(parts)
+    shifts, one_clock = _axis(parts)
     whole, steps, streams = (
-        _joined(parts, name, one_clock=one_clock) for name in ("devices", "steps", "streams")
+        _joined(parts, name, shifts) for name in ("devices", "steps", "streams")
     )
     if options.by == "step" and steps.is_empty():
         paths = ", ".join(part.path for part in parts[:3])
@@ -166,7 +169,7 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
         streams=_one_per_device(streams, ["rank", "device", "stream"]).with_columns(
             alone_frac=ratio("alone_ns", "busy_ns")
         ),
-        timeline=_shares(_sorted(_timeline(parts, one_clock=one_clock))),
+        timeline=_shares(_sorted(_timeline(parts, shifts, one_clock=one_clock))),
         unfinished=sum(part.unfinished for part in parts),
         launched_before_ns=launching.known_ns(part.before for part in parts),
         beginnings=launching.beginnings(part.before for part in parts),
@@ -253,39 +256,31 @@ def stretches(span: pl.DataFrame, epoch_ns: int | None) -> pl.DataFrame:
 # --- all ranks -----------------------------------------------------------------------------
 
 
-def _joined(parts: Sequence[Part], name: str, *, one_clock: bool) -> pl.DataFrame:
-    """Join a frame of all parts by rank and file, with ``at_ns`` and ``span_ns``.
-
-    Times start at the first device work of all files, or of each file if they do not share a clock.
-    """
-    begins, _ = _extents(parts)
-    if one_clock:
-        begins = pl.Series([begins.min()], dtype=pl.Int64).new_from_index(0, len(parts))
-    frames = [getattr(part, name) for part in parts]
-    rows = stacked(frames, path=_paths(parts), begin=begins - _epochs(parts))
+def _joined(parts: Sequence[Part], name: str, shifts: pl.Series) -> pl.DataFrame:
+    """Join a frame of all parts by rank and file, with ``at_ns`` (on the axis) and ``span_ns``."""
+    rows = stacked([getattr(part, name) for part in parts], path=_paths(parts), shift=shifts)
     return _sorted(
         rows.select(
             "rank",
             "path",
-            pl.exclude("rank", "path", "start", "end", "begin"),
-            at_ns=pl.col("start") - pl.col("begin"),
+            pl.exclude("rank", "path", "start", "end", "shift"),
+            at_ns=pl.col("start") + pl.col("shift"),
             span_ns=pl.col("end") - pl.col("start"),
         )
     )
 
 
-def _on_one_clock(parts: Sequence[Part]) -> bool:
-    """Whether the times of all parts can be compared."""
-    known = [part for part in parts if part.devices.height]
-    begins, ends = (times.to_list() for times in _extents(known))
-    return not known or clocks.one_clock([part.epoch_ns for part in known], begins, ends)
-
-
-def _extents(parts: Sequence[Part]) -> tuple[pl.Series, pl.Series]:
-    """Return begin and end of the device work of each part, in absolute time if known."""
-    begins = pl.Series([part.devices["start"].min() for part in parts], dtype=pl.Int64)
-    ends = pl.Series([part.devices["end"].max() for part in parts], dtype=pl.Int64)
-    return begins + _epochs(parts), ends + _epochs(parts)
+def _axis(parts: Sequence[Part]) -> tuple[pl.Series, bool]:
+    """Return what is added to the times of each part, and whether all ranks share an axis."""
+    recordings: list[clocks.Recording | None] = []
+    for part in parts:
+        rank, begin, end = part.devices.select(
+            pl.col("rank").first(), pl.col("start").min(), pl.col("end").max()
+        ).row(0)
+        recording = clocks.Recording(rank, part.path, part.epoch_ns, part.start_ns, begin, end)
+        recordings.append(recording if part.devices.height else None)
+    shifts, shared = clocks.axis(recordings)
+    return pl.Series(shifts, dtype=pl.Int64), shared
 
 
 def _epochs(parts: Sequence[Part]) -> pl.Series:
@@ -320,31 +315,29 @@ def _shares(frame: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _timeline(parts: Sequence[Part], *, one_clock: bool) -> pl.DataFrame:
+def _timeline(parts: Sequence[Part], shifts: pl.Series, *, one_clock: bool) -> pl.DataFrame:
     """Merge the stretches to at most :data:`COARSE` + 1 of 1, 2 or 5 times 10^k ns.
 
     Args:
         parts: the parts of all ranks.
-        one_clock: all times are on one clock; otherwise each rank's times begin with 0.
+        shifts: what is added to the times of each part to place them on the axis.
+        one_clock: whether all ranks share the axis.
 
     Returns:
         rank, path, device, at_ns, span_ns and the measures, summed.
     """
-    number = pl.Series(range(len(parts)), dtype=pl.UInt32)
+    number, epochs = pl.Series(range(len(parts)), dtype=pl.UInt32), _epochs(parts)
     frames = [part.stretches for part in parts]
-    rows = stacked(frames, path=_paths(parts), epoch=_epochs(parts), part=number)
-    shared = pl.col("start", "end") + pl.col("epoch") if one_clock else pl.col("start", "end")
-    begin, end = pl.col("start").min(), pl.col("end").max()
-    extent = {"origin": begin, "length": end - begin}
-    if not one_clock:
-        extent = {name: value.over("part") for name, value in extent.items()}
-    timed = rows.with_columns(shared).with_columns(**extent)
-    width = _width(timed.select(pl.col("length").max().fill_null(0)).item())
-    at = pl.col("start") // width * width - pl.col("origin") // width * width
+    rows = stacked(frames, path=_paths(parts), part=number, epoch=epochs, zero=shifts - epochs)
+    timed = rows.with_columns(pl.col("start", "end") + pl.col("epoch"))
+    length = pl.col("end").max() - pl.col("start").min()
+    lengths = timed.select(length if one_clock else length.over("part"))
+    width = _width(lengths.select(pl.first().max().fill_null(0)).item())
+    at = (pl.col("start") // width * width + pl.col("zero")).clip(lower_bound=0)
     placed = timed.with_columns(at_ns=at, span_ns=pl.col("end") - pl.col("start"))
     measures = pl.exclude("path", "rank", "device", "at_ns", "part")
     return (
-        placed.drop("start", "end", "epoch", "origin", "length")
+        placed.drop("start", "end", "epoch", "zero")
         .group_by("part", "rank", "path", "device", "at_ns", maintain_order=True)
         .agg(measures.sum())
         .drop("part")

@@ -102,7 +102,8 @@ class Overlap(Result):
     ``devices``, ``steps`` and ``timeline`` have the columns of
     :func:`~traceanalyzer.analyzers.common.device_work.measure_parts` and span_ns, the sum of the
     four parts; overlap_frac (overlapped communication over communication, null without any);
-    utilisation_frac (busy over span); compute_frac (compute over span); rank, path, device, at_ns.
+    utilisation_frac (busy over span); compute_frac (compute over span); rank, path, device, and
+    at_ns, the start on the axis of all ranks.
 
     Attributes:
         by: the rows of the first table.
@@ -318,7 +319,7 @@ def _tables(result: Overlap) -> tuple[Table, ...]:
     }
     tables = {name[:-1]: _table(result, name, name.capitalize(), columns[name]) for name in columns}
     tables["low"] = _table(
-        result, "low_utilisation", low, f"device, at_ns: at, span_ns: length, {busy}, {_PARTS}"
+        result, "low_utilisation", low, f"device, at_ns: start, span_ns: length, {busy}, {_PARTS}"
     )
     first = [tables.pop(result.by)]
     if result.reasons.height:
@@ -373,7 +374,7 @@ def _timeline(result: Overlap) -> Chart:
         by_part(shares, ["on", "at_ns"], busy, "share_frac"),
         "at_ns",
         y="share_frac",
-        x_label="time since the first device work",
+        x_label="time from the start",
         y_label="share of the time",
         panel=_panel(frame),
     )

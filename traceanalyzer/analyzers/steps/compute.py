@@ -8,7 +8,7 @@ from itertools import groupby, pairwise
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs
-from traceanalyzer.analyzers.common import device_work, places, step_marks, step_patterns
+from traceanalyzer.analyzers.common import clocks, device_work, places, step_marks, step_patterns
 from traceanalyzer.analyzers.common.columns import joined as joined_tables, stacked
 from traceanalyzer.analyzers.common.names import mapped, matching, named
 from traceanalyzer.analyzers.steps import phases, slow_steps, statistics
@@ -58,6 +58,7 @@ class Part:
         rank: global rank, or None if the file has none.
         path: the file.
         epoch_ns: absolute time of the trace's ts 0, or None.
+        start_ns: time of the file's first event, or None.
         steps: one row per step and device, or per step without device work: device, step, start,
             end, the columns of
             :func:`~traceanalyzer.analyzers.common.device_work.measure_parts` (null without device
@@ -71,6 +72,7 @@ class Part:
     rank: int | None
     path: str
     epoch_ns: int | None
+    start_ns: int | None
     steps: pl.DataFrame
     by_kernels: bool
     only_slow: pl.DataFrame | None = None
@@ -99,8 +101,9 @@ def measure(trace: Trace, options: Options) -> Part:
         .join(measured.drop("rank", "end"), on=["step", "start"], how="left")
         .sort("start", "device")
     )
+    meta = trace.meta
     by_kernels = step_patterns.by_kernels(marks)
-    return Part(trace.meta.rank, trace.meta.path, trace.meta.epoch_ns, steps, by_kernels=by_kernels)
+    return Part(meta.rank, meta.path, meta.epoch_ns, meta.start_ns, steps, by_kernels=by_kernels)
 
 
 def measure_for_diagnosis(trace: Trace, options: Options) -> Part:
@@ -253,7 +256,7 @@ def joined(parts: Sequence[Part]) -> pl.DataFrame:
 
     Returns:
         rank, path (of the recording's first file), number (of the step in its recording, from 0),
-        the columns of :attr:`Part.steps` with ``at_ns`` (since the recording's first step) and
+        the columns of :attr:`Part.steps` with ``at_ns`` (see :func:`~.clocks.axis`) and
         ``duration_ns`` for start and end, and ``before_ns``, the time since the end of the
         previous step, null for the first and after a pause of the profiler.
     """
@@ -273,8 +276,7 @@ def joined(parts: Sequence[Part]) -> pl.DataFrame:
         schema_overrides={"recording": pl.UInt32, "rank": pl.Int32},
     )
     numbered = rows.with_columns(
-        number=pl.col("start").rank("dense").over("recording").cast(pl.Int64) - 1,
-        first=pl.col("start").min().over("recording"),
+        number=pl.col("start").rank("dense").over("recording").cast(pl.Int64) - 1
     )
     known = numbered.join(
         _before(rows), on=["recording", "start"], how="left", maintain_order="left"
@@ -285,12 +287,12 @@ def joined(parts: Sequence[Part]) -> pl.DataFrame:
         "number",
         "step",
         "device",
-        (pl.col("start") - pl.col("first")).alias("at_ns"),
+        "at_ns",
         (pl.col("end") - pl.col("start")).alias("duration_ns"),
         "before_ns",
         pl.exclude(
-            "rank", "path", "number", "step", "device", "start", "end", "before_ns", "file",
-            "first", "recording",
+            "rank", "path", "number", "step", "device", "at_ns", "start", "end", "before_ns",
+            "file", "recording",
         ),
     )  # fmt: skip
 
@@ -312,7 +314,10 @@ def _span(part: Part, epoch_ns: int) -> tuple[int, int]:
 
 
 def _on_one_clock(recordings: Sequence[Sequence[Part]]) -> pl.DataFrame:
-    """Return the steps of all recordings, with the numbers of ``recording`` and its ``file``."""
+    """Return the steps of all recordings, with the numbers of ``recording`` and its ``file``.
+
+    ``at_ns`` is the start on the axis of all recordings, see :func:`~.clocks.axis`.
+    """
     files = [
         (part.steps, number, file, part.epoch_ns or 0 if _is_absolute(recording) else 0)
         for number, recording in enumerate(recordings)
@@ -324,13 +329,27 @@ def _on_one_clock(recordings: Sequence[Sequence[Part]]) -> pl.DataFrame:
         recording=pl.Series(number, dtype=pl.UInt32),
         file=pl.Series(file, dtype=pl.Int32),
         shift=pl.Series(shift, dtype=pl.Int64),
+        on_axis=pl.Series(_axis([part for files in recordings for part in files]), dtype=pl.Int64),
     )
-    rows = rows.with_columns(pl.col("start", "end") + pl.col("shift")).drop("shift")
+    rows = rows.with_columns(
+        pl.col("start", "end") + pl.col("shift"), at_ns=pl.col("start") + pl.col("on_axis")
+    ).drop("shift", "on_axis")
     if len(steps) == len(recordings):
         return rows
     several = pl.col("file").max().over("recording") > 0
     renumbered = [_renumbered(one) for one in rows.filter(several).partition_by("recording")]
     return pl.concat([rows.filter(~several), *renumbered]).sort("recording", maintain_order=True)
+
+
+def _axis(parts: Sequence[Part]) -> list[int]:
+    """Return what is added to the times of each part to place them on the axis."""
+    spans = [_span(part, 0) for part in parts]
+    return clocks.axis(
+        [
+            clocks.Recording(part.rank, part.path, part.epoch_ns, part.start_ns, *span)
+            for part, span in zip(parts, spans, strict=True)
+        ]
+    )[0]
 
 
 def _is_absolute(recording: Sequence[Part]) -> bool:

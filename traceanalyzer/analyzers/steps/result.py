@@ -303,7 +303,7 @@ def _steps(result: Steps) -> Table:
         **keys,
         "step": "step",
         **({"device": "device"} if several else {}),
-        **({"at_ns": "at"} if frame["at_ns"].max() else {}),
+        "at_ns": "start",
         "duration_ns": "time",
         "ratio": "time / median",
         **({"before_ns": "time before"} if between else {}),

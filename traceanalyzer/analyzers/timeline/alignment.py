@@ -35,6 +35,7 @@ class Recorded:
         epoch_ns: absolute time of the clock's 0, or None.
         begin: first moment.
         end: last moment.
+        start_ns: time of the file's first event, or None.
         sync_ns: moment at which the clocks of all ranks were read, or None.
         sync_error_ns: upper bound of the error of this moment, or None.
     """
@@ -44,6 +45,7 @@ class Recorded:
     epoch_ns: int | None
     begin: int
     end: int
+    start_ns: int | None = None
     sync_ns: int | None = None
     sync_error_ns: int | None = None
 
@@ -54,14 +56,14 @@ def recorded(meta: Meta, begin: int, end: int) -> Recorded:
     epoch_ns = absolute if meta.epoch_ns is None else meta.epoch_ns
     extra = json.loads(meta.extra or "{}") if COMPOSER_SYNC in (meta.extra or "") else {}
     sync = (extra.get(COMPOSER_SYNC), extra.get(COMPOSER_ERROR))
-    return Recorded(meta.rank, meta.path, epoch_ns, begin, end, *sync)
+    return Recorded(meta.rank, meta.path, epoch_ns, begin, end, meta.start_ns, *sync)
 
 
 def shifts(several: Sequence[Recorded], compared: CommOutliers | None) -> tuple[list[int], bool]:
     """Return what is added to the times of each recording, and whether all share an axis.
 
-    If they do (see :func:`~.common.clocks.one_clock`), 0 is their first moment. Otherwise each rank
-    begins at 0.
+    If they do (see :func:`~.common.clocks.one_clock`), 0 is the first event of the first file.
+    Otherwise each rank begins at 0.
 
     Args:
         several: the recordings.
@@ -76,7 +78,11 @@ def shifts(several: Sequence[Recorded], compared: CommOutliers | None) -> tuple[
         [one.epoch_ns for one in several], begins, ends, pauses_ns=_between(several)
     )
     of = [one.path if one.rank is None else one.rank for one in several]
-    zeros = clocks.to_zero(begins, of, one_clock=shared)
+    starts = [
+        (one.begin if one.start_ns is None else one.start_ns) + shift
+        for one, shift in zip(several, placed, strict=True)
+    ]
+    zeros = clocks.to_zero(starts, of, one_clock=shared)
     return [shift + zero for shift, zero in zip(placed, zeros, strict=True)], shared
 
 

@@ -161,7 +161,7 @@ def _compared(parts: Sequence[Part], options: Options) -> CommOutliers | None:
 
 def _recorded(part: Part) -> Recorded:
     begin, end = part.states.select(pl.col("start").min(), pl.col("end").max()).row(0)
-    return Recorded(part.rank, part.path, part.epoch_ns, begin, end)
+    return Recorded(part.rank, part.path, part.epoch_ns, begin, end, part.idle.start_ns)
 
 
 @dataclass(frozen=True)

@@ -86,8 +86,9 @@ class Timeline(Result):
 
     @property
     def span_ns(self) -> int:
-        """Length of the axis."""
-        return int(self.lanes["end"].max() or 0)  # type: ignore[arg-type]
+        """Time from the first start of a lane to the last end."""
+        begin, end = self.lanes["start"].min(), self.lanes["end"].max()
+        return end - begin if isinstance(begin, int) and isinstance(end, int) else 0
 
     @cached_property
     def shares(self) -> pl.DataFrame:

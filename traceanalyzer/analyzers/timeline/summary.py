@@ -54,12 +54,13 @@ def summary(idle: GpuIdle, compared: CommOutliers | None) -> Lanes | None:
     shifts = _shifts(units, compared)
     if shifts is None:
         return None
-    chosen = _chosen(units)
-    lanes = chosen.join(shifts, on="path", maintain_order="left").with_columns(
-        pl.col("start", "end") + pl.col("shift")
+    placed = (
+        _chosen(units)
+        .join(shifts, on="path", maintain_order="left")
+        .with_columns(pl.col("start", "end") + pl.col("shift"))
     )
-    begin = lanes["start"].min()
-    lanes = lanes.with_columns(pl.col("start", "end", "shift") - begin)
+    zero = placed.select(pl.col("start").min() - pl.col("at_ns").min()).item()
+    lanes = placed.with_columns(pl.col("start", "end", "shift") - zero)
     states = _states(lanes, idle.lost)
     if compared is not None and compared.arrivals.height:
         waits = with_peers(compared).with_columns(start="ts", end=pl.col("ts") + pl.col("wait_ns"))

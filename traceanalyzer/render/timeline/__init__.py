@@ -15,7 +15,7 @@ from traceanalyzer.drawings import Lanes
 from traceanalyzer.render import palette, pieces
 from traceanalyzer.render.pieces import cell, escaped
 from traceanalyzer.render.text import shorten, visible
-from traceanalyzer.render.timeline.grid import length, shares
+from traceanalyzer.render.timeline.grid import extent, length, shares
 from traceanalyzer.render.timeline.pack import Packed, codes, gaps_and_lengths
 from traceanalyzer.units import format_frac, format_ns
 
@@ -109,9 +109,10 @@ def _data(drawing: Lanes) -> dict[str, Any]:
     step_names, step = codes(steps.select("step"))
     packed.add("steps", steps, gaps_and_lengths(steps), {"kind": step})
     texts, text = codes(gaps.select("before", "after", "host"))
+    begin, end = extent(drawing)
     packed.add("gaps", gaps, gaps_and_lengths(gaps), {"kind": text})
     return {
-        "length": length(drawing),
+        "extent": [begin, max(end, begin + 1)],
         "lanes": [
             [shorten(visible(row["on"]), 60), visible(row["host"] or ""), row["lost_frac"]]
             for row in lanes.iter_rows(named=True)

@@ -9,7 +9,7 @@ import polars as pl
 
 from traceanalyzer.render import palette
 from traceanalyzer.render.text import prose, scale_of, shorten, visible
-from traceanalyzer.render.timeline.grid import length, shares, short_step
+from traceanalyzer.render.timeline.grid import extent, shares, short_step
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,7 +27,7 @@ _INK = "#1f2328"
 
 def height(drawing: Lanes) -> float:
     """Return the height of the drawing in inches."""
-    return 1.4 + min(0.26 * drawing.lanes.height, 6)
+    return 1.9 + min(0.26 * drawing.lanes.height, 6)
 
 
 def draw(drawing: Lanes, place: Figure | SubFigure) -> Axes:
@@ -35,11 +35,11 @@ def draw(drawing: Lanes, place: Figure | SubFigure) -> Axes:
     place.suptitle(prose(drawing.title), x=0.01, horizontalalignment="left")
     ax: Axes = place.subplots()
     ax.grid(visible=False)
-    span, rows = length(drawing), drawing.lanes.height
-    scale = scale_of("time_ns", span)
+    (begin, end), rows = extent(drawing), drawing.lanes.height
+    scale = scale_of("time_ns", end)
     ax.imshow(
         _image(drawing),
-        extent=(0, span / scale.factor, rows, 0),
+        extent=(begin / scale.factor, end / scale.factor, rows, 0),
         aspect="auto",
         interpolation="nearest",
     )
@@ -55,7 +55,7 @@ def draw(drawing: Lanes, place: Figure | SubFigure) -> Axes:
         row = drawing.lanes["lane"].to_list().index(lane)
         xs = [start / scale.factor, end / scale.factor]
         ax.plot([*xs, *xs[::-1], xs[0]], [row, row, row + 1, row + 1, row], color=_INK, lw=1)
-    _legend(drawing, ax)
+    _legend(drawing, ax, place)
     return ax
 
 
@@ -103,10 +103,10 @@ def _steps(drawing: Lanes, ax: Axes, factor: float) -> None:
     )
 
 
-def _legend(drawing: Lanes, ax: Axes) -> None:
+def _legend(drawing: Lanes, ax: Axes, place: Figure | SubFigure) -> None:
     used = set(drawing.states["state"].unique())
     for state, label in drawing.names.items():
         if state in used:
             ink = palette.STATES[state][0]
             ax.plot([], [], ls="", marker="s", ms=9, color=ink, label=prose(label))
-    ax.legend(loc="upper left", bbox_to_anchor=(0, -0.12), ncols=4, borderaxespad=1.2)
+    place.legend(loc="outside lower left", ncols=4)

@@ -21,7 +21,7 @@ def shares(drawing: Lanes, columns: int, only: Sequence[int] | None = None) -> N
         only: numbers of lanes; default: all, in the order of the drawing.
     """
     lanes = drawing.lanes["lane"].to_list() if only is None else only
-    edges = np.linspace(0, length(drawing), columns + 1)
+    edges = np.linspace(*extent(drawing), columns + 1)
     width = edges[1] - edges[0] or 1
     result = np.zeros((len(lanes), columns, len(drawing.names)))
     for place, lane in enumerate(lanes):
@@ -33,10 +33,16 @@ def shares(drawing: Lanes, columns: int, only: Sequence[int] | None = None) -> N
     return result
 
 
+def extent(drawing: Lanes) -> tuple[int, int]:
+    """Return the first and the last time that is drawn."""
+    begin, end = drawing.lanes["start"].min(), drawing.lanes["end"].max()
+    return (begin, end) if isinstance(begin, int) and isinstance(end, int) else (0, 0)
+
+
 def length(drawing: Lanes) -> int:
-    """Return the length of the axis."""
-    end = drawing.lanes["end"].max()
-    return end if isinstance(end, int) else 0
+    """Return the length of the time that is drawn."""
+    begin, end = extent(drawing)
+    return end - begin
 
 
 def short_step(name: str) -> str:

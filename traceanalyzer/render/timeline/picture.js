@@ -215,7 +215,7 @@ class Picture {
   }
 
   #axis() {
-    const { plan, context } = this, foot = plan.height - FOOT + 2, axis = { kind: 'ns', label: 'time', unit: unitOf('ns', this.timeline.length)[1], whole: true };
+    const { plan, context } = this, foot = plan.height - FOOT + 2, axis = { kind: 'ns', label: 'time', unit: unitOf('ns', this.timeline.extent[1])[1], whole: true };
     const labels = ticksOf(axis, ...this.view, Math.max(Math.floor(plan.inner / 90), 2), true);
     context.fillStyle = this.soft;
     context.textAlign = 'center';

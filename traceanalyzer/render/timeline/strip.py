@@ -12,7 +12,7 @@ import polars as pl
 from traceanalyzer.drawings import Budget, Lanes
 from traceanalyzer.render.color import STATES, colored
 from traceanalyzer.render.text import shorten, visible
-from traceanalyzer.render.timeline.grid import length, shares, short_step
+from traceanalyzer.render.timeline.grid import extent, length, shares, short_step
 from traceanalyzer.units import format_count, format_frac, format_ns
 
 #: Character of each state: in Unicode, in ASCII.
@@ -113,13 +113,13 @@ def _chosen(drawing: Lanes, top: int | None) -> list[int]:
 
 def _steps(drawing: Lanes, lanes: Sequence[int], left: int, columns: int) -> str:
     """Return the numbers of the steps of the first lane that has steps, where they begin."""
-    line = [" "] * (left + columns)
+    line, (begin, end) = [" "] * (left + columns), extent(drawing)
     line[:4] = "step"
     free = left
     for lane in lanes:
         steps = drawing.steps.filter(lane=lane)
         for name, start in steps.select("step", "start").iter_rows():
-            place = left + int(start / max(length(drawing), 1) * columns)
+            place = left + int((start - begin) / max(end - begin, 1) * columns)
             label = shorten(visible(short_step(name)), _LONGEST)
             if place >= free and place + len(label) <= len(line):
                 line[place : place + len(label)] = label

@@ -6,7 +6,7 @@ const AROUND = 0.6; // share of the interval of a finding that is shown on both 
 class Viewer extends Zoomable {
   constructor(root, timeline) {
     super();
-    Object.assign(this, { root, timeline, range: [0, timeline.length || 1], least: 20 });
+    Object.assign(this, { root, timeline, range: timeline.extent, least: 20 });
     this.view = this.range;
     this.dark = matchMedia('(prefers-color-scheme: dark)');
     this.#build();
@@ -75,7 +75,7 @@ class Viewer extends Zoomable {
     this.choice.value = name;
     this.picture.measure = name || null;
     this.root.classList.toggle('by-step', Boolean(name));
-    this.range = name ? [0, this.timeline.mostSteps] : [0, this.timeline.length || 1];
+    this.range = name ? [0, this.timeline.mostSteps] : this.timeline.extent;
     this.least = name ? 1 : 20;
     this.view = this.range;
     this.hover(null);
