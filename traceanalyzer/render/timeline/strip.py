@@ -77,7 +77,8 @@ def text(
         more = format_count(drawing.left_out, "more device")
         lines.append(f"({more}: traceanalyzer timeline)")
     each = format_ns(max(round(length(drawing) / columns), 1))
-    heading = f"{drawing.title} ({format_ns(length(drawing))}, {each} per character)"
+    begin, end = map(format_ns, extent(drawing))
+    heading = f"{drawing.title} from {begin} to {end} ({each} per character)"
     heading = textwrap.fill(heading, width)
     body = "\n".join((_INDENT + line).rstrip() for line in lines if line.strip())
     used = {list(drawing.names)[at] for at in np.unique(largest).tolist() if at >= 0}
