@@ -145,6 +145,9 @@ TRANSPORT = (
 #: category.
 OPERATOR = r"::|Backward\d*$|^triton_"
 
+#: A call of a graph that Inductor compiled: on a CPU its kernels run in it, not in operators.
+COMPILED_GRAPH = r"^## Call CompiledFxGraph"
+
 
 # --- texts ---------------------------------------------------------------------------------
 

@@ -499,8 +499,10 @@ def file_calls(excerpt: Excerpt, calls: pl.DataFrame, idle: pl.DataFrame) -> pl.
 
 
 def running(excerpt: Excerpt) -> pl.DataFrame:
-    """Return when a thread runs an operator."""
-    return excerpt.of_units(excerpt.slices.filter(_is_operator(excerpt.names)))
+    """Return when a thread runs an operator or a compiled graph, whose kernels are none."""
+    kinds = ("cpu_op", *ANNOTATION_KINDS)
+    graphs = pl.col("kind").is_in(kinds) & named(excerpt.names, [causes.COMPILED_GRAPH])
+    return excerpt.of_units(excerpt.slices.filter(_is_operator(excerpt.names) | graphs))
 
 
 def copying(excerpt: Excerpt) -> pl.DataFrame:

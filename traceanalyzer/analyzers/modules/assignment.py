@@ -62,19 +62,19 @@ def assign(trace: Trace, tree: pl.DataFrame, options: Options) -> Assigned:
         MissingData: no modules were recorded.
         OptionError: a pattern is not a regular expression.
     """
-    is_module = _is_module(tree, options)
-    if not is_module.any():
-        raise MissingData(f"{trace.meta.path}: {_nothing(trace, options)}")
     numbers = sequences.numbers(trace, tree)
     by_name = tree.select((pl.col("kind") == "cpu_op") & named(tree, [BACKWARD])).to_series()
     is_node: intervals.Bools = by_name.to_numpy().copy()
     is_node[numbers.filter(pl.col("forward_id") > 0)["row"].to_numpy()] = True
+    in_node = slice_tree.nearest(tree, is_node) != nesting.ROOT
+    is_module = _is_module(tree, options) & ~_backward_graphs(tree, in_node)
+    if not is_module.any():
+        raise MissingData(f"{trace.meta.path}: {_nothing(trace, options)}")
     created_by = sequences.forward_calls(numbers, tree.height)
     is_mark = is_module | is_node
     around = slice_tree.nearest(tree, is_mark)
     inner = np.where(is_mark, np.arange(tree.height, dtype=np.int32), around)
     owner = _owners(is_module, inner, around, created_by)
-    in_node = slice_tree.nearest(tree, is_node) != nesting.ROOT
     of_mark = np.where(is_node, _BACKWARD, np.where(in_node, _RECOMPUTED, _FORWARD))
     phase = np.where(inner == nesting.ROOT, _FORWARD, of_mark[inner])
     phase[(phase == _BACKWARD) & recomputed(tree)] = _RECOMPUTED
@@ -106,11 +106,26 @@ def require_modules(trace: Trace, options: Options) -> None:
 
 def _is_module(tree: pl.DataFrame, options: Options) -> intervals.Bools:
     wanted = (pl.col("kind") == call_tree.FRAMES) & named(tree, [f"^{FRAME}"])
-    wanted |= pl.col("kind").is_in(_COMPILED_KINDS) & named(tree, [_COMPILED])
+    wanted |= _is_compiled(tree)
     if options.patterns:
         wanted |= pl.col("kind").is_in(ANNOTATION_KINDS) & named(tree, options.patterns)
     mask: intervals.Bools = tree.select(wanted.alias("is_module")).to_series().to_numpy()
     return mask
+
+
+def _backward_graphs(tree: pl.DataFrame, in_node: intervals.Bools) -> intervals.Bools:
+    """Mark the compiled graphs of the backward pass: those that run only in its nodes.
+
+    One that runs in the forward pass too is recomputed in a node.
+    """
+    rows = tree.select("name", graph=_is_compiled(tree)).with_columns(in_node=pl.Series(in_node))
+    only = rows.select(pl.col("graph") & pl.col("in_node").all().over("name")).to_series()
+    graphs: intervals.Bools = only.to_numpy()
+    return graphs
+
+
+def _is_compiled(tree: pl.DataFrame) -> pl.Expr:
+    return pl.col("kind").is_in(_COMPILED_KINDS) & named(tree, [_COMPILED])
 
 
 def _nothing(trace: Trace, options: Options) -> str:

@@ -358,11 +358,14 @@ def _is_absolute(recording: Sequence[Part]) -> bool:
 
 def _before(rows: pl.DataFrame) -> pl.DataFrame:
     """Return ``before_ns`` of each recording and start, the time since the previous step."""
-    steps = rows[["recording", "start", "end", "file"]].unique().sort("recording", "start")
+    steps = rows[["recording", "start", "end", "file", "step"]].unique().sort("recording", "start")
     since = pl.col("start") - pl.col("end").shift(1)
-    # a longer time between files is a pause of the profiler
+    # a longer time between files, or one in which numbers are missing, is a pause of the profiler
     longest = (pl.col("end") - pl.col("start")).max()
-    recorded = (pl.col("file") == pl.col("file").shift(1)) | (since <= _PAUSE * longest)
+    number = pl.col("step").str.extract(r"(\d+)(?: \[\d+\])?$").cast(pl.Int64, strict=False)
+    follows = (number - number.shift(1) <= 1).fill_null(value=True)
+    same_file = pl.col("file") == pl.col("file").shift(1)
+    recorded = same_file | (follows & (since <= _PAUSE * longest))
     return steps.select(
         "recording", "start", before_ns=pl.when(recorded).then(since).over("recording")
     )

@@ -54,39 +54,33 @@ def summary(idle: GpuIdle, compared: CommOutliers | None) -> Lanes | None:
     shifts = _shifts(units, compared)
     if shifts is None:
         return None
-    placed = (
-        _chosen(units)
-        .join(shifts, on="path", maintain_order="left")
-        .with_columns(pl.col("start", "end") + pl.col("shift"))
+    chosen, left_out = _chosen(units)
+    shifted = chosen.join(shifts, on="path", maintain_order="left")
+    shifted = shifted.with_columns(pl.col("start", "end") + pl.col("shift"))
+    zero = shifted.select(pl.col("start").min() - pl.col("at_ns").min()).item()
+    placed = shifted.with_columns(pl.col("start", "end", "shift") - zero)
+    lanes = placed.group_by("lane", "on", "lost_frac", maintain_order=True).agg(
+        pl.col("start").min(), pl.col("end").max(), host=pl.lit(None, pl.String)
     )
-    zero = placed.select(pl.col("start").min() - pl.col("at_ns").min()).item()
-    lanes = placed.with_columns(pl.col("start", "end", "shift") - zero)
-    states = _states(lanes, idle.lost)
-    if compared is not None and compared.arrivals.height:
-        waits = with_peers(compared).with_columns(start="ts", end=pl.col("ts") + pl.col("wait_ns"))
-        waits = _placed(lanes, waits).select("lane", "start", "end", pl.col("peer").cast(pl.Int32))
-        states = with_waits(states, waits, _LANE)
-    else:
-        states = states.with_columns(peer=pl.lit(None, pl.Int32))
     events, gaps, marks = (pl.DataFrame(schema=schema) for schema in _SCHEMAS)
     return Lanes(
         name="timeline",
         title="Timeline",
-        lanes=lanes.select("lane", "on", "start", "end", "lost_frac", host=pl.lit(None, pl.String)),
-        states=states,
+        lanes=lanes,
+        states=_states(placed, idle.lost, compared),
         names={
             **NAMES,
             "compute": "busy",
             "transfer": "communication, wait included"
             if compared is None
             else compared.transfer_name,
-            **_names_of_causes(lanes, idle.lost),
+            **_names_of_causes(placed, idle.lost),
         },
-        steps=_placed(lanes, idle.steps).select("lane", "step", "start", "end"),
+        steps=_placed(placed, idle.steps).select("lane", "step", "start", "end"),
         events=events,
         gaps=gaps,
         marks=marks,
-        left_out=units.height - lanes.height,
+        left_out=left_out,
     )
 
 
@@ -102,39 +96,55 @@ def _shifts(units: pl.DataFrame, compared: CommOutliers | None) -> pl.DataFrame 
     return known if paths.is_in(known["path"].implode()).all() else None
 
 
-def _chosen(units: pl.DataFrame) -> pl.DataFrame:
-    """Return the units to show with lane, on (label) and lost_frac, in their order."""
-    idle = 1 - pl.col("busy_ns") / (pl.col("end") - pl.col("start"))
-    named = units.with_columns(places.places(units), lost_frac=idle).with_row_index("lane")
-    ranked = named.sort("lost_frac", descending=True, maintain_order=True)["lane"].to_list()
+def _chosen(units: pl.DataFrame) -> tuple[pl.DataFrame, int]:
+    """Return the units to show with lane, on (label) and lost_frac, and how many are left out.
+
+    Several recordings of one device of a rank are one lane. Time in which a main thread waits for
+    other ranks is not lost there, as on devices.
+    """
+    units = units.with_columns(file=pl.when(pl.col("rank").is_null()).then("path"))
+    key = ["rank", "device", "file"]
+    used = (pl.col("busy_ns") + pl.col(f"{causes.PEER}_ns")).sum()
+    devices = units.group_by(key, maintain_order=True).agg(
+        pl.col("path").first(), lost_frac=1 - used / (pl.col("end") - pl.col("start")).sum()
+    )
+    devices = devices.with_columns(places.places(devices)).with_row_index("lane")
+    ranked = devices.sort("lost_frac", descending=True, maintain_order=True)["lane"].to_list()
     visible = {*ranked[:_WORST], ranked[len(ranked) // 2]}
-    return named.filter(pl.col("lane").is_in(visible))
+    shown = devices.filter(pl.col("lane").is_in(visible)).drop("path")
+    chosen = units.join(shown, on=key, nulls_equal=True, maintain_order="left")
+    return chosen.sort("lane", "start"), devices.height - shown.height
 
 
-def _placed(lanes: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows of the lanes, on the axis."""
-    known = lanes.select(*_KEYS, "lane", "shift")
+def _placed(units: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows of the units, on the axis."""
+    known = units.select(*_KEYS, "lane", "shift")
     joined = rows.drop("lane", strict=False).join(known, on=_KEYS, nulls_equal=True)
     return joined.with_columns(pl.col("start", "end") + pl.col("shift")).sort("lane", "start")
 
 
-def _states(lanes: pl.DataFrame, lost: pl.DataFrame) -> pl.DataFrame:
-    """Return the states of the lanes: what is not lost is compute."""
-    states = lost_states(_placed(lanes, lost), _LANE)
-    busy = intervals.subtract(lanes.select("lane", "start", "end"), states, _LANE).select(
+def _states(units: pl.DataFrame, lost: pl.DataFrame, compared: CommOutliers | None) -> pl.DataFrame:
+    """Return the states of the units with ``peer``: what is not lost is compute."""
+    states = lost_states(_placed(units, lost), _LANE)
+    busy = intervals.subtract(units.select("lane", "start", "end"), states, _LANE).select(
         "lane", "start", "end", state=pl.lit("compute", STATE), cause=pl.lit(None, pl.String)
     )
-    return pl.concat([busy, states]).sort("lane", "start")
+    states = pl.concat([busy, states]).sort("lane", "start")
+    if compared is None or compared.arrivals.is_empty():
+        return states.with_columns(peer=pl.lit(None, pl.Int32))
+    waits = with_peers(compared).with_columns(start="ts", end=pl.col("ts") + pl.col("wait_ns"))
+    waits = _placed(units, waits).select("lane", "start", "end", pl.col("peer").cast(pl.Int32))
+    return with_waits(states, waits, _LANE)
 
 
 #: Causes with a smaller share of their state are not named.
 _LEAST = 0.05
 
 
-def _names_of_causes(lanes: pl.DataFrame, lost: pl.DataFrame) -> dict[str, str]:
+def _names_of_causes(units: pl.DataFrame, lost: pl.DataFrame) -> dict[str, str]:
     """Return the label of each idle state: the causes that it has, that with most time first."""
     length = (pl.col("end") - pl.col("start")).sum()
-    sums = _placed(lanes, lost).group_by(pl.col("cause").cast(pl.String)).agg(ns=length)
+    sums = _placed(units, lost).group_by(pl.col("cause").cast(pl.String)).agg(ns=length)
     named: dict[str, list[tuple[str, int]]] = {}
     for cause, ns in sums.sort("ns", "cause", descending=[True, False]).iter_rows():
         state = OF_CAUSE.get(cause, "idle")
