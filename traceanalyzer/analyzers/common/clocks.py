@@ -9,7 +9,7 @@ class Recording(NamedTuple):
 
     Attributes:
         rank: global rank, or None.
-        path: the file.
+        path: the file, or its process: without a rank, what has one axis.
         epoch_ns: absolute time of the clock's 0, or None.
         start_ns: time of its first event, analysed or not, or None.
         begin: first time of what is analysed.

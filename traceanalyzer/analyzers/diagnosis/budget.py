@@ -12,7 +12,14 @@ from traceanalyzer.analyzers.diagnosis.device_time import (
     REPEATED,
     SLOW,
 )
-from traceanalyzer.analyzers.diagnosis.result import BUSY, EXPOSED_COPIES, IDLE, OF_BUSY, WAIT
+from traceanalyzer.analyzers.diagnosis.result import (
+    BUSY,
+    EXPOSED_COPIES,
+    IDLE,
+    IN_COLLECTIVES,
+    OF_BUSY,
+    WAIT,
+)
 from traceanalyzer.analyzers.diagnosis.rule import Answers
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.kernels.result import Kernels
@@ -61,7 +68,8 @@ def budget(answers: Answers) -> pl.DataFrame:
     least = _LEAST * time.whole_ns
     rows += [(EXPOSED_COPIES, "copies and memsets", copies)] * (copies >= max(least, 1))
     of_cause = sorted(idle.items(), key=lambda item: -item[1])
-    rows += [(IDLE, causes.NAMES[cause], ns) for cause, ns in of_cause if ns >= least]
+    names = causes.NAMES | {causes.PEER: IN_COLLECTIVES}
+    rows += [(IDLE, names[cause], ns) for cause, ns in of_cause if ns >= least]
     if isinstance(kernels, Kernels) and kernels.span_ns:
         compute = kernels.heaviest("name").filter(pl.col("family") != COMMUNICATION)
         top = compute.head(_TOP_KERNELS).select("kernel", "total_ns")

@@ -77,9 +77,7 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
         advice = f"{_advice(cause, result, answers)}{_graph_advice(cause, answers)}"
     yield Measured(
         size=time.frac(total),
-        title=_title(
-            cause, result, losses, time, rank, _IN_COLLECTIVES if alone else result.waiting(cause)
-        ),
+        title=_title(cause, result, losses, time, rank, _waiting(cause, result, answers)),
         evidence=tuple(_evidence(result, cause, answers, rank)),
         advice=advice,
         total_ns=total,
@@ -91,13 +89,22 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
     )
 
 
-#: Idle time in collectives that are not compared with those of other ranks, and advice for it.
+#: Idle time in collectives that are compared with those of other ranks, and in others.
+_AFTER_ARRIVAL = "in collectives, without waits for late ranks"
 _IN_COLLECTIVES = "in collectives (waiting for other ranks, or slow communication)"
+#: Advice for collectives that are not compared.
 _ALONE = (
     "Add the files of all ranks: only together they show whether a straggler or the communication "
     "takes the time. Collectives that overlap with compute or move fewer bytes save up to {saves} "
     "in both cases."
 )
+
+
+def _waiting(cause: str, result: GpuIdle, answers: Answers) -> str:
+    """Return what a main thread or device does in idle time of a cause."""
+    if cause != causes.PEER:
+        return result.waiting(cause)
+    return _AFTER_ARRIVAL if _are_matched(answers) else _IN_COLLECTIVES
 
 
 def _are_matched(answers: Answers) -> bool:
@@ -228,8 +235,15 @@ def including(losses: pl.DataFrame, rank: int | None) -> str:
     return f", including {' and '.join(parts)} time of other ranks" if parts else ""
 
 
+#: Greatest loss of other steps, as a share of that of the steps with most of it.
+_ELSEWHERE = 0.25
+
+
 def in_steps(losses: pl.DataFrame, time: DeviceTime, rank: int | None) -> str:
-    """Return the steps with most of the loss, if they are few: `` in 2 of 6 steps``."""
+    """Return the steps with most of the loss, if they are few: `` in 2 of 6 steps``.
+
+    A step outside of them has a small part of their loss on average.
+    """
     local = losses.filter(~pl.col("waited"))
     if rank is not None:
         local = local.filter(root_rank=rank)
@@ -239,6 +253,9 @@ def in_steps(losses: pl.DataFrame, time: DeviceTime, rank: int | None) -> str:
     most = ordered.filter(before < MOST * pl.col("lost_ns").sum())
     every = time.windows["step"].drop_nulls().n_unique()
     if not most.height or 2 * most.height > every:
+        return ""
+    whole, in_most = (int(rows["lost_ns"].sum()) for rows in (ordered, most))
+    if (whole - in_most) / (every - most.height) > _ELSEWHERE * in_most / most.height:
         return ""
     if most.height == 1:
         return f" in {most['step'][0]}"
@@ -381,7 +398,7 @@ _MOST_OF_GAP = 0.9
 def _longest(result: GpuIdle, cause: str) -> Iterator[str]:
     """Yield the longest gap of this cause, and the host activity in it."""
     gaps = result.of_cause(cause)
-    if gaps.is_empty():
+    if gaps.is_empty() or cause == causes.PEER:  # most of a gap may be a wait for a late rank
         return
     longest = gaps.sort(pl.col("end") - pl.col("start"), descending=True).head(1)
     gap = longest.with_columns(activity=activity()).row(0, named=True)

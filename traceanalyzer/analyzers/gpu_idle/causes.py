@@ -167,6 +167,11 @@ WAITING = {
     HOST_CODE: "waiting for other host code",
     UNKNOWN: "waiting for an unknown cause (no host activity recorded)",
 }
+#: Short gaps of a main thread without a GPU, and advice for them.
+BETWEEN_OPERATORS = "in short gaps between operators"
+FEWER_OPERATORS = (
+    "Use fewer, larger operators (torch.compile, larger batches): saves up to {saves}."
+)
 #: The same for all causes of lost time.
 LOSING = {**WAITING, EXPOSED: "exposed communication", COPIES: "exposed copies"}
 

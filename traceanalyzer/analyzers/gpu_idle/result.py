@@ -167,6 +167,8 @@ class GpuIdle(Result):
         """Return the cause in a sentence, with the calls that read files if they are most of it."""
         if cause == causes.BATCH_COPY and not self.pytorch:
             return "waiting while the host copies data to the GPU"
+        if cause == causes.SHORT_GAP and self.on_host:
+            return causes.BETWEEN_OPERATORS
         if cause != causes.CHECKPOINT_IO or not self.reads:
             return causes.WAITING[cause]
         return f"waiting while the host reads files or other input ({', '.join(self.reads)})"
@@ -201,6 +203,8 @@ class GpuIdle(Result):
                 "Load data in worker processes (num_workers=0 loads it in the main process, not "
                 f"overlapped): saves up to {saves}."
             )
+        if cause == causes.SHORT_GAP and self.on_host:
+            return causes.FEWER_OPERATORS.format(saves=saves)
         if cause == causes.CHECKPOINT_IO and self.reads:
             lines = causes.READING_LINES * (self.long_line is not None)
             return causes.READING.format(lines=lines, saves=saves)
@@ -217,7 +221,7 @@ class GpuIdle(Result):
             saves,
             code=code,
             place=place,
-            pytorch=self.pytorch,
+            pytorch=self.pytorch and (cause != causes.DATALOADING or self.has_data_loader),
             trains=self.trains,
             here=here,
         )
@@ -236,6 +240,11 @@ class GpuIdle(Result):
         )
         at = pl.coalesce(pl.col("start") + pl.col("shift"), "at_ns").alias("at_ns")
         return replace(self, gaps=placed.with_columns(at).drop("shift"), one_clock=one_clock)
+
+    @property
+    def has_data_loader(self) -> bool:
+        """Whether PyTorch's DataLoader was recorded; ranges of users may load data without it."""
+        return bool(self.loader["name"].str.contains("DataLoader", literal=True).any())
 
     @property
     def loads_in_process(self) -> bool:

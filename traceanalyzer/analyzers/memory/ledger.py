@@ -174,6 +174,12 @@ def of_device(
 # --- histories -------------------------------------------------------------------------------
 
 
+_ONLY_CPU = (
+    "only allocations of CPU memory were recorded, which are not analysed; operators shows which "
+    "operators allocate it"
+)
+
+
 def histories(trace: Trace) -> list[History]:
     """Return the history of each device of a trace of one rank, sorted by device.
 
@@ -190,6 +196,8 @@ def histories(trace: Trace) -> list[History]:
     recorded = source == "snapshot" or trace.events["kind"].is_in(_kinds(source)).any()
     result = list(_by_device(trace, _rows(trace, source), source)) if recorded else []
     if not result:
+        if recorded:
+            raise MissingData(f"{trace.meta.path}: {_ONLY_CPU}")
         hint = record_hint(trace.meta, "cpu_instant_event")
         raise MissingData(f"{trace.meta.path}: no allocations on a device were recorded; {hint}")
     return result

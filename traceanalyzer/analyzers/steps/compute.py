@@ -42,6 +42,9 @@ _PAUSE = 10
 
 _NUMBERED = re.compile(r" \[\d+\]$")
 
+#: Name of a file of torch.profiler's tensorboard_trace_handler: host and process, time of writing.
+_OF_HANDLER = re.compile(r"(?P<process>.*\.)\d{10,}\.pt\.trace\.json(?:\.gz)?")
+
 
 def needs(options: Options) -> Needs:
     """Device work and slices that may mark steps: all host slices if ``step_name`` is given."""
@@ -252,7 +255,8 @@ def joined(parts: Sequence[Part]) -> pl.DataFrame:
     """Join the steps of all parts by rank and time.
 
     Files of one rank whose steps do not overlap in time are parts of one recording, as Composer and
-    torch.profiler's schedule write them. Rank and path are the key of a recording.
+    torch.profiler's schedule write them; so are those of one process without a rank, by their
+    names. Rank and path are the key of a recording.
 
     Returns:
         rank, path (of the recording's first file), number (of the step in its recording, from 0),
@@ -263,7 +267,7 @@ def joined(parts: Sequence[Part]) -> pl.DataFrame:
     ordered = sorted(parts, key=lambda part: (part.rank is None, part.rank or 0, part.path))
     recordings = [
         recording
-        for _, group in groupby(ordered, key=lambda part: part.rank)
+        for _, group in groupby(ordered, key=lambda part: (part.rank, _process(part)))
         for recording in _recordings(list(group))
     ]
     rows = _on_one_clock(recordings)
@@ -297,10 +301,16 @@ def joined(parts: Sequence[Part]) -> pl.DataFrame:
     )  # fmt: skip
 
 
+def _process(part: Part) -> str:
+    """Return what is the same for the files of a process: its rank, or the start of their names."""
+    if part.rank is not None:
+        return str(part.rank)
+    name = _OF_HANDLER.fullmatch(part.path)
+    return name["process"] if name else part.path
+
+
 def _recordings(parts: list[Part]) -> list[list[Part]]:
-    """Group the files of one rank: one recording in order of time, or one recording per file."""
-    if parts[0].rank is None:
-        return [[part] for part in parts]
+    """Group the files of a process: one recording in order of time, or one recording per file."""
     known = all(part.epoch_ns is not None for part in parts)
     spans = {id(part): _span(part, part.epoch_ns or 0 if known else 0) for part in parts}
     in_time = sorted(parts, key=lambda part: spans[id(part)])
@@ -346,7 +356,7 @@ def _axis(parts: Sequence[Part]) -> list[int]:
     spans = [_span(part, 0) for part in parts]
     return clocks.axis(
         [
-            clocks.Recording(part.rank, part.path, part.epoch_ns, part.start_ns, *span)
+            clocks.Recording(part.rank, _process(part), part.epoch_ns, part.start_ns, *span)
             for part, span in zip(parts, spans, strict=True)
         ]
     )[0]

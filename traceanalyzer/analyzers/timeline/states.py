@@ -36,14 +36,15 @@ STATE = pl.Enum(tuple(NAMES))
 #: States that are not lost by the device itself.
 NOT_LOST = ("compute", "overlapped", "transfer", "waiting")
 
-#: The state of each cause of lost time.
+#: The state of each cause of lost time. A main thread in a collective waits or transfers, as a
+#: device does.
 OF_CAUSE = {
     causes.EXPOSED: "transfer",
     causes.COPIES: "copies",
     causes.DATALOADING: "dataloading",
     causes.LAUNCH: "launch",
     causes.SYNCHRONISATION: "synchronisation",
-    causes.PEER: "waiting",
+    causes.PEER: "transfer",
     causes.HOST_CODE: "host",
     causes.BATCH_COPY: "host",
     causes.MODULE_LOADING: "host",
