@@ -37,6 +37,8 @@ def convert(
     target = os.fspath(output)
     writer = writer_for(target)
     files.check(target, force=force)
+    if not isinstance(source, Trace):
+        files.keep_inputs(target, [os.fspath(source)])
     trace = only_trace(source, columns=schema.ON_REQUEST, **reading)
     with files.opened(target) as file:
         writer(trace, file)

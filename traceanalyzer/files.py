@@ -3,7 +3,7 @@
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -33,6 +33,18 @@ def check(path: str, *, force: bool, keyword: str = "force=True") -> None:
         raise OutputError(f"{path}: folder {target.parent} does not exist")
     if target.exists() and _is_regular(target) and not force:
         raise OutputError(f"{path}: exists; {keyword} overwrites it")
+
+
+def keep_inputs(path: str, inputs: Iterable[str]) -> None:
+    """Check that a file that is to be written differs from all inputs.
+
+    Raises:
+        OutputError: it is one; inputs are never overwritten.
+    """
+    if Path(path).exists():
+        for one in inputs:
+            if Path(one).exists() and Path(path).samefile(one):
+                raise OutputError(f"{path}: is an input; write to another file")
 
 
 @contextmanager

@@ -190,6 +190,7 @@ def merge(
     rest: dict[str, Any] = {**reading, "workers": 1}
     cut = Cut(rest.pop("since_ns", None), rest.pop("until_ns", None), step, around, ranks, chosen)
     items, skipped = _without_merged(sources, target)
+    files.keep_inputs(target, (item for item in items if isinstance(item, str)))
     with files.opened(target) as file:
         if target.lower().endswith((".json", ".json.gz")):
             packed = target.lower().endswith(".gz")

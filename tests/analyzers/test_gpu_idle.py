@@ -16,7 +16,7 @@ from wording import check_wording, raises_wording
 import traceanalyzer
 from traceanalyzer import GpuIdle, MissingData, OptionError
 from traceanalyzer.analyzers.common.places import at_start
-from traceanalyzer.analyzers.gpu_idle import gpu_idle
+from traceanalyzer.analyzers.gpu_idle import causes, gpu_idle
 from traceanalyzer.analyzers.gpu_idle.causes import BATCH_BYTES, CAUSES
 from traceanalyzer.analyzers.gpu_idle.compute import GPU_IDLE, TIMES, _axis
 from traceanalyzer.analyzers.gpu_idle.options import Options
@@ -545,6 +545,31 @@ def test_causes_add_up_wherever_time_begins(
     assert moved.gaps["at_ns"].to_list() == result.gaps["at_ns"].to_list()
 
 
+@pytest.mark.parametrize("kind", ["cpu_op", "user_annotation"])
+def test_a_main_thread_is_busy_in_compiled_graphs(kind: str) -> None:
+    events = [
+        host("cpu_op", "aten::mm", 0, 10 * US),
+        host(kind, "## Call CompiledFxGraph abc ##", 20 * US, 70 * US),
+        host("cpu_op", "aten::mm", 90 * US, 10 * US),
+    ]
+    assert gpu_idle(trace(events)).busy_ns == 90 * US
+
+
+def test_short_gaps_of_a_main_thread_are_between_operators() -> None:
+    result = gpu_idle(trace([host("cpu_op", "aten::mm", n * 15 * US, 10 * US) for n in range(9)]))
+    assert "kernels" not in result.waiting(causes.SHORT_GAP)
+    assert "CUDA" not in result.advice(causes.SHORT_GAP, "1 ms")
+
+
+def test_workers_of_a_data_loader_are_advised_only_with_one() -> None:
+    range_of_user, loader = (
+        gpu_idle(trace([host("user_annotation", name, 0, 100 * US), *launched(100, 200, 50)]))
+        for name in ("load_batch", LOADER)
+    )
+    assert "num_workers" not in range_of_user.advice(causes.DATALOADING, "1 ms")
+    assert "num_workers" in loader.advice(causes.DATALOADING, "1 ms", here=True)
+
+
 # --- the command -----------------------------------------------------------------------------
 
 
@@ -582,8 +607,6 @@ def test_file_without_data_is_noted(tmp_path: Any) -> None:
 
 
 def test_every_cause_has_texts() -> None:
-    from traceanalyzer.analyzers.gpu_idle import causes
-
     assert all(causes.advice(cause, "1 ms", code="X") for cause in causes.CAUSES)
     for table in (causes.NAMES, causes.WAITING):
         assert tuple(table) == CAUSES

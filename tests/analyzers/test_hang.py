@@ -173,6 +173,18 @@ def test_only_ranks_with_collectives_completed() -> None:
     check_wording(result.verdict)
 
 
+@pytest.mark.parametrize("number", [-1, 2**70, "x", None])
+def test_collectives_without_numbers_prove_nothing(number: object) -> None:
+    dumps = {rank: pickle.loads((FOLDER / "missing" / f"nccl_trace_rank_{rank}").read_bytes())  # noqa: S301 - our own
+             for rank in range(4)}  # fmt: skip
+    for dump in dumps.values():
+        for entry in dump["entries"]:
+            entry["collective_seq_id"] = number
+    result = of(dumps)
+    assert answer(result) == ("unknown", [])
+    assert "No hang" not in result.verdict
+
+
 def test_gloo_does_not_record_transfers(shared: Path) -> None:
     folder = shared / "data/flight_recorder"
     for name in ("torch213_gloo_p2p", "nccl_like_ok"):

@@ -277,6 +277,29 @@ def test_compiled_regions_are_modules(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("again", [False, True], ids=["backward graph", "recomputed graph"])
+def test_a_compiled_graph_of_the_backward_pass_is_no_module(tmp_path: Path, *, again: bool) -> None:
+    region, graph = "Torch-Compiled Region: 0/0", "## Call CompiledFxGraph {} ##"
+    node = "autograd::engine::evaluate_function: CompiledFunctionBackward"
+    slices = [
+        (region, 0, 100, None), ("CompiledFunction", 5, 90, 7), (graph.format("abc"), 10, 80, None),
+        (node, 200, 150, 7), ("CompiledFunctionBackward", 205, 140, 7),
+        (graph.format("abc" if again else "xyz"), 210, 130, None),
+    ]  # fmt: skip
+    events = [
+        {"ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": 1, "ts": ts, "dur": dur,
+         "args": {} if number is None else
+         {"Sequence number": number, "Fwd thread id": int(ts > 150)}}
+        for name, ts, dur, number in slices
+    ]  # fmt: skip
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(events))
+    rows = ta.modules(path).modules.filter(module=region).to_dicts()
+    assert [(row["forward_host_ns"], row["recomputed_calls"]) for row in rows] == [(100_000, 0)]
+    backward = 150_000 - 130_000 * again
+    assert rows[0]["backward_host_ns"] == backward
+
+
 def test_modules_are_in_reports(tmp_path: Path) -> None:
     text = [
         {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": 1, "ts": 0, "dur": 100}

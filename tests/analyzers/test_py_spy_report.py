@@ -404,3 +404,9 @@ def test_own_code_is_unknown_without_files(tmp_path: Path, line: str, has_own_co
     samples, flame = ta.py_spy_report(path), ta.flamegraph(path)
     assert (samples.tagged_samples > 0) == has_own_code
     check_wording(samples.verdict, flame.verdict)
+
+
+def test_samples_with_an_impossible_count_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "raw.txt"
+    path.write_text(f"main (a.py:1) 10\nmain (a.py:2) {9 * 10**18}\n")
+    assert ta.py_spy_report(path).total_samples == 10

@@ -303,6 +303,24 @@ def test_consecutive_files_of_a_rank_are_one_recording() -> None:
     assert single.steps["step"].to_list() == [f"event/batch [{n}]" for n in (1, 2, 3)]
 
 
+def test_missing_numbers_between_files_are_a_pause_of_the_profiler() -> None:
+    first = trace([step(1, 0, 100), step(2, 100, 100)], path="a.json")
+    for number, before in ((3, 50), (6, None)):
+        second = trace([step(number, 250, 100)], path="b.json")
+        assert steps([first, second]).steps["before_ns"].to_list() == [None, 0, before]
+
+
+def test_files_of_one_process_without_a_rank_are_one_recording() -> None:
+    files = [
+        trace([step(n, n * 1000, 100)], rank=None, start_ns=0,
+              path=f"{process}.179571763342606409{n}.pt.trace.json")
+        for n, process in ((1, "host_7"), (2, "host_7"), (3, "host_8"))
+    ]  # fmt: skip
+    result = steps(files)
+    assert result.ranks.height == 2
+    assert result.steps.sort("path", "at_ns")["at_ns"].to_list() == [1000, 2000, 3000]
+
+
 def test_profiler_steps_of_several_cycles_keep_their_numbers() -> None:
     first = trace([step(1, 0, 100)], path="a.json")
     second = trace([step(7, 500, 100)], path="b.json")

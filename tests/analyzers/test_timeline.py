@@ -243,3 +243,25 @@ def test_findings_of_a_file_without_rank_are_marked() -> None:
 
 def test_every_cause_has_a_state() -> None:
     assert OF_CAUSE.keys() == set(causes.LOSS.categories)
+
+
+def test_a_short_timeline_shows_who_delays_others() -> None:
+    """Main threads that wait for a late rank are idle, too, but not of themselves."""
+    drawing = ta.diagnose(ROOT / "fixtures/ddp_gloo_4ranks").view().timelines()[0]
+    assert "rank 3" in drawing.lanes["on"].to_list()
+    assert drawing.left_out == 1
+    assert set(drawing.states.drop_nulls("peer")["state"].unique()) == {"waiting"}
+
+
+def test_cycles_of_a_rank_are_one_row_of_a_short_timeline() -> None:
+    cycles = [
+        trace(
+            [device(GEMM, at, 10 * MS), device(ALL_REDUCE, at + 20 * MS, 10 * MS)],
+            path=f"{rank} {at}.json", rank=rank,
+        )
+        for rank in (0, 1) for at in (0, 90 * MS)
+    ]  # fmt: skip
+    drawing = ta.diagnose(cycles).view().timelines()[0]
+    assert drawing.lanes.select("start", "end").rows() == [(0, 120 * MS)] * 2
+    busy = drawing.states.filter(state="compute", lane=0)
+    assert busy.select((pl.col("end") - pl.col("start")).sum()).item() == 20 * MS

@@ -1,5 +1,6 @@
 """The program as a process: exit codes, output streams, atomic output files."""
 
+import gzip
 import json
 import os
 import pty
@@ -20,6 +21,7 @@ from traceanalyzer.cli.main import status
 from traceanalyzer.errors import OutputError
 
 ROOT = Path(__file__).parents[2]
+RANKS = ROOT / "fixtures" / "nccl_8ranks"
 EVENTS = [
     {"ph": "X", "name": "aten::mm", "cat": "cpu_op", "pid": 1, "tid": 1, "ts": 1, "dur": 50},
     {"ph": "X", "name": "\x1b[31mred", "cat": "cpu_op", "pid": 1, "tid": 1, "ts": 60, "dur": 5},
@@ -269,6 +271,45 @@ def test_source_is_not_overwritten(tmp_path, capfd):
     assert status(["convert", str(trace), "-o", str(trace)]) == 1
     assert trace.read_bytes() == before
     assert "exists" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["kernels", "diagnose", "report", "merge", "query"])
+def test_an_input_is_not_replaced_with_force(tmp_path, capfd, command):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for rank in range(2):
+        text = gzip.decompress((RANKS / f"rank{rank}.json.gz").read_bytes())
+        (folder / f"rank{rank}.json").write_bytes(text)
+    source, link = folder / "rank1.json", tmp_path / "link.json"
+    link.symlink_to(source)
+    before = source.read_bytes()
+    sql = ["select 1"] * (command == "query")
+    for target in (source, link):
+        assert status([command, str(folder), *sql, "-o", str(target), "--force"]) == 1
+        assert "is an input" in capfd.readouterr().err
+        assert source.read_bytes() == before
+    result = folder / "result.json"
+    for _ in range(2):
+        assert status(["kernels", str(folder), "-o", str(result), "--force"]) == 0
+    capfd.readouterr()
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        ("--top", "9" * 30),
+        ("--comm-pattern", ""),
+        ("--comm-pattern", "(" * 5000),
+        ("--comm-pattern", "a{9999999999}"),
+    ],
+    ids=["rows", "empty", "deep", "long"],
+)
+def test_impossible_values_of_options_are_an_error(capfd, option):
+    code = status(["kernels", str(RANKS / "rank0.json.gz"), *option])
+    assert code in (1, 2)
+    error = capfd.readouterr().err
+    assert "internal" not in error
+    assert "Traceback" not in error
 
 
 def test_output_symlink_is_kept(tmp_path):

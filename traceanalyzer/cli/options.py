@@ -14,7 +14,7 @@ import click
 from traceanalyzer.cli import output
 from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.render import BINARY, FORMS, SUFFIXES, TOP, Form, form_of, render
-from traceanalyzer.render.text import without
+from traceanalyzer.render.text import shorten, without
 from traceanalyzer.units import parse_ns
 
 if TYPE_CHECKING:
@@ -58,11 +58,16 @@ def _input_format(
     return name
 
 
+#: Most digits of a number of rows, and most characters of a wrong one in its error.
+_ROW_DIGITS, _CHARS = 9, 40
+
+
 def rows(_context: click.Context, _option: click.Parameter, text: str | None) -> int | str | None:
     """Return a number of rows above 0, or ``all``; None without the option."""
     if text in (None, ALL):
         return text
-    if not text.isdecimal() or int(text) == 0:
+    if not text.isdecimal() or len(text) > _ROW_DIGITS or int(text) == 0:
+        text = shorten(text, _CHARS)
         raise click.BadParameter(f"{text!r} is not a number of rows; use for example 20, or {ALL}")
     return int(text)
 

@@ -3,12 +3,13 @@
 import os
 import re
 import sys
+from contextlib import suppress
 from pathlib import PurePath
 
 import click
 
 from traceanalyzer import files
-from traceanalyzer.errors import OptionError, OutputError
+from traceanalyzer.errors import InputError, OptionError, OutputError
 from traceanalyzer.render.color import SEQUENCE
 from traceanalyzer.render.text import visible
 
@@ -26,7 +27,8 @@ def check(path: str | None, *, force: bool, binary: bool = False) -> None:
     """Check that the output can be written, before any work is done.
 
     Raises:
-        OutputError: the file exists and ``force`` is not set, or its folder does not exist.
+        OutputError: the file exists and ``force`` is not set, it is an input, or its folder does
+            not exist.
         OptionError: an image would go to a terminal.
     """
     if path is None or path == STDOUT:
@@ -34,6 +36,8 @@ def check(path: str | None, *, force: bool, binary: bool = False) -> None:
             raise OptionError("a terminal cannot show this output format; use -o FILE")
         return
     files.check(path, force=force, keyword="--force")
+    if force and os.path.isfile(path):  # noqa: PTH113 - the name is kept as it was given
+        files.keep_inputs(path, _input_files())
 
 
 def is_colored(path: str | None, choice: bool | None) -> bool:
@@ -73,11 +77,27 @@ def write(data: bytes, path: str | None, *, binary: bool = False, colored: bool 
         file.write(data)
 
 
-def input_folders() -> tuple[str, ...]:
-    """Return the folders of the command's absolute inputs, which a page does not show."""
+def _input_files() -> list[str]:
+    """Return the files that the command reads, those in folders included."""
+    from traceanalyzer.reading import collect_inputs
+
+    found: list[str] = []
+    for path in _inputs():
+        with suppress(InputError):  # reported when it is read
+            found += collect_inputs(path)[0]
+    return found
+
+
+def _inputs() -> list[str]:
+    """Return the inputs as they were given."""
     context = click.get_current_context(silent=True)
     given = context.params if context else {}
-    inputs = [PurePath(path) for name in _INPUTS for path in _several(given.get(name))]
+    return [path for name in _INPUTS for path in _several(given.get(name))]
+
+
+def input_folders() -> tuple[str, ...]:
+    """Return the folders of the command's absolute inputs, which a page does not show."""
+    inputs = list(map(PurePath, _inputs()))
     parents = {str(path.parent) for path in inputs if path.is_absolute() and path.parent.name}
     if len(parents) > 1 and (common := os.path.commonpath(parents)) != "/":
         parents = {common}

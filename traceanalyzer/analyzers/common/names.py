@@ -138,8 +138,15 @@ def matcher(patterns: Iterable[str]) -> Callable[[str], bool]:
     Raises:
         OptionError: a pattern is not a regular expression.
     """
+    patterns = list(patterns)
+    if "" in patterns:
+        raise OptionError("an empty regular expression matches every name: leave it out")
     try:
         tests = [re.compile(pattern) for pattern in patterns]
     except re.error as error:
         raise OptionError(f"{error.pattern!r} is not a regular expression: {error}") from None
+    except (RecursionError, OverflowError):
+        raise OptionError(
+            "a regular expression is nested too deeply, or repeats too often"
+        ) from None
     return lambda text: any(test.search(text) for test in tests)

@@ -90,7 +90,7 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
 
 
 #: Idle time in collectives that are compared with those of other ranks, and in others.
-_AFTER_ARRIVAL = "in collectives, without waits for late ranks"
+_AFTER_ARRIVAL = "in collectives, without waits for stragglers"
 _IN_COLLECTIVES = "in collectives (waiting for other ranks, or slow communication)"
 #: Advice for collectives that are not compared.
 _ALONE = (

@@ -100,10 +100,8 @@ def _on_device(steps: pl.DataFrame, answers: Answers) -> pl.DataFrame:
 
 def _why_slow(result: Steps, answers: Answers, worst: Mapping[str, Any]) -> tuple[str, str]:
     """Return cause and advice for a slow step: code that runs longer, or different kernels."""
-    look = (
-        "Compare the slow steps with the others: traceanalyzer steps, traceanalyzer gpu-idle --by "
-        "step."
-    )
+    idle = ", traceanalyzer gpu-idle --by step" if answers.get("gpu_idle") else ""
+    look = f"Compare the slow steps with the others: traceanalyzer steps{idle}."
     kernels = _kernels_in(answers, worst)
     rows = _only_in(result, worst)
     is_code = rows.height > 0 and rows["kind"][0] in CODE

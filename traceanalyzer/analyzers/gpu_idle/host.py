@@ -499,7 +499,7 @@ def file_calls(excerpt: Excerpt, calls: pl.DataFrame, idle: pl.DataFrame) -> pl.
 
 
 def running(excerpt: Excerpt) -> pl.DataFrame:
-    """Return when a thread runs an operator or a compiled graph, whose kernels are none."""
+    """Return when a thread runs an operator or a compiled graph with kernels of its own."""
     kinds = ("cpu_op", *ANNOTATION_KINDS)
     graphs = pl.col("kind").is_in(kinds) & named(excerpt.names, [causes.COMPILED_GRAPH])
     return excerpt.of_units(excerpt.slices.filter(_is_operator(excerpt.names) | graphs))

@@ -90,13 +90,14 @@ class Hang(Result):
     def cause(self) -> str:
         """Return the first cause: of :class:`Stuck`, ``deadlock``, ``none``, or ``unknown``.
 
-        It is unknown if no operation is pending, but the last ones of a truncated dump are lost.
+        It is unknown if no operation is pending, but the last ones of a truncated dump are lost, or
+        collectives lack the numbers by which they are aligned.
         """
         if self.stuck.is_deadlock:
             return "deadlock"
         if self.stuck.causes:
             return self.stuck.causes[0].cause
-        return "unknown" if self._truncated else "none"
+        return "unknown" if self._truncated or self._unnumbered else "none"
 
     @property
     def _truncated(self) -> list[int]:
@@ -161,7 +162,7 @@ class Hang(Result):
     def _verdict(self) -> str:
         stuck, label = self.stuck, self.groups.label
         if not stuck.causes and not stuck.cycle:
-            return self._unknown() if self._truncated else self._no_hang()
+            return self._unknown() if self._truncated or self._unnumbered else self._no_hang()
         chosen = _distinct(stuck.causes)
         ordered: list[str] = [
             texts.cause_sentence(one, label, self._place, self._last)
@@ -198,9 +199,20 @@ class Hang(Result):
             text += f" No dump of {texts.rank_list(self.missing_dumps)}."
         return sentences(text, self._late())
 
+    @property
+    def _unnumbered(self) -> int:
+        """Number of collectives without a sequence number."""
+        return self.records.filter(~pl.col("is_p2p"), pl.col("seq").is_null()).height
+
     def _unknown(self) -> str:
-        """Say that the last operations of truncated dumps are lost, and what the others show."""
+        """Say that operations are lost or cannot be aligned, and what the others show."""
         ranks = self._truncated
+        if not ranks:
+            return (
+                f"Unknown: {format_count(self._unnumbered, 'collective')} cannot be aligned across "
+                "ranks, because their sequence numbers (collective_seq_id) are missing or invalid. "
+                "Try: pass other dumps of this job."
+            )
         count = format_count(self.matched.instances.height, "collective")
         whole = [rank for rank in self.dumps["rank"].sort() if rank not in {*ranks}]
         others = f", and nothing is pending on {texts.rank_list(whole)}" if whole else ""

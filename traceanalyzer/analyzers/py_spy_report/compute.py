@@ -251,9 +251,15 @@ def _library(distinct: pl.DataFrame, options: Options) -> intervals.Ints:
 
 
 def _weighted(samples: pl.DataFrame) -> pl.DataFrame:
-    """Return the samples with weights, without those of the base of a comparison."""
+    """Return the samples with weights, without those of the base of a comparison.
+
+    Each sample counts once if no weight is recorded; otherwise one without a weight lost it.
+    """
     before = (pl.col("category") == "before").fill_null(value=False)
-    return samples.filter(~before).with_columns(pl.col("weight").fill_null(1.0))
+    counted = samples.filter(~before)
+    if counted["weight"].null_count() == counted.height:
+        return counted.with_columns(weight=pl.lit(1.0))
+    return counted.drop_nulls("weight")
 
 
 def _at(values: intervals.Ints, node: intervals.Ints) -> intervals.Ints:

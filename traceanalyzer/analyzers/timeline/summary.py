@@ -111,9 +111,9 @@ def _chosen(units: pl.DataFrame) -> tuple[pl.DataFrame, int]:
     devices = devices.with_columns(places.places(devices)).with_row_index("lane")
     ranked = devices.sort("lost_frac", descending=True, maintain_order=True)["lane"].to_list()
     visible = {*ranked[:_WORST], ranked[len(ranked) // 2]}
-    shown = devices.filter(pl.col("lane").is_in(visible)).drop("path")
-    chosen = units.join(shown, on=key, nulls_equal=True, maintain_order="left")
-    return chosen.sort("lane", "start"), devices.height - shown.height
+    kept = devices.filter(pl.col("lane").is_in(visible)).drop("path")
+    chosen = units.join(kept, on=key, nulls_equal=True, maintain_order="left")
+    return chosen.sort("lane", "start"), devices.height - kept.height
 
 
 def _placed(units: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
