@@ -561,15 +561,6 @@ def test_short_gaps_of_a_main_thread_are_between_operators() -> None:
     assert "CUDA" not in result.advice(causes.SHORT_GAP, "1 ms")
 
 
-def test_workers_of_a_data_loader_are_advised_only_with_one() -> None:
-    range_of_user, loader = (
-        gpu_idle(trace([host("user_annotation", name, 0, 100 * US), *launched(100, 200, 50)]))
-        for name in ("load_batch", LOADER)
-    )
-    assert "num_workers" not in range_of_user.advice(causes.DATALOADING, "1 ms")
-    assert "num_workers" in loader.advice(causes.DATALOADING, "1 ms", here=True)
-
-
 # --- the command -----------------------------------------------------------------------------
 
 

@@ -221,7 +221,7 @@ class GpuIdle(Result):
             saves,
             code=code,
             place=place,
-            pytorch=self.pytorch and (cause != causes.DATALOADING or self.has_data_loader),
+            pytorch=self.pytorch,
             trains=self.trains,
             here=here,
         )
@@ -240,11 +240,6 @@ class GpuIdle(Result):
         )
         at = pl.coalesce(pl.col("start") + pl.col("shift"), "at_ns").alias("at_ns")
         return replace(self, gaps=placed.with_columns(at).drop("shift"), one_clock=one_clock)
-
-    @property
-    def has_data_loader(self) -> bool:
-        """Whether PyTorch's DataLoader was recorded; ranges of users may load data without it."""
-        return bool(self.loader["name"].str.contains("DataLoader", literal=True).any())
 
     @property
     def loads_in_process(self) -> bool:
