@@ -155,6 +155,23 @@ def test_a_view_named_like_a_table_is_not_read(copy):
     assert kernels(trace) == 192
 
 
+def test_a_table_of_work_that_is_a_view_is_reported(copy):
+    change(
+        copy, f"ALTER TABLE {KERNEL} RENAME TO mine", f"CREATE VIEW {KERNEL} AS SELECT * FROM mine"
+    )
+    missing = ta.read(copy).issues.filter(code="missing-table")
+    assert missing.select("severity", "first").rows() == [
+        ("data_loss", f"{KERNEL} is a view or virtual table")
+    ]
+
+
+def test_missing_names_are_reported(copy):
+    change(copy, "DROP TABLE StringIds")
+    trace = ta.read(copy)
+    assert trace.issues.filter(code="missing-table")["severity"].to_list() == ["data_loss"]
+    assert "None" not in ta.kernels(trace).verdict
+
+
 def test_a_virtual_table_is_not_opened(copy):
     change(copy, "CREATE VIRTUAL TABLE OSRT_API2 USING fts5(start, name)")
     with closing(sqlite3.connect(copy)) as connection:

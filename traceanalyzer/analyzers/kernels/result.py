@@ -152,9 +152,9 @@ def _heaviest(result: Kernels) -> str:
     if kernels.is_empty():
         return ""
     row = kernels.row(0, named=True)
-    total = format_ns(row["total_ns"])
+    total, name = format_ns(row["total_ns"]), row["kernel"] or "one without a name"
     return (
-        f"The kernel with the highest total time is {row['kernel']}: {total}, "
+        f"The kernel with the highest total time is {name}: {total}, "
         f"{_share(result, row['total_ns'])} of the busy time; it ran {format_times(row['n'])}."
     )
 

@@ -244,8 +244,13 @@ def _is_selected(export: tables.Export, reader: _Reader) -> bool:
 
 
 def _without_columns(database: Database) -> list[Finding]:
-    """Drop tables without a required column, and report them."""
-    issues: list[Finding] = []
+    """Drop tables without a required column, and report them and missing tables."""
+    issues: list[Finding] = [
+        ("data_loss", "missing-table", 1, f"{table} is a view or virtual table")
+        for table in sorted(database.not_tables.intersection([*tables.REQUIRED, tables.STRINGS]))
+    ]
+    if not database.has(tables.STRINGS) and tables.STRINGS not in database.not_tables:
+        issues.append(("data_loss", "missing-table", 1, f"{tables.STRINGS}: names"))
     for table, required in tables.REQUIRED.items():
         missing = [c for c in required if c not in database.tables.get(table, required)]
         if missing:

@@ -64,6 +64,7 @@ class Database:
 
     Attributes:
         tables: columns by table, without views and virtual tables.
+        not_tables: names of views and virtual tables, which are not read.
         losses: data that could not be read so far.
     """
 
@@ -79,6 +80,7 @@ class Database:
         self._display_path = display_path
         self._remedy = remedy
         self.losses = Losses()
+        self.not_tables: set[str] = set()
         self._database = adbc_driver_sqlite.connect(self._uri)
         self._connections: list[adbc.AdbcConnection] = []
         self._mine = threading.local()
@@ -172,10 +174,13 @@ class Database:
             connection.text_factory = decoded
             connection.execute("PRAGMA trusted_schema = OFF")
             listed = connection.execute(
-                "SELECT name, rootpage, sql FROM sqlite_master WHERE type = 'table'"
+                "SELECT name, rootpage, sql, type FROM sqlite_master"
+                " WHERE type IN ('table', 'view')"
             )
-            for table, root, sql in listed.fetchall():
-                if NO_TEXT in table or (sql or "").lstrip().upper().startswith("CREATE VIRTUAL"):
+            for table, root, sql, kind in listed.fetchall():
+                virtual = (sql or "").lstrip().upper().startswith("CREATE VIRTUAL")
+                if NO_TEXT in table or virtual or kind == "view":
+                    self.not_tables.add(table)
                     continue
                 quoted = table.replace('"', '""')
                 columns = connection.execute(f'PRAGMA table_xinfo("{quoted}")').fetchall()
