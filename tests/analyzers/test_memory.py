@@ -603,3 +603,12 @@ def test_instants_are_named_by_running_code(tmp_path: Path) -> None:
     late = ta.memory(profiled(tmp_path), since_ns=70_000).lines
     assert dict(late.select("function", "live_bytes").rows())["aten::relu"] == 256
     assert "step (train.py:12)" in result.occupancies[0].boxes["label"].to_list()
+
+
+def test_allocations_of_cpu_memory_only_are_named(tmp_path: Path) -> None:
+    args = {"Device Type": 0, "Device Id": -1, "Addr": 1, "Bytes": 64, "Total Allocated": 64}
+    event = {"ph": "i", "s": "t", "cat": "cpu_instant_event", "name": "[memory]", "ts": 1}
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps([{**event, "pid": 1, "tid": 1, "args": args}]))
+    with pytest.raises(MissingData, match="only allocations of CPU memory"):
+        ta.memory(path)

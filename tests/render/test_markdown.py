@@ -111,6 +111,7 @@ def test_any_name_is_inert(name):
 @given(st.lists(st.sampled_from("ab1@#[]()!*_`|<>&~$:/\\-+=. \n"), max_size=12).map("".join))
 @example("`a`")
 @example("(`a`")
+@example("    a")
 def test_any_sentence_is_inert(sentence):
     text = markdown.render(Sample(text=sentence, noted=(sentence,)))
     assert_inert(text)

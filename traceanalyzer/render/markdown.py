@@ -77,8 +77,8 @@ def _table(table: Table, top: int | None) -> str:
 
 
 def _line(text: str) -> str:
-    """Return sentences in one line that cannot start a list."""
-    first, *rest = _expressions(prose(text).split(" "))
+    """Return sentences in one line that cannot start a list or, by spaces, a block of code."""
+    first, *rest = _expressions(prose(text).strip(" ").split(" "))
     begin = _code(first) if _LIST.fullmatch(first) else _term(first)
     return " ".join([begin, *map(_term, rest)])
 

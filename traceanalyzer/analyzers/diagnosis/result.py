@@ -79,6 +79,7 @@ _NEEDS = tuple(
         ("communication", _COMMUNICATION, ""),
         ("shapes", "input shapes", "torch.profiler record_shapes=True"),
         ("history", "memory history", "torch.cuda.memory._record_memory_history()"),
+        ("of CPU memory", "allocations of GPU memory", "torch.profiler profile_memory=True"),
         ("no allocations", "allocations", "torch.profiler profile_memory=True"),
         ("gpu-metrics", "GPU metrics", "nsys profile --gpu-metrics-devices=all"),
         ("rocprof-sys", "GPU metrics", "runTracer.sh of rocmProfileData, or rocprof-sys"),

@@ -176,7 +176,7 @@ def of_device(
 
 _ONLY_CPU = (
     "only allocations of CPU memory were recorded, which are not analysed; operators shows which "
-    "operators allocate it"
+    "operators allocate it. For the memory of a GPU, {hint}"
 )
 
 
@@ -196,9 +196,9 @@ def histories(trace: Trace) -> list[History]:
     recorded = source == "snapshot" or trace.events["kind"].is_in(_kinds(source)).any()
     result = list(_by_device(trace, _rows(trace, source), source)) if recorded else []
     if not result:
-        if recorded:
-            raise MissingData(f"{trace.meta.path}: {_ONLY_CPU}")
         hint = record_hint(trace.meta, "cpu_instant_event")
+        if recorded:
+            raise MissingData(f"{trace.meta.path}: {_ONLY_CPU.format(hint=hint)}")
         raise MissingData(f"{trace.meta.path}: no allocations on a device were recorded; {hint}")
     return result
 
