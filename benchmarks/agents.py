@@ -125,8 +125,8 @@ QUESTIONS = (
 
 def main() -> int:
     """Print each question with its answer; return 1 if one is wrong."""
-    from traceanalyzer.mcp_server.answers import Answers
-    from traceanalyzer.mcp_server.roots import Roots
+    from traceanalyzer.tools.mcp.answers import Answers
+    from traceanalyzer.tools.mcp.roots import Roots
 
     answers = Answers(Roots([str(FIXTURES)]))
     right = 0

@@ -24,9 +24,9 @@ PACKAGE = ROOT / "traceanalyzer"
 #: Generated files, which are not counted.
 GENERATED: tuple[str, ...] = ()
 #: The core of every analysis.
-CORE = ("analyzers/base.py", "analyzers/registry.py", "run.py")
+CORE = ("analyzers/base.py", "analyzers/registry.py", "run/loop.py")
 #: Gives a trace its methods, so it imports for types what needs a trace: the one known cycle.
-METHODS = "traceanalyzer.questions"
+METHODS = "traceanalyzer.analyzers.methods"
 TRACE = "fixtures/nccl_8ranks/rank0.json.gz"
 LONGEST_FUNCTION = 60
 HELP_RUNS = 7

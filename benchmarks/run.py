@@ -23,7 +23,7 @@ from benchmarks.measure import Run, run
 from benchmarks.results import Measurement, Results
 from benchmarks.routes import ROUTES
 from benchmarks.tasks import COMMANDS
-from traceanalyzer.version import VERSION
+from traceanalyzer import __version__
 
 CORES = 2
 ROUNDS = 3
@@ -248,7 +248,7 @@ def main(name: str, rounds: int = ROUNDS) -> None:
     measured = Results(
         taken=f"{datetime.now(UTC):%Y-%m-%d}",
         machine=_machine(cores),
-        versions={"traceanalyzer": VERSION}
+        versions={"traceanalyzer": __version__}
         | {library: version(library) for library in ("polars", "msgspec")}
         | (peers.versions() if not inputs.missing() else {}),
         load=(before, os.getloadavg()[0]),
@@ -261,4 +261,4 @@ def main(name: str, rounds: int = ROUNDS) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else VERSION)
+    main(sys.argv[1] if len(sys.argv) > 1 else __version__)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from traceanalyzer.analyzers.diagnosis.judge import RULES
-from traceanalyzer.analyzers.diagnosis.rule import Rule
 from traceanalyzer.analyzers.registry import in_report
+from traceanalyzer.findings.judge import RULES
+from traceanalyzer.findings.rule import Rule
 
 PAGE = Path(__file__).with_name("diagnose.md")
 _BEGIN, _END = "<!-- begin: make docs -->", "<!-- end: make docs -->"

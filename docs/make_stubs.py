@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import traceanalyzer
-from traceanalyzer import questions
+from traceanalyzer.analyzers import methods as questions
 
 PACKAGE = Path(traceanalyzer.__file__).parent
 _HEAD = "# Written by `make docs` from the lists in __init__.py and analyzers/registry.py.\n\n"

@@ -10,14 +10,14 @@ from typing import Any
 from trace_rows import table
 
 import traceanalyzer as ta
-from traceanalyzer import limits, schema
+from traceanalyzer import schema
 from traceanalyzer.analyzers import registry
 from traceanalyzer.schema import ON_REQUEST
 from traceanalyzer.trace import sort_events
 from traceanalyzer.vocabulary import ALLOCATOR_KINDS, KINDS
 
 _EDGES = (0, 1, -1, (1 << 31) - 1, -(1 << 31), 1 << 53, (1 << 63) - 1, -(1 << 63))
-_TIMES = (0, -1, 10**9, 10**18, -(10**18), limits.LAST_NS, -limits.LAST_NS)
+_TIMES = (0, -1, 10**9, 10**18, -(10**18), schema.LAST_NS, -schema.LAST_NS)
 _HOSTILE = ("", " ", "\x1b[31m\n", "<script>", "$\\frac{1}{$", "=1+1", "a" * 5000, "スレッド", "%s")
 _NCCL = (
     "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
@@ -91,7 +91,7 @@ class Maker:
         self.scale = chance.choice((1, 1_000, 1_000_000, 1_000_000_000_000))
         self.kinds = self._kinds()
         self.ranks = chance.choice(((None,), (0,), (0, 1), (0, 1, None), range(2000), (-3, 7)))
-        self.origin = chance.choice((0, 0, 10**15, -(10**9), limits.LAST_NS - 50 * self.scale))
+        self.origin = chance.choice((0, 0, 10**15, -(10**9), schema.LAST_NS - 50 * self.scale))
         self.timeless = chance.random() < 0.1
         self.linked = chance.choice((0.0, 0.9))
 
@@ -110,7 +110,7 @@ class Maker:
     def size(self, *usual: int | None) -> int | None:
         """Return the same for a column of sizes."""
         value = self.number(*usual)
-        most = limits.MAX_BYTES - 1
+        most = schema.MAX_BYTES - 1
         return None if value is None else max(-most, min(value, most))
 
     def address(self) -> int:
@@ -134,7 +134,7 @@ class Maker:
 
     def weight(self) -> float | None:
         value = self.real(1.0, 2.5)
-        return None if value is None else max(0.0, min(value, float(limits.MAX_WEIGHT)))
+        return None if value is None else max(0.0, min(value, float(schema.MAX_WEIGHT)))
 
     def span(self, kind: str) -> tuple[int | None, int | None]:
         """Return start and duration of an event."""
@@ -147,7 +147,7 @@ class Maker:
             ts = self.chance.choice(_TIMES)
             dur = None if dur is None else self.chance.choice(_TIMES)
         if dur is not None:
-            dur = max(-limits.LAST_NS, min(ts + dur, limits.LAST_NS)) - ts
+            dur = max(-schema.LAST_NS, min(ts + dur, schema.LAST_NS)) - ts
         return ts, None if kind in ALLOCATOR_KINDS else dur
 
     def events(self, count: int) -> list[dict[str, Any]]:
@@ -164,12 +164,12 @@ class Maker:
         """Return the launch call of device work, or the free of an allocation."""
         later = {
             **one,
-            "ts": one["ts"] and min(one["ts"] + self.scale, limits.LAST_NS),
+            "ts": one["ts"] and min(one["ts"] + self.scale, schema.LAST_NS),
             "dur": None,
         }
         if one["kind"] in ("kernel", "gpu_memcpy", "gpu_memset"):
             one["correlation"] = number
-            earlier = max(one["ts"] - self.scale * self.chance.randrange(9), -limits.LAST_NS)
+            earlier = max(one["ts"] - self.scale * self.chance.randrange(9), -schema.LAST_NS)
             name = self.chance.choice(_NAMES["cuda_runtime"])
             call = {"kind": "cuda_runtime", "name": name, "tid": 100, "device": None}
             return [{**one, **call, "stream": None, "ts": earlier, "dur": 0}]

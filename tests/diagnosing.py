@@ -7,10 +7,10 @@ from functools import cache
 from pathlib import Path
 
 import traceanalyzer as ta
-from traceanalyzer.analyzers.diagnosis.judge import RULES
-from traceanalyzer.analyzers.diagnosis.rule import Answers, Measured
-from traceanalyzer.examining import examine
+from traceanalyzer.findings.judge import RULES
+from traceanalyzer.findings.rule import Answers, Measured
 from traceanalyzer.result import Result
+from traceanalyzer.run.examine import examine
 
 BY_ID = {rule.id: rule for rule in RULES}
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import polars as pl
 from trace_processor import Loaded, load
 
-from traceanalyzer.analyzers.common.ranks import split_by_rank
 from traceanalyzer.exporters.perfetto import PerfettoWriter
+from traceanalyzer.run.ranks import split_by_rank
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from traceanalyzer import baselines
+from traceanalyzer import __version__
 from traceanalyzer.errors import OutputError
-from traceanalyzer.version import PARTS_SCHEMA, VERSION
+from traceanalyzer.run import PARTS_SCHEMA, baselines
 
 #: Runs that one process saves.
 EACH = 20
@@ -20,7 +20,7 @@ def save(barrier: Any, name: str, kind: str, answers: Any) -> None:
         try:
             with baselines.new_run(name, add=kind == "add", force=kind == "force") as run:
                 (run / "sums.parquet").write_bytes(b"x" * 1000)
-                facts = baselines.Facts(PARTS_SCHEMA, VERSION, "now", 1, 1)
+                facts = baselines.Facts(PARTS_SCHEMA, __version__, "now", 1, 1)
                 baselines.write_facts(run, facts)
             saved += 1
         except OutputError:

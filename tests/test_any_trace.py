@@ -14,7 +14,7 @@ from hypothesis import given, settings, strategies as st
 from trace_rows import table
 
 import traceanalyzer as ta
-from traceanalyzer import limits, schema
+from traceanalyzer import schema
 from traceanalyzer.errors import TraceAnalyzerError
 from traceanalyzer.render import FORMS, Form, render
 from traceanalyzer.schema import ON_REQUEST
@@ -104,7 +104,7 @@ def test_operators_by_stack_without_frames() -> None:
 
 
 def test_sample_weights_beyond_integers() -> None:
-    most = float(limits.MAX_WEIGHT)
+    most = float(schema.MAX_WEIGHT)
     stacks = table("stacks", {"id": 0, "name": "main", "file": "/a.py"})
     rows = [{"kind": "sample", "stack": 0, "weight": most} for _ in range(2000)]
     trace = of(*rows, stacks=stacks)
@@ -127,7 +127,7 @@ def test_counters_with_distant_clocks() -> None:
         *({"ts": at, "name": "cpu", "series": "cpu0_percent", "value": 5.0} for at in (0, 10)),
     )
     sources = [ta.Meta(path=name, format="chrome-trace", epoch_ns=epoch)
-               for name, epoch in (("a", 0), ("b", limits.LAST_EPOCH_NS))]  # fmt: skip
+               for name, epoch in (("a", 0), ("b", schema.LAST_EPOCH_NS))]  # fmt: skip
     result = ta.host_metrics([ta.Trace(sources=(one,), counters=counters) for one in sources])
     assert result.readings["at_ns"].max() == 10
 
@@ -141,7 +141,7 @@ def test_order_of_empty_and_negative_durations() -> None:
 
 def test_sums_beyond_64_bits() -> None:
     work = {"kind": "kernel", "name": "ncclDevKernel_AllReduce_Sum_f32", "device": 0, "stream": 7}
-    ends = [{**work, "ts": -limits.LAST_NS, "dur": 1}, {**work, "ts": limits.LAST_NS - 1, "dur": 1}]
+    ends = [{**work, "ts": -schema.LAST_NS, "dur": 1}, {**work, "ts": schema.LAST_NS - 1, "dur": 1}]
     ranks = [of(*ends).with_rank(rank) for rank in range(3)]
     result = ta.comm_outliers(ranks)
     assert result.total_span_ns > 1 << 64

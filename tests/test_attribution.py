@@ -323,6 +323,6 @@ def test_launch_calls_are_not_read_for_little_work(
 
 
 def test_every_cause_has_a_check() -> None:
-    from traceanalyzer.analyzers.diagnosis.judge import RULES
+    from traceanalyzer.findings.judge import RULES
 
     assert sum(rule.analysis == "gpu_idle" for rule in RULES) == len(CAUSES)

@@ -15,7 +15,7 @@ import pytest
 from conftest import ROOT
 
 import traceanalyzer as ta
-from traceanalyzer.budgets import read_budgets
+from traceanalyzer.tools.budgets import read_budgets
 
 yaml = pytest.importorskip("yaml")
 PAGE = (ROOT / "docs/ci.md").read_text()

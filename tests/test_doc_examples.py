@@ -94,12 +94,12 @@ TIMED = ("--since", "--until", "--step-every")
 
 #: Commands that are parsed only, by their first words.
 NOT_RUN = {
-    "baseline": "each needs the one before: tests/test_baselines.py",
-    "diagnose /scratch/run": "needs a running cluster: tests/test_cluster.py",
+    "baseline": "each needs the one before: tests/tools/test_baselines.py",
+    "diagnose /scratch/run": "needs a running cluster: tests/run/test_cluster.py",
     "jitter": "a command of the example package: tests/analyzers/test_example_plugin.py",
-    "mcp": "serves until its client ends: tests/mcp_server/test_protocol.py",
+    "mcp": "serves until its client ends: tests/tools/test_mcp_protocol.py",
     "gate": "needs a file of budgets: tests/test_ci.py",
-    "view": "runs until Ctrl-C: tests/test_serving.py",
+    "view": "runs until Ctrl-C: tests/tools/test_view.py",
 }
 #: Python examples of this package that are compiled only, by page and first line.
 PYTHON_NOT_RUN = {
@@ -110,11 +110,14 @@ PYTHON_NOT_RUN = {
     ("docs/extending.md", '"""Which kernels vary most in duration?"""'): (
         "part of the example package: tests/analyzers/test_example_plugin.py"
     ),
-    ("docs/ci.md", "import traceanalyzer as ta"): "needs a baseline: tests/test_baselines.py",
+    ("docs/ci.md", "import traceanalyzer as ta"): "needs a baseline: tests/tools/test_baselines.py",
     ("docs/install.md", "from traceanalyzer.parsers.chrome_trace import _scan"): (
         "fails in an installation without a compiler, as its comment says"
     ),
-    ("docs/many-ranks.md", "import traceanalyzer"): "submits jobs to SLURM: tests/test_cluster.py",
+    (
+        "docs/many-ranks.md",
+        "import traceanalyzer",
+    ): "submits jobs to SLURM: tests/run/test_cluster.py",
 }
 
 

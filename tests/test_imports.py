@@ -14,82 +14,39 @@ from traceanalyzer.cli.commands import all_commands
 PACKAGE = Path(__file__).parents[1] / "traceanalyzer"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-BASE = {"errors", "limits", "units", "version", "vocabulary"}
-#: What each room may import besides itself.
+#: Modules at the root that every room uses, and the tables of the house.
+WORDS = {"errors", "units", "vocabulary", "machine", "files"}
+TABLES = {"schema", "trace", "drawings", "result"}
+BASE = {"words", "tables"}
+#: What each room may import besides itself, lowest first: no arrow points up.
 ALLOWED: dict[str, set[str]] = {
-    "errors": set(),
-    "units": {"errors"},
-    "vocabulary": set(),
-    "limits": set(),
-    "version": set(),
-    "schema": BASE,
-    "files": {"errors"},
-    # the lists of analyzers and what they are; nothing of them is loaded
-    "registry": {"errors"},
-    "questions": {"registry"},
-    "trace": {"questions", "schema", *BASE},
-    "drawings": set(),
-    "result": {"drawings", "schema", *BASE},
+    "words": set(),
+    "tables": {"words"},
+    "registry": BASE,
     "frames": set(),
-    "parsers": {"frames", "machine", "trace", "schema", *BASE},
-    "exporters": {"frames", "trace", "schema", *BASE},
-    "baselines": {"errors", "version"},
-    "reading": {"baselines", "parsers", "schema", "trace", *BASE},
-    "analyzers": {"frames", "trace", "drawings", "result", "registry", *BASE},
-    "workers": {"parsers"},
-    "machine": set(),
-    "cluster": {"errors", "machine", "workers", ""},
-    "summaries": {"errors", "files", "schema", "version"},
-    "inputs": {"analyzers", "errors", "reading", "registry", "trace", "vocabulary"},
-    "summarized": {"analyzers", "errors", "inputs", "limits", "reading", "registry", "schema",
-                   "summaries", "trace"},
-    "measuring": {"cluster", "errors", "inputs", "machine", "reading", "summarized", "trace",
-                  "workers"},
-    "ends": {"analyzers", "errors", "machine", "parsers", "reading", "registry", "trace", "units",
-             "workers"},
-    "run": {"inputs", "measuring", "reading", "summarized", "analyzers", "registry", "trace",
-            "result", "errors", "units", "vocabulary"},
-    "examining": {"analyzers", "errors", "inputs", "measuring", "reading", "registry", "result",
-                  "run", "summarized", "trace"},
-    "job": {"inputs", "parsers", "questions", "reading", "trace"},
+    "parsers": {*BASE, "frames"},
+    "exporters": {*BASE, "frames"},
+    "render": BASE,
+    "common": {*BASE, "registry", "frames"},
+    "run": {*BASE, "registry", "parsers", "common"},
+    "analyzers": {*BASE, "registry", "frames", "common"},
     # the package of an analysis: its public function, which runs the analyzer
-    "functions": {"analyzers", "baselines", "ends", "examining", "registry", "reading", "run",
-                  "trace", "result"},
-    "conversion": {"exporters", "files", "inputs", "reading", "registry", "schema", "trace"},
-    "merging": {"analyzers", "errors", "examining", "exporters", "files", "inputs", "reading",
-                "registry", "result", "trace", "units", "vocabulary"},
-    "summarizing": {"analyzers", "errors", "examining", "inputs", "machine", "measuring", "parsers",
-                    "reading", "registry", "run", "schema", "summaries", "summarized", "trace",
-                    "units", "version", "workers"},
-    "saving": {"analyzers", "baselines", "errors", "reading", "result", "run", "summarized",
-               "summarizing", "trace", "units", "version"},
-    "budgets": {"analyzers", "errors", "functions", "reading", "registry", "result", "units"},
-    "querying": {"analyzers", "errors", "inputs", "reading", "registry", "result", "run", "schema",
-                 "trace", "units", "vocabulary"},
-    "serving": {"errors"},
-    "mcp_server": {"errors", "querying", "registry", "render", "result", "schema", "units",
-                   "version", ""},
-    "render": {"drawings", "files", "result", "units", "errors"},
-    "cli": {"analyzers", "baselines", "budgets", "cluster", "registry", "files", "mcp_server",
-            "reading", "render", "exporters", "result", "serving", "units", "errors", "version",
-            ""},
+    "functions": {*BASE, "registry", "parsers", "common", "run", "analyzers"},
+    "findings": {*BASE, "registry", "frames", "common", "run", "analyzers"},
+    "tools": {*BASE, "registry", "parsers", "exporters", "render", "common", "run", "analyzers",
+              "findings"},
+    "cli": {*BASE, "registry", "exporters", "render", "run", "analyzers", "findings", "tools"},
+    "__init__": {"registry"},
     "__main__": {"cli"},
-    "__init__": {"budgets", "registry", "functions", "analyzers", "conversion", "job", "merging",
-                 "querying", "saving", "summarizing", "reading", "trace", "result", "errors",
-                 "version"},
 }  # fmt: skip
+#: The one arrow that points up: a trace has the functions of the registry as methods.
+METHODS = ("trace.py", "registry")
 #: Modules that say in a string what they import: a result draws itself in a notebook, a trace is
 #: asked; the package, its functions and the exporters load on demand.
 BY_STRING = {
-    *("result.py", "questions.py"),
+    *("result.py", "analyzers/methods.py"),
     *("__init__.py", "exporters/__init__.py", "analyzers/registry.py"),
     "cli/commands.py",
-}
-#: Imports for type checkers only.
-FOR_TYPES = {
-    "questions": {""},
-    "analyzers": {"reading", "run"},
-    "registry": {"trace", "result"},
 }
 #: Libraries that only these may load.
 ONLY = {
@@ -98,8 +55,8 @@ ONLY = {
     "sqlite_utils": {"exporters/sqlite.py", "render/data.py"},
     "tabulate": {"render/table.py"},
     "rich": {"cli/progress.py"},
-    "mcp": {"cli/mcp.py", "mcp_server/protocol.py"},
-    "jsonschema": {"mcp_server/tools.py"},
+    "mcp": {"cli/mcp.py", "tools/mcp/protocol.py"},
+    "jsonschema": {"tools/mcp/tools.py"},
     "click": {f"cli/{path.name}" for path in (PACKAGE / "cli").glob("*.py")},
 }
 
@@ -140,53 +97,69 @@ def _imports(path: Path, *, for_types: bool = True) -> frozenset[str]:
     return frozenset(names)
 
 
-#: The packages of analyses, which hold their public functions.
-ANALYSES = {path.parent.name for path in PACKAGE.glob("analyzers/*/__init__.py")} - {"common"}
+#: Modules of the registry, which are in the folder of the analyzers.
+REGISTRY = {"base", "registry", "methods"}
+#: The public functions of analyses, besides the ``__init__`` of their packages.
+FUNCTIONS = {("info", "quick")}
 
 
-def _room(module: str) -> str | None:
-    """The room of an imported name; that of the package itself is empty."""
-    package, *rest = module.split(".")
+def _room(parts: tuple[str, ...]) -> str:
+    """The room of a module by its path in the package; ``package`` for the package itself."""
+    match parts:
+        case ():
+            return "package"
+        case ("analyzers", "common", *_):
+            return "common"
+        case ("analyzers", *names):
+            if not names or names[0] in REGISTRY:
+                return "registry"
+            return "functions" if len(names) == 1 or tuple(names) in FUNCTIONS else "analyzers"
+        case ("reading",):
+            return "run"  # its import path for other packages
+        case (name, *_):
+            return "words" if name in WORDS else "tables" if name in TABLES else name
+
+
+MODULES = {path.relative_to(PACKAGE).with_suffix("").parts: path for path in FILES}
+
+
+def _room_of_import(name: str) -> str | None:
+    """The room of an imported name; None for other packages."""
+    package, *rest = name.split(".")
     if package != "traceanalyzer":
         return None
-    if rest[:1] == ["analyzers"]:
-        if rest[1:2] in (["base"], ["registry"]):
-            return "registry"
-        if len(rest) == 3 and rest[1] in ANALYSES:
-            path = PACKAGE / "analyzers" / rest[1] / f"{rest[2]}.py"
-            return "analyzers" if path.exists() else "functions"
-    return rest[0] if rest and (PACKAGE / rest[0]).with_suffix("").exists() else _top(rest)
-
-
-def _top(rest: list[str]) -> str:
-    return rest[0] if rest and (PACKAGE / f"{rest[0]}.py").exists() else ""
+    parts = tuple(rest)
+    while parts and parts not in MODULES and (*parts, "__init__") not in MODULES:
+        parts = parts[:-1]
+    return _room(parts)
 
 
 def _room_of_file(path: Path) -> str:
-    parts = path.relative_to(PACKAGE).parts
-    if parts in (("analyzers", "base.py"), ("analyzers", "registry.py")):
-        return "registry"
-    if parts[0] == "analyzers" and parts[-1] == "__init__.py" and parts[1] in ANALYSES:
-        return "functions"
-    return parts[0].removesuffix(".py")
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    if parts == ("__init__",):
+        return "__init__"
+    return _room(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def _allowed(path: Path) -> set[str]:
     """What a file may import; an analysis in one file is its compute and its function in one."""
     room = _room_of_file(path)
-    in_one_file = room == "analyzers" and path.parent.name == "analyzers"
-    return ALLOWED[room] | (ALLOWED["functions"] if in_one_file else set())
+    in_one_file = room == "functions" and path.parent.name == "analyzers"
+    upward = {METHODS[1]} if _name(path) == METHODS[0] else set()
+    return ALLOWED[room] | (ALLOWED["analyzers"] if in_one_file else set()) | upward
 
 
-@pytest.mark.parametrize("path", FILES, ids=_name)
-def test_layers_import_one_way(path):
-    room = _room_of_file(path)
-    typed, loaded = (
-        {_room(module) for module in _imports(path, for_types=of)} - {None, room, ""}
-        for of in (True, False)
-    )
-    further = (typed - FOR_TYPES.get(room, set())) | loaded
-    assert further <= _allowed(path), f"{_name(path)} may not import {further - _allowed(path)}"
+def test_layers_import_one_way():
+    wrong = [
+        f"{_name(path)} may not import {', '.join(sorted(further))}"
+        for path in FILES
+        if (
+            further := {_room_of_import(module) for module in _imports(path)}
+            - {None, "package", _room_of_file(path)}
+            - _allowed(path)
+        )
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_table_has_no_cycle():
@@ -222,7 +195,7 @@ def test_imports_by_string(path):
 def test_forbidden_import_is_detected(tmp_path):
     path = tmp_path / "bad.py"
     path.write_text("def f():\n    from traceanalyzer.trace import Trace\n")
-    assert {_room(module) for module in _imports(path)} == {"trace"}
+    assert {_room_of_import(module) for module in _imports(path)} == {"tables"}
 
 
 @pytest.mark.parametrize("argument", ["--help", *all_commands()])

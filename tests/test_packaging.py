@@ -21,7 +21,7 @@ from lowest import constraints
 from packaging.requirements import Requirement
 from wording import check_wording
 
-from traceanalyzer.version import VERSION
+from traceanalyzer import __version__
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "pyproject.toml").read_text()
@@ -50,13 +50,13 @@ def test_version_and_name_of_the_distribution(built: Path) -> None:
     with zipfile.ZipFile(next(built.glob("*.whl"))) as wheel:
         name = next(one for one in wheel.namelist() if one.endswith("/METADATA"))
         about = wheel.read(name).decode()
-    assert f"Name: {PROJECT['name']}\nVersion: {VERSION}\n" in about
+    assert f"Name: {PROJECT['name']}\nVersion: {__version__}\n" in about
     assert PROJECT["name"] != "traceanalyzer"
 
 
 def test_changelog_starts_with_the_version() -> None:
     headings = re.findall(r"^## \[([^]]+)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
-    assert headings[0] == VERSION
+    assert headings[0] == __version__
 
 
 def test_every_dependency_has_a_reason() -> None:
@@ -148,20 +148,20 @@ def test_wheel_works_without_the_checkout(built: Path, tmp_path: Path) -> None:
     assert "Rank 5 is a" in (tmp_path / "answer.html").read_text()
     command = [python, "-m", "traceanalyzer", "--version"]
     version = subprocess.run(command, check=True, **how)
-    assert version.stdout == f"traceanalyzer {VERSION}\n"
+    assert version.stdout == f"traceanalyzer {__version__}\n"
 
 
 def test_content_of_the_wheel(built: Path) -> None:
     with zipfile.ZipFile(next(built.glob("*.whl"))) as wheel:
         names = wheel.namelist()
         entry_points = wheel.read(next(n for n in names if n.endswith("entry_points.txt")))
-    dist_info = f"{PROJECT['name'].replace('-', '_')}-{VERSION}.dist-info/"
+    dist_info = f"{PROJECT['name'].replace('-', '_')}-{__version__}.dist-info/"
     assert {n for n in names if not n.startswith(("traceanalyzer/", dist_info))} == set()
     modules = {str(p.relative_to(ROOT)) for p in (ROOT / "traceanalyzer").rglob("*.py")}
     assert modules <= set(names)
     viewers = {str(p.relative_to(ROOT)) for p in (ROOT / "traceanalyzer").rglob("*.[cj]s*")}
     assert viewers <= set(names)
-    assert "traceanalyzer/serving.html" in names
+    assert "traceanalyzer/tools/view.html" in names
     render = "traceanalyzer/render"
     assert {f"{render}/flamegraph/viewer.js", f"{render}/occupancy/viewer.js"} <= viewers
     assert {f"{render}/flamegraph/viewer.css", f"{render}/occupancy/viewer.css"} <= viewers

@@ -40,14 +40,14 @@ def _roots(path: Path) -> set[str]:
 def test_package_runs_no_input() -> None:
     running = {_name(path): _running(path) | (_roots(path) & STARTING) for path in FILES}
     nsys = {"parsers/nsys_sqlite/parser.py": {"subprocess"}}
-    workers = {"workers.py": {"subprocess", "pickle.load"}}  # pickles of the program itself
+    workers = {"run/workers.py": {"subprocess", "pickle.load"}}  # pickles of the program itself
     assert {name: files for name, files in running.items() if files} == nsys | workers
 
 
 def test_package_has_no_network_access() -> None:
     reaching = {_name(path): _roots(path) & REACHING for path in FILES}
-    # view listens on 127.0.0.1 and opens its own address; tests/test_serving.py has the rest
-    view = {"serving.py": {"http"}, "cli/view.py": {"webbrowser"}}
+    # view listens on 127.0.0.1 and opens its own address; tests/tools/test_view.py has the rest
+    view = {"tools/view.py": {"http"}, "cli/view.py": {"webbrowser"}}
     assert {name: files for name, files in reaching.items() if files} == view
 
 

@@ -11,7 +11,7 @@ import consumer
 from conftest import ROOT
 
 import traceanalyzer as ta
-from traceanalyzer.questions import Questions
+from traceanalyzer.analyzers.methods import Questions
 
 TRACE = ROOT / "fixtures" / "nccl_8ranks" / "rank5.json.gz"
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from traceanalyzer.serving import ui_folder
+from traceanalyzer.tools.view import ui_folder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

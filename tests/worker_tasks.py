@@ -12,14 +12,14 @@ import polars as pl
 
 import traceanalyzer as ta
 from traceanalyzer.errors import TraceAnalyzerError
-from traceanalyzer.measuring import _measured_apart, _measured_on_host
+from traceanalyzer.run.measure import _measured_apart, _measured_on_host
 
 #: Part of the name of the file that needs too much memory.
 TOO_LARGE = "rank5."
 
 
 def measured_or_killed(task: Any) -> Any:
-    """Measure the files of a task as :mod:`traceanalyzer.inputs`; the kernel kills the process."""
+    """Measure the files of a task; the kernel kills the process."""
     if any(TOO_LARGE in str(item) for item in task[0].items):
         os.kill(os.getpid(), signal.SIGKILL)
     return _measured_apart(task)

@@ -24,7 +24,9 @@ from importlib import import_module
 from typing import Any
 
 from traceanalyzer.analyzers import registry
-from traceanalyzer.version import VERSION
+
+#: Version of the package; ``pyproject.toml`` reads it from here.
+__version__ = "0.1.0"
 
 #: Public names by the module they are in, but for the functions of analyzers, which the registry
 #: lists. ``make docs`` writes ``__init__.pyi`` for type checkers.
@@ -32,8 +34,8 @@ _MODULES = {
     "analyzers.annotations.result": "Annotations",
     "analyzers.comm_outliers.result": "CommOutliers",
     "analyzers.cuda_api.result": "CudaApi",
-    "analyzers.diagnosis": "diagnose",
-    "analyzers.diagnosis.result": "Diagnosis",
+    "findings": "diagnose",
+    "findings.result": "Diagnosis",
     "analyzers.diff": "diff_runs",
     "analyzers.diff.result": "Diff",
     "analyzers.flamegraph.result": "FlameGraph",
@@ -52,20 +54,21 @@ _MODULES = {
     "analyzers.efficiency.result": "Efficiency",
     "analyzers.overlap.result": "Overlap",
     "analyzers.py_spy_report.result": "LeafPaths",
-    "analyzers.report": "report",
+    "tools.report": "report",
     "analyzers.scaling.result": "Scaling",
     "analyzers.steps.result": "Steps",
     "analyzers.transfers.result": "Transfers",
-    "conversion": "convert",
-    "merging": "Merged merge",
-    "summarizing": "Summarized summarize",
-    "budgets": "Budgets check_budgets",
-    "saving": "Baselines list_baselines save_baseline",
-    "querying": "QueryResult query",
+    "tools.convert": "convert",
+    "tools.merge": "Merged merge",
+    "tools.summarize": "Summarized summarize",
+    "tools.budgets": "Budgets check_budgets",
+    "tools.baselines": "Baselines list_baselines save_baseline",
+    "tools.query": "QueryResult query",
     "errors": "InputError MalformedInput MissingData MissingExtra OptionError OutputError "
     "TraceAnalyzerError UnknownFormat UnreadableFile",
-    "reading": "find_inputs read",
-    "job": "Job read_job",
+    "run.find": "find_inputs",
+    "run.read": "read",
+    "tools.job": "Job read_job",
     "drawings": "Chart",
     "result": "Finding Report Result Table",
     "trace": "Device Meta Trace concat",
@@ -77,8 +80,6 @@ __all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        return VERSION
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(_HOME[name]), name)

@@ -41,7 +41,7 @@ def threads() -> int:
 def executor(number: int) -> Executor:
     """Return an executor of up to so many threads; none are started if :func:`threads` is 1.
 
-    In a worker the caller is polars' only thread (:func:`traceanalyzer.workers.serve`): threads
+    In a worker the caller is polars' only thread (:func:`traceanalyzer.run.workers.serve`): threads
     that use polars would wait for it while it waits for them.
     """
     return _Immediate() if threads() == 1 else ThreadPoolExecutor(number)

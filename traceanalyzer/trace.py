@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, TypeVar
@@ -9,8 +10,8 @@ from typing import Any, TypeVar
 import polars as pl
 
 from traceanalyzer import schema
+from traceanalyzer.analyzers.methods import Questions
 from traceanalyzer.errors import MissingData
-from traceanalyzer.questions import Questions
 from traceanalyzer.vocabulary import TRUNCATED
 
 T = TypeVar("T")
@@ -284,6 +285,11 @@ class Trace(Questions):
         names = ", ".join(meta.path for meta in self.sources[:2])
         more = f" and {len(self.sources) - 2} more" if len(self.sources) > 2 else ""
         return f"<Trace of {names}{more}: {self.events.height:,} events>"
+
+
+PathLike = str | os.PathLike[str]
+#: One or several inputs: traces in memory, files, folders.
+Inputs = Trace | PathLike | Sequence[Trace | PathLike]
 
 
 def _texts(names: pl.Series) -> list[str]:

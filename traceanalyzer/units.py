@@ -1,6 +1,7 @@
 """Conversion of numbers with units to and from text."""
 
 import re
+from collections.abc import Iterable
 
 from traceanalyzer.errors import OptionError
 
@@ -46,6 +47,17 @@ def format_bytes(size: float | None) -> str:
 def format_frac(frac: float | None) -> str:
     """Format a ratio in [0, 1] as a percentage: ``22.9 %``."""
     return "" if frac is None else f"{100 * frac:.1f} %"
+
+
+def format_ranges(numbers: Iterable[int]) -> str:
+    """Format sorted integers with ranges: ``0-3, 6``."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1] = [runs[-1][0], number]
+        else:
+            runs.append([number])
+    return ", ".join("-".join(map(str, run)) for run in runs)
 
 
 def format_count(n: int, thing: str, plural: str = "s") -> str:

@@ -15,9 +15,9 @@ import pytest
 import traceanalyzer as ta
 from traceanalyzer.analyzers.annotations.compute import annotated, attribute, launched, needs
 from traceanalyzer.analyzers.annotations.options import Options
-from traceanalyzer.analyzers.common.ranks import by_rank
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames.nesting import ROOT
+from traceanalyzer.run.ranks import by_rank
 from traceanalyzer.trace import Trace
 from traceanalyzer.vocabulary import ANNOTATION_KINDS, DEVICE_WORK
 

@@ -11,10 +11,10 @@ import pytest
 from conftest import ROOT
 
 import traceanalyzer as ta
-from traceanalyzer import baselines
 from traceanalyzer.analyzers.diff import runs
 from traceanalyzer.cli.main import status
 from traceanalyzer.errors import OptionError
+from traceanalyzer.run import baselines
 
 BEFORE, AFTER = ROOT / "fixtures/upgrade/before.json.gz", ROOT / "fixtures/upgrade/after.json.gz"
 RANKS = ROOT / "fixtures/nccl_8ranks"

@@ -16,10 +16,10 @@ from wording import raises_wording
 
 import traceanalyzer as ta
 from traceanalyzer.analyzers.efficiency import efficiency
-from traceanalyzer.analyzers.efficiency.calls import INPUTS
 from traceanalyzer.analyzers.efficiency.peaks import peaks_of
 from traceanalyzer.analyzers.efficiency.result import Efficiency
 from traceanalyzer.errors import MissingData, OptionError
+from traceanalyzer.schema import INPUTS
 from traceanalyzer.trace import Device, Trace
 
 H100 = "NVIDIA H100 80GB HBM3"

@@ -14,9 +14,9 @@ from polars.testing import assert_frame_equal
 
 import traceanalyzer as ta
 from traceanalyzer.analyzers import registry
-from traceanalyzer.analyzers.common.ranks import by_rank
 from traceanalyzer.analyzers.gpu_idle import lost
 from traceanalyzer.analyzers.gpu_idle.causes import EXPOSED, LOSS
+from traceanalyzer.run.ranks import by_rank
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 LIMIT = 10

@@ -8,11 +8,11 @@ from wording import check_wording, raises_wording
 
 import traceanalyzer as ta
 from traceanalyzer import info, schema
-from traceanalyzer.analyzers.common.ranks import ranges
 from traceanalyzer.analyzers.info.compute import measure
 from traceanalyzer.analyzers.info.options import Options
 from traceanalyzer.errors import InputError, UnreadableFile
 from traceanalyzer.trace import Device, Meta, Trace, concat, issue_rows
+from traceanalyzer.units import format_ranges
 
 EVENTS = [
     # ts, dur, kind, name
@@ -148,7 +148,7 @@ def test_an_empty_trace():
     [([], ""), ([3], "3"), ([0, 1, 2], "0-2"), ([0, 2, 3, 9], "0, 2-3, 9")],
 )
 def test_ranges(numbers, text):
-    assert ranges(numbers) == text
+    assert format_ranges(numbers) == text
 
 
 def test_unreadable_file_is_listed(tmp_path):

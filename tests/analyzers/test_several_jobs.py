@@ -12,8 +12,8 @@ from wording import check_wording
 
 import traceanalyzer as ta
 from traceanalyzer.analyzers.common.jobs import recording, several_jobs
-from traceanalyzer.analyzers.common.ranks import split_by_rank
-from traceanalyzer.reading import each
+from traceanalyzer.run.find import each
+from traceanalyzer.run.ranks import split_by_rank
 from traceanalyzer.trace import Device, Trace
 
 FIXTURES = ROOT / "fixtures"

@@ -8,8 +8,8 @@ from xml.etree import ElementTree as ET
 import pytest
 
 import traceanalyzer as ta
-from traceanalyzer.analyzers.diagnosis.result import Diagnosis
 from traceanalyzer.cli.main import status
+from traceanalyzer.findings.result import Diagnosis
 
 RUN = Path(__file__).parents[2] / "fixtures/nccl_8ranks"
 SEVERITIES = ("info", "warning", "critical")

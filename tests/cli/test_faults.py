@@ -27,7 +27,7 @@ from wording import check_wording
 import traceanalyzer as ta
 from traceanalyzer import files
 from traceanalyzer.exporters import SUFFIXES
-from traceanalyzer.reading import NO_FORMAT
+from traceanalyzer.run.find import NO_FORMAT
 
 TRACE = ROOT / "fixtures/nccl_8ranks/rank0.json.gz"
 STACKS = ROOT / "fixtures/py_spy/subprocesses.raw.txt"

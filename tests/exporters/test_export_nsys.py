@@ -14,8 +14,8 @@ from polars.testing import assert_frame_equal
 from wording import raises_wording
 
 import traceanalyzer as ta
-from traceanalyzer.analyzers.common.ranks import by_rank
 from traceanalyzer.errors import OptionError
+from traceanalyzer.run.ranks import by_rank
 from traceanalyzer.schema import ON_REQUEST
 from traceanalyzer.vocabulary import DEVICE_KINDS
 

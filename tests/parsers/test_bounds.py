@@ -11,11 +11,11 @@ import pytest
 from trace_rows import table
 
 import traceanalyzer as ta
-from traceanalyzer import limits, schema
+from traceanalyzer import schema
 from traceanalyzer.parsers.contract import bounded
 from traceanalyzer.trace import sort_events
 
-LAST = limits.LAST_NS
+LAST = schema.LAST_NS
 META = ta.Meta(path="x", format="chrome-trace", rank=3)
 
 
@@ -68,9 +68,9 @@ def test_side_tables_keep_rows_of_kept_events():
 @pytest.mark.parametrize(
     ("row", "left"),
     [
-        ({"kind": "alloc", "bytes": limits.MAX_BYTES - 1}, limits.MAX_BYTES - 1),
-        ({"kind": "alloc", "bytes": limits.MAX_BYTES}, None),
-        ({"kind": "free_completed", "bytes": -limits.MAX_BYTES}, None),
+        ({"kind": "alloc", "bytes": schema.MAX_BYTES - 1}, schema.MAX_BYTES - 1),
+        ({"kind": "alloc", "bytes": schema.MAX_BYTES}, None),
+        ({"kind": "free_completed", "bytes": -schema.MAX_BYTES}, None),
         ({"kind": "oom", "bytes": 1 << 62}, 1 << 62),
     ],
 )
@@ -81,7 +81,7 @@ def test_sizes_out_of_range_are_null(row, left):
 
 
 def test_weights_are_exact():
-    most = float(limits.MAX_WEIGHT)
+    most = float(schema.MAX_WEIGHT)
     rows = [{"kind": "sample", "weight": weight} for weight in (most, most + 2, -most)]
     assert of(*rows).events["weight"].to_list() == [most, None, -most]
 
@@ -89,8 +89,8 @@ def test_weights_are_exact():
 @pytest.mark.parametrize(
     ("epoch", "start", "kept"),
     [
-        (limits.LAST_EPOCH_NS, LAST, (limits.LAST_EPOCH_NS, LAST)),
-        (limits.LAST_EPOCH_NS + 1, LAST + 1, (None, None)),
+        (schema.LAST_EPOCH_NS, LAST, (schema.LAST_EPOCH_NS, LAST)),
+        (schema.LAST_EPOCH_NS + 1, LAST + 1, (None, None)),
         (-1, -LAST, (None, -LAST)),
     ],
 )

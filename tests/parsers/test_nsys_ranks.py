@@ -13,10 +13,10 @@ import pytest
 from wording import raises_wording
 
 import traceanalyzer as ta
-from traceanalyzer.analyzers.common.ranks import by_rank
 from traceanalyzer.parsers.nsys_sqlite import reader
-from traceanalyzer.reading import ranks_apart, read_ranks
 from traceanalyzer.render import render
+from traceanalyzer.run.ranks import by_rank
+from traceanalyzer.run.read import ranks_apart, read_ranks
 
 TRAINING = Path(__file__).parents[2] / "fixtures" / "nsys" / "training.sqlite"
 MS = 1_000_000
@@ -200,7 +200,7 @@ def test_a_rank_is_built_when_it_is_requested(monkeypatch):
 
 @pytest.mark.parametrize("kinds", [None, ("kernel", "nvtx", "sample")])
 def test_one_rank_read_apart_equals_the_split_trace(kinds, monkeypatch):
-    monkeypatch.setattr("traceanalyzer.reading._LARGE_BYTES", 0)
+    monkeypatch.setattr("traceanalyzer.run.read._LARGE_BYTES", 0)
     assert ranks_apart(TRAINING) == [0, 1]
     for rank, other in enumerate(by_rank(ta.read(TRAINING, kinds=kinds))):
         (build,) = read_ranks(TRAINING, kinds=kinds, ranks=[rank])
@@ -216,7 +216,7 @@ def test_one_rank_read_apart_equals_the_split_trace(kinds, monkeypatch):
 
 def test_ranks_are_not_read_apart_if_device_work_would_be_lost(tmp_path, monkeypatch):
     assert ranks_apart(TRAINING) == []  # small: read once
-    monkeypatch.setattr("traceanalyzer.reading._LARGE_BYTES", 0)
+    monkeypatch.setattr("traceanalyzer.run.read._LARGE_BYTES", 0)
     export_of(0, tmp_path, "alone.sqlite")
     assert ranks_apart(tmp_path / "alone.sqlite") == []
     assert ranks_apart(tmp_path / "alone.sqlite", "nsys-sqlite") == []
@@ -268,7 +268,7 @@ def test_only_the_selected_rank_of_a_large_export_is_read(rank, monkeypatch):
     read: list[set[int]] = []
     split = reader.split_by_rank
     whole = answers()
-    monkeypatch.setattr("traceanalyzer.reading._LARGE_BYTES", 0)
+    monkeypatch.setattr("traceanalyzer.run.read._LARGE_BYTES", 0)
     monkeypatch.setattr(
         reader, "split_by_rank", lambda rows: read.append(set(rows["rank"])) or split(rows)
     )

@@ -12,7 +12,7 @@ import traceanalyzer as ta
 from traceanalyzer.errors import OptionError, UnknownFormat
 from traceanalyzer.parsers import registry
 from traceanalyzer.parsers.contract import Format, Selection
-from traceanalyzer.reading import format_of
+from traceanalyzer.run.find import format_of
 from traceanalyzer.trace import Meta, Trace
 
 

@@ -41,7 +41,7 @@ FOR_OTHERS = {"baseline", "convert", "demo", "mcp", "merge", "scaling", "summari
 #: Modules with commands that analyze, see ``_analyzed``.
 ANALYZING = (answering, diff, flamegraph, job, py_spy_report)
 _analyze = answering.analyze
-ANSWERING = sorted(set(ALL) - FOR_OTHERS - {"gate"})  # gate: tests/test_budgets.py
+ANSWERING = sorted(set(ALL) - FOR_OTHERS - {"gate"})  # gate: tests/tools/test_budgets.py
 
 #: Whose answers are numbers of ranks and devices.
 NAMELESS = ("overlap", "steps")

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields
 from shlex import quote
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypedDict, TypeVar
 
 from traceanalyzer.errors import OptionError
 
 if TYPE_CHECKING:
     from traceanalyzer.result import Result
-    from traceanalyzer.trace import Meta, Trace
+    from traceanalyzer.trace import Inputs, Meta, Trace
 
 O = TypeVar("O", bound="AnalyzerOptions")  # noqa: E741 - options, part, result
 P = TypeVar("P")
@@ -166,6 +166,7 @@ class Needs:
         everything: read events of all kinds regardless of ``kinds``.
         metrics: substrings of the names of metrics to read; empty for all, with the kind
             ``metric``.
+        inputs_of: operators whose inputs the rules of ``diagnose`` use; empty for all.
     """
 
     kinds: Set[str]
@@ -175,6 +176,30 @@ class Needs:
     samples: bool = False
     everything: bool = False
     metrics: tuple[str, ...] = ()
+    inputs_of: Set[str] = frozenset()
+
+
+class Reader(Protocol):
+    """Reads inputs again, for :attr:`Analyzer.refine`.
+
+    Attributes:
+        metas: of the traces read, by path.
+        collected: parts of other analyzers that were measured on the same inputs, by name.
+    """
+
+    @property
+    def metas(self) -> Mapping[str, Meta]:
+        """Metadata of the traces read, by path."""
+
+    @property
+    def collected(self) -> Mapping[str, Sequence[Any]]:
+        """Parts of other analyzers that were measured on the same inputs, by name."""
+
+    def collect(self, analyzer: Analyzer[O, P, R], inputs: Inputs, options: O) -> list[P]:
+        """Return parts of another analyzer: those already measured, and of further inputs."""
+
+    def traces(self, needs: Needs, windows: Mapping[str, Sequence[tuple[int, int]]]) -> list[Trace]:
+        """Return all ranks of the traces in memory, and of the files in ``windows``."""
 
 
 @dataclass(frozen=True)
@@ -249,7 +274,7 @@ class Analyzer(Generic[O, P, R]):
     merge: Callable[[P, P], P] | None = None
     take: Callable[[Trace, O], Any] | None = None
     more: Callable[[Sequence[P], O], Needs | None] | None = None
-    refine: Callable[[R, O, Any], R] | None = None
+    refine: Callable[[R, O, Reader], R] | None = None
     companion: str | None = None
     base: str | None = None
     split_ranks: bool = True

@@ -95,7 +95,7 @@ def inputs_of(paths: Sequence[str], *, quiet: bool) -> Sequence[str]:
     Raises:
         UnreadableFile: a path does not exist, or a folder contains no readable file.
     """
-    from traceanalyzer.reading import NO_FORMAT, collect_inputs
+    from traceanalyzer.run.find import NO_FORMAT, collect_inputs
 
     inputs, skipped = collect_inputs(paths)
     unreadable = [f"{path}: {why}; skipped" for path, why in skipped if why != NO_FORMAT]

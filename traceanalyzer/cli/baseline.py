@@ -6,12 +6,12 @@ from typing import Literal
 
 import click
 
-from traceanalyzer import baselines
 from traceanalyzer.cli.answering import inputs_of, report
 from traceanalyzer.cli.options import Writing, workers_option, writing
 from traceanalyzer.cli.progress import progress
 from traceanalyzer.errors import OptionError
 from traceanalyzer.render.text import prose
+from traceanalyzer.run import baselines
 
 
 @click.group("baseline")

@@ -5,13 +5,13 @@ from typing import Any
 
 import click
 
-from traceanalyzer import baselines
 from traceanalyzer.analyzers.diff.options import Options
 from traceanalyzer.cli import output
 from traceanalyzer.cli.answering import FAILED, analyze, inputs_of
 from traceanalyzer.cli.commands import analyzer_options
 from traceanalyzer.cli.options import Reading, Writing, plotting, reading, writing
 from traceanalyzer.render.junit import Case, junit
+from traceanalyzer.run import baselines
 
 
 class _Percent(click.FloatRange):

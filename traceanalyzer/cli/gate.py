@@ -28,7 +28,7 @@ def gate(
     one line on standard error for each violated budget.
     """
     import traceanalyzer as ta
-    from traceanalyzer.budgets import read_budgets
+    from traceanalyzer.tools.budgets import read_budgets
 
     writing.check()
     output.check(xml, force=writing.force)
@@ -40,7 +40,7 @@ def gate(
     result = analyze(ta.check_budgets, inputs, reading=reading, budgets=budgets)
     writing.show(result)
     if xml is not None:
-        output.write(junit("traceanalyzer.budgets", _cases(result)), xml)
+        output.write(junit("traceanalyzer.tools.budgets", _cases(result)), xml)
     for line in result.violations:
         click.echo(prose(f"budget violated: {line}"), err=True)
     if result.violations:

@@ -20,7 +20,7 @@ from traceanalyzer.render.junit import Case, junit
 from traceanalyzer.render.text import costs, without
 
 if TYPE_CHECKING:
-    from traceanalyzer.analyzers.diagnosis.result import Diagnosis
+    from traceanalyzer.findings.result import Diagnosis
     from traceanalyzer.result import Finding
 
 #: Status of a check without the data that it needs.

@@ -11,11 +11,11 @@ from typing import TextIO
 
 import click
 
+from traceanalyzer import __version__
 from traceanalyzer.cli.commands import Commands
 from traceanalyzer.cli.start import STATUS, as_exceptions, ignore
 from traceanalyzer.errors import TraceAnalyzerError
 from traceanalyzer.render.text import visible
-from traceanalyzer.version import VERSION
 
 _EXAMPLES = """\b
 Examples:
@@ -28,7 +28,7 @@ Examples:
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog=_EXAMPLES,
 )
-@click.version_option(VERSION, message="%(prog)s %(version)s")
+@click.version_option(__version__, message="%(prog)s %(version)s")
 def cli() -> None:
     """Find out why training is slow: analyze GPU profiler traces and name the causes."""
 

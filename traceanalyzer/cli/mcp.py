@@ -26,7 +26,7 @@ def mcp(roots: tuple[str, ...]) -> None:
         import mcp as _sdk  # noqa: F401 - whether it is installed
     except ImportError:
         raise MissingExtra("traceanalyzer mcp", "mcp") from None
-    from traceanalyzer.mcp_server.protocol import serve
-    from traceanalyzer.mcp_server.roots import Roots
+    from traceanalyzer.tools.mcp.protocol import serve
+    from traceanalyzer.tools.mcp.roots import Roots
 
     serve(Roots(roots).folders)

@@ -79,7 +79,7 @@ def write(data: bytes, path: str | None, *, binary: bool = False, colored: bool 
 
 def _input_files() -> list[str]:
     """Return the files that the command reads, those in folders included."""
-    from traceanalyzer.reading import collect_inputs
+    from traceanalyzer.run.find import collect_inputs
 
     found: list[str] = []
     for path in _inputs():

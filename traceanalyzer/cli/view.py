@@ -10,11 +10,11 @@ from typing import Any
 
 import click
 
-from traceanalyzer import serving
 from traceanalyzer.cli.merge import cutting, describe, merged_file
 from traceanalyzer.cli.options import Reading, reading_here
 from traceanalyzer.errors import OptionError
 from traceanalyzer.render.text import prose
+from traceanalyzer.tools import view as serving
 
 _PERFETTO = (".pftrace", ".perfetto-trace")
 
@@ -45,7 +45,7 @@ def view(
     without the package, the page opens ui.perfetto.dev. PATH may also be one file that merge
     wrote (.pftrace): it is shown as it is.
     """
-    from traceanalyzer.reading import is_merged
+    from traceanalyzer.run.find import is_merged
 
     with tempfile.TemporaryDirectory(prefix="traceanalyzer-") as folder:
         trace, place = Path(folder, "run.pftrace"), None

@@ -12,7 +12,7 @@ from typing import Any
 
 import polars as pl
 
-from traceanalyzer import limits, schema
+from traceanalyzer import schema
 from traceanalyzer.parsers.source import Source
 from traceanalyzer.trace import Meta, Trace, issue_rows
 
@@ -125,29 +125,29 @@ def bounded(trace: Trace) -> Trace:
 
 def _in_time_range(trace: Trace) -> Trace:
     """Return the trace without rows whose times are out of range."""
-    points = pl.col("ts").is_between(-limits.LAST_NS, limits.LAST_NS)
+    points = pl.col("ts").is_between(-schema.LAST_NS, schema.LAST_NS)
     tables = [frame for frame in (trace.flows, trace.counters) if frame.height]
     if _on_clock(trace.events) and all(frame.select(points.all()).item() for frame in tables):
         return trace
-    return trace.select(limits.on_the_clock(), points)
+    return trace.select(schema.on_the_clock(), points)
 
 
 def _on_clock(events: pl.DataFrame) -> bool:
     """Whether all event times are in range; minimum and maximum decide for most files."""
     times = [events[name] for name in ("ts", "dur")]
     ends = [end for column in times for end in (column.min(), column.max())]
-    if all(abs(end) <= limits.LAST_NS // 2 for end in ends if isinstance(end, int)):
+    if all(abs(end) <= schema.LAST_NS // 2 for end in ends if isinstance(end, int)):
         return True
-    return bool(events.select(limits.on_the_clock().all()).item())
+    return bool(events.select(schema.on_the_clock().all()).item())
 
 
 def _sized(name: str, frame: pl.DataFrame) -> tuple[pl.DataFrame, int]:
     """Return the table with null for impossible numbers, and their count."""
-    limited = limits.bounded(name)
+    limited = schema.bounded_columns(name)
     far = {
-        c.name: limits.beyond(name, c.name)
+        c.name: schema.beyond(name, c.name)
         for c in schema.TABLES[name]
-        if c.name in limited and c.null != "never" and not limits.are_within(name, frame[c.name])
+        if c.name in limited and c.null != "never" and not schema.are_within(name, frame[c.name])
     }
     if not far:
         return frame, 0
@@ -161,8 +161,8 @@ def _sized(name: str, frame: pl.DataFrame) -> tuple[pl.DataFrame, int]:
 def _dated(meta: Meta) -> Meta:
     """Return the metadata without times that would overflow the clock."""
     epoch, start = meta.epoch_ns, meta.start_ns
-    if epoch is not None and not 0 <= epoch <= limits.LAST_EPOCH_NS:
+    if epoch is not None and not 0 <= epoch <= schema.LAST_EPOCH_NS:
         epoch = None
-    if start is not None and abs(start) > limits.LAST_NS:
+    if start is not None and abs(start) > schema.LAST_NS:
         start = None
     return replace(meta, epoch_ns=epoch, start_ns=start)

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from traceanalyzer.errors import MalformedInput
-from traceanalyzer.limits import LAST_EPOCH_NS, MAX_BYTES, MAX_RANKS
 from traceanalyzer.parsers.contract import Format, Progress, Selection
 from traceanalyzer.parsers.source import Source, rank_from_name
+from traceanalyzer.schema import LAST_EPOCH_NS, MAX_BYTES, MAX_RANKS
 from traceanalyzer.trace import Meta, Trace, issue_rows
 from traceanalyzer.vocabulary import INSPECTOR_FORM, NCCL_INSPECTOR, collective_of_word
 

@@ -13,7 +13,7 @@ from traceanalyzer.analyzers.base import Reading
 
 if TYPE_CHECKING:
     from traceanalyzer.analyzers.annotations.result import Annotations
-    from traceanalyzer.reading import Inputs
+    from traceanalyzer.trace import Inputs
 
 
 def annotations(
@@ -40,6 +40,6 @@ def annotations(
         OptionError: ``by`` is unknown, or a pattern is not a regular expression.
     """
     from traceanalyzer.analyzers.annotations.compute import ANNOTATIONS
-    from traceanalyzer.run import run
+    from traceanalyzer.run.loop import run
 
     return run(ANNOTATIONS, inputs, Options(names, by), **reading)

@@ -17,7 +17,7 @@ from traceanalyzer.analyzers.comm_outliers.options import Options
 
 if TYPE_CHECKING:
     from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
-    from traceanalyzer.reading import Inputs
+    from traceanalyzer.trace import Inputs
 
 
 def comm_outliers(
@@ -57,8 +57,8 @@ def comm_outliers(
         OptionError: a pattern or a number is invalid.
     """
     from traceanalyzer.analyzers.comm_outliers.compute import COMM_OUTLIERS
-    from traceanalyzer.reading import each, without_snapshots
-    from traceanalyzer.run import run
+    from traceanalyzer.run.find import each, without_snapshots
+    from traceanalyzer.run.loop import run
 
     traces, snapshots = without_snapshots(each(inputs), reading.get("format"))
     options = Options(baseline, (*snapshots, *each(memory)), factor, comm_patterns, z, min_wait_ns)

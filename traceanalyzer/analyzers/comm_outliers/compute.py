@@ -11,13 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import polars as pl
 
 from traceanalyzer import vocabulary
 from traceanalyzer.analyzers import registry
-from traceanalyzer.analyzers.base import Analyzer, Needs
+from traceanalyzer.analyzers.base import Analyzer, Needs, Reader
 from traceanalyzer.analyzers.comm_outliers import (
     arrivals,
     chains,
@@ -35,9 +34,6 @@ from traceanalyzer.analyzers.common import jobs, kernel_names, names, step_marks
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import linking
 from traceanalyzer.trace import Trace, record_hint
-
-if TYPE_CHECKING:
-    from traceanalyzer.run import Reader
 
 #: Until 2021 PyTorch recorded collectives and steps as operators.
 _AS_OPERATORS = (

@@ -13,8 +13,7 @@ from typing import Any, Final
 import polars as pl
 
 from traceanalyzer.analyzers.common.columns import ratio
-from traceanalyzer.analyzers.common.ranks import ranges
-from traceanalyzer.units import format_count, format_frac
+from traceanalyzer.units import format_count, format_frac, format_ranges
 
 #: From this number of ranks on, texts name the host and GPU of a rank.
 MANY_RANKS: Final = 32
@@ -88,7 +87,7 @@ def concentration(placed: pl.DataFrame) -> pl.DataFrame:
     first = pl.DataFrame(
         {
             "part": [label],
-            "name": [ranges(worst["rank"].sort().to_list())],
+            "name": [format_ranges(worst["rank"].sort().to_list())],
             "ranks": [worst.height],
             "imposed_ns": [worst["imposed_ns"].sum()],
         }

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from traceanalyzer.analyzers.base import AnalyzerOptions, comm_patterns, option
 
 if TYPE_CHECKING:
-    from traceanalyzer.reading import Inputs
+    from traceanalyzer.trace import Inputs
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,8 @@ from traceanalyzer.analyzers.comm_outliers.links import NETWORK
 from traceanalyzer.analyzers.common.display import sentences
 from traceanalyzer.analyzers.common.kernel_names import function
 from traceanalyzer.analyzers.common.places import at_start
-from traceanalyzer.analyzers.common.ranks import ranges
 from traceanalyzer.result import Result, Table, View
-from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns
+from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns, format_ranges
 
 #: Smaller ratios of medians are the normal difference between two runs.
 SLOWER = 1.5
@@ -571,7 +570,7 @@ def _share(part: int, whole: int) -> str:
 
 
 def _ranges(numbers: pl.Series) -> str:
-    return ranges(numbers.unique(maintain_order=True).to_list())
+    return format_ranges(numbers.unique(maintain_order=True).to_list())
 
 
 def _outliers(result: CommOutliers) -> tuple[Table, ...]:

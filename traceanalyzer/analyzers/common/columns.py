@@ -8,7 +8,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.base import Skipped
 from traceanalyzer.frames import numbering
-from traceanalyzer.limits import MAX_WEIGHT
+from traceanalyzer.schema import MAX_WEIGHT
 from traceanalyzer.trace import Meta
 
 

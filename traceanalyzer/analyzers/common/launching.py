@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
 
-from traceanalyzer.analyzers.base import Needs
+from traceanalyzer.analyzers.base import Needs, Reader
 from traceanalyzer.analyzers.common.columns import grouped
 from traceanalyzer.analyzers.common.device_work import device_work
 from traceanalyzer.analyzers.common.names import distinct
@@ -17,9 +16,6 @@ from traceanalyzer.frames import linking, nesting
 from traceanalyzer.trace import Trace
 from traceanalyzer.units import format_frac, format_ns
 from traceanalyzer.vocabulary import DEVICE_WORK, LAUNCH_KINDS
-
-if TYPE_CHECKING:
-    from traceanalyzer.run import Reader
 
 
 def launches(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:

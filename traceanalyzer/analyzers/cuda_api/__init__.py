@@ -14,7 +14,7 @@ from traceanalyzer.analyzers.cuda_api.options import Options
 
 if TYPE_CHECKING:
     from traceanalyzer.analyzers.cuda_api.result import CudaApi
-    from traceanalyzer.reading import Inputs
+    from traceanalyzer.trace import Inputs
 
 
 def cuda_api(inputs: Inputs, **reading: Unpack[Reading]) -> CudaApi:
@@ -33,6 +33,6 @@ def cuda_api(inputs: Inputs, **reading: Unpack[Reading]) -> CudaApi:
         MissingData: no calls were recorded.
     """
     from traceanalyzer.analyzers.cuda_api.compute import CUDA_API
-    from traceanalyzer.run import run
+    from traceanalyzer.run.loop import run
 
     return run(CUDA_API, inputs, Options(), **reading)

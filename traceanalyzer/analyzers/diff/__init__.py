@@ -16,7 +16,7 @@ from traceanalyzer.analyzers.diff.options import MIN_CHANGE, Options
 
 if TYPE_CHECKING:
     from traceanalyzer.analyzers.diff.result import Diff
-    from traceanalyzer.reading import Inputs
+    from traceanalyzer.trace import Inputs
 
 
 def diff(
@@ -52,8 +52,8 @@ def diff(
         OptionError: an option is invalid.
     """
     from traceanalyzer.analyzers.diff.compute import DIFF
-    from traceanalyzer.baselines import run_paths
-    from traceanalyzer.run import run
+    from traceanalyzer.run.baselines import run_paths
+    from traceanalyzer.run.loop import run
 
     sides = [run_paths(side) if isinstance(side, str) else [side] for side in (before, after)]
     if any(len(side) > 1 for side in sides):
@@ -91,7 +91,7 @@ def diff_runs(
     """
     from traceanalyzer.analyzers.diff import repeated
     from traceanalyzer.analyzers.diff.compute import DIFF
-    from traceanalyzer.run import collect, guarded, with_notes
+    from traceanalyzer.run.loop import collect, guarded, with_notes
 
     window = (reading.get("since_ns"), reading.get("until_ns"))
     options = Options(step_name, comm_patterns, min_change, None, window)

@@ -15,7 +15,7 @@ from traceanalyzer.analyzers.efficiency.options import Options, Precision
 
 if TYPE_CHECKING:
     from traceanalyzer.analyzers.efficiency.result import Efficiency
-    from traceanalyzer.reading import Inputs
+    from traceanalyzer.trace import Inputs
 
 
 def efficiency(
@@ -54,7 +54,7 @@ def efficiency(
         OptionError: a peak or a regular expression is not valid.
     """
     from traceanalyzer.analyzers.efficiency.compute import EFFICIENCY
-    from traceanalyzer.run import run
+    from traceanalyzer.run.loop import run
 
     options = Options(peak, bandwidth, precision, params, tokens, gpus, step_name, comm_patterns)
     return run(EFFICIENCY, inputs, options, **reading)

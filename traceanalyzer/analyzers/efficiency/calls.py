@@ -22,10 +22,8 @@ from traceanalyzer.analyzers.efficiency.formulas import MATRIX, OF_CALLER, formu
 from traceanalyzer.analyzers.efficiency.inputs import Unknown, Work
 from traceanalyzer.analyzers.kernels.training import RECOMPUTED, training
 from traceanalyzer.frames import intervals, nesting, numbering, slice_tree
+from traceanalyzer.schema import INPUTS
 from traceanalyzer.trace import Trace
-
-#: Columns of recorded inputs.
-INPUTS = ("input_dims", "input_types", "concrete_inputs")
 
 #: Columns of :class:`Work` in frames.
 WORK = {

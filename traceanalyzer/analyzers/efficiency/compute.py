@@ -11,7 +11,7 @@ from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.device_work import COMPUTE, device_work
 from traceanalyzer.analyzers.efficiency import roofs
 from traceanalyzer.analyzers.efficiency.calls import (
-    INPUTS,
+    INPUTS_OF,
     PRODUCTS,
     WORK,
     Calls,
@@ -24,6 +24,7 @@ from traceanalyzer.analyzers.efficiency.peaks import TENSOR
 from traceanalyzer.analyzers.efficiency.result import Efficiency
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import linking
+from traceanalyzer.schema import INPUTS
 from traceanalyzer.trace import Trace, record_hint
 from traceanalyzer.vocabulary import DEVICE_WORK, LAUNCH_KINDS
 
@@ -45,7 +46,8 @@ _FLOPS = {
 def needs(_options: Options) -> Needs:
     """Operators with their inputs, kernels with their launch calls, and marks of steps."""
     kinds = {*DEVICE_WORK, *LAUNCH_KINDS, *step_marks.MARK_KINDS} - {"other"}
-    return Needs(kinds, step_marks.MARK_NAMES, INPUTS, unused=("bytes", "address"))
+    unused = ("bytes", "address")
+    return Needs(kinds, step_marks.MARK_NAMES, INPUTS, unused, inputs_of=INPUTS_OF)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from traceanalyzer.analyzers.flamegraph.options import By, Options, Weight
 
 if TYPE_CHECKING:
     from traceanalyzer.analyzers.flamegraph.result import FlameGraph
-    from traceanalyzer.reading import Inputs
+    from traceanalyzer.trace import Inputs
 
 
 def flamegraph(
@@ -62,7 +62,7 @@ def flamegraph(
         OptionError: an option is invalid, or weights have several units.
     """
     from traceanalyzer.analyzers.flamegraph.compute import FLAMEGRAPH
-    from traceanalyzer.run import run
+    from traceanalyzer.run.loop import run
 
     options = Options(
         kinds, threads, weight, by, inverted, focus, min_frac, base, library_names, title

@@ -15,7 +15,7 @@ from traceanalyzer.analyzers.gpu_idle.options import By, Options
 
 if TYPE_CHECKING:
     from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
-    from traceanalyzer.reading import Inputs
+    from traceanalyzer.trace import Inputs
 
 
 def gpu_idle(
@@ -58,7 +58,7 @@ def gpu_idle(
         OptionError: an option is invalid.
     """
     from traceanalyzer.analyzers.gpu_idle.compute import GPU_IDLE
-    from traceanalyzer.run import run
+    from traceanalyzer.run.loop import run
 
     options = Options(min_gap_ns, dataloader, comm_patterns, by, library_names, step_name)
     return run(GPU_IDLE, inputs, options, **reading)

@@ -15,7 +15,7 @@ from traceanalyzer.analyzers.hang.options import Options
 
 if TYPE_CHECKING:
     from traceanalyzer.analyzers.hang.result import Hang
-    from traceanalyzer.reading import Inputs
+    from traceanalyzer.trace import Inputs
 
 
 def hang(inputs: Inputs, **reading: Unpack[Reading]) -> Hang:
@@ -37,7 +37,7 @@ def hang(inputs: Inputs, **reading: Unpack[Reading]) -> Hang:
         OptionError: no input has the rank.
     """
     from traceanalyzer.analyzers.hang.compute import HANG
-    from traceanalyzer.run import run
+    from traceanalyzer.run.loop import run
 
     rank = reading.pop("rank", None)
     return run(HANG, inputs, Options(), **reading).of_rank(rank)

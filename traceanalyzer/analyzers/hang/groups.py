@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from traceanalyzer.analyzers.common.ranks import ranges
-from traceanalyzer.limits import MAX_RANKS
+from traceanalyzer.schema import MAX_RANKS
+from traceanalyzer.units import format_ranges
 
 _Ranks = tuple[int, ...]
 #: Name and ranks of a group; None if its ranks are not recorded.
@@ -86,7 +86,7 @@ class Groups:
             at = number[name, ranks]
             these = list(ranks) if ranks else sorted({*observed[name]})
             title = name if description in (None, *_NAMELESS) else description
-            label = f"{title} [{ranges(these)}{'' if ranks else ', ...'}]"
+            label = f"{title} [{format_ranges(these)}{'' if ranks else ', ...'}]"
             table.append((at, name, description, label, these, ranks is not None))
             members += [(at, rank, place) for place, rank in enumerate(these)]
         frame = pl.DataFrame(

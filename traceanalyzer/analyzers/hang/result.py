@@ -7,7 +7,6 @@ from typing import Any, Self
 import polars as pl
 
 from traceanalyzer.analyzers.common.display import headings, sentences, table_of_known
-from traceanalyzer.analyzers.common.ranks import ranges
 from traceanalyzer.analyzers.hang import texts
 from traceanalyzer.analyzers.hang.groups import Groups
 from traceanalyzer.analyzers.hang.matching import Matched
@@ -15,7 +14,7 @@ from traceanalyzer.analyzers.hang.waiting import Found, Stuck
 from traceanalyzer.drawings import Chart
 from traceanalyzer.errors import OptionError
 from traceanalyzer.result import Result, Table, View
-from traceanalyzer.units import NS_PER_MS, format_count, format_ns
+from traceanalyzer.units import NS_PER_MS, format_count, format_ns, format_ranges
 
 #: A rank this much later than the median is reported in a run without a hang.
 LATE_NS = 100 * NS_PER_MS
@@ -81,7 +80,7 @@ class Hang(Result):
         """
         known = sorted({*self.dumps["rank"].to_list(), *self.missing_dumps})
         if rank is not None and rank not in known:
-            raise OptionError(f"no input is of rank {rank}; there are ranks {ranges(known)}")
+            raise OptionError(f"no input is of rank {rank}; there are ranks {format_ranges(known)}")
         return replace(self, rank=rank)
 
     # --- the answer ----------------------------------------------------------------------------
@@ -394,10 +393,10 @@ class Hang(Result):
                 self.groups.label(one.group),
                 one.bytes,
                 one.dtype,
-                ranges(sorted(one.waiting)),
-                ranges(sorted(one.missing)),
-                ranges(sorted(one.no_dump)),
-                ranges(sorted((*one.completed, *one.ended))),
+                format_ranges(sorted(one.waiting)),
+                format_ranges(sorted(one.missing)),
+                format_ranges(sorted(one.no_dump)),
+                format_ranges(sorted((*one.completed, *one.ended))),
                 one.waited_ns if one.is_exact else None,
                 None if one.is_exact else one.waited_ns,
             )
@@ -421,7 +420,7 @@ class Hang(Result):
                 self.groups.label(one.group),
                 one.cause.removesuffix(" mismatch"),
                 value,
-                ranges(ranks),
+                format_ranges(ranks),
                 bool(one.differing) and bool({*ranks} & {*one.differing}),
                 self._place(one, *ranks),
             )

@@ -3,9 +3,8 @@
 from collections.abc import Callable, Sequence
 
 from traceanalyzer.analyzers.common.display import listed
-from traceanalyzer.analyzers.common.ranks import ranges
 from traceanalyzer.analyzers.hang.waiting import Found, Stuck
-from traceanalyzer.units import format_bytes, format_ns
+from traceanalyzer.units import format_bytes, format_ns, format_ranges
 
 #: Most ranks, operations of a chain, and lines in a sentence.
 _MOST_RANGES, _MOST_LINKS, _MOST_PLACES = 12, 4, 3
@@ -44,7 +43,7 @@ LastOf = Callable[[int], str]
 
 def rank_list(ranks: Sequence[int]) -> str:
     """Return ``rank 2`` or ``ranks 0-3, 6``."""
-    parts = ranges(sorted(ranks)).split(", ")
+    parts = format_ranges(sorted(ranks)).split(", ")
     if len(parts) > _MOST_RANGES:
         text = f"{', '.join(parts[:_MOST_RANGES])}, ... ({len(ranks):,} in total)"
     else:

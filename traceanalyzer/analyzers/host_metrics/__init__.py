@@ -14,7 +14,7 @@ from traceanalyzer.analyzers.host_metrics.options import Options
 
 if TYPE_CHECKING:
     from traceanalyzer.analyzers.host_metrics.result import HostMetrics
-    from traceanalyzer.reading import Inputs
+    from traceanalyzer.trace import Inputs
 
 
 def host_metrics(
@@ -36,6 +36,6 @@ def host_metrics(
         OptionError: a pattern is not a regular expression.
     """
     from traceanalyzer.analyzers.host_metrics.compute import HOST_METRICS
-    from traceanalyzer.run import run
+    from traceanalyzer.run.loop import run
 
     return run(HOST_METRICS, inputs, Options(counters), **reading)

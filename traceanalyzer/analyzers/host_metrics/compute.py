@@ -10,7 +10,7 @@ from traceanalyzer.analyzers.common import names, places
 from traceanalyzer.analyzers.host_metrics.options import Options
 from traceanalyzer.analyzers.host_metrics.result import HostMetrics
 from traceanalyzer.errors import MissingData
-from traceanalyzer.limits import LAST_NS
+from traceanalyzer.schema import LAST_NS
 from traceanalyzer.trace import Trace, record_hint
 from traceanalyzer.units import NS_PER_S
 

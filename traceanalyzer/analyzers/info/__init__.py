@@ -13,7 +13,7 @@ from traceanalyzer.analyzers.info.options import Options
 
 if TYPE_CHECKING:
     from traceanalyzer.analyzers.info.compute import Info
-    from traceanalyzer.reading import Inputs
+    from traceanalyzer.trace import Inputs
 
 
 def info(
@@ -43,12 +43,12 @@ def info(
         OptionError: ``quick`` with options that select events, or with a trace in memory.
     """
     from traceanalyzer.analyzers.info.compute import INFO
-    from traceanalyzer.reading import each_and_skipped
-    from traceanalyzer.run import collect, guarded, truncated_notes, with_notes
+    from traceanalyzer.run.find import each_and_skipped
+    from traceanalyzer.run.loop import collect, guarded, truncated_notes, with_notes
 
     items, foreign = each_and_skipped(inputs)
     if quick is not False:
-        from traceanalyzer.ends import described
+        from traceanalyzer.analyzers.info.quick import described
 
         result = described(items, (*skipped, *foreign), reading, required=quick is True)
         if result is not None:

@@ -15,12 +15,11 @@ from traceanalyzer import vocabulary
 from traceanalyzer.analyzers.base import Analyzer, Needs
 from traceanalyzer.analyzers.common import step_marks
 from traceanalyzer.analyzers.common.display import headings, known_columns, sentences
-from traceanalyzer.analyzers.common.ranks import ranges
 from traceanalyzer.analyzers.info.options import Options
 from traceanalyzer.frames import nesting
 from traceanalyzer.result import Result, Table, View
 from traceanalyzer.trace import Device, Meta, Trace
-from traceanalyzer.units import format_count, format_ns
+from traceanalyzer.units import format_count, format_ns, format_ranges
 
 _FILES = (
     "path", "format", "version", "rank", "world_size", "host", "devices", "start_utc", "epoch_ns",
@@ -303,7 +302,7 @@ def _which(files: pl.DataFrame, steps: pl.Series) -> str:
     if ranks:
         world = files["world_size"].max()
         of = f" of {world}" if isinstance(world, int) and world else ""
-        text += f" ({'rank' if len(ranks) == 1 else 'ranks'} {ranges(ranks)}{of})"
+        text += f" ({'rank' if len(ranks) == 1 else 'ranks'} {format_ranges(ranks)}{of})"
     if len(steps):
         low, high = int(steps.min()), int(steps.max())  # type: ignore[arg-type]
         many = f"{low}" if low == high else f"{low} to {high}"

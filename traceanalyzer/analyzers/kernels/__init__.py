@@ -14,7 +14,7 @@ from traceanalyzer.analyzers.kernels.options import By, Options
 
 if TYPE_CHECKING:
     from traceanalyzer.analyzers.kernels.result import Kernels
-    from traceanalyzer.reading import Inputs
+    from traceanalyzer.trace import Inputs
 
 
 def kernels(
@@ -40,6 +40,6 @@ def kernels(
         OptionError: ``by`` is unknown, or a pattern is not a regular expression.
     """
     from traceanalyzer.analyzers.kernels.compute import KERNELS
-    from traceanalyzer.run import run
+    from traceanalyzer.run.loop import run
 
     return run(KERNELS, inputs, Options(by, comm_patterns), **reading)

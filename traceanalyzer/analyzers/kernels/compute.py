@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
 
-from traceanalyzer.analyzers.base import Analyzer, Needs
+from traceanalyzer.analyzers.base import Analyzer, Needs, Reader
 from traceanalyzer.analyzers.common import launching, replays
 from traceanalyzer.analyzers.common.columns import largest_first, ratio, stacked, whole
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE, DEVICE, device_work
@@ -30,9 +29,6 @@ from traceanalyzer.vocabulary import (
     ENGINE_STEP,
     LAUNCH_KINDS,
 )
-
-if TYPE_CHECKING:
-    from traceanalyzer.run import Reader
 
 #: Columns to group by for each ``By``, the outer ones first.
 GROUP: dict[By | None, tuple[str, ...]] = {

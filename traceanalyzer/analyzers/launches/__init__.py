@@ -14,7 +14,7 @@ from traceanalyzer.analyzers.launches.options import Options
 
 if TYPE_CHECKING:
     from traceanalyzer.analyzers.launches.result import Launches
-    from traceanalyzer.reading import Inputs
+    from traceanalyzer.trace import Inputs
 
 
 def launches(
@@ -36,6 +36,6 @@ def launches(
         OptionError: ``step_name`` is not a regular expression.
     """
     from traceanalyzer.analyzers.launches.compute import LAUNCHES
-    from traceanalyzer.run import run
+    from traceanalyzer.run.loop import run
 
     return run(LAUNCHES, inputs, Options(step_name), **reading)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from traceanalyzer.analyzers.memory.growth import MemoryGrowth
     from traceanalyzer.analyzers.memory.oom import MemoryErrors
     from traceanalyzer.analyzers.memory.result import Memory
-    from traceanalyzer.reading import Inputs
+    from traceanalyzer.trace import Inputs
 
 
 def memory(
@@ -57,7 +57,7 @@ def memory(
         OptionError: an option is invalid.
     """
     from traceanalyzer.analyzers.memory.compute import MEMORY
-    from traceanalyzer.run import run
+    from traceanalyzer.run.loop import run
 
     options = MemoryOptions(
         library_name,
@@ -96,7 +96,7 @@ def memory_oom(
         OptionError: the capacity is less than reserved and free memory.
     """
     from traceanalyzer.analyzers.memory.oom import MEMORY_OOM
-    from traceanalyzer.run import run
+    from traceanalyzer.run.loop import run
 
     options = OomOptions(library_name, min_bytes, capacity_bytes=capacity_bytes)
     return run(MEMORY_OOM, inputs, options, **reading)
@@ -131,7 +131,7 @@ def memory_growth(
         OptionError: an option is invalid.
     """
     from traceanalyzer.analyzers.memory.growth import MEMORY_GROWTH
-    from traceanalyzer.run import run
+    from traceanalyzer.run.loop import run
 
     options = GrowthOptions(library_name, min_bytes, step_name=step_name, step_every=step_every)
     return run(MEMORY_GROWTH, inputs, options, **reading)
@@ -159,6 +159,6 @@ def memory_diff(
         MissingData: no memory events were recorded.
     """
     from traceanalyzer.analyzers.memory.diff import MEMORY_DIFF
-    from traceanalyzer.run import run
+    from traceanalyzer.run.loop import run
 
     return run(MEMORY_DIFF, inputs, DiffOptions(library_name, min_bytes, other=other), **reading)

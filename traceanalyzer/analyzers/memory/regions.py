@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.memory.ledger import Ledger
-from traceanalyzer.limits import MAX_ADDRESS
+from traceanalyzer.schema import MAX_ADDRESS
 
 #: The allocator rounds sizes up to a multiple of this.
 ROUND = 512

@@ -15,7 +15,7 @@ from traceanalyzer.analyzers.modules.options import Options
 
 if TYPE_CHECKING:
     from traceanalyzer.analyzers.modules.result import Modules
-    from traceanalyzer.reading import Inputs
+    from traceanalyzer.trace import Inputs
 
 
 def modules(
@@ -41,6 +41,6 @@ def modules(
         OptionError: a pattern is not a regular expression, or ``depth`` is below 1.
     """
     from traceanalyzer.analyzers.modules.compute import MODULES
-    from traceanalyzer.run import run
+    from traceanalyzer.run.loop import run
 
     return run(MODULES, inputs, Options(patterns, depth), **reading)

@@ -9,7 +9,7 @@ import polars as pl
 from traceanalyzer.analyzers.base import Analyzer, Needs
 from traceanalyzer.analyzers.common.columns import per_rank, sum_if_known
 from traceanalyzer.analyzers.common.device_work import COMPUTE, device_work
-from traceanalyzer.analyzers.efficiency.calls import INPUTS, calls_of
+from traceanalyzer.analyzers.efficiency.calls import calls_of
 from traceanalyzer.analyzers.efficiency.formulas import MATRIX
 from traceanalyzer.analyzers.modules import hierarchy
 from traceanalyzer.analyzers.modules.assignment import PHASES, Assigned, assign, require_modules
@@ -18,6 +18,7 @@ from traceanalyzer.analyzers.modules.result import SUMS, Modules, with_totals
 from traceanalyzer.analyzers.operators import call_tree
 from traceanalyzer.analyzers.operators.compute import runs_operators
 from traceanalyzer.frames import intervals, nesting
+from traceanalyzer.schema import INPUTS
 from traceanalyzer.trace import Trace
 from traceanalyzer.vocabulary import DEVICE_WORK
 

@@ -14,7 +14,7 @@ from traceanalyzer.analyzers.operators.options import Options, SortBy
 
 if TYPE_CHECKING:
     from traceanalyzer.analyzers.operators.result import Operators
-    from traceanalyzer.reading import Inputs
+    from traceanalyzer.trace import Inputs
 
 
 def operators(
@@ -43,7 +43,7 @@ def operators(
         OptionError: ``sort_by`` is not a known column.
     """
     from traceanalyzer.analyzers.operators.compute import OPERATORS
-    from traceanalyzer.run import run
+    from traceanalyzer.run.loop import run
 
     options = Options(sort_by, group_by_input_shape, group_by_stack)
     return run(OPERATORS, inputs, options, **reading)

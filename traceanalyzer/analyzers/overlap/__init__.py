@@ -14,7 +14,7 @@ from traceanalyzer.analyzers.overlap.options import By, Options
 
 if TYPE_CHECKING:
     from traceanalyzer.analyzers.overlap.result import Overlap
-    from traceanalyzer.reading import Inputs
+    from traceanalyzer.trace import Inputs
 
 
 def overlap(
@@ -40,6 +40,6 @@ def overlap(
         OptionError: ``by`` is unknown, or a pattern is not a regular expression.
     """
     from traceanalyzer.analyzers.overlap.compute import OVERLAP
-    from traceanalyzer.run import run
+    from traceanalyzer.run.loop import run
 
     return run(OVERLAP, inputs, Options(by, comm_patterns), **reading)

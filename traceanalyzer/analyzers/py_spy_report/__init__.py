@@ -18,7 +18,7 @@ from traceanalyzer.analyzers.py_spy_report.options import By, GroupBy, Match, Op
 
 if TYPE_CHECKING:
     from traceanalyzer.analyzers.py_spy_report.result import LeafPaths
-    from traceanalyzer.reading import Inputs
+    from traceanalyzer.trace import Inputs
 
 
 def py_spy_report(
@@ -60,7 +60,7 @@ def py_spy_report(
         OptionError: an option is invalid.
     """
     from traceanalyzer.analyzers.py_spy_report.compute import PY_SPY_REPORT
-    from traceanalyzer.run import run
+    from traceanalyzer.run.loop import run
 
     options = Options(
         library_names, match, aggregate_leaf_paths, group_by, by, drop_module,

@@ -15,7 +15,7 @@ from traceanalyzer.analyzers.roofline.options import By, Options
 
 if TYPE_CHECKING:
     from traceanalyzer.analyzers.roofline.result import Roofline
-    from traceanalyzer.reading import Inputs
+    from traceanalyzer.trace import Inputs
 
 
 def roofline(
@@ -49,6 +49,6 @@ def roofline(
         OptionError: a peak, a bandwidth or a regular expression is not valid.
     """
     from traceanalyzer.analyzers.roofline.compute import ROOFLINE
-    from traceanalyzer.run import run
+    from traceanalyzer.run.loop import run
 
     return run(ROOFLINE, inputs, Options(by, peak, bandwidth, comm_patterns), **reading)

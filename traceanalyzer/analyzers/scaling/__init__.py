@@ -14,7 +14,7 @@ from traceanalyzer.analyzers.scaling.options import Options
 
 if TYPE_CHECKING:
     from traceanalyzer.analyzers.scaling.result import Scaling
-    from traceanalyzer.reading import Inputs
+    from traceanalyzer.trace import Inputs
 
 
 def scaling(
@@ -41,6 +41,6 @@ def scaling(
         OptionError: a pattern is not a regular expression.
     """
     from traceanalyzer.analyzers.scaling.compute import SCALING
-    from traceanalyzer.run import run
+    from traceanalyzer.run.loop import run
 
     return run(SCALING, runs, Options(weak, step_name, comm_patterns), **reading)

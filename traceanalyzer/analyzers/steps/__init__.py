@@ -13,7 +13,7 @@ from traceanalyzer.analyzers.steps.options import Options
 
 if TYPE_CHECKING:
     from traceanalyzer.analyzers.steps.result import Steps
-    from traceanalyzer.reading import Inputs
+    from traceanalyzer.trace import Inputs
 
 
 def steps(
@@ -43,6 +43,6 @@ def steps(
         OptionError: ``step_name`` or ``step_every`` is not a regular expression.
     """
     from traceanalyzer.analyzers.steps.compute import STEPS
-    from traceanalyzer.run import run
+    from traceanalyzer.run.loop import run
 
     return run(STEPS, inputs, Options(step_name, step_every), **reading)

@@ -14,7 +14,7 @@ from traceanalyzer.analyzers.timeline.options import Options, Order
 
 if TYPE_CHECKING:
     from traceanalyzer.analyzers.timeline.result import Timeline
-    from traceanalyzer.reading import Inputs
+    from traceanalyzer.trace import Inputs
 
 
 def timeline(
@@ -47,6 +47,6 @@ def timeline(
         OptionError: ``order`` is unknown, or a pattern is not a regular expression.
     """
     from traceanalyzer.analyzers.timeline.compute import TIMELINE
-    from traceanalyzer.run import run
+    from traceanalyzer.run.loop import run
 
     return run(TIMELINE, inputs, Options(order, comm_patterns, step_name), **reading)

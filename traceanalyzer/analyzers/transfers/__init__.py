@@ -13,7 +13,7 @@ from traceanalyzer.analyzers.transfers.options import Options
 
 if TYPE_CHECKING:
     from traceanalyzer.analyzers.transfers.result import Transfers
-    from traceanalyzer.reading import Inputs
+    from traceanalyzer.trace import Inputs
 
 
 def transfers(inputs: Inputs, **reading: Unpack[Reading]) -> Transfers:
@@ -28,6 +28,6 @@ def transfers(inputs: Inputs, **reading: Unpack[Reading]) -> Transfers:
         MissingData: no copies or memsets were recorded.
     """
     from traceanalyzer.analyzers.transfers.compute import TRANSFERS
-    from traceanalyzer.run import run
+    from traceanalyzer.run.loop import run
 
     return run(TRANSFERS, inputs, Options(), **reading)

@@ -9,7 +9,6 @@ import polars as pl
 
 from traceanalyzer import schema
 from traceanalyzer.errors import MalformedInput
-from traceanalyzer.limits import LAST_EPOCH_NS
 from traceanalyzer.parsers.chrome_trace.arrays import collect
 from traceanalyzer.parsers.chrome_trace.assemble import Assembler
 from traceanalyzer.parsers.chrome_trace.columns import NEVER, Collected, Metadata
@@ -18,6 +17,7 @@ from traceanalyzer.parsers.chrome_trace.decode import NULL, integer
 from traceanalyzer.parsers.chrome_trace.text import open_text
 from traceanalyzer.parsers.contract import Progress, Selection
 from traceanalyzer.parsers.source import Source, rank_from_name
+from traceanalyzer.schema import LAST_EPOCH_NS
 from traceanalyzer.trace import Device, Meta, Trace, issue_rows, sort_events
 
 #: Issues without data loss; all others are losses.

@@ -17,12 +17,12 @@ import polars as pl
 from traceanalyzer import schema
 from traceanalyzer.errors import MalformedInput
 from traceanalyzer.frames.stacks import NONE, Interner
-from traceanalyzer.limits import LAST_EPOCH_NS, MAX_BYTES, MAX_RANKS
 from traceanalyzer.parsers.contract import Progress, Selection
 from traceanalyzer.parsers.flight_recorder import content
 from traceanalyzer.parsers.flight_recorder.content import Content
 from traceanalyzer.parsers.source import Source, rank_from_name
 from traceanalyzer.parsers.tables import Frame, as_table, stacks_table
+from traceanalyzer.schema import LAST_EPOCH_NS, MAX_BYTES, MAX_RANKS
 from traceanalyzer.trace import Meta, Trace, issue_rows
 from traceanalyzer.units import NS_PER_MS
 from traceanalyzer.vocabulary import FLIGHT_RECORDER

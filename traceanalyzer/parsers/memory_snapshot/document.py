@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from traceanalyzer.limits import MAX_ADDRESS, MAX_BYTES
+from traceanalyzer.schema import MAX_ADDRESS, MAX_BYTES
 
 TaggedArray = npt.NDArray[np.uint64]
 Ints = npt.NDArray[np.int64]

@@ -9,10 +9,10 @@ import polars as pl
 
 from traceanalyzer import schema
 from traceanalyzer.frames import stacks as prefix_tree
-from traceanalyzer.limits import LAST_EPOCH_NS
 from traceanalyzer.parsers.memory_snapshot import document
 from traceanalyzer.parsers.memory_snapshot.document import Ints, Reading, Table, TaggedArray
 from traceanalyzer.parsers.tables import tree_table
+from traceanalyzer.schema import LAST_EPOCH_NS
 from traceanalyzer.vocabulary import ALLOCATOR_KINDS
 
 #: Files that mean "unknown" in a snapshot, and the greatest line.

@@ -8,9 +8,9 @@ import polars as pl
 
 from traceanalyzer import schema
 from traceanalyzer.frames import stacks
-from traceanalyzer.limits import MAX_RANKS
 from traceanalyzer.parsers.nsys_sqlite import tables
 from traceanalyzer.parsers.tables import Frame, stacks_table
+from traceanalyzer.schema import MAX_RANKS
 from traceanalyzer.vocabulary import collective_of_word
 
 _DRIVER = 1

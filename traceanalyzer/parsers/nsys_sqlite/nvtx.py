@@ -19,9 +19,9 @@ import polars as pl
 
 from traceanalyzer import schema
 from traceanalyzer.frames.numbering import numbered
-from traceanalyzer.limits import MAX_RANKS
 from traceanalyzer.parsers.nsys_sqlite import tables
 from traceanalyzer.parsers.sqlite.database import Shape
+from traceanalyzer.schema import MAX_RANKS
 from traceanalyzer.vocabulary import collective_of_word
 
 _PUSH_POP = 59

@@ -13,7 +13,6 @@ import msgspec
 import numpy as np
 
 from traceanalyzer.errors import MalformedInput
-from traceanalyzer.limits import LAST_EPOCH_NS
 from traceanalyzer.machine import executor, threads
 from traceanalyzer.parsers.chrome_trace import reader as chrome_trace
 from traceanalyzer.parsers.chrome_trace.columns import (
@@ -32,6 +31,7 @@ from traceanalyzer.parsers.perfetto import clocks, stages, state, tracks, wire
 from traceanalyzer.parsers.perfetto.slices import BEGIN, END, pair
 from traceanalyzer.parsers.perfetto.wire import INSTANT, NULL, Field, Ints
 from traceanalyzer.parsers.source import Source
+from traceanalyzer.schema import LAST_EPOCH_NS
 from traceanalyzer.trace import Trace, sort_events
 
 _INSTANT, _COUNTER = 3, 4

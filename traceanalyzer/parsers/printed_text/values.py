@@ -9,8 +9,8 @@ from decimal import Decimal
 import polars as pl
 
 from traceanalyzer import schema
-from traceanalyzer.limits import MAX_WEIGHT
 from traceanalyzer.parsers.printed_text.lines import Line
+from traceanalyzer.schema import MAX_WEIGHT
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?"
 _QUANTITY = re.compile(rf"\s*({_NUMBER})\s*([A-Za-zµ]*)\s*")

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 import polars as pl
 
 from traceanalyzer import schema
-from traceanalyzer.limits import MAX_RANKS
 from traceanalyzer.parsers.sqlite.database import Database
 from traceanalyzer.parsers.sqlite.rows import Reading
+from traceanalyzer.schema import MAX_RANKS
 
 DISPATCH, COPY, REGION = "rocpd_kernel_dispatch", "rocpd_memory_copy", "rocpd_region"
 ALLOCATE, COUNTER, SAMPLE = "rocpd_memory_allocate", "rocpd_pmc_event", "rocpd_sample"

@@ -1,0 +1,132 @@
+"""Findings about slow GPUs, unequal work and slow links: steps and ranks compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from comm_traces import ALL_REDUCE, MS, device, host, step, trace
+from diagnosing import BY_ID
+from wording import check_wording
+
+import traceanalyzer as ta
+from traceanalyzer.findings.rule import Answers, Measured
+from traceanalyzer.run.examine import examine
+from traceanalyzer.trace import Trace
+
+KERNELS = {"gemm": 4 * MS, "softmax": 2 * MS, "layer_norm": MS, "multi_tensor_apply": MS}
+ABOUT = {"dtype": "float", "elements_in": 1 << 20, "group_size": 4, "stream": 20}
+#: How many times as long a kernel takes on a rank in a step.
+Factor = Callable[[int, int, str], float]
+
+
+def job(factor: Factor, ranks: int = 4, group: str | None = "0") -> list[Trace]:
+    """Return five steps per rank; ranks wait for the slowest in each step, and start together."""
+    return [trace(list(_rank(rank, ranks, factor, group)), rank, world_size=ranks)
+            for rank in range(ranks)]  # fmt: skip
+
+
+def _rank(rank: int, ranks: int, factor: Factor, group: str | None) -> Iterator[dict[str, Any]]:
+    begin = 0
+    for number in range(5):
+        each = [_lengths(one, number, factor) for one in range(ranks)]
+        end = begin + max(sum(lengths) for lengths in each) + MS
+        yield step(number, begin, end - begin)
+        at = begin
+        for name, ns in zip(KERNELS, each[rank], strict=True):
+            yield device(name, at, ns)
+            at += ns
+        if ranks > 1:
+            yield device(ALL_REDUCE, at, end - at, seq=number, group=group, **ABOUT)
+        begin = end
+
+
+def _lengths(rank: int, number: int, factor: Factor) -> list[int]:
+    return [round(ns * factor(rank, number, name)) for name, ns in KERNELS.items()]
+
+
+def judged(rule: str, traces: list[Trace]) -> list[Measured]:
+    return list(BY_ID[rule].judge(Answers(dict(examine(traces).results))))
+
+
+def throttled(last: int, kernels: tuple[str, ...] = tuple(KERNELS)) -> list[Trace]:
+    """Return a trace of one GPU with kernels twice as long in the last steps."""
+    return job(lambda _r, n, name: 2 if n >= 5 - last and name in kernels else 1, ranks=1)
+
+
+@pytest.mark.parametrize("last", [1, 2, 3])
+def test_throttled_steps_even_if_most_are_slow(last: int) -> None:
+    (one,) = judged("throttled-steps", throttled(last))
+    assert one.total_ns == last * 8 * MS
+    assert all(f"ProfilerStep#{5 - n}" in one.title for n in range(1, last + 1))
+    check_wording(one.title, *one.evidence)
+
+
+def test_some_longer_kernels_are_not_throttling() -> None:
+    assert not judged("throttled-steps", throttled(2, ("gemm",)))
+    assert not judged("throttled-steps", throttled(0))
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.8])
+def test_all_steps_are_slower_than_work_launched_before_the_recording(factor: float) -> None:
+    """The GPU lags two steps behind the host: the launch calls of the first two are missing."""
+    events, at = [], 0
+    for number in range(5):
+        launched = number >= 2
+        if launched:
+            events.append(step(number, (number - 2) * MS, MS))
+        for place, (name, ns) in enumerate(KERNELS.items()):
+            length, correlation = round(ns * (factor if launched else 1)), 10 * number + place
+            if launched:
+                call = {"ts": (number - 2) * MS + place, "dur": 1, "correlation": correlation}
+                events.append({**host("cuda_runtime", "cudaLaunchKernel", 0, 0), **call})
+            events.append(device(name, at, length, correlation=correlation))
+            at += length
+    found = judged("throttled-steps", [trace(events)])
+    assert [one.step for one in found] == ["ProfilerStep#2"] * (factor > 1)
+    assert all("outside the steps" in one.title for one in found)
+
+
+def test_slow_gpu_without_matching_collectives() -> None:
+    """Without matching collectives there is no wait time, but kernels are slow."""
+    traces = job(lambda rank, _n, _k: 1.5 if rank == 2 else 1)
+    alone = [trace([e for e in one.events.to_dicts() if e["name"] != ALL_REDUCE] + [
+        device(f"{ALL_REDUCE[:-1]}{rank})", 0, 1_000, stream=20)], rank, world_size=4)
+        for rank, one in enumerate(traces)]  # fmt: skip
+    (one,) = judged("slow-gpu", alone)
+    assert one.rank == 2
+    assert one.total_ns == 4 * 5 * 4 * MS
+
+
+def test_slow_gpu_with_wait_time_is_a_straggler() -> None:
+    traces = job(lambda rank, _n, _k: 1.5 if rank == 2 else 1)
+    assert not judged("slow-gpu", traces)
+    assert ta.diagnose(traces).findings[0].id == "straggler"
+
+
+def test_unequal_work_of_another_rank_in_each_step() -> None:
+    """Rank n has longer products in step n; in the last step no rank has."""
+    traces = job(lambda rank, n, k: 1.5 if rank == n and k == "gemm" else 1)
+    (one,) = judged("unequal-work", traces)
+    assert one.total_ns == 4 * 3 * 2 * MS
+    assert one.rank is None
+    check_wording(one.title, *one.evidence)
+    assert not judged("unequal-work", job(lambda r, _n, _k: 1.5 if r == 2 else 1))
+
+
+def test_slow_small_collective_is_on_a_slow_link() -> None:
+    """1 KiB takes 5 ms on all ranks after the last arrival."""
+    about = {"dtype": "float", "elements_in": 256, "stream": 20, "group": "0"}
+    works = [(device("gemm", n * 10 * MS, 4 * MS), n) for n in range(6)]
+    traces = [
+        trace(
+            [event for work, n in works for event in
+             (work, device(ALL_REDUCE, n * 10 * MS + 4 * MS, 5 * MS, seq=n, **about))],
+            rank, world_size=2,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    (one,) = judged("slow-link", traces)
+    assert one.total_ns == pytest.approx(2 * 6 * 5 * MS, rel=0.01)
+    check_wording(one.title)

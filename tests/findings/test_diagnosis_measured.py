@@ -1,0 +1,184 @@
+"""Measurements of every rule on every fixture, also below the thresholds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from comm_traces import device, host, trace
+from conftest import ROOT
+from diagnosing import BY_ID, measured, measurements
+from wording import check_wording
+
+import traceanalyzer as ta
+from traceanalyzer.analyzers.cuda_api import cuda_api
+from traceanalyzer.analyzers.memory.result import Memory
+from traceanalyzer.analyzers.operators.result import Operators
+from traceanalyzer.findings.judge import RULES
+from traceanalyzer.findings.rule import Answers, Measured
+from traceanalyzer.result import Result
+from traceanalyzer.run.examine import examine
+
+INPUTS = {
+    "composer": ["composer"],
+    "ddp_gloo": ["ddp_gloo_4ranks"],
+    "nccl": ["nccl_8ranks"],
+    "nccl_rank": ["nccl_8ranks/rank5.json.gz"],
+    "isolated": ["nccl_8ranks_isolated"],
+    "nsys": ["nsys/training.sqlite"],
+    "upgrade": ["upgrade/before.json.gz"],
+    "memory": [
+        "memory/training.pickle", "memory/leak.pickle", "memory/two_devices.pickle",
+        "memory/ring.pickle",
+    ],
+    "oom": ["memory/oom.pickle", "memory/oom_expandable.pickle", "memory/fragmented_oom.pickle"],
+    "py_spy": ["py_spy/default.raw.txt", "py_spy/subprocesses.raw.txt"],
+}  # fmt: skip
+#: A file of each kind: several ranks of a kind show the same.
+MEASURED_FOR_REPORTS = sorted(INPUTS.keys() - {"nccl", "isolated"})
+
+
+def lines(answers: dict[str, Result]) -> Iterator[str]:
+    """Yield all measurements of all rules."""
+    for rule in RULES:
+        if rule.analysis not in answers:
+            continue
+        measured = list(rule.judge(Answers(answers)))
+        yield f"## {rule.id}: {len(measured)}"
+        for one in measured:
+            for field in fields(one):
+                if field.name == "intervals":
+                    continue
+                value = getattr(one, field.name)
+                text = f"{value:.6g}" if isinstance(value, float) else value
+                yield f"{field.name}: {text}"
+            yield ""
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_measurements_of_all_rules(name: str, golden: Any) -> None:
+    paths = [str(ROOT / "fixtures" / path) for path in INPUTS[name]]
+    text = "\n".join(lines(dict(examine(paths, for_rules=True).results)))
+    if name in MEASURED_FOR_REPORTS:
+        assert text == "\n".join(lines(dict(examine(paths).results)))
+    golden(f"diagnose/measured_{name}.txt", text.replace(f"{ROOT}/", "") + "\n")
+
+
+def test_only_what_rules_use_is_measured() -> None:
+    """Plots, arrows and the memory of operators are for reports."""
+    traces: list[ta.Trace] = []
+    paths = [
+        str(ROOT / "fixtures" / path) for path in ("ddp_gloo_4ranks/rank0.json.gz", *INPUTS["oom"])
+    ]
+    results = examine(paths, for_rules=True, on_trace=traces.append).results
+    assert isinstance(memory := results["memory"], Memory)
+    assert isinstance(operators := results["operators"], Operators)
+    assert not memory.maps
+    assert memory.errors is None
+    assert operators.operators["self_device_memory_bytes"].is_null().all()
+    assert all(trace.flows.is_empty() for trace in traces)
+
+
+# --- faults that no fixture has --------------------------------------------------------------
+
+
+def test_no_tensor_cores() -> None:
+    names = ["ampere_sgemm_128x64_tn", "ampere_sgemm_32x32_nn", "relu", "ampere_s16816gemm_bf16"]
+    works = [device(name, n * 1_000, 100 * (n + 1)) for n, name in enumerate(names)]
+    nameless = {**device("", 9_000, 50), "name": None}
+
+    def judged(events: list[dict[str, Any]]) -> list[Measured]:
+        results = dict(examine(trace(events), for_rules=True).results)
+        return measurements("no-tensor-cores", results.pop("kernels"), **results)
+
+    (one,) = judged([*works, nameless])
+    assert one.size == pytest.approx(300 / 9_050)
+    assert one.total_ns == 300
+    check_wording(one.title, *one.evidence)
+    assert not judged([*works[2:], nameless])
+
+
+def test_cuda_calls_are_evidence_of_idle_time() -> None:
+    events = []
+    for n in range(4):
+        at = n * 10_000_000
+        events += [
+            host("cuda_runtime", "cudaLaunchKernel", at, 100, correlation=2 * n),
+            device("gemm", at + 500, 1_000, correlation=2 * n),
+            host("cuda_runtime", "cudaMalloc", at + 2_000, 3_000_000),
+            host("cuda_runtime", "cudaMemcpy", at + 4_000_000, 2_000_000, correlation=2 * n + 1),
+            device("Memcpy HtoD (Pageable -> Device)", at + 5_900_000, 100_000,
+                   correlation=2 * n + 1, kind="gpu_memcpy", bytes=1 << 20),
+        ]  # fmt: skip
+    traced = trace(events)
+    calls = cuda_api(traced)
+    idle = examine(traced, ["gpu_idle"]).results["gpu_idle"]
+    copies = measured("batch-copies", idle, cuda_api=calls)
+    allocations = measured("memory-management", idle, cuda_api=calls)
+    assert copies.total_ns == 4 * 1_900_000
+    assert any("4 MiB" in sentence for sentence in copies.evidence)
+    assert allocations.total_ns == 4 * 3_000_000
+    assert not [rule for rule in RULES if rule.analysis == "cuda_api"]
+
+
+def test_hot_line_is_in_own_code(tmp_path: Path) -> None:
+    raw = tmp_path / "raw.txt"
+    raw.write_text(
+        "fit (train.py:3);forward (model.py:7) 60\nfit (train.py:3);load (data.py:5) 30\n"
+        "idle (threading.py:1) 10\n"
+    )
+    (one,) = measurements("hot-line", ta.py_spy_report(raw))
+    assert one.size == one.cost_frac == 0.6
+    assert "forward (model.py:7)" in one.title
+    check_wording(one.title, *one.evidence)
+    empty = replace(ta.py_spy_report(raw), total_samples=0)
+    assert not measurements("hot-line", empty)
+
+
+def test_allocator_retries() -> None:
+    memory = ta.memory(ROOT / "fixtures" / "memory" / "training.pickle")
+    for retries in (1, 3):
+        devices = memory.devices.with_columns(retries=pl.lit(retries))
+        (one,) = measurements("allocator-retries", replace(memory, devices=devices))
+        assert (one.size, one.total_ns, one.cost_frac) == (retries, None, None)
+        check_wording(one.title)
+
+
+@pytest.mark.parametrize(
+    ("retries", "severity"), [(0, None), (1, "warning"), (19, "warning"), (20, "critical")]
+)
+def test_severity_of_allocator_retries(retries: int, severity: str | None) -> None:
+    memory = ta.memory(ROOT / "fixtures" / "memory" / "training.pickle")
+    devices = memory.devices.with_columns(retries=pl.lit(retries))
+    sizes = [
+        one.size for one in measurements("allocator-retries", replace(memory, devices=devices))
+    ]
+    rule = BY_ID["allocator-retries"]
+    assert [rule.severity(size) for size in sizes] == ([severity] if severity else [])
+
+
+def test_most_fragmented_device_is_named() -> None:
+    one = ta.memory(ROOT / "fixtures" / "memory" / "training.pickle").devices.with_columns(
+        fullest_reserved_bytes=100, fullest_free_bytes=70, fullest_split_bytes=60
+    )
+    other = one.with_columns(device=pl.lit(1, pl.Int32), fullest_split_bytes=70)
+    memory = ta.memory(ROOT / "fixtures" / "memory" / "training.pickle")
+    (alone,) = measurements("memory-fragmentation", replace(memory, devices=one))
+    assert (alone.size, alone.cost_bytes) == (0.6, 60)
+    (both,) = measurements("memory-fragmentation", replace(memory, devices=pl.concat([one, other])))
+    assert (round(both.size, 9), both.cost_bytes) == (0.7, 70)
+    assert "device 1" in both.title
+    check_wording(both.title)
+
+
+def test_uneven_memory_above_and_below_the_median() -> None:
+    memory = ta.memory(ROOT / "fixtures" / "memory" / "training.pickle")
+    rows = [memory.devices.with_columns(rank=pl.lit(n, pl.Int32)) for n in range(4)]
+    for factor in (2, 0.5):
+        odd = rows[1].with_columns((pl.col("peak_bytes") * factor).cast(pl.Int64))
+        (one,) = measurements("uneven-memory", replace(memory, devices=pl.concat([odd, *rows[1:]])))
+        check_wording(one.title)

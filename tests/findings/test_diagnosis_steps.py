@@ -1,0 +1,149 @@
+"""Causes of slow steps and of time between steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from comm_traces import MS, US, device, host, step, trace
+from diagnosing import BY_ID
+from wording import check_wording
+
+from traceanalyzer.analyzers.steps.result import Steps
+from traceanalyzer.findings.rule import Answers, Measured
+from traceanalyzer.run.examine import examine
+from traceanalyzer.trace import Trace
+
+Event = dict[str, Any]
+NODE = "autograd::engine::evaluate_function: MmBackward0"
+
+
+def judged(rule: str, traced: Trace) -> list[Measured]:
+    return list(BY_ID[rule].judge(Answers(dict(examine([traced]).results))))
+
+
+def steps(extra: dict[int, Sequence[Event]], gap: int = 0) -> Trace:
+    """Return six steps of 10 ms with a gap after each; steps with ``extra`` events take 30 ms."""
+    events: list[Event] = []
+    begin = 0
+    for number in range(6):
+        more = extra.get(number, ())
+        length = (30 if more else 10) * MS
+        events += [step(number, begin, length), *_usual(begin)]
+        events += [{**event, "ts": event["ts"] + begin} for event in more]
+        begin += length + gap
+    return trace(events)
+
+
+def _usual(begin: int) -> Iterator[Event]:
+    """Return two layers and their backward pass."""
+    for n in range(2):
+        yield host("cpu_op", "aten::linear", begin + n * MS, MS // 2)
+        yield device("gemm", begin + n * MS, MS)
+        yield host("cpu_op", NODE, begin + (4 + n) * MS, MS // 2, tid=2)
+        yield device("gemm", begin + (4 + n) * MS, MS)
+
+
+def test_forward_passes_without_a_backward_pass() -> None:
+    layers = [host("cpu_op", "aten::linear", 10 * MS + n * MS, MS // 2) for n in range(15)]
+    (one,) = judged("uneven-steps", steps({3: layers}))
+    both = [event for n, one in enumerate(layers) for event in
+            (one, host("cpu_op", NODE, 10 * MS + n * MS, MS // 4, tid=2))]  # fmt: skip
+    (other,) = judged("uneven-steps", steps({3: both}))
+    check_wording(one.title, other.title)
+
+
+def test_each_slow_step_has_a_cause() -> None:
+    saving = [host("user_annotation", "save_checkpoint", 10 * MS, 19 * MS)]
+    compiling = [host("cpu_op", "_compile.compile_inner", 10 * MS, 18 * MS)]
+    (one,) = judged("uneven-steps", steps({2: saving, 4: compiling}))
+    text = " ".join([one.title, *one.evidence])
+    assert "save_checkpoint (19 ms)" in text
+    assert "_compile.compile_inner (18 ms)" in text
+
+
+def test_cause_is_the_innermost_longer_range() -> None:
+    """``train_step`` is in all steps; a range within it is longer."""
+    nested = [
+        host("user_annotation", "train_step", 9 * MS, 20 * MS + US),
+        host("user_annotation", "Optimizer.step#SGD.step", 9 * MS, 20 * MS),
+    ]
+    usual = host("user_annotation", "train_step", 10 * MS, 9 * MS)
+    (one,) = judged("uneven-steps", trace([*steps({3: nested}).events.to_dicts(), usual]))
+    assert "Optimizer.step#SGD.step (20 ms)" in one.title
+    assert "train_step (" not in one.title
+
+
+def test_functions_of_other_threads_are_not_a_cause() -> None:
+    waiting = [host("python_function", "threading.py(295): wait", 10 * MS, 19 * MS, tid=9)]
+    (one,) = judged("uneven-steps", steps({3: waiting}))
+    assert "threading" not in one.title
+
+
+def test_activity_between_steps_is_named() -> None:
+    swaps = [
+        host("cpu_op", "_C_cache_ops::swap_blocks", n * 15 * MS + 10 * MS + 10 * US, 4 * MS)
+        for n in range(5)
+    ]
+    traced = trace([*steps({}, gap=5 * MS).events.to_dicts(), *swaps])
+    (one,) = judged("time-between-steps", traced)
+    assert any("_C_cache_ops::swap_blocks for 20 ms" in text for text in one.evidence)
+
+
+def rows_of_slow_steps(extra: dict[int, Sequence[Event]], *usual: Event) -> list[tuple[Any, ...]]:
+    """Return name, time and usual time of what explains the slow steps."""
+    traced = trace([*steps(extra).events.to_dicts(), *usual])
+    result = examine([traced]).results["steps"]
+    assert isinstance(result, Steps)
+    assert result.only_slow is not None
+    return result.only_slow.select("name", "total_ns", "usual_ns").rows()
+
+
+def test_only_what_other_steps_lack_is_only_in_slow_steps() -> None:
+    saving = host("user_annotation", "save_checkpoint", 10 * MS, 19 * MS)
+    assert rows_of_slow_steps({3: [saving]}) == [("save_checkpoint", 19 * MS, None)]
+    short = host("user_annotation", "save_checkpoint", 2 * MS, 10)
+    assert rows_of_slow_steps({3: [saving]}, short) == [("save_checkpoint", 19 * MS, 0)]
+    usual = host("user_annotation", "save_checkpoint", 2 * MS, 5 * MS)
+    assert rows_of_slow_steps({3: [saving]}, usual) == [("save_checkpoint", 19 * MS, MS)]
+
+
+def test_ranges_that_differ_by_a_number_are_usual() -> None:
+    """Each step forwards another layer: that of the slow step is not "only in slow steps"."""
+    layers = [
+        host("user_annotation", f"forward (blocks.{n}.norm1)", (10 * n + 1) * MS, 5 * MS)
+        for n in (0, 1, 2, 4)
+    ]
+    slow = host("user_annotation", "forward (blocks.13.norm2)", 31 * MS, 6 * MS)
+    stall = host("user_annotation", "save_checkpoint 3", 10 * MS, 19 * MS)
+    assert rows_of_slow_steps({3: [slow]}, *layers) == []
+    assert rows_of_slow_steps({3: [stall]}, *layers) == [("save_checkpoint 3", 19 * MS, None)]
+
+
+def test_an_operator_that_waits_for_the_device_is_no_cause() -> None:
+    copy = host("cpu_op", "aten::to", 10 * MS, 19 * MS)
+    wait = host("cuda_runtime", "cudaStreamSynchronize", 11 * MS, 17 * MS)
+    assert rows_of_slow_steps({3: [copy]}) == [("aten::to", 19 * MS, None)]
+    assert rows_of_slow_steps({3: [copy, wait]}) == []
+    saving = host("user_annotation", "save_checkpoint", 10 * MS, 19 * MS)
+    rows = rows_of_slow_steps({3: [saving, copy, wait]})
+    assert rows == [("save_checkpoint", 19 * MS, None)]
+
+
+def test_one_of_nested_slices_is_the_cause() -> None:
+    """The range with most of the excess, or one within it that other steps do not have."""
+    outer = host("user_annotation", "train_step", 10 * MS, 19 * MS)
+    part = host("user_annotation", "Optimizer.step#SGD.step", 11 * MS, 8 * MS)
+    usual = [host("user_annotation", "train_step", 1 * MS, 5 * MS)]
+    assert rows_of_slow_steps({3: [outer, part]}, *usual) == [("train_step", 19 * MS, MS)]
+    saving = host("user_annotation", "save_checkpoint", 11 * MS, 15 * MS)
+    operator = host("cpu_op", "aten::copy_", 11 * MS, 15 * MS)
+    rows = rows_of_slow_steps({3: [outer, saving, operator]}, *usual)
+    assert rows == [("save_checkpoint", 15 * MS, None)]
+
+
+def test_slices_one_after_another_are_separate_causes() -> None:
+    saving = host("user_annotation", "save_checkpoint", 10 * MS, 9 * MS)
+    testing = host("user_annotation", "evaluate", 19 * MS, 8 * MS)
+    rows = rows_of_slow_steps({3: [saving, testing]})
+    assert [name for name, *_ in rows] == ["save_checkpoint", "evaluate"]

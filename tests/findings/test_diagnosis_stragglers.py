@@ -1,0 +1,156 @@
+"""Causes of a straggler: its kernels compared with those of the other ranks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+from comm_traces import MS, device, host, step, trace
+from conftest import ROOT
+from diagnosing import diagnosis
+
+import traceanalyzer as ta
+from traceanalyzer.findings.rule import Answers
+from traceanalyzer.run.examine import examine
+from traceanalyzer.trace import Trace
+
+ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+KERNELS = {"gemm": 4.0, "softmax": 2.0, "layer_norm": 1.0, "multi_tensor_apply_kernel": 1.0}
+STEPS = 6
+ABOUT = {"dtype": "float", "elements_in": 1 << 20, "group": "0", "group_size": 4}
+
+
+def job(odd: Mapping[str, float], more: int = 0) -> list[Trace]:
+    """Return four equal ranks, except rank 2 with longer kernels, or more of one."""
+    rank_works = [_works(odd, more) if rank == 2 else _works({}, 0) for rank in range(4)]
+    last = max(sum(ns for _, ns in works) for works in rank_works)
+    return [trace(list(_rank(works, last)), r, world_size=4) for r, works in enumerate(rank_works)]
+
+
+def _works(odd: Mapping[str, float], more: int) -> list[tuple[str, int]]:
+    names = [*KERNELS, *["gemm"] * more]
+    return [(name, round(KERNELS[name] * odd.get(name, 1) * MS)) for name in names]
+
+
+def _rank(works: list[tuple[str, int]], last: int) -> Iterator[dict[str, Any]]:
+    for number in range(STEPS):
+        begin = number * (last + MS)
+        yield step(number, begin, last + MS)
+        at = begin
+        for name, ns in works:
+            yield device(name, at, ns)
+            at += ns
+        yield device(ALL_REDUCE, at, begin + last + MS - at, stream=20, seq=number, **ABOUT)
+
+
+def straggler(traces: list[Trace]) -> ta.Finding:
+    first = ta.diagnose(traces).findings[0]
+    assert (first.id, first.rank) == ("straggler", 2)
+    return first
+
+
+@pytest.mark.parametrize(
+    ("odd", "more", "key"),
+    [
+        (dict.fromkeys(KERNELS, 1.5), 0, "throttled GPU"),
+        ({"gemm": 2.0}, 0, "larger inputs"),
+        ({}, 1, "more kernels"),
+    ],
+)
+def test_cause_is_in_the_title(odd: Mapping[str, float], more: int, key: str) -> None:
+    assert key in straggler(job(odd, more)).title
+
+
+def test_title_has_the_factor_of_the_kernels() -> None:
+    assert " 1.50 times" in straggler(job(dict.fromkeys(KERNELS, 1.5))).title
+
+
+def test_cost_is_wait_time_of_the_other_ranks() -> None:
+    one = straggler(job({"gemm": 2.0}))
+    assert one.cost_ns == 4 * MS, "all steps are shorter without it"
+    assert one.cost_frac == pytest.approx(4 / 13)
+
+
+def overlapping_rank(rank: int, late_ms: int) -> Iterator[dict[str, Any]]:
+    """Yield steps of 20 ms: a product of 10 ms, and an all_reduce that ends after 12 ms."""
+    for number in range(STEPS):
+        begin, late = number * 20 * MS, late_ms * MS if rank else 0
+        yield step(number, begin, 20 * MS)
+        yield device("gemm", begin + late, 10 * MS)
+        at = begin + late + MS
+        yield device(ALL_REDUCE, at, begin + 12 * MS - at, stream=20, seq=number, **ABOUT)
+
+
+@pytest.mark.parametrize(("late_ms", "lost_ms"), [(0, 0), (1, 1), (2, 2), (3, 2)])
+def test_overlapped_wait_time_is_lost_where_it_delays_exposed_transfers(
+    late_ms: int, lost_ms: int
+) -> None:
+    """2 ms of the transfer are exposed on rank 0, so that at most 2 ms of a delay are lost."""
+    traces = [trace(list(overlapping_rank(r, late_ms)), r, world_size=2) for r in range(2)]
+    time = Answers(dict(examine(traces).results)).time
+    assert time.waits_for(1)["lost_ns"].sum() == STEPS * lost_ms * MS
+    assert time.losses.filter(rank=0)["lost_ns"].sum() <= STEPS * 10 * MS, "no time counts twice"
+
+
+PAGEABLE = "Memcpy HtoD (Pageable -> Device)"
+
+
+def copying_job(annotation: str = "") -> list[Trace]:
+    """Return four equal ranks; rank 2 copies 5 ms longer in each step, in an optional range."""
+    return [trace(list(_copying_rank(rank, annotation)), rank, world_size=4) for rank in range(4)]
+
+
+def _copying_rank(rank: int, annotation: str) -> Iterator[dict[str, Any]]:
+    for number in range(STEPS):
+        begin, took = number * 20 * MS, (6 if rank == 2 else 1) * MS
+        yield step(number, begin, 20 * MS)
+        yield host("cuda_runtime", "cudaMemcpyAsync", begin, took, correlation=2 * number)
+        yield device(PAGEABLE, begin, took, correlation=2 * number, kind="gpu_memcpy")
+        if annotation and rank == 2:
+            yield host("user_annotation", annotation, begin, took)
+        yield device("gemm", begin + took, 10 * MS, correlation=2 * number + 1)
+        at = begin + took + 10 * MS
+        yield host("cuda_runtime", "cudaLaunchKernel", begin, MS, correlation=2 * number + 1)
+        yield device(ALL_REDUCE, at, begin + 20 * MS - at, stream=20, seq=number, **ABOUT)
+
+
+def test_wait_time_for_copies_belongs_to_copies() -> None:
+    first = ta.diagnose(copying_job()).findings[0]
+    assert (first.id, first.rank) == ("exposed-copies", 2)
+    waits, copies = 3 * 5 * MS, 6 * MS + 3 * MS
+    assert first.cost_ns == (waits + copies) / 4
+    assert "straggler" in {effect.id for effect in first.effects}
+
+
+def test_checkpoint_copies_belong_to_the_checkpoint() -> None:
+    first = ta.diagnose(copying_job("save_checkpoint")).findings[0]
+    assert (first.id, first.rank) == ("checkpoints", 2)
+    assert first.cost_ns == (3 * 5 * MS + 6 * MS) / 4
+
+
+def test_parts_of_a_cost_add_up() -> None:
+    """The rank, the ranks that wait for it, and other ranks with the same cause."""
+    result = diagnosis(ROOT / "fixtures/nccl_8ranks")
+    (loading,) = (one for one in result.findings if one.id == "data-loading")
+    parts = [
+        float(number) * {"us": 1e3, "ms": 1e6}[unit]
+        for number, unit in re.findall(r"([\d.]+) (us|ms)", loading.evidence[0])
+    ]
+    assert loading.cost_ns is not None
+    assert sum(parts) == pytest.approx(loading.cost_ns * 8 * 6, rel=1e-3)
+
+
+def test_loss_of_one_rank_without_waits_has_its_part() -> None:
+    traces = [trace(list(_copying_alone(rank)), rank, world_size=2) for rank in range(2)]
+    (one,) = (one for one in ta.diagnose(traces).findings if one.id == "exposed-copies")
+    assert one.rank == 1
+    assert "7 ms" in one.evidence[0]
+    assert "3 ms" in one.evidence[0]
+
+
+def _copying_alone(rank: int) -> Iterator[dict[str, Any]]:
+    """Yield copies of 3 ms, on rank 1 of 7 ms, without communication."""
+    yield device(PAGEABLE, 0, (7 if rank else 3) * MS, kind="gpu_memcpy")
+    yield device("gemm", 7 * MS, 10 * MS)

@@ -1,0 +1,150 @@
+"""Findings about training steps: optimizers, recomputed activations, repeated reductions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from comm_traces import ALL_REDUCE, MS, US, device, host, step, trace
+from diagnosing import BY_ID
+from wording import check_wording
+
+import traceanalyzer as ta
+from traceanalyzer.findings.rule import Answers, Measured
+from traceanalyzer.run.examine import examine
+from traceanalyzer.trace import Trace
+
+ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float> >()"
+FOREACH = "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<AdamFunctor>()"
+AUTOGRAD = 2
+_numbers = iter(range(1 << 30))
+
+
+def judged(rule: str, *traces: Trace) -> list[Measured]:
+    results = dict(examine(list(traces)).results)
+    return list(BY_ID[rule].judge(Answers(results)))
+
+
+def launch(name: str, at: int, ns: int, *, tid: int = 1, **more: Any) -> Iterator[dict[str, Any]]:
+    number = next(_numbers)
+    yield host("cuda_runtime", "cudaLaunchKernel", at, US, tid=tid, correlation=number)
+    yield device(name, at + US, ns, correlation=number, **more)
+
+
+# --- the optimizer ---------------------------------------------------------------------------
+
+
+def optimizing(kernels: int, name: str = ADD) -> Trace:
+    """Return three steps of 10 ms: 5 ms of products, then 10 us kernels in the optimizer."""
+    return trace([event for number in range(3) for event in _optimizing(number, kernels, name)])
+
+
+def _optimizing(number: int, kernels: int, name: str) -> Iterator[dict[str, Any]]:
+    begin = number * 10 * MS
+    yield step(number, begin, 10 * MS)
+    yield from launch("gemm", begin, 5 * MS)
+    yield host("user_annotation", "Optimizer.step#AdamW.step", begin + 6 * MS, 3 * MS)
+    for n in range(kernels):
+        yield from launch(name, begin + 6 * MS + n * 12 * US, 10 * US)
+
+
+def test_unfused_optimizer() -> None:
+    (one,) = judged("unfused-optimizer", optimizing(200))
+    assert (one.total_ns, one.size) == (3 * 2 * MS, pytest.approx(0.2))
+    assert "200 kernels" in one.title
+    check_wording(one.title, *one.evidence)
+
+
+@pytest.mark.parametrize(("kernels", "name"), [(99, ADD), (200, FOREACH), (0, ADD)])
+def test_few_or_fused_optimizer_kernels_are_not_a_finding(kernels: int, name: str) -> None:
+    assert not judged("unfused-optimizer", optimizing(kernels, name))
+
+
+def test_optimizer_kernels_are_not_memory_bound_kernels() -> None:
+    assert judged("memory-bound-kernels", optimizing(99))
+    assert not judged("memory-bound-kernels", optimizing(200))
+
+
+# --- recomputed activations ------------------------------------------------------------------
+
+NODE = "autograd::engine::evaluate_function: "
+
+
+def backward(operators: Sequence[str], node: str = "ReluBackward0", steps: int = 1) -> Trace:
+    """Return steps with a backward pass of 10 ms in which these operators launch 1 ms each."""
+    events = []
+    for number in range(steps):
+        begin = number * 20 * MS
+        events += [step(number + 1, begin, 20 * MS), *launch("gemm", begin, 5 * MS)]
+        for name in (f"{NODE}{node}", node):
+            events.append(host("cpu_op", name, begin + 6 * MS, 10 * MS, tid=AUTOGRAD))
+        for n, name in enumerate(operators):
+            at = begin + 7 * MS + n * MS
+            events.append(host("cpu_op", name, at, MS, tid=AUTOGRAD))
+            events += launch("kernel", at + US, MS, tid=AUTOGRAD)
+    return trace(events)
+
+
+def test_layers_in_the_backward_pass_are_recomputed() -> None:
+    (one,) = judged("recomputed-activations", backward(["aten::linear", "aten::layer_norm"]))
+    assert (one.total_ns, one.size) == (2 * MS, pytest.approx(0.1))
+    assert "aten::linear" in one.evidence[0]
+    check_wording(one.title, *one.evidence)
+
+
+def test_time_of_recomputed_layers_is_per_step() -> None:
+    """Layers have the unit of the cost: 1 ms in each of three steps."""
+    (one,) = judged(
+        "recomputed-activations", backward(["aten::linear", "aten::layer_norm"], steps=3)
+    )
+    assert one.total_ns == 3 * 2 * MS
+    assert one.evidence[0].count("(1 ms per step and GPU)") == 2
+
+
+def test_all_work_of_a_reentrant_checkpoint_is_recomputed() -> None:
+    again = backward(["aten::linear", "aten::add"], "CheckpointFunctionBackward")
+    (one,) = judged("recomputed-activations", again)
+    assert one.total_ns == 2 * MS
+
+
+@pytest.mark.parametrize("operators", [["aten::mm", "aten::add"], ["aten::linear"] * 2])
+def test_backward_operators_are_not_recomputation(operators: list[str]) -> None:
+    assert not judged("recomputed-activations", backward(operators))
+
+
+# --- repeated reductions ---------------------------------------------------------------------
+
+
+def accumulating(rank: int, reduced: Sequence[int]) -> Trace:
+    """Return two steps of micro-batches with 2 ms of compute, then all_reduces of 1 ms."""
+    events: list[dict[str, Any]] = []
+    seq = 0
+    for number in range(2):
+        begin = number * 20 * MS
+        events.append(step(number, begin, 20 * MS))
+        for batch, count in enumerate(reduced):
+            at = begin + batch * 5 * MS
+            events.append(host("user_annotation", "DistributedDataParallel.forward", at, MS))
+            events += launch("gemm", at, 2 * MS)
+            for _ in range(count):
+                about = {"elements_in": 1 << 22, "dtype": "float", "group_size": 2, "group": "0"}
+                more = {"seq": (seq := seq + 1), "stream": 20, **about}
+                events += launch(ALL_REDUCE, at + 3 * MS, MS, tid=AUTOGRAD, **more)
+        events.append(host("user_annotation", "Optimizer.step#SGD.step", begin + 19 * MS, US))
+    return trace(events, rank, world_size=2)
+
+
+def test_repeated_reduction() -> None:
+    traces = [accumulating(rank, (1, 1, 1)) for rank in range(2)]
+    by_id = {one.id: one for one in ta.diagnose(traces).findings}
+    one = by_id["repeated-reduction"]
+    assert one.cost_ns == 2 * MS
+    assert "3 times" in one.title
+    assert by_id["exposed-communication"].cost_ns == MS, "no time counts twice"
+    check_wording(one.title, *one.evidence)
+
+
+@pytest.mark.parametrize("reduced", [(0, 0, 1), (1, 2), (1,)])
+def test_different_or_single_reductions_are_not_repeated(reduced: tuple[int, ...]) -> None:
+    assert not judged("repeated-reduction", *(accumulating(rank, reduced) for rank in range(2)))

@@ -1,0 +1,46 @@
+"""What is wrong, what does it cost, and what helps? Checks of the results of all analyzers.
+
+``judge`` applies each rule of its ``RULES`` to the result that it checks, and lists effects below
+their causes. The rules are functions in ``communication``, ``copies``, ``idle``, ``busy``,
+``clocks``, ``memory`` and ``work``; they use results, not traces. ``device_time`` assigns each lost
+moment to one cause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Unpack
+
+from traceanalyzer.analyzers.base import Reading
+
+if TYPE_CHECKING:
+    from traceanalyzer.findings.result import Diagnosis
+    from traceanalyzer.trace import Inputs
+
+
+def diagnose(
+    inputs: Inputs, *, thresholds: str | Sequence[str] = (), **reading: Unpack[Reading]
+) -> Diagnosis:
+    """What is wrong, what does it cost, and what helps?
+
+    Runs all analyses that the checks need and the files allow; each file is read once. Applies the
+    documented checks to the results. Checks without the required data are listed as skipped.
+
+    Args:
+        inputs: traces, files and folders of any format, of one run.
+        thresholds: changed thresholds, for example ``straggler=5%`` or ``straggler:critical=0.3``.
+        **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
+
+    Raises:
+        InputError: nothing can be read.
+        OptionError: a threshold is invalid, or no input is of the selected rank.
+    """
+    from traceanalyzer.findings.judge import judge, with_thresholds
+    from traceanalyzer.run.examine import examine
+    from traceanalyzer.run.loop import guarded
+
+    rules = with_thresholds(thresholds)
+    analyses = {name for rule in rules for name in (rule.analysis, *rule.uses)}
+    examined = examine(inputs, analyses, for_rules=True, **reading)
+    with guarded(examined.summaries):
+        return judge(examined, rules)

@@ -1,0 +1,507 @@
+"""Rules for kernel time."""
+
+from collections.abc import Iterator
+
+import polars as pl
+
+from traceanalyzer.analyzers.common import kernel_names
+from traceanalyzer.analyzers.common.columns import largest_first
+from traceanalyzer.analyzers.efficiency import roofs
+from traceanalyzer.analyzers.efficiency.formulas import CONVOLUTION, GEMM
+from traceanalyzer.analyzers.efficiency.result import Efficiency
+from traceanalyzer.analyzers.host_metrics.result import HostMetrics, gpu_metrics_text
+from traceanalyzer.analyzers.kernels.result import Kernels
+from traceanalyzer.analyzers.kernels.training import (
+    ATTENTION,
+    ONE_BY_ONE,
+    OPTIMIZER,
+    PRODUCTS,
+    RECOMPUTED,
+    SCHEMA,
+    SOFTMAX,
+)
+from traceanalyzer.findings.device_time import DEVICE, DeviceTime
+from traceanalyzer.findings.rule import Answers, Measured, Rule, rule
+from traceanalyzer.frames import intervals
+from traceanalyzer.result import Severity
+from traceanalyzer.units import format_count, format_frac, format_ns
+
+_MATH = "aten::_scaled_dot_product_attention_math"
+#: Minimum share of softmax and of products in their sum; otherwise it is not attention.
+_LEAST_PART = 0.05
+_ATTENTION_LEVELS: dict[Severity, float] = {"info": 0.1, "warning": 0.2, "critical": 0.5}
+#: The softmax of a loss.
+_LOSS = r"(?i)log_?softmax|nll|cross_entropy|softmax_warp_\w+<[^<>]*\d, true"
+_NAMED = 3
+
+
+@rule(
+    "kernels",
+    "matrix multiplications and convolutions in single precision, without tensor cores",
+    "their time as a share of step time (of the recorded time if no steps are marked), without "
+    "attention products that unfused-attention counts",
+    {"warning": 0.1, "critical": 0.3},
+    uses=("gpu_idle", "host_metrics"),
+)
+def _no_tensor_cores(result: Kernels, answers: Answers) -> Iterator[Measured]:
+    time = answers.time
+    names = result.heaviest("name").drop_nulls("name")
+    plain = [kernel_names.is_plain_float(name) for name in names["name"]]
+    rows = _longest_first(_in_steps(result, time), names.filter(plain)["kernel"], "total_ns")
+    whole = int(rows["ns"].sum())
+    products = min(whole, _counted_products(result, time))
+    total = whole - products
+    if not total or not time.whole_ns:
+        return
+    yield Measured(
+        size=time.frac(total),
+        title="Matrix multiplications and convolutions in single precision, without tensor cores: "
+        f"{time.share(total)}.",
+        evidence=(
+            f"Most time: {rows['kernel'][0]}, {time.text(rows['ns'][0])}.",
+            *_without_attention(products, time),
+            *_of_gpus(answers),
+        ),
+        advice=f"Use {answers.program.faster_precision}: it is several times as fast.",
+        total_ns=total,
+        confidence="medium",  # names alone show it
+    )
+
+
+def _in_steps(result: Kernels, time: DeviceTime) -> pl.DataFrame:
+    """Return the kernels that steps launched; all kernels if no steps are marked."""
+    if result.by_step is None:
+        return pl.DataFrame(
+            schema={"kernel": pl.String, "n": pl.Int64, **dict.fromkeys(_TIMES, pl.Int64)}
+        )
+    marked = result.by_step.drop_nulls("step")
+    return marked if time.in_steps and marked.height else result.by_step
+
+
+#: Columns of times.
+_TIMES = ("total_ns", "fusible_ns")
+
+
+def _longest_first(rows: pl.DataFrame, kernels: pl.Series, column: str) -> pl.DataFrame:
+    """Return kernel, n, ns (the sum of a column) of these kernels, the longest time first."""
+    chosen = rows.filter(pl.col("kernel").is_in(kernels.implode()), pl.col(column) > 0)
+    sums = chosen.group_by("kernel").agg(pl.col("n").sum(), ns=pl.col(column).sum())
+    return largest_first(sums, "ns", "kernel")
+
+
+@rule(
+    "kernels",
+    "attention as separate matrix products and softmax, without a fused kernel",
+    "device time of aten::_softmax, aten::bmm, aten::baddbmm and the pointwise kernels between "
+    "them (without operators: of softmax kernels) as a share of step time (of the recorded time if "
+    "no steps are marked)",
+    _ATTENTION_LEVELS,
+    uses=("gpu_idle",),
+)
+def _unfused_attention(result: Kernels, answers: Answers) -> Iterator[Measured]:
+    known, time = result.has_operators, answers.time
+    parts = _attention(result, time)
+    total = sum(parts.values())
+    if not total or not time.whole_ns:
+        return
+    each = ", ".join(f"{name} {time.text(ns)}" for name, ns in parts.items())
+    math = known and (_of_purpose(result, ATTENTION, time)["call"] > 0).any()
+    yield Measured(
+        size=time.frac(total),
+        title=f"Attention is not fused: {'softmax and products' if known else 'softmax'}, "
+        f"{time.share(total)}.",
+        evidence=(
+            f"Device time: {each}.",
+            "No flash, memory-efficient or cuDNN attention kernel was recorded.",
+            *((f"{_MATH} was called: no fused backend accepted the inputs.",) if math else ()),
+        ),
+        advice="Use torch.nn.functional.scaled_dot_product_attention in float16 or bfloat16"
+        + (
+            "; torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION) reports why a backend "
+            "rejects the inputs."
+            if math
+            else ' (attn_implementation="sdpa" or "flash_attention_2" in Transformers): it '
+            "runs as one kernel and does not store the score matrix."
+        ),
+        total_ns=total,
+        confidence="high" if known else "low",
+    )
+
+
+def _attention(result: Kernels, time: DeviceTime) -> dict[str, int]:
+    """Return device time of unfused attention by operator, or of softmax kernels."""
+    if kernel_names.ATTENTION in result.heaviest("family")["family"]:
+        return {}
+    if not result.has_operators:
+        softmax = _softmax_kernels(result, time)
+        return {"softmax kernels": softmax} if softmax else {}
+    sums = _of_purpose(result, ATTENTION, time).group_by("name").agg(pl.col("ns").sum())
+    parts = dict(largest_first(sums, "ns", "name").iter_rows())
+    of_softmax, of_products = (
+        sum(parts.get(name, 0) for name in names) for names in (SOFTMAX, PRODUCTS)
+    )
+    least = _LEAST_PART * sum(parts.values())
+    return parts if min(of_softmax, of_products) >= least else {}
+
+
+def _counted_products(result: Kernels, time: DeviceTime) -> int:
+    """Return device time of matrix products that unfused-attention counts."""
+    parts = _attention(result, time)
+    if time.frac(sum(parts.values())) < min(_ATTENTION_LEVELS.values()):
+        return 0
+    return sum(parts.get(name, 0) for name in PRODUCTS)
+
+
+def _without_attention(products: int, time: DeviceTime) -> Iterator[str]:
+    if products:
+        yield f"Attention products ({time.text(products)}) are counted by unfused-attention."
+
+
+def _softmax_kernels(result: Kernels, time: DeviceTime) -> int:
+    """Return the time of softmax kernels, except those of a loss."""
+    rows = result.heaviest("name").filter(pl.col("family") == kernel_names.SOFTMAX)
+    kernels = rows.filter(~pl.col("name").str.contains(_LOSS))["kernel"]
+    return int(_longest_first(_in_steps(result, time), kernels, "total_ns")["ns"].sum())
+
+
+@rule(
+    "kernels",
+    "memory-bound kernels: elementwise operations and copies that are not fused",
+    "time of elementwise and copy kernels that run one after another, without the longest kernel "
+    "of each sequence, and without those of TorchInductor, as a share of step time (of the "
+    "recorded time if no steps are marked)",
+    {"info": 0.1, "warning": 0.2, "critical": 0.3},
+    uses=("gpu_idle",),
+)
+def _memory_bound_kernels(result: Kernels, answers: Answers) -> Iterator[Measured]:
+    time, pointwise = answers.time, (kernel_names.ELEMENTWISE, kernel_names.COPY)
+    names = result.heaviest("name").filter(pl.col("family").is_in(pointwise))["kernel"]
+    rows = _longest_first(_in_steps(result, time), names, "fusible_ns")
+    every = _longest_first(_in_steps(result, time), names, "total_ns")
+    total, whole, n = (int(one.sum()) for one in (rows["ns"], every["ns"], every["n"]))
+    if not total or not time.whole_ns:
+        return
+    longest = ", ".join(
+        f"{name} ({time.text(ns)})" for name, _, ns in rows.head(_NAMED).iter_rows()
+    )
+    yield Measured(
+        size=time.frac(total),
+        title="Elementwise and copy kernels run one after another instead of fused: "
+        f"{time.share(total)}.",
+        evidence=(
+            (
+                f"{format_count(n, 'elementwise or copy kernel')}, {format_ns(whole / n)} each on "
+                f"average, take {time.share(whole)}. Fusion leaves the longest kernel of each "
+                f"sequence, which is not counted above.{_not_counted(result, names, whole)}"
+            ),
+            f"Most time: {longest}.",
+        ),
+        advice=_fusing(answers),
+        total_ns=total,
+        confidence="medium",
+    )
+
+
+def _not_counted(result: Kernels, names: pl.Series, whole: int) -> str:
+    """Return a sentence on the time of kernels that no step launched, unless it is little."""
+    if result.by_step is None:
+        return ""
+    recorded = int(_longest_first(result.by_step, names, "total_ns")["ns"].sum())
+    if recorded - whole <= _NOT_COUNTED * recorded:
+        return ""
+    return (
+        f" Other such kernels take {format_ns(recorded - whole)}: they were launched outside the "
+        "steps, or before the recording started."
+    )
+
+
+#: Least share of the time of kernels that is worth a sentence.
+_NOT_COUNTED = 0.05
+
+
+def _fusing(answers: Answers) -> str:
+    if not answers.program.pytorch:
+        return (
+            "Fuse them: neighbouring operations in one kernel read and write memory once; fewer "
+            "changes of layout and data type."
+        )
+    optimizers = " and optimizers (fused=True)" if answers.program.trains else ""
+    return (
+        "Fuse them: torch.compile combines neighbouring operations into one kernel. Without "
+        f"it: fused layers{optimizers}, fewer changes of layout and data type."
+    )
+
+
+# --- matrix products and convolutions ----------------------------------------------------------
+
+_PRODUCT_KINDS = (GEMM, CONVOLUTION)
+#: Reasons below this share of the lost time get no advice.
+_LEAST_REASON = 0.1
+#: What each reason means.
+_REASONS = {
+    roofs.NO_TF32: "FP32 without TF32",
+    roofs.UNALIGNED: "rows that are not multiples of 16 bytes",
+    roofs.SMALL: "fewer tiles of 128 x 128 than multiprocessors",
+}
+
+
+def _without_peaks(result: Efficiency) -> str | None:
+    """Return which peaks are unknown, if no matrix product or convolution has a roof."""
+    rows = result.products
+    if rows is None or rows.is_empty() or rows["lost_ns"].count():
+        return None
+    gpus = ", ".join(rows["gpu"].drop_nulls().unique().sort()) or "the GPU"
+    return (
+        f"the peaks of {gpus} are not in the table; traceanalyzer efficiency --peak "
+        "bf16=TFLOPS compares with given ones"
+    )
+
+
+@rule(
+    "efficiency",
+    "matrix multiplications and convolutions far from the roof of the GPU",
+    f"device time above the roof of shapes below {roofs.FAR_FROM_ROOF:.0%} of it, as a share of "
+    "step time (of the recorded time if no steps are marked), without the kernels that other "
+    "findings count",
+    {"info": 0.05, "warning": 0.15},
+    uses=("gpu_idle", "kernels"),
+    lacks=_without_peaks,
+)
+def _far_from_roof(result: Efficiency, answers: Answers) -> Iterator[Measured]:
+    time, rows = answers.time, _unclaimed(result, answers)
+    total = round(float(rows["lost_ns"].sum()) * _share_in_steps(answers))
+    if not total or not time.whole_ns:
+        return
+    device, roof = (float(rows[name].sum()) for name in ("device_ns", "roof_ns"))
+    reasons = _by_reason(rows)
+    known = float(reasons.drop_nulls("why")["lost_ns"].sum())
+    yield Measured(
+        size=time.frac(total),
+        title="Matrix multiplications and convolutions reach "
+        f"{format_frac(roof / device)} of the roof of the GPU: {time.share(total)} above it.",
+        evidence=(
+            *_of_shapes(rows, reasons),
+            (
+                "Copies and pointwise kernels that these operators launch are not counted here; "
+                "efficiency counts them."
+            ),
+        ),
+        advice=_of_reasons(rows, reasons, answers),
+        total_ns=total,
+        confidence="high" if known >= total / 2 else "medium",
+    )
+
+
+def _share_in_steps(answers: Answers) -> float:
+    """Return the share of the kernels' time that steps launched."""
+    kernels = answers.get("kernels")
+    if not isinstance(kernels, Kernels) or kernels.by_step is None:
+        return 1.0
+    marked = int(_in_steps(kernels, answers.time)["total_ns"].sum())
+    return marked / max(int(kernels.by_step["total_ns"].sum()), 1)
+
+
+def _unclaimed(result: Efficiency, answers: Answers) -> pl.DataFrame:
+    """Return products far from the roof, without the calls that other findings count."""
+    far = pl.col("roof_frac") < roofs.FAR_FROM_ROOF
+    rows = (result.operators if result.products is None else result.products).filter(
+        pl.col("kind").is_in(_PRODUCT_KINDS), far, "is_exact"
+    )
+    kernels = answers.get("kernels")
+    if not isinstance(kernels, Kernels):
+        return rows
+    if _is_found(_no_tensor_cores, kernels, answers):
+        rows = rows.filter(pl.col("precision") != "fp32")
+    if _is_found(_unfused_attention, kernels, answers):
+        rows = rows.filter(~pl.col("operator").is_in(PRODUCTS))
+    if _is_found(_recomputed_activations, kernels, answers):
+        once = 1 - pl.col("recomputed_calls") / pl.col("calls")
+        rows = rows.with_columns(pl.col("device_ns", "roof_ns", "lost_ns") * once)
+    return rows.filter(pl.col("lost_ns") > 0)
+
+
+def _is_found(rule: Rule, result: Kernels, answers: Answers) -> bool:
+    return any(rule.severity(one.size) for one in rule.function(result, answers))
+
+
+def _by_reason(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return why (null without a reason) and lost_ns, most lost time first."""
+    return largest_first(rows.group_by("why").agg(pl.col("lost_ns").sum()), "lost_ns", "why")
+
+
+def _of_shapes(rows: pl.DataFrame, reasons: pl.DataFrame) -> Iterator[str]:
+    """Yield the shapes with most lost time, and the lost time of each reason."""
+    top = rows.sort("lost_ns", "operator", "shape", descending=[True, False, False]).head(_NAMED)
+    for row in top.iter_rows(named=True):
+        why = f" ({row['why']})" if row["why"] else ""
+        yield (
+            f"{row['operator']} {row['shape']} {row['precision']}: "
+            f"{format_ns(row['device_ns'])}, {format_frac(row['roof_frac'])} of the roof{why}."
+        )
+    for why, lost_ns in reasons.drop_nulls("why").iter_rows():
+        meanings = " and ".join(_REASONS[one] for one in why.split(", "))
+        yield f"{format_ns(lost_ns)} above the roof with {meanings}."
+
+
+def _of_reasons(rows: pl.DataFrame, reasons: pl.DataFrame, answers: Answers) -> str:
+    """Return what to try for each reason that matters, the one with most lost time first."""
+    large = (
+        "Let the library search for faster kernels (torch.backends.cudnn.benchmark=True, "
+        "channels_last), and compare its versions."
+        if rows["kind"][0] == CONVOLUTION
+        else "Compare the kernels with those of a newer library version: these shapes are large "
+        "and aligned."
+    )
+    remedies = {
+        roofs.NO_TF32: f"Use {answers.program.faster_precision}.",
+        roofs.UNALIGNED: "Pad sizes (vocabulary, channels, hidden sizes) to multiples of 16 bytes, "
+        "better of 128.",
+        roofs.SMALL: "Give the GPU more work per product: a larger (micro-)batch, fused or batched "
+        "projections, fewer splits by tensor parallelism.",
+        "": large,
+    }
+    least = _LEAST_REASON * float(reasons["lost_ns"].sum())
+    names = reasons.filter(pl.col("lost_ns") >= least)["why"].fill_null("")
+    each = dict.fromkeys(name for why in names for name in why.split(", "))
+    return " ".join(remedies[name] for name in each)
+
+
+# --- training --------------------------------------------------------------------------------
+
+#: Kernels that update many parameters at once.
+_OF_MANY = r"multi_tensor|(?i)fused"
+
+
+def _of_purpose(result: Kernels, purpose: str, time: DeviceTime) -> pl.DataFrame:
+    """Return device work of a purpose in training, with its duration within steps ``ns``."""
+    if result.training is None:
+        return pl.DataFrame(schema=SCHEMA | {"ns": pl.Int64})
+    rows = result.training.filter(purpose=purpose)
+    return intervals.overlap_with(rows, time.windows, DEVICE).rename({"overlap": "ns"})
+
+
+@rule(
+    "kernels",
+    "an optimizer that launches kernels for each parameter instead of a few for all",
+    "time of such kernels as a share of step time (of the recorded time if no steps are marked), "
+    f"from {ONE_BY_ONE} kernels per optimizer step on",
+    {"info": 0.03, "warning": 0.1},
+    uses=("gpu_idle",),
+)
+def _unfused_optimizer(result: Kernels, answers: Answers) -> Iterator[Measured]:
+    rows = _of_purpose(result, OPTIMIZER, answers.time)
+    work = rows.filter(~pl.col("name").str.contains(_OF_MANY))
+    if work.is_empty() or not answers.time.whole_ns:
+        return
+    calls = work.group_by("path", "device", "call").agg(n=pl.len(), ns=pl.col("ns").sum())
+    calls = calls.filter(pl.col("n") >= ONE_BY_ONE)
+    total, time = int(calls["ns"].sum()), answers.time
+    if not total:
+        return
+    each, usual = (round(value) for value in (calls["n"].median(), work["ns"].median()))  # type: ignore[arg-type]
+    yield Measured(
+        size=time.frac(total),
+        title=f"Optimizer.step launches {each:,} kernels per call, several per parameter: "
+        f"{time.share(total)}.",
+        evidence=(f"Median kernel duration: {format_ns(usual)}.",),
+        advice="Use foreach=True or fused=True (torch.optim) to update all parameters with a few "
+        "kernels; use torch.compile for other optimizers.",
+        total_ns=total,
+    )
+
+
+@rule(
+    "kernels",
+    "activations recomputed in the backward pass",
+    "time of layers in the backward pass as a share of step time (of the recorded time if no steps "
+    "are marked)",
+    {"info": 0.05, "warning": 0.15},
+    uses=("gpu_idle",),
+)
+def _recomputed_activations(result: Kernels, answers: Answers) -> Iterator[Measured]:
+    work = _of_purpose(result, RECOMPUTED, answers.time)
+    total, time = int(work["ns"].sum()), answers.time
+    if not total or not time.whole_ns:
+        return
+    sums = work.group_by("name").agg(pl.col("ns").sum())
+    top = largest_first(sums, "ns", "name").head(_NAMED).iter_rows()
+    each = ", ".join(f"{name} ({time.text(ns)})" for name, ns in top)
+    yield Measured(
+        size=time.frac(total),
+        title="Activations are recomputed in the backward pass (activation checkpointing): "
+        f"{time.share(total)}.",
+        evidence=(f"Layers in the backward pass: {each}.",),
+        advice="If memory allows, checkpoint fewer layers, or only cheap operators (selective "
+        "activation checkpointing: torch.utils.checkpoint with a context_fn).",
+        total_ns=total,
+        confidence="medium",
+    )
+
+
+# --- GPU metrics -----------------------------------------------------------------------------
+
+
+def _of_gpus(answers: Answers) -> Iterator[str]:
+    """Yield GPU metrics of each GPU, if recorded."""
+    metrics = answers.get("host_metrics")
+    if isinstance(metrics, HostMetrics):
+        for row in metrics.gpus().head(_MOST_GPUS).iter_rows(named=True):
+            yield f"{row['gpu']} while active: {gpu_metrics_text(row)}."
+
+
+#: Maximum number of GPUs in a list.
+_MOST_GPUS = 3
+
+
+@rule(
+    "host_metrics",
+    "kernels limited by DRAM bandwidth",
+    "DRAM bandwidth in use while SMs are active, as a share of the peak",
+    {"info": 0.6, "warning": 0.8},
+)
+def _memory_bound(result: HostMetrics, _: Answers) -> Iterator[Measured]:
+    busy = result.gpus().drop_nulls("dram_frac").sort("dram_frac", "gpu", descending=[True, False])
+    for row in busy.head(1).iter_rows(named=True):
+        yield Measured(
+            size=row["dram_frac"],
+            title=f"{row['gpu']} is memory-bound while active: {gpu_metrics_text(row)}.",
+            advice="Move fewer bytes: fuse elementwise kernels (torch.compile), use 16-bit types, "
+            "avoid copies and layout changes; extra compute per byte is nearly free.",
+            of="the peak DRAM bandwidth",
+            confidence="medium",
+        )
+
+
+@rule(
+    "host_metrics",
+    "kernels that leave most SMs idle",
+    "share of idle SMs while a kernel runs, if DRAM bandwidth is not the limit",
+    {"info": 0.5, "warning": 0.8},
+)
+def _idle_multiprocessors(result: HostMetrics, _: Answers) -> Iterator[Measured]:
+    free = result.gpus().filter(pl.col("dram_frac").fill_null(0) < _MEMORY_BOUND)
+    for row in free.sort("sm_frac", "gpu").head(1).iter_rows(named=True):
+        yield Measured(
+            size=1 - row["sm_frac"],
+            title=f"Most SMs of {row['gpu']} are idle while kernels run: {gpu_metrics_text(row)}.",
+            advice="Use larger batches, fused kernels, or several streams: kernels are too small "
+            "for the GPU.",
+            of="the SMs",
+            confidence="medium",
+        )
+
+
+#: From this share of the bandwidth on, SMs wait for memory.
+_MEMORY_BOUND = 0.6
+
+
+RULES = (
+    _no_tensor_cores,
+    _unfused_attention,
+    _memory_bound_kernels,
+    _far_from_roof,
+    _unfused_optimizer,
+    _recomputed_activations,
+    _memory_bound,
+    _idle_multiprocessors,
+)

@@ -1,0 +1,162 @@
+"""Rules for GPU speed: the same kernels are slower in some steps or on one rank."""
+
+from collections.abc import Iterator
+
+import polars as pl
+
+from traceanalyzer.analyzers.comm_outliers.arrivals import WARN_FRAC
+from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
+from traceanalyzer.analyzers.kernels.result import Kernels
+from traceanalyzer.findings.device_time import DEVICE
+from traceanalyzer.findings.kernel_times import SLOW_GPU, compare
+from traceanalyzer.findings.rule import Answers, Measured, rule
+from traceanalyzer.units import format_count, format_ns
+
+#: From this multiple of the duration of the same kernels elsewhere on, kernels are slow.
+_SLOW = 1.1
+#: Minimum number of steps or ranks for a comparison.
+_ENOUGH = 3
+_NAMED = 3
+
+
+@rule(
+    "kernels",
+    "all kernels slower in some steps than in the fastest ones",
+    "time above that of the same kernels in the fastest quarter of steps, as a share of step time",
+    {"info": 0.05, "warning": 0.1},
+    uses=("gpu_idle",),
+)
+def _throttled_steps(result: Kernels, answers: Answers) -> Iterator[Measured]:
+    steps = _slow_steps(result)
+    if steps.is_empty() or not answers.time.whole_ns:
+        return
+    over = steps.group_by(DEVICE).agg(pl.col("over_ns").sum())
+    device = over.sort("over_ns", *DEVICE, descending=[True, False, False, False]).head(1)
+    slow = steps.join(device.select(DEVICE), on=DEVICE, nulls_equal=True).sort("step")
+    slow_names = slow.sort("speed", descending=True).head(_NAMED)["step"].sort().to_list()
+    of_device = _by_step(result).join(device.select(DEVICE), on=DEVICE, nulls_equal=True)
+    fastest = slow["fastest"][0].to_list()
+    worst = slow.sort("speed", descending=True)["step"][0]
+    compared = _as_one_step(of_device.filter(pl.col("step").is_in([*fastest, worst])), worst)
+    difference = compare(compared, "step", worst, f"in {_label(fastest)}")
+    if difference is None or difference.why != SLOW_GPU:
+        return
+    total, time = round(steps["over_ns"].sum()), answers.time
+    rank = device["rank"][0] if over.height > 1 else None
+    where = f" of rank {rank}" if rank is not None else ""
+    which = f"{format_count(slow.height, 'step')}{where} ({', '.join(slow_names)})"
+    yield Measured(
+        size=time.frac(total),
+        title=f"Slow kernels in {which}: {time.share(total)}. In {worst}, {difference.text}.",
+        evidence=(f"Kernels are fastest in {', '.join(fastest[:_NAMED])}.",),
+        advice=difference.advice(
+            answers.program, "this GPU in those steps", "equal work in every step"
+        ),
+        total_ns=total,
+        rank=rank,
+        step=worst,
+        explained={"uneven-steps": 1.0},
+    )
+
+
+#: Name of the work that no marked step launched, for example before the recording.
+_OUTSIDE = "work launched outside the steps"
+#: This work is compared with the steps from this share of the work of a step on.
+_LEAST_WORK = 0.5
+
+
+def _label(fastest: list[str]) -> str:
+    return _OUTSIDE if fastest == [_OUTSIDE] else "the fastest steps"
+
+
+def _as_one_step(kernels: pl.DataFrame, step: str) -> pl.DataFrame:
+    """Scale the work outside steps to as many kernels as the step has."""
+    outside, counted = pl.col("step") == _OUTSIDE, pl.col("n").sum()
+    n, n_outside = (
+        kernels.filter(rows).select(counted).item() for rows in (pl.col("step") == step, outside)
+    )
+    scale = pl.when(outside).then(n / max(n_outside, 1)).otherwise(1)
+    return kernels.with_columns(pl.col("n", "total_ns") * scale)
+
+
+def _by_step(result: Kernels) -> pl.DataFrame:
+    """Return the kernels of each step, and those outside steps as one more step.
+
+    ROCm records no grids of kernels that were launched before the recording; then kernels are the
+    same if their names agree.
+    """
+    if result.by_step is None:
+        return pl.DataFrame(schema={"step": pl.String})
+    rows = result.by_step.with_columns(pl.col("step").fill_null(_OUTSIDE))
+    has_grid = pl.col("blocks").is_not_null().any().over("path", pl.col("step") == _OUTSIDE)
+    blocks = pl.when(has_grid.all().over("path")).then("blocks")
+    keys = [*DEVICE, "step", "kernel", "blocks"]
+    return rows.with_columns(blocks).group_by(keys).agg(pl.col("n", "total_ns").sum())
+
+
+def _slow_steps(result: Kernels) -> pl.DataFrame:
+    """Return the steps of each device with slower kernels than the fastest steps.
+
+    Returns:
+        path, rank, device, step, speed (time / time at the median duration), over_ns (above the
+        fastest quarter of steps), fastest (names of these steps).
+    """
+    rows = _by_step(result)
+    if rows.filter(pl.col("step") != _OUTSIDE).is_empty():
+        return pl.DataFrame()
+    keys = [*DEVICE, "kernel", "blocks"]
+    usual = (pl.col("total_ns") / pl.col("n")).median().over(keys)
+    steps = pl.len().over(keys)
+    common = rows.with_columns(usual=usual * pl.col("n")).filter(steps >= _ENOUGH)
+    each = common.group_by(*DEVICE, "step").agg(pl.col("total_ns", "usual").sum())
+    much = pl.col("usual") >= _LEAST_WORK * pl.col("usual").median().over(DEVICE)
+    each = each.filter(much | (pl.col("step") != _OUTSIDE))
+    each = each.with_columns(speed=pl.col("total_ns") / pl.col("usual"))
+    fast = pl.col("speed").quantile(0.25, "lower").over(DEVICE)
+    fastest = pl.col("step").filter(pl.col("speed") <= fast).sort()
+    each = each.with_columns(fast=fast).join(
+        each.with_columns(fast=fast).group_by(DEVICE).agg(fastest=fastest),
+        on=DEVICE,
+        nulls_equal=True,
+    )
+    over = pl.col("total_ns") * (1 - pl.col("fast") / pl.col("speed"))
+    slow = each.with_columns(over_ns=over).filter(pl.col("speed") >= _SLOW * pl.col("fast"))
+    return slow.filter(pl.col("step") != _OUTSIDE).sort(*DEVICE, "step")
+
+
+@rule(
+    "comm_outliers",
+    "all kernels of one rank slower than the same kernels on the other ranks",
+    "time above that of the other ranks as a share of their step time (of the recorded time if no "
+    "steps are marked)",
+    {"warning": 0.05, "critical": 0.2},
+    uses=("gpu_idle", "kernels"),
+)
+def _slow_gpu(_: CommOutliers, answers: Answers) -> Iterator[Measured]:
+    kernels, time = answers.get("kernels"), answers.time
+    if not isinstance(kernels, Kernels) or kernels.by_step is None or not time.whole_ns:
+        return
+    rows = kernels.by_step.drop_nulls("rank")
+    sums = rows.group_by("rank").agg(ns=pl.col("total_ns").sum()).sort("ns", "rank")
+    if sums.height < _ENOUGH:
+        return
+    rank, most = sums.row(-1)
+    usual = sums["ns"].head(sums.height - 1).median()
+    difference = compare(rows, "rank", rank, "on the other ranks")
+    if not isinstance(usual, float) or difference is None or difference.why != SLOW_GPU:
+        return
+    length = pl.col("end") - pl.col("start")
+    others = int(time.windows.filter(pl.col("rank") != rank).select(length.sum()).item())
+    if time.waits_for(rank)["lost_ns"].sum() >= WARN_FRAC * others:
+        return  # reported by straggler, with the wait time of the others
+    total = round((most - usual) * time.windows.select(DEVICE).unique().height)
+    yield Measured(
+        size=time.frac(total),
+        title=f"Slow GPU on rank {rank}: {difference.text}, {format_ns(most - usual)} more.",
+        advice=difference.advice(answers.program, "this GPU", "equal batches for every rank"),
+        total_ns=total,
+        rank=rank,
+    )
+
+
+RULES = (_throttled_steps, _slow_gpu)

@@ -1,0 +1,441 @@
+"""Rules for communication: stragglers, slow collectives and links, missing overlap."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import polars as pl
+
+from traceanalyzer.analyzers.comm_outliers.arrivals import CRITICAL_FRAC, WARN_FRAC, WARN_STEPS
+from traceanalyzer.analyzers.comm_outliers.result import (
+    SLOW_LINK_FRAC,
+    CommOutliers,
+    passed_on,
+    slow_links,
+    small_collectives,
+)
+from traceanalyzer.analyzers.common.columns import largest_first
+from traceanalyzer.analyzers.common.places import at_start
+from traceanalyzer.analyzers.kernels.result import Kernels
+from traceanalyzer.analyzers.kernels.training import REPEATED as PURPOSE_REPEATED
+from traceanalyzer.analyzers.overlap.result import Overlap, advice, why_exposed
+from traceanalyzer.findings import pipeline, straggling
+from traceanalyzer.findings.device_time import (
+    EXPOSED,
+    LINK,
+    OUTLIER,
+    REPEATED,
+    SLOW,
+    WORK,
+    DeviceTime,
+    intervals_of,
+    only_rank,
+    only_step,
+)
+from traceanalyzer.findings.rule import (
+    DELAY_RULES,
+    Answers,
+    Measured,
+    explained_by,
+    rule,
+)
+from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns
+
+#: Maximum number of items in a list.
+_NAMED = 3
+
+_MORE_FILES = (
+    "Add the files of all ranks to separate wait time for stragglers from slow communication."
+)
+
+#: From this unexplained share on, the delay of a straggler is a finding of its own.
+_MUCH_LEFT = 0.2
+
+
+@rule(
+    "comm_outliers",
+    "a rank that arrives late at collectives, so that the other ranks wait",
+    "exposed wait time of the other ranks for it as a share of their step time (of the recorded "
+    "time if no steps are marked)",
+    {"warning": WARN_FRAC, "critical": CRITICAL_FRAC},
+    uses=("gpu_idle", "kernels", "steps"),
+    compares_ranks=True,
+)
+def _straggler(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
+    time = answers.time
+    if pipeline.is_balanced(time):
+        return  # ranks wait for the schedule, see pipeline-bubble
+    waits = time.losses.filter("waited", pl.col("root_rank").is_not_null())
+    by_rank = waits.group_by(rank="root_rank").agg(pl.col("lost_ns").sum())
+    for rank, total in largest_first(by_rank, "lost_ns", "rank").head(_NAMED).iter_rows():
+        yield _measure_straggler(result, answers, rank, total)
+
+
+def _measure_straggler(result: CommOutliers, answers: Answers, rank: int, total: int) -> Measured:
+    time = answers.time
+    waits = time.waits_for(rank)
+    by_cause = dict(waits.group_by("cause").agg(pl.col("lost_ns").sum()).iter_rows())
+    length = (pl.col("end") - pl.col("start")).sum()
+    others_ns = max(time.windows.filter(pl.col("rank") != rank).select(length).item(), 1)
+    share = total / others_ns
+    explained = explained_by(waits.filter(pl.col("cause").is_in(list(DELAY_RULES))), total)
+    left = 1 - sum(explained.values())
+    in_slow_steps = straggling.share_in_slow_steps(answers, rank, waits)
+    row = result.ranks.filter(pl.col("rank") == rank).row(0, named=True)
+    reason, label = straggling.reason(answers, rank, by_cause), result.rank_label(rank)
+    spread = result.spread()
+    mean = "on average " if result.ranks.height > 2 else ""
+    wait = f"{mean}{format_frac(share)} of their {time.of.removeprefix('the ')}"
+    size = share if left < _MUCH_LEFT else share * left
+    cause = f" Cause: {reason}." if reason else ""
+    return Measured(
+        size=size,
+        title=f"{at_start(label)} is a straggler: the other ranks wait {format_ns(total)} in total "
+        f"({wait}).{cause}",
+        evidence=(
+            *straggling.why(by_cause),
+            *_all_waits(time, row, total),
+            *_arrivals(result, row),
+            *([spread] if rank == result.ranks["rank"][0] and spread else []),
+        ),
+        advice=straggling.advice(answers, rank, by_cause),
+        # the straggler works longer by as much as each of the others waits for its work
+        total_ns=round(
+            total * size / share + by_cause.get(WORK, 0) * (time.whole_ns / others_ns - 1)
+        ),
+        confidence="high" if row["straggler_steps"] >= WARN_STEPS or not time.in_steps else "low",
+        rank=rank,
+        step=only_step(waits),
+        intervals=intervals_of(waits),
+        explained=explained | {"uneven-steps": in_slow_steps},
+    )
+
+
+def _all_waits(time: DeviceTime, row: Mapping[str, Any], total: int) -> Iterator[str]:
+    """Yield the wait time that ``comm-outliers`` counts for a rank, if it is more than the cost."""
+    basis = [*([] if time.on_host else ["without compute"]), *["within steps"] * time.in_steps]
+    if row["imposed_ns"] > (1 + _SAME) * total and basis:
+        yield (
+            f"This is wait time {' and '.join(basis)} (the command comm-outliers counts "
+            f"all of it: {format_ns(row['imposed_ns'])} in total)."
+        )
+
+
+#: Times that differ by less are printed with the same digits.
+_SAME = 0.0005
+
+
+def _arrivals(result: CommOutliers, row: Mapping[str, Any]) -> Iterator[str]:
+    """Yield arrival delays of a straggler, delayed ranks, and its activity during the delay."""
+    last = f"It arrived last at {row['times_last']:,} of {row['matched']:,} collectives"
+    late = result.stragglers().filter(pl.col("rank") == row["rank"])
+    if late.is_empty():
+        yield f"{last}."
+        return
+    if victims := passed_on(late.row(0, named=True)):
+        yield victims
+    worst = result.worst_of(row["rank"])
+    yield (
+        f"{last}. Largest arrival delay: {format_ns(worst['arrival_delay_ns'])}"
+        f"{_at(worst['step'])}."
+    )
+    sides = [f"{side}: {worst[side]}" for side in ("host", "device") if worst[side] is not None]
+    if sides:
+        yield f"During that delay, {'; '.join(sides)}."
+
+
+@rule(
+    "comm_outliers",
+    "unequal work between ranks: another rank is the straggler in each step",
+    "exposed wait time for ranks with longer or more work as a share of step time (of the recorded "
+    "time if no steps are marked), if no rank is a straggler in most steps",
+    {"info": 0.05, "warning": 0.1, "critical": 0.3},
+    uses=("gpu_idle", "kernels"),
+)
+def _unequal_work(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
+    time = answers.time
+    waits = time.of_cause(WORK)
+    stragglers = [one for one in _straggler.function(result, answers) if one.size >= WARN_FRAC]
+    total = int(waits["lost_ns"].sum())
+    if not total or stragglers or pipeline.is_balanced(time):
+        return
+    sums = waits.group_by("step", "root_rank").agg(pl.col("lost_ns").sum())
+    top = largest_first(sums, "lost_ns", "step", "root_rank").head(_NAMED)
+    each = ", ".join(
+        f"rank {rank}{_at(step)} ({format_ns(ns)} in total)" for step, rank, ns in top.iter_rows()
+    )
+    yield Measured(
+        size=time.frac(total),
+        title=f"Ranks wait {time.share(total)} for the rank with the most work, "
+        "which changes between steps.",
+        evidence=(f"Most of the wait time is for {each}.",),
+        advice="Balance the work: inputs of equal size (bucket by sequence length, equal numbers "
+        "of tokens per rank), equal numbers of layers or experts.",
+        total_ns=total,
+        confidence="medium",
+        intervals=intervals_of(waits),
+    )
+
+
+@rule(
+    "comm_outliers",
+    "pipeline stages with equal work that wait for each other",
+    "exposed wait time in sends and receives as a share of step time (of the recorded time if no "
+    "steps are marked)",
+    {"warning": 0.1, "critical": 0.3},
+    uses=("gpu_idle",),
+    compares_ranks=True,
+)
+def _pipeline_bubble(_: CommOutliers, answers: Answers) -> Iterator[Measured]:
+    time = answers.time
+    if pipeline.is_balanced(time):
+        waits = time.losses.filter("waited")
+        total = int(waits["lost_ns"].sum())
+        yield Measured(
+            size=time.frac(total),
+            title=f"Ranks wait {time.share(total)} for the stage before or after.",
+            evidence=tuple(pipeline.schedule(time, answers)),
+            advice="Use more micro-batches per step, or a schedule with a smaller bubble "
+            "(interleaved 1F1B, zero bubble).",
+            total_ns=total,
+            intervals=intervals_of(waits),
+        )
+
+
+@rule(
+    "comm_outliers",
+    "gradients reduced in every micro-batch instead of once per step",
+    "exposed time of the earlier reductions as a share of step time (or of the recorded time)",
+    {"info": 0.02, "warning": 0.05, "critical": 0.2},
+    uses=("gpu_idle", "kernels"),
+)
+def _repeated_reduction(_: CommOutliers, answers: Answers) -> Iterator[Measured]:
+    kernels = answers.get("kernels")
+    claimed = _claimed(answers, REPEATED)
+    if claimed is None or not isinstance(kernels, Kernels) or kernels.training is None:
+        return
+    losses, total, size = claimed
+    rows = kernels.training.filter(purpose=PURPOSE_REPEATED)
+    passes = rows.select(pl.col("call").max()).item()
+    yield Measured(
+        size=size,
+        title=f"Gradients are reduced {passes} times per optimizer step, once per accumulated "
+        f"micro-batch: all but the last cost {answers.time.share(total)}.",
+        evidence=(
+            f"Each backward pass before Optimizer.step launches {losses['collective'][0]} again.",
+        ),
+        advice="Run all micro-batches of a step except the last one within model.no_sync() of "
+        "DistributedDataParallel (Accelerate: accelerator.accumulate, Lightning: "
+        "accumulate_grad_batches).",
+        total_ns=total,
+        intervals=intervals_of(losses),
+    )
+
+
+@rule(
+    "comm_outliers",
+    "collectives that are slow on all ranks after the last rank has arrived",
+    "additional exposed time as a share of step time (or of the recorded time)",
+    {"info": 0.005, "warning": 0.02, "critical": 0.1},
+    uses=("gpu_idle",),
+)
+def _slow_collectives(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
+    slow = result.collectives.filter("slow").sort(
+        "slow_factor", "instance", descending=[True, False]
+    )
+    if slow.is_empty():
+        return
+    worst = slow.row(0, named=True)
+    claimed = _claimed(answers, SLOW)
+    if claimed is None:
+        return
+    losses, total, size = claimed
+    yield Measured(
+        size=size,
+        title=f"{slow.height:,} of {format_count(result.n_collectives, 'collective')} "
+        f"{'was' if slow.height == 1 else 'were'} slow after every "
+        f"{'' if result.has_all_ranks else 'given '}rank had arrived{_at_cost(answers, total)}.",
+        evidence=(_worst(worst, worst["transfer_ns"], worst["slow_factor"]),),
+        advice=answers.program.slow_network(on_host=answers.time.on_host)
+        if result.has_all_ranks
+        else _MORE_FILES,
+        total_ns=total,
+        confidence="high" if result.has_all_ranks else "low",
+        step=only_step(losses) or (worst["step"] if slow.height == 1 else None),
+        intervals=intervals_of(losses),
+    )
+
+
+@rule(
+    "comm_outliers",
+    "collectives much longer than others of their kind, without a known cause",
+    "additional exposed time as a share of step time (or of the recorded time)",
+    {"info": 0.005, "warning": 0.02, "critical": 0.1},
+    uses=("gpu_idle",),
+)
+def _collective_outliers(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
+    outliers = result.outliers().filter(pl.col("cause").is_null())
+    if outliers.is_empty():
+        return
+    worst = outliers.row(0, named=True)
+    claimed = _claimed(answers, OUTLIER)
+    if claimed is None:
+        return
+    losses, total, size = claimed
+    yield Measured(
+        size=size,
+        title=f"{outliers.height:,} of {format_count(result.n_events, 'collective')} took much "
+        f"longer than others of the same kind{_at_cost(answers, total)}.",
+        evidence=(_worst(worst, worst["duration_ns"], worst["factor"]),),
+        advice=_MORE_FILES
+        if result.n_ranks == 1
+        else "Check when they happened and what ran at the same time.",
+        total_ns=total,
+        confidence="low" if result.n_ranks == 1 else "medium",
+        rank=only_rank(losses),
+        step=only_step(losses),
+        intervals=intervals_of(losses),
+    )
+
+
+@rule(
+    "comm_outliers",
+    f"large collectives below {SLOW_LINK_FRAC:.0%} of the bandwidth of their link",
+    f"exposed time above that at {SLOW_LINK_FRAC:.0%} of the bandwidth as a share of step time (or "
+    "of the recorded time)",
+    {"info": 0.005, "warning": 0.02, "critical": 0.1},
+    uses=("gpu_idle",),
+)
+def _slow_link(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
+    sentences = slow_links(result)
+    if not sentences:
+        return
+    claimed = _claimed(answers, LINK)
+    if claimed is None:
+        return
+    losses, total, size = claimed
+    yield Measured(
+        size=size,
+        title=sentences[0],
+        evidence=tuple(sentences[1:_NAMED]),
+        advice=answers.program.slow_link
+        + ("" if result.has_all_ranks else " Add the files of all ranks to separate wait time."),
+        total_ns=total,
+        confidence="medium" if result.has_all_ranks else "low",
+        intervals=intervals_of(losses),
+    )
+
+
+@rule(
+    "comm_outliers",
+    "device memory nearly full during slow collectives",
+    "share of slow collectives during which device memory was nearly full",
+    {"warning": 0.1, "critical": 0.5},
+)
+def _nearly_full_memory(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
+    if result.memory is None or result.memory.is_empty():
+        return
+    full = result.memory.filter("near_full").sort("taken_frac", "id", descending=[True, False])
+    if full.is_empty():
+        return
+    worst = full.row(0, named=True)
+    yield Measured(
+        size=full.height / result.memory.height,
+        title=f"Device memory was nearly full during {full.height:,} of {result.memory.height:,} "
+        f"slow collectives (up to {format_frac(worst['taken_frac'])} used).",
+        advice="Keep some memory free (a smaller batch or "
+        "torch.cuda.memory.set_per_process_memory_fraction(0.9)): "
+        f"{answers.program.library} has little memory for its buffers.",
+        cost_bytes=worst["taken_bytes"],
+        cost_frac=worst["taken_frac"],
+        of="device memory",
+        confidence="medium",
+    )
+
+
+@rule(
+    "overlap",
+    "communication that is not overlapped with compute",
+    "exposed communication, except wait time and the excess of slow collectives, as a share of "
+    "step time (or of the recorded time)",
+    {"info": 0.05, "warning": 0.1, "critical": 0.3},
+)
+def _exposed_communication(result: Overlap, answers: Answers) -> Iterator[Measured]:
+    time, sums = answers.time, result.scalars
+    if not sums["exposed_communication_ns"]:
+        return
+    rest = time.of_cause(EXPOSED).filter(~pl.col("waited"))
+    waits = time.losses.filter("waited")
+    slow = time.losses.filter(pl.col("cause").is_in((REPEATED, SLOW, OUTLIER, LINK)))
+    total = int(rest["lost_ns"].sum())
+    whole = total + sum(int(rows["lost_ns"].sum()) for rows in (waits, slow))
+    if not whole:
+        return
+    waited_ns = int(waits["lost_ns"].sum())
+    wait = f", plus {format_ns(time.each_ns(waited_ns))} of wait time for other ranks"
+    yield Measured(
+        size=time.frac(total),
+        title=f"Communication is not overlapped with compute: {time.share(total)}"
+        f"{wait if waited_ns else ''}.",
+        evidence=(
+            f"{format_frac(sums['overlap_frac'])} of all communication is overlapped with compute.",
+            *filter(None, (why_exposed(result),)),
+            *_kinds_of_collectives(answers),
+        ),
+        advice=advice(result, waits=not waited_ns, pytorch=answers.program.pytorch),
+        total_ns=total,
+        intervals=intervals_of(rest),
+        explained=explained_by(pl.concat([waits, slow]), whole),
+    )
+
+
+def _kinds_of_collectives(answers: Answers) -> Iterator[str]:
+    """Yield the share of wait time, and the kind of collective with the most time."""
+    comm = answers.get("comm_outliers")
+    if not isinstance(comm, CommOutliers) or not comm.total_comm_ns:
+        return
+    if comm.n_matched:
+        share = comm.total_wait_ns / comm.total_comm_ns
+        yield f"{format_frac(share)} of all communication is wait time for the last rank."
+    if small := small_collectives(comm):
+        yield small
+    top = comm.groups.row(0, named=True) if comm.groups.height else None
+    if top is not None:
+        speed = top["transfer_busbw_gbps"] or top["busbw_gbps"]
+        rate = f", bus bandwidth {speed:.3g} GB/s" if speed else ""
+        calls = format_count(top["n"], "call")
+        yield f"Most time: {_what(top)}, {format_ns(top['total_ns'])} in {calls}{rate}."
+
+
+def _claimed(answers: Answers, cause: str) -> tuple[pl.DataFrame, int, float] | None:
+    """Return the losses of a cause, their total in ns, and their share of the time."""
+    time = answers.time
+    losses = time.of_cause(cause)
+    total = int(losses["lost_ns"].sum())
+    return (losses, total, time.frac(total)) if total else None
+
+
+def _at_cost(answers: Answers, total: int) -> str:
+    return f": {answers.time.text(total)} more {answers.time.exposed} than usual"
+
+
+def _worst(row: Mapping[str, Any], took_ns: int, factor: float) -> str:
+    return (
+        f"Slowest: {_what(row)}{_at(row['step'])}, {format_ns(took_ns)} ({factor:.3g} times the "
+        "usual)."
+    )
+
+
+def _what(row: Mapping[str, Any]) -> str:
+    """Return collective and size: ``all_gather of 64 MiB``."""
+    size = row.get("message_bytes")
+    return f"{row['collective']}{f' of {format_bytes(size)}' if size else ''}"
+
+
+def _at(step: str | None) -> str:
+    return f" in {step}" if step else ""
+
+
+RULES = (
+    _straggler, _unequal_work, _pipeline_bubble, _repeated_reduction, _slow_collectives,
+    _collective_outliers, _slow_link, _nearly_full_memory, _exposed_communication,
+)  # fmt: skip

@@ -1,0 +1,199 @@
+"""Rules for copies: exposed copies, and migrations of managed memory."""
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import polars as pl
+
+from traceanalyzer.analyzers.common.columns import largest_first
+from traceanalyzer.analyzers.common.gpu_api import in_hip
+from traceanalyzer.analyzers.overlap.result import Overlap
+from traceanalyzer.analyzers.transfers.result import MIGRATIONS, Transfers, page_faults
+from traceanalyzer.findings.device_time import (
+    COPIES,
+    DeviceTime,
+    intervals_of,
+    only_rank,
+    only_step,
+)
+from traceanalyzer.findings.idle import in_steps, including, of_ranks
+from traceanalyzer.findings.rule import Answers, Measured, rule
+from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns
+
+#: Maximum number of items in a list.
+_NAMED = 3
+
+
+@rule(
+    "overlap",
+    "copies that are not overlapped with compute or communication",
+    "exposed copies and memsets, and wait time of other ranks for them, as a share of step time "
+    "(of the recorded time if no steps are marked)",
+    {"warning": 0.05, "critical": 0.2},
+    uses=("comm_outliers", "gpu_idle", "transfers"),
+)
+def _exposed_copies(_: Overlap, answers: Answers) -> Iterator[Measured]:
+    time = answers.time
+    losses = time.of_cause(COPIES)
+    total = int(losses["lost_ns"].sum())
+    if not total:
+        return
+    copies, rank = _exposed(answers), only_rank(losses)
+    sums = _by_direction(copies)
+    main, each = _directions(sums, total, time)
+    place = in_steps(losses, time, rank)
+    others = ""
+    if rank is not None and losses["waited"].any():
+        place += f" on rank {rank}"
+        others = including(losses, rank)
+    yield Measured(
+        size=time.frac(total),
+        title=f"Exposed {main}copies{place}: {time.share(total)}{each}{others}.",
+        evidence=(
+            *(of_ranks(time, COPIES, rank) if rank is not None else ()),
+            *(_numbers(row) for row in copies.head(_NAMED).iter_rows(named=True)),
+        ),
+        advice=_copying(copies, sums, answers),
+        total_ns=total,
+        rank=rank,
+        step=only_step(losses),
+        intervals=intervals_of(losses),
+    )
+
+
+#: Directions of copies: before a noun, and in a list.
+_DIRECTIONS = {
+    "HtoD": ("host-to-device ", "host to device"),
+    "DtoH": ("device-to-host ", "device to host"),
+    "DtoD": ("device-to-device ", "device to device"),
+    "PtoP": ("peer-to-peer ", "peer to peer"),
+}
+#: From this share of the exposed time on, copies of one direction are nearly all.
+_NEARLY_ALL = 0.9
+#: Directions below this share are neither listed nor get advice.
+_LEAST = 0.1
+#: Times that differ by less have the same parts.
+_SAME = 0.005
+
+
+def _by_direction(copies: pl.DataFrame) -> dict[str, int]:
+    """Return exposed time by direction, longest first."""
+    if copies.is_empty():
+        return {}
+    sums = copies.group_by("direction").agg(pl.col("exposed_ns").sum())
+    return dict(largest_first(sums, "exposed_ns", "direction").iter_rows())
+
+
+def _directions(sums: Mapping[str, int], total: int, time: DeviceTime) -> tuple[str, str]:
+    """Return the direction of nearly all exposed copies, or else the parts of the directions.
+
+    The parts are times if all exposed copies count, else shares (steps are a part of the
+    recording, and wait time for copies has no direction).
+    """
+    whole = sum(sums.values())
+    if not whole:
+        return "", ""
+    main, ns = next(iter(sums.items()))
+    if ns >= _NEARLY_ALL * whole:
+        return _DIRECTIONS.get(main, ("", ""))[0], ""
+    as_time = abs(whole - total) <= _SAME * total
+    parts = ", ".join(
+        f"{_DIRECTIONS.get(name, ('', name))[1]} "
+        f"{time.text(ns) if as_time else format_frac(ns / whole)}"
+        for name, ns in sums.items()
+        if ns > _LEAST * whole
+    )
+    return "", f", {parts}"
+
+
+def _exposed(answers: Answers) -> pl.DataFrame:
+    """Return the kinds of copies with exposed time, longest first."""
+    transfers = answers.get("transfers")
+    if not isinstance(transfers, Transfers):
+        return pl.DataFrame()
+    exposed = transfers.copies.filter(pl.col("exposed_ns") > 0)
+    return largest_first(exposed, "exposed_ns", "direction", "memory")
+
+
+def _numbers(row: Mapping[str, Any]) -> str:
+    """Return count, size and exposed time of one kind of copies."""
+    memory = f" ({row['memory']})" if row["memory"] else ""
+    size = f", {format_bytes(row['moved_bytes'])} in total" if row["moved_bytes"] else ""
+    count = f"{row['n']:,} {'copy' if row['n'] == 1 else 'copies'}"
+    if row["direction"] == "memset":
+        count = format_count(row["n"], "memset")
+    return f"{row['direction']}{memory}: {count}{size}, {format_ns(row['exposed_ns'])} exposed."
+
+
+def _copying(copies: pl.DataFrame, sums: Mapping[str, int], answers: Answers) -> str:
+    """Return advice for exposed copies, for each direction with a large part."""
+    least = _LEAST * sum(sums.values())
+    large = {name for name, ns in sums.items() if ns > least}
+    texts = []
+    if not large or large - {"DtoD"}:
+        texts.append(_overlapping(copies, large - {"DtoD"}, pytorch=answers.program.pytorch))
+    if "DtoD" in large:
+        texts.append(
+            "Avoid device-to-device copies (clone, contiguous, cat, changes of layout or type), or "
+            "fuse them into the kernels that use the data"
+        )
+    text = f"{'. '.join(texts)}; transfers lists the copies."
+    return in_hip(text) if answers.program.amd else text
+
+
+def _overlapping(copies: pl.DataFrame, directions: Collection[str], *, pytorch: bool) -> str:
+    """Return advice to overlap copies of these directions (none: unknown) with compute."""
+    least = _LEAST * int(copies["exposed_ns"].sum()) if directions else 0
+    large = (
+        copies.filter(pl.col("direction").is_in(list(directions)), pl.col("exposed_ns") > least)
+        if directions
+        else pl.DataFrame({"memory": [""]})
+    )
+    memory = large["memory"].fill_null("")
+    both = {"HtoD", "DtoH"} <= set(directions)
+    only_back = "DtoH" in directions and not both
+    if not (memory.str.contains("Pageable") | (memory == "")).any():
+        start = "start them earlier on a separate stream with"
+    elif not pytorch:
+        start = "pinned host memory (cudaMallocHost) and"
+    elif only_back:
+        start = "results in pinned host memory (torch.empty(..., pin_memory=True)) and"
+    else:
+        start = "pinned host memory (DataLoader(pin_memory=True), tensor.pin_memory()) and"
+    call = "cudaMemcpyAsync"
+    if pytorch:
+        call = "copy_(..., non_blocking=True)" if only_back else ".to(device, non_blocking=True)"
+    text = f"Overlap copies with compute: {start} {call}"
+    if not pytorch:
+        return f"{text}, in both directions" if both else text
+    later = "results copied to the host less often, or read one step later"
+    return f"{text}; {later}" if "DtoH" in directions else text
+
+
+@rule(
+    "transfers",
+    "migrations and page faults of managed memory",
+    "time of migrations or of GPU page faults, whichever is larger, as a share of device time",
+    {"info": 0.02, "warning": 0.1, "critical": 0.3},
+)
+def _migrations(result: Transfers, _: Answers) -> Iterator[Measured]:
+    rows = result.findings.filter(pl.col("finding").cast(pl.String) == MIGRATIONS)
+    if rows.is_empty() or not result.span_ns:
+        return
+    faults = result.faults.filter("on_gpu")["total_ns"].sum()
+    cost = max(int(rows["total_ns"].sum()), int(faults))
+    advice = str(rows["advice"][0])
+    moved = f"{format_count(int(rows['n'].sum()), 'migration')} move"
+    size = format_bytes(int(rows["moved_bytes"].sum()))
+    yield Measured(
+        size=cost / result.span_ns,
+        title=f"Migrations and page faults of managed memory: {format_ns(cost)} "
+        f"({format_frac(cost / result.span_ns)} of device time).",
+        evidence=(f"{moved} {size}{page_faults(result.faults)}.",),
+        advice=f"{advice[:1].upper()}{advice[1:]}.",
+        total_ns=cost,
+        of="device time",
+    )
+
+
+RULES = (_exposed_copies, _migrations)

@@ -1,0 +1,578 @@
+"""Rules for idle time, one for each cause."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+
+import polars as pl
+
+from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
+from traceanalyzer.analyzers.common.columns import largest_first
+from traceanalyzer.analyzers.common.gpu_api import in_hip
+from traceanalyzer.analyzers.common.places import at_start, places
+from traceanalyzer.analyzers.cuda_api import findings
+from traceanalyzer.analyzers.cuda_api.result import CudaApi
+from traceanalyzer.analyzers.gpu_idle import causes
+from traceanalyzer.analyzers.gpu_idle.result import (
+    TRUNCATED,
+    GpuIdle,
+    activity,
+    files_accessed,
+    main_place,
+)
+from traceanalyzer.analyzers.launches.calls import SHORT_KERNEL_NS
+from traceanalyzer.analyzers.launches.result import Launches
+from traceanalyzer.findings.device_time import (
+    DEVICE,
+    MOST,
+    DeviceTime,
+    intervals_of,
+    only_rank,
+    only_step,
+)
+from traceanalyzer.findings.rule import IDLE_RULES, RULE_OF, Answers, Measured, Rule
+from traceanalyzer.frames import intervals
+from traceanalyzer.result import Confidence, Severity
+from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns
+
+#: Maximum number of items in a list.
+_NAMED = 3
+
+#: From this multiple of the median on, the idle time of a device is reported.
+_APART = 2
+
+#: Equal numbers of launches count from this many steps and launches on.
+_ENOUGH_STEPS, _MANY_LAUNCHES = 3, 10
+
+#: Least share of launch overhead after synchronising calls that is worth a sentence.
+_LEAST_SYNCHRONISED = 0.05
+
+_LEVELS: Mapping[Severity, float] = {"info": 0.03, "warning": 0.05, "critical": 0.2}
+#: Causes that are often not a problem.
+_OTHER_LEVELS: Mapping[str, Mapping[Severity, float]] = {
+    causes.PROFILER: {"info": 0.05, "warning": 0.2},
+    causes.SHORT_GAP: {"info": 0.1, "warning": 0.3},
+}
+#: Causes that are recognised by names only, or unknown.
+_CONFIDENCE: Mapping[str, Confidence] = {causes.HOST_CODE: "medium", causes.UNKNOWN: "low"}
+
+
+def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
+    time = answers.time
+    losses = time.of_cause(cause)
+    total = int(losses["lost_ns"].sum())
+    if not total:
+        return
+    known: Confidence = "high" if result.host_known else "medium"
+    rank = only_rank(losses)
+    once = _is_once(cause, result, losses, time)
+    few = cause == causes.LAUNCH and _is_in_few(losses)
+    alone = cause == causes.PEER and not _are_matched(answers)
+    if once:
+        advice = _once_advice(time, answers)
+    elif few:
+        advice = _first_launches(time.text(total), answers)
+    elif alone:
+        advice = _ALONE.format(saves=time.text(total))
+    else:
+        advice = f"{_advice(cause, result, answers)}{_graph_advice(cause, answers)}"
+    yield Measured(
+        size=time.frac(total),
+        title=_title(cause, result, losses, time, rank, _waiting(cause, result, answers)),
+        evidence=tuple(_evidence(result, cause, answers, rank)),
+        advice=advice,
+        total_ns=total,
+        once=once,
+        confidence="low" if result.work_lost or alone else _confidence(cause, result, known),
+        rank=rank,
+        step=only_step(losses),
+        intervals=intervals_of(losses),
+    )
+
+
+#: Idle time in collectives that are compared with those of other ranks, and in others.
+_AFTER_ARRIVAL = "in collectives, without waits for stragglers"
+_IN_COLLECTIVES = "in collectives (waiting for other ranks, or slow communication)"
+#: Advice for collectives that are not compared.
+_ALONE = (
+    "Add the files of all ranks: only together they show whether a straggler or the communication "
+    "takes the time. Collectives that overlap with compute or move fewer bytes save up to {saves} "
+    "in both cases."
+)
+
+
+def _waiting(cause: str, result: GpuIdle, answers: Answers) -> str:
+    """Return what a main thread or device does in idle time of a cause."""
+    if cause != causes.PEER:
+        return result.waiting(cause)
+    return _AFTER_ARRIVAL if _are_matched(answers) else _IN_COLLECTIVES
+
+
+def _are_matched(answers: Answers) -> bool:
+    """Whether collectives of several ranks were compared."""
+    compared = answers.results.get("comm_outliers")
+    return isinstance(compared, CommOutliers) and compared.n_matched > 0
+
+
+def _confidence(cause: str, result: GpuIdle, known: Confidence) -> Confidence:
+    if cause == causes.CHECKPOINT_IO and result.reads:  # of files, pipes or sockets
+        return "medium"
+    return _CONFIDENCE.get(cause, known)
+
+
+#: Advice for idle time in collectives, without the delays of stragglers.
+_COLLECTIVES = (
+    "The delays of stragglers are not part of this; what remains is the collectives themselves. "
+    "Start them earlier, so that they overlap with compute, or communicate less often: saves up to "
+    "{saves}."
+)
+
+
+def _advice(cause: str, result: GpuIdle, answers: Answers) -> str:
+    time = answers.time
+    saves = time.text(int(time.of_cause(cause)["lost_ns"].sum()))
+    if cause == causes.PEER and _causes_of_waits(result, time):
+        return _COLLECTIVES.format(saves=saves)
+    if more := _more_graphs(cause, answers):
+        return f"{more}, or reduce their number: saves up to {saves}."
+    return result.advice(cause, saves)
+
+
+#: Causes that are setup if they occur only in the first step.
+_FIRST_USE = (causes.MODULE_LOADING, causes.MEMORY_MANAGEMENT)
+#: Minimum share of a loss in the first step to count as setup.
+_NEARLY_ALL = 0.8
+#: Setup calls: handles, communicators, compilation.
+_SET_UP = (
+    r"(?i)cu(?:blas|dnn|solver|sparse|fft)\w*Create|CommInit|init_process_group|new_group"
+    r"|cu(?:Module|Library)Load|hipModuleLoad|_?dynamo|inductor|compil|autotun|lazy_init"
+)
+_ONCE_ADVICE = (
+    "This is one-time setup{where}, not a cost of each step: exclude it from the recording with "
+    "torch.profiler.schedule(wait=1, warmup=1, active=N), or run warm-up steps before it."
+)
+
+
+def _once_advice(time: DeviceTime, answers: Answers) -> str:
+    if not answers.program.pytorch:
+        return "This is one-time setup: start the recording after a warm-up."
+    return _ONCE_ADVICE.format(where=" in the first step" if time.in_steps else "")
+
+
+def _first_launches(saves: str, answers: Answers) -> str:
+    """Return advice about few launches with most of the time."""
+    text = (
+        "Look at these few launches in the table of longest gaps of gpu-idle: the first launch of "
+        "a kernel loads its code, so start the recording after a warm-up, or load all code at the "
+        f"start (CUDA_MODULE_LOADING=EAGER): saves up to {saves}."
+    )
+    return in_hip(text) if answers.program.amd else text
+
+
+def _is_once(cause: str, result: GpuIdle, losses: pl.DataFrame, time: DeviceTime) -> bool:
+    """Whether the loss is setup: in the first recorded step, or without steps in a few calls."""
+    if not time.in_steps:
+        return cause in (*_FIRST_USE, causes.LAUNCH) and _is_in_few(losses)
+    keys = ["path", "rank", "device"]
+    begin = pl.col("start").min().over(keys)
+    first = time.windows.drop_nulls("step").filter(
+        pl.col("start") == begin, pl.len().over(keys) >= _ENOUGH_STEPS
+    )
+    in_first = losses.join(first, on=[*keys, "step"], how="semi", nulls_equal=True)
+    if int(in_first["lost_ns"].sum()) < _NEARLY_ALL * int(losses["lost_ns"].sum()):
+        return False
+    gaps = result.of_cause(cause)
+    names = pl.concat_str("host_event", "python", "own_code", separator=" ", ignore_nulls=True)
+    set_up = int(gaps.filter(names.str.contains(_SET_UP))["cause_ns"].sum())
+    return cause in _FIRST_USE or 2 * set_up > int(gaps["cause_ns"].sum())
+
+
+def _is_in_few(losses: pl.DataFrame) -> bool:
+    """Whether the longest :data:`_FEW` intervals of each device have nearly all of many."""
+    keys = ["path", "rank", "device"]
+    sums = losses.group_by(keys).agg(
+        few=pl.col("lost_ns").top_k(_FEW).sum(), whole=pl.col("lost_ns").sum(), n=pl.len()
+    )
+    return bool(sums.select(
+        ((pl.col("few") >= _NEARLY_ALL * pl.col("whole")) & (pl.col("n") > 2 * _FEW)).all()
+    ).item())  # fmt: skip
+
+
+#: Calls that a loop repeats take about the same time each; setup takes most of it in a few calls.
+_FEW = 3
+
+
+#: From this share on, wait time of other ranks is mentioned.
+_SOME_FRAC = 0.05
+
+
+def _title(
+    cause: str,
+    result: GpuIdle,
+    losses: pl.DataFrame,
+    time: DeviceTime,
+    rank: int | None,
+    waiting: str,
+) -> str:
+    total = int(losses["lost_ns"].sum())
+    once = _is_once(cause, result, losses, time)
+    what = "Main thread" if result.on_host else "GPU"
+    who = f"{what}{'' if result.units.height == 1 else 's'}" if rank is None else f"Rank {rank}"
+    others = including(losses, rank) if cause != causes.PEER else ""
+    idle = f"{who} idle{in_steps(losses, time, rank)}, {waiting}"
+    return f"{idle}: {time.share(total, once=once)}{others}."
+
+
+def including(losses: pl.DataFrame, rank: int | None) -> str:
+    """Return what a loss includes besides that of the named rank (or of all devices)."""
+    some = _SOME_FRAC * int(losses["lost_ns"].sum())
+    waited = int(losses.filter("waited")["lost_ns"].sum())
+    if rank is None:
+        return ", including wait time of other ranks" if waited > some else ""
+    is_other = pl.col("root_rank").ne_missing(rank) & ~pl.col("waited")
+    others = int(losses.filter(is_other)["lost_ns"].sum())
+    kind = "copy" if (losses["cause"] == causes.COPIES).any() else "idle"
+    parts = [*["wait"] * (waited > 0), *[kind] * (others > some)]
+    return f", including {' and '.join(parts)} time of other ranks" if parts else ""
+
+
+#: Greatest loss of other steps, as a share of that of the steps with most of it.
+_ELSEWHERE = 0.25
+
+
+def in_steps(losses: pl.DataFrame, time: DeviceTime, rank: int | None) -> str:
+    """Return the steps with most of the loss, if they are few: `` in 2 of 6 steps``.
+
+    A step outside of them has a small part of their loss on average.
+    """
+    local = losses.filter(~pl.col("waited"))
+    if rank is not None:
+        local = local.filter(root_rank=rank)
+    steps = local.drop_nulls("step").group_by("step").agg(pl.col("lost_ns").sum())
+    ordered = steps.sort("lost_ns", "step", descending=[True, False])
+    before = pl.col("lost_ns").cum_sum() - pl.col("lost_ns")
+    most = ordered.filter(before < MOST * pl.col("lost_ns").sum())
+    every = time.windows["step"].drop_nulls().n_unique()
+    if not most.height or 2 * most.height > every:
+        return ""
+    whole, in_most = (int(rows["lost_ns"].sum()) for rows in (ordered, most))
+    if (whole - in_most) / (every - most.height) > _ELSEWHERE * in_most / most.height:
+        return ""
+    if most.height == 1:
+        return f" in {most['step'][0]}"
+    return f" in {most.height:,} of {every:,} steps"
+
+
+def _cost(cause: str) -> pl.Expr:
+    """Idle time of a cause; short gaps before a late launch are launch-bound."""
+    time = pl.col(f"{cause}_ns")
+    if cause == causes.LAUNCH:
+        return time + pl.col("short_launch_ns")
+    return time - pl.col("short_launch_ns") if cause == causes.SHORT_GAP else time
+
+
+def _evidence(result: GpuIdle, cause: str, answers: Answers, rank: int | None) -> Iterator[str]:
+    if rank is not None:
+        yield from of_ranks(answers.time, cause, rank)
+    if result.work_lost and result.on_host:
+        yield "GPU work is missing in the file: this is idle time of the main thread."
+    elif result.work_lost:
+        yield TRUNCATED
+    yield from _longest(result, cause)
+    yield from _compared(result, cause, answers.time)
+    if rank is None and answers.one_job:
+        yield from _idlest(result, cause)
+    if cause == causes.DATALOADING:
+        yield from _loading(result)
+    elif cause == causes.CHECKPOINT_IO:
+        yield from files_accessed(result)
+    elif cause == causes.SYNCHRONISATION:
+        yield from _synchronising(answers)
+    elif cause == causes.LAUNCH:
+        yield from _launching(answers)
+    elif cause in _CALLS:
+        yield from _calls(answers, _CALLS[cause])
+
+
+def _compared(result: GpuIdle, cause: str, time: DeviceTime) -> Iterator[str]:
+    """Yield the total time, and that of ``gpu-idle`` with the reason if it differs."""
+    losses = time.of_cause(cause)
+    total, waited = (int(rows["lost_ns"].sum()) for rows in (losses, losses.filter("waited")))
+    counted = int(result.by_device.units[f"{cause}_ns"].sum())
+    if abs(counted - total) <= _ALIKE * total:
+        return
+    outside = _outside(result, cause, time)
+    why = [
+        *(["also outside steps"] if outside > _ALIKE * total else []),
+        *(["without wait time of other ranks"] if waited and cause != causes.PEER else []),
+        *(["without short gaps before late launches"] if cause == causes.LAUNCH else []),
+        *(["with short gaps before late launches"] if cause == causes.SHORT_GAP else []),
+        *_elsewhere(result, cause, time, counted - outside - total),
+    ]
+    if why:
+        yield (
+            f"In total this is {format_ns(total)}; the command gpu-idle counts "
+            f"{format_ns(counted)} ({', '.join(why)})."
+        )
+
+
+def _outside(result: GpuIdle, cause: str, time: DeviceTime) -> int:
+    """Return the idle time of a cause outside the steps."""
+    if not time.in_steps or result.lost is None:
+        return 0
+    lost = result.lost.filter(pl.col("cause").cast(pl.String) == cause)
+    outside = intervals.subtract(lost, time.windows, DEVICE)
+    return int((outside["end"] - outside["start"]).sum())
+
+
+def _elsewhere(result: GpuIdle, cause: str, time: DeviceTime, ns: int) -> Iterator[str]:
+    """Yield the wait time for other ranks that findings about what delayed them count."""
+    rules = _causes_of_waits(result, time) if cause == causes.PEER else ()
+    if rules and ns > 0:
+        yield f"{format_ns(ns)} of it belongs to what delayed the ranks: {', '.join(rules)}"
+
+
+def _causes_of_waits(result: GpuIdle, time: DeviceTime) -> tuple[str, ...]:
+    """Return the rules that count idle time in collectives, that with most time first.
+
+    The wait time of main threads in collectives belongs to what delayed the last rank.
+    """
+    if result.lost is None:
+        return ()
+    peer = result.lost.filter(pl.col("cause").cast(pl.String) == causes.PEER)
+    others = time.losses.filter(pl.col("cause") != causes.PEER)
+    rows = intervals.overlap_with(others, peer, DEVICE).filter(pl.col("overlap") > 0)
+    rules = pl.col("cause").cast(pl.String).replace_strict(RULE_OF, default="straggler")
+    sums = largest_first(rows.group_by(rule=rules).agg(ns=pl.col("lost_ns").sum()), "ns", "rule")
+    return tuple(sums.filter(pl.col("ns") > _ALIKE * pl.col("ns").sum())["rule"])
+
+
+#: Totals that differ by less are not compared.
+_ALIKE = 0.01
+
+
+def of_ranks(time: DeviceTime, cause: str, rank: int) -> Iterator[str]:
+    """Yield the parts of a loss: of the rank, wait time for it, others; and what it delays."""
+    losses = time.of_cause(cause)
+    of_rank, is_wait = pl.col("root_rank").eq_missing(rank), pl.col("waited")
+    idle, waited, elsewhere, passed_on = (
+        int(losses.filter(which)["lost_ns"].sum())
+        for which in (
+            of_rank & ~is_wait, of_rank & is_wait, ~of_rank & ~is_wait, ~of_rank & is_wait,
+        )
+    )  # fmt: skip
+    state, states = ("copies", "copy") if cause == causes.COPIES else ("is idle", "are idle")
+    parts = [f"Rank {rank} {state} for {format_ns(idle)}"]
+    if waited:
+        waits = losses.filter(of_rank & is_wait)
+        by = waits.group_by("collective").agg(pl.col("lost_ns").sum(), pl.col("rank").n_unique())
+        name, _, ranks = by.sort("lost_ns", "collective", descending=[True, False]).row(0)
+        others = "1 other rank waits" if ranks == 1 else f"{ranks:,} other ranks wait"
+        parts.append(f"{others} {format_ns(waited)} in total for it, mostly in {name}")
+    delayed = f"makes ranks wait {format_ns(passed_on)} elsewhere" if passed_on else ""
+    if elsewhere:
+        same = f"other ranks {states} for {format_ns(elsewhere)} for the same cause"
+        parts.append(f"{same}, which {delayed}" if delayed else same)
+    elif delayed:
+        parts.append(f"the same cause {delayed}")
+    yield f"{'; '.join(parts)}."
+    if waited:
+        yield f"Without this delay, {time.exposed} would be up to {time.text(waited)} shorter."
+
+
+def _idlest(result: GpuIdle, cause: str) -> Iterator[str]:
+    """Yield the device with much more idle time than the median."""
+    named = result.units.with_columns(places(result.units), cost=_cost(cause))
+    order = named.sort("cost", "on", descending=[True, False])
+    worst, median = order.row(0, named=True), order["cost"].median()
+    if named.height > 1 and isinstance(median, float) and worst["cost"] >= _APART * median:
+        yield (
+            f"{at_start(worst['on'])} has the most: {format_ns(worst['cost'])} (median "
+            f"{format_ns(median)})."
+        )
+
+
+#: From this share of a gap on, its cause is all of it.
+_MOST_OF_GAP = 0.9
+
+
+def _longest(result: GpuIdle, cause: str) -> Iterator[str]:
+    """Yield the longest gap of this cause, and the host activity in it."""
+    gaps = result.of_cause(cause)
+    if gaps.is_empty() or cause == causes.PEER:  # most of a gap may be a wait for a late rank
+        return
+    longest = gaps.sort(pl.col("end") - pl.col("start"), descending=True).head(1)
+    gap = longest.with_columns(activity=activity()).row(0, named=True)
+    step = f" in {gap['step']}" if gap["step"] else ""
+    inside = gap["activity"] or gap["python"]
+    inside = None if inside == gap["step"] else inside
+    code = gap["own_code"] or gap["python"]
+    frame = f" ({code})" if code and code != inside else ""
+    around = f" in {gap['annotation']}" if gap["annotation"] not in (None, inside) else ""
+    while_in = f", while the host is in {inside}{frame}{around}" if inside else ""
+    before = gap["before"] or ""
+    after = f", after {before}" if before.startswith("Memcpy") and not inside else ""
+    length = gap["end"] - gap["start"]
+    part = f" ({format_ns(gap['cause_ns'])} of this cause)"
+    part = part if gap["cause_ns"] < _MOST_OF_GAP * length else ""
+    yield f"Longest gap: {format_ns(length)}{part}{step}{while_in}{after}."
+    yield from _places(gaps)
+    if gap["sampled"]:
+        share = format_frac(gap["sampled_frac"])
+        yield f"{share} of the stacks sampled in this gap are in {gap['sampled']}."
+    if cause == causes.DEVICE_WAIT and gap["waits_for"]:
+        yield f"{gap['waits_for']} was called before the kernel after this gap was launched."
+
+
+def _places(gaps: pl.DataFrame) -> Iterator[str]:
+    """Yield the place of the host in most of the longest gaps."""
+    whole = int(gaps["cause_ns"].sum())
+    for name, ns, n in main_place(gaps).iter_rows():
+        if gaps.height > 1:
+            share = f"{format_frac(ns / whole)} of their time"
+            yield f"The host is in {name} in {n:,} of the {gaps.height:,} longest gaps ({share})."
+
+
+def _loading(result: GpuIdle) -> Iterator[str]:
+    """Yield overlapped data loading, the matched ranges, and the code with the most time."""
+    overlapped = int(result.units["overlapped_loader_ns"].sum())
+    if overlapped:
+        yield f"Another {format_ns(overlapped)} in total is overlapped with GPU work."
+    if result.loader.height:
+        top = result.loader.row(0, named=True)
+        yield f"Data loading was detected by {top['name']} ({format_count(top['n'], 'call')})."
+    code = result.loader_code.filter(~pl.col("name").is_in(result.loader["name"].implode()))
+    whole = int(result.units["loader_ns"].sum())
+    if code.height and whole:
+        top = code.row(0, named=True)
+        share = top["self_ns"] / whole
+        yield (
+            f"{top['name']} has the highest self time in data loading: "
+            f"{format_ns(top['self_ns'])} ({format_frac(share)})."
+        )
+
+
+def _synchronising(answers: Answers) -> Iterator[str]:
+    """Yield the longest synchronisation and host code after it, from the launches result."""
+    result = answers.get("launches")
+    if isinstance(result, Launches) and result.synchronising.height:
+        worst = result.synchronising.row(0, named=True)
+        where = worst["operator"] or worst["annotation"] or worst["python"]
+        yield (
+            f"Most synchronisation time: {worst['call']}{f' in {where}' if where else ''}, "
+            f"{format_count(worst['n'], 'call')}."
+        )
+        losses = answers.time.of_cause(causes.SYNCHRONISATION)
+        idle = int(losses.filter(~pl.col("waited"))["lost_ns"].sum())
+        if 2 * result.synchronising_idle_ns < idle:
+            share = format_frac(1 - result.synchronising_idle_ns / idle)
+            yield (
+                f"{share} of it is host code between such a call and the next launch: without the "
+                "call it would be overlapped with device work."
+            )
+
+
+def _launching(answers: Answers) -> Iterator[str]:
+    """Yield the share of short kernels, and the places of wait time, from the launches result."""
+    result = answers.get("launches")
+    if not isinstance(result, Launches) or not result.waiting_ns:
+        return
+    if result.kernels:
+        short = result.short_kernels / result.kernels
+        yield (
+            f"{format_frac(short)} of the kernels are shorter than {format_ns(SHORT_KERNEL_NS)}."
+        )
+    lost = int(answers.time.of_cause(causes.LAUNCH)["lost_ns"].sum())
+    basis = "also outside steps and in gaps with another cause"
+    if result.waiting_ns <= lost:
+        basis = "in launch-bound stretches only"
+    yield (
+        f"All devices wait {format_ns(lost)} in total for late launches (the command launches: "
+        f"{format_ns(result.waiting_ns)}, {basis})."
+    )
+    named = result.places.drop_nulls("place")
+    if named.height:
+        sums = named.group_by("place").agg(pl.col("waiting_ns").sum())
+        place, waiting = sums.sort("waiting_ns", "place", descending=[True, False]).row(0)
+        share = waiting / result.waiting_ns
+        yield f"{format_frac(share)} of the time waiting for launches is in {place}."
+    if result.synchronised_ns:
+        share = result.synchronised_ns / result.waiting_ns
+        if share >= _LEAST_SYNCHRONISED:
+            yield f"{format_frac(share)} of it follows a synchronising call."
+    if equal := _equal_launches(result):
+        yield f"{equal}, without a CUDA graph."
+
+
+def _equal_launches(result: Launches) -> str:
+    """Return launches per step if all steps of a device have the same number, without graphs."""
+    each = result.steps.group_by(DEVICE).agg(steps=pl.len(), n=pl.col("launches").unique())
+    equal = (pl.col("n").list.len() == 1) & (pl.col("steps") >= _ENOUGH_STEPS)
+    graphs = result.calls["launch_name"].cast(pl.String).str.contains("(?i)graph").any()
+    counts: list[int] = each["n"].list.explode().sort().to_list()
+    if graphs or each.is_empty() or not each.select(equal.all()).item():
+        return ""
+    low, high = counts[0], counts[-1]
+    if low < _MANY_LAUNCHES:
+        return ""
+    number = f"{low:,}" if low == high else f"{low:,} to {high:,}"
+    devices = " (by device)" if low < high else ""
+    steps = max(each["steps"].to_list())
+    return f"All {steps:,} steps have {number} launches each{devices}"
+
+
+def _more_graphs(cause: str, answers: Answers) -> str:
+    """Return advice for launch overhead of a program that already launches graphs."""
+    result = answers.get("launches")
+    if cause != causes.LAUNCH or not isinstance(result, Launches):
+        return ""
+    return result.more_graphs[:1].upper() + result.more_graphs[1:]
+
+
+def _graph_advice(cause: str, answers: Answers) -> str:
+    """Return advice to replay steps of equal launches as CUDA graphs."""
+    result = answers.get("launches")
+    if cause != causes.LAUNCH or not isinstance(result, Launches) or not _equal_launches(result):
+        return ""
+    text = (
+        ' If shapes do not change, torch.compile(mode="reduce-overhead") or torch.cuda.graph '
+        "replays a step as one CUDA graph."
+    )
+    return in_hip(text) if answers.program.amd else text
+
+
+#: Findings of ``cuda_api`` that are evidence for a cause.
+_CALLS = {
+    causes.BATCH_COPY: (findings.ASYNC_PAGEABLE, findings.SYNC_MEMCPY, findings.SYNC_PINNED),
+    causes.MEMORY_MANAGEMENT: (findings.ALLOC_IN_LOOP,),
+}
+
+
+def _calls(answers: Answers, names: Sequence[str]) -> Iterator[str]:
+    result = answers.get("cuda_api")
+    if not isinstance(result, CudaApi):
+        return
+    rows = result.findings.filter(pl.col("finding").cast(pl.String).is_in(names))
+    for row in rows.iter_rows(named=True):
+        text = findings.FINDINGS[row["finding"]].sentence(row["n"])
+        moved = f", {format_bytes(row['moved_bytes'])}" if row["moved_bytes"] else ""
+        yield f"Recorded: {row['n']:,} {text}{moved}."
+    if findings.ALLOC_IN_LOOP in names:
+        kinds = pl.col("call").cast(pl.String).str.contains("|".join(causes.MANAGING_MEMORY))
+        named = result.calls.filter(kinds).head(_NAMED).select("call", "n", "total_ns").iter_rows()
+        each = ", ".join(f"{name} {n:,} times ({format_ns(ns)})" for name, n, ns in named)
+        if each:
+            yield f"Calls: {each}."
+
+
+RULES = tuple(
+    Rule(
+        IDLE_RULES[cause],
+        "gpu_idle",
+        f"idle devices: {causes.WAITING[cause]}",
+        "share of step time (of the recorded time if no steps are marked)",
+        _OTHER_LEVELS.get(cause, _LEVELS),
+        partial(_judge, cause),
+        uses=("comm_outliers", "cuda_api", "info", "launches"),
+    )
+    for cause in causes.CAUSES
+)

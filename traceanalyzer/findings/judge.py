@@ -1,0 +1,285 @@
+"""All rules with their thresholds, applied to the results of the analyzers."""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+
+import polars as pl
+
+from traceanalyzer.analyzers.base import Examination
+from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
+from traceanalyzer.analyzers.common.step_patterns import INFERRED_STEPS
+from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
+from traceanalyzer.analyzers.timeline.summary import summary
+from traceanalyzer.drawings import Lanes
+from traceanalyzer.errors import OptionError
+from traceanalyzer.findings import busy, clocks, communication, copies, idle, work
+from traceanalyzer.findings.budget import budget
+from traceanalyzer.findings.device_time import DeviceTime
+from traceanalyzer.findings.program import described, peak_memory
+from traceanalyzer.findings.result import (
+    DIFFERENT_JOBS,
+    FAILED,
+    PASSED,
+    SKIPPED,
+    Diagnosis,
+)
+from traceanalyzer.findings.rule import Answers, Measured, Rule
+from traceanalyzer.result import SEVERITIES, Finding, Severity
+from traceanalyzer.units import format_count
+
+RULES: tuple[Rule, ...] = (
+    *communication.RULES,
+    *copies.RULES,
+    *idle.RULES,
+    *busy.RULES,
+    *clocks.RULES,
+    *work.RULES,
+)
+
+
+def with_thresholds(texts: str | Iterable[str]) -> tuple[Rule, ...]:
+    """Return the rules with changed thresholds: ``straggler=5%``, ``straggler:critical=0.3``.
+
+    Without a severity, the threshold of the lowest severity of the rule is changed.
+
+    Raises:
+        OptionError: a text is not a threshold, or the rule or severity is unknown.
+    """
+    rules = {rule.id: rule for rule in RULES}
+    for text in (texts,) if isinstance(texts, str) else texts:
+        name, _, value = text.partition("=")
+        id_, _, severity = name.partition(":")
+        rule = rules.get(id_)
+        if rule is None:
+            raise OptionError(f"unknown rule {id_!r}; choose one of {', '.join(sorted(rules))}")
+        level = _severity(rule, severity)
+        rules[id_] = replace(rule, levels={**rule.levels, level: _number(text, value)})
+    return tuple(rules.values())
+
+
+def _severity(rule: Rule, name: str) -> Severity:
+    if not name:
+        return min(rule.levels, key=SEVERITIES.index)
+    severity = next((one for one in SEVERITIES if one == name), None)
+    if severity is None:
+        raise OptionError(f"unknown severity {name!r}; choose one of {', '.join(SEVERITIES)}")
+    return severity
+
+
+def _number(text: str, value: str) -> float:
+    percent = value.strip().endswith("%")
+    try:
+        number = float(value.strip().rstrip("%"))
+    except ValueError:
+        number = float("nan")
+    if not 0 <= number < float("inf"):
+        raise OptionError(f"invalid threshold {text!r}; write RULE=N, for example straggler=10%")
+    return number / 100 if percent else number
+
+
+_TYPES = {"why": pl.String, **{str(severity): pl.Float64 for severity in SEVERITIES}}
+
+
+def judge(examined: Examination, rules: Sequence[Rule] = RULES) -> Diagnosis:
+    """Apply all rules to the results that they need; return root causes with their effects.
+
+    Args:
+        examined: results of the analyzers, and the reasons for missing ones.
+        rules: rules with their thresholds.
+    """
+    answers = Answers(examined.results, one_job=not examined.jobs)
+    failed: list[_Candidate] = []
+    rows = []
+    for rule in rules:
+        why = _why_skipped(rule, examined)
+        judged = why is None
+        candidates = list(_candidates(rule, answers)) if judged else []
+        failed += candidates
+        rows.append(
+            {
+                "rule": rule.id,
+                "status": FAILED if candidates else PASSED if judged else SKIPPED,
+                "why": why,
+                "looks_for": rule.looks_for,
+                "measure": rule.measure,
+                **{str(name): rule.levels.get(name) for name in SEVERITIES},
+                "analysis": rule.analysis,
+            }
+        )
+    return Diagnosis(
+        tuple(sorted(_chained(failed), key=_by_severity)),
+        budget(answers),
+        pl.DataFrame(rows, schema_overrides=_TYPES),
+        examined.files,
+        answers.time.per if answers.time.whole_ns else "",
+        answers.time.of if answers.time.whole_ns else "",
+        warning=_warning(examined),
+        about=_about(examined, answers),
+        timeline=_timeline(examined),
+        input_notes=(*filter(None, [examined.jobs, _inferred(answers)]), *examined.notes),
+    )
+
+
+def _inferred(answers: Answers) -> str:
+    """Return the note that steps are detected, if costs are per such step."""
+    found = answers.get("gpu_idle")
+    inferred = isinstance(found, GpuIdle) and found.steps_by_kernels and answers.time.in_steps
+    return INFERRED_STEPS if inferred else ""
+
+
+def _about(examined: Examination, answers: Answers) -> str:
+    """Return what was recorded, and the peak of memory."""
+    time = answers.time
+    windows = time.windows if time.in_steps and not time.on_host else None
+    return ", ".join(
+        filter(None, [described(examined.results, windows), peak_memory(examined.results)])
+    )
+
+
+def _timeline(examined: Examination) -> Lanes | None:
+    """Return a short timeline.
+
+    None without idle time, if the files are of different jobs, or if there is a full one.
+    """
+    idle, compared = (examined.results.get(name) for name in ("gpu_idle", "comm_outliers"))
+    if examined.jobs or "timeline" in examined.results or not isinstance(idle, GpuIdle):
+        return None
+    return summary(idle, compared if isinstance(compared, CommOutliers) else None)
+
+
+def _why_skipped(rule: Rule, examined: Examination) -> str | None:
+    """Return the reason why a rule is skipped; None if it can be applied."""
+    if rule.analysis not in examined.results:
+        return examined.missing.get(rule.analysis, "nothing was recorded")
+    if rule.compares_ranks and examined.jobs:
+        return DIFFERENT_JOBS
+    return rule.lacks(examined.results[rule.analysis])
+
+
+def _warning(examined: Examination) -> str:
+    """Return the limitations of all findings: truncated files, files of different jobs."""
+    texts = []
+    if examined.truncated:
+        first, *more = examined.truncated
+        files = f"{first} and {format_count(len(more), 'other file')} are"
+        texts.append(f"{files if more else f'{first} is'} truncated: events are missing.")
+    if examined.jobs:
+        texts.append(
+            f"{DIFFERENT_JOBS.capitalize()}: ranks are not compared, and shares are of the time "
+            "of all jobs together; run the command for each job (see the notes)."
+        )
+    return " ".join(texts)
+
+
+def _by_severity(one: Finding) -> tuple[int, bool, float, str, str]:
+    """Sort key: severity, then share; memory and time are compared by their shares.
+
+    Within a severity, lost time comes before slow kernels: while a device waits, faster kernels
+    only extend the wait time.
+    """
+    is_busy = one.analysis in ("kernels", "efficiency")
+    return -SEVERITIES.index(one.severity), is_busy, -(one.cost_frac or 0.0), one.id, one.title
+
+
+# --- findings and their effects --------------------------------------------------------------
+
+#: From this explained share on, a finding is an effect of the one that explains most.
+_EXPLAINED = 0.8
+
+
+#: From this share in one step on, a loss does not repeat.
+_NEARLY_ALL = 0.9
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A finding, and the shares of its cost that other findings explain, by rule id."""
+
+    finding: Finding
+    explained: Mapping[str, float]
+
+
+def _candidates(rule: Rule, answers: Answers) -> Iterator[_Candidate]:
+    for measured in rule.judge(answers):
+        if measured.confidence == "high" and not _repeats(measured, answers.time):
+            measured = replace(measured, confidence="medium")
+        severity = rule.severity(measured.size)
+        if severity == "critical" and measured.confidence == "low":
+            severity = "warning"
+        if severity is not None:
+            yield _Candidate(_finding(rule, severity, measured, answers), measured.explained)
+
+
+def _repeats(measured: Measured, time: DeviceTime) -> bool:
+    """Whether lost time was recorded more than once; also true for findings about other things.
+
+    That is, no step has nearly all of it; without steps, a device has several intervals of it.
+    Setup is known not to repeat.
+    """
+    rows = measured.intervals
+    if measured.total_ns is None or measured.once:
+        return True
+    if rows is None or rows.is_empty():
+        return not time.in_steps or time.windows["step"].n_unique() > 1
+    if time.in_steps:
+        return time.share_of_one_step(rows) < _NEARLY_ALL
+    return rows.height > rows.n_unique(["rank", "device"])
+
+
+def _finding(rule: Rule, severity: Severity, measured: Measured, answers: Answers) -> Finding:
+    names = {field.name for field in fields(Finding)}
+    facts = {name: fact for name, fact in vars(measured).items() if name in names}
+    time = answers.time
+    if measured.total_ns is not None and measured.of:
+        facts |= time.cost(measured.total_ns) | {"cost_frac": measured.cost_frac, "of": measured.of}
+    elif measured.total_ns is not None:
+        facts["cost_ns"] = measured.total_ns
+        if time.whole_ns:
+            facts |= time.cost(measured.total_ns, once=measured.once)
+    elif measured.cost_frac is None:
+        facts["of"] = ""
+    return Finding(id=rule.id, severity=severity, analysis=rule.analysis, **facts)
+
+
+def _chained(candidates: Sequence[_Candidate]) -> list[Finding]:
+    """Return root causes, each with the findings that it explains as effects."""
+    present = {one.finding.id for one in candidates}
+    by_id = {one.finding.id: place for place, one in reversed(list(enumerate(candidates)))}
+    parents = [_parent(one, present) for one in candidates]
+    for place, parent in enumerate(parents):
+        if parent and not _outweighs(candidates[by_id[parent]], candidates[place]):
+            parents[place] = None
+    effects: dict[int, list[Finding]] = {}
+    roots = []
+    for place, one in enumerate(candidates):
+        root, visited = place, set[int]()
+        while (parent := parents[root]) is not None and root not in visited:
+            visited.add(root)
+            root = by_id[parent]
+        if root == place or root in visited:
+            roots.append(place)
+        else:
+            effects.setdefault(root, []).append(replace(one.finding, advice=""))
+    return [
+        replace(
+            candidates[place].finding,
+            effects=tuple(sorted(effects.get(place, ()), key=_by_severity)),
+        )
+        for place in roots
+    ]
+
+
+def _outweighs(cause: _Candidate, effect: _Candidate) -> bool:
+    """Whether a cause costs about as much as its effect, if both are shares of the same."""
+    cost, explained = cause.finding.cost_frac or 0.0, effect.finding.cost_frac or 0.0
+    if cause.finding.of != effect.finding.of:
+        return True
+    return _EXPLAINED * explained <= cost
+
+
+def _parent(one: _Candidate, present: Collection[str]) -> str | None:
+    """Return the finding that explains most of this one, if present findings explain enough."""
+    shares = {id_: share for id_, share in one.explained.items() if id_ in present}
+    if sum(shares.values()) < _EXPLAINED:
+        return None
+    return max(sorted(shares), key=lambda id_: shares[id_])

@@ -1,0 +1,216 @@
+"""Rules for memory: out-of-memory errors, growth, fragmentation, retries, imbalance."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import polars as pl
+
+from traceanalyzer.analyzers.common import places
+from traceanalyzer.analyzers.memory.attribution import frame_text
+from traceanalyzer.analyzers.memory.growth import GROWTH_ADVICE, MemoryGrowth
+from traceanalyzer.analyzers.memory.oom import MemoryErrors, located
+from traceanalyzer.analyzers.memory.oom_causes import FRAGMENTATION, is_growth
+from traceanalyzer.analyzers.memory.result import Memory
+from traceanalyzer.findings.rule import Answers, Measured, Rule, rule
+from traceanalyzer.units import format_bytes, format_count, format_frac
+
+_PLACE = ["rank", "path", "device"]
+#: The rule that explains out-of-memory errors of a cause.
+_BY_CAUSE = {FRAGMENTATION: "memory-fragmentation"}
+#: The rule that explains fragmentation at an error: without a leak, with a leak.
+_OF_LEAK = ("out-of-memory", "memory-growth")
+
+
+@rule(
+    "memory_oom",
+    "out-of-memory errors",
+    "errors of one cause",
+    {"critical": 1},
+    counts=True,
+    uses=("memory_growth",),
+)
+def _out_of_memory(result: MemoryErrors, answers: Answers) -> Iterator[Measured]:
+    leak = _leak_that_filled(answers)
+    for (cause, advice), firsts in _first_errors(result).group_by(
+        "cause", "advice", maintain_order=True
+    ):
+        first = firsts.row(0, named=True)
+        errors = result.errors.join(firsts, on=_PLACE, how="semi", nulls_equal=True)
+        asked, n = first["request_bytes"], errors.height
+        line = frame_text(first["function"], first["file"], first["line"])
+        why = "" if leak else f" (cause: {cause})"
+        many = "" if n == 1 else f", the first of {n:,} errors"
+        others = errors.filter(pl.col("cause") != cause)["cause"].value_counts().sort("cause")
+        yield Measured(
+            size=n,
+            title=f"{line} requested {'memory' if asked is None else format_bytes(asked)} and ran "
+            f"out of memory{why}{many}.",
+            evidence=(
+                f"{format_bytes(first['allocated_bytes'])} were allocated{located(first)}.",
+                *(f"{format_count(n, 'later error')}: {other}." for other, n in others.rows()),
+            ),
+            advice=_capital(advice),
+            cost_bytes=asked,
+            explained=_explained("memory-growth" if leak else _BY_CAUSE.get(str(cause))),
+        )
+
+
+def _first_errors(result: MemoryErrors) -> pl.DataFrame:
+    """Return the first error of each device; later ones are its consequences."""
+    return result.errors.unique(_PLACE, keep="first", maintain_order=True)
+
+
+def _capital(advice: object) -> str:
+    return f"{str(advice)[:1].upper()}{str(advice)[1:]}."
+
+
+def _explained(rule: str | None) -> dict[str, float]:
+    """Return the share of a finding that another rule explains completely."""
+    return {rule: 1.0} if rule else {}
+
+
+def _leak_that_filled(answers: Answers) -> int:
+    """Return the steady growth on the first device with an error; 0 if it is not the cause."""
+    errors, growth = answers.get("memory_oom"), answers.get("memory_growth")
+    if not isinstance(errors, MemoryErrors) or not isinstance(growth, MemoryGrowth):
+        return 0
+    first = errors.errors.head(1)
+    of_device = growth.suspects.join(first, on=_PLACE, how="semi", nulls_equal=True)
+    grown = int(of_device["grown_bytes"].sum())
+    is_cause = any(is_growth(grown, row) for row in first.iter_rows(named=True))
+    return grown if is_cause else 0
+
+
+@rule(
+    "memory_growth",
+    "live memory that grows from step to step",
+    "growth that is never freed, as a share of live memory after the last step",
+    {"warning": 0.01, "critical": 0.2},
+    uses=("memory_oom",),
+)
+def _memory_growth(result: MemoryGrowth, answers: Answers) -> Iterator[Measured]:
+    gained = int(result.suspects["grown_bytes"].sum())
+    live = (
+        result.steps.sort("step")
+        .group_by("rank", "path", "device")
+        .agg(pl.col("live_bytes").last())
+    )
+    whole = int(live["live_bytes"].sum())
+    if not gained or not whole:
+        return
+    # growth that fills the memory ends the program, whatever its share
+    yield Measured(
+        size=1.0 if _leak_that_filled(answers) else gained / whole,
+        title=result.summary(),
+        evidence=(f"{format_bytes(whole)} are live after the last step.",),
+        advice=GROWTH_ADVICE,
+        cost_bytes=gained,
+        cost_frac=gained / whole,
+        of="live memory at the end",
+        confidence="medium",
+    )
+
+
+@rule(
+    "memory",
+    "reserved memory that is free between allocated blocks",
+    "its share of reserved memory at an out-of-memory error, or at peak reserved",
+    {"info": 0.1, "warning": 0.3, "critical": 1.0},
+    uses=("memory_oom", "memory_growth"),
+)
+def _memory_fragmentation(result: Memory, answers: Answers) -> Iterator[Measured]:
+    split = pl.col("fullest_split_bytes") / pl.col("fullest_reserved_bytes")
+    rows = result.devices.with_columns(places.places(result.devices), split=split)
+    rows = rows.filter(pl.col("fullest_reserved_bytes") > 0)
+    if rows.is_empty():
+        return
+    worst = rows.sort("split", "on", descending=[True, False]).row(0, named=True)
+    when = "at the out-of-memory error" if worst["ooms"] else "at peak reserved"
+    where = f" on {worst['on']}" if result.devices.height > 1 else ""
+    free = format_bytes(worst["fullest_free_bytes"])
+    error = _first_error(answers) if worst["ooms"] else None
+    leak = _leak_that_filled(answers)
+    is_root = error is not None and error["cause"] == FRAGMENTATION and not leak
+    yield Measured(
+        size=1.0 if is_root and worst["split"] else worst["split"],
+        title=f"{format_frac(worst['split'])} of "
+        f"{format_bytes(worst['fullest_reserved_bytes'])} reserved memory was free between "
+        f"allocated blocks {when}{where}.",
+        evidence=(f"{free} of reserved memory was free, between blocks or in unused segments.",),
+        advice=_capital(error["advice"]) if error and is_root else _fragmentation_advice(worst),
+        cost_bytes=worst["fullest_split_bytes"],
+        cost_frac=worst["split"],
+        of="reserved memory",
+        confidence="high" if is_root else "medium",
+        explained=_explained(None if is_root or not error else _OF_LEAK[bool(leak)]),
+    )
+
+
+def _fragmentation_advice(device: Mapping[str, Any]) -> str:
+    if device["expandable"]:
+        return "Allocate long-lived tensors first, and pad variable sizes to a few lengths."
+    return (
+        "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, so that segments can grow in place."
+    )
+
+
+def _first_error(answers: Answers) -> dict[str, Any] | None:
+    """Return the first out-of-memory error, or None."""
+    errors = answers.get("memory_oom")
+    if not isinstance(errors, MemoryErrors) or errors.errors.is_empty():
+        return None
+    return errors.errors.row(0, named=True)
+
+
+@rule(
+    "memory",
+    "allocations that had to free cached memory first",
+    "number of allocator retries",
+    {"warning": 1, "critical": 20},
+    counts=True,
+)
+def _allocator_retries(result: Memory, answers: Answers) -> Iterator[Measured]:
+    retries = int(result.devices["retries"].sum())
+    if not retries:
+        return
+    yield Measured(
+        size=retries,
+        title=f"The allocator freed cached memory and retried cudaMalloc "
+        f"{format_count(retries, 'time')}, which synchronises the device.",
+        advice="Use a smaller batch or activation checkpointing"
+        + (
+            ""
+            if result.devices["expandable"].all()
+            else ", or PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+        )
+        + ": the memory is almost full.",
+        explained=_explained("out-of-memory" if _first_error(answers) else None),
+    )
+
+
+@rule(
+    "memory",
+    "peak memory of one device that differs from the others",
+    "difference of its peak from the median, as a share of the median",
+    {"info": 0.1, "warning": 0.25},
+    compares_ranks=True,
+)
+def _uneven_memory(result: Memory, _: Answers) -> Iterator[Measured]:
+    row = result.outlier()
+    if row is None or not row["by"]:
+        return
+    side = "above" if row["by"] > 0 else "below"
+    yield Measured(
+        size=abs(row["by"]),
+        title=f"Peak memory of {row['on']} is {format_frac(abs(row['by']))} {side} the median of "
+        f"{result.devices.height:,} devices: {format_bytes(row['peak_bytes'])}.",
+        advice="Balance stages and shards, and check for work that only one rank does: the fullest "
+        "device limits the batch size.",
+        cost_bytes=abs(row["peak_bytes"] - round(row["median"])),
+        of="the median peak",
+    )
+
+
+RULES: tuple[Rule, ...] = (
+    _out_of_memory, _memory_growth, _memory_fragmentation, _allocator_retries, _uneven_memory,
+)  # fmt: skip

@@ -1,0 +1,224 @@
+"""Rules: what they check, and the measurements that they return."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import polars as pl
+
+from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
+from traceanalyzer.analyzers.gpu_idle import causes
+from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
+from traceanalyzer.analyzers.kernels.result import Kernels
+from traceanalyzer.findings.device_time import (
+    COPIES,
+    LINK,
+    OUTLIER,
+    REPEATED,
+    SLOW,
+    DeviceTime,
+    device_time,
+)
+from traceanalyzer.findings.program import Program, program
+from traceanalyzer.result import SEVERITIES, Confidence, Result, Severity
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Results of the analyzers that rules check.
+
+    Attributes:
+        results: results by the name of the analyzer; analyzers without a result are missing.
+        one_job: whether all files can be from one job.
+    """
+
+    results: Mapping[str, Result]
+    one_job: bool = True
+
+    def get(self, name: str) -> Result | None:
+        """Return the result of an analyzer, or None."""
+        return self.results.get(name)
+
+    @cached_property
+    def time(self) -> DeviceTime:
+        """The lost time of all devices by root cause."""
+        idle, comm, kernels = map(self.get, ("gpu_idle", "comm_outliers", "kernels"))
+        return device_time(
+            idle if isinstance(idle, GpuIdle) else None,
+            comm if isinstance(comm, CommOutliers) else None,
+            kernels.training if isinstance(kernels, Kernels) else None,
+        )
+
+    @cached_property
+    def program(self) -> Program:
+        """Framework and GPUs of the program, as far as they are known."""
+        return program(self.results)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One measurement of a rule, even if it is too small for a finding.
+
+    Attributes:
+        size: value to compare with the thresholds of the rule.
+        title: the problem in one line, with its cost.
+        evidence: further numbers, one sentence each.
+        advice: what to try.
+        cost_ns: upper bound of the time saved by removing the cause, mean per step and device (per
+            device if no steps are marked), or None.
+        total_ns: the same in total over all devices; ``cost_ns`` is derived from it if it is None.
+        once: the cost arises once per device, not in each step.
+        cost_bytes: memory cost in bytes, or None.
+        cost_frac: the cost as a share of ``of``, or None; by default the size, if it is a share.
+        of: what ``cost_frac`` is a share of; by default step time or the recorded time.
+        confidence: confidence that the cause is right; with ``low``, a warning at most.
+        rank, device, step: place of the problem; None if there are several.
+        intervals: rank, device, start_ns, end_ns on the clock of each file.
+        explained: share of the cost that other findings explain, by rule id.
+    """
+
+    size: float
+    title: str
+    evidence: tuple[str, ...] = ()
+    advice: str = ""
+    cost_ns: int | None = None
+    total_ns: int | None = None
+    once: bool = False
+    cost_bytes: int | None = None
+    cost_frac: float | None = None
+    of: str = ""
+    confidence: Confidence = "high"
+    rank: int | None = None
+    device: int | None = None
+    step: str | None = None
+    intervals: pl.DataFrame | None = None
+    explained: Mapping[str, float] = field(default_factory=dict)
+
+
+#: Measures one result; the second argument has the results of the other analyses.
+Measure = Callable[[Any, Answers], Iterable[Measured]]
+
+
+def _nothing(_: Any) -> None:
+    """Return that a result lacks nothing."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A check for one kind of problem, with its thresholds.
+
+    Attributes:
+        id: name of the rule in options and results.
+        analysis: name of the analysis that it checks.
+        looks_for: the problem that it detects, as a phrase.
+        measure: the value that is compared with the thresholds, as a phrase.
+        levels: threshold of each severity; severities without a threshold are not used. A finding
+            of confidence low is at most a warning.
+        function: the function that measures.
+        counts: the measure is a count, not a share.
+        uses: names of analyses that add evidence if they have results.
+        compares_ranks: whether the rule compares the ranks of one job.
+        lacks: return what a result lacks for the rule; None if nothing.
+    """
+
+    id: str
+    analysis: str
+    looks_for: str
+    measure: str
+    levels: Mapping[Severity, float]
+    function: Measure = field(repr=False)
+    counts: bool = False
+    uses: tuple[str, ...] = ()
+    compares_ranks: bool = False
+    lacks: Callable[[Any], str | None] = field(default=_nothing, repr=False)
+
+    def judge(self, answers: Answers) -> Iterator[Measured]:
+        """Yield the measurements of the result of its analysis."""
+        for one in self.function(answers.results[self.analysis], answers):
+            is_share = one.cost_frac is None and not self.counts
+            yield replace(one, cost_frac=one.size) if is_share else one
+
+    def severity(self, size: float) -> Severity | None:
+        """Return the severity of a size; None below all thresholds."""
+        reached = [name for name, least in self.levels.items() if size >= least]
+        return max(reached, key=SEVERITIES.index, default=None)
+
+
+def rule(
+    analysis: str,
+    looks_for: str,
+    measure: str,
+    levels: Mapping[Severity, float],
+    *,
+    counts: bool = False,
+    uses: tuple[str, ...] = (),
+    compares_ranks: bool = False,
+    lacks: Callable[[Any], str | None] = _nothing,
+) -> Callable[[Measure], Rule]:
+    """Turn a measuring function into a :class:`Rule`; its id is the name of the function."""
+
+    def decorate(function: Measure) -> Rule:
+        name = function.__name__.strip("_").replace("_", "-")
+        return Rule(
+            name,
+            analysis,
+            looks_for,
+            measure,
+            levels,
+            function,
+            counts,
+            uses,
+            compares_ranks,
+            lacks,
+        )
+
+    return decorate
+
+
+# --- rules by cause --------------------------------------------------------------------------
+
+#: The rule of each cause of idle time.
+IDLE_RULES = {
+    causes.PROFILER: "profiler-overhead",
+    causes.SHORT_GAP: "short-gaps",
+    causes.DEVICE_WAIT: "device-wait",
+    causes.DATALOADING: "data-loading",
+    causes.BATCH_COPY: "batch-copies",
+    causes.MODULE_LOADING: "module-loading",
+    causes.SYNCHRONISATION: "synchronisation",
+    causes.MEMORY_MANAGEMENT: "memory-management",
+    causes.CHECKPOINT_IO: "checkpoints",
+    causes.PEER: "waiting-for-ranks",
+    causes.LAUNCH: "launch-bound",
+    causes.HOST_CODE: "host-code",
+    causes.UNKNOWN: "unknown-idleness",
+}
+#: The rule of each cause that delays a rank, without its work.
+DELAY_RULES = {**IDLE_RULES, COPIES: "exposed-copies"}
+#: The rule of each cause of lost time; work of a straggler belongs to ``straggler``.
+RULE_OF = {
+    **DELAY_RULES,
+    REPEATED: "repeated-reduction",
+    SLOW: "slow-collectives",
+    OUTLIER: "collective-outliers",
+    LINK: "slow-link",
+}
+
+
+def explained_by(
+    losses: pl.DataFrame, whole_ns: float, column: str = "lost_ns"
+) -> dict[str, float]:
+    """Return the share of a time that other findings explain, by rule id.
+
+    Args:
+        losses: cause and ``column``, the explained time in ns.
+        whole_ns: the time to explain, in ns.
+        column: name of the column with the times.
+    """
+    sums = losses.group_by("cause").agg(pl.col(column).sum()).sort("cause")
+    shares: dict[str, float] = {}
+    for cause, ns in sums.iter_rows():
+        id_ = RULE_OF.get(cause) or "straggler"
+        shares[id_] = shares.get(id_, 0.0) + min(ns / whole_ns, 1.0)
+    return shares

@@ -1,0 +1,108 @@
+"""Causes of a straggler: longer idle time, or different kernels."""
+
+from collections.abc import Iterator, Mapping
+
+import polars as pl
+
+from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
+from traceanalyzer.analyzers.gpu_idle import causes
+from traceanalyzer.analyzers.kernels.result import Kernels
+from traceanalyzer.analyzers.steps.result import Steps
+from traceanalyzer.analyzers.steps.slow_steps import CODE
+from traceanalyzer.findings.device_time import UNEXPLAINED, WORK
+from traceanalyzer.findings.kernel_times import Difference, compare
+from traceanalyzer.findings.rule import Answers
+from traceanalyzer.units import format_frac
+
+#: Causes with a smaller share are not listed.
+_LEAST = 0.1
+
+#: From this share of a delay on, work may be its cause.
+_MUCH = 0.25
+
+
+def advice(answers: Answers, rank: int, by_cause: Mapping[str, int]) -> str:
+    """Return advice for a straggler."""
+    difference = _difference(answers, rank, by_cause)
+    if difference:
+        return difference.advice(
+            answers.program, "this GPU", "equal batches, layers and pipeline stages for every rank"
+        )
+    return (
+        f"Check what rank {rank} does before it arrives: more data or slower data loading than "
+        "other ranks, a slower GPU or host, other processes on its node."
+    )
+
+
+def reason(answers: Answers, rank: int, by_cause: Mapping[str, int]) -> str:
+    """Return the main cause as a phrase for the title; empty if unknown."""
+    cause = _main(by_cause)
+    if cause == causes.COPIES:
+        return "longer exposed copies"
+    if cause in causes.WAITING:
+        return f"idle, {causes.WAITING[cause]}"
+    difference = _difference(answers, rank, by_cause)
+    return difference.text if difference else ""
+
+
+def share_in_slow_steps(answers: Answers, rank: int, waits: pl.DataFrame) -> float:
+    """Return the share of wait time for a rank in slow steps, in which it runs other code.
+
+    0 if longer or more work is the main cause.
+    """
+    steps = answers.get("steps")
+    if not isinstance(steps, Steps) or steps.only_slow is None or waits.is_empty():
+        return 0.0
+    sums = waits.group_by("cause").agg(pl.col("lost_ns").sum())
+    if _main(dict(sums.iter_rows())) == WORK:
+        return 0.0
+    code = steps.only_slow.filter(pl.col("rank") == rank, pl.col("kind").is_in(CODE))
+    inside = waits.filter(pl.col("step").is_in(code["step"].unique().implode()))
+    return int(inside["lost_ns"].sum()) / int(waits["lost_ns"].sum())
+
+
+def why(by_cause: Mapping[str, int]) -> Iterator[str]:
+    """Yield the shares of a straggler's delay by cause, if several are large."""
+    whole = sum(by_cause.values())
+    parts = sorted(by_cause.items(), key=lambda item: (-item[1], item[0]))
+    large = [(cause, ns / whole) for cause, ns in parts if ns >= _LEAST * whole]
+    if len(large) > 1:
+        each = ", ".join(f"{_name(cause)} {format_frac(share)}" for cause, share in large)
+        yield f"Delay by cause: {each}."
+
+
+def _name(cause: str) -> str:
+    if cause == WORK:
+        return "longer or more work"
+    if cause == causes.COPIES:
+        return "copies"
+    return causes.NAMES.get(cause, "unexplained")
+
+
+def _main(by_cause: Mapping[str, int]) -> str:
+    return max(sorted(by_cause), key=lambda name: by_cause[name])
+
+
+def _works_longer(by_cause: Mapping[str, int]) -> bool:
+    """Whether work is the largest known cause of a delay, with a large share."""
+    known = {cause: ns for cause, ns in by_cause.items() if cause != UNEXPLAINED}
+    much = by_cause.get(WORK, 0) >= _MUCH * sum(by_cause.values())
+    return bool(known) and _main(known) == WORK and much
+
+
+def _difference(answers: Answers, rank: int, by_cause: Mapping[str, int]) -> Difference | None:
+    kernels = answers.get("kernels")
+    if not _works_longer(by_cause) or not isinstance(kernels, Kernels) or kernels.by_step is None:
+        return None
+    comm = answers.get("comm_outliers")
+    if rank in kernels.by_step["rank"] or not isinstance(comm, CommOutliers):
+        return compare(kernels.by_step, "rank", rank, "on the other ranks")
+    # the files have no rank: ranks are numbered by their collectives
+    places = comm.arrivals.filter(pl.col("rank") == rank).select("path", "device").unique()
+    if places.height != 1:
+        return None
+    path, device = places.row(0)
+    devices = kernels.by_step.filter(pl.col("path") == path)
+    if devices["device"].n_unique() > 1:
+        return compare(devices, "device", device, "on the other ranks")
+    return compare(kernels.by_step, "path", path, "on the other ranks")

@@ -1,0 +1,524 @@
+"""Rules for steps, code, memory, the host, and the input files."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import polars as pl
+
+from traceanalyzer.analyzers.gpu_idle import causes
+from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
+from traceanalyzer.analyzers.host_metrics.result import BUSY_PERCENT, HostMetrics
+from traceanalyzer.analyzers.info.compute import Info
+from traceanalyzer.analyzers.kernels.result import Kernels
+from traceanalyzer.analyzers.py_spy_report.result import LeafPaths
+from traceanalyzer.analyzers.steps.phases import DECODE
+from traceanalyzer.analyzers.steps.result import Steps
+from traceanalyzer.analyzers.steps.slow_steps import CODE, SLOW
+from traceanalyzer.findings import memory
+from traceanalyzer.findings.kernel_times import (
+    MORE_KERNELS,
+    SLOW_GPU,
+    Difference,
+    compare,
+)
+from traceanalyzer.findings.rule import Answers, Measured, explained_by, rule
+from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns, format_weight
+from traceanalyzer.vocabulary import NO_GPU_WORK
+
+
+@rule(
+    "steps",
+    "steps that take longer than the median step",
+    "time above the median step of each rank, as a share of the time of all steps",
+    {"info": 0.02, "warning": 0.1, "critical": 0.3},
+)
+def _uneven_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
+    each = _on_device(
+        result.counted.unique(["rank", "path", "number"], maintain_order=True), answers
+    )
+    # the duration of prefill depends on the prompts
+    each = each.filter(pl.col("phase").fill_null(DECODE) == DECODE)
+    whole = int(each["duration_ns"].sum())
+    usual = pl.col("duration_ns").median().over("rank", "path", "batch")
+    over = pl.col("duration_ns") - usual
+    longer = _without_waits(each.with_columns(over=over.clip(0)), answers)
+    cost = round(longer["over"].sum())
+    if not cost or not whole:
+        return
+    worst = longer.row(0, named=True)
+    grown = worst["grown"]
+    grew = f", mostly {grown} ({format_ns(worst['grown_ns'])} more)" if grown else ""
+    alike = longer.filter(
+        pl.col("step") == worst["step"], pl.col("excess") >= _ALIKE * worst["excess"]
+    )
+    rank = "" if 2 * alike.height > result.ranks.height else f" of {worst['on']}"
+    slowest = (
+        f"Slowest: {worst['step']}{rank}, {format_ns(worst['duration_ns'])} "
+        f"({worst['ratio']:.3g} times the median){grew}."
+    )
+    reason, remedy = _why_slow(result, answers, worst)
+    yield Measured(
+        size=cost / whole,
+        title=f"Time above the median step is {format_frac(cost / whole)} of step time."
+        f"{f' Cause: {reason}.' if reason else ''}",
+        evidence=(slowest, *_other_slow(result, longer, worst)),
+        advice=remedy,
+        step=worst["step"],
+        total_ns=cost,
+        confidence="high" if each.height >= _ENOUGH * result.ranks.height else "low",
+        explained=_growth(answers),
+    )
+
+
+def _without_waits(steps: pl.DataFrame, answers: Answers) -> pl.DataFrame:
+    """Sort steps by ``excess``, time above the median without longer waits, slowest first."""
+    keys = ["path", "rank", "step"]
+    waits = answers.time.losses.filter("waited").group_by(keys).agg(waited=pl.col("lost_ns").sum())
+    known = steps.join(waits, on=keys, how="left", nulls_equal=True, maintain_order="left")
+    waited = pl.col("waited").fill_null(0)
+    longer = (waited - waited.median().over("rank", "path", "batch")).clip(0)
+    known = known.with_columns(excess=pl.col("over") - longer).drop("waited")
+    return known.sort("excess", "over", descending=True, maintain_order=True)
+
+
+#: Ranks with this share of the excess time of the slowest one are as slow.
+_ALIKE = 0.9
+
+
+def _on_device(steps: pl.DataFrame, answers: Answers) -> pl.DataFrame:
+    """Return the steps with their duration on the device, if known."""
+    if not answers.time.in_steps:
+        return steps
+    keys = ["path", "rank", "step"]
+    length = (pl.col("end") - pl.col("start")).max()
+    windows = answers.time.windows.group_by(keys).agg(_device_ns=length)
+    known = steps.join(windows, on=keys, how="left", nulls_equal=True, maintain_order="left")
+    duration = pl.coalesce("_device_ns", "duration_ns")
+    usual = duration.median().over("rank", "path", "batch")
+    return known.with_columns(duration_ns=duration, ratio=duration / usual).drop("_device_ns")
+
+
+def _why_slow(result: Steps, answers: Answers, worst: Mapping[str, Any]) -> tuple[str, str]:
+    """Return cause and advice for a slow step: code that runs longer, or different kernels."""
+    idle = ", traceanalyzer gpu-idle --by step" if answers.get("gpu_idle") else ""
+    look = f"Compare the slow steps with the others: traceanalyzer steps{idle}."
+    kernels = _kernels_in(answers, worst)
+    rows = _only_in(result, worst)
+    is_code = rows.height > 0 and rows["kind"][0] in CODE
+    each = _longer(rows)
+    if kernels and (kernels.why == SLOW_GPU or not is_code):
+        host = f"; on the host: {each}" if each and kernels.why == MORE_KERNELS else ""
+        advice = kernels.advice(
+            answers.program, "this GPU in those steps", "equal work in every step"
+        )
+        return f"{kernels.text}{host}", advice
+    return each, look
+
+
+def _longer(rows: pl.DataFrame) -> str:
+    """Return what only slow steps run, and what takes longer in them, with its time."""
+    if rows.is_empty():
+        return ""
+    top, is_only = rows.head(_NAMED), pl.col("usual_ns").is_null()
+    parts = [
+        (", ".join(map(_with_time, top.filter(which).iter_rows(named=True))), where)
+        for which, where in ((is_only, "only"), (~is_only, "longer"))
+    ]
+    return "; ".join(f"{names}, {where} in slow steps" for names, where in parts if names)
+
+
+def _only_in(result: Steps, step: Mapping[str, Any]) -> pl.DataFrame:
+    """Return host activity of one slow step that others hardly have: code, or else all slices."""
+    if result.only_slow is None:
+        return pl.DataFrame()
+    same = pl.col("path") == step["path"], pl.col("rank").eq_missing(step["rank"])
+    only = result.only_slow.filter(*same, pl.col("step") == step["step"])
+    code = only.filter(pl.col("kind").is_in(CODE))
+    return code if code.height else only
+
+
+def _with_time(row: Mapping[str, Any]) -> str:
+    """Return a name with its time, or with its time above the usual if other steps have it too."""
+    if row["usual_ns"] is None:
+        return f"{row['name']} ({format_ns(row['total_ns'])})"
+    return f"{row['name']} ({format_ns(row['total_ns'] - row['usual_ns'])} more)"
+
+
+def _kernels_in(answers: Answers, worst: Mapping[str, Any]) -> Difference | None:
+    """Compare the kernels of the slowest step with those of the other steps of its rank."""
+    kernels = answers.get("kernels")
+    if not isinstance(kernels, Kernels) or kernels.by_step is None:
+        return None
+    same = pl.col("path") == worst["path"], pl.col("rank").eq_missing(worst["rank"])
+    rows = kernels.by_step.filter(*same, pl.col("step").is_not_null())
+    return compare(rows, "step", worst["step"], "in other steps")
+
+
+def _other_slow(result: Steps, longer: pl.DataFrame, worst: Mapping[str, Any]) -> Iterator[str]:
+    """Yield other slow steps, with the activity that explains most of each."""
+    others = longer.filter(pl.col("ratio") >= SLOW, pl.col("step") != worst["step"])
+    others = others.unique("step", keep="first", maintain_order=True)
+    names = []
+    for step in others.head(_NAMED).iter_rows(named=True):
+        rows = _only_in(result, step).head(1).iter_rows(named=True)
+        names.append(": ".join([step["step"], *map(_with_time, rows)]))
+    if names:
+        more = f" and {others.height - _NAMED} more" if others.height > _NAMED else ""
+        yield f"Other slow steps: {', '.join(names)}{more}."
+
+
+#: Maximum number of names in a list.
+_NAMED = 3
+
+
+def _growth(answers: Answers) -> dict[str, float]:
+    """Return the shares of additional loss in slow steps, by the rule that explains it."""
+    time = answers.time
+    if not time.in_steps:
+        return {}
+    grown = time.growth
+    whole = float(grown.filter(pl.col("cause").is_null())["grown_ns"].sum())
+    causes = grown.drop_nulls("cause").filter(pl.col("grown_ns") > 0)
+    return explained_by(causes, whole, "grown_ns") if whole else {}
+
+
+#: Minimum number of steps per rank for high confidence.
+_ENOUGH = 5
+
+
+@rule(
+    "steps",
+    "prefill that stalls decoding: steps with prompts are much longer than decode steps",
+    "share of step time of prefill and mixed steps that take at least three times as long as the "
+    "median decode step",
+    {"info": 0.1, "warning": 0.25},
+)
+def _prefill_stalls(result: Steps, _: Answers) -> Iterator[Measured]:
+    rows = result.counted.unique(["rank", "path", "number"]).drop_nulls("phase")
+    decode = rows.filter(phase=DECODE)["duration_ns"].median()
+    whole = int(rows["duration_ns"].sum())
+    if not isinstance(decode, float) or not decode:
+        return
+    long = rows.filter(pl.col("phase") != DECODE, pl.col("duration_ns") >= _STALL * decode)
+    if long.is_empty():
+        return
+    longest = long.sort("duration_ns", "step", descending=[True, False]).row(0, named=True)
+    cost, usual = int(long["duration_ns"].sum()), float(long["duration_ns"].median() or 0)  # type: ignore[arg-type]
+    steps = format_count(long.height, "prefill or mixed step")
+    yield Measured(
+        size=cost / whole,
+        title=f"{steps} take {format_frac(cost / whole)} of step time, "
+        f"{format_ns(usual)} each (median), {usual / decode:.1f} times as long as a decode step.",
+        evidence=(
+            f"The longest is {longest['step']}: {format_ns(longest['duration_ns'])}.",
+            f"A decode step takes {format_ns(decode)} (median).",
+        ),
+        advice="Split long prompts (chunked prefill, a smaller limit of batched tokens), or run "
+        "prefill and decode on separate GPUs.",
+        total_ns=cost,
+        confidence="medium",
+    )
+
+
+#: From this multiple of a decode step on, a prefill step stalls decoding.
+_STALL = 3
+
+
+@rule(
+    "steps",
+    "time between steps: evaluation, logging, checkpoints",
+    "time between steps as a share of the time from the first to the last step",
+    {"info": 0.05, "warning": 0.15, "critical": 0.3},
+)
+def _time_between_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
+    rows = result.ranks.drop_nulls("between_frac").sort(
+        "between_frac", "on", descending=[True, False]
+    )
+    if rows.is_empty():
+        return
+    worst = rows.row(0, named=True)
+    rank = f" on {worst['on']}" if result.ranks.height > 1 else ""
+    yield Measured(
+        size=worst["between_frac"],
+        title=f"{format_ns(worst['between_ns'])} ({format_frac(worst['between_frac'])} of the "
+        f"time) are between steps{rank}.",
+        evidence=(*_running_between(result, worst), *_between_steps(answers)),
+        advice=(
+            "Look at the code in a flame graph: between steps an inference engine schedules, "
+            "samples and waits for requests."
+            if result.phases.height
+            else "Evaluate, log and save less often, or in the background; a flame graph shows the "
+            "code."
+        ),
+        total_ns=int(rows["between_ns"].sum()),
+        of="the time from the first to the last step",
+        confidence="medium",
+    )
+
+
+def _running_between(result: Steps, worst: Mapping[str, Any]) -> Iterator[str]:
+    """Yield host activity between the steps of a rank."""
+    if result.between is None:
+        return
+    same = pl.col("path") == worst["path"], pl.col("rank").eq_missing(worst["rank"])
+    for row in result.between.filter(*same).head(_NAMED).iter_rows(named=True):
+        yield (
+            f"The host runs {row['name']} for {format_ns(row['total_ns'])} of it "
+            f"({format_count(row['n'], 'call')})."
+        )
+
+
+def _between_steps(answers: Answers) -> Iterator[str]:
+    """Yield the main cause of idle time between steps, and the longest gap."""
+    time, idle = answers.time, answers.get("gpu_idle")
+    if not isinstance(idle, GpuIdle):
+        return
+    whole = time.outside["idle_ns"].sum()
+    for cause, ns in time.outside.head(1).iter_rows():
+        if ns:
+            share = format_frac(ns / whole)
+            yield f"{share} of the time lost outside steps: {causes.LOSING[cause]}."
+    inside = pl.coalesce("own_code", "python", "host_event")
+    gaps = idle.gaps.filter(pl.col("step").is_null()).with_columns(inside=inside)
+    gaps = gaps.drop_nulls("inside")
+    length = pl.col("end") - pl.col("start")
+    for gap in gaps.sort(length, descending=True).head(1).iter_rows(named=True):
+        took = format_ns(gap["end"] - gap["start"])
+        yield f"Longest gap outside steps: {took}, while the host is in {gap['inside']}."
+
+
+@rule(
+    "py_spy_report",
+    "one line of your own code with many samples",
+    "share of samples in or below the line",
+    {"info": 0.1},
+)
+def _hot_line(result: LeafPaths, _: Answers) -> Iterator[Measured]:
+    if not result.total_samples:
+        return
+    keys = ["library_function_name", "library_function_path", "library_function_line"]
+    sums = (
+        result.paths.drop_nulls("library_function_line")
+        .group_by(keys)
+        .agg(pl.col("samples").sum())
+        .sort("samples", *keys, descending=[True, False, False, False])
+    )
+    if sums.is_empty():
+        return
+    name, path, line, samples = sums.row(0)
+    share = samples / result.total_samples
+    part, whole = (format_weight(n, result.unit) for n in (samples, result.total_samples))
+    yield Measured(
+        size=share,
+        title=f"{format_frac(share)} of samples are in or below one line of your own code: "
+        f"{name} ({path}:{line}).",
+        evidence=(f"{part} in or below the line, {whole} in total.",),
+        advice="Look at the functions that it calls in a flame graph (traceanalyzer flamegraph).",
+        of="samples",
+    )
+
+
+# --- the host and the files ------------------------------------------------------------------
+
+_LOSSES = ("error", "data_loss")
+
+
+@rule(
+    "host_metrics",
+    f"host CPU usage of {BUSY_PERCENT} % or more",
+    "share of the time with this usage",
+    {"warning": 0.05, "critical": 0.5},
+)
+def _busy_processors(result: HostMetrics, _: Answers) -> Iterator[Measured]:
+    usage = result.busy_processors()
+    if usage is not None:
+        share, mean = usage
+        yield Measured(
+            size=share,
+            title=f"Host CPU usage was {BUSY_PERCENT} % or more for {format_frac(share)} of the "
+            f"time ({mean:.0f} % on average).",
+            advice="Use fewer loader workers than cores, limit OMP_NUM_THREADS, and run nothing "
+            "else on the node: data loading and kernel launches compete for CPUs.",
+            of="the time",
+            confidence="medium",
+        )
+
+
+@rule(
+    "host_metrics",
+    "host memory nearly full",
+    "maximum share of used memory",
+    {"warning": 0.9, "critical": 0.98},
+)
+def _full_host_memory(result: HostMetrics, _: Answers) -> Iterator[Measured]:
+    row = result.fullest_memory()
+    if row is not None:
+        yield Measured(
+            size=row["frac"],
+            title=f"Host memory was up to {format_frac(row['frac'])} full: "
+            f"{format_bytes(row['value'])} of {format_bytes(row['total'])}.",
+            advice="Use fewer loader workers, less prefetching, or memory-mapped data.",
+            cost_bytes=round(row["value"]),
+            of="host memory",
+        )
+
+
+@rule(
+    "host_metrics",
+    "swap in use",
+    "maximum bytes in swap",
+    {"warning": 1},
+    counts=True,
+)
+def _swapping(result: HostMetrics, _: Answers) -> Iterator[Measured]:
+    row = result.most_swap()
+    if row is not None:
+        yield Measured(
+            size=row["max"],
+            title=f"Swap is in use: up to {format_bytes(row['max'])}.",
+            advice="Reduce the memory use of the processes: the host has too little memory.",
+            cost_bytes=round(row["max"]),
+            confidence="medium",
+        )
+
+
+@rule(
+    "host_metrics",
+    "a disk at its limit",
+    "maximum share of the time in which it was busy",
+    {"warning": 0.8},
+)
+def _busy_disk(result: HostMetrics, _: Answers) -> Iterator[Measured]:
+    row = result.busiest_disk()
+    if row is not None:
+        yield Measured(
+            size=row["max"] / 1000,
+            title=f"Disk {row['counter'].removeprefix('disk/')} was busy for up to "
+            f"{format_frac(row['max'] / 1000)} of the time.",
+            evidence=(f"{format_frac(row['mean'] / 1000)} on average.",),
+            advice="Use faster or local storage, larger reads, or fewer small files.",
+            of="the time",
+            confidence="medium",
+        )
+
+
+@rule(
+    "info",
+    "dropped events: a file is truncated or damaged",
+    "files with dropped events",
+    {"warning": 1},
+    counts=True,
+)
+def _dropped_events(result: Info, _: Answers) -> Iterator[Measured]:
+    lost = result.issues.filter(pl.col("severity").is_in(_LOSSES), pl.col("code") != NO_GPU_WORK)
+    files = lost["path"].n_unique()
+    if not files:
+        return
+    first = lost.row(0, named=True)
+    place = f", first at {first['first']}" if first["first"] else ""
+    yield Measured(
+        size=files,
+        title=f"{files:,} of {format_count(result.files['path'].n_unique(), 'file')} "
+        f"{'has' if files == 1 else 'have'} dropped events: "
+        f"{', '.join(sorted(lost['code'].unique()))}.",
+        evidence=(f"{first['path']}: {first['code']}{place}.",),
+        advice=f"{_complete(result, lost)} All numbers are without these events.",
+    )
+
+
+#: Codes of files that end early or are damaged, and of tables that are missing or differ.
+_INCOMPLETE = r"truncated|damaged|unreadable-rows|incomplete-row"
+_OTHER_TABLES = r"missing-(?:table|column)"
+
+
+def _complete(result: Info, lost: pl.DataFrame) -> str:
+    """Return how to get a complete file, or what to do about the values that are dropped."""
+    lost = lost.filter(pl.col("path") == lost["path"][0])
+    if lost["code"].str.contains(_INCOMPLETE).any():
+        formats = result.files.filter(pl.col("path") == lost["path"][0])["format"]
+        if (formats == "memory-snapshot").any():
+            return (
+                "Write the snapshot again: torch.cuda.memory._dump_snapshot() must end before the "
+                "job."
+            )
+        return "Stop the profiler before the job ends, so that it can write the complete file."
+    if lost["code"].str.contains(_OTHER_TABLES).any():
+        return "Export the recording with another version of the profiler: its tables differ."
+    return (
+        "The file is complete, but the profiler wrote invalid values (traceanalyzer info counts "
+        "them): check them, and update the profiler if there are many."
+    )
+
+
+@rule(
+    "info",
+    "GPU work missing although the profiler was to record it",
+    "files without GPU work",
+    {"warning": 1},
+    counts=True,
+)
+def _gpu_not_traced(result: Info, answers: Answers) -> Iterator[Measured]:
+    failed = result.issues.filter(pl.col("code") == NO_GPU_WORK, pl.col("severity").is_in(_LOSSES))
+    if failed.is_empty():
+        if answers.one_job:
+            yield from _ranks_without_gpu_work(result)
+        return
+    first = failed.row(0, named=True)
+    reason, _sep, remedy = first["first"].rpartition("; ")
+    yield Measured(
+        size=failed.height,
+        title=f"{failed.height:,} of {format_count(result.files.height, 'file')} "
+        f"{'has' if failed.height == 1 else 'have'} no GPU work although GPU tracing was on.",
+        evidence=(f"{first['path']}: {reason}.",),
+        advice=f"{remedy[:1].upper()}{remedy[1:]}.",
+    )
+
+
+def _ranks_without_gpu_work(result: Info) -> Iterator[Measured]:
+    """Yield ranks without GPU work if others of the same format have it."""
+    files = result.files.select("path", "rank", "format", "world_size")
+    rows = result.contents.join(files, on=["path", "rank"], how="left", nulls_equal=True)
+    alike = ("format", "world_size")
+    rows = rows.filter((pl.col("device_work") > 0).any().over(alike), pl.col("events") > 0)
+    without = rows.filter(pl.col("device_work") == 0, pl.col("world_size") > 1)
+    if without.is_empty():
+        return
+    ranks = without["rank"].drop_nulls().sort().to_list()
+    who = f"rank{'' if len(ranks) == 1 else 's'} {', '.join(map(str, ranks[:_NAMED]))}"
+    more = f" and {len(ranks) - _NAMED} more" if len(ranks) > _NAMED else ""
+    yield Measured(
+        size=without.height,
+        title=f"No GPU work was recorded on {who if ranks else without['path'][0]}{more}, although "
+        "the other ranks have it.",
+        evidence=(f"{without['path'][0]} has {without['launch_calls'][0]:,} launch calls.",),
+        advice="Record it with ProfilerActivity.CUDA as on the other ranks. Another profiler that "
+        "runs at the same time (nsys, DCGM) blocks CUPTI.",
+        rank=ranks[0] if len(ranks) == 1 else None,
+    )
+
+
+@rule(
+    "info",
+    "missing files of some ranks",
+    "number of missing ranks",
+    {"info": 1},
+    counts=True,
+    compares_ranks=True,
+)
+def _missing_ranks(result: Info, _: Answers) -> Iterator[Measured]:
+    world = result.files["world_size"].max()
+    ranks = result.files["rank"].drop_nulls().n_unique()
+    if not isinstance(world, int) or not ranks or ranks >= world:
+        return
+    yield Measured(
+        size=world - ranks,
+        title=f"Files of {world - ranks:,} of {world:,} ranks are missing.",
+        advice="Add the files of all ranks to separate wait time for stragglers from slow "
+        "communication.",
+    )
+
+
+RULES = (
+    _uneven_steps, _prefill_stalls, _time_between_steps, _hot_line, *memory.RULES, _busy_processors,
+    _full_host_memory, _swapping, _busy_disk, _dropped_events, _gpu_not_traced, _missing_ranks,
+)  # fmt: skip

@@ -1,0 +1,570 @@
+"""Files of summaries: the measured parts of one input, for any analysis.
+
+A summary is a Parquet file with two kinds of rows. A row with a ``section`` has the values of one
+analysis as JSON (``json``). Each other row is one column of a table: its type (``dtype``) and its
+values, as ``ints``, ``floats`` or ``texts``; JSON refers to it by its number. Equal columns are
+stored once. The footer's key-value metadata has the JSON of a :class:`Header` under
+:data:`traceanalyzer.schema.SUMMARY`.
+
+Summaries may come from anyone: the types to build come from the annotations of this package's
+classes, never from the file, and each value is checked against its type.
+"""
+
+from __future__ import annotations
+
+import collections
+import io
+import json
+import os
+import types
+import typing
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache, cached_property
+from hashlib import sha256
+from typing import Any, Final
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from traceanalyzer import __version__, files, schema
+from traceanalyzer.errors import MalformedInput, UnreadableFile
+from traceanalyzer.run import PARTS_SCHEMA
+
+AGAIN: Final = "write it again with traceanalyzer summarize"
+#: A larger file, or one with more rows or values, is not a summary of one input.
+_MOST_BYTES, _MOST_ROWS, _MOST_VALUES = 1 << 30, 1 << 18, 1 << 27
+#: Exceptions of pyarrow, polars and JSON on damaged files.
+_BAD_BYTES = (
+    pa.ArrowException,
+    pl.exceptions.PolarsError,
+    OSError,
+    OverflowError,
+    RecursionError,
+    ValueError,
+    TypeError,
+    KeyError,
+    IndexError,
+)
+_STORED = pa.schema(
+    [
+        ("section", pa.large_string()),
+        ("json", pa.large_string()),
+        ("dtype", pa.large_string()),
+        ("ints", pa.large_list(pa.int64())),
+        ("floats", pa.large_list(pa.float64())),
+        ("texts", pa.large_list(pa.large_string())),
+    ]
+)
+_SIMPLE: dict[str, pl.DataType] = {
+    str(dtype()): dtype()
+    for dtype in (
+        *(pl.Int8, pl.Int16, pl.Int32, pl.Int64, pl.UInt8, pl.UInt16, pl.UInt32, pl.UInt64),
+        *(pl.Boolean, pl.Float32, pl.Float64, pl.String, pl.Categorical, pl.Null),
+    )
+}
+#: Lists and structs in each other are at most as deep as this.
+_DEEPEST = 8
+_KINDS = ("ints", "floats", "texts")
+_TEXTS = (pl.String, pl.Categorical, pl.Enum)
+
+
+@dataclass(frozen=True)
+class Header:
+    """What the footer of a summary says about it.
+
+    Attributes:
+        schema: :data:`~traceanalyzer.run.PARTS_SCHEMA` of the program that wrote it.
+        program: version of that program.
+        path: the input file, as it was given.
+        format: its format, or None if it could not be read.
+        bytes: its size.
+        changed_ns: time of its last change.
+        index: its position among the inputs of the run.
+        total: number of inputs of the run.
+        context: whether the file has the events around the waits for one rank, not its parts.
+    """
+
+    schema: int
+    program: str
+    path: str
+    format: str | None
+    bytes: int
+    changed_ns: int
+    index: int
+    total: int
+    context: bool = False
+
+
+def header_of(path: str, text: bytes) -> Header:
+    """Return the checked header of a summary.
+
+    Raises:
+        MalformedInput: of another schema, or damaged.
+    """
+    with readable(path):
+        known = json.loads(text)
+        number, program = known["schema"], str(known["program"])[:40]
+        if type(number) is not int:
+            raise ValueError("no schema number")
+    if number != PARTS_SCHEMA:
+        raise MalformedInput(
+            path,
+            f"a summary of traceanalyzer {program} (schema {number}); this is {__version__} "
+            f"(schema {PARTS_SCHEMA})",
+            hint=AGAIN,
+        )
+    with readable(path):
+        values = [known[field.name] for field in fields(Header)]
+        header: Header = _decoded(values, Header, _no_columns)
+        if not 0 <= header.index < header.total or not header.path:
+            raise ValueError("impossible position of the input")
+    return header
+
+
+@contextmanager
+def readable(path: str) -> Iterator[None]:
+    """Turn the libraries' exceptions on damaged files into MalformedInput."""
+    try:
+        yield
+    except _BAD_BYTES as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        raise MalformedInput(
+            path, f"truncated or damaged: {reason.rstrip('.')}", hint=AGAIN
+        ) from None
+
+
+# --- write -----------------------------------------------------------------------------------
+
+
+class Writer:
+    """Collects the sections of a summary, and writes them."""
+
+    def __init__(self) -> None:
+        self._sections: dict[str, str] = {}
+        self._columns: list[pl.Series] = []
+        self._dtypes: list[str] = []
+        self._numbers: dict[bytes, int] = {}
+
+    def add(self, section: str, value: Any, kind: Any) -> None:
+        """Add the value of a section; ``kind`` is its type.
+
+        Raises:
+            TypeError: the value cannot be stored as this type.
+        """
+        tree = _encoded(value, kind, self._column)
+        self._sections[section] = json.dumps(tree, separators=(",", ":"))
+
+    def write(self, path: str, header: Header) -> None:
+        """Write the file; it gets its name when it is complete.
+
+        Raises:
+            OutputError: it cannot be written.
+        """
+        sections = list(self._sections)
+        nothing = [None] * len(sections)
+        rows = {"section": sections + [None] * len(self._columns)}
+        rows["json"] = [*self._sections.values(), *([None] * len(self._columns))]
+        rows["dtype"] = [*nothing, *self._dtypes]
+        columns = {name: pa.array(values, pa.large_string()) for name, values in rows.items()}
+        for kind in _KINDS:
+            columns[kind] = _lists(kind, self._columns, len(sections))
+        table = pa.table(columns, schema=_STORED)
+        about = json.dumps({f.name: getattr(header, f.name) for f in fields(Header)})
+        data = io.BytesIO()
+        with pq.ParquetWriter(
+            data,
+            _STORED,
+            compression="zstd",
+            use_dictionary=["texts.list.element"],
+            write_page_checksum=True,
+            store_schema=False,
+        ) as parquet:
+            parquet.write_table(table)
+            parquet.add_key_value_metadata({schema.SUMMARY: about})
+        with files.opened(path) as file:
+            file.write(data.getbuffer())
+
+    def _column(self, values: pl.Series) -> Any:
+        """Return the number of a column; of lists, the numbers of the lengths and the items."""
+        if isinstance(values.dtype, pl.List):
+            lengths = values.list.len().cast(pl.Int64)
+            return [self._column(lengths), self._column(values.filter(lengths > 0).explode())]
+        if isinstance(values.dtype, pl.Struct):
+            if values.null_count():
+                raise TypeError("a column of structs with nulls cannot be stored")
+            return [
+                [name, self._column(values.struct.field(name))] for name in values.struct.fields
+            ]
+        return self._simple_column(values)
+
+    def _simple_column(self, values: pl.Series) -> int:
+        """Return the number of a column; equal columns have one number."""
+        dtype = _name(values.dtype)
+        physical = _physical(values)
+        key = _digest(dtype, physical)
+        number = self._numbers.setdefault(key, len(self._columns))
+        if number == len(self._columns):
+            self._columns.append(physical)
+            self._dtypes.append(dtype)
+        return number
+
+
+#: Columns of at most so many rows are compared as Python values, larger ones as bytes.
+_FEW = 1000
+
+
+def _digest(dtype: str, column: pl.Series) -> bytes:
+    """Return a key that only equal columns of a type share."""
+    key = sha256(dtype.encode())
+    if len(column) <= _FEW:
+        key.update(repr(column.to_list()).encode("utf-8", "surrogatepass"))
+        return key.digest()
+    key.update(column.is_null().to_physical().to_numpy().tobytes())
+    if column.dtype == pl.String:
+        key.update(column.str.len_bytes().fill_null(0).to_numpy().tobytes())
+        key.update(column.fill_null("").str.join("").item().encode())
+    else:
+        key.update(column.fill_null(0).to_numpy().tobytes())
+    return key.digest()
+
+
+def _kind(dtype: pl.DataType) -> str:
+    return "texts" if dtype == pl.String else "floats" if dtype == pl.Float64 else "ints"
+
+
+def _lists(kind: str, columns: Sequence[pl.Series], before: int) -> pa.Array:
+    """Return the values of the columns of one kind as lists, null for the others."""
+    inner = _STORED.field(kind).type
+    chosen = [one if _kind(one.dtype) == kind else None for one in columns]
+    arrays = [
+        one.to_arrow(compat_level=pl.CompatLevel.oldest()) for one in chosen if one is not None
+    ]
+    values = pa.concat_arrays(
+        [pa.array([], inner.value_type), *(a.cast(inner.value_type) for a in arrays)]
+    )
+    lengths = [0] * before + [0 if one is None else len(one) for one in chosen]
+    offsets = pa.array([0, *np.cumsum(lengths, dtype=np.int64)], pa.int64())
+    missing = pa.array([*([True] * before), *(one is None for one in chosen)])
+    return pa.LargeListArray.from_arrays(offsets, values, mask=missing)
+
+
+def _physical(values: pl.Series) -> pl.Series:
+    if isinstance(values.dtype, _TEXTS):
+        return values.cast(pl.String)
+    if values.dtype.is_float():
+        return values.cast(pl.Float64)
+    return values.reinterpret(signed=True) if values.dtype == pl.UInt64 else values.cast(pl.Int64)
+
+
+def _name(dtype: pl.DataType) -> str:
+    if isinstance(dtype, pl.Enum):
+        return json.dumps(dtype.categories.to_list())
+    if str(dtype) not in _SIMPLE:
+        raise TypeError(f"a column of {dtype} cannot be stored")
+    return str(dtype)
+
+
+# --- read ------------------------------------------------------------------------------------
+
+
+class Summary:
+    """A summary, open for reading.
+
+    Attributes:
+        path: the file.
+        header: what its footer says.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        try:
+            size = os.path.getsize(path)  # noqa: PTH202 - the name is kept as it was given
+        except OSError as error:
+            raise UnreadableFile(path, str(error.strerror).lower()) from None
+        with readable(path):
+            self._metadata = pq.read_metadata(path)
+            about = (self._metadata.metadata or {}).get(schema.SUMMARY.encode(), b"")
+        self.header = header_of(path, about)
+        with readable(path):
+            _check_size(self._metadata, size)
+
+    @cached_property
+    def _rows(self) -> tuple[dict[str, str], list[str | None], dict[str, _Values]]:
+        file = pq.ParquetFile(self.path, page_checksum_verification=True)
+        if file.schema_arrow.names != _STORED.names:
+            raise ValueError("other columns than a summary has")
+        table = file.read().cast(_STORED)
+        table.validate(full=True)
+        named = zip(table["section"].to_pylist(), table["json"].to_pylist(), strict=True)
+        sections = {name: text for name, text in named if name is not None and text is not None}
+        dtypes = table["dtype"].to_pylist()[len(sections) :]
+        return sections, dtypes, {kind: _Values(table[kind], len(sections)) for kind in _KINDS}
+
+    @property
+    def sections(self) -> tuple[str, ...]:
+        """The names of its sections.
+
+        Raises:
+            MalformedInput: the file is damaged.
+        """
+        with readable(self.path):
+            return tuple(self._rows[0])
+
+    def read(self, section: str, kind: Any) -> Any:
+        """Return the value of a section, of the type ``kind``.
+
+        Raises:
+            MalformedInput: the file is damaged, or the value is of another type.
+        """
+        with readable(self.path):
+            return _decoded(json.loads(self._rows[0][section]), kind, self._column)
+
+    def _column(self, number: Any, depth: int = 0) -> pl.Series:
+        _, dtypes, values = self._rows
+        if type(number) is list and number and depth < _DEEPEST:
+            if type(number[0]) is list:
+                named = {_scalar(name, str): self._column(one, depth + 1) for name, one in number}
+                return pl.DataFrame(named).to_struct()
+            lengths, items = (self._column(one, depth + 1) for one in number)
+            return _joined_lists(lengths, items)
+        if type(number) is not int or not 0 <= number < len(dtypes):
+            raise ValueError(f"no column {number!r}")
+        name = dtypes[number]
+        if name is None:
+            raise ValueError(f"column {number} has no type")
+        dtype = _SIMPLE.get(name)
+        if dtype is None:
+            dtype = pl.Enum(_decoded(json.loads(name), list[str], _no_columns))
+        kind = "texts" if isinstance(dtype, _TEXTS) else "floats" if dtype.is_float() else "ints"
+        physical = values[kind].of(number)
+        if dtype == pl.Null:
+            return pl.Series([None] * len(physical), dtype=pl.Null)
+        if dtype == pl.UInt64:
+            return physical.reinterpret(signed=False)
+        return physical.cast(dtype)
+
+
+def _joined_lists(lengths: pl.Series, items: pl.Series) -> pl.Series:
+    """Return a column of lists from their lengths, null for no list, and all their items."""
+    counts = lengths.fill_null(0)
+    if lengths.dtype != pl.Int64 or (counts < 0).any() or counts.sum() != len(items):
+        raise ValueError("lists of other lengths than their items")
+    number = pl.Series(np.repeat(np.arange(len(lengths)), counts.to_numpy()), dtype=pl.UInt32)
+    lists = pl.DataFrame({"row": number, "items": items}).group_by("row").agg("items")
+    rows = pl.DataFrame({"lengths": lengths}).with_row_index("row")
+    joined = rows.join(lists, on="row", how="left", maintain_order="left")
+    empty = pl.lit([], dtype=pl.List(items.dtype))
+    return joined.select(
+        pl.when(pl.col("lengths") == 0).then(empty).otherwise("items").alias("items")
+    )["items"]
+
+
+class _Values:
+    """The values of the columns of one kind."""
+
+    def __init__(self, lists: pa.ChunkedArray, before: int) -> None:
+        array = lists.combine_chunks()
+        self._values = pl.Series(pl.from_arrow(array.values))
+        self._offsets = array.offsets.to_numpy()
+        self._before = before
+
+    def of(self, number: int) -> pl.Series:
+        """Return a copy of the values of a column, so that the others can be freed."""
+        start, end = self._offsets[self._before + number : self._before + number + 2]
+        return self._values.gather(np.arange(start, end))
+
+
+def _check_size(metadata: pq.FileMetaData, size: int) -> None:
+    """Check what reading the file would need, before it is read.
+
+    Raises:
+        ValueError: too much for the summary of one input.
+    """
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    columns = [group.column(i) for group in groups for i in range(group.num_columns)]
+    unpacked = sum(one.total_uncompressed_size for one in columns)
+    values = sum(one.num_values for one in columns)
+    if metadata.num_rows > _MOST_ROWS or values > _MOST_VALUES:
+        raise ValueError(f"{metadata.num_rows:,} rows with {values:,} values are too many")
+    if max(size, unpacked) > _MOST_BYTES:
+        raise ValueError(f"{max(size, unpacked):,} bytes are too many")
+
+
+# --- values of annotated types -----------------------------------------------------------------
+
+
+@cache
+def types_of(kind: Any) -> tuple[tuple[str, Any], ...]:
+    """Return the fields of a dataclass or a named tuple that are stored, with their types."""
+    hints = typing.get_type_hints(kind)
+    if is_dataclass(kind):
+        return tuple((one.name, hints[one.name]) for one in fields(kind) if one.init)
+    return tuple((name, hints[name]) for name in kind._fields)
+
+
+def _no_columns(_: Any) -> Any:
+    raise ValueError("a table where none belongs")
+
+
+_LISTS = (list, tuple, set, frozenset, Sequence, Set, Iterable)
+_MAPPINGS = (dict, Mapping, collections.Counter)
+_SCALARS = (bool, int, float, str)
+_UNIONS = (typing.Union, types.UnionType)
+
+
+def _encoded(value: Any, kind: Any, column: Any) -> Any:
+    """Return a value as JSON; tables become the numbers of their columns.
+
+    Raises:
+        TypeError: the value is of another type, or cannot be stored.
+    """
+    origin = typing.get_origin(kind) or kind
+    if origin in _UNIONS:
+        return _encoded(value, _member(value, typing.get_args(kind)), column)
+    if isinstance(value, pl.DataFrame):
+        return [value.height, [[name, column(value[name])] for name in value.columns]]
+    if isinstance(value, np.ndarray):
+        return [list(value.shape), column(pl.Series(values=value.ravel()))]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, _SCALARS):
+        return value
+    if origin in _MAPPINGS:
+        of_key, of_value = _pair_types(kind)
+        return [
+            [_encoded(k, of_key, column), _encoded(v, of_value, column)] for k, v in value.items()
+        ]
+    if _has_fields(origin):
+        of_class: Any = origin
+        if type(value) is not of_class:
+            raise TypeError(f"{type(value).__name__} is not {of_class.__name__}")
+        return [
+            _encoded(getattr(value, n), hint, column)
+            for n, hint in types_of(typing.cast("Any", of_class))
+        ]
+    if origin not in _LISTS:
+        raise TypeError(f"{type(value).__name__} cannot be stored as {kind}")
+    ordered = sorted(value, key=repr) if isinstance(value, Set) else list(value)
+    of_each = _of_items(kind, len(ordered))
+    return [_encoded(one, hint, column) for one, hint in zip(ordered, of_each, strict=True)]
+
+
+def _has_fields(kind: Any) -> bool:
+    """Whether a type is a dataclass or a named tuple."""
+    return isinstance(kind, type) and (is_dataclass(kind) or hasattr(kind, "_fields"))
+
+
+def _member(value: Any, kinds: Sequence[Any]) -> Any:
+    """Return the member of a union that a value is of."""
+    for kind in kinds:
+        origin = typing.get_origin(kind) or kind
+        if origin is typing.Literal:
+            if value in typing.get_args(kind):
+                return kind
+        elif isinstance(value, origin if isinstance(origin, type) else ()):
+            return kind
+    if isinstance(value, (*_SCALARS, np.generic)) or value is None:
+        return Any
+    raise TypeError(f"{type(value).__name__} is not one of {kinds}")
+
+
+def _pair_types(kind: Any) -> tuple[Any, Any]:
+    args = typing.get_args(kind)
+    if (typing.get_origin(kind) or kind) is collections.Counter:
+        return (args[0] if args else Any, int)
+    return args if len(args) == 2 else (Any, Any)
+
+
+def _of_items(kind: Any, number: int) -> list[Any]:
+    """Return the types of the items of a list or tuple."""
+    args = typing.get_args(kind)
+    if (typing.get_origin(kind) or kind) is not tuple:
+        return [args[0] if args else Any] * number
+    if len(args) == 2 and args[1] is Ellipsis:
+        return [args[0]] * number
+    if len(args) != number:
+        raise ValueError(f"{number} values instead of {len(args)}")
+    return list(args)
+
+
+def _decoded(tree: Any, kind: Any, column: Any) -> Any:
+    """Return the value of a type from JSON.
+
+    Raises:
+        ValueError: the JSON is of another type.
+    """
+    origin = typing.get_origin(kind) or kind
+    if origin in _UNIONS:
+        return _first_decoded(tree, typing.get_args(kind), column)
+    if kind is Any:
+        return _scalar(tree, *_SCALARS, type(None))
+    if origin is typing.Literal:
+        if tree not in typing.get_args(kind):
+            raise ValueError(f"a text in place of one of {typing.get_args(kind)}")
+        return tree
+    if origin in (*_SCALARS, type(None)):
+        return _scalar(tree, origin)
+    return _decoded_list(_scalar(tree, list), kind, origin, column)
+
+
+def _decoded_list(items: list[Any], kind: Any, origin: Any, column: Any) -> Any:
+    """Return a table, an array, an object or a collection."""
+    if origin is pl.DataFrame:
+        return _frame(items, column)
+    if origin is np.ndarray:
+        shape = tuple(_scalar(one, int) for one in _scalar(items[0], list))
+        return column(items[1]).to_numpy().reshape(shape).copy()
+    if origin in _MAPPINGS:
+        of_key, of_value = _pair_types(kind)
+        pairs = [_scalar(pair, list) for pair in items]
+        known = {_decoded(k, of_key, column): _decoded(v, of_value, column) for k, v in pairs}
+        return collections.Counter(known) if origin is collections.Counter else known
+    if _has_fields(origin):
+        values = zip(items, types_of(origin), strict=True)
+        return origin(**{name: _decoded(one, hint, column) for one, (name, hint) in values})
+    if origin not in _LISTS:
+        raise ValueError(f"{kind} is not stored")
+    of_each = zip(items, _of_items(kind, len(items)), strict=True)
+    result = [_decoded(one, hint, column) for one, hint in of_each]
+    return _COLLECTIONS.get(origin, tuple)(result)
+
+
+_COLLECTIONS: dict[Any, Any] = {list: list, set: set, frozenset: frozenset, Set: frozenset}
+
+
+def _scalar(tree: Any, *kinds: type) -> Any:
+    if type(tree) not in kinds and not (float in kinds and type(tree) is int):
+        raise ValueError(f"{type(tree).__name__} in place of {kinds[0].__name__}")
+    return tree
+
+
+def _first_decoded(tree: Any, kinds: Sequence[Any], column: Any) -> Any:
+    """Return the value of the first type that fits."""
+    scalars = [one for one in kinds if one in (*_SCALARS, type(None))]
+    for kind in [*scalars, *(one for one in kinds if one not in scalars)]:
+        try:
+            if kind is float and type(tree) is int and int in kinds:
+                continue
+            return _decoded(tree, kind, column)
+        except ValueError:
+            continue
+    raise ValueError(f"{type(tree).__name__} in place of another type")
+
+
+def _frame(items: list[Any], column: Any) -> pl.DataFrame:
+    height, columns = items
+    height = _scalar(height, int)
+    values = {}
+    for pair in _scalar(columns, list):
+        name, number = _scalar(pair, list)
+        series = column(number)
+        if len(series) != height:
+            raise ValueError(f"column {name!r} has {len(series)} rows, not {height}")
+        values[_scalar(name, str)] = series
+    if not values and not 0 <= height <= _MOST_ROWS:
+        raise ValueError(f"a table of {height} rows without columns")
+    return pl.DataFrame(values) if values else pl.DataFrame(height=height)

@@ -1,0 +1,665 @@
+"""Open the inputs of an analysis.
+
+:class:`OpenedInputs` applies rank, time window and needs to all inputs in the same way, and skips
+unreadable and repeated ones. A :class:`Measures` measures what was opened; ``measuring.py`` calls
+it, in this process or in others.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import partial
+from inspect import signature
+from itertools import islice
+from pathlib import PurePath
+from typing import Any, Literal, Protocol, Self, Unpack
+
+import polars as pl
+
+from traceanalyzer.analyzers.base import Needs, Reading, Skipped
+from traceanalyzer.errors import (
+    InputError,
+    MalformedInput,
+    MissingData,
+    OptionError,
+    UnknownFormat,
+    UnreadableFile,
+)
+from traceanalyzer.run import ranks
+from traceanalyzer.run.find import each, ranks_of_series
+from traceanalyzer.run.read import (
+    Progress,
+    Start,
+    is_of_composer,
+    ranks_apart,
+    read,
+    read_ranks,
+    starts_of,
+    with_assumed_rank,
+    without_torch,
+)
+from traceanalyzer.run.repeats import Repeats
+from traceanalyzer.trace import Inputs, Meta, PathLike, Trace, is_truncated
+from traceanalyzer.units import format_ranges
+from traceanalyzer.vocabulary import MEMORY_SNAPSHOT, PRINTED_TEXT
+
+#: Tables that say nothing without events.
+_ABOUT_EVENTS = ("lanes", "issues")
+#: Key of the metadata of a file that ``merge`` wrote.
+_MERGED = '"traceanalyzer merge"'
+#: Why a time window does not apply to a single memory snapshot.
+_WHOLE_SNAPSHOT = "--since and --until apply to a memory snapshot only in traceanalyzer memory"
+#: Columns that only samples and counters use: a fifth of the memory of events.
+_OF_SAMPLES = ("address", "stack", "weight")
+
+
+@dataclass(frozen=True)
+class How:
+    """The keywords of :class:`Reading`, checked, and what is read without :class:`Needs`."""
+
+    format: str | None = None
+    rank: int | None = None
+    assume_rank: int | None = None
+    since_ns: int | None = None
+    until_ns: int | None = None
+    progress: Progress | None = None
+    on_trace: Callable[[Trace], None] | None = None
+    workers: int | Literal["auto"] = 1
+    client: Any = None
+    unused: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    inputs_of: frozenset[str] = frozenset()
+    args_with_modules: bool = False
+    kinds: tuple[str, ...] | None = None
+    read: Callable[..., Trace] | None = None
+    ranks: frozenset[int] | None = None
+    is_window_of_analyzer: bool = False
+
+    @property
+    def has_window(self) -> bool:
+        """Whether there is a time window: of what is read, or one that the analyzer applies."""
+        return self.is_window_of_analyzer or (self.since_ns, self.until_ns) != (None, None)
+
+
+def checked_how(function: str, reading: Mapping[str, Any], **more: Any) -> How:
+    """Return the keywords of :class:`Reading` of a function, and what else is read.
+
+    Raises:
+        TypeError: an unknown keyword; the message has those of the function.
+    """
+    known = Reading.__annotations__.keys()
+    for name in reading:
+        if name not in known:
+            import traceanalyzer as ta
+
+            of_function = signature(getattr(ta, function)).parameters
+            options = [one.name for one in of_function.values() if one.kind is one.KEYWORD_ONLY]
+            raise TypeError(
+                f"{function}() got an unexpected keyword argument {name!r}; choose from "
+                f"{', '.join([*options, *known])}"
+            )
+    return How(**reading, **more)
+
+
+class Opened:
+    """One input: the traces of its ranks.
+
+    Iterating reads and yields them one by one, once; a trace can be freed before the next is built.
+
+    Attributes:
+        path: the file.
+        is_file: whether it is a file, not a trace in memory.
+        truncated: whether the file is truncated.
+    """
+
+    def __init__(self, path: str, traces: Iterator[Trace], *, is_file: bool) -> None:
+        self._first, self._others = list(islice(traces, 1)), traces
+        self.is_file = is_file
+        self.path = self._first[0].meta.path if self._first else path
+        self.truncated = bool(self._first) and is_truncated(self._first[0])
+
+    @property
+    def first(self) -> Trace | None:
+        """The trace that is yielded next, or None."""
+        return self._first[0] if self._first else None
+
+    def __iter__(self) -> Iterator[Trace]:
+        while self._first:
+            yield self._first.pop()
+            self._first += islice(self._others, 1)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An error about an input: name of its class, and its arguments."""
+
+    kind: Literal["UnreadableFile", "UnknownFormat", "MalformedInput", "MissingData"]
+    path: str
+    what: str
+    where: str | None = None
+    hint: str | None = None
+
+    @classmethod
+    def of(cls, error: InputError | MissingData) -> Self:
+        """Return the failure of an error."""
+        if isinstance(error, MissingData):
+            return cls("MissingData", "", str(error))
+        name: Any = type(error).__name__
+        return cls(name, error.path, error.what, error.where, error.hint)
+
+    def error(self) -> InputError | MissingData:
+        """Return the error."""
+        if self.kind == "MissingData":
+            return MissingData(self.what)
+        kinds: dict[str, type[InputError]] = {
+            one.__name__: one for one in (UnreadableFile, UnknownFormat, MalformedInput)
+        }
+        return kinds[self.kind](self.path, self.what, where=self.where, hint=self.hint)
+
+
+@dataclass(frozen=True)
+class State:
+    """What opening one input added to :class:`OpenedInputs`, for its summary.
+
+    Attributes:
+        metas: of its traces.
+        skipped: what was skipped of it.
+        skipped_later: the same if another input was skipped before.
+        read: its path, if it has traces of the selected ranks.
+        starts: keys that identify the recording of a rank.
+        ranks: its ranks.
+        failed: why it cannot be used.
+        any_inside: whether it has events.
+        any_rows: whether it has events, counters or samples.
+        repeats: its recordings.
+    """
+
+    metas: tuple[Meta, ...]
+    skipped: tuple[Skipped, ...]
+    skipped_later: tuple[Skipped, ...]
+    read: tuple[str, ...]
+    starts: frozenset[Start]
+    ranks: frozenset[int | None]
+    failed: Failure | None
+    any_inside: bool
+    any_rows: bool
+    repeats: Repeats
+
+
+class DependsOnOthersError(Exception):
+    """The result of this input depends on the inputs before it."""
+
+
+class OpenedInputs:
+    """The inputs, opened one after another.
+
+    Attributes:
+        items: traces in memory and paths.
+        metas: of the traces opened, by path.
+        skipped: unreadable inputs, and those without the required data.
+        repeats: recordings that several files contain.
+        every_file: whether copies of a file and repeated recordings count.
+        read: paths of the files with traces of the selected ranks, in order.
+        several: whether there are several inputs.
+        folder: the folder of all inputs, if there are several; otherwise None.
+        summaries: those that are summaries, by the path of the input they were made from.
+        any_rows: whether a file has an event, a counter or a sample.
+    """
+
+    def __init__(self, inputs: Inputs, needs: Needs | None, how: How, *, split: bool = True):
+        self.items = each(inputs)
+        self.metas: dict[str, Meta] = {}
+        self.skipped: list[Skipped] = []
+        self.read: dict[str, None] = {}
+        self.repeats = Repeats()
+        self.every_file = len(self.items) < 2
+        self.several = len(self.items) > 1
+        self.folder = _folder_of(self.items)
+        self.summaries: dict[str, str] = {}
+        self._starts: set[Start] = set()
+        # those known when each of Composer's files was opened first: it may be opened again
+        self._starts_before: dict[str, frozenset[Start]] = {}
+        self._series = ranks_of_series([item for item in self.items if isinstance(item, str)])
+        self._needs, self.how, self._split = needs, how, split
+        self._failed: InputError | MissingData | None = None
+        self._failed_text = False
+        # inputs without events in the time window; whether another input has some
+        self._outside: list[Trace | str] = []
+        self._any_inside = self.any_rows = False
+        self._apart = False
+        #: What was read of inputs that were opened again.
+        self.read_again: list[Needs] = []
+        self._ranks: set[int | None] = set()
+        if how.assume_rank is not None and len(self.items) > 1:
+            raise OptionError(
+                f"--assume-rank needs one file without a rank; {len(self.items)} files are given"
+            )
+
+    def __iter__(self) -> Iterator[Opened]:
+        return self.each(self.items)
+
+    @property
+    def is_split(self) -> bool:
+        """Whether each rank of a file is a trace of its own."""
+        return self._split or self.how.rank is not None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every input opened so far was used, and has events."""
+        return not (self.skipped or self._failed or self._outside)
+
+    @property
+    def state(self) -> State:
+        """What the inputs opened so far added."""
+        failed = None if self._failed is None else Failure.of(self._failed)
+        skipped = tuple(self.skipped)
+        return State(
+            tuple(self.metas.values()),
+            skipped,
+            skipped,
+            tuple(self.read),
+            frozenset(self._starts),
+            frozenset(self._ranks),
+            failed,
+            self._any_inside,
+            self.any_rows,
+            self.repeats,
+        )
+
+    def join_state(self, state: State, *, measured: bool = True) -> None:
+        """Add the state of an input that was summarized.
+
+        Args:
+            state: its state.
+            measured: whether its parts are in the result; otherwise only what it is.
+        """
+        lacks = state.failed is not None and state.failed.kind == "MissingData"
+        if measured or not lacks:
+            if self._failed is None and state.failed is not None:
+                self._failed = state.failed.error()
+            self.skipped += state.skipped_later if self.skipped else state.skipped
+        self.metas |= {meta.path: meta for meta in state.metas}
+        self.read |= dict.fromkeys(state.read) if measured else {}
+        self._starts |= state.starts
+        self._ranks |= state.ranks | {meta.rank for meta in state.metas}
+        self._any_inside |= state.any_inside
+        self.any_rows |= state.any_rows
+        self.repeats.join(state.repeats)
+
+    def each(self, items: Iterable[Trace | str]) -> Iterator[Opened]:
+        """Yield some of the inputs, opened one after another."""
+        for item in items:
+            try:
+                opened = self.open(item)
+            except InputError as error:
+                self.fail(error.path, error)
+                continue
+            if opened.first and (why := self._no_window(opened.first)):
+                self.read.pop(opened.path, None)
+                self.fail(opened.path, MissingData(f"{opened.path}: {why}"))
+            elif opened.first:
+                yield opened
+
+    def _no_window(self, trace: Trace) -> str | None:
+        """Return why the time window does not apply to an input; None if it does."""
+        if not self.how.has_window:
+            return None
+        if self._needs is None and trace.meta.format == MEMORY_SNAPSHOT:  # not cut
+            return None if self.several else _WHOLE_SNAPSHOT
+        from traceanalyzer.analyzers.common.windows import no_timeline
+
+        return no_timeline(trace)
+
+    def open(self, item: Trace | str, *, replace_needs: Needs | None = None) -> Opened:
+        """Open one input, with the traces of the selected ranks."""
+        path = item if isinstance(item, str) else item.meta.path
+        if replace_needs:
+            self.read_again.append(replace_needs)
+        return Opened(path, self._chosen(item, replace_needs), is_file=isinstance(item, str))
+
+    def _chosen(self, item: Trace | str, replace_needs: Needs | None) -> Iterator[Trace]:
+        """Yield the traces of the selected ranks of one input; this holds none that it yielded."""
+        rank, any_chosen, blank = self.how.rank, False, None
+        for build in self._builders(item, replace_needs):
+            traces = self._prepared(build(), item)
+            sources = traces[0].sources if traces else ()
+            traces = ranks.split_by_rank(traces) if traces and self.is_split else traces
+            # a rank may have no events of the kinds that were read
+            self._ranks |= {meta.rank for meta in sources} if self.is_split else set()
+            while traces:
+                meta = traces[0].meta
+                self._ranks |= {meta.rank} if self.is_split else set()
+                if rank in (None, meta.rank):
+                    any_chosen = True
+                    self.read |= dict.fromkeys(source.path for source in traces[0].sources)
+                    yield traces.pop(0)
+                    continue
+                one, of_rank = traces.pop(0), [meta for meta in sources if meta.rank == rank]
+                blank = blank or _without_events(one, of_rank)
+        if blank and not any_chosen:
+            self.read[blank.meta.path] = None
+            yield blank
+
+    def _builders(
+        self, item: Trace | str, replace_needs: Needs | None
+    ) -> Sequence[Callable[[], Trace]]:
+        """Return the functions that build the traces of one input, within the time window."""
+        how, split = self.how, self.is_split
+        if isinstance(item, Trace):
+            cut = _cut if self._needs else _cut_but_snapshots
+            return [lambda: cut(item, how)]
+        if needs := replace_needs or self._needs:
+            once = replace(how, progress=None, on_trace=None) if replace_needs else how
+            builders = _read_ranks(item, once, split=split, **_reading_of(needs, how))
+            return [partial(_then, build, _lightened, needs) for build in builders]
+        builders = _read_ranks(
+            item, how, split=split, columns=how.columns, kinds=how.kinds, inputs_of=how.inputs_of,
+            args_with_modules=how.args_with_modules,
+        )  # fmt: skip
+        return [partial(_then, build, _cut_but_snapshots, how) for build in builders]
+
+    def _prepared(self, trace: Trace, item: Trace | str) -> list[Trace]:
+        """Return a trace without events of earlier inputs, as a list; empty if it is skipped."""
+        if self.how.assume_rank is not None:
+            trace = with_assumed_rank(trace, self.how.assume_rank)
+        if trace.events.is_empty() and trace.counters.is_empty():
+            self._outside.append(item)
+        else:
+            self._any_inside = True
+        if isinstance(item, str) and _MERGED in (trace.meta.extra or ""):
+            raise MalformedInput(
+                item, "written by traceanalyzer merge", hint="pass the files that it was made from"
+            )
+        self.any_rows |= any(
+            table.height for name, table in trace.tables.items() if name not in _ABOUT_EVENTS
+        )
+        trace = self._once(trace)
+        if not self.every_file:
+            trace, why = self.repeats.without_repeats(trace, is_file=isinstance(item, str))
+            if why:
+                self.skip(trace.meta.path, why)
+                return []
+        self.metas |= {meta.path: meta for meta in trace.sources}
+        return [trace]
+
+    def _once(self, trace: Trace) -> Trace:
+        """Return the trace with the rank of its series, without repeated PyTorch events."""
+        number = self._series.get(trace.meta.path)
+        if number is not None and trace.meta.rank is None and trace.events["rank"].is_null().all():
+            trace = trace.with_rank(number)
+        if is_of_composer(trace):
+            if self._apart:
+                raise DependsOnOthersError
+            path, known = trace.meta.path, frozenset(self._starts)
+            trace = without_torch(trace, self._starts_before.setdefault(path, known))
+        self._starts |= starts_of(trace)
+        return trace
+
+    def of(self, items: Sequence[Trace | str], ranks: frozenset[int] | None = None) -> Self:
+        """Return a subset of the inputs, or only some of their ranks, to open elsewhere."""
+        part = copy(self)
+        part.items, part._apart = items, True
+        part.metas, part.skipped, part.read = {}, [], {}
+        part._starts, part._ranks, part._failed = set(), set(), None
+        part._failed_text = False
+        part._outside, part._any_inside, part.any_rows = [], False, False
+        part.repeats, part.read_again, part._starts_before = Repeats(), [], {}
+        part.how = replace(self.how, progress=None, on_trace=None, client=None, ranks=ranks)
+        return part
+
+    def join(self, other: Self) -> None:
+        """Add the state of inputs that were opened in another process."""
+        self.metas |= other.metas
+        self.skipped += other.skipped
+        self.read |= other.read
+        self._starts |= other._starts
+        self.repeats.join(other.repeats)
+        self._ranks |= other._ranks
+        if self._failed is None or (self._failed_text and other._failed and not other._failed_text):
+            self._failed, self._failed_text = other._failed, other._failed_text
+        self._outside += other._outside
+        self._any_inside |= other._any_inside
+        self.any_rows |= other.any_rows
+
+    def fail(self, path: str, error: InputError | MissingData) -> None:
+        """Record an input that cannot be used."""
+        # text, which has no timeline, is skipped next to files with one: their error says more
+        if self._failed is None or (self._failed_text and not _is_text(path, self.metas)):
+            self._failed, self._failed_text = error, _is_text(path, self.metas)
+        why = error.what if isinstance(error, InputError) else str(error)
+        self.skip(path, why.removeprefix(f"{path}: "))
+
+    def skip(self, path: str, why: str) -> None:
+        """Record a skipped input."""
+        self.skipped.append(Skipped(path, why))
+
+    def require(self, *, any_part: bool, may_be_empty: bool = False) -> None:
+        """Raise the first error if there is no part, or no event in the time window."""
+        if self._outside and not self._any_inside:
+            self._check_window(self._outside[0])
+        if any_part or (may_be_empty and not self._ranks):
+            return
+        if self._failed and not may_be_empty:
+            raise self._failed
+        raise _unknown_rank(self.how.rank, self._ranks)
+
+    def _check_window(self, item: Trace | str) -> None:
+        """Raise an error if an input has events, but none in the time window."""
+        how = self.how
+        if how.since_ns is None and how.until_ns is None:
+            return
+        from traceanalyzer.analyzers.common.windows import no_events, recorded_span
+
+        whole = How(how.format)
+        if isinstance(item, Trace):
+            trace = item
+        else:
+            trace = read_needed(item, self._needs, whole) if self._needs else _read(item, whole)
+        if how.rank is not None:
+            of_rank = [one for one in ranks.by_rank(trace) if one.meta.rank == how.rank]
+            trace = of_rank[0] if of_rank else trace
+        span = recorded_span(trace)
+        if span is not None:
+            raise OptionError(no_events(trace.meta.path, span, how.since_ns, how.until_ns))
+
+
+def _folder_of(items: Sequence[Trace | str]) -> str | None:
+    paths = [item for item in items if isinstance(item, str)]
+    if len(paths) < 2:
+        return None
+    try:
+        return os.path.commonpath([str(PurePath(path).parent) for path in paths]) or "."
+    except ValueError:  # other drives, or relative and absolute paths
+        return None
+
+
+def _is_text(path: str, metas: dict[str, Meta]) -> bool:
+    return path in metas and metas[path].format == PRINTED_TEXT
+
+
+def only_trace(
+    source: PathLike | Trace, *, columns: Sequence[str] = (), **reading: Unpack[Reading]
+) -> Trace:
+    """Return one input as a trace of the selected rank and time window.
+
+    Args:
+        source: a file, or a trace in memory.
+        columns: columns that are created only on request.
+        **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
+
+    Raises:
+        InputError: it cannot be read.
+        MissingData: it has no timeline, and a time window is given.
+        OptionError: it does not have the rank.
+    """
+    how = checked_how("convert", reading)
+    if isinstance(source, Trace):
+        trace = _cut(source, how)
+    else:
+        trace = _read(source, how, columns=columns, since_ns=how.since_ns, until_ns=how.until_ns)
+    if how.has_window:
+        from traceanalyzer.analyzers.common.windows import no_timeline
+
+        if why := no_timeline(trace):
+            raise MissingData(f"{trace.meta.path}: {why}")
+    if how.assume_rank is not None:
+        trace = with_assumed_rank(trace, how.assume_rank)
+    if how.rank is None:
+        return trace
+    traces = ranks.split_by_rank([trace])
+    for one in traces:
+        if one.meta.rank == how.rank:
+            return one
+    raise _unknown_rank(how.rank, [one.meta.rank for one in traces])
+
+
+def _without_events(trace: Trace, sources: Sequence[Meta]) -> Trace | None:
+    """Return an empty trace of a rank without events, or the trace if it has no rank and no events.
+
+    Its analyzer raises the error about the missing data.
+    """
+    if sources:
+        nothing = trace.select(pl.lit(value=False), pl.lit(value=False))
+        return replace(nothing, sources=tuple(sources[:1]))
+    return trace if trace.meta.rank is None and trace.events.is_empty() else None
+
+
+def _unknown_rank(rank: int | None, ranks_read: Collection[int | None]) -> OptionError:
+    """Return the error for a rank that no input has, with the known ranks."""
+    if rank is None:
+        return OptionError("no input")
+    known = sorted(one for one in ranks_read if one is not None)
+    if not known:
+        return OptionError(
+            f"no input is of rank {rank}: none has a rank; --assume-rank {rank} treats a file "
+            f"without a rank as rank {rank}"
+        )
+    are = "is rank" if len(known) == 1 else "are ranks"
+    return OptionError(f"no input is of rank {rank}; there {are} {format_ranges(known)}")
+
+
+def read_needed(
+    path: str, needs: Needs, how: How, windows: Iterable[tuple[int, int]] = ()
+) -> Trace:
+    """Read the events of a file that an analyzer needs, within the windows if there are any."""
+    return _read(path, how, windows=windows, **_reading_of(needs, how))
+
+
+def _reading_of(needs: Needs, how: How) -> dict[str, Any]:
+    """Return the keywords that read what an analyzer needs."""
+    of_samples = () if needs.samples else _OF_SAMPLES
+    return {
+        "kinds": None if needs.everything else needs.kinds,
+        "names": needs.names,
+        "columns": needs.columns,
+        "unused": (*of_samples, "launch_configs", *needs.unused),
+        "metrics": needs.metrics,
+        "since_ns": how.since_ns,
+        "until_ns": how.until_ns,
+    }
+
+
+def _read(path: PathLike, how: How, *, unused: Sequence[str] = (), **what: Any) -> Trace:
+    """Read a file as requested, and call ``on_trace``."""
+    unused = (*unused, *how.unused)
+    trace = (how.read or read)(
+        path, format=how.format, progress=how.progress, unused=unused, **what
+    )
+    if how.on_trace:
+        how.on_trace(trace)
+    return trace
+
+
+def _read_ranks(
+    path: PathLike, how: How, *, split: bool, unused: Sequence[str] = (), **what: Any
+) -> Sequence[Callable[[], Trace]]:
+    """Read a file like :func:`_read`; with ``split`` like :func:`read_ranks`."""
+    # assumed ranks are an error for several ranks
+    if not split or how.read or how.assume_rank is not None:
+        return [[_read(path, how, unused=unused, **what)].pop]
+    what |= {"format": how.format, "progress": how.progress, "unused": (*unused, *how.unused)}
+    chosen = how.ranks
+    if chosen is None and how.rank is not None and how.rank in ranks_apart(path, how.format):
+        chosen = frozenset([how.rank])
+    builders = read_ranks(path, **what, ranks=chosen)
+    if not builders and how.ranks is None:  # the selected rank has no events
+        builders = read_ranks(path, **what)
+    # the issues of a file belong to all its ranks
+    return [partial(_then, build, _reported, how) for build in builders[:1]] + builders[1:]
+
+
+def _then(build: Callable[[], Trace], change: Callable[[Trace, Any], Trace], how: Any) -> Trace:
+    """Build a trace and change it."""
+    return change(build(), how)
+
+
+def _reported(trace: Trace, how: How) -> Trace:
+    """Call ``on_trace``."""
+    if how.on_trace:
+        how.on_trace(trace)
+    return trace
+
+
+def _cut(trace: Trace, how: How) -> Trace:
+    """Apply the time window to a trace in memory."""
+    return trace.between(how.since_ns, how.until_ns)
+
+
+def _cut_but_snapshots(trace: Trace, how: How) -> Trace:
+    """Apply the time window, except to snapshots."""
+    return trace if trace.meta.format == MEMORY_SNAPSHOT else _cut(trace, how)
+
+
+def _lightened(trace: Trace, needs: Needs) -> Trace:
+    """Remove unused columns of a trace, for any parser."""
+    events, types = trace.events, trace.events.schema
+    if not needs.samples:
+        events = events[[name for name in events.columns if name not in _OF_SAMPLES]]
+    if needs.unused:
+        unused = [pl.lit(None, types[name]).alias(name) for name in needs.unused]
+        events = events.with_columns(unused)
+    return replace(trace, events=events, launch_configs=trace.launch_configs.clear())
+
+
+def bytes_of(path: str) -> float:
+    """Return the size of a file in bytes; infinite if unknown, for example for a pipe."""
+    try:
+        return os.path.getsize(path) or math.inf  # noqa: PTH202
+    except OSError:
+        return math.inf
+
+
+class Measures(Protocol):
+    """Measures inputs, in this process or another one, and joins the results.
+
+    Attributes:
+        section: where a summary has the results.
+        is_slow: whether measuring takes longer than reading.
+    """
+
+    @property
+    def section(self) -> str:
+        """Name of the results in a summary."""
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether measuring takes longer than reading."""
+
+    def store(self, add: Callable[[str, Any, Any], None]) -> None:
+        """Call ``add`` with the section, value and type of each result."""
+
+    def restored(self, summary: Any) -> Self:
+        """A copy with the results of a summary."""
+
+    def measure(self, opened: OpenedInputs, one: Opened) -> None:
+        """Measure one input."""
+
+    def empty(self) -> Self:
+        """A copy without any result."""
+
+    def join(self, other: Self) -> None:
+        """Add the results of the inputs that follow."""

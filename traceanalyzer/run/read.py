@@ -1,0 +1,259 @@
+"""Read one input file: its trace, or those of its ranks."""
+
+import ctypes
+import json
+from collections.abc import Callable, Iterable, Sequence, Set
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import polars as pl
+
+from traceanalyzer import schema
+from traceanalyzer.errors import OptionError
+from traceanalyzer.parsers import registry
+from traceanalyzer.parsers.chrome_trace import composer
+from traceanalyzer.parsers.contract import Format, Selection, bounded
+from traceanalyzer.parsers.source import Source
+from traceanalyzer.trace import PathLike, Trace
+from traceanalyzer.vocabulary import KINDS, TABLE_KINDS
+
+#: Called with (bytes read, total bytes) while a file is read.
+Progress = Callable[[int, int], None]
+_LAST = (1 << 63) - 1
+#: Ranks of files of at least this size are read apart.
+_LARGE_BYTES = 1 << 28
+
+
+def read(
+    path: PathLike,
+    *,
+    kinds: str | Iterable[str] | None = None,
+    names: str | Sequence[str] = (),
+    columns: Iterable[str] = (),
+    unused: Iterable[str] = (),
+    windows: Iterable[tuple[int, int]] = (),
+    metrics: str | Sequence[str] = (),
+    inputs_of: Iterable[str] = (),
+    args_with_modules: bool = False,
+    format: str | None = None,  # noqa: A002 - as on the command line
+    assume_rank: int | None = None,
+    since_ns: int | None = None,
+    until_ns: int | None = None,
+    progress: Progress | None = None,
+) -> Trace:
+    """Read one profiler file of any supported format.
+
+    Args:
+        path: the file; compressed files (gz, zip, zst) are supported.
+        kinds: event kinds to read (``kernel``, ``cpu_op`` ...; ``counter``, ``flow``, ``lane`` and
+            ``metric`` for those tables); None for all. Fewer kinds need less time and memory.
+        names: substrings; events whose name contains one are read whatever their kind.
+        columns: optional columns to fill: ``args``, ``input_dims``, ``input_types``,
+            ``concrete_inputs``.
+        unused: columns of ``events`` and side tables that a parser may leave null or empty.
+        windows: (start, end) in ns on the file's clock; only slices that overlap one are read.
+        metrics: substrings; only metrics whose name contains one are read. Empty for all.
+        inputs_of: names of operators; a parser may leave the inputs of others null.
+        args_with_modules: fill ``args`` if the file says that modules or Python frames were
+            recorded.
+        format: name of the format, to override detection by content.
+        assume_rank: the rank of a file without one.
+        since_ns: ignore events that end before this time after the file's first event.
+        until_ns: ignore events that start at or after this time after the file's first event.
+        progress: called with (bytes read, total bytes).
+
+    Returns:
+        The trace; its ``issues`` list lost or odd data of the file.
+
+    Raises:
+        InputError: the file cannot be read; the message says why and what to do.
+        OptionError: unknown kind, column or format; or ``assume_rank`` for a file that has a rank.
+    """
+    selection = _selection(
+        kinds=kinds,
+        names=names,
+        columns=columns,
+        unused=unused,
+        windows=windows,
+        metrics=metrics,
+        inputs_of=inputs_of,
+        args_with_modules=args_with_modules,
+    )
+    source = Source(path)
+    trace = _checked(_parser(source, format).parse(source, selection, progress), source)
+    if assume_rank is not None:
+        trace = with_assumed_rank(trace, assume_rank)
+    return trace.between(since_ns, until_ns)
+
+
+def read_ranks(
+    path: PathLike,
+    *,
+    format: str | None = None,  # noqa: A002 - as on the command line
+    since_ns: int | None = None,
+    until_ns: int | None = None,
+    progress: Progress | None = None,
+    **selected: Any,
+) -> list[Callable[[], Trace]]:
+    """Read one file like :func:`read`; return a function per rank that builds its trace, once.
+
+    Only one trace is then in memory at a time. If the parser builds only whole traces, there is one
+    function for all ranks.
+    """
+    source = Source(path)
+    parser, selection = _parser(source, format), _selection(**selected)
+    parse = parser.parse_ranks or (lambda *what: [[parser.parse(*what)].pop])
+
+    def finished(build: Callable[[], Trace]) -> Trace:
+        return _checked(build(), source).between(since_ns, until_ns)
+
+    return [partial(finished, build) for build in parse(source, selection, progress)]
+
+
+def ranks_apart(path: PathLike, name: str | None = None) -> Sequence[int]:
+    """Return the ranks of a large file that :func:`read_ranks` can read apart; empty if it cannot.
+
+    Args:
+        path: the file.
+        name: name of the format, to override detection by content.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    source = Source(path)
+    if source.size < _LARGE_BYTES:
+        return []
+    parser = _parser(source, name)
+    return parser.ranks(source) if parser.ranks else []
+
+
+def _selection(
+    *,
+    kinds: str | Iterable[str] | None = None,
+    names: str | Sequence[str] = (),
+    columns: Iterable[str] = (),
+    unused: Iterable[str] = (),
+    windows: Iterable[tuple[int, int]] = (),
+    metrics: str | Sequence[str] = (),
+    inputs_of: Iterable[str] = (),
+    args_with_modules: bool = False,
+    ranks: Iterable[int] | None = None,
+) -> Selection:
+    """Check and convert the keywords of :func:`read`."""
+    return Selection(
+        kinds=None if kinds is None else known(kinds, (*KINDS, *TABLE_KINDS), "kind"),
+        names=several(names),
+        columns=known(columns, schema.ON_REQUEST, "column"),
+        unused=frozenset(unused),
+        windows=tuple((_clipped(low), _clipped(high)) for low, high in windows),
+        metrics=several(metrics),
+        inputs_of=frozenset(inputs_of),
+        args_with_modules=args_with_modules,
+        ranks=None if ranks is None else frozenset(ranks),
+    )
+
+
+def _parser(source: Source, name: str | None) -> Format:
+    return registry.by_name(name) if name else registry.require(source)
+
+
+def _checked(trace: Trace, source: Source) -> Trace:
+    """Return the trace of a parser without impossible values, with the path of the file."""
+    trace = bounded(trace)
+    give_back()
+    # a converted trace has the path of its source; the path of this file is needed to read it again
+    return replace(trace, sources=tuple(replace(m, path=source.path) for m in trace.sources))
+
+
+def with_assumed_rank(trace: Trace, rank: int) -> Trace:
+    """Return a trace without a rank as one of this rank.
+
+    Raises:
+        OptionError: the trace has a rank.
+    """
+    known = {*trace.events["rank"].unique(), *(meta.rank for meta in trace.sources)}
+    if ranks := ", ".join(map(str, sorted(one for one in known if one is not None))):
+        raise OptionError(
+            f"--assume-rank is for files without a rank; {trace.meta.path} has rank {ranks}"
+        )
+    return trace.with_rank(rank)
+
+
+#: Rank and start of a file; or rank, time, duration and name of its first event.
+Start = tuple[int | str | None, ...]
+
+
+def starts_of(trace: Trace) -> set[Start]:
+    """Return the keys that identify PyTorch's file of a rank, for :func:`without_torch`."""
+    first = [(trace.meta.rank, *row) for row in _first_of_torch(trace)]
+    return {*((meta.rank, meta.start_ns) for meta in trace.sources), *first}
+
+
+def is_of_composer(trace: Trace) -> bool:
+    """Whether Composer wrote the file, so that PyTorch's file may contain the same events."""
+    extra = trace.meta.extra or ""
+    return composer.ONE_CLOCK in extra or composer.TORCH_START in extra
+
+
+def without_torch(trace: Trace, starts: Set[Start]) -> Trace:
+    """Remove PyTorch's events from a Composer trace if PyTorch's file was read too.
+
+    Args:
+        trace: a trace of any format; only Composer's traces are changed.
+        starts: keys from :func:`starts_of` of the files that were read before.
+    """
+    extra = trace.meta.extra or ""
+    same: list[Start]
+    if composer.ONE_CLOCK in extra:
+        same = [(trace.meta.rank, *row) for row in _first_of_torch(trace)]
+    elif composer.TORCH_START in extra:
+        same = [(trace.meta.rank, json.loads(extra).get(composer.TORCH_START))]
+    else:
+        return trace
+    if not starts & set(same):
+        return trace
+    issues = trace.issues.filter(pl.col("code") != "two-clocks")
+    return replace(trace.select(_OF_COMPOSER), flows=trace.flows.clear(), issues=issues)
+
+
+def _first_of_torch(trace: Trace) -> list[Start]:
+    """Return time, duration and name of the first event that is not Composer's, if any."""
+    first = trace.events.select((~_OF_COMPOSER).arg_true().head(1)).to_series()
+    return trace.events.select("ts", "dur", "name")[first].cast({"name": pl.String}).rows()
+
+
+#: Events written by Composer itself.
+_OF_COMPOSER = (pl.col("kind") == "other") & (pl.col("category") != "Trace").fill_null(value=True)
+
+
+def known(values: str | Iterable[str], names: Iterable[str], what: str) -> frozenset[str]:
+    """Return one or several values as a set, after checking them against the allowed names.
+
+    Raises:
+        OptionError: unknown value.
+    """
+    given = frozenset((values,) if isinstance(values, str) else values)
+    allowed = frozenset(names)
+    if unknown := sorted(given - allowed):
+        raise OptionError(
+            f"unknown {what} {unknown[0]!r}; choose one of {', '.join(sorted(allowed))}"
+        )
+    return given
+
+
+def several(values: str | Sequence[str]) -> tuple[str, ...]:
+    """Return one or several values as a tuple."""
+    return (values,) if isinstance(values, str) else tuple(values)
+
+
+def give_back() -> None:
+    """Return memory freed by parsing to the system, if the C library (glibc) supports it."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+def _clipped(time: int) -> int:
+    """Clip a time to Int64; there are no events beyond."""
+    return max(min(time, _LAST), -_LAST)

@@ -1,0 +1,384 @@
+"""Check numbers of a run against budgets: limits in a TOML file.
+
+::
+
+    budgets = [
+        "step_ms <= 410",
+        "exposed_frac <= 15%",
+        { limit = "mfu >= 0.4", optional = true },
+    ]
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, Unpack
+
+import polars as pl
+
+from traceanalyzer.analyzers import registry
+from traceanalyzer.analyzers.base import Reading
+from traceanalyzer.analyzers.efficiency.result import Efficiency
+from traceanalyzer.errors import MalformedInput, MissingData, OptionError, UnreadableFile
+from traceanalyzer.findings import diagnose
+from traceanalyzer.result import Result, Table, View
+from traceanalyzer.trace import Inputs, PathLike
+from traceanalyzer.units import (
+    NS_PER_MS,
+    format_bytes,
+    format_count,
+    format_frac,
+    parse_bytes,
+    parse_ns,
+)
+
+Unit = Literal["ms", "frac", "bytes", "count"]
+State = Literal["met", "violated", "not recorded", "skipped"]
+
+_LIMIT = re.compile(r"\s*([a-z][a-z0-9_]*)\s*(<=|>=|<|>)\s*(\S(?:.*\S)?)\s*")
+_NUMBER = re.compile(r"\d+(?:\.\d*)?(?:e[+-]?\d{1,2})?|\.\d+")
+_COMPARISONS: dict[str, Callable[[float, float], bool]] = {
+    "<=": operator.le,
+    ">=": operator.ge,
+    "<": operator.lt,
+    ">": operator.gt,
+}
+_MOST_BYTES = 1 << 20
+#: A key with many parts (a.b.c) takes memory by the square of their number.
+_MOST_DOTS = 100
+#: First bytes of compressed files and databases.
+_BINARY = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PK", b"BZh", b"\xfd7zXZ", b"SQLite format", b"\x80")
+_FORM = 'write for example budgets = ["step_ms <= 410"]'
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number that can have a budget.
+
+    Attributes:
+        analysis: function that measures it.
+        key: the number in ``scalars`` of the result, which is also its key in JSON.
+        unit: unit of the limit.
+        meaning: what it is.
+        divisor: what the number is divided by: another key, or a constant.
+    """
+
+    analysis: str
+    key: str
+    unit: Unit
+    meaning: str
+    divisor: str | int = 1
+
+    def of(self, scalars: Mapping[str, Any]) -> float | None:
+        """Return its value in the unit of the limit; None if it was not recorded."""
+        value = scalars.get(self.key)
+        by = scalars.get(self.divisor) if isinstance(self.divisor, str) else self.divisor
+        return None if value is None or not by else float(value) / by
+
+
+#: All metrics by name; the table in ``docs/gate.md`` is compared with them.
+METRICS: Final[dict[str, Metric]] = {
+    "step_ms": Metric("steps", "median_ns", "ms", "median step time", NS_PER_MS),
+    "max_step_ms": Metric("steps", "max_ns", "ms", "longest step", NS_PER_MS),
+    "step_cv_frac": Metric(
+        "steps", "cv_frac", "frac", "standard deviation of step times, of their mean"
+    ),
+    "step_count": Metric("steps", "step_count", "count", "counted steps of all ranks"),
+    "busy_frac": Metric("overlap", "utilisation_frac", "frac", "device time with any work"),
+    "exposed_frac": Metric(
+        "overlap", "exposed_communication_ns", "frac",
+        "device time with communication and no compute", "span_ns",
+    ),
+    "exposed_copies_frac": Metric(
+        "overlap", "exposed_memory_ns", "frac",
+        "device time with copies, and no compute or communication", "span_ns",
+    ),
+    "overlap_frac": Metric(
+        "overlap", "overlap_frac", "frac", "share of communication that overlaps with compute"
+    ),
+    "idle_frac": Metric("gpu_idle", "idle_frac", "frac", "GPU time without work"),
+    "dataloading_frac": Metric(
+        "gpu_idle", "step_dataloading_frac", "frac", "step time in which GPUs wait for data loading"
+    ),
+    "wait_frac": Metric(
+        "comm_outliers", "total_wait_ns", "frac",
+        "share of communication time that is wait time for stragglers", "total_comm_ns",
+    ),
+    "comm_outlier_count": Metric(
+        "comm_outliers", "n_outliers", "count", "outliers among collectives"
+    ),
+    "mfu": Metric("efficiency", "mfu_frac", "frac", "model FLOPs utilisation"),
+    "hfu": Metric("efficiency", "hfu_frac", "frac", "hardware FLOPs utilisation"),
+    "peak_bytes": Metric(
+        "memory", "peak_bytes", "bytes", "most allocated memory of any device"
+    ),
+    "critical_count": Metric(
+        "diagnose", "critical_count", "count", "critical findings of diagnose"
+    ),
+    "warning_count": Metric("diagnose", "warning_count", "count", "its warnings"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Budget:
+    """One limit.
+
+    Attributes:
+        metric: key of :data:`METRICS`.
+        comparison: ``<=``, ``>=``, ``<`` or ``>``.
+        limit: the limit in the unit of the metric.
+        text: the limit as it was written.
+        optional: whether a metric that was not recorded is skipped; otherwise it is a violation.
+        reason: why there is this limit.
+    """
+
+    metric: str
+    comparison: str
+    limit: float
+    text: str
+    optional: bool = False
+    reason: str = ""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Budgets(Result):
+    """Result of :func:`check_budgets`.
+
+    Attributes:
+        budgets: one row per budget: budget (as it was written), metric, comparison, limit, value
+            (null if not recorded), measured (the value as text, or ``not recorded``), state (met,
+            violated, not recorded, skipped), is_violation, reason, missing (why it was not
+            recorded, and how to record it; null if it was).
+        path: the file of budgets.
+    """
+
+    budgets: pl.DataFrame
+    path: str
+
+    @property
+    def violations(self) -> tuple[str, ...]:
+        """One line for each violated budget."""
+        rows = self.budgets.filter("is_violation").select("budget", "measured", "missing").rows()
+        return tuple(f"{budget}: {_line(measured, why)}" for budget, measured, why in rows)
+
+    def view(self) -> View:
+        """Build the view: one table of budgets."""
+        count, violated = self.budgets.height, len(self.violations)
+        skipped = int((self.budgets["state"] == "skipped").sum())
+        unknown = int((self.budgets["state"] == "not recorded").sum())
+        met = format_count(count - violated - skipped, "budget")
+        text = f"{met} met, {violated - unknown} violated"
+        if unknown:
+            text += f", {unknown} not recorded (counts as violated)"
+        if skipped:
+            text += f", {skipped} skipped (not recorded)"
+        columns = {
+            "budget": "budget", "measured": "measured", "state": "verdict", "reason": "reason",
+        }  # fmt: skip
+        return View(
+            title="Are the budgets met?",
+            verdict=f"{text}.",
+            notes=tuple(
+                f"{metric}: {why}"
+                for metric, why in self.budgets.drop_nulls("missing")
+                .select("metric", "missing")
+                .unique(maintain_order=True)
+                .rows()
+            ),
+            tables=(
+                Table("budgets", "Budgets", self.budgets.drop("missing"), columns, whole=True),
+            ),
+            scalars={"budget_count": count, "violated_count": violated, "skipped_count": skipped},
+        )
+
+
+def _line(measured: str, why: str | None) -> str:
+    return f"measured {measured}" if why is None else f"not recorded: {why}"
+
+
+# --- read ------------------------------------------------------------------------------------
+
+
+def read_budgets(path: PathLike) -> tuple[Budget, ...]:
+    """Read a file of budgets.
+
+    Args:
+        path: a TOML file with the list ``budgets``: texts like ``step_ms <= 410``, or tables with
+            ``limit`` (such a text), ``optional`` and ``reason``.
+
+    Raises:
+        UnreadableFile: the file cannot be read.
+        MalformedInput: it is not TOML, or has an unknown metric or an invalid limit.
+    """
+    name = os.fspath(path)
+    try:
+        with Path(name).open("rb") as file:
+            data = file.read(_MOST_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise UnreadableFile(name, str(getattr(error, "strerror", error)).lower()) from None
+    if len(data) > _MOST_BYTES and not data.startswith(_BINARY) and not data.startswith(b"{"):
+        raise MalformedInput(name, "too large for a file of budgets", hint=_FORM)
+    if any(line.count(b".") > _MOST_DOTS for line in data.splitlines()):
+        raise MalformedInput(name, f"a line with more than {_MOST_DOTS} dots", hint=_FORM)
+    if data.startswith(_BINARY) or data.lstrip().startswith(b"{"):
+        hint = "give the file of budgets first: traceanalyzer gate budgets.toml TRACE"
+        raise MalformedInput(name, "not a file of budgets but, it seems, a trace", hint=hint)
+    try:
+        content = tomllib.loads(data.decode())
+    except (ValueError, RecursionError) as error:
+        raise MalformedInput(name, f"not TOML: {error}") from None
+    items = content.pop("budgets", None)
+    if content:
+        raise MalformedInput(name, f"unknown key {next(iter(content))!r}", hint=_FORM)
+    if not isinstance(items, list) or not items:
+        raise MalformedInput(name, "no budgets", hint=_FORM)
+    budgets = []
+    for number, item in enumerate(items, start=1):
+        try:
+            budgets.append(_budget(item))
+        except OptionError as error:
+            raise MalformedInput(name, str(error), where=f"budget {number}") from None
+    return tuple(budgets)
+
+
+def _budget(item: Any) -> Budget:
+    """Return a checked budget.
+
+    Raises:
+        OptionError: it is invalid.
+    """
+    known: Any = {"limit": item} if isinstance(item, str) else item
+    types = {"limit": str, "optional": bool, "reason": str}
+    valid = isinstance(known, dict) and all(
+        isinstance(value, types.get(key, ())) for key, value in known.items()
+    )
+    if not valid or "limit" not in known:
+        raise OptionError(
+            f"{str(item)[:80]!r} is neither a text nor a table of limit, optional and reason"
+        )
+    text = known["limit"]
+    match = _LIMIT.fullmatch(text)
+    if match is None:
+        raise OptionError(f"{text[:80]!r} is not a limit; write it like step_ms <= 410")
+    metric, comparison, value = match.groups()
+    if metric not in METRICS:
+        raise OptionError(f"unknown metric {metric[:80]!r}; choose one of {', '.join(METRICS)}")
+    return Budget(
+        metric,
+        comparison,
+        _value(value, METRICS[metric].unit),
+        f"{metric} {comparison} {value}",
+        known.get("optional", False),
+        known.get("reason", ""),
+    )
+
+
+def _value(text: str, unit: Unit) -> float:
+    """Return a limit in its unit; with a unit of its own it is converted."""
+    if _NUMBER.fullmatch(text):
+        return float(text)
+    if unit == "ms" and not text.startswith(("-", "+")):
+        return parse_ns(text) / NS_PER_MS
+    if unit == "bytes":
+        return float(parse_bytes(text))
+    number = text.removesuffix("%").rstrip()
+    if unit == "frac" and number != text and _NUMBER.fullmatch(number):
+        return float(number) / 100
+    raise OptionError(f"{text[:80]!r} is not a limit of this metric, which is a {_UNITS[unit]}")
+
+
+_UNITS: dict[Unit, str] = {
+    "ms": "time in ms (or 1.5s)",
+    "frac": "share (0.15 or 15%)",
+    "bytes": "size in bytes (or 70GiB)",
+    "count": "number",
+}
+
+
+# --- check -----------------------------------------------------------------------------------
+
+
+def check_budgets(inputs: Inputs, budgets: PathLike, **reading: Unpack[Reading]) -> Budgets:
+    """Measure the metrics that have a budget, and compare them.
+
+    A metric that was not recorded violates its budget, unless the budget is ``optional``.
+
+    Args:
+        inputs: a trace, a file or a folder, or several of them.
+        budgets: the TOML file, see :func:`read_budgets`.
+        **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
+
+    Raises:
+        InputError: nothing can be read, or the file of budgets is invalid.
+    """
+    limits = read_budgets(budgets)
+    answers: dict[str, Result | MissingData] = {}
+    notes: dict[str, None] = {}
+    analyses = list(dict.fromkeys(METRICS[one.metric].analysis for one in limits))
+    if progress := reading.get("progress"):  # each analysis reads the files again
+        reading["progress"] = lambda done, size: progress(
+            done // len(analyses), size // len(analyses)
+        )
+    for analysis in analyses:
+        function = diagnose if analysis == "diagnose" else registry.ENTRIES[analysis].function()
+        try:
+            result: Result = function(inputs, **reading)
+        except MissingData as error:
+            answers[analysis] = error
+        else:
+            answers[analysis] = result
+            notes |= dict.fromkeys(result.input_notes)
+        reading.pop("on_trace", None)  # the issues of a file are the same for each analysis
+    rows = [_row(one, answers[METRICS[one.metric].analysis]) for one in limits]
+    schema = {"limit": pl.Float64, "value": pl.Float64, "missing": pl.String}
+    return Budgets(
+        pl.DataFrame(rows, schema_overrides=schema), os.fspath(budgets), input_notes=tuple(notes)
+    )
+
+
+def _row(budget: Budget, answer: Result | MissingData) -> dict[str, Any]:
+    metric = METRICS[budget.metric]
+    value = None if isinstance(answer, MissingData) else metric.of(answer.scalars)
+    state: State
+    missing = None
+    if value is None:
+        state, measured = "skipped" if budget.optional else "not recorded", "not recorded"
+        missing = _missing(answer)
+    else:
+        state = "met" if _COMPARISONS[budget.comparison](value, budget.limit) else "violated"
+        measured = _measured(value, metric.unit)
+    return {
+        "budget": budget.text,
+        "metric": budget.metric,
+        "comparison": budget.comparison,
+        "limit": budget.limit,
+        "value": value,
+        "measured": measured,
+        "state": state,
+        "is_violation": state in ("violated", "not recorded"),
+        "reason": budget.reason,
+        "missing": missing,
+    }
+
+
+def _missing(answer: Result | MissingData) -> str:
+    """Return why a metric was not recorded."""
+    if isinstance(answer, MissingData):
+        return f"{answer}."
+    if isinstance(answer, Efficiency) and (unknown := answer.why_unknown):
+        return unknown
+    return "no such data in the files."
+
+
+def _measured(value: float, unit: Unit) -> str:
+    if unit == "ms":
+        return f"{value:,.4g} ms" if value < 1000 else f"{value:,.0f} ms"
+    if unit == "frac":
+        return f"{value:.4g} ({format_frac(value)})"
+    return format_bytes(value) if unit == "bytes" else f"{value:,.0f}"

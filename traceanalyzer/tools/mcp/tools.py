@@ -1,0 +1,250 @@
+"""Tools for language models and other programs: functions with a JSON schema of their arguments.
+
+One tool per analysis of the registry, with its options, and ``diagnose``, ``query`` and
+``timeline_slice``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cache
+from inspect import formatannotation
+from typing import Any
+
+import traceanalyzer as ta
+from traceanalyzer import schema
+from traceanalyzer.analyzers import registry
+from traceanalyzer.analyzers.base import Option
+from traceanalyzer.errors import OptionError
+from traceanalyzer.result import Result
+from traceanalyzer.tools.mcp.roots import Roots
+from traceanalyzer.tools.mcp.timeline_slice import timeline_slice
+from traceanalyzer.tools.query import columns_of
+from traceanalyzer.units import parse_bytes, parse_ns
+
+#: Most rows per table of an answer.
+MOST_ROWS = 50
+_MOST_PATHS, _LONGEST_ARGUMENT = 1_000, 20_000
+_LAST_RANK = (1 << 31) - 1
+_LAST_INT = (1 << 62) - 1
+
+#: Arguments that select a part of the answer, not of the input.
+PAGE = ("tables", "offset", "limit")
+_PARSED: dict[str, Callable[[str, str], int]] = {"time": parse_ns, "bytes": parse_bytes}
+#: Tables whose columns are in the description of ``query``.
+_WITH_COLUMNS = ("events", "collectives", "counters", "launch_configs")
+_NUMBERS = {"int": "integer", "float": "number"}
+
+Schema = dict[str, Any]
+#: Called with bytes done and total bytes of all files.
+Progress = Callable[[int, int], None]
+
+
+def _text(description: str) -> Schema:
+    return {"type": "string", "maxLength": _LONGEST_ARGUMENT, "description": description}
+
+
+def _texts(description: str, most: int = 100) -> Schema:
+    items = {"type": "string", "maxLength": _LONGEST_ARGUMENT}
+    return {"type": "array", "items": items, "maxItems": most, "description": description}
+
+
+def _paths(description: str) -> Schema:
+    return {**_texts(f"{description} Below a root of the server.", _MOST_PATHS), "minItems": 1}
+
+
+def _integer(description: str, least: int = 0, most: int = _LAST_RANK) -> Schema:
+    return {"type": "integer", "minimum": least, "maximum": most, "description": description}
+
+
+#: Arguments of all tools: how files are read, and which page of the answer is returned.
+_SHARED: Schema = {
+    "rank": _integer("Only this rank."),
+    "assume_rank": _integer("Rank of a single file without one."),
+    "since": _text("Ignore events that end before this time from the start, such as 1.5s."),
+    "until": _text("Ignore events that start at this time or later, such as 300ms."),
+    "format": _text("Format of the files. Default: detected by content."),
+    "tables": _texts("Return rows of these tables only. Default: of all tables."),
+    "offset": _integer("First row of each table: next_offset of the page before.", 0, 10**9),
+    "limit": _integer("Rows per table.", 1, MOST_ROWS),
+}
+_INPUTS = _paths("Files and folders of one run, all ranks.")
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function that answers a question about files.
+
+    Attributes:
+        name: name of the Python function, if it is one of the package.
+        description: question it answers.
+        options: JSON schema of each argument that is not shared by all tools.
+        inputs: names of the arguments that are paths, passed by position.
+        function: gets lists of paths, options by keyword; returns a result.
+        optional_inputs: names of further arguments that are paths, passed by keyword.
+        parsers: functions for texts with a unit by name of the option.
+    """
+
+    name: str
+    description: str
+    options: Schema
+    inputs: tuple[str, ...]
+    function: Callable[..., Result]
+    optional_inputs: tuple[str, ...] = ()
+    parsers: Mapping[str, Callable[[str, str], int]] = field(default_factory=dict)
+    required: tuple[str, ...] = ()
+
+    def schema(self) -> Schema:
+        """Return the JSON schema of all arguments."""
+        return {
+            "type": "object",
+            "properties": self.options | _SHARED,
+            "required": [*self.inputs, *self.required],
+            "additionalProperties": False,
+        }
+
+    def check(self, arguments: Mapping[str, Any]) -> None:
+        """Check arguments against the schema.
+
+        Raises:
+            OptionError: the first argument that does not fit.
+        """
+        from jsonschema import Draft202012Validator
+        from jsonschema.exceptions import best_match
+
+        error = best_match(Draft202012Validator(self.schema()).iter_errors(arguments))
+        if error is not None:
+            place = ".".join(map(str, error.absolute_path))
+            raise OptionError(f"{self.name}: {place + ': ' if place else ''}{error.message}")
+
+    def call(self, arguments: Mapping[str, Any], roots: Roots, progress: Progress | None) -> Result:
+        """Return the result for checked arguments.
+
+        Raises:
+            TraceAnalyzerError: the function raises it, or a path is not below a root.
+        """
+        values = {name: value for name, value in arguments.items() if name not in PAGE}
+        for name in ("since", "until"):
+            if name in values:
+                values[f"{name}_ns"] = parse_ns(values.pop(name), name)
+        for name, parse in self.parsers.items():
+            if isinstance(values.get(name), str):
+                values[name] = parse(values[name], name)
+        for name in (*self.inputs, *self.optional_inputs):
+            if name in values:
+                values[name] = [roots.resolve(path) for path in values[name]]
+        inputs = [values.pop(name) for name in self.inputs]
+        return self.function(*inputs, **values, progress=progress)
+
+    def paths(self, arguments: Mapping[str, Any]) -> Iterator[str]:
+        """Yield the paths among the arguments."""
+        for name in (*self.inputs, *self.optional_inputs):
+            yield from arguments.get(name, ())
+
+
+@cache
+def tools() -> dict[str, Tool]:
+    """Return all tools by name: those that are used first come first."""
+    thresholds = _texts("Changed thresholds of checks, such as straggler=5%.")
+    by_hand = (
+        Tool(
+            "diagnose",
+            "Find performance problems, their cost and advice. Start here: the findings name the "
+            "analysis with more details.",
+            {"paths": _INPUTS, "thresholds": thresholds},
+            ("paths",),
+            ta.diagnose,
+        ),
+        Tool(
+            "query",
+            "Rows that SQL returns, read-only: one SELECT on a table, with JOIN ... ON or USING "
+            "(event, rank). Times (ts, dur) are ns on one clock. Tables: " + _known_tables(),
+            {"paths": _INPUTS, "sql": _text("One SELECT or WITH ... SELECT.")},
+            ("paths",),
+            ta.query,
+            required=("sql",),
+        ),
+        Tool(
+            "timeline_slice",
+            "States, events, steps and gaps of each device between two times of the axis of "
+            "timeline, on which all ranks are aligned.",
+            {
+                "paths": _INPUTS,
+                "start": _text("Start of the slice on the axis, such as 1.5s."),
+                "end": _text("End of the slice on the axis."),
+            },
+            ("paths",),
+            timeline_slice,
+            parsers={"start": parse_ns, "end": parse_ns},
+            required=("start", "end"),
+        ),
+    )
+    every = [*by_hand, *(_tool(entry) for entry in registry.public())]
+    return {tool.name: tool for tool in every}
+
+
+def _known_tables() -> str:
+    """Return the tables of ``query``, the most used ones with their columns."""
+    texts = (
+        f"{name} ({', '.join(columns_of(name))})" if name in _WITH_COLUMNS else name
+        for name in schema.TABLES
+    )
+    return ", ".join(texts)
+
+
+def _tool(entry: registry.Entry) -> Tool:
+    """Return the tool of an analyzer: an argument per option."""
+    options: Schema = {}
+    parsers, optional = {}, []
+    inputs = {"diff": ("before", "after"), "memory_diff": ("paths", "other")}
+    names = inputs.get(entry.name, ("paths",))
+    for name in names:
+        options[name] = _INPUTS if name == "paths" else _paths("Files and folders of this run.")
+    for item in fields(entry.options_class()):
+        about: Option = item.metadata["option"]
+        if not about.command_line or item.name in names:
+            continue
+        annotation = item.type if isinstance(item.type, str) else formatannotation(item.type)
+        options[item.name] = _paths(about.help) if about.inputs else _argument(item, annotation)
+        if about.inputs:
+            optional.append(item.name)
+        if about.unit:
+            parsers[item.name] = _PARSED[about.unit]
+    function = _info if entry.name == "info" else entry.function()
+    question = (entry.function().__doc__ or "").partition("\n")[0]
+    description = f"{entry.summary} {question}".strip()
+    return Tool(entry.name, description, options, names, function, tuple(optional), parsers)
+
+
+def _argument(item: Any, annotation: str) -> Schema:
+    """Return the JSON schema of an option."""
+    about: Option = item.metadata["option"]
+    if item.default is False:
+        return {"type": "boolean", "description": about.help}
+    if isinstance(item.default, tuple):
+        texts = _texts(about.help)
+        choices = {"enum": list(about.choices)} if about.choices else {}
+        return {**texts, "items": texts["items"] | choices}
+    if about.unit:
+        unit = "ns" if about.unit == "time" else "bytes"
+        return {**_integer(f"{about.help} A text with a unit, or {unit}.", most=_LAST_INT),
+                "type": ["integer", "string"]}  # fmt: skip
+    if about.choices:
+        return {"type": "string", "enum": list(about.choices), "description": about.help}
+    number = _NUMBERS.get(annotation.removesuffix(" | None"))
+    if number is None:
+        return _text(about.help)
+    argument: Schema = {"type": number, "description": about.help}
+    if number == "integer":
+        argument["maximum"] = _LAST_RANK
+    if about.minimum is not None:
+        argument["minimum"] = about.minimum
+    if about.above is not None:
+        argument["exclusiveMinimum"] = about.above
+    return argument
+
+
+def _info(paths: Sequence[str], **reading: Any) -> Result:
+    inputs, skipped = ta.find_inputs(paths)
+    return ta.info(inputs, skipped=skipped, **reading)

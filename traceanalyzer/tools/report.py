@@ -1,0 +1,272 @@
+"""Report on a run: findings, key numbers, an overview of ranks, the result of each analyzer."""
+
+import os
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import PurePath
+from typing import Any, Unpack
+
+import polars as pl
+
+from traceanalyzer.analyzers import registry
+from traceanalyzer.analyzers.base import Examination, Reading
+from traceanalyzer.analyzers.common import columns, places
+from traceanalyzer.analyzers.common.display import headings, known_columns
+from traceanalyzer.analyzers.gpu_idle import causes
+from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
+from traceanalyzer.analyzers.timeline.result import Timeline
+from traceanalyzer.findings.judge import judge, with_thresholds
+from traceanalyzer.findings.result import (
+    BUSY,
+    EXPOSED_COPIES,
+    IDLE,
+    OF_BUSY,
+    WAIT,
+    Diagnosis,
+)
+from traceanalyzer.findings.rule import Rule
+from traceanalyzer.result import Fact, Report, Result, Section, Table
+from traceanalyzer.run.examine import examine
+from traceanalyzer.run.loop import guarded
+from traceanalyzer.trace import Inputs, Trace
+
+#: Maximum number of inputs in the title.
+_NAMED = 3
+
+
+def report(
+    inputs: Inputs,
+    *,
+    thresholds: str | Sequence[str] = (),
+    named: Sequence[str] = (),
+    **reading: Unpack[Reading],
+) -> Report:
+    """Run diagnose and all analyses that the files support, reading each file once.
+
+    Args:
+        inputs: traces, files and folders of any format, of one run.
+        thresholds: changed thresholds of findings, for example ``straggler=5%``.
+        named: names of the inputs in the title and in commands, for example their folder; default:
+            the inputs.
+        **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
+
+    Raises:
+        InputError: no input can be read.
+        OptionError: a threshold is invalid, or no input has the requested rank.
+    """
+    rules = with_thresholds(thresholds)
+    examined = examine(inputs, **reading)
+    with guarded(examined.summaries):
+        return build(examined, rules, list(named) or _paths(inputs))
+
+
+def _paths(inputs: Inputs) -> list[str]:
+    several = [inputs] if isinstance(inputs, Trace | str | os.PathLike) else list(inputs)
+    return [one.meta.path if isinstance(one, Trace) else os.fspath(one) for one in several]
+
+
+def build(examination: Examination, rules: Sequence[Rule], paths: Sequence[str]) -> Report:
+    """Return the report of a run.
+
+    Args:
+        examination: the results of all analyzers.
+        rules: the rules of diagnose.
+        paths: names of the inputs in the title and in commands.
+    """
+    results, diagnosis = _on_one_axis(examination.results), judge(examination, rules)
+    sections = {one.key: one for one in _sections(results, paths)}
+    return Report(
+        about=_about(paths),
+        diagnosis_result=diagnosis,
+        facts=facts(results, diagnosis),
+        overview=overview(results),
+        timeline=_marked(sections.pop("timeline", None), diagnosis),
+        sections=tuple(sections.values()),
+        command=_command("report", paths),
+    )
+
+
+def _on_one_axis(results: Mapping[str, Result]) -> Mapping[str, Result]:
+    """Return the results with the idle gaps on the axis of the timeline."""
+    idle, timeline = results.get("gpu_idle"), results.get("timeline")
+    if not isinstance(idle, GpuIdle) or not isinstance(timeline, Timeline):
+        return results
+    placed = idle.on_axis(timeline.places, one_clock=timeline.one_clock)
+    return {**results, "gpu_idle": placed}
+
+
+def _marked(section: Section | None, diagnosis: Result) -> Section | None:
+    """Return the section of the timeline with marks of the findings."""
+    if section is None or not isinstance(section.result, Timeline):
+        return section
+    return replace(section, result=section.result.with_findings(diagnosis.diagnosis))
+
+
+def _about(paths: Sequence[str]) -> str:
+    names = [PurePath(path).name or path for path in paths[:_NAMED]]
+    more = len(paths) - _NAMED
+    return ", ".join(names) + (f" and {more} more" if more > 0 else "")
+
+
+def _command(command: str, paths: Sequence[str]) -> str:
+    return f"traceanalyzer {command} {shlex.join(paths)}"
+
+
+def _sections(results: Mapping[str, Result], paths: Sequence[str]) -> tuple[Section, ...]:
+    return tuple(
+        Section(entry.name, entry.section or "", _command(entry.command, paths), result)
+        for entry in registry.in_report()
+        if (result := results.get(entry.name)) is not None
+        and not (entry.name == "memory_oom" and not result.scalars["ooms"])
+    )
+
+
+# --- key numbers -----------------------------------------------------------------------------
+
+
+def facts(results: Mapping[str, Result], diagnosis: Diagnosis) -> tuple[Fact, ...]:
+    """Return the known key numbers: ranks, span, steps, peak memory, and shares of the time.
+
+    All shares are those of the time budget of the diagnosis: of step time of all devices, or of the
+    recorded time if no steps are marked.
+    """
+    numbers = (fact for name, of in _FACTS.items() if name in results for fact in of(results[name]))
+    return (*numbers, *_shares_of_time(results, diagnosis))
+
+
+def _files(result: Any) -> Iterator[Fact]:
+    ranks = result.files["rank"].drop_nulls().n_unique()
+    name, count = ("ranks", ranks) if ranks else ("files", result.files.height)
+    yield Fact(name, name, count)
+    span = result.contents["span_ns"].max()
+    if isinstance(span, int):
+        yield Fact("span_ns", "recorded", span)
+
+
+def _steps(result: Any) -> Iterator[Fact]:
+    sums, most = result.scalars, result.ranks["steps"].max()
+    if isinstance(most, int):
+        yield Fact("step_count", "steps", most)
+    if sums["median_ns"] is not None:
+        yield Fact("median_ns", "median step", sums["median_ns"])
+
+
+def _shares_of_time(results: Mapping[str, Any], diagnosis: Diagnosis) -> Iterator[Fact]:
+    """Yield idle time, data loading, exposed communication and wait time of the time budget."""
+    rows = diagnosis.budget.select("part", "name", "time_frac")
+
+    def fact(name: str, label: str, which: pl.Expr) -> Fact:
+        share = float(rows.filter(which)["time_frac"].sum())
+        return Fact(name, f"{label} (of {diagnosis.of})", share)
+
+    idle = results.get("gpu_idle")
+    if idle is not None and rows.height:
+        label = "main thread idle" if idle.on_host else "GPU idle"
+        yield fact("idle_frac", label, pl.col("part") == IDLE)
+        loading = causes.NAMES[causes.DATALOADING]
+        yield fact("dataloading_frac", loading, pl.col("name") == loading)
+    communication = rows.filter(~pl.col("part").is_in((BUSY, OF_BUSY, EXPOSED_COPIES, IDLE)))
+    for exposed in communication["part"].unique():
+        yield fact("exposed_frac", exposed, pl.col("part") == exposed)
+        compared = results.get("comm_outliers")
+        if compared is not None and compared.n_matched:
+            yield fact("wait_frac", WAIT, pl.col("name") == WAIT)
+
+
+def _filled(result: Any) -> Iterator[Fact]:
+    peak = result.devices["peak_bytes"].max()
+    if isinstance(peak, int):
+        yield Fact("peak_bytes", "peak memory", peak)
+
+
+def _sampled(result: Any) -> Iterator[Fact]:
+    suffix = {"ns": "_ns", "bytes": "_bytes"}.get(result.unit, "")
+    yield Fact(f"total{suffix}", result.unit or "weight", result.total_samples)
+
+
+#: Facts of each result, by the name of its analyzer.
+_FACTS: dict[str, Callable[[Any], Iterator[Fact]]] = {
+    "info": _files,
+    "steps": _steps,
+    "memory": _filled,
+    "py_spy_report": _sampled,
+}
+
+
+_KEYS = ("rank", "path")
+
+#: Columns and headings of the overview; columns of nulls are dropped.
+_COLUMNS = headings(
+    "on: rank, format, host, events, dropped, steps, median_ns: median step, "
+    "busy_frac: any device work, idle_frac: idle, dataloading_frac: data loading, "
+    "compute_frac: compute, exposed_frac: exposed communication, wait_ns: wait time, "
+    "imposed_ns: wait of others, peak_bytes: peak memory"
+)
+
+
+def overview(results: Mapping[str, Result]) -> Table:
+    """Return the table of ranks: one row per file and rank.
+
+    Columns: ``on`` (rank or file name), rank, path, format, host, events, dropped (dropped events),
+    steps, median_ns, busy_frac, idle_frac and dataloading_frac (of device time), compute_frac and
+    exposed_frac (exposed communication), wait_ns (for other ranks), imposed_ns (that other ranks
+    waited for it), peak_bytes.
+    """
+    info: Any = results["info"]
+    rows = info.files.select(*_KEYS, "format", "host").with_columns(
+        info.contents["events", "dropped"]
+    )
+    for name, result in results.items():
+        if name in _OF_RANKS:
+            rows = columns.left_join(rows, _OF_RANKS[name](result), _KEYS)
+    rows = rows.with_columns(_names(rows))
+    known = known_columns(rows, _COLUMNS)
+    if not rows["dropped"].sum():
+        known.pop("dropped", None)
+    known["on"] = "rank" if rows["rank"].null_count() < rows.height else "file"
+    return Table("overview", "Ranks (shares of the recorded time)", rows, known)
+
+
+def _names(rows: pl.DataFrame) -> pl.Series:
+    """Return a label per row: the rank if it identifies the file, else the file name."""
+    numbered = rows.select(*_KEYS, ranked=pl.col("rank").is_not_null()).with_row_index("row")
+    parts = [
+        part.select("row", places.places(part.select(_KEYS)).cast(pl.String))
+        for part in numbered.partition_by("ranked")
+    ]
+    return pl.concat(parts).sort("row")["on"]
+
+
+def _shares(rows: pl.DataFrame, whole: pl.Expr, **parts: pl.Expr) -> pl.DataFrame:
+    """Return sums of each rank as shares of a total."""
+    sums = {name: columns.ratio(part.sum(), whole.sum()) for name, part in parts.items()}
+    return rows.group_by(_KEYS).agg(**sums)
+
+
+def _of_idle(result: Any) -> pl.DataFrame:
+    span, busy, loading = pl.col("end") - pl.col("start"), pl.col("busy_ns"), "dataloading_ns"
+    rows = _shares(result.units, span, busy_frac=busy, dataloading_frac=pl.col(loading))
+    idle = 1 - pl.col("busy_frac")
+    return rows.select(*_KEYS, "busy_frac", idle.alias("idle_frac"), "dataloading_frac")
+
+
+def _of_communication(result: Any) -> pl.DataFrame:
+    waits = result.ranks.select("rank", "wait_ns", "imposed_ns")
+    paths: pl.DataFrame = result.instances.select(*_KEYS).unique()
+    return paths.join(waits, on="rank", nulls_equal=True)
+
+
+#: Columns of :data:`_COLUMNS` with the keys, by analyzer.
+_OF_RANKS: dict[str, Callable[[Any], pl.DataFrame]] = {
+    "steps": lambda result: result.ranks.select(*_KEYS, "steps", "median_ns"),
+    "gpu_idle": _of_idle,
+    "overlap": lambda result: _shares(
+        result.devices,
+        pl.col("span_ns"),
+        compute_frac=pl.col("compute_ns"),
+        exposed_frac=pl.col("exposed_communication_ns"),
+    ),
+    "comm_outliers": _of_communication,
+    "memory": lambda result: result.devices.group_by(_KEYS).agg(pl.col("peak_bytes").max()),
+}
