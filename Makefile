@@ -26,6 +26,7 @@ check: $(VENV)/.developer ## lint, formatting, language, types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python -m benchmarks.language
+	$(BIN)/python -m benchmarks.metrics --check
 	$(BIN)/mypy
 
 bench: $(VENV)/.developer ## how fast, how much memory, against orjson and HTA
@@ -40,8 +41,8 @@ accuracy: $(VENV)/.developer ## how often is the first finding of diagnose the r
 agents: $(VENV)/.developer ## ten questions with known answers, through the tools for language models
 	$(BIN)/python -m benchmarks.agents
 
-metrics: $(VENV)/.developer ## how large the package is and how it hangs together, beside the targets
-	$(BIN)/python -m benchmarks.metrics
+metrics: $(VENV)/.developer ## size and structure of the package, beside their limits; METRICS=--check fails above one
+	$(BIN)/python -m benchmarks.metrics $(METRICS)
 
 bless: $(VENV)/.developer ## accept what the golden tests print now
 	$(BIN)/python -m pytest -n auto --bless

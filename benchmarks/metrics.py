@@ -1,7 +1,8 @@
-"""Size and structure of the package, with the target of each figure.
+"""Size and structure of the package, with the limit of each figure.
 
-``make metrics``. Code lines are lines with a token that is no comment and no docstring. Figures are
-counted in the source; what a command loads and how long ``--help`` takes is measured in a process.
+``make metrics``; with ``--check`` a figure above its limit fails. Code lines are lines with a token
+that is no comment and no docstring. Figures are counted in the source; what a command loads and how
+long ``--help`` takes is measured in a process.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "traceanalyzer"
-#: Generated files, which are not counted.
-GENERATED: tuple[str, ...] = ()
 #: The core of every analysis.
 CORE = ("analyzers/base.py", "analyzers/registry.py", "run/loop.py")
 #: Gives a trace its methods, so it imports for types what needs a trace: the one known cycle.
 METHODS = "traceanalyzer.analyzers.methods"
+#: Entries at the root that are no rooms: the package, and import paths for other packages.
+NO_ROOMS = {"__init__", "__main__", "reading"}
 TRACE = "fixtures/nccl_8ranks/rank0.json.gz"
 LONGEST_FUNCTION = 60
 HELP_RUNS = 7
@@ -144,8 +145,7 @@ def cycles(needs: dict[str, set[str]]) -> list[list[str]]:
 
 def sources() -> list[Source]:
     """Return the counted files."""
-    files = [Source(path) for path in sorted(PACKAGE.rglob("*.py"))]
-    return [source for source in files if source.name not in GENERATED]
+    return [Source(path) for path in sorted(PACKAGE.rglob("*.py"))]
 
 
 def loaded() -> list[str]:
@@ -185,31 +185,80 @@ def _python(*arguments: str) -> str:
     return done.stdout
 
 
-def figures(files: list[Source]) -> Iterator[tuple[str, str, str]]:
-    """Name, value and target of each figure."""
+@dataclass(frozen=True)
+class Figure:
+    """One figure; ``--check`` fails if it is above its limit.
+
+    Attributes:
+        name: what is counted.
+        value: the count.
+        limit: the largest allowed value; None for a figure that is only printed.
+        text: the value as printed, if it is not the number.
+    """
+
+    name: str
+    value: float
+    limit: float | None = None
+    text: str = ""
+
+    @property
+    def is_exceeded(self) -> bool:
+        """Whether the value is above the limit."""
+        return self.limit is not None and self.value > self.limit
+
+    def line(self) -> str:
+        """Return the figure with its limit."""
+        limit = "" if self.limit is None else f"at most {self.limit:,}"
+        return f"{self.name:<44} {self.text or f'{self.value:,}':<34} {limit}".rstrip()
+
+
+def figures(files: list[Source]) -> Iterator[Figure]:
+    """Return each figure with its limit; docs/architecture.md gives the reasons."""
     code = sum(len(source.code) for source in files)
     imports = sum(source.imports for source in files)
     core = sum(len(source.code) for source in files if source.name in CORE)
     missing = [name for name in CORE if name not in {source.name for source in files}]
-    yield "files", f"{len(files)}", "at most 270"
-    yield "code lines", f"{code:,}", "at most 28,000"
-    yield "imports, of code lines", f"{imports / code:.1%} ({imports:,})", "at most 7 %"
-    suffix = f" (missing: {', '.join(missing)})" if missing else ""
-    yield "base.py, registry.py, run.py", f"{core}{suffix}", "at most 900"
-    yield "modules of comm-outliers", f"{len(loaded())}", "at most 90"
-    for name, groups, target in (
-        ("", _cycles(files, but=METHODS), "none"),
-        (", that of Trace's methods too", _cycles(files), "at most 1 more"),
-        (", in functions too", _cycles(files, inside=True), "-"),
+    if missing:
+        raise SystemExit(f"missing: {', '.join(missing)}")
+    yield Figure("code lines", code, 53_000)
+    yield Figure("files", len(files), 340)
+    yield Figure("rooms", len(rooms()), 18)
+    yield Figure("entries of the import contract", contract_entries(), 16)
+    yield Figure("imports, percent of code lines", round(100 * imports / code, 1), 7)
+    yield Figure("modules that comm-outliers loads", len(loaded()), 90)
+    yield Figure(", ".join(name.rpartition("/")[2] for name in CORE), core, 900)
+    for name, groups, limit in (
+        ("import cycles", _cycles(files, but=METHODS), 0),
+        ("import cycles, with the methods of Trace", _cycles(files), 1),
+        ("import cycles, in functions too", _cycles(files, inside=True), None),
     ):
         modules = sum(len(group) for group in groups)
-        yield f"import cycles{name}", f"{len(groups)} ({modules} modules)", target
+        yield Figure(name, len(groups), limit, f"{len(groups)} ({modules} modules)")
     long = sum(1 for source in files for _ in source.long_functions())
-    yield f"functions above {LONGEST_FUNCTION} lines", f"{long}", "0"
+    yield Figure(f"functions above {LONGEST_FUNCTION} lines", long, 0)
     largest = max(files, key=lambda source: len(source.code))
-    yield "largest module", f"{len(largest.code)} ({largest.name})", "500"
-    yield "--help", f"{help_seconds():.3f} s", "at most 0.15 s"
-    yield "generated, not counted", ", ".join(GENERATED) or "none", "-"
+    size = len(largest.code)
+    yield Figure("code lines of the largest module", size, 500, f"{size} ({largest.name})")
+
+
+def rooms() -> list[str]:
+    """Return the folders and modules at the root of the package."""
+    entries = [*PACKAGE.glob("*/__init__.py"), *PACKAGE.glob("*.py")]
+    names = {path.parent.name if path.parent != PACKAGE else path.stem for path in entries}
+    return sorted(names - NO_ROOMS)
+
+
+def contract_entries() -> int:
+    """Return the number of rooms in the import contract of ``tests/test_imports.py``."""
+    tree = ast.parse((ROOT / "tests" / "test_imports.py").read_text())
+    tables = [
+        node.value
+        for node in tree.body
+        if isinstance(node, ast.AnnAssign) and getattr(node.target, "id", "") == "ALLOWED"
+    ]
+    if len(tables) != 1 or not isinstance(tables[0], ast.Dict):
+        raise SystemExit("tests/test_imports.py has no table ALLOWED")
+    return len(tables[0].keys)
 
 
 def _cycles(files: list[Source], *, inside: bool = False, but: str = "") -> list[list[str]]:
@@ -218,15 +267,29 @@ def _cycles(files: list[Source], *, inside: bool = False, but: str = "") -> list
     return cycles({module: set() if module == but else needs[module] for module in needs})
 
 
-def main() -> None:
-    """Print all figures."""
+def main() -> int:
+    """Print all figures; with ``--check``, return 1 if one is above its limit."""
     files = sources()
-    for name, value, target in figures(files):
-        print(f"{name:<44} {value:<34} {target}")
+    counted = list(figures(files))
+    print("\n".join(one.line() for one in counted))
     for group in _cycles(files, but=METHODS):
         print("\ncycle: " + ", ".join(name.removeprefix("traceanalyzer.") for name in group))
+    for group in _cycles(files, but=METHODS, inside=True):
+        names = ", ".join(name.removeprefix("traceanalyzer.") for name in group)
+        print(f"\ncycle through functions: {names}")
     for length, place in sorted((f for s in files for f in s.long_functions()), reverse=True):
         print(f"\n{length} lines: {place}")
+    if "--check" in sys.argv[1:]:
+        exceeded = [one for one in counted if one.is_exceeded]
+        for one in exceeded:
+            print(f"above its limit: {one.line()}", file=sys.stderr)
+        return 1 if exceeded else 0
+    print(f"--help: {help_seconds():.3f} s")
+    _print_folders(files)
+    return 0
+
+
+def _print_folders(files: list[Source]) -> None:
     print(f"\n{'folder':<34} {'code lines':>10} {'imports':>8} {'files':>6}")
     lines, imports, count = Counter[str](), Counter[str](), Counter[str]()
     for source in files:
@@ -241,4 +304,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
