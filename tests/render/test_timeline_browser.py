@@ -142,7 +142,7 @@ def test_steps_as_a_heat_map(page: Page) -> None:
 
 def test_findings_of_a_report_are_marked(window, tmp_path: Path) -> None:
     from traceanalyzer import report
-    from traceanalyzer.render.report import page as report_page
+    from traceanalyzer.render.html import page as report_page
 
     page = Page(window, tmp_path / "report.html", report_page(report(RANKS)))
     numbers = {mark[3] for mark in page.run(f"return {VIEWER}.timeline.marks")}
