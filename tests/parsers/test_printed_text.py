@@ -18,7 +18,7 @@ from wording import raises_wording
 import traceanalyzer as ta
 from traceanalyzer import InputError, schema
 from traceanalyzer.parsers import registry
-from traceanalyzer.parsers.printed_text import values
+from traceanalyzer.parsers.printed_text import lines
 from traceanalyzer.parsers.printed_text.lines import line
 from traceanalyzer.parsers.source import Source
 from traceanalyzer.vocabulary import PRINTED_TEXT
@@ -118,10 +118,10 @@ def test_other_text_is_not_detected(tmp_path: Path) -> None:
 
 @given(st.text() | st.from_regex(r"-?\d{0,400}(\.\d*)?(e-?\d+)? ?[kKMGTmunsBFLOPSµi%]{0,6}"))
 def test_numbers_never_raise(text: str) -> None:
-    for parse in (values.number, values.nanoseconds, values.size, values.count):
+    for parse in (lines.number, lines.nanoseconds, lines.size, lines.count):
         parsed = parse(text)
         assert parsed is None or isinstance(parsed, float)
-    assert values.count(text, "FLOPS") is None or "FLOPS" in text
+    assert lines.count(text, "FLOPS") is None or "FLOPS" in text
 
 
 @given(st.text(), st.integers(0, 1 << 20))
@@ -135,7 +135,7 @@ def test_lines_never_raise(text: str, number: int) -> None:
 @given(st.integers(0, 10**15), st.sampled_from(["us", "ms", "s"]))
 def test_times_are_exact_to_what_is_printed(ns: int, unit: str) -> None:
     text = f"{ns / US[unit]:.3f}{unit}"
-    assert values.nanoseconds(text) == round(float(text.removesuffix(unit)) * US[unit])
+    assert lines.nanoseconds(text) == round(float(text.removesuffix(unit)) * US[unit])
 
 
 @pytest.mark.parametrize(

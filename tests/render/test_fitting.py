@@ -1,7 +1,7 @@
 import pytest
 from hypothesis import given, strategies as st
 
-from traceanalyzer.render.fitting import shorten_all
+from traceanalyzer.render.table import shorten_all
 
 NCCL = [f"ncclDevKernel_{kind}_RING_LL(ncclDevKernelArgsStorage<4096ul>, ncclWork*)"
         for kind in ("AllReduce_Sum_f32", "AllReduce_Sum_bf16", "AllGather")]  # fmt: skip

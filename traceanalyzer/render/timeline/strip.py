@@ -12,7 +12,7 @@ import polars as pl
 from traceanalyzer.drawings import Budget, Lanes
 from traceanalyzer.render.color import STATES, colored
 from traceanalyzer.render.text import shorten, visible
-from traceanalyzer.render.timeline.grid import extent, length, shares, short_step
+from traceanalyzer.render.timeline import extent, length, shares, short_step
 from traceanalyzer.units import format_count, format_frac, format_ns
 
 #: Character of each state: in Unicode, in ASCII.
