@@ -176,7 +176,7 @@ def _all_lines() -> dict[str, str]:
     texts = {
         page.name: page.read_text()
         for page in PAGES
-        if page.name not in ("commands.md", "CHANGELOG.md")
+        if not page.name.startswith("commands") and page.name != "CHANGELOG.md"
     }
     texts |= {f"{name} --help": f"```\n{one.epilog}\n```" for name, one in COMMANDS.items()}
     return {line: place for place, text in texts.items() for line in commands_of(text)}

@@ -6,6 +6,7 @@ import ast
 import re
 import runpy
 import shlex
+from collections.abc import Iterable
 from pathlib import Path
 
 import click
@@ -32,7 +33,7 @@ PAGES = sorted(
     ]
 )
 README = (ROOT / "README.md").read_text()
-CHROME = (ROOT / "docs" / "chrome-trace.md").read_text()
+CHROME = (ROOT / "docs" / "chrome-trace-damage.md").read_text()
 
 #: Commands with their output: ``$ traceanalyzer ...``; a last line ``...`` stands for more output.
 BLOCK = re.compile(r"^```console\n\$ (traceanalyzer .*)\n((?s:.*?))^```$", re.MULTILINE)
@@ -68,8 +69,35 @@ def page_id(page: Path) -> str:
 )
 def test_generated_pages_are_current(script: str) -> None:
     names = runpy.run_path(str(ROOT / "docs" / script))
-    assert names["PAGE"].read_text() == names["page"](), "run: make docs"
+    pages = names["pages"]() if "pages" in names else {names["PAGE"]: names["page"]()}
+    for path, text in pages.items():
+        assert path.read_text() == text, "run: make docs"
     assert f"docs/{script}" in (ROOT / "Makefile").read_text()
+    if len(pages) > 1:
+        former = {*(ROOT / "docs").glob(f"{names['PAGE'].stem}-*.md")} - pages.keys()
+        assert former == set(), "run: make docs"
+
+
+PUBLIC = [
+    name
+    for name in traceanalyzer.__all__
+    if not isinstance(thing := getattr(traceanalyzer, name), type) or not issubclass(thing, Exception)
+]
+
+
+@pytest.mark.parametrize(
+    ("script", "entries"), [("make_commands.py", COMMANDS), ("make_python.py", PUBLIC)]
+)
+def test_reference_has_every_entry_once_on_the_page_of_its_group(
+    script: str, entries: Iterable[str]
+) -> None:
+    names = runpy.run_path(str(ROOT / "docs" / script))
+    pages = names["pages"]()
+    stem = names["PAGE"].stem
+    slugs = [group.lower().replace(" ", "-") for group in names["GROUPS"]]
+    assert {path.name for path in pages} >= {f"{stem}-{slug}.md" for slug in slugs}
+    titles = re.findall(r"^##+ `([\w-]+)`$", "".join(pages.values()), re.MULTILINE)
+    assert sorted(titles) == sorted(entries)
 
 
 def test_stubs_are_current() -> None:
@@ -117,9 +145,7 @@ def test_architecture_lists_every_package() -> None:
 
 
 def test_malformed_fixtures_are_described() -> None:
-    described = set(
-        re.findall(r"`(\w+\.json(?:\.gz)?)`", (ROOT / "docs/chrome-trace.md").read_text())
-    )
+    described = set(re.findall(r"`(\w+\.json(?:\.gz)?)`", CHROME))
     assert described == {path.name for path in (ROOT / "fixtures" / "malformed").iterdir()}
 
 
