@@ -27,6 +27,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted(
     [
         *ROOT.glob("*.md"),
+        *ROOT.glob("benchmarks/*.md"),
         *ROOT.glob("docs/*.md"),
         *ROOT.glob("fixtures/*.md"),
         *ROOT.glob("notebooks/*.md"),
@@ -81,7 +82,8 @@ def test_generated_pages_are_current(script: str) -> None:
 PUBLIC = [
     name
     for name in traceanalyzer.__all__
-    if not isinstance(thing := getattr(traceanalyzer, name), type) or not issubclass(thing, Exception)
+    if not isinstance(thing := getattr(traceanalyzer, name), type)
+    or not issubclass(thing, Exception)
 ]
 
 
@@ -104,6 +106,18 @@ def test_stubs_are_current() -> None:
     names = runpy.run_path(str(ROOT / "docs" / "make_stubs.py"))
     for name, text in (("__init__", names["names"]()), ("questions", names["methods"]())):
         assert (ROOT / "traceanalyzer" / f"{name}.pyi").read_text() == text, "run: make docs"
+
+
+#: Generated reference: a page for each group.
+REFERENCE = re.compile(r"(commands|python)-[\w-]+\.md")
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.parent.name == "docs"], ids=page_id
+)
+def test_pages_are_short(page: Path) -> None:
+    if not REFERENCE.fullmatch(page.name) and page.name != "architecture.md":
+        assert page.stat().st_size <= 20_000
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
@@ -313,7 +327,7 @@ COMPARED = (
 
 def _speeds() -> str:
     """Return the table of the comparison, from the results of `make bench`."""
-    page = (ROOT / "docs" / "performance.md").read_text()
+    page = (ROOT / "benchmarks" / "RESULTS.md").read_text()
     rows = [line.split("|")[1:-1] for line in page.splitlines() if line.startswith("| ")]
     cells = [[cell.strip() for cell in row] for row in rows]
     measured = {(row[0], row[1]): (row[2], row[6]) for row in cells if len(row) == 8}
