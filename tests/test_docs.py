@@ -17,7 +17,6 @@ from test_imports import ALLOWED, BASE
 import traceanalyzer
 from traceanalyzer.cli.commands import all_commands
 from traceanalyzer.cli.main import cli
-from traceanalyzer.cli.options import RENAMED_OPTIONS
 from traceanalyzer.parsers.chrome_trace import reader
 from traceanalyzer.parsers.registry import formats
 
@@ -242,8 +241,6 @@ def test_commands_and_their_options_exist(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_options_in_text_exist(page: Path) -> None:
     known = set[str]().union(*map(_options, COMMANDS.values()))
-    if page.name == "CHANGELOG.md":
-        known |= {*RENAMED_OPTIONS}
     used = re.findall(r"`(--?[a-z][a-z-]*)(?: [^`]*)?`", page.read_text())
     assert set(used) - known <= OTHERS, "unknown option"
 
