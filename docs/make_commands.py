@@ -129,8 +129,8 @@ def shared_by(rows: dict[str, str]) -> list[str]:
     if not accepted:
         return []
     if len(missing) < len(accepted):
-        return [f"All {link}{' except ' if missing else ''}{code(*missing)}."]
-    return [f"Of the {link}: {code(*accepted)}."]
+        return [f"It has all {link}{' except ' if missing else ''}{code(*missing)}."]
+    return [f"It has these {link}: {code(*accepted)}."]
 
 
 def shared_section() -> str:
