@@ -14,7 +14,7 @@ INSTALL := $(PYTHON) -m pip --python $(BIN)/python --disable-pip-version-check i
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-demo: $(VENV)/.package ## what was wrong in a training on 8 GPUs? in the terminal, and as a page
+demo: $(VENV)/.package ## what is wrong in a bundled training on 8 GPUs: in the terminal, and as demo.html
 	$(BIN)/traceanalyzer diagnose fixtures/nccl_8ranks fixtures/memory/leak.pickle
 	$(BIN)/traceanalyzer report fixtures/nccl_8ranks fixtures/memory/leak.pickle --force -o demo.html
 	@echo "Open demo.html in a browser: $(CURDIR)/demo.html"
@@ -22,17 +22,17 @@ demo: $(VENV)/.package ## what was wrong in a training on 8 GPUs? in the termina
 test: $(VENV)/.developer ## the whole suite
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
-check: $(VENV)/.developer ## lint, formatting, language, types
+check: $(VENV)/.developer ## lint, formatting, language, size of the package, types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python -m benchmarks.language
 	$(BIN)/python -m benchmarks.metrics --check
 	$(BIN)/mypy
 
-bench: $(VENV)/.developer ## how fast, how much memory, against orjson and HTA
+bench: $(VENV)/.developer ## time and memory beside other tools, into benchmarks/RESULTS.md and docs/performance.md
 	$(BIN)/python -m benchmarks.run
 
-bench-scale: $(VENV)/.developer ## many ranks and large files: time, memory and bars (SCALE=--large: 10 GB, 100 x 200 MB)
+bench-scale: $(VENV)/.developer ## many ranks and large files, into docs/performance.md (SCALE=--large: 10 GB, 100 x 200 MB)
 	$(BIN)/python -m benchmarks.scale --write $(SCALE)
 
 accuracy: $(VENV)/.developer ## how often is the first finding of diagnose the root cause?
@@ -47,7 +47,7 @@ metrics: $(VENV)/.developer ## size and structure of the package, beside their l
 bless: $(VENV)/.developer ## accept what the golden tests print now
 	$(BIN)/python -m pytest -n auto --bless
 
-snapshot: $(VENV)/.developer ## is what every command prints for every file the same as recorded?
+snapshot: $(VENV)/.developer ## does every command print for every file what is recorded?
 	$(BIN)/python tests/snapshot.py
 
 coverage: $(VENV)/.developer ## the whole suite, and which lines and branches it runs
@@ -72,8 +72,7 @@ fuzz-native: $(VENV)/.developer ## the same, with the C extensions under ASAN an
 mutants: $(VENV)/.developer ## do the tests notice when a formula is wrong?
 	$(BIN)/python -m benchmarks.mutants
 
-
-docs: $(VENV)/.package ## the pages and the picture derived from the code
+docs: $(VENV)/.package ## the pages, stubs and pictures derived from the code
 	$(BIN)/python docs/make_schema.py
 	$(BIN)/python docs/make_commands.py
 	$(BIN)/python docs/make_rules.py

@@ -91,7 +91,8 @@ def _strings() -> Iterator[tuple[Path, int, str]]:
 
 
 def _prose() -> Iterator[tuple[Path, int, str]]:
-    for path in (_ROOT / "README.md", _ROOT / "CONTRIBUTING.md", *(_ROOT / "docs").glob("*.md")):
+    pages = [path for folder in ("docs", "benchmarks") for path in (_ROOT / folder).glob("*.md")]
+    for path in (_ROOT / "README.md", _ROOT / "CONTRIBUTING.md", *pages):
         yield path, 1, path.read_text()
 
 

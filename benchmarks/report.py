@@ -1,6 +1,7 @@
 """Results as Markdown tables, and those tables in the documentation.
 
-``python -m benchmarks.report benchmarks/results/NAME.json`` puts a run into docs/performance.md.
+``python -m benchmarks.report benchmarks/results/NAME.json`` puts all tables of a run into
+benchmarks/RESULTS.md, and what users can expect into docs/performance.md.
 """
 
 from __future__ import annotations
@@ -16,8 +17,40 @@ from benchmarks.results import Measurement, Results
 from benchmarks.routes import ROUTES
 
 PAGE = ROOT / "docs" / "performance.md"
+FULL_PAGE = ROOT / "benchmarks" / "RESULTS.md"
 BEGIN, END = "<!-- begin: make bench -->", "<!-- end: make bench -->"
 _SHARE = "share of `orjson.loads`"
+
+#: Inputs of the summary, as text.
+_INPUTS = {
+    "gen200.json": "Chrome trace, 200 MB",
+    "gen1000.json": "Chrome trace, 1 GB",
+    "gen1000.json.gz": "the same, compressed",
+    "nsys420000.sqlite": "nsys export, 100 MB, 420,000 kernels",
+    "nsys6000000.sqlite": "nsys export, 1.4 GB, 6,000,000 kernels",
+    "stacks300.txt": "py-spy stacks, 300 MB",
+    "snapshot1000000.pickle": "memory snapshot, 1,000,000 events",
+    "snapshot5000000.pickle": "memory snapshot, 5,000,000 events",
+}
+#: Rows of the summary: a command, its input, and the peer on the same input.
+_SUMMARY = (
+    ("comm-outliers", "gen200.json", "HTA"),
+    ("gpu-idle", "gen200.json", ""),
+    ("operators", "gen200.json", ""),
+    ("diagnose", "gen200.json", ""),
+    ("report", "gen200.json", ""),
+    ("read", "gen1000.json", "orjson.loads"),
+    ("comm-outliers", "gen1000.json", ""),
+    ("comm-outliers", "gen1000.json.gz", ""),
+    ("diagnose", "nsys420000.sqlite", ""),
+    ("kernels", "nsys6000000.sqlite", "pandas"),
+    ("annotations", "nsys6000000.sqlite", ""),
+    ("gpu-idle", "nsys6000000.sqlite", ""),
+    ("py-spy-report", "stacks300.txt", "itwinai"),
+    ("flamegraph", "stacks300.txt", "flamegraph.pl"),
+    ("memory page", "snapshot1000000.pickle", "trace_plot"),
+    ("memory", "snapshot5000000.pickle", "pickle.load"),
+)
 
 
 def markdown(measured: Results) -> str:
@@ -36,6 +69,33 @@ def markdown(measured: Results) -> str:
     if tried:
         sections.append(f"### Routes tried, on `{tried[0].trace}`\n\n" + _routes(tried, measured))
     return "\n\n".join(sections) + "\n"
+
+
+def summary(measured: Results) -> str:
+    """Return what users can expect, beside other tools, and the targets that were missed."""
+    headings = ("command", "input", "s", "MB", "other tool", "s", "MB")
+    rows = []
+    for task, trace, peer in _SUMMARY:
+        cells = (*_time_and_memory(measured, task, trace), peer)
+        theirs = _time_and_memory(measured, peer, trace) if peer else ("", "")
+        rows.append((f"`{task}`", _INPUTS[trace], *cells, *theirs))
+    missed = [row[:4] for row in _bar_rows(measured) if "missed" in row[-1]]
+    targets = ("missed target", "input", "measured", "target")
+    tables = [table("<<>><>>", headings, rows), table("<<>>", targets, missed)]
+    return "\n\n".join([_circumstances(measured), *tables]) + "\n"
+
+
+def _time_and_memory(measured: Results, task: str, trace: str) -> tuple[str, str]:
+    m = measured.find(task, trace)
+    return (_seconds(m), _number(_mb(m.peak_rss))) if m else ("not measured", "")
+
+
+def write(measured: Results) -> str:
+    """Put a run into both pages; return all its tables."""
+    text = markdown(measured)
+    include(text, FULL_PAGE)
+    include(summary(measured))
+    return text
 
 
 def include(text: str, page: Path = PAGE, markers: tuple[str, str] = (BEGIN, END)) -> None:
@@ -148,4 +208,4 @@ def _mb(size: int | None) -> float | None:
 
 
 if __name__ == "__main__":
-    include(markdown(results.load(Path(sys.argv[1]))))
+    write(results.load(Path(sys.argv[1])))

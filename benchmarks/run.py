@@ -2,8 +2,8 @@
 
 Makes its inputs and its peers' environment, runs every task in a fresh process three times, in
 turn, so that a slow minute of the machine hits all of them, then once more with the memory of all
-its processes sampled. Prints the tables and writes them to ``results/NAME.json`` and into
-docs/performance.md.
+its processes sampled. Prints the tables and writes them to ``results/NAME.json``, into RESULTS.md,
+and a summary into docs/performance.md.
 """
 
 from __future__ import annotations
@@ -255,9 +255,7 @@ def main(name: str, rounds: int = ROUNDS) -> None:
         measurements=measurements,
     )
     results.save(measured, results.FOLDER / f"{name}.json")
-    text = report.markdown(measured)
-    report.include(text)
-    print(text)
+    print(report.write(measured))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""Write ``docs/commands.md`` from the commands of :mod:`traceanalyzer.cli` (``make docs``).
+"""Write ``docs/commands.md`` and a page per group, ``commands-GROUP.md`` (``make docs``).
 
-Commands, arguments, options and defaults come from click, so that a new command needs no line here.
+Groups, commands, arguments, options and defaults come from the package, so that a new command needs
+no line here.
 """
 
 from __future__ import annotations
@@ -10,17 +11,19 @@ from pathlib import Path
 
 import click
 
-from traceanalyzer.cli.commands import all_commands
+from traceanalyzer.analyzers.registry import GROUPS
+from traceanalyzer.cli import commands
 
 #: All commands by name.
-COMMANDS = all_commands()
+COMMANDS = commands.all_commands()
 
 PAGE = Path(__file__).with_name("commands.md")
+_GENERATED = "<!-- Generated from the options by `make docs`; edit those, not this page. -->"
 
-INTRODUCTION = """\
+INTRODUCTION = f"""\
 # Commands
 
-<!-- Generated from the options of analyzers by `make docs`; edit those, not this page. -->
+{_GENERATED}
 
 `traceanalyzer COMMAND --help` prints the same in a terminal, `traceanalyzer --version` the version.
 Results go to standard output, progress and notes to standard error. Terms: [glossary](glossary.md).
@@ -103,16 +106,13 @@ def usage(name: str, command: click.Command) -> str:
 
 def section(name: str, command: click.Command) -> str:
     """Return the section of one command."""
-    common = shared()
-    rows = options(command)
+    common, rows = shared(), options(command)
     special = [text for key, text in rows.items() if common.get(key) != text]
-    others = code(*(key for key, text in rows.items() if common.get(key) == text))
     page = PAGE.with_name(f"{name}.md")
     parts = [f"## `{name}`", f"```text\n{usage(name, command)}\n```", described(command)]
     if special:
         parts.append("\n".join([_HEAD, *special]))
-    if others:
-        parts.append(f"{'And' if special else 'Options:'} {others}, as [above](#shared-options).")
+    parts += shared_by(rows)
     if page.exists():
         parts.append(f"Columns and definitions: [{page.name}]({page.name}).")
     if isinstance(command, click.Group):
@@ -120,25 +120,66 @@ def section(name: str, command: click.Command) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def shared_by(rows: dict[str, str]) -> list[str]:
+    """Return a sentence about the shared options of a command, or nothing."""
+    common = shared()
+    accepted = [key for key, text in rows.items() if common.get(key) == text]
+    missing = [key for key in common if key not in rows]
+    link = "[shared options](commands.md#shared-options)"
+    if not accepted:
+        return []
+    if len(missing) < len(accepted):
+        return [f"It has all {link}{' except ' if missing else ''}{code(*missing)}."]
+    return [f"It has these {link}: {code(*accepted)}."]
+
+
 def shared_section() -> str:
     """Return the section of the options that most commands have."""
     return "\n".join(["## Shared options", "", _HEAD, *shared().values(), ""])
 
 
-def overview() -> str:
-    """Return all commands, one line each."""
+def group_page(group: str) -> Path:
+    """Return the path of the page of a group."""
+    return PAGE.with_name(f"commands-{group.lower().replace(' ', '-')}.md")
+
+
+def grouped() -> dict[str, list[str]]:
+    """Return the commands of each group, sorted."""
+    groups = {name: listed.group for name, listed in commands._listed().items()}
+    return {group: [name for name in COMMANDS if groups[name] == group] for group in GROUPS}
+
+
+def overview(group: str, names: list[str]) -> str:
+    """Return the commands of a group, one line each."""
+    target = group_page(group).name
     rows = [
-        f"| [`{name}`](#{name}) | {cell(command.get_short_help_str(200))} |"
-        for name, command in COMMANDS.items()
+        f"| [`{name}`]({target}#{name}) | {cell(COMMANDS[name].get_short_help_str(200))} |"
+        for name in names
     ]
-    return "\n".join(["| command | answers |", "|---|---|", *rows, ""])
+    return "\n".join([f"## {group}", "", "| command | answers |", "|---|---|", *rows, ""])
 
 
-def page() -> str:
-    """Return the whole page."""
-    sections = [section(name, command) for name, command in COMMANDS.items()]
-    return "\n".join([INTRODUCTION, overview(), shared_section(), *sections])
+def pages() -> dict[Path, str]:
+    """Return the text of each page."""
+    groups = {group: names for group, names in grouped().items() if names}
+    overviews = [overview(group, names) for group, names in groups.items()]
+    texts = {PAGE: "\n".join([INTRODUCTION, *overviews, shared_section()])}
+    for group, names in groups.items():
+        head = f"# Commands: {group}\n\n{_GENERATED}\n\n"
+        head += "Exit codes and shared options: [commands](commands.md).\n"
+        sections = [section(name, COMMANDS[name]) for name in names]
+        texts[group_page(group)] = "\n".join([head, *sections])
+    return texts
+
+
+def main() -> None:
+    """Write all pages, and remove those of former groups."""
+    texts = pages()
+    for path in {*PAGE.parent.glob("commands-*.md")} - texts.keys():
+        path.unlink()
+    for path, text in texts.items():
+        path.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    main()

@@ -1,6 +1,8 @@
-"""Write the reference in ``docs/python.md`` from the docstrings of the package (``make docs``).
+"""Write the reference of Python from the docstrings of the package (``make docs``).
 
-The text above the mark is written by hand.
+``docs/python.md`` has the text above the mark, written by hand, and lists all functions;
+``python-GROUP.md`` has the functions of a group of commands and the classes of their results,
+``python-reading.md`` everything else.
 """
 
 from __future__ import annotations
@@ -12,9 +14,23 @@ from typing import Any
 
 import traceanalyzer
 from traceanalyzer.analyzers.base import Reading
+from traceanalyzer.analyzers.registry import ENTRIES, GROUPS
+from traceanalyzer.cli import commands
 
 PAGE = Path(__file__).with_name("python.md")
 MARK = "<!-- below: generated from the docstrings by `make docs` -->\n"
+
+_GENERATED = "<!-- Generated from the docstrings by `make docs`; edit those, not this page. -->"
+
+#: Page of everything without a command.
+READING = "Reading"
+#: Commands of functions with another name.
+_COMMANDS = {
+    "check_budgets": "gate",
+    "diff_runs": "diff",
+    "list_baselines": "baseline",
+    "save_baseline": "baseline",
+}
 
 #: Arguments of all questions, documented once.
 SHARED = ("inputs", "reading")
@@ -35,7 +51,7 @@ def _escaped(part: str) -> str:
     return part if part.startswith("`") else re.sub(r"([*_<\[\]])", r"\\\1", part)
 
 
-def parts(thing: object) -> dict[str, str]:
+def parts_of(thing: object) -> dict[str, str]:
     """Return the sections of a docstring by name; the text before them is ``""``."""
     pieces = _SECTION.split(inspect.getdoc(thing) or "")
     return {"": pieces[0], **dict(zip(pieces[1::2], pieces[2::2], strict=True))}
@@ -49,7 +65,8 @@ def items(section: str) -> dict[str, str]:
 
 def bullets(entries: dict[str, str]) -> str:
     """Return entries as a Markdown list."""
-    return "\n".join(f"- `{name}`: {plain(text)}" for name, text in entries.items())
+    texts = {name: plain(text).replace("\n\n", "\n\n    ") for name, text in entries.items()}
+    return "\n".join(f"- `{name}`: {text}" for name, text in texts.items())
 
 
 def signature(name: str, function: Any) -> str:
@@ -69,10 +86,12 @@ def signature(name: str, function: Any) -> str:
 def function_section(name: str) -> str:
     """Return the section of one function."""
     function = getattr(traceanalyzer, name)
-    doc = parts(function)
+    doc = parts_of(function)
     arguments = items(doc.get("Args", ""))
     special = {key: text for key, text in arguments.items() if key not in SHARED}
     lines = [f"### `{name}`", f"```text\n{signature(name, function)}\n```", plain(doc[""])]
+    if (result := result_class(name)) is not None:
+        lines.append(f"Returns [`{result}`](#{result.lower()}).")
     if special:
         lines.append(bullets(special))
     if "Raises" in doc:
@@ -82,7 +101,7 @@ def function_section(name: str) -> str:
 
 def class_section(name: str) -> str:
     """Return the section of one class: description and attributes."""
-    doc = parts(getattr(traceanalyzer, name))
+    doc = parts_of(getattr(traceanalyzer, name))
     attributes = items(doc.get("Attributes", ""))
     lines = [f"### `{name}`", plain(doc[""])]
     return "\n\n".join([*lines, *([bullets(attributes)] if attributes else [])]) + "\n"
@@ -90,43 +109,98 @@ def class_section(name: str) -> str:
 
 def shared() -> str:
     """Return the arguments that all questions have."""
-    inputs = items(parts(traceanalyzer.gpu_idle)["Args"])["inputs"]
-    return bullets({"inputs": inputs, **items(parts(Reading)["Attributes"])})
+    inputs = items(parts_of(traceanalyzer.gpu_idle)["Args"])["inputs"]
+    return bullets({"inputs": inputs, **items(parts_of(Reading)["Attributes"])})
 
 
-def derived() -> str:
-    """Return the reference."""
-    names = traceanalyzer.__all__
-    things = {name: getattr(traceanalyzer, name) for name in names}
-    errors = [
-        n for n, thing in things.items() if isinstance(thing, type) and issubclass(thing, Exception)
-    ]
-    classes = [n for n, thing in things.items() if isinstance(thing, type) and n not in errors]
-    functions = [name for name in names if name not in {*errors, *classes}]
-    return "\n".join(
-        [
-            "## Functions",
-            "",
-            "Arguments of all questions, `...` below:",
-            "",
-            shared(),
-            "",
-            *map(function_section, functions),
-            "## Classes",
-            "",
-            *map(class_section, classes),
-            "## Errors",
-            "",
-            bullets({name: parts(things[name])[""] for name in errors}),
-            "",
-        ]
-    )
+def names_of(*, classes: bool, errors: bool = False) -> list[str]:
+    """Return public names: functions, classes, or errors."""
+    things = {name: getattr(traceanalyzer, name) for name in traceanalyzer.__all__}
+    types = [name for name, thing in things.items() if isinstance(thing, type)]
+    failures = [name for name in types if issubclass(things[name], Exception)]
+    if errors:
+        return failures
+    return [name for name in things if (name in types) == classes and name not in failures]
 
 
-def page() -> str:
-    """Return the whole page: the text written by hand, and the reference."""
-    return PAGE.read_text(encoding="utf-8").partition(MARK)[0] + MARK + "\n" + derived()
+def result_class(function: str) -> str | None:
+    """Return the documented class of the result of an analysis."""
+    name = getattr(traceanalyzer, function).__annotations__.get("return")
+    known = name in traceanalyzer.__all__ and group_of(function) != READING
+    return str(name) if known else None
+
+
+def group_of(function: str) -> str:
+    """Return the group of a function: that of its command."""
+    command = _COMMANDS.get(function, function.replace("_", "-"))
+    if function in ENTRIES:
+        command = ENTRIES[function].command.partition(" ")[0]
+    listed = commands._listed()
+    return listed[command].group if command in listed else READING
+
+
+def group_page(group: str) -> Path:
+    """Return the path of the page of a group."""
+    return PAGE.with_name(f"python-{group.lower().replace(' ', '-')}.md")
+
+
+def grouped() -> dict[str, tuple[list[str], list[str]]]:
+    """Return functions and classes of each group; a class belongs to the first that returns it."""
+    functions, classes = names_of(classes=False), names_of(classes=True)
+    groups: dict[str, str] = {}
+    for function in functions:
+        if (result := result_class(function)) is not None:
+            groups.setdefault(result, group_of(function))
+    return {
+        group: (
+            [name for name in functions if group_of(name) == group],
+            [name for name in classes if groups.get(name, READING) == group],
+        )
+        for group in (*GROUPS, READING)
+    }
+
+
+def overview() -> str:
+    """Return the list of all functions and the arguments that all questions have."""
+    rows = ["| group | functions |", "|---|---|"]
+    for group, (functions, _) in grouped().items():
+        page = group_page(group).name
+        links = ", ".join(f"[`{name}`]({page}#{name})" for name in functions)
+        rows.append(f"| [{group}]({page}) | {links} |")
+    common = "## Arguments of all questions\n\nThey are `...` in the signatures.\n"
+    return "\n".join(["## All functions", "", *rows, "", common, shared(), ""])
+
+
+def group_text(group: str, functions: list[str], classes: list[str]) -> str:
+    """Return the page of a group."""
+    head = f"# Python API: {group}\n\n{_GENERATED}\n\n"
+    head += "Examples, all functions, and the arguments `...`: [Python API](python.md).\n"
+    parts = [head, "## Functions\n", *map(function_section, functions)]
+    parts += ["## Classes\n", *map(class_section, classes)]
+    if group == READING:
+        errors = names_of(classes=True, errors=True)
+        texts = {name: parts_of(getattr(traceanalyzer, name))[""] for name in errors}
+        parts += ["## Errors\n", bullets(texts) + "\n"]
+    return "\n".join(parts)
+
+
+def pages() -> dict[Path, str]:
+    """Return the text of each page; that of the first is the text written by hand and the list."""
+    texts = {PAGE: PAGE.read_text(encoding="utf-8").partition(MARK)[0] + MARK + "\n" + overview()}
+    for group, (functions, classes) in grouped().items():
+        if functions:
+            texts[group_page(group)] = group_text(group, functions, classes)
+    return texts
+
+
+def main() -> None:
+    """Write all pages, and remove those of former groups."""
+    texts = pages()
+    for path in {*PAGE.parent.glob("python-*.md")} - texts.keys():
+        path.unlink()
+    for path, text in texts.items():
+        path.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    main()

@@ -1,4 +1,4 @@
-"""Write the table of rules into ``docs/diagnose.md`` (``make docs``)."""
+"""Write the table of rules into ``docs/diagnose-rules.md`` (``make docs``)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from traceanalyzer.analyzers.registry import in_report
 from traceanalyzer.findings.judge import RULES
 from traceanalyzer.findings.rule import Rule
 
-PAGE = Path(__file__).with_name("diagnose.md")
+PAGE = Path(__file__).with_name("diagnose-rules.md")
 _BEGIN, _END = "<!-- begin: make docs -->", "<!-- end: make docs -->"
 _PAGES = {"api": "transfers", "memory --oom": "memory", "memory --growth": "memory"}
 

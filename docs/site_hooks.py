@@ -24,6 +24,8 @@ DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 #: Pages outside docs/, and their names on the site.
 ELSEWHERE = {
+    "benchmarks/NOTES.md": "benchmark-notes.md",
+    "benchmarks/RESULTS.md": "benchmark-results.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "fixtures/README.md": "fixtures.md",

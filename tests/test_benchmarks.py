@@ -172,6 +172,27 @@ def test_results_round_trip(tmp_path: Path) -> None:
     assert "| read | `gen200.json` | 0.50 | 0.50 | 2 |" in text
 
 
+def test_summary_lists_commands_and_missed_targets() -> None:
+    measured = results_of(
+        Measurement("comm-outliers", "gen200.json", 200 * MB, [0.6], peak_rss=147 * MB),
+        Measurement("HTA", "gen200.json", 200 * MB, [21.0], peak_rss=1091 * MB),
+        Measurement("--help", None, None, [0.4]),
+    )
+    text = report.summary(measured)
+    row = "| `comm-outliers` | Chrome trace, 200 MB | 0.60 | 147 | HTA | 21.00 | 1091 |"
+    assert row in text
+    assert "| `gpu-idle` | Chrome trace, 200 MB | not measured |  |  |  |  |" in text
+    assert "| `--help` |  | 0.40 s | ≤ 0.30 s |" in text
+    assert report.PAGE.read_text().count(report.BEGIN) == 1
+
+
+def test_tables_of_the_pages_are_those_of_the_recorded_run() -> None:
+    [recorded] = results.FOLDER.glob("*.json")
+    measured = results.load(recorded)
+    assert report.summary(measured) in report.PAGE.read_text()
+    assert report.markdown(measured) in report.FULL_PAGE.read_text()
+
+
 def test_mutants_are_of_existing_modules():
     for module in mutants.TESTS:
         assert (mutants.PACKAGE / module).exists(), module

@@ -171,13 +171,10 @@ def on_fixtures(parts: list[str]) -> tuple[str, ...]:
 def _all_lines() -> dict[str, str]:
     """Return every command with the place where it is shown.
 
-    The reference has synopses only, generated from the parser; the changelog has old commands.
+    The reference has synopses only, generated from the parser.
     """
-    texts = {
-        page.name: page.read_text()
-        for page in PAGES
-        if page.name not in ("commands.md", "CHANGELOG.md")
-    }
+    pages = [page for page in PAGES if not page.name.startswith("commands")]
+    texts = {page.name: page.read_text() for page in pages}
     texts |= {f"{name} --help": f"```\n{one.epilog}\n```" for name, one in COMMANDS.items()}
     return {line: place for place, text in texts.items() for line in commands_of(text)}
 

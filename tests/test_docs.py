@@ -6,6 +6,7 @@ import ast
 import re
 import runpy
 import shlex
+from collections.abc import Iterable
 from pathlib import Path
 
 import click
@@ -16,7 +17,6 @@ from test_imports import ALLOWED, BASE
 import traceanalyzer
 from traceanalyzer.cli.commands import all_commands
 from traceanalyzer.cli.main import cli
-from traceanalyzer.cli.options import RENAMED_OPTIONS
 from traceanalyzer.parsers.chrome_trace import reader
 from traceanalyzer.parsers.registry import formats
 
@@ -26,13 +26,14 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted(
     [
         *ROOT.glob("*.md"),
+        *ROOT.glob("benchmarks/*.md"),
         *ROOT.glob("docs/*.md"),
         *ROOT.glob("fixtures/*.md"),
         *ROOT.glob("notebooks/*.md"),
     ]
 )
 README = (ROOT / "README.md").read_text()
-CHROME = (ROOT / "docs" / "chrome-trace.md").read_text()
+CHROME = (ROOT / "docs" / "chrome-trace-damage.md").read_text()
 
 #: Commands with their output: ``$ traceanalyzer ...``; a last line ``...`` stands for more output.
 BLOCK = re.compile(r"^```console\n\$ (traceanalyzer .*)\n((?s:.*?))^```$", re.MULTILINE)
@@ -68,14 +69,54 @@ def page_id(page: Path) -> str:
 )
 def test_generated_pages_are_current(script: str) -> None:
     names = runpy.run_path(str(ROOT / "docs" / script))
-    assert names["PAGE"].read_text() == names["page"](), "run: make docs"
+    pages = names["pages"]() if "pages" in names else {names["PAGE"]: names["page"]()}
+    for path, text in pages.items():
+        assert path.read_text() == text, "run: make docs"
     assert f"docs/{script}" in (ROOT / "Makefile").read_text()
+    if len(pages) > 1:
+        former = {*(ROOT / "docs").glob(f"{names['PAGE'].stem}-*.md")} - pages.keys()
+        assert former == set(), "run: make docs"
+
+
+PUBLIC = [
+    name
+    for name in traceanalyzer.__all__
+    if not isinstance(thing := getattr(traceanalyzer, name), type)
+    or not issubclass(thing, Exception)
+]
+
+
+@pytest.mark.parametrize(
+    ("script", "entries"), [("make_commands.py", COMMANDS), ("make_python.py", PUBLIC)]
+)
+def test_reference_has_every_entry_once_on_the_page_of_its_group(
+    script: str, entries: Iterable[str]
+) -> None:
+    names = runpy.run_path(str(ROOT / "docs" / script))
+    pages = names["pages"]()
+    stem = names["PAGE"].stem
+    slugs = [group.lower().replace(" ", "-") for group in names["GROUPS"]]
+    assert {path.name for path in pages} >= {f"{stem}-{slug}.md" for slug in slugs}
+    titles = re.findall(r"^##+ `([\w-]+)`$", "".join(pages.values()), re.MULTILINE)
+    assert sorted(titles) == sorted(entries)
 
 
 def test_stubs_are_current() -> None:
     names = runpy.run_path(str(ROOT / "docs" / "make_stubs.py"))
     for name, text in (("__init__", names["names"]()), ("questions", names["methods"]())):
         assert (ROOT / "traceanalyzer" / f"{name}.pyi").read_text() == text, "run: make docs"
+
+
+#: Generated reference: a page for each group.
+REFERENCE = re.compile(r"(commands|python)-[\w-]+\.md")
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.parent.name == "docs"], ids=page_id
+)
+def test_pages_are_short(page: Path) -> None:
+    if not REFERENCE.fullmatch(page.name) and page.name != "architecture.md":
+        assert page.stat().st_size <= 20_000
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
@@ -117,9 +158,7 @@ def test_architecture_lists_every_package() -> None:
 
 
 def test_malformed_fixtures_are_described() -> None:
-    described = set(
-        re.findall(r"`(\w+\.json(?:\.gz)?)`", (ROOT / "docs/chrome-trace.md").read_text())
-    )
+    described = set(re.findall(r"`(\w+\.json(?:\.gz)?)`", CHROME))
     assert described == {path.name for path in (ROOT / "fixtures" / "malformed").iterdir()}
 
 
@@ -202,8 +241,6 @@ def test_commands_and_their_options_exist(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_options_in_text_exist(page: Path) -> None:
     known = set[str]().union(*map(_options, COMMANDS.values()))
-    if page.name == "CHANGELOG.md":
-        known |= {*RENAMED_OPTIONS}
     used = re.findall(r"`(--?[a-z][a-z-]*)(?: [^`]*)?`", page.read_text())
     assert set(used) - known <= OTHERS, "unknown option"
 
@@ -271,8 +308,14 @@ def test_picture_is_small_and_written_by_a_script(picture: str, page: str, scrip
 
 
 def test_readme_is_short() -> None:
-    assert len(README.encode()) <= 10_000
-    assert README.count("\n") <= 160
+    assert len(README.encode()) <= 8_000
+    first = README[: README.index("\n## ")]
+    assert first.count("\n") <= 30
+    places = [
+        first.index(text)
+        for text in ("images/report.png", "make demo", "make test", "pip install .")
+    ]
+    assert places == sorted(places)
 
 
 #: Comparisons of docs/comparison.md: another tool, our command, and their input.
@@ -287,7 +330,7 @@ COMPARED = (
 
 def _speeds() -> str:
     """Return the table of the comparison, from the results of `make bench`."""
-    page = (ROOT / "docs" / "performance.md").read_text()
+    page = (ROOT / "benchmarks" / "RESULTS.md").read_text()
     rows = [line.split("|")[1:-1] for line in page.splitlines() if line.startswith("| ")]
     cells = [[cell.strip() for cell in row] for row in rows]
     measured = {(row[0], row[1]): (row[2], row[6]) for row in cells if len(row) == 8}

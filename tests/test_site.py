@@ -26,7 +26,10 @@ PAGES = {
     "how-to-stragglers",
     "questions",
     "commands",
+    "commands-time",
+    "python-memory",
     "definitions",
+    "benchmark-notes",
     "schema",
     "changelog",
     "fixtures",
@@ -124,7 +127,7 @@ def window(chromium_window: Any) -> Any:
     return cleared(chromium_window)
 
 
-@pytest.mark.parametrize("name", ["index", "definitions", "commands"])
+@pytest.mark.parametrize("name", ["index", "definitions", "commands", "commands-time"])
 def test_browser_loads_local_files_only(window: Any, served: str, name: str) -> None:
     complaints(window)
     resize(window, 1200, 800)
