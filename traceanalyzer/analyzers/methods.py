@@ -1,7 +1,7 @@
 """The functions of analyzers as methods of ``Trace`` and ``Job``.
 
 ``trace.kernels(by="rank")`` is ``traceanalyzer.kernels(trace, by="rank")``: the same function with
-the same keywords, help and types, imported on first use. ``make docs`` writes ``questions.pyi`` for
+the same keywords, help and types, imported on first use. ``make docs`` writes ``methods.pyi`` for
 type checkers. Here and in the notebook methods of ``Result`` a lower layer imports a higher one.
 """
 

@@ -8,19 +8,15 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import monotonic
 from typing import Any
 
-import polars as pl
-
-import traceanalyzer as ta
 from traceanalyzer.errors import OptionError, TraceAnalyzerError
 from traceanalyzer.render.data import as_json
 from traceanalyzer.render.text import shorten, visible
-from traceanalyzer.result import Result, Table, View
+from traceanalyzer.result import Result
 from traceanalyzer.tools.mcp.tools import MOST_ROWS, PAGE, Progress, Roots, Schema, tools
-from traceanalyzer.units import format_count
 
 #: Most characters of an answer, and of a text in it.
 MOST_CHARACTERS, MOST_TEXT = 100_000, 2_000
@@ -242,61 +238,3 @@ def _throttled(write: Callable[..., None]) -> Progress:
 
 def _one_line(message: str) -> str:
     return shorten(visible(message), _LONGEST_ERROR)
-
-
-# --- a part of a timeline ------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class TimelineSlice(Result):
-    """A part of a timeline.
-
-    Attributes:
-        start_ns, end_ns: the part, on the axis of the timeline.
-        frames: rows of lanes, states, events, steps and gaps that overlap it; times in ns.
-    """
-
-    start_ns: int
-    end_ns: int
-    frames: Mapping[str, pl.DataFrame]
-    timeline_notes: tuple[str, ...]
-
-    def view(self) -> View:
-        """Return the frames as tables."""
-        counts = [format_count(self.frames[name].height, name[:-1]) for name in self.frames]
-        return View(
-            title="What does each device do in a part of the timeline?",
-            verdict=f"{', '.join(counts)}.",
-            notes=self.timeline_notes,
-            tables=tuple(Table(name, name, frame, {}) for name, frame in self.frames.items()),
-            scalars=self.numbers("start_ns", "end_ns"),
-        )
-
-
-def timeline_slice(paths: Sequence[str], *, start: int, end: int, **reading: Any) -> TimelineSlice:
-    """Return the rows of a timeline that overlap a part of its axis.
-
-    Args:
-        paths: files and folders of all ranks.
-        start: start of the part in ns on the axis of :func:`traceanalyzer.timeline`.
-        end: its end.
-        **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
-
-    Raises:
-        InputError: a file cannot be read.
-        MissingData: no device work was recorded.
-        OptionError: the part is empty.
-    """
-    if start >= end:
-        raise OptionError("start must be before end")
-    timeline = ta.timeline(paths, **reading)
-    overlaps = (pl.col("start") < end) & (pl.col("end") > start)
-    on = timeline.lanes.select("lane", "on")
-    frames = {"lanes": timeline.lanes.filter(overlaps)}
-    for name in ("states", "events", "steps", "gaps"):
-        rows: pl.DataFrame = getattr(timeline, name).filter(overlaps)
-        frames[name] = rows.join(on, on="lane", how="left", maintain_order="left")
-    frames = {
-        name: frame.rename({"start": "start_ns", "end": "end_ns"}) for name, frame in frames.items()
-    }
-    return TimelineSlice(start, end, frames, timeline.notes)
