@@ -20,7 +20,7 @@ setup(
             depends=[str(header) for header in Path("traceanalyzer/parsers").glob(f"{module}*.h")],
             extra_compile_args=["-O3"],
             py_limited_api=True,  # one binary for every Python from 3.11 on
-            optional=True,  # without a compiler the package reads the same, slower
+            optional=True,  # without a compiler: all formats but Perfetto's, slower
         )
         for module in MODULES
     ],

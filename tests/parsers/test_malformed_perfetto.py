@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import runpy
+import subprocess
+import sys
 import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import differences
+from perfetto_files import slice_, thread
+from wording import check_wording
 
 import traceanalyzer as ta
 from traceanalyzer import schema
@@ -18,6 +21,7 @@ from traceanalyzer.parsers.perfetto import wire
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 FOLDER = FIXTURES / "malformed_perfetto"
+compiled = pytest.mark.skipif(not wire.is_compiled(), reason="built without a compiler")
 CASES = runpy.run_path(str(FIXTURES / "make_malformed_perfetto.py"))["CASES"]
 
 
@@ -27,14 +31,10 @@ def test_files_are_what_the_script_writes() -> None:
         assert (FOLDER / f"{case.name}.pftrace").read_bytes() == case.data, case.name
 
 
-@pytest.mark.parametrize("compiled", [True, False])
+@compiled
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_the_rest_is_read_and_the_fault_counted(
-    case: Any, compiled: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_rest_is_read_and_the_fault_counted(case: Any) -> None:
     path = FOLDER / f"{case.name}.pftrace"
-    if not compiled:
-        monkeypatch.setattr(wire, "_wire", None)
     if case.names is None:
         with pytest.raises(InputError):
             ta.read(path, format="perfetto")
@@ -61,9 +61,28 @@ def test_commands_end_without_a_traceback(case: Any, capsys: pytest.CaptureFixtu
         assert "\x1b" not in error
 
 
-def test_compiled_and_python_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    paths = [FOLDER / f"{case.name}.pftrace" for case in CASES if case.names is not None]
-    first = [ta.read(path, format="perfetto", columns=("args",)) for path in paths]
-    monkeypatch.setattr(wire, "_wire", None)
-    for path, trace in zip(paths, first, strict=True):
-        assert differences(trace, ta.read(path, format="perfetto", columns=("args",))) == []
+def _info_without_extension(*args: object) -> subprocess.CompletedProcess[str]:
+    code = (
+        "import sys; sys.modules['traceanalyzer.parsers.perfetto._wire'] = None\n"
+        "from traceanalyzer.cli import start; start.run()"
+    )
+    command = [sys.executable, "-c", code, "info", *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("name", ["x.pftrace", "x.bin"])
+def test_without_the_extension_one_line_says_what_to_install(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_bytes(thread(2, 1, 10, 11, "main") + slice_(5, 9, 2, "step"))
+    done = _info_without_extension(path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.count("\n") == 1
+    check_wording(done.stderr.replace(str(path), "FILE"))
+
+
+def test_other_files_are_no_packets_without_the_extension(tmp_path: Path) -> None:
+    path = tmp_path / "x.bin"
+    path.write_bytes(b"\n\x02\xff\xff" * 9)
+    done = _info_without_extension(path)
+    assert done.returncode == 1
+    assert "compiled" not in done.stderr

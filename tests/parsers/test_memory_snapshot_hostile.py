@@ -157,8 +157,7 @@ def test_pickle_bomb_has_limited_cost(
     assert "Traceback" not in message
     assert message.startswith(f"traceanalyzer: {path}: ")
     assert message.count("\n") == 1
-    bytes_of_each = 2 if compiled else 3  # the file's bytes are kept until they are unpickled
-    assert peak < usual + bytes_of_each * len(BOMBS[name]) + 100 * MEGABYTE
+    assert peak < usual + 2 * len(BOMBS[name]) + 100 * MEGABYTE
 
 
 class Evil:

@@ -1,4 +1,4 @@
-"""Any bytes as a Perfetto trace: read or one error, in little memory, compiled or not."""
+"""Any bytes as a Perfetto trace: read or one error, in little memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import differences
 from hypothesis import example, given, settings, strategies as st
 from perfetto_files import (
     BEGIN,
@@ -32,6 +31,7 @@ from traceanalyzer.exporters.perfetto.wire import delimited, fixed64, number, va
 from traceanalyzer.parsers.perfetto import wire
 from traceanalyzer.parsers.perfetto.slices import pair
 
+pytestmark = pytest.mark.skipif(not wire.is_compiled(), reason="built without a compiler")
 _TEXTS = interned(1, ["kernel"]) + interned(2, ["gemm"]) + interned(3, ["stream"])
 WHOLE = (
     process(1, 10, "python")
@@ -116,20 +116,12 @@ _DAMAGED_CHILD = bytes.fromhex(
 @settings(max_examples=60, deadline=None)
 @given(data=ANY, columns=st.sampled_from([(), ("args",), ("input_dims",)]))
 @example(data=_DAMAGED_CHILD, columns=("args",))
-def test_any_bytes_are_read_or_rejected_compiled_or_not(data, columns, tmp_path_factory):
+def test_any_bytes_are_read_or_rejected(data, columns, tmp_path_factory):
     path = tmp_path_factory.getbasetemp() / "fuzz.pftrace"
     path.write_bytes(data)
-    first = _outcome(path, columns=columns)
-    compiled, wire._wire = wire._wire, None
-    try:
-        second = _outcome(path, columns=columns)
-    finally:
-        wire._wire = compiled
-    if isinstance(first, str) or isinstance(second, str):
-        assert first == second
-        return
-    assert schema.check(first.tables) == []
-    assert differences(first, second) == []
+    result = _outcome(path, columns=columns)
+    if not isinstance(result, str):
+        assert schema.check(result.tables) == []
 
 
 @pytest.mark.parametrize("size", [1 << 20, 1 << 40, (1 << 64) - 1])

@@ -38,13 +38,7 @@ from traceanalyzer.parsers.perfetto import reader, wire
 MAIN = process(1, 10, "python") + thread(2, 1, 10, 11, "main")
 
 
-@pytest.fixture(params=["compiled", "python"])
-def either(request, monkeypatch):
-    """Read with the compiled functions, and with those in Python."""
-    if request.param == "compiled" and wire._wire is None:
-        pytest.skip("built without a compiler")
-    if request.param == "python":
-        monkeypatch.setattr(wire, "_wire", None)
+pytestmark = pytest.mark.skipif(not wire.is_compiled(), reason="built without a compiler")
 
 
 def _read(tmp_path: Path, data: bytes, **options) -> ta.Trace:
@@ -135,7 +129,7 @@ def test_slices_counters_and_arrows_are_those_of_the_trace_processor(shared, tmp
 # --- events ----------------------------------------------------------------------------------
 
 
-def test_slices_of_a_track_nest_and_those_of_a_run_are_paired_by_number(tmp_path, either):
+def test_slices_of_a_track_nest_and_those_of_a_run_are_paired_by_number(tmp_path):
     nested = slice_(100, 400, 2, "outer") + slice_(150, 200, 2, "inner")
     ends = [(1000, 1100), (1100, 1300), (1050, 1200)]
     run = [packet(event(BEGIN, 3, name="k"), ts=begin) for begin, _ in ends]
@@ -155,14 +149,14 @@ def test_slices_of_a_track_nest_and_those_of_a_run_are_paired_by_number(tmp_path
     assert labels == {(10, None): "python", (10, 11): "main", (10, 12): "other"}
 
 
-def test_an_end_without_begin_and_a_begin_without_end_are_counted(tmp_path, either):
+def test_an_end_without_begin_and_a_begin_without_end_are_counted(tmp_path):
     data = MAIN + packet(event(END, 2), ts=1) + packet(event(BEGIN, 2, name="open"), ts=2)
     trace = _read(tmp_path, data + packet(event(INSTANT, 2, name="mark"), ts=3))
     assert _rows(trace, "ts", "dur", "name") == [(2, None, "open"), (3, None, "mark")]
     assert _issues(trace) == {"unmatched-end": 1, "no-duration": 1}
 
 
-def test_texts_belong_to_a_sequence_until_it_is_reset(tmp_path, either):
+def test_texts_belong_to_a_sequence_until_it_is_reset(tmp_path):
     def texts(name: str, sequence: int, flags: int = CLEARED) -> bytes:
         return packet(delimited(12, interned(2, [name])), sequence=sequence, flags=flags)
 
@@ -176,7 +170,7 @@ def test_texts_belong_to_a_sequence_until_it_is_reset(tmp_path, either):
     assert _issues(trace) == {"unknown-text": 1}
 
 
-def test_arguments_of_all_types(tmp_path, either):
+def test_arguments_of_all_types(tmp_path):
     keys = delimited(12, interned(3, ["interned"]) + interned(29, ['te"xt']))
     values = {
         "int": -5, "uint": 1 << 63, "double": 0.5, "bool": True, "text": 'a"\\\n\x01é',
@@ -190,7 +184,7 @@ def test_arguments_of_all_types(tmp_path, either):
     assert args == {**values, "nan": None, "interned": 'te"xt'}
 
 
-def test_the_category_follows_from_pytorchs_arguments(tmp_path, either):
+def test_the_category_follows_from_pytorchs_arguments(tmp_path):
     kinds = {"grid": "other", "registers per thread": "kernel", "copy kind": "gpu_memcpy"}
     kinds |= {"memory kind": "gpu_memset", "cuda_sync_kind": "cuda_sync", "cbid": "cuda_runtime"}
     parts = [
@@ -201,7 +195,7 @@ def test_the_category_follows_from_pytorchs_arguments(tmp_path, either):
     assert dict(_rows(trace, "name", "kind")) == kinds
 
 
-def test_arrows_lead_to_the_next_event_until_they_end(tmp_path, either):
+def test_arrows_lead_to_the_next_event_until_they_end(tmp_path):
     points = [(10, 47), (20, 47), (30, 48), (40, 47), (50, 47)]
     parts = [slice_(ts, ts + 5, 2, f"at {ts}", fixed64(tag, 7)) for ts, tag in points]
     trace = _read(tmp_path, MAIN + b"".join(parts))
@@ -211,7 +205,7 @@ def test_arrows_lead_to_the_next_event_until_they_end(tmp_path, either):
     ]  # fmt: skip
 
 
-def test_of_too_many_arrows_of_an_event_the_first_are_read(tmp_path, either):
+def test_of_too_many_arrows_of_an_event_the_first_are_read(tmp_path):
     ids = b"".join(varint(i) for i in range(wire.MOST_ARROWS + 7))
     trace = _read(tmp_path, MAIN + slice_(1, 5, 2, "a", delimited(36, ids), fixed64(47, 1)))
     assert trace.flows.height == wire.MOST_ARROWS
@@ -226,7 +220,7 @@ def test_of_too_many_arrows_of_an_event_the_first_are_read(tmp_path, either):
         ({"columns": ["input_dims"], "inputs_of": ["text"]}, ["text"]),
     ],
 )
-def test_inputs_are_read_where_they_are_used(tmp_path, either, monkeypatch, options, written):
+def test_inputs_are_read_where_they_are_used(tmp_path, monkeypatch, options, written):
     texts = []
     process = reader.process
 
@@ -252,7 +246,7 @@ def test_inputs_are_read_where_they_are_used(tmp_path, either, monkeypatch, opti
         assert [name for name in names if dims[name]] == options.get("inputs_of", names)
 
 
-def test_packets_that_say_nothing_are_no_rows(either):
+def test_packets_that_say_nothing_are_no_rows():
     silent = packet() + b"\x0a\x00"
     columns, end = wire.packets(memoryview(MAIN + silent * 9 + packet(ts=3)))
     assert columns["ts"].tolist() == [wire.NULL, wire.NULL, 3]
@@ -260,7 +254,7 @@ def test_packets_that_say_nothing_are_no_rows(either):
     assert len(wire.packets(memoryview(silent * 9))[0]["at"]) == 1  # a trace without events
 
 
-def test_counters_are_absolute_differences_doubles_or_of_slices(tmp_path, either):
+def test_counters_are_absolute_differences_doubles_or_of_slices(tmp_path):
     data = MAIN + counter(3, "power", parent=1) + counter(4, "sum", number(5, 1), number(4, 1024))
     data += packet(event(COUNTER, 3, double_field(44, 2.5)), ts=5)
     data += packet(event(COUNTER, 4, number(30, 2)), ts=6)
@@ -273,7 +267,7 @@ def test_counters_are_absolute_differences_doubles_or_of_slices(tmp_path, either
     ]  # fmt: skip
 
 
-def test_clocks_of_snapshots_and_differences_of_times(tmp_path, either):
+def test_clocks_of_snapshots_and_differences_of_times(tmp_path):
     def clock(id_: int, time: int, *more: bytes) -> bytes:
         return delimited(1, number(1, id_), number(2, time), *more)
 
@@ -289,7 +283,7 @@ def test_clocks_of_snapshots_and_differences_of_times(tmp_path, either):
     assert trace.meta.epoch_ns == 10**18
 
 
-def test_tracks_of_rocprofv3(tmp_path, either):
+def test_tracks_of_rocprofv3(tmp_path):
     names = ["COMPUTE AGENT [4] STREAM [2] (GPU)", "COPY to AGENT [4] STREAM [2] (GPU)"]
     names += ["THREAD 1 (77)"]
     tracks = [packet(delimited(60, number(1, i), delimited(2, n))) for i, n in enumerate(names, 5)]
@@ -311,7 +305,7 @@ def test_tracks_of_rocprofv3(tmp_path, either):
     ]
 
 
-def test_render_stages_are_kernels_unless_a_track_has_them_too(tmp_path, either):
+def test_render_stages_are_kernels_unless_a_track_has_them_too(tmp_path):
     specs = delimited(24, number(1, 1), delimited(2, "Kernel"))
     specs += delimited(24, number(1, 2), delimited(2, "Memcpy"))
     specs += delimited(24, number(1, 3), delimited(2, "Channel #7"))
@@ -337,7 +331,7 @@ def test_render_stages_are_kernels_unless_a_track_has_them_too(tmp_path, either)
     assert trace.launch_configs.select("grid_x", "grid_y", "block_x").rows() == [(8, 4, 128)]
 
 
-def test_readings_of_gpus_have_the_gpu_as_series(tmp_path, either):
+def test_readings_of_gpus_have_the_gpu_as_series(tmp_path):
     specs = [
         delimited(1, number(1, id_), delimited(2, name))
         for id_, name in ((0, "Power (W)"), (1, "SM Active (%)"))
@@ -355,7 +349,7 @@ def test_readings_of_gpus_have_the_gpu_as_series(tmp_path, either):
     assert sorted(rows) == [(3, "Power (W)", "GPU 2", 350.0), (3, "SM Active (%)", "GPU 2", 44.5)]
 
 
-def test_compressed_packets(tmp_path, either):
+def test_compressed_packets(tmp_path):
     inner = slice_(1, 5, 2, "inside")
     data = MAIN + delimited(1, delimited(50, zlib.compress(inner))) + slice_(7, 9, 2, "after")
     assert _rows(_read(tmp_path, data), "ts", "dur", "name") == [(1, 4, "inside"), (7, 2, "after")]
@@ -368,21 +362,21 @@ def test_compressed_packets(tmp_path, either):
 # --- damaged and hostile files -----------------------------------------------------------------
 
 
-def test_a_truncated_file_is_read_up_to_its_end(tmp_path, either):
+def test_a_truncated_file_is_read_up_to_its_end(tmp_path):
     whole = MAIN + slice_(1, 5, 2, "a")
     trace = _read(tmp_path, whole + slice_(6, 8, 2, "b")[:-3])
     assert _rows(trace, "name", "dur") == [("a", 4), ("b", None)]
     assert _issues(trace)["truncated"] == 1
 
 
-def test_a_damaged_packet_is_counted(tmp_path, either):
+def test_a_damaged_packet_is_counted(tmp_path):
     damaged = delimited(1, number(8, 3), varint(11 << 3 | 2) + varint(1 << 40))
     trace = _read(tmp_path, MAIN + damaged + slice_(1, 5, 2, "a"))
     assert _rows(trace, "name") == [("a",)]
     assert _issues(trace) == {"bad-packet": 1}
 
 
-def test_nested_arguments_have_a_limit_and_parents_may_form_a_circle(tmp_path, either):
+def test_nested_arguments_have_a_limit_and_parents_may_form_a_circle(tmp_path):
     value = number(4, 1)
     for _ in range(3000):
         value = delimited(12, value)

@@ -222,7 +222,7 @@ class Source:
                 "is zstd-compressed and the zstandard package is not installed",
                 hint="pip install zstandard, or unpack it with zstd -d",
             ) from None
-        source: Any = _Joined(raw)
+        source: Any = JoinedBlocks(raw)
         stream = zstandard.ZstdDecompressor().stream_reader(source, read_across_frames=True)
         given = 0
         try:
@@ -257,7 +257,7 @@ def rank_or_node_from_name(path: str) -> int | None:
     return _last(_NODE, path) if rank is None else rank
 
 
-class _Joined(io.RawIOBase):
+class JoinedBlocks(io.RawIOBase):
     """An iterator of blocks as a readable file."""
 
     def __init__(self, blocks: Iterator[bytes]) -> None:
@@ -265,9 +265,11 @@ class _Joined(io.RawIOBase):
         self._rest = b""
 
     def readable(self) -> bool:
+        """Whether it can be read: always."""
         return True
 
     def readinto(self, buffer: Any) -> int:
+        """Read at most one block into a buffer; 0 at the end."""
         block = self._rest or next(self._blocks, b"")
         n = min(len(buffer), len(block))
         buffer[:n] = block[:n]

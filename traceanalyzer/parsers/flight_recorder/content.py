@@ -1,15 +1,12 @@
 """The content of a dump as plain Python values: dicts, lists, tuples, texts and numbers.
 
-A pickle is never executed: all opcodes are checked first, by the scan of memory snapshots, and
-pickle's unpickler then looks up no classes or functions. Texts of a pickle are bytes.
+A pickle is never executed: the unpickler has only the opcodes of plain data. Texts of a pickle are
+bytes.
 """
 
 from __future__ import annotations
 
-import io
 import json
-import pickle  # its exceptions; PlainUnpickler is the unpickler
-import pickletools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -19,8 +16,8 @@ import orjson
 from traceanalyzer.errors import MalformedInput
 from traceanalyzer.parsers.contract import Progress
 from traceanalyzer.parsers.memory_snapshot import is_pickle
-from traceanalyzer.parsers.memory_snapshot.machine import PlainUnpickler
-from traceanalyzer.parsers.memory_snapshot.scan import Problem, Scan, Wrong
+from traceanalyzer.parsers.memory_snapshot.problem import Problem, Refused, opcode_name
+from traceanalyzer.parsers.memory_snapshot.unpickler import PlainUnpickler
 from traceanalyzer.parsers.source import Source
 
 #: Larger files are not dumps: 2,000 entries take about 1 MB.
@@ -73,49 +70,22 @@ def _blocks(source: Source, progress: Progress | None) -> Iterator[bytes]:
 # --- pickle ------------------------------------------------------------------------------------
 
 
-class _SharedScan(Scan):
-    """A scan that accepts containers used several times: dumps that Python pickled again share."""
-
-    def _fetch(self, index: int) -> None:
-        try:
-            super()._fetch(index)
-        except Wrong as wrong:
-            if wrong.problem is not Problem.USED_TWICE:
-                raise
-
-
 def _read_pickle(source: Source, blocks: Iterator[bytes]) -> Content:
-    scan = _SharedScan(())
-    size = 0
+    unpickler = PlainUnpickler(blocks)
     try:
-        for block in blocks:
-            size += len(block)
-            if not scan.stopped:
-                scan.data += block
-                scan.run()
-        tail = b"" if scan.stopped else scan.complete()
-    except Wrong as wrong:
-        raise _refused(source, wrong, scan.at) from None
-    del scan.data[scan.consumed :]
-    scan.data += tail
-    try:
-        loaded = PlainUnpickler(io.BytesIO(scan.data)).load()
-    except (pickle.UnpicklingError, ValueError, TypeError, EOFError) as error:
-        raise MalformedInput(
-            source.path, f"not a Flight Recorder dump: {error}", hint=_HINT
-        ) from None
-    # the values of a truncated file: the first is its root
-    root = loaded if scan.stopped else loaded[0] if loaded else None
+        root = unpickler.load()
+    except Refused as error:
+        raise _refused(source, error) from None
     if isinstance(root, list):  # the first versions pickled the entries alone
         root = {b"entries": root}
     if not isinstance(root, dict):
         raise MalformedInput(
             source.path, f"a pickle of {_kind(root)}, not a Flight Recorder dump", hint=_HINT
         )
-    if scan.stopped:
-        return Content(root, None, size - scan.consumed)
+    if unpickler.complete:
+        return Content(root, None, unpickler.trailing)
     _drop_incomplete_entry(root)
-    return Content(root, scan.consumed)
+    return Content(root, unpickler.consumed)
 
 
 def _drop_incomplete_entry(root: dict[Any, Any]) -> None:
@@ -139,17 +109,13 @@ def _drop_incomplete_entry(root: dict[Any, Any]) -> None:
         del entries[-1]
 
 
-def _refused(source: Source, wrong: Wrong, at: int) -> MalformedInput:
-    text = _TEXTS.get(wrong.problem, wrong.problem.value)
-    what = text.format(wrong.number, op=_opcode(wrong.number))
-    where = f"byte {at:,}"
+def _refused(source: Source, error: Refused) -> MalformedInput:
+    text = _TEXTS.get(error.problem, error.problem.value)
+    what = text.format(error.number, op=opcode_name(error.number))
+    where = f"byte {error.offset:,}"
     return MalformedInput(
         source.path, f"not a Flight Recorder dump: {what}", where=where, hint=_HINT
     )
-
-
-def _opcode(code: int) -> str:
-    return next((op.name for op in pickletools.opcodes if ord(op.code) == code), hex(code))
 
 
 def _kind(value: object) -> str:

@@ -2,9 +2,8 @@
  *
  * A virtual machine for the few opcodes that real snapshots use. Values are 64-bit words (a tag in
  * the low four bits); dicts with a known key become rows of a table, lists of frames become interned
- * sequences. machine.py and scan.py implement the same in Python: the same result, the same input
- * rejected. There is no recursion, every read stays below end, and memory is limited by the number
- * of bytes read.
+ * sequences. Without it plain.py gives the same result. There is no recursion, every read stays below
+ * end, and memory is limited by the number of bytes read.
  */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000

@@ -12,7 +12,8 @@ from traceanalyzer.errors import MalformedInput
 from traceanalyzer.parsers.contract import Progress, Selection
 from traceanalyzer.parsers.memory_snapshot import document, tables
 from traceanalyzer.parsers.memory_snapshot.document import Reading
-from traceanalyzer.parsers.memory_snapshot.machine import Refused, machine
+from traceanalyzer.parsers.memory_snapshot.machine import read_pickle
+from traceanalyzer.parsers.memory_snapshot.problem import Refused
 from traceanalyzer.parsers.memory_snapshot.tables import History, Stacks
 from traceanalyzer.parsers.source import Source, rank_from_name
 from traceanalyzer.parsers.tables import Ints, Order, as_table, time_order
@@ -86,16 +87,14 @@ def parse(source: Source, selection: Selection, progress: Progress | None, forma
 
 
 def _read(source: Source, progress: Progress | None) -> Reading:
-    unpickler = machine(document.KEYS, document.TABLES)
     try:
-        for block in source.blocks(_BLOCK, progress):
-            unpickler.feed(block)
-        return Reading(unpickler.close())
+        blocks = source.blocks(_BLOCK, progress)
+        return Reading(read_pickle(blocks, document.KEYS, document.TABLES))
     except Refused as error:
         raise MalformedInput(
             source.path,
             f"not a memory snapshot: {error.what}",
-            where=f"byte {error.offset:,}",
+            where=None if error.offset is None else f"byte {error.offset:,}",
             hint="torch.cuda.memory._dump_snapshot(FILE) writes one",
         ) from None
 

@@ -1,8 +1,8 @@
 /* Reads Perfetto's protobuf: packets() finds the packets of a trace, texts() writes track events as
  * events of Chrome's JSON, which the parser of that format turns into tables.
  *
- * wire.py has the same functions in Python, used without a compiler. Every read is checked against
- * the end of its message; a damaged message ends there. Encoding:
+ * Without it no Perfetto trace is read. Every read is checked against the end of its message; a
+ * damaged message ends there. Encoding:
  * https://protobuf.dev/programming-guides/encoding/; field numbers: google/perfetto's
  * protos/perfetto/trace.
  */

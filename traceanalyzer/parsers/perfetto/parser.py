@@ -19,13 +19,11 @@ def sniff(head: bytes, path: str) -> bool:
     """Whether the first bytes are packets; in a file of Perfetto's suffix one is enough."""
     if not head or head[0] != _PACKET or _MERGED.match(head):
         return False
-    from traceanalyzer.parsers.perfetto.wire import IS_BAD, IS_EVENT, IS_STATE, memory_packets
-
-    kinds, is_whole = memory_packets(head)
-    good = sum(1 for kind in kinds if kind & (IS_EVENT | IS_STATE) and not kind & IS_BAD)
     if path.lower().endswith(SUFFIXES):
-        return bool(kinds) or not is_whole
-    return good >= 2 and not any(kind & IS_BAD for kind in kinds[:-1])
+        return True
+    from traceanalyzer.parsers.perfetto.wire import are_packets
+
+    return are_packets(head)
 
 
 def is_merged(head: bytes) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from traceanalyzer.errors import MalformedInput
+from traceanalyzer.errors import MalformedInput, UnreadableFile
 from traceanalyzer.machine import executor, threads
 from traceanalyzer.parsers.chrome_trace import reader as chrome_trace
 from traceanalyzer.parsers.chrome_trace.columns import (
@@ -67,8 +67,14 @@ def parse(source: Source, selection: Selection, progress: Progress | None) -> Tr
 
     Raises:
         MalformedInput: the file has no packet.
-        UnreadableFile: the file cannot be read.
+        UnreadableFile: the file cannot be read, or the compiled part is not installed.
     """
+    if not wire.is_compiled():
+        raise UnreadableFile(
+            source.path,
+            "reading Perfetto traces needs the compiled part of traceanalyzer, which is missing",
+            hint="install a wheel, or a C compiler and reinstall",
+        )
     collected = Collected()
     data, packets = _content(source, progress, collected.issues)
     if not len(packets["at"]):

@@ -1,0 +1,234 @@
+"""Read pickles with the unpickler of Python's library, limited to plain data and in memory.
+
+It reads Flight Recorder dumps, and memory snapshots without the compiled machine. Only the opcodes
+of numbers, texts, tuples, lists and dicts are executed: a file cannot look up or call anything.
+"""
+
+import io
+import pickle
+import pickletools
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+from traceanalyzer.parsers.memory_snapshot.problem import (
+    MOST_BIG,
+    MOST_MARKS,
+    MOST_TEXT,
+    Problem,
+    Refused,
+)
+from traceanalyzer.parsers.source import JoinedBlocks
+
+#: Memory limit: bytes per byte of the file, and a constant.
+OBJECTS, ALLOWANCE = 50, 32 << 20
+#: Values on the stack besides one for each four bytes of the file.
+_STACK: Final = 1 << 20
+#: Executed opcodes, by the maximum memory in bytes of a value and its words.
+_COSTS: Final = {
+    0: "PROTO FRAME STOP MARK APPEND APPENDS SETITEM SETITEMS",
+    20: "NONE NEWTRUE NEWFALSE BININT1 EMPTY_TUPLE BINGET LONG_BINGET",
+    60: "BININT BININT2",
+    100: "EMPTY_LIST EMPTY_DICT MEMOIZE BINPUT LONG_BINPUT",
+    220: "LONG1 BINFLOAT SHORT_BINUNICODE BINUNICODE",
+    400: "TUPLE TUPLE1 TUPLE2 TUPLE3",
+}
+#: Words of a filled container, and places of its items on the stack, without their words.
+_FILLED, _ITEM = 150, 12
+_ONE: Final = {pickle.APPEND[0]: 1, pickle.SETITEM[0]: 2}
+_APPENDS: Final = pickle.APPEND + pickle.APPENDS
+#: The unpickler in Python: its methods by opcode are documented in its source only.
+_Library: Any = pickle._Unpickler
+
+
+class _Input:
+    """Blocks as a file that returns all bytes of a request, or raises EOFError."""
+
+    def __init__(self, blocks: Iterable[bytes]) -> None:
+        self.at = 0
+        self._file = io.BufferedReader(JoinedBlocks(iter(blocks)))
+        self.readline = self._file.readline
+
+    def read(self, size: int) -> bytes:
+        if size > MOST_TEXT:
+            raise Refused(Problem.TEXT, size)
+        data = self._file.read(size)
+        if len(data) < size:
+            raise EOFError
+        self.at += size
+        return data
+
+    def count_rest(self) -> int:
+        return sum(map(len, iter(lambda: self._file.read(1 << 20), b"")))
+
+
+class PlainUnpickler(_Library):  # type: ignore[misc]
+    """Unpickles plain data; texts become bytes, as not all are UTF-8.
+
+    Attributes:
+        at: offset of the current opcode.
+        consumed: bytes of complete opcodes.
+        complete: whether the pickle is complete, not truncated.
+        trailing: bytes after the end.
+    """
+
+    def __init__(self, blocks: Iterable[bytes], triggers: Sequence[bytes] = ()) -> None:
+        self.op = self.at = self.consumed = self.trailing = self.proto = self.spent = 0
+        self.complete = False
+        self.input, self._triggers, self._fetched = _Input(blocks), triggers, set[int]()
+        super().__init__(self.input)
+
+    def load(self) -> Any:
+        """Return the root; that of a truncated file has all complete values and rows.
+
+        Raises:
+            Refused: the pickle has other opcodes, is damaged, or takes too much memory.
+        """
+        try:
+            try:
+                root = super().load()
+            except EOFError:
+                return self._salvaged()
+            if self.stack or self.metastack:
+                raise Refused(Problem.LEFT_OVER, 1 + sum(map(len, [self.stack, *self.metastack])))
+        except Refused as error:
+            error.offset = self.at
+            raise
+        except (pickle.UnpicklingError, LookupError, AttributeError, TypeError, ValueError):
+            raise Refused(Problem.DAMAGED, self.op, self.at) from None
+        except MemoryError:
+            raise Refused(Problem.MEMORY, offset=self.at) from None
+        self.complete, self.consumed = True, self.input.at
+        self.trailing = self.input.count_rest()
+        return root
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Reject: the data has no class or function."""
+        raise pickle.UnpicklingError(f"{module}.{name} is not allowed")
+
+    def persistent_load(self, pid: Any) -> Any:
+        """Reject: the data has no external references."""
+        raise pickle.UnpicklingError(f"{pid!r} is not allowed")
+
+    def _refuse(self) -> None:
+        raise Refused(Problem.OPCODE, self.op)
+
+    def _proto(self) -> None:
+        self.proto = self.read(1)[0]
+        if not 2 <= self.proto <= 5:
+            raise Refused(Problem.PROTOCOL, self.proto)
+
+    def _long(self) -> None:
+        if (size := self.read(1)[0]) > MOST_BIG:
+            raise Refused(Problem.INTEGER, size)
+        self.append(int.from_bytes(self.read(size), "little", signed=True))
+
+    def _skip_frame(self) -> None:
+        self.read(8)  # the number of bytes to read ahead: a truncated file has fewer
+
+    def _mark(self) -> None:
+        if len(self.metastack) == MOST_MARKS:
+            raise Refused(Problem.MARKS)
+        self.load_mark()
+
+    def _get(self) -> None:
+        index = int.from_bytes(self.read(1 if self.op == pickle.BINGET[0] else 4), "little")
+        value = self.memo[index]
+        if type(value) in (list, dict):
+            self._fetched.add(id(value))
+        self.append(value)
+
+    def _items(self) -> None:
+        if count := _ONE.get(self.op):
+            items = self.stack[-count:]
+            del self.stack[-count:]
+        else:
+            items = self.pop_mark()
+        self._fill(self.stack[-1], items, list if self.op in _APPENDS else dict)
+
+    def _fill(self, target: Any, items: list[Any], kind: type[Any]) -> None:
+        """Put items into a list or dict, which must not be in use: nothing contains itself."""
+        if type(target) is not kind:
+            raise Refused(Problem.NO_LIST if kind is list else Problem.NO_DICT)
+        if id(target) in self._fetched:
+            raise Refused(Problem.REFILLED)
+        if kind is dict and not all(map(_is_key, items[::2])):
+            raise Refused(Problem.KEY)
+        self.spent += (not target) * _FILLED - len(items) * _ITEM - sys.getsizeof(target)
+        if kind is list:
+            target.extend(items)
+        else:
+            target.update(zip(items[::2], items[1::2], strict=True))
+        self.spent += sys.getsizeof(target)
+
+    def _salvaged(self) -> Any:
+        """Return the root of a truncated file; an incomplete row is lost."""
+        levels = [*self.metastack, self.stack]
+        while True:
+            items = levels.pop()
+            outer = levels[-1][-1] if levels and levels[-1] else None
+            while len(items) > 1 and self._waits(items[-1], items[-2], type(outer) is list):
+                items[-2].append(items.pop())
+            if not levels:
+                return items[0] if items else None
+            if type(outer) is list:
+                self._fill(outer, items, list)
+            elif type(outer) is dict and not self._is_row(outer):
+                del items[len(items) & ~1 :]  # a key without a value
+                if outer or not self._is_row(items[::2]):
+                    self._fill(outer, items, dict)
+                else:
+                    levels[-1].pop()
+
+    def _waits(self, item: Any, target: Any, in_list: bool) -> bool:
+        """Whether an item waits for the APPEND to the list before it."""
+        if type(target) is not list or id(target) in self._fetched:
+            return False
+        return self._is_row(item) or (type(item) is list and not in_list)
+
+    def _is_row(self, value: Any) -> bool:
+        return type(value) in (dict, list) and any(key in value for key in self._triggers)
+
+
+def _is_key(key: Any) -> bool:
+    """Whether a key is hashed without recursion, and cannot be crafted to collide."""
+    if type(key) is int:
+        return -(1 << 31) <= key < 1 << 31
+    return key is None or type(key) in (bool, bytes)
+
+
+def _counted(op: int, cost: int, load: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Return a handler of an opcode that counts its memory."""
+
+    def step(self: PlainUnpickler) -> None:
+        self.op, self.at = op, self.input.at - 1
+        if (op == pickle.PROTO[0]) == (self.at > 0):
+            raise Refused(Problem.PROTO_AGAIN if self.at else Problem.START, op)
+        load(self)
+        self.consumed = self.input.at
+        self.spent += cost + self.consumed - self.at
+        if (
+            self.spent > OBJECTS * self.consumed + ALLOWANCE
+            or len(self.stack) > self.consumed // 4 + _STACK
+        ):
+            raise Refused(Problem.MEMORY)
+
+    return step
+
+
+_METHODS: Final[dict[str, Any]] = {
+    "PROTO": PlainUnpickler._proto,
+    "FRAME": PlainUnpickler._skip_frame,
+    "MARK": PlainUnpickler._mark,
+    "LONG1": PlainUnpickler._long,
+    "SHORT_BINUNICODE": _Library.load_short_binbytes,
+    "BINUNICODE": _Library.load_binbytes,
+    **dict.fromkeys(("BINGET", "LONG_BINGET"), PlainUnpickler._get),
+    **dict.fromkeys(("APPEND", "APPENDS", "SETITEM", "SETITEMS"), PlainUnpickler._items),
+}
+_CODES: Final = {opcode.name: ord(opcode.code) for opcode in pickletools.opcodes}
+PlainUnpickler.dispatch = {op: _counted(op, 0, PlainUnpickler._refuse) for op in range(256)} | {
+    (op := _CODES[name]): _counted(op, cost, _METHODS.get(name, _Library.dispatch[op]))
+    for cost, names in _COSTS.items()
+    for name in names.split()
+}
