@@ -102,6 +102,7 @@ def test_failed_command_has_no_time() -> None:
     assert (measured.seconds, measured.error) == ([], "no")
 
 
+@pytest.mark.matrix
 def test_routes_read_the_same_events(trace: Path) -> None:
     text = trace.read_bytes()
     events, kernels = text.count(b'"ph": "'), text.count(b'"cat": "kernel"')

@@ -15,6 +15,7 @@ from wording import check_wording
 import traceanalyzer as ta
 
 
+@pytest.mark.matrix
 def test_starved_training_differs_in_data_loading(shared: Path) -> None:
     folder = shared / "data/chrome/kineto"
     paths = [folder / f"resnet50_dataloader_workers{n}.json.gz" for n in (0, 4)]
