@@ -119,6 +119,7 @@ def test_names_counts_and_totals_agree_with_pytorch(
         assert close(ours[name]["total_host_ns"], row["cpu_time_us"]), name
 
 
+@pytest.mark.sample(3)
 def test_self_times_agree_with_pytorch_except_overlaps(
     recording: tuple[Trace, dict[str, Any]],
 ) -> None:
@@ -215,6 +216,7 @@ def kineto(shared: Path) -> dict[str, Trace]:
     return {path.name.partition(".")[0]: ta.read(path) for path in paths}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", TRUSTED)
 def test_device_time_agrees_with_external_ids(name: str, shared: Path) -> None:
     """Kineto records the operator id of each kernel: a lookup instead of the call tree."""

@@ -71,6 +71,7 @@ def _start_on_a_full_disk(*arguments: object) -> subprocess.Popen[bytes]:
     return start(*arguments, preexec_fn=with_files_of(500), env=env)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("command", WRITERS, ids=_name)
 def test_full_disk_leaves_no_file(tmp_path, command):
     code, _, error = finish(_start_on_a_full_disk(*_into(tmp_path, command)))
@@ -81,6 +82,7 @@ def test_full_disk_leaves_no_file(tmp_path, command):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("command", "suffix", "text"),
     [
@@ -109,6 +111,7 @@ def test_existing_file_survives_a_full_disk(tmp_path):
     assert list(tmp_path.iterdir()) == [out]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("suffix", [".parquet", ".sqlite"])
 def test_killed_run_leaves_a_part_file_that_the_next_run_removes(tmp_path, suffix):
     out = tmp_path / f"trace{suffix}"
@@ -158,6 +161,7 @@ def test_longest_file_names(tmp_path):
     assert len(list(tmp_path.iterdir())) == 3
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("command", [["info", TRACE, "-o", "x"], ["convert", TRACE, "-o", "x.db"]])
 def test_read_only_folder(tmp_path, command):
     tmp_path.chmod(0o555)
@@ -207,6 +211,7 @@ REASONS = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("command", ["operators", "flamegraph", "convert"])
 def test_unreadable_files_of_a_folder_are_reported(odd, tmp_path, command):
     out = tmp_path / "out.svg"
@@ -231,6 +236,7 @@ def test_info_lists_skipped_files(odd):
     assert skipped == {**REASONS, "notes.txt": "unknown file format"}
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("name", "text"),
     [
@@ -305,6 +311,7 @@ def test_ten_thousand_foreign_files_are_skipped(tmp_path, monkeypatch):
 # --- surroundings ----------------------------------------------------------------------------
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -323,6 +330,7 @@ def test_without_a_home_folder(changes):
     assert drawn.startswith("<?xml")
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -341,6 +349,7 @@ def test_non_ascii_names_in_ascii_locales(tmp_path, changes):
     assert "größe 内核" in out or "gr\\xf6\\xdfe \\u5185\\u6838" in out
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("columns", "changes", "width"),
     [
@@ -366,6 +375,7 @@ def test_without_a_terminal():
     assert "\x1b" not in out
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("closed", "arguments", "code", "text"),
     [
@@ -397,9 +407,9 @@ def test_output_file_with_all_streams_closed(tmp_path):
     assert out.read_text() == again
 
 
-def test_report_checks_inputs_before_the_output(run_program: Any, tmp_path: Path) -> None:
+def test_report_checks_inputs_before_the_output(run_cli: Any, tmp_path: Path) -> None:
     (tmp_path / "report.html").write_text("here")
-    done = run_program("report", "missing.json", cwd=tmp_path)
+    done = run_cli("report", "missing.json", cwd=tmp_path)
     assert done.returncode == 1
     assert "missing.json" in done.stderr
     assert "exists" not in done.stderr
