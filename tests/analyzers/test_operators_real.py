@@ -247,8 +247,8 @@ def test_device_time_agrees_with_external_ids(name: str, shared: Path) -> None:
     assert len(ours.keys() & expected.keys()) > 5
 
 
-def test_sums_add_up_on_every_trace(shared: Path) -> None:
-    for name, trace in kineto(shared).items():
+def test_sums_add_up_on_every_trace(shared: Path, thorough: bool) -> None:
+    for name, trace in [*kineto(shared).items()][:: 1 if thorough else 3]:
         result = operators(trace)
         rows = result.operators
         calls = trace.events.filter(pl.col("kind").is_in(list(CALLS)), pl.col("dur") >= 0)

@@ -175,6 +175,7 @@ def test_shares_in_the_facts_have_one_basis(report: ta.Report) -> None:
     assert len({label[label.index(" (of ") :] for label in labels}) == 1
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "name",
     [

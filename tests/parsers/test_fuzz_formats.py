@@ -52,7 +52,7 @@ def survives(path: Path, name: str, data: bytes) -> bool:
 def test_damaged_files_are_read_or_rejected(name: str, tmp_path: Path, thorough: bool) -> None:
     tracemalloc.start()
     try:
-        for seed in range(CASES if thorough else CASES // 4):
+        for seed in range(CASES if thorough else CASES // 3):
             data = damaged(name, Random(f"{name} {seed}"))  # noqa: S311
             try:
                 survives(tmp_path / "rank0", name, data)

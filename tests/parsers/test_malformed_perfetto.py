@@ -27,6 +27,7 @@ def test_files_are_what_the_script_writes() -> None:
         assert (FOLDER / f"{case.name}.pftrace").read_bytes() == case.data, case.name
 
 
+@pytest.mark.sample(3, "case")
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_the_rest_is_read_and_the_fault_counted(
