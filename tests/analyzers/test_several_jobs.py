@@ -98,6 +98,7 @@ def test_fixtures_are_one_job(folder: str) -> None:
     assert _of_files(FIXTURES / folder) == ""
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "folder",
     [

@@ -171,6 +171,7 @@ class Evil:
         return (os.mkdir, (str(self.target),))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "plain"])
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 def test_no_code_runs(protocol: int, compiled: bool, tmp_path: Path) -> None:

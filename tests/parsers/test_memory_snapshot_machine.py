@@ -48,6 +48,7 @@ def name_of(path: Path) -> str:
 # --- what it reads ---------------------------------------------------------------------------
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("path", REAL, ids=name_of)
 def test_real_files_equal_pickle_loads(path):
     data = path.read_bytes()
@@ -57,6 +58,7 @@ def test_real_files_equal_pickle_loads(path):
     assert objects(result) == expected(loaded(data))
 
 
+@pytest.mark.sample(4)
 @compiled
 @pytest.mark.parametrize("path", REAL, ids=name_of)
 def test_same_result_without_extension(path):
@@ -64,6 +66,7 @@ def test_same_result_without_extension(path):
     assert content(read(data, 1 << 22)) == content(read(data, 1 << 16, slow=True))
 
 
+@pytest.mark.sample(4)
 @compiled
 @pytest.mark.parametrize(
     ("path", "part"),
@@ -90,6 +93,7 @@ def test_memory_is_limited(path):
     assert snapshot_value.allocated_bytes == 0
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("path", SMALL_REAL, ids=name_of)
 def test_genuine_files_written_by_other_picklers(path):
     snapshot_value = loaded(path.read_bytes())
@@ -114,6 +118,7 @@ def test_every_protocol(protocol, slow):
         assert objects(result) == expected(snapshot_value)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("slow", [False, True], ids=["fast", "slow"])
 @pytest.mark.parametrize("write", [pickle.dumps, like_torch], ids=["python", "torch"])
 @pytest.mark.parametrize(("events", "depth"), [(2300, 3), (6, 3100)])
