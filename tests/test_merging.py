@@ -9,6 +9,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from conftest import once
 from trace_processor import load
 
 import traceanalyzer as ta

@@ -67,7 +67,7 @@ def test_states_of_one_device() -> None:
 @pytest.mark.parametrize("folder", ["nccl_8ranks", "nccl_8ranks_isolated"])
 def test_states_agree_with_overlap_and_idle_time(folder: str) -> None:
     path = FIXTURES / folder
-    result, parts, idle = timeline(path), ta.overlap(path), ta.gpu_idle(path)
+    result, parts, idle = (once(ask, path) for ask in (timeline, ta.overlap, ta.gpu_idle))
     assert_is_partition(result)
     sums = result.shares.select(pl.sum_horizontal(IDLE).sum()).item()
     totals = result.totals()

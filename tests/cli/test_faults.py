@@ -71,7 +71,7 @@ def _start_on_a_full_disk(*arguments: object) -> subprocess.Popen[bytes]:
     return start(*arguments, preexec_fn=with_files_of(500), env=env)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("command", WRITERS, ids=_name)
 def test_full_disk_leaves_no_file(tmp_path, command):
     code, _, error = finish(_start_on_a_full_disk(*_into(tmp_path, command)))
