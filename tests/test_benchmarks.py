@@ -130,6 +130,7 @@ def test_thinned_trace_is_complete(trace: Path) -> None:
     assert 4.5 * MB < len(text) < 6 * MB
 
 
+@pytest.mark.matrix
 def test_profile_lists_the_stages(trace: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.profile_read", trace],

@@ -264,7 +264,7 @@ def test_reading_a_database_does_not_import_the_writer():
 
 @pytest.mark.parametrize("command", [["diagnose"], ["report", "-o", "-"]])
 def test_reading_traces_imports_no_drawing_and_no_database(command):
-    traces = PACKAGE.parent / "fixtures" / "nccl_8ranks"
+    traces = PACKAGE.parent / "fixtures" / "nccl_8ranks" / "rank5.json.gz"
     code = (
         "import sys; from traceanalyzer.cli.main import status\n"
         f"status([*{command!r}, {str(traces)!r}, '-q'])\n"

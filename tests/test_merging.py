@@ -102,6 +102,7 @@ def test_clocks_are_those_of_the_timeline(nccl):
     assert "488 ns" in merged.alignment
 
 
+@pytest.mark.matrix
 def test_a_json_file_has_the_same_slices(tmp_path, nccl):
     merged = ta.merge(NCCL, tmp_path / "run.json.gz")
     (loaded,) = load([tmp_path / "run.json.gz"], TOTALS, "select count(*) as n from flow")

@@ -25,6 +25,7 @@ HTA_NAMES = 10
 WITHOUT_ANNOTATIONS = {"h100_qwen_inference"}
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("name", "rank"), TRACES)
 def test_sums_agree_with_hta(shared: Path, name: str, rank: int) -> None:
     """Return sums by name of HTA's rows; min, max and mean if HTA has all names.
@@ -52,18 +53,19 @@ def test_sums_agree_with_hta(shared: Path, name: str, rank: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def recordings(shared: Path) -> list[tuple[str, Trace]]:
+def recordings(shared: Path, thorough: bool) -> list[tuple[str, Trace]]:
     """Yield every recording with device work."""
-    return [(name, each) for name, each in kineto(shared).items() if device_work(each).height]
+    paths = [*kineto(shared).items()][:: 1 if thorough else 4]
+    traces = [(name, once(ta.read, path)) for name, path in paths]
+    return [(name, each) for name, each in traces if device_work(each).height]
 
 
 Recordings = list[tuple[str, Trace]]
 
 
-def test_sums_add_up_on_every_trace(recordings: Recordings, thorough: bool) -> None:
+def test_sums_add_up_on_every_trace(recordings: Recordings) -> None:
     unmarked = set()
-    chosen = recordings[:: 1 if thorough else 4]
-    for name, each in chosen:
+    for name, each in recordings:
         work = device_work(each)
         result = kernels(each)
         assert result.total_ns == (work["end"] - work["start"]).sum(), name
@@ -79,7 +81,7 @@ def test_sums_add_up_on_every_trace(recordings: Recordings, thorough: bool) -> N
             for frame in (values.groups, values.families, values.names):
                 sums = frame.select("n", "total_ns").sum().row(0)
                 assert sums == (work.height, result.total_ns), (name, by)
-    assert unmarked == WITHOUT_ANNOTATIONS & {name for name, _ in chosen}
+    assert unmarked == WITHOUT_ANNOTATIONS & {name for name, _ in recordings}
 
 
 def marked(each: Trace) -> bool:
@@ -137,9 +139,9 @@ def test_eight_ranks_are_eight_devices(shared: Path) -> None:
     assert result.n == sum(one.n for one in alone)
 
 
-def test_by_operator_agrees_with_operators(recordings: Recordings, thorough: bool) -> None:
+def test_by_operator_agrees_with_operators(recordings: Recordings) -> None:
     """Except for operators around PyTorch's annotations, which operators separates."""
-    for name, each in recordings[:: 1 if thorough else 4]:
+    for name, each in recordings:
         groups = kernels(each, by="operator").groups
         assert groups is not None
         by_operator = dict(groups.drop_nulls("operator").select("operator", "total_ns").iter_rows())

@@ -45,6 +45,7 @@ def whole(name: str) -> Any:
 # --- the parser ------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(3)
 @every
 def test_tables_match_schema(name: str) -> None:
     for columns in ((), ("args",)):

@@ -40,6 +40,7 @@ def test_the_bar_separates_transfers_with_all_ranks_only() -> None:
     ]
 
 
+@pytest.mark.matrix
 def test_small_messages_are_no_slow_link_without_all_ranks(shared: Path) -> None:
     paths = sorted((shared / "data/chrome/kineto/dlrm_8ranks").glob("worker*"))
     few = ta.comm_outliers(paths[:2])

@@ -301,14 +301,15 @@ def test_file_removed_before_it_is_read(tmp_path):
     assert f"{gone}:nosuchfile" in "".join(done.stdout.split())
 
 
-def test_ten_thousand_foreign_files_are_skipped(tmp_path, monkeypatch):
+def test_ten_thousand_foreign_files_are_skipped(tmp_path, thorough):
     """Detection reads the beginning of each file only."""
+    count = 10_000 if thorough else 1_000
     (tmp_path / "rank0.json").write_bytes(SMALL)
-    for number in range(10_000):
+    for number in range(count):
         (tmp_path / f"log{number}.txt").write_bytes(b"a line of a log\n" * 4)
     inputs, skipped = ta.find_inputs([str(tmp_path)])
     assert inputs == [str(tmp_path / "rank0.json")]
-    assert len(skipped) == 10_000
+    assert len(skipped) == count
     assert {why for _, why in skipped} == {NO_FORMAT}
 
 

@@ -196,6 +196,7 @@ def test_bombs_stay_small(name):
         assert reader.allocated_bytes <= 2 * len(data) + (32 << 20)
 
 
+@pytest.mark.sample(3)
 @compiled
 @pytest.mark.parametrize("name", HUGE)
 def test_bombs_are_rejected_by_both_machines(name):
@@ -236,6 +237,7 @@ DENSE = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", DENSE)
 def test_objects_stay_within_the_limit(name, monkeypatch):
     monkeypatch.setattr(scan, "ALLOWANCE", 1 << 20)
