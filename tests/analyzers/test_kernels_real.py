@@ -7,6 +7,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 from comm_traces import device, trace
+from conftest import once
 from test_hta_definitions import TRACES, counted, of, oracle, read
 from test_operators_real import kineto
 
