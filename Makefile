@@ -4,11 +4,13 @@ PYTHON ?= python3
 PYTHONS ?= python3.11 python3.12 python3.13 python3.14
 VENV := .venv
 FUZZ_SECONDS ?= 60
+# also the marker "matrix", and all examples of property tests
+WHOLE := -m "not fuzz" --hypothesis-profile=full
 BIN := $(VENV)/bin
 # pip from outside: a venv made without pip works where ensurepip was left out (Debian)
 INSTALL := $(PYTHON) -m pip --python $(BIN)/python --disable-pip-version-check install -q
 
-.PHONY: help demo screenshot test check bench bench-scale accuracy agents metrics bless snapshot coverage fuzz fuzz-native mutants docs \
+.PHONY: help demo screenshot test test-all check bench bench-scale accuracy agents metrics bless snapshot coverage fuzz fuzz-native mutants docs \
 	site lowest installs clean
 
 help: ## this list
@@ -19,8 +21,11 @@ demo: $(VENV)/.package ## what is wrong in a bundled training on 8 GPUs: in the 
 	$(BIN)/traceanalyzer report fixtures/nccl_8ranks fixtures/memory/leak.pickle --force -o demo.html
 	@echo "Open demo.html in a browser: $(CURDIR)/demo.html"
 
-test: $(VENV)/.developer ## the whole suite
+test: $(VENV)/.developer ## what a change must pass: samples of large matrices, a quarter of the examples
 	$(BIN)/python -m pytest -n auto --dist worksteal
+
+test-all: $(VENV)/.developer ## the whole suite: every case of every matrix, all examples
+	$(BIN)/python -m pytest -n auto --dist worksteal $(WHOLE)
 
 check: $(VENV)/.developer ## lint, formatting, language, size of the package, types
 	$(BIN)/ruff check .
@@ -45,13 +50,13 @@ metrics: $(VENV)/.developer ## size and structure of the package, beside their l
 	$(BIN)/python -m benchmarks.metrics $(METRICS)
 
 bless: $(VENV)/.developer ## accept what the golden tests print now
-	$(BIN)/python -m pytest -n auto --bless
+	$(BIN)/python -m pytest -n auto $(WHOLE) --bless
 
 snapshot: $(VENV)/.developer ## does every command print for every file what is recorded?
 	$(BIN)/python tests/snapshot.py
 
 coverage: $(VENV)/.developer ## the whole suite, and which lines and branches it runs
-	$(BIN)/python -m pytest -n auto --cov
+	$(BIN)/python -m pytest -n auto $(WHOLE) --cov
 
 fuzz: $(VENV)/.developer ## damaged files and odd traces for FUZZ_SECONDS (60)
 	$(INSTALL) --editable '.[fuzz]'

@@ -62,7 +62,11 @@ TESTS: dict[str, str] = {
     "analyzers/diff/runs.py": "diff",
 }
 _PATIENCE = 60.0
-_OPTIONS = ("-x", "-q", "--assert=plain", "-p", "no:cacheprovider", "--hypothesis-profile=mutants")
+# every case and all examples, as in ``make test-all``
+_OPTIONS = (
+    *("-x", "-q", "--assert=plain", "-p", "no:cacheprovider"),
+    *("-m", "not fuzz", "--hypothesis-profile=mutants"),
+)
 _SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt,
     ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is,

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,9 +25,11 @@ ROOT = Path(__file__).parents[1]
 SHARED = Path(os.environ.get("TRACEANALYZER_SHARED", ROOT.parent / "shared"))
 GOLDEN = Path(__file__).parent / "golden"
 
-# deadlines fail on a loaded machine; `make fuzz` tries more
-settings.register_profile("traceanalyzer", deadline=None, max_examples=50)
-settings.load_profile("traceanalyzer")
+# deadlines fail on a loaded machine
+settings.register_profile("full", deadline=None, max_examples=50)
+settings.load_profile("full")
+#: Without ``--hypothesis-profile`` property tests run one in so many of their examples.
+ONE_IN = 4
 
 # a test process per core: more threads only wait for each other
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -50,6 +53,47 @@ def pytest_configure(config: pytest.Config) -> None:
     wording.BLESS = config.getoption("--bless")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    mark_matrices(items)
+    if not is_thorough(config):
+        reduce_examples({getattr(item, "function", None) for item in items})
+
+
+def is_thorough(config: pytest.Config) -> bool:
+    """Return whether every example and every case is asked for: ``make test-all``."""
+    return bool(wording.BLESS or config.getoption("--hypothesis-profile"))
+
+
+def mark_matrices(items: list[pytest.Item]) -> None:
+    """Mark cases outside the sample as ``matrix``.
+
+    ``@pytest.mark.sample(n, *names)`` keeps every n-th case of a parametrized test, and at least
+    one for each value of the parameters ``names``.
+    """
+    tests: dict[str, list[Any]] = {}
+    for item in items:
+        if item.get_closest_marker("sample"):
+            tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for cases in tests.values():
+        every, *names = cases[0].get_closest_marker("sample").args
+        values = [{(name, str(case.callspec.params[name])) for name in names} for case in cases]
+        covered = set().union(*values[::every])
+        for number, case in enumerate(cases):
+            if number % every and values[number] <= covered:
+                case.add_marker("matrix")
+            covered |= values[number]
+
+
+def reduce_examples(tests: set[Any]) -> None:
+    """Let property tests run a quarter of their examples, at least two."""
+    for test in tests:
+        used = getattr(test, "_hypothesis_internal_use_settings", None)
+        if used:
+            few = min(max(-(-used.max_examples // ONE_IN), 2), used.max_examples)
+            test._hypothesis_internal_use_settings = settings(used, max_examples=few)
+
+
 def pytest_collection_finish() -> None:
     """Keep the collected tests out of each later garbage collection."""
     gc.collect()
@@ -71,6 +115,12 @@ def shared() -> Path:
     if not SHARED.is_dir():
         pytest.skip(f"no third-party data at {SHARED}; set TRACEANALYZER_SHARED")
     return SHARED
+
+
+@pytest.fixture(scope="session")
+def thorough(request: pytest.FixtureRequest) -> bool:
+    """Return whether a test with a loop runs all of it; see ``is_thorough``."""
+    return is_thorough(request.config)
 
 
 @pytest.fixture(scope="session")
@@ -99,6 +149,15 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str | bytes], None]
             pytest.fail(f"{path} differs; if the new text is right: pytest --bless\n{difference}")
 
     return compare
+
+
+@cache
+def once(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Return what a function returns for these arguments, computed once; do not change it.
+
+    For analyses of fixtures that several tests look at, not for tests that patch the package.
+    """
+    return function(*arguments, **options)
 
 
 def run_program(

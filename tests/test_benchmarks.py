@@ -102,6 +102,7 @@ def test_failed_command_has_no_time() -> None:
     assert (measured.seconds, measured.error) == ([], "no")
 
 
+@pytest.mark.matrix
 def test_routes_read_the_same_events(trace: Path) -> None:
     text = trace.read_bytes()
     events, kernels = text.count(b'"ph": "'), text.count(b'"cat": "kernel"')
@@ -129,6 +130,7 @@ def test_thinned_trace_is_complete(trace: Path) -> None:
     assert 4.5 * MB < len(text) < 6 * MB
 
 
+@pytest.mark.matrix
 def test_profile_lists_the_stages(trace: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.profile_read", trace],

@@ -88,6 +88,7 @@ def project(tmp_path):
     return run
 
 
+@pytest.mark.matrix
 def test_the_examples_fail_on_a_regression_only(project):
     saved = project(block("bash"), BEFORE)
     assert (saved.returncode, (project.folder / "git.txt").read_text()) == (

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from comm_traces import ALL_REDUCE, GEMM, MS, US, device, host, step, trace
 from conftest import ROOT
 
+from traceanalyzer.analyzers.timeline import timeline
+from traceanalyzer.analyzers.timeline.result import Timeline
 from traceanalyzer.trace import Trace
 
 RANKS = ROOT / "fixtures" / "nccl_8ranks"
@@ -16,6 +20,12 @@ STEP, COMPUTE = 10 * MS, 6 * MS
 def many(ranks: int, *, slow: int | None = None, steps: int = 3) -> list[Trace]:
     """Return ranks with one all_reduce at the end of each step; ``slow`` loads data first."""
     return [_rank(rank, steps, late=rank == slow) for rank in range(ranks)]
+
+
+@cache
+def of_many() -> Timeline:
+    """Return the timeline of 64 ranks, of which rank 37 is slow."""
+    return timeline(many(64, slow=37))
 
 
 def _rank(rank: int, steps: int, *, late: bool) -> Trace:

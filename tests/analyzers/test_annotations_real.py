@@ -137,12 +137,12 @@ def short_names(path: Path) -> dict[str, str]:
     return dict(rows.fetchall())
 
 
-def test_all_parts_add_up_on_every_recording(shared: Path) -> None:
+def test_all_parts_add_up_on_every_recording(shared: Path, thorough: bool) -> None:
     """Check work inside and outside of annotations, ranges and host time (Kineto and nsys)."""
     checked = 0
     folders = ("chrome/kineto", "nsys")
     paths = [path for folder in folders for path in (shared / "data" / folder).glob("*.gz")]
-    for path in paths:
+    for path in sorted(paths)[:: 1 if thorough else 4]:
         trace = ta.read(path, kinds=NEEDS.kinds, names=NEEDS.names)
         work = trace.events.filter(pl.col("kind").is_in(DEVICE_WORK), pl.col("dur") >= 0)
         try:
@@ -161,4 +161,4 @@ def test_all_parts_add_up_on_every_recording(shared: Path) -> None:
         assert (rows["n"] >= rows["self_n"]).all()
         assert (rows["host_ns"] >= rows["self_ns"].fill_null(0)).all()
         assert str(result)
-    assert checked > 15  # of 21
+    assert checked > (15 if thorough else 3)  # of 21

@@ -83,6 +83,7 @@ FILES = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", FILES)
 def test_counts_and_totals_are_exact(shared: Path, name: str) -> None:
     path = shared / KINETO / f"{name}.json.gz"

@@ -119,10 +119,10 @@ def test_export_without_calls_has_a_recording_hint(shared: Path) -> None:
         ta.cuda_api(shared / "data/nsys/nvtx_only_2022.sqlite.gz")
 
 
-def test_chrome_traces_add_up(shared: Path) -> None:
+def test_chrome_traces_add_up(shared: Path, thorough: bool) -> None:
     paths = sorted((shared / "data/chrome/kineto").glob("*.json.gz"))
     looked_at = 0
-    for path in paths:
+    for path in paths[:: 1 if thorough else 4]:
         trace = ta.read(path, kinds=(*LAUNCH_KINDS, "gpu_memcpy", "gpu_memset"))
         calls = trace.events.filter(pl.col("kind").is_in(LAUNCH_KINDS), pl.col("dur") >= 0)
         if calls.is_empty():
@@ -134,7 +134,7 @@ def test_chrome_traces_add_up(shared: Path) -> None:
         moves = trace.events.filter(pl.col("kind").is_in(("gpu_memcpy", "gpu_memset")))
         assert result.moves["copy_ns"].sum() <= moves["dur"].sum()
         assert result.findings["host_ns"].max() is None or result.findings["host_frac"].max() <= 1  # type: ignore[operator]
-    assert looked_at > 10
+    assert looked_at > (10 if thorough else 2)
 
 
 def test_rocm_calls_are_classified(shared: Path) -> None:

@@ -489,6 +489,7 @@ def test_empty_run_is_refused() -> None:
 # --- properties of any two runs --------------------------------------------------------------
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_does_not_differ_from_itself(name: str) -> None:
     result = ta.diff(RUNS[name], RUNS[name])

@@ -15,6 +15,7 @@ from wording import check_wording
 import traceanalyzer as ta
 
 
+@pytest.mark.matrix
 def test_starved_training_differs_in_data_loading(shared: Path) -> None:
     folder = shared / "data/chrome/kineto"
     paths = [folder / f"resnet50_dataloader_workers{n}.json.gz" for n in (0, 4)]
@@ -51,6 +52,7 @@ def test_recordings_of_fixed_length_are_scaled_to_equal_work(shared: Path, tmp_p
     check_wording(result.verdict)
 
 
+@pytest.mark.matrix
 def test_steps_inferred_from_kernels_agree_with_whole_recordings(shared: Path) -> None:
     folder = shared / "data/nsys"
     paths = [folder / f"mfu_2gpu_{when}.sqlite.gz" for when in ("before", "after")]
@@ -79,6 +81,7 @@ def _most_used_kernel(path: Path, copy: Path) -> tuple[str, int]:
     return result
 
 
+@pytest.mark.matrix
 def test_different_hardware_is_noted(shared: Path) -> None:
     folder = shared / "data/chrome/kineto"
     result = ta.diff(folder / "dlrm_8ranks", folder / "mi300_rank0of8_rccl.json.gz")

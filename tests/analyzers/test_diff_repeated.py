@@ -90,6 +90,7 @@ def test_a_side_without_runs_is_an_error(versions):
         ta.diff_runs([], [versions[1.0]])
 
 
+@pytest.mark.matrix
 def test_baselines_of_several_runs(versions, tmp_path, monkeypatch):
     monkeypatch.setenv(baselines.VARIABLE, str(tmp_path))
     for factor in (1.0, 1.04, 1.02):

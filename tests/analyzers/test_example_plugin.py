@@ -123,6 +123,7 @@ def test_imports_of_the_file_are_allowed(extended: dict[str, str]) -> None:
     assert rooms <= ALLOWED["analyzers"] | ALLOWED["functions"]
 
 
+@pytest.mark.matrix
 def test_one_file_and_one_line_add_an_analysis(extended: dict[str, str], tmp_path: Path) -> None:
     assert len((EXAMPLE / "traceanalyzer_example" / "jitter.py").read_text().splitlines()) <= 80
     folder = ROOT / "fixtures" / "nccl_8ranks"

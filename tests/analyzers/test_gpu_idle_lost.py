@@ -76,7 +76,8 @@ def test_few_intervals_are_not_merged():
     assert lost.merged(rows, marks, LIMIT) is rows
 
 
-@pytest.mark.parametrize("name", ["nccl_8ranks", "nsys/training.sqlite", "transformer"])
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("name", ["nsys/training.sqlite", "transformer", "nccl_8ranks"])
 def test_findings_do_not_depend_on_merging(name, monkeypatch):
     expected = ta.diagnose(FIXTURES / name)
     monkeypatch.setattr(lost, "MANY", 0)

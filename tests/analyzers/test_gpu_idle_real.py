@@ -43,6 +43,7 @@ def idle(file: Path) -> traceanalyzer.GpuIdle:
     return traceanalyzer.gpu_idle(file)
 
 
+@pytest.mark.sample(4, "by")
 @pytest.mark.parametrize(
     ("name", "by"),
     [
@@ -62,6 +63,7 @@ def test_causes_add_up_to_idle_exactly(shared: Path, name: str, by: Any) -> None
     assert result.units.height == (8 if name == "dlrm_8ranks" else 1)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "name", [n for n in KINETO if n not in ("cpu_only_rank34of300", "no_rank")]
 )

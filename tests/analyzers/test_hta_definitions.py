@@ -119,6 +119,7 @@ def of(row: dict[str, str], name: str, rank: int) -> bool:
     return name in SINGLE or row["rank"] == str(rank)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("name", "rank"), TRACES)
 def test_temporal_breakdown(shared: Path, name: str, rank: int) -> None:
     _, device = counted(read(shared, name, rank))
@@ -133,6 +134,7 @@ def test_temporal_breakdown(shared: Path, name: str, rank: int) -> None:
     ]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("name", "rank"), TRACES)
 def test_overlap_of_communication_and_compute(shared: Path, name: str, rank: int) -> None:
     expected = oracle(shared, name, "comm_comp_overlap")[rank]["comp_comm_overlap_pctg"]
@@ -143,6 +145,7 @@ def test_overlap_of_communication_and_compute(shared: Path, name: str, rank: int
         assert by_sort(device)[1].is_empty()
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("name", "rank"), TRACES)
 def test_idle_time_breakdown(shared: Path, name: str, rank: int) -> None:
     host, device = counted(read(shared, name, rank))

@@ -102,6 +102,7 @@ def counted(shared: Path, name: str) -> pl.DataFrame:
     )
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", COMPARED)
 def test_delays_and_durations_agree_with_hta(name: str, shared: Path) -> None:
     head, *rows = oracle(shared, name, "cuda_kernel_launch_stats")
@@ -112,6 +113,7 @@ def test_delays_and_durations_agree_with_hta(name: str, shared: Path) -> None:
     assert expected or name == "mi300_rank0of8_rccl"
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", COMPARED)
 def test_queues_agree_with_hta(name: str, shared: Path) -> None:
     rows = [r for r in oracle(shared, name, "queue_length_summary")[3:] if r[0] == "0"]
@@ -133,6 +135,7 @@ def _lengths(calls: pl.DataFrame, first: int) -> np.ndarray:
     return np.cumsum([step for _, step in ordered])
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", [n for n in FILES if n not in WITHOUT_DEVICE])
 def test_totals_add_up(name: str, shared: Path) -> None:
     trace = read(shared / "data/chrome/kineto" / name)

@@ -45,6 +45,7 @@ def whole(name: str) -> Any:
 # --- the parser ------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(3)
 @every
 def test_tables_match_schema(name: str) -> None:
     for columns in ((), ("args",)):
@@ -197,6 +198,7 @@ def test_format_is_detected_by_content(tmp_path: Path) -> None:
         assert registry.require(Source(unknown)).name == "memory-snapshot"
 
 
+@pytest.mark.sample(3)
 @every
 def test_parquet_round_trip_keeps_memory(name: str, tmp_path: Path) -> None:
     ta.convert(path(name), tmp_path / "x.parquet")
@@ -215,6 +217,7 @@ def test_kinds_select_rows() -> None:
 # --- the reconstruction ----------------------------------------------------------------------
 
 
+@pytest.mark.sample(3)
 @every
 def test_devices_match_simulation(name: str) -> None:
     rows = ta.memory(path(name)).devices.to_dicts()
@@ -232,6 +235,7 @@ def test_devices_match_simulation(name: str) -> None:
         assert [row[key] for key in quality] == [0] * 5
 
 
+@pytest.mark.sample(3)
 @every
 def test_timeline_matches_simulation(name: str) -> None:
     if name in NO_HISTORY:
@@ -405,6 +409,7 @@ def test_diff_lists_changes() -> None:
 # --- plots -----------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(3)
 @every
 def test_boxes_and_rest_sum_to_live_bytes(name: str) -> None:
     for drawn in ta.memory(path(name)).occupancies:

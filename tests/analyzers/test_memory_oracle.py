@@ -63,6 +63,7 @@ def reference(name: str) -> dict[str, Any]:
     return dict(device)
 
 
+@pytest.mark.sample(3)
 @every
 def test_devices_match_reference(name: str) -> None:
     row = answer(name).devices.row(0, named=True)
@@ -99,6 +100,7 @@ def test_live_memory_sums_to_peak(name: str) -> None:
         assert table["live_bytes"].sum() == row["peak_bytes"]
 
 
+@pytest.mark.sample(3)
 @every
 def test_largest_stacks_match_reference(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compare recorded stacks; the reference groups allocations without a stack differently.

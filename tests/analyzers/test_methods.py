@@ -103,6 +103,7 @@ def _input(name: str) -> Path:
     return special.get(name, KINETO)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", [name for name in QUESTIONS if name != "hang"])  # whole dumps
 def test_window_of_a_trace_in_memory(name: str) -> None:
     path, ask = _input(name), getattr(ta, name)

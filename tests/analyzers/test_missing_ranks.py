@@ -12,7 +12,10 @@ import traceanalyzer as ta
 RANKS = sorted((Path(__file__).parents[2] / "fixtures/nccl_8ranks").glob("rank*"))
 
 
-@pytest.mark.parametrize(("given", "complete"), [(1, False), (4, False), (7, False), (8, True)])
+@pytest.mark.parametrize(
+    ("given", "complete"),
+    [(1, False), (4, False), pytest.param(7, False, marks=pytest.mark.matrix), (8, True)],
+)
 def test_slow_collectives_are_a_guess_without_all_ranks(given: int, complete: bool) -> None:
     comm = ta.comm_outliers(RANKS[:given])
     assert comm.has_all_ranks == complete
@@ -37,6 +40,7 @@ def test_the_bar_separates_transfers_with_all_ranks_only() -> None:
     ]
 
 
+@pytest.mark.matrix
 def test_small_messages_are_no_slow_link_without_all_ranks(shared: Path) -> None:
     paths = sorted((shared / "data/chrome/kineto/dlrm_8ranks").glob("worker*"))
     few = ta.comm_outliers(paths[:2])

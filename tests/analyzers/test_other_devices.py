@@ -43,6 +43,7 @@ def normalized(result: ta.Result, kind: str = "") -> list[tuple[str, list[dict[s
     ]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "analysis",
     [ta.gpu_idle, ta.launches, ta.annotations, ta.cuda_api, ta.kernels, ta.operators, ta.overlap],

@@ -326,10 +326,10 @@ def read(path: Path) -> Trace:
     return ta.read(path, kinds=wanted.kinds, names=wanted.names)
 
 
-def test_every_real_trace_adds_up_or_reports_missing_data(shared: Path) -> None:
+def test_every_real_trace_adds_up_or_reports_missing_data(shared: Path, thorough: bool) -> None:
     paths = sorted((shared / "data/chrome/kineto").glob("*.json.gz"))
     answered = 0
-    for path in paths:
+    for path in paths[:: 1 if thorough else 4]:
         events = read(path)
         try:
             result = overlap(events)
@@ -338,7 +338,7 @@ def test_every_real_trace_adds_up_or_reports_missing_data(shared: Path) -> None:
             continue
         assert_adds_up(result)
         answered += 1
-    assert answered >= 10
+    assert answered >= (10 if thorough else 2)
 
 
 def test_dlrm_overlap_agrees_with_the_peer(shared: Path) -> None:

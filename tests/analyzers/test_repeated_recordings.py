@@ -92,6 +92,7 @@ def test_copy_of_a_file_is_noted_and_ignored(tmp_path: Path) -> None:
     assert ta.kernels([RANK, copy]).busy_ns == ta.kernels(RANK).busy_ns
 
 
+@pytest.mark.matrix
 def test_copy_read_by_another_worker_is_detected(tmp_path: Path) -> None:
     kernel = {"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "dur": 5}
     for rank in range(26):

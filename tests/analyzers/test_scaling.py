@@ -211,6 +211,7 @@ def test_folders(tmp_path: Path):
     assert [Path(name).name for name in result.runs["run"]] == ["run2", "run4"]
 
 
+@pytest.mark.matrix
 def test_other_work_is_recognised(shared: Path) -> None:
     """Compute is 37 ms longer than ideal, the loss is 22 ms."""
     kineto = shared / "data/chrome/kineto"

@@ -45,6 +45,7 @@ OTHER_JOBS = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("differ", OTHER_JOBS)
 def test_ranks_of_different_jobs_are_not_compared(differ: str) -> None:
     traces = [rank(0), OTHER_JOBS[differ]]
@@ -98,10 +99,11 @@ def test_fixtures_are_one_job(folder: str) -> None:
     assert _of_files(FIXTURES / folder) == ""
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "folder",
     [
-        "chrome/kineto/dlrm_8ranks", "chrome/kineto_ddp_cpu/ddp4",
+        "chrome/kineto_ddp_cpu/ddp4", "chrome/kineto/dlrm_8ranks",
         "chrome/kineto_ddp_cpu/ddp4_stack",
         "attribution/fsdp", "composer/repro/alcf_names", "composer/repro/nsys_names",
         "composer/repro/two_cycles_one_rank", "composer/repro/folder_with_merged",

@@ -390,10 +390,11 @@ def test_result_does_not_depend_on_file_order() -> None:
 # --- real recordings -------------------------------------------------------------------------
 
 
-def test_every_real_trace_adds_up_or_reports_missing_data(shared: Path) -> None:
+def test_every_real_trace_adds_up_or_reports_missing_data(shared: Path, thorough: bool) -> None:
     wanted = needs(Options())
     answered = 0
-    for path in sorted((shared / "data/chrome/kineto").glob("*.json.gz")):
+    paths = sorted((shared / "data/chrome/kineto").glob("*.json.gz"))
+    for path in paths[:: 1 if thorough else 4]:
         try:
             result = steps(ta.read(path, kinds=wanted.kinds, names=wanted.names))
         except MissingData as error:
@@ -402,7 +403,7 @@ def test_every_real_trace_adds_up_or_reports_missing_data(shared: Path) -> None:
         assert_adds_up(result)
         assert result.table()
         answered += 1
-    assert answered >= 10
+    assert answered >= (10 if thorough else 2)
 
 
 def test_steps_recorded_as_operators_in_2021(shared: Path) -> None:

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 from any_trace import any_trace
 from comm_traces import ALL_REDUCE, GEMM, MS, US, device, host, step, trace
-from conftest import ROOT
+from conftest import ROOT, once
 from hypothesis import given, settings, strategies as st
 
 import traceanalyzer as ta
@@ -67,7 +67,7 @@ def test_states_of_one_device() -> None:
 @pytest.mark.parametrize("folder", ["nccl_8ranks", "nccl_8ranks_isolated"])
 def test_states_agree_with_overlap_and_idle_time(folder: str) -> None:
     path = FIXTURES / folder
-    result, parts, idle = timeline(path), ta.overlap(path), ta.gpu_idle(path)
+    result, parts, idle = (once(ask, path) for ask in (timeline, ta.overlap, ta.gpu_idle))
     assert_is_partition(result)
     sums = result.shares.select(pl.sum_horizontal(IDLE).sum()).item()
     totals = result.totals()
@@ -96,7 +96,7 @@ def test_states_of_any_trace_are_a_partition(chance: Random) -> None:
 
 
 def test_waiting_is_named_by_its_rank() -> None:
-    result = timeline(RANKS)
+    result = once(timeline, RANKS)
     waits = result.states.filter(state="waiting").with_columns(ns=pl.col("end") - pl.col("start"))
     longest = waits.group_by("peer").agg(pl.col("ns").sum()).sort("ns")["peer"][-1]
     assert longest == 5
@@ -110,7 +110,7 @@ def test_waiting_is_named_by_its_rank() -> None:
 
 def test_clocks_of_hosts_are_aligned_by_collectives() -> None:
     # the clock of the second host of the fixture is 3 ms ahead
-    events = timeline(RANKS).events.filter(collective="all_gather").sort("start")
+    events = once(timeline, RANKS).events.filter(collective="all_gather").sort("start")
     ends = events.with_columns(place=pl.int_range(pl.len()).over("lane", order_by="start"))
     spread = ends.group_by("place").agg(apart=pl.col("end").max() - pl.col("end").min())
     assert spread["apart"].max() < 100 * US
@@ -156,14 +156,14 @@ def test_main_threads_without_device_work() -> None:
 
 
 def test_operator_and_message_of_events() -> None:
-    events = timeline(RANKS).events
+    events = once(timeline, RANKS).events
     gathers = events.filter(collective="all_gather")
     assert set(gathers["bytes"]) == {64 << 20}
     assert set(gathers["operator"].cast(pl.String)) == {"nccl:_all_gather_base"}
 
 
 def test_findings_are_marked_on_the_rank_of_their_cause() -> None:
-    result = timeline(RANKS)
+    result = once(timeline, RANKS)
     place = result.places.filter(rank=5)
     intervals = pl.DataFrame(
         {"rank": [0, 5], "device": [0, 1], "start_ns": [0, 0], "end_ns": [9 * MS, 2 * MS]},

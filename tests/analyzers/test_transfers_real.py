@@ -43,15 +43,17 @@ def test_sums_agree_with_the_reference(shared: Path, name: str) -> None:
     assert result.by_device.filter(pl.col("direction") != "memset")["n"].sum() == copies["n"].sum()
 
 
-def test_every_chrome_trace_adds_up_or_reports_missing_data(shared: Path) -> None:
+def test_every_chrome_trace_adds_up_or_reports_missing_data(shared: Path, thorough: bool) -> None:
     paths = sorted((shared / "data/chrome/kineto").glob("*.json.gz"))
     looked_at = 0
-    for path in paths:
+    for number, path in enumerate(paths):
         trace = ta.read(path, kinds=DEVICE_WORK)
         moves = trace.events.filter(pl.col("kind") != "kernel")
         if moves.is_empty():
             with raises_wording(ta.MissingData):
                 ta.transfers(trace)
+            continue
+        if number % 4 and not thorough:
             continue
         looked_at += 1
         result = ta.transfers(trace)
@@ -63,7 +65,7 @@ def test_every_chrome_trace_adds_up_or_reports_missing_data(shared: Path) -> Non
         # copies without a kernel are the exposed copies of overlap
         exposed = ta.overlap(trace).scalars["exposed_memory_ns"]
         assert result.alone_ns == exposed
-    assert looked_at > 10
+    assert looked_at > (10 if thorough else 1)
 
 
 def test_bandwidths_agree_with_the_machine(shared: Path) -> None:

@@ -68,6 +68,7 @@ def test_wrong_usage_exits_2(run_program):
     check_wording(done.stderr)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "env",
     [

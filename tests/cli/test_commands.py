@@ -36,7 +36,7 @@ def test_help_has_two_valid_examples(name, capsys):
 
 
 def test_files_in_place_of_a_command_are_diagnosed(capsys):
-    path = "fixtures/nccl_8ranks"
+    path = "fixtures/nccl_8ranks/rank5.json.gz"
     assert status([path, "--to", "json"]) == 0
     direct = capsys.readouterr().out
     assert status(["diagnose", path, "--to", "json"]) == 0

@@ -31,6 +31,7 @@ def _completed(shell: str, line: list[str]) -> list[str]:
     return done.stdout.split()
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("shell", SHELLS)
 def test_line_of_the_page_prints_a_completion_script(shell):
     assert f"{shell}_source" in PAGE
@@ -40,6 +41,7 @@ def test_line_of_the_page_prints_a_completion_script(shell):
     assert done.stderr == ""
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("shell", SHELLS)
 def test_commands_and_choices(shell):
     commands = " ".join(_completed(shell, ["traceanalyzer", "comm"]))

@@ -6,6 +6,7 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
+from conftest import once
 
 import traceanalyzer as ta
 from traceanalyzer.cli.main import status
@@ -26,7 +27,7 @@ STRUCTURE = {
 
 @pytest.fixture(scope="module")
 def result() -> Diagnosis:
-    return ta.diagnose(RUN)
+    return once(ta.diagnose, RUN)
 
 
 def written(

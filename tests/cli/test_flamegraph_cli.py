@@ -32,21 +32,21 @@ def raw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_svg_is_written_to_the_current_folder(run_program, raw, tmp_path):
-    done = run_program("flamegraph", raw, cwd=tmp_path)
+def test_svg_is_written_to_the_current_folder(run_cli, raw, tmp_path):
+    done = run_cli("flamegraph", raw, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "")
     check_wording(done.stderr)
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["run.raw.svg"]
     ET.fromstring((tmp_path / "run.raw.svg").read_text())  # noqa: S314 - trusted
 
 
-def test_existing_file_is_kept_without_force(run_program, raw, tmp_path):
+def test_existing_file_is_kept_without_force(run_cli, raw, tmp_path):
     (tmp_path / "run.raw.svg").write_text("precious")
-    refused = run_program("flamegraph", raw, cwd=tmp_path)
+    refused = run_cli("flamegraph", raw, cwd=tmp_path)
     assert refused.returncode == 1
     check_wording(refused.stderr)
     assert (tmp_path / "run.raw.svg").read_text() == "precious"
-    assert run_program("flamegraph", raw, "--force", "-q", cwd=tmp_path).stderr == ""
+    assert run_cli("flamegraph", raw, "--force", "-q", cwd=tmp_path).stderr == ""
     assert (tmp_path / "run.raw.svg").read_text() != "precious"
 
 
@@ -72,10 +72,8 @@ def test_output_formats(raw, capfdbinary, tmp_path, arguments, written, begins):
     assert bool(out) != bool(written)
 
 
-def test_function_table(run_program, raw, golden):
-    golden(
-        "flamegraph/table.txt", run_program("flamegraph", raw, "--to", "table", "--top", "3").stdout
-    )
+def test_function_table(run_cli, raw, golden):
+    golden("flamegraph/table.txt", run_cli("flamegraph", raw, "--to", "table", "--top", "3").stdout)
 
 
 def test_json_contains_all_numbers(raw, capfd):

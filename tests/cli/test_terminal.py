@@ -29,12 +29,14 @@ def _screen(*arguments, columns=100, **environment):
     return screen.decode().replace("\r\n", "\n")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("columns", WIDTHS)
 def test_no_line_wraps_in_a_terminal(columns):
     lines = _screen("gpu-idle", RUN, columns=columns, TERM="xterm").split("\n")
     assert max(map(len, lines)) <= columns
 
 
+@pytest.mark.sample(5, "command", "columns")
 @pytest.mark.parametrize("columns", WIDTHS)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_no_line_wraps(run_cli, command, columns):
@@ -61,6 +63,7 @@ def test_copies_are_recognisable_at_every_width():
         assert "Memcpy Ht..." not in screen
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("environment", "options", "colored"),
     [
@@ -95,8 +98,8 @@ def test_own_code_is_coloured():
         ({"FORCE_COLOR": "1"}, ("--to", "md"), False),
     ],
 )
-def test_colour_in_a_pipe(run_program, environment, options, colored):
-    done = run_program("diagnose", CRITICAL, *options, env={"NO_COLOR": "", **environment})
+def test_colour_in_a_pipe(run_cli, environment, options, colored):
+    done = run_cli("diagnose", CRITICAL, *options, env={"NO_COLOR": "", **environment})
     assert ("\x1b[" in done.stdout) is colored
 
 

@@ -71,6 +71,7 @@ def assert_holds(connection: sqlite3.Connection, trace: Trace) -> None:
             assert values(connection, name, column) == expected(frame[column]), (name, column)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", FILES)
 def test_every_value_of_every_table(name, tmp_path, monkeypatch):
     monkeypatch.setattr(sqlite, "_ROWS", 100)  # several batches

@@ -238,6 +238,7 @@ def test_inputs_of_several_formats(late: ta.Diagnosis) -> None:
     assert find(result, "straggler") == find(late, "straggler")
 
 
+@pytest.mark.matrix
 def test_data_loading_share_matches_tensorboard_plugin(shared: Path) -> None:
     truth = json.loads((shared / "oracle/chrome/resnet50_dataloader_tb_plugin.json").read_text())
     for name, key in (("workers0", "w0"), ("workers4", "w4")):
@@ -432,21 +433,21 @@ def test_invalid_threshold_is_a_usage_error(run_cli: Any) -> None:
     check_wording(done.stderr)
 
 
-def test_json_follows_the_schema(run_cli: Any) -> None:
+@pytest.mark.sample(3)
+@pytest.mark.parametrize(
+    "paths",
+    [["memory/oom.pickle", "py_spy"], [RANKS], ["nsys/training.sqlite"], ["ddp_gloo_4ranks"]],
+    ids=["mixed", "ranks", "nsys", "gloo"],
+)
+def test_json_follows_the_schema(run_cli: Any, paths: list[str | Path]) -> None:
     schema = json.loads((ROOT / "docs/diagnosis.schema.json").read_text())
-    for paths in (
-        [RANKS],
-        ["memory/oom.pickle", "py_spy"],
-        ["nsys/training.sqlite"],
-        ["ddp_gloo_4ranks"],
-    ):
-        inputs = [FIXTURES / path for path in paths]
-        done = run_cli("diagnose", *inputs, "--to", "json", "-q")
-        answer = json.loads(done.stdout)
-        jsonschema.validate(answer, schema)
-        assert len(answer["inputs"]) == answer["files"]
-        named = {one["id"] for one in answer["findings"]} <= BY_ID.keys()
-        assert named
+    inputs = [FIXTURES / path for path in paths]
+    done = run_cli("diagnose", *inputs, "--to", "json", "-q")
+    answer = json.loads(done.stdout)
+    jsonschema.validate(answer, schema)
+    assert len(answer["inputs"]) == answer["files"]
+    named = {one["id"] for one in answer["findings"]} <= BY_ID.keys()
+    assert named
 
 
 def test_bar_has_the_causes_of_the_findings() -> None:

@@ -132,6 +132,7 @@ def test_finding_on_a_transformer() -> None:
     assert "50257" in one.evidence[0]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("function", [ta.diagnose, ta.report])
 def test_a_trace_in_memory_gives_the_same(function: Any) -> None:
     trace = ta.read(TRANSFORMER, columns=ON_REQUEST)

@@ -98,6 +98,7 @@ def survives(path: Path, data: bytes) -> None:
     assert time.process_time() - started < PATIENCE
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_damaged_traces_are_read_or_rejected(tmp_path, block):
     for seed in range(block * CASES // BLOCKS, (block + 1) * CASES // BLOCKS):

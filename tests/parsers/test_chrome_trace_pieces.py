@@ -60,18 +60,19 @@ def read(path: Path, data: bytes, **how: Any) -> Trace:
 @pytest.mark.parametrize("separator", [", ", ",\n", ",\n  ", "\n"])
 @pytest.mark.parametrize("indent", [None, 2])
 def test_every_cut_of_an_adversarial_file(
-    separator: str, indent: int | None, tmp_path: Path
+    separator: str, indent: int | None, tmp_path: Path, thorough: bool
 ) -> None:
     data = adversarial(separator, indent)
     whole = read(tmp_path / "a", data)
     assert whole.events.height == 2 * len(DECOYS)
     assert whole.events["external_id"].to_list() == list(range(2 * len(DECOYS)))
     assert whole.meta.extra == '{"traceName":"x"}'
-    for size in range(1, 700, 29):
+    for size in range(1, 700, 29 if thorough else 4 * 29):
         with in_pieces(size):
             assert differences(ta.read(tmp_path / "a"), whole) == [], size
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("path", small_files(), ids=name_of)
 def test_every_file_in_pieces(path: Path, tmp_path: Path) -> None:
     whole = ta.read(path)
@@ -82,6 +83,7 @@ def test_every_file_in_pieces(path: Path, tmp_path: Path) -> None:
             assert differences(ta.read(path), whole, issues=False) == [], size
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("path", fixture_files(), ids=name_of)
 def test_every_fixture_in_pieces_without_the_scan(path: Path) -> None:
     whole = ta.read(path, columns=["args"])

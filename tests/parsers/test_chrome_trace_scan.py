@@ -292,6 +292,7 @@ HOWS = (
 )
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("how", HOWS, ids=["all", "names", "windows"])
 @pytest.mark.parametrize(
     "path", sorted(FIXTURES.rglob("*.json*")), ids=lambda p: str(p.relative_to(FIXTURES))

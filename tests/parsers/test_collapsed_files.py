@@ -42,6 +42,7 @@ def _id(path: Path) -> str:
     return path.name
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("path", [*OURS, *THEIRS], ids=_id)
 def test_file_name_does_not_matter(path, tmp_path):
     neutral = tmp_path / "recording.dat"

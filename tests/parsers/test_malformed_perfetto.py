@@ -32,6 +32,7 @@ def test_files_are_what_the_script_writes() -> None:
 
 
 @compiled
+@pytest.mark.sample(3, "case")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_the_rest_is_read_and_the_fault_counted(case: Any) -> None:
     path = FOLDER / f"{case.name}.pftrace"

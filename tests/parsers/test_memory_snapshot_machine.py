@@ -47,6 +47,7 @@ def name_of(path: Path) -> str:
 # --- what it reads ---------------------------------------------------------------------------
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("path", REAL, ids=name_of)
 def test_real_files_equal_pickle_loads(path):
     data = path.read_bytes()
@@ -56,6 +57,7 @@ def test_real_files_equal_pickle_loads(path):
     assert objects(result) == expected(loaded(data))
 
 
+@pytest.mark.sample(4)
 @compiled
 @pytest.mark.parametrize("path", REAL, ids=name_of)
 def test_same_result_without_extension(path):
@@ -63,6 +65,7 @@ def test_same_result_without_extension(path):
     assert content(read(data, 1 << 22)) == content(read(data, 1 << 16, slow=True))
 
 
+@pytest.mark.sample(4)
 @compiled
 @pytest.mark.parametrize(
     ("path", "part"),
@@ -90,6 +93,7 @@ def test_memory_is_limited(path):
     assert snapshot_value.allocated_bytes == 0
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("path", SMALL_REAL, ids=name_of)
 def test_genuine_files_written_by_other_picklers(path):
     snapshot_value = loaded(path.read_bytes())
@@ -114,6 +118,7 @@ def test_every_protocol(protocol, slow):
         assert objects(result) == expected(snapshot_value)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("slow", [False, True], ids=["fast", "slow"])
 @pytest.mark.parametrize("write", [pickle.dumps, like_torch], ids=["python", "torch"])
 @pytest.mark.parametrize(("events", "depth"), [(2300, 3), (6, 3100)])
@@ -264,10 +269,11 @@ def test_any_values_are_what_was_pickled(value, protocol, size):
 # --- files that end too early ----------------------------------------------------------------
 
 
-def test_truncation_at_every_byte():
+def test_truncation_at_every_byte(thorough):
     snapshot_value = snapshot(50, 6)
     for data in (pickle.dumps(snapshot_value, 4), like_torch(snapshot_value)):
-        for length in range(0, len(data), 97 if len(data) > 9000 else 13):
+        apart = (97 if len(data) > 9000 else 13) * (1 if thorough else 4)
+        for length in range(0, len(data), apart):
             result, slow = outcome(data[:length]), outcome(data[:length], slow=True)
             assert agree(result, slow)
             assert isinstance(result, Document)
@@ -275,6 +281,7 @@ def test_truncation_at_every_byte():
             assert not result.complete
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("path", SMALL_REAL, ids=name_of)
 def test_truncated_real_files(path):
     data = path.read_bytes()

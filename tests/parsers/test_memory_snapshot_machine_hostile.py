@@ -224,6 +224,7 @@ def test_bombs_stay_small(name):
         assert reader.allocated_bytes <= 2 * len(data) + (32 << 20)
 
 
+@pytest.mark.sample(3)
 @compiled
 @pytest.mark.parametrize("name", HUGE)
 def test_bombs_are_read_or_rejected_by_both(name):
@@ -256,6 +257,7 @@ DENSE = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", DENSE)
 def test_objects_stay_within_the_limit(name, monkeypatch):
     monkeypatch.setattr(unpickler, "ALLOWANCE", 1 << 20)
@@ -392,18 +394,19 @@ def damaged(data: bytes, chance: random.Random) -> bytes:
 
 @compiled
 @pytest.mark.parametrize("part", range(4))
-def test_damage_is_handled_alike(part):
+def test_damage_is_handled_alike(part, thorough):
     chance = random.Random(part)  # noqa: S311 - damage, not secrets
     outcomes: dict[str, int] = {}
-    for _ in range(400):
+    count = 400 if thorough else 100
+    for _ in range(count):
         data = damaged(chance.choice(SEEDS), chance)
         result = outcome(data, chance.choice((1, 13, 1 << 20)))
         slow = outcome(data, slow=True)
         assert agree(result, slow), data
         kind = "refused" if isinstance(result, tuple) else str(result.complete)
         outcomes[kind] = outcomes.get(kind, 0) + 1
-    assert outcomes["refused"] > 100
-    assert outcomes["True"] + outcomes.get("False", 0) > 20
+    assert outcomes["refused"] > count / 4
+    assert outcomes["True"] + outcomes.get("False", 0) > count / 20
 
 
 @given(st.lists(st.sampled_from([bytes([op]) for op in OPCODES]) | st.binary(max_size=4)))

@@ -288,6 +288,7 @@ def without_overhead(export: Trace, gaps: pl.DataFrame) -> list[tuple[int, ...]]
     return [row for row in left if row[3] > row[2]]
 
 
+@pytest.mark.sample(4, "least")
 @every
 @pytest.mark.parametrize("least", [500_000_000, 20_000_000, 1_000_000], ids="{}ns".format)
 def test_gaps_by_process_are_those_of_nsys(export: Trace, shared: Path, least: int) -> None:

@@ -256,6 +256,7 @@ def test_the_only_rank_with_the_events_is_named(tmp_path):
     assert trace.meta.rank == 0
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("rank", [0, 1, 7])
 def test_only_the_selected_rank_of_a_large_export_is_read(rank, monkeypatch):
     def answers() -> list[str]:

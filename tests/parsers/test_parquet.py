@@ -245,11 +245,11 @@ def test_truncated_file(tmp_path: Path, kept: int) -> None:
         read(tmp_path / "cut.parquet")
 
 
-def test_flipped_bytes_never_raise_other_errors(tmp_path: Path) -> None:
+def test_flipped_bytes_never_raise_other_errors(tmp_path: Path, thorough: bool) -> None:
     data = write(example(), tmp_path / "a.parquet").read_bytes()
     dice = random.Random(0)  # noqa: S311 - reproducible, not secret
-    refused = 0
-    for _ in range(150):
+    refused, count = 0, 150 if thorough else 40
+    for _ in range(count):
         bad = bytearray(data)
         bad[dice.randrange(4, len(bad))] ^= 1 << dice.randrange(8)
         (tmp_path / "bad.parquet").write_bytes(bad)
@@ -257,7 +257,7 @@ def test_flipped_bytes_never_raise_other_errors(tmp_path: Path) -> None:
             read(tmp_path / "bad.parquet")
         except InputError:
             refused += 1
-    assert refused > 75, "checksums see most of it"
+    assert refused > count / 2, "checksums see most of it"
 
 
 def test_compressed_file_error_advises_to_unpack(tmp_path: Path) -> None:

@@ -243,10 +243,16 @@ INERT = {
 
 
 @pytest.mark.parametrize("command", ANSWERING)
-def test_names_are_inert_in_every_format(command, tmp_path, capfd):
-    """The first usable hostile file is rendered in all formats, the others in two."""
+def test_names_are_inert_in_every_format(command, tmp_path, capfd, thorough):
+    """The first usable hostile file is rendered in all formats, the others in two.
+
+    Each command starts with another file. Unless thorough, it ends with the first that has names.
+    """
     answers: dict[str, list[bytes]] = {}
-    for given in INPUTS:
+    first = 0 if thorough else ANSWERING.index(command) % len(INPUTS)
+    for given in [*INPUTS][first:] + [*INPUTS][:first]:
+        if not thorough and any(b"alert(1)" in answer for answer in answers.get("html", ())):
+            break
         for form in _forms(command):
             if answers.get(form) and form not in ("table", "html"):
                 continue  # of the same tables
@@ -268,6 +274,7 @@ def test_names_are_inert_in_every_format(command, tmp_path, capfd):
         assert any(b"alert(1)" in answer for answer in answers["html"])
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("command", "given", "form"),
     [

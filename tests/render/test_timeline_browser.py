@@ -7,7 +7,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 from browser import cleared, complaints, prefer, resize, visit
-from timelines import RANKS, STEP, many
+from conftest import once
+from timelines import RANKS, STEP, of_many
 
 from traceanalyzer.analyzers.timeline import timeline
 from traceanalyzer.render import html
@@ -69,7 +70,7 @@ class Page:
 
 @pytest.fixture
 def page(window, tmp_path: Path) -> Page:
-    return Page(window, tmp_path / "timeline.html", html.page(timeline(RANKS)))
+    return Page(window, tmp_path / "timeline.html", once(html.page, once(timeline, RANKS)))
 
 
 def test_page_is_drawn_without_requests(page: Page) -> None:
@@ -129,14 +130,14 @@ def test_rows_are_sorted(page: Page) -> None:
 def test_steps_as_a_heat_map(page: Page) -> None:
     page.run(f"{VIEWER}.measure('waiting for other ranks')")
     rows = page.run(f"return {VIEWER}.timeline.measured('waiting for other ranks').rows")
-    waits = timeline(RANKS).states.filter(state="waiting", lane=4)
+    waits = once(timeline, RANKS).states.filter(state="waiting", lane=4)
     assert sum(rows[4]) == pytest.approx(waits.select(pl.col("end") - pl.col("start")).sum().item())
     assert max(rows[4]) == max(rows[4][2], rows[4][5])  # ProfilerStep#12 and #15
     page.pointer("pointermove", 4, 2.5)
     assert "ProfilerStep#12" in page.text(".timeline .tip")
     page.pointer("pointerdown", 4, 2.5, pointerId=1)
     page.pointer("pointerup", 4, 2.5, pointerId=1)
-    step = timeline(RANKS).steps.filter(lane=4).row(2, named=True)
+    step = once(timeline, RANKS).steps.filter(lane=4).row(2, named=True)
     assert page.view[0] < step["start"] < step["end"] < page.view[1]
 
 
@@ -144,7 +145,7 @@ def test_findings_of_a_report_are_marked(window, tmp_path: Path) -> None:
     from traceanalyzer import report
     from traceanalyzer.render.html import page as report_page
 
-    page = Page(window, tmp_path / "report.html", report_page(report(RANKS)))
+    page = Page(window, tmp_path / "report.html", report_page(once(report, RANKS)))
     numbers = {mark[3] for mark in page.run(f"return {VIEWER}.timeline.marks")}
     links = page.run(
         "return [...document.querySelectorAll('[data-mark]')].map((one) => one.dataset.mark)"
@@ -157,7 +158,7 @@ def test_findings_of_a_report_are_marked(window, tmp_path: Path) -> None:
 
 
 def test_sixty_four_ranks_fit_one_screen(window, tmp_path: Path) -> None:
-    page = Page(window, tmp_path / "many.html", html.page(timeline(many(64, slow=37))))
+    page = Page(window, tmp_path / "many.html", html.page(of_many()))
     assert page.run(f"return {VIEWER}.plan.height") < 700
     assert page.run(PAINTED, 37, 1_000_000) == "dataloading"
     assert page.run(PAINTED, 36, STEP - 1_000_000) == "transfer"

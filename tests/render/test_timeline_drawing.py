@@ -10,10 +10,10 @@ from base64 import b64decode
 import numpy as np
 import polars as pl
 import pytest
-from conftest import ROOT
+from conftest import ROOT, once
 from hypothesis import given, strategies as st
 from hypothesis.extra.numpy import arrays
-from timelines import RANKS, many
+from timelines import RANKS, many, of_many
 
 from traceanalyzer.analyzers.timeline import timeline
 from traceanalyzer.drawings import Budget, BudgetPart
@@ -49,7 +49,7 @@ def test_codes_give_back_the_rows(values: np.ndarray) -> None:
 
 
 def test_shares_of_a_column_are_those_of_its_time() -> None:
-    drawing = timeline(RANKS).drawing()
+    drawing = once(timeline, RANKS).drawing()
     parts = shares(drawing, 7)
     assert parts.sum(axis=2) == pytest.approx(np.ones((8, 7)), abs=0.01)  # ranks begin within us
     whole = shares(drawing, 1)[:, 0]
@@ -61,7 +61,7 @@ def test_shares_of_a_column_are_those_of_its_time() -> None:
 
 
 def test_page_has_every_state_and_event() -> None:
-    drawing = timeline(RANKS).drawing()
+    drawing = once(timeline, RANKS).drawing()
     packed = json.loads(json.dumps(_data(drawing)))["packed"]
     values = decoded(zlib.decompress(b64decode(packed["data"])))
     count = packed["ends"]["states"][-1]
@@ -77,14 +77,14 @@ def test_page_has_every_state_and_event() -> None:
 @pytest.mark.parametrize("width", [40, 80, 200])
 @pytest.mark.parametrize("unicode", [True, False])
 def test_strip_fits_the_width(width: int, unicode: bool) -> None:
-    text = strip.text(timeline(RANKS).drawing(), width, unicode=unicode)
+    text = strip.text(once(timeline, RANKS).drawing(), width, unicode=unicode)
     body = text.split("\n")[1:]
     assert max(map(len, body)) <= width
     assert text.isascii() != unicode
 
 
 def test_strip_shows_the_most_frequent_state() -> None:
-    lines = strip.text(timeline(RANKS).drawing(), 80, unicode=False).split("\n")
+    lines = strip.text(once(timeline, RANKS).drawing(), 80, unicode=False).split("\n")
     waiting = next(line for line in lines if line.strip().startswith("rank 4"))
     loading = next(line for line in lines if line.strip().startswith("rank 5"))
     runs = re.findall(r"d{5,}", loading)
@@ -94,11 +94,11 @@ def test_strip_shows_the_most_frequent_state() -> None:
 
 
 def test_strip_of_many_devices_shows_the_extremes() -> None:
-    drawing = timeline(many(40, slow=33)).drawing()
+    drawing = of_many().drawing()
     text = strip.text(drawing, 80)
     assert len(re.findall(r"^  rank", text, re.MULTILINE)) == 5
-    assert "rank 33 " in text
-    assert len(re.findall(r"^  rank", strip.text(drawing, 80, top=None), re.MULTILINE)) == 40
+    assert "rank 37 " in text
+    assert len(re.findall(r"^  rank", strip.text(drawing, 80, top=None), re.MULTILINE)) == 64
 
 
 def test_strip_without_unicode_in_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +119,7 @@ def test_plot_in_every_format(form: str) -> None:
 
 
 def test_plot_has_a_row_per_device() -> None:
-    (ax,) = timeline(RANKS).plot()
+    (ax,) = once(timeline, RANKS).plot()
     assert [one.get_text() for one in ax.get_yticklabels()] == [f"rank {n}" for n in range(8)]
     assert ax.get_xlabel() == "time [ms]"
     image = ax.get_images()[0].get_array()

@@ -149,6 +149,7 @@ def test_script_needs_no_display():
     assert _fresh(code) == ["True", "False"]
 
 
+@pytest.mark.matrix
 def test_interactive_figure_belongs_to_pyplot():
     code = (
         "import sys; sys.ps1 = '>>> '; "

@@ -37,9 +37,10 @@ def client() -> Iterator[Any]:
 
 @pytest.fixture
 def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a folder of 8 ranks, each a task of its own."""
+    """Return a folder of 4 ranks, each a task of its own."""
     monkeypatch.setattr("traceanalyzer.run.measure._SMALL_BYTES", 0)
-    return Path(shutil.copytree(RANKS, tmp_path / "run"))
+    others = shutil.ignore_patterns("rank[2367].json.gz")
+    return Path(shutil.copytree(RANKS, tmp_path / "run", ignore=others))
 
 
 def test_a_cluster_gives_the_result_of_one_process(client: Any, ranks: Path) -> None:
@@ -56,12 +57,13 @@ def test_a_worker_that_ends_changes_nothing(
     assert len(list(ranks.glob("*.killed"))) == 1
 
 
+@pytest.mark.matrix
 def test_a_file_that_ends_every_worker_is_skipped(
     client: Any, ranks: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("traceanalyzer.run.measure._measured_on_host", measured_or_killed)
     result = ta.kernels(ranks, client=client)
-    assert set(result.devices["rank"]) == {0, 1, 2, 3, 4, 6, 7}
+    assert set(result.devices["rank"]) == {0, 1, 4}
     assert any("rank5.json.gz" in note for note in result.notes)
 
 

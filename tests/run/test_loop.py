@@ -88,12 +88,14 @@ def inputs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return _kinds()[request.param](tmp_path_factory.mktemp("ranks"))
 
 
+@pytest.mark.sample(5, "name", "inputs")
 @pytest.mark.parametrize("name", NAMES)
 def test_rank_selects_one_rank(name: str, inputs: Any) -> None:
     function = getattr(ta, name)
     assert _answer(function, inputs, rank=1) == _answer(function, _alone(inputs, 1))
 
 
+@pytest.mark.sample(5, "name", "inputs")
 @pytest.mark.parametrize("name", NAMES)
 def test_missing_rank_is_an_error(name: str, inputs: Any) -> None:
     known = "0-1" if inputs == EXPORT else "0-2"
@@ -323,6 +325,7 @@ def test_large_files_in_workers_give_the_results_of_one_process(
     assert alone == apart
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", ["diagnose", "gpu_idle", "launches", "operators", "timeline"])
 def test_workers_that_share_the_ranks_of_a_file_give_the_results_of_one_process(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -399,6 +402,7 @@ _UNUSUAL = (
 )
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("number", [2, 3])
 def test_shares_of_an_unusual_export_give_the_results_of_one_process(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

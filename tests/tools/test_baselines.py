@@ -56,7 +56,8 @@ def test_a_baseline_is_accepted_in_place_of_the_run(store):
 
 def test_comm_outliers_accepts_a_baseline(capsys):
     ta.save_baseline("isolated", RANKS)
-    run = ["comm-outliers", str(ROOT / "fixtures/nccl_8ranks"), "--to", "json", "-q", "--baseline"]
+    paths = [str(ROOT / f"fixtures/nccl_8ranks/rank{rank}.json.gz") for rank in (0, 5)]
+    run = ["comm-outliers", *paths, "--to", "json", "-q", "--baseline"]
     assert status([*run, "baseline:isolated"]) == 0
     named = json.loads(capsys.readouterr().out)
     assert status([*run, str(RANKS)]) == 0

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 from functools import cache
 from xml.etree import ElementTree as ET
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, once, run_cli, run_program
 from hypothesis import given, strategies as st
 from wording import raises_wording
 
@@ -53,7 +52,7 @@ def _numbers(analysis: str) -> dict[str, object]:
     entry = registry.ENTRIES.get(analysis)
     function = entry.function() if entry else diagnose
     run = {"efficiency": SHAPES, "memory": SNAPSHOT}.get(analysis, RANKS)
-    numbers: dict[str, object] = json.loads(render(function(run), "json", top=None))
+    numbers: dict[str, object] = json.loads(render(once(function, run), "json", top=None))
     return numbers
 
 
@@ -71,11 +70,11 @@ def test_values_of_metrics(write):
     limits = [f"{name} >= 0" for name in ("step_ms", "exposed_frac", "wait_frac", "idle_frac")]
     result = ta.check_budgets(RANKS, write(*limits))
     values = dict(result.budgets.select("metric", "value").rows())
-    assert values["step_ms"] == ta.steps(RANKS).scalars["median_ns"] / 1e6
-    overlap, comm = ta.overlap(RANKS).scalars, ta.comm_outliers(RANKS).scalars
+    assert values["step_ms"] == once(ta.steps, RANKS).scalars["median_ns"] / 1e6
+    overlap, comm = once(ta.overlap, RANKS).scalars, once(ta.comm_outliers, RANKS).scalars
     assert values["exposed_frac"] == overlap["exposed_communication_ns"] / overlap["span_ns"]
     assert values["wait_frac"] == comm["total_wait_ns"] / comm["total_comm_ns"]
-    assert values["idle_frac"] == ta.gpu_idle(RANKS).scalars["idle_frac"]
+    assert values["idle_frac"] == once(ta.gpu_idle, RANKS).scalars["idle_frac"]
 
 
 def test_the_page_lists_every_metric():
@@ -205,13 +204,12 @@ def test_progress_of_all_analyses_together_is_the_size_of_the_files(write, budge
 
 
 def test_exit_codes_of_the_process(write, tmp_path):
-    def gate(limit: str, run=UPGRADE) -> subprocess.CompletedProcess:
-        command = [sys.executable, "-m", "traceanalyzer", "gate", write(limit), str(run), "-q"]
-        return subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    def gate(limit: str, run=UPGRADE, start=run_cli) -> subprocess.CompletedProcess:
+        return start("gate", write(limit), run, "-q", cwd=tmp_path)
 
     met = gate("step_ms <= 9")
     assert (met.returncode, met.stderr) == (0, "")
-    violated = gate("step_ms <= 8")
+    violated = gate("step_ms <= 8", start=run_program)
     assert violated.returncode == 3
     assert violated.stderr.count("\n") == 1
     assert "step_ms <= 8" in violated.stderr

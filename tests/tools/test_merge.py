@@ -9,6 +9,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from conftest import once
 from trace_processor import load
 
 import traceanalyzer as ta
@@ -60,9 +61,9 @@ def test_every_slice_of_every_rank_is_there(nccl):
 
 def test_steps_waits_and_idle_time_are_those_of_the_analyses(nccl):
     _, (_, group, *_) = nccl
-    diagnosed = ta.diagnose(NCCL)
-    timeline = ta.timeline(NCCL)
-    compared = ta.comm_outliers(NCCL)
+    diagnosed = once(ta.diagnose, NCCL)
+    timeline = once(ta.timeline, NCCL)
+    compared = once(ta.comm_outliers, NCCL)
     waits = [row for row in group if row["category"] == "wait"]
     assert sum(row["dur"] for row in waits) == compared.arrivals["wait_ns"].sum()
     worst = max(waits, key=lambda row: row["dur"])
@@ -82,7 +83,7 @@ def test_steps_waits_and_idle_time_are_those_of_the_analyses(nccl):
 def test_arrows_join_the_ranks_of_a_collective(nccl):
     _, (_, _, arrows, _) = nccl
     between = [row for row in arrows if row["apart"]]
-    matched = ta.comm_outliers(NCCL).arrivals
+    matched = once(ta.comm_outliers, NCCL).arrivals
     assert len(between) == matched.height - matched["instance"].n_unique()
     assert all(row["one"] == row["other"] and row["later"] >= 0 for row in between)
 
@@ -90,17 +91,18 @@ def test_arrows_join_the_ranks_of_a_collective(nccl):
 def test_clocks_are_those_of_the_timeline(nccl):
     merged, _ = nccl
     shifts = dict(merged.clocks.select("rank", "shift_ns").iter_rows())
-    places = dict(ta.timeline(NCCL).places.select("rank", "shift").iter_rows())
+    places = dict(once(ta.timeline, NCCL).places.select("rank", "shift").iter_rows())
     assert len({shifts[rank] - places[rank] for rank in shifts}) == 1
     assert merged.one_clock
     assert set(merged.clocks["by"]) == {
         "absolute times of the files", "ends of matched collectives",
     }  # fmt: skip
-    skews = ta.comm_outliers(NCCL).collectives["end_skew_ns"]
+    skews = once(ta.comm_outliers, NCCL).collectives["end_skew_ns"]
     assert merged.residual_ns == pytest.approx(skews.median(), rel=0.5)
     assert "488 ns" in merged.alignment
 
 
+@pytest.mark.matrix
 def test_a_json_file_has_the_same_slices(tmp_path, nccl):
     merged = ta.merge(NCCL, tmp_path / "run.json.gz")
     (loaded,) = load([tmp_path / "run.json.gz"], TOTALS, "select count(*) as n from flow")

@@ -288,6 +288,7 @@ ODD_NAMES = [
 ]
 
 
+@pytest.mark.sample(5, "form")
 @pytest.mark.parametrize("form", ["table", "md", "csv", "json", "sqlite", "html"])
 @pytest.mark.parametrize("sql", ODD_NAMES)
 def test_any_name_and_value_can_be_written(sql, form, tmp_path, capfd):

@@ -175,6 +175,7 @@ def test_shares_in_the_facts_have_one_basis(report: ta.Report) -> None:
     assert len({label[label.index(" (of ") :] for label in labels}) == 1
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "name",
     [
@@ -237,6 +238,7 @@ def test_a_file_without_events_is_an_error(command: Any) -> None:
         command(FIXTURES / "malformed/empty_array.json")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "path",
     ["chrome/kineto/mi300_rank0of8_rccl.json.gz", "chrome/kineto/v100_absolute_ns_ts.json.gz"],

@@ -1,7 +1,7 @@
 """The parser interface: a :class:`Format` recognises its files and turns a file into a Trace.
 
 :func:`bounded` drops events with impossible times and nulls sizes, addresses and weights beyond
-:mod:`traceanalyzer.limits`; the trace's issues count them.
+:mod:`traceanalyzer.schema`; the trace's issues count them.
 """
 
 import re
