@@ -146,8 +146,7 @@ def combine(
         return inspected.combine(aggregates.joined(untimed), options)
     if base_untimed:
         raise MissingData(f"{base_untimed[0].path}: a baseline needs the times of collectives")
-    result = compare(timed, options, base_timed)
-    return replace(result, input_notes=aggregates.unused_note(untimed))
+    return aggregates.without(untimed, lambda: compare(timed, options, base_timed))
 
 
 def compare(parts: Sequence[Part], options: Options, base: Sequence[Part] = ()) -> CommOutliers:

@@ -1,15 +1,18 @@
 """Numbers without a timeline, rows of ``aggregates``: printed text, metrics, durations."""
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import polars as pl
 
+from traceanalyzer.errors import MissingData
+from traceanalyzer.result import Result
 from traceanalyzer.trace import Trace
 from traceanalyzer.units import format_count
 
 P = TypeVar("P")
+R = TypeVar("R", bound=Result)
 
 #: What identifies one row of a printed table or series.
 ROW = ("path", "rank", "block", "row", "name", "is_cut", "printed_ns", "line")
@@ -45,12 +48,22 @@ def divided(parts: Sequence[P | Aggregates], kind: type[P]) -> tuple[list[P], li
     )
 
 
-def unused_note(parts: Sequence[Aggregates]) -> tuple[str, ...]:
-    """Return the note that other inputs have a timeline, so that these are not used."""
-    first, *more = sorted({part.path for part in parts}) or [""]
+def without(unused: Sequence[Aggregates], result_of_others: Callable[[], R]) -> R:
+    """Return the result of the parts with a timeline, with a note on those that are not used.
+
+    Raises:
+        MissingData: as ``result_of_others``, with the unused inputs.
+    """
+    first, *more = sorted({part.path for part in unused}) or [""]
+    if not first:
+        return result_of_others()
     others = f" and {format_count(len(more), 'more file')}" if more else ""
-    why = "metrics without a timeline, which other inputs have"
-    return (f"Skipped: {first}{others}: {why}.",) if first else ()
+    text = f"{first}{others}: metrics without a timeline, which other inputs have"
+    try:
+        result = result_of_others()
+    except MissingData as error:
+        raise MissingData(f"{error} (not used: {text})") from None
+    return replace(result, input_notes=(*result.input_notes, f"Skipped: {text}."))
 
 
 def wide(

@@ -80,7 +80,7 @@ def combine(parts: Sequence[Part | Aggregates], options: Options, _base: object 
     timed, untimed = aggregates.divided(parts, Part)
     if untimed and not timed:
         return epochs.combine(aggregates.joined(untimed), options)
-    return replace(_compared(timed, options), input_notes=aggregates.unused_note(untimed))
+    return aggregates.without(untimed, lambda: _compared(timed, options))
 
 
 def _compared(parts: Sequence[Part], options: Options) -> Scaling:
