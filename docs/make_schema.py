@@ -48,7 +48,7 @@ TABLES = {
     "of the calls. Times are Unix times, not on the trace's clock.",
     "metrics": "Metrics and rules of Nsight Compute, one row per launch and metric. Launches have "
     "no time on a timeline: ncu replays kernels.",
-    "aggregates": "Numbers that PyTorch and DeepSpeed [print](printed-text.md), one row per "
+    "aggregates": "Numbers that PyTorch and DeepSpeed [print](printed.md), one row per "
     "number: sums, means and totals without a timeline.",
     "issues": "Problems in the file, and dropped events.",
 }

@@ -80,8 +80,8 @@ _FOLDER_BYTES = 1_500_000
 
 PLAIN = (
     "annotations", "comm-outliers", "cuda-api", "diagnose", "efficiency", "gpu-idle", "host-metrics",
-    "info", "kernels", "launches", "memory", "modules", "operators", "overlap", "py-spy-report",
-    "roofline", "scaling", "steps", "transfers",
+    "info", "kernels", "launches", "memory", "modules", "operators", "overlap", "printed",
+    "py-spy-report", "roofline", "scaling", "steps", "transfers",
 )  # fmt: skip
 COMMANDS = (*PLAIN, "convert", "diff", "flamegraph", "report")
 
@@ -190,6 +190,7 @@ _SUITED = {
     "modules": (_MODULES,),
     "operators": (_R2, _GLOO3, _COMPOSER),
     "overlap": (_R2, _NSYS, _XLA),
+    "printed": ("fixtures/printed_text/job.log", "fixtures/printed_text/profiler_list.dat"),
     "py-spy-report": (_SPY, _SPEEDSCOPE, "fixtures/py_spy/native.raw.txt"),
     "scaling": (_R2, "fixtures/transformer fixtures/nccl_8ranks"),
     "steps": (_R2, _GLOO, _COMPOSER, _NSYS),
@@ -251,6 +252,7 @@ _OPTIONS = {
         "--group-by-stack -1",
     ),
     "overlap": ("--by device", "--by step", "--by stream", "--comm-pattern gemm", "--comm-pattern '('"),
+    "printed": ("--peak bf16=312", "--peak bf16", "--peak x=1"),
     "py-spy-report": (
         "--library-name torch", "--library-name torch --library-name multiprocessing",
         "--library-name threading --match substring", "--match component", "--aggregate-leaf-paths",

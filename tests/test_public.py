@@ -19,8 +19,8 @@ FIXED = [
     "HostMetrics", "Info", "InputError", "Job", "Kernels", "Launches", "LeafPaths",
     "MalformedInput", "Memory", "MemoryDiff", "MemoryErrors", "MemoryGrowth", "Merged", "Meta",
     "MissingData", "MissingExtra", "Modules", "Operators", "OptionError", "OutputError", "Overlap",
-    "QueryResult", "Report", "Result", "Scaling", "Steps", "Summarized", "Table", "Trace",
-    "TraceAnalyzerError", "Transfers", "UnknownFormat", "UnreadableFile", "check_budgets",
+    "Printed", "QueryResult", "Report", "Result", "Scaling", "Steps", "Summarized", "Table",
+    "Trace", "TraceAnalyzerError", "Transfers", "UnknownFormat", "UnreadableFile", "check_budgets",
     "concat", "convert", "diagnose", "diff_runs", "find_inputs", "list_baselines", "merge",
     "query", "read", "read_job", "report", "save_baseline", "summarize",
 ]  # fmt: skip

@@ -53,6 +53,7 @@ _MODULES = {
     "analyzers.operators.result": "Operators",
     "analyzers.efficiency.result": "Efficiency",
     "analyzers.overlap.result": "Overlap",
+    "analyzers.printed.result": "Printed",
     "analyzers.py_spy_report.result": "LeafPaths",
     "tools.report": "report",
     "analyzers.scaling.result": "Scaling",

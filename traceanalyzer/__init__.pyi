@@ -39,6 +39,8 @@ from traceanalyzer.analyzers.operators import operators as operators
 from traceanalyzer.analyzers.operators.result import Operators as Operators
 from traceanalyzer.analyzers.overlap import overlap as overlap
 from traceanalyzer.analyzers.overlap.result import Overlap as Overlap
+from traceanalyzer.analyzers.printed import printed as printed
+from traceanalyzer.analyzers.printed.result import Printed as Printed
 from traceanalyzer.analyzers.py_spy_report import py_spy_report as py_spy_report
 from traceanalyzer.analyzers.py_spy_report.result import LeafPaths as LeafPaths
 from traceanalyzer.analyzers.roofline import roofline as roofline

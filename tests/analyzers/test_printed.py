@@ -1,4 +1,4 @@
-"""Analyses of printed text, compared with the trace of the same run or with other formulas."""
+"""The tables of printed text, compared with the trace of the same run or with other formulas."""
 
 from __future__ import annotations
 
@@ -13,17 +13,24 @@ from typing import Any
 
 import polars as pl
 import pytest
-from conftest import ROOT
-from wording import raises_wording
+from conftest import ROOT, run_cli
+from wording import check_wording, raises_wording
 
 import traceanalyzer as ta
 from traceanalyzer import MissingData
 from traceanalyzer.analyzers import registry
+from traceanalyzer.analyzers.printed.compute import FORMS
 from traceanalyzer.cli.answering import _message
 
 TEXTS = ROOT / "fixtures" / "printed_text"
 SCRIPT = runpy.run_path(str(ROOT / "fixtures" / "make_printed_text.py"))
 LOG = TEXTS / "job.log"
+TRACE = ROOT / "fixtures" / "nccl_8ranks" / "rank0.json.gz"
+
+
+def table(paths: Any, name: str, **how: Any) -> pl.DataFrame:
+    """Return a table of the printed text."""
+    return ta.printed(paths, **how).to_polars(name)
 
 
 @pytest.fixture
@@ -35,11 +42,11 @@ def torch(shared: Path) -> str:
 
 
 def test_operators_equal_those_of_the_trace_of_the_same_run(torch: str) -> None:
-    text = ta.operators(f"{torch}profiler_list.dat")
+    text = ta.printed(f"{torch}profiler_list.dat")
     trace = ta.operators(f"{torch}profiler_chrome.json.gz")
-    assert text.host_ns == pytest.approx(trace.host_ns, rel=1e-3)
+    assert text.scalars["host_ns"] == pytest.approx(trace.host_ns, rel=1e-3)
     columns = ["calls", "self_host_ns", "total_host_ns"]
-    whole = text.operators.filter(~pl.col("is_cut")).select("name", *columns)
+    whole = text.to_polars("operators").filter(~pl.col("is_cut")).select("name", *columns)
     both = whole.join(trace.operators.select("name", *columns), on="name", suffix="_of_trace")
     assert both.height == whole.height == 158
     assert both["calls"].equals(both["calls_of_trace"].alias("calls"))
@@ -59,65 +66,67 @@ def test_flops_follow_from_the_shapes(torch: str) -> None:
     calls = trace.events.filter(pl.col("name") == "aten::mm")["input_dims"]
     shapes = [json.loads(one) for one in calls]
     expected = sum(2 * a[0] * a[1] * b[1] for a, b in (one[:2] for one in shapes))
-    rows = ta.operators(f"{torch}profiler_list.dat").operators
+    rows = table(f"{torch}profiler_list.dat", "operators")
     assert rows.filter(pl.col("name") == "aten::mm")["flops"].to_list() == [expected]
 
 
-def test_tables_of_one_recording_count_once(torch: str) -> None:
-    names = ("profiler_list.dat", "top10.txt", "narrow_names.txt", "by_shape.txt", "by_stack.txt")
-    alone = ta.operators(f"{torch}profiler_list.dat")
-    together = ta.operators([f"{torch}{name}" for name in names])
-    assert together.operators.equals(alone.operators)
-    assert together.host_ns == alone.host_ns == 6_087_000
-    assert together.repeated == 4  # type: ignore[attr-defined]
-    shapes = ta.operators([f"{torch}{name}" for name in names], group_by_input_shape=True)
-    of_mm = shapes.operators.filter(pl.col("name") == "aten::mm")
+def test_every_table_keeps_its_rows_and_totals(torch: str) -> None:
+    names = ("profiler_list.dat", "top10.txt", "by_shape.txt", "by_stack.txt")
+    alone = [ta.printed(f"{torch}{name}") for name in names]
+    together = ta.printed([f"{torch}{name}" for name in names])
+    rows = sum(one.to_polars("operators").height for one in alone)
+    assert together.to_polars("operators").height == rows
+    totals = together.to_polars("operator_totals")
+    assert totals["host_ns"].to_list() == [6_087_000] * 4
+    assert set(totals["grouped_by"]) == {None, "input shapes", "source location"}
+    of_mm = alone[2].to_polars("operators").filter(pl.col("name") == "aten::mm")
     assert of_mm["calls"].to_list() == [2, 2]
     assert set(of_mm["input_dims"]) == {"[[10, 8], [8, 14400]]", "[[8, 10], [10, 14400]]"}
+    stacks = alone[3].to_polars("operators")["stack"]
+    assert stacks.str.ends_with("nn.Module: Linear_0").any()
+    assert "more than once" in " ".join(together.notes)
 
 
-def test_grouping_that_was_not_printed(torch: str) -> None:
-    with raises_wording(MissingData):
-        ta.operators(f"{torch}top10.txt", group_by_input_shape=True)
-    with raises_wording(MissingData):
-        ta.operators(f"{torch}top10.txt", sort_by="self_device")
+def test_largest_operator_is_first(torch: str) -> None:
+    rows = table(f"{torch}profiler_list.dat", "operators")
+    assert rows["self_host_ns"].to_list() == sorted(rows["self_host_ns"], reverse=True)
+    assert (rows["self_host_frac"] * 6_087_000).round().cast(pl.Int64).equals(rows["self_host_ns"])
+    device = table(LOG, "operators")["self_device_ns"].to_list()
+    assert device == sorted(device, reverse=True)
 
 
-def test_rows_with_shortened_names_are_not_summed() -> None:
-    alone, both = ta.operators(TEXTS / "profiler_list.dat"), ta.operators(LOG)
-    calls = Counter(dict(both.operators.filter(~pl.col("is_cut")).select("name", "calls").rows()))
-    assert calls == {name: 2 * n for name, *_, n, _ in SCRIPT["OPERATORS"] if len(name) < 55}
-    cut = both.operators.filter("is_cut")
+def test_rows_of_ranks_and_shortened_names_are_not_summed() -> None:
+    both = table(LOG, "operators")
+    calls = Counter(both.filter(~pl.col("is_cut")).select("name", "calls").iter_rows())
+    assert calls == {(name, n): 2 for name, *_, n, _ in SCRIPT["OPERATORS"] if len(name) < 55}
+    cut = both.filter("is_cut")
     assert cut.height == 4
     assert cut["name"].n_unique() == 1
     assert sorted(cut["self_device_ns"]) == [2_877_000, 2_877_000, 7_000_000, 7_000_000]
-    assert (both.host_ns, both.device_ns) == (2 * SCRIPT["HOST_NS"], 2 * SCRIPT["DEVICE_NS"])
-    assert alone.operators["self_device_frac"].sum() > 1.9  # kernels and their operators
-    assert both.ranks["rank"].to_list() == [0, 1]
+    totals = table(LOG, "operator_totals")
+    assert totals["rank"].to_list() == [0, 1]
+    assert totals["host_ns"].to_list() == [SCRIPT["HOST_NS"]] * 2
+    assert totals["device_ns"].to_list() == [SCRIPT["DEVICE_NS"]] * 2
+    assert totals["cut"].to_list() == [2, 2]
 
 
 def test_a_limited_table_says_its_share(torch: str) -> None:
-    result: Any = ta.operators(f"{torch}top10.txt")
-    rows = result.operators["self_host_ns"].sum()
-    assert result.listed_frac == rows / 6_087_000 < 0.1
+    result = ta.printed(f"{torch}top10.txt")
+    rows = result.to_polars("operators")["self_host_ns"].sum()
+    assert result.to_polars("operator_totals")["listed_frac"].to_list() == [rows / 6_087_000]
+    assert "lists 8.7 % of the host time" in " ".join(result.notes)
 
 
-# --- memory --------------------------------------------------------------------------------------
-
-
-def test_a_truncated_table_has_shares_of_its_rows(torch: str, tmp_path: Path) -> None:
+def test_a_truncated_table_has_no_shares(torch: str, tmp_path: Path) -> None:
     whole = Path(f"{torch}profiler_list.dat")
     cut = tmp_path / "cut.dat"
     cut.write_bytes(whole.read_bytes()[:9000])
-    full, part = ta.operators(whole), ta.operators(cut)
-    assert "Self CPU time total: 6.087 ms" in full.view().verdict
-    assert "Self CPU time of the printed rows: 4.939 ms" in part.view().verdict
-    assert full.listed_frac == pytest.approx(1, abs=1e-3)  # type: ignore[attr-defined]
-    assert part.listed_frac is None  # type: ignore[attr-defined]
-    assert part.without_total == 1  # type: ignore[attr-defined]
-    assert not any("truncated" in note for note in full.view().notes)
+    full, part = ta.printed(whole), ta.printed(cut)
+    assert "10.4 % of the printed total" in full.verdict
+    assert part.verdict.endswith("634.9 us.")
+    assert part.to_polars("operators")["self_host_frac"].is_null().all()
+    assert not any("truncated" in note for note in full.notes)
     assert [note for note in part.input_notes if str(cut) in note and "truncated" in note]
-    assert "of the 10 printed rows" in ta.operators(f"{torch}top10.txt").view().verdict
 
 
 def test_a_table_with_totals_only_is_one_error(tmp_path: Path) -> None:
@@ -125,8 +134,8 @@ def test_a_table_with_totals_only_is_one_error(tmp_path: Path) -> None:
     lines = (TEXTS / "profiler_list.dat").read_text(encoding="utf-8").splitlines(keepends=True)
     kept = [line for line in lines if re.search("----|Name  |time total", line)]
     path.write_text("".join(kept), encoding="utf-8")
-    with pytest.raises(MissingData, match="no complete row"):
-        ta.operators(path)
+    with pytest.raises(MissingData, match="no printed table has a complete row"):
+        ta.printed(path)
 
 
 def test_issues_of_text_have_a_remedy() -> None:
@@ -145,51 +154,63 @@ def test_a_truncated_report_of_ncu_is_named(size: int, shared: Path, tmp_path: P
     profile = tmp_path / "profile.txt"
     text = (shared / "data/deepspeed/llava_flops_profiler.txt").read_bytes()
     profile.write_bytes(text[: 2 * size])
-    assert [note for note in ta.efficiency(profile).input_notes if "truncated" in note]
+    assert [note for note in ta.printed(profile).input_notes if "truncated" in note]
+
+
+# --- memory --------------------------------------------------------------------------------------
 
 
 def test_memory_summary() -> None:
-    result: Any = ta.memory(TEXTS / "profiler_list.dat")
-    (row,) = result.devices.to_dicts()
+    result = ta.printed(TEXTS / "profiler_list.dat")
+    (row,) = result.to_polars("memory").to_dicts()
     by_name = dict(SCRIPT["MEMORY"])
     assert (row["end_bytes"], row["peak_bytes"]) == by_name["Allocated memory"][:2]
     reserved = (row["reserved_end_bytes"], row["reserved_peak_bytes"])
     assert reserved == by_name["GPU reserved memory"][:2]
     assert row["inactive_split_bytes"] == by_name["Non-releasable memory"][0]
     assert (row["ooms"], row["retries"], row["device"], row["unit_bytes"]) == (1, 3, 0, 1 << 20)
-    assert result.peak_bytes == 31 << 30
+    assert result.scalars["peak_bytes"] == 31 << 30
+    assert result.verdict.startswith("1 out-of-memory error; peak memory: 31 GiB allocated.")
+    names = result.to_polars("memory_summary")["name"].to_list()
+    assert names[0] == "Allocated memory"
 
 
 def test_memory_usage_is_a_series() -> None:
-    result: Any = ta.memory(LOG)
+    result = ta.printed(LOG)
+    calls = result.to_polars("memory_calls")
     gib = [round(one[1] * (1 << 30)) for one in SCRIPT["USAGE"]]
-    assert result.calls["allocated_bytes"].to_list() == gib
-    assert result.calls["change_bytes"].to_list() == [None, gib[1] - gib[0], 0]
-    assert result.calls["name"].to_list() == [one[0] for one in SCRIPT["USAGE"]]
-    row = result.devices.filter(pl.col("source") == "see_memory_usage").to_dicts()[0]
+    assert calls["allocated_bytes"].to_list() == gib
+    assert calls["change_bytes"].to_list() == [None, gib[1] - gib[0], 0]
+    assert calls["name"].to_list() == [one[0] for one in SCRIPT["USAGE"]]
+    devices = result.to_polars("memory")
+    row = devices.filter(pl.col("source") == "see_memory_usage").to_dicts()[0]
     assert row["peak_bytes"] == round(14.87 * (1 << 30))
     assert row["end_bytes"] == gib[-1]
-    assert result.charts[0].frame.height == 3
+    (chart,) = (one for one in result.charts if one.name == "memory_calls")
+    assert chart.frame.height == 3
 
 
 # --- steps ---------------------------------------------------------------------------------------
 
 
 def test_step_times() -> None:
-    result: Any = ta.steps(LOG)
+    result = ta.printed(LOG)
     expected = [
         (rank, number, round(1e6 * sum(parts)), number == 0)
         for rank, prints in enumerate(SCRIPT["TIMES"])
         for number, parts in enumerate(prints)
     ]
-    rows = result.prints.select("rank", "number", "duration_ns", "warm_up").rows()
-    assert sorted(rows) == expected
+    steps = result.to_polars("steps")
+    assert sorted(steps.select("rank", "number", "duration_ns", "warm_up").rows()) == expected
     times = [one[2] for one in expected if not one[3]]
     assert result.scalars["median_ns"] == median(times)
-    fwd = result.timers.filter(pl.col("timer") == "fwd", pl.col("rank") == 0).to_dicts()[0]
+    timers = result.to_polars("timers")
+    fwd = timers.filter(pl.col("timer") == "fwd", pl.col("rank") == 0).to_dicts()[0]
     assert (fwd["n"], fwd["mean_ns"], fwd["min_ns"]) == (2, 30_500_000, 30_000_000)
     assert fwd["total_frac"] == pytest.approx(30.5 / 126.25)
-    assert result.throughput["samples_per_s"].to_list() == [60.25, 61.25, 62.25] * 2
+    assert timers["mean_ns"].to_list() == sorted(timers["mean_ns"], reverse=True)
+    speeds = result.to_polars("throughput")["samples_per_s"].to_list()
+    assert speeds == [60.25, 61.25, 62.25] * 2
 
 
 def test_both_spellings_of_timers(shared: Path) -> None:
@@ -202,26 +223,23 @@ def test_both_spellings_of_timers(shared: Path) -> None:
         pattern = r"\| {}: ([\d.]+) \| {}: ([\d.]+) .*\| {}: ([\d.]+)".format(*timers)
         prints = re.findall(pattern, path.read_text())
         times = [round(sum(round(1e6 * float(ms)) for ms in one)) for one in prints]
-        result: Any = ta.steps(path)
-        assert result.prints["duration_ns"].to_list() == [ns for ns in times if ns]
-        assert result.unused == times.count(0)
-        named = result.prints
+        result = ta.printed(path)
+        named = result.to_polars("steps")
+        assert named["duration_ns"].to_list() == [ns for ns in times if ns]
+        zeros = f"{times.count(0)} line of timers without the times of all parts"
+        assert (zeros in " ".join(result.notes)) == (times.count(0) == 1)
         parts = named["backward_compute_ns"] + named["gradient_reduction_ns"]
         rest = named["backward_ns"] - parts
         assert (rest.is_between(-20_000, 1_000_000)).all()
-
-
-def test_steps_by_name_need_a_timeline() -> None:
-    with raises_wording(MissingData):
-        ta.steps(LOG, step_name="x")
 
 
 # --- communication -------------------------------------------------------------------------------
 
 
 def test_communication_log() -> None:
-    result = ta.comm_outliers(TEXTS / "comms.log")
-    groups = {row["collective"]: row for row in result.groups.to_dicts() if row["source"] == "log"}
+    result = ta.printed(TEXTS / "comms.log")
+    rows = result.to_polars("collectives").to_dicts()
+    groups = {row["collective"]: row for row in rows if row["source"] == "log"}
     for op in ("broadcast", "all_reduce"):
         size = next(size for one, size, _ in SCRIPT["CALLS"] if one == op)
         first, *later = [ms for one, _, ms in SCRIPT["CALLS"] if one == op]
@@ -237,12 +255,12 @@ def test_communication_log() -> None:
         assert row["busbw_gbps"] == pytest.approx(speed * factor, abs=0.002)
     steady = {op: row["total_ns"] - row["first_ns"] for op, row in groups.items()}
     assert groups["broadcast"]["share_frac"] == steady["broadcast"] / sum(steady.values())
-    assert result.total_comm_ns == sum(steady.values())
-    assert result.n_events == len(SCRIPT["CALLS"])
+    assert result.scalars["total_comm_ns"] == sum(steady.values())
+    assert result.scalars["n_calls"] == len(SCRIPT["CALLS"])
 
 
 def test_communication_summary(shared: Path) -> None:
-    groups = ta.comm_outliers(shared / "data/deepspeed/alcf_cooldown_notes.md").groups
+    groups = table(shared / "data/deepspeed/alcf_cooldown_notes.md", "collectives")
     assert groups["share_frac"].sum() == pytest.approx(1)
     assert groups.filter(pl.col("total_ns") < 0)["outside_ns"].is_null().all()
     large = groups.filter(pl.col("message_bytes") > 1 << 25, pl.col("collective") == "all_reduce")
@@ -263,46 +281,52 @@ def test_communication_summary(shared: Path) -> None:
 
 
 def test_mfu() -> None:
-    result: Any = ta.efficiency(LOG, peak=["bf16=312"])
-    assert result.mfu_frac == pytest.approx(3 * 1.08e12 / 0.34608 / 312e12)
-    assert ta.efficiency(LOG).mfu_frac is None
-    (row,) = result.profiles.to_dicts()
+    result = ta.printed(LOG, peak="bf16=312")
+    assert result.scalars["mfu_frac"] == pytest.approx(3 * 1.08e12 / 0.34608 / 312e12)
+    assert ta.printed(LOG).scalars["mfu_frac"] is None
+    (row,) = result.to_polars("profiles").to_dicts()
     assert row["printed_tflops"] == 9.36
-    assert result.ranks["step_ns"].to_list() == [SCRIPT["ITER_NS"]]
-    modules = result.modules.select("module", "fwd_macs", "fwd_latency_ns").rows()
-    assert modules == [(path or kind, macs, ns) for path, kind, _, macs, ns in SCRIPT["MODULES"]]
-    assert result.modules["has_children"].to_list() == [True, False, False, False]
+    assert row["hfu_frac"] == pytest.approx(row["mfu_frac"] * row["flops_factor"] / 3)
+    assert row["iter_latency_ns"] == SCRIPT["ITER_NS"]
+    modules = result.to_polars("modules")
+    rows = modules.select("module", "fwd_macs", "fwd_latency_ns").sort("module").rows()
+    assert rows == sorted((path or kind, macs, ns) for path, kind, _, macs, ns in SCRIPT["MODULES"])
+    assert modules["fwd_latency_ns"].is_sorted(descending=True)
+    assert modules.filter("has_children")["module"].to_list() == ["Net"]
 
 
 @pytest.mark.parametrize("name", ["llava", "topomoe"])
 def test_flops_of_a_step_equal_those_of_the_text(name: str, shared: Path) -> None:
     (path,) = (shared / "data/deepspeed").glob(f"{name}*")
-    result: Any = ta.efficiency(path, peak=["fp16=100"])
-    (row,) = result.profiles.to_dicts()
+    result = ta.printed(path, peak=["fp16=100"])
+    (row,) = result.to_polars("profiles").to_dicts()
     assert row["achieved_tflops"] == pytest.approx(row["printed_tflops"], rel=2e-3)
-    assert result.mfu_frac == row["achieved_tflops"] / 100
-    leaves = result.modules.filter(~pl.col("has_children"))
+    assert result.scalars["mfu_frac"] == row["achieved_tflops"] / 100
+    leaves = result.to_polars("modules").filter(~pl.col("has_children"))
     # MACs of leaves are at most those of the model: functions are counted in it only
     assert 0.5 < leaves["fwd_macs"].sum() / row["fwd_macs"] <= 1.001
 
 
-def test_shares_of_several_profiles_are_means(shared: Path, tmp_path: Path) -> None:
+def test_classes_of_several_profiles_are_not_summed(shared: Path, tmp_path: Path) -> None:
     profile = shared / "data/deepspeed/llava_flops_profiler.txt"
     copies = [tmp_path / f"rank{rank}.txt" for rank in range(3)]
     for copy in copies:
         shutil.copy(profile, copy)
-    one, three = (ta.efficiency(paths).view().verdict for paths in (profile, copies))
-    heaviest = one.rpartition("forward time: ")[2]
-    assert re.search(r"Linear, 97\.\d+ ms \(26\.1", heaviest)
-    assert heaviest.rstrip(").") in three
+    one, three = (table(paths, "leaf_classes") for paths in (profile, copies))
+    assert one.row(0, named=True)["class"] == "Linear"
+    assert one["latency_frac"][0] == pytest.approx(0.261, abs=1e-3)
+    assert three["rank"].to_list()[:3] == [0, 1, 2]
+    assert three["latency_frac"].to_list()[:3] == [one["latency_frac"][0]] * 3
 
 
 def test_profile_without_step_times(tmp_path: Path) -> None:
     text = SCRIPT["flops_profile"]()
     lines = [one for one in text.split("\n") if not one.startswith(("iter", "FLOPS", "bwd"))]
     (tmp_path / "flops.txt").write_text("\n".join(lines))
-    result: Any = ta.efficiency(tmp_path / "flops.txt", peak=["bf16=312"])
-    assert (result.mfu_frac, result.ranks.height, result.modules.height) == (None, 0, 4)
+    result = ta.printed(tmp_path / "flops.txt", peak=["bf16=312"])
+    assert result.scalars["mfu_frac"] is None
+    assert result.to_polars("modules").height == 4
+    assert result.verdict == "Linear takes the most forward time."
 
 
 # --- stacks --------------------------------------------------------------------------------------
@@ -334,66 +358,123 @@ def test_exported_stacks_are_times(torch: str) -> None:
 # --- inputs --------------------------------------------------------------------------------------
 
 
+def test_wording() -> None:
+    for name in ("job.log", "profiler_list.dat", "comms.log", "rank1.log", "flops_2021.txt"):
+        result = ta.printed(TEXTS / name)
+        check_wording(result.verdict, *result.notes)
+
+
+def test_the_verdict_is_short(torch: str) -> None:
+    for path in (*TEXTS.iterdir(), f"{torch}profiler_list.dat"):
+        verdict = ta.printed(path, peak="bf16=312").verdict
+        assert 0 < len(re.findall(r"\.(?: |$)", verdict)) <= 3
+        assert len(re.findall(r"(?<![\w:])\d[\d.,]*", verdict)) <= 5
+
+
 def test_a_timeline_goes_before_text(torch: str) -> None:
     trace, text = f"{torch}profiler_chrome.json.gz", f"{torch}profiler_list.dat"
     alone, both = ta.operators(trace), ta.operators([text, trace])
     assert both.operators.equals(alone.operators)
     assert [note for note in both.notes if text in note]
     assert len(both.notes) == len(alone.notes) + 1
+    only_text = ta.printed([text, trace])
+    assert only_text.to_polars("operators").equals(table(text, "operators"))
+    assert [note for note in only_text.notes if trace in note]
 
 
 @pytest.mark.parametrize("name", sorted(entry.name for entry in registry.public()))
-def test_every_analysis_answers_or_names_a_command(name: str) -> None:
+def test_every_analysis_answers_or_names_the_command(name: str) -> None:
     function: Any = registry.ENTRIES[name].function()
     more = {"other": LOG} if name == "memory_diff" else {}
     inputs: Any = [LOG, LOG] if name == "scaling" else [LOG]
     inputs = (LOG, LOG) if name == "diff" else (inputs,)
-    if name in ("operators", "memory", "steps", "efficiency", "comm_outliers", "info"):
+    if name in ("printed", "info"):
         assert function(*inputs, **more).verdict
         return
     with pytest.raises(MissingData) as error:
         function(*inputs, **more)
-    assert "traceanalyzer steps FILE" in str(error.value)
+    assert str(error.value).endswith("without a timeline: traceanalyzer printed FILE")
 
 
-def test_forms_of_the_analyses_are_those_of_the_parser() -> None:
-    used = {form for entry in registry.public() for form in entry.analyzer().printed}
+def test_a_command_that_got_text_fails_with_one_line() -> None:
+    done = run_cli("operators", str(LOG))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.count("\n") == 1
+    assert "traceanalyzer printed FILE" in done.stderr
+
+
+def test_forms_of_the_analysis_are_those_of_the_parser() -> None:
     forms = {form for case in SCRIPT["CASES"] for form in case.rows or ()}
-    # forms of itwinai and NCCL Inspector have parsers of their own
-    others = {"nccl_inspector", "epochs", "gpu_samples", "kernel_averages"}
-    assert used == forms | {"memory_usage", "throughput"} | others
+    assert set(FORMS) == forms | {"memory_usage", "throughput"}
 
 
-def test_text_without_the_form_names_the_command() -> None:
-    for function in (ta.steps, ta.efficiency, ta.comm_outliers):
-        with raises_wording(MissingData):
-            function(TEXTS / "profiler_list.dat")
+def test_a_trace_and_a_time_window_are_refused() -> None:
     with raises_wording(MissingData):
-        ta.steps(LOG, since_ns=0)
+        ta.printed(TRACE)
+    with raises_wording(MissingData):
+        ta.printed(ROOT / "fixtures/memory/leak.pickle")
+    with raises_wording(MissingData):
+        ta.printed(LOG, since_ns=0)
 
 
 def test_one_rank_of_a_log() -> None:
     for rank in (0, 1):
-        result: Any = ta.steps(LOG, rank=rank)
-        assert result.prints["rank"].unique().to_list() == [rank]
-    by_name: Any = ta.steps(TEXTS / "rank1.log")
-    assert by_name.throughput["rank"].unique().to_list() == [1]
+        assert table(LOG, "steps", rank=rank)["rank"].unique().to_list() == [rank]
+    assert table(TEXTS / "rank1.log", "throughput")["rank"].unique().to_list() == [1]
 
 
 def test_parquet_keeps_the_numbers(tmp_path: Path) -> None:
     ta.convert(LOG, tmp_path / "log.parquet")
     again = ta.read(tmp_path / "log.parquet")
     assert again.aggregates.equals(ta.read(LOG).aggregates)
-    prints: list[Any] = [ta.steps(one).to_polars("prints").drop("path") for one in (again, LOG)]
-    assert prints[0].equals(prints[1])
+    steps = [table(one, "steps").drop("path") for one in (again, LOG)]
+    assert steps[0].equals(steps[1])
 
 
-def test_workers_give_the_same_answer() -> None:
+def test_workers_and_the_order_of_files_give_the_same_answer() -> None:
     paths = [TEXTS / "rank1.log", LOG]
-    alone, several = ta.steps(paths), ta.steps(paths, workers=2)
-    assert several.to_dict() == alone.to_dict()
+    alone = ta.printed(paths)
+    assert ta.printed(paths, workers=2).to_dict() == alone.to_dict()
+    assert ta.printed(paths[::-1]).to_dict() == alone.to_dict()
 
 
-def test_report_names_the_commands() -> None:
-    with pytest.raises(MissingData, match="traceanalyzer operators FILE"):
-        ta.diagnose(TEXTS / "xpu.txt")
+# --- diagnose and report -------------------------------------------------------------------------
+
+
+def test_diagnose_shows_the_tables() -> None:
+    printed, result = ta.printed(LOG), ta.diagnose(LOG)
+    names = [one.name for one in printed.tables]
+    listed = {one.name: one for one in result.visible_tables}
+    assert [name for name in names if name not in listed] == []
+    assert listed["operators"].frame.equals(printed.to_polars("operators"))
+    assert not listed["operators"].detail
+    assert result.verdict == (
+        f"{printed.verdict} Most checks need a timeline, which printed text does not have."
+    )
+    assert set(printed.notes) <= set(result.notes)
+
+
+def test_diagnose_of_a_truncated_text_names_it(torch: str, tmp_path: Path) -> None:
+    cut = tmp_path / "cut.dat"
+    cut.write_bytes(Path(f"{torch}profiler_list.dat").read_bytes()[:9000])
+    result = ta.diagnose(cut)
+    assert result.verdict.startswith(f"{cut} is truncated")
+    assert [one.id for one in result.findings] == ["dropped-events"]
+
+
+def test_next_to_traces_the_tables_are_details() -> None:
+    alone, both = ta.diagnose(TRACE), ta.diagnose([LOG, TRACE])
+    assert both.verdict == alone.verdict
+    assert both.findings == alone.findings
+    assert {one.name for one in both.tables if one.detail} >= {"operators", "timers"}
+
+
+def test_report_has_a_section() -> None:
+    alone = ta.report(TEXTS / "xpu.txt")
+    assert [one.key for one in alone.sections] == ["printed", "info"]
+    assert [one.name for one in alone.tables] == ["overview", "findings", "budget", "rules"]
+    assert alone.verdict == ta.diagnose(TEXTS / "xpu.txt").verdict
+    both = ta.report([LOG, TRACE])
+    assert "printed" in [one.key for one in both.sections]
+    steps = next(one.result for one in both.sections if one.key == "steps")
+    assert steps.to_polars("ranks")["path"].to_list() == [str(TRACE)]

@@ -27,13 +27,11 @@ from worker_tasks import (
 
 import traceanalyzer as ta
 from traceanalyzer.analyzers import registry
-from traceanalyzer.analyzers.base import Analyzer, AnalyzerOptions, Needs
 from traceanalyzer.cli.main import status
 from traceanalyzer.errors import InputError, MissingData, OptionError, OutputError
 from traceanalyzer.render import render
 from traceanalyzer.run import workers
 from traceanalyzer.run.examine import examine
-from traceanalyzer.run.loop import run
 from traceanalyzer.run.ranks import by_rank
 from traceanalyzer.schema import ON_REQUEST
 
@@ -196,37 +194,6 @@ def test_number_of_files() -> None:
     assert joined.diagnose().scalars["files"] == 3
     assert ta.diagnose(joined, rank=3).scalars["files"] == 1
     assert ta.diagnose(EXPORT).scalars["files"] == 1
-
-
-def test_parts_are_merged_in_a_tree() -> None:
-    """11 ranks are merged into three parts of 8, 2 and 1; the sum stays the same."""
-    merged: list[tuple[int, int]] = []
-    sizes: list[int] = []
-
-    def merge(one: list[int], other: list[int]) -> list[int]:
-        merged.append((len(one), len(other)))
-        return [*one, *other]
-
-    def combine(parts: Any, _options: object, _base: object = ()) -> ta.Result:
-        sizes.extend(len(part) for part in parts)
-        assert [rank for part in parts for rank in part] == list(range(11))
-        return ta.Result()
-
-    analyzer = Analyzer[AnalyzerOptions, list[int], ta.Result](
-        "ranks",
-        AnalyzerOptions,
-        lambda _: Needs(frozenset({"kernel"})),
-        lambda trace, _: [trace.meta.rank],
-        combine,
-        merge=merge,
-    )
-    one = ta.read(RANKS / "rank0.json.gz", kinds=["kernel"])
-    run(analyzer, [one.with_rank(rank) for rank in range(11)], AnalyzerOptions())
-    assert sizes == [8, 2, 1]
-    assert all(left == right for left, right in merged)
-
-
-# --- several files in worker processes --------------------------------------------------------
 
 
 def _small_ranks(folder: Path, number: int = 30) -> Path:
@@ -573,7 +540,7 @@ def test_time_window_with_events_of_one_file_only() -> None:
         (ta.memory, "fixtures/memory/torch20_block_history.pickle"),
         (ta.diagnose, "fixtures/memory/torch20_block_history.pickle"),
         (ta.diagnose, "fixtures/memory/training.pickle"),
-        (ta.operators, "fixtures/printed_text/job.log"),
+        (ta.printed, "fixtures/printed_text/job.log"),
         (ta.roofline, "fixtures/ncu/byte_order_mark.csv"),
     ],
 )

@@ -244,8 +244,6 @@ class Analyzer(Generic[O, P, R]):
         measure: compute the part of one rank; small and picklable, possibly in another process.
         combine: combine the parts of all ranks, in any order, to the result; the third argument is
             the parts of the run to compare with.
-        merge: merge two adjacent parts, so that many ranks are combined in a tree with few parts in
-            memory; ``combine`` gets the remaining parts.
         take: extract the data for ``measure`` from a trace, so that the trace can be freed.
         more: return the data of a second read of a file if its parts require one.
         refine: complete the result with more data from the inputs.
@@ -262,8 +260,6 @@ class Analyzer(Generic[O, P, R]):
             use.
         report_parts: select the parts for a report; return the others with a reason.
         report_options: options in a report; by default the defaults.
-        printed: forms of printed text (``aggregates.form``) that it can answer from, without a
-            timeline; :meth:`~.registry.Entry.combine_printed` has the answer.
     """
 
     name: str
@@ -271,7 +267,6 @@ class Analyzer(Generic[O, P, R]):
     needs: Callable[[O], Needs]
     measure: Callable[[Any, O], P]
     combine: Callable[[Sequence[P], O, Sequence[P]], R]
-    merge: Callable[[P, P], P] | None = None
     take: Callable[[Trace, O], Any] | None = None
     more: Callable[[Sequence[P], O], Needs | None] | None = None
     refine: Callable[[R, O, Reader], R] | None = None
@@ -285,7 +280,6 @@ class Analyzer(Generic[O, P, R]):
     rules_measure: Callable[[Trace, O], P] | None = None
     report_parts: Callable[[Sequence[tuple[Meta, P]]], tuple[list[P], list[Skipped]]] | None = None
     report_options: O | None = None
-    printed: tuple[str, ...] = ()
 
     def part(self, trace: Trace, options: O) -> P:
         """Compute the part of the trace of one rank."""

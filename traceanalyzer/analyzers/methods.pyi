@@ -26,6 +26,7 @@ class Questions:
     modules = functions.modules
     operators = functions.operators
     overlap = functions.overlap
+    printed = functions.printed
     py_spy_report = functions.py_spy_report
     query = functions.query
     report = functions.report

@@ -70,14 +70,6 @@ class Entry:
         analyzer: Analyzer[Any, Any, Any] = getattr(import_module(self.code), self.name.upper())
         return analyzer
 
-    def combine_printed(self) -> Callable[[Any, Any], Any]:
-        """Import and return ``combine(rows, options)`` of the module ``printed`` of the analyzer.
-
-        It returns the result from rows of ``aggregates`` with the column ``path``.
-        """
-        combine: Callable[[Any, Any], Any] = import_module(f"{self.module}.printed").combine
-        return combine
-
     def options_class(self) -> type[AnalyzerOptions]:
         """Import and return the options class."""
         module, _, name = self.options.partition(":")
@@ -251,6 +243,14 @@ ENTRIES: dict[str, Entry] = {
         _memory_option("growth", section="Memory growth"),
         _memory_option("diff"),
         Entry("memory_fill", module=_MEMORY, code=f"{_MEMORY}.fill", hidden=True),
+        Entry(
+            "printed",
+            "Tables that PyTorch and DeepSpeed print, in files and job logs.",
+            group="Files",
+            examples=("job.log", "job.log --peak bf16=989.4"),
+            section="Printed tables",
+            plot="step times, operators, modules and memory",
+        ),
         Entry(
             "info",
             "Contents of files, and dropped events.",

@@ -9,6 +9,7 @@ from traceanalyzer.analyzers.base import Examination
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.analyzers.common.step_patterns import INFERRED_STEPS
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
+from traceanalyzer.analyzers.printed.result import Printed
 from traceanalyzer.analyzers.timeline.summary import summary
 from traceanalyzer.drawings import Lanes
 from traceanalyzer.errors import OptionError
@@ -116,8 +117,22 @@ def judge(examined: Examination, rules: Sequence[Rule] = RULES) -> Diagnosis:
         warning=_warning(examined),
         about=_about(examined, answers),
         timeline=_timeline(examined),
+        instead=_of_text_only(examined),
         input_notes=(*filter(None, [examined.jobs, _inferred(answers)]), *examined.notes),
     )
+
+
+def with_printed(diagnosis: Diagnosis, examined: Examination) -> Diagnosis:
+    """Return the diagnosis with the tables of printed text, which a report has in a section."""
+    printed = examined.results.get("printed")
+    return replace(diagnosis, printed=printed) if isinstance(printed, Printed) else diagnosis
+
+
+def _of_text_only(examined: Examination) -> str:
+    """Return the verdict on printed text if no input has a timeline."""
+    others = {*examined.results} - {"printed", "info"}
+    printed = examined.results.get("printed")
+    return printed.verdict if printed and not others else ""
 
 
 def _inferred(answers: Answers) -> str:

@@ -140,10 +140,11 @@ def described(results: Mapping[str, Result], windows: pl.DataFrame | None = None
     parts = []
     info, steps = results.get("info"), results.get("steps")
     if isinstance(info, Info):
-        ranks, hosts = (info.files[name].drop_nulls().n_unique() for name in ("rank", "host"))
-        count = format_count(ranks, "rank") if ranks else format_count(info.files.height, "file")
+        files = info.recordings
+        ranks, hosts = (files[name].drop_nulls().n_unique() for name in ("rank", "host"))
+        count = format_count(ranks, "rank") if ranks else format_count(files.height, "file")
         parts.append(f"{count} on {format_count(hosts, 'host')}" if hosts > 1 else count)
-        models = {_model(one) for one in info.files["devices"].drop_nulls()}
+        models = {_model(one) for one in files["devices"].drop_nulls()}
         parts += sorted(models - {"GPU"})[:_MODELS]
     number = steps.ranks.select(pl.col("steps").max()).item() if isinstance(steps, Steps) else 0
     if isinstance(steps, Steps) and number:

@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import polars as pl
@@ -11,6 +11,7 @@ import polars as pl
 from traceanalyzer import __version__
 from traceanalyzer.analyzers.common.display import headings
 from traceanalyzer.analyzers.gpu_idle import causes
+from traceanalyzer.analyzers.printed.result import Printed
 from traceanalyzer.analyzers.timeline.states import NAMES, OF_CAUSE
 from traceanalyzer.drawings import Budget, BudgetPart, Lanes
 from traceanalyzer.result import SEVERITIES, Finding, Result, Severity, Table, View
@@ -160,6 +161,8 @@ class Diagnosis(Result):
         warning: a limitation of all findings, such as a truncated file; empty if there is none.
         about: ranks, GPUs and steps that were recorded, in one line.
         timeline: a timeline of the devices with most idle time and of the median one, or None.
+        instead: the verdict on printed text if no input has a timeline to check.
+        printed: printed text among the inputs, or None.
     """
 
     findings: tuple[Finding, ...]
@@ -171,6 +174,8 @@ class Diagnosis(Result):
     warning: str = ""
     about: str = ""
     timeline: Lanes | None = None
+    instead: str = ""
+    printed: Printed | None = None
 
     def view(self) -> View:
         """Return findings, budget, and the status of all checks."""
@@ -213,6 +218,10 @@ class Diagnosis(Result):
             text = "No problems found" if passed else "No check was possible"
             few = passed and passed < skipped.height / _FEW
             text += ", but most checks were skipped." if few else "."
+        if self.instead:
+            text = f"{self.instead} {text if self.findings else ''}".strip()
+            needed = "Most checks need a timeline, which printed text does not have."
+            return " ".join(filter(None, [self.warning, text, needed]))
         checks = [f"{format_count(passed, 'check')} passed"] if passed else []
         if skipped.height:
             reason = "" if DIFFERENT_JOBS in skipped["why"] else " (data not recorded)"
@@ -256,6 +265,7 @@ class Diagnosis(Result):
         return (
             *((costs,) if any(one.cost_ns for one in self.findings) else ()),
             *_skipped(skipped["why"]),
+            *(self.printed.view().notes if self.printed and self.instead else ()),
         )
 
     def _tables(self) -> tuple[Table, ...]:
@@ -279,7 +289,13 @@ class Diagnosis(Result):
                 detail=True,
                 sentences=("looks_for", "measure", "why"),
             ),
+            *self._printed_tables(),
         )
+
+    def _printed_tables(self) -> Iterator[Table]:
+        """Yield the tables of printed text, in detail if there is a timeline to check."""
+        for table in self.printed.tables if self.printed else ():
+            yield table if self.instead else replace(table, detail=True)
 
     def _frame(self) -> pl.DataFrame:
         """Return one row per finding."""

@@ -506,8 +506,8 @@ def _ranks_without_gpu_work(result: Info) -> Iterator[Measured]:
     compares_ranks=True,
 )
 def _missing_ranks(result: Info, _: Answers) -> Iterator[Measured]:
-    world = result.files["world_size"].max()
-    ranks = result.files["rank"].drop_nulls().n_unique()
+    world = result.recordings["world_size"].max()
+    ranks = result.recordings["rank"].drop_nulls().n_unique()
     if not isinstance(world, int) or not ranks or ranks >= world:
         return
     yield Measured(

@@ -15,6 +15,7 @@ from traceanalyzer.analyzers.base import Analyzer, Examination, Reading, Skipped
 from traceanalyzer.analyzers.common import jobs
 from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.result import Result
+from traceanalyzer.run.fitting_commands import not_for, not_for_reports
 from traceanalyzer.run.loop import (
     InputReader,
     guarded,
@@ -27,7 +28,9 @@ from traceanalyzer.run.loop import (
 from traceanalyzer.run.measure import measure_all
 from traceanalyzer.run.pieces import How, Measures, Opened, OpenedInputs, checked_how
 from traceanalyzer.trace import Inputs, Meta, Trace
+from traceanalyzer.vocabulary import PRINTED_TEXT
 
+_ONLY_TEXT = "printed text has no timeline"
 _NO_EVENTS = "check that the profiler was active while the program ran, and record again"
 
 
@@ -65,7 +68,7 @@ class _Asked:
             MissingData: there are no parts.
         """
         if not self.parts:
-            raise MissingData(self.lacking[0][1] if self.lacking else "nothing was recorded")
+            raise MissingData(self.lacking[0][1] if self.lacking else _ONLY_TEXT)
         parts, others = [part for _, part in self.parts], list[Skipped]()
         if self.analyzer.report_parts:
             parts, others = self.analyzer.report_parts(self.parts)
@@ -177,15 +180,13 @@ class _Questions:
     recordings: list[jobs.Recording] = field(default_factory=list)
 
     def measure(self, opened: OpenedInputs, one: Opened) -> None:
-        from traceanalyzer.run.fitting_commands import not_for_reports
-
         if one.first and (error := not_for_reports(one.first.meta, opened.folder)):
             opened.read.pop(one.path, None)
             opened.fail(one.path, error)
             return
         self.truncated += [one.path] if one.truncated else []
         for trace in one:
-            if opened.several:
+            if opened.several and trace.meta.format != PRINTED_TEXT:
                 self.recordings.append(jobs.recording(trace))
             self._ask_all(trace, truncated=one.truncated)
             del trace
@@ -195,7 +196,8 @@ class _Questions:
         for question in sorted(
             self.asked.values(), key=lambda one: one.analyzer.name not in _FIRST
         ):
-            question.ask(trace, truncated=truncated)
+            if not not_for(question.analyzer.name, trace.meta):
+                question.ask(trace, truncated=truncated)
         if self.on_rank:
             self.on_rank(trace)
 

@@ -33,17 +33,8 @@ _OF_FORMAT = {
     "collapsed": ("these are sampled stacks", _STACKS),
     "speedscope": ("these are sampled stacks", _STACKS),
 }
-#: By form of printed text: what it is, the analyzer for it, and what records a timeline instead.
-_OF_FORM = {
-    "key_averages": ("a key_averages table", "operators"),
-    "memory_summary": ("memory_summary()", "memory"),
-    "memory_usage": ("see_memory_usage lines of DeepSpeed", "memory"),
-    "flops_profile": ("a flops profile of DeepSpeed", "efficiency"),
-    "timers": ("timers of DeepSpeed", "steps"),
-    "comm_log": ("the communication log of DeepSpeed", "comm_outliers"),
-    "comm_summary": ("the communication log of DeepSpeed", "comm_outliers"),
-}
-_TIMELINE = "torch.profiler export_chrome_trace(FILE) records a timeline"
+#: Analyzers of printed text, which has no timeline.
+_OF_TEXT = ("printed", "info")
 #: By kinds of events, if a file of another format has no others.
 _OF_KINDS = (
     ({*ALLOCATOR_KINDS, "cpu_instant_event"}, "the file has only memory events", ("memory",)),
@@ -71,8 +62,6 @@ def with_fitting_command(
         read: reads all events of the file; None if that takes long.
         folder: see :func:`not_for_reports`.
     """
-    if meta.format == PRINTED_TEXT:
-        return MissingData(f"{meta.path}: {_of_text(meta)}; {_TIMELINE}")
     begin, (what, names) = f"{meta.path}: ", _OF_FORMAT.get(meta.format, ("", ()))
     if not what and read is not None:
         recorded = {*read().events["kind"].unique()} - _INCIDENTAL
@@ -80,12 +69,21 @@ def with_fitting_command(
         begin, (what, names) = f"{error}; ", next(matches, ("", ())) if recorded else ("", ())
     if analyzer == "py_spy_report" and not names:
         begin, what, names = f"{error}; ", "this is a trace", ("flamegraph", "diagnose")
-    if analyzer == "hang" and not names:
+    if analyzer in ("hang", "printed") and not names:
         begin, what, names = f"{error}; ", "this is a trace", ("diagnose",)
     if not names or analyzer.startswith(names):
         return error
     several = folder if meta.format in _OF_FORMAT else None
     return MissingData(f"{begin}{what}: {_lines(names, several)}")
+
+
+def not_for(analyzer: str, meta: Meta) -> MissingData | None:
+    """Return the error for printed text, unless it is for this analyzer."""
+    if meta.format != PRINTED_TEXT or analyzer in _OF_TEXT:
+        return None
+    return MissingData(
+        f"{meta.path}: this is printed text without a timeline: traceanalyzer printed FILE"
+    )
 
 
 def not_for_reports(meta: Meta, folder: str | None = None) -> MissingData | None:
@@ -95,20 +93,10 @@ def not_for_reports(meta: Meta, folder: str | None = None) -> MissingData | None
         meta: metadata of the file.
         folder: folder of all inputs, if there are several: dumps of all ranks are analyzed at once.
     """
-    if meta.format == PRINTED_TEXT:
-        return MissingData(f"{meta.path}: {_of_text(meta)}")
     if meta.format not in (FLIGHT_RECORDER, NCCL_INSPECTOR, PY_SPY_DUMP, NCU_CSV, NCU_REP, ITWINAI):
         return None
     what, names = _OF_FORMAT[meta.format]
     return MissingData(f"{meta.path}: {what}: {_lines(names, folder)}")
-
-
-def _of_text(meta: Meta) -> str:
-    """Return which forms a text has, each with its command."""
-    known = [_OF_FORM[form] for form in (meta.version or "").split(", ") if form in _OF_FORM]
-    texts = dict.fromkeys(f"{what} ({_lines((name,))})" for what, name in known)
-    forms = ", ".join(texts) or "throughput lines of DeepSpeed"
-    return f"this is text without a timeline: {forms}"
 
 
 def _lines(names: Sequence[str], folder: str | None = None) -> str:

@@ -34,6 +34,7 @@ from traceanalyzer.errors import (
 )
 from traceanalyzer.run import ranks
 from traceanalyzer.run.find import each
+from traceanalyzer.run.fitting_commands import not_for, with_fitting_command
 from traceanalyzer.run.measure import measure_all
 from traceanalyzer.run.pieces import (
     How,
@@ -46,11 +47,8 @@ from traceanalyzer.run.pieces import (
 )
 from traceanalyzer.run.repeats import Repeats
 from traceanalyzer.trace import Inputs, Meta, Trace
-from traceanalyzer.units import format_count
 from traceanalyzer.vocabulary import NCU_CSV, PRINTED_TEXT
 
-#: Why text and metrics are not used with traces.
-UNUSED_TEXT = "text or metrics without a timeline, which other inputs have"
 #: Formats whose tables may have any place in a file.
 _DATABASES = ("nsys-sqlite", "rocpd")
 #: Larger files are not read again to name the command that fits them.
@@ -81,9 +79,6 @@ def run(analyzer: Analyzer[O, P, R], inputs: Inputs, options: O, **reading: Unpa
     if analyzer.whole_file:
         how = replace(how, since_ns=None, until_ns=None, is_window_of_analyzer=how.has_window)
     collected = _collect(analyzer, inputs, options, how)
-    if collected.printed:
-        printed: R = _from_text(analyzer, collected, options)
-        return with_notes(printed, collected.notes)
     other = None if base is None else _collect(analyzer, base, options, how)
     summaries = {**collected.summaries, **(other.summaries if other else {})}
     try:
@@ -92,12 +87,7 @@ def run(analyzer: Analyzer[O, P, R], inputs: Inputs, options: O, **reading: Unpa
     except MissingData as error:
         truncated = collected.truncated or (other.truncated if other else [])
         if first := next(iter(collected.metas.values()), None):
-            from traceanalyzer.run.fitting_commands import with_fitting_command
-
             error = with_fitting_command(error, first, analyzer.name, None)
-        for one in collected.skipped:
-            if one.why == UNUSED_TEXT:
-                error = MissingData(f"{error} (not used: {one.path}: {one.why})")
         raise perhaps_truncated(error, truncated=bool(truncated)) from None
     reader = InputReader(collected.items, collected.metas, how, summaries=collected.summaries)
     with guarded(summaries):
@@ -250,15 +240,11 @@ class Collected(Generic[P]):
     Attributes:
         items: traces in memory and paths.
         metas: of the traces read, by path.
-        parts: one per rank; if the analyzer merges parts in a tree, about one per binary digit of
-            the number of ranks.
+        parts: one per rank.
         skipped: inputs and ranks that are not part of the result.
         repeats: recordings that several files contain.
         summaries: the summary of each summarized input, by the path of the input.
         truncated: paths of truncated inputs.
-        added: number of ranks.
-        printed: rows of ``aggregates`` with their path, from inputs without a timeline; empty if
-            another input has one.
     """
 
     items: Sequence[Trace | str]
@@ -268,19 +254,6 @@ class Collected(Generic[P]):
     repeats: Repeats = field(default_factory=Repeats)
     summaries: Mapping[str, str] = field(default_factory=dict)
     truncated: list[str] = field(default_factory=list)
-    added: int = 0
-    printed: list[pl.DataFrame] = field(default_factory=list)
-
-    def add(self, parts: Iterable[P], merge: Callable[[P, P], P] | None) -> None:
-        """Add the parts of further ranks; merge neighbours of equally many ranks."""
-        for part in parts:
-            self.parts.append(part)
-            self.added += 1
-            number = self.added
-            while merge and number % 2 == 0:
-                last = self.parts.pop()
-                self.parts[-1] = merge(self.parts[-1], last)
-                number //= 2
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -319,19 +292,8 @@ def _collect(
     )
     parts = _Parts(analyzer, options, collected)
     measure_all(opened, parts)
-    printed = bool(collected.printed)
-    opened.require(any_part=bool(collected.parts) or printed, may_be_empty=may_be_empty)
-    if collected.parts and printed:
-        opened.skip(_named_paths(collected.printed), UNUSED_TEXT)
-        collected.printed.clear()
+    opened.require(any_part=bool(collected.parts), may_be_empty=may_be_empty)
     return collected
-
-
-def _named_paths(printed: Iterable[pl.DataFrame]) -> str:
-    """Return the first path of printed rows, and the number of the others."""
-    paths = pl.concat(frame["path"].cast(pl.String) for frame in printed).unique().sort()
-    more = f" and {format_count(len(paths) - 1, 'more file')}" if len(paths) > 1 else ""
-    return f"{paths[0]}{more}"
 
 
 def measures_of_one(analyzer: Analyzer[O, P, R], options: O) -> Measures:
@@ -349,8 +311,8 @@ class _Parts(Generic[O, P, R]):
 
     def measure(self, opened: OpenedInputs, one: Opened) -> None:
         analyzer, options = self.analyzer, self.options
-        if analyzer.printed and one.first is not None and one.first.aggregates.height:
-            self._take_text(opened, one)
+        if one.first and (error := not_for(analyzer.name, one.first.meta)):
+            opened.fail(one.path, error)
             return
         parts, lacking = _measured(analyzer, one, options)
         if analyzer.more and parts and (needs := analyzer.more(parts, options)) and one.is_file:
@@ -359,29 +321,14 @@ class _Parts(Generic[O, P, R]):
         if lacking and not parts:
             opened.fail(one.path, self._explained(lacking[0][1], opened, one))
             return
-        self.collected.add(parts, analyzer.merge)
+        self.collected.parts += parts
         for rank, error in lacking:
             opened.skip(rank_of(one.path, rank), str(error).removeprefix(f"{one.path}: "))
         if one.truncated:
             self.collected.truncated.append(one.path)
 
-    def _take_text(self, opened: OpenedInputs, one: Opened) -> None:
-        """Collect the printed rows of one input that the analyzer can answer from."""
-        forms = self.analyzer.printed
-        path = pl.lit(one.path).alias("path")
-        rows = [
-            trace.aggregates.filter(pl.col("form").is_in(forms)).with_columns(path) for trace in one
-        ]
-        found = [frame for frame in rows if frame.height]
-        if found:
-            self.collected.printed.extend(found)
-            self.collected.truncated += [one.path] if one.truncated else []
-        else:
-            opened.fail(one.path, self._explained(MissingData(""), opened, one))
-
     def _explained(self, error: MissingData, opened: OpenedInputs, one: Opened) -> MissingData:
         """Add the command that fits the file to the error."""
-        from traceanalyzer.run.fitting_commands import with_fitting_command
 
         def read() -> Trace:
             return read_needed(
@@ -397,15 +344,11 @@ class _Parts(Generic[O, P, R]):
         return with_fitting_command(error, meta, self.analyzer.name, again, opened.folder)
 
     def empty(self) -> Self:
-        # parts are merged after join, in order
-        return replace(
-            self, analyzer=replace(self.analyzer, merge=None), collected=Collected((), {})
-        )
+        return replace(self, collected=Collected[P]((), {}))
 
     def join(self, other: Self) -> None:
-        self.collected.add(other.collected.parts, self.analyzer.merge)
-        self.collected.truncated.extend(other.collected.truncated)
-        self.collected.printed.extend(other.collected.printed)
+        self.collected.parts += other.collected.parts
+        self.collected.truncated += other.collected.truncated
 
     @property
     def section(self) -> str:
@@ -432,12 +375,6 @@ class _Parts(Generic[O, P, R]):
         from traceanalyzer.run.summaries import part_type
 
         return tuple[list[part_type(self.analyzer.measure)], list[str]]  # type: ignore[misc]
-
-
-def _from_text(analyzer: Analyzer[O, P, R], collected: Collected[P], options: O) -> Any:
-    """Return the result from printed text, of inputs without a timeline."""
-    rows = pl.concat(collected.printed).with_columns(pl.col(pl.Categorical).cast(pl.String))
-    return registry.ENTRIES[analyzer.name].combine_printed()(rows, options)
 
 
 def _measured(

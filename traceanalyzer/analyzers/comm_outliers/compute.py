@@ -22,6 +22,7 @@ from traceanalyzer.analyzers.comm_outliers import (
     chains,
     collectives,
     context,
+    inspected,
     links,
     matching,
     outliers,
@@ -30,7 +31,8 @@ from traceanalyzer.analyzers.comm_outliers.collectives import INSTANCES, Part
 from traceanalyzer.analyzers.comm_outliers.notes import remarks
 from traceanalyzer.analyzers.comm_outliers.options import Options
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
-from traceanalyzer.analyzers.common import jobs, kernel_names, names, step_marks
+from traceanalyzer.analyzers.common import aggregates, jobs, kernel_names, names, step_marks
+from traceanalyzer.analyzers.common.aggregates import Aggregates
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import linking
 from traceanalyzer.trace import Trace, record_hint
@@ -53,6 +55,11 @@ CONTEXT = Needs(LAUNCHES.kinds | {"cpu_op", "python_function", "osrt"})
 def needs(_options: Options) -> Needs:
     """Return what the first read requires."""
     return NEEDS
+
+
+def measure_any(trace: Trace, options: Options) -> Part | Aggregates:
+    """Return :func:`measure`, or the durations that NCCL Inspector recorded without times."""
+    return aggregates.of_forms(trace, (vocabulary.INSPECTOR_FORM,)) or measure(trace, options)
 
 
 def measure(trace: Trace, options: Options) -> Part:
@@ -117,12 +124,32 @@ def measure_for_report(trace: Trace, options: Options) -> Part:
     return part
 
 
-def more(parts: Sequence[Part], _options: Options) -> Needs | None:
+def more(parts: Sequence[Part | Aggregates], _options: Options) -> Needs | None:
     """Return a second read with launch calls if they are required to describe collectives."""
-    return LAUNCHES if any(part.wants_launches for part in parts) else None
+    return LAUNCHES if any(isinstance(p, Part) and p.wants_launches for p in parts) else None
 
 
-def combine(parts: Sequence[Part], options: Options, base: Sequence[Part] = ()) -> CommOutliers:
+def combine(
+    parts: Sequence[Part | Aggregates], options: Options, base: Sequence[Part | Aggregates] = ()
+) -> CommOutliers:
+    """Compare the ranks; durations without times are not used next to traces.
+
+    Raises:
+        MissingData: no communication in any part or in the other run, or a part of one of two runs
+            has no times.
+    """
+    timed, untimed = aggregates.divided(parts, Part)
+    base_timed, base_untimed = aggregates.divided(base, Part)
+    if untimed and not timed:
+        if base:
+            raise MissingData(f"{untimed[0].path}: durations without times have no baseline")
+        return inspected.combine(aggregates.joined(untimed), options)
+    if base_untimed:
+        raise MissingData(f"{base_untimed[0].path}: a baseline needs the times of collectives")
+    return aggregates.without(untimed, lambda: compare(timed, options, base_timed))
+
+
+def compare(parts: Sequence[Part], options: Options, base: Sequence[Part] = ()) -> CommOutliers:
     """Compare the ranks, and the medians of their groups with those of another run.
 
     Files of different jobs are analysed separately.
@@ -170,7 +197,7 @@ def combine(parts: Sequence[Part], options: Options, base: Sequence[Part] = ()) 
         min_wait_ns=least,
         delayed=delayed,
         ranks=ranks,
-        baseline=outliers.compare(groups, combine(base, options).groups) if base else None,
+        baseline=outliers.compare(groups, compare(base, options).groups) if base else None,
         instances=instances,
         groups=groups,
         collectives=each,
@@ -187,6 +214,8 @@ def combine(parts: Sequence[Part], options: Options, base: Sequence[Part] = ()) 
 
 def refine(result: CommOutliers, options: Options, reader: Reader) -> CommOutliers:
     """Add what stragglers did, and how full devices were if memory data is available."""
+    if isinstance(result, inspected.InspectedCommOutliers):
+        return result
     windows: dict[str, list[tuple[int, int]]] = {}
     recorded = [w for w in result.windows if not _has_only_communication(reader, w.path)]
     for window in recorded:
@@ -211,14 +240,13 @@ COMM_OUTLIERS = Analyzer(
     "comm_outliers",
     Options,
     needs,
-    measure,
+    measure_any,
     combine,
     more=more,
     refine=refine,
     companion="memory_fill",
     base="baseline",
     report_measure=measure_for_report,
-    printed=("comm_log", "comm_summary", vocabulary.INSPECTOR_FORM),
 )
 
 

@@ -7,7 +7,8 @@ the last rank imposes the sum of the others' wait times. Collectives with a root
 rank may leave them early.
 """
 
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, get_origin
 
 import polars as pl
 
@@ -15,7 +16,7 @@ from traceanalyzer.analyzers.comm_outliers.arrivals import DEFAULT_NS
 from traceanalyzer.analyzers.comm_outliers.matching import ROOTED
 from traceanalyzer.analyzers.comm_outliers.options import Options
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
-from traceanalyzer.analyzers.common import printed
+from traceanalyzer.analyzers.common import aggregates
 from traceanalyzer.analyzers.common.columns import ratio
 from traceanalyzer.analyzers.common.display import headings, sentences, table_of_known
 from traceanalyzer.result import View
@@ -102,7 +103,7 @@ def combine(rows: pl.DataFrame, options: Options) -> InspectedCommOutliers:
     least = DEFAULT_NS if options.min_wait_ns is None else options.min_wait_ns
     delayed = each.filter(pl.col("last_process").is_not_null(), pl.col("arrival_delay_ns") >= least)
     return InspectedCommOutliers(
-        **printed.blank(CommOutliers)
+        **_blank()
         | {
             "n_events": calls.height,
             "n_ranks": calls["process"].n_unique(),
@@ -121,9 +122,21 @@ def combine(rows: pl.DataFrame, options: Options) -> InspectedCommOutliers:
     )
 
 
+def _blank() -> dict[str, Any]:
+    """Return the required fields of a result with times, without any data: 0, None, no rows."""
+    required = [one for one in fields(CommOutliers) if one.default is MISSING]
+    return {one.name: _nothing(one.type) for one in required if one.default_factory is MISSING}
+
+
+def _nothing(kind: object) -> Any:
+    if kind in (pl.DataFrame, int, bool, str):
+        return kind()
+    return () if get_origin(kind) is tuple else None
+
+
 def _calls(rows: pl.DataFrame) -> tuple[pl.DataFrame, int]:
     """Return one row per collective and process, and the number of repeated lines."""
-    about = printed.wide(
+    about = aggregates.wide(
         rows.filter(pl.col("row").is_null()),
         INSPECTOR_FORM, _OF_SERIES, ("group", "host", "timing"),
     ).select("path", "block", "rank", "group", "host", "timing", *_OF_SERIES)  # fmt: skip

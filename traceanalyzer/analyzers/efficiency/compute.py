@@ -419,5 +419,4 @@ EFFICIENCY = Analyzer(
     combine,
     report_measure=measure_for_report,
     rules_measure=measure_for_rules,
-    printed=("flops_profile", "flops_by_class"),
 )

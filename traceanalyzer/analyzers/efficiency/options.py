@@ -16,8 +16,7 @@ class Options(AnalyzerOptions):
     """Compare FLOP/s and bandwidth with the peaks of the GPU: MFU, and lost time by operator.
 
     PATH is a trace of PyTorch recorded with record_shapes=True, several of them, or a folder. Other
-    traces need --params and --tokens, and give the MFU only. The text of DeepSpeed's flops profile
-    is read too.
+    traces need --params and --tokens, and give the MFU only.
     """
 
     peak: Sequence[str] = option(

@@ -271,6 +271,12 @@ class Info(Result):
     issues: pl.DataFrame
     skipped: pl.DataFrame
 
+    @property
+    def recordings(self) -> pl.DataFrame:
+        """The files with a timeline; all files if they are printed text."""
+        timed = self.files.filter(pl.col("format") != vocabulary.PRINTED_TEXT)
+        return timed if timed.height else self.files
+
     def view(self) -> View:
         """Build the view: files, contents, kinds, issues and skipped files."""
         return View(

@@ -153,7 +153,6 @@ MEMORY = Analyzer(
     combine,
     whole_file=True,
     rules_measure=partial(measure, drawn=False, causes=False),
-    printed=("memory_summary", "memory_usage", "throughput"),
 )
 
 

@@ -241,7 +241,6 @@ OPERATORS = Analyzer(
     combine,
     take=take,
     rules_measure=measure_for_rules,
-    printed=("key_averages",),
     slow=True,
 )
 

@@ -18,8 +18,7 @@ SORT_BY: tuple[SortBy, ...] = get_args(SortBy)
 class Options(AnalyzerOptions):
     """Show which operators take the time, as PyTorch's key_averages does.
 
-    PATH is a trace, several of them, or a folder; ranks are summed. The text of a
-    key_averages().table() is read too.
+    PATH is a trace, several of them, or a folder; ranks are summed.
     """
 
     sort_by: SortBy | None = option(

@@ -8,7 +8,9 @@ from pathlib import PurePath
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs
-from traceanalyzer.analyzers.scaling import energy
+from traceanalyzer.analyzers.common import aggregates
+from traceanalyzer.analyzers.common.aggregates import Aggregates
+from traceanalyzer.analyzers.scaling import energy, epochs
 from traceanalyzer.analyzers.scaling.options import Options
 from traceanalyzer.analyzers.scaling.result import OUTSIDE, OVERLAPPED, PARTS, Scaling
 from traceanalyzer.analyzers.timeline import compute as timeline
@@ -52,13 +54,15 @@ def _timeline_options(options: Options) -> TimelineOptions:
     return TimelineOptions(comm_patterns=options.comm_patterns, step_name=options.step_name)
 
 
-def measure(trace: Trace, options: Options) -> Part:
-    """Return the states of the devices of one rank, and the energy of its steps.
+def measure(trace: Trace, options: Options) -> Part | Aggregates:
+    """Return the states of the devices of one rank and the energy of its steps, or epoch times.
 
     Raises:
         MissingData: neither device work nor operators with a duration were recorded.
         OptionError: a pattern is not a regular expression.
     """
+    if times := aggregates.of_forms(trace, epochs.FORMS):
+        return times
     part = timeline.measure(trace, _timeline_options(options))
     meta: Meta = trace.meta
     part = replace(part, events=part.events.clear())
@@ -67,12 +71,20 @@ def measure(trace: Trace, options: Options) -> Part:
     return Part(part, used, meta.world_size, record_hint(meta, "step"), gpus)
 
 
-def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()) -> Scaling:
-    """Compare the runs.
+def combine(parts: Sequence[Part | Aggregates], options: Options, _base: object = ()) -> Scaling:
+    """Compare the runs; epoch times are not used next to traces.
 
     Raises:
-        MissingData: no steps are known, or all runs are on the same number of GPUs.
+        MissingData: no steps or epochs are known, or all runs are on the same number of GPUs.
     """
+    timed, untimed = aggregates.divided(parts, Part)
+    if untimed and not timed:
+        return epochs.combine(aggregates.joined(untimed), options)
+    return aggregates.without(untimed, lambda: _compared(timed, options))
+
+
+def _compared(parts: Sequence[Part], options: Options) -> Scaling:
+    """Compare the runs of traces."""
     named = _distinct_names(list(_runs(parts)))
     runs = pl.concat(_measured(name, run, options) for name, run in named)
     known = runs.filter(pl.col("steps") > 0)
@@ -101,7 +113,6 @@ SCALING = Analyzer(
     measure,
     combine,
     every_file=True,
-    printed=("epochs", "gpu_samples", "kernel_averages"),
 )
 
 

@@ -159,7 +159,6 @@ STEPS = Analyzer(
     combine,
     report_measure=measure_for_diagnosis,
     report_parts=step_marks.without_snapshots,
-    printed=("timers", "throughput"),
 )
 
 

@@ -10,7 +10,7 @@ class Options(AnalyzerOptions):
     """Show step times, their variation, and the parts of slow steps.
 
     PATH is a trace, several of them, or a folder: of one rank, of all ranks, or one file per batch,
-    as Composer writes them. A job log with timers of DeepSpeed is read too.
+    as Composer writes them.
     """
 
     step_name: str | None = option(

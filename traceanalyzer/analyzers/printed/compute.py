@@ -1,0 +1,63 @@
+"""Read the rows of each form of printed text; all ranks are in the same tables."""
+
+from collections.abc import Callable, Sequence
+
+import polars as pl
+
+from traceanalyzer.analyzers.base import Analyzer, Needs
+from traceanalyzer.analyzers.common import aggregates
+from traceanalyzer.analyzers.common.aggregates import Aggregates
+from traceanalyzer.analyzers.printed import collectives, flops, memory, operators, timers
+from traceanalyzer.analyzers.printed.options import Options
+from traceanalyzer.analyzers.printed.result import Form, Printed
+from traceanalyzer.errors import MissingData
+from traceanalyzer.trace import Trace
+
+#: In the order of their tables.
+_READ: tuple[Callable[[pl.DataFrame, Options], Form | None], ...] = (
+    timers.form,
+    flops.form,
+    operators.form,
+    memory.form,
+    collectives.form,
+)
+FORMS = (
+    *timers.FORMS,
+    *flops.FORMS,
+    *operators.FORMS,
+    *memory.FORMS,
+    *collectives.FORMS,
+)
+
+
+def needs(_options: Options) -> Needs:
+    """Return no kinds: printed text has no events and is always read as a whole."""
+    return Needs(frozenset())
+
+
+def measure(trace: Trace, _options: Options) -> Aggregates:
+    """Return the rows of printed text of one rank.
+
+    Raises:
+        MissingData: the input is not printed text.
+    """
+    rows = aggregates.of_forms(trace, FORMS)
+    if rows is None:
+        raise MissingData(f"{trace.meta.path}: no text printed by PyTorch or DeepSpeed")
+    return rows
+
+
+def combine(parts: Sequence[Aggregates], options: Options, _base: object = ()) -> Printed:
+    """Return the tables of all forms.
+
+    Raises:
+        MissingData: no table has a complete row.
+    """
+    rows = aggregates.joined(parts)
+    forms = tuple(form for read in _READ if (form := read(rows, options)))
+    if not forms:
+        raise MissingData(f"{parts[0].path}: no printed table has a complete row; print it again")
+    return Printed(forms)
+
+
+PRINTED = Analyzer("printed", Options, needs, measure, combine)

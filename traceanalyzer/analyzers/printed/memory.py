@@ -1,0 +1,198 @@
+"""Memory in ``memory_summary()``, ``see_memory_usage`` and throughput lines of DeepSpeed."""
+
+from functools import partial
+
+import polars as pl
+
+from traceanalyzer.analyzers.common.aggregates import wide
+from traceanalyzer.analyzers.common.columns import largest_first
+from traceanalyzer.analyzers.printed.options import Options
+from traceanalyzer.analyzers.printed.result import Form, table
+from traceanalyzer.drawings import Chart
+from traceanalyzer.units import format_bytes, format_count, format_times
+
+_SUMMARY, _USAGE, _THROUGHPUT = FORMS = ("memory_summary", "memory_usage", "throughput")
+_OF_ROWS = {
+    f"{name}_{unit}": pl.Int64
+    for unit in ("bytes", "n")
+    for name in ("current", "peak", "total_allocated", "total_freed")
+} | {"unit_bytes": pl.Int64}
+_OF_SUMMARY = {"device": pl.Int32, "ooms": pl.Int64, "retries": pl.Int64}
+_OF_CALLS = {
+    **dict.fromkeys(("allocated_bytes", "peak_bytes", "reserved_bytes"), pl.Int64),
+    **dict.fromkeys(("reserved_peak_bytes", "host_used_bytes"), pl.Int64),
+    "host_used_frac": pl.Float64,
+}
+_DEVICES = {
+    "rank": pl.Int32,
+    "path": pl.String,
+    "device": pl.Int32,
+    "source": pl.String,
+    **dict.fromkeys(("peak_bytes", "reserved_peak_bytes", "end_bytes"), pl.Int64),
+    **dict.fromkeys(("reserved_end_bytes", "inactive_split_bytes"), pl.Int64),
+    **dict.fromkeys(("retries", "ooms", "unit_bytes"), pl.Int64),
+}
+_DEVICE_TABLE = (
+    "device, source, peak_bytes: peak allocated, reserved_peak_bytes: peak reserved, "
+    "end_bytes: allocated at end, reserved_end_bytes: reserved at end, "
+    "inactive_split_bytes: inactive split at end, retries: cudaMalloc retries, "
+    "ooms: out-of-memory errors, unit_bytes: rounded to"
+)
+_CALL_TABLE = (
+    "name: call, allocated_bytes: allocated, change_bytes: change, peak_bytes: peak since last, "
+    "reserved_bytes: reserved, reserved_peak_bytes: peak reserved, host_used_bytes: host memory, "
+    "host_used_frac: of host"
+)
+_ROW_TABLE = (
+    "device, name: what, current_bytes: at end, peak_bytes: peak, "
+    "total_allocated_bytes: allocated in total, total_freed_bytes: freed in total, "
+    "current_n: number at end, peak_n: peak number, total_allocated_n: number allocated, "
+    "total_freed_n: number freed"
+)
+_USAGE_NOTE = (
+    "see_memory_usage rounds to 0.01 GiB (peak reserved to 1 GiB), and its peaks are those since "
+    "the previous call."
+)
+_SUMMARY_NOTE = "memory_summary() rounds down to the unit in 'rounded to'."
+_CODE_NOTE = "torch.cuda.memory._dump_snapshot(FILE) records which code allocated the memory."
+
+
+def form(rows: pl.DataFrame, _options: Options) -> Form | None:
+    """Return the memory of each device, the calls of see_memory_usage, and all rows of summaries.
+
+    ``memory``: one row per device and source, with the columns of a recording of the same meaning.
+    ``memory_calls``: the calls in order: number, name (the message), allocated_bytes, change_bytes
+    (since the previous call) ... ``memory_summary``: every row of memory_summary().
+    """
+    blocks = wide(rows, _SUMMARY, _OF_SUMMARY).drop_nulls("device")
+    device = blocks.select("path", "rank", "block", *_OF_SUMMARY)
+    summary = (
+        wide(rows, _SUMMARY, _OF_ROWS)
+        .drop_nulls("row")
+        .join(device, on=["path", "rank", "block"], how="left", nulls_equal=True,
+              maintain_order="left")
+    )  # fmt: skip
+    calls = _calls(rows)
+    sources = [
+        _of_summaries(summary),
+        _of_requirement(rows, device),
+        _of_calls(calls),
+        _of_throughput(rows),
+    ]
+    known = pl.concat([pl.DataFrame(schema=_DEVICES), *sources], how="diagonal_relaxed")
+    devices = largest_first(
+        known.select(pl.col(name).cast(dtype) for name, dtype in _DEVICES.items()),
+        "peak_bytes", "rank", "path", "device", "source", nulls_last=True,
+    )  # fmt: skip
+    if devices.is_empty():
+        return None
+    summary = summary.select("rank", "path", "device", "name", *_OF_ROWS, "line")
+    tables = (
+        table("memory", "Memory of devices", devices, _DEVICE_TABLE),
+        table("memory_calls", "Calls of see_memory_usage", calls, _CALL_TABLE),
+        table("memory_summary", "memory_summary()", summary, _ROW_TABLE, detail=True),
+    )
+    ooms, retries = (int(devices[name].sum()) for name in ("ooms", "retries"))
+    peak_bytes = devices["peak_bytes"].max()
+    return Form(
+        tuple(one for one in tables if one.frame.height),
+        _verdict(devices, ooms),
+        tuple(_notes(summary, calls, retries)),
+        {"peak_bytes": peak_bytes, "ooms": ooms, "retries": retries},
+        partial(_charts, calls),
+        urgent=ooms > 0,
+    )
+
+
+def _of_summaries(summary: pl.DataFrame) -> pl.DataFrame:
+    """Return a row per summary."""
+
+    def of(name: str, column: str) -> pl.Expr:
+        return pl.col(f"{column}_bytes").filter(pl.col("name") == name).first()
+
+    keys = ["rank", "path", "block", "device", "ooms", "retries"]
+    return summary.group_by(keys, maintain_order=True).agg(
+        source=pl.lit("memory_summary"),
+        peak_bytes=of("Allocated memory", "peak"),
+        reserved_peak_bytes=of("GPU reserved memory", "peak"),
+        end_bytes=of("Allocated memory", "current"),
+        reserved_end_bytes=of("GPU reserved memory", "current"),
+        inactive_split_bytes=of("Non-releasable memory", "current"),
+        unit_bytes=of("Allocated memory", "unit").fill_null(of("GPU reserved memory", "unit")),
+    )
+
+
+def _of_requirement(rows: pl.DataFrame, summaries: pl.DataFrame) -> pl.DataFrame:
+    """Return the line ``Memory requirement`` where no summary has the same figure."""
+    name = "requirement_bytes"
+    lines = wide(rows, _SUMMARY, {name: pl.Int64}).drop_nulls(name)
+    others = lines.join(summaries, on=["path", "rank"], how="anti", nulls_equal=True)
+    peak = pl.col(name).alias("reserved_peak_bytes")
+    return others.select("rank", "path", peak, source=pl.lit("Memory requirement"))
+
+
+def _calls(rows: pl.DataFrame) -> pl.DataFrame:
+    calls = wide(rows, _USAGE, _OF_CALLS)
+    change = pl.col("allocated_bytes").diff().over("path", "rank", "block")
+    return calls.with_columns(change_bytes=change).select(
+        "rank", "path", pl.col("row").alias("number"), "name", "allocated_bytes", "change_bytes",
+        *[name for name in _OF_CALLS if name != "allocated_bytes"], "printed_ns", "line",
+    )  # fmt: skip
+
+
+def _of_calls(calls: pl.DataFrame) -> pl.DataFrame:
+    return calls.group_by("rank", "path", maintain_order=True).agg(
+        pl.col("peak_bytes").max(),
+        pl.col("reserved_peak_bytes").max(),
+        source=pl.lit("see_memory_usage"),
+        end_bytes=pl.col("allocated_bytes").last(),
+        reserved_end_bytes=pl.col("reserved_bytes").last(),
+    )
+
+
+def _of_throughput(rows: pl.DataFrame) -> pl.DataFrame:
+    numbers = {"allocated_bytes": pl.Int64, "peak_bytes": pl.Int64}
+    lines = wide(rows, _THROUGHPUT, numbers).drop_nulls("peak_bytes")
+    return lines.group_by("rank", "path", maintain_order=True).agg(
+        pl.col("peak_bytes").max(),
+        source=pl.lit("throughput lines"),
+        end_bytes=pl.col("allocated_bytes").last(),
+    )
+
+
+def _verdict(devices: pl.DataFrame, ooms: int) -> str:
+    named = (("peak_bytes", "allocated"), ("reserved_peak_bytes", "reserved"))
+    peaks = [(devices[name].max(), what) for name, what in named]
+    size, what = next(((size, what) for size, what in peaks if size is not None), (None, ""))
+    peak = "" if size is None else f"peak memory: {format_bytes(size)} {what}"  # type: ignore[arg-type]
+    if ooms:
+        errors = format_count(ooms, "out-of-memory error")
+        return f"{errors}; {peak}." if peak else f"{errors}."
+    return f"{peak.capitalize()[:1]}{peak[1:]}." if peak else ""
+
+
+def _notes(summary: pl.DataFrame, calls: pl.DataFrame, retries: int) -> list[str]:
+    notes = [_SUMMARY_NOTE] if summary.height else []
+    if retries:
+        notes.append(
+            "The allocator freed cached segments and retried cudaMalloc "
+            f"{format_times(retries)}, which synchronises the device."
+        )
+    notes += [_USAGE_NOTE] if calls.height else []
+    return [*notes, _CODE_NOTE]
+
+
+def _charts(calls: pl.DataFrame) -> tuple[Chart, ...]:
+    """Build a line of allocated memory over the calls."""
+    if calls.height < 2:
+        return ()
+    several = calls.select("rank", "path").n_unique() > 1
+    by = "rank" if calls["rank"].null_count() == 0 else "path"
+    frame = calls.with_columns(pl.col(by).cast(pl.String))
+    return (
+        Chart(
+            name="memory_calls", title="Allocated memory by call", mark="line", frame=frame,
+            x="number", y="allocated_bytes", x_label="call", y_label="allocated",
+            color=by if several else None,
+        ),
+    )  # fmt: skip

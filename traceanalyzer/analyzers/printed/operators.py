@@ -1,0 +1,181 @@
+"""Tables of ``key_averages().table()``: rows as printed, shares of the totals below each table."""
+
+from functools import partial
+
+import polars as pl
+
+from traceanalyzer.analyzers.common.aggregates import wide
+from traceanalyzer.analyzers.common.columns import largest_first, ratio
+from traceanalyzer.analyzers.common.display import bars
+from traceanalyzer.analyzers.printed.options import Options
+from traceanalyzer.analyzers.printed.result import Form, table
+from traceanalyzer.drawings import Chart
+from traceanalyzer.units import format_count, format_frac, format_ns
+
+FORMS = ("key_averages",)
+
+_MEMORY = tuple(
+    f"{part}_{place}_memory_bytes" for place in ("device", "host") for part in ("self", "total")
+)
+_NUMBERS = {
+    **dict.fromkeys(("calls", "self_device_ns", "total_device_ns"), pl.Int64),
+    **dict.fromkeys(("self_host_ns", "total_host_ns", *_MEMORY, "node"), pl.Int64),
+    "flops": pl.Float64,
+}
+_TOTALS = {"host_ns": pl.Int64, "device_ns": pl.Int64}
+#: What rows are grouped by besides the name, and how a table names it.
+_GROUPS = {"overload": "overload", "input_dims": "input shapes", "stack": "source location"}
+_TABLE = ["rank", "path", "table"]
+_KEYS = "name: operator, overload, node, input_dims: input shapes, stack: source location"
+_TIMES = (
+    "calls, self_device_ns: self device, self_device_frac: of device, "
+    "total_device_ns: total device, self_host_ns: self host, self_host_frac: of host, "
+    "total_host_ns: total host, flops: FLOPs"
+)
+_SIZES = (
+    "calls, self_device_memory_bytes: self device, total_device_memory_bytes: total device, "
+    "self_host_memory_bytes: self host, total_host_memory_bytes: total host"
+)
+_SUMS = (
+    "grouped_by: grouped by, rows, cut: names cut, calls, device_ns: self device total, "
+    "host_ns: self host total, listed_frac: in the rows (host)"
+)
+#: A smaller share of the total time is due to rounding.
+_ALL_FRAC = 0.995
+
+
+def form(rows: pl.DataFrame, _options: Options) -> Form | None:
+    """Return the rows of all tables, their memory, and the totals of each table.
+
+    ``operators``: rank, path, table (number in its file), name, is_cut (the text shortened the
+    name), overload, input_dims, stack, calls, ``self_`` and ``total_`` of ``host_ns`` and
+    ``device_ns``, their shares of the printed totals, ``mean_host_ns``, flops (of all calls), and
+    memory. ``operator_totals``: grouped_by, rows, cut (rows with a shortened name), calls, the
+    totals below the table (``host_ns``, ``device_ns``), listed_frac (part of ``host_ns`` in rows).
+    """
+    read = wide(rows, FORMS[0], _NUMBERS, tuple(_GROUPS))
+    number = (pl.col("block").rank("dense").over("path", "rank") - 1).cast(pl.Int64)
+    read = read.with_columns(table=number, stack=pl.col("stack").str.replace_all("\n", " < "))
+    printed = read.drop_nulls("calls")
+    if printed.is_empty():
+        return None
+    footers = wide(rows, FORMS[0], _TOTALS).filter(pl.col("row").is_null())
+    numbers = read.select(*_TABLE, "block").unique()
+    totals = _totals(printed, footers.join(numbers, on=["path", "rank", "block"], nulls_equal=True))
+    by = "self_device_ns" if (printed["self_device_ns"].max() or 0) else "self_host_ns"
+    operators = _operators(printed, totals, by)
+    numbered = "table, " if totals["table"].max() else ""
+    used = pl.any_horizontal(pl.col(name) != 0 for name in _MEMORY)
+    memory = operators.filter(used).sort(
+        *_MEMORY, "name", descending=[True] * 4 + [False], nulls_last=True
+    )
+    tables = [
+        table("operators", "Operators", operators, f"{numbered}{_KEYS}, {_TIMES}"),
+        table("operator_memory", "Memory allocated minus freed by operator", memory,
+              f"{numbered}{_KEYS}, {_SIZES}"),
+        table("operator_totals", "Tables of operators", totals, f"{numbered}{_SUMS}"),
+    ]  # fmt: skip
+    return Form(
+        tuple(one for one in tables if one.frame.height),
+        _verdict(operators, by),
+        tuple(_notes(totals)),
+        {name: totals[name][0] for name in _TOTALS} if totals.height == 1 else {},
+        partial(_charts, operators, by),
+    )
+
+
+def _totals(printed: pl.DataFrame, footers: pl.DataFrame) -> pl.DataFrame:
+    """Return one row per table, longest device or host time first."""
+    groups = pl.concat_list(
+        pl.when(pl.col(name).is_not_null().any()).then(pl.lit(label))
+        for name, label in _GROUPS.items()
+    )
+    sums = printed.group_by(_TABLE, maintain_order=True).agg(
+        groups.first().list.drop_nulls().list.join(", ").alias("grouped_by"),
+        pl.len().cast(pl.Int64).alias("rows"),
+        pl.col("is_cut").sum().cast(pl.Int64).alias("cut"),
+        pl.col("calls").sum(),
+        pl.col("self_host_ns").sum().alias("listed_ns"),
+    )
+    lines = footers.group_by(_TABLE).agg(pl.col(name).drop_nulls().first() for name in _TOTALS)
+    joined = sums.join(lines, on=_TABLE, how="left", nulls_equal=True, maintain_order="left")
+    known = joined.with_columns(
+        listed_frac=ratio("listed_ns", "host_ns"),
+        grouped_by=pl.when(pl.col("grouped_by") != "").then("grouped_by"),
+    )
+    return known.drop("listed_ns").sort(
+        "device_ns", "host_ns", *_TABLE, descending=[True, True, *(False for _ in _TABLE)],
+        nulls_last=True,
+    )  # fmt: skip
+
+
+def _operators(printed: pl.DataFrame, totals: pl.DataFrame, by: str) -> pl.DataFrame:
+    """Return the rows of all tables with shares of the total of their table, largest first."""
+    whole = totals.select(*_TABLE, *_TOTALS)
+    joined = printed.join(whole, on=_TABLE, how="left", nulls_equal=True, maintain_order="left")
+    shares = {
+        f"{part}_{place}_frac": ratio(f"{part}_{place}_ns", f"{place}_ns")
+        for place in ("device", "host")
+        for part in ("self", "total")
+    }
+    mean = (pl.col("total_host_ns") / pl.col("calls")).round().cast(pl.Int64, strict=False)
+    rows = joined.with_columns(**shares, mean_host_ns=pl.when(pl.col("calls") > 0).then(mean))
+    ordered = rows.sort(
+        by, "self_host_ns", "name", *_TABLE, "line",
+        descending=[True, True, *(False for _ in ("name", *_TABLE, "line"))], nulls_last=True,
+    )  # fmt: skip
+    return ordered.select(
+        "rank", "path", "table", "name", "is_cut", *_GROUPS, *_NUMBERS, *shares, "mean_host_ns",
+        "line",
+    )  # fmt: skip
+
+
+def _verdict(operators: pl.DataFrame, by: str) -> str:
+    row = operators.row(0, named=True)
+    place = by.split("_")[1]
+    share = row[f"self_{place}_frac"]
+    size = format_ns(row[by]) if share is None else f"{format_frac(share)} of the printed total"
+    return f"{row['name']} has the highest self {place} time: {size}."
+
+
+def _notes(totals: pl.DataFrame) -> list[str]:
+    notes = []
+    if totals.height > 1:
+        notes.append(
+            "Rows of several tables of operators are not summed: the same recording may be printed "
+            "more than once."
+        )
+    if cut := int(totals["cut"].sum()):
+        notes.append(
+            f"{format_count(cut, 'name')} cut by the text (...), so different operators may look "
+            "alike. table(max_name_column_width=200) prints whole names."
+        )
+    least = totals["listed_frac"].min()
+    if isinstance(least, float) and least < _ALL_FRAC:
+        notes.append(
+            f"A table of operators lists {format_frac(least)} of the host time; "
+            "table(row_limit=-1) prints all rows."
+        )
+    if without := totals["host_ns"].null_count():
+        notes.append(
+            f"{format_count(without, 'table')} of operators without the total below the rows, so "
+            "truncated or not printed to its end: the shares are not known."
+        )
+    if totals["device_ns"].max():
+        notes.append(
+            "Device time of kernels is listed in their own rows and in those of the operators that "
+            "launched them: the rows add up to more than the total."
+        )
+    return notes
+
+
+def _charts(operators: pl.DataFrame, by: str) -> tuple[Chart, ...]:
+    """Build bars of the operators with the highest self time, of the largest table."""
+    first = operators.row(0, named=True)
+    of_one = operators.filter(pl.col(name).eq_missing(first[name]) for name in _TABLE)
+    heaviest = largest_first(of_one.group_by("name").agg(pl.col(by).sum()), by, "name")
+    label = by.removesuffix("_ns").replace("_", " ")
+    return (
+        bars("operators", f"Operators by {label} time", heaviest, length=by, label="name",
+             x_label=f"{label} time"),
+    )  # fmt: skip

@@ -1,0 +1,189 @@
+"""Step times and throughput in the lines that DeepSpeed logs: ``time (ms) | fwd: ... | ...``."""
+
+from functools import partial
+from typing import Any
+
+import polars as pl
+
+from traceanalyzer.analyzers.common.aggregates import wide
+from traceanalyzer.analyzers.common.columns import ratio
+from traceanalyzer.analyzers.printed.options import Options
+from traceanalyzer.analyzers.printed.result import Form, table
+from traceanalyzer.drawings import Chart
+from traceanalyzer.units import format_count, format_frac, format_ns
+
+_TIMERS, _THROUGHPUT = FORMS = ("timers", "throughput")
+
+#: Column by DeepSpeed's name of a timer, before and since 0.10.1.
+_COLUMNS = {
+    "forward": "forward_ns",
+    "fwd": "forward_ns",
+    "backward": "backward_ns",
+    "bwd": "backward_ns",
+    "backward_inner": "backward_compute_ns",
+    "bwd_inner": "backward_compute_ns",
+    "backward_allreduce": "gradient_reduction_ns",
+    "bwd_allreduce": "gradient_reduction_ns",
+    "step": "optimizer_ns",
+}
+#: The parts of a step, and their labels.
+_PARTS = {
+    "forward_ns": "forward",
+    "backward_compute_ns": "backward compute",
+    "gradient_reduction_ns": "gradient reduction",
+    "optimizer_ns": "optimizer step",
+}
+_NUMBERS = {
+    "global_step": pl.Int64,
+    "micro_step": pl.Int64,
+    "samples_per_s": pl.Float64,
+    "mean_samples_per_s": pl.Float64,
+}
+_STEP_TABLE = (
+    "number, duration_ns: step, forward_ns: forward, backward_ns: backward, "
+    "backward_compute_ns: backward compute, gradient_reduction_ns: gradient reduction, "
+    "optimizer_ns: optimizer step, line"
+)
+_TIMER_TABLE = (
+    "timer, n: prints, median_ns: median, mean_ns: mean, min_ns: min, max_ns: max, "
+    "total_frac: of step"
+)
+_SPEED_TABLE = (
+    "global_step: step, samples_per_s: samples/s, mean_samples_per_s: mean samples/s, line"
+)
+_NOTE = (
+    "A line of timers has the mean of the steps since the previous one; timers of micro steps have "
+    "the last micro step. Gradient reduction (bwd_allreduce) is the exposed part with "
+    "overlap_comm, otherwise all of it."
+)
+#: A line that takes this many times as long as the median is warm-up if it is the first.
+_WARM_UP = 2
+
+
+def form(rows: pl.DataFrame, _options: Options) -> Form | None:
+    """Return the statistics of each timer, the step times, and the throughput.
+
+    ``timers``: one row per timer and rank without warm-up, longest first: timer (as printed), n,
+    median_ns, mean_ns, min_ns, max_ns, total_frac (mean over the mean step). ``steps``: one row per
+    line with whole steps: number, duration_ns (forward + backward + step), its parts, warm_up,
+    printed_ns, line. ``throughput``: global_step, micro_step, samples_per_s, mean_samples_per_s.
+    """
+    lines = wide(rows, _TIMERS, {"time_ns": pl.Int64}).drop_nulls("time_ns")
+    steps, unused = _steps(lines)
+    timers = _statistics(lines, steps)
+    speed = wide(rows, _THROUGHPUT, _NUMBERS).drop_nulls("samples_per_s")
+    speed = speed.select("rank", "path", *_NUMBERS, "printed_ns", "line")
+    if lines.is_empty() and speed.is_empty():
+        return None
+    tables = (
+        table("timers", "Timers", timers, _TIMER_TABLE),
+        table("steps", "Step times, means of the steps since the previous line", steps,
+              _STEP_TABLE),
+        table("throughput", "Throughput", speed, _SPEED_TABLE, detail=True),
+    )  # fmt: skip
+    counted = steps.filter(~pl.col("warm_up"))
+    sums = _sums(steps, counted, speed)
+    return Form(
+        tuple(one for one in tables if one.frame.height),
+        _verdict(counted, sums),
+        tuple(_notes(lines, sums["warm_up_count"], unused)),
+        sums,
+        partial(_charts, counted),
+    )
+
+
+def _steps(timers: pl.DataFrame) -> tuple[pl.DataFrame, int]:
+    """Return the lines with whole steps, and the number of those without times."""
+    names = dict.fromkeys(_COLUMNS.values())
+    known = timers.with_columns(column=pl.col("name").replace_strict(_COLUMNS, default=None))
+    keys = ["rank", "path", "block", "row"]
+    columns = [
+        pl.col("time_ns").filter(pl.col("column") == name).first().alias(name) for name in names
+    ]
+    lines = known.drop_nulls("column").group_by(keys, maintain_order=True)
+    rows = lines.agg(*columns, pl.col("printed_ns", "line").first())
+    parts = ["forward_ns", "backward_ns", "optimizer_ns"]
+    whole = rows.with_columns(duration_ns=pl.sum_horizontal(parts, ignore_nulls=False))
+    used = whole.filter(pl.col("duration_ns") > 0).with_columns(
+        number=pl.int_range(pl.len()).over("rank", "path", "block")
+    )
+    median = pl.col("duration_ns").median().over("rank", "path", "block")
+    first = (pl.col("number") == 0) & (pl.len().over("rank", "path", "block") > 1)
+    return used.select(
+        "rank", "path", "number", "duration_ns", *names,
+        warm_up=first & (pl.col("duration_ns") > _WARM_UP * median),
+        printed_ns="printed_ns", line="line",
+    ), rows.height - used.height  # fmt: skip
+
+
+def _statistics(timers: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+    """Return the statistics of each timer, without warm-up and times of 0."""
+    time = pl.col("time_ns")
+    until = steps.filter("warm_up").select("rank", "path", last="line")
+    late = timers.join(until, on=["rank", "path"], how="left", nulls_equal=True)
+    counted = late.filter(pl.col("last").is_null() | (pl.col("line") > pl.col("last")), time > 0)
+    whole = steps.filter(~pl.col("warm_up"))
+    mean = whole.group_by("rank", "path").agg(step_ns=pl.col("duration_ns").mean())
+    sums = counted.group_by("rank", "path", timer="name", maintain_order=True).agg(
+        n=pl.len().cast(pl.Int64),
+        median_ns=time.median().round().cast(pl.Int64),
+        mean_ns=time.mean().round().cast(pl.Int64),
+        min_ns=time.min(),
+        max_ns=time.max(),
+    )
+    joined = sums.join(
+        mean, on=["rank", "path"], how="left", nulls_equal=True, maintain_order="left"
+    )
+    shares = joined.with_columns(total_frac=ratio("mean_ns", "step_ns")).drop("step_ns")
+    order = ["mean_ns", "rank", "path"]
+    return shares.sort(order, descending=[True, False, False], maintain_order=True)
+
+
+def _sums(steps: pl.DataFrame, counted: pl.DataFrame, speed: pl.DataFrame) -> dict[str, Any]:
+    times = counted["duration_ns"]
+    return {
+        "line_count": times.len(),
+        "warm_up_count": int(steps["warm_up"].sum()),
+        "median_ns": times.median(),
+        "min_ns": times.min(),
+        "max_ns": times.max(),
+        "samples_per_s": speed["samples_per_s"].median(),
+    }
+
+
+def _verdict(counted: pl.DataFrame, sums: dict[str, Any]) -> str:
+    if counted.is_empty():
+        rate = sums["samples_per_s"]
+        return "" if rate is None else f"Throughput: {rate:,.4g} samples/s (median)."
+    whole = int(counted["duration_ns"].sum())
+    ns, label = max((int(counted[name].sum()), label) for name, label in _PARTS.items())
+    most = f", most of it {label} ({format_frac(ns / whole)})" if ns else ""
+    return f"A step takes {format_ns(sums['median_ns'])} (median){most}."
+
+
+def _notes(lines: pl.DataFrame, warm: int, unused: int) -> list[str]:
+    notes = [_NOTE] if lines.height else []
+    if warm:
+        notes.append(f"Not counted: {format_count(warm, 'line')} of timers of warm-up.")
+    if unused:
+        notes.append(
+            f"Not counted: {format_count(unused, 'line')} of timers without the times of all parts "
+            "(the flops profiler resets them)."
+        )
+    return notes
+
+
+def _charts(counted: pl.DataFrame) -> tuple[Chart, ...]:
+    """Build stacked bars of the parts of steps."""
+    if counted.is_empty():
+        return ()
+    parts = [
+        counted.select("number", time_ns=name, part=pl.lit(label)) for name, label in _PARTS.items()
+    ]
+    return (
+        Chart(
+            name="steps", title="Parts of a step by line", mark="bar",
+            frame=pl.concat(parts).drop_nulls("time_ns"), x="number", y="time_ns",
+            x_label="line", y_label="time", color="part", stacked=True,
+        ),
+    )  # fmt: skip
