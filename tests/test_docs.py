@@ -74,7 +74,7 @@ def test_generated_pages_are_current(script: str) -> None:
 
 def test_stubs_are_current() -> None:
     names = runpy.run_path(str(ROOT / "docs" / "make_stubs.py"))
-    for name, text in (("__init__", names["names"]()), ("questions", names["methods"]())):
+    for name, text in (("__init__", names["names"]()), ("analyzers/methods", names["methods"]())):
         assert (ROOT / "traceanalyzer" / f"{name}.pyi").read_text() == text, "run: make docs"
 
 
