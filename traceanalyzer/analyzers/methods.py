@@ -38,6 +38,9 @@ class Questions:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return MethodType(registry.entry(name).function(), self._inputs)
 
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *registry.plugin_names()]
+
     def _repr_html_(self) -> str:
         """Return the contents of the files and what the devices do over time, for a notebook."""
         package = import_module("traceanalyzer")

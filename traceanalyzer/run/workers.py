@@ -26,7 +26,9 @@ import polars as pl
 from traceanalyzer.parsers.registry import has_plug_ins
 
 #: Same import path as this process; ``-P`` keeps the working directory out of it.
-_COMMAND = "import sys; sys.path[:] = {path!r}; from traceanalyzer.run import workers; workers.serve()"
+_COMMAND = (
+    "import sys; sys.path[:] = {path!r}; from traceanalyzer.run import workers; workers.serve()"
+)
 #: Exit status of a worker without memory.
 _NO_MEMORY = 12
 _OUT_OF_MEMORY = ", probably out of memory"
