@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import traceanalyzer
-from traceanalyzer.analyzers import methods as of_trace
+from traceanalyzer.analyzers import registry
 
 PACKAGE = Path(traceanalyzer.__file__).parent
 _HEAD = "# Written by `make docs` from the lists in __init__.py and analyzers/registry.py.\n\n"
@@ -20,7 +20,7 @@ def names() -> str:
 
 def methods() -> str:
     """Return ``methods.pyi``: the methods of a trace."""
-    lines = "".join(f"    {name} = functions.{name}\n" for name in of_trace.METHODS)
+    lines = "".join(f"    {name} = functions.{name}\n" for name in registry.METHODS)
     return (
         f"{_HEAD}from typing import Any\n\nimport traceanalyzer as functions\n\n"
         "METHODS: list[str]\n\n"
@@ -32,7 +32,7 @@ def methods() -> str:
 def main() -> None:
     """Rewrite both files."""
     (PACKAGE / "__init__.pyi").write_text(names(), encoding="utf-8")
-    (PACKAGE / "analyzers/methods.pyi").write_text(methods(), encoding="utf-8")
+    (PACKAGE / "analyzers" / "methods.pyi").write_text(methods(), encoding="utf-8")
 
 
 if __name__ == "__main__":

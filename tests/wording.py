@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from traceanalyzer.parsers.registry import formats
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -82,6 +84,7 @@ def _stable(text: object) -> str:
     string = text.decode() if isinstance(text, bytes) else str(text)
     string = string.encode(errors="backslashreplace").decode()
     shared = os.environ.get("TRACEANALYZER_SHARED", str(ROOT.parent / "shared"))
+    string = string.replace(", ".join(one.name for one in formats()), "FORMATS")
     return _FOLDER.sub("TMP", string).replace(str(ROOT), "ROOT").replace(shared, "SHARED")
 
 

@@ -28,43 +28,9 @@ from traceanalyzer.analyzers import registry
 #: Version of the package; ``pyproject.toml`` reads it from here.
 __version__ = "0.1.0"
 
-#: Public names by the module they are in, but for the functions of analyzers, which the registry
-#: lists. ``make docs`` writes ``__init__.pyi`` for type checkers.
+#: Public names by the module they are in, besides those of the registry. ``make docs`` writes
+#: ``__init__.pyi`` for type checkers.
 _MODULES = {
-    "analyzers.annotations.result": "Annotations",
-    "analyzers.comm_outliers.result": "CommOutliers",
-    "analyzers.cuda_api.result": "CudaApi",
-    "findings": "diagnose",
-    "findings.result": "Diagnosis",
-    "analyzers.diff": "diff_runs",
-    "analyzers.diff.result": "Diff",
-    "analyzers.flamegraph.result": "FlameGraph",
-    "analyzers.gpu_idle.result": "GpuIdle",
-    "analyzers.hang.result": "Hang",
-    "analyzers.host_metrics.result": "HostMetrics",
-    "analyzers.info.compute": "Info",
-    "analyzers.kernels.result": "Kernels",
-    "analyzers.launches.result": "Launches",
-    "analyzers.memory.diff": "MemoryDiff",
-    "analyzers.memory.growth": "MemoryGrowth",
-    "analyzers.memory.oom": "MemoryErrors",
-    "analyzers.memory.result": "Memory",
-    "analyzers.modules.result": "Modules",
-    "analyzers.operators.result": "Operators",
-    "analyzers.efficiency.result": "Efficiency",
-    "analyzers.overlap.result": "Overlap",
-    "analyzers.printed.result": "Printed",
-    "analyzers.py_spy_report.result": "LeafPaths",
-    "tools.report": "report",
-    "analyzers.scaling.result": "Scaling",
-    "analyzers.steps.result": "Steps",
-    "analyzers.transfers.result": "Transfers",
-    "tools.convert": "convert",
-    "tools.merge": "Merged merge",
-    "tools.summarize": "Summarized summarize",
-    "tools.budgets": "Budgets check_budgets",
-    "tools.baselines": "Baselines list_baselines save_baseline",
-    "tools.query": "QueryResult query",
     "errors": "InputError MalformedInput MissingData MissingExtra OptionError OutputError "
     "TraceAnalyzerError UnknownFormat UnreadableFile",
     "run.find": "find_inputs",
@@ -75,17 +41,21 @@ _MODULES = {
     "trace": "Device Meta Trace concat",
 }
 _HOME = {name: f"{__name__}.{home}" for home, names in _MODULES.items() for name in names.split()}
-_HOME |= {entry.name: entry.module for entry in registry.public()}
+_HOME |= registry.NAMES
 
 __all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name in _HOME:
+        value = getattr(import_module(_HOME[name]), name)
+    elif not name.startswith("_") and name in registry.plugin_names():
+        value = registry.entry(name).function()
+    else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
+    return [*__all__, "__version__", *registry.plugin_names()]

@@ -10,6 +10,7 @@
     ├── MissingData           required data was not recorded (exit 1)
     ├── OutputError           the output cannot be written (exit 1)
     ├── MissingExtra          a required package is not installed (exit 1)
+    ├── PluginError           an analysis of another package cannot be used (exit 1)
     └── OptionError           invalid value of an option (exit 2)
 
 A message is one line: the file, the problem, where it is, what to do.
@@ -71,6 +72,10 @@ class MissingExtra(TraceAnalyzerError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return (MissingExtra, (self.what, self.extra))
+
+
+class PluginError(TraceAnalyzerError):
+    """An analysis of another package cannot be imported."""
 
 
 class OptionError(TraceAnalyzerError):

@@ -404,6 +404,44 @@ def is_truncated(trace: Trace) -> bool:
     return not trace.issues.filter(in_part).is_empty()
 
 
+def from_rows(
+    meta: Meta,
+    rows: Iterable[Mapping[str, Any] | Sequence[Any]],
+    issues: Iterable[tuple[str, str, int, str | None]] = (),
+    *,
+    columns: Sequence[str] = (),
+) -> Trace:
+    """Return the trace of a small file from rows of ``events``, in any order.
+
+    Columns that no row has are null, except ``rank``: that of the file. Numbers may be texts.
+
+    Args:
+        meta: metadata of the file; without ``start_ns`` the first row is the first event.
+        rows: a mapping by column per event, or the values of ``columns``.
+        issues: (severity, code, count, first place) of data that was not read.
+        columns: columns of rows that are sequences.
+
+    Raises:
+        ValueError: unknown column, or a row of another length than ``columns``.
+    """
+    records = [
+        row if isinstance(row, Mapping) else dict(zip(columns, row, strict=True)) for row in rows
+    ]
+    names = dict.fromkeys(name for record in records for name in record)
+    if unknown := [name for name in names if name not in {c.name for c in schema.EVENTS}]:
+        raise ValueError(f"events have no column {unknown[0]!r}")
+    given = {name: [record.get(name) for record in records] for name in names}
+    given.setdefault("rank", [meta.rank] * len(records))
+    events = pl.DataFrame(
+        pl.Series(c.name, given.get(c.name, [None] * len(records)), strict=False).cast(c.dtype)
+        for c in schema.EVENTS
+        if not c.on_request or c.name in given
+    )
+    start = events["ts"].min() if meta.start_ns is None else meta.start_ns
+    dated = replace(meta, start_ns=start if isinstance(start, int) else None)
+    return sort_events(Trace((dated,), events=events, issues=issue_rows(issues, meta.rank)))
+
+
 def issue_rows(
     issues: Iterable[tuple[str, str, int, str | None]], rank: int | None
 ) -> pl.DataFrame:

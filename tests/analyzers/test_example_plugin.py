@@ -12,13 +12,17 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, run_program
-from test_imports import ALLOWED, _imports, _room
+from test_imports import ALLOWED, _imports, _room_of_import
 from wording import check_wording
 
 EXAMPLE = ROOT / "docs" / "examples" / "traceanalyzer_example"
 FILE = EXAMPLE / "run0.gputimes"
 PAGE = ROOT / "docs" / "extending.md"
-QUOTED = ("pyproject.toml", "traceanalyzer_example/parser.py", "traceanalyzer_example/jitter.py")
+QUOTED = (
+    "pyproject.toml",
+    *(f"traceanalyzer_example/{name}.py" for name in ("parser", "jitter", "entry")),
+)
+RANKS = ROOT / "fixtures" / "nccl_8ranks"
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +84,94 @@ print(jitter(sys.argv[2], min_runs=6).verdict)
     assert done.stdout.splitlines()[-1].startswith("ncclDevKernel_ReduceScatter")
 
 
+def test_analysis_of_the_package(installed: dict[str, str], tmp_path: Path) -> None:
+    listed = run_program("--help", env=installed).stdout
+    assert re.search(r"\nOther packages:\n  jitter +traceanalyzer-example\n", listed)
+    helped = run_program("jitter", "--help", env=installed).stdout
+    assert "--min-runs N" in helped
+    assert "  traceanalyzer jitter run/ --min-runs 3\n" in helped
+    done = run_program("jitter", RANKS, "--min-runs", "6", "--to", "json", env=installed)
+    kernels = json.loads(done.stdout)["kernels"]
+    assert min(row["n"] for row in kernels) >= 6
+    for bad in (["jitter", RANKS, "--min-runs", "0"], ["jittr"]):
+        failed = run_program(*bad, env=installed)
+        assert (failed.returncode, failed.stdout) == (2, "")
+    assert "Did you mean 'jitter'?" in failed.stderr
+    page = tmp_path / "report.json"
+    written = run_program("report", RANKS, "-o", page, env=installed)
+    assert (written.returncode, written.stderr.count("\n")) == (0, 1), written.stderr
+    assert json.loads(page.read_text())["jitter"]["kernels"]
+    code = """
+import pickle, sys
+import traceanalyzer as ta
+from traceanalyzer.tools.mcp.tools import tools
+
+assert "traceanalyzer_example.jitter" not in sys.modules and "jitter" not in ta.__all__
+trace = pickle.loads(pickle.dumps(ta.read(sys.argv[1])))
+verdict = trace.jitter(min_runs=6).verdict
+assert verdict == ta.jitter(trace, min_runs=6).verdict and "jitter" in dir(trace) and dir(ta)
+assert tools()["jitter"].schema()["properties"]["min_runs"]["minimum"] == 1
+assert not hasattr(trace, "nonsense") and not hasattr(ta, "nonsense")
+"""
+    command = [sys.executable, "-c", code, str(RANKS / "rank5.json.gz")]
+    done = subprocess.run(command, env=installed, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_summaries_are_read_with_and_without_the_package(
+    installed: dict[str, str], tmp_path: Path
+) -> None:
+    sums, page = tmp_path / "sums", tmp_path / "report.json"
+    command = ("summarize", RANKS / "rank5.json.gz", "-o", sums, "-q", "--workers", "1")
+    assert run_program(*command, env=installed).returncode == 0
+    for env in (None, installed):
+        done = run_program("report", sums, "-o", page, "--force", "-q", env=env)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "jitter" not in json.loads(page.read_text())
+    done = run_program("jitter", sums, env=installed)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "do not have jitter; pass the traces" in done.stderr
+
+
+def test_unusable_analyses_cost_a_warning(installed: dict[str, str], tmp_path: Path) -> None:
+    code = """
+from traceanalyzer_example.entry import JITTER
+from traceanalyzer.analyzers.registry import Entry
+
+MISNAMED = JITTER
+MISSING = Entry("missing", section="Missing", module="not_there", one_file=True)
+CRASHING = Entry("crashing", section="Crashing", module="crashing", one_file=True)
+"""
+    crashing = """
+from dataclasses import replace
+from traceanalyzer_example.jitter import JITTER, Options, jitter as crashing
+
+def measure(trace, options):
+    raise KeyError("a bug")
+
+CRASHING = replace(JITTER, name="crashing", measure=measure)
+"""
+    (tmp_path / "broken.py").write_text(code)
+    (tmp_path / "crashing.py").write_text(crashing)
+    about = tmp_path / "broken-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
+    names = ("misnamed", "missing", "crashing", "kernels")
+    points = "".join(f"{name} = broken:{name.upper()}\n" for name in names)
+    (about / "entry_points.txt").write_text(f"[traceanalyzer.analyzers]\n{points}")
+    env = {"PYTHONPATH": f"{tmp_path}:{installed['PYTHONPATH']}"}
+    assert "  misnamed " in run_program("--help", env=env).stdout
+    done = run_program("missing", RANKS, env=env)
+    assert (done.returncode, done.stdout) == (1, "")
+    check_wording(done.stderr)
+    page = tmp_path / "report.json"
+    done = run_program("report", RANKS, "-o", page, "-q", env=env)
+    assert done.returncode == 0
+    check_wording(done.stderr)
+    assert {"jitter", "kernels"} <= json.loads(page.read_text()).keys()
+    assert "crashing" not in json.loads(page.read_text())
+
+
 def _quote(name: str) -> str:
     language = "toml" if name.endswith(".toml") else "python"
     return f"`{name}`\n\n```{language}\n{(EXAMPLE / name).read_text()}```\n"
@@ -96,7 +188,7 @@ def test_page_quotes_the_files(name: str, request: pytest.FixtureRequest) -> Non
         assert text[start:end] == _quote(name), "run: make bless"
 
 
-ENTRY = re.compile(r"^   (Entry\(\"jitter\".*\))$", re.MULTILINE)
+ENTRY = re.compile(r"^   (Entry\(\n.*?^   \))$", re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +211,8 @@ def extended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def test_imports_of_the_file_are_allowed(extended: dict[str, str]) -> None:
     path = Path(extended["PYTHONPATH"], "traceanalyzer", "analyzers", "jitter.py")
-    rooms = {_room(module) for module in _imports(path)} - {None, ""}
+    rooms = {_room_of_import(module) for module in _imports(path)} - {None, "package"}
+    assert {"run", "tables"} <= rooms
     assert rooms <= ALLOWED["analyzers"] | ALLOWED["functions"]
 
 

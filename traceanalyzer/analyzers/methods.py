@@ -32,6 +32,15 @@ class Questions:
         """The first argument of the functions."""
         return self
 
+    def __getattr__(self, name: str) -> Any:
+        """Return the method of an analysis that another package adds."""
+        if name.startswith("_") or name not in registry.plugin_names():
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return MethodType(registry.entry(name).function(), self._inputs)
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *registry.plugin_names()]
+
     def _repr_html_(self) -> str:
         """Return the contents of the files and what the devices do over time, for a notebook."""
         package = import_module("traceanalyzer")
@@ -42,11 +51,6 @@ class Questions:
         return "\n".join(fragment(part, top=5) for part in parts)
 
 
-#: Functions of several runs.
-_OF_RUNS = ("diff", "scaling")
-#: Functions whose first argument is the inputs.
-METHODS = sorted(
-    ("diagnose", "query", "report", *(e.name for e in registry.public() if e.name not in _OF_RUNS))
-)
+METHODS = registry.METHODS
 for _name in METHODS:
     setattr(Questions, _name, _Method(_name))

@@ -1,17 +1,23 @@
-"""The registry of all analyzers.
+"""The registry of all commands: analyzers, and tools that write or serve.
 
-Commands, Python functions, methods of ``Trace``, sections of a report and the reference are
-generated from it. It contains names and texts only: analyzers are imported on use.
+Commands, Python functions, public names, methods of ``Trace``, sections of a report and the
+reference are generated from it. It contains names and texts only: modules are imported on use.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from traceanalyzer.errors import PluginError
+
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from importlib.metadata import EntryPoint
 
     from traceanalyzer.analyzers.base import Analyzer, AnalyzerOptions
 
@@ -19,9 +25,56 @@ if TYPE_CHECKING:
 #: Groups of commands, in the order of ``--help``.
 GROUPS = ("Start here", "Time", "Communication", "Memory", "Code", "Files")
 
+#: Other packages register an :class:`Entry` under this entry-point group, by its name.
+ENTRY_POINTS = "traceanalyzer.analyzers"
+
 
 @dataclass(frozen=True)
-class Entry:
+class Command:
+    """Registry entry of a command, and of the public names that belong to it.
+
+    Attributes:
+        name: name of the command, with underscores.
+        summary: one line for the list of commands.
+        group: group in the list of commands, one of :data:`GROUPS`.
+        examples: arguments of two example command lines, for the help of the command.
+        module: module of the public functions; default: ``traceanalyzer.tools.NAME``.
+        functions: public functions.
+        result: public result class, or several separated by spaces; ``file:Name`` if it is in a
+            module of the package ``module``.
+        method: whether the functions are methods of a trace too.
+        command: name on the command line; default: ``name`` with hyphens.
+        cli: module of the command in ``traceanalyzer.cli``; default: ``name``.
+    """
+
+    name: str
+    summary: str = ""
+    group: str = "Files"
+    examples: tuple[str, ...] = ()
+    module: str = ""
+    functions: tuple[str, ...] = ()
+    result: str = ""
+    method: bool = False
+    command: str = ""
+    cli: str = ""
+
+    def __post_init__(self) -> None:
+        self._set(module=self.module or f"traceanalyzer.tools.{self.name}")
+        self._set(command=self.command or self.name.replace("_", "-"), cli=self.cli or self.name)
+
+    def _set(self, **values: Any) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def public_names(self) -> dict[str, str]:
+        """Return the module of each public name."""
+        classes = (one.rpartition(":") for one in self.result.split())
+        modules = {name: f"{self.module}.{file}".rstrip(".") for file, _, name in classes}
+        return {**dict.fromkeys(self.functions, self.module), **modules}
+
+
+@dataclass(frozen=True)
+class Entry(Command):
     """Registry entry of an analyzer.
 
     The package of the analyzer contains the public function, its ``options.py`` the options class
@@ -31,39 +84,60 @@ class Entry:
 
     Attributes:
         name: name of the Python function.
-        summary: one line for the list of commands.
-        group: group in the list of commands, one of :data:`GROUPS`.
-        examples: arguments of two example command lines, for the help of the command.
+        module: module of the public function; default: ``traceanalyzer.analyzers.NAME``.
+        functions: further public functions.
+        result: public result class; in ``MODULE.result`` if no file is given.
+        cli: module of a command that is written by hand.
         section: heading in a report, or None for an analyzer that is not in reports.
         plot: content of ``--plot``, or None for a command without this option.
-        command: name on the command line; default: ``name`` with hyphens.
-        module: module of the public function; default: ``traceanalyzer.analyzers.NAME``.
         code: module of the analyzer; default: ``MODULE.compute``.
         options: module and name of the options class; default: ``MODULE.options:Options``.
         hidden: whether the analyzer is only used by others, without a command or function.
-        one_file: function, options and analyzer are all in ``module``.
+        one_file: function, options, analyzer and result are all in ``module``.
+        variants: analyzers that are options of the command (``memory --oom``) with a function each
+            (``memory_oom``), in modules of the package, and their sections in a report.
+        helpers: hidden analyzers in modules of the package.
+        package: package that adds the analyzer; empty for a built-in one.
     """
 
-    name: str
-    summary: str = ""
     group: str = "Time"
     examples: tuple[str, ...] = ("run/", "run/ --rank 5 --top all")
+    method: bool = True
     section: str | None = None
     plot: str | None = None
-    command: str = ""
-    module: str = ""
     code: str = ""
     options: str = ""
     hidden: bool = False
     one_file: bool = False
+    variants: Mapping[str, str | None] = field(default_factory=dict)
+    helpers: tuple[str, ...] = ()
+    package: str = ""
 
     def __post_init__(self) -> None:
         module = self.module or f"traceanalyzer.analyzers.{self.name}"
-        object.__setattr__(self, "module", module)
-        code, options = ("", "") if self.one_file else (".compute", ".options")
-        object.__setattr__(self, "code", self.code or f"{module}{code}")
-        object.__setattr__(self, "options", self.options or f"{module}{options}:Options")
-        object.__setattr__(self, "command", self.command or self.name.replace("_", "-"))
+        code, options, file = ("", "", "") if self.one_file else (".compute", ".options", "result:")
+        self._set(
+            module=module,
+            functions=() if self.hidden else (self.name, *self.functions),
+            result=self.result if ":" in self.result else self.result and file + self.result,
+            command=self.command or self.name.replace("_", "-"),
+            code=self.code or f"{module}{code}",
+            options=self.options or f"{module}{options}:Options",
+        )
+
+    def expanded(self) -> Iterator[Entry]:
+        """Yield the entry, and those of the other analyzers of its package."""
+        yield self
+        for name, section in (*self.variants.items(), *((name, None) for name in self.helpers)):
+            yield Entry(
+                f"{self.name}_{name}",
+                section=section,
+                command=f"{self.command} --{name}" if name in self.variants else "",
+                module=self.module,
+                code=f"{self.module}.{name}",
+                options=f"{self.module}.options:{name.capitalize()}Options",
+                hidden=name in self.helpers,
+            )
 
     def analyzer(self) -> Analyzer[Any, Any, Any]:
         """Import and return the analyzer."""
@@ -82,25 +156,98 @@ class Entry:
         return function
 
 
-_MEMORY = "traceanalyzer.analyzers.memory"
+#: Commands that write or serve.
+TOOLS = (
+    Command(
+        "diagnose",
+        "Find performance problems and their cost.",
+        group="Start here",
+        examples=("run/", "run/ --fail-on critical"),
+        module="traceanalyzer.findings",
+        functions=("diagnose",),
+        result="result:Diagnosis",
+        method=True,
+        cli="job",
+    ),
+    Command(
+        "report",
+        "Write one HTML page with all analyses, problems first.",
+        group="Start here",
+        examples=("run/ -o report.html", "run/ --since 10s --until 20s -o report.html"),
+        functions=("report",),
+        method=True,
+        cli="job",
+    ),
+    Command(
+        "merge",
+        "Write all ranks to one timeline for Perfetto, clocks aligned.",
+        examples=("run/ -o run.pftrace", "run/ --around straggler -o straggler.pftrace"),
+        functions=("merge",),
+        result="Merged",
+    ),
+    Command(
+        "view",
+        "Show all ranks in Perfetto, at the first finding.",
+        examples=("run/", "run/ --around straggler --no-open"),
+    ),
+    Command(
+        "demo",
+        "Write a small recording and its report, to try the program.",
+        group="Start here",
+        examples=("demo/", "demo/ --force"),
+    ),
+    Command(
+        "query",
+        "Select rows from the tables of all files with SQL.",
+        examples=(
+            'run/ "select name, sum(dur) from events group by name order by 2 desc"',
+            'run/ "select * from collectives" --rank 5 -o collectives.csv',
+        ),
+        functions=("query",),
+        result="QueryResult",
+        method=True,
+    ),
+    Command(
+        "summarize",
+        "Write the measured parts of each rank, to combine them without the files.",
+        examples=("run/ -o sums/", "run/ -o sums/ --shard 3/64"),
+        functions=("summarize",),
+        result="Summarized",
+    ),
+    Command(
+        "mcp",
+        "Serve the analyses as tools for language models (MCP).",
+        examples=("--root runs/", "--root runs/ --root dumps/"),
+    ),
+    Command(
+        "gate",
+        "Check a run against budgets, for CI.",
+        group="Start here",
+        examples=("budgets.toml run/", "budgets.toml run/ -o gate.md --junit gate.xml"),
+        module="traceanalyzer.tools.budgets",
+        functions=("check_budgets",),
+        result="Budgets",
+    ),
+    Command(
+        "baseline",
+        "Save runs by name, to compare later runs with baseline:NAME.",
+        examples=("save main run/", "list"),
+        module="traceanalyzer.tools.baselines",
+        functions=("list_baselines", "save_baseline"),
+        result="Baselines",
+    ),
+    Command(
+        "convert",
+        "Convert to Parquet, Chrome JSON (Perfetto) or SQLite.",
+        examples=("run/ -o parquet/", "training.sqlite -o training.json.gz"),
+        functions=("convert",),
+    ),
+)
 
-
-def _memory_option(name: str, section: str | None = None) -> Entry:
-    """Return the entry of an analyzer that is an option of the command ``memory``."""
-    return Entry(
-        f"memory_{name}",
-        section=section,
-        command=f"memory --{name}",
-        module=_MEMORY,
-        code=f"{_MEMORY}.{name}",
-        options=f"{_MEMORY}.options:{name.capitalize()}Options",
-    )
-
-
-#: All analyzers by name, in the order of a report.
+#: All built-in analyzers by name, in the order of a report.
 ENTRIES: dict[str, Entry] = {
     entry.name: entry
-    for entry in (
+    for package in (
         Entry(
             "timeline",
             "What each GPU does over time, all ranks on one axis.",
@@ -115,6 +262,7 @@ ENTRIES: dict[str, Entry] = {
             examples=("run/", "run/ --rank 5 --plot steps.svg"),
             section="Steps",
             plot="step times and their parts",
+            result="Steps",
         ),
         Entry(
             "gpu_idle",
@@ -122,6 +270,7 @@ ENTRIES: dict[str, Entry] = {
             examples=("run/", "run/ --rank 5 --by step"),
             section="Idle time",
             plot="idle time by cause, per step and over time,",
+            result="GpuIdle",
         ),
         Entry(
             "comm_outliers",
@@ -130,6 +279,7 @@ ENTRIES: dict[str, Entry] = {
             examples=("run/", "run/ --baseline isolated/"),
             section="Communication",
             plot="durations and arrival skew",
+            result="CommOutliers",
         ),
         Entry(
             "hang",
@@ -137,6 +287,7 @@ ENTRIES: dict[str, Entry] = {
             group="Communication",
             examples=("dumps/", "dumps/ stacks/ -o hang.html"),
             plot="collectives by rank and sequence number",
+            result="Hang",
         ),
         Entry(
             "overlap",
@@ -145,6 +296,7 @@ ENTRIES: dict[str, Entry] = {
             examples=("run/", "run/ --by step"),
             section="Overlap",
             plot="time breakdown and busy time per device",
+            result="Overlap",
         ),
         Entry(
             "launches",
@@ -152,6 +304,7 @@ ENTRIES: dict[str, Entry] = {
             examples=("run/", "rank0.json.gz --plot launches.svg"),
             section="Launches",
             plot="launch queue over time and launch delays",
+            result="Launches",
         ),
         Entry(
             "operators",
@@ -159,6 +312,7 @@ ENTRIES: dict[str, Entry] = {
             examples=("run/", "run/ --sort self_host --columns operator,calls,self_host"),
             section="Operators",
             plot="operators with the highest self time",
+            result="Operators",
         ),
         Entry(
             "kernels",
@@ -166,6 +320,7 @@ ENTRIES: dict[str, Entry] = {
             examples=("run/", "run/ --sort names.n --columns names.kernel,n,total"),
             section="Kernels",
             plot="device work by family, kernels with the highest total time",
+            result="Kernels",
         ),
         Entry(
             "efficiency",
@@ -173,6 +328,7 @@ ENTRIES: dict[str, Entry] = {
             examples=("run/", "run/ --peak bf16=989.4 --bandwidth 3350"),
             section="Efficiency",
             plot="operators by time above the roof",
+            result="Efficiency",
         ),
         Entry(
             "roofline",
@@ -186,6 +342,7 @@ ENTRIES: dict[str, Entry] = {
             examples=("run/", "run/ --name forward"),
             section="Annotations",
             plot="device work and host time by annotation",
+            result="Annotations",
         ),
         Entry(
             "cuda_api",
@@ -193,6 +350,7 @@ ENTRIES: dict[str, Entry] = {
             examples=("run/", "rank0.json.gz --since 1s --until 2s"),
             section="CUDA calls",
             plot="calls with the highest total time",
+            result="CudaApi",
         ),
         Entry(
             "transfers",
@@ -200,6 +358,7 @@ ENTRIES: dict[str, Entry] = {
             examples=("run/", "rank0.json.gz --to json"),
             section="Copies",
             plot="time and bandwidth by size",
+            result="Transfers",
         ),
         Entry(
             "host_metrics",
@@ -207,6 +366,7 @@ ENTRIES: dict[str, Entry] = {
             examples=("run/", "run/ --counter cpu"),
             section="Host",
             plot="counters over time",
+            result="HostMetrics",
         ),
         Entry(
             "modules",
@@ -215,6 +375,7 @@ ENTRIES: dict[str, Entry] = {
             examples=("run/ -o modules.html", "run/ --depth 2"),
             section="Modules",
             plot="modules with the highest self time",
+            result="Modules",
         ),
         Entry(
             "py_spy_report",
@@ -222,6 +383,8 @@ ENTRIES: dict[str, Entry] = {
             group="Code",
             examples=("profile.raw.txt", "profile.raw.txt --library-name torch --top all"),
             section="Code",
+            result="LeafPaths",
+            cli="py_spy_report",
         ),
         Entry(
             "flamegraph",
@@ -229,6 +392,8 @@ ENTRIES: dict[str, Entry] = {
             group="Code",
             examples=("profile.raw.txt -o profile.svg", "rank0.json.gz --inverted -o rank0.html"),
             section="Flame graph",
+            result="FlameGraph",
+            cli="flamegraph",
         ),
         Entry(
             "memory",
@@ -237,17 +402,18 @@ ENTRIES: dict[str, Entry] = {
             examples=("snapshot.pickle -o memory.html", "snapshot.pickle --oom"),
             section="Memory",
             plot="memory over time by category",
-            options=f"{_MEMORY}.options:MemoryOptions",
+            result="result:Memory diff:MemoryDiff growth:MemoryGrowth oom:MemoryErrors",
+            options="traceanalyzer.analyzers.memory.options:MemoryOptions",
+            variants={"oom": "Out of memory", "growth": "Memory growth", "diff": None},
+            helpers=("fill",),
+            cli="memory",
         ),
-        _memory_option("oom", section="Out of memory"),
-        _memory_option("growth", section="Memory growth"),
-        _memory_option("diff"),
-        Entry("memory_fill", module=_MEMORY, code=f"{_MEMORY}.fill", hidden=True),
         Entry(
             "printed",
             "Tables that PyTorch and DeepSpeed print, in files and job logs.",
             group="Files",
             examples=("job.log", "job.log --peak bf16=989.4"),
+            result="Printed",
             section="Printed tables",
             plot="step times, operators, modules and memory",
         ),
@@ -257,6 +423,8 @@ ENTRIES: dict[str, Entry] = {
             group="Files",
             examples=("run/", "rank0.json.gz --to json"),
             section="Files",
+            result="compute:Info",
+            cli="job",
         ),
         Entry(
             "scaling",
@@ -264,6 +432,8 @@ ENTRIES: dict[str, Entry] = {
             group="Files",
             examples=("run4/ run8/ run16/", "run4/ run8/ --weak"),
             plot="the speed-up and the parts of a step",
+            result="Scaling",
+            method=False,
         ),
         Entry(
             "diff",
@@ -271,16 +441,98 @@ ENTRIES: dict[str, Entry] = {
             group="Files",
             examples=("before/ after/", "before/ after/ --fail-on-regression 5"),
             plot="steps of both runs and the largest changes",
+            result="Diff",
+            functions=("diff_runs",),
+            method=False,
+            cli="diff",
         ),
     )
+    for entry in package.expanded()
 }
 
+#: Public names of all commands, with their modules.
+NAMES = {
+    name: module
+    for entry in (*TOOLS, *ENTRIES.values())
+    for name, module in entry.public_names().items()
+}
+#: Functions whose first argument is the inputs of one run.
+METHODS = sorted(
+    name for one in (*TOOLS, *ENTRIES.values()) if one.method for name in one.functions
+)
 
-def in_report() -> tuple[Entry, ...]:
-    """Return the analyzers of a report, in order."""
-    return tuple(entry for entry in ENTRIES.values() if entry.section)
+
+def commands() -> dict[str, Command]:
+    """Return the built-in commands by their names on the command line, in the order of the help."""
+    entries = [entry for entry in ENTRIES.values() if entry.summary]
+    return {one.command: one for one in (*TOOLS, *entries)}
+
+
+def entry(name: str) -> Entry:
+    """Return the entry of a built-in analyzer, or of one of another package.
+
+    Raises:
+        KeyError: there is none of this name.
+        PluginError: another package has it, and cannot be loaded.
+    """
+    return ENTRIES.get(name) or _loaded(_entry_points()[name])
 
 
 def public() -> tuple[Entry, ...]:
-    """Return the analyzers with a Python function."""
+    """Return the built-in analyzers with a Python function."""
     return tuple(entry for entry in ENTRIES.values() if not entry.hidden)
+
+
+def in_report() -> tuple[Entry, ...]:
+    """Return the analyzers of a report, in order; those of other packages come last."""
+    return tuple(entry for entry in (*ENTRIES.values(), *plugins()) if entry.section)
+
+
+# --- analyzers of other packages -------------------------------------------------------------
+
+
+def plugin_names() -> dict[str, str]:
+    """Return the analyzers of other packages and the packages, without an import."""
+    return {name: point.dist.name if point.dist else "" for name, point in _entry_points().items()}
+
+
+@cache
+def plugins() -> tuple[Entry, ...]:
+    """Import and return the analyzers of other packages; warn once of each that is unusable."""
+    loaded = []
+    for point in _entry_points().values():
+        try:
+            loaded.append(_loaded(point))
+        except PluginError as error:
+            warnings.warn(str(error), stacklevel=2)
+    return tuple(loaded)
+
+
+@cache
+def _entry_points() -> dict[str, EntryPoint]:
+    """Return the entry points of other packages by name; built-in names win."""
+    from importlib.metadata import entry_points  # takes as long as the rest of --help
+
+    points = sorted(entry_points(group=ENTRY_POINTS), key=lambda one: (one.name, one.value))
+    used = NAMES.keys() | ENTRIES.keys() | {one.name for one in TOOLS}
+    return {one.name: one for one in reversed(points) if one.name not in used}
+
+
+def _loaded(point: EntryPoint) -> Entry:
+    """Return the entry of an entry point; its module and those that it names must be importable.
+
+    Raises:
+        PluginError: something is missing, or raises an error.
+    """
+    package = point.dist.name if point.dist else point.value
+    try:
+        entry = point.load()
+        if not isinstance(entry, Entry) or entry.name != point.name:
+            raise TypeError(f"{point.value} is not an Entry of this name")
+        entry.options_class()()
+        entry.function()
+        entry.analyzer()
+    except Exception as error:  # noqa: BLE001 - a third-party module may raise anything
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise PluginError(f"{point.name} of {package} cannot be loaded: {reason}") from None
+    return replace(entry, package=package)

@@ -1,8 +1,8 @@
-"""Commands built from the registry of analyzers."""
+"""Commands built from the registry."""
 
 import os
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from difflib import get_close_matches
 from importlib import import_module
 from inspect import formatannotation
@@ -22,98 +22,6 @@ from traceanalyzer.cli.options import (
 )
 from traceanalyzer.units import parse_bytes, parse_ns
 
-#: Commands with a function of their own.
-_BY_HAND = (
-    "report",
-    "diagnose",
-    "convert",
-    "summarize",
-    "baseline",
-    "gate",
-    "merge",
-    "mcp",
-    "query",
-    "view",
-    "demo",
-    "info",
-    "memory",
-    "diff",
-    "py-spy-report",
-    "flamegraph",
-)
-
-
-@dataclass(frozen=True)
-class _Listed:
-    """A command in ``--help``: its group, summary, and the arguments of its examples."""
-
-    group: str
-    summary: str
-    examples: tuple[str, ...]
-
-
-#: Commands without an analyzer.
-_WITHOUT_ANALYZER = {
-    "diagnose": _Listed(
-        "Start here",
-        "Find performance problems and their cost.",
-        ("run/", "run/ --fail-on critical"),
-    ),
-    "report": _Listed(
-        "Start here",
-        "Write one HTML page with all analyses, problems first.",
-        ("run/ -o report.html", "run/ --since 10s --until 20s -o report.html"),
-    ),
-    "merge": _Listed(
-        "Files",
-        "Write all ranks to one timeline for Perfetto, clocks aligned.",
-        ("run/ -o run.pftrace", "run/ --around straggler -o straggler.pftrace"),
-    ),
-    "view": _Listed(
-        "Files",
-        "Show all ranks in Perfetto, at the first finding.",
-        ("run/", "run/ --around straggler --no-open"),
-    ),
-    "demo": _Listed(
-        "Start here",
-        "Write a small recording and its report, to try the program.",
-        ("demo/", "demo/ --force"),
-    ),
-    "query": _Listed(
-        "Files",
-        "Select rows from the tables of all files with SQL.",
-        (
-            'run/ "select name, sum(dur) from events group by name order by 2 desc"',
-            'run/ "select * from collectives" --rank 5 -o collectives.csv',
-        ),
-    ),
-    "summarize": _Listed(
-        "Files",
-        "Write the measured parts of each rank, to combine them without the files.",
-        ("run/ -o sums/", "run/ -o sums/ --shard 3/64"),
-    ),
-    "mcp": _Listed(
-        "Files",
-        "Serve the analyses as tools for language models (MCP).",
-        ("--root runs/", "--root runs/ --root dumps/"),
-    ),
-    "gate": _Listed(
-        "Start here",
-        "Check a run against budgets, for CI.",
-        ("budgets.toml run/", "budgets.toml run/ -o gate.md --junit gate.xml"),
-    ),
-    "baseline": _Listed(
-        "Files",
-        "Save runs by name, to compare later runs with baseline:NAME.",
-        ("save main run/", "list"),
-    ),
-    "convert": _Listed(
-        "Files",
-        "Convert to Parquet, Chrome JSON (Perfetto) or SQLite.",
-        ("run/ -o parquet/", "training.sqlite -o training.json.gz"),
-    ),
-}
-
 #: Former names of commands, still accepted.
 _RENAMED_COMMANDS = {"api": "cuda-api"}
 
@@ -129,31 +37,34 @@ _PARSED: dict[str, tuple[Callable[[str, str], int], str]] = {
 
 
 class Commands(click.Group):
-    """The commands of the registry and the hand-written ones, imported on use.
+    """The commands of the registry, imported on use.
 
     Files in place of a command are arguments of ``diagnose``.
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         """Return the names of all commands, sorted."""
-        return sorted(_listed())
+        return sorted({*registry.commands(), *_of_other_packages()})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         """Return a command by its name or former name."""
         name = _RENAMED_COMMANDS.get(cmd_name, cmd_name)
-        return _command(name) if name in _listed() else None
+        entry = registry.commands().get(name)
+        if entry is None and name in _of_other_packages():
+            entry = registry.entry(name.replace("-", "_"))
+        return None if entry is None else _command(entry)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the command of the first argument; ``diagnose`` if it is a file or folder."""
         name = args[0]
-        known = [*_listed(), *_RENAMED_COMMANDS]
-        if name in known or name.startswith("-"):
+        known = [*registry.commands(), *_RENAMED_COMMANDS]
+        if name in known or name.startswith("-") or name in _of_other_packages():
             return super().resolve_command(ctx, args)
         if os.path.exists(name):  # noqa: PTH110 - a name, not a Path
             return "diagnose", self.get_command(ctx, "diagnose"), args
-        close = get_close_matches(name, known, n=1)
+        close = get_close_matches(name, [*known, *_of_other_packages()], n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         raise click.UsageError(f"{name!r} is not a command, a file or a folder.{hint}", ctx)
 
@@ -165,39 +76,34 @@ class Commands(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """Write the groups of commands of ``--help`` without importing them."""
-        listed = _listed()
-        width = max(map(len, listed))
-        for group in registry.GROUPS:
-            rows = [
-                (f"{n:{width}}", one.summary) for n, one in listed.items() if one.group == group
-            ]
+        rows = [(one.group, name, one.summary) for name, one in registry.commands().items()]
+        rows += [("Other packages", name, text) for name, text in _of_other_packages().items()]
+        width = max(len(name) for _, name, _ in rows)
+        for group in dict.fromkeys((*registry.GROUPS, *(group for group, _, _ in rows))):
             with formatter.section(group):
-                formatter.write_dl(rows)
+                listed = [(f"{name:{width}}", text) for one, name, text in rows if one == group]
+                formatter.write_dl(listed)
 
 
 def all_commands() -> dict[str, click.Command]:
-    """Return every command by its name, for the reference."""
-    return {name: _command(name) for name in sorted(_listed())}
+    """Return every built-in command by its name, for the reference."""
+    return {name: _command(entry) for name, entry in sorted(registry.commands().items())}
 
 
-def _command(name: str) -> click.Command:
-    if name in _BY_HAND:
-        function = name.replace("-", "_")
-        module = "job" if name in ("info", "diagnose", "report") else function
-        result: click.Command = getattr(import_module(f"traceanalyzer.cli.{module}"), function)
-        result.short_help = _listed()[name].summary
+def _of_other_packages() -> dict[str, str]:
+    """Return the commands of other packages with the names of the packages."""
+    return {name.replace("_", "-"): text for name, text in registry.plugin_names().items()}
+
+
+def _command(entry: registry.Command) -> click.Command:
+    if isinstance(entry, registry.Entry) and not entry.cli:
+        result = command(entry)
     else:
-        result = command(next(e for e in registry.ENTRIES.values() if e.command == name))
-    lines = (f"  traceanalyzer {name} {arguments}" for arguments in _listed()[name].examples)
+        result = getattr(import_module(f"traceanalyzer.cli.{entry.cli}"), entry.name)
+        result.short_help = entry.summary
+    lines = (f"  traceanalyzer {entry.command} {arguments}" for arguments in entry.examples)
     result.epilog = "\n".join(("\b", "Examples:", *lines))
     return completing(result)
-
-
-def _listed() -> dict[str, _Listed]:
-    """Return all commands by name, in the order of ``--help``."""
-    entries = [one for one in registry.ENTRIES.values() if one.summary]
-    analyses = {one.command: _Listed(one.group, one.summary, one.examples) for one in entries}
-    return _WITHOUT_ANALYZER | analyses
 
 
 def command(entry: registry.Entry) -> click.Command:

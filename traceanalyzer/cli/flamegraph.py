@@ -7,7 +7,6 @@ from typing import Any
 import click
 
 from traceanalyzer.analyzers.flamegraph.options import Options
-from traceanalyzer.analyzers.registry import ENTRIES
 from traceanalyzer.cli.answering import analyze, inputs_of
 from traceanalyzer.cli.commands import analyzer_options
 from traceanalyzer.cli.options import (
@@ -32,7 +31,7 @@ _FORMS = (*PICTURES, "table", "md", "json", "csv", "sqlite")
 _ENDS = (".gz", ".zst", ".zip", ".json", ".txt", ".parquet", ".sqlite", ".db")
 
 
-@click.command(short_help=ENTRIES["flamegraph"].summary, help=Options.__doc__)
+@click.command(help=Options.__doc__)
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @click.option(
     "-o",

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import click
 
 from traceanalyzer.analyzers.info.options import Options
-from traceanalyzer.analyzers.registry import ENTRIES
 from traceanalyzer.cli import output
 from traceanalyzer.cli.answering import FAILED, analyze, answer, inputs_of
 from traceanalyzer.cli.options import Reading, Writing, limit, reading, rows, writing
@@ -30,7 +29,7 @@ SKIPPED = "skipped"
 SEVERITIES = ("info", "warning", "critical")
 
 
-@click.command(short_help=ENTRIES["info"].summary, help=Options.__doc__)
+@click.command(help=Options.__doc__)
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @click.option(
     "--quick",

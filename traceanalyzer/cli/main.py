@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import traceback
+import warnings
 from pathlib import Path
 from typing import TextIO
 
@@ -13,7 +14,7 @@ import click
 
 from traceanalyzer import __version__
 from traceanalyzer.cli.commands import Commands
-from traceanalyzer.cli.start import STATUS, as_exceptions, ignore
+from traceanalyzer.cli.signals import STATUS, as_exceptions, ignore
 from traceanalyzer.errors import TraceAnalyzerError
 from traceanalyzer.render.text import visible
 
@@ -51,6 +52,7 @@ def run() -> None:
         "_RJEM_MALLOC_CONF",
         "narenas:1,dirty_decay_ms:1000,muzzy_decay_ms:0,oversize_threshold:0",
     )
+    warnings.formatwarning = lambda text, *_, **__: f"traceanalyzer: {visible(str(text))}\n"
     code = status(sys.argv[1:])
     ignore()
     code = _flushed(code)

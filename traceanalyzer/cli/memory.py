@@ -17,10 +17,21 @@ from traceanalyzer.cli.commands import analyzer_options
 from traceanalyzer.cli.options import plotting, reading, writing
 from traceanalyzer.errors import OptionError
 
-_ENTRY = ENTRIES["memory"]
+_FLAGS = {
+    "capacity_bytes": "--capacity",
+    "step_name": "--step-name",
+    "step_every": "--step-every",
+}
+#: Options of each analysis besides the common ones.
+_USED = {
+    "": tuple(_FLAGS),
+    "--oom": ("capacity_bytes",),
+    "--growth": ("step_name", "step_every"),
+    "--diff": (),
+}
 
 
-@click.command("memory", short_help=_ENTRY.summary, help=MemoryOptions.__doc__)
+@click.command("memory", help=MemoryOptions.__doc__)
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @click.option("--oom", is_flag=True, help="Explain each out-of-memory error.")
 @click.option("--growth", is_flag=True, help="Show allocations that grow from step to step.")
@@ -28,7 +39,7 @@ _ENTRY = ENTRIES["memory"]
 @analyzer_options(Options)
 @analyzer_options(OomOptions, skip=("library_name", "min_bytes"))
 @analyzer_options(GrowthOptions, skip=("library_name", "min_bytes"))
-@plotting(_ENTRY.plot or "")
+@plotting(ENTRIES["memory"].plot or "")
 @reading
 @writing
 def memory(
@@ -44,27 +55,17 @@ def memory(
     """Run the analysis that the options select."""
     import traceanalyzer as ta
 
-    analyses = {"--oom": oom, "--growth": growth, "--diff": other is not None}
-    names = [name for name, selected in analyses.items() if selected]
+    selected = {"--oom": oom, "--growth": growth, "--diff": other is not None}
+    names = [name for name, is_selected in selected.items() if is_selected]
     if len(names) > 1:
         raise OptionError(f"{' and '.join(names)} cannot be combined; choose one")
-    values = {"--capacity": capacity_bytes, "--step-name": step_name, "--step-every": step_every}
-    used = {"--oom": ("--capacity",), "--growth": ("--step-name", "--step-every"), "--diff": ()}
+    values = {"capacity_bytes": capacity_bytes, "step_name": step_name, "step_every": step_every}
+    variant = "".join(names)
     for name, value in values.items():
-        if names and value is not None and name not in used[names[0]]:
-            raise OptionError(f"{name} has no effect with {names[0]}")
-    if oom:
-        answer(ta.memory_oom, paths, capacity_bytes=capacity_bytes, **common)
-    elif growth:
-        answer(ta.memory_growth, paths, step_name=step_name, step_every=step_every, **common)
-    elif other is not None:
-        answer(ta.memory_diff, paths, other=other, **common)
-    else:
-        answer(
-            ta.memory,
-            paths,
-            capacity_bytes=capacity_bytes,
-            step_name=step_name,
-            step_every=step_every,
-            **common,
-        )
+        if value is not None and name not in _USED[variant]:
+            raise OptionError(f"{_FLAGS[name]} has no effect with {variant}")
+    options: dict[str, Any] = {name: values[name] for name in _USED[variant]}
+    if other is not None:
+        options["other"] = other
+    analysis = getattr(ta, f"memory{variant.replace('--', '_')}")
+    answer(analysis, paths, **options, **common)

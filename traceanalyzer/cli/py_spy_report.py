@@ -14,7 +14,6 @@ from typing import Any
 import click
 
 from traceanalyzer.analyzers.py_spy_report.options import Options
-from traceanalyzer.analyzers.registry import ENTRIES
 from traceanalyzer.cli.answering import analyze
 from traceanalyzer.cli.commands import analyzer_options
 from traceanalyzer.cli.options import ALL, Reading, Writing, reading, rows, writing
@@ -28,7 +27,7 @@ FOLDERS = ("py-spy-outputs", "py-spy-output")
 RATE = 100.0
 
 
-@click.command("py-spy-report", short_help=ENTRIES["py_spy_report"].summary, help=Options.__doc__)
+@click.command("py-spy-report", help=Options.__doc__)
 @click.argument("paths", nargs=-1, metavar="[PATH]...")
 @click.option("--file", "more", multiple=True, metavar="PATH", help="Same as PATH.")
 @analyzer_options(Options, only=("library_names", "match", "aggregate_leaf_paths"))

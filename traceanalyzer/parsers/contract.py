@@ -71,6 +71,16 @@ class Selection:
             selected |= name.str.contains_any(list(self.names)).fill_null(value=False)
         return selected
 
+    def apply(self, trace: Trace) -> Trace:
+        """Return the trace with only the selected events, for parsers that read all of them."""
+        rows = self.rows()
+        chosen = [] if rows is None else [rows]
+        if self.windows:
+            ts, end = pl.col("ts"), pl.col("ts") + pl.col("dur").fill_null(0)
+            inside = ((ts < high) & ((end > low) | (ts >= low)) for low, high in self.windows)
+            chosen.append(pl.any_horizontal(*inside))
+        return trace.select(pl.all_horizontal(*chosen)) if chosen else trace
+
     @cached_property
     def _name_pattern(self) -> re.Pattern[str]:
         return re.compile("|".join(map(re.escape, self.names)))

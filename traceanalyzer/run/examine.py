@@ -5,7 +5,9 @@ Inputs are opened, skipped and noted as in ``run.py``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Self, Unpack
 
@@ -13,7 +15,7 @@ from traceanalyzer import schema
 from traceanalyzer.analyzers import registry
 from traceanalyzer.analyzers.base import Analyzer, Examination, Reading, Skipped
 from traceanalyzer.analyzers.common import jobs
-from traceanalyzer.errors import MissingData, OptionError
+from traceanalyzer.errors import MissingData, OptionError, TraceAnalyzerError
 from traceanalyzer.result import Result
 from traceanalyzer.run.fitting_commands import not_for, not_for_reports
 from traceanalyzer.run.loop import (
@@ -34,6 +36,10 @@ _ONLY_TEXT = "printed text has no timeline"
 _NO_EVENTS = "check that the profiler was active while the program ran, and record again"
 
 
+#: Of an analyzer of another package that raises an error.
+_FAILED = "failed"
+
+
 @dataclass
 class _Asked:
     """The parts of one analyzer in an examination."""
@@ -41,6 +47,7 @@ class _Asked:
     analyzer: Analyzer[Any, Any, Any]
     options: Any
     for_rules: bool
+    package: str = ""
     parts: list[tuple[Meta, Any]] = field(default_factory=list)
     lacking: list[tuple[Meta, str]] = field(default_factory=list)
 
@@ -56,7 +63,8 @@ class _Asked:
         if measure is self.analyzer.measure:
             measure = self.analyzer.part
         try:
-            self.parts.append((trace.meta, measure(trace, self.options)))
+            with self._shielded():
+                self.parts.append((trace.meta, measure(trace, self.options)))
         except MissingData as error:
             why = str(perhaps_truncated(error, truncated=truncated))
             self.lacking.append((trace.meta, why.removeprefix(f"{trace.meta.path}: ")))
@@ -74,11 +82,28 @@ class _Asked:
             parts, others = self.analyzer.report_parts(self.parts)
         notes = skipped_notes([*self._lacking(), *others])
         self.parts.clear()
-        result = self.analyzer.combine(parts, self.options, ())
-        if self.analyzer.refine:
-            result = self.analyzer.refine(result, self.options, reader)
-        noted: Result = with_notes(result, notes)
+        with self._shielded():
+            result = self.analyzer.combine(parts, self.options, ())
+            if self.analyzer.refine:
+                result = self.analyzer.refine(result, self.options, reader)
+            noted: Result = with_notes(result, notes)
+            if self.package:
+                noted.to_dict(), noted.charts
         return noted
+
+    @contextmanager
+    def _shielded(self) -> Iterator[None]:
+        """Turn an error in an analyzer of another package into missing data."""
+        try:
+            yield
+        except TraceAnalyzerError:
+            raise
+        except Exception as error:
+            if not self.package:
+                raise
+            text = f"{type(error).__name__}: {error}".splitlines()[0]
+            place = f"{self.analyzer.name} of {self.package}"
+            raise MissingData(f"{place} {_FAILED}: {text}") from None
 
     def _lacking(self) -> Iterable[Skipped]:
         """Return files and ranks without data that others of the same format have."""
@@ -136,6 +161,8 @@ def examine(
                     results[name].view()
         except MissingData as error:
             missing[name] = str(error).removeprefix(f"{only}: ")
+            if question.package and f"{question.package} {_FAILED}" in missing[name]:
+                warnings.warn(missing[name], stacklevel=2)
     overlaps = opened.repeats.notes.values()
     lost = truncated_notes(questions.truncated, opened.metas)
     notes = (*lost, *skipped_notes(opened.skipped), *overlaps, *dict.fromkeys(reader.notes))
@@ -147,7 +174,7 @@ def examine(
 
 def measures_of_all(*, for_rules: bool) -> Measures:
     """Return what measures the parts of ``diagnose`` or of a report, for summaries."""
-    names = [entry.name for entry in registry.in_report()]
+    names = [entry.name for entry in registry.in_report() if not entry.package]
     return _Questions(_asked(names, for_rules=for_rules), for_rules)
 
 
@@ -237,6 +264,10 @@ class _Questions:
         empty = self.empty()
         empty.truncated, empty.recordings = summary.read(f"{self.section}/files", _FILES)
         for name, question in empty.asked.items():
+            if question.package:
+                meta = Meta(summary.header.path, summary.header.format or "")
+                question.lacking.append((meta, "the summaries do not have it; pass the traces"))
+                continue
             values = summary.read(f"{self.section}/{name}", _kind_of(question))
             question.parts, question.lacking = values
         return empty
@@ -257,7 +288,11 @@ def _kind_of(question: _Asked) -> Any:
 
 def _asked(names: Iterable[str], *, for_rules: bool) -> dict[str, _Asked]:
     """Return the analyzers with their options, and those that they need parts of."""
-    analyzers = [registry.ENTRIES[name].analyzer() for name in names]
-    companions = [registry.ENTRIES[one.companion].analyzer() for one in analyzers if one.companion]
-    both = (*analyzers, *companions)
-    return {one.name: _Asked(one, one.report_options or one.options(), for_rules) for one in both}
+    entries = [registry.entry(name) for name in names]
+    companions = [one.companion for entry in entries if (one := entry.analyzer()).companion]
+    asked = {}
+    for entry in (*entries, *(registry.ENTRIES[name] for name in companions)):
+        one = entry.analyzer()
+        options = one.report_options or one.options()
+        asked[one.name] = _Asked(one, options, for_rules, entry.package)
+    return asked

@@ -352,7 +352,8 @@ class _Parts(Generic[O, P, R]):
 
     @property
     def section(self) -> str:
-        command = registry.ENTRIES[self.analyzer.name].command
+        entry = registry.ENTRIES.get(self.analyzer.name)  # none for one of another package
+        command = entry.command if entry else self.analyzer.name.replace("_", "-")
         return " ".join(filter(None, (command, measured_text(self.options))))
 
     @property

@@ -11,7 +11,7 @@ import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
-from inspect import formatannotation
+from inspect import Parameter, formatannotation, signature
 from typing import Any
 
 import polars as pl
@@ -119,6 +119,8 @@ _PARSED: dict[str, Callable[[str, str], int]] = {"time": parse_ns, "bytes": pars
 #: Tables whose columns are in the description of ``query``.
 _WITH_COLUMNS = ("events", "collectives", "counters", "launch_configs")
 _NUMBERS = {"int": "integer", "float": "number"}
+#: Names of the argument ``paths`` in functions.
+_OF_A_RUN = ("inputs", "runs")
 
 Schema = dict[str, Any]
 #: Called with bytes done and total bytes of all files.
@@ -264,7 +266,7 @@ def tools() -> dict[str, Tool]:
             required=("start", "end"),
         ),
     )
-    every = [*by_hand, *(_tool(entry) for entry in registry.public())]
+    every = [*by_hand, *map(_tool, (*registry.public(), *registry.plugins()))]
     return {tool.name: tool for tool in every}
 
 
@@ -281,8 +283,12 @@ def _tool(entry: registry.Entry) -> Tool:
     """Return the tool of an analyzer: an argument per option."""
     options: Schema = {}
     parsers, optional = {}, []
-    inputs = {"diff": ("before", "after"), "memory_diff": ("paths", "other")}
-    names = inputs.get(entry.name, ("paths",))
+    function = entry.function()
+    names = tuple(
+        "paths" if name in _OF_A_RUN else name
+        for name, parameter in signature(function).parameters.items()
+        if parameter.kind is Parameter.POSITIONAL_OR_KEYWORD
+    )
     for name in names:
         options[name] = _INPUTS if name == "paths" else _paths("Files and folders of this run.")
     for item in fields(entry.options_class()):
@@ -295,9 +301,9 @@ def _tool(entry: registry.Entry) -> Tool:
             optional.append(item.name)
         if about.unit:
             parsers[item.name] = _PARSED[about.unit]
-    function = _info if entry.name == "info" else entry.function()
-    question = (entry.function().__doc__ or "").partition("\n")[0]
+    question = (function.__doc__ or "").partition("\n")[0]
     description = f"{entry.summary} {question}".strip()
+    function = _info if entry.name == "info" else function
     return Tool(entry.name, description, options, names, function, tuple(optional), parsers)
 
 

@@ -10,10 +10,9 @@ import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, AnalyzerOptions, Needs, Reading, option
 from traceanalyzer.drawings import Chart
-from traceanalyzer.reading import Inputs
 from traceanalyzer.result import Result, Table, View
 from traceanalyzer.run import run
-from traceanalyzer.trace import Trace
+from traceanalyzer.trace import Inputs, Trace
 
 COLUMNS = ("kernel", "n", "median_ns", "max_ns", "ratio")
 
