@@ -631,6 +631,7 @@ def test_exposed_communication_is_a_part() -> None:
 # --- the command line ------------------------------------------------------------------------
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("options", "code"),
     [

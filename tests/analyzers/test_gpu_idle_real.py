@@ -167,6 +167,7 @@ def test_the_sleeping_rank_spends_its_time_in_host_code(shared: Path) -> None:
     assert set(asleep[2]["annotation"]) == {"train_step"}
 
 
+@pytest.mark.matrix
 def test_since_and_until_limit_the_trace(shared: Path) -> None:
     whole: Trace = traceanalyzer.read(path(shared, WORKERS["w0"]))
     cut = traceanalyzer.gpu_idle(path(shared, WORKERS["w0"]), since_ns=200_000_000)

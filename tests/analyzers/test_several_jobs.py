@@ -45,7 +45,6 @@ OTHER_JOBS = {
 }
 
 
-@pytest.mark.sample(2)
 @pytest.mark.parametrize("differ", OTHER_JOBS)
 def test_ranks_of_different_jobs_are_not_compared(differ: str) -> None:
     traces = [rank(0), OTHER_JOBS[differ]]

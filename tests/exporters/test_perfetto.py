@@ -192,6 +192,7 @@ if __name__ == "__main__":
     pytest.main([__file__, "-s", "-k", "real_traces"])
 
 
+@pytest.mark.matrix
 def test_perfetto_has_no_failure_with_merged_json(tmp_path):
     names = ("rank0.json.gz", "rank1.json.gz")
     folder = Path(__file__).parents[2] / "fixtures" / "nccl_8ranks"

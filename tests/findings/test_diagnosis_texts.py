@@ -89,6 +89,7 @@ def test_host_names_show_whether_a_job_ran_on_one_host(hosts: tuple[str | None, 
     assert not program_of({"info": ta.info(traces[:1])}).one_host
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "name", ["nccl_8ranks", "ddp_gloo_4ranks", "composer", "upgrade/after.json.gz", "memory"]
 )

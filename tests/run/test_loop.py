@@ -113,6 +113,7 @@ def test_rank_selects_in_both_runs(name: str) -> None:
         function(EXPORT, EXPORT, rank=7)
 
 
+@pytest.mark.sample(3)
 def test_rank_in_report_and_diagnose(inputs: Any) -> None:
     one = _alone(inputs, 1)
     assert _answer(ta.diagnose, inputs, rank=1) == _answer(ta.diagnose, one)
@@ -155,6 +156,7 @@ def truncated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", [*NAMES, "diagnose", "report"])
 def test_truncated_input_is_noted(name: str, truncated: Path) -> None:
     try:
@@ -164,6 +166,7 @@ def test_truncated_input_is_noted(name: str, truncated: Path) -> None:
     assert any("truncated" in note for note in notes)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", [*NAMES, "diagnose"])
 def test_unreadable_input_is_noted(name: str, tmp_path: Path) -> None:
     bad = tmp_path / "bad.json"
@@ -528,6 +531,7 @@ def test_time_window_with_events_of_one_file_only() -> None:
     assert ta.kernels(files, since_ns=50_000_000, until_ns=60_000_000).names.height
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("analysis", "path"),
     [

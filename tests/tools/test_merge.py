@@ -268,6 +268,7 @@ def test_composer_cycles_are_aligned_one_by_one(shared, tmp_path):
     assert merged.residual_ns == 37_000
 
 
+@pytest.mark.matrix
 def test_composer_repro(shared, tmp_path):
     repro = shared / "data/composer/repro"
     # merged file: two ranks; beside its parts: once; embedded: PyTorch's events once
@@ -287,9 +288,9 @@ def test_composer_repro(shared, tmp_path):
 
 
 @pytest.mark.parametrize("suffix", ["json", "pftrace"])
-def test_what_merge_wrote_is_not_analyzed(tmp_path: Path, suffix: str) -> None:
+def test_what_merge_wrote_is_not_analyzed(tmp_path: Path, pair: Path, suffix: str) -> None:
     target = tmp_path / f"run.{suffix}"
-    ta.merge(NCCL, target)
+    ta.merge(pair, target)
     for question in (ta.diagnose, ta.comm_outliers):
         with pytest.raises(InputError):
             question(target)
