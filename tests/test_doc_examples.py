@@ -59,7 +59,7 @@ INPUTS_OF = {
     "host-metrics": dict.fromkeys(("PATH", "run", "trace"), "fixtures/composer"),
     "memory": dict.fromkeys(("FILE", "OTHER", "PATH"), "fixtures/memory/leak.pickle"),
     "memory --oom": dict.fromkeys(("PATH", "snapshot.pickle"), "fixtures/memory/oom.pickle"),
-    "printed": {"job.log": "fixtures/printed_text/job.log", "PATH": "fixtures/printed_text/job.log"},
+    "printed": dict.fromkeys(("PATH", "job.log"), "fixtures/printed_text/job.log"),
     "py-spy-report": {"PATH": "fixtures/py_spy/subprocesses.raw.txt"},
     "roofline": {
         **dict.fromkeys(("PATH", "run", "trace", "rank0.json.gz"), "fixtures/transformer"),
