@@ -59,10 +59,7 @@ INPUTS_OF = {
     "host-metrics": dict.fromkeys(("PATH", "run", "trace"), "fixtures/composer"),
     "memory": dict.fromkeys(("FILE", "OTHER", "PATH"), "fixtures/memory/leak.pickle"),
     "memory --oom": dict.fromkeys(("PATH", "snapshot.pickle"), "fixtures/memory/oom.pickle"),
-    "printed": {
-        "job.log": "fixtures/printed_text/job.log",
-        "PATH": "fixtures/printed_text/job.log",
-    },
+    "printed": dict.fromkeys(("PATH", "job.log"), "fixtures/printed_text/job.log"),
     "py-spy-report": {"PATH": "fixtures/py_spy/subprocesses.raw.txt"},
     "roofline": {
         **dict.fromkeys(("PATH", "run", "trace", "rank0.json.gz"), "fixtures/transformer"),
@@ -249,7 +246,6 @@ def _write_run(folder: Path, gpus: int) -> None:
     (folder / "rank0.json").write_text(changed)
 
 
-@pytest.mark.sample(6)
 @pytest.mark.parametrize("parts", sorted(CASES.keys() - PARTS), ids=" ".join)
 def test_command_runs(
     parts: tuple[str, ...], folder: Path, prepared: Path, capsys: pytest.CaptureFixture[str]
@@ -332,7 +328,6 @@ def _python() -> dict[tuple[str, str], str]:
 PYTHON = _python()
 
 
-@pytest.mark.sample(3)
 @pytest.mark.parametrize("place", sorted(PYTHON.keys() - PYTHON_NOT_RUN.keys()), ids=": ".join)
 def test_python_example_runs(place: tuple[str, str], folder: Path) -> None:
     for name in ("before", "after"):
