@@ -246,6 +246,7 @@ def _write_run(folder: Path, gpus: int) -> None:
     (folder / "rank0.json").write_text(changed)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("parts", sorted(CASES.keys() - PARTS), ids=" ".join)
 def test_command_runs(
     parts: tuple[str, ...], folder: Path, prepared: Path, capsys: pytest.CaptureFixture[str]
@@ -328,6 +329,7 @@ def _python() -> dict[tuple[str, str], str]:
 PYTHON = _python()
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("place", sorted(PYTHON.keys() - PYTHON_NOT_RUN.keys()), ids=": ".join)
 def test_python_example_runs(place: tuple[str, str], folder: Path) -> None:
     for name in ("before", "after"):
