@@ -29,7 +29,7 @@ from traceanalyzer.run.examine import examine
 from traceanalyzer.run.find import InputList, each_and_skipped, is_merged
 from traceanalyzer.run.pieces import How, OpenedInputs
 from traceanalyzer.run.read import give_back, known
-from traceanalyzer.trace import Inputs, PathLike, Trace
+from traceanalyzer.trace import Inputs, PathLike, Trace, overlaps
 from traceanalyzer.units import NS_PER_S, format_count, format_ns
 from traceanalyzer.vocabulary import KINDS, TABLE_KINDS
 
@@ -349,9 +349,7 @@ class _Recordings:
                     continue
                 one, shift = next(left)
                 low, high = (time - shift for time in window)
-                end = pl.col("ts") + pl.col("dur").fill_null(0)
-                inside = ((end > low) | (pl.col("ts") >= low)) & (pl.col("ts") < high)
-                part = trace.select(inside, pl.col("ts").is_between(low, high, closed="left"))
+                part = trace.overlapping([(low, high)])
                 self._write(part, one, _instances(compared, one.recorded.path))
 
     def _write(self, trace: Trace, one: _Recording, collectives: pl.DataFrame) -> None:
@@ -497,8 +495,7 @@ def main_interval(rows: pl.DataFrame, number: int) -> tuple[int, int]:
 
 def _cut_rows(rows: pl.DataFrame, window: tuple[int, int]) -> pl.DataFrame:
     """Return the rows that overlap the window."""
-    low, high = window
-    return rows.filter(pl.col("ts") + pl.col("dur") > low, pl.col("ts") < high)
+    return rows.filter(overlaps(pl.col("ts"), pl.col("ts") + pl.col("dur"), [window]))
 
 
 def _summary(

@@ -4,10 +4,12 @@ The purposes are optimizers, activations that are computed again in the backward
 reductions of gradients before the last micro-batch, and attention by separate operators.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import polars as pl
 
-from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE
+from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE, device_work
 from traceanalyzer.analyzers.common.kernel_names import COPY, ELEMENTWISE, family
 from traceanalyzer.analyzers.common.launching import launches
 from traceanalyzer.analyzers.common.names import BACKWARD, CHECKPOINT, LAYERS, matching, named
@@ -50,12 +52,12 @@ ONE_BY_ONE = 100
 _SEVERAL = 2
 
 
-def training(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
+def training(trace: Trace, patterns: Sequence[str] = ()) -> pl.DataFrame:
     """The device work of some purposes in training, where PyTorch's ranges and operators show them.
 
     Args:
         trace: of one rank, with operators, annotations and launch calls.
-        work: its device work.
+        patterns: see :func:`~traceanalyzer.analyzers.common.device_work.device_work`.
 
     Returns:
         purpose, device, name, call, start, end: a row a piece of work.
@@ -67,8 +69,8 @@ def training(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
         between them (:data:`BETWEEN`), if both kinds and no fused attention were called; name is
         the operator, call is 1 within PyTorch's attention, otherwise 0.
     """
-    key = ("training", id(work))  # analyses share the frame of device work
-    return trace.once(key, lambda: (work, _training(trace, work)))[1]
+    key = ("training", tuple(patterns))
+    return trace.once(key, lambda: _training(trace, device_work(trace, patterns)))
 
 
 def _training(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:

@@ -14,7 +14,7 @@ from traceanalyzer.analyzers.common import (
     step_marks,
     step_patterns,
 )
-from traceanalyzer.analyzers.common.columns import grouped, joined, ratio, source_of, stacked
+from traceanalyzer.analyzers.common.columns import grouped, joined, ratio
 from traceanalyzer.analyzers.common.gpu_api import Api, api_of, joined_api
 from traceanalyzer.analyzers.common.places import places
 from traceanalyzer.analyzers.launches import calls as launching, stretches as stretching
@@ -234,7 +234,7 @@ def measure(excerpt: Excerpt, _options: Options, *, for_rules: bool = False) -> 
 
 def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()) -> Launches:
     """Combine the launches of all ranks."""
-    calls, shifts = joined(parts, "calls"), _axis(parts)
+    calls, (shifts, _) = joined(parts, "calls"), clocks.axis(parts, "devices")
     stretches = _stretches(parts, shifts)
     devices = _devices(parts, calls, stretches)
     on = devices[[*DEVICE, "on"]]
@@ -461,26 +461,13 @@ def _streams(parts: Sequence[Part]) -> pl.DataFrame:
     return streams.sort("launches", *DEVICE, "process", "stream", descending=[True] + [False] * 5)
 
 
-def _axis(parts: Sequence[Part]) -> pl.Series:
-    """Return what is added to the times of each part to place them on the axis."""
-    recordings = []
-    for part in parts:
-        begin, end = part.devices.select(pl.col("start").min(), pl.col("end").max()).row(0)
-        recordings.append(
-            clocks.Recording(part.rank, part.path, part.epoch_ns, part.start_ns, begin, end)
-        )
-    return pl.Series(clocks.axis(recordings)[0], dtype=pl.Int64)
-
-
 def _stretches(parts: Sequence[Part], shifts: pl.Series) -> pl.DataFrame:
     """Return the stretches of all ranks, those with the longest wait first."""
-    frames = [part.stretches for part in parts]
-    stretches = stacked(frames, **source_of(parts), shift=shifts)
+    stretches = clocks.on_axis(parts, "stretches", shifts)
     length = pl.col("end") - pl.col("start")
     return stretches.select(
         *DEVICE, "step", "gaps", "pieces", "busy_ns", "waiting_ns", "synchronised_ns", "annotation",
-        "operator",
-        at_ns=pl.col("start") + pl.col("shift"),
+        "operator", "at_ns",
         length_ns=length,
         busy_frac=ratio("busy_ns", length),
         synchronised_frac=ratio("synchronised_ns", "waiting_ns"),
@@ -540,10 +527,9 @@ def _delays(calls: pl.DataFrame) -> pl.DataFrame:
 
 def _queue(parts: Sequence[Part], shifts: pl.Series) -> pl.DataFrame:
     """Return the queue lengths over time."""
-    frames = [part.queue for part in parts]
-    return stacked(frames, **source_of(parts), shift=shifts).select(
-        *DEVICE, "process", "stream", "length", at_ns=pl.col("ts") + pl.col("shift")
-    )
+    return clocks.on_axis(parts, "queue", shifts, at="ts")[
+        [*DEVICE, "process", "stream", "length", "at_ns"]
+    ]
 
 
 def _most_first(rows: pl.DataFrame, *first: str) -> pl.DataFrame:

@@ -312,10 +312,10 @@ def _process(part: Part) -> str:
 def _recordings(parts: list[Part]) -> list[list[Part]]:
     """Group the files of a process: one recording in order of time, or one recording per file."""
     known = all(part.epoch_ns is not None for part in parts)
-    spans = {id(part): _span(part, part.epoch_ns or 0 if known else 0) for part in parts}
-    in_time = sorted(parts, key=lambda part: spans[id(part)])
-    apart = all(spans[id(a)][1] <= spans[id(b)][0] for a, b in pairwise(in_time))
-    return [in_time] if apart else [[part] for part in parts]
+    spans = [_span(part, part.epoch_ns or 0 if known else 0) for part in parts]
+    order = sorted(range(len(parts)), key=spans.__getitem__)
+    apart = all(spans[a][1] <= spans[b][0] for a, b in pairwise(order))
+    return [[parts[number] for number in order]] if apart else [[part] for part in parts]
 
 
 def _span(part: Part, epoch_ns: int) -> tuple[int, int]:
@@ -334,12 +334,13 @@ def _on_one_clock(recordings: Sequence[Sequence[Part]]) -> pl.DataFrame:
         for file, part in enumerate(recording)
     ]
     steps, number, file, shift = zip(*files, strict=True)
+    parts = [part for recording in recordings for part in recording]
     rows = stacked(
         steps,
         recording=pl.Series(number, dtype=pl.UInt32),
         file=pl.Series(file, dtype=pl.Int32),
         shift=pl.Series(shift, dtype=pl.Int64),
-        on_axis=pl.Series(_axis([part for files in recordings for part in files]), dtype=pl.Int64),
+        on_axis=clocks.axis(parts, "steps", [_process(part) for part in parts])[0],
     )
     rows = rows.with_columns(
         pl.col("start", "end") + pl.col("shift"), at_ns=pl.col("start") + pl.col("on_axis")
@@ -349,17 +350,6 @@ def _on_one_clock(recordings: Sequence[Sequence[Part]]) -> pl.DataFrame:
     several = pl.col("file").max().over("recording") > 0
     renumbered = [_renumbered(one) for one in rows.filter(several).partition_by("recording")]
     return pl.concat([rows.filter(~several), *renumbered]).sort("recording", maintain_order=True)
-
-
-def _axis(parts: Sequence[Part]) -> list[int]:
-    """Return what is added to the times of each part to place them on the axis."""
-    spans = [_span(part, 0) for part in parts]
-    return clocks.axis(
-        [
-            clocks.Recording(part.rank, _process(part), part.epoch_ns, part.start_ns, *span)
-            for part, span in zip(parts, spans, strict=True)
-        ]
-    )[0]
 
 
 def _is_absolute(recording: Sequence[Part]) -> bool:

@@ -14,6 +14,7 @@ from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 from traceanalyzer.analyzers.timeline.alignment import Recorded
 from traceanalyzer.analyzers.timeline.states import with_peers
 from traceanalyzer.result import Finding
+from traceanalyzer.trace import overlaps
 
 FINDINGS, STEPS, WAITS, IDLE = "findings", "steps", "straggler waits", "idle time by cause"
 #: Most intervals of a finding, and of the idle time of a device: the longest.
@@ -202,5 +203,6 @@ def _intervals(finding: Finding, axis: pl.DataFrame) -> pl.DataFrame:
     named = rows.select("rank", "device", start="start_ns", end="end_ns").with_row_index("row")
     joined = named.join(axis, on="rank", nulls_equal=True, maintain_order="left")
     # of several recordings of a rank, the one with this time on its clock
-    inside = (pl.col("start") < pl.col("until")) & (pl.col("end") > pl.col("begin"))
+    recorded = pl.col("begin"), pl.col("until")
+    inside = overlaps(pl.col("start"), pl.col("end"), [recorded])
     return joined.filter(inside).unique("row", keep="first", maintain_order=True)

@@ -11,6 +11,7 @@ from traceanalyzer.machine import executor
 from traceanalyzer.parsers.contract import Selection
 from traceanalyzer.parsers.sqlite.database import Database, overlap_test
 from traceanalyzer.parsers.tables import Ints, Order, time_order
+from traceanalyzer.trace import in_spans, overlaps
 from traceanalyzer.vocabulary import DEVICE_WORK
 
 #: Side tables whose columns the rows may contain in addition to those of ``events``.
@@ -43,10 +44,12 @@ class Reading:
 
     def within(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Return the rows that overlap a window, for rows whose times are computed."""
-        length = pl.col("dur") if "dur" in rows.columns else pl.lit(0)
-        end = pl.col("ts") + length
-        tests = [(pl.col("ts") < hi) & (end > lo) for lo, hi in self.selection.windows]
-        return rows.filter(pl.any_horizontal(tests)) if tests else rows
+        spans, time = self.selection.windows, pl.col("ts")
+        if not spans:
+            return rows
+        return rows.filter(
+            in_spans(spans) if "dur" in rows.columns else overlaps(time, time, spans)
+        )
 
     def selected(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Return the rows with a selected kind or name."""

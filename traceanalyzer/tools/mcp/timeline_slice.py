@@ -11,6 +11,7 @@ import polars as pl
 import traceanalyzer as ta
 from traceanalyzer.errors import OptionError
 from traceanalyzer.result import Result, Table, View
+from traceanalyzer.trace import overlaps
 from traceanalyzer.units import format_count
 
 
@@ -57,11 +58,11 @@ def timeline_slice(paths: Sequence[str], *, start: int, end: int, **reading: Any
     if start >= end:
         raise OptionError("start must be before end")
     timeline = ta.timeline(paths, **reading)
-    overlaps = (pl.col("start") < end) & (pl.col("end") > start)
+    inside = overlaps(pl.col("start"), pl.col("end"), [(start, end)])
     on = timeline.lanes.select("lane", "on")
-    frames = {"lanes": timeline.lanes.filter(overlaps)}
+    frames = {"lanes": timeline.lanes.filter(inside)}
     for name in ("states", "events", "steps", "gaps"):
-        rows: pl.DataFrame = getattr(timeline, name).filter(overlaps)
+        rows: pl.DataFrame = getattr(timeline, name).filter(inside)
         frames[name] = rows.join(on, on="lane", how="left", maintain_order="left")
     frames = {
         name: frame.rename({"start": "start_ns", "end": "end_ns"}) for name, frame in frames.items()
