@@ -11,7 +11,7 @@ from traceanalyzer.analyzers.base import Analyzer, Needs
 from traceanalyzer.analyzers.common import clocks, device_work, places, step_marks, step_patterns
 from traceanalyzer.analyzers.common.columns import joined as joined_tables, stacked
 from traceanalyzer.analyzers.common.names import mapped, matching, named
-from traceanalyzer.analyzers.steps import phases, slow_steps, statistics
+from traceanalyzer.analyzers.steps import slow_steps, statistics
 from traceanalyzer.analyzers.steps.options import Options
 from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.errors import MissingData
@@ -133,7 +133,7 @@ def _marks(trace: Trace, options: Options) -> pl.DataFrame:
 def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()) -> Steps:
     """Combine the steps of all ranks, and compare ranks."""
     parts, notes = _marked_once(parts)
-    rows = phases.with_phases(joined(parts))
+    rows = statistics.with_phases(joined(parts))
     on = places.places(rows.drop("device"))
     known = rows["compute_ns"].null_count() < rows.height
     within = tuple(device_work.PART_NAMES if known else statistics.HOST_PARTS)
@@ -143,7 +143,7 @@ def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()
         steps=steps,
         ranks=ranks.with_columns(places.places(ranks)),
         common=statistics.common(steps, within),
-        phases=phases.by_phase(steps),
+        phases=statistics.by_phase(steps),
         by_kernels=any(part.by_kernels for part in parts),
         only_slow=_with_sources(parts, "only_slow"),
         between=_with_sources(parts, "between"),
