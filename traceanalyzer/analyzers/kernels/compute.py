@@ -15,10 +15,9 @@ from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE, D
 from traceanalyzer.analyzers.common.kernel_names import OTHER, family, short_names
 from traceanalyzer.analyzers.common.names import is_step, mapped, named
 from traceanalyzer.analyzers.common.step_marks import step_marks
-from traceanalyzer.analyzers.kernels.fusion import fusible_ns
 from traceanalyzer.analyzers.kernels.options import By, Options
 from traceanalyzer.analyzers.kernels.result import Kernels
-from traceanalyzer.analyzers.kernels.training import training
+from traceanalyzer.analyzers.kernels.training import fusible_ns, training
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals, linking, nesting, numbering, slice_tree
 from traceanalyzer.trace import Trace, record_hint
