@@ -12,7 +12,7 @@ from traceanalyzer.analyzers.common import clocks, device_work, step_patterns
 from traceanalyzer.analyzers.common.columns import grouped, stacked
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE, MEMORY
 from traceanalyzer.analyzers.common.gpu_api import OF_PYTORCH, trains
-from traceanalyzer.analyzers.gpu_idle import causes, host, longest_gaps, lost as losing
+from traceanalyzer.analyzers.gpu_idle import causes, gaps as losing, host, longest_gaps
 from traceanalyzer.analyzers.gpu_idle.causes import BUSY, CAUSE, CAUSES
 from traceanalyzer.analyzers.gpu_idle.gaps import drained, queued, with_launches
 from traceanalyzer.analyzers.gpu_idle.host import Excerpt, take
