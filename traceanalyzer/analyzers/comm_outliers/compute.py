@@ -22,7 +22,6 @@ from traceanalyzer.analyzers.comm_outliers import (
     chains,
     collectives,
     context,
-    links,
     matching,
     outliers,
 )
@@ -150,7 +149,7 @@ def combine(parts: Sequence[Part], options: Options, base: Sequence[Part] = ()) 
     steps = arrivals.steps(rows, marks)
     ranks = arrivals.ranks(parts, instances, rows, steps, roots)
     groups = outliers.summarize(
-        links.with_links(instances, parts), dict(ranks[["rank", "span_ns"]].iter_rows())
+        outliers.with_links(instances, parts), dict(ranks[["rank", "span_ns"]].iter_rows())
     )
     least = options.min_wait_ns
     if least is None:

@@ -10,7 +10,7 @@ import polars as pl
 from traceanalyzer.analyzers.comm_outliers import arrivals, many, notes, tables
 from traceanalyzer.analyzers.comm_outliers.arrivals import Window
 from traceanalyzer.analyzers.comm_outliers.context import divide, labels
-from traceanalyzer.analyzers.comm_outliers.links import NETWORK
+from traceanalyzer.analyzers.comm_outliers.outliers import NETWORK
 from traceanalyzer.analyzers.common.display import sentences
 from traceanalyzer.analyzers.common.kernel_names import function
 from traceanalyzer.analyzers.common.places import at_start
