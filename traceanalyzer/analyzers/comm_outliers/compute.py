@@ -26,9 +26,9 @@ from traceanalyzer.analyzers.comm_outliers import (
     outliers,
 )
 from traceanalyzer.analyzers.comm_outliers.collectives import INSTANCES, Part
-from traceanalyzer.analyzers.comm_outliers.notes import remarks
 from traceanalyzer.analyzers.comm_outliers.options import Options
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
+from traceanalyzer.analyzers.comm_outliers.tables import remarks
 from traceanalyzer.analyzers.common import jobs, kernel_names, names, step_marks
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import linking

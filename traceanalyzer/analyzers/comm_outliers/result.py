@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 
-from traceanalyzer.analyzers.comm_outliers import arrivals, many, notes, tables
+from traceanalyzer.analyzers.comm_outliers import arrivals, many, tables
 from traceanalyzer.analyzers.comm_outliers.arrivals import Window
 from traceanalyzer.analyzers.comm_outliers.context import divide, labels
 from traceanalyzer.analyzers.comm_outliers.outliers import NETWORK
@@ -116,7 +116,7 @@ class CommOutliers(Result):
         return View(
             title="Which collectives are slow, and which rank is the straggler?",
             verdict=_verdict(self),
-            notes=(*self.remarks, *notes.memory_notes(self.memory)),
+            notes=(*self.remarks, *tables.memory_notes(self.memory)),
             tables=_tables(self),
             scalars={
                 **self.numbers(*numbers),
@@ -337,7 +337,7 @@ def _stragglers(result: CommOutliers) -> str:
 def _straggler(result: CommOutliers, row: Mapping[str, Any]) -> str:
     worst, label = result.worst_of(row["rank"]), result.rank_label(row["rank"])
     share = _share(row["imposed_ns"], result.total_wait_ns)
-    steps = f", mainly in {notes.listed(row['steps'])}" if len(row["steps"]) > 1 else ""
+    steps = f", mainly in {tables.listed(row['steps'])}" if len(row["steps"]) > 1 else ""
     return (
         f"{at_start(label)} is a straggler: other ranks waited {format_ns(row['imposed_ns'])} in "
         f"total ({share} of all wait time){steps}. It arrived last at {row['times_last']} of "
@@ -350,7 +350,7 @@ def passed_on(row: Mapping[str, Any]) -> str:
     """Report the ranks that a row of ``stragglers`` delayed, so that others waited for them."""
     if not row["victims"]:
         return ""
-    ranks = f"{'rank' if len(row['victims']) == 1 else 'ranks'} {notes.listed(row['victims'])}"
+    ranks = f"{'rank' if len(row['victims']) == 1 else 'ranks'} {tables.listed(row['victims'])}"
     return (
         f"It delayed {ranks}, which therefore arrived last at collectives of other groups: "
         f"{format_ns(row['passed_ns'])} of that wait time."
@@ -388,10 +388,10 @@ def _others(result: CommOutliers, others: list[dict[str, Any]]) -> str:
         return ""
     named = [
         f"{result.rank_label(row['rank'])} ({format_ns(row['imposed_ns'])}"
-        + (f", in {notes.listed(row['steps'])})" if row["steps"] else ")")
+        + (f", in {tables.listed(row['steps'])})" if row["steps"] else ")")
         for row in others
     ]
-    return f"Other stragglers: {notes.listed(named)}."
+    return f"Other stragglers: {tables.listed(named)}."
 
 
 def _victim(result: CommOutliers) -> str:
