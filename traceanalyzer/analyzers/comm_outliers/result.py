@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 
-from traceanalyzer.analyzers.comm_outliers import arrivals, many, tables
+from traceanalyzer.analyzers.comm_outliers import arrivals, chains, tables
 from traceanalyzer.analyzers.comm_outliers.arrivals import Window
 from traceanalyzer.analyzers.comm_outliers.context import divide, labels
 from traceanalyzer.analyzers.comm_outliers.outliers import NETWORK
@@ -195,19 +195,19 @@ class CommOutliers(Result):
     @cached_property
     def positions(self) -> pl.DataFrame:
         """Rank, host, gpu, stage and imposed_ns of each rank, see :func:`~.many.positions`."""
-        return many.positions(self.ranks, self.instances)
+        return chains.positions(self.ranks, self.instances)
 
     def rank_label(self, rank: int) -> str:
         """Return ``rank 437 (node54, GPU 5)`` of many ranks, otherwise ``rank 5``."""
-        return many.rank_label(self.positions, rank)
+        return chains.rank_label(self.positions, rank)
 
     def spread(self) -> str:
         """Return sentences on which ranks, host, GPU index or stage cause the wait time."""
-        if self.n_ranks < many.MANY_RANKS or not self.n_matched:
+        if self.n_ranks < chains.MANY_RANKS or not self.n_matched:
             return ""
         rank = self.ranks["rank"][0]
-        steady = many.persistence(rank, self.steps, self.collectives, self.arrivals)
-        return many.texts(many.concentration(self.positions), steady)
+        steady = chains.persistence(rank, self.steps, self.collectives, self.arrivals)
+        return chains.texts(chains.concentration(self.positions), steady)
 
     @cached_property
     def has_all_ranks(self) -> bool:
@@ -584,9 +584,9 @@ def _outliers(result: CommOutliers) -> tuple[Table, ...]:
 
 def _concentration(result: CommOutliers) -> tuple[Table, ...]:
     """Return the groups of ranks that cause most wait time, of many ranks."""
-    if result.n_ranks < many.MANY_RANKS or not result.n_matched:
+    if result.n_ranks < chains.MANY_RANKS or not result.n_matched:
         return ()
-    return (tables.table("concentration", many.concentration(result.positions)),)
+    return (tables.table("concentration", chains.concentration(result.positions)),)
 
 
 def _tables(result: CommOutliers) -> tuple[Table, ...]:
