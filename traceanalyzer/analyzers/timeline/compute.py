@@ -20,7 +20,7 @@ from traceanalyzer.analyzers.common import places
 from traceanalyzer.analyzers.common.device_work import COMPUTE, WORK_KIND, device_work
 from traceanalyzer.analyzers.gpu_idle import causes, compute as idle_time
 from traceanalyzer.analyzers.gpu_idle.options import Options as IdleOptions
-from traceanalyzer.analyzers.timeline import alignment, detail
+from traceanalyzer.analyzers.timeline import alignment, states as detail
 from traceanalyzer.analyzers.timeline.alignment import Recorded
 from traceanalyzer.analyzers.timeline.options import Options
 from traceanalyzer.analyzers.timeline.result import Timeline
