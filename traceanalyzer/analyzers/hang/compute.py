@@ -10,7 +10,7 @@ from traceanalyzer.analyzers.base import Analyzer, Needs
 from traceanalyzer.analyzers.common import libraries
 from traceanalyzer.analyzers.common.names import mapped
 from traceanalyzer.analyzers.hang import matching, point_to_point, waiting
-from traceanalyzer.analyzers.hang.groups import DEFAULT, FIRST, Groups, parse_ranks
+from traceanalyzer.analyzers.hang.matching import DEFAULT, FIRST, Groups, parse_ranks
 from traceanalyzer.analyzers.hang.options import Options
 from traceanalyzer.analyzers.hang.result import Hang
 from traceanalyzer.errors import InputError, MissingData
