@@ -13,7 +13,7 @@ from traceanalyzer.analyzers.common.kernel_names import short_names
 from traceanalyzer.analyzers.efficiency import compute as efficiency
 from traceanalyzer.analyzers.efficiency.options import Options as EfficiencyOptions
 from traceanalyzer.analyzers.efficiency.peaks import peaks_of, with_given
-from traceanalyzer.analyzers.roofline import launches
+from traceanalyzer.analyzers.roofline import metrics as launches
 from traceanalyzer.analyzers.roofline.metrics import (
     BALANCED,
     LATENCY_BELOW,
