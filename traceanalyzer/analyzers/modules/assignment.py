@@ -12,7 +12,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.common.names import BACKWARD, matcher, named
 from traceanalyzer.analyzers.efficiency.calls import recomputed
-from traceanalyzer.analyzers.modules import hierarchy, sequences
+from traceanalyzer.analyzers.modules import hierarchy
 from traceanalyzer.analyzers.modules.hierarchy import FRAME
 from traceanalyzer.analyzers.modules.options import Options
 from traceanalyzer.analyzers.operators import call_tree
@@ -62,7 +62,7 @@ def assign(trace: Trace, tree: pl.DataFrame, options: Options) -> Assigned:
         MissingData: no modules were recorded.
         OptionError: a pattern is not a regular expression.
     """
-    numbers = sequences.numbers(trace, tree)
+    numbers = hierarchy.numbers(trace, tree)
     by_name = tree.select((pl.col("kind") == "cpu_op") & named(tree, [BACKWARD])).to_series()
     is_node: intervals.Bools = by_name.to_numpy().copy()
     is_node[numbers.filter(pl.col("forward_id") > 0)["row"].to_numpy()] = True
@@ -70,7 +70,7 @@ def assign(trace: Trace, tree: pl.DataFrame, options: Options) -> Assigned:
     is_module = _is_module(tree, options) & ~_backward_graphs(tree, in_node)
     if not is_module.any():
         raise MissingData(f"{trace.meta.path}: {_nothing(trace, options)}")
-    created_by = sequences.forward_calls(numbers, tree.height)
+    created_by = hierarchy.forward_calls(numbers, tree.height)
     is_mark = is_module | is_node
     around = slice_tree.nearest(tree, is_mark)
     inner = np.where(is_mark, np.arange(tree.height, dtype=np.int32), around)
