@@ -18,9 +18,8 @@ from timelines import RANKS, many
 from traceanalyzer.analyzers.timeline import timeline
 from traceanalyzer.drawings import Budget, BudgetPart
 from traceanalyzer.render import render
-from traceanalyzer.render.timeline import _data, strip
+from traceanalyzer.render.timeline import _data, codes, strip, varints
 from traceanalyzer.render.timeline.grid import length, shares
-from traceanalyzer.render.timeline.pack import codes, varints
 
 EVERY = st.integers(-(1 << 63), (1 << 63) - 1)
 
