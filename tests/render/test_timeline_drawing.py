@@ -19,7 +19,7 @@ from traceanalyzer.analyzers.timeline import timeline
 from traceanalyzer.drawings import Budget, BudgetPart
 from traceanalyzer.render import render
 from traceanalyzer.render.timeline import _data, codes, strip, varints
-from traceanalyzer.render.timeline.grid import length, shares
+from traceanalyzer.render.timeline.strip import length, shares
 
 EVERY = st.integers(-(1 << 63), (1 << 63) - 1)
 

@@ -19,7 +19,7 @@ from traceanalyzer.drawings import Lanes
 from traceanalyzer.render import palette, pieces
 from traceanalyzer.render.pieces import cell, escaped
 from traceanalyzer.render.text import shorten, visible
-from traceanalyzer.render.timeline.grid import extent, length, shares
+from traceanalyzer.render.timeline.strip import extent, length, shares
 from traceanalyzer.units import format_frac, format_ns
 
 _TEXT_CHARS = 300
