@@ -16,7 +16,7 @@ from wording import raises_wording
 from traceanalyzer.errors import OptionError
 from traceanalyzer.render import flamegraph, html, render
 from traceanalyzer.render.flamegraph import picture
-from traceanalyzer.render.flamegraph.layout import lay_out, share
+from traceanalyzer.render.flamegraph.picture import lay_out, share
 from traceanalyzer.units import format_weight
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -10,7 +10,7 @@ from html import escape
 
 from traceanalyzer.drawings import Flame
 from traceanalyzer.render.flamegraph import picture
-from traceanalyzer.render.flamegraph.layout import Layout, lay_out, share
+from traceanalyzer.render.flamegraph.picture import Layout, lay_out, share
 from traceanalyzer.render.pieces import Viewer
 from traceanalyzer.render.text import shorten
 from traceanalyzer.units import format_weight
