@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from traceanalyzer.parsers.nsys_sqlite import tables
-from traceanalyzer.parsers.sqlite.issues import Finding
+from traceanalyzer.parsers.sqlite.rows import Finding
 from traceanalyzer.vocabulary import NO_GPU_WORK
 
 _WARNING, _ERROR = 2, 3

@@ -13,9 +13,16 @@ from traceanalyzer.parsers.nsys_sqlite import capture, device, host, nvtx, table
 from traceanalyzer.parsers.nsys_sqlite.identity import Identity, describe, identify, lanes
 from traceanalyzer.parsers.source import Source
 from traceanalyzer.parsers.sqlite.database import Database
-from traceanalyzer.parsers.sqlite.issues import Finding, of_database, of_file, of_rows
 from traceanalyzer.parsers.sqlite.pages import on_disk
-from traceanalyzer.parsers.sqlite.rows import assemble, grouped_by_rank, split_by_rank
+from traceanalyzer.parsers.sqlite.rows import (
+    Finding,
+    assemble,
+    grouped_by_rank,
+    of_database,
+    of_file,
+    of_rows,
+    split_by_rank,
+)
 from traceanalyzer.trace import Meta, Trace, issue_rows
 
 #: The newest supported schema.

@@ -12,9 +12,15 @@ from traceanalyzer.parsers.rocpd import rpd, v3, v3_tables
 from traceanalyzer.parsers.rocpd.recording import Recording
 from traceanalyzer.parsers.source import Source, rank_from_name
 from traceanalyzer.parsers.sqlite.database import Database
-from traceanalyzer.parsers.sqlite.issues import Finding, of_database, of_file, of_rows
 from traceanalyzer.parsers.sqlite.pages import on_disk
-from traceanalyzer.parsers.sqlite.rows import Reading, assemble
+from traceanalyzer.parsers.sqlite.rows import (
+    Finding,
+    Reading,
+    assemble,
+    of_database,
+    of_file,
+    of_rows,
+)
 from traceanalyzer.trace import Meta, Trace, issue_rows
 
 _WRITER = "the profiler"

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import polars as pl
 
-from traceanalyzer.parsers.sqlite.issues import Finding
+from traceanalyzer.parsers.sqlite.rows import Finding
 from traceanalyzer.trace import Device
 
 COUNTERS = pl.Schema(
