@@ -25,7 +25,7 @@ from traceanalyzer.parsers.perfetto.wire import (
     text,
     whole_fields,
 )
-from traceanalyzer.parsers.rocpd.names import copy_name
+from traceanalyzer.parsers.rocpd.recording import copy_name
 
 #: Categories of rocprofv3, as Kineto spells them.
 _CATEGORIES = {

@@ -12,8 +12,15 @@ import polars as pl
 
 from traceanalyzer import schema
 from traceanalyzer.frames.numbering import numbered
-from traceanalyzer.parsers.rocpd import names
-from traceanalyzer.parsers.rocpd.recording import COUNTERS, Recording
+from traceanalyzer.parsers.rocpd.recording import (
+    COUNTERS,
+    Recording,
+    api_kind,
+    copy_name,
+    first_kind,
+    range_category,
+    without_details,
+)
 from traceanalyzer.parsers.sqlite.rows import Reading
 from traceanalyzer.trace import Device
 
@@ -136,7 +143,7 @@ def _operations(reading: Reading, strings: _Strings, links: pl.DataFrame) -> pl.
     of_graph = (pl.col("type") == _TASK) & (pl.col("text") != _TASK)
     kind = pl.coalesce(
         pl.when(of_graph).then(pl.lit("kernel", schema.KIND)),
-        names.first_kind(pl.col("type"), _KINDS),
+        first_kind(pl.col("type"), _KINDS),
         pl.lit(_NO_WORK, schema.KIND),
     )
     rows = rows.with_columns(kind=kind)
@@ -160,7 +167,7 @@ def _names(rows: pl.DataFrame) -> pl.Series:
     distinct = []
     for kind, type_, text in rows.select("kind", "type", "text")[first].iter_rows():
         if kind == "gpu_memcpy":
-            distinct.append(names.copy_name(type_))
+            distinct.append(copy_name(type_))
         elif kind == "gpu_memset":
             distinct.append("Memset (Device)")
         else:
@@ -218,12 +225,12 @@ def _calls(reading: Reading, strings: _Strings) -> pl.DataFrame:
     rows = rows.with_columns(called=called, text=text)
     rows = _with_operators(reading, strings, rows)
     marked = pl.col("called") == _MARKER
-    operator = pl.coalesce("operator", pl.when(marked).then(names.without_details(pl.col("text"))))
+    operator = pl.coalesce("operator", pl.when(marked).then(without_details(pl.col("text"))))
     name = pl.when(marked).then(pl.coalesce(operator, "text", "called")).otherwise("called")
     kind = (
         pl.when(operator.is_not_null())
         .then(pl.lit("cpu_op", schema.KIND))
-        .otherwise(names.api_kind(pl.col("called")))
+        .otherwise(api_kind(pl.col("called")))
     )
     rows = rows.with_columns(kind=kind, title=name)
     is_range = pl.col("kind") == "nvtx"
@@ -231,7 +238,7 @@ def _calls(reading: Reading, strings: _Strings) -> pl.DataFrame:
     columns = [
         pl.col("start").alias("ts"),
         (pl.col("end") - pl.col("start")).alias("dur"),
-        pl.when(is_range).then(names.range_category(pl.col("title"))).alias("category"),
+        pl.when(is_range).then(range_category(pl.col("title"))).alias("category"),
         pl.col("title").cast(schema.NAME).alias("name"),
         pl.col("pid").alias("owner"),
         pl.when(calls).then("id").alias("correlation"),

@@ -7,7 +7,7 @@ have the same ``stack_id``.
 import polars as pl
 
 from traceanalyzer import schema
-from traceanalyzer.parsers.rocpd import names, v3_tables as t
+from traceanalyzer.parsers.rocpd import recording as names, v3_tables as t
 from traceanalyzer.parsers.rocpd.recording import COUNTERS, LANES, Recording
 from traceanalyzer.parsers.sqlite.rows import Reading
 from traceanalyzer.trace import Device
