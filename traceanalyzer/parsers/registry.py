@@ -24,7 +24,7 @@ from traceanalyzer.parsers.chrome_trace import parser as chrome_trace
 from traceanalyzer.parsers.contract import Format
 from traceanalyzer.parsers.nsys_sqlite import parser as nsys_sqlite
 from traceanalyzer.parsers.perfetto import parser as perfetto
-from traceanalyzer.parsers.rocpd import parser as rocpd
+from traceanalyzer.parsers.rocpd import FORMAT
 from traceanalyzer.parsers.source import Source
 
 _EMPTY = "record it again, and stop the profiler before the program ends"
@@ -44,7 +44,7 @@ _BUILT_IN = (
     parquet.FORMAT,
     summary.FORMAT,
     nsys_sqlite.FORMAT,
-    rocpd.FORMAT,
+    FORMAT,
     perfetto.FORMAT,
     memory_snapshot.FORMAT,
     flight_recorder.FORMAT,
