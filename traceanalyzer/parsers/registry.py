@@ -14,6 +14,7 @@ from traceanalyzer.parsers import (
     nccl_inspector,
     ncu_csv,
     ncu_rep,
+    nsys_sqlite as nsys_sqlite,
     parquet,
     printed_text,
     py_spy_dump,
@@ -22,7 +23,6 @@ from traceanalyzer.parsers import (
 )
 from traceanalyzer.parsers.chrome_trace import parser as chrome_trace
 from traceanalyzer.parsers.contract import Format
-from traceanalyzer.parsers.nsys_sqlite import parser as nsys_sqlite
 from traceanalyzer.parsers.perfetto import parser as perfetto
 from traceanalyzer.parsers.rocpd import FORMAT
 from traceanalyzer.parsers.source import Source
