@@ -20,7 +20,6 @@ from traceanalyzer.parsers import (
     printed_text,
     py_spy_dump,
     speedscope,
-    summary,
 )
 from traceanalyzer.parsers.contract import Format
 from traceanalyzer.parsers.perfetto import parser as perfetto
@@ -42,7 +41,7 @@ ENTRY_POINTS = "traceanalyzer.parsers"
 _BUILT_IN = (
     chrome_trace.FORMAT,
     parquet.FORMAT,
-    summary.FORMAT,
+    foreign.FORMAT,
     nsys_sqlite.FORMAT,
     FORMAT,
     perfetto.FORMAT,

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 
 from traceanalyzer import schema
 from traceanalyzer.errors import InputError, UnreadableFile
-from traceanalyzer.parsers import registry, summary
+from traceanalyzer.parsers import foreign as summary, registry
 from traceanalyzer.parsers.chrome_trace import producers
 from traceanalyzer.parsers.foreign import recognise
 from traceanalyzer.parsers.perfetto import parser as perfetto
