@@ -26,7 +26,7 @@ import polars as pl
 
 from traceanalyzer.parsers.chrome_trace.columns import NEVER, Metadata
 from traceanalyzer.parsers.chrome_trace.decode import ABSENT, BAD_TEXT, Args, Event, integer
-from traceanalyzer.parsers.collapsed import labels
+from traceanalyzer.parsers.collapsed.text import LABELLED, py_spy
 from traceanalyzer.parsers.tables import Lanes
 
 RawArgs = Callable[[], list[msgspec.Raw]]
@@ -100,7 +100,7 @@ def name_py_spy_frames(events: list[Event], rows: Sequence[int], raw_args: RawAr
             continue
         if place.filename:
             event.name = _frame(event.name, place.filename, place.line)
-        elif event.name.encode(errors="replace").startswith(labels.LABELLED):
+        elif event.name.encode(errors="replace").startswith(LABELLED):
             _label(event, event.name)
 
 
@@ -112,7 +112,7 @@ def _frame(name: str, file: str, line: Any) -> str:
 def _label(event: Event, text: str) -> None:
     """Turn a label's begin event into a metadata event that names its lane; drop its end event."""
     lanes = Lanes()
-    _, rest = labels.py_spy(text.encode(errors="replace"), lanes)
+    _, rest = py_spy(text.encode(errors="replace"), lanes)
     if rest:
         return
     begins, event.ph = event.ph == "B", _NOTHING
