@@ -21,7 +21,7 @@ from traceanalyzer import schema
 from traceanalyzer.errors import MalformedInput, MissingData, UnknownFormat
 from traceanalyzer.parsers import ncu_csv
 from traceanalyzer.parsers.ncu_csv import lines, reader
-from traceanalyzer.parsers.ncu_csv.values import Numbers, unit_of
+from traceanalyzer.parsers.ncu_csv.lines import Numbers, unit_of
 from traceanalyzer.parsers.source import Source
 from traceanalyzer.trace import concat
 from traceanalyzer.vocabulary import NCU_CSV, NCU_REP
