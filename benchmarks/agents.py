@@ -126,7 +126,7 @@ QUESTIONS = (
 def main() -> int:
     """Print each question with its answer; return 1 if one is wrong."""
     from traceanalyzer.tools.mcp.answers import Answers
-    from traceanalyzer.tools.mcp.roots import Roots
+    from traceanalyzer.tools.mcp.tools import Roots
 
     answers = Answers(Roots([str(FIXTURES)]))
     right = 0

@@ -16,8 +16,7 @@ from traceanalyzer.analyzers import registry
 from traceanalyzer.errors import OptionError, UnreadableFile
 from traceanalyzer.result import Result, Table, View
 from traceanalyzer.tools.mcp.answers import MOST_CHARACTERS, Answers, bounded
-from traceanalyzer.tools.mcp.roots import Roots
-from traceanalyzer.tools.mcp.tools import tools
+from traceanalyzer.tools.mcp.tools import Roots, tools
 
 ROOT = Path(__file__).parents[2]
 

@@ -27,6 +27,6 @@ def mcp(roots: tuple[str, ...]) -> None:
     except ImportError:
         raise MissingExtra("traceanalyzer mcp", "mcp") from None
     from traceanalyzer.tools.mcp.protocol import serve
-    from traceanalyzer.tools.mcp.roots import Roots
+    from traceanalyzer.tools.mcp.tools import Roots
 
     serve(Roots(roots).folders)

@@ -16,8 +16,7 @@ from traceanalyzer.errors import OptionError, TraceAnalyzerError
 from traceanalyzer.render.data import as_json
 from traceanalyzer.render.text import shorten, visible
 from traceanalyzer.result import Result
-from traceanalyzer.tools.mcp.roots import Roots
-from traceanalyzer.tools.mcp.tools import MOST_ROWS, PAGE, Progress, Schema, tools
+from traceanalyzer.tools.mcp.tools import MOST_ROWS, PAGE, Progress, Roots, Schema, tools
 
 #: Most characters of an answer, and of a text in it.
 MOST_CHARACTERS, MOST_TEXT = 100_000, 2_000
