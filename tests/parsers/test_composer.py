@@ -11,7 +11,7 @@ import pytest
 from conftest import SHARED
 
 import traceanalyzer as ta
-from traceanalyzer.analyzers.common.places import count_devices
+from traceanalyzer.analyzers.common.display import count_devices
 from traceanalyzer.parsers.chrome_trace.producers import BASE_STEP_NS
 
 REPRO = SHARED / "data" / "composer" / "repro"

@@ -14,7 +14,7 @@ from traceanalyzer.analyzers.comm_outliers.result import (
     small_collectives,
 )
 from traceanalyzer.analyzers.common.columns import largest_first
-from traceanalyzer.analyzers.common.places import at_start
+from traceanalyzer.analyzers.common.display import at_start
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.kernels.training import REPEATED as PURPOSE_REPEATED
 from traceanalyzer.analyzers.overlap.result import Overlap, advice, why_exposed

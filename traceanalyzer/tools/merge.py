@@ -18,7 +18,7 @@ from traceanalyzer.analyzers.base import Examination, Reading
 from traceanalyzer.analyzers.comm_outliers.compute import measure as measure_communication
 from traceanalyzer.analyzers.comm_outliers.options import Options as CommOptions
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
-from traceanalyzer.analyzers.common.places import short_paths
+from traceanalyzer.analyzers.common.display import short_paths
 from traceanalyzer.analyzers.timeline import alignment, evidence
 from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.exporters.chrome_trace.merged import JsonWriter

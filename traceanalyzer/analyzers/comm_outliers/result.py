@@ -11,9 +11,8 @@ from traceanalyzer.analyzers.comm_outliers import arrivals, chains, tables
 from traceanalyzer.analyzers.comm_outliers.arrivals import Window
 from traceanalyzer.analyzers.comm_outliers.context import divide, labels
 from traceanalyzer.analyzers.comm_outliers.outliers import NETWORK
-from traceanalyzer.analyzers.common.display import sentences
+from traceanalyzer.analyzers.common.display import at_start, sentences
 from traceanalyzer.analyzers.common.kernel_names import function
-from traceanalyzer.analyzers.common.places import at_start
 from traceanalyzer.result import Result, Table, View
 from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns, format_ranges
 

@@ -8,9 +8,8 @@ from typing import Any
 import polars as pl
 
 from traceanalyzer.analyzers.common.columns import sum_if_known
-from traceanalyzer.analyzers.common.display import bars, headings, table_of_known
+from traceanalyzer.analyzers.common.display import bars, headings, places, table_of_known
 from traceanalyzer.analyzers.common.names import distinct, matcher, named
-from traceanalyzer.analyzers.common.places import places
 from traceanalyzer.analyzers.gpu_idle.causes import MANAGING_MEMORY
 from traceanalyzer.drawings import Chart
 from traceanalyzer.result import Result, Table, View

@@ -8,7 +8,7 @@ from functools import partial
 
 import polars as pl
 
-from traceanalyzer.analyzers.common import kernel_names, places, step_patterns
+from traceanalyzer.analyzers.common import display, kernel_names, step_patterns
 from traceanalyzer.analyzers.common.display import stacked
 from traceanalyzer.analyzers.common.gpu_api import in_hip
 from traceanalyzer.analyzers.gpu_idle import causes
@@ -300,7 +300,7 @@ def _who(result: GpuIdle) -> str:
         if result.work_lost:
             why = "GPU work is missing (truncated file, or recorded without CUDA activity)"
         return f"{why}, so the main thread is analysed: it runs no operator"
-    devices = places.count_devices(result.units)
+    devices = display.count_devices(result.units)
     return "The GPU is idle" if devices == 1 else f"The {devices} GPUs are idle"
 
 
@@ -315,7 +315,7 @@ def _worst(result: GpuIdle) -> list[str]:
         return []
     if not worst["idle_ns"] or worst["idle_ns"] < 2 * usual:
         return []
-    who = places.at_start(places.places(units)[0])
+    who = display.at_start(display.places(units)[0])
     median, longest = format_ns(round(usual)), format_ns(worst["idle_ns"])
     return [f"{who} stands out: idle for {longest}, median {median}."]
 
@@ -626,7 +626,7 @@ def _with_idle(frame: pl.DataFrame, span_ns: str, **shares: str) -> pl.DataFrame
 
 
 def _files(frame: pl.DataFrame) -> pl.Series:
-    return places.short_paths(frame["path"]) if frame.height else frame["path"]
+    return display.short_paths(frame["path"]) if frame.height else frame["path"]
 
 
 def _identifying(result: GpuIdle, frame: pl.DataFrame) -> dict[str, str]:
@@ -634,7 +634,7 @@ def _identifying(result: GpuIdle, frame: pl.DataFrame) -> dict[str, str]:
     if result.units.height < 2:
         return {}
     columns = {name: label for name, label in _KEY.items() if frame[name].drop_nulls().len()}
-    if places.identified_by_rank(result.units):
+    if display.identified_by_rank(result.units):
         columns.pop("file", None)
     return columns
 
@@ -654,7 +654,7 @@ def _charts(result: GpuIdle) -> tuple[Chart, ...]:
 def _with_unit(result: GpuIdle, frame: pl.DataFrame) -> pl.DataFrame:
     """Add ``on``: the label of a unit."""
     units = pl.concat([result.units.select(_UNIT), frame.select(_UNIT)])
-    labels = places.places(units).tail(frame.height)
+    labels = display.places(units).tail(frame.height)
     process = pl.format("{} process {}", labels, "pid")
     return frame.with_columns(on=pl.coalesce(process, labels))
 

@@ -8,10 +8,15 @@ import polars as pl
 from traceanalyzer.analyzers.common import replays
 from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION
-from traceanalyzer.analyzers.common.display import bars, headings, rank_column, sentences
+from traceanalyzer.analyzers.common.display import (
+    bars,
+    count_devices,
+    headings,
+    rank_column,
+    sentences,
+)
 from traceanalyzer.analyzers.common.kernel_names import OTHER, is_plain_float
 from traceanalyzer.analyzers.common.launching import Beginning, note_launched_before
-from traceanalyzer.analyzers.common.places import count_devices
 from traceanalyzer.analyzers.kernels.options import By
 from traceanalyzer.drawings import Chart
 from traceanalyzer.result import Result, Table, View

@@ -15,8 +15,8 @@ from traceanalyzer.analyzers.common import (
     step_patterns,
 )
 from traceanalyzer.analyzers.common.columns import grouped, joined, ratio
+from traceanalyzer.analyzers.common.display import places
 from traceanalyzer.analyzers.common.gpu_api import Api, api_of, joined_api
-from traceanalyzer.analyzers.common.places import places
 from traceanalyzer.analyzers.launches import calls as launching, stretches as stretching
 from traceanalyzer.analyzers.launches.calls import DEVICE
 from traceanalyzer.analyzers.launches.options import Options

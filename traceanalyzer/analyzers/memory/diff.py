@@ -15,8 +15,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer
 from traceanalyzer.analyzers.common.columns import largest_first, left_join
-from traceanalyzer.analyzers.common.display import headings
-from traceanalyzer.analyzers.common.places import places
+from traceanalyzer.analyzers.common.display import headings, places
 from traceanalyzer.analyzers.memory import compute, ledger
 from traceanalyzer.analyzers.memory.options import DiffOptions
 from traceanalyzer.analyzers.memory.result import Memory

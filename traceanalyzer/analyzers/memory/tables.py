@@ -2,7 +2,7 @@
 
 import polars as pl
 
-from traceanalyzer.analyzers.common import places
+from traceanalyzer.analyzers.common import display
 from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.display import headings, table_of_known
 from traceanalyzer.analyzers.memory.attribution import frame_text
@@ -19,7 +19,7 @@ def known_table(
     name: str, title: str, frame: pl.DataFrame, columns: dict[str, str], *, detail: bool = False
 ) -> Table:
     """Return a table without columns of nulls, and without the device column of a single device."""
-    located = frame.with_columns(places.places(frame))
+    located = frame.with_columns(display.places(frame))
     columns = {name: heading for name, heading in columns.items() if name in located.columns}
     if frame.select("rank", "path", "device").n_unique() < 2:
         del columns["on"]

@@ -8,7 +8,7 @@ from itertools import groupby, pairwise
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs
-from traceanalyzer.analyzers.common import clocks, device_work, places, step_marks, step_patterns
+from traceanalyzer.analyzers.common import clocks, device_work, display, step_marks, step_patterns
 from traceanalyzer.analyzers.common.columns import joined as joined_tables, stacked
 from traceanalyzer.analyzers.common.names import mapped, matching, named
 from traceanalyzer.analyzers.steps import slow_steps, statistics
@@ -134,14 +134,14 @@ def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()
     """Combine the steps of all ranks, and compare ranks."""
     parts, notes = _marked_once(parts)
     rows = statistics.with_phases(joined(parts))
-    on = places.places(rows.drop("device"))
+    on = display.places(rows.drop("device"))
     known = rows["compute_ns"].null_count() < rows.height
     within = tuple(device_work.PART_NAMES if known else statistics.HOST_PARTS)
     steps = statistics.judged(rows, within).with_columns(on)
     ranks = statistics.ranks(steps)
     return Steps(
         steps=steps,
-        ranks=ranks.with_columns(places.places(ranks)),
+        ranks=ranks.with_columns(display.places(ranks)),
         common=statistics.common(steps, within),
         phases=statistics.by_phase(steps),
         by_kernels=any(part.by_kernels for part in parts),

@@ -8,7 +8,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.base import Examination
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
-from traceanalyzer.analyzers.common.places import short_paths
+from traceanalyzer.analyzers.common.display import short_paths
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 from traceanalyzer.analyzers.timeline.alignment import Recorded
