@@ -7,7 +7,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.base import Examination
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
-from traceanalyzer.analyzers.common.step_patterns import INFERRED_STEPS
+from traceanalyzer.analyzers.common.step_marks import INFERRED_STEPS
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 from traceanalyzer.analyzers.timeline.summary import summary
 from traceanalyzer.drawings import Lanes

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs
-from traceanalyzer.analyzers.common import step_marks, step_patterns
+from traceanalyzer.analyzers.common import step_marks
 from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.device_work import COMPUTE, device_work
 from traceanalyzer.analyzers.efficiency import peaks as roofs
@@ -106,8 +106,8 @@ def measure(trace: Trace, options: Options) -> Part:
         raise MissingData(f"{trace.meta.path}: all recorded kernels are communication")
     has_shapes = _has_shapes(trace, required=options.params is None)
     calls = calls_of(trace, work) if has_shapes else _without_calls(work)
-    steps = step_patterns.steps(trace, options.step_name)
-    inferred = step_patterns.by_kernels(steps)
+    steps = step_marks.steps(trace, options.step_name)
+    inferred = step_marks.by_kernels(steps)
     steps = _whole(work) if steps.is_empty() else steps.select("step", "start", "end").sort("start")
     return _part(trace, work, calls, steps, has_shapes=has_shapes, inferred=inferred)
 

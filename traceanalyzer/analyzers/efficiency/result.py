@@ -17,7 +17,7 @@ from traceanalyzer.analyzers.common.display import (
     sentences,
     table_of_known,
 )
-from traceanalyzer.analyzers.common.step_patterns import INFERRED_STEPS
+from traceanalyzer.analyzers.common.step_marks import INFERRED_STEPS
 from traceanalyzer.analyzers.efficiency.formulas import MATRIX, formula_of
 from traceanalyzer.analyzers.efficiency.peaks import similar
 from traceanalyzer.drawings import Chart

@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs
-from traceanalyzer.analyzers.common import clocks, device_work, step_patterns
+from traceanalyzer.analyzers.common import clocks, device_work
 from traceanalyzer.analyzers.common.columns import grouped, stacked
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE, MEMORY
 from traceanalyzer.analyzers.common.gpu_api import OF_PYTORCH, trains
+from traceanalyzer.analyzers.common.step_marks import by_kernels
 from traceanalyzer.analyzers.gpu_idle import causes, gaps as losing, host, longest_gaps
 from traceanalyzer.analyzers.gpu_idle.causes import BUSY, CAUSE, CAUSES
 from traceanalyzer.analyzers.gpu_idle.gaps import drained, queued, with_launches
@@ -155,7 +156,7 @@ def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> P
         causes=_by_cause(caused),
         lost=losing.lost(lost, late_launches) if lost else None,
         steps=measured.tail(marked.height).drop("device", "pid"),
-        steps_by_kernels=step_patterns.by_kernels(excerpt.steps),
+        steps_by_kernels=by_kernels(excerpt.steps),
         gaps=longest,
         loader=host.loader_slices(loading),
         loader_code=host.loader_code(excerpt, loading),

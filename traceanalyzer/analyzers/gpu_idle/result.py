@@ -8,9 +8,10 @@ from functools import partial
 
 import polars as pl
 
-from traceanalyzer.analyzers.common import display, kernel_names, step_patterns
+from traceanalyzer.analyzers.common import display, kernel_names
 from traceanalyzer.analyzers.common.display import stacked
 from traceanalyzer.analyzers.common.gpu_api import in_hip
+from traceanalyzer.analyzers.common.step_marks import INFERRED_STEPS
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.options import By
 from traceanalyzer.drawings import Chart
@@ -454,7 +455,7 @@ _MUCH_LONGER = 1.5
 
 def _step_notes(result: GpuIdle) -> Iterator[str]:
     if result.steps_by_kernels:
-        yield step_patterns.INFERRED_STEPS
+        yield INFERRED_STEPS
     elif not result.steps.height:
         marking = result.hints["step"]
         yield (

@@ -7,13 +7,7 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs
-from traceanalyzer.analyzers.common import (
-    clocks,
-    device_work,
-    host_code,
-    step_marks,
-    step_patterns,
-)
+from traceanalyzer.analyzers.common import clocks, device_work, host_code, step_marks
 from traceanalyzer.analyzers.common.columns import grouped, joined, ratio
 from traceanalyzer.analyzers.common.display import places
 from traceanalyzer.analyzers.common.gpu_api import Api, api_of, joined_api
@@ -120,7 +114,7 @@ class Excerpt:
         waits: rows of :func:`~traceanalyzer.analyzers.launches.stretches.synchronising_calls`.
         python: the Python frame of each of ``waits``.
         places: slices of operators and annotations.
-        steps: rows of :func:`~traceanalyzer.analyzers.common.step_patterns.steps`.
+        steps: rows of :func:`~traceanalyzer.analyzers.common.step_marks.steps`.
         without_work: number of launch calls without recorded device work.
         after_last: number of synchronising calls after the last launch.
         program: GPU API and framework of the program.
@@ -148,7 +142,7 @@ def take(trace: Trace, options: Options) -> Excerpt:
         MissingData: device work or its launch calls were not recorded.
         OptionError: ``step_name`` is not a regular expression.
     """
-    steps = step_patterns.steps(trace, options.step_name)
+    steps = step_marks.steps(trace, options.step_name)
     work = launching.with_launches(trace, device_work.device_work(trace))
     if work.is_empty():
         trace.require(*DEVICE_WORK)
@@ -220,7 +214,7 @@ def measure(excerpt: Excerpt, _options: Options, *, for_rules: bool = False) -> 
         queue=queue,
         stretches=where,
         steps=steps,
-        steps_by_kernels=step_patterns.by_kernels(excerpt.steps),
+        steps_by_kernels=step_marks.by_kernels(excerpt.steps),
         short=short,
         synchronising=stretching.by_place(stretching.costs(excerpt.waits, work), waited),
         without_work=excerpt.without_work,
@@ -370,7 +364,7 @@ def _measured_steps(excerpt: Excerpt, stretches: pl.DataFrame, gaps: pl.DataFram
     A launch belongs to the step of its call, or of its work if steps are inferred from kernels.
     """
     steps = excerpt.steps
-    at = "start" if step_patterns.by_kernels(steps) else "launch_start"
+    at = "start" if step_marks.by_kernels(steps) else "launch_start"
     is_graph = pl.col("launch_name").cast(pl.String).str.contains(launching.GRAPH_LAUNCH)
     launched = excerpt.calls.select("device", ts=at, graph=is_graph)
     devices = gaps[["device"]].unique()

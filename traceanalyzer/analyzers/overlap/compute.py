@@ -13,8 +13,7 @@ from traceanalyzer.analyzers.base import Analyzer, Needs, Reader
 from traceanalyzer.analyzers.common import clocks, device_work, launching
 from traceanalyzer.analyzers.common.columns import ratio, stacked
 from traceanalyzer.analyzers.common.device_work import DEVICE, measure_parts, per_device
-from traceanalyzer.analyzers.common.step_marks import MARK_NAMES
-from traceanalyzer.analyzers.common.step_patterns import by_kernels, steps as steps_of
+from traceanalyzer.analyzers.common.step_marks import MARK_NAMES, by_kernels, steps as steps_of
 from traceanalyzer.analyzers.overlap import reasons
 from traceanalyzer.analyzers.overlap.options import Options
 from traceanalyzer.analyzers.overlap.reasons import Exposed

@@ -19,7 +19,7 @@ from traceanalyzer.analyzers.common.display import (
     stacked,
 )
 from traceanalyzer.analyzers.common.launching import Beginning, note_launched_before
-from traceanalyzer.analyzers.common.step_patterns import INFERRED_STEPS
+from traceanalyzer.analyzers.common.step_marks import INFERRED_STEPS
 from traceanalyzer.analyzers.overlap.options import By
 from traceanalyzer.analyzers.overlap.reasons import (
     AFTER,

@@ -8,7 +8,7 @@ from itertools import groupby, pairwise
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs
-from traceanalyzer.analyzers.common import clocks, device_work, display, step_marks, step_patterns
+from traceanalyzer.analyzers.common import clocks, device_work, display, step_marks
 from traceanalyzer.analyzers.common.columns import joined as joined_tables, stacked
 from traceanalyzer.analyzers.common.names import mapped, matching, named
 from traceanalyzer.analyzers.steps import slow_steps, statistics
@@ -105,7 +105,7 @@ def measure(trace: Trace, options: Options) -> Part:
         .sort("start", "device")
     )
     meta = trace.meta
-    by_kernels = step_patterns.by_kernels(marks)
+    by_kernels = step_marks.by_kernels(marks)
     return Part(meta.rank, meta.path, meta.epoch_ns, meta.start_ns, steps, by_kernels=by_kernels)
 
 
@@ -126,8 +126,8 @@ def measure_for_diagnosis(trace: Trace, options: Options) -> Part:
 def _marks(trace: Trace, options: Options) -> pl.DataFrame:
     """Return the marked steps, or those inferred from kernels if requested or none is marked."""
     if options.step_every is not None:
-        return step_patterns.repeated(trace, options.step_every)
-    return step_patterns.steps(trace, options.step_name)
+        return step_marks.repeated(trace, options.step_every)
+    return step_marks.steps(trace, options.step_name)
 
 
 def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()) -> Steps:
