@@ -6,8 +6,8 @@ import polars as pl
 
 from traceanalyzer.analyzers.common import kernel_names
 from traceanalyzer.analyzers.common.columns import largest_first
+from traceanalyzer.analyzers.efficiency import roofs
 from traceanalyzer.analyzers.efficiency.formulas import CONVOLUTION, GEMM
-from traceanalyzer.analyzers.efficiency.peaks import FAR_FROM_ROOF, NO_TF32, SMALL, UNALIGNED
 from traceanalyzer.analyzers.efficiency.result import Efficiency
 from traceanalyzer.analyzers.host_metrics.result import HostMetrics, gpu_metrics_text
 from traceanalyzer.analyzers.kernels.result import Kernels
@@ -239,9 +239,9 @@ _PRODUCT_KINDS = (GEMM, CONVOLUTION)
 _LEAST_REASON = 0.1
 #: What each reason means.
 _REASONS = {
-    NO_TF32: "FP32 without TF32",
-    UNALIGNED: "rows that are not multiples of 16 bytes",
-    SMALL: "fewer tiles of 128 x 128 than multiprocessors",
+    roofs.NO_TF32: "FP32 without TF32",
+    roofs.UNALIGNED: "rows that are not multiples of 16 bytes",
+    roofs.SMALL: "fewer tiles of 128 x 128 than multiprocessors",
 }
 
 
@@ -260,7 +260,7 @@ def _without_peaks(result: Efficiency) -> str | None:
 @rule(
     "efficiency",
     "matrix multiplications and convolutions far from the roof of the GPU",
-    f"device time above the roof of shapes below {FAR_FROM_ROOF:.0%} of it, as a share of "
+    f"device time above the roof of shapes below {roofs.FAR_FROM_ROOF:.0%} of it, as a share of "
     "step time (of the recorded time if no steps are marked), without the kernels that other "
     "findings count",
     {"info": 0.05, "warning": 0.15},
@@ -303,7 +303,7 @@ def _share_in_steps(answers: Answers) -> float:
 
 def _unclaimed(result: Efficiency, answers: Answers) -> pl.DataFrame:
     """Return products far from the roof, without the calls that other findings count."""
-    far = pl.col("roof_frac") < FAR_FROM_ROOF
+    far = pl.col("roof_frac") < roofs.FAR_FROM_ROOF
     rows = (result.operators if result.products is None else result.products).filter(
         pl.col("kind").is_in(_PRODUCT_KINDS), far, "is_exact"
     )
@@ -353,10 +353,10 @@ def _of_reasons(rows: pl.DataFrame, reasons: pl.DataFrame, answers: Answers) -> 
         "and aligned."
     )
     remedies = {
-        NO_TF32: f"Use {answers.program.faster_precision}.",
-        UNALIGNED: "Pad sizes (vocabulary, channels, hidden sizes) to multiples of 16 bytes, "
+        roofs.NO_TF32: f"Use {answers.program.faster_precision}.",
+        roofs.UNALIGNED: "Pad sizes (vocabulary, channels, hidden sizes) to multiples of 16 bytes, "
         "better of 128.",
-        SMALL: "Give the GPU more work per product: a larger (micro-)batch, fused or batched "
+        roofs.SMALL: "Give the GPU more work per product: a larger (micro-)batch, fused or batched "
         "projections, fewer splits by tensor parallelism.",
         "": large,
     }

@@ -9,7 +9,7 @@ from traceanalyzer.analyzers.base import Analyzer, Needs
 from traceanalyzer.analyzers.common import step_marks
 from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.device_work import COMPUTE, device_work
-from traceanalyzer.analyzers.efficiency import peaks as roofs
+from traceanalyzer.analyzers.efficiency import roofs
 from traceanalyzer.analyzers.efficiency.calls import (
     INPUTS_OF,
     PRODUCTS,
