@@ -16,7 +16,7 @@ from polars.testing import assert_frame_equal
 from traceanalyzer.errors import InputError
 from traceanalyzer.exporters import writer_for
 from traceanalyzer.parsers import parquet
-from traceanalyzer.parsers.chrome_trace import parse
+from traceanalyzer.parsers.chrome_trace import parser as chrome_trace
 from traceanalyzer.parsers.contract import Selection
 from traceanalyzer.parsers.source import Source
 from traceanalyzer.schema import ON_REQUEST
@@ -50,7 +50,7 @@ CONFORMANCE = sorted(
 
 
 def read(path: Path, selection: Selection) -> Trace:
-    return parse(Source(path), selection)
+    return chrome_trace.parse(Source(path), selection)
 
 
 def export(trace: Trace, path: Path) -> Path:

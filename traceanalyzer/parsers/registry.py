@@ -6,7 +6,6 @@ from pathlib import PurePath
 
 from traceanalyzer.errors import OptionError, UnknownFormat
 from traceanalyzer.parsers import (
-    chrome_trace as chrome_trace,
     collapsed,
     flight_recorder,
     foreign,
@@ -21,6 +20,7 @@ from traceanalyzer.parsers import (
     py_spy_dump,
     speedscope,
 )
+from traceanalyzer.parsers.chrome_trace import parser as chrome_trace
 from traceanalyzer.parsers.contract import Format
 from traceanalyzer.parsers.perfetto import parser as perfetto
 from traceanalyzer.parsers.rocpd import FORMAT

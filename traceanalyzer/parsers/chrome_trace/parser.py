@@ -1,0 +1,40 @@
+"""The Chrome trace parser: reads a file into a :class:`~traceanalyzer.trace.Trace`."""
+
+import re
+
+from traceanalyzer.parsers.contract import Format, Progress, Selection
+from traceanalyzer.parsers.source import Source
+from traceanalyzer.trace import Trace
+
+#: Keys that distinguish a trace from other JSON; most of them precede the events.
+_LIKELY = re.compile(
+    rb'"(?:traceEvents|ph|schemaVersion|deviceProperties|baseTimeNanoseconds|distributedInfo'
+    rb'|displayTimeUnit|traceName|otherData|stackFrames|systemTraceEvents|viztracer_metadata)"'
+)
+
+
+def sniff(head: bytes, path: str) -> bool:  # noqa: ARG001 - a parser's signature
+    """Whether the first bytes look like a Chrome trace; the file name does not matter."""
+    text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if text.startswith(b"["):
+        inner = text[1:].strip(b" \t\r\n,")
+        return inner in (b"", b"]") or _LIKELY.search(head) is not None
+    return text.startswith(b"{") and _LIKELY.search(head) is not None
+
+
+def parse(source: Source, selection: Selection, progress: Progress | None = None) -> Trace:
+    """Read one trace; see :func:`traceanalyzer.parsers.chrome_trace.reader.parse`."""
+    from traceanalyzer.parsers.chrome_trace import reader
+
+    return reader.parse(source, selection, progress)
+
+
+FORMAT: Format = Format(
+    name="chrome-trace",
+    suffixes=(".json", ".json.gz", ".pt.trace.json", ".pfw", ".pfw.gz", ".json.zst", ".zip"),
+    description="Chrome Trace Event JSON: PyTorch/Kineto, Composer, JAX, viztracer, dftracer",
+    spec_url="https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU",
+    sniff=sniff,
+    parse=parse,
+    priority=10,
+)
