@@ -89,7 +89,7 @@ def diff_runs(
         MissingData: a run has no data to compare.
         OptionError: an option is invalid, or a side has no run.
     """
-    from traceanalyzer.analyzers.diff.compared import combine
+    from traceanalyzer.analyzers.diff import repeated
     from traceanalyzer.analyzers.diff.compute import DIFF
     from traceanalyzer.run.loop import collect, guarded, with_notes
 
@@ -99,6 +99,6 @@ def diff_runs(
     every = [run for side in sides for run in side]
     with guarded({path: one for run in every for path, one in run.summaries.items()}):
         parts = [[run.parts for run in side] for side in sides]
-        result = combine(parts[0], parts[1], options)
+        result = repeated.combine(parts[0], parts[1], options)
         result.view()
     return with_notes(result, dict.fromkeys(note for run in every for note in run.notes))
