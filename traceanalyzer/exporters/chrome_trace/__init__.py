@@ -14,7 +14,7 @@ import msgspec
 
 from traceanalyzer.errors import MissingData
 from traceanalyzer.exporters.chrome_trace import events
-from traceanalyzer.exporters.chrome_trace.events import Items
+from traceanalyzer.exporters.chrome_trace.text import Items
 from traceanalyzer.exporters.chrome_trace.tracks import lay_out
 from traceanalyzer.trace import Meta, Trace
 

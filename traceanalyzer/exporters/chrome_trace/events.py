@@ -7,14 +7,13 @@ a category that does not name a kind the argument ``category``. Invalid JSON fro
 becomes a JSON string.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import IO
+from collections.abc import Iterator, Mapping
 
 import msgspec
-import numpy as np
-import orjson
 import polars as pl
 
+from traceanalyzer.exporters.chrome_trace import text as json
+from traceanalyzer.exporters.chrome_trace.text import lookup, member, members, quoted_column
 from traceanalyzer.exporters.chrome_trace.tracks import ORIGINAL_TID, PLACE, PROCESS, THREAD, Tracks
 from traceanalyzer.trace import Trace
 from traceanalyzer.vocabulary import kind_of_category
@@ -97,8 +96,8 @@ def _event(frame: pl.DataFrame) -> pl.Expr:
     begin = members(
         phase,
         *_identity(),
-        member("ts", microseconds(pl.col("ts"))),
-        member("dur", microseconds(pl.when(~_is_async).then("dur"))),
+        member("ts", json.microseconds(pl.col("ts"))),
+        member("dur", json.microseconds(pl.when(~_is_async).then("dur"))),
         member("sf", pl.col("stack")),
         member("args", pl.col("arguments")),
     )
@@ -109,7 +108,7 @@ def _event(frame: pl.DataFrame) -> pl.Expr:
 
 
 def _async_end() -> pl.Expr:
-    end = member("ts", microseconds(pl.col("ts") + pl.col("dur")))
+    end = member("ts", json.microseconds(pl.col("ts") + pl.col("dur")))
     return pl.concat_str(pl.lit(',\n{"ph":"e",'), members(*_identity(), end), pl.lit("}"))
 
 
@@ -274,7 +273,7 @@ def _as_value(text: str) -> str:
         is_value = len(_items.decode(f"[{text}]")) == 1
     except msgspec.DecodeError:
         is_value = False
-    return text if is_value else quoted(text)
+    return text if is_value else json.quoted(text)
 
 
 # --- flows, counters, samples ------------------------------------------------------------------
@@ -307,7 +306,7 @@ def _flow(frame: pl.DataFrame) -> pl.Expr:
         pl.concat_str(pl.lit('{"ph":"'), phase, pl.lit('"')),
         member("id", pl.col("flow")),
         pl.col("where"),
-        member("ts", microseconds(pl.col("ts"))),
+        member("ts", json.microseconds(pl.col("ts"))),
         member("cat", quoted_column(frame["category"])),
         member("name", quoted_column(frame["name"])),
         pl.when(is_end & ~later).then(pl.lit('"bp":"e"')),
@@ -332,7 +331,7 @@ def counter_texts(trace: Trace, tracks: Tracks) -> pl.Series:
         pl.lit('{"ph":"C"'),
         member("name", quoted_column(events["name"])),
         member("pid", pl.col("process")),
-        member("ts", microseconds(pl.col("ts"))),
+        member("ts", json.microseconds(pl.col("ts"))),
         pl.concat_str(pl.lit('"args":{'), "args", pl.lit("}")),
     )
     return events.select(text + "}").to_series()
@@ -355,7 +354,7 @@ def sample_texts(trace: Trace, tracks: Tracks) -> pl.Series:
     samples = lookup(trace.events.filter(_IS_SAMPLE), tracks.processes, PROCESS)
     samples = lookup(samples, tracks.threads, THREAD)
     text = members(
-        pl.concat_str(pl.lit('{"ts":'), microseconds(pl.col("ts"))),
+        pl.concat_str(pl.lit('{"ts":'), json.microseconds(pl.col("ts"))),
         member("name", quoted_column(samples["name"])),
         member("pid", pl.col("process")),
         member("tid", pl.coalesce("thread", pl.col("tid").cast(pl.String))),
@@ -363,55 +362,3 @@ def sample_texts(trace: Trace, tracks: Tracks) -> pl.Series:
         member("weight", pl.col("weight")),
     )
     return samples.select(text + "}").to_series()
-
-
-def lookup(rows: pl.DataFrame, table: pl.DataFrame, on: Sequence[str]) -> pl.DataFrame:
-    """Join the rows, in their order, with a table; null is a key like any other."""
-    return rows.join(table, on=on, how="left", nulls_equal=True, maintain_order="left")
-
-
-def microseconds(ns: pl.Expr) -> pl.Expr:
-    """Format nanoseconds as microseconds with three decimals, exact for every Int64."""
-    return (ns.cast(pl.Decimal(38, 3)) / 1000).cast(pl.String)
-
-
-def member(key: str, value: pl.Expr) -> pl.Expr:
-    """Format ``"key":value`` from JSON values; null for null."""
-    return pl.lit(f"{quoted(key)}:") + value.cast(pl.String)
-
-
-def members(*expressions: pl.Expr) -> pl.Expr:
-    """Join members with commas, without nulls; empty if all are null."""
-    return pl.concat_str(expressions, separator=",", ignore_nulls=True)
-
-
-def quoted(text: str) -> str:
-    """Format a text as a JSON string."""
-    return orjson.dumps(text).decode()
-
-
-def quoted_column(column: pl.Series) -> pl.Expr:
-    """Return the column of that name as JSON strings; each distinct text is escaped once."""
-    distinct = column.drop_nulls().unique()
-    texts = pl.Series([quoted(text) for text in distinct.cast(pl.String)], dtype=pl.String)
-    return pl.col(column.name).replace_strict(distinct, texts, default=None, return_dtype=pl.String)
-
-
-class Items:
-    """Writes the items of a JSON array or object to a file, one per line."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self._separator = b"\n"
-
-    def write(self, items: pl.Series) -> None:
-        """Write a column of items, without nulls."""
-        lines = (",\n" + items.drop_nulls()).to_arrow(compat_level=pl.CompatLevel.oldest())
-        if len(lines) == 0:
-            return
-        # the texts of an Arrow column are contiguous in one buffer
-        _, offsets, data = lines.buffers()
-        ends = np.frombuffer(offsets, np.int64)[lines.offset :]
-        self._file.write(self._separator)
-        self._file.write(memoryview(data)[ends[0] + 2 : ends[len(lines)]])
-        self._separator = b",\n"

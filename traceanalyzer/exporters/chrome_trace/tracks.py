@@ -23,7 +23,7 @@ from itertools import count, islice
 
 import polars as pl
 
-from traceanalyzer.exporters.chrome_trace.events import lookup, member, members, quoted_column
+from traceanalyzer.exporters.chrome_trace.text import lookup, member, members, quoted_column
 from traceanalyzer.frames.nesting import nest
 from traceanalyzer.trace import Trace
 from traceanalyzer.vocabulary import DEVICE_KINDS
