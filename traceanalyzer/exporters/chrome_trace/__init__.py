@@ -14,8 +14,7 @@ import msgspec
 
 from traceanalyzer.errors import MissingData
 from traceanalyzer.exporters.chrome_trace import events
-from traceanalyzer.exporters.chrome_trace.text import Items
-from traceanalyzer.exporters.chrome_trace.tracks import lay_out
+from traceanalyzer.exporters.chrome_trace.tracks import Items, lay_out
 from traceanalyzer.trace import Meta, Trace
 
 _VERSION = "kineto schema "
