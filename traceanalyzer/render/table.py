@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from tabulate import SEPARATING_LINE, tabulate
 
-from traceanalyzer.render.color import OWN_CODE, SEVERITY, colored
 from traceanalyzer.render.fitting import Column, fitted, shorten_all
+from traceanalyzer.render.palette import OWN_CODE, SEVERITY, colored
 from traceanalyzer.render.text import further_costs, prose, row_sentences, table_cells, visible
 from traceanalyzer.result import Finding, Result, Table
 

@@ -11,7 +11,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from traceanalyzer.drawings import Budget, Lanes
-from traceanalyzer.render.color import STATES, colored
+from traceanalyzer.render.palette import STATE_SEQUENCES as STATES, colored
 from traceanalyzer.render.text import shorten, visible
 from traceanalyzer.units import format_count, format_frac, format_ns
 
