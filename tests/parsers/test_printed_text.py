@@ -18,7 +18,7 @@ from wording import raises_wording
 import traceanalyzer as ta
 from traceanalyzer import InputError, schema
 from traceanalyzer.parsers import registry
-from traceanalyzer.parsers.printed_text import values
+from traceanalyzer.parsers.printed_text import lines as values
 from traceanalyzer.parsers.printed_text.lines import line
 from traceanalyzer.parsers.source import Source
 from traceanalyzer.vocabulary import PRINTED_TEXT

@@ -2,8 +2,7 @@
 
 import re
 
-from traceanalyzer.parsers.printed_text.lines import Line
-from traceanalyzer.parsers.printed_text.values import Rows, nanoseconds, number, size
+from traceanalyzer.parsers.printed_text.lines import Line, Rows, nanoseconds, number, size
 
 TIMERS, THROUGHPUT, MEMORY, CALLS, SUMMARY = (
     "timers", "throughput", "memory_usage", "comm_log", "comm_summary"

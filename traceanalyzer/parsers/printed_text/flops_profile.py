@@ -6,8 +6,7 @@ place of ``,``); labels are compared without case, figures have their own units.
 
 import re
 
-from traceanalyzer.parsers.printed_text.lines import Line
-from traceanalyzer.parsers.printed_text.values import Rows, count, nanoseconds, number
+from traceanalyzer.parsers.printed_text.lines import Line, Rows, count, nanoseconds, number
 
 #: The model and its modules; the largest classes by depth.
 FORM, BY_CLASS = "flops_profile", "flops_by_class"

@@ -7,8 +7,7 @@ contain blanks. With stacks, a row goes on in further lines that have only a loc
 import re
 from collections.abc import Callable
 
-from traceanalyzer.parsers.printed_text.lines import Line
-from traceanalyzer.parsers.printed_text.values import Rows, count, nanoseconds, number, size
+from traceanalyzer.parsers.printed_text.lines import Line, Rows, count, nanoseconds, number, size
 
 FORM = "key_averages"
 

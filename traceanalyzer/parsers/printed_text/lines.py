@@ -1,14 +1,20 @@
 """Lines of a job log: the process that printed each, its rank and its time, without prefixes."""
 
 import calendar
+import math
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from time import strptime
 
+import polars as pl
+
+from traceanalyzer import schema
 from traceanalyzer.parsers.collapsed.text import TOO_LONG, chunks
 from traceanalyzer.parsers.contract import Progress
 from traceanalyzer.parsers.source import Source
+from traceanalyzer.schema import MAX_WEIGHT
 from traceanalyzer.units import NS_PER_S
 
 #: Longer lines are skipped: tables and log lines have some hundred characters.
@@ -115,3 +121,151 @@ def _ends(source: Source) -> bool:
     for block in source.blocks():
         end = block[-1:]
     return end == b"\n"
+
+
+_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?"
+_QUANTITY = re.compile(rf"\s*({_NUMBER})\s*([A-Za-zµ]*)\s*")
+#: Powers of ten by prefix.
+_LARGE = {"": 0, "k": 3, "K": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+_POWERS = {**_LARGE, "m": -3, "u": -6, "µ": -6, "n": -9, "p": -12}
+_BINARY = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40, "p": 1 << 50}
+_LONGEST_NUMBER = 64
+#: Numbers without a unit of their own beyond this are damage.
+_MOST = 1e30
+#: Metrics that are whole numbers, exact below 2^53 (104 days in ns).
+_WHOLE = ("_ns", "_bytes", "calls", "_n")
+
+
+def number(text: str) -> float | None:
+    """Return a number without a unit; None for any other text."""
+    value, unit = _parts(text)
+    return _scaled(value, 0) if unit == "" else None
+
+
+def nanoseconds(text: str) -> float | None:
+    """Return a time such as ``6.087ms``, ``1.08 s``, ``1.77 Gs`` in ns; None for any other text."""
+    value, unit = _parts(text)
+    power = _POWERS.get(unit[:-1]) if unit.endswith("s") else None
+    return None if power is None else _whole(_scaled(value, power + 9))
+
+
+def size(text: str) -> float | None:
+    """Return a size such as ``1.98 MB``, ``4 B``, ``512 MiB`` in bytes; None for any other text.
+
+    PyTorch and DeepSpeed mean multiples of 1024 by KB, MB and GB.
+    """
+    value, unit = _parts(text)
+    factor = _BINARY.get(unit[:-1].removesuffix("i").lower()) if unit[-1:] in ("B", "b") else None
+    return None if value is None or factor is None else _whole(_scaled(value * factor, 0))
+
+
+def count(text: str, unit: str = "") -> float | None:
+    """Return a count such as ``229.36 M``, ``21.83 GMACs``; None for any other text."""
+    value, ending = _parts(text)
+    power = _POWERS.get(ending.removesuffix(unit)) if ending.endswith(unit) else None
+    return None if power is None else _scaled(value, power)
+
+
+def _parts(text: str) -> tuple[Decimal | None, str]:
+    """Return number and unit; decimals, so that ``1.08 T`` is exactly 1,080,000,000,000."""
+    match = _QUANTITY.fullmatch(text) if len(text) <= _LONGEST_NUMBER else None
+    return (Decimal(match[1]), match[2]) if match and match[1].isascii() else (None, "")
+
+
+def _scaled(value: Decimal | None, power: int) -> float | None:
+    """Return a number times a power of ten; None for numbers beyond Float64."""
+    scaled = None if value is None else float(value.scaleb(power))
+    return scaled if scaled is not None and math.isfinite(scaled) else None
+
+
+def _whole(value: float | None) -> float | None:
+    """Round a number: ``1.98 MB`` is not a fraction of a byte."""
+    return None if value is None else float(round(value))
+
+
+#: Rows that are converted at a time.
+_AT_ONCE = 1 << 15
+
+
+@dataclass
+class Rows:
+    """The rows of ``aggregates`` read so far, as columns, and what could not be read.
+
+    Attributes:
+        columns: values of the last rows by column.
+        frames: the rows before, in batches.
+        issues: count and first line by (severity, code).
+        blocks: number of blocks.
+    """
+
+    columns: dict[str, list[object]] = field(
+        default_factory=lambda: {column.name: [] for column in schema.AGGREGATES}
+    )
+    frames: list[pl.DataFrame] = field(default_factory=list)
+    issues: dict[tuple[str, str], list[int]] = field(default_factory=dict)
+    blocks: int = 0
+
+    def block(self) -> int:
+        """Return the number of a new block."""
+        self.blocks += 1
+        return self.blocks - 1
+
+    def add(
+        self,
+        form: str,
+        place: tuple[int, int | None],
+        line: Line,
+        values: Mapping[str, float | str | None],
+        *,
+        name: str | None = None,
+    ) -> None:
+        """Add the numbers and texts of one line.
+
+        Args:
+            form: the form of the text.
+            place: number of the block, number of the row in it.
+            line: the line.
+            values: number or text by metric; None is left out.
+            name: what the line is about.
+        """
+        rank, printed_ns = line.rank, line.printed_ns
+        is_cut = bool(name and name.endswith("..."))
+        for metric, value in values.items():
+            known = value if isinstance(value, str) else self._within(metric, value, line)
+            if known is None:
+                continue
+            is_text = isinstance(known, str)
+            row = (
+                rank, form, *place, name, is_cut, metric,
+                None if is_text else known, known if is_text else None, printed_ns, line.number,
+            )  # fmt: skip
+            for column, cell in zip(self.columns.values(), row, strict=True):
+                column.append(cell)
+        if len(self.columns["line"]) >= _AT_ONCE:
+            self._flush()
+
+    def table(self) -> pl.DataFrame:
+        """Return the table ``aggregates``."""
+        self._flush()
+        return pl.concat(self.frames)
+
+    def _flush(self) -> None:
+        """Convert the last rows: as Python objects they take ten times the memory."""
+        columns = schema.AGGREGATES
+        rows = [pl.Series(one.name, self.columns[one.name], one.dtype) for one in columns]
+        self.frames.append(pl.DataFrame(rows))
+        for values in self.columns.values():
+            values.clear()
+
+    def _within(self, metric: str, value: float | None, line: Line) -> float | None:
+        if value is None:
+            return None
+        if abs(value) < (MAX_WEIGHT if metric.endswith(_WHOLE) else _MOST):
+            return value
+        self.note("data_loss", "number-out-of-range", line)
+        return None
+
+    def note(self, severity: str, code: str, line: Line) -> None:
+        """Count an irregularity."""
+        counted = self.issues.setdefault((severity, code), [0, line.number])
+        counted[0] += 1

@@ -5,8 +5,7 @@ Figures are floored to the unit printed behind them, which is the largest error 
 
 import re
 
-from traceanalyzer.parsers.printed_text.lines import Line
-from traceanalyzer.parsers.printed_text.values import Rows, count, number, size
+from traceanalyzer.parsers.printed_text.lines import Line, Rows, count, number, size
 
 FORM = "memory_summary"
 

@@ -13,8 +13,7 @@ from traceanalyzer.parsers.printed_text import (
     key_averages,
     memory_summary,
 )
-from traceanalyzer.parsers.printed_text.lines import Line, Lines
-from traceanalyzer.parsers.printed_text.values import Rows
+from traceanalyzer.parsers.printed_text.lines import Line, Lines, Rows
 from traceanalyzer.parsers.source import Source, rank_from_name
 from traceanalyzer.trace import Meta, Trace, issue_rows
 from traceanalyzer.vocabulary import PRINTED_TEXT
