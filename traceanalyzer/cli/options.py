@@ -134,7 +134,7 @@ class Reading:
         if not (self.dask or self.scheduler or self.scheduler_file):
             yield None
             return
-        from traceanalyzer.run.cluster import connected
+        from traceanalyzer.run.workers import connected
 
         with connected(self.scheduler, self.scheduler_file) as client:
             yield client
