@@ -14,7 +14,7 @@ from traceanalyzer.analyzers.common import columns, display
 from traceanalyzer.analyzers.common.display import headings
 from traceanalyzer.analyzers.memory import attribution, ledger, rank_memory, steps
 from traceanalyzer.analyzers.memory.options import GrowthOptions
-from traceanalyzer.analyzers.memory.tables import known_table, with_line
+from traceanalyzer.analyzers.memory.rank_memory import known_table, with_line
 from traceanalyzer.drawings import Chart
 from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.frames.intervals import Ints

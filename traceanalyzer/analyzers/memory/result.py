@@ -12,7 +12,13 @@ from traceanalyzer.analyzers.common.display import headings, sentences
 from traceanalyzer.analyzers.memory.attribution import NO_STACK, frame_text
 from traceanalyzer.analyzers.memory.growth import MemoryGrowth
 from traceanalyzer.analyzers.memory.oom import MemoryErrors
-from traceanalyzer.analyzers.memory.tables import ALIVE, known_table, summed, times_of, with_line
+from traceanalyzer.analyzers.memory.rank_memory import (
+    ALIVE,
+    known_table,
+    summed,
+    times_of,
+    with_line,
+)
 from traceanalyzer.drawings import Chart, Occupancy
 from traceanalyzer.result import Result, Table, View
 from traceanalyzer.units import format_bytes, format_frac, format_ns
