@@ -6,7 +6,8 @@ from typing import Any
 
 from traceanalyzer import __version__
 from traceanalyzer.errors import OutputError
-from traceanalyzer.run import PARTS_SCHEMA, baselines
+from traceanalyzer.run import baselines
+from traceanalyzer.run.baselines import PARTS_SCHEMA
 
 #: Runs that one process saves.
 EACH = 20

@@ -1,10 +1,11 @@
 """Events that overlap spans of time, compared with one event and one span at a time."""
 
+from itertools import chain, pairwise
+
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from traceanalyzer import schema
 from traceanalyzer.trace import Meta, Trace, in_spans, overlaps
@@ -67,10 +68,12 @@ def test_numbers_arrays_and_expressions_agree(events, spans):
 
 @given(EVENTS, st.lists(TIMES, min_size=2, unique=True).map(sorted))
 def test_instant_is_in_one_of_successive_spans(events, cuts):
-    spans = list(zip(cuts[:-1], cuts[1:], strict=True))
+    spans = list(pairwise(cuts))
     instants = [(ts, None) for ts, _ in events]
     parts = [trace_of(instants).overlapping([span]).events["ts"].to_list() for span in spans]
-    assert sorted(sum(parts, [])) == sorted(ts for ts, _ in events if cuts[0] <= ts < cuts[-1])
+    assert sorted(chain.from_iterable(parts)) == sorted(
+        ts for ts, _ in events if cuts[0] <= ts < cuts[-1]
+    )
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,7 @@ import pytest
 
 import traceanalyzer as ta
 from traceanalyzer.analyzers import registry
-from traceanalyzer.run import PARTS_SCHEMA
-from traceanalyzer.run import parts as summaries
+from traceanalyzer.run import PARTS_SCHEMA, parts as summaries
 from traceanalyzer.run.parts import types_of
 from traceanalyzer.run.summaries import CONTEXT, Issues, State, part_type
 from traceanalyzer.tools import summarize as summarizing
@@ -37,7 +36,7 @@ INPUTS = (
     "ncu/hopper_raw.csv",
     "py_spy/default.raw.txt",
 )
-_TEXT = "raise PARTS_SCHEMA in traceanalyzer/run/__init__.py, then pytest --bless"
+_TEXT = "raise PARTS_SCHEMA in traceanalyzer/run/baselines.py, then pytest --bless"
 
 
 def text_of(kind: Any) -> str:

@@ -16,7 +16,8 @@ import traceanalyzer as ta
 from traceanalyzer.cli.main import status
 from traceanalyzer.errors import InputError, MalformedInput, OptionError, OutputError
 from traceanalyzer.render import render
-from traceanalyzer.run import PARTS_SCHEMA, baselines
+from traceanalyzer.run import baselines
+from traceanalyzer.run.baselines import PARTS_SCHEMA
 
 BEFORE, AFTER = ROOT / "fixtures/upgrade/before.json.gz", ROOT / "fixtures/upgrade/after.json.gz"
 RANKS = ROOT / "fixtures/nccl_8ranks_isolated"

@@ -29,8 +29,7 @@ from traceanalyzer.errors import (
     UnknownFormat,
 )
 from traceanalyzer.render import render
-from traceanalyzer.run import PARTS_SCHEMA
-from traceanalyzer.run import parts as summaries
+from traceanalyzer.run import PARTS_SCHEMA, parts as summaries
 from traceanalyzer.run.parts import Header, Summary, Writer
 from traceanalyzer.tools import summarize as summarizing
 

@@ -5,11 +5,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from traceanalyzer.run.loop import run
 
-__all__ = ["PARTS_SCHEMA", "run"]
-
-#: Number of the layout of stored parts (summaries, baselines). Raised when a type or a table of a
-#: part changes, or the meaning of its numbers: ``tests/run/test_stored_parts.py``.
-PARTS_SCHEMA = 5
+__all__ = ["run"]
 
 
 def __getattr__(name: str) -> Any:

@@ -34,7 +34,10 @@ from traceanalyzer.errors import (
     OutputError,
     UnreadableFile,
 )
-from traceanalyzer.run import PARTS_SCHEMA
+
+#: Number of the layout of stored parts (summaries, baselines). Raised when a type or a table of a
+#: part changes, or the meaning of its numbers: ``tests/run/test_stored_parts.py``.
+PARTS_SCHEMA: Final = 5
 
 #: How the command line and functions name a baseline in place of a path: ``baseline:main``.
 PREFIX: Final = "baseline:"
@@ -54,7 +57,7 @@ class Facts:
     """What ``baseline.json`` says about a run.
 
     Attributes:
-        schema: :data:`~traceanalyzer.run.PARTS_SCHEMA` of the program that saved it.
+        schema: :data:`PARTS_SCHEMA` of the program that saved it.
         program: version of that program.
         saved: time, as ISO 8601 in UTC.
         inputs: number of summaries.

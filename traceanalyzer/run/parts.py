@@ -32,7 +32,7 @@ import pyarrow.parquet as pq
 
 from traceanalyzer import __version__, files, schema
 from traceanalyzer.errors import MalformedInput, UnreadableFile
-from traceanalyzer.run import PARTS_SCHEMA
+from traceanalyzer.run.baselines import PARTS_SCHEMA
 
 AGAIN: Final = "write it again with traceanalyzer summarize"
 #: A larger file, or one with more rows or values, is not a summary of one input.
@@ -77,7 +77,7 @@ class Header:
     """What the footer of a summary says about it.
 
     Attributes:
-        schema: :data:`~traceanalyzer.run.PARTS_SCHEMA` of the program that wrote it.
+        schema: :data:`~traceanalyzer.run.baselines.PARTS_SCHEMA` of the program that wrote it.
         program: version of that program.
         path: the input file, as it was given.
         format: its format, or None if it could not be read.

@@ -16,8 +16,8 @@ from traceanalyzer.analyzers.diff import runs
 from traceanalyzer.analyzers.diff.compute import DIFF
 from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.result import Result, Table, View
-from traceanalyzer.run import PARTS_SCHEMA, baselines
-from traceanalyzer.run.baselines import Facts, SavedRun
+from traceanalyzer.run import baselines
+from traceanalyzer.run.baselines import PARTS_SCHEMA, Facts, SavedRun
 from traceanalyzer.run.find import InputList, each, is_summary
 from traceanalyzer.run.loop import collect, guarded
 from traceanalyzer.run.read import Progress

@@ -19,7 +19,7 @@ from traceanalyzer.analyzers.comm_outliers.compute import measure as measure_com
 from traceanalyzer.analyzers.comm_outliers.options import Options as CommOptions
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.analyzers.common.display import short_paths
-from traceanalyzer.analyzers.timeline import alignment, evidence
+from traceanalyzer.analyzers.timeline import alignment, overlays
 from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.exporters.chrome_trace.merged import JsonWriter
 from traceanalyzer.exporters.perfetto import PerfettoWriter
@@ -248,7 +248,7 @@ def _examined_and_written(
     recorded = [one.recorded for one in recordings.all]
     shifts, one_clock = alignment.shifts(recorded, compared)
     findings = judge(examined).findings
-    rows = evidence.evidence(examined, findings, recorded, shifts)
+    rows = overlays.overlay_rows(examined, findings, recorded, shifts)
     window = _window(cut, rows, findings, recorded, shifts)
     if cut.in_time:
         recordings.add_again(items, reading, window, shifts, compared)
@@ -451,7 +451,7 @@ def _window(
 
 
 def _step(step: str, rows: pl.DataFrame) -> tuple[int, int]:
-    steps = rows.filter(pl.col("group") == evidence.STEPS)
+    steps = rows.filter(pl.col("group") == overlays.STEPS)
     number = pl.col("name").str.extract(r"(\d+)\D*$")
     chosen = steps.filter((pl.col("name") == step) | (number == step))
     if chosen.is_empty():

@@ -29,7 +29,7 @@ from traceanalyzer.errors import (
     UnreadableFile,
 )
 from traceanalyzer.parsers.contract import Selection
-from traceanalyzer.run import PARTS_SCHEMA
+from traceanalyzer.run.baselines import PARTS_SCHEMA
 from traceanalyzer.run.examine import measures_of_all
 from traceanalyzer.run.find import InputList, each, is_summary
 from traceanalyzer.run.loop import InputReader, measures_of_one

@@ -18,10 +18,10 @@ from traceanalyzer import vocabulary
 from traceanalyzer.analyzers import registry
 from traceanalyzer.analyzers.base import Analyzer, Needs, Reader
 from traceanalyzer.analyzers.comm_outliers import (
+    activity,
     arrivals,
     chains,
     collectives,
-    context,
     matching,
     outliers,
 )
@@ -191,7 +191,7 @@ def refine(result: CommOutliers, options: Options, reader: Reader) -> CommOutlie
     for window in recorded:
         windows.setdefault(window.path, []).append((window.start_ns, window.end_ns))
     traces = reader.traces(CONTEXT, windows)
-    result = replace(result, windows=tuple(recorded), context=context.divide(recorded, traces))
+    result = replace(result, windows=tuple(recorded), context=activity.divide(recorded, traces))
     if not (options.memory or reader.collected):
         return result
     memory = registry.ENTRIES["memory_fill"].analyzer()  # imported only on request
@@ -199,7 +199,7 @@ def refine(result: CommOutliers, options: Options, reader: Reader) -> CommOutlie
     fills = [fill for part in parts for fill in part]
     if not fills:
         return result
-    return replace(result, memory=context.fullness(result.outliers(), reader.metas, fills))
+    return replace(result, memory=activity.fullness(result.outliers(), reader.metas, fills))
 
 
 def _has_only_communication(reader: Reader, path: str) -> bool:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from traceanalyzer.analyzers.comm_outliers import inspected
+from traceanalyzer.analyzers.comm_outliers import inspector
 from traceanalyzer.analyzers.comm_outliers.options import Options
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.analyzers.common import printed
@@ -95,7 +95,7 @@ class PrintedCommOutliers(CommOutliers):
 def combine(rows: pl.DataFrame, options: Options) -> CommOutliers:
     """Return the collectives of all logs and summaries; sums count the log of a rank with both.
 
-    Lines of NCCL Inspector have their own result, :mod:`.inspected`.
+    Lines of NCCL Inspector have their own result, :mod:`.inspector`.
 
     Raises:
         MissingData: a baseline was given.
@@ -103,7 +103,7 @@ def combine(rows: pl.DataFrame, options: Options) -> CommOutliers:
     if options.baseline is not None:
         raise MissingData(f"{rows['path'][0]}: text without a timeline has no baseline")
     if (rows["form"] == INSPECTOR_FORM).any():
-        return inspected.combine(rows, options)
+        return inspector.combine(rows, options)
     frames = [_of_log(rows), _of_summary(rows)]
     joined = pl.concat([pl.DataFrame(schema=GROUPS), *frames], how="diagonal_relaxed")
     of_source = pl.col("steady_ns").sum().over("rank", "path", "source")

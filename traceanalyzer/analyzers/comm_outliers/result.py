@@ -8,8 +8,8 @@ from typing import Any
 import polars as pl
 
 from traceanalyzer.analyzers.comm_outliers import arrivals, chains, tables
+from traceanalyzer.analyzers.comm_outliers.activity import divide, labels
 from traceanalyzer.analyzers.comm_outliers.arrivals import Window
-from traceanalyzer.analyzers.comm_outliers.context import divide, labels
 from traceanalyzer.analyzers.comm_outliers.outliers import NETWORK
 from traceanalyzer.analyzers.common.display import at_start, sentences
 from traceanalyzer.analyzers.common.kernel_names import function
@@ -77,7 +77,7 @@ class CommOutliers(Result):
         windows: the intervals of ``delayed`` in which ranks waited for the straggler.
         remarks: notes on uncounted events, assumptions and missing data.
         context: what the straggler did in each of ``windows``, by number.
-        memory: how full the device was during each outlier, rows of :func:`~.context.fullness`;
+        memory: how full the device was during each outlier, rows of :func:`~.activity.fullness`;
             None unless requested.
         one_job: whether all files can be of one job; otherwise ranks are not compared.
     """
@@ -193,7 +193,7 @@ class CommOutliers(Result):
 
     @cached_property
     def positions(self) -> pl.DataFrame:
-        """Rank, host, gpu, stage and imposed_ns of each rank, see :func:`~.many.positions`."""
+        """Rank, host, gpu, stage and imposed_ns of each rank, see :func:`~.chains.positions`."""
         return chains.positions(self.ranks, self.instances)
 
     def rank_label(self, rank: int) -> str:

@@ -77,7 +77,7 @@ class GpuIdle(Result):
             of idle time; copies of checkpoints are checkpoint_io). A short gap at whose start the
             next work had not been launched is launch overhead here. From 100,000 intervals of a
             rank on, short ones of one cause between two long ones are one row, see
-            :func:`~.lost.merged`. Only in a diagnosis or report, otherwise None.
+            :func:`~.gaps.merged`. Only in a diagnosis or report, otherwise None.
         steps: one row per step of each unit: rank, path, device, pid, step, start, end,
             ``at_ns`` (start on the axis), the columns of times of ``units`` for the step's
             time on the host (on the device if the host runs far ahead of it), and

@@ -11,7 +11,7 @@ from traceanalyzer.analyzers.common import clocks, device_work, host_code, step_
 from traceanalyzer.analyzers.common.columns import grouped, joined, ratio
 from traceanalyzer.analyzers.common.display import places
 from traceanalyzer.analyzers.common.gpu_api import Api, api_of, joined_api
-from traceanalyzer.analyzers.launches import calls as launching, stretches as stretching
+from traceanalyzer.analyzers.launches import calls as launching, launch_bound
 from traceanalyzer.analyzers.launches.calls import DEVICE
 from traceanalyzer.analyzers.launches.options import Options
 from traceanalyzer.analyzers.launches.result import Launches
@@ -65,13 +65,13 @@ class Part:
         devices: device, start, end, idle_ns, work, launched_work, kernels, short_kernels, short_ns.
         streams: result of :func:`~traceanalyzer.analyzers.launches.calls.streams`.
         queue: result of :func:`~traceanalyzer.analyzers.launches.calls.drawn`.
-        stretches: result of :func:`~traceanalyzer.analyzers.launches.stretches.stretches` with
+        stretches: result of :func:`~traceanalyzer.analyzers.launches.launch_bound.stretches` with
             step, annotation and operator.
         steps: device, step, start, step_ns, stretch_ns, waiting_ns, launches, graph_launches; empty
             without steps.
         steps_by_kernels: steps are inferred from repeating kernels.
         short: kernels by name: kernels, short_kernels, short_ns.
-        synchronising: result of :func:`~traceanalyzer.analyzers.launches.stretches.by_place`.
+        synchronising: result of :func:`~traceanalyzer.analyzers.launches.launch_bound.by_place`.
         without_work: number of launch calls without recorded device work.
         work_ns: time of the device work; before_ns: of the work without a launch call.
         clock_odd: number of launches whose work seems to start before the call.
@@ -111,7 +111,7 @@ class Excerpt:
         start_ns: time of the file's first event, or None.
         work: rows of :func:`~traceanalyzer.analyzers.launches.calls.with_launches`.
         calls: rows of :func:`~traceanalyzer.analyzers.launches.calls.with_overhead`.
-        waits: rows of :func:`~traceanalyzer.analyzers.launches.stretches.synchronising_calls`.
+        waits: rows of :func:`~traceanalyzer.analyzers.launches.launch_bound.synchronising_calls`.
         python: the Python frame of each of ``waits``.
         places: slices of operators and annotations.
         steps: rows of :func:`~traceanalyzer.analyzers.common.step_marks.steps`.
@@ -152,7 +152,7 @@ def take(trace: Trace, options: Options) -> Excerpt:
             f"{trace.meta.path}: no launch calls were recorded for the device work; {hint}"
         )
     calls, runtime = launching.launch_calls(work), launching.runtime_calls(trace)
-    waits, after_last = stretching.synchronising_calls(runtime, work, trace.names)
+    waits, after_last = launch_bound.synchronising_calls(runtime, work, trace.names)
     without_work = launching.without_work(runtime, calls, trace.names)
     calls = launching.with_overhead(trace, calls, runtime)
     del runtime  # before the places are taken
@@ -181,10 +181,10 @@ def measure(excerpt: Excerpt, _options: Options, *, for_rules: bool = False) -> 
     left out.
     """
     work, calls = excerpt.work, excerpt.calls
-    idle = stretching.device_gaps(work)
-    gaps = stretching.launch_gaps(idle, excerpt.waits)
-    stretches = stretching.stretches(gaps, idle, work)
-    waiting_ns = stretching.waiting_for(calls, gaps, stretches)
+    idle = launch_bound.device_gaps(work)
+    gaps = launch_bound.launch_gaps(idle, excerpt.waits)
+    stretches = launch_bound.stretches(gaps, idle, work)
+    waiting_ns = launch_bound.waiting_for(calls, gaps, stretches)
     steps = _measured_steps(excerpt, stretches, gaps)
     clock_odd = calls.filter(pl.col("start") < pl.col("launch_start")).height
     if for_rules:
@@ -197,7 +197,7 @@ def measure(excerpt: Excerpt, _options: Options, *, for_rules: bool = False) -> 
         changes = launching.queue_changes(calls, work)
         streams, queue = launching.streams(changes, calls), launching.drawn(changes)
         short = _short_kernels(work)
-        placed = stretching.most_launched_in(stretches, calls, launched)
+        placed = launch_bound.most_launched_in(stretches, calls, launched)
         where = _in_steps(placed, excerpt.steps)
     length = pl.col("end") - pl.col("start")
     return Part(
@@ -216,7 +216,7 @@ def measure(excerpt: Excerpt, _options: Options, *, for_rules: bool = False) -> 
         steps=steps,
         steps_by_kernels=step_marks.by_kernels(excerpt.steps),
         short=short,
-        synchronising=stretching.by_place(stretching.costs(excerpt.waits, work), waited),
+        synchronising=launch_bound.by_place(launch_bound.costs(excerpt.waits, work), waited),
         without_work=excerpt.without_work,
         work_ns=int(work.select(length.sum()).item()),
         before_ns=int(work.filter(pl.col("launch").is_null()).select(length.sum()).item()),
@@ -481,11 +481,11 @@ def _steps(parts: Sequence[Part]) -> pl.DataFrame:
 def _synchronising(parts: Sequence[Part]) -> pl.DataFrame:
     """Sum the synchronising calls of all ranks by place, most device idle time first."""
     sums = pl.col("n", "host_ns", "idle_ns", "idle_after_ns").sum()
-    places = joined(parts, "synchronising").group_by(stretching.PLACE).agg(sums, ranks=pl.len())
+    places = joined(parts, "synchronising").group_by(launch_bound.PLACE).agg(sums, ranks=pl.len())
     idle = pl.col("idle_ns") + pl.col("idle_after_ns")
-    order = [idle, pl.col("host_ns"), *map(pl.col, stretching.PLACE)]
-    return places.sort(order, descending=[True, True] + [False] * len(stretching.PLACE)).select(
-        *stretching.PLACE, "ranks", "n", "host_ns", "idle_ns", "idle_after_ns"
+    order = [idle, pl.col("host_ns"), *map(pl.col, launch_bound.PLACE)]
+    return places.sort(order, descending=[True, True] + [False] * len(launch_bound.PLACE)).select(
+        *launch_bound.PLACE, "ranks", "n", "host_ns", "idle_ns", "idle_after_ns"
     )
 
 

@@ -63,7 +63,7 @@ def assign(trace: Trace, tree: pl.DataFrame, options: Options) -> Assigned:
         MissingData: no modules were recorded.
         OptionError: a pattern is not a regular expression.
     """
-    numbers = numbers(trace, tree)
+    numbers = sequence_numbers(trace, tree)
     by_name = tree.select((pl.col("kind") == "cpu_op") & named(tree, [BACKWARD])).to_series()
     is_node: intervals.Bools = by_name.to_numpy().copy()
     is_node[numbers.filter(pl.col("forward_id") > 0)["row"].to_numpy()] = True
@@ -314,7 +314,7 @@ _CREATOR = ["pid", "forward_id"]
 _STEM = r"([A-Za-z_0-9]+?)(?:Backward\d*)?$"
 
 
-def numbers(trace: Trace, tree: pl.DataFrame) -> pl.DataFrame:
+def sequence_numbers(trace: Trace, tree: pl.DataFrame) -> pl.DataFrame:
     """Return the operators with a sequence number.
 
     Args:
@@ -351,7 +351,7 @@ def forward_calls(operators: pl.DataFrame, height: int) -> nesting.Rows:
     that created the node.
 
     Args:
-        operators: rows of :func:`numbers`.
+        operators: rows of :func:`sequence_numbers`.
         height: number of rows of the tree.
 
     Returns:

@@ -24,7 +24,7 @@ class Part:
 
     Attributes:
         timeline: states and steps of its devices, without events.
-        energy: rows of :data:`~.energy.SCHEMA`.
+        energy: rows of :data:`SCHEMA`.
         world_size: number of ranks of the job, or None.
         step_hint: how the profiler of the file records steps.
         gpus: names of its GPUs.

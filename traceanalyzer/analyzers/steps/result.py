@@ -54,7 +54,7 @@ class Steps(Result):
             :func:`~.statistics.judged`, and ``on``, the label of its rank.
         ranks: see :func:`~.statistics.ranks`, and ``on``.
         common: steps that several ranks have, see :func:`~.statistics.common`.
-        phases: steps of an inference engine by phase and batch, see :func:`~.phases.by_phase`.
+        phases: steps of an inference engine by phase and batch, see :func:`~.statistics.by_phase`.
         by_kernels: steps are inferred from kernels, not marked.
         only_slow: rank, path, step and the columns of :func:`~.slow_steps.only_slow`; None but in a
             diagnosis or report.

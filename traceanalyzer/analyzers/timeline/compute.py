@@ -61,7 +61,7 @@ class Part:
         host: host name, or None.
         epoch_ns: absolute time of the trace's ts 0, or None.
         states: rows of :func:`~.states.states`, at most about :data:`MOST`.
-        events: rows of :func:`~.detail.events`, likewise.
+        events: rows of :func:`~.states.events`, likewise.
         idle: its idle time.
         communication: its collectives.
     """

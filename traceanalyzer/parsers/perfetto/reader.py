@@ -19,9 +19,9 @@ from traceanalyzer.parsers.chrome_trace.columns import (
     INPUTS,
     Batch,
     Collected,
+    CounterValue,
     Flows,
     Issues,
-    Reading,
 )
 from traceanalyzer.parsers.chrome_trace.decode import Args
 from traceanalyzer.parsers.chrome_trace.piece import process
@@ -407,7 +407,14 @@ class _Recording:
             if is_incremental:
                 number = totals[uuid] = totals.get(uuid, 0.0) + number
             if abs(number) < float("inf"):
-                one: Reading = (int(self.ts[row]), pid, None, name, "value", number * multiplier)
+                one: CounterValue = (
+                    int(self.ts[row]),
+                    pid,
+                    None,
+                    name,
+                    "value",
+                    number * multiplier,
+                )
                 collected.append(one)
         for row, message in self.described.gpu_counters:
             if self.ts[row] != NULL:

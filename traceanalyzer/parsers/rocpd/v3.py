@@ -9,7 +9,7 @@ import polars as pl
 from traceanalyzer import schema
 from traceanalyzer.parsers.rocpd import recording as names, v3_tables as t
 from traceanalyzer.parsers.rocpd.recording import COUNTERS, LANES, Recording
-from traceanalyzer.parsers.sqlite.rows import Reading
+from traceanalyzer.parsers.sqlite.rows import DatabaseReader
 from traceanalyzer.trace import Device
 
 #: Kind by pattern of a region's category; the first match is used.
@@ -24,7 +24,7 @@ _GROUPS = ("comm", "communicator")
 _SIZES = ("count", "sendcount", "recvcount")
 
 
-def read(reading: Reading) -> Recording:
+def read(reading: DatabaseReader) -> Recording:
     """Read the selected rows of a database of rocprofv3."""
     tables, kinds = t.Tables(reading), reading.selection.kinds
     metadata = tables.read(t.METADATA, texts=("tag", "value"))

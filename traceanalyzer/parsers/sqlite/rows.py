@@ -24,7 +24,7 @@ _SIDE_TABLES = {
 
 
 @dataclass
-class Reading:
+class DatabaseReader:
     """An open database and the selection.
 
     Attributes:

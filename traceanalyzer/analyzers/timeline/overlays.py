@@ -37,7 +37,7 @@ _FIXED = {
 }
 
 
-def evidence(
+def overlay_rows(
     examined: Examination,
     findings: Sequence[Finding],
     recorded: Sequence[Recorded],
