@@ -223,8 +223,12 @@ def main() -> None:
     files = sources()
     for name, value, target in figures(files):
         print(f"{name:<44} {value:<34} {target}")
-    for group in _cycles(files, but=METHODS):
-        print("\ncycle: " + ", ".join(name.removeprefix("traceanalyzer.") for name in group))
+    everywhere = _cycles(files, inside=True)
+    at_import = _cycles(files, but=METHODS)
+    for title, groups in (("cycle", at_import), ("cycle, in functions too", everywhere)):
+        for group in groups:
+            listed = ", ".join(name.removeprefix("traceanalyzer.") for name in group)
+            print(f"\n{title}: {listed}")
     for length, place in sorted((f for s in files for f in s.long_functions()), reverse=True):
         print(f"\n{length} lines: {place}")
     print(f"\n{'folder':<34} {'code lines':>10} {'imports':>8} {'files':>6}")

@@ -18,7 +18,8 @@ import pytest
 
 import traceanalyzer as ta
 from traceanalyzer.analyzers import registry
-from traceanalyzer.run import PARTS_SCHEMA, parts as summaries
+from traceanalyzer.run import parts as summaries
+from traceanalyzer.run.baselines import PARTS_SCHEMA
 from traceanalyzer.run.parts import types_of
 from traceanalyzer.run.summaries import CONTEXT, Issues, State, part_type
 from traceanalyzer.tools import summarize as summarizing

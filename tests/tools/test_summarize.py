@@ -29,7 +29,8 @@ from traceanalyzer.errors import (
     UnknownFormat,
 )
 from traceanalyzer.render import render
-from traceanalyzer.run import PARTS_SCHEMA, parts as summaries
+from traceanalyzer.run import parts as summaries
+from traceanalyzer.run.baselines import PARTS_SCHEMA
 from traceanalyzer.run.parts import Header, Summary, Writer
 from traceanalyzer.tools import summarize as summarizing
 

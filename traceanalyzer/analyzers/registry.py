@@ -250,7 +250,7 @@ ENTRIES: dict[str, Entry] = {
         _memory_option("oom", section="Out of memory"),
         _memory_option("growth", section="Memory growth"),
         _memory_option("diff"),
-        Entry("memory_fill", module=_MEMORY, code=f"{_MEMORY}.fill", hidden=True),
+        Entry("memory_fill", module=_MEMORY, code=f"{_MEMORY}.usage", hidden=True),
         Entry(
             "info",
             "Contents of files, and dropped events.",

@@ -97,8 +97,8 @@ class Part:
     @property
     def rank(self) -> int | None:
         """Rank of the devices, or None."""
-        rank: int | None = self.devices["rank"].first()
-        return rank
+        ranks: list[int | None] = self.devices["rank"].head(1).to_list()
+        return ranks[0] if ranks else None
 
 
 def measure(trace: Trace, options: Options, *, for_rules: bool = False) -> Part:

@@ -49,7 +49,6 @@ LATENCY_BELOW, BALANCED, NEAR_PEAK = 0.6, 0.1, 0.8
 SMALL_GRID = 1
 
 _PCT = ".pct_of_peak_sustained_"
-_SOL = "GPU Speed Of Light Throughput"
 _CHART = {"Single Precision": "fp32", "Double Precision": "fp64", "Half Precision": "fp16"}
 
 #: Metric -> quantity; the earlier metric of a quantity wins.

@@ -19,7 +19,6 @@ from traceanalyzer.parsers.chrome_trace.columns import (
     INPUTS,
     Batch,
     Collected,
-    CounterValue,
     Flows,
     Issues,
 )
@@ -407,15 +406,8 @@ class _Recording:
             if is_incremental:
                 number = totals[uuid] = totals.get(uuid, 0.0) + number
             if abs(number) < float("inf"):
-                one: CounterValue = (
-                    int(self.ts[row]),
-                    pid,
-                    None,
-                    name,
-                    "value",
-                    number * multiplier,
-                )
-                collected.append(one)
+                ts = int(self.ts[row])
+                collected.append((ts, pid, None, name, "value", number * multiplier))
         for row, message in self.described.gpu_counters:
             if self.ts[row] != NULL:
                 key, ts = self.keys[self.state_of[row]], int(self.ts[row])
