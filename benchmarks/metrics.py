@@ -83,7 +83,7 @@ class Source:
                     yield length, f"{self.name}:{node.lineno} {node.name}"
 
     def needs(self, modules: set[str], *, inside: bool) -> set[str]:
-        """Modules of the package it imports; those in functions, also by string, only ``inside``."""
+        """Modules of the package it imports; those in functions or by string only ``inside``."""
         needed: set[str] = set()
         for node in ast.walk(self.tree) if inside else _outside(self.tree):
             if isinstance(node, ast.Import):
