@@ -17,7 +17,7 @@ from traceanalyzer.errors import MissingData
 from traceanalyzer.vocabulary import TRUNCATED
 
 T = TypeVar("T")
-#: (start, end) in ns; None is no limit.
+#: (start, end) in ns; None for an open end.
 _Span = tuple[int | None, int | None]
 
 #: How to record a kind of events, or other required data, with PyTorch's profiler or py-spy.
@@ -411,7 +411,7 @@ def overlaps(
     Args:
         start: integers, an array or an expression; the result is of the same kind.
         end: likewise.
-        spans: integers or expressions; None is no limit.
+        spans: integers or expressions; None for an open end.
         with_start: an instant at ``lo`` overlaps too, so that it is in exactly one of several spans
             that follow each other.
     """

@@ -1,4 +1,4 @@
-"""All rules with their thresholds, applied to the results of the analyzers."""
+"""All rules with their thresholds, applied to the results, and the time budget of the devices."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace

@@ -1,4 +1,4 @@
-"""Causes of a straggler: longer idle time, or different kernels."""
+"""Causes of a straggler: longer idle time, other kernels, a slow stage of a pipeline."""
 
 from collections.abc import Iterator, Mapping
 

@@ -1,4 +1,4 @@
-"""Known files of profilers and clusters that no parser reads, with advice for the user."""
+"""Known files that no parser reads, with advice for the user: of profilers, and summaries."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Fit a table into a width: wrap headings, hide columns, shorten names.
+"""Sort and select rows and columns of a table, and fit it into a width.
 
 Names of one column are shortened so that different names stay different.
 """

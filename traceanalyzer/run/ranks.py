@@ -1,4 +1,4 @@
-"""Splitting traces by rank."""
+"""Splitting traces by rank, and removal of repeated recordings."""
 
 from __future__ import annotations
 

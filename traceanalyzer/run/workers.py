@@ -1,4 +1,4 @@
-"""Run tasks in worker processes, for inputs of several files or ranks.
+"""Run tasks in worker processes or on a Dask cluster, for inputs of several files or ranks.
 
 Analyzing a file needs many short Python calls that block on the GIL, so threads do not help. A
 worker reads pickled tasks from its standard input and writes pickled results to its standard

@@ -1,4 +1,4 @@
-"""Outliers among durations; and collectives by kind: count, duration and bandwidth."""
+"""Outliers among durations; collectives by kind, and the bandwidth of the links."""
 
 import re
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The tables and charts of collectives, ranks and steps."""
+"""The tables and charts of collectives, ranks and steps, and the notes."""
 
 from collections import Counter
 from collections.abc import Sequence

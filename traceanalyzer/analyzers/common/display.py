@@ -1,4 +1,4 @@
-"""Tables and charts shared by the results of several analyzers."""
+"""Tables, charts and labels of devices shared by the results of several analyzers."""
 
 import re
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Steps marked by annotations on the host."""
+"""Steps: marked by annotations on the host, or detected as repeats of kernels."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""Result of the CUDA API analysis: data, verdict, notes, tables and charts."""
+"""Result of the CUDA API analysis: data, findings, verdict, notes, tables and charts."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

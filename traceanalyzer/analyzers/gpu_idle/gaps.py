@@ -1,4 +1,4 @@
-"""Idle gaps of a device: the work that ends them, and whether a synchronisation caused them."""
+"""Idle gaps of a device and the work that ends them; all lost time as intervals by cause."""
 
 from collections.abc import Sequence
 

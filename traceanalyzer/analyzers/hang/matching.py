@@ -1,4 +1,4 @@
-"""The same collective on all ranks: aligned by group and sequence number, and compared."""
+"""The same collective or message on all ranks: aligned by group and sequence number, compared."""
 
 import re
 from dataclasses import dataclass

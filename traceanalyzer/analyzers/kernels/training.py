@@ -1,4 +1,4 @@
-"""Device work by its purpose in a training step.
+"""Device work by its purpose in a training step, and pointwise kernels that could be fused.
 
 The purposes are optimizers, activations that are computed again in the backward pass,
 reductions of gradients before the last micro-batch, and attention by separate operators.

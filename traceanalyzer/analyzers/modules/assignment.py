@@ -1,4 +1,4 @@
-"""Module and phase of each call of a rank.
+"""Module and phase of each call of a rank, by names, sequence numbers and module hierarchy.
 
 A call counts for the innermost module around it on its thread. Calls in a node of the backward pass
 count for the module of the forward operator that created the node.

@@ -1,4 +1,4 @@
-"""Metrics of Nsight Compute by quantity: the names on each page, and the formulas.
+"""Metrics of Nsight Compute by quantity, and the work, traffic and peaks of each launch.
 
 Work (FLOP/s), as in the section ``SpeedOfLight_RooflineChart`` of ncu and the scripts of NERSC
 (https://gitlab.com/NERSC/roofline-on-nvidia-gpus) and ALCF: additions and multiplications count

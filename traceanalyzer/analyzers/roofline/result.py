@@ -1,4 +1,4 @@
-"""Result of the roofline analysis: data, tables and charts."""
+"""Result of the roofline analysis: data, verdict, notes, tables and charts."""
 
 from __future__ import annotations
 

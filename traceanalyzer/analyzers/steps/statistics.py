@@ -1,4 +1,4 @@
-"""Warm-up detection, statistics of step times per rank and among ranks, parts that grew."""
+"""Statistics of step times per rank, among ranks and by phase of inference; warm-up detection."""
 
 import re
 from collections.abc import Collection, Sequence

@@ -1,4 +1,4 @@
-"""Split a file into lines of UTF-8, and detect the dialect of collapsed stacks."""
+"""Lines of collapsed stacks, their dialect, and the frames and labels in them."""
 
 import codecs
 import re

@@ -1,4 +1,4 @@
-"""Separate the rows of a report from headers, messages of ncu and the output of the program."""
+"""Rows of a report without other output, their layout, and the numbers and units in them."""
 
 from __future__ import annotations
 

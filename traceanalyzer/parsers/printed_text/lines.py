@@ -1,4 +1,4 @@
-"""Lines of a job log: the process that printed each, its rank and its time, without prefixes."""
+"""Lines of a job log without prefixes, and the numbers with units in them."""
 
 import calendar
 import math

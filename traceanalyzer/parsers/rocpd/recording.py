@@ -1,4 +1,4 @@
-"""The content of a recording, before ranks are known and rows are in order."""
+"""The content of a recording, and names and kinds that RPD and rocprofv3 share."""
 
 import re
 from collections.abc import Sequence

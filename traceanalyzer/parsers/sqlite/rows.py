@@ -1,4 +1,4 @@
-"""Rows of a database: which are selected, and all of them in one order."""
+"""Rows of a database: which are selected, all of them in one order, and what could not be read."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
