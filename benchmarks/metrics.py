@@ -84,7 +84,7 @@ class Source:
                     yield length, f"{self.name}:{node.lineno} {node.name}"
 
     def needs(self, modules: set[str], *, inside: bool) -> set[str]:
-        """Modules of the package it imports; those in functions only ``inside``."""
+        """Modules of the package it imports; those in functions or by string only ``inside``."""
         needed: set[str] = set()
         for node in ast.walk(self.tree) if inside else _outside(self.tree):
             if isinstance(node, ast.Import):
@@ -94,6 +94,8 @@ class Source:
                 for alias in node.names:
                     name = f"{base}.{alias.name}"
                     needed |= {name if name in modules else base} & modules
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) == "import_module":
+                needed |= {ast.unparse(argument).strip("'") for argument in node.args} & modules
         return needed - {self.module}
 
     def _docstrings(self) -> Iterator[int]:

@@ -47,7 +47,7 @@ TESTS: dict[str, str] = {
     "analyzers/memory/ledger.py": "memory_definitions memory memory_questions",
     "analyzers/memory/regions.py": "memory_regions memory_definitions memory_questions",
     "analyzers/launches/calls.py": "launches launches_edges",
-    "analyzers/launches/stretches.py": "launches launches_edges",
+    "analyzers/launches/launch_bound.py": "launches launches_edges",
     "analyzers/overlap/compute.py": "overlap",
     "analyzers/steps/statistics.py": "steps",
     "analyzers/annotations/compute.py": "annotations annotations_ranges",

@@ -39,7 +39,7 @@ def _roots(path: Path) -> set[str]:
 
 def test_package_runs_no_input() -> None:
     running = {_name(path): _running(path) | (_roots(path) & STARTING) for path in FILES}
-    nsys = {"parsers/nsys_sqlite/parser.py": {"subprocess"}}
+    nsys = {"parsers/nsys_sqlite/__init__.py": {"subprocess"}}
     workers = {"run/workers.py": {"subprocess", "pickle.load"}}  # pickles of the program itself
     assert {name: files for name, files in running.items() if files} == nsys | workers
 

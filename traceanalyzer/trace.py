@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import reduce
+from operator import or_
 from typing import Any, TypeVar
 
 import polars as pl
@@ -15,6 +17,8 @@ from traceanalyzer.errors import MissingData
 from traceanalyzer.vocabulary import TRUNCATED
 
 T = TypeVar("T")
+#: (start, end) in ns; None for an open end.
+_Span = tuple[int | None, int | None]
 
 #: How to record a kind of events, or other required data, with PyTorch's profiler or py-spy.
 _HINTS: dict[str, str] = {
@@ -256,15 +260,30 @@ class Trace(Questions):
         The first event counts, read or not. Side tables keep the rows of the remaining events; flow
         points and counters are filtered by their time.
         """
+        window = self.window(since_ns, until_ns)
+        if window is None or window == (None, None):
+            return self
+        sources = tuple(replace(meta, window=window) for meta in self.sources)
+        return replace(self.overlapping([window]), sources=sources)
+
+    def window(self, since_ns: int | None, until_ns: int | None) -> _Span | None:
+        """Return a window in ns after the first event on the trace's clock; None without times."""
         starts = [meta.start_ns for meta in self.sources if meta.start_ns is not None]
         start = min(starts) if starts else self.events["ts"].min()
-        if (since_ns is None and until_ns is None) or not isinstance(start, int):
-            return self
+        if not isinstance(start, int):
+            return None
         lo = None if since_ns is None else start + since_ns
-        hi = None if until_ns is None else start + until_ns
-        chosen = self.select(_overlapping(lo, hi), _overlapping(lo, hi, dur=False))
-        sources = tuple(replace(meta, window=(lo, hi)) for meta in self.sources)
-        return replace(chosen, sources=sources)
+        return lo, None if until_ns is None else start + until_ns
+
+    def overlapping(self, spans: Sequence[_Span]) -> Trace:
+        """Return only the events that overlap any of the spans [start, end), in ns of ``ts``.
+
+        An event without a duration belongs to the span in which it is, as do flow points and
+        counters. Other side tables keep the rows of the remaining events.
+        """
+        time = pl.col("ts")
+        points = overlaps(time, time, spans, with_start=True)
+        return self.select(in_spans(spans, with_start=True), points)
 
     def select(self, events: pl.Expr, points: pl.Expr | None = None) -> Trace:
         """Return only the events that match ``events``; ``points`` filters flows and counters."""
@@ -381,14 +400,39 @@ def _moved(table: str, frame: pl.DataFrame, shift: int, offsets: Mapping[str, in
     return frame.with_columns(moves) if moves else frame
 
 
-def _overlapping(lo: int | None, hi: int | None, *, dur: bool = True) -> pl.Expr:
-    end = pl.col("ts") + (pl.col("dur").fill_null(0) if dur else 0)
-    keep = pl.lit(True)
-    if lo is not None:
-        keep &= (end > lo) | (pl.col("ts") >= lo)
-    if hi is not None:
-        keep &= pl.col("ts") < hi
-    return keep
+def overlaps(
+    start: Any, end: Any, spans: Iterable[tuple[Any, Any]], *, with_start: bool = False
+) -> Any:
+    """Whether the times between start and end overlap any of the spans (lo, hi), at least one.
+
+    The test is ``start < hi and end > lo``: what only touches a span does not overlap it, and an
+    instant (start is end) overlaps if ``lo < start < hi``.
+
+    Args:
+        start: integers, an array or an expression; the result is of the same kind.
+        end: likewise.
+        spans: integers or expressions; None for an open end.
+        with_start: an instant at ``lo`` overlaps too, so that it is in exactly one of several spans
+            that follow each other.
+    """
+    tests = []
+    for lo, hi in spans:
+        after = True if lo is None else end > lo
+        if with_start and lo is not None:
+            after = after | (start >= lo)
+        tests.append(after & (True if hi is None else start < hi))
+    return reduce(or_, tests)
+
+
+def in_spans(spans: Iterable[_Span], *, with_start: bool = False) -> pl.Expr:
+    """Return the condition that an event overlaps a span, see :func:`overlaps`.
+
+    An event whose ``dur`` is null or negative is an instant.
+    """
+    start = pl.col("ts")
+    end = start + pl.col("dur").fill_null(0).clip(lower_bound=0)
+    condition: pl.Expr = pl.lit(value=True) & overlaps(start, end, spans, with_start=with_start)
+    return condition
 
 
 #: Issues of truncated files; the last two of printed text.

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from benchmarks.many_ranks import parts
-from traceanalyzer.analyzers.comm_outliers import many
+from traceanalyzer.analyzers.comm_outliers.chains import concentration, persistence, positions
 from traceanalyzer.analyzers.comm_outliers.compute import COMM_OUTLIERS
 
 
@@ -41,7 +41,7 @@ def test_verdict_names_host_and_gpu(late):
 
 
 def test_one_rank_dominates_its_host_and_gpu_index(late):
-    rows = {row["part"]: row for row in many.concentration(late.positions).to_dicts()}
+    rows = {row["part"]: row for row in concentration(late.positions).to_dicts()}
     caused = dict(late.ranks.select("rank", "imposed_ns").iter_rows())
     total = sum(caused.values())
     of_host, of_gpu = range(32, 40), range(5, 64, 8)
@@ -54,7 +54,7 @@ def test_one_rank_dominates_its_host_and_gpu_index(late):
 
 
 def test_straggler_is_in_every_third_step(late):
-    steady = many.persistence(37, late.steps, late.collectives, late.arrivals)
+    steady = persistence(37, late.steps, late.collectives, late.arrivals)
     assert steady == (7, 20, 1, 1)
 
 
@@ -68,7 +68,7 @@ def test_ranks_with_one_visible_gpu_are_numbered_by_host():
         {"rank": ranks["rank"], "device": device, "collective": "all_reduce", "group_ranks": None},
         schema_overrides={"group_ranks": pl.String, "device": pl.Int32},
     )
-    assert many.positions(ranks, rows)["gpu"].to_list() == [0, 1, 1, 3]
+    assert positions(ranks, rows)["gpu"].to_list() == [0, 1, 1, 3]
 
 
 def test_stages_are_places_in_the_group_that_sends():
@@ -85,9 +85,9 @@ def test_stages_are_places_in_the_group_that_sends():
         },
         schema_overrides={"rank": pl.Int32, "device": pl.Int32},
     )
-    known = many.positions(ranks, rows)
+    known = positions(ranks, rows)
     assert known["stage"].to_list() == [0, 0, 1, 1, 2, 2]
-    row = many.concentration(known).filter(part="pipeline stage").row(0, named=True)
+    row = concentration(known).filter(part="pipeline stage").row(0, named=True)
     assert (row["name"], row["imposed_ns"], row["ranks"]) == ("1", 9, 2)
 
 
@@ -97,7 +97,7 @@ def test_shares_are_sums_over_ranks(data):
     imposed = data.draw(st.lists(st.integers(0, 10**15), min_size=n, max_size=n))
     hosts = data.draw(st.lists(st.sampled_from(["a", "b", None]), min_size=n, max_size=n))
     gpus = data.draw(st.lists(st.sampled_from([0, 1, None]), min_size=n, max_size=n))
-    for row in many.concentration(placed(imposed, hosts, gpus)).to_dicts():
+    for row in concentration(placed(imposed, hosts, gpus)).to_dicts():
         values = np.array(imposed)
         if row["part"] == "host":
             values = values[[one == row["name"] for one in hosts]]

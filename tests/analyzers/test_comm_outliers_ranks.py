@@ -15,9 +15,9 @@ from hypothesis import given, settings, strategies as st
 from wording import check_wording
 
 from traceanalyzer.analyzers.comm_outliers import comm_outliers
+from traceanalyzer.analyzers.comm_outliers.activity import divide
 from traceanalyzer.analyzers.comm_outliers.arrivals import Window
 from traceanalyzer.analyzers.comm_outliers.compute import combine, measure
-from traceanalyzer.analyzers.comm_outliers.context import divide
 from traceanalyzer.analyzers.comm_outliers.options import Options
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.trace import Trace, concat

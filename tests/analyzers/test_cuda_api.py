@@ -15,8 +15,7 @@ from wording import check_wording, raises_wording
 
 import traceanalyzer as ta
 from traceanalyzer.analyzers.cuda_api import cuda_api
-from traceanalyzer.analyzers.cuda_api.findings import FINDINGS, sorted_out
-from traceanalyzer.analyzers.cuda_api.result import CudaApi
+from traceanalyzer.analyzers.cuda_api.result import FINDINGS, CudaApi, sorted_out
 from traceanalyzer.errors import MissingData, OptionError
 
 HTOD = "Memcpy HtoD (Pageable -> Device)"

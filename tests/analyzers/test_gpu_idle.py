@@ -15,7 +15,7 @@ from wording import check_wording, raises_wording
 
 import traceanalyzer
 from traceanalyzer import GpuIdle, MissingData, OptionError
-from traceanalyzer.analyzers.common.places import at_start
+from traceanalyzer.analyzers.common.display import at_start
 from traceanalyzer.analyzers.gpu_idle import causes, gpu_idle
 from traceanalyzer.analyzers.gpu_idle.causes import BATCH_BYTES, CAUSES
 from traceanalyzer.analyzers.gpu_idle.compute import GPU_IDLE, TIMES, _axis

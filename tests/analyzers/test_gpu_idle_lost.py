@@ -14,7 +14,7 @@ from polars.testing import assert_frame_equal
 
 import traceanalyzer as ta
 from traceanalyzer.analyzers import registry
-from traceanalyzer.analyzers.gpu_idle import lost
+from traceanalyzer.analyzers.gpu_idle import gaps
 from traceanalyzer.analyzers.gpu_idle.causes import EXPOSED, LOSS
 from traceanalyzer.run.ranks import by_rank
 
@@ -59,8 +59,8 @@ def test_merged_intervals_have_the_same_times_between_marks(steps, marks):
     rows = rows_of(steps)
     at = pl.DataFrame(marks, schema={"unit": pl.UInt32, "ts": pl.Int64}, orient="row")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lost, "MANY", 0)
-        merged = lost.merged(rows, at, LIMIT)
+        patch.setattr(gaps, "MANY", 0)
+        merged = gaps.merged(rows, at, LIMIT)
     assert merged.schema == rows.schema
     assert sums(merged, marks) == sums(rows, marks)
     assert_frame_equal(merged, merged.sort("unit", "start"))
@@ -73,14 +73,14 @@ def test_merged_intervals_have_the_same_times_between_marks(steps, marks):
 def test_few_intervals_are_not_merged():
     rows = rows_of([(0, 1, 2, "short_gap")] * 50)
     marks = pl.DataFrame(schema={"unit": pl.UInt32, "ts": pl.Int64})
-    assert lost.merged(rows, marks, LIMIT) is rows
+    assert gaps.merged(rows, marks, LIMIT) is rows
 
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("name", ["nsys/training.sqlite", "transformer", "nccl_8ranks"])
 def test_findings_do_not_depend_on_merging(name, monkeypatch):
     expected = ta.diagnose(FIXTURES / name)
-    monkeypatch.setattr(lost, "MANY", 0)
+    monkeypatch.setattr(gaps, "MANY", 0)
     actual = ta.diagnose(FIXTURES / name)
     assert [one.to_dict() for one in actual.findings] == [
         one.to_dict() for one in expected.findings

@@ -15,7 +15,7 @@ from wording import check_wording
 
 import traceanalyzer as ta
 from traceanalyzer.analyzers.hang import compute
-from traceanalyzer.analyzers.hang.groups import parse_ranks
+from traceanalyzer.analyzers.hang.matching import parse_ranks
 from traceanalyzer.analyzers.hang.options import Options
 from traceanalyzer.analyzers.hang.result import Hang
 from traceanalyzer.analyzers.hang.texts import ADVICE, joined_places

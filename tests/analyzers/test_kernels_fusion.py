@@ -6,8 +6,13 @@ import polars as pl
 import pytest
 from hypothesis import given, strategies as st
 
-from traceanalyzer.analyzers.kernels.fusion import fusible_ns
-from traceanalyzer.analyzers.kernels.training import ATTENTION, ONE_BY_ONE, OPTIMIZER, SCHEMA
+from traceanalyzer.analyzers.kernels.training import (
+    ATTENTION,
+    ONE_BY_ONE,
+    OPTIMIZER,
+    SCHEMA,
+    fusible_ns,
+)
 
 #: Name and family of kernels; the first two count.
 KERNELS = pl.DataFrame(

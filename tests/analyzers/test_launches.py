@@ -17,8 +17,7 @@ import traceanalyzer
 from traceanalyzer.analyzers.common.device_work import device_work
 from traceanalyzer.analyzers.launches import launches
 from traceanalyzer.analyzers.launches.calls import drawn, launch_calls, queue_changes, with_launches
-from traceanalyzer.analyzers.launches.result import Launches
-from traceanalyzer.analyzers.launches.stretches import (
+from traceanalyzer.analyzers.launches.launch_bound import (
     LONG_NS,
     PROMPT_NS,
     costs,
@@ -26,6 +25,7 @@ from traceanalyzer.analyzers.launches.stretches import (
     launch_gaps,
     stretches,
 )
+from traceanalyzer.analyzers.launches.result import Launches
 from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.trace import Trace
 

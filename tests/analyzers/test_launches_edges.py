@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 
 from traceanalyzer.analyzers.launches import launches
 from traceanalyzer.analyzers.launches.calls import drawn, streams
-from traceanalyzer.analyzers.launches.stretches import most_launched_in, stretches
+from traceanalyzer.analyzers.launches.launch_bound import most_launched_in, stretches
 
 modest = settings(max_examples=60, deadline=None)
 

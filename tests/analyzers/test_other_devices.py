@@ -12,7 +12,7 @@ from harness import without_scan
 
 import traceanalyzer as ta
 from traceanalyzer.analyzers.common.kernel_names import family
-from traceanalyzer.analyzers.cuda_api.findings import sorted_out
+from traceanalyzer.analyzers.cuda_api.result import sorted_out
 
 #: Names of CUDA's calls in another runtime.
 NAMES = {"cudaLaunchKernel": "urEnqueueKernelLaunch", "cudaDeviceSynchronize": "urQueueFinish"}

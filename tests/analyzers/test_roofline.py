@@ -14,7 +14,7 @@ from wording import raises_wording
 
 import traceanalyzer as ta
 from traceanalyzer.analyzers.roofline.metrics import quantity, tensor_paths
-from traceanalyzer.analyzers.roofline.texts import missing_peaks
+from traceanalyzer.analyzers.roofline.result import missing_peaks
 from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.render import html, plot
 from traceanalyzer.units import format_frac

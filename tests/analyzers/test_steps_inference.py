@@ -8,7 +8,7 @@ from diagnosing import measured
 
 from traceanalyzer.analyzers.common.step_marks import step_marks
 from traceanalyzer.analyzers.steps import steps
-from traceanalyzer.analyzers.steps.phases import phase_of
+from traceanalyzer.analyzers.steps.statistics import phase_of
 
 DECODE = "execute_context_0(0)_generation_64(64)"
 PREFILL = "execute_context_2(14721)_generation_0(0)"

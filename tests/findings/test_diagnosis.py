@@ -26,7 +26,7 @@ from wording import check_wording
 
 import traceanalyzer as ta
 from traceanalyzer.analyzers.base import Examination
-from traceanalyzer.analyzers.common.step_patterns import INFERRED_STEPS
+from traceanalyzer.analyzers.common.step_marks import INFERRED_STEPS
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.cli import job as command
 from traceanalyzer.errors import InputError, OptionError

@@ -13,9 +13,8 @@ from stack_files import samples, stack_texts
 from traceanalyzer import InputError, read, schema
 from traceanalyzer.errors import UnknownFormat
 from traceanalyzer.parsers.collapsed import text
-from traceanalyzer.parsers.collapsed.labels import split, split_austin
 from traceanalyzer.parsers.collapsed.lines import Lines
-from traceanalyzer.parsers.collapsed.text import Dialect
+from traceanalyzer.parsers.collapsed.text import Dialect, split, split_austin
 from traceanalyzer.parsers.source import Source
 
 SEEDS = [

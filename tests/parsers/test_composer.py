@@ -11,8 +11,8 @@ import pytest
 from conftest import SHARED
 
 import traceanalyzer as ta
-from traceanalyzer.analyzers.common.places import count_devices
-from traceanalyzer.parsers.chrome_trace.composer import BASE_STEP_NS
+from traceanalyzer.analyzers.common.display import count_devices
+from traceanalyzer.parsers.chrome_trace.producers import BASE_STEP_NS
 
 REPRO = SHARED / "data" / "composer" / "repro"
 START_US = 1_715_000_000_000_000

@@ -21,7 +21,8 @@ from polars.testing import assert_frame_equal
 import traceanalyzer as ta
 from traceanalyzer import schema
 from traceanalyzer.errors import MalformedInput, UnknownFormat
-from traceanalyzer.parsers.rocpd import recording, v3_tables
+from traceanalyzer.parsers.rocpd import v3_tables
+from traceanalyzer.parsers.rocpd.recording import copy_name
 from traceanalyzer.render import render
 
 FILES = ROOT / "fixtures" / "rocpd"
@@ -372,10 +373,10 @@ def test_a_recording_that_is_being_written(tmp_path: Path) -> None:
 
 
 def test_copies_are_named_as_in_kineto() -> None:
-    assert recording.copy_name("CopyHostToDevice") == "Memcpy HtoD (Host -> Device)"
-    assert recording.copy_name("MEMORY_COPY_DEVICE_TO_HOST") == "Memcpy DtoH (Device -> Host)"
-    assert recording.copy_name("CopyDeviceToDevice") == "Memcpy DtoD (Device -> Device)"
-    assert recording.copy_name(None) == "Memcpy Unknown (Unknown -> Unknown)"
+    assert copy_name("CopyHostToDevice") == "Memcpy HtoD (Host -> Device)"
+    assert copy_name("MEMORY_COPY_DEVICE_TO_HOST") == "Memcpy DtoH (Device -> Host)"
+    assert copy_name("CopyDeviceToDevice") == "Memcpy DtoD (Device -> Device)"
+    assert copy_name(None) == "Memcpy Unknown (Unknown -> Unknown)"
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,7 @@ from sample_results import HOSTILE, Sample, durations, empty, hostile, ordinary,
 import traceanalyzer as ta
 from traceanalyzer.drawings import Chart
 from traceanalyzer.render import charts
-from traceanalyzer.render.charts import summary
-from traceanalyzer.render.charts.data import pack, thin
+from traceanalyzer.render.charts import pack, summary, thin
 from traceanalyzer.render.marks import prepare
 from traceanalyzer.render.palette import MEANINGS
 

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from traceanalyzer.render.glossary import with_glossary
+from traceanalyzer.render.html import with_glossary
 from traceanalyzer.render.pieces import resource
 
 PAGE = '<main><p class="verdict">{}</p></main>'

@@ -32,7 +32,7 @@ from wording import check_wording, raises_wording
 
 from traceanalyzer.errors import OptionError
 from traceanalyzer.render import flamegraph, html, occupancy as ink, plot, render
-from traceanalyzer.render.occupancy import labels
+from traceanalyzer.render.occupancy import layout as labels
 from traceanalyzer.render.occupancy.layout import columns, largest, lay_out, stack
 
 SVG = "{http://www.w3.org/2000/svg}"

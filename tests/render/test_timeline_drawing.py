@@ -18,7 +18,8 @@ from timelines import RANKS, many, of_many
 from traceanalyzer.analyzers.timeline import timeline
 from traceanalyzer.drawings import Budget, BudgetPart
 from traceanalyzer.render import render
-from traceanalyzer.render.timeline import _data, codes, length, shares, strip, varints
+from traceanalyzer.render.timeline import _data, codes, strip, varints
+from traceanalyzer.render.timeline.strip import length, shares
 
 EVERY = st.integers(-(1 << 63), (1 << 63) - 1)
 

@@ -16,7 +16,7 @@ import traceanalyzer as ta
 from traceanalyzer.cli.main import status
 from traceanalyzer.errors import InputError, OptionError
 from traceanalyzer.render import render
-from traceanalyzer.run import cluster
+from traceanalyzer.run import workers
 
 pytest.importorskip("distributed", reason="Dask is not installed: pip install '.[dask]'")
 
@@ -103,16 +103,16 @@ def test_the_scheduler_of_the_command(
 def test_a_scheduler_that_does_not_answer_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster, "_WAIT_SECONDS", 1)
+    monkeypatch.setattr(workers, "_WAIT_SECONDS", 1)
     for where in ({"address": "tcp://127.0.0.1:9"}, {"file": str(tmp_path / "missing.json")}):
-        with pytest.raises(OptionError), cluster.connected(**where):
+        with pytest.raises(OptionError), workers.connected(**where):
             pass
 
 
 def test_workers_of_another_version_are_refused(
     client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster, "_version", lambda: "0.0.1")
+    monkeypatch.setattr(workers, "_version", lambda: "0.0.1")
     monkeypatch.setattr(client, "run", lambda _: {"tcp://w:1": "0.0.2"})
     with pytest.raises(OptionError, match=r"0\.0\.2"):
-        cluster._check_versions(client)
+        workers._check_versions(client)

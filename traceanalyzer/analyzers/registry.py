@@ -405,7 +405,7 @@ ENTRIES: dict[str, Entry] = {
             result="result:Memory diff:MemoryDiff growth:MemoryGrowth oom:MemoryErrors",
             options="traceanalyzer.analyzers.memory.options:MemoryOptions",
             variants={"oom": "Out of memory", "growth": "Memory growth", "diff": None},
-            helpers=("fill",),
+            helpers=("usage",),
             cli="memory",
         ),
         Entry(

@@ -10,7 +10,7 @@ import click
 
 from traceanalyzer import files
 from traceanalyzer.errors import InputError, OptionError, OutputError
-from traceanalyzer.render.color import SEQUENCE
+from traceanalyzer.render.palette import SEQUENCE
 from traceanalyzer.render.text import visible
 
 STDOUT = "-"

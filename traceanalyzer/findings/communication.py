@@ -14,11 +14,11 @@ from traceanalyzer.analyzers.comm_outliers.result import (
     small_collectives,
 )
 from traceanalyzer.analyzers.common.columns import largest_first
-from traceanalyzer.analyzers.common.places import at_start
+from traceanalyzer.analyzers.common.display import at_start
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.kernels.training import REPEATED as PURPOSE_REPEATED
 from traceanalyzer.analyzers.overlap.result import Overlap, advice, why_exposed
-from traceanalyzer.findings import pipeline, straggling
+from traceanalyzer.findings import straggling
 from traceanalyzer.findings.device_time import (
     EXPOSED,
     LINK,
@@ -62,7 +62,7 @@ _MUCH_LEFT = 0.2
 )
 def _straggler(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
     time = answers.time
-    if pipeline.is_balanced(time):
+    if straggling.is_balanced(time):
         return  # ranks wait for the schedule, see pipeline-bubble
     waits = time.losses.filter("waited", pl.col("root_rank").is_not_null())
     by_rank = waits.group_by(rank="root_rank").agg(pl.col("lost_ns").sum())
@@ -156,7 +156,7 @@ def _unequal_work(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
     waits = time.of_cause(WORK)
     stragglers = [one for one in _straggler.function(result, answers) if one.size >= WARN_FRAC]
     total = int(waits["lost_ns"].sum())
-    if not total or stragglers or pipeline.is_balanced(time):
+    if not total or stragglers or straggling.is_balanced(time):
         return
     sums = waits.group_by("step", "root_rank").agg(pl.col("lost_ns").sum())
     top = largest_first(sums, "lost_ns", "step", "root_rank").head(_NAMED)
@@ -187,13 +187,13 @@ def _unequal_work(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
 )
 def _pipeline_bubble(_: CommOutliers, answers: Answers) -> Iterator[Measured]:
     time = answers.time
-    if pipeline.is_balanced(time):
+    if straggling.is_balanced(time):
         waits = time.losses.filter("waited")
         total = int(waits["lost_ns"].sum())
         yield Measured(
             size=time.frac(total),
             title=f"Ranks wait {time.share(total)} for the stage before or after.",
-            evidence=tuple(pipeline.schedule(time, answers)),
+            evidence=tuple(straggling.schedule(time, answers)),
             advice="Use more micro-batches per step, or a schedule with a smaller bubble "
             "(interleaved 1F1B, zero bubble).",
             total_ns=total,

@@ -7,10 +7,16 @@ import polars as pl
 
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.analyzers.common.columns import largest_first
+from traceanalyzer.analyzers.common.display import at_start, places
 from traceanalyzer.analyzers.common.gpu_api import in_hip
-from traceanalyzer.analyzers.common.places import at_start, places
-from traceanalyzer.analyzers.cuda_api import findings
-from traceanalyzer.analyzers.cuda_api.result import CudaApi
+from traceanalyzer.analyzers.cuda_api.result import (
+    ALLOC_IN_LOOP,
+    ASYNC_PAGEABLE,
+    FINDINGS,
+    SYNC_MEMCPY,
+    SYNC_PINNED,
+    CudaApi,
+)
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.result import (
     TRUNCATED,
@@ -542,8 +548,8 @@ def _graph_advice(cause: str, answers: Answers) -> str:
 
 #: Findings of ``cuda_api`` that are evidence for a cause.
 _CALLS = {
-    causes.BATCH_COPY: (findings.ASYNC_PAGEABLE, findings.SYNC_MEMCPY, findings.SYNC_PINNED),
-    causes.MEMORY_MANAGEMENT: (findings.ALLOC_IN_LOOP,),
+    causes.BATCH_COPY: (ASYNC_PAGEABLE, SYNC_MEMCPY, SYNC_PINNED),
+    causes.MEMORY_MANAGEMENT: (ALLOC_IN_LOOP,),
 }
 
 
@@ -553,10 +559,10 @@ def _calls(answers: Answers, names: Sequence[str]) -> Iterator[str]:
         return
     rows = result.findings.filter(pl.col("finding").cast(pl.String).is_in(names))
     for row in rows.iter_rows(named=True):
-        text = findings.FINDINGS[row["finding"]].sentence(row["n"])
+        text = FINDINGS[row["finding"]].sentence(row["n"])
         moved = f", {format_bytes(row['moved_bytes'])}" if row["moved_bytes"] else ""
         yield f"Recorded: {row['n']:,} {text}{moved}."
-    if findings.ALLOC_IN_LOOP in names:
+    if ALLOC_IN_LOOP in names:
         kinds = pl.col("call").cast(pl.String).str.contains("|".join(causes.MANAGING_MEMORY))
         named = result.calls.filter(kinds).head(_NAMED).select("call", "n", "total_ns").iter_rows()
         each = ", ".join(f"{name} {n:,} times ({format_ns(ns)})" for name, n, ns in named)

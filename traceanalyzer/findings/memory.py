@@ -5,7 +5,7 @@ from typing import Any
 
 import polars as pl
 
-from traceanalyzer.analyzers.common import places
+from traceanalyzer.analyzers.common import display
 from traceanalyzer.analyzers.memory.attribution import frame_text
 from traceanalyzer.analyzers.memory.growth import GROWTH_ADVICE, MemoryGrowth
 from traceanalyzer.analyzers.memory.oom import MemoryErrors, located
@@ -120,7 +120,7 @@ def _memory_growth(result: MemoryGrowth, answers: Answers) -> Iterator[Measured]
 )
 def _memory_fragmentation(result: Memory, answers: Answers) -> Iterator[Measured]:
     split = pl.col("fullest_split_bytes") / pl.col("fullest_reserved_bytes")
-    rows = result.devices.with_columns(places.places(result.devices), split=split)
+    rows = result.devices.with_columns(display.places(result.devices), split=split)
     rows = rows.filter(pl.col("fullest_reserved_bytes") > 0)
     if rows.is_empty():
         return

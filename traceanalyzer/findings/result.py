@@ -151,7 +151,7 @@ class Diagnosis(Result):
     Attributes:
         findings: root causes with their effects, sorted by severity, then by cost.
         budget: where the time of all devices goes, see
-            :func:`~traceanalyzer.findings.budget.budget`.
+            :func:`~traceanalyzer.findings.judge.budget`.
         rules: one row per check: rule, status (``failed``, ``passed`` or ``skipped``), why (reason
             if it was skipped), looks_for, measure, info, warning and critical (thresholds; null if
             the rule has none), analysis.

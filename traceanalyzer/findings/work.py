@@ -11,9 +11,9 @@ from traceanalyzer.analyzers.host_metrics.result import BUSY_PERCENT, HostMetric
 from traceanalyzer.analyzers.info.compute import Info
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.py_spy_report.result import LeafPaths
-from traceanalyzer.analyzers.steps.phases import DECODE
 from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.analyzers.steps.slow_steps import CODE, SLOW
+from traceanalyzer.analyzers.steps.statistics import DECODE
 from traceanalyzer.findings import memory
 from traceanalyzer.findings.kernel_times import (
     MORE_KERNELS,

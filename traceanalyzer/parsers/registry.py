@@ -14,17 +14,16 @@ from traceanalyzer.parsers import (
     nccl_inspector,
     ncu_csv,
     ncu_rep,
+    nsys_sqlite as nsys_sqlite,
     parquet,
     printed_text,
     py_spy_dump,
     speedscope,
-    summary,
 )
 from traceanalyzer.parsers.chrome_trace import parser as chrome_trace
 from traceanalyzer.parsers.contract import Format
-from traceanalyzer.parsers.nsys_sqlite import parser as nsys_sqlite
 from traceanalyzer.parsers.perfetto import parser as perfetto
-from traceanalyzer.parsers.rocpd import parser as rocpd
+from traceanalyzer.parsers.rocpd import FORMAT
 from traceanalyzer.parsers.source import Source
 
 _EMPTY = "record it again, and stop the profiler before the program ends"
@@ -42,9 +41,9 @@ ENTRY_POINTS = "traceanalyzer.parsers"
 _BUILT_IN = (
     chrome_trace.FORMAT,
     parquet.FORMAT,
-    summary.FORMAT,
+    foreign.FORMAT,
     nsys_sqlite.FORMAT,
-    rocpd.FORMAT,
+    FORMAT,
     perfetto.FORMAT,
     memory_snapshot.FORMAT,
     flight_recorder.FORMAT,

@@ -4,6 +4,11 @@ Chosen from M. A. Petroff, "Accessible Color Sequences for Data Visualization" (
 differ in brightness too. Idle time is pale, so that busy time stands out.
 """
 
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
 COMPUTE = ("#3f90da", "#3f90da")
 OVERLAPPED = ("#1b5a9c", "#2b6cb0")
 TRANSFER = ("#ffa90e", "#ffa90e")
@@ -83,3 +88,34 @@ def style() -> str:
         for place in (0, 1)
     )
     return f"{light}@media screen and (prefers-color-scheme: dark) {{\n{dark}}}\n"
+
+
+_RESET = "\x1b[0m"
+
+#: Codes by severity: bold red, yellow, cyan.
+SEVERITY: Mapping[str, str] = {"critical": "1;31", "warning": "33", "info": "36"}
+
+#: Own code, as the orange of flame graphs: bold yellow.
+OWN_CODE = "1;33"
+
+#: States of a timeline, like those of ``palette``: blue, yellow, red, magenta; idle time is pale.
+STATE_SEQUENCES: Mapping[str, str] = {
+    "compute": "34",
+    "overlapped": "34",
+    "transfer": "33",
+    "waiting": "31",
+    "copies": "35",
+    "dataloading": "36",
+    "launch": "32",
+    "synchronisation": "96",
+    "host": "37",
+    "idle": "90",
+}
+
+#: The sequences that :func:`colored` writes.
+SEQUENCE = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def colored(text: str, code: str | None) -> str:
+    """Return the text in a colour; unchanged without one."""
+    return f"\x1b[{code}m{text}{_RESET}" if code and text else text

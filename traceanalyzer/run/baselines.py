@@ -56,7 +56,7 @@ class Facts:
     """What ``baseline.json`` says about a run.
 
     Attributes:
-        schema: :data:`~traceanalyzer.run.baselines.PARTS_SCHEMA` of the program that saved it.
+        schema: :data:`PARTS_SCHEMA` of the program that saved it.
         program: version of that program.
         saved: time, as ISO 8601 in UTC.
         inputs: number of summaries.

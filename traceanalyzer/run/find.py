@@ -9,8 +9,8 @@ from typing import NamedTuple, TypeVar
 
 from traceanalyzer import schema
 from traceanalyzer.errors import InputError, UnreadableFile
-from traceanalyzer.parsers import registry, summary
-from traceanalyzer.parsers.chrome_trace import composer
+from traceanalyzer.parsers import foreign as summary, registry
+from traceanalyzer.parsers.chrome_trace import producers
 from traceanalyzer.parsers.foreign import recognise
 from traceanalyzer.parsers.perfetto import parser as perfetto
 from traceanalyzer.parsers.source import Source
@@ -66,8 +66,8 @@ def _read_beginning(path: str, size: int, modified_ns: int) -> _Beginning:  # no
     head, detected = source.head(), registry.detect(source)
     return _Beginning(
         None if detected is None else detected.name,
-        composer.is_part(head),
-        composer.is_merged(head),
+        producers.is_part(head),
+        producers.is_merged(head),
     )
 
 

@@ -45,7 +45,7 @@ from traceanalyzer.run.pieces import (
     checked_how,
     read_needed,
 )
-from traceanalyzer.run.repeats import Repeats
+from traceanalyzer.run.ranks import Repeats
 from traceanalyzer.trace import Inputs, Meta, Trace
 from traceanalyzer.vocabulary import NCU_CSV, PRINTED_TEXT
 

@@ -177,15 +177,13 @@ def _apart(
     opened: OpenedInputs, chunks: Sequence[_Chunk]
 ) -> Callable[[Sequence[Any]], Generator[Any]] | None:
     """Return the function that runs tasks in other processes; None if this one reads the inputs."""
-    if opened.how.client is not None:
-        from traceanalyzer.run import cluster
+    from traceanalyzer.run import workers
 
-        return partial(cluster.each, opened.how.client, _measured_on_host)
+    if opened.how.client is not None:
+        return partial(workers.each_on_cluster, opened.how.client, _measured_on_host)
     number = _number_of_workers(opened.how.workers, chunks)
     if number == 1:
         return None
-    from traceanalyzer.run import workers
-
     threads = max(1, cores() // number)
     return partial(workers.each, _measured_apart, number=number, threads=threads)
 
@@ -231,7 +229,7 @@ def _measured_apart(task: tuple[OpenedInputs, M]) -> tuple[OpenedInputs, M, _Iss
 
 def _measured_on_host(task: tuple[OpenedInputs, M]) -> tuple[OpenedInputs, M, _Issues]:
     """Run a task on a worker that may be another machine, without the files it cannot see."""
-    from traceanalyzer.run.cluster import unseen
+    from traceanalyzer.run.workers import unseen
 
     opened, _ = task
     hidden = {path: why for path in opened.items if isinstance(path, str) and (why := unseen(path))}

@@ -31,6 +31,7 @@ from traceanalyzer.errors import (
 )
 from traceanalyzer.run import ranks
 from traceanalyzer.run.find import each, ranks_of_series
+from traceanalyzer.run.ranks import Repeats
 from traceanalyzer.run.read import (
     Progress,
     Start,
@@ -42,7 +43,6 @@ from traceanalyzer.run.read import (
     with_assumed_rank,
     without_torch,
 )
-from traceanalyzer.run.repeats import Repeats
 from traceanalyzer.trace import Inputs, Meta, PathLike, Trace, is_truncated
 from traceanalyzer.units import format_ranges
 from traceanalyzer.vocabulary import MEMORY_SNAPSHOT, PRINTED_TEXT

@@ -1,12 +1,17 @@
-"""Splitting traces by rank."""
+"""Splitting traces by rank, and removal of repeated recordings."""
+
+from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import polars as pl
 
+from traceanalyzer.analyzers.common.jobs import Recording, recording
 from traceanalyzer.trace import Trace
+from traceanalyzer.units import format_ns
 from traceanalyzer.vocabulary import DEVICE_WORK
 
 
@@ -100,3 +105,146 @@ def _of_rank(name: str, frame: pl.DataFrame, rank: int | None, mask: pl.Series) 
     same = pl.col("rank").eq_missing(pl.lit(rank, dtype=pl.Int32))
     # names and counters without a rank belong to all ranks
     return frame.filter(same if name == "flows" else same | pl.col("rank").is_null())
+
+
+_SPAN = {"rank": pl.Int32, "device": pl.Int32, "start": pl.Int64, "end": pl.Int64}
+
+
+@dataclass
+class Repeats:
+    """Recordings of the files read so far, to count the time of a device only once.
+
+    Attributes:
+        notes: one line per pair of overlapping files, by the paths of both.
+    """
+
+    notes: dict[tuple[str, str], str] = field(default_factory=dict)
+    _paths: dict[tuple[Any, ...], str] = field(default_factory=dict)
+    _of_rank: dict[int, dict[str, _File]] = field(default_factory=dict)
+
+    def without_repeats(self, trace: Trace, *, is_file: bool = True) -> tuple[Trace, str]:
+        """Return the trace without events of earlier files, and the reason if it is skipped.
+
+        Copies of a file are skipped. Events that start while an earlier file records the same
+        device of the same rank are removed: those of the device, and those of the host while both
+        files record it. This requires absolute clocks; different processes are different ranks.
+        """
+        path, content = trace.meta.path, _content(trace) if is_file else None
+        copied = self._paths.setdefault(content, path) if content else path
+        if copied != path:
+            return trace, f"it is a copy of {copied}"
+        file = _File(recording(trace), _spans(trace))
+        ranks = file.spans["rank"].unique().to_list()
+        others = {p: one for rank in ranks for p, one in self._of_rank.get(rank, {}).items()}
+        for other_path, other in others.items():
+            if other_path == path or not _may_overlap(file.recording, other.recording):
+                continue
+            shared = _shared(file.spans, other.spans)
+            if shared.is_empty():
+                continue
+            trace = trace.select(~_inside(shared, trace))
+            if trace.events.filter(pl.col("kind").is_in(DEVICE_WORK)).is_empty():
+                return trace, f"{other_path} records {_devices(shared)} at the same time"
+            self.notes[other_path, path] = _note(other_path, path, shared)
+        for rank in ranks:
+            self._of_rank.setdefault(rank, {})[path] = file
+        return trace, ""
+
+    def repeated(self, other: Repeats) -> bool:
+        """Whether other files repeat recordings of these files."""
+        copied = any(self._paths.get(key, path) != path for key, path in other._paths.items())
+        return copied or any(
+            _may_overlap(one.recording, file.recording)
+            and not _shared(one.spans, file.spans).is_empty()
+            for rank, files in other._of_rank.items()
+            for path, one in files.items()
+            for known_path, file in self._of_rank.get(rank, {}).items()
+            if known_path != path
+        )
+
+    def copied(self, other: Repeats) -> str | None:
+        """Return the path of the file that the other file is a copy of."""
+        paths = (self._paths.get(key, path) for key, path in other._paths.items())
+        known = set(other._paths.values())
+        return next((path for path in paths if path not in known), None)
+
+    def join(self, other: Repeats) -> None:
+        """Add the recordings of other files without repeats."""
+        self.notes |= other.notes
+        self._paths |= other._paths
+        for rank, files in other._of_rank.items():
+            self._of_rank.setdefault(rank, {}).update(files)
+
+
+@dataclass(frozen=True)
+class _File:
+    recording: Recording
+    spans: pl.DataFrame
+
+
+def _content(trace: Trace) -> tuple[Any, ...] | None:
+    """Return a key that is equal for copies of a file; None without times."""
+    if trace.events["ts"].null_count() == trace.events.height:
+        return None
+    events, meta = trace.events, trace.meta
+    sums = [events[name].sum() for name in ("ts", "dur", "pid", "tid")]
+    ends = [events["name"][0], events["name"][-1]]
+    return (meta.format, meta.rank, meta.epoch_ns, meta.start_ns, events.height, *sums, *ends)
+
+
+def _spans(trace: Trace) -> pl.DataFrame:
+    """Return rank, device (null for the host), start and end of the recordings, since 1970."""
+    if recording(trace).start_ns is None:
+        return pl.DataFrame(schema=_SPAN)
+    is_work = pl.col("kind").is_in(DEVICE_WORK) & pl.col("device").is_not_null()
+    shift = trace.meta.epoch_ns or 0
+    events = trace.events[["kind", "rank", "device", "ts", "dur"]]
+    rows = events.filter(
+        pl.col("rank").is_not_null(), pl.col("dur") >= 0, is_work | pl.col("device").is_null()
+    )
+    spans = rows.group_by("rank", "device").agg(
+        start=pl.col("ts").min() + shift, end=(pl.col("ts") + pl.col("dur")).max() + shift
+    )
+    return spans.sort("rank", "device").cast(pl.Schema(_SPAN))
+
+
+def _may_overlap(one: Recording, other: Recording) -> bool:
+    return not (one.pids and other.pids) or bool(one.pids & other.pids)
+
+
+def _shared(spans: pl.DataFrame, others: pl.DataFrame) -> pl.DataFrame:
+    """Return rank, device, start and end of shared recordings, for ranks with a shared device."""
+    both = spans.join(others, on=["rank", "device"], nulls_equal=True, suffix="_other")
+    shared = both.select(
+        "rank",
+        "device",
+        start=pl.max_horizontal("start", "start_other"),
+        end=pl.min_horizontal("end", "end_other"),
+    ).filter(pl.col("start") < pl.col("end"))
+    return shared.filter(pl.col("device").is_not_null().any().over("rank"))
+
+
+def _inside(shared: pl.DataFrame, trace: Trace) -> pl.Expr:
+    """Return the filter of events that start within shared recordings."""
+    shift = trace.meta.epoch_ns or 0
+    inside = pl.lit(value=False)
+    for rank, device, start, end in shared.iter_rows():
+        same = pl.col("rank").eq(rank) & pl.col("device").eq_missing(pl.lit(device, pl.Int32))
+        inside |= same & pl.col("ts").is_between(start - shift, end - shift, closed="left")
+    return inside.fill_null(value=False)
+
+
+def _note(one: str, other: str, shared: pl.DataFrame) -> str:
+    work = shared.drop_nulls("device")
+    both_ns = work.select((pl.col("end") - pl.col("start")).max()).item()
+    return (
+        f"{one} and {other} both record {_devices(shared)} for {format_ns(both_ns)}. That time is "
+        f"counted once: the events of {other} in it are left out."
+    )
+
+
+def _devices(shared: pl.DataFrame) -> str:
+    """Return the shared devices as ``device 0 of rank 0 and 3 more``."""
+    rank, device = shared.drop_nulls("device").sort("rank", "device").row(0)[:2]
+    more = shared["device"].count() - 1
+    return f"device {device} of rank {rank}{f' and {more:,} more' if more else ''}"

@@ -12,7 +12,7 @@ import polars as pl
 from traceanalyzer import schema
 from traceanalyzer.errors import OptionError
 from traceanalyzer.parsers import registry
-from traceanalyzer.parsers.chrome_trace import composer
+from traceanalyzer.parsers.chrome_trace.producers import ONE_CLOCK, TORCH_START
 from traceanalyzer.parsers.contract import Format, Selection, bounded
 from traceanalyzer.parsers.source import Source
 from traceanalyzer.trace import PathLike, Trace
@@ -193,7 +193,7 @@ def starts_of(trace: Trace) -> set[Start]:
 def is_of_composer(trace: Trace) -> bool:
     """Whether Composer wrote the file, so that PyTorch's file may contain the same events."""
     extra = trace.meta.extra or ""
-    return composer.ONE_CLOCK in extra or composer.TORCH_START in extra
+    return ONE_CLOCK in extra or TORCH_START in extra
 
 
 def without_torch(trace: Trace, starts: Set[Start]) -> Trace:
@@ -205,10 +205,10 @@ def without_torch(trace: Trace, starts: Set[Start]) -> Trace:
     """
     extra = trace.meta.extra or ""
     same: list[Start]
-    if composer.ONE_CLOCK in extra:
+    if ONE_CLOCK in extra:
         same = [(trace.meta.rank, *row) for row in _first_of_torch(trace)]
-    elif composer.TORCH_START in extra:
-        same = [(trace.meta.rank, json.loads(extra).get(composer.TORCH_START))]
+    elif TORCH_START in extra:
+        same = [(trace.meta.rank, json.loads(extra).get(TORCH_START))]
     else:
         return trace
     if not starts & set(same):

@@ -24,7 +24,7 @@ from traceanalyzer.run.find import natural
 from traceanalyzer.run.parts import AGAIN, Summary
 from traceanalyzer.run.pieces import Measures, OpenedInputs, State
 from traceanalyzer.schema import CONTEXT_SUFFIX, MAX_RANKS, check, check_columns
-from traceanalyzer.trace import Meta, Trace
+from traceanalyzer.trace import Meta, Trace, in_spans
 from traceanalyzer.units import format_ranges
 
 #: Missing inputs that are listed.
@@ -188,6 +188,4 @@ def stored_context(path: str, windows: Sequence[tuple[int, int]]) -> Trace:
     if not {*map(tuple, windows)} <= {*known}:
         raise MissingData("the summaries have its events of other times; pass the traces")
     _require_schema(place, trace.sources, check(trace.tables))
-    ts, end = pl.col("ts"), pl.col("ts") + pl.col("dur").fill_null(0).clip(lower_bound=0)
-    inside = pl.any_horizontal((ts < high) & (end > low) for low, high in windows)
-    return trace if {*map(tuple, windows)} == {*known} else trace.select(inside)  # type: ignore[no-any-return]
+    return trace if {*map(tuple, windows)} == {*known} else trace.select(in_spans(windows))  # type: ignore[no-any-return]

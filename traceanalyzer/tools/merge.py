@@ -18,8 +18,8 @@ from traceanalyzer.analyzers.base import Examination, Reading
 from traceanalyzer.analyzers.comm_outliers.compute import measure as measure_communication
 from traceanalyzer.analyzers.comm_outliers.options import Options as CommOptions
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
-from traceanalyzer.analyzers.common.places import short_paths
-from traceanalyzer.analyzers.timeline import alignment, evidence
+from traceanalyzer.analyzers.common.display import short_paths
+from traceanalyzer.analyzers.timeline import alignment, overlays
 from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.exporters.chrome_trace.merged import JsonWriter
 from traceanalyzer.exporters.perfetto import PerfettoWriter
@@ -29,7 +29,7 @@ from traceanalyzer.run.examine import examine
 from traceanalyzer.run.find import InputList, each_and_skipped, is_merged
 from traceanalyzer.run.pieces import How, OpenedInputs
 from traceanalyzer.run.read import give_back, known
-from traceanalyzer.trace import Inputs, PathLike, Trace
+from traceanalyzer.trace import Inputs, PathLike, Trace, overlaps
 from traceanalyzer.units import NS_PER_S, format_count, format_ns
 from traceanalyzer.vocabulary import KINDS, TABLE_KINDS
 
@@ -248,7 +248,7 @@ def _examined_and_written(
     recorded = [one.recorded for one in recordings.all]
     shifts, one_clock = alignment.shifts(recorded, compared)
     findings = judge(examined).findings
-    rows = evidence.evidence(examined, findings, recorded, shifts)
+    rows = overlays.overlay_rows(examined, findings, recorded, shifts)
     window = _window(cut, rows, findings, recorded, shifts)
     if cut.in_time:
         recordings.add_again(items, reading, window, shifts, compared)
@@ -349,9 +349,7 @@ class _Recordings:
                     continue
                 one, shift = next(left)
                 low, high = (time - shift for time in window)
-                end = pl.col("ts") + pl.col("dur").fill_null(0)
-                inside = ((end > low) | (pl.col("ts") >= low)) & (pl.col("ts") < high)
-                part = trace.select(inside, pl.col("ts").is_between(low, high, closed="left"))
+                part = trace.overlapping([(low, high)])
                 self._write(part, one, _instances(compared, one.recorded.path))
 
     def _write(self, trace: Trace, one: _Recording, collectives: pl.DataFrame) -> None:
@@ -453,7 +451,7 @@ def _window(
 
 
 def _step(step: str, rows: pl.DataFrame) -> tuple[int, int]:
-    steps = rows.filter(pl.col("group") == evidence.STEPS)
+    steps = rows.filter(pl.col("group") == overlays.STEPS)
     number = pl.col("name").str.extract(r"(\d+)\D*$")
     chosen = steps.filter((pl.col("name") == step) | (number == step))
     if chosen.is_empty():
@@ -497,8 +495,7 @@ def main_interval(rows: pl.DataFrame, number: int) -> tuple[int, int]:
 
 def _cut_rows(rows: pl.DataFrame, window: tuple[int, int]) -> pl.DataFrame:
     """Return the rows that overlap the window."""
-    low, high = window
-    return rows.filter(pl.col("ts") + pl.col("dur") > low, pl.col("ts") < high)
+    return rows.filter(overlaps(pl.col("ts"), pl.col("ts") + pl.col("dur"), [window]))
 
 
 def _summary(

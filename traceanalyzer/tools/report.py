@@ -11,7 +11,7 @@ import polars as pl
 
 from traceanalyzer.analyzers import registry
 from traceanalyzer.analyzers.base import Examination, Reading
-from traceanalyzer.analyzers.common import columns, places
+from traceanalyzer.analyzers.common import columns, display
 from traceanalyzer.analyzers.common.display import headings, known_columns
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
@@ -232,7 +232,7 @@ def _names(rows: pl.DataFrame) -> pl.Series:
     """Return a label per row: the rank if it identifies the file, else the file name."""
     numbered = rows.select(*_KEYS, ranked=pl.col("rank").is_not_null()).with_row_index("row")
     parts = [
-        part.select("row", places.places(part.select(_KEYS)).cast(pl.String))
+        part.select("row", display.places(part.select(_KEYS)).cast(pl.String))
         for part in numbered.partition_by("ranked")
     ]
     return pl.concat(parts).sort("row")["on"]

@@ -15,8 +15,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
 
-import polars as pl
-
 from traceanalyzer import __version__, schema
 from traceanalyzer.analyzers import registry
 from traceanalyzer.analyzers.base import Needs, Skipped
@@ -40,7 +38,7 @@ from traceanalyzer.run.pieces import DependsOnOthersError, How, OpenedInputs, St
 from traceanalyzer.run.read import Progress, give_back, read
 from traceanalyzer.run.summaries import CONTEXT, Issues, context_path
 from traceanalyzer.schema import INPUTS
-from traceanalyzer.trace import Inputs, PathLike, Trace
+from traceanalyzer.trace import Inputs, PathLike, Trace, in_spans
 from traceanalyzer.units import format_count
 
 #: Analyses that no summary has: they compare two inputs of one call.
@@ -351,8 +349,7 @@ def _selected(trace: Trace, selection: Selection, windows: Sequence[tuple[int, i
     """Return the events that a parser would have read."""
     rows = selection.rows()
     if windows:
-        end = pl.col("ts") + pl.col("dur").fill_null(0).clip(lower_bound=0)
-        inside = pl.any_horizontal((pl.col("ts") < hi) & (end > lo) for lo, hi in windows)
+        inside = in_spans(windows)
         rows = inside if rows is None else rows & inside
     if rows is None:
         return trace

@@ -11,6 +11,7 @@ from traceanalyzer.analyzers.annotations.options import Options
 from traceanalyzer.analyzers.annotations.result import Amount, Annotations
 from traceanalyzer.analyzers.base import Analyzer, Needs
 from traceanalyzer.analyzers.common import columns, launching, names, step_marks
+from traceanalyzer.analyzers.common.device_work import work_rows
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals, nesting, numbering, slice_tree
 from traceanalyzer.frames.ranges import RangeContents, innermost_range
@@ -195,10 +196,9 @@ def launched(trace: Trace, ranges: pl.DataFrame) -> tuple[pl.DataFrame, Amount]:
     """
     threads = ranges.select(*_THREAD, "thread").unique().drop_nulls("tid")
     events = trace.events
-    is_work = pl.col("kind").is_in(DEVICE_WORK) & (pl.col("dur") >= 0)
-    pieces = events.select(is_work).to_series().arg_true()
+    pieces = work_rows(trace)
     all_work = Amount(pieces.len(), int(events["dur"].gather(pieces).sum()))
-    launch = launching.launch_rows(trace, events.select("pid", "correlation")[pieces])
+    launch = launching.launch_rows(trace, pieces.to_frame())
     known = np.flatnonzero(launch != nesting.ROOT)
     pieces, launch = pieces.gather(known), launch[known]
     thread = _threads(events, launch, threads)

@@ -13,11 +13,18 @@ delay analysis of Scalasca (Boehme et al., ICPP 2010) on the kernels of a trace.
 overlaps delays nothing, unless the next collective was queued behind it on its stream.
 """
 
+from __future__ import annotations
+
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import ceil
+from typing import Any, Final
 
 import polars as pl
+
+from traceanalyzer.analyzers.common.columns import ratio
+from traceanalyzer.units import format_count, format_frac, format_ranges
 
 #: A collective that starts this soon after the previous one on its stream was queued behind it.
 _QUEUED_NS = 20_000
@@ -158,3 +165,173 @@ def _parts(shares: dict[int, float], imposed: int) -> list[tuple[int, int]]:
     parts = [(root, int(share * imposed)) for root, share in ordered]
     root, largest = parts[0]
     return [(root, largest + imposed - sum(part for _, part in parts)), *parts[1:]]
+
+
+#: From this number of ranks on, texts name the host and GPU of a rank.
+MANY_RANKS: Final = 32
+#: Share of the ranks that are called the worst.
+WORST_FRAC: Final = 0.03
+#: A group is named in the verdict from this share on, and from this multiple of an even share.
+_LEAST_FRAC, _TIMES_EVEN = 0.2, 3
+_POINT_TO_POINT = r"(?i)send|recv|p2p"
+_STAGE, _GPU, _HOST = "pipeline stage", "GPU index", "host"
+_GROUPS = {
+    "part": pl.String,
+    "name": pl.String,
+    "ranks": pl.UInt32,
+    "ranks_frac": pl.Float64,
+    "imposed_ns": pl.Int64,
+    "imposed_frac": pl.Float64,
+}
+
+
+def positions(ranks: pl.DataFrame, instances: pl.DataFrame) -> pl.DataFrame:
+    """Return rank, host, gpu, stage and imposed_ns of each rank.
+
+    ``gpu`` is the device of its collectives; if ranks of one host have the same, for example
+    because each process sees one GPU, its number among the ranks of the host. ``stage`` is its
+    place in the process group in which it sends and receives; null if that is not recorded.
+    """
+    device = instances.group_by("rank").agg(device=pl.col("device").drop_nulls().mode().min())
+    placed = ranks.select("rank", "host", "imposed_ns").join(device, on="rank", how="left")
+    distinct = (pl.col("device").is_unique().over("host") & pl.col("device").is_not_null()).all()
+    order = pl.col("rank").rank("ordinal").over("host").cast(pl.Int32) - 1
+    number = pl.when(distinct.over("host")).then("device").otherwise(order)
+    gpu = pl.when(pl.col("host").is_not_null()).then(number)
+    stages = pl.DataFrame(_stages(instances), schema={"rank": pl.Int32, "stage": pl.Int32})
+    known = placed.with_columns(gpu=gpu)
+    return (
+        known.join(stages, on="rank", how="left")
+        .select("rank", "host", "gpu", "stage", "imposed_ns")
+        .sort("rank")
+    )
+
+
+def _stages(instances: pl.DataFrame) -> dict[str, list[int]]:
+    """Return the ranks of pipeline groups, and the place of each in its group."""
+    texts = (
+        instances.filter(pl.col("collective").str.contains(_POINT_TO_POINT))["group_ranks"]
+        .drop_nulls()
+        .unique()
+        .sort()
+    )
+    stages: dict[int, int] = {}
+    for text in texts:
+        members = text.strip("[]").split(",")
+        if len(members) > 2 and all(one.strip().isdecimal() for one in members):
+            stages |= {int(one): place for place, one in enumerate(members)}
+    return {"rank": list(stages), "stage": list(stages.values())}
+
+
+def concentration(placed: pl.DataFrame) -> pl.DataFrame:
+    """Return the share of the wait time that groups of ranks cause, by kind of group.
+
+    Args:
+        placed: rows of :func:`positions`.
+
+    Returns:
+        part (``worst 3 % of ranks``, ``host``, ``GPU index``, ``pipeline stage``), name, ranks (of
+        the group), ranks_frac, imposed_ns and imposed_frac; of each kind the group with most.
+    """
+    worst = placed.sort("imposed_ns", "rank", descending=[True, False])
+    worst = worst.head(ceil(WORST_FRAC * placed.height))
+    label = f"worst {WORST_FRAC:.0%} of ranks".replace("%", " %")
+    first = pl.DataFrame(
+        {
+            "part": [label],
+            "name": [format_ranges(worst["rank"].sort().to_list())],
+            "ranks": [worst.height],
+            "imposed_ns": [worst["imposed_ns"].sum()],
+        }
+    )
+    rows = [first]
+    for part, column in ((_HOST, "host"), (_GPU, "gpu"), (_STAGE, "stage")):
+        known = placed.drop_nulls(column)
+        if known[column].n_unique() < 2:
+            continue
+        sums = known.group_by(name=pl.col(column).cast(pl.String)).agg(
+            pl.len().alias("ranks"), pl.col("imposed_ns").sum()
+        )
+        most = sums.sort("imposed_ns", "name", descending=[True, False]).head(1)
+        rows.append(most.with_columns(part=pl.lit(part)))
+    total, count = int(placed["imposed_ns"].sum()), placed.height
+    return (
+        pl.concat(rows, how="diagonal_relaxed")
+        .with_columns(whole=pl.lit(total), count=pl.lit(count))
+        .with_columns(ranks_frac=ratio("ranks", "count"), imposed_frac=ratio("imposed_ns", "whole"))
+        .select(pl.col(name).cast(dtype) for name, dtype in _GROUPS.items())
+    )
+
+
+def persistence(
+    rank: int, steps: pl.DataFrame, collectives: pl.DataFrame, arrivals: pl.DataFrame
+) -> tuple[int, int, int, int]:
+    """Return in how many steps and recordings a rank is the straggler, each with their number.
+
+    A recording (a cycle of the profiler) is one file of each rank; its straggler is the rank that
+    caused most wait time in it.
+    """
+    files = arrivals.group_by("rank", "path").agg(pl.col("arrival").min())
+    cycles = files.with_columns(cycle=pl.col("arrival").rank("ordinal").over("rank"))
+    of_instance = (
+        arrivals.join(cycles.select("rank", "path", "cycle"), on=["rank", "path"])
+        .group_by("instance")
+        .agg(pl.col("cycle").min())
+    )
+    caused = (
+        collectives.drop_nulls("root_rank")
+        .join(of_instance, on="instance")
+        .group_by("cycle", "root_rank")
+        .agg(pl.col("root_ns").sum())
+        .sort("cycle", "root_ns", "root_rank", descending=[False, True, False])
+        .unique("cycle", keep="first", maintain_order=True)
+    )
+    return (
+        int((steps["straggler"] == rank).sum()),
+        steps.height,
+        int((caused["root_rank"] == rank).sum()),
+        int(cycles["cycle"].max() or 0),  # type: ignore[arg-type]
+    )
+
+
+def rank_label(placed: pl.DataFrame, rank: int) -> str:
+    """Return ``rank 437 (node54, GPU 5)``; ``rank 5`` of few ranks."""
+    if placed.height < MANY_RANKS:
+        return f"rank {rank}"
+    row = placed.filter(pl.col("rank") == rank).row(0, named=True)
+    where = [row["host"]] if row["host"] is not None else []
+    where += [f"GPU {row['gpu']}"] if row["gpu"] is not None else []
+    return f"rank {rank} ({', '.join(where)})" if where else f"rank {rank}"
+
+
+def texts(rows: pl.DataFrame, steady: Sequence[int]) -> str:
+    """Return sentences about what causes the wait time, and whether the same rank always does.
+
+    Args:
+        rows: of :func:`concentration`.
+        steady: of :func:`persistence`.
+    """
+    worst, *others = rows.iter_rows(named=True)
+    also = "".join(f" {_named(row)}." for row in others if _stands_out(row))
+    text = (
+        f"The {worst['part']} ({format_count(worst['ranks'], 'rank')}) cause "
+        f"{format_frac(worst['imposed_frac'])} of all wait time.{also}"
+    )
+    in_steps, steps, in_recordings, recordings = steady
+    if steps:
+        text += f" The same rank is the straggler in {in_steps:,} of {format_count(steps, 'step')}"
+        if recordings > 1:
+            text += f" and in {in_recordings:,} of {format_count(recordings, 'recording')}"
+        text += "."
+    return text
+
+
+def _named(row: Mapping[str, Any]) -> str:
+    share = f"{format_frac(row['imposed_frac'])} (even share: {format_frac(row['ranks_frac'])})"
+    part = f"{row['part'][:1].upper()}{row['part'][1:]}"
+    return f"{part} {row['name']} causes {share}"
+
+
+def _stands_out(row: Mapping[str, Any]) -> bool:
+    share = row["imposed_frac"] or 0.0
+    return bool(share >= max(_LEAST_FRAC, min(_TIMES_EVEN * row["ranks_frac"], 0.9)))

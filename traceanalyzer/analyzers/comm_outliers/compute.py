@@ -18,19 +18,18 @@ from traceanalyzer import vocabulary
 from traceanalyzer.analyzers import registry
 from traceanalyzer.analyzers.base import Analyzer, Needs, Reader
 from traceanalyzer.analyzers.comm_outliers import (
+    activity,
     arrivals,
     chains,
     collectives,
-    context,
-    inspected,
-    links,
+    inspector,
     matching,
     outliers,
 )
 from traceanalyzer.analyzers.comm_outliers.collectives import INSTANCES, Part
-from traceanalyzer.analyzers.comm_outliers.notes import remarks
 from traceanalyzer.analyzers.comm_outliers.options import Options
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
+from traceanalyzer.analyzers.comm_outliers.tables import remarks
 from traceanalyzer.analyzers.common import aggregates, jobs, kernel_names, names, step_marks
 from traceanalyzer.analyzers.common.aggregates import Aggregates
 from traceanalyzer.errors import MissingData
@@ -143,7 +142,7 @@ def combine(
     if untimed and not timed:
         if base:
             raise MissingData(f"{untimed[0].path}: durations without times have no baseline")
-        return inspected.combine(aggregates.joined(untimed), options)
+        return inspector.combine(aggregates.joined(untimed), options)
     if base_untimed:
         raise MissingData(f"{base_untimed[0].path}: a baseline needs the times of collectives")
     return aggregates.without(untimed, lambda: compare(timed, options, base_timed))
@@ -177,7 +176,7 @@ def compare(parts: Sequence[Part], options: Options, base: Sequence[Part] = ()) 
     steps = arrivals.steps(rows, marks)
     ranks = arrivals.ranks(parts, instances, rows, steps, roots)
     groups = outliers.summarize(
-        links.with_links(instances, parts), dict(ranks[["rank", "span_ns"]].iter_rows())
+        outliers.with_links(instances, parts), dict(ranks[["rank", "span_ns"]].iter_rows())
     )
     least = options.min_wait_ns
     if least is None:
@@ -214,22 +213,22 @@ def compare(parts: Sequence[Part], options: Options, base: Sequence[Part] = ()) 
 
 def refine(result: CommOutliers, options: Options, reader: Reader) -> CommOutliers:
     """Add what stragglers did, and how full devices were if memory data is available."""
-    if isinstance(result, inspected.InspectedCommOutliers):
+    if isinstance(result, inspector.InspectedCommOutliers):
         return result
     windows: dict[str, list[tuple[int, int]]] = {}
     recorded = [w for w in result.windows if not _has_only_communication(reader, w.path)]
     for window in recorded:
         windows.setdefault(window.path, []).append((window.start_ns, window.end_ns))
     traces = reader.traces(CONTEXT, windows)
-    result = replace(result, windows=tuple(recorded), context=context.divide(recorded, traces))
+    result = replace(result, windows=tuple(recorded), context=activity.divide(recorded, traces))
     if not (options.memory or reader.collected):
         return result
-    memory = registry.ENTRIES["memory_fill"].analyzer()  # imported only on request
+    memory = registry.ENTRIES["memory_usage"].analyzer()  # imported only on request
     parts = reader.collect(memory, options.memory, memory.options())
     fills = [fill for part in parts for fill in part]
     if not fills:
         return result
-    return replace(result, memory=context.fullness(result.outliers(), reader.metas, fills))
+    return replace(result, memory=activity.fullness(result.outliers(), reader.metas, fills))
 
 
 def _has_only_communication(reader: Reader, path: str) -> bool:
@@ -244,7 +243,7 @@ COMM_OUTLIERS = Analyzer(
     combine,
     more=more,
     refine=refine,
-    companion="memory_fill",
+    companion="memory_usage",
     base="baseline",
     report_measure=measure_for_report,
 )

@@ -7,13 +7,12 @@ from typing import Any
 
 import polars as pl
 
-from traceanalyzer.analyzers.comm_outliers import arrivals, many, notes, tables
+from traceanalyzer.analyzers.comm_outliers import arrivals, chains, tables
+from traceanalyzer.analyzers.comm_outliers.activity import divide, labels
 from traceanalyzer.analyzers.comm_outliers.arrivals import Window
-from traceanalyzer.analyzers.comm_outliers.context import divide, labels
-from traceanalyzer.analyzers.comm_outliers.links import NETWORK
-from traceanalyzer.analyzers.common.display import sentences
+from traceanalyzer.analyzers.comm_outliers.outliers import NETWORK
+from traceanalyzer.analyzers.common.display import at_start, sentences
 from traceanalyzer.analyzers.common.kernel_names import function
-from traceanalyzer.analyzers.common.places import at_start
 from traceanalyzer.result import Result, Table, View
 from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns, format_ranges
 
@@ -78,7 +77,7 @@ class CommOutliers(Result):
         windows: the intervals of ``delayed`` in which ranks waited for the straggler.
         remarks: notes on uncounted events, assumptions and missing data.
         context: what the straggler did in each of ``windows``, by number.
-        memory: how full the device was during each outlier, rows of :func:`~.context.fullness`;
+        memory: how full the device was during each outlier, rows of :func:`~.activity.fullness`;
             None unless requested.
         one_job: whether all files can be of one job; otherwise ranks are not compared.
     """
@@ -116,7 +115,7 @@ class CommOutliers(Result):
         return View(
             title="Which collectives are slow, and which rank is the straggler?",
             verdict=_verdict(self),
-            notes=(*self.remarks, *notes.memory_notes(self.memory)),
+            notes=(*self.remarks, *tables.memory_notes(self.memory)),
             tables=_tables(self),
             scalars={
                 **self.numbers(*numbers),
@@ -194,20 +193,20 @@ class CommOutliers(Result):
 
     @cached_property
     def positions(self) -> pl.DataFrame:
-        """Rank, host, gpu, stage and imposed_ns of each rank, see :func:`~.many.positions`."""
-        return many.positions(self.ranks, self.instances)
+        """Rank, host, gpu, stage and imposed_ns of each rank, see :func:`~.chains.positions`."""
+        return chains.positions(self.ranks, self.instances)
 
     def rank_label(self, rank: int) -> str:
         """Return ``rank 437 (node54, GPU 5)`` of many ranks, otherwise ``rank 5``."""
-        return many.rank_label(self.positions, rank)
+        return chains.rank_label(self.positions, rank)
 
     def spread(self) -> str:
         """Return sentences on which ranks, host, GPU index or stage cause the wait time."""
-        if self.n_ranks < many.MANY_RANKS or not self.n_matched:
+        if self.n_ranks < chains.MANY_RANKS or not self.n_matched:
             return ""
         rank = self.ranks["rank"][0]
-        steady = many.persistence(rank, self.steps, self.collectives, self.arrivals)
-        return many.texts(many.concentration(self.positions), steady)
+        steady = chains.persistence(rank, self.steps, self.collectives, self.arrivals)
+        return chains.texts(chains.concentration(self.positions), steady)
 
     @cached_property
     def has_all_ranks(self) -> bool:
@@ -337,7 +336,7 @@ def _stragglers(result: CommOutliers) -> str:
 def _straggler(result: CommOutliers, row: Mapping[str, Any]) -> str:
     worst, label = result.worst_of(row["rank"]), result.rank_label(row["rank"])
     share = _share(row["imposed_ns"], result.total_wait_ns)
-    steps = f", mainly in {notes.listed(row['steps'])}" if len(row["steps"]) > 1 else ""
+    steps = f", mainly in {tables.listed(row['steps'])}" if len(row["steps"]) > 1 else ""
     return (
         f"{at_start(label)} is a straggler: other ranks waited {format_ns(row['imposed_ns'])} in "
         f"total ({share} of all wait time){steps}. It arrived last at {row['times_last']} of "
@@ -350,7 +349,7 @@ def passed_on(row: Mapping[str, Any]) -> str:
     """Report the ranks that a row of ``stragglers`` delayed, so that others waited for them."""
     if not row["victims"]:
         return ""
-    ranks = f"{'rank' if len(row['victims']) == 1 else 'ranks'} {notes.listed(row['victims'])}"
+    ranks = f"{'rank' if len(row['victims']) == 1 else 'ranks'} {tables.listed(row['victims'])}"
     return (
         f"It delayed {ranks}, which therefore arrived last at collectives of other groups: "
         f"{format_ns(row['passed_ns'])} of that wait time."
@@ -388,10 +387,10 @@ def _others(result: CommOutliers, others: list[dict[str, Any]]) -> str:
         return ""
     named = [
         f"{result.rank_label(row['rank'])} ({format_ns(row['imposed_ns'])}"
-        + (f", in {notes.listed(row['steps'])})" if row["steps"] else ")")
+        + (f", in {tables.listed(row['steps'])})" if row["steps"] else ")")
         for row in others
     ]
-    return f"Other stragglers: {notes.listed(named)}."
+    return f"Other stragglers: {tables.listed(named)}."
 
 
 def _victim(result: CommOutliers) -> str:
@@ -584,9 +583,9 @@ def _outliers(result: CommOutliers) -> tuple[Table, ...]:
 
 def _concentration(result: CommOutliers) -> tuple[Table, ...]:
     """Return the groups of ranks that cause most wait time, of many ranks."""
-    if result.n_ranks < many.MANY_RANKS or not result.n_matched:
+    if result.n_ranks < chains.MANY_RANKS or not result.n_matched:
         return ()
-    return (tables.table("concentration", many.concentration(result.positions)),)
+    return (tables.table("concentration", chains.concentration(result.positions)),)
 
 
 def _tables(result: CommOutliers) -> tuple[Table, ...]:

@@ -1,50 +1,85 @@
 """Common axis of recordings: whether their clocks can be compared, and what aligns them."""
 
 from collections.abc import Hashable, Sequence
-from typing import NamedTuple
+from typing import Protocol
+
+import polars as pl
+
+from traceanalyzer.analyzers.common.columns import OfRank, source_of, stacked
 
 
-class Recording(NamedTuple):
-    """A recording on its own clock.
+class OnClock(OfRank, Protocol):
+    """A part of a recording with its own clock."""
 
-    Attributes:
-        rank: global rank, or None.
-        path: the file, or its process: without a rank, what has one axis.
-        epoch_ns: absolute time of the clock's 0, or None.
-        start_ns: time of its first event, analysed or not, or None.
-        begin: first time of what is analysed.
-        end: last time of that.
-    """
+    @property
+    def epoch_ns(self) -> int | None:
+        """Absolute time of the clock's 0, or None."""
 
-    rank: int | None
-    path: str
-    epoch_ns: int | None
-    start_ns: int | None
-    begin: int
-    end: int
+    @property
+    def start_ns(self) -> int | None:
+        """Time of the first event, analysed or not, or None."""
 
 
-def axis(recordings: Sequence[Recording | None]) -> tuple[list[int], bool]:
-    """Return what is added to the times of each recording, and whether all share an axis.
+def axis(
+    parts: Sequence[OnClock], table: str, owners: Sequence[Hashable] | None = None
+) -> tuple[pl.Series, bool]:
+    """Return what is added to the times of each part, and whether all share an axis.
 
     If they do (see :func:`one_clock`), 0 is the start of the first one, otherwise that of each
-    rank's first one. Nothing is added to None, a recording without times.
+    owner's first one. Nothing is added to a part without times.
+
+    Args:
+        parts: of one rank or file each.
+        table: attribute with ``start`` and ``end`` of what is analysed.
+        owners: owner of each part; without it, the rank, or the file without a rank.
     """
-    known = [one for one in recordings if one is not None]
+    if owners is None:
+        owners = [part.path if part.rank is None else part.rank for part in parts]
+    epochs = [part.epoch_ns or 0 for part in parts]
+    begins, ends, starts, known = [], [], [], []
+    for number, (part, epoch) in enumerate(zip(parts, epochs, strict=True)):
+        times: pl.DataFrame = getattr(part, table)
+        begin, end = times.select(pl.col("start").min(), pl.col("end").max()).row(0)
+        if begin is not None:
+            begins.append(begin + epoch)
+            ends.append(end + epoch)
+            starts.append((begin if part.start_ns is None else part.start_ns) + epoch)
+            known.append(number)
     if not known:
-        return [0] * len(recordings), True
-    epochs = [one.epoch_ns or 0 for one in known]
-    begins = [one.begin + epoch for one, epoch in zip(known, epochs, strict=True)]
-    ends = [one.end + epoch for one, epoch in zip(known, epochs, strict=True)]
-    starts = [
-        (one.begin if one.start_ns is None else one.start_ns) + epoch
-        for one, epoch in zip(known, epochs, strict=True)
-    ]
-    shared = one_clock([one.epoch_ns for one in known], begins, ends)
-    owners = [one.path if one.rank is None else one.rank for one in known]
-    zeros = to_zero(starts, owners, one_clock=shared)
-    shifts = (epoch + zero for epoch, zero in zip(epochs, zeros, strict=True))
-    return [0 if one is None else next(shifts) for one in recordings], shared
+        return pl.Series([0] * len(parts), dtype=pl.Int64), True
+    shared = one_clock([parts[number].epoch_ns for number in known], begins, ends)
+    zeros = to_zero(starts, [owners[number] for number in known], one_clock=shared)
+    shifts = [0] * len(parts)
+    for number, zero in zip(known, zeros, strict=True):
+        shifts[number] = epochs[number] + zero
+    return pl.Series(shifts, dtype=pl.Int64), shared
+
+
+def on_axis(
+    parts: Sequence[OfRank],
+    table: str,
+    shifts: pl.Series,
+    *,
+    at: str = "start",
+    **values: pl.Series,
+) -> pl.DataFrame:
+    """Concatenate a table of all parts, with rank, path and ``at_ns``: its start on the axis.
+
+    Args:
+        parts: of one rank or file each.
+        table: the attribute; its own rank stays. Without the column ``at``, there is no ``at_ns``.
+        shifts: result of :func:`axis`.
+        at: column of the time.
+        **values: further columns, with one value per part.
+    """
+    frames: list[pl.DataFrame] = [getattr(part, table) for part in parts]
+    source = source_of(parts)
+    if "rank" in frames[0].columns:
+        del source["rank"]
+    rows = stacked(frames, **source, **values, shift=shifts)
+    if at in rows.columns:
+        rows = rows.with_columns(at_ns=pl.col(at) + pl.col("shift"))
+    return rows.drop("shift")
 
 
 def one_clock(

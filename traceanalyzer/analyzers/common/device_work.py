@@ -71,16 +71,20 @@ def device_work(trace: Trace, patterns: Sequence[str] = ()) -> pl.DataFrame:
     return trace.once(key, lambda: _device_work(trace, patterns))
 
 
+def work_rows(trace: Trace) -> pl.Series:
+    """Return the rows of ``events`` that are device work with an end."""
+    is_work = pl.col("kind").is_in(DEVICE_WORK) & (pl.col("dur") >= 0)
+    return trace.once(
+        "work_rows", lambda: trace.events.select(event=is_work.arg_true()).to_series()
+    )
+
+
 def _device_work(trace: Trace, patterns: Sequence[str]) -> pl.DataFrame:
-    is_work = trace.events.select(
-        pl.col("kind").is_in(DEVICE_WORK) & (pl.col("dur") >= 0).fill_null(value=False)
-    ).to_series()
-    if is_work.all():  # nothing else was read: no copy is needed
-        rows, event = trace.events, pl.int_range(len(is_work), dtype=pl.UInt32, eager=True)
-    else:
-        rows, event = trace.events.filter(is_work), is_work.arg_true()
+    event, rows = work_rows(trace), trace.events
+    if event.len() < rows.height:  # otherwise nothing else was read: no copy is needed
+        rows = rows[event]
     work = rows.select(
-        event.alias("event"),
+        event,
         "rank", "pid", "device", "stream", "kind", "name", "correlation", "external_id", "bytes",
         start="ts", end=pl.col("ts") + pl.col("dur"),
     )  # fmt: skip

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 import polars as pl
 
-from traceanalyzer.analyzers.common.places import short_paths
+from traceanalyzer.analyzers.common.display import short_paths
 from traceanalyzer.trace import Trace
 from traceanalyzer.units import NS_PER_S, format_count
 from traceanalyzer.vocabulary import DEVICE_WORK, MEMORY_SNAPSHOT

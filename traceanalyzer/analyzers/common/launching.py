@@ -10,7 +10,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.base import Needs, Reader
 from traceanalyzer.analyzers.common.columns import grouped
-from traceanalyzer.analyzers.common.device_work import device_work
+from traceanalyzer.analyzers.common.device_work import device_work, work_rows
 from traceanalyzer.analyzers.common.names import distinct
 from traceanalyzer.frames import linking, nesting
 from traceanalyzer.trace import Trace
@@ -55,14 +55,19 @@ def is_graph_capture(trace: Trace) -> bool:
 def launch_rows(trace: Trace, work: pl.DataFrame) -> nesting.Rows:
     """Return the row in ``events`` of the launch call of ``work``; ROOT if not recorded.
 
-    Only pid and correlation of ``work`` are used. The rows are cached per frame: analyses share the
-    frame of device work.
+    Args:
+        trace: trace of one rank.
+        work: device work with an end, or some of it: ``event`` (row of ``events``), in order.
     """
-    key = ("launch_rows", id(work))
-    return trace.once(key, lambda: (work, _launch_rows(trace, work)))[1]
+    rows = trace.once("launch_rows", lambda: _launch_rows(trace))
+    if work.height == rows.size:
+        return rows
+    return rows[np.searchsorted(work_rows(trace).to_numpy(), work["event"].to_numpy())]
 
 
-def _launch_rows(trace: Trace, work: pl.DataFrame) -> nesting.Rows:
+def _launch_rows(trace: Trace) -> nesting.Rows:
+    """Return the launch calls of all :func:`~.device_work.work_rows`."""
+    work = trace.events[["pid", "correlation"]][work_rows(trace)]
     launching = pl.col("kind").is_in(LAUNCH_KINDS) & pl.col("correlation").is_not_null()
     calls = trace.events.select(launching).to_series().arg_true()
     # without the process of device work, the file is of one process
@@ -107,14 +112,13 @@ def launched_before(trace: Trace, work: pl.DataFrame) -> int | Beginning | None:
 
     Args:
         trace: trace of one rank.
-        work: rows of :func:`~traceanalyzer.analyzers.common.device_work.device_work`.
+        work: all rows of :func:`~traceanalyzer.analyzers.common.device_work.device_work`.
 
     Returns:
         The time in ns. If launch calls were not read, the input of :func:`read_launched_before`, or
         None if the first 4,096 rows take less than 5 % of the time of all work.
     """
-    key = ("launched_before", id(work))  # analyses share the frame of device work
-    return trace.once(key, lambda: (work, _launched_before(trace, work)))[1]
+    return trace.once("launched_before", lambda: _launched_before(trace, work))
 
 
 def _launched_before(trace: Trace, work: pl.DataFrame) -> int | Beginning | None:

@@ -8,9 +8,14 @@ import polars as pl
 from traceanalyzer.analyzers.base import Analyzer, Needs
 from traceanalyzer.analyzers.common import columns
 from traceanalyzer.analyzers.common.names import distinct
-from traceanalyzer.analyzers.cuda_api import findings
 from traceanalyzer.analyzers.cuda_api.options import Options
-from traceanalyzer.analyzers.cuda_api.result import CudaApi
+from traceanalyzer.analyzers.cuda_api.result import (
+    CudaApi,
+    Sorts,
+    findings_of,
+    of_moves,
+    sorted_out,
+)
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import linking
 from traceanalyzer.trace import Trace
@@ -49,7 +54,7 @@ class Part:
     rank: int | None
     path: str
     calls: pl.DataFrame
-    sorts: findings.Sorts
+    sorts: Sorts
     moves: pl.DataFrame
     allocations: pl.DataFrame
     span_ns: int
@@ -74,7 +79,7 @@ def measure(trace: Trace, _options: Options) -> Part:
     first, last = ended.select(
         pl.col("ts").min().alias("first"), (pl.col("ts") + pl.col("dur")).max().alias("last")
     ).row(0)  # fmt: skip
-    sorts = findings.sorted_out(distinct(calls.rename({"call": "name"})))
+    sorts = sorted_out(distinct(calls.rename({"call": "name"})))
     moving = ended.filter(pl.col("name").is_in(sorts.moving)).select(
         "pid", "correlation", call="name", host_ns="dur", call_end=pl.col("ts") + pl.col("dur")
     )
@@ -104,7 +109,7 @@ def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()
     total_ns = int(calls["total_ns"].sum())
     moves = _summed(moved, ["call", "name", "finding"], _MOVED, "host_ns")
     allocations = _summed(allocated, ["call"], _ALLOCATED, "total_ns")
-    rows_of_findings = findings.findings_of(calls, moves, allocations)
+    rows_of_findings = findings_of(calls, moves, allocations)
     by_rank = columns.with_sources(by_part, parts)
     return CudaApi(
         n=int(calls["n"].sum()),
@@ -129,7 +134,7 @@ CUDA_API = Analyzer("cuda_api", Options, needs, measure, combine)
 # --- one rank ------------------------------------------------------------------------------
 
 
-def _moves(trace: Trace, calls: pl.DataFrame, sorts: findings.Sorts) -> tuple[pl.DataFrame, int]:
+def _moves(trace: Trace, calls: pl.DataFrame, sorts: Sorts) -> tuple[pl.DataFrame, int]:
     """Return calls that moved memory by kind of move, and the number without a recorded move."""
     moves = pl.col("kind").is_in(_MOVES) & (pl.col("dur") >= 0)
     work = trace.events.select(
@@ -151,7 +156,7 @@ def _moves(trace: Trace, calls: pl.DataFrame, sorts: findings.Sorts) -> tuple[pl
             pl.col("dur").sum(),
             pl.col("end").max(),
         )
-    classified = joined.with_columns(findings.of_moves(joined, sorts))
+    classified = joined.with_columns(of_moves(joined, sorts))
     summed = classified.group_by("call", "name", "finding").agg(
         columns.sum_if_known("moved_bytes"),
         n=pl.len().cast(pl.Int64),
@@ -163,7 +168,7 @@ def _moves(trace: Trace, calls: pl.DataFrame, sorts: findings.Sorts) -> tuple[pl
     return summed, calls.height - joined.height
 
 
-def _allocations(calls: pl.DataFrame, sorts: findings.Sorts) -> pl.DataFrame:
+def _allocations(calls: pl.DataFrame, sorts: Sorts) -> pl.DataFrame:
     """Return the cost of allocating calls, in total and between the first and last launch.
 
     The first of several calls of a function is setup if it takes longer than all others together:

@@ -13,6 +13,7 @@ from traceanalyzer.analyzers.base import Analyzer, R
 from traceanalyzer.analyzers.comm_outliers import compute as comm
 from traceanalyzer.analyzers.comm_outliers.collectives import Part as CommPart
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
+from traceanalyzer.analyzers.common.columns import source_of, stacked
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION
 from traceanalyzer.analyzers.flamegraph.weights import Part as Stacks
 from traceanalyzer.analyzers.gpu_idle import compute as gpu_idle
@@ -145,8 +146,8 @@ def run_of(parts: Sequence[Part]) -> Run:
         steps=_combined(parts, "steps", steps.STEPS),
         idle=_combined(parts, "idle", gpu_idle.GPU_IDLE),
         kernels=_combined(parts, "kernels", kernels.KERNELS),
-        work=_joined(parts, "work"),
-        operators=_joined(parts, "operators"),
+        work=_with_sources(parts, "work"),
+        operators=_with_sources(parts, "operators"),
         comm=_collectives(parts),
         memory=_combined(parts, "memory", memory.MEMORY),
         stacks=tuple(part.stacks for part in parts if part.stacks),
@@ -170,14 +171,13 @@ def _collectives(parts: Sequence[Part]) -> CommOutliers | None:
         return None
 
 
-def _joined(parts: Sequence[Part], name: str) -> pl.DataFrame | None:
-    frames = []
-    for part in parts:
-        frame: pl.DataFrame | None = getattr(part, name)
-        if frame is not None:
-            rank = pl.lit(part.facts.rank, pl.Int32).alias("rank")
-            frames.append(frame.with_columns(rank, source=pl.lit(part.facts.path)))
-    return pl.concat(frames) if frames else None
+def _with_sources(parts: Sequence[Part], table: str) -> pl.DataFrame | None:
+    known = [part for part in parts if getattr(part, table) is not None]
+    if not known:
+        return None
+    source = source_of([part.facts for part in known])
+    frames = [getattr(part, table) for part in known]
+    return stacked(frames, rank=source["rank"], source=source["path"])
 
 
 Outcome = Literal["regression", "improvement", "no change", "not judged", "cannot be compared"]

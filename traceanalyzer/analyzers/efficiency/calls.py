@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.common import launching
-from traceanalyzer.analyzers.common.device_work import COMPUTE
+from traceanalyzer.analyzers.common.device_work import COMPUTE, device_work
 from traceanalyzer.analyzers.common.kernel_names import COPY, ELEMENTWISE, family
 from traceanalyzer.analyzers.common.names import (
     BACKWARD,
@@ -127,18 +127,19 @@ def calls_of(trace: Trace, work: pl.DataFrame) -> Calls:
     )  # fmt: skip
 
 
-def product_calls(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
+def product_calls(trace: Trace, patterns: Sequence[str] = ()) -> pl.DataFrame:
     """Return the calls of the matrix products and convolutions with most device time.
 
     Of :data:`PRODUCTS`; the copies and pointwise kernels that they launch are not counted.
 
     Args:
         trace: trace of one rank with operators, their inputs, and launch calls.
-        work: all of its device work, rows of :func:`~.common.device_work.device_work`.
+        patterns: see :func:`~.common.device_work.device_work`.
 
     Returns:
         Rows of :attr:`Calls.rows` without ``event``.
     """
+    work = device_work(trace, patterns)
     is_other = mapped(work["name"], lambda name: family(name) in _OTHER_FAMILIES, pl.Boolean)
     is_used = (work["work_kind"] == COMPUTE) & ~is_other.fill_null(value=False)
     kernels = work.select("device", "start", "end", "name", "external_id").filter(is_used)
@@ -158,7 +159,7 @@ def product_calls(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
         "start", "end", "name", "launched", "device",
         length_ns=pl.Series(length[counts]), call=pl.Series(operator[counts], dtype=pl.UInt32),
     )  # fmt: skip
-    again = training(trace, work).filter(purpose=RECOMPUTED).select("device", "start", "end")
+    again = training(trace, patterns).filter(purpose=RECOMPUTED).select("device", "start", "end")
     is_again = np.zeros(tree.height, bool)
     if again.height:
         is_again[rows.join(again, on=again.columns, how="semi")["call"].to_numpy()] = True

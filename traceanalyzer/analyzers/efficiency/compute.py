@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs
-from traceanalyzer.analyzers.common import step_marks, step_patterns
+from traceanalyzer.analyzers.common import step_marks
 from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.device_work import COMPUTE, device_work
 from traceanalyzer.analyzers.efficiency import roofs
@@ -106,8 +106,8 @@ def measure(trace: Trace, options: Options) -> Part:
         raise MissingData(f"{trace.meta.path}: all recorded kernels are communication")
     has_shapes = _has_shapes(trace, required=options.params is None)
     calls = calls_of(trace, work) if has_shapes else _without_calls(work)
-    steps = step_patterns.steps(trace, options.step_name)
-    inferred = step_patterns.by_kernels(steps)
+    steps = step_marks.steps(trace, options.step_name)
+    inferred = step_marks.by_kernels(steps)
     steps = _whole(work) if steps.is_empty() else steps.select("step", "start", "end").sort("start")
     return _part(trace, work, calls, steps, has_shapes=has_shapes, inferred=inferred)
 
@@ -119,8 +119,8 @@ def measure_for_report(trace: Trace, options: Options) -> Part:
         MissingData: no kernels or no input shapes were recorded.
     """
     part = measure(trace, options)
-    work = device_work(trace, options.comm_patterns)
-    calls = product_calls(trace, work) if part.has_shapes else _without_calls(work[:0]).rows
+    patterns = options.comm_patterns
+    calls = product_calls(trace, patterns) if part.has_shapes else _NO_CALLS
     return replace(part, products=_summed(calls))
 
 
@@ -140,7 +140,7 @@ def measure_for_rules(trace: Trace, options: Options) -> Part:
         why = "no matrix product or convolution was recorded"
         raise MissingData(f"{trace.meta.path}: {why}") from error
     work = device_work(trace, options.comm_patterns)
-    calls = Calls(product_calls(trace, work), _without_calls(work[:0]).kernels)
+    calls = Calls(product_calls(trace, options.comm_patterns), _without_calls(work[:0]).kernels)
     part = _part(trace, work, calls, _whole(work), has_shapes=True, inferred=False)
     return replace(part, products=part.rows)
 
@@ -210,10 +210,18 @@ def _has_shapes(trace: Trace, *, required: bool) -> bool:
     )
 
 
+_NO_CALLS = pl.DataFrame(
+    schema={
+        "operator": pl.String,
+        **WORK,
+        "is_recomputed": pl.Boolean,
+        **dict.fromkeys(("first", "launched", "kernels", "device_ns"), pl.Int64),
+    }
+)
+
+
 def _without_calls(work: pl.DataFrame) -> Calls:
     """Return no calls, and the kernels: their launch is not needed."""
-    types = {"operator": pl.String, **WORK, "is_recomputed": pl.Boolean}
-    numbers = dict.fromkeys(("first", "launched", "kernels", "device_ns"), pl.Int64)
     kernels = work.select(
         "start",
         pl.col("start").alias("launched"),
@@ -221,7 +229,7 @@ def _without_calls(work: pl.DataFrame) -> Calls:
         operator=pl.lit(None, pl.String),
         is_covered=pl.lit(value=False),
     )
-    return Calls(pl.DataFrame(schema={**types, **numbers}), kernels)
+    return Calls(_NO_CALLS, kernels)
 
 
 def _in_step(rows: pl.DataFrame, steps: pl.DataFrame, at: str) -> pl.DataFrame:

@@ -13,7 +13,7 @@ from traceanalyzer.analyzers.flamegraph import result, tree, weights
 from traceanalyzer.analyzers.flamegraph.options import Options
 from traceanalyzer.drawings import Flame
 from traceanalyzer.errors import MissingData
-from traceanalyzer.trace import Trace, record_hint
+from traceanalyzer.trace import Trace, in_spans, record_hint
 from traceanalyzer.units import format_frac, format_weight
 from traceanalyzer.vocabulary import ALLOCATOR_KINDS, HOST_KINDS
 
@@ -43,18 +43,14 @@ def measure(trace: Trace, options: Options) -> weights.Part:
 
         trace = at_peak(trace) if is_snapshot(trace) else trace
     window = _window(trace, *options.window)
-    chosen = _chosen(trace, options.kinds)
-    wanted = weights.of_threads(trace, options.threads) & chosen
+    inside = in_spans([window], with_start=True).fill_null(value=False)
+    wanted = _chosen(trace, options.kinds) & weights.of_threads(trace, options.threads)
     if window != (None, None):
-        wanted &= _inside(*window)
+        wanted &= inside
     rows = trace.events.with_row_index("_row").filter(wanted)
     if rows.is_empty():
         span = windows.recorded_span(trace)
-        if (
-            span is not None
-            and window != (None, None)
-            and not trace.events.filter(_inside(*window)).height
-        ):
+        if span and window != (None, None) and trace.events.filter(inside).is_empty():
             raise MissingData(windows.no_events(trace.meta.path, span, *options.window))
         raise MissingData(f"{trace.meta.path}: no events match the options")
     number = rows["_row"]
@@ -166,23 +162,10 @@ def _window(
     """Return the requested window on the trace's clock; both None without one."""
     if since_ns is None and until_ns is None:
         return None, None
-    starts = [meta.start_ns for meta in trace.sources if meta.start_ns is not None]
-    start = min(starts) if starts else trace.events["ts"].min()
-    if not isinstance(start, int):
+    window = trace.window(since_ns, until_ns)
+    if window is None:
         raise MissingData(f"{trace.meta.path}: {windows.no_timeline(trace)}")
-    lo = None if since_ns is None else start + since_ns
-    return lo, None if until_ns is None else start + until_ns
-
-
-def _inside(lo: int | None, hi: int | None) -> pl.Expr:
-    """Select slices that overlap the window, and samples in it."""
-    inside = pl.lit(value=True)
-    if lo is not None:
-        end = pl.col("ts") + pl.col("dur").fill_null(0)
-        inside &= (end > lo) | (pl.col("ts") >= lo)
-    if hi is not None:
-        inside &= pl.col("ts") < hi
-    return inside.fill_null(value=False)
+    return window
 
 
 def _code(libraries: Sequence[str]) -> str:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs
-from traceanalyzer.analyzers.common import clocks, device_work, step_patterns
-from traceanalyzer.analyzers.common.columns import grouped
+from traceanalyzer.analyzers.common import clocks, device_work
+from traceanalyzer.analyzers.common.columns import grouped, stacked
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE, MEMORY
 from traceanalyzer.analyzers.common.gpu_api import OF_PYTORCH, trains
-from traceanalyzer.analyzers.gpu_idle import causes, host, longest_gaps, lost as losing
+from traceanalyzer.analyzers.common.step_marks import by_kernels
+from traceanalyzer.analyzers.gpu_idle import causes, gaps as losing, host, longest_gaps
 from traceanalyzer.analyzers.gpu_idle.causes import BUSY, CAUSE, CAUSES
 from traceanalyzer.analyzers.gpu_idle.gaps import drained, queued, with_launches
 from traceanalyzer.analyzers.gpu_idle.host import Excerpt, take
@@ -156,7 +156,7 @@ def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> P
         causes=_by_cause(caused),
         lost=losing.lost(lost, late_launches) if lost else None,
         steps=measured.tail(marked.height).drop("device", "pid"),
-        steps_by_kernels=step_patterns.by_kernels(excerpt.steps),
+        steps_by_kernels=by_kernels(excerpt.steps),
         gaps=longest,
         loader=host.loader_slices(loading),
         loader_code=host.loader_code(excerpt, loading),
@@ -264,8 +264,8 @@ def _merged(part: Part, trace: Trace, options: Options) -> Part:
 
 def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()) -> GpuIdle:
     """Join the idle time of all ranks by cause."""
-    shifts, one_clock = _axis(parts)
-    units = _joined(parts, "units", shifts)
+    shifts, one_clock = clocks.axis(parts, "units")
+    units = _by_device(parts, "units", shifts)
     loader, loader_code, file_calls = (
         pl.concat(getattr(part, table) for part in parts)
         .group_by("name")
@@ -274,15 +274,15 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
         for table, order in (("loader", 2), ("loader_code", 1), ("file_calls", 1))
     )
     key = ["rank", "path", "device", "pid"]
-    steps = _joined(parts, "steps", shifts).sort(*key, "start", nulls_last=True)
-    gaps = _joined(parts, "gaps", shifts).sort(
+    steps = _by_device(parts, "steps", shifts).sort(*key, "start", nulls_last=True)
+    gaps = _by_device(parts, "gaps", shifts).sort(
         pl.col("end") - pl.col("start"), *key, "start", descending=[True] + [False] * 5
     )
-    by_cause = _joined(parts, "causes", shifts).sort(
+    by_cause = _by_device(parts, "causes", shifts).sort(
         *key, "idle_ns", "cause", descending=[False] * 4 + [True, False]
     )
     return GpuIdle(
-        lost=_joined(parts, "lost", shifts).drop("at_ns")
+        lost=_by_device(parts, "lost", shifts).drop("at_ns")
         if all(part.lost is not None for part in parts)
         else None,
         by=options.by,
@@ -421,39 +421,16 @@ def _measured(rows: pl.DataFrame, windows: Sequence[pl.DataFrame]) -> pl.DataFra
 # --- all ranks -----------------------------------------------------------------------------
 
 
-def _numbered(parts: Sequence[Part], table: str) -> pl.DataFrame:
-    """Return one table of all parts, with the part's number in each row."""
-    frames: list[pl.DataFrame] = [getattr(part, table) for part in parts]
-    number = np.repeat(np.arange(len(frames)), [frame.height for frame in frames])
-    return pl.concat(frames).with_columns(part=pl.Series(number))
-
-
-def _axis(parts: Sequence[Part]) -> tuple[list[int], bool]:
-    """Return what is added to the times of each part, and whether all ranks share an axis."""
-    recordings: list[clocks.Recording | None] = []
-    for part in parts:
-        begin, end = part.units.select(pl.col("start").min(), pl.col("end").max()).row(0)
-        recording = clocks.Recording(part.rank, part.path, part.epoch_ns, part.start_ns, begin, end)
-        recordings.append(recording if part.units.height else None)
-    return clocks.axis(recordings)
-
-
-def _joined(parts: Sequence[Part], table: str, shifts: Sequence[int]) -> pl.DataFrame:
+def _by_device(parts: Sequence[Part], table: str, shifts: pl.Series) -> pl.DataFrame:
     """Return one table of all parts, with rank, path, device and pid in place of the unit.
 
-    ``at_ns`` is the start on the axis, see :func:`_axis`.
+    ``at_ns`` is the start on the axis, see :func:`~.clocks.axis`.
     """
-    sources = pl.DataFrame(
-        [(*row, part.rank, part.path) for row, part in zip(enumerate(shifts), parts, strict=True)],
-        {"part": pl.Int64, "shift": pl.Int64, "rank": pl.Int32, "path": pl.String},
-        orient="row",
-    )
-    units = _numbered(parts, "units").select("part", "unit", "device", "pid")
-    rows = _numbered(parts, table).drop("device", "pid", strict=False)
-    named = sources.join(units, on="part", maintain_order="left")
-    named = named.join(rows, on=["part", "unit"], maintain_order="left").drop("part", "unit")
-    if "start" in named.columns:
-        named = named.with_columns(at_ns=pl.col("start") + pl.col("shift"))
+    key, number = ["part", "unit"], pl.Series(range(len(parts)), dtype=pl.UInt32)
+    units = stacked([part.units for part in parts], part=number)[[*key, "device", "pid"]]
+    rows = clocks.on_axis(parts, table, shifts, part=number).drop("device", "pid", strict=False)
+    named = units.join(rows, on=key, maintain_order="left_right").drop(key)
     if named.schema.get("cause") == pl.String:
         named = named.with_columns(pl.col("cause").cast(CAUSE))
-    return named.drop("shift")
+    source = ("rank", "path", "device", "pid")
+    return named.select(*source, pl.exclude(*source))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import polars as pl
 
-from traceanalyzer.analyzers.common import device_work, step_patterns
+from traceanalyzer.analyzers.common import device_work, step_marks
 from traceanalyzer.analyzers.common.columns import left_join
 from traceanalyzer.analyzers.common.gpu_api import uses_hip
 from traceanalyzer.analyzers.common.launching import is_graph_capture, launches
@@ -68,7 +68,7 @@ class Excerpt:
         path: the file.
         epoch_ns: absolute time of the trace's ts 0, or None.
         start_ns: time of the file's first event, or None.
-        steps: rows of :func:`~traceanalyzer.analyzers.common.step_patterns.steps`.
+        steps: rows of :func:`~traceanalyzer.analyzers.common.step_marks.steps`.
         units: unit (number), device, pid: what can be idle; pid if units are processes. Without
             device work one unit, the main thread.
         work: unit, kind, name, bytes, work_kind, start, end: device work.
@@ -155,7 +155,7 @@ def take(trace: Trace, options: Options) -> Excerpt:
     device_work.require_all_work(trace)
     work = device_work.device_work(trace, options.comm_patterns)
     until = _recorded_until(trace, work)
-    steps = until_end(step_patterns.steps(trace, options.step_name), until)
+    steps = until_end(step_marks.steps(trace, options.step_name), until)
     by_process = options.by == "process"
     keys = ["device", "pid"] if by_process else ["device"]
     groups, (number,) = numbering.group_numbers(keys, work)
@@ -567,7 +567,7 @@ def steps_of_units(excerpt: Excerpt, units: pl.DataFrame) -> pl.DataFrame:
     marks = excerpt.steps[["step", "start", "end"]].sort("start")
     marked = marks.join(units[["unit"]], how="cross")
     usual = marks.select((pl.col("end") - pl.col("start")).median()).item()
-    by_kernels = step_patterns.by_kernels(excerpt.steps)
+    by_kernels = step_marks.by_kernels(excerpt.steps)
     if not usual or excerpt.launched.is_empty() or by_kernels:
         return marked
     work = excerpt.work[["unit", "start", "end"]][excerpt.launched["work"]]

@@ -8,9 +8,10 @@ from functools import partial
 
 import polars as pl
 
-from traceanalyzer.analyzers.common import kernel_names, places, step_patterns
+from traceanalyzer.analyzers.common import display, kernel_names
 from traceanalyzer.analyzers.common.display import stacked
 from traceanalyzer.analyzers.common.gpu_api import in_hip
+from traceanalyzer.analyzers.common.step_marks import INFERRED_STEPS
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.options import By
 from traceanalyzer.drawings import Chart
@@ -76,7 +77,7 @@ class GpuIdle(Result):
             of idle time; copies of checkpoints are checkpoint_io). A short gap at whose start the
             next work had not been launched is launch overhead here. From 100,000 intervals of a
             rank on, short ones of one cause between two long ones are one row, see
-            :func:`~.lost.merged`. Only in a diagnosis or report, otherwise None.
+            :func:`~.gaps.merged`. Only in a diagnosis or report, otherwise None.
         steps: one row per step of each unit: rank, path, device, pid, step, start, end,
             ``at_ns`` (start on the axis), the columns of times of ``units`` for the step's
             time on the host (on the device if the host runs far ahead of it), and
@@ -300,7 +301,7 @@ def _who(result: GpuIdle) -> str:
         if result.work_lost:
             why = "GPU work is missing (truncated file, or recorded without CUDA activity)"
         return f"{why}, so the main thread is analysed: it runs no operator"
-    devices = places.count_devices(result.units)
+    devices = display.count_devices(result.units)
     return "The GPU is idle" if devices == 1 else f"The {devices} GPUs are idle"
 
 
@@ -315,7 +316,7 @@ def _worst(result: GpuIdle) -> list[str]:
         return []
     if not worst["idle_ns"] or worst["idle_ns"] < 2 * usual:
         return []
-    who = places.at_start(places.places(units)[0])
+    who = display.at_start(display.places(units)[0])
     median, longest = format_ns(round(usual)), format_ns(worst["idle_ns"])
     return [f"{who} stands out: idle for {longest}, median {median}."]
 
@@ -454,7 +455,7 @@ _MUCH_LONGER = 1.5
 
 def _step_notes(result: GpuIdle) -> Iterator[str]:
     if result.steps_by_kernels:
-        yield step_patterns.INFERRED_STEPS
+        yield INFERRED_STEPS
     elif not result.steps.height:
         marking = result.hints["step"]
         yield (
@@ -626,7 +627,7 @@ def _with_idle(frame: pl.DataFrame, span_ns: str, **shares: str) -> pl.DataFrame
 
 
 def _files(frame: pl.DataFrame) -> pl.Series:
-    return places.short_paths(frame["path"]) if frame.height else frame["path"]
+    return display.short_paths(frame["path"]) if frame.height else frame["path"]
 
 
 def _identifying(result: GpuIdle, frame: pl.DataFrame) -> dict[str, str]:
@@ -634,7 +635,7 @@ def _identifying(result: GpuIdle, frame: pl.DataFrame) -> dict[str, str]:
     if result.units.height < 2:
         return {}
     columns = {name: label for name, label in _KEY.items() if frame[name].drop_nulls().len()}
-    if places.identified_by_rank(result.units):
+    if display.identified_by_rank(result.units):
         columns.pop("file", None)
     return columns
 
@@ -654,7 +655,7 @@ def _charts(result: GpuIdle) -> tuple[Chart, ...]:
 def _with_unit(result: GpuIdle, frame: pl.DataFrame) -> pl.DataFrame:
     """Add ``on``: the label of a unit."""
     units = pl.concat([result.units.select(_UNIT), frame.select(_UNIT)])
-    labels = places.places(units).tail(frame.height)
+    labels = display.places(units).tail(frame.height)
     process = pl.format("{} process {}", labels, "pid")
     return frame.with_columns(on=pl.coalesce(process, labels))
 

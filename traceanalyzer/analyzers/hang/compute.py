@@ -9,8 +9,8 @@ import polars as pl
 from traceanalyzer.analyzers.base import Analyzer, Needs
 from traceanalyzer.analyzers.common import libraries
 from traceanalyzer.analyzers.common.names import mapped
-from traceanalyzer.analyzers.hang import matching, point_to_point, waiting
-from traceanalyzer.analyzers.hang.groups import DEFAULT, FIRST, Groups, parse_ranks
+from traceanalyzer.analyzers.hang import matching, waiting
+from traceanalyzer.analyzers.hang.matching import DEFAULT, FIRST, Groups, parse_ranks
 from traceanalyzer.analyzers.hang.options import Options
 from traceanalyzer.analyzers.hang.result import Hang
 from traceanalyzer.errors import InputError, MissingData
@@ -256,7 +256,7 @@ def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()
     known = Groups.of(groups, chosen)
     records = known.with_group(records.rename({"group": "name"}))
     matched = matching.match(records, known.members, chosen)
-    transfers = point_to_point.match(records, known.members, chosen)
+    transfers = matching.match_messages(records, known.members, chosen)
     stuck = waiting.find(matched, transfers, known, chosen)
     return Hang(
         dumps=chosen.sort("rank"),

@@ -1,11 +1,14 @@
-"""The same collective on all ranks: aligned by group and sequence number, and compared."""
+"""The same collective or message on all ranks: aligned by group and sequence number, compared."""
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.common.names import mapped
+from traceanalyzer.schema import MAX_RANKS
+from traceanalyzer.units import format_ranges
 from traceanalyzer.vocabulary import collective_of_word
 
 #: Verdict on one collective, the worst first.
@@ -182,3 +185,231 @@ def _verdict() -> pl.Expr:
         .otherwise(pl.lit("completed"))
         .cast(VERDICT)
     )
+
+
+_Ranks = tuple[int, ...]
+#: Name and ranks of a group; None if its ranks are not recorded.
+_Key = tuple[str, _Ranks | None]
+
+#: Description and name of the default group.
+DEFAULT, FIRST = "default_pg", "0"
+_RANGE = re.compile(r"(\d{1,7})(?:\s*-\s*(\d{1,7}))?")
+_MOST = 1 << 17
+#: Descriptions that say nothing.
+_NAMELESS = ("", "undefined")
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The process groups of a job.
+
+    Attributes:
+        table: one row per group: group UInt32, name, description, label (with its ranks), ranks
+            List(Int32), is_known (whether the dumps list its ranks; else those with records).
+        members: group, rank, place (rank within the group).
+        keys: rank, name, group: the group of each name on a rank.
+    """
+
+    table: pl.DataFrame
+    members: pl.DataFrame
+    keys: pl.DataFrame
+
+    @classmethod
+    def of(cls, rows: pl.DataFrame, dumps: pl.DataFrame) -> "Groups":
+        """Identify groups by name and ranks.
+
+        Groups of one name with different ranks are different. Without recorded ranks, the default
+        group has all ranks up to the highest known one, any other those whose dumps have it.
+
+        Args:
+            rows: rank, group (the name), description, ranks (text, or null), one per rank.
+            dumps: the ranks with a dump.
+        """
+        texts = rows["ranks"].drop_nulls().unique().to_list()
+        parsed = {text: ranks for text in texts if (ranks := parse_ranks(text))}
+        known = [rank for ranks in parsed.values() for rank in ranks]
+        world = max([*known, *dumps["rank"].to_list()], default=-1) + 1
+        recorded: dict[str, set[_Ranks]] = {}
+        for name, text in rows.select("group", "ranks").unique(maintain_order=True).iter_rows():
+            if text in parsed:
+                recorded.setdefault(name, set()).add(parsed[text])
+        observed: dict[str, list[int]] = {}
+        descriptions: dict[_Key, str | None] = {}
+        keys: list[tuple[int, str, _Ranks | None]] = []
+        columns = rows.select("rank", "group", "description", "ranks")
+        for rank, name, description, text in columns.iter_rows():
+            members: _Ranks | None = parsed.get(text)
+            if members is None:
+                matches = [one for one in recorded.get(name, ()) if rank in one]
+                members = matches[0] if len(matches) == 1 else None
+            is_default = description == DEFAULT or name == FIRST
+            if members is None and is_default and world <= _MOST:
+                members = tuple(range(world))
+                recorded.setdefault(name, set()).add(members)
+            if members is None:
+                observed.setdefault(name, []).append(rank)
+            descriptions[name, members] = descriptions.get((name, members)) or description
+            keys.append((rank, name, members))
+        return cls._built(descriptions, observed, keys)
+
+    @classmethod
+    def _built(
+        cls,
+        descriptions: dict[_Key, str | None],
+        observed: dict[str, list[int]],
+        keys: list[tuple[int, str, _Ranks | None]],
+    ) -> "Groups":
+        number = {key: at for at, key in enumerate(descriptions)}
+        table, members = [], []
+        for (name, ranks), description in descriptions.items():
+            at = number[name, ranks]
+            these = list(ranks) if ranks else sorted({*observed[name]})
+            title = name if description in (None, *_NAMELESS) else description
+            label = f"{title} [{format_ranges(these)}{'' if ranks else ', ...'}]"
+            table.append((at, name, description, label, these, ranks is not None))
+            members += [(at, rank, place) for place, rank in enumerate(these)]
+        frame = pl.DataFrame(
+            table,
+            schema={
+                "group": pl.UInt32, "name": pl.String, "description": pl.String,
+                "label": pl.String, "ranks": pl.List(pl.Int32), "is_known": pl.Boolean,
+            },
+            orient="row",
+        )  # fmt: skip
+        twice = pl.col("label").is_duplicated()
+        frame = frame.with_columns(
+            label=pl.when(twice).then(pl.format("{} ({})", "label", "name")).otherwise("label")
+        )
+        return cls(
+            frame,
+            pl.DataFrame(
+                members,
+                schema={"group": pl.UInt32, "rank": pl.Int32, "place": pl.Int32},
+                orient="row",
+            ),
+            pl.DataFrame(
+                [(rank, name, number[name, ranks]) for rank, name, ranks in keys],
+                schema={"rank": pl.Int32, "name": pl.String, "group": pl.UInt32},
+                orient="row",
+            ).unique(["rank", "name"], keep="first", maintain_order=True),
+        )
+
+    def with_group(self, records: pl.DataFrame) -> pl.DataFrame:
+        """Add the group of each record, by rank and name."""
+        return records.join(
+            self.keys, on=["rank", "name"], how="left", maintain_order="left"
+        ).drop_nulls("group")
+
+    def label(self, group: int) -> str:
+        """Return the label of a group."""
+        text: str = self.table["label"][group]
+        return text
+
+
+def parse_ranks(text: str) -> tuple[int, ...]:
+    """Parse a list of ranks, such as ``[0, 1, 2]`` or ``0-3``; empty if there is none."""
+    ranks: set[int] = set()
+    for match in _RANGE.finditer(text):
+        low = int(match[1])
+        high = int(match[2]) if match[2] else low
+        if high - low >= _MOST or high >= MAX_RANKS or len(ranks) > _MOST:
+            return ()
+        ranks.update(range(low, high + 1))
+    return tuple(sorted(ranks))
+
+
+#: The two ranks of a transfer.
+_PAIR = ["group", "src_rank", "dst_rank"]
+
+
+def match_messages(
+    records: pl.DataFrame, members: pl.DataFrame, dumps: pl.DataFrame
+) -> pl.DataFrame:
+    """Return the sends and receives that did not complete, with their counterparts.
+
+    Sends from one rank to another match its receives in their order. While both ranks have all
+    their records, completed ones count: a receive may wait for a send that has completed.
+
+    Args:
+        records: records of all ranks, in their order.
+        members: group, rank, place (rank within the group, as records have it).
+        dumps: rank, overwritten, truncated.
+
+    Returns:
+        One row per pending operation: group, op, rank, peer, record, bytes, state, has_match
+        (whether the peer called the counterpart), other_bytes (size of a pending counterpart, or
+        null), has_dump (whether the peer has a complete one), and columns of the records.
+        Operations with unknown ranks (coalesced without their parts) have a null ``peer``.
+    """
+    calls = records.filter("is_p2p")
+    single = _with_ranks(calls.filter(pl.col("op").is_in(("send", "recv"))), members)
+    pending = single.filter(pl.col("state") != "completed")
+    numbered = pending.with_columns(
+        number=pl.int_range(pl.len(), dtype=pl.Int64).over(*_PAIR, "op"),
+    )
+    counterpart = numbered.select(
+        *_PAIR,
+        "number",
+        op=pl.when(pl.col("op") == "send").then(pl.lit("recv")).otherwise(pl.lit("send")),
+        other_bytes="bytes",
+        is_pending=pl.lit(value=True),
+    )
+    joined = numbered.join(
+        counterpart, on=[*_PAIR, "op", "number"], how="left", maintain_order="left"
+    )
+    joined = joined.join(_surplus(single, pending, dumps), on=_PAIR, how="left")
+    surplus = pl.when(pl.col("op") == "recv").then("surplus").otherwise(-pl.col("surplus"))
+    behind = pl.col("number") < pl.col("n_other").fill_null(0) + surplus.fill_null(0)
+    has_dump = pl.col("peer").is_in(dumps.filter(~pl.col("truncated"))["rank"].implode())
+    result = joined.with_columns(
+        has_match=pl.col("is_pending").fill_null(value=False) | behind.fill_null(value=False),
+        has_dump=has_dump,
+    )
+    return pl.concat([result, _coalesced(calls, pending)], how="diagonal")
+
+
+def _with_ranks(rows: pl.DataFrame, members: pl.DataFrame) -> pl.DataFrame:
+    """Add the global ranks of sender and receiver."""
+    places = members.select("group", "place", global_rank="rank")
+    for name in ("src", "dst"):
+        rows = rows.join(
+            places.rename({"place": name, "global_rank": f"{name}_rank"}),
+            on=["group", name],
+            how="left",
+            maintain_order="left",
+        )
+    is_send = pl.col("op") == "send"
+    return rows.with_columns(
+        # the rank itself is known from its dump
+        src_rank=pl.when(is_send).then("rank").otherwise("src_rank"),
+        dst_rank=pl.when(is_send).then("dst_rank").otherwise("rank"),
+    ).with_columns(peer=pl.when(is_send).then("dst_rank").otherwise("src_rank"))
+
+
+def _surplus(single: pl.DataFrame, pending: pl.DataFrame, dumps: pl.DataFrame) -> pl.DataFrame:
+    """Return per pair: surplus (completed sends minus receives), n_other (pending ones).
+
+    Without the oldest or the newest records of a rank, the surplus is unknown.
+    """
+    whole = dumps.filter(~pl.col("overwritten"), ~pl.col("truncated"))["rank"]
+    done = single.filter(pl.col("state") == "completed")
+    both = done.filter(
+        pl.col("src_rank").is_in(whole.implode()), pl.col("dst_rank").is_in(whole.implode())
+    )
+    sign = pl.when(pl.col("op") == "send").then(1).otherwise(-1)
+    sums = both.group_by(_PAIR).agg(surplus=sign.sum().cast(pl.Int64))
+    # counterparts that are pending are joined by number
+    counts = pending.group_by(_PAIR).agg(
+        n_other=pl.min_horizontal(
+            (pl.col("op") == "send").sum(), (pl.col("op") == "recv").sum()
+        ).cast(pl.Int64)
+    )
+    return counts.join(sums, on=_PAIR, how="left")
+
+
+def _coalesced(calls: pl.DataFrame, pending: pl.DataFrame) -> pl.DataFrame:
+    """Return pending coalesced operations whose sends and receives are not recorded."""
+    key = ["rank", "group", "seq", "p2p_seq"]
+    whole = calls.filter(pl.col("op") == "coalesced", pl.col("state") != "completed")
+    alone = whole.join(pending, on=key, how="anti", nulls_equal=True, maintain_order="left")
+    return alone.with_columns(has_match=pl.lit(value=False), has_dump=pl.lit(value=False))

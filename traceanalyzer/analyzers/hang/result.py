@@ -8,8 +8,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.common.display import headings, sentences, table_of_known
 from traceanalyzer.analyzers.hang import texts
-from traceanalyzer.analyzers.hang.groups import Groups
-from traceanalyzer.analyzers.hang.matching import Matched
+from traceanalyzer.analyzers.hang.matching import Groups, Matched
 from traceanalyzer.analyzers.hang.waiting import Found, Stuck
 from traceanalyzer.drawings import Chart
 from traceanalyzer.errors import OptionError

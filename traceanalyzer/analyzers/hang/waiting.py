@@ -6,8 +6,7 @@ from typing import Any
 
 import polars as pl
 
-from traceanalyzer.analyzers.hang.groups import Groups
-from traceanalyzer.analyzers.hang.matching import KEY, MISMATCHES, Matched
+from traceanalyzer.analyzers.hang.matching import KEY, MISMATCHES, Groups, Matched
 from traceanalyzer.units import NS_PER_S
 
 #: Most stuck sends and receives that are followed.

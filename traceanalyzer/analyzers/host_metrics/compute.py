@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs
-from traceanalyzer.analyzers.common import names, places
+from traceanalyzer.analyzers.common import display, names
 from traceanalyzer.analyzers.host_metrics.options import Options
 from traceanalyzer.analyzers.host_metrics.result import HostMetrics
 from traceanalyzer.errors import MissingData
@@ -236,7 +236,7 @@ def _named(readings: pl.DataFrame) -> pl.DataFrame:
     key = ["rank", "path"]
     files = readings.select(key).unique(maintain_order=True)
     processes = readings.select(*_PROCESS, "process").unique(maintain_order=True)
-    processes = processes.join(files.with_columns(places.places(files)), on=key, nulls_equal=True)
+    processes = processes.join(files.with_columns(display.places(files)), on=key, nulls_equal=True)
     alone = files.height == 1 and files["rank"][0] is None
     name = pl.coalesce("process", pl.format("process {}", "pid"))
     both = name if alone else pl.concat_str("on", name, separator=" ")

@@ -15,10 +15,9 @@ from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE, D
 from traceanalyzer.analyzers.common.kernel_names import OTHER, family, short_names
 from traceanalyzer.analyzers.common.names import is_step, mapped, named
 from traceanalyzer.analyzers.common.step_marks import step_marks
-from traceanalyzer.analyzers.kernels.fusion import fusible_ns
 from traceanalyzer.analyzers.kernels.options import By, Options
 from traceanalyzer.analyzers.kernels.result import Kernels
-from traceanalyzer.analyzers.kernels.training import training
+from traceanalyzer.analyzers.kernels.training import fusible_ns, training
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals, linking, nesting, numbering, slice_tree
 from traceanalyzer.trace import Trace, record_hint
@@ -132,7 +131,7 @@ def measure_for_diagnosis(trace: Trace, options: Options) -> Part:
     """
     part = measure(trace, options)
     work = device_work(trace, options.comm_patterns)
-    of_purpose = training(trace, work)
+    of_purpose = training(trace, options.comm_patterns)
     saved = fusible_ns(work, part.kernels, part.work["kernel"], of_purpose)
     by_step = _kernels_of_steps(trace, work, saved)
     has_operators = bool((trace.events["kind"] == "cpu_op").any())
@@ -141,7 +140,7 @@ def measure_for_diagnosis(trace: Trace, options: Options) -> Part:
 
 def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()) -> Kernels:
     """Sum the kernels of all ranks by family and by name."""
-    work, kernels = _joined(parts)
+    work, kernels = _with_common_numbers(parts)
     work, replayed, matched = _with_operators_of_replays(work, parts)
     devices = pl.concat([part.devices for part in parts]).sort(
         "rank", "path", "device", nulls_last=True
@@ -345,7 +344,7 @@ def _devices(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
 # --- all ranks -----------------------------------------------------------------------------
 
 
-def _joined(parts: Sequence[Part]) -> tuple[pl.DataFrame, pl.DataFrame]:
+def _with_common_numbers(parts: Sequence[Part]) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Return the work of all parts with common kernel numbers, and those kernels."""
     each = [part.kernels for part in parts]
     kernels = pl.concat(each)

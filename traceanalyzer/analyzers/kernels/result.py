@@ -8,10 +8,15 @@ import polars as pl
 from traceanalyzer.analyzers.common import replays
 from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION
-from traceanalyzer.analyzers.common.display import bars, headings, rank_column, sentences
+from traceanalyzer.analyzers.common.display import (
+    bars,
+    count_devices,
+    headings,
+    rank_column,
+    sentences,
+)
 from traceanalyzer.analyzers.common.kernel_names import OTHER, is_plain_float
 from traceanalyzer.analyzers.common.launching import Beginning, note_launched_before
-from traceanalyzer.analyzers.common.places import count_devices
 from traceanalyzer.analyzers.kernels.options import By
 from traceanalyzer.drawings import Chart
 from traceanalyzer.result import Result, Table, View
@@ -69,7 +74,7 @@ class Kernels(Result):
         by_step: one row per kernel, step and device, without communication: ``rank``, ``path``,
             ``device``, ``step`` (in which it was launched, or null), ``kernel``, ``blocks`` (of its
             grid, null if not recorded), ``n``, ``total_ns``, ``fusible_ns`` (see
-            :func:`~.fusion.fusible_ns`). None except in a diagnosis or report.
+            :func:`~.training.fusible_ns`). None except in a diagnosis or report.
         training: device work by its purpose in training: rank, path and the columns of
             :func:`~.training.training`. None except in a diagnosis or report.
         has_operators: operators were recorded. False except in a diagnosis or report.

@@ -7,17 +7,11 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs
-from traceanalyzer.analyzers.common import (
-    clocks,
-    device_work,
-    host_code,
-    step_marks,
-    step_patterns,
-)
-from traceanalyzer.analyzers.common.columns import grouped, joined, ratio, source_of, stacked
+from traceanalyzer.analyzers.common import clocks, device_work, host_code, step_marks
+from traceanalyzer.analyzers.common.columns import grouped, joined, ratio
+from traceanalyzer.analyzers.common.display import places
 from traceanalyzer.analyzers.common.gpu_api import Api, api_of, joined_api
-from traceanalyzer.analyzers.common.places import places
-from traceanalyzer.analyzers.launches import calls as launching, stretches as stretching
+from traceanalyzer.analyzers.launches import calls as launching, launch_bound
 from traceanalyzer.analyzers.launches.calls import DEVICE
 from traceanalyzer.analyzers.launches.options import Options
 from traceanalyzer.analyzers.launches.result import Launches
@@ -71,13 +65,13 @@ class Part:
         devices: device, start, end, idle_ns, work, launched_work, kernels, short_kernels, short_ns.
         streams: result of :func:`~traceanalyzer.analyzers.launches.calls.streams`.
         queue: result of :func:`~traceanalyzer.analyzers.launches.calls.drawn`.
-        stretches: result of :func:`~traceanalyzer.analyzers.launches.stretches.stretches` with
+        stretches: result of :func:`~traceanalyzer.analyzers.launches.launch_bound.stretches` with
             step, annotation and operator.
         steps: device, step, start, step_ns, stretch_ns, waiting_ns, launches, graph_launches; empty
             without steps.
         steps_by_kernels: steps are inferred from repeating kernels.
         short: kernels by name: kernels, short_kernels, short_ns.
-        synchronising: result of :func:`~traceanalyzer.analyzers.launches.stretches.by_place`.
+        synchronising: result of :func:`~traceanalyzer.analyzers.launches.launch_bound.by_place`.
         without_work: number of launch calls without recorded device work.
         work_ns: time of the device work; before_ns: of the work without a launch call.
         clock_odd: number of launches whose work seems to start before the call.
@@ -117,10 +111,10 @@ class Excerpt:
         start_ns: time of the file's first event, or None.
         work: rows of :func:`~traceanalyzer.analyzers.launches.calls.with_launches`.
         calls: rows of :func:`~traceanalyzer.analyzers.launches.calls.with_overhead`.
-        waits: rows of :func:`~traceanalyzer.analyzers.launches.stretches.synchronising_calls`.
+        waits: rows of :func:`~traceanalyzer.analyzers.launches.launch_bound.synchronising_calls`.
         python: the Python frame of each of ``waits``.
         places: slices of operators and annotations.
-        steps: rows of :func:`~traceanalyzer.analyzers.common.step_patterns.steps`.
+        steps: rows of :func:`~traceanalyzer.analyzers.common.step_marks.steps`.
         without_work: number of launch calls without recorded device work.
         after_last: number of synchronising calls after the last launch.
         program: GPU API and framework of the program.
@@ -148,7 +142,7 @@ def take(trace: Trace, options: Options) -> Excerpt:
         MissingData: device work or its launch calls were not recorded.
         OptionError: ``step_name`` is not a regular expression.
     """
-    steps = step_patterns.steps(trace, options.step_name)
+    steps = step_marks.steps(trace, options.step_name)
     work = launching.with_launches(trace, device_work.device_work(trace))
     if work.is_empty():
         trace.require(*DEVICE_WORK)
@@ -158,7 +152,7 @@ def take(trace: Trace, options: Options) -> Excerpt:
             f"{trace.meta.path}: no launch calls were recorded for the device work; {hint}"
         )
     calls, runtime = launching.launch_calls(work), launching.runtime_calls(trace)
-    waits, after_last = stretching.synchronising_calls(runtime, work, trace.names)
+    waits, after_last = launch_bound.synchronising_calls(runtime, work, trace.names)
     without_work = launching.without_work(runtime, calls, trace.names)
     calls = launching.with_overhead(trace, calls, runtime)
     del runtime  # before the places are taken
@@ -187,10 +181,10 @@ def measure(excerpt: Excerpt, _options: Options, *, for_rules: bool = False) -> 
     left out.
     """
     work, calls = excerpt.work, excerpt.calls
-    idle = stretching.device_gaps(work)
-    gaps = stretching.launch_gaps(idle, excerpt.waits)
-    stretches = stretching.stretches(gaps, idle, work)
-    waiting_ns = stretching.waiting_for(calls, gaps, stretches)
+    idle = launch_bound.device_gaps(work)
+    gaps = launch_bound.launch_gaps(idle, excerpt.waits)
+    stretches = launch_bound.stretches(gaps, idle, work)
+    waiting_ns = launch_bound.waiting_for(calls, gaps, stretches)
     steps = _measured_steps(excerpt, stretches, gaps)
     clock_odd = calls.filter(pl.col("start") < pl.col("launch_start")).height
     if for_rules:
@@ -203,7 +197,7 @@ def measure(excerpt: Excerpt, _options: Options, *, for_rules: bool = False) -> 
         changes = launching.queue_changes(calls, work)
         streams, queue = launching.streams(changes, calls), launching.drawn(changes)
         short = _short_kernels(work)
-        placed = stretching.most_launched_in(stretches, calls, launched)
+        placed = launch_bound.most_launched_in(stretches, calls, launched)
         where = _in_steps(placed, excerpt.steps)
     length = pl.col("end") - pl.col("start")
     return Part(
@@ -220,9 +214,9 @@ def measure(excerpt: Excerpt, _options: Options, *, for_rules: bool = False) -> 
         queue=queue,
         stretches=where,
         steps=steps,
-        steps_by_kernels=step_patterns.by_kernels(excerpt.steps),
+        steps_by_kernels=step_marks.by_kernels(excerpt.steps),
         short=short,
-        synchronising=stretching.by_place(stretching.costs(excerpt.waits, work), waited),
+        synchronising=launch_bound.by_place(launch_bound.costs(excerpt.waits, work), waited),
         without_work=excerpt.without_work,
         work_ns=int(work.select(length.sum()).item()),
         before_ns=int(work.filter(pl.col("launch").is_null()).select(length.sum()).item()),
@@ -234,7 +228,7 @@ def measure(excerpt: Excerpt, _options: Options, *, for_rules: bool = False) -> 
 
 def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()) -> Launches:
     """Combine the launches of all ranks."""
-    calls, shifts = joined(parts, "calls"), _axis(parts)
+    calls, (shifts, _) = joined(parts, "calls"), clocks.axis(parts, "devices")
     stretches = _stretches(parts, shifts)
     devices = _devices(parts, calls, stretches)
     on = devices[[*DEVICE, "on"]]
@@ -370,7 +364,7 @@ def _measured_steps(excerpt: Excerpt, stretches: pl.DataFrame, gaps: pl.DataFram
     A launch belongs to the step of its call, or of its work if steps are inferred from kernels.
     """
     steps = excerpt.steps
-    at = "start" if step_patterns.by_kernels(steps) else "launch_start"
+    at = "start" if step_marks.by_kernels(steps) else "launch_start"
     is_graph = pl.col("launch_name").cast(pl.String).str.contains(launching.GRAPH_LAUNCH)
     launched = excerpt.calls.select("device", ts=at, graph=is_graph)
     devices = gaps[["device"]].unique()
@@ -461,26 +455,13 @@ def _streams(parts: Sequence[Part]) -> pl.DataFrame:
     return streams.sort("launches", *DEVICE, "process", "stream", descending=[True] + [False] * 5)
 
 
-def _axis(parts: Sequence[Part]) -> pl.Series:
-    """Return what is added to the times of each part to place them on the axis."""
-    recordings = []
-    for part in parts:
-        begin, end = part.devices.select(pl.col("start").min(), pl.col("end").max()).row(0)
-        recordings.append(
-            clocks.Recording(part.rank, part.path, part.epoch_ns, part.start_ns, begin, end)
-        )
-    return pl.Series(clocks.axis(recordings)[0], dtype=pl.Int64)
-
-
 def _stretches(parts: Sequence[Part], shifts: pl.Series) -> pl.DataFrame:
     """Return the stretches of all ranks, those with the longest wait first."""
-    frames = [part.stretches for part in parts]
-    stretches = stacked(frames, **source_of(parts), shift=shifts)
+    stretches = clocks.on_axis(parts, "stretches", shifts)
     length = pl.col("end") - pl.col("start")
     return stretches.select(
         *DEVICE, "step", "gaps", "pieces", "busy_ns", "waiting_ns", "synchronised_ns", "annotation",
-        "operator",
-        at_ns=pl.col("start") + pl.col("shift"),
+        "operator", "at_ns",
         length_ns=length,
         busy_frac=ratio("busy_ns", length),
         synchronised_frac=ratio("synchronised_ns", "waiting_ns"),
@@ -500,11 +481,11 @@ def _steps(parts: Sequence[Part]) -> pl.DataFrame:
 def _synchronising(parts: Sequence[Part]) -> pl.DataFrame:
     """Sum the synchronising calls of all ranks by place, most device idle time first."""
     sums = pl.col("n", "host_ns", "idle_ns", "idle_after_ns").sum()
-    places = joined(parts, "synchronising").group_by(stretching.PLACE).agg(sums, ranks=pl.len())
+    places = joined(parts, "synchronising").group_by(launch_bound.PLACE).agg(sums, ranks=pl.len())
     idle = pl.col("idle_ns") + pl.col("idle_after_ns")
-    order = [idle, pl.col("host_ns"), *map(pl.col, stretching.PLACE)]
-    return places.sort(order, descending=[True, True] + [False] * len(stretching.PLACE)).select(
-        *stretching.PLACE, "ranks", "n", "host_ns", "idle_ns", "idle_after_ns"
+    order = [idle, pl.col("host_ns"), *map(pl.col, launch_bound.PLACE)]
+    return places.sort(order, descending=[True, True] + [False] * len(launch_bound.PLACE)).select(
+        *launch_bound.PLACE, "ranks", "n", "host_ns", "idle_ns", "idle_after_ns"
     )
 
 
@@ -540,10 +521,9 @@ def _delays(calls: pl.DataFrame) -> pl.DataFrame:
 
 def _queue(parts: Sequence[Part], shifts: pl.Series) -> pl.DataFrame:
     """Return the queue lengths over time."""
-    frames = [part.queue for part in parts]
-    return stacked(frames, **source_of(parts), shift=shifts).select(
-        *DEVICE, "process", "stream", "length", at_ns=pl.col("ts") + pl.col("shift")
-    )
+    return clocks.on_axis(parts, "queue", shifts, at="ts")[
+        [*DEVICE, "process", "stream", "length", "at_ns"]
+    ]
 
 
 def _most_first(rows: pl.DataFrame, *first: str) -> pl.DataFrame:

@@ -15,12 +15,11 @@ import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer
 from traceanalyzer.analyzers.common.columns import largest_first, left_join
-from traceanalyzer.analyzers.common.display import headings
-from traceanalyzer.analyzers.common.places import places
+from traceanalyzer.analyzers.common.display import headings, places
 from traceanalyzer.analyzers.memory import compute, ledger
 from traceanalyzer.analyzers.memory.options import DiffOptions
+from traceanalyzer.analyzers.memory.rank_memory import with_line
 from traceanalyzer.analyzers.memory.result import Memory
-from traceanalyzer.analyzers.memory.tables import with_line
 from traceanalyzer.result import Result, Table, View
 from traceanalyzer.units import format_bytes
 

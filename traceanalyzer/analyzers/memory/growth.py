@@ -10,11 +10,11 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer
-from traceanalyzer.analyzers.common import columns, places
+from traceanalyzer.analyzers.common import columns, display
 from traceanalyzer.analyzers.common.display import headings
 from traceanalyzer.analyzers.memory import attribution, ledger, rank_memory, steps
 from traceanalyzer.analyzers.memory.options import GrowthOptions
-from traceanalyzer.analyzers.memory.tables import known_table, with_line
+from traceanalyzer.analyzers.memory.rank_memory import known_table, with_line
 from traceanalyzer.drawings import Chart
 from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.frames.intervals import Ints
@@ -231,7 +231,7 @@ def _sources(steps: pl.DataFrame) -> list[str]:
 
 def _charts(steps: pl.DataFrame) -> tuple[Chart, ...]:
     """Return the chart of live bytes over steps."""
-    frame = steps.with_columns(places.places(steps))
+    frame = steps.with_columns(display.places(steps))
     return (
         Chart(
             name="steps", title="Live at the end of each step", mark="line", frame=frame,

@@ -13,8 +13,15 @@ from traceanalyzer.analyzers.common.columns import concat_tables
 from traceanalyzer.analyzers.common.display import headings, sentences
 from traceanalyzer.analyzers.memory import attribution, growth, ledger, oom_causes, regions
 from traceanalyzer.analyzers.memory.options import OomOptions
-from traceanalyzer.analyzers.memory.rank_memory import RankMemory, alive, rank_memory
-from traceanalyzer.analyzers.memory.tables import ALIVE, known_table, summed, with_line
+from traceanalyzer.analyzers.memory.rank_memory import (
+    ALIVE,
+    RankMemory,
+    alive,
+    known_table,
+    rank_memory,
+    summed,
+    with_line,
+)
 from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.result import Result, Table, View
 from traceanalyzer.trace import Trace

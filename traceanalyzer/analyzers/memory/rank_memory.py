@@ -7,12 +7,16 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from traceanalyzer.analyzers.common import columns, names, windows
+from traceanalyzer.analyzers.common import columns, display, names, windows
+from traceanalyzer.analyzers.common.columns import largest_first
+from traceanalyzer.analyzers.common.display import headings, table_of_known
 from traceanalyzer.analyzers.memory import attribution
+from traceanalyzer.analyzers.memory.attribution import frame_text
 from traceanalyzer.analyzers.memory.ledger import Ledger, ledgers, of_device, origin
 from traceanalyzer.analyzers.memory.options import Options, Window
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames.intervals import Ints
+from traceanalyzer.result import Table
 from traceanalyzer.trace import Trace
 from traceanalyzer.vocabulary import ALLOCATOR_KINDS, steps_pattern
 
@@ -302,3 +306,40 @@ def _at_common_peak(histories: tuple[Ledger, ...]) -> list[tuple[Ledger, int]]:
     live = np.sum([one.live[there] for one, there in zip(histories, at, strict=True)], axis=0)
     peak = int(live.argmax())
     return [(one, int(there[peak])) for one, there in zip(histories, at, strict=True)]
+
+
+#: Headings of tables of live memory.
+ALIVE = headings(
+    "on: device, event, at: line of code, leaf: innermost frame, category, n, live_bytes: bytes, "
+    "live_frac: share"
+)
+
+
+def known_table(
+    name: str, title: str, frame: pl.DataFrame, columns: dict[str, str], *, detail: bool = False
+) -> Table:
+    """Return a table without columns of nulls, and without the device column of a single device."""
+    located = frame.with_columns(display.places(frame))
+    columns = {name: heading for name, heading in columns.items() if name in located.columns}
+    if frame.select("rank", "path", "device").n_unique() < 2:
+        del columns["on"]
+    if frame.is_empty():
+        return Table(name, title, located, columns, detail=detail)
+    return table_of_known(name, title, located, columns, detail=detail)
+
+
+def with_line(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return the frame with ``at``: function, file and line as one text."""
+    texts = [frame_text(*row) for row in frame.select("function", "file", "line").rows()]
+    return frame.with_columns(at=pl.Series(texts, dtype=pl.String))
+
+
+def summed(alive: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
+    """Return the sums of ``alive`` by fewer columns, largest first."""
+    sums = alive.group_by(keys).agg(pl.col("n", "live_bytes", "live_frac").sum())
+    return largest_first(sums, "live_bytes", *keys)
+
+
+def times_of(n: int) -> str:
+    """Return ``once``, ``twice`` or ``3 times``."""
+    return {1: "once", 2: "twice"}.get(n, f"{n:,} times")

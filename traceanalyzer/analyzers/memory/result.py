@@ -6,13 +6,19 @@ from typing import Any
 
 import polars as pl
 
-from traceanalyzer.analyzers.common import places
+from traceanalyzer.analyzers.common import display
 from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.display import headings, sentences
 from traceanalyzer.analyzers.memory.attribution import NO_STACK, frame_text
 from traceanalyzer.analyzers.memory.growth import MemoryGrowth
 from traceanalyzer.analyzers.memory.oom import MemoryErrors
-from traceanalyzer.analyzers.memory.tables import ALIVE, known_table, summed, times_of, with_line
+from traceanalyzer.analyzers.memory.rank_memory import (
+    ALIVE,
+    known_table,
+    summed,
+    times_of,
+    with_line,
+)
 from traceanalyzer.drawings import Chart, Occupancy
 from traceanalyzer.result import Result, Table, View
 from traceanalyzer.units import format_bytes, format_frac, format_ns
@@ -134,7 +140,7 @@ class Memory(Result):
         if self.devices.height < _OUTLIER_DEVICES or not isinstance(median, float) or not median:
             return None
         by = pl.col("peak_bytes") / median - 1
-        rows = self.devices.with_columns(places.places(self.devices), by=by, median=pl.lit(median))
+        rows = self.devices.with_columns(display.places(self.devices), by=by, median=pl.lit(median))
         return largest_first(rows, pl.col("by").abs(), "on").row(0, named=True)
 
     def view(self) -> View:
@@ -161,7 +167,7 @@ def _verdict(result: Memory) -> str:
     """State problems first, then the highest peak, its code, fragmentation and outliers."""
     # an empty history next to a non-empty one means that nothing happened on the device
     recorded = (pl.col("events") > 1).any().over("rank", "path").alias("recorded")
-    devices = result.devices.with_columns(places.places(result.devices), recorded)
+    devices = result.devices.with_columns(display.places(result.devices), recorded)
     top = devices.sort("peak_bytes", "on", descending=[True, False]).row(0, named=True)
     peak = (_peak(top, devices.height), _sites(result, top), _fragmentation(top), _retries(devices))
     return sentences(*_problems(result), *peak, _outlier(result))
@@ -310,7 +316,7 @@ def _charts(devices: pl.DataFrame) -> tuple[Chart, ...]:
     """Return the chart of peaks, for several devices."""
     if devices.height < 2:
         return ()
-    frame = devices.with_columns(places.places(devices))
+    frame = devices.with_columns(display.places(devices))
     return (
         Chart(
             name="peaks", title="Peak of each device", mark="bar", frame=frame, x="on",

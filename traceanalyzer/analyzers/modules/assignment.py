@@ -1,10 +1,13 @@
-"""Module and phase of each call of a rank.
+"""Module and phase of each call of a rank, by names, sequence numbers and module hierarchy.
 
 A call counts for the innermost module around it on its thread. Calls in a node of the backward pass
 count for the module of the forward operator that created the node.
 """
 
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -12,13 +15,11 @@ import polars as pl
 
 from traceanalyzer.analyzers.common.names import BACKWARD, matcher, named
 from traceanalyzer.analyzers.efficiency.calls import recomputed
-from traceanalyzer.analyzers.modules import hierarchy, sequences
-from traceanalyzer.analyzers.modules.hierarchy import FRAME
 from traceanalyzer.analyzers.modules.options import Options
 from traceanalyzer.analyzers.operators import call_tree
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals, nesting, slice_tree
-from traceanalyzer.trace import Trace, record_hint
+from traceanalyzer.trace import Trace, record_hint, with_events
 from traceanalyzer.vocabulary import ANNOTATION_KINDS
 
 #: Part of the training step in which a call runs.
@@ -62,7 +63,7 @@ def assign(trace: Trace, tree: pl.DataFrame, options: Options) -> Assigned:
         MissingData: no modules were recorded.
         OptionError: a pattern is not a regular expression.
     """
-    numbers = sequences.numbers(trace, tree)
+    numbers = sequence_numbers(trace, tree)
     by_name = tree.select((pl.col("kind") == "cpu_op") & named(tree, [BACKWARD])).to_series()
     is_node: intervals.Bools = by_name.to_numpy().copy()
     is_node[numbers.filter(pl.col("forward_id") > 0)["row"].to_numpy()] = True
@@ -70,7 +71,7 @@ def assign(trace: Trace, tree: pl.DataFrame, options: Options) -> Assigned:
     is_module = _is_module(tree, options) & ~_backward_graphs(tree, in_node)
     if not is_module.any():
         raise MissingData(f"{trace.meta.path}: {_nothing(trace, options)}")
-    created_by = sequences.forward_calls(numbers, tree.height)
+    created_by = forward_calls(numbers, tree.height)
     is_mark = is_module | is_node
     around = slice_tree.nearest(tree, is_mark)
     inner = np.where(is_mark, np.arange(tree.height, dtype=np.int32), around)
@@ -100,7 +101,7 @@ def require_modules(trace: Trace, options: Options) -> None:
         MissingData: no modules were recorded.
     """
     is_marked = matcher([f"^{FRAME}", _COMPILED, *options.patterns])
-    if not any(map(is_marked, trace.names)) and not hierarchy.recorded(trace):
+    if not any(map(is_marked, trace.names)) and not recorded(trace):
         raise MissingData(f"{trace.meta.path}: {_nothing(trace, options)}")
 
 
@@ -191,3 +192,211 @@ def _modules(
     parent_rows = pl.Series("parent", [None if at == nesting.ROOT else at for at in parents])
     frame = pl.DataFrame([parent_rows.cast(pl.Int64), pl.Series("name", texts, pl.String)])
     return frame, np.array([of_slice[row] for row in slices.tolist()], np.int32)
+
+
+#: Name of the frame of a module.
+FRAME = "nn.Module: "
+#: An instance, its class and the method.
+_LEVEL = re.compile(r"([^.():]+)\(([^()]*)\)::")
+#: The outermost module, whose instance has no name; another method of the same module.
+_TOP, _SELF = "TOP", "SELF"
+_TEXT = r'"Module Hierarchy"\s*:\s*"([^"]+)"'
+_NODE = re.compile(BACKWARD)
+_KEYS = ("rank", "pid", "tid")
+
+
+@dataclass
+class _Call:
+    """A call of a module: its name, and its first and last moment so far."""
+
+    name: str
+    start: int
+    end: int
+
+
+def recorded(trace: Trace) -> bool:
+    """Whether operators have modules in their arguments."""
+    events = trace.events
+    if "args" not in events.columns or not events["args"].count():
+        return False
+    return bool(events["args"].cast(pl.String).str.contains(_TEXT).any())
+
+
+def with_slices(trace: Trace) -> Trace:
+    """Return the trace with a slice for each call of a module in the hierarchy of operators."""
+    if not recorded(trace):
+        return trace
+    marked = pl.col("kind").is_in(("cpu_op", "user_annotation")) & pl.col("tid").is_not_null()
+    operators = trace.events.filter(marked, pl.col("dur") >= 0).select(
+        *_KEYS, "ts", end=pl.col("ts") + pl.col("dur"), name=pl.col("name").cast(pl.String),
+        text=pl.col("args").cast(pl.String).str.extract(_TEXT),
+    )  # fmt: skip
+    rows = [
+        (*thread, f"{FRAME}{call.name}", call.start, call.end - call.start)
+        for thread, of_thread in operators.group_by(*_KEYS, maintain_order=True)
+        if of_thread["text"].count()
+        for call in _calls(_aligned(of_thread))
+    ]
+    columns = (*_KEYS, "name", "ts", "dur")
+    types = {name: trace.events.schema[name] for name in columns}
+    slices = pl.DataFrame(rows, schema=types, orient="row").with_columns(
+        kind=pl.lit("python_function").cast(trace.events.schema["kind"])
+    )
+    return with_events(trace, slices)
+
+
+def _aligned(operators: pl.DataFrame) -> pl.DataFrame:
+    """Return the operators of a thread, each with its own hierarchy.
+
+    PyTorch (2.13 and before) records no hierarchy for nodes of the backward pass, and gives
+    operators the recorded ones by their number, so that those after a node have that of a later
+    operator. The sign of this is a node with a hierarchy.
+    """
+    nodes = operators["name"].str.extract(BACKWARD + r"(.*)$").drop_nulls().unique()
+    is_node = operators["name"].is_in(nodes.implode())
+    if not operators["text"].filter(is_node).count():
+        return operators
+    number = (~is_node).cum_sum().cast(pl.Int64) - 1  # among the operators that are no nodes
+    texts = operators["text"].gather(number.clip(0))
+    known = pl.DataFrame({"text": texts, "is_node": is_node})
+    return operators.with_columns(known.select(pl.when(~pl.col("is_node")).then("text")))
+
+
+def _calls(operators: pl.DataFrame) -> Iterator[_Call]:
+    """Yield the calls of modules in one thread, from its operators in order of start.
+
+    Calls end with the outermost operator (the method of the model), or before the first operator of
+    another module.
+    """
+    running: list[_Call] = []
+    until, top, in_node = -(1 << 63), "", False
+    for name, start, end, text in operators.select("name", "ts", "end", "text").iter_rows():
+        if start >= until:
+            yield from running
+            running.clear()
+            until, in_node, top = end, bool(_NODE.match(name)), ""
+        if in_node or text is None:
+            continue
+        levels = _levels(text)
+        top = top or levels[0]
+        path = [level for level in (top, *levels[1:]) if level]
+        same = _in_common(running, path)
+        if any(call.end > start for call in running[same:]):
+            continue  # an operator of an outer module within one of an inner module
+        yield from running[same:]
+        del running[same:]
+        for call in running:
+            call.end = max(call.end, end)
+        running += [_Call(level, start, end) for level in path[same:]]
+    yield from running
+
+
+def _in_common(running: list[_Call], path: list[str]) -> int:
+    """Return how many of the running calls are of the first modules of a path."""
+    pairs = enumerate(zip(running, path, strict=False))
+    return next(
+        (at for at, (call, level) in pairs if call.name != level), min(len(running), len(path))
+    )
+
+
+@cache
+def _levels(text: str) -> tuple[str, ...]:
+    """Return class of the outermost module, empty if unknown, and the modules in it."""
+    found = [(name, kind) for name, kind in _LEVEL.findall(text) if name != _SELF]
+    top = found[0][1] if found and found[0][0] == _TOP else ""
+    inner = [f"{name}({kind})" for name, kind in found if name != _TOP]
+    return (top, *inner)
+
+
+#: Columns that identify the thread in which a node was created.
+_CREATOR = ["pid", "forward_id"]
+
+_STEM = r"([A-Za-z_0-9]+?)(?:Backward\d*)?$"
+
+
+def sequence_numbers(trace: Trace, tree: pl.DataFrame) -> pl.DataFrame:
+    """Return the operators with a sequence number.
+
+    Args:
+        trace: trace of one rank, with ``args`` of events.
+        tree: rows of :func:`~traceanalyzer.analyzers.operators.call_tree.build` with ``event``.
+
+    Returns:
+        ``row`` (of ``tree``), ``pid``, ``thread``, ``start``, ``name``, ``sequence``,
+        ``forward_id`` (PyTorch's number of the thread that created the node; 0 in the forward
+        pass). Empty if ``args`` were not read.
+    """
+    operators = (tree["kind"] == "cpu_op").arg_true()
+    rows = tree.select("thread", "start", "name")[operators].with_columns(row=operators)
+    events = trace.events.select("pid", *(["args"] * ("args" in trace.events.columns)))
+    events = events[tree["event"][operators]]
+    args = events["args"] if "args" in events.columns else pl.repeat(None, rows.height, eager=True)
+    text = args.cast(pl.String).alias("args")
+    return rows.hstack([events["pid"], text]).select(
+        "row", "pid", "thread", "start", pl.col("name").cast(pl.String),
+        sequence=_integer("Sequence number"),
+        forward_id=_integer("Fwd thread id").fill_null(0),
+    ).drop_nulls("sequence")  # fmt: skip
+
+
+def _integer(key: str) -> pl.Expr:
+    text = pl.col("args").str.extract(rf'"{key}"\s*:\s*"?(\d{{1,18}})\b')
+    return text.cast(pl.Int64, strict=False)
+
+
+def forward_calls(operators: pl.DataFrame, height: int) -> nesting.Rows:
+    """Return the forward operator that created each backward node.
+
+    That is the last one with the sequence number of the node that started before it, in the thread
+    that created the node.
+
+    Args:
+        operators: rows of :func:`sequence_numbers`.
+        height: number of rows of the tree.
+
+    Returns:
+        A row of the tree for each row of the tree; ROOT for other calls and unknown operators.
+    """
+    backward = operators.filter(pl.col("forward_id") > 0)
+    forward = operators.filter(pl.col("forward_id") == 0)
+    threads = _threads(backward, forward)
+    by = ["creator", "sequence"]
+    left = backward.join(threads, on=_CREATOR).select("row", "start", *by).sort("start", "row")
+    right = forward.select("start", pl.col("thread").alias("creator"), "sequence", call="row")
+    links = left.join_asof(
+        right.sort("start", "call"), on="start", by=by, allow_exact_matches=False,
+        check_sortedness=False,
+    ).drop_nulls("call")  # fmt: skip
+    calls = np.full(height, nesting.ROOT, np.int32)
+    calls[links["row"].to_numpy()] = links["call"].to_numpy()
+    return calls
+
+
+def _threads(backward: pl.DataFrame, forward: pl.DataFrame) -> pl.DataFrame:
+    """Return the thread of each forward id: pid, forward_id, creator.
+
+    That is the thread with most operators of the same sequence number and name (``aten::addmm``,
+    ``AddmmBackward0``); each thread has one id.
+    """
+    of_node = backward.select(*_CREATOR, "sequence", stem=_stem()).unique()
+    of_call = forward.select("pid", "sequence", creator="thread", base=_stem()).unique()
+    pairs = of_node.join(of_call, on=["pid", "sequence"], nulls_equal=True)
+    scores = pairs.group_by(*_CREATOR, "creator").agg(
+        same=(pl.col("stem") == pl.col("base")).sum(), n=pl.col("sequence").n_unique()
+    )
+    ordered = scores.sort(
+        "same", "n", *_CREATOR, "creator", descending=[True, True, False, False, False]
+    )
+    threads: dict[tuple[int, int], int] = {}
+    for pid, forward_id, creator, *_ in ordered.iter_rows():
+        if (pid, forward_id) not in threads and creator not in threads.values():
+            threads[pid, forward_id] = creator
+    types = dict.fromkeys((*_CREATOR, "creator"), pl.Int64)
+    rows = [(*key, creator) for key, creator in threads.items()]
+    frame = pl.DataFrame(rows, schema=types, orient="row")
+    return frame.cast({"creator": forward.schema["thread"]})
+
+
+def _stem() -> pl.Expr:
+    """Return ``addmm`` of ``aten::addmm`` and of ``AddmmBackward0``."""
+    return pl.col("name").str.extract(_STEM).str.to_lowercase().str.replace_all("_", "")

@@ -11,8 +11,13 @@ from traceanalyzer.analyzers.common.columns import per_rank, sum_if_known
 from traceanalyzer.analyzers.common.device_work import COMPUTE, device_work
 from traceanalyzer.analyzers.efficiency.calls import calls_of
 from traceanalyzer.analyzers.efficiency.formulas import MATRIX
-from traceanalyzer.analyzers.modules import hierarchy
-from traceanalyzer.analyzers.modules.assignment import PHASES, Assigned, assign, require_modules
+from traceanalyzer.analyzers.modules.assignment import (
+    PHASES,
+    Assigned,
+    assign,
+    require_modules,
+    with_slices,
+)
 from traceanalyzer.analyzers.modules.options import Options
 from traceanalyzer.analyzers.modules.result import SUMS, Modules, with_totals
 from traceanalyzer.analyzers.operators import call_tree
@@ -67,7 +72,7 @@ def measure(trace: Trace, options: Options) -> Part:
         OptionError: a pattern is not a regular expression.
     """
     require_modules(trace, options)
-    trace = hierarchy.with_slices(trace)
+    trace = with_slices(trace)
     calls = call_tree.all_calls(trace)
     tree = call_tree.build(calls)
     assigned = assign(trace, tree, options)

@@ -13,8 +13,7 @@ from traceanalyzer.analyzers.base import Analyzer, Needs, Reader
 from traceanalyzer.analyzers.common import clocks, device_work, launching
 from traceanalyzer.analyzers.common.columns import ratio, stacked
 from traceanalyzer.analyzers.common.device_work import DEVICE, measure_parts, per_device
-from traceanalyzer.analyzers.common.step_marks import MARK_NAMES
-from traceanalyzer.analyzers.common.step_patterns import by_kernels, steps as steps_of
+from traceanalyzer.analyzers.common.step_marks import MARK_NAMES, by_kernels, steps as steps_of
 from traceanalyzer.analyzers.overlap import reasons
 from traceanalyzer.analyzers.overlap.options import Options
 from traceanalyzer.analyzers.overlap.reasons import Exposed
@@ -95,6 +94,12 @@ class Part:
     step_hint: str = ""
     exposed: Exposed | None = None
 
+    @property
+    def rank(self) -> int | None:
+        """Rank of the devices, or None."""
+        ranks: list[int | None] = self.devices["rank"].head(1).to_list()
+        return ranks[0] if ranks else None
+
 
 def measure(trace: Trace, options: Options, *, for_rules: bool = False) -> Part:
     """Measure the device time of one rank; ``for_rules``: only of whole devices.
@@ -150,9 +155,9 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
     Raises:
         MissingData: ``by`` is ``step`` and no rank has steps.
     """
-    shifts, one_clock = _axis(parts)
+    shifts, one_clock = clocks.axis(parts, "devices")
     whole, steps, streams = (
-        _joined(parts, name, shifts) for name in ("devices", "steps", "streams")
+        _spans(parts, name, shifts) for name in ("devices", "steps", "streams")
     )
     if options.by == "step" and steps.is_empty():
         paths = ", ".join(part.path for part in parts[:3])
@@ -252,31 +257,17 @@ def stretches(span: pl.DataFrame, epoch_ns: int | None) -> pl.DataFrame:
 # --- all ranks -----------------------------------------------------------------------------
 
 
-def _joined(parts: Sequence[Part], name: str, shifts: pl.Series) -> pl.DataFrame:
-    """Join a frame of all parts by rank and file, with ``at_ns`` (on the axis) and ``span_ns``."""
-    rows = stacked([getattr(part, name) for part in parts], path=_paths(parts), shift=shifts)
+def _spans(parts: Sequence[Part], table: str, shifts: pl.Series) -> pl.DataFrame:
+    """Return a table of all parts by rank and file, with ``at_ns`` and ``span_ns``."""
     return _sorted(
-        rows.select(
+        clocks.on_axis(parts, table, shifts).select(
             "rank",
             "path",
-            pl.exclude("rank", "path", "start", "end", "shift"),
-            at_ns=pl.col("start") + pl.col("shift"),
+            pl.exclude("rank", "path", "start", "end", "at_ns"),
+            "at_ns",
             span_ns=pl.col("end") - pl.col("start"),
         )
     )
-
-
-def _axis(parts: Sequence[Part]) -> tuple[pl.Series, bool]:
-    """Return what is added to the times of each part, and whether all ranks share an axis."""
-    recordings: list[clocks.Recording | None] = []
-    for part in parts:
-        rank, begin, end = part.devices.select(
-            pl.col("rank").first(), pl.col("start").min(), pl.col("end").max()
-        ).row(0)
-        recording = clocks.Recording(rank, part.path, part.epoch_ns, part.start_ns, begin, end)
-        recordings.append(recording if part.devices.height else None)
-    shifts, shared = clocks.axis(recordings)
-    return pl.Series(shifts, dtype=pl.Int64), shared
 
 
 def _epochs(parts: Sequence[Part]) -> pl.Series:

@@ -8,15 +8,18 @@ from typing import Any
 import polars as pl
 
 from traceanalyzer.analyzers.common.device_work import IDLE, PART_NAMES, PARTS
-from traceanalyzer.analyzers.common.display import by_part, headings, sentences, stacked
-from traceanalyzer.analyzers.common.launching import Beginning, note_launched_before
-from traceanalyzer.analyzers.common.places import (
+from traceanalyzer.analyzers.common.display import (
+    by_part,
     count_devices,
+    headings,
     identified_by_rank,
     places,
+    sentences,
     short_paths,
+    stacked,
 )
-from traceanalyzer.analyzers.common.step_patterns import INFERRED_STEPS
+from traceanalyzer.analyzers.common.launching import Beginning, note_launched_before
+from traceanalyzer.analyzers.common.step_marks import INFERRED_STEPS
 from traceanalyzer.analyzers.overlap.options import By
 from traceanalyzer.analyzers.overlap.reasons import (
     AFTER,

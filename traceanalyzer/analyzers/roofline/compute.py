@@ -13,7 +13,7 @@ from traceanalyzer.analyzers.common.kernel_names import short_names
 from traceanalyzer.analyzers.efficiency import compute as efficiency
 from traceanalyzer.analyzers.efficiency.options import Options as EfficiencyOptions
 from traceanalyzer.analyzers.efficiency.peaks import peaks_of, with_given
-from traceanalyzer.analyzers.roofline import launches, texts
+from traceanalyzer.analyzers.roofline import metrics as launches
 from traceanalyzer.analyzers.roofline.metrics import (
     BALANCED,
     LATENCY_BELOW,
@@ -23,7 +23,14 @@ from traceanalyzer.analyzers.roofline.metrics import (
     SUBSTRINGS,
 )
 from traceanalyzer.analyzers.roofline.options import Options
-from traceanalyzer.analyzers.roofline.result import Roofline
+from traceanalyzer.analyzers.roofline.result import (
+    NOTHING_RECORDED,
+    Roofline,
+    missing,
+    missing_peaks,
+    mixed,
+    no_shapes,
+)
 from traceanalyzer.errors import MissingData
 from traceanalyzer.trace import Trace
 from traceanalyzer.vocabulary import NCU_CSV, NCU_REP
@@ -86,7 +93,7 @@ def measure(trace: Trace, options: Options) -> Part:
     if metrics.is_empty() and meta.format not in (NCU_CSV, NCU_REP):
         trace.require("kernel")
         if "input_dims" not in trace.events.columns or not trace.events["input_dims"].count():
-            raise MissingData(f"{meta.path}: {texts.no_shapes(meta)}")
+            raise MissingData(f"{meta.path}: {no_shapes(meta)}")
         part = efficiency.measure(trace, _of_traces(options))
         return Part(meta.path, None, pl.DataFrame(), {}, part)
     is_rule = pl.col("rule").is_not_null()
@@ -102,7 +109,7 @@ def measure(trace: Trace, options: Options) -> Part:
     )
     frame = launches.quantities(metrics)
     if len(frame.columns) == len(launches.ABOUT) and rules.is_empty():
-        raise MissingData(f"{meta.path}: {texts.NOTHING_RECORDED}")
+        raise MissingData(f"{meta.path}: {NOTHING_RECORDED}")
     gpus = {device.id: device.name for device in meta.devices if device.name}
     return Part(meta.path, frame, rules, gpus, None)
 
@@ -120,7 +127,7 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
     reports = [part for part in ordered if part.launches is not None]
     traces = [part for part in ordered if part.operators is not None]
     if reports and traces:
-        raise MissingData(texts.mixed(reports[0].path, traces[0].path))
+        raise MissingData(mixed(reports[0].path, traces[0].path))
     if reports:
         return _of_reports(reports, options)
     return _of_operators([part.operators for part in traces if part.operators], options)
@@ -147,7 +154,7 @@ def _of_reports(parts: Sequence[Part], options: Options) -> Roofline:
         points=_points(kernels),
         roofs=roofs,
         rules=rules,
-        missing=texts.missing(kernels),
+        missing=missing(kernels),
         launches=int(rows["launches"].sum()),
         tensor_counted=any(
             rows[name].count() for name in rows.columns if re.fullmatch("work .* tensor", name)
@@ -428,7 +435,7 @@ def _of_operators(parts: Sequence[efficiency.Part], options: Options) -> Rooflin
         points=_points(kernels),
         roofs=_roofs_of_operators(result.peaks, options),
         rules=_rules([], kernels),
-        missing=texts.missing_peaks(result.peaks, result.operators),
+        missing=missing_peaks(result.peaks, result.operators),
         launches=int(kernels["launches"].sum()),
         covered_frac=result.covered_frac,
     )

@@ -7,7 +7,7 @@ from functools import partial
 import polars as pl
 
 from traceanalyzer.analyzers.common.display import headings, sentences, stacked, table_of_known
-from traceanalyzer.analyzers.common.step_patterns import INFERRED_STEPS
+from traceanalyzer.analyzers.common.step_marks import INFERRED_STEPS
 from traceanalyzer.analyzers.timeline.states import NAMES
 from traceanalyzer.drawings import Chart
 from traceanalyzer.result import Result, Table, View

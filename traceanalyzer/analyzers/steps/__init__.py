@@ -34,7 +34,7 @@ def steps(
             see :func:`~traceanalyzer.analyzers.common.step_marks.step_marks`.
         step_every: a regular expression; a step begins at each kernel whose name it matches.
             Default if no steps are marked:
-            see :func:`~traceanalyzer.analyzers.common.step_patterns.repeated`.
+            see :func:`~traceanalyzer.analyzers.common.step_marks.repeated`.
         **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
 
     Raises:

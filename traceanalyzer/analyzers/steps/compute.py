@@ -8,10 +8,10 @@ from itertools import groupby, pairwise
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs
-from traceanalyzer.analyzers.common import clocks, device_work, places, step_marks, step_patterns
+from traceanalyzer.analyzers.common import clocks, device_work, display, step_marks
 from traceanalyzer.analyzers.common.columns import joined as joined_tables, stacked
 from traceanalyzer.analyzers.common.names import mapped, matching, named
-from traceanalyzer.analyzers.steps import phases, slow_steps, statistics
+from traceanalyzer.analyzers.steps import slow_steps, statistics
 from traceanalyzer.analyzers.steps.options import Options
 from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.errors import MissingData
@@ -105,7 +105,7 @@ def measure(trace: Trace, options: Options) -> Part:
         .sort("start", "device")
     )
     meta = trace.meta
-    by_kernels = step_patterns.by_kernels(marks)
+    by_kernels = step_marks.by_kernels(marks)
     return Part(meta.rank, meta.path, meta.epoch_ns, meta.start_ns, steps, by_kernels=by_kernels)
 
 
@@ -126,24 +126,24 @@ def measure_for_diagnosis(trace: Trace, options: Options) -> Part:
 def _marks(trace: Trace, options: Options) -> pl.DataFrame:
     """Return the marked steps, or those inferred from kernels if requested or none is marked."""
     if options.step_every is not None:
-        return step_patterns.repeated(trace, options.step_every)
-    return step_patterns.steps(trace, options.step_name)
+        return step_marks.repeated(trace, options.step_every)
+    return step_marks.steps(trace, options.step_name)
 
 
 def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()) -> Steps:
     """Combine the steps of all ranks, and compare ranks."""
     parts, notes = _marked_once(parts)
-    rows = phases.with_phases(joined(parts))
-    on = places.places(rows.drop("device"))
+    rows = statistics.with_phases(joined(parts))
+    on = display.places(rows.drop("device"))
     known = rows["compute_ns"].null_count() < rows.height
     within = tuple(device_work.PART_NAMES if known else statistics.HOST_PARTS)
     steps = statistics.judged(rows, within).with_columns(on)
     ranks = statistics.ranks(steps)
     return Steps(
         steps=steps,
-        ranks=ranks.with_columns(places.places(ranks)),
+        ranks=ranks.with_columns(display.places(ranks)),
         common=statistics.common(steps, within),
-        phases=phases.by_phase(steps),
+        phases=statistics.by_phase(steps),
         by_kernels=any(part.by_kernels for part in parts),
         only_slow=_with_sources(parts, "only_slow"),
         between=_with_sources(parts, "between"),
@@ -311,10 +311,10 @@ def _process(part: Part) -> str:
 def _recordings(parts: list[Part]) -> list[list[Part]]:
     """Group the files of a process: one recording in order of time, or one recording per file."""
     known = all(part.epoch_ns is not None for part in parts)
-    spans = {id(part): _span(part, part.epoch_ns or 0 if known else 0) for part in parts}
-    in_time = sorted(parts, key=lambda part: spans[id(part)])
-    apart = all(spans[id(a)][1] <= spans[id(b)][0] for a, b in pairwise(in_time))
-    return [in_time] if apart else [[part] for part in parts]
+    spans = [_span(part, part.epoch_ns or 0 if known else 0) for part in parts]
+    order = sorted(range(len(parts)), key=spans.__getitem__)
+    apart = all(spans[a][1] <= spans[b][0] for a, b in pairwise(order))
+    return [[parts[number] for number in order]] if apart else [[part] for part in parts]
 
 
 def _span(part: Part, epoch_ns: int) -> tuple[int, int]:
@@ -333,12 +333,13 @@ def _on_one_clock(recordings: Sequence[Sequence[Part]]) -> pl.DataFrame:
         for file, part in enumerate(recording)
     ]
     steps, number, file, shift = zip(*files, strict=True)
+    parts = [part for recording in recordings for part in recording]
     rows = stacked(
         steps,
         recording=pl.Series(number, dtype=pl.UInt32),
         file=pl.Series(file, dtype=pl.Int32),
         shift=pl.Series(shift, dtype=pl.Int64),
-        on_axis=pl.Series(_axis([part for files in recordings for part in files]), dtype=pl.Int64),
+        on_axis=clocks.axis(parts, "steps", [_process(part) for part in parts])[0],
     )
     rows = rows.with_columns(
         pl.col("start", "end") + pl.col("shift"), at_ns=pl.col("start") + pl.col("on_axis")
@@ -348,17 +349,6 @@ def _on_one_clock(recordings: Sequence[Sequence[Part]]) -> pl.DataFrame:
     several = pl.col("file").max().over("recording") > 0
     renumbered = [_renumbered(one) for one in rows.filter(several).partition_by("recording")]
     return pl.concat([rows.filter(~several), *renumbered]).sort("recording", maintain_order=True)
-
-
-def _axis(parts: Sequence[Part]) -> list[int]:
-    """Return what is added to the times of each part to place them on the axis."""
-    spans = [_span(part, 0) for part in parts]
-    return clocks.axis(
-        [
-            clocks.Recording(part.rank, _process(part), part.epoch_ns, part.start_ns, *span)
-            for part, span in zip(parts, spans, strict=True)
-        ]
-    )[0]
 
 
 def _is_absolute(recording: Sequence[Part]) -> bool:

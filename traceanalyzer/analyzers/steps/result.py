@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 
-from traceanalyzer.analyzers.common import device_work, display, places
+from traceanalyzer.analyzers.common import device_work, display
 from traceanalyzer.analyzers.steps import statistics
 from traceanalyzer.drawings import Chart
 from traceanalyzer.result import Result, Table, View
@@ -54,7 +54,7 @@ class Steps(Result):
             :func:`~.statistics.judged`, and ``on``, the label of its rank.
         ranks: see :func:`~.statistics.ranks`, and ``on``.
         common: steps that several ranks have, see :func:`~.statistics.common`.
-        phases: steps of an inference engine by phase and batch, see :func:`~.phases.by_phase`.
+        phases: steps of an inference engine by phase and batch, see :func:`~.statistics.by_phase`.
         by_kernels: steps are inferred from kernels, not marked.
         only_slow: rank, path, step and the columns of :func:`~.slow_steps.only_slow`; None but in a
             diagnosis or report.
@@ -351,9 +351,9 @@ def _common(result: Steps) -> Table:
 def _keys(result: Steps, frame: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, str]]:
     """Return the columns that identify ranks if there are several."""
     known = {"rank": "rank"} if _has_data(result.ranks, "rank") else {}
-    if result.ranks.height == 1 or places.identified_by_rank(result.ranks):
+    if result.ranks.height == 1 or display.identified_by_rank(result.ranks):
         return frame, known
-    return frame.with_columns(file=places.short_paths(frame["path"])), {"file": "file", **known}
+    return frame.with_columns(file=display.short_paths(frame["path"])), {"file": "file", **known}
 
 
 def _has_data(frame: pl.DataFrame, name: str) -> bool:
@@ -371,7 +371,7 @@ def _charts(result: Steps) -> tuple[Chart, ...]:
 
 def _times(result: Steps) -> Chart:
     each = result.steps.unique(["rank", "path", "number"], keep="first", maintain_order=True)
-    color = "rank" if places.identified_by_rank(result.ranks) else "on"
+    color = "rank" if display.identified_by_rank(result.ranks) else "on"
     several = result.ranks.height > 1
     return Chart(
         name="times",
@@ -389,7 +389,7 @@ def _times(result: Steps) -> Chart:
 
 
 def _parts(result: Steps) -> Chart:
-    frame = result.steps.with_columns(places.places(result.steps))
+    frame = result.steps.with_columns(display.places(result.steps))
     # all parts of a device, so that each part always has the same colour
     parts = device_work.PART_NAMES if "compute_ns" in result.parts else result.parts
     rows = display.by_part(frame, ["on", "step"], parts)

@@ -16,11 +16,11 @@ from traceanalyzer.analyzers.comm_outliers.compute import (
 )
 from traceanalyzer.analyzers.comm_outliers.options import Options as CommOptions
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
-from traceanalyzer.analyzers.common import places
+from traceanalyzer.analyzers.common import display
 from traceanalyzer.analyzers.common.device_work import COMPUTE, WORK_KIND, device_work
 from traceanalyzer.analyzers.gpu_idle import causes, compute as idle_time
 from traceanalyzer.analyzers.gpu_idle.options import Options as IdleOptions
-from traceanalyzer.analyzers.timeline import alignment, detail
+from traceanalyzer.analyzers.timeline import alignment, states as detail
 from traceanalyzer.analyzers.timeline.alignment import Recorded
 from traceanalyzer.analyzers.timeline.options import Options
 from traceanalyzer.analyzers.timeline.result import Timeline
@@ -61,7 +61,7 @@ class Part:
         host: host name, or None.
         epoch_ns: absolute time of the trace's ts 0, or None.
         states: rows of :func:`~.states.states`, at most about :data:`MOST`.
-        events: rows of :func:`~.detail.events`, likewise.
+        events: rows of :func:`~.states.events`, likewise.
         idle: its idle time.
         communication: its collectives.
     """
@@ -220,7 +220,7 @@ def _axis(parts: Sequence[Part], shifts: Sequence[int]) -> Axis:
         pl.col("path", "host").first(), pl.col("start").min(), pl.col("end").max()
     )
     devices = devices.sort("rank", "path", "device", nulls_last=True)
-    lanes = devices.with_columns(places.places(devices)).with_row_index("lane")
+    lanes = devices.with_columns(display.places(devices)).with_row_index("lane")
     of = recorded.join(
         lanes.select("lane", "rank", "device", "file"),
         on=["rank", "device", "file"],

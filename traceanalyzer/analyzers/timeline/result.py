@@ -10,7 +10,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.common.columns import ratio
 from traceanalyzer.analyzers.common.display import headings
-from traceanalyzer.analyzers.common.step_patterns import INFERRED_STEPS
+from traceanalyzer.analyzers.common.step_marks import INFERRED_STEPS
 from traceanalyzer.analyzers.timeline.options import Order
 from traceanalyzer.analyzers.timeline.states import NAMES, STATE
 from traceanalyzer.drawings import Lanes

@@ -6,7 +6,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.comm_outliers import arrivals
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
-from traceanalyzer.analyzers.common import places
+from traceanalyzer.analyzers.common import display
 from traceanalyzer.analyzers.common.device_work import WORK_KIND
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
@@ -108,7 +108,7 @@ def _chosen(units: pl.DataFrame) -> tuple[pl.DataFrame, int]:
     devices = units.group_by(key, maintain_order=True).agg(
         pl.col("path").first(), lost_frac=1 - used / (pl.col("end") - pl.col("start")).sum()
     )
-    devices = devices.with_columns(places.places(devices)).with_row_index("lane")
+    devices = devices.with_columns(display.places(devices)).with_row_index("lane")
     ranked = devices.sort("lost_frac", descending=True, maintain_order=True)["lane"].to_list()
     visible = {*ranked[:_WORST], ranked[len(ranked) // 2]}
     kept = devices.filter(pl.col("lane").is_in(visible)).drop("path")

@@ -10,9 +10,14 @@ from typing import Any
 import polars as pl
 
 from traceanalyzer.analyzers.common.columns import sum_if_known
-from traceanalyzer.analyzers.common.display import headings, sentences, stacked, table_of_known
+from traceanalyzer.analyzers.common.display import (
+    headings,
+    places,
+    sentences,
+    stacked,
+    table_of_known,
+)
 from traceanalyzer.analyzers.common.gpu_api import in_hip
-from traceanalyzer.analyzers.common.places import places
 from traceanalyzer.drawings import Chart
 from traceanalyzer.result import Result, Table, View
 from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 import msgspec
 import polars as pl
 
-from traceanalyzer.exporters.chrome_trace import tracks as json
 from traceanalyzer.exporters.chrome_trace.tracks import (
     ORIGINAL_TID,
     PLACE,
@@ -22,6 +21,8 @@ from traceanalyzer.exporters.chrome_trace.tracks import (
     lookup,
     member,
     members,
+    microseconds,
+    quoted,
     quoted_column,
 )
 from traceanalyzer.trace import Trace
@@ -105,8 +106,8 @@ def _event(frame: pl.DataFrame) -> pl.Expr:
     begin = members(
         phase,
         *_identity(),
-        member("ts", json.microseconds(pl.col("ts"))),
-        member("dur", json.microseconds(pl.when(~_is_async).then("dur"))),
+        member("ts", microseconds(pl.col("ts"))),
+        member("dur", microseconds(pl.when(~_is_async).then("dur"))),
         member("sf", pl.col("stack")),
         member("args", pl.col("arguments")),
     )
@@ -117,7 +118,7 @@ def _event(frame: pl.DataFrame) -> pl.Expr:
 
 
 def _async_end() -> pl.Expr:
-    end = member("ts", json.microseconds(pl.col("ts") + pl.col("dur")))
+    end = member("ts", microseconds(pl.col("ts") + pl.col("dur")))
     return pl.concat_str(pl.lit(',\n{"ph":"e",'), members(*_identity(), end), pl.lit("}"))
 
 
@@ -282,7 +283,7 @@ def _as_value(text: str) -> str:
         is_value = len(_items.decode(f"[{text}]")) == 1
     except msgspec.DecodeError:
         is_value = False
-    return text if is_value else json.quoted(text)
+    return text if is_value else quoted(text)
 
 
 # --- flows, counters, samples ------------------------------------------------------------------
@@ -315,7 +316,7 @@ def _flow(frame: pl.DataFrame) -> pl.Expr:
         pl.concat_str(pl.lit('{"ph":"'), phase, pl.lit('"')),
         member("id", pl.col("flow")),
         pl.col("where"),
-        member("ts", json.microseconds(pl.col("ts"))),
+        member("ts", microseconds(pl.col("ts"))),
         member("cat", quoted_column(frame["category"])),
         member("name", quoted_column(frame["name"])),
         pl.when(is_end & ~later).then(pl.lit('"bp":"e"')),
@@ -340,7 +341,7 @@ def counter_texts(trace: Trace, tracks: Tracks) -> pl.Series:
         pl.lit('{"ph":"C"'),
         member("name", quoted_column(events["name"])),
         member("pid", pl.col("process")),
-        member("ts", json.microseconds(pl.col("ts"))),
+        member("ts", microseconds(pl.col("ts"))),
         pl.concat_str(pl.lit('"args":{'), "args", pl.lit("}")),
     )
     return events.select(text + "}").to_series()
@@ -363,7 +364,7 @@ def sample_texts(trace: Trace, tracks: Tracks) -> pl.Series:
     samples = lookup(trace.events.filter(_IS_SAMPLE), tracks.processes, PROCESS)
     samples = lookup(samples, tracks.threads, THREAD)
     text = members(
-        pl.concat_str(pl.lit('{"ts":'), json.microseconds(pl.col("ts"))),
+        pl.concat_str(pl.lit('{"ts":'), microseconds(pl.col("ts"))),
         member("name", quoted_column(samples["name"])),
         member("pid", pl.col("process")),
         member("tid", pl.coalesce("thread", pl.col("tid").cast(pl.String))),

@@ -34,7 +34,6 @@ _OF_COLLECTIVE = {
 }
 #: Counters of ``memory_totals``.
 _MEMORY = {"allocated_bytes": "allocated", "reserved_bytes": "reserved"}
-_DEVICE_TYPES = {0: "CPU", None: "memory"}
 _FLOW = {"event": pl.UInt32, "flow": pl.UInt64}
 
 

@@ -24,6 +24,7 @@ from traceanalyzer.parsers.chrome_trace.points import flow_table, paired_columns
 from traceanalyzer.parsers.chrome_trace.slices import MEMORY
 from traceanalyzer.parsers.contract import Selection
 from traceanalyzer.parsers.tables import Order, time_order
+from traceanalyzer.trace import overlaps
 from traceanalyzer.vocabulary import DEVICE_KINDS, KINDS, kind_of_category
 
 _KINDS = pl.Series(KINDS, dtype=schema.KIND)
@@ -158,9 +159,10 @@ class Assembler:
     def _inside_windows(self) -> npt.NDArray[np.bool_]:
         """Mark rows that overlap a window."""
         end = self.ts + np.maximum(self.dur, 0)
-        inside = np.full(len(self.ts), not self.selection.windows)
-        for low, high in self.selection.windows:
-            inside |= (self.ts < high) & (end > low)
+        windows = self.selection.windows
+        if not windows:
+            return np.ones(len(self.ts), dtype=bool)
+        inside: npt.NDArray[np.bool_] = overlaps(self.ts, end, windows)
         return inside
 
     def _count_odd_durations(self) -> None:

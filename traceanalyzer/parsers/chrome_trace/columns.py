@@ -19,7 +19,7 @@ Collective = tuple[str | None, str | None, int, int, str | None, int, str | None
 #: (name, pid, its text, tid, its text, known arguments as JSON) of an event of phase M
 Metadata = tuple[str, int, str | None, int, str | None, str]
 #: (ts, pid, its text, name, series, value)
-Reading = tuple[int, int, str | None, str, str, float]
+CounterValue = tuple[int, int, str | None, str, str, float]
 
 #: Greater than any time.
 NEVER = (1 << 63) - 1
@@ -116,7 +116,7 @@ class Batch(msgspec.Struct):
     slices: Slices = msgspec.field(default_factory=Slices)
     points: Rows = msgspec.field(default_factory=Rows)
     flows: Flows = msgspec.field(default_factory=Flows)
-    counters: list[Reading] = []
+    counters: list[CounterValue] = []
     metadata: list[Metadata] = []
     issues: Issues = msgspec.field(default_factory=Issues)
     tail: bytes = b""
@@ -155,7 +155,7 @@ class Collected:
         self.stack_frames: dict[int, str] = {}
         self.phase_kinds: dict[int, str] = {}
         self.at_next: list[int] = []
-        self.counters: list[Reading] = []
+        self.counters: list[CounterValue] = []
         self.metadata: list[Metadata] = []
         self.issues = Issues()
         self.events = 0

@@ -8,7 +8,14 @@ from typing import Any
 import msgspec
 
 from traceanalyzer.parsers.chrome_trace import decode
-from traceanalyzer.parsers.chrome_trace.columns import NEVER, Batch, Flows, Metadata, Reading, Rows
+from traceanalyzer.parsers.chrome_trace.columns import (
+    NEVER,
+    Batch,
+    CounterValue,
+    Flows,
+    Metadata,
+    Rows,
+)
 from traceanalyzer.parsers.chrome_trace.decode import NO_ARGS, NULL, Args, Event, text_of
 from traceanalyzer.parsers.chrome_trace.slices import Draft, RawArgs, set_ids, slice_columns
 from traceanalyzer.parsers.contract import Selection
@@ -199,7 +206,7 @@ def _async_key(event: Event) -> str | None:
     return f"{event.cat}\0{scope}\0{text_of(identity)}"
 
 
-def _readings(draft: Draft, event: Event, raw: msgspec.Raw) -> list[Reading]:
+def _readings(draft: Draft, event: Event, raw: msgspec.Raw) -> list[CounterValue]:
     """Return the readings of a counter event, one per series."""
     ts = decode.nanosecond(bytes(event.ts))
     if ts is None:

@@ -131,26 +131,26 @@ def _of_composer(
     Returns:
         The tables, the metadata, and whether times were shifted.
     """
-    from traceanalyzer.parsers.chrome_trace import composer
+    from traceanalyzer.parsers.chrome_trace import producers
 
-    ranks = composer.ranks_by_pid(collected.metadata)
+    ranks = producers.ranks_by_pid(collected.metadata)
     if meta.rank is None and len(set(ranks.values())) > 1:
-        frames = composer.with_ranks(frames, ranks, assembler.pid)
-    base = composer.torch_base(collected.metadata, collected.first)
+        frames = producers.with_ranks(frames, ranks, assembler.pid)
+    base = producers.torch_base(collected.metadata, collected.first)
     extra: dict[str, Any] = {}
     if len(ranks) == 1:
-        extra = dict(composer.synchronisation(collected.metadata))
+        extra = dict(producers.synchronisation(collected.metadata))
     if base is None:
         collected.issues.note("two-clocks", -1)
     if base == 0:
         if (frames["events"]["kind"] != "other").any():
-            extra[composer.ONE_CLOCK] = True
+            extra[producers.ONE_CLOCK] = True
         if extra:
             meta = replace(meta, extra=msgspec.json.encode(extra).decode())
         return frames, meta, False
-    extra[composer.TORCH_START] = collected.first
+    extra[producers.TORCH_START] = collected.first
     meta = replace(meta, start_ns=None, extra=msgspec.json.encode(extra).decode())
-    return composer.on_one_clock(frames, base or 0), meta, base is not None
+    return producers.on_one_clock(frames, base or 0), meta, base is not None
 
 
 def _severity(code: str) -> str:

@@ -12,6 +12,7 @@ from traceanalyzer import schema
 from traceanalyzer.parsers.chrome_trace.columns import Collected
 from traceanalyzer.parsers.chrome_trace.decode import integer, label, nanosecond, text_of
 from traceanalyzer.parsers.contract import Selection
+from traceanalyzer.trace import overlaps
 
 #: Integers up to this are exact as Float64.
 _MAX_WEIGHT = 1 << 53
@@ -91,7 +92,7 @@ def _samples(
         if ts is None:
             collected.issues.note("bad-sample", -1)
             continue
-        if selection.windows and not any(low < ts < high for low, high in selection.windows):
+        if selection.windows and not overlaps(ts, ts, selection.windows):
             continue
         pid, tid = _lane(sample, collected)
         rows.append(

@@ -15,6 +15,7 @@ from traceanalyzer.parsers.chrome_trace import decode
 from traceanalyzer.parsers.chrome_trace.columns import INPUTS, Collective, Issues, Rows, Slices
 from traceanalyzer.parsers.chrome_trace.decode import NO_ARGS, NULL, Args, Event, text_of
 from traceanalyzer.parsers.contract import Selection
+from traceanalyzer.trace import overlaps
 from traceanalyzer.vocabulary import kind_of_category
 
 #: Returns the arguments' JSON text of every event of a piece.
@@ -159,7 +160,7 @@ def _inside(windows: Sequence[tuple[int, int]], ts: array[int], dur: array[int])
     return [
         row
         for row, (start, length) in enumerate(zip(ts, dur, strict=True))
-        if any(start < hi and start + max(length, 0) > lo for lo, hi in windows)
+        if overlaps(start, start + max(length, 0), windows)
     ]
 
 

@@ -86,10 +86,9 @@ def _meta(source: Source, rank: int | None, unit: str | None) -> Meta:
 
 
 def _split(lines: Lines, dialect: text.Dialect) -> Iterator[Frame]:
-    from traceanalyzer.parsers.collapsed import labels
 
-    split = labels.split_torch if dialect.torch else labels.split
-    split = labels.split_austin if dialect.austin else split
+    split = text.split_torch if dialect.torch else text.split
+    split = text.split_austin if dialect.austin else split
     return (split(frame.decode(errors="replace")) for frame in lines.numbers)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from traceanalyzer.frames.stacks import Numbers
-from traceanalyzer.parsers.collapsed import labels
+from traceanalyzer.parsers.collapsed import text as labels
 from traceanalyzer.parsers.collapsed.text import Dialect, is_comment
 from traceanalyzer.parsers.tables import Lanes
 

@@ -5,7 +5,7 @@ program, ``values`` converts numbers and units, ``reader`` builds the table ``me
 """
 
 from traceanalyzer.parsers.contract import Format, Progress, Selection
-from traceanalyzer.parsers.ncu_csv import layout
+from traceanalyzer.parsers.ncu_csv.lines import is_report
 from traceanalyzer.parsers.source import Source
 from traceanalyzer.trace import Trace
 from traceanalyzer.vocabulary import NCU_CSV
@@ -13,7 +13,7 @@ from traceanalyzer.vocabulary import NCU_CSV
 
 def sniff(head: bytes, path: str) -> bool:  # noqa: ARG001 - a parser's signature
     """Whether a line is a header of ncu, or a message of ncu."""
-    return layout.is_report(head)
+    return is_report(head)
 
 
 def parse(source: Source, selection: Selection, progress: Progress | None = None) -> Trace:

@@ -14,8 +14,7 @@ from traceanalyzer import schema
 from traceanalyzer.errors import MalformedInput
 from traceanalyzer.parsers.contract import Progress, Selection
 from traceanalyzer.parsers.ncu_csv import lines
-from traceanalyzer.parsers.ncu_csv.layout import Layout
-from traceanalyzer.parsers.ncu_csv.lines import Numbers, text_values, unit_of
+from traceanalyzer.parsers.ncu_csv.lines import Layout, Numbers, text_values, unit_of
 from traceanalyzer.parsers.source import Source, rank_from_name
 from traceanalyzer.parsers.tables import as_table
 from traceanalyzer.trace import Device, Meta, Trace, issue_rows

@@ -6,3 +6,142 @@ recognises the file, ``reader`` builds the trace: it opens the file (:mod:`..sql
 (``device``), host calls (``host``) and NVTX ranges (``nvtx``). Only ``registry`` may import
 ``parser``.
 """
+
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+from traceanalyzer import schema
+from traceanalyzer.errors import UnknownFormat
+from traceanalyzer.parsers.contract import Format, Progress, Selection
+from traceanalyzer.parsers.source import Source
+from traceanalyzer.trace import Trace
+
+_MAGIC = b"SQLite format 3\0"
+#: Table names of nsys; the definitions of tables are in a file's first pages.
+_LIKELY = re.compile(
+    rb"StringIds|TARGET_INFO_|CUPTI_ACTIVITY|NVTX_EVENTS|META_DATA_EXPORT|EXPORT_META_DATA|ENUM_NSYS"
+    rb"|ThreadNames|ANALYSIS_DETAILS"
+)
+_APPLICATION = slice(68, 72)
+#: A table of the small database that an analysis result is exported to.
+_ANSWER = b"CREATE TABLE about (key TEXT"
+_REPORTS = (".nsys-rep", ".qdrep", ".qdstrm")
+_DATABASES = (".sqlite", ".sqlite3", ".db")
+
+
+def sniff(head: bytes, path: str) -> bool:  # noqa: ARG001 - a parser's signature
+    """Whether this is an SQLite database with a table that nsys writes."""
+    return head.startswith(_MAGIC) and _LIKELY.search(head) is not None
+
+
+def written_by_us(head: bytes) -> bool:
+    """Whether traceanalyzer exported this SQLite database, from a trace or a result."""
+    is_ours = head[_APPLICATION] == schema.SQLITE_APPLICATION.to_bytes(4) or _ANSWER in head
+    return head.startswith(_MAGIC) and is_ours
+
+
+def is_misnamed(head: bytes, path: str) -> bool:
+    """Whether the file has the name of a database but different content."""
+    return path.lower().endswith(_DATABASES) and not head.startswith(_MAGIC)
+
+
+def parse(source: Source, selection: Selection, progress: Progress | None = None) -> Trace:
+    """Read an export; see :func:`traceanalyzer.parsers.nsys_sqlite.reader.parse`."""
+    from traceanalyzer.parsers.nsys_sqlite import reader
+
+    return reader.parse(source, selection, progress, FORMAT.name)
+
+
+def parse_ranks(
+    source: Source, selection: Selection, progress: Progress | None = None
+) -> list[Callable[[], Trace]]:
+    """Read an export; see :func:`traceanalyzer.parsers.nsys_sqlite.reader.parse_ranks`."""
+    from traceanalyzer.parsers.nsys_sqlite import reader
+
+    return reader.parse_ranks(source, selection, progress, FORMAT.name)
+
+
+def ranks(source: Source) -> list[int]:
+    """Return the ranks; see :func:`traceanalyzer.parsers.nsys_sqlite.reader.ranks`."""
+    from traceanalyzer.parsers.nsys_sqlite import reader
+
+    return reader.ranks(source)
+
+
+def sniff_report(head: bytes, path: str) -> bool:  # noqa: ARG001 - a parser's signature
+    """Whether the name is that of an nsys report, a format that only nsys can read."""
+    return path.lower().endswith(_REPORTS)
+
+
+def parse_report(source: Source, selection: Selection, progress: Progress | None = None) -> Trace:
+    """Export a report with ``nsys``, if it is on the PATH, and read the export.
+
+    Raises:
+        UnknownFormat: ``nsys`` is not installed or fails; the message has the command.
+    """
+    nsys = shutil.which("nsys")
+    if nsys is None:
+        raise UnknownFormat(
+            source.path,
+            "an Nsight Systems report, which only nsys can read",
+            hint=f"nsys export --type sqlite {source.path}",
+        )
+    info = Path(source.path).stat()
+    export = _exported(nsys, str(Path(source.path).resolve()), info.st_mtime_ns, info.st_size)
+    if export.exit_code:
+        raise UnknownFormat(
+            source.path,
+            f"an Nsight Systems report that nsys could not export: {export.message}",
+            hint=f"nsys export --type sqlite {source.path}",
+        )
+    return parse(Source(f"{export.folder.name}/export.sqlite"), selection, progress)
+
+
+class _Export(NamedTuple):
+    """Result of ``nsys export``; the folder exists as long as this process."""
+
+    folder: TemporaryDirectory[str]
+    exit_code: int
+    message: str
+
+
+@cache
+def _exported(nsys: str, report: str, _changed_ns: int, _size: int) -> _Export:
+    """Run ``nsys export`` once for each report."""
+    folder = TemporaryDirectory(prefix="traceanalyzer-")
+    options = ["--type", "sqlite", "--include-blobs=true", "--force-overwrite=true"]
+    output = f"--output={folder.name}/export.sqlite"
+    done = subprocess.run(
+        [nsys, "export", *options, output, report], capture_output=True, text=True, check=False
+    )
+    lines = (done.stderr or done.stdout).strip().splitlines()
+    return _Export(folder, done.returncode, lines[-1] if lines else f"exit {done.returncode}")
+
+
+FORMAT: Format = Format(
+    name="nsys-sqlite",
+    suffixes=(".sqlite", ".sqlite.gz", ".sqlite3", ".db"),
+    description="Nsight Systems: nsys export --type sqlite",
+    spec_url="https://docs.nvidia.com/nsight-systems/UserGuide/index.html#sqlite-schema-reference",
+    sniff=sniff,
+    parse=parse,
+    priority=90,
+    parse_ranks=parse_ranks,
+    ranks=ranks,
+)
+
+REPORT: Format = Format(
+    name="nsys-rep",
+    suffixes=_REPORTS,
+    description="Nsight Systems report; exported with nsys if it is on the PATH",
+    spec_url="https://docs.nvidia.com/nsight-systems/UserGuide/index.html",
+    sniff=sniff_report,
+    parse=parse_report,
+    priority=-1000,
+)

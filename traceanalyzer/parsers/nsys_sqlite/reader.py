@@ -9,8 +9,8 @@ import polars as pl
 from traceanalyzer import schema
 from traceanalyzer.errors import UnknownFormat
 from traceanalyzer.parsers.contract import Progress, Selection
-from traceanalyzer.parsers.nsys_sqlite import device, host, nvtx, tables
-from traceanalyzer.parsers.nsys_sqlite.identity import Identity, describe, findings, identify, lanes
+from traceanalyzer.parsers.nsys_sqlite import capture, device, host, nvtx, tables
+from traceanalyzer.parsers.nsys_sqlite.identity import Identity, describe, identify, lanes
 from traceanalyzer.parsers.source import Source
 from traceanalyzer.parsers.sqlite.database import Database
 from traceanalyzer.parsers.sqlite.pages import on_disk
@@ -278,7 +278,7 @@ def _of_export(export: tables.Export, identity: Identity, version: str | None) -
             1,
             f"{version}; supported up to {_KNOWN_SCHEMA[0]}.{_KNOWN_SCHEMA[1]}",
         )
-    yield from findings(export)
+    yield from capture.findings(export)
     for table in sorted(export.database.tables):
         known = table in tables.REQUIRED or table in tables.DESCRIBING
         if not known and not table.startswith(tables.DESCRIBING_PREFIXES):

@@ -13,7 +13,7 @@ import polars as pl
 from traceanalyzer import schema
 from traceanalyzer.frames.numbering import numbered
 from traceanalyzer.parsers.sqlite.database import Shape
-from traceanalyzer.parsers.sqlite.rows import Reading
+from traceanalyzer.parsers.sqlite.rows import DatabaseReader
 
 KERNEL = "CUPTI_ACTIVITY_KIND_KERNEL"
 MEMCPY = "CUPTI_ACTIVITY_KIND_MEMCPY"
@@ -163,7 +163,7 @@ _NONE = (0xFFFFFFFF, -1)
 
 
 @dataclass
-class Export(Reading):
+class Export(DatabaseReader):
     """An open export, and the strings read so far.
 
     Attributes:

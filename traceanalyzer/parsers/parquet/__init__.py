@@ -5,9 +5,8 @@ Returns the trace the file was written from. ``reader`` does the work; it import
 """
 
 from traceanalyzer.parsers.contract import Format, Progress, Selection
-from traceanalyzer.parsers.foreign import is_nsys_table
+from traceanalyzer.parsers.foreign import is_nsys_table, is_written_by_summarize
 from traceanalyzer.parsers.source import Source
-from traceanalyzer.parsers.summary import is_written_by_summarize
 from traceanalyzer.trace import Trace
 
 

@@ -15,7 +15,7 @@ from traceanalyzer.errors import MalformedInput, UnknownFormat
 from traceanalyzer.parsers.contract import Progress, Selection
 from traceanalyzer.parsers.source import Source
 from traceanalyzer.parsers.tables import as_table
-from traceanalyzer.trace import Device, Meta, Trace
+from traceanalyzer.trace import Device, Meta, Trace, in_spans
 
 _CONVERT = "convert the original trace again"
 #: A truncated file does not say what it was.
@@ -151,10 +151,7 @@ def _wanted(selection: Selection) -> pl.Expr | None:
     """Return the filter on ``events``, or None for all rows."""
     tests = [] if (selected := selection.rows()) is None else [selected]
     if selection.windows:
-        end = pl.col("ts") + pl.col("dur").fill_null(0).clip(lower_bound=0)
-        tests.append(
-            pl.any_horizontal((pl.col("ts") < hi) & (end > lo) for lo, hi in selection.windows)
-        )
+        tests.append(in_spans(selection.windows))
     return pl.all_horizontal(tests) if tests else None
 
 

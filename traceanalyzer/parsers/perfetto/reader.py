@@ -21,7 +21,6 @@ from traceanalyzer.parsers.chrome_trace.columns import (
     Collected,
     Flows,
     Issues,
-    Reading,
 )
 from traceanalyzer.parsers.chrome_trace.decode import Args
 from traceanalyzer.parsers.chrome_trace.piece import process
@@ -413,8 +412,8 @@ class _Recording:
             if is_incremental:
                 number = totals[uuid] = totals.get(uuid, 0.0) + number
             if abs(number) < float("inf"):
-                one: Reading = (int(self.ts[row]), pid, None, name, "value", number * multiplier)
-                collected.append(one)
+                ts = int(self.ts[row])
+                collected.append((ts, pid, None, name, "value", number * multiplier))
         for row, message in self.described.gpu_counters:
             if self.ts[row] != NULL:
                 key, ts = self.keys[self.state_of[row]], int(self.ts[row])

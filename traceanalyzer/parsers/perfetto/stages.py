@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from traceanalyzer.parsers.chrome_trace.columns import Reading
+from traceanalyzer.parsers.chrome_trace.columns import CounterValue
 from traceanalyzer.parsers.perfetto.state import (
     Described,
     Key,
@@ -105,7 +105,7 @@ def _argument(data: memoryview, known: dict[int, Field]) -> Any:
 
 def readings(
     data: memoryview, message: Field, ts: int, described: Described, key: Key
-) -> list[Reading]:
+) -> list[CounterValue]:
     """Return the readings of a GPU counter event."""
     known = inside(data, message)
     specs = described.specs[key]
@@ -115,7 +115,7 @@ def readings(
         names = counter_names(data, known[1])
         specs.counters[0] = names
     gpu = signed(number(known, 3)) if 3 in known else specs.gpus.get(number(known, 4), 0)
-    rows: list[Reading] = []
+    rows: list[CounterValue] = []
     for one in whole_fields(data, message.at, message.at + message.value):
         if one.number == 2:
             reading = inside(data, one)

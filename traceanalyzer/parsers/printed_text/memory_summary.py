@@ -18,7 +18,6 @@ _REQUIREMENT = re.compile(r"\s*Memory requirement: (\d+(?:\.\d+)?) MB\s*$")
 _METRICS = ("current", "peak", "total_allocated", "total_freed")
 #: Rows that count in numbers, not in bytes.
 _COUNTED = ("Allocations", "Active allocs", "segments", "allocs", "Oversize")
-_LAST_ROW = "Oversize GPU segments"
 _MOST_OTHERS = 100
 
 

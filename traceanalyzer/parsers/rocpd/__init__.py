@@ -6,3 +6,35 @@ recognises the file, ``reader`` builds the trace. RPD (``rocpd_op``) and rocprof
 ``v3`` the second with the columns that ``v3_tables`` joins. ``names`` has what they share: the kind
 of an API call, the names of copies and ranges. Only ``registry`` may import ``parser``.
 """
+
+from traceanalyzer.parsers.contract import Format, Progress, Selection
+from traceanalyzer.parsers.source import Source
+from traceanalyzer.trace import Trace
+
+_MAGIC = b"SQLite format 3\0"
+#: Prefix of all tables; their definitions are in a file's first pages.
+_PREFIX = b"rocpd_"
+
+
+def sniff(head: bytes, path: str) -> bool:  # noqa: ARG001 - a parser's signature
+    """Whether this is an SQLite database with a table of RPD or of rocprofv3."""
+    return head.startswith(_MAGIC) and _PREFIX in head
+
+
+def parse(source: Source, selection: Selection, progress: Progress | None = None) -> Trace:
+    """Read a recording; see :func:`traceanalyzer.parsers.rocpd.reader.parse`."""
+    from traceanalyzer.parsers.rocpd import reader
+
+    return reader.parse(source, selection, progress, FORMAT.name)
+
+
+FORMAT: Format = Format(
+    name="rocpd",
+    suffixes=(".rpd", ".rpd.gz", ".db"),
+    description="AMD GPUs: RPD (rocmProfileData) and rocprofv3 (rocpd) databases",
+    spec_url="https://rocm.docs.amd.com/projects/rocprofiler-sdk/en/latest/how-to/"
+    "using-rocpd-output-format.html",
+    sniff=sniff,
+    parse=parse,
+    priority=85,
+)

@@ -14,8 +14,8 @@ from traceanalyzer.parsers.source import Source, rank_from_name
 from traceanalyzer.parsers.sqlite.database import Database
 from traceanalyzer.parsers.sqlite.pages import on_disk
 from traceanalyzer.parsers.sqlite.rows import (
+    DatabaseReader,
     Finding,
-    Reading,
     assemble,
     of_database,
     of_file,
@@ -47,7 +47,7 @@ def parse(source: Source, selection: Selection, progress: Progress | None, name:
                 source.path, "an SQLite database, but not a recording of RPD or rocprofv3"
             )
         unusable = _without_columns(database, is_rpd=is_rpd)
-        reading = Reading(database, selection)
+        reading = DatabaseReader(database, selection)
         recording = rpd.read(reading) if is_rpd else v3.read(reading)
         parts = [reading.selected(part) for part in recording.parts]
         timeless = sum(part["ts"].null_count() for part in parts)
@@ -66,7 +66,7 @@ def parse(source: Source, selection: Selection, progress: Progress | None, name:
 
 
 def _trace(
-    recording: Recording, parts: list[pl.DataFrame], reading: Reading, path: str, name: str
+    recording: Recording, parts: list[pl.DataFrame], reading: DatabaseReader, path: str, name: str
 ) -> Trace:
     """Return the trace without its issues."""
     rank, ranks = _ranks(recording, path)

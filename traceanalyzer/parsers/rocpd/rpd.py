@@ -21,7 +21,7 @@ from traceanalyzer.parsers.rocpd.recording import (
     range_category,
     without_details,
 )
-from traceanalyzer.parsers.sqlite.rows import Reading
+from traceanalyzer.parsers.sqlite.rows import DatabaseReader
 from traceanalyzer.trace import Device
 
 OP, API, LINKS = "rocpd_op", "rocpd_api", "rocpd_api_ops"
@@ -70,7 +70,7 @@ _HOST_KINDS = frozenset(("cuda_runtime", "cuda_driver", "overhead", "nvtx", "cpu
 _DEVICE_KINDS = frozenset((*(kind for kind, _ in _KINDS), _NO_WORK))
 
 
-def read(reading: Reading) -> Recording:
+def read(reading: DatabaseReader) -> Recording:
     """Read the selected rows of an RPD file."""
     database, kinds = reading.database, reading.selection.kinds
     metadata = database.read(METADATA, texts=("tag", "value")).drop_nulls()
@@ -96,7 +96,7 @@ def read(reading: Reading) -> Recording:
 class _Strings:
     """The strings of a file by id."""
 
-    def __init__(self, reading: Reading) -> None:
+    def __init__(self, reading: DatabaseReader) -> None:
         self._tables = {
             table: reading.database.read(table, integers=("id",), texts=("string",))
             .drop_nulls("id")
@@ -112,7 +112,7 @@ class _Strings:
         return joined.select(pl.when(text != "").then(text).alias(ids.name)).to_series()
 
 
-def _links(reading: Reading) -> pl.DataFrame:
+def _links(reading: DatabaseReader) -> pl.DataFrame:
     """Return the API call of each operation: id, api, alone (its only operation), pid."""
     links = reading.database.read(LINKS, integers=("api_id", "op_id")).drop_nulls()
     first = links.unique("op_id", keep="first", maintain_order=True)
@@ -122,14 +122,14 @@ def _links(reading: Reading) -> pl.DataFrame:
     )
 
 
-def _used(reading: Reading, links: pl.DataFrame) -> pl.DataFrame:
+def _used(reading: DatabaseReader, links: pl.DataFrame) -> pl.DataFrame:
     """Return the processes and GPUs of all operations."""
     operations = reading.database.read(OP, integers=("id", "gpuId"))
     joined = operations.join(links, on="id", how="left")
     return joined.select(owner="pid", device=pl.col("gpuId").cast(pl.Int32, strict=False)).unique()
 
 
-def _operations(reading: Reading, strings: _Strings, links: pl.DataFrame) -> pl.DataFrame:
+def _operations(reading: DatabaseReader, strings: _Strings, links: pl.DataFrame) -> pl.DataFrame:
     """Return one row per operation of a GPU."""
     rows = reading.database.read(
         OP,
@@ -178,7 +178,7 @@ def _names(rows: pl.DataFrame) -> pl.Series:
 _SHAPE = tuple(f"{of}_{axis}" for of in ("grid", "block") for axis in "xyz")
 
 
-def _configured(reading: Reading, strings: _Strings, rows: pl.DataFrame) -> pl.DataFrame:
+def _configured(reading: DatabaseReader, strings: _Strings, rows: pl.DataFrame) -> pl.DataFrame:
     """Add the launch configuration of kernels, the grid in blocks."""
     theirs = [f"{of}{axis}" for of in ("grid", "workgroup") for axis in "XYZ"]
     configs = reading.database.read(KERNEL, integers=("api_ptr_id", *theirs))
@@ -202,7 +202,7 @@ def _configured(reading: Reading, strings: _Strings, rows: pl.DataFrame) -> pl.D
     return joined.with_columns(pl.when(kernels).then(column).alias(column) for column in _SHAPE)
 
 
-def _sized(reading: Reading, rows: pl.DataFrame) -> pl.DataFrame:
+def _sized(reading: DatabaseReader, rows: pl.DataFrame) -> pl.DataFrame:
     """Add the size of copies; a call with several operations records the size of all together."""
     sizes = reading.database.read(COPY, integers=("api_ptr_id", "size")).unique(
         "api_ptr_id", keep="first"
@@ -214,7 +214,7 @@ def _sized(reading: Reading, rows: pl.DataFrame) -> pl.DataFrame:
     return joined.with_columns(bytes=pl.when(copies).then("size"))
 
 
-def _calls(reading: Reading, strings: _Strings) -> pl.DataFrame:
+def _calls(reading: DatabaseReader, strings: _Strings) -> pl.DataFrame:
     """Return one row per API call, range and operator."""
     rows = reading.database.read(
         API,
@@ -248,7 +248,7 @@ def _calls(reading: Reading, strings: _Strings) -> pl.DataFrame:
     return rows.select("kind", "pid", "tid", *columns)
 
 
-def _with_operators(reading: Reading, strings: _Strings, rows: pl.DataFrame) -> pl.DataFrame:
+def _with_operators(reading: DatabaseReader, strings: _Strings, rows: pl.DataFrame) -> pl.DataFrame:
     """Add ``operator`` and ``sizes`` of ranges that PyTorch's autograd profiler marked."""
     marked = reading.database.read(
         OPERATORS, integers=("api_ptr_id", "autogradName_id"), texts=("sizes",)
@@ -261,7 +261,7 @@ def _with_operators(reading: Reading, strings: _Strings, rows: pl.DataFrame) -> 
     return rows.join(known, left_on="id", right_on="api_ptr_id", how="left", maintain_order="left")
 
 
-def _monitors(reading: Reading) -> pl.DataFrame:
+def _monitors(reading: DatabaseReader) -> pl.DataFrame:
     """Return ``counters``: readings of clocks, power and temperature, one series per device.
 
     A row lasts while its value is the same. The end of the last one of a series is a reading too:

@@ -7,20 +7,9 @@ have the same ``stack_id``.
 import polars as pl
 
 from traceanalyzer import schema
-from traceanalyzer.parsers.rocpd import v3_tables as t
-from traceanalyzer.parsers.rocpd.recording import (
-    COUNTERS,
-    LANES,
-    RCCL_CATEGORY,
-    Recording,
-    api_kind,
-    collective,
-    copy_name,
-    dtype,
-    first_kind,
-    range_category,
-)
-from traceanalyzer.parsers.sqlite.rows import Reading
+from traceanalyzer.parsers.rocpd import recording as names, v3_tables as t
+from traceanalyzer.parsers.rocpd.recording import COUNTERS, LANES, Recording
+from traceanalyzer.parsers.sqlite.rows import DatabaseReader
 from traceanalyzer.trace import Device
 
 #: Kind by pattern of a region's category; the first match is used.
@@ -35,7 +24,7 @@ _GROUPS = ("comm", "communicator")
 _SIZES = ("count", "sendcount", "recvcount")
 
 
-def read(reading: Reading) -> Recording:
+def read(reading: DatabaseReader) -> Recording:
     """Read the selected rows of a database of rocprofv3."""
     tables, kinds = t.Tables(reading), reading.selection.kinds
     metadata = tables.read(t.METADATA, texts=("tag", "value"))
@@ -152,8 +141,10 @@ def _copies(tables: t.Tables) -> pl.DataFrame:
     rows = tables.on_gpu(rows, "dst_agent_id").rename({"device": "target"})
     rows = tables.on_gpu(rows, "src_agent_id")
     rows = tables.joined(tables.placed(rows), "event_id", tables.events())
-    spelled = {text: copy_name(text) for text in rows["string"].drop_nulls().unique()}
-    name = pl.col("string").replace_strict(spelled, default=copy_name(None), return_dtype=pl.String)
+    spelled = {text: names.copy_name(text) for text in rows["string"].drop_nulls().unique()}
+    name = pl.col("string").replace_strict(
+        spelled, default=names.copy_name(None), return_dtype=pl.String
+    )
     return rows.select(
         *_span(),
         t.kind("gpu_memcpy"),
@@ -176,20 +167,20 @@ def _regions(tables: t.Tables) -> pl.DataFrame:
     )
     rows = tables.joined(rows, "name_id", tables.strings())
     rows = tables.joined(tables.placed(rows), "event_id", tables.events())
-    by_name = pl.when(pl.col("category").is_null()).then(api_kind(pl.col("string")))
+    by_name = pl.when(pl.col("category").is_null()).then(names.api_kind(pl.col("string")))
     message = pl.col("extdata").str.extract(r'"message":\s*"((?:[^"\\]|\\.)+)"')
     is_roctx = pl.col("string").str.contains(_ROCTX).fill_null(value=False)
     name = pl.when(is_roctx).then(pl.coalesce(message, "string")).otherwise("string")
     rows = rows.with_columns(
         kind=pl.coalesce(
-            first_kind(pl.col("category"), _CATEGORIES),
+            names.first_kind(pl.col("category"), _CATEGORIES),
             by_name,
             pl.lit("other", dtype=schema.KIND),
         ),
         title=name,
     )
     is_range = pl.col("kind") == "nvtx"
-    category = pl.when(is_range).then(range_category(pl.col("title")))
+    category = pl.when(is_range).then(names.range_category(pl.col("title")))
     launching = pl.col("kind").is_in(("cuda_runtime", "cuda_driver"))
     events = rows.select(
         *_span(),
@@ -203,7 +194,7 @@ def _regions(tables: t.Tables) -> pl.DataFrame:
 
 def _with_collectives(tables: t.Tables, events: pl.DataFrame) -> pl.DataFrame:
     """Add collective, type, count and group of RCCL's calls, from their arguments."""
-    calls = events.filter(pl.col("category") == RCCL_CATEGORY).drop_nulls("event_id")
+    calls = events.filter(pl.col("category") == names.RCCL_CATEGORY).drop_nulls("event_id")
     if calls.is_empty():
         return events
     arguments = tables.read(t.ARGUMENT, integers=("event_id",), texts=("name", "value"))
@@ -235,15 +226,15 @@ def _with_collectives(tables: t.Tables, events: pl.DataFrame) -> pl.DataFrame:
 
 
 def _collective(name: str | None, arguments: dict[str, str]) -> tuple[object, ...]:
-    operation = collective(name)
-    if operation is None:
+    collective = names.collective(name)
+    if collective is None:
         return None, None, None, None
     count = next((arguments[key] for key in _SIZES if key in arguments), "")
     group = next((arguments[key] for key in _GROUPS if key in arguments), None)
     is_count = count.isdecimal() and len(count) < 16
     return (
-        operation,
-        dtype(arguments.get("datatype")),
+        collective,
+        names.dtype(arguments.get("datatype")),
         int(count) if is_count else None,
         group,
     )

@@ -14,7 +14,7 @@ import polars as pl
 
 from traceanalyzer import schema
 from traceanalyzer.parsers.sqlite.database import Database
-from traceanalyzer.parsers.sqlite.rows import Reading
+from traceanalyzer.parsers.sqlite.rows import DatabaseReader
 from traceanalyzer.schema import MAX_RANKS
 
 DISPATCH, COPY, REGION = "rocpd_kernel_dispatch", "rocpd_memory_copy", "rocpd_region"
@@ -80,7 +80,7 @@ class Tables:
         places: the tables of each name.
     """
 
-    reading: Reading
+    reading: DatabaseReader
     places: dict[str, list[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -18,7 +18,7 @@ from traceanalyzer import schema
 from traceanalyzer.errors import MalformedInput
 from traceanalyzer.frames.stacks import Interner
 from traceanalyzer.parsers import tables
-from traceanalyzer.parsers.collapsed import labels
+from traceanalyzer.parsers.collapsed.text import LABELLED, named
 from traceanalyzer.parsers.contract import Format, Progress, Selection
 from traceanalyzer.parsers.source import Source, rank_or_node_from_name
 from traceanalyzer.parsers.speedscope import profiles
@@ -71,7 +71,7 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
         owner = profiles.owner_of(profile.name)
         lane = _lane(profile.name, owner, index, len(file.profiles) > 1, read.lanes)
         owner = owner or profiles.NOBODY
-        lane_of = partial(labels.named, lanes=read.lanes, pid=owner.pid, tid=owner.tid)
+        lane_of = partial(named, lanes=read.lanes, pid=owner.pid, tid=owner.tid)
         samples = profiles.samples_of(profile, numbered, lane_of, read.tree, read.issues)
         read.add(profile, samples, lane, owner.category)
     if file.profiles and not read.units:
@@ -129,7 +129,7 @@ def _distinct(entries: list[profiles.FrameEntry]) -> tuple[list[Frame], profiles
         for frame, number in numbers.items()
         if frame.file is None and frame.line is None
     }
-    label = {number: text for number, text in texts.items() if text.startswith(labels.LABELLED)}
+    label = {number: text for number, text in texts.items() if text.startswith(LABELLED)}
     return list(numbers), profiles.Frames(of_entry, label)
 
 

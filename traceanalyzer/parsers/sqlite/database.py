@@ -25,6 +25,7 @@ from traceanalyzer.errors import MalformedInput
 from traceanalyzer.machine import executor, threads
 from traceanalyzer.parsers.contract import Progress
 from traceanalyzer.parsers.sqlite import pages
+from traceanalyzer.trace import overlaps
 
 #: Rows per piece: more need more memory, fewer more time.
 PIECE_ROWS = 1 << 17
@@ -367,8 +368,8 @@ def overlap_test(windows: Windows, start: str = "start", end: str | None = "end"
 
 def _overlapping(windows: Windows) -> pl.Expr:
     """Return the condition of :func:`overlap_test` for rows that were read."""
-    stop = pl.coalesce("end", "start")
-    return pl.any_horizontal((pl.col("start") < hi) & (stop > lo) for lo, hi in windows)
+    condition: pl.Expr = overlaps(pl.col("start"), pl.coalesce("end", "start"), windows)
+    return condition
 
 
 def _may_overlap(times: pl.DataFrame, windows: Windows) -> bool:
@@ -377,7 +378,7 @@ def _may_overlap(times: pl.DataFrame, windows: Windows) -> bool:
     if start.null_count() == len(start):
         return False
     first, last = start.min(), max(start.max(), end.max() or 0)  # type: ignore[type-var]
-    return any(first < hi and last > lo for lo, hi in windows)  # type: ignore[operator]
+    return bool(overlaps(first, last, windows))
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Rows of a database: which are selected, and all of them in one order."""
+"""Rows of a database: which are selected, all of them in one order, and what could not be read."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,37 +12,8 @@ from traceanalyzer.parsers.contract import Selection
 from traceanalyzer.parsers.sqlite.database import Database, overlap_test
 from traceanalyzer.parsers.sqlite.pages import File
 from traceanalyzer.parsers.tables import Ints, Order, time_order
+from traceanalyzer.trace import in_spans, overlaps
 from traceanalyzer.vocabulary import DEVICE_WORK
-
-#: (severity, code, count, where)
-Finding = tuple[str, str, int, str | None]
-
-
-def of_file(file: File, damage: str | None) -> Iterator[Finding]:
-    """Report a damaged or truncated file."""
-    if damage:
-        yield "data_loss", "damaged-file", 1, damage
-    if file.missing:
-        yield "data_loss", "truncated", 1, f"byte {file.size:,} of {file.size + file.missing:,}"
-
-
-def of_rows(parts: Iterable[pl.DataFrame], timeless: int) -> Iterator[Finding]:
-    """Report rows without a time, or that end before they start."""
-    if timeless:
-        yield "data_loss", "no-time", timeless, None
-    lengths = [part["dur"] for part in parts if "dur" in part.columns]
-    if negative := sum(int((length < 0).sum()) for length in lengths):
-        yield "notice", "negative-duration", negative, None
-
-
-def of_database(database: Database) -> Iterator[Finding]:
-    """Report rows on damaged pages, and values of a wrong type."""
-    for table, rows in sorted(database.losses.rows.items()):
-        yield "data_loss", "unreadable-rows", sum(rows.values()), f"{table}, row {min(rows)}"
-    for table, values in sorted(database.losses.mistyped.items()):
-        if count := sum(values.values()):
-            yield "data_loss", "wrong-type", count, table
-
 
 #: Side tables whose columns the rows may contain in addition to those of ``events``.
 _SIDE_TABLES = {
@@ -53,7 +24,7 @@ _SIDE_TABLES = {
 
 
 @dataclass
-class Reading:
+class DatabaseReader:
     """An open database and the selection.
 
     Attributes:
@@ -74,10 +45,12 @@ class Reading:
 
     def within(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Return the rows that overlap a window, for rows whose times are computed."""
-        length = pl.col("dur") if "dur" in rows.columns else pl.lit(0)
-        end = pl.col("ts") + length
-        tests = [(pl.col("ts") < hi) & (end > lo) for lo, hi in self.selection.windows]
-        return rows.filter(pl.any_horizontal(tests)) if tests else rows
+        spans, time = self.selection.windows, pl.col("ts")
+        if not spans:
+            return rows
+        return rows.filter(
+            in_spans(spans) if "dur" in rows.columns else overlaps(time, time, spans)
+        )
 
     def selected(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Return the rows with a selected kind or name."""
@@ -241,3 +214,33 @@ def _of_range(order: pl.Series | None, low: int, height: int) -> tuple[pl.Series
 def _is_filled(columns: Iterable[pl.Series]) -> bool:
     """Whether any of the columns has no nulls."""
     return any(not column.null_count() for column in columns)
+
+
+#: (severity, code, count, where)
+Finding = tuple[str, str, int, str | None]
+
+
+def of_file(file: File, damage: str | None) -> Iterator[Finding]:
+    """Report a damaged or truncated file."""
+    if damage:
+        yield "data_loss", "damaged-file", 1, damage
+    if file.missing:
+        yield "data_loss", "truncated", 1, f"byte {file.size:,} of {file.size + file.missing:,}"
+
+
+def of_rows(parts: Iterable[pl.DataFrame], timeless: int) -> Iterator[Finding]:
+    """Report rows without a time, or that end before they start."""
+    if timeless:
+        yield "data_loss", "no-time", timeless, None
+    lengths = [part["dur"] for part in parts if "dur" in part.columns]
+    if negative := sum(int((length < 0).sum()) for length in lengths):
+        yield "notice", "negative-duration", negative, None
+
+
+def of_database(database: Database) -> Iterator[Finding]:
+    """Report rows on damaged pages, and values of a wrong type."""
+    for table, rows in sorted(database.losses.rows.items()):
+        yield "data_loss", "unreadable-rows", sum(rows.values()), f"{table}, row {min(rows)}"
+    for table, values in sorted(database.losses.mistyped.items()):
+        if count := sum(values.values()):
+            yield "data_loss", "wrong-type", count, table

@@ -16,7 +16,7 @@ import polars as pl
 
 from traceanalyzer.drawings import Occupancy
 from traceanalyzer.render import pieces
-from traceanalyzer.render.occupancy import labels
+from traceanalyzer.render.occupancy import layout as labels
 from traceanalyzer.render.occupancy.layout import Layout, lay_out
 from traceanalyzer.render.pieces import cell, differences, escaped
 from traceanalyzer.render.text import prose, shorten, visible

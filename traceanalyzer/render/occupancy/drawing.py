@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from traceanalyzer.render.occupancy import labels
+from traceanalyzer.render.occupancy import layout as labels
 from traceanalyzer.render.occupancy.layout import columns, largest, lay_out, stack, total
 from traceanalyzer.render.text import prose, shorten
 from traceanalyzer.units import format_bytes

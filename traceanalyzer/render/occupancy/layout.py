@@ -5,14 +5,19 @@ order of their start, allocations without a box on top: at every level the top o
 sum of the boxes and the rest.
 """
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from zlib import crc32
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
 from traceanalyzer.drawings import Occupancy
+from traceanalyzer.render.text import prose, shorten
+from traceanalyzer.units import format_bytes, format_frac, format_ns
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -209,3 +214,161 @@ def _is_live(layout: Layout, boxes: Ints, levels: Ints) -> NDArray[np.bool_]:
 
 def _ints(values: pl.Series) -> Ints:
     return values.cast(pl.Int64).to_numpy().astype(np.int64)
+
+
+_CATEGORIES, _LABELS, _NAME_CHARS = 12, 6, 40
+
+# fmt: off
+_LIGHT = (
+    "#89c3ff", "#7bb5f0", "#6da6e1", "#f0ae77", "#e19f69", "#d2915b", "#8bd19a", "#7dc28c",
+    "#6fb47e", "#cdadf4", "#bf9ee5", "#b191d6", "#d3bd6c", "#c4af5d", "#b6a14f", "#faa2a2",
+    "#eb9494", "#db8686", "#5ed3d3", "#4ec4c4", "#3cb6b6", "#efa2cd", "#df94bf", "#d086b0",
+    "#aeca7e", "#a0bb70", "#92ad62",
+)
+_DARK = (
+    "#4978a7", "#3c6b99", "#305e8b", "#9b673b", "#8d5a2d", "#7f4d20", "#4b8358", "#3e764b",
+    "#31693f", "#81679f", "#745a91", "#674d83", "#857430", "#786721", "#6b5a10", "#a35e5e",
+    "#945152", "#864445", "#198585", "#007777", "#006a6a", "#9a5e81", "#8c5173", "#7e4566",
+    "#687e40", "#5c7033", "#4f6326",
+)
+# fmt: on
+#: Indices of the fills of boxes without category, and of allocations without box.
+UNKNOWN, REST = len(_LIGHT), len(_LIGHT) + 1
+
+#: Fills by index, on a light and on a dark background.
+LIGHT = (*_LIGHT, "#b4bcc6", "#dde1e6")
+DARK = (*_DARK, "#66707c", "#3a4149")
+
+_TONES = 3
+_NOT_KNOWN = {"", "unknown", "none"}
+_HUES = len(_LIGHT) // _TONES
+# A seed of the hash for which the usual categories have different colours.
+_SEED = 519_183
+
+
+# --- sentences and names -----------------------------------------------------------------------
+
+
+def summary(layout: Layout) -> str:
+    """Return a sentence with the peak and the most reserved bytes."""
+    if not len(layout.live):
+        return "Nothing to draw."
+    at = max(int(np.searchsorted(layout.event, layout.peak_event, side="right")) - 1, 0)
+    peak = f"Peak: {format_bytes(int(layout.live[at]))} live"
+    most = layout.reserved[~np.isnan(layout.reserved)]
+    return (
+        f"{peak}; at most {format_bytes(float(most.max()))} reserved." if len(most) else f"{peak}."
+    )
+
+
+def coverage(occupancy: Occupancy, layout: Layout, chosen: Ints, *, bands: bool = False) -> str:
+    """Return a sentence on the allocations with their own box, their share, and the others.
+
+    Args:
+        occupancy: the occupancy.
+        layout: its arrays.
+        chosen: boxes that are drawn.
+        bands: the other boxes are drawn as one band per category.
+    """
+    count, boxes, rest = len(chosen), len(layout.size), bool(layout.rest.any())
+    if not count:
+        return "No allocation is drawn individually."
+    if count == boxes and not rest:
+        return f"All {count:,} allocations are drawn individually." if count > 1 else ""
+    whole = layout.area.sum()
+    part = layout.area[chosen].sum() / whole if whole else 1.0
+    share = format_frac(part * occupancy.boxed_frac)
+    one = "The largest allocation is" if count == 1 else f"The {count:,} largest allocations are"
+    text = f"{one} drawn individually: {share} of all bytes x events"
+    grey = "; the rest is the grey band" if rest or not bands else ""
+    return (
+        f"{text}; smaller ones by category{grey}." if bands and count < boxes else f"{text}{grey}."
+    )
+
+
+def legend(
+    layout: Layout, fills: dict[str, int], chosen: Ints | None = None
+) -> list[tuple[str, int]]:
+    """Return names and fills of categories, or of the largest labels, by bytes at the peak.
+
+    Args:
+        layout: the arrays of the occupancy.
+        fills: fills of categories.
+        chosen: boxes that are drawn individually; without categories only these count. Default:
+            all.
+    """
+    boxes, at_peak = layout.boxes, np.where(layout.at_peak, layout.size, 0)
+    if chosen is not None and not fills:
+        at_peak[np.setdiff1d(np.arange(len(at_peak)), chosen)] = 0
+    if fills:
+        names = [name or "no category" for name in boxes["category"].to_list()]
+        shades = {name: fills[name] + 1 if name in fills else UNKNOWN for name in names}
+    else:
+        labels = boxes["label"].to_list()
+        names = [name or "unknown" for name in labels]
+        shades = {n: box_fill(t, None, {}, 0) for n, t in zip(names, labels, strict=True)}
+    sizes = pl.DataFrame(
+        {"name": names, "at_peak": at_peak, "largest": layout.size},
+        schema_overrides={"name": pl.String},
+    )
+    sums = sizes.group_by("name").agg(pl.col("at_peak").sum(), pl.col("largest").max())
+    ranked = sums.sort("at_peak", "largest", "name", descending=[True, True, False])
+    entries = ranked.filter(pl.col("at_peak") != 0)
+    if entries.is_empty():
+        entries = ranked.head(1)
+    return [
+        (f"{shorten(prose(name), _NAME_CHARS)} {format_bytes(size)}", shades[name])
+        for name, size, _ in entries.head(_CATEGORIES if fills else _LABELS).iter_rows()
+    ]
+
+
+def without_prefix(spans: pl.DataFrame) -> list[str]:
+    """Return the labels of spans without their common prefix: ``7`` for ``ProfilerStep#7``."""
+    labels = [label or "" for label in spans["label"].to_list()]
+    if len(labels) < 2:
+        return labels
+    pairs = enumerate(zip(min(labels), max(labels), strict=False))
+    shared = next((at for at, (one, other) in pairs if one != other), min(map(len, labels)))
+    beginning = labels[0][:shared].rstrip("0123456789")
+    return [label.removeprefix(beginning) or label for label in labels]
+
+
+# --- colours and ticks -------------------------------------------------------------------------
+
+
+def category_fills(names: Iterable[str]) -> dict[str, int]:
+    """Return the first fill of each category by a hash of its name; the next one if taken."""
+    hues: dict[str, int] = {}
+    for name in sorted(set(names) - _NOT_KNOWN):
+        hue = crc32(name.encode(), _SEED) % _HUES
+        while hue in hues.values() and len(hues) < _HUES:
+            hue = (hue + 1) % _HUES
+        hues[name] = hue
+    return {name: hue * _TONES for name, hue in hues.items()}
+
+
+def box_fill(
+    label: str | None, category: str | None, categories: dict[str, int], place: int
+) -> int:
+    """Return the fill of a box; neighbours (by ``place``) of one category differ in tone."""
+    if categories:
+        known = category in categories
+        return categories[category or ""] + place % _TONES if known else UNKNOWN
+    return UNKNOWN if label is None else crc32(label.encode()) % len(_LIGHT)
+
+
+def byte_ticks(top: float, most: int = 6) -> list[tuple[float, str]]:
+    """Return ticks from 0 to ``top``, a power of two apart."""
+    step = 2.0 ** max(math.ceil(math.log2(max(top, 1) / most)), 0)
+    return [(at * step, format_bytes(at * step)) for at in range(int(top / step) + 1)]
+
+
+def ticks(end: float, *, timed: bool, most: int = 12) -> list[tuple[float, str]]:
+    """Return ticks from 0 to ``end`` in times or events, 1, 2 or 5 times a power of ten apart."""
+    rough = max(end / most, 1)
+    power = 10.0 ** math.floor(math.log10(rough) + 1e-9)
+    step = next(f * power for f in (1, 2, 5, 10) if f * power >= rough * (1 - 1e-9))
+    places = [at * step for at in range(int(end / step + 1e-9) + 1)]
+    if timed:
+        return [(place, format_ns(place) if place else "0") for place in places]
+    return [(place, f"{place:,.0f}") for place in places]

@@ -79,4 +79,4 @@ def combine(
     return Result()
 
 
-MEMORY_FILL = Analyzer("memory_fill", options.Options, needs, measure, combine)
+MEMORY_USAGE = Analyzer("memory_usage", options.Options, needs, measure, combine)

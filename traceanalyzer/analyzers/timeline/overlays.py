@@ -8,12 +8,13 @@ import polars as pl
 
 from traceanalyzer.analyzers.base import Examination
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
-from traceanalyzer.analyzers.common.places import short_paths
+from traceanalyzer.analyzers.common.display import short_paths
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 from traceanalyzer.analyzers.timeline.alignment import Recorded
 from traceanalyzer.analyzers.timeline.states import with_peers
 from traceanalyzer.result import Finding
+from traceanalyzer.trace import overlaps
 
 FINDINGS, STEPS, WAITS, IDLE = "findings", "steps", "straggler waits", "idle time by cause"
 #: Most intervals of a finding, and of the idle time of a device: the longest.
@@ -36,7 +37,7 @@ _FIXED = {
 }
 
 
-def evidence(
+def overlay_rows(
     examined: Examination,
     findings: Sequence[Finding],
     recorded: Sequence[Recorded],
@@ -202,5 +203,6 @@ def _intervals(finding: Finding, axis: pl.DataFrame) -> pl.DataFrame:
     named = rows.select("rank", "device", start="start_ns", end="end_ns").with_row_index("row")
     joined = named.join(axis, on="rank", nulls_equal=True, maintain_order="left")
     # of several recordings of a rank, the one with this time on its clock
-    inside = (pl.col("start") < pl.col("until")) & (pl.col("end") > pl.col("begin"))
+    recorded = pl.col("begin"), pl.col("until")
+    inside = overlaps(pl.col("start"), pl.col("end"), [recorded])
     return joined.filter(inside).unique("row", keep="first", maintain_order=True)

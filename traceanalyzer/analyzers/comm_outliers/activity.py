@@ -29,7 +29,7 @@ from traceanalyzer.trace import Meta, Trace
 from traceanalyzer.units import format_frac, format_ns
 
 if TYPE_CHECKING:
-    from traceanalyzer.analyzers.memory.fill import Fill
+    from traceanalyzer.analyzers.memory.usage import Fill
 
 IDLE = "idle"
 
