@@ -74,8 +74,6 @@ def refusal(data: bytes) -> tuple[str, int]:
 #: first, what the others reject is harmless in Python's unpickler.
 _ONLY_PLAIN = (Problem.KEY, Problem.DEEP, Problem.MEMORY)
 _ONLY_COMPILED = (
-    Problem.BEYOND,
-    Problem.STORED_TWICE,
     Problem.KEPT_TWICE,
     Problem.NESTED_TUPLE,
     Problem.NO_DICT,

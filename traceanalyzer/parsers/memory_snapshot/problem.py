@@ -8,6 +8,8 @@ MOST_TEXT: Final = 16 << 20
 MOST_MARKS: Final = 1000
 MOST_BIG: Final = 9
 MOST_ITEMS: Final = 65536
+#: Maximum gap between memo indices.
+AHEAD: Final = 1024
 
 
 class Problem(Enum):

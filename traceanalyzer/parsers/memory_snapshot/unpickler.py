@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from traceanalyzer.parsers.memory_snapshot.problem import (
+    AHEAD,
     MOST_BIG,
     MOST_MARKS,
     MOST_TEXT,
@@ -36,6 +37,11 @@ _COSTS: Final = {
 #: Words of a filled container, and places of its items on the stack, without their words.
 _FILLED, _ITEM = 150, 12
 _ONE: Final = {pickle.APPEND[0]: 1, pickle.SETITEM[0]: 2}
+#: Bytes of a memo index.
+_INDEX: Final = {
+    **dict.fromkeys(pickle.BINPUT + pickle.BINGET, 1),
+    **dict.fromkeys(pickle.LONG_BINPUT + pickle.LONG_BINGET, 4),
+}
 _APPENDS: Final = pickle.APPEND + pickle.APPENDS
 #: The unpickler in Python: its methods by opcode are documented in its source only.
 _Library: Any = pickle._Unpickler
@@ -89,11 +95,11 @@ class PlainUnpickler(_Library):  # type: ignore[misc]
                 root = super().load()
             except EOFError:
                 return self._salvaged()
-            if self.stack or self.metastack:
-                raise Refused(Problem.LEFT_OVER, 1 + sum(map(len, [self.stack, *self.metastack])))
         except Refused as error:
             error.offset = self.at
             raise
+        except IndexError:
+            raise Refused(Problem.TOO_FEW, self.op, self.at) from None
         except (pickle.UnpicklingError, LookupError, AttributeError, TypeError, ValueError):
             raise Refused(Problem.DAMAGED, self.op, self.at) from None
         except MemoryError:
@@ -101,6 +107,13 @@ class PlainUnpickler(_Library):  # type: ignore[misc]
         self.complete, self.consumed = True, self.input.at
         self.trailing = self.input.count_rest()
         return root
+
+    def pop_mark(self) -> list[Any]:
+        """Return the values above the last MARK."""
+        if not self.metastack:
+            raise Refused(Problem.NO_MARK, self.op)
+        items: list[Any] = super().pop_mark()
+        return items
 
     def find_class(self, module: str, name: str) -> Any:
         """Reject: the data has no class or function."""
@@ -126,13 +139,29 @@ class PlainUnpickler(_Library):  # type: ignore[misc]
     def _skip_frame(self) -> None:
         self.read(8)  # the number of bytes to read ahead: a truncated file has fewer
 
+    def _stop(self) -> None:
+        if self.metastack or len(self.stack) != 1:
+            raise Refused(Problem.LEFT_OVER, sum(map(len, [self.stack, *self.metastack])))
+        self.load_stop()
+
     def _mark(self) -> None:
         if len(self.metastack) == MOST_MARKS:
             raise Refused(Problem.MARKS)
         self.load_mark()
 
+    def _put(self) -> None:
+        size, stored = _INDEX.get(self.op, 0), len(self.memo)
+        index = int.from_bytes(self.read(size), "little") if size else stored
+        if index > min(stored + AHEAD, self.at):
+            raise Refused(Problem.BEYOND, index)
+        if index in self.memo:
+            raise Refused(Problem.STORED_TWICE, index)
+        self.memo[index] = self.stack[-1]
+
     def _get(self) -> None:
-        index = int.from_bytes(self.read(1 if self.op == pickle.BINGET[0] else 4), "little")
+        index = int.from_bytes(self.read(_INDEX[self.op]), "little")
+        if index not in self.memo:
+            raise Refused(Problem.NEVER_STORED, index)
         value = self.memo[index]
         if type(value) in (list, dict):
             self._fetched.add(id(value))
@@ -152,6 +181,8 @@ class PlainUnpickler(_Library):  # type: ignore[misc]
             raise Refused(Problem.NO_LIST if kind is list else Problem.NO_DICT)
         if id(target) in self._fetched:
             raise Refused(Problem.REFILLED)
+        if kind is dict and len(items) & 1:
+            raise Refused(Problem.ODD)
         if kind is dict and not all(map(_is_key, items[::2])):
             raise Refused(Problem.KEY)
         self.spent += (not target) * _FILLED - len(items) * _ITEM - sys.getsizeof(target)
@@ -219,10 +250,12 @@ def _counted(op: int, cost: int, load: Callable[[Any], None]) -> Callable[[Any],
 _METHODS: Final[dict[str, Any]] = {
     "PROTO": PlainUnpickler._proto,
     "FRAME": PlainUnpickler._skip_frame,
+    "STOP": PlainUnpickler._stop,
     "MARK": PlainUnpickler._mark,
     "LONG1": PlainUnpickler._long,
     "SHORT_BINUNICODE": _Library.load_short_binbytes,
     "BINUNICODE": _Library.load_binbytes,
+    **dict.fromkeys(("MEMOIZE", "BINPUT", "LONG_BINPUT"), PlainUnpickler._put),
     **dict.fromkeys(("BINGET", "LONG_BINGET"), PlainUnpickler._get),
     **dict.fromkeys(("APPEND", "APPENDS", "SETITEM", "SETITEMS"), PlainUnpickler._items),
 }
