@@ -237,8 +237,8 @@ def test_communication_log() -> None:
         assert row["busbw_gbps"] == pytest.approx(speed * factor, abs=0.002)
     steady = {op: row["total_ns"] - row["first_ns"] for op, row in groups.items()}
     assert groups["broadcast"]["share_frac"] == steady["broadcast"] / sum(steady.values())
-    assert result.total_comm_ns == sum(steady.values())
-    assert result.n_events == len(SCRIPT["CALLS"])
+    assert result.totals.total_comm_ns == sum(steady.values())
+    assert result.totals.n_events == len(SCRIPT["CALLS"])
 
 
 def test_communication_summary(shared: Path) -> None:

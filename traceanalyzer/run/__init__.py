@@ -9,7 +9,7 @@ __all__ = ["PARTS_SCHEMA", "run"]
 
 #: Number of the layout of stored parts (summaries, baselines). Raised when a type or a table of a
 #: part changes, or the meaning of its numbers: ``tests/run/test_stored_parts.py``.
-PARTS_SCHEMA = 5
+PARTS_SCHEMA = 6
 
 
 def __getattr__(name: str) -> Any:

@@ -29,7 +29,7 @@ from traceanalyzer.analyzers.comm_outliers import (
 from traceanalyzer.analyzers.comm_outliers.collectives import INSTANCES, Part
 from traceanalyzer.analyzers.comm_outliers.notes import remarks
 from traceanalyzer.analyzers.comm_outliers.options import Options
-from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
+from traceanalyzer.analyzers.comm_outliers.result import CommOutliers, Delayed, Totals
 from traceanalyzer.analyzers.common import jobs, kernel_names, names, step_marks
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import linking
@@ -76,9 +76,9 @@ def _measure(trace: Trace, options: Options) -> Part:
     shift = meta.epoch_ns or 0
     steps = step_marks.step_marks(trace)[["step", "start", "end"]]
     instances = collectives.with_overlapping_work(_in_steps(closed, steps), work, compute)
-    span_ns, busy_ns, comm_ns, overlap_ns = collectives.activity(trace, work, closed, compute)
+    activity = collectives.activity(trace, work, closed, compute)
     if meta.format in vocabulary.ONLY_COMMUNICATION:
-        busy_ns = overlap_ns = None
+        activity = activity._replace(busy_ns=None, overlap_ns=None)
         instances = instances.with_columns(compute_ns=None, memory_ns=None)
     return Part(
         rank=meta.rank,
@@ -90,10 +90,7 @@ def _measure(trace: Trace, options: Options) -> Part:
         start_ns=meta.start_ns,
         instances=_shaped(instances, shift),
         steps=steps.with_columns(pl.col("start", "end") + shift),
-        span_ns=span_ns,
-        busy_ns=busy_ns,
-        comm_ns=comm_ns,
-        overlap_ns=overlap_ns,
+        activity=activity,
         unclosed=rows.height - closed.height,
         wants_launches=wants_launches,
         record_hint=record_hint(meta, "collective"),
@@ -111,7 +108,7 @@ def measure_for_report(trace: Trace, options: Options) -> Part:
         MissingData: the trace has neither.
     """
     part = measure(trace, options)
-    if part.instances.is_empty() and part.busy_ns is None:
+    if part.instances.is_empty() and part.activity.busy_ns is None:
         hint = f"; {part.record_hint}" if part.record_hint else ""
         raise MissingData(f"{part.path}: no communication was recorded{hint}")
     return part
@@ -157,18 +154,8 @@ def combine(parts: Sequence[Part], options: Options, base: Sequence[Part] = ()) 
         least = arrivals.threshold(steps)
     delayed = arrivals.delayed(each, rows, steps, marks, least)
     return CommOutliers(
-        n_events=instances.height,
-        n_ranks=len({part.rank for part in parts}),
-        world_size=max((part.world_size for part in parts if part.world_size), default=None),
-        n_matched=rows.height,
-        n_collectives=each.height,
-        n_outliers=int(instances["outlier"].sum()),
-        total_comm_ns=int(instances["duration_ns"].sum()),
-        total_wait_ns=int(rows["wait_ns"].sum()),
-        covered_ns=sum(part.comm_ns for part in parts),
-        total_span_ns=sum(part.span_ns for part in parts),
-        min_wait_ns=least,
-        delayed=delayed,
+        totals=_totals(parts, instances, rows, each.height),
+        delayed=Delayed(delayed, least, arrivals.windows(delayed)),
         ranks=ranks,
         baseline=outliers.compare(groups, combine(base, options).groups) if base else None,
         instances=instances,
@@ -177,7 +164,6 @@ def combine(parts: Sequence[Part], options: Options, base: Sequence[Part] = ()) 
         arrivals=rows,
         steps=steps,
         clocks=clocks,
-        windows=arrivals.windows(delayed),
         remarks=(several,)
         if several
         else remarks(parts, instances, each, clocks, met.height - rows.height),
@@ -185,14 +171,33 @@ def combine(parts: Sequence[Part], options: Options, base: Sequence[Part] = ()) 
     )
 
 
+def _totals(
+    parts: Sequence[Part], instances: pl.DataFrame, rows: pl.DataFrame, n_collectives: int
+) -> Totals:
+    return Totals(
+        n_events=instances.height,
+        n_ranks=len({part.rank for part in parts}),
+        world_size=max((part.world_size for part in parts if part.world_size), default=None),
+        n_matched=rows.height,
+        n_collectives=n_collectives,
+        n_outliers=int(instances["outlier"].sum()),
+        total_comm_ns=int(instances["duration_ns"].sum()),
+        total_wait_ns=int(rows["wait_ns"].sum()),
+        covered_ns=sum(part.activity.comm_ns for part in parts),
+        total_span_ns=sum(part.activity.span_ns for part in parts),
+    )
+
+
 def refine(result: CommOutliers, options: Options, reader: Reader) -> CommOutliers:
     """Add what stragglers did, and how full devices were if memory data is available."""
     windows: dict[str, list[tuple[int, int]]] = {}
-    recorded = [w for w in result.windows if not _has_only_communication(reader, w.path)]
+    waits = result.delayed.windows
+    recorded = tuple(w for w in waits if not _has_only_communication(reader, w.path))
     for window in recorded:
         windows.setdefault(window.path, []).append((window.start_ns, window.end_ns))
-    traces = reader.traces(CONTEXT, windows)
-    result = replace(result, windows=tuple(recorded), context=context.divide(recorded, traces))
+    activity = context.divide(recorded, reader.traces(CONTEXT, windows))
+    delayed = replace(result.delayed, windows=recorded, context=activity)
+    result = replace(result, delayed=delayed)
     if not (options.memory or reader.collected):
         return result
     memory = registry.ENTRIES["memory_fill"].analyzer()  # imported only on request

@@ -6,7 +6,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.comm_outliers import inspected
 from traceanalyzer.analyzers.comm_outliers.options import Options
-from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
+from traceanalyzer.analyzers.comm_outliers.result import CommOutliers, Totals
 from traceanalyzer.analyzers.common import printed
 from traceanalyzer.analyzers.common.columns import ratio
 from traceanalyzer.analyzers.common.display import headings, rank_column, sentences, table_of_known
@@ -88,7 +88,7 @@ class PrintedCommOutliers(CommOutliers):
             verdict=_verdict(_once(self.groups)),
             notes=_notes(self.groups),
             tables=(_hiding(table),),
-            scalars={"total_comm_ns": self.total_comm_ns, "n_events": self.n_events},
+            scalars={name: getattr(self.totals, name) for name in ("total_comm_ns", "n_events")},
         )
 
 
@@ -116,9 +116,11 @@ def combine(rows: pl.DataFrame, options: Options) -> CommOutliers:
         **printed.blank(CommOutliers)
         | {
             "groups": groups,
-            "n_events": int(counted["n"].sum()),
-            "n_ranks": known["rank"].n_unique(),
-            "total_comm_ns": int(counted["steady_ns"].sum()),
+            "totals": Totals(
+                n_events=int(counted["n"].sum()),
+                n_ranks=known["rank"].n_unique(),
+                total_comm_ns=int(counted["steady_ns"].sum()),
+            ),
         }
     )
 

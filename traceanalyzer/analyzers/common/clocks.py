@@ -1,7 +1,34 @@
 """Common axis of recordings: whether their clocks can be compared, and what aligns them."""
 
 from collections.abc import Hashable, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import polars as pl
+
+from traceanalyzer.trace import Meta
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The recording that a part of a result is from.
+
+    Attributes:
+        rank: global rank, or None.
+        path: the file.
+        epoch_ns: absolute time of the trace's ts 0, or None.
+        start_ns: time of the file's first event, or None.
+    """
+
+    rank: int | None
+    path: str
+    epoch_ns: int | None
+    start_ns: int | None
+
+
+def origin(source: Meta | Origin) -> dict[str, Any]:
+    """Return the fields of :class:`Origin` by name."""
+    return {name: getattr(source, name) for name in ("rank", "path", "epoch_ns", "start_ns")}
 
 
 class Recording(NamedTuple):
@@ -45,6 +72,17 @@ def axis(recordings: Sequence[Recording | None]) -> tuple[list[int], bool]:
     zeros = to_zero(starts, owners, one_clock=shared)
     shifts = (epoch + zero for epoch, zero in zip(epochs, zeros, strict=True))
     return [0 if one is None else next(shifts) for one in recordings], shared
+
+
+def axis_of(parts: Sequence[Origin], rows: Sequence[pl.DataFrame]) -> tuple[list[int], bool]:
+    """Return :func:`axis` of parts, of which ``start`` and ``end`` of these rows are analysed."""
+    spans = (of.select(pl.col("start").min(), pl.col("end").max()).row(0) for of in rows)
+    return axis(
+        [
+            None if span[0] is None else Recording(*origin(part).values(), *span)
+            for part, span in zip(parts, spans, strict=True)
+        ]
+    )
 
 
 def one_clock(
