@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from traceanalyzer.analyzers.comm_outliers.collectives import INSTANCES, Part
+from traceanalyzer.analyzers.comm_outliers.collectives import INSTANCES, Activity, Part
 from traceanalyzer.analyzers.common.jobs import Recording
 
 GPUS_PER_HOST, STEPS = 8, 20
@@ -122,10 +122,7 @@ def _part(
         start_ns=0,
         instances=instances,
         steps=steps,
-        span_ns=span,
-        busy_ns=span * 9 // 10,
-        comm_ns=int((end - start).sum()),
-        overlap_ns=0,
+        activity=Activity(span, span * 9 // 10, int((end - start).sum()), 0),
         gpu="NVIDIA H100 80GB HBM3",
         node_gpus=GPUS_PER_HOST,
         recording=Recording(path, rank, ranks, "nccl", "NVIDIA", frozenset({1000 + rank}),

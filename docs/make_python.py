@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import inspect
 import re
+from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import traceanalyzer
 from traceanalyzer.analyzers.base import Reading
 from traceanalyzer.analyzers.registry import ENTRIES, GROUPS
 from traceanalyzer.cli import commands
+from traceanalyzer.result import Result
 
 PAGE = Path(__file__).with_name("python.md")
 MARK = "<!-- below: generated from the docstrings by `make docs` -->\n"
@@ -99,12 +101,24 @@ def function_section(name: str) -> str:
     return "\n\n".join(lines) + "\n"
 
 
+def attributes(kind: type) -> dict[str, str]:
+    """Return the attributes of a class, and those of records in them: ``queue.streams``."""
+    hints = get_type_hints(kind) if is_dataclass(kind) else {}
+    listed = {}
+    for name, text in items(parts_of(kind).get("Attributes", "")).items():
+        listed[name] = text
+        record = hints.get(name)
+        is_record = is_dataclass(record) and record.__name__ not in traceanalyzer.__all__
+        if is_record and issubclass(kind, Result):
+            listed |= {f"{name}.{key}": text for key, text in attributes(record).items()}
+    return listed
+
+
 def class_section(name: str) -> str:
     """Return the section of one class: description and attributes."""
-    doc = parts_of(getattr(traceanalyzer, name))
-    attributes = items(doc.get("Attributes", ""))
-    lines = [f"### `{name}`", plain(doc[""])]
-    return "\n\n".join([*lines, *([bullets(attributes)] if attributes else [])]) + "\n"
+    kind = getattr(traceanalyzer, name)
+    lines, listed = [f"### `{name}`", plain(parts_of(kind)[""])], attributes(kind)
+    return "\n\n".join([*lines, *([bullets(listed)] if listed else [])]) + "\n"
 
 
 def shared() -> str:

@@ -158,13 +158,18 @@ def test_busy_idle_and_overlap_of_the_device() -> None:
             ]
         )
     )
-    assert (part.span_ns, part.busy_ns, part.comm_ns, part.overlap_ns) == (350, 200, 100, 50)
+    assert (
+        part.activity.span_ns,
+        part.activity.busy_ns,
+        part.activity.comm_ns,
+        part.activity.overlap_ns,
+    ) == (350, 200, 100, 50)
 
 
 def test_devices_of_one_rank_add_up() -> None:
     events = [device(ALL_REDUCE, 0, 10, device=d) for d in (0, 1)] + [device(GEMM, 10, 10)]
     part = extract(trace(events))
-    assert (part.span_ns, part.busy_ns, part.comm_ns) == (30, 30, 20)
+    assert (part.activity.span_ns, part.activity.busy_ns, part.activity.comm_ns) == (30, 30, 20)
 
 
 def test_collective_belongs_to_the_step_of_its_host_call() -> None:
@@ -240,7 +245,7 @@ def test_collectives_recorded_as_operators(tmp_path: Path, category: str) -> Non
         ("gloo:all_reduce", 4_000),
         ("gloo:broadcast", 2_000),
     ]
-    assert result.covered_ns == result.total_span_ns == 60_000
+    assert result.totals.covered_ns == result.totals.total_span_ns == 60_000
 
 
 def test_host_communication_overlapped_by_kernels(tmp_path: Path) -> None:
@@ -250,7 +255,7 @@ def test_host_communication_overlapped_by_kernels(tmp_path: Path) -> None:
     result = ta.comm_outliers(path)
     (rank,) = result.ranks.to_dicts()
     # the kernel overlaps 25 of 60 us of communication
-    assert (result.covered_ns, result.total_span_ns) == (60_000, 60_000)
+    assert (result.totals.covered_ns, result.totals.total_span_ns) == (60_000, 60_000)
     assert rank["overlap_frac"] == 25 / 60
     assert rank["idle_ns"] == 35_000
 
@@ -270,7 +275,17 @@ def test_message_size_is_taken_from_operator(tmp_path: Path, library: str) -> No
 def test_devices_without_communication_are_summed() -> None:
     work = [device(GEMM, 100 * n, 60, device=n) for n in range(2)]
     part = extract(trace(work))
-    assert (part.span_ns, part.busy_ns, part.comm_ns, part.overlap_ns) == (120, 120, 0, 0)
+    assert (
+        part.activity.span_ns,
+        part.activity.busy_ns,
+        part.activity.comm_ns,
+        part.activity.overlap_ns,
+    ) == (120, 120, 0, 0)
     hosts = extract(trace([*work, host("user_annotation", "gloo:all_reduce", 40, 80)]))
     # the devices count as one: 0 to 60 and 100 to 160, of which the collective overlaps 20 and 20
-    assert (hosts.span_ns, hosts.busy_ns, hosts.comm_ns, hosts.overlap_ns) == (160, 120, 80, 40)
+    assert (
+        hosts.activity.span_ns,
+        hosts.activity.busy_ns,
+        hosts.activity.comm_ns,
+        hosts.activity.overlap_ns,
+    ) == (160, 120, 80, 40)

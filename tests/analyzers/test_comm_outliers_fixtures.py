@@ -26,7 +26,7 @@ def nccl() -> CommOutliers:
 
 
 def test_straggler_with_slow_loader_is_reported(nccl: CommOutliers) -> None:
-    actual = nccl.delayed_with_context().sort("step")
+    actual = nccl.delayed.with_activity().sort("step")
     assert actual.select("rank", "step", "collective").rows() == [
         (5, "ProfilerStep#12", "all_gather"),
         (5, "ProfilerStep#15", "all_gather"),
@@ -72,10 +72,10 @@ def test_collectives_overlapped_by_compute_are_slower(nccl: CommOutliers) -> Non
 
 def test_a_real_recording_names_its_straggler() -> None:
     result = comm_outliers(traces("ddp_gloo_4ranks"))
-    actual = result.delayed_with_context().filter(rank=3)
+    actual = result.delayed.with_activity().filter(rank=3)
     assert set(actual["step"]) == {"ProfilerStep#3", "ProfilerStep#5"}
     for text in actual["host"]:
         assert text.startswith("save_checkpoint ")
     # in step 2 two ranks start their two collectives in the other order
-    assert result.n_matched == result.n_events == 4 * 4 * 2
+    assert result.totals.n_matched == result.totals.n_events == 4 * 4 * 2
     assert set(result.ranks["straggler_frac"] <= 1) == {True}

@@ -256,10 +256,10 @@ def test_any_durations_give_numbers(drawn: list[tuple[int, int | None]]) -> None
         for i, (dur, size) in enumerate(drawn)
     ]
     result = run(events)
-    assert result.n_events == len(drawn)
-    assert result.total_comm_ns == sum(dur for dur, _ in drawn)
+    assert result.totals.n_events == len(drawn)
+    assert result.totals.total_comm_ns == sum(dur for dur, _ in drawn)
     assert result.groups["n"].sum() == len(drawn)
-    assert result.groups["total_ns"].sum() == result.total_comm_ns
+    assert result.groups["total_ns"].sum() == result.totals.total_comm_ns
     for frame in (result.instances, result.groups, result.ranks):
         for column in frame.select(pl.selectors.float()):
             assert not any(map(math.isnan, column.drop_nulls()))

@@ -108,7 +108,7 @@ def test_the_verdict_counts_the_outliers_of_the_table() -> None:
         for rank, start, more in ((0, 0, 300 * US), (1, 300 * US, 0))
     ]  # fmt: skip
     result = ta.comm_outliers(traces)
-    assert result.n_outliers == 1 == result.outliers().height
+    assert result.totals.n_outliers == 1 == result.outliers().height
     assert "no outliers" not in result.verdict
     check_wording(result.verdict)
 

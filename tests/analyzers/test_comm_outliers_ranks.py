@@ -71,7 +71,7 @@ def test_straggler_is_reported_not_the_victim() -> None:
     result = comm_outliers(run(regular))
     assert set(result.outliers()["rank"]) == {0, 1, 3}
     assert set(result.outliers()["cause"]) == {"waiting for rank 2"}
-    assert result.delayed["last_rank"].to_list() == [2]
+    assert result.delayed.collectives["last_rank"].to_list() == [2]
     assert result.scalars["straggler"] == 2
     check_wording(result.verdict)
 
@@ -79,7 +79,7 @@ def test_straggler_is_reported_not_the_victim() -> None:
 def test_simultaneous_arrivals_have_no_straggler() -> None:
     result = comm_outliers(run([[i * MS] * 4 for i in range(6)]))
     assert result.collectives["last_rank"].to_list() == [None] * 6
-    assert result.delayed.is_empty()
+    assert result.delayed.collectives.is_empty()
     check_wording(result.verdict)
     assert set(by_rank(result, "times_first").values()) == {6}
 
@@ -93,7 +93,7 @@ def test_slow_on_all_ranks_is_not_a_straggler() -> None:
         for r, durs in enumerate([[10, 11, 10, 200, 9, 10]] * 4)
     ]
     result = comm_outliers(traces)
-    assert result.delayed.is_empty()
+    assert result.delayed.collectives.is_empty()
     check_wording(result.verdict)
     assert set(result.outliers()["cause"]) == {"slow on all ranks"}
     assert "outlier" not in result.verdict
@@ -145,12 +145,12 @@ def test_stragglers_by_step() -> None:
     assert steps["ProfilerStep#1"]["cost_frac"] == pytest.approx(0.25, abs=0.001)
     assert steps["ProfilerStep#0"]["cost_frac"] < 0.001
     assert by_rank(result, "straggler_steps") == {0: 1, 1: 0, 2: 0, 3: 2}
-    assert result.delayed.sort("step").select("last_rank", "step").rows() == [
+    assert result.delayed.collectives.sort("step").select("last_rank", "step").rows() == [
         (3, "ProfilerStep#1"),
         (3, "ProfilerStep#4"),
         (0, "ProfilerStep#5"),
     ]
-    assert result.min_wait_ns == 2 * MS
+    assert result.delayed.min_wait_ns == 2 * MS
     check_wording(result.verdict)
 
 
@@ -177,7 +177,7 @@ def test_many_small_delays_of_one_rank_add_up() -> None:
     ]
     result = comm_outliers(traces)
     assert by_rank(result, "straggler_frac")[2] == pytest.approx(0.25)
-    assert result.delayed["last_rank"].to_list() == [2, 2, 2]
+    assert result.delayed.collectives["last_rank"].to_list() == [2, 2, 2]
     check_wording(result.verdict)
 
 
@@ -214,8 +214,8 @@ def test_process_groups_are_separate() -> None:
         )
     result = comm_outliers(traces)
     assert result.collectives["ranks"].to_list() == [2, 2, 2, 2, 4]
-    assert result.n_matched == 12
-    assert result.total_wait_ns == 0
+    assert result.totals.n_matched == 12
+    assert result.totals.total_wait_ns == 0
 
 
 def test_matching_by_order_without_sequence_numbers() -> None:
@@ -224,7 +224,7 @@ def test_matching_by_order_without_sequence_numbers() -> None:
         for r in range(3)
     ]
     result = comm_outliers(traces)
-    assert result.n_collectives == 5
+    assert result.totals.n_collectives == 5
     assert by_rank(result, "wait_ns") == {0: 10 * US, 1: 5 * US, 2: 0}
     check_wording(*result.notes)
 
@@ -242,7 +242,7 @@ def test_missing_events_do_not_shift_the_rest(dropped: tuple[int, ...]) -> None:
         if i not in dropped
     ]
     result = comm_outliers([trace(zero, rank=0), trace(one, rank=1)])
-    assert result.n_collectives == 10 - len(dropped)
+    assert result.totals.n_collectives == 10 - len(dropped)
     assert result.clocks["offset_ns"].to_list() == [0, 700 * MS]
     expected = sum(wait for i, wait in enumerate(waits) if i not in dropped)
     assert by_rank(result, "wait_ns") == {0: expected, 1: 0}
@@ -258,7 +258,7 @@ def test_recordings_cut_at_other_ends_are_matched_by_time() -> None:
         for k, t in enumerate(traces)
     )
     result = comm_outliers([zero, one])
-    assert result.n_collectives == 6
+    assert result.totals.n_collectives == 6
     assert by_rank(result, "wait_ns") == {0: 6 * 40 * US, 1: 0}
 
 
@@ -281,7 +281,7 @@ def test_all_to_all_of_different_sizes_is_matched(collective: str, matched: int)
         for rank in range(2)
     ]  # fmt: skip
     result = comm_outliers(traces)
-    assert result.n_collectives == matched
+    assert result.totals.n_collectives == matched
     assert by_rank(result, "wait_ns") == {0: 6 * MS if matched else 0, 1: 0}
     check_wording(result.verdict)
 
@@ -312,7 +312,7 @@ def test_ranks_of_unknown_groups_without_overlap_are_left_out() -> None:
         [device(ALL_REDUCE, (50 + i * 100) * MS + j, US) for i, j in enumerate(jitter)], rank=1
     )
     result = comm_outliers(far)
-    assert result.total_wait_ns == 0
+    assert result.totals.total_wait_ns == 0
     check_wording(*result.notes)
 
 
@@ -327,8 +327,8 @@ def test_sends_are_matched_in_pairs_only() -> None:
             for r, c in enumerate(["send", "recv"])
         ]
 
-    assert comm_outliers(pair(2)).total_wait_ns == 9
-    assert comm_outliers(pair(4)).n_matched == 0
+    assert comm_outliers(pair(2)).totals.total_wait_ns == 9
+    assert comm_outliers(pair(4)).totals.n_matched == 0
 
 
 def test_missing_ranks_are_tolerated_and_counted() -> None:
@@ -363,7 +363,7 @@ def test_duplicate_file_counts_once() -> None:
 def test_several_files_of_one_rank_are_one_rank() -> None:
     early, late = run([[0, 5 * US]]), run([[MS, MS + 3 * US]])
     result = comm_outliers([*late, *early])
-    assert result.n_ranks == 2
+    assert result.totals.n_ranks == 2
     assert by_rank(result, "n") == {0: 2, 1: 2}
 
 
@@ -425,7 +425,7 @@ def test_hosts_are_joined_through_common_groups() -> None:
         traces.append(trace(events, rank=rank, host=f"host{rank // 2}"))
     result = comm_outliers(traces)
     assert result.clocks["offset_ns"].to_list() == [0, 0, 5 * MS, 5 * MS]
-    assert result.total_wait_ns == 0
+    assert result.totals.total_wait_ns == 0
 
 
 def test_file_without_absolute_time_is_aligned() -> None:
@@ -460,12 +460,12 @@ def with_straggler(extra: Sequence[dict[str, Any]]) -> CommOutliers:
 
 
 def parts(result: CommOutliers, side: str) -> dict[str, int]:
-    rows = result.context.filter(pl.col("side") == side)
+    rows = result.delayed.context.filter(pl.col("side") == side)
     return dict(rows.select("name", "overlap_ns").iter_rows())
 
 
 def test_window_is_from_median_arrival_to_last_arrival() -> None:
-    assert with_straggler([]).windows == (Window("rank1.json", 1, 10 * MS, 20 * MS, 0),)
+    assert with_straggler([]).delayed.windows == (Window("rank1.json", 1, 10 * MS, 20 * MS, 0),)
 
 
 def test_time_outside_operators_belongs_to_annotation() -> None:
@@ -478,7 +478,7 @@ def test_time_outside_operators_belongs_to_annotation() -> None:
     )
     actual = {"train_step": 7 * MS, "aten::mm": 2 * MS, "c10d::allreduce_": MS}
     assert parts(result, "host") == actual
-    check_wording(*result.delayed_with_context()["host"], result.verdict)
+    check_wording(*result.delayed.with_activity()["host"], result.verdict)
 
 
 def test_the_innermost_event_counts() -> None:
@@ -529,7 +529,7 @@ def test_device_parts_and_idle_time() -> None:
         ]
     )
     assert parts(result, "device") == {"idle": 6 * MS, GEMM: 3 * MS, "Memcpy": 2 * MS}
-    assert result.delayed_with_context()["device"].to_list() == [
+    assert result.delayed.with_activity()["device"].to_list() == [
         "idle 6 ms (60.0 %), " + GEMM + " 3 ms (30.0 %)"
     ]
 
@@ -537,8 +537,11 @@ def test_device_parts_and_idle_time() -> None:
 def test_unrecorded_time_is_reported() -> None:
     result = with_straggler([])
     assert parts(result, "host") == {"nothing recorded": 9 * MS, "c10d::allreduce_": MS}
-    without = replace(result, context=divide(result.windows, []))
-    assert without.context.is_empty()
+    without = replace(
+        result,
+        delayed=replace(result.delayed, context=divide(result.delayed.windows, [])),
+    )
+    assert without.delayed.context.is_empty()
     assert len(without.verdict) < len(result.verdict)
     assert without.tables[0].frame["host"].to_list() == [None]
 
@@ -547,7 +550,7 @@ def test_delay_at_the_start_of_the_step() -> None:
     zero = trace([step(0, 0, 50 * MS), device(ALL_REDUCE, 10 * MS, 11 * MS, **WORLD)], rank=0)
     one = trace([step(0, 9 * MS, 50 * MS), device(ALL_REDUCE, 20 * MS, MS, **WORLD)], rank=1)
     result = comm_outliers([zero, one])
-    assert result.delayed["into_step_ns"].to_list() == [9 * MS]
+    assert result.delayed.collectives["into_step_ns"].to_list() == [9 * MS]
     check_wording(result.verdict)
 
 
@@ -585,7 +588,7 @@ def test_waits_are_not_negative_and_equal_imposed_time(
     expected = [sum(max(row) - row[rank] for row in arrivals) for rank in range(len(arrivals[0]))]
     assert by_rank(result, "wait_ns") == dict(enumerate(expected))
     assert (result.arrivals["wait_ns"] >= 0).all()
-    assert result.ranks["imposed_ns"].sum() == result.total_wait_ns == sum(expected)
+    assert result.ranks["imposed_ns"].sum() == result.totals.total_wait_ns == sum(expected)
     assert result.collectives["imposed_ns"].sum() == sum(expected)
 
 

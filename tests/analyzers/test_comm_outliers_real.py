@@ -51,10 +51,13 @@ def analyse(*paths: Path) -> CommOutliers:
     """Run the whole analysis like the command: only the required intervals are read again."""
     result = combine([extracted(path) for path in paths], Options())
     windows: dict[str, list[tuple[int, int]]] = {}
-    for window in result.windows:
+    for window in result.delayed.windows:
         windows.setdefault(window.path, []).append((window.start_ns, window.end_ns))
     traces = [ta.read(p, kinds=CONTEXT.kinds, windows=w) for p, w in windows.items()]
-    return replace(result, context=divide(result.windows, traces))
+    return replace(
+        result,
+        delayed=replace(result.delayed, context=divide(result.delayed.windows, traces)),
+    )
 
 
 def events_of(path: Path) -> list[dict[str, Any]]:
@@ -93,8 +96,8 @@ def test_counts_and_totals_are_exact(shared: Path, name: str) -> None:
     assert counts == FILES[name], "the names"
     durations = [ns(e["dur"]) for e in kernels]
     result = analyse(path)
-    assert result.n_events == len(kernels)
-    assert result.total_comm_ns == sum(durations)
+    assert result.totals.n_events == len(kernels)
+    assert result.totals.total_comm_ns == sum(durations)
     assert sorted(result.instances["duration_ns"]) == sorted(durations)
     assert result.groups["n"].sum() == len(kernels)
     assert result.groups["total_ns"].sum() == sum(durations)
@@ -172,7 +175,7 @@ def test_collectives_on_a_cpu(shared: Path) -> None:
     path = shared / KINETO / "cpu_only_rank34of300.json.gz"
     durations = [ns(e["dur"]) for e in events_of(path) if e["name"] == "gloo:all_reduce"]
     result = analyse(path)
-    assert (result.n_events, result.total_comm_ns) == (10, sum(durations))
+    assert (result.totals.n_events, result.totals.total_comm_ns) == (10, sum(durations))
     check_wording(*result.notes)
 
 
@@ -198,7 +201,7 @@ def test_waits_match_tracelens(shared: Path, dlrm: CommOutliers) -> None:
 
 def test_every_collective_matches_tracelens(shared: Path, dlrm: CommOutliers) -> None:
     rows = oracle(shared, "dlrm_8ranks/tracelens/implicit_sync_detailed.csv")
-    assert dlrm.n_collectives == len(rows) == 8
+    assert dlrm.totals.n_collectives == len(rows) == 8
     for row, ours in zip(rows, dlrm.collectives.iter_rows(named=True), strict=True):
         assert ours["skew_ns"] == int(row["skew in start time"]) * US
         assert ours["end_skew_ns"] == int(row["skew in end time"]) * US
@@ -233,16 +236,16 @@ def test_single_ranks_match_hta_once_the_last_step_is_dropped(shared: Path, name
     part = measure(trace.select(pl.col("device").is_null() | (pl.col("ts") < last)), Options())
     (time,) = oracle(shared, name, "hta/temporal_breakdown.csv")
     (both,) = oracle(shared, name, "hta/comm_comp_overlap.csv")
-    assert part.span_ns == float(time["kernel_time(us)"]) * US
-    assert part.busy_ns is not None
-    assert part.span_ns - part.busy_ns == float(time["idle_time(us)"]) * US
-    assert part.overlap_ns is not None
-    share = 100 * part.overlap_ns / part.comm_ns
+    assert part.activity.span_ns == float(time["kernel_time(us)"]) * US
+    assert part.activity.busy_ns is not None
+    assert part.activity.span_ns - part.activity.busy_ns == float(time["idle_time(us)"]) * US
+    assert part.activity.overlap_ns is not None
+    share = 100 * part.activity.overlap_ns / part.activity.comm_ns
     assert share == pytest.approx(float(both["comp_comm_overlap_pctg"]), abs=0.01)
 
 
 def test_dlrm_straggler_is_reported_not_its_victim(dlrm: CommOutliers) -> None:
-    (delayed,) = dlrm.delayed.iter_rows(named=True)
+    (delayed,) = dlrm.delayed.collectives.iter_rows(named=True)
     first = dlrm.collectives.row(0, named=True)
     assert delayed["instance"] == first["instance"], "the first SendRecv"
     assert (delayed["last_rank"], delayed["collective"]) == (7, "all_to_all")
@@ -261,7 +264,11 @@ def test_one_host_needs_no_clock_correction(dlrm: CommOutliers) -> None:
 def test_half_of_the_ranks_have_the_same_collectives(shared: Path) -> None:
     files = sorted((shared / KINETO / "dlrm_8ranks").glob("*.gz"))
     result = analyse(*files[1::2])
-    assert (result.n_ranks, result.n_collectives, result.n_matched) == (4, 8, 32)
+    assert (result.totals.n_ranks, result.totals.n_collectives, result.totals.n_matched) == (
+        4,
+        8,
+        32,
+    )
     check_wording(*result.notes)
 
 
@@ -272,7 +279,7 @@ def test_sleeping_rank_is_straggler_in_its_steps(shared: Path) -> None:
     """Rank 2 sleeps 50 ms before its first and fourth all_reduce."""
     folder = shared / "data/chrome/kineto_ddp_cpu/ddp4"
     result = analyse(*(folder / f"rank{r}.json.gz" for r in range(4)))
-    straggler = result.delayed_with_context().filter(pl.col("rank") == 2).sort("step")
+    straggler = result.delayed.with_activity().filter(pl.col("rank") == 2).sort("step")
     assert straggler["step"].to_list() == ["ProfilerStep#2", "ProfilerStep#5"]
     order = result.collectives.filter(pl.col("last_rank") == 2)["first_arrival_ns"]
     places = [result.collectives["first_arrival_ns"].to_list().index(at) for at in order]
@@ -280,7 +287,7 @@ def test_sleeping_rank_is_straggler_in_its_steps(shared: Path) -> None:
     assert straggler["arrival_delay_ns"].min() > 45_000 * US
     for text in straggler["host"]:
         assert text.startswith("train_step ")
-    slept = result.context.filter(name="train_step")["overlap_ns"].sort(descending=True)[:2]
+    slept = result.delayed.context.filter(name="train_step")["overlap_ns"].sort(descending=True)[:2]
     assert (slept > 45_000 * US).all()
     check_wording(result.verdict)
 
@@ -290,7 +297,7 @@ def test_python_frames_show_the_sleep_and_the_loader(shared: Path) -> None:
     result = analyse(*(folder / f"rank{r}.json.gz" for r in range(2)))
     host = {
         (row["rank"], row["step"]): row["host"]
-        for row in result.delayed_with_context().iter_rows(named=True)
+        for row in result.delayed.with_activity().iter_rows(named=True)
     }
     for number in (2, 5):
         assert host[1, f"ProfilerStep#{number}"].startswith(

@@ -15,10 +15,11 @@ from wording import check_wording, raises_wording
 
 import traceanalyzer
 from traceanalyzer import GpuIdle, MissingData, OptionError
+from traceanalyzer.analyzers.common.clocks import axis
 from traceanalyzer.analyzers.common.display import at_start
 from traceanalyzer.analyzers.gpu_idle import causes, gpu_idle
 from traceanalyzer.analyzers.gpu_idle.causes import BATCH_BYTES, CAUSES
-from traceanalyzer.analyzers.gpu_idle.compute import GPU_IDLE, TIMES, _axis
+from traceanalyzer.analyzers.gpu_idle.compute import GPU_IDLE, TIMES
 from traceanalyzer.analyzers.gpu_idle.options import Options
 from traceanalyzer.trace import Trace
 
@@ -116,7 +117,7 @@ def test_host_activity_is_the_cause(cause: str, event: dict[str, Any]) -> None:
 def test_file_calls_of_the_launching_thread_are_a_cause(call: str) -> None:
     result = busy_but((100, 200), host("osrt", call, 100 * US, 100 * US))
     assert lost(result) == {"checkpoint_io": 100}
-    assert result.file_calls.rows() == [(None, 100 * US, 100 * US), (call, 100 * US, 100 * US)]
+    assert result.host.file_calls.rows() == [(None, 100 * US, 100 * US), (call, 100 * US, 100 * US)]
 
 
 def test_short_file_calls_together_are_the_host_activity() -> None:
@@ -141,7 +142,7 @@ def test_short_file_calls_together_are_the_host_activity() -> None:
 def test_reads_of_pipes_and_sockets_are_no_file_calls(other: dict[str, Any]) -> None:
     result = busy_but((100, 200), host("osrt", "read", 150 * US, 50 * US), other)
     assert result.idle_by_cause["checkpoint_io"] == 0
-    assert result.file_calls.is_empty()
+    assert result.host.file_calls.is_empty()
 
 
 def test_a_long_read_of_a_line_waits_for_a_terminal() -> None:
@@ -358,7 +359,7 @@ def test_only_kernels() -> None:
     result = gpu_idle(trace([device(GEMM, 0, 100 * US), device(GEMM, 300 * US, 100 * US)]))
     assert lost(result) == {"unknown": 200}
     assert any("activities=[ProfilerActivity.CPU" in note for note in result.notes)
-    assert not result.host_known
+    assert not result.coverage.host_known
 
 
 def test_without_correlation_ids() -> None:
@@ -367,7 +368,7 @@ def test_without_correlation_ids() -> None:
     loader = host("user_annotation", LOADER, 100 * US, 150 * US)
     result = gpu_idle(trace([*work, *calls, loader]))
     assert lost(result) == {"dataloading": 150, "launch_overhead": 2, "host_code": 40, "unknown": 8}
-    assert not result.launches_known
+    assert not result.coverage.launches_known
     check_wording(*result.notes)
 
 
@@ -387,7 +388,7 @@ def test_without_kernels_the_training_thread_is_analysed() -> None:
     ]
     result = gpu_idle(trace(events))
     adds_up(result)
-    assert result.on_host
+    assert result.coverage.on_host
     assert result.busy_ns == 100 * US
     assert lost(result) == {"dataloading": 600, "waiting_for_peer": 100, "host_code": 200}
     check_wording(result.verdict)
@@ -406,7 +407,7 @@ def test_missing_gpu_work_is_reported(tmp_path: Any) -> None:
     later = kernel.replace('"ts":3', '"ts":90')
     cut.write_text(f'{{"traceEvents": [{event},{kernel},{later},{{"ph":"X","cat":"ker')
     some = traceanalyzer.gpu_idle(cut)
-    assert not some.on_host
+    assert not some.coverage.on_host
     check_wording(some.verdict)
     cut.write_text(f'{{"traceEvents": [{event},{event},{{"ph":"X","cat":"ker')
     with raises_wording(MissingData):
@@ -496,7 +497,7 @@ def test_busy_rank_does_not_stand_out() -> None:
 
 def test_advice_without_device() -> None:
     result = gpu_idle(trace([host("cpu_op", "aten::mm", 0, 100)]))
-    assert result.on_host
+    assert result.coverage.on_host
     check_wording(result.verdict)
 
 
@@ -640,7 +641,7 @@ def test_a_part_without_units_does_not_move_the_others() -> None:
     given = traceanalyzer.read(ROOT / "fixtures/nccl_8ranks/rank0.json.gz")
     part = GPU_IDLE.part(given, Options())
     empty = replace(part, rank=1, units=part.units.clear())
-    alone, shared = _axis([part])
+    alone, shared = axis([part], "units")
     assert shared
-    assert _axis([empty, part]) == ([0, *alone], True)
-    assert _axis([empty]) == ([0], True)
+    assert axis([empty, part], "units") == ([0, *alone], True)
+    assert axis([empty], "units") == ([0], True)

@@ -28,11 +28,11 @@ def idle_by_cause(result: GpuIdle) -> dict[str, int]:
 def test_one_launch_is_sufficient() -> None:
     bare = device(GEMM, 300 * US, 100 * US)
     actual = gpu_idle(trace([*work(1, 0, 100), bare]))
-    assert actual.launches_known
-    assert actual.host_known
+    assert actual.coverage.launches_known
+    assert actual.coverage.host_known
     alone = gpu_idle(trace([device(GEMM, 0, 100 * US), bare]))
-    assert not alone.launches_known
-    assert not alone.host_known
+    assert not alone.coverage.launches_known
+    assert not alone.coverage.host_known
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_main_thread_that_waits_for_the_autograd_thread() -> None:
         step(1, 0, 500 * US),
     ]
     result = gpu_idle(trace(events))
-    assert result.on_host
+    assert result.coverage.on_host
     assert result.units.height == 1
     assert idle_by_cause(result) == {"host_code": 100}
     elsewhere = [{**event, "pid": 2} if event["tid"] == 2 else event for event in events]

@@ -146,7 +146,7 @@ def test_loader_share_is_close_to_the_plugin(shared: Path, run: str) -> None:
 def test_slow_loader_is_loader_bound(shared: Path) -> None:
     trace = shared / "data/chrome/kineto_ddp_cpu/slow_loader/rank0.json.gz"
     result = traceanalyzer.gpu_idle(trace)
-    assert result.on_host
+    assert result.coverage.on_host
     assert result.verdict.count("Loader-bound") == 1
     assert result.step_dataloading_frac == pytest.approx(0.893, abs=0.0005)
     # PyTorch's annotation, and the frames of the loader that reach a little beyond it

@@ -83,7 +83,11 @@ def test_delay_is_from_call_end_to_work_start() -> None:
     assert one["mean_delay_ns"] == pytest.approx((7 + 98 + 0) * US / 3)
     assert one["waited_frac"] == pytest.approx(1 / 3)
     assert (one["late"], one["slow_calls"]) == (0, 0)
-    assert (result.median_delay_ns, result.unlaunched, result.without_work) == (7 * US, 0, 0)
+    assert (
+        result.calls.median_delay_ns,
+        result.unmatched.unlaunched,
+        result.unmatched.without_work,
+    ) == (7 * US, 0, 0)
 
 
 def test_late_work_and_slow_calls_are_counted() -> None:
@@ -96,8 +100,8 @@ def test_late_work_and_slow_calls_are_counted() -> None:
         )
     )
     assert row(result.devices)["late"] == 1
-    assert row(result.calls)["slow_calls"] == 1
-    assert row(result.calls)["max_call_ns"] == 51 * US
+    assert row(result.calls.by_name)["slow_calls"] == 1
+    assert row(result.calls.by_name)["max_call_ns"] == 51 * US
 
 
 def test_graph_launch_is_one_launch_with_many_events() -> None:
@@ -110,14 +114,14 @@ def test_graph_launch_is_one_launch_with_many_events() -> None:
             ]
         )
     )
-    graph = row(result.graphs)
+    graph = row(result.calls.graphs)
     assert (graph["launch_name"], graph["launches"], graph["pieces"]) == ("cudaGraphLaunch", 1, 50)
     assert graph["max_delay_ns"] == 10 * US
-    assert result.launches == 2
+    assert result.calls.launches == 2
     assert row(result.devices)["launches"] == 2
     # its device events wait on the device, not in the queue
-    assert result.streams["max_queue"].max() == 1
-    assert result.unlaunched == 0
+    assert result.queue.streams["max_queue"].max() == 1
+    assert result.unmatched.unlaunched == 0
 
 
 def test_launches_are_grouped_by_call_and_operator() -> None:
@@ -132,9 +136,9 @@ def test_launches_are_grouped_by_call_and_operator() -> None:
             ]
         )
     )
-    by_call = dict(result.calls.select("launch_name", "launches").iter_rows())
+    by_call = dict(result.calls.by_name.select("launch_name", "launches").iter_rows())
     assert by_call == {"cudaLaunchKernel": 2, "cudaMemsetAsync": 1}
-    by_operator = dict(result.operators.select("operator", "launches").iter_rows())
+    by_operator = dict(result.calls.by_operator.select("operator", "launches").iter_rows())
     assert by_operator == {"aten::addmm": 1, "aten::linear": 1, None: 1}
     assert list(by_operator) == ["aten::addmm", "aten::linear", None]
 
@@ -152,7 +156,7 @@ def test_only_operators_of_the_launching_thread_count() -> None:
             ]
         )
     )
-    by_operator = dict(result.operators.select("operator", "launches").iter_rows())
+    by_operator = dict(result.calls.by_operator.select("operator", "launches").iter_rows())
     assert by_operator == {"aten::add": 1, "aten::mm": 1, None: 2}
 
 
@@ -166,9 +170,9 @@ def test_delays_are_counted_by_class_and_add_up() -> None:
             ]
         )
     )
-    values = {(d, w): n for d, w, n in result.delays.iter_rows() if n}
+    values = {(d, w): n for d, w, n in result.calls.delays.iter_rows() if n}
     assert values == {("0", False): 1, ("1 us", False): 1, ("500 us", True): 1}
-    assert result.delays["delay"].unique(maintain_order=True).to_list()[:4] == [
+    assert result.calls.delays["delay"].unique(maintain_order=True).to_list()[:4] == [
         "0", "> 0", "1 us", "2 us",
     ]  # fmt: skip
 
@@ -189,7 +193,11 @@ def test_unmatched_work_and_calls_are_noted() -> None:
             ]
         )
     )
-    assert (result.unlaunched, result.without_work, result.launches) == (2, 1, 1)
+    assert (result.unmatched.unlaunched, result.unmatched.without_work, result.calls.launches) == (
+        2,
+        1,
+        1,
+    )
     check_wording(*result.notes)
 
 
@@ -217,7 +225,7 @@ def test_a_single_launch_is_enough() -> None:
     assert (one["rank"], one["span_ns"], one["busy_frac"], one["waiting_frac"]) == (
         None, 0, None, None,
     )  # fmt: skip
-    assert row(result.streams)["max_queue"] == 1
+    assert row(result.queue.streams)["max_queue"] == 1
     check_wording(result.verdict)
     assert result.table()
 
@@ -249,7 +257,7 @@ def test_processes_have_separate_ids_and_share_a_device() -> None:
         events += [call(9, at, pid=pid), kernel(9, at + 10 * US, 100 * US, pid=pid)]
         events += [call(10, at + 6 * US, pid=pid), kernel(10, at + 111 * US, US, pid=pid)]
     result = launches(trace(events))
-    assert result.streams.select("process", "stream", "launches", "max_queue").rows() == [
+    assert result.queue.streams.select("process", "stream", "launches", "max_queue").rows() == [
         (1, 7, 2, 2),
         (2, 7, 2, 2),
     ]
@@ -265,7 +273,7 @@ def test_ranks_and_files_without_a_rank_are_separate() -> None:
     files = launches([trace(events, rank=None, path=f"{n}.json") for n in "ab"])
     assert files.devices["launches"].to_list() == [1, 1]
     assert files.devices["on"].to_list() == ["a.json", "b.json"]
-    assert files.launches == 2
+    assert files.calls.launches == 2
 
 
 def test_device_annotations_and_waits_are_not_work() -> None:
@@ -279,7 +287,7 @@ def test_device_annotations_and_waits_are_not_work() -> None:
             ]
         )
     )
-    assert (result.span_ns, result.launches) == (US, 1)
+    assert (result.span_ns, result.calls.launches) == (US, 1)
 
 
 # --- queues ----------------------------------------------------------------------------------
@@ -296,7 +304,7 @@ def test_queue_length_is_launched_minus_started() -> None:
         )
     )
     # waiting: 1 for 10 us, 0 for 10, 1 for 10, 2 for 80, 1 for 30, 0 for 60
-    one = row(result.streams)
+    one = row(result.queue.streams)
     assert (one["launches"], one["max_queue"], one["queue_ns"]) == (3, 2, 200 * US)
     assert one["mean_queue"] == pytest.approx((10 + 10 + 160 + 30) / 200)
     assert one["empty_frac"] == pytest.approx(70 / 200)
@@ -307,15 +315,15 @@ def test_full_queue_is_reported() -> None:
     launched = [call(i, i * US, US) for i in range(1_000)]
     launched += [call(1_000 + i, (1_000 + 20 * i) * US, 20 * US) for i in range(100)]
     ran = [kernel(i, 4 * MS + i * US, US) for i in range(1_100)]
-    one = row(launches(trace(launched + ran)).streams)
+    one = row(launches(trace(launched + ran)).queue.streams)
     assert one["max_queue"] == 1_100
     assert one["full_frac"] == pytest.approx(100 * 20 / 5_100)  # the calls that block
 
 
 def test_clock_differences_do_not_make_queues_negative() -> None:
     result = launches(trace([call(1, 20 * US), kernel(1, 10 * US, 50 * US)]))
-    assert (row(result.devices)["max_delay_ns"], row(result.streams)["max_queue"]) == (0, 0)
-    assert result.clock_odd == 1
+    assert (row(result.devices)["max_delay_ns"], row(result.queue.streams)["max_queue"]) == (0, 0)
+    assert result.unmatched.clock_odd == 1
     assert any("clocks" in note for note in result.notes)
 
 
@@ -361,7 +369,7 @@ def test_repeated_launch_gaps_form_a_stretch() -> None:
             ]
         )
     )
-    (one,) = result.stretches.to_dicts()
+    (one,) = result.bound.stretches.to_dicts()
     # 19 gaps of 8 us and 20 kernels; the start of the last kernel ends the stretch
     assert (one["gaps"], one["at_ns"], one["length_ns"]) == (19, 4 * US, 19 * 12 * US - 4 * US)
     assert (one["waiting_ns"], one["busy_ns"], one["pieces"]) == (19 * 8 * US, 18 * 4 * US, 18)
@@ -369,11 +377,11 @@ def test_repeated_launch_gaps_form_a_stretch() -> None:
     assert (one["step"], one["annotation"], one["operator"]) == (
         "ProfilerStep#3", "Optimizer.step#SGD.step", "aten::add_",
     )  # fmt: skip
-    assert (result.stretch_ns, result.waiting_ns) == (224 * US, 152 * US)
-    assert row(result.places)["place"] == "Optimizer.step#SGD.step"
-    assert row(result.places)["waiting_ns"] == result.waiting_ns
-    assert result.operators["waiting_ns"].sum() == result.waiting_ns
-    assert row(result.steps)["waiting_ns"] == result.waiting_ns
+    assert (result.bound.stretch_ns, result.bound.waiting_ns) == (224 * US, 152 * US)
+    assert row(result.bound.places)["place"] == "Optimizer.step#SGD.step"
+    assert row(result.bound.places)["waiting_ns"] == result.bound.waiting_ns
+    assert result.calls.by_operator["waiting_ns"].sum() == result.bound.waiting_ns
+    assert row(result.steps)["waiting_ns"] == result.bound.waiting_ns
     assert "Launch-bound" in result.verdict
     assert "Optimizer.step#SGD.step" in result.verdict
     assert "CUDA graphs" in result.verdict
@@ -385,7 +393,7 @@ def test_ranges_recorded_as_operators_are_annotations() -> None:
         op("Optimizer.zero_grad#SGD.zero_grad", -10 * US, MS),
         op("aten::zero_", -10 * US, MS),
     ]
-    (one,) = launches(trace([*marked, *starved(15)])).stretches.to_dicts()
+    (one,) = launches(trace([*marked, *starved(15)])).bound.stretches.to_dicts()
     assert one["annotation"] == "Optimizer.zero_grad#SGD.zero_grad"
     assert (one["operator"], one["step"]) == ("aten::zero_", "ProfilerStep#1")
 
@@ -414,18 +422,18 @@ def test_few_or_long_gaps_form_no_stretch(why: str) -> None:
         known = [call(1, 9 * MS), kernel(1, 9 * MS + 10 * US, US)]
         events = [*(e for e in starved(20, first=2) if e["kind"] == "kernel"), *known]
     result = launches(trace(events))
-    assert result.stretches.is_empty()
+    assert result.bound.stretches.is_empty()
     check_wording(result.verdict)
 
 
 def test_long_gaps_and_kernels_separate_stretches() -> None:
     first = starved(12)
     second = starved(12, at=1_200 * US, first=50)
-    assert launches(trace([*first, *second])).stretches.height == 2
+    assert launches(trace([*first, *second])).bound.stretches.height == 2
     near = starved(12, at=1_100 * US, first=50)
-    assert launches(trace([*first, *near])).stretches.height == 1
+    assert launches(trace([*first, *near])).bound.stretches.height == 1
     long_kernel = [call(99, 150 * US), kernel(99, 160 * US, 1_030 * US)]
-    assert launches(trace([*first, *long_kernel, *second])).stretches.height == 2
+    assert launches(trace([*first, *long_kernel, *second])).bound.stretches.height == 2
 
 
 @pytest.mark.parametrize(
@@ -467,7 +475,7 @@ def _kernels(number: int, dur: int) -> list[dict[str, Any]]:
 def test_work_of_another_stream_fills_a_gap() -> None:
     other = [call(900, -100 * US), kernel(900, 0, 400 * US, stream=20)]
     result = launches(trace([*starved(20), *other]))
-    assert (result.idle_ns, result.stretches.height) == (0, 0)
+    assert (result.idle_ns, result.bound.stretches.height) == (0, 0)
 
 
 # --- short kernels ---------------------------------------------------------------------------
@@ -484,12 +492,14 @@ def test_short_kernels_are_kernels_of_less_than_10_us() -> None:
             ]
         )
     )
-    assert (result.kernels, result.short_kernels) == (3, 2)
-    assert result.short.select("name", "short_kernels", "short_ns", "short_frac").rows() == [
+    assert (result.short.kernels, result.short.short_kernels) == (3, 2)
+    assert result.short.by_name.select(
+        "name", "short_kernels", "short_ns", "short_frac"
+    ).rows() == [
         (ADD, 1, 10 * US - 1, 0.5),
         (FILL, 1, US, 1.0),
     ]
-    assert row(result.short)["share_frac"] == pytest.approx(1 / 3)
+    assert row(result.short.by_name)["share_frac"] == pytest.approx(1 / 3)
 
 
 # --- synchronising calls ---------------------------------------------------------------------
@@ -511,7 +521,7 @@ def test_a_synchronising_call_and_what_it_costs() -> None:
             ]
         )
     )
-    (one,) = result.synchronising.to_dicts()
+    (one,) = result.synchronising.by_place.to_dicts()
     assert (one["call"], one["n"]) == ("cudaStreamSynchronize", 1)
     # the device was busy to 60 us, the call ended at 65, the next kernel started at 100
     assert (one["host_ns"], one["idle_ns"], one["idle_after_ns"]) == (45 * US, 5 * US, 35 * US)
@@ -532,7 +542,7 @@ def test_innermost_operator_is_added_unless_outer_is_aten() -> None:
             ]
         )
     )
-    assert row(result.synchronising)["operator"] == "fbgemm::permute > aten::item"
+    assert row(result.synchronising.by_place)["operator"] == "fbgemm::permute > aten::item"
 
 
 PAGEABLE = "Memcpy DtoH (Device -> Pageable)"
@@ -565,7 +575,7 @@ def test_blocking_copies_are_synchronising_calls(
             ]
         )
     )
-    assert result.synchronising["call"].to_list() == [name] * blocks
+    assert result.synchronising.by_place["call"].to_list() == [name] * blocks
 
 
 @pytest.mark.parametrize(
@@ -575,9 +585,9 @@ def test_blocking_copies_are_synchronising_calls(
 def test_calls_that_synchronise_by_name(name: str) -> None:
     events = [call(1, 0), kernel(1, 10 * US, 20 * US), call(2, 90 * US), kernel(2, 95 * US, US)]
     waits = [host("cuda_runtime", name, 40 * US, 10 * US)]
-    assert launches(trace([*events, *waits])).synchronising["n"].to_list() == [1]
+    assert launches(trace([*events, *waits])).synchronising.by_place["n"].to_list() == [1]
     others = [host("cuda_runtime", n, 40 * US, US) for n in ("cudaEventQuery", "cudaEventRecord")]
-    assert launches(trace([*events, *others])).synchronising.is_empty()
+    assert launches(trace([*events, *others])).synchronising.by_place.is_empty()
 
 
 def test_waiting_after_the_last_launch_is_not_counted() -> None:
@@ -589,8 +599,8 @@ def test_waiting_after_the_last_launch_is_not_counted() -> None:
             ]
         )
     )
-    assert (result.synchronising_ns, result.after_last) == (0, 1)
-    assert result.synchronising.is_empty()
+    assert (result.synchronising.synchronising_ns, result.unmatched.after_last) == (0, 1)
+    assert result.synchronising.by_place.is_empty()
 
 
 def test_idleness_after_one_call_ends_where_the_next_one_starts() -> None:
@@ -600,8 +610,8 @@ def test_idleness_after_one_call_ends_where_the_next_one_starts() -> None:
                kernel(2, 100 * US, US)])
     )  # fmt: skip
     # idle from 40 to 100: two calls of 5 us, 15 us after the first and 35 after the second
-    assert result.synchronising_idle_ns == 10 * US
-    assert result.synchronising_after_ns == 50 * US
+    assert result.synchronising.synchronising_idle_ns == 10 * US
+    assert result.synchronising.synchronising_after_ns == 50 * US
     assert result.idle_ns == 60 * US
 
 
@@ -611,9 +621,9 @@ def test_repeated_synchronisation_is_reported() -> None:
         for i in range(19)
     ]
     result = launches(trace([*starved(20), *waits]))
-    (one,) = result.stretches.to_dicts()
+    (one,) = result.bound.stretches.to_dicts()
     assert one["synchronised_frac"] == 1
-    assert result.synchronised_ns == result.waiting_ns
+    assert result.bound.synchronised_ns == result.bound.waiting_ns
     check_wording(result.verdict)
 
 
@@ -791,8 +801,12 @@ def blocked_launches(name: str, kind: str = "overhead", **more: Any) -> Launches
 )
 def test_module_loading_calls_are_reported(name: str, more: dict[str, Any]) -> None:
     result = blocked_launches(name, **more)
-    assert (result.slow_calls, result.loading_calls, result.loading_ns) == (1, 1, 900 * US)
-    (row,) = result.calls.to_dicts()
+    assert (result.calls.slow_calls, result.calls.loading_calls, result.calls.loading_ns) == (
+        1,
+        1,
+        900 * US,
+    )
+    (row,) = result.calls.by_name.to_dicts()
     assert (row["loading_calls"], row["loading_ns"]) == (1, 900 * US)
     check_wording(result.verdict)
 
@@ -802,13 +816,17 @@ def test_other_slow_calls_are_not_module_loading() -> None:
         blocked_launches("Instrumentation"),
         blocked_launches("cuModuleLoadData", "cuda_driver", tid=2),
     ):
-        assert (result.slow_calls, result.loading_calls, result.loading_ns) == (1, 0, 0)
+        assert (result.calls.slow_calls, result.calls.loading_calls, result.calls.loading_ns) == (
+            1,
+            0,
+            0,
+        )
 
 
 def test_full_command_buffer_is_a_full_queue() -> None:
-    (stream,) = blocked_launches("Command Buffer Full").streams.to_dicts()
+    (stream,) = blocked_launches("Command Buffer Full").queue.streams.to_dicts()
     assert stream["full_frac"] == pytest.approx(1_000 / 3_260)
-    (other,) = blocked_launches("Buffer Flush").streams.to_dicts()
+    (other,) = blocked_launches("Buffer Flush").queue.streams.to_dicts()
     assert other["full_frac"] == 0
 
 

@@ -105,7 +105,7 @@ def test_copies_with_late_returning_calls_are_blocking(
         host("cuda_runtime", "cudaLaunchKernel", 50 * US, US, correlation=2),
         device("gemm", 60 * US, US, correlation=2),
     ]
-    assert launches(trace([call, copy, *later])).synchronising["n"].sum() == waited
+    assert launches(trace([call, copy, *later])).synchronising.by_place["n"].sum() == waited
 
 
 def test_synchronising_calls_count_until_the_last_launch() -> None:
@@ -116,8 +116,8 @@ def test_synchronising_calls_count_until_the_last_launch() -> None:
         host("cuda_runtime", "cudaLaunchKernel", at * US, US, correlation=at) for at in (0, 100)
     ] + [device("gemm", (at + 5) * US, 10 * US, correlation=at) for at in (0, 100)]
     result = launches(trace([*work, sync(20), sync(40), sync(100), sync(101), sync(130)]))
-    assert result.after_last == 2
-    assert result.synchronising["n"].sum() == 3
+    assert result.unmatched.after_last == 2
+    assert result.synchronising.by_place["n"].sum() == 3
 
 
 def waiting(n: int, idle: int, busy: int) -> tuple[pl.DataFrame, pl.DataFrame]:

@@ -141,21 +141,28 @@ def test_totals_add_up(name: str, shared: Path) -> None:
     trace = read(shared / "data/chrome/kineto" / name)
     result = ta.launches(trace)
     work = device_work(trace)
-    devices, calls = result.devices, result.calls
-    assert devices["launches"].sum() == calls["launches"].sum() == result.launches
-    assert result.operators["launches"].sum() == result.streams["launches"].sum() == result.launches
-    assert result.delays["n"].sum() == result.launches
-    assert calls["pieces"].sum() + result.unlaunched == work.height
-    assert result.kernels == (work["kind"] == "kernel").sum()
-    assert result.short["short_kernels"].sum() == result.short_kernels
-    assert result.stretches["waiting_ns"].sum() == result.waiting_ns <= result.idle_ns
-    assert result.places["waiting_ns"].sum() == result.waiting_ns
-    assert result.operators["waiting_ns"].sum() == result.waiting_ns
-    assert result.synchronised_ns <= result.waiting_ns
-    assert result.synchronising_idle_ns + result.synchronising_after_ns <= result.idle_ns
-    whole = result.stretches["busy_ns"] + result.stretches["waiting_ns"]
-    assert (whole <= result.stretches["length_ns"]).all()
-    for frame in (devices, result.streams, result.stretches, result.steps):
+    devices, calls = result.devices, result.calls.by_name
+    assert devices["launches"].sum() == calls["launches"].sum() == result.calls.launches
+    assert (
+        result.calls.by_operator["launches"].sum()
+        == result.queue.streams["launches"].sum()
+        == result.calls.launches
+    )
+    assert result.calls.delays["n"].sum() == result.calls.launches
+    assert calls["pieces"].sum() + result.unmatched.unlaunched == work.height
+    assert result.short.kernels == (work["kind"] == "kernel").sum()
+    assert result.short.by_name["short_kernels"].sum() == result.short.short_kernels
+    assert result.bound.stretches["waiting_ns"].sum() == result.bound.waiting_ns <= result.idle_ns
+    assert result.bound.places["waiting_ns"].sum() == result.bound.waiting_ns
+    assert result.calls.by_operator["waiting_ns"].sum() == result.bound.waiting_ns
+    assert result.bound.synchronised_ns <= result.bound.waiting_ns
+    assert (
+        result.synchronising.synchronising_idle_ns + result.synchronising.synchronising_after_ns
+        <= result.idle_ns
+    )
+    whole = result.bound.stretches["busy_ns"] + result.bound.stretches["waiting_ns"]
+    assert (whole <= result.bound.stretches["length_ns"]).all()
+    for frame in (devices, result.queue.streams, result.bound.stretches, result.steps):
         shares = frame.select(pl.col("^.*_frac$"))
         assert all((column.drop_nulls().is_between(0, 1)).all() for column in shares)
 

@@ -29,7 +29,7 @@ def data_parallel(rank: int | None, late: int = 5 * MS) -> Trace:
 @pytest.mark.parametrize("rank", [None, 0])
 def test_gpus_of_one_process_are_matched(rank: int | None) -> None:
     result = ta.comm_outliers(data_parallel(rank))
-    assert (result.n_collectives, result.n_matched) == (8, 16)
+    assert (result.totals.n_collectives, result.totals.n_matched) == (8, 16)
     totals = result.ranks.sort("rank").select("rank", "wait_ns", "imposed_ns", "span_ns", "busy_ns")
     # from 0 to 154 ms each; 8 times 14 ms of work
     assert totals.rows() == [
@@ -47,7 +47,7 @@ def test_several_ranks_in_one_file_are_matched() -> None:
         for row in events.with_columns(rank=rank, device=0).to_dicts()
     ]
     result = ta.comm_outliers(trace(rows))
-    assert (result.n_ranks, result.n_collectives) == (2, 8)
+    assert (result.totals.n_ranks, result.totals.n_collectives) == (2, 8)
     check_wording(result.verdict)
 
 

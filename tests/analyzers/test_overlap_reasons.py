@@ -87,5 +87,5 @@ def test_small_exposed_communication_has_no_reasons() -> None:
 def test_reasons_add_up_to_the_exposed_communication() -> None:
     result = ta.overlap(FSDP)
     assert result.reasons["exposed_ns"].sum() == result.devices["exposed_communication_ns"].sum()
-    waits = ta.comm_outliers(FSDP).total_wait_ns
+    waits = ta.comm_outliers(FSDP).totals.total_wait_ns
     assert dict(result.reasons.select("reason", "exposed_ns").iter_rows())["waiting"] == waits

@@ -49,7 +49,7 @@ OTHER_JOBS = {
 def test_ranks_of_different_jobs_are_not_compared(differ: str) -> None:
     traces = [rank(0), OTHER_JOBS[differ]]
     result = ta.comm_outliers(traces)
-    assert (result.n_matched, result.delayed.height) == (0, 0)
+    assert (result.totals.n_matched, result.delayed.collectives.height) == (0, 0)
     assert all(one.meta.path in result.notes[0] for one in traces)
     diagnosis = ta.diagnose(traces)
     assert result.notes[0] in diagnosis.notes
@@ -77,7 +77,7 @@ def test_possible_single_jobs(name: str) -> None:
 
 def test_straggler_of_one_job_is_reported() -> None:
     result = ta.comm_outliers([rank(0), rank(1, 2, late=50 * MS)])
-    assert result.delayed["root_rank"].to_list() == [1]
+    assert result.delayed.collectives["root_rank"].to_list() == [1]
 
 
 def test_the_ranks_of_a_job_stay_together() -> None:

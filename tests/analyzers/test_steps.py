@@ -471,7 +471,7 @@ def test_all_analyses_use_inferred_steps() -> None:
     assert launched.steps["launches"].to_list() == [3] * 6
     parts = ta.overlap(result, by="step").steps
     assert parts["compute_ns"].to_list() == [60 * US] * 6
-    assert idle.steps_by_kernels
+    assert idle.coverage.steps_by_kernels
     assert launched.steps_by_kernels
     check_wording(idle.verdict, *idle.view().notes, *launched.view().notes)
 
@@ -479,7 +479,7 @@ def test_all_analyses_use_inferred_steps() -> None:
 def test_ambiguous_steps_are_inferred_on_request_only() -> None:
     idle = ta.gpu_idle(unmarked(3))
     assert idle.steps.is_empty()
-    assert not idle.steps_by_kernels
+    assert not idle.coverage.steps_by_kernels
     check_wording(*idle.view().notes)
 
 

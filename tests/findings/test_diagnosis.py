@@ -112,7 +112,7 @@ def test_wait_time_belongs_to_cause_of_delay(late: ta.Diagnosis) -> None:
     assert cost == pytest.approx(over / idle.steps.height, rel=1e-3)
     exposed = find(late, "exposed-communication").cost_ns * idle.steps.height
     whole = idle.steps["exposed_communication_ns"].sum()
-    waits = comm.total_wait_ns
+    waits = comm.totals.total_wait_ns
     assert exposed == pytest.approx(whole - waits - over, rel=0.01)
 
 
@@ -167,7 +167,7 @@ def test_synchronisation_names_the_call() -> None:
     trace = FIXTURES / "nsys" / "training.sqlite"
     idle, launches = with_idle_time(trace, causes.SYNCHRONISATION, 0.1), ta.launches(trace)
     one = measured("synchronisation", idle, launches=launches)
-    call = launches.synchronising["call"][0]
+    call = launches.synchronising.by_place["call"][0]
     assert any(call in sentence for sentence in one.evidence)
 
 

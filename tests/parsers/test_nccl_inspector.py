@@ -107,19 +107,19 @@ def test_times_make_events() -> None:
 def test_shortest_duration_is_the_straggler() -> None:
     last, imposed, total = expected()
     result = ta.comm_outliers(FOLDER / "brief")
-    assert result.total_wait_ns == total
+    assert result.totals.total_wait_ns == total
     rows = {row["rank"]: row for row in result.ranks.iter_rows(named=True)}
     assert {rank: row["imposed_ns"] for rank, row in rows.items() if row["imposed_ns"]} == imposed
     assert {rank: row["times_last"] for rank, row in rows.items() if row["times_last"]} == last
     assert result.ranks["rank"][0] == SCRIPT["STRAGGLER"]
-    assert {*result.delayed["last_process"]} == {"rank 2"}
-    assert result.delayed.height == SCRIPT["N_ALL_REDUCE"] / 3
-    assert result.delayed["arrival_delay_ns"].to_list() == [LATE - 20_000] * 4
+    assert {*result.delayed.collectives["last_process"]} == {"rank 2"}
+    assert result.delayed.collectives.height == SCRIPT["N_ALL_REDUCE"] / 3
+    assert result.delayed.collectives["arrival_delay_ns"].to_list() == [LATE - 20_000] * 4
 
 
 def test_durations_and_times_agree() -> None:
     brief, verbose = (ta.comm_outliers(FOLDER / kind) for kind in ("brief", "verbose"))
-    assert brief.total_wait_ns == verbose.total_wait_ns
+    assert brief.totals.total_wait_ns == verbose.totals.total_wait_ns
     columns = ["rank", "comm_ns", "wait_ns", "imposed_ns", "times_last"]
     one, other = (result.ranks.select(columns).sort("rank") for result in (brief, verbose))
     assert one.rows() == other.rows()
@@ -127,7 +127,7 @@ def test_durations_and_times_agree() -> None:
     assert sizes[0] == sizes[1] == {64 << 20, 16 << 20}  # all_gather counts its output
     # other device work is not recorded
     assert verbose.ranks["busy_ns"].null_count() == 4
-    assert verbose.windows == ()
+    assert verbose.delayed.windows == ()
 
 
 def test_bandwidth_is_that_of_the_line_without_wait_time(tmp_path: Path) -> None:
@@ -147,10 +147,10 @@ def test_bandwidth_is_that_of_the_line_without_wait_time(tmp_path: Path) -> None
 def test_joined_files_and_one_file(tmp_path: Path) -> None:
     joined = written(tmp_path, *[json.dumps(one) for one in records("brief")])
     result = ta.comm_outliers(joined)
-    assert result.total_wait_ns == expected()[2]
+    assert result.totals.total_wait_ns == expected()[2]
     assert result.ranks["rank"].to_list()[0] == 2
     alone = ta.comm_outliers(FOLDER / "brief/node0-pid4000.log")
-    assert (alone.n_collectives, alone.total_wait_ns) == (0, 0)
+    assert (alone.totals.n_collectives, alone.totals.total_wait_ns) == (0, 0)
 
 
 def test_ranks_that_are_not_unique(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_ranks_that_are_not_unique(tmp_path: Path) -> None:
     rows = [one for one in records("brief") if one["coll_perf"]["coll"] == "AllGather"]
     result = ta.comm_outliers(written(tmp_path, *rows))
     assert {*result.ranks["process"]} == {f"node{rank // 2} pid {4000 + rank}" for rank in range(4)}
-    assert result.n_collectives == 2 * SCRIPT["N_ALL_GATHER"]
+    assert result.totals.n_collectives == 2 * SCRIPT["N_ALL_GATHER"]
 
 
 def test_missing_ranks_roots_and_repeated_lines(tmp_path: Path) -> None:
@@ -166,12 +166,12 @@ def test_missing_ranks_roots_and_repeated_lines(tmp_path: Path) -> None:
     all_reduce = [one for one in (first, *others) if one["coll_perf"]["coll"] == "AllReduce"]
     partial = written(tmp_path, *all_reduce[:3], all_reduce[0])
     result = ta.comm_outliers(partial)
-    assert (result.n_events, result.n_collectives) == (3, 1)
+    assert (result.totals.n_events, result.totals.n_collectives) == (3, 1)
     assert result.collectives["missing"].to_list() == [1]
     rooted = written(tmp_path, *(changed(one, coll="Broadcast") for one in all_reduce))
-    assert ta.comm_outliers(rooted).n_collectives == 0
+    assert ta.comm_outliers(rooted).totals.n_collectives == 0
     hosts = (changed(one, coll_timing_source="collective_cpu") for one in all_reduce)
-    assert ta.comm_outliers(written(tmp_path, *hosts)).n_collectives == 0
+    assert ta.comm_outliers(written(tmp_path, *hosts)).totals.n_collectives == 0
 
 
 def test_damaged_lines_are_counted(tmp_path: Path) -> None:

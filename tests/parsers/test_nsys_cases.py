@@ -154,7 +154,7 @@ def test_a_long_queue_without_slow_calls_is_not_full(case):
 
 def test_file_calls_are_a_cause(case):
     result = ta.gpu_idle(case("file_reads"))
-    assert result.file_calls.rows() == [
+    assert result.host.file_calls.rows() == [
         (None, 28_800_000, 3_000_000),
         ("read", 27_000_000, 3_000_000),
         ("open64", 1_800_000, 200_000),
@@ -171,7 +171,7 @@ def test_file_calls_are_a_cause(case):
 def test_file_calls_in_a_loader_are_data_loading(case):
     result = ta.gpu_idle(case("loader_reads"))
     assert result.idle_by_cause["dataloading"] == 27_000_000
-    assert dict(result.file_calls[["name", "idle_ns"]].rows())["read"] == 27_000_000
+    assert dict(result.host.file_calls[["name", "idle_ns"]].rows())["read"] == 27_000_000
     check_wording(result.verdict)
 
 

@@ -170,7 +170,7 @@ def test_options_that_measure_does_not_use_are_not_read_by_it(monkeypatch):
 
 def test_missing_context_of_other_waits_has_a_note(sums):
     result = ta.comm_outliers(sums, min_wait_ns=1)
-    assert len(result.windows) > len(ta.comm_outliers(sums).windows)
+    assert len(result.delayed.windows) > len(ta.comm_outliers(sums).delayed.windows)
     assert any("not known" in note for note in result.input_notes)
 
 

@@ -133,7 +133,7 @@ def _arrivals(result: CommOutliers, row: Mapping[str, Any]) -> Iterator[str]:
         return
     if victims := passed_on(late.row(0, named=True)):
         yield victims
-    worst = result.worst_of(row["rank"])
+    worst = result.delayed.worst_of(row["rank"])
     yield (
         f"{last}. Largest arrival delay: {format_ns(worst['arrival_delay_ns'])}"
         f"{_at(worst['step'])}."
@@ -251,7 +251,7 @@ def _slow_collectives(result: CommOutliers, answers: Answers) -> Iterator[Measur
     losses, total, size = claimed
     yield Measured(
         size=size,
-        title=f"{slow.height:,} of {format_count(result.n_collectives, 'collective')} "
+        title=f"{slow.height:,} of {format_count(result.totals.n_collectives, 'collective')} "
         f"{'was' if slow.height == 1 else 'were'} slow after every "
         f"{'' if result.has_all_ranks else 'given '}rank had arrived{_at_cost(answers, total)}.",
         evidence=(_worst(worst, worst["transfer_ns"], worst["slow_factor"]),),
@@ -283,14 +283,14 @@ def _collective_outliers(result: CommOutliers, answers: Answers) -> Iterator[Mea
     losses, total, size = claimed
     yield Measured(
         size=size,
-        title=f"{outliers.height:,} of {format_count(result.n_events, 'collective')} took much "
-        f"longer than others of the same kind{_at_cost(answers, total)}.",
+        title=f"{outliers.height:,} of {format_count(result.totals.n_events, 'collective')} took "
+        f"much longer than others of the same kind{_at_cost(answers, total)}.",
         evidence=(_worst(worst, worst["duration_ns"], worst["factor"]),),
         advice=_MORE_FILES
-        if result.n_ranks == 1
+        if result.totals.n_ranks == 1
         else "Check when they happened and what ran at the same time.",
         total_ns=total,
-        confidence="low" if result.n_ranks == 1 else "medium",
+        confidence="low" if result.totals.n_ranks == 1 else "medium",
         rank=only_rank(losses),
         step=only_step(losses),
         intervals=intervals_of(losses),
@@ -391,10 +391,10 @@ def _exposed_communication(result: Overlap, answers: Answers) -> Iterator[Measur
 def _kinds_of_collectives(answers: Answers) -> Iterator[str]:
     """Yield the share of wait time, and the kind of collective with the most time."""
     comm = answers.get("comm_outliers")
-    if not isinstance(comm, CommOutliers) or not comm.total_comm_ns:
+    if not isinstance(comm, CommOutliers) or not comm.totals.total_comm_ns:
         return
-    if comm.n_matched:
-        share = comm.total_wait_ns / comm.total_comm_ns
+    if comm.totals.n_matched:
+        share = comm.totals.total_wait_ns / comm.totals.total_comm_ns
         yield f"{format_frac(share)} of all communication is wait time for the last rank."
     if small := small_collectives(comm):
         yield small

@@ -216,7 +216,7 @@ def device_time(
         _with_step(losses.filter(pl.col("lost_ns") > 0), windows),
         windows,
         outside.sort("idle_ns", "cause", descending=[True, False]),
-        on_host=idle is not None and idle.on_host,
+        on_host=idle is not None and idle.coverage.on_host,
     )
 
 
@@ -243,7 +243,7 @@ def _windows(idle: GpuIdle | None, comm: CommOutliers | None) -> pl.DataFrame:
 
 def _on_all_devices(idle: GpuIdle) -> bool:
     marked = idle.steps.select(DEVICE).unique().height
-    return not idle.steps_by_kernels or marked == idle.units.select(DEVICE).unique().height
+    return not idle.coverage.steps_by_kernels or marked == idle.units.select(DEVICE).unique().height
 
 
 def _lost(idle: GpuIdle | None, comm: CommOutliers | None) -> pl.DataFrame:

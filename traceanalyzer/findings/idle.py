@@ -68,7 +68,7 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
     total = int(losses["lost_ns"].sum())
     if not total:
         return
-    known: Confidence = "high" if result.host_known else "medium"
+    known: Confidence = "high" if result.coverage.host_known else "medium"
     rank = only_rank(losses)
     once = _is_once(cause, result, losses, time)
     few = cause == causes.LAUNCH and _is_in_few(losses)
@@ -88,7 +88,9 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
         advice=advice,
         total_ns=total,
         once=once,
-        confidence="low" if result.work_lost or alone else _confidence(cause, result, known),
+        confidence="low"
+        if result.coverage.work_lost or alone
+        else _confidence(cause, result, known),
         rank=rank,
         step=only_step(losses),
         intervals=intervals_of(losses),
@@ -116,7 +118,7 @@ def _waiting(cause: str, result: GpuIdle, answers: Answers) -> str:
 def _are_matched(answers: Answers) -> bool:
     """Whether collectives of several ranks were compared."""
     compared = answers.results.get("comm_outliers")
-    return isinstance(compared, CommOutliers) and compared.n_matched > 0
+    return isinstance(compared, CommOutliers) and compared.totals.n_matched > 0
 
 
 def _confidence(cause: str, result: GpuIdle, known: Confidence) -> Confidence:
@@ -221,7 +223,7 @@ def _title(
 ) -> str:
     total = int(losses["lost_ns"].sum())
     once = _is_once(cause, result, losses, time)
-    what = "Main thread" if result.on_host else "GPU"
+    what = "Main thread" if result.coverage.on_host else "GPU"
     who = f"{what}{'' if result.units.height == 1 else 's'}" if rank is None else f"Rank {rank}"
     others = including(losses, rank) if cause != causes.PEER else ""
     idle = f"{who} idle{in_steps(losses, time, rank)}, {waiting}"
@@ -279,9 +281,9 @@ def _cost(cause: str) -> pl.Expr:
 def _evidence(result: GpuIdle, cause: str, answers: Answers, rank: int | None) -> Iterator[str]:
     if rank is not None:
         yield from of_ranks(answers.time, cause, rank)
-    if result.work_lost and result.on_host:
+    if result.coverage.work_lost and result.coverage.on_host:
         yield "GPU work is missing in the file: this is idle time of the main thread."
-    elif result.work_lost:
+    elif result.coverage.work_lost:
         yield TRUNCATED
     yield from _longest(result, cause)
     yield from _compared(result, cause, answers.time)
@@ -443,10 +445,12 @@ def _loading(result: GpuIdle) -> Iterator[str]:
     overlapped = int(result.units["overlapped_loader_ns"].sum())
     if overlapped:
         yield f"Another {format_ns(overlapped)} in total is overlapped with GPU work."
-    if result.loader.height:
-        top = result.loader.row(0, named=True)
+    if result.host.loader.height:
+        top = result.host.loader.row(0, named=True)
         yield f"Data loading was detected by {top['name']} ({format_count(top['n'], 'call')})."
-    code = result.loader_code.filter(~pl.col("name").is_in(result.loader["name"].implode()))
+    code = result.host.loader_code.filter(
+        ~pl.col("name").is_in(result.host.loader["name"].implode())
+    )
     whole = int(result.units["loader_ns"].sum())
     if code.height and whole:
         top = code.row(0, named=True)
@@ -460,8 +464,8 @@ def _loading(result: GpuIdle) -> Iterator[str]:
 def _synchronising(answers: Answers) -> Iterator[str]:
     """Yield the longest synchronisation and host code after it, from the launches result."""
     result = answers.get("launches")
-    if isinstance(result, Launches) and result.synchronising.height:
-        worst = result.synchronising.row(0, named=True)
+    if isinstance(result, Launches) and result.synchronising.by_place.height:
+        worst = result.synchronising.by_place.row(0, named=True)
         where = worst["operator"] or worst["annotation"] or worst["python"]
         yield (
             f"Most synchronisation time: {worst['call']}{f' in {where}' if where else ''}, "
@@ -469,8 +473,8 @@ def _synchronising(answers: Answers) -> Iterator[str]:
         )
         losses = answers.time.of_cause(causes.SYNCHRONISATION)
         idle = int(losses.filter(~pl.col("waited"))["lost_ns"].sum())
-        if 2 * result.synchronising_idle_ns < idle:
-            share = format_frac(1 - result.synchronising_idle_ns / idle)
+        if 2 * result.synchronising.synchronising_idle_ns < idle:
+            share = format_frac(1 - result.synchronising.synchronising_idle_ns / idle)
             yield (
                 f"{share} of it is host code between such a call and the next launch: without the "
                 "call it would be overlapped with device work."
@@ -480,29 +484,30 @@ def _synchronising(answers: Answers) -> Iterator[str]:
 def _launching(answers: Answers) -> Iterator[str]:
     """Yield the share of short kernels, and the places of wait time, from the launches result."""
     result = answers.get("launches")
-    if not isinstance(result, Launches) or not result.waiting_ns:
+    if not isinstance(result, Launches) or not result.bound.waiting_ns:
         return
-    if result.kernels:
-        short = result.short_kernels / result.kernels
+    waiting_ns = result.bound.waiting_ns
+    if result.short.kernels:
+        short = result.short.short_kernels / result.short.kernels
         yield (
             f"{format_frac(short)} of the kernels are shorter than {format_ns(SHORT_KERNEL_NS)}."
         )
     lost = int(answers.time.of_cause(causes.LAUNCH)["lost_ns"].sum())
     basis = "also outside steps and in gaps with another cause"
-    if result.waiting_ns <= lost:
+    if waiting_ns <= lost:
         basis = "in launch-bound stretches only"
     yield (
         f"All devices wait {format_ns(lost)} in total for late launches (the command launches: "
-        f"{format_ns(result.waiting_ns)}, {basis})."
+        f"{format_ns(waiting_ns)}, {basis})."
     )
-    named = result.places.drop_nulls("place")
+    named = result.bound.places.drop_nulls("place")
     if named.height:
         sums = named.group_by("place").agg(pl.col("waiting_ns").sum())
         place, waiting = sums.sort("waiting_ns", "place", descending=[True, False]).row(0)
-        share = waiting / result.waiting_ns
+        share = waiting / waiting_ns
         yield f"{format_frac(share)} of the time waiting for launches is in {place}."
-    if result.synchronised_ns:
-        share = result.synchronised_ns / result.waiting_ns
+    if result.bound.synchronised_ns:
+        share = result.bound.synchronised_ns / waiting_ns
         if share >= _LEAST_SYNCHRONISED:
             yield f"{format_frac(share)} of it follows a synchronising call."
     if equal := _equal_launches(result):
@@ -513,7 +518,7 @@ def _equal_launches(result: Launches) -> str:
     """Return launches per step if all steps of a device have the same number, without graphs."""
     each = result.steps.group_by(DEVICE).agg(steps=pl.len(), n=pl.col("launches").unique())
     equal = (pl.col("n").list.len() == 1) & (pl.col("steps") >= _ENOUGH_STEPS)
-    graphs = result.calls["launch_name"].cast(pl.String).str.contains("(?i)graph").any()
+    graphs = result.calls.by_name["launch_name"].cast(pl.String).str.contains("(?i)graph").any()
     counts: list[int] = each["n"].list.explode().sort().to_list()
     if graphs or each.is_empty() or not each.select(equal.all()).item():
         return ""

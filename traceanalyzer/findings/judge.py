@@ -155,7 +155,9 @@ def _of_text_only(examined: Examination) -> str:
 def _inferred(answers: Answers) -> str:
     """Return the note that steps are detected, if costs are per such step."""
     found = answers.get("gpu_idle")
-    inferred = isinstance(found, GpuIdle) and found.steps_by_kernels and answers.time.in_steps
+    inferred = (
+        isinstance(found, GpuIdle) and found.coverage.steps_by_kernels and answers.time.in_steps
+    )
     return INFERRED_STEPS if inferred else ""
 
 

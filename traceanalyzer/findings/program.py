@@ -116,7 +116,7 @@ def program(results: Mapping[str, Result]) -> Program:
     idle, info = results.get("gpu_idle"), results.get("info")
     known = Program()
     if isinstance(idle, GpuIdle):
-        known = Program(idle.pytorch, trains=idle.trains, hip=idle.hip)
+        known = Program(idle.program.pytorch, trains=idle.program.trains, hip=idle.program.hip)
     if not isinstance(info, Info):
         return known
     gpus = ", ".join(info.files["devices"].drop_nulls().unique().sort())

@@ -162,7 +162,7 @@ def _shares_of_time(results: Mapping[str, Any], diagnosis: Diagnosis) -> Iterato
 
     idle = results.get("gpu_idle")
     if idle is not None and rows.height:
-        label = "main thread idle" if idle.on_host else "GPU idle"
+        label = "main thread idle" if idle.coverage.on_host else "GPU idle"
         yield fact("idle_frac", label, pl.col("part") == IDLE)
         loading = causes.NAMES[causes.DATALOADING]
         yield fact("dataloading_frac", loading, pl.col("name") == loading)
@@ -170,7 +170,7 @@ def _shares_of_time(results: Mapping[str, Any], diagnosis: Diagnosis) -> Iterato
     for exposed in communication["part"].unique():
         yield fact("exposed_frac", exposed, pl.col("part") == exposed)
         compared = results.get("comm_outliers")
-        if compared is not None and compared.n_matched:
+        if compared is not None and compared.totals.n_matched:
             yield fact("wait_frac", WAIT, pl.col("name") == WAIT)
 
 

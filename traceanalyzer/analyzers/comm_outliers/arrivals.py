@@ -28,7 +28,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from traceanalyzer.analyzers.comm_outliers.collectives import Part
+from traceanalyzer.analyzers.comm_outliers.collectives import Activity, Part
 from traceanalyzer.analyzers.comm_outliers.matching import ROOTED
 from traceanalyzer.analyzers.common.columns import ratio, sum_if_known
 from traceanalyzer.frames import intervals
@@ -270,10 +270,10 @@ def ranks(
 
 
 def _devices(parts: Sequence[Part]) -> pl.DataFrame:
-    times = ("span_ns", "busy_ns", "comm_ns", "overlap_ns")
     rows = pl.DataFrame(
-        [{name: getattr(part, name) for name in ("rank", "host", *times)} for part in parts],
-        schema={"rank": pl.Int32, "host": pl.String, **dict.fromkeys(times, pl.Int64)},
+        [(part.rank, part.host, *part.activity) for part in parts],
+        {"rank": pl.Int32, "host": pl.String, **dict.fromkeys(Activity._fields, pl.Int64)},
+        orient="row",
     )
     summed = rows.group_by("rank").agg(
         pl.col("host").drop_nulls().first(),

@@ -8,6 +8,7 @@ never work.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -44,8 +45,22 @@ INSTANCES: dict[str, type[pl.DataType]] = {
 }
 
 
-#: Span, busy time, communication and its overlap with compute, in ns, see :func:`activity`.
-Activity = tuple[int, int | None, int, int | None]
+class Activity(NamedTuple):
+    """Time of a file or device, see :func:`activity`.
+
+    Attributes:
+        span_ns: first start to last end of device work, and of host communication; of all read
+            events without device work.
+        busy_ns: union of all device work, over all streams; None without device work.
+        comm_ns: union of the communication, over all streams.
+        overlap_ns: part of ``comm_ns`` during which compute kernels ran on the same device (on any
+            device for host communication).
+    """
+
+    span_ns: int
+    busy_ns: int | None
+    comm_ns: int
+    overlap_ns: int | None
 
 
 @dataclass(frozen=True)
@@ -62,17 +77,12 @@ class Part:
         start_ns: time of the file's first event on its own clock, or None.
         instances: one row per collective, columns :data:`INSTANCES`, absolute times.
         steps: the steps' annotations, columns :data:`STEPS`, absolute times.
-        span_ns: first start to last end of device work, and of host communication; of all read
-            events without device work.
-        busy_ns: union of all device work, over all streams; None without device work.
-        comm_ns: union of the communication, over all streams.
-        overlap_ns: part of ``comm_ns`` during which compute kernels ran on the same device (on any
-            device for host communication).
+        activity: its span, busy time, communication and overlap.
         unclosed: communication events without an end, which are not counted.
         wants_launches: launch calls, not read yet, would complete the descriptions.
         rank_known: False if the rank was assigned to a file without one.
         record_hint: how to record collectives with the profiler that wrote the file.
-        by_device: span, busy, communication and overlap of each device, if several communicate.
+        by_device: activity of each device, if several communicate.
         gpu: name of the GPU that communicates, or None.
         node_gpus: GPUs listed in the file, 0 if none or only one.
         recording: the file's metadata of its job.
@@ -87,10 +97,7 @@ class Part:
     start_ns: int | None
     instances: pl.DataFrame
     steps: pl.DataFrame
-    span_ns: int
-    busy_ns: int | None
-    comm_ns: int
-    overlap_ns: int | None
+    activity: Activity
     unclosed: int = 0
     wants_launches: bool = False
     rank_known: bool = True
@@ -307,10 +314,11 @@ def activity(
         closed = trace.events.filter(pl.col("dur") >= 0)
         first, last = closed["ts"].min(), (closed["ts"] + closed["dur"]).max()
         span = last - first if isinstance(first, int) and isinstance(last, int) else 0
-        return span, None, _length(comm), None
+        return Activity(span, None, _length(comm), None)
     spans = extent(pl.concat([work[comm.columns], comm]), ["device"])
     overlap = int(intervals.overlap_with(comm, compute, ["device"])["overlap"].sum())
-    return _length(spans), _length(intervals.union(work, ["device"])), _length(comm), overlap
+    busy = _length(intervals.union(work, ["device"]))
+    return Activity(_length(spans), busy, _length(comm), overlap)
 
 
 def by_device(

@@ -28,7 +28,7 @@ from traceanalyzer.analyzers.comm_outliers import (
 )
 from traceanalyzer.analyzers.comm_outliers.collectives import INSTANCES, Part
 from traceanalyzer.analyzers.comm_outliers.options import Options
-from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
+from traceanalyzer.analyzers.comm_outliers.result import CommOutliers, Delayed, Totals
 from traceanalyzer.analyzers.comm_outliers.tables import remarks
 from traceanalyzer.analyzers.common import aggregates, jobs, kernel_names, names, step_marks
 from traceanalyzer.analyzers.common.aggregates import Aggregates
@@ -82,9 +82,9 @@ def _measure(trace: Trace, options: Options) -> Part:
     shift = meta.epoch_ns or 0
     steps = step_marks.step_marks(trace)[["step", "start", "end"]]
     instances = collectives.with_overlapping_work(_in_steps(closed, steps), work, compute)
-    span_ns, busy_ns, comm_ns, overlap_ns = collectives.activity(trace, work, closed, compute)
+    activity = collectives.activity(trace, work, closed, compute)
     if meta.format in vocabulary.ONLY_COMMUNICATION:
-        busy_ns = overlap_ns = None
+        activity = activity._replace(busy_ns=None, overlap_ns=None)
         instances = instances.with_columns(compute_ns=None, memory_ns=None)
     return Part(
         rank=meta.rank,
@@ -96,10 +96,7 @@ def _measure(trace: Trace, options: Options) -> Part:
         start_ns=meta.start_ns,
         instances=_shaped(instances, shift),
         steps=steps.with_columns(pl.col("start", "end") + shift),
-        span_ns=span_ns,
-        busy_ns=busy_ns,
-        comm_ns=comm_ns,
-        overlap_ns=overlap_ns,
+        activity=activity,
         unclosed=rows.height - closed.height,
         wants_launches=wants_launches,
         record_hint=record_hint(meta, "collective"),
@@ -117,7 +114,7 @@ def measure_for_report(trace: Trace, options: Options) -> Part:
         MissingData: the trace has neither.
     """
     part = measure(trace, options)
-    if part.instances.is_empty() and part.busy_ns is None:
+    if part.instances.is_empty() and part.activity.busy_ns is None:
         hint = f"; {part.record_hint}" if part.record_hint else ""
         raise MissingData(f"{part.path}: no communication was recorded{hint}")
     return part
@@ -183,18 +180,8 @@ def compare(parts: Sequence[Part], options: Options, base: Sequence[Part] = ()) 
         least = arrivals.threshold(steps)
     delayed = arrivals.delayed(each, rows, steps, marks, least)
     return CommOutliers(
-        n_events=instances.height,
-        n_ranks=len({part.rank for part in parts}),
-        world_size=max((part.world_size for part in parts if part.world_size), default=None),
-        n_matched=rows.height,
-        n_collectives=each.height,
-        n_outliers=int(instances["outlier"].sum()),
-        total_comm_ns=int(instances["duration_ns"].sum()),
-        total_wait_ns=int(rows["wait_ns"].sum()),
-        covered_ns=sum(part.comm_ns for part in parts),
-        total_span_ns=sum(part.span_ns for part in parts),
-        min_wait_ns=least,
-        delayed=delayed,
+        totals=_totals(parts, instances, rows, each.height),
+        delayed=Delayed(delayed, least, arrivals.windows(delayed)),
         ranks=ranks,
         baseline=outliers.compare(groups, compare(base, options).groups) if base else None,
         instances=instances,
@@ -203,11 +190,27 @@ def compare(parts: Sequence[Part], options: Options, base: Sequence[Part] = ()) 
         arrivals=rows,
         steps=steps,
         clocks=clocks,
-        windows=arrivals.windows(delayed),
         remarks=(several,)
         if several
         else remarks(parts, instances, each, clocks, met.height - rows.height),
         one_job=not several,
+    )
+
+
+def _totals(
+    parts: Sequence[Part], instances: pl.DataFrame, rows: pl.DataFrame, n_collectives: int
+) -> Totals:
+    return Totals(
+        n_events=instances.height,
+        n_ranks=len({part.rank for part in parts}),
+        world_size=max((part.world_size for part in parts if part.world_size), default=None),
+        n_matched=rows.height,
+        n_collectives=n_collectives,
+        n_outliers=int(instances["outlier"].sum()),
+        total_comm_ns=int(instances["duration_ns"].sum()),
+        total_wait_ns=int(rows["wait_ns"].sum()),
+        covered_ns=sum(part.activity.comm_ns for part in parts),
+        total_span_ns=sum(part.activity.span_ns for part in parts),
     )
 
 
@@ -216,11 +219,13 @@ def refine(result: CommOutliers, options: Options, reader: Reader) -> CommOutlie
     if isinstance(result, inspector.InspectedCommOutliers):
         return result
     windows: dict[str, list[tuple[int, int]]] = {}
-    recorded = [w for w in result.windows if not _has_only_communication(reader, w.path)]
+    waits = result.delayed.windows
+    recorded = tuple(w for w in waits if not _has_only_communication(reader, w.path))
     for window in recorded:
         windows.setdefault(window.path, []).append((window.start_ns, window.end_ns))
-    traces = reader.traces(CONTEXT, windows)
-    result = replace(result, windows=tuple(recorded), context=activity.divide(recorded, traces))
+    of_windows = activity.divide(recorded, reader.traces(CONTEXT, windows))
+    delayed = replace(result.delayed, windows=recorded, context=of_windows)
+    result = replace(result, delayed=delayed)
     if not (options.memory or reader.collected):
         return result
     memory = registry.ENTRIES["memory_usage"].analyzer()  # imported only on request

@@ -15,7 +15,7 @@ import polars as pl
 from traceanalyzer.analyzers.comm_outliers.arrivals import DEFAULT_NS
 from traceanalyzer.analyzers.comm_outliers.matching import ROOTED
 from traceanalyzer.analyzers.comm_outliers.options import Options
-from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
+from traceanalyzer.analyzers.comm_outliers.result import CommOutliers, Delayed, Totals
 from traceanalyzer.analyzers.common import aggregates
 from traceanalyzer.analyzers.common.columns import ratio
 from traceanalyzer.analyzers.common.display import headings, sentences, table_of_known
@@ -41,6 +41,7 @@ _GROUPS = headings(
     "collective, message_bytes: message, group_size: ranks, n: calls, median_ns: median, "
     "max_ns: max, transfer_ns: transfer time, busbw_gbps: busbw, total_ns: total"
 )
+_TOTALS = ["n_events", "n_ranks", "n_matched", "n_collectives", "total_comm_ns", "total_wait_ns"]
 _NOTE = (
     "From durations without times (NCCL Inspector): the rank with the shortest duration of a "
     "collective arrived last. NCCL_INSPECTOR_DUMP_VERBOSE=1 records times too."
@@ -60,8 +61,8 @@ class InspectedCommOutliers(CommOutliers):
         collectives: one row per collective that several processes recorded: group, collective, seq,
             ``message_bytes``, ``ranks``, ``missing`` ranks, ``last_process``,
             ``arrival_delay_ns``, ``imposed_ns``, ``transfer_ns``.
-        delayed: those with an arrival delay of at least ``min_wait_ns``, most imposed wait time
-            first.
+        delayed: those with an arrival delay of at least ``delayed.min_wait_ns``, most imposed wait
+            time first.
         groups: one row per collective, message size and group size: calls, ``median_ns``,
             ``max_ns``, ``total_ns``; ``transfer_ns``, the median transfer time, and
             ``busbw_gbps``, the bus bandwidth of it.
@@ -69,10 +70,10 @@ class InspectedCommOutliers(CommOutliers):
 
     def view(self) -> View:
         """Return the ranks, the collectives with a straggler, and all collectives by size."""
-        several = self.ranks.height > 1
+        several, delayed = self.ranks.height > 1, self.delayed.collectives
         tables = (
             table_of_known("ranks", "Ranks", self.ranks, _RANKS),
-            table_of_known("delayed", "Collectives with a straggler", self.delayed, _DELAYED),
+            table_of_known("delayed", "Collectives with a straggler", delayed, _DELAYED),
             table_of_known("groups", "Collectives by size", self.groups, _GROUPS),
         )
         return View(
@@ -80,11 +81,9 @@ class InspectedCommOutliers(CommOutliers):
             verdict=_verdict(self),
             notes=(_NOTE, *self.remarks),
             tables=tuple(t for t in tables if t.frame.height and (several or t.name != "ranks")),
-            scalars=self.numbers(
-                "n_events", "n_ranks", "n_matched", "n_collectives", "total_comm_ns",
-                "total_wait_ns", "min_wait_ns",
-            ),
-        )  # fmt: skip
+            scalars={name: getattr(self.totals, name) for name in _TOTALS}
+            | {"min_wait_ns": self.delayed.min_wait_ns},
+        )
 
 
 def combine(rows: pl.DataFrame, options: Options) -> InspectedCommOutliers:
@@ -105,16 +104,19 @@ def combine(rows: pl.DataFrame, options: Options) -> InspectedCommOutliers:
     return InspectedCommOutliers(
         **_blank()
         | {
-            "n_events": calls.height,
-            "n_ranks": calls["process"].n_unique(),
-            "n_matched": waits.height,
-            "n_collectives": each.height,
-            "total_comm_ns": int(calls["total_ns"].sum()),
-            "total_wait_ns": int(waits["wait_ns"].sum()),
-            "min_wait_ns": least,
+            "totals": Totals(
+                n_events=calls.height,
+                n_ranks=calls["process"].n_unique(),
+                n_matched=waits.height,
+                n_collectives=each.height,
+                total_comm_ns=int(calls["total_ns"].sum()),
+                total_wait_ns=int(waits["wait_ns"].sum()),
+            ),
+            "delayed": Delayed(
+                delayed.sort("imposed_ns", *_COLLECTIVE, descending=[True, *[False] * 3]), least
+            ),
             "ranks": _ranks(calls, waits, each),
             "collectives": each,
-            "delayed": delayed.sort("imposed_ns", *_COLLECTIVE, descending=[True, *[False] * 3]),
             "groups": _groups(calls, each),
             "remarks": _remarks(calls, compared, each, repeated),
             "one_job": True,
@@ -237,21 +239,21 @@ def _groups(calls: pl.DataFrame, each: pl.DataFrame) -> pl.DataFrame:
 
 
 def _verdict(result: InspectedCommOutliers) -> str:
-    if result.n_collectives == 0:
+    if result.totals.n_collectives == 0:
         return (
             "No collective was recorded by several ranks: pass the files of all ranks to find the "
-            f"straggler. Communication: {format_ns(result.total_comm_ns)}."
+            f"straggler. Communication: {format_ns(result.totals.total_comm_ns)}."
         )
-    waited = f"{format_ns(result.total_wait_ns)} of {format_ns(result.total_comm_ns)}"
-    if result.delayed.is_empty():
+    waited = f"{format_ns(result.totals.total_wait_ns)} of {format_ns(result.totals.total_comm_ns)}"
+    if result.delayed.collectives.is_empty():
         return (
-            f"No straggler: no rank arrived {format_ns(result.min_wait_ns)} late at any of "
-            f"{format_count(result.n_collectives, 'collective')}. Wait time: {waited} of "
+            f"No straggler: no rank arrived {format_ns(result.delayed.min_wait_ns)} late at any of "
+            f"{format_count(result.totals.n_collectives, 'collective')}. Wait time: {waited} of "
             "communication."
         )
     top = result.ranks.row(0, named=True)
-    share = top["imposed_ns"] / result.total_comm_ns
-    worst = result.delayed.row(0, named=True)
+    share = top["imposed_ns"] / result.totals.total_comm_ns
+    worst = result.delayed.collectives.row(0, named=True)
     process = top["process"]
     return sentences(
         f"{process[0].upper()}{process[1:]} is a straggler: other ranks waited "

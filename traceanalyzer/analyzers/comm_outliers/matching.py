@@ -98,13 +98,10 @@ def _of_devices(part: Part) -> list[Part]:
             part,
             rank=device,
             instances=part.instances.filter(device=device),
-            span_ns=span_ns,
-            busy_ns=busy_ns,
-            comm_ns=comm_ns,
-            overlap_ns=overlap_ns,
+            activity=activity,
             unclosed=part.unclosed if device == min(part.by_device) else 0,
         )
-        for device, (span_ns, busy_ns, comm_ns, overlap_ns) in part.by_device.items()
+        for device, activity in part.by_device.items()
     ]
 
 
@@ -156,7 +153,7 @@ def joined(parts: Sequence[Part]) -> pl.DataFrame:
     if not any(part.instances.height for part in parts):
         more = f" and {len(parts) - 3} more" if len(parts) > 3 else ""
         where = ", ".join(part.path for part in parts[:3]) + more
-        worked = any(part.busy_ns is not None for part in parts)
+        worked = any(part.activity.busy_ns is not None for part in parts)
         text = _NO_COLLECTIVE if worked else _NO_DEVICE
         raise MissingData(text.format(where=where, hint=parts[0].record_hint))
     shift = pl.Series([part.shift_ns for part in parts], dtype=pl.Int64)

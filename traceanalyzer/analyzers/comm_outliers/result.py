@@ -1,7 +1,7 @@
 """Result of the communication analysis: stragglers, outliers, verdict, tables and charts."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -11,6 +11,7 @@ from traceanalyzer.analyzers.comm_outliers import arrivals, chains, tables
 from traceanalyzer.analyzers.comm_outliers.activity import divide, labels
 from traceanalyzer.analyzers.comm_outliers.arrivals import Window
 from traceanalyzer.analyzers.comm_outliers.outliers import NETWORK
+from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.display import at_start, sentences
 from traceanalyzer.analyzers.common.kernel_names import function
 from traceanalyzer.result import Result, Table, View
@@ -49,9 +50,9 @@ _MOST = 0.5
 _FEW = 20
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class CommOutliers(Result):
-    """Outliers among collectives, stragglers, and what stragglers did while others waited.
+@dataclass(frozen=True)
+class Totals:
+    """Numbers of events and collectives, and times summed over all ranks.
 
     Attributes:
         n_events: communication events of all ranks.
@@ -64,8 +65,64 @@ class CommOutliers(Result):
         total_wait_ns: wait time in it.
         covered_ns: time with at least one collective running, summed over the ranks.
         total_span_ns: summed recorded span of the ranks.
-        min_wait_ns: smallest arrival delay of the collectives in ``delayed``.
-        delayed: collectives with a straggler, most imposed wait time first.
+    """
+
+    n_events: int
+    n_ranks: int
+    world_size: int | None = None
+    n_matched: int = 0
+    n_collectives: int = 0
+    n_outliers: int = 0
+    total_comm_ns: int = 0
+    total_wait_ns: int = 0
+    covered_ns: int = 0
+    total_span_ns: int = 0
+
+
+@dataclass(frozen=True)
+class Delayed:
+    """Collectives delayed by a straggler, and what it did while others waited.
+
+    Attributes:
+        collectives: collectives with a straggler, most imposed wait time first.
+        min_wait_ns: their smallest arrival delay.
+        windows: the intervals in which ranks waited for the straggler.
+        context: what the straggler did in each of ``windows``, by number.
+    """
+
+    collectives: pl.DataFrame
+    min_wait_ns: int
+    windows: tuple[Window, ...] = ()
+    context: pl.DataFrame = field(default_factory=lambda: divide((), ()))
+
+    def with_activity(self) -> pl.DataFrame:
+        """Return ``collectives`` with the text of the largest activities: ``host`` and ``device``.
+
+        ``rank`` is the root rank, ``last_rank`` the rank that arrived last.
+        """
+        table = self.collectives.rename({"root_rank": "rank"}).with_row_index("window")
+        for side in ("host", "device"):
+            column = labels(self.context, side)
+            table = table.join(column, on="window", how="left", maintain_order="left")
+        return table
+
+    def worst_of(self, rank: int) -> dict[str, Any]:
+        """Return the row of :meth:`with_activity` with the largest cost of this straggler.
+
+        Collectives at which it arrived last itself come first.
+        """
+        rows = self.with_activity().filter(pl.col("rank") == rank)
+        passed = pl.col("last_rank") != rank
+        return rows.sort(passed, maintain_order=True).row(0, named=True)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class CommOutliers(Result):
+    """Outliers among collectives, stragglers, and what stragglers did while others waited.
+
+    Attributes:
+        totals: numbers of events and collectives, and times summed over all ranks.
+        delayed: collectives delayed by a straggler, and what it did while others waited.
         ranks: one row per rank, most imposed wait time first.
         baseline: ratio of medians to another run; None without a baseline.
         instances: one row per event, with its comparison and its wait time.
@@ -74,26 +131,14 @@ class CommOutliers(Result):
         arrivals: one row per rank of each matched collective.
         steps: one row per step, with its straggler.
         clocks: one row per rank: clock offset and residual.
-        windows: the intervals of ``delayed`` in which ranks waited for the straggler.
         remarks: notes on uncounted events, assumptions and missing data.
-        context: what the straggler did in each of ``windows``, by number.
         memory: how full the device was during each outlier, rows of :func:`~.activity.fullness`;
             None unless requested.
         one_job: whether all files can be of one job; otherwise ranks are not compared.
     """
 
-    n_events: int
-    n_ranks: int
-    world_size: int | None
-    n_matched: int
-    n_collectives: int
-    n_outliers: int
-    total_comm_ns: int
-    total_wait_ns: int
-    covered_ns: int
-    total_span_ns: int
-    min_wait_ns: int
-    delayed: pl.DataFrame
+    totals: Totals
+    delayed: Delayed
     ranks: pl.DataFrame
     baseline: pl.DataFrame | None
     instances: pl.DataFrame
@@ -102,26 +147,24 @@ class CommOutliers(Result):
     arrivals: pl.DataFrame
     steps: pl.DataFrame
     clocks: pl.DataFrame
-    windows: tuple[Window, ...]
     remarks: tuple[str, ...]
-    context: pl.DataFrame = field(default_factory=lambda: divide((), ()))
     memory: pl.DataFrame | None = None
     one_job: bool = True
 
     def view(self) -> View:
         """Return stragglers, outliers and their numbers."""
         stragglers = self.stragglers()
-        numbers = [one.name for one in fields(self) if one.type in (int, int | None)]
         return View(
             title="Which collectives are slow, and which rank is the straggler?",
             verdict=_verdict(self),
             notes=(*self.remarks, *tables.memory_notes(self.memory)),
             tables=_tables(self),
             scalars={
-                **self.numbers(*numbers),
+                **vars(self.totals),
+                "min_wait_ns": self.delayed.min_wait_ns,
                 "straggler": stragglers["rank"][0] if stragglers.height else None,
             },
-            charts=partial(tables.charts, self.instances, self.arrivals, self.delayed),
+            charts=partial(tables.charts, self.instances, self.arrivals, self.delayed.collectives),
         )
 
     def stragglers(self) -> pl.DataFrame:
@@ -135,7 +178,7 @@ class CommOutliers(Result):
         passed = pl.col("last_rank") != pl.col("root_rank")
         victims = pl.col("last_rank").filter(passed).unique().sort().alias("victims")
         passed_ns = pl.col("root_ns").filter(passed).sum().alias("passed_ns")
-        rows = self.delayed.sort("last_arrival_ns", "instance")
+        rows = self.delayed.collectives.sort("last_arrival_ns", "instance")
         listed = rows.group_by(rank="root_rank").agg(steps, victims, passed_ns)
         totals = self.ranks.select("rank", "imposed_ns", "times_last", "matched")
         return totals.join(listed, on="rank").sort("imposed_ns", "rank", descending=[True, False])
@@ -200,13 +243,19 @@ class CommOutliers(Result):
         """Return ``rank 437 (node54, GPU 5)`` of many ranks, otherwise ``rank 5``."""
         return chains.rank_label(self.positions, rank)
 
+    @cached_property
+    def concentration(self) -> pl.DataFrame | None:
+        """The groups of ranks that cause most wait time; None for few ranks."""
+        is_known = self.totals.n_ranks >= chains.MANY_RANKS and self.totals.n_matched
+        return chains.concentration(self.positions) if is_known else None
+
     def spread(self) -> str:
         """Return sentences on which ranks, host, GPU index or stage cause the wait time."""
-        if self.n_ranks < chains.MANY_RANKS or not self.n_matched:
+        if self.concentration is None:
             return ""
         rank = self.ranks["rank"][0]
         steady = chains.persistence(rank, self.steps, self.collectives, self.arrivals)
-        return chains.texts(chains.concentration(self.positions), steady)
+        return chains.texts(self.concentration, steady)
 
     @cached_property
     def has_all_ranks(self) -> bool:
@@ -214,14 +263,15 @@ class CommOutliers(Result):
 
         Otherwise the transfer time includes the wait time for ranks that are not given.
         """
-        missing = pl.col("missing").fill_null(max((self.world_size or 0) - self.n_ranks, 0))
+        others = max((self.totals.world_size or 0) - self.totals.n_ranks, 0)
+        missing = pl.col("missing").fill_null(others)
         given = self.collectives.select(pl.col("ranks").sum() / (pl.col("ranks") + missing).sum())
-        return self.n_matched > 0 and given.item() >= _ALL_RANKS
+        return self.totals.n_matched > 0 and given.item() >= _ALL_RANKS
 
     @property
     def transfer_name(self) -> str:
         """Name of the time of collectives that is not known to be wait time."""
-        if not self.n_matched:
+        if not self.totals.n_matched:
             return "communication, wait included"
         return "transfer" if self.has_all_ranks else "transfer, and wait for missing ranks"
 
@@ -234,26 +284,6 @@ class CommOutliers(Result):
         is_slow = pl.col("link_frac") < SLOW_LINK_FRAC
         known = pl.lit(self.has_all_ranks) | pl.col("link_gbps").is_not_null()
         return self.groups.filter(is_slow, known)
-
-    def delayed_with_context(self) -> pl.DataFrame:
-        """Return ``delayed`` with the text of the largest activities: ``host`` and ``device``.
-
-        ``rank`` is the root rank, ``last_rank`` the rank that arrived last.
-        """
-        table = self.delayed.rename({"root_rank": "rank"}).with_row_index("window")
-        for side in ("host", "device"):
-            column = labels(self.context, side)
-            table = table.join(column, on="window", how="left", maintain_order="left")
-        return table
-
-    def worst_of(self, rank: int) -> dict[str, Any]:
-        """Return the row of :meth:`delayed_with_context` with the largest cost of this straggler.
-
-        Collectives at which it arrived last itself come first.
-        """
-        rows = self.delayed_with_context().filter(pl.col("rank") == rank)
-        passed = pl.col("last_rank") != rank
-        return rows.sort(passed, maintain_order=True).row(0, named=True)
 
 
 # --- verdict ------------------------------------------------------------------------------
@@ -269,14 +299,15 @@ def _verdict(result: CommOutliers) -> str:
         *slow_links(result)[:1],
         small_collectives(result),
     )
-    more = ""
-    if result.n_ranks > 1 and not result.n_matched:
+    more, totals = "", result.totals
+    if totals.n_ranks > 1 and not totals.n_matched:
         more = "No collective could be matched across ranks, so stragglers are unknown."
-    if result.n_ranks == 1 and result.world_size != 1:
+    if totals.n_ranks == 1 and totals.world_size != 1:
         more = "Wait time and transfer time cannot be separated on one rank: pass all ranks' files."
     if not result.one_job:
         more = "The files are of different jobs, so ranks are not compared."
-    return sentences(problems or _nothing(result), _filled(result.memory), more)
+    unjudged = result.instances["judged_by"].null_count()
+    return sentences(problems or _nothing(totals, unjudged), _filled(result.memory), more)
 
 
 def _filled(memory: pl.DataFrame | None) -> str:
@@ -334,8 +365,8 @@ def _stragglers(result: CommOutliers) -> str:
 
 
 def _straggler(result: CommOutliers, row: Mapping[str, Any]) -> str:
-    worst, label = result.worst_of(row["rank"]), result.rank_label(row["rank"])
-    share = _share(row["imposed_ns"], result.total_wait_ns)
+    worst, label = result.delayed.worst_of(row["rank"]), result.rank_label(row["rank"])
+    share = _share(row["imposed_ns"], result.totals.total_wait_ns)
     steps = f", mainly in {tables.listed(row['steps'])}" if len(row["steps"]) > 1 else ""
     return (
         f"{at_start(label)} is a straggler: other ranks waited {format_ns(row['imposed_ns'])} in "
@@ -358,7 +389,7 @@ def passed_on(row: Mapping[str, Any]) -> str:
 
 def _activity(result: CommOutliers, rank: int) -> str:
     """Report what the rank did during its worst delay, and its delay at the start of the step."""
-    worst = result.worst_of(rank)
+    worst = result.delayed.worst_of(rank)
     sides = [f"{side}: {worst[side]}" for side in ("host", "device") if worst[side] is not None]
     text = f"During that delay, {'; '.join(sides)}." if sides else ""
     into = worst["into_step_ns"]
@@ -395,8 +426,7 @@ def _others(result: CommOutliers, others: list[dict[str, Any]]) -> str:
 
 def _victim(result: CommOutliers) -> str:
     """Report that the longest collective is mostly wait time, if it is."""
-    order = result.instances.sort("duration_ns", "id", descending=[True, False])
-    longest = order.row(0, named=True)
+    longest = largest_first(result.instances, "duration_ns", "id").row(0, named=True)
     wait, took = longest["wait_ns"], longest["duration_ns"]
     if wait is None or wait < _MOST * took:
         return ""
@@ -410,8 +440,7 @@ def _victim(result: CommOutliers) -> str:
 
 
 def _slow_everywhere(result: CommOutliers) -> str:
-    order = ("slow_factor", "instance")
-    slow = result.collectives.filter("slow").sort(order, descending=[True, False])
+    slow = largest_first(result.collectives.filter("slow"), "slow_factor", "instance")
     if slow.is_empty():
         return ""
     worst = slow.row(0, named=True)
@@ -421,7 +450,7 @@ def _slow_everywhere(result: CommOutliers) -> str:
         else "after every given rank had joined (a bandwidth problem, or a rank without a file)"
     )
     return (
-        f"{slow.height} of {format_count(result.n_collectives, 'collective')} "
+        f"{slow.height} of {format_count(result.totals.n_collectives, 'collective')} "
         f"{'was' if slow.height == 1 else 'were'} slow {after}: {_what(worst)}{_at(worst['step'])} "
         f"has a transfer time of "
         f"{format_ns(worst['transfer_ns'])}, {worst['slow_factor']:.3g} times as long as usual."
@@ -439,7 +468,7 @@ def _unexplained(result: CommOutliers) -> str:
     kernel = worst["overlapped_by"]
     overlap = f", overlapped by {function(kernel)}" if kernel else ""
     return (
-        f"{outliers.height} of {format_count(result.n_events, 'collective')} "
+        f"{outliers.height} of {format_count(result.totals.n_events, 'collective')} "
         f"{'is an outlier' if outliers.height == 1 else 'are outliers'}, on {where}"
         f"{_mostly(outliers)}; the worst, {_what(worst)}{_at(worst['step'])}, took "
         f"{format_ns(worst['duration_ns'])}, {worst['factor']:.3g} times "
@@ -458,31 +487,31 @@ def _mostly(outliers: pl.DataFrame) -> str:
     return f", {most['n']} in {most['step']}" if most["n"] >= _MOST * outliers.height else ""
 
 
-def _nothing(result: CommOutliers) -> str:
-    share = _share(result.covered_ns, result.total_span_ns)
-    waiting = _share(result.total_wait_ns, result.total_comm_ns)
-    wait = f" ({waiting} wait time)" if result.n_matched else ""
-    over = f" on {result.n_ranks} ranks" if result.n_ranks > 1 else ""
-    stragglers = ", no stragglers" if result.n_matched else ""
-    judged = result.n_events - result.instances["judged_by"].null_count()
-    are_few = result.n_events < _FEW
+def _nothing(totals: Totals, unjudged: int) -> str:
+    share = _share(totals.covered_ns, totals.total_span_ns)
+    waiting = _share(totals.total_wait_ns, totals.total_comm_ns)
+    wait = f" ({waiting} wait time)" if totals.n_matched else ""
+    over = f" on {totals.n_ranks} ranks" if totals.n_ranks > 1 else ""
+    stragglers = ", no stragglers" if totals.n_matched else ""
+    judged = totals.n_events - unjudged
+    are_few = totals.n_events < _FEW
     opening = "Too few collectives to compare: " if are_few else "No collectives to compare: "
-    if result.n_matched or (judged and result.world_size == 1):
+    if totals.n_matched or (judged and totals.world_size == 1):
         opening = "No problem found: "
     elif judged:
         opening = ""  # stragglers and slow links are unknown
     outliers = (
-        f"{format_count(result.n_outliers, 'outlier')}, explained by wait time or slow on all ranks"
-        if result.n_outliers
+        f"{format_count(totals.n_outliers, 'outlier')}, explained by wait time or slow on all ranks"
+        if totals.n_outliers
         else "no outliers"
-        if judged == result.n_events
+        if judged == totals.n_events
         else f"no outliers among the {judged:,} that could be compared"
         if judged
         else f"too few of {'each kind' if are_few else 'the same size'} to detect outliers"
     )
     return (
-        f"{opening}{format_count(result.n_events, 'collective')}{over} took "
-        f"{format_ns(result.total_comm_ns)} in total{wait} and ran during {share} of the recorded "
+        f"{opening}{format_count(totals.n_events, 'collective')}{over} took "
+        f"{format_ns(totals.total_comm_ns)} in total{wait} and ran during {share} of the recorded "
         f"time; {outliers}{stragglers}."
     )
 
@@ -525,8 +554,8 @@ def small_collectives(result: CommOutliers) -> str:
     """Report many small collectives per step; empty if there are few."""
     small = result.instances.filter(_is_small())
     steps = result.instances["step"].drop_nulls().n_unique()
-    per_step = small.height / result.n_ranks / max(steps, 1)
-    if per_step < MANY or 2 * small.height < result.n_events:
+    per_step = small.height / result.totals.n_ranks / max(steps, 1)
+    if per_step < MANY or 2 * small.height < result.totals.n_events:
         return ""
     median = small.select(pl.col("duration_ns").median().cast(pl.Int64)).item()
     often = "per step and rank" if steps else "per rank"
@@ -575,17 +604,14 @@ def _ranges(numbers: pl.Series) -> str:
 def _outliers(result: CommOutliers) -> tuple[Table, ...]:
     """Return the outliers; of several ranks one row per collective, and each event as data only."""
     events = tables.table("outliers", result.outliers())
-    if result.n_ranks == 1:
+    if result.totals.n_ranks == 1:
         return (events,)
     collectives = tables.table("outlier_collectives", result.outlier_collectives())
     return (collectives, replace(events, columns={}))
 
 
-def _concentration(result: CommOutliers) -> tuple[Table, ...]:
-    """Return the groups of ranks that cause most wait time, of many ranks."""
-    if result.n_ranks < chains.MANY_RANKS or not result.n_matched:
-        return ()
-    return (tables.table("concentration", chains.concentration(result.positions)),)
+def _optional(name: str, frame: pl.DataFrame | None) -> tuple[Table, ...]:
+    return () if frame is None else (tables.table(name, frame),)
 
 
 def _tables(result: CommOutliers) -> tuple[Table, ...]:
@@ -593,22 +619,25 @@ def _tables(result: CommOutliers) -> tuple[Table, ...]:
 
     Tables that compare ranks are left out for a single rank.
     """
+    delayed = result.delayed
     worst = result.collectives.sort("imposed_ns", "instance", descending=[True, False])
-    windows = result.delayed.with_row_index("window").select("window", "step", rank="last_rank")
-    context = result.context.join(windows, on="window", how="left", maintain_order="left")
+    windows = delayed.collectives.with_row_index("window").select(
+        "window", "step", rank="last_rank"
+    )
+    context = delayed.context.join(windows, on="window", how="left", maintain_order="left")
     single = (
-        *(() if result.baseline is None else (tables.table("baseline", result.baseline),)),
+        *_optional("baseline", result.baseline),
         *_outliers(result),
-        *(() if result.memory is None else (tables.table("memory", result.memory),)),
+        *_optional("memory", result.memory),
         tables.table("groups", result.groups),
     )
-    if result.n_ranks == 1:
+    if result.totals.n_ranks == 1:
         return (*single, tables.table("ranks", result.ranks, several=False))
-    more = f" (arrival delay of {format_ns(result.min_wait_ns)} or more)"
+    more = f" (arrival delay of {format_ns(delayed.min_wait_ns)} or more)"
     return (
-        tables.table("delayed", result.delayed_with_context(), more),
+        tables.table("delayed", delayed.with_activity(), more),
         tables.table("ranks", result.ranks),
-        *_concentration(result),
+        *_optional("concentration", result.concentration),
         *single,
         tables.table("collectives", worst),
         tables.table("steps", result.steps),

@@ -1,11 +1,35 @@
 """Common axis of recordings: whether their clocks can be compared, and what aligns them."""
 
 from collections.abc import Hashable, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import polars as pl
 
 from traceanalyzer.analyzers.common.columns import OfRank, source_of, stacked
+from traceanalyzer.trace import Meta
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The recording that a part of a result is from.
+
+    Attributes:
+        rank: global rank, or None.
+        path: the file.
+        epoch_ns: absolute time of the trace's ts 0, or None.
+        start_ns: time of the file's first event, or None.
+    """
+
+    rank: int | None
+    path: str
+    epoch_ns: int | None
+    start_ns: int | None
+
+
+def origin(source: Meta | Origin) -> dict[str, Any]:
+    """Return the fields of :class:`Origin` by name."""
+    return {name: getattr(source, name) for name in ("rank", "path", "epoch_ns", "start_ns")}
 
 
 class OnClock(OfRank, Protocol):

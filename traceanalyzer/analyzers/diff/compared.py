@@ -150,9 +150,12 @@ def _labels(pair: Pair) -> dict[str, str]:
     """Return the columns with parts in both runs, and their labels."""
     if pair.bases[0].places is None:
         idle = [run.idle for run in pair.both if run.idle]
-        if len(idle) < 2 or idle[0].on_host != idle[1].on_host:
+        if len(idle) < 2 or idle[0].coverage.on_host != idle[1].coverage.on_host:
             return {}
-        return {**_ON_THREAD, f"{BUSY}_ns": "operators" if idle[0].on_host else "device busy"}
+        return {
+            **_ON_THREAD,
+            f"{BUSY}_ns": "operators" if idle[0].coverage.on_host else "device busy",
+        }
     known = [_known(run.counted) for run in pair.both]
     for needed, labels in (
         ({"compute_ns", "unknown_ns"}, {**_ON_DEVICE, **_CAUSES}),

@@ -362,7 +362,7 @@ def _value(name: Name, run: Run) -> Value | None:
         return _step(run)
     if name in ("device", "thread"):
         # as in gpu-idle, so that the parts of the time add up to it
-        idle = run.idle if run.idle and run.idle.on_host == (name == "thread") else None
+        idle = run.idle if run.idle and run.idle.coverage.on_host == (name == "thread") else None
         return None if idle is None else Value(idle.span_ns / idle.units.height)
     if name == "samples":
         return _samples(run)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import polars as pl
@@ -11,14 +11,14 @@ from traceanalyzer.analyzers.base import Analyzer, Needs
 from traceanalyzer.analyzers.common import clocks, device_work
 from traceanalyzer.analyzers.common.columns import grouped, stacked
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE, MEMORY
-from traceanalyzer.analyzers.common.gpu_api import OF_PYTORCH, trains
+from traceanalyzer.analyzers.common.gpu_api import Api, joined_api
 from traceanalyzer.analyzers.common.step_marks import by_kernels
 from traceanalyzer.analyzers.gpu_idle import causes, gaps as losing, host, longest_gaps
 from traceanalyzer.analyzers.gpu_idle.causes import BUSY, CAUSE, CAUSES
 from traceanalyzer.analyzers.gpu_idle.gaps import drained, queued, with_launches
-from traceanalyzer.analyzers.gpu_idle.host import Excerpt, take
+from traceanalyzer.analyzers.gpu_idle.host import Excerpt, HostTime, take
 from traceanalyzer.analyzers.gpu_idle.options import Options
-from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
+from traceanalyzer.analyzers.gpu_idle.result import Coverage, GpuIdle
 from traceanalyzer.frames import intervals
 from traceanalyzer.trace import Trace
 from traceanalyzer.vocabulary import DEVICE_WORK
@@ -45,66 +45,32 @@ def needs(_options: Options) -> Needs:
 
 
 @dataclass(frozen=True)
-class Part:
+class Part(clocks.Origin):
     """One rank's devices, or its main thread without recorded device work.
 
     Attributes:
-        rank: global rank, None if not recorded.
-        path: the file.
-        epoch_ns: absolute time of the trace's ts 0, or None.
-        start_ns: time of the file's first event, or None.
-        on_host: no device work was recorded: the unit is the main thread, busy in operators.
-        work_lost: the file is truncated, or work was launched but none recorded.
-        host_known: host slices were recorded.
-        launches_known: launch calls were joined to device work.
-        stacks_known: Python functions or sampled stacks were read.
-        unread_samples: the file has unread sampled stacks, and a gap lacks a cause.
-        unread_targets: a gap is a device-side wait, and the targets of stream waits were not read.
+        coverage: what was recorded.
+        program: its GPU API and framework.
+        host: data loading and file access.
         units: unit (number), device, pid, start, end and :data:`MEASURES`.
         causes: unit, cause, gaps (idle intervals with the cause), idle_ns, longest_ns.
         lost: unit, cause, start, end: all idle time, exposed communication and exposed copies;
             None unless requested.
         steps: unit, step, start, end and :data:`MEASURES`.
-        steps_by_kernels: steps are not marked but detected by repeating kernels.
         gaps: rows of :func:`~.longest_gaps.longest`.
-        loader: rows of :func:`~.host.loader_slices`.
-        loader_code: rows of :func:`~.host.loader_code`.
-        file_calls: rows of :func:`~.host.file_calls`, in idle time whose cause they may show.
         gap_count: number of idle gaps that are not short.
-        pytorch: operators or kernels of PyTorch were recorded.
-        trains: an optimizer or a backward pass was recorded.
-        hip: the program uses AMD's GPUs.
-        copies_pinned: no copy of a batch is named as one from pageable memory.
-        hints: how to record missing data with the profiler that wrote the file.
         by_device: the same with one unit per device, if units are processes.
     """
 
-    rank: int | None
-    path: str
-    epoch_ns: int | None
-    start_ns: int | None
-    on_host: bool
-    work_lost: bool
-    host_known: bool
-    launches_known: bool
-    stacks_known: bool
-    unread_samples: bool
-    unread_targets: bool
+    coverage: Coverage
+    program: Api
+    host: HostTime
     units: pl.DataFrame
     causes: pl.DataFrame
     lost: pl.DataFrame | None
     steps: pl.DataFrame
-    steps_by_kernels: bool
     gaps: pl.DataFrame
-    loader: pl.DataFrame
-    loader_code: pl.DataFrame
-    file_calls: pl.DataFrame
     gap_count: int
-    pytorch: bool
-    trains: bool
-    hip: bool
-    copies_pinned: bool
-    hints: Mapping[str, str]
     by_device: Part | None = None
 
 
@@ -139,35 +105,39 @@ def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> P
     marked = host.steps_of_units(excerpt, units)
     measured = _measured(pl.concat([units, marked], how="diagonal"), windows)
     longest = longest_gaps.longest(excerpt, gaps, caused, files, options.library_names)
-    unexplained = longest["cause"].is_in(_UNEXPLAINED).any()
+    unexplained = pl.concat(idle_of[cause] for cause in _UNEXPLAINED)
     return Part(
-        rank=excerpt.rank,
-        path=excerpt.path,
-        epoch_ns=excerpt.epoch_ns,
-        start_ns=excerpt.start_ns,
-        on_host=excerpt.on_host,
-        work_lost=excerpt.work_lost,
-        host_known=excerpt.slices.height > 0,
-        launches_known=excerpt.launched.height > 0,
-        stacks_known=excerpt.stacks_read,
-        unread_samples=excerpt.samples_recorded and not excerpt.stacks_read and unexplained,
-        unread_targets=excerpt.unread_targets and (longest["cause"] == causes.DEVICE_WAIT).any(),
+        **clocks.origin(excerpt),
+        coverage=_coverage(excerpt, longest["cause"]),
+        program=excerpt.program,
+        host=HostTime(
+            loader=host.loader_slices(loading),
+            loader_code=host.loader_code(excerpt, loading),
+            file_calls=host.file_calls(near, files, unexplained),
+            copies_pinned=host.copies_pinned(excerpt),
+        ),
         units=measured.head(units.height).drop("step"),
         causes=_by_cause(caused),
         lost=losing.lost(lost, late_launches) if lost else None,
         steps=measured.tail(marked.height).drop("device", "pid"),
-        steps_by_kernels=by_kernels(excerpt.steps),
         gaps=longest,
-        loader=host.loader_slices(loading),
-        loader_code=host.loader_code(excerpt, loading),
-        file_calls=host.file_calls(near, files, pl.concat(idle_of[of] for of in _UNEXPLAINED)),
         gap_count=gaps.height,
-        pytorch=any(mark in name for name in excerpt.names for mark in OF_PYTORCH),
-        trains=trains(excerpt.names),
-        hip=excerpt.hip,
-        copies_pinned=host.copies_pinned(excerpt),
-        hints=excerpt.hints,
         by_device=measure(excerpt.by_device, options) if excerpt.by_device else None,
+    )
+
+
+def _coverage(excerpt: Excerpt, causes_of_gaps: pl.Series) -> Coverage:
+    unexplained = causes_of_gaps.is_in(_UNEXPLAINED).any()
+    return Coverage(
+        on_host=excerpt.on_host,
+        work_lost=excerpt.work_lost,
+        host_known=excerpt.slices.height > 0,
+        launches_known=excerpt.launched.height > 0 or excerpt.on_host,
+        stacks_known=excerpt.stacks_read,
+        steps_by_kernels=by_kernels(excerpt.steps),
+        unread_samples=excerpt.samples_recorded and not excerpt.stacks_read and unexplained,
+        unread_targets=excerpt.unread_targets and (causes_of_gaps == causes.DEVICE_WAIT).any(),
+        hints=excerpt.hints,
     )
 
 
@@ -247,7 +217,7 @@ def measure_for_rules(trace: Trace, options: Options) -> Part:
 
 def _merged(part: Part, trace: Trace, options: Options) -> Part:
     """Merge short lost intervals; times in steps and from one collective to the next remain."""
-    if part.lost is None or part.on_host or part.lost.height <= losing.MANY:
+    if part.lost is None or part.coverage.on_host or part.lost.height <= losing.MANY:
         return part
     work = device_work.device_work(trace, options.comm_patterns)
     starts = work.filter(pl.col("work_kind") == COMMUNICATION).select("device", ts="start")
@@ -265,16 +235,7 @@ def _merged(part: Part, trace: Trace, options: Options) -> Part:
 def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()) -> GpuIdle:
     """Join the idle time of all ranks by cause."""
     shifts, one_clock = clocks.axis(parts, "units")
-    units = _by_device(parts, "units", shifts)
-    loader, loader_code, file_calls = (
-        pl.concat(getattr(part, table) for part in parts)
-        .group_by("name")
-        .agg(pl.exclude("name", "longest_ns").sum(), pl.col("^longest_ns$").max())
-        .sort(pl.nth(order), "name", descending=[True, False])
-        for table, order in (("loader", 2), ("loader_code", 1), ("file_calls", 1))
-    )
     key = ["rank", "path", "device", "pid"]
-    steps = _by_device(parts, "steps", shifts).sort(*key, "start", nulls_last=True)
     gaps = _by_device(parts, "gaps", shifts).sort(
         pl.col("end") - pl.col("start"), *key, "start", descending=[True] + [False] * 5
     )
@@ -282,31 +243,19 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
         *key, "idle_ns", "cause", descending=[False] * 4 + [True, False]
     )
     return GpuIdle(
+        options=options,
+        coverage=Coverage.joined([part.coverage for part in parts]),
+        program=joined_api([part.program for part in parts]),
+        host=HostTime.joined([part.host for part in parts]),
+        units=_by_device(parts, "units", shifts).sort(key),
+        causes=by_cause,
         lost=_by_device(parts, "lost", shifts).drop("at_ns")
         if all(part.lost is not None for part in parts)
         else None,
-        by=options.by,
-        on_host=all(part.on_host for part in parts),
-        work_lost=any(part.work_lost for part in parts),
-        host_known=all(part.host_known for part in parts),
-        launches_known=all(part.launches_known or part.on_host for part in parts),
-        stacks_known=any(part.stacks_known for part in parts),
-        loader=loader,
-        loader_code=loader_code,
-        file_calls=file_calls,
-        min_gap_ns=options.min_gap_ns,
-        gap_count=sum(part.gap_count for part in parts),
-        units=units.sort(key),
-        causes=by_cause,
-        steps=steps,
-        steps_by_kernels=any(part.steps_by_kernels for part in parts),
+        steps=_by_device(parts, "steps", shifts).sort(*key, "start", nulls_last=True),
         gaps=gaps,
+        gap_count=sum(part.gap_count for part in parts),
         one_clock=one_clock,
-        pytorch=any(part.pytorch for part in parts),
-        trains=any(part.trains for part in parts),
-        hip=any(part.hip for part in parts),
-        copies_pinned=all(part.copies_pinned for part in parts),
-        hints=parts[0].hints,
         whole=combine([part.by_device or part for part in parts], replace(options, by="device"))
         if options.by == "process"
         else None,
@@ -315,8 +264,8 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
 
 def more(parts: Sequence[Part], options: Options) -> Needs | None:
     """Return what to read to explain long gaps: sampled stacks, or targets of stream waits."""
-    samples = any(part.unread_samples for part in parts)
-    targets = any(part.unread_targets for part in parts)
+    samples = any(part.coverage.unread_samples for part in parts)
+    targets = any(part.coverage.unread_targets for part in parts)
     if not samples and not targets:
         return None
     first = needs(options)

@@ -9,8 +9,9 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.common import device_work, step_marks
+from traceanalyzer.analyzers.common.clocks import Origin, origin
 from traceanalyzer.analyzers.common.columns import left_join
-from traceanalyzer.analyzers.common.gpu_api import uses_hip
+from traceanalyzer.analyzers.common.gpu_api import OF_PYTORCH, Api, trains, uses_hip
 from traceanalyzer.analyzers.common.launching import is_graph_capture, launches
 from traceanalyzer.analyzers.common.names import (
     ADDRESS,
@@ -25,6 +26,7 @@ from traceanalyzer.analyzers.gpu_idle.options import Options
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals, linking, nesting, numbering
 from traceanalyzer.trace import Trace, is_truncated, record_hint
+from traceanalyzer.units import format_ns
 from traceanalyzer.vocabulary import ANNOTATION_KINDS, HOST_COLLECTIVE_PREFIXES, LAUNCH_KINDS
 
 #: Host slices that show the activity of a thread.
@@ -45,6 +47,8 @@ _RUNS_COLLECTIVE = starting_with(*HOST_COLLECTIVE_PREFIXES)
 #: Calls that make a stream wait for another one.
 _STREAM_WAIT = r"^(?:cuda|hip|cu)StreamWait(?:Event|Value)"
 
+_SINGLE_PROCESS = "_SingleProcessDataLoaderIter"
+
 #: The column of arguments, read on request.
 _ARGS = "args"
 
@@ -60,14 +64,10 @@ _MAY_LACK = ("device work", "step", "other code")
 
 
 @dataclass(frozen=True)
-class Excerpt:
+class Excerpt(Origin):
     """One rank's devices and host.
 
     Attributes:
-        rank: global rank, or None.
-        path: the file.
-        epoch_ns: absolute time of the trace's ts 0, or None.
-        start_ns: time of the file's first event, or None.
         steps: rows of :func:`~traceanalyzer.analyzers.common.step_marks.steps`.
         units: unit (number), device, pid: what can be idle; pid if units are processes. Without
             device work one unit, the main thread.
@@ -81,7 +81,7 @@ class Excerpt:
         stream_waits: rows of :func:`_stream_waits`.
         unread_targets: the file has the targets of stream waits, in unread arguments.
         names: all distinct names, including those of slices.
-        hip: the program uses AMD's GPUs.
+        program: its GPU API and framework: whether operators or kernels of PyTorch were recorded.
         work_lost: the file is truncated, or work was launched but none recorded.
         recorded_until: end of the last work (of the last operator without device work) of a
             truncated file: what follows is missing, not idle. None if the file is complete.
@@ -93,10 +93,6 @@ class Excerpt:
         by_device: the same with one unit per device, if units are processes.
     """
 
-    rank: int | None
-    path: str
-    epoch_ns: int | None
-    start_ns: int | None
     steps: pl.DataFrame
     units: pl.DataFrame
     work: pl.DataFrame
@@ -109,7 +105,7 @@ class Excerpt:
     stream_waits: pl.DataFrame
     unread_targets: bool
     names: list[str]
-    hip: bool
+    program: Api
     work_lost: bool
     recorded_until: int | None
     collectives: pl.DataFrame
@@ -143,6 +139,57 @@ class Excerpt:
         return rows.join(self.threads, on="thread")[["unit", "start", "end"]]
 
 
+@dataclass(frozen=True)
+class HostTime:
+    """Data loading and file access on the host.
+
+    Attributes:
+        loader: slices that count as data loading: name, n, total_ns (nested ones in each other).
+        loader_code: functions and operators that ran inside data loading: name, self_ns.
+        file_calls: calls of the OS runtime that access files in idle time of data loading,
+            checkpoints and files, other host code or unknown cause: name, idle_ns, longest_ns (the
+            longest call); the row without a name is the union of all calls.
+        copies_pinned: no copy of a batch is named as one from pageable memory.
+    """
+
+    loader: pl.DataFrame
+    loader_code: pl.DataFrame
+    file_calls: pl.DataFrame
+    copies_pinned: bool
+
+    @classmethod
+    def joined(cls, several: Sequence[HostTime]) -> HostTime:
+        """Return the sums of all ranks."""
+        return cls(
+            loader=_summed([one.loader for one in several], "total_ns"),
+            loader_code=_summed([one.loader_code for one in several], "self_ns"),
+            file_calls=_summed([one.file_calls for one in several], "idle_ns"),
+            copies_pinned=all(one.copies_pinned for one in several),
+        )
+
+    @property
+    def loads_in_process(self) -> bool:
+        """Whether PyTorch's DataLoader runs without worker processes."""
+        return bool(self.loader["name"].str.contains(_SINGLE_PROCESS, literal=True).any())
+
+    @property
+    def long_line(self) -> str | None:
+        """The call that reads a line and takes longer than any read of a file, with its time."""
+        is_long = pl.col("longest_ns") >= causes.LONG_LINE_NS
+        reads_line = pl.col("name").str.contains(causes.READS_LINE)
+        calls = self.file_calls.filter(is_long, reads_line).sort("longest_ns")
+        for name, longest_ns in calls.tail(1).select("name", "longest_ns").iter_rows():
+            return f"{name} takes {format_ns(longest_ns)}"
+        return None
+
+
+def _summed(frames: Sequence[pl.DataFrame], time: str) -> pl.DataFrame:
+    """Return the sums of all ranks by name, most time first."""
+    rows = pl.concat(frames).group_by("name")
+    sums = rows.agg(pl.exclude("name", "longest_ns").sum(), pl.col("^longest_ns$").max())
+    return sums.sort(time, "name", descending=[True, False])
+
+
 def take(trace: Trace, options: Options) -> Excerpt:
     """Extract one rank's devices and host threads from its trace.
 
@@ -173,10 +220,7 @@ def take(trace: Trace, options: Options) -> Excerpt:
     del calls, thread  # of millions of calls, before the slices are taken
     pids = threads[["unit", "pid"]].unique()
     return Excerpt(
-        rank=trace.meta.rank,
-        path=trace.meta.path,
-        epoch_ns=trace.meta.epoch_ns,
-        start_ns=trace.meta.start_ns,
+        **origin(trace.meta),
         steps=steps,
         units=units.select("unit", "device", pid="pid" if by_process else pl.lit(None, pl.Int64)),
         work=work[["unit", "kind", "name", "bytes", "work_kind", "start", "end"]],
@@ -190,7 +234,11 @@ def take(trace: Trace, options: Options) -> Excerpt:
         unread_targets=_ARGS not in trace.events.columns
         and trace.events.select((pl.col("kind") == "cuda_sync").any()).item(),
         names=trace.names,
-        hip=uses_hip(trace.meta, trace.names),
+        program=Api(
+            hip=uses_hip(trace.meta, trace.names),
+            pytorch=any(mark in name for name in trace.names for mark in OF_PYTORCH),
+            trains=trains(trace.names),
+        ),
         work_lost=is_truncated(trace) or (work.is_empty() and _calling(trace).height > 0),
         recorded_until=until,
         collectives=_collectives(trace, pids),

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import polars as pl
 
 from traceanalyzer.analyzers.common import display, kernel_names
-from traceanalyzer.analyzers.common.display import stacked
-from traceanalyzer.analyzers.common.gpu_api import in_hip
+from traceanalyzer.analyzers.common.display import headings, known_columns, stacked
+from traceanalyzer.analyzers.common.gpu_api import Api
 from traceanalyzer.analyzers.common.step_marks import INFERRED_STEPS
 from traceanalyzer.analyzers.gpu_idle import causes
-from traceanalyzer.analyzers.gpu_idle.options import By
+from traceanalyzer.analyzers.gpu_idle.host import HostTime
+from traceanalyzer.analyzers.gpu_idle.options import Options
 from traceanalyzer.drawings import Chart
 from traceanalyzer.result import Result, Table, View
 from traceanalyzer.units import format_frac, format_ns
@@ -33,12 +34,62 @@ TRUNCATED = (
 #: Slices and calls named in texts.
 _NAMED = 2
 
-_SINGLE_PROCESS = "_SingleProcessDataLoaderIter"
-
 #: Columns that identify units.
 _UNIT = ("rank", "path", "device", "pid")
 
-_KEY = {"rank": "rank", "file": "file", "device": "device", "pid": "process"}
+_KEY = headings("rank, file, device, pid: process")
+
+#: Columns of times that are left out if they are 0.
+_IF_NONZERO = ("exposed_communication_ns", "batch_copy_ns", "loader_ns", "overlapped_loader_ns")
+
+#: Columns of the activity in gaps.
+_ACTIVITY = headings(
+    "activity: host activity, own_code: own code, range: annotation, sampled: sampled most, "
+    "waits_for: stream waits for, kernel_before: kernel before, kernel_after: kernel after"
+)
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """What was recorded of a rank, or of all ranks.
+
+    Attributes:
+        on_host: no device work was recorded; the units are the main threads of the ranks, busy in
+            operators.
+        work_lost: a file is truncated, or work was launched but none recorded.
+        host_known: host slices were recorded.
+        launches_known: launch calls were joined to device work, if there is any.
+        stacks_known: Python functions or sampled stacks of the main threads were recorded.
+        steps_by_kernels: steps are not marked but detected by repeating kernels.
+        unread_samples: a file has unread sampled stacks, and a gap lacks a cause.
+        unread_targets: a gap is a device-side wait, and the targets of stream waits were not read.
+        hints: how to record missing data with the profiler that wrote the (first) file.
+    """
+
+    on_host: bool
+    work_lost: bool
+    host_known: bool
+    launches_known: bool
+    stacks_known: bool
+    steps_by_kernels: bool
+    unread_samples: bool
+    unread_targets: bool
+    hints: Mapping[str, str]
+
+    @classmethod
+    def joined(cls, several: Sequence[Coverage]) -> Coverage:
+        """Return the coverage of all ranks."""
+        return cls(
+            on_host=all(one.on_host for one in several),
+            work_lost=any(one.work_lost for one in several),
+            host_known=all(one.host_known for one in several),
+            launches_known=all(one.launches_known for one in several),
+            stacks_known=any(one.stacks_known for one in several),
+            steps_by_kernels=any(one.steps_by_kernels for one in several),
+            unread_samples=any(one.unread_samples for one in several),
+            unread_targets=any(one.unread_targets for one in several),
+            hints=several[0].hints,
+        )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -46,24 +97,10 @@ class GpuIdle(Result):
     """Idle time of each device by cause.
 
     Attributes:
-        by: the option.
-        on_host: no device work was recorded; the units are the main threads of the ranks, busy in
-            operators.
-        work_lost: a file is truncated, or work was launched but none recorded.
-        host_known: host slices were recorded.
-        launches_known: launch calls were joined to device work.
-        stacks_known: Python functions or sampled stacks of the main threads were recorded.
-        loader: slices that count as data loading: name, n, total_ns (nested ones in each other).
-        loader_code: functions and operators that ran inside data loading: name, self_ns.
-        file_calls: calls of the OS runtime that access files in idle time of data loading,
-            checkpoints and files, other host code or unknown cause: name, idle_ns, longest_ns (the
-            longest call); the row without a name is the union of all calls.
-        min_gap_ns: shorter gaps are ``short_gap``.
-        gap_count: number of gaps that are not shorter.
-        pytorch: operators or kernels of PyTorch were recorded.
-        trains: an optimizer or a backward pass was recorded.
-        hip: the program uses AMD's GPUs.
-        copies_pinned: no copy of a batch is named as one from pageable memory.
+        options: the options: ``by``, ``min_gap_ns`` (shorter gaps are ``short_gap``), ...
+        coverage: what was recorded.
+        program: its GPU API and framework; ``pytorch``: operators or kernels of it were recorded.
+        host: data loading and file access on the host.
         units: one row per device (or process on a device, or main thread): rank, path, device, pid,
             start, end, ``busy_ns`` and a column per cause (``dataloading_ns`` ...), which add up to
             end - start; ``loader_ns`` and ``copy_ns``, the time of the loader and of the copies of
@@ -82,43 +119,30 @@ class GpuIdle(Result):
             ``at_ns`` (start on the axis), the columns of times of ``units`` for the step's
             time on the host (on the device if the host runs far ahead of it), and
             ``exposed_communication_ns`` (communication without compute, part of ``busy_ns``).
-        steps_by_kernels: steps are not marked but detected by repeating kernels.
         gaps: the longest gaps, at most 200 per rank: rank, path, device, pid, start, end,
             ``at_ns`` (start on the axis), step, cause (of most of it), ``cause_ns``, before and
             after (device work on either side), waits_for (the call that makes the stream of the
             next work wait), sampled (the most frequent leaf function sampled in it), sampled_frac,
             host_event, python, own_code and annotation (innermost slices that ran for half of it or
             more), innermost (of all of them).
+        gap_count: number of gaps that are not shorter than ``options.min_gap_ns``.
         one_clock: all ranks are on one axis, which begins with the first event of the first file:
             by absolute times, in a report also corrected by the ends of collectives. Otherwise the
             axis of each rank begins with its first event.
-        hints: how to record missing data with the profiler that wrote the (first) file.
         whole: the result by device if units are processes: sums and shares are of devices.
     """
 
-    by: By
-    on_host: bool
-    work_lost: bool
-    host_known: bool
-    launches_known: bool
-    stacks_known: bool
-    loader: pl.DataFrame
-    loader_code: pl.DataFrame
-    file_calls: pl.DataFrame
-    min_gap_ns: int
-    gap_count: int
-    pytorch: bool
-    trains: bool
-    hip: bool
-    copies_pinned: bool
+    options: Options
+    coverage: Coverage
+    program: Api
+    host: HostTime
     units: pl.DataFrame
     causes: pl.DataFrame
     lost: pl.DataFrame | None
     steps: pl.DataFrame
-    steps_by_kernels: bool
     gaps: pl.DataFrame
+    gap_count: int
     one_clock: bool
-    hints: Mapping[str, str]
     whole: GpuIdle | None = None
 
     @property
@@ -166,9 +190,9 @@ class GpuIdle(Result):
 
     def waiting(self, cause: str) -> str:
         """Return the cause in a sentence, with the calls that read files if they are most of it."""
-        if cause == causes.BATCH_COPY and not self.pytorch:
+        if cause == causes.BATCH_COPY and not self.program.pytorch:
             return "waiting while the host copies data to the GPU"
-        if cause == causes.SHORT_GAP and self.on_host:
+        if cause == causes.SHORT_GAP and self.coverage.on_host:
             return causes.BETWEEN_OPERATORS
         if cause != causes.CHECKPOINT_IO or not self.reads:
             return causes.WAITING[cause]
@@ -177,19 +201,9 @@ class GpuIdle(Result):
     @property
     def reads(self) -> tuple[str, ...]:
         """The calls with most time that read files, if they are half of checkpoints and files."""
-        calls = self.by_device.file_calls.filter(pl.col("name").str.contains(causes.READS))
+        calls = self.by_device.host.file_calls.filter(pl.col("name").str.contains(causes.READS))
         is_most = 2 * calls["idle_ns"].sum() > self.idle_by_cause[causes.CHECKPOINT_IO]
         return tuple(calls["name"].head(_NAMED)) if is_most else ()
-
-    @property
-    def long_line(self) -> str | None:
-        """The call that reads a line and takes longer than any read of a file, with its time."""
-        is_long = pl.col("longest_ns") >= causes.LONG_LINE_NS
-        reads_line = pl.col("name").str.contains(causes.READS_LINE)
-        calls = self.by_device.file_calls.filter(is_long, reads_line).sort("longest_ns")
-        for name, longest_ns in calls.tail(1).select("name", "longest_ns").iter_rows():
-            return f"{name} takes {format_ns(longest_ns)}"
-        return None
 
     def advice(self, cause: str, saves: str, *, here: bool = False) -> str:
         """Return the advice for a cause of idle time, with the maximum saving.
@@ -199,34 +213,30 @@ class GpuIdle(Result):
             saves: its idle time, as text.
             here: the advice is part of this result, not of a diagnosis.
         """
-        if cause == causes.DATALOADING and self.loads_in_process and self.pytorch:
+        program, host = self.program, self.host
+        if cause == causes.DATALOADING and host.loads_in_process and program.pytorch:
             return (
                 "Load data in worker processes (num_workers=0 loads it in the main process, not "
                 f"overlapped): saves up to {saves}."
             )
-        if cause == causes.SHORT_GAP and self.on_host:
+        if cause == causes.SHORT_GAP and self.coverage.on_host:
             return causes.FEWER_OPERATORS.format(saves=saves)
         if cause == causes.CHECKPOINT_IO and self.reads:
-            lines = causes.READING_LINES * (self.long_line is not None)
+            lines = causes.READING_LINES * (self.by_device.host.long_line is not None)
             return causes.READING.format(lines=lines, saves=saves)
-        if cause == causes.BATCH_COPY and self.copies_pinned and self.pytorch:
+        if cause == causes.BATCH_COPY and host.copies_pinned and program.pytorch:
             return causes.BATCH_COPY_PINNED.format(saves=saves)
-        code = "" if self.stacks_known else self.hints["other code"]
+        code = "" if self.coverage.stacks_known else self.coverage.hints["other code"]
         if cause == causes.UNKNOWN:
-            code = self.hints["device work"]
+            code = self.coverage.hints["device work"]
         place = ""
         if cause == causes.HOST_CODE:
             place = "".join(main_place(self.of_cause(cause), "innermost")["place"])
         text = causes.advice(
-            cause,
-            saves,
-            code=code,
-            place=place,
-            pytorch=self.pytorch,
-            trains=self.trains,
+            cause, saves, code=code, place=place, pytorch=program.pytorch, trains=program.trains,
             here=here,
-        )
-        return in_hip(text) if self.hip else text
+        )  # fmt: skip
+        return program.named(text)
 
     def on_axis(self, shifts: pl.DataFrame, *, one_clock: bool) -> GpuIdle:
         """Return the result with the gaps on another axis, for example that of the timeline.
@@ -242,15 +252,10 @@ class GpuIdle(Result):
         at = pl.coalesce(pl.col("start") + pl.col("shift"), "at_ns").alias("at_ns")
         return replace(self, gaps=placed.with_columns(at).drop("shift"), one_clock=one_clock)
 
-    @property
-    def loads_in_process(self) -> bool:
-        """Whether PyTorch's DataLoader runs without worker processes."""
-        return bool(self.loader["name"].str.contains(_SINGLE_PROCESS, literal=True).any())
-
     def view(self) -> View:
         """Return causes, devices, steps, longest gaps; charts of idle time by cause and device."""
         return View(
-            title="Why is the main thread waiting?" if self.on_host else "Why is the GPU idle?",
+            title=f"Why is the {'main thread waiting' if self.coverage.on_host else 'GPU idle'}?",
             verdict=_verdict(self),
             notes=tuple(_notes(self)),
             tables=_tables(self),
@@ -277,7 +282,7 @@ def _verdict(result: GpuIdle) -> str:
     idle = result.idle_ns / result.span_ns
     of_span = f"{format_ns(result.idle_ns)} of {format_ns(result.span_ns)}"
     text = [f"{_who(result)} {format_frac(idle)} of the time ({of_span})."]
-    if result.work_lost and not result.on_host:
+    if result.coverage.work_lost and not result.coverage.on_host:
         text.append(TRUNCATED)
     cause, lost = max(result.idle_by_cause.items(), key=lambda item: item[1])
     loading = cause == causes.DATALOADING
@@ -290,15 +295,15 @@ def _verdict(result: GpuIdle) -> str:
         per_step = _per_step(result, cause)
         text.append(result.advice(cause, per_step, here=True))
     elif idle < _LITTLE:
-        more = "operators" if result.on_host else "kernels and overlap"
+        more = "operators" if result.coverage.on_host else "kernels and overlap"
         text.append(f"Reducing idle time would gain little; see {more}.")
     return " ".join(text if loading else text + loader)
 
 
 def _who(result: GpuIdle) -> str:
-    if result.on_host:
+    if result.coverage.on_host:
         why = "No GPU work was recorded"
-        if result.work_lost:
+        if result.coverage.work_lost:
             why = "GPU work is missing (truncated file, or recorded without CUDA activity)"
         return f"{why}, so the main thread is analysed: it runs no operator"
     devices = display.count_devices(result.units)
@@ -326,16 +331,17 @@ def files_accessed(result: GpuIdle) -> list[str]:
 
     A call that reads a line returns after one block of a file.
     """
-    calls = result.by_device.file_calls
+    host = result.by_device.host
+    calls = host.file_calls
     total = int(calls.filter(pl.col("name").is_null())["idle_ns"].sum())
     if total < _LITTLE * result.span_ns or not total:
         return []
     named = calls.drop_nulls("name").head(_NAMED)[["name", "idle_ns"]].iter_rows()
     each = ", ".join(f"{name} {format_ns(idle_ns)}" for name, idle_ns in named)
     text = f"The host is in file calls (OS runtime) for {_share(total, result.span_ns)}: {each}."
-    if result.long_line is None:
+    if host.long_line is None:
         return [text]
-    return [text, f"One call of {result.long_line}: it waits for a terminal or pipe, not a file."]
+    return [text, f"One call of {host.long_line}: it waits for a terminal or pipe, not a file."]
 
 
 def _share(part: int, whole: int) -> str:
@@ -348,7 +354,7 @@ def _loading(result: GpuIdle, *, largest: bool) -> list[str]:
     frac, of_what = waited / result.span_ns, "the time"
     if result.step_dataloading_frac is not None:
         frac, of_what = result.step_dataloading_frac, "step time"
-    who = "main thread" if result.on_host else "GPU"
+    who = "main thread" if result.coverage.on_host else "GPU"
     if not result.units["loader_ns"].sum():
         return []
     if frac < 0.01:
@@ -371,14 +377,14 @@ def _per_step(result: GpuIdle, cause: str) -> str:
         return f"{format_ns(lost)}{total} ({format_frac(lost / result.span_ns)} of the time)"
     lost = int(steps[f"{cause}_ns"].sum())
     mean = format_ns(round(lost / steps.height))
-    each = f" and {'process' if result.on_host else 'GPU'}" if several else ""
+    each = f" and {'process' if result.coverage.on_host else 'GPU'}" if several else ""
     return f"{mean} per step{each} ({format_frac(lost / result.step_ns)} of step time)"
 
 
 def _notes(result: GpuIdle) -> list[str]:
     """Return notes on definitions and missing data."""
     notes = []
-    recording = result.hints["device work"]
+    recording = result.coverage.hints["device work"]
     waited = result.idle_by_cause[causes.DATALOADING]
     units = result.by_device.units
     loader, overlapped = (int(units[name].sum()) for name in ("loader_ns", "overlapped_loader_ns"))
@@ -393,25 +399,26 @@ def _notes(result: GpuIdle) -> list[str]:
     copies = int(units["copy_ns"].sum())
     if copies:
         notes.append(f"Copying batches to the GPU took {format_ns(copies)} on the host.")
-    if result.on_host:
+    if result.coverage.on_host:
         notes.append(
             "The file has no GPU kernels: busy is the time of the main thread, and of the autograd "
             "thread that it waits for, in operators outside data loading. For the idle time of "
             f"the GPU {recording}."
         )
-    elif not result.host_known:
+    elif not result.coverage.host_known:
         notes.append(f"No host activity was recorded, so causes are unknown; {recording}.")
-    elif not result.launches_known:
+    elif not result.coverage.launches_known:
         notes.append(
             "Device work could not be joined to launch calls: causes are taken from all threads "
             f"that launch or run operators; {recording}."
         )
     notes += _step_notes(result)
-    if result.loader.height and waited:
-        names = ", ".join(result.loader["name"].head(_NAMED))
-        more = f" and {result.loader.height - _NAMED} more" * (result.loader.height > _NAMED)
+    loaders = result.host.loader["name"]
+    if loaders.len() and waited:
+        names = ", ".join(loaders.head(_NAMED))
+        more = f" and {loaders.len() - _NAMED} more" * (loaders.len() > _NAMED)
         notes.append(f"Counted as data loading: {names}{more}. --dataloader REGEX selects others.")
-    if not result.on_host:
+    if not result.coverage.on_host:
         notes.append(
             "The span of a device is from its first work to its last, extended to the marked "
             "steps; `kernels` and `overlap` measure from the first work to the last."
@@ -432,7 +439,7 @@ def _notes(result: GpuIdle) -> list[str]:
 def _gap_notes(result: GpuIdle) -> Iterator[str]:
     short = result.by_device.causes.filter(pl.col("cause") == causes.SHORT_GAP)["gaps"].sum()
     if short:
-        least = format_ns(result.min_gap_ns)
+        least = format_ns(result.options.min_gap_ns)
         yield f"Short gaps: {short:,} gaps below {least} (--min-gap), whatever the cause."
     if _is_in_parts(result):
         yield (
@@ -454,15 +461,15 @@ _MUCH_LONGER = 1.5
 
 
 def _step_notes(result: GpuIdle) -> Iterator[str]:
-    if result.steps_by_kernels:
+    if result.coverage.steps_by_kernels:
         yield INFERRED_STEPS
     elif not result.steps.height:
-        marking = result.hints["step"]
+        marking = result.coverage.hints["step"]
         yield (
             f"No steps are marked: shares are of the span. For shares of steps {marking}, or "
             "select other slices with --step-name."
             + " `steps --step-every REGEX` begins a step at each matching kernel."
-            * (not result.on_host)
+            * (not result.coverage.on_host)
         )
 
 
@@ -472,7 +479,7 @@ def _step_notes(result: GpuIdle) -> Iterator[str]:
 def _tables(result: GpuIdle) -> tuple[Table, ...]:
     """Return causes, units, steps and longest gaps; with ``by="step"`` steps come first."""
     tables = [_causes(result), _units(result), _steps(result), _gaps(result)]
-    if result.by == "step":
+    if result.options.by == "step":
         tables.insert(0, tables.pop(2))
     return tuple(tables)
 
@@ -486,11 +493,11 @@ def _causes(result: GpuIdle) -> Table:
         idle_frac=pl.col("idle_ns") / max(result.idle_ns, 1),
         span_frac=pl.col("idle_ns") / max(result.span_ns, 1),
     ).sort("idle_ns", "why", descending=[True, False])
-    columns = {
-        "why": "cause", "idle_ns": "idle", "span_frac": "share of time",
-        "idle_frac": "share of idle", "gaps": "gaps", "longest_ns": "longest",
-    }  # fmt: skip
-    waiting = "Waiting" if result.on_host else "Idle"
+    columns = headings(
+        "why: cause, idle_ns: idle, span_frac: share of time, idle_frac: share of idle, gaps, "
+        "longest_ns: longest"
+    )
+    waiting = "Waiting" if result.coverage.on_host else "Idle"
     ordered = frame.select("cause", "why", pl.exclude("cause", "why"))
     return Table("causes", f"{waiting} by cause", ordered, columns, empty="never idle")
 
@@ -499,38 +506,32 @@ def _units(result: GpuIdle) -> Table:
     frame = _with_idle(result.units, "span_ns", busy_frac=f"{causes.BUSY}_ns").with_columns(
         idle_frac=pl.col("idle_ns") / pl.col("span_ns")
     )
-    columns = {
-        "span_ns": "span", "busy_ns": "busy", "idle_ns": "idle", "idle_frac": "idle",
-        "dataloading_ns": "data loading", "batch_copy_ns": "batch copies",
-        "other_ns": "other idle", "loader_ns": "loader time",
-        "overlapped_loader_ns": "overlapped loader",
-    }  # fmt: skip
-    for name in ("batch_copy_ns", "loader_ns", "overlapped_loader_ns"):
-        if not frame[name].sum():
-            del columns[name]
-    title = "Training threads" if result.on_host else "Devices, most idle first"
+    columns = _nonzero(
+        frame,
+        "span_ns: span, busy_ns: busy, idle_ns: idle, idle_frac: idle, "
+        "dataloading_ns: data loading, batch_copy_ns: batch copies, other_ns: other idle, "
+        "loader_ns: loader time, overlapped_loader_ns: overlapped loader",
+    )
+    title = "Training threads" if result.coverage.on_host else "Devices, most idle first"
     frame = frame.sort("idle_frac", descending=True, nulls_last=True, maintain_order=True)
     return Table("units", title, frame, {**_identifying(result, frame), **columns})
 
 
 def _steps(result: GpuIdle) -> Table:
     frame = _with_idle(result.steps, "step_ns", dataloading_frac=f"{causes.DATALOADING}_ns")
-    columns = {
-        "step": "step", "step_ns": "step time", "busy_ns": "busy",
-        "exposed_communication_ns": "exposed communication", "dataloading_ns": "data loading",
-        "dataloading_frac": "data loading", "batch_copy_ns": "batch copies",
-        "other_ns": "other idle", "loader_ns": "loader time",
-    }  # fmt: skip
-    for name in ("exposed_communication_ns", "batch_copy_ns", "loader_ns"):
-        if not frame[name].sum():
-            del columns[name]
+    columns = _nonzero(
+        frame,
+        "step, step_ns: step time, busy_ns: busy, exposed_communication_ns: exposed communication, "
+        "dataloading_ns: data loading, dataloading_frac: data loading, "
+        "batch_copy_ns: batch copies, other_ns: other idle, loader_ns: loader time",
+    )
     if "loader_ns" in columns and frame["loader_ns"].equals(frame[f"{causes.DATALOADING}_ns"]):
         del columns["loader_ns"]
     title = "Steps"
     if result.units.height > 1:
         title += ", most idle first"
         frame = frame.sort("idle_ns", descending=True, maintain_order=True)
-    if result.by == "step":
+    if result.options.by == "step":
         del columns["other_ns"]
         columns |= {
             f"{cause}_ns": causes.NAMES[cause]
@@ -553,25 +554,22 @@ def _gaps(result: GpuIdle) -> Table:
         kernel_before=pl.col("before").replace(short),
         kernel_after=pl.col("after").replace(short),
     )
-    columns = {"at_ns": "start", "gap_ns": "gap", "step": "step on host", "why": "main cause"}
-    columns |= {
-        name: heading
-        for name, heading in (
-            ("activity", "host activity"),
-            ("own_code", "own code"),
-            ("range", "annotation"),
-            ("sampled", "sampled most"),
-            ("waits_for", "stream waits for"),
-            ("kernel_before", "kernel before"),
-            ("kernel_after", "kernel after"),
-        )
-        if frame[name].drop_nulls().len()
-    }
-    title = "Longest waits" if result.on_host else "Longest gaps"
+    columns = headings("at_ns: start, gap_ns: gap, step: step on host, why: main cause")
+    columns |= known_columns(frame, _ACTIVITY)
+    title = "Longest waits" if result.coverage.on_host else "Longest gaps"
     empty = "none" if result.gap_count == 0 else "not analysed"
     columns = {**_identifying(result, frame), **columns}
     hide_first = ("kernel_before", "at_ns", "device", "kernel_after")
     return Table("gaps", title, frame, columns, empty=empty, hide_first=hide_first)
+
+
+def _nonzero(frame: pl.DataFrame, text: str) -> dict[str, str]:
+    """Return the columns of a text with their headings, without those that are 0."""
+    return {
+        name: heading
+        for name, heading in headings(text).items()
+        if name not in _IF_NONZERO or frame[name].sum()
+    }
 
 
 def main_place(gaps: pl.DataFrame, *columns: str) -> pl.DataFrame:
@@ -634,7 +632,7 @@ def _identifying(result: GpuIdle, frame: pl.DataFrame) -> dict[str, str]:
     """Return the columns that identify units, if there are several."""
     if result.units.height < 2:
         return {}
-    columns = {name: label for name, label in _KEY.items() if frame[name].drop_nulls().len()}
+    columns = known_columns(frame, _KEY)
     if display.identified_by_rank(result.units):
         columns.pop("file", None)
     return columns
@@ -682,7 +680,7 @@ def _times(frame: pl.DataFrame, keep: list[str], colors: pl.Enum) -> pl.DataFram
 def _step_chart(result: GpuIdle) -> Chart:
     frame = _with_unit(result, result.steps)
     rows = _times(frame, ["step", "on"], _colors(result)).filter(pl.col("cause") != causes.BUSY)
-    waiting = "Waiting" if result.on_host else "Idle"
+    waiting = "Waiting" if result.coverage.on_host else "Idle"
     title, label = f"{waiting} time per step by cause", waiting.lower()
     panel = "on" if result.units.height > 1 else None
     return stacked("steps", title, rows, "step", y_label=label, color="cause", panel=panel)

@@ -193,10 +193,7 @@ NO_STREAMS = pl.DataFrame(
         **_OF_STREAM,
         "launches": pl.UInt32,
         "mean_queue": pl.Float64,
-        "max_queue": pl.Int64,
-        "queue_ns": pl.Int64,
-        "empty_ns": pl.Int64,
-        "full_ns": pl.Int64,
+        **dict.fromkeys(("max_queue", "queue_ns", "empty_ns", "full_ns"), pl.Int64),
     }
 )
 NO_QUEUE = pl.DataFrame(schema={**_OF_STREAM, "ts": pl.Int64, "length": pl.Int64})

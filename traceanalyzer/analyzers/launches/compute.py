@@ -14,7 +14,15 @@ from traceanalyzer.analyzers.common.gpu_api import Api, api_of, joined_api
 from traceanalyzer.analyzers.launches import calls as launching, launch_bound
 from traceanalyzer.analyzers.launches.calls import DEVICE
 from traceanalyzer.analyzers.launches.options import Options
-from traceanalyzer.analyzers.launches.result import Launches
+from traceanalyzer.analyzers.launches.result import (
+    Calls,
+    LaunchBound,
+    Launches,
+    Queue,
+    ShortKernels,
+    Synchronising,
+    Unmatched,
+)
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals, linking
 from traceanalyzer.trace import Trace, record_hint
@@ -32,14 +40,8 @@ _BOUNDS = (*(first * 10**power for power in range(3, 9) for first in (1, 2, 5)),
 _CLASSES = ("0", "> 0", *map(format_ns, _BOUNDS))
 
 #: What is left out for rules.
-_NO_SHORT = pl.DataFrame(
-    schema={
-        "name": pl.Categorical(),
-        "kernels": pl.UInt32,
-        "short_kernels": pl.UInt32,
-        "short_ns": pl.Int64,
-    }
-)
+_COUNTS = dict.fromkeys(("kernels", "short_kernels"), pl.UInt32)
+_NO_SHORT = pl.DataFrame(schema={"name": pl.Categorical(), **_COUNTS, "short_ns": pl.Int64})
 _NO_PLACE = [pl.lit(None, pl.String).alias(name) for name in ("annotation", "operator", "step")]
 
 
@@ -51,14 +53,10 @@ def needs(_options: Options) -> Needs:
 
 
 @dataclass(frozen=True)
-class Part:
+class Part(clocks.Origin):
     """One rank's launches.
 
     Attributes:
-        rank: or None.
-        path: the file.
-        epoch_ns: absolute time of the trace's ts 0, or None.
-        start_ns: time of the file's first event, or None.
         calls: one row per launch call with device work: device, launch_name, pieces, call_ns,
             delay_ns, waited, loading_ns (part of call_ns in which CUDA loaded code), annotation,
             operator, waiting_ns (wait of the device for it in stretches).
@@ -72,17 +70,10 @@ class Part:
         steps_by_kernels: steps are inferred from repeating kernels.
         short: kernels by name: kernels, short_kernels, short_ns.
         synchronising: result of :func:`~traceanalyzer.analyzers.launches.launch_bound.by_place`.
-        without_work: number of launch calls without recorded device work.
-        work_ns: time of the device work; before_ns: of the work without a launch call.
-        clock_odd: number of launches whose work seems to start before the call.
-        after_last: number of synchronising calls after the last launch, which are not counted.
+        unmatched: device work and calls that do not count, or have no counterpart.
         program: GPU API and framework of the program.
     """
 
-    rank: int | None
-    path: str
-    epoch_ns: int | None
-    start_ns: int | None
     calls: pl.DataFrame
     devices: pl.DataFrame
     streams: pl.DataFrame
@@ -92,46 +83,32 @@ class Part:
     steps_by_kernels: bool
     short: pl.DataFrame
     synchronising: pl.DataFrame
-    without_work: int
-    work_ns: int
-    before_ns: int
-    clock_odd: int
-    after_last: int
+    unmatched: Unmatched
     program: Api
 
 
 @dataclass(frozen=True)
-class Excerpt:
+class Excerpt(clocks.Origin):
     """The data needed of one rank, without the trace.
 
     Attributes:
-        rank: or None.
-        path: the file.
-        epoch_ns: absolute time of the trace's ts 0, or None.
-        start_ns: time of the file's first event, or None.
         work: rows of :func:`~traceanalyzer.analyzers.launches.calls.with_launches`.
         calls: rows of :func:`~traceanalyzer.analyzers.launches.calls.with_overhead`.
         waits: rows of :func:`~traceanalyzer.analyzers.launches.launch_bound.synchronising_calls`.
         python: the Python frame of each of ``waits``.
         places: slices of operators and annotations.
         steps: rows of :func:`~traceanalyzer.analyzers.common.step_marks.steps`.
-        without_work: number of launch calls without recorded device work.
-        after_last: number of synchronising calls after the last launch.
+        unmatched: device work and calls that do not count, or have no counterpart.
         program: GPU API and framework of the program.
     """
 
-    rank: int | None
-    path: str
-    epoch_ns: int | None
-    start_ns: int | None
     work: pl.DataFrame
     calls: pl.DataFrame
     waits: pl.DataFrame
     python: pl.Series
     places: host_code.Places
     steps: pl.DataFrame
-    without_work: int
-    after_last: int
+    unmatched: Unmatched
     program: Api
 
 
@@ -157,18 +134,14 @@ def take(trace: Trace, options: Options) -> Excerpt:
     calls = launching.with_overhead(trace, calls, runtime)
     del runtime  # before the places are taken
     return Excerpt(
-        rank=trace.meta.rank,
-        path=trace.meta.path,
-        epoch_ns=trace.meta.epoch_ns,
-        start_ns=trace.meta.start_ns,
+        **clocks.origin(trace.meta),
         work=work,
         calls=calls,
         waits=waits,
         python=host_code.python_frames(trace, _moments(waits)),
         places=host_code.places_of(trace),
         steps=steps,
-        without_work=without_work,
-        after_last=after_last,
+        unmatched=_unmatched(work, calls, without_work, after_last),
         program=api_of(trace),
     )
 
@@ -186,7 +159,6 @@ def measure(excerpt: Excerpt, _options: Options, *, for_rules: bool = False) -> 
     stretches = launch_bound.stretches(gaps, idle, work)
     waiting_ns = launch_bound.waiting_for(calls, gaps, stretches)
     steps = _measured_steps(excerpt, stretches, gaps)
-    clock_odd = calls.filter(pl.col("start") < pl.col("launch_start")).height
     if for_rules:
         used = pl.select((waiting_ns > 0) | calls["launch_name"].is_first_distinct()).to_series()
         calls, waiting_ns = calls.filter(used), waiting_ns.filter(used)
@@ -199,12 +171,8 @@ def measure(excerpt: Excerpt, _options: Options, *, for_rules: bool = False) -> 
         short = _short_kernels(work)
         placed = launch_bound.most_launched_in(stretches, calls, launched)
         where = _in_steps(placed, excerpt.steps)
-    length = pl.col("end") - pl.col("start")
     return Part(
-        rank=excerpt.rank,
-        path=excerpt.path,
-        epoch_ns=excerpt.epoch_ns,
-        start_ns=excerpt.start_ns,
+        **clocks.origin(excerpt),
         calls=calls.select(
             "device", "launch_name", "pieces", "call_ns", "delay_ns", "waited", "loading_ns",
             **launched, waiting_ns=waiting_ns,
@@ -217,11 +185,7 @@ def measure(excerpt: Excerpt, _options: Options, *, for_rules: bool = False) -> 
         steps_by_kernels=step_marks.by_kernels(excerpt.steps),
         short=short,
         synchronising=launch_bound.by_place(launch_bound.costs(excerpt.waits, work), waited),
-        without_work=excerpt.without_work,
-        work_ns=int(work.select(length.sum()).item()),
-        before_ns=int(work.filter(pl.col("launch").is_null()).select(length.sum()).item()),
-        clock_odd=clock_odd,
-        after_last=excerpt.after_last,
+        unmatched=excerpt.unmatched,
         program=excerpt.program,
     )  # fmt: skip
 
@@ -232,44 +196,23 @@ def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()
     stretches = _stretches(parts, shifts)
     devices = _devices(parts, calls, stretches)
     on = devices[[*DEVICE, "on"]]
-    synchronising = _synchronising(parts)
-    overall = delay_columns(calls, [])
+    span_ns, idle_ns, kernels, short = _sums(
+        devices, "span_ns", "idle_ns", "kernels", "short_kernels"
+    )
+    stretch_ns, waiting_ns, sync_ns = _sums(stretches, "length_ns", "waiting_ns", "synchronised_ns")
+    stretches, places = _named(stretches, on), _named(_places(calls), on)
     return Launches(
-        span_ns=int(devices["span_ns"].sum()),
-        idle_ns=int(devices["idle_ns"].sum()),
-        stretch_ns=int(stretches["length_ns"].sum()),
-        waiting_ns=int(stretches["waiting_ns"].sum()),
-        synchronised_ns=int(stretches["synchronised_ns"].sum()),
-        launches=calls.height,
-        median_delay_ns=overall["median_delay_ns"][0],
-        p99_delay_ns=overall["p99_delay_ns"][0],
-        slow_calls=int(overall["slow_calls"][0]),
-        loading_calls=int(overall["loading_calls"][0]),
-        loading_ns=int(overall["loading_ns"][0]),
-        kernels=int(devices["kernels"].sum()),
-        short_kernels=int(devices["short_kernels"].sum()),
-        synchronising_ns=int(synchronising["host_ns"].sum()),
-        synchronising_idle_ns=int(synchronising["idle_ns"].sum()),
-        synchronising_after_ns=int(synchronising["idle_after_ns"].sum()),
+        span_ns=span_ns,
+        idle_ns=idle_ns,
         devices=devices,
-        streams=_named(_streams(parts), on),
-        stretches=_named(stretches, on),
-        synchronising=synchronising,
-        calls=_most_first(delay_columns(calls, ["launch_name"])),
-        graphs=_most_first(delay_columns(calls.filter(pl.col("pieces") > 1), ["launch_name"])),
-        operators=_most_first(delay_columns(calls, ["operator"]), "waiting_ns"),
-        places=_named(_places(calls), on),
-        short=_short(parts),
+        bound=LaunchBound(stretch_ns, waiting_ns, sync_ns, stretches, places),
+        calls=_calls(calls),
+        short=ShortKernels(kernels, short, _short(parts)),
+        synchronising=_synchronising(parts),
+        queue=Queue(_named(_streams(parts), on), _named(_queue(parts, shifts), on)),
+        unmatched=Unmatched.summed([part.unmatched for part in parts]),
         steps=_named(_steps(parts), on),
         steps_by_kernels=any(part.steps_by_kernels for part in parts),
-        delays=_delays(calls),
-        queue=_named(_queue(parts, shifts), on),
-        unlaunched=int(devices["unlaunched"].sum()),
-        launched_before_ns=sum(part.before_ns for part in parts),
-        work_ns=sum(part.work_ns for part in parts),
-        without_work=sum(part.without_work for part in parts),
-        after_last=sum(part.after_last for part in parts),
-        clock_odd=sum(part.clock_odd for part in parts),
         program=joined_api([part.program for part in parts]),
     )
 
@@ -311,6 +254,16 @@ def _placed(
     waited = {column: names.tail(waits.height) for column, names in named.items()}
     outer = places.outer_operator(_moments(waits))
     return launched, {**waited, "outer_operator": outer, "python": excerpt.python}
+
+
+def _unmatched(
+    work: pl.DataFrame, calls: pl.DataFrame, without_work: int, after_last: int
+) -> Unmatched:
+    length = (pl.col("end") - pl.col("start")).sum()
+    unlaunched = work.filter(pl.col("launch").is_null())
+    before_ns, work_ns = (rows.select(length).item() for rows in (unlaunched, work))
+    odd = calls.filter(pl.col("start") < pl.col("launch_start")).height
+    return Unmatched(unlaunched.height, before_ns, work_ns, without_work, after_last, odd)
 
 
 def _moments(calls: pl.DataFrame) -> pl.DataFrame:
@@ -418,6 +371,23 @@ def delay_columns(calls: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
     return calls.group_by(by).agg(measured) if by else calls.select(measured)
 
 
+def _calls(calls: pl.DataFrame) -> Calls:
+    overall = delay_columns(calls, []).row(0, named=True)
+    numbers = ("median_delay_ns", "p99_delay_ns", "slow_calls", "loading_calls", "loading_ns")
+    return Calls(
+        launches=calls.height,
+        **{name: overall[name] for name in numbers},
+        by_name=_most_first(delay_columns(calls, ["launch_name"])),
+        graphs=_most_first(delay_columns(calls.filter(pl.col("pieces") > 1), ["launch_name"])),
+        by_operator=_most_first(delay_columns(calls, ["operator"]), "waiting_ns"),
+        delays=_delays(calls),
+    )
+
+
+def _sums(rows: pl.DataFrame, *columns: str) -> tuple[int, ...]:
+    return rows.select(pl.col(columns).sum()).row(0)
+
+
 def _named(frame: pl.DataFrame, on: pl.DataFrame) -> pl.DataFrame:
     """Add the label of the device to the rows."""
     return frame.join(on, on=DEVICE, how="left", maintain_order="left", nulls_equal=True)
@@ -478,15 +448,18 @@ def _steps(parts: Sequence[Part]) -> pl.DataFrame:
     )  # fmt: skip
 
 
-def _synchronising(parts: Sequence[Part]) -> pl.DataFrame:
+def _synchronising(parts: Sequence[Part]) -> Synchronising:
     """Sum the synchronising calls of all ranks by place, most device idle time first."""
     sums = pl.col("n", "host_ns", "idle_ns", "idle_after_ns").sum()
     places = joined(parts, "synchronising").group_by(launch_bound.PLACE).agg(sums, ranks=pl.len())
     idle = pl.col("idle_ns") + pl.col("idle_after_ns")
     order = [idle, pl.col("host_ns"), *map(pl.col, launch_bound.PLACE)]
-    return places.sort(order, descending=[True, True] + [False] * len(launch_bound.PLACE)).select(
-        *launch_bound.PLACE, "ranks", "n", "host_ns", "idle_ns", "idle_after_ns"
-    )
+    times = ["host_ns", "idle_ns", "idle_after_ns"]
+    by_place = places.sort(
+        order, descending=[True, True] + [False] * len(launch_bound.PLACE)
+    ).select(*launch_bound.PLACE, "ranks", "n", *times)
+    host_ns, idle_ns, after_ns = _sums(by_place, *times)
+    return Synchronising(host_ns, idle_ns, after_ns, by_place)
 
 
 def _short(parts: Sequence[Part]) -> pl.DataFrame:

@@ -1,7 +1,9 @@
 """Result of the launches analysis: data, verdict, notes, tables and charts."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import polars as pl
@@ -62,105 +64,182 @@ _COLUMNS = {
         waiting_ns: waits for launches, waiting_frac: of the step""",
 }
 
+#: Further arguments of tables.
+_MORE: Mapping[str, Mapping[str, Any]] = {
+    "operators": {"detail": True, "missing": {"operator": "(none)"}},
+    "steps": {"detail": True, "empty": "no steps are marked"},
+}
+
 #: Number of streams in the queue chart: those with most launches.
 _STREAMS = 6
 
-_SCALARS = (
-    "span_ns", "idle_ns", "stretch_ns", "waiting_ns", "synchronised_ns", "launches",
-    "median_delay_ns", "p99_delay_ns", "slow_calls", "loading_calls", "loading_ns",
-    "kernels", "short_kernels", "synchronising_ns",
-    "synchronising_idle_ns", "synchronising_after_ns", "unlaunched", "launched_before_ns",
-    "work_ns", "without_work",
-)  # fmt: skip
+#: Numbers for notes only.
+_FOR_NOTES = ("after_last", "clock_odd")
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Launches(Result):
-    """Launch delays, queues, launch-bound stretches and synchronising calls.
-
-    Times are in ns. In a *stretch* a device repeatedly runs out of work because the host launches
-    too slowly; *waiting* is the device's idle time in the gaps of stretches that end with a launch.
+@dataclass(frozen=True)
+class LaunchBound:
+    """Launch-bound stretches of all devices.
 
     Attributes:
-        span_ns: first start to last end of device work, summed over devices.
-        idle_ns: time in which a device ran nothing, summed over devices.
-        stretch_ns: length of all stretches; waiting_ns: waiting in them; synchronised_ns: the part
-            of waiting in gaps with the host in a synchronising call.
-        launches: number of launch calls with device work.
-        median_delay_ns, p99_delay_ns: from the end of the call to the start of the work; None
-            without launches.
-        slow_calls: launch calls of more than 50 us; loading_calls: those that load kernel code for
-            at least half of their time, loading_ns: time of the loading.
-        kernels, short_kernels: all kernels, and those shorter than 10 us.
-        synchronising_ns: host time in synchronising calls; synchronising_idle_ns and
-            synchronising_after_ns: device idle time during and after them.
-        devices: one row per device: on (its label), rank, path, device, span_ns, idle_ns,
-            stretches, stretch_ns, busy_frac, stretch_frac, waiting_ns,
-            waiting_frac, launches, the delays' mean_, median_, p99_ and max_delay_ns, late (after
-            more than 100 us), waited_frac (share of launches behind earlier work of their stream),
-            mean_call_ns, slow_calls (of more than 50 us), kernels, short_frac, median_call_ns,
-            unlaunched (device events without a launch call).
-        streams: rank, path, device, process, stream, launches, mean_queue, max_queue, empty_frac,
-            full_frac.
+        stretch_ns: length of all stretches.
+        waiting_ns: idle time in their gaps that end with a launch.
+        synchronised_ns: the part of it in gaps with the host in a synchronising call.
         stretches: rank, path, device, step, at_ns (start on the axis of all ranks), length_ns,
             gaps, pieces, busy_frac, waiting_ns, synchronised_frac, annotation, operator.
-        synchronising: calls in which the host waited for a device, by place: call, operator,
-            annotation, python, ranks (their number), n, host_ns, idle_ns, idle_after_ns.
-        calls: by name of the launch call: launches, pieces, delays and calls as in ``devices``.
-        graphs: the same for calls with several device events.
-        operators: the same by operator (null: outside of any), with waiting_ns: wait of devices
-            for its launches in stretches.
         places: rank, path, device, place (annotation, or else operator), waiting_ns.
-        short: kernels by name: name, short_kernels, short_frac (of the kernels of that name),
-            share_frac (of all kernels), short_ns.
-        steps: rank, path, device, step, step_ns, launches (calls in the step with device work),
-            graph_launches (those that replay a graph), stretch_frac, waiting_ns, waiting_frac.
-        steps_by_kernels: steps are inferred from repeating kernels.
-        delays: waited, delay (a class), n: number of launches by delay.
-        queue: rank, path, device, process, stream, at_ns, length: queue length over time.
-        unlaunched: number of device events without a launch call; launched_before_ns: their time,
-            work_ns: time of all device work.
-        without_work: number of launch calls without device work.
-        after_last: number of synchronising calls after the last launch, which are not counted.
-        clock_odd: number of launches whose work seems to start before the call.
-        program: GPU API and framework of the program, for advice.
     """
 
-    span_ns: int
-    idle_ns: int
     stretch_ns: int
     waiting_ns: int
     synchronised_ns: int
+    stretches: pl.DataFrame
+    places: pl.DataFrame
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Launch calls with device work.
+
+    Attributes:
+        launches: their number.
+        median_delay_ns: from the end of the call to the start of the work; None without launches.
+        p99_delay_ns: the 99th percentile of these delays; None without launches.
+        slow_calls: calls of more than 50 us.
+        loading_calls: those that load kernel code for at least half of their time.
+        loading_ns: time of the loading.
+        by_name: by name of the launch call: launches, pieces, delays and calls as in
+            ``devices``.
+        graphs: the same for calls with several device events.
+        by_operator: the same by operator (null: outside of any), with waiting_ns: wait of devices
+            for its launches in stretches.
+        delays: waited, delay (a class), n: number of launches by delay.
+    """
+
     launches: int
     median_delay_ns: float | None
     p99_delay_ns: float | None
     slow_calls: int
     loading_calls: int
     loading_ns: int
+    by_name: pl.DataFrame
+    graphs: pl.DataFrame
+    by_operator: pl.DataFrame
+    delays: pl.DataFrame
+
+
+@dataclass(frozen=True)
+class ShortKernels:
+    """Kernels shorter than 10 us.
+
+    Attributes:
+        kernels: number of all kernels.
+        short_kernels: number of the short ones.
+        by_name: kernels by name: name, short_kernels, short_frac (of the kernels of that name),
+            share_frac (of all kernels), short_ns.
+    """
+
     kernels: int
     short_kernels: int
+    by_name: pl.DataFrame
+
+
+@dataclass(frozen=True)
+class Synchronising:
+    """Calls in which the host waited for a device.
+
+    Attributes:
+        synchronising_ns: host time in them.
+        synchronising_idle_ns: device idle time during them.
+        synchronising_after_ns: device idle time after them, until the next work.
+        by_place: call, operator, annotation, python, ranks (their number), n, host_ns, idle_ns,
+            idle_after_ns.
+    """
+
     synchronising_ns: int
     synchronising_idle_ns: int
     synchronising_after_ns: int
-    devices: pl.DataFrame
+    by_place: pl.DataFrame
+
+
+@dataclass(frozen=True)
+class Queue:
+    """Launch queues of streams.
+
+    Attributes:
+        streams: rank, path, device, process, stream, launches, mean_queue, max_queue, empty_frac,
+            full_frac.
+        lengths: rank, path, device, process, stream, at_ns, length: queue length over time.
+    """
+
     streams: pl.DataFrame
-    stretches: pl.DataFrame
-    synchronising: pl.DataFrame
-    calls: pl.DataFrame
-    graphs: pl.DataFrame
-    operators: pl.DataFrame
-    places: pl.DataFrame
-    short: pl.DataFrame
-    steps: pl.DataFrame
-    steps_by_kernels: bool
-    delays: pl.DataFrame
-    queue: pl.DataFrame
+    lengths: pl.DataFrame
+
+
+@dataclass(frozen=True)
+class Unmatched:
+    """Device work and calls that do not count, or have no counterpart.
+
+    Attributes:
+        unlaunched: number of device events without a launch call.
+        launched_before_ns: their time.
+        work_ns: time of all device work.
+        without_work: number of launch calls without device work.
+        after_last: number of synchronising calls after the last launch, which are not counted.
+        clock_odd: number of launches whose work seems to start before the call.
+    """
+
     unlaunched: int
     launched_before_ns: int
     work_ns: int
     without_work: int
     after_last: int
     clock_odd: int
+
+    @classmethod
+    def summed(cls, several: Sequence[Unmatched]) -> Unmatched:
+        """Return the sums over ranks."""
+        return cls(*map(sum, zip(*map(astuple, several), strict=True)))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Launches(Result):
+    """Launch delays, queues, launch-bound stretches and synchronising calls. Times are in ns.
+
+    Attributes:
+        span_ns: first start to last end of device work, summed over devices.
+        idle_ns: time in which a device ran nothing, summed over devices.
+        devices: one row per device: on (its label), rank, path, device, span_ns, idle_ns,
+            stretches, stretch_ns, busy_frac, stretch_frac, waiting_ns,
+            waiting_frac, launches, the delays' mean_, median_, p99_ and max_delay_ns, late (after
+            more than 100 us), waited_frac (share of launches behind earlier work of their stream),
+            mean_call_ns, slow_calls (of more than 50 us), kernels, short_frac, median_call_ns,
+            unlaunched (device events without a launch call).
+        bound: launch-bound stretches: in a *stretch* a device repeatedly runs out of work because
+            the host launches too slowly; *waiting* is its idle time in the gaps of stretches that
+            end with a launch.
+        calls: launch calls with device work.
+        short: kernels shorter than 10 us.
+        synchronising: calls in which the host waited for a device.
+        queue: launch queues of streams.
+        unmatched: device work and calls that do not count, or have no counterpart.
+        steps: rank, path, device, step, step_ns, launches (calls in the step with device work),
+            graph_launches (those that replay a graph), stretch_frac, waiting_ns, waiting_frac.
+        steps_by_kernels: steps are inferred from repeating kernels.
+        program: GPU API and framework of the program, for advice.
+    """
+
+    span_ns: int
+    idle_ns: int
+    devices: pl.DataFrame
+    bound: LaunchBound
+    calls: Calls
+    short: ShortKernels
+    synchronising: Synchronising
+    queue: Queue
+    unmatched: Unmatched
+    steps: pl.DataFrame
+    steps_by_kernels: bool
     program: Api
 
     @property
@@ -170,7 +249,7 @@ class Launches(Result):
         ``capture the other 40 launches per step in graphs too (hipGraphLaunch is already used)``.
         """
         name = pl.col("launch_name").cast(pl.String)
-        graphs = self.calls.select(name).filter(name.str.contains(GRAPH_LAUNCH)).to_series()
+        graphs = self.calls.by_name.select(name).filter(name.str.contains(GRAPH_LAUNCH)).to_series()
         if graphs.is_empty():
             return ""
         n = self.steps.select((pl.col("launches") - pl.col("graph_launches")).median()).item()
@@ -184,9 +263,22 @@ class Launches(Result):
             verdict=_verdict(self),
             notes=_notes(self),
             tables=_tables(self),
-            scalars=self.numbers(*_SCALARS),
-            charts=lambda: (_queues(self), _delay_classes(self)),
+            scalars={
+                **self.numbers("span_ns", "idle_ns"),
+                **_numbers(self.bound, self.calls, self.short, self.synchronising, self.unmatched),
+            },
+            charts=lambda: (_queues(self), _delay_classes(self.calls.delays)),
         )
+
+
+def _numbers(*records: object) -> dict[str, Any]:
+    """Return the numbers of records by name."""
+    return {
+        name: value
+        for record in records
+        for name, value in vars(record).items()
+        if not isinstance(value, pl.DataFrame) and name not in _FOR_NOTES
+    }
 
 
 # --- verdict and notes ---------------------------------------------------------------------
@@ -194,45 +286,47 @@ class Launches(Result):
 
 def _verdict(result: Launches) -> str:
     """Describe whether devices are launch-bound, launch delays and the cost of synchronising."""
-    order = result.devices.sort("waiting_ns", *DEVICE, descending=[True] + [False] * 3)
-    worst = order.row(0, named=True)
+    worst = largest_first(result.devices, "waiting_ns", *DEVICE).row(0, named=True)
     bound = (worst["waiting_frac"] or 0) >= _SOME
     return sentences(
         _bound(result, worst) if bound else _not_bound(result, worst),
         _delays(result, worst),
         _short(worst) if bound else "",
-        _loading(result) if result.loading_ns >= _WORTH * result.span_ns else "",
-        _synchronising(result),
+        _loading(result.calls, result.program)
+        if result.calls.loading_ns >= _WORTH * result.span_ns
+        else "",
+        _synchronising(result.synchronising, result.span_ns),
     )
 
 
 def _notes(result: Launches) -> tuple[str, ...]:
     """Describe what was not counted, and how to read the numbers."""
     notes = [INFERRED_STEPS] if result.steps_by_kernels else []
-    if result.waiting_ns:
+    unmatched = result.unmatched
+    if result.bound.waiting_ns:
         notes.append(
             "Waits for launches count in launch-bound stretches only, over the whole recording. "
             "gpu-idle and diagnose count all idle time before a late launch, diagnose within steps."
         )
-    if result.synchronising_after_ns:
+    if result.synchronising.synchronising_after_ns:
         notes.append(
             "Idle time after a synchronising call lasts until the next device work. It includes "
             "what the host does in between."
         )
-    if 0 < result.loading_ns < _WORTH * result.span_ns:
-        notes.append(_loading(result))
-    notes += note_launched_before(result.launched_before_ns, result.work_ns)
-    if result.without_work:
-        calls = format_count(result.without_work, "launch call")
+    if 0 < result.calls.loading_ns < _WORTH * result.span_ns:
+        notes.append(_loading(result.calls, result.program))
+    notes += note_launched_before(unmatched.launched_before_ns, unmatched.work_ns)
+    if unmatched.without_work:
+        calls = format_count(unmatched.without_work, "launch call")
         notes.append(f"{calls} without device work in the recording.")
-    if result.after_last:
-        calls = format_count(result.after_last, "synchronising call")
+    if unmatched.after_last:
+        calls = format_count(unmatched.after_last, "synchronising call")
         notes.append(
             f"Not counted: {calls} after the last launch, such as the profiler's call at the end "
             "of the recording."
         )
-    if result.clock_odd:
-        odd = format_count(result.clock_odd, "launch", "es")
+    if unmatched.clock_odd:
+        odd = format_count(unmatched.clock_odd, "launch", "es")
         notes.append(
             f"{odd} with work that starts before the call, as the clocks of host and device "
             "differ; the delay counts as 0."
@@ -245,16 +339,17 @@ def _notes(result: Launches) -> tuple[str, ...]:
 
 def _bound(result: Launches, device: Mapping[str, Any]) -> str:
     much = device["waiting_frac"] >= _MUCH
-    stretches = _of(result.stretches, device)
+    stretches = _of(result.bound.stretches, device)
     synchronised = int(stretches["synchronised_ns"].sum()) / int(stretches["waiting_ns"].sum())
     after = f"; {format_frac(synchronised)} of that follows synchronising calls" * (
         synchronised > 0
     )
+    place = _mostly(_of(result.bound.places, device))
     cure = _unsynchronised(result) if synchronised >= _MOST else _faster(result)
     return (
         f"{'Launch-bound' if much else 'Partly launch-bound'}: {_device_label(result, device)} "
         f"waits {format_ns(device['waiting_ns'])} ({format_frac(device['waiting_frac'])} of the "
-        f"recorded time) for the host's next launch{_mostly(_of(result.places, device))}{after}. "
+        f"recorded time) for the host's next launch{place}{after}. "
         f"It repeatedly runs out of work in {format_count(stretches.height, 'stretch', 'es')} "
         f"({format_frac(device['stretch_frac'])} of the recorded time){_in_steps(result, device)}. "
         f"Try: {cure}: saves up to that wait."
@@ -281,11 +376,10 @@ def _unsynchronised(result: Launches) -> str:
     what = "reduce the number of synchronising calls"
     if result.program.pytorch:
         return f"{what} (.item(), .cpu(), .nonzero(), printing a loss)"
-    sums = result.synchronising.group_by("call").agg(pl.col("n").sum())
+    sums = result.synchronising.by_place.group_by("call").agg(pl.col("n").sum())
     call, n = largest_first(sums, "n", "call").row(0)
-    return (
-        f"{what} ({call}: {format_times(n)}, for {format_count(result.launches, 'launch', 'es')})"
-    )
+    launches = format_count(result.calls.launches, "launch", "es")
+    return f"{what} ({call}: {format_times(n)}, for {launches})"
 
 
 def _others(result: Launches) -> str:
@@ -332,8 +426,7 @@ def _not_bound(result: Launches, device: Mapping[str, Any]) -> str:
         if waits
         else "no device repeatedly runs out of work because of launches"
     )
-    idlest = result.devices.sort("idle_ns", *DEVICE, descending=[True] + [False] * 3)
-    idle = idlest.row(0, named=True)
+    idle = largest_first(result.devices, "idle_ns", *DEVICE).row(0, named=True)
     free = 1 - (1 if idle["busy_frac"] is None else idle["busy_frac"])
     time = "it" if waits else "the recorded time"
     other = (
@@ -379,14 +472,14 @@ def _short(device: Mapping[str, Any]) -> str:
     )
 
 
-def _loading(result: Launches) -> str:
+def _loading(calls: Calls, program: Api) -> str:
     """Report launches that are slow because they load kernel code."""
-    if not result.loading_calls:
+    if not calls.loading_calls:
         return ""
-    return result.program.named(
-        f"Module loading slows down {result.loading_calls:,} of "
-        f"{format_count(result.slow_calls, 'launch call')} over 50 us "
-        f"({format_ns(result.loading_ns)} in total): CUDA loads the code of a kernel at its first "
+    return program.named(
+        f"Module loading slows down {calls.loading_calls:,} of "
+        f"{format_count(calls.slow_calls, 'launch call')} over 50 us "
+        f"({format_ns(calls.loading_ns)} in total): CUDA loads the code of a kernel at its first "
         "launch. Warm-up steps, or CUDA_MODULE_LOADING=EAGER, load it before the measured part."
     )
 
@@ -394,22 +487,22 @@ def _loading(result: Launches) -> str:
 # --- synchronising ---------------------------------------------------------------------------
 
 
-def _synchronising(result: Launches) -> str:
-    places = result.synchronising
-    idle = result.synchronising_idle_ns + result.synchronising_after_ns
+def _synchronising(calls: Synchronising, span_ns: int) -> str:
+    places = calls.by_place
+    idle = calls.synchronising_idle_ns + calls.synchronising_after_ns
     if places.is_empty():
         return ""
     counted = format_count(int(places["n"].sum()), "synchronising call")
-    if idle < _WORTH * result.span_ns:
+    if idle < _WORTH * span_ns:
         leave = "leaves" if places["n"].sum() == 1 else "leave"
         return f"{counted} {leave} the devices idle for {format_ns(idle)} in total."
     worst = places.row(0, named=True)
     where = worst["operator"] or worst["annotation"] or worst["python"]
     place = f" in {where}" if where else ""
     return (
-        f"The host spent {format_ns(result.synchronising_ns)} in {counted}; devices were idle for "
-        f"{format_ns(result.synchronising_idle_ns)} of it, and for "
-        f"{format_ns(result.synchronising_after_ns)} afterwards until the next work. "
+        f"The host spent {format_ns(calls.synchronising_ns)} in {counted}; devices were idle for "
+        f"{format_ns(calls.synchronising_idle_ns)} of it, and for "
+        f"{format_ns(calls.synchronising_after_ns)} afterwards until the next work. "
         f"{format_ns(worst['idle_ns'] + worst['idle_after_ns'])} of that idle time is at "
         f"{worst['call']}{place} ({format_count(worst['n'], 'call')})."
     )
@@ -431,30 +524,31 @@ def _device_label(result: Launches, device: Mapping[str, Any]) -> str:
 
 
 def _tables(result: Launches) -> tuple[Table, ...]:
-    """Build the tables; those by operator and step are details."""
-    graphs = "Launch calls that started several device events"
-    return (
-        _table(result, "devices", "Devices"),
-        _table(result, "stretches", "Launch-bound stretches"),
-        _table(result, "synchronising", "Synchronising calls"),
-        _table(result, "streams", "Launch queues of streams"),
-        _table(result, "calls", "Launch calls"),
-        *([_table(result, "graphs", graphs)] if result.graphs.height else []),
-        _table(result, "short", "Kernels shorter than 10 us"),
-        _table(
-            result, "operators", "Launches by operator", detail=True, missing={"operator": "(none)"}
-        ),
-        _table(result, "steps", "Steps", detail=True, empty="no steps are marked"),
+    """Build the tables; columns of devices and ranks only if there are several devices."""
+    calls, graphs = result.calls, "Launch calls that started several device events"
+    left_out = [] if calls.loading_calls else ["loading_calls"]
+    left_out += [] if result.devices.height > 1 else ["on", "ranks"]
+    tables = {
+        "devices": ("Devices", result.devices),
+        "stretches": ("Launch-bound stretches", result.bound.stretches),
+        "synchronising": ("Synchronising calls", result.synchronising.by_place),
+        "streams": ("Launch queues of streams", result.queue.streams),
+        "calls": ("Launch calls", calls.by_name),
+        **({"graphs": (graphs, calls.graphs)} if calls.graphs.height else {}),
+        "short": ("Kernels shorter than 10 us", result.short.by_name),
+        "operators": ("Launches by operator", calls.by_operator),
+        "steps": ("Steps", result.steps),
+    }
+    return tuple(
+        table_of_known(name, title, frame, _columns(name, left_out), **_MORE.get(name, {}))
+        for name, (title, frame) in tables.items()
     )
 
 
-def _table(result: Launches, name: str, title: str, **more: Any) -> Table:
-    """Build a table; with columns of devices and ranks only if there are several devices."""
-    left_out = [] if result.devices.height > 1 or name == "devices" else ["on", "ranks"]
-    left_out += [] if result.loading_calls else ["loading_calls"]
-    labels = headings(_COLUMNS[name])
-    columns = {key: label for key, label in labels.items() if key not in left_out}
-    return table_of_known(name, title, getattr(result, name), columns, **more)
+def _columns(name: str, left_out: Sequence[str]) -> dict[str, str]:
+    """Return the columns of a table with their headings."""
+    known = headings(_COLUMNS[name])
+    return {key: known[key] for key in known if name == "devices" or key not in left_out}
 
 
 # --- charts --------------------------------------------------------------------------------
@@ -462,15 +556,16 @@ def _table(result: Launches, name: str, title: str, **more: Any) -> Table:
 
 def _queues(result: Launches) -> Chart:
     key = [*DEVICE, "process", "stream"]
-    chosen = result.streams.head(_STREAMS).select(*key).with_row_index("_order")
-    rows = result.queue.join(chosen, on=key, nulls_equal=True, maintain_order="left")
+    streams = result.queue.streams
+    chosen = streams.head(_STREAMS).select(*key).with_row_index("_order")
+    rows = result.queue.lengths.join(chosen, on=key, nulls_equal=True, maintain_order="left")
     frame = rows.sort("_order", maintain_order=True)
     label = pl.format("stream {}", "stream")
-    if result.streams["process"].n_unique() > 1:
+    if streams["process"].n_unique() > 1:
         label = pl.format("process {}, {}", "process", label)
     if result.devices.height > 1:
         label = pl.format("{}, {}", "on", label)
-    more = result.streams.height - chosen.height
+    more = streams.height - chosen.height
     busiest = f" ({chosen.height} streams with most launches)" if more else ""
     return Chart(
         "queue",
@@ -485,14 +580,14 @@ def _queues(result: Launches) -> Chart:
     )
 
 
-def _delay_classes(result: Launches) -> Chart:
+def _delay_classes(delays: pl.DataFrame) -> Chart:
     labels = (
         pl.when("waited").then(pl.lit("earlier work of its stream")).otherwise(pl.lit("nothing"))
     )
     return stacked(
         "delays",
         "Delay from launch call to start, by what the launch waited for",
-        result.delays.with_columns(labels.alias("waited_for")),
+        delays.with_columns(labels.alias("waited_for")),
         "delay",
         y="n",
         x_label="delay (lower bound)",

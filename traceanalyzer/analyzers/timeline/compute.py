@@ -93,7 +93,7 @@ def measure(trace: Trace, options: Options) -> Part:
     lost = lost.join(idle.units.select("unit", "device"), on="unit").with_columns(rank)
     lost = lost.filter(~pl.col("cause").is_in(_BUSY))
     recorded = work = device_work(trace, options.comm_patterns)
-    if idle.on_host:
+    if idle.coverage.on_host:
         busy = intervals.subtract(idle.units.with_columns(rank), lost, _DEVICE)
         work = busy.with_columns(work_kind=pl.lit(COMPUTE, WORK_KIND))
     divided = states(work, lost)
@@ -136,9 +136,9 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
         steps=axis.place(idle.steps).select("lane", "step", "start", "end"),
         gaps=detail.gaps(axis.place(idle.gaps)),
         one_clock=one_clock,
-        matched=compared is not None and compared.n_matched > 0,
-        on_host=idle.on_host,
-        steps_by_kernels=idle.steps_by_kernels,
+        matched=compared is not None and compared.totals.n_matched > 0,
+        on_host=idle.coverage.on_host,
+        steps_by_kernels=idle.coverage.steps_by_kernels,
         merged_ns=max(state_ns, event_ns),
         places=axis.places,
     )

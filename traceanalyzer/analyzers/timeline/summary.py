@@ -89,7 +89,7 @@ def _shifts(units: pl.DataFrame, compared: CommOutliers | None) -> pl.DataFrame 
     paths = units["path"].unique()
     if paths.len() == 1:
         return pl.DataFrame({"path": paths, "shift": [0]})
-    if compared is None or not compared.n_matched:
+    if compared is None or not compared.totals.n_matched:
         return None
     offset = arrivals.offset_of(pl.col("rank"), arrivals.applied(compared.clocks))
     known = compared.instances.select("path", shift=pl.col("shift_ns") - offset).unique("path")
