@@ -4,7 +4,7 @@ from sample_results import Sample, groups
 
 from traceanalyzer.errors import OptionError
 from traceanalyzer.render import render, table
-from traceanalyzer.render.fitting import arranged
+from traceanalyzer.render.table import arranged
 from traceanalyzer.result import Table
 
 RANKS = pl.DataFrame(

@@ -150,7 +150,7 @@ class Writing:
         to: the output format.
         top: rows per table, or None for all.
         plot: the file for the charts, or None for no plot.
-        sort: columns to sort tables by, see :func:`~traceanalyzer.render.fitting.arranged`.
+        sort: columns to sort tables by, see :func:`~traceanalyzer.render.table.arranged`.
         columns: columns to keep, likewise.
         color: whether a table is coloured; None for a terminal only.
     """
@@ -183,7 +183,7 @@ class Writing:
     def show(self, result: Result) -> None:
         """Render and write a result, and draw its charts if a plot is requested."""
         if self.sort or self.columns:
-            from traceanalyzer.render.fitting import arranged
+            from traceanalyzer.render.table import arranged
 
             result = arranged(result, sort=self.sort, columns=self.columns)
         color = self.to == "table" and output.is_colored(self.output, self.color)

@@ -79,11 +79,8 @@ def render(result: Result, to: Form, *, top: int | None = None, color: bool = Fa
             return data.to_csv(result, top=top).encode()
         return data.to_json(result, top=top) if to == "json" else data.to_sqlite(result, top=top)
     if to == "html":
-        from traceanalyzer.render import html, report
-        from traceanalyzer.result import Report
+        from traceanalyzer.render import html
 
-        if isinstance(result, Report):
-            return report.page(result, top=top).encode()
         return html.page(result, top=top).encode()
     if result.flames and not result.occupancies:
         return _flamegraph(result, to)

@@ -1,7 +1,13 @@
-"""Self-contained HTML page of a result, or a fragment for a notebook."""
+"""Self-contained HTML page of a result or a report, or a fragment for a notebook.
+
+A report has findings first, then each result with its drawings. ``sort.js`` sorts its tables,
+``report.js`` highlights the current section in the list of contents and expands everything before
+printing. Pages are readable without scripts.
+"""
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from html import escape
@@ -10,8 +16,8 @@ from types import ModuleType
 from traceanalyzer.drawings import Budget, Chart, Flame, Lanes, Occupancy
 from traceanalyzer.render import charts, flamegraph, occupancy, palette, pieces, timeline
 from traceanalyzer.render.pieces import Viewer, escaped, resource
-from traceanalyzer.render.text import costs, row_sentences, shorten, table_cells
-from traceanalyzer.result import Finding, Result, Table
+from traceanalyzer.render.text import cells, costs, row_sentences, shorten, table_cells
+from traceanalyzer.result import Finding, Report, Result, Section, Table
 from traceanalyzer.units import format_count, format_frac, format_ns
 
 # Blocks network access and scripts, whatever names a trace contains.
@@ -49,6 +55,8 @@ def page(result: Result, *, top: int | None = 100) -> str:
         result: the result.
         top: rows per table; None means all.
     """
+    if isinstance(result, Report):
+        return _report_page(result, top)
     viewers = viewers_of([result])
     styles = _style(result) + PAGE_STYLE + viewing(viewers)
     body = [
@@ -381,3 +389,163 @@ def _term(text: str) -> str:
 
 def _key(term: str) -> str:
     return f"term-{re.sub(r'[^a-z0-9]+', '-', term.lower())}"
+
+
+# --- a report of all analyses --------------------------------------------------------------------
+
+
+#: Script and style of the page of a report.
+_REPORT_VIEWER = Viewer("traceanalyzer.render", ("sort", "report"), sheet="report")
+
+
+def _report_page(report: Report, top: int | None) -> str:
+    shown = (*([report.timeline] if report.timeline else ()), *report.sections)
+    results = [report.diagnosis_result, *(section.result for section in shown)]
+    viewers: list[Viewer] = [*viewers_of(results), _REPORT_VIEWER]
+    styles = STYLE + CARD_STYLE + PAGE_STYLE + viewing(viewers, narrow=True)
+    anchors = {section.key: section.key for section in report.sections}
+    judged = {one.analysis for one in report.diagnosis if one.severity != "info"}
+    body = [
+        '<body class="traceanalyzer report">',
+        '<a class="skip" href="#findings">To the findings</a>',
+        _contents(report),
+        "<main>",
+        f'<header><h1>{escaped(report.title)}</h1><div class="in-brief">',
+        recorded(report.diagnosis_result),
+        _facts(report),
+        '</div></header><section id="findings" aria-label="Findings">',
+        f'<p class="verdict">{escaped(report.verdict)}</p>',
+        budget(report.diagnosis_result.budget_bar),
+        *_timeline(report.timeline),
+        cards(report.diagnosis, anchors, _marked(report.timeline)),
+        notes(report, heading="h3"),
+        "</section>",
+        '<section id="overview">',
+        table(report.overview, top, heading="h2"),
+        "</section>",
+        *(_section_of_report(one, top, is_open=one.key in judged) for one in report.sections),
+        _commands(report),
+        "</main>",
+    ]
+    return document(report.title, styles, viewers, body)
+
+
+#: Most panels of a chart that is not collapsed.
+_PANELS = 3
+#: Prefix of the id of the timeline.
+_TIMELINE = "timeline-"
+
+
+def _timeline(section: Section | None) -> list[str]:
+    """Return the timeline, above the findings that it shows."""
+    return [] if section is None else drawings(section.result, _TIMELINE)
+
+
+def _marked(section: Section | None) -> dict[int, str]:
+    """Return the id of the timeline for each finding that is marked on it."""
+    timelines = section.result.timelines if section else ()
+    return {
+        number: f"{_TIMELINE}lanes-{place}"
+        for place, one in enumerate(timelines)
+        for number in one.marks["number"].unique()
+    }
+
+
+def _contents(report: Report) -> str:
+    """Return the list of contents with the number of findings of each analysis."""
+    findings = Counter(one.analysis for one in report.diagnosis)
+    first = [("findings", "Findings", len(report.diagnosis)), ("overview", "Ranks", 0)]
+    others = [(one.key, one.short, findings[one.key]) for one in report.sections]
+    items = "".join(
+        f'<li><a href="#{key}">{escaped(short)}</a>'
+        f"{f' <span class=count>{n}</span>' if n else ''}</li>"
+        for key, short, n in (*first, *others, ("commands", "Commands", 0))
+    )
+    return f'<nav aria-label="Contents"><ul>{items}</ul></nav>'
+
+
+#: Facts that are in the line of what was recorded, and parts of the time budget.
+_ABOVE = ("ranks", "files", "step_count", "median_ns")
+_IN_BUDGET = ("idle_frac", "dataloading_frac", "exposed_frac", "wait_frac")
+
+
+def _facts(report: Report) -> str:
+    """Return the facts that the line of what was recorded and the budget do not have."""
+    elsewhere = {*_ABOVE, *(_IN_BUDGET if report.diagnosis_result.budget_bar else ())}
+    tiles = []
+    for fact in report.facts:
+        if fact.name in elsewhere:
+            continue
+        scale, (text,) = cells(fact.name, [fact.value])
+        value = f"{text} {scale.unit}".strip()
+        tiles.append(f"<div><dt>{escaped(fact.label)}</dt><dd>{escaped(value)}</dd></div>")
+    return f"<dl>{''.join(tiles)}</dl>" if tiles else ""
+
+
+def _section_of_report(section: Section, top: int | None, *, is_open: bool) -> str:
+    """Return a section: verdict, first drawing, first rows of the first table; the rest collapsed.
+
+    A section without findings is collapsed to its title and the first sentence of its verdict.
+    """
+    result, key = section.result, section.key
+    first, more = _drawings(section)
+    tables = [one for one in result.visible_tables if one.frame.height]
+    more += [table(one, top, heading="h3") for one in tables]
+    lines = [
+        f'<section id="{key}" aria-labelledby="{key}-h">',
+        f'<details class="fold"{" open" if is_open else ""}>',
+        f'<summary><h2 id="{key}-h">{escaped(section.short)}</h2>',
+        f'<span class="soft">{escaped(_first_sentence(result.verdict))}</span></summary>',
+        f'<p class="verdict">{escaped(result.verdict)}</p>',
+        *first,
+        f"<details><summary>{_contained(tables, more)}</summary>" if more else "",
+        f'<p class="soft"><code>{escaped(section.command)}</code></p>',
+        *more,
+        notes(result, heading="h3"),
+        "</details>" if more else "",
+        "</details></section>",
+    ]
+    return "\n".join(line for line in lines if line)
+
+
+def _drawings(section: Section) -> tuple[list[str], list[str]]:
+    """Return the first drawing without many panels, and the others."""
+    result, drawn = section.result, drawings(section.result, f"{section.key}-")
+    before = len(drawn) - len(result.charts)
+    small = [place for place, chart in enumerate(result.charts) if _panels(chart) <= _PANELS]
+    first = 0 if before else small[0] if small else None
+    if first is None:
+        return [], drawn
+    return [drawn[first]], drawn[:first] + drawn[first + 1 :]
+
+
+def _panels(chart: Chart) -> int:
+    return chart.frame[chart.panel].n_unique() if chart.panel else 1
+
+
+def _contained(tables: Sequence[Table], more: Sequence[str]) -> str:
+    """Return the label of collapsed charts and tables."""
+    charts = len(more) - len(tables)
+    counts = [
+        format_count(number, what)
+        for number, what in ((charts, "more chart"), (len(tables), "table"))
+        if number
+    ]
+    return " and ".join(counts)
+
+
+def _first_sentence(text: str) -> str:
+    """Return the text up to the first full stop before a space."""
+    return re.split(r"(?<=[.!?]) (?=[A-Z0-9])", text, maxsplit=1)[0]
+
+
+def _commands(report: Report) -> str:
+    """Return the list of commands that reproduce each part."""
+    sections = (*([report.timeline] if report.timeline else ()), *report.sections)
+    commands = [report.command, *(section.command for section in sections)]
+    items = "".join(f"<li><code>{escaped(command)}</code></li>" for command in commands)
+    return (
+        '<section id="commands" aria-labelledby="commands-h"><details class="fold"><summary>'
+        '<h2 id="commands-h">Commands</h2><span class="soft">Commands for each part, with '
+        f"more rows and options.</span></summary><ul>{items}</ul></details></section>"
+    )
