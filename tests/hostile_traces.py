@@ -167,7 +167,8 @@ def printed(folder: Path) -> Path:
     """Write a job log: operators, messages, timers and modules are hostile."""
     path = folder / f"=printed{FILE_POISON}.log"
     plain = POISON.replace("\x1b[31m", "")  # colours are removed, columns have their place
-    tail = "".join(c for c in plain if c not in "|:;()\r\n\x85\t\x07")
+    message = "".join(c for c in plain if c not in "\r\n\x85\t\x07")
+    tail = "".join(c for c in message if c not in "|:;()")
     fronts = [front.strip() for front in FRONTS]
     text = (FIXTURES / "printed_text/job.log").read_text(encoding="utf-8")
     for name in (
@@ -175,7 +176,8 @@ def printed(folder: Path) -> Path:
         "Optimizer.step#AdamW.step",
     ):
         text = text.replace(name, (fronts[0] + tail)[: len(name)])
-    for at, name in enumerate(("optimizer states", "fwd:", "(head)")):
+    text = text.replace("optimizer states", "optimizer state" + fronts[0] + message[:120])
+    for at, name in enumerate(("fwd:", "(head)"), 1):
         text = text.replace(name, name[:-1] + fronts[at] + tail[:70] + name[-1])
     path.write_text(text, encoding="utf-8", newline="")
     return path

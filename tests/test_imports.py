@@ -15,13 +15,13 @@ PACKAGE = Path(__file__).parents[1] / "traceanalyzer"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 #: Modules at the root that every room uses, and the tables of the house.
-WORDS = {"errors", "units", "vocabulary", "machine", "files"}
+LOWEST = {"errors", "units", "vocabulary", "machine", "files"}
 TABLES = {"schema", "trace", "drawings", "result"}
-BASE = {"words", "tables"}
+BASE = {"lowest", "tables"}
 #: What each room may import besides itself, lowest first: no arrow points up.
 ALLOWED: dict[str, set[str]] = {
-    "words": set(),
-    "tables": {"words"},
+    "lowest": set(),
+    "tables": {"lowest"},
     "registry": BASE,
     "frames": set(),
     "parsers": {*BASE, "frames"},
@@ -117,7 +117,7 @@ def _room(parts: tuple[str, ...]) -> str:
         case ("reading",):
             return "run"  # its import path for other packages
         case (name, *_):
-            return "words" if name in WORDS else "tables" if name in TABLES else name
+            return "lowest" if name in LOWEST else "tables" if name in TABLES else name
 
 
 MODULES = {path.relative_to(PACKAGE).with_suffix("").parts: path for path in FILES}

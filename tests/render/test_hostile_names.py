@@ -342,7 +342,7 @@ def test_pages_run_no_script_of_a_name(browser, tmp_path, capfd):
     """Each page is opened: no dialog, no script and no image but ours, nothing to complain of."""
     for command in ANSWERING:
         suited = dict.fromkeys(("efficiency", "modules", "roofline"), ("shapes",))
-        suited["hang"] = ("dumps",)
+        suited |= {"hang": ("dumps",), "printed": ("printed",)}
         given = suited.get(command, ("kineto", "memory"))
         given = ("stacks", "memory", "kineto") if command in _OF_STACKS else given
         out = tmp_path / f"{command}.html"

@@ -399,8 +399,8 @@ _REPORT_VIEWER = Viewer("traceanalyzer.render", ("sort", "report"), sheet="repor
 
 
 def _report_page(report: Report, top: int | None) -> str:
-    shown = (*([report.timeline] if report.timeline else ()), *report.sections)
-    results = [report.diagnosis_result, *(section.result for section in shown)]
+    parts = (*([report.timeline] if report.timeline else ()), *report.sections)
+    results = [report.diagnosis_result, *(section.result for section in parts)]
     viewers: list[Viewer] = [*viewers_of(results), _REPORT_VIEWER]
     styles = STYLE + CARD_STYLE + PAGE_STYLE + viewing(viewers, narrow=True)
     anchors = {section.key: section.key for section in report.sections}
