@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 
+from traceanalyzer.analyzers import registry
 from traceanalyzer.analyzers.registry import GROUPS
 from traceanalyzer.cli import commands
 
@@ -145,7 +146,7 @@ def group_page(group: str) -> Path:
 
 def grouped() -> dict[str, list[str]]:
     """Return the commands of each group, sorted."""
-    groups = {name: listed.group for name, listed in commands._listed().items()}
+    groups = {name: listed.group for name, listed in registry.commands().items()}
     return {group: [name for name in COMMANDS if groups[name] == group] for group in GROUPS}
 
 

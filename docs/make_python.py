@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import traceanalyzer
+from traceanalyzer.analyzers import registry
 from traceanalyzer.analyzers.base import Reading
 from traceanalyzer.analyzers.registry import ENTRIES, GROUPS
-from traceanalyzer.cli import commands
 from traceanalyzer.result import Result
 
 PAGE = Path(__file__).with_name("python.md")
@@ -149,7 +149,7 @@ def group_of(function: str) -> str:
     command = _COMMANDS.get(function, function.replace("_", "-"))
     if function in ENTRIES:
         command = ENTRIES[function].command.partition(" ")[0]
-    listed = commands._listed()
+    listed = registry.commands()
     return listed[command].group if command in listed else READING
 
 

@@ -56,7 +56,7 @@ def test_each_analysis_counts_from_the_first_event(
         one.events.filter(kind="kernel").select(pl.lit(one.meta.path).alias("path"), "ts")
         for one in traces
     )
-    queues = ta.launches(traces).queue
+    queues = ta.launches(traces).queue.lengths
     assert 0 < queues["at_ns"].min() < min(expected(kernels, "ts"))  # type: ignore[operator]
 
 

@@ -174,8 +174,10 @@ def test_synchronisation_names_the_call() -> None:
 def test_launch_bound_evidence() -> None:
     trace = FIXTURES / "nsys" / "training.sqlite"
     waiting = {"place": ["forward", "backward", "forward", None], "waiting_ns": [150, 30, 50, 20]}
-    numbers = {"waiting_ns": 250, "kernels": 40, "short_kernels": 10, "synchronised_ns": 50}
-    result = replace(ta.launches(trace), **numbers, places=pl.DataFrame(waiting))
+    result = ta.launches(trace)
+    bound = replace(result.bound, waiting_ns=250, synchronised_ns=50, places=pl.DataFrame(waiting))
+    short = replace(result.short, kernels=40, short_kernels=10)
+    result = replace(result, bound=bound, short=short)
     one = measured("launch-bound", with_idle_time(trace, causes.LAUNCH, 0.25), launches=result)
     assert one.size == pytest.approx(0.25, rel=1e-6)
     check_wording(*one.evidence)

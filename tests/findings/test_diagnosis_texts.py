@@ -207,7 +207,7 @@ def test_inference_gets_no_advice_on_optimizers(shared: Path, name: str) -> None
 
 def test_training_gets_advice_on_optimizers() -> None:
     assert "fused optimizers" in causes.advice(causes.LAUNCH, "1 ms", code="")
-    assert ta.gpu_idle(FIXTURES / "nccl_8ranks/rank0.json.gz").trains
+    assert ta.gpu_idle(FIXTURES / "nccl_8ranks/rank0.json.gz").program.trains
 
 
 def test_few_slow_launches_are_not_too_many_launches(shared: Path) -> None:

@@ -136,7 +136,7 @@ def test_module_loading_is_not_profiler_overhead(case):
 
 def test_full_queue_is_detected_by_blocking_calls(case):
     trace = ta.read(case("full_queue"))
-    [stream] = ta.launches(trace).streams.to_dicts()
+    [stream] = ta.launches(trace).queue.streams.to_dicts()
     assert stream["max_queue"] < 300
     assert stream["full_frac"] > 0.5
     sums = dict(ta.gpu_idle(trace).causes.select("cause", "idle_ns").rows())
@@ -144,7 +144,7 @@ def test_full_queue_is_detected_by_blocking_calls(case):
 
 
 def test_a_long_queue_without_slow_calls_is_not_full(case):
-    [stream] = ta.launches(case("long_queue")).streams.to_dicts()
+    [stream] = ta.launches(case("long_queue")).queue.streams.to_dicts()
     assert stream["max_queue"] > 1_500
     assert stream["full_frac"] == 0
 
