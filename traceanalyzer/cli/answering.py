@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from traceanalyzer.cli.options import Reading, Writing
+from traceanalyzer.cli.options import ReadingOptions, Writing
 from traceanalyzer.cli.progress import progress
 from traceanalyzer.render.text import prose
 
@@ -39,7 +39,7 @@ _REMEDIES = {
 def answer(
     analysis: Callable[..., R],
     paths: Sequence[str],
-    reading: Reading,
+    reading: ReadingOptions,
     writing: Writing,
     **options: Any,
 ) -> R:
@@ -54,7 +54,7 @@ def answer(
 
 
 def analyze(
-    analysis: Callable[..., R], *inputs: Sequence[str], reading: Reading, **options: Any
+    analysis: Callable[..., R], *inputs: Sequence[str], reading: ReadingOptions, **options: Any
 ) -> R:
     """Return the result of an analysis of the inputs; print progress and data loss."""
     read = [path for paths in inputs for path in paths]

@@ -7,7 +7,7 @@ import click
 
 from traceanalyzer.cli import output
 from traceanalyzer.cli.answering import inputs_of, report
-from traceanalyzer.cli.options import Reading, reading_here
+from traceanalyzer.cli.options import ReadingOptions, reading_here
 from traceanalyzer.cli.progress import progress
 from traceanalyzer.errors import OptionError
 
@@ -26,7 +26,7 @@ _STEM_ENDS = (".gz", ".zst", ".zip", ".json", ".pfw", ".parquet", ".trace", ".pt
 )
 @click.option("--force", is_flag=True, help="Overwrite existing files.")
 @reading_here
-def convert(paths: tuple[str, ...], out: str, force: bool, reading: Reading) -> None:
+def convert(paths: tuple[str, ...], out: str, force: bool, reading: ReadingOptions) -> None:
     """Convert traces to Parquet, Chrome JSON, an SQLite database or speedscope stacks.
 
     The suffix of OUT selects the format: .parquet, .json or .json.gz (for Perfetto), .sqlite or

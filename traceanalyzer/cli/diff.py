@@ -9,7 +9,7 @@ from traceanalyzer.analyzers.diff.options import Options
 from traceanalyzer.cli import output
 from traceanalyzer.cli.answering import FAILED, analyze, inputs_of
 from traceanalyzer.cli.commands import analyzer_options
-from traceanalyzer.cli.options import Reading, Writing, plotting, reading, writing
+from traceanalyzer.cli.options import ReadingOptions, Writing, plotting, reading, writing
 from traceanalyzer.render.junit import Case, junit
 from traceanalyzer.run import baselines
 
@@ -73,7 +73,7 @@ def diff(
     more_before: tuple[str, ...],
     more_after: tuple[str, ...],
     xml: str | None,
-    reading: Reading,
+    reading: ReadingOptions,
     writing: Writing,
     **options: Any,
 ) -> None:

@@ -11,7 +11,7 @@ from traceanalyzer.cli.answering import analyze, inputs_of
 from traceanalyzer.cli.commands import analyzer_options
 from traceanalyzer.cli.options import (
     ALL,
-    Reading,
+    ReadingOptions,
     Writing,
     form_by_suffix,
     limit,
@@ -58,7 +58,7 @@ def flamegraph(
     table_columns: tuple[str, ...],
     color: bool | None,
     base: str | None,
-    reading: Reading,
+    reading: ReadingOptions,
     **options: Any,
 ) -> None:
     """Write the flame graph, by default to a file."""

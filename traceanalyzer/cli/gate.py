@@ -6,7 +6,7 @@ import click
 
 from traceanalyzer.cli import output
 from traceanalyzer.cli.answering import FAILED, analyze, inputs_of
-from traceanalyzer.cli.options import Reading, Writing, reading, writing
+from traceanalyzer.cli.options import ReadingOptions, Writing, reading, writing
 from traceanalyzer.errors import OptionError
 from traceanalyzer.render.junit import Case, junit
 from traceanalyzer.render.text import prose
@@ -19,7 +19,7 @@ from traceanalyzer.render.text import prose
 @reading
 @writing
 def gate(
-    budgets: str, paths: tuple[str, ...], xml: str | None, reading: Reading, writing: Writing
+    budgets: str, paths: tuple[str, ...], xml: str | None, reading: ReadingOptions, writing: Writing
 ) -> None:
     """Check a run against budgets, for CI: exit with status 3 if one is violated.
 

@@ -11,7 +11,7 @@ import click
 from traceanalyzer.analyzers.info.options import Options
 from traceanalyzer.cli import output
 from traceanalyzer.cli.answering import FAILED, analyze, answer, inputs_of
-from traceanalyzer.cli.options import Reading, Writing, limit, reading, rows, writing
+from traceanalyzer.cli.options import ReadingOptions, Writing, limit, reading, rows, writing
 from traceanalyzer.cli.progress import progress
 from traceanalyzer.errors import OptionError
 from traceanalyzer.render import TOP, Form, form_of, render
@@ -40,7 +40,7 @@ SEVERITIES = ("info", "warning", "critical")
 @reading
 @writing
 def info(
-    paths: tuple[str, ...], quick: bool, full: bool, reading: Reading, writing: Writing
+    paths: tuple[str, ...], quick: bool, full: bool, reading: ReadingOptions, writing: Writing
 ) -> None:
     """Describe the files; unreadable ones are listed in the result."""
     import traceanalyzer as ta
@@ -85,7 +85,7 @@ def diagnose(
     thresholds: tuple[str, ...],
     fail_on: str | None,
     xml: str | None,
-    reading: Reading,
+    reading: ReadingOptions,
     writing: Writing,
 ) -> None:
     """Find performance problems, what they cost and how to fix them.
@@ -171,7 +171,7 @@ def report(
     force: bool,
     top: int | str | None,
     thresholds: tuple[str, ...],
-    reading: Reading,
+    reading: ReadingOptions,
 ) -> None:
     """Write one HTML page with all analyses of a run, problems first.
 

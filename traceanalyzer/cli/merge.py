@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from traceanalyzer.cli.answering import inputs_of, report
-from traceanalyzer.cli.options import Command, Reading, reading_here
+from traceanalyzer.cli.options import Command, ReadingOptions, reading_here
 from traceanalyzer.cli.progress import progress
 from traceanalyzer.errors import OptionError
 from traceanalyzer.render.text import prose
@@ -77,7 +77,7 @@ def merge(
     paths: tuple[str, ...],
     out: str,
     force: bool,
-    reading: Reading,
+    reading: ReadingOptions,
     **cut: Any,
 ) -> None:
     """Write all ranks of a run to one timeline that Perfetto opens, with aligned clocks.
@@ -94,7 +94,7 @@ def merge(
 
 
 def merged_file(
-    paths: tuple[str, ...], out: str, reading: Reading, *, force: bool, **cut: Any
+    paths: tuple[str, ...], out: str, reading: ReadingOptions, *, force: bool, **cut: Any
 ) -> Merged:
     """Merge files with the options of a command; print progress and data loss."""
     import traceanalyzer as ta

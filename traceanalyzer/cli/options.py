@@ -80,12 +80,12 @@ def _workers(_context: click.Context, _option: click.Parameter, text: str) -> in
     return int(text)
 
 
-#: Fields of :class:`Reading` that are no keywords of functions.
+#: Fields of :class:`ReadingOptions` that are no keywords of functions.
 _OF_COMMAND = ("quiet", "dask", "scheduler", "scheduler_file")
 
 
 @dataclass(frozen=True)
-class Reading:
+class ReadingOptions:
     """How input files are read.
 
     Attributes:
@@ -263,7 +263,7 @@ def form_by_suffix(output: str | None, default: Form) -> Form:
     return form or default
 
 
-#: Options of :class:`Reading`, and those of commands that read files in several processes.
+#: Options of :class:`ReadingOptions`, and those of commands that read files in several processes.
 _FILE_OPTIONS = (
     click.option(
         "--input-format",
@@ -321,20 +321,20 @@ _WORKER_OPTIONS = (
 
 
 def reading(command: Command) -> Command:
-    """Add the options of :class:`Reading`; the command gets one ``reading`` argument."""
+    """Add the options of :class:`ReadingOptions`; the command gets one ``reading`` argument."""
     return _with_reading(command, (*_FILE_OPTIONS, *_WORKER_OPTIONS))
 
 
 def reading_here(command: Command) -> Command:
-    """Add the options of :class:`Reading` to a command that reads one file after another."""
+    """Add the options of :class:`ReadingOptions` to a command that reads one file after another."""
     return _with_reading(command, _FILE_OPTIONS)
 
 
 def _with_reading(command: Command, options: Sequence[Callable[[Command], Command]]) -> Command:
     @wraps(command)
     def wrapped(*args: Any, **values: Any) -> None:
-        known = {field.name for field in fields(Reading)} & values.keys()
-        settings = Reading(**{name: values.pop(name) for name in known})
+        known = {field.name for field in fields(ReadingOptions)} & values.keys()
+        settings = ReadingOptions(**{name: values.pop(name) for name in known})
         command(*args, reading=settings, **values)
 
     whole: Command = wrapped

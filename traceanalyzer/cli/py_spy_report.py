@@ -16,7 +16,7 @@ import click
 from traceanalyzer.analyzers.py_spy_report.options import Options
 from traceanalyzer.cli.answering import analyze
 from traceanalyzer.cli.commands import analyzer_options
-from traceanalyzer.cli.options import ALL, Reading, Writing, reading, rows, writing
+from traceanalyzer.cli.options import ALL, ReadingOptions, Writing, reading, rows, writing
 from traceanalyzer.cli.output import STDOUT
 from traceanalyzer.errors import OptionError
 from traceanalyzer.render.text import visible
@@ -51,7 +51,7 @@ def py_spy_report(
     num_rows: int | str | None,
     seconds: bool,
     rate: float,
-    reading: Reading,
+    reading: ReadingOptions,
     writing: Writing,
     **options: Any,
 ) -> None:

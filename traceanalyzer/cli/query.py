@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from traceanalyzer.cli.answering import answer
-from traceanalyzer.cli.options import Reading, Writing, reading_here, writing
+from traceanalyzer.cli.options import ReadingOptions, Writing, reading_here, writing
 
 
 @click.command()
@@ -13,7 +13,7 @@ from traceanalyzer.cli.options import Reading, Writing, reading_here, writing
 @click.argument("sql", metavar="SQL")
 @reading_here
 @writing
-def query(paths: tuple[str, ...], sql: str, reading: Reading, writing: Writing) -> None:
+def query(paths: tuple[str, ...], sql: str, reading: ReadingOptions, writing: Writing) -> None:
     """Select rows from the tables of all files with SQL, read-only.
 
     PATH is a file or a folder (searched recursively), of any format. SQL is one SELECT on the

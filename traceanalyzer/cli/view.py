@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from traceanalyzer.cli.merge import cutting, describe, merged_file
-from traceanalyzer.cli.options import Reading, reading_here
+from traceanalyzer.cli.options import ReadingOptions, reading_here
 from traceanalyzer.errors import OptionError
 from traceanalyzer.render.text import prose
 from traceanalyzer.tools import view as serving
@@ -35,7 +35,7 @@ def view(
     paths: tuple[str, ...],
     no_open: bool,
     port: int,
-    reading: Reading,
+    reading: ReadingOptions,
     **cut: Any,
 ) -> None:
     """Show all ranks of a run in Perfetto, at the first finding.

@@ -160,7 +160,7 @@ class _Budget:
         return shortened
 
 
-class Reading:
+class Snapshot:
     """Access to a document's content by name.
 
     Attributes:

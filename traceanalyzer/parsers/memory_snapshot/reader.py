@@ -11,7 +11,7 @@ from traceanalyzer import schema
 from traceanalyzer.errors import MalformedInput
 from traceanalyzer.parsers.contract import Progress, Selection
 from traceanalyzer.parsers.memory_snapshot import document, tables
-from traceanalyzer.parsers.memory_snapshot.document import Reading
+from traceanalyzer.parsers.memory_snapshot.document import Snapshot
 from traceanalyzer.parsers.memory_snapshot.machine import read_pickle
 from traceanalyzer.parsers.memory_snapshot.problem import Refused
 from traceanalyzer.parsers.memory_snapshot.tables import History, Stacks
@@ -86,10 +86,10 @@ def parse(source: Source, selection: Selection, progress: Progress | None, forma
     )
 
 
-def _read(source: Source, progress: Progress | None) -> Reading:
+def _read(source: Source, progress: Progress | None) -> Snapshot:
     try:
         blocks = source.blocks(_BLOCK, progress)
-        return Reading(read_pickle(blocks, document.KEYS, document.TABLES))
+        return Snapshot(read_pickle(blocks, document.KEYS, document.TABLES))
     except Refused as error:
         raise MalformedInput(
             source.path,
@@ -105,7 +105,7 @@ def _earliest(*times: pl.Series) -> int | None:
 
 
 def _events(
-    reading: Reading,
+    reading: Snapshot,
     selection: Selection,
     history: History,
     of_stacks: Stacks,
@@ -159,7 +159,7 @@ def _as_table(frame: pl.DataFrame, table: str) -> pl.DataFrame:
     return as_table(frame, [c for c in columns if not c.on_request or c.name in frame.columns])
 
 
-def _extra(reading: Reading, top: dict[str, int]) -> str | None:
+def _extra(reading: Snapshot, top: dict[str, int]) -> str | None:
     """Return the allocator's settings and the maximum length of the history as JSON text."""
     names = (document.SETTINGS, document.MOST_ENTRIES, document.OVERFLOWED)
     values: dict[str, Any] = {name: reading.value(top[name]) for name in names if name in top}
@@ -175,14 +175,14 @@ def _finite(value: Any) -> Any:
     return [_finite(item) for item in value] if isinstance(value, list) else value
 
 
-def _overflowed(reading: Reading, top: dict[str, int]) -> bool:
+def _overflowed(reading: Snapshot, top: dict[str, int]) -> bool:
     """Whether the oldest events of the history, a ring buffer, were overwritten."""
     value = reading.value(top.get(document.OVERFLOWED, 0))
     return any(value) if isinstance(value, list) else bool(value)
 
 
 def _issues(
-    source: Source, reading: Reading, top: dict[str, int], history: History, alone: int
+    source: Source, reading: Snapshot, top: dict[str, int], history: History, alone: int
 ) -> Iterator[Finding]:
     pickled = reading.document
     if not pickled.complete:

@@ -10,7 +10,12 @@ import polars as pl
 from traceanalyzer import schema
 from traceanalyzer.frames import stacks as prefix_tree
 from traceanalyzer.parsers.memory_snapshot import document
-from traceanalyzer.parsers.memory_snapshot.document import Ints, Reading, Table, TaggedArray
+from traceanalyzer.parsers.memory_snapshot.document import (
+    Ints,
+    Snapshot,
+    Table,
+    TaggedArray,
+)
 from traceanalyzer.parsers.tables import tree_table
 from traceanalyzer.schema import LAST_EPOCH_NS
 from traceanalyzer.vocabulary import ALLOCATOR_KINDS
@@ -37,14 +42,14 @@ class Stacks:
     table: pl.DataFrame
     leaf: Ints
 
-    def of(self, reading: Reading, tagged: TaggedArray) -> pl.Series:
+    def of(self, reading: Snapshot, tagged: TaggedArray) -> pl.Series:
         """Return the leaf rows of a column of stacks; null if absent."""
         numbers = reading.sequence_numbers(tagged)
         rows = pl.Series(self.leaf[numbers]).cast(pl.UInt32)
         return pl.select(pl.when(pl.Series(numbers >= 0)).then(rows)).to_series()
 
 
-def read_stacks(reading: Reading, used: list[TaggedArray]) -> Stacks:
+def read_stacks(reading: Snapshot, used: list[TaggedArray]) -> Stacks:
     """Build the table of the stacks in these columns."""
     named = np.unique(np.concatenate([document.sequence_numbers(tagged) for tagged in used]))
     named = named[named >= 0]
@@ -55,7 +60,7 @@ def read_stacks(reading: Reading, used: list[TaggedArray]) -> Stacks:
     return Stacks(tree_table(tree, _frames(reading)), leaf)
 
 
-def _frames(reading: Reading) -> pl.DataFrame:
+def _frames(reading: Snapshot) -> pl.DataFrame:
     """Return name, file and line of each frame; C++ frames often have neither file nor line."""
     rows = reading.table(document.FRAMES)
     line = reading.integers(rows.column("line"), unsigned=True)
@@ -96,7 +101,7 @@ class History:
         return self.table.column(name)[self.rows]
 
 
-def read_history(reading: Reading, traces: list[int]) -> History:
+def read_history(reading: Snapshot, traces: list[int]) -> History:
     """Read the history of all devices.
 
     Args:
@@ -122,7 +127,7 @@ def read_history(reading: Reading, traces: list[int]) -> History:
     return History(table, rows, device, monotonic, int((monotonic > time).sum()))
 
 
-def events(reading: Reading, history: History, stacks: Stacks, *, args: bool) -> pl.DataFrame:
+def events(reading: Snapshot, history: History, stacks: Stacks, *, args: bool) -> pl.DataFrame:
     """Build the rows of ``events`` from the history, without ``ts``."""
     spelled = reading.strings(history.column("action"))
     kind = spelled.replace(_ACTIONS)
@@ -140,12 +145,12 @@ def events(reading: Reading, history: History, stacks: Stacks, *, args: bool) ->
     return frame.with_columns(args=_arguments(reading, history)) if args else frame
 
 
-def free_bytes(reading: Reading, history: History) -> pl.Series:
+def free_bytes(reading: Snapshot, history: History) -> pl.Series:
     """Return the free device memory at out-of-memory errors; null for all other events."""
     return reading.sizes(history.column("device_free"))
 
 
-def _arguments(reading: Reading, history: History) -> pl.Series:
+def _arguments(reading: Snapshot, history: History) -> pl.Series:
     """Return fields without a column as JSON text; null without any."""
     names = [name for name in _LEFTOVERS if history.table.has(name)]
     if not names:
@@ -160,7 +165,7 @@ def _arguments(reading: Reading, history: History) -> pl.Series:
     return every.sort("row")["args"]
 
 
-def read_annotations(reading: Reading) -> tuple[pl.DataFrame, int]:
+def read_annotations(reading: Snapshot) -> tuple[pl.DataFrame, int]:
     """Pair START and END marks to slices; also count the marks without a partner.
 
     The history is a ring buffer: the START of a range may be overwritten. The duration of an open
@@ -198,7 +203,7 @@ def read_annotations(reading: Reading) -> tuple[pl.DataFrame, int]:
     )
 
 
-def segments(reading: Reading, stacks: Stacks, rank: int | None) -> pl.DataFrame:
+def segments(reading: Snapshot, stacks: Stacks, rank: int | None) -> pl.DataFrame:
     """Build ``segments``, in file order."""
     table = reading.table(document.SEGMENTS)
     sizes = {
@@ -222,7 +227,7 @@ def segments(reading: Reading, stacks: Stacks, rank: int | None) -> pl.DataFrame
     return pl.DataFrame(columns)
 
 
-def blocks(reading: Reading, stacks: Stacks, of_segments: pl.DataFrame) -> pl.DataFrame:
+def blocks(reading: Snapshot, stacks: Stacks, of_segments: pl.DataFrame) -> pl.DataFrame:
     """Build ``blocks``; a block without an address follows the previous block."""
     table = reading.table(document.BLOCKS)
     rows, segment = reading.owners(
@@ -252,7 +257,7 @@ def blocks(reading: Reading, stacks: Stacks, of_segments: pl.DataFrame) -> pl.Da
     )
 
 
-def _pools(reading: Reading, table: Table) -> pl.Series:
+def _pools(reading: Snapshot, table: Table) -> pl.Series:
     """Return the private pool of each segment as text; null for the default pool."""
     tagged, place = np.unique(table.column("segment_pool_id"), return_inverse=True)
     pools = [reading.value(int(word)) for word in tagged]
@@ -262,7 +267,7 @@ def _pools(reading: Reading, table: Table) -> pl.Series:
     return pl.Series(names, dtype=pl.String).gather(place).cast(schema.NAME)
 
 
-def _requests(reading: Reading, table: Table, stacks: Stacks) -> tuple[pl.Series, pl.Series]:
+def _requests(reading: Snapshot, table: Table, stacks: Stacks) -> tuple[pl.Series, pl.Series]:
     """Return requested size and stack of each block; older files store them in a history."""
     requested = reading.sizes(table.column("requested_size"))
     stack = stacks.of(reading, table.column("frames"))
