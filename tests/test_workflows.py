@@ -53,7 +53,7 @@ def test_publishing_needs_a_tag_of_this_version_and_every_wheel() -> None:
     jobs = workflow("release.yml")["jobs"]
     assert jobs["publish"]["if"] == "github.ref_type == 'tag'"
     assert set(jobs["publish"]["needs"]) == set(jobs) - {"publish"}
-    assert any("VERSION" in step.get("run", "") for step in jobs["source"]["steps"])
+    assert any("__version__" in step.get("run", "") for step in jobs["source"]["steps"])
     systems = jobs["wheels"]["strategy"]["matrix"]["os"]
     assert [re.sub(r"-(latest|[\d.]+)", "", one) for one in systems] == [
         "ubuntu",

@@ -103,8 +103,12 @@ def _input(name: str) -> Path:
     return special.get(name, KINETO)
 
 
+#: Questions on files that have no timeline.
+TIMELESS = ("hang", "printed")
+
+
 @pytest.mark.sample(3)
-@pytest.mark.parametrize("name", [name for name in QUESTIONS if name != "hang"])  # whole dumps
+@pytest.mark.parametrize("name", [name for name in QUESTIONS if name not in TIMELESS])
 def test_window_of_a_trace_in_memory(name: str) -> None:
     path, ask = _input(name), getattr(ta, name)
     if name == "modules":  # the file has ranges, and no modules

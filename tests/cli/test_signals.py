@@ -32,7 +32,7 @@ def slow(name, *rest):
     return real(name, *rest)
 builtins.__import__ = slow
 """,
-    "while looking through folders": 'at("traceanalyzer.run.read", "collect_inputs")',
+    "while looking through folders": 'at("traceanalyzer.run.find", "collect_inputs")',
     "while reading": 'at("traceanalyzer.parsers.chrome_trace.arrays", "process")',
     "while drawing": 'at("traceanalyzer.render.html", "page")',
     "while writing": """

@@ -15,7 +15,7 @@ from traceanalyzer.parsers.source import Source
 from traceanalyzer.trace import Meta, Trace, from_rows
 
 _FIRST = re.compile(rb"#gputimes (\d+)(?: rank=(\d{1,6}))?\r?\n")
-_LINE = re.compile(r"(-?\d{1,18}),(\d{1,18}),(\d{1,4}),(\d{1,9}),([^,]+)")
+_LINE = re.compile(r"(-?\d{1,18}),(\d{1,18}),(\d{1,4}),(\d{1,9}),([^,]+)", re.ASCII)
 _COLUMNS = ("ts", "dur", "device", "stream", "name", "kind")
 
 
@@ -34,7 +34,8 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
     first = _FIRST.match(text)
     if first is None:
         raise MalformedInput(source.path, "does not begin with #gputimes")
-    lines = text[first.end() :].decode(errors="replace").splitlines()[1:]
+    lines = text[first.end() :].decode(errors="replace").replace("\r\n", "\n").split("\n")[1:]
+    lines = lines[:-1] if lines[-1:] == [""] else lines
     matches = [_LINE.fullmatch(line) for line in lines]
     rows = [(*match.groups(), "kernel") for match in matches if match]
     bad = [number for number, match in enumerate(matches, start=3) if not match]
