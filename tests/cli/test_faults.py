@@ -285,14 +285,14 @@ def test_file_removed_before_it_is_read(tmp_path):
     gone = tmp_path / "rank1.json.gz"
     code = (
         "import os, sys\n"
-        "from traceanalyzer import reading\n"
+        "from traceanalyzer.run import find as finding\n"
         "from traceanalyzer.cli import start\n"
-        "find = reading.collect_inputs\n"
+        "find = finding.collect_inputs\n"
         "def found(paths):\n"
         "    result = find(paths)\n"
         f"    if os.path.exists({str(gone)!r}): os.remove({str(gone)!r})\n"
         "    return result\n"
-        "reading.collect_inputs = found\n"
+        "finding.collect_inputs = found\n"
         "start.run()\n"
     )
     command = [sys.executable, "-c", code, "operators", str(tmp_path)]
