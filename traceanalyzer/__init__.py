@@ -21,6 +21,7 @@ Names are loaded when they are first used, so that importing the package costs n
 """
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from traceanalyzer.analyzers import registry
@@ -49,12 +50,17 @@ __all__ = sorted(_HOME)
 def __getattr__(name: str) -> Any:
     if name in _HOME:
         value = getattr(import_module(_HOME[name]), name)
-    elif not name.startswith("_") and name in registry.plugin_names():
+    elif _is_of_package(name) and name in registry.plugin_names():
         value = registry.entry(name).function()
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value
     return value
+
+
+def _is_of_package(name: str) -> bool:
+    """Whether a name may be of another package; ``from traceanalyzer import files`` asks too."""
+    return not name.startswith("_") and find_spec(f"{__name__}.{name}") is None
 
 
 def __dir__() -> list[str]:

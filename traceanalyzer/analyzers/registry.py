@@ -6,11 +6,13 @@ reference are generated from it. It contains names and texts only: modules are i
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from traceanalyzer.errors import PluginError
@@ -511,11 +513,21 @@ def plugins() -> tuple[Entry, ...]:
 @cache
 def _entry_points() -> dict[str, EntryPoint]:
     """Return the entry points of other packages by name; built-in names win."""
+    if not _is_any_recorded():
+        return {}
     from importlib.metadata import entry_points  # takes as long as the rest of --help
 
     points = sorted(entry_points(group=ENTRY_POINTS), key=lambda one: (one.name, one.value))
     used = NAMES.keys() | ENTRIES.keys() | {one.name for one in TOOLS}
     return {one.name: one for one in reversed(points) if one.name not in used}
+
+
+def _is_any_recorded() -> bool:
+    """Whether an installed package may have entry points of the group, by their files."""
+    if any(place and Path(place).is_file() for place in sys.path):  # packages in an archive
+        return True
+    files = (file for place in sys.path for file in Path(place).glob("*-info/entry_points.txt"))
+    return any(ENTRY_POINTS.encode() in file.read_bytes() for file in files)
 
 
 def _loaded(point: EntryPoint) -> Entry:
