@@ -527,7 +527,10 @@ def _is_any_recorded() -> bool:
     if any(place and Path(place).is_file() for place in sys.path):  # packages in an archive
         return True
     files = (file for place in sys.path for file in Path(place).glob("*-info/entry_points.txt"))
-    return any(ENTRY_POINTS.encode() in file.read_bytes() for file in files)
+    try:
+        return any(ENTRY_POINTS.encode() in file.read_bytes() for file in files)
+    except OSError:  # a file that cannot be read: importlib.metadata decides
+        return True
 
 
 def _loaded(point: EntryPoint) -> Entry:
