@@ -8,7 +8,7 @@ from traceanalyzer.analyzers.comm_outliers.arrivals import WARN_FRAC
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.findings.device_time import DEVICE
-from traceanalyzer.findings.kernel_times import SLOW_GPU, compare
+from traceanalyzer.findings.kernel_times import MANY_CALLS, SLOW_GPU, compare
 from traceanalyzer.findings.rule import Answers, Measured, rule
 from traceanalyzer.units import format_count, format_ns
 
@@ -91,7 +91,8 @@ def _by_step(result: Kernels) -> pl.DataFrame:
     has_grid = pl.col("blocks").is_not_null().any().over("path", pl.col("step") == _OUTSIDE)
     blocks = pl.when(has_grid.all().over("path")).then("blocks")
     keys = [*DEVICE, "step", "kernel", "blocks"]
-    return rows.with_columns(blocks).group_by(keys).agg(pl.col("n", "total_ns").sum())
+    sums = pl.col("n", "total_ns").sum(), pl.col("max_ns").max()
+    return rows.with_columns(blocks).group_by(keys).agg(sums)
 
 
 def _slow_steps(result: Kernels) -> pl.DataFrame:
@@ -107,8 +108,15 @@ def _slow_steps(result: Kernels) -> pl.DataFrame:
     keys = [*DEVICE, "kernel", "blocks"]
     usual = (pl.col("total_ns") / pl.col("n")).median().over(keys)
     steps = pl.len().over(keys)
-    common = rows.with_columns(usual=usual * pl.col("n")).filter(steps >= _ENOUGH)
-    each = common.group_by(*DEVICE, "step").agg(pl.col("total_ns", "usual").sum())
+    over = pl.col("max_ns") - usual
+    common = rows.with_columns(over=over, usual=usual * pl.col("n")).filter(steps >= _ENOUGH)
+    each = common.group_by(*DEVICE, "step").agg(
+        pl.col("total_ns", "usual", "n").sum(), pl.col("over").max()
+    )
+    # one long call among many is not a slow GPU
+    steady = pl.col("total_ns") - pl.col("over")
+    single = (pl.col("n") > MANY_CALLS) & (steady < _SLOW * pl.col("usual"))
+    each = each.with_columns(total_ns=pl.when(single).then(steady).otherwise("total_ns"))
     much = pl.col("usual") >= _LEAST_WORK * pl.col("usual").median().over(DEVICE)
     each = each.filter(much | (pl.col("step") != _OUTSIDE))
     each = each.with_columns(speed=pl.col("total_ns") / pl.col("usual"))

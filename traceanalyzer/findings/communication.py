@@ -29,10 +29,10 @@ from traceanalyzer.findings.device_time import (
     DeviceTime,
     intervals_of,
     only_rank,
-    only_step,
 )
 from traceanalyzer.findings.rule import (
     DELAY_RULES,
+    MUCH_LEFT,
     Answers,
     Measured,
     explained_by,
@@ -46,9 +46,6 @@ _NAMED = 3
 _MORE_FILES = (
     "Add the files of all ranks to separate wait time for stragglers from slow communication."
 )
-
-#: From this unexplained share on, the delay of a straggler is a finding of its own.
-_MUCH_LEFT = 0.2
 
 
 @rule(
@@ -85,7 +82,7 @@ def _measure_straggler(result: CommOutliers, answers: Answers, rank: int, total:
     spread = result.spread()
     mean = "on average " if result.ranks.height > 2 else ""
     wait = f"{mean}{format_frac(share)} of their {time.of.removeprefix('the ')}"
-    size = share if left < _MUCH_LEFT else share * left
+    size = share if left < MUCH_LEFT else share * left
     cause = f" Cause: {reason}." if reason else ""
     return Measured(
         size=size,
@@ -102,9 +99,11 @@ def _measure_straggler(result: CommOutliers, answers: Answers, rank: int, total:
         total_ns=round(
             total * size / share + by_cause.get(WORK, 0) * (time.whole_ns / others_ns - 1)
         ),
-        confidence="high" if row["straggler_steps"] >= WARN_STEPS or not time.in_steps else "low",
+        confidence="high"
+        if row["straggler_steps"] >= WARN_STEPS or not time.in_steps
+        else straggling.confidence_of_one_step(answers, rank, by_cause),
         rank=rank,
-        step=only_step(waits),
+        step=time.only_step(waits),
         intervals=intervals_of(waits),
         explained=explained | {"uneven-steps": in_slow_steps},
     )
@@ -260,7 +259,7 @@ def _slow_collectives(result: CommOutliers, answers: Answers) -> Iterator[Measur
         else _MORE_FILES,
         total_ns=total,
         confidence="high" if result.has_all_ranks else "low",
-        step=only_step(losses) or (worst["step"] if slow.height == 1 else None),
+        step=answers.time.only_step(losses) or (worst["step"] if slow.height == 1 else None),
         intervals=intervals_of(losses),
     )
 
@@ -292,7 +291,7 @@ def _collective_outliers(result: CommOutliers, answers: Answers) -> Iterator[Mea
         total_ns=total,
         confidence="low" if result.totals.n_ranks == 1 else "medium",
         rank=only_rank(losses),
-        step=only_step(losses),
+        step=answers.time.only_step(losses),
         intervals=intervals_of(losses),
     )
 

@@ -14,9 +14,8 @@ from traceanalyzer.findings.device_time import (
     DeviceTime,
     intervals_of,
     only_rank,
-    only_step,
 )
-from traceanalyzer.findings.idle import in_steps, including, of_ranks
+from traceanalyzer.findings.idle import in_steps, including, main_steps, of_ranks
 from traceanalyzer.findings.rule import Answers, Measured, rule
 from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns
 
@@ -41,7 +40,8 @@ def _exposed_copies(_: Overlap, answers: Answers) -> Iterator[Measured]:
     copies, rank = _exposed(answers), only_rank(losses)
     sums = _by_direction(copies)
     main, each = _directions(sums, total, time)
-    place = in_steps(losses, time, rank)
+    steps = main_steps(losses, time, rank)
+    place = in_steps(steps, time)
     others = ""
     if rank is not None and losses["waited"].any():
         place += f" on rank {rank}"
@@ -56,7 +56,7 @@ def _exposed_copies(_: Overlap, answers: Answers) -> Iterator[Measured]:
         advice=_copying(copies, sums, answers),
         total_ns=total,
         rank=rank,
-        step=only_step(losses),
+        step=steps[0] if len(steps) == 1 else None,
         intervals=intervals_of(losses),
     )
 

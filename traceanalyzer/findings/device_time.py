@@ -154,6 +154,13 @@ class DeviceTime:
         """Return wait time for one rank, for all causes of its delay."""
         return self.losses.filter("waited", pl.col("root_rank") == rank)
 
+    def only_step(self, losses: pl.DataFrame) -> str | None:
+        """Return the step with most of a loss, if there are several steps."""
+        sums = losses.drop_nulls("step").group_by("step").agg(pl.col("lost_ns").sum())
+        most = sums.filter(pl.col("lost_ns") >= MOST * int(losses["lost_ns"].sum()))
+        steps: list[str] = most["step"].to_list()
+        return steps[0] if steps and self.windows["step"].n_unique() > 1 else None
+
     def share_of_one_step(self, rows: pl.DataFrame) -> float:
         """Return the largest share of the intervals of a finding in one step (of all ranks)."""
         device = pl.struct("rank", "device").hash().alias("on")
@@ -590,14 +597,6 @@ def only_rank(losses: pl.DataFrame) -> int | None:
     enough = top.filter(pl.col("lost_ns") >= MOST * int(losses["lost_ns"].sum()))
     ranks: list[int] = enough["root_rank"].to_list()
     return ranks[0] if ranks else None
-
-
-def only_step(losses: pl.DataFrame) -> str | None:
-    """Return the step with most of a loss."""
-    sums = losses.drop_nulls("step").group_by("step").agg(pl.col("lost_ns").sum())
-    most = sums.filter(pl.col("lost_ns") >= MOST * int(losses["lost_ns"].sum()))
-    steps: list[str] = most["step"].to_list()
-    return steps[0] if steps and losses["step"].n_unique() > 1 else None
 
 
 def intervals_of(losses: pl.DataFrame) -> pl.DataFrame:

@@ -33,7 +33,6 @@ from traceanalyzer.findings.device_time import (
     DeviceTime,
     intervals_of,
     only_rank,
-    only_step,
 )
 from traceanalyzer.findings.rule import IDLE_RULES, RULE_OF, Answers, Measured, Rule
 from traceanalyzer.frames import intervals
@@ -70,6 +69,7 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
         return
     known: Confidence = "high" if result.coverage.host_known else "medium"
     rank = only_rank(losses)
+    steps = main_steps(losses, time, rank)
     once = _is_once(cause, result, losses, time)
     few = cause == causes.LAUNCH and _is_in_few(losses)
     alone = cause == causes.PEER and not _are_matched(answers)
@@ -83,7 +83,7 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
         advice = f"{_advice(cause, result, answers)}{_graph_advice(cause, answers)}"
     yield Measured(
         size=time.frac(total),
-        title=_title(cause, result, losses, time, rank, _waiting(cause, result, answers)),
+        title=_title(cause, result, losses, time, rank, steps, _waiting(cause, result, answers)),
         evidence=tuple(_evidence(result, cause, answers, rank)),
         advice=advice,
         total_ns=total,
@@ -92,7 +92,7 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
         if result.coverage.work_lost or alone
         else _confidence(cause, result, known),
         rank=rank,
-        step=only_step(losses),
+        step=steps[0] if len(steps) == 1 else None,
         intervals=intervals_of(losses),
     )
 
@@ -219,6 +219,7 @@ def _title(
     losses: pl.DataFrame,
     time: DeviceTime,
     rank: int | None,
+    steps: Sequence[str],
     waiting: str,
 ) -> str:
     total = int(losses["lost_ns"].sum())
@@ -226,7 +227,7 @@ def _title(
     what = "Main thread" if result.coverage.on_host else "GPU"
     who = f"{what}{'' if result.units.height == 1 else 's'}" if rank is None else f"Rank {rank}"
     others = including(losses, rank) if cause != causes.PEER else ""
-    idle = f"{who} idle{in_steps(losses, time, rank)}, {waiting}"
+    idle = f"{who} idle{in_steps(steps, time)}, {waiting}"
     return f"{idle}: {time.share(total, once=once)}{others}."
 
 
@@ -247,10 +248,19 @@ def including(losses: pl.DataFrame, rank: int | None) -> str:
 _ELSEWHERE = 0.25
 
 
-def in_steps(losses: pl.DataFrame, time: DeviceTime, rank: int | None) -> str:
-    """Return the steps with most of the loss, if they are few: `` in 2 of 6 steps``.
+def in_steps(steps: Sequence[str], time: DeviceTime) -> str:
+    """Return the steps with most of a loss as a phrase: `` in 2 of 6 steps``."""
+    if len(steps) == 1:
+        return f" in {steps[0]}"
+    every = time.windows["step"].drop_nulls().n_unique()
+    return f" in {len(steps):,} of {every:,} steps" if steps else ""
 
-    A step outside of them has a small part of their loss on average.
+
+def main_steps(losses: pl.DataFrame, time: DeviceTime, rank: int | None) -> list[str]:
+    """Return the steps with most of the loss (of a rank, without waits for it), if they are few.
+
+    Steps with at least half of the loss of the smallest of them belong to them. A step outside of
+    them has a small part of their loss on average.
     """
     local = losses.filter(~pl.col("waited"))
     if rank is not None:
@@ -258,16 +268,15 @@ def in_steps(losses: pl.DataFrame, time: DeviceTime, rank: int | None) -> str:
     steps = local.drop_nulls("step").group_by("step").agg(pl.col("lost_ns").sum())
     ordered = steps.sort("lost_ns", "step", descending=[True, False])
     before = pl.col("lost_ns").cum_sum() - pl.col("lost_ns")
-    most = ordered.filter(before < MOST * pl.col("lost_ns").sum())
+    least = ordered.filter(before < MOST * pl.col("lost_ns").sum())["lost_ns"].min() or 0
+    most = ordered.filter(pl.col("lost_ns") >= least / 2)  # type: ignore[operator]
     every = time.windows["step"].drop_nulls().n_unique()
     if not most.height or 2 * most.height > every:
-        return ""
+        return []
     whole, in_most = (int(rows["lost_ns"].sum()) for rows in (ordered, most))
     if (whole - in_most) / (every - most.height) > _ELSEWHERE * in_most / most.height:
-        return ""
-    if most.height == 1:
-        return f" in {most['step'][0]}"
-    return f" in {most.height:,} of {every:,} steps"
+        return []
+    return most["step"].to_list()
 
 
 def _cost(cause: str) -> pl.Expr:

@@ -1,6 +1,6 @@
 """All rules with their thresholds, applied to the results, and the time budget of the devices."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 import polars as pl
@@ -277,12 +277,9 @@ def _finding(rule: Rule, severity: Severity, measured: Measured, answers: Answer
 
 def _chained(candidates: Sequence[_Candidate]) -> list[Finding]:
     """Return root causes, each with the findings that it explains as effects."""
-    present = {one.finding.id for one in candidates}
     by_id = {one.finding.id: place for place, one in reversed(list(enumerate(candidates)))}
+    present = {id_: candidates[place] for id_, place in by_id.items()}
     parents = [_parent(one, present) for one in candidates]
-    for place, parent in enumerate(parents):
-        if parent and not _outweighs(candidates[by_id[parent]], candidates[place]):
-            parents[place] = None
     effects: dict[int, list[Finding]] = {}
     roots = []
     for place, one in enumerate(candidates):
@@ -303,20 +300,27 @@ def _chained(candidates: Sequence[_Candidate]) -> list[Finding]:
     ]
 
 
-def _outweighs(cause: _Candidate, effect: _Candidate) -> bool:
-    """Whether a cause costs about as much as its effect, if both are shares of the same."""
-    cost, explained = cause.finding.cost_frac or 0.0, effect.finding.cost_frac or 0.0
-    if cause.finding.of != effect.finding.of:
+def _outweighs(causes: Sequence[_Candidate], effect: _Candidate) -> bool:
+    """Whether causes cost about as much as their effect, if all are shares of the same."""
+    if any(one.finding.of != effect.finding.of for one in causes):
         return True
-    return _EXPLAINED * explained <= cost
+    cost = sum(one.finding.cost_frac or 0.0 for one in causes)
+    return _EXPLAINED * (effect.finding.cost_frac or 0.0) <= cost
 
 
-def _parent(one: _Candidate, present: Collection[str]) -> str | None:
-    """Return the finding that explains most of this one, if present findings explain enough."""
-    shares = {id_: share for id_, share in one.explained.items() if id_ in present}
+def _parent(one: _Candidate, present: Mapping[str, _Candidate]) -> str | None:
+    """Return the finding that explains most of this one, if present findings explain enough.
+
+    One that costs much less is not the cause: then it is the next one, or the largest if all
+    together cost as much.
+    """
+    shares = {id_: share for id_, share in one.explained.items() if share and id_ in present}
     if sum(shares.values()) < _EXPLAINED:
         return None
-    return max(sorted(shares), key=lambda id_: shares[id_])
+    largest = sorted(shares, key=lambda id_: (-shares[id_], id_))
+    if not _outweighs([present[id_] for id_ in largest], one):
+        return None
+    return next((id_ for id_ in largest if _outweighs([present[id_]], one)), largest[0])
 
 
 _BUDGET_TYPES = {"part": pl.String, "name": pl.String, "each_ns": pl.Int64, "time_frac": pl.Float64}

@@ -10,13 +10,18 @@ from traceanalyzer.units import format_ns
 #: Smaller differences are ignored.
 _APART = 0.05
 
-#: If at least this share of kernel time is slower alike, the GPU is the cause, not the work.
+#: If at least this share of the usual kernel time is slower alike, the GPU is the cause, not the
+#: work.
 _ALL = 0.9
+
+#: Up to this many calls are named if only they are longer, each among more than so many calls.
+_SINGLE, MANY_CALLS = 3, 10
 
 #: Fewer kernels may all depend on the size of the inputs.
 _FEW = 3
 
 SLOW_GPU, MORE_KERNELS, LARGER_INPUTS = "slow GPU", "more kernels", "larger inputs"
+LONG_CALL = "long call"
 
 _ADVICE = {
     SLOW_GPU: "Check the clocks, power cap and temperature of {gpu} ({clocks}) and other "
@@ -24,6 +29,8 @@ _ADVICE = {
     MORE_KERNELS: "Balance the work: {balance}.",
     LARGER_INPUTS: "Balance the work: inputs of equal size (bucket by sequence length, equal "
     "numbers of tokens), {balance}.",
+    LONG_CALL: "Check what else used the GPU at that moment (another process, page migrations, a "
+    "kernel that waits for the host), and whether another recording has such a call again.",
 }
 
 
@@ -32,7 +39,7 @@ class Difference:
     """A difference between kernels.
 
     Attributes:
-        why: :data:`SLOW_GPU`, :data:`MORE_KERNELS` or :data:`LARGER_INPUTS`.
+        why: :data:`SLOW_GPU`, :data:`MORE_KERNELS`, :data:`LARGER_INPUTS` or :data:`LONG_CALL`.
         text: the same as a clause with numbers: ``more kernels run than ...``.
     """
 
@@ -53,7 +60,8 @@ def compare(kernels: pl.DataFrame, key: str, value: object, who: str) -> Differe
         longer = sum(n * (mean - usual mean)),  additional = sum((n - usual n) * usual mean)
 
     Args:
-        kernels: kernel, blocks (of the grid, null where not recorded), n, total_ns and ``key``.
+        kernels: kernel, blocks (of the grid, null where not recorded), n, total_ns, max_ns, step
+            and ``key``.
         key: ``rank`` or ``step``.
         value: the rank or step to compare.
         who: phrase for the others: ``on the other ranks``.
@@ -69,8 +77,9 @@ def compare(kernels: pl.DataFrame, key: str, value: object, who: str) -> Differe
     if not usual_ns or longer + more < _APART * usual_ns:
         return None
     if more <= longer:
-        steps = _slow_steps(kernels, key, value)
-        return _longer(rows, 1 + longer / (usual_ns + more), who, steps)
+        if calls := _long_calls(rows):
+            return _single(kernels, rows, calls, key, value, who)
+        return _longer(rows, who, _slow_steps(kernels, key, value))
     counts = _with_usual(kernels.with_columns(blocks=pl.lit(None, pl.Int64)), key, value)
     if counts.filter(n > usual_n * (1 + _APART)).is_empty():
         return Difference(LARGER_INPUTS, f"kernels have larger grids than {who} (larger inputs)")
@@ -82,6 +91,44 @@ def compare(kernels: pl.DataFrame, key: str, value: object, who: str) -> Differe
     count, usual_count = int(counts["n"].sum()), round(counts["usual_n"].sum())
     text = f"more kernels run than {who} ({count:,} instead of {usual_count:,})"
     return Difference(MORE_KERNELS, text)
+
+
+def _long_calls(rows: pl.DataFrame) -> int:
+    """Return the number of calls without which kernels take as long as usual; 0 if many do."""
+    known = rows.filter(pl.col("n") > 0)
+    usual = pl.col("usual_mean")
+    longest = known.select(over=pl.col("max_ns") - usual, max_ns="max_ns", usual=usual)
+    longest = longest.sort("over", descending=True).head(_SINGLE)
+    total = float(known["total_ns"].sum())
+    expected = float(known.select((pl.col("n") * usual).sum()).item())
+    for calls, (_, took, usual_ns) in enumerate(longest.iter_rows(), 1):
+        total, expected = total - took, expected - usual_ns
+        if int(known["n"].sum()) <= MANY_CALLS * calls:
+            return 0
+        if total <= (1 + _APART) * expected:
+            return calls
+    return 0
+
+
+def _single(
+    kernels: pl.DataFrame, rows: pl.DataFrame, calls: int, key: str, value: object, who: str
+) -> Difference:
+    """Return the difference if only a few calls are longer."""
+    over = pl.col("max_ns") - pl.col("usual_mean")
+    top = rows.filter(pl.col("n") > 0).sort(over, "kernel", descending=[True, False])
+    worst = top.row(0, named=True)
+    step = ""
+    if key != "step":
+        same = pl.col("kernel") == worst["kernel"], pl.col("max_ns") == worst["max_ns"]
+        steps = kernels.filter(pl.col(key) == pl.lit(value), *same)["step"].drop_nulls()
+        step = f" in {steps[0]}" if steps.len() else ""
+    others = int(rows["n"].sum()) - calls
+    count = "one call" if calls == 1 else f"the longest of {calls} long calls,"
+    return Difference(
+        LONG_CALL,
+        f"{count} of {worst['kernel']}{step} takes {format_ns(worst['max_ns'])} instead of "
+        f"{format_ns(worst['usual_mean'])}; the other {others:,} kernels take as long as {who}",
+    )
 
 
 def _slow_steps(kernels: pl.DataFrame, key: str, value: object) -> tuple[int, int, float]:
@@ -97,9 +144,16 @@ def _slow_steps(kernels: pl.DataFrame, key: str, value: object) -> tuple[int, in
     return slow.height, each.height, times
 
 
-def _longer(
-    rows: pl.DataFrame, factor: float, who: str, slow_steps: tuple[int, int, float]
-) -> Difference:
+def _typical(rows: pl.DataFrame) -> float:
+    """Return how many times as long kernels take: half of their usual time takes longer."""
+    factors = rows.select(
+        ns=pl.col("n") * pl.col("usual_mean"), factor=pl.col("mean") / pl.col("usual_mean")
+    ).sort("factor")
+    half = factors.filter(pl.col("ns").cum_sum() >= pl.col("ns").sum() / 2)["factor"]
+    return float(half[0]) if half.len() else 1.0
+
+
+def _longer(rows: pl.DataFrame, who: str, slow_steps: tuple[int, int, float]) -> Difference:
     """Return the difference if the same kernels take longer: all or some, in all or some steps."""
     slow, steps, times = slow_steps
     if 0 < slow < steps * _ALL:
@@ -109,9 +163,11 @@ def _longer(
             "(throttled GPU, other work on it, or larger inputs)",
         )
     rows = rows.filter(pl.col("n") > 0, pl.col("usual_n") > 0)  # others have no median
+    factor = _typical(rows)
     is_longer = pl.col("mean") >= pl.col("usual_mean") * (1 + (factor - 1) / 2)
-    alike = int(rows.filter(is_longer)["total_ns"].sum()) / max(int(rows["total_ns"].sum()), 1)
-    if alike >= _ALL:
+    usual = rows.with_columns(ns=pl.col("n") * pl.col("usual_mean"))
+    alike = float(usual.filter(is_longer)["ns"].sum()) / max(float(usual["ns"].sum()), 1.0)
+    if alike >= _ALL and factor > 1 + _APART:
         few = rows["kernel"].n_unique() < _FEW or rows["blocks"].null_count() == rows.height
         or_inputs = ", or larger inputs" if few else ""
         return Difference(
@@ -133,11 +189,11 @@ def _with_usual(kernels: pl.DataFrame, key: str, value: object) -> pl.DataFrame:
     """Join the kernels of one rank or step with the median of the others.
 
     Returns:
-        kernel, blocks, n, total_ns, mean, usual_n, usual_mean, usual_ns. Missing kernels count
-        with 0 calls; a kernel that the others do not have gets the mean of this one.
+        kernel, blocks, n, total_ns, max_ns, mean, usual_n, usual_mean, usual_ns. Missing kernels
+        count with 0 calls; a kernel that the others do not have gets the mean of this one.
     """
     same = ["kernel", "blocks"]
-    sums = kernels.group_by(key, *same).agg(pl.col("n", "total_ns").sum())
+    sums = kernels.group_by(key, *same).agg(pl.col("n", "total_ns").sum(), pl.col("max_ns").max())
     is_this = pl.col(key) == pl.lit(value)
     others = sums.filter(~is_this)
     count = max(others[key].n_unique(), 1)
@@ -148,7 +204,7 @@ def _with_usual(kernels: pl.DataFrame, key: str, value: object) -> pl.DataFrame:
     )
     this = sums.filter(is_this).with_columns(mean=mean)
     rows = this.join(usual, on=same, how="full", coalesce=True, nulls_equal=True).with_columns(
-        pl.col("n", "total_ns", "usual_n").fill_null(0)
+        pl.col("n", "total_ns", "max_ns", "usual_n").fill_null(0)
     )
     rows = rows.with_columns(
         mean=pl.coalesce("mean", "usual_mean"), usual_mean=pl.coalesce("usual_mean", "mean")

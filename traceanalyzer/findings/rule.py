@@ -206,6 +206,10 @@ RULE_OF = {
 }
 
 
+#: From this share on that other findings do not explain, a finding counts only that share.
+MUCH_LEFT = 0.2
+
+
 def explained_by(
     losses: pl.DataFrame, whole_ns: float, column: str = "lost_ns"
 ) -> dict[str, float]:

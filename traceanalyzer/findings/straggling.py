@@ -10,8 +10,9 @@ from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.analyzers.steps.slow_steps import CODE
 from traceanalyzer.findings.device_time import DEVICE, UNEXPLAINED, WORK, DeviceTime
-from traceanalyzer.findings.kernel_times import Difference, compare
+from traceanalyzer.findings.kernel_times import LONG_CALL, Difference, compare
 from traceanalyzer.findings.rule import Answers
+from traceanalyzer.result import Confidence
 from traceanalyzer.units import format_frac
 
 #: Causes with a smaller share are not listed.
@@ -43,6 +44,12 @@ def reason(answers: Answers, rank: int, by_cause: Mapping[str, int]) -> str:
         return f"idle, {causes.WAITING[cause]}"
     difference = _difference(answers, rank, by_cause)
     return difference.text if difference else ""
+
+
+def confidence_of_one_step(answers: Answers, rank: int, by_cause: Mapping[str, int]) -> Confidence:
+    """Return the confidence in a straggler of one step: ``low``, unless one call explains it."""
+    difference = _difference(answers, rank, by_cause)
+    return "medium" if difference and difference.why == LONG_CALL else "low"
 
 
 def share_in_slow_steps(answers: Answers, rank: int, waits: pl.DataFrame) -> float:

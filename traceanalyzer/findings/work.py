@@ -15,13 +15,15 @@ from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.analyzers.steps.slow_steps import CODE, SLOW
 from traceanalyzer.analyzers.steps.statistics import DECODE
 from traceanalyzer.findings import memory
+from traceanalyzer.findings.device_time import WORK
 from traceanalyzer.findings.kernel_times import (
+    LONG_CALL,
     MORE_KERNELS,
     SLOW_GPU,
     Difference,
     compare,
 )
-from traceanalyzer.findings.rule import Answers, Measured, explained_by, rule
+from traceanalyzer.findings.rule import MUCH_LEFT, Answers, Measured, explained_by, rule
 from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns, format_weight
 from traceanalyzer.vocabulary import NO_GPU_WORK
 
@@ -57,16 +59,19 @@ def _uneven_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
         f"({worst['ratio']:.3g} times the median){grew}."
     )
     reason, remedy = _why_slow(result, answers, worst)
+    explained = _growth(answers)
+    left = 1 - min(sum(explained.values()), 1.0)
+    left = 1.0 if left < MUCH_LEFT else left
     yield Measured(
-        size=cost / whole,
+        size=left * cost / whole,
         title=f"Time above the median step is {format_frac(cost / whole)} of step time."
         f"{f' Cause: {reason}.' if reason else ''}",
         evidence=(slowest, *_other_slow(result, longer, worst)),
         advice=remedy,
         step=worst["step"],
-        total_ns=cost,
+        total_ns=round(left * cost),
         confidence="high" if each.height >= _ENOUGH * result.ranks.height else "low",
-        explained=_growth(answers),
+        explained=explained,
     )
 
 
@@ -106,7 +111,7 @@ def _why_slow(result: Steps, answers: Answers, worst: Mapping[str, Any]) -> tupl
     rows = _only_in(result, worst)
     is_code = rows.height > 0 and rows["kind"][0] in CODE
     each = _longer(rows)
-    if kernels and (kernels.why == SLOW_GPU or not is_code):
+    if kernels and (kernels.why in (SLOW_GPU, LONG_CALL) or not is_code):
         host = f"; on the host: {each}" if each and kernels.why == MORE_KERNELS else ""
         advice = kernels.advice(
             answers.program, "this GPU in those steps", "equal work in every step"
@@ -178,7 +183,11 @@ def _growth(answers: Answers) -> dict[str, float]:
         return {}
     grown = time.growth
     whole = float(grown.filter(pl.col("cause").is_null())["grown_ns"].sum())
+    # a straggler works longer by as much as each of the others waits for its work
+    ranks = time.windows["rank"].n_unique()
+    own = pl.when(pl.col("cause") == WORK).then(ranks / max(ranks - 1, 1)).otherwise(1.0)
     causes = grown.drop_nulls("cause").filter(pl.col("grown_ns") > 0)
+    causes = causes.with_columns(pl.col("grown_ns") * own)
     return explained_by(causes, whole, "grown_ns") if whole else {}
 
 

@@ -145,6 +145,9 @@ TRANSPORT = (
 #: category.
 OPERATOR = r"::|Backward\d*$|^triton_"
 
+#: Operators in which a thread waits for a collective of another thread.
+AWAITS_COLLECTIVE = (r"^(?:aten::wait|_?c10d(?:_functional)?(?:_autograd)?::wait)",)
+
 #: A call of a graph that Inductor compiled: on a CPU its kernels run in it, not in operators.
 COMPILED_GRAPH = r"^## Call CompiledFxGraph"
 

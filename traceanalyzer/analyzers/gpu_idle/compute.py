@@ -291,10 +291,13 @@ GPU_IDLE = Analyzer(
 
 
 def _busy(excerpt: Excerpt, loader: pl.DataFrame) -> pl.DataFrame:
-    """Return when each unit's work runs; for a main thread, operators outside loading or saving."""
+    """Return when each unit's work runs.
+
+    For a main thread: operators outside loading and saving, except waits for collectives.
+    """
     if not excerpt.on_host:
         return _of_whole_devices(excerpt)
-    waiting = pl.concat([loader, host.saving(excerpt)])
+    waiting = pl.concat([loader, host.saving(excerpt), host.awaiting(excerpt)])
     return intervals.subtract(host.running(excerpt), waiting, _UNIT)
 
 

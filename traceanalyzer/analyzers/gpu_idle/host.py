@@ -414,8 +414,8 @@ def _threads(
 def _launching(calls: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
     launched = calls[_LANE].hstack(work[["unit", "kind"]][calls["work"]])
     threads = launched[numbering.numbered(launched.get_columns())[0]]
-    kernels = threads.filter(pl.col("kind") == "kernel")
-    return (kernels if kernels.height else threads)[["unit", *_LANE]].unique()
+    is_kernel = pl.col("kind") == "kernel"
+    return threads.filter(is_kernel | ~is_kernel.any().over("unit"))[["unit", *_LANE]].unique()
 
 
 def _calling(trace: Trace) -> pl.DataFrame:
@@ -498,6 +498,11 @@ def saving(excerpt: Excerpt) -> pl.DataFrame:
     """Return when a thread saves or loads a model, by the names of functions and ranges."""
     kinds = ("user_annotation", "python_function", "nvtx", "other")
     return _in(excerpt, kinds, causes.SAVING)
+
+
+def awaiting(excerpt: Excerpt) -> pl.DataFrame:
+    """Return when a thread waits in an operator for a collective of another thread."""
+    return _in(excerpt, ("cpu_op",), causes.AWAITS_COLLECTIVE)
 
 
 def accessing_files(near: Excerpt, excerpt: Excerpt) -> pl.DataFrame:

@@ -76,7 +76,7 @@ class Part:
         replays: kernels replayed by graphs: their row of ``work`` and
             :data:`~.common.replays.CONTEXTS`; launchers: the result of
             :func:`~.common.replays.known` for the others. None unless grouped by operator.
-        by_step: device, step, name, blocks, n, total_ns, fusible_ns of kernels without
+        by_step: device, step, name, blocks, n, total_ns, max_ns, fusible_ns of kernels without
             communication; None if not requested.
         training: rows of :func:`~.training.training`; None if not requested.
         has_operators: operators were recorded.
@@ -208,7 +208,12 @@ def _kernels_of_steps(trace: Trace, work: pl.DataFrame, saved: pl.Series) -> pl.
     sums = (
         counted.filter(pl.col("work_kind") == COMPUTE)
         .group_by(keys)
-        .agg(pl.col("fusible_ns").sum(), n=pl.len().cast(pl.Int64), total_ns=pl.col("length").sum())
+        .agg(
+            pl.col("fusible_ns").sum(),
+            n=pl.len().cast(pl.Int64),
+            total_ns=pl.col("length").sum(),
+            max_ns=pl.col("length").max(),
+        )
     )
     return sums.with_columns(pl.col("name").cast(pl.String)).drop_nulls("name")
 
@@ -362,9 +367,10 @@ def _by_step(parts: Sequence[Part], labels: Mapping[str, str]) -> pl.DataFrame |
         return None
     keys = ("rank", "path", "device", "step", "name", "blocks")
     sums = ("n", "total_ns", "fusible_ns")
-    rows = stacked(frames, **_sources(parts)).group_by(keys).agg(pl.col(sums).sum())
+    rows = stacked(frames, **_sources(parts))
+    rows = rows.group_by(keys).agg(pl.col(sums).sum(), pl.col("max_ns").max())
     kernel = mapped(rows["name"], labels.__getitem__).alias("kernel")
-    labelled = rows.with_columns(kernel).select(*keys[:4], "kernel", "blocks", *sums)
+    labelled = rows.with_columns(kernel).select(*keys[:4], "kernel", "blocks", *sums, "max_ns")
     return labelled.sort(pl.all())
 
 

@@ -1,0 +1,118 @@
+"""Kernels of a step or rank compared with the others: a few long calls, or a slow GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from comm_traces import ALL_REDUCE, MS, US, device, host, step, trace
+from diagnosing import diagnosis
+
+import traceanalyzer as ta
+from traceanalyzer.findings.kernel_times import LARGER_INPUTS, LONG_CALL, SLOW_GPU, compare
+from traceanalyzer.trace import Trace
+
+#: Calls of each kernel in a step, and their usual duration.
+CALLS = {"gemm": (20, 200 * US), "norm": (20, 50 * US), "gelu": (20, 25 * US)}
+STEPS = 6
+
+
+def kernels(odd: dict[str, list[float]], key: str = "step") -> pl.DataFrame:
+    """Return kernels by step; in the last step calls take the given multiples of the usual."""
+    rows = []
+    for number in range(STEPS):
+        for name, (n, usual) in CALLS.items():
+            factors = odd.get(name, []) if number == STEPS - 1 else []
+            each = [usual * f for f in factors] + [usual] * (n - len(factors))
+            rows.append((number, f"s{number}", name, n, round(sum(each)), round(max(each))))
+    names = [key if key != "step" else "number", "step", "kernel", "n", "total_ns", "max_ns"]
+    frame = pl.DataFrame(rows, schema=names, orient="row")
+    return frame.with_columns(blocks=pl.lit(None, pl.Int64))
+
+
+@pytest.mark.parametrize(
+    ("odd", "why"),
+    [
+        ({"gelu": [4000.0]}, LONG_CALL),
+        ({"gemm": [30.0]}, LONG_CALL),
+        ({"gemm": [30.0], "norm": [90.0]}, LONG_CALL),
+        ({name: [1.5] * n for name, (n, _) in CALLS.items()}, SLOW_GPU),
+        ({name: [2.0] * n for name, (n, _) in CALLS.items()} | {"gelu": [400.0] + [2.0] * 19},
+         SLOW_GPU),
+        ({"gemm": [2.0] * 20}, LARGER_INPUTS),
+        # four times the time of a small kernel is most of the time, but not of the usual time
+        ({"gelu": [60.0] * 20}, LARGER_INPUTS),
+    ],
+)  # fmt: skip
+def test_difference_of_a_step(odd: dict[str, list[float]], why: str) -> None:
+    difference = compare(kernels(odd), "step", f"s{STEPS - 1}", "in other steps")
+    assert difference is not None
+    assert difference.why == why
+
+
+def test_long_call_names_kernel_and_times() -> None:
+    difference = compare(kernels({"gelu": [4000.0]}), "step", "s5", "in other steps")
+    assert difference is not None
+    assert all(part in difference.text for part in ("one call of gelu", "100 ms", "25 us", "59"))
+
+
+def job(long_ms: int, ranks: int = 4) -> list[Trace]:
+    """Return ranks of six steps; one call of the last rank is long in step 3."""
+    return [trace(list(_rank(rank, ranks, long_ms)), rank, world_size=ranks)
+            for rank in range(ranks)]  # fmt: skip
+
+
+def _rank(rank: int, ranks: int, long_ms: int) -> Iterator[dict[str, Any]]:
+    begin = 0
+    for number in range(STEPS):
+        long = long_ms * MS if number == 3 else 0
+        work = sum(n * ns for n, ns in CALLS.values())
+        end = begin + work + long + MS
+        yield step(number, begin, end - begin)
+        yield host("cpu_op", "aten::mm", begin, 10)
+        at = begin
+        for name, (n, usual) in CALLS.items():
+            for call in range(n):
+                is_long = rank == ranks - 1 and name == "gelu" and call == 7
+                yield device(name, at, usual + long * is_long)
+                at += usual + long * is_long
+        if ranks > 1:
+            yield device(ALL_REDUCE, at, end - at, stream=20, dtype="float", elements_in=1 << 20,
+                         group="0", group_size=ranks, seq=number)  # fmt: skip
+        begin = end
+
+
+def test_long_call_of_a_rank_is_one_finding() -> None:
+    first, *others = ta.diagnose(job(40)).findings
+    assert (first.id, first.rank, first.step) == ("straggler", 3, "ProfilerStep#3")
+    assert "one call of gelu in ProfilerStep#3" in first.title
+    assert "uneven-steps" in {effect.id for effect in first.effects}
+    assert not {"throttled-steps", "uneven-steps"} & {one.id for one in others}
+
+
+def test_long_call_of_the_only_gpu_is_no_throttled_gpu() -> None:
+    (one,) = (f for f in ta.diagnose(job(40, ranks=1)).findings if "gelu" in f.title)
+    assert (one.id, one.step) == ("uneven-steps", "ProfilerStep#3")
+    assert "throttled" not in one.title + one.advice
+
+
+@pytest.mark.parametrize(
+    ("name", "id_", "cost_ns"),
+    [
+        ("one_long_kernel.json.gz", "uneven-steps", 15 * MS),
+        ("one_long_kernel_of_a_rank", "straggler", 33_333_333),
+        ("moe", "straggler", 3 * MS),
+    ],
+)
+def test_recordings_of_others(shared: Path, name: str, id_: str, cost_ns: int) -> None:
+    path = shared / "data/causes/chrome" / name
+    if not path.exists():
+        pytest.skip(f"no file {path}")
+    findings = diagnosis(path).findings
+    large = [one for one in findings if one.severity == "critical"]
+    assert [one.id for one in large] == [id_]
+    assert large[0].cost_ns == pytest.approx(cost_ns, rel=0.001)
+    assert "throttled" not in large[0].title
