@@ -9,9 +9,10 @@ import orjson
 import pytest
 
 from benchmarks.accuracy import real, report
-from benchmarks.accuracy.cases import HEALTHY, PAIRS, Plan, plans
+from benchmarks.accuracy.cases import HEALTHY, PAIRS, Plan, of_variant, plans
 from benchmarks.accuracy.fault import FAULTS, Case, Expected
 from benchmarks.accuracy.measure import judge, names_place, run
+from benchmarks.accuracy.variants import VARIANTS, Variant
 
 #: Quick cases that the first finding names.
 SAMPLE = (
@@ -60,6 +61,14 @@ def test_first_finding_is_the_fault(fault: str) -> None:
 
 def test_healthy_job_has_no_critical_finding() -> None:
     outcome = run(Plan("healthy", (), 1, "data-parallel", 2).make())
+    assert outcome.top1, outcome
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
+def test_healthy_jobs_of_variants_have_no_critical_finding(variant: Variant) -> None:
+    plan = min(of_variant(variant, 1), key=lambda plan: (len(plan.faults), plan.world))
+    outcome = run(plan.make())
     assert outcome.top1, outcome
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,6 +11,7 @@ from benchmarks.accuracy import blind_faults, device_faults, host_faults, servin
 from benchmarks.accuracy.fault import FAULTS, Case, Context, Expected, Fault, reads_loss
 from benchmarks.accuracy.programs import new_job, train
 from benchmarks.accuracy.simulator import Job, Program, Rank, simulate
+from benchmarks.accuracy.variants import VARIANTS, Variant, within_recording
 from benchmarks.accuracy.write import write_kineto
 from benchmarks.accuracy.write_nsys import write_nsys
 
@@ -31,8 +32,9 @@ def program_of(job: Job) -> Callable[[Rank], Program]:
 
 
 def wall_us(ranks: list[Rank]) -> float:
-    """Return the duration of a run in us."""
-    return max(r.now for r in ranks) - min(event[4] for r in ranks for event in r.events[:50])
+    """Return the duration of a run in us, from the first event of the last rank."""
+    begun = max(min(event[4] for event in r.events[:50]) for r in ranks)
+    return max(r.now for r in ranks) - begun
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class Plan:
         family, world: of the job, if fixed.
         format: ``kineto`` or ``nsys``.
         record: what is always recorded.
+        change: a variant of the job, see :mod:`~benchmarks.accuracy.variants`.
     """
 
     name: str
@@ -66,6 +69,7 @@ class Plan:
     world: int = 0
     format: str = "kineto"
     record: tuple[str, ...] = ()
+    change: Callable[[Job], None] | None = None
 
     def base_job(self) -> Job:
         """Return the healthy job; the same plan gives the same job."""
@@ -84,6 +88,8 @@ class Plan:
         for fault in self.faults:
             if fault.prepare:
                 fault.prepare(job)
+        if self.change:
+            self.change(job)
         if len(self.faults) > 1 and family != "inference":
             reads_loss(job)  # otherwise the slower of host and device hides a fault of the other
         return job
@@ -105,6 +111,7 @@ class Plan:
         expected = self._inject(job, sizes)
         ranks = simulate(job, program_of(job))
         both = wall_us(ranks)
+        ranks = within_recording(job, ranks)
         if len(sizes) > 1 and self._wall_us({0: sizes[0]}) < self._wall_us({1: sizes[1]}):
             expected = expected[::-1]  # without the second fault, the job is faster
         recorded = [name for name in ("shapes", "stacks", "marks") if getattr(job, name)]
@@ -210,4 +217,13 @@ def plans(seed: int) -> list[Plan]:
     for family, world, record in HEALTHY:
         name = f"healthy {family} x{world}{' with ' * bool(record)}{'+'.join(record)}"
         all_plans.append(Plan(name, (), seed, family, world, record=record))
-    return all_plans
+    return all_plans + [plan for variant in VARIANTS for plan in of_variant(variant, seed)]
+
+
+def of_variant(variant: Variant, seed: int) -> Iterator[Plan]:
+    """Yield the healthy jobs and the faults of a variant."""
+    how = (variant.format, variant.record, variant.change)
+    for family, world in variant.healthy:
+        yield Plan(f"healthy {family} x{world} ({variant.name})", (), seed, family, world, *how)
+    for name, family, world in variant.faults:
+        yield Plan(f"{name} ({variant.name})", (FAULTS[name],), seed, family, world, *how)

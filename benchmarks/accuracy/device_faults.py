@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import random
+
+from benchmarks.accuracy import names
 from benchmarks.accuracy.fault import (
     PARALLEL,
     Context,
     Expected,
     fault,
+    reads_loss,
     some_rank,
     some_steps,
 )
@@ -139,6 +143,36 @@ def wait_for_event(job: Job, context: Context) -> Expected:
     return Expected(
         r"(?i)device[ -](side )?wait|waits? (for|on)|cop(y|ies)",
         place=r"(?i)stream 13|cudaStreamWaitEvent|HtoD|host[ -]to[ -]device|aten::copy_",
+    )
+
+
+@fault("data-parallel", "single")
+def one_slow_kernel(job: Job, context: Context) -> Expected:
+    """The backward pass of an index sorts the indices in one kernel: repeated rows are serial."""
+
+    def index_backward(r: Rank, _step: int, layer: int) -> None:
+        if layer == 0:
+            ops = ("autograd::engine::evaluate_function: IndexBackward0", "IndexBackward0")
+            with r.op(ops[0]), r.op(ops[1]), r.op("aten::_index_put_impl_"):
+                r.launch(names.INDEX_BACKWARD, context.cost_us)
+
+    job.at("layer_backward", index_backward)
+    return Expected(r"(?i)indexing_backward|index_put|IndexBackward")
+
+
+@fault(*PARALLEL, record=("marks",), prepare=reads_loss)
+def unequal_lengths(job: Job, context: Context) -> Expected:
+    """Every rank gets other lengths in each step, so each time another one is last."""
+    most = 1 + 2 * context.share / (1 - context.share)
+
+    def tokens(rank: int, step: int) -> int:
+        drawn = random.Random(f"{job.seed} {rank} {step}").uniform(1, most)
+        return int(job.tokens * drawn / 256) * 256
+
+    job.options.tokens = tokens
+    return Expected(
+        r"(?i)(lengths?|shapes?|tokens|work|inputs?) (differ|var)|different (lengths|work)"
+        r"|unequal|uneven work|(an)?other ranks? in each step|different ranks"
     )
 
 

@@ -88,6 +88,10 @@ ADAM = (
     "(anonymous namespace)::FusedAdamMathFunctor<float, 4, (at::native::ADAM_MODE)1, false> >"
     "(at::native::(anonymous namespace)::FusedOptimizerTensorListMetadata<4>)"
 )
+INDEX_BACKWARD = (
+    "void at::native::(anonymous namespace)::indexing_backward_kernel_stride_1<c10::BFloat16>"
+    "(long const*, long const*, c10::BFloat16 const*, c10::BFloat16*, long, long, long, long, bool)"
+)
 NONZERO = (
     "void at_cuda_detail::cub::DeviceSelectSweepKernel<at_cuda_detail::cub::DispatchSelectIf<"
     "at_cuda_detail::cub::CountingInputIterator<long, long>, bool*, long*, int*, at_cuda_detail::"

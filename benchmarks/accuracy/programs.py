@@ -49,7 +49,8 @@ class Options:
         fused_attention: scaled_dot_product_attention with a flash kernel.
         pointwise: further elementwise kernels after each layer.
         reduction: when gradients are reduced: ``overlapped`` with the backward pass, ``late``
-            (after it), in one ``bucket``, or ``inline`` (on the compute stream).
+            (after it), in one ``bucket``, ``inline`` (on the compute stream), or on the host by
+            ``mpi``.
         prefetch: all_gather overlaps with the compute of the previous layer.
         micro_batches: of a pipeline.
         layers: layers of a rank, by rank and step.
@@ -58,6 +59,7 @@ class Options:
         prefill_tokens: tokens of the prompts that an inference step processes, by step.
         optimizer: launches the kernels of the optimizer; by default a fused one.
         schedule_us: host time of the scheduler for each inference step.
+        overlapped_sampling: the tokens of a step are read while the next one runs.
     """
 
     loader_us: Callable[[int, int], float] = lambda *_: 120.0
@@ -78,6 +80,7 @@ class Options:
     prefill_tokens: Callable[[int], int] = lambda step: 2048 if step % 10 == 0 else 0
     optimizer: Callable[[Rank], None] | None = None
     schedule_us: Callable[[int], float] = lambda _: 150.0
+    overlapped_sampling: bool = False
 
 
 def shape(r: Rank) -> tuple[int, int, bool, bool, int]:
@@ -236,7 +239,17 @@ def data_parallel_step(r: Rank) -> Program:
             yield from reduce_gradients(r, size)
     if way in ("overlapped", "late", "bucket"):
         r.wait_stream(COMPUTE, r.job.group("data", r.rank).stream)
+    if way == "mpi":
+        yield from reduce_on_host(r, bucket * r.job.layers)
     yield from end_step(r)
+
+
+def reduce_on_host(r: Rank, elements: int) -> Program:
+    """Copy gradients to the host, reduce them by MPI, and copy them back."""
+    size = 2 * elements // 16  # compressed
+    r.copy("DtoH", size, wait=True)
+    yield from r.host_collective("MPI_Allreduce", r.job.group("data", r.rank), 40 + size / 24_000)
+    r.copy("HtoD", size)
 
 
 def end_step(r: Rank) -> Program:

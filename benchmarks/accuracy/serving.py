@@ -10,7 +10,7 @@ from benchmarks.accuracy.fault import Context, Expected, fault
 from benchmarks.accuracy.host_faults import LAUNCHES
 from benchmarks.accuracy.operators import VOCABULARY, attention_us, memory_us, product_us
 from benchmarks.accuracy.programs import Options
-from benchmarks.accuracy.simulator import Job, Program, Rank
+from benchmarks.accuracy.simulator import COMPUTE, Job, Program, Rank
 
 RUNNING = 32  # requests in the decode phase
 _VLLM = "c10::BFloat16"
@@ -103,7 +103,13 @@ def sample(r: Rank) -> None:
     with r.op("aten::argmax", [[RUNNING, VOCABULARY]]):
         r.launch(names.REDUCE, 12.0)
     with r.op("aten::to"), r.op("aten::_to_copy"), r.op("aten::copy_"):
-        r.copy("DtoH", 8 * RUNNING, pinned=False, wait=True)
+        if not r.job.options.overlapped_sampling:
+            r.copy("DtoH", 8 * RUNNING, pinned=False, wait=True)
+            return
+        r.copy("DtoH", 8 * RUNNING)
+    done = r.sampled
+    r.sampled = r.free[COMPUTE]
+    r.wait_until(done)
 
 
 def new_serving_job(seed: int, steps: int = 24) -> Job:

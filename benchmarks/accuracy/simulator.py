@@ -54,6 +54,11 @@ class Job:
         hooks: functions that run at a named place of the program, by place.
         options: how the program trains or serves (``programs.Options``).
         skew_us: by how much the clock of a host runs ahead, by host.
+        untraced: ranks whose GPU is not recorded.
+        truncated: ranks whose file is cut off at ``truncated_at`` of its length.
+        device_marks: annotations are recorded on the device, too (``gpu_user_annotation``).
+        recorded_from: share of the run after which the recording begins.
+        late_us: by how much later a rank begins.
     """
 
     family: str
@@ -79,6 +84,10 @@ class Job:
     skew_us: dict[int, float] = field(default_factory=dict)
     untraced: frozenset[int] = frozenset()
     truncated: frozenset[int] = frozenset()
+    truncated_at: float = 2 / 3
+    device_marks: bool = True
+    recorded_from: float = 0.0
+    late_us: dict[int, float] = field(default_factory=dict)
 
     def at(self, place: str, hook: Hook) -> None:
         """Run a function at a place of the program."""
@@ -108,9 +117,10 @@ class Rank:
         self.dice = random.Random(f"{job.seed} {rank}")
         self.device = rank % job.gpus_per_host
         self.pid = self.tid = 41_200 + 97 * rank
-        self.now = START_US + 40 * self.dice.random()
+        self.now = START_US + 40 * self.dice.random() + job.late_us.get(rank, 0.0)
         self.step = -1
         self.slower = 1.0  # factor of the time of host operations
+        self.sampled = 0.0  # end of the last copy of sampled tokens
         self.events: list[Event] = []
         self.free: defaultdict[int, float] = defaultdict(float)
         self.queued: deque[float] = deque()
@@ -145,7 +155,7 @@ class Rank:
         self.open.pop()
         if kind == "user_annotation":
             self.marked.pop()
-        for stream, (first, last) in marked.items():
+        for stream, (first, last) in marked.items() if self.job.device_marks else ():
             lane = (self.device, stream, first - 0.001, last - first + 0.002)
             note = {"External id": external}
             self.events.append(("gpu_user_annotation", name, *lane, note))
@@ -215,6 +225,12 @@ class Rank:
         """Wait on the host for one stream or for the device."""
         start = self.now
         done = self.free[stream] if stream is not None else max(self.free.values(), default=0.0)
+        self.now = max(self.now + 1.5, done + 3.0)
+        self._record_call(name, start, {})
+
+    def wait_until(self, done: float, name: str = "cudaEventSynchronize") -> None:
+        """Wait on the host for an event of the device."""
+        start = self.now
         self.now = max(self.now + 1.5, done + 3.0)
         self._record_call(name, start, {})
 
@@ -334,6 +350,15 @@ class Rank:
             note = self.open.pop()  # the kernel belongs to record_param_comms
             self._record_kernel(what.kernel, start, end - start, lane, device_args)
             self.open.append(note)
+
+    def host_collective(self, name: str, group: Group, us: float) -> Program:
+        """Run a collective on the host: all ranks leave it together."""
+        self.sequence[name] += 1
+        start = self.now
+        arrival = Arrival((name, self.sequence[name]), len(group.ranks), start, self.about(us))
+        yield arrival
+        self.now = arrival.end + 0.7 * self.dice.random()
+        self.events.append(("mpi", name, self.pid, self.tid, start, self.now - start, {}))
 
 
 @dataclass(frozen=True)

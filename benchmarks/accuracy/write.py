@@ -25,7 +25,7 @@ def write_kineto(job: Job, ranks: list[Rank], folder: Path) -> None:
     for rank in ranks:
         text = orjson.dumps(_document(job, rank))
         if rank.rank in job.truncated:
-            text = text[: len(text) * 2 // 3]
+            text = text[: int(len(text) * job.truncated_at)]
         (
             folder / f"host{rank.rank // job.gpus_per_host}_{rank.pid}.{rank.rank}.pt.trace.json"
         ).write_bytes(text)

@@ -66,6 +66,9 @@ def _add(export: Any, process: Any, rank: Rank, event: Event) -> None:
             "CUPTI_ACTIVITY_KIND_MEMCPY",
             **when, **_on_device(process, args), **more, bytes=args["bytes"],
         )  # fmt: skip
+    elif kind == "mpi":
+        handle = {"globalTid": thread, "commHandle": 91, "size": 1 << 20}
+        export.add("MPI_COLLECTIVES_EVENTS", textId=export.string(name), **when, **handle)
     elif kind == "user_annotation":
         _range(process, name, when, thread)
     elif name == "record_param_comms" and args["Collective name"] in _CALLS:
