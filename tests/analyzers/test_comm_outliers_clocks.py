@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import polars as pl
 import pytest
 
+import traceanalyzer as ta
 from traceanalyzer.analyzers.comm_outliers.arrivals import CLEAR_NS, clock_offsets
 
 #: Ends of collectives, far enough apart that participation matters.
@@ -77,3 +80,17 @@ def test_exact_offsets_leave_no_residual():
     fitted = clock_offsets(rows, {rank: f"host{rank}" for rank in clocks})
     assert dict(fitted.select("rank", "offset_ns").rows()) == clocks
     assert fitted["residual_ns"].to_list() == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("name", ["host_clocks_apart", "host_clocks_apart_with_seq"])
+def test_hosts_further_apart_than_their_collectives(shared: Path, name: str) -> None:
+    path = shared / "data/causes/chrome" / name
+    if not path.exists():
+        pytest.skip(f"no folder {path}")
+    result = ta.comm_outliers(path)
+    offsets = dict(result.clocks.select("rank", "offset_ns").iter_rows())
+    expected = [0, 0, 420_000, 420_000, -310_000, -310_000, 780_000, 780_000]
+    assert [offsets[rank] for rank in range(8)] == pytest.approx(expected, abs=2_000)
+    totals = result.totals
+    assert totals.total_wait_ns / totals.total_comm_ns == pytest.approx(0.037, abs=0.001)
+    assert totals.n_matched == totals.n_events

@@ -51,3 +51,22 @@ def test_matches_are_unique_and_of_one_kind() -> None:
 def test_sequences_without_similar_events() -> None:
     other = sequence(ENDS[:5]).with_columns(kind=pl.lit("other"))
     assert align(sequence(ENDS), other).tolist() == [-1] * 5
+
+
+#: As long as the gaps between them, and far shorter; three steps with a pause between them.
+REGULAR = np.concatenate([np.arange(20) * 228_000 + step * 4_600_000 for step in range(3)])
+
+
+@pytest.mark.parametrize("clock", [420_000, -310_000, 780_000, 3_000_000_000, -5_000_000])
+@pytest.mark.parametrize("jitter", [0, 3_000])
+def test_clocks_further_apart_than_collectives_do_not_shift_them(clock: int, jitter: int) -> None:
+    noise = np.random.default_rng(5).integers(-jitter, jitter + 1, REGULAR.size)
+    reference, other = sequence(REGULAR, 33_000), sequence(REGULAR + clock + noise, 33_000)
+    assert align(reference, other).tolist() == list(range(REGULAR.size))
+
+
+def test_a_shift_that_explains_more_is_taken() -> None:
+    """Both recorded as many collectives, but one began five later."""
+    assert align(sequence(ENDS[:-5]), sequence(ENDS[5:] + 7_000_000_000)).tolist() == [
+        *range(5, 395), *[-1] * 5
+    ]  # fmt: skip

@@ -47,7 +47,7 @@ def _no_tensor_cores(result: Kernels, answers: Answers) -> Iterator[Measured]:
     time = answers.time
     names = result.heaviest("name").drop_nulls("name")
     plain = [kernel_names.is_plain_float(name) for name in names["name"]]
-    rows = _longest_first(_in_steps(result, time), names.filter(plain)["kernel"], "total_ns")
+    rows = _longest_first(in_steps(result, time), names.filter(plain)["kernel"], "total_ns")
     whole = int(rows["ns"].sum())
     products = min(whole, _counted_products(result, time))
     total = whole - products
@@ -68,7 +68,7 @@ def _no_tensor_cores(result: Kernels, answers: Answers) -> Iterator[Measured]:
     )
 
 
-def _in_steps(result: Kernels, time: DeviceTime) -> pl.DataFrame:
+def in_steps(result: Kernels, time: DeviceTime) -> pl.DataFrame:
     """Return the kernels that steps launched; all kernels if no steps are marked."""
     if result.by_step is None:
         return pl.DataFrame(
@@ -161,7 +161,7 @@ def _softmax_kernels(result: Kernels, time: DeviceTime) -> int:
     """Return the time of softmax kernels, except those of a loss."""
     rows = result.heaviest("name").filter(pl.col("family") == kernel_names.SOFTMAX)
     kernels = rows.filter(~pl.col("name").str.contains(_LOSS))["kernel"]
-    return int(_longest_first(_in_steps(result, time), kernels, "total_ns")["ns"].sum())
+    return int(_longest_first(in_steps(result, time), kernels, "total_ns")["ns"].sum())
 
 
 @rule(
@@ -176,8 +176,8 @@ def _softmax_kernels(result: Kernels, time: DeviceTime) -> int:
 def _memory_bound_kernels(result: Kernels, answers: Answers) -> Iterator[Measured]:
     time, pointwise = answers.time, (kernel_names.ELEMENTWISE, kernel_names.COPY)
     names = result.heaviest("name").filter(pl.col("family").is_in(pointwise))["kernel"]
-    rows = _longest_first(_in_steps(result, time), names, "fusible_ns")
-    every = _longest_first(_in_steps(result, time), names, "total_ns")
+    rows = _longest_first(in_steps(result, time), names, "fusible_ns")
+    every = _longest_first(in_steps(result, time), names, "total_ns")
     total, whole, n = (int(one.sum()) for one in (rows["ns"], every["ns"], every["n"]))
     if not total or not time.whole_ns:
         return
@@ -297,7 +297,7 @@ def _share_in_steps(answers: Answers) -> float:
     kernels = answers.get("kernels")
     if not isinstance(kernels, Kernels) or kernels.by_step is None:
         return 1.0
-    marked = int(_in_steps(kernels, answers.time)["total_ns"].sum())
+    marked = int(in_steps(kernels, answers.time)["total_ns"].sum())
     return marked / max(int(kernels.by_step["total_ns"].sum()), 1)
 
 
@@ -322,6 +322,11 @@ def _unclaimed(result: Efficiency, answers: Answers) -> pl.DataFrame:
 
 def _is_found(rule: Rule, result: Kernels, answers: Answers) -> bool:
     return any(rule.severity(one.size) for one in rule.function(result, answers))
+
+
+def memory_bound_is_found(result: Kernels, answers: Answers) -> bool:
+    """Whether memory-bound-kernels is a finding."""
+    return _is_found(_memory_bound_kernels, result, answers)
 
 
 def _by_reason(rows: pl.DataFrame) -> pl.DataFrame:

@@ -17,7 +17,7 @@ from traceanalyzer.analyzers.printed.result import Printed
 from traceanalyzer.analyzers.timeline.summary import summary
 from traceanalyzer.drawings import Lanes
 from traceanalyzer.errors import OptionError
-from traceanalyzer.findings import busy, clocks, communication, copies, idle, work
+from traceanalyzer.findings import busy, clocks, communication, copies, heavy_kernels, idle, work
 from traceanalyzer.findings.device_time import (
     COPIES,
     EXPOSED,
@@ -50,6 +50,7 @@ RULES: tuple[Rule, ...] = (
     *copies.RULES,
     *idle.RULES,
     *busy.RULES,
+    *heavy_kernels.RULES,
     *clocks.RULES,
     *work.RULES,
 )

@@ -185,9 +185,9 @@ def _growth(answers: Answers) -> dict[str, float]:
     whole = float(grown.filter(pl.col("cause").is_null())["grown_ns"].sum())
     # a straggler works longer by as much as each of the others waits for its work
     ranks = time.windows["rank"].n_unique()
-    own = pl.when(pl.col("cause") == WORK).then(ranks / max(ranks - 1, 1)).otherwise(1.0)
+    with_rank = pl.when(pl.col("cause") == WORK).then(ranks / max(ranks - 1, 1)).otherwise(1.0)
     causes = grown.drop_nulls("cause").filter(pl.col("grown_ns") > 0)
-    causes = causes.with_columns(pl.col("grown_ns") * own)
+    causes = causes.with_columns(pl.col("grown_ns") * with_rank)
     return explained_by(causes, whole, "grown_ns") if whole else {}
 
 

@@ -1,10 +1,11 @@
 """Match the events of one collective across ranks, on one clock.
 
 Ranks that record the group's sequence number (``Seq``) are matched by it. The others are matched by
-order: the n-th of one rank is the n-th of another, if name, dtype and size agree and they overlap.
-Where that fails, because a recording started later, dropped events, or has another clock, the most
-frequent distance between the ends of similar events is the clock offset (a collective ends at the
-same time on all ranks), and each event is matched to the similar one with the nearest end.
+order: the n-th of one rank is the n-th of another, if name, dtype and size agree, and they overlap
+or are about the same distance apart (another clock). Where that fails, because a recording started
+later or dropped events, the most frequent distance between the ends of similar events is the clock
+offset (a collective ends at the same time on all ranks), and each event is matched to the similar
+one with the nearest end.
 """
 
 from collections.abc import Mapping, Sequence
@@ -271,8 +272,16 @@ def align(reference: pl.DataFrame, other: pl.DataFrame) -> _Ints:
     same = reference["kind"].to_list() == other["kind"].to_list()
     if same and _meet(reference, other):
         return np.arange(other.height)
-    offset = _clock_distance(reference, other)
-    return np.full(other.height, -1) if offset is None else _nearest(reference, other, offset)
+    behind = np.sort(_pair_distances(reference, other))
+    if not behind.size:
+        return np.full(other.height, -1)
+    needed = min(reference.height, other.height) / 2
+    width = next((w for w in _AGREEMENTS if _votes(behind, w).max() >= needed), _AGREEMENTS[-1])
+    votes = _votes(behind, width)
+    in_order = np.sort(other["end"].to_numpy() - reference["end"].to_numpy()) if same else None
+    if in_order is not None and _votes(in_order, width).max() >= _ALMOST * votes.max():
+        return np.arange(other.height)  # another distance does not explain more
+    return _nearest(reference, other, _clock_distance(behind, votes))
 
 
 def _meet(reference: pl.DataFrame, other: pl.DataFrame) -> bool:
@@ -282,16 +291,13 @@ def _meet(reference: pl.DataFrame, other: pl.DataFrame) -> bool:
     return float(np.mean(started <= ended)) > 1 / 2
 
 
-def _clock_distance(reference: pl.DataFrame, other: pl.DataFrame) -> int | None:
-    """Return the clock offset of ``other`` by the votes of all near pairs; None without a pair."""
-    behind = np.sort(_pair_distances(reference, other))
-    if not behind.size:
-        return None
-    needed = min(reference.height, other.height) / 2
-    for width in _AGREEMENTS:
-        votes = np.searchsorted(behind, behind + width, side="right") - np.arange(behind.size)
-        if votes.max() >= needed:
-            break
+def _votes(distances: _Ints, width: int) -> _Ints:
+    """Return how many of the sorted distances are at most ``width`` above each."""
+    return np.searchsorted(distances, distances + width, side="right") - np.arange(distances.size)
+
+
+def _clock_distance(behind: _Ints, votes: _Ints) -> int:
+    """Return the clock offset with most votes, of almost equal ones the smallest."""
     good = np.flatnonzero(votes >= _ALMOST * votes.max())
     best = good[np.argmin(np.abs(behind[good]))]
     return int(np.median(behind[best : best + votes[best]]))

@@ -15,6 +15,7 @@ from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE, D
 from traceanalyzer.analyzers.common.kernel_names import OTHER, family, short_names
 from traceanalyzer.analyzers.common.names import is_step, mapped, named
 from traceanalyzer.analyzers.common.step_marks import step_marks
+from traceanalyzer.analyzers.kernels.heavy import places
 from traceanalyzer.analyzers.kernels.options import By, Options
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.kernels.training import fusible_ns, training
@@ -79,6 +80,7 @@ class Part:
         by_step: device, step, name, blocks, n, total_ns, max_ns, fusible_ns of kernels without
             communication; None if not requested.
         training: rows of :func:`~.training.training`; None if not requested.
+        heavy: rows of :func:`~.heavy.places`; None if not requested.
         has_operators: operators were recorded.
     """
 
@@ -92,6 +94,7 @@ class Part:
     launchers: pl.DataFrame | None = None
     by_step: pl.DataFrame | None = None
     training: pl.DataFrame | None = None
+    heavy: pl.DataFrame | None = None
     has_operators: bool = False
 
 
@@ -135,7 +138,10 @@ def measure_for_diagnosis(trace: Trace, options: Options) -> Part:
     saved = fusible_ns(work, part.kernels, part.work["kernel"], of_purpose)
     by_step = _kernels_of_steps(trace, work, saved)
     has_operators = bool((trace.events["kind"] == "cpu_op").any())
-    return replace(part, by_step=by_step, training=of_purpose, has_operators=has_operators)
+    return replace(
+        part, by_step=by_step, training=of_purpose, heavy=places(trace, work),
+        has_operators=has_operators,
+    )  # fmt: skip
 
 
 def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()) -> Kernels:
@@ -170,6 +176,7 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
         devices=devices.with_columns(busy_frac=ratio("busy_ns", "span_ns")),
         by_step=_by_step(parts, labels),
         training=_training(parts),
+        heavy=_heavy(parts, labels),
         has_operators=any(part.has_operators for part in parts),
     )
 
@@ -379,6 +386,17 @@ def _training(parts: Sequence[Part]) -> pl.DataFrame | None:
     known = [part for part in parts if part.training is not None]
     tables = [part.training for part in known if part.training is not None]
     return stacked(tables, **_sources(known)) if known else None
+
+
+def _heavy(parts: Sequence[Part], labels: Mapping[str, str]) -> pl.DataFrame | None:
+    """Return where the kernels with most time are launched, of the first part that has them."""
+    frames = [
+        part.heavy for part in sorted(parts, key=lambda part: part.path) if part.heavy is not None
+    ]
+    if not frames:
+        return None
+    rows = pl.concat(frames).unique("name", keep="first", maintain_order=True)
+    return rows.with_columns(mapped(rows["name"], labels.__getitem__).alias("kernel"))
 
 
 def _sources(parts: Sequence[Part]) -> dict[str, pl.Series]:

@@ -77,6 +77,8 @@ class Kernels(Result):
             :func:`~.training.fusible_ns`), ``max_ns``. None except in a diagnosis or report.
         training: device work by its purpose in training: rank, path and the columns of
             :func:`~.training.training`. None except in a diagnosis or report.
+        heavy: where the kernels with most time are launched: ``kernel`` and the columns of
+            :func:`~.heavy.places`. None except in a diagnosis or report.
         has_operators: operators were recorded. False except in a diagnosis or report.
         beginnings: first device work whose launch calls were not read.
     """
@@ -98,6 +100,7 @@ class Kernels(Result):
     devices: pl.DataFrame
     by_step: pl.DataFrame | None
     training: pl.DataFrame | None = None
+    heavy: pl.DataFrame | None = None
     has_operators: bool = False
     beginnings: tuple[Beginning, ...] = ()
 

@@ -1,0 +1,94 @@
+"""One kernel that takes a large part of the time is named with its operator and line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from comm_traces import US, device, host, step, trace
+from diagnosing import diagnosis, measurements
+
+from traceanalyzer.findings.rule import Measured
+from traceanalyzer.run.examine import examine
+from traceanalyzer.trace import Trace
+
+GEMM = ("aten::mm", "nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_TNT", 400)
+ADD = (
+    "aten::add",
+    "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float> >()",
+    100,
+)
+SORT = "void cub::DeviceRadixSortOnesweepKernel<cub::DeviceRadixSortPolicy<long> >(bool*)"
+CAST = "void at::native::elementwise_kernel<128, bfloat16_copy_kernel_cuda(TensorIterator&)>()"
+INDEXING = "void at::native::indexing_backward_kernel<c10::BFloat16, 4>(long const*)"
+
+
+def steps(works: list[tuple[str, str, int]], node: str = "") -> Trace:
+    return trace(_steps(works, node))
+
+
+def _steps(works: list[tuple[str, str, int]], node: str) -> Iterator[dict[str, Any]]:
+    length = sum(us for _, _, us in works) * US
+    for number in range(4):
+        begin = number * length
+        yield step(number, begin, length)
+        yield host("python_function", "train.py(7): loss", begin, length)
+        at = begin
+        for place, (operator, kernel, us) in enumerate(works):
+            call, name = number * len(works) + place, operator
+            if node:
+                yield host("cpu_op", node, at, 9 * US)
+            yield host("cpu_op", name, at + US, 7 * US)
+            yield host("cuda_runtime", "cudaLaunchKernel", at + 2 * US, US, correlation=call)
+            yield device(kernel, at + 4 * US, us * US - US, correlation=call)
+            at += us * US
+
+
+def judged(traced: Trace) -> list[Measured]:
+    results = dict(examine([traced], ["kernels", "gpu_idle"], for_rules=True).results)
+    return [m for m in measurements("one-kernel", results.pop("kernels"), **results)
+            if m.size >= 0.2]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("operator", "kernel", "part"),
+    [
+        ("aten::_index_put_impl_", INDEXING, "index_select"),
+        ("aten::sort", SORT, "topk"),
+        ("aten::scatter_add_", "_scatter_gather_elementwise_kernel", "segment"),
+        ("triton_mine", "my_triton_kernel_0d1d2", "triton.autotune"),
+        ("aten::_to_copy", CAST, "once"),
+        ("aten::something", "mystery", "ncu"),
+    ],
+)
+def test_kernel_is_named_with_operator_and_line(operator: str, kernel: str, part: str) -> None:
+    (one,) = judged(steps([GEMM, (operator, kernel, 600)], "IndexBackward0" * (kernel == INDEXING)))
+    assert one.size == pytest.approx(0.6, rel=0.01)
+    assert operator in one.title
+    assert ("IndexBackward0" in one.title) == (kernel == INDEXING)
+    assert any("train.py(7): loss" in text for text in one.evidence)
+    assert part in one.advice
+
+
+@pytest.mark.parametrize(
+    "works",
+    [
+        [GEMM] * 3,
+        [GEMM, ("aten::sort", SORT, 60)],
+        # counted as fusible
+        [GEMM, *[ADD] * 12],
+    ],
+)
+def test_other_programs_have_no_such_kernel(works: list[tuple[str, str, int]]) -> None:
+    assert not judged(steps(works))
+
+
+def test_recording_of_others(shared: Path) -> None:
+    path = shared / "data/causes/chrome/index_backward.json.gz"
+    if not path.exists():
+        pytest.skip(f"no file {path}")
+    first = diagnosis(path).findings[0]
+    assert (first.id, first.cost_frac) == ("one-kernel", pytest.approx(0.655, abs=0.003))
+    assert all(name in first.title for name in ("indexing_backward_kernel", "_index_put_impl_"))

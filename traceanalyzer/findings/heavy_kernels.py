@@ -1,0 +1,120 @@
+"""Rule for one kernel that takes a large part of the time and is not a matrix product."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import polars as pl
+
+from traceanalyzer.analyzers.common.columns import largest_first
+from traceanalyzer.analyzers.common.device_work import COMMUNICATION
+from traceanalyzer.analyzers.common.kernel_names import ATTENTION, CONVOLUTION, GEMM, KV_CACHE
+from traceanalyzer.analyzers.kernels.result import Kernels
+from traceanalyzer.findings.busy import in_steps, memory_bound_is_found
+from traceanalyzer.findings.rule import Answers, Measured, rule
+from traceanalyzer.units import format_count, format_ns
+
+#: Families whose kernels take most of the time of a healthy program.
+_USUAL = (GEMM, CONVOLUTION, ATTENTION, KV_CACHE, COMMUNICATION, "moe", "optimizer", "norm")
+
+#: From this share of its time on, a kernel is counted by memory-bound-kernels.
+_FUSIBLE = 0.5
+
+_INDEXING = (
+    "The backward pass of advanced indexing (x[index]) adds up equal indices one after another: "
+    "use index_select, gather or torch.nn.functional.embedding, or index data that needs no "
+    "gradient."
+)
+_SCATTERING = (
+    "Elements with equal indices wait for each other: sort or bucket the indices once, or use a "
+    "segmented reduction (torch.segment_reduce, cumsum of sorted data)."
+)
+_SORTING = (
+    "Sort or select fewer elements (topk in place of sort, per segment, a smaller type), or do it "
+    "once and keep the result."
+)
+_CASTING = (
+    "Convert data once and keep it in that type: casts of weights in each step, and of activations "
+    "between operators of different types, move the data twice."
+)
+_TUNING = (
+    "Tune its block sizes and number of warps (triton.autotune), and compare it with the library "
+    "operator for the same shapes."
+)
+#: Advice by names of the kernel and of the operators that launch it; the first match counts.
+_ADVICE = (
+    (r"(?i)index(?:ing|_put|_?backward)|embedding.*backward", _INDEXING),
+    (r"(?i)scatter|gather|index", _SCATTERING),
+    (r"(?i)sort|top_?k|radix|unique|nonzero|scan|cumsum", _SORTING),
+    (r"(?i)\bcast|_to_copy|aten::to\b|direct_copy|float16_copy|copy_kernel", _CASTING),
+    (r"(?i)triton", _TUNING),
+)
+#: How the autograd engine names the call of a node.
+_NODE = "autograd::engine::evaluate_function: "
+_PROFILE = (
+    "Look at this kernel first: replace the operator by a fused or library one, or profile it "
+    "(ncu --kernel-name) to see whether memory, occupancy or atomics limit it."
+)
+
+
+@rule(
+    "kernels",
+    "one kernel, of no family that usually takes most time, with a large part of the time",
+    "time of the kernel as a share of step time (of the recorded time if no steps are marked)",
+    {"info": 0.2, "warning": 0.4},
+    uses=("gpu_idle",),
+)
+def _one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
+    time = answers.time
+    if not time.whole_ns:
+        return
+    usual = result.heaviest("name").filter(pl.col("family").is_in(_USUAL))["kernel"]
+    rows = in_steps(result, time).filter(~pl.col("kernel").is_in(usual.implode()))
+    sums = rows.group_by("kernel").agg(pl.col("n", "total_ns", "fusible_ns").sum())
+    if memory_bound_is_found(result, answers):
+        sums = sums.filter(pl.col("fusible_ns") < _FUSIBLE * pl.col("total_ns"))
+    for row in largest_first(sums, "total_ns", "kernel").head(1).iter_rows(named=True):
+        place = _place(result, row["kernel"])
+        yield Measured(
+            size=time.frac(row["total_ns"]),
+            title=f"One kernel, {row['kernel']}, takes {time.share(row['total_ns'])}"
+            f"{_launched_by(place)}.",
+            evidence=(
+                (
+                    f"{format_count(row['n'], 'call')}, "
+                    f"{format_ns(round(row['total_ns'] / row['n']))} each on average."
+                ),
+                *([f"Called from {place['code']}."] if place.get("code") else []),
+            ),
+            advice=_advice(row["kernel"], place),
+            total_ns=row["total_ns"],
+            confidence="medium",  # it may be the work that the program is for
+        )
+
+
+def _place(result: Kernels, kernel: str) -> Mapping[str, Any]:
+    """Return the row of a kernel in ``heavy``; empty if it has none."""
+    if result.heavy is None:
+        return {}
+    rows = result.heavy.filter(pl.col("kernel") == kernel)
+    return rows.row(0, named=True) if rows.height else {}
+
+
+def _launched_by(place: Mapping[str, Any]) -> str:
+    """Return the operators around the launch call, else the annotation, as a phrase."""
+    operator, outer, annotation = (place.get(k) for k in ("operator", "outer", "annotation"))
+    if operator:
+        node = (outer or operator).removeprefix(_NODE)
+        within = f" in {node}" if outer != operator else ""
+        return f", launched by {operator}{within}"
+    return f", launched in {annotation}" if annotation else ""
+
+
+def _advice(kernel: str, place: Mapping[str, Any]) -> str:
+    """Return advice by the operators that launch the kernel, else by its name."""
+    names = [f"{place.get('operator') or ''} {place.get('outer') or ''}", kernel]
+    matches = (text for name in names for pattern, text in _ADVICE if re.search(pattern, name))
+    return next(matches, _PROFILE)
+
+
+RULES = (_one_kernel,)
