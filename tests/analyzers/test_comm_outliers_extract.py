@@ -75,7 +75,6 @@ def test_external_id_joins_a_kernel_to_its_host_call() -> None:
     assert columns_of(recording, "collective", "group", "message_bytes") == [
         ("all_reduce", "0", 400)
     ]
-    assert not extract(recording).wants_launches
 
 
 def test_correlation_joins_a_kernel_to_the_host_call_around_its_launch() -> None:
@@ -86,10 +85,8 @@ def test_correlation_joins_a_kernel_to_the_host_call_around_its_launch() -> None
     called = host("user_annotation", "nccl:all_to_all", 20, 30, external_id=9, **shapes)
     decoy = host("user_annotation", "nccl:broadcast", 90, 9, external_id=11)
     without = trace([called, decoy, kernel])
-    assert extract(without).wants_launches
     assert columns_of(without, "collective", "message_bytes") == [("send_recv", None)]
     recording = trace([called, decoy, launch, kernel])
-    assert not extract(recording).wants_launches
     assert columns_of(recording, "collective", "message_bytes") == [("all_to_all", 24)]
 
 
@@ -97,12 +94,6 @@ def test_launch_outside_host_calls_is_not_joined() -> None:
     launch = host("cuda_runtime", "cudaLaunchKernel", 60, 5, correlation=3)
     recording = trace([*host_call(0, **CALL), launch, device(GENERIC, 500, 5, correlation=3)])
     assert columns_of(recording, "collective") == [("ncclDevKernel_Generic",)]
-
-
-def test_launch_calls_are_read_only_if_required() -> None:
-    undescribed = [*host_call(0), device(ALL_REDUCE, 500, 5, correlation=3)]
-    assert not extract(trace(undescribed)).wants_launches
-    assert not extract(trace([device(GEMM, 0, 5)])).wants_launches
 
 
 def test_host_events_are_communication_only_without_device_communication() -> None:
@@ -197,7 +188,7 @@ def test_steps_of_user_annotations() -> None:
 
 
 def test_first_read_requires_few_kinds() -> None:
-    dense = {"cpu_op", "python_function", "cuda_runtime", "cuda_driver", "gpu_user_annotation"}
+    dense = {"cpu_op", "python_function", "gpu_user_annotation"}
     assert not NEEDS.kinds & dense
 
 

@@ -25,7 +25,6 @@ import traceanalyzer as ta
 from traceanalyzer.analyzers.comm_outliers.activity import divide
 from traceanalyzer.analyzers.comm_outliers.compute import (
     CONTEXT,
-    LAUNCHES,
     NEEDS,
     Part,
     combine,
@@ -40,11 +39,7 @@ BYTES = {"Float": 4, "float": 4, "int": 4, "BFloat16": 2, "Long": 8, "long int":
 
 
 def extracted(path: Path) -> Part:
-    """Measure a file with one read, or two if launch calls are required."""
-    part = measure(ta.read(path, kinds=NEEDS.kinds, names=NEEDS.names), Options())
-    if part.wants_launches:
-        part = measure(ta.read(path, kinds=LAUNCHES.kinds, names=LAUNCHES.names), Options())
-    return part
+    return measure(ta.read(path, kinds=NEEDS.kinds, names=NEEDS.names), Options())
 
 
 def analyse(*paths: Path) -> CommOutliers:
@@ -230,7 +225,7 @@ def test_idle_and_overlap_match_hta(shared: Path, dlrm: CommOutliers) -> None:
 def test_single_ranks_match_hta_once_the_last_step_is_dropped(shared: Path, name: str) -> None:
     """HTA leaves out the last ProfilerStep; on times in whole microseconds all else agrees."""
     path = shared / KINETO / f"{name}.json.gz"
-    trace = ta.read(path, kinds=LAUNCHES.kinds, names=LAUNCHES.names)
+    trace = ta.read(path, kinds=NEEDS.kinds, names=NEEDS.names)
     is_step = pl.col("name").cast(pl.String).str.starts_with("ProfilerStep")
     last = trace.events.filter(is_step)["ts"].max()
     part = measure(trace.select(pl.col("device").is_null() | (pl.col("ts") < last)), Options())

@@ -205,7 +205,7 @@ def _training_step(start: int, number: int) -> list[Any]:
     launches = ((2, None), (24, 2), (51, 2), (71, 2))
     for at, (offset, tid) in enumerate(launches):
         more = {} if tid is None else {"tid": tid}
-        launch, work = kernel(start + offset, start + 200 + 200 * at, 190, 10 * number + at)
+        launch, work = kernel(start + offset, start + 50 + 200 * at, 190, 10 * number + at)
         events += [{**launch, **more}, work]
     return events
 

@@ -314,12 +314,12 @@ def test_steps_and_loader_time() -> None:
     us = result.steps.select(
         "step", *(pl.col(n) // US for n in ("busy_ns", "dataloading_ns", "loader_ns"))
     )
-    assert us.rows() == [("ProfilerStep#0", 280, 200, 200), ("ProfilerStep#1", 330, 150, 200)]
+    assert us.rows() == [("ProfilerStep#0", 340, 200, 250), ("ProfilerStep#1", 340, 150, 150)]
     assert result.steps["exposed_communication_ns"].to_list() == [0, 0]
     # the span begins with the first step
     assert result.units.select("start", "end").row(0) == (0, 1050 * US)
     assert result.units["overlapped_loader_ns"].to_list() == [50 * US]
-    assert result.step_dataloading_frac == pytest.approx(350 / 980)
+    assert result.step_dataloading_frac == pytest.approx(350 / 1050)
     assert result.verdict.count("Loader-bound") == 1
     check_wording(result.verdict)
     check_wording(result.notes[0])
@@ -375,7 +375,7 @@ def test_without_correlation_ids() -> None:
 def test_without_rank() -> None:
     result = gpu_idle(trace(in_steps(), rank=None))
     assert result.units["rank"].to_list() == [None]
-    assert result.step_dataloading_frac == pytest.approx(350 / 980)
+    assert result.step_dataloading_frac == pytest.approx(350 / 1050)
 
 
 def test_without_kernels_the_training_thread_is_analysed() -> None:

@@ -165,11 +165,11 @@ class DeviceTime:
         """Return the largest share of the intervals of a finding in one step (of all ranks)."""
         device = pl.struct("rank", "device").hash().alias("on")
         steps = self.windows.select(device, "step", begin="start").sort("begin")
-        ends = rows.select(device, end="end_ns", ns=pl.col("end_ns") - pl.col("start_ns"))
-        placed = ends.sort("end").join_asof(
-            steps, left_on="end", right_on="begin", by="on",
-            allow_exact_matches=False, check_sortedness=False,
-        )  # fmt: skip
+        length = pl.col("end_ns") - pl.col("start_ns")
+        middles = rows.select(device, ns=length, at=pl.col("start_ns") + length // 2)
+        placed = middles.sort("at").join_asof(
+            steps, left_on="at", right_on="begin", by="on", check_sortedness=False
+        )
         by_step = placed.group_by("step").agg(pl.col("ns").sum())
         whole = int(by_step["ns"].sum())
         return float(by_step.select(pl.col("ns").max()).item()) / whole if whole else 1.0
@@ -270,10 +270,10 @@ def _in_windows(rows: pl.DataFrame, windows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _with_step(losses: pl.DataFrame, windows: pl.DataFrame) -> pl.DataFrame:
-    """Add the step in which each loss ends: the last one of its device that began before."""
-    ends = losses.select(*DEVICE, ts=pl.col("end") - 1)
+    """Add the step around the middle of each loss: the last one of its device that began before."""
+    middle = losses.select(*DEVICE, ts=pl.col("start") + _LENGTH // 2)
     begun = windows.select(*DEVICE, "start", end=pl.lit(_NEVER))
-    step = linking.label_by_interval(ends, begun, DEVICE)["interval"]
+    step = linking.label_by_interval(middle, begun, DEVICE)["interval"]
     losses = losses.with_columns(windows["step"].gather(step))
     _, (device,) = group_numbers(DEVICE, losses)  # faster than a sort by texts
     return losses[np.lexsort((losses["end"], losses["start"], device))]

@@ -133,7 +133,7 @@ def judge(examined: Examination, rules: Sequence[Rule] = RULES) -> Diagnosis:
         answers.time.per if answers.time.whole_ns else "",
         answers.time.of if answers.time.whole_ns else "",
         warning=_warning(examined),
-        about=_about(examined, answers),
+        about=_about(examined),
         timeline=_timeline(examined),
         instead=_of_text_only(examined),
         input_notes=(*filter(None, [examined.jobs, _inferred(answers)]), *examined.notes),
@@ -162,13 +162,9 @@ def _inferred(answers: Answers) -> str:
     return INFERRED_STEPS if inferred else ""
 
 
-def _about(examined: Examination, answers: Answers) -> str:
+def _about(examined: Examination) -> str:
     """Return what was recorded, and the peak of memory."""
-    time = answers.time
-    windows = time.windows if time.in_steps and not time.on_host else None
-    return ", ".join(
-        filter(None, [described(examined.results, windows), peak_memory(examined.results)])
-    )
+    return ", ".join(filter(None, [described(examined.results), peak_memory(examined.results)]))
 
 
 def _timeline(examined: Examination) -> Lanes | None:

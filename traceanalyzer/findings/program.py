@@ -130,12 +130,11 @@ def _is_one_host(files: pl.DataFrame) -> bool:
     return complete and not files["host"].null_count() and files["host"].n_unique() == 1
 
 
-def described(results: Mapping[str, Result], windows: pl.DataFrame | None = None) -> str:
+def described(results: Mapping[str, Result]) -> str:
     """Return what was recorded: ``8 ranks on 2 hosts, NVIDIA H100, 6 steps``, median step.
 
     Args:
         results: results of the analyzers.
-        windows: the steps on the devices, if marked: start, end.
     """
     parts = []
     info, steps = results.get("info"), results.get("steps")
@@ -149,7 +148,7 @@ def described(results: Mapping[str, Result], windows: pl.DataFrame | None = None
     number = steps.ranks.select(pl.col("steps").max()).item() if isinstance(steps, Steps) else 0
     if isinstance(steps, Steps) and number:
         median = steps.scalars["median_ns"]
-        length = _step_length(median, windows) if median else ""
+        length = format_ns(round(median)) if median else ""
         warm_up = steps.ranks.select(pl.col("warm_up").max()).item()
         after = f" after {warm_up:,} of warm-up" if warm_up else ""
         if number == 1 and length:
@@ -158,21 +157,6 @@ def described(results: Mapping[str, Result], windows: pl.DataFrame | None = None
             parts.append(f"{format_count(number, 'step')}{after}")
             parts += [f"median step {length}"] if length else []
     return ", ".join(parts)
-
-
-#: Steps on hosts and devices whose lengths differ by less are not told apart.
-_APART = 0.02
-
-
-def _step_length(median_ns: float, windows: pl.DataFrame | None) -> str:
-    """Return the median step; on the host and on the device, if these differ.
-
-    If the device lags behind the host, steps of the host can be shorter than those of the device.
-    """
-    on_device = None if windows is None else (windows["end"] - windows["start"]).median()
-    if not isinstance(on_device, float) or abs(on_device / median_ns - 1) < _APART:
-        return format_ns(round(median_ns))
-    return f"{format_ns(round(median_ns))} on the host and {format_ns(round(on_device))} on the GPU"
 
 
 def peak_memory(results: Mapping[str, Result]) -> str:

@@ -35,9 +35,7 @@ from traceanalyzer.vocabulary import NO_GPU_WORK
     {"info": 0.02, "warning": 0.1, "critical": 0.3},
 )
 def _uneven_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
-    each = _on_device(
-        result.counted.unique(["rank", "path", "number"], maintain_order=True), answers
-    )
+    each = result.counted.unique(["rank", "path", "number"], maintain_order=True)
     # the duration of prefill depends on the prompts
     each = each.filter(pl.col("phase").fill_null(DECODE) == DECODE)
     whole = int(each["duration_ns"].sum())
@@ -88,19 +86,6 @@ def _without_waits(steps: pl.DataFrame, answers: Answers) -> pl.DataFrame:
 
 #: Ranks with this share of the excess time of the slowest one are as slow.
 _ALIKE = 0.9
-
-
-def _on_device(steps: pl.DataFrame, answers: Answers) -> pl.DataFrame:
-    """Return the steps with their duration on the device, if known."""
-    if not answers.time.in_steps:
-        return steps
-    keys = ["path", "rank", "step"]
-    length = (pl.col("end") - pl.col("start")).max()
-    windows = answers.time.windows.group_by(keys).agg(_device_ns=length)
-    known = steps.join(windows, on=keys, how="left", nulls_equal=True, maintain_order="left")
-    duration = pl.coalesce("_device_ns", "duration_ns")
-    usual = duration.median().over("rank", "path", "batch")
-    return known.with_columns(duration_ns=duration, ratio=duration / usual).drop("_device_ns")
 
 
 def _why_slow(result: Steps, answers: Answers, worst: Mapping[str, Any]) -> tuple[str, str]:

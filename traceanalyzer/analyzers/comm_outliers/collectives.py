@@ -79,7 +79,6 @@ class Part:
         steps: the steps' annotations, columns :data:`STEPS`, absolute times.
         activity: its span, busy time, communication and overlap.
         unclosed: communication events without an end, which are not counted.
-        wants_launches: launch calls, not read yet, would complete the descriptions.
         rank_known: False if the rank was assigned to a file without one.
         record_hint: how to record collectives with the profiler that wrote the file.
         by_device: activity of each device, if several communicate.
@@ -99,7 +98,6 @@ class Part:
     steps: pl.DataFrame
     activity: Activity
     unclosed: int = 0
-    wants_launches: bool = False
     rank_known: bool = True
     record_hint: str = ""
     by_device: Mapping[int, Activity] = field(default_factory=dict)
@@ -108,9 +106,7 @@ class Part:
     recording: Recording | None = None
 
 
-def communication(
-    trace: Trace, work: pl.DataFrame, patterns: Sequence[str] = ()
-) -> tuple[pl.DataFrame, bool]:
+def communication(trace: Trace, work: pl.DataFrame, patterns: Sequence[str] = ()) -> pl.DataFrame:
     """Return the communication events of one rank with their descriptions.
 
     These are device work if there is any; otherwise, as in CPU runs, the host events that run a
@@ -122,22 +118,18 @@ def communication(
         work: rows of :func:`device_work`.
         patterns: regular expressions of further names.
 
-    Returns:
-        The events; and whether to read the launch calls too: kernels lack their message size, some
-        host events describe collectives without a joined kernel, and no launch call has been read.
-
     Raises:
         OptionError: a pattern is not a regular expression.
     """
     by_name = names.named(work, [vocabulary.COMMUNICATION_PATTERN, *patterns])
     described = pl.col("event").is_in(trace.collectives["event"].implode())
-    rows, wants_launches = _rows(trace, work.filter(by_name | described)["event"]), False
+    rows = _rows(trace, work.filter(by_name | described)["event"])
     if rows.is_empty():
         rows = _host_communication(trace, patterns).with_columns(issued="ts")
     else:
-        rows, wants_launches = _with_host_descriptions(rows, trace)
+        rows = _with_host_descriptions(rows, trace)
     dtype = names.mapped(rows["dtype"], _plain_dtype)
-    return rows.with_columns(dtype=dtype, message_bytes=_message_bytes(rows)), wants_launches
+    return rows.with_columns(dtype=dtype, message_bytes=_message_bytes(rows))
 
 
 def _host_communication(trace: Trace, patterns: Sequence[str]) -> pl.DataFrame:
@@ -168,23 +160,16 @@ def gpu_name(trace: Trace, device: int | None) -> str | None:
 # --- host calls ----------------------------------------------------------------------------
 
 
-def _with_host_descriptions(kernels: pl.DataFrame, trace: Trace) -> tuple[pl.DataFrame, bool]:
+def _with_host_descriptions(kernels: pl.DataFrame, trace: Trace) -> pl.DataFrame:
     """Complete the descriptions of kernels by those of the host calls that issued them.
 
     A kernel named SendRecv may be all_to_all, send or recv: there the host call takes precedence.
-    The second value is whether launch calls, not read yet, might join more kernels and calls.
     """
     calls = _host_calls(trace)
     by_id = _by_external_id(kernels, calls)
     is_launch = pl.col("kind").is_in(vocabulary.LAUNCH_KINDS)
     launches = trace.events[["kind", "pid", "tid", "ts", "correlation"]].filter(is_launch)
-    wants_launches, links = False, by_id
-    if launches.height:
-        links = pl.concat([by_id, _by_correlation(kernels, calls, launches)])
-    elif kernels["elements_in"].null_count():
-        bare = kernels.filter(pl.col("elements_in").is_null()).join(by_id, on="event", how="anti")
-        spare = calls.filter(pl.col("elements_in") > 0).join(by_id, on="call", how="anti")
-        wants_launches = bare.height > 0 and spare.height > 0
+    links = pl.concat([by_id, _by_correlation(kernels, calls, launches)])
     descriptions = links.unique("event", keep="first", maintain_order=True).join(
         calls.select("call", "collective", *_DESCRIPTION, issued="ts"), on="call"
     )
@@ -193,11 +178,10 @@ def _with_host_descriptions(kernels: pl.DataFrame, trace: Trace) -> tuple[pl.Dat
     )
     vague = pl.col("collective").is_null() | (pl.col("collective") == "send_recv")
     better = pl.coalesce("collective_host", "collective")
-    filled = filled.with_columns(
+    return filled.with_columns(
         collective=pl.when(vague).then(better).otherwise("collective"),
         **{name: pl.coalesce(name, f"{name}_host") for name in _DESCRIPTION},
     ).select(*kernels.columns, "issued")
-    return filled, wants_launches
 
 
 def _host_calls(trace: Trace) -> pl.DataFrame:

@@ -1,10 +1,8 @@
 """Outliers, stragglers and what stragglers did, from the collectives of each rank.
 
-A file is read up to three times, each time as little as possible: :data:`NEEDS` (device work,
-annotations and the host rows that describe collectives); :data:`LAUNCHES`, only if a :class:`Part`
-requires them, because older recordings join a communication kernel to its description only through
-the launch call, and those are many; :data:`CONTEXT`, only of the files and intervals in which ranks
-waited for a straggler.
+A file is read up to twice, each time as little as possible: :data:`NEEDS` (device work, its launch
+calls, annotations and the host rows that describe collectives); :data:`CONTEXT`, only of the files
+and intervals in which ranks waited for a straggler.
 """
 
 from __future__ import annotations
@@ -30,7 +28,14 @@ from traceanalyzer.analyzers.comm_outliers.collectives import INSTANCES, Part
 from traceanalyzer.analyzers.comm_outliers.options import Options
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers, Delayed, Totals
 from traceanalyzer.analyzers.comm_outliers.tables import remarks
-from traceanalyzer.analyzers.common import aggregates, jobs, kernel_names, names, step_marks
+from traceanalyzer.analyzers.common import (
+    aggregates,
+    device_steps,
+    jobs,
+    kernel_names,
+    names,
+    step_marks,
+)
 from traceanalyzer.analyzers.common.aggregates import Aggregates
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import linking
@@ -44,11 +49,12 @@ _AS_OPERATORS = (
     *step_marks.MARK_NAMES,
 )
 
-NEEDS = Needs({*vocabulary.DEVICE_WORK, "user_annotation", "nvtx", "mpi"}, _AS_OPERATORS)
+NEEDS = Needs(
+    {*vocabulary.DEVICE_WORK, *vocabulary.LAUNCH_KINDS, "user_annotation", "nvtx", "mpi"},
+    _AS_OPERATORS,
+)
 
-LAUNCHES = Needs(NEEDS.kinds | {*vocabulary.LAUNCH_KINDS}, NEEDS.names)
-
-CONTEXT = Needs(LAUNCHES.kinds | {"cpu_op", "python_function", "osrt"})
+CONTEXT = Needs(NEEDS.kinds | {"cpu_op", "python_function", "osrt"})
 
 
 def needs(_options: Options) -> Needs:
@@ -73,14 +79,14 @@ def measure(trace: Trace, options: Options) -> Part:
 
 def _measure(trace: Trace, options: Options) -> Part:
     work = collectives.device_work(trace)
-    rows, wants_launches = collectives.communication(trace, work, options.comm_patterns)
+    rows = collectives.communication(trace, work, options.comm_patterns)
     closed = rows.filter(pl.col("dur") >= 0).with_columns(
         start="ts", end=pl.col("ts") + pl.col("dur")
     )
     compute = collectives.compute_kernels(work, closed)
     meta = trace.meta
     shift = meta.epoch_ns or 0
-    steps = step_marks.step_marks(trace)[["step", "start", "end"]]
+    steps = device_steps.on_device(trace, step_marks.step_marks(trace))
     instances = collectives.with_overlapping_work(_in_steps(closed, steps), work, compute)
     activity = collectives.activity(trace, work, closed, compute)
     if meta.format in vocabulary.ONLY_COMMUNICATION:
@@ -95,10 +101,9 @@ def _measure(trace: Trace, options: Options) -> Part:
         epoch_known=meta.epoch_ns is not None,
         start_ns=meta.start_ns,
         instances=_shaped(instances, shift),
-        steps=steps.with_columns(pl.col("start", "end") + shift),
+        steps=steps.select("step", pl.col("start", "end") + shift),
         activity=activity,
         unclosed=rows.height - closed.height,
-        wants_launches=wants_launches,
         record_hint=record_hint(meta, "collective"),
         gpu=collectives.gpu_name(trace, instances["device"].drop_nulls().first()),  # type: ignore[arg-type]
         by_device=collectives.by_device(trace, work, closed, compute),
@@ -118,11 +123,6 @@ def measure_for_report(trace: Trace, options: Options) -> Part:
         hint = f"; {part.record_hint}" if part.record_hint else ""
         raise MissingData(f"{part.path}: no communication was recorded{hint}")
     return part
-
-
-def more(parts: Sequence[Part | Aggregates], _options: Options) -> Needs | None:
-    """Return a second read with launch calls if they are required to describe collectives."""
-    return LAUNCHES if any(isinstance(p, Part) and p.wants_launches for p in parts) else None
 
 
 def combine(
@@ -246,7 +246,6 @@ COMM_OUTLIERS = Analyzer(
     needs,
     measure_any,
     combine,
-    more=more,
     refine=refine,
     companion="memory_usage",
     base="baseline",

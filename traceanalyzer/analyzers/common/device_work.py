@@ -171,23 +171,6 @@ def measure_parts(work: pl.DataFrame | Runs, windows: pl.DataFrame) -> pl.DataFr
     )
 
 
-def step_parts(trace: Trace, marks: pl.DataFrame) -> pl.DataFrame:
-    """Measure the parts of device time in each step that the host marks.
-
-    Device work counts in the step in which it *runs*. Devices lag behind the host, so this may be
-    the step after the one that launched it.
-
-    Args:
-        trace: the trace of one rank.
-        marks: :func:`~traceanalyzer.analyzers.common.step_marks.step_marks` of that rank.
-
-    Returns:
-        The rows of :func:`per_device` with the columns of
-        :func:`measure_parts`.
-    """
-    return measure_parts(runs(trace), per_device(marks, device_work(trace)))
-
-
 def per_device(marks: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
     """Return each step of one rank for each of its devices.
 

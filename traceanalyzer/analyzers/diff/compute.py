@@ -53,7 +53,7 @@ def needs(options: Options) -> Needs:
         steps.needs(steps.STEPS.options(options.step_name)),
         gpu_idle.needs(gpu_idle.GPU_IDLE.options()),
         operators.needs(operators.OPERATORS.options()),
-        comm.LAUNCHES,
+        comm.NEEDS,
         *([_MEMORY] if options.with_memory else []),
     ]
     kinds = frozenset(("sample", "lane")).union(*(one.kinds for one in each))
@@ -86,7 +86,9 @@ def measure(trace: Trace, options: Options) -> runs.Part:
     steps_part = (
         None if is_snapshot(trace) else _part_or_none(lambda: steps.measure(trace, of_steps))
     )
-    marks = None if steps_part is None else steps_part.steps.select("start", "end").unique()
+    marks = None
+    if steps_part is not None:
+        marks = steps_part.steps.select("start", "end", "host_start", "host_end").unique()
     pieces = device_work(trace, options.comm_patterns)
     part = runs.Part(
         facts=_facts(trace),
@@ -281,7 +283,7 @@ def _work_by_step(
     Args:
         pieces: :func:`~traceanalyzer.analyzers.common.device_work.device_work` of the rank.
         part: the kernels of the same work, in the same order.
-        marks: start and end of the steps, which do not overlap; None without any.
+        marks: start, end, ``host_start`` and ``host_end`` of the steps; None without any.
 
     Returns:
         mark (the step's start, null outside), name, family, n, total_ns.
@@ -315,7 +317,7 @@ def _operators_by_step(excerpt: operators.Excerpt, marks: pl.DataFrame | None) -
     launched = pl.lit(None, pl.Int64) if unlaunched else pl.Series(device)
     is_call = counted == np.arange(tree.height)
     rows = tree.select(
-        _mark(tree["start"].gather(counted), marks),
+        _mark(tree["start"].gather(counted), marks, "host_"),
         "name",
         tree["kind"].gather(counted),
         n=pl.Series(is_call.astype(np.int64)),
@@ -330,13 +332,16 @@ def _operators_by_step(excerpt: operators.Excerpt, marks: pl.DataFrame | None) -
     return total.with_columns(pl.col("name", "kind").cast(pl.String))
 
 
-def _mark(times: pl.Series, marks: pl.DataFrame | None) -> pl.Series:
-    """Return the start of the step that each time is in; null outside of all steps."""
+def _mark(times: pl.Series, marks: pl.DataFrame | None, on: str = "") -> pl.Series:
+    """Return the start of the step that each time is in; null outside of all steps.
+
+    Times are on the device, with ``on="host_"`` on the host.
+    """
     if marks is None or marks.is_empty():
         return pl.Series("mark", [None] * times.len(), dtype=pl.Int64)
     ordered = marks.sort("start")
-    start, end = ordered["start"].to_numpy(), ordered["end"].to_numpy()
+    start, end = ordered[f"{on}start"].to_numpy(), ordered[f"{on}end"].to_numpy()
     at = times.to_numpy()
     place = np.searchsorted(start, at, side="right") - 1
     inside = (place >= 0) & (at < end[place])
-    return nullable("mark", start[np.maximum(place, 0)], inside)
+    return nullable("mark", ordered["start"].to_numpy()[np.maximum(place, 0)], inside)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs
-from traceanalyzer.analyzers.common import step_marks
+from traceanalyzer.analyzers.common import device_steps, step_marks
 from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.device_work import COMPUTE, device_work
 from traceanalyzer.analyzers.efficiency import roofs
@@ -23,7 +23,6 @@ from traceanalyzer.analyzers.efficiency.options import Options
 from traceanalyzer.analyzers.efficiency.peaks import TENSOR
 from traceanalyzer.analyzers.efficiency.result import Efficiency
 from traceanalyzer.errors import MissingData
-from traceanalyzer.frames import linking
 from traceanalyzer.schema import INPUTS
 from traceanalyzer.trace import Trace, record_hint
 from traceanalyzer.vocabulary import DEVICE_WORK, LAUNCH_KINDS
@@ -106,9 +105,9 @@ def measure(trace: Trace, options: Options) -> Part:
         raise MissingData(f"{trace.meta.path}: all recorded kernels are communication")
     has_shapes = _has_shapes(trace, required=options.params is None)
     calls = calls_of(trace, work) if has_shapes else _without_calls(work)
-    steps = step_marks.steps(trace, options.step_name)
+    steps = device_steps.device_steps(trace, options.step_name)
     inferred = step_marks.by_kernels(steps)
-    steps = _whole(work) if steps.is_empty() else steps.select("step", "start", "end").sort("start")
+    steps = _whole(work) if steps.is_empty() else steps
     return _part(trace, work, calls, steps, has_shapes=has_shapes, inferred=inferred)
 
 
@@ -147,8 +146,10 @@ def measure_for_rules(trace: Trace, options: Options) -> Part:
 
 def _whole(work: pl.DataFrame) -> pl.DataFrame:
     """Return the whole recording as one step."""
-    whole = {"step": [None], "start": [work["start"].min()], "end": [work["end"].max()]}
-    return pl.DataFrame(whole, schema={"step": pl.String, "start": pl.Int64, "end": pl.Int64})
+    span = work.select(
+        pl.lit(None, pl.String).alias("step"), pl.col("start").min(), pl.col("end").max()
+    )
+    return span.head(1).with_columns(tid=pl.lit(None, pl.Int64))
 
 
 def _part(
@@ -160,9 +161,8 @@ def _part(
     has_shapes: bool,
     inferred: bool,
 ) -> Part:
-    at = "start" if inferred else "launched"
-    rows = _in_step(calls.rows.with_columns(start="first"), steps, at)
-    kernels = _in_step(calls.kernels, steps, at)
+    rows = _in_step(calls.rows.with_columns(start="first"), steps)
+    kernels = _in_step(calls.kernels, steps)
     used = set(work["device"].drop_nulls().unique())
     names = {one.name for one in trace.meta.devices if one.id in used or not used}
     known = names or {one.name for one in trace.meta.devices}
@@ -232,11 +232,9 @@ def _without_calls(work: pl.DataFrame) -> Calls:
     return Calls(_NO_CALLS, kernels)
 
 
-def _in_step(rows: pl.DataFrame, steps: pl.DataFrame, at: str) -> pl.DataFrame:
+def _in_step(rows: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     """Add ``step``, a row of ``steps``: the step that launched the kernel or call."""
-    moments = rows.with_columns(ts=pl.coalesce(at, "start"))
-    labelled = linking.label_by_interval(moments, steps)
-    return labelled.rename({"interval": "step"}).drop("ts")
+    return rows.with_columns(device_steps.launching_step(steps, rows["launched"], rows["start"]))
 
 
 def _summed(rows: pl.DataFrame) -> pl.DataFrame:

@@ -102,7 +102,7 @@ def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> P
     exposed, overlapped = _exposed(excerpt), intervals.intersect(loader, busy, _UNIT)
     windows = [busy, *pieces, loader, copies, overlapped, exposed, late_launches]
     lost = [*pieces, exposed, *_copies(excerpt)] if with_lost else None
-    marked = host.steps_of_units(excerpt, units)
+    marked = excerpt.steps[["step", "start", "end"]].join(units[["unit"]], how="cross")
     measured = _measured(pl.concat([units, marked], how="diagonal"), windows)
     longest = longest_gaps.longest(excerpt, gaps, caused, files, options.library_names)
     unexplained = pl.concat(idle_of[cause] for cause in _UNEXPLAINED)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import polars as pl
 
-from traceanalyzer.analyzers.common import device_work, step_marks
+from traceanalyzer.analyzers.common import device_steps, device_work
 from traceanalyzer.analyzers.common.clocks import Origin, origin
 from traceanalyzer.analyzers.common.columns import left_join
 from traceanalyzer.analyzers.common.gpu_api import OF_PYTORCH, Api, trains, uses_hip
@@ -68,7 +68,7 @@ class Excerpt(Origin):
     """One rank's devices and host.
 
     Attributes:
-        steps: rows of :func:`~traceanalyzer.analyzers.common.step_marks.steps`.
+        steps: rows of :func:`~traceanalyzer.analyzers.common.device_steps.device_steps`.
         units: unit (number), device, pid: what can be idle; pid if units are processes. Without
             device work one unit, the main thread.
         work: unit, kind, name, bytes, work_kind, start, end: device work.
@@ -202,7 +202,7 @@ def take(trace: Trace, options: Options) -> Excerpt:
     device_work.require_all_work(trace)
     work = device_work.device_work(trace, options.comm_patterns)
     until = _recorded_until(trace, work)
-    steps = until_end(step_marks.steps(trace, options.step_name), until)
+    steps = until_end(device_steps.device_steps(trace, options.step_name), until)
     by_process = options.by == "process"
     keys = ["device", "pid"] if by_process else ["device"]
     groups, (number,) = numbering.group_numbers(keys, work)
@@ -604,50 +604,6 @@ def blocking_copies(excerpt: Excerpt) -> pl.DataFrame:
     calls = excerpt.launched.filter(is_copy)
     copied = excerpt.work["end"][calls["work"]]
     return excerpt.of_units(calls.filter(calls["end"] >= copied))
-
-
-def steps_of_units(excerpt: Excerpt, units: pl.DataFrame) -> pl.DataFrame:
-    """Return when each step runs on each unit: step, start, end, unit.
-
-    That is its time on the host; for steps detected by kernels, on the device. If the first work of
-    a step starts half a step or more after its launch, the device's steps differ from the host's: a
-    step begins with the first work that it launched, and ends when the next step begins.
-
-    Args:
-        excerpt: one rank.
-        units: unit, start, end.
-    """
-    marks = excerpt.steps[["step", "start", "end"]].sort("start")
-    marked = marks.join(units[["unit"]], how="cross")
-    usual = marks.select((pl.col("end") - pl.col("start")).median()).item()
-    by_kernels = step_marks.by_kernels(excerpt.steps)
-    if not usual or excerpt.launched.is_empty() or by_kernels:
-        return marked
-    work = excerpt.work[["unit", "start", "end"]][excerpt.launched["work"]]
-    work.columns = ["unit", "begun", "ended"]
-    calls = work.insert_column(0, excerpt.launched["start"].alias("ts"))
-    launched = linking.label_by_interval(calls, marks).drop_nulls("interval")
-    delay = (pl.col("begun") - pl.col("ts")).sort_by("ts").first()
-    of_step = launched.group_by("unit", number="interval").agg(
-        start=pl.col("begun").min(), last=pl.col("ended").max(), delay=delay
-    )
-    late = of_step["unit"].filter(of_step["delay"] > _LAG_FRAC * usual)
-    if late.is_empty():
-        return marked
-    ahead = late.unique().implode()
-    ordered = of_step.filter(pl.col("unit").is_in(ahead)).sort("unit", "start")
-    following = pl.col("start").shift(-1).over("unit")
-    on_device = ordered.select(
-        marks["step"][ordered["number"]],
-        "start",
-        pl.coalesce(following, "last").alias("end"),
-        "unit",
-    )
-    return pl.concat([marked.filter(~pl.col("unit").is_in(ahead)), on_device])
-
-
-#: From this lag behind the host, as a share of a step, the device has separate steps.
-_LAG_FRAC = 0.5
 
 
 def launching(excerpt: Excerpt) -> pl.DataFrame:

@@ -116,8 +116,8 @@ class GpuIdle(Result):
             rank on, short ones of one cause between two long ones are one row, see
             :func:`~.gaps.merged`. Only in a diagnosis or report, otherwise None.
         steps: one row per step of each unit: rank, path, device, pid, step, start, end,
-            ``at_ns`` (start on the axis), the columns of times of ``units`` for the step's
-            time on the host (on the device if the host runs far ahead of it), and
+            ``at_ns`` (start on the axis), the columns of times of ``units`` for the step on the
+            device, see :func:`~traceanalyzer.analyzers.common.device_steps.device_steps`, and
             ``exposed_communication_ns`` (communication without compute, part of ``busy_ns``).
         gaps: the longest gaps, at most 200 per rank: rank, path, device, pid, start, end,
             ``at_ns`` (start on the axis), step, cause (of most of it), ``cause_ns``, before and
@@ -554,7 +554,7 @@ def _gaps(result: GpuIdle) -> Table:
         kernel_before=pl.col("before").replace(short),
         kernel_after=pl.col("after").replace(short),
     )
-    columns = headings("at_ns: start, gap_ns: gap, step: step on host, why: main cause")
+    columns = headings("at_ns: start, gap_ns: gap, step, why: main cause")
     columns |= known_columns(frame, _ACTIVITY)
     title = "Longest waits" if result.coverage.on_host else "Longest gaps"
     empty = "none" if result.gap_count == 0 else "not analysed"

@@ -11,10 +11,11 @@ import polars as pl
 from traceanalyzer.analyzers.base import Analyzer, Needs, Reader
 from traceanalyzer.analyzers.common import launching, replays
 from traceanalyzer.analyzers.common.columns import largest_first, ratio, stacked, whole
+from traceanalyzer.analyzers.common.device_steps import device_steps, launching_step
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE, DEVICE, device_work
 from traceanalyzer.analyzers.common.kernel_names import OTHER, family, short_names
 from traceanalyzer.analyzers.common.names import is_step, mapped, named
-from traceanalyzer.analyzers.common.step_marks import step_marks
+from traceanalyzer.analyzers.common.step_marks import by_kernels
 from traceanalyzer.analyzers.kernels.heavy import places
 from traceanalyzer.analyzers.kernels.options import By, Options
 from traceanalyzer.analyzers.kernels.result import Kernels
@@ -226,16 +227,16 @@ def _kernels_of_steps(trace: Trace, work: pl.DataFrame, saved: pl.Series) -> pl.
 
 
 def _launching_step(trace: Trace, work: pl.DataFrame) -> pl.Series:
-    """Return the step that launched device work; null for work launched before the recording.
+    """Return the marked step that launched device work; null for work of before the recording.
 
     Work without a recorded launch call belongs to the step in which it starts.
     """
-    steps = step_marks(trace)[["step", "start", "end"]].sort("start")
+    steps = device_steps(trace)
+    steps = steps.clear() if by_kernels(steps) else steps
     rows = launching.launch_rows(trace, work)
     known = pl.Series(rows != nesting.ROOT)
     launched = trace.events["ts"][nesting.row_numbers(rows)]
-    moments = pl.DataFrame({"ts": launched.zip_with(known, work["start"])})
-    step = steps["step"][linking.label_by_interval(moments, steps)["interval"]]
+    step = steps["step"][launching_step(steps, launched, work["start"])]
     first = work["start"].filter(known).min()
     recorded = known | (work["start"] >= first) if first is not None else ~known
     return step.zip_with(recorded, pl.Series([None], dtype=step.dtype)).alias("step")

@@ -7,7 +7,7 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs
-from traceanalyzer.analyzers.common import clocks, device_work, host_code, step_marks
+from traceanalyzer.analyzers.common import clocks, device_steps, device_work, host_code, step_marks
 from traceanalyzer.analyzers.common.columns import grouped, joined, ratio
 from traceanalyzer.analyzers.common.display import places
 from traceanalyzer.analyzers.common.gpu_api import Api, api_of, joined_api
@@ -97,7 +97,7 @@ class Excerpt(clocks.Origin):
         waits: rows of :func:`~traceanalyzer.analyzers.launches.launch_bound.synchronising_calls`.
         python: the Python frame of each of ``waits``.
         places: slices of operators and annotations.
-        steps: rows of :func:`~traceanalyzer.analyzers.common.step_marks.steps`.
+        steps: rows of :func:`~traceanalyzer.analyzers.common.device_steps.device_steps`.
         unmatched: device work and calls that do not count, or have no counterpart.
         program: GPU API and framework of the program.
     """
@@ -119,7 +119,7 @@ def take(trace: Trace, options: Options) -> Excerpt:
         MissingData: device work or its launch calls were not recorded.
         OptionError: ``step_name`` is not a regular expression.
     """
-    steps = step_marks.steps(trace, options.step_name)
+    steps = device_steps.device_steps(trace, options.step_name)
     work = launching.with_launches(trace, device_work.device_work(trace))
     if work.is_empty():
         trace.require(*DEVICE_WORK)
@@ -323,7 +323,7 @@ def _measured_steps(excerpt: Excerpt, stretches: pl.DataFrame, gaps: pl.DataFram
     devices = gaps[["device"]].unique()
     rows = steps[["step", "start", "end"]].join(devices, how="cross")
     waiting = intervals.intersect(gaps, stretches, ["device"])
-    within = linking.label_by_interval(launched, steps)["interval"]
+    within = linking.label_by_interval(launched, device_steps.on_host(steps))["interval"]
     counts = launched.select("device", "graph", step=steps["step"][within])
     sums = counts.group_by("device", "step").agg(
         launches=pl.len(), graph_launches=pl.col("graph").sum()

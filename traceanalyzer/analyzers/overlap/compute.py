@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import polars as pl
 
-from traceanalyzer.analyzers.base import Analyzer, Needs, Reader
+from traceanalyzer.analyzers.base import Analyzer, Needs
 from traceanalyzer.analyzers.common import clocks, device_work, launching
 from traceanalyzer.analyzers.common.columns import ratio, stacked
+from traceanalyzer.analyzers.common.device_steps import device_steps
 from traceanalyzer.analyzers.common.device_work import DEVICE, measure_parts, per_device
-from traceanalyzer.analyzers.common.step_marks import MARK_NAMES, by_kernels, steps as steps_of
+from traceanalyzer.analyzers.common.step_marks import MARK_NAMES, by_kernels
 from traceanalyzer.analyzers.overlap import reasons
 from traceanalyzer.analyzers.overlap.options import Options
 from traceanalyzer.analyzers.overlap.reasons import Exposed
@@ -23,7 +24,7 @@ from traceanalyzer.frames import intervals
 from traceanalyzer.trace import Trace, record_hint
 from traceanalyzer.vocabulary import DEVICE_WORK, LAUNCH_KINDS
 
-_KINDS = frozenset({*DEVICE_WORK, "user_annotation", "nvtx"})
+_KINDS = frozenset({*DEVICE_WORK, *LAUNCH_KINDS, "user_annotation", "nvtx"})
 
 #: Most stretches that a rank's recording is measured in, and that a chart shows.
 FINE, COARSE = 2_000, 200
@@ -54,7 +55,7 @@ _NO_STEPS = (
 
 
 def needs(_options: Options) -> Needs:
-    """Device work, and the annotations that mark steps."""
+    """Device work, its launch calls, and the annotations that mark steps."""
     return Needs(_KINDS, MARK_NAMES, unused=("external_id", "bytes"))
 
 
@@ -113,7 +114,7 @@ def measure(trace: Trace, options: Options, *, for_rules: bool = False) -> Part:
     if work.is_empty():
         hint = record_hint(trace.meta, "device work")
         raise MissingData(_NO_WORK.format(path=trace.meta.path, hint=hint))
-    span, steps = device_work.extent(work), steps_of(trace)
+    span, steps = device_work.extent(work), device_steps(trace)
     runs = device_work.runs(trace, options.comm_patterns)
     devices = measure_parts(runs, span)
     if for_rules:
@@ -141,14 +142,6 @@ def measure(trace: Trace, options: Options, *, for_rules: bool = False) -> Part:
     )
 
 
-def more(parts: Sequence[Part], _options: Options) -> Needs | None:
-    """Request launch calls too if they may show why communication is exposed."""
-    wanting = [p.devices for p in parts if p.exposed and not p.exposed.knows_launches]
-    if wanting and _is_much(pl.concat(wanting)):
-        return Needs(_KINDS | {*LAUNCH_KINDS}, MARK_NAMES, unused=("external_id", "bytes"))
-    return None
-
-
 def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()) -> Overlap:
     """Combine the device time of all ranks.
 
@@ -173,7 +166,6 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
         timeline=_shares(_sorted(_timeline(parts, shifts, one_clock=one_clock))),
         unfinished=sum(part.unfinished for part in parts),
         launched_before_ns=launching.known_ns(part.before for part in parts),
-        beginnings=launching.beginnings(part.before for part in parts),
         reasons=reasons.divide(
             [part.exposed for part in parts if part.exposed and _is_much(whole)]
         ),
@@ -187,21 +179,12 @@ def _is_much(devices: pl.DataFrame) -> bool:
     return bool(devices["exposed_communication_ns"].sum() > SMALL_FRAC * whole)
 
 
-def refine(result: Overlap, _options: Options, reader: Reader) -> Overlap:
-    """Read how much work was launched before the recordings started."""
-    read_ns = launching.read_launched_before(result.beginnings, reader)
-    before_ns = launching.known_ns((result.launched_before_ns, read_ns))
-    return replace(result, launched_before_ns=before_ns, beginnings=())
-
-
 OVERLAP = Analyzer(
     "overlap",
     Options,
     needs,
     measure,
     combine,
-    more=more,
-    refine=refine,
     rules_measure=partial(measure, for_rules=True),
 )
 

@@ -49,13 +49,11 @@ class Exposed:
         streams: device, stream of each stream that compute runs on.
         launched: device, stream, start (absolute) of each collective with a launch call, with
             ``late`` (launched after earlier compute had ended) and ``after`` (started after that).
-        knows_launches: launch calls of communication kernels were read.
     """
 
     communication: collectives.Part
     streams: pl.DataFrame
     launched: pl.DataFrame
-    knows_launches: bool
 
 
 def measure(trace: Trace, work: pl.DataFrame, patterns: Sequence[str]) -> Exposed:
@@ -86,7 +84,7 @@ def measure(trace: Trace, work: pl.DataFrame, patterns: Sequence[str]) -> Expose
     start = pl.col("start") + part.shift_ns
     late = timed.select("device", "stream", start, late=is_late, after=is_after)
     streams = by_stream.filter(enough)[["device", "stream"]]
-    return Exposed(part, streams, late.unique(["device", "stream", "start"]), launched.height > 0)
+    return Exposed(part, streams, late.unique(["device", "stream", "start"]))
 
 
 def divide(parts: Sequence[Exposed]) -> pl.DataFrame:

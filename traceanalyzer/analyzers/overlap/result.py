@@ -18,7 +18,7 @@ from traceanalyzer.analyzers.common.display import (
     short_paths,
     stacked,
 )
-from traceanalyzer.analyzers.common.launching import Beginning, note_launched_before
+from traceanalyzer.analyzers.common.launching import note_launched_before
 from traceanalyzer.analyzers.common.step_marks import INFERRED_STEPS
 from traceanalyzer.analyzers.overlap.options import By
 from traceanalyzer.analyzers.overlap.reasons import (
@@ -121,7 +121,6 @@ class Overlap(Result):
             unknown or at most a small part.
         reasons: why communication is exposed, see :func:`~.reasons.divide`; empty if it is less
             than 5 % of the time.
-        beginnings: first device work whose launch calls were not read.
     """
 
     by: By
@@ -133,7 +132,6 @@ class Overlap(Result):
     unfinished: int = 0
     launched_before_ns: int | None = None
     reasons: pl.DataFrame = field(default_factory=pl.DataFrame)
-    beginnings: tuple[Beginning, ...] = ()
 
     def view(self) -> View:
         """Build the view: the table of ``by`` first; charts of the parts and of utilisation."""

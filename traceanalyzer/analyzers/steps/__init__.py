@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Unpack
 
 from traceanalyzer.analyzers.base import Reading
-from traceanalyzer.analyzers.steps.options import Options
+from traceanalyzer.analyzers.steps.options import By, Options
 
 if TYPE_CHECKING:
     from traceanalyzer.analyzers.steps.result import Steps
@@ -21,11 +21,12 @@ def steps(
     *,
     step_name: str | None = None,
     step_every: str | None = None,
+    by: By = "launch",
     **reading: Unpack[Reading],
 ) -> Steps:
     """Return step times, their variation, and the parts of slow steps.
 
-    Only device work and slices that may mark steps are read.
+    Only device work, its launch calls and slices that may mark steps are read.
 
     Args:
         inputs: a trace, a file or a folder, or several of them. Several files of one rank whose
@@ -35,6 +36,9 @@ def steps(
         step_every: a regular expression; a step begins at each kernel whose name it matches.
             Default if no steps are marked:
             see :func:`~traceanalyzer.analyzers.common.step_marks.repeated`.
+        by: ``launch``: device work counts for the step that launched it, see
+            :func:`~traceanalyzer.analyzers.common.device_steps.device_steps`; ``window``: it counts
+            for the step on the host in which it runs.
         **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
 
     Raises:
@@ -45,4 +49,4 @@ def steps(
     from traceanalyzer.analyzers.steps.compute import STEPS
     from traceanalyzer.run.loop import run
 
-    return run(STEPS, inputs, Options(step_name, step_every), **reading)
+    return run(STEPS, inputs, Options(step_name, step_every, by), **reading)

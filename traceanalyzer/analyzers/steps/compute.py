@@ -8,7 +8,7 @@ from itertools import groupby, pairwise
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs
-from traceanalyzer.analyzers.common import clocks, device_work, display, step_marks
+from traceanalyzer.analyzers.common import clocks, device_steps, device_work, display, step_marks
 from traceanalyzer.analyzers.common.columns import joined as joined_tables, stacked
 from traceanalyzer.analyzers.common.names import mapped, matching, named
 from traceanalyzer.analyzers.steps import slow_steps, statistics
@@ -17,9 +17,11 @@ from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals
 from traceanalyzer.trace import Trace, record_hint
-from traceanalyzer.vocabulary import DEVICE_WORK
+from traceanalyzer.vocabulary import DEVICE_WORK, LAUNCH_KINDS
 
 _ANNOTATIONS = ("user_annotation", "nvtx", "other")
+_ON_DEVICE = (*DEVICE_WORK, *LAUNCH_KINDS)
+_UNUSED = ("external_id", "bytes")
 
 #: Names of Composer's slices of the loop around a batch. The loader runs before its batch.
 HOST_PARTS = {
@@ -47,10 +49,13 @@ _OF_HANDLER = re.compile(r"(?P<process>.*\.)\d{10,}\.pt\.trace\.json(?:\.gz)?")
 
 
 def needs(options: Options) -> Needs:
-    """Device work and slices that may mark steps: all host slices if ``step_name`` is given."""
+    """Device work, its launch calls, and slices that may mark steps.
+
+    All host slices if ``step_name`` is given.
+    """
     if options.step_name is None:
-        return Needs({*DEVICE_WORK, *_ANNOTATIONS}, step_marks.MARK_NAMES)
-    return Needs({*DEVICE_WORK, *step_marks.MARK_KINDS})
+        return Needs({*_ON_DEVICE, *_ANNOTATIONS}, step_marks.MARK_NAMES, unused=_UNUSED)
+    return Needs({*_ON_DEVICE, *step_marks.MARK_KINDS}, unused=_UNUSED)
 
 
 @dataclass(frozen=True)
@@ -62,8 +67,9 @@ class Part:
         path: the file.
         epoch_ns: absolute time of the trace's ts 0, or None.
         start_ns: time of the file's first event, or None.
-        steps: one row per step and device, or per step without device work: device, step, start,
-            end, the columns of
+        steps: one row per step and device, or per step without device work: device, step, start
+            and end on the device, ``host_start``, ``host_end``, ``before_busy_ns`` (time since the
+            end of the previous step in which any device runs work), the columns of
             :func:`~traceanalyzer.analyzers.common.device_work.measure_parts` (null without device
             work), and ``dataloader_ns`` (since the end of the previous step), ``forward_ns``,
             ``backward_ns`` (within the step), null if Composer did not record them.
@@ -89,18 +95,20 @@ def measure(trace: Trace, options: Options) -> Part:
         MissingData: no steps are marked, or no slice's name matches ``step_name``.
         OptionError: ``step_name`` is not a regular expression.
     """
-    marks = _marks(trace, options)
+    marks = _steps(trace, options)
     if marks.is_empty() and options.step_every is not None:
         raise MissingData(
             f"{trace.meta.path}: no kernel matches --step-every {options.step_every!r}"
         )
     if marks.is_empty():
         raise MissingData(_no_steps(trace, options.step_name))
-    marks = marks.hstack(_host_parts(trace, marks))
-    measured = device_work.step_parts(trace, marks)
-    host = [f"{part}_ns" for part in HOST_PARTS]
+    parts = _host_parts(trace, device_steps.on_host(marks))
+    marks = marks.with_columns(_busy_before(trace, marks)).hstack(parts)
+    of_devices = device_work.per_device(marks, device_work.device_work(trace))
+    measured = device_work.measure_parts(device_work.runs(trace), of_devices)
+    columns = ["step", "start", "end", "host_start", "host_end", "before_busy_ns", *parts.columns]
     steps = (
-        marks[["step", "start", "end", *host]]
+        marks[columns]
         .join(measured.drop("rank", "end"), on=["step", "start"], how="left")
         .sort("start", "device")
     )
@@ -123,14 +131,23 @@ def measure_for_diagnosis(trace: Trace, options: Options) -> Part:
     )
 
 
-def _marks(trace: Trace, options: Options) -> pl.DataFrame:
+def _steps(trace: Trace, options: Options) -> pl.DataFrame:
     """Return the marked steps, or those inferred from kernels if requested or none is marked."""
     if options.step_every is not None:
-        return step_marks.repeated(trace, options.step_every)
-    return step_marks.steps(trace, options.step_name)
+        return device_steps.on_device(trace, step_marks.repeated(trace, options.step_every))
+    steps = device_steps.device_steps(trace, options.step_name)
+    return device_steps.on_host(steps) if options.by == "window" else steps
 
 
-def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()) -> Steps:
+def _busy_before(trace: Trace, steps: pl.DataFrame) -> pl.Series:
+    """Return how long any device runs work between each step and the one before."""
+    before = pl.coalesce(pl.col("end").shift(1), "start")
+    windows = steps.select(start=pl.min_horizontal(before, "start"), end="start")
+    busy = device_work.runs(trace).all_work[["start", "end"]]
+    return intervals.overlap_with(windows, busy)["overlap"].alias("before_busy_ns")
+
+
+def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()) -> Steps:
     """Combine the steps of all ranks, and compare ranks."""
     parts, notes = _marked_once(parts)
     rows = statistics.with_phases(joined(parts))
@@ -145,6 +162,7 @@ def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()
         common=statistics.common(steps, within),
         phases=statistics.by_phase(steps),
         by_kernels=any(part.by_kernels for part in parts),
+        by=options.by,
         only_slow=_with_sources(parts, "only_slow"),
         between=_with_sources(parts, "between"),
         input_notes=notes,
@@ -261,7 +279,7 @@ def joined(parts: Sequence[Part]) -> pl.DataFrame:
         rank, path (of the recording's first file), number (of the step in its recording, from 0),
         the columns of :attr:`Part.steps` with ``at_ns`` (see :func:`~.clocks.axis`) and
         ``duration_ns`` for start and end, and ``before_ns``, the time since the end of the
-        previous step, null for the first and after a pause of the profiler.
+        previous step without device work, null for the first and after a pause of the profiler.
     """
     ordered = sorted(parts, key=lambda part: (part.rank is None, part.rank or 0, part.path))
     recordings = [
@@ -295,7 +313,7 @@ def joined(parts: Sequence[Part]) -> pl.DataFrame:
         "before_ns",
         pl.exclude(
             "rank", "path", "number", "step", "device", "at_ns", "start", "end", "before_ns",
-            "file", "recording",
+            "before_busy_ns", "host_start", "host_end", "file", "recording",
         ),
     )  # fmt: skip
 
@@ -357,7 +375,8 @@ def _is_absolute(recording: Sequence[Part]) -> bool:
 
 def _before(rows: pl.DataFrame) -> pl.DataFrame:
     """Return ``before_ns`` of each recording and start, the time since the previous step."""
-    steps = rows[["recording", "start", "end", "file", "step"]].unique().sort("recording", "start")
+    columns = ["recording", "start", "end", "file", "step", "before_busy_ns"]
+    steps = rows[columns].unique().sort("recording", "start")
     since = pl.col("start") - pl.col("end").shift(1)
     # a longer time between files, or one in which numbers are missing, is a pause of the profiler
     longest = (pl.col("end") - pl.col("start")).max()
@@ -366,7 +385,9 @@ def _before(rows: pl.DataFrame) -> pl.DataFrame:
     same_file = pl.col("file") == pl.col("file").shift(1)
     recorded = same_file | (follows & (since <= _PAUSE * longest))
     return steps.select(
-        "recording", "start", before_ns=pl.when(recorded).then(since).over("recording")
+        "recording",
+        "start",
+        before_ns=pl.when(recorded).then(since - pl.col("before_busy_ns")).over("recording"),
     )
 
 

@@ -1,8 +1,11 @@
 """The options of ``steps``."""
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from traceanalyzer.analyzers.base import AnalyzerOptions, option
+
+By = Literal["launch", "window"]
 
 
 @dataclass(frozen=True)
@@ -24,4 +27,11 @@ class Options(AnalyzerOptions):
         help="A step begins at each kernel whose name matches. Default if no steps are marked: "
         "repeats of a sequence of kernels.",
         metavar="REGEX",
+    )
+    by: By = option(
+        "launch",
+        help="launch: device work counts for the step that launched it. window: it counts for the "
+        "step on the host in which it runs.",
+        choices=get_args(By),
+        show_default=True,
     )

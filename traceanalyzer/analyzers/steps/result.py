@@ -9,6 +9,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.common import device_work, display
 from traceanalyzer.analyzers.steps import statistics
+from traceanalyzer.analyzers.steps.options import By
 from traceanalyzer.drawings import Chart
 from traceanalyzer.result import Result, Table, View
 from traceanalyzer.units import format_count, format_frac, format_ns
@@ -56,6 +57,7 @@ class Steps(Result):
         common: steps that several ranks have, see :func:`~.statistics.common`.
         phases: steps of an inference engine by phase and batch, see :func:`~.statistics.by_phase`.
         by_kernels: steps are inferred from kernels, not marked.
+        by: whether device work counts for the step that launched it or in which it runs.
         only_slow: rank, path, step and the columns of :func:`~.slow_steps.only_slow`; None but in a
             diagnosis or report.
         between: rank, path and the columns of :func:`~.slow_steps.between`; None but in a diagnosis
@@ -67,6 +69,7 @@ class Steps(Result):
     common: pl.DataFrame
     phases: pl.DataFrame
     by_kernels: bool
+    by: By = "launch"
     only_slow: pl.DataFrame | None = None
     between: pl.DataFrame | None = None
 
@@ -241,6 +244,17 @@ def _apart(result: Steps) -> str:
     )
 
 
+_BY_LAUNCH = (
+    "Steps are marked on the host. Device work counts for the step that launched it: on the device "
+    "a step starts after all work that was launched before it, and ends with its own. --by window "
+    "counts work in the step in which it runs."
+)
+_BY_WINDOW = (
+    "Steps are marked on the host. Device work counts for the step in which it runs; as the device "
+    "lags behind the host, some of it was launched in the previous step."
+)
+
+
 def _notes(result: Steps) -> tuple[str, ...]:
     """Describe what belongs to a step, and what is not counted."""
     notes = []
@@ -251,10 +265,7 @@ def _notes(result: Steps) -> tuple[str, ...]:
             "a step, or --step-name REGEX for host slices that are steps."
         )
     elif result.steps["compute_ns"].null_count() < result.steps.height:
-        notes.append(
-            "Steps are marked on the host. Device work counts for the step in which it runs; as "
-            "the device lags behind the host, some of it was launched in the previous step."
-        )
+        notes.append(_BY_LAUNCH if result.by == "launch" else _BY_WINDOW)
     elif result.parts:
         notes.append("No device work was recorded: the parts are Composer's host marks.")
     else:

@@ -53,7 +53,7 @@ def only_slow(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
 
     Args:
         trace: the trace of one rank.
-        steps: step, start, end.
+        steps: step, start, end, ``host_start`` and ``host_end``, in which their slices begin.
 
     Returns:
         step, kind, name, n, ``total_ns`` (of slices that begin in the step), ``usual_ns`` (the mean
@@ -61,10 +61,11 @@ def only_slow(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
         usual first; of nested slices one is kept, see :func:`_without_nested`. Python functions
         count on threads that mark steps: other threads wait for work most of the time.
     """
-    each = steps[["step", "start", "end"]].unique("start").sort("start")
+    each = steps[["step", "start", "end", "host_start", "host_end"]].unique("start").sort("start")
     length = pl.col("end") - pl.col("start")
     over = length - length.median()
     slow = each.with_columns(over=over).filter(length > SLOW * length.median())
+    each = each.select("step", start="host_start", end="host_end")
     if slow.is_empty() or 2 * slow.height > each.height:
         return pl.DataFrame(schema=_SCHEMA)
     least: float = slow["over"].min()  # type: ignore[assignment]

@@ -1,0 +1,212 @@
+"""Steps on the device: the work that each step launched, and the span of that work.
+
+A mark on the host ends when the host has launched its work, which the device may run much later. A
+step on the device starts where the work launched before it ends, and ends with its own work::
+
+    start = max(start on the host, end of all work launched before the step)
+    end = max(end on the host, end of all work launched up to the end of the step)
+
+So the idle gap before a kernel belongs to the step that launched the kernel, steps that wait for
+their own work are as long as on the host, and spans never overlap. Work launched between two marks
+belongs to no step. Work that a step leaves on another stream ends at the latest where the next step
+starts on the main stream, the one with most kernel time.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from traceanalyzer.analyzers.common import step_marks
+from traceanalyzer.analyzers.common.columns import grouped
+from traceanalyzer.analyzers.common.device_work import DEVICE, device_work
+from traceanalyzer.analyzers.common.launching import launch_rows
+from traceanalyzer.frames import linking, nesting
+from traceanalyzer.frames.intervals import Ints
+from traceanalyzer.trace import Trace
+
+#: Least share of the device work with a known launch; otherwise steps are measured on the host.
+_LEAST_KNOWN = 0.5
+
+#: Work that starts later than this after its launch waited for other work on the device.
+_QUEUED_NS = 100_000
+
+#: Before and after all times.
+_NEVER, _EVER = -(1 << 62), 1 << 62
+
+
+def device_steps(trace: Trace, step_name: str | None = None) -> pl.DataFrame:
+    """Return when each step runs on the device, and the host range that launched it.
+
+    Steps without device work, or with mostly unknown launches, run where the host marks them; steps
+    detected from kernels are on the device already.
+
+    Args:
+        trace: the trace of one rank; without calls of
+            :data:`~traceanalyzer.vocabulary.LAUNCH_KINDS`, ranges that the profiler recorded on the
+            device (``gpu_user_annotation``) replace them.
+        step_name: see :func:`~.step_marks.steps`.
+
+    Returns:
+        The rows of :func:`~.step_marks.steps` with ``host_start`` and ``host_end``; ``start`` and
+        ``end`` are on the device, the same for all devices of the rank. Neither overlap.
+
+    Raises:
+        OptionError: ``step_name`` is not a regular expression.
+    """
+    key = ("device_steps", step_name)
+    return trace.once(key, lambda: on_device(trace, step_marks.steps(trace, step_name)))
+
+
+def on_device(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
+    """Return :func:`device_steps` for the rows of :func:`~.step_marks.steps`."""
+    steps = steps.sort("start").with_columns(host_start="start", host_end="end")
+    if steps.is_empty() or step_marks.by_kernels(steps):
+        return steps
+    reached = _reached(trace, steps)
+    if reached is None:
+        return steps
+    return steps.with_columns(
+        start=pl.max_horizontal("host_start", pl.Series(reached[:-1:2])),
+        end=pl.max_horizontal("host_end", pl.Series(reached[1::2])),
+    )
+
+
+def on_host(steps: pl.DataFrame) -> pl.DataFrame:
+    """Return :func:`device_steps` with start and end on the host."""
+    return steps.with_columns(start="host_start", end="host_end")
+
+
+def launching_step(steps: pl.DataFrame, launched: pl.Series, started: pl.Series) -> pl.Series:
+    """Return the row of :func:`device_steps` that launched each piece of device work.
+
+    Args:
+        steps: rows of :func:`device_steps`.
+        launched: start of the launch call; null if unknown.
+        started: start on the device, by which work without a known launch counts, and all work if
+            steps are detected from kernels.
+    """
+    in_span = linking.label_by_interval(started.to_frame("ts"), steps)["interval"].alias("step")
+    if step_marks.by_kernels(steps):
+        return in_span
+    by_call = linking.label_by_interval(launched.to_frame("ts"), on_host(steps))["interval"]
+    return in_span.zip_with(launched.is_null(), by_call)
+
+
+def unrecorded_until(trace: Trace) -> int | None:
+    """Return the start of the first device work if the device ran unrecorded work before it.
+
+    The first work starts long after its launch call only if the device still runs work of before
+    the recording. That time is unknown, neither busy nor idle.
+    """
+    return trace.once("unrecorded_until", lambda: _unrecorded_until(trace))
+
+
+def _unrecorded_until(trace: Trace) -> int | None:
+    first = device_work(trace).head(1)
+    row = launch_rows(trace, first)
+    if not row.size or row[0] == nesting.ROOT:
+        return None
+    start = first["start"][0]
+    called, took = trace.events[["ts", "dur"]].row(int(row[0]))
+    return start if start - called - max(took or 0, 0) > _QUEUED_NS else None
+
+
+# --- work of each host range -----------------------------------------------------------------
+
+
+class _Work(NamedTuple):
+    """Device work and the segment of the host that launched it.
+
+    Segment 2k + 1 is step k, the others are before, between and after the steps.
+    """
+
+    segment: Ints
+    start: Ints
+    end: Ints
+    is_main: npt.NDArray[np.bool_]
+
+
+def _reached(trace: Trace, steps: pl.DataFrame) -> Ints | None:
+    """Return when the work launched up to the end of each segment ends; None if unknown."""
+    edges = steps.select(pl.concat_list("host_start", "host_end").explode()).to_series().to_numpy()
+    work = _by_launch(trace, steps, edges)
+    if work is None:
+        work = _by_annotations(trace, steps)
+    if work is None:
+        return None
+    size = edges.size + 1
+    last, main_last = np.full((2, size), _NEVER)
+    first = np.full(size, _EVER)
+    np.maximum.at(last, work.segment, work.end)
+    np.maximum.at(main_last, work.segment[work.is_main], work.end[work.is_main])
+    np.minimum.at(first, work.segment[work.is_main], work.start[work.is_main])
+    following = np.append(np.minimum.accumulate(first[::-1])[::-1][1:], _EVER)
+    ends = np.maximum(main_last, np.minimum(last, following))
+    ends[0] = max(ends[0], unrecorded_until(trace) or _NEVER)
+    return np.maximum.accumulate(ends)
+
+
+def _by_launch(trace: Trace, steps: pl.DataFrame, edges: Ints) -> _Work | None:
+    """Return the device work by the start of its launch call in the process of the steps."""
+    work = device_work(trace)
+    rows = launch_rows(trace, work)
+    known = rows != nesting.ROOT
+    if not known.any():
+        return None
+    calls = trace.events[["pid", "ts"]][rows[known]]
+    segment = np.zeros(rows.size, np.int64)  # work of before the recording
+    segment[known] = np.searchsorted(edges, calls["ts"].to_numpy(), side="right")
+    start, first = work["start"].to_numpy(), int(np.argmax(known))
+    if known[first:].mean() < _LEAST_KNOWN:
+        return None
+    used = known.copy()
+    used[:first] = True
+    pid = steps["pid"][0]
+    if pid is not None:
+        used[known] = (calls["pid"] == pid).fill_null(value=True).to_numpy()
+    is_main = _is_main(work)
+    return _Work(segment[used], start[used], work["end"].to_numpy()[used], is_main[used])
+
+
+def _is_main(work: pl.DataFrame) -> npt.NDArray[np.bool_]:
+    """Whether device work is a kernel on the stream of its device with most kernel time."""
+    kernels = work[[*DEVICE, "stream", "kind", "start", "end"]].filter(pl.col("kind") == "kernel")
+    if kernels.is_empty():
+        return np.ones(work.height, np.bool_)
+    lanes = [*DEVICE, "stream"]
+    sums = grouped(kernels, lanes, ns=(pl.col("end") - pl.col("start")).sum())
+    main = sums.sort("ns", *lanes, descending=[True, *[False] * len(lanes)]).unique(
+        DEVICE, keep="first", maintain_order=True
+    )
+    of_main = main.select(*DEVICE, main="stream")
+    joined = work[[*lanes, "kind"]].join(
+        of_main, on=DEVICE, how="left", nulls_equal=True, maintain_order="left"
+    )
+    is_main = pl.col("stream").eq_missing(pl.col("main")) & (pl.col("kind") == "kernel")
+    return joined.select(is_main).to_series().to_numpy()
+
+
+def _by_annotations(trace: Trace, steps: pl.DataFrame) -> _Work | None:
+    """Return the ranges of the steps that the profiler recorded on the device.
+
+    The n-th range of a name on a stream belongs to the n-th step of that name; None if any step has
+    no range.
+    """
+    names = steps.select(
+        name=pl.col("step").str.replace(r" \[\d+\]$", ""), number=pl.int_range(pl.len())
+    )
+    is_range = pl.col("kind") == "gpu_user_annotation"
+    events = trace.events[["kind", "name", "device", "stream", "ts", "dur"]].filter(is_range)
+    ranges = events.with_columns(pl.col("name").cast(pl.String)).filter(
+        pl.col("dur") >= 0, pl.col("name").is_in(names["name"].implode())
+    )
+    nth = pl.int_range(pl.len())
+    numbered = ranges.sort("ts").with_columns(nth=nth.over("name", "device", "stream"))
+    joined = numbered.join(names.with_columns(nth=nth.over("name")), on=["name", "nth"])
+    if joined["number"].n_unique() < steps.height:
+        return None
+    start = joined["ts"].to_numpy()
+    segment = 2 * joined["number"].to_numpy() + 1
+    return _Work(segment, start, start + joined["dur"].to_numpy(), np.ones(start.size, np.bool_))
