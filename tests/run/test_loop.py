@@ -29,6 +29,7 @@ import traceanalyzer as ta
 from traceanalyzer.analyzers import registry
 from traceanalyzer.cli.main import status
 from traceanalyzer.errors import InputError, MissingData, OptionError, OutputError
+from traceanalyzer.parsers.itwinai import reader as itwinai_reader
 from traceanalyzer.render import render
 from traceanalyzer.run import workers
 from traceanalyzer.run.examine import examine
@@ -180,6 +181,46 @@ def test_unreadable_input_is_noted(name: str, tmp_path: Path) -> None:
     assert any("bad.json" in text for text in texts)
     with pytest.raises(InputError):
         function(bad)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("odd\nvalue"), KeyError("name"), RecursionError(), OSError("no data"),
+     pl.exceptions.PanicException("odd")],
+    ids=lambda error: type(error).__name__,
+)  # fmt: skip
+def test_an_exception_of_a_reader_costs_its_file_only(
+    error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(itwinai_reader, "_table", fails)
+    shutil.copy(RANKS / "rank5.json.gz", tmp_path)
+    (tmp_path / "epochs.csv").write_text("epoch_id,time,name,nodes\n1,2.0,ddp,1\n")
+    for result in (ta.diagnose(tmp_path), ta.kernels(tmp_path)):
+        assert any("epochs.csv" in note for note in result.notes)
+    with pytest.raises(InputError):
+        ta.read(tmp_path / "epochs.csv")
+
+
+_CSV_WITH_A_STRAY_QUOTE = {
+    "epochs": 'epoch_id,time,name,nodes\n1,2".0,ddp,1\n2,2.0,ddp,1\n',
+    "names": 'name,self_cuda_time_total,strategy,num_gpus,global_rank\n"mm,1,ddp,1,0\n',
+}
+
+
+@pytest.mark.parametrize("text", _CSV_WITH_A_STRAY_QUOTE.values(), ids=_CSV_WITH_A_STRAY_QUOTE)
+def test_a_damaged_table_is_skipped(text: str, tmp_path: Path) -> None:
+    shutil.copy(RANKS / "rank5.json.gz", tmp_path)
+    (tmp_path / "table.csv").write_text(text)
+    result = ta.diagnose(tmp_path)
+    assert any("table.csv" in note for note in result.notes)
+
+
+def test_the_trace_next_to_a_damaged_table_is_analysed(shared: Path) -> None:
+    result = ta.diagnose(shared / "data/causes/other/run_with_damaged_csv")
+    assert any("itwinai_min.csv" in note for note in result.notes)
 
 
 def test_order_of_parts() -> None:

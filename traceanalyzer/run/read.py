@@ -2,15 +2,22 @@
 
 import ctypes
 import json
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import polars as pl
+from polars.exceptions import PanicException
 
 from traceanalyzer import schema
-from traceanalyzer.errors import OptionError
+from traceanalyzer.errors import (
+    MalformedInput,
+    OptionError,
+    TraceAnalyzerError,
+    UnreadableFile,
+)
 from traceanalyzer.parsers import registry
 from traceanalyzer.parsers.chrome_trace.producers import ONE_CLOCK, TORCH_START
 from traceanalyzer.parsers.contract import Format, Selection, bounded
@@ -81,7 +88,8 @@ def read(
         args_with_modules=args_with_modules,
     )
     source = Source(path)
-    trace = _checked(_parser(source, format).parse(source, selection, progress), source)
+    with _contained(source):
+        trace = _checked(_parser(source, format).parse(source, selection, progress), source)
     if assume_rank is not None:
         trace = with_assumed_rank(trace, assume_rank)
     return trace.between(since_ns, until_ns)
@@ -102,13 +110,16 @@ def read_ranks(
     function for all ranks.
     """
     source = Source(path)
-    parser, selection = _parser(source, format), _selection(**selected)
-    parse = parser.parse_ranks or (lambda *what: [[parser.parse(*what)].pop])
+    selection = _selection(**selected)
 
     def finished(build: Callable[[], Trace]) -> Trace:
-        return _checked(build(), source).between(since_ns, until_ns)
+        with _contained(source):
+            return _checked(build(), source).between(since_ns, until_ns)
 
-    return [partial(finished, build) for build in parse(source, selection, progress)]
+    with _contained(source):
+        parser = _parser(source, format)
+        parse = parser.parse_ranks or (lambda *what: [[parser.parse(*what)].pop])
+        return [partial(finished, build) for build in parse(source, selection, progress)]
 
 
 def ranks_apart(path: PathLike, name: str | None = None) -> Sequence[int]:
@@ -124,8 +135,9 @@ def ranks_apart(path: PathLike, name: str | None = None) -> Sequence[int]:
     source = Source(path)
     if source.size < _LARGE_BYTES:
         return []
-    parser = _parser(source, name)
-    return parser.ranks(source) if parser.ranks else []
+    with _contained(source):
+        parser = _parser(source, name)
+        return parser.ranks(source) if parser.ranks else []
 
 
 def _selection(
@@ -156,6 +168,25 @@ def _selection(
 
 def _parser(source: Source, name: str | None) -> Format:
     return registry.by_name(name) if name else registry.require(source)
+
+
+@contextmanager
+def _contained(source: Source) -> Iterator[None]:
+    """Turn any exception of a reader into an error of this file, so that others are still read.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    try:
+        yield
+    except (TraceAnalyzerError, MemoryError, BrokenPipeError):
+        raise
+    except OSError as error:
+        raise UnreadableFile(source.path, (error.strerror or str(error)).lower()) from error
+    except (Exception, PanicException) as error:
+        text = f"{type(error).__name__}: {error}".splitlines()[0]
+        what = f"the reader of this format failed: {text}"
+        raise MalformedInput(source.path, what, hint="please report it") from error
 
 
 def _checked(trace: Trace, source: Source) -> Trace:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import polars as pl
+from polars.exceptions import PolarsError
 
 from traceanalyzer import schema
 from traceanalyzer.errors import MalformedInput
@@ -54,7 +55,12 @@ def parse(source: Source, progress: Progress | None = None) -> Trace:
     """
     text = b"".join(bytes(block) for block in source.blocks(progress=progress))
     path = Path(source.path)
-    form, rows, texts, number = _of_metric(path, text) if path.name in _METRICS else _of_csv(text)
+    try:
+        is_metric = path.name in _METRICS
+        form, rows, texts, number = _of_metric(path, text) if is_metric else _of_csv(text)
+    except PolarsError:
+        what = "damaged CSV: its rows cannot be separated, for example because a quote is missing"
+        raise MalformedInput(source.path, what, hint="copy or record it again") from None
     if rows.is_empty():
         raise MalformedInput(
             source.path, "no row has all numbers", hint="pass the whole folder of the run"
