@@ -260,7 +260,11 @@ PROCESS_GROUPS: tuple[Column, ...] = (
     Column("description", NAME, "", "its description, such as `tp`", "not recorded"),
     Column("ranks", NAME, "", "its global ranks, as the file has them", "not recorded"),
     Column(
-        "last_enqueued", pl.Int64, "", "seq of the last collective that was enqueued", "none was"
+        "last_enqueued",
+        pl.Int64,
+        "",
+        "seq of the last collective that was enqueued, 0 if none was (they count from 1)",
+        "not recorded",
     ),
     Column("last_started", pl.Int64, "", "seq of the last one that started", "none did"),
     Column("last_completed", pl.Int64, "", "seq of the last one that completed", "none did"),

@@ -24,7 +24,7 @@ from traceanalyzer.errors import InputError, MissingData, OptionError
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 FOLDER = FIXTURES / "flight_recorder"
 SCRIPT = runpy.run_path(str(FIXTURES / "make_flight_recorder.py"))
-Run = SCRIPT["Run"]
+Run, WORLD = SCRIPT["Run"], SCRIPT["WORLD"]
 
 #: What happened in the recorded runs: the cause and the culprits.
 RECORDED = {
@@ -134,6 +134,50 @@ def test_rings_are_aligned_by_sequence_number() -> None:
     assert (instances[12]["n_entered"], instances[12]["n_missing"]) == (4, 0)
     assert (instances[11]["n_entered"], instances[11]["n_missing"]) == (3, 0)
     assert (instances[13]["verdict"], instances[13]["n_missing"]) == ("missing rank", 1)
+
+
+@pytest.mark.parametrize(
+    ("status", "cause"),
+    [
+        ({"0": 12}, "missing rank"),  # no status: the rank called nothing of the group
+        ({"0": 12, "1": -1}, "missing rank"),
+        ({"0": 12, "1": 1}, "no record"),  # of a group whose entries are lost, perhaps of this one
+        ({}, "no record"),  # PyTorch before 2.4
+    ],
+)
+@pytest.mark.parametrize("others", [(2, 3), (0, 2, 3)])
+def test_a_rank_without_records_of_a_group_in_a_wrapped_buffer(
+    status: dict[str, int], cause: str, others: tuple[int, ...]
+) -> None:
+    run = Run(groups={"0": WORLD, "tp": tuple(sorted((1, *others)))})
+    run.steps(6)
+    for rank in others:
+        run.call(rank, group="tp", state="started")
+    dumps = {rank: run.dump(rank, newest=5) for rank in WORLD}
+    of_group = {key: {"last_enqueued_collective": last} for key, last in status.items()}
+    dumps[1]["pg_status"] = of_group
+    result = of(dumps)
+    assert answer(result) == (cause, [1])
+    assert result.waiting == others
+    row = result.to_polars("operations").row(0, named=True)
+    assert (row["missing"], row["no_record"]) == (
+        ("1", None) if cause == "missing rank" else (None, "1")
+    )
+
+
+def test_a_rank_without_records_waits_in_another_group() -> None:
+    run = Run(groups={"0": WORLD, "tp": (0, 1)})
+    run.steps(6)
+    run.call(0, group="tp", state="started")
+    for rank in (1, 2, 3):
+        run.call(rank, state="started")
+    result = of({rank: run.dump(rank, newest=5) for rank in WORLD})
+    assert answer(result) == ("deadlock", [0, 1])
+
+
+def test_a_recorded_rank_that_never_entered(shared: Path) -> None:
+    result = ta.hang(shared / "data/causes/other/hang_wrapped_first_missed")
+    assert answer(result) == ("missing rank", [1])
 
 
 def test_majority_is_right_whichever_file_is_first() -> None:

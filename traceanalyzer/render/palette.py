@@ -76,6 +76,7 @@ MEANINGS = {
     "different call": COPIES[0],
     "never entered": WAITING[0],
     "no dump": "#1f2328",
+    "no record": "#1f2328",
 }
 
 

@@ -55,7 +55,7 @@ class Part:
         records: columns of ``collective_records`` with a state (never null), and path, backend,
             order (place among the calls of the rank), ended (it is unknown how), timed_out, bytes,
             place (line of own code), frames (the stack as text); in the order of the calls.
-        groups: path, rank, group, description, ranks.
+        groups: path, rank, group, description, ranks, last_enqueued.
         threads: path, rank, tid, thread, state, place, frames: stacks of py-spy.
     """
 
@@ -104,7 +104,9 @@ def measure(trace: Trace, _options: Options) -> Part:
         pl.col("has_frames", "overwritten").fill_null(value=False),
     )
     groups = trace.process_groups.select(
-        "rank", *(pl.col(name).cast(pl.String) for name in ("group", "description", "ranks"))
+        "rank",
+        *(pl.col(name).cast(pl.String) for name in ("group", "description", "ranks")),
+        "last_enqueued",
     ).join(paths.select("rank", "path"), on="rank")
     return Part(dumps, records, groups, threads)
 
@@ -255,7 +257,10 @@ def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()
     threads = _with_rank(pl.concat([part.threads for part in parts]), records)
     known = Groups.of(groups, chosen)
     records = known.with_group(records.rename({"group": "name"}))
-    matched = matching.match(records, known.members, chosen)
+    never = known.with_group(
+        groups.filter(pl.col("last_enqueued") == 0).select("rank", name="group")
+    )
+    matched = matching.match(records, known.members, chosen, never.select("rank", "group"))
     transfers = matching.match_messages(records, known.members, chosen)
     stuck = waiting.find(matched, transfers, known, chosen)
     return Hang(

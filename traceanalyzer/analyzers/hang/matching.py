@@ -19,6 +19,7 @@ VERDICT = pl.Enum(
         "dtype mismatch",
         "missing rank",
         "no dump",
+        "no record",
         "incomplete",
         "completed",
     )
@@ -42,33 +43,39 @@ class Matched:
             elements (that must be equal on all ranks, or null), and the columns of the records.
         instances: one row per collective: group, seq, part, op, bytes, dtype, n_entered,
             n_completed, n_started, n_missing (ranks with a dump that did not enter), n_no_dump
-            (ranks without a dump, or whose truncated dump ends before it), n_ended (calls without a
-            result that is known), verdict, first_ns, last_ns, median_ns (times of the calls),
-            last_rank.
+            (ranks without a dump, or whose truncated dump ends before it), n_no_record (ranks whose
+            ring buffer has lost its oldest records and has none of the group, if it is unknown
+            whether there were some), n_ended (calls without a result that is known), verdict,
+            first_ns, last_ns, median_ns (times of the calls), last_rank.
         spans: first and last sequence number of each rank in each group: rank, group, first_seq,
             last_seq, overwritten (whether the rank's oldest records are lost), truncated (its
             newest are).
+        never: rank, group: ranks that never entered a collective of a group, by its status.
     """
 
     calls: pl.DataFrame
     instances: pl.DataFrame
     spans: pl.DataFrame
+    never: pl.DataFrame
 
 
-def match(records: pl.DataFrame, members: pl.DataFrame, dumps: pl.DataFrame) -> Matched:
+def match(
+    records: pl.DataFrame, members: pl.DataFrame, dumps: pl.DataFrame, never: pl.DataFrame
+) -> Matched:
     """Align the collectives of all ranks and compare them.
 
     Args:
         records: records of all ranks, in their order.
         members: group, rank: the ranks of each group.
         dumps: rank, overwritten, truncated: the ranks with a dump.
+        never: rank, group: ranks that never entered a collective of a group, by its status.
     """
     calls = _calls(records)
     calls = _without_cut_parts(calls, _spans(calls, dumps))
     spans = _spans(calls, dumps)
     instances = _instances(calls)
-    counted = _with_absent(instances, members, dumps, spans)
-    return Matched(calls, counted.with_columns(verdict=_verdict()).sort(KEY), spans)
+    counted = _with_absent(instances, members, dumps, spans, never)
+    return Matched(calls, counted.with_columns(verdict=_verdict()).sort(KEY), spans, never)
 
 
 def _calls(records: pl.DataFrame) -> pl.DataFrame:
@@ -124,9 +131,13 @@ def _instances(calls: pl.DataFrame) -> pl.DataFrame:
 
 
 def _with_absent(
-    instances: pl.DataFrame, members: pl.DataFrame, dumps: pl.DataFrame, spans: pl.DataFrame
+    instances: pl.DataFrame,
+    members: pl.DataFrame,
+    dumps: pl.DataFrame,
+    spans: pl.DataFrame,
+    never: pl.DataFrame,
 ) -> pl.DataFrame:
-    """Add the numbers of ranks that did not enter, and of those without a dump.
+    """Add the numbers of ranks that did not enter, and of those without a dump or a record.
 
     A rank whose oldest records are overwritten may have entered the collectives before its first,
     one whose dump is truncated those after its last.
@@ -137,12 +148,16 @@ def _with_absent(
         spans.drop("overwritten", "truncated"), on=["rank", "group"], how="left"
     )
     absent = pl.col("overwritten").is_null()
-    # without any record in the group, it is not known whether there were some
-    unknown = pl.col("overwritten") & ~pl.col("truncated") & pl.col("first_seq").is_null()
+    # without any record and status in the group, it is not known whether there were some
+    of_group = of_group.join(
+        never.with_columns(never=pl.lit(value=True)), on=["rank", "group"], how="left"
+    )
+    lost_all = pl.col("overwritten") & ~pl.col("truncated") & pl.col("first_seq").is_null()
+    unknown = lost_all & pl.col("never").is_null()
     sizes = of_group.group_by("group").agg(
         n_ranks=pl.len().cast(pl.Int64),
         n_no_dump=absent.sum().cast(pl.Int64),
-        n_unknown=unknown.sum().cast(pl.Int64),
+        n_no_record=unknown.sum().cast(pl.Int64),
         firsts=pl.col("first_seq").filter("overwritten").drop_nulls().sort(),
         # a truncated dump without records of the group lacks all of them
         lasts=pl.col("last_seq").fill_null(-1).filter("truncated").sort(),
@@ -159,10 +174,10 @@ def _with_absent(
             cut[start : start + rows.height] = np.searchsorted(lasts.to_numpy(), rows["seq"])
         start += rows.height
     no_dump = pl.col("n_no_dump") + pl.Series(cut)
-    known = pl.col("n_ranks") - no_dump - pl.col("n_unknown") - pl.Series(lost)
+    known = pl.col("n_ranks") - no_dump - pl.col("n_no_record") - pl.Series(lost)
     missing = (known - pl.col("n_entered")).clip(lower_bound=0)
     counted = counted.with_columns(n_missing=missing, n_no_dump=no_dump)
-    return counted.drop("firsts", "lasts", "n_unknown")
+    return counted.drop("firsts", "lasts")
 
 
 def _verdict() -> pl.Expr:
@@ -180,6 +195,8 @@ def _verdict() -> pl.Expr:
         .then(pl.lit("missing rank"))
         .when((pl.col("n_no_dump") > 0) & ~done)
         .then(pl.lit("no dump"))
+        .when((pl.col("n_no_record") > 0) & ~done)
+        .then(pl.lit("no record"))
         .when(~done)
         .then(pl.lit("incomplete"))
         .otherwise(pl.lit("completed"))

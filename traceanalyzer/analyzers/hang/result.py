@@ -25,6 +25,7 @@ _MORE_CAUSES = 2
 _STATUS = pl.Enum(
     (
         "completed", "ended", "started", "scheduled", "different call", "never entered", "no dump",
+        "no record",
     )
 )  # fmt: skip
 
@@ -375,6 +376,8 @@ class Hang(Result):
                 return "never entered" if not one.is_p2p else "never called"
             if rank in one.truncated and rank in one.free:
                 return "truncated dump"
+            if rank in one.no_record and rank in one.free:
+                return "no record"
         if rank in self.waiting:
             return "waiting"
         if rank in self._truncated:
@@ -395,6 +398,7 @@ class Hang(Result):
                 format_ranges(sorted(one.waiting)),
                 format_ranges(sorted(one.missing)),
                 format_ranges(sorted(one.no_dump)),
+                format_ranges(sorted(one.no_record)),
                 format_ranges(sorted((*one.completed, *one.ended))),
                 one.waited_ns if one.is_exact else None,
                 None if one.is_exact else one.waited_ns,
@@ -404,8 +408,8 @@ class Hang(Result):
         types = {
             "cause": pl.String, "is_root": pl.Boolean, "op": pl.String, "seq": pl.Int64,
             "group": pl.String, "size_bytes": pl.Int64, "dtype": pl.String, "waiting": pl.String,
-            "missing": pl.String, "no_dump": pl.String, "completed": pl.String,
-            "waited_ns": pl.Int64, "at_least_ns": pl.Int64,
+            "missing": pl.String, "no_dump": pl.String, "no_record": pl.String,
+            "completed": pl.String, "waited_ns": pl.Int64, "at_least_ns": pl.Int64,
         }  # fmt: skip
         frame = pl.DataFrame(rows, schema=types, orient="row")
         empty = [pl.col(name).replace("", None) for name in (*_RANK_TEXTS, "completed")]
@@ -436,8 +440,9 @@ class Hang(Result):
         labels = self.groups.table.select("group", "label")
         rows = self.matched.instances.join(labels, on="group", maintain_order="left")
         table = rows.select(
-            "seq", "op", "dtype", "n_entered", "n_completed", "n_missing", "n_no_dump", "last_rank",
-            group="label", part="part", verdict=pl.col("verdict").cast(pl.String),
+            "seq", "op", "dtype", "n_entered", "n_completed", "n_missing", "n_no_dump",
+            "n_no_record", "last_rank", group="label", part="part",
+            verdict=pl.col("verdict").cast(pl.String),
             size_bytes="bytes", skew_ns=pl.col("last_ns") - pl.col("first_ns"), of="group",
         )  # fmt: skip
         table = table.join(self._causes(), on=["of", "seq", "part"], how="left")
@@ -497,7 +502,7 @@ class Hang(Result):
 
     def _lanes_of(self, group: int, seq: int, stuck: Stuck | None) -> pl.DataFrame:
         members = self.groups.table["ranks"][group].to_list()
-        named = () if stuck is None else (*stuck.differing, *stuck.missing, *stuck.no_dump)
+        named = () if stuck is None else (*stuck.differing, *stuck.blockers)
         ranks = sorted([*dict.fromkeys([*named, *members])][:_LANES])
         calls = self.matched.calls.filter(
             pl.col("group") == group,
@@ -518,6 +523,7 @@ class Hang(Result):
         if stuck is not None:
             absent = [(r, seq, "never entered") for r in stuck.missing if r in ranks]
             absent += [(r, seq, "no dump") for r in stuck.no_dump if r in ranks]
+            absent += [(r, seq, "no record") for r in stuck.no_record if r in ranks]
             rows = pl.concat([rows, pl.DataFrame(absent, schema=rows.schema, orient="row")])
         is_stuck = (pl.col("seq") == seq) & (pl.col("status") != "completed") & (stuck is not None)
         return rows.sort("rank", "seq").select(
@@ -556,7 +562,7 @@ def _in_cycle(cycle: tuple[Stuck, ...]) -> set[int]:
     return ranks
 
 
-_RANK_TEXTS = ("waiting", "missing", "no_dump")
+_RANK_TEXTS = ("waiting", "missing", "no_dump", "no_record")
 _RANKS = headings(
     "rank, status, current: current operation, group, place: called at, waited_ns: waited, "
     "last: last completed, last_place: last called at, now: now (py-spy), entries, path: file"
@@ -565,8 +571,8 @@ _RANKS = headings(
 _LESS = ("path", "entries", "last_place", "state", "waited_ns", "group", "last", "place", "current")
 _OPERATIONS = headings(
     "cause, op: operation, seq, group, size_bytes: size, dtype, waiting: waiting ranks, "
-    "missing: missing ranks, no_dump: without dump, completed: completed or ended, "
-    "waited_ns: waited, at_least_ns: waited at least"
+    "missing: missing ranks, no_dump: without dump, no_record: without record, "
+    "completed: completed or ended, waited_ns: waited, at_least_ns: waited at least"
 )
 _LESS_OF_OPERATIONS = ("at_least_ns", "completed", "dtype", "size_bytes", "waited_ns", "group")
 _CALLS = headings("op: operation, seq, group, what, value, ranks, place: called at")

@@ -16,6 +16,8 @@ ADVICE = {
     "no dump": "look at the log of the rank without a dump: it may have crashed, been killed, or "
     "hung before its watchdog started; on all ranks set TORCH_NCCL_DUMP_ON_TIMEOUT=1 and "
     "TORCH_NCCL_TRACE_BUFFER_SIZE=2000",
+    "no record": "look at what the suspect rank does (py-spy dump --pid PID), and set a larger "
+    "TORCH_NCCL_TRACE_BUFFER_SIZE, so that the dump has its last operation in this group",
     "type mismatch": "compare the code at both lines: ranks took different branches, or one "
     "skipped or repeated a collective before",
     "size mismatch": "compare the shapes of the tensors at that line: an uneven last batch, "
@@ -96,7 +98,7 @@ def cause_sentence(one: Stuck, labels: Labels, place: Place, last: LastOf) -> st
     if one.is_p2p:
         return _transfer(one, labels, place, last)
     what = operation(one, labels)
-    if one.cause in ("missing rank", "no dump"):
+    if one.cause in ("missing rank", "no dump", "no record"):
         return _absent(one, what, last)
     if one.candidates:
         return f"{_capital(_waits(one))} in {what}, whose other ranks are not recorded."
@@ -179,6 +181,14 @@ def _absent(one: Stuck, what: str, last: LastOf) -> str:
     busy = [rank for rank in one.missing if rank not in one.free]
     verb = "waits" if len(busy) == 1 else "wait"
     more = f"; {rank_list(busy)} did not enter either, and {verb} elsewhere" if busy else ""
+    suspects = [rank for rank in one.no_record if rank in one.free]
+    if not missing and suspects and not one.no_dump:
+        its = "its ring buffer has" if len(suspects) == 1 else "their ring buffers have"
+        return (
+            f"{_capital(rank_list(suspects))} may never have entered {what}: {its} lost the oldest "
+            f"records and {'has' if len(suspects) == 1 else 'have'} none of this group; {waits}"
+            f"{more}."
+        )
     if not missing:
         is_one = len(one.no_dump) == 1
         dump = "complete dump" if one.truncated else "dump"

@@ -19,8 +19,8 @@ class Stuck:
 
     Attributes:
         cause: ``type mismatch``, ``size mismatch``, ``dtype mismatch``, ``missing rank``, ``no
-            dump``, ``not completed`` (all ranks entered), ``partly completed``, ``not started``
-            (on some ranks), ``unknown peer``.
+            dump``, ``no record``, ``not completed`` (all ranks entered), ``partly completed``,
+            ``not started`` (on some ranks), ``unknown peer``.
         group: number of the group.
         op, seq, bytes, dtype: of the operation; ``seq`` of a transfer is its place among
             the calls of the rank.
@@ -33,12 +33,15 @@ class Stuck:
         no_dump: ranks of the group without a dump, and those that did not enter according to a
             truncated one.
         truncated: those with a truncated dump.
+        no_record: ranks that may not have entered: their ring buffer has lost its oldest records
+            and has none of the group.
         scheduled: waiting ranks where it has not started.
         differing: ranks whose call differs from the majority; empty for a tie.
         calls: text of each distinct call and its ranks, the majority first.
         waited_ns: how long they have waited; ``is_exact`` if it timed out, else at least.
         candidates: ranks that may be members of a group whose ranks are not recorded.
-        free: missing ranks that wait for nothing themselves, and ranks without a dump.
+        free: missing ranks and those without a record that wait for nothing themselves, and ranks
+            without a dump.
         order: by waiting rank, the place of its call among all its calls.
     """
 
@@ -56,6 +59,7 @@ class Stuck:
     missing: tuple[int, ...] = ()
     no_dump: tuple[int, ...] = ()
     truncated: tuple[int, ...] = ()
+    no_record: tuple[int, ...] = ()
     scheduled: tuple[int, ...] = ()
     differing: tuple[int, ...] = ()
     calls: tuple[tuple[str, tuple[int, ...]], ...] = ()
@@ -78,7 +82,7 @@ class Stuck:
     @property
     def blockers(self) -> tuple[int, ...]:
         """Return the ranks that it waits for."""
-        return (*self.missing, *self.no_dump, *self.candidates)
+        return (*self.missing, *self.no_dump, *self.no_record, *self.candidates)
 
 
 @dataclass(frozen=True)
@@ -137,6 +141,7 @@ def _collectives(
     calls_of = matched.calls.join(first.select(KEY), on=KEY, how="semi").partition_by(
         KEY, as_dict=True
     )
+    never = {*matched.never.select("rank", "group").iter_rows()}
     orders = _pending(matched, first)
     several = groups.table.filter(pl.col("is_known") | (pl.col("ranks").list.len() > 1))
     known = {*several["group"].to_list()}
@@ -147,13 +152,12 @@ def _collectives(
         members = groups.table["ranks"][group].to_list()
         absent = [rank for rank in members if rank not in entered]
 
-        def lost(rank: int, group: int = group, seq: int = seq) -> bool:
-            start = first_seq.get((rank, group))
-            return rank in overwritten and (start is None or start > seq)
-
+        cut = [rank for rank in absent if rank in dumped & overwritten]
+        lost = {rank for rank in cut if first_seq.get((rank, group), -1) > seq}
+        unknown = {r for r in cut if (r, group) not in first_seq and (r, group) not in never}
         done = calls.filter(pl.col("state") == "completed")
         waited, is_exact = _waited(calls, now)
-        missing = tuple(r for r in absent if r in dumped and not lost(r))
+        missing = tuple(r for r in absent if r in dumped - lost - unknown)
         cause = _cause(row)
         yield Stuck(
             cause="no dump" if cause == "missing rank" and not missing else cause,
@@ -170,6 +174,7 @@ def _collectives(
             missing=missing,
             no_dump=tuple(r for r in absent if r not in dumped),
             truncated=tuple(r for r in absent if r in truncated),
+            no_record=tuple(r for r in absent if r in unknown),
             scheduled=_ranks(calls.filter(pl.col("state") == "scheduled")),
             **_differences(calls, row["verdict"]),
             waited_ns=waited,
@@ -311,9 +316,11 @@ def _followed(stuck: Sequence[Stuck]) -> Found:
         if one.cause in MISMATCHES:
             next_of[at] = ()
             continue
-        free = [r for r in (*one.missing, *one.no_dump) if not set(waits_in.get(r, ())) - {at}]
-        is_suspect = bool(free) and {*free} <= {*one.no_dump}
-        cause = "no dump" if is_suspect and one.cause == "missing rank" else one.cause
+        absent = (*one.missing, *one.no_dump, *one.no_record)
+        free = [r for r in absent if not set(waits_in.get(r, ())) - {at}]
+        cause = one.cause
+        if free and not {*free} & {*one.missing} and cause == "missing rank":
+            cause = "no dump" if {*free} & {*one.no_dump} else "no record"
         marked[at] = replace(one, free=tuple(free), cause=cause)
         # a rank that waits for nothing is the cause, whatever the others wait for
         following = [n for r in one.blockers for n in waits_in.get(r, ()) if n != at]

@@ -332,7 +332,8 @@ def _frame(fields: _Fields) -> Frame:
 def _groups(top: _Fields, rows: Sequence[_Fields], numbers: _Numbers) -> pl.DataFrame:
     """Return the groups of the configuration and of the entries, with their status.
 
-    The status is by id, which differs from the name; entries have both.
+    The status is by id, which differs from the name; entries have both. A rank has the status of
+    each group that it called an operation of, also if the ring buffer has lost the entries.
     """
     groups: dict[str, dict[str, Any]] = {}
     nameless: str | None = None
@@ -355,11 +356,18 @@ def _groups(top: _Fields, rows: Sequence[_Fields], numbers: _Numbers) -> pl.Data
     if len(groups) == 1:
         (only,) = groups.values()
         only["ranks"] = only["ranks"] or nameless
-    for key, values in _Fields(status).dicts() if isinstance(status, dict) else ():
+    statuses = dict(_Fields(status).dicts()) if isinstance(status, dict) else {}
+    for key, values in statuses.items():
         group = groups.get(name_of.get(key, ""), {})
         for what in ("enqueued", "started", "completed"):
             value = values.get(f"last_{what}_collective")
-            group[f"last_{what}"] = None if _text(value) == "-1" else numbers.whole(value)
+            none_yet = 0 if what == "enqueued" else None  # -1 also where starts are not tracked
+            group[f"last_{what}"] = none_yet if _text(value) == "-1" else numbers.whole(value)
+    unnamed = [values for key, values in statuses.items() if key not in name_of]
+    if statuses and all(one.text("last_enqueued_collective") == "-1" for one in unnamed):
+        for name, group in groups.items():
+            if name not in name_of.values():
+                group["last_enqueued"] = 0
     types = {c.name: c.dtype for c in schema.PROCESS_GROUPS if c.name != "rank"}
     plain = {n: pl.String if t == schema.NAME else t for n, t in types.items()}
     return pl.DataFrame([{"group": name, **group} for name, group in groups.items()], schema=plain)
