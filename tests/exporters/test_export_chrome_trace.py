@@ -19,7 +19,7 @@ from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.exporters import writer_for
 from traceanalyzer.exporters.chrome_trace import write_chrome_trace, write_chrome_trace_gz
 from traceanalyzer.schema import ON_REQUEST
-from traceanalyzer.trace import Device, Meta, Trace, sort_events
+from traceanalyzer.trace import Device, Meta, Trace, concat, sort_events
 
 META = Meta("a.json", "chrome-trace")
 
@@ -418,6 +418,13 @@ def _with_args(trace: Trace) -> Trace:
 
 
 # --- flows, counters, samples ----------------------------------------------------------------
+
+
+def test_processes_of_two_files_with_the_same_id_are_written_once() -> None:
+    lane = {"pid": 10, "label": "python", "textual": False}
+    one = traced(host(1, 1), lanes=table("lanes", lane))
+    both = concat([one, one])
+    assert len(written(both, "X")) == 2
 
 
 def test_flow_points() -> None:

@@ -79,8 +79,8 @@ class Merged:
         clocks: one row per recording: rank, path, ``shift_ns`` (added to its times), ``offset_ns``
             (by which its clock was corrected), ``by`` (the evidence).
         one_clock: all recordings share an axis; otherwise each rank begins at 0.
-        residual_ns: error that remains: the median difference of the ends of matched collectives
-            after correction, else the bound of Composer's clock synchronisation, or None.
+        residual_ns: error of the clocks after correction: the largest of the ranks, by the ends of
+            matched collectives, else the bound of Composer's clock synchronisation, or None.
         collectives: number of collectives that it is derived from.
         findings: the findings of ``diagnose``, in its order.
         window: start and end of the part that was written, in ns on the axis, or None for all.
@@ -136,7 +136,7 @@ class Merged:
         error = f"{text}. Residual error: {format_ns(self.residual_ns)}"
         if not self.collectives:
             return f"{error} (bound of Composer's clock synchronisation)."
-        return f"{error} (median of {format_count(self.collectives, 'matched collective')})."
+        return f"{error} (from {format_count(self.collectives, 'matched collective')})."
 
 
 def merge(
@@ -524,10 +524,10 @@ def _summary(
         schema_overrides={"rank": pl.Int32},
     )
     bounds = [one.recorded.sync_error_ns for one, _ in written]
-    known = [error for error in bounds if error is not None]
-    skew = (max(known), 0) if known and len(known) == len(bounds) else None
+    known = [bound for bound in bounds if bound is not None]
+    error = (max(known), 0) if known and len(known) == len(bounds) else None
     if len(written) > 1:
-        skew = alignment.end_skew(compared) or skew
+        error = alignment.residual(compared) or error
     origin = min(shift + one.written.start_ns for one, shift in written)
     number = _number(recordings.cut.around, findings) if recordings.cut.around is not None else 1
     place = None
@@ -542,8 +542,8 @@ def _summary(
         readings=sum(one.written.readings for one, _ in written),
         clocks=clocks,
         one_clock=one_clock,
-        residual_ns=skew[0] if skew else None,
-        collectives=skew[1] if skew else 0,
+        residual_ns=error[0] if error else None,
+        collectives=error[1] if error else 0,
         findings=findings,
         window=window if recordings.cut.in_time else None,
         place=place,

@@ -123,15 +123,17 @@ def _zeros(several: Sequence[Recorded], compared: CommOutliers | None) -> list[i
     return [known.get(one.path, 0) for one in several]
 
 
-def end_skew(compared: CommOutliers | None) -> tuple[int, int] | None:
-    """Return the median difference of the ends of matched collectives in ns, and their number.
+def residual(compared: CommOutliers | None) -> tuple[int, int] | None:
+    """Return the error of the clocks after correction in ns, and the number of collectives used.
 
-    After correction of the clocks; this is the error that remains, and the skew of the ends
-    themselves. None without a matched collective of all ranks without a root.
+    The largest of the ranks: the MAD of its distances from the median ends of the collectives, plus
+    the offset that was not corrected. None without a matched collective of all ranks without a
+    root.
     """
     if compared is None:
         return None
+    left = pl.when("applied").then(0).otherwise(pl.col("offset_ns").abs())
+    error = compared.clocks.select((pl.col("residual_ns") + left).max()).item()
     rooted = pl.col("collective").is_in(ROOTED)
-    skews = compared.collectives.filter(~rooted)["end_skew_ns"].drop_nulls()
-    median = skews.median()
-    return (round(median), skews.len()) if isinstance(median, float) else None
+    number = compared.collectives.filter(~rooted)["end_skew_ns"].drop_nulls().len()
+    return None if error is None or not number else (int(error), number)

@@ -16,8 +16,8 @@ from traceanalyzer.trace import Meta, Trace, concat
 
 #: Marks the file, so that it is not read as another recording of its parts.
 MERGED = "traceanalyzer merge"
-#: Process id of the group of tracks that belong to no recording.
-_GROUP_PID = 1
+#: Process id and rank of the group of tracks that belong to no recording; it is the first one.
+_GROUP_PID, _GROUP_RANK = 1, -(1 << 31)
 _FORMAT = "chrome-trace"
 #: Column of events: number of the arrow to other recordings.
 _MATCH = "_match"
@@ -64,7 +64,7 @@ class JsonWriter:
         first, number = numbered([rows[level] for level in levels])
         label = pl.concat_str(levels, separator=": ", ignore_nulls=True)
         labels = rows.select(label).to_series()[first]
-        lanes: list[tuple[Any, ...]] = [(None, _GROUP_PID, None, name, None, -1, False)]
+        lanes: list[tuple[Any, ...]] = [(None, _GROUP_PID, None, name, None, None, False)]
         lanes += [(None, _GROUP_PID, i + 1, one, None, i, False) for i, one in enumerate(labels)]
         arguments = rows.drop(_FIXED)
         texts = [
@@ -89,7 +89,7 @@ class JsonWriter:
             events=pl.concat([empty, events], how="diagonal"),
             lanes=pl.DataFrame(lanes, schema=types, orient="row"),
         )
-        return self._keep(trace, 0, np.zeros(0, np.int64))
+        return self._keep(trace.with_rank(_GROUP_RANK), 0, np.zeros(0, np.int64))
 
     def _keep(self, trace: Trace, start_ns: int, opened: npt.NDArray[np.int64]) -> Kept:
         kept = Kept(len(self._kept) + 1, start_ns, trace, opened)
@@ -108,7 +108,10 @@ class JsonWriter:
         for one in self._kept:
             shift = shifts[one.sequence]
             sources = tuple(replace(meta, epoch_ns=shift) for meta in one.trace.sources)
-            traces.append(replace(_with_matches(one, matches), sources=sources))
+            trace = _with_matches(one, matches)
+            if trace.meta.rank is None:  # other recordings may have the same process ids
+                trace = trace.with_rank(one.sequence - len(self._kept) - 1)
+            traces.append(replace(trace, sources=sources))
         merged = _with_arrows(concat(traces))
         origin = min(shifts[one.sequence] for one in self._kept)
         extra = msgspec.json.encode({MERGED: 1}).decode()

@@ -15,6 +15,7 @@ drops a slice that partially overlaps another. Therefore
 * with several ranks in one trace, processes are numbered from 1, rank by rank, as ranks use the
   same device numbers and often the same process ids. Their names begin with the rank, and
   ``"traceanalyzer rank"`` and ``"traceanalyzer pid"`` of ``process_name`` are the original values.
+  A negative rank stands for a recording without a rank, whose processes are its own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -197,7 +198,8 @@ def _processes(trace: Trace, threads: pl.DataFrame, unnamed: pl.DataFrame) -> pl
     if of_ranks["rank"].n_unique() < 2:  # ids of one rank stay as they are
         return processes
     rank = pl.col("rank").cast(pl.String).fill_null("unknown")
-    name = pl.format("rank {}: {}", rank, pl.coalesce("label", "process"))
+    title = pl.coalesce("label", "process")
+    name = pl.when(pl.col("rank") < 0).then(title).otherwise(pl.format("rank {}: {}", rank, title))
     is_named = pl.col("rank").is_null() & pl.col("label").is_not_null()
     number = pl.int_range(1, pl.len() + 1)
     return processes.sort("rank", "sort_index", "pid", nulls_last=True).with_columns(
@@ -212,7 +214,9 @@ def _with_labels(
     used: pl.DataFrame, lanes: pl.DataFrame, key: tuple[str, ...], name: str
 ) -> pl.DataFrame:
     """Return the tracks of a key with their data in ``lanes`` and ``name``, their id in JSON."""
-    rows = lanes.select(*key, "label", "labels", "sort_index", "textual")
+    rows = lanes.select(*key, "label", "labels", "sort_index", "textual").unique(
+        list(key), keep="first"
+    )
     frame = lookup(used, rows, key)
     number = pl.col(key[-1]).cast(pl.String)
     text = pl.when("textual").then(quoted_column(frame["label"])).otherwise(number)
@@ -258,7 +262,7 @@ def _process_names(processes: pl.DataFrame) -> pl.Series:
     where = members(member("pid", pl.col("process")), pl.lit('"tid":0'))
     was = (
         pl.lit(',"traceanalyzer rank":'),
-        pl.col("rank").cast(pl.String).fill_null("null"),
+        pl.when(pl.col("rank") >= 0).then(pl.col("rank").cast(pl.String)).otherwise(pl.lit("null")),
         pl.lit(',"traceanalyzer pid":'),
         pl.col("original"),
     )
