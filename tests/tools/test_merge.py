@@ -128,7 +128,7 @@ def _without_rank(path, shift_us=0.0):
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])
-def test_recordings_without_rank_have_their_own_processes(tmp_path, number):
+def test_recordings_without_rank_share_no_process(tmp_path, number):
     for i in range(number):
         _without_rank(tmp_path / f"job{i}.json", 2.5 * i)
     merged = ta.merge(tmp_path, tmp_path / "out.json")
