@@ -106,6 +106,55 @@ SYNCHRONISING_CALLS: tuple[str, ...] = (
     r"^(?:(?:ur|pi)(?:QueueFinish|Events?Wait)|ze\w*Synchronize)$",  # Intel devices
 )
 
+# --- classes of calls
+
+LAUNCH, COPY, MEMSET, SYNCHRONISE = "launch", "copy", "memset", "synchronise"
+ALLOCATE_HOST, ALLOCATE_DEVICE = "allocate host memory", "allocate device memory"
+LOAD_MODULE, BUILD_GRAPH, SHARE = "load module", "build graph", "share memory"
+EVENT, CREATE, QUERY, OTHER_CALL = "event", "create stream or event", "query", "other"
+
+_API = r"^(?:cuda|cu|hip)(?:Ext)?"
+
+#: What a CUDA, HIP or driver call does, by pattern of its name; the first match counts. Only
+#: launches, copies and memsets start device work (:data:`LAUNCHES_WORK`).
+_CALL_CLASSES: dict[str, str] = {
+    BUILD_GRAPH: rf"{_API}(?:Graph(?!Launch)|Stream(?:Begin|End|Update)Capture)",
+    OTHER_CALL: r"(?i)HostFunc|CallConfiguration",
+    LAUNCH: r"(?i)launch",
+    LOAD_MODULE: rf"{_API}(?:Module(?:Load(?!ing)|Unload|GetFunction|GetGlobal)|Library(?:Load|Get)"
+    r"|Func(?:Load|GetAttr|SetAttr|SetCache)|GetFuncBySymbol|Kernel(?:GetFunction|SetAttr)"
+    r"|Link(?:Create|Add|Complete))|^__(?:cuda|hip)RegisterFatBinary|^hsa_(?:executable|code_obj)",
+    COPY: r"Memcpy|MemPrefetch|MemoryCopy|MemBuffer(?:Copy|Read|Write)|^hsa_amd_memory_async_copy",
+    MEMSET: r"Memset|MemoryFill|MemFill|MemBufferFill",
+    SYNCHRONISE: rf"{SYNCHRONISING_CALLS[0]}|{SYNCHRONISING_CALLS[2]}|^hsa_signal_wait",
+    ALLOCATE_HOST: rf"{_API}(?:MallocHost|FreeHost|Host(?:Alloc|Free|Malloc|Register|Unregister)"
+    r"|Mem(?:HostAlloc|AllocHost|FreeHost|HostRegister|HostUnregister))",
+    ALLOCATE_DEVICE: rf"{_API}(?:Malloc|Free|MemPool)|^hsa_(?:amd_)?memory_(?:pool_)?(?:alloc|free)"
+    r"|^cuMem(?:Alloc|Free|Create|Map|Unmap|Release|Address|SetAccess)"
+    r"|^(?:(?:ur|pi)(?:ext)?USM(?:\w*Alloc|Free)|zeMem(?:Alloc|Free))",
+    CREATE: rf"{_API}(?:Stream|Event)(?:Create|Destroy)",
+    EVENT: rf"{_API}(?:Event|StreamWait|StreamWriteValue)",
+    SHARE: rf"{_API}(?:Ipc|Multicast|\w*EnablePeerAccess|\w*DisablePeerAccess)",
+    QUERY: rf"{_API}\w*(?:Get|Query|CanAccess|Occupancy|IsCapturing|Peek|CaptureMode)",
+}
+
+#: Classes of calls that start device work.
+LAUNCHES_WORK = (LAUNCH, COPY, MEMSET)
+#: Classes of calls that allocate or free memory of the driver.
+ALLOCATES = (ALLOCATE_HOST, ALLOCATE_DEVICE)
+
+#: All classes of calls.
+CALL_CLASSES = tuple(_CALL_CLASSES)
+
+_CLASS_TESTS = [(name, re.compile(pattern)) for name, pattern in _CALL_CLASSES.items()]
+
+
+@lru_cache(maxsize=16_384)
+def call_class(name: str) -> str:
+    """Return what a CUDA, HIP or driver call does: one of :data:`CALL_CLASSES`, by its name."""
+    return next((one for one, test in _CLASS_TESTS if test.search(name)), OTHER_CALL)
+
+
 #: Kinds by lower-case ``cat`` of Chrome traces, if the spelling differs from the kind's name.
 CATEGORY_ALIASES: dict[str, str] = {
     "operator": "cpu_op",
@@ -148,13 +197,15 @@ def kind_of_category(category: str | None) -> str:
 #: MSCCL, oneCCL, custom all-reduce of vLLM, SGLang, FlashInfer and TensorRT-LLM (one and two shots,
 #: Lamport, quick reduce), DeepEP, MORI, NVSHMEM, and PyTorch's symmetric memory (multimem).
 COMMUNICATION_PATTERN = (
-    r"(?i)nccl|rccl|msccl|oneccl|\bccl_|cross_device_reduce|allreduce_fusion"
+    r"(?i)(?:^|[^a-z])(?:nccl|rccl|msccl|oneccl|ccl::|ccl_(?:all|bcast|broadcast|reduce|send|recv))"
+    r"|cross_device_reduce|allreduce_fusion"
     r"|userbuffers|deep_ep|nvshmem|multimem|lamport|quickreduce|symmetric_memory|symm_mem"
     r"|(?:one|two)_?shot_?(?:all_?reduce|all_?gather|reduce_?scatter)|allreduce_(?:one|two)_?shot"
     r"|\bEp(?:Dispatch|Combine)"
 )
 
-#: Every name of communication, on device or host, contains at least one of these substrings.
+#: Every name of communication, on device or host, contains at least one of these substrings. Other
+#: names do too (``__amd_rocclr_copyBuffer``): :func:`is_communication` decides.
 COMMUNICATION_TERMS: tuple[str, ...] = (
     "ccl",
     "cross_device_reduce",
@@ -224,6 +275,15 @@ _KERNEL_COLLECTIVE = re.compile(
 )
 _CUSTOM_COLLECTIVE = re.compile(r"(?i)all_?reduce|all_?gather|reduce_?scatter")
 _DISPATCH = re.compile(r"(?i)(?:deep_ep.*?|\bep)(dispatch|combine)")
+
+
+@lru_cache(maxsize=65_536)
+def is_communication(kernel: str) -> bool:
+    """Whether a kernel is communication by its name, see :data:`COMMUNICATION_PATTERN`."""
+    return _COMMUNICATION.search(kernel) is not None
+
+
+_COMMUNICATION = re.compile(COMMUNICATION_PATTERN)
 
 #: Bytes per element, by lower-case dtype in the spelling of c10, NCCL and numpy.
 DTYPE_BYTES: dict[str, int] = {

@@ -75,6 +75,24 @@ SLICES = {
         host("cuda_runtime", "cudaMemcpy", 100 * US, 100 * US),
         host("cpu_op", "aten::item", 100 * US, 100 * US),
     ],
+    "communicator_setup": [
+        host("nvtx", "ncclCommInitRank", 100 * US, 100 * US),
+        host("cuda_runtime", "cudaIpcOpenMemHandle", 100 * US, 100 * US),
+    ],
+    "module_loading": [
+        host("cuda_driver", "cuModuleLoadData", 100 * US, 100 * US),
+        host("cuda_driver", "cuLibraryLoadData", 100 * US, 100 * US),
+        host("cuda_runtime", "hipModuleLoad", 100 * US, 100 * US),
+    ],
+    "graph_building": [
+        host("cuda_runtime", "cudaGraphInstantiate", 100 * US, 100 * US),
+        host("cuda_runtime", "hipGraphExecUpdate", 100 * US, 100 * US),
+    ],
+    "api_calls": [
+        host("cuda_runtime", "cudaGetDeviceProperties", 100 * US, 100 * US),
+        host("cuda_runtime", "cudaStreamCreate", 100 * US, 100 * US),
+        host("cuda_driver", "cuEventQuery", 100 * US, 100 * US),
+    ],
     "memory_management": [
         host("cuda_runtime", "cudaMalloc", 100 * US, 100 * US),
         host("cuda_runtime", "cudaHostAlloc", 100 * US, 100 * US),

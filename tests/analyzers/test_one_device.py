@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from comm_traces import ALL_REDUCE, GEMM, MS, US, device, host, step, trace
 from wording import check_wording, raises_wording
@@ -109,12 +111,17 @@ def test_files_without_rank_are_separate() -> None:
     assert ta.overlap([cycle(0, None), cycle(1, None)]).devices.height == 2
 
 
-def capture(*more: str) -> Trace:
-    """Calls that capture a graph, with one kernel of the warm-up before."""
-    calls = ["cudaLaunchKernel", "cudaStreamBeginCapture", "cudaGraphInstantiate", *more]
-    rows = [
+def recorded(calls: list[str]) -> list[dict[str, Any]]:
+    return [
         host("cuda_runtime", name, i * MS, 50 * US, correlation=i) for i, name in enumerate(calls)
     ]
+
+
+def capture(*more: str) -> Trace:
+    """Calls that capture a graph, with kernels of the warm-up before."""
+    captured = ["cudaLaunchKernel"] * 8
+    calls = ["cudaLaunchKernel", "cudaStreamBeginCapture", *captured, "cudaGraphInstantiate", *more]
+    rows = recorded(calls)
     kernels = [device(GEMM, MS * at, 10 * US, correlation=0, pid=1) for at in (0, 90)]
     return trace([*rows, *kernels], 0, path="capture_8_decode.json")
 
@@ -125,6 +132,17 @@ def test_graph_capture_is_left_out() -> None:
     result = ta.gpu_idle([capture(), cycle(0)])
     assert result.units["path"].to_list() == ["cycle0.json"]
     check_wording(*result.notes)
+
+
+def test_program_that_captures_once_is_analysed() -> None:
+    """Its kernels run: only few launches are captured."""
+    kernels = [device(GEMM, MS * at, 10 * US, pid=1) for at in range(40)]
+    assert (
+        ta.gpu_idle(
+            trace([*recorded(["cudaStreamBeginCapture", "cudaLaunchKernel"]), *kernels], 0)
+        ).units.height
+        == 1
+    )
 
 
 def test_program_with_graph_launches_is_analysed() -> None:

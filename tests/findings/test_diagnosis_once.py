@@ -32,7 +32,7 @@ SET_UP = [
     ("cudaMalloc", "cuda_runtime", "memory-management"),
     ("Lazy Function Loading", "overhead", "module-loading"),
     ("cublasCreate_v2", "cpu_op", "host-code"),
-    ("ncclCommInitRank", "cpu_op", "host-code"),
+    ("ncclCommInitRank", "cpu_op", "communicator-creation"),
     ("torch/_dynamo/convert_frame.py(1): compile", "python_function", "host-code"),
 ]
 

@@ -38,6 +38,7 @@ from traceanalyzer.findings.rule import IDLE_RULES, RULE_OF, Answers, Measured, 
 from traceanalyzer.frames import intervals
 from traceanalyzer.result import Confidence, Severity
 from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns
+from traceanalyzer.vocabulary import ALLOCATES
 
 #: Maximum number of items in a list.
 _NAMED = 3
@@ -146,7 +147,13 @@ def _advice(cause: str, result: GpuIdle, answers: Answers) -> str:
 
 
 #: Causes that are setup if they occur only in the first step.
-_FIRST_USE = (causes.MODULE_LOADING, causes.MEMORY_MANAGEMENT)
+_FIRST_USE = (
+    causes.MODULE_LOADING,
+    causes.MEMORY_MANAGEMENT,
+    causes.COMMUNICATOR,
+    causes.GRAPH_BUILDING,
+    causes.API_CALLS,
+)
 #: Minimum share of a loss in the first step to count as setup.
 _NEARLY_ALL = 0.8
 #: Setup calls: handles, communicators, compilation.
@@ -179,7 +186,8 @@ def _first_launches(saves: str, answers: Answers) -> str:
 def _is_once(cause: str, result: GpuIdle, losses: pl.DataFrame, time: DeviceTime) -> bool:
     """Whether the loss is setup: in the first recorded step, or without steps in a few calls."""
     if not time.in_steps:
-        return cause in (*_FIRST_USE, causes.LAUNCH) and _is_in_few(losses)
+        one = cause in _FIRST_USE and _is_in_one(losses)
+        return one or (cause in (*_FIRST_USE, causes.LAUNCH) and _is_in_few(losses))
     keys = ["path", "rank", "device"]
     begin = pl.col("start").min().over(keys)
     first = time.windows.drop_nulls("step").filter(
@@ -203,6 +211,14 @@ def _is_in_few(losses: pl.DataFrame) -> bool:
     return bool(sums.select(
         ((pl.col("few") >= _NEARLY_ALL * pl.col("whole")) & (pl.col("n") > 2 * _FEW)).all()
     ).item())  # fmt: skip
+
+
+def _is_in_one(losses: pl.DataFrame) -> bool:
+    """Whether one interval of each device has nearly all: a call that does not repeat."""
+    sums = losses.group_by("path", "rank", "device").agg(
+        one=pl.col("lost_ns").max(), whole=pl.col("lost_ns").sum()
+    )
+    return bool(sums.select((pl.col("one") >= _NEARLY_ALL * pl.col("whole")).all()).item())
 
 
 #: Calls that a loop repeats take about the same time each; setup takes most of it in a few calls.
@@ -423,7 +439,9 @@ def _longest(result: GpuIdle, cause: str) -> Iterator[str]:
     inside = gap["activity"] or gap["python"]
     inside = None if inside == gap["step"] else inside
     code = gap["own_code"] or gap["python"]
-    frame = f" ({code})" if code and code != inside else ""
+    called = gap["called"] if gap["called"] not in (inside, code) else None
+    frames = ", ".join(filter(None, [called, code if code != inside else None]))
+    frame = f" ({frames})" if frames else ""
     around = f" in {gap['annotation']}" if gap["annotation"] not in (None, inside) else ""
     while_in = f", while the host is in {inside}{frame}{around}" if inside else ""
     before = gap["before"] or ""
@@ -577,8 +595,10 @@ def _calls(answers: Answers, names: Sequence[str]) -> Iterator[str]:
         moved = f", {format_bytes(row['moved_bytes'])}" if row["moved_bytes"] else ""
         yield f"Recorded: {row['n']:,} {text}{moved}."
     if ALLOC_IN_LOOP in names:
-        kinds = pl.col("call").cast(pl.String).str.contains("|".join(causes.MANAGING_MEMORY))
-        named = result.calls.filter(kinds).head(_NAMED).select("call", "n", "total_ns").iter_rows()
+        allocates = pl.col("class").is_in(ALLOCATES)
+        named = (
+            result.calls.filter(allocates).head(_NAMED).select("call", "n", "total_ns").iter_rows()
+        )
         each = ", ".join(f"{name} {n:,} times ({format_ns(ns)})" for name, n, ns in named)
         if each:
             yield f"Calls: {each}."

@@ -15,7 +15,7 @@ from traceanalyzer.analyzers.common.names import distinct
 from traceanalyzer.frames import linking, nesting
 from traceanalyzer.trace import Trace
 from traceanalyzer.units import format_frac, format_ns
-from traceanalyzer.vocabulary import DEVICE_WORK, LAUNCH_KINDS
+from traceanalyzer.vocabulary import DEVICE_WORK, LAUNCH, LAUNCH_KINDS, call_class
 
 
 def launches(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
@@ -41,15 +41,20 @@ def launches(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
 
 
 def is_graph_capture(trace: Trace) -> bool:
-    """Whether a trace contains the capture of CUDA or HIP graphs, but no replay.
+    """Whether a trace is the recording of a capture of CUDA or HIP graphs.
 
-    Inference engines record the capture separately. Traces with graph launches are analyzed as
-    usual.
+    Inference engines record the capture separately: most of its launch calls start no device work,
+    and no graph is launched.
     """
-    calls = trace.events[["kind", "name"]].filter(pl.col("kind").is_in(LAUNCH_KINDS))
+    is_call = pl.col("kind").is_in(LAUNCH_KINDS)
+    calls = trace.events[["kind", "name"]].filter(is_call)
     names = distinct(calls)
     captures = any("StreamBeginCapture" in name for name in names)
-    return captures and not any("GraphLaunch" in name for name in names)
+    if not captures or any("GraphLaunch" in name for name in names):
+        return False
+    launching = [name for name in names if call_class(name) == LAUNCH]
+    launched = calls.select(pl.col("name").is_in(launching).sum()).item()
+    return 2 * len(work_rows(trace)) < int(launched)
 
 
 def launch_rows(trace: Trace, work: pl.DataFrame) -> nesting.Rows:

@@ -7,7 +7,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs
 from traceanalyzer.analyzers.common import columns
-from traceanalyzer.analyzers.common.names import distinct
+from traceanalyzer.analyzers.common.names import distinct, mapped
 from traceanalyzer.analyzers.cuda_api.options import Options
 from traceanalyzer.analyzers.cuda_api.result import (
     CudaApi,
@@ -19,7 +19,7 @@ from traceanalyzer.analyzers.cuda_api.result import (
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import linking
 from traceanalyzer.trace import Trace
-from traceanalyzer.vocabulary import CUDA_CALLS, LAUNCH_KINDS
+from traceanalyzer.vocabulary import CUDA_CALLS, LAUNCH_KINDS, call_class
 
 _MOVES = ("gpu_memcpy", "gpu_memset")
 _MOVED = ("n", "moved_bytes", "host_ns", "copy_ns", "waited")
@@ -233,7 +233,7 @@ def _by_name(calls: pl.DataFrame, waiting: pl.DataFrame, keys: Sequence[str] = (
         named, waiting[[*keys, "call", "synchronises"]].unique(), [*keys, "call"]
     )
     return flagged.select(
-        *keys, "call", "n", "total_ns",
+        *keys, "call", mapped(flagged["call"], call_class).alias("class"), "n", "total_ns",
         columns.ratio("total_ns", all_ns.over(keys) if keys else all_ns).alias("total_frac"),
         "mean_ns", "median_ns", "min_ns", "max_ns", "p99_ns",
         synchronises=pl.col("synchronises").fill_null(value=False),

@@ -10,11 +10,18 @@ import polars as pl
 from traceanalyzer.analyzers.common.columns import sum_if_known
 from traceanalyzer.analyzers.common.display import bars, headings, places, table_of_known
 from traceanalyzer.analyzers.common.names import distinct, matcher, named
-from traceanalyzer.analyzers.gpu_idle.causes import MANAGING_MEMORY
 from traceanalyzer.drawings import Chart
 from traceanalyzer.result import Result, Table, View
 from traceanalyzer.units import format_count, format_frac, format_ns
-from traceanalyzer.vocabulary import SYNCHRONISING_CALLS
+from traceanalyzer.vocabulary import (
+    ALLOCATES,
+    COPY,
+    LAUNCH,
+    MEMSET,
+    SYNCHRONISE,
+    SYNCHRONISING_CALLS,
+    call_class,
+)
 
 _NAMED = 3
 
@@ -31,8 +38,8 @@ _FINDINGS = headings(
     copy_ns: device time, waited: waited for it"""
 )
 _CALLS = headings(
-    """call, n, total_ns: total, total_frac: of all, mean_ns: mean, median_ns: median, min_ns: min,
-    max_ns: max, p99_ns: p99"""
+    """call, class, n, total_ns: total, total_frac: of all, mean_ns: mean, median_ns: median,
+    min_ns: min, max_ns: max, p99_ns: p99"""
 )
 _MOVES = headings(
     """call, copy, n, moved_bytes: moved, host_ns: host time, copy_ns: device time,
@@ -59,9 +66,9 @@ class CudaApi(Result):
         findings: one row per finding: finding, rule (of ``nsys analyze``, or null), what, n,
             host_ns (in these calls), host_frac (of total_ns), moved_bytes and copy_ns (of the
             copies and memsets on the device), waited (calls that returned after the copy), advice.
-        calls: one row per name: call, n, total_ns, total_frac, mean_ns, median_ns, min_ns, max_ns,
-            p99_ns, synchronises (only waits for the device); the largest total
-            first.
+        calls: one row per name: call, class (what it does), n, total_ns, total_frac, mean_ns,
+            median_ns, min_ns, max_ns, p99_ns, synchronises (only waits for the device); the
+            largest total first.
         moves: calls that copied or set memory by call, name (of the copy or memset) and finding: n,
             moved_bytes, host_ns, max_ns, copy_ns, waited.
         allocations: by call: n, total_ns, max_ns, loop_n and loop_ns between the first and the
@@ -198,8 +205,6 @@ _ON_DEVICE = r"[DA]to[DA] |PtoP"
 #: Memory for which a synchronous memset waits; memsets of device memory do not.
 _HOST_VISIBLE = r"Pinned|Managed"
 
-_MOVING = r"(?i)mem(?:cpy|set)"
-_LAUNCHING = r"(?i)launch(?!HostFunc)"
 _ASYNCHRONOUS = r"(?i)async|enqueue|append"
 
 
@@ -225,19 +230,25 @@ class Sorts:
 
 def sorted_out(names: Iterable[str]) -> Sorts:
     """Classify names of calls."""
-    moves, waits, manages, launches, returns = map(
-        matcher, ([_MOVING], SYNCHRONISING_CALLS, MANAGING_MEMORY, [_LAUNCHING], [_ASYNCHRONOUS])
-    )
+    waits, returns = map(matcher, (SYNCHRONISING_CALLS, [_ASYNCHRONOUS]))
     known = sorted(names)
     prompt = {name for name in known if returns(name)}
-    moving = [name for name in known if moves(name)]
+    moving = _in_class(known, COPY, MEMSET)
     return Sorts(
-        moving=tuple(moving),
+        moving=moving,
         waiting=tuple(name for name in moving if name not in prompt),
-        synchronising=tuple(name for name in known if waits(name) and name not in moving),
-        allocating=tuple(name for name in known if manages(name) and name not in prompt),
-        launching=tuple(name for name in known if launches(name)),
+        synchronising=tuple(
+            name
+            for name in known
+            if name not in moving and (call_class(name) == SYNCHRONISE or waits(name))
+        ),
+        allocating=tuple(name for name in _in_class(known, *ALLOCATES) if name not in prompt),
+        launching=_in_class(known, LAUNCH),
     )
+
+
+def _in_class(names: Iterable[str], *classes: str) -> tuple[str, ...]:
+    return tuple(name for name in names if call_class(name) in classes)
 
 
 @dataclass(frozen=True)

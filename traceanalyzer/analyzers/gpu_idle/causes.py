@@ -14,11 +14,15 @@ SHORT_GAP = "short_gap"
 DEVICE_WAIT = "device_wait"
 DATALOADING = "dataloading"
 BATCH_COPY = "batch_copy"
+SMALL_COPIES = "small_copies"
+COMMUNICATOR = "communicator_setup"
 MODULE_LOADING = "module_loading"
+GRAPH_BUILDING = "graph_building"
 SYNCHRONISATION = "synchronisation"
 MEMORY_MANAGEMENT = "memory_management"
 CHECKPOINT_IO = "checkpoint_io"
 PEER = "waiting_for_peer"
+API_CALLS = "api_calls"
 LAUNCH = "launch_overhead"
 HOST_CODE = "host_code"
 UNKNOWN = "unknown"
@@ -30,11 +34,15 @@ NAMES = {
     DEVICE_WAIT: "device-side wait",
     DATALOADING: "data loading",
     BATCH_COPY: "copying batches to the GPU",
+    SMALL_COPIES: "small blocking copies",
+    COMMUNICATOR: "communicator creation",
     MODULE_LOADING: "module loading",
+    GRAPH_BUILDING: "graph building",
     SYNCHRONISATION: "synchronisation",
     MEMORY_MANAGEMENT: "memory management",
     CHECKPOINT_IO: "checkpoints and files",
     PEER: "waiting for other ranks",
+    API_CALLS: "other API calls",
     LAUNCH: "launch overhead",
     HOST_CODE: "other host code",
     UNKNOWN: "unknown",
@@ -51,6 +59,9 @@ LOSS = pl.Enum([*CAUSES, EXPOSED, COPIES])
 #: Work that starts later than this after its launch call on an idle device waits for an event,
 #: another process or another device. A shorter delay is the latency of a launch.
 LAUNCH_LATENCY_NS = 20_000
+
+#: Shorter calls that launch nothing, such as queries before each launch, are part of launching.
+LONG_CALL_NS = 10_000
 
 _LOADING = (
     r"data[ _-]?load(?:er|ers|ing)?|load(?:ing)?[ _-]?(?:data|(?:mini)?batch(?:es)?)"
@@ -98,21 +109,24 @@ BATCH_BYTES = 64 * 1024
 #: Calls and operators in which the host waits for the device.
 SYNCHRONISING = (*SYNCHRONISING_CALLS, r"^aten::(?:item|_local_scalar_dense|is_nonzero)$")
 
-#: Calls that allocate or free memory of the driver.
-MANAGING_MEMORY = (
-    r"^(?:cuda|hip)(?:Ext)?(?:Malloc|Free|Host(?:Alloc|Free|Malloc|Register|Unregister)|MemPool)",
-    r"^cuMem(?:Alloc|Free|Create|Map|Unmap|Release|Address|SetAccess|HostAlloc|HostRegister)",
-    r"^(?:(?:ur|pi)(?:ext)?USM(?:\w*Alloc|Free)|zeMem(?:Alloc|Free))",
+#: Slices in which ranks set up their communication.
+SETS_UP_COMMUNICATION = (
+    r"^(?:pn|n|r)cclComm(?:Init|Split|Finalize|Abort|Destroy)|ncclGetUniqueId",
+    r"(?i)init_process_group|new_group|communicator[ _-]?(?:init|creat)",
 )
 
 #: Slices that save or load a model, or write a file; calls of the OS runtime: :data:`FILE_CALLS`.
 SAVING = (
     r"(?i)(?:save|load|write|store)[ _-]?(?:model|checkpoint|ckpt|state|(?:\w+_)?weights)",
     r"(?i)(?:save|from)_pretrained",
-    r"(?i)checkpoint[ _-]?(?:save|saving|load|write)|^checkpoint(?:ing)?$",
+    r"(?i)checkpoint[ _-]?(?:save|saving|load|write)",
     r"torch[/\\](?:serialization\.py|distributed[/\\]checkpoint[/\\])|safetensors[/\\]",
     r"^(?:fsync|fdatasync|write|pwrite64|fwrite)$",
 )
+
+#: Ranges that save a model, or run part of it again to save memory (activation checkpointing): the
+#: latter are full of operators and launches.
+SAVING_OR_RUNNING = r"(?i)^checkpoint(?:s|ing)?$"
 
 #: Calls of the OS runtime that read a character or a line.
 _READS_LINE = r"(?:_IO_)?f?getc|getchar|fgets|f?getwc|fgetws|_*getline|_*getdelim|f?scanf"
@@ -161,11 +175,15 @@ WAITING = {
     DEVICE_WAIT: "waiting on the device side although the next work is queued",
     DATALOADING: "waiting for the data loader",
     BATCH_COPY: "waiting while the host copies batches to the GPU",
-    MODULE_LOADING: "waiting while CUDA loads the code of kernels at their first use",
+    SMALL_COPIES: "waiting while the host copies small buffers to the GPU one by one",
+    COMMUNICATOR: "waiting while the host creates communicators",
+    MODULE_LOADING: "waiting while CUDA loads the code of kernels (module loading)",
+    GRAPH_BUILDING: "waiting while the host captures or instantiates a CUDA graph",
     SYNCHRONISATION: "waiting while the host waits for results (synchronisation)",
     MEMORY_MANAGEMENT: "waiting while the host allocates or frees device memory",
     CHECKPOINT_IO: "waiting for checkpoints or files",
     PEER: "waiting for other ranks",
+    API_CALLS: "waiting while the host is in other CUDA calls",
     LAUNCH: "waiting for the host to launch kernels",
     HOST_CODE: "waiting for other host code",
     UNKNOWN: "waiting for an unknown cause (no host activity recorded)",
@@ -188,7 +206,13 @@ _ADVICE = {
     "cheaper transforms or faster storage",
     BATCH_COPY: "Overlap copies with kernels (DataLoader(pin_memory=True) and .to(device, "
     "non_blocking=True))",
-    MODULE_LOADING: "Load kernels before the timed part (warm-up steps, CUDA_MODULE_LOADING=EAGER)",
+    SMALL_COPIES: "Copy once instead of many times (collect the data in one pinned buffer, or keep "
+    "it on the device), and asynchronously (non_blocking=True)",
+    COMMUNICATOR: "Create communicators once, before the loop",
+    MODULE_LOADING: "Load each module once, before the timed part (warm-up steps, "
+    "CUDA_MODULE_LOADING=EAGER), and keep it loaded",
+    GRAPH_BUILDING: "Instantiate the graph once and replay it; if only parameters change, update "
+    "it (cudaGraphExecUpdate, cudaGraphExecKernelNodeSetParams)",
     SYNCHRONISATION: "Avoid synchronisation in the loop (.item(), .cpu(), print of a tensor, "
     "torch.cuda.synchronize), so that the host can run ahead",
     MEMORY_MANAGEMENT: "Keep allocations steady to avoid these calls (no empty_cache in the loop, "
@@ -198,6 +222,7 @@ _ADVICE = {
     PEER: "Find and remove the delay of the straggler (comm-outliers, with the files of all ranks)",
     LAUNCH: "Reduce the number of launches (CUDA graphs, torch.compile, larger batches"
     f"{_OPTIMIZERS})",
+    API_CALLS: "Call these functions once before the loop, and keep what they return",
     HOST_CODE: "Move this code off the main thread",
 }
 #: Other advice for programs without PyTorch.
@@ -206,6 +231,8 @@ _ADVICE_ELSEWHERE = {
     DATALOADING: "Use more loader threads, more prefetching, or faster storage",
     BATCH_COPY: "Overlap copies with kernels (pinned host memory by cudaMallocHost, and "
     "cudaMemcpyAsync on a separate stream)",
+    SMALL_COPIES: "Copy once instead of many times (collect the data in one pinned buffer, or keep "
+    "it on the device), and asynchronously (cudaMemcpyAsync)",
     SYNCHRONISATION: "Reduce the number of calls that wait for the device (cudaDeviceSynchronize, "
     "cudaStreamSynchronize, synchronous copies), so that the host can run ahead",
     MEMORY_MANAGEMENT: "Allocate once before the loop, or from a pool (cudaMallocAsync)",
@@ -216,6 +243,11 @@ _ADVICE_ELSEWHERE = {
 BATCH_COPY_PINNED = (
     "Copy the next batch ahead on a separate stream (.to(device, non_blocking=True); the host "
     "memory is pinned or managed already): saves up to {saves}."
+)
+#: Advice for calls that allocate, register or free pinned host memory.
+HOST_MEMORY = (
+    "Allocate and pin host memory once, and reuse it (a pool of pinned buffers): saves up to "
+    "{saves}."
 )
 #: Advice for calls that read files, and for those that wait for a line of input.
 READING = (
@@ -238,6 +270,7 @@ def advice(
     *,
     code: str,
     place: str = "",
+    is_phase: bool = False,
     pytorch: bool = True,
     trains: bool = True,
     here: bool = False,
@@ -250,6 +283,7 @@ def advice(
         code: what to record to see more code; empty if Python stacks were recorded. If the cause
             is unknown: how to record the host.
         place: the place of the host in most of the gaps, if it is known.
+        is_phase: the place is an annotation that launches work, not a function.
         pytorch: whether the program is known to use PyTorch.
         trains: whether the program is known to train a model.
         here: the advice is part of the result of ``gpu-idle``.
@@ -262,6 +296,8 @@ def advice(
         where += f"{code[:1].upper()}{code[1:]} shows which code runs. " * bool(code)
     texts = _ADVICE if pytorch else _ADVICE | _ADVICE_ELSEWHERE
     text = texts[cause] if trains else texts[cause].replace(_OPTIMIZERS, "")
-    if place:
+    if place and is_phase:
+        text = f"Shorten the host code in {place} between launches, or launch ahead of it"
+    elif place:
         text = text.replace("this code", f"this code (mostly {place})")
     return f"{where}{text}: saves up to {saves}."

@@ -21,7 +21,15 @@ from traceanalyzer.analyzers.gpu_idle.options import Options
 from traceanalyzer.analyzers.gpu_idle.result import Coverage, GpuIdle
 from traceanalyzer.frames import intervals
 from traceanalyzer.trace import Trace
-from traceanalyzer.vocabulary import DEVICE_WORK
+from traceanalyzer.vocabulary import (
+    ALLOCATES,
+    CREATE,
+    DEVICE_WORK,
+    EVENT,
+    LOAD_MODULE,
+    OTHER_CALL,
+    QUERY,
+)
 
 #: Columns of times: busy, then idle time by cause. They add up to end - start.
 TIMES = tuple(f"{part}_ns" for part in (BUSY, *CAUSES))
@@ -161,17 +169,23 @@ def _by_first_cause(
     """
     synchronising = pl.concat([host.calls(near, causes.SYNCHRONISING), host.blocking_copies(near)])
     waits, prompt = queued(gaps)
+    calls = host.classified(near)
+    loading = host.in_class(near, calls, LOAD_MODULE, least_ns=causes.LONG_CALL_NS)
     when = {
         causes.DEVICE_WAIT: waits,
         causes.DATALOADING: loader,
         causes.BATCH_COPY: copies,
-        causes.MODULE_LOADING: near.code_loading,
+        causes.SMALL_COPIES: host.copying_little(near),
+        causes.COMMUNICATOR: host.creating_communicators(near, calls),
+        causes.MODULE_LOADING: pl.concat([near.code_loading, loading]),
+        causes.GRAPH_BUILDING: host.building_graphs(near, calls),
         causes.SYNCHRONISATION: synchronising,
-        causes.MEMORY_MANAGEMENT: host.calls(near, causes.MANAGING_MEMORY),
+        causes.MEMORY_MANAGEMENT: host.in_class(near, calls, *ALLOCATES),
         causes.CHECKPOINT_IO: pl.concat([host.saving(near), near.of_units(files)]),
         causes.PEER: near.collectives,
         _AFTER_WAIT: drained(near, gaps, busy, synchronising),
-        causes.LAUNCH: pl.concat([host.launching(near), prompt]),
+        causes.API_CALLS: host.in_class(near, calls, *_OTHERS, least_ns=causes.LONG_CALL_NS),
+        causes.LAUNCH: pl.concat([host.launching(near, calls), prompt]),
         causes.HOST_CODE: host_code,
     }
     *divided, none = intervals.divide(gaps, list(when.values()), _UNIT)
@@ -180,6 +194,8 @@ def _by_first_cause(
     return idle_of | {causes.SYNCHRONISATION: pl.concat(both)}
 
 
+#: Calls without a cause of their own.
+_OTHERS = (CREATE, EVENT, QUERY, OTHER_CALL)
 #: The rest of a gap after the host waited for the device: synchronisation.
 _AFTER_WAIT = "after_wait"
 

@@ -17,6 +17,7 @@ from traceanalyzer.analyzers.common.names import (
     ADDRESS,
     BACKWARD,
     distinct,
+    mapped,
     matching,
     named,
     starting_with,
@@ -27,7 +28,16 @@ from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals, linking, nesting, numbering
 from traceanalyzer.trace import Trace, is_truncated, record_hint
 from traceanalyzer.units import format_ns
-from traceanalyzer.vocabulary import ANNOTATION_KINDS, HOST_COLLECTIVE_PREFIXES, LAUNCH_KINDS
+from traceanalyzer.vocabulary import (
+    ANNOTATION_KINDS,
+    BUILD_GRAPH,
+    HOST_COLLECTIVE_PREFIXES,
+    LAUNCH,
+    LAUNCH_KINDS,
+    LAUNCHES_WORK,
+    SHARE,
+    call_class,
+)
 
 #: Host slices that show the activity of a thread.
 HOST = ("cpu_op", "user_annotation", "python_function", *LAUNCH_KINDS, "nvtx", "osrt", "other")
@@ -89,6 +99,7 @@ class Excerpt(Origin):
         overhead: unit, start, end: when the profiler blocked a process that uses the unit, between
             the unit's first work and its last.
         code_loading: unit, start, end: when CUDA loaded the code of kernels, in the same range.
+        captures: thread, start, end: when a thread captured work in a graph.
         hints: how to record missing data with the profiler that wrote the file.
         by_device: the same with one unit per device, if units are processes.
     """
@@ -111,6 +122,7 @@ class Excerpt(Origin):
     collectives: pl.DataFrame
     overhead: pl.DataFrame
     code_loading: pl.DataFrame
+    captures: pl.DataFrame
     hints: Mapping[str, str]
     by_device: Excerpt | None = None
 
@@ -219,6 +231,7 @@ def take(trace: Trace, options: Options) -> Excerpt:
     launched = calls[["work", "start", "end"]].insert_column(1, thread)
     del calls, thread  # of millions of calls, before the slices are taken
     pids = threads[["unit", "pid"]].unique()
+    slices = _slices(trace, known)
     return Excerpt(
         **origin(trace.meta),
         steps=steps,
@@ -226,7 +239,7 @@ def take(trace: Trace, options: Options) -> Excerpt:
         work=work[["unit", "kind", "name", "bytes", "work_kind", "start", "end"]],
         launched=launched,
         threads=threads[["unit", "thread"]],
-        slices=_slices(trace, known),
+        slices=slices,
         samples=_samples(trace, known),
         stacks=trace.stacks,
         samples_recorded=trace.meta.weight_unit is not None,
@@ -244,6 +257,7 @@ def take(trace: Trace, options: Options) -> Excerpt:
         collectives=_collectives(trace, pids),
         overhead=_overhead(trace, work, pids, [causes.LOADS_CODE, causes.QUEUE_FULL], others=True),
         code_loading=_overhead(trace, work, pids, [causes.LOADS_CODE]),
+        captures=_captures(slices, trace.names),
         hints={what: record_hint(trace.meta, what) for what in _MAY_LACK},
         by_device=take(trace, replace(options, by="device")) if by_process else None,
     )
@@ -420,8 +434,10 @@ def _launching(calls: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
 
 def _calling(trace: Trace) -> pl.DataFrame:
     """Return the threads with launch calls, joined to device work or not: pid, tid."""
-    launch = pl.col("kind").is_in(LAUNCH_KINDS) & named(trace.names, ["Launch"])
-    return _host_slices(trace, launch)[[*_LANE]].unique()
+    calls = distinct(trace.events[["kind", "name"]].filter(pl.col("kind").is_in(LAUNCH_KINDS)))
+    launches = [name for name in calls if call_class(name) == LAUNCH]
+    condition = pl.col("kind").is_in(LAUNCH_KINDS) & pl.col("name").is_in(launches)
+    return _host_slices(trace, condition)[[*_LANE]].unique()
 
 
 def _unlinked(trace: Trace) -> pl.DataFrame:
@@ -494,10 +510,67 @@ def calls(excerpt: Excerpt, patterns: Sequence[str]) -> pl.DataFrame:
     return _in(excerpt, (*LAUNCH_KINDS, "cpu_op"), patterns)
 
 
+def classified(excerpt: Excerpt) -> pl.DataFrame:
+    """Return the CUDA, HIP and driver calls: thread, start, end, class (see :func:`call_class`)."""
+    calls = excerpt.slices.filter(pl.col("kind").is_in(LAUNCH_KINDS))
+    of_class = mapped(calls["name"], call_class).alias("class")
+    return calls.select("thread", "start", "end", of_class)
+
+
+def in_class(
+    excerpt: Excerpt, calls: pl.DataFrame, *classes: str, least_ns: int = 0
+) -> pl.DataFrame:
+    """Return when a thread is in a call of these classes that takes as long: unit, start, end."""
+    long = pl.col("end") - pl.col("start") >= least_ns
+    return excerpt.of_units(calls.filter(pl.col("class").is_in(classes) & long))
+
+
+def building_graphs(excerpt: Excerpt, calls: pl.DataFrame) -> pl.DataFrame:
+    """Return when a thread builds a CUDA graph: in its calls, and while a stream is captured."""
+    return pl.concat([in_class(excerpt, calls, BUILD_GRAPH), excerpt.of_units(excerpt.captures)])
+
+
+def _captures(slices: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
+    """Return when a thread captures the work of a stream: thread, start, end."""
+    begins, ends = (matching(names, [f"Stream{edge}Capture"]) for edge in ("Begin", "End"))
+    columns = ["thread", "start", "end"]
+    begun = slices.filter(pl.col("name").is_in(begins))[columns].sort("end")
+    ended = slices.filter(pl.col("name").is_in(ends)).select("thread", until="end").sort("until")
+    if begun.is_empty() or ended.is_empty():
+        return begun.clear()
+    pairs = begun.join_asof(
+        ended, left_on="end", right_on="until", by="thread", strategy="forward",
+        check_sortedness=False,
+    )  # fmt: skip
+    return pairs.drop_nulls("until").select("thread", "start", end="until")
+
+
+def creating_communicators(excerpt: Excerpt, calls: pl.DataFrame) -> pl.DataFrame:
+    """Return when a thread creates a communicator, or shares device memory with other processes."""
+    kinds = ("cpu_op", "user_annotation", "python_function", "nvtx", "other")
+    ranges = _in(excerpt, kinds, causes.SETS_UP_COMMUNICATION)
+    return pl.concat([ranges, in_class(excerpt, calls, SHARE)])
+
+
 def saving(excerpt: Excerpt) -> pl.DataFrame:
     """Return when a thread saves or loads a model, by the names of functions and ranges."""
     kinds = ("user_annotation", "python_function", "nvtx", "other")
-    return _in(excerpt, kinds, causes.SAVING)
+    unclear = excerpt.named(kinds, [causes.SAVING_OR_RUNNING])
+    if unclear.is_empty():
+        return _in(excerpt, kinds, causes.SAVING)
+    sure = excerpt.named(kinds, causes.SAVING)
+    return excerpt.of_units(pl.concat([sure, unclear.filter(~_runs_model(excerpt, unclear))]))
+
+
+def _runs_model(excerpt: Excerpt, ranges: pl.DataFrame) -> pl.Series:
+    """Return which ranges launch kernels or, without a GPU, mostly run operators."""
+    if excerpt.on_host:
+        operators = excerpt.slices.filter(_is_operator(excerpt.names))
+        inside = intervals.overlap_with(ranges, operators, _THREAD)
+        return inside.select(2 * pl.col("overlap") > pl.col("end") - pl.col("start")).to_series()
+    is_kernel = excerpt.work["kind"][excerpt.launched["work"]] == "kernel"
+    launches = excerpt.launched.filter(is_kernel)
+    return intervals.overlap_with(ranges, launches, _THREAD)["overlap"] > 0
 
 
 def awaiting(excerpt: Excerpt) -> pl.DataFrame:
@@ -560,7 +633,28 @@ def running(excerpt: Excerpt) -> pl.DataFrame:
 
 def copying(excerpt: Excerpt) -> pl.DataFrame:
     """Return when a thread copies a batch to the device: the call, and the operator around it."""
-    copies = _batches(excerpt)
+    return _around_copies(excerpt, _batches(excerpt))
+
+
+def copying_little(excerpt: Excerpt) -> pl.DataFrame:
+    """Return when a thread copies a small buffer to the device and waits for it, likewise.
+
+    A copy blocks the host if its memory is pageable, by the name of its call, or if the call
+    returns after the copy.
+    """
+    copies = _to_device(excerpt, pl.col("bytes") < causes.BATCH_BYTES)
+    if copies.is_empty():
+        return _NEVER
+    calls = excerpt.launched.filter(pl.col("work").is_in(copies["work"].implode()))
+    ended = excerpt.work["end"][calls["work"]]
+    waited = calls["work"].filter(calls["end"] >= ended)
+    pageable = pl.col("name").is_in(matching(distinct(copies), ["Pageable"]))
+    blocking = copies.filter(pageable | pl.col("work").is_in(waited.implode()))
+    return _around_copies(excerpt, blocking)
+
+
+def _around_copies(excerpt: Excerpt, copies: pl.DataFrame) -> pl.DataFrame:
+    """Return the calls of copies, and the operators around them: unit, start, end."""
     if copies.is_empty():
         return _NEVER
     left = excerpt.launched.filter(pl.col("work").is_in(copies["work"].implode()))
@@ -581,11 +675,15 @@ def copying(excerpt: Excerpt) -> pl.DataFrame:
 
 def _batches(excerpt: Excerpt) -> pl.DataFrame:
     """Return copies of batches to the device: rows of :attr:`Excerpt.work` with their number."""
+    return _to_device(excerpt, pl.col("bytes") >= causes.BATCH_BYTES)
+
+
+def _to_device(excerpt: Excerpt, condition: pl.Expr) -> pl.DataFrame:
     hits = matching(excerpt.names, [causes.HOST_TO_DEVICE])
-    batch = (pl.col("bytes") >= causes.BATCH_BYTES) & (pl.col("kind") == "gpu_memcpy")
     if not hits:
         return excerpt.work.clear().with_row_index("work")
-    return excerpt.work.with_row_index("work").filter(batch & pl.col("name").is_in(hits))
+    to_device = (pl.col("kind") == "gpu_memcpy") & pl.col("name").is_in(hits)
+    return excerpt.work.with_row_index("work").filter(to_device & condition)
 
 
 def copies_pinned(excerpt: Excerpt) -> bool:
@@ -606,33 +704,56 @@ def blocking_copies(excerpt: Excerpt) -> pl.DataFrame:
     return excerpt.of_units(calls.filter(calls["end"] >= copied))
 
 
-def launching(excerpt: Excerpt) -> pl.DataFrame:
-    """Return when work is being launched.
+def launching(excerpt: Excerpt, calls: pl.DataFrame) -> pl.DataFrame:
+    """Return when work is being launched: unit, start, end.
 
     That is in launch calls and in the outermost operators that launch something, for their whole
-    duration. Without recorded operators, short times between launch calls count too.
+    duration, and in short times from one of these to the next: there eager code prepares the next
+    launch.
+
+    Args:
+        excerpt: one rank.
+        calls: rows of :func:`classified`.
     """
     columns = ["thread", "start", "end"]
-    launch_calls = excerpt.slices.filter(pl.col("kind").is_in(LAUNCH_KINDS))[columns]
     operators = excerpt.slices.filter(_is_operator(excerpt.names))[columns]
-    if operators.is_empty():
-        launch_calls = pl.concat([launch_calls, _between_launches(excerpt)])
     runs = intervals.union(operators, _THREAD)
     points = excerpt.launched.select(*_THREAD, ts="start")
     launch = linking.label_by_interval(points, runs, _THREAD)["interval"].drop_nulls().unique()
-    return excerpt.of_units(pl.concat([launch_calls, runs[launch]]))
+    launches = calls.filter(pl.col("class").is_in(LAUNCHES_WORK))[columns]
+    running = pl.concat([launches, excerpt.launched[columns], runs[launch]])
+    return excerpt.of_units(pl.concat([running, _between(excerpt, running)]))
 
 
-def _between_launches(excerpt: Excerpt) -> pl.DataFrame:
-    """Return the short times from one launch call to the next on a thread."""
-    calls = excerpt.launched[["thread", "start", "end"]].sort("thread", "start")
-    pauses = calls.select("thread", start=pl.col("end").shift(1).over("thread"), end="start")
+def _between(excerpt: Excerpt, running: pl.DataFrame) -> pl.DataFrame:
+    """Return the short times between launches on a thread: thread, start, end.
+
+    Between the operators of a module they may be longer, without functions that launch nothing.
+    """
+    known = intervals.union(running.drop_nulls(), _THREAD)
+    pauses = known.select("thread", start=pl.col("end").shift(1).over("thread"), end="start")
     length = pl.col("end") - pl.col("start")
-    return pauses.filter(length > 0, length <= _BETWEEN_LAUNCHES_NS)
+    pauses = pauses.filter(length > 0, length <= _IN_MODULE_NS)
+    short = pauses.filter(length <= _BETWEEN_LAUNCHES_NS)
+    modules = excerpt.named(["python_function"], [_MODULE])
+    if modules.is_empty():
+        return short
+    long = pauses.filter(length > _BETWEEN_LAUNCHES_NS)
+    inside = intervals.intersect(long, modules, _THREAD)
+    functions = excerpt.slices.filter(
+        pl.col("kind") == "python_function", length > _BETWEEN_LAUNCHES_NS, length <= _IN_MODULE_NS
+    )
+    begun = linking.label_by_interval(functions.with_columns(ts="start"), long, _THREAD)
+    begun = begun.drop_nulls("interval")
+    in_pause = begun.filter(begun["end"] <= long["end"][begun["interval"]])
+    return pl.concat([short, intervals.subtract(inside, in_pause, _THREAD)])
 
 
 #: In a pause between launches up to this, the host prepares the next launch.
 _BETWEEN_LAUNCHES_NS = 100_000
+#: The same between two operators of one module.
+_IN_MODULE_NS = 1_000_000
+_MODULE = r"^nn\.Module: "
 
 
 def extents(excerpt: Excerpt) -> pl.DataFrame:

@@ -32,7 +32,8 @@ def longest(
         of the next work wait), sampled (the most frequent leaf function of the stacks sampled in
         the gap) and sampled_frac, and, if it ran for half of the gap or more, the innermost
         host_event (or file calls of one name, together), the innermost python frame, the innermost
-        frame of the libraries (own_code), the innermost annotation that is not a step, and the
+        frame of the libraries (own_code) and the frame that it calls (called), the innermost
+        annotation that is not a step, the innermost one that launches work (phase), and the
         innermost of all these (innermost).
     """
     length = pl.col("end") - pl.col("start")
@@ -83,18 +84,28 @@ def _on_host(middle: pl.DataFrame, excerpt: Excerpt, libraries: Sequence[str]) -
     """Return the innermost slices that fill half of a gap or more on the unit's threads."""
     around = _around(middle, excerpt)
     if around.is_empty():
-        columns = ("host_event", "python", "own_code", "annotation", "innermost")
+        columns = ("host_event", "python", "own_code", "annotation", "innermost", "phase", "called")
         return pl.DataFrame([intervals.nulls(name, pl.String, middle.height) for name in columns])
     steps = matching(excerpt.names, [steps_pattern()])
-    ranges = pl.col("kind").is_in(ANNOTATION_KINDS)
+    is_range = pl.col("kind").is_in(ANNOTATION_KINDS) & ~pl.col("name").is_in(steps)
+    ranges = around.filter(is_range)
+    launches = intervals.overlap_with(ranges, excerpt.launched, ["thread"])["overlap"] > 0
     python = around.filter(pl.col("kind") == "python_function")
+    python = python.with_columns(is_own=_belongs(python["name"], libraries))
     slices = {
         "host_event": around.filter(pl.col("kind") != "python_function"),
         "python": python,
-        "own_code": python.filter(_belongs(python["name"], libraries)),
-        "annotation": around.filter(ranges & ~pl.col("name").is_in(steps)),
+        "own_code": python.filter("is_own"),
+        "annotation": ranges,
+        "phase": ranges.filter(launches),
         "innermost": around,
     }
+    inner = python.with_columns(called=pl.col("name").shift(1).over("gap"))
+    slices["called"] = (
+        inner.filter("is_own")
+        .unique("gap", keep="first", maintain_order=True)
+        .select("gap", name="called")
+    )
     return pl.DataFrame([_first(rows, name, middle.height) for name, rows in slices.items()])
 
 

@@ -12,12 +12,14 @@ from traceanalyzer.analyzers.common import display, kernel_names
 from traceanalyzer.analyzers.common.display import headings, known_columns, stacked
 from traceanalyzer.analyzers.common.gpu_api import Api
 from traceanalyzer.analyzers.common.step_marks import INFERRED_STEPS
+from traceanalyzer.analyzers.common.waits import ADVICE, wait_of
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.host import HostTime
 from traceanalyzer.analyzers.gpu_idle.options import Options
 from traceanalyzer.drawings import Chart
 from traceanalyzer.result import Result, Table, View
 from traceanalyzer.units import format_frac, format_ns
+from traceanalyzer.vocabulary import ALLOCATE_HOST, call_class
 
 #: Share of step time from which a training is loader-bound, if data loading is the largest cause.
 LOADER_BOUND = 0.1
@@ -124,7 +126,8 @@ class GpuIdle(Result):
             after (device work on either side), waits_for (the call that makes the stream of the
             next work wait), sampled (the most frequent leaf function sampled in it), sampled_frac,
             host_event, python, own_code and annotation (innermost slices that ran for half of it or
-            more), innermost (of all of them).
+            more), called (the frame that own_code calls), phase (the innermost annotation that
+            launches work), innermost (of all of them).
         gap_count: number of gaps that are not shorter than ``options.min_gap_ns``.
         one_clock: all ranks are on one axis, which begins with the first event of the first file:
             by absolute times, in a report also corrected by the ends of collectives. Otherwise the
@@ -194,9 +197,37 @@ class GpuIdle(Result):
             return "waiting while the host copies data to the GPU"
         if cause == causes.SHORT_GAP and self.coverage.on_host:
             return causes.BETWEEN_OPERATORS
+        if cause == causes.MEMORY_MANAGEMENT and self.allocates_on_host:
+            return "waiting while the host allocates or pins host memory"
+        if cause == causes.API_CALLS and (call := self.place_of(cause)):
+            return f"waiting while the host is in {call}"
+        if cause == causes.HOST_CODE and self.wait:
+            return f"waiting while the host {self.wait} ({self.place_of(cause)})"
         if cause != causes.CHECKPOINT_IO or not self.reads:
             return causes.WAITING[cause]
         return f"waiting while the host reads files or other input ({', '.join(self.reads)})"
+
+    def place_of(self, cause: str) -> str:
+        """Return the innermost function of the host in most gaps of a cause, or nothing.
+
+        If your own code calls it through a library: ``recv_into inside run.log``.
+        """
+        gaps = self.of_cause(cause)
+        innermost, called = (
+            "".join(main_place(gaps, column)["place"]) for column in ("innermost", "called")
+        )
+        return f"{innermost} inside {called}" if called not in ("", innermost) else innermost
+
+    @property
+    def allocates_on_host(self) -> bool:
+        """Whether most of memory management is of host memory."""
+        return call_class(self.place_of(causes.MEMORY_MANAGEMENT)) == ALLOCATE_HOST
+
+    @property
+    def wait(self) -> str | None:
+        """What the host waits for in most gaps of host code; None if it does something."""
+        place = main_place(self.of_cause(causes.HOST_CODE), "innermost")["place"]
+        return wait_of(place[0]) if place.len() else None
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -229,12 +260,17 @@ class GpuIdle(Result):
         code = "" if self.coverage.stacks_known else self.coverage.hints["other code"]
         if cause == causes.UNKNOWN:
             code = self.coverage.hints["device work"]
-        place = ""
+        if cause == causes.HOST_CODE and self.wait:
+            return f"{ADVICE[self.wait]}: saves up to {saves}."
+        if cause == causes.MEMORY_MANAGEMENT and self.allocates_on_host:
+            return causes.HOST_MEMORY.format(saves=saves)
+        place, within = "", ""
         if cause == causes.HOST_CODE:
-            place = "".join(main_place(self.of_cause(cause), "innermost")["place"])
+            place = self.place_of(cause)
+            within = "".join(main_place(self.of_cause(cause), "phase")["place"])
         text = causes.advice(
-            cause, saves, code=code, place=place, pytorch=program.pytorch, trains=program.trains,
-            here=here,
+            cause, saves, code=code, place=place, is_phase=place == within,
+            pytorch=program.pytorch, trains=program.trains, here=here,
         )  # fmt: skip
         return program.named(text)
 

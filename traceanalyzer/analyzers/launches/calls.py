@@ -1,16 +1,14 @@
 """Launch calls with the device work that they launched, and the queue of each stream."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.common.launching import launch_rows
-from traceanalyzer.analyzers.common.names import matching
+from traceanalyzer.analyzers.common.names import distinct, matching
 from traceanalyzer.analyzers.gpu_idle.causes import LOADS_CODE, QUEUE_FULL
 from traceanalyzer.frames import intervals, nesting, numbering
 from traceanalyzer.trace import Trace
-from traceanalyzer.vocabulary import LAUNCH_KINDS
+from traceanalyzer.vocabulary import LAUNCH_KINDS, LAUNCHES_WORK, LOAD_MODULE, call_class
 
 #: Key of a device; with the file, as a file may have no rank.
 DEVICE = ["rank", "path", "device"]
@@ -31,17 +29,11 @@ _LEAST_FULL = 100
 #: The launch of a kernel shorter than this takes about as long as the kernel.
 SHORT_KERNEL_NS = 10_000
 
-#: Calls that launch device work; launches of host functions do not.
-LAUNCHING = r"(?i)(?:launch|memcpy|memset)"
-_HOST_FUNCTION = r"(?i)hostfunc"
 #: Calls that replay a CUDA or HIP graph.
 GRAPH_LAUNCH = r"(?i)graphlaunch"
 
 #: Kind of the overhead that CUDA and the profiler record in blocked launch calls.
 OVERHEAD = "overhead"
-
-#: Driver calls that load kernel code, within the launch call that needs it.
-_LOADING_CALLS = r"^cu(?:da)?(?:Module(?:Load|GetFunction)|Library(?:Load|GetKernel)|FuncGetAttr)"
 
 _CALL = ("launch", "launch_name", "launch_start", "launch_end")
 
@@ -132,7 +124,7 @@ def with_overhead(trace: Trace, calls: pl.DataFrame, runtime: pl.DataFrame) -> p
         calls that load code on the same thread.
     """
     loads, full = (_overhead(trace, pattern) for pattern in (LOADS_CODE, QUEUE_FULL))
-    names = matching(trace.names, [_LOADING_CALLS])
+    names = [name for name in distinct(runtime) if call_class(name) == LOAD_MODULE]
     if loads is None and full is None and not names:
         none = pl.repeat(0, calls.height, dtype=pl.Int64, eager=True)
         return calls.hstack([none.alias("loading_ns"), none.alias("full_ns")])
@@ -168,16 +160,14 @@ def runtime_calls(trace: Trace) -> pl.DataFrame:
     return calls.select(event, "pid", "tid", "name", start="ts", end=end)
 
 
-def without_work(runtime: pl.DataFrame, calls: pl.DataFrame, names: Sequence[str]) -> int:
-    """Count the launch calls without recorded device work.
+def without_work(runtime: pl.DataFrame, calls: pl.DataFrame) -> int:
+    """Count the calls that launch, copy or set memory without recorded device work.
 
     Args:
         runtime: rows of :func:`runtime_calls`.
         calls: rows of :func:`launch_calls`.
-        names: the distinct names of events.
     """
-    hosted, launched = (matching(names, [pattern]) for pattern in (_HOST_FUNCTION, LAUNCHING))
-    launching = sorted({*launched} - {*hosted})
+    launching = [name for name in distinct(runtime) if call_class(name) in LAUNCHES_WORK]
     # work may have a launch call of any name
     with_work = calls.select(pl.col("launch_name").is_in(launching).sum()).item()
     recorded = runtime.select(pl.col("name").is_in(launching).sum()).item()

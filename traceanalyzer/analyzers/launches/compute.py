@@ -130,7 +130,7 @@ def take(trace: Trace, options: Options) -> Excerpt:
         )
     calls, runtime = launching.launch_calls(work), launching.runtime_calls(trace)
     waits, after_last = launch_bound.synchronising_calls(runtime, work, trace.names)
-    without_work = launching.without_work(runtime, calls, trace.names)
+    without_work = launching.without_work(runtime, calls)
     calls = launching.with_overhead(trace, calls, runtime)
     del runtime  # before the places are taken
     return Excerpt(

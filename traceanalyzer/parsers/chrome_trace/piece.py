@@ -133,7 +133,11 @@ def _name_collectives(slices: Slices, rows: array[int], texts: list[str]) -> Non
     categories = array("I", slices.columns["category"])
     used = {categories[row] for row in rows if categories[row] < len(texts)}
     kernels = {code for code in used if vocabulary.kind_of_category(texts[code]) == "kernel"}
-    kept = [row for row in rows if categories[row] in kernels]
+    kept = [
+        row
+        for row in rows
+        if categories[row] in kernels and vocabulary.is_communication(texts[names[row]])
+    ]
     slices.columns["collective_rows"] = array("I", kept).tobytes()
     slices.collectives = [_named(texts[names[row]]) for row in kept]
 

@@ -250,7 +250,8 @@ def _collective(event: Event, args: Args) -> Collective | None:
     name = event.name if isinstance(event.name, str) else ""
     kind = kind_of_category(event.cat)
     host = kind in ("cpu_op", "user_annotation") and _is_host_collective(name)
-    if args.collective is None and not host and kind not in ("kernel", "collective_comm"):
+    by_name = host or (kind == "kernel" and vocabulary.is_communication(name))
+    if args.collective is None and not by_name:
         return None
     word = args.collective if isinstance(args.collective, str) else None
     of_word, of_kernel = vocabulary.collective_of_word, vocabulary.collective_of_kernel

@@ -1,0 +1,232 @@
+"""Calls, waits, and ranges that fill gaps are named as what they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from comm_traces import GEMM, US, device, host, trace
+from diagnosing import diagnosis
+
+import traceanalyzer as ta
+from traceanalyzer.analyzers.common.waits import DATA, DRIVER, LOCK, SLEEPS, THREAD, wait_of
+from traceanalyzer.trace import Trace
+from traceanalyzer.vocabulary import call_class, is_communication
+
+CLASSES = {
+    "launch": ("cudaLaunchKernelExC_v11060", "hipExtModuleLaunchKernel", "cudaGraphLaunch"),
+    "copy": ("cudaMemcpyAsync", "hipMemcpyWithStream", "cuMemPrefetchAsync"),
+    "memset": ("cudaMemsetAsync", "cuMemsetD32_v2"),
+    "synchronise": ("cudaDeviceSynchronize", "cuCtxSynchronize", "hipEventSynchronize"),
+    "event": ("cudaEventRecord", "cudaStreamWaitEvent", "hipEventElapsedTime"),
+    "allocate host memory": ("cudaHostAlloc", "cuMemHostAlloc", "hipHostMalloc", "cudaFreeHost"),
+    "allocate device memory": ("cudaMalloc", "cuMemSetAccess", "hipFree", "cudaMemPoolCreate"),
+    "load module": ("cuModuleLoadData", "cuLibraryLoadData", "hipModuleLoadDataEx"),
+    "build graph": ("cudaGraphInstantiate", "cudaGraphAddMemcpyNode", "cudaStreamBeginCapture"),
+    "create stream or event": ("cudaStreamCreateWithFlags", "hipEventDestroy"),
+    "query": ("cudaGetDeviceProperties_v2", "cudaMemGetInfo", "cuModuleGetLoadingMode"),
+    "share memory": ("cudaIpcOpenMemHandle", "cudaDeviceEnablePeerAccess"),
+    "other": ("cudaSetDevice", "cudaLaunchHostFunc", "cuProfilerStart"),
+}
+
+
+@pytest.mark.parametrize(("name", "names"), CLASSES.items(), ids=str)
+def test_class_of_each_call(name: str, names: tuple[str, ...]) -> None:
+    assert {call_class(one) for one in names} == {name}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "expected"),
+    [
+        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", True),
+        ("_Z22ncclKernel_SendRecv_RING", True),
+        ("void rccl::reduce<float>()", True),
+        ("ccl_allreduce_small", True),
+        ("__amd_rocclr_copyBuffer.kd", False),
+        ("occlusion_kernel", False),
+        ("ccl_kernel(int*, int)", False),
+        ("vaccline_update", False),
+    ],
+)
+def test_communication_is_known_by_the_names_of_libraries(kernel: str, expected: bool) -> None:
+    assert is_communication(kernel) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "expected"),
+    [
+        ("usleep", None, SLEEPS),
+        ("<built-in function sleep>", None, SLEEPS),
+        ("ioctl", None, DRIVER),
+        ("<built-in method acquire of _thread.lock object at 0x7f>", None, LOCK),
+        ("threading.py(1095): join", None, THREAD),
+        ("_recv", "multiprocessing/connection.py", DATA),
+        ("join", "/home/u/bpe.py", None),
+        ("read_file (io.py:3)", None, None),
+    ],
+)
+def test_what_a_function_waits_for(name: str, file: str | None, expected: str | None) -> None:
+    assert wait_of(name, file) == expected
+
+
+# --- one cause per loop --------------------------------------------------------------------------
+
+
+def loop(between: Callable[[int], list[dict[str, Any]]], n: int = 30, gap: int = 500) -> Trace:
+    """Return a loop of kernels of 50 us with gaps (us), and the host events of each gap."""
+    rows = []
+    for i in range(n):
+        at = i * (50 + gap)
+        rows += [
+            host("cuda_runtime", "cudaLaunchKernel", (at - 8) * US, 5 * US, correlation=i),
+            device(GEMM, at * US, 50 * US, correlation=i),
+            *between(at + 50),
+        ]
+    return trace(rows)
+
+
+def rules(recording: Trace) -> list[str]:
+    return [one.id for one in ta.diagnose(recording).diagnosis]
+
+
+@pytest.mark.parametrize(
+    ("call", "rule"),
+    [
+        ("cuModuleLoadDataEx", "module-loading"),
+        ("cudaGraphInstantiate", "graph-building"),
+        ("cudaIpcOpenMemHandle", "communicator-creation"),
+        ("cudaGetDeviceProperties", "api-calls"),
+        ("cudaEventCreate", "api-calls"),
+        ("cudaHostRegister", "memory-management"),
+    ],
+)
+@pytest.mark.parametrize("us", [30, 450])
+def test_only_launches_are_launch_overhead(call: str, rule: str, us: int) -> None:
+    found = loop(lambda at: [host("cuda_runtime", call, at * US, us * US)], gap=us + 10)
+    (one, *_) = ta.diagnose(found).diagnosis
+    assert one.id == rule
+    assert "launch-bound" not in rules(found) or us < 100
+
+
+def test_captured_launches_are_graph_building() -> None:
+    def captured(at: int) -> list[dict[str, Any]]:
+        calls = [host("cuda_runtime", "cudaStreamBeginCapture", at * US, 5 * US)]
+        calls.append(host("cuda_runtime", "cudaGraphLaunch", (at + 480) * US, 5 * US))
+        calls += [
+            host("cuda_runtime", "cudaLaunchKernel", (at + 10 + 20 * i) * US, 15 * US)
+            for i in range(18)
+        ]
+        return [*calls, host("cuda_runtime", "cudaStreamEndCapture", (at + 400) * US, 50 * US)]
+
+    assert rules(loop(captured))[0] == "graph-building"
+
+
+def test_small_copies_that_block_are_named() -> None:
+    rows = []
+    for i in range(100):
+        at, kernel, copy = i * 60, 2 * i, 2 * i + 1
+        rows += [
+            host("cuda_runtime", "cudaLaunchKernel", at * US, 5 * US, correlation=kernel),
+            device(GEMM, (at + 6) * US, 10 * US, correlation=kernel),
+            host("cuda_runtime", "cudaMemcpy", (at + 18) * US, 40 * US, correlation=copy),
+            device(
+                "Memcpy HtoD (Pageable -> Device)", (at + 50) * US, 2 * US,
+                correlation=copy, bytes=2048, kind="gpu_memcpy",
+            ),
+        ]  # fmt: skip
+    assert rules(trace(rows))[0] == "small-copies"
+
+
+def test_python_between_operators_is_launch_overhead() -> None:
+    rows = [host("python_function", "nn.Module: Block_0", 0, 40_000 * US)]
+    for i in range(80):
+        at = i * 400
+        rows += [
+            host("cpu_op", "aten::mm", at * US, 40 * US),
+            host("cuda_runtime", "cudaLaunchKernel", (at + 20) * US, 10 * US, correlation=i),
+            device(GEMM, (at + 35) * US, 50 * US, correlation=i),
+            host("python_function", "model.py(7): scale", (at + 45) * US, 90 * US),
+        ]
+    assert rules(trace(rows))[0] == "launch-bound"
+    assert "host-code" not in rules(trace(rows))
+    slow = [host("python_function", "model.py(9): count", (i * 400 + 60) * US, 320 * US)
+            for i in range(80)]  # fmt: skip
+    assert rules(trace([*rows, *slow]))[0] == "host-code"
+
+
+def test_the_frame_between_the_leaf_and_own_code_is_named() -> None:
+    def logged(at: int) -> list[dict[str, Any]]:
+        frames = ("train.py(5): step", "wandb/sdk/run.py(9): log", "socket.py(700): readinto")
+        builtin = "<built-in method recv_into of _socket.socket object at 0x7f>"
+        return [
+            host("python_function", name, (at + i) * US, (480 - 2 * i) * US)
+            for i, name in enumerate((*frames, builtin))
+        ]
+
+    recording = loop(logged)
+    (gap, *_) = ta.gpu_idle(recording).gaps.to_dicts()
+    assert gap["own_code"] == "train.py(5): step"
+    assert gap["called"] == "wandb/sdk/run.py(9): log"
+    (one, *_) = ta.diagnose(recording).diagnosis
+    assert "recv_into" in one.title
+    assert "run.py(9): log" in one.title
+
+
+def test_recomputed_activations_are_no_file_access() -> None:
+    """A range named ``checkpoint`` that launches kernels runs part of a model again."""
+    around = loop(lambda at: [host("nvtx", "checkpoint", at * US, 495 * US)])
+    assert "checkpoints" not in rules(around)
+    saved = loop(lambda at: [host("nvtx", "checkpoint", at * US, 400 * US)])
+    assert rules(saved)[0] == "checkpoints"
+
+
+@pytest.mark.parametrize("call", ["cuMemHostAlloc", "cudaMalloc", "cudaStreamCreate"])
+def test_a_single_call_costs_once(call: str) -> None:
+    """One long call of many gaps is setup; the same call in every gap is not."""
+    single = loop(
+        lambda at: [host("cuda_runtime", call, at * US, 30_000 * US)] if at == 50 else [],
+        gap=31_000,
+    )
+    (one,) = (one for one in ta.diagnose(single).findings if one.id in ALLOCATING)
+    assert one.per.endswith("once")
+    assert "expandable_segments" not in one.advice
+    each = loop(lambda at: [host("cuda_runtime", call, at * US, 450 * US)])
+    (one,) = (one for one in ta.diagnose(each).findings if one.id in ALLOCATING)
+    assert "once" not in one.per
+
+
+ALLOCATING = ("memory-management", "api-calls")
+
+
+# --- small recordings of each kind ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("file", "first"),
+    [
+        ("nsys/c1_module_load.sqlite.gz", "module-loading"),
+        ("nsys/c1g_graph_build.sqlite.gz", "graph-building"),
+        ("nsys/c18_one_time_alloc.sqlite.gz", "memory-management"),
+        ("nsys/c22_usleep.sqlite.gz", "host-code"),
+        ("nsys/c22b_ioctl.sqlite.gz", "host-code"),
+        ("nsys/c21_activation_checkpoint.sqlite.gz", "host-code"),
+        ("chrome/python_between_operators.json.gz", "launch-bound"),
+    ],
+)
+def test_first_finding_names_the_cause(shared: Path, file: str, first: str) -> None:
+    findings = diagnosis(shared / "data/causes" / file).diagnosis
+    assert findings[0].id == first
+    if file.startswith("nsys/c22"):
+        assert "off the main thread" not in findings[0].advice
+
+
+@pytest.mark.parametrize(
+    "file",
+    ["chrome/c17_rocclr_copy.json.gz", "nsys/c20_ccl_kernel.sqlite.gz"],
+)
+def test_kernels_of_other_libraries_are_no_communication(shared: Path, file: str) -> None:
+    path = shared / "data/causes" / file
+    assert "exposed-communication" not in {one.id for one in diagnosis(path).diagnosis}
+    assert ta.overlap(path).scalars["communication_ns"] == 0

@@ -1,0 +1,71 @@
+"""Functions in which a thread only waits: what they wait for."""
+
+import re
+from functools import lru_cache
+
+SLEEPS, DRIVER, LOCK = "sleeps", "waits for the driver", "waits for a lock"
+THREAD = "waits for another thread"
+PROCESS = "waits for another process"
+DATA = "waits for data from a pipe, a socket or another process"
+
+#: Calls of the OS runtime and functions written in C, by what they do.
+_C_FUNCTIONS = {
+    SLEEPS: r"(?:u|nano|clock_nano)?sleep",
+    DRIVER: r"ioctl",
+    LOCK: r"pthread_(?:mutex|rwlock|spin)_\w*lock|(?:r?lock\.)?acquire",
+    THREAD: r"pthread_(?:cond|barrier)_\w*wait|pthread_(?:timed|clock)?join(?:_np)?"
+    r"|sem_(?:timed|clock)?wait|futex|_wait_for_tstate_lock",
+    PROCESS: r"wait(?:pid|id|3|4)?",
+    DATA: r"p?poll|p?select|epoll_p?wait2?|epoll\.poll|kevent|recv(?:from|m?msg|_into)?"
+    r"|accept4?|connect",
+}
+#: Functions of the standard library, by module.
+_MODULES = {
+    PROCESS: r"subprocess\.py: (?:wait|communicate|_wait|_try_wait|_communicate)"
+    r"|multiprocessing/(?:popen_\w+\.py: (?:wait|poll|_wait)|process\.py: join)",
+    THREAD: r"(?:threading|queue|_base)\.py: (?:wait|join|acquire|get|put|result"
+    r"|_wait_for_tstate_lock)|multiprocessing/(?:queues|pool|synchronize)\.py: (?:get|join|wait)",
+    DATA: r"multiprocessing/connection\.py: (?:_?recv\w*|wait|_?poll)|selectors\.py: select"
+    r"|(?:socket|ssl)\.py: (?:recv\w*|readinto|accept|read)",
+}
+_BY_NAME = [(what, re.compile(pattern)) for what, pattern in _C_FUNCTIONS.items()]
+_BY_MODULE = [(what, re.compile(rf"(?:^|[/\\]){p}$")) for what, p in _MODULES.items()]
+#: ``<built-in function sleep>``, ``<method 'acquire' of '_thread.lock' objects>``.
+_BUILT_IN = re.compile(r"<(?:built-in )?(?:function|method) '?([\w.]+)")
+#: A Python frame as a slice: ``threading.py(1095): join``.
+_SLICE = re.compile(r"^(.*)\(\d+\): (.+)$")
+
+
+@lru_cache(maxsize=16_384)
+def wait_of(name: str, file: str | None = None) -> str | None:
+    """Return what a thread does in a function in which it only waits; None for other functions.
+
+    Args:
+        name: the function, the call of the OS runtime, or a frame in Kineto's spelling:
+            ``join``, ``usleep``, ``<built-in function sleep>``, ``threading.py(1095): join``.
+        file: the file of a sampled frame, if it has one.
+    """
+    if built_in := _BUILT_IN.match(name):
+        return _of_c_function(built_in[1])
+    if file is None and (frame := _SLICE.match(name)):
+        file, name = frame.groups()
+    if file is None or file.strip("<>") == "built-in":
+        return _of_c_function(name)
+    text = f"{file}: {name.rsplit('.', 1)[-1]}".replace("\\", "/")
+    return next((what for what, test in _BY_MODULE if test.search(text)), None)
+
+
+def _of_c_function(name: str) -> str | None:
+    return next((what for what, test in _BY_NAME if test.fullmatch(name)), None)
+
+
+#: Advice for each kind of wait.
+ADVICE = {
+    SLEEPS: "Remove the sleep, or wait for the event that it waits for",
+    DRIVER: "Find the driver call with sampled stacks or strace (ioctl), and make it less often",
+    LOCK: "Find the thread that holds the lock (py-spy dump), and hold it for a shorter time",
+    THREAD: "Find what the other thread does meanwhile (py-spy dump, or more threads in the "
+    "recording), and launch the next work before the wait",
+    PROCESS: "Launch the next work before the wait, or let the process run in the background",
+    DATA: "Receive data in a background thread, ahead of its use",
+}
