@@ -194,3 +194,37 @@ def test_a_pause_is_in_the_step_that_launched_the_next_kernel() -> None:
     assert finding.step == "ProfilerStep#9"
     assert "ProfilerStep#8" not in f"{finding.title} {finding.evidence}"
     assert ta.gpu_idle(path).gaps["step"][0] == "ProfilerStep#9"
+
+
+def layers(count: int, *, head: bool = True, pause: int = 1) -> Trace:
+    """A forward pass without marks: an embedding, layers of three kernels, and a head."""
+    names = ["embedding", *["qkv", "attention", "projection"] * count, *["logits"] * head]
+    events, at = [], 0
+    for number, name in enumerate(names):
+        at += pause if name == "qkv" else 1
+        events += work(number, number, at, at + 50, name=name)
+        at += 50
+    return trace(events)
+
+
+@pytest.mark.parametrize("count", [4, 12, 80])
+def test_layers_of_one_pass_are_no_steps(count: int) -> None:
+    assert device_steps(layers(count)).is_empty()
+
+
+def test_repeats_after_a_pause_or_without_other_kernels_around_are_steps() -> None:
+    assert device_steps(layers(12, pause=40)).height == 12
+    assert device_steps(layers(12, head=False)).height >= 11
+
+
+def test_one_forward_of_layers_has_no_steps() -> None:
+    with pytest.raises(ta.MissingData):
+        ta.steps(cause("one_forward_of_layers"))
+    assert ta.diagnose(cause("one_forward_of_layers")).findings == ()
+
+
+def test_work_outside_steps_counts_in_no_cost() -> None:
+    (finding,) = ta.diagnose(cause("work_outside_repeats")).findings
+    assert finding.id == "no-tensor-cores"
+    assert finding.cost_ns == 27_000 * US
+    assert finding.cost_frac == pytest.approx(27 / 27.54, abs=0.001)

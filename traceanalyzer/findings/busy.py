@@ -47,7 +47,7 @@ def _no_tensor_cores(result: Kernels, answers: Answers) -> Iterator[Measured]:
     time = answers.time
     names = result.heaviest("name").drop_nulls("name")
     plain = [kernel_names.is_plain_float(name) for name in names["name"]]
-    rows = _longest_first(in_steps(result, time), names.filter(plain)["kernel"], "total_ns")
+    rows = longest_first(in_steps(result, time), names.filter(plain)["kernel"], "total_ns")
     whole = int(rows["ns"].sum())
     products = min(whole, _counted_products(result, time))
     total = whole - products
@@ -82,7 +82,7 @@ def in_steps(result: Kernels, time: DeviceTime) -> pl.DataFrame:
 _TIMES = ("total_ns", "fusible_ns")
 
 
-def _longest_first(rows: pl.DataFrame, kernels: pl.Series, column: str) -> pl.DataFrame:
+def longest_first(rows: pl.DataFrame, kernels: pl.Series, column: str) -> pl.DataFrame:
     """Return kernel, n, ns (the sum of a column) of these kernels, the longest time first."""
     chosen = rows.filter(pl.col("kernel").is_in(kernels.implode()), pl.col(column) > 0)
     sums = chosen.group_by("kernel").agg(pl.col("n").sum(), ns=pl.col(column).sum())
@@ -161,7 +161,7 @@ def _softmax_kernels(result: Kernels, time: DeviceTime) -> int:
     """Return the time of softmax kernels, except those of a loss."""
     rows = result.heaviest("name").filter(pl.col("family") == kernel_names.SOFTMAX)
     kernels = rows.filter(~pl.col("name").str.contains(_LOSS))["kernel"]
-    return int(_longest_first(in_steps(result, time), kernels, "total_ns")["ns"].sum())
+    return int(longest_first(in_steps(result, time), kernels, "total_ns")["ns"].sum())
 
 
 @rule(
@@ -176,8 +176,8 @@ def _softmax_kernels(result: Kernels, time: DeviceTime) -> int:
 def _memory_bound_kernels(result: Kernels, answers: Answers) -> Iterator[Measured]:
     time, pointwise = answers.time, (kernel_names.ELEMENTWISE, kernel_names.COPY)
     names = result.heaviest("name").filter(pl.col("family").is_in(pointwise))["kernel"]
-    rows = _longest_first(in_steps(result, time), names, "fusible_ns")
-    every = _longest_first(in_steps(result, time), names, "total_ns")
+    rows = longest_first(in_steps(result, time), names, "fusible_ns")
+    every = longest_first(in_steps(result, time), names, "total_ns")
     total, whole, n = (int(one.sum()) for one in (rows["ns"], every["ns"], every["n"]))
     if not total or not time.whole_ns:
         return
@@ -206,7 +206,7 @@ def _not_counted(result: Kernels, names: pl.Series, whole: int) -> str:
     """Return a sentence on the time of kernels that no step launched, unless it is little."""
     if result.by_step is None:
         return ""
-    recorded = int(_longest_first(result.by_step, names, "total_ns")["ns"].sum())
+    recorded = int(longest_first(result.by_step, names, "total_ns")["ns"].sum())
     if recorded - whole <= _NOT_COUNTED * recorded:
         return ""
     return (

@@ -117,16 +117,19 @@ class DeviceTime:
         return f"step and {device}" if self.in_steps else device
 
     def frac(self, total_ns: float) -> float:
-        """Return a total time as a share of the whole time."""
-        return total_ns / self.whole_ns if self.whole_ns else 0.0
+        """Return a total time as a share of the whole time, at most all of it."""
+        return min(total_ns / self.whole_ns, 1.0) if self.whole_ns else 0.0
 
     def each_ns(self, total_ns: float) -> int:
-        """Return a total time as the mean per step and device (or per device)."""
-        return round(total_ns / max(self.windows.height, 1))
+        """Return a total time as the mean per step and device (or per device).
+
+        Kernels that run at the same time cannot take more than all of the time.
+        """
+        return round(min(total_ns, self.whole_ns) / max(self.windows.height, 1))
 
     def cost(self, total_ns: float, *, once: bool = False) -> dict[str, Any]:
         """Return a total time as fields of a finding; ``once``: per device, not per step."""
-        share = {"cost_frac": min(self.frac(total_ns), 1.0), "of": self.of}
+        share = {"cost_frac": self.frac(total_ns), "of": self.of}
         if once:
             devices = max(self.windows.n_unique(DEVICE), 1)
             per = "process, once" if self.on_host else "GPU, once"

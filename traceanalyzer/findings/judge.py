@@ -367,9 +367,8 @@ def budget(answers: Answers) -> pl.DataFrame:
     rows += [(IDLE, names[cause], ns) for cause, ns in of_cause if ns >= least]
     if isinstance(kernels, Kernels) and kernels.span_ns:
         compute = kernels.heaviest("name").filter(pl.col("family") != COMMUNICATION)
-        top = compute.head(_TOP_KERNELS).select("kernel", "total_ns")
-        scale = time.whole_ns / kernels.span_ns
-        rows += [(OF_BUSY, name, round(ns * scale)) for name, ns in top.iter_rows()]
+        in_steps = busy.longest_first(busy.in_steps(kernels, time), compute["kernel"], "total_ns")
+        rows += [(OF_BUSY, name, ns) for name, _, ns in in_steps.head(_TOP_KERNELS).iter_rows()]
     return pl.DataFrame(
         [(part, name, time.each_ns(ns), time.frac(ns)) for part, name, ns in rows],
         schema=_BUDGET_TYPES,

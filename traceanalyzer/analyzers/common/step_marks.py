@@ -276,6 +276,8 @@ def repeated(trace: Trace, every: str | None = None) -> pl.DataFrame:
     end of its last kernel; incomplete repeats are dropped. Without ``every``, steps are the longest
     repeating sequence of kernels: kernels that occur once in it are equally spaced, and 90 % of the
     kernels are equal in the next repeat. It starts after the longest typical pause of the stream.
+    Repeats without a longer pause between them, with other kernels before and after them that run
+    once, are layers of one pass, not steps.
 
     Args:
         trace: trace with kernels.
@@ -351,18 +353,38 @@ def _begins(codes: Ints, pauses: Ints) -> tuple[Ints, int]:
         same = codes[places[0] : -period] == codes[places[0] + period :]
         covered = (places[-1] - places[0] + period) / codes.size
         if covered >= _SAME_FRAC and same.size and same.mean() >= _SAME_FRAC:
-            begins = _after_pauses(places, period, pauses)
+            begins, is_apart = _after_pauses(places, period, pauses)
+            if not is_apart and _is_one_pass(codes, begins, period):
+                break
             first = codes[begins[0] :][:period] == codes[begins[1] :][:period]
             return begins[int(first.mean() < _SAME_FRAC) :], period
     return np.zeros(0, np.int64), 0
 
 
-def _after_pauses(places: Ints, period: int, pauses: Ints) -> Ints:
-    """Shift places by less than a period to the kernels after the longest pauses."""
+def _is_one_pass(codes: Ints, begins: Ints, period: int) -> bool:
+    """Whether other kernels run once before the repeats and after them.
+
+    Then repeats without a pause between them are layers of one pass: embedding, layers, head.
+    """
+    repeat = codes[begins[begins.size // 2] :][:period]
+    around = (codes[: begins[1]], codes[begins[-1] :])  # the outer repeats may be incomplete
+    return all(np.isin(side, repeat, invert=True).any() for side in around)
+
+
+#: A clear pause is this many times as long as the median pause within a repeat, at least 5 us.
+_APART_FACTOR, _LEAST_PAUSE_NS = 5, 1_000
+
+
+def _after_pauses(places: Ints, period: int, pauses: Ints) -> tuple[Ints, bool]:
+    """Shift places by less than a period to the kernels after the longest pauses.
+
+    Also return whether these pauses are clearly longer than the others.
+    """
     usual = []
     for shift in range(period):
         moved = places + shift
         usual.append(np.median(pauses[moved[moved < pauses.size]]))
     moved = places + int(np.argmax(usual))
     both = np.append(moved[0] - period, moved)
-    return both[(both >= 0) & (both + period <= pauses.size)]
+    is_apart = max(usual) >= _APART_FACTOR * max(float(np.median(usual)), _LEAST_PAUSE_NS)
+    return both[(both >= 0) & (both + period <= pauses.size)], is_apart

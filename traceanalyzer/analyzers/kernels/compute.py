@@ -15,7 +15,6 @@ from traceanalyzer.analyzers.common.device_steps import device_steps, launching_
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE, DEVICE, device_work
 from traceanalyzer.analyzers.common.kernel_names import OTHER, family, short_names
 from traceanalyzer.analyzers.common.names import is_step, mapped, named
-from traceanalyzer.analyzers.common.step_marks import by_kernels
 from traceanalyzer.analyzers.kernels.heavy import places
 from traceanalyzer.analyzers.kernels.options import By, Options
 from traceanalyzer.analyzers.kernels.result import Kernels
@@ -227,12 +226,11 @@ def _kernels_of_steps(trace: Trace, work: pl.DataFrame, saved: pl.Series) -> pl.
 
 
 def _launching_step(trace: Trace, work: pl.DataFrame) -> pl.Series:
-    """Return the marked step that launched device work; null for work of before the recording.
+    """Return the step that launched device work; null for work launched before the recording.
 
     Work without a recorded launch call belongs to the step in which it starts.
     """
     steps = device_steps(trace)
-    steps = steps.clear() if by_kernels(steps) else steps
     rows = launching.launch_rows(trace, work)
     known = pl.Series(rows != nesting.ROOT)
     launched = trace.events["ts"][nesting.row_numbers(rows)]
