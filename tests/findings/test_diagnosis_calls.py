@@ -230,3 +230,38 @@ def test_kernels_of_other_libraries_are_no_communication(shared: Path, file: str
     path = shared / "data/causes" / file
     assert "exposed-communication" not in {one.id for one in diagnosis(path).diagnosis}
     assert ta.overlap(path).scalars["communication_ns"] == 0
+
+
+def test_mpi_calls_are_host_collectives(shared: Path) -> None:
+    """Rank 2 computes on the host while the others wait in MPI_Allreduce."""
+    path = shared / "data/causes/nsys/c26_mpi_ranks.sqlite.gz"
+    (one, *_) = diagnosis(path).diagnosis
+    assert (one.id, one.rank) == ("host-code", 2)
+    assert [effect.id for effect in one.effects] == ["straggler"]
+    assert ta.gpu_idle(path).idle_by_cause["waiting_for_peer"] > 170_000_000
+
+
+def test_mpi_calls_in_gaps_wait_for_ranks() -> None:
+    idle = ta.gpu_idle(loop(lambda at: [host("mpi", "MPI_Waitall", at * US, 450 * US)]))
+    assert idle.idle_by_cause["waiting_for_peer"] > 0.8 * idle.idle_ns
+
+
+def test_overhead_of_other_threads_hides_no_cause(shared: Path) -> None:
+    def allocated(at: int) -> list[dict[str, Any]]:
+        return [
+            host("cuda_runtime", "cudaMalloc", at * US, 400 * US),
+            host("overhead", "TLS allocation", (at + 1) * US, 480 * US, tid=99),
+        ]
+
+    assert rules(loop(allocated))[0] == "memory-management"
+    path = shared / "data/causes/nsys/c15_overhead_other_threads.sqlite.gz"
+    assert diagnosis(path).diagnosis[0].id == "memory-management"
+
+
+def test_processes_that_share_a_gpu_are_one_device(shared: Path) -> None:
+    path = shared / "data/causes/nsys/c19_two_processes_one_gpu.sqlite.gz"
+    idle = ta.gpu_idle(path)
+    assert idle.units.height == 1
+    assert idle.busy_ns / idle.span_ns == pytest.approx(0.96, abs=0.002)
+    assert "shared-device" in ta.read(path).issues["code"].to_list()
+    assert ta.gpu_idle(path, by="process").units.height == 2

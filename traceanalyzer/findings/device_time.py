@@ -19,7 +19,7 @@ be the slowest.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -209,6 +209,7 @@ def device_time(
         training: device work by purpose, see :attr:`~.Kernels.training`.
     """
     windows, lost = _windows(idle, comm), _lost(idle, comm)
+    comm = comm if comm is None else _on_devices(comm, windows)
     alone = lost.filter(~pl.col("cause").is_in(_COMMUNICATING))
     alone = _in_windows(alone, windows).with_columns(waited=pl.lit(value=False), root_rank="rank")
     communicating = lost.filter(pl.col("cause").is_in(_COMMUNICATING))
@@ -249,6 +250,22 @@ def _windows(idle: GpuIdle | None, comm: CommOutliers | None) -> pl.DataFrame:
     else:
         spans = pl.DataFrame(schema={name: _LOSS[name] for name in (*DEVICE, "start", "end")})
     return spans.with_columns(step=pl.lit(None, pl.String))
+
+
+def _on_devices(comm: CommOutliers, windows: pl.DataFrame) -> CommOutliers:
+    """Return collectives that the host runs (MPI, Gloo) as those of the rank's only device."""
+    rank = ["path", "rank"]
+    only = windows.select(DEVICE).unique().drop_nulls("device")
+    only = only.filter(pl.len().over(rank) == 1).rename({"device": "_device"})
+    if only.is_empty() or not comm.instances["device"].null_count():
+        return comm
+    placed = {
+        name: frame.join(only, on=rank, how="left", nulls_equal=True, maintain_order="left")
+        .with_columns(pl.coalesce("device", "_device").alias("device"))
+        .drop("_device")
+        for name, frame in (("instances", comm.instances), ("arrivals", comm.arrivals))
+    }
+    return replace(comm, **placed)
 
 
 def _on_all_devices(idle: GpuIdle) -> bool:

@@ -40,7 +40,10 @@ from traceanalyzer.vocabulary import (
 )
 
 #: Host slices that show the activity of a thread.
-HOST = ("cpu_op", "user_annotation", "python_function", *LAUNCH_KINDS, "nvtx", "osrt", "other")
+HOST = (
+    *("cpu_op", "user_annotation", "python_function", *LAUNCH_KINDS),
+    *("nvtx", "osrt", "mpi", "other"),
+)
 
 _GRAPH_CAPTURE = (
     "{path}: a recording of CUDA graph capture: kernels are captured, not run, so it has no idle "
@@ -52,7 +55,16 @@ _ON_HOST = pl.col("kind").is_in(HOST) & pl.col("tid").is_not_null() & (pl.col("d
 #: What blocked the host: the profiler, or CUDA while it loads code.
 OVERHEAD = "overhead"
 
+#: What is recorded as overhead without being one: CUDA loads code, also without a profiler, or a
+#: launch waits for room in the queue.
+_NO_OVERHEAD = (causes.LOADS_CODE, causes.QUEUE_FULL)
+
 _RUNS_COLLECTIVE = starting_with(*HOST_COLLECTIVE_PREFIXES)
+
+#: MPI calls that wait for other ranks or send data.
+_COMMUNICATES = (pl.col("kind") == "mpi") & ~pl.col("name").cast(pl.String).str.contains(
+    r"^MPI_(?:Init|Finalize|Comm_|Type_|Wtime|Get_)"
+)
 
 #: Calls that make a stream wait for another one.
 _STREAM_WAIT = r"^(?:cuda|hip|cu)StreamWait(?:Event|Value)"
@@ -255,8 +267,10 @@ def take(trace: Trace, options: Options) -> Excerpt:
         work_lost=is_truncated(trace) or (work.is_empty() and _calling(trace).height > 0),
         recorded_until=until,
         collectives=_collectives(trace, pids),
-        overhead=_overhead(trace, work, pids, [causes.LOADS_CODE, causes.QUEUE_FULL], others=True),
-        code_loading=_overhead(trace, work, pids, [causes.LOADS_CODE]),
+        overhead=_overhead(
+            trace, work, threads, [causes.LOADS_CODE, causes.QUEUE_FULL], others=True
+        ),
+        code_loading=_overhead(trace, work, threads, [causes.LOADS_CODE]),
         captures=_captures(slices, trace.names),
         hints={what: record_hint(trace.meta, what) for what in _MAY_LACK},
         by_device=take(trace, replace(options, by="device")) if by_process else None,
@@ -266,9 +280,9 @@ def take(trace: Trace, options: Options) -> Excerpt:
 def _collectives(trace: Trace, pids: pl.DataFrame) -> pl.DataFrame:
     """Return when the host runs a collective, for the units of its process: unit, start, end."""
     hits = matching(trace.names, [_RUNS_COLLECTIVE])
-    if not hits:
+    runs = _host_slices(trace, pl.col("name").is_in(hits) | _COMMUNICATES)
+    if runs.is_empty():
         return _NEVER
-    runs = _host_slices(trace, pl.col("name").is_in(hits))
     return runs.join(pids, on="pid", nulls_equal=True)[["unit", "start", "end"]]
 
 
@@ -292,21 +306,25 @@ def until_end(rows: pl.DataFrame, end: int | None) -> pl.DataFrame:
 def _overhead(
     trace: Trace,
     work: pl.DataFrame,
-    pids: pl.DataFrame,
+    threads: pl.DataFrame,
     patterns: Sequence[str],
     *,
     others: bool = False,
 ) -> pl.DataFrame:
     """Return overhead by name, strictly between the first work and the last: unit, start, end.
 
-    The names are those that match a pattern, or with ``others`` those that match none. A file
-    without the process of device work counts as one process.
+    The names are those that match a pattern, or with ``others`` those that match none. Overhead of
+    threads that do not launch the unit's work blocks nothing; Kineto does not record the thread. A
+    file without the process of device work counts as one process.
     """
     end = pl.col("ts") + pl.col("dur")
-    columns = trace.events[["kind", "name", "pid", "ts", "dur"]]
+    columns = trace.events[["kind", "name", *_LANE, "ts", "dur"]]
     rows = columns.filter(pl.col("kind") == OVERHEAD, pl.col("dur") >= 0)
     if rows.is_empty():
         return _NEVER
+    launches = pl.col("tid").is_in(threads["tid"].unique().implode())
+    rows = rows.filter(launches | (pl.col("tid").fill_null(0) == 0))
+    pids = threads[["unit", "pid"]].unique()
     matches = named(rows, patterns).fill_null(value=False)
     rows = rows.filter(~matches if others else matches).select("pid", start="ts", end=end)
     ends = work.group_by("unit").agg(first=pl.col("start").min(), last=pl.col("end").max())

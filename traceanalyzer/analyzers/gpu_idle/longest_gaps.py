@@ -84,7 +84,7 @@ def _on_host(middle: pl.DataFrame, excerpt: Excerpt, libraries: Sequence[str]) -
     """Return the innermost slices that fill half of a gap or more on the unit's threads."""
     around = _around(middle, excerpt)
     if around.is_empty():
-        columns = ("host_event", "python", "own_code", "annotation", "innermost", "phase", "called")
+        columns = ("host_event", "python", "own_code", "annotation", "phase", "innermost", "called")
         return pl.DataFrame([intervals.nulls(name, pl.String, middle.height) for name in columns])
     steps = matching(excerpt.names, [steps_pattern()])
     is_range = pl.col("kind").is_in(ANNOTATION_KINDS) & ~pl.col("name").is_in(steps)

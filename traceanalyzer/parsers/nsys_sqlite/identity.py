@@ -38,6 +38,7 @@ class Identity:
         numbered: ranks were not recorded; processes are numbered instead.
         gpus: GPU number by process and device ordinal, if ordinals differ between processes.
         devices: device by process, for processes that use only one.
+        owners: number of processes that share GPUs and are not ranks.
     """
 
     ranks: dict[int, int] = field(default_factory=dict)
@@ -46,6 +47,7 @@ class Identity:
     numbered: bool = False
     gpus: dict[tuple[int, int], int] = field(default_factory=dict)
     devices: dict[int, int] = field(default_factory=dict)
+    owners: int = 0
 
     def processes_of(self, ranks: Collection[int] | None) -> frozenset[int] | None:
         """Return the processes of some ranks; None for all."""
@@ -109,11 +111,13 @@ def _ranks(
     if by_nccl := nvtx.nccl_ranks(export):
         size = max(size for _, size in by_nccl.values())
         return _recorded({process: rank for process, (rank, _) in by_nccl.items()}, size)
-    if len(devices) > 1:
+    shared = len(devices) > 1 and _share_a_device(export, devices, gpus)
+    if len(devices) > 1 and not shared:
         return Identity(_numbered(devices, gpus), numbered=True)
+    owners = len(devices) if shared else 0
     if (rank := rank_from_name(path)) is not None:
-        return Identity(rank=rank)
-    return _of_environment(export)
+        return Identity(rank=rank, owners=owners)
+    return replace(_of_environment(export), owners=owners)
 
 
 def _recorded(ranks: dict[int, int], size: int | None) -> Identity:
@@ -213,6 +217,23 @@ def _gpu_numbers(export: tables.Export, used: dict[int, set[int]]) -> dict[tuple
         if process in used:
             by_ordinal.setdefault(ordinal, set()).add(gpu)
     return gpus if any(len(numbers) > 1 for numbers in by_ordinal.values()) else {}
+
+
+def _share_a_device(
+    export: tables.Export, devices: dict[int, set[int]], gpus: dict[tuple[int, int], int]
+) -> bool:
+    """Whether several processes use one GPU: they are not the ranks of a job, one per GPU.
+
+    Ordinals of devices are those of a process: they are of one GPU if the export lists the GPU of
+    each, or has only one.
+    """
+    used = [
+        {gpus.get((process, device), device) for device in ordinals}
+        for process, ordinals in devices.items()
+    ]
+    listed = export.database.read(tables.CUDA_DEVICES, integers=("pid",)).drop_nulls()
+    known = set(devices) <= set(listed["pid"]) or len(_gpus(export)) == 1
+    return known and sum(map(len, used)) > len(set[int]().union(*used))
 
 
 def _numbered(devices: dict[int, set[int]], gpus: dict[tuple[int, int], int]) -> dict[int, int]:

@@ -271,6 +271,9 @@ def _of_export(export: tables.Export, identity: Identity, version: str | None) -
     if identity.numbered:
         count = len(identity.ranks)
         yield "notice", "ranks-numbered", count, "ranks not recorded: numbered by device"
+    if identity.owners > 1:
+        text = "processes share a GPU: counted as one device"
+        yield "notice", "shared-device", identity.owners, text
     if _schema(version) > _KNOWN_SCHEMA:
         yield (
             "notice",

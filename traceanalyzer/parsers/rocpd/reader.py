@@ -106,12 +106,21 @@ def _ranks(recording: Recording, path: str) -> tuple[int | None, dict[int, int]]
     devices: dict[int, set[int | None]] = {}
     for owner, device in recording.used.drop_nulls("owner").iter_rows():
         devices.setdefault(owner, set()).add(device)
-    if len(devices) < 2:
+    if len(devices) < 2 or _share_a_device(recording):
         return rank_from_name(path), {}
     single = {owner: min(used, key=str) for owner, used in devices.items() if len(used) == 1}
     is_distinct = len(set(single.values())) == len(devices) and None not in single.values()
     order = sorted(devices, key=lambda owner: (single[owner] or 0) if is_distinct else owner)
     return None, {owner: number for number, owner in enumerate(order)}
+
+
+def _share_a_device(recording: Recording) -> bool:
+    """Whether several processes use the only GPU: they are not the ranks of a job, one per GPU.
+
+    If there are several, device numbers may be local to a process.
+    """
+    used = recording.used.drop_nulls().unique(["owner", "device"])
+    return len(recording.devices) == 1 and used.height > used["device"].n_unique()
 
 
 def _with_rank(rows: pl.DataFrame, rank: int | None, ranks: dict[int, int]) -> pl.DataFrame:
@@ -157,7 +166,9 @@ def _without_columns(database: Database, *, is_rpd: bool) -> list[Finding]:
 def _of_recording(database: Database, recording: Recording, *, is_rpd: bool) -> Iterator[Finding]:
     """Report assumed ranks and tables that were not read."""
     owners = recording.used["owner"].drop_nulls().n_unique()
-    if owners > 1 and not recording.ranks:
+    if owners > 1 and not recording.ranks and _share_a_device(recording):
+        yield "notice", "shared-device", owners, "processes share a GPU: counted as one device"
+    elif owners > 1 and not recording.ranks:
         yield "notice", "ranks-numbered", owners, "ranks not recorded: numbered by device"
     for table in sorted(database.tables):
         known = (
