@@ -864,3 +864,23 @@ def test_synchronising_calls_of_other_programs_are_named() -> None:
     recorded = replace(recorded, sources=(replace(recorded.meta, format="nsys-sqlite"),))
     check_wording(launches(recorded).verdict)
     assert ".item()" not in launches(recorded).verdict
+
+
+def test_first_launches_that_load_code_are_known_without_overhead_records() -> None:
+    """Calls of 5 us, but 4 ms at the first launch of each kernel; one waits for a full queue."""
+    rows: list[dict[str, Any]] = []
+    at = 0
+    for number in range(20):
+        took = 4 * MS if number < 4 else 5 * US
+        rows.append(host("cuda_runtime", "cudaLaunchKernel", at, took, correlation=number))
+        rows.append(device(f"k{number % 4}", at + took, 50 * US, correlation=number))
+        at += took + 60 * US
+    recording = trace(rows)
+    assert launches(recording).calls.loading_ns == 4 * (4 * MS - 5 * US)
+    assert traceanalyzer.gpu_idle(recording).idle_by_cause["module_loading"] == 3 * 4 * MS
+    (finding,) = (
+        one for one in traceanalyzer.diagnose(recording).findings if one.id == "module-loading"
+    )
+    assert finding.per.endswith("once")
+    busy = device("before", -MS, 30 * MS, correlation=99)
+    assert launches(trace([*rows, busy])).calls.loading_ns == 0

@@ -71,7 +71,7 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
     known: Confidence = "high" if result.coverage.host_known else "medium"
     rank = only_rank(losses)
     steps = main_steps(losses, time, rank)
-    once = _is_once(cause, result, losses, time)
+    once = _is_once(cause, result, losses, answers)
     few = cause == causes.LAUNCH and _is_in_few(losses)
     alone = cause == causes.PEER and not _are_matched(answers)
     if once:
@@ -84,7 +84,9 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
         advice = f"{_advice(cause, result, answers)}{_graph_advice(cause, answers)}"
     yield Measured(
         size=time.frac(total),
-        title=_title(cause, result, losses, time, rank, steps, _waiting(cause, result, answers)),
+        title=_title(
+            result, losses, time, rank, steps, _waiting(cause, result, answers), once=once
+        ),
         evidence=tuple(_evidence(result, cause, answers, rank)),
         advice=advice,
         total_ns=total,
@@ -183,8 +185,14 @@ def _first_launches(saves: str, answers: Answers) -> str:
     return in_hip(text) if answers.program.amd else text
 
 
-def _is_once(cause: str, result: GpuIdle, losses: pl.DataFrame, time: DeviceTime) -> bool:
-    """Whether the loss is setup: in the first recorded step, or without steps in a few calls."""
+def _is_once(cause: str, result: GpuIdle, losses: pl.DataFrame, answers: Answers) -> bool:
+    """Whether the loss is setup: loading of kernels, or in the first recorded step.
+
+    Without steps: in a few calls.
+    """
+    time = answers.time
+    if cause == causes.MODULE_LOADING and _are_first_launches(losses, answers):
+        return True
     if not time.in_steps:
         one = cause in _FIRST_USE and _is_in_one(losses)
         return one or (cause in (*_FIRST_USE, causes.LAUNCH) and _is_in_few(losses))
@@ -200,6 +208,14 @@ def _is_once(cause: str, result: GpuIdle, losses: pl.DataFrame, time: DeviceTime
     names = pl.concat_str("host_event", "python", "own_code", separator=" ", ignore_nulls=True)
     set_up = int(gaps.filter(names.str.contains(_SET_UP))["cause_ns"].sum())
     return cause in _FIRST_USE or 2 * set_up > int(gaps["cause_ns"].sum())
+
+
+def _are_first_launches(losses: pl.DataFrame, answers: Answers) -> bool:
+    """Whether most of the loss is the time of first launches, which load the code of kernels."""
+    launches = answers.get("launches")
+    if not isinstance(launches, Launches):
+        return False
+    return 2 * launches.calls.loading_ns > int(losses["lost_ns"].sum())
 
 
 def _is_in_few(losses: pl.DataFrame) -> bool:
@@ -230,19 +246,19 @@ _SOME_FRAC = 0.05
 
 
 def _title(
-    cause: str,
     result: GpuIdle,
     losses: pl.DataFrame,
     time: DeviceTime,
     rank: int | None,
     steps: Sequence[str],
     waiting: str,
+    *,
+    once: bool,
 ) -> str:
     total = int(losses["lost_ns"].sum())
-    once = _is_once(cause, result, losses, time)
     what = "Main thread" if result.coverage.on_host else "GPU"
     who = f"{what}{'' if result.units.height == 1 else 's'}" if rank is None else f"Rank {rank}"
-    others = including(losses, rank) if cause != causes.PEER else ""
+    others = "" if (losses["cause"] == causes.PEER).all() else including(losses, rank)
     idle = f"{who} idle{in_steps(steps, time)}, {waiting}"
     return f"{idle}: {time.share(total, once=once)}{others}."
 

@@ -83,6 +83,62 @@ def _launch_rows(trace: Trace) -> nesting.Rows:
     return rows
 
 
+#: Calls that replay a CUDA or HIP graph.
+GRAPH_LAUNCH = r"(?i)graphlaunch"
+
+#: A launch call that takes longer than this is slow.
+SLOW_CALL_NS = 50_000
+
+#: A first launch that takes this many times as long as the later ones of its kernel loads its code.
+_FIRST_FACTOR = 10
+
+
+def first_launches(trace: Trace) -> pl.DataFrame:
+    """Return the launch calls that load the code of a kernel, as recorded times show.
+
+    CUDA and HIP load the code of a kernel at its first launch. That call takes more than 50 us and
+    ten times as long as the later launches of the kernel, and no earlier work of the stream runs
+    when it returns: otherwise it may wait for a place in the queue.
+
+    Args:
+        trace: the trace of one rank.
+
+    Returns:
+        work (row of :func:`~.device_work.device_work`), launch (row of ``events``), start, end,
+        over_ns (its duration less the median of the later calls).
+    """
+    return trace.once("first_launches", lambda: _first_launches(trace))
+
+
+def _first_launches(trace: Trace) -> pl.DataFrame:
+    work = device_work(trace)
+    launch = nesting.row_numbers(launch_rows(trace, work), "launch")
+    called = trace.events.select("ts", "dur", call="name")[launch]
+    calls = work[["kind", "name", "device", "stream"]].hstack([launch]).hstack(called)
+    calls = calls.with_row_index("work").filter(pl.col("kind") == "kernel")
+    slow = calls.filter(pl.col("dur") > SLOW_CALL_NS)["name"].drop_nulls().unique()
+    of_slow = calls.filter(
+        pl.col("name").is_in(slow.implode()),
+        ~pl.col("call").cast(pl.String).str.contains(GRAPH_LAUNCH),
+    )
+    ordered = of_slow.sort("ts").with_columns(
+        nth=pl.int_range(pl.len()).over("name"),
+        usual=pl.col("dur").slice(1).median().over("name").round().cast(pl.Int64),
+    )
+    # without a later launch, usual is null
+    is_long = pl.col("dur") > pl.max_horizontal(
+        pl.lit(SLOW_CALL_NS), _FIRST_FACTOR * pl.col("usual")
+    )
+    first = ordered.filter(pl.col("nth") == 0, pl.col("usual").is_not_null(), is_long).select(
+        "work", "launch", start="ts", end=pl.col("ts") + pl.col("dur"),
+        over_ns=pl.col("dur") - pl.col("usual"),
+    )  # fmt: skip
+    if first.is_empty():
+        return first
+    free = work.select(free=pl.col("end").cum_max().shift(1).over("device", "stream")).to_series()
+    return first.filter((free[first["work"]] <= first["end"]).fill_null(value=True))
+
+
 #: If device work starts within this time of the first event, it may be launched before.
 _AT_START_NS = 2_000_000
 

@@ -12,7 +12,7 @@ from traceanalyzer.analyzers.common import device_steps, device_work
 from traceanalyzer.analyzers.common.clocks import Origin, origin
 from traceanalyzer.analyzers.common.columns import left_join
 from traceanalyzer.analyzers.common.gpu_api import OF_PYTORCH, Api, trains, uses_hip
-from traceanalyzer.analyzers.common.launching import is_graph_capture, launches
+from traceanalyzer.analyzers.common.launching import first_launches, is_graph_capture, launches
 from traceanalyzer.analyzers.common.names import (
     ADDRESS,
     BACKWARD,
@@ -270,7 +270,7 @@ def take(trace: Trace, options: Options) -> Excerpt:
         overhead=_overhead(
             trace, work, threads, [causes.LOADS_CODE, causes.QUEUE_FULL], others=True
         ),
-        code_loading=_overhead(trace, work, threads, [causes.LOADS_CODE]),
+        code_loading=_code_loading(trace, work, threads),
         captures=_captures(slices, trace.names),
         hints={what: record_hint(trace.meta, what) for what in _MAY_LACK},
         by_device=take(trace, replace(options, by="device")) if by_process else None,
@@ -334,6 +334,14 @@ def _overhead(
         of_units = rows.join(pids, on="pid").join(ends, on="unit")
     inside = (pl.col("start") > pl.col("first")) & (pl.col("end") < pl.col("last"))
     return of_units.filter(inside)[["unit", "start", "end"]]
+
+
+def _code_loading(trace: Trace, work: pl.DataFrame, threads: pl.DataFrame) -> pl.DataFrame:
+    """Return when the code of kernels is loaded: recorded overhead, and their first launches."""
+    recorded = _overhead(trace, work, threads, [causes.LOADS_CODE])
+    first = first_launches(trace)
+    units = work["unit"][first["work"]]
+    return pl.concat([recorded, first.select(units, "start", "end")])
 
 
 # --- host threads ----------------------------------------------------------------------------

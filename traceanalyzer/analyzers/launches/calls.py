@@ -3,7 +3,7 @@
 import numpy as np
 import polars as pl
 
-from traceanalyzer.analyzers.common.launching import launch_rows
+from traceanalyzer.analyzers.common.launching import first_launches, launch_rows
 from traceanalyzer.analyzers.common.names import distinct, matching
 from traceanalyzer.analyzers.gpu_idle.causes import LOADS_CODE, QUEUE_FULL
 from traceanalyzer.frames import intervals, nesting, numbering
@@ -28,9 +28,6 @@ _LEAST_FULL = 100
 
 #: The launch of a kernel shorter than this takes about as long as the kernel.
 SHORT_KERNEL_NS = 10_000
-
-#: Calls that replay a CUDA or HIP graph.
-GRAPH_LAUNCH = r"(?i)graphlaunch"
 
 #: Kind of the overhead that CUDA and the profiler record in blocked launch calls.
 OVERHEAD = "overhead"
@@ -121,13 +118,16 @@ def with_overhead(trace: Trace, calls: pl.DataFrame, runtime: pl.DataFrame) -> p
     Returns:
         The calls with loading_ns and full_ns: the part of the call during recorded overhead of that
         kind on any thread (Kineto does not record the thread), and for loading_ns during driver
-        calls that load code on the same thread.
+        calls that load code on the same thread, or :func:`~.launching.first_launches`.
     """
+    known = first_launches(trace)
+    first = calls["launch"].replace_strict(
+        known["launch"], known["over_ns"], default=0, return_dtype=pl.Int64
+    )
     loads, full = (_overhead(trace, pattern) for pattern in (LOADS_CODE, QUEUE_FULL))
     names = [name for name in distinct(runtime) if call_class(name) == LOAD_MODULE]
     if loads is None and full is None and not names:
-        none = pl.repeat(0, calls.height, dtype=pl.Int64, eager=True)
-        return calls.hstack([none.alias("loading_ns"), none.alias("full_ns")])
+        return calls.with_columns(first.alias("loading_ns"), full_ns=pl.lit(0, pl.Int64))
     times = calls.select("pid", "tid", start="launch_start", end="launch_end")
     inside = runtime.filter(pl.col("name").is_in(names))
     loading, waiting = (
@@ -135,8 +135,8 @@ def with_overhead(trace: Trace, calls: pl.DataFrame, runtime: pl.DataFrame) -> p
         for rows in (loads, full)
     )
     called = intervals.overlap_with(times, inside, ["pid", "tid"])["overlap"]
-    more = pl.DataFrame({"loading": loading, "called": called, "full_ns": waiting})
-    loading_ns = pl.max_horizontal("loading", "called").alias("loading_ns")
+    more = pl.DataFrame({"loading": loading, "called": called, "first": first, "full_ns": waiting})
+    loading_ns = pl.max_horizontal("loading", "called", "first").alias("loading_ns")
     return calls.hstack(more.select(loading_ns, "full_ns"))
 
 

@@ -11,6 +11,7 @@ from traceanalyzer.analyzers.common import clocks, device_steps, device_work, ho
 from traceanalyzer.analyzers.common.columns import grouped, joined, ratio
 from traceanalyzer.analyzers.common.display import places
 from traceanalyzer.analyzers.common.gpu_api import Api, api_of, joined_api
+from traceanalyzer.analyzers.common.launching import GRAPH_LAUNCH, SLOW_CALL_NS
 from traceanalyzer.analyzers.launches import calls as launching, launch_bound
 from traceanalyzer.analyzers.launches.calls import DEVICE
 from traceanalyzer.analyzers.launches.options import Options
@@ -28,9 +29,6 @@ from traceanalyzer.frames import intervals, linking
 from traceanalyzer.trace import Trace, record_hint
 from traceanalyzer.units import format_ns
 from traceanalyzer.vocabulary import DEVICE_WORK, LAUNCH_KINDS
-
-#: A launch call that takes longer than this is slow.
-SLOW_CALL_NS = 50_000
 
 #: Work that starts later than this after its launch call is late: it waited for something.
 LATE_NS = 100_000
@@ -149,9 +147,9 @@ def take(trace: Trace, options: Options) -> Excerpt:
 def measure(excerpt: Excerpt, _options: Options, *, for_rules: bool = False) -> Part:
     """Measure the launches, queues, stretches and synchronising calls of one rank.
 
-    With ``for_rules`` only the calls that a device waited for in stretches are placed and counted,
-    and the first one of each name; queues, short kernels by name, and the places of stretches are
-    left out.
+    With ``for_rules`` only the calls that a device waited for in stretches, those that load code
+    and the first one of each name are placed and counted; queues, short kernels by name, and the
+    places of stretches are left out.
     """
     work, calls = excerpt.work, excerpt.calls
     idle = launch_bound.device_gaps(work)
@@ -160,7 +158,8 @@ def measure(excerpt: Excerpt, _options: Options, *, for_rules: bool = False) -> 
     waiting_ns = launch_bound.waiting_for(calls, gaps, stretches)
     steps = _measured_steps(excerpt, stretches, gaps)
     if for_rules:
-        used = pl.select((waiting_ns > 0) | calls["launch_name"].is_first_distinct()).to_series()
+        used = (waiting_ns > 0) | calls["launch_name"].is_first_distinct()
+        used |= calls["loading_ns"] > 0
         calls, waiting_ns = calls.filter(used), waiting_ns.filter(used)
     launched, waited = _placed(excerpt, calls)
     streams, queue, short = launching.NO_STREAMS, launching.NO_QUEUE, _NO_SHORT
@@ -318,7 +317,7 @@ def _measured_steps(excerpt: Excerpt, stretches: pl.DataFrame, gaps: pl.DataFram
     """
     steps = excerpt.steps
     at = "start" if step_marks.by_kernels(steps) else "launch_start"
-    is_graph = pl.col("launch_name").cast(pl.String).str.contains(launching.GRAPH_LAUNCH)
+    is_graph = pl.col("launch_name").cast(pl.String).str.contains(GRAPH_LAUNCH)
     launched = excerpt.calls.select("device", ts=at, graph=is_graph)
     devices = gaps[["device"]].unique()
     rows = steps[["step", "start", "end"]].join(devices, how="cross")

@@ -11,9 +11,9 @@ import polars as pl
 from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.display import headings, sentences, stacked, table_of_known
 from traceanalyzer.analyzers.common.gpu_api import Api
-from traceanalyzer.analyzers.common.launching import note_launched_before
+from traceanalyzer.analyzers.common.launching import GRAPH_LAUNCH, note_launched_before
 from traceanalyzer.analyzers.common.step_marks import INFERRED_STEPS
-from traceanalyzer.analyzers.launches.calls import DEVICE, GRAPH_LAUNCH, SHORT_KERNEL_NS
+from traceanalyzer.analyzers.launches.calls import DEVICE, SHORT_KERNEL_NS
 from traceanalyzer.drawings import Chart
 from traceanalyzer.result import Result, Table, View
 from traceanalyzer.units import format_count, format_frac, format_ns, format_times
