@@ -4,6 +4,8 @@ from traceanalyzer.analyzers.annotations import annotations as annotations
 from traceanalyzer.analyzers.annotations.result import Annotations as Annotations
 from traceanalyzer.analyzers.comm_outliers import comm_outliers as comm_outliers
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers as CommOutliers
+from traceanalyzer.analyzers.critical_path import critical_path as critical_path
+from traceanalyzer.analyzers.critical_path.result import CriticalPath as CriticalPath
 from traceanalyzer.analyzers.cuda_api import cuda_api as cuda_api
 from traceanalyzer.analyzers.cuda_api.result import CudaApi as CudaApi
 from traceanalyzer.analyzers.diff import diff as diff
@@ -51,6 +53,8 @@ from traceanalyzer.analyzers.steps.result import Steps as Steps
 from traceanalyzer.analyzers.timeline import timeline as timeline
 from traceanalyzer.analyzers.transfers import transfers as transfers
 from traceanalyzer.analyzers.transfers.result import Transfers as Transfers
+from traceanalyzer.analyzers.what_if import what_if as what_if
+from traceanalyzer.analyzers.what_if.result import WhatIf as WhatIf
 from traceanalyzer.drawings import Chart as Chart
 from traceanalyzer.errors import InputError as InputError
 from traceanalyzer.errors import MalformedInput as MalformedInput

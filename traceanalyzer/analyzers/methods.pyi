@@ -9,6 +9,7 @@ METHODS: list[str]
 class Questions:
     annotations = functions.annotations
     comm_outliers = functions.comm_outliers
+    critical_path = functions.critical_path
     cuda_api = functions.cuda_api
     diagnose = functions.diagnose
     efficiency = functions.efficiency
@@ -34,6 +35,7 @@ class Questions:
     steps = functions.steps
     timeline = functions.timeline
     transfers = functions.transfers
+    what_if = functions.what_if
     def _repr_html_(self) -> str: ...
     @property
     def _inputs(self) -> Any: ...

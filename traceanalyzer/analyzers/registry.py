@@ -301,6 +301,21 @@ ENTRIES: dict[str, Entry] = {
             result="Overlap",
         ),
         Entry(
+            "what_if",
+            "What a fix would gain: the run replayed with changes.",
+            group="Start here",
+            examples=("run/", "run/ --free data-loading --scale 'flash_.*=2'"),
+            plot="gain of each change",
+            result="WhatIf",
+        ),
+        Entry(
+            "critical_path",
+            "What the run waited for at each moment: the longest path through all ranks.",
+            examples=("run/", "run/ --top all"),
+            plot="classes on the longest path",
+            result="CriticalPath",
+        ),
+        Entry(
             "launches",
             "Launch delays, launch queue, launch-bound phases.",
             examples=("run/", "rank0.json.gz --plot launches.svg"),

@@ -1,0 +1,303 @@
+"""Predictions of what-if and the longest path: known programs, published numbers, invariants."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from comm_traces import ALL_REDUCE, GEMM, MS, US, device, host, step, trace
+from conftest import ROOT
+from hypothesis import given, settings, strategies as st
+
+import traceanalyzer as ta
+from benchmarks.accuracy.cases import Plan, program_of
+from benchmarks.accuracy.fault import FAULTS
+from benchmarks.accuracy.simulator import simulate
+from benchmarks.accuracy.write import write_kineto
+from traceanalyzer.errors import MissingData, OptionError
+from traceanalyzer.trace import Trace
+
+LOADER = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+STEPS = 5
+
+
+def training(
+    *,
+    load: int = 2 * MS,
+    compute: int = 5 * MS,
+    synchronise: bool = True,
+    rank: int = 0,
+    other_load: int | None = None,
+) -> Trace:
+    """Return steps of data loading, one kernel and, with another rank, an all_reduce of 100 us."""
+    events: list[dict[str, Any]] = []
+    at = free = 0
+    for number in range(STEPS):
+        begin, ids = at, {"correlation": 10 * number + 1}
+        events.append(host("user_annotation", LOADER, at, load - 2 * US))
+        launch = at + load
+        events.append(host("cuda_runtime", "cudaLaunchKernel", launch, 3 * US, **ids))
+        start = max(launch + 5 * US, free + US)
+        free = start + compute
+        events.append(device(GEMM, start, compute, **ids))
+        at = launch + 3 * US
+        if other_load is not None:
+            events.append(
+                host("cuda_runtime", "cudaLaunchKernel", at, 3 * US, correlation=10 * number + 2)
+            )
+            at += 3 * US
+            reduced = max(free, free + other_load - load) + 100 * US
+            more = {"group": "0", "group_ranks": "[0, 1]", "group_size": 2, "seq": number}
+            events.append(
+                device(ALL_REDUCE, free + US, reduced - free, correlation=10 * number + 2, **more)
+            )
+            free = reduced + US
+        if synchronise:
+            done = max(at + 2 * US, free + 3 * US)
+            events.append(host("cuda_runtime", "cudaDeviceSynchronize", at, done - at))
+            at = done
+        events.append(step(number, begin, at - begin))
+    return trace(events, rank=rank, path=f"rank{rank}.json")
+
+
+def gain_ns(inputs: Any, **change: Any) -> float:
+    """Return the gain of a change."""
+    gain: float = ta.what_if(inputs, **change).changes["gain_ns"][0]
+    return gain
+
+
+def test_replay_of_the_unchanged_run_is_the_recording() -> None:
+    result = ta.what_if(training())
+    assert abs(result.error_frac) < 1e-5
+    assert result.start_error_p95_ns < 1 * US
+    assert result.missing == result.inferred == 0
+
+
+def test_loading_before_each_synchronised_step_gains_all_of_it() -> None:
+    assert gain_ns(training(), free="data-loading") == pytest.approx(2 * MS, rel=0.01)
+    assert gain_ns(training(), scale="_MultiProcessing.*__next__=2") == pytest.approx(
+        1 * MS, rel=0.01
+    )
+
+
+def test_loading_during_the_kernels_gains_nothing() -> None:
+    ahead = training(synchronise=False)
+    assert gain_ns(ahead, free="data-loading") == pytest.approx(0, abs=10 * US)
+    assert gain_ns(ahead, scale="gemm=2") == pytest.approx(2.5 * MS, rel=0.01)
+
+
+def test_a_faster_kernel_gains_until_loading_is_the_longest_path() -> None:
+    ahead = training(synchronise=False)
+    assert gain_ns(ahead, free="gemm") == pytest.approx(3 * MS, rel=0.01)
+
+
+def test_without_synchronisation_loading_overlaps() -> None:
+    assert gain_ns(training(), free="synchronisation") == pytest.approx(2 * MS, rel=0.01)
+
+
+@pytest.fixture
+def late() -> list[Trace]:
+    """Two ranks, the second of which loads 6 ms instead of 2 ms."""
+    return [
+        training(rank=0, other_load=6 * MS),
+        training(rank=1, load=6 * MS, other_load=2 * MS),
+    ]
+
+
+def test_ranks_wait_for_the_one_that_loads(late: list[Trace]) -> None:
+    assert gain_ns(late, typical_rank=1) == pytest.approx(4 * MS, rel=0.02)
+    assert gain_ns(late, typical_rank=0) <= 10 * US
+    assert gain_ns(late, free="data-loading") == pytest.approx(6 * MS, rel=0.02)
+    assert gain_ns(late, no_wait=True) == pytest.approx(0, abs=0.02 * MS)
+    assert gain_ns(late, network=2) == pytest.approx(0.05 * MS, rel=0.1)
+
+
+def test_usual_changes_are_sorted_by_gain(late: list[Trace]) -> None:
+    changes = ta.what_if(late).changes
+    assert changes["change"][0] == "no time in the data loader"
+    assert "rank 1 like the others" in changes["change"].to_list()
+    assert changes["gain_ns"].is_sorted(descending=True)
+
+
+def test_a_longest_path_goes_through_the_late_rank(late: list[Trace]) -> None:
+    path = ta.critical_path(late)
+    assert path.ranks["rank"][0] == 1
+    shares = dict(path.classes.select("kind", "time_frac").iter_rows())
+    assert shares["data loading"] == pytest.approx(6 / 11.1, rel=0.02)
+    assert shares["kernels"] == pytest.approx(5 / 11.1, rel=0.02)
+
+
+def test_a_wait_for_a_copy_on_another_stream_is_inferred() -> None:
+    events = []
+    for number in range(STEPS):
+        at, ids = number * 10 * MS, {"correlation": 4 * number + 1}
+        copied = {"correlation": 4 * number + 2}
+        events += [
+            step(number, at, 10 * MS),
+            host("cuda_runtime", "cudaMemcpyAsync", at, 2 * US, **copied),
+            host("cuda_runtime", "cudaEventRecord", at + 3 * US, US),
+            host("cuda_runtime", "cudaStreamWaitEvent", at + 5 * US, US),
+            host("cuda_runtime", "cudaLaunchKernel", at + 7 * US, 2 * US, **ids),
+            device("Memcpy HtoD (Pinned -> Device)", at + 8 * US, 4 * MS, stream=13,
+                   kind="gpu_memcpy", **copied),
+            device(GEMM, at + 4 * MS + 10 * US, 5 * MS, **ids),
+            host("cuda_runtime", "cudaDeviceSynchronize", at + 10 * US, 9 * MS + 3 * US),
+        ]  # fmt: skip
+    result = ta.what_if(trace(events), scale="Memcpy HtoD=2")
+    assert result.inferred >= STEPS
+    assert result.changes["gain_ns"][0] == pytest.approx(2 * MS, rel=0.01)
+
+
+def test_nothing_can_be_replayed_without_launch_calls() -> None:
+    work = [device(GEMM, number * MS, 900 * US) for number in range(5)]
+    for analysis in (ta.what_if, ta.critical_path):
+        with pytest.raises(MissingData, match="launch calls of 5 of 5"):
+            analysis(trace(work))
+        with pytest.raises(MissingData, match="no GPU work"):
+            analysis(trace([host("cpu_op", "aten::mm", 0, MS)]))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"scale": "gemm"}, {"scale": "gemm=0"}, {"scale": "gemm=x"}, {"free": "("}, {"network": 0},
+     {"typical_rank": 7}, {"typical_rank": "x"}, {"typical_stage": 0}],
+)  # fmt: skip
+def test_changes_that_do_not_exist(change: dict[str, Any]) -> None:
+    with pytest.raises(OptionError):
+        ta.what_if(training(), **change)
+
+
+# --- invariants --------------------------------------------------------------------------------
+
+WORK = st.tuples(st.integers(1, 50), st.integers(1, 400), st.sampled_from((7, 20)), st.booleans())
+
+
+def program(work: list[tuple[int, int, int, bool]]) -> Trace:
+    """Return a program of pauses, kernels on two streams, and synchronisations."""
+    events, at = [], 0
+    free = {7: 0, 20: 0}
+    for number, (pause, length, stream, waits) in enumerate(work):
+        at += pause * US
+        ids = {"correlation": number + 1}
+        events.append(host("cuda_runtime", "cudaLaunchKernel", at, 2 * US, **ids))
+        start = max(at + 4 * US, free[stream] + US)
+        free[stream] = start + length * US
+        events.append(device(f"kernel_{length % 3}", start, length * US, stream=stream, **ids))
+        at += 2 * US
+        if waits:
+            done = max(at + 2 * US, *(time + 2 * US for time in free.values()))
+            events.append(host("cuda_runtime", "cudaDeviceSynchronize", at, done - at))
+            at = done
+    return trace(events)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(WORK, min_size=4, max_size=30))
+def test_no_change_gains_nothing_and_less_time_is_never_longer(
+    work: list[tuple[int, int, int, bool]],
+) -> None:
+    run = program(work)
+    unchanged = ta.what_if(run, free="no such kernel")
+    assert abs(unchanged.error_frac) < 0.001
+    assert unchanged.changes["gain_ns"][0] == 0
+    for change in ({"scale": "kernel_1=2"}, {"free": "launches"}, {"free": "synchronisation"}):
+        assert gain_ns(run, **change) >= -1
+    one, other = (gain_ns(run, scale=both) for both in (
+        ["kernel_1=2", "kernel_2=3"], ["kernel_2=3", "kernel_1=2"]))  # fmt: skip
+    assert one == other
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(WORK, min_size=4, max_size=30))
+def test_shares_of_the_longest_path_add_up(work: list[tuple[int, int, int, bool]]) -> None:
+    check_path(ta.critical_path(program(work)))
+
+
+def check_path(path: Any) -> None:
+    """Check that the path has no gap and its shares add up to the step time."""
+    for table in (path.classes, path.names, path.ranks):
+        assert table["time_frac"].sum() == pytest.approx(1)
+        assert table["time_ns"].sum() == pytest.approx(path.step_ns)
+        assert table["time_ns"].min() > 0
+    ends = (path.path["at_ns"] + path.path["time_ns"]).head(-1)
+    assert (ends - path.path["at_ns"].tail(-1)).abs().max() < 10
+
+
+@pytest.mark.parametrize("path", ["nccl_8ranks", "ddp_2ranks"])
+def test_fixtures_are_replayed(path: str) -> None:
+    folder = ROOT / "fixtures" / path
+    if not folder.exists():
+        pytest.skip(f"no fixture {path}")
+    try:
+        result = ta.what_if(folder)
+    except MissingData as error:
+        pytest.skip(str(error))
+    assert abs(result.error_frac) < 0.02
+    check_path(ta.critical_path(folder))
+
+
+# --- published numbers and simulated jobs --------------------------------------------------------
+
+FREE = ("launches", "host-code")
+PUBLISHED = (
+    ({"free": FREE}, 2.172697),
+    ({"free": (*FREE, "communication")}, 2.051408),
+    ({"free": FREE, "scale": "backward_compute=2"}, 1.549116),
+    ({"free": (*FREE, "optimizer_kernel")}, 2.129564),
+    ({"free": FREE, "typical_stage": 3, "typical": "all"}, 1.771040),
+    ({"free": FREE, "typical_stage": (0, 1, 2), "typical": "all"}, 2.271412),
+    ({"free": FREE, "typical_rank": 7, "typical": "all"}, 2.162352),
+    ({"free": FREE, "typical_rank": tuple(range(7)), "typical": "all"}, 2.270836),
+    ({"free": FREE, "typical_rank": tuple(range(8)), "typical": "all"}, 1.843296),
+)
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize(("change", "seconds"), PUBLISHED)
+def test_published_replays_of_a_pipeline(
+    shared: Path, change: dict[str, Any], seconds: float
+) -> None:
+    """OSDI'25, "Understanding Stragglers in Large Model Training", job ST."""
+    result = ta.what_if(shared / "data" / "whatif" / "kineto", **change)
+    assert result.recorded_ns / 1e9 == pytest.approx(2.214448, rel=1e-5)
+    assert result.changes["step_ns"][0] / 1e9 == pytest.approx(seconds, rel=1e-5)
+    assert result.inferred == 0
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize(
+    ("fault", "family", "world", "change"),
+    [
+        ("one-slow-kernel", "single", 1, {"free": "indexing_backward"}),
+        ("loader-slow", "single", 1, {"free": "data-loading"}),
+        ("slow-gpu", "data-parallel", 4, {"typical_rank": None}),
+        ("unfused-pointwise", "sharded", 4, {"free": "MulFunctor"}),
+        ("garbage-collection-on-one-rank", "sharded", 4, {"free": "host-code"}),
+        ("device-copies", "single", 1, {"free": "Memcpy DtoD"}),
+    ],
+)
+def test_gain_is_that_of_the_job_without_the_fault(
+    fault: str, family: str, world: int, change: dict[str, Any], tmp_path: Path
+) -> None:
+    plan = Plan(fault, (FAULTS[fault],), 11, family, world, record=("marks",))
+    job, healthy = plan.base_job(), plan.base_job()
+    (expected,) = plan._inject(job, plan._sizes(plan._wall_us()))
+    paths = []
+    for name, one in (("faulty", job), ("healthy", healthy)):
+        (tmp_path / name).mkdir()
+        write_kineto(one, simulate(one, program_of(one)), tmp_path / name)
+        paths.append(tmp_path / name)
+    given = {key: expected.rank if value is None else value for key, value in change.items()}
+    result = ta.what_if(paths[0], **given)
+    true = result.recorded_ns - ta.what_if(paths[1], scale="no such kernel=2").recorded_ns
+    gain = result.changes["gain_ns"][0]
+    assert abs(gain - true) <= max(0.1 * true, 0.01 * result.recorded_ns)
+
+
+def test_tables_have_the_documented_columns() -> None:
+    result = ta.what_if(training())
+    assert result.changes.columns == ["change", "step_ns", "gain_ns", "gain_frac"]
+    assert set(result.steps["run"]) >= {"recorded", "replayed"}
+    assert result.steps.filter(pl.col("run") == "recorded").height == STEPS - 1

@@ -1,0 +1,101 @@
+"""The longest path of a run, within its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import polars as pl
+
+from traceanalyzer.analyzers.base import Analyzer, Needs
+from traceanalyzer.analyzers.common.columns import ratio
+from traceanalyzer.analyzers.critical_path.options import Options
+from traceanalyzer.analyzers.critical_path.result import CriticalPath
+from traceanalyzer.analyzers.replay import engine, program
+from traceanalyzer.analyzers.replay.path import longest_path
+from traceanalyzer.analyzers.replay.program import Program
+from traceanalyzer.trace import Trace
+
+
+def needs(_options: Options) -> Needs:
+    """Device work and host activity."""
+    return program.needs()
+
+
+def measure(trace: Trace, _options: Options) -> Program:
+    """Return the program of one rank.
+
+    Raises:
+        MissingData: no device work was recorded, or too few of its launch calls.
+    """
+    return program.build(trace)
+
+
+def more(parts: Sequence[Program], _options: Options) -> Needs | None:
+    """Read arguments too if they tell which event a stream waits for."""
+    unread = any(part.unread_events for part in parts)
+    return program.needs(with_arguments=True) if unread else None
+
+
+def combine(
+    parts: Sequence[Program], _options: Options, _base: Sequence[Program] = ()
+) -> CriticalPath:
+    """Follow the longest path through all ranks.
+
+    Raises:
+        MissingData: the replay without a change differs too much from the recording.
+    """
+    job = engine.job_of(parts)
+    times, error = engine.checked_replay(job)
+    bounds = engine.step_bounds(job, times)
+    path = _within(longest_path(job, times), bounds)
+    ranks = pl.Series([one.rank for one in job.programs], dtype=pl.Int64)
+    path = path.with_columns(rank=ranks[path["program"]], time_ns=pl.col("end") - pl.col("start"))
+    steps = len(bounds)
+    waits = pl.concat([one.waits["inferred"] for one in job.programs])
+    return CriticalPath(
+        classes=_summed(path, steps, "kind"),
+        names=_summed(path, steps, "kind", "name"),
+        ranks=_summed(path, steps, "rank"),
+        path=_joined(path, job.begins[0]),
+        steps=steps,
+        step_ns=float(path["time_ns"].sum()) / steps,
+        error_frac=error,
+        edges=waits.len(),
+        inferred=int(waits.sum()),
+    )
+
+
+CRITICAL_PATH = Analyzer("critical_path", Options, needs, measure, combine, more=more)
+
+
+def _within(path: pl.DataFrame, bounds: Sequence[tuple[float, float]]) -> pl.DataFrame:
+    """Cut the path to the time of the steps, without parts that take no time."""
+    first, last = min(begin for begin, _ in bounds), max(end for _, end in bounds)
+    cut = path.with_columns(
+        start=pl.col("start").clip(first, last), end=pl.col("end").clip(first, last)
+    )
+    return cut.filter(pl.col("end") > pl.col("start"))
+
+
+def _summed(path: pl.DataFrame, steps: int, *by: str) -> pl.DataFrame:
+    """Return the mean time per step by class, name or rank, the most first; and its share."""
+    whole = pl.lit(float(path["time_ns"].sum()))
+    sums = path.group_by(by).agg(
+        parts=pl.len().cast(pl.Int64), time_ns=pl.col("time_ns").sum() / steps
+    )
+    shares = sums.with_columns(time_frac=ratio("time_ns", whole / steps))
+    return shares.sort("time_ns", *by, descending=[True, *(False for _ in by)], nulls_last=True)
+
+
+def _joined(path: pl.DataFrame, begin: float) -> pl.DataFrame:
+    """Join neighbours of one rank, class and name: at_ns from the begin of the run, time_ns."""
+    key = pl.struct("program", "kind", "name").rle_id()
+    return (
+        path.group_by(run=key, maintain_order=True)
+        .agg(
+            pl.col("rank", "kind", "name").first(),
+            at_ns=pl.col("start").first() - begin,
+            time_ns=pl.col("time_ns").sum(),
+        )
+        .drop("run")
+    )

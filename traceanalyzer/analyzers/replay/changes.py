@@ -1,0 +1,252 @@
+"""Changes of a program: what a fix would make shorter, or would no longer wait for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import polars as pl
+
+from traceanalyzer.analyzers.common.device_work import MEMORY
+from traceanalyzer.analyzers.common.names import matcher
+from traceanalyzer.analyzers.replay.engine import Job, Weights
+from traceanalyzer.analyzers.replay.program import Floats, Ints, Program
+from traceanalyzer.errors import OptionError
+
+LAUNCHES, LOADING, CODE = "launches", "data-loading", "host-code"
+SYNCHRONISATION, COMMUNICATION, COPIES = "synchronisation", "communication", "copies"
+#: Classes of time that ``free`` knows by name, and what a change of them is called.
+CLASSES = {
+    LOADING: "no time in the data loader",
+    LAUNCHES: "no time to launch",
+    CODE: "no other host code",
+    SYNCHRONISATION: "no waiting for the device on the host",
+    COPIES: "no copies",
+    COMMUNICATION: "no time for transfers",
+}
+_POINT_TO_POINT = ("send", "recv", "send_recv")
+
+
+@dataclass(frozen=True)
+class Change:
+    """What is different from the recorded run; all parts apply together.
+
+    Attributes:
+        free: names of :data:`CLASSES`, and regular expressions of kernels and annotations whose
+            time is 0.
+        scale: regular expressions of kernels and annotations with the factor by which they become
+            faster: ``flash_.*=2``.
+        typical_ranks: ranks whose kernels, transfers and host times become the mean of the other
+            ranks; of all ranks if all are chosen.
+        network: factor by which transfers become faster.
+        no_wait: collectives do not wait for other ranks.
+    """
+
+    free: tuple[str, ...] = ()
+    scale: tuple[str, ...] = ()
+    typical_ranks: tuple[int, ...] = ()
+    network: float = 1.0
+    no_wait: bool = False
+
+    @property
+    def text(self) -> str:
+        """The change in words."""
+        parts = [CLASSES.get(name, f"no time in {name}") for name in self.free]
+        parts += ["{} {} times as fast".format(*item.rpartition("=")[::2]) for item in self.scale]
+        if self.typical_ranks:
+            ranks = ", ".join(map(str, self.typical_ranks))
+            parts.append(f"rank{'s' * (len(self.typical_ranks) > 1)} {ranks} like the others")
+        if self.network != 1:
+            parts.append(f"network {self.network:g} times as fast")
+        return ", ".join([*parts, *(["no waiting for other ranks"] if self.no_wait else [])])
+
+
+def changed(job: Job, change: Change, *, typical_of_all: bool = False) -> list[Weights]:
+    """Return the times of all ranks with a change.
+
+    Args:
+        job: the programs of all ranks.
+        change: the change.
+        typical_of_all: typical times are means (of transfers: medians) over all ranks, with those
+            that change, as in Lin et al., OSDI'25.
+
+    Raises:
+        OptionError: a regular expression or a factor is not valid.
+    """
+    weights = [_without(change.free, *pair) for pair in _pairs(job)]
+    for pattern, factor in _factors(change):
+        weights = [
+            _faster(one, program, pattern, factor)
+            for one, program in zip(weights, job.programs, strict=True)
+        ]
+    if change.typical_ranks:
+        weights = _typical(job, weights, set(change.typical_ranks), of_all=typical_of_all)
+    return [
+        replace(one, transfer=one.transfer / change.network, together=not change.no_wait)
+        for one in weights
+    ]
+
+
+def _pairs(job: Job) -> Iterator[tuple[Weights, Program]]:
+    return zip(job.weights, job.programs, strict=True)
+
+
+def _factors(change: Change) -> Iterator[tuple[str, float]]:
+    """Yield pattern and factor: infinite for time that becomes 0."""
+    for pattern in change.free:
+        if pattern not in CLASSES:
+            yield pattern, np.inf
+    for item in change.scale:
+        pattern, _, factor = item.rpartition("=")
+        try:
+            value = float(factor)
+        except ValueError:
+            value = 0.0
+        if not pattern or not value > 0:
+            raise OptionError(f"--scale {item!r}: use REGEX=FACTOR with a factor above 0")
+        yield pattern, value
+
+
+def _without(free: Sequence[str], weights: Weights, program: Program) -> Weights:
+    """Return the times without the classes of time that are free."""
+    zero = {
+        LOADING: ("loader",),
+        CODE: ("code",),
+        LAUNCHES: ("launch", "call", "latency", "lag", "rest"),
+        COMMUNICATION: ("transfer",),
+    }
+    names = [name for kind in free for name in zero.get(kind, ())]
+    weights = replace(weights, **{name: np.zeros_like(getattr(weights, name)) for name in names})
+    if SYNCHRONISATION in free:
+        kept = ~(program.calls["kind"] == "synchronise").fill_null(value=False).to_numpy()
+        weights = replace(weights, waits=weights.waits & kept)
+    of_kind = {COPIES: MEMORY, COMMUNICATION: COMMUNICATION}
+    for kind in {*of_kind} & {*free}:
+        is_kind = (program.work["work_kind"] == of_kind[kind]).to_numpy()
+        weights = replace(weights, duration=np.where(is_kind, 0.0, weights.duration))
+    return weights
+
+
+def _faster(weights: Weights, program: Program, pattern: str, factor: float) -> Weights:
+    """Divide the time of kernels and annotations whose name matches."""
+    matches = matcher([pattern])
+    ranges = [number for number, name in enumerate(program.ranges) if matches(name)]
+    in_range = program.work["range"].is_in(ranges).fill_null(value=False).to_numpy()
+    names = program.work["name"].unique().drop_nulls()
+    hits = [name for name in names.cast(pl.String).to_list() if matches(name)]
+    by_name = program.work["name"].cast(pl.String).is_in(hits).fill_null(value=False).to_numpy()
+    called, before = (
+        program.calls[name].is_in(ranges).fill_null(value=False).to_numpy()
+        for name in ("range", "range_before")
+    )
+
+    def divided(times: Floats, where: object) -> Floats:
+        return np.where(where, times / factor, times)  # type: ignore[call-overload, no-any-return]
+
+    work = in_range | by_name
+    return replace(
+        weights,
+        duration=divided(weights.duration, work),
+        transfer=divided(weights.transfer, work),
+        loader=divided(weights.loader, before),
+        launch=divided(weights.launch, before),
+        code=divided(weights.code, before),
+        call=divided(weights.call, called),
+    )
+
+
+# --- typical ranks -----------------------------------------------------------------------------
+
+
+def _typical(
+    job: Job, weights: Sequence[Weights], ranks: set[int], *, of_all: bool
+) -> list[Weights]:
+    """Give the chosen ranks the times of the others: by kernel, collective, and host time."""
+    chosen = [program.rank in ranks for program in job.programs]
+    of_all = of_all or all(chosen)
+    rows = pl.concat(
+        _work_times(number, one, program, job.groups[number][0])
+        for number, (one, program) in enumerate(zip(weights, job.programs, strict=True))
+    )
+    is_chosen = pl.Series(chosen)[rows["program"]]
+    peers = rows if of_all else rows.filter(~is_chosen)
+    usual = peers.group_by("kind", "is_transfer").agg(
+        usual=pl.when(pl.col("is_transfer").first())
+        .then(pl.col("time").median())
+        .otherwise(pl.col("time").mean())
+    )
+    rows = rows.join(usual, on=["kind", "is_transfer"], how="left", maintain_order="left")
+    time = pl.when(is_chosen).then(pl.coalesce("usual", "time")).otherwise("time")
+    rows = rows.with_columns(time=time)
+    hosts = {name: _host_factors(weights, chosen, name) for name in ("loader", "launch", "code")}
+    typical = []
+    for number, one in enumerate(weights):
+        times = rows.filter(program=number)
+        values, is_transfer = times["time"].to_numpy(), times["is_transfer"].to_numpy()
+        host = {
+            name: getattr(one, name) * (factors[number] if not of_all else 1.0)
+            for name, factors in hosts.items()
+        }
+        typical.append(
+            replace(
+                one,
+                duration=np.where(is_transfer, one.duration, values),
+                transfer=np.where(is_transfer, values, one.transfer),
+                **host,
+            )
+        )
+    return typical
+
+
+def _work_times(number: int, weights: Weights, program: Program, group: Ints) -> pl.DataFrame:
+    """Return program, kind, time and whether it is a transfer, for each row of work."""
+    is_transfer = pl.Series(group) >= 0
+    collective = pl.concat_str(
+        pl.col("name").cast(pl.String),
+        pl.col("collective").fill_null(""),
+        pl.col("group").fill_null("").str.replace_all(r"[\d,\[\]-]+", ""),
+        separator="|",
+    )
+    return program.work.select(
+        program=pl.lit(number, pl.Int64),
+        kind=pl.when(is_transfer).then(collective).otherwise(pl.col("name").cast(pl.String)),
+        is_transfer=is_transfer,
+        time=pl.when(is_transfer)
+        .then(pl.Series(weights.transfer))
+        .otherwise(pl.Series(weights.duration)),
+    )
+
+
+def _host_factors(weights: Sequence[Weights], chosen: Sequence[bool], name: str) -> list[float]:
+    """Return by what the host times of each rank are multiplied: 1 for those not chosen."""
+    sums = [float(getattr(one, name).sum()) for one in weights]
+    others = [total for total, is_chosen in zip(sums, chosen, strict=True) if not is_chosen]
+    usual = float(np.mean(others)) if others else 0.0
+    return [
+        usual / total if is_chosen and total > 0 and others else 1.0
+        for total, is_chosen in zip(sums, chosen, strict=True)
+    ]
+
+
+# --- pipeline stages ---------------------------------------------------------------------------
+
+
+def stages(job: Job) -> list[tuple[int, ...]]:
+    """Return the ranks of each pipeline stage, from the ranks that send to each other.
+
+    Ranks that are joined by sends and receives are one pipeline; its n-th rank is of stage n.
+    """
+    of: dict[int, set[int]] = {}
+    for program in job.programs:
+        kinds = program.work.filter(pl.col("collective").cast(pl.String).is_in(_POINT_TO_POINT))
+        for group in kinds["group"].unique().drop_nulls():
+            ranks = {int(text) for text in re.findall(r"\d+", group.rpartition("[")[2])}
+            joined = set().union(ranks, *(of.get(rank, {rank}) for rank in ranks))
+            of |= dict.fromkeys(joined, joined)
+    pipelines = sorted({tuple(sorted(ranks)) for ranks in of.values()})
+    depth = {len(ranks) for ranks in pipelines}
+    if len(depth) != 1 or depth == {1}:
+        return []
+    return [tuple(stage) for stage in zip(*pipelines, strict=True)]

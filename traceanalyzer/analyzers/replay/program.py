@@ -1,0 +1,603 @@
+"""The program of one rank: host calls, device work, and what each of them waits for.
+
+Sources: CUDA C++ Programming Guide (streams, events); Lumos, arXiv 2504.09307, for edges between
+streams; OSDI'25 "Understanding Stragglers in Large Model Training Using What-if Analysis" for
+transfers of collectives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from traceanalyzer.analyzers.base import Needs
+from traceanalyzer.analyzers.comm_outliers.collectives import communication
+from traceanalyzer.analyzers.common import clocks, step_marks
+from traceanalyzer.analyzers.common.device_work import COMMUNICATION, device_work
+from traceanalyzer.analyzers.common.launching import launch_rows
+from traceanalyzer.analyzers.common.names import matching, named, starting_with
+from traceanalyzer.analyzers.gpu_idle import causes
+from traceanalyzer.errors import MissingData
+from traceanalyzer.frames import intervals, linking, nesting
+from traceanalyzer.trace import Trace, record_hint
+from traceanalyzer.vocabulary import (
+    DEVICE_WORK,
+    HOST_COLLECTIVE_PREFIXES,
+    HOST_KINDS,
+    LAUNCH_KINDS,
+    SYNCHRONISING_CALLS,
+)
+
+#: Device work starts at most this long after its launch call if nothing else delays it.
+LATENCY_NS = 10_000
+#: Work follows the work that it waits for within this time if nothing else delays it ...
+GAP_NS = 2_000
+#: ... or within this time if it was launched long before.
+LONG_GAP_NS = 10_000
+#: Times of host and device that differ by less are equal.
+ROUNDING_NS = 2_000
+#: A launch call that takes this long may wait for a free entry of the launch queue ...
+BLOCKED_NS = 50_000
+#: ... if this many launches are queued.
+QUEUED = 500
+#: Without recorded operators, pauses between calls that are longer are host code.
+PAUSE_NS = 50_000
+
+#: Without a recorded launch call for this share of the work, the program is not known.
+MOST_MISSING = 0.25
+
+_RECORDS = r"^(?:cuda|hip|cu)EventRecord"
+_WAITS = r"^(?:cuda|hip|cu)StreamWait"
+_FREES = r"^(?:cuda|hip|cu)(?:Mem)?(?:Free|Malloc|Alloc)"
+_COPIES = r"(?i)memcpy"
+#: Calls of MPI in which ranks wait for each other.
+_MPI = r"^MPI_(?:All|Bar|Bcast|Ex?[Ss]can|Gather|Neighbor|Reduce|Scan|Scatter)"
+_HOST_COLLECTIVES = (starting_with(*HOST_COLLECTIVE_PREFIXES), _MPI)
+_LANE = ["device", "stream"]
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Program(clocks.Origin):
+    """The program of one rank. Times are on the clock of the file, in ns.
+
+    Attributes:
+        world_size: number of ranks of the job, or None.
+        calls: host calls that launch device work or wait for it, in order: name, start, end; thread
+            (threads that launch kernels count as one), loader_ns, launch_ns, code_ns: the time
+            since the previous call of the thread in the data loader, in operators and calls, in
+            other code; call_ns, the time in the call without waiting; tail_ns, from the end of the
+            work that the call waits for to the end of the call; kind: ``synchronise``,
+            ``copy``, ``queue``, ``collective``, or null; step (number); group, a collective on the
+            host; range, the number of the innermost annotation, and range_before, of the time
+            before the call.
+        work: device work in order of launch: call (row of calls, null if not recorded), device,
+            stream, start, end, name, work_kind, step; after, the row of work that it follows on its
+            stream (-1: none); latency_ns after the launch call, lag_ns after the work that it waits
+            for, rest_ns, unexplained; collective, group, size, seq of a collective; range.
+        waits: work (row) or call (row), and after, the row of work that it waits for; inferred.
+        steps: step, start, end of the marks on the host.
+        ranges: names of annotations.
+        missing: number of rows of work without a launch call.
+        unread_events: the events that streams wait for are in arguments that were not read.
+        apart: the steps were not recorded one after another.
+    """
+
+    world_size: int | None
+    calls: pl.DataFrame
+    work: pl.DataFrame
+    waits: pl.DataFrame
+    steps: pl.DataFrame
+    ranges: tuple[str, ...]
+    missing: int
+    unread_events: bool
+    apart: bool
+
+
+def needs(*, with_arguments: bool = False) -> Needs:
+    """Return the data that a program is built from."""
+    kinds = {*DEVICE_WORK, *HOST_KINDS, "cuda_sync"} - {"osrt", "overhead"}
+    return Needs(kinds, step_marks.MARK_NAMES, ("args",) if with_arguments else ())
+
+
+def build(trace: Trace) -> Program:
+    """Return the program of the rank of a trace.
+
+    Raises:
+        MissingData: no device work was recorded, or too few of its launch calls.
+    """
+    work = device_work(trace)
+    launched_by = launch_rows(trace, work)
+    _require_launches(trace, launched_by)
+    calls = _calls(trace, work, launched_by)
+    order, call = _launch_order(calls, work, launched_by)
+    work, call = work[order], call[order]
+    steps = step_marks.steps(trace)
+    by_kernels = step_marks.by_kernels(steps)
+    at_call = calls["start"].to_numpy()[np.maximum(call, 0)] if calls.height else call
+    launched_at = pl.Series(at_call)
+    by_start = pl.when(pl.Series((call < 0) | by_kernels)).then(work["start"])
+    at = pl.select(by_start.otherwise(launched_at)).to_series()
+    work = work.with_columns(step=_step_of(at, steps), lane=_lanes(work))
+    edges = _event_edges(trace, calls, work, call)
+    chain = _stream_order(work, call)
+    unexplained = _delays(work, calls, call, _ready(work, edges, chain))
+    edges = pl.concat([edges, _coincidences(unexplained)])
+    work = _delays(work, calls, call, _ready(work, edges, chain))
+    calls, blocking = _blocking(trace, calls, work, call)
+    ranges, of_call, of_work = _ranges(trace, calls, work, call)
+    missing = int((call < 0).sum())
+    return Program(
+        **clocks.origin(trace.meta),
+        world_size=trace.meta.world_size,
+        calls=calls.with_columns(
+            step=_step_of(calls["start"], steps if not by_kernels else steps.clear()),
+        )
+        .hstack(of_call)
+        .drop("event"),
+        work=_described(trace, work).with_columns(
+            pl.Series("call", call).replace(-1, None),
+            after=pl.Series(chain),
+            range=of_work,
+        ),
+        waits=pl.concat([edges, blocking], how="diagonal"),
+        steps=steps[["step", "start", "end"]],
+        ranges=tuple(ranges.to_list()),
+        missing=missing,
+        unread_events="args" not in trace.events.columns
+        and bool((trace.events["kind"] == "cuda_sync").any()),
+        apart=_apart(steps["step"].to_list()),
+    )
+
+
+def _require_launches(trace: Trace, launched_by: nesting.Rows) -> None:
+    count, missing = launched_by.size, int((launched_by == nesting.ROOT).sum())
+    path = trace.meta.path
+    if not count:
+        hint = record_hint(trace.meta, "device work")
+        raise MissingData(f"{path}: no GPU work was recorded, so nothing can be replayed; {hint}")
+    if missing > MOST_MISSING * count:
+        raise MissingData(
+            f"{path}: the launch calls of {missing:,} of {count:,} kernels and copies were not "
+            "recorded, so it is not known what they waited for"
+        )
+
+
+def _apart(names: list[str | None]) -> bool:
+    """Whether the numbers of the steps jump: only some steps were recorded."""
+    digits = [int(text) for text in (_last_number(name) for name in names) if text is not None]
+    return any(b - a > 1 for a, b in pairwise(digits))
+
+
+def _last_number(name: str | None) -> str | None:
+    digits = (name or "").rpartition("#")[2]
+    return digits if digits.isdecimal() else None
+
+
+def _step_of(at: pl.Series, steps: pl.DataFrame) -> pl.Series:
+    """Return the number of the step at each time; null outside of steps."""
+    points = pl.DataFrame({"ts": at})
+    return linking.label_by_interval(points, steps[["start", "end"]])["interval"].alias("step")
+
+
+# --- host calls ------------------------------------------------------------------------------
+
+
+def _calls(trace: Trace, work: pl.DataFrame, launched_by: nesting.Rows) -> pl.DataFrame:
+    """Return the calls that matter: event, name, start, end, thread, and the time before each."""
+    names = trace.names
+    matter = [*SYNCHRONISING_CALLS, _RECORDS, _WAITS, _FREES]
+    launching = np.zeros(trace.events.height, bool)
+    launching[launched_by[launched_by != nesting.ROOT]] = True
+    is_call = pl.col("kind").is_in(LAUNCH_KINDS) & named(names, matter)
+    if work.filter(pl.col("work_kind") == COMMUNICATION).is_empty():
+        is_call |= pl.col("kind").is_in(("cpu_op", "user_annotation", "mpi", "other")) & named(
+            names, _HOST_COLLECTIVES
+        )
+    closed = pl.col("tid").is_not_null() & (pl.col("dur") >= 0)
+    event = trace.events.select((closed & (is_call | pl.Series(launching))).arg_true()).to_series()
+    rows = trace.events[["name", "kind", "pid", "tid", "ts", "dur"]][event]
+    calls = rows.select(
+        event.alias("event"), "name", "kind", "pid", "tid",
+        start="ts", end=pl.col("ts") + pl.col("dur"), launching=pl.Series(launching)[event],
+    )  # fmt: skip
+    kernel_threads = calls.filter("launching", ~named(names, [_COPIES]))["tid"].unique()
+    thread = pl.when(pl.col("tid").is_in(kernel_threads.implode())).then(-1).otherwise("tid")
+    calls = calls.with_columns(thread=thread).sort("start", "event")
+    before = pl.col("end").cum_max().shift(1).over("thread")
+    since = pl.max_horizontal(pl.min_horizontal(before, "start").fill_null(pl.col("start")))
+    overlap = (pl.coalesce(before, "start") - pl.col("start")).clip(lower_bound=0)
+    calls = calls.with_columns(
+        since=since, call_ns=(pl.col("end") - pl.col("start") - overlap).clip(lower_bound=0)
+    )
+    return calls.with_columns(_host_time(trace, calls)).drop("kind", "since", "launching")
+
+
+def _host_time(trace: Trace, calls: pl.DataFrame) -> list[pl.Series]:
+    """Divide the time before each call: in the data loader, in operators and calls, elsewhere."""
+    windows = calls.select("thread", start="since", end="start")
+    threads = calls.unique(["pid", "tid"])[["pid", "tid", "thread"]]
+    host = trace.events[["kind", "name", "pid", "tid", "ts", "dur"]].filter(
+        pl.col("kind").is_in(HOST_KINDS) & (pl.col("dur") > 0)
+    )
+    host = host.join(threads, on=["pid", "tid"], nulls_equal=True)
+    spans = host.select("kind", "name", "thread", start="ts", end=pl.col("ts") + pl.col("dur"))
+    loader = spans.filter(
+        pl.col("kind").is_in(causes.DATALOADER_KINDS), named(trace.names, causes.DATALOADER)
+    )
+    operators = spans.filter(pl.col("kind").is_in(("cpu_op", *LAUNCH_KINDS)))
+    length = windows["end"] - windows["start"]
+    lane = ["thread"]
+    loading = intervals.overlap_with(windows, loader, lane)["overlap"]
+    both = intervals.overlap_with(windows, pl.concat([loader, operators]), lane)["overlap"]
+    launching = both - loading
+    if not (spans["kind"] == "cpu_op").any():
+        short = (length - loading) <= PAUSE_NS
+        launching = pl.select(
+            pl.when(short).then(length - loading).otherwise(launching)
+        ).to_series()
+    return [
+        loading.alias("loader_ns"),
+        launching.alias("launch_ns"),
+        (length - loading - launching).alias("code_ns"),
+    ]
+
+
+def _launch_order(
+    calls: pl.DataFrame, work: pl.DataFrame, launched_by: nesting.Rows
+) -> tuple[Ints, Ints]:
+    """Return the order in which work was launched, and the call of each row of work (-1: none).
+
+    Work without a call comes before the first call that began after the work.
+    """
+    events = calls["event"].to_numpy()
+    by_event = np.argsort(events, kind="stable")
+    place = np.searchsorted(events[by_event], launched_by)
+    known = launched_by != nesting.ROOT
+    call = np.full(work.height, -1, np.int64)
+    call[known] = by_event[np.minimum(place, max(events.size - 1, 0))][known]
+    start = work["start"].to_numpy()
+    at = np.where(
+        known, call.astype(float), np.searchsorted(calls["start"].to_numpy(), start) - 0.5
+    )
+    return np.lexsort((np.arange(work.height), start, at)), call
+
+
+# --- device work -----------------------------------------------------------------------------
+
+
+def _lanes(work: pl.DataFrame) -> pl.Series:
+    return work.select(pl.struct(_LANE).rank("dense").cast(pl.Int64) - 1).to_series().alias("lane")
+
+
+def _stream_order(work: pl.DataFrame, call: Ints) -> Ints:
+    """Return the row of work that each row follows on its stream; -1 for the first.
+
+    That is the row before it. Nodes of one graph may run at the same time on one stream: such a row
+    follows the last one that had ended, and the row after the graph the one that ends last.
+    """
+    after = np.full(work.height, -1, np.int64)
+    lanes = work["lane"].to_numpy()
+    start, end = work["start"].to_numpy(), work["end"].to_numpy()
+    for lane in np.unique(lanes):
+        rows = np.flatnonzero(lanes == lane)
+        after[rows[1:]] = rows[:-1]
+        ends = np.maximum.accumulate(end[rows])
+        same_graph = (call[rows[1:]] == call[rows[:-1]]) & (call[rows[1:]] >= 0)
+        parallel = np.append(False, same_graph & (start[rows[1:]] < ends[:-1] - ROUNDING_NS))
+        if not parallel.any():
+            continue
+        by_end = rows[np.argsort(end[rows], kind="stable")]
+        place = np.searchsorted(end[by_end], start[rows[parallel]], "right") - 1
+        found = by_end[np.maximum(place, 0)]
+        after[rows[parallel]] = np.where((place >= 0) & (found < rows[parallel]), found, -1)
+        reached = np.flatnonzero(end[rows] == ends)
+        last = reached[np.searchsorted(reached, np.arange(rows.size), "right") - 1]
+        behind = np.flatnonzero(np.append(False, parallel[:-1]) & ~parallel)
+        after[rows[behind]] = rows[last[behind - 1]]
+    return after
+
+
+def _edges(row: Ints, after: Ints, *, inferred: bool) -> pl.DataFrame:
+    known = after >= 0
+    return pl.DataFrame(
+        {"work": row[known], "after": after[known], "inferred": np.full(known.sum(), inferred)},
+        schema={"work": pl.Int64, "after": pl.Int64, "inferred": pl.Boolean},
+    )
+
+
+def _ready(work: pl.DataFrame, edges: pl.DataFrame, chain: Ints) -> Floats:
+    """Return when all work that each row waits for had ended; -inf if it waits for none."""
+    end = work["end"].to_numpy().astype(float)
+    ready = np.where(chain >= 0, end[np.maximum(chain, 0)], -np.inf)
+    np.maximum.at(ready, edges["work"].to_numpy(), end[edges["after"].to_numpy()])
+    return ready
+
+
+def _delays(work: pl.DataFrame, calls: pl.DataFrame, call: Ints, ready: Floats) -> pl.DataFrame:
+    """Explain the start of each row: its launch call, the work that it waits for, or neither.
+
+    start = max(ready + lag, launch + latency) + rest.
+    """
+    start = work["start"].to_numpy().astype(float)
+    at = calls["start"].to_numpy().astype(float) if calls.height else np.zeros(1)
+    launch = np.where(call >= 0, at[np.maximum(call, 0)], -np.inf)
+    since, waited = start - ready, start - launch
+    by_work = (since <= GAP_NS) | ((since <= LONG_GAP_NS) & (waited > LATENCY_NS))
+    by_launch = ~by_work & (waited <= LATENCY_NS)
+    usual_gap = float(np.median(since[by_work & (since >= 0)])) if by_work.any() else 0.0
+    usual = np.median(waited[by_launch]) if by_launch.any() else LATENCY_NS / 2
+    latency = np.where(by_launch, waited, np.minimum(waited, usual))
+    lag = np.where(by_work, since, np.minimum(since, usual_gap))
+    expected = np.maximum(ready + lag, launch + latency)
+    rest = np.where(np.isfinite(expected), start - expected, 0.0)
+    return work.with_columns(
+        latency_ns=pl.Series(np.where(call >= 0, latency, 0.0)),
+        lag_ns=pl.Series(np.where(np.isfinite(ready), lag, 0.0)),
+        rest_ns=pl.Series(rest),
+    )
+
+
+def _described(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
+    """Add group, size and number of the collectives."""
+    rows = communication(trace, device_work(trace))
+    size = pl.coalesce("group_size", pl.col("group_ranks").str.count_matches(",") + 1)
+    group = pl.concat_str(
+        pl.coalesce("group", pl.col("stream").cast(pl.String)),
+        pl.col("group_ranks").fill_null(""),
+        separator=" ",
+    )
+    known = rows.filter(pl.col("stream").is_not_null()).select(
+        "event", "seq", "collective", group=group, size=size.cast(pl.Int64)
+    )
+    return work.join(known, on="event", how="left", maintain_order="left").drop(
+        "event", "pid", "correlation", "external_id", "bytes", "kind", "rank", "lane"
+    )
+
+
+# --- events of streams -----------------------------------------------------------------------
+
+
+def _event_edges(trace: Trace, calls: pl.DataFrame, work: pl.DataFrame, call: Ints) -> pl.DataFrame:
+    """Return which work waits for which: a stream waits for an event of another stream.
+
+    Exact where the events were recorded; otherwise a wait is for the record before it.
+    """
+    empty = _edges(np.zeros(0, np.int64), np.zeros(0, np.int64), inferred=False)
+    waiting = matching(trace.names, [_WAITS])
+    if not waiting or not work.height:
+        return empty
+    recording = matching(trace.names, [_RECORDS])
+    lanes = _Lanes(work["lane"].to_numpy(), call)
+    exact = _recorded_events(trace, calls, work)
+    if exact is not None:
+        records, waits = exact
+        of_record = {key: lanes.last(lane, at) for key, lane, at in records.iter_rows()}
+        pairs = [
+            (lanes.next(lane, at), of_record.get(key, -1)) for key, lane, at in waits.iter_rows()
+        ]
+    else:
+        pairs = _nearest_records(calls, lanes, set(recording), set(waiting))
+    if not pairs:
+        return empty
+    row, after = np.array(pairs, np.int64).T
+    start, end = work["start"].to_numpy(), work["end"].to_numpy()
+    possible = (row >= 0) & (after >= 0) & (after < row)
+    if exact is None:
+        possible &= start[row] >= end[after] - ROUNDING_NS
+    return _edges(row[possible], after[possible], inferred=exact is None).unique(
+        maintain_order=True
+    )
+
+
+class _Lanes:
+    """Work by lane, in order of launch."""
+
+    def __init__(self, lane: Ints, call: Ints) -> None:
+        self.lane, self.call = lane, call
+        self.rows = {int(one): np.flatnonzero(lane == one) for one in np.unique(lane)}
+        self.calls = {one: np.maximum.accumulate(call[rows]) for one, rows in self.rows.items()}
+
+    def last(self, lane: int | None, at: int) -> int:
+        """Return the last work of a lane that was launched before a call; -1 for none."""
+        if lane is None or lane not in self.rows:
+            return -1
+        place = int(np.searchsorted(self.calls[lane], at))
+        return int(self.rows[lane][place - 1]) if place else -1
+
+    def next(self, lane: int | None, at: int) -> int:
+        """Return the first work of a lane that was launched after a call; -1 for none."""
+        if lane is None or lane not in self.rows:
+            return -1
+        place = int(np.searchsorted(self.calls[lane], at, "right"))
+        rows = self.rows[lane]
+        return int(rows[place]) if place < rows.size else -1
+
+
+def _recorded_events(
+    trace: Trace, calls: pl.DataFrame, work: pl.DataFrame
+) -> tuple[pl.DataFrame, pl.DataFrame] | None:
+    """Return the recorded events and waits: key (correlation of the record), lane, call.
+
+    None if ``cuda_sync`` rows or their arguments were not recorded or not read.
+    """
+    if "args" not in trace.events.columns:
+        return None
+    columns = ["name", "device", "stream", "correlation", "args"]
+    rows = trace.events.filter(pl.col("kind") == "cuda_sync")[columns]
+    target = pl.col("args").str.json_path_match("$.wait_on_cuda_event_record_corr_id")
+    rows = rows.with_columns(
+        pl.col("name").cast(pl.String), key=target.cast(pl.Int64, strict=False)
+    )
+    lanes = work.unique("lane").select("lane", *_LANE)
+    numbered = calls.select(at=pl.int_range(pl.len()), event="event").with_columns(
+        correlation=trace.events["correlation"][calls["event"]]
+    )
+    rows = rows.join(lanes, on=_LANE, how="left", maintain_order="left").join(
+        numbered.unique("correlation"), on="correlation", maintain_order="left"
+    )
+    waits = rows.filter(pl.col("key") >= 0).select("key", "lane", "at")
+    if waits.is_empty():
+        return None
+    records = rows.filter(pl.col("name").str.contains("Record"))
+    return records.select(key="correlation", lane="lane", at="at"), waits
+
+
+def _nearest_records(
+    calls: pl.DataFrame, lanes: _Lanes, recording: set[str], waiting: set[str]
+) -> list[tuple[int, int]]:
+    """Pair each wait with the record before it on its thread.
+
+    A record is of the stream of the last launch before it; a wait is of the stream of the next
+    launch after it, if that is another one.
+    """
+    is_record = calls["name"].is_in(list(recording)).to_list()
+    is_wait = calls["name"].is_in(list(waiting)).to_list()
+    last_of_call = np.full(calls.height + 1, -1, np.int64)
+    first_of_call = np.full(calls.height + 1, -1, np.int64)
+    for row in range(lanes.call.size - 1, -1, -1):
+        first_of_call[lanes.call[row]] = row
+    last_of_call[lanes.call] = np.arange(lanes.call.size)
+    after = np.full(calls.height, -1, np.int64)
+    following = -1
+    for number in range(calls.height - 1, -1, -1):
+        after[number] = following
+        following = first_of_call[number] if first_of_call[number] >= 0 else following
+    pairs, before, recorded = [], -1, -1
+    for number, (record, wait) in enumerate(zip(is_record, is_wait, strict=True)):
+        if record:
+            recorded = before
+        elif wait and recorded >= 0:
+            row = int(after[number])
+            if row >= 0 and lanes.lane[row] != lanes.lane[recorded]:
+                pairs.append((row, int(recorded)))
+        if last_of_call[number] >= 0:
+            before = int(last_of_call[number])
+    return pairs
+
+
+def _coincidences(work: pl.DataFrame) -> pl.DataFrame:
+    """Return waits for work of another stream that ends when work starts without another reason."""
+    start, end = work["start"].to_numpy(), work["end"].to_numpy()
+    late = np.flatnonzero(work["rest_ns"].to_numpy() > ROUNDING_NS)
+    order = np.argsort(end, kind="stable")
+    place = np.searchsorted(end[order], start[late] + ROUNDING_NS, "right") - 1
+    found = order[np.maximum(place, 0)]
+    lane, device = work["lane"].to_numpy(), work["device"].fill_null(-1).to_numpy()
+    possible = (
+        (place >= 0)
+        & (found < late)
+        & (lane[found] != lane[late])
+        & (device[found] == device[late])
+        & (start[late] - end[found] <= LONG_GAP_NS)
+    )
+    return _edges(late[possible], found[possible], inferred=True)
+
+
+# --- calls that wait -------------------------------------------------------------------------
+
+
+def _blocking(
+    trace: Trace, calls: pl.DataFrame, work: pl.DataFrame, call: Ints
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Return the calls with what they wait for: kind, and rows of waits with ``call``."""
+    kinds = _kinds(trace, calls, work, call)
+    start, end = work["start"].to_numpy(), work["end"].to_numpy()
+    from_ = calls["start"].to_numpy()
+    until = calls["end"].to_numpy()
+    lanes = _Lanes(work["lane"].to_numpy(), call)
+    pairs: list[tuple[int, int]] = []
+    last_work = _work_of_calls(call)
+    for number in np.flatnonzero(kinds != "").tolist():
+        kind, done = kinds[number], until[number] + ROUNDING_NS
+        if kind == "copy":
+            rows = [last_work[number]]
+        elif kind == "queue":
+            place = int(np.searchsorted(start, until[number], "right")) - 1
+            rows = [place] if 0 <= place < last_work.get(number, 0) - QUEUED else []
+        else:
+            rows = [lanes.last(lane, number) for lane in lanes.rows]
+        pairs += [(number, row) for row in rows if row >= 0 and end[row] <= done]
+    edges = np.array(pairs, np.int64).reshape(-1, 2)
+    ready = np.full(calls.height, -np.inf)
+    np.maximum.at(ready, edges[:, 0], end[edges[:, 1]].astype(float))
+    blocked = ready > from_ + calls["call_ns"].to_numpy() * 0.2
+    tail = np.where(blocked, np.maximum(until - ready, 0.0), 0.0)
+    spent = calls["call_ns"].to_numpy().astype(float)
+    calls = calls.with_columns(
+        call_ns=pl.Series(np.where(blocked, np.minimum(spent, GAP_NS), spent)),
+        tail_ns=pl.Series(tail),
+        kind=pl.Series(kinds.astype(object), dtype=pl.String).replace("", None),
+        group=pl.when(pl.Series(kinds == "collective")).then(pl.col("name").cast(pl.String)),
+    )
+    waits = pl.DataFrame(
+        {"call": edges[:, 0], "after": edges[:, 1]}, schema={"call": pl.Int64, "after": pl.Int64}
+    )
+    return calls, waits.with_columns(inferred=pl.lit(value=False))
+
+
+def _work_of_calls(call: Ints) -> dict[int, int]:
+    """Return the last row of work of each call."""
+    return {int(one): row for row, one in enumerate(call.tolist()) if one >= 0}
+
+
+def _kinds(
+    trace: Trace, calls: pl.DataFrame, work: pl.DataFrame, call: Ints
+) -> npt.NDArray[np.str_]:
+    """Return why each call may wait; empty for calls that do not."""
+    names = trace.names
+    length = (calls["end"] - calls["start"]).to_numpy()
+    launches = np.zeros(calls.height, bool)
+    launches[call[call >= 0]] = True
+    last_end = np.zeros(calls.height, np.int64)
+    np.maximum.at(last_end, call[call >= 0], work["end"].to_numpy()[call >= 0])
+    ends_in_call = launches & (last_end <= calls["end"].to_numpy() + ROUNDING_NS)
+
+    def is_named(*patterns: str) -> npt.NDArray[np.bool_]:
+        hits = calls.select(named(names, patterns).fill_null(value=False))
+        return hits.to_series().to_numpy()
+
+    synchronises = is_named(*SYNCHRONISING_CALLS) & ~launches
+    frees = is_named(_FREES) & (length > BLOCKED_NS)
+    copies = is_named(_COPIES) & ends_in_call & (length > ROUNDING_NS)
+    collective = is_named(*_HOST_COLLECTIVES) & ~launches
+    queued = launches & ~copies & (length > BLOCKED_NS)
+    conditions = [collective, synchronises | frees, copies, queued]
+    return np.select(conditions, ["collective", "synchronise", "copy", "queue"], "")
+
+
+# --- annotations -----------------------------------------------------------------------------
+
+
+def _ranges(
+    trace: Trace, calls: pl.DataFrame, work: pl.DataFrame, call: Ints
+) -> tuple[pl.Series, pl.DataFrame, pl.Series]:
+    """Return the names of annotations, and the innermost one of each call and row of work."""
+    spans = trace.events[["kind", "name", "pid", "tid", "ts", "dur"]].filter(
+        pl.col("kind").is_in(("user_annotation", "nvtx")) & (pl.col("dur") > 0)
+    )
+    spans = spans.select(
+        pl.col("name").cast(pl.String), "pid", "tid", start="ts", end=pl.col("ts") + pl.col("dur")
+    )
+    names = spans["name"].unique().sort()
+
+    def around(at: pl.Expr) -> pl.Series:
+        points = calls.select("pid", "tid", ts=at)
+        inside = linking.enclosing(points, spans, ["pid", "tid"])["slice"]
+        return spans["name"][inside].replace_strict(
+            names, pl.int_range(names.len(), eager=True), default=None, return_dtype=pl.Int32
+        )
+
+    since = pl.sum_horizontal("loader_ns", "launch_ns", "code_ns")
+    of_call, before = around(pl.col("start")), around(pl.col("start") - since // 2)
+    number = pl.Series(np.maximum(call, 0))
+    of_work = of_call[number] if calls.height else pl.Series([None] * work.height, dtype=pl.Int32)
+    of_work = pl.select(pl.when(pl.Series(call >= 0)).then(of_work)).to_series()
+    of_calls = pl.DataFrame({"range": of_call, "range_before": before})
+    return names, of_calls, of_work.alias("range")

@@ -1,0 +1,170 @@
+"""Replays of all ranks: unchanged, and with changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from traceanalyzer.analyzers.base import Analyzer, Needs
+from traceanalyzer.analyzers.replay import changes, engine, program
+from traceanalyzer.analyzers.replay.changes import Change
+from traceanalyzer.analyzers.replay.engine import Job, Times
+from traceanalyzer.analyzers.replay.program import Floats, Program
+from traceanalyzer.analyzers.what_if.options import Options
+from traceanalyzer.analyzers.what_if.result import WhatIf
+from traceanalyzer.errors import OptionError
+from traceanalyzer.trace import Trace
+
+#: Ranks and stages that are tried one by one.
+_MOST_TRIED = 16
+
+
+def needs(_options: Options) -> Needs:
+    """Device work and host activity."""
+    return program.needs()
+
+
+def measure(trace: Trace, _options: Options) -> Program:
+    """Return the program of one rank.
+
+    Raises:
+        MissingData: no device work was recorded, or too few of its launch calls.
+    """
+    return program.build(trace)
+
+
+def more(parts: Sequence[Program], _options: Options) -> Needs | None:
+    """Read arguments too if they tell which event a stream waits for."""
+    unread = any(part.unread_events for part in parts)
+    return program.needs(with_arguments=True) if unread else None
+
+
+def combine(parts: Sequence[Program], options: Options, _base: Sequence[Program] = ()) -> WhatIf:
+    """Replay the run without a change, and with the given one or each usual one.
+
+    Raises:
+        MissingData: the replay without a change differs too much from the recording.
+        OptionError: a rank or stage does not exist, or an expression is not valid.
+    """
+    job = engine.job_of(parts)
+    unchanged, error = engine.checked_replay(job)
+    recorded = np.array(engine.recorded_step_times(job))
+    replayed = _steps(job, unchanged)
+    stages = changes.stages(job)
+    tried = [_given(job, stages, options)] if _is_given(options) else _usual(job, stages)
+    rows = [_row(job, one, of_all=options.typical == "all") for one in tried]
+    of_steps = [
+        (name, _step_names(job), times)
+        for name, times in (
+            ("recorded", recorded),
+            ("replayed", replayed),
+            *((c.text, t) for c, t in rows),
+        )
+    ]
+    starts = np.concatenate(
+        [
+            np.abs(np.array(times.start, float) - (one.work["start"].to_numpy() + shift))
+            for one, times, shift in zip(job.programs, unchanged, job.shifts, strict=True)
+        ]
+    )
+    waits = pl.concat([one.waits["inferred"] for one in job.programs])
+    return WhatIf(
+        changes=_table(rows, replayed),
+        steps=_of_steps(of_steps),
+        given=_is_given(options),
+        ranks=len(job.programs),
+        kernels=sum(one.work.height for one in job.programs),
+        recorded_ns=float(recorded.mean()),
+        replayed_ns=float(replayed.mean()),
+        error_frac=error,
+        start_error_ns=float(np.median(starts)),
+        start_error_p95_ns=float(np.percentile(starts, 95)),
+        edges=waits.len(),
+        inferred=int(waits.sum()),
+        missing=sum(one.missing for one in job.programs),
+        one_by_one=len(job.begins) > 1,
+        world_size=max((one.world_size or 0 for one in job.programs), default=0) or None,
+    )
+
+
+WHAT_IF = Analyzer("what_if", Options, needs, measure, combine, more=more)
+
+
+def _steps(job: Job, replayed: Sequence[Times]) -> Floats:
+    ends = [np.array(one.end, np.float64) for one in replayed]
+    return np.array(engine.step_times(job, ends), np.float64)
+
+
+def _step_names(job: Job) -> list[str]:
+    longest = max(job.programs, key=lambda one: one.steps.height)
+    return [name or "" for name in longest.steps["step"].to_list()]
+
+
+def _row(job: Job, change: Change, *, of_all: bool) -> tuple[Change, Floats]:
+    weights = changes.changed(job, change, typical_of_all=of_all)
+    return change, _steps(job, engine.replay(job, weights))
+
+
+def _is_given(options: Options) -> bool:
+    return options != Options(typical=options.typical)
+
+
+def _given(job: Job, stages: Sequence[tuple[int, ...]], options: Options) -> Change:
+    ranks = _chosen("rank", options.typical_rank, {one.rank: (one.rank,) for one in job.programs})
+    ranks |= _chosen("stage", options.typical_stage, dict(enumerate(stages)))
+    return Change(
+        tuple(options.free), tuple(options.scale), tuple(sorted(ranks)), options.network,
+        options.no_wait,
+    )  # fmt: skip
+
+
+def _chosen(what: str, given: Sequence[str], known: Mapping[Any, tuple[Any, ...]]) -> set[int]:
+    """Return the ranks of the given ranks or stages.
+
+    Raises:
+        OptionError: there is no such rank or stage.
+    """
+    ranks: set[int] = set()
+    for text in given:
+        number = int(text) if text.isdecimal() else None
+        if number is None or number not in known:
+            numbers = ", ".join(str(one) for one in known if one is not None) or "none"
+            raise OptionError(f"--typical-{what} {text}: there is no such {what}; known: {numbers}")
+        ranks |= {*known[number]}
+    return ranks
+
+
+def _usual(job: Job, stages: Sequence[tuple[int, ...]]) -> list[Change]:
+    """Return the usual changes of a run."""
+    tried = [Change(free=(name,)) for name in changes.CLASSES]
+    if job.sizes.size:
+        tried += [Change(network=2.0), Change(no_wait=True)]
+        ranks = [one.rank for one in job.programs if one.rank is not None]
+        if 1 < len(ranks) <= _MOST_TRIED:
+            tried += [Change(typical_ranks=(rank,)) for rank in ranks]
+    if len(stages) <= _MOST_TRIED:
+        tried += [Change(typical_ranks=ranks) for ranks in stages if len(ranks) > 1]
+    return tried
+
+
+def _table(rows: Sequence[tuple[Change, Floats]], replayed: Floats) -> pl.DataFrame:
+    base = float(replayed.mean())
+    table = pl.DataFrame(
+        [(change.text, float(times.mean())) for change, times in rows],
+        schema={"change": pl.String, "step_ns": pl.Float64},
+        orient="row",
+    )
+    gain = base - pl.col("step_ns")
+    table = table.with_columns(gain_ns=gain, gain_frac=gain / base)
+    return table.sort("gain_ns", "change", descending=[True, False])
+
+
+def _of_steps(rows: Sequence[tuple[str, list[str], Floats]]) -> pl.DataFrame:
+    frames = []
+    for name, steps, times in rows:
+        names = steps[-times.size :] if len(steps) >= times.size else [""] * times.size
+        frames.append(pl.DataFrame({"run": [name] * times.size, "step": names, "step_ns": times}))
+    return pl.concat(frames)

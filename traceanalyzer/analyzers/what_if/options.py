@@ -1,0 +1,64 @@
+"""The options of ``what-if``."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from traceanalyzer.analyzers.base import AnalyzerOptions, option
+
+Typical = Literal["others", "all"]
+
+
+@dataclass(frozen=True)
+class Options(AnalyzerOptions):
+    """Show how long a step would take with a change: is a fix worth it?
+
+    The run is replayed: kernels, copies, collectives and host calls in recorded order, each after
+    what it waits for, with other times. Without a change, each usual one is tried. PATH is a trace,
+    several of them, or a folder.
+    """
+
+    free: Sequence[str] = option(
+        (),
+        help="Time that becomes 0: launches, data-loading, host-code, synchronisation, "
+        "communication, copies, or the kernels and annotations whose names match. Repeatable.",
+        metavar="CLASS|REGEX",
+        measured=False,
+    )
+    scale: Sequence[str] = option(
+        (),
+        help="Kernels and annotations whose names match become faster by a factor. Repeatable.",
+        metavar="REGEX=FACTOR",
+        measured=False,
+    )
+    typical_rank: Sequence[str] = option(
+        (),
+        help="A rank that becomes like the others. Repeatable.",
+        metavar="N",
+        measured=False,
+    )
+    typical_stage: Sequence[str] = option(
+        (),
+        help="A pipeline stage (from 0) that becomes like the others. Repeatable.",
+        metavar="N",
+        measured=False,
+    )
+    typical: Typical = option(
+        "others",
+        help="Typical times are the mean of the other ranks, or of all.",
+        choices=get_args(Typical),
+        show_default=True,
+        measured=False,
+    )
+    network: float = option(
+        1.0,
+        help="Transfers become faster by this factor.",
+        metavar="FACTOR",
+        above=0,
+        measured=False,
+    )
+    no_wait: bool = option(
+        False,
+        help="Collectives do not wait for other ranks.",
+        measured=False,
+    )

@@ -1,0 +1,149 @@
+"""Result of ``what-if``: data, verdict, notes, tables and charts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import polars as pl
+
+from traceanalyzer.analyzers.common.display import headings, sentences
+from traceanalyzer.drawings import Chart
+from traceanalyzer.result import Result, Table, View
+from traceanalyzer.units import format_count, format_frac, format_ns
+
+#: A smaller share of the step is no gain.
+NO_GAIN = 0.01
+
+_CHANGES = headings("change, step_ns: step, gain_ns: gain, gain_frac: of step")
+_STEPS = headings("run, step, step_ns: time")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class WhatIf(Result):
+    """Step times of the run as recorded, replayed without a change, and replayed with changes.
+
+    Attributes:
+        changes: one row per change, the largest gain first: ``change``, ``step_ns`` (mean step time
+            with it), ``gain_ns`` (replayed_ns - step_ns), ``gain_frac`` (of replayed_ns).
+        steps: time of each step: ``run`` (``recorded``, ``replayed``, or the change), ``step``,
+            ``step_ns``.
+        given: the change was given; otherwise each usual one was tried.
+        ranks: number of ranks.
+        kernels: number of kernels and copies.
+        recorded_ns: mean step time as recorded.
+        replayed_ns: mean step time, replayed without a change.
+        error_frac: replayed_ns / recorded_ns - 1.
+        start_error_ns: median difference of the starts of device work.
+        start_error_p95_ns: 95th percentile of that difference.
+        edges: number of recorded waits between streams and of calls.
+        inferred: number of those that are not recorded but inferred.
+        missing: number of kernels and copies without a launch call.
+        one_by_one: steps were not recorded one after another; each is replayed alone.
+        world_size: number of ranks of the job, or None.
+    """
+
+    changes: pl.DataFrame
+    steps: pl.DataFrame
+    given: bool
+    ranks: int
+    kernels: int
+    recorded_ns: float
+    replayed_ns: float
+    error_frac: float
+    start_error_ns: float
+    start_error_p95_ns: float
+    edges: int
+    inferred: int
+    missing: int
+    one_by_one: bool
+    world_size: int | None
+
+    def view(self) -> View:
+        """Build the view: the changes by gain, and the steps before and after."""
+        return View(
+            title="What would a fix gain?",
+            verdict=_verdict(self),
+            notes=tuple(_notes(self)),
+            tables=(
+                Table("changes", "Step time with each change", self.changes, _CHANGES, whole=True),
+                Table("steps", "Steps", self.steps, _STEPS, detail=True),
+            ),
+            scalars=self.numbers(
+                "ranks", "kernels", "recorded_ns", "replayed_ns", "error_frac", "start_error_ns",
+                "start_error_p95_ns", "edges", "inferred", "missing",
+            ),
+            charts=partial(_charts, self),
+        )  # fmt: skip
+
+
+def _verdict(result: WhatIf) -> str:
+    step = f"A step takes {format_ns(result.recorded_ns)}."
+    best = result.changes.row(0, named=True)
+    if result.given:
+        return sentences(step, _with(best["change"], best))
+    if best["gain_frac"] < NO_GAIN:
+        return sentences(step, "None of the usual changes gains 1 % of it.")
+    return sentences(step, f"Largest gain: {_with(best['change'], best)}", _second(result))
+
+
+def _with(text: str, row: dict[str, float]) -> str:
+    step, gain = format_ns(row["step_ns"]), format_ns(abs(row["gain_ns"]))
+    share = format_frac(abs(row["gain_frac"]))
+    if abs(row["gain_frac"]) < NO_GAIN:
+        return f"with {text} it takes {step}: no gain (below 1 %)."
+    less = "less" if row["gain_ns"] > 0 else "more"
+    return f"with {text} it takes {step}, {gain} ({share}) {less}."
+
+
+def _second(result: WhatIf) -> str:
+    if result.changes.height < 2 or result.changes["gain_frac"][1] < NO_GAIN:
+        return ""
+    row = result.changes.row(1, named=True)
+    return f"Next: {row['change']}, {format_ns(row['gain_ns'])} ({format_frac(row['gain_frac'])})."
+
+
+def _notes(result: WhatIf) -> Iterator[str]:
+    yield (
+        f"Replay of the unchanged run: {result.error_frac:+.2%} against the recording; starts of "
+        f"kernels differ by {format_ns(result.start_error_ns)} (median), "
+        f"{format_ns(result.start_error_p95_ns)} (95th percentile)."
+    )
+    yield (
+        "A gain is what the recorded program allows, no promise: changed kernels may compete for "
+        "memory bandwidth and clocks. Gains of several changes do not add up."
+    )
+    if result.inferred:
+        yield (
+            f"{result.inferred:,} of {result.edges:,} waits between streams were inferred from the "
+            "order of calls; torch.profiler records them with "
+            "experimental_config=_ExperimentalConfig(enable_cuda_sync_events=True)."
+        )
+    if result.missing:
+        yield f"{format_count(result.missing, 'kernel')} without a recorded launch call."
+    if result.one_by_one:
+        yield "Only some steps were recorded: each one is replayed alone."
+    if result.world_size and result.ranks < result.world_size:
+        yield (
+            f"{result.ranks} of {result.world_size} ranks were given: waiting for the others "
+            "counts as time of transfers."
+        )
+
+
+def _charts(result: WhatIf) -> tuple[Chart, ...]:
+    gains = result.changes.filter(pl.col("gain_frac") >= NO_GAIN)
+    order = ["recorded", "replayed", *result.changes["change"].head(3)]
+    steps = result.steps.filter(pl.col("run").is_in(order))
+    steps = steps.with_columns(number=pl.int_range(pl.len()).over("run"))
+    charts = []
+    if gains.height:
+        charts.append(
+            Chart("gains", "Gain of each change", "bar", gains, "change", "gain_ns", "", "gain")
+        )
+    if steps["number"].n_unique() > 1:
+        charts.append(
+            Chart("steps", "Steps before and after", "line", steps, "number", "step_ns", "step",
+                  "time", color="run")
+        )  # fmt: skip
+    return tuple(charts)
