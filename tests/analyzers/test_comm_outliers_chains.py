@@ -10,6 +10,7 @@ import pytest
 from comm_traces import ALL_GATHER, ALL_REDUCE, GEMM, MS, US, device, step, trace
 
 import traceanalyzer as ta
+from traceanalyzer.analyzers.comm_outliers.chains import is_steady, roots
 from traceanalyzer.trace import Trace
 
 FSDP = Path(__file__).parents[2].parent / "shared/data/attribution/fsdp"
@@ -116,3 +117,49 @@ def test_chain_over_two_groups() -> None:
     assert result.stragglers()["rank"].to_list() == [5]
     assert totals[5] > 0.97 * result.totals.total_wait_ns
     assert set(pl.Series(result.delayed.collectives["root_rank"])) == {5}
+
+
+def test_many_equal_root_ranks() -> None:
+    """Each of 300 ranks delays the last one of a common collective by as much."""
+    ranks, rows = 300, []
+    for rank in range(ranks):
+        for one, start in ((rank, 0), (ranks, 0)):  # a pair with the last rank
+            rows.append((rank, rank, one, rank * MS + start, rank * MS + MS))
+    traces_rows = [
+        {"instance": i, "lane": lane, "rank": rank, "arrival": at, "leave": until,
+         "wait_ns": (until - at) if rank == ranks else 0, "is_last": rank != ranks}
+        for i, lane, rank, at, until in rows
+    ]  # fmt: skip
+    end = ranks * MS
+    traces_rows += [
+        {"instance": ranks, "lane": ranks, "rank": rank, "arrival": 0 if rank == 301 else end,
+         "leave": end + MS, "wait_ns": end if rank == 301 else 0, "is_last": rank == ranks}
+        for rank in (ranks, 301)
+    ]  # fmt: skip
+    frame = pl.DataFrame(traces_rows).with_columns(
+        pl.lit(7).alias("stream"), pl.lit(0).alias("compute_ns"), once_ns="wait_ns"
+    )
+    found = roots(frame).filter(instance=ranks)
+    assert found["root_ns"].sum() == end
+    assert found["root_rank"].n_unique() == ranks
+
+
+#: By step, the wait time that each rank causes.
+@pytest.mark.parametrize(
+    ("steps", "steady"),
+    [
+        ([{0: 9, 1: 1}] * 4, True),
+        ([{0: 9}, {1: 8}, {2: 9}, {3: 8}, {0: 7}, {2: 5}], False),
+        ([{n % 4: 10 + n} for n in range(48)], False),
+        # two of four ranks are late in a few steps
+        ([{0: 9}, {1: 5}, {0: 8}, {0: 0}], True),
+        # one step has nearly all
+        ([{0: 900}, {1: 2}, {2: 2}, {3: 1}], True),
+        ([{n % 4: 5, 0: 6} for n in range(12)], True),
+    ],
+)
+def test_a_steady_straggler_is_told_from_chance(steps: list[dict[int, int]], steady: bool) -> None:
+    rows = [(n, rank, ns) for n, one in enumerate(steps) for rank, ns in one.items()]
+    waits = pl.DataFrame(rows, schema=["step", "rank", "ns"], orient="row")
+    top = waits.group_by("rank").agg(pl.col("ns").sum()).sort("ns", "rank")["rank"][-1]
+    assert is_steady(waits, top, 4) == steady

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from comm_traces import MS, device, trace
 from wording import check_wording
@@ -41,3 +43,43 @@ def test_each_large_direction_has_its_part_and_advice() -> None:
     assert [one.title.count(part) for part in ("5 ms", "3 ms", "2 ms")] == [1, 1, 1]
     assert "device-to-device" in one.advice
     assert "both directions" in one.advice
+
+
+def there_and_back(back: int, kernel_ms: int, trips: int = 6) -> ta.Finding:
+    """Return the finding for data that is copied before and after each kernel."""
+    events, at = [], 0
+    for _ in range(trips):
+        for name, ms, size in (("HtoD", 5, 16 << 20), ("", kernel_ms, 0), ("DtoH", 5, back)):
+            work = device(NAMES[name] if name else "gemm", at, ms * MS)
+            events.append(work | ({"kind": "gpu_memcpy", "bytes": size} if name else {}))
+            at += ms * MS
+    (one,) = (one for one in ta.diagnose(trace(events)).findings if one.id == "exposed-copies")
+    return one
+
+
+@pytest.mark.parametrize(
+    ("back", "kernel_ms", "trips", "keeps", "bound"),
+    [
+        (16 << 20, 1, 6, True, True),
+        (16 << 20, 30, 6, True, False),
+        (4, 1, 6, False, True),
+        # input and output of a program that runs once
+        (16 << 20, 1, 2, False, True),
+    ],
+)
+def test_data_that_goes_there_and_back_stays_on_the_device(
+    back: int, kernel_ms: int, trips: int, keeps: bool, bound: bool
+) -> None:
+    one = there_and_back(back, kernel_ms, trips)
+    assert ("keep the data on the device" in one.advice) == keeps
+    assert (f"at most the compute time, {trips * kernel_ms} ms" in one.advice) == bound
+
+
+def test_round_trips_of_others(shared: Path) -> None:
+    path = shared / "data/causes/nsys/c5_round_trips.sqlite.gz"
+    if not path.exists():
+        pytest.skip(f"no file {path}")
+    first = ta.diagnose(path).findings[0]
+    assert first.id == "exposed-copies"
+    assert "keep the data on the device" in first.advice
+    assert "16 ms" in first.advice, "overlap saves at most the compute time"

@@ -9,6 +9,7 @@ from traceanalyzer.analyzers.comm_outliers.arrivals import CRITICAL_FRAC, WARN_F
 from traceanalyzer.analyzers.comm_outliers.result import (
     SLOW_LINK_FRAC,
     CommOutliers,
+    fewer_collectives,
     passed_on,
     slow_links,
     small_collectives,
@@ -20,6 +21,7 @@ from traceanalyzer.analyzers.kernels.training import REPEATED as PURPOSE_REPEATE
 from traceanalyzer.analyzers.overlap.result import Overlap, advice, why_exposed
 from traceanalyzer.findings import straggling
 from traceanalyzer.findings.device_time import (
+    BUBBLE,
     EXPOSED,
     LINK,
     OUTLIER,
@@ -59,12 +61,11 @@ _MORE_FILES = (
 )
 def _straggler(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
     time = answers.time
-    if straggling.is_balanced(time):
-        return  # ranks wait for the schedule, see pipeline-bubble
     waits = time.losses.filter("waited", pl.col("root_rank").is_not_null())
     by_rank = waits.group_by(rank="root_rank").agg(pl.col("lost_ns").sum())
     for rank, total in largest_first(by_rank, "lost_ns", "rank").head(_NAMED).iter_rows():
-        yield _measure_straggler(result, answers, rank, total)
+        if straggling.is_steady(time, rank):
+            yield _measure_straggler(result, answers, rank, total)
 
 
 def _measure_straggler(result: CommOutliers, answers: Answers, rank: int, total: int) -> Measured:
@@ -155,7 +156,7 @@ def _unequal_work(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
     waits = time.of_cause(WORK)
     stragglers = [one for one in _straggler.function(result, answers) if one.size >= WARN_FRAC]
     total = int(waits["lost_ns"].sum())
-    if not total or stragglers or straggling.is_balanced(time):
+    if not total or stragglers:
         return
     sums = waits.group_by("step", "root_rank").agg(pl.col("lost_ns").sum())
     top = largest_first(sums, "lost_ns", "step", "root_rank").head(_NAMED)
@@ -164,7 +165,7 @@ def _unequal_work(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
     )
     yield Measured(
         size=time.frac(total),
-        title=f"Ranks wait {time.share(total)} for the rank with the most work, "
+        title=f"Unequal work: ranks wait {time.share(total)} for the rank with the most work, "
         "which changes between steps.",
         evidence=(f"Most of the wait time is for {each}.",),
         advice="Balance the work: inputs of equal size (bucket by sequence length, equal numbers "
@@ -177,27 +178,27 @@ def _unequal_work(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
 
 @rule(
     "comm_outliers",
-    "pipeline stages with equal work that wait for each other",
-    "exposed wait time in sends and receives as a share of step time (of the recorded time if no "
-    "steps are marked)",
+    "pipeline stages that wait for each other by their schedule",
+    "exposed wait time in sends and receives, at most the bubble of a 1F1B schedule, as a share of "
+    "step time (of the recorded time if no steps are marked)",
     {"warning": 0.1, "critical": 0.3},
     uses=("gpu_idle",),
     compares_ranks=True,
 )
-def _pipeline_bubble(_: CommOutliers, answers: Answers) -> Iterator[Measured]:
-    time = answers.time
-    if straggling.is_balanced(time):
-        waits = time.losses.filter("waited")
-        total = int(waits["lost_ns"].sum())
-        yield Measured(
-            size=time.frac(total),
-            title=f"Ranks wait {time.share(total)} for the stage before or after.",
-            evidence=tuple(straggling.schedule(time, answers)),
-            advice="Use more micro-batches per step, or a schedule with a smaller bubble "
-            "(interleaved 1F1B, zero bubble).",
-            total_ns=total,
-            intervals=intervals_of(waits),
-        )
+def _pipeline_bubble(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
+    claimed = _claimed(answers, BUBBLE)
+    if claimed is None or result.pipeline is None:
+        return
+    losses, total, size = claimed
+    yield Measured(
+        size=size,
+        title=f"Ranks wait {answers.time.share(total)} for the stage before or after.",
+        evidence=tuple(filter(None, [result.pipeline.schedule])),
+        advice="Use more micro-batches per step, or a schedule with a smaller bubble "
+        "(interleaved 1F1B, zero bubble).",
+        total_ns=total,
+        intervals=intervals_of(losses),
+    )
 
 
 @rule(
@@ -251,8 +252,8 @@ def _slow_collectives(result: CommOutliers, answers: Answers) -> Iterator[Measur
     yield Measured(
         size=size,
         title=f"{slow.height:,} of {format_count(result.totals.n_collectives, 'collective')} "
-        f"{'was' if slow.height == 1 else 'were'} slow after every "
-        f"{'' if result.has_all_ranks else 'given '}rank had arrived{_at_cost(answers, total)}.",
+        f"{'was' if slow.height == 1 else 'were'} slow after {result.every_rank} had arrived"
+        f"{_at_cost(answers, total)}.",
         evidence=(_worst(worst, worst["transfer_ns"], worst["slow_factor"]),),
         advice=answers.program.slow_network(on_host=answers.time.on_host)
         if result.has_all_ranks
@@ -380,11 +381,20 @@ def _exposed_communication(result: Overlap, answers: Answers) -> Iterator[Measur
             *filter(None, (why_exposed(result),)),
             *_kinds_of_collectives(answers),
         ),
-        advice=advice(result, waits=not waited_ns, pytorch=answers.program.pytorch),
+        advice=_exposing(result, answers, waits=not waited_ns),
         total_ns=total,
         intervals=intervals_of(rest),
         explained=explained_by(pl.concat([waits, slow]), whole),
     )
+
+
+def _exposing(result: Overlap, answers: Answers, *, waits: bool) -> str:
+    """Return advice for exposed communication: fewer messages, if most of them are small."""
+    comm = answers.get("comm_outliers")
+    if isinstance(comm, CommOutliers) and small_collectives(comm):
+        text = fewer_collectives(comm)
+        return f"{text[:1].upper()}{text[1:]}: small messages take as long as larger ones."
+    return advice(result, waits=waits, pytorch=answers.program.pytorch)
 
 
 def _kinds_of_collectives(answers: Answers) -> Iterator[str]:

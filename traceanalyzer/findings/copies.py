@@ -53,7 +53,7 @@ def _exposed_copies(_: Overlap, answers: Answers) -> Iterator[Measured]:
             *(of_ranks(time, COPIES, rank) if rank is not None else ()),
             *(_numbers(row) for row in copies.head(_NAMED).iter_rows(named=True)),
         ),
-        advice=_copying(copies, sums, answers),
+        advice=_copying(copies, sums, total, answers),
         total_ns=total,
         rank=rank,
         step=steps[0] if len(steps) == 1 else None,
@@ -125,13 +125,17 @@ def _numbers(row: Mapping[str, Any]) -> str:
     return f"{row['direction']}{memory}: {count}{size}, {format_ns(row['exposed_ns'])} exposed."
 
 
-def _copying(copies: pl.DataFrame, sums: Mapping[str, int], answers: Answers) -> str:
+def _copying(copies: pl.DataFrame, sums: Mapping[str, int], total: int, answers: Answers) -> str:
     """Return advice for exposed copies, for each direction with a large part."""
     least = _LEAST * sum(sums.values())
     large = {name for name, ns in sums.items() if ns > least}
     texts = []
     if not large or large - {"DtoD"}:
-        texts.append(_overlapping(copies, large - {"DtoD"}, pytorch=answers.program.pytorch))
+        texts += _keeping(answers)
+        text = _overlapping(copies, large - {"DtoD"}, pytorch=answers.program.pytorch)
+        compute = int(answers.time.busy["busy_ns"].sum())
+        most = f" (saves at most the compute time, {answers.time.text(compute)})"
+        texts.append(f"{text}{most if compute < total else ''}")
     if "DtoD" in large:
         texts.append(
             "Avoid device-to-device copies (clone, contiguous, cat, changes of layout or type), or "
@@ -139,6 +143,13 @@ def _copying(copies: pl.DataFrame, sums: Mapping[str, int], answers: Answers) ->
         )
     text = f"{'. '.join(texts)}; transfers lists the copies."
     return in_hip(text) if answers.program.amd else text
+
+
+def _keeping(answers: Answers) -> Iterator[str]:
+    """Yield advice for data that goes to the device and back, without the full stop."""
+    transfers = answers.get("transfers")
+    if isinstance(transfers, Transfers) and transfers.round_trips:
+        yield transfers.round_trips.removesuffix(".")
 
 
 def _overlapping(copies: pl.DataFrame, directions: Collection[str], *, pytorch: bool) -> str:

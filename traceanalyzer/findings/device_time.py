@@ -4,6 +4,7 @@ Time is lost where a device is idle, where communication runs without compute, a
 without either. Idle time belongs to its cause (see ``gpu_idle``). Exposed communication is divided
 in this order:
 
+- wait time of pipeline stages belongs to the schedule, up to its bubble, see :func:`with_bubble`;
 - wait time for another rank belongs to what delayed that rank, see :func:`delays` (so does the
   wait time of main threads, where collectives run on the host), and the exposed transfers that
   overlapped wait time delays;
@@ -26,6 +27,11 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from traceanalyzer.analyzers.comm_outliers.pipelines import (
+    POINT_TO_POINT,
+    Pipeline,
+    are_equal,
+)
 from traceanalyzer.analyzers.comm_outliers.result import SLOW_LINK_FRAC, CommOutliers
 from traceanalyzer.analyzers.common.columns import ratio
 from traceanalyzer.analyzers.gpu_idle import causes
@@ -43,13 +49,15 @@ DEVICE = ("path", "rank", "device")
 WORK, SLOW, OUTLIER, LINK = "work", "slow_collectives", "collective_outliers", "slow_link"
 UNEXPLAINED = "unexplained"
 EXPOSED, COPIES = causes.EXPOSED, causes.COPIES
-REPEATED = "repeated_reduction"
+REPEATED, BUBBLE = "repeated_reduction", "bubble"
 
 #: Time with collectives and no other work, on the device or on the main thread.
 _COMMUNICATING = (EXPOSED, causes.PEER)
 
 #: All causes; in alphabetical order, by which rows are sorted.
-CAUSE = pl.Enum(sorted([*causes.LOSS.categories, WORK, SLOW, OUTLIER, LINK, UNEXPLAINED, REPEATED]))
+CAUSE = pl.Enum(
+    sorted([*causes.LOSS.categories, WORK, SLOW, OUTLIER, LINK, UNEXPLAINED, REPEATED, BUBBLE])
+)
 
 _LENGTH = pl.col("end") - pl.col("start")
 
@@ -154,8 +162,16 @@ class DeviceTime:
         return self.losses.filter(pl.col("cause") == cause)
 
     def waits_for(self, rank: int) -> pl.DataFrame:
-        """Return wait time for one rank, for all causes of its delay."""
+        """Return wait time for one rank, for all causes of its delay (not of the schedule)."""
         return self.losses.filter("waited", pl.col("root_rank") == rank)
+
+    @property
+    def busy(self) -> pl.DataFrame:
+        """The time of each device without idle and wait time: path, rank, device, busy_ns."""
+        whole = self.windows.group_by(DEVICE).agg(ns=_LENGTH.sum())
+        lost = self.losses.group_by(DEVICE).agg(pl.col("lost_ns").sum())
+        joined = whole.join(lost, on=DEVICE, how="left", nulls_equal=True)
+        return joined.with_columns(busy_ns=pl.col("ns") - pl.col("lost_ns").fill_null(0))
 
     def only_step(self, losses: pl.DataFrame) -> str | None:
         """Return the step with most of a loss, if there are several steps."""
@@ -223,12 +239,51 @@ def device_time(
     ]
     losses = pl.concat([_shaped(claim) for claim in (alone, *claims, *left)])
     outside = alone.group_by("cause").agg(idle_ns=(_LENGTH - pl.col("lost_ns")).sum())
-    return DeviceTime(
+    time = DeviceTime(
         _with_step(losses.filter(pl.col("lost_ns") > 0), windows),
         windows,
         outside.sort("idle_ns", "cause", descending=[True, False]),
         on_host=idle is not None and idle.coverage.on_host,
     )
+    pipeline = None if comm is None else comm.pipeline
+    return time if pipeline is None else with_bubble(time, pipeline)
+
+
+def with_bubble(time: DeviceTime, pipeline: Pipeline) -> DeviceTime:
+    """Attribute wait time of pipeline stages to the schedule, at most its bubble in each step.
+
+    Stages with equal work wait ``bubble_frac`` of a step. If a stage works longer, all wait for it,
+    but it waits for the schedule only: so of all ranks as much as the rank that waits least.
+    """
+    of_work = pl.col("waited") & pl.col("cause").is_in([WORK, UNEXPLAINED])
+    is_bubble = of_work & pl.col("collective").str.contains(POINT_TO_POINT)
+    waits, others = time.losses.filter(is_bubble), time.losses.filter(~is_bubble)
+    balanced = are_equal(time.busy["busy_ns"])
+    if waits.is_empty() or not (balanced or pipeline.bubble_frac):
+        return time
+    keys = [*DEVICE, "step"]
+    sums = waits.group_by(keys).agg(waited_ns=pl.col("lost_ns").sum())
+    steps = time.windows.select(*keys, length=_LENGTH).join(
+        sums, on=keys, how="left", nulls_equal=True
+    )
+    limit = pl.col("length") * (pipeline.bubble_frac or 1.0)
+    if not balanced:
+        least = pl.col("waited_ns").fill_null(0).min().over("step")
+        limit = pl.min_horizontal(limit, least)
+    latest = time.busy.sort("busy_ns", "rank", descending=[True, False])["rank"][0]
+    by_step = waits.join(steps.with_columns(limit=limit), on=keys, how="left", nulls_equal=True)
+    by_step = by_step.sort(pl.col("root_rank").eq_missing(latest), "start", *DEVICE)
+    before = pl.col("lost_ns").cum_sum().over(keys) - pl.col("lost_ns")
+    bubble = (pl.col("limit").fill_null(0) - before).clip(0, pl.col("lost_ns")).cast(pl.Int64)
+    parts = by_step.with_columns(bubble=bubble).with_columns(cut=pl.col("start") + bubble)
+    first = parts.with_columns(
+        end=pl.min_horizontal("cut", "end"), lost_ns="bubble", cause=pl.lit(BUBBLE, CAUSE),
+        root_rank=pl.lit(None, pl.Int32),
+    )  # fmt: skip
+    rest = parts.with_columns(start="cut", lost_ns=pl.col("lost_ns") - pl.col("bubble"))
+    names = time.losses.columns
+    losses = pl.concat([others, *(part.select(names) for part in (first, rest))])
+    return replace(time, losses=losses.filter(pl.col("lost_ns") > 0).sort(*DEVICE, "start", "end"))
 
 
 # --- windows ---------------------------------------------------------------------------------
@@ -330,8 +385,17 @@ def _of_communication(
         _unexplained(comm),
         _on_slow_links(comm),
     ):
-        yield intervals.overlap_with(claim, exposed, DEVICE).rename({"overlap": "lost_ns"})
-        exposed = intervals.subtract(exposed, claim, DEVICE)
+        once = _disjoint(claim)
+        yield intervals.overlap_with(once, exposed, DEVICE).rename({"overlap": "lost_ns"})
+        exposed = intervals.subtract(exposed, once, DEVICE)
+
+
+def _disjoint(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return intervals without the time of earlier ones on their device (of another stream)."""
+    rows = rows.sort(*DEVICE, "start", "end")
+    before = pl.col("end").cum_max().shift(1).over(DEVICE)
+    apart = rows.with_columns(start=pl.max_horizontal("start", before))
+    return apart.filter(pl.col("end") > pl.col("start"))
 
 
 def _unclaimed(exposed: pl.DataFrame, claims: Sequence[pl.DataFrame]) -> pl.DataFrame:
@@ -348,11 +412,7 @@ def _waits(lost: pl.DataFrame, comm: CommOutliers, windows: pl.DataFrame) -> pl.
     """
     roots = comm.collectives.select("instance", "root_rank").drop_nulls()
     rows = comm.arrivals.filter(pl.col("wait_ns") > 0).join(roots, on="instance")
-    rows = rows.with_columns(start="ts", end=pl.col("ts") + pl.col("wait_ns"))
-    rows = rows.sort(*DEVICE, "start", "end")
-    before = pl.col("end").cum_max().shift(1).over(DEVICE)
-    apart = rows.with_columns(start=pl.max_horizontal("start", before))
-    apart = apart.filter(pl.col("end") > pl.col("start"))
+    apart = _disjoint(rows.with_columns(start="ts", end=pl.col("ts") + pl.col("wait_ns")))
     shares = delays(lost, comm, windows)
     divided = apart.join(shares, on=("instance", "root_rank"), how="left").with_columns(
         pl.col("cause").fill_null(UNEXPLAINED), pl.col("from_frac").fill_null(0.0),

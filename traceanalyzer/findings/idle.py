@@ -332,6 +332,7 @@ def _evidence(result: GpuIdle, cause: str, answers: Answers, rank: int | None) -
         yield from _idlest(result, cause)
     if cause == causes.DATALOADING:
         yield from _loading(result)
+        yield from _exposing(answers)
     elif cause == causes.CHECKPOINT_IO:
         yield from files_accessed(result)
     elif cause == causes.SYNCHRONISATION:
@@ -502,6 +503,30 @@ def _loading(result: GpuIdle) -> Iterator[str]:
             f"{top['name']} has the highest self time in data loading: "
             f"{format_ns(top['self_ns'])} ({format_frac(share)})."
         )
+
+
+def _exposing(answers: Answers) -> Iterator[str]:
+    """Yield the synchronisation right before most of the exposed data loading."""
+    losses = answers.time.losses.filter(~pl.col("waited"))
+    cause, end = (pl.col(name).shift(1).over(DEVICE) for name in ("cause", "end"))
+    follows = (cause == causes.SYNCHRONISATION) & (pl.col("start") - end < _AFTER_NS)
+    loading = losses.with_columns(follows=follows.fill_null(value=False))
+    loading = loading.filter(pl.col("cause") == causes.DATALOADING)
+    after, whole = (int(r["lost_ns"].sum()) for r in (loading.filter("follows"), loading))
+    result = answers.get("launches")
+    if 2 * after < whole or not isinstance(result, Launches):
+        return
+    for worst in result.synchronising.by_place.head(1).iter_rows(named=True):
+        where = worst["operator"] or worst["annotation"] or worst["python"]
+        yield (
+            f"Right before {format_frac(after / whole)} of it the host waits for the device "
+            f"({worst['call']}{f' in {where}' if where else ''}): without that call, data loading "
+            "would overlap with device work."
+        )
+
+
+#: Idle time of one cause that begins this soon after that of another follows it.
+_AFTER_NS = 20_000
 
 
 def _synchronising(answers: Answers) -> Iterator[str]:

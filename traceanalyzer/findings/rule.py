@@ -12,6 +12,7 @@ from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.findings.device_time import (
+    BUBBLE,
     COPIES,
     LINK,
     OUTLIER,
@@ -203,6 +204,7 @@ DELAY_RULES = {**IDLE_RULES, COPIES: "exposed-copies"}
 #: The rule of each cause of lost time; work of a straggler belongs to ``straggler``.
 RULE_OF = {
     **DELAY_RULES,
+    BUBBLE: "pipeline-bubble",
     REPEATED: "repeated-reduction",
     SLOW: "slow-collectives",
     OUTLIER: "collective-outliers",

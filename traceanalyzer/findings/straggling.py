@@ -4,12 +4,13 @@ from collections.abc import Iterator, Mapping
 
 import polars as pl
 
+from traceanalyzer.analyzers.comm_outliers import chains
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.analyzers.steps.slow_steps import CODE
-from traceanalyzer.findings.device_time import DEVICE, UNEXPLAINED, WORK, DeviceTime
+from traceanalyzer.findings.device_time import UNEXPLAINED, WORK, DeviceTime
 from traceanalyzer.findings.kernel_times import LONG_CALL, Difference, compare
 from traceanalyzer.findings.rule import Answers
 from traceanalyzer.result import Confidence
@@ -33,6 +34,20 @@ def advice(answers: Answers, rank: int, by_cause: Mapping[str, int]) -> str:
         f"Check what rank {rank} does before it arrives: more data or slower data loading than "
         "other ranks, a slower GPU or host, other processes on its node."
     )
+
+
+def is_steady(time: DeviceTime, rank: int) -> bool:
+    """Whether one rank delays the others, not by chance the one with the most work in some steps.
+
+    True if another cause than work delays it, or if no steps are marked.
+    """
+    waits = time.losses.filter("waited").drop_nulls("root_rank")
+    of_rank = waits.filter(root_rank=rank).group_by("cause").agg(pl.col("lost_ns").sum())
+    if not time.in_steps or _main(dict(of_rank.iter_rows())) not in (WORK, UNEXPLAINED):
+        return True
+    rows = waits.filter(pl.col("cause").is_in([WORK, UNEXPLAINED]))
+    steps = rows.select("step", rank="root_rank", ns="lost_ns")
+    return chains.is_steady(steps, rank, time.windows["rank"].n_unique())
 
 
 def reason(answers: Answers, rank: int, by_cause: Mapping[str, int]) -> str:
@@ -113,54 +128,3 @@ def _difference(answers: Answers, rank: int, by_cause: Mapping[str, int]) -> Dif
     if devices["device"].n_unique() > 1:
         return compare(devices, "device", device, "on the other ranks")
     return compare(kernels.by_step, "path", path, "on the other ranks")
-
-
-#: Names of sends and receives in PyTorch and NCCL.
-_P2P = r"(?i)send|recv|p2p"
-
-#: Ranks are pipeline stages if this share of wait time is in sends and receives.
-_MOSTLY = 0.8
-
-#: Stages have equal work if the busiest exceeds the median of the others by at most this.
-_EQUAL = 0.15
-
-
-def is_balanced(time: DeviceTime) -> bool:
-    """Whether ranks are pipeline stages with equal work, which wait for the schedule."""
-    waits = time.losses.filter("waited")
-    of_p2p = waits.filter(pl.col("collective").str.contains(_P2P))
-    whole = int(waits["lost_ns"].sum())
-    if not whole or int(of_p2p["lost_ns"].sum()) < _MOSTLY * whole:
-        return False
-    busy = _busy(time)["busy_ns"].sort()
-    usual = busy.head(max(busy.len() - 1, 1)).median()
-    return isinstance(usual, float) and busy[-1] <= (1 + _EQUAL) * usual
-
-
-def schedule(time: DeviceTime, answers: Answers) -> Iterator[str]:
-    """Yield the number of stages and micro-batches, and the minimum bubble."""
-    comm = answers.get("comm_outliers")
-    stages = time.windows["rank"].n_unique()
-    if not isinstance(comm, CommOutliers) or not time.in_steps or stages < 2:
-        return
-    rows = comm.arrivals.filter(
-        pl.col("collective").str.contains(_P2P), pl.col("step").is_not_null()
-    )
-    each = rows.group_by("rank", "step").len().group_by("rank").agg(pl.col("len").median())
-    calls = each["len"].min()
-    if not isinstance(calls, float) or calls < 2:  # one per direction in the first stage
-        return
-    batches = round(calls / 2)
-    bubble = (stages - 1) / (batches + stages - 1)
-    yield (
-        f"With {stages} stages and {batches} micro-batches per step, a 1F1B schedule has a "
-        f"bubble of {bubble:.0%}: (stages - 1) / (micro-batches + stages - 1)."
-    )
-
-
-def _busy(time: DeviceTime) -> pl.DataFrame:
-    """Return the time without idle and wait time: path, rank, device, busy_ns."""
-    whole = time.windows.group_by(DEVICE).agg(ns=(pl.col("end") - pl.col("start")).sum())
-    lost = time.losses.group_by(DEVICE).agg(pl.col("lost_ns").sum())
-    joined = whole.join(lost, on=DEVICE, how="left", nulls_equal=True)
-    return joined.with_columns(busy_ns=pl.col("ns") - pl.col("lost_ns").fill_null(0))

@@ -5,7 +5,9 @@ to the arrival of the last rank, or to the end of its kernel if that is sooner (
 broadcast need not wait): ``wait = min(last arrival, end) - start``. The *transfer time* follows the
 last arrival: ``transfer = min(end) - last arrival`` over the ranks, at least 0. The *arrival delay*
 of the last rank is relative to the median arrival of the others; the rank *imposes* the sum of the
-others' wait times, so wait times and imposed times have the same total over all ranks.
+others' wait times. Several collectives of a rank may wait at once, as for gradient buckets: in sums
+over collectives each moment of a rank counts once, for the first of them, so wait times and imposed
+times have the same total over all ranks.
 
 TraceLens defines wait time in the same way. The time beyond the shortest rank, ``dur - min(dur)``,
 is the same only if all kernels end at once: on the 8-rank DLRM trace it differs by up to 7 us in a
@@ -88,7 +90,8 @@ def arrivals(instances: pl.DataFrame, offsets: Mapping[int, int]) -> pl.DataFram
     """Return one row per rank of each matched collective, on one clock.
 
     Adds ``arrival`` (start less the rank's applied clock offset), ``leave`` (end, likewise),
-    ``after_first_ns``, ``wait_ns`` and ``is_last``. If several ranks arrive last, the lowest is the
+    ``after_first_ns``, ``wait_ns``, ``once_ns`` (the part of it before which no other collective of
+    the rank waits) and ``is_last``. If several ranks arrive last, the lowest is the
     last rank; if all arrive at once, there is none. ``step`` is that of the first rank to arrive: a
     straggler may start in the next step.
     """
@@ -100,12 +103,22 @@ def arrivals(instances: pl.DataFrame, offsets: Mapping[int, int]) -> pl.DataFram
     last = pl.col("arrival").max().over("instance")
     straggler = pl.col("rank").filter(pl.col("arrival") == pl.col("arrival").max()).min()
     step = pl.col("step").sort_by("arrival", "rank").drop_nulls().first()
-    return rows.with_columns(
-        step.over("instance"),
-        after_first_ns=pl.col("arrival") - first,
-        wait_ns=pl.min_horizontal(last, "leave") - pl.col("arrival"),
-        is_last=(pl.col("rank") == straggler.over("instance")) & (last > first),
+    return _once(
+        rows.with_columns(
+            step.over("instance"),
+            after_first_ns=pl.col("arrival") - first,
+            wait_ns=pl.min_horizontal(last, "leave") - pl.col("arrival"),
+            is_last=(pl.col("rank") == straggler.over("instance")) & (last > first),
+        )
     )
+
+
+def _once(rows: pl.DataFrame) -> pl.DataFrame:
+    """Add ``once_ns``: wait time during which no earlier collective of the rank waits."""
+    until = pl.col("arrival") + pl.col("wait_ns")
+    before = until.cum_max().shift(1).over("rank", order_by=["arrival", "instance"])
+    begin = pl.max_horizontal("arrival", before)
+    return rows.with_columns(once_ns=(until - begin).clip(lower_bound=0))
 
 
 def plausible(rows: pl.DataFrame) -> pl.DataFrame:
@@ -190,8 +203,8 @@ def steps(rows: pl.DataFrame, marks: pl.DataFrame) -> pl.DataFrame:
     """Return one row per step: its straggler and the cost.
 
     The straggler is the rank with the least wait time in the step. ``cost_ns`` is the median wait
-    time of the ranks less that of the straggler: the saving of the typical rank; ``cost_frac`` is
-    its share of the median step time (from 10 % a warning, from 20 % critical). Wait times of a
+    time of the other ranks less that of the straggler: the saving of the typical one; ``cost_frac``
+    is its share of the median step time (from 10 % a warning, from 20 % critical). Wait times of a
     rank that overlap count once.
 
     Args:
@@ -205,7 +218,9 @@ def steps(rows: pl.DataFrame, marks: pl.DataFrame) -> pl.DataFrame:
     waits = intervals.measure(waiting, of).rename({"length": "wait_ns"}).join(counts, on=of)
     length = (pl.col("end") - pl.col("start")).median().round().cast(pl.Int64)
     lengths = marks.group_by("step").agg(length.alias("step_ns"), pl.col("start").min())
-    cost = (pl.col("wait_ns").median() - pl.col("wait_ns").min()).round().cast(pl.Int64)
+    # in order of wait time: the straggler is the first
+    usual = pl.col("wait_ns").slice(1).median().fill_null(pl.col("wait_ns").first())
+    cost = (usual - pl.col("wait_ns").first()).round().cast(pl.Int64)
     table = (
         waits.sort("step", "wait_ns", "rank")
         .group_by("step", maintain_order=True)
@@ -236,13 +251,13 @@ def ranks(
 ) -> pl.DataFrame:
     """Return one row per rank, most imposed wait time first.
 
-    ``comm_ns`` is the summed duration of its collectives; ``wait_ns`` the wait time in matched
-    ones; ``imposed_ns`` the wait time of which it is the root (``roots``, of
+    ``comm_ns`` is the summed duration of its collectives; ``wait_ns`` the time in which matched
+    ones wait; ``imposed_ns`` the wait time of which it is the root (``roots``, of
     :func:`~.chains.roots`), also if a rank that it had delayed arrived last; ``times_first`` counts
     every rank that arrived first, also together with others. ``straggler_steps`` are the steps of
     which it cost at least 10 %, ``straggler_frac`` their cost over the time of all steps.
-    ``busy_ns``, ``idle_ns`` and ``overlap_frac`` (communication overlapped by compute) are of its
-    device, over ``span_ns``.
+    ``busy_ns``, ``compute_ns`` (busy without communication alone), ``idle_ns`` and
+    ``overlap_frac`` (communication overlapped by compute) are of its device, over ``span_ns``.
     """
     total = instances.group_by("rank").agg(
         pl.len().alias("n"),
@@ -252,7 +267,7 @@ def ranks(
     imposed = roots.group_by(rank="root_rank").agg(pl.col("root_ns").sum().alias("imposed_ns"))
     met = rows.group_by("rank").agg(
         pl.len().alias("matched"),
-        pl.col("wait_ns").sum(),
+        pl.col("once_ns").sum().alias("wait_ns"),
         pl.col("is_last").sum().alias("times_last"),
         (pl.col("after_first_ns") == 0).sum().alias("times_first"),
     )
@@ -283,6 +298,7 @@ def _devices(parts: Sequence[Part]) -> pl.DataFrame:
     )
     return summed.with_columns(
         idle_ns=pl.col("span_ns") - pl.col("busy_ns"),
+        compute_ns=pl.col("busy_ns") - pl.col("comm_ns") + pl.col("overlap_ns"),
         overlap_frac=ratio("overlap_ns", "comm_ns"),
     ).drop("overlap_ns", "comm_ns")
 

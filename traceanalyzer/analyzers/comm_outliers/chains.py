@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import ceil
+from math import ceil, comb
 from typing import Any, Final
 
 import polars as pl
@@ -32,7 +32,7 @@ _QUEUED_NS = 20_000
 #: Collectives of a rank that are searched for the last common one.
 _REACH = 1_000
 
-#: Roots with a smaller share are dropped to keep chains short.
+#: Roots with a smaller share are dropped to keep chains short, unless no share is larger.
 _SMALL_FRAC = 0.005
 
 #: A collective without a stream.
@@ -72,18 +72,18 @@ def roots(rows: pl.DataFrame) -> pl.DataFrame:
 
     Args:
         rows: arrivals of matched collectives: instance, lane, rank, stream, arrival, leave,
-            wait_ns, is_last, compute_ns (overlapping compute, null if unknown).
+            wait_ns, once_ns, is_last, compute_ns (overlapping compute, null if unknown).
 
     Returns:
         instance, root_rank, root_ns: the part of the collective's waits caused by this rank,
-        largest first. The parts of one collective add up to the sum of its waits.
+        largest first. The parts of one collective add up to the sum of its waits (``once_ns``).
     """
     ordered = rows.sort("rank", "leave", "arrival", "instance").with_row_index("row")
     chains = _chains(ordered)
     earliest = pl.struct("rank", "row").sort_by("arrival", "rank").first()
     summed = ordered.group_by("instance").agg(
         pl.col("arrival").max(),
-        pl.col("wait_ns").sum().alias("imposed"),
+        pl.col("once_ns").sum().alias("imposed"),
         pl.struct("rank", "row").filter("is_last").first().alias("last"),
         earliest.alias("first"),
     )
@@ -137,7 +137,8 @@ def _shares(chains: _Chains, last: Mapping[str, int], first: Mapping[str, int]) 
     if inherited:
         for root, wait in excess.items():
             shares[root] += inherited * wait / sum(excess.values())
-    kept = {root: share for root, share in shares.items() if share >= _SMALL_FRAC}
+    least = min(_SMALL_FRAC, max(shares.values()) / 2)
+    kept = {root: share for root, share in shares.items() if share >= least}
     return {root: share / sum(kept.values()) for root, share in kept.items()}
 
 
@@ -292,6 +293,45 @@ def persistence(
         int((caused["root_rank"] == rank).sum()),
         int(cycles["cycle"].max() or 0),  # type: ignore[arg-type]
     )
+
+
+#: From this share on, one step has nearly all wait time.
+_NEARLY_ALL = 0.9
+#: Share of what exceeds the even share that is not by chance.
+_MUCH = 0.75
+#: Greatest probability that a rank is last as often by chance.
+_CHANCE = 0.05
+
+
+def is_steady(waits: pl.DataFrame, rank: int, ranks: int) -> bool:
+    """Whether one rank is the straggler, not by chance the last one in some steps.
+
+    It is if few ranks cause wait time, or it nearly all of it, or most of one step with nearly all.
+    Otherwise, it causes at least twice the even share (of few ranks: half of the others' too), and
+    most wait time in all steps, or in so many that equal ranks would by chance with a probability
+    below 5 %.
+
+    Args:
+        waits: step (or another unit), rank that caused the wait time, ns.
+        rank: the rank.
+        ranks: number of ranks.
+    """
+    sums = waits.group_by("step", "rank").agg(pl.col("ns").sum())
+    whole, even = max(int(sums["ns"].sum()), 1), 1 / max(ranks, 2)
+    steps = sums.group_by("step").agg(pl.col("ns").sum())["ns"]
+    shares = sums.group_by("rank").agg(pl.col("ns").sum() / whole)
+    causing = shares.filter(pl.col("ns") >= even / 2).height
+    share = float(shares.filter(rank=rank)["ns"].sum())
+    if 2 * causing <= min(ranks, steps.len()) or share >= even + _MUCH * (1 - even):
+        return True
+    if share < min(2 * even, even + (1 - even) / 2):
+        return False
+    largest = sums.sort("step", "ns", "rank", descending=[False, True, False])
+    firsts = largest.unique("step", keep="first", maintain_order=True)["rank"]
+    times, n = int((firsts == rank).sum()), steps.len()
+    tail = (comb(n, k) * even**k * (1 - even) ** (n - k) for k in range(times, n + 1))
+    most = int(steps.max() or 0)  # type: ignore[arg-type]
+    return most >= _NEARLY_ALL * whole or times == n or ranks * sum(tail) < _CHANCE
 
 
 def rank_label(placed: pl.DataFrame, rank: int) -> str:

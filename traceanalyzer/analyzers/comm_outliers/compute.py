@@ -208,7 +208,7 @@ def _totals(
         n_collectives=n_collectives,
         n_outliers=int(instances["outlier"].sum()),
         total_comm_ns=int(instances["duration_ns"].sum()),
-        total_wait_ns=int(rows["wait_ns"].sum()),
+        total_wait_ns=int(rows["once_ns"].sum()),
         covered_ns=sum(part.activity.comm_ns for part in parts),
         total_span_ns=sum(part.activity.span_ns for part in parts),
     )
@@ -272,7 +272,8 @@ def _in_steps(instances: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     call were issued before the recording began.
     """
     first_known = instances.filter(pl.col("issued").is_not_null())["start"].min()
-    known = pl.col("issued").is_not_null() | (pl.col("start") >= (first_known or 0))
+    after = pl.lit(value=True) if first_known is None else pl.col("start") >= first_known
+    known = pl.col("issued").is_not_null() | after
     issued = pl.when(known).then(pl.coalesce("issued", "start"))
     rows = linking.enclosing(instances.with_columns(ts=issued), steps)
     return rows.hstack([steps["step"][rows["slice"]]])

@@ -43,6 +43,9 @@ _SHIFTS = 64
 #: Tolerances of ends in ns: microseconds for kernels, milliseconds for collectives on CPUs.
 _AGREEMENTS = (20_000, 100_000, 1_000_000, 10_000_000)
 
+#: Spreads of distances that differ by less are the same.
+_LEAST_SPREAD_NS = 1_000
+
 #: Of distances with this share of the most votes the smallest counts: collectives at regular
 #: intervals are seldom a whole interval apart.
 _ALMOST = 0.75
@@ -278,10 +281,29 @@ def align(reference: pl.DataFrame, other: pl.DataFrame) -> _Ints:
     needed = min(reference.height, other.height) / 2
     width = next((w for w in _AGREEMENTS if _votes(behind, w).max() >= needed), _AGREEMENTS[-1])
     votes = _votes(behind, width)
-    in_order = np.sort(other["end"].to_numpy() - reference["end"].to_numpy()) if same else None
-    if in_order is not None and _votes(in_order, width).max() >= _ALMOST * votes.max():
-        return np.arange(other.height)  # another distance does not explain more
+    if same and _explains(other["end"].to_numpy() - reference["end"].to_numpy(), behind, width):
+        return np.arange(other.height)
     return _nearest(reference, other, _clock_distance(behind, votes))
+
+
+def _explains(in_order: _Ints, behind: _Ints, width: int) -> bool:
+    """Return whether pairs in order are about equally apart, unless clocks that agree fit as well.
+
+    Args:
+        in_order: distances of the pairs in order.
+        behind: sorted distances of all near pairs.
+        width: the tolerance of equal distances.
+    """
+    most = _ALMOST * _votes(behind, width).max()
+    agreeing = behind[np.abs(behind) <= _AGREEMENTS[0]]
+    if agreeing.size >= most and _spread(agreeing) <= _spread(in_order) + _LEAST_SPREAD_NS:
+        return False  # one recording began some collectives later
+    return bool(_votes(np.sort(in_order), width).max() >= most)
+
+
+def _spread(distances: _Ints) -> float:
+    """Return the median distance from the median."""
+    return float(np.median(np.abs(distances - np.median(distances))))
 
 
 def _meet(reference: pl.DataFrame, other: pl.DataFrame) -> bool:

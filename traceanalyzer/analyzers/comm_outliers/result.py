@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 
-from traceanalyzer.analyzers.comm_outliers import arrivals, chains, tables
+from traceanalyzer.analyzers.comm_outliers import arrivals, chains, pipelines, tables
 from traceanalyzer.analyzers.comm_outliers.activity import divide, labels
 from traceanalyzer.analyzers.comm_outliers.arrivals import Window
 from traceanalyzer.analyzers.comm_outliers.outliers import NETWORK
@@ -62,7 +62,7 @@ class Totals:
         n_collectives: collectives of the matched events.
         n_outliers: events with an outlying duration.
         total_comm_ns: summed duration of the events.
-        total_wait_ns: wait time in it.
+        total_wait_ns: wait time of the ranks; simultaneous waits of a rank count once.
         covered_ns: time with at least one collective running, summed over the ranks.
         total_span_ns: summed recorded span of the ranks.
     """
@@ -162,7 +162,11 @@ class CommOutliers(Result):
             scalars={
                 **vars(self.totals),
                 "min_wait_ns": self.delayed.min_wait_ns,
-                "straggler": stragglers["rank"][0] if stragglers.height else None,
+                "straggler": stragglers["rank"][0]
+                if stragglers.height
+                and not self.waits_for_schedule
+                and self.is_steady(stragglers["rank"][0])
+                else None,
             },
             charts=partial(tables.charts, self.instances, self.arrivals, self.delayed.collectives),
         )
@@ -263,10 +267,42 @@ class CommOutliers(Result):
 
         Otherwise the transfer time includes the wait time for ranks that are not given.
         """
+        given = self.collectives["ranks"].sum()
+        return self.totals.n_matched > 0 and given / (given + self._missing) >= _ALL_RANKS
+
+    @property
+    def _missing(self) -> int:
+        """Ranks of process groups without an event, summed over the collectives."""
         others = max((self.totals.world_size or 0) - self.totals.n_ranks, 0)
-        missing = pl.col("missing").fill_null(others)
-        given = self.collectives.select(pl.col("ranks").sum() / (pl.col("ranks") + missing).sum())
-        return self.totals.n_matched > 0 and given.item() >= _ALL_RANKS
+        return int(self.collectives["missing"].fill_null(others).sum())
+
+    @property
+    def every_rank(self) -> str:
+        """The ranks that were compared: ``every rank``, or ``every given rank`` if some lack."""
+        return "every given rank" if self._missing or not self.totals.n_matched else "every rank"
+
+    def is_steady(self, rank: int) -> bool:
+        """Whether a rank is the straggler in more steps than by chance."""
+        unit = "step" if self.steps.height else "instance"
+        waits = self.collectives.drop_nulls([unit, "root_rank"])
+        waits = waits.select(step=unit, rank="root_rank", ns="root_ns")
+        return chains.is_steady(waits, rank, self.totals.n_ranks)
+
+    @cached_property
+    def pipeline(self) -> pipelines.Pipeline | None:
+        """The pipeline whose stages the ranks are, if they wait mostly in sends and receives."""
+        return pipelines.pipeline(self.arrivals)
+
+    @property
+    def waits_for_schedule(self) -> bool:
+        """Whether the ranks are pipeline stages with about equal work that wait for the schedule.
+
+        They do not wait much longer than its bubble.
+        """
+        if self.pipeline is None or not pipelines.are_equal(self.ranks["compute_ns"]):
+            return False
+        share = self.totals.total_wait_ns / max(self.totals.total_span_ns, 1)
+        return share <= pipelines.MORE * (self.pipeline.bubble_frac or 1.0)
 
     @property
     def transfer_name(self) -> str:
@@ -349,10 +385,14 @@ def _slower(baseline: pl.DataFrame | None) -> str:
 
 def _stragglers(result: CommOutliers) -> str:
     stragglers = result.stragglers()
+    if result.waits_for_schedule:
+        return _bubble(result)
     if stragglers.is_empty():
         return ""
     worst, *others = stragglers.iter_rows(named=True)
     rank = worst["rank"]
+    if not result.is_steady(rank):
+        return _changing(result)
     more = (
         _activity(result, rank),
         passed_on(worst),
@@ -362,6 +402,29 @@ def _stragglers(result: CommOutliers) -> str:
         _victim(result),
     )
     return sentences(_straggler(result, worst), *more)
+
+
+def _changing(result: CommOutliers) -> str:
+    """Report wait time for ranks that by chance are the last of some steps."""
+    totals = result.totals
+    causes = result.ranks.filter(pl.col("imposed_ns") > 0).height
+    return (
+        f"Ranks waited {format_ns(totals.total_wait_ns)} in total "
+        f"({_share(totals.total_wait_ns, totals.total_span_ns)} of the recorded time) for the last "
+        f"rank, which changes: {causes} of {totals.n_ranks} ranks cause wait time, none in most "
+        f"{'steps' if result.steps.height else 'collectives'} (unequal work)."
+    )
+
+
+def _bubble(result: CommOutliers) -> str:
+    """Report the wait time of pipeline stages with about equal work."""
+    wait, whole = result.totals.total_wait_ns, result.totals.total_span_ns
+    schedule = result.pipeline.schedule if result.pipeline else ""
+    return sentences(
+        "The ranks are pipeline stages with about equal work, which wait for each other by their "
+        f"schedule: {format_ns(wait)} in total ({_share(wait, whole)} of the recorded time).",
+        schedule,
+    )
 
 
 def _straggler(result: CommOutliers, row: Mapping[str, Any]) -> str:
@@ -408,7 +471,7 @@ def _cost(result: CommOutliers, rank: int) -> str:
         return ""
     level = "critical" if row["straggler_frac"] >= arrivals.CRITICAL_FRAC else "a warning"
     return (
-        f"The median rank waits {format_frac(row['straggler_frac'])} of step time for it, in "
+        f"The other ranks wait {format_frac(row['straggler_frac'])} of step time for it (median), in "
         f"{row['straggler_steps']} of {result.steps.height} steps ({level})."
     )
 
@@ -444,11 +507,9 @@ def _slow_everywhere(result: CommOutliers) -> str:
     if slow.is_empty():
         return ""
     worst = slow.row(0, named=True)
-    after = (
-        "after every rank had joined (a bandwidth problem, not a straggler)"
-        if result.has_all_ranks
-        else "after every given rank had joined (a bandwidth problem, or a rank without a file)"
-    )
+    given = "given" in result.every_rank
+    other = "or a rank without a file" if given else "not a straggler"
+    after = f"after {result.every_rank} had arrived (a bandwidth problem, {other})"
     return (
         f"{slow.height} of {format_count(result.totals.n_collectives, 'collective')} "
         f"{'was' if slow.height == 1 else 'were'} slow {after}: {_what(worst)}{_at(worst['step'])} "
@@ -559,15 +620,17 @@ def small_collectives(result: CommOutliers) -> str:
         return ""
     median = small.select(pl.col("duration_ns").median().cast(pl.Int64)).item()
     often = "per step and rank" if steps else "per rank"
-    advice = (
-        "use larger buckets (DDP bucket_cap_mb, larger FSDP units, coalesced calls)"
-        if steps
-        else "fuse them with other kernels, or coalesce the calls"
-    )
     return (
         f"{round(per_step):,} small collectives {often} take {format_ns(median)} each (median): "
-        f"latency dominates, {advice}."
+        f"latency dominates, {fewer_collectives(result)}."
     )
+
+
+def fewer_collectives(result: CommOutliers) -> str:
+    """Return advice for many small collectives, as a clause."""
+    if result.instances["step"].is_not_null().any():
+        return "use larger buckets (DDP bucket_cap_mb, larger FSDP units, coalesced calls)"
+    return "fuse them with other kernels, or coalesce the calls"
 
 
 def _is_small() -> pl.Expr:

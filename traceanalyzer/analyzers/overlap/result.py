@@ -262,6 +262,12 @@ def _copies(sums: Mapping[str, Any]) -> str:
     share = sums["exposed_memory_ns"] / sums["span_ns"]
     if share < SMALL_FRAC:
         return ""
+    compute = sums["compute_ns"] / sums["span_ns"]
+    if compute < share / 2:
+        return (
+            f"Exposed copies and memsets take {format_frac(share)}: overlap with compute can hide "
+            f"{format_frac(compute)} at most, so copy less (keep data on the device)."
+        )
     return (
         f"Exposed copies and memsets take {format_frac(share)}: run them on a separate stream "
         "(non_blocking=True, with pinned host memory) to overlap them with compute."

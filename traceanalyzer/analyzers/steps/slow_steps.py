@@ -162,7 +162,8 @@ def _forward_only(trace: Trace, each: pl.DataFrame, slow: pl.DataFrame) -> pl.Da
     layers, backward = (
         _per_step(events.filter(pl.col("name").is_in(names)), each) for names in named
     )
-    rows = slow.join(layers, on="step").join(backward, on="step", suffix="_backward")
+    rows = slow.join(layers, on="step").join(backward, on="step", how="left", suffix="_backward")
+    rows = rows.with_columns(pl.col("n_backward").fill_null(0))
     usual, usual_backward = (
         counts.join(slow, on="step", how="anti").select(pl.col("n").median()).item() or 0
         for counts in (layers, backward)

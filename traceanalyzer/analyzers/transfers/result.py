@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any
 
@@ -174,6 +174,29 @@ class Transfers(Result):
     pytorch: bool
     hip: bool
 
+    @cached_property
+    def round_trips(self) -> str:
+        """A sentence if as much data goes to the device as back in as many copies; else empty.
+
+        Then a program copies the same data there and back, for example around each kernel.
+        """
+        ways = ("HtoD", "DtoH")
+        rows = self.copies.filter(pl.col("direction").is_in(ways))
+        sums = rows.group_by("direction").agg(pl.col("n", "moved_bytes").sum()).sort("direction")
+        if sums.height < len(ways) or (sums["moved_bytes"].min() or 0) < SMALL_BYTES:  # type: ignore[operator]
+            return ""
+        least, most = sums.min(), sums.max()
+        alike = all(
+            least[name].item() >= (1 - _ALIKE) * most[name].item() for name in ("n", "moved_bytes")
+        )
+        if least["n"].item() < _SEVERAL or not alike:
+            return ""
+        return (
+            f"As much data goes to the device as back ({least['n'].item():,} copies and "
+            f"{format_bytes(least['moved_bytes'].item())} each way): keep the data on the device "
+            "between kernels."
+        )
+
     def view(self) -> View:
         """Build the view: findings, copies and memsets by direction, size and device; charts."""
         return View(
@@ -318,10 +341,18 @@ def _way(row: dict[str, Any]) -> str:
     return f"{text} at {rate:,.0f} GB/s" if rate >= _GREAT_GBPS else f"{text} at {rate:.3g} GB/s"
 
 
+#: Copies there and back: at least so many, and sums that differ by at most this share.
+_SEVERAL, _ALIKE = 4, 0.1
+
+
 def _exposed(result: Transfers) -> str:
     """Describe the time of exposed copies."""
     if result.alone_ns is None or not result.span_ns:
         return ""
+    if result.round_trips:
+        share = format_frac(result.alone_ns / result.span_ns)
+        taking = f"take {format_ns(result.alone_ns)} ({share} of device time)"
+        return f"Exposed copies and memsets {taking}. {result.round_trips}"
     share = format_frac(result.alone_ns / result.span_ns)
     text = f"Exposed copies and memsets take {format_ns(result.alone_ns)} ({share} of device time)"
     findings = result.findings.filter(pl.col("finding") == EXPOSED)
