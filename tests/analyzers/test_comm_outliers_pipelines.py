@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,8 @@ def pipeline(
         ends = (edge, edge + 1)
         end = max(free[rank] for rank in ends) + TRANSFER
         for rank in ends:
-            about = {"collective": "send" if rank == edge else "recv", "dtype": "bfloat16", "elements_in": 1 << 20,
+            about = {"collective": "send" if rank == edge else "recv", "dtype": "bfloat16",
+                     "elements_in": 1 << 20,
                      "group": f"pp{edge}", "group_size": 2, "group_ranks": f"[{edge}, {edge + 1}]",
                      "seq": seq[edge], "stream": 20}  # fmt: skip
             events[rank].append(device(SEND, free[rank], end - free[rank], **about))

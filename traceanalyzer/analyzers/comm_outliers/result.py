@@ -471,8 +471,8 @@ def _cost(result: CommOutliers, rank: int) -> str:
         return ""
     level = "critical" if row["straggler_frac"] >= arrivals.CRITICAL_FRAC else "a warning"
     return (
-        f"The other ranks wait {format_frac(row['straggler_frac'])} of step time for it (median), in "
-        f"{row['straggler_steps']} of {result.steps.height} steps ({level})."
+        f"The other ranks wait {format_frac(row['straggler_frac'])} of step time for it (median), "
+        f"in {row['straggler_steps']} of {result.steps.height} steps ({level})."
     )
 
 
