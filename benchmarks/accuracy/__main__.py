@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from benchmarks.accuracy import real
 from benchmarks.accuracy.cases import plans
 from benchmarks.accuracy.fault import Case
+from benchmarks.accuracy.gains import predictions, table
 from benchmarks.accuracy.measure import Outcome, run
 from benchmarks.accuracy.report import accuracy, confusion, write_page, wrong
 
@@ -21,7 +22,11 @@ def main() -> None:
     options.add_argument("--findings", action="store_true", help="print the findings of each case")
     options.add_argument("--write", action="store_true", help="write the table of docs/accuracy.md")
     options.add_argument("--keep", help="a folder for the files of the cases")
+    options.add_argument("--gains", action="store_true", help="gains of what-if, not findings")
     given = options.parse_args()
+    if given.gains:
+        print_gains(range(given.seed, given.seed + given.seeds), given.only)
+        return
     outcomes = []
     for make in selected(range(given.seed, given.seed + given.seeds), given.only):
         start = time.perf_counter()
@@ -36,6 +41,17 @@ def main() -> None:
         print(f"Faults in real recordings skipped: {real.DATA} is missing.")
     if given.write:
         write_page(outcomes)
+
+
+def print_gains(seeds: range, only: str) -> None:
+    """Print predicted and true gains."""
+    rows = []
+    for one in predictions(seeds, only):
+        rows.append(one)
+        mark = "--  " if one.why else "ok  " if one.is_right else "far "
+        share = one.why or f"{one.true_ns / one.step_ns:6.1%} {one.gain_ns / one.step_ns:6.1%}"
+        print(f"{mark} {one.case:44} {one.seed:6} {share}", flush=True)
+    print("\n".join(["", *table(rows)]))
 
 
 def selected(seeds: range, only: str) -> Iterator[Callable[[], Case]]:

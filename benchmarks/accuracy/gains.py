@@ -1,0 +1,127 @@
+"""Gains that ``what-if`` predicts, against the same simulated job without the fault."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.accuracy.cases import Plan, plans, program_of
+from benchmarks.accuracy.fault import Expected
+from benchmarks.accuracy.simulator import Job, simulate
+from benchmarks.accuracy.variants import within_recording
+from benchmarks.accuracy.write import write_kineto
+
+#: A prediction counts if it is within this share of the true gain, or of the step.
+OF_GAIN, OF_STEP = 0.1, 0.01
+RANK = "rank of the fault"
+NETWORK = "factor of the fault"
+#: The change that removes each fault; a fault that no change removes is not in the table.
+CHANGES: dict[str, dict[str, Any]] = {
+    "loader-slow": {"free": "data-loading"},
+    "loader-slow-on-one-rank": {"free": "data-loading"},
+    "loader-slow-in-some-steps": {"free": "data-loading"},
+    "loader-in-main-process": {"free": "data-loading"},
+    "pageable-batch-copy": {"free": "HtoD"},
+    "slow-gpu": {"typical_rank": RANK},
+    "throttling-gpu": {"typical_rank": RANK},
+    "synchronize-each-step": {"free": ("synchronisation", "host-code")},
+    "item-in-loop": {"free": ("synchronisation", "host-code")},
+    "garbage-collection-on-one-rank": {"free": "host-code"},
+    "logging-each-step": {"free": "host-code"},
+    "slow-scheduler": {"free": "host-code"},
+    "tokenizer-on-main-thread": {"free": "host-code"},
+    "unfused-pointwise": {"free": "MulFunctor"},
+    "device-copies": {"free": "Memcpy DtoD"},
+    "activation-offload": {"free": "copies"},
+    "activation-offload-pageable": {"free": "copies"},
+    "one-slow-kernel": {"free": "indexing_backward"},
+    "slow-interconnect": {"network": NETWORK},
+}
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """True and predicted gain of a case, in ns per step; ``why`` where nothing was predicted."""
+
+    case: str
+    seed: int
+    step_ns: float = 0.0
+    true_ns: float = 0.0
+    gain_ns: float = 0.0
+    why: str = ""
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the prediction is within the bar."""
+        allowed = max(OF_GAIN * abs(self.true_ns), OF_STEP * self.step_ns)
+        return abs(self.gain_ns - self.true_ns) <= allowed
+
+
+def predictions(seeds: range, only: str = "") -> Iterator[Prediction]:
+    """Predict the gain of each fault that a change removes; cases with one fault, Kineto files."""
+    for seed in seeds:
+        for plan in plans(seed):
+            fault = plan.faults[0].name if len(plan.faults) == 1 else ""
+            if fault in CHANGES and only in plan.name and plan.world < 64 and _is_kineto(plan):
+                yield _predicted(plan, CHANGES[fault])
+
+
+def _is_kineto(plan: Plan) -> bool:
+    return "nsys" not in plan.name
+
+
+def _predicted(plan: Plan, change: dict[str, Any]) -> Prediction:
+    import traceanalyzer as ta
+
+    job, healthy = plan.base_job(), plan.base_job()
+    (expected,) = plan._inject(job, plan._sizes(plan._wall_us()))
+    with tempfile.TemporaryDirectory() as folder:
+        faulty, fixed = (_written(Path(folder) / n, one) for n, one in (("a", job), ("b", healthy)))
+        try:
+            result = ta.what_if(faulty, **_given(change, expected, job))
+            true = result.recorded_ns - ta.what_if(fixed, free="no such kernel").recorded_ns
+        except ta.TraceAnalyzerError as error:
+            return Prediction(plan.name, plan.seed, why=str(error).rpartition(": ")[2])
+    gain = float(result.changes["gain_ns"][0])
+    return Prediction(plan.name, plan.seed, result.recorded_ns, true, gain)
+
+
+def _written(folder: Path, job: Job) -> Path:
+    folder.mkdir()
+    write_kineto(job, within_recording(job, simulate(job, program_of(job))), folder)
+    return folder
+
+
+def _given(change: dict[str, Any], expected: Expected, job: Job) -> dict[str, Any]:
+    """Return the change with the rank or the factor of the fault."""
+    group = next(iter(job.groups.values()), [None])[0]
+    of_fault = {RANK: expected.rank, NETWORK: group and job.transfer_factor(group, job.steps[0])}
+    return {name: of_fault.get(value, value) if isinstance(value, str) else value
+            for name, value in change.items()}  # fmt: skip
+
+
+def table(rows: list[Prediction]) -> list[str]:
+    """Return the predictions that are not within the bar, and how many are."""
+    known = [one for one in rows if not one.why]
+    right = sum(one.is_right for one in known)
+    summary = (
+        f"{right} of {len(known)} ({right / max(len(known), 1):.1%}) gains are predicted within "
+        f"{OF_GAIN:.0%} of the true gain or {OF_STEP:.0%} of the step; {len(rows) - len(known)} "
+        "recordings cannot be replayed."
+    )
+    lines = [
+        summary,
+        "",
+        "| case | step [ms] | true gain [ms] | predicted [ms] |",
+        "|---|--:|--:|--:|",
+    ]
+    lines += [
+        f"| {one.case}, seed {one.seed} | {one.step_ns / 1e6:.2f} | {one.true_ns / 1e6:.2f} | "
+        f"{one.gain_ns / 1e6:.2f} |"
+        for one in known
+        if not one.is_right
+    ]
+    return lines
