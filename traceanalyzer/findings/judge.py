@@ -11,6 +11,7 @@ from traceanalyzer.analyzers.common.device_work import COMMUNICATION
 from traceanalyzer.analyzers.common.step_marks import INFERRED_STEPS
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
+from traceanalyzer.analyzers.info.compute import Info
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.overlap.result import Overlap
 from traceanalyzer.analyzers.printed.result import Printed
@@ -43,7 +44,7 @@ from traceanalyzer.findings.result import (
 )
 from traceanalyzer.findings.rule import Answers, Measured, Rule
 from traceanalyzer.result import SEVERITIES, Finding, Severity
-from traceanalyzer.units import format_count
+from traceanalyzer.units import format_count, format_ns
 
 RULES: tuple[Rule, ...] = (
     *communication.RULES,
@@ -107,10 +108,11 @@ def judge(examined: Examination, rules: Sequence[Rule] = RULES) -> Diagnosis:
         rules: rules with their thresholds.
     """
     answers = Answers(examined.results, one_job=not examined.jobs)
+    little = _little_work(answers)
     failed: list[_Candidate] = []
     rows = []
     for rule in rules:
-        why = _why_skipped(rule, examined)
+        why = _why_skipped(rule, examined, little)
         judged = why is None
         candidates = list(_candidates(rule, answers)) if judged else []
         failed += candidates
@@ -127,15 +129,16 @@ def judge(examined: Examination, rules: Sequence[Rule] = RULES) -> Diagnosis:
         )
     return Diagnosis(
         tuple(sorted(_chained(failed), key=_by_severity)),
-        budget(answers),
+        pl.DataFrame(schema=_BUDGET_TYPES) if little else budget(answers),
         pl.DataFrame(rows, schema_overrides=_TYPES),
         examined.files,
         answers.time.per if answers.time.whole_ns else "",
         answers.time.of if answers.time.whole_ns else "",
         warning=_warning(examined),
         about=_about(examined),
-        timeline=_timeline(examined),
+        timeline=None if little else _timeline(examined),
         instead=_of_text_only(examined),
+        little=little,
         input_notes=(*filter(None, [examined.jobs, _inferred(answers)]), *examined.notes),
     )
 
@@ -178,8 +181,33 @@ def _timeline(examined: Examination) -> Lanes | None:
     return summary(idle, compared if isinstance(compared, CommOutliers) else None)
 
 
-def _why_skipped(rule: Rule, examined: Examination) -> str | None:
+def _little_work(answers: Answers) -> str:
+    """Return that the program ran almost no GPU work, if so: then its devices tell nothing."""
+    idle, info = answers.get("gpu_idle"), answers.get("info")
+    if not isinstance(idle, GpuIdle) or not isinstance(info, Info) or idle.coverage.on_host:
+        return ""
+    spans = info.contents["span_ns"].drop_nulls()
+    if idle.coverage.work_lost or spans.is_empty():
+        return ""
+    recorded = int(spans.sum())
+    if idle.busy_ns >= _LITTLE_NS or idle.busy_ns >= _LITTLE_FRAC * recorded:
+        return ""
+    return (
+        f"The program runs almost no GPU work: {format_ns(idle.busy_ns)} in "
+        f"{format_ns(recorded)} of recording."
+    )
+
+
+#: Less GPU work than this, and than this share of the recorded time, is almost none.
+_LITTLE_NS, _LITTLE_FRAC = 1_000_000, 0.001
+#: Analyses that do not need GPU work.
+_WITHOUT_GPU = ("info", "memory", "host_metrics", "py_spy_report")
+
+
+def _why_skipped(rule: Rule, examined: Examination, little: str = "") -> str | None:
     """Return the reason why a rule is skipped; None if it can be applied."""
+    if little and rule.analysis not in _WITHOUT_GPU and rule.analysis in examined.results:
+        return "almost no GPU work"
     if rule.analysis not in examined.results:
         return examined.missing.get(rule.analysis, "nothing was recorded")
     if rule.compares_ranks and examined.jobs:

@@ -162,6 +162,7 @@ class Diagnosis(Result):
         about: ranks, GPUs and steps that were recorded, in one line.
         timeline: a timeline of the devices with most idle time and of the median one, or None.
         instead: the verdict on printed text if no input has a timeline to check.
+        little: that the program ran almost no GPU work, if so.
         printed: printed text among the inputs, or None.
     """
 
@@ -175,6 +176,7 @@ class Diagnosis(Result):
     about: str = ""
     timeline: Lanes | None = None
     instead: str = ""
+    little: str = ""
     printed: Printed | None = None
 
     def view(self) -> View:
@@ -218,6 +220,9 @@ class Diagnosis(Result):
             text = "No problems found" if passed else "No check was possible"
             few = passed and passed < skipped.height / _FEW
             text += ", but most checks were skipped." if few else "."
+        if self.little:
+            text = f"{self.little} {text if self.findings else ''}".strip()
+            return " ".join(filter(None, [self.warning, text]))
         if self.instead:
             text = f"{self.instead} {text if self.findings else ''}".strip()
             needed = "Most checks need a timeline, which printed text does not have."

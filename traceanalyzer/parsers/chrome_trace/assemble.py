@@ -25,11 +25,20 @@ from traceanalyzer.parsers.chrome_trace.slices import MEMORY
 from traceanalyzer.parsers.contract import Selection
 from traceanalyzer.parsers.tables import Order, time_order
 from traceanalyzer.trace import overlaps
-from traceanalyzer.vocabulary import DEVICE_KINDS, KINDS, kind_of_category
+from traceanalyzer.vocabulary import (
+    DEVICE_KINDS,
+    DEVICE_WORK,
+    KINDS,
+    LAUNCH_KINDS,
+    kind_of_category,
+)
 
 _KINDS = pl.Series(KINDS, dtype=schema.KIND)
 _KIND_CODE = {kind: code for code, kind in enumerate(KINDS)}
 _DEVICE_CODES = np.array([_KIND_CODE[kind] for kind in DEVICE_KINDS], dtype=np.uint8)
+_CALL_CODES = np.array([_KIND_CODE[kind] for kind in LAUNCH_KINDS], dtype=np.uint8)
+_WORK_CODES = np.array([_KIND_CODE[kind] for kind in DEVICE_WORK], dtype=np.uint8)
+_LINKED_CODES = np.concatenate([_CALL_CODES, _WORK_CODES])
 _MAX_DEVICE = 1 << 16
 #: With fewer rows, returning memory to the system is not worth the time.
 _MANY = 1 << 18
@@ -184,8 +193,7 @@ class Assembler:
             "pid": nullable(np.where(on_device, NULL, self.pid), pl.Int64),
             "tid": nullable(np.where(on_device, NULL, self.tid), pl.Int64),
             **self._device(on_device),
-            "correlation": self._complete_column("correlation"),
-            "external_id": self._complete_column("external_id"),
+            **self._ids(),
             **self._sizes(),
             "stack": _constant(None, height, pl.UInt32),
             "weight": _constant(None, height, pl.Float64),
@@ -198,6 +206,27 @@ class Assembler:
             self.input_texts = pl.Series(list(self.of.texts), dtype=pl.String)
             columns |= {name: self._input_texts(name) for name in inputs}
         return pl.DataFrame(columns)
+
+    def _ids(self) -> dict[str, pl.Series]:
+        """Return correlation and external ids.
+
+        Old versions of Kineto for ROCm wrote the correlation id of calls and device work as their
+        External id: then no two calls have the same one, and no event has a correlation id.
+        """
+        correlation, external = map(self._complete_column, ("correlation", "external_id"))
+        linked = np.isin(self.kind, _LINKED_CODES)
+        if not linked.any() or correlation.filter(linked).is_not_null().any():
+            return {"correlation": correlation, "external_id": external}
+        of_calls = external.filter(np.isin(self.kind, _CALL_CODES)).drop_nulls()
+        of_work = external.filter(np.isin(self.kind, _WORK_CODES)).drop_nulls()
+        shared = int(of_work.is_in(of_calls.implode()).sum())
+        if not shared or 2 * shared < of_work.len() or of_calls.n_unique() < of_calls.len():
+            return {"correlation": correlation, "external_id": external}
+        ids = pl.DataFrame({"external": external, "linked": linked})
+        return ids.select(
+            correlation=pl.when("linked").then("external"),
+            external_id=pl.when(~pl.col("linked")).then("external"),
+        ).to_dict()
 
     def _complete_column(self, name: str) -> pl.Series:
         """Return a column that only complete events have."""
