@@ -265,3 +265,20 @@ def test_processes_that_share_a_gpu_are_one_device(shared: Path) -> None:
     assert idle.busy_ns / idle.span_ns == pytest.approx(0.96, abs=0.002)
     assert "shared-device" in ta.read(path).issues["code"].to_list()
     assert ta.gpu_idle(path, by="process").units.height == 2
+
+
+def test_almost_no_gpu_work_is_one_sentence(shared: Path) -> None:
+    found = diagnosis(shared / "data/causes/nsys/c3_one_memset.sqlite.gz")
+    assert not found.findings
+    assert "almost no GPU work" in found.verdict
+    idle = host("cuda_runtime", "cudaGetDeviceProperties", 300 * US, 2_000_000 * US)
+    assert not ta.diagnose(trace([*tiny(), idle])).findings
+
+
+def tiny() -> list[dict[str, Any]]:
+    return [
+        host("cuda_runtime", "cudaLaunchKernel", 0, 5 * US, correlation=1),
+        device(GEMM, 10 * US, 50 * US, correlation=1),
+        host("cuda_runtime", "cudaLaunchKernel", 2_100_000 * US, 5 * US, correlation=2),
+        device(GEMM, 2_100_010 * US, 50 * US, correlation=2),
+    ]

@@ -314,13 +314,12 @@ def _on_devices(comm: CommOutliers, windows: pl.DataFrame) -> CommOutliers:
     only = only.filter(pl.len().over(rank) == 1).rename({"device": "_device"})
     if only.is_empty() or not comm.instances["device"].null_count():
         return comm
-    placed = {
-        name: frame.join(only, on=rank, how="left", nulls_equal=True, maintain_order="left")
-        .with_columns(pl.coalesce("device", "_device").alias("device"))
-        .drop("_device")
-        for name, frame in (("instances", comm.instances), ("arrivals", comm.arrivals))
-    }
-    return replace(comm, **placed)
+
+    def placed(rows: pl.DataFrame) -> pl.DataFrame:
+        known = rows.join(only, on=rank, how="left", nulls_equal=True, maintain_order="left")
+        return known.with_columns(device=pl.coalesce("device", "_device")).drop("_device")
+
+    return replace(comm, instances=placed(comm.instances), arrivals=placed(comm.arrivals))
 
 
 def _on_all_devices(idle: GpuIdle) -> bool:

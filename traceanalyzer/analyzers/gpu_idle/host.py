@@ -746,6 +746,8 @@ def launching(excerpt: Excerpt, calls: pl.DataFrame) -> pl.DataFrame:
     runs = intervals.union(operators, _THREAD)
     points = excerpt.launched.select(*_THREAD, ts="start")
     launch = linking.label_by_interval(points, runs, _THREAD)["interval"].drop_nulls().unique()
+    if not excerpt.on_host and excerpt.launched.is_empty():  # no launch call is recorded
+        launch = pl.int_range(runs.height, eager=True)
     launches = calls.filter(pl.col("class").is_in(LAUNCHES_WORK))[columns]
     running = pl.concat([launches, excerpt.launched[columns], runs[launch]])
     return excerpt.of_units(pl.concat([running, _between(excerpt, running)]))

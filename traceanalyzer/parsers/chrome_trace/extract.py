@@ -28,6 +28,8 @@ _KNOWN_PHASES = _SLICE_PHASES | _PAIR_PHASES | _FLOW_PHASES | frozenset("()MC")
 _PROFILES = ("Profile", "ProfileChunk")
 #: Names of copies and memsets without direction and kind of memory.
 _UNNAMED = ("Memcpy", "Memset")
+#: Processes of operators and kernels in ``EventList.export_chrome_trace``.
+_FUNCTIONS = ("CPU functions", "CUDA functions")
 #: Process of the counters of a GPU, which have no series, in PyTorch's cupti_monitor.
 _COUNTERS_OF_GPU = re.compile(r"(GPU \d+) Counters")
 
@@ -89,12 +91,14 @@ def _as_recorded(events: list[Event], raw_args: RawArgs) -> RawArgs:
     ]
     of_py_spy = [row for row, e in enumerate(events) if e.cat == "py-spy" and e.ph in ("B", "E")]
     unnamed = [e for e in events if e.name in _UNNAMED and type(e.args) is Args]
-    if moved or of_py_spy or unnamed:
+    functions = [event for event in events if event.pid in _FUNCTIONS]
+    if moved or of_py_spy or unnamed or functions:
         from traceanalyzer.parsers.chrome_trace import producers
 
         raw_args = producers.undo_overflow(events, moved, raw_args)
         producers.name_py_spy_frames(events, of_py_spy, raw_args)
         producers.name_copies(unnamed)
+        producers.as_operators_and_kernels(functions)
     return raw_args
 
 

@@ -10,6 +10,8 @@ Each correction applies to one exact spelling; all other events are unchanged:
   raw format;
 * the back end ``cupti_monitor`` of PyTorch's profiler has direction and memory of copies in their
   arguments only: they get the names that Kineto gives them;
+* ``EventList.export_chrome_trace`` of PyTorch's older profiler has operators and kernels without
+  category, as threads of the processes "CPU functions" and "CUDA functions", joined by flows;
 * MosaicML Composer's system profiler writes wrong counter names and units: its "gb" of memory are
   bytes / 2**9, its "kb" of network traffic bytes / 2**3, its disk counters have a series literally
   called ``field_name``, and its CUDA memory is in 10^9 bytes without saying so. The corrected names
@@ -25,7 +27,14 @@ import numpy.typing as npt
 import polars as pl
 
 from traceanalyzer.parsers.chrome_trace.columns import NEVER, Metadata
-from traceanalyzer.parsers.chrome_trace.decode import ABSENT, BAD_TEXT, Args, Event, integer
+from traceanalyzer.parsers.chrome_trace.decode import (
+    ABSENT,
+    BAD_TEXT,
+    Args,
+    Event,
+    integer,
+    nanosecond,
+)
 from traceanalyzer.parsers.collapsed.text import LABELLED, py_spy
 from traceanalyzer.parsers.tables import Lanes
 
@@ -154,6 +163,48 @@ def _memory(kind: Any) -> str | None:
     if type(kind) is int:
         kind = _MEMORIES[kind] if 0 <= kind < len(_MEMORIES) else None
     return kind.replace("_", " ").title() if isinstance(kind, str) else None
+
+
+# --- PyTorch's older profiler ----------------------------------------------------------------
+
+#: Its process of device work; that of operators is "CPU functions".
+_ON_DEVICE = "CUDA functions"
+
+
+def as_operators_and_kernels(events: Sequence[Event]) -> None:
+    """Set category, device and External id of the events of ``EventList.export_chrome_trace``.
+
+    An operator has a flow to each of its kernels, at the start of both.
+
+    Args:
+        events: events of its two processes, changed in place.
+    """
+    arrows = [event for event in events if event.ph in ("s", "f") and type(event.id) is int]
+    targets = {_place(one): one.id for one in arrows if one.ph == "f"}
+    sources = {one.id: _place(one) for one in arrows if one.ph == "s"}
+    first = {place: number + 1 for number, place in reversed(sources.items())}  # 0: no operator
+    for event in events:
+        if event.ph != "X" or event.cat is not None:
+            continue
+        on_device, place = event.pid == _ON_DEVICE, _place(event)
+        source = sources.get(targets.get(place, -1), ()) if on_device else place
+        event.cat = _category(event.name) if on_device else "cpu_op"
+        args = event.args if type(event.args) is Args else Args()
+        args.external_id = first.get(source, args.external_id)
+        event.args = args
+        if on_device:  # its threads are the devices
+            event.pid = event.tid
+
+
+def _place(event: Event) -> tuple[Any, ...]:
+    return str(event.pid), str(event.tid), nanosecond(bytes(event.ts))
+
+
+def _category(name: Any) -> str:
+    for prefix in ("memcpy", "memset"):
+        if isinstance(name, str) and name.lower().startswith(prefix):
+            return f"gpu_{prefix}"
+    return "kernel"
 
 
 # --- Composer --------------------------------------------------------------------------------
