@@ -79,7 +79,7 @@ class WhatIf(Result):
 
 
 def _verdict(result: WhatIf) -> str:
-    step = f"A step takes {format_ns(result.recorded_ns)}."
+    step = f"A step takes {format_ns(result.recorded_ns)} (mean)."
     best = result.changes.row(0, named=True)
     if result.given:
         return sentences(step, _with(best["change"], best))
