@@ -13,6 +13,17 @@ TRUNCATED = "the file is truncated"
 #: Code of the issue for missing GPU work although its recording was requested.
 NO_GPU_WORK = "no-gpu-work"
 
+#: Codes of issues about the whole recording, see :mod:`traceanalyzer.analyzers.common.soundness`.
+IMPOSSIBLE_TIMES = "impossible-times"
+DEVICE_CLOCK = "device-clock"
+MISSING_KERNELS = "missing-kernels"
+FAILED_CALLS = "failed-calls"
+UNTRACED_PROCESSES = "untraced-processes"
+NO_CACHING_ALLOCATOR = "no-caching-allocator"
+GRAPH_GAPS = "graph-gaps"
+RECORDINGS_APART = "recordings-apart"
+SAME_RANK = "same-rank"
+
 #: Page faults of managed memory, on a device or, without one, on the host.
 PAGE_FAULT = "page_fault"
 

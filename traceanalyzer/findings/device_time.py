@@ -224,7 +224,7 @@ def device_time(
         comm: collectives, if recorded.
         training: device work by purpose, see :attr:`~.Kernels.training`.
     """
-    windows, lost = _windows(idle, comm), _lost(idle, comm)
+    windows, lost = _recorded_by_all(_windows(idle, comm), comm), _lost(idle, comm)
     comm = comm if comm is None else _on_devices(comm, windows)
     alone = lost.filter(~pl.col("cause").is_in(_COMMUNICATING))
     alone = _in_windows(alone, windows).with_columns(waited=pl.lit(value=False), root_rank="rank")
@@ -322,6 +322,20 @@ def _on_devices(comm: CommOutliers, windows: pl.DataFrame) -> CommOutliers:
     return replace(comm, instances=placed(comm.instances), arrivals=placed(comm.arrivals))
 
 
+def _recorded_by_all(windows: pl.DataFrame, comm: CommOutliers | None) -> pl.DataFrame:
+    """Return the steps, or else the part of the spans, in which all ranks are recorded."""
+    if comm is None or comm.compared_from is None or not comm.begin_apart:
+        return windows
+    keys = ["path", "rank"]
+    rows = windows.join(
+        comm.compared_from, on=keys, how="left", nulls_equal=True, maintain_order="left"
+    )
+    begun = pl.col("step").is_null() | (pl.col("start") >= pl.col("from_ns").fill_null(_EVER))
+    cut = rows.filter(begun).with_columns(start=pl.max_horizontal("start", "from_ns"))
+    cut = cut.filter(pl.col("start") < pl.col("end"))
+    return cut.select(windows.columns) if cut.height else windows
+
+
 def _on_all_devices(idle: GpuIdle) -> bool:
     marked = idle.steps.select(DEVICE).unique().height
     return not idle.coverage.steps_by_kernels or marked == idle.units.select(DEVICE).unique().height
@@ -353,8 +367,9 @@ def _with_step(losses: pl.DataFrame, windows: pl.DataFrame) -> pl.DataFrame:
     return losses[np.lexsort((losses["end"], losses["start"], device))]
 
 
-#: The end of a step that lasts until the next one begins.
+#: The end of a step that lasts until the next one begins, and a time before all others.
 _NEVER = (1 << 63) - 1
+_EVER = -_NEVER
 
 
 def _shaped(rows: pl.DataFrame) -> pl.DataFrame:

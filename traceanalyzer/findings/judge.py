@@ -1,12 +1,15 @@
 """All rules with their thresholds, applied to the results, and the time budget of the devices."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import get_args
 
 import polars as pl
 
+from traceanalyzer import vocabulary
 from traceanalyzer.analyzers.base import Examination
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
+from traceanalyzer.analyzers.common import soundness
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION
 from traceanalyzer.analyzers.common.step_marks import INFERRED_STEPS
 from traceanalyzer.analyzers.gpu_idle import causes
@@ -42,8 +45,8 @@ from traceanalyzer.findings.result import (
     WAIT,
     Diagnosis,
 )
-from traceanalyzer.findings.rule import Answers, Measured, Rule
-from traceanalyzer.result import SEVERITIES, Finding, Severity
+from traceanalyzer.findings.rule import IDLE_RULES, Answers, Measured, Rule
+from traceanalyzer.result import SEVERITIES, Confidence, Finding, Severity
 from traceanalyzer.units import format_count, format_ns
 
 RULES: tuple[Rule, ...] = (
@@ -134,12 +137,16 @@ def judge(examined: Examination, rules: Sequence[Rule] = RULES) -> Diagnosis:
         examined.files,
         answers.time.per if answers.time.whole_ns else "",
         answers.time.of if answers.time.whole_ns else "",
-        warning=_warning(examined),
+        warning=_warning(examined, answers),
         about=_about(examined),
         timeline=None if little else _timeline(examined),
         instead=_of_text_only(examined),
         little=little,
-        input_notes=(*filter(None, [examined.jobs, _inferred(answers)]), *examined.notes),
+        input_notes=(
+            *_advice(answers.problems),
+            *filter(None, [examined.jobs, _inferred(answers)]),
+            *examined.notes,
+        ),
     )
 
 
@@ -215,9 +222,12 @@ def _why_skipped(rule: Rule, examined: Examination, little: str = "") -> str | N
     return rule.lacks(examined.results[rule.analysis])
 
 
-def _warning(examined: Examination) -> str:
-    """Return the limitations of all findings: truncated files, files of different jobs."""
-    texts = []
+def _warning(examined: Examination, answers: Answers) -> str:
+    """Return the limitations of all findings: unsound recordings, truncated files, several jobs."""
+    problems = soundness.sentences(answers.problems)
+    texts = problems[:_MOST_PROBLEMS]
+    if left := len(problems) - len(texts):
+        texts.append(f"{format_count(left, 'more problem')} of the recording: traceanalyzer info.")
     if examined.truncated:
         first, *more = examined.truncated
         files = f"{first} and {format_count(len(more), 'other file')} are"
@@ -228,6 +238,17 @@ def _warning(examined: Examination) -> str:
             "of all jobs together; run the command for each job (see the notes)."
         )
     return " ".join(texts)
+
+
+#: Maximum number of problems of recordings above the findings.
+_MOST_PROBLEMS = 3
+
+
+def _advice(problems: pl.DataFrame) -> Iterator[str]:
+    """Yield the note on what to do about the problems of the recordings."""
+    advice = problems["advice"].drop_nulls().unique(maintain_order=True).to_list()
+    if advice:
+        yield f"For a sound recording: {' '.join(advice)}"
 
 
 def _by_severity(one: Finding) -> tuple[int, bool, float, str, str]:
@@ -262,11 +283,49 @@ def _candidates(rule: Rule, answers: Answers) -> Iterator[_Candidate]:
     for measured in rule.judge(answers):
         if measured.confidence == "high" and not _repeats(measured, answers.time):
             measured = replace(measured, confidence="medium")
+        measured = _limited(measured, rule, answers)
         severity = rule.severity(measured.size)
         if severity == "critical" and measured.confidence == "low":
             severity = "warning"
         if severity is not None:
             yield _Candidate(_finding(rule, severity, measured, answers), measured.explained)
+
+
+_CONFIDENCES = get_args(Confidence)
+#: Findings that depend on when devices are idle, on the durations of kernels, on equal ranks.
+_IDLE, _DURATIONS = frozenset(IDLE_RULES.values()), {"throttled-steps", "slow-gpu", "uneven-steps"}
+_RANKS = {"straggler", "slow-gpu", "collective-outliers", "slow-collectives"}
+#: The highest confidence of findings that a problem of the recording affects.
+_LIMITS: Mapping[str, tuple[Confidence, Collection[str]]] = {
+    vocabulary.DEVICE_CLOCK: ("medium", _IDLE),
+    vocabulary.MISSING_KERNELS: ("low", _IDLE),
+    vocabulary.IMPOSSIBLE_TIMES: ("medium", _DURATIONS),
+    vocabulary.RECORDINGS_APART: ("medium", _RANKS),
+    vocabulary.SAME_RANK: ("low", _RANKS),
+}
+
+
+def _limited(measured: Measured, rule: Rule, answers: Answers) -> Measured:
+    """Return the measurement with the confidence that the recording allows."""
+    codes = answers.problems["code"]
+    limits = [limit for code, (limit, ids) in _LIMITS.items() if code in codes and rule.id in ids]
+    if rule.id in _IDLE and _left_out(answers) >= _MUCH:
+        limits.append("low")
+    lowest = min((*limits, measured.confidence), key=_CONFIDENCES.index)
+    return replace(measured, confidence=lowest)
+
+
+#: From this share of impossible records on, time without work may be theirs.
+_MUCH = 0.02
+
+
+def _left_out(answers: Answers) -> float:
+    """Return the share of the records of device work that are impossible."""
+    rows, info = answers.problems, answers.get("info")
+    wrong = int(rows.filter(pl.col("code") == vocabulary.IMPOSSIBLE_TIMES)["count"].sum())
+    if not wrong or not isinstance(info, Info):
+        return 0.0
+    return wrong / (wrong + int(info.contents["device_work"].sum()))
 
 
 def _repeats(measured: Measured, time: DeviceTime) -> bool:

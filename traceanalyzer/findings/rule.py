@@ -8,8 +8,10 @@ from typing import Any
 import polars as pl
 
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
+from traceanalyzer.analyzers.common import soundness
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
+from traceanalyzer.analyzers.info.compute import Info
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.findings.device_time import (
     BUBBLE,
@@ -23,6 +25,7 @@ from traceanalyzer.findings.device_time import (
 )
 from traceanalyzer.findings.program import Program, program
 from traceanalyzer.result import SEVERITIES, Confidence, Result, Severity
+from traceanalyzer.vocabulary import RECORDINGS_APART
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,13 @@ class Answers:
             comm if isinstance(comm, CommOutliers) else None,
             kernels.training if isinstance(kernels, Kernels) else None,
         )
+
+    @cached_property
+    def problems(self) -> pl.DataFrame:
+        """What is wrong with the recordings, see :attr:`~.Info.problems`."""
+        info = self.get("info")
+        rows = info.problems if isinstance(info, Info) else soundness.NO_PROBLEMS
+        return rows if self.one_job else rows.filter(pl.col("code") != RECORDINGS_APART)
 
     @cached_property
     def program(self) -> Program:

@@ -5,6 +5,7 @@ from typing import Any
 
 import polars as pl
 
+from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 from traceanalyzer.analyzers.host_metrics.result import BUSY_PERCENT, HostMetrics
@@ -25,7 +26,7 @@ from traceanalyzer.findings.kernel_times import (
 )
 from traceanalyzer.findings.rule import MUCH_LEFT, Answers, Measured, explained_by, rule
 from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns, format_weight
-from traceanalyzer.vocabulary import NO_GPU_WORK
+from traceanalyzer.vocabulary import FAILED_CALLS, NO_GPU_WORK
 
 
 @rule(
@@ -36,6 +37,7 @@ from traceanalyzer.vocabulary import NO_GPU_WORK
 )
 def _uneven_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
     each = result.counted.unique(["rank", "path", "number"], maintain_order=True)
+    each = _recorded_by_all(each, answers)
     # the duration of prefill depends on the prompts
     each = each.filter(pl.col("phase").fill_null(DECODE) == DECODE)
     whole = int(each["duration_ns"].sum())
@@ -71,6 +73,16 @@ def _uneven_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
         confidence="high" if each.height >= _ENOUGH * result.ranks.height else "low",
         explained=explained,
     )
+
+
+def _recorded_by_all(steps: pl.DataFrame, answers: Answers) -> pl.DataFrame:
+    """Return the steps in which all ranks are recorded; all if none is."""
+    comm = answers.get("comm_outliers")
+    if not isinstance(comm, CommOutliers) or not comm.begin_apart:
+        return steps
+    keys = ["path", "rank", "step"]
+    recorded = steps.join(answers.time.windows, on=keys, how="semi", nulls_equal=True)
+    return recorded if recorded.height else steps
 
 
 def _without_waits(steps: pl.DataFrame, answers: Answers) -> pl.DataFrame:
@@ -446,6 +458,24 @@ def _complete(result: Info, lost: pl.DataFrame) -> str:
 
 @rule(
     "info",
+    "a program that failed: calls return errors of the GPU",
+    "files in which the program failed",
+    {"critical": 1},
+    counts=True,
+)
+def _failed_program(result: Info, _: Answers) -> Iterator[Measured]:
+    failed = result.problems.filter(pl.col("code") == FAILED_CALLS)
+    for row in failed.head(1).iter_rows(named=True):
+        yield Measured(
+            size=failed.height,
+            title=row["text"],
+            evidence=(f"{row['path']}: {format_count(row['count'], 'call')} returned an error.",),
+            advice=f"{row['advice']} The time until the failure says little about a sound run.",
+        )
+
+
+@rule(
+    "info",
     "GPU work missing although the profiler was to record it",
     "files without GPU work",
     {"warning": 1},
@@ -465,6 +495,7 @@ def _gpu_not_traced(result: Info, answers: Answers) -> Iterator[Measured]:
         f"{'has' if failed.height == 1 else 'have'} no GPU work although GPU tracing was on.",
         evidence=(f"{first['path']}: {reason}.",),
         advice=f"{remedy[:1].upper()}{remedy[1:]}.",
+        explained={"failed-program": 1.0},
     )
 
 
@@ -514,5 +545,6 @@ def _missing_ranks(result: Info, _: Answers) -> Iterator[Measured]:
 
 RULES = (
     _uneven_steps, _prefill_stalls, _time_between_steps, _hot_line, *memory.RULES, _busy_processors,
-    _full_host_memory, _swapping, _busy_disk, _dropped_events, _gpu_not_traced, _missing_ranks,
+    _full_host_memory, _swapping, _busy_disk, _dropped_events, _failed_program, _gpu_not_traced,
+    _missing_ranks,
 )  # fmt: skip

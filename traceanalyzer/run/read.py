@@ -12,6 +12,7 @@ import polars as pl
 from polars.exceptions import PanicException
 
 from traceanalyzer import schema
+from traceanalyzer.analyzers.common import soundness
 from traceanalyzer.errors import (
     MalformedInput,
     OptionError,
@@ -23,7 +24,7 @@ from traceanalyzer.parsers.chrome_trace.producers import ONE_CLOCK, TORCH_START
 from traceanalyzer.parsers.contract import Format, Selection, bounded
 from traceanalyzer.parsers.source import Source
 from traceanalyzer.trace import PathLike, Trace
-from traceanalyzer.vocabulary import KINDS, TABLE_KINDS
+from traceanalyzer.vocabulary import CUDA_CALLS, DEVICE_WORK, KINDS, TABLE_KINDS
 
 #: Called with (bytes read, total bytes) while a file is read.
 Progress = Callable[[int, int], None]
@@ -89,7 +90,8 @@ def read(
     )
     source = Source(path)
     with _contained(source):
-        trace = _checked(_parser(source, format).parse(source, selection, progress), source)
+        parsed = _parser(source, format).parse(source, selection, progress)
+        trace = _checked(parsed, source, selection)
     if assume_rank is not None:
         trace = with_assumed_rank(trace, assume_rank)
     return trace.between(since_ns, until_ns)
@@ -114,7 +116,7 @@ def read_ranks(
 
     def finished(build: Callable[[], Trace]) -> Trace:
         with _contained(source):
-            return _checked(build(), source).between(since_ns, until_ns)
+            return _checked(build(), source, selection).between(since_ns, until_ns)
 
     with _contained(source):
         parser = _parser(source, format)
@@ -189,9 +191,11 @@ def _contained(source: Source) -> Iterator[None]:
         raise MalformedInput(source.path, what, hint="please report it") from error
 
 
-def _checked(trace: Trace, source: Source) -> Trace:
+def _checked(trace: Trace, source: Source, selection: Selection) -> Trace:
     """Return the trace of a parser without impossible values, with the path of the file."""
-    trace = bounded(trace)
+    kinds, wanted = selection.kinds, {*DEVICE_WORK, *CUDA_CALLS}
+    complete = not selection.windows and (kinds is None or wanted <= kinds)
+    trace = soundness.repaired(bounded(trace), complete=complete)
     give_back()
     # a converted trace has the path of its source; the path of this file is needed to read it again
     return replace(trace, sources=tuple(replace(m, path=source.path) for m in trace.sources))

@@ -32,6 +32,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.comm_outliers.collectives import Activity, Part
 from traceanalyzer.analyzers.comm_outliers.matching import ROOTED
+from traceanalyzer.analyzers.common import soundness
 from traceanalyzer.analyzers.common.columns import ratio, sum_if_known
 from traceanalyzer.frames import intervals
 from traceanalyzer.units import NS_PER_MS
@@ -178,6 +179,50 @@ def _start(part: Part) -> int | None:
         return part.start_ns + part.shift_ns
     first = part.instances["start"].min()
     return first if isinstance(first, int) else None
+
+
+def begins(parts: Sequence[Part], offsets: Mapping[int, int]) -> pl.DataFrame:
+    """Return when each recording begins, and from when on all ranks are recorded.
+
+    Returns:
+        path, rank, begin (absolute, on one clock), from_ns (on the clock of the file); null if the
+        recording began less than :data:`~.soundness.APART_NS` before the last one, or if the file
+        has communication only, so that its first event is a collective.
+    """
+    rows = [
+        (part.path, part.rank, part.shift_ns, offsets.get(part.rank or 0, 0), part.start_ns)
+        for part in parts
+        if part.epoch_known and part.activity.busy_ns is not None
+    ]
+    names = ("path", "rank", "shift", "offset", "start")
+    types = (pl.String, pl.Int32, pl.Int64, pl.Int64, pl.Int64)
+    frame = pl.DataFrame(rows, schema=dict(zip(names, types, strict=True)), orient="row")
+    clock = pl.col("shift") - pl.col("offset")
+    first = frame.with_columns(begin=pl.col("start") + clock)
+    last = pl.col("begin").min().over("rank").max()
+    is_early = last - pl.col("begin") >= soundness.APART_NS
+    return first.select("path", "rank", "begin", from_ns=pl.when(is_early).then(last - clock))
+
+
+def recorded_by_all(
+    matched: pl.DataFrame, begins: pl.DataFrame, offsets: Mapping[int, int]
+) -> tuple[pl.DataFrame, int]:
+    """Drop collectives that a rank entered long before another one of them was recorded.
+
+    Their duration is the time until the other profiler started, not a delay of that rank.
+
+    Returns:
+        The other rows, and the number of dropped collectives.
+    """
+    if begins["from_ns"].null_count() == begins.height:
+        return matched, 0
+    keys = ["path", "rank"]
+    rows = matched.join(begins, on=keys, how="left", nulls_equal=True, maintain_order="left")
+    first = (pl.col("start") - offset_of(pl.col("rank"), offsets)).min()
+    spans = (pl.col("begin").max() - first).over("instance") >= soundness.APART_NS
+    spanning = rows.select((spans & pl.col("instance").is_not_null()).fill_null(value=False))
+    dropped = matched.filter(spanning.to_series())["instance"].n_unique()
+    return matched.filter(~spanning.to_series()), dropped
 
 
 def with_waits(

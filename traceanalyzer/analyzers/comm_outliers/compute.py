@@ -160,6 +160,8 @@ def compare(parts: Sequence[Part], options: Options, base: Sequence[Part] = ()) 
     clocks = arrivals.clock_offsets(matched, {part.rank: part.host for part in parts})
     offsets = arrivals.applied(clocks)
     matched = matched.with_columns(at_ns=arrivals.on_axis(parts, offsets))
+    begins = arrivals.begins(parts, offsets)
+    matched, spanning = arrivals.recorded_by_all(matched, begins, offsets)
     met = arrivals.arrivals(matched, offsets)
     rows = arrivals.plausible(met)
     roots = chains.roots(rows)
@@ -192,8 +194,9 @@ def compare(parts: Sequence[Part], options: Options, base: Sequence[Part] = ()) 
         clocks=clocks,
         remarks=(several,)
         if several
-        else remarks(parts, instances, each, clocks, met.height - rows.height),
+        else remarks(parts, instances, each, clocks, met.height - rows.height, spanning),
         one_job=not several,
+        compared_from=begins.drop("begin"),
     )
 
 

@@ -135,6 +135,8 @@ class CommOutliers(Result):
         memory: how full the device was during each outlier, rows of :func:`~.activity.fullness`;
             None unless requested.
         one_job: whether all files can be of one job; otherwise ranks are not compared.
+        compared_from: path, rank, from_ns (on the clock of the file): all ranks are recorded from
+            then on; null if all recordings begin at about the same time.
     """
 
     totals: Totals
@@ -150,6 +152,13 @@ class CommOutliers(Result):
     remarks: tuple[str, ...]
     memory: pl.DataFrame | None = None
     one_job: bool = True
+    compared_from: pl.DataFrame | None = None
+
+    @property
+    def begin_apart(self) -> bool:
+        """Whether some ranks were recorded long before others."""
+        begins = self.compared_from
+        return begins is not None and begins["from_ns"].null_count() < begins.height
 
     def view(self) -> View:
         """Return stragglers, outliers and their numbers."""

@@ -9,7 +9,7 @@ from traceanalyzer.analyzers.comm_outliers.collectives import Part
 from traceanalyzer.analyzers.common.display import headings, table_of_known
 from traceanalyzer.drawings import Chart
 from traceanalyzer.result import Table
-from traceanalyzer.units import format_ns
+from traceanalyzer.units import format_count, format_ns
 
 _KIND = "collective, dtype, message_bytes: message"
 
@@ -203,6 +203,7 @@ def remarks(
     collectives: pl.DataFrame,
     clocks: pl.DataFrame,
     misplaced: int,
+    spanning: int,
 ) -> tuple[str, ...]:
     """Return the notes of a result.
 
@@ -212,10 +213,13 @@ def remarks(
         collectives: those matched across ranks.
         clocks: the ranks' offsets.
         misplaced: collectives with an implausible match by order.
+        spanning: collectives that some ranks began long before others were recorded.
     """
     notes = [*_inputs(parts), *_events(parts, instances)]
     if len({part.rank for part in parts}) > 1:
         notes += [*_matching(instances, misplaced), _clocks(clocks), _partial(collectives)]
+        began = f"{format_count(spanning, 'collective')} began before all ranks were recorded"
+        notes.append(_if(spanning, f"{began}: the delay is not that of a straggler, and left out."))
         notes.append(_if(collectives["imposed_ns"].sum() if collectives.height else 0, _BASIS))
     return tuple(note for note in notes if note)
 

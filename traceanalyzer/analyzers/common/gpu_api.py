@@ -64,11 +64,13 @@ class Api:
         hip: whether it runs on AMD's GPUs.
         pytorch: whether PyTorch was recorded, or its profiler wrote the file.
         trains: whether an optimizer or a backward pass was recorded.
+        uncached: whether PyTorch's caching allocator is known to be off.
     """
 
     hip: bool
     pytorch: bool
     trains: bool
+    uncached: bool = False
 
     def named(self, advice: str) -> str:
         """Return advice with the names of this API."""
@@ -87,6 +89,7 @@ def joined_api(apis: Sequence[Api]) -> Api:
         any(one.hip for one in apis),
         any(one.pytorch for one in apis),
         any(one.trains for one in apis),
+        any(one.uncached for one in apis),
     )
 
 

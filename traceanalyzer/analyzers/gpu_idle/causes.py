@@ -249,6 +249,11 @@ HOST_MEMORY = (
     "Allocate and pin host memory once, and reuse it (a pool of pinned buffers): saves up to "
     "{saves}."
 )
+#: Advice for a program that allocates and frees memory for each tensor.
+UNCACHED = (
+    "PyTorch's caching allocator is off: the driver allocates and frees each tensor. Unset "
+    "PYTORCH_NO_CUDA_MEMORY_CACHING: saves up to {saves}."
+)
 #: Advice for calls that read files, and for those that wait for a line of input.
 READING = (
     "Read files ahead of their use (cache or prefetch them, or read them in a background "

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import polars as pl
 
-from traceanalyzer.analyzers.common import device_steps, device_work
+from traceanalyzer.analyzers.common import device_steps, device_work, soundness
 from traceanalyzer.analyzers.common.clocks import Origin, origin
 from traceanalyzer.analyzers.common.columns import left_join
 from traceanalyzer.analyzers.common.gpu_api import OF_PYTORCH, Api, trains, uses_hip
@@ -263,6 +263,7 @@ def take(trace: Trace, options: Options) -> Excerpt:
             hip=uses_hip(trace.meta, trace.names),
             pytorch=any(mark in name for name in trace.names for mark in OF_PYTORCH),
             trains=trains(trace.names),
+            uncached=soundness.is_uncached(trace),
         ),
         work_lost=is_truncated(trace) or (work.is_empty() and _calling(trace).height > 0),
         recorded_until=until,

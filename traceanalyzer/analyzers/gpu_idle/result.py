@@ -255,6 +255,8 @@ class GpuIdle(Result):
         if cause == causes.CHECKPOINT_IO and self.reads:
             lines = causes.READING_LINES * (self.by_device.host.long_line is not None)
             return causes.READING.format(lines=lines, saves=saves)
+        if cause == causes.MEMORY_MANAGEMENT and program.uncached:
+            return causes.UNCACHED.format(saves=saves)
         if cause == causes.BATCH_COPY and host.copies_pinned and program.pytorch:
             return causes.BATCH_COPY_PINNED.format(saves=saves)
         code = "" if self.coverage.stacks_known else self.coverage.hints["other code"]
@@ -340,7 +342,7 @@ def _who(result: GpuIdle) -> str:
     if result.coverage.on_host:
         why = "No GPU work was recorded"
         if result.coverage.work_lost:
-            why = "GPU work is missing (truncated file, or recorded without CUDA activity)"
+            why = "GPU work is missing (the file is truncated, or the kernels were not recorded)"
         return f"{why}, so the main thread is analysed: it runs no operator"
     devices = display.count_devices(result.units)
     return "The GPU is idle" if devices == 1 else f"The {devices} GPUs are idle"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from os.path import commonprefix
 from typing import Any
 
@@ -13,7 +13,7 @@ import polars as pl
 
 from traceanalyzer import vocabulary
 from traceanalyzer.analyzers.base import Analyzer, Needs
-from traceanalyzer.analyzers.common import step_marks
+from traceanalyzer.analyzers.common import soundness, step_marks
 from traceanalyzer.analyzers.common.display import headings, known_columns, sentences
 from traceanalyzer.analyzers.info.options import Options
 from traceanalyzer.frames import nesting
@@ -61,6 +61,8 @@ def measure(trace: Trace, _options: Options, *, for_rules: bool = False) -> Part
         part.files.append(_file(meta, part_trace.events))
         part.contents.append(_content(meta, part_trace))
         issues = part_trace.issues.drop("rank").to_dicts()
+        found = soundness.problems(part_trace)
+        issues += [dict(zip(_ISSUES[1:], issue, strict=True)) for issue in found]
         if not for_rules:
             part.kinds.extend(_kinds(part_trace))
             issues += _overlapping(part_trace.events)
@@ -70,11 +72,15 @@ def measure(trace: Trace, _options: Options, *, for_rules: bool = False) -> Part
 
 def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()) -> Info:
     """Combine the descriptions of all traces."""
+    files = _frame(_FILES, (row for part in parts for row in part.files))
+    contents = _frame(_CONTENTS, (row for part in parts for row in part.contents))
+    issues = [row for part in parts for row in part.issues]
+    issues += soundness.between(files[["path", "rank", "epoch_ns"]].hstack(contents[["span_ns"]]))
     return Info(
-        files=_frame(_FILES, (row for part in parts for row in part.files)),
-        contents=_frame(_CONTENTS, (row for part in parts for row in part.contents)),
+        files=files,
+        contents=contents,
         kinds=_all_kinds(_frame(_KINDS, (row for part in parts for row in part.kinds))),
-        issues=_worst_first(_frame(_ISSUES, (row for part in parts for row in part.issues))),
+        issues=_worst_first(_frame(_ISSUES, issues)),
         skipped=_frame(_SKIPPED, options.skipped),
     )
 
@@ -271,6 +277,11 @@ class Info(Result):
     issues: pl.DataFrame
     skipped: pl.DataFrame
 
+    @cached_property
+    def problems(self) -> pl.DataFrame:
+        """What is wrong with the recordings: code, path, count, text, advice."""
+        return soundness.described(self.issues)
+
     @property
     def recordings(self) -> pl.DataFrame:
         """The files with a timeline; all files if they are printed text."""
@@ -282,7 +293,7 @@ class Info(Result):
         return View(
             title="What is in these files?",
             verdict=_verdict(self),
-            notes=(_NOTE,),
+            notes=(*_remarks(self.problems), _NOTE),
             tables=_tables(self),
         )
 
@@ -293,13 +304,24 @@ class Info(Result):
 def _verdict(result: Info) -> str:
     """Describe files and ranks, events, dropped events and skipped files."""
     skipped = result.skipped.height
+    problems = soundness.sentences(result.problems)
+    more = f"{format_count(len(problems) - 1, 'more problem')} of the recording: see the notes."
     return sentences(
+        *problems[:1],
+        more if len(problems) > 1 else "",
         _which(result.files, result.contents["steps"].drop_nulls()),
         _how_much(result.contents),
         _records(result.kinds),
         _lost(result.issues),
         f"{format_count(skipped, 'file')} skipped." if skipped else "",
     )
+
+
+def _remarks(problems: pl.DataFrame) -> Iterator[str]:
+    """Yield the problems of the recordings with what to do."""
+    rows = problems.unique("code", keep="first", maintain_order=True)
+    for path, text, advice in rows.select("path", "text", "advice").iter_rows():
+        yield " ".join(filter(None, (f"{path}: {text}", advice)))
 
 
 def _which(files: pl.DataFrame, steps: pl.Series) -> str:

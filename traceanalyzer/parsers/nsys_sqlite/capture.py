@@ -1,13 +1,14 @@
 """How nsys recorded: requested events, messages of nsys, reasons for missing GPU work."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import polars as pl
 
-from traceanalyzer.parsers.nsys_sqlite import tables
+from traceanalyzer.parsers.nsys_sqlite import host, tables
 from traceanalyzer.parsers.sqlite.rows import Finding
+from traceanalyzer.units import format_ns
 from traceanalyzer.vocabulary import NO_GPU_WORK
 
 _WARNING, _ERROR = 2, 3
@@ -45,6 +46,37 @@ _REMEDIES = (
 )
 _LOST_BUFFERS = "let the program exit normally, so that nsys can write its buffers"
 _NO_CUDA = "check that the profiled process uses CUDA"
+_UPDATE = "update the GPU driver and Nsight Systems, and stop other profilers that use CUPTI"
+_ON_WSL = "record on Linux without WSL2, or update the Windows driver and Nsight Systems"
+_WSL = r"(?i)microsoft|wsl"
+_SYSTEM_NAMES = ("OsDescription", "SoftwareReleaseVersion", "KernelVersion", "OperatingSystem")
+#: Calls that launch device work.
+_LAUNCHING = r"(?i)launch|memcpy|memset"
+#: Synchronisation that is recorded up to this share of the calls shows that buffers were written.
+_TO_THE_END = 0.9
+
+#: Errors after which a CUDA context is unusable: the program failed. Others are answers to queries
+#: (600 not ready, 1 of a pointer that CUDA does not know) or handled by the program (2, memory).
+_FATAL = {
+    214: "uncorrectable ECC error",
+    220: "uncorrectable NVLink error",
+    226: "contained GPU error",
+    700: "illegal memory access",
+    702: "timeout of a kernel",
+    710: "failed assertion in a kernel",
+    714: "hardware stack error",
+    715: "illegal instruction",
+    716: "misaligned address",
+    717: "invalid address space",
+    718: "invalid program counter",
+    719: "failed kernel",
+    999: "unknown error",
+}
+_TRACE_FORKS = (
+    "if the others are ranks, record processes that fork starts: nsys profile "
+    "--trace-fork-before-exec=true"
+)
+_FIND_FAILURE = "find the failing kernel with compute-sanitizer, correct it, and record again"
 
 
 @dataclass(frozen=True)
@@ -71,10 +103,19 @@ def failure(export: tables.Export) -> Failure | None:
     failed = bool((reports["severity"] == _ERROR).any())
     if not failed and _EVENT_TYPES["--trace=cuda"] not in _event_types(export):
         return None
-    called = _has_rows(export, tables.RUNTIME)
-    severity = "error" if failed else "data_loss" if called else "notice"
+    calls = _calls(export)
+    launched = calls.filter(pl.col("name").str.contains(_LAUNCHING)).height > 0
+    severity = "error" if failed else "data_loss" if launched else "notice"
     text = "CUDA was traced (--trace=cuda), but GPU work is missing"
-    remedy = _LOST_BUFFERS if called else _NO_CUDA
+    remedy = _NO_CUDA if calls.is_empty() else _LOST_BUFFERS
+    if failed_calls(export):
+        text, remedy = f"{text}: the program failed", _FIND_FAILURE
+    elif calls.height and not launched:
+        text = "the program made CUDA calls, but launched no kernel, copy or memset"
+        remedy = "record the part of the program that uses the GPU"
+    elif _has_all_synchronisation(export, calls):
+        text += ", although synchronisation is recorded to the end"
+        remedy = _ON_WSL if re.search(_WSL, _system(export)) else _UPDATE
     for message in ordered["text"].head(1):
         known = (advice for pattern, advice in _REMEDIES if re.search(pattern, message))
         remedy = next(known, remedy)
@@ -99,6 +140,72 @@ def findings(export: tables.Export) -> Iterator[Finding]:
         if recording.option not in done:
             done.add(recording.option)
             yield "info", "not-recorded", 1, f"{recording.what}: nsys profile {recording.option}"
+
+
+def failed_calls(export: tables.Export) -> tuple[int, str] | None:
+    """Return how many calls returned that the program failed, and the first; None if none did."""
+    if "returnValue" not in export.database.tables.get(tables.RUNTIME, ()):
+        return None
+    failed = pl.col("returnValue").is_in(list(_FATAL))
+    rows = export.database.read(
+        tables.RUNTIME,
+        integers=("start", "nameId", "returnValue"),
+        shape=lambda piece: piece.filter(failed),
+    )
+    if rows.is_empty():
+        return None
+    start, name, code = rows.sort("start", nulls_last=True).row(0)
+    call = host.call_name(export.texts(rows["nameId"]).get(name) or "a CUDA call")
+    at = "" if start is None else f" at {format_ns(start)}"
+    text = f"the program failed: {call} returned {code} ({_FATAL[code]}){at}"
+    return rows.height, f"{text}; {_FIND_FAILURE}"
+
+
+def untraced_processes(export: tables.Export, using: Collection[int]) -> tuple[int, str] | None:
+    """Return how many ranks of the job may not be traced, and why; None if there is no sign of it.
+
+    One process communicates, and as many processes as the machine has GPUs have its name. Processes
+    that are started with fork are traced only on request.
+
+    Args:
+        export: the open export.
+        using: processes that use a device.
+    """
+    rows = export.database.read(tables.PROCESSES, integers=("globalPid",), texts=("name",))
+    known = rows.select(tables.pid("globalPid"), "name").drop_nulls().unique()
+    working = known.filter(pl.col("pid").is_in(list(using)))
+    siblings = known.filter(pl.col("name").is_in(working["name"].implode())).height
+    gpus = export.database.read(tables.GPUS, texts=("name",)).height
+    if working.height != 1 or not 1 < siblings == gpus:
+        return None
+    named = "\"value\" LIKE 'nccl%Kernel%'"
+    if export.database.read(tables.STRINGS, texts=("value",), where=named).is_empty():
+        return None
+    text = f"only 1 of {siblings} processes named {working['name'][0]} has GPU work"
+    return siblings - 1, f"{text}, on a machine with {gpus} GPUs; {_TRACE_FORKS}"
+
+
+def _calls(export: tables.Export) -> pl.DataFrame:
+    """Return the distinct CUDA calls: name, first and last start."""
+    rows = export.database.read(tables.RUNTIME, integers=("start", "nameId"))
+    calls = rows.group_by("nameId").agg(first=pl.col("start").min(), last=pl.col("start").max())
+    texts = export.texts(calls["nameId"])
+    names = [texts.get(number) or "" for number in calls["nameId"]]
+    return calls.select("first", "last", name=pl.Series(names, dtype=pl.String))
+
+
+def _has_all_synchronisation(export: tables.Export, calls: pl.DataFrame) -> bool:
+    """Whether synchronisation on the device is recorded until the last CUDA calls."""
+    rows = export.database.read(tables.SYNCHRONIZATION, integers=("start",))
+    begin, end = calls.select(pl.col("first").min(), pl.col("last").max()).row(0)
+    last = rows["start"].max()
+    return isinstance(last, int) and last - begin >= _TO_THE_END * (end - begin)
+
+
+def _system(export: tables.Export) -> str:
+    """Return the descriptions of the operating system."""
+    rows = export.database.read(tables.SYSTEM, texts=("name", "value")).drop_nulls()
+    return " ".join(rows.filter(pl.col("name").is_in(_SYSTEM_NAMES))["value"])
 
 
 def _reports(export: tables.Export) -> pl.DataFrame:

@@ -1,7 +1,6 @@
 """Host events: calls of CUDA, libraries, the OS runtime and MPI; scheduling; sampled stacks."""
 
 import re
-from functools import partial
 
 import numpy as np
 import polars as pl
@@ -40,6 +39,11 @@ _ADDRESS = re.compile(r"0x[0-9a-f]+")
 _UNRESOLVED = "[unresolved]"
 
 
+def call_name(text: str) -> str:
+    """Return the name of a CUDA call without its API version."""
+    return _VERSION.sub("", text)
+
+
 def calls(export: tables.Export) -> pl.DataFrame:
     """Return one row per CUDA runtime or driver call, named without its API version."""
     driver = pl.col("eventClass").eq_missing(_DRIVER)
@@ -60,7 +64,7 @@ def calls(export: tables.Export) -> pl.DataFrame:
         windows=export.selection.windows,
         shape=export.of_processes(shaped),
     )
-    named = rows.with_columns(export.named(rows["name"], partial(_VERSION.sub, "")))
+    named = rows.with_columns(export.named(rows["name"], call_name))
     return named.rename({"correlationId": "correlation"}, strict=False)
 
 

@@ -286,11 +286,12 @@ def _variable(text: str, name: str) -> int | None:
 
 def _gpus(export: tables.Export) -> tuple[Device, ...]:
     rows = export.database.read(
-        tables.GPUS, integers=("id", "cuDevice", "totalMemory"), texts=("name",)
+        tables.GPUS,
+        integers=("cuDevice", "id", "deviceId", "totalMemory"),  # before 2022: deviceId
+        texts=("name",),
     )
-    numbered = rows.select(pl.coalesce("cuDevice", "id"), "name", "totalMemory").drop_nulls(
-        "cuDevice"
-    )
+    number = pl.coalesce("cuDevice", "id", "deviceId")
+    numbered = rows.select(number, "name", "totalMemory").drop_nulls("cuDevice")
     return tuple(
         Device(*row) for row in numbered.unique(maintain_order=True).sort("cuDevice").iter_rows()
     )

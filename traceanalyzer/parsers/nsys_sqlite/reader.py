@@ -24,6 +24,7 @@ from traceanalyzer.parsers.sqlite.rows import (
     split_by_rank,
 )
 from traceanalyzer.trace import Meta, Trace, issue_rows
+from traceanalyzer.vocabulary import FAILED_CALLS, UNTRACED_PROCESSES
 
 #: The newest supported schema.
 _KNOWN_SCHEMA = (3, 30)
@@ -282,6 +283,13 @@ def _of_export(export: tables.Export, identity: Identity, version: str | None) -
             f"{version}; supported up to {_KNOWN_SCHEMA[0]}.{_KNOWN_SCHEMA[1]}",
         )
     yield from capture.findings(export)
+    if _is_wanted(export, "cuda_runtime", tables.RUNTIME) and (
+        failed := capture.failed_calls(export)
+    ):
+        yield "notice", FAILED_CALLS, *failed
+    alone = None if identity.rank is not None else identity.devices
+    if alone and (untraced := capture.untraced_processes(export, alone)):
+        yield "notice", UNTRACED_PROCESSES, *untraced
     for table in sorted(export.database.tables):
         known = table in tables.REQUIRED or table in tables.DESCRIBING
         if not known and not table.startswith(tables.DESCRIBING_PREFIXES):

@@ -93,7 +93,7 @@ REQUIRED: dict[str, tuple[str, ...]] = {
     STRINGS: ("id", "value"),
     PROCESSES: ("globalPid", "name"),
     THREAD_NAMES: ("nameId", "globalTid"),
-    GPUS: ("id", "name"),
+    GPUS: ("name",),
     CUDA_DEVICES: ("gpuId", "cudaId", "pid"),
     CUDA_STREAMS: ("processId",),
     CUDA_CONTEXTS: ("processId", "deviceId"),

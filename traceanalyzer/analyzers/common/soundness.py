@@ -1,0 +1,498 @@
+"""Whether recordings are sound: what is wrong with them, how it is corrected, what to do about it.
+
+Each problem is an issue of the trace with the code of :data:`traceanalyzer.vocabulary`, the number
+of records or calls, and the text ``problem; remedy``. :func:`repaired` corrects a trace when it is
+read, so that every analysis is right; :func:`problems` finds what needs all events of a recording,
+and :func:`between` compares the recordings of several ranks.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from traceanalyzer import vocabulary as words
+from traceanalyzer.analyzers.common import replays
+from traceanalyzer.analyzers.common.names import named
+from traceanalyzer.frames.numbering import numbered
+from traceanalyzer.trace import Trace, is_truncated, issue_rows, sort_events
+from traceanalyzer.units import NS_PER_S, format_count, format_ns, format_ranges
+
+#: (severity, code, count, text).
+Issue = tuple[str, str, int, str | None]
+_Ints = npt.NDArray[np.int64]
+_Bools = npt.NDArray[np.bool_]
+
+_STREAM = ("rank", "pid", "device", "stream")
+
+#: Work of one stream may overlap by the resolution of the clock, and by programmatic launches.
+_OVERLAP_NS = 10_000
+#: Records that overlap the next work are impossible if they take this many times as long as other
+#: calls of the same kernel, or run beyond this number of later works of other launches.
+_LONGER, _LATER = 3, 3
+#: From this share of records on, the stream runs work concurrently, and no record is impossible.
+_CONCURRENT_FRAC = 0.05
+_NSYS = "nsys-sqlite"
+#: A record that lasts longer than all else is impossible from this length on, if it takes this many
+#: times as long as other calls of its kernel.
+_LONG_NS, _BEYOND = 10_000_000, 10
+#: Minimum number of calls of a kernel, to compare them.
+_CALLS = 3
+
+_UPDATE = "update the GPU driver and the profiler if there are many"
+
+#: Codes of the problems of recordings, most important first.
+CODES = (
+    words.FAILED_CALLS, words.NO_GPU_WORK, words.IMPOSSIBLE_TIMES, words.DEVICE_CLOCK,
+    words.MISSING_KERNELS, words.SAME_RANK, words.UNTRACED_PROCESSES, words.RECORDINGS_APART,
+    words.NO_CACHING_ALLOCATOR, words.GRAPH_GAPS,
+)  # fmt: skip
+
+
+def repaired(trace: Trace, *, complete: bool = True) -> Trace:
+    """Return a trace without impossible records, with the device on the clock of the host.
+
+    The issues of the trace count what is corrected. Events that are not read are not checked.
+
+    Args:
+        trace: trace of one file.
+        complete: whether kernels and launch calls were read, so that missing ones are missing.
+    """
+    work = _work(trace)
+    if not work.height:
+        return _without_gpu_work(trace) if complete else trace
+    wrong, whys = _impossible(trace, work)
+    if wrong.any():
+        kept = np.ones(trace.events.height, np.bool_)
+        kept[work["event"].to_numpy()[wrong]] = False
+        count, whole = int(wrong.sum()), work.height
+        text = f"{count:,} of {format_count(whole, 'record')} of device work {whys}; {_UPDATE}"
+        noted = _noted(trace, ("notice", words.IMPOSSIBLE_TIMES, count, text))
+        trace = noted.select(pl.lit(pl.Series(kept)))
+        work = _work(trace)
+    return _on_host_clock(trace, work)
+
+
+def _work(trace: Trace) -> pl.DataFrame:
+    """Return the device work: event (row) and the columns that place it."""
+    is_work = pl.col("kind").is_in(words.DEVICE_WORK) & pl.col("dur").is_not_null()
+    rows = trace.events.select(is_work.arg_true()).to_series()
+    columns = [*_STREAM, "ts", "dur", "name", "correlation"]
+    return trace.events[columns][rows].with_columns(rows.alias("event"))
+
+
+def _noted(trace: Trace, *issues: Issue) -> Trace:
+    more = issue_rows(issues, trace.meta.rank)
+    return replace(trace, issues=pl.concat([trace.issues, more]))
+
+
+#: No rows of :func:`described`.
+NO_PROBLEMS = pl.DataFrame(
+    schema=dict.fromkeys(("code", "path", "text", "advice"), pl.String) | {"count": pl.Int64}
+)
+
+
+def described(issues: pl.DataFrame) -> pl.DataFrame:
+    """Return the problems among the issues of all files, most important first.
+
+    Args:
+        issues: path, code, count, first.
+
+    Returns:
+        One row per code and file: code, path, count, text (a sentence), advice.
+    """
+    order = {code: place for place, code in enumerate(CODES)}
+    rows = issues.filter(pl.col("code").is_in(CODES)).unique(maintain_order=True)
+    parts = pl.col("first").str.splitn("; ", 2)
+    texts = rows.with_columns(
+        text=_sentence(parts.struct.field("field_0")),
+        advice=_sentence(parts.struct.field("field_1")),
+    )
+    place = pl.col("code").replace_strict(order, default=None, return_dtype=pl.Int64)
+    ordered = texts.sort(place, -pl.col("count"), maintain_order=True)
+    return ordered.select("code", "path", "count", "text", "advice")
+
+
+def sentences(problems: pl.DataFrame) -> list[str]:
+    """Return one sentence per code; of several files, that with the highest count.
+
+    Args:
+        problems: rows of :func:`described`.
+    """
+    codes = problems.group_by("code", maintain_order=True)
+    each = codes.agg(pl.col("text").first(), files=pl.col("path").n_unique())
+    return [
+        text if files == 1 else f"{text[:-1]} (and {format_count(files - 1, 'more file')})."
+        for text, files in each.select("text", "files").iter_rows()
+    ]
+
+
+def _sentence(text: pl.Expr) -> pl.Expr:
+    return text.str.slice(0, 1).str.to_uppercase() + text.str.slice(1) + "."
+
+
+# --- impossible times ------------------------------------------------------------------------
+
+
+def _impossible(trace: Trace, work: pl.DataFrame) -> tuple[_Bools, str]:
+    """Return which records of device work have impossible times, and how many of each kind."""
+    start, length = work["ts"].to_numpy(), work["dur"].to_numpy()
+    zeros = (0, -(trace.meta.epoch_ns or 0))
+    untimed = np.isin(start, zeros) & (length == 0)
+    if trace.meta.format != _NSYS:  # CUPTI has no time of a record: both are 0
+        untimed &= (work["correlation"] > 0).fill_null(value=False).to_numpy()
+    backwards = length < 0
+    timed = ~(untimed | backwards)
+    beyond = np.zeros(len(timed), np.bool_)
+    beyond[timed] = _too_long(trace, work.filter(pl.Series(timed)))
+    left = timed & ~beyond
+    overlapping = np.zeros(len(timed), np.bool_)
+    overlapping[left] = _overlapping(work.filter(pl.Series(left)))
+    kinds = {
+        "have no time": untimed,
+        "end before they start": backwards,
+        "last longer than the recording": beyond,
+        "overlap the next work of their stream": overlapping,
+    }
+    counts = [f"{int(rows.sum()):,} {text}" for text, rows in kinds.items() if rows.any()]
+    why = f"have impossible times and are left out ({', '.join(counts)})"
+    return untimed | backwards | beyond | overlapping, why
+
+
+def _usual(work: pl.DataFrame, others: pl.Series) -> pl.DataFrame:
+    """Return the median duration of the calls of each kernel: name, usual, calls."""
+    return work.filter(others).group_by("name").agg(usual=pl.col("dur").median(), calls=pl.len())
+
+
+def _longer(work: pl.DataFrame, candidates: _Bools, factor: float) -> _Bools:
+    """Return which candidates take longer than other calls of their kernel by a factor."""
+    usual = _usual(work, pl.Series(~candidates))
+    rows = work.filter(pl.Series(candidates)).select("name", "dur")
+    known = rows.join(usual, on="name", how="left", maintain_order="left")
+    enough = (pl.col("calls") >= _CALLS) & (pl.col("dur") >= factor * pl.col("usual"))
+    longer = np.zeros(len(candidates), np.bool_)
+    longer[candidates] = known.select(enough.fill_null(value=False)).to_series().to_numpy()
+    return longer
+
+
+def _too_long(trace: Trace, work: pl.DataFrame) -> _Bools:
+    """Return which records last longer than all else that was recorded."""
+    length = work["dur"].to_numpy()
+    candidates = length > _LONG_NS
+    if candidates.any():
+        candidates &= _longer(work, candidates, _BEYOND)
+    if not candidates.any():
+        return candidates
+    rest = np.ones(trace.events.height, np.bool_)
+    rest[work["event"].to_numpy()[candidates]] = False
+    end = (pl.col("ts") + pl.col("dur").fill_null(0)).max()
+    others = trace.events.filter(pl.Series(rest)).select(span=end - pl.col("ts").min())
+    too_long: _Bools = candidates & (length > others["span"].fill_null(0).item())
+    return too_long
+
+
+def _overlapping(work: pl.DataFrame) -> _Bools:
+    """Return which records run into the next work of their own stream without being able to."""
+    nothing = np.zeros(work.height, np.bool_)
+    if work.is_empty() or work["stream"].null_count() == work.height:
+        return nothing
+    _, stream = numbered([work[name] for name in _STREAM])
+    order = np.argsort(stream, kind="stable")  # work is in order of start
+    lane, start = stream[order], work["ts"].to_numpy()[order]
+    end = start + work["dur"].to_numpy()[order]
+    runs_into = np.zeros(work.height, np.bool_)
+    runs_into[:-1] = (lane[1:] == lane[:-1]) & (end[:-1] - start[1:] > _OVERLAP_NS)
+    if not runs_into.any():
+        return nothing
+    often = np.bincount(lane[runs_into], minlength=lane.max() + 1)
+    is_serial = often <= _CONCURRENT_FRAC * np.bincount(lane)
+    candidates = np.zeros(work.height, np.bool_)
+    has_stream = work["stream"].is_not_null().to_numpy()
+    candidates[order] = runs_into & is_serial[lane] & has_stream[order]
+    later = np.zeros(work.height, np.bool_)
+    later[order] = _over_later(work["correlation"].to_numpy()[order], lane, start, end)
+    return candidates & (_longer(work, candidates, _LONGER) | later)
+
+
+def _over_later(
+    correlation: npt.NDArray[Any], lane: npt.NDArray[np.int32], start: _Ints, end: _Ints
+) -> _Bools:
+    """Return which records end after several later works of other launches in their stream."""
+    place = np.minimum(np.arange(start.size) + _LATER, start.size - 1)
+    known = ~np.isnan(correlation.astype(np.float64))
+    is_other = known & known[place] & (correlation != correlation[place])
+    is_later: _Bools = (lane[place] == lane) & (end > end[place]) & is_other
+    return is_later
+
+
+# --- clock of the device -----------------------------------------------------------------------
+
+#: Work that starts before its launch call proves that the clocks differ: in most of it, or in this
+#: share by this time or more.
+_EARLY_FRAC, _EARLY_NS = 0.05, 100_000
+_MOST = 0.5
+#: Differences below this are the resolution of times.
+_RESOLUTION_NS = 1_000
+#: This share of the work starts early by chance or by a wrong correlation id.
+_CHANCE_FRAC = 0.01
+#: Work that is compared at first.
+_SAMPLE = 4096
+
+
+def _on_host_clock(trace: Trace, work: pl.DataFrame) -> Trace:
+    """Return the trace with the times of each early device moved behind the launch calls."""
+    every = max(work.height // _SAMPLE, 1)
+    if not any(_clocks(trace, work.gather_every(every))):
+        return trace
+    for rank, device, shift_ns, early, linked in _clocks(trace, work):
+        text = (
+            f"the clock of device {device} is {format_ns(shift_ns)} behind the host's: {early:,} "
+            f"of {linked:,} kernels and copies start before their launch call (corrected); update "
+            "the GPU driver and the profiler, and record again"
+        )
+        noted = _noted(trace, ("notice", words.DEVICE_CLOCK, early, text))
+        trace = _moved(noted, rank, device, shift_ns)
+    return trace
+
+
+def _clocks(trace: Trace, work: pl.DataFrame) -> Iterator[tuple[int | None, int, int, int, int]]:
+    """Yield rank, device, delay in ns, early and all launched work of each device that is early."""
+    for rank, device, rows in _delays(trace, work):
+        delay = rows.to_numpy()
+        early, shift = (
+            int((delay < 0).sum()),
+            -int(np.quantile(delay, _CHANCE_FRAC, method="lower")),
+        )
+        near = (delay <= -shift + max(shift // 10, _EARLY_NS)).mean()
+        often = early > _MOST * delay.size and shift > _RESOLUTION_NS
+        seldom = early > _EARLY_FRAC * delay.size and shift > _EARLY_NS
+        if (often or seldom) and near > _EARLY_FRAC:
+            yield rank, device, shift, early, delay.size
+
+
+def _delays(trace: Trace, work: pl.DataFrame) -> Iterator[tuple[int | None, int, pl.Series]]:
+    """Yield rank, device and the delays after the launch call in ns of work with a call."""
+    work = work.filter(pl.col("correlation") > 0)
+    ids = work["correlation"].unique()
+    is_call = pl.col("kind").is_in(words.LAUNCH_KINDS) & pl.col("correlation").is_in(ids.implode())
+    keys = ["rank", "correlation"] if work["pid"].null_count() else ["rank", "pid", "correlation"]
+    rows = trace.events[["kind", "rank", "pid", "correlation", "ts"]].filter(is_call)
+    calls = rows.group_by(keys).agg(called=pl.col("ts").min())
+    joined = work.join(calls, on=keys, nulls_equal=True).drop_nulls("device")
+    delays = joined.select("rank", "device", delay=pl.col("ts") - pl.col("called"))
+    for (rank, device), rows in delays.group_by("rank", "device", maintain_order=True):
+        yield rank, device, rows["delay"]
+
+
+def _moved(trace: Trace, rank: int | None, device: int, shift_ns: int) -> Trace:
+    """Return the trace with all rows of one device later by ``shift_ns``."""
+    of_rank = pl.col("rank").eq_missing(pl.lit(rank, pl.Int32))
+    on_device = pl.col("kind").is_in(words.DEVICE_KINDS) & (pl.col("device") == device) & of_rank
+    later = pl.when(on_device.fill_null(value=False)).then(shift_ns).otherwise(0)
+    moved = trace.events.with_columns(pl.col("ts") + later)
+    bound = trace.events.select(on_device).to_series()
+    flows = trace.flows
+    if flows.height:
+        is_bound = bound.gather(flows["event"].fill_null(0)) & flows["event"].is_not_null()
+        shifted = pl.when(is_bound).then(shift_ns).otherwise(0)
+        flows = flows.with_columns(pl.col("ts") + shifted)
+    return sort_events(replace(trace, events=moved, flows=flows))
+
+
+# --- missing kernels -----------------------------------------------------------------------------
+
+#: Calls that launch one kernel each.
+_LAUNCHES = r"LaunchKernel|LaunchCooperativeKernel|ModuleLaunch"
+#: Kernels are missing from this share of the launches on: fewer may run when the recording ends.
+_MISSING_FRAC, _MISSING = 0.02, 3
+#: This many launches before the first kernel are lost, whatever their share.
+_LOST_FIRST = 20
+
+_SYNCHRONISE = "call torch.cuda.synchronize() before the profiler stops"
+_WARM_UP = (
+    "let the profiler warm up for some steps (torch.profiler.schedule(warmup=2)): CUPTI starts "
+    "to record after the first launches"
+)
+
+
+def _without_gpu_work(trace: Trace) -> Trace:
+    """Return a trace with launch calls and without device work with the reason and an issue."""
+    calls = _kernel_launches(trace)
+    if calls.is_empty() or trace.meta.no_gpu_work or is_truncated(trace):
+        return trace
+    text = (
+        f"the file has {format_count(calls.height, 'kernel launch', 'es')}, so GPU "
+        "tracing was on, but no kernel"
+    )
+    remedy = (
+        f"{_SYNCHRONISE}, and check that CUPTI can record (WSL2, driver version, another profiler)"
+    )
+    noted = _noted(trace, ("data_loss", words.NO_GPU_WORK, 1, f"{text}; {remedy}"))
+    sources = tuple(replace(meta, no_gpu_work=f"{text}; {remedy}") for meta in trace.sources)
+    return replace(noted, sources=sources)
+
+
+def _calls(trace: Trace, pattern: str) -> pl.Expr:
+    """Return the condition that an event is a CUDA or HIP call with such a name."""
+    return pl.col("kind").is_in(words.CUDA_CALLS) & named(trace.names, [pattern])
+
+
+def _kernel_launches(trace: Trace) -> pl.DataFrame:
+    """Return calls that launch a kernel and are not captured in graphs: event, ts, correlation."""
+    rows = trace.events[["kind", "name", "ts", "correlation"]].with_row_index("event")
+    calls = rows.filter(_calls(trace, _LAUNCHES))[["event", "ts", "correlation"]]
+    if calls.is_empty():
+        return calls
+    return calls.join(replays.captured(trace), on="event", how="anti", maintain_order="left")
+
+
+def _missing_kernels(trace: Trace) -> Iterator[Issue]:
+    """Yield kernels that were launched and are not recorded, by their place in the recording."""
+    calls = _kernel_launches(trace)
+    is_work = pl.col("kind").is_in(words.DEVICE_WORK)
+    known = trace.events[["kind", "correlation"]].filter(is_work)["correlation"].drop_nulls()
+    linked = calls["correlation"].is_in(known.unique().implode()).fill_null(value=False)
+    if not linked.any() or is_truncated(trace):
+        return
+    ends = calls.filter(linked).select(first=pl.col("ts").min(), last=pl.col("ts").max())
+    missing = calls.filter(~linked)
+    removed = trace.issues.filter(pl.col("code") == words.IMPOSSIBLE_TIMES)["count"].sum()
+    first = missing.filter(pl.col("ts") < ends["first"].item()).height
+    count = missing.height - int(removed)
+    if count < _MISSING or (count < _MISSING_FRAC * calls.height and first < _LOST_FIRST):
+        return
+    last = missing.filter(pl.col("ts") > ends["last"].item()).height
+    where, remedy = "", "record fewer steps or fewer kinds of events: CUPTI drops records"
+    if 2 * first > count:
+        where, remedy = f", {first:,} of them before the first recorded kernel", _WARM_UP
+    elif 2 * last > count:
+        where, remedy = f", {last:,} of them after the last recorded kernel", _SYNCHRONISE
+    text = f"{count:,} of {calls.height:,} launched kernels are not in the recording{where}"
+    yield "notice", words.MISSING_KERNELS, count, f"{text}; {remedy}"
+
+
+# --- how the program was recorded ----------------------------------------------------------------
+
+_ALLOCATING = r"^(?:cuda|hip)Malloc(?:Async|Managed)?$"
+_FREEING = r"^(?:cuda|hip)Free(?:Async)?$"
+#: With the caching allocator, later steps allocate nothing. Without it, there is an allocation and
+#: a free for at least this share of the kernels, in the last quarter of the launches too.
+_PER_KERNEL, _ALLOCATIONS = 0.2, 20
+
+
+def problems(trace: Trace) -> list[Issue]:
+    """Return the problems of a recording that need all of its events, as issues.
+
+    Args:
+        trace: the trace of one rank, with all kinds of events.
+    """
+    found = (_missing_kernels, _no_caching_allocator, _several_processes)
+    return [issue for find in found for issue in find(trace)]
+
+
+def is_uncached(trace: Trace) -> bool:
+    """Whether PyTorch allocates and frees memory of the device for each tensor."""
+    return trace.once("uncached", lambda: any(_no_caching_allocator(trace)))
+
+
+def _no_caching_allocator(trace: Trace) -> Iterator[Issue]:
+    """Yield that PyTorch's caching allocator is off."""
+    if not any(name.startswith("aten::") for name in trace.names):
+        return
+    launched, allocated, freed = (
+        trace.events[["kind", "name", "ts"]].filter(_calls(trace, pattern))["ts"]
+        for pattern in (_LAUNCHES, _ALLOCATING, _FREEING)
+    )
+    least = max(_PER_KERNEL * launched.len(), _ALLOCATIONS)
+    if min(allocated.len(), freed.len()) < least:
+        return
+    late = launched.quantile(0.75)
+    if (allocated >= late).sum() < _PER_KERNEL * int((launched >= late).sum()):
+        return
+    text = (
+        f"memory is allocated {allocated.len():,} times and freed {freed.len():,} times for "
+        f"{format_count(launched.len(), 'kernel')}: PyTorch's caching allocator is off"
+    )
+    yield "notice", words.NO_CACHING_ALLOCATOR, allocated.len(), f"{text}; {_CACHE}"
+
+
+_CACHE = "unset PYTORCH_NO_CUDA_MEMORY_CACHING, which is for debugging, and record again"
+
+
+def _several_processes(trace: Trace) -> Iterator[Issue]:
+    """Yield that a file of one rank has the operators of several processes."""
+    if trace.meta.rank is None or trace.meta.backend is None:
+        return
+    pids = trace.events.filter(pl.col("kind") == "cpu_op")["pid"].drop_nulls().unique().sort()
+    if pids.len() > 1:
+        text = f"the file of rank {trace.meta.rank} has operators of {pids.len()} processes"
+        yield "notice", words.SAME_RANK, pids.len(), f"{text}; {_ONE_FILE_EACH}"
+
+
+_ONE_FILE_EACH = (
+    "write one file per rank, with the rank in its name: processes overwrite each other"
+)
+
+
+# --- several recordings --------------------------------------------------------------------------
+
+#: Recordings of ranks that begin or end this far apart, and by this share of their usual length.
+APART_NS, _APART_FRAC = NS_PER_S, 0.05
+#: Recordings that are further apart are of different runs.
+_OTHER_RUN_NS = 3_600 * NS_PER_S
+
+
+def between(recordings: pl.DataFrame) -> list[dict[str, Any]]:
+    """Return the problems between the recordings of several ranks: rows of issues, with the path.
+
+    Args:
+        recordings: path, rank, epoch_ns (absolute time of the first event), span_ns.
+    """
+    rows = recordings.drop_nulls(["rank", "epoch_ns", "span_ns"])
+    ends = pl.col("epoch_ns") + pl.col("span_ns")
+    of_rank = rows.group_by("rank").agg(
+        pl.col("path").first(), begin=pl.col("epoch_ns").min(), end=ends.max()
+    )
+    if of_rank.height < 2 or rows.height < recordings.height:
+        return []
+    ranks = of_rank.sort("rank").with_columns(
+        (pl.col(name) - pl.col(name).quantile(0.5, "lower").cast(pl.Int64)).alias(f"{name}_off")
+        for name in ("begin", "end")
+    )
+    usual = ranks.select((pl.col("end") - pl.col("begin")).median()).item()
+    least = max(APART_NS, _APART_FRAC * usual)
+    apart = {
+        name: ranks.filter(pl.col(f"{name}_off").abs().is_between(least, _OTHER_RUN_NS))
+        for name in ("begin", "end")
+    }
+    moved = apart["begin"].filter(pl.col("rank").is_in(apart["end"]["rank"].implode()))
+    found = [_apart(rows, name) for name, rows in apart.items() if rows.height]
+    return found[:1] if moved.height == max(rows.height for rows in apart.values()) else found
+
+
+_REMEDIES = {
+    "begin": "start the profiler on all ranks at once, after a barrier",
+    "end": "stop the profiler in the same step on all ranks",
+}
+
+
+def _apart(ranks: pl.DataFrame, name: str) -> dict[str, Any]:
+    """Return the issue of ranks whose recordings begin or end apart from the others."""
+    worst = ranks.sort(pl.col(f"{name}_off").abs(), descending=True).row(0, named=True)
+    off = worst[f"{name}_off"]
+    numbers = format_ranges(ranks["rank"].to_list())
+    who = f"recording of rank {numbers}" if ranks.height == 1 else f"recordings of ranks {numbers}"
+    text = (
+        f"the {who} {name}{'s' if ranks.height == 1 else ''} {format_ns(abs(off))} "
+        f"{'after' if off > 0 else 'before'} the others"
+    )
+    return {
+        "path": worst["path"],
+        "severity": "notice",
+        "code": words.RECORDINGS_APART,
+        "count": ranks.height,
+        "first": f"{text}; {_REMEDIES[name]}",
+    }
