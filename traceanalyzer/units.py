@@ -116,3 +116,12 @@ def parse_bytes(text: str, option: str = "") -> int:
         of = f"{option}: " if option else ""
         raise OptionError(f"{of}{text!r} is not a size; write it like 80GiB or 512MiB")
     return round(float(match[1]) * factor)
+
+
+def natural(name: str) -> list[tuple[int, int, str]]:
+    """Return a sort key that compares numbers by value."""
+    return [
+        (0, int(part), "") if part.isdecimal() else (1, 0, part.lower())
+        for part in re.split(r"(\d+)", name)
+        if part
+    ]

@@ -177,3 +177,23 @@ def test_steps_partly_outside_the_window_do_not_count_as_idle():
     assert cut.steps["step"].to_list() == ["ProfilerStep#1"]
     cut = gpu_idle(whole, since_ns=12 * MS, until_ns=15 * MS)
     assert (cut.idle_ns, cut.span_ns) == (0, 3 * MS)
+
+
+def test_a_device_with_copies_only_has_the_causes_of_its_thread() -> None:
+    """Device 1 only receives copies, which the thread starts that launches kernels of device 0."""
+    events = []
+    for number in range(4):
+        at = number * 10 * MS
+        for place, name in enumerate(("cudaLaunchKernel", "cudaMemcpyAsync")):
+            call = 2 * number + place
+            events.append(
+                host("cuda_runtime", name, at + 9 * MS + place * 1000, 500, correlation=call)
+            )
+            work = device("gemm", at + 9 * MS + 5000, MS // 2, correlation=call)
+            copy = {"kind": "gpu_memcpy", "name": "Memcpy HtoD (Pinned -> Device)", "device": 1}
+            events.append(work | copy if place else work)
+        events.append(host("user_annotation", "dataloader", at, 9 * MS))
+    result = gpu_idle(trace(events))
+    units = {row["device"]: row for row in result.units.iter_rows(named=True)}
+    assert units[1]["unknown_ns"] == units[0]["unknown_ns"] == 0
+    assert units[1]["dataloading_ns"] > 20 * MS

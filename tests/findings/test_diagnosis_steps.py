@@ -10,6 +10,7 @@ from diagnosing import BY_ID
 from wording import check_wording
 
 from traceanalyzer.analyzers.steps.result import Steps
+from traceanalyzer.analyzers.steps.slow_steps import FORWARD_ONLY
 from traceanalyzer.findings.rule import Answers, Measured
 from traceanalyzer.run.examine import examine
 from traceanalyzer.trace import Trace
@@ -51,6 +52,16 @@ def test_forward_passes_without_a_backward_pass() -> None:
             (one, host("cpu_op", NODE, 10 * MS + n * MS, MS // 4, tid=2))]  # fmt: skip
     (other,) = judged("uneven-steps", steps({3: both}))
     check_wording(one.title, other.title)
+
+
+def test_a_step_that_only_evaluates() -> None:
+    """The slow step has no backward pass at all."""
+    events = steps({3: [host("cpu_op", "aten::linear", 10 * MS + n * MS, MS // 2)
+                        for n in range(15)]}).events.to_dicts()  # fmt: skip
+    slow = range(30 * MS, 60 * MS)
+    without = [e for e in events if not (e["name"] == NODE and e["ts"] in slow)]
+    (one,) = judged("uneven-steps", trace(without))
+    assert FORWARD_ONLY in one.title
 
 
 def test_each_slow_step_has_a_cause() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from comm_traces import MS, host, step, trace
+from comm_traces import ALL_REDUCE, MS, device, host, step, trace
 from diagnosing import diagnosis
 
 import traceanalyzer as ta
@@ -90,3 +90,61 @@ def candidate(id_: str, cost: float, **explained: float) -> _Candidate:
 )
 def test_effects_of_findings(candidates: list[_Candidate], roots: str) -> None:
     assert {one.id for one in _chained(candidates)} == set(roots)
+
+
+def streams(rank: int) -> Iterator[dict[str, Any]]:
+    """Yield steps in which two streams communicate at the same time; one in six is slow."""
+    for number in range(12):
+        begin, slow = number * 40 * MS, 20 * MS if number % 6 == 5 else 0
+        yield step(number, begin, 40 * MS)
+        yield device("gemm", begin, 5 * MS)
+        for stream in (20, 21):
+            yield device(ALL_REDUCE, begin + 5 * MS, 5 * MS + slow, stream=stream, dtype="float",
+                         elements_in=1 << 24, group=str(stream), group_size=2,
+                         seq=number)  # fmt: skip
+
+
+def test_collectives_of_two_streams_count_a_moment_once() -> None:
+    diagnosed = ta.diagnose([trace(list(streams(rank)), rank, world_size=2) for rank in range(2)])
+    slow = next(one for one in diagnosed.findings if one.id == "slow-collectives")
+    assert slow.cost_ns == pytest.approx(20 * MS / 6, rel=0.01)
+    assert costs(diagnosed) <= not_useful(diagnosed) + 1e-9
+
+
+def loader_after(call_ms: int) -> Iterator[dict[str, Any]]:
+    """Yield steps that load for 10 ms, after the host waited so long for the device."""
+    for number in range(6):
+        begin = number * 30 * MS
+        yield step(number, begin, 30 * MS)
+        yield host("cuda_runtime", "cudaLaunchKernel", begin, 1000, correlation=number)
+        yield device("gemm", begin + 2000, 18 * MS, correlation=number)
+        if call_ms:
+            yield host("cpu_op", "aten::item", begin + 19 * MS - call_ms * MS, call_ms * MS)
+            call = host("cuda_runtime", "cudaStreamSynchronize", begin + 19 * MS, 0)
+            yield {**call, "ts": begin + 19 * MS - call_ms * MS + 10, "dur": call_ms * MS - 20}
+        load = host("user_annotation", "dataloader", begin + 19 * MS, 10 * MS)
+        yield load
+
+
+@pytest.mark.parametrize("call_ms", [0, 18])
+def test_a_synchronisation_that_exposes_the_loader_is_named(call_ms: int) -> None:
+    found = {one.id: one for one in ta.diagnose(trace(list(loader_after(call_ms)))).findings}
+    texts = " ".join(found["data-loading"].evidence)
+    assert ("cudaStreamSynchronize" in texts) == bool(call_ms)
+
+
+def test_small_messages_need_larger_buckets_in_the_advice() -> None:
+    about = {"dtype": "float", "elements_in": 256, "group": "0", "group_size": 2, "stream": 20}
+    rows = [
+        event
+        for number in range(3)
+        for event in (
+            step(number, number * 4 * MS, 4 * MS),
+            device("gemm", number * 4 * MS, MS),
+            *(device(ALL_REDUCE, number * 4 * MS + MS + i * 20_000, 18_000,
+                     seq=number * 140 + i, **about) for i in range(140)),
+        )
+    ]  # fmt: skip
+    traces = [trace(rows, rank, world_size=2) for rank in range(2)]
+    found = {one.id: one for one in ta.diagnose(traces).findings}
+    assert "larger buckets" in found["exposed-communication"].advice

@@ -16,6 +16,7 @@ from traceanalyzer.parsers.perfetto import parser as perfetto
 from traceanalyzer.parsers.source import Source
 from traceanalyzer.run import baselines
 from traceanalyzer.trace import Inputs, PathLike, Trace
+from traceanalyzer.units import natural
 from traceanalyzer.vocabulary import MEMORY_SNAPSHOT
 
 T = TypeVar("T")
@@ -293,12 +294,3 @@ def _spelled(path: str) -> str:
 def _is_text(path: str) -> bool:
     """Whether a file name is valid UTF-8, as required by text columns."""
     return path.encode(errors="ignore").decode() == path
-
-
-def natural(name: str) -> list[tuple[int, int, str]]:
-    """Return a sort key that compares numbers by value."""
-    return [
-        (0, int(part), "") if part.isdecimal() else (1, 0, part.lower())
-        for part in re.split(r"(\d+)", name)
-        if part
-    ]

@@ -20,12 +20,11 @@ from traceanalyzer.errors import (
     MissingData,
     OptionError,
 )
-from traceanalyzer.run.find import natural
 from traceanalyzer.run.parts import AGAIN, Summary
 from traceanalyzer.run.pieces import Measures, OpenedInputs, State
 from traceanalyzer.schema import CONTEXT_SUFFIX, MAX_RANKS, check, check_columns
 from traceanalyzer.trace import Meta, Trace, in_spans
-from traceanalyzer.units import format_ranges
+from traceanalyzer.units import format_ranges, natural
 
 #: Missing inputs that are listed.
 _NAMED = 64

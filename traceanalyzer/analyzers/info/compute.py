@@ -19,7 +19,7 @@ from traceanalyzer.analyzers.info.options import Options
 from traceanalyzer.frames import nesting
 from traceanalyzer.result import Result, Table, View
 from traceanalyzer.trace import Device, Meta, Trace
-from traceanalyzer.units import format_count, format_ns, format_ranges
+from traceanalyzer.units import format_count, format_ns, format_ranges, natural
 
 _FILES = (
     "path", "format", "version", "rank", "world_size", "host", "devices", "start_utc", "epoch_ns",
@@ -71,7 +71,8 @@ def measure(trace: Trace, _options: Options, *, for_rules: bool = False) -> Part
 
 
 def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()) -> Info:
-    """Combine the descriptions of all traces."""
+    """Combine the descriptions of all traces, in the order of their ranks and names."""
+    parts = sorted(parts, key=_place)
     files = _frame(_FILES, (row for part in parts for row in part.files))
     contents = _frame(_CONTENTS, (row for part in parts for row in part.contents))
     issues = [row for part in parts for row in part.issues]
@@ -209,6 +210,11 @@ def _whole(value: object) -> int | None:
 
 
 # --- all files -------------------------------------------------------------------------------
+
+
+def _place(part: Part) -> list[tuple[bool, int, list[tuple[int, int, str]]]]:
+    """Return a sort key: rank (unknown ones last) and path of each file."""
+    return [(row["rank"] is None, row["rank"] or 0, natural(row["path"])) for row in part.files]
 
 
 def _frame(columns: Sequence[str], rows: Iterable[Any]) -> pl.DataFrame:

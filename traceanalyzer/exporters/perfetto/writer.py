@@ -6,7 +6,6 @@ filled in at the end by :meth:`PerfettoWriter.close`. So each recording is read 
 memory at a time.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import IO
@@ -20,6 +19,7 @@ from traceanalyzer.exporters.perfetto.tracks import Uuids, lay_out
 from traceanalyzer.frames.nesting import nest
 from traceanalyzer.frames.numbering import numbered
 from traceanalyzer.trace import Trace
+from traceanalyzer.units import natural
 
 #: Ids of arrows: bits for the number of the recording begin here; those between recordings.
 _OF_SEQUENCE, _BETWEEN = 40, 1 << 62
@@ -214,9 +214,3 @@ class PerfettoWriter:
         for some in encoded:
             self._file.write(some)
         written.readings = readings.height
-
-
-def natural(name: str) -> list[tuple[int, int, str]]:
-    """Return a sort key that compares numbers by value."""
-    parts = [part for part in re.split(r"(\d+)", name) if part]
-    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts]
