@@ -11,6 +11,7 @@ from traceanalyzer.analyzers.comm_outliers.result import (
     CommOutliers,
     fewer_collectives,
     passed_on,
+    slow_groups,
     slow_links,
     small_collectives,
 )
@@ -253,7 +254,7 @@ def _slow_collectives(result: CommOutliers, answers: Answers) -> Iterator[Measur
         size=size,
         title=f"{slow.height:,} of {format_count(result.totals.n_collectives, 'collective')} "
         f"{'was' if slow.height == 1 else 'were'} slow after {result.every_rank} had arrived"
-        f"{_at_cost(answers, total)}.",
+        f"{slow_groups(result)}{_at_cost(answers, total)}.",
         evidence=(_worst(worst, worst["transfer_ns"], worst["slow_factor"]),),
         advice=answers.program.slow_network(on_host=answers.time.on_host)
         if result.has_all_ranks

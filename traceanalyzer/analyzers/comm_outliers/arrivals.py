@@ -144,7 +144,11 @@ def collectives(rows: pl.DataFrame) -> pl.DataFrame:
     is_last = pl.col("is_last")
     last, first = pl.col("arrival").max(), pl.col("arrival").min()
     others = pl.col("arrival").filter(~is_last).median().floor().cast(pl.Int64)
-    described = ["collective", "dtype", "message_bytes", "group", "group_size", "kernel", "step"]
+    described = [
+        *("collective", "dtype", "message_bytes", "group", "group_size", "group_ranks"),
+        *("kernel", "step", "link"),
+    ]
+    described = [name for name in described if name in rows.columns]
     table = by_arrival.group_by("instance", maintain_order=True).agg(
         *(pl.col(name).drop_nulls().first() for name in described),
         pl.len().alias("ranks"),

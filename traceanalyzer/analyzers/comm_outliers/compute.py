@@ -162,6 +162,7 @@ def compare(parts: Sequence[Part], options: Options, base: Sequence[Part] = ()) 
     matched = matched.with_columns(at_ns=arrivals.on_axis(parts, offsets))
     begins = arrivals.begins(parts, offsets)
     matched, spanning = arrivals.recorded_by_all(matched, begins, offsets)
+    matched = outliers.with_links(matched, parts)
     met = arrivals.arrivals(matched, offsets)
     rows = arrivals.plausible(met)
     roots = chains.roots(rows)
@@ -174,9 +175,7 @@ def compare(parts: Sequence[Part], options: Options, base: Sequence[Part] = ()) 
     marks = matching.marks(parts, offsets)
     steps = arrivals.steps(rows, marks)
     ranks = arrivals.ranks(parts, instances, rows, steps, roots)
-    groups = outliers.summarize(
-        outliers.with_links(instances, parts), dict(ranks[["rank", "span_ns"]].iter_rows())
-    )
+    groups = outliers.summarize(instances, dict(ranks[["rank", "span_ns"]].iter_rows()))
     least = options.min_wait_ns
     if least is None:
         least = arrivals.threshold(steps)

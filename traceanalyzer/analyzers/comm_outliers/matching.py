@@ -167,10 +167,19 @@ def joined(parts: Sequence[Part]) -> pl.DataFrame:
     )
     kernel = names.mapped(rows["name"], kernel_names.function)
     return rows.with_row_index("id").with_columns(
+        group=_pairs_apart(),
         ts=pl.col("start") - pl.col("shift_ns"),
         duration_ns=pl.col("end") - pl.col("start"),
         kernel=pl.when(pl.col("message_bytes").is_null()).then(kernel),
     )
+
+
+def _pairs_apart() -> pl.Expr:
+    """Return the group; of sends and receives with the ranks, if several pairs have its name."""
+    is_pair = pl.col("collective").is_in(_POINT_TO_POINT) & (pl.col("group_size") == _PAIR)
+    several = pl.col("group_ranks").n_unique().over("group") > 1
+    named = pl.concat_str("group", "group_ranks", separator=" ")
+    return pl.when(is_pair & several).then(pl.coalesce(named, "group")).otherwise("group")
 
 
 def marks(parts: Sequence[Part], offsets: Mapping[int, int]) -> pl.DataFrame:

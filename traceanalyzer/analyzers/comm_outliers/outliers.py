@@ -69,7 +69,7 @@ def judge(instances: pl.DataFrame, factor: float, z: float) -> pl.DataFrame:
     )
     by_like = {
         "group": (pl.col("duration_ns"), ("like",)),
-        "bandwidth": (pl.col("slowness"), ("link", _unsized())),
+        "bandwidth": (pl.col("slowness"), ("pool", _unsized())),
         "place": (pl.col("duration_ns"), ("like", "place")),
         "kernel": (pl.col("duration_ns"), ("like",)),
     }
@@ -83,27 +83,53 @@ def judge(instances: pl.DataFrame, factor: float, z: float) -> pl.DataFrame:
     mixed = crowd & (pl.col("judged_by") == "kernel").fill_null(value=False)
     unjudged = (pl.when(~mixed).then(name).alias(name) for name in ("judged_by", "factor", "z"))
     return judged.with_columns(*unjudged, outlier=pl.col("outlier") & ~mixed).drop(
-        "like", "link", "place", "slowness"
+        "like", "pool", "place", "slowness"
     )
 
 
 def slow(collectives: pl.DataFrame, factor: float, z: float) -> pl.DataFrame:
-    """Add ``slow_factor`` and ``slow``: the transfer time is an outlier of its group."""
+    """Add ``slow_factor`` and ``slow``, and ``slow_group``.
+
+    The transfer time is an outlier of its group, or (``slow_group``) that of the group is more than
+    ``factor`` times as long as usual for other process groups: of the same collective, size, number
+    of ranks and link. Both are medians; of at least five collectives in a group.
+    """
     whole = collectives.with_columns(duration_ns=pl.col("transfer_ns"), rank=pl.lit(0))
-    judged = judge(whole, factor, z)
-    return judged.rename({"factor": "slow_factor", "outlier": "slow"}).drop(
-        "duration_ns", "rank", "z", "judged_by"
+    judged = judge(whole, factor, z).rename({"factor": "slow_factor", "outlier": "slow"})
+    times = _of_groups(judged)
+    slow_group = (times > factor).fill_null(value=False)
+    return judged.drop("duration_ns", "rank", "z", "judged_by").with_columns(
+        slow=pl.col("slow") | slow_group,
+        slow_factor=pl.when(slow_group).then(times).otherwise("slow_factor"),
+        slow_group=slow_group,
     )
 
 
+def _of_groups(collectives: pl.DataFrame) -> pl.Series:
+    """Return the transfer time of each collective's process group over that of the others."""
+    kind = [name for name in (*GROUP, "link") if name in collectives.columns and name != "group"]
+    of = [*kind, "group", "group_ranks"]
+    if "group_ranks" not in collectives.columns:
+        return pl.repeat(None, collectives.height, dtype=pl.Float64, eager=True)
+    sums = collectives.group_by(of).agg(n=pl.len(), ns=pl.col("transfer_ns").median())
+    known = sums.filter(pl.col("n") >= FEW, pl.col("ns") > 0)
+    pairs = known.join(known, on=kind, nulls_equal=True, suffix="_other").filter(
+        pl.col("group").ne_missing(pl.col("group_other"))
+        | pl.col("group_ranks").ne_missing(pl.col("group_ranks_other"))
+    )
+    usual = pairs.group_by(of).agg(times=pl.col("ns").first() / pl.col("ns_other").median())
+    joined = collectives.join(usual, on=of, how="left", nulls_equal=True, maintain_order="left")
+    return joined["times"]
+
+
 def _numbered(instances: pl.DataFrame) -> pl.DataFrame:
-    """Add ``like`` and ``link``, the numbers of :data:`GROUP` and :data:`LINK`.
+    """Add ``like`` and ``pool``, the numbers of :data:`GROUP` and :data:`LINK`.
 
     Grouping by one number is many times as fast as by six columns.
     """
     _, (like,) = group_numbers(GROUP, instances)
-    _, (link,) = group_numbers(LINK, instances)
-    return instances.with_columns(like=pl.Series(like), link=pl.Series(link))
+    _, (pool,) = group_numbers(LINK, instances)
+    return instances.with_columns(like=pl.Series(like), pool=pl.Series(pool))
 
 
 def _unsized() -> pl.Expr:
@@ -123,7 +149,7 @@ def _judged_by() -> pl.Expr:
     sized, placed = ~_unsized(), pl.col("place").is_not_null()
     like = {
         "group": sized & (pl.len().over("like") >= FEW),
-        "bandwidth": sized & (pl.len().over("link", _unsized()) >= FEW),
+        "bandwidth": sized & (pl.len().over("pool", _unsized()) >= FEW),
         "place": placed & (pl.len().over("like", "place") >= FEW),
         "kernel": ~sized & (pl.len().over("like") >= FEW),
     }
@@ -133,8 +159,8 @@ def _judged_by() -> pl.Expr:
 def _slowness() -> pl.Expr:
     """Return duration over the best one of its size: lowest latency + bytes / best bandwidth."""
     duration = pl.col("duration_ns").clip(lower_bound=1)
-    latency = duration.min().over("link", _unsized())
-    best = (pl.col("message_bytes") / duration).max().over("link")
+    latency = duration.min().over("pool", _unsized())
+    best = (pl.col("message_bytes") / duration).max().over("pool")
     transfer = pl.when(best > 0).then(pl.col("message_bytes") / best).otherwise(0.0)
     return pl.when(~_unsized()).then(duration / (latency + transfer))
 

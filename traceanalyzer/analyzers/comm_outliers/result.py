@@ -523,8 +523,19 @@ def _slow_everywhere(result: CommOutliers) -> str:
         f"{slow.height} of {format_count(result.totals.n_collectives, 'collective')} "
         f"{'was' if slow.height == 1 else 'were'} slow {after}: {_what(worst)}{_at(worst['step'])} "
         f"has a transfer time of "
-        f"{format_ns(worst['transfer_ns'])}, {worst['slow_factor']:.3g} times as long as usual."
+        f"{format_ns(worst['transfer_ns'])}, {worst['slow_factor']:.3g} times as long as usual"
+        f"{slow_groups(result)}."
     )
+
+
+def slow_groups(result: CommOutliers) -> str:
+    """Return that slow collectives are of one process group, as a clause; empty if of several."""
+    slow = result.collectives.filter("slow")
+    ranks = slow["group_ranks"].unique() if "group_ranks" in slow.columns else pl.Series([None])
+    if not slow["slow_group"].all() or ranks.len() > 1 or ranks[0] is None:
+        return ""
+    members = ranks[0].strip("[]")
+    return f", all in the group of ranks {members} (compared with other groups of this kind)"
 
 
 def _unexplained(result: CommOutliers) -> str:
