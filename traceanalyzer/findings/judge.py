@@ -302,6 +302,7 @@ _LIMITS: Mapping[str, tuple[Confidence, Collection[str]]] = {
     vocabulary.IMPOSSIBLE_TIMES: ("medium", _DURATIONS),
     vocabulary.RECORDINGS_APART: ("medium", _RANKS),
     vocabulary.SAME_RANK: ("low", _RANKS),
+    vocabulary.GRAPH_GAPS: ("low", {"device-wait", "short-gaps"}),
 }
 
 

@@ -389,7 +389,7 @@ def problems(trace: Trace) -> list[Issue]:
     Args:
         trace: the trace of one rank, with all kinds of events.
     """
-    found = (_missing_kernels, _no_caching_allocator, _several_processes)
+    found = (_missing_kernels, _no_caching_allocator, _several_processes, _graph_gaps)
     return [issue for find in found for issue in find(trace)]
 
 
@@ -435,6 +435,45 @@ def _several_processes(trace: Trace) -> Iterator[Issue]:
 _ONE_FILE_EACH = (
     "write one file per rank, with the rank in its name: processes overwrite each other"
 )
+
+
+# --- gaps in graph replays ---------------------------------------------------------------------
+
+_GRAPH_LAUNCH = "GraphLaunch"
+#: The nodes of a graph follow each other in a few microseconds. Gaps of the median length, within
+#: this share of it, between so many nodes are made by the recording of each node.
+_NODE_GAP_NS, _SAME_LENGTH, _SAME_FRAC, _NODE_GAPS = 6_000, 0.25, 0.8, 50
+_CHECK_GAPS = (
+    "compare with the time of a step without a profiler, or, on NVIDIA GPUs, record graphs as a "
+    "whole (nsys profile --cuda-graph-trace=graph)"
+)
+
+
+def has_graph_gaps(trace: Trace) -> bool:
+    """Whether the gaps between the nodes of graph replays are probably made by the recording."""
+    return trace.once("graph_gaps", lambda: any(_graph_gaps(trace)))
+
+
+def _graph_gaps(trace: Trace) -> Iterator[Issue]:
+    """Yield that the kernels of graph replays are the same time apart, whatever they are."""
+    ids = trace.events[["kind", "name", "correlation"]].filter(_calls(trace, _GRAPH_LAUNCH))
+    if ids.is_empty():
+        return
+    work = _work(trace).filter(pl.col("correlation").is_in(ids["correlation"].unique().implode()))
+    keys = [*_STREAM, "correlation"]
+    gap = pl.col("ts") - (pl.col("ts") + pl.col("dur")).shift(1).over(keys)
+    gaps = work.select(gap).to_series().drop_nulls()
+    usual = gaps.median()
+    if not isinstance(usual, float) or usual < _NODE_GAP_NS or gaps.len() < _NODE_GAPS:
+        return
+    same = int(((gaps - usual).abs() <= _SAME_LENGTH * usual).sum())
+    if same < _SAME_FRAC * gaps.len():
+        return
+    text = (
+        f"{same:,} of {gaps.len():,} gaps between kernels of graph replays take about "
+        f"{format_ns(usual)}: they are probably made by the recording"
+    )
+    yield "notice", words.GRAPH_GAPS, same, f"{text}; {_CHECK_GAPS}"
 
 
 # --- several recordings --------------------------------------------------------------------------

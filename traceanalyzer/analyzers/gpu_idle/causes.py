@@ -188,6 +188,13 @@ WAITING = {
     HOST_CODE: "waiting for other host code",
     UNKNOWN: "waiting for an unknown cause (no host activity recorded)",
 }
+#: Gaps of equal length in graph replays, and advice for them.
+GRAPH_GAPS = "in gaps between the kernels of graph replays"
+CHECK_GRAPH_GAPS = (
+    "The gaps have nearly the same length, so the recording of each kernel probably makes them: "
+    "before you change the program, compare with the time of a step without a profiler, or, on "
+    "NVIDIA GPUs, record graphs as a whole (nsys profile --cuda-graph-trace=graph)."
+)
 #: Short gaps of a main thread without a GPU, and advice for them.
 BETWEEN_OPERATORS = "in short gaps between operators"
 FEWER_OPERATORS = (

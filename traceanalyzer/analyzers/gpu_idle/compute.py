@@ -144,6 +144,7 @@ def _coverage(excerpt: Excerpt, causes_of_gaps: pl.Series) -> Coverage:
         stacks_known=excerpt.stacks_read,
         steps_by_kernels=by_kernels(excerpt.steps),
         unread_samples=excerpt.samples_recorded and not excerpt.stacks_read and unexplained,
+        graph_gaps=excerpt.graph_gaps,
         unread_targets=excerpt.unread_targets and (causes_of_gaps == causes.DEVICE_WAIT).any(),
         hints=excerpt.hints,
     )

@@ -102,6 +102,7 @@ class Excerpt(Origin):
         samples_recorded: the file has sampled stacks, read or not.
         stream_waits: rows of :func:`_stream_waits`.
         unread_targets: the file has the targets of stream waits, in unread arguments.
+        graph_gaps: gaps in graph replays are probably made by the recording.
         names: all distinct names, including those of slices.
         program: its GPU API and framework: whether operators or kernels of PyTorch were recorded.
         work_lost: the file is truncated, or work was launched but none recorded.
@@ -127,6 +128,7 @@ class Excerpt(Origin):
     samples_recorded: bool
     stream_waits: pl.DataFrame
     unread_targets: bool
+    graph_gaps: bool
     names: list[str]
     program: Api
     work_lost: bool
@@ -256,6 +258,7 @@ def take(trace: Trace, options: Options) -> Excerpt:
         stacks=trace.stacks,
         samples_recorded=trace.meta.weight_unit is not None,
         stream_waits=_stream_waits(trace, known),
+        graph_gaps=soundness.has_graph_gaps(trace),
         unread_targets=_ARGS not in trace.events.columns
         and trace.events.select((pl.col("kind") == "cuda_sync").any()).item(),
         names=trace.names,

@@ -65,6 +65,7 @@ class Coverage:
         steps_by_kernels: steps are not marked but detected by repeating kernels.
         unread_samples: a file has unread sampled stacks, and a gap lacks a cause.
         unread_targets: a gap is a device-side wait, and the targets of stream waits were not read.
+        graph_gaps: gaps in graph replays are probably made by the recording.
         hints: how to record missing data with the profiler that wrote the (first) file.
     """
 
@@ -76,6 +77,7 @@ class Coverage:
     steps_by_kernels: bool
     unread_samples: bool
     unread_targets: bool
+    graph_gaps: bool
     hints: Mapping[str, str]
 
     @classmethod
@@ -90,6 +92,7 @@ class Coverage:
             steps_by_kernels=any(one.steps_by_kernels for one in several),
             unread_samples=any(one.unread_samples for one in several),
             unread_targets=any(one.unread_targets for one in several),
+            graph_gaps=any(one.graph_gaps for one in several),
             hints=several[0].hints,
         )
 
@@ -197,6 +200,8 @@ class GpuIdle(Result):
             return "waiting while the host copies data to the GPU"
         if cause == causes.SHORT_GAP and self.coverage.on_host:
             return causes.BETWEEN_OPERATORS
+        if cause == causes.DEVICE_WAIT and self.coverage.graph_gaps:
+            return causes.GRAPH_GAPS
         if cause == causes.MEMORY_MANAGEMENT and self.allocates_on_host:
             return "waiting while the host allocates or pins host memory"
         if cause == causes.API_CALLS and (call := self.place_of(cause)):
@@ -255,6 +260,8 @@ class GpuIdle(Result):
         if cause == causes.CHECKPOINT_IO and self.reads:
             lines = causes.READING_LINES * (self.by_device.host.long_line is not None)
             return causes.READING.format(lines=lines, saves=saves)
+        if cause == causes.DEVICE_WAIT and self.coverage.graph_gaps:
+            return causes.CHECK_GRAPH_GAPS
         if cause == causes.MEMORY_MANAGEMENT and program.uncached:
             return causes.UNCACHED.format(saves=saves)
         if cause == causes.BATCH_COPY and host.copies_pinned and program.pytorch:
