@@ -9,6 +9,7 @@ from hypothesis import given, strategies as st
 
 from traceanalyzer.analyzers.common.kernel_names import (
     KERNEL_FAMILIES,
+    families_of,
     family,
     function,
     is_plain_float,
@@ -360,3 +361,22 @@ def test_adversarial_names_are_fast(name: str) -> None:
     assert family(name) in KERNEL_FAMILIES
     assert len(short_names([name])) == 1
     assert time.perf_counter() - began < 2
+
+
+def test_families_of_few_and_many_names_are_the_same() -> None:
+    names = [name for of_family in FAMILIES.values() for name in of_family]
+    words = ("embedding", "rotary_embedding", "y_embedding", "converge", "conv", "cone", "rope",
+             "europe", "attn", "pattn", "Experts", "expertsx", "copy", "xcopy")  # fmt: skip
+    names += [f"{before}{word}{after}" for word in words for before in ("", "k_") for after in
+              ("", "_1", "er")]  # fmt: skip
+    many = families_of([*names, *(f"kernel_{i}" for i in range(200))])
+    assert [many[name] for name in names] == [family(name) for name in names]
+
+
+def test_many_names_take_linear_time() -> None:
+    form = "void at::native::vectorized_elementwise_kernel<4, add<float>, array<char*, {}ul> >(int)"
+    names = [form.format(i) for i in range(20_000)]
+    start = time.process_time()
+    families_of(names)
+    short_names(names)
+    assert time.process_time() - start < 20_000 * 200e-6

@@ -11,8 +11,11 @@ is ``other``.
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable
-from functools import lru_cache
+from collections.abc import Iterable, Iterator
+from functools import cache, lru_cache
+from itertools import compress
+
+import polars as pl
 
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION
 from traceanalyzer.vocabulary import COMMUNICATION_PATTERN
@@ -21,18 +24,21 @@ from traceanalyzer.vocabulary import COMMUNICATION_PATTERN
 _LONGEST = 4_000
 
 _OPEN, _CLOSE = "<([{", ">)]}"
+_BRACKET = re.compile(r"[<>()\[\]{}]")
+_TO_BRACKET = re.compile(r"[^<>()\[\]{}]*[<>()\[\]{}]")
 
-#: Different spellings by compilers and profilers: (pattern, replacement).
+#: Different spellings by compilers and profilers: (text that occurs in it, pattern, replacement).
 _SPELLINGS = tuple(
-    (re.compile(pattern), replacement)
-    for pattern, replacement in (
-        (r"\(anonymous namespace\)::|<unnamed>::|\(unnamed\)::|_GLOBAL__N_1::", ""),
-        (r"\((?:int|bool|unsigned int|unsigned long|long|char)\)(?=-?\d)", ""),
-        (r"\[lambda\(([^()\[\]]*)\) \(instance (\d+)\)\]", r"{lambda(\1)#\2}"),
-        (r"operator \(\)", "operator()"),
-        (r"^(?:std::)?enable_if(?:_t)?<.*?>(?:::type)? (?=\w)", ""),
-        (r"^void ", ""),
-        (r"(\d)ul?\b", r"\1"),
+    (part, re.compile(pattern), replacement)
+    for part, pattern, replacement in (
+        ("(anonymous", r"\(anonymous namespace\)::", ""),
+        ("unnamed", r"<unnamed>::|\(unnamed\)::", ""),
+        ("_GLOBAL__N_1", "_GLOBAL__N_1::", ""),
+        (")", r"\((?:int|bool|unsigned int|unsigned long|long|char)\)(?=-?\d)", ""),
+        ("[lambda", r"\[lambda\(([^()\[\]]*)\) \(instance (\d+)\)\]", r"{lambda(\1)#\2}"),
+        ("operator ()", r"operator \(\)", "operator()"),
+        ("enable_if", r"^(?:std::)?enable_if(?:_t)?<.*?>(?:::type)? (?=\w)", ""),
+        ("u", r"u(?<=\du)l?\b", ""),
     )
 )
 
@@ -55,6 +61,8 @@ _PLAIN = re.compile(
     r"|(?:__)?(?:nv_)?b?float16(?:_t)?|BFloat16|Half|Float8_\w+|\(\w+\)\d+"
 )
 _QUALIFIER = re.compile(r"\b\w+::")
+_AROUND = re.compile(r" +(?=[<>,])| (?<=[<>,] ) *")
+_START = re.compile(r"[<(]")
 
 #: Arguments that are the same for most kernels.
 _PLUMBING = re.compile(
@@ -67,7 +75,7 @@ _PLUMBING = re.compile(
 _WHOLE = re.compile(r"(?i:memcpy|memset|copy)\w* .*|Cijk_\w*?_MT\d+x\d+x\d+")
 
 
-@lru_cache(maxsize=65_536)
+@lru_cache(maxsize=1 << 18)
 def function(name: str) -> str:
     """Return the function with namespaces, without template arguments and parameters."""
     return _parts(name)[0]
@@ -85,30 +93,37 @@ def short_names(names: Iterable[str]) -> dict[str, str]:
         groups[called, len(arguments)][name] = arguments
     short: dict[str, str] = {}
     used: Counter[str] = Counter()
-    for (called, _), group in groups.items():
-        specific = [
+    for (called, number), group in groups.items():
+        specific = number and [
             not (_PLAIN.fullmatch(values[0]) and len(set(values)) == 1)
             for values in zip(*group.values(), strict=True)
         ]
         for name, arguments in group.items():
-            pairs = zip(arguments, specific, strict=True)
-            kept = ",".join(argument for argument, is_specific in pairs if is_specific)
+            kept = ",".join(compress(arguments, specific)) if specific else ""
             brief = f"{called}<{kept}>" if kept else called
             used[brief] += 1
             short[name] = brief if used[brief] == 1 else f"{brief} [{used[brief]}]"
     return short
 
 
-@lru_cache(maxsize=65_536)
+@lru_cache(maxsize=1 << 18)
 def _brief(name: str) -> tuple[str, list[str]]:
     """Return the function without namespaces, and its template arguments without plumbing."""
     whole = _WHOLE.match(name)
     if whole:
         return whole[0], []
     called, arguments = _parts(name)
+    if not arguments:
+        return called.rsplit("::", 1)[-1] or name, []
     plain = called.rsplit("::", 1)[-1]
-    short = _PLUMBING.sub("", _QUALIFIER.sub("", _without_lambdas(arguments)))
-    parts = _split(re.sub(r"\s*([<>,])\s*", r"\1", short).strip())
+    arguments = _without_lambdas(arguments)
+    if "::" in arguments:
+        arguments = _QUALIFIER.sub("", arguments)
+    if "," in arguments:
+        arguments = _PLUMBING.sub("", arguments)
+    if " " in arguments:
+        arguments = _AROUND.sub("", arguments).strip()
+    parts = _split(arguments)
     if plain in _LAUNCHERS and len(parts) == 1:
         return parts[0], []
     return plain or name, parts
@@ -116,14 +131,15 @@ def _brief(name: str) -> tuple[str, list[str]]:
 
 def _split(arguments: str) -> list[str]:
     """Split arguments at commas outside brackets."""
-    parts, depth = [""], 0
-    for letter in arguments:
-        depth += (letter in _OPEN) - (letter in _CLOSE)
-        if letter == "," and depth <= 0:
-            parts.append("")
+    parts, depth = list[str](), 0
+    for piece in arguments.split(",") if arguments else ():
+        if depth > 0:
+            parts[-1] += f",{piece}"
         else:
-            parts[-1] += letter
-    return parts if arguments else []
+            parts.append(piece)
+        if _BRACKET.search(piece):
+            depth += sum(map(piece.count, _OPEN)) - sum(map(piece.count, _CLOSE))
+    return parts
 
 
 def _parts(name: str) -> tuple[str, str]:
@@ -131,40 +147,40 @@ def _parts(name: str) -> tuple[str, str]:
     text = name[:_LONGEST]
     if text.startswith("_Z"):
         return _mangled(text), ""
-    for pattern, replacement in _SPELLINGS:
-        text = pattern.sub(replacement, text)
+    for part, pattern, replacement in _SPELLINGS:
+        if part in text:
+            text = pattern.sub(replacement, text)
+    text = text.removeprefix("void ")
     called, arguments, at = "", "", 0
-    while at < len(text) and text[at] != "(":
-        if text[at] == "<":
-            end = _closing(text, at)
-            arguments = text[at + 1 : end]
-            at = end + 1
-        else:
-            called += text[at]
-            at += 1
+    while (start := _START.search(text, at)) and start[0] == "<":
+        end = _closing(text, start.start())
+        arguments = text[start.end() : end]
+        called += text[at : start.start()]
+        at = end + 1
+    called += text[at : start.start() if start else None]
     return called.strip(), arguments
 
 
 def _closing(text: str, at: int) -> int:
     """Return the index of the matching bracket; the end of the text if there is none."""
     depth = 0
-    for index in range(at, len(text)):
-        if text[index] in _OPEN:
+    for part in _TO_BRACKET.findall(text, at):
+        at += len(part)
+        if part[-1] in _OPEN:
             depth += 1
-        elif text[index] in _CLOSE and text[index - 1] != "-":
+        elif text[at - 2] != "-":
             depth -= 1
             if not depth:
-                return index
+                return at - 1
     return len(text)
 
 
 def _without_lambdas(arguments: str) -> str:
     """Return template arguments with lambdas replaced by the function that defines them."""
-    wrapped = _WRAPPED.search(arguments)
-    if wrapped:
+    if wrapped := "kernel_impl" in arguments and _WRAPPED.search(arguments):
         end = _closing(arguments, wrapped.end() - 1)
         arguments = arguments[: wrapped.start()] + arguments[wrapped.end() : end]
-    return _LAMBDA.sub(r"\1(\2)", arguments)
+    return _LAMBDA.sub(r"\1(\2)", arguments) if "lambda" in arguments else arguments
 
 
 def _mangled(name: str) -> str:
@@ -198,7 +214,15 @@ _PLACES = {
     "peer": "P",
 }
 
-#: Patterns of whole names: generic kernels of ATen by their arguments, and communication.
+
+def _not_after(word: str) -> str:
+    """Return the pattern of a place that does not follow a word, without lookbehind."""
+    parts = (f"(?:^|[^{word[at]}]){word[at + 1 :]}" for at in range(len(word)))
+    return f"(?:{'|'.join(parts)})"
+
+
+#: Patterns of whole names: generic kernels of ATen by their arguments, and communication. These
+#: and the next ones are for Python and polars, which has no lookaround.
 _GENERIC: dict[str, tuple[str, ...]] = {
     COMMUNICATION: (COMMUNICATION_PATTERN.removeprefix("(?i)"),),
     "norm": ("elementwise_kernel.*batch_norm",),
@@ -212,7 +236,7 @@ _GENERIC: dict[str, tuple[str, ...]] = {
 # fmt: off
 _FUNCTIONS: dict[str, tuple[str, ...]] = {
     # fused embedding updates run in the backward pass, although named after an optimizer
-    "embedding": ("(?<!rotary_)embedding", "fbgemm_gpu", "pooled_embs", "jagged"),
+    "embedding": (_not_after("rotary_") + "embedding", "fbgemm_gpu", "pooled_embs", "jagged"),
     "random": (
         "distribution_elementwise", "dropout", "philox", "bernoulli", "curand", "randperm",
         "multinomial",
@@ -229,18 +253,18 @@ _FUNCTIONS: dict[str, tuple[str, ...]] = {
         "(reshape|concat)_and_cache", "kv_?indices", "page_indices", "(copy|swap)_blocks",
     ),
     ATTENTION: (
-        "fmha", "flash_?(fwd|bwd|attn|mla|infer)", "attention", "(?<![a-z])(sage|s)?_?attn",
+        "fmha", "flash_?(fwd|bwd|attn|mla|infer)", "attention", "(^|[^a-z])(sage|s)?_?attn",
         r"\bmha_", "[_:]f?mla_", "paged_?kv", "sdpa", "BatchPrefill", "BatchDecode",
     ),
     "moe": (
-        "(?<![a-z])(moe|experts?)(?![a-z])", "(?-i:(?:Mo[eE]|Experts?)(?![a-z]))", "topk_?gating",
+        "(^|[^a-z])(moe|experts?)([^a-z]|$)", "(?-i:(Mo[eE]|Experts?)([^a-z]|$))", "topk_?gating",
         "grouped_?topk", "expandInputRows", "routing(Indices|Main|Renormalize|Custom)",
         "(un)?permute_tokens",
     ),
     SOFTMAX: ("softmax", "logsumexp", "nll_?loss", "ClassNLL", "cross_entropy"),
     CONVOLUTION: (
-        "conv(?!er)", r"(?<![a-z])[a-z]\d*cudnn_", "fprop", "[dw]grad", "winograd", "im2col",
-        "col2im", "im2d2col", "implicit_gemm", "igemm_(fwd|bwd|wrw)", "bwd_(weight|data)",
+        "conv([^e]|e[^r]|e?$)", r"(^|[^a-z])[a-z]\d*cudnn_", "fprop", "[dw]grad", "winograd",
+        "im2col", "col2im", "im2d2col", "implicit_gemm", "igemm_(fwd|bwd|wrw)", "bwd_(weight|data)",
         "cask_cudnn", "cudnn::cnn", "cutlass_cudnn", "SubTensorOp", "fft2d_",
     ),
     GEMM: (
@@ -263,7 +287,7 @@ _FUNCTIONS: dict[str, tuple[str, ...]] = {
     ),
     "quantization": ("quant", "fp8_cast", "cvt_", "[_:]amax_"),
     "copy": (
-        "CatArray", "transpose", "permute", "nchw", "nhwc", r"(?<!\w)copy", "_copy", "contiguous",
+        "CatArray", "transpose", "permute", "nchw", "nhwc", r"(^|\W)copy", "_copy", "contiguous",
         "[_:]cat_", "pad_", r"_pad\b", "repack", "reorder", "repeat", "roll_", "flip_",
     ),
     "reduce": (
@@ -272,7 +296,7 @@ _FUNCTIONS: dict[str, tuple[str, ...]] = {
     "elementwise": (
         "element_?wise", "pointwise", "triton_poi_", "functor", "fill", "activation", "act_and_mul",
         "gelu", "silu", "swiglu", "relu", "sigmoid", "tanh", "scale", "op_?tensor", "bias",
-        "rotary", "(?<![a-z])rope(?![a-z])", "arange", "cast", "lerp", "^cupy_",
+        "rotary", "(^|[^a-z])rope([^a-z]|$)", "arange", "cast", "lerp", "^cupy_",
         r"^loop_(\w+_)?fusion", "^wrapped_",
     ),
     "fft": ("fft",),
@@ -280,13 +304,8 @@ _FUNCTIONS: dict[str, tuple[str, ...]] = {
 # fmt: on
 
 
-def _tests(table: dict[str, tuple[str, ...]]) -> tuple[tuple[str, re.Pattern[str]], ...]:
-    return tuple(
-        (name, re.compile("|".join(patterns), re.IGNORECASE)) for name, patterns in table.items()
-    )
-
-
-_BY_NAME, _BY_FUNCTION = _tests(_GENERIC), _tests(_FUNCTIONS)
+#: Fewer names are tested in Python: compiling the patterns of polars takes longer.
+_FEW_NAMES = 100
 
 #: Kernels generated by TorchInductor: ``poi`` is pointwise, ``red`` and ``per`` are reductions,
 #: ``tem`` is a template, ``spl`` a scan. The names of the fused operations follow.
@@ -314,12 +333,11 @@ _PLAIN_FLOAT = re.compile(
 )
 
 
-@lru_cache(maxsize=65_536)
 def family(name: str, kind: str = "kernel") -> str:
     """Return the family of device work: of a kernel by its name, of a copy by its direction.
 
     Copies are ``memcpy HtoD``, ``memcpy DtoH``, ``memcpy DtoD``, ``memcpy PtoP`` or just
-    ``memcpy``; memsets are ``memset``.
+    ``memcpy``; memsets are ``memset``. Of many kernels, :func:`families_of` is faster.
     """
     if kind == "gpu_memset":
         return "memset"
@@ -327,15 +345,50 @@ def family(name: str, kind: str = "kernel") -> str:
         places = _COPY.search(name)
         known = [_PLACES.get(place.lower()) for place in places.groups()] if places else [None]
         return "memcpy" if None in known else f"memcpy {known[0]}to{known[1]}"
-    text = name[:_LONGEST]
-    fused = _INDUCTOR.match(text)
-    if fused:
+    return _kernel_family(name[:_LONGEST])
+
+
+@lru_cache(maxsize=1024)
+def _kernel_family(text: str) -> str:
+    """Return the family of a kernel."""
+    if fused := _INDUCTOR.match(text):
         return _fused_family(fused[1], fused[2] or "")
-    # the function name is more specific than its template arguments
-    attempts = ((_BY_NAME, text), (_BY_FUNCTION, function(text)), (_BY_FUNCTION, text))
-    return next(
-        (one for tests, part in attempts for one, test in tests if test.search(part)), OTHER
-    )
+    parts = (text, function(text))
+    return next((one for one, test, part in _tests() if test.search(parts[part])), OTHER)
+
+
+@cache
+def _tests() -> tuple[tuple[str, re.Pattern[str], int], ...]:
+    """Return the patterns of :func:`_attempts`, compiled."""
+    return tuple((one, re.compile(pattern), part) for one, pattern, part in _attempts())
+
+
+def _attempts() -> Iterator[tuple[str, str, int]]:
+    """Yield families, patterns and what they are of: the whole name (0), or the function (1).
+
+    In order: the function is more specific than its template arguments.
+    """
+    for table, part in ((_GENERIC, 0), (_FUNCTIONS, 1), (_FUNCTIONS, 0)):
+        for one, patterns in table.items():
+            yield one, f"(?i){'|'.join(patterns)}", part
+
+
+def families_of(names: Iterable[str]) -> dict[str, str]:
+    """Return the family of each kernel, as :func:`family` does; in less than 10 us each."""
+    distinct = list(dict.fromkeys(names))
+    if len(distinct) < _FEW_NAMES:
+        return {name: family(name) for name in distinct}
+    result = dict.fromkeys(distinct, OTHER)
+    texts = [name[:_LONGEST] for name in distinct]
+    left = pl.DataFrame({"name": distinct, "0": texts, "1": [function(text) for text in texts]})
+    is_fused = left["0"].str.contains(f"^{_INDUCTOR.pattern}")
+    result |= {name: family(name) for name in left.filter(is_fused)["name"]}
+    left = left.filter(~is_fused)
+    for one, pattern, part in _attempts():
+        matches = left[str(part)].str.contains(pattern)
+        result |= dict.fromkeys(left.filter(matches)["name"], one)
+        left = left.filter(~matches)
+    return result
 
 
 def is_inductor(name: str) -> bool:

@@ -1,11 +1,16 @@
 """Selection of events by name; each distinct name is tested once."""
 
 import re
+import signal
+import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
+from itertools import compress
 
 import polars as pl
+from polars.exceptions import ComputeError
 
 from traceanalyzer.errors import OptionError
 from traceanalyzer.frames import numbering
@@ -29,6 +34,14 @@ BACKWARD = r"^autograd::engine::evaluate_function: "
 
 #: Fewer rows are processed in Python, which is faster than a query.
 _FEW = 1000
+#: Results for more names are not remembered.
+_MANY = 16_384
+#: Repetitions for which Python may need exponential time.
+_REPEATED = re.compile(r"[*+}].*[*+}]|\)[*+{]", re.DOTALL)
+#: In polars a boundary of a word, in Python the character.
+_WORD_BOUNDARY = ("\\<", "\\>")
+#: Most time of a regular expression that only Python has.
+_LIMIT_S = 10
 
 _NUMBERED = re.compile(
     r"((?i:(?:\w+[ _-])?(?:step|iter(?:ation)?|(?:(?:micro|mini)[ _-]?)?batch|epoch))"
@@ -89,8 +102,16 @@ def matching(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
     Raises:
         OptionError: a pattern is not a regular expression.
     """
-    test = _remembering(tuple(patterns))
-    return [name for name in names if test(name)]
+    texts, chosen = list(names), tuple(patterns)
+    if len(texts) > _MANY:
+        return [*compress(texts, matches(texts, chosen))]
+    known = _known(chosen)
+    if new := [name for name in texts if name not in known]:
+        if len(known) > _MANY:
+            known.clear()
+            new = texts
+        known.update(zip(new, matches(new, chosen), strict=True))
+    return [name for name in texts if known[name]]
 
 
 def starting_with(*prefixes: str) -> str:
@@ -127,13 +148,66 @@ def one_name_for_numbers(names: Iterable[str]) -> dict[str, str]:
 
 
 @lru_cache(maxsize=256)
-def _remembering(patterns: tuple[str, ...]) -> Callable[[str], bool]:
-    """Return a :func:`matcher` that remembers results: many analyses test the same names."""
-    return lru_cache(maxsize=16_384)(matcher(patterns))
+def _known(patterns: tuple[str, ...]) -> dict[str, bool]:
+    """Return the results so far of these patterns: many analyses test the same names."""
+    matcher(patterns)
+    return {}
+
+
+def matches(texts: Sequence[str], patterns: Sequence[str]) -> list[bool]:
+    """Return whether each text matches any of the regular expressions anywhere.
+
+    Time is linear in the text, except for lookaround and references to groups, which polars does
+    not have; these are limited to :data:`_LIMIT_S` seconds on the main thread.
+
+    Raises:
+        OptionError: a pattern is not a regular expression, or takes too long.
+    """
+    test = matcher(patterns)
+    if len(texts) < _FEW and not any(map(_REPEATED.search, patterns)):
+        return [*map(test, texts)]
+    column = pl.Series(texts, dtype=pl.String)
+    hits = pl.repeat(value=False, n=len(texts), eager=True, dtype=pl.Boolean)
+    for pattern in patterns:
+        try:
+            if any(one in pattern for one in _WORD_BOUNDARY):
+                raise ComputeError
+            hits |= column.str.contains(pattern)
+        except ComputeError:
+            with _limited(pattern):
+                hits |= pl.Series([*map(matcher([pattern]), texts)], dtype=pl.Boolean)
+    return hits.to_list()
+
+
+@contextmanager
+def _limited(pattern: str) -> Iterator[None]:
+    """Limit the time of a regular expression; only the main thread can be interrupted.
+
+    Raises:
+        OptionError: it takes too long.
+    """
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGALRM"):
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        raise OptionError(
+            f"{pattern!r} takes more than {_LIMIT_S} s; write it without nested repetitions"
+        )
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, _LIMIT_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def matcher(patterns: Iterable[str]) -> Callable[[str], bool]:
     """Return a test whether a text matches any of the regular expressions anywhere.
+
+    For patterns of the program; :func:`matches` limits the time of those of users.
 
     Raises:
         OptionError: a pattern is not a regular expression.

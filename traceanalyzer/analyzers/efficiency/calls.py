@@ -9,11 +9,12 @@ import polars as pl
 
 from traceanalyzer.analyzers.common import launching
 from traceanalyzer.analyzers.common.device_work import COMPUTE, device_work
-from traceanalyzer.analyzers.common.kernel_names import COPY, ELEMENTWISE, family
+from traceanalyzer.analyzers.common.kernel_names import COPY, ELEMENTWISE, families_of
 from traceanalyzer.analyzers.common.names import (
     BACKWARD,
     CHECKPOINT,
     LAYERS,
+    distinct,
     mapped,
     matcher,
 )
@@ -140,7 +141,9 @@ def product_calls(trace: Trace, patterns: Sequence[str] = ()) -> pl.DataFrame:
         Rows of :attr:`Calls.rows` without ``event``.
     """
     work = device_work(trace, patterns)
-    is_other = mapped(work["name"], lambda name: family(name) in _OTHER_FAMILIES, pl.Boolean)
+    of_name = families_of(distinct(work))
+    others = [name for name, one in of_name.items() if one in _OTHER_FAMILIES]
+    is_other = work["name"].cast(pl.String).is_in(others)
     is_used = (work["work_kind"] == COMPUTE) & ~is_other.fill_null(value=False)
     kernels = work.select("device", "start", "end", "name", "external_id").filter(is_used)
     tree = _tree(trace, INPUTS_OF)

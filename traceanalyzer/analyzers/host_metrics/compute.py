@@ -135,9 +135,9 @@ def _chosen(trace: Trace, patterns: Sequence[str]) -> pl.DataFrame:
     )  # fmt: skip
     if not patterns:
         return counters
-    test = names.matcher(patterns)
     pairs = counters.select("counter", "series").unique()
-    hits = [test(f"{counter}/{series}") for counter, series in pairs.iter_rows()]
+    texts = [f"{counter}/{series}" for counter, series in pairs.iter_rows()]
+    hits = names.matches(texts, patterns)
     return counters.join(
         pairs.filter(pl.Series(hits, dtype=pl.Boolean)), on=pairs.columns, how="semi"
     )

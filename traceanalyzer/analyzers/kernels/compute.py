@@ -13,7 +13,7 @@ from traceanalyzer.analyzers.common import launching, replays
 from traceanalyzer.analyzers.common.columns import largest_first, ratio, stacked, whole
 from traceanalyzer.analyzers.common.device_steps import device_steps, launching_step
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE, DEVICE, device_work
-from traceanalyzer.analyzers.common.kernel_names import OTHER, family, short_names
+from traceanalyzer.analyzers.common.kernel_names import OTHER, families_of, family, short_names
 from traceanalyzer.analyzers.common.names import is_step, mapped, named
 from traceanalyzer.analyzers.kernels.heavy import places
 from traceanalyzer.analyzers.kernels.options import By, Options
@@ -245,15 +245,18 @@ def _kernels(work: pl.DataFrame) -> tuple[pl.Series, pl.DataFrame]:
     keys = ["kind", "name", "work_kind"]
     first, number = numbering.numbered([work[key] for key in keys])
     distinct = work.select(keys)[first]
-    families = [
+    of_kernel = families_of(distinct.filter(pl.col("kind") == "kernel")["name"].drop_nulls())
+    of_work = [
         COMMUNICATION
         if work_kind == COMMUNICATION
         else OTHER
         if name is None
+        else of_kernel[name]
+        if kind == "kernel"
         else family(name, kind)
         for kind, name, work_kind in distinct.iter_rows()
     ]
-    kernels = distinct.select("name", pl.Series("family", families, dtype=pl.String))
+    kernels = distinct.select("name", pl.Series("family", of_work, dtype=pl.String))
     return pl.Series("kernel", number), kernels
 
 

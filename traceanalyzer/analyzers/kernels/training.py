@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE, device_work
-from traceanalyzer.analyzers.common.kernel_names import COPY, ELEMENTWISE, family, is_inductor
+from traceanalyzer.analyzers.common.kernel_names import COPY, ELEMENTWISE, families_of, is_inductor
 from traceanalyzer.analyzers.common.launching import launches
 from traceanalyzer.analyzers.common.names import BACKWARD, CHECKPOINT, LAYERS, matching, named
 from traceanalyzer.frames import intervals, linking, nesting, numbering
@@ -206,8 +206,8 @@ def _between(work: pl.DataFrame, calls: pl.DataFrame, named: pl.DataFrame) -> pl
     """Pointwise kernels that are launched between a product and a softmax: work, name."""
     rows = calls.join(named, on="work", how="left").sort(*_THREAD, "ts", "work")
     kernels = work["name"][rows["work"]].cast(pl.String)
-    distinct_names = kernels.unique().drop_nulls()
-    pointwise = [name for name in distinct_names if family(name) in (ELEMENTWISE, COPY)]
+    of_name = families_of(kernels.unique().drop_nulls())
+    pointwise = [name for name, one in of_name.items() if one in (ELEMENTWISE, COPY)]
     is_softmax = pl.col("name").is_in(SOFTMAX)
     # the softmax, the product, or the other kernel before and after
     part = pl.when(is_softmax).then(1).when(pl.col("name").is_not_null()).then(2).otherwise(0)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from traceanalyzer.analyzers.common.names import BACKWARD, matcher, named
+from traceanalyzer.analyzers.common.names import BACKWARD, matching, named
 from traceanalyzer.analyzers.efficiency.calls import recomputed
 from traceanalyzer.analyzers.modules.options import Options
 from traceanalyzer.analyzers.operators import call_tree
@@ -100,8 +100,8 @@ def require_modules(trace: Trace, options: Options) -> None:
     Raises:
         MissingData: no modules were recorded.
     """
-    is_marked = matcher([f"^{FRAME}", _COMPILED, *options.patterns])
-    if not any(map(is_marked, trace.names)) and not recorded(trace):
+    marked = matching(trace.names, [f"^{FRAME}", _COMPILED, *options.patterns])
+    if not marked and not recorded(trace):
         raise MissingData(f"{trace.meta.path}: {_nothing(trace, options)}")
 
 
