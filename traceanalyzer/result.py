@@ -129,6 +129,10 @@ class Finding:
         return values | {"evidence": list(self.evidence), "effects": effects}
 
 
+#: Version of the keys and meanings of all JSON output, see ``docs/definitions.md``.
+SCHEMA_VERSION = 1
+
+
 # --- base class of results ---------------------------------------------------------------------
 
 

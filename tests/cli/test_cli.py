@@ -248,6 +248,29 @@ def test_standard_input_is_no_trace(capfd):
     check_wording(capfd.readouterr().err)
 
 
+@pytest.mark.parametrize("to", ["table", "md", "csv", "json"])
+def test_no_control_character_is_written_to_a_pipe(tmp_path, capfd, to):
+    path = tmp_path / "trace.json"
+    row = {"ph": "X", "name": "a\x1b[31mb\x9b2J\x07", "cat": "cpu_op", "pid": 1, "tid": 1}
+    path.write_text(json.dumps({"traceEvents": [{**row, "ts": 1, "dur": 5}]}))
+    assert status(["query", str(path), "select name from events", "--to", to]) == 0
+    text = capfd.readouterr().out
+    assert not {*text} & {"\x1b", "\x9b", "\x07"}
+    assert "1b" in text
+    if to == "json":
+        assert json.loads(text)["rows"] == [{"name": row["name"]}]
+
+
+@pytest.mark.parametrize(("table", "first"), [(None, "family"), ("names", "kernel,name")])
+def test_csv_has_the_chosen_table(capfd, table, first):
+    chosen = ["--table", table] if table else []
+    command = ["kernels", str(RANKS / "rank0.json.gz"), "--to", "csv", *chosen]
+    assert status(command) == 0
+    assert capfd.readouterr().out.startswith(f"{first},")
+    assert status(["kernels", str(RANKS / "rank0.json.gz"), "--table", "names"]) == 2
+    assert status(["kernels", str(RANKS / "rank0.json.gz"), "--to", "csv", "--table", "none"]) == 2
+
+
 def test_existing_output_is_kept_without_force(tmp_path, capfd):
     path, trace = tmp_path / "out.txt", str(_trace(tmp_path))
     path.write_text("mine")

@@ -38,6 +38,11 @@ def test_csv_of_a_chosen_table():
     assert data.to_csv(ordinary(), table="none") == "rank\n"
 
 
+def test_csv_is_of_the_first_table_with_rows():
+    empty = Table("none", "Outliers", pl.DataFrame({"rank": []}), {"rank": "rank"})
+    assert data.to_csv(Sample(table_list=(empty, groups()))) == data.to_csv(ordinary())
+
+
 def test_csv_top():
     assert len(data.to_csv(ordinary(), top=1).splitlines()) == 2
 

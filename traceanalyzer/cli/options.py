@@ -153,6 +153,7 @@ class Writing:
         sort: columns to sort tables by, see :func:`~traceanalyzer.render.table.arranged`.
         columns: columns to keep, likewise.
         color: whether a table is coloured; None for a terminal only.
+        table: the table of a CSV file, or None for the first with rows.
     """
 
     output: str | None
@@ -163,6 +164,7 @@ class Writing:
     sort: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     color: bool | None = None
+    table: str | None = None
 
     def check(self) -> None:
         """Check that the files can be written, before any work is done.
@@ -171,6 +173,8 @@ class Writing:
             OptionError: the plot is not an .svg or .png file, or is the output file.
             OutputError: a file exists and ``force`` is not set.
         """
+        if self.table is not None and self.to != "csv":
+            raise OptionError("--table selects the table of --to csv; other formats have all")
         output.check(self.output, force=self.force, binary=self.to in BINARY)
         if self.plot is None:
             return
@@ -188,7 +192,7 @@ class Writing:
             result = arranged(result, sort=self.sort, columns=self.columns)
         color = self.to == "table" and output.is_colored(self.output, self.color)
         with without(output.input_folders() if self.to == "html" else ()):
-            data = render(result, self.to, top=self.top, color=color)
+            data = render(result, self.to, top=self.top, color=color, table=self.table)
         output.write(data, self.output, binary=self.to in BINARY, colored=color)
         form = form_of(self.plot) if self.plot else None
         if form is not None:
@@ -351,8 +355,9 @@ def writing(command: Command) -> Command:
     @click.option(
         "--to",
         type=click.Choice(FORMS),
-        help="Output format. Default: by suffix of FILE, else table. csv: first table only.",
+        help="Output format. Default: by suffix of FILE, else table. csv has one table.",
     )
+    @click.option("--table", metavar="NAME", help="Table of --to csv. Default: first with rows.")
     @click.option(
         "--top",
         metavar=f"N|{ALL}",
@@ -367,6 +372,7 @@ def writing(command: Command) -> Command:
         output: str | None,
         force: bool,
         to: Form | None,
+        table: str | None,
         top: int | str | None,
         table_sort: tuple[str, ...],
         table_columns: tuple[str, ...],
@@ -377,7 +383,7 @@ def writing(command: Command) -> Command:
         form = to or form_by_suffix(output, "table")
         rows_per_table = limit(top, form)
         settings = Writing(
-            output, force, form, rows_per_table, plot, table_sort, table_columns, color
+            output, force, form, rows_per_table, plot, table_sort, table_columns, color, table
         )
         command(*args, writing=settings, **rest)
 

@@ -18,7 +18,8 @@ STDOUT = "-"
 #: Parameters of commands that are inputs.
 _INPUTS = ("paths", "before", "after", "base", "baseline", "memory")
 
-# machine-readable formats keep text unchanged; a terminal would interpret control characters
+# a terminal would interpret control characters, also at the end of a pipe
+_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 _LAYOUT = re.compile(r"([\n\t]+)")
 _LAYOUT_OR_COLOR = re.compile(rf"([\n\t]+|{SEQUENCE.pattern})")
 
@@ -108,12 +109,19 @@ def _several(value: str | tuple[str, ...] | None) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else value or ()
 
 
+def _without_controls(text: str) -> str:
+    """Escape control characters as JSON does."""
+    return _CONTROL.sub(lambda character: f"\\u{ord(character[0]):04x}", text)
+
+
 def _to_stdout(data: bytes, *, binary: bool, layout: re.Pattern[str]) -> None:
     if sys.stdout is None:
         raise OutputError("standard output is closed; use -o FILE")
-    if not binary and sys.stdout.isatty():
+    if not binary and (sys.stdout.isatty() or _CONTROL.search(data.decode())):
+        # what reads a pipe may be a terminal too
+        escaped = visible if sys.stdout.isatty() else _without_controls
         parts = layout.split(data.decode())
-        data = "".join(one if layout.match(one) else visible(one) for one in parts).encode()
+        data = "".join(one if layout.match(one) else escaped(one) for one in parts).encode()
     encoding = (sys.stdout.encoding or "utf-8").lower()
     if not binary and encoding not in ("utf-8", "utf8"):
         data = data.decode().encode(encoding, "backslashreplace")

@@ -14,7 +14,15 @@ from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.printed.result import Printed
 from traceanalyzer.analyzers.timeline.states import NAMES, OF_CAUSE
 from traceanalyzer.drawings import Budget, BudgetPart, Lanes
-from traceanalyzer.result import SEVERITIES, Finding, Result, Severity, Table, View
+from traceanalyzer.result import (
+    SCHEMA_VERSION,
+    SEVERITIES,
+    Finding,
+    Result,
+    Severity,
+    Table,
+    View,
+)
 from traceanalyzer.units import format_count
 
 FAILED, PASSED, SKIPPED = "failed", "passed", "skipped"
@@ -24,9 +32,6 @@ _FEW = 4
 
 #: Why a check is skipped if the files are not from one job.
 DIFFERENT_JOBS = "the files are from different jobs"
-
-#: Version of the keys and meanings of the JSON of a diagnosis, see ``docs/diagnosis.schema.json``.
-SCHEMA_VERSION = 1
 
 #: Types of the columns that are not text.
 _TYPES: dict[str, pl.DataType | type[pl.DataType]] = {

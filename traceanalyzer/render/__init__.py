@@ -51,7 +51,14 @@ def form_of(path: str) -> Form | None:
     return SUFFIXES.get(PurePath(path).suffix.lower())
 
 
-def render(result: Result, to: Form, *, top: int | None = None, color: bool = False) -> bytes:
+def render(
+    result: Result,
+    to: Form,
+    *,
+    top: int | None = None,
+    color: bool = False,
+    table: str | None = None,
+) -> bytes:
     """Render a result in one of :data:`FORMS`, text as UTF-8.
 
     Args:
@@ -59,6 +66,7 @@ def render(result: Result, to: Form, *, top: int | None = None, color: bool = Fa
         to: the output format.
         top: rows per table; None means all.
         color: whether a table is coloured.
+        table: the table of a CSV file; None for the first with rows.
 
     Raises:
         OptionError: an image of a result without charts, or a PNG of a flame graph.
@@ -76,7 +84,7 @@ def render(result: Result, to: Form, *, top: int | None = None, color: bool = Fa
         from traceanalyzer.render import data
 
         if to == "csv":
-            return data.to_csv(result, top=top).encode()
+            return data.to_csv(result, table=table, top=top).encode()
         return data.to_json(result, top=top) if to == "json" else data.to_sqlite(result, top=top)
     if to == "html":
         from traceanalyzer.render import html

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from traceanalyzer.errors import MissingExtra
+from traceanalyzer.result import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,14 +29,15 @@ _WHOLE = ("Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt6
 
 
 def to_csv(result: Result, *, table: str | None = None, top: int | None = None) -> str:
-    """Return one table as CSV, by default the first; null is an empty cell, a list is JSON.
+    """Return one table as CSV, by default the first with rows; null is an empty cell, a list JSON.
 
     Text that a spreadsheet would evaluate as a formula gets a leading apostrophe; numbers never do.
 
     Raises:
-        KeyError: the result has no table of that name.
+        OptionError: the result has no table of that name.
     """
-    frame = result.to_polars(table)
+    first = next((one.name for one in result.tables if one.frame.height), None)
+    frame = result.to_polars(table or first)
     rows = frame if top is None else frame.head(top)
     # queries name their columns
     head = pl.DataFrame([_csv_column(pl.Series(name, [name])) for name in rows.columns])
@@ -53,8 +55,11 @@ def _csv_column(values: pl.Series) -> pl.Series:
 
 
 def to_json(result: Result, *, top: int | None = None) -> bytes:
-    """Return ``Result.to_dict()`` as JSON with at most ``top`` rows per table; NaN is null."""
-    values = result.to_dict()
+    """Return ``Result.to_dict()`` as JSON with at most ``top`` rows per table; NaN is null.
+
+    ``schema_version`` is :data:`~traceanalyzer.result.SCHEMA_VERSION`.
+    """
+    values = {"schema_version": SCHEMA_VERSION} | result.to_dict()
     if top is not None:
         values |= {table.name: table.frame.head(top).to_dicts() for table in result.tables}
     return as_json(values)
