@@ -223,6 +223,17 @@ def test_one_forward_of_layers_has_no_steps() -> None:
     assert ta.diagnose(cause("one_forward_of_layers")).findings == ()
 
 
+def test_first_launches_are_named_once_and_in_no_cost_per_step() -> None:
+    path = cause("first_step_loading")
+    first, *others = ta.diagnose(path).findings
+    assert (first.id, first.step) == ("module-loading", "ProfilerStep#0")
+    assert first.per == "GPU, once"
+    assert sum(one.cost_ns or 0 for one in others) <= 640 * US
+    idle = ta.gpu_idle(path)
+    assert max(idle.idle_by_cause, key=lambda name: idle.idle_by_cause[name]) == "module_loading"
+    assert ta.launches(path).calls.loading_calls == 8
+
+
 def test_work_outside_steps_counts_in_no_cost() -> None:
     (finding,) = ta.diagnose(cause("work_outside_repeats")).findings
     assert finding.id == "no-tensor-cores"

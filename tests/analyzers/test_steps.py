@@ -15,13 +15,13 @@ from hypothesis import given, settings, strategies as st
 from wording import check_wording, raises_wording
 
 import traceanalyzer as ta
+from traceanalyzer.analyzers.common.device_steps import warm_up
 from traceanalyzer.analyzers.common.device_work import PARTS
 from traceanalyzer.analyzers.common.step_marks import step_marks
 from traceanalyzer.analyzers.steps import steps
 from traceanalyzer.analyzers.steps.compute import Part, combine, measure, needs
 from traceanalyzer.analyzers.steps.options import Options
 from traceanalyzer.analyzers.steps.result import Steps
-from traceanalyzer.analyzers.steps.statistics import warm_up
 from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.trace import Trace, concat
 

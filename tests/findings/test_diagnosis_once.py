@@ -74,10 +74,25 @@ def test_setup_is_known_not_to_repeat() -> None:
     assert one.confidence == "high"
 
 
-def test_other_code_in_the_first_step_is_not_setup() -> None:
-    findings = ta.diagnose(steps_with("my_function", "cpu_op")).diagnosis
+def test_other_code_in_a_warm_up_step_costs_nothing() -> None:
+    assert ta.diagnose(steps_with("my_function", "cpu_op")).findings == ()
+    findings = ta.diagnose(steps_with("my_function", "cpu_op", n_steps=1)).findings
     (one,) = (one for one in findings if one.id == "host-code")
     assert "once" not in one.per
+
+
+def test_warm_up_counts_in_no_cost_per_step() -> None:
+    """A step of 40 ms, then four of 10 ms with 1 ms of allocation each."""
+    recording = steps_with("cudaMalloc")
+    result = ta.diagnose(recording)
+    (one,) = (one for one in result.findings if one.id == "memory-management")
+    assert (one.step, one.severity) == ("ProfilerStep#0", "warning")
+    assert one.cost_frac == pytest.approx(30 / 81, abs=0.01)
+    idle = ta.gpu_idle(recording)
+    assert idle.steps["warm_up"].to_list() == [True, False, False, False, False]
+    assert idle.step_ns == ta.steps(recording).counted["duration_ns"].sum()
+    each = result.budget.filter(part="idle")["time_frac"].sum()
+    assert each == pytest.approx(1 - 10.05 / 10.2, abs=0.01)
 
 
 @pytest.mark.parametrize("first_ms", [2, 300])

@@ -69,13 +69,16 @@ def _no_tensor_cores(result: Kernels, answers: Answers) -> Iterator[Measured]:
 
 
 def in_steps(result: Kernels, time: DeviceTime) -> pl.DataFrame:
-    """Return the kernels that steps launched; all kernels if no steps are marked."""
+    """Return the kernels that steps without warm-up launched; all kernels without steps."""
     if result.by_step is None:
         return pl.DataFrame(
             schema={"kernel": pl.String, "n": pl.Int64, **dict.fromkeys(_TIMES, pl.Int64)}
         )
-    marked = result.by_step.drop_nulls("step")
-    return marked if time.in_steps and marked.height else result.by_step
+    if not time.in_steps:
+        return result.by_step
+    keys = ["path", "rank", "step"]
+    marked = result.by_step.join(time.windows[keys], on=keys, how="semi", nulls_equal=True)
+    return marked if marked.height else result.by_step
 
 
 #: Columns of times.

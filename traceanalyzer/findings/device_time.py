@@ -88,12 +88,17 @@ class DeviceTime:
         windows: the whole time: path, rank, device, start, end and step (null if no steps are
             marked: the span of each device).
         outside: cause, ``idle_ns``: idle time of all devices before, between and after steps.
+        warm_up: idle time and exposed copies in warm-up steps, which are no windows, in columns of
+            losses.
+        warm_up_ns: time of all warm-up steps.
         on_host: whether no device work was recorded and the devices are the main threads.
     """
 
     losses: pl.DataFrame
     windows: pl.DataFrame
     outside: pl.DataFrame
+    warm_up: pl.DataFrame
+    warm_up_ns: int
     on_host: bool
 
     @cached_property
@@ -226,8 +231,9 @@ def device_time(
     """
     windows, lost = _recorded_by_all(_windows(idle, comm), comm), _lost(idle, comm)
     comm = comm if comm is None else _on_devices(comm, windows)
-    alone = lost.filter(~pl.col("cause").is_in(_COMMUNICATING))
-    alone = _in_windows(alone, windows).with_columns(waited=pl.lit(value=False), root_rank="rank")
+    first = _warm_up(idle, windows)
+    alone = lost.filter(~pl.col("cause").is_in(_COMMUNICATING)).with_columns(root_rank="rank")
+    in_first, alone = _in_windows(alone, first), _in_windows(alone, windows)
     communicating = lost.filter(pl.col("cause").is_in(_COMMUNICATING))
     exposed = intervals.intersect(communicating, windows, DEVICE)
     claims = [] if comm is None else list(_of_communication(lost, comm, exposed, windows, training))
@@ -238,11 +244,15 @@ def device_time(
         rows.with_columns(cause=pl.lit(cause), lost_ns=_LENGTH) for cause, rows in rests.items()
     ]
     losses = pl.concat([_shaped(claim) for claim in (alone, *claims, *left)])
-    outside = alone.group_by("cause").agg(idle_ns=(_LENGTH - pl.col("lost_ns")).sum())
+    other_ns = _LENGTH - pl.col("lost_ns") - in_first["lost_ns"]
+    outside = alone.select("cause", other_ns=other_ns).group_by("cause")
+    outside = outside.agg(idle_ns=pl.col("other_ns").sum())
     time = DeviceTime(
         _with_step(losses.filter(pl.col("lost_ns") > 0), windows),
         windows,
         outside.sort("idle_ns", "cause", descending=[True, False]),
+        _with_step(_shaped(in_first).filter(pl.col("lost_ns") > 0), first),
+        int(first.select(_LENGTH.sum()).item()),
         on_host=idle is not None and idle.coverage.on_host,
     )
     pipeline = None if comm is None else comm.pipeline
@@ -290,12 +300,13 @@ def with_bubble(time: DeviceTime, pipeline: Pipeline) -> DeviceTime:
 
 
 def _windows(idle: GpuIdle | None, comm: CommOutliers | None) -> pl.DataFrame:
-    """Return the steps of each device; without steps its span, or the span of its collectives.
+    """Return the steps of each device without warm-up; without steps its span.
 
-    Steps detected by kernels count if they are detected on all devices.
+    Without idle time, the span of its collectives. Steps detected by kernels count if they are
+    detected on all devices.
     """
     if idle is not None and idle.steps.height and _on_all_devices(idle):
-        return idle.steps.select(*DEVICE, "start", "end", "step")
+        return idle.counted_steps.select(*DEVICE, "start", "end", "step")
     if idle is not None:
         spans = idle.units.select(*DEVICE, "start", "end")
     elif comm is not None:
@@ -334,6 +345,13 @@ def _recorded_by_all(windows: pl.DataFrame, comm: CommOutliers | None) -> pl.Dat
     cut = rows.filter(begun).with_columns(start=pl.max_horizontal("start", "from_ns"))
     cut = cut.filter(pl.col("start") < pl.col("end"))
     return cut.select(windows.columns) if cut.height else windows
+
+
+def _warm_up(idle: GpuIdle | None, windows: pl.DataFrame) -> pl.DataFrame:
+    """Return the warm-up steps of each device, if steps are the windows."""
+    if idle is None or not windows["step"].is_not_null().any():
+        return windows.clear()
+    return idle.steps.filter("warm_up").select(*DEVICE, "start", "end", "step")
 
 
 def _on_all_devices(idle: GpuIdle) -> bool:

@@ -63,6 +63,7 @@ _CONFIDENCE: Mapping[str, Confidence] = {causes.HOST_CODE: "medium", causes.UNKN
 
 
 def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
+    yield from _in_warm_up(cause, result, answers)
     time = answers.time
     losses = time.of_cause(cause)
     total = int(losses["lost_ns"].sum())
@@ -96,6 +97,33 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
         else _confidence(cause, result, known),
         rank=rank,
         step=steps[0] if len(steps) == 1 else None,
+        intervals=intervals_of(losses),
+    )
+
+
+def _in_warm_up(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
+    """Yield setup in warm-up steps: it is in the cost of no step, and is named once."""
+    time = answers.time
+    losses = time.warm_up.filter(pl.col("cause") == cause)
+    total = int(losses["lost_ns"].sum())
+    if not total or not _is_set_up(cause, result):
+        return
+    size = total / (time.whole_ns + time.warm_up_ns)
+    steps = losses["step"].unique().sort()
+    where = f"{steps[0]} (warm-up)" if steps.len() == 1 else "warm-up steps"
+    what = "Main thread" if result.coverage.on_host else "GPU"
+    yield Measured(
+        size=size,
+        title=f"{what}{'s' * (result.units.height > 1)} idle in {where}, {result.waiting(cause)}: "
+        f"{time.text(total, once=True)}.",
+        evidence=tuple(_longest(result, cause)),
+        advice=_once_advice(time, answers),
+        total_ns=total,
+        once=True,
+        cost_frac=size,
+        of="the time of all steps, with warm-up",
+        confidence=_confidence(cause, result, "high"),
+        step=steps[0] if steps.len() == 1 else None,
         intervals=intervals_of(losses),
     )
 
@@ -204,6 +232,11 @@ def _is_once(cause: str, result: GpuIdle, losses: pl.DataFrame, answers: Answers
     in_first = losses.join(first, on=[*keys, "step"], how="semi", nulls_equal=True)
     if int(in_first["lost_ns"].sum()) < _NEARLY_ALL * int(losses["lost_ns"].sum()):
         return False
+    return _is_set_up(cause, result)
+
+
+def _is_set_up(cause: str, result: GpuIdle) -> bool:
+    """Whether idle time of a cause in the first step is setup, by the cause or by names."""
     gaps = result.of_cause(cause)
     names = pl.concat_str("host_event", "python", "own_code", separator=" ", ignore_nulls=True)
     set_up = int(gaps.filter(names.str.contains(_SET_UP))["cause_ns"].sum())
@@ -350,9 +383,11 @@ def _compared(result: GpuIdle, cause: str, time: DeviceTime) -> Iterator[str]:
     counted = int(result.by_device.units[f"{cause}_ns"].sum())
     if abs(counted - total) <= _ALIKE * total:
         return
+    warm_up = int(time.warm_up.filter(pl.col("cause") == cause)["lost_ns"].sum())
     outside = _outside(result, cause, time)
     why = [
-        *(["also outside steps"] if outside > _ALIKE * total else []),
+        *(["also in warm-up"] if warm_up > _ALIKE * total else []),
+        *(["also outside steps"] if outside - warm_up > _ALIKE * total else []),
         *(["without wait time of other ranks"] if waited and cause != causes.PEER else []),
         *(["without short gaps before late launches"] if cause == causes.LAUNCH else []),
         *(["with short gaps before late launches"] if cause == causes.SHORT_GAP else []),

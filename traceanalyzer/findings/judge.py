@@ -285,7 +285,8 @@ def _candidates(rule: Rule, answers: Answers) -> Iterator[_Candidate]:
             measured = replace(measured, confidence="medium")
         measured = _limited(measured, rule, answers)
         severity = rule.severity(measured.size)
-        if severity == "critical" and measured.confidence == "low":
+        is_once = measured.once and answers.time.in_steps
+        if severity == "critical" and (measured.confidence == "low" or is_once):
             severity = "warning"
         if severity is not None:
             yield _Candidate(_finding(rule, severity, measured, answers), measured.explained)
@@ -350,7 +351,8 @@ def _finding(rule: Rule, severity: Severity, measured: Measured, answers: Answer
     facts = {name: fact for name, fact in vars(measured).items() if name in names}
     time = answers.time
     if measured.total_ns is not None and measured.of:
-        facts |= time.cost(measured.total_ns) | {"cost_frac": measured.cost_frac, "of": measured.of}
+        share = {"cost_frac": measured.cost_frac, "of": measured.of}
+        facts |= time.cost(measured.total_ns, once=measured.once) | share
     elif measured.total_ns is not None:
         facts["cost_ns"] = measured.total_ns
         if time.whole_ns:

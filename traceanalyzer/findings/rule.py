@@ -79,7 +79,7 @@ class Measured:
         cost_ns: upper bound of the time saved by removing the cause, mean per step and device (per
             device if no steps are marked), or None.
         total_ns: the same in total over all devices; ``cost_ns`` is derived from it if it is None.
-        once: the cost arises once per device, not in each step.
+        once: the cost arises once per device, not in each step; with steps, a warning at most.
         cost_bytes: memory cost in bytes, or None.
         cost_frac: the cost as a share of ``of``, or None; by default the size, if it is a share.
         of: what ``cost_frac`` is a share of; by default step time or the recorded time.

@@ -12,6 +12,9 @@ belongs to no step. Work that a step leaves on another stream ends at the latest
 starts on the main stream, the one with most kernel time.
 """
 
+import re
+from collections.abc import Sequence
+from statistics import median
 from typing import NamedTuple
 
 import numpy as np
@@ -24,13 +27,24 @@ from traceanalyzer.analyzers.common.device_work import DEVICE, device_work
 from traceanalyzer.analyzers.common.launching import launch_rows
 from traceanalyzer.frames import linking, nesting
 from traceanalyzer.frames.intervals import Ints
+from traceanalyzer.frames.numbering import group_numbers
 from traceanalyzer.trace import Trace
+from traceanalyzer.vocabulary import ENGINE_STEP
 
 #: Least share of the device work with a known launch; otherwise steps are measured on the host.
 _LEAST_KNOWN = 0.5
 
 #: Work that starts later than this after its launch waited for other work on the device.
 _QUEUED_NS = 100_000
+
+#: A first step that takes longer than this many times the median of the steps after it, and longer
+#: than three quarters of them, is warm-up ...
+WARM_UP_FACTOR = 1.5
+
+#: ... if at least this many steps follow; and most warm-up steps in a row.
+LEAST_AFTER, MAX_WARM_UP = 2, 10
+
+_OF_ENGINE = re.compile(ENGINE_STEP)
 
 #: Before and after all times.
 _NEVER, _EVER = -(1 << 62), 1 << 62
@@ -111,6 +125,41 @@ def _unrecorded_until(trace: Trace) -> int | None:
     start = first["start"][0]
     called, took = trace.events[["ts", "dur"]].row(int(row[0]))
     return start if start - called - max(took or 0, 0) > _QUEUED_NS else None
+
+
+# --- warm-up ---------------------------------------------------------------------------------
+
+
+def warm_up(durations: Sequence[int]) -> int:
+    """Count the first steps that take much longer than those after them."""
+    most = max(min(MAX_WARM_UP, len(durations) - LEAST_AFTER), 0)
+    for first in range(most):
+        after = sorted(durations[first + 1 :])
+        most_of_them = after[-(-len(after) * 3 // 4) - 1]
+        if durations[first] <= max(WARM_UP_FACTOR * median(after), most_of_them):
+            return first
+    return most
+
+
+def is_warm_up(steps: pl.DataFrame, by: Sequence[str]) -> pl.Series:
+    """Return which steps are warm-up; none of an inference engine, whose steps differ.
+
+    Args:
+        steps: ``by``, the columns that identify a recording, step, start and end.
+        by: steps with equal values of these columns follow each other.
+    """
+    number = group_numbers(list(by), steps)[1][0] if by else np.zeros(steps.height, np.int64)
+    length = (steps["end"] - steps["start"]).to_numpy()
+    of_engine = steps["step"].map_elements(
+        lambda name: _OF_ENGINE.match(name) is not None, return_dtype=pl.Boolean, skip_nulls=True
+    )
+    leading = np.zeros(steps.height, np.bool_)
+    for group in np.unique(number):
+        rows = np.flatnonzero(number == group)
+        ordered = rows[np.argsort(steps["start"].to_numpy()[rows], kind="stable")]
+        if not of_engine.gather(ordered).any():
+            leading[ordered[: warm_up(length[ordered].tolist())]] = True
+    return pl.Series("warm_up", leading)
 
 
 # --- work of each host range -----------------------------------------------------------------

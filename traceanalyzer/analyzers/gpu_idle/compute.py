@@ -10,6 +10,7 @@ import polars as pl
 from traceanalyzer.analyzers.base import Analyzer, Needs
 from traceanalyzer.analyzers.common import clocks, device_work
 from traceanalyzer.analyzers.common.columns import grouped, stacked
+from traceanalyzer.analyzers.common.device_steps import is_warm_up
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE, MEMORY
 from traceanalyzer.analyzers.common.gpu_api import Api, joined_api
 from traceanalyzer.analyzers.common.step_marks import by_kernels
@@ -259,6 +260,7 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
     by_cause = _by_device(parts, "causes", shifts).sort(
         *key, "idle_ns", "cause", descending=[False] * 4 + [True, False]
     )
+    steps = _by_device(parts, "steps", shifts).sort(*key, "start", nulls_last=True)
     return GpuIdle(
         options=options,
         coverage=Coverage.joined([part.coverage for part in parts]),
@@ -269,7 +271,7 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
         lost=_by_device(parts, "lost", shifts).drop("at_ns")
         if all(part.lost is not None for part in parts)
         else None,
-        steps=_by_device(parts, "steps", shifts).sort(*key, "start", nulls_last=True),
+        steps=steps.with_columns(is_warm_up(steps, key)),
         gaps=gaps,
         gap_count=sum(part.gap_count for part in parts),
         one_clock=one_clock,

@@ -123,7 +123,8 @@ class GpuIdle(Result):
         steps: one row per step of each unit: rank, path, device, pid, step, start, end,
             ``at_ns`` (start on the axis), the columns of times of ``units`` for the step on the
             device, see :func:`~traceanalyzer.analyzers.common.device_steps.device_steps`, and
-            ``exposed_communication_ns`` (communication without compute, part of ``busy_ns``).
+            ``exposed_communication_ns`` (communication without compute, part of ``busy_ns``);
+            ``warm_up``: not counted in any cost per step.
         gaps: the longest gaps, at most 200 per rank: rank, path, device, pid, start, end,
             ``at_ns`` (start on the axis), step, cause (of most of it), ``cause_ns``, before and
             after (device work on either side), waits_for (the call that makes the stream of the
@@ -179,15 +180,20 @@ class GpuIdle(Result):
         return {cause: int(units[f"{cause}_ns"].sum()) for cause in causes.CAUSES}
 
     @property
+    def counted_steps(self) -> pl.DataFrame:
+        """The steps without warm-up."""
+        return self.steps.filter(~pl.col("warm_up"))
+
+    @property
     def step_ns(self) -> int:
-        """Time of all steps, summed over devices; 0 without steps."""
-        steps = self.by_device.steps
+        """Time of all steps without warm-up, summed over devices; 0 without steps."""
+        steps = self.by_device.counted_steps
         return int((steps["end"] - steps["start"]).sum())
 
     @property
     def step_dataloading_frac(self) -> float | None:
         """Share of step time in which devices waited for the data loader."""
-        waited = int(self.by_device.steps[f"{causes.DATALOADING}_ns"].sum())
+        waited = int(self.by_device.counted_steps[f"{causes.DATALOADING}_ns"].sum())
         return waited / self.step_ns if self.step_ns else None
 
     def of_cause(self, cause: str) -> pl.DataFrame:
@@ -337,8 +343,10 @@ def _verdict(result: GpuIdle) -> str:
     loader = _loading(result, largest=loading)
     text += loader if loading else []
     if lost / result.span_ns >= _LITTLE and cause not in (causes.DATALOADING, causes.UNKNOWN):
-        per_step = _per_step(result, cause)
-        text.append(result.advice(cause, per_step, here=True))
+        if _is_warm_up(result, cause):
+            text.append("Most of it is in the first step (warm-up): that is no cost of each step.")
+        else:
+            text.append(result.advice(cause, _per_step(result, cause), here=True))
     elif idle < _LITTLE:
         more = "operators" if result.coverage.on_host else "kernels and overlap"
         text.append(f"Reducing idle time would gain little; see {more}.")
@@ -415,7 +423,7 @@ def _loading(result: GpuIdle, *, largest: bool) -> list[str]:
 
 def _per_step(result: GpuIdle, cause: str) -> str:
     """Return the cost of a cause: the mean per step and device, or the total without steps."""
-    steps, several = result.by_device.steps, result.by_device.units.height > 1
+    steps, several = result.by_device.counted_steps, result.by_device.units.height > 1
     if not steps.height:
         lost = result.idle_by_cause[cause]
         total = " in total" * several
@@ -424,6 +432,13 @@ def _per_step(result: GpuIdle, cause: str) -> str:
     mean = format_ns(round(lost / steps.height))
     each = f" and {'process' if result.coverage.on_host else 'GPU'}" if several else ""
     return f"{mean} per step{each} ({format_frac(lost / result.step_ns)} of step time)"
+
+
+def _is_warm_up(result: GpuIdle, cause: str) -> bool:
+    """Whether most idle time of a cause is in warm-up steps."""
+    steps = result.by_device.steps
+    warm_up = int(steps.filter("warm_up")[f"{cause}_ns"].sum())
+    return 2 * warm_up > result.idle_by_cause[cause]
 
 
 def _notes(result: GpuIdle) -> list[str]:
@@ -506,6 +521,9 @@ _MUCH_LONGER = 1.5
 
 
 def _step_notes(result: GpuIdle) -> Iterator[str]:
+    warm_up = result.steps.filter("warm_up")["step"].unique(maintain_order=True)
+    if warm_up.len():
+        yield f"Costs per step do not count warm-up: {', '.join(warm_up.head(_NAMED))}."
     if result.coverage.steps_by_kernels:
         yield INFERRED_STEPS
     elif not result.steps.height:

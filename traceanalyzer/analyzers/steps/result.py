@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 
-from traceanalyzer.analyzers.common import device_work, display
+from traceanalyzer.analyzers.common import device_steps, device_work, display
 from traceanalyzer.analyzers.steps import statistics
 from traceanalyzer.analyzers.steps.options import By
 from traceanalyzer.drawings import Chart
@@ -277,8 +277,8 @@ def _notes(result: Steps) -> tuple[str, ...]:
         notes.append("Ranks with several devices have one row per device with the same step time.")
     if result.ranks["warm_up"].sum():
         notes.append(
-            f"A first step is warm-up if it takes more than {statistics.WARM_UP_FACTOR:g} times "
-            f"the median of the steps after it (at least {statistics.LEAST_AFTER}) and more than "
+            f"A first step is warm-up if it takes more than {device_steps.WARM_UP_FACTOR:g} times "
+            f"the median of the steps after it (at least {device_steps.LEAST_AFTER}) and more than "
             "three quarters of them. Statistics exclude warm-up."
         )
     return tuple(notes)

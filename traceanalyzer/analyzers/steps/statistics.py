@@ -2,11 +2,11 @@
 
 import re
 from collections.abc import Collection, Sequence
-from statistics import median
 
 import polars as pl
 
 from traceanalyzer.analyzers.common.columns import ratio
+from traceanalyzer.analyzers.common.device_steps import warm_up
 from traceanalyzer.analyzers.common.device_work import PART_NAMES
 from traceanalyzer.vocabulary import ENGINE_STEP
 
@@ -19,25 +19,7 @@ _SHORT = {n: label.removeprefix("exposed ") for n, label in (PART_NAMES | HOST_P
 #: Key of a recording.
 RECORDING = ("rank", "path")
 
-#: A first step that takes longer than this many times the median of the steps after it, and longer
-#: than three quarters of them, is warm-up ...
-WARM_UP_FACTOR = 1.5
-
-#: ... if at least this many steps follow; and most warm-up steps in a row.
-LEAST_AFTER, MAX_WARM_UP = 2, 10
-
 _WARM_UP = pl.col("warm_up")
-
-
-def warm_up(durations: Sequence[int]) -> int:
-    """Count the first steps that take much longer than those after them."""
-    most = max(min(MAX_WARM_UP, len(durations) - LEAST_AFTER), 0)
-    for first in range(most):
-        after = sorted(durations[first + 1 :])
-        most_of_them = after[-(-len(after) * 3 // 4) - 1]
-        if durations[first] <= max(WARM_UP_FACTOR * median(after), most_of_them):
-            return first
-    return most
 
 
 def judged(steps: pl.DataFrame, parts: Collection[str]) -> pl.DataFrame:
