@@ -6,6 +6,7 @@ import builtins
 import csv
 import io
 import json
+import sys
 
 import polars as pl
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import given, settings, strategies as st
 import traceanalyzer as ta
 from traceanalyzer.cli.main import status
 from traceanalyzer.errors import OptionError
+from traceanalyzer.tools import query
 
 RANKS = ROOT / "fixtures/nccl_8ranks"
 RANK0 = RANKS / "rank0.json.gz"
@@ -181,6 +183,30 @@ def test_durations_are_text():
     assert rows("select interval '90 minutes' as x from events limit 1") == [("PT1H30M",)]
     (found,) = rows("select ts as t, cast(ts as interval) as x from events limit 1")
     assert isinstance(found[1], str)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not limit memory")
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "select lpad(name, 2000000000, 'x') as n from events",
+        (
+            "select count(*) as n from events a join events b on a.kind = b.kind "
+            "join events c on c.kind = b.kind join events d on d.kind = c.kind"
+        ),
+    ],
+)
+def test_a_query_that_inflates_the_data_is_stopped(sql, monkeypatch):
+    monkeypatch.setattr(query, "_MEMORY_BYTES", 1 << 29)
+    monkeypatch.setattr(query, "_SECONDS", 10)
+    with pytest.raises(OptionError, match="stopped"):
+        rows(sql)
+
+
+def test_queries_with_limits_give_the_same_rows_and_errors():
+    assert rows("select lpad('a', 3, 'x') as n from events limit 1") == [("xxa",)]
+    with pytest.raises(OptionError, match="unknown column"):
+        rows("select lpad(nothing, 3, 'x') as n from events")
 
 
 def test_long_expressions_do_not_exhaust_the_stack():

@@ -8,8 +8,11 @@ written from these tokens, without comments: both see the same query.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import signal
+from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Unpack
 
 import polars as pl
@@ -17,15 +20,23 @@ import polars as pl
 from traceanalyzer import schema
 from traceanalyzer.analyzers.base import Reading
 from traceanalyzer.errors import MissingData, OptionError
+from traceanalyzer.machine import cores, free_memory
 from traceanalyzer.result import Result, Table, View
+from traceanalyzer.run import workers
 from traceanalyzer.run.loop import skipped_notes, truncated_notes, with_notes
 from traceanalyzer.run.pieces import OpenedInputs, checked_how
 from traceanalyzer.trace import Inputs, Trace, concat
-from traceanalyzer.units import format_count
+from traceanalyzer.units import format_bytes, format_count
 from traceanalyzer.vocabulary import KINDS
 
 #: Limits of a query; deeper ones could exhaust the stack of the SQL parser.
 _LONGEST, _MOST_TOKENS, _DEEPEST = 20_000, 1_000, 30
+
+#: Limits of a query that may inflate the data; it runs in a process of its own.
+_MEMORY_BYTES, _MEMORY_FRAC, _SECONDS = 8 << 30, 0.5, 60
+#: Words of queries whose result may be much larger than the tables.
+_INFLATING = frozenset(("lpad", "rpad", "replace", "concat", "concat_ws", "join", "union", "with"))
+_PROC = Path("/proc/self/statm")
 
 _TOKEN = re.compile(
     r"""(?P<space>[ \t\r\n\f]+|--[^\n]*|/\*(?s:.*?)\*/)
@@ -188,6 +199,11 @@ class _Query:
         return cls(" ".join(texts), names, whole)
 
     @property
+    def may_inflate(self) -> bool:
+        """Whether the result may be much larger than the tables."""
+        return bool(self.names & _INFLATING) or "||" in self.text
+
+    @property
     def unused(self) -> tuple[str, ...]:
         """Columns and tables that the query does not name."""
         columns = () if self.whole else _MAY_BE_UNUSED
@@ -210,17 +226,23 @@ class _Query:
             OptionError: polars rejects it.
         """
         tables = {
-            name: _text_columns(frame).drop(self.unused, strict=False)
+            name: frame.drop(self.unused, strict=False)
             for name, frame in _with_ranks(trace).items()
             if name in self.names
         }
-        try:
-            with pl.SQLContext(tables, register_globals=False, eager=False) as context:
-                frame = context.execute(self.text).collect()
-        except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
-            raise OptionError(_explained(str(error), tables)) from None
-        except (TypeError, ValueError, OverflowError) as error:
-            raise OptionError(f"the query cannot be executed: {_one_line(str(error))}") from None
+        task = (self.text, tables, min(free_memory() * _MEMORY_FRAC, _MEMORY_BYTES), _SECONDS)
+        if not self.may_inflate:
+            frame = _executed(*task[:2])
+        else:
+            with closing(workers.each(_executed_within, [task], 1, threads=cores())) as answers:
+                frame = next(answers)
+        if isinstance(frame, workers.Ended):
+            raise OptionError(
+                f"the query was stopped: it needs more than {format_bytes(int(task[2]))} of "
+                f"memory or {_SECONDS} s; select fewer rows, or shorter texts"
+            )
+        if isinstance(frame, str) or frame is None:
+            raise OptionError(frame or "the query cannot be executed")
         return frame.with_columns(
             # durations have no cast to text
             pl.col(name).dt.to_string()
@@ -229,6 +251,36 @@ class _Query:
             for name, dtype in frame.schema.items()
             if dtype not in _WRITTEN
         )
+
+
+def _executed(text: str, tables: Mapping[str, pl.DataFrame]) -> pl.DataFrame | str:
+    """Execute a query; return its rows, or why it cannot be executed."""
+    frames = {name: _text_columns(frame) for name, frame in tables.items()}
+    try:
+        with pl.SQLContext(frames, register_globals=False, eager=False) as context:
+            return context.execute(text).collect()
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
+        return _explained(str(error), tables)
+    except (TypeError, ValueError, OverflowError) as error:
+        return f"the query cannot be executed: {_one_line(str(error))}"
+
+
+def _executed_within(
+    task: tuple[str, Mapping[str, pl.DataFrame], float, int],
+) -> pl.DataFrame | str:
+    """Execute a query in this process, which ends if it needs more memory (bytes) or time (s)."""
+    text, tables, memory, seconds = task
+    with suppress(ImportError):
+        import resource
+
+        pages = int(_PROC.read_text().split()[0]) if _PROC.exists() else 0
+        used = pages * resource.getpagesize()
+        limits = {resource.RLIMIT_AS: used + int(memory), resource.RLIMIT_CORE: 0}
+        for what, limit in limits.items():
+            resource.setrlimit(what, (limit, resource.getrlimit(what)[1]))
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(seconds)
+    return _executed(text, tables)
 
 
 def _tokens(sql: str) -> list[tuple[str, str]]:
@@ -303,7 +355,7 @@ def _text_columns(frame: pl.DataFrame) -> pl.LazyFrame:
     return frame.lazy().with_columns(pl.col(pl.Categorical, pl.Enum).cast(pl.String))
 
 
-def _explained(message: str, tables: dict[str, pl.LazyFrame]) -> str:
+def _explained(message: str, tables: Mapping[str, pl.DataFrame]) -> str:
     """Return one line for an error of polars, with the names that exist."""
     line = _one_line(message)
     if match := re.search(r"relation '(.*?)' was not found", line):
