@@ -304,7 +304,7 @@ def _hot_line(result: LeafPaths, _: Answers) -> Iterator[Measured]:
         return
     keys = ["library_function_name", "library_function_path", "library_function_line"]
     sums = (
-        result.paths.drop_nulls("library_function_line")
+        result.running.drop_nulls("library_function_name")
         .group_by(keys)
         .agg(pl.col("samples").sum())
         .sort("samples", *keys, descending=[True, False, False, False])
@@ -312,15 +312,24 @@ def _hot_line(result: LeafPaths, _: Answers) -> Iterator[Measured]:
     if sums.is_empty():
         return
     name, path, line, samples = sums.row(0)
-    share = samples / result.total_samples
-    part, whole = (format_weight(n, result.unit) for n in (samples, result.total_samples))
+    running = float(result.running["samples"].sum())
+    share = samples / running
+    what = "function" if line is None else "line"
+    part, whole = (format_weight(n, result.unit) for n in (samples, running))
+    idle = result.total_samples - running
+    of = "samples that run code" if idle else "samples"
+    evidence = [f"{part} in or below the {what}, {whole} in code that runs."]
+    if idle:
+        evidence.append(
+            f"Not counted: {format_weight(idle, result.unit)} that only wait or import modules."
+        )
     yield Measured(
         size=share,
-        title=f"{format_frac(share)} of samples are in or below one line of your own code: "
-        f"{name} ({path}:{line}).",
-        evidence=(f"{part} in or below the line, {whole} in total.",),
+        title=f"{format_frac(share)} of {of} are in or below one {what} of your own code: "
+        f"{name} ({path if line is None else f'{path}:{line}'}).",
+        evidence=tuple(evidence),
         advice="Look at the functions that it calls in a flame graph (traceanalyzer flamegraph).",
-        of="samples",
+        of=of,
     )
 
 

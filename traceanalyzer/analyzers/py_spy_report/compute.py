@@ -9,8 +9,15 @@ import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs
 from traceanalyzer.analyzers.common import columns, libraries
+from traceanalyzer.analyzers.common.waits import wait_of
 from traceanalyzer.analyzers.py_spy_report.options import By, GroupBy, Options
-from traceanalyzer.analyzers.py_spy_report.result import LIBRARY, MAIN, PATH, LeafPaths
+from traceanalyzer.analyzers.py_spy_report.result import (
+    IMPORTS,
+    LIBRARY,
+    MAIN,
+    PATH,
+    LeafPaths,
+)
 from traceanalyzer.errors import InputError, OptionError
 from traceanalyzer.frames import intervals, numbering, stack_weights
 from traceanalyzer.trace import Trace
@@ -23,6 +30,8 @@ _DEEPER = "(deeper than 10,000 frames)"
 _DEEPEST = 10_000
 
 BUILT_IN = "built-in"
+#: The format whose lines are rows of the report, as in itwinai's.
+_LINES = "collapsed"
 
 _MODULE = "<module>"
 _PROCESS = r"(?:^|[/\\])multiprocessing[/\\](?:process|forkserver|\w+_tracker)\.py$"
@@ -44,7 +53,8 @@ class Part:
         path: the file.
         unit: of the weights, or None.
         rows: ``group`` (of ``by``, or null), :data:`PATH`, :data:`LIBRARY`, ``library`` (the
-            matching name) and ``samples``; in the file's order.
+            matching name), ``samples``, and ``doing`` (what it does instead of running code: it
+            waits or imports); in the file's order.
         groups: ``group``, ``key``, ``path``, ``self`` and ``total`` if sums are requested.
         processes: ``pid``, ``command``, ``role``, ``samples``.
         total: the sum of counted weights.
@@ -69,6 +79,8 @@ def measure(trace: Trace, options: Options) -> Part:
         MissingData: the trace has no samples.
     """
     samples = _weighted(trace.require("sample"))
+    if trace.meta.format != _LINES or trace.meta.weight_unit != "samples":
+        samples = _merged(samples)
     frames = frames_of(trace, options)
     node = samples["stack"].cast(pl.Int64).fill_null(stack_weights.ROOT).to_numpy()
     leaf = _at(stack_weights.nearest(frames.parent, frames.kept[frames.frame]), node)
@@ -112,7 +124,8 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
     rows = pl.concat([part.rows for part in parts]).with_columns(pl.col("samples") * scale)
     if options.aggregate_leaf_paths and len(parts) > 1:
         keys = ["group", *PATH, *LIBRARY, "library"]
-        rows = rows.group_by(keys, maintain_order=True).agg(pl.col("samples").sum())
+        sums = pl.col("samples").sum(), pl.col("doing").first()
+        rows = rows.group_by(keys, maintain_order=True).agg(sums)
     share = _share("samples", total).alias("samples_frac")
     paths = rows.sort("samples", descending=True, maintain_order=True).with_columns(share)
     paths = paths.with_columns(proportion=_proportion(paths, unit))
@@ -121,11 +134,23 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
         for part in parts
     ).with_columns(pl.col("samples") * scale)
     tagged = rows.filter(pl.col("library").is_not_null())["samples"].sum()
-    order = ("group", "name", "path", "line", *LIBRARY, "library", "samples", "samples_frac")
+    order = (
+        "group",
+        "name",
+        "path",
+        "line",
+        *LIBRARY,
+        "library",
+        "samples",
+        "samples_frac",
+        "doing",
+    )
     processes = files.sort("samples", descending=True, maintain_order=True).select(
         "file", "pid", "command", "role", "samples", share
     )
-    leaves = rows.group_by(PATH, maintain_order=True).agg(pl.col("samples").sum())
+    leaves = rows.group_by(PATH, maintain_order=True).agg(
+        pl.col("samples").sum(), pl.col("doing").first()
+    )
     return LeafPaths(
         options=options,
         total_samples=total,
@@ -262,6 +287,13 @@ def _weighted(samples: pl.DataFrame) -> pl.DataFrame:
     return counted.drop_nulls("weight")
 
 
+def _merged(samples: pl.DataFrame) -> pl.DataFrame:
+    """Return one row per stack of each thread, in order of the first sample."""
+    keys = ["pid", "tid", "stack"]
+    weight = pl.col("weight").sum()
+    return samples.group_by(keys, maintain_order=True).agg(pl.exclude("weight").first(), weight)
+
+
 def _at(values: intervals.Ints, node: intervals.Ints) -> intervals.Ints:
     if not values.size:
         return node
@@ -276,14 +308,15 @@ def _rows(
     library_nodes = _library_nodes(frames, leaf, max(len(options.library_names), 1))
     numbers = pl.DataFrame(
         {"group": labels, "leaf": _at(frames.frame, leaf), "lib": _at(frames.frame, library_nodes)}
-    ).with_columns(samples=weight)
+    ).with_columns(_doing(frames, leaf), samples=weight)
     if options.aggregate_leaf_paths:
         one = _first_equal(frames.distinct)
         merged = [pl.Series(name, _at(one, numbers[name].to_numpy())) for name in ("leaf", "lib")]
         keys = ("group", "leaf", "lib")
         groups = numbers.with_columns(merged).group_by(keys, maintain_order=True)
-        numbers = groups.agg(pl.col("samples").sum())
+        numbers = groups.agg(pl.col("samples").sum(), pl.col("doing").first())
     lib = numbers["lib"].to_numpy()
+    doing = numbers["doing"]
     named = _at(frames.library, lib)
     names = pl.Series(options.library_names or ("own code",), dtype=pl.String)
     at_leaf, at_lib = _row_of(numbers["leaf"]), _row_of(numbers["lib"])
@@ -293,8 +326,27 @@ def _rows(
         leaves[0].fill_null(_NO_FRAME),
         *leaves[1:],
         *(caller.alias(name) for name, caller in zip(LIBRARY, callers, strict=True)),
+        doing=doing,
         library=names.gather(_row_of(pl.Series(named))),
     )
+
+
+def _doing(frames: Frames, leaf: intervals.Ints) -> pl.Series:
+    """Return what a sample does instead of running code: it waits, or imports; else null."""
+    texts = frames.distinct.select("name", "file").rows()
+    waits = pl.Series([wait_of(*frame) for frame in texts], dtype=pl.String)
+    is_module = (frames.distinct["name"] == _MODULE).to_numpy()
+    by_import = (frames.distinct["path"] == BUILT_IN).fill_null(value=False).to_numpy()
+    is_own = np.array([libraries.is_own_code(*frame) for frame in texts], np.bool_)
+    is_runner = frames.distinct["file"].fill_null("").str.contains("runpy").to_numpy()
+    # a module below another one, or one of a library below any function but ``python -m``
+    caller = np.where(is_module, 2, np.where(is_runner, 0, 1))[frames.frame]
+    below = np.maximum(_at(caller, frames.parent), 0)
+    imported = is_module[frames.frame] & (below > is_own[frames.frame])
+    imports = _at(stack_weights.nearest(frames.parent, by_import[frames.frame] | imported), leaf)
+    rows = pl.DataFrame({"wait": waits.gather(_row_of(pl.Series(_at(frames.frame, leaf))))})
+    is_import = pl.Series(imports != stack_weights.ROOT)
+    return rows.select(doing=pl.when(is_import).then(pl.lit(IMPORTS)).otherwise("wait")).to_series()
 
 
 def _first_equal(distinct: pl.DataFrame) -> intervals.Ints:

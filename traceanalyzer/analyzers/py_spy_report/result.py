@@ -14,6 +14,8 @@ from traceanalyzer.units import format_count, format_frac, format_weight
 PATH = ("name", "path", "line")
 LIBRARY = ("library_function_name", "library_function_path", "library_function_line")
 MAIN = "main process"
+#: What a sample does that imports a module.
+IMPORTS = "imports modules"
 
 _NO_LIBRARY = "Not Found"
 
@@ -34,10 +36,11 @@ class LeafPaths(Result):
         left_out_samples: weight that is not in ``total_samples``.
         paths: one row per path, or per line of the file: ``group``, ``name``, ``path``, ``line``,
             ``library_function_name``, ``library_function_path``, ``library_function_line``,
-            ``library``, ``samples``, ``samples_frac``, ``proportion``; most samples first.
+            ``library``, ``samples``, ``samples_frac``, ``doing`` (what it does instead of running
+            code: it waits for something or imports modules), ``proportion``; most samples first.
         groups: sums if requested: ``group``, ``key``, ``path``, ``line``, ``self``, ``self_frac``,
             ``total``, ``total_frac``; most ``self`` first.
-        leaf: the leaf with most samples: ``name``, ``path``, ``line``, ``samples``.
+        leaf: the leaf with most samples: ``name``, ``path``, ``line``, ``samples``, ``doing``.
         processes: ``file``, ``pid``, ``command``, ``role``, ``samples``, ``samples_frac``.
     """
 
@@ -51,6 +54,11 @@ class LeafPaths(Result):
     paths: pl.DataFrame
     groups: pl.DataFrame | None
     processes: pl.DataFrame
+
+    @property
+    def running(self) -> pl.DataFrame:
+        """The rows of ``paths`` that run code: they neither wait nor import modules."""
+        return self.paths.filter(pl.col("doing").is_null())
 
     def view(self) -> View:
         """Build the view: sums if requested, else paths; processes if there are several."""
@@ -75,10 +83,23 @@ def _verdict(result: LeafPaths) -> str:
     tagged = f", {share} with {_library(result)} on the stack."
     if not result.tagged_samples and result.paths["path"].null_count() == result.paths.height:
         tagged = ". The frames have no files, so own code is unknown."
+    doing = f", which {leaf['doing']}" if leaf["doing"] else ""
     return (
         f"{format_weight(result.total_samples, result.unit)}{tagged} "
-        f"The most frequent leaf is {leaf['name']}{where}: {_of_total(result, leaf['samples'])}."
+        f"The most frequent leaf is {leaf['name']}{where}{doing}: "
+        f"{_of_total(result, leaf['samples'])}.{_that_runs(result)}"
     )
+
+
+def _that_runs(result: LeafPaths) -> str:
+    """Return the most frequent leaf that runs code, if the most frequent one does not."""
+    if not result.leaf["doing"]:
+        return ""
+    leaves = result.running.group_by(PATH, maintain_order=True).agg(pl.col("samples").sum())
+    for name, path, line, samples in leaves.sort("samples", descending=True).head(1).iter_rows():
+        where = f" ({_place(path, line)})" if path else ""
+        return f" Of code that runs it is {name}{where}: {_of_total(result, samples)}."
+    return ""
 
 
 def _library(result: LeafPaths) -> str:

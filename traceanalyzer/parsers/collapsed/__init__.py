@@ -108,6 +108,9 @@ def _issues(source: Source, lines: Lines) -> list[tuple[str, str, int, str | Non
     issues: list[tuple[str, str, int, str | None]] = []
     if lines.bad:
         issues.append(("data_loss", "bad-line", lines.bad, f"line {lines.first_bad}"))
+    if lines.freed:
+        text = "samples of freed memory: only allocations are counted"
+        issues.append(("notice", "freed-memory", lines.freed, text))
     if source.damage:
         issues.append(("data_loss", "damaged-file", 1, source.damage))
     return issues

@@ -8,6 +8,7 @@ an empty text) or a count that is not an integer is processed by itself.
 from __future__ import annotations
 
 import math
+import re
 from array import array
 from operator import methodcaller
 
@@ -57,6 +58,10 @@ def _is_odd(text: bytes) -> bool:
     )
 
 
+#: A negative number of bytes: memory that was freed.
+_FREED = re.compile(rb"\s-\d+$")
+
+
 class Lines:
     """The samples read: one entry per sample in ``lengths``, ``weights`` and ``lane_of``.
 
@@ -65,6 +70,7 @@ class Lines:
         second: weights of the second column, if there are two.
         bad: number of lines that are not samples.
         first_bad: number of the first bad line, from 1.
+        freed: number of lines that count freed memory, in Austin's memory mode.
     """
 
     def __init__(self, dialect: Dialect) -> None:
@@ -78,6 +84,7 @@ class Lines:
         self.lane_of = array("I")
         self.bad = 0
         self.first_bad: int | None = None
+        self.freed = 0
         self._line = 1  # number of the next line
         self._waiting: list[bytes] = []
 
@@ -161,7 +168,9 @@ class Lines:
         if not used or not line or is_comment(line):
             return used, None
         sample = self._weighed(line)
-        if sample is None:
+        if sample is None and self.dialect.unit == "bytes" and _FREED.search(line):
+            self.freed += 1
+        elif sample is None:
             self.bad += 1
             self.first_bad = self.first_bad or self._line + row
         return used, sample

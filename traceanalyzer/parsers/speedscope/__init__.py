@@ -61,7 +61,10 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
         return Trace(sources=(Meta(path=source.path, format=FORMAT.name, rank=rank),))
     file = _decoded(source, b"".join(source.blocks(progress=progress)))
     read = _Read()
-    frames, numbered = _distinct(file.shared.frames)
+    entries = file.shared.frames
+    if (file.exporter or "").startswith(_OF_DEFINITIONS):
+        entries = [profiles.FrameEntry(entry.name, entry.file) for entry in entries]
+    frames, numbered = _distinct(entries)
     for index, raw in enumerate(file.profiles):
         try:
             profile = msgspec.json.decode(raw, type=profiles.Profile, strict=False)
@@ -79,6 +82,10 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
     if source.damage:
         read.issues[f"damaged-file: {source.damage}"] = 1
     return _trace(source, read, frames, rank, events=kinds is None or "sample" in kinds)
+
+
+#: Its lines are those of definitions, not of the code that ran.
+_OF_DEFINITIONS = "pyinstrument"
 
 
 @dataclass

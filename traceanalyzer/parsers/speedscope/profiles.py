@@ -35,6 +35,7 @@ class File(Struct):
 
     profiles: list[Raw]
     shared: Shared
+    exporter: str | None = None
 
 
 class Sampled(Struct, tag="sampled", tag_field="type"):

@@ -1,0 +1,72 @@
+"""Samples that wait or import modules are no hot code; equal stacks are one row."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from diagnosing import diagnosis
+
+import traceanalyzer as ta
+from traceanalyzer.analyzers.py_spy_report.result import IMPORTS
+
+MAIN = "<module> (/home/u/run.py:40);"
+
+
+def sampled(tmp_path: Path, *lines: str) -> Path:
+    path = tmp_path / "raw.txt"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("leaf", "doing"),
+    [
+        ("join (threading.py:1095)", "waits for another thread"),
+        ("communicate (subprocess.py:1209)", "waits for another process"),
+        ("select (selectors.py:468)", "waits for data"),
+        ("recv_bytes (multiprocessing/connection.py:216)", "waits for data"),
+        ("<module> (site-packages/mlflow/__init__.py:3)", IMPORTS),
+        ("_find_and_load (<frozen importlib._bootstrap>:1007)", IMPORTS),
+        ("compute (numpy/linalg.py:3)", None),
+    ],
+)
+def test_waits_and_imports_are_not_hot(tmp_path: Path, leaf: str, doing: str | None) -> None:
+    path = sampled(
+        tmp_path, f"{MAIN}encode (/home/u/bpe.py:218);{leaf} 900",
+        f"{MAIN}merge (/home/u/bpe.py:77) 100",
+    )  # fmt: skip
+    report = ta.py_spy_report(path)
+    found = report.paths["doing"][0]
+    assert (found or "").startswith(doing or "")
+    assert (found is None) == (doing is None)
+    (one,) = diagnosis(path).diagnosis
+    assert ("bpe.py:77" in one.title) == (doing is not None)
+
+
+def test_equal_stacks_of_speedscope_are_one_row(tmp_path: Path, shared: Path) -> None:
+    frames = [{"name": name, "file": "/home/u/model.py", "line": 3} for name in "ab"]
+    profile = {"type": "sampled", "name": "x", "unit": "seconds", "startValue": 0, "endValue": 9,
+               "samples": [[0], [0, 1], [0]] * 3, "weights": [1] * 9}  # fmt: skip
+    path = tmp_path / "s.json"
+    path.write_text(json.dumps({"shared": {"frames": frames}, "profiles": [profile]}))
+    assert ta.py_spy_report(path).paths["samples_frac"].round(3).to_list() == [0.667, 0.333]
+    other = shared / "data/causes/other"
+    for name in ("s1_speedscope.json.gz", "s1_raw.txt"):
+        shares = ta.py_spy_report(other / name).paths["samples_frac"].round(3).to_list()
+        assert shares == [0.6, 0.3, 0.1]
+
+
+def test_lines_of_definitions_are_no_lines(shared: Path) -> None:
+    path = shared / "data/causes/other/pyinstrument_speedscope.json"
+    assert ta.py_spy_report(path).paths["line"].null_count() == 5
+    (one,) = diagnosis(path).diagnosis
+    assert "crunch" in one.title
+    assert "function" in one.title
+
+
+def test_freed_memory_is_not_damage(shared: Path) -> None:
+    trace = ta.read(shared / "data/causes/other/austin_mem_negative.txt.gz")
+    assert trace.meta.weight_unit == "bytes"
+    assert trace.issues.select("code", "severity").rows() == [("freed-memory", "notice")]
