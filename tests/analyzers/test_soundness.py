@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -454,6 +455,16 @@ def test_a_file_of_two_processes(tmp_path: Path) -> None:
     assert problems(write(tmp_path / "a.json", both, rank=0, ranks=2)) == {words.SAME_RANK: 2}
 
 
+def test_processes_of_one_rank_at_the_same_time_are_named(tmp_path: Path) -> None:
+    def note(after: float) -> str:
+        one = write(tmp_path / "a.json", training(), rank=0, ranks=2, after=after)
+        other = write(tmp_path / "b.json", training(pid=200), rank=0, ranks=2)
+        return " ".join(ta.diagnose([one, other]).input_notes)
+
+    assert "Rank 0 is recorded by several processes" in note(30)
+    assert "several processes" not in note(1_000_000)
+
+
 # --- all recordings ------------------------------------------------------------------------------
 
 #: Recordings with problems; all others are sound.
@@ -475,13 +486,15 @@ _TRACES = (".json", ".json.gz", ".sqlite", ".sqlite.gz", ".rpd", ".rpd.gz", ".db
 _SAMPLE = ("dlrm_8ranks", "nsys/mfu_2gpu_after.sqlite.gz", "recording_starts_late", "mi250_rocm62")
 
 
+#: Names of the files of one rank in the folder of a job.
+_OF_RANK = re.compile(r"(?:rank|worker|tp|ep\d+-ba\d+-rank|mytrace-)_?\d")
+
+
 def recordings(shared: Path) -> list[Path]:
     """Return the folders of ranks, and all single recordings, of third parties."""
     data = shared / "data"
     folders = [path for path in sorted(data.rglob("*")) if path.is_dir()]
-    jobs = [
-        one for one in folders if any("rank" in p.name or "worker" in p.name for p in one.iterdir())
-    ]
+    jobs = [one for one in folders if sum(bool(_OF_RANK.match(p.name)) for p in one.iterdir()) > 1]
     files = [path for path in sorted(data.rglob("*")) if path.name.endswith(_TRACES)]
     chosen = [path for path in [*jobs, *files] if not {*path.parts} & {*_ELSEWHERE}]
     return [path for path in chosen if path.is_dir() or path.parent not in jobs]

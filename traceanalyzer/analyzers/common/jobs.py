@@ -118,7 +118,29 @@ def several_jobs(recordings: Iterable[Recording]) -> str:
         f"The files are of {len(jobs):,} different jobs, so ranks are not compared: "
         f"{'; '.join(each)}{f'; and {more:,} more' if more > 0 else ''}. "
         "Run the command once for each job, with the files of that job only."
+        f"{_same_rank(ordered)}"
     )
+
+
+def _same_rank(ordered: Sequence[Recording]) -> str:
+    """Return the sentence on processes that recorded one rank at the same time; empty without any.
+
+    Processes of one job have different ranks: their rank was not set, or they wrote the same files.
+    """
+    last: dict[int, Recording] = {}
+    for one in ordered:
+        if one.rank is None or one.start_ns is None:
+            continue
+        other = last.get(one.rank)
+        apart = other is None or not other.pids or not one.pids or bool(other.pids & one.pids)
+        if other and not apart and one.start_ns < (other.end_ns or 0):
+            return (
+                f" Rank {one.rank} is recorded by several processes at the same time: if they are "
+                "of one job, set the rank of each before the profiler writes its file, and write "
+                "one file per rank."
+            )
+        last[one.rank] = one
+    return ""
 
 
 def _compatible(ordered: Sequence[Recording]) -> list[list[Recording]]:
