@@ -188,8 +188,8 @@ def test_first_matching_cause_counts() -> None:
 
 def test_profiler_overhead_splits_a_gap() -> None:
     loader = host("user_annotation", LOADER, 100 * US, 100 * US)
-    flush = host("overhead", "Buffer Flush", 120 * US, 30 * US, tid=9)
-    before = host("overhead", "Instrumentation", -5 * US, 10 * US, tid=9)
+    flush = host("overhead", "Buffer Flush", 120 * US, 30 * US, tid=0)
+    before = host("overhead", "Instrumentation", -5 * US, 10 * US, tid=0)
     result = busy_but((100, 200), loader, flush, before)
     assert lost(result) == {"profiler_overhead": 30, "dataloading": 70}
     gaps = result.gaps.sort("start").select("at_ns", pl.col("end") - pl.col("start"), "cause")
