@@ -129,7 +129,7 @@ def _copying(copies: pl.DataFrame, sums: Mapping[str, int], total: int, answers:
     """Return advice for exposed copies, for each direction with a large part."""
     least = _LEAST * sum(sums.values())
     large = {name for name, ns in sums.items() if ns > least}
-    texts = []
+    texts: list[str] = []
     if not large or large - {"DtoD"}:
         texts += _keeping(answers)
         text = _overlapping(copies, large - {"DtoD"}, pytorch=answers.program.pytorch)

@@ -245,8 +245,8 @@ def device_time(
     ]
     losses = pl.concat([_shaped(claim) for claim in (alone, *claims, *left)])
     other_ns = _LENGTH - pl.col("lost_ns") - in_first["lost_ns"]
-    outside = alone.select("cause", other_ns=other_ns).group_by("cause")
-    outside = outside.agg(idle_ns=pl.col("other_ns").sum())
+    by_cause = alone.select("cause", other_ns=other_ns).group_by("cause")
+    outside = by_cause.agg(idle_ns=pl.col("other_ns").sum())
     time = DeviceTime(
         _with_step(losses.filter(pl.col("lost_ns") > 0), windows),
         windows,

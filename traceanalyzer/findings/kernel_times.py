@@ -168,8 +168,8 @@ def _longer(rows: pl.DataFrame, who: str, slow_steps: tuple[int, int, float]) ->
     usual = rows.with_columns(ns=pl.col("n") * pl.col("usual_mean"))
     alike = float(usual.filter(is_longer)["ns"].sum()) / max(float(usual["ns"].sum()), 1.0)
     if alike >= _ALL and factor > 1 + _APART:
-        times = pl.min_horizontal(pl.col("mean") / pl.col("usual_mean"), 2 * factor)
-        factor = float(usual.select((pl.col("ns") * times).sum() / pl.col("ns").sum()).item())
+        limited = pl.min_horizontal(pl.col("mean") / pl.col("usual_mean"), 2 * factor)
+        factor = float(usual.select((pl.col("ns") * limited).sum() / pl.col("ns").sum()).item())
         few = rows["kernel"].n_unique() < _FEW or rows["blocks"].null_count() == rows.height
         or_inputs = ", or larger inputs" if few else ""
         return Difference(

@@ -73,9 +73,9 @@ def render(
     """
     # imported on use: a table needs no matplotlib, an image no tabulate
     if to == "table":
-        from traceanalyzer.render import table
+        from traceanalyzer.render.table import render as render_tables
 
-        return table.render(result, top=top, color=color).encode()
+        return render_tables(result, top=top, color=color).encode()
     if to == "md":
         from traceanalyzer.render import markdown
 

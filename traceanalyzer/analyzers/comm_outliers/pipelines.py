@@ -57,8 +57,9 @@ def pipeline(arrivals: pl.DataFrame) -> Pipeline | None:
     stages = _largest(ends.select("a", "b").unique().sort("a", "b").iter_rows())
     each = rows.drop_nulls("step").group_by("rank", "step").len()
     calls = each.group_by("rank").agg(pl.col("len").median())["len"].min()
-    known = isinstance(calls, float) and calls >= _PAIR  # one per direction in the first stage
-    return Pipeline(stages, round(calls / _PAIR) if known else None)  # type: ignore[operator]
+    # one per direction in the first stage
+    known = round(calls / _PAIR) if isinstance(calls, float) and calls >= _PAIR else None
+    return Pipeline(stages, known)
 
 
 def _largest(pairs: Iterable[tuple[int, int]]) -> int:

@@ -276,7 +276,7 @@ class CommOutliers(Result):
 
         Otherwise the transfer time includes the wait time for ranks that are not given.
         """
-        given = self.collectives["ranks"].sum()
+        given = int(self.collectives["ranks"].sum())
         return self.totals.n_matched > 0 and given / (given + self._missing) >= _ALL_RANKS
 
     @property

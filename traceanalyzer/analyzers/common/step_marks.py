@@ -386,5 +386,5 @@ def _after_pauses(places: Ints, period: int, pauses: Ints) -> tuple[Ints, bool]:
         usual.append(np.median(pauses[moved[moved < pauses.size]]))
     moved = places + int(np.argmax(usual))
     both = np.append(moved[0] - period, moved)
-    is_apart = max(usual) >= _APART_FACTOR * max(float(np.median(usual)), _LEAST_PAUSE_NS)
+    is_apart = bool(max(usual) >= _APART_FACTOR * max(float(np.median(usual)), _LEAST_PAUSE_NS))
     return both[(both >= 0) & (both + period <= pauses.size)], is_apart

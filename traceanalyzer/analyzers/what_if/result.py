@@ -79,7 +79,9 @@ class WhatIf(Result):
 
 
 def _verdict(result: WhatIf) -> str:
-    step = f"A step takes {format_ns(result.recorded_ns)} (mean)."
+    steps = result.steps.filter(pl.col("run") == "recorded").height
+    taken = format_ns(result.recorded_ns)
+    step = f"A step takes {taken} (mean)." if steps > 1 else f"The run takes {taken}."
     best = result.changes.row(0, named=True)
     if result.given:
         return sentences(step, _with(best["change"], best))
