@@ -82,7 +82,7 @@ def in_steps(result: Kernels, time: DeviceTime) -> pl.DataFrame:
 
 
 #: Columns of times.
-_TIMES = ("total_ns", "fusible_ns")
+_TIMES = ("total_ns", "fusible_ns", "max_ns")
 
 
 def longest_first(rows: pl.DataFrame, kernels: pl.Series, column: str) -> pl.DataFrame:

@@ -17,6 +17,9 @@ from traceanalyzer.units import format_count, format_ns
 #: Families whose kernels take most of the time of a healthy program.
 _USUAL = (GEMM, CONVOLUTION, ATTENTION, KV_CACHE, COMMUNICATION, "moe", "optimizer", "norm")
 
+#: So few calls all may be as long.
+_FEW = 2
+
 #: From this share of its time on, a kernel is counted by memory-bound-kernels.
 _FUSIBLE = 0.5
 
@@ -70,7 +73,11 @@ def _one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
         return
     usual = result.heaviest("name").filter(pl.col("family").is_in(_USUAL))["kernel"]
     rows = in_steps(result, time).filter(~pl.col("kernel").is_in(usual.implode()))
-    sums = rows.group_by("kernel").agg(pl.col("n", "total_ns", "fusible_ns").sum())
+    sums = rows.group_by("kernel").agg(
+        pl.col("n", "total_ns", "fusible_ns").sum(), pl.col("max_ns").max()
+    )
+    # one long call of several is a finding about that call
+    sums = sums.filter((2 * pl.col("max_ns") < pl.col("total_ns")) | (pl.col("n") <= _FEW))
     if memory_bound_is_found(result, answers):
         sums = sums.filter(pl.col("fusible_ns") < _FUSIBLE * pl.col("total_ns"))
     for row in largest_first(sums, "total_ns", "kernel").head(1).iter_rows(named=True):
