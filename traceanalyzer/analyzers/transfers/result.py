@@ -180,10 +180,10 @@ class Transfers(Result):
 
         Then a program copies the same data there and back, for example around each kernel.
         """
-        ways = ("HtoD", "DtoH")
-        rows = self.copies.filter(pl.col("direction").is_in(ways))
+        both = ("HtoD", "DtoH")
+        rows = self.copies.filter(pl.col("direction").is_in(both))
         sums = rows.group_by("direction").agg(pl.col("n", "moved_bytes").sum()).sort("direction")
-        if sums.height < len(ways) or (sums["moved_bytes"].min() or 0) < SMALL_BYTES:  # type: ignore[operator]
+        if sums.height < len(both) or (sums["moved_bytes"].min() or 0) < SMALL_BYTES:  # type: ignore[operator]
             return ""
         least, most = sums.min(), sums.max()
         alike = all(
