@@ -158,7 +158,7 @@ def test_many_equal_root_ranks() -> None:
         ([{n % 4: 5, 0: 6} for n in range(12)], True),
     ],
 )
-def test_a_steady_straggler_is_told_from_chance(steps: list[dict[int, int]], steady: bool) -> None:
+def test_a_steady_straggler_is_not_by_chance(steps: list[dict[int, int]], steady: bool) -> None:
     rows = [(n, rank, ns) for n, one in enumerate(steps) for rank, ns in one.items()]
     waits = pl.DataFrame(rows, schema=["step", "rank", "ns"], orient="row")
     top = waits.group_by("rank").agg(pl.col("ns").sum()).sort("ns", "rank")["rank"][-1]
