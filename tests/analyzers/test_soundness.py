@@ -157,6 +157,17 @@ def test_the_recordings_with_impossible_times(causes: Path) -> None:
     assert {one.confidence for one in ta.diagnose(untimed).diagnosis} == {"low"}
 
 
+def test_every_command_leaves_out_impossible_records_of_an_export(
+    causes: Path, tmp_path: Path
+) -> None:
+    long = "UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET end = end + 4294967296 WHERE rowid = 30"
+    path = changed(causes / "nsys/c16n_not_ready.sqlite.gz", tmp_path / "a.sqlite", long)
+    assert problems(path) == {words.IMPOSSIBLE_TIMES: 1}
+    assert ta.kernels(path).heaviest("name")["total_ns"].sum() == 59 * 900_000
+    assert ta.gpu_idle(path).units["busy_ns"].sum() == 59 * 900_000
+    assert ta.overlap(path).scalars["busy_ns"] == 59 * 900_000
+
+
 # --- clock of the device -----------------------------------------------------------------------
 
 

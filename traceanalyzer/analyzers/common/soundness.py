@@ -150,7 +150,8 @@ def _impossible(trace: Trace, work: pl.DataFrame) -> tuple[_Bools, str]:
     beyond[timed] = _too_long(trace, work.filter(pl.Series(timed)))
     left = timed & ~beyond
     overlapping = np.zeros(len(timed), np.bool_)
-    overlapping[left] = _overlapping(work.filter(pl.Series(left)))
+    if trace.meta.format != _NSYS or not work["pid"].null_count():  # streams are of a process
+        overlapping[left] = _overlapping(work.filter(pl.Series(left)))
     kinds = {
         "have no time": untimed,
         "end before they start": backwards,

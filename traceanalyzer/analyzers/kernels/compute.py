@@ -58,7 +58,7 @@ def needs(options: Options) -> Needs:
         return Needs({*DEVICE_WORK, *LAUNCH_KINDS, "cpu_op"})
     if options.by == "annotation":
         return Needs({*DEVICE_WORK, *LAUNCH_KINDS, *ANNOTATION_KINDS}, (PYTORCH_MARK,))
-    unused = {"pid", "tid", "stream", "correlation", "external_id", "bytes"}
+    unused = {"tid", "correlation", "external_id", "bytes"}  # streams show impossible times
     return Needs({*DEVICE_WORK}, unused=tuple(unused - {options.by}))
 
 

@@ -37,7 +37,7 @@ _DEVICE = ("rank", "path", "device")
 
 def needs(_options: Options) -> Needs:
     """Copies and memsets, and the kernels that may overlap with them."""
-    unused = ("category", "pid", "tid", "stream", "correlation", "external_id")
+    unused = ("category", "tid", "correlation", "external_id")  # streams show impossible times
     return Needs({*DEVICE_WORK, PAGE_FAULT}, unused=unused)
 
 
