@@ -48,14 +48,14 @@ def test_one_launch_is_sufficient() -> None:
 def test_the_profiler_counts_strictly_between_first_and_last_work(
     start: int, end: int, counts: bool
 ) -> None:
-    flush = host("overhead", "Buffer Flush", start * US, (end - start) * US, tid=9)
+    flush = host("overhead", "Buffer Flush", start * US, (end - start) * US, tid=0)
     result = gpu_idle(trace([*work(1, 0, 100), *work(2, 300, 400), flush]))
     inside = min(end, 300) - max(start, 100)
     assert idle_by_cause(result).get("profiler_overhead", 0) == (inside if counts else 0)
 
 
 def test_overhead_counts_for_its_process_only() -> None:
-    flush = host("overhead", "Buffer Flush", 120 * US, 100 * US, pid=2, tid=9)
+    flush = host("overhead", "Buffer Flush", 120 * US, 100 * US, pid=2, tid=0)
     pieces = [*work(1, 0, 100, pid=1), *work(2, 300, 400, pid=1)]
     assert "profiler_overhead" not in idle_by_cause(gpu_idle(trace([*pieces, flush])))
     same_process = {**flush, "pid": 1}
