@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
+import sqlite3
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import polars as pl
 import pytest
+from conftest import ROOT
 from wording import check_wording, raises_wording
 
 import traceanalyzer as ta
@@ -219,3 +223,29 @@ def test_network_adapters_have_counters(case):
     counters = ta.read(case("gpu_metrics")).counters
     nic = counters.filter(pl.col("name") == "IB: Bytes sent [B/s]")
     assert nic.select("series", "value").unique().rows() == [("NIC 1 port 1", 25e9)]
+
+
+def test_device_work_without_a_process_is_of_the_only_one(tmp_path: Path) -> None:
+    whole, without = tmp_path / "whole.sqlite", tmp_path / "without.sqlite"
+    shutil.copy(ROOT / "fixtures/nsys/training.sqlite", whole)
+    with closing(sqlite3.connect(whole)) as database:
+        work = [f"CUPTI_ACTIVITY_KIND_{name}" for name in ("KERNEL", "MEMCPY", "MEMSET")]
+        (first,) = database.execute(f"select min(globalPid) from {work[0]}").fetchone()
+        for table, column in [(name, "globalPid") for name in work] + [
+            ("CUPTI_ACTIVITY_KIND_RUNTIME", "globalTid")
+        ]:
+            database.execute(f"delete from {table} where {column} >> 24 != {first >> 24}")
+        database.commit()
+        shutil.copy(whole, without)
+    with closing(sqlite3.connect(without)) as database:
+        for table in work:
+            database.execute(f"alter table {table} drop column globalPid")
+        database.commit()
+    one, other = ta.read(whole), ta.read(without)
+    columns = ["ts", "dur", "kind", "name", "pid", "device", "stream", "correlation"]
+    device = [
+        trace.events.filter(pl.col("tid").is_null()).select(columns) for trace in (one, other)
+    ]
+    assert device[0].height
+    assert device[0].cast({"name": pl.String}).equals(device[1].cast({"name": pl.String}))
+    assert "missing-column" not in other.issues["code"]

@@ -135,7 +135,7 @@ def _verdict(operators: pl.DataFrame, by: str) -> str:
     place = by.split("_")[1]
     share = row[f"self_{place}_frac"]
     size = format_ns(row[by]) if share is None else f"{format_frac(share)} of the printed total"
-    return f"{row['name']} has the highest self {place} time: {size}."
+    return f"{row['name']} has the highest self {place} time of the printed rows: {size}."
 
 
 def _notes(totals: pl.DataFrame) -> list[str]:

@@ -118,7 +118,7 @@ def allocations(export: tables.Export) -> pl.DataFrame:
     frees = pl.col("memoryOperationType") == _FREE
     size = pl.when(frees).then(-pl.col("bytes")).otherwise("bytes")
     events = rows.select(
-        tables.pid("globalPid"),
+        export.pid("globalPid"),
         "memKind",
         ts="start",
         device=pl.col("deviceId").cast(pl.Int32, strict=False),
@@ -138,7 +138,7 @@ def gpu_faults(export: tables.Export) -> pl.DataFrame:
     )
     return rows.select(
         *tables.span(),
-        tables.pid("globalPid"),
+        export.pid("globalPid"),
         tables.kind("page_fault"),
         device=pl.col("deviceId").cast(pl.Int32, strict=False),
         name=pl.lit("GPU page faults").cast(schema.NAME),
@@ -150,7 +150,7 @@ def cpu_faults(export: tables.Export) -> pl.DataFrame:
     inside = export.inside("start", None)
     rows = export.database.read(tables.CPU_FAULTS, integers=("start", "globalPid"), where=inside)
     return rows.select(
-        tables.pid("globalPid"),
+        export.pid("globalPid"),
         tables.kind("page_fault"),
         ts="start",
         name=pl.lit("CPU page fault").cast(schema.NAME),
@@ -240,7 +240,7 @@ def _placed(export: tables.Export) -> list[pl.Expr]:
     """Return the columns for time and place of device work."""
     columns = [
         *tables.span(),
-        tables.pid("globalPid"),
+        export.pid("globalPid"),
         pl.col("deviceId").cast(pl.Int32, strict=False).alias("device"),
     ]
     if export.fills("stream"):

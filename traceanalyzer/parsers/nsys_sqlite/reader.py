@@ -83,6 +83,10 @@ _READERS = (
 )
 
 
+#: Column of the process of device work.
+_PROCESS = "globalPid"
+
+
 @dataclass
 class _Recording:
     """What was read of an export, before the rows are put in order.
@@ -149,7 +153,7 @@ def ranks(source: Source) -> list[int]:
     ):
         if file.missing:
             return []
-        _without_columns(database)
+        _without_columns(database, None)
         export = tables.Export(database, Selection())
         known = identify(export, source.path).ranks
         working = device.processes(export) if known else set()
@@ -166,8 +170,9 @@ def _read(
     ):
         if not database.has(*tables.IDENTIFYING):
             raise UnknownFormat(source.path, "an SQLite database, but not an nsys export")
-        unusable = _without_columns(database)
-        export = tables.Export(database, selection)
+        only_process = _only_process(database)
+        unusable = _without_columns(database, only_process)
+        export = tables.Export(database, selection, only_process=only_process)
         identity = identify(export, source.path)
         export.processes = identity.processes_of(selection.ranks)
         meta = describe(export, identity, source.path, name)
@@ -251,8 +256,27 @@ def _is_selected(export: tables.Export, reader: _Reader) -> bool:
 # --- issues --------------------------------------------------------------------------------------
 
 
-def _without_columns(database: Database) -> list[Finding]:
-    """Drop tables without a required column, and report them and missing tables."""
+def _only_process(database: Database) -> int | None:
+    """Return the process of all calls if a table of device work does not have the process."""
+    device = (table for table, columns in tables.REQUIRED.items() if _PROCESS in columns)
+    if all(_PROCESS in database.tables.get(table, (_PROCESS,)) for table in device):
+        return None
+    if "globalTid" not in database.tables.get(tables.RUNTIME, ()):
+        return None
+    callers = database.read(
+        tables.RUNTIME,
+        integers=("globalTid",),
+        shape=lambda piece: piece.select(tables.pid("globalTid")).unique(),
+    )
+    known = callers["pid"].drop_nulls().unique()
+    return known.item() if known.len() == 1 else None
+
+
+def _without_columns(database: Database, only_process: int | None) -> list[Finding]:
+    """Drop tables without a required column, and report them and missing tables.
+
+    The process may be missing if the export has only this one.
+    """
     issues: list[Finding] = [
         ("data_loss", "missing-table", 1, f"{table} is a view or virtual table")
         for table in sorted(database.not_tables.intersection([*tables.REQUIRED, tables.STRINGS]))
@@ -260,7 +284,9 @@ def _without_columns(database: Database) -> list[Finding]:
     if not database.has(tables.STRINGS) and tables.STRINGS not in database.not_tables:
         issues.append(("data_loss", "missing-table", 1, f"{tables.STRINGS}: names"))
     for table, required in tables.REQUIRED.items():
-        missing = [c for c in required if c not in database.tables.get(table, required)]
+        found = database.tables.get(table, required)
+        needed = (c for c in required if c != _PROCESS or only_process is None)
+        missing = [c for c in needed if c not in found]
         if missing:
             del database.tables[table]
             issues.append(("data_loss", "missing-column", 1, f"{table}.{missing[0]}"))

@@ -168,9 +168,11 @@ class Export(DatabaseReader):
 
     Attributes:
         processes: read only events of these processes; None for all.
+        only_process: the process of device work without one.
     """
 
     processes: frozenset[int] | None = None
+    only_process: int | None = None
     _texts: dict[int, str | None] = field(default_factory=dict)
     _named: bool | None = None
 
@@ -183,8 +185,13 @@ class Export(DatabaseReader):
         """
         if self.processes is None:
             return shape
-        chosen = pid(place).is_in(sorted(self.processes))
+        chosen = self.pid(place).is_in(sorted(self.processes))
         return lambda piece: shape(piece.filter(chosen))
+
+    def pid(self, column: str) -> pl.Expr:
+        """Return the process of a global id, or the only process."""
+        known = pid(column)
+        return known if self.only_process is None else known.fill_null(self.only_process)
 
     def any_named(self) -> bool:
         """Whether any string contains one of the selected names."""
