@@ -231,8 +231,9 @@ class _Query:
             if name in self.names
         }
         task = (self.text, tables, min(free_memory() * _MEMORY_FRAC, _MEMORY_BYTES), _SECONDS)
+        frame: pl.DataFrame | str | workers.Ended | None
         if not self.may_inflate:
-            frame = _executed(*task[:2])
+            frame = _executed(self.text, tables)
         else:
             with closing(workers.each(_executed_within, [task], 1, threads=cores())) as answers:
                 frame = next(answers)
