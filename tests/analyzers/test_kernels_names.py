@@ -365,9 +365,9 @@ def test_adversarial_names_are_fast(name: str) -> None:
 
 def test_families_of_few_and_many_names_are_the_same() -> None:
     names = [name for of_family in FAMILIES.values() for name in of_family]
-    words = ("embedding", "rotary_embedding", "y_embedding", "converge", "conv", "cone", "rope",
+    parts = ("embedding", "rotary_embedding", "y_embedding", "converge", "conv", "cone", "rope",
              "europe", "attn", "pattn", "Experts", "expertsx", "copy", "xcopy")  # fmt: skip
-    names += [f"{before}{word}{after}" for word in words for before in ("", "k_") for after in
+    names += [f"{before}{part}{after}" for part in parts for before in ("", "k_") for after in
               ("", "_1", "er")]  # fmt: skip
     many = families_of([*names, *(f"kernel_{i}" for i in range(200))])
     assert [many[name] for name in names] == [family(name) for name in names]
