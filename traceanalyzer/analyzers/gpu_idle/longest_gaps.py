@@ -91,18 +91,18 @@ def _on_host(middle: pl.DataFrame, excerpt: Excerpt, libraries: Sequence[str]) -
     ranges = around.filter(is_range)
     launches = intervals.overlap_with(ranges, excerpt.launched, ["thread"])["overlap"] > 0
     python = around.filter(pl.col("kind") == "python_function")
-    python = python.with_columns(is_own=_belongs(python["name"], libraries))
+    python = python.with_columns(is_own_code=_belongs(python["name"], libraries))
     slices = {
         "host_event": around.filter(pl.col("kind") != "python_function"),
         "python": python,
-        "own_code": python.filter("is_own"),
+        "own_code": python.filter("is_own_code"),
         "annotation": ranges,
         "phase": ranges.filter(launches),
         "innermost": around,
     }
     inner = python.with_columns(called=pl.col("name").shift(1).over("gap"))
     slices["called"] = (
-        inner.filter("is_own")
+        inner.filter("is_own_code")
         .unique("gap", keep="first", maintain_order=True)
         .select("gap", name="called")
     )

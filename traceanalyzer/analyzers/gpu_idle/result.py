@@ -344,7 +344,7 @@ def _verdict(result: GpuIdle) -> str:
     text += loader if loading else []
     if lost / result.span_ns >= _LITTLE and cause not in (causes.DATALOADING, causes.UNKNOWN):
         if _is_warm_up(result, cause):
-            text.append("Most of it is in the first step (warm-up): that is no cost of each step.")
+            text.append("Most of it is in the first step (warm-up): it is not a cost of each step.")
         else:
             text.append(result.advice(cause, _per_step(result, cause), here=True))
     elif idle < _LITTLE:

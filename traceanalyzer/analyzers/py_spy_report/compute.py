@@ -337,12 +337,12 @@ def _doing(frames: Frames, leaf: intervals.Ints) -> pl.Series:
     waits = pl.Series([wait_of(*frame) for frame in texts], dtype=pl.String)
     is_module = (frames.distinct["name"] == _MODULE).to_numpy()
     by_import = (frames.distinct["path"] == BUILT_IN).fill_null(value=False).to_numpy()
-    is_own = np.array([libraries.is_own_code(*frame) for frame in texts], np.bool_)
+    is_own_code = np.array([libraries.is_own_code(*frame) for frame in texts], np.bool_)
     is_runner = frames.distinct["file"].fill_null("").str.contains("runpy").to_numpy()
     # a module below another one, or one of a library below any function but ``python -m``
     caller = np.where(is_module, 2, np.where(is_runner, 0, 1))[frames.frame]
     below = np.maximum(_at(caller, frames.parent), 0)
-    imported = is_module[frames.frame] & (below > is_own[frames.frame])
+    imported = is_module[frames.frame] & (below > is_own_code[frames.frame])
     imports = _at(stack_weights.nearest(frames.parent, by_import[frames.frame] | imported), leaf)
     rows = pl.DataFrame({"wait": waits.gather(_row_of(pl.Series(_at(frames.frame, leaf))))})
     is_import = pl.Series(imports != stack_weights.ROOT)
