@@ -57,14 +57,12 @@ def read(
         kinds: event kinds to read (``kernel``, ``cpu_op`` ...; ``counter``, ``flow``, ``lane`` and
             ``metric`` for those tables); None for all. Fewer kinds need less time and memory.
         names: substrings; events whose name contains one are read whatever their kind.
-        columns: optional columns to fill: ``args``, ``input_dims``, ``input_types``,
-            ``concrete_inputs``.
+        columns: columns of :data:`~traceanalyzer.schema.ON_REQUEST` to fill.
         unused: columns of ``events`` and side tables that a parser may leave null or empty.
         windows: (start, end) in ns on the file's clock; only slices that overlap one are read.
         metrics: substrings; only metrics whose name contains one are read. Empty for all.
         inputs_of: names of operators; a parser may leave the inputs of others null.
-        args_with_modules: fill ``args`` if the file says that modules or Python frames were
-            recorded.
+        args_with_modules: fill ``args`` if modules or Python frames were recorded.
         format: name of the format, to override detection by content.
         assume_rank: the rank of a file without one.
         since_ns: ignore events that end before this time after the file's first event.

@@ -262,12 +262,7 @@ def take(trace: Trace, options: Options) -> Excerpt:
         unread_targets=_ARGS not in trace.events.columns
         and trace.events.select((pl.col("kind") == "cuda_sync").any()).item(),
         names=trace.names,
-        program=Api(
-            hip=uses_hip(trace.meta, trace.names),
-            pytorch=any(mark in name for name in trace.names for mark in OF_PYTORCH),
-            trains=trains(trace.names),
-            uncached=soundness.is_uncached(trace),
-        ),
+        program=_program(trace),
         work_lost=is_truncated(trace) or (work.is_empty() and _calling(trace).height > 0),
         recorded_until=until,
         collectives=_collectives(trace, pids),
@@ -278,6 +273,15 @@ def take(trace: Trace, options: Options) -> Excerpt:
         captures=_captures(slices, trace.names),
         hints={what: record_hint(trace.meta, what) for what in _MAY_LACK},
         by_device=take(trace, replace(options, by="device")) if by_process else None,
+    )
+
+
+def _program(trace: Trace) -> Api:
+    return Api(
+        hip=uses_hip(trace.meta, trace.names),
+        pytorch=any(mark in name for name in trace.names for mark in OF_PYTORCH),
+        trains=trains(trace.names),
+        uncached=soundness.is_uncached(trace),
     )
 
 
