@@ -123,20 +123,22 @@ def test_captured_launches_are_graph_building() -> None:
     assert rules(loop(captured))[0] == "graph-building"
 
 
-def test_small_copies_that_block_are_named() -> None:
+@pytest.mark.parametrize(("us", "rule"), [(40, "small-copies"), (1_500, "synchronisation")])
+def test_small_copies_that_block_are_named(us: int, rule: str) -> None:
+    """A call of milliseconds waits for something else than the copy of 2 KB."""
     rows = []
     for i in range(100):
-        at, kernel, copy = i * 60, 2 * i, 2 * i + 1
+        at, kernel, copy = i * (us + 20), 2 * i, 2 * i + 1
         rows += [
             host("cuda_runtime", "cudaLaunchKernel", at * US, 5 * US, correlation=kernel),
             device(GEMM, (at + 6) * US, 10 * US, correlation=kernel),
-            host("cuda_runtime", "cudaMemcpy", (at + 18) * US, 40 * US, correlation=copy),
+            host("cuda_runtime", "cudaMemcpy", (at + 18) * US, us * US, correlation=copy),
             device(
-                "Memcpy HtoD (Pageable -> Device)", (at + 50) * US, 2 * US,
+                "Memcpy HtoD (Pageable -> Device)", (at + us + 10) * US, 2 * US,
                 correlation=copy, bytes=2048, kind="gpu_memcpy",
             ),
         ]  # fmt: skip
-    assert rules(trace(rows))[0] == "small-copies"
+    assert rules(trace(rows))[0] == rule
 
 
 def test_python_between_operators_is_launch_overhead() -> None:

@@ -20,6 +20,13 @@ _USUAL = (GEMM, CONVOLUTION, ATTENTION, KV_CACHE, COMMUNICATION, "moe", "optimiz
 #: So few calls all may be as long.
 _FEW = 2
 
+#: A kernel that copies or fills memory (ROCm).
+_COPIES = "__amd_rocclr_"
+
+#: A kernel of which neither the kind nor the operator is known may be what the program is for:
+#: its size counts at most as this share, which is info.
+_UNKNOWN = 0.39
+
 #: From this share of its time on, a kernel is counted by memory-bound-kernels.
 _FUSIBLE = 0.5
 
@@ -72,7 +79,9 @@ def _one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
     if not time.whole_ns:
         return
     usual = result.heaviest("name").filter(pl.col("family").is_in(_USUAL))["kernel"]
-    rows = in_steps(result, time).filter(~pl.col("kernel").is_in(usual.implode()))
+    is_usual = pl.col("kernel").is_in(usual.implode())
+    is_copy = pl.col("kernel").str.starts_with(_COPIES)
+    rows = in_steps(result, time).filter(~is_usual, ~is_copy)
     sums = rows.group_by("kernel").agg(
         pl.col("n", "total_ns", "fusible_ns").sum(), pl.col("max_ns").max()
     )
@@ -82,8 +91,11 @@ def _one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
         sums = sums.filter(pl.col("fusible_ns") < _FUSIBLE * pl.col("total_ns"))
     for row in largest_first(sums, "total_ns", "kernel").head(1).iter_rows(named=True):
         place = _place(result, row["kernel"])
+        share, advice = time.frac(row["total_ns"]), _advice(row["kernel"], place)
+        is_known = place.get("operator") or advice != _PROFILE
         yield Measured(
-            size=time.frac(row["total_ns"]),
+            size=share if is_known else min(share, _UNKNOWN),
+            cost_frac=share,
             title=f"One kernel, {row['kernel']}, takes {time.share(row['total_ns'])}"
             f"{_launched_by(place)}.",
             evidence=(
@@ -93,7 +105,7 @@ def _one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
                 ),
                 *([f"Called from {place['code']}."] if place.get("code") else []),
             ),
-            advice=_advice(row["kernel"], place),
+            advice=advice,
             total_ns=row["total_ns"],
             confidence="medium",  # it may be the work that the program is for
         )

@@ -251,14 +251,15 @@ def _advice(problems: pl.DataFrame) -> Iterator[str]:
         yield f"For a sound recording: {' '.join(advice)}"
 
 
-def _by_severity(one: Finding) -> tuple[int, bool, float, str, str]:
+def _by_severity(one: Finding) -> tuple[int, bool, bool, float, str, str]:
     """Sort key: severity, then share; memory and time are compared by their shares.
 
-    Within a severity, lost time comes before slow kernels: while a device waits, faster kernels
-    only extend the wait time.
+    Within a severity, causes of low confidence come last, and lost time comes before slow kernels:
+    while a device waits, faster kernels only extend the wait time.
     """
-    is_busy = one.analysis in ("kernels", "efficiency")
-    return -SEVERITIES.index(one.severity), is_busy, -(one.cost_frac or 0.0), one.id, one.title
+    is_low, is_busy = one.confidence == "low", one.analysis in ("kernels", "efficiency")
+    severity = -SEVERITIES.index(one.severity)
+    return severity, is_low, is_busy, -(one.cost_frac or 0.0), one.id, one.title
 
 
 # --- findings and their effects --------------------------------------------------------------

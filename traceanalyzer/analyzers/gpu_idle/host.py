@@ -674,12 +674,15 @@ def copying_little(excerpt: Excerpt) -> pl.DataFrame:
     """Return when a thread copies a small buffer to the device and waits for it, likewise.
 
     A copy blocks the host if its memory is pageable, by the name of its call, or if the call
-    returns after the copy.
+    returns after the copy. A call that takes longer than :data:`~.causes.LITTLE_COPY_NS` waits for
+    something else.
     """
     copies = _to_device(excerpt, pl.col("bytes") < causes.BATCH_BYTES)
     if copies.is_empty():
         return _NEVER
-    calls = excerpt.launched.filter(pl.col("work").is_in(copies["work"].implode()))
+    is_short = pl.col("end") - pl.col("start") <= causes.LITTLE_COPY_NS
+    calls = excerpt.launched.filter(pl.col("work").is_in(copies["work"].implode()), is_short)
+    copies = copies.filter(pl.col("work").is_in(calls["work"].implode()))
     ended = excerpt.work["end"][calls["work"]]
     waited = calls["work"].filter(calls["end"] >= ended)
     pageable = pl.col("name").is_in(matching(distinct(copies), ["Pageable"]))
