@@ -268,13 +268,20 @@ def without_overhead(export: Trace, gaps: pl.DataFrame) -> list[tuple[int, ...]]
     """Gaps of the reference without profiler overhead, computed by a plain loop.
 
     nsys takes overhead between the first and the last operation for busy, as the reference's notes
-    have it; its tables do so only where none of the overhead lies in a gap.
+    have it; its tables do so only where none of the overhead lies in a gap. Overhead of threads
+    that never launch work does not delay it.
     """
     ends: dict[int, tuple[int, int]] = {}
     for pid, start, end in device_work(export).select("pid", "start", "end").iter_rows():
         first, last = ends.get(pid, (start, end))
         ends[pid] = min(first, start), max(last, end)
-    profiler = export.events.filter(pl.col("kind") == "overhead").select("pid", "ts", "dur")
+    work = export.events.filter(pl.col("device").is_not_null())["correlation"].drop_nulls()
+    calls = export.events.filter(
+        pl.col("tid").is_not_null(), pl.col("correlation").is_in(work.implode())
+    )
+    profiler = export.events.filter(
+        pl.col("kind") == "overhead", pl.col("tid").is_in(calls["tid"].implode())
+    ).select("pid", "ts", "dur")
     left = []
     for pid, device, start, end, _ in gaps.iter_rows():
         first, last = ends[pid]

@@ -44,7 +44,7 @@ _analyze = answering.analyze
 ANSWERING = sorted(set(ALL) - FOR_OTHERS - {"gate"})  # gate: tests/tools/test_budgets.py
 
 #: Whose answers are numbers of ranks and devices.
-NAMELESS = ("overlap", "steps")
+NAMELESS = ("overlap", "steps", "what-if")
 _OF_STACKS = ("flamegraph", "py-spy-report")
 
 #: What a terminal obeys, what turns the direction of text, what cannot be seen.

@@ -192,7 +192,8 @@ def test_durations_are_text():
         "select lpad(name, 2000000000, 'x') as n from events",
         (
             "select count(*) as n from events a join events b on a.kind = b.kind "
-            "join events c on c.kind = b.kind join events d on d.kind = c.kind"
+            "join events c on c.kind = b.kind join events d on d.kind = c.kind "
+            "join events e on e.kind = d.kind join events f on f.kind = e.kind"
         ),
     ],
 )

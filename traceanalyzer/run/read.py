@@ -88,7 +88,7 @@ def read(
     )
     source = Source(path)
     with _contained(source):
-        parsed = _parser(source, format).parse(source, selection, progress)
+        parsed = _parser(source, format).parse(source, selection, _passed_on(progress))
         trace = _checked(parsed, source, selection)
     if assume_rank is not None:
         trace = with_assumed_rank(trace, assume_rank)
@@ -119,7 +119,9 @@ def read_ranks(
     with _contained(source):
         parser = _parser(source, format)
         parse = parser.parse_ranks or (lambda *what: [[parser.parse(*what)].pop])
-        return [partial(finished, build) for build in parse(source, selection, progress)]
+        return [
+            partial(finished, build) for build in parse(source, selection, _passed_on(progress))
+        ]
 
 
 def ranks_apart(path: PathLike, name: str | None = None) -> Sequence[int]:
@@ -170,6 +172,24 @@ def _parser(source: Source, name: str | None) -> Format:
     return registry.by_name(name) if name else registry.require(source)
 
 
+class _ProgressError(Exception):
+    """An exception of the callback for progress, which is not one of a reader."""
+
+
+def _passed_on(progress: Progress | None) -> Progress | None:
+    """Return a callback whose exceptions are passed on by :func:`_contained`."""
+    if progress is None:
+        return None
+
+    def call(done: int, size: int) -> None:
+        try:
+            progress(done, size)
+        except Exception as error:
+            raise _ProgressError(error) from error
+
+    return call
+
+
 @contextmanager
 def _contained(source: Source) -> Iterator[None]:
     """Turn any exception of a reader into an error of this file, so that others are still read.
@@ -181,6 +201,8 @@ def _contained(source: Source) -> Iterator[None]:
         yield
     except (TraceAnalyzerError, MemoryError, BrokenPipeError):
         raise
+    except _ProgressError as error:
+        raise error.args[0] from None
     except OSError as error:
         raise UnreadableFile(source.path, (error.strerror or str(error)).lower()) from error
     except (Exception, PanicException) as error:
