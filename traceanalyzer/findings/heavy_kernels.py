@@ -23,9 +23,9 @@ _FEW = 2
 #: A kernel that copies or fills memory (ROCm).
 _COPIES = "__amd_rocclr_"
 
-#: A kernel of which neither the kind nor the operator is known may be what the program is for:
-#: its size counts at most as this share, which is info.
-_UNKNOWN = 0.39
+#: A kernel of another kind may be what the program is for: it is info, and only from the second
+#: share on, and if its operator is known, a warning.
+_LEAST, _MUCH = 0.2, 0.4
 
 #: From this share of its time on, a kernel is counted by memory-bound-kernels.
 _FUSIBLE = 0.5
@@ -71,7 +71,7 @@ _PROFILE = (
     "kernels",
     "one kernel, of no family that usually takes most time, with a large part of the time",
     "time of the kernel as a share of step time (of the recorded time if no steps are marked)",
-    {"info": 0.2, "warning": 0.4},
+    {"info": _LEAST, "warning": 0.21},
     uses=("gpu_idle",),
 )
 def _one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
@@ -92,9 +92,9 @@ def _one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
     for row in largest_first(sums, "total_ns", "kernel").head(1).iter_rows(named=True):
         place = _place(result, row["kernel"])
         share, advice = time.frac(row["total_ns"]), _advice(row["kernel"], place)
-        is_known = place.get("operator") or advice != _PROFILE
+        is_operator = bool(place.get("operator")) and share >= _MUCH
         yield Measured(
-            size=share if is_known else min(share, _UNKNOWN),
+            size=share if is_operator or advice != _PROFILE else min(share, _LEAST),
             cost_frac=share,
             title=f"One kernel, {row['kernel']}, takes {time.share(row['total_ns'])}"
             f"{_launched_by(place)}.",
