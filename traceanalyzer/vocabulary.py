@@ -149,6 +149,10 @@ _CALL_CLASSES: dict[str, str] = {
     QUERY: rf"{_API}\w*(?:Get|Query|CanAccess|Occupancy|IsCapturing|Peek|CaptureMode)",
 }
 
+#: Calls that make a stream wait for an event or a value, and calls that record an event.
+STREAM_WAIT = rf"{_API}StreamWait(?:Event|Value)"
+EVENT_RECORD = rf"{_API}EventRecord"
+
 #: Classes of calls that start device work.
 LAUNCHES_WORK = (LAUNCH, COPY, MEMSET)
 #: Classes of calls that allocate or free memory of the driver.

@@ -13,6 +13,7 @@ from benchmarks.accuracy.fault import Expected
 from benchmarks.accuracy.simulator import Job, simulate
 from benchmarks.accuracy.variants import within_recording
 from benchmarks.accuracy.write import write_kineto
+from benchmarks.accuracy.write_nsys import write_nsys
 
 #: A prediction counts if it is within this share of the true gain, or of the step.
 OF_GAIN, OF_STEP = 0.1, 0.01
@@ -61,16 +62,12 @@ class Prediction:
 
 
 def predictions(seeds: range, only: str = "") -> Iterator[Prediction]:
-    """Predict the gain of each fault that a change removes; cases with one fault, Kineto files."""
+    """Predict the gain of each fault that a change removes, in cases with one fault."""
     for seed in seeds:
         for plan in plans(seed):
             fault = plan.faults[0].name if len(plan.faults) == 1 else ""
-            if fault in CHANGES and only in plan.name and plan.world < 64 and _is_kineto(plan):
+            if fault in CHANGES and only in plan.name and plan.world < 64:
                 yield _predicted(plan, CHANGES[fault])
-
-
-def _is_kineto(plan: Plan) -> bool:
-    return "nsys" not in plan.name
 
 
 def _predicted(plan: Plan, change: dict[str, Any]) -> Prediction:
@@ -79,19 +76,23 @@ def _predicted(plan: Plan, change: dict[str, Any]) -> Prediction:
     job, healthy = plan.base_job(), plan.base_job()
     (expected,) = plan._inject(job, plan._sizes(plan._wall_us()))
     with tempfile.TemporaryDirectory() as folder:
-        faulty, fixed = (_written(Path(folder) / n, one) for n, one in (("a", job), ("b", healthy)))
+        faulty, fixed = (
+            _written(Path(folder) / name, one, plan.format)
+            for name, one in (("faulty", job), ("fixed", healthy))
+        )
         try:
             result = ta.what_if(faulty, **_given(change, expected, job))
-            true = result.recorded_ns - ta.what_if(fixed, free="no such kernel").recorded_ns
+            true = result.recorded_ns - ta.what_if(fixed, free="copies").recorded_ns
         except ta.TraceAnalyzerError as error:
             return Prediction(plan.name, plan.seed, why=str(error).rpartition(": ")[2])
     gain = float(result.changes["gain_ns"][0])
     return Prediction(plan.name, plan.seed, result.recorded_ns, true, gain)
 
 
-def _written(folder: Path, job: Job) -> Path:
+def _written(folder: Path, job: Job, file_format: str) -> Path:
     folder.mkdir()
-    write_kineto(job, within_recording(job, simulate(job, program_of(job))), folder)
+    write = write_nsys if file_format == "nsys" else write_kineto
+    write(job, within_recording(job, simulate(job, program_of(job))), folder)
     return folder
 
 

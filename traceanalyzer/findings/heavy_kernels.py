@@ -23,8 +23,8 @@ _FEW = 2
 #: A kernel that copies or fills memory (ROCm).
 _COPIES = "__amd_rocclr_"
 
-#: A kernel of another kind may be what the program is for: it is info, and only from the second
-#: share on, and if its operator is known, a warning.
+#: A kernel of another kind may be what the program is for: it is info, and a warning only from the
+#: second share on, if its operator is known or it can be tuned.
 _LEAST, _MUCH = 0.2, 0.4
 
 #: From this share of its time on, a kernel is counted by memory-bound-kernels.
@@ -54,7 +54,7 @@ _TUNING = (
 #: Advice by names of the kernel and of the operators that launch it; the first match counts.
 _ADVICE = (
     (r"(?i)index(?:ing|_put|_?backward)|embedding.*backward", _INDEXING),
-    (r"(?i)scatter|gather|index", _SCATTERING),
+    (r"(?i)scatter|index_(?:add|copy|reduce)", _SCATTERING),
     (r"(?i)sort|top_?k|radix|unique|nonzero|scan|cumsum", _SORTING),
     (r"(?i)\bcast|_to_copy|aten::to\b|direct_copy|float16_copy|copy_kernel", _CASTING),
     (r"(?i)triton", _TUNING),
@@ -92,9 +92,10 @@ def _one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
     for row in largest_first(sums, "total_ns", "kernel").head(1).iter_rows(named=True):
         place = _place(result, row["kernel"])
         share, advice = time.frac(row["total_ns"]), _advice(row["kernel"], place)
-        is_operator = bool(place.get("operator")) and share >= _MUCH
+        is_slow = advice not in (_PROFILE, _TUNING)
+        is_known = bool(place.get("operator")) or advice == _TUNING
         yield Measured(
-            size=share if is_operator or advice != _PROFILE else min(share, _LEAST),
+            size=share if is_slow or (is_known and share >= _MUCH) else min(share, _LEAST),
             cost_frac=share,
             title=f"One kernel, {row['kernel']}, takes {time.share(row['total_ns'])}"
             f"{_launched_by(place)}.",

@@ -5,6 +5,8 @@ from typing import Final, NamedTuple
 
 import polars as pl
 
+from traceanalyzer.units import format_frac
+
 #: Names of sends and receives in PyTorch and NCCL.
 POINT_TO_POINT: Final = r"(?i)send|recv|p2p"
 
@@ -38,7 +40,8 @@ class Pipeline(NamedTuple):
             return ""
         return (
             f"With {self.stages} stages and {self.batches} micro-batches per step, a 1F1B schedule "
-            f"has a bubble of {self.bubble_frac:.0%}: (stages - 1) / (micro-batches + stages - 1)."
+            f"has a bubble of {format_frac(self.bubble_frac)}: "
+            "(stages - 1) / (micro-batches + stages - 1)."
         )
 
 

@@ -196,12 +196,12 @@ def _limited(pattern: str) -> Iterator[None]:
         )
 
     before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, _LIMIT_S)
+    timer = signal.setitimer(signal.ITIMER_REAL, _LIMIT_S)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_REAL, *timer)
 
 
 def matcher(patterns: Iterable[str]) -> Callable[[str], bool]:

@@ -6,34 +6,13 @@ from collections.abc import Sequence
 
 import polars as pl
 
-from traceanalyzer.analyzers.base import Analyzer, Needs
+from traceanalyzer.analyzers.base import Analyzer
 from traceanalyzer.analyzers.common.columns import ratio
 from traceanalyzer.analyzers.critical_path.options import Options
 from traceanalyzer.analyzers.critical_path.result import CriticalPath
 from traceanalyzer.analyzers.replay import engine, program
 from traceanalyzer.analyzers.replay.path import longest_path
 from traceanalyzer.analyzers.replay.program import Program
-from traceanalyzer.trace import Trace
-
-
-def needs(_options: Options) -> Needs:
-    """Device work and host activity."""
-    return program.needs()
-
-
-def measure(trace: Trace, _options: Options) -> Program:
-    """Return the program of one rank.
-
-    Raises:
-        MissingData: no device work was recorded, or too few of its launch calls.
-    """
-    return program.build(trace)
-
-
-def more(parts: Sequence[Program], _options: Options) -> Needs | None:
-    """Read arguments too if they tell which event a stream waits for."""
-    unread = any(part.unread_events for part in parts)
-    return program.needs(with_arguments=True) if unread else None
 
 
 def combine(
@@ -51,7 +30,7 @@ def combine(
     ranks = pl.Series([one.rank for one in job.programs], dtype=pl.Int64)
     path = path.with_columns(rank=ranks[path["program"]], time_ns=pl.col("end") - pl.col("start"))
     steps = len(bounds)
-    waits = pl.concat([one.waits["inferred"] for one in job.programs])
+    waits = engine.between_streams(job)
     return CriticalPath(
         classes=_summed(path, steps, "kind"),
         names=_summed(path, steps, "kind", "name"),
@@ -62,10 +41,13 @@ def combine(
         error_frac=error,
         edges=waits.len(),
         inferred=int(waits.sum()),
+        hint=job.programs[0].hint,
     )
 
 
-CRITICAL_PATH = Analyzer("critical_path", Options, needs, measure, combine, more=more)
+CRITICAL_PATH = Analyzer(
+    "critical_path", Options, program.needs, program.measure, combine, more=program.more
+)
 
 
 def _within(path: pl.DataFrame, bounds: Sequence[tuple[float, float]]) -> pl.DataFrame:

@@ -9,6 +9,7 @@ from functools import partial
 import polars as pl
 
 from traceanalyzer.analyzers.common.display import headings, sentences
+from traceanalyzer.analyzers.what_if.result import inferred_waits
 from traceanalyzer.drawings import Chart
 from traceanalyzer.result import Result, Table, View
 from traceanalyzer.units import format_frac, format_ns
@@ -35,8 +36,9 @@ class CriticalPath(Result):
         steps: number of steps.
         step_ns: mean step time, the sum of ``time_ns`` of each table.
         error_frac: relative error of the replayed step time.
-        edges: number of waits between streams and of calls.
+        edges: number of waits of a stream for another one.
         inferred: number of those that are not recorded but inferred.
+        hint: how to record them, or empty.
     """
 
     classes: pl.DataFrame
@@ -48,6 +50,7 @@ class CriticalPath(Result):
     error_frac: float
     edges: int
     inferred: int
+    hint: str
 
     def view(self) -> View:
         """Build the view: classes, names, ranks and the path."""
@@ -99,15 +102,9 @@ def _rank(result: CriticalPath) -> str:
 
 def _notes(result: CriticalPath) -> Iterator[str]:
     yield (
-        "Only what is on the path can make a step shorter. traceanalyzer what-if tells by how "
-        "much: where this path becomes shorter, another one is the longest."
+        "Only time on the path makes a step shorter; traceanalyzer what-if estimates by how much."
     )
-    if result.inferred:
-        yield (
-            f"{result.inferred:,} of {result.edges:,} waits between streams were inferred from the "
-            "order of calls; torch.profiler records them with "
-            "experimental_config=_ExperimentalConfig(enable_cuda_sync_events=True)."
-        )
+    yield from inferred_waits(result.inferred, result.edges, result.hint)
 
 
 def _charts(result: CriticalPath) -> tuple[Chart, ...]:

@@ -36,6 +36,7 @@ from traceanalyzer.vocabulary import (
     LAUNCH_KINDS,
     LAUNCHES_WORK,
     SHARE,
+    STREAM_WAIT,
     call_class,
 )
 
@@ -65,9 +66,6 @@ _RUNS_COLLECTIVE = starting_with(*HOST_COLLECTIVE_PREFIXES)
 _COMMUNICATES = (pl.col("kind") == "mpi") & ~pl.col("name").cast(pl.String).str.contains(
     r"^MPI_(?:Init|Finalize|Comm_|Type_|Wtime|Get_)"
 )
-
-#: Calls that make a stream wait for another one.
-_STREAM_WAIT = r"^(?:cuda|hip|cu)StreamWait(?:Event|Value)"
 
 _SINGLE_PROCESS = "_SingleProcessDataLoaderIter"
 
@@ -395,7 +393,7 @@ def _stream_waits(trace: Trace, threads: pl.DataFrame) -> pl.DataFrame:
     ``waits_for`` is the call, with the stream of the event that it waits for if ``cuda_sync`` rows
     and their arguments were read.
     """
-    hits = matching(trace.names, [_STREAM_WAIT])
+    hits = matching(trace.names, [STREAM_WAIT])
     if not hits:
         return pl.DataFrame(schema=_STREAM_WAITS)
     is_wait = pl.col("kind").is_in(LAUNCH_KINDS) & pl.col("name").is_in(hits)

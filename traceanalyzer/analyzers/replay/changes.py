@@ -10,23 +10,25 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.common.device_work import MEMORY
-from traceanalyzer.analyzers.common.names import matcher
+from traceanalyzer.analyzers.common.names import distinct, matching, named
 from traceanalyzer.analyzers.replay.engine import Job, Weights
 from traceanalyzer.analyzers.replay.program import Floats, Ints, Program
 from traceanalyzer.errors import OptionError
 
 LAUNCHES, LOADING, CODE = "launches", "data-loading", "host-code"
 SYNCHRONISATION, COMMUNICATION, COPIES = "synchronisation", "communication", "copies"
-#: Classes of time that ``free`` knows by name, and what a change of them is called.
+#: Classes of time that ``free`` knows by name, and what a run without them is called.
 CLASSES = {
-    LOADING: "no time in the data loader",
-    LAUNCHES: "no time to launch",
+    LOADING: "no data loading",
+    LAUNCHES: "no launch overhead",
     CODE: "no other host code",
-    SYNCHRONISATION: "no waiting for the device on the host",
+    SYNCHRONISATION: "no synchronisation",
     COPIES: "no copies",
-    COMMUNICATION: "no time for transfers",
+    COMMUNICATION: "instant transfers",
 }
 _POINT_TO_POINT = ("send", "recv", "send_recv")
+#: A rank in the name of a process group, which comes from the file.
+_RANK = re.compile(r"\b\d{1,9}\b")
 
 
 @dataclass(frozen=True)
@@ -73,10 +75,12 @@ def changed(job: Job, change: Change, *, typical_of_all: bool = False) -> list[W
             that change, as in Lin et al., OSDI'25.
 
     Raises:
-        OptionError: a regular expression or a factor is not valid.
+        OptionError: a regular expression or a factor is not valid, or matches nothing.
     """
-    weights = [_without(change.free, *pair) for pair in _pairs(job)]
+    pairs = zip(job.weights, job.programs, strict=True)
+    weights = [_without(change.free, *pair) for pair in pairs]
     for pattern, factor in _factors(change):
+        _require_names(job, pattern)
         weights = [
             _faster(one, program, pattern, factor)
             for one, program in zip(weights, job.programs, strict=True)
@@ -89,8 +93,18 @@ def changed(job: Job, change: Change, *, typical_of_all: bool = False) -> list[W
     ]
 
 
-def _pairs(job: Job) -> Iterator[tuple[Weights, Program]]:
-    return zip(job.weights, job.programs, strict=True)
+def _require_names(job: Job, pattern: str) -> None:
+    """Check that a pattern matches a kernel or an annotation: it may be a misspelled class.
+
+    Raises:
+        OptionError: it matches none, or is not a regular expression.
+    """
+    for program in job.programs:
+        if matching([*distinct(program.work), *program.ranges], [pattern]):
+            return
+    raise OptionError(
+        f"no kernel and no annotation matches {pattern!r}; classes of time are {', '.join(CLASSES)}"
+    )
 
 
 def _factors(change: Change) -> Iterator[tuple[str, float]]:
@@ -131,14 +145,12 @@ def _without(free: Sequence[str], weights: Weights, program: Program) -> Weights
 
 def _faster(weights: Weights, program: Program, pattern: str, factor: float) -> Weights:
     """Divide the time of kernels and annotations whose name matches."""
-    matches = matcher([pattern])
-    ranges = [number for number, name in enumerate(program.ranges) if matches(name)]
-    in_range = program.work["range"].is_in(ranges).fill_null(value=False).to_numpy()
-    names = program.work["name"].unique().drop_nulls()
-    hits = [name for name in names.cast(pl.String).to_list() if matches(name)]
-    by_name = program.work["name"].cast(pl.String).is_in(hits).fill_null(value=False).to_numpy()
+    ranges = {*matching(program.ranges, [pattern])}
+    numbers = [number for number, name in enumerate(program.ranges) if name in ranges]
+    in_range = program.work["range"].is_in(numbers).fill_null(value=False).to_numpy()
+    by_name = program.work.select(named(program.work, [pattern])).to_series().to_numpy()
     called, before = (
-        program.calls[name].is_in(ranges).fill_null(value=False).to_numpy()
+        program.calls[name].is_in(numbers).fill_null(value=False).to_numpy()
         for name in ("range", "range_before")
     )
 
@@ -242,7 +254,7 @@ def stages(job: Job) -> list[tuple[int, ...]]:
     for program in job.programs:
         kinds = program.work.filter(pl.col("collective").cast(pl.String).is_in(_POINT_TO_POINT))
         for group in kinds["group"].unique().drop_nulls():
-            ranks = {int(text) for text in re.findall(r"\d+", group.rpartition("[")[2])}
+            ranks = {int(text) for text in _RANK.findall(group.rpartition("[")[2])}
             joined = set().union(ranks, *(of.get(rank, {rank}) for rank in ranks))
             of |= dict.fromkeys(joined, joined)
     pipelines = sorted({tuple(sorted(ranks)) for ranks in of.values()})

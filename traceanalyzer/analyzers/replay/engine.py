@@ -272,10 +272,9 @@ class _Rank:
                 job.groups[number][0] >= 0, weights.transfer, weights.duration
             ).tolist()
         waits = program.waits
-        self.follows = _lists(waits.drop_nulls("work"), "work") if "work" in waits.columns else {}
-        blocked = waits.drop_nulls("call") if "call" in waits.columns else waits.clear()
+        self.follows = _lists(waits, "work")
         self.awaits = {
-            call: rows for call, rows in _lists(blocked, "call").items() if weights.waits[call]
+            call: rows for call, rows in _lists(waits, "call").items() if weights.waits[call]
         }
         work_times, call_times = ([None] * size for size in (work.height, calls.height))
         self.times = Times(
@@ -360,8 +359,9 @@ class _Rank:
 
 
 def _lists(edges: pl.DataFrame, key: str) -> dict[int, list[int]]:
+    """Return the rows of work that each row or call waits for."""
     lists: dict[int, list[int]] = defaultdict(list)
-    for row, after in edges[[key, "after"]].iter_rows():
+    for row, after in edges[[key, "after"]].drop_nulls().iter_rows():
         lists[row].append(after)
     return lists
 
@@ -424,8 +424,8 @@ def checked_replay(job: Job) -> tuple[list[Times], float]:
     error = sum(replayed) / sum(recorded_step_times(job)) - 1
     if abs(error) > MOST_ERROR:
         raise MissingData(
-            f"the replay of the unchanged run differs by {error:+.1%} from the recording, so it "
-            "does not show what the run waited for"
+            f"the replay of the unchanged run differs by {100 * error:+.1f} % from the recording, "
+            "so it does not show what the run waited for"
         )
     return times, error
 
@@ -473,6 +473,11 @@ def _run(
                 if meetings.missing[meeting] > 0:
                     yield meeting
             rank.end_call(number, needs, meetings.last.get(meeting))
+
+
+def between_streams(job: Job) -> pl.Series:
+    """Return for each wait of a stream for another one whether it is inferred."""
+    return pl.concat(one.waits.drop_nulls("work")["inferred"] for one in job.programs)
 
 
 # --- measures ----------------------------------------------------------------------------------

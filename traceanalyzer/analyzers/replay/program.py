@@ -7,29 +7,36 @@ transfers of collectives.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from traceanalyzer.analyzers.base import Needs
+from traceanalyzer.analyzers.base import AnalyzerOptions, Needs
 from traceanalyzer.analyzers.comm_outliers.collectives import communication
-from traceanalyzer.analyzers.common import clocks, step_marks
-from traceanalyzer.analyzers.common.device_work import COMMUNICATION, device_work
+from traceanalyzer.analyzers.common import clocks, device_steps, step_marks
+from traceanalyzer.analyzers.common.device_work import device_work
 from traceanalyzer.analyzers.common.launching import launch_rows
-from traceanalyzer.analyzers.common.names import matching, named, starting_with
+from traceanalyzer.analyzers.common.names import mapped, matching, named
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals, linking, nesting
 from traceanalyzer.trace import Trace, record_hint
 from traceanalyzer.vocabulary import (
+    ALLOCATES,
+    ANNOTATION_KINDS,
+    COPY,
     DEVICE_WORK,
-    HOST_COLLECTIVE_PREFIXES,
+    EVENT_RECORD,
     HOST_KINDS,
     LAUNCH_KINDS,
+    STREAM_WAIT,
+    SYNCHRONISE,
     SYNCHRONISING_CALLS,
+    call_class,
 )
 
 #: Device work starts at most this long after its launch call if nothing else delays it.
@@ -50,13 +57,9 @@ PAUSE_NS = 50_000
 #: Without a recorded launch call for this share of the work, the program is not known.
 MOST_MISSING = 0.25
 
-_RECORDS = r"^(?:cuda|hip|cu)EventRecord"
-_WAITS = r"^(?:cuda|hip|cu)StreamWait"
-_FREES = r"^(?:cuda|hip|cu)(?:Mem)?(?:Free|Malloc|Alloc)"
-_COPIES = r"(?i)memcpy"
-#: Calls of MPI in which ranks wait for each other.
-_MPI = r"^MPI_(?:All|Bar|Bcast|Ex?[Ss]can|Gather|Neighbor|Reduce|Scan|Scatter)"
-_HOST_COLLECTIVES = (starting_with(*HOST_COLLECTIVE_PREFIXES), _MPI)
+_POINT_TO_POINT = ("send", "recv")
+#: Numbers in names with more digits are not numbers of steps.
+_MOST_DIGITS = 9
 _LANE = ["device", "stream"]
 
 Ints = npt.NDArray[np.int64]
@@ -82,11 +85,12 @@ class Program(clocks.Origin):
             stream (-1: none); latency_ns after the launch call, lag_ns after the work that it waits
             for, rest_ns, unexplained; collective, group, size, seq of a collective; range.
         waits: work (row) or call (row), and after, the row of work that it waits for; inferred.
-        steps: step, start, end of the marks on the host.
+        steps: rows of :func:`~traceanalyzer.analyzers.common.device_steps.device_steps`.
         ranges: names of annotations.
         missing: number of rows of work without a launch call.
         unread_events: the events that streams wait for are in arguments that were not read.
         apart: the steps were not recorded one after another.
+        hint: how to record which events streams wait for, or empty.
     """
 
     world_size: int | None
@@ -98,15 +102,22 @@ class Program(clocks.Origin):
     missing: int
     unread_events: bool
     apart: bool
+    hint: str
 
 
-def needs(*, with_arguments: bool = False) -> Needs:
+def needs(_options: AnalyzerOptions | None = None) -> Needs:
     """Return the data that a program is built from."""
     kinds = {*DEVICE_WORK, *HOST_KINDS, "cuda_sync"} - {"osrt", "overhead"}
-    return Needs(kinds, step_marks.MARK_NAMES, ("args",) if with_arguments else ())
+    return Needs(kinds, step_marks.MARK_NAMES)
 
 
-def build(trace: Trace) -> Program:
+def more(parts: Sequence[Program], options: AnalyzerOptions) -> Needs | None:
+    """Request arguments too if they tell which event a stream waits for."""
+    unread = any(part.unread_events for part in parts)
+    return replace(needs(options), columns=("args",)) if unread else None
+
+
+def measure(trace: Trace, _options: AnalyzerOptions | None = None) -> Program:
     """Return the program of the rank of a trace.
 
     Raises:
@@ -115,16 +126,15 @@ def build(trace: Trace) -> Program:
     work = device_work(trace)
     launched_by = launch_rows(trace, work)
     _require_launches(trace, launched_by)
-    calls = _calls(trace, work, launched_by)
+    collectives = communication(trace, work)
+    calls = _calls(trace, launched_by, collectives)
     order, call = _launch_order(calls, work, launched_by)
     work, call = work[order], call[order]
-    steps = step_marks.steps(trace)
-    by_kernels = step_marks.by_kernels(steps)
-    at_call = calls["start"].to_numpy()[np.maximum(call, 0)] if calls.height else call
-    launched_at = pl.Series(at_call)
-    by_start = pl.when(pl.Series((call < 0) | by_kernels)).then(work["start"])
-    at = pl.select(by_start.otherwise(launched_at)).to_series()
-    work = work.with_columns(step=_step_of(at, steps), lane=_lanes(work))
+    steps = device_steps.device_steps(trace)
+    launched_at = calls["start"].gather(pl.Series(call).replace(-1, None))
+    step = device_steps.launching_step(steps, launched_at, work["start"])
+    called_in = device_steps.launching_step(steps, calls["start"], calls["start"])
+    work = work.with_columns(step, lane=_lanes(work))
     edges = _event_edges(trace, calls, work, call)
     chain = _stream_order(work, call)
     unexplained = _delays(work, calls, call, _ready(work, edges, chain))
@@ -132,27 +142,23 @@ def build(trace: Trace) -> Program:
     work = _delays(work, calls, call, _ready(work, edges, chain))
     calls, blocking = _blocking(trace, calls, work, call)
     ranges, of_call, of_work = _ranges(trace, calls, work, call)
-    missing = int((call < 0).sum())
+    has_events = bool((trace.events["kind"] == "cuda_sync").any())
     return Program(
         **clocks.origin(trace.meta),
         world_size=trace.meta.world_size,
-        calls=calls.with_columns(
-            step=_step_of(calls["start"], steps if not by_kernels else steps.clear()),
-        )
-        .hstack(of_call)
-        .drop("event"),
-        work=_described(trace, work).with_columns(
+        calls=calls.with_columns(called_in).hstack(of_call).drop("event"),
+        work=_described(work, collectives).with_columns(
             pl.Series("call", call).replace(-1, None),
             after=pl.Series(chain),
             range=of_work,
         ),
         waits=pl.concat([edges, blocking], how="diagonal"),
-        steps=steps[["step", "start", "end"]],
+        steps=steps,
         ranges=tuple(ranges.to_list()),
-        missing=missing,
-        unread_events="args" not in trace.events.columns
-        and bool((trace.events["kind"] == "cuda_sync").any()),
+        missing=int((call < 0).sum()),
+        unread_events=has_events and "args" not in trace.events.columns,
         apart=_apart(steps["step"].to_list()),
+        hint="" if has_events else record_hint(trace.meta, "cuda_sync"),
     )
 
 
@@ -177,46 +183,46 @@ def _apart(names: list[str | None]) -> bool:
 
 def _last_number(name: str | None) -> str | None:
     digits = (name or "").rpartition("#")[2]
-    return digits if digits.isdecimal() else None
-
-
-def _step_of(at: pl.Series, steps: pl.DataFrame) -> pl.Series:
-    """Return the number of the step at each time; null outside of steps."""
-    points = pl.DataFrame({"ts": at})
-    return linking.label_by_interval(points, steps[["start", "end"]])["interval"].alias("step")
+    return digits if digits.isdecimal() and len(digits) <= _MOST_DIGITS else None
 
 
 # --- host calls ------------------------------------------------------------------------------
 
 
-def _calls(trace: Trace, work: pl.DataFrame, launched_by: nesting.Rows) -> pl.DataFrame:
-    """Return the calls that matter: event, name, start, end, thread, and the time before each."""
-    names = trace.names
-    matter = [*SYNCHRONISING_CALLS, _RECORDS, _WAITS, _FREES]
+def _calls(trace: Trace, launched_by: nesting.Rows, collectives: pl.DataFrame) -> pl.DataFrame:
+    """Return the calls that matter: event, name, start, end, thread, and the time before each.
+
+    ``does`` is the class of a call; of a collective on the host, ``group`` is not null.
+    """
     launching = np.zeros(trace.events.height, bool)
     launching[launched_by[launched_by != nesting.ROOT]] = True
-    is_call = pl.col("kind").is_in(LAUNCH_KINDS) & named(names, matter)
-    if work.filter(pl.col("work_kind") == COMMUNICATION).is_empty():
-        is_call |= pl.col("kind").is_in(("cpu_op", "user_annotation", "mpi", "other")) & named(
-            names, _HOST_COLLECTIVES
-        )
+    on_host = collectives.filter(
+        pl.col("stream").is_null(), ~pl.col("collective").is_in(_POINT_TO_POINT).fill_null(False)
+    ).select("event", group=pl.coalesce("group", "name"))
+    meeting = np.zeros(trace.events.height, bool)
+    meeting[on_host["event"].to_numpy()] = True
+    waiting = [name for name in trace.names if call_class(name) in (SYNCHRONISE, *ALLOCATES)]
+    waiting += matching(trace.names, [*SYNCHRONISING_CALLS, EVENT_RECORD, STREAM_WAIT])
+    is_call = pl.col("kind").is_in(LAUNCH_KINDS) & pl.col("name").is_in(waiting)
     closed = pl.col("tid").is_not_null() & (pl.col("dur") >= 0)
-    event = trace.events.select((closed & (is_call | pl.Series(launching))).arg_true()).to_series()
-    rows = trace.events[["name", "kind", "pid", "tid", "ts", "dur"]][event]
+    matter = is_call | pl.Series(launching | meeting)
+    event = trace.events.select((closed & matter).arg_true()).to_series().alias("event")
+    rows = trace.events[["name", "pid", "tid", "ts", "dur"]][event]
     calls = rows.select(
-        event.alias("event"), "name", "kind", "pid", "tid",
-        start="ts", end=pl.col("ts") + pl.col("dur"), launching=pl.Series(launching)[event],
-    )  # fmt: skip
-    kernel_threads = calls.filter("launching", ~named(names, [_COPIES]))["tid"].unique()
+        event, "name", "pid", "tid", start="ts", end=pl.col("ts") + pl.col("dur"),
+        does=mapped(rows["name"].cast(pl.String), call_class),
+        launching=pl.Series(launching)[event],
+    ).join(on_host, on="event", how="left", maintain_order="left")  # fmt: skip
+    kernel_threads = calls.filter("launching", pl.col("does") != COPY)["tid"].unique()
     thread = pl.when(pl.col("tid").is_in(kernel_threads.implode())).then(-1).otherwise("tid")
     calls = calls.with_columns(thread=thread).sort("start", "event")
     before = pl.col("end").cum_max().shift(1).over("thread")
-    since = pl.max_horizontal(pl.min_horizontal(before, "start").fill_null(pl.col("start")))
+    since = pl.min_horizontal(before, "start")
     overlap = (pl.coalesce(before, "start") - pl.col("start")).clip(lower_bound=0)
     calls = calls.with_columns(
         since=since, call_ns=(pl.col("end") - pl.col("start") - overlap).clip(lower_bound=0)
     )
-    return calls.with_columns(_host_time(trace, calls)).drop("kind", "since", "launching")
+    return calls.with_columns(_host_time(trace, calls)).drop("since", "launching")
 
 
 def _host_time(trace: Trace, calls: pl.DataFrame) -> list[pl.Series]:
@@ -344,16 +350,15 @@ def _delays(work: pl.DataFrame, calls: pl.DataFrame, call: Ints, ready: Floats) 
     )
 
 
-def _described(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
+def _described(work: pl.DataFrame, collectives: pl.DataFrame) -> pl.DataFrame:
     """Add group, size and number of the collectives."""
-    rows = communication(trace, device_work(trace))
     size = pl.coalesce("group_size", pl.col("group_ranks").str.count_matches(",") + 1)
     group = pl.concat_str(
         pl.coalesce("group", pl.col("stream").cast(pl.String)),
         pl.col("group_ranks").fill_null(""),
         separator=" ",
     )
-    known = rows.filter(pl.col("stream").is_not_null()).select(
+    known = collectives.filter(pl.col("stream").is_not_null()).select(
         "event", "seq", "collective", group=group, size=size.cast(pl.Int64)
     )
     return work.join(known, on="event", how="left", maintain_order="left").drop(
@@ -370,10 +375,8 @@ def _event_edges(trace: Trace, calls: pl.DataFrame, work: pl.DataFrame, call: In
     Exact where the events were recorded; otherwise a wait is for the record before it.
     """
     empty = _edges(np.zeros(0, np.int64), np.zeros(0, np.int64), inferred=False)
-    waiting = matching(trace.names, [_WAITS])
-    if not waiting or not work.height:
+    if not matching(trace.names, [STREAM_WAIT]):
         return empty
-    recording = matching(trace.names, [_RECORDS])
     lanes = _Lanes(work["lane"].to_numpy(), call)
     exact = _recorded_events(trace, calls, work)
     if exact is not None:
@@ -383,7 +386,7 @@ def _event_edges(trace: Trace, calls: pl.DataFrame, work: pl.DataFrame, call: In
             (lanes.next(lane, at), of_record.get(key, -1)) for key, lane, at in waits.iter_rows()
         ]
     else:
-        pairs = _nearest_records(calls, lanes, set(recording), set(waiting))
+        pairs = _nearest_records(trace, calls, lanes)
     if not pairs:
         return empty
     row, after = np.array(pairs, np.int64).T
@@ -449,16 +452,16 @@ def _recorded_events(
     return records.select(key="correlation", lane="lane", at="at"), waits
 
 
-def _nearest_records(
-    calls: pl.DataFrame, lanes: _Lanes, recording: set[str], waiting: set[str]
-) -> list[tuple[int, int]]:
+def _nearest_records(trace: Trace, calls: pl.DataFrame, lanes: _Lanes) -> list[tuple[int, int]]:
     """Pair each wait with the record before it on its thread.
 
     A record is of the stream of the last launch before it; a wait is of the stream of the next
     launch after it, if that is another one.
     """
-    is_record = calls["name"].is_in(list(recording)).to_list()
-    is_wait = calls["name"].is_in(list(waiting)).to_list()
+    is_record, is_wait = (
+        calls.select(named(trace.names, [pattern])).to_series().to_list()
+        for pattern in (EVENT_RECORD, STREAM_WAIT)
+    )
     last_of_call = np.full(calls.height + 1, -1, np.int64)
     first_of_call = np.full(calls.height + 1, -1, np.int64)
     for row in range(lanes.call.size - 1, -1, -1):
@@ -507,7 +510,7 @@ def _blocking(
     trace: Trace, calls: pl.DataFrame, work: pl.DataFrame, call: Ints
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Return the calls with what they wait for: kind, and rows of waits with ``call``."""
-    kinds = _kinds(trace, calls, work, call)
+    kinds = _kinds(trace.names, calls, work, call)
     start, end = work["start"].to_numpy(), work["end"].to_numpy()
     from_ = calls["start"].to_numpy()
     until = calls["end"].to_numpy()
@@ -534,8 +537,7 @@ def _blocking(
         call_ns=pl.Series(np.where(blocked, np.minimum(spent, GAP_NS), spent)),
         tail_ns=pl.Series(tail),
         kind=pl.Series(kinds.astype(object), dtype=pl.String).replace("", None),
-        group=pl.when(pl.Series(kinds == "collective")).then(pl.col("name").cast(pl.String)),
-    )
+    ).drop("does")
     waits = pl.DataFrame(
         {"call": edges[:, 0], "after": edges[:, 1]}, schema={"call": pl.Int64, "after": pl.Int64}
     )
@@ -548,25 +550,21 @@ def _work_of_calls(call: Ints) -> dict[int, int]:
 
 
 def _kinds(
-    trace: Trace, calls: pl.DataFrame, work: pl.DataFrame, call: Ints
+    names: Sequence[str], calls: pl.DataFrame, work: pl.DataFrame, call: Ints
 ) -> npt.NDArray[np.str_]:
     """Return why each call may wait; empty for calls that do not."""
-    names = trace.names
     length = (calls["end"] - calls["start"]).to_numpy()
     launches = np.zeros(calls.height, bool)
     launches[call[call >= 0]] = True
     last_end = np.zeros(calls.height, np.int64)
     np.maximum.at(last_end, call[call >= 0], work["end"].to_numpy()[call >= 0])
     ends_in_call = launches & (last_end <= calls["end"].to_numpy() + ROUNDING_NS)
-
-    def is_named(*patterns: str) -> npt.NDArray[np.bool_]:
-        hits = calls.select(named(names, patterns).fill_null(value=False))
-        return hits.to_series().to_numpy()
-
-    synchronises = is_named(*SYNCHRONISING_CALLS) & ~launches
-    frees = is_named(_FREES) & (length > BLOCKED_NS)
-    copies = is_named(_COPIES) & ends_in_call & (length > ROUNDING_NS)
-    collective = is_named(*_HOST_COLLECTIVES) & ~launches
+    does = calls["does"].to_numpy()
+    synchronising = calls.select(named(names, SYNCHRONISING_CALLS)).to_series().to_numpy()
+    synchronises = synchronising & ~launches
+    frees = np.isin(does, ALLOCATES) & (length > BLOCKED_NS)
+    copies = (does == COPY) & ends_in_call & (length > ROUNDING_NS)
+    collective = calls["group"].is_not_null().to_numpy() & ~launches
     queued = launches & ~copies & (length > BLOCKED_NS)
     conditions = [collective, synchronises | frees, copies, queued]
     return np.select(conditions, ["collective", "synchronise", "copy", "queue"], "")
@@ -580,7 +578,7 @@ def _ranges(
 ) -> tuple[pl.Series, pl.DataFrame, pl.Series]:
     """Return the names of annotations, and the innermost one of each call and row of work."""
     spans = trace.events[["kind", "name", "pid", "tid", "ts", "dur"]].filter(
-        pl.col("kind").is_in(("user_annotation", "nvtx")) & (pl.col("dur") > 0)
+        pl.col("kind").is_in(ANNOTATION_KINDS) & (pl.col("dur") > 0)
     )
     spans = spans.select(
         pl.col("name").cast(pl.String), "pid", "tid", start="ts", end=pl.col("ts") + pl.col("dur")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from traceanalyzer.analyzers.base import Analyzer, Needs
+from traceanalyzer.analyzers.base import Analyzer
 from traceanalyzer.analyzers.replay import changes, engine, program
 from traceanalyzer.analyzers.replay.changes import Change
 from traceanalyzer.analyzers.replay.engine import Job, Times
@@ -16,30 +16,9 @@ from traceanalyzer.analyzers.replay.program import Floats, Program
 from traceanalyzer.analyzers.what_if.options import Options
 from traceanalyzer.analyzers.what_if.result import WhatIf
 from traceanalyzer.errors import OptionError
-from traceanalyzer.trace import Trace
 
 #: Ranks and stages that are tried one by one.
 _MOST_TRIED = 16
-
-
-def needs(_options: Options) -> Needs:
-    """Device work and host activity."""
-    return program.needs()
-
-
-def measure(trace: Trace, _options: Options) -> Program:
-    """Return the program of one rank.
-
-    Raises:
-        MissingData: no device work was recorded, or too few of its launch calls.
-    """
-    return program.build(trace)
-
-
-def more(parts: Sequence[Program], _options: Options) -> Needs | None:
-    """Read arguments too if they tell which event a stream waits for."""
-    unread = any(part.unread_events for part in parts)
-    return program.needs(with_arguments=True) if unread else None
 
 
 def combine(parts: Sequence[Program], options: Options, _base: Sequence[Program] = ()) -> WhatIf:
@@ -70,7 +49,7 @@ def combine(parts: Sequence[Program], options: Options, _base: Sequence[Program]
             for one, times, shift in zip(job.programs, unchanged, job.shifts, strict=True)
         ]
     )
-    waits = pl.concat([one.waits["inferred"] for one in job.programs])
+    waits = engine.between_streams(job)
     return WhatIf(
         changes=_table(rows, replayed),
         steps=_of_steps(of_steps),
@@ -84,13 +63,14 @@ def combine(parts: Sequence[Program], options: Options, _base: Sequence[Program]
         start_error_p95_ns=float(np.percentile(starts, 95)),
         edges=waits.len(),
         inferred=int(waits.sum()),
+        hint=job.programs[0].hint,
         missing=sum(one.missing for one in job.programs),
         one_by_one=len(job.begins) > 1,
         world_size=max((one.world_size or 0 for one in job.programs), default=0) or None,
     )
 
 
-WHAT_IF = Analyzer("what_if", Options, needs, measure, combine, more=more)
+WHAT_IF = Analyzer("what_if", Options, program.needs, program.measure, combine, more=program.more)
 
 
 def _steps(job: Job, replayed: Sequence[Times]) -> Floats:
@@ -129,8 +109,8 @@ def _chosen(what: str, given: Sequence[str], known: Mapping[Any, tuple[Any, ...]
     """
     ranks: set[int] = set()
     for text in given:
-        number = int(text) if text.isdecimal() else None
-        if number is None or number not in known:
+        number = next((one for one in known if str(one) == text), None)
+        if number is None:
             numbers = ", ".join(str(one) for one in known if one is not None) or "none"
             raise OptionError(f"--typical-{what} {text}: there is no such {what}; known: {numbers}")
         ranks |= {*known[number]}

@@ -11,7 +11,7 @@ import polars as pl
 from traceanalyzer.analyzers.common.display import headings, sentences
 from traceanalyzer.drawings import Chart
 from traceanalyzer.result import Result, Table, View
-from traceanalyzer.units import format_count, format_frac, format_ns
+from traceanalyzer.units import format_frac, format_ns
 
 #: A smaller share of the step is no gain.
 NO_GAIN = 0.01
@@ -37,8 +37,9 @@ class WhatIf(Result):
         error_frac: replayed_ns / recorded_ns - 1.
         start_error_ns: median difference of the starts of device work.
         start_error_p95_ns: 95th percentile of that difference.
-        edges: number of recorded waits between streams and of calls.
+        edges: number of waits of a stream for another one.
         inferred: number of those that are not recorded but inferred.
+        hint: how to record them, or empty.
         missing: number of kernels and copies without a launch call.
         one_by_one: steps were not recorded one after another; each is replayed alone.
         world_size: number of ranks of the job, or None.
@@ -56,6 +57,7 @@ class WhatIf(Result):
     start_error_p95_ns: float
     edges: int
     inferred: int
+    hint: str
     missing: int
     one_by_one: bool
     world_size: int | None
@@ -81,22 +83,23 @@ class WhatIf(Result):
 def _verdict(result: WhatIf) -> str:
     steps = result.steps.filter(pl.col("run") == "recorded").height
     taken = format_ns(result.recorded_ns)
-    step = f"A step takes {taken} (mean)." if steps > 1 else f"The run takes {taken}."
+    counted = f"mean of {steps}" if result.one_by_one else f"mean of {steps} after the first"
+    step = f"A step takes {taken} ({counted})." if steps > 1 else f"The run takes {taken}."
     best = result.changes.row(0, named=True)
     if result.given:
-        return sentences(step, _with(best["change"], best))
+        return sentences(step, f"With the change ({best['change']}): {_compared(best)}.")
     if best["gain_frac"] < NO_GAIN:
         return sentences(step, "None of the usual changes gains 1 % of it.")
-    return sentences(step, f"Largest gain: {_with(best['change'], best)}", _second(result))
+    gain = f"Largest gain, with {best['change']}: {_compared(best)}."
+    return sentences(step, gain, _second(result))
 
 
-def _with(text: str, row: dict[str, float]) -> str:
+def _compared(row: dict[str, float]) -> str:
     step, gain = format_ns(row["step_ns"]), format_ns(abs(row["gain_ns"]))
     share = format_frac(abs(row["gain_frac"]))
     if abs(row["gain_frac"]) < NO_GAIN:
-        return f"with {text} it takes {step}: no gain (below 1 %)."
-    less = "less" if row["gain_ns"] > 0 else "more"
-    return f"with {text} it takes {step}, {gain} ({share}) {less}."
+        return f"{step}, no gain (below 1 %)"
+    return f"{step}, {gain} ({share}) {'less' if row['gain_ns'] > 0 else 'more'}"
 
 
 def _second(result: WhatIf) -> str:
@@ -108,22 +111,21 @@ def _second(result: WhatIf) -> str:
 
 def _notes(result: WhatIf) -> Iterator[str]:
     yield (
-        f"Replay of the unchanged run: {result.error_frac:+.2%} against the recording; starts of "
-        f"kernels differ by {format_ns(result.start_error_ns)} (median), "
-        f"{format_ns(result.start_error_p95_ns)} (95th percentile)."
+        f"The replay of the unchanged run differs from the recording by "
+        f"{format_frac(abs(result.error_frac))} in step time, and in starts of kernels by "
+        f"{format_ns(result.start_error_ns)} (median), {format_ns(result.start_error_p95_ns)} "
+        "(95th percentile)."
     )
     yield (
-        "A gain is what the recorded program allows, no promise: changed kernels may compete for "
-        "memory bandwidth and clocks. Gains of several changes do not add up."
+        "A gain is an estimate from the recorded program: changed kernels may compete for memory "
+        "bandwidth and clocks. Gains of several changes do not add up."
     )
-    if result.inferred:
-        yield (
-            f"{result.inferred:,} of {result.edges:,} waits between streams were inferred from the "
-            "order of calls; torch.profiler records them with "
-            "experimental_config=_ExperimentalConfig(enable_cuda_sync_events=True)."
-        )
+    yield from inferred_waits(result.inferred, result.edges, result.hint)
     if result.missing:
-        yield f"{format_count(result.missing, 'kernel')} without a recorded launch call."
+        yield (
+            f"Kernels and copies without a recorded launch call: {result.missing:,}; they follow "
+            "the work before them."
+        )
     if result.one_by_one:
         yield "Only some steps were recorded: each one is replayed alone."
     if result.world_size and result.ranks < result.world_size:
@@ -131,6 +133,15 @@ def _notes(result: WhatIf) -> Iterator[str]:
             f"{result.ranks} of {result.world_size} ranks were given: waiting for the others "
             "counts as time of transfers."
         )
+
+
+def inferred_waits(inferred: int, edges: int, hint: str) -> Iterator[str]:
+    """Say how many of the waits between streams are inferred, and how to record them."""
+    if inferred:
+        text = (
+            f"{inferred:,} of {edges:,} waits between streams are inferred from the order of calls"
+        )
+        yield f"{text}; to know them, {hint}." if hint else f"{text}."
 
 
 def _charts(result: WhatIf) -> tuple[Chart, ...]:
