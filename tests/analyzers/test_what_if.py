@@ -150,6 +150,21 @@ def test_a_wait_for_a_copy_on_another_stream_is_inferred() -> None:
     assert result.changes["gain_ns"][0] == pytest.approx(2 * MS, rel=0.01)
 
 
+def test_waits_without_a_recorded_event() -> None:
+    events = [
+        row
+        for number in range(STEPS)
+        for row in (
+            step(number, number * MS, MS),
+            host("cuda_runtime", "cudaStreamWaitEvent", number * MS, US),
+            host("cuda_runtime", "cudaLaunchKernel", number * MS + US, US, correlation=number + 1),
+            device(GEMM, number * MS + 5 * US, MS // 2, correlation=number + 1),
+        )
+    ]
+    assert ta.what_if(trace(events)).edges == 0
+    check_path(ta.critical_path(trace(events)))
+
+
 def test_nothing_can_be_replayed_without_launch_calls() -> None:
     work = [device(GEMM, number * MS, 900 * US) for number in range(5)]
     for analysis in (ta.what_if, ta.critical_path):

@@ -8,10 +8,11 @@ import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer
 from traceanalyzer.analyzers.common.columns import ratio
+from traceanalyzer.analyzers.common.kernel_names import short_names
 from traceanalyzer.analyzers.critical_path.options import Options
 from traceanalyzer.analyzers.critical_path.result import CriticalPath
 from traceanalyzer.analyzers.replay import engine, program
-from traceanalyzer.analyzers.replay.path import longest_path
+from traceanalyzer.analyzers.replay.path import KERNELS, longest_path
 from traceanalyzer.analyzers.replay.program import Program
 
 
@@ -28,7 +29,9 @@ def combine(
     bounds = engine.step_bounds(job, times)
     path = _within(longest_path(job, times), bounds)
     ranks = pl.Series([one.rank for one in job.programs], dtype=pl.Int64)
-    path = path.with_columns(rank=ranks[path["program"]], time_ns=pl.col("end") - pl.col("start"))
+    path = path.with_columns(
+        rank=ranks[path["program"]], time_ns=pl.col("end") - pl.col("start"), name=_names(path)
+    )
     steps = len(bounds)
     waits = engine.between_streams(job)
     return CriticalPath(
@@ -57,6 +60,12 @@ def _within(path: pl.DataFrame, bounds: Sequence[tuple[float, float]]) -> pl.Dat
         start=pl.col("start").clip(first, last), end=pl.col("end").clip(first, last)
     )
     return cut.filter(pl.col("end") > pl.col("start"))
+
+
+def _names(path: pl.DataFrame) -> pl.Expr:
+    """Return names with those of kernels shortened."""
+    kernels = path.filter(pl.col("kind") == KERNELS)["name"].unique().drop_nulls()
+    return pl.col("name").replace(short_names(kernels))
 
 
 def _summed(path: pl.DataFrame, steps: int, *by: str) -> pl.DataFrame:

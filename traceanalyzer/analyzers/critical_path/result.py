@@ -77,13 +77,9 @@ def _verdict(result: CriticalPath) -> str:
     ]
     names = result.names.drop_nulls("name").filter(pl.col("kind") == result.classes["kind"][0])
     most = names.row(0, named=True) if names.height else None
-    name = (
-        f"Most of it: {most['name']} ({format_frac(most['time_frac'])} of the step)."
-        if most
-        else ""
-    )
+    name = f"Longest: {most['name']}, {format_frac(most['time_frac'])}." if most else ""
     return sentences(
-        f"On the longest path of a step ({format_ns(result.step_ns)}): {', '.join(named)}.",
+        f"A step ({format_ns(result.step_ns)}) waits for: {', '.join(named)}.",
         name,
         _rank(result),
     )
@@ -97,7 +93,7 @@ def _rank(result: CriticalPath) -> str:
     row = result.ranks.row(0, named=True)
     if row["time_frac"] < min(_MUCH / count, 0.9):
         return ""
-    return f"{format_frac(row['time_frac'])} of the path is on rank {row['rank']}."
+    return f"Of the longest path, {format_frac(row['time_frac'])} is on rank {row['rank']}."
 
 
 def _notes(result: CriticalPath) -> Iterator[str]:

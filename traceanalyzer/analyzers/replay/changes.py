@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.common.device_work import MEMORY
-from traceanalyzer.analyzers.common.names import distinct, matching, named
+from traceanalyzer.analyzers.common.names import distinct, matching
 from traceanalyzer.analyzers.replay.engine import Job, Weights
 from traceanalyzer.analyzers.replay.program import Floats, Ints, Program
 from traceanalyzer.errors import OptionError
@@ -148,7 +148,8 @@ def _faster(weights: Weights, program: Program, pattern: str, factor: float) -> 
     ranges = {*matching(program.ranges, [pattern])}
     numbers = [number for number, name in enumerate(program.ranges) if name in ranges]
     in_range = program.work["range"].is_in(numbers).fill_null(value=False).to_numpy()
-    by_name = program.work.select(named(program.work, [pattern])).to_series().to_numpy()
+    hits = matching(distinct(program.work), [pattern])
+    by_name = program.work["name"].is_in(hits).fill_null(value=False).to_numpy()
     called, before = (
         program.calls[name].is_in(numbers).fill_null(value=False).to_numpy()
         for name in ("range", "range_before")

@@ -459,7 +459,7 @@ def _nearest_records(trace: Trace, calls: pl.DataFrame, lanes: _Lanes) -> list[t
     launch after it, if that is another one.
     """
     is_record, is_wait = (
-        calls.select(named(trace.names, [pattern])).to_series().to_list()
+        calls["name"].is_in(matching(trace.names, [pattern])).to_list()
         for pattern in (EVENT_RECORD, STREAM_WAIT)
     )
     last_of_call = np.full(calls.height + 1, -1, np.int64)
@@ -560,7 +560,7 @@ def _kinds(
     np.maximum.at(last_end, call[call >= 0], work["end"].to_numpy()[call >= 0])
     ends_in_call = launches & (last_end <= calls["end"].to_numpy() + ROUNDING_NS)
     does = calls["does"].to_numpy()
-    synchronising = calls.select(named(names, SYNCHRONISING_CALLS)).to_series().to_numpy()
+    synchronising = calls["name"].is_in(matching(names, SYNCHRONISING_CALLS)).to_numpy()
     synchronises = synchronising & ~launches
     frees = np.isin(does, ALLOCATES) & (length > BLOCKED_NS)
     copies = (does == COPY) & ends_in_call & (length > ROUNDING_NS)
