@@ -12,8 +12,8 @@ PAGE = Path(__file__).parent.parent / "traceanalyzer/render/glossary.json"
 #: Common terms that pages do not link to the glossary.
 _PLAIN = """
     annotation baseline check communication compute confidence cost device effect evidence file
-    finding host info kernel lane leaf operator rank record recording regression segment severity
-    significant stack step stream thread threshold verdict
+    finding gain host info kernel lane leaf operator rank record recording regression segment
+    severity significant stack step stream thread threshold verdict
 """
 
 

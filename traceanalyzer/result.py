@@ -80,6 +80,9 @@ SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")
 #: Confidence in a finding.
 Confidence = Literal["low", "medium", "high"]
 
+#: How the gain of removing the cause of a finding is known.
+GainBasis = Literal["", "replay", "bound"]
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -94,12 +97,16 @@ class Finding:
         advice: what to try; empty for an effect.
         analysis: analysis with more details.
         rank, device, step: location; None if it is not specific to one.
-        cost_ns: upper bound of the time saved by removing it, as the mean per step and device (per
-            device without steps), or None.
+        cost_ns: lost time, as the mean per step and device (per device without steps), or None.
         cost_bytes: memory that it costs, or None.
         cost_frac: the cost as a share, or None.
         of: the whole of which ``cost_frac`` is a share.
         per: the unit of the mean ``cost_ns``: ``step and GPU``, ``GPU``; empty for a sum.
+        gain_ns: by how much a step (or the run, without steps) is shorter without the cause; None
+            if it is not known.
+        gain_frac: the same as a share of the step (or run).
+        gain_basis: ``replay`` if the gain is from a replay of the run; ``bound`` if only
+            ``cost_ns`` is known, the gain is at most that; empty without a cost in time.
         effects: findings that this one explains; their cost is part of its cost or follows from it.
         intervals: rank, device, start_ns, end_ns (on the clock of each file), or None.
     """
@@ -119,6 +126,9 @@ class Finding:
     cost_frac: float | None = None
     of: str = ""
     per: str = ""
+    gain_ns: int | None = None
+    gain_frac: float | None = None
+    gain_basis: GainBasis = ""
     effects: tuple[Finding, ...] = ()
     intervals: pl.DataFrame | None = field(default=None, compare=False, repr=False)
 

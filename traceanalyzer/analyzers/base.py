@@ -222,6 +222,7 @@ class Examination:
         jobs: assignment of files to different jobs; empty if all can belong to one job.
         truncated: paths of truncated files.
         summaries: the summary of each summarized input, by the path of the input.
+        replay: the replayed run, for gains, or None.
     """
 
     results: Mapping[str, Result]
@@ -231,6 +232,7 @@ class Examination:
     jobs: str = ""
     truncated: tuple[str, ...] = ()
     summaries: Mapping[str, str] = field(default_factory=dict)
+    replay: Result | None = None
 
 
 @dataclass(frozen=True)

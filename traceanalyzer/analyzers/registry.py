@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 #: Groups of commands, in the order of ``--help``.
 GROUPS = ("Start here", "Time", "Communication", "Memory", "Code", "Files")
 
+#: Replays the run for the gains of findings; no section of a report.
+REPLAY = "what_if_replay"
+
 #: Other packages register an :class:`Entry` under this entry-point group, by its name.
 ENTRY_POINTS = "traceanalyzer.analyzers"
 
@@ -307,6 +310,7 @@ ENTRIES: dict[str, Entry] = {
             examples=("run/", "run/ --free data-loading --scale 'flash_.*=2'"),
             plot="gain of each change",
             result="WhatIf",
+            helpers=("replay",),
         ),
         Entry(
             "critical_path",

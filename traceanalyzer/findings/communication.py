@@ -38,6 +38,7 @@ from traceanalyzer.findings.rule import (
     MUCH_LEFT,
     Answers,
     Measured,
+    Rule,
     explained_by,
     rule,
 )
@@ -445,7 +446,7 @@ def _at(step: str | None) -> str:
     return f" in {step}" if step else ""
 
 
-RULES = (
+RULES: tuple[Rule, ...] = (
     _straggler, _unequal_work, _pipeline_bubble, _repeated_reduction, _slow_collectives,
     _collective_outliers, _slow_link, _nearly_full_memory, _exposed_communication,
 )  # fmt: skip

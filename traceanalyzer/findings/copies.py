@@ -16,7 +16,7 @@ from traceanalyzer.findings.device_time import (
     only_rank,
 )
 from traceanalyzer.findings.idle import in_steps, including, main_steps, of_ranks
-from traceanalyzer.findings.rule import Answers, Measured, rule
+from traceanalyzer.findings.rule import Answers, Measured, Rule, rule
 from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns
 
 #: Maximum number of items in a list.
@@ -207,4 +207,4 @@ def _migrations(result: Transfers, _: Answers) -> Iterator[Measured]:
     )
 
 
-RULES = (_exposed_copies, _migrations)
+RULES: tuple[Rule, ...] = (_exposed_copies, _migrations)

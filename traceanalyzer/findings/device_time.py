@@ -15,8 +15,7 @@ in this order:
 - the rest is other exposed communication.
 
 The times of all causes add up to the idle time, exposed communication and exposed copies of all
-devices. The time of a cause is an upper bound of the gain from removing it: another rank may then
-be the slowest.
+devices. Removing a cause may gain less: another rank may then be the slowest, see ``gains``.
 """
 
 from collections.abc import Iterator, Sequence

@@ -11,7 +11,7 @@ from traceanalyzer.analyzers.common.device_work import COMMUNICATION
 from traceanalyzer.analyzers.common.kernel_names import ATTENTION, CONVOLUTION, GEMM, KV_CACHE
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.findings.busy import in_steps, memory_bound_is_found
-from traceanalyzer.findings.rule import Answers, Measured, rule
+from traceanalyzer.findings.rule import Answers, Measured, Rule, rule
 from traceanalyzer.units import format_count, format_ns
 
 #: Families whose kernels take most of the time of a healthy program.
@@ -23,8 +23,10 @@ _FEW = 2
 #: A kernel that copies or fills memory (ROCm).
 _COPIES = "__amd_rocclr_"
 
-#: A kernel of another kind may be what the program is for: it is info, and a warning only from the
-#: second share on, if its operator is known or it can be tuned.
+#: From these shares on, a kernel of a kind that is known to be slow is info, and a warning.
+_INFO, _WARNING = 0.15, 0.17
+#: A kernel of another kind may be what the program is for: it is info from the first share on, and
+#: a warning from the second one on if its operator is known or it can be tuned.
 _LEAST, _MUCH = 0.2, 0.4
 
 #: From this share of its time on, a kernel is counted by memory-bound-kernels.
@@ -71,7 +73,7 @@ _PROFILE = (
     "kernels",
     "one kernel, of no family that usually takes most time, with a large part of the time",
     "time of the kernel as a share of step time (of the recorded time if no steps are marked)",
-    {"info": _LEAST, "warning": 0.21},
+    {"info": _INFO, "warning": _WARNING},
     uses=("gpu_idle",),
 )
 def _one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
@@ -94,8 +96,9 @@ def _one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
         share, advice = time.frac(row["total_ns"]), _advice(row["kernel"], place)
         is_slow = advice not in (_PROFILE, _TUNING)
         is_known = bool(place.get("operator")) or advice == _TUNING
+        others = _INFO if share >= _LEAST else 0.0
         yield Measured(
-            size=share if is_slow or (is_known and share >= _MUCH) else min(share, _LEAST),
+            size=share if is_slow or (is_known and share >= _MUCH) else others,
             cost_frac=share,
             title=f"One kernel, {row['kernel']}, takes {time.share(row['total_ns'])}"
             f"{_launched_by(place)}.",
@@ -137,4 +140,4 @@ def _advice(kernel: str, place: Mapping[str, Any]) -> str:
     return next(matches, _PROFILE)
 
 
-RULES = (_one_kernel,)
+RULES: tuple[Rule, ...] = (_one_kernel,)

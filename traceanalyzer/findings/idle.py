@@ -78,9 +78,9 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
     if once:
         advice = _once_advice(time, answers)
     elif few:
-        advice = _first_launches(time.text(total), answers)
+        advice = _first_launches(answers)
     elif alone:
-        advice = _ALONE.format(saves=time.text(total))
+        advice = _ALONE
     else:
         advice = f"{_advice(cause, result, answers)}{_graph_advice(cause, answers)}"
     yield Measured(
@@ -134,8 +134,7 @@ _IN_COLLECTIVES = "in collectives (waiting for other ranks, or slow communicatio
 #: Advice for collectives that are not compared.
 _ALONE = (
     "Add the files of all ranks: only together they show whether a straggler or the communication "
-    "takes the time. Collectives that overlap with compute or move fewer bytes save up to {saves} "
-    "in both cases."
+    "takes the time. Collectives that overlap with compute or move fewer bytes help in both cases."
 )
 
 
@@ -161,19 +160,16 @@ def _confidence(cause: str, result: GpuIdle, known: Confidence) -> Confidence:
 #: Advice for idle time in collectives, without the delays of stragglers.
 _COLLECTIVES = (
     "The delays of stragglers are not part of this; what remains is the collectives themselves. "
-    "Start them earlier, so that they overlap with compute, or communicate less often: saves up to "
-    "{saves}."
+    "Start them earlier, so that they overlap with compute, or communicate less often."
 )
 
 
 def _advice(cause: str, result: GpuIdle, answers: Answers) -> str:
-    time = answers.time
-    saves = time.text(int(time.of_cause(cause)["lost_ns"].sum()))
-    if cause == causes.PEER and _causes_of_waits(result, time):
-        return _COLLECTIVES.format(saves=saves)
+    if cause == causes.PEER and _causes_of_waits(result, answers.time):
+        return _COLLECTIVES
     if more := _more_graphs(cause, answers):
-        return f"{more}, or reduce their number: saves up to {saves}."
-    return result.advice(cause, saves)
+        return f"{more}, or reduce their number."
+    return result.advice(cause)
 
 
 #: Causes that are setup if they occur only in the first step.
@@ -203,12 +199,12 @@ def _once_advice(time: DeviceTime, answers: Answers) -> str:
     return _ONCE_ADVICE.format(where=" in the first step" if time.in_steps else "")
 
 
-def _first_launches(saves: str, answers: Answers) -> str:
+def _first_launches(answers: Answers) -> str:
     """Return advice about few launches with most of the time."""
     text = (
         "Look at these few launches in the table of longest gaps of gpu-idle: the first launch of "
         "a kernel loads its code, so start the recording after a warm-up, or load all code at the "
-        f"start (CUDA_MODULE_LOADING=EAGER): saves up to {saves}."
+        "start (CUDA_MODULE_LOADING=EAGER)."
     )
     return in_hip(text) if answers.program.amd else text
 

@@ -21,7 +21,16 @@ from traceanalyzer.analyzers.printed.result import Printed
 from traceanalyzer.analyzers.timeline.summary import summary
 from traceanalyzer.drawings import Lanes
 from traceanalyzer.errors import OptionError
-from traceanalyzer.findings import busy, clocks, communication, copies, heavy_kernels, idle, work
+from traceanalyzer.findings import (
+    busy,
+    clocks,
+    communication,
+    copies,
+    gains,
+    heavy_kernels,
+    idle,
+    work,
+)
 from traceanalyzer.findings.device_time import (
     COPIES,
     EXPOSED,
@@ -112,28 +121,15 @@ def judge(examined: Examination, rules: Sequence[Rule] = RULES) -> Diagnosis:
     """
     answers = Answers(examined.results, one_job=not examined.jobs)
     little = _little_work(answers)
-    failed: list[_Candidate] = []
-    rows = []
-    for rule in rules:
-        why = _why_skipped(rule, examined, little)
-        judged = why is None
-        candidates = list(_candidates(rule, answers)) if judged else []
-        failed += candidates
-        rows.append(
-            {
-                "rule": rule.id,
-                "status": FAILED if candidates else PASSED if judged else SKIPPED,
-                "why": why,
-                "looks_for": rule.looks_for,
-                "measure": rule.measure,
-                **{str(name): rule.levels.get(name) for name in SEVERITIES},
-                "analysis": rule.analysis,
-            }
-        )
+    skipped = {rule.id: _why_skipped(rule, examined, little) for rule in rules}
+    candidates = [
+        one for rule in rules if skipped[rule.id] is None for one in _candidates(rule, answers)
+    ]
+    found = gains.with_gains(_chained(candidates), examined, answers, rules)
     return Diagnosis(
-        tuple(sorted(_chained(failed), key=_by_severity)),
+        tuple(sorted(found.findings, key=_by_severity)),
         pl.DataFrame(schema=_BUDGET_TYPES) if little else budget(answers),
-        pl.DataFrame(rows, schema_overrides=_TYPES),
+        _checks(rules, skipped, found),
         examined.files,
         answers.time.per if answers.time.whole_ns else "",
         answers.time.of if answers.time.whole_ns else "",
@@ -145,9 +141,30 @@ def judge(examined: Examination, rules: Sequence[Rule] = RULES) -> Diagnosis:
         input_notes=(
             *_advice(answers.problems),
             *filter(None, [examined.jobs, _inferred(answers)]),
+            *gains.notes(found, "step" if answers.time.in_steps else "run"),
             *examined.notes,
         ),
     )
+
+
+def _checks(
+    rules: Sequence[Rule], skipped: Mapping[str, str | None], found: gains.Gains
+) -> pl.DataFrame:
+    """Return one row per check, see :attr:`~.Diagnosis.rules`."""
+    failed = {one.id for root in found.findings for one in (root, *root.effects)}
+    rows = [
+        {
+            "rule": rule.id,
+            "status": SKIPPED if skipped[rule.id] else FAILED if rule.id in failed else PASSED,
+            "why": skipped[rule.id],
+            "looks_for": rule.looks_for,
+            "measure": rule.measure,
+            **{str(name): rule.levels.get(name) for name in SEVERITIES},
+            "analysis": rule.analysis,
+        }
+        for rule in rules
+    ]
+    return pl.DataFrame(rows, schema_overrides=_TYPES)
 
 
 def with_printed(diagnosis: Diagnosis, examined: Examination) -> Diagnosis:
@@ -252,14 +269,15 @@ def _advice(problems: pl.DataFrame) -> Iterator[str]:
 
 
 def _by_severity(one: Finding) -> tuple[int, bool, bool, float, str, str]:
-    """Sort key: severity, then share; memory and time are compared by their shares.
+    """Sort key: severity, then gain; memory and time are compared by their shares.
 
     Within a severity, causes of low confidence come last, and lost time comes before slow kernels:
     while a device waits, faster kernels only extend the wait time.
     """
     is_low, is_busy = one.confidence == "low", one.analysis in ("kernels", "efficiency")
     severity = -SEVERITIES.index(one.severity)
-    return severity, is_low, is_busy, -(one.cost_frac or 0.0), one.id, one.title
+    frac = one.cost_frac if one.gain_frac is None else one.gain_frac
+    return severity, is_low, is_busy, -(frac or 0.0), one.id, one.title
 
 
 # --- findings and their effects --------------------------------------------------------------

@@ -43,6 +43,8 @@ _TYPES: dict[str, pl.DataType | type[pl.DataType]] = {
     "cost_ns": pl.Int64,
     "cost_bytes": pl.Int64,
     "cost_frac": pl.Float64,
+    "gain_ns": pl.Int64,
+    "gain_frac": pl.Float64,
 }
 _FINDINGS = {
     one.name: _TYPES.get(one.name, pl.String) for one in fields(Finding) if one.name != "intervals"
@@ -267,13 +269,11 @@ class Diagnosis(Result):
 
     def _notes(self) -> tuple[str, ...]:
         """Return the meaning of costs, and what the skipped checks need."""
-        costs = (
-            "Each cost is an upper bound of the time saved by removing the cause; no two findings "
-            "count the same time."
-        )
+        costs = "A cost is lost time: removing its cause gains at most that."
+        bounds = [one for one in self.findings if one.gain_basis == "bound"]
         skipped = self.rules.filter(pl.col("status") == SKIPPED)
         return (
-            *((costs,) if any(one.cost_ns for one in self.findings) else ()),
+            *((costs,) if bounds else ()),
             *_skipped(skipped["why"]),
             *(self.printed.view().notes if self.printed and self.instead else ()),
         )

@@ -76,8 +76,7 @@ class Measured:
         title: the problem in one line, with its cost.
         evidence: further numbers, one sentence each.
         advice: what to try.
-        cost_ns: upper bound of the time saved by removing the cause, mean per step and device (per
-            device if no steps are marked), or None.
+        cost_ns: lost time, mean per step and device (per device if no steps are marked), or None.
         total_ns: the same in total over all devices; ``cost_ns`` is derived from it if it is None.
         once: the cost arises once per device, not in each step; with steps, a warning at most.
         cost_bytes: memory cost in bytes, or None.

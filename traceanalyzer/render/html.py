@@ -16,7 +16,7 @@ from types import ModuleType
 from traceanalyzer.drawings import Budget, Chart, Flame, Lanes, Occupancy
 from traceanalyzer.render import charts, flamegraph, occupancy, palette, pieces, timeline
 from traceanalyzer.render.pieces import Viewer, escaped, resource
-from traceanalyzer.render.text import cells, costs, row_sentences, shorten, table_cells
+from traceanalyzer.render.text import cells, costs, gain, row_sentences, shorten, table_cells
 from traceanalyzer.result import Finding, Report, Result, Section, Table
 from traceanalyzer.units import format_count, format_frac, format_ns
 
@@ -236,6 +236,7 @@ def cards(
 
 def _card(one: Finding, number: int, links: Sequence[str], *, is_marked: bool) -> str:
     cost = "".join(f' · <span class="cost">{escaped(text)}</span>' for text in costs(one))
+    cost += f' · <span class="cost">gain {escaped(gain(one))}</span>' if gain(one) else ""
     evidence = "".join(f"<li>{escaped(sentence)}</li>" for sentence in one.evidence)
     effects = "".join(
         f"<li><code>{escaped(effect.id)}</code> {escaped(effect.title)}</li>"

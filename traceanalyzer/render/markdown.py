@@ -6,7 +6,7 @@ cannot be HTML, a link, an image, emphasis, an ``@mention`` or a link to an issu
 
 import re
 
-from traceanalyzer.render.text import costs, prose, shorten, table_cells
+from traceanalyzer.render.text import costs, gain, prose, shorten, table_cells
 from traceanalyzer.result import Finding, Result, Table
 
 _CELL_CHARS = 90
@@ -47,7 +47,7 @@ def render(result: Result, *, top: int | None = 20) -> str:
 
 
 def _finding(number: int, one: Finding) -> str:
-    cost = ", ".join(costs(one))
+    cost = ", ".join([*costs(one), *([f"gain {gain(one)}"] if gain(one) else [])])
     head = f"### {number}\\. {one.severity}: {_line(one.id)}{f' ({_line(cost)})' if cost else ''}"
     items = [*one.evidence, *((f"Try: {one.advice}",) if one.advice else ())]
     items += [f"Effect: {effect.id}: {effect.title}" for effect in one.effects]

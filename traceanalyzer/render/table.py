@@ -18,7 +18,14 @@ from tabulate import SEPARATING_LINE, tabulate
 
 from traceanalyzer.errors import OptionError
 from traceanalyzer.render.palette import OWN_CODE, SEVERITY, colored
-from traceanalyzer.render.text import further_costs, prose, row_sentences, table_cells, visible
+from traceanalyzer.render.text import (
+    further_costs,
+    gain,
+    prose,
+    row_sentences,
+    table_cells,
+    visible,
+)
 from traceanalyzer.result import Finding, Result, Table
 
 _READABLE = 24  # columns are hidden before names are shorter than this
@@ -457,9 +464,10 @@ def _finding(
     effects = [
         _filled(prose(f"{one.id}: {one.title}"), width, begin="   -> ") for one in finding.effects
     ]
+    gained = f"   Gain: {gain(finding)}." if gain(finding) else ""
     advice = _filled(prose(f"Try: {finding.advice}"), width, begin="   ") if finding.advice else ""
     last = f"   Confidence: {finding.confidence}. Rule: {prose(finding.id)}."
-    return "\n".join([head, *filter(None, [*reasons, *effects, advice]), last])
+    return "\n".join([head, *filter(None, [gained, *reasons, *effects, advice]), last])
 
 
 def _filled(text: str, width: int, *, begin: str = "", further: str | None = None) -> str:

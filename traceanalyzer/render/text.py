@@ -116,6 +116,13 @@ def further_costs(finding: Finding) -> list[str]:
     return [text for text in costs(finding) if " ".join(text.split()[:2]) not in finding.title]
 
 
+def gain(finding: Finding) -> str:
+    """Return the gain of removing the cause of a finding, if a replay tells; or empty."""
+    if finding.gain_basis != "replay":
+        return ""
+    return f"{format_ns(finding.gain_ns)} ({format_frac(finding.gain_frac)})"
+
+
 def spaced(column: str) -> str:
     """Return the name of a column with spaces: ``bus bandwidth`` for ``bus_bandwidth``."""
     return column.replace("_", " ")

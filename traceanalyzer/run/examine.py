@@ -15,6 +15,7 @@ from traceanalyzer import schema
 from traceanalyzer.analyzers import registry
 from traceanalyzer.analyzers.base import Analyzer, Examination, Reading, Skipped
 from traceanalyzer.analyzers.common import jobs
+from traceanalyzer.analyzers.registry import REPLAY
 from traceanalyzer.errors import MissingData, OptionError, TraceAnalyzerError
 from traceanalyzer.result import Result
 from traceanalyzer.run.fitting_commands import not_for, not_for_reports
@@ -137,7 +138,7 @@ def examine(
         InputError: nothing can be read.
         OptionError: no input has the rank.
     """
-    wanted = [entry.name for entry in registry.in_report()]
+    wanted = [*(entry.name for entry in registry.in_report()), REPLAY]
     chosen = [name for name in wanted if names is None or name in names]
     asked = _asked(chosen, for_rules=for_rules)
     how = _how(reading, asked.values(), for_rules=for_rules, traces_are_kept=on_rank is not None)
@@ -169,12 +170,13 @@ def examine(
     several = jobs.several_jobs(questions.recordings)
     truncated = tuple(questions.truncated)
     files = tuple(opened.read)
-    return Examination(results, missing, notes, files, several, truncated, opened.summaries)
+    replay = results.pop(REPLAY, None)
+    return Examination(results, missing, notes, files, several, truncated, opened.summaries, replay)
 
 
 def measures_of_all(*, for_rules: bool) -> Measures:
     """Return what measures the parts of ``diagnose`` or of a report, for summaries."""
-    names = [entry.name for entry in registry.in_report() if not entry.package]
+    names = [*(entry.name for entry in registry.in_report() if not entry.package), REPLAY]
     return _Questions(_asked(names, for_rules=for_rules), for_rules)
 
 
@@ -252,11 +254,16 @@ class _Questions:
     def is_slow(self) -> bool:
         return True
 
+    def _place(self, name: str) -> str:
+        """Return where the parts of an analyzer are in a summary: programs are stored once."""
+        return f"{'diagnose' if name == REPLAY else self.section}/{name}"
+
     def store(self, add: Callable[[str, Any, Any], None]) -> None:
         add(f"{self.section}/files", (self.truncated, self.recordings), _FILES)
         for name, question in self.asked.items():
-            values = (question.parts, question.lacking)
-            add(f"{self.section}/{name}", values, _kind_of(question))
+            if self._place(name).startswith(f"{self.section}/"):
+                values = (question.parts, question.lacking)
+                add(self._place(name), values, _kind_of(question))
 
     def restored(self, summary: Any) -> Self:
         if self.on_rank:
@@ -268,7 +275,7 @@ class _Questions:
                 meta = Meta(summary.header.path, summary.header.format or "")
                 question.lacking.append((meta, "the summaries do not have it; pass the traces"))
                 continue
-            values = summary.read(f"{self.section}/{name}", _kind_of(question))
+            values = summary.read(self._place(name), _kind_of(question))
             question.parts, question.lacking = values
         return empty
 

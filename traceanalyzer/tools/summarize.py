@@ -42,7 +42,7 @@ from traceanalyzer.trace import Inputs, PathLike, Trace, in_spans
 from traceanalyzer.units import format_count
 
 #: Analyses that no summary has: they compare two inputs of one call.
-_WITHOUT = ("memory_diff",)
+_WITHOUT = ("memory_diff", "what_if_replay")
 _STEM = re.compile(r"[^A-Za-z0-9._-]+")
 _STEM_CHARS = 80
 

@@ -200,15 +200,13 @@ CHECK_GRAPH_GAPS = (
 )
 #: Short gaps of a main thread without a GPU, and advice for them.
 BETWEEN_OPERATORS = "in short gaps between operators"
-FEWER_OPERATORS = (
-    "Use fewer, larger operators (torch.compile, larger batches): saves up to {saves}."
-)
+FEWER_OPERATORS = "Use fewer, larger operators (torch.compile, larger batches)."
 #: The same for all causes of lost time.
 LOSING = {**WAITING, EXPOSED: "exposed communication", COPIES: "exposed copies"}
 
 #: Advice for programs with an optimizer.
 _OPTIMIZERS = ", fused optimizers"
-#: Advice by cause; ": saves up to ..." follows.
+#: Advice by cause, without the period.
 _ADVICE = {
     PROFILER: "Record less (fewer kinds of events, fewer steps)",
     SHORT_GAP: f"Use fewer, larger kernels (torch.compile, CUDA graphs{_OPTIMIZERS})",
@@ -252,22 +250,19 @@ _ADVICE_ELSEWHERE = {
 #: Advice for copies from pinned or managed memory.
 BATCH_COPY_PINNED = (
     "Copy the next batch ahead on a separate stream (.to(device, non_blocking=True); the host "
-    "memory is pinned or managed already): saves up to {saves}."
+    "memory is pinned or managed already)."
 )
 #: Advice for calls that allocate, register or free pinned host memory.
-HOST_MEMORY = (
-    "Allocate and pin host memory once, and reuse it (a pool of pinned buffers): saves up to "
-    "{saves}."
-)
+HOST_MEMORY = "Allocate and pin host memory once, and reuse it (a pool of pinned buffers)."
 #: Advice for a program that allocates and frees memory for each tensor.
 UNCACHED = (
     "PyTorch's caching allocator is off: the driver allocates and frees each tensor. Unset "
-    "PYTORCH_NO_CUDA_MEMORY_CACHING: saves up to {saves}."
+    "PYTORCH_NO_CUDA_MEMORY_CACHING."
 )
 #: Advice for calls that read files, and for those that wait for a line of input.
 READING = (
     "Read files ahead of their use (cache or prefetch them, or read them in a background "
-    "thread){lines}: saves up to {saves}."
+    "thread){lines}."
 )
 READING_LINES = ", and do not wait for a terminal or pipe between GPU work"
 _WITHOUT_GAIN = {
@@ -281,7 +276,6 @@ _WITHOUT_GAIN = {
 
 def advice(
     cause: str,
-    saves: str,
     *,
     code: str,
     place: str = "",
@@ -290,11 +284,10 @@ def advice(
     trains: bool = True,
     here: bool = False,
 ) -> str:
-    """Return the advice for a cause of idle time, with the maximum saving.
+    """Return the advice for a cause of idle time.
 
     Args:
         cause: one of :data:`CAUSES`.
-        saves: the idle time of the cause, as text.
         code: what to record to see more code; empty if Python stacks were recorded. If the cause
             is unknown: how to record the host.
         place: the place of the host in most of the gaps, if it is known.
@@ -315,4 +308,4 @@ def advice(
         text = f"Shorten the host code in {place} between launches, or launch ahead of it"
     elif place:
         text = text.replace("this code", f"this code (mostly {place})")
-    return f"{where}{text}: saves up to {saves}."
+    return f"{where}{text}."

@@ -247,44 +247,43 @@ class GpuIdle(Result):
         is_most = 2 * calls["idle_ns"].sum() > self.idle_by_cause[causes.CHECKPOINT_IO]
         return tuple(calls["name"].head(_NAMED)) if is_most else ()
 
-    def advice(self, cause: str, saves: str, *, here: bool = False) -> str:
-        """Return the advice for a cause of idle time, with the maximum saving.
+    def advice(self, cause: str, *, here: bool = False) -> str:
+        """Return the advice for a cause of idle time.
 
         Args:
             cause: the cause.
-            saves: its idle time, as text.
             here: the advice is part of this result, not of a diagnosis.
         """
         program, host = self.program, self.host
         if cause == causes.DATALOADING and host.loads_in_process and program.pytorch:
             return (
                 "Load data in worker processes (num_workers=0 loads it in the main process, not "
-                f"overlapped): saves up to {saves}."
+                "overlapped)."
             )
         if cause == causes.SHORT_GAP and self.coverage.on_host:
-            return causes.FEWER_OPERATORS.format(saves=saves)
+            return causes.FEWER_OPERATORS
         if cause == causes.CHECKPOINT_IO and self.reads:
             lines = causes.READING_LINES * (self.by_device.host.long_line is not None)
-            return causes.READING.format(lines=lines, saves=saves)
+            return causes.READING.format(lines=lines)
         if cause == causes.DEVICE_WAIT and self.coverage.graph_gaps:
             return causes.CHECK_GRAPH_GAPS
         if cause == causes.MEMORY_MANAGEMENT and program.uncached:
-            return causes.UNCACHED.format(saves=saves)
+            return causes.UNCACHED
         if cause == causes.BATCH_COPY and host.copies_pinned and program.pytorch:
-            return causes.BATCH_COPY_PINNED.format(saves=saves)
+            return causes.BATCH_COPY_PINNED
         code = "" if self.coverage.stacks_known else self.coverage.hints["other code"]
         if cause == causes.UNKNOWN:
             code = self.coverage.hints["device work"]
         if cause == causes.HOST_CODE and self.wait:
-            return f"{ADVICE[self.wait]}: saves up to {saves}."
+            return f"{ADVICE[self.wait]}."
         if cause == causes.MEMORY_MANAGEMENT and self.allocates_on_host:
-            return causes.HOST_MEMORY.format(saves=saves)
+            return causes.HOST_MEMORY
         place, within = "", ""
         if cause == causes.HOST_CODE:
             place = self.place_of(cause)
             within = "".join(main_place(self.of_cause(cause), "phase")["place"])
         text = causes.advice(
-            cause, saves, code=code, place=place, is_phase=place == within,
+            cause, code=code, place=place, is_phase=place == within,
             pytorch=program.pytorch, trains=program.trains, here=here,
         )  # fmt: skip
         return program.named(text)
@@ -346,7 +345,7 @@ def _verdict(result: GpuIdle) -> str:
         if _is_warm_up(result, cause):
             text.append("Most of it is in the first step (warm-up): it is not a cost of each step.")
         else:
-            text.append(result.advice(cause, _per_step(result, cause), here=True))
+            text.append(result.advice(cause, here=True))
     elif idle < _LITTLE:
         more = "operators" if result.coverage.on_host else "kernels and overlap"
         text.append(f"Reducing idle time would gain little; see {more}.")
@@ -417,21 +416,7 @@ def _loading(result: GpuIdle, *, largest: bool) -> list[str]:
     waits = f"{opening} {who} spends {format_frac(frac)} of {of_what} waiting for the data loader."
     if frac < _LITTLE:
         return [waits]
-    saves = _per_step(result, causes.DATALOADING)
-    return [f"{waits} {result.advice(causes.DATALOADING, saves, here=True)}"]
-
-
-def _per_step(result: GpuIdle, cause: str) -> str:
-    """Return the cost of a cause: the mean per step and device, or the total without steps."""
-    steps, several = result.by_device.counted_steps, result.by_device.units.height > 1
-    if not steps.height:
-        lost = result.idle_by_cause[cause]
-        total = " in total" * several
-        return f"{format_ns(lost)}{total} ({format_frac(lost / result.span_ns)} of the time)"
-    lost = int(steps[f"{cause}_ns"].sum())
-    mean = format_ns(round(lost / steps.height))
-    each = f" and {'process' if result.coverage.on_host else 'GPU'}" if several else ""
-    return f"{mean} per step{each} ({format_frac(lost / result.step_ns)} of step time)"
+    return [f"{waits} {result.advice(causes.DATALOADING, here=True)}"]
 
 
 def _is_warm_up(result: GpuIdle, cause: str) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from traceanalyzer.analyzers.common.device_work import MEMORY
@@ -14,6 +15,7 @@ from traceanalyzer.analyzers.common.names import distinct, matching
 from traceanalyzer.analyzers.replay.engine import Job, Weights
 from traceanalyzer.analyzers.replay.program import Floats, Ints, Program
 from traceanalyzer.errors import OptionError
+from traceanalyzer.frames import intervals
 
 LAUNCHES, LOADING, CODE = "launches", "data-loading", "host-code"
 SYNCHRONISATION, COMMUNICATION, COPIES = "synchronisation", "communication", "copies"
@@ -27,6 +29,8 @@ CLASSES = {
     COMMUNICATION: "instant transfers",
 }
 _POINT_TO_POINT = ("send", "recv", "send_recv")
+#: A call that returns this much later than the work that it waits for waits for something else.
+_TAIL_NS = 1_000_000
 #: A rank in the name of a process group, which comes from the file.
 _RANK = re.compile(r"\b\d{1,9}\b")
 
@@ -134,8 +138,8 @@ def _without(free: Sequence[str], weights: Weights, program: Program) -> Weights
     names = [name for kind in free for name in zero.get(kind, ())]
     weights = replace(weights, **{name: np.zeros_like(getattr(weights, name)) for name in names})
     if SYNCHRONISATION in free:
-        kept = ~(program.calls["kind"] == "synchronise").fill_null(value=False).to_numpy()
-        weights = replace(weights, waits=weights.waits & kept)
+        is_sync = (program.calls["kind"] == "synchronise").fill_null(value=False).to_numpy()
+        weights = replace(weights, waits=weights.waits & ~(is_sync & ~unexplained(program)))
     of_kind = {COPIES: MEMORY, COMMUNICATION: COMMUNICATION}
     for kind in {*of_kind} & {*free}:
         is_kind = (program.work["work_kind"] == of_kind[kind]).to_numpy()
@@ -167,6 +171,66 @@ def _faster(weights: Weights, program: Program, pattern: str, factor: float) -> 
         launch=divided(weights.launch, before),
         code=divided(weights.code, before),
         call=divided(weights.call, called),
+    )
+
+
+def without_time(job: Job, weights: Sequence[Weights], lost: pl.DataFrame) -> list[Weights]:
+    """Return the times without what happened in lost time: host time, copies and transfers.
+
+    Kernels, the usual delay between launch and kernel, and waits for something that was not
+    recorded remain.
+
+    Args:
+        job: the programs of all ranks.
+        weights: the times to change.
+        lost: rank, device, start_ns, end_ns on the clock of each file.
+    """
+    pairs = zip(weights, job.programs, strict=True)
+    return [_without_time(one, program, lost) for one, program in pairs]
+
+
+def unexplained(program: Program) -> npt.NDArray[np.bool_]:
+    """Mark calls that wait for something that was not recorded.
+
+    They return much later than the recorded work that they wait for.
+    """
+    is_sync = (program.calls["kind"] == "synchronise").fill_null(value=False)
+    return (is_sync & (program.calls["tail_ns"] > _TAIL_NS)).to_numpy()
+
+
+def _without_time(weights: Weights, program: Program, lost: pl.DataFrame) -> Weights:
+    mine = lost.filter(pl.col("rank").eq_missing(program.rank))
+    if mine.is_empty():
+        return weights
+    mine = mine.select("device", start="start_ns", end="end_ns")
+    calls, work = program.calls, program.work
+
+    def left(ends: pl.Series, times: Floats, device: pl.Series | None = None) -> Floats:
+        """Return the share of times with these ends that is not in lost time."""
+        rows = pl.DataFrame({"end": ends, "ns": times.round()}).select(
+            "end", start=pl.col("end") - pl.col("ns").cast(pl.Int64).clip(lower_bound=0)
+        )
+        by = [] if device is None else ["device"]
+        rows = rows.with_columns(device=device)
+        within = intervals.overlap_with(rows, mine, by)["overlap"].fill_null(0).to_numpy()
+        return 1 - within / np.maximum(times, 1)
+
+    before = weights.loader + weights.launch + weights.code
+    code = left(calls["start"], before)
+    in_call = left(calls["end"], weights.call)
+    in_tail = left(calls["end"], weights.tail)
+    movable = work["work_kind"].is_in([MEMORY, COMMUNICATION]).to_numpy()
+    device = work["device"]
+    return replace(
+        weights,
+        loader=weights.loader * code,
+        launch=weights.launch * code,
+        code=weights.code * code,
+        call=weights.call * in_call,
+        tail=weights.tail * np.where(unexplained(program), 1.0, in_tail),
+        rest=weights.rest * left(work["start"], np.maximum(weights.rest, 0.0), device),
+        duration=weights.duration * left(work["end"], weights.duration * movable, device),
+        transfer=weights.transfer * left(work["end"], weights.transfer, device),
     )
 
 

@@ -236,7 +236,8 @@ def _begins(
         for program, shift, of_program in zip(programs, shifts, windows, strict=True):
             calls, until, first, last = of_program[number]
             begun = [program.work["start"][first:last].min()]
-            begun += [] if apart else [program.calls["start"][calls:until].min()]
+            since = pl.col("start") - pl.sum_horizontal("loader_ns", "launch_ns", "code_ns")
+            begun += [] if apart else [program.calls[calls:until].select(since).to_series().min()]
             starts += [time + shift for time in begun if isinstance(time, int)]
         begins.append(float(min(starts, default=0)))
     return tuple(begins)
@@ -258,7 +259,9 @@ class _Rank:
         self.thread = calls["thread"].to_list()
         self.before = (weights.loader + weights.launch + weights.code).tolist()
         self.spent, self.tail = weights.call.tolist(), weights.tail.tolist()
-        self.recorded = (calls["start"] + shift).to_list()
+        recorded = job.weights[number]
+        spent_before = recorded.loader + recorded.launch + recorded.code
+        self.begin = (calls["start"].to_numpy() + shift - spent_before).tolist()
         self.call = work["call"].fill_null(-1).to_list()
         self.after = work["after"].to_list()
         self.begun = (work["start"] + shift).to_list()
@@ -335,8 +338,8 @@ class _Rank:
     def begin_call(self, call: int, begin: float | None) -> None:
         """Set the start of a call: after the time since the call before it on its thread.
 
-        The first call of a thread starts as recorded; in a step that is replayed alone, where
-        launching takes no time, at the begin of the step.
+        The time before the first call of a thread begins as recorded; in a step that is replayed
+        alone, where launching takes no time, with the step.
         """
         before = self.free.get(self.thread[call])
         if before is not None:
@@ -344,7 +347,7 @@ class _Rank:
         elif begin is not None and not self.weights.launch.any():
             self.times.calls[call] = begin
         else:
-            self.times.calls[call] = float(self.recorded[call])
+            self.times.calls[call] = self.begin[call] + self.before[call]
 
     def end_call(self, call: int, needs: Sequence[int], arrived: float | None) -> None:
         """Set the end of a call: after the work that it waits for, or the last rank's arrival."""

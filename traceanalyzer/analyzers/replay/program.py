@@ -77,8 +77,8 @@ class Program(clocks.Origin):
             since the previous call of the thread in the data loader, in operators and calls, in
             other code; call_ns, the time in the call without waiting; tail_ns, from the end of the
             work that the call waits for to the end of the call; kind: ``synchronise``,
-            ``copy``, ``queue``, ``collective``, or null; step (number); group, a collective on the
-            host; range, the number of the innermost annotation, and range_before, of the time
+            ``allocate``, ``copy``, ``queue``, ``collective``, or null; step (number); group, a
+            collective on the host; range, the innermost annotation, and range_before, of the time
             before the call.
         work: device work in order of launch: call (row of calls, null if not recorded), device,
             stream, start, end, name, work_kind, step; after, the row of work that it follows on its
@@ -127,10 +127,10 @@ def measure(trace: Trace, _options: AnalyzerOptions | None = None) -> Program:
     launched_by = launch_rows(trace, work)
     _require_launches(trace, launched_by)
     collectives = communication(trace, work)
-    calls = _calls(trace, launched_by, collectives)
+    steps = device_steps.device_steps(trace)
+    calls = _calls(trace, launched_by, collectives, steps)
     order, call = _launch_order(calls, work, launched_by)
     work, call = work[order], call[order]
-    steps = device_steps.device_steps(trace)
     launched_at = calls["start"].gather(pl.Series(call).replace(-1, None))
     step = device_steps.launching_step(steps, launched_at, work["start"])
     called_in = device_steps.launching_step(steps, calls["start"], calls["start"])
@@ -176,9 +176,10 @@ def _require_launches(trace: Trace, launched_by: nesting.Rows) -> None:
 
 
 def _apart(names: list[str | None]) -> bool:
-    """Whether the numbers of the steps jump: only some steps were recorded."""
+    """Whether the numbers of most steps jump: the steps were not recorded one after another."""
     digits = [int(text) for text in (_last_number(name) for name in names) if text is not None]
-    return any(b - a > 1 for a, b in pairwise(digits))
+    jumps = sum(b - a > 1 for a, b in pairwise(digits))
+    return 2 * jumps >= max(len(digits) - 1, 1)
 
 
 def _last_number(name: str | None) -> str | None:
@@ -189,9 +190,12 @@ def _last_number(name: str | None) -> str | None:
 # --- host calls ------------------------------------------------------------------------------
 
 
-def _calls(trace: Trace, launched_by: nesting.Rows, collectives: pl.DataFrame) -> pl.DataFrame:
+def _calls(
+    trace: Trace, launched_by: nesting.Rows, collectives: pl.DataFrame, steps: pl.DataFrame
+) -> pl.DataFrame:
     """Return the calls that matter: event, name, start, end, thread, and the time before each.
 
+    The time before the first call of the threads that launch kernels begins with the first step.
     ``does`` is the class of a call; of a collective on the host, ``group`` is not null.
     """
     launching = np.zeros(trace.events.height, bool)
@@ -216,8 +220,9 @@ def _calls(trace: Trace, launched_by: nesting.Rows, collectives: pl.DataFrame) -
     kernel_threads = calls.filter("launching", pl.col("does") != COPY)["tid"].unique()
     thread = pl.when(pl.col("tid").is_in(kernel_threads.implode())).then(-1).otherwise("tid")
     calls = calls.with_columns(thread=thread).sort("start", "event")
+    begin = pl.when(pl.col("thread") == -1).then(pl.lit(steps["host_start"].min(), pl.Int64))
     before = pl.col("end").cum_max().shift(1).over("thread")
-    since = pl.min_horizontal(before, "start")
+    since = pl.min_horizontal(pl.coalesce(before, begin), "start")
     overlap = (pl.coalesce(before, "start") - pl.col("start")).clip(lower_bound=0)
     calls = calls.with_columns(
         since=since, call_ns=(pl.col("end") - pl.col("start") - overlap).clip(lower_bound=0)
@@ -337,7 +342,8 @@ def _delays(work: pl.DataFrame, calls: pl.DataFrame, call: Ints, ready: Floats) 
     since, waited = start - ready, start - launch
     by_work = (since <= GAP_NS) | ((since <= LONG_GAP_NS) & (waited > LATENCY_NS))
     by_launch = ~by_work & (waited <= LATENCY_NS)
-    usual_gap = float(np.median(since[by_work & (since >= 0)])) if by_work.any() else 0.0
+    gaps = since[by_work & (since >= 0)]
+    usual_gap = float(np.median(gaps)) if gaps.size else 0.0
     usual = np.median(waited[by_launch]) if by_launch.any() else LATENCY_NS / 2
     latency = np.where(by_launch, waited, np.minimum(waited, usual))
     lag = np.where(by_work, since, np.minimum(since, usual_gap))
@@ -562,12 +568,12 @@ def _kinds(
     does = calls["does"].to_numpy()
     synchronising = calls["name"].is_in(matching(names, SYNCHRONISING_CALLS)).to_numpy()
     synchronises = synchronising & ~launches
-    frees = np.isin(does, ALLOCATES) & (length > BLOCKED_NS)
+    allocates = np.isin(does, ALLOCATES) & (length > BLOCKED_NS)
     copies = (does == COPY) & ends_in_call & (length > ROUNDING_NS)
     collective = calls["group"].is_not_null().to_numpy() & ~launches
     queued = launches & ~copies & (length > BLOCKED_NS)
-    conditions = [collective, synchronises | frees, copies, queued]
-    return np.select(conditions, ["collective", "synchronise", "copy", "queue"], "")
+    conditions = [collective, allocates, synchronises, copies, queued]
+    return np.select(conditions, ["collective", "allocate", "synchronise", "copy", "queue"], "")
 
 
 # --- annotations -----------------------------------------------------------------------------

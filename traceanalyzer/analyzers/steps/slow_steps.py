@@ -105,6 +105,8 @@ def only_slow(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
 def _without_waiting(rows: pl.DataFrame, spans: pl.DataFrame, trace: Trace) -> pl.DataFrame:
     """Remove operators and calls that mostly wait for the device: its work is what takes long.
 
+    Named parts of the program, such as autotuning, are kept: they may wait for their own work.
+
     Args:
         rows: step, kind, name, ``total_ns``.
         spans: step, name, start, end of the slices.
@@ -118,9 +120,8 @@ def _without_waiting(rows: pl.DataFrame, spans: pl.DataFrame, trace: Trace) -> p
     of_rows = spans.join(rows, on=("step", "name"), how="semi")
     waiting = intervals.overlap_with(of_rows, waits).group_by("step", "name")
     sums = waiting.agg(waited_ns=pl.col("overlap").sum())
-    is_operator = pl.col("kind").is_in(("cpu_op", *LAUNCH_KINDS)) | pl.col("name").str.contains(
-        OPERATOR
-    )
+    is_call = pl.col("kind").is_in(LAUNCH_KINDS)
+    is_operator = is_call | pl.col("name").str.contains(OPERATOR)
     mostly_waits = 2 * pl.col("waited_ns") > pl.col("total_ns")
     joined = rows.join(sums, on=("step", "name"), how="left", maintain_order="left")
     return joined.filter(~(is_operator & mostly_waits.fill_null(value=False)))

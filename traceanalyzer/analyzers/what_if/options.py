@@ -62,3 +62,8 @@ class Options(AnalyzerOptions):
         help="Collectives do not wait for other ranks.",
         measured=False,
     )
+
+
+@dataclass(frozen=True)
+class ReplayOptions(AnalyzerOptions):
+    """Prepare the replays for the gains of findings."""

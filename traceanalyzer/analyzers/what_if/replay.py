@@ -1,0 +1,104 @@
+"""The replayed run, for the gains of findings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import polars as pl
+
+from traceanalyzer.analyzers.base import Analyzer
+from traceanalyzer.analyzers.replay import changes, engine, program
+from traceanalyzer.analyzers.replay.engine import Job, Weights
+from traceanalyzer.analyzers.replay.program import Program
+from traceanalyzer.analyzers.what_if.options import ReplayOptions
+from traceanalyzer.errors import MissingData
+from traceanalyzer.result import Result
+from traceanalyzer.trace import Trace
+
+#: A run with more device work is replayed by ``what-if`` only.
+MOST_WORK = 200_000
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Replay(Result):
+    """The run as it was recorded, to be replayed with changes.
+
+    Attributes:
+        job: the programs of all ranks.
+        whole_ns: how long the replay without a change takes, from the first launch or work to the
+            end of the last step (or work).
+        error_frac: its relative error.
+        waits_for_others: calls of the host wait for something that was not recorded.
+    """
+
+    job: Job
+    whole_ns: float
+    error_frac: float
+    waits_for_others: bool
+
+    def gain_ns(self, weights: Sequence[Weights]) -> float:
+        """Return by how much the run is shorter with these times."""
+        return self.whole_ns - _whole_ns(self.job, engine.replay(self.job, weights))
+
+    def has_work_after(self, lost: pl.DataFrame) -> bool:
+        """Return whether work of the same rank starts after most of the lost time."""
+        ends = {one.rank: one.work["start"].max() for one in self.job.programs}
+        rows = lost.with_columns(
+            last=pl.col("rank").replace_strict(ends, default=None, return_dtype=pl.Int64),
+            ns=pl.col("end_ns") - pl.col("start_ns"),
+        )
+        before = rows.filter(pl.col("start_ns") < pl.col("last"))["ns"].sum()
+        return bool(2 * before >= rows["ns"].sum())
+
+    def without(self, lost: pl.DataFrame, ranks: Sequence[int] = ()) -> list[Weights]:
+        """Return the times without lost time, and with ranks that are like the others.
+
+        Args:
+            lost: see :func:`~traceanalyzer.analyzers.replay.changes.without_time`.
+            ranks: ranks that become like the others.
+        """
+        weights = changes.changed(self.job, changes.Change(typical_ranks=tuple(ranks)))
+        return changes.without_time(self.job, weights, lost)
+
+
+def _whole_ns(job: Job, times: Sequence[engine.Times]) -> float:
+    bounds = engine.step_bounds(job, times)
+    if len(job.begins) > 1:
+        return float(sum(end - begin for begin, end in bounds))
+    return float(bounds[-1][1] - job.begins[0])
+
+
+def measure(trace: Trace, _options: ReplayOptions) -> Program:
+    """Return the program of the rank of a trace.
+
+    Raises:
+        MissingData: it cannot be replayed, or not in the time that ``diagnose`` has.
+    """
+    one = program.measure(trace)
+    _require_few([one])
+    return one
+
+
+def _require_few(programs: Sequence[Program]) -> None:
+    count = sum(one.work.height for one in programs)
+    if count > MOST_WORK:
+        raise MissingData(f"{count:,} kernels and copies are many to replay; what-if does it")
+
+
+def combine(
+    parts: Sequence[Program], _options: ReplayOptions, _base: Sequence[Program] = ()
+) -> Replay:
+    """Replay the run without a change.
+
+    Raises:
+        MissingData: the replay differs too much from the recording, or there is too much work.
+    """
+    _require_few(parts)
+    job = engine.job_of(parts)
+    times, error = engine.checked_replay(job)
+    others = any(bool(changes.unexplained(one).any()) for one in job.programs)
+    return Replay(job, _whole_ns(job, times), error, others)
+
+
+WHAT_IF_REPLAY = Analyzer("what_if_replay", ReplayOptions, program.needs, measure, combine)

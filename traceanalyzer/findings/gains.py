@@ -1,0 +1,163 @@
+"""What removing the cause of each finding gains: the run is replayed without it.
+
+Of a finding about idle time, exposed copies or communication, what happened in its intervals is
+removed: host time, copies and transfers. Of one about a slow rank, that rank becomes like the
+others; of unequal work, all ranks become like their mean. Other findings have no change that a
+replay knows: their gain is at most their cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+import polars as pl
+
+from traceanalyzer.analyzers.base import Examination
+from traceanalyzer.analyzers.registry import REPLAY
+from traceanalyzer.analyzers.replay.engine import Weights
+from traceanalyzer.analyzers.what_if.replay import Replay
+from traceanalyzer.findings.device_time import DEVICE
+from traceanalyzer.findings.rule import DELAY_RULES, RULE_OF, Answers, Rule
+from traceanalyzer.result import Finding
+from traceanalyzer.units import format_frac, format_ns
+
+#: A finding that gains a smaller share of the step is off the critical path.
+NO_GAIN = 0.01
+#: Rules whose cause is removed by removing what happened in the intervals of the finding.
+_IN_INTERVALS = {*DELAY_RULES.values(), *RULE_OF.values(), "exposed-communication"} - {
+    "waiting-for-ranks", "pipeline-bubble", "unknown-idleness", "device-wait", "short-gaps",
+}  # fmt: skip
+#: Rules about a rank that becomes like the others, and about all ranks.
+_OF_RANKS, _UNEQUAL = {"straggler", "slow-gpu"}, "unequal-work"
+
+
+@dataclass(frozen=True)
+class Gains:
+    """Findings with their gains.
+
+    Attributes:
+        findings: those that gain something, or whose gain is not known.
+        without: those that gain nothing.
+        together_ns: the gain per step of removing the causes of all findings with a known gain.
+        together_frac: the same as a share of the step.
+        error_frac: relative error of the replay without a change; None if nothing was replayed.
+        why: why nothing was replayed.
+    """
+
+    findings: tuple[Finding, ...]
+    without: tuple[Finding, ...] = ()
+    together_ns: float = 0.0
+    together_frac: float = 0.0
+    error_frac: float | None = None
+    why: str = ""
+
+
+def with_gains(
+    findings: Sequence[Finding], examined: Examination, answers: Answers, rules: Sequence[Rule]
+) -> Gains:
+    """Return findings with their gains, rated by them."""
+    bounds = tuple(_bound(one) for one in findings)
+    replay = examined.replay
+    if not isinstance(replay, Replay):
+        return Gains(bounds, why=examined.missing.get(REPLAY, ""))
+    if not _is_complete(replay, answers):
+        return Gains(bounds, why="not all ranks can be replayed")
+    windows = answers.time.windows
+    steps = max(windows["step"].n_unique(), 1)
+    whole_ns = answers.time.whole_ns / windows.select(DEVICE).unique().height
+    by_id = {rule.id: rule for rule in rules}
+    kept, without, removed = [], [], []
+    for one in bounds:
+        gain = _gain_ns(one, replay, NO_GAIN * whole_ns)
+        if gain is None:
+            kept.append(one)
+            continue
+        frac = gain / whole_ns
+        known = replace(one, gain_ns=round(gain / steps), gain_frac=frac, gain_basis="replay")
+        if frac < NO_GAIN:
+            without.append(known)
+            continue
+        kept.append(_rated(known, by_id[one.id]))
+        removed.append(one)
+    together = replay.gain_ns(_weights(removed, replay)) if len(removed) > 1 else 0.0
+    return Gains(
+        tuple(kept), tuple(without), together / steps, together / whole_ns, replay.error_frac
+    )
+
+
+def _bound(one: Finding) -> Finding:
+    if one.cost_ns is None:
+        return one
+    return replace(one, gain_ns=one.cost_ns, gain_frac=one.cost_frac, gain_basis="bound")
+
+
+def _is_complete(replay: Replay, answers: Answers) -> bool:
+    """Whether the programs are of all ranks with lost time, one of each."""
+    ranks = [one.rank for one in replay.job.programs]
+    measured = answers.time.windows.select("path", "rank").unique()["rank"].to_list()
+    return len({*ranks}) == len(ranks) == len(measured) and {*ranks} == {*measured}
+
+
+def _gain_ns(one: Finding, replay: Replay, least_ns: float) -> float | None:
+    """Return the gain of a finding in the whole run; None if no change removes its cause.
+
+    Without other ranks, a call that waits for something that was not recorded is on the critical
+    path, and it is not known what removes it. So is idle time after the last work.
+    """
+    if one.cost_ns is None or one.per.endswith("once"):
+        return None
+    if (one.id in _OF_RANKS and one.rank is not None) or one.id == _UNEQUAL:
+        gain = replay.gain_ns(_weights([one], replay))
+        return gain if gain >= least_ns else None
+    if one.id in _IN_INTERVALS and one.intervals is not None and one.intervals.height:
+        gain = replay.gain_ns(_weights([one], replay))
+        alone = replay.waits_for_others and len(replay.job.programs) == 1
+        unknown = alone or not replay.has_work_after(one.intervals)
+        return None if unknown and gain < least_ns else gain
+    return None
+
+
+def _weights(findings: Collection[Finding], replay: Replay) -> list[Weights]:
+    """Return the times of the run without the causes of findings."""
+    ranks = {one.rank for one in findings if one.id in _OF_RANKS and one.rank is not None}
+    if any(one.id == _UNEQUAL for one in findings):
+        ranks = {one.rank for one in replay.job.programs if one.rank is not None}
+    lost = [
+        one.intervals for one in findings if one.id in _IN_INTERVALS and one.intervals is not None
+    ]
+    none = pl.DataFrame(
+        schema={"rank": pl.Int32, "device": pl.Int32, "start_ns": pl.Int64, "end_ns": pl.Int64}
+    )
+    return replay.without(pl.concat([none, *lost], how="vertical_relaxed"), sorted(ranks))
+
+
+def _rated(one: Finding, rule: Rule) -> Finding:
+    """Return a finding with the severity of its gain; never above that of its confidence."""
+    severity = rule.severity(one.gain_frac or 0.0) or "info"
+    if severity == "critical" and one.confidence == "low":
+        severity = "warning"
+    return replace(one, severity=severity)
+
+
+def notes(gains: Gains, step: str) -> tuple[str, ...]:
+    """Return what gains mean, those of all findings together, and findings without a gain.
+
+    Args:
+        gains: the findings.
+        step: what is replayed: ``step`` or ``run``.
+    """
+    if gains.error_frac is None:
+        timed = any(one.gain_basis for one in gains.findings)
+        return (f"Gains are not known: {gains.why}.",) if gains.why and timed else ()
+    error = format_frac(abs(gains.error_frac))
+    meaning = f"Gain: how much shorter a {step} is without the cause, by a replay of the run"
+    texts = [f"{meaning} (its error without a change: {error})."]
+    if gains.together_ns > 0:
+        together = f"{format_ns(round(gains.together_ns))} ({format_frac(gains.together_frac)})"
+        texts.append(f"All gains together: {together}.")
+    texts += [
+        f"Off the critical path, so that removing it gains less than {NO_GAIN:.0%}: {one.title}"
+        for one in gains.without
+    ]
+    return tuple(texts)
