@@ -297,6 +297,10 @@ def persistence(
 
 #: From this share on, one step has nearly all wait time.
 _NEARLY_ALL = 0.9
+#: Steps with at least this share of the median wait time have equal wait times.
+_EQUAL = 0.4
+#: A step with less than this share of the largest wait time of a step has none.
+_NO_WAIT = 0.05
 #: Share of what exceeds the even share that is not by chance.
 _MUCH = 0.75
 #: Greatest probability that a rank is last as often by chance.
@@ -306,7 +310,8 @@ _CHANCE = 0.05
 def is_steady(waits: pl.DataFrame, rank: int, ranks: int) -> bool:
     """Whether one rank is the straggler, not by chance the last one in some steps.
 
-    It is if few ranks cause wait time, or it nearly all of it, or most of one step with nearly all.
+    It is if one rank of many causes wait time, or a few ranks the same in each step or much in some
+    steps only, or it nearly all of it, or most of one step with nearly all.
     Otherwise, it causes at least twice the even share (of few ranks: half of the others' too), and
     most wait time in all steps, or in so many that equal ranks would by chance with a probability
     below 5 %.
@@ -322,7 +327,10 @@ def is_steady(waits: pl.DataFrame, rank: int, ranks: int) -> bool:
     shares = sums.group_by("rank").agg(pl.col("ns").sum() / whole)
     causing = shares.filter(pl.col("ns") >= even / 2).height
     share = float(shares.filter(rank=rank)["ns"].sum())
-    if 2 * causing <= min(ranks, steps.len()) or share >= even + _MUCH * (1 - even):
+    least, median, most = (int(steps.quantile(q) or 0) for q in (0, 0.5, 1))
+    is_usual = causing == 1 or least >= _EQUAL * median or least < _NO_WAIT * most
+    are_few = 2 * causing <= min(ranks, steps.len()) and is_usual
+    if are_few or share >= even + _MUCH * (1 - even):
         return True
     if share < min(2 * even, even + (1 - even) / 2):
         return False
@@ -330,7 +338,6 @@ def is_steady(waits: pl.DataFrame, rank: int, ranks: int) -> bool:
     firsts = largest.unique("step", keep="first", maintain_order=True)["rank"]
     times, n = int((firsts == rank).sum()), steps.len()
     tail = (comb(n, k) * even**k * (1 - even) ** (n - k) for k in range(times, n + 1))
-    most = int(steps.max() or 0)  # type: ignore[arg-type]
     return most >= _NEARLY_ALL * whole or times == n or ranks * sum(tail) < _CHANCE
 
 
