@@ -169,7 +169,7 @@ def test_small_boxes_are_merged_and_reported():
         "(no stack)": 1,
     }  # fmt: skip
     assert boxes(result, "hidden")["main;(2 frames below 25 %)"] == 2
-    check_wording(result.verdict)
+    check_wording(result.verdict, result.notes[-1])
     with pytest.raises(OptionError, match="--min-frac"):
         ta.flamegraph(sampled(STACKS), min_frac=1.0)
 

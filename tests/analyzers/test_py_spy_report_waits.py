@@ -9,7 +9,7 @@ import pytest
 from diagnosing import diagnosis
 
 import traceanalyzer as ta
-from traceanalyzer.analyzers.py_spy_report.result import IMPORTS
+from traceanalyzer.analyzers.common.own_lines import IMPORTS
 
 MAIN = "<module> (/home/u/run.py:40);"
 

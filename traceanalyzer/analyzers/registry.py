@@ -400,7 +400,7 @@ ENTRIES: dict[str, Entry] = {
         ),
         Entry(
             "py_spy_report",
-            "Samples by code and package.",
+            "Lines of your code by sampled time.",
             group="Code",
             examples=("profile.raw.txt", "profile.raw.txt --library-name torch --top all"),
             section="Code",

@@ -3,6 +3,8 @@
 import re
 from functools import lru_cache
 
+from traceanalyzer.analyzers.common.libraries import is_native
+
 SLEEPS, DRIVER, LOCK = "sleeps", "waits for the driver", "waits for a lock"
 THREAD = "waits for another thread"
 PROCESS = "waits for another process"
@@ -12,9 +14,9 @@ DATA = "waits for data from a pipe, a socket or another process"
 _C_FUNCTIONS = {
     SLEEPS: r"(?:u|nano|clock_nano)?sleep",
     DRIVER: r"ioctl",
-    LOCK: r"pthread_(?:mutex|rwlock|spin)_\w*lock|(?:r?lock\.)?acquire",
+    LOCK: r"pthread_(?:mutex|rwlock|spin)_\w*lock|(?:r?lock\.)?acquire|lll_lock_wait",
     THREAD: r"pthread_(?:cond|barrier)_\w*wait|pthread_(?:timed|clock)?join(?:_np)?"
-    r"|sem_(?:timed|clock)?wait|futex|_wait_for_tstate_lock",
+    r"|sem_(?:timed|clock)?wait|futex(?:_\w*wait\w*)?|_wait_for_tstate_lock",
     PROCESS: r"wait(?:pid|id|3|4)?",
     DATA: r"p?poll|p?select|epoll_p?wait2?|epoll\.poll|kevent|recv(?:from|m?msg|_into)?"
     r"|accept4?|connect",
@@ -32,6 +34,8 @@ _BY_NAME = [(what, re.compile(pattern)) for what, pattern in _C_FUNCTIONS.items(
 _BY_MODULE = [(what, re.compile(rf"(?:^|[/\\]){p}$")) for what, p in _MODULES.items()]
 #: ``<built-in function sleep>``, ``<method 'acquire' of '_thread.lock' objects>``.
 _BUILT_IN = re.compile(r"<(?:built-in )?(?:function|method) '?([\w.]+)")
+#: What a C library adds to names: ``__GI___poll``, ``pthread_cond_wait@@GLIBC_2.3.2``.
+_ADDED = re.compile(r"^__+(?:GI_+)?(?:libc_)?|(?:@.*|_nocancel|_cancel)$")
 #: A Python frame as a slice: ``threading.py(1095): join``.
 _SLICE = re.compile(r"^(.*)\(\d+\): (.+)$")
 
@@ -49,13 +53,14 @@ def wait_of(name: str, file: str | None = None) -> str | None:
         return _of_c_function(built_in[1])
     if file is None and (frame := _SLICE.match(name)):
         file, name = frame.groups()
-    if file is None or file.strip("<>") == "built-in":
+    if file is None or file.strip("<>") == "built-in" or is_native(file):
         return _of_c_function(name)
     text = f"{file}: {name.rsplit('.', 1)[-1]}".replace("\\", "/")
     return next((what for what, test in _BY_MODULE if test.search(text)), None)
 
 
 def _of_c_function(name: str) -> str | None:
+    name = _ADDED.sub("", name)
     return next((what for what, test in _BY_NAME if test.fullmatch(name)), None)
 
 

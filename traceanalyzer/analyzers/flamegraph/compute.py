@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs
-from traceanalyzer.analyzers.common import windows
+from traceanalyzer.analyzers.common import own_lines, windows
 from traceanalyzer.analyzers.common.columns import of_one_unit
 from traceanalyzer.analyzers.common.libraries import by_component
 from traceanalyzer.analyzers.flamegraph import result, tree, weights
@@ -83,6 +83,7 @@ def combine(
         whole.frames, by_component(options.library_names) if options.library_names else None
     )
     table = tree.functions(whole, known)
+    calls = tree.calls_of_lines(whole, known)
     boxes = tree.drawn(whole, known, options)
     total = float(whole.weights[0].sum())
     counts = sum((part.counts for part in (*parts, *bases)), Counter[str]())
@@ -93,8 +94,10 @@ def combine(
         total=total,
         unit=whole.unit,
         base=whole.base,
-        code=_code(options.library_names),
+        names=tuple(options.library_names),
         functions=table,
+        lines=own_lines.lines(calls),
+        activities=own_lines.activities(calls),
         flame=Flame(
             name="flamegraph",
             title=options.title or _title(parts),
@@ -166,10 +169,6 @@ def _window(
     if window is None:
         raise MissingData(f"{trace.meta.path}: {windows.no_timeline(trace)}")
     return window
-
-
-def _code(libraries: Sequence[str]) -> str:
-    return f"code of {' or '.join(libraries)}" if libraries else "own code"
 
 
 def _title(parts: Sequence[weights.Part]) -> str:

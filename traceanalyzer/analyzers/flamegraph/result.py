@@ -6,11 +6,12 @@ from typing import Any
 
 import polars as pl
 
+from traceanalyzer.analyzers.common import own_lines
 from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.flamegraph.weights import NO_STACK, TOO_DEEP
 from traceanalyzer.drawings import Flame
 from traceanalyzer.result import Result, Table, View
-from traceanalyzer.units import format_count, format_frac, format_weight
+from traceanalyzer.units import format_count, format_frac
 
 #: Notes on the counts of a part, if not zero.
 _COUNTS = {
@@ -38,8 +39,11 @@ class FlameGraph(Result):
         total: the weight of all stacks.
         unit: unit of the weights: ``samples``, ``ns``, ``bytes``, or empty.
         base: the recorded weight of the base run, or None.
-        code: label of the highlighted code: ``own code`` or ``code of torch``.
+        names: libraries with highlighted code; empty for own code.
         functions: one row per function, the highest self weight first.
+        lines: the functions of the highlighted code that run, as ``lines`` of
+            :func:`traceanalyzer.py_spy_report`; ``samples`` is their weight.
+        activities: what the stacks do, as there.
         flame: the boxes to draw.
         least_frac: boxes smaller than this fraction of the total are merged.
         hidden: number of merged boxes.
@@ -50,20 +54,27 @@ class FlameGraph(Result):
     total: float
     unit: str
     base: float | None
-    code: str
+    names: tuple[str, ...]
     functions: pl.DataFrame
+    lines: pl.DataFrame
+    activities: pl.DataFrame
     flame: Flame
     least_frac: float
     hidden: int
     hidden_frac: float
     remarks: tuple[str, ...]
 
+    @property
+    def code(self) -> str:
+        """Return the label of the highlighted code: ``own code`` or ``code of torch``."""
+        return f"code of {' or '.join(self.names)}" if self.names else "own code"
+
     def view(self) -> View:
         """Build the view: functions by self, innermost own code and total weight; changes first."""
         return View(
             title="Where does the time go?",
             verdict=_verdict(self),
-            notes=self.remarks,
+            notes=(*self.remarks, *_merged(self)),
             tables=_tables(self.functions, self.unit, self.code),
             scalars={
                 "total": self.total,
@@ -104,33 +115,29 @@ def count_notes(counts: Counter[str], functions: pl.DataFrame) -> tuple[str, ...
 
 
 def _verdict(result: FlameGraph) -> str:
-    """Describe the functions with the highest self share, own code and changes."""
-    functions, unit = result.functions, result.unit
-    heaviest = functions.row(0, named=True)
-    sentences = [
-        f"{format_weight(result.total, unit)} in {format_count(functions.height, 'function')}.",
-        f"{_called(heaviest)} has the highest self share: {format_frac(heaviest['self_frac'])}.",
-    ]
-    inner = column("inner", unit)
-    own_code = largest_first(functions.filter("is_own_code"), inner, "name", "place")
-    if own_code.height:
-        most = own_code.row(0, named=True)
-        sentences.append(
-            f"In {result.code}, {_called(most)} is most often the innermost function: "
-            f"{format_frac(most['inner_frac'])} (self {format_frac(most['self_frac'])})."
-        )
-    elif functions["place"].null_count() == functions.height:
-        sentences.append("The frames have no files, so own code is unknown.")
+    """Describe the highlighted code with most weight as ``py-spy-report`` does, and changes."""
+    functions = result.functions
+    if result.lines.height:
+        sentences = [own_lines.answer(result.lines, result.activities, result.unit)]
     else:
-        sentences.append(f"No frame is in {result.code}.")
+        heaviest = functions.row(0, named=True)
+        share = format_frac(heaviest["self_frac"])
+        sentences = [
+            f"{_called(heaviest)} has the highest self share: {share}.",
+            own_lines.unknown(functions["place"], result.names),
+        ]
     if result.base is not None:
         sentences.append(_change(functions))
-    if result.hidden:
-        least, merged = f"{100 * result.least_frac:.2g} %", format_frac(result.hidden_frac)
-        sentences.append(
-            f"{format_count(result.hidden, 'box', 'es')} below {least} merged ({merged} in total)."
-        )
     return " ".join(sentences)
+
+
+def _merged(result: FlameGraph) -> tuple[str, ...]:
+    """Describe the boxes that are too small to be drawn."""
+    if not result.hidden:
+        return ()
+    least, merged = f"{100 * result.least_frac:.2g} %", format_frac(result.hidden_frac)
+    boxes = format_count(result.hidden, "box", "es")
+    return (f"{boxes} below {least} merged ({merged} in total).",)
 
 
 def _change(functions: pl.DataFrame) -> str:

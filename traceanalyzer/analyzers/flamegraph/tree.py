@@ -7,12 +7,13 @@ from functools import partial
 import numpy as np
 import polars as pl
 
+from traceanalyzer.analyzers.common import own_lines
 from traceanalyzer.analyzers.common.columns import is_whole
 from traceanalyzer.analyzers.common.libraries import is_own_code, package_of
 from traceanalyzer.analyzers.common.names import mapped
 from traceanalyzer.analyzers.flamegraph.options import Options
 from traceanalyzer.analyzers.flamegraph.result import column
-from traceanalyzer.analyzers.flamegraph.weights import FRAMES, Part, Weighted
+from traceanalyzer.analyzers.flamegraph.weights import FRAMES, NO_STACK, Part, Weighted
 from traceanalyzer.errors import InputError, MissingData, OptionError
 from traceanalyzer.frames import intervals, numbering, stack_weights
 
@@ -125,6 +126,36 @@ def functions(whole: Joined, known: pl.DataFrame) -> pl.DataFrame:
         .filter(pl.Series(weighs))
         .sort(column("self", whole.unit), "name", "place", descending=[True, False, False])
     )
+
+
+def calls_of_lines(whole: Joined, known: pl.DataFrame) -> pl.DataFrame:
+    """Return the weight by highlighted function, call below it, and what the stacks do.
+
+    Args:
+        whole: weights on the call tree.
+        known: ``place`` and ``is_own_code`` of its functions.
+
+    Returns:
+        The rows of :func:`~traceanalyzer.analyzers.common.own_lines.lines`.
+    """
+    texts = whole.frames.select("name", "file")
+    forest = whole.forest
+    starts = own_lines.starts_process(texts)[forest.frame]
+    calls = own_lines.CallTree(
+        texts,
+        known["is_own_code"].to_numpy(),
+        np.where(starts, stack_weights.ROOT, forest.parent),
+        forest.frame,
+    )
+    has_stack = (whole.frames["name"] != NO_STACK).fill_null(value=True).to_numpy()
+    node = np.where(has_stack[forest.frame[whole.node]], whole.node, stack_weights.ROOT)
+    weight, group = pl.Series(whole.weights[0]), pl.repeat(None, node.size, eager=True)
+    sums = own_lines.sums(calls, node, weight, group)
+    name, place, file = pl.col("name").fill_null(""), pl.col("place"), pl.col("file")
+    line = pl.lit(None)
+    owner = known.select(place=own_lines.place_of(name, place, line))[sums["owner"]]
+    call = texts.select(calls=own_lines.call_of(name, file))[sums["call"]]
+    return pl.concat([sums.drop("owner", "call"), owner, call], how="horizontal")
 
 
 def _one_tree(

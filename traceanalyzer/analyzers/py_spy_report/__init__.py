@@ -1,11 +1,12 @@
-"""Leaf frames of sampled stacks, tagged by the library that called them.
+"""Lines of own code by the time of sampled stacks, and leaf frames tagged by library.
 
 The input are traces with ``sample`` events. ``compute`` selects the frames that count, finds their
-library, and combines the rows of all files; ``result`` has the data, verdict, notes and tables.
+library, and combines the rows of all files; ``result`` has the data, verdict, notes and tables. The
+lines of own code are those of :mod:`traceanalyzer.analyzers.common.own_lines`.
 
-The method is that of itwinai's ``generate-py-spy-report``: a stack counts for its leaf, and is
-tagged by the innermost frame of the library. In contrast, all samples count by default: also those
-of module code, of idle processes and of stacks without frames.
+The method of leaf paths is that of itwinai's ``generate-py-spy-report``: a stack counts for its
+leaf, and is tagged by the innermost frame of the library. In contrast, all samples count by
+default: also those of module code, of idle processes and of stacks without frames.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ def py_spy_report(
     rate: float | None = None,
     **reading: Unpack[Reading],
 ) -> LeafPaths:
-    """Return which code was running at the samples, and which library owns it.
+    """Return which lines of own code take the time of the samples.
 
-    A stack counts for its leaf frame, and is tagged by the innermost frame of a library, see
-    :mod:`traceanalyzer.analyzers.py_spy_report`. All formats with sampled stacks are supported.
+    A stack counts for its innermost line of own code; as leaf path it counts for its leaf frame and
+    is tagged by the innermost frame of a library. All formats with sampled stacks are supported.
 
     Args:
         inputs: a trace, a file or a folder, or several of them. In a folder or several inputs,

@@ -8,23 +8,15 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs
-from traceanalyzer.analyzers.common import columns, libraries
-from traceanalyzer.analyzers.common.waits import wait_of
+from traceanalyzer.analyzers.common import columns, libraries, own_lines
+from traceanalyzer.analyzers.common.own_lines import at, row_of
 from traceanalyzer.analyzers.py_spy_report.options import By, GroupBy, Options
-from traceanalyzer.analyzers.py_spy_report.result import (
-    IMPORTS,
-    LIBRARY,
-    MAIN,
-    PATH,
-    LeafPaths,
-)
+from traceanalyzer.analyzers.py_spy_report.result import LIBRARY, MAIN, NO_FRAME, PATH, LeafPaths
 from traceanalyzer.errors import InputError, OptionError
 from traceanalyzer.frames import intervals, numbering, stack_weights
 from traceanalyzer.trace import Trace
 from traceanalyzer.units import NS_PER_S, format_weight
 
-#: Name of a leaf without a Python frame.
-_NO_FRAME = "(no Python frame)"
 #: Name of merged frames in sums: only a runaway recursion is this deep.
 _DEEPER = "(deeper than 10,000 frames)"
 _DEEPEST = 10_000
@@ -33,10 +25,9 @@ BUILT_IN = "built-in"
 #: The format whose lines are rows of the report, as in itwinai's.
 _LINES = "collapsed"
 
-_MODULE = "<module>"
-_PROCESS = r"(?:^|[/\\])multiprocessing[/\\](?:process|forkserver|\w+_tracker)\.py$"
 _WORKER = r"(?:^|[/\\])torch[/\\]utils[/\\]data[/\\]_utils[/\\]worker\.py$"
 
+_LINE = ("group", "place", *PATH, "calls", "calls_frac", "samples", "samples_frac")
 _ROLES = (MAIN, "child process", "DataLoader worker")
 
 
@@ -55,6 +46,9 @@ class Part:
         rows: ``group`` (of ``by``, or null), :data:`PATH`, :data:`LIBRARY`, ``library`` (the
             matching name), ``samples``, and ``doing`` (what it does instead of running code: it
             waits or imports); in the file's order.
+        lines: weight by line of own code or of the libraries, with the call below it: ``group``,
+            ``name``, ``path``, ``line`` (null without such a line), ``calls`` and ``calls_file``
+            (null for the line itself), ``doing``, ``idle``, ``samples``.
         groups: ``group``, ``key``, ``path``, ``self`` and ``total`` if sums are requested.
         processes: ``pid``, ``command``, ``role``, ``samples``.
         total: the sum of counted weights.
@@ -65,6 +59,7 @@ class Part:
     path: str
     unit: str | None
     rows: pl.DataFrame
+    lines: pl.DataFrame
     groups: pl.DataFrame | None
     processes: pl.DataFrame
     total: float
@@ -83,7 +78,7 @@ def measure(trace: Trace, options: Options) -> Part:
         samples = _merged(samples)
     frames = frames_of(trace, options)
     node = samples["stack"].cast(pl.Int64).fill_null(stack_weights.ROOT).to_numpy()
-    leaf = _at(stack_weights.nearest(frames.parent, frames.kept[frames.frame]), node)
+    leaf = at(stack_weights.nearest(frames.parent, frames.kept[frames.frame]), node)
     without = (leaf if options.drop_module else node) == stack_weights.ROOT
     out = without & (options.exclude_idle_process or options.drop_module)
     counted = pl.Series(~out)
@@ -99,6 +94,7 @@ def measure(trace: Trace, options: Options) -> Part:
         path=trace.meta.path,
         unit=trace.meta.weight_unit,
         rows=_rows(frames, leaf, samples["weight"], labels, options),
+        lines=_lines(frames, leaf, samples["weight"], labels),
         groups=groups,
         processes=processes,
         total=float(samples["weight"].sum()),
@@ -148,8 +144,10 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
     processes = files.sort("samples", descending=True, maintain_order=True).select(
         "file", "pid", "command", "role", "samples", share
     )
-    leaves = rows.group_by(PATH, maintain_order=True).agg(
-        pl.col("samples").sum(), pl.col("doing").first()
+    lines = pl.concat([part.lines for part in parts]).with_columns(
+        pl.col("samples") * scale,
+        place=own_lines.place_of(*map(pl.col, PATH)),
+        calls=own_lines.call_of(pl.col("calls"), pl.col("calls_file")),
     )
     return LeafPaths(
         options=options,
@@ -158,7 +156,8 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
         tagged_samples=float(tagged),
         idle_samples=math.fsum(part.idle for part in parts) * scale,
         left_out_samples=math.fsum(part.left_out for part in parts) * scale,
-        leaf=next(leaves.sort("samples", descending=True).head(1).iter_rows(named=True), {}),
+        lines=_whole(own_lines.lines(lines).select(*_LINE)),
+        activities=_whole(own_lines.activities(lines)),
         paths=_whole(paths.select(*order, "proportion")),
         groups=_whole(_groups(parts, total, scale)) if options.group_by else None,
         processes=_whole(processes),
@@ -203,6 +202,13 @@ class Frames:
     child: intervals.Bools
     worker: intervals.Bools
 
+    @property
+    def calls(self) -> own_lines.CallTree:
+        """The stacks with the counted frames of the libraries, or of own code."""
+        is_own_code = (self.library != stack_weights.ROOT) & self.kept
+        texts = self.distinct.select("name", "file")
+        return own_lines.CallTree(texts, is_own_code, self.parent, self.frame)
+
 
 def frames_of(trace: Trace, options: Options) -> Frames:
     """Return the frames of a trace, and their libraries.
@@ -216,14 +222,9 @@ def frames_of(trace: Trace, options: Options) -> Frames:
     first, frame = numbering.numbered(rows.get_columns())
     unique = rows[first].with_columns(pl.col("name", "file").cast(pl.String))
     file = pl.col("file").fill_null("")
-    is_entry = pl.col("name").str.contains(r"^(?:.*\._bootstrap|_bootstrap|main)$")
-    roles = unique.select(
-        child=(file.str.contains(_PROCESS) & is_entry).fill_null(value=False),
-        worker=(file.str.contains(_WORKER) & (pl.col("name") == "_worker_loop")).fill_null(
-            value=False
-        ),
-    )
-    is_child, is_worker = (role.to_numpy()[frame] for role in roles)
+    loop = file.str.contains(_WORKER) & (pl.col("name") == "_worker_loop")
+    is_child = own_lines.starts_process(unique)[frame]
+    is_worker = unique.select(loop.fill_null(value=False)).to_series().to_numpy()[frame]
     parent = stacks["parent"].cast(pl.Int64).fill_null(stack_weights.ROOT).to_numpy()
     if options.match != "substring":
         parent = np.where(is_child, stack_weights.ROOT, parent)
@@ -250,7 +251,7 @@ def _kept(distinct: pl.DataFrame, options: Options) -> intervals.Bools:
         return np.ones(distinct.height, np.bool_)
     texts = pl.concat_str(pl.col("name"), pl.col("path").fill_null(""), separator="\n")
     in_module: intervals.Bools = (
-        distinct.select(texts.str.contains(_MODULE, literal=True)).to_series().to_numpy()
+        distinct.select(texts.str.contains(own_lines.MODULE, literal=True)).to_series().to_numpy()
     )
     return ~in_module
 
@@ -294,59 +295,48 @@ def _merged(samples: pl.DataFrame) -> pl.DataFrame:
     return samples.group_by(keys, maintain_order=True).agg(pl.exclude("weight").first(), weight)
 
 
-def _at(values: intervals.Ints, node: intervals.Ints) -> intervals.Ints:
-    if not values.size:
-        return node
-    taken: intervals.Ints = np.where(node == stack_weights.ROOT, stack_weights.ROOT, values[node])
-    return taken
-
-
 def _rows(
     frames: Frames, leaf: intervals.Ints, weight: pl.Series, labels: pl.Series, options: Options
 ) -> pl.DataFrame:
     """Return one row per sample, or per leaf and library frame with equal texts."""
     library_nodes = _library_nodes(frames, leaf, max(len(options.library_names), 1))
     numbers = pl.DataFrame(
-        {"group": labels, "leaf": _at(frames.frame, leaf), "lib": _at(frames.frame, library_nodes)}
-    ).with_columns(_doing(frames, leaf), samples=weight)
+        {"group": labels, "leaf": at(frames.frame, leaf), "lib": at(frames.frame, library_nodes)}
+    ).with_columns(own_lines.doing(frames.calls, leaf), samples=weight)
     if options.aggregate_leaf_paths:
         one = _first_equal(frames.distinct)
-        merged = [pl.Series(name, _at(one, numbers[name].to_numpy())) for name in ("leaf", "lib")]
+        merged = [pl.Series(name, at(one, numbers[name].to_numpy())) for name in ("leaf", "lib")]
         keys = ("group", "leaf", "lib")
         groups = numbers.with_columns(merged).group_by(keys, maintain_order=True)
         numbers = groups.agg(pl.col("samples").sum(), pl.col("doing").first())
     lib = numbers["lib"].to_numpy()
     doing = numbers["doing"]
-    named = _at(frames.library, lib)
+    named = at(frames.library, lib)
     names = pl.Series(options.library_names or ("own code",), dtype=pl.String)
-    at_leaf, at_lib = _row_of(numbers["leaf"]), _row_of(numbers["lib"])
+    at_leaf, at_lib = row_of(numbers["leaf"].to_numpy()), row_of(lib)
     leaves = [frames.distinct[name].gather(at_leaf) for name in PATH]
     callers = [frames.distinct[name].gather(at_lib) for name in PATH]
     return numbers.select("group", "samples").with_columns(
-        leaves[0].fill_null(_NO_FRAME),
+        leaves[0].fill_null(NO_FRAME),
         *leaves[1:],
         *(caller.alias(name) for name, caller in zip(LIBRARY, callers, strict=True)),
         doing=doing,
-        library=names.gather(_row_of(pl.Series(named))),
+        library=names.gather(row_of(named)),
     )
 
 
-def _doing(frames: Frames, leaf: intervals.Ints) -> pl.Series:
-    """Return what a sample does instead of running code: it waits, or imports; else null."""
-    texts = frames.distinct.select("name", "file").rows()
-    waits = pl.Series([wait_of(*frame) for frame in texts], dtype=pl.String)
-    is_module = (frames.distinct["name"] == _MODULE).to_numpy()
-    by_import = (frames.distinct["path"] == BUILT_IN).fill_null(value=False).to_numpy()
-    is_own_code = np.array([libraries.is_own_code(*frame) for frame in texts], np.bool_)
-    is_runner = frames.distinct["file"].fill_null("").str.contains("runpy").to_numpy()
-    # a module below another one, or one of a library below any function but ``python -m``
-    caller = np.where(is_module, 2, np.where(is_runner, 0, 1))[frames.frame]
-    below = np.maximum(_at(caller, frames.parent), 0)
-    imported = is_module[frames.frame] & (below > is_own_code[frames.frame])
-    imports = _at(stack_weights.nearest(frames.parent, by_import[frames.frame] | imported), leaf)
-    rows = pl.DataFrame({"wait": waits.gather(_row_of(pl.Series(_at(frames.frame, leaf))))})
-    is_import = pl.Series(imports != stack_weights.ROOT)
-    return rows.select(doing=pl.when(is_import).then(pl.lit(IMPORTS)).otherwise("wait")).to_series()
+def _lines(
+    frames: Frames, leaf: intervals.Ints, weight: pl.Series, labels: pl.Series
+) -> pl.DataFrame:
+    """Return the weight by line, call below it, and what the samples do."""
+    sums = own_lines.sums(frames.calls, leaf, weight, labels)
+    texts = frames.distinct
+    lined = pl.when(pl.col("line") >= 0).then("line").alias("line")
+    owner = texts.select("name", "path", lined)[sums["owner"]]
+    call = texts.select(calls="name", calls_file="file")[sums["call"]]
+    keys = ["group", *PATH, "calls", "calls_file", "doing", "idle"]
+    rows = pl.concat([sums.drop("owner", "call"), owner, call], how="horizontal")
+    return rows.group_by(keys, maintain_order=True).agg(pl.col("samples").sum())
 
 
 def _first_equal(distinct: pl.DataFrame) -> intervals.Ints:
@@ -357,19 +347,13 @@ def _first_equal(distinct: pl.DataFrame) -> intervals.Ints:
     return one
 
 
-def _row_of(numbers: pl.Series) -> pl.Series:
-    """Return row numbers with null for :data:`ROOT`."""
-    known = pl.when(pl.col("n") != stack_weights.ROOT).then("n")
-    return numbers.alias("n").to_frame().select(known.cast(pl.UInt32)).to_series()
-
-
 def _library_nodes(frames: Frames, leaf: intervals.Ints, libraries_asked: int) -> intervals.Ints:
     """Return the innermost node of the first listed library in the stack."""
     nodes: intervals.Ints = np.full(leaf.size, stack_weights.ROOT)
     for number in range(libraries_asked):
         wanted = (frames.library == number) & frames.kept
         if wanted.any():
-            inner = _at(stack_weights.nearest(frames.parent, wanted[frames.frame]), leaf)
+            inner = at(stack_weights.nearest(frames.parent, wanted[frames.frame]), leaf)
             nodes = np.where(nodes == stack_weights.ROOT, inner, nodes)
     return nodes
 
@@ -410,7 +394,7 @@ def _processes(
     role = np.zeros(node.size, np.int64)
     for number, flags in ((1, frames.child), (2, frames.worker)):
         if flags.any():
-            role[_at(stack_weights.nearest(frames.parent, flags), node) != stack_weights.ROOT] = (
+            role[at(stack_weights.nearest(frames.parent, flags), node) != stack_weights.ROOT] = (
                 number
             )
     return (
@@ -432,16 +416,16 @@ def _sums(
 ) -> pl.DataFrame:
     """Return self and total sums; repeated frames of a stack count once."""
     keys = frames.distinct.select(_key(frames.distinct, group_by))
-    special = pl.DataFrame({"key": [_DEEPER, _NO_FRAME]})
+    special = pl.DataFrame({"key": [_DEEPER, NO_FRAME]})
     distinct = pl.concat([keys, special], how="diagonal").unique(maintain_order=True)
     numbers = columns.left_join(keys, distinct.with_row_index("number"), keys.columns)["number"]
     parent, frame = _kept_tree(frames, numbers.cast(pl.Int64).to_numpy())
     forest, place = stack_weights.merge(parent, frame, _DEEPEST, distinct.height - 2)
-    at = _at(np.append(place, stack_weights.ROOT)[_renumbered(frames)], leaf)
+    ends = at(np.append(place, stack_weights.ROOT)[_renumbered(frames)], leaf)
     frames_of_groups = [_no_sums(keys)]
     for label in labels.unique(maintain_order=True):
         mine = labels.eq_missing(label).to_numpy()
-        node, inside = at[mine], weight.to_numpy()[mine]
+        node, inside = ends[mine], weight.to_numpy()[mine]
         self_weights = np.bincount(
             node[node != stack_weights.ROOT], inside[node != stack_weights.ROOT], forest.parent.size
         )

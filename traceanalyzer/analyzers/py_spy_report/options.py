@@ -14,7 +14,7 @@ By = Literal["process", "thread", "rank", "file"]
 
 @dataclass(frozen=True)
 class Options(AnalyzerOptions):
-    """Show which code the samples are in, and which package owns it.
+    """Show which lines of your code take the time, from sampled stacks.
 
     PATH is a file written by `py-spy record -f raw`, another file with sampled stacks, or a folder
     of them; `-` or a pipe reads standard input. Without PATH, the folder py-spy-outputs or
@@ -23,8 +23,8 @@ class Options(AnalyzerOptions):
 
     library_names: Sequence[str] = option(
         (),
-        help="Tag stacks by the innermost frame of NAME. Repeatable, the first wins. Default: own "
-        "code.",
+        help="Leaf paths, tagged by the innermost frame of NAME. Repeatable, the first wins. "
+        "Default: lines of own code.",
         flag="--library-name",
         metavar="NAME",
     )
@@ -34,10 +34,10 @@ class Options(AnalyzerOptions):
         choices=get_args(Match),
         show_default=True,
     )
-    aggregate_leaf_paths: bool = option(False, help="Merge equal paths into one row.")
+    aggregate_leaf_paths: bool = option(False, help="Leaf paths, equal ones merged into one row.")
     group_by: GroupBy | None = option(
         None,
-        help="Self and total sums instead of paths.",
+        help="Self and total sums instead of lines.",
         choices=get_args(GroupBy),
     )
     by: By | None = option(None, help="Also group by this.", choices=get_args(By))

@@ -1,10 +1,10 @@
 """Result of the py-spy report: leaf paths or sums, verdict, notes and tables."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import polars as pl
 
+from traceanalyzer.analyzers.common import own_lines
 from traceanalyzer.analyzers.common.display import known_columns
 from traceanalyzer.analyzers.py_spy_report.options import Options
 from traceanalyzer.result import Result, Table, View
@@ -14,8 +14,9 @@ from traceanalyzer.units import format_count, format_frac, format_weight
 PATH = ("name", "path", "line")
 LIBRARY = ("library_function_name", "library_function_path", "library_function_line")
 MAIN = "main process"
-#: What a sample does that imports a module.
-IMPORTS = "imports modules"
+
+#: Name of a leaf without a Python frame.
+NO_FRAME = "(no Python frame)"
 
 _NO_LIBRARY = "Not Found"
 
@@ -37,10 +38,16 @@ class LeafPaths(Result):
         paths: one row per path, or per line of the file: ``group``, ``name``, ``path``, ``line``,
             ``library_function_name``, ``library_function_path``, ``library_function_line``,
             ``library``, ``samples``, ``samples_frac``, ``doing`` (what it does instead of running
-            code: it waits for something or imports modules), ``proportion``; most samples first.
+            code: it waits for something, imports modules, or has no Python frame),
+            ``proportion``; most samples first.
         groups: sums if requested: ``group``, ``key``, ``path``, ``line``, ``self``, ``self_frac``,
             ``total``, ``total_frac``; most ``self`` first.
-        leaf: the leaf with most samples: ``name``, ``path``, ``line``, ``samples``, ``doing``.
+        lines: one row per line of own code (or of the libraries) that runs, the innermost one of
+            each stack: ``group``, ``place``, ``name``, ``path``, ``line``, ``calls`` (the call
+            below it with most samples, null for the line itself), ``calls_frac`` (its share of the
+            line), ``samples``, ``samples_frac`` (of the samples that run code).
+        activities: what the samples do: ``activity``, ``place`` (the own line with most of it),
+            ``calls``, ``place_frac``, ``samples``, ``samples_frac`` (of all samples).
         processes: ``file``, ``pid``, ``command``, ``role``, ``samples``, ``samples_frac``.
     """
 
@@ -50,20 +57,21 @@ class LeafPaths(Result):
     tagged_samples: float
     idle_samples: float
     left_out_samples: float
-    leaf: dict[str, Any]
+    lines: pl.DataFrame
+    activities: pl.DataFrame
     paths: pl.DataFrame
     groups: pl.DataFrame | None
     processes: pl.DataFrame
 
     @property
     def running(self) -> pl.DataFrame:
-        """The rows of ``paths`` that run code: they neither wait nor import modules."""
+        """The rows of ``paths`` that run code: without ``doing``."""
         return self.paths.filter(pl.col("doing").is_null())
 
     def view(self) -> View:
-        """Build the view: sums if requested, else paths; processes if there are several."""
+        """Build the view: sums or paths if requested, else lines; processes of several."""
         return View(
-            title="Which code was running?",
+            title="Which line of my code takes the time?",
             verdict=_verdict(self),
             notes=_notes(self),
             tables=_tables(self),
@@ -74,37 +82,34 @@ class LeafPaths(Result):
 
 
 def _verdict(result: LeafPaths) -> str:
-    """Describe the share of the library, and the most frequent leaf."""
+    """Describe the lines of own code, or of the libraries, with most time."""
     if not result.total_samples:
         return "No samples are counted."
-    share = format_frac(result.tagged_samples / result.total_samples)
-    leaf = result.leaf
-    where = f" ({_place(leaf['path'], leaf['line'])})" if leaf["path"] else ""
-    tagged = f", {share} with {_library(result)} on the stack."
-    if not result.tagged_samples and result.paths["path"].null_count() == result.paths.height:
-        tagged = ". The frames have no files, so own code is unknown."
-    doing = f", which {leaf['doing']}" if leaf["doing"] else ""
+    if result.lines.height:
+        names = " or ".join(result.options.library_names)
+        tagged = format_frac(result.tagged_samples / result.total_samples)
+        shares = (f"{names} on the stack {tagged}",) if names else ()
+        return own_lines.answer(result.lines, result.activities, result.unit, shares)
+    functions = _functions(result)
+    if functions.is_empty():
+        return f"No sample runs code: {_of_total(result, result.total_samples)} wait or import."
+    place, share = functions.row(0, named=True)["place"], functions["samples_frac"][0]
     return (
-        f"{format_weight(result.total_samples, result.unit)}{tagged} "
-        f"The most frequent leaf is {leaf['name']}{where}{doing}: "
-        f"{_of_total(result, leaf['samples'])}.{_that_runs(result)}"
+        f"{place} has the highest self share: {format_frac(share)}. "
+        f"{own_lines.unknown(functions['path'], result.options.library_names)}"
     )
 
 
-def _that_runs(result: LeafPaths) -> str:
-    """Return the most frequent leaf that runs code, if the most frequent one does not."""
-    if not result.leaf["doing"]:
-        return ""
-    leaves = result.running.group_by(PATH, maintain_order=True).agg(pl.col("samples").sum())
-    for name, path, line, samples in leaves.sort("samples", descending=True).head(1).iter_rows():
-        where = f" ({_place(path, line)})" if path else ""
-        return f" Of code that runs it is {name}{where}: {_of_total(result, samples)}."
-    return ""
-
-
-def _library(result: LeafPaths) -> str:
-    names = result.options.library_names
-    return " or ".join(names) if names else "own code"
+def _functions(result: LeafPaths) -> pl.DataFrame:
+    """Return the leaves that run code, each once, most samples first."""
+    line = pl.when(pl.col("line") >= 0).then("line").alias("line")
+    return (
+        result.running.with_columns(line)
+        .group_by("group", *PATH, maintain_order=True)
+        .agg(pl.col("samples", "samples_frac").sum())
+        .with_columns(place=own_lines.place_of(*map(pl.col, PATH)))
+        .sort("samples", descending=True, maintain_order=True)
+    )
 
 
 def _of_total(result: LeafPaths, weight: float) -> str:
@@ -112,17 +117,12 @@ def _of_total(result: LeafPaths, weight: float) -> str:
     return f"{format_weight(weight, result.unit)} ({format_frac(share)})"
 
 
-def _place(path: str, line: int | None) -> str:
-    return path if line is None or line < 0 else f"{path}:{line}"
-
-
 def _notes(result: LeafPaths) -> tuple[str, ...]:
     """Describe what was matched, and what is not counted."""
-    missing = result.total_samples - result.tagged_samples
-    notes = [f"{_matched(result)}; {_of_total(result, missing)} had no match."]
+    notes = [f"{_matched(result)}."]
     if result.idle_samples:
         left_out = result.options.exclude_idle_process or result.options.drop_module
-        handled = "left out" if left_out else "counted as (no Python frame)"
+        handled = "left out" if left_out else "counted as idle"
         notes.append(
             f"{format_weight(result.idle_samples, result.unit)} without a Python frame: {handled}."
         )
@@ -141,7 +141,10 @@ def _notes(result: LeafPaths) -> tuple[str, ...]:
 def _matched(result: LeafPaths) -> str:
     names = ", ".join(result.options.library_names)
     if not names:
-        return "Own code is every file outside the standard library and the installed packages"
+        return (
+            "Own code is every file outside the standard library and the installed packages; "
+            "--library-name NAME selects other code"
+        )
     if result.options.match == "substring":
         return f"A frame matches if its path contains {names}"
     return f"A frame matches if {names} is a whole component of its path"
@@ -152,11 +155,53 @@ def _matched(result: LeafPaths) -> str:
 
 def _tables(result: LeafPaths) -> tuple[Table, ...]:
     """Build the tables: sums if requested, else paths; processes if there are several."""
-    tables = [_paths(result) if result.groups is None else _groups(result, result.groups)]
+    by_library = result.options.library_names or result.options.aggregate_leaf_paths
+    if result.groups is not None:
+        tables = [_groups(result, result.groups)]
+    else:
+        tables = [_paths(result)] if by_library else [_lines(result)]
+        if not by_library and result.activities.height > 1:
+            tables.append(_activities(result))
     known = result.processes["pid"].is_not_null() | (result.processes["role"] != MAIN)
     if result.processes.height > 1 and known.any():
         tables.append(_processes(result))
     return tuple(tables)
+
+
+def _lines(result: LeafPaths) -> Table:
+    """Build the table of own lines; without own code, of the functions that ran."""
+    rows = result.lines if result.lines.height else _functions(result)
+    frame, weight = _weights(result.unit, rows, "samples")
+    columns = {
+        **known_columns(rows, {"group": result.options.by or "group"}),
+        "place": "your code" if result.lines.height else "function",
+        **known_columns(rows, {"calls": "calls"}),
+        **_weight_columns(result, weight["samples"]),
+    }
+    title = "Lines of your code" if result.lines.height else "Functions"
+    if result.running.height < result.paths.height:
+        title += f" ({_share_of(result)})"
+    return Table("lines", title, frame, columns, missing={"calls": "(itself)"})
+
+
+def _share_of(result: LeafPaths) -> str:
+    running = float(result.running["samples"].sum())
+    return f"share of the {format_weight(running, result.unit)} that run code"
+
+
+def _activities(result: LeafPaths) -> Table:
+    frame, weight = _weights(result.unit, result.activities, "samples")
+    columns = {
+        "activity": "activity",
+        **known_columns(frame, {"place": "most of it in", "calls": "calls"}),
+        **_weight_columns(result, weight["samples"]),
+    }
+    return Table("activities", "What the samples do", frame, columns)
+
+
+def _weight_columns(result: LeafPaths, column: str) -> dict[str, str]:
+    label = "time" if result.unit == "ns" else result.unit or "weight"
+    return {column: label, "samples_frac": "share"}
 
 
 def _paths(result: LeafPaths) -> Table:
@@ -189,8 +234,7 @@ def _processes(result: LeafPaths) -> Table:
             "role": "role",
             "pid": "pid",
             "command": "command",
-            weight["samples"]: "time" if result.unit == "ns" else result.unit or "weight",
-            "samples_frac": "share",
+            **_weight_columns(result, weight["samples"]),
         },
     )
 

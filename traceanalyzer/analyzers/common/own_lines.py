@@ -1,0 +1,361 @@
+"""Which lines of own code take the time of sampled stacks, and what else the samples do.
+
+A sample belongs to the innermost line of own code on its stack: the line is running, or waits for
+the library code that it calls. Samples that import modules or wait are apart, and so are idle
+threads: those that wait, or have no frame, without own code on their stack.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from traceanalyzer.analyzers.common import libraries
+from traceanalyzer.analyzers.common.waits import DATA, wait_of
+from traceanalyzer.frames import intervals, stack_weights
+from traceanalyzer.units import format_frac
+
+#: What a sample does that imports a module.
+IMPORTS = "imports modules"
+#: What a sample does that has no frame.
+NO_FRAME = "has no Python frame"
+#: Activities besides importing and the waits of :mod:`~.waits`.
+RUNS, RUNS_OTHER, IDLE = "runs own code", "runs other code", "idle threads"
+#: Shorter than in findings.
+_DATA = "waits for data"
+
+MODULE = "<module>"
+_PROCESS = r"(?:^|[/\\])multiprocessing[/\\](?:process|forkserver|\w+_tracker)\.py$"
+_ENTRY = r"^(?:.*\._bootstrap|_bootstrap|main)$"
+#: Functions that only pass a call on, and those of the import system.
+_PASSES_ON = (
+    r"<locals>|(?:^|\.)(?:_?wrap(?:per|ped)\w*|_(?:wrapped_)?call_impl|decorate_\w+|_use_grad|inner|_?fn|__call__"
+    r"|<lambda>|_?dispatch\w*)$"
+)
+_IMPORT_SYSTEM = "frozen importlib"
+
+#: The part of a path before a package.
+_UP_TO_PACKAGE = r"^.*(?:site|dist)-packages[/\\]|^.*[/\\]lib(?:64)?[/\\]python\d[\d.]*t?[/\\]"
+
+#: Shares below this are not in a sentence.
+_LEAST = 0.01
+_MOST_LINES, _MOST_NUMBERS = 3, 5
+#: Shares of a line that the call below it takes: below the first one it is not named.
+_SMALL_PART, _HALF = 0.2, 0.5
+
+
+@dataclass(frozen=True)
+class CallTree:
+    """Sampled stacks as a tree of calls.
+
+    Attributes:
+        texts: ``name`` and ``file`` of each frame number.
+        is_own_code: mask of the frames that are own code.
+        parent: each node's caller, or ROOT.
+        frame: each node's frame number.
+    """
+
+    texts: pl.DataFrame
+    is_own_code: intervals.Bools
+    parent: intervals.Ints
+    frame: intervals.Ints
+
+    def on_stack(self, frames: intervals.Bools, node: intervals.Ints) -> intervals.Bools:
+        """Whether the stack of each node has one of some frames."""
+        found = at(stack_weights.nearest(self.parent, frames[self.frame]), node)
+        has: intervals.Bools = found != stack_weights.ROOT
+        return has
+
+
+def starts_process(texts: pl.DataFrame) -> intervals.Bools:
+    """Return a mask of the frames in which multiprocessing starts a child.
+
+    In the stacks of a forked process the frames of its parent come before.
+    """
+    in_file = pl.col("file").fill_null("").str.contains(_PROCESS)
+    starts = in_file & pl.col("name").str.contains(_ENTRY)
+    mask: intervals.Bools = texts.select(starts.fill_null(value=False)).to_series().to_numpy()
+    return mask
+
+
+def doing(tree: CallTree, node: intervals.Ints) -> pl.Series:
+    """Return what a sample does instead of running code: it waits, imports, or has no frame.
+
+    Null for code that runs. A sample waits if its innermost function does, or the innermost one
+    that is not native.
+    """
+    texts = tree.texts.select("name", "file").rows()
+    waits = pl.Series([wait_of(*frame) for frame in texts], dtype=pl.String)
+    native = np.array([bool(file) and libraries.is_native(file) for _, file in texts], np.bool_)
+    source = at(stack_weights.nearest(tree.parent, ~native[tree.frame]), node)
+    alone, above = (waits.gather(row_of(at(tree.frame, nodes))) for nodes in (node, source))
+    imports = at(stack_weights.nearest(tree.parent, _imports(tree)), node) != stack_weights.ROOT
+    rows = pl.DataFrame({"alone": alone, "above": above, "imports": imports})
+    return rows.select(
+        doing=pl.when(pl.Series(node == stack_weights.ROOT))
+        .then(pl.lit(NO_FRAME))
+        .when("imports")
+        .then(pl.lit(IMPORTS))
+        .otherwise(pl.coalesce("alone", "above"))
+    ).to_series()
+
+
+def _imports(tree: CallTree) -> intervals.Bools:
+    """Return a mask of the nodes that import a module.
+
+    These are calls of the import system, and a module below another one, or one of a library below
+    any function but that of ``python -m``.
+    """
+    texts = tree.texts.select(pl.col("name", "file").fill_null(""))
+    is_module = (texts["name"] == MODULE).to_numpy()
+    by_system = texts["file"].str.contains(_IMPORT_SYSTEM, literal=True).to_numpy()
+    is_runner = texts["file"].str.contains("runpy").to_numpy()
+    in_own_code = _is_own_code(tree)
+    caller = np.where(is_module, 2, np.where(is_runner, 0, 1))[tree.frame]
+    below = np.maximum(at(caller, tree.parent), 0)
+    imported: intervals.Bools = is_module[tree.frame] & (below > in_own_code[tree.frame])
+    return by_system[tree.frame] | imported
+
+
+def _is_own_code(tree: CallTree) -> intervals.Bools:
+    rows = tree.texts.select("name", "file").rows()
+    return np.array([libraries.is_own_code(*frame) for frame in rows], np.bool_)
+
+
+def sums(tree: CallTree, node: intervals.Ints, weight: pl.Series, group: pl.Series) -> pl.DataFrame:
+    """Return the weight by own line, the call below it, and what the samples do.
+
+    The call is the outermost function below the line that does more than to pass the call on.
+
+    Returns:
+        ``group``, ``owner`` and ``call`` (frame numbers, null without own code, and for the line
+        itself), ``doing``, ``idle`` (the sample is of an idle thread), ``samples``.
+    """
+    in_own_code = tree.is_own_code[tree.frame]
+    passes_on = _passes_on(tree.texts)[tree.frame] & ~in_own_code
+    nearest = stack_weights.nearest(tree.parent, in_own_code)
+    above = at(stack_weights.nearest(tree.parent, ~passes_on), tree.parent)
+    starts = ~in_own_code & ~passes_on & (at(in_own_code.astype(np.int64), above) == 1)
+    call = at(stack_weights.nearest(tree.parent, starts | in_own_code), node)
+    line = at(nearest, node)
+    call = np.where(call == line, np.where(line == node, stack_weights.ROOT, node), call)
+    call = np.where(line == stack_weights.ROOT, stack_weights.ROOT, call)
+    own_code, does = _is_own_code(tree), doing(tree, node)
+    waits = (does.is_not_null() & (does != IMPORTS)).fill_null(value=False).to_numpy()
+    waits &= own_code.any() and ~tree.on_stack(own_code, node)
+    rows = pl.DataFrame(
+        {
+            "group": group,
+            "owner": row_of(at(tree.frame, line)),
+            "call": row_of(at(tree.frame, call)),
+            "doing": does,
+            "idle": (does == NO_FRAME).fill_null(value=False) | pl.Series(waits),
+            "samples": weight,
+        }
+    )
+    keys = ["group", "owner", "call", "doing", "idle"]
+    return rows.group_by(keys, maintain_order=True).agg(pl.col("samples").sum())
+
+
+def _passes_on(texts: pl.DataFrame) -> intervals.Bools:
+    name, file = (pl.col(column).fill_null("") for column in ("name", "file"))
+    test = name.str.contains(_PASSES_ON) | file.str.contains(_IMPORT_SYSTEM, literal=True)
+    mask: intervals.Bools = texts.select(test).to_series().to_numpy()
+    return mask
+
+
+# --- lines, activities, and the sentence about them --------------------------------------------
+
+
+def lines(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return one row per own line that runs code, most samples first.
+
+    Args:
+        rows: ``group``, ``place`` (the own line, null without own code), ``calls`` (null for the
+            line itself), ``doing``, ``idle``, ``samples``; further columns of the line.
+
+    Returns:
+        ``group``, ``place``, further columns, ``calls`` (the call with most of its samples),
+        ``calls_frac`` (its share of the line), ``samples``, ``samples_frac`` (of the samples that
+        run code).
+    """
+    running = rows.filter(pl.col("doing").is_null())
+    whole = running["samples"].sum()
+    found = _with_largest_call(running.drop_nulls("place"), ["group", "place"])
+    return found.with_columns(samples_frac=pl.col("samples") / (whole or 1)).sort(
+        "samples", "group", "place", descending=[True, False, False]
+    )
+
+
+def activities(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return one row per activity: what the samples do, most samples first.
+
+    Args:
+        rows: as of :func:`lines`.
+
+    Returns:
+        ``activity``, ``place`` (the own line with most of it, or null), ``calls`` (the call below
+        it), ``place_frac`` (its share of the activity), ``samples``, ``samples_frac`` (of all).
+    """
+    has_line = pl.col("place").is_not_null()
+    doing = pl.col("doing").str.replace(DATA, _DATA, literal=True)
+    running = pl.when(has_line).then(pl.lit(RUNS)).otherwise(pl.lit(RUNS_OTHER))
+    activity = pl.when("idle").then(pl.lit(IDLE)).otherwise(pl.coalesce(doing, running))
+    rows = rows.with_columns(activity=activity)
+    by_place = _with_largest_call(rows, ["activity", "place"])
+    largest = pl.col("samples").sort_by(has_line, "samples", descending=True).first()
+    total = rows["samples"].sum()
+    return (
+        by_place.sort(has_line, "samples", "place", descending=[True, True, False])
+        .group_by("activity", maintain_order=True)
+        .agg(
+            pl.col("place", "calls").first(),
+            place_frac=largest / pl.col("samples").sum(),
+            samples=pl.col("samples").sum(),
+        )
+        .with_columns(samples_frac=pl.col("samples") / (total or 1))
+        .sort("samples", "activity", descending=[True, False])
+    )
+
+
+def _with_largest_call(rows: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
+    """Sum the rows by keys; ``calls`` is the one with most of the weight."""
+    by_call = rows.group_by(*keys, "calls", maintain_order=True).agg(
+        pl.exclude("samples").first(), pl.col("samples").sum()
+    )
+    by_call = by_call.sort("samples", "calls", descending=[True, False])
+    share = pl.col("samples").first() / pl.col("samples").sum()
+    return by_call.group_by(keys, maintain_order=True).agg(
+        pl.exclude("samples").first(), calls_frac=share, samples=pl.col("samples").sum()
+    )
+
+
+def answer(found: pl.DataFrame, acts: pl.DataFrame, unit: str, first: Sequence[str] = ()) -> str:
+    """Return sentences on the lines of own code with most time, and on what is apart.
+
+    Five numbers at most: up to three lines, then importing, waiting, idle threads and other code.
+
+    Args:
+        found: result of :func:`lines`, not empty; groups are summed.
+        acts: result of :func:`activities`.
+        unit: unit of the weights.
+        first: further shares of all samples, to come before those of importing and so on.
+    """
+    apart = [*first, *_apart(acts)]
+    summed = found.group_by("place", maintain_order=True).agg(
+        pl.col("samples_frac").sum(), pl.col("calls", "calls_frac").first()
+    )
+    summed = summed.sort("samples_frac", descending=True, maintain_order=True)
+    top = summed.head(max(1, min(_MOST_LINES, _MOST_NUMBERS - len(apart))))
+    top = pl.concat([top.head(1), top.slice(1).filter(pl.col("samples_frac") >= _LEAST)])
+    all_runs = acts["activity"].is_in([RUNS, RUNS_OTHER]).all()
+    line, *more = (
+        f"{format_frac(share)}{_whole(unit, all_runs=all_runs) if not row else ''} "
+        f"in {place}{_in_call(calls, part)}"
+        for row, (place, share, calls, part) in enumerate(top.iter_rows())
+    )
+    sentence = "; ".join([line, *more]) + "."
+    if not apart:
+        return sentence
+    whole = {"ns": "the whole time", "samples": "all samples"}.get(unit, "the whole")
+    return f"{sentence} Of {whole}: {', '.join(apart)}."
+
+
+def _whole(unit: str, *, all_runs: bool) -> str:
+    """Return ``of samples that run code are``: what the shares of lines refer to."""
+    if unit == "ns":
+        return f" of the time{'' if all_runs else ' that code runs'} is"
+    if unit == "samples":
+        return f" of samples{'' if all_runs else ' that run code'} are"
+    whole = f"the {unit or 'weight'}{'' if all_runs else ' of code that runs'}"
+    return f" of {whole} {'are' if unit else 'is'}"
+
+
+def _in_call(calls: str | None, part: float) -> str:
+    if calls is None or part < _SMALL_PART:
+        return ""
+    return f", {'most of it' if part >= _HALF else 'the largest part'} in {calls}"
+
+
+def _apart(acts: pl.DataFrame) -> list[str]:
+    """Return texts such as ``importing 22.0 %`` for what is not a line of own code."""
+    what = pl.col("activity")
+    labels = {
+        "importing": what == IMPORTS,
+        "waiting": ~what.is_in([IMPORTS, IDLE, RUNS, RUNS_OTHER]),
+        "idle threads": what == IDLE,
+        "other code": what == RUNS_OTHER,
+    }
+    texts = []
+    for label, which in labels.items():
+        rows = acts.filter(which)
+        share = float(rows["samples_frac"].sum())
+        if share >= _LEAST:
+            texts.append(
+                f"{label} {format_frac(share)}{_waits_in(rows) if 'wait' in label else ''}"
+            )
+    return texts
+
+
+def _waits_in(rows: pl.DataFrame) -> str:
+    """Return the own line that waits most."""
+    for place, calls in rows.select("place", "calls").head(1).drop_nulls("place").iter_rows():
+        return f" (most of it in {place}{f', {calls}' if calls else ''})"
+    return ""
+
+
+def unknown(files: pl.Series, names: Sequence[str] = ()) -> str:
+    """Return why no frame is in own code, and how to name it.
+
+    Args:
+        files: the file of each function, those with most weight first.
+        names: the libraries that count as own code, if any.
+    """
+    if files.null_count() == files.len():
+        return (
+            "The frames have no files, so own code is unknown (py-spy, austin, pyinstrument and "
+            "torch.profiler with with_stack=True record files)."
+        )
+    if names:
+        return f"No frame is in code of {' or '.join(names)}."
+    if all(map(libraries.is_native, files.drop_nulls())):
+        return (
+            "The frames are of native code without source files, so own code is unknown (py-spy "
+            "and nsys profile --python-sampling=true record Python files)."
+        )
+    packages = (libraries.package_of(file) for file in files.drop_nulls())
+    known = [name for name in packages if name and name != libraries.STANDARD_LIBRARY]
+    name = next((name for name in known if not libraries.is_native(name)), "NAME")
+    return (
+        "No frame is in own code: all files are of the standard library or of installed packages. "
+        f"--library-name {name} names the code to look at."
+    )
+
+
+# --- helpers of trees ----------------------------------------------------------------------------
+
+
+def at(values: intervals.Ints, node: intervals.Ints) -> intervals.Ints:
+    """Return the values at nodes, ROOT for ROOT."""
+    if not values.size:
+        return node
+    taken: intervals.Ints = np.where(node == stack_weights.ROOT, stack_weights.ROOT, values[node])
+    return taken
+
+
+def row_of(numbers: intervals.Ints) -> pl.Series:
+    """Return row numbers with null for ROOT."""
+    return intervals.nullable("n", numbers, numbers != stack_weights.ROOT).cast(pl.UInt32)
+
+
+def place_of(name: pl.Expr, path: pl.Expr, line: pl.Expr) -> pl.Expr:
+    """Return ``train_step (trainer.py:9)`` from the columns of a frame; null without a name."""
+    place = pl.concat_str(path, line.cast(pl.String), separator=":", ignore_nulls=True)
+    return pl.when(path.is_null()).then(name).otherwise(pl.format("{} ({})", name, place))
+
+
+def call_of(name: pl.Expr, file: pl.Expr) -> pl.Expr:
+    """Return ``Adam.step (torch/optim/adam.py)``: a called function and its file."""
+    named = pl.when(~file.str.starts_with("<")).then(file)
+    return place_of(name, named.str.replace(_UP_TO_PACKAGE, ""), pl.lit(None))
