@@ -17,6 +17,7 @@ SCHEMA = {
     "place": pl.String,
     "group": pl.String,
     "is_own_code": pl.Boolean,
+    "imports": pl.Boolean,
     "self": pl.Float64,
     "total": pl.Float64,
     "hidden": pl.UInt32,
@@ -37,7 +38,7 @@ class Flames(Sample):
 
 def flame(rows: list[tuple[Any, ...]], **about: Any) -> Flame:
     """Return a flame graph of ``(parent, name, place, group, own, self, total, hidden, base)``."""
-    numbered = [(number, *row) for number, row in enumerate(rows)]
+    numbered = [(number, *row[:5], "import" in row[1], *row[5:]) for number, row in enumerate(rows)]
     frame = pl.DataFrame(numbered, schema=SCHEMA, orient="row")
     texts = {"title": "A small training", "subtitle": "100 samples", "unit": "samples", **about}
     return Flame("flame", frame=frame, **texts)

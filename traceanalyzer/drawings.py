@@ -75,7 +75,8 @@ class Flame:
         frame: one row per box, callers before callees, with these columns: ``id`` UInt32, its row
             number; ``parent`` UInt32, null for a root; ``name`` String; ``place`` String, file and
             line or null; ``group`` String, the package, which determines the colour, or null;
-            ``is_own_code`` Boolean, code to highlight; ``self`` and ``total`` Float64, weight of a
+            ``is_own_code`` Boolean, code to highlight; ``imports`` Boolean, the import of a module
+            begins in it; ``self`` and ``total`` Float64, weight of a
             box without and with its callees; ``hidden`` UInt32, number of small boxes that this one
             sums up (0: it is a frame); ``base`` Float64, the total in the base run, scaled to the
             same sum, null without a base.

@@ -98,8 +98,8 @@ def test_frame_has_the_documented_schema():
     frame = ta.flamegraph(sampled(STACKS)).flame.frame
     assert dict(frame.schema) == {
         "id": pl.UInt32, "parent": pl.UInt32, "name": pl.String, "place": pl.String,
-        "group": pl.String, "is_own_code": pl.Boolean, "self": pl.Float64, "total": pl.Float64,
-        "hidden": pl.UInt32, "base": pl.Float64,
+        "group": pl.String, "is_own_code": pl.Boolean, "imports": pl.Boolean,
+        "self": pl.Float64, "total": pl.Float64, "hidden": pl.UInt32, "base": pl.Float64,
     }  # fmt: skip
     assert frame["id"].to_list() == list(range(frame.height))
     assert frame.filter(pl.col("parent") >= pl.col("id")).is_empty()

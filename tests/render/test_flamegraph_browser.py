@@ -165,7 +165,7 @@ def test_invalid_pattern_is_reported(viewer):
 
 def test_inverted_direction(viewer):
     page = viewer(training())
-    page.button("Flame")
+    page.button("Roots at bottom")
     rows = {name: row for name, _, row, _ in page.boxes()}
     assert rows["all"] == max(rows.values()) == 5
     assert rows["run"] == 4
@@ -222,6 +222,83 @@ def test_focus(viewer):
     assert page.row(1) == [("<module>", 90), ("run", 10)]
 
 
+def hiding():
+    """100 samples: 40 in libraries below own code, 20 imports, 10 of a thread, 30 own."""
+    return flame([
+        (None, "<module>", "train.py:30", None, True, 0, 90, 0, None),  # 0
+        (0, "main", "train.py:4", None, True, 20, 70, 0, None),  # 1
+        (1, "forward", "torch/nn/conv.py:5", "torch", False, 10, 50, 0, None),  # 2
+        (2, "hook", "train.py:9", None, True, 10, 25, 0, None),  # 3
+        (3, "mm", "torch/x.py:1", "torch", False, 15, 15, 0, None),  # 4
+        (2, "relu", "torch/nn/relu.py:2", "torch", False, 15, 15, 0, None),  # 5
+        (0, "import torch", "<frozen importlib._bootstrap>:7", None, False, 5, 20, 0, None),  # 6
+        (6, "load", "torch/__init__.py:1", "torch", False, 15, 15, 0, None),  # 7
+        (None, "run", "threading.py:8", "standard library", False, 10, 10, 0, None),  # 8
+    ])  # fmt: skip
+
+
+def label(page, name):
+    return page.find(name).get_attribute("aria-label")
+
+
+def test_imports_are_hidden_on_request(viewer):
+    page = viewer(hiding())
+    page.button("Hide imports")
+    assert label(page, "<module>") == "<module>, 70 samples"
+    assert page.row(1) == [("<module>", 87.5), ("run", 12.5)]
+    assert "import torch" not in {name for name, *_ in page.boxes()}
+    assert "imports=1" in page.fragment
+    page.button("Hide imports")
+    assert page.row(1) == [("<module>", 90), ("run", 10)]
+
+
+def test_library_code_is_added_to_its_caller(viewer):
+    page = viewer(hiding())
+    page.button("Hide library code")
+    assert [name for name, *_ in page.boxes()] == ["all", "<module>", "main", "hook", "run"]
+    page.press("/", "main|hook")
+    assert page.text(".matched") == "70.0 % of all matched"
+    page.press("\ue00c")
+    assert len(page.boxes()) == 9 + 1
+
+
+def test_only_own_code(viewer):
+    page = viewer(hiding())
+    page.button("Own code only")
+    assert [name for name, *_ in page.boxes()] == ["own code", "<module>", "main", "hook"]
+    assert label(page, "own code") == "own code, 90 samples"
+    page.click("hook")
+    assert "25 samples, 27.8 % of all" in page.text(".status")
+    page.button("Hide imports")
+    assert label(page, "own code") == "own code, 70 samples"
+    again = viewer(hiding(), "#onlyOwn=1&view=focus&of=5&zoom=2")
+    assert [name for name, *_ in again.boxes()] == ["own code", "<module>", "main", "hook"]
+    again.button("Reset")
+    assert len(again.boxes()) == 9 + 1
+
+
+def test_views_work_without_the_hidden_code(viewer):
+    page = viewer(hiding(), "#libraries=1")
+    page.click("hook")
+    page.button("Callers")
+    assert {name for name, *_ in page.boxes()} == {"all", "<module>", "main", "hook"}
+    page.button("Callers")
+    page.button("Focus")
+    assert page.row(0) == [("all", 100)]
+    assert label(page, "main") == "main, 25 samples"
+
+
+def test_buttons_without_use_are_not_shown(viewer):
+    shown = "button:not([hidden])"
+    page = viewer(training())
+    texts = [one.text for one in page.window.find_elements("css selector", shown)]
+    assert "Hide imports" not in texts
+    assert "Own code only" in texts
+    page = viewer(flame([(None, "f", "a.py:1", None, True, 5, 5, 0, None)]))
+    texts = [one.text for one in page.window.find_elements("css selector", shown)]
+    assert not {"Hide imports", "Hide library code", "Own code only"} & {*texts}
+
+
 def test_comparison_shows_the_base(viewer):
     page = viewer(compared())
     page.click("grew")
@@ -239,7 +316,7 @@ def test_comparison_shows_the_base(viewer):
 
 def test_state_is_stored_in_the_address(viewer):
     page = viewer(training())
-    page.button("Flame")
+    page.button("Roots at bottom")
     page.search("relu")
     page.click("forward", 1)
     before, fragment = page.boxes(), page.fragment

@@ -106,7 +106,7 @@ def test_empty_flame_graph(viewer):
     page = viewer(flame([]))
     page.search("a")
     page.press("0")
-    for label in ("Focus", "Callers", "Flame", "Reset"):
+    for label in ("Focus", "Callers", "Roots at bottom", "Reset"):
         page.button(label)
     assert page.boxes() == []
 

@@ -90,8 +90,9 @@ def doing(tree: CallTree, node: intervals.Ints) -> pl.Series:
     native = np.array([bool(file) and libraries.is_native(file) for _, file in texts], np.bool_)
     source = at(stack_weights.nearest(tree.parent, ~native[tree.frame]), node)
     alone, above = (waits.gather(row_of(at(tree.frame, nodes))) for nodes in (node, source))
-    imports = at(stack_weights.nearest(tree.parent, _imports(tree)), node) != stack_weights.ROOT
-    rows = pl.DataFrame({"alone": alone, "above": above, "imports": imports})
+    begins = imports(tree.texts, _is_own_code(tree), tree.parent, tree.frame)
+    inside = at(stack_weights.nearest(tree.parent, begins), node) != stack_weights.ROOT
+    rows = pl.DataFrame({"alone": alone, "above": above, "imports": inside})
     return rows.select(
         doing=pl.when(pl.Series(node == stack_weights.ROOT))
         .then(pl.lit(NO_FRAME))
@@ -101,21 +102,28 @@ def doing(tree: CallTree, node: intervals.Ints) -> pl.Series:
     ).to_series()
 
 
-def _imports(tree: CallTree) -> intervals.Bools:
-    """Return a mask of the nodes that import a module.
+def imports(
+    texts: pl.DataFrame, in_own_code: intervals.Bools, parent: intervals.Ints, frame: intervals.Ints
+) -> intervals.Bools:
+    """Return a mask of the nodes of a call tree that import a module.
 
     These are calls of the import system, and a module below another one, or one of a library below
     any function but that of ``python -m``.
+
+    Args:
+        texts: ``name`` and ``file`` of each frame number.
+        in_own_code: mask of the frames of own code.
+        parent: each node's caller, or ROOT.
+        frame: each node's frame number.
     """
-    texts = tree.texts.select(pl.col("name", "file").fill_null(""))
+    texts = texts.select(pl.col("name", "file").fill_null(""))
     is_module = (texts["name"] == MODULE).to_numpy()
     by_system = texts["file"].str.contains(_IMPORT_SYSTEM, literal=True).to_numpy()
     is_runner = texts["file"].str.contains("runpy").to_numpy()
-    in_own_code = _is_own_code(tree)
-    caller = np.where(is_module, 2, np.where(is_runner, 0, 1))[tree.frame]
-    below = np.maximum(at(caller, tree.parent), 0)
-    imported: intervals.Bools = is_module[tree.frame] & (below > in_own_code[tree.frame])
-    return by_system[tree.frame] | imported
+    caller = np.where(is_module, 2, np.where(is_runner, 0, 1))[frame]
+    below = np.maximum(at(caller, parent), 0)
+    imported: intervals.Bools = is_module[frame] & (below > in_own_code[frame])
+    return by_system[frame] | imported
 
 
 def _is_own_code(tree: CallTree) -> intervals.Bools:

@@ -294,7 +294,7 @@ def drawn(whole: Joined, known: pl.DataFrame, options: Options) -> Drawn:
     tree = stack_weights.prune(tree, stays, rest)
     gone = tree.hidden > 0
     return Drawn(
-        frame=_boxes(tree, known, least_frac),
+        frame=_boxes(tree, known, least_frac, inverted=options.inverted),
         least_frac=least_frac,
         hidden=int(tree.hidden.sum()),
         hidden_weight=float(tree.self_weights[0, gone].sum()),
@@ -338,12 +338,18 @@ def _large(size: stack_weights.Weights, min_frac: float | None) -> tuple[interva
     return size > first_out, first_out
 
 
-def _boxes(tree: stack_weights.Pruned, known: pl.DataFrame, least_frac: float) -> pl.DataFrame:
+def _boxes(
+    tree: stack_weights.Pruned, known: pl.DataFrame, least_frac: float, *, inverted: bool
+) -> pl.DataFrame:
     """Return one row per box."""
     forest, weights, hidden = tree
     total = stack_weights.totals(forest, weights)
     # merged boxes are not functions: their number is one after the last
-    names = pl.concat([known, pl.DataFrame({"is_own_code": [False]})], how="diagonal")[forest.frame]
+    functions = pl.concat([known, pl.DataFrame({"is_own_code": [False]})], how="diagonal")
+    names = functions[forest.frame]
+    imports = own_lines.imports(
+        functions.select("name", file="place"), functions["is_own_code"].to_numpy(), *forest
+    )
     label = pl.format("({} frames below {} %)", "hidden", pl.lit(f"{100 * least_frac:.2g}"))
     size, has_parent = forest.parent.size, forest.parent != stack_weights.ROOT
     return pl.DataFrame(
@@ -351,6 +357,7 @@ def _boxes(tree: stack_weights.Pruned, known: pl.DataFrame, least_frac: float) -
             pl.Series("id", np.arange(size), pl.UInt32),
             intervals.nullable("parent", forest.parent, has_parent).cast(pl.UInt32),
             *names,
+            pl.Series("imports", imports & (not inverted)),
             pl.Series("self", weights[0]),
             pl.Series("total", total[0]),
             pl.Series("hidden", hidden, pl.UInt32),

@@ -354,7 +354,7 @@ def _flames(result: Modules) -> tuple[Flame, ...]:
     filled = frame.select(
         "id", "parent", "name",
         pl.lit(None, pl.String).alias("place"), "group",
-        pl.lit(value=False).alias("is_own_code"), "self", "total",
+        *(pl.lit(value=False).alias(name) for name in ("is_own_code", "imports")), "self", "total",
         pl.lit(0, pl.UInt32).alias("hidden"), pl.lit(None, pl.Float64).alias("base"),
     )  # fmt: skip
     return (Flame("modules", f"{what} by module", subtitle, "ns", filled),)

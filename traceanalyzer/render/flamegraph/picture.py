@@ -122,6 +122,7 @@ def _numbers(flame: Flame, layout: Layout) -> str:
             "base": [_number(box.base or 0) for box in boxes] if layout.compared else None,
             "hidden": [index for index, box in enumerate(boxes) if box.hidden],
             "own_code": [index for index, box in enumerate(boxes) if box.is_own_code],
+            "imports": [index for index, box in enumerate(boxes) if box.imports],
         },
         separators=(",", ":"),
     )
@@ -311,6 +312,7 @@ class Box:
     place: str | None
     group: str | None
     is_own_code: bool
+    imports: bool
     alone: float
     total: float
     hidden: int
@@ -395,7 +397,7 @@ def _tree(flame: Flame) -> Box | None:
         return roots[0] if roots else None
     bases = [root.base for root in roots if root.base is not None]
     total, base = sum(root.total for root in roots), sum(bases) if bases else None
-    whole = Box("all", None, None, False, 0.0, total, 0, base, below=roots)
+    whole = Box("all", None, None, False, False, 0.0, total, 0, base, below=roots)
     for root in roots:
         root.parent = whole
     return whole
@@ -409,6 +411,7 @@ def _box(row: dict[str, Any]) -> Box:
         shorten(visible(row["place"]), _NAME_CHARS) if row["place"] else None,
         row["group"],
         row["is_own_code"],
+        row["imports"],
         row["self"],
         row["total"],
         hidden,

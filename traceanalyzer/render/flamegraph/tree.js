@@ -1,17 +1,20 @@
 // The tree of boxes, and trees derived from it. Nothing is drawn here.
-// A node: id (index in the file), name, place, fill, total, self, base, hidden, ownCode, parent, children.
+// A node: id (index in the file), name, place, fill, total, self, base, hidden, ownCode, imports, parent,
+// children.
 
 /** The tree of a drawing: names from its titles, which are removed, depths from its rows,
  *  weights from its metadata. */
 function readTree(svg) {
   const data = JSON.parse(svg.querySelector('metadata').textContent);
-  const hidden = new Set(data.hidden), ownCode = new Set(data.own_code), path = [];
+  const hidden = new Set(data.hidden), ownCode = new Set(data.own_code);
+  const imports = new Set(data.imports), path = [];
   const nodes = Array.from(svg.querySelectorAll('.boxes > rect'), (el, id) => {
     const lines = el.textContent.split('\n'), depth = el.getAttribute('y') / ROW;
     const node = {
       id, el, name: lines[0], place: lines.length > 2 ? lines[1] : '',
       fill: el.getAttribute('fill'), total: data.total[id], self: data.self[id],
       base: data.base ? data.base[id] : 0, hidden: hidden.has(id), ownCode: ownCode.has(id),
+      imports: imports.has(id),
       parent: depth ? path[depth - 1] : null, children: [],
     };
     path[depth] = node;
@@ -24,9 +27,9 @@ function readTree(svg) {
 
 /** A node for the same frame in another tree, without weight. */
 function blank(node, parent) {
-  const { id, name, place, fill, hidden, ownCode } = node;
+  const { id, name, place, fill, hidden, ownCode, imports } = node;
   return {
-    id, name, place, fill, hidden, ownCode, parent, el: null, total: 0, self: 0, base: 0, children: [],
+    id, name, place, fill, hidden, ownCode, imports, parent, el: null, total: 0, self: 0, base: 0, children: [],
     byKey: null,
   };
 }
@@ -114,6 +117,38 @@ function sorted(root) {
   const order = (a, b) => a.hidden - b.hidden || b.total - a.total || (a.name < b.name ? -1 : 1);
   for (const node of walk(root)) node.children.sort(order);
   return root;
+}
+
+/** The whole tree without some code. Imports are left out with all they call; the time of libraries
+ *  below own code goes to the own function that called them; onlyOwn leaves out all other stacks. */
+function filtered({ nodes, root }, { imports, libraries, onlyOwn }) {
+  const shown = new Map(), inOwn = new Set(), gone = new Set(), top = blank(root, null);
+  if (onlyOwn && !root.ownCode) Object.assign(top, { name: 'own code', place: '' });
+  for (const node of nodes) {
+    const { parent } = node, below = inOwn.has(parent);
+    if (gone.has(parent) || (imports && node.imports)) {
+      gone.add(node);
+      continue;
+    }
+    if (node.ownCode || below) inOwn.add(node);
+    const into = parent ? shown.get(parent) : top;
+    const folded = !node.ownCode && (onlyOwn || (libraries && below));
+    shown.set(node, !parent || folded ? into : childLike(into, node));
+    if (onlyOwn && !inOwn.has(node)) continue;
+    const base = node.children.reduce((rest, child) => rest - child.base, node.base);
+    add(shown.get(node), node.self, node.self, Math.max(base, 0));
+  }
+  const whole = summed(top);
+  return { root: whole, nodes: walk(whole) };
+}
+
+/** Adds the weights of the callees to each node, and drops those without. */
+function summed(root) {
+  for (const node of walk(root).reverse()) {
+    node.children = node.children.filter(({ total, base }) => total || base);
+    for (const { total, base } of node.children) add(node, total, 0, base);
+  }
+  return sorted(root);
 }
 
 /** A node and its descendants, callers first, left to right. */

@@ -1,8 +1,12 @@
 // The controls of a drawing: header, keys, pointer, and the state in the address.
 
-const HINT = 'Click a frame to zoom. Keys: arrows and Enter, f focus, c callers, i invert, / search, '
+const HINT = 'Click a frame to zoom. Keys: arrows and Enter, f focus, c callers, i roots at bottom, / search, '
   + '0 reset.';
-const START = { view: '', of: -1, zoom: -1, find: '', exact: false, up: false };
+const FILTERS = ['imports', 'libraries', 'onlyOwn'];
+const START = {
+  view: '', of: -1, zoom: -1, find: '', exact: false, up: false, imports: false, libraries: false,
+  onlyOwn: false,
+};
 
 class Viewer {
   constructor(root, index) {
@@ -10,6 +14,7 @@ class Viewer {
     this.key = index ? `${index}.` : '';
     this.tree = readTree(root);
     this.stage = new Stage(root, this.tree.data);
+    this.shown = this.tree;
     this.trees = new Map();
     this.selected = this.tree.root;
     this.#head();
@@ -38,6 +43,7 @@ class Viewer {
     this.state = {
       view, of: view ? id('of') : -1, zoom: id('zoom'), find: get('find') || '',
       exact: get('case') === '1', up: get('order') === 'flame',
+      ...Object.fromEntries(FILTERS.map((name) => [name, get(name) === '1'])),
     };
     this.field.value = this.state.find;
     this.show();
@@ -49,6 +55,7 @@ class Viewer {
     this.state = { ...this.state, ...change };
     const { view, of, zoom, find, exact, up } = this.state;
     const values = {
+      ...Object.fromEntries(FILTERS.map((name) => [name, this.state[name] ? 1 : ''])),
       view, of: view ? of : '', zoom: zoom < 0 ? '' : zoom, find, case: exact ? 1 : '',
       order: up ? 'flame' : '',
     };
@@ -74,7 +81,9 @@ class Viewer {
   // --- drawing -------------------------------------------------------------------------------
 
   show() {
-    const { view, of, up } = this.state;
+    const { of, up } = this.state;
+    this.#filter();
+    const view = this.#present(of) ? this.state.view : '';
     if (this.tree.root) {
       const scene = view === 'callers' ? this.#callers(of) : this.#whole(view === 'focus' ? of : -1);
       this.stage.draw(scene.nodes, scene.rows, up);
@@ -91,11 +100,12 @@ class Viewer {
     this.buttons.exact.setAttribute('aria-pressed', this.state.exact);
     this.buttons.focus.setAttribute('aria-pressed', view === 'focus');
     this.buttons.callers.setAttribute('aria-pressed', view === 'callers');
+    for (const name of FILTERS) this.buttons[name].setAttribute('aria-pressed', this.state[name]);
     this.fit();
   }
 
   #whole(of) {
-    const root = of < 0 ? this.tree.root : this.#derived('focus', of);
+    const root = of < 0 ? this.shown.root : this.#derived('focus', of);
     const zoomed = walk(root).find((node) => node.id === this.state.zoom) || root;
     root.rows ||= deepest(place(root, root)) + 1; // kept while zoomed, so that nothing jumps
     return { nodes: place(root, zoomed), rows: root.rows, zoomed };
@@ -112,12 +122,27 @@ class Viewer {
     return { nodes: callers.concat(callees), rows: deepest(callees) + 1, zoomed: below };
   }
 
+  /** Leaves out what the buttons hide. */
+  #filter() {
+    const key = FILTERS.map((name) => this.state[name]).join();
+    if (key === this.filters) return;
+    this.filters = key;
+    this.trees.clear();
+    this.shown = FILTERS.some((name) => this.state[name]) ? filtered(this.tree, this.state) : this.tree;
+  }
+
+  /** Whether the function of a box is among those that are not hidden. */
+  #present(of) {
+    const name = of < 0 ? '' : functionOf(this.tree.nodes[of]);
+    return this.shown.nodes.some((node) => functionOf(node) === name);
+  }
+
   #derived(view, of) {
     const name = functionOf(this.tree.nodes[of]), key = `${view} ${name}`;
     if (!this.trees.has(key)) {
       const derive = view === 'focus' ? throughOnly : aroundFunction;
       this.trees.clear(); // one at a time: trees are large
-      this.trees.set(key, derive(this.tree.nodes, (node) => functionOf(node) === name));
+      this.trees.set(key, derive(this.shown.nodes, (node) => functionOf(node) === name));
     }
     return this.trees.get(key);
   }
@@ -134,8 +159,8 @@ class Viewer {
     const test = (node) => pattern.test(`${node.name} ${node.place}`);
     this.field.setAttribute('aria-invalid', Boolean(message));
     if (pattern && this.tree.root) {
-      const total = outermost(this.tree.nodes, test).matches.reduce((sum, { total }) => sum + total, 0);
-      message = `${share(total, this.tree.root.total)} of all matched`;
+      const total = outermost(this.shown.nodes, test).matches.reduce((sum, { total }) => sum + total, 0);
+      message = `${share(total, this.shown.root.total)} of all matched`;
     }
     this.matched.textContent = message;
     this.stage.tint(pattern ? test : null);
@@ -143,7 +168,7 @@ class Viewer {
 
   /** Lines of a tooltip: name, place, weights. */
   describe(node) {
-    const { data, root } = this.tree, derived = this.state.view === 'callers';
+    const { data } = this.tree, { root } = this.shown, derived = this.state.view === 'callers';
     const parts = [weight(node.total, data), `${share(node.total, root.total)} of all`];
     if (derived) parts.push(`${share(node.total, this.zoomed.total)} of ${this.zoomed.name}`);
     else if (node.parent) parts.push(`${share(node.total, node.parent.total)} of parent`);
@@ -175,10 +200,21 @@ class Viewer {
       exact: button('Aa', 'Match case', () => this.go({ exact: !this.state.exact })),
       focus: button('Focus', 'Only stacks through the selected frame (f)', () => this.around('focus')),
       callers: button('Callers', 'Callers and callees of the selected frame (c)', () => this.around('callers')),
-      up: button('Flame', 'Roots at the bottom (i)', () => this.turn()),
-      reset: button('Reset', 'Reset zoom and search (0)', () => this.reset()),
+      up: button('Roots at bottom', 'Draw callers below their callees (i)', () => this.turn()),
+      reset: button('Reset', 'Show everything: no zoom, no search, nothing hidden (0)', () => this.reset()),
     };
-    const { exact, focus, callers, reset } = this.buttons;
+    const titles = {
+      imports: ['Hide imports', 'Leave out imports of modules'],
+      libraries: ['Hide library code', 'Add the time of libraries to the own function that calls them'],
+      onlyOwn: ['Own code only', 'Only stacks through own code, and only its functions'],
+    };
+    for (const [name, [label, title]] of Object.entries(titles)) {
+      this.buttons[name] = button(label, title, () => this.go({ [name]: !this.state[name], zoom: -1 }));
+    }
+    const { exact, focus, callers, reset, imports, libraries, onlyOwn } = this.buttons;
+    const { nodes, data } = this.tree, ownCode = nodes.some((node) => node.ownCode) && !data.inverted;
+    imports.hidden = !nodes.some((node) => node.imports);
+    libraries.hidden = onlyOwn.hidden = !ownCode || nodes.every((node) => node.ownCode);
     this.path = html('nav', { class: 'path', 'aria-label': 'Path to the zoomed frame' });
     this.status = html('p', { class: 'status', 'aria-live': 'polite' }, HINT);
     this.bar = html('div', { class: 'bar' },
@@ -187,7 +223,7 @@ class Viewer {
       html('p', { class: 'keys' }, ...this.#keys()),
       html('div', { class: 'tools', role: 'toolbar', 'aria-label': 'Flamegraph' },
         html('span', { class: 'find' }, this.field, exact), this.matched,
-        focus, callers, this.buttons.up, reset),
+        focus, callers, imports, libraries, onlyOwn, this.buttons.up, reset),
       this.path, this.status);
     this.head = svg('foreignObject', { class: 'controls', width: '100%', height: 1 }, this.bar);
     this.tip = html('div', { class: 'tip' });
