@@ -85,7 +85,7 @@ def doing(tree: CallTree, node: intervals.Ints) -> pl.Series:
     Null for code that runs. A sample waits if its innermost function does, or the innermost one
     that is not native.
     """
-    texts = tree.texts.select("name", "file").rows()
+    texts = tree.texts.select(pl.col("name").fill_null(""), "file").rows()
     waits = pl.Series([wait_of(*frame) for frame in texts], dtype=pl.String)
     native = np.array([bool(file) and libraries.is_native(file) for _, file in texts], np.bool_)
     source = at(stack_weights.nearest(tree.parent, ~native[tree.frame]), node)
