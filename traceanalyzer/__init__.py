@@ -53,7 +53,7 @@ def __getattr__(name: str) -> Any:
     elif _is_of_package(name) and name in registry.plugin_names():
         value = registry.entry(name).function()
     else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{_similar(name)}")
     globals()[name] = value
     return value
 
@@ -61,6 +61,17 @@ def __getattr__(name: str) -> Any:
 def _is_of_package(name: str) -> bool:
     """Whether a name may be of another package; ``from traceanalyzer import files`` asks too."""
     return not name.startswith("_") and find_spec(f"{__name__}.{name}") is None
+
+
+def _similar(name: str) -> str:
+    """Return a suggestion for a misspelt name; only names that people type get one."""
+    if name.startswith("_"):
+        return ""
+    from difflib import get_close_matches
+
+    known = {known.lower(): known for known in reversed(__all__)}
+    close = get_close_matches(name.lower(), known, n=1)
+    return f"; did you mean {known[close[0]]}?" if close else ""
 
 
 def __dir__() -> list[str]:

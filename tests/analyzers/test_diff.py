@@ -430,6 +430,32 @@ def test_different_machines_and_sizes_are_noted() -> None:
     check_wording(text)
 
 
+@pytest.mark.parametrize("extra", ["python_function", "cpu_instant_event"])
+@pytest.mark.parametrize(("shorter", "judged"), [(True, False), (False, True)])
+def test_overhead_of_one_recording_is_no_regression(
+    extra: str, shorter: bool, judged: bool
+) -> None:
+    with_extras = trace([*_events(loop([100, 101] * 4)), host(extra, "train.py(1): f", 0, 9)])
+    plain = loop([60, 61] * 4 if shorter else [160, 161] * 4)
+    for result in (diff(plain, with_extras), diff(with_extras, plain)):
+        overhead = [text for text in result.reservations if "only the run" in text]
+        assert (overhead == []) == judged
+        assert ("profiling options" in result.verdict) == judged
+        assert result.verdict.startswith(("Regression", "Improvement")) == judged
+
+
+@pytest.mark.parametrize(("length", "text"), [(1853, "18.5 times"), (150, "+50.0 %")])
+def test_large_changes_are_factors(length: int, text: str) -> None:
+    verdict = diff(loop([100] * 6), loop([length] * 6)).verdict
+    assert text in verdict
+    assert ("+" in verdict) == (length == 150)
+
+
+def test_large_noise_names_the_way_out() -> None:
+    verdict = diff(loop([100, 900, 200, 500]), loop([150, 800, 300, 450])).verdict
+    assert "--more-before" in verdict
+
+
 def _events(recorded: Trace) -> list[Event]:
     return recorded.events.select(
         "kind", "name", "ts", "dur", "pid", "tid", "device", "stream", "correlation"

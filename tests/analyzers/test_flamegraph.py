@@ -379,7 +379,8 @@ def test_empty_input_raises_an_error():
     with raises_wording(OptionError):
         ta.flamegraph(sampled(STACKS), weight="time")
     with raises_wording(InputError):
-        ta.flamegraph([sampled(STACKS), sliced(*SLICES)])
+        ta.flamegraph(sampled(STACKS), base=sliced(*SLICES))
+    assert ta.flamegraph([sliced(*SLICES), sampled(STACKS)]).total == 10
 
 
 def test_zero_weights_are_not_counted():

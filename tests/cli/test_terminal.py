@@ -77,7 +77,7 @@ def test_copies_are_recognisable_at_every_width():
 )
 def test_severity_is_coloured(environment, options, colored):
     screen = _screen("diagnose", CRITICAL, *options, **environment)
-    assert ("\x1b[1;31mCRITICAL\x1b[0m" in screen) is colored
+    assert ("\x1b[1;38;5;196mCRITICAL\x1b[0m" in screen) is colored
     assert "critical" in SGR.sub("", screen)
 
 

@@ -181,7 +181,7 @@ def test_own_code_is_coloured_and_aligned():
     frame = pl.DataFrame({"name": ["mine", "theirs"], "is_own_code": [True, False], "n": [1, 2]})
     result = Sample(table_list=(Table("t", "T", frame, {"name": "name", "n": "n"}),))
     plain, colored = (table.render(result, color=color) for color in (False, True))
-    assert colored.replace("\x1b[1;33mmine\x1b[0m", "mine") == plain != colored
+    assert colored.replace("\x1b[1;38;5;166mmine\x1b[0m", "mine") == plain != colored
 
 
 def test_details_need_all_rows():

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from conftest import ROOT
 from wording import check_wording
 
 import traceanalyzer as ta
+from traceanalyzer.cli.main import status
 from traceanalyzer.errors import MissingData
 from traceanalyzer.render import render
 from traceanalyzer.result import Report
@@ -248,3 +251,35 @@ def test_findings_are_those_of_diagnose(path: str, shared: Path) -> None:
     assert [one.to_dict() for one in report.diagnosis] == [
         one.to_dict() for one in diagnosis.findings
     ]
+
+
+def test_deviating_ranks_come_first() -> None:
+    of = ta.report(ROOT / "fixtures" / "nccl_8ranks")
+    assert of.overview.frame["rank"].to_list() == [5, 0, 1, 2, 3, 4, 6, 7]
+    assert "any device work" in of.overview.columns.values()
+    on_host = ta.report(ROOT / "fixtures" / "ddp_gloo_4ranks").overview
+    assert "any device work" not in on_host.columns.values()
+
+
+def test_many_ranks_are_collapsed(report: ta.Report) -> None:
+    frame = pl.concat([report.overview.frame] * 3)
+    many = replace(report, overview=replace(report.overview, frame=frame))
+    page = render(many, "html").decode()
+    assert "8 of 18 rows" in page
+    assert "All 18 rows" in page
+
+
+def test_each_finding_has_its_number(report: ta.Report, text: str) -> None:
+    numbers = re.findall(r'<span class="at"[^>]*>(\d+)</span>', text)
+    assert [*map(int, numbers)] == [*range(1, len(report.diagnosis) + 1)]
+
+
+def test_each_command_of_the_page_runs(
+    report: ta.Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    commands = [report.command, *(section.command for section in report.sections)]
+    for command in commands:
+        program, *arguments = shlex.split(command)
+        assert program == "traceanalyzer"
+        assert status([*arguments, "-q"]) == 0, command

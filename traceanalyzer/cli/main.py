@@ -29,7 +29,7 @@ Examples:
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog=_EXAMPLES,
 )
-@click.version_option(__version__, message="%(prog)s %(version)s")
+@click.version_option(__version__, "-V", "--version", message="%(prog)s %(version)s")
 def cli() -> None:
     """Find out why training is slow: analyze GPU profiler traces and name the causes."""
 

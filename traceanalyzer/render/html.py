@@ -242,7 +242,8 @@ def _card(one: Finding, number: int, links: Sequence[str], *, is_marked: bool) -
         f"<li><code>{escaped(effect.id)}</code> {escaped(effect.title)}</li>"
         for effect in one.effects
     )
-    mark = f'<span class="at" title="Number in the timeline">{number}</span>' if is_marked else ""
+    title = ' title="Number in the timeline"' if is_marked else ""
+    mark = f'<span class="at"{title}>{number}</span>'
     grade = f'{mark}<span class="grade">{one.severity}</span>'
     lines = [
         f'<li class="finding {one.severity}" id="finding-{number}">',
@@ -422,13 +423,29 @@ def _report_page(report: Report, top: int | None) -> str:
         notes(report, heading="h3"),
         "</section>",
         '<section id="overview">',
-        table(report.overview, top, heading="h2"),
+        *_ranks(report.overview, top),
         "</section>",
         *(_section_of_report(one, top, is_open=one.key in judged) for one in report.sections),
         _commands(report),
         "</main>",
     ]
     return document(report.title, styles, viewers, body)
+
+
+#: Rows of the table of ranks that are not collapsed.
+_RANKS = 8
+
+
+def _ranks(overview: Table, top: int | None) -> list[str]:
+    """Return the first rows of the table of ranks, and the whole one collapsed."""
+    if overview.frame.height <= _RANKS:
+        return [table(overview, top, heading="h2")]
+    whole = table(overview, top, heading="h3")
+    summary = f"All {format_count(overview.frame.height, 'row')}"
+    return [
+        table(overview, _RANKS, heading="h2"),
+        f"<details><summary>{summary}</summary>{whole}</details>",
+    ]
 
 
 #: Most panels of a chart that is not collapsed.

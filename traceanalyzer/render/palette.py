@@ -93,24 +93,26 @@ def style() -> str:
 
 _RESET = "\x1b[0m"
 
-#: Codes by severity: bold red, yellow, cyan.
-SEVERITY: Mapping[str, str] = {"critical": "1;31", "warning": "33", "info": "36"}
+# Colours of the table of 256, which are the same in every terminal, unlike the first 16. They have
+# a contrast of at least 3 on white and black, and on the usual off-whites and dark greys.
+#: Codes by severity: bold red, brown, teal.
+SEVERITY: Mapping[str, str] = {"critical": "1;38;5;196", "warning": "38;5;130", "info": "38;5;30"}
 
-#: Own code, as the orange of flame graphs: bold yellow.
-OWN_CODE = "1;33"
+#: Own code, as in flame graphs: bold orange.
+OWN_CODE = "1;38;5;166"
 
-#: States of a timeline, like those of ``palette``: blue, yellow, red, magenta; idle time is pale.
+#: States of a timeline, in the hues of the other drawings; host code and idle time are grey.
 STATE_SEQUENCES: Mapping[str, str] = {
-    "compute": "34",
-    "overlapped": "34",
-    "transfer": "33",
-    "waiting": "31",
-    "copies": "35",
-    "dataloading": "36",
-    "launch": "32",
-    "synchronisation": "96",
-    "host": "37",
-    "idle": "90",
+    "compute": "38;5;32",
+    "overlapped": "38;5;27",
+    "transfer": "38;5;136",
+    "waiting": "38;5;196",
+    "copies": "38;5;134",
+    "dataloading": "38;5;131",
+    "launch": "38;5;64",
+    "synchronisation": "38;5;30",
+    "host": "38;5;103",
+    "idle": "38;5;243",
 }
 
 #: The sequences that :func:`colored` writes.

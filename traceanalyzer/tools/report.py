@@ -31,6 +31,8 @@ from traceanalyzer.run.examine import examine
 from traceanalyzer.run.loop import guarded
 from traceanalyzer.trace import Inputs, Trace
 
+#: Ranks with a share this far from the median come first in the table of ranks.
+_DEVIATES = 0.02
 #: Maximum number of inputs in the title.
 _NAMED = 3
 
@@ -220,12 +222,30 @@ def overview(results: Mapping[str, Result]) -> Table:
     for name, result in results.items():
         if name in _OF_RANKS:
             rows = columns.left_join(rows, _OF_RANKS[name](result), _KEYS)
-    rows = rows.with_columns(_names(rows))
+    rows = _deviating_first(rows.with_columns(_names(rows)))
     known = known_columns(rows, _COLUMNS)
     if not rows["dropped"].sum():
         known.pop("dropped", None)
+    idle: Any = results.get("gpu_idle")
+    if idle is not None and idle.coverage.on_host and "busy_frac" in known:
+        known["busy_frac"] = "in operators"
     known["on"] = "rank" if rows["rank"].null_count() < rows.height else "file"
     return Table("overview", "Ranks (shares of the recorded time)", rows, known)
+
+
+def _deviating_first(rows: pl.DataFrame) -> pl.DataFrame:
+    """Sort ranks by their largest deviation from the median of a column, others after them."""
+    of_ranks = pl.col("rank").is_not_null()
+    shares = [pl.col(name) for name in rows.columns if name.endswith("_frac")]
+    away = [share - share.median() for share in shares]
+    if "median_ns" in rows:
+        whole = pl.col("median_ns").median() * pl.col("steps").median()
+        times = [pl.col(name) for name in ("wait_ns", "imposed_ns") if name in rows]
+        away += [(time - time.median()) / whole for time in times]
+        away.append(pl.col("median_ns") / pl.col("median_ns").median() - 1)
+    largest = pl.max_horizontal([pl.lit(0.0), *(value.abs() for value in away)]).fill_nan(0)
+    deviation = pl.when(of_ranks & (largest >= _DEVIATES)).then(largest).otherwise(0.0)
+    return rows.sort(deviation, descending=True, maintain_order=True)
 
 
 def _names(rows: pl.DataFrame) -> pl.Series:

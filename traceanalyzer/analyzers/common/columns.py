@@ -6,10 +6,8 @@ from typing import Protocol, TypeVar
 import numpy as np
 import polars as pl
 
-from traceanalyzer.analyzers.base import Skipped
 from traceanalyzer.frames import numbering
 from traceanalyzer.schema import MAX_WEIGHT
-from traceanalyzer.trace import Meta
 
 
 class OfRank(Protocol):
@@ -142,13 +140,13 @@ class Weighted(Protocol):
 W = TypeVar("W", bound=Weighted)
 
 
-def of_one_unit(parts: Sequence[tuple[Meta, W]]) -> tuple[list[W], list[Skipped]]:
-    """Return the parts of one unit (samples if available), and the others with a reason."""
-    units = [part.unit for _, part in parts]
-    unit = "samples" if "samples" in units else units[0]
-    same = [part for _, part in parts if part.unit == unit]
-    others = [part for _, part in parts if part.unit != unit]
-    return same, [Skipped(part.path, f"counts {part.unit or 'nothing known'}") for part in others]
+def of_one_unit(parts: Sequence[W]) -> tuple[list[W], tuple[str, ...]]:
+    """Return the parts of one unit (samples, else time, if available), and notes on the others."""
+    units = [part.unit for part in parts]
+    unit = next((unit for unit in ("samples", "ns") if unit in units), units[0])
+    others = [part for part in parts if part.unit != unit]
+    notes = (f"Skipped: {one.path}: counts {one.unit or 'an unknown unit'}." for one in others)
+    return [part for part in parts if part.unit == unit], tuple(notes)
 
 
 def is_whole(weights: pl.Series) -> bool:

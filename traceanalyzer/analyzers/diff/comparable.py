@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 import polars as pl
 
 from traceanalyzer.analyzers.common.display import listed
-from traceanalyzer.analyzers.diff.runs import Measure, Run
+from traceanalyzer.analyzers.diff.runs import ALLOCATIONS, PYTHON_FRAMES, Measure, Run
 from traceanalyzer.units import format_count, format_frac
 
 _NAMED = 3
@@ -33,11 +33,14 @@ WITHIN = (
     "differ by more (another node, other clocks, a warm cache): repeat each recording to be sure."
 )
 
+#: Recorded data that can make steps longer by more than a tenth.
+_SLOW = (PYTHON_FRAMES, ALLOCATIONS)
 _EXTRAS = "Profiling options with overhead differ"
 _GPUS, _PROGRAM = "The GPUs differ", "Kernels and operators of both runs take at most"
+_OVERHEAD = "The overhead of "
 #: Starts of the reservations with which a change of time is neither a regression nor an improvement
 #: of the code.
-UNLIKE = (_GPUS, _PROGRAM)
+UNLIKE = (_GPUS, _PROGRAM, _OVERHEAD)
 
 #: Properties that may differ between runs, by the text to report.
 _DIFFERENCES: dict[str, Callable[[Run], Sequence[str]]] = {
@@ -79,9 +82,12 @@ def reservations(before: Run, after: Run, measure: Measure | None) -> tuple[str,
     """Return why a change may have other causes than the code; empty if nothing is known."""
     runs = (before, after)
     different = () if measure is None else (*_different(runs), *_of_messages(before, after))
+    overhead = () if measure is None else tuple(_of_overhead(before, after, measure))
+    if overhead:
+        different = tuple(text for text in different if not text.startswith(_EXTRAS))
     in_steps = measure is not None and measure.name == "step"
     programs = _of_program(before, after) if in_steps else ()
-    return (*different, *_truncated(runs), *programs)
+    return (*overhead, *different, *_truncated(runs), *programs)
 
 
 def remarks(before: Run, after: Run, measure: Measure | None) -> Iterator[str]:
@@ -162,6 +168,20 @@ def _of_program(before: Run, after: Run) -> Iterator[str]:
         yield (
             f"{_PROGRAM} {format_frac(shared)} of the time of one run: check that it is the same "
             "program."
+        )
+
+
+def _of_overhead(before: Run, after: Run, measure: Measure) -> Iterator[str]:
+    """Say that the run with costlier profiling options is the slower one."""
+    if measure.unit != "ns" or not measure.change:
+        return
+    more, less, when = (after, before, "after") if measure.change > 0 else (before, after, "before")
+    slow = {extra for fact in more.facts for extra in fact.extras if extra in _SLOW}
+    slow -= {extra for fact in less.facts for extra in fact.extras}
+    if slow:
+        yield (
+            f"{_OVERHEAD}{listed(sorted(slow))} may explain the change: only the run {when} "
+            "recorded them. Record both runs with the same options."
         )
 
 

@@ -35,8 +35,8 @@ BEHAVIOUR = tuple(f"{part}_ns" for part in (BUSY, *CAUSES))
 
 #: Recorded data with overhead, by the kind of its events.
 _EXTRAS = {
-    "python_function": "Python frames (with_stack)",
-    "cpu_instant_event": "allocations (profile_memory)",
+    "python_function": runs.PYTHON_FRAMES,
+    "cpu_instant_event": runs.ALLOCATIONS,
     "osrt": "operating system calls",
 }
 

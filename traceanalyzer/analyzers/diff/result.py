@@ -193,7 +193,8 @@ def _outcome(measure: Measure, *, judged: bool) -> str:
     spread = "noise unknown" if noise is None else f"noise {format_frac(noise)}"
     change = "" if measure.change_frac is None else f"{signed_frac(measure.change_frac)}, "
     limit = (
-        f" Only changes above {format_frac(noise)} are significant."
+        f" Only changes above {format_frac(noise)} are significant: record more steps, or several "
+        "runs of each version (--more-before, --more-after)."
         if measure.outcome == "no change" and noise is not None and noise > _NOISY_FRAC
         else ""
     )
@@ -217,7 +218,9 @@ def _is_small(measure: Measure) -> bool:
 
 
 def signed_frac(frac: float) -> str:
-    """Format a change as a percentage with its sign: ``+9.3 %``."""
+    """Format a change with its sign: ``+9.3 %``, or ``18.5 times`` from twice as much on."""
+    if frac >= 1:
+        return f"{frac + 1:.3g} times"
     return f"{'+' if frac >= 0 else '-'}{format_frac(abs(frac))}"
 
 

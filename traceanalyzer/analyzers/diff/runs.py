@@ -35,6 +35,10 @@ _SOFTWARE = {
 }
 
 
+#: Recorded data with overhead.
+PYTHON_FRAMES, ALLOCATIONS = "Python frames (with_stack)", "allocations (profile_memory)"
+
+
 @dataclass(frozen=True)
 class Facts(Meta):
     """Metadata of a file that is relevant to a comparison.

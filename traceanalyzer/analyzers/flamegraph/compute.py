@@ -67,16 +67,17 @@ def combine(
     """Combine the stacks of all files.
 
     Args:
-        parts: the parts of all files, which are added.
+        parts: the parts of all files; those of one unit are added.
         options: the options. Shares refer to the stacks through ``focus`` if that is given.
         bases: the parts of a run to compare with, scaled to the same sum. Without any, a file's
             own column "before" is the base.
 
     Raises:
-        InputError: the weights have several units.
+        InputError: the weights of the base have another unit.
         OptionError: a pattern that no function matches.
         MissingData: the stacks have no weight.
     """
+    parts, skipped = of_one_unit(parts)
     everything = tree.joined(parts, bases)
     whole = tree.focused(everything, options.focus) if options.focus else everything
     known = tree.known_functions(
@@ -110,6 +111,7 @@ def combine(
         hidden=boxes.hidden,
         hidden_frac=boxes.hidden_weight / total,
         remarks=(*facts, *result.count_notes(counts, table)),
+        input_notes=skipped,
     )
 
 
@@ -131,7 +133,6 @@ FLAMEGRAPH = Analyzer(
     split_ranks=False,
     whole_file=True,
     report_measure=_of_time,
-    report_parts=of_one_unit,
     report_options=Options(min_frac=_A_QUARTER_PIXEL),
 )
 

@@ -607,7 +607,8 @@ def _gaps(result: GpuIdle) -> Table:
     title = "Longest waits" if result.coverage.on_host else "Longest gaps"
     empty = "none" if result.gap_count == 0 else "not analysed"
     columns = {**_identifying(result, frame), **columns}
-    hide_first = ("kernel_before", "at_ns", "device", "kernel_after")
+    kept = ("rank", "at_ns", "gap_ns", "why", "activity", "own_code")
+    hide_first = ("kernel_before", "kernel_after", *(name for name in columns if name not in kept))
     return Table("gaps", title, frame, columns, empty=empty, hide_first=hide_first)
 
 

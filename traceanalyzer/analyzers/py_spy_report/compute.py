@@ -12,7 +12,7 @@ from traceanalyzer.analyzers.common import columns, libraries, own_lines
 from traceanalyzer.analyzers.common.own_lines import at, row_of
 from traceanalyzer.analyzers.py_spy_report.options import By, GroupBy, Options
 from traceanalyzer.analyzers.py_spy_report.result import LIBRARY, MAIN, NO_FRAME, PATH, LeafPaths
-from traceanalyzer.errors import InputError, OptionError
+from traceanalyzer.errors import OptionError
 from traceanalyzer.frames import intervals, numbering, stack_weights
 from traceanalyzer.trace import Trace
 from traceanalyzer.units import NS_PER_S, format_weight
@@ -104,17 +104,12 @@ def measure(trace: Trace, options: Options) -> Part:
 
 
 def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()) -> LeafPaths:
-    """Combine the reports of all files.
+    """Combine the reports of all files with one unit.
 
     Raises:
-        InputError: the files have different units.
         OptionError: the rate is invalid.
     """
-    for part in parts:
-        if part.unit != parts[0].unit:
-            units = f"weights are in {part.unit or 'an unknown unit'}, those of {parts[0].path} in "
-            units += parts[0].unit or "an unknown unit"
-            raise InputError(part.path, units, hint="pass files with the same unit")
+    parts, skipped = columns.of_one_unit(parts)
     unit, scale = _unit(parts[0].unit or "", options.rate)
     total = math.fsum(part.total for part in parts) * scale
     rows = pl.concat([part.rows for part in parts]).with_columns(pl.col("samples") * scale)
@@ -161,6 +156,7 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
         paths=_whole(paths.select(*order, "proportion")),
         groups=_whole(_groups(parts, total, scale)) if options.group_by else None,
         processes=_whole(processes),
+        input_notes=skipped,
     )
 
 
@@ -171,7 +167,6 @@ PY_SPY_REPORT = Analyzer(
     measure,
     combine,
     split_ranks=False,
-    report_parts=columns.of_one_unit,
 )
 
 
