@@ -674,3 +674,21 @@ def test_replayed_kernels_outside_of_calls_are_matched() -> None:
     replayed = [row for row in replay(5_000, KERNELS) if row["name"] != "replay"]
     result = operators(trace([*eager(), *replayed]))
     assert (result.unlaunched_ns, result.replayed_matched) == (0, 4)
+
+
+def test_python_functions_are_apart_and_without_addresses() -> None:
+    events = [
+        host("python_function", f"<built-in method f of T object at 0x7f{n}0>", 100 * n, 50)
+        for n in range(3)
+    ]
+    events += [host("cpu_op", "aten::mm", 100 * n + 10, 30) for n in range(3)]
+    events.append(host("python_function", "threading.py(359): wait", 0, 1000, tid=99))
+    result = ta.operators(trace(events))
+    of = {one.name: one.frame for one in result.tables}
+    assert of["operators"]["name"].to_list() == ["aten::mm"]
+    functions = of["python_functions"].select("name", "calls").rows()
+    assert ("<built-in method f of T object>", 3) in functions
+    assert "0x" not in result.table()
+    shares = pl.concat(list(of.values())[:2], how="diagonal")["self_host_frac"]
+    assert shares.sum() == pytest.approx(1)
+    assert f"{100 * 90 / 1150:.1f} %" in result.verdict

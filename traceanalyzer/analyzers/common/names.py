@@ -137,6 +137,11 @@ def one_name_for_steps(names: Iterable[str]) -> dict[str, str]:
     return {name: ANY_STEP for name in names if _PROFILER_STEP.fullmatch(name)}
 
 
+def without_addresses(names: Iterable[str]) -> dict[str, str]:
+    """Map names with the address of an object (``acquire of lock object at 0x7f``) to others."""
+    return {name: re.sub(ADDRESS, "", name) for name in names if " at 0x" in name}
+
+
 def one_name_for_numbers(names: Iterable[str]) -> dict[str, str]:
     """Map names of numbered steps, batches and epochs (``step 0``, ``step 1``) to ``step *``.
 

@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.common import columns, device_work, launching, replays
-from traceanalyzer.analyzers.common.names import one_name_for_steps
+from traceanalyzer.analyzers.common.names import one_name_for_steps, without_addresses
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals, nesting, numbering, slice_tree
 from traceanalyzer.trace import Trace, record_hint
@@ -86,7 +86,8 @@ def all_calls(trace: Trace) -> pl.DataFrame:
     """Return every call of a rank's threads, in the order of the trace.
 
     Calls are operators, annotations, NVTX ranges, Python frames and their runtime calls; in traces
-    with runtime calls only, all other host slices. All profiler steps get the same name.
+    with runtime calls only, all other host slices. All profiler steps get the same name, and names
+    with the address of an object are without it.
 
     Returns:
         ``event`` (row of ``events``), ``kind``, ``name``, ``external_id``, ``thread`` (a number),
@@ -107,11 +108,11 @@ def all_calls(trace: Trace) -> pl.DataFrame:
         hint = record_hint(trace.meta, "cpu_op")
         raise MissingData(f"{trace.meta.path}: no operators were recorded; {hint}")
     thread = numbering.numbered([trace.events[name].gather(event) for name in ("pid", "tid")])[1]
-    steps = one_name_for_steps(names)
+    same = one_name_for_steps(names) | without_addresses(names)
     calls = trace.events.select("kind", "name", "external_id", "ts", "dur")[event]
     return calls.select(
         event.alias("event"), "kind",
-        pl.col("name").replace(steps) if steps else "name",
+        pl.col("name").replace(same) if same else "name",
         "external_id",
         pl.Series("thread", thread),
         start="ts", end=pl.col("ts") + pl.col("dur"),

@@ -107,11 +107,14 @@ def _verdict(result: Operators) -> str:
     parts = []
     if result.device_ns:
         parts.append(_launched(result, result.device_ns))
-    host_ns = int(result.running["self_host_ns"].sum())
-    threads = "" if host_ns == result.host_ns else " that run operators"
-    heaviest = most_time(result.running, "self_host_ns", host_ns)
+    whole, is_python = result.host_ns, pl.col("kind") == call_tree.FRAMES
+    idle_ns = whole - int(result.running["self_host_ns"].sum())
+    idle = f", {format_ns(idle_ns)} of it in threads without operators" if idle_ns else ""
+    heaviest = most_time(result.running.filter(~is_python), "self_host_ns", whole)
     longest = f"; highest self time: {heaviest}" if heaviest else ""
-    parts.append(f"Host threads{threads} spent {format_ns(host_ns)} in calls{longest}.")
+    parts.append(f"Host threads spent {format_ns(whole)} in calls{idle}{longest}.")
+    if frames := most_time(result.running.filter(is_python).head(1), "self_host_ns", whole):
+        parts.append(f"Python function with the highest self time: {frames}.")
     return " ".join([*parts, *_meaning(result)])
 
 
@@ -136,7 +139,10 @@ def most_time(rows: pl.DataFrame, column: str, whole: int) -> str:
 
 def _meaning(result: Operators) -> Iterator[str]:
     """Explain the self time of the call with most of it, where the name does not."""
-    row = result.running.row(0, named=True)
+    rows = result.running.filter(pl.col("kind") != call_tree.FRAMES)
+    if rows.is_empty():
+        return
+    row = rows.row(0, named=True)
     name = row["name"]
     if LOADER.match(name):
         costs = "; traceanalyzer gpu-idle shows its cost" * _idleness_known(result)
@@ -213,7 +219,12 @@ def tables(result: Operators) -> tuple[Table, ...]:
     times = {name: label for name, label in times.items() if name not in left_out}
     if "flops" in rows.columns and rows["flops"].is_not_null().any():
         times["flops"] = "FLOPs"
-    result_tables = [Table("operators", "Operators", rows, {**keys, **times})]
+    is_python = pl.col("kind") == call_tree.FRAMES
+    named, frames = rows.filter(~is_python), rows.filter(is_python)
+    result_tables = [Table("operators", "Operators", named, {**keys, **times})]
+    if frames.height:
+        columns = {**keys, **times, "name": "Python function"}
+        result_tables.append(Table("python_functions", "Python functions", frames, columns))
     memory = {name: label for name, label in _MEMORY.items() if rows[name].is_not_null().any()}
     if "memory" in result.sort_by:
         result_tables.insert(0, _memory(rows, keys, memory))
