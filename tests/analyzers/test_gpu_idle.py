@@ -11,6 +11,7 @@ import pytest
 from comm_traces import ALL_REDUCE, GEMM, US, device, host, step, trace
 from conftest import ROOT
 from hypothesis import given, settings, strategies as st
+from sample_results import Sample
 from wording import check_wording, raises_wording
 
 import traceanalyzer
@@ -21,6 +22,7 @@ from traceanalyzer.analyzers.gpu_idle import causes, gpu_idle
 from traceanalyzer.analyzers.gpu_idle.causes import BATCH_BYTES, CAUSES
 from traceanalyzer.analyzers.gpu_idle.compute import GPU_IDLE, TIMES
 from traceanalyzer.analyzers.gpu_idle.options import Options
+from traceanalyzer.render import table
 from traceanalyzer.trace import Trace
 
 HTOD = "Memcpy HtoD (Pageable -> Device)"
@@ -665,3 +667,12 @@ def test_a_part_without_units_does_not_move_the_others() -> None:
     assert (both.to_list(), shared) == ([0, *alone], True)
     none, shared = axis([empty], "units")
     assert (none.to_list(), shared) == ([0], True)
+
+
+@pytest.mark.parametrize("inputs", ["nccl_8ranks", "ddp_gloo_4ranks", "transformer", "nsys"])
+def test_narrow_terminal_keeps_start_and_host_activity(inputs: str) -> None:
+    gaps = next(one for one in gpu_idle(ROOT / "fixtures" / inputs).tables if one.name == "gaps")
+    heads = table.render(Sample(table_list=(gaps,)), width=80).splitlines()[:8]
+    printed = " ".join(heads)
+    assert ("start" in printed) == ("at_ns" in gaps.columns)
+    assert ("host activity" in printed) == ("activity" in gaps.columns)

@@ -607,8 +607,8 @@ def _gaps(result: GpuIdle) -> Table:
     title = "Longest waits" if result.coverage.on_host else "Longest gaps"
     empty = "none" if result.gap_count == 0 else "not analysed"
     columns = {**_identifying(result, frame), **columns}
-    kept = ("rank", "at_ns", "gap_ns", "why", "activity", "own_code")
-    hide_first = ("kernel_before", "kernel_after", *(name for name in columns if name not in kept))
+    unimportant = "kernel_before", "kernel_after", "range", "sampled", "waits_for", "device", "file"
+    hide_first = (*unimportant, "step", "own_code", "why", "gap_ns", "at_ns")
     return Table("gaps", title, frame, columns, empty=empty, hide_first=hide_first)
 
 
