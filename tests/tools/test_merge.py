@@ -30,9 +30,11 @@ OF_RANK = """select s.ts, s.dur, s.name, p.name as process from slice s
     order by 1, 4"""
 GROUP = """select s.ts, s.dur, s.name, s.category, t.name as track, parent.name as above,
     extract_arg(s.arg_set_id, 'debug.straggler') as straggler,
+    extract_arg(s.arg_set_id, 'debug.waiting_for') as waiting_for,
     extract_arg(s.arg_set_id, 'debug.advice') as advice from slice s join track t
     on s.track_id = t.id join track parent on t.parent_id = parent.id
-    where s.category in ('step', 'wait', 'finding', 'lost time') order by 1"""
+    where s.category in ('step', 'wait', 'finding', 'lost time', 'critical path')
+    order by 1"""
 BETWEEN = """select o.name, extract_arg(o.arg_set_id, 'debug.collective') as one,
     extract_arg(i.arg_set_id, 'debug.collective') as other, i.ts - o.ts as later,
     a.upid != b.upid as apart from flow f
@@ -78,6 +80,15 @@ def test_steps_waits_and_idle_time_are_those_of_the_analyses(nccl):
     assert {finding.title for finding in diagnosed.findings} <= titles
     assert any(row["advice"] for row in group if row["category"] == "finding")
     assert sum(row["dur"] for row in group if row["category"] == "lost time") > 0
+
+
+def test_parts_of_the_critical_path_are_on_a_track(nccl):
+    _, (_, group, *_) = nccl
+    parts = [row for row in group if row["category"] == "critical path"]
+    critical = once(ta.critical_path, NCCL)
+    # the track has the first step too
+    assert sum(row["dur"] for row in parts) > critical.step_ns * (critical.steps)
+    assert {row["waiting_for"] for row in parts} >= {*critical.classes["kind"]} - {"not recorded"}
 
 
 def test_arrows_join_the_ranks_of_a_collective(nccl):

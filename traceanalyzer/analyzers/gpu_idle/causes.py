@@ -300,7 +300,7 @@ def advice(
         return _WITHOUT_GAIN[cause].format(code=code)
     where = ""
     if cause == HOST_CODE:
-        where = f"See the table of longest gaps{'' if here else ' of gpu-idle'}. "
+        where = "See the table of longest gaps. " if here else ""
         where += f"{code[:1].upper()}{code[1:]} shows which code runs. " * bool(code)
     texts = _ADVICE if pytorch else _ADVICE | _ADVICE_ELSEWHERE
     text = texts[cause] if trains else texts[cause].replace(_OPTIMIZERS, "")

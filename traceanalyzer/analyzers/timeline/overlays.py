@@ -11,13 +11,16 @@ from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.analyzers.common.display import short_paths
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
+from traceanalyzer.analyzers.replay import path
 from traceanalyzer.analyzers.timeline.alignment import Recorded
 from traceanalyzer.analyzers.timeline.states import with_peers
+from traceanalyzer.analyzers.what_if.replay import Replay
 from traceanalyzer.result import Finding
 from traceanalyzer.trace import overlaps
 
 FINDINGS, STEPS, WAITS, IDLE = "findings", "steps", "straggler waits", "idle time by cause"
-#: Most intervals of a finding, and of the idle time of a device: the longest.
+CRITICAL_PATH = "critical path"
+#: Most intervals of a finding, and of the idle time of a device or the critical path: the longest.
 _MOST, _MOST_IDLE = 2_000, 10_000
 _HEADINGS = {
     **causes.NAMES,
@@ -43,7 +46,7 @@ def overlay_rows(
     recorded: Sequence[Recorded],
     shifts: Sequence[int],
 ) -> pl.DataFrame:
-    """Return steps, waits for stragglers, idle time by cause, and findings of a run.
+    """Return steps, waits for stragglers, idle time by cause, critical path, findings of a run.
 
     Args:
         examined: the results of ``gpu_idle`` and ``comm_outliers``, if there are any.
@@ -55,7 +58,7 @@ def overlay_rows(
         group (:data:`FINDINGS` ...), track, place (of an interval of a finding, else null), ts,
         dur, name, category, finding (its number, else null), and arguments: null where they do not
         apply. Sorted by ts, longest first. At most 2,000 intervals of a finding and 10,000 of the
-        idle time of a device: the longest.
+        idle time of a device and of the critical path: the longest.
     """
     axis = pl.DataFrame(
         {
@@ -75,6 +78,8 @@ def overlay_rows(
         frames += _of_idle(idle, axis)
     if isinstance(compared, CommOutliers) and compared.arrivals.height:
         frames.append(_waits(compared, axis))
+    if isinstance(examined.replay, Replay):
+        frames.append(_critical_path(examined.replay, axis))
     rows = pl.concat(frames, how="diagonal").filter(pl.col("dur") >= 0)
     return rows.sort("ts", "dur", descending=[False, True], maintain_order=True)
 
@@ -144,6 +149,25 @@ def _waits(compared: CommOutliers, axis: pl.DataFrame) -> pl.DataFrame:
         arrival_delay_ns="arrival_delay_ns",
         transfer_ns="transfer_ns",
     )
+
+
+def _critical_path(replay: Replay, axis: pl.DataFrame) -> pl.DataFrame:
+    length = pl.col("end") - pl.col("start")
+    longest = replay.longest_path().filter(
+        length.rank("ordinal", descending=True) <= _MOST_IDLE, length > 0
+    )
+    name = pl.coalesce("name", "kind")
+    return _placed(longest, axis).select(
+        group=pl.lit(CRITICAL_PATH),
+        track=pl.lit("longest path"),
+        ts="ts",
+        dur="dur",
+        name=pl.when(pl.col("kind") == path.KERNELS).then(name)
+        .otherwise(pl.concat_str(pl.col("kind"), pl.format(": {}", "name"), ignore_nulls=True)),
+        category=pl.lit("critical path"),
+        rank="rank",
+        waiting_for="kind",
+    )  # fmt: skip
 
 
 def _of_finding(number: int, finding: Finding, axis: pl.DataFrame) -> Iterator[pl.DataFrame]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer
-from traceanalyzer.analyzers.replay import changes, engine, program
+from traceanalyzer.analyzers.replay import changes, engine, path, program
 from traceanalyzer.analyzers.replay.engine import Job, Weights
 from traceanalyzer.analyzers.replay.program import Program
 from traceanalyzer.analyzers.what_if.options import ReplayOptions
@@ -16,6 +16,7 @@ from traceanalyzer.errors import MissingData
 from traceanalyzer.result import Result
 from traceanalyzer.trace import Trace
 
+_ENDS = ("start", "end")
 #: A run with more device work is replayed by ``what-if`` only.
 MOST_WORK = 200_000
 
@@ -30,16 +31,37 @@ class Replay(Result):
             end of the last step (or work).
         error_frac: its relative error.
         waits_for_others: calls of the host wait for something that was not recorded.
+        times: start and end of all work and calls without a change.
     """
 
     job: Job
     whole_ns: float
     error_frac: float
     waits_for_others: bool
+    times: Sequence[engine.Times]
 
     def gain_ns(self, weights: Sequence[Weights]) -> float:
         """Return by how much the run is shorter with these times."""
         return self.whole_ns - _whole_ns(self.job, engine.replay(self.job, weights))
+
+    def longest_path(self) -> pl.DataFrame:
+        """Return the longest path: rank, path (of the file), kind, name, start, end.
+
+        Start and end are on the clock of the file, in ns.
+        """
+        rows = path.longest_path(self.job, self.times)
+        programs = pl.DataFrame(
+            {
+                "program": range(len(self.job.programs)),
+                "rank": [one.rank for one in self.job.programs],
+                "path": [one.path for one in self.job.programs],
+                "shift": self.job.shifts,
+            },
+            schema_overrides={"program": pl.Int64, "rank": pl.Int32, "shift": pl.Int64},
+        )
+        rows = rows.join(programs, on="program", maintain_order="left")
+        begin, end = (pl.col(name).round().cast(pl.Int64) - pl.col("shift") for name in _ENDS)
+        return rows.select("rank", "path", "kind", "name", start=begin, end=end)
 
     def has_work_after(self, lost: pl.DataFrame) -> bool:
         """Return whether work of the same rank starts after most of the lost time."""
@@ -98,7 +120,7 @@ def combine(
     job = engine.job_of(parts)
     times, error = engine.checked_replay(job)
     others = any(bool(changes.unexplained(one).any()) for one in job.programs)
-    return Replay(job, _whole_ns(job, times), error, others)
+    return Replay(job, _whole_ns(job, times), error, others, times)
 
 
 WHAT_IF_REPLAY = Analyzer("what_if_replay", ReplayOptions, program.needs, measure, combine)
