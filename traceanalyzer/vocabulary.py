@@ -38,6 +38,7 @@ ALLOCATOR_KINDS: tuple[str, ...] = (
     "segment_unmap",
     "snapshot",
     "oom",
+    "annotate",
 )
 
 #: Values of the ``kind`` column, in the order of the Enum.

@@ -98,6 +98,36 @@ def test_free_decides_category_without_allocation(tmp_path: Path) -> None:
     assert sorted(rows) == [("activations", 2 * MIB), ("gradients", MIB)]
 
 
+def test_texts_of_the_program_are_exact_categories(tmp_path: Path) -> None:
+    """Recorded with an allocation, or later at its address; the last one counts, until its free."""
+    snapshot = (
+        Snapshot()
+        .note("alloc", BASE, MIB, user_metadata="weights")
+        .note("alloc", BASE + MIB, 2 * MIB, user_metadata="N/A")
+        .note("annotate", BASE + MIB, 2 * MIB, user_metadata="first")
+        .note("annotate", BASE + MIB, 2 * MIB, user_metadata="saved for backward")
+        .note("alloc", BASE + 4 * MIB, 4 * MIB, user_metadata="freed")
+        .free(BASE + 4 * MIB, 4 * MIB)
+        .note("alloc", BASE + 4 * MIB, 8 * MIB, CALL, FORWARD, user_metadata="")
+        .note("annotate", BASE + 16 * MIB, 16 * MIB, user_metadata="before the history")
+        .hold(BASE, 40 * MIB, (0, MIB), (MIB, 2 * MIB), (4 * MIB, 8 * MIB), (16 * MIB, 16 * MIB))
+    )
+    categories = ta.memory(snapshot.write(tmp_path / "x.pickle")).categories
+    rows = categories.select(pl.col("category", "confidence").cast(pl.String), "live_bytes").rows()
+    assert rows == [
+        ("before the history", "exact", 16 * MIB),
+        ("activations", "medium", 8 * MIB),
+        ("saved for backward", "exact", 2 * MIB),
+        ("weights", "exact", MIB),
+    ]
+
+
+def test_annotations_of_allocations_as_pytorch_writes_them(shared: Path) -> None:
+    alive = ta.memory(shared / "data/causes/other/memory_annotate.pickle").alive
+    (row,) = alive.filter(pl.col("confidence") == "exact").rows(named=True)
+    assert (row["category"], row["live_bytes"]) == ("retained_by_autograd", 4 * MIB)
+
+
 def test_documented_categories_are_complete() -> None:
     page = (ROOT / "docs" / "memory.md").read_text()
     rows = re.findall(r"^\| ([a-z ]+) \| .* \| (?:high|medium|low|none) \|$", page, re.MULTILINE)
@@ -154,6 +184,45 @@ def test_full_segment_has_no_free_memory(tmp_path: Path) -> None:
     assert (row["allocated_end_bytes"], row["fragmentation_frac"]) == (20 * MIB, 0)
     free = ("inactive_bytes", "inactive_split_bytes", "inactive_split_n", "largest_free_bytes")
     assert [row[name] for name in free] == [0] * 4
+
+
+@pytest.mark.parametrize("device", [0, 1])
+def test_private_pools_are_named(device: int, tmp_path: Path) -> None:
+    """Free memory in the pool of a CUDA graph serves nothing else."""
+    snapshot = Snapshot().alloc(BASE, 4 * MIB, CALL, FORWARD).alloc(BASE + 64 * MIB, 6 * MIB)
+    snapshot.hold(BASE, 20 * MIB, (0, 4 * MIB), device=device)
+    snapshot.hold(BASE + 64 * MIB, 40 * MIB, (0, 6 * MIB), segment_pool_id=(3, 0), device=device)
+    snapshot.more = {"device_traces": [[] for _ in range(device)] + [snapshot.events]}
+    result = ta.memory(snapshot.write(tmp_path / "x.pickle"))
+    columns = "pool", "segments", "reserved_bytes", "allocated_bytes", "free_bytes"
+    assert result.pools.filter(pl.col("device") == device).select(columns).rows() == [
+        ("3.0", 1, 40 * MIB, 6 * MIB, 34 * MIB),
+        (None, 1, 20 * MIB, 4 * MIB, 16 * MIB),
+    ]
+    assert "Private pool 3.0" in result.view().verdict
+    assert not next(t for t in result.view().tables if t.name == "pools").detail
+
+
+def test_memory_in_one_pool_needs_no_table_of_pools(tmp_path: Path) -> None:
+    snapshot = Snapshot().alloc(BASE, MIB).hold(BASE, 2 * MIB, (0, MIB))
+    result = ta.memory(snapshot.write(tmp_path / "x.pickle"))
+    assert result.pools.is_empty()
+    assert "pools" not in {table.name for table in result.view().tables}
+
+
+@pytest.mark.parametrize("size", [None, 0, MIB])
+def test_segments_that_do_not_hold_what_is_live_tell_nothing(
+    size: int | None, tmp_path: Path
+) -> None:
+    """Then what is reserved is not known, rather than 0 B, and the cause of an error neither."""
+    snapshot = Snapshot().note("segment_alloc", BASE, 20 * MIB).alloc(BASE, 8 * MIB)
+    snapshot.note("oom", 5 * MIB, 64 * MIB)
+    if size is not None:
+        snapshot.hold(BASE, size)
+    path = snapshot.write(tmp_path / "x.pickle")
+    row = ta.memory(path).devices.row(0, named=True)
+    assert (row["peak_bytes"], row["reserved_peak_bytes"]) == (8 * MIB, None)
+    assert ta.memory_oom(path).errors["cause"].to_list() == ["not known"]
 
 
 def test_empty_cache_is_not_a_retry(tmp_path: Path) -> None:

@@ -81,9 +81,10 @@ def find_inputs(paths: PathLike | Sequence[PathLike]) -> tuple[list[str], list[t
 
     A file passed directly is always an input. Folders are searched recursively for files that a
     parser recognises by content, without hidden files and links to folders. ``baseline:NAME`` is a
-    saved run, unless a file has this name. Natural order:
-    ``rank2`` before ``rank10``. The reason is :data:`NO_FORMAT` for a file that is not a trace; any
-    other reason is for a file or folder that may be one and cannot be read.
+    saved run, unless a file has this name. The order is natural, ``rank2`` before ``rank10``,
+    whatever the order of ``paths``, so that no result depends on it. The reason is
+    :data:`NO_FORMAT` for a file that is not a trace; any other reason is for a file or folder that
+    may be one and cannot be read.
 
     Raises:
         UnreadableFile: a path does not exist, or a folder has no readable file.
@@ -99,7 +100,7 @@ def collect_inputs(
     inputs: list[str] = []
     skipped: list[tuple[str, str]] = []
     given = [paths] if isinstance(paths, str | os.PathLike) else paths
-    for path in [baselines.resolved(os.fspath(p)) for p in given]:
+    for path in sorted((baselines.resolved(os.fspath(p)) for p in given), key=_order):
         if not os.path.isdir(path):  # noqa: PTH112 - the name is kept as it was given
             _require(path)
             if not _is_text(path):
@@ -127,10 +128,17 @@ def each_and_skipped(inputs: Inputs) -> tuple[Sequence[Trace | str], list[tuple[
     items = [inputs] if isinstance(inputs, Trace | str | os.PathLike) else list(inputs)
     files = [item for item in items if not isinstance(item, Trace)]
     paths, foreign = collect_inputs(files) if files else ((), [])
-    every: list[Trace | str] = [*(item for item in items if isinstance(item, Trace)), *paths]
+    traces = sorted(
+        (one for one in items if isinstance(one, Trace)), key=lambda t: _order(t.meta.path)
+    )
+    every: list[Trace | str] = [*traces, *paths]
     # a file that is passed twice counts once; traces are compared by identity
     distinct = {one if isinstance(one, str) else id(one): one for one in every}
     return InputList(distinct.values()), foreign
+
+
+def _order(path: str) -> tuple[object, str]:
+    return natural(path), path
 
 
 def _ordered(paths: list[str]) -> tuple[list[str], list[tuple[str, str]]]:

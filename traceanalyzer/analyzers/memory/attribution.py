@@ -3,9 +3,11 @@
 Snapshots record a stack for each allocation. A ``[memory]`` instant of ``torch.profiler`` has only
 a thread and a time, so the Python frame or operator running at that time is used instead.
 
-PyTorch does not record what an allocation is for, but all training code passes through known
-functions: the optimizer allocates its state, ``AccumulateGrad`` gradients, modules activations. The
-innermost such frame in a stack counts. Rules are tried in order; the first match decides.
+What the program said about an allocation (``torch.cuda.memory._set_memory_metadata``,
+``_annotate_memory``) is its category, and exact. Otherwise PyTorch does not record what an
+allocation is for, but all training code passes through known functions: the optimizer allocates
+its state, ``AccumulateGrad`` gradients, modules activations. The innermost such frame in a stack
+counts. Rules are tried in order; the first match decides.
 """
 
 import re
@@ -69,8 +71,7 @@ CATEGORIES = (
     "temporary",
     UNKNOWN,
 )
-CONFIDENCES = ("high", "medium", "low", "none")
-CATEGORY = pl.Enum(CATEGORIES)
+CONFIDENCES = ("exact", "high", "medium", "low", "none")
 CONFIDENCE = pl.Enum(CONFIDENCES)
 
 _ANY = ""
@@ -128,6 +129,8 @@ _ACTIVITIES = (
     "optimizer", "accumulate", "backward", "communication", "loading", "replicating", "scattering",
     "forward",
 )  # fmt: skip
+#: Events whose text is about the memory at their address.
+_MARKING = ("alloc", "annotate")
 #: An allocation that lives for this many events is not a temporary of one call.
 _LASTING = 100
 
@@ -354,12 +357,46 @@ def categories(history: Ledger, lines: Lines) -> pl.DataFrame:
     for matches, category_name, level in reversed(rules):
         category[matches] = CATEGORIES.index(category_name)
         confidence[matches] = CONFIDENCES.index(level)
-    return pl.DataFrame(
+    inferred = pl.DataFrame(
         {
-            "category": pl.Series(CATEGORIES, dtype=CATEGORY).gather(category),
+            "category": pl.Series(CATEGORIES).gather(category),
             "confidence": pl.Series(CONFIDENCES, dtype=CONFIDENCE).gather(confidence),
         }
     )
+    recorded = _recorded_categories(history)
+    return inferred if recorded is None else inferred.update(recorded)
+
+
+def _recorded_categories(history: Ledger) -> pl.DataFrame | None:
+    """Return the last text of the program about each allocation; None if there is none.
+
+    It is recorded with the allocation, or later by an event ``annotate`` at its address.
+    """
+    if history.source != "snapshot":
+        return None
+    texts = history.rows.select(
+        "address",
+        at=pl.int_range(1, pl.len() + 1),
+        text=pl.when(pl.col("kind").is_in(_MARKING)).then(pl.col("category").cast(pl.String)),
+    ).drop_nulls()
+    if texts.is_empty():
+        return None
+    starts = history.allocations.select("address", "start", "end", row=pl.int_range(pl.len()))
+    last = (
+        texts.join_asof(
+            starts.drop_nulls("address").sort("start"),
+            left_on="at",
+            right_on="start",
+            by="address",
+            check_sortedness=False,
+        )
+        .filter(pl.col("at") < pl.col("end"))
+        .unique("row", keep="last")
+    )
+    return starts.select("row").join(last, on="row", how="left", maintain_order="left").select(
+        category="text",
+        confidence=pl.when(pl.col("text").is_not_null()).then(pl.lit("exact", CONFIDENCE)),
+    )  # fmt: skip
 
 
 def markers(lines: Lines) -> dict[str, intervals.Ints]:

@@ -79,6 +79,7 @@ def measure(
         timeline=pl.concat(
             rank.with_device(one, rank_memory.timeline(one)) for one in rank.ledgers
         ),
+        pools=pl.concat(rank.with_device(one, _pools(one, rank)) for one in rank.ledgers),
         maps=tuple(occupancy(one, rank) for one in rank.ledgers) if drawn else (),
         remarks=(_TRUNCATED,) if is_truncated(trace) else (),
         errors=oom.of_rank(rank, full.capacity_bytes) if causes else None,
@@ -102,7 +103,7 @@ def combine(
 ) -> result.Memory:
     """Combine the memory of all ranks."""
     remarks = dict.fromkeys(remark for part in parts for remark in part.remarks)
-    devices, alive, timeline = concat_tables(parts, "devices", "alive", "timeline")
+    devices, alive, timeline, pools = concat_tables(parts, "devices", "alive", "timeline", "pools")
     of_ranks = [part.errors for part in parts if part.errors]
     errors = oom.combine(of_ranks, OomOptions(window=options.window)) if of_ranks else None
     growths = [part.growth for part in parts if part.growth]
@@ -111,6 +112,7 @@ def combine(
         devices=devices.sort("rank", "path", "device", nulls_last=True),
         alive=alive,
         timeline=timeline,
+        pools=pools,
         maps=_ordered(maps, errors),
         remarks=(*remarks, *_windowed(options), *_smaller(options), *separate),
         errors=errors,
@@ -208,6 +210,36 @@ def _at_end(history: ledger.Ledger, rank: rank_memory.RankMemory) -> dict[str, A
         "largest_free_bytes": int(inactive["size_bytes"].max() or 0),  # type: ignore[arg-type]
     }
     return dict.fromkeys(sizes) if blocks.is_empty() else sizes
+
+
+def _pools(history: ledger.Ledger, rank: rank_memory.RankMemory) -> pl.DataFrame:
+    """Return the memory of each pool at the end; no rows if all memory is in the default pool."""
+    segments, blocks = rank.of_device(history.device)
+    if segments["pool"].null_count() == segments.height:
+        segments, blocks = segments.clear(), blocks.clear()
+    named = segments.select("id", "total_bytes", pool=pl.col("pool").cast(pl.String))
+    placed = blocks.join(named, left_on="segment", right_on="id", maintain_order="left")
+    free = pl.col("state").cast(pl.String).is_in(ledger.ACTIVE).not_()
+    size = pl.col("size_bytes")
+    used = placed.group_by("pool").agg(
+        allocated_bytes=size.filter(~free).sum(),
+        largest_free_bytes=size.filter(free).max(),
+        stack=pl.col("stack").sort_by(size, descending=True).drop_nulls().first(),
+    )
+    pools = (
+        named.group_by("pool")
+        .agg(segments=pl.len().cast(pl.Int64), reserved_bytes=pl.col("total_bytes").sum())
+        .join(used, on="pool", how="left", nulls_equal=True)
+        .with_columns(pl.col("allocated_bytes", "largest_free_bytes").fill_null(0))
+        .sort("reserved_bytes", "pool", descending=[True, False], nulls_last=True)
+    )
+    free_bytes = pl.col("reserved_bytes") - pl.col("allocated_bytes")
+    return pools.select(
+        *("pool", "segments", "reserved_bytes", "allocated_bytes"),
+        free_bytes.alias("free_bytes"),
+        "largest_free_bytes",
+        *rank.lines.code_of(pools["stack"]),
+    )
 
 
 def _fullest(history: ledger.Ledger, rank: rank_memory.RankMemory) -> dict[str, Any]:
@@ -403,7 +435,8 @@ def _segments(memory: regions.Regions | None) -> pl.DataFrame:
         return pl.DataFrame(schema=types)
     labels = [
         f"{'mapped range' if mapped else 'segment'} of {format_bytes(size)}"
-        for size, mapped in memory.segments.select("total_bytes", "expandable").rows()
+        f"{'' if pool is None else f', private pool {pool}'}"
+        for size, mapped, pool in memory.segments.select("total_bytes", "expandable", "pool").rows()
     ]
     return memory.segments.with_columns(label=pl.Series(labels, dtype=pl.String))
 

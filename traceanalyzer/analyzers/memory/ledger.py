@@ -28,7 +28,7 @@ ALLOCATIONS = frozenset((*ALLOCATOR_KINDS, "cpu_instant_event"))
 #: Allocations, the ranges around them, and the code that was running.
 NEEDS = Needs(
     ALLOCATIONS | {"cpu_op", "nvtx", "python_function", "user_annotation"},
-    unused=("category", "correlation", "external_id"),
+    unused=("correlation", "external_id"),
     samples=True,
 )
 
@@ -58,10 +58,10 @@ class History:
     Attributes:
         device: device ordinal, or None.
         rows: one row per event: ``event`` (row of ``events``), ``ts`` (ns after the first event of
-            the file), ``kind``, ``stream``, ``address``, ``bytes`` (never negative), ``stack``,
-            ``change`` (of the number of live allocations: 1, -1 or 0), ``segment_change`` (of the
-            number of segments), and for instants ``allocated_bytes`` and ``reserved_bytes`` after
-            the event.
+            the file), ``kind``, ``category`` (of a snapshot: the user's text), ``stream``,
+            ``address``, ``bytes`` (never negative), ``stack``, ``change`` (of the number of live
+            allocations: 1, -1 or 0), ``segment_change`` (of the number of segments), and for
+            instants ``allocated_bytes`` and ``reserved_bytes`` after the event.
         source: what recorded the events.
     """
 
@@ -102,7 +102,8 @@ class Ledger(History):
             ``stack`` (of the allocation, or of the free if ``origin`` is ``freed``), ``freed_by``
             (stack of the free, or null), ``origin``.
         live: live bytes at each position.
-        reserved: reserved bytes at each position, or None.
+        reserved: reserved bytes at each position, or None; also if the segments at the end are
+            smaller than what is live in them.
         quality: consistency of the history with the blocks at its end.
     """
 
@@ -218,7 +219,7 @@ def _rows(trace: Trace, source: Source) -> pl.DataFrame:
     rows = (
         trace.events.select(
             pl.col("ts") - origin(trace),
-            *("kind", "name", "device", "stream", "address", "bytes", "stack"),
+            *("kind", "category", "name", "device", "stream", "address", "bytes", "stack"),
         )
         .with_row_index("event")
         .filter(pl.col("kind").is_in(_kinds(source)))
@@ -301,11 +302,13 @@ def ledger(history: History, blocks: pl.DataFrame, reserved_bytes: int | None) -
         anonymous = unmatched.clear(1).with_columns(bytes=pl.lit(unaccounted, pl.Int64))
         allocations = pl.concat([_always_live(anonymous, n), allocations])
     comparable = history.source == "snapshot" and reserved_bytes is not None
+    # segments that do not hold what is live were not written, or not read
+    holds = reserved_bytes is None or reserved_bytes >= live[-1]
     return Ledger(
         **vars(history),
         allocations=allocations,
         live=live,
-        reserved=_reserved(rows, reserved_bytes),
+        reserved=_reserved(rows, reserved_bytes if holds else None),
         quality=_quality(pairs, allocations, active if comparable else None, live, double_frees),
     )
 

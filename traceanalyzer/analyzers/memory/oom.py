@@ -103,9 +103,15 @@ def of_rank(rank: RankMemory, capacity_bytes: int | None = None) -> MemoryErrors
 def combine(
     parts: Sequence[MemoryErrors], options: OomOptions, _base: Sequence[MemoryErrors] = ()
 ) -> MemoryErrors:
-    """Combine the errors of all ranks."""
+    """Combine the errors of all ranks, the earliest first; without absolute times, by rank."""
     errors, alive, devices = concat_tables(parts, "errors", "alive", "devices")
-    return MemoryErrors(errors, alive, devices, windowed=options.windowed)
+    order = [*_DEVICE, "event"]
+    return MemoryErrors(
+        errors.sort("unix_ns", *order, nulls_last=True),
+        alive.sort(*order, nulls_last=True, maintain_order=True),
+        devices.sort(*_DEVICE, nulls_last=True),
+        windowed=options.windowed,
+    )
 
 
 def _steady_growth(rank: RankMemory, device: int | None) -> int:
@@ -148,6 +154,7 @@ def _errors(
     """Yield the row of each error and the memory live at it."""
     failed = history.rows.with_row_index("at").filter(pl.col("kind").cast(pl.String) == "oom")
     first, last = history.between(*rank.window)
+    epoch = rank.epoch_ns
     for row in failed.iter_rows(named=True):
         position = int(row["at"]) + 1
         if not first < position <= last:
@@ -163,6 +170,7 @@ def _errors(
             {
                 "event": row["at"],
                 "time_ns": row["ts"],
+                "unix_ns": None if epoch is None or row["ts"] is None else epoch + row["ts"],
                 **sizes,
                 "missing_bytes": None if unclear else at.missing,
                 "cause": reason,
@@ -220,6 +228,7 @@ def _pending(history: ledger.Ledger, position: int) -> int:
 _SCHEMA: dict[str, pl.DataType | type[pl.DataType]] = {
     "event": pl.Int64,
     "time_ns": pl.Int64,
+    "unix_ns": pl.Int64,
     **{f"{one.name}_bytes": pl.Int64 for one in fields(oom_causes.Situation) if one.type == "int"},
     "missing_bytes": pl.Int64,
     "cause": oom_causes.CAUSE,
@@ -238,14 +247,16 @@ class MemoryErrors(Result):
     """Result of :func:`traceanalyzer.memory_oom`.
 
     Attributes:
-        errors: one row per out-of-memory error: rank, path, device, event, time_ns, request_bytes,
-            device_free_bytes (free memory of the device as seen by the allocator), reserved_bytes,
-            allocated_bytes (requested bytes of live allocations), unused_bytes (free in reserved
-            memory), usable_bytes (unused in segments that can serve the request: same size class
-            and stream, no private pool), largest_free_bytes (largest usable block), pending_bytes
-            (freed, but waiting for another stream), outside_bytes (capacity - reserved - free;
-            null without a capacity), missing_bytes (by which the request exceeds all free memory),
-            cause, advice, and function, file, line of the request.
+        errors: one row per out-of-memory error, the earliest first: rank, path, device, event,
+            time_ns (after the first event of the file), unix_ns (since the Unix epoch; null if the
+            file has no absolute times), request_bytes, device_free_bytes (free memory of the device
+            as seen by the allocator), reserved_bytes, allocated_bytes (requested bytes of live
+            allocations), unused_bytes (free in reserved memory), usable_bytes (unused in segments
+            that can serve the request: same size class and stream, no private pool),
+            largest_free_bytes (largest usable block), pending_bytes (freed, but waiting for another
+            stream), outside_bytes (capacity - reserved - free; null without a capacity),
+            missing_bytes (by which the request exceeds all free memory), cause, advice, and
+            function, file, line of the request.
         alive: live memory at each error by stack: columns of ``Memory.alive``, and event.
         devices: one row per device: rank, path, device, events, peak_bytes, before_bytes (allocated
             before the history), and at_error_bytes and reserved_at_error_bytes at the first error

@@ -54,6 +54,10 @@ _DEVICES = headings(
     "end_bytes: allocated at end"
 )
 _CATEGORIES = headings("on: device, category, confidence, n, live_bytes: bytes, live_frac: share")
+_POOLS = headings(
+    "on: device, pool, at: line of code of the largest block, segments, reserved_bytes: reserved, "
+    "allocated_bytes: allocated, free_bytes: free, largest_free_bytes: largest free block"
+)
 _CHURN = headings(
     "on: device, start_bytes: allocated at start, reserved_at_peak_bytes: reserved at peak, "
     "reserved_end_bytes: reserved at end, fragmentation_frac: unused at end, "
@@ -101,6 +105,11 @@ class Memory(Result):
             (frames, outermost first).
         timeline: rank, path, device, event, time_ns, live_bytes, reserved_bytes at up to 2,000
             events.
+        pools: memory at the end, one row per device and pool if any memory is in a private pool (of
+            CUDA graphs or ``torch.cuda.MemPool``): rank, path, device, pool (as the file numbers
+            it; null for the default pool), segments, reserved_bytes, allocated_bytes (rounded),
+            free_bytes, largest_free_bytes (largest free block), and function, file, line,
+            is_own_code of its largest block.
         maps: the plots.
         remarks: further notes.
         errors: result of ``memory_oom`` on the same history; None if not requested.
@@ -110,6 +119,7 @@ class Memory(Result):
     devices: pl.DataFrame
     alive: pl.DataFrame
     timeline: pl.DataFrame
+    pools: pl.DataFrame
     maps: tuple[Occupancy, ...]
     remarks: tuple[str, ...] = ()
     errors: MemoryErrors | None = None
@@ -170,7 +180,7 @@ def _verdict(result: Memory) -> str:
     devices = result.devices.with_columns(display.places(result.devices), recorded)
     top = devices.sort("peak_bytes", "on", descending=[True, False]).row(0, named=True)
     peak = (_peak(top, devices.height), _sites(result, top), _fragmentation(top), _retries(devices))
-    return sentences(*_problems(result), *peak, _outlier(result))
+    return sentences(*_problems(result), *peak, _private(result), _outlier(result))
 
 
 def _problems(result: Memory) -> tuple[str, ...]:
@@ -239,6 +249,25 @@ def _retries(devices: pl.DataFrame) -> str:
     )
 
 
+def _private(result: Memory) -> str:
+    """State the private pool with the most free memory, if that is much of its device's memory."""
+    keys = ["rank", "path", "device"]
+    whole = pl.col("reserved_bytes").sum().over(keys)
+    located = result.pools.with_columns(display.places(result.pools), whole=whole)
+    private = located.filter(pl.col("pool").is_not_null())
+    largest = private.filter(pl.col("free_bytes") >= _SPLIT_FRAC * pl.col("whole"))
+    if largest.is_empty():
+        return ""
+    row = largest_first(largest, "free_bytes", *keys, "pool").row(0, named=True)
+    where = f" on {row['on']}" if result.devices.height > 1 else ""
+    line = frame_text(row["function"], row["file"], row["line"])
+    return (
+        f"Private pool {row['pool']}{where}, filled by {line}: "
+        f"{format_bytes(row['free_bytes'])} of {format_bytes(row['reserved_bytes'])} are free at "
+        "the end, and only this pool (its CUDA graphs) uses them."
+    )
+
+
 def _outlier(result: Memory) -> str:
     """State the device whose peak differs most from the others."""
     row = result.outlier()
@@ -280,8 +309,10 @@ def _notes(result: Memory) -> tuple[str, ...]:
     if differs.len():
         total = format_bytes(int(differs.abs().sum()))
         notes.append(f"At the end, history and blocks differ by {total}.")
-    if (result.alive["confidence"] != "none").any():
-        notes.append("Categories are inferred from stacks; PyTorch does not record them.")
+    if result.alive["confidence"].is_in(["high", "medium", "low"]).any():
+        exact = (result.alive["confidence"] == "exact").any()
+        recorded = "exact ones are recorded" if exact else "PyTorch does not record them"
+        notes.append(f"Categories are inferred from stacks; {recorded}.")
     return tuple(notes)
 
 
@@ -289,10 +320,12 @@ def _notes(result: Memory) -> tuple[str, ...]:
 
 
 def _tables(result: Memory) -> tuple[Table, ...]:
+    has_pools = result.pools.height > 0
     tables = [
         ("devices", "Devices", result.devices, _DEVICES, False),
         ("lines", "Live at the peak, by line of code", with_line(result.lines), ALIVE, False),
         ("categories", "Live at the peak, by category", result.categories, _CATEGORIES, False),
+        *([("pools", "Pools at the end", _with_pool(result.pools), _POOLS, False)] * has_pools),
         ("stacks", "Live at the peak, by stack", _with_leaf(result.alive), ALIVE, True),
         ("churn", "Allocator", result.devices, _CHURN, True),
         ("quality", "Consistency of history and blocks", result.devices, _QUALITY, True),
@@ -323,6 +356,10 @@ def _charts(devices: pl.DataFrame) -> tuple[Chart, ...]:
             y="peak_bytes", x_label="device", y_label="peak allocated",
         ),
     )  # fmt: skip
+
+
+def _with_pool(frame: pl.DataFrame) -> pl.DataFrame:
+    return with_line(frame).with_columns(pl.col("pool").fill_null("default"))
 
 
 def _with_leaf(frame: pl.DataFrame) -> pl.DataFrame:

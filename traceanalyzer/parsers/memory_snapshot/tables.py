@@ -31,6 +31,8 @@ _LEFTOVERS: Final = ("compile_context", "user_metadata", "pool_id")
 #: Maximum characters of their JSON text.
 _LONGEST: Final = 4096
 _START = "START"
+#: Text of users (``torch.cuda.memory._set_memory_metadata``) that says nothing.
+_NO_METADATA = ("", "N/A")
 #: An older spelling of a state.
 _STATES = {"active_awaiting_free": "active_pending_free"}
 
@@ -134,6 +136,7 @@ def events(reading: Snapshot, history: History, stacks: Stacks, *, args: bool) -
     frame = pl.DataFrame(
         {
             "kind": kind.set(~kind.is_in(ALLOCATOR_KINDS).fill_null(value=False), "other"),
+            "category": _metadata(reading, history),
             "name": spelled,
             "device": history.device,
             "stream": reading.integers(history.column("stream")),
@@ -148,6 +151,12 @@ def events(reading: Snapshot, history: History, stacks: Stacks, *, args: bool) -
 def free_bytes(reading: Snapshot, history: History) -> pl.Series:
     """Return the free device memory at out-of-memory errors; null for all other events."""
     return reading.sizes(history.column("device_free"))
+
+
+def _metadata(reading: Snapshot, history: History) -> pl.Series:
+    """Return the user's text on each event; null without one."""
+    texts = reading.strings(history.column("user_metadata"), schema.NAME)
+    return texts.set(texts.cast(pl.String).is_in(_NO_METADATA).fill_null(value=False), None)
 
 
 def _arguments(reading: Snapshot, history: History) -> pl.Series:
