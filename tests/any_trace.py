@@ -107,11 +107,11 @@ class Maker:
             return self.chance.choice(_EDGES)
         return None if dice > 1 - self.nulls else self.chance.choice(usual)
 
-    def size(self, *usual: int | None) -> int | None:
-        """Return the same for a column of sizes."""
+    def size(self, *usual: int | None, frees: bool = False) -> int | None:
+        """Return the same for a column of sizes; negative ones are frees."""
         value = self.number(*usual)
         most = schema.MAX_BYTES - 1
-        return None if value is None else max(-most, min(value, most))
+        return None if value is None else max(-most if frees else 0, min(value, most))
 
     def address(self) -> int:
         return abs(self.number(0, 512, 1 << 40) or 0)
@@ -198,7 +198,14 @@ class Maker:
             "stream": self.number(7, 7, 20) if on_device else None,
             "correlation": self.number(*range(1, 9)),
             "external_id": self.number(None, *range(1, 5)),
-            "bytes": self.size(None, 512, 4096, 1 << 30, -512),
+            "bytes": self.size(
+                None,
+                512,
+                4096,
+                1 << 30,
+                -512,
+                frees=kind in (*ALLOCATOR_KINDS, "cpu_instant_event"),
+            ),
             "address": self.address() if device is not None else None,
             "stack": self.chance.choice((None, *range(6))),
             "weight": self.weight() if kind == "sample" else None,

@@ -475,6 +475,9 @@ _SIZES = (
     *(("segments", name) for name in ("total_bytes", "allocated_bytes", "active_bytes")),
     *(("blocks", name) for name in ("size_bytes", "requested_bytes")),
 )
+_SIZED = frozenset((("events", "bytes"), *_SIZES))
+#: Events of which a negative size is a free.
+_WITH_FREES = ("cpu_instant_event", *ALLOCATOR_KINDS)
 #: Column -> the smallest absolute value that is out of range.
 _TOO_FAR = {
     **dict.fromkeys((("events", "bytes"), *_SIZES), MAX_BYTES),
@@ -494,12 +497,14 @@ def are_within(table: str, column: pl.Series) -> bool:
     if column.null_count() == len(column):
         return True
     bound = _TOO_FAR[table, column.name]
+    # sizes are not negative, except those of frees
+    least = 1 - bound if (table, column.name) not in _SIZED else 0
     smallest, largest = column.min(), column.max()
     # fractions may be NaN, which these do not show
     return (
         isinstance(smallest, int)
         and isinstance(largest, int)
-        and -bound < smallest <= largest < bound
+        and least <= smallest <= largest < bound
     )
 
 
@@ -514,6 +519,9 @@ def beyond(table: str, column: str) -> pl.Expr:
     far = value >= bound if column == "address" else (value >= bound) | (value <= -bound)
     if (table, column) == ("events", "bytes"):
         far &= pl.col("kind") != "oom"
+        far |= (value < 0) & ~pl.col("kind").is_in(_WITH_FREES)
+    elif (table, column) in _SIZED:
+        far |= value < 0
     return far.fill_null(value=False)
 
 

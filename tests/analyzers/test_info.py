@@ -121,6 +121,16 @@ def test_crossing_slices_are_counted(spans, kind, count):
     assert not measure(trace, Options(), for_rules=True).issues
 
 
+@pytest.mark.parametrize("name", ["node0_merged.json", "folder_with_merged/merged_trace.json"])
+def test_ranks_of_one_file_are_named(name, shared):
+    """Composer merges the files of its ranks into one."""
+    result = info([shared / "data/composer/repro" / name])
+    assert result.files["rank"].to_list() == [0, 1]
+    assert result.files["path"].n_unique() == 1
+    assert result.kinds["files"].unique().to_list() == [1]
+    assert result.issues.height == result.issues.unique().height
+
+
 def test_joined_ranks_are_separated():
     lost = [("data_loss", "truncated", 1, None)]
     apart = [_trace(0, epoch_ns=1_000), _trace(1, epoch_ns=5_000, lost=lost)]

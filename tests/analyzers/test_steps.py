@@ -475,6 +475,22 @@ def test_all_analyses_use_inferred_steps() -> None:
     check_wording(idle.verdict, *idle.view().notes, *launched.view().notes)
 
 
+def test_marks_without_a_thread_are_not_inferred() -> None:
+    rows = [{**step(n, n * MS, MS), "tid": None, "pid": None} for n in range(3, 8)]
+    rows += [device("gemm", n * MS, MS // 2) for n in range(3, 8)]
+    result = trace(rows)
+    assert not steps(result).by_kernels
+    assert not ta.gpu_idle(result).coverage.steps_by_kernels
+
+
+@pytest.mark.parametrize("over", [0, 1_000, 1_900, 9_000])
+def test_marks_that_overlap_by_rounding_are_steps(over: int) -> None:
+    """JAX writes steps of 1 ms that overlap by 1 us."""
+    result = steps(trace([step(n, n * MS, MS + over) for n in range(6)]))
+    assert result.steps.height == 6
+    assert result.steps["duration_ns"].to_list()[:5].count(MS) == 5
+
+
 def test_ambiguous_steps_are_inferred_on_request_only() -> None:
     idle = ta.gpu_idle(unmarked(3))
     assert idle.steps.is_empty()

@@ -145,3 +145,27 @@ def test_check_reports_missing_tables_and_columns():
     assert schema.check(less)[0].startswith("flows: columns ['phase'")
     other = {**tables, "events": tables["events"].cast({"ts": pl.Int32})}
     assert schema.check(other) == ["events.ts: Int32, not Int64"]
+
+
+def test_negative_sizes_are_dropped_and_counted(tmp_path: Path) -> None:
+    """Only a free has a negative size."""
+    copies = [
+        {"ph": "X", "cat": "gpu_memcpy", "name": "Memcpy HtoD", "pid": 0, "tid": 7, "ts": n,
+         "dur": 1, "args": {"device": 0, "stream": 7, "bytes": size}}
+        for n, size in enumerate((64, -64))
+    ]  # fmt: skip
+    instants = [
+        {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "s": "t", "pid": 1, "tid": 1,
+         "ts": n, "args": {"Bytes": size, "Addr": 4096, "Device Type": 1, "Device Id": 0,
+                           "Total Allocated": 64, "Total Reserved": size}}
+        for n, size in enumerate((64, -64))
+    ]  # fmt: skip
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({"traceEvents": copies + instants}))
+    trace = ta.read(path)
+    of = dict(trace.events.group_by(pl.col("kind").cast(pl.String)).agg("bytes").rows())
+    assert sorted(of["gpu_memcpy"], key=str) == [64, None]
+    assert sorted(of["cpu_instant_event"]) == [-64, 64]
+    assert trace.memory_totals["reserved_bytes"].to_list() == [64, None]
+    counts = dict(trace.issues.select("code", "count").rows())
+    assert counts["number-out-of-range"] == 2

@@ -31,6 +31,8 @@ KNOWN = {
     "rocprof.json": '{"rocprofiler-sdk-tool": [{"metadata": {}}]}',
     "CUPTI_ACTIVITY_KIND_KERNEL.arrow": "ARROW1",
     "host.xplane.pb": "\n\x02\x08\x01\x12\x00",
+    "profile.bin": "\n\x15\x08\x01\x12\x0d/device:GPU:0\x1a\x00" * 2,
+    "profile.pftrace": "\n\x0b\x12\x09/host:CPU\n\x02\x08\x01",
 }
 
 

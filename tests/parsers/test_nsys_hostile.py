@@ -250,6 +250,24 @@ def test_a_table_without_row_ids(copy):
     assert trace.events.filter(pl.col("kind") == "kernel")["name"].null_count() == 192
 
 
+@pytest.mark.parametrize("key", ["correlationId", "start, correlationId"])
+def test_rows_of_a_table_without_row_ids_are_read(key: str, copy: Path) -> None:
+    with closing(sqlite3.connect(copy)) as connection:
+        columns = [row[1] for row in connection.execute(f"PRAGMA table_info({KERNEL})")]
+        kept = len({*connection.execute(f"SELECT {key} FROM {KERNEL}")})
+    change(
+        copy,
+        f"ALTER TABLE {KERNEL} RENAME TO before",
+        f"CREATE TABLE {KERNEL} ({', '.join(f'{c} INTEGER' for c in columns)}, "
+        f"PRIMARY KEY ({key})) WITHOUT ROWID",
+        f"INSERT OR IGNORE INTO {KERNEL} SELECT * FROM before",
+        "DROP TABLE before",
+    )
+    trace = ta.read(copy)
+    assert kernels(trace) == kept > 0
+    assert "unreadable-rows" not in issues(trace)
+
+
 def test_a_table_that_lacks_a_column(copy):
     change(copy, f"ALTER TABLE {KERNEL} RENAME COLUMN deviceId TO gpu")
     trace = ta.read(copy)

@@ -268,3 +268,21 @@ def test_compressed_file_error_advises_to_unpack(tmp_path: Path) -> None:
     (tmp_path / "a.parquet.gz").write_bytes(gzip.compress(data.getvalue()))
     with raises_wording(MalformedInput):
         read(tmp_path / "a.parquet.gz")
+
+
+@pytest.mark.parametrize("lacking", ["stream", "category"])
+def test_a_file_from_before_a_column_is_read(lacking: str, tmp_path: Path) -> None:
+    """Columns that a version adds are null in older files."""
+    trace = example()
+    older = replace(trace, events=trace.events.drop(lacking), flows=trace.flows.drop("name"))
+    again = read(write(older, tmp_path / "a.parquet"))
+    assert again.events[lacking].null_count() == again.events.height == trace.events.height
+    assert again.events[older.events.columns].equals(older.events)
+    assert again.flows["name"].null_count() == again.flows.height > 0
+
+
+def test_a_required_column_is_not_made_up(tmp_path: Path) -> None:
+    trace = example()
+    older = replace(trace, events=trace.events.drop("kind"))
+    with pytest.raises(MalformedInput):
+        read(write(older, tmp_path / "a.parquet"))

@@ -23,6 +23,12 @@ class Foreign(NamedTuple):
 _TRACE_INSTEAD = "prof.export_chrome_trace(FILE) of torch.profiler writes a timeline"
 _SQLITE_INSTEAD = "export the report again: nsys export --type sqlite REPORT"
 
+_XPLANE = (
+    "pass the .trace.json.gz that JAX and TensorFlow write next to it, or convert it with "
+    "xspace_to_tool_data([FILE], 'trace_viewer', {}) of xprof.convert.raw_to_tool_data (pip "
+    "install xprof)"
+)
+
 #: Tables of nsys; ``--type parquetdir`` and ``arrowdir`` write one file per table.
 _NSYS_TABLE = re.compile(
     r"(?:StringIds|(?:CUPTI_ACTIVITY_|TARGET_INFO_|META_DATA_|ENUM_|CUDA_|NIC_|GPU_|NVTX_)\w+"
@@ -79,6 +85,8 @@ def recognise(head: bytes, path: str) -> Foreign | None:
     if perfetto.is_merged(head):
         hint = f"traceanalyzer view {path} shows it; pass the files that it was made from"
         return Foreign("a trace that traceanalyzer merge wrote", hint)
+    if path.endswith(".xplane.pb") or perfetto.is_xplane(head):
+        return Foreign("an XPlane profile of JAX or TensorFlow, which is not supported", _XPLANE)
     if path.lower().endswith(perfetto.SUFFIXES):
         return Foreign("not a Perfetto trace despite its name", "was the export complete?")
     if head[_TAR_MAGIC] == b"ustar":
@@ -90,9 +98,6 @@ def recognise(head: bytes, path: str) -> Foreign | None:
             _SQLITE_INSTEAD,
             is_recording=True,
         )
-    if path.endswith(".xplane.pb"):
-        hint = "pass the .trace.json.gz that JAX and TensorFlow write next to it"
-        return Foreign("an XPlane profile of JAX or TensorFlow, which is not supported", hint)
     if path.lower().endswith(_LOGS) and b"\0" not in head:
         hint = "--input-format printed-text finds tables of PyTorch and DeepSpeed further down"
         return Foreign("text without a known table in its first 64 KiB", hint)

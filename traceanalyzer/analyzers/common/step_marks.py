@@ -34,8 +34,9 @@ MARK_KINDS = ("user_annotation", "nvtx", "cpu_op", "other")
 #: Substrings, one of which is in each default name of a step.
 MARK_NAMES = (PROFILER_STEP,)
 
-#: Steps that overlap by less are consecutive: profilers round times and durations.
-_ROUNDING_NS = 1_000
+#: Steps that overlap by no more, or by this share of the later one, are consecutive: profilers
+#: round times and durations.
+_ROUNDING_NS, _ROUNDING_FRAC = 1_000, 0.01
 
 #: The last step is incomplete if it takes less than this share of the median of the others.
 _TAIL_FRAC = 0.05
@@ -54,9 +55,9 @@ def step_marks(trace: Trace, step_name: str | None = None) -> pl.DataFrame:
 
     Steps of an inference engine come first, unless there are as many ``ProfilerStep#``. Only the
     first available kind is used. A mark inside another mark of its thread is ignored. Marks that
-    overlap by less than 1 us (rounding) are both steps, and the first ends at the start of the
-    second. Steps that are partly outside the time window of the trace are left out, as is a last
-    ``ProfilerStep#`` that is much shorter than the others and has no device work. If several
+    overlap by at most 1 us, or 1 % (rounding), are both steps, and the first ends at the start of
+    the second. Steps that are partly outside the time window of the trace are left out, as is a
+    last ``ProfilerStep#`` that is much shorter than the others and has no device work. If several
     threads mark steps, the one with the most marked time is used. Steps with equal names are
     numbered: ``## train_step ## [2]``.
 
@@ -163,7 +164,8 @@ def _outermost(marks: Iterable[_Mark]) -> list[_Mark]:
     for mark in marks:
         before = reached.get(mark.lane, mark.start)
         reached[mark.lane] = max(before, mark.end)
-        is_next = before - mark.start < _ROUNDING_NS and mark.end > before
+        rounding = max(_ROUNDING_NS, _ROUNDING_FRAC * (mark.end - mark.start))
+        is_next = before - mark.start <= rounding and mark.end > before
         if mark.start < before and not is_next:
             continue
         if outer and outer[-1].lane == mark.lane:
@@ -245,6 +247,8 @@ INFERRED_STEPS = (
     "No steps are marked: each repeat of a sequence of kernels counts as a step. "
     "steps --step-every REGEX begins a step at each matching kernel."
 )
+#: Name of a detected step, by its number.
+_DETECTED = "step {}"
 #: Maximum number of kernels tried as the one that occurs once per step, rarest first.
 _MOST_TRIED = 50
 
@@ -265,8 +269,11 @@ def steps(trace: Trace, step_name: str | None = None) -> pl.DataFrame:
 
 
 def by_kernels(steps: pl.DataFrame) -> bool:
-    """Whether :func:`steps` detected the steps from kernels."""
-    return steps.height > 0 and bool(steps["tid"].is_null().all())
+    """Whether :func:`steps` detected the steps from kernels: they have no thread, and its names."""
+    if steps.is_empty() or not steps["tid"].is_null().all():
+        return False
+    numbered = pl.format(_DETECTED, pl.int_range(pl.len()).over("rank"))
+    return bool(steps.select((pl.col("step") == numbered).all()).item())
 
 
 def repeated(trace: Trace, every: str | None = None) -> pl.DataFrame:
@@ -323,7 +330,7 @@ def _of_stream(kernels: pl.DataFrame, every: str | None, rank: object) -> pl.Dat
         pl.lit(rank, pl.Int32).alias("rank"),
         pl.lit(None, pl.Int64).alias("pid"),
         pl.lit(None, pl.Int64).alias("tid"),
-        pl.format("step {}", pl.int_range(pl.len())).alias("step"),
+        pl.format(_DETECTED, pl.int_range(pl.len())).alias("step"),
         "start",
         "end",
     )

@@ -60,13 +60,15 @@ def measure(trace: Trace, _options: Options, *, for_rules: bool = False) -> Part
     for meta, part_trace in _by_source(trace):
         part.files.append(_file(meta, part_trace.events))
         part.contents.append(_content(meta, part_trace))
-        issues = part_trace.issues.drop("rank").to_dicts()
-        found = soundness.problems(part_trace)
+    # kinds and issues of a file of several ranks are those of the file
+    for one in [trace] if len(trace.sources) == 1 else [one for _, one in _by_source(trace)]:
+        issues = one.issues.drop("rank").to_dicts()
+        found = soundness.problems(one)
         issues += [dict(zip(_ISSUES[1:], issue, strict=True)) for issue in found]
         if not for_rules:
-            part.kinds.extend(_kinds(part_trace))
-            issues += _overlapping(part_trace.events)
-        part.issues.extend({"path": meta.path, **row} for row in issues)
+            part.kinds.extend(_kinds(one))
+            issues += _overlapping(one.events)
+        part.issues.extend({"path": one.meta.path, **row} for row in issues)
     return part
 
 
@@ -76,7 +78,9 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
     files = _frame(_FILES, (row for part in parts for row in part.files))
     contents = _frame(_CONTENTS, (row for part in parts for row in part.contents))
     issues = [row for part in parts for row in part.issues]
-    issues += soundness.between(files[["path", "rank", "epoch_ns"]].hstack(contents[["span_ns"]]))
+    recordings = files[["path", "rank", "epoch_ns"]].hstack(contents[["span_ns"]])
+    part_of = [number for number, part in enumerate(parts) for _ in part.files]
+    issues += soundness.between(_by_file(recordings.with_columns(part=pl.Series(part_of))))
     return Info(
         files=files,
         contents=contents,
@@ -102,14 +106,18 @@ INFO = Analyzer(
 
 
 def _by_source(trace: Trace) -> Iterator[tuple[Meta, Trace]]:
-    """Split a trace of several joined ranks into one trace per rank."""
-    if len(trace.sources) == 1:
-        yield trace.meta, trace
-        return
-    for meta in trace.sources:
+    """Split a trace of several ranks, joined or of one file, into one trace per rank."""
+    ranks = trace.events["rank"].unique().sort()
+    sources = trace.sources
+    if len(sources) == 1:
+        if ranks.drop_nulls().len() < 2:
+            yield trace.meta, trace
+            return
+        sources = tuple(replace(trace.meta, rank=rank) for rank in ranks)
+    for meta in sources:
         of_rank = pl.col("rank").eq_missing(pl.lit(meta.rank, dtype=pl.Int32))
         part = trace.select(of_rank, of_rank)
-        yield meta, replace(part, issues=trace.issues.filter(of_rank))
+        yield meta, replace(part, sources=(meta,), issues=trace.issues.filter(of_rank))
 
 
 def _file(meta: Meta, events: pl.DataFrame) -> dict[str, Any]:
@@ -217,6 +225,14 @@ def _place(part: Part) -> list[tuple[bool, int, list[tuple[int, int, str]]]]:
     return [(row["rank"] is None, row["rank"] or 0, natural(row["path"])) for row in part.files]
 
 
+def _by_file(recordings: pl.DataFrame) -> pl.DataFrame:
+    """Return one row per file: its rank if it has one, its first time, its longest span."""
+    only = pl.when(pl.len() == 1).then(pl.col("rank").first())
+    times = pl.col("epoch_ns").min(), pl.col("span_ns").max()
+    files = recordings.group_by("part", "path", maintain_order=True)
+    return files.agg(only.alias("rank"), *times).drop("part")
+
+
 def _frame(columns: Sequence[str], rows: Iterable[Any]) -> pl.DataFrame:
     types = {
         name: pl.String if name in _TEXTS else pl.Int32 if name in _SMALL else pl.Int64
@@ -265,9 +281,9 @@ class Info(Result):
     """Result of :func:`traceanalyzer.info`.
 
     Attributes:
-        files: one row per source file: its metadata. ``epoch_ns`` is the absolute time of its first
-            event.
-        contents: one row per source file: its contents. ``communication`` counts communication
+        files: one row per source file, and per rank of a file of several: its metadata.
+            ``epoch_ns`` is the absolute time of its first event.
+        contents: the contents of each row of ``files``. ``communication`` counts communication
             kernels and host-run collectives (gloo, mpi), ``communication_ns`` sums their
             durations, ``dropped`` counts dropped events (findings of severity data_loss or error).
         kinds: one row per event kind over all files; ``sum_ns`` adds durations, also of nested
@@ -331,7 +347,7 @@ def _remarks(problems: pl.DataFrame) -> Iterator[str]:
 
 
 def _which(files: pl.DataFrame, steps: pl.Series) -> str:
-    text = format_count(files.height, "file")
+    text = format_count(files["path"].n_unique(), "file")
     ranks = sorted(files["rank"].drop_nulls().unique())
     if ranks:
         world = files["world_size"].max()

@@ -176,13 +176,12 @@ def _side_table(file: _File, name: str, selection: Selection, rows: pl.DataFrame
 
 
 def _stored(file: pq.ParquetFile, columns: Iterable[schema.Column]) -> list[str]:
-    """Return the columns to read: all except optional ones that are not stored."""
+    """Return the columns to read; those that older versions did not write are null."""
     names = set(file.schema_arrow.names)
-    stored = [c.name for c in columns if c.name in names or not c.on_request]
-    missing = [name for name in stored if name not in names]
-    if missing:
-        raise ValueError(f"no column {missing[0]}")
-    return stored
+    required = [c.name for c in columns if c.null == "never" and c.name not in names]
+    if required:
+        raise ValueError(f"no column {required[0]}")
+    return [c.name for c in columns if c.name in names]
 
 
 def _typed(stored: pa.Table, columns: Iterable[schema.Column]) -> pl.DataFrame:

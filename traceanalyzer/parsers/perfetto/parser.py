@@ -15,9 +15,16 @@ _MERGED = re.compile(
 )
 
 
+#: The first plane of an XPlane profile: its number and its name, such as ``/host:CPU``.
+_XPLANE = re.compile(
+    rb"\x0a[\x80-\xff]{0,9}[\x00-\x7f](?:\x08[\x80-\xff]{0,9}[\x00-\x7f])?\x12.(?:/host:|/device:)",
+    re.S,
+)
+
+
 def sniff(head: bytes, path: str) -> bool:
     """Whether the first bytes are packets; in a file of Perfetto's suffix one is enough."""
-    if not head or head[0] != _PACKET or _MERGED.match(head):
+    if not head or head[0] != _PACKET or _MERGED.match(head) or is_xplane(head):
         return False
     if path.lower().endswith(SUFFIXES):
         return True
@@ -29,6 +36,11 @@ def sniff(head: bytes, path: str) -> bool:
 def is_merged(head: bytes) -> bool:
     """Whether ``traceanalyzer merge`` wrote the file."""
     return _MERGED.match(head) is not None
+
+
+def is_xplane(head: bytes) -> bool:
+    """Whether the file is an XPlane profile, whose first bytes look like packets."""
+    return _XPLANE.match(head) is not None
 
 
 def parse(source: Source, selection: Selection, progress: Progress | None = None) -> Trace:

@@ -10,6 +10,7 @@ with ``pandas.read_sql`` 10 s.
 from __future__ import annotations
 
 import contextlib
+import re
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,6 +40,7 @@ NO_TEXT = "\ufffd"
 _LONGEST_TEXT = 1 << 16
 _NO_DATABASE = "not an SQLite database, or an encrypted one"
 _ROW_IDS = ("rowid", "_rowid_", "oid")
+_WITHOUT_ROW_ID = re.compile(r"(?i)\bWITHOUT\s+ROWID\b[\s,\w]*$")
 
 #: Exceptions on a damaged file; their messages may contain bytes of the file.
 _SQLITE_ERRORS = (adbc.Error, sqlite3.Error, OSError, UnicodeError, pl.exceptions.PolarsError)
@@ -65,6 +67,7 @@ class Database:
 
     Attributes:
         tables: columns by table, without views and virtual tables.
+        unnumbered: tables without row ids, which are read as a whole.
         not_tables: names of views and virtual tables, which are not read.
         losses: data that could not be read so far.
     """
@@ -82,6 +85,7 @@ class Database:
         self._remedy = remedy
         self.losses = Losses()
         self.not_tables: set[str] = set()
+        self.unnumbered: set[str] = set()
         self._database = adbc_driver_sqlite.connect(self._uri)
         self._connections: list[adbc.AdbcConnection] = []
         self._mine = threading.local()
@@ -183,6 +187,9 @@ class Database:
                 if NO_TEXT in table or virtual or kind == "view":
                     self.not_tables.add(table)
                     continue
+                if _WITHOUT_ROW_ID.search(sql or ""):
+                    self.unnumbered.add(table)
+                    root = None
                 quoted = table.replace('"', '""')
                 columns = connection.execute(f'PRAGMA table_xinfo("{quoted}")').fetchall()
                 stored = [row for row in columns if not row[-1]]
@@ -222,7 +229,9 @@ class Database:
         return MalformedInput(self._display_path, what, hint=self._remedy)
 
     def _row_id(self, table: str) -> str:
-        """Return a name of the row id that no column shadows."""
+        """Return a name of the row id that no column shadows; a constant without row ids."""
+        if table in self.unnumbered:
+            return "0"
         columns = {column.lower() for column in self.tables[table]}
         return next((name for name in _ROW_IDS if name not in columns), "rowid")
 
