@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import gc
 import io
+import json
 import os
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from browser import chromium
 from hypothesis import settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 ROOT = Path(__file__).parents[1]
 SHARED = Path(os.environ.get("TRACEANALYZER_SHARED", ROOT.parent / "shared"))
@@ -177,6 +178,41 @@ def run_program(
         check=False,
     )
     return _completed(done.args, done.returncode, done.stdout, done.stderr)
+
+
+def run_commands(
+    *commands: Sequence[str | Path], env: dict[str, str]
+) -> list[subprocess.CompletedProcess[str]]:
+    """Run commands one after another in one process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", _COMMANDS],
+        input=json.dumps([[str(word) for word in command] for command in commands]),
+        capture_output=True, env={**os.environ, "COLUMNS": "100", **env},
+        text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    answers = json.loads(done.stdout)
+    return [
+        subprocess.CompletedProcess(*each) for each in zip(commands, *zip(*answers), strict=True)
+    ]
+
+
+_COMMANDS = """
+import io, json, sys, warnings
+from contextlib import redirect_stderr, redirect_stdout
+from traceanalyzer.cli.main import status
+
+warnings.formatwarning = lambda text, *_, **__: f"traceanalyzer: {text}\\n"
+answers = []
+for command in json.load(sys.stdin):
+    out, error = (io.TextIOWrapper(io.BytesIO(), "utf-8") for _ in range(2))
+    with redirect_stdout(out), redirect_stderr(error):
+        code = status(command)
+    for stream in (out, error):
+        stream.seek(0)
+    answers.append((code, out.read(), error.read()))
+json.dump(answers, sys.stdout)
+"""
 
 
 def run_cli(

@@ -11,7 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, run_program
+from conftest import ROOT, run_commands, run_program
 from test_imports import ALLOWED, _imports, _room_of_import
 from wording import check_wording
 
@@ -22,7 +22,7 @@ QUOTED = (
     "pyproject.toml",
     *(f"traceanalyzer_example/{name}.py" for name in ("parser", "jitter", "entry")),
 )
-RANKS = ROOT / "fixtures" / "nccl_8ranks"
+RANK = ROOT / "fixtures" / "nccl_8ranks" / "rank5.json.gz"
 
 
 @pytest.fixture(scope="module")
@@ -42,16 +42,16 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def test_commands_read_the_new_format(installed: dict[str, str], tmp_path: Path) -> None:
     unknown = shutil.copyfile(FILE, tmp_path / "unknown")
-    done = run_program("info", unknown, "--to", "json", "-q", env=installed)
+    kernels = ("kernels", unknown, "--to", "json")
+    commands = [("info", *kernels[1:], "-q"), kernels, (*kernels, "-q", "--since", "61us")]
+    done, answer, cut = run_commands(*commands, env=installed)
     assert done.returncode == 0, done.stderr
     (row,) = json.loads(done.stdout)["files"]
     assert (row["format"], row["version"], row["rank"]) == ("gputimes", "1", 0)
-    answer = run_program("kernels", unknown, "--to", "json", env=installed)
     assert answer.returncode == 0, answer.stderr
     assert "bad-line" in answer.stderr
     families = {row["family"]: row["total_ns"] for row in json.loads(answer.stdout)["families"]}
     assert families == {"gemm": 63_000, "communication": 3_000, "embedding": 2_500}
-    cut = run_program("kernels", unknown, "--to", "json", "-q", "--since", "61us", env=installed)
     assert sum(row["n"] for row in json.loads(cut.stdout)["families"]) == 2
 
 
@@ -76,8 +76,7 @@ assert jitter(trace).plot("ratio").get_ylabel() == "max / median"
 assert "<table" in jitter(trace)._repr_html_()
 print(jitter(sys.argv[2], min_runs=6).verdict)
 """
-    other = ROOT / "fixtures" / "nccl_8ranks" / "rank5.json.gz"
-    command = [sys.executable, "-c", code, str(FILE), str(other)]
+    command = [sys.executable, "-c", code, str(FILE), str(RANK)]
     done = subprocess.run(command, env=installed, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "gemm takes up to 3 times its median." in done.stdout
@@ -85,20 +84,19 @@ print(jitter(sys.argv[2], min_runs=6).verdict)
 
 
 def test_analysis_of_the_package(installed: dict[str, str], tmp_path: Path) -> None:
-    listed = run_program("--help", env=installed).stdout
-    assert re.search(r"\nOther packages:\n  jitter +traceanalyzer-example\n", listed)
-    helped = run_program("jitter", "--help", env=installed).stdout
-    assert "--min-runs N" in helped
-    assert "  traceanalyzer jitter run/ --min-runs 3\n" in helped
-    done = run_program("jitter", RANKS, "--min-runs", "6", "--to", "json", env=installed)
+    page = tmp_path / "report.json"
+    jitter = ("jitter", RANK, "--min-runs")
+    listed, helped, done, written, *failed = run_commands(
+        ["--help"], ["jitter", "--help"], [*jitter, "6", "--to", "json"],
+        ["report", RANK, "-o", page], [*jitter, "0"], ["jittr"], env=installed,
+    )  # fmt: skip
+    assert re.search(r"\nOther packages:\n  jitter +traceanalyzer-example\n", listed.stdout)
+    assert "--min-runs N" in helped.stdout
+    assert "  traceanalyzer jitter run/ --min-runs 3\n" in helped.stdout
     kernels = json.loads(done.stdout)["kernels"]
     assert min(row["n"] for row in kernels) >= 6
-    for bad in (["jitter", RANKS, "--min-runs", "0"], ["jittr"]):
-        failed = run_program(*bad, env=installed)
-        assert (failed.returncode, failed.stdout) == (2, "")
-    assert "Did you mean 'jitter'?" in failed.stderr
-    page = tmp_path / "report.json"
-    written = run_program("report", RANKS, "-o", page, env=installed)
+    assert [(one.returncode, one.stdout) for one in failed] == [(2, "")] * 2
+    assert "Did you mean 'jitter'?" in failed[1].stderr
     assert (written.returncode, written.stderr.count("\n")) == (0, 1), written.stderr
     assert json.loads(page.read_text())["jitter"]["kernels"]
     code = """
@@ -113,24 +111,25 @@ assert verdict == ta.jitter(trace, min_runs=6).verdict and "jitter" in dir(trace
 assert tools()["jitter"].schema()["properties"]["min_runs"]["minimum"] == 1
 assert not hasattr(trace, "nonsense") and not hasattr(ta, "nonsense")
 """
-    command = [sys.executable, "-c", code, str(RANKS / "rank5.json.gz")]
+    command = [sys.executable, "-c", code, str(RANK)]
     done = subprocess.run(command, env=installed, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.matrix
 def test_summaries_are_read_with_and_without_the_package(
     installed: dict[str, str], tmp_path: Path
 ) -> None:
     sums, page = tmp_path / "sums", tmp_path / "report.json"
-    command = ("summarize", RANKS / "rank5.json.gz", "-o", sums, "-q", "--workers", "1")
-    assert run_program(*command, env=installed).returncode == 0
+    command = ("summarize", RANK, "-o", sums, "-q", "--workers", "1")
+    written, done = run_commands(command, ("jitter", sums), env=installed)
+    assert written.returncode == 0
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "do not have jitter; pass the traces" in done.stderr
     for env in (None, installed):
         done = run_program("report", sums, "-o", page, "--force", "-q", env=env)
         assert (done.returncode, done.stderr) == (0, "")
         assert "jitter" not in json.loads(page.read_text())
-    done = run_program("jitter", sums, env=installed)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "do not have jitter; pass the traces" in done.stderr
 
 
 def test_unusable_analyses_cost_a_warning(installed: dict[str, str], tmp_path: Path) -> None:
@@ -160,12 +159,13 @@ CRASHING = replace(JITTER, name="crashing", measure=measure)
     points = "".join(f"{name} = broken:{name.upper()}\n" for name in names)
     (about / "entry_points.txt").write_text(f"[traceanalyzer.analyzers]\n{points}")
     env = {"PYTHONPATH": f"{tmp_path}:{installed['PYTHONPATH']}"}
-    assert "  misnamed " in run_program("--help", env=env).stdout
-    done = run_program("missing", RANKS, env=env)
-    assert (done.returncode, done.stdout) == (1, "")
-    check_wording(done.stderr)
     page = tmp_path / "report.json"
-    done = run_program("report", RANKS, "-o", page, "-q", env=env)
+    helped, missing, done = run_commands(
+        ["--help"], ["missing", RANK], ["report", RANK, "-o", page, "-q"], env=env
+    )
+    assert "  misnamed " in helped.stdout
+    assert (missing.returncode, missing.stdout) == (1, "")
+    check_wording(missing.stderr)
     assert done.returncode == 0
     check_wording(done.stderr)
     assert {"jitter", "kernels"} <= json.loads(page.read_text()).keys()
