@@ -193,7 +193,8 @@ def run_commands(
     assert done.returncode == 0, done.stderr
     answers = json.loads(done.stdout)
     return [
-        subprocess.CompletedProcess(*each) for each in zip(commands, *zip(*answers), strict=True)
+        subprocess.CompletedProcess(command, *answer)
+        for command, answer in zip(commands, answers, strict=True)
     ]
 
 
