@@ -32,9 +32,13 @@ settings.load_profile("full")
 #: Without ``--hypothesis-profile`` property tests run one in so many of their examples.
 ONE_IN = 4
 
-# a test process per core: more threads only wait for each other
-if "PYTEST_XDIST_WORKER" in os.environ:
+# a test process per core: more threads only wait for each other, and waking one on another core
+# costs more than most of the queries of a test
+if worker := os.environ.get("PYTEST_XDIST_WORKER"):
     os.environ.setdefault("POLARS_MAX_THREADS", "1")
+    if hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
 
 # programs that tests start find the package compiled by the first of them
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
