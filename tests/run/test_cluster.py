@@ -24,12 +24,15 @@ RANKS = ROOT / "fixtures" / "nccl_8ranks"
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[Any]:
+def client(thorough: bool) -> Iterator[Any]:
     import distributed
 
-    options: dict[str, Any] = {"dashboard_address": "127.0.0.1:0", "processes": True}
+    workers = 2 if thorough else 1
+    local = distributed.LocalCluster(
+        n_workers=workers, threads_per_worker=1, dashboard_address="127.0.0.1:0", processes=True
+    )
     with (
-        distributed.LocalCluster(n_workers=2, threads_per_worker=1, **options) as local,
+        local,
         distributed.Client(local) as client,
     ):
         yield client
@@ -44,7 +47,7 @@ def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_cluster_gives_the_result_of_one_process(client: Any, ranks: Path) -> None:
-    alone, apart = (render(ta.diagnose(ranks, **how), "json") for how in ({}, {"client": client}))
+    alone, apart = (render(ta.steps(ranks, **how), "json") for how in ({}, {"client": client}))
     assert alone == apart
 
 

@@ -7,8 +7,9 @@ every stored type, from its annotations, and the columns of every stored table, 
 from __future__ import annotations
 
 import json
+import re
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
@@ -93,8 +94,10 @@ def tables_in(value: Any, place: str) -> Iterator[tuple[str, pl.DataFrame]]:
             yield from tables_in(one, place)
 
 
-def columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names and types of the columns of all tables that the inputs store."""
+def columns(
+    inputs: Sequence[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, dict[str, set[str]]]:
+    """Types of the columns of all tables that the inputs store, by place and name."""
     found: dict[str, dict[str, set[str]]] = {}
     add = summaries.Writer.add
 
@@ -107,8 +110,12 @@ def columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         add(self, section, value, kind)
 
     monkeypatch.setattr(summarizing.Writer, "add", recorded)
-    for number, name in enumerate(INPUTS):
+    for number, name in enumerate(inputs):
         ta.summarize(ROOT / "fixtures" / name, output=tmp_path / str(number))
+    return found
+
+
+def lines(found: dict[str, dict[str, set[str]]]) -> list[str]:
     texts = []
     for place, of_place in sorted(found.items()):
         listed = (f"{name}: {' or '.join(sorted(of_place[name]))}" for name in sorted(of_place))
@@ -116,10 +123,27 @@ def columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return texts
 
 
+def test_types_and_columns_of_one_file_are_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded = json.loads(GOLDEN.read_text())
+    assert recorded["schema"] == PARTS_SCHEMA, _TEXT
+    assert structure(stored_types()) == recorded["types"], _TEXT
+    known = {text.partition("(")[0]: text for text in recorded["tables"]}
+    for place, of_place in columns(INPUTS[-1:], tmp_path, monkeypatch).items():
+        for name, kinds in of_place.items():
+            (text,) = re.findall(rf"[(,] ?{re.escape(name)}: ([^,]+)[,)]", known[place])
+            assert kinds <= {*text.split(" or ")}, (place, name, _TEXT)
+
+
+@pytest.mark.matrix
 def test_schema_number_changes_with_the_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    now = {"types": structure(stored_types()), "tables": columns(tmp_path, monkeypatch)}
+    now = {
+        "types": structure(stored_types()),
+        "tables": lines(columns(INPUTS, tmp_path, monkeypatch)),
+    }
     assert len(now["types"]) > 40
     assert len(now["tables"]) > 40
     recorded = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {"schema": 0}
