@@ -52,6 +52,7 @@ def test_number_of_cases() -> None:
     assert len({plan.name for plan in plans(1)}) == len(plans(1))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("fault", SAMPLE)
 def test_first_finding_is_the_fault(fault: str) -> None:
     family = next(f for f in ("single", "inference") if f in FAULTS[fault].families)

@@ -130,6 +130,7 @@ def test_the_budgets_of_the_page_are_valid(tmp_path):
     assert len(read_budgets(path)) == len(tomllib.loads(BUDGETS)["budgets"])
 
 
+@pytest.mark.matrix
 def test_the_python_of_the_page(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for name, path in (("run", BEFORE), ("after", AFTER)):

@@ -246,7 +246,7 @@ def _write_run(folder: Path, gpus: int) -> None:
     (folder / "rank0.json").write_text(changed)
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(15)
 @pytest.mark.parametrize("parts", sorted(CASES.keys() - PARTS), ids=" ".join)
 def test_command_runs(
     parts: tuple[str, ...], folder: Path, prepared: Path, capsys: pytest.CaptureFixture[str]

@@ -211,6 +211,7 @@ def _current_output(command: str, output: str, folder: Path, *, apart: bool) -> 
     return "".join([*lines[: output.count("\n") - 1], "...\n"])
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("page", PAGES_WITH_OUTPUT, ids=page_id)
 def test_command_output_is_current(
     page: Path, request: pytest.FixtureRequest, tmp_path: Path, thorough: bool

@@ -63,6 +63,7 @@ def test_nccl_ranks_equal_the_output_of_the_script(tmp_path: Path) -> None:
     assert {n: text(d) for n, d in written.items()} == {n: text(d) for n, d in committed.items()}
 
 
+@pytest.mark.matrix
 def test_nccl_training_on_many_ranks(tmp_path: Path) -> None:
     files = run("make_nccl_ranks.py", tmp_path, "--ranks", "34", "--straggler", "9")
     assert len(files) == 34

@@ -24,6 +24,7 @@ FILES = pytest.mark.parametrize("path", small_files(), ids=name_of)
 REQUESTED = ON_REQUEST
 
 
+@pytest.mark.sample(2)
 @pytest.mark.sample(4)
 @FILES
 def test_format_is_detected_by_content(path: Path, tmp_path: Path) -> None:
@@ -44,6 +45,7 @@ def test_tables_satisfy_the_schema(path: Path) -> None:
         assert trace.meta.path == str(path)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.sample(4)
 @FILES
 def test_scan_and_python_are_equivalent(path: Path) -> None:
@@ -53,6 +55,7 @@ def test_scan_and_python_are_equivalent(path: Path) -> None:
         assert differences(plain, read(path, columns=columns)) == []
 
 
+@pytest.mark.sample(3)
 @pytest.mark.sample(4)
 @FILES
 def test_selection_of_kinds(path: Path) -> None:
@@ -87,7 +90,7 @@ def assert_is_part(part: Trace, whole: Trace, rows: pl.Expr) -> None:
     assert part.meta == whole.meta
 
 
-@pytest.mark.sample(5, "suffix")
+@pytest.mark.sample(15, "suffix")
 @pytest.mark.parametrize("suffix", [".parquet", ".json"])
 @pytest.mark.parametrize("path", fixture_files(), ids=name_of)
 def test_export_round_trip(path: Path, suffix: str, tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def _outputs(notebook: nbformat.NotebookNode) -> list[list[dict[str, Any]]]:
     return expected
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=_id)
 def test_notebook_outputs_are_current(path: Path, request: pytest.FixtureRequest) -> None:
     committed = nbformat.read(path, as_version=4)

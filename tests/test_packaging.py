@@ -45,6 +45,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.matrix
 def test_version_and_name_of_the_distribution(built: Path) -> None:
     """The name ``traceanalyzer`` on the package index belongs to an unrelated project."""
     with zipfile.ZipFile(next(built.glob("*.whl"))) as wheel:
@@ -127,6 +128,7 @@ def test_missing_extra_is_named(tmp_path: Path) -> None:
     check_wording(done.stderr)
 
 
+@pytest.mark.matrix
 def test_wheel_works_without_the_checkout(built: Path, tmp_path: Path) -> None:
     """Uses the installed dependencies; ``make installs`` tests without them."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], check=True)

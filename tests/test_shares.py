@@ -80,7 +80,7 @@ def shares(result: Result) -> Iterator[tuple[str, str, float]]:
             yield "scalars", name, value
 
 
-@pytest.mark.sample(12, "command")
+@pytest.mark.sample(40, "command")
 @pytest.mark.parametrize("name", RECORDINGS)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_no_share_is_above_the_whole(command: str, name: str) -> None:

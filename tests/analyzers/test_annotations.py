@@ -333,6 +333,7 @@ def test_invalid_options_are_refused() -> None:
         Options(by="colour")  # type: ignore[arg-type]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [

@@ -33,6 +33,7 @@ def groups(slow: int | None, size: int, usual_ns: int, *, name: str = "tp{}") ->
     return traces
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", ["tp{}", "tp"])
 @pytest.mark.parametrize(("size", "usual_ns"), [(64 << 20, 2 * MS), (1 << 20, MS), (4096, 30 * US)])
 def test_a_slow_group_is_named_at_any_size(size: int, usual_ns: int, name: str) -> None:

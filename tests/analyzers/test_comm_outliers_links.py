@@ -40,6 +40,7 @@ def ranks(
     ]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("gpu", "hosts", "link", "peak"),
     [
@@ -113,6 +114,7 @@ def test_the_verdict_counts_the_outliers_of_the_table() -> None:
     check_wording(result.verdict)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("name", "collective"),
     [

@@ -87,6 +87,7 @@ def bubble_frac(stages: int, batches: int) -> float:
     return (stages - 1) / (batches + stages - 1)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("stages", "batches"), [(2, 4), (4, 8), (4, 4)])
 def test_equal_stages_wait_for_the_schedule(stages: int, batches: int) -> None:
     traces = pipeline(stages, batches)
@@ -99,6 +100,7 @@ def test_equal_stages_wait_for_the_schedule(stages: int, batches: int) -> None:
     assert 0 < found["pipeline-bubble"].cost_frac <= bubble_frac(stages, batches) + 1e-6
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("stage", [0, 1, 3])
 def test_a_slow_stage_is_the_straggler(stage: int) -> None:
     traces = pipeline(4, 8, slower={stage: 1.8})

@@ -231,6 +231,7 @@ def test_matching_by_order_without_sequence_numbers() -> None:
     check_wording(*result.notes)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("dropped", [(0,), (4,), (9,), (0, 1, 2), (3, 7)])
 def test_missing_events_do_not_shift_the_rest(dropped: tuple[int, ...]) -> None:
     """Rank 1 lacks some of ten equal collectives; its clock is 700 ms ahead."""
@@ -388,6 +389,7 @@ def ahead(
 ARRIVALS = [[i * 10 * MS + (i * 7 + r * 13) % 5 * 100 * US for r in range(4)] for i in range(9)]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("hosts", [("a", "a", "b", "b"), (None, None, None, None)])
 def test_clock_offsets_between_hosts_are_corrected(hosts: tuple[str | None, ...]) -> None:
     straight = comm_outliers(run(ARRIVALS))
@@ -604,6 +606,7 @@ def test_shifting_all_clocks_changes_nothing(arrivals: list[list[int]], by: int)
     assert one.verdict == other.verdict
 
 
+@pytest.mark.matrix
 @settings(max_examples=6, deadline=None)
 @given(some_arrivals, st.randoms(use_true_random=False))
 def test_the_order_of_ranks_and_rows_does_not_matter(

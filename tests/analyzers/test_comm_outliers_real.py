@@ -81,7 +81,7 @@ FILES = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", FILES)
 def test_counts_and_totals_are_exact(shared: Path, name: str) -> None:
     path = shared / KINETO / f"{name}.json.gz"
@@ -99,6 +99,7 @@ def test_counts_and_totals_are_exact(shared: Path, name: str) -> None:
     assert result.groups["max_ns"].max() == max(durations)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["nccl_a100_rank0of2", "b200_rank0of8_eager"])
 def test_groups_match_kernel_arguments(shared: Path, name: str) -> None:
     path = shared / KINETO / f"{name}.json.gz"
@@ -137,6 +138,7 @@ def test_generic_kernels_are_described_by_host_calls(shared: Path) -> None:
     }
 
 
+@pytest.mark.matrix
 def test_sizes_come_from_the_host_through_correlation(shared: Path) -> None:
     path = shared / KINETO / "a100_rank3of8_sendrecv.json.gz"
     events = events_of(path)

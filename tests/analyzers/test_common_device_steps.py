@@ -153,6 +153,7 @@ def cause(name: str) -> Path:
     return path
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("name", "step_us", "busy_frac"),
     [
@@ -178,6 +179,7 @@ def test_steps_of_hosts_that_run_ahead(name: str, step_us: int, busy_frac: float
     assert idle["end"].sum() - idle["start"].sum() == result.steps["duration_ns"].sum()
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "name",
     ["jax_device_busy", "serving_split_healthy", "decode_overlapped", "one_step_healthy",

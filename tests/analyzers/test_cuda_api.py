@@ -144,6 +144,7 @@ def test_a_single_call_of_no_duration() -> None:
 # --- copies and sets ---------------------------------------------------------------------------
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("by", "name", "size", "finding"),
     [

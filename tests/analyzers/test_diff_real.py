@@ -38,6 +38,7 @@ def _steps(path: Path) -> list[float]:
     return [e["dur"] for e in events if e["name"].startswith("ProfilerStep#") and e["ph"] == "X"]
 
 
+@pytest.mark.matrix
 def test_recordings_of_fixed_length_are_scaled_to_equal_work(shared: Path, tmp_path: Path) -> None:
     folder = shared / "data/nsys"
     paths = [folder / f"mfu_2gpu_{when}.sqlite.gz" for when in ("before", "after")]

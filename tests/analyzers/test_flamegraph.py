@@ -415,6 +415,7 @@ def test_arbitrary_stacks_add_up(stacks, reverse):
     assert result.functions["self_samples"].sum() == sum(weight for _, weight in stacks)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("name", "total"),
     [("default", 1902), ("subproc_threads", 2170), ("native", 2597), ("threads_idle", 4398)],

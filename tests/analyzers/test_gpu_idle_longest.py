@@ -62,6 +62,7 @@ def test_innermost_slice_of_half_the_gap_is_reported(events: list[Event]) -> Non
     assert gap["annotation"] == innermost(events, "user_annotation")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("start", "length", "fills"),
     [

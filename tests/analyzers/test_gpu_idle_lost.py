@@ -76,7 +76,7 @@ def test_few_intervals_are_not_merged():
     assert gaps.merged(rows, marks, LIMIT) is rows
 
 
-@pytest.mark.sample(3)
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", ["nsys/training.sqlite", "transformer", "nccl_8ranks"])
 def test_findings_do_not_depend_on_merging(name, monkeypatch):
     expected = ta.diagnose(FIXTURES / name)

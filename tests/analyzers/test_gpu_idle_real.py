@@ -43,7 +43,7 @@ def idle(file: Path) -> traceanalyzer.GpuIdle:
     return traceanalyzer.gpu_idle(file)
 
 
-@pytest.mark.sample(4, "by")
+@pytest.mark.sample(20, "by")
 @pytest.mark.parametrize(
     ("name", "by"),
     [
@@ -63,7 +63,7 @@ def test_causes_add_up_to_idle_exactly(shared: Path, name: str, by: Any) -> None
     assert result.units.height == (8 if name == "dlrm_8ranks" else 1)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(16)
 @pytest.mark.parametrize(
     "name", [n for n in KINETO if n not in ("cpu_only_rank34of300", "no_rank")]
 )
@@ -86,6 +86,7 @@ def test_busy_is_the_union_of_device_work(shared: Path, name: str) -> None:
 # --- the loader ------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("run", WORKERS)
 def test_tensorboard_plugin_by_its_rule(shared: Path, run: str) -> None:
     """Its priorities: kernel, copy, memset, communication, runtime call, loader, operator, other.
@@ -132,6 +133,7 @@ def plugin_steps(events: pl.DataFrame) -> pl.DataFrame:
     return pl.DataFrame(steps, schema={"start": pl.Int64, "end": pl.Int64}, orient="row")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("run", WORKERS)
 def test_loader_share_is_close_to_the_plugin(shared: Path, run: str) -> None:
     oracle = json.loads((shared / "oracle/chrome/resnet50_dataloader_tb_plugin.json").read_text())

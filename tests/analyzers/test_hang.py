@@ -62,6 +62,7 @@ def of(dumps: dict[int, Any]) -> Hang:
         return ta.hang(folder)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("case", RECORDED)
 def test_recorded_runs(shared: Path, case: str) -> None:
     result = ta.hang(shared / "data/flight_recorder" / case)
@@ -90,6 +91,7 @@ def test_rank_that_arrived_last(shared: Path) -> None:
     assert "Rank 2" in result.verdict
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("case", SCRIPT["VERDICTS"])
 def test_simulated_runs(case: str) -> None:
     result = ta.hang(FOLDER / case)
@@ -136,6 +138,7 @@ def test_rings_are_aligned_by_sequence_number() -> None:
     assert (instances[13]["verdict"], instances[13]["n_missing"]) == ("missing rank", 1)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("status", "cause"),
     [
@@ -217,6 +220,7 @@ def test_only_ranks_with_collectives_completed() -> None:
     check_wording(result.verdict)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("number", [-1, 2**70, "x", None])
 def test_collectives_without_numbers_prove_nothing(number: object) -> None:
     dumps = {rank: pickle.loads((FOLDER / "missing" / f"nccl_trace_rank_{rank}").read_bytes())  # noqa: S301 - our own
@@ -450,6 +454,7 @@ def test_unknown_rank_and_other_files(tmp_path: Path) -> None:
         ta.hang(FOLDER / "missing" / "py_spy_rank_2.txt")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "command", [ta.kernels, ta.comm_outliers, ta.steps, ta.memory, ta.diagnose, ta.report]
 )
@@ -507,6 +512,7 @@ def test_truncated_dumps_without_pending_records_are_no_proof(shared: Path, tmp_
     assert (alone.cause, "truncated" in alone.verdict) == ("unknown", True)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("case", "rank", "lengths"),
     [
@@ -532,6 +538,7 @@ def test_a_truncated_dump_blames_nobody_else(
         assert all(len(one.calls) != 1 for one in result.stuck.stuck)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("end", [2500, 2800, 3000, 3200])
 def test_the_half_read_entry_of_the_missing_rank_does_not_count(
     shared: Path, tmp_path: Path, end: int
@@ -685,6 +692,7 @@ def test_the_order_of_the_files_does_not_matter() -> None:
     assert ta.hang(paths).to_dict() == ta.hang(paths[::-1]).to_dict()
 
 
+@pytest.mark.matrix
 def test_a_thousand_ranks_are_combined() -> None:
     ranks = tuple(range(1024))
     run = Run(ranks=(0, 1), groups={"0": (0, 1)})

@@ -66,6 +66,7 @@ def test_other_formats_and_small_files(tmp_path):
     assert [one.parts for one in ends.read_ends(whole)] == ["whole"]
 
 
+@pytest.mark.matrix
 def test_several_processes_give_the_same(tmp_path):
     paths = []
     for number in range(40):

@@ -359,6 +359,7 @@ def test_totals_are_at_least_the_busy_time(pieces: list[tuple[str, int, int, int
 # --- the command -------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [

@@ -549,6 +549,7 @@ PAGEABLE = "Memcpy DtoH (Device -> Pageable)"
 UPLOAD = "Memcpy HtoD (Pageable -> Device)"
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("name", "what", "lasts", "blocks"),
     [
@@ -578,6 +579,7 @@ def test_blocking_copies_are_synchronising_calls(
     assert result.synchronising.by_place["call"].to_list() == [name] * blocks
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "name", ["cudaDeviceSynchronize", "hipStreamSynchronize", "cudaEventSynchronize",
              "cuCtxSynchronize", "cuStreamSynchronize_ptsz"],

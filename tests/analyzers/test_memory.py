@@ -172,6 +172,7 @@ def test_all_pickle_protocols_are_read(protocol: int, tmp_path: Path) -> None:
     assert ta.read(other).events.equals(ta.read(path("training")).events)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.9, 0.999])
 def test_truncated_file_keeps_complete_rows(share: float, tmp_path: Path) -> None:
     data = path("two_devices").read_bytes()
@@ -198,6 +199,7 @@ def test_format_is_detected_by_content(tmp_path: Path) -> None:
         assert registry.require(Source(unknown)).name == "memory-snapshot"
 
 
+@pytest.mark.sample(4)
 @pytest.mark.sample(3)
 @every
 def test_parquet_round_trip_keeps_memory(name: str, tmp_path: Path) -> None:

@@ -90,6 +90,7 @@ def test_ring_matches_end_of_full_history(generate, given_, most) -> None:
     assert curves[1].equals(curves[0].tail(n + 1))
 
 
+@pytest.mark.matrix
 def test_versions_give_equal_lines(generate) -> None:
     first, *others = [
         ta.memory(generate("--events", "2000", "--fmt", fmt)[0]).lines.drop("path")

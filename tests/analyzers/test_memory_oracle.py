@@ -64,6 +64,7 @@ def reference(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.sample(3)
+@pytest.mark.sample(3)
 @every
 def test_devices_match_reference(name: str) -> None:
     row = answer(name).devices.row(0, named=True)
@@ -72,6 +73,7 @@ def test_devices_match_reference(name: str) -> None:
     assert answer(name).devices.height == 1
 
 
+@pytest.mark.sample(4)
 @every
 def test_peak_event_matches_reference(name: str) -> None:
     row, expected = answer(name).devices.row(0, named=True), reference(name)
@@ -100,6 +102,7 @@ def test_live_memory_sums_to_peak(name: str) -> None:
         assert table["live_bytes"].sum() == row["peak_bytes"]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.sample(3)
 @every
 def test_largest_stacks_match_reference(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,6 +57,7 @@ PYTHON_ENGINE: Frame = ("_engine_run_backward", TORCH + "autograd/graph.py", 824
 INDUCTOR: Frame = ("call", "/tmp/torchinductor_root/ab/cabc.py", 300)  # noqa: S108 - a name
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("stack", "freed_by", "expected"),
     [
@@ -596,6 +597,7 @@ def test_conflicting_options_are_rejected(
     assert text in capfd.readouterr().err
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [

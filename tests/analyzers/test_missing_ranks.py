@@ -26,6 +26,7 @@ def test_slow_collectives_are_a_guess_without_all_ranks(given: int, complete: bo
     assert ("missing-ranks" in found) != complete
 
 
+@pytest.mark.matrix
 def test_the_bar_separates_transfers_with_all_ranks_only() -> None:
     names = []
     for given in (1, 4, 8):

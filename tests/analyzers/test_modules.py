@@ -187,6 +187,7 @@ def _ns(event: Event) -> tuple[int, int]:
     return round(start * 1000), round(end * 1000)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "name", ["mi300_rank0of8_rccl", "b200_rank0of8_eager", "h100_qwen_inference"]
 )
@@ -300,6 +301,7 @@ def test_a_compiled_graph_of_the_backward_pass_is_no_module(tmp_path: Path, *, a
     assert rows[0]["backward_host_ns"] == backward
 
 
+@pytest.mark.matrix
 def test_modules_are_in_reports(tmp_path: Path) -> None:
     text = [
         {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": 1, "ts": 0, "dur": 100}

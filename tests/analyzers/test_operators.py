@@ -427,6 +427,7 @@ def test_invalid_options_are_refused() -> None:
         operators(recorded, group_by_stack=-1)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("word", SORT_BY)
 def test_rows_are_sorted_by_the_option(word: Any) -> None:
     more = [allocated(35 * US, 5), allocated(36 * US, 5), allocated(72 * US, 3)]
@@ -535,6 +536,7 @@ def test_self_times_add_up_with_overlaps(
 # --- the command -------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [

@@ -108,6 +108,7 @@ def by_name(result: Operators) -> dict[str, dict[str, Any]]:
     return rows
 
 
+@pytest.mark.sample(3)
 def test_names_counts_and_totals_agree_with_pytorch(
     recording: tuple[Trace, dict[str, Any]],
 ) -> None:
@@ -163,6 +164,7 @@ def test_self_times_agree_with_pytorch_except_overlaps(
     assert sum(end - start for _, start, end in contested) < 0.01 * sum(theirs.values())
 
 
+@pytest.mark.sample(3)
 def test_memory_agrees_with_pytorch_except_other_threads(
     recording: tuple[Trace, dict[str, Any]],
 ) -> None:
@@ -276,6 +278,7 @@ def test_sums_add_up_on_every_trace(shared: Path, thorough: bool) -> None:
             assert counted + result.outside_bytes == events["bytes"].sum(), name
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "name", ["mfu_2gpu_before", "mfu_2gpu_after", "power_iteration_t4", "saxpy_mpi_lazy_false"]
 )

@@ -144,6 +144,7 @@ def test_issues_of_text_have_a_remedy() -> None:
     assert _message(issue | {"code": "number-out-of-range", "first": None}).endswith("dropped)")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("size", [4990, 5000, 5001])
 def test_a_truncated_report_of_ncu_is_named(size: int, shared: Path, tmp_path: Path) -> None:
     whole = shared / "data/ncu/esmm_metrics.csv"
@@ -431,6 +432,7 @@ def test_parquet_keeps_the_numbers(tmp_path: Path) -> None:
     assert steps[0].equals(steps[1])
 
 
+@pytest.mark.matrix
 def test_workers_and_the_order_of_files_give_the_same_answer() -> None:
     paths = [TEXTS / "rank1.log", LOG]
     alone = ta.printed(paths)
@@ -469,6 +471,7 @@ def test_next_to_traces_the_tables_are_details() -> None:
     assert {one.name for one in both.tables if one.detail} >= {"operators", "timers"}
 
 
+@pytest.mark.matrix
 def test_report_has_a_section() -> None:
     alone = ta.report(TEXTS / "xpu.txt")
     assert [one.key for one in alone.sections] == ["printed", "info"]

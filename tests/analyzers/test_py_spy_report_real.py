@@ -35,7 +35,7 @@ def recording(command: str) -> tuple[Path, str, bool]:
     return file, name, "--aggregate-leaf-paths" in arguments
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("oracle", ORACLES, ids=lambda path: path.name)
 def test_cells_agree_with_itwinai(oracle: Path) -> None:
     text = oracle.read_text()
@@ -50,7 +50,7 @@ def test_cells_agree_with_itwinai(oracle: Path) -> None:
     assert rows_of(table.render(result, top=None, width=100_000)) == rows_of(text)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("name", RECORDINGS)
 def test_no_sample_is_lost(shared: Path, name: str) -> None:
     path = shared / f"data/pyspy/{name}.raw.txt"
@@ -59,7 +59,7 @@ def test_no_sample_is_lost(shared: Path, name: str) -> None:
         assert result.paths["samples"].sum() == RECORDINGS[name]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("group_by", ["function", "line", "file", "module", "library"])
 @pytest.mark.parametrize("name", ["default", "native", "subproc_threads", "threads_idle"])
 def test_self_adds_up_and_total_agrees_with_a_plain_loop(

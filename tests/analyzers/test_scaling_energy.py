@@ -62,6 +62,7 @@ def joules(readings: np.ndarray, steps: np.ndarray) -> float:
     return float(np.mean(sums))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("form", "name", "readings", "steps"),
     [
@@ -139,6 +140,7 @@ def test_runs_without_readings_have_no_energy():
     assert "energy" not in " ".join(result.notes).lower()
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("name", "series", "joules_of_step"),
     [

@@ -45,6 +45,7 @@ OTHER_JOBS = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("differ", OTHER_JOBS)
 def test_ranks_of_different_jobs_are_not_compared(differ: str) -> None:
     traces = [rank(0), OTHER_JOBS[differ]]
@@ -90,6 +91,7 @@ def test_the_ranks_of_a_job_stay_together() -> None:
     assert "2 different jobs" in text
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "folder",
     ["nccl_8ranks", "nccl_8ranks_isolated", "ddp_gloo_4ranks", "composer", "nsys", "upgrade"],
@@ -98,7 +100,7 @@ def test_fixtures_are_one_job(folder: str) -> None:
     assert _of_files(FIXTURES / folder) == ""
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize(
     "folder",
     [

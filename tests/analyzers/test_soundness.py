@@ -104,6 +104,7 @@ def test_a_sound_recording_has_no_problem(tmp_path: Path) -> None:
 # --- impossible times ------------------------------------------------------------------------
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("dur", [400, 6_000, 4_294_967])
 def test_records_that_run_into_the_next_work_are_left_out(tmp_path: Path, dur: float) -> None:
     events = training()
@@ -223,6 +224,7 @@ def without(events: list[Event], chosen: range) -> list[Event]:
     return [event for event in events if id(event) not in lost]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("lost", "remedy"),
     [(range(25), "warm"), (range(75, 100), "synchronize"), (range(40, 60), "CUPTI drops")],
@@ -278,6 +280,7 @@ def test_a_program_that_failed(causes: Path, tmp_path: Path) -> None:
     assert "700" in first.title
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("code", "fails"), [(719, True), (716, True), (600, False), (2, False), (1, False)]
 )
@@ -368,6 +371,7 @@ def replays(gaps: list[float], launch: str = "cudaGraphLaunch") -> list[Event]:
     return events
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("launch", ["cudaGraphLaunch", "hipGraphLaunch"])
 def test_equal_gaps_in_graph_replays_are_of_the_recording(tmp_path: Path, launch: str) -> None:
     path = write(tmp_path / "a.json", replays([12, 13.5, 13], launch))
@@ -519,6 +523,7 @@ def unsound(path: Path) -> set[str] | None:
         return None
 
 
+@pytest.mark.matrix
 def test_sound_recordings_of_others_have_no_problem(shared: Path) -> None:
     chosen = [path for path in recordings(shared) if any(part in str(path) for part in _SAMPLE)]
     assert len(chosen) >= len(_SAMPLE)

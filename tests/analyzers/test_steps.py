@@ -405,6 +405,7 @@ def test_every_real_trace_adds_up_or_reports_missing_data(shared: Path, thorough
     assert answered >= (10 if thorough else 2)
 
 
+@pytest.mark.matrix
 def test_steps_recorded_as_operators_in_2021(shared: Path) -> None:
     path = shared / "data/chrome/kineto/resnet50_dataloader_workers4.json.gz"
     result = ta.steps(path)

@@ -63,6 +63,7 @@ def test_each_analysis_counts_from_the_first_event(
 SINCE = 60_000_000
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("analyze", "table"),
     [

@@ -64,6 +64,7 @@ def test_states_of_one_device() -> None:
     assert_is_partition(result)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("folder", ["nccl_8ranks", "nccl_8ranks_isolated"])
 def test_states_agree_with_overlap_and_idle_time(folder: str) -> None:
     path = FIXTURES / folder

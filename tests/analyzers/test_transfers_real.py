@@ -24,6 +24,7 @@ DIRECTIONS = {"1": "HtoD", "2": "DtoH", "8": "DtoD"}
 MEMORY = {"0": "Pageable", "1": "Pinned", "2": "Device"}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", EXPORTS)
 def test_sums_agree_with_the_reference(shared: Path, name: str) -> None:
     result = ta.transfers(shared / f"data/nsys/{name}.sqlite.gz")
@@ -43,6 +44,7 @@ def test_sums_agree_with_the_reference(shared: Path, name: str) -> None:
     assert result.by_device.filter(pl.col("direction") != "memset")["n"].sum() == copies["n"].sum()
 
 
+@pytest.mark.matrix
 def test_every_chrome_trace_adds_up_or_reports_missing_data(shared: Path, thorough: bool) -> None:
     paths = sorted((shared / "data/chrome/kineto").glob("*.json.gz"))
     looked_at = 0

@@ -174,6 +174,7 @@ def test_nothing_can_be_replayed_without_launch_calls() -> None:
             analysis(trace([host("cpu_op", "aten::mm", 0, MS)]))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "change",
     [{"scale": "gemm"}, {"scale": "gemm=0"}, {"scale": "gemm=x"}, {"free": "("}, {"network": 0},
@@ -260,6 +261,7 @@ def check_path(path: Any) -> None:
     assert (ends - path.path["at_ns"].tail(-1)).abs().max() < 10
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("path", ["nccl_8ranks", "ddp_2ranks"])
 def test_fixtures_are_replayed(path: str) -> None:
     folder = ROOT / "fixtures" / path
@@ -289,7 +291,7 @@ PUBLISHED = (
 )
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize(("change", "seconds"), PUBLISHED)
 def test_published_replays_of_a_pipeline(
     shared: Path, change: dict[str, Any], seconds: float
@@ -301,7 +303,7 @@ def test_published_replays_of_a_pipeline(
     assert result.inferred == 0
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(
     ("fault", "family", "world", "change"),
     [

@@ -297,6 +297,7 @@ def test_source_is_not_overwritten(tmp_path, capfd):
     assert "exists" in capfd.readouterr().err
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("command", ["kernels", "diagnose", "report", "merge", "query"])
 def test_an_input_is_not_replaced_with_force(tmp_path, capfd, command):
     folder = tmp_path / "run"
@@ -474,6 +475,7 @@ def test_comm_outliers_passes_its_options(tmp_path, capfd, calls):
     assert capfd.readouterr().out.startswith(ordinary().title)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("suffix", "magic"), [("svg", b"<?xml"), ("png", b"\x89PNG")])
 def test_comm_outliers_writes_plot_and_table(tmp_path, capfd, calls, suffix, magic):
     trace, plot = str(_trace(tmp_path)), tmp_path / f"plot.{suffix}"

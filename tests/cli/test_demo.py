@@ -40,6 +40,7 @@ def test_recording_and_report_are_written(here, capsys):
         assert status(command) == 0
 
 
+@pytest.mark.matrix
 def test_existing_files_are_kept(here, capsys):
     (here / "traceanalyzer-demo").mkdir()
     page = here / "traceanalyzer-demo/report.html"

@@ -47,6 +47,7 @@ def written(
     return code, root
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("fail_on", [None, *SEVERITIES])
 def test_a_test_per_check(fail_on: str | None, tmp_path: Path, result: Diagnosis) -> None:
     options = ["--fail-on", fail_on] if fail_on else []

@@ -71,7 +71,7 @@ def _start_on_a_full_disk(*arguments: object) -> subprocess.Popen[bytes]:
     return start(*arguments, preexec_fn=with_files_of(500), env=env)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("command", WRITERS, ids=_name)
 def test_full_disk_leaves_no_file(tmp_path, command):
     code, _, error = finish(_start_on_a_full_disk(*_into(tmp_path, command)))
@@ -236,6 +236,7 @@ def test_info_lists_skipped_files(odd):
     assert skipped == {**REASONS, "notes.txt": "unknown file format"}
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("name", "text"),
     [
@@ -380,7 +381,7 @@ def test_without_a_terminal():
     assert "\x1b" not in out
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("closed", "arguments", "code", "text"),
     [

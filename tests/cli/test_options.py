@@ -71,6 +71,7 @@ def test_defaults_are_field_defaults():
     assert (values["stream"], values["factor"], values["flag"]) == (None, 1.5, False)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("command", ["report", "comm-outliers", "diagnose", "timeline"])
 def test_pages_have_no_folder_of_this_machine(command, tmp_path):
     folder = tmp_path / "private" / "run"

@@ -78,7 +78,7 @@ def _stopped(moment: str, number: int, folder: Path) -> tuple[int, bytes]:
     return process.returncode, error
 
 
-@pytest.mark.sample(5, "moment")
+@pytest.mark.sample(15, "moment")
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_signal_ends_the_program_quietly(tmp_path, moment, number, status):

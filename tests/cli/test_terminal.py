@@ -29,14 +29,14 @@ def _screen(*arguments, columns=100, **environment):
     return screen.decode().replace("\r\n", "\n")
 
 
-@pytest.mark.sample(3)
+@pytest.mark.matrix
 @pytest.mark.parametrize("columns", WIDTHS)
 def test_no_line_wraps_in_a_terminal(columns):
     lines = _screen("gpu-idle", RUN, columns=columns, TERM="xterm").split("\n")
     assert max(map(len, lines)) <= columns
 
 
-@pytest.mark.sample(5, "command", "columns")
+@pytest.mark.sample(15, "command", "columns")
 @pytest.mark.parametrize("columns", WIDTHS)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_no_line_wraps(run_cli, command, columns):
@@ -63,7 +63,7 @@ def test_copies_are_recognisable_at_every_width():
         assert "Memcpy Ht..." not in screen
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(
     ("environment", "options", "colored"),
     [
@@ -88,6 +88,7 @@ def test_own_code_is_coloured():
     assert all("\x1b[" in row for row in rows)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("environment", "options", "colored"),
     [

@@ -45,7 +45,7 @@ def plain(frame: pl.DataFrame) -> pl.DataFrame:
     return frame.with_columns(pl.col(texts).cast(pl.String))
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(9)
 def test_parquet_is_the_same_trace(export, tmp_path_factory):
     trace = ta.read(export, columns=COLUMNS)
     path = tmp_path_factory.mktemp("out") / "a.parquet"
@@ -81,7 +81,7 @@ def as_chrome_shows(events: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(9)
 def test_chrome_json_of_a_rank_reads_back(export, tmp_path_factory):
     folder = tmp_path_factory.mktemp("out")
     traces = by_rank(ta.read(export))
@@ -112,7 +112,7 @@ def written(trace: ta.Trace, tmp_path: Path) -> dict[str, Any]:
     return result
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(9)
 def test_all_slices_nest_on_their_track(export, tmp_path_factory):
     trace = ta.read(export)
     result = written(trace, tmp_path_factory.mktemp("out"))["traceEvents"]

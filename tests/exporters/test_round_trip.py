@@ -69,7 +69,7 @@ def assert_equal(actual: Trace, expected: Trace) -> None:
             assert_frame_equal(actual.tables[name], table)
 
 
-@pytest.mark.sample(5, "selection")
+@pytest.mark.sample(15, "selection")
 @pytest.mark.parametrize("selection", [TYPED, VERBATIM], ids=["typed", "verbatim"])
 @pytest.mark.parametrize("name", FILES)
 def test_real_files(
@@ -85,7 +85,7 @@ def test_real_files(
     assert_frame_equal(again.issues, trace.issues)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("name", CONFORMANCE)
 def test_odd_files(name: str, shared: Path, tmp_path: Path) -> None:
     try:

@@ -57,6 +57,7 @@ def read(path: Path, data: bytes, **how: Any) -> Trace:
     return ta.read(path, **how)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("separator", [", ", ",\n", ",\n  ", "\n"])
 @pytest.mark.parametrize("indent", [None, 2])
 def test_every_cut_of_an_adversarial_file(

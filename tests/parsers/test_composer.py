@@ -99,6 +99,7 @@ def test_torch_events_of_another_time_stay_on_their_clock(tmp_path: Path) -> Non
     assert kernel["ts"].to_list() == [(START_US - BASE_US + half + 10) * 1000]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("names", [("composer_profiler", "torch_profiler"), ("z", "a")])
 def test_torch_events_in_both_files_count_once(tmp_path: Path, names: tuple[str, str]) -> None:
     composer, torch = names
@@ -150,6 +151,7 @@ def profiler_steps(start: int, pid: int) -> list[dict[str, Any]]:
     return [{**step, "name": f"ProfilerStep#{n}", "ts": start + 90 + n * 450} for n in (0, 1)]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("base", [0, BASE_US], ids=["torch < 2.4", "torch >= 2.4"])
 def test_both_profilers_of_a_job_count_events_and_steps_once(tmp_path: Path, base: int) -> None:
     """Before 2.4 PyTorch wrote times since 1970, as Composer does, and no base."""

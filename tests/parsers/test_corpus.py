@@ -15,6 +15,7 @@ from traceanalyzer.parsers.chrome_trace import piece
 from traceanalyzer.parsers.memory_snapshot import machine
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", FORMATS)
 def test_corpus_files_are_read_or_rejected_as_recorded(name: str, tmp_path: Path) -> None:
     files, path = members(name), tmp_path / "rank0"

@@ -44,6 +44,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return whole, cut
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("analysis", ANALYSES, ids=lambda analysis: str(analysis.__name__))
 def test_note_names_truncated_file(files: tuple[Path, Path], analysis: Any) -> None:
     whole, cut = files
@@ -52,6 +53,7 @@ def test_note_names_truncated_file(files: tuple[Path, Path], analysis: Any) -> N
     assert [note for note in analysis([whole, cut]).notes if NOTE in note] == [f"{cut} {NOTE}"]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("analysis", ANALYSES[1:], ids=lambda analysis: str(analysis.__name__))
 def test_skipped_file_is_not_reported_as_truncated(
     files: tuple[Path, Path], analysis: Any, tmp_path: Path

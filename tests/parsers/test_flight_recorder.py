@@ -39,6 +39,7 @@ SAME = {
 }
 
 
+@pytest.mark.matrix
 def test_records_equal_those_that_pickle_loads(shared: Path) -> None:
     paths = sorted((shared / "data/flight_recorder").glob("*/rank_?"))
     assert len(paths) == 63
@@ -91,6 +92,7 @@ def test_groups_and_their_status(shared: Path) -> None:
     ]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("case", sorted(set(SCRIPT["CASES"]) - {"malformed"}))
 def test_dumps_of_all_cases_follow_the_schema(case: str) -> None:
     for path in sorted((FOLDER / case).glob("nccl_trace_rank_*")):

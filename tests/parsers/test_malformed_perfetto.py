@@ -51,6 +51,7 @@ def test_the_rest_is_read_and_the_fault_counted(case: Any) -> None:
     assert dict(trace.issues.select("code", "count").iter_rows()) == case.issues
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_commands_end_without_a_traceback(case: Any, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(FOLDER / f"{case.name}.pftrace")
@@ -71,6 +72,7 @@ def _info_without_extension(*args: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["x.pftrace", "x.bin"])
 def test_without_the_extension_one_line_says_what_to_install(name: str, tmp_path: Path) -> None:
     path = tmp_path / name

@@ -47,7 +47,7 @@ def name_of(path: Path) -> str:
 # --- what it reads ---------------------------------------------------------------------------
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("path", REAL, ids=name_of)
 def test_real_files_equal_pickle_loads(path):
     data = path.read_bytes()
@@ -57,7 +57,7 @@ def test_real_files_equal_pickle_loads(path):
     assert objects(result) == expected(loaded(data))
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(9)
 @compiled
 @pytest.mark.parametrize("path", REAL, ids=name_of)
 def test_same_result_without_extension(path):
@@ -65,7 +65,7 @@ def test_same_result_without_extension(path):
     assert content(read(data, 1 << 22)) == content(read(data, 1 << 16, slow=True))
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(12)
 @compiled
 @pytest.mark.parametrize(
     ("path", "part"),

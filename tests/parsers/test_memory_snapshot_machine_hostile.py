@@ -225,7 +225,7 @@ def test_bombs_stay_small(name):
         assert reader.allocated_bytes <= 2 * len(data) + (32 << 20)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @compiled
 @pytest.mark.parametrize("name", HUGE)
 def test_bombs_are_read_or_rejected_by_both(name):
@@ -258,7 +258,7 @@ DENSE = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", DENSE)
 def test_objects_stay_within_the_limit(name, monkeypatch):
     monkeypatch.setattr(unpickler, "ALLOWANCE", 1 << 20)

@@ -132,7 +132,7 @@ def test_only_wanted_metrics_are_read() -> None:
         assert ta.read(FOLDER / name, kinds="kernel").metrics.is_empty()
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(9)
 @pytest.mark.parametrize(
     "name", ["details", "long", "wide", "two_tables", "unclosed_quote", "hopper_raw", "utf16"]
 )

@@ -233,6 +233,7 @@ def test_nsys_messages_are_reported():
 ONLY = ("ts", "dur", "kind", "name", "rank", "pid", "tid", "device", "stream", "correlation")
 
 
+@pytest.mark.matrix
 @given(
     kinds=st.sets(st.sampled_from(("kernel", "gpu_memcpy", "nvtx", "osrt", "cuda_sync", "sched"))),
     windows=st.lists(

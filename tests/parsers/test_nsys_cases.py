@@ -100,6 +100,7 @@ def test_memory_and_directions_are_named_never_numbered(case):
     }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["exposed_migrations", "pinned_copies"])
 def test_managed_and_pinned_copies_get_no_advice_to_pin(case, name):
     trace = ta.read(case(name))

@@ -94,6 +94,7 @@ def test_damaged_first_page_loses_its_rows(copy):
     assert trace.events.height == whole.height - lost
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("rank", [(1 << 63) - 1, 1 << 31, -1, -(1 << 63)])
 def test_ranks_that_no_job_has(copy, rank):
     """Ranks out of range are ignored in every table."""
@@ -298,6 +299,7 @@ def test_damaged_pages_lose_only_their_rows(copy, monkeypatch):
     assert schema.check(trace.tables) == []
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.9, 0.99])
 def test_truncated_export(copy, share):
     data = TRAINING.read_bytes()

@@ -61,6 +61,7 @@ def kernels(trace: Trace) -> pl.DataFrame:
     return computed.with_columns(pl.col("name").cast(pl.String))
 
 
+@pytest.mark.sample(3)
 @every
 def test_tables_hold_the_schema(export: Trace) -> None:
     assert schema.check(export.tables) == []
@@ -295,6 +296,7 @@ def without_overhead(export: Trace, gaps: pl.DataFrame) -> list[tuple[int, ...]]
     return [row for row in left if row[3] > row[2]]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.sample(4, "least")
 @every
 @pytest.mark.parametrize("least", [500_000_000, 20_000_000, 1_000_000], ids="{}ns".format)
@@ -309,6 +311,7 @@ def test_gaps_by_process_are_those_of_nsys(export: Trace, shared: Path, least: i
         assert rows(ours.select("pid", "device", "start", "end")) == rows(plain.drop("duration_ns"))
 
 
+@pytest.mark.sample(3)
 @every
 def test_all_gaps_and_overhead_are_the_idle_time(export: Trace, shared: Path) -> None:
     name = name_of(export)

@@ -136,6 +136,7 @@ def test_a_rank_is_the_same_whatever_is_read():
         assert part.rows() == whole
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_of_an_export_is_selected(rank, tmp_path):
     """The same is found as in the export of that process alone."""
@@ -256,7 +257,7 @@ def test_the_only_rank_with_the_events_is_named(tmp_path):
     assert trace.meta.rank == 0
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("rank", [0, 1, 7])
 def test_only_the_selected_rank_of_a_large_export_is_read(rank, monkeypatch):
     def answers() -> list[str]:

@@ -187,6 +187,7 @@ def test_both_formats_have_the_same_training() -> None:
     assert parts[0][1].height == 8
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("path", [RPD, V3, MERGED], ids=lambda path: path.name)
 def test_the_straggler_is_named(path: Path) -> None:
     result = ta.comm_outliers(path).to_dict()
@@ -235,6 +236,7 @@ def test_a_file_can_be_converted(tmp_path: Path) -> None:
             assert_frame_equal(texts(frame), texts(ta.read(path).tables[name]))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("path", [RPD, V3, MERGED], ids=lambda path: path.name)
 @given(
     kinds=st.sets(st.sampled_from(("kernel", "gpu_memcpy", "nvtx", "cuda_runtime", "cpu_op"))),
@@ -308,6 +310,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", FAULTS)
 def test_damaged_files_are_read_as_far_as_possible(name: str) -> None:
     trace = ta.read(FILES / name)

@@ -164,6 +164,7 @@ def many(mark: str, count: int = 100_000) -> Chart:
     )
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("mark", ["scatter", "line", "span", "bar"])
 def test_large_chart_is_sampled_and_says_so(mark):
     packed = pack(prepare(many(mark)))
@@ -268,10 +269,10 @@ def test_hostile_texts_are_escaped():
 # --- real results ----------------------------------------------------------------------------
 
 RESULTS = {
+    "comm_outliers": "nccl_8ranks",
     "gpu_idle": "nccl_8ranks",
     "steps": "nccl_8ranks",
     "overlap": "nccl_8ranks",
-    "comm_outliers": "nccl_8ranks",
     "kernels": "nccl_8ranks",
     "operators": "nccl_8ranks",
     "launches": "nccl_8ranks",
@@ -283,6 +284,7 @@ RESULTS = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("command", RESULTS)
 def test_real_results_are_packed(command):
     result = getattr(ta, command)(FIXTURES / RESULTS[command])

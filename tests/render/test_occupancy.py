@@ -339,6 +339,7 @@ def test_unused_device_has_no_viewer():
     assert 'type="application/json"' not in page
 
 
+@pytest.mark.matrix
 def test_size_of_large_page_and_plot():
     memory = large(4_000, boxes=2_000)
     assert memory.levels.height > 4_000
@@ -443,6 +444,7 @@ def test_occupancies_are_drawn_before_charts():
         plot.figure(result, chart="nope")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("memory", [hostile(), empty(), occupancy([], 5)], ids=["a", "b", "c"])
 def test_plot_of_unusual_occupancies(memory):
     texts = _texts(render(Memory(filled=(memory,)), "svg"))

@@ -4,6 +4,7 @@ from dataclasses import replace
 from xml.etree import ElementTree
 
 import polars as pl
+import pytest
 from matplotlib.text import Text
 from sample_results import HOSTILE, Sample, durations, empty, hostile, ordinary, skew
 from wording import raises_wording
@@ -140,6 +141,7 @@ def test_many_marks_are_rasterized():
     assert len(svg) < 300_000
 
 
+@pytest.mark.matrix
 def test_hostile_names_are_text():
     svg = plot.to_svg(plot.figure(hostile()))
     root = ElementTree.fromstring(svg)  # noqa: S314 - our own
@@ -152,6 +154,7 @@ def test_hostile_names_are_text():
     assert max(map(len, texts)) < 200
 
 
+@pytest.mark.matrix
 def test_rendering_is_deterministic():
     one, two = (plot.figure(ordinary()) for _ in range(2))
     assert plot.to_svg(one) == plot.to_svg(two)

@@ -141,6 +141,7 @@ def test_steps_as_a_heat_map(page: Page) -> None:
     assert page.view[0] < step["start"] < step["end"] < page.view[1]
 
 
+@pytest.mark.matrix
 def test_findings_of_a_report_are_marked(window, tmp_path: Path) -> None:
     from traceanalyzer import report
     from traceanalyzer.render.html import page as report_page
@@ -157,6 +158,7 @@ def test_findings_of_a_report_are_marked(window, tmp_path: Path) -> None:
     assert complaints(window) == []
 
 
+@pytest.mark.matrix
 def test_sixty_four_ranks_fit_one_screen(window, tmp_path: Path) -> None:
     page = Page(window, tmp_path / "many.html", html.page(of_many()))
     assert page.run(f"return {VIEWER}.plan.height") < 700

@@ -113,6 +113,7 @@ def test_strip_without_unicode_in_the_terminal(monkeypatch: pytest.MonkeyPatch) 
 # --- plots ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("form", ["png", "svg"])
 def test_plot_in_every_format(form: str) -> None:
     result = timeline(many(3))

@@ -162,6 +162,7 @@ def test_interactive_figure_belongs_to_pyplot():
     assert _fresh(code, MPLBACKEND="agg") == ["True", "True"]
 
 
+@pytest.mark.matrix
 def test_figure_drawn_later_is_equal():
     result = Drawn(filled=(occupancies.training(),), drawn=(durations(), skew()))
     pictures = []
