@@ -30,7 +30,7 @@ GOLDEN = Path(__file__).parent / "golden"
 settings.register_profile("full", deadline=None, max_examples=50)
 settings.load_profile("full")
 #: Without ``--hypothesis-profile`` property tests run one in so many of their examples.
-ONE_IN = 4
+ONE_IN = 6
 
 # a test process per core: more threads only wait for each other, and waking one on another core
 # costs more than most of the queries of a test
