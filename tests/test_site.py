@@ -74,6 +74,7 @@ def fetched(page: str) -> list[str]:
     return parser.addresses
 
 
+@pytest.mark.matrix
 def test_pages_load_local_files_only(site: Path) -> None:
     pages = list(site.rglob("*.html"))
     assert {page.stem for page in pages} >= PAGES

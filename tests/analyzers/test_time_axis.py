@@ -25,6 +25,7 @@ def zero(traces: list[Trace]) -> dict[str, int]:
     return {path: first - epoch for path, (epoch, _) in starts.items()}
 
 
+@pytest.mark.matrix
 def test_each_analysis_counts_from_the_first_event(
     traces: list[Trace], zero: dict[str, int]
 ) -> None:

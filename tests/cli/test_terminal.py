@@ -9,9 +9,10 @@ from processes import in_terminal
 
 from traceanalyzer.cli.output import is_colored
 
-RUN = Path(__file__).parents[2] / "fixtures" / "nccl_8ranks"
-CRITICAL = RUN.parent / "memory" / "oom.pickle"
-STACKS = RUN.parent / "py_spy" / "subprocesses.raw.txt"
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+RUN = FIXTURES / "nccl_8ranks" / "rank5.json.gz"
+CRITICAL = FIXTURES / "memory" / "oom.pickle"
+STACKS = FIXTURES / "py_spy" / "subprocesses.raw.txt"
 SGR = re.compile(r"\x1b\[[0-9;]*m")
 WIDTHS = (80, 120, 200)
 COMMANDS = (
@@ -112,7 +113,7 @@ def test_colour_in_a_file_only_if_chosen(monkeypatch):
 
 def test_names_in_a_file_cannot_colour(tmp_path):
     path = tmp_path / "rank\x1b[31m0.json.gz"
-    path.write_bytes((RUN / "rank0.json.gz").read_bytes())
+    path.write_bytes(RUN.read_bytes())
     screen = _screen("info", path, "--color", "always", TERM="xterm")
     assert "\x1b[31m" not in screen
     assert "\\x1b[31m" in screen

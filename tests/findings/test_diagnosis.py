@@ -20,7 +20,7 @@ import jsonschema
 import polars as pl
 import pytest
 from comm_traces import MS, device, host, trace
-from conftest import ROOT
+from conftest import ROOT, once
 from diagnosing import BY_ID, diagnosis, measured, measurements, results
 from wording import check_wording
 
@@ -80,9 +80,10 @@ def test_analyses_of_rules_are_registered() -> None:
     assert {rule.analysis for rule in RULES} <= {entry.name for entry in in_report()}
 
 
+@pytest.mark.matrix
 def test_lost_time_is_idle_time_plus_exposed_communication_and_copies() -> None:
     """Each moment belongs to one cause: the causes add up to the times of other analyses."""
-    time, idle = Answers(results(RANKS)).time, ta.gpu_idle(RANKS)
+    time, idle = Answers(results(RANKS)).time, once(ta.gpu_idle, RANKS)
     columns = [*(f"{cause}_ns" for cause in causes.CAUSES), "exposed_communication_ns"]
     copies = ta.overlap(RANKS).steps["exposed_memory_ns"].sum()
     assert time.losses["lost_ns"].sum() == sum(idle.steps[name].sum() for name in columns) + copies
@@ -93,7 +94,7 @@ def test_lost_time_is_idle_time_plus_exposed_communication_and_copies() -> None:
 
 def test_wait_time_belongs_to_cause_of_delay(late: ta.Diagnosis) -> None:
     """The fixture: the DataLoader of rank 5 is slow in every third step; one collective is slow."""
-    idle, comm = ta.gpu_idle(RANKS), ta.comm_outliers(RANKS)
+    idle, comm = (once(analysis, RANKS) for analysis in (ta.gpu_idle, ta.comm_outliers))
     loading = find(late, "data-loading")
     assert loading.rank == 5
     idle_ns = idle.steps["dataloading_ns"].sum()
@@ -213,6 +214,7 @@ def test_nearly_full_memory_is_a_share_of_outliers() -> None:
     assert not measurements("nearly-full-memory", comm)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("name", "rule", "severity"),
     [
@@ -234,7 +236,8 @@ def test_fixtures_have_expected_findings(name: str, rule: str, severity: str) ->
 
 def test_inputs_of_several_formats(late: ta.Diagnosis) -> None:
     """Each check uses the files that have its data."""
-    result = ta.diagnose([FIXTURES / "memory/leak.pickle", FIXTURES / "py_spy", RANKS])
+    stacks = FIXTURES / "py_spy/native.raw.txt"
+    result = ta.diagnose([FIXTURES / "memory/leak.pickle", stacks, RANKS])
     rules = {one.id for one in result.diagnosis}
     assert {"data-loading", "memory-growth", "hot-line"} <= rules
     assert find(result, "straggler") == find(late, "straggler")
@@ -386,10 +389,11 @@ def test_truncated_file_lowers_confidence(tmp_path: Path) -> None:
         check_wording(one.evidence[0])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("inputs", "ranks"),
     [
-        ([RANKS / f"rank{n}.json.gz" for n in range(3)], 3),
+        ([RANKS / f"rank{n}.json.gz" for n in range(2)], 2),
         (FIXTURES / "nsys" / "training.sqlite", 2),
     ],
 )
@@ -417,6 +421,7 @@ def test_one_trace_is_in_memory_at_a_time(
 # --- the command -----------------------------------------------------------------------------
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("severity", "status"), [("info", 3), ("warning", 3), ("critical", 0)])
 def test_fail_on(run_cli: Any, severity: str, status: int) -> None:
     done = run_cli(
@@ -435,6 +440,7 @@ def test_invalid_threshold_is_a_usage_error(run_cli: Any) -> None:
     check_wording(done.stderr)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "paths",

@@ -91,6 +91,7 @@ def rules(recording: Trace) -> list[str]:
     return [one.id for one in ta.diagnose(recording).diagnosis]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("call", "rule"),
     [
@@ -123,6 +124,7 @@ def test_captured_launches_are_graph_building() -> None:
     assert rules(loop(captured))[0] == "graph-building"
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("us", "rule"), [(40, "small-copies"), (1_500, "synchronisation")])
 def test_small_copies_that_block_are_named(us: int, rule: str) -> None:
     """A call of milliseconds waits for something else than the copy of 2 KB."""
@@ -184,6 +186,7 @@ def test_recomputed_activations_are_no_file_access() -> None:
     assert rules(saved)[0] == "checkpoints"
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("call", ["cuMemHostAlloc", "cudaMalloc", "cudaStreamCreate"])
 def test_a_single_call_costs_once(call: str) -> None:
     """One long call of many gaps is setup; the same call in every gap is not."""
@@ -205,6 +208,7 @@ ALLOCATING = ("memory-management", "api-calls")
 # --- small recordings of each kind ---------------------------------------------------------------
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("file", "first"),
     [
@@ -224,6 +228,7 @@ def test_first_finding_names_the_cause(shared: Path, file: str, first: str) -> N
         assert "off the main thread" not in findings[0].advice
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "file",
     ["chrome/c17_rocclr_copy.json.gz", "nsys/c20_ccl_kernel.sqlite.gz"],

@@ -55,6 +55,7 @@ def throttled(last: int, kernels: tuple[str, ...] = tuple(KERNELS)) -> list[Trac
     return job(lambda _r, n, name: 2 if n >= 5 - last and name in kernels else 1, ranks=1)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("last", [1, 2, 3])
 def test_throttled_steps_even_if_most_are_slow(last: int) -> None:
     (one,) = judged("throttled-steps", throttled(last))
@@ -68,6 +69,7 @@ def test_some_longer_kernels_are_not_throttling() -> None:
     assert not judged("throttled-steps", throttled(0))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("factor", [1.0, 1.8])
 def test_all_steps_are_slower_than_work_launched_before_the_recording(factor: float) -> None:
     """The GPU lags two steps behind the host: the launch calls of the first two are missing."""

@@ -28,6 +28,7 @@ def exposed_copies(*lengths: tuple[str, int]) -> ta.Finding:
     return one
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("main", "other"), [("HtoD", "DtoH"), ("DtoH", "HtoD")])
 def test_direction_of_nearly_all_copies_is_in_the_title(main: str, other: str) -> None:
     name = {"HtoD": "host-to-device", "DtoH": "device-to-host"}
@@ -57,6 +58,7 @@ def there_and_back(back: int, kernel_ms: int, trips: int = 6) -> ta.Finding:
     return one
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("back", "kernel_ms", "trips", "keeps", "bound"),
     [

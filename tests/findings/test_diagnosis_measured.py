@@ -60,6 +60,7 @@ def lines(answers: dict[str, Result]) -> Iterator[str]:
             yield ""
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", INPUTS)
 def test_measurements_of_all_rules(name: str, golden: Any, thorough: bool) -> None:
     paths = [str(ROOT / "fixtures" / path) for path in INPUTS[name]]

@@ -110,6 +110,7 @@ def test_no_error_in_a_part_of_the_history_is_no_pass(tmp_path: Path) -> None:
     assert status(ta.diagnose(MEMORY / "training.pickle")) == ("passed", None)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["train_ring_truncated", "block_history"])
 def test_real_histories_that_are_a_part(name: str, shared: Path) -> None:
     result, why = status(ta.diagnose(shared / f"data/memory/{name}.pickle"))

@@ -37,6 +37,7 @@ SET_UP = [
 ]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("call", "kind", "rule"), SET_UP)
 def test_setup_in_the_first_step_costs_once(call: str, kind: str, rule: str) -> None:
     findings = ta.diagnose(steps_with(call, kind)).diagnosis
@@ -56,6 +57,7 @@ def test_calls_in_every_step_cost_each_step() -> None:
     assert "schedule(" not in one.advice
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("slow", "n_steps", "confidence"),
     [((0, 1, 2, 3, 4), 5, "high"), ((3,), 5, "medium"), ((0,), 1, "medium")],
@@ -95,6 +97,7 @@ def test_warm_up_counts_in_no_cost_per_step() -> None:
     assert each == pytest.approx(1 - 10.05 / 10.2, abs=0.01)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("first_ms", [2, 300])
 def test_without_steps_setup_is_most_of_the_time_in_a_few_calls(first_ms: int) -> None:
     """Twenty allocations of 2 ms; the first one may take 300 ms."""

@@ -12,9 +12,10 @@ from traceanalyzer.run.examine import examine
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("folder", ["ddp_gloo_4ranks", "nccl_8ranks_isolated"])
-def test_tables_of_reversed_inputs_are_the_same(folder: str) -> None:
-    paths = sorted((FIXTURES / folder).glob("rank*"))
+def test_tables_of_reversed_inputs_are_the_same(folder: str, thorough: bool) -> None:
+    paths = sorted((FIXTURES / folder).glob("rank*"))[: None if thorough else 2]
     one, other = examine(paths), examine(paths[::-1])
     for name, result in one.results.items():
         first, second = result.view(), other.results[name].view()
@@ -22,4 +23,5 @@ def test_tables_of_reversed_inputs_are_the_same(folder: str) -> None:
         tables = {table.name: table.frame for table in second.tables}
         for table in first.tables:
             assert table.frame.equals(tables[table.name]), f"{name}: {table.name}"
-    assert ta.diagnose(paths).view().verdict == ta.diagnose(paths[::-1]).view().verdict
+    if thorough:
+        assert ta.diagnose(paths).view().verdict == ta.diagnose(paths[::-1]).view().verdict

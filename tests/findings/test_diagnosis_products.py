@@ -107,6 +107,7 @@ def test_unknown_gpus_are_skipped(tmp_path: Path) -> None:
     assert "X999" in rows["why"][0]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("calls", "why"),
     [
@@ -143,6 +144,7 @@ def test_a_trace_in_memory_gives_the_same(function: Any) -> None:
     assert "far-from-roof" in json.dumps(of_file)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.skipif(not KINETO.exists(), reason="needs ../shared/data")
 @pytest.mark.parametrize("name", ["b200_rank0of8_eager", "h100_qwen_inference"])
 def test_products_on_real_traces_are_those_of_efficiency(name: str) -> None:

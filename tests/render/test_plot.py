@@ -113,6 +113,7 @@ def test_panels_share_one_scale():
     assert texts.count("duration [ms]") == 1
 
 
+@pytest.mark.matrix
 def test_too_many_panels_are_counted():
     chart = replace(durations(ranks=20, each=2), panel="rank", color=None)
     picture = plot.figure(Sample(drawn=(chart,)))

@@ -233,6 +233,7 @@ DAMAGES = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_facts_are_one_error(damage, sums, store, capsys):
     ta.save_baseline("main", sums)

@@ -56,6 +56,7 @@ def _numbers(analysis: str) -> dict[str, object]:
     return numbers
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", METRICS)
 def test_a_metric_is_a_number_of_the_json_of_its_analysis(name):
     metric = METRICS[name]
@@ -273,6 +274,7 @@ def test_junit_keeps_any_text(name, failure, skipped):
     )
 
 
+@pytest.mark.matrix
 def test_a_metric_that_is_not_recorded_has_its_reason_in_a_note(write, shared):
     trace = shared / "data/chrome/kineto/resnet50_dataloader_workers0.json.gz"
     result = ta.check_budgets(trace, write("mfu >= 40%", "peak_bytes <= 70GiB"))
