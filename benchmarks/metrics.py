@@ -61,6 +61,11 @@ class Source:
         return ast.parse(self.path.read_text())
 
     @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """All nodes of its syntax."""
+        return list(ast.walk(self.tree))
+
+    @cached_property
     def code(self) -> set[int]:
         """Numbers of the lines that are code."""
         lines: set[int] = set()
@@ -72,12 +77,12 @@ class Source:
     @cached_property
     def imports(self) -> int:
         """How many of them are imports, wherever they stand."""
-        nodes = [n for n in ast.walk(self.tree) if isinstance(n, (ast.Import, ast.ImportFrom))]
+        nodes = [n for n in self.nodes if isinstance(n, (ast.Import, ast.ImportFrom))]
         return len(self.code & {line for node in nodes for line in _lines(node)})
 
     def long_functions(self) -> Iterator[tuple[int, str]]:
         """Length and place of functions that are too long, from ``def`` to the last line."""
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 length = len(_lines(node))
                 if length > LONGEST_FUNCTION:
@@ -86,7 +91,7 @@ class Source:
     def needs(self, modules: set[str], *, inside: bool) -> set[str]:
         """Modules of the package it imports; those in functions or by string only ``inside``."""
         needed: set[str] = set()
-        for node in ast.walk(self.tree) if inside else _outside(self.tree):
+        for node in self.nodes if inside else _outside(self.tree):
             if isinstance(node, ast.Import):
                 needed |= {alias.name for alias in node.names} & modules
             elif isinstance(node, ast.ImportFrom) and node.module:
@@ -94,12 +99,12 @@ class Source:
                 for alias in node.names:
                     name = f"{base}.{alias.name}"
                     needed |= {name if name in modules else base} & modules
-            elif isinstance(node, ast.Call) and ast.unparse(node.func) == "import_module":
+            elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "import_module":
                 needed |= {ast.unparse(argument).strip("'") for argument in node.args} & modules
         return needed - {self.module}
 
     def _docstrings(self) -> Iterator[int]:
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, _DESCRIBED) and ast.get_docstring(node, clean=False) is not None:
                 yield from _lines(node.body[0])
 
