@@ -233,6 +233,7 @@ def test_reading_a_database_does_not_import_the_writer():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("command", [["diagnose"], ["report", "-o", "-"]])
 def test_reading_traces_imports_no_drawing_and_no_database(command):
     traces = PACKAGE.parent / "fixtures" / "nccl_8ranks" / "rank5.json.gz"

@@ -160,6 +160,7 @@ def test_sqlite_top_and_flame_graph():
         assert connection.execute("SELECT * FROM fire").fetchall() == [(0, "a")]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("form", FORMS)
 def test_rendering_is_deterministic(form):
     assert render(ordinary(), form) == render(ordinary(), form) != b""

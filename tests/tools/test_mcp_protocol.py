@@ -368,6 +368,7 @@ def test_malformed_messages_do_not_end_the_server() -> None:
     assert all(message["jsonrpc"] == "2.0" for message in answers.values())
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signal_ends_server(number: signal.Signals, tmp_path: Path) -> None:
     with _start(tmp_path) as server:

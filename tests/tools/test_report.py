@@ -179,6 +179,7 @@ def test_shares_in_the_facts_have_one_basis(report: ta.Report) -> None:
 
 
 @pytest.mark.sample(3)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "name",
     [
@@ -192,6 +193,7 @@ def test_links_of_pages_resolve(name: str) -> None:
     assert {link[1:] for link in Page(page).links} <= set(Page(page).ids)
 
 
+@pytest.mark.matrix
 def test_report_of_a_trace_in_memory() -> None:
     trace = ta.read(FIXTURES / "nccl_8ranks" / "rank5.json.gz")
     assert isinstance(trace.report(), Report)
