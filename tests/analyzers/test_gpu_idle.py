@@ -114,7 +114,6 @@ SLICES = {
 }
 
 
-@pytest.mark.sample(3, "cause")
 @pytest.mark.parametrize(
     ("cause", "event"),
     [(cause, event) for cause, events in SLICES.items() for event in events],
@@ -215,7 +214,6 @@ def test_operators_that_launch_and_the_latency_of_launches_are_launch_overhead()
     assert lost(gpu_idle(trace([*work, covering]))) == {"host_code": 20, "launch_overhead": 80}
 
 
-@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("call", "waits"),
     [
@@ -593,7 +591,6 @@ def test_the_command_on_a_fixture(run_cli: Any, golden: Any) -> None:
     golden("gpu_idle_nccl_8ranks.txt", done.stdout)
 
 
-@pytest.mark.matrix
 def test_the_commands_options(run_cli: Any, tmp_path: Any) -> None:
     picture = tmp_path / "idle.svg"
     rank0 = ROOT / "fixtures/nccl_8ranks/rank0.json.gz"
