@@ -620,8 +620,8 @@ def test_file_without_data_is_noted(tmp_path: Any) -> None:
 
 def test_every_cause_has_texts() -> None:
     assert all(causes.advice(cause, code="X") for cause in causes.CAUSES)
-    for table in (causes.NAMES, causes.WAITING):
-        assert tuple(table) == CAUSES
+    for texts in (causes.NAMES, causes.WAITING):
+        assert tuple(texts) == CAUSES
 
 
 def test_files_and_traces_have_the_same_result() -> None:

@@ -288,14 +288,14 @@ def test_views_work_without_the_hidden_code(viewer):
     assert label(page, "main") == "main, 25 samples"
 
 
-def test_buttons_without_use_are_not_shown(viewer):
-    shown = "button:not([hidden])"
+def test_buttons_without_use_are_hidden(viewer):
+    buttons = "button:not([hidden])"
     page = viewer(training())
-    texts = [one.text for one in page.window.find_elements("css selector", shown)]
+    texts = [one.text for one in page.window.find_elements("css selector", buttons)]
     assert "Hide imports" not in texts
     assert "Own code only" in texts
     page = viewer(flame([(None, "f", "a.py:1", None, True, 5, 5, 0, None)]))
-    texts = [one.text for one in page.window.find_elements("css selector", shown)]
+    texts = [one.text for one in page.window.find_elements("css selector", buttons)]
     assert not {"Hide imports", "Hide library code", "Own code only"} & {*texts}
 
 
