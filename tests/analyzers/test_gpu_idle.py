@@ -675,4 +675,4 @@ def test_narrow_terminal_keeps_start_and_host_activity(inputs: str) -> None:
     heads = table.render(Sample(table_list=(gaps,)), width=80).splitlines()[:8]
     printed = " ".join(heads)
     assert ("start" in printed) == ("at_ns" in gaps.columns)
-    assert ("host activity" in printed) == ("activity" in gaps.columns)
+    assert ("activity" in printed) == ("activity" in gaps.columns)
