@@ -21,7 +21,7 @@ demo: $(VENV)/.package ## what is wrong in a bundled training on 8 GPUs: in the 
 	$(BIN)/traceanalyzer report fixtures/nccl_8ranks fixtures/memory/leak.pickle --force -o demo.html
 	@echo "Open demo.html in a browser: $(CURDIR)/demo.html"
 
-test: $(VENV)/.developer ## what a change must pass: samples of large matrices, a quarter of the examples
+test: $(VENV)/.developer ## what a change must pass: samples of large matrices, a sixth of the examples
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
 test-all: $(VENV)/.developer ## the whole suite: every case of every matrix, all examples

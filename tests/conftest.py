@@ -91,7 +91,7 @@ def mark_matrices(items: list[pytest.Item]) -> None:
 
 
 def reduce_examples(tests: set[Any]) -> None:
-    """Let property tests run a quarter of their examples, at least two."""
+    """Let property tests run a sixth of their examples, at least two."""
     for test in tests:
         used = getattr(test, "_hypothesis_internal_use_settings", None)
         if used:

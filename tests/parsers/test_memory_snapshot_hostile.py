@@ -156,7 +156,7 @@ def run(paths: Sequence[Path], machine: str) -> tuple[list[tuple[int, str]], int
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("machine", ["compiled", "plain"])
-def test_pickle_bombs_have_limited_cost(machine: str, tmp_path: Path) -> None:
+def test_pickle_bomb_has_limited_cost(machine: str, tmp_path: Path) -> None:
     usual = run([FOLDER / "training.pickle"], machine)[1]
     paths = [tmp_path / f"{number}.pickle" for number in range(len(BOMBS))]
     for path, bomb in zip(paths, BOMBS.values(), strict=True):
