@@ -227,11 +227,11 @@ def figures(files: list[Source]) -> Iterator[Figure]:
     missing = [name for name in CORE if name not in {source.name for source in files}]
     if missing:
         raise SystemExit(f"missing: {', '.join(missing)}")
-    yield Figure("code lines", code, 60_400)
-    yield Figure("files", len(files), 389)
+    yield Figure("code lines", code, 61_200)
+    yield Figure("files", len(files), 392)
     yield Figure("rooms", len(rooms()), 18)
     yield Figure("entries of the import contract", contract_entries(), 16)
-    yield Figure("imports, percent of code lines", round(100 * imports / code, 1), 7.5)
+    yield Figure("imports, percent of code lines", round(100 * imports / code, 1), 7.6)
     yield Figure("modules that comm-outliers loads", len(loaded()), 107)
     yield Figure(", ".join(name.rpartition("/")[2] for name in CORE), core, 900)
     for name, groups, limit in (

@@ -59,8 +59,9 @@ def test_other_formats_and_small_files(tmp_path):
     shutil.copy(FIXTURES / "py_spy" / "default.raw.txt", tmp_path)
     (tmp_path / "bad.json").write_bytes(b'{"traceEvents": 7}')
     quick, full = ta.info(tmp_path, quick=True), ta.info(tmp_path, quick=False)
-    assert sorted(quick.files["format"]) == sorted(full.files["format"])
-    assert sorted(quick.files["rank"].drop_nulls()) == sorted(full.files["rank"].drop_nulls())
+    # only a whole file has one row for each of its ranks
+    assert set(quick.files["format"]) == set(full.files["format"])
+    assert set(quick.files["rank"].drop_nulls()) <= set(full.files["rank"].drop_nulls())
     assert quick.skipped.equals(full.skipped)
     whole = [str(path) for path in tmp_path.iterdir() if path.suffix == ".txt"]
     assert [one.parts for one in ends.read_ends(whole)] == ["whole"]

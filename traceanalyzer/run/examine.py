@@ -158,7 +158,7 @@ def examine(
         try:
             with guarded(opened.summaries):
                 results[name] = question.result(reader)
-                if opened.summaries and not for_rules:
+                if opened.summaries and not for_rules and name != REPLAY:
                     results[name].view()
         except MissingData as error:
             missing[name] = str(error).removeprefix(f"{only}: ")

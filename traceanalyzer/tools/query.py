@@ -235,7 +235,9 @@ class _Query:
         if not self.may_inflate:
             frame = _executed(self.text, tables)
         else:
-            with closing(workers.each(_executed_within, [task], 1, threads=cores())) as answers:
+            # a worker with one thread is on a thread of polars, which cannot handle signals
+            threads = max(cores(), 2)
+            with closing(workers.each(_executed_within, [task], 1, threads=threads)) as answers:
                 frame = next(answers)
         if isinstance(frame, workers.Ended):
             raise OptionError(

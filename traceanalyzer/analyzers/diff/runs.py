@@ -36,7 +36,8 @@ _SOFTWARE = {
 
 
 #: Recorded data with overhead.
-PYTHON_FRAMES, ALLOCATIONS = "Python frames (with_stack)", "allocations (profile_memory)"
+PYTHON_FRAMES: str = "Python frames (with_stack)"
+ALLOCATIONS: str = "allocations (profile_memory)"
 
 
 @dataclass(frozen=True)

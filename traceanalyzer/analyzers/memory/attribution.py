@@ -306,6 +306,11 @@ def code_running(trace: Trace, library_names: Sequence[str], events: pl.Series) 
 
 def categories(history: Ledger, lines: Lines) -> pl.DataFrame:
     """Return ``category`` and ``confidence`` of each allocation of a ledger, in its order."""
+    inferred, recorded = _inferred_categories(history, lines), _recorded_categories(history)
+    return inferred if recorded is None else inferred.update(recorded)
+
+
+def _inferred_categories(history: Ledger, lines: Lines) -> pl.DataFrame:
     at = markers(lines)
     allocations = history.allocations
     stack, freed_by = allocations["stack"], allocations["freed_by"]
@@ -357,14 +362,12 @@ def categories(history: Ledger, lines: Lines) -> pl.DataFrame:
     for matches, category_name, level in reversed(rules):
         category[matches] = CATEGORIES.index(category_name)
         confidence[matches] = CONFIDENCES.index(level)
-    inferred = pl.DataFrame(
+    return pl.DataFrame(
         {
             "category": pl.Series(CATEGORIES).gather(category),
             "confidence": pl.Series(CONFIDENCES, dtype=CONFIDENCE).gather(confidence),
         }
     )
-    recorded = _recorded_categories(history)
-    return inferred if recorded is None else inferred.update(recorded)
 
 
 def _recorded_categories(history: Ledger) -> pl.DataFrame | None:
