@@ -281,7 +281,7 @@ def test_a_file_from_before_a_column_is_read(lacking: str, tmp_path: Path) -> No
     assert again.flows["name"].null_count() == again.flows.height > 0
 
 
-def test_a_required_column_is_not_made_up(tmp_path: Path) -> None:
+def test_a_missing_required_column_is_an_error(tmp_path: Path) -> None:
     trace = example()
     older = replace(trace, events=trace.events.drop("kind"))
     with pytest.raises(MalformedInput):
