@@ -156,8 +156,9 @@ def notes(gains: Gains, step: str) -> tuple[str, ...]:
     if gains.together_ns > 0:
         together = f"{format_ns(round(gains.together_ns))} ({format_frac(gains.together_frac)})"
         texts.append(f"All gains together: {together}.")
+    least = f"{100 * NO_GAIN:.0f} %"
     texts += [
-        f"Off the critical path, so that removing it gains less than {NO_GAIN:.0%}: {one.title}"
+        f"Off the critical path, so that removing it gains less than {least}: {one.title}"
         for one in gains.without
     ]
     return tuple(texts)
