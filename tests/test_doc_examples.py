@@ -111,6 +111,9 @@ PYTHON_NOT_RUN = {
     ("docs/extending.md", '"""Which kernels vary most in duration?"""'): (
         "part of the example package: tests/analyzers/test_example_plugin.py"
     ),
+    ("docs/extending.md", '"""Registry entry of the analysis ``jitter``."""'): (
+        "part of the example package: tests/analyzers/test_example_plugin.py"
+    ),
     ("docs/ci.md", "import traceanalyzer as ta"): "needs a baseline: tests/tools/test_baselines.py",
     ("docs/install.md", "from traceanalyzer.parsers.chrome_trace import _scan"): (
         "fails in an installation without a compiler, as its comment says"

@@ -307,7 +307,7 @@ ENTRIES: dict[str, Entry] = {
             "what_if",
             "What a fix would gain: the run replayed with changes.",
             group="Start here",
-            examples=("run/", "run/ --free data-loading --scale 'flash_.*=2'"),
+            examples=("run/", "run/ --free data-loading --scale 'gemm=2'"),
             plot="gain of each change",
             result="WhatIf",
             helpers=("replay",),

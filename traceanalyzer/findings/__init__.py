@@ -35,13 +35,11 @@ def diagnose(
         InputError: nothing can be read.
         OptionError: a threshold is invalid, or no input is of the selected rank.
     """
-    from traceanalyzer.analyzers.registry import REPLAY
-    from traceanalyzer.findings.judge import judge, with_printed, with_thresholds
+    from traceanalyzer.findings.judge import analyses, judge, with_printed, with_thresholds
     from traceanalyzer.run.examine import examine
     from traceanalyzer.run.loop import guarded
 
     rules = with_thresholds(thresholds)
-    analyses = {name for rule in rules for name in (rule.analysis, *rule.uses)}
-    examined = examine(inputs, {*analyses, "printed", REPLAY}, for_rules=True, **reading)
+    examined = examine(inputs, {*analyses(rules), "printed"}, for_rules=True, **reading)
     with guarded(examined.summaries):
         return with_printed(judge(examined, rules), examined)

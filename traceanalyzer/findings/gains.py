@@ -18,14 +18,14 @@ from traceanalyzer.analyzers.registry import REPLAY
 from traceanalyzer.analyzers.replay.engine import Weights
 from traceanalyzer.analyzers.what_if.replay import Replay
 from traceanalyzer.findings.device_time import DEVICE
-from traceanalyzer.findings.rule import DELAY_RULES, RULE_OF, Answers, Rule
+from traceanalyzer.findings.rule import RULE_OF, Answers, Rule
 from traceanalyzer.result import Finding
 from traceanalyzer.units import format_frac, format_ns
 
 #: A finding that gains a smaller share of the step is off the critical path.
 NO_GAIN = 0.01
 #: Rules whose cause is removed by removing what happened in the intervals of the finding.
-_IN_INTERVALS = {*DELAY_RULES.values(), *RULE_OF.values(), "exposed-communication"} - {
+_IN_INTERVALS = {*RULE_OF.values(), "exposed-communication"} - {
     "waiting-for-ranks", "pipeline-bubble", "unknown-idleness", "device-wait", "short-gaps",
 }  # fmt: skip
 #: Rules about a rank that becomes like the others, and about all ranks.
@@ -58,32 +58,31 @@ def with_gains(
 ) -> Gains:
     """Return findings with their gains, rated by them."""
     bounds = tuple(_bound(one) for one in findings)
-    replay = examined.replay
+    time, replay = answers.time, examined.replay
+    if time.on_host or not time.whole_ns:
+        return Gains(bounds)
     if not isinstance(replay, Replay):
         return Gains(bounds, why=examined.missing.get(REPLAY, ""))
     if not _is_complete(replay, answers):
         return Gains(bounds, why="not all ranks can be replayed")
-    windows = answers.time.windows
-    steps = max(windows["step"].n_unique(), 1)
-    whole_ns = answers.time.whole_ns / windows.select(DEVICE).unique().height
+    devices = time.windows.n_unique(DEVICE)
+    counted_ns, step_ns = time.whole_ns / devices, time.whole_ns / time.windows.height
     by_id = {rule.id: rule for rule in rules}
     kept, without, removed = [], [], []
     for one in bounds:
-        gain = _gain_ns(one, replay, NO_GAIN * whole_ns)
-        if gain is None:
+        frac = _gain_frac(one, replay, counted_ns)
+        if frac is None:
             kept.append(one)
             continue
-        frac = gain / whole_ns
-        known = replace(one, gain_ns=round(gain / steps), gain_frac=frac, gain_basis="replay")
+        known = replace(one, gain_ns=round(frac * step_ns), gain_frac=frac, gain_basis="replay")
         if frac < NO_GAIN:
             without.append(known)
             continue
-        kept.append(_rated(known, by_id[one.id]))
+        severity = by_id[one.id].severity(frac, one.confidence) or "info"
+        kept.append(replace(known, severity=severity))
         removed.append(one)
-    together = replay.gain_ns(_weights(removed, replay)) if len(removed) > 1 else 0.0
-    return Gains(
-        tuple(kept), tuple(without), together / steps, together / whole_ns, replay.error_frac
-    )
+    together = _share(removed, replay, counted_ns) if len(removed) > 1 else 0.0
+    return Gains(tuple(kept), tuple(without), together * step_ns, together, replay.error_frac)
 
 
 def _bound(one: Finding) -> Finding:
@@ -99,23 +98,36 @@ def _is_complete(replay: Replay, answers: Answers) -> bool:
     return len({*ranks}) == len(ranks) == len(measured) and {*ranks} == {*measured}
 
 
-def _gain_ns(one: Finding, replay: Replay, least_ns: float) -> float | None:
-    """Return the gain of a finding in the whole run; None if no change removes its cause.
+def _gain_frac(one: Finding, replay: Replay, counted_ns: float) -> float | None:
+    """Return the gain of a finding as a share; None if no change removes its cause.
 
     Without other ranks, a call that waits for something that was not recorded is on the critical
     path, and it is not known what removes it. So is idle time after the last work.
     """
     if one.cost_ns is None or one.per.endswith("once"):
         return None
-    if (one.id in _OF_RANKS and one.rank is not None) or one.id == _UNEQUAL:
-        gain = replay.gain_ns(_weights([one], replay))
-        return gain if gain >= least_ns else None
+    if _is_of_ranks(one):
+        frac = _share([one], replay, counted_ns)
+        return frac if frac >= NO_GAIN else None
     if one.id in _IN_INTERVALS and one.intervals is not None and one.intervals.height:
-        gain = replay.gain_ns(_weights([one], replay))
+        frac = _share([one], replay, counted_ns)
         alone = replay.waits_for_others and len(replay.job.programs) == 1
         unknown = alone or not replay.has_work_after(one.intervals)
-        return None if unknown and gain < least_ns else gain
+        return None if unknown and frac < NO_GAIN else frac
     return None
+
+
+def _is_of_ranks(one: Finding) -> bool:
+    return (one.id in _OF_RANKS and one.rank is not None) or one.id == _UNEQUAL
+
+
+def _share(findings: Collection[Finding], replay: Replay, counted_ns: float) -> float:
+    """Return the gain of removing the causes of findings.
+
+    It is a share of the counted steps, or of the whole run if ranks change, also in other steps.
+    """
+    whole_ns = replay.whole_ns if any(map(_is_of_ranks, findings)) else counted_ns
+    return min(replay.gain_ns(_weights(findings, replay)) / whole_ns, 1.0)
 
 
 def _weights(findings: Collection[Finding], replay: Replay) -> list[Weights]:
@@ -132,14 +144,6 @@ def _weights(findings: Collection[Finding], replay: Replay) -> list[Weights]:
     return replay.without(pl.concat([none, *lost], how="vertical_relaxed"), sorted(ranks))
 
 
-def _rated(one: Finding, rule: Rule) -> Finding:
-    """Return a finding with the severity of its gain; never above that of its confidence."""
-    severity = rule.severity(one.gain_frac or 0.0) or "info"
-    if severity == "critical" and one.confidence == "low":
-        severity = "warning"
-    return replace(one, severity=severity)
-
-
 def notes(gains: Gains, step: str) -> tuple[str, ...]:
     """Return what gains mean, those of all findings together, and findings without a gain.
 
@@ -154,8 +158,9 @@ def notes(gains: Gains, step: str) -> tuple[str, ...]:
     meaning = f"Gain: how much shorter a {step} is without the cause, by a replay of the run"
     texts = [f"{meaning} (its error without a change: {error})."]
     if gains.together_ns > 0:
-        together = f"{format_ns(round(gains.together_ns))} ({format_frac(gains.together_frac)})"
-        texts.append(f"All gains together: {together}.")
+        per = " per step" if step == "step" else ""
+        time = f"{format_ns(round(gains.together_ns))}{per}"
+        texts.append(f"All gains together: {time} ({format_frac(gains.together_frac)}).")
     least = f"{100 * NO_GAIN:.0f} %"
     texts += [
         f"Off the critical path, so that removing it gains less than {least}: {one.title}"

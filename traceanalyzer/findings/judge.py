@@ -18,6 +18,7 @@ from traceanalyzer.analyzers.info.compute import Info
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.overlap.result import Overlap
 from traceanalyzer.analyzers.printed.result import Printed
+from traceanalyzer.analyzers.registry import REPLAY
 from traceanalyzer.analyzers.timeline.summary import summary
 from traceanalyzer.drawings import Lanes
 from traceanalyzer.errors import OptionError
@@ -67,6 +68,11 @@ RULES: tuple[Rule, ...] = (
     *clocks.RULES,
     *work.RULES,
 )
+
+
+def analyses(rules: Iterable[Rule]) -> set[str]:
+    """Return the names of the analyses that rules need, and that of the replay for their gains."""
+    return {REPLAY, *(name for rule in rules for name in (rule.analysis, *rule.uses))}
 
 
 def with_thresholds(texts: str | Iterable[str]) -> tuple[Rule, ...]:
@@ -303,10 +309,8 @@ def _candidates(rule: Rule, answers: Answers) -> Iterator[_Candidate]:
         if measured.confidence == "high" and not _repeats(measured, answers.time):
             measured = replace(measured, confidence="medium")
         measured = _limited(measured, rule, answers)
-        severity = rule.severity(measured.size)
         is_once = measured.once and answers.time.in_steps
-        if severity == "critical" and (measured.confidence == "low" or is_once):
-            severity = "warning"
+        severity = rule.severity(measured.size, "low" if is_once else measured.confidence)
         if severity is not None:
             yield _Candidate(_finding(rule, severity, measured, answers), measured.explained)
 

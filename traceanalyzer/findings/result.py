@@ -269,7 +269,7 @@ class Diagnosis(Result):
 
     def _notes(self) -> tuple[str, ...]:
         """Return the meaning of costs, and what the skipped checks need."""
-        costs = "A cost is lost time: removing its cause gains at most that."
+        costs = "Costs are lost time; where no gain is given, the gain is at most the cost."
         bounds = [one for one in self.findings if one.gain_basis == "bound"]
         skipped = self.rules.filter(pl.col("status") == SKIPPED)
         return (

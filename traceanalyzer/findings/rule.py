@@ -149,10 +149,11 @@ class Rule:
             is_share = one.cost_frac is None and not self.counts
             yield replace(one, cost_frac=one.size) if is_share else one
 
-    def severity(self, size: float) -> Severity | None:
-        """Return the severity of a size; None below all thresholds."""
+    def severity(self, size: float, confidence: Confidence = "high") -> Severity | None:
+        """Return the severity of a size, ``low`` at most warning; None below all thresholds."""
         reached = [name for name, least in self.levels.items() if size >= least]
-        return max(reached, key=SEVERITIES.index, default=None)
+        highest = max(reached, key=SEVERITIES.index, default=None)
+        return "warning" if highest == "critical" and confidence == "low" else highest
 
 
 def rule(

@@ -120,7 +120,8 @@ def gain(finding: Finding) -> str:
     """Return the gain of removing the cause of a finding, if a replay tells; or empty."""
     if finding.gain_basis != "replay":
         return ""
-    return f"{format_ns(finding.gain_ns)} ({format_frac(finding.gain_frac)})"
+    per = " per step" if finding.per.startswith("step") else ""
+    return f"{format_ns(finding.gain_ns)}{per} ({format_frac(finding.gain_frac)})"
 
 
 def spaced(column: str) -> str:

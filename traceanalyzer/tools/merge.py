@@ -19,12 +19,11 @@ from traceanalyzer.analyzers.comm_outliers.compute import measure as measure_com
 from traceanalyzer.analyzers.comm_outliers.options import Options as CommOptions
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.analyzers.common.display import short_paths
-from traceanalyzer.analyzers.registry import REPLAY
 from traceanalyzer.analyzers.timeline import alignment, overlays
 from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.exporters.chrome_trace.merged import JsonWriter
 from traceanalyzer.exporters.perfetto import PerfettoWriter
-from traceanalyzer.findings.judge import RULES, judge
+from traceanalyzer.findings.judge import RULES, analyses, judge
 from traceanalyzer.result import Finding
 from traceanalyzer.run.examine import examine
 from traceanalyzer.run.find import InputList, each_and_skipped, is_merged
@@ -236,8 +235,7 @@ def _examined_and_written(
     recordings: _Recordings, items: InputList[Trace | str], reading: dict[str, Any]
 ) -> Merged:
     writer, cut = recordings.writer, recordings.cut
-    names = {REPLAY, *(name for rule in RULES for name in (rule.analysis, *rule.uses))}
-    examined = examine(items, names, for_rules=True, on_rank=recordings.add, **reading)
+    examined = examine(items, analyses(RULES), for_rules=True, on_rank=recordings.add, **reading)
     recordings.wait()
     give_back()
     if not recordings.all:
