@@ -108,7 +108,7 @@ class DeviceTime:
     @property
     def in_steps(self) -> bool:
         """Whether steps are marked; then only their time counts."""
-        return bool(self.windows["step"].is_not_null().any())
+        return self.windows["step"].null_count() < self.windows.height
 
     @property
     def of(self) -> str:
@@ -163,7 +163,11 @@ class DeviceTime:
 
     def of_cause(self, cause: str) -> pl.DataFrame:
         """Return the losses of one cause."""
-        return self.losses.filter(pl.col("cause") == cause)
+        return self._by_cause.get(cause, self.losses.clear())
+
+    @cached_property
+    def _by_cause(self) -> dict[str, pl.DataFrame]:
+        return {cause: rows for (cause,), rows in self.losses.group_by("cause")}
 
     def waits_for(self, rank: int) -> pl.DataFrame:
         """Return wait time for one rank, for all causes of its delay (not of the schedule)."""

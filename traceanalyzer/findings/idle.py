@@ -104,6 +104,8 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
 def _in_warm_up(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
     """Yield setup in warm-up steps: it is in the cost of no step, and is named once."""
     time = answers.time
+    if time.warm_up.is_empty():
+        return
     losses = time.warm_up.filter(pl.col("cause") == cause)
     total = int(losses["lost_ns"].sum())
     if not total or not _is_set_up(cause, result):

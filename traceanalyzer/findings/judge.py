@@ -332,7 +332,7 @@ _LIMITS: Mapping[str, tuple[Confidence, Collection[str]]] = {
 
 def _limited(measured: Measured, rule: Rule, answers: Answers) -> Measured:
     """Return the measurement with the confidence that the recording allows."""
-    codes = answers.problems["code"]
+    codes = set(answers.problems["code"])
     limits = [limit for code, (limit, ids) in _LIMITS.items() if code in codes and rule.id in ids]
     if rule.id in _IDLE and _left_out(answers) >= _MUCH:
         limits.append("low")

@@ -100,10 +100,10 @@ def on_axis(
     source = source_of(parts)
     if "rank" in frames[0].columns:
         del source["rank"]
-    rows = stacked(frames, **source, **values, shift=shifts)
+    rows = stacked(frames, **source, **values, at_ns=shifts)
     if at in rows.columns:
-        rows = rows.with_columns(at_ns=pl.col(at) + pl.col("shift"))
-    return rows.drop("shift")
+        return rows.with_columns(at_ns=pl.col(at) + pl.col("at_ns"))
+    return rows.drop("at_ns")
 
 
 def one_clock(

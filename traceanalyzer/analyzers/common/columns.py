@@ -55,9 +55,10 @@ def stacked(frames: Sequence[pl.DataFrame], **values: pl.Series) -> pl.DataFrame
         frames: frames with the same columns.
         **values: for each column, its value in each frame.
     """
-    number = np.repeat(np.arange(len(frames)), [frame.height for frame in frames])
-    columns = {name: of_frame.gather(number) for name, of_frame in values.items()}
-    return pl.concat(frames).with_columns(**columns)
+    number = pl.Series(np.repeat(np.arange(len(frames)), [frame.height for frame in frames]))
+    columns = {name: of_frame[number].alias(name) for name, of_frame in values.items()}
+    rows = {column.name: column for column in pl.concat(frames)}
+    return pl.DataFrame(list((rows | columns).values()))
 
 
 def source_of(parts: Sequence[OfRank]) -> dict[str, pl.Series]:
@@ -71,7 +72,7 @@ def source_of(parts: Sequence[OfRank]) -> dict[str, pl.Series]:
 def with_sources(frames: Sequence[pl.DataFrame], parts: Sequence[OfRank]) -> pl.DataFrame:
     """Concatenate a frame of each part, with ``rank`` and ``path`` as first columns."""
     rows = stacked(frames, **source_of(parts))
-    return rows.select("rank", "path", pl.exclude("rank", "path"))
+    return rows[["rank", "path", *(name for name in rows.columns if name not in {"rank", "path"})]]
 
 
 def joined(parts: Sequence[OfRank], table: str) -> pl.DataFrame:

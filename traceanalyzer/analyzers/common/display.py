@@ -160,14 +160,13 @@ def places(frame: pl.DataFrame) -> pl.Series:
         A column ``on``, one text per row.
     """
     keys = [name for name in ("rank", "path", "device") if name in frame.columns]
-    several = frame.select(keys).unique()
-    files = several.select("rank", "path").unique()
+    several, files = frame[keys].n_unique(), frame[["rank", "path"]].n_unique()
     parts = []
-    if files.height > 1 and not identified_by_rank(files):
+    if files > 1 and not identified_by_rank(frame):
         parts.append(short_paths(frame["path"]))
-    if files["rank"].null_count() < files.height:
+    if frame["rank"].null_count() < frame.height:
         parts.append(_label("rank", frame))
-    if "device" in keys and (several.height > files.height or not parts):
+    if "device" in keys and (several > files or not parts):
         parts.append(_label("device", frame))
     labels = pl.concat_str(parts or [short_paths(frame["path"])], separator=" ", ignore_nulls=True)
     return frame.select(labels.alias("on")).to_series()
@@ -180,8 +179,8 @@ def at_start(place: str) -> str:
 
 def identified_by_rank(frame: pl.DataFrame) -> bool:
     """Whether ranks identify the files: all are known, and each has one file."""
-    files = frame.select("rank", "path").unique()
-    return files["rank"].null_count() == 0 and files["rank"].n_unique() == files.height
+    files = frame[["rank", "path"]].n_unique()
+    return frame["rank"].null_count() == 0 and frame["rank"].n_unique() == files
 
 
 def count_devices(frame: pl.DataFrame) -> int:

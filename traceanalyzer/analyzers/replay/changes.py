@@ -207,12 +207,10 @@ def _without_time(weights: Weights, program: Program, lost: pl.DataFrame) -> Wei
 
     def left(ends: pl.Series, times: Floats, device: pl.Series | None = None) -> Floats:
         """Return the share of times with these ends that is not in lost time."""
-        rows = pl.DataFrame({"end": ends, "ns": times.round()}).select(
-            "end", start=pl.col("end") - pl.col("ns").cast(pl.Int64).clip(lower_bound=0)
-        )
+        start = ends.to_numpy() - times.round().clip(min=0).astype(np.int64)
+        rows = pl.DataFrame({"start": start, "end": ends, "device": device})
         by = [] if device is None else ["device"]
-        rows = rows.with_columns(device=device)
-        within = intervals.overlap_with(rows, mine, by)["overlap"].fill_null(0).to_numpy()
+        within = intervals.overlap_with(rows, mine, by)["overlap"].to_numpy()
         return 1 - within / np.maximum(times, 1)
 
     before = weights.loader + weights.launch + weights.code
