@@ -39,6 +39,35 @@ def plain(folder: Path) -> ta.Trace:
     return ta.read(path)
 
 
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(
+    "encoding",
+    ["utf-8-sig", "utf-16", "utf-32", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"],
+)
+def test_text_of_any_unicode_encoding_is_read(tmp_path: Path, encoding: str, packed: bool) -> None:
+    path = tmp_path / "trace.json"
+    text = TEXT.decode().encode(encoding)
+    path.write_bytes(gzip.compress(text) if packed else text)
+    assert differences(ta.read(path), plain(tmp_path)) == []
+
+
+@pytest.mark.parametrize("mark", [b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff", b"\xff\xfe\0\0"])
+@pytest.mark.parametrize("rest", [b"", b"\0" * 99, b"\0 \r\n"])
+def test_file_without_text_is_rejected(tmp_path: Path, mark: bytes, rest: bytes) -> None:
+    path = tmp_path / "trace.json"
+    path.write_bytes(mark + rest)
+    with pytest.raises(UnknownFormat):
+        ta.read(path)
+
+
+def test_truncated_utf_16_is_truncated(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_bytes(TEXT.decode().encode("utf-16")[:20_001])
+    trace = ta.read(path)
+    assert trace.events.height > 90
+    assert trace.issues["code"].to_list() == ["truncated"]
+
+
 @pytest.mark.parametrize(
     "packed",
     [

@@ -101,7 +101,7 @@ def recognise(head: bytes, path: str) -> Foreign | None:
     if path.lower().endswith(_LOGS) and b"\0" not in head:
         hint = "--input-format printed-text finds tables of PyTorch and DeepSpeed further down"
         return Foreign("text without a known table in its first 64 KiB", hint)
-    text = head.removeprefix(b"\xef\xbb\xbf").lstrip()[: 1 << 14]
+    text = head.lstrip()[: 1 << 14]
     for pattern, what, hint in _KNOWN:
         if re.match(pattern, text):
             return Foreign(what, hint, is_recording=hint == _SQLITE_INSTEAD)

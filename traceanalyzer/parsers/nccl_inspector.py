@@ -34,8 +34,7 @@ _MOST_ROWS = (1 << 32) - 1
 
 def sniff(head: bytes, path: str) -> bool:  # noqa: ARG001 - a parser's signature
     """Whether the file begins with a line of NCCL Inspector."""
-    text = head.removeprefix(b"\xef\xbb\xbf")
-    return bool(_FIRST.match(text)) and any(key in text for key in _KEYS)
+    return bool(_FIRST.match(head)) and any(key in head for key in _KEYS)
 
 
 class _Header(msgspec.Struct):

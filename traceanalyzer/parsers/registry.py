@@ -26,6 +26,7 @@ from traceanalyzer.parsers.perfetto import parser as perfetto
 from traceanalyzer.parsers.rocpd import FORMAT
 from traceanalyzer.parsers.source import Source
 
+_BLANK = b"\0 \t\r\n"
 _EMPTY = "record it again, and stop the profiler before the program ends"
 _AGAIN = "copy or record it again: no event can be read"
 _FORMATS = "--input-format NAME overrides the detection, --input-format help lists the names"
@@ -137,9 +138,10 @@ def require(source: Source) -> Format:
     detected = detect(source)
     if detected is not None:
         return detected
-    if source.size == 0:
+    if not source.head().strip(_BLANK) and not source.damage:
         is_stacks = "stacks" in PurePath(source.path).name
-        raise UnknownFormat(source.path, "is empty", hint=_NO_STACKS if is_stacks else _EMPTY)
+        content = "contains only NUL bytes or blanks" if source.head() else "is empty"
+        raise UnknownFormat(source.path, content, hint=_NO_STACKS if is_stacks else _EMPTY)
     if nsys_sqlite.written_by_us(source.head()):
         raise UnknownFormat(
             source.path,

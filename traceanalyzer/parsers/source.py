@@ -1,7 +1,9 @@
 """An input file: its decompressed bytes, and the rank in its name. Independent of any format."""
 
+import codecs
 import contextlib
 import io
+import itertools
 import os
 import re
 import stat
@@ -33,6 +35,15 @@ _MAGIC = {
     b"PK\x05\x06": "zip",  # an empty archive
     b"\x28\xb5\x2f\xfd": "zstd",
 }
+#: Beginning of a text in UTF-16 or UTF-32: its byte order mark, or ASCII characters with NULs. The
+#: mark of UTF-32-LE begins with that of UTF-16-LE.
+_ENCODINGS = (
+    ("utf-32-le", codecs.BOM_UTF32_LE, re.compile(rb"(?:[ -~]\0\0\0){2}")),
+    ("utf-32-be", codecs.BOM_UTF32_BE, re.compile(rb"(?:\0\0\0[ -~]){2}")),
+    ("utf-16-le", codecs.BOM_UTF16_LE, re.compile(rb"(?:[ -~]\0){4}")),
+    ("utf-16-be", codecs.BOM_UTF16_BE, re.compile(rb"(?:\0[ -~]){4}")),
+)
+_ENCODING_BYTES = 8
 _RANK = re.compile(r"(?i)(?:^|[^a-z])(?:global_?)?(?:rank|worker)[-_.\[ ]?(\d{1,7})(?!\d)")
 _OF_WORLD = re.compile(r"(?i)[-_.](\d{1,7})[-_]of[-_]\d{1,7}(?!\d)")
 _NODE = re.compile(r"(?i)(?:^|[^a-z])node(?:[-_.\[ ]?(?:id|rank))?[-_.\[ ]?(\d{1,7})(?!\d)")
@@ -41,13 +52,15 @@ _NODE = re.compile(r"(?i)(?:^|[^a-z])node(?:[-_.\[ ]?(?:id|rank))?[-_.\[ ]?(\d{1
 class Source:
     """One input file. Iterate :meth:`blocks` for its decompressed bytes.
 
-    A truncated or damaged compressed stream yields what could be decoded; ``damage`` then describes
-    the problem in one line, and the parser decides whether the rest is usable.
+    Text becomes UTF-8 without a byte order mark; Windows writes UTF-16. A truncated or damaged
+    compressed stream yields what could be decoded; ``damage`` then describes the problem in one
+    line, and the parser decides whether the rest is usable.
 
     Attributes:
         path: the file, as passed by the user.
         size: bytes on disk.
         compression: ``gzip``, ``zip``, ``zstd`` or None.
+        is_plain: the bytes on disk are those of :meth:`blocks`.
         damage: the problem of the compressed stream, or None.
     """
 
@@ -64,11 +77,12 @@ class Source:
                     hint += ", or use traceanalyzer.read_job for all files in it"
                 raise UnreadableFile(self.path, f"is {kind}", hint=hint)
             with open(self.path, "rb") as file:  # noqa: PTH123
-                magic = file.read(4)
+                magic = file.read(_ENCODING_BYTES)
         except (OSError, ValueError) as error:
             raise UnreadableFile(self.path, _reason(error)) from None
         self.size = info.st_size
         self.compression = next((c for m, c in _MAGIC.items() if magic.startswith(m)), None)
+        self.is_plain = self.compression is None and _encoding(magic) == (b"", None)
 
     def head(self) -> bytes:
         """Return the first 64 KiB after decompression; less for a shorter file."""
@@ -97,7 +111,7 @@ class Source:
         self.damage = None
         parts: list[bytes] = []
         size_so_far = 0
-        for piece in self._decompressed(progress, step):
+        for piece in _as_utf8(self._decompressed(progress, step)):
             parts.append(piece)
             size_so_far += len(piece)
             if size_so_far >= size:
@@ -236,6 +250,29 @@ class Source:
         else:
             if given < expected:  # -1: unknown
                 self.damage = f"zstd stream ends early: {given} of {expected} bytes"
+
+
+def _as_utf8(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """Convert UTF-16 and UTF-32, whose invalid parts become U+FFFD, and drop a byte order mark."""
+    first = b""
+    while len(first) < _ENCODING_BYTES and (piece := next(pieces, b"")):
+        first += piece
+    mark, encoding = _encoding(first)
+    pieces = itertools.chain((first[len(mark) :],), pieces)
+    if encoding is None:
+        return pieces
+    decoded = codecs.iterdecode(pieces, encoding, errors="replace")
+    return (text.encode(errors="replace") for text in decoded)
+
+
+def _encoding(first: bytes) -> tuple[bytes, str | None]:
+    """Return the byte order mark of a file that begins so, and its encoding if it is not UTF-8."""
+    for encoding, mark, ascii_only in _ENCODINGS:
+        if first.startswith(mark):
+            return mark, encoding
+        if ascii_only.match(first):
+            return b"", encoding
+    return codecs.BOM_UTF8 if first.startswith(codecs.BOM_UTF8) else b"", None
 
 
 def rank_from_name(path: str) -> int | None:

@@ -15,7 +15,6 @@ from traceanalyzer.parsers.chrome_trace.text import Text
 MAX_VALUE_BYTES = 1 << 26
 WINDOW_BYTES = 1 << 12
 _STRIDE_BYTES = 1 << 20
-_BOM = b"\xef\xbb\xbf"
 _BLANKS = b" \t\r\n,"
 
 _KEY = re.compile(rb'("(?:[^"\\]++|\\.)*")\s*+:\s*+', re.DOTALL)
@@ -118,7 +117,7 @@ def first_events(text: Text, container: Container) -> int | None:
     Raises:
         NotATraceError: the text is not a trace.
     """
-    start = _behind(text, len(_BOM) if text.read(0, len(_BOM)) == _BOM else 0)
+    start = _behind(text, 0)
     first = text.read(start, 1)
     if not first:
         raise NotATraceError("is empty")

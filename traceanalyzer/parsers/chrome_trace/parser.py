@@ -15,7 +15,7 @@ _LIKELY = re.compile(
 
 def sniff(head: bytes, path: str) -> bool:  # noqa: ARG001 - a parser's signature
     """Whether the first bytes look like a Chrome trace; the file name does not matter."""
-    text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    text = head.lstrip()
     if text.startswith(b"["):
         inner = text[1:].strip(b" \t\r\n,")
         return inner in (b"", b"]") or _LIKELY.search(head) is not None

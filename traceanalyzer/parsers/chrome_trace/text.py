@@ -34,13 +34,13 @@ class Text(Protocol):
 
 def open_text(source: Source, progress: Progress | None) -> Text:
     """Return the text of a source; a compressed one is read ahead."""
-    if source.compression is None:
+    if source.is_plain:
         return _PlainText(source, progress)
     return _StreamedText(source, progress)
 
 
 class _PlainText:
-    """An uncompressed file."""
+    """A file whose bytes are the text."""
 
     def __init__(self, source: Source, progress: Progress | None) -> None:
         self._source, self._progress = source, progress
@@ -69,7 +69,7 @@ class _PlainText:
 
 
 class _StreamedText:
-    """A compressed file: a thread decompresses ahead, blocks are kept until released."""
+    """A file to be decompressed or decoded, in a thread; blocks are kept until released."""
 
     def __init__(self, source: Source, progress: Progress | None) -> None:
         self._blocks: list[bytes] = []

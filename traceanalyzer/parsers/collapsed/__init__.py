@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 def sniff(head: bytes, path: str) -> bool:  # noqa: ARG001 - a parser's signature
     """Whether the first bytes look like collapsed stacks; the file name does not matter."""
-    return text.looks_collapsed(text.utf8(head))
+    return text.looks_collapsed(text.with_newlines(head))
 
 
 def parse(source: Source, selection: Selection, progress: Progress | None = None) -> Trace:
@@ -51,7 +51,7 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
     rank = rank_or_node_from_name(source.path)
     if kinds is not None and not kinds & {"sample", "lane"}:
         return Trace(sources=(_meta(source, rank, None),))
-    head = text.utf8(source.head())
+    head = text.with_newlines(source.head())
     if foreign := text.foreign(head):
         raise MalformedInput(source.path, f"{foreign}, not text with stacks and counts")
     dialect = text.detect_dialect(head)

@@ -1,6 +1,6 @@
 """Lines of collapsed stacks, their dialect, and the frames and labels in them."""
 
-import codecs
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,8 +14,6 @@ MAX_LINE = 16 << 20
 #: Replacement of a longer line; not a valid sample.
 TOO_LONG = b"..."
 _CHUNK = 1 << 21
-
-_BOMS = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 
 _TWO = re.compile(rb"(?s).*\s(?:\d+(?:\.\d*)?|\.\d+)\s+(?:\d+(?:\.\d*)?|\.\d+)\s*\Z")
 _ONE = re.compile(rb"(?s)(.*)\s(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d{1,3})?\s*\Z")
@@ -33,9 +31,16 @@ _ENOUGH = 0.5
 _MOST = 0.9
 
 
-def utf8(head: bytes) -> bytes:
-    """Return the beginning of a file as UTF-8 without its byte order mark."""
-    return b"".join(_decoded(iter((head,))))
+def with_newlines(head: bytes) -> bytes:
+    """Return the beginning of a file with LF after each line instead of CR alone."""
+    return next(_with_newlines(iter((head,))))
+
+
+def _with_newlines(blocks: Iterator[bytes]) -> Iterator[bytes]:
+    first = next(blocks, b"")
+    is_cr = b"\r" in first and b"\n" not in first
+    for block in itertools.chain((first,), blocks):
+        yield block.replace(b"\r", b"\n") if is_cr else block
 
 
 def chunks(source: Source, progress: Progress | None) -> Iterator[list[bytes]]:
@@ -45,7 +50,7 @@ def chunks(source: Source, progress: Progress | None) -> Iterator[list[bytes]]:
     """
     parts: list[bytes] = []
     size = 0
-    for block in _decoded(source.blocks(_CHUNK, progress)):
+    for block in _with_newlines(source.blocks(_CHUNK, progress)):
         end = block.rfind(b"\n")
         if end < 0:
             if size <= MAX_LINE:
@@ -168,21 +173,6 @@ def _lines(text: bytes) -> list[bytes]:
     if b"\r" in text:
         text = text.replace(b"\r\n", b"\n").removesuffix(b"\r")
     return text.split(b"\n")
-
-
-def _decoded(blocks: Iterator[bytes]) -> Iterator[bytes]:
-    """Decode the blocks to UTF-8; invalid UTF-16 becomes U+FFFD, invalid UTF-8 is kept."""
-    first = next(blocks, b"")
-    encoding = next((name for bom, name in _BOMS.items() if first.startswith(bom)), None)
-    if encoding is None:
-        yield first.removeprefix(codecs.BOM_UTF8)
-        yield from blocks
-        return
-    decoder = codecs.getincrementaldecoder(encoding)("replace")
-    yield decoder.decode(first[2:]).encode(errors="replace")
-    for block in blocks:
-        yield decoder.decode(block).encode(errors="replace")
-    yield decoder.decode(b"", final=True).encode()
 
 
 #: A count: whole or fractional, never negative.

@@ -132,7 +132,7 @@ def _read_json(source: Source, blocks: Iterator[bytes]) -> Content:
             source.path, "more values than any Flight Recorder dump has", hint=_HINT
         )
     try:
-        root = orjson.loads(data.removeprefix(b"\xef\xbb\xbf"))
+        root = orjson.loads(data)
     except orjson.JSONDecodeError as error:
         return _complete_entries(source, data.decode(errors="replace"), error)
     if not isinstance(root, dict):

@@ -26,7 +26,7 @@ _LINES = re.compile(rb"(?:\d{10,16} [-+.\deE]{1,30} \d{1,12}\r?\n?)+")
 
 def sniff(head: bytes, path: str) -> bool:
     """Whether the first line has the columns of such a file, or all lines are of a metric."""
-    first = head.removeprefix(b"\xef\xbb\xbf").partition(b"\n")[0]
+    first = head.partition(b"\n")[0]
     names = {name.strip(b' \r"') for name in first[:1000].split(b",")}
     if any(header <= names for header in _HEADERS):
         return True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import csv
 import re
 from collections.abc import Iterable, Iterator
@@ -49,17 +48,6 @@ class Messages:
                 return
         if line.strip() and not line.startswith((b"==PROF==", b"==LOG==")):
             self.other += 1
-
-
-def utf8(blocks: Iterable[bytes], head: bytes) -> Iterator[bytes]:
-    """Yield the blocks as UTF-8 without a byte order mark."""
-    encoding = encoding_of(head)
-    decoder = codecs.getincrementaldecoder(encoding)("replace") if encoding else None
-    first = True
-    for block in blocks:
-        data = decoder.decode(block).encode(errors="replace") if decoder else block
-        yield data.removeprefix(codecs.BOM_UTF8) if first else data
-        first = False
 
 
 def chunks(blocks: Iterable[bytes]) -> Iterator[bytes]:
@@ -390,29 +378,10 @@ def cells_of(line: str, delimiter: str) -> list[str]:
         return []
 
 
-def encoding_of(head: bytes) -> str | None:
-    """Return the encoding of UTF-16 text (PowerShell's ``>``); None for UTF-8."""
-    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return "utf-16"
-    if head[1:2] == b"\0" and head[:1] not in (b"", b"\0"):
-        return "utf-16-le"
-    if head[:1] == b"\0" and head[1:2] not in (b"", b"\0"):
-        return "utf-16-be"
-    return None
-
-
 def is_report(head: bytes) -> bool:
     """Whether the beginning of a file has a header or a message of ncu."""
-    if encoding := encoding_of(head):
-        text = head[: len(head) // 2 * 2].decode(encoding, errors="replace")
-        if "\0" in text:
-            return False
-    elif b"\0" in head:
+    if b"\0" in head or head.lstrip()[:1] in (b"{", b"[", b"<"):
         return False
-    else:
-        text = head.decode(errors="replace")
-    if text.lstrip("\ufeff \r\n")[:1] in ("{", "[", "<"):
-        return False
-    if MESSAGE.search(text.lstrip("\ufeff").encode(errors="replace")):
+    if MESSAGE.search(head):
         return True
-    return any(parse_header(line) for line in text.splitlines())
+    return any(parse_header(line) for line in head.decode(errors="replace").splitlines())

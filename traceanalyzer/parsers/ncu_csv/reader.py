@@ -40,9 +40,7 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
         UnreadableFile: the file cannot be read.
     """
     reader = _Reader(selection)
-    head = source.head()
-    blocks = lines.utf8(source.blocks(_BLOCK, progress), head)
-    for chunk in lines.chunks(blocks):
+    for chunk in lines.chunks(source.blocks(_BLOCK, progress)):
         reader.add(chunk)
     if not reader.rows:
         raise _no_rows(source, reader)

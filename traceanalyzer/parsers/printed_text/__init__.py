@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 
-from traceanalyzer.parsers.collapsed.text import utf8
 from traceanalyzer.parsers.contract import Format, Progress, Selection
 from traceanalyzer.parsers.source import Source
 from traceanalyzer.trace import Trace
@@ -38,10 +37,9 @@ _JSON = re.compile(rb'\s*+(?:\{\s*+["}]|\[\s*+[\[{"])')
 
 def sniff(head: bytes, path: str) -> bool:  # noqa: ARG001 - a parser's signature
     """Whether this is text with one of the forms, or the log of a job that runs DeepSpeed."""
-    text = utf8(head)
-    if b"\0" in text or _JSON.match(text):
+    if b"\0" in head or _JSON.match(head):
         return False
-    return _MARKS.search(text) is not None
+    return _MARKS.search(head) is not None
 
 
 def parse(source: Source, selection: Selection, progress: Progress | None = None) -> Trace:  # noqa: ARG001 - small, always read wholly

@@ -4,7 +4,6 @@ Input: JSON text. Output: ``sample`` events and the prefix tree of their frames,
 profile.
 """
 
-import codecs
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -39,7 +38,7 @@ _NOTICES = frozenset(("unclosed-frame", "mismatched-close", "mixed-units"))
 
 def sniff(head: bytes, path: str) -> bool:  # noqa: ARG001 - a parser's signature
     """Whether the first bytes look like speedscope JSON; the file name does not matter."""
-    if not head.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{"):
+    if not head.lstrip().startswith(b"{"):
         return False
     return any(key in head and pattern.search(head) for key, pattern in _SIGNS.items())
 
@@ -116,7 +115,7 @@ class _Read:
 
 def _decoded(source: Source, text: bytes) -> profiles.File:
     try:
-        return msgspec.json.decode(text.removeprefix(codecs.BOM_UTF8), type=profiles.File)
+        return msgspec.json.decode(text, type=profiles.File)
     except _UNDECODABLE as error:
         what = str(error).splitlines()[0]
         raise MalformedInput(
