@@ -450,6 +450,16 @@ def is_truncated(trace: Trace) -> bool:
     return not trace.issues.filter(in_part).is_empty()
 
 
+def another_recording(trace: Trace) -> str | None:
+    """Return what of a file was not read because it is another recording; None for most files."""
+    if trace.issues.is_empty():
+        return None
+    first = trace.issues.filter(code="another-recording")["first"]
+    if first.is_empty():
+        return None
+    return f"another recording from {first[0]} on, pass each recording as a file of its own"
+
+
 def from_rows(
     meta: Meta,
     rows: Iterable[Mapping[str, Any] | Sequence[Any]],

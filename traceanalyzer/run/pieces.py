@@ -43,7 +43,7 @@ from traceanalyzer.run.read import (
     with_assumed_rank,
     without_torch,
 )
-from traceanalyzer.trace import Inputs, Meta, PathLike, Trace, is_truncated
+from traceanalyzer.trace import Inputs, Meta, PathLike, Trace, another_recording, is_truncated
 from traceanalyzer.units import format_ranges
 from traceanalyzer.vocabulary import MEMORY_SNAPSHOT, PRINTED_TEXT
 
@@ -377,6 +377,8 @@ class OpenedInputs:
         self.any_rows |= any(
             table.height for name, table in trace.tables.items() if name not in _ABOUT_EVENTS
         )
+        if another := another_recording(trace):
+            self.skip(trace.meta.path, another)
         trace = self._once(trace)
         if not self.every_file:
             trace, why = self.repeats.without_repeats(trace, is_file=isinstance(item, str))
@@ -435,7 +437,8 @@ class OpenedInputs:
 
     def skip(self, path: str, why: str) -> None:
         """Record a skipped input."""
-        self.skipped.append(Skipped(path, why))
+        if Skipped(path, why) not in self.skipped:  # it may be read again
+            self.skipped.append(Skipped(path, why))
 
     def require(self, *, any_part: bool, may_be_empty: bool = False) -> None:
         """Raise the first error if there is no part, or no event in the time window."""

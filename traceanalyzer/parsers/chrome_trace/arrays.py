@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from traceanalyzer.machine import executor, threads
 from traceanalyzer.parsers.chrome_trace import container as around
 from traceanalyzer.parsers.chrome_trace.columns import Batch, Collected
-from traceanalyzer.parsers.chrome_trace.container import Container
+from traceanalyzer.parsers.chrome_trace.container import AnotherRecordingError, Container
 from traceanalyzer.parsers.chrome_trace.piece import process
 from traceanalyzer.parsers.chrome_trace.text import Text
 from traceanalyzer.parsers.contract import Selection
@@ -38,9 +38,16 @@ def collect(
         container: receives the metadata around the arrays.
         collected: receives the events.
     """
-    while offset is not None:
-        closed = _array(text, offset, selection, container, collected)
-        offset = None if closed is None else around.next_events(text, closed, container)
+    try:
+        while offset is not None:
+            closed = _array(text, offset, selection, container, collected)
+            container.is_recorded = collected.events > 0
+            if other := collected.issues.pop("another-recording", None):
+                container.follow(other[1])
+            offset = None if closed is None else around.next_events(text, closed, container)
+    except AnotherRecordingError as another:
+        collected.issues.note("another-recording", int(another.args[0]))
+        container.closed = True
     if container.is_object and not container.closed and "truncated" not in collected.issues:
         collected.issues.note("truncated", container.end, 0)
     collected.issues.add(container.issues)

@@ -18,7 +18,7 @@ _STRIDE_BYTES = 1 << 20
 _BLANKS = b" \t\r\n,"
 
 _KEY = re.compile(rb'("(?:[^"\\]++|\\.)*")\s*+:\s*+', re.DOTALL)
-_EVENTS_KEY = re.compile(rb'"traceEvents"\s*+:\s*+\[')
+EVENTS_KEY = re.compile(rb'"traceEvents"\s*+:\s*+\[')
 _NO_EVENTS = re.compile(rb"null|\{\s*+\}")
 #: Values with times: decimals stay text, for exact nanoseconds.
 _WITH_TIMES = frozenset(("samples",))
@@ -38,10 +38,9 @@ _OPENING = rb'\{\s*+"(?:' + _KEYS + rb')"\s*+:'
 EVENT_START = re.compile(rb"(?:\A\s*+|[,}]\s*+|\n[ \t]*+)(?=" + _OPENING + rb")")
 #: End of stray text: an event, whatever precedes it, or a bracket.
 BEHIND_STRAY = re.compile(_OPENING + rb"|\]")
-#: After the end of an array: another array or an event, read together with the first.
-GOES_ON = re.compile(
-    rb'[ \t\r\n,]*+(?:(?:\}\s*+\{\s*+"traceEvents"\s*+:\s*+)?\[|(?=' + _OPENING + rb"))"
-)
+#: After the end of an array: an event, read together with the array.
+GOES_ON = re.compile(rb"[ \t\r\n,]*+(?=" + _OPENING + rb")")
+_EVENTS = re.compile(EVENTS_KEY.pattern + rb"|" + EVENT_START.pattern)
 
 #: An object that opens like an event.
 OPENING = re.compile(_OPENING)
@@ -59,6 +58,10 @@ class NotATraceError(ValueError):
     """The text is not a Chrome trace; the message says what it is."""
 
 
+class AnotherRecordingError(ValueError):
+    """Another recording follows, as in concatenated files; the argument is its offset."""
+
+
 @dataclass
 class Container:
     """The JSON around the events.
@@ -66,6 +69,8 @@ class Container:
     Attributes:
         metadata: top-level values other than the events.
         has_events: there is a list of events, perhaps empty.
+        is_recorded: an event was read.
+        arrays: number of arrays that are not members of an object.
         is_object: the events are inside an object, whose end must follow; a bare array may lack it.
         closed: the last array or object was closed.
         end: offset up to which events were read.
@@ -74,6 +79,8 @@ class Container:
 
     metadata: dict[str, Any] = field(default_factory=dict)
     has_events: bool = False
+    is_recorded: bool = False
+    arrays: int = 0
     is_object: bool = False
     closed: bool = False
     end: int = 0
@@ -83,6 +90,15 @@ class Container:
     def enter(self, *, is_object: bool) -> None:
         """Record the start of an event array."""
         self.has_events, self.is_object, self.closed = True, is_object, False
+
+    def follow(self, offset: int) -> None:
+        """Note that the events of another object begin at an offset.
+
+        Raises:
+            AnotherRecordingError: those of an earlier object were read.
+        """
+        if self.is_recorded:
+            raise AnotherRecordingError(offset)
 
     def learn(self, members: dict[str, bytes], offset: int) -> None:
         """Add metadata values."""
@@ -132,7 +148,11 @@ def first_events(text: Text, container: Container) -> int | None:
 
 
 def next_events(text: Text, offset: int, container: Container) -> int | None:
-    """Return the start of the next event array after a ``]``, or None; read metadata between."""
+    """Return the start of the next event array after a ``]``, or None; read metadata between.
+
+    Raises:
+        AnotherRecordingError: the next array is that of another object.
+    """
     head = text.read(offset, WINDOW_BYTES).lstrip(_BLANKS)
     if container.is_object or head.startswith(b'"'):
         events, at = _members(text, offset, container)
@@ -147,6 +167,9 @@ def _find_events(text: Text, at: int, container: Container) -> int | None:
     """Return where the events of the value at an offset, or of a later one, begin."""
     while first := text.read(at := _behind(text, at, _BLANKS + b"]}"), 1):
         if first == b"[":
+            if container.is_object:
+                container.follow(at)
+            container.arrays += 1
             container.enter(is_object=False)
             return at + 1
         if first == b"{":
@@ -156,9 +179,11 @@ def _find_events(text: Text, at: int, container: Container) -> int | None:
             at = behind
             continue
         container.issues.note("stray-text", at)
-        following = _next_match(text, at, EVENT_START)
+        following = _next_match(text, at, _EVENTS)
         if following is None:
             return None
+        if text.read(following - 1, 1) == b"[":
+            return _enter_another(container, following)
         at = following
     return None
 
@@ -189,6 +214,8 @@ def _members(
         name = _text(key[1]) if key else None
         value_at = _behind(text, at + (key.end() if key else 0))
         if name == "traceEvents" and text.read(value_at, 1) == b"[":
+            if start is not None:
+                container.follow(start)
             container.learn(members, opened)
             container.enter(is_object=True)
             return value_at + 1, None
@@ -218,9 +245,14 @@ def _salvage(
     container.learn(members, at)
     if text.read(at, 1) and not _is_cut(text, at):
         container.issues.note("damaged-metadata", at)
-    events = _next_match(text, at, _EVENTS_KEY)
-    if events is not None:
-        container.enter(is_object=True)
+    events = _next_match(text, at, EVENTS_KEY)
+    return None if events is None else _enter_another(container, events)
+
+
+def _enter_another(container: Container, events: int) -> int:
+    """Enter the events of an object whose beginning is damaged."""
+    container.follow(events)
+    container.enter(is_object=True)
     return events
 
 

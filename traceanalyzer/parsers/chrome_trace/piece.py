@@ -65,7 +65,7 @@ def process(text: bytes, offset: int, selection: Selection, *, final: bool = Fal
 def _whole(text: bytes, offset: int, selection: Selection) -> list[Batch] | None:
     """Read well-formed events, perhaps with the array's end; None if the text is damaged."""
     batches = _scanned(text, offset, selection) or _strict(text, offset, selection)
-    # consecutive arrays are read as one, see recover
+    # events after the end of an array are read, too, see recover
     goes_on = batches and batches[-1].closed and GOES_ON.match(text, batches[-1].closed)
     return None if goes_on else batches
 

@@ -19,6 +19,7 @@ from traceanalyzer.parsers.contract import Progress, Selection
 from traceanalyzer.parsers.source import Source, rank_from_name
 from traceanalyzer.schema import LAST_EPOCH_NS
 from traceanalyzer.trace import Device, Meta, Trace, issue_rows, sort_events
+from traceanalyzer.vocabulary import DEVICE_WORK
 
 #: Issues without data loss; all others are losses.
 _NOTICES = frozenset(
@@ -52,6 +53,10 @@ _XLA_BYTES = 1 << 12
 #: Settings of PyTorch's profiler before the events: modules or Python frames were recorded.
 _WITH_MODULES = re.compile(rb'"with_(?:modules|stack)"\s*+:\s*+1')
 _HEAD_BYTES = 1 << 16
+
+#: Overlap of consecutive work of a stream that its clock or a programmatic launch may cause.
+_OVERLAP_NS = 10_000
+_OVERLAPPING_SHARE = 0.1
 
 #: Top-level keys with a field in Meta, and keys too large for it.
 _META_KEYS = frozenset(
@@ -91,9 +96,24 @@ def parse(source: Source, selection: Selection, progress: Progress | None) -> Tr
     finally:
         text.close()
     trace = trace_of(source, reading, container.metadata, collected)
+    if container.arrays > 1 and _is_concurrent(trace):
+        raise MalformedInput(
+            source.path,
+            f"contains {container.arrays} recordings of one GPU in sequence",
+            hint="pass each recording as a file of its own",
+        )
     if by_lanes:
         trace = xla.with_device_work(trace, selection)
     return sort_events(trace) if trace.stacks.height else trace
+
+
+def _is_concurrent(trace: Trace) -> bool:
+    """Whether work of one stream runs at the same time, which recordings of several times do."""
+    lane = ["device", "stream"]
+    work = trace.events.filter(pl.col("kind").is_in(DEVICE_WORK), pl.col("dur") > 0)
+    follows = pl.col("ts").shift(-1).over(lane, order_by="ts")
+    overlapping = work.filter(follows + _OVERLAP_NS < pl.col("ts") + pl.col("dur"))
+    return overlapping.height > _OVERLAPPING_SHARE * work.height
 
 
 def trace_of(

@@ -213,6 +213,7 @@ def recover(text: bytes, *, final: bool) -> Saved:
     damaged = DamagedText(text)
     at = 0
     while (at := _behind_blanks(text, at)) < len(text):
+        start, kept = at, len(saved.texts)
         if damaged.credit(at) < 0:
             at = _skip(damaged, at, saved)
         elif text[at] == _OPEN:
@@ -221,7 +222,19 @@ def recover(text: bytes, *, final: bool) -> Saved:
             at = _bracket(damaged, at, saved)
         else:
             at = _stray(text, at, saved)
+        if len(saved.texts) == kept and _begins_another(text, start, at, saved):
+            break
     return saved
+
+
+def _begins_another(text: bytes, start: int, end: int, saved: Saved) -> bool:
+    """Whether the list of events of another recording begins in text that was skipped."""
+    key = None if saved.tail or saved.closed else container.EVENTS_KEY.search(text, start, end)
+    if key is None:
+        return False
+    saved.issues.note("another-recording", key.start())
+    saved.closed = key.start()
+    return True
 
 
 def _skip(damaged: DamagedText, at: int, saved: Saved) -> int:
@@ -368,8 +381,8 @@ def _resume(damaged: DamagedText, at: int) -> int | None:
 def _bracket(damaged: DamagedText, at: int, saved: Saved) -> int:
     """Process a closing bracket; return the offset to continue at.
 
-    It does not end the array if another array or an event follows, or if it may belong to a lost
-    event and more events follow.
+    It does not end the array if an event follows, or if it may belong to a lost event and more
+    events follow.
     """
     damaged.spent += _BRACKET
     if match := container.GOES_ON.match(damaged.text, at + 1):
