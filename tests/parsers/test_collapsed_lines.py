@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from pathlib import Path
 
 import pytest
 from conftest import ROOT
@@ -128,6 +129,24 @@ def test_encodings_line_ends_and_counts(content, weights, tmp_path):
     assert trace.stacks["name"][0] in ("a", "main")
     assert "\r" not in "".join(stack_texts(trace))
     assert trace.issues.is_empty()
+
+
+@pytest.mark.parametrize(
+    ("content", "unit"),
+    [
+        ("python;main;gemm 812349911\npython;main;copy 1234001\npython;_start 1\n", None),
+        ("ab;read_[k] 1010101\nab;write_[k] 2020202\n", None),
+        ("ab;f 500000 1010101\nab;g 2020202 1010101\n", None),
+        ("python;main;gemm 31\npython;main;copy 6\npython;_start 1200\n", "samples"),
+        ("main (a.py:1);f (a.py:2) 81234\nmain (a.py:1);g (a.py:3) 31860\n", "samples"),
+        ("main (a.py);memcpy (libc.so.6) 81234\nmain (a.py) 31860\n", "samples"),
+        ('process 7:"python a.py";main 81234\nprocess 7:"python a.py";f 31860\n', "samples"),
+    ],
+)
+def test_large_counts_without_files_are_no_samples(
+    content: str, unit: str | None, tmp_path: Path
+) -> None:
+    assert parsed(tmp_path, content).meta.weight_unit == unit
 
 
 def test_ambiguous_text_is_not_detected(tmp_path):

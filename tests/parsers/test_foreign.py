@@ -30,6 +30,10 @@ KNOWN = {
     "node.cpuprofile": '{"nodes":[{"id":1,"callFrame":{"functionName":"(root)"}}]}',
     "rocprof.json": '{"rocprofiler-sdk-tool": [{"metadata": {}}]}',
     "CUPTI_ACTIVITY_KIND_KERNEL.arrow": "ARROW1",
+    "perf.data": "PERFILE2\x68",
+    "perf.txt": "# perf version : 6.1\n#\npython 25534 [002] 36804.123456:   1010101 cycles:u: \n"
+    "\t7f8a12345678 gemm+0x10 (/usr/lib/libblas.so.3)\n",
+    "perf_without_periods.txt": "swapper 0/0  36804.123456: cpu-clock: \n\tfff [unknown] ([k])\n",
     "host.xplane.pb": "\n\x02\x08\x01\x12\x00",
     "profile.bin": "\n\x15\x08\x01\x12\x0d/device:GPU:0\x1a\x00" * 2,
     "profile.pftrace": "\n\x0b\x12\x09/host:CPU\n\x02\x08\x01",

@@ -23,10 +23,12 @@ class Foreign(NamedTuple):
 _TRACE_INSTEAD = "prof.export_chrome_trace(FILE) of torch.profiler writes a timeline"
 _SQLITE_INSTEAD = "export the report again: nsys export --type sqlite REPORT"
 
+_COLLAPSED = "perf script | stackcollapse-perf.pl > stacks.txt writes stacks that are read"
+
 _XPLANE = (
-    "pass the .trace.json.gz that JAX and TensorFlow write next to it, or convert it with "
-    "xspace_to_tool_data([FILE], 'trace_viewer', {}) of xprof.convert.raw_to_tool_data (pip "
-    "install xprof)"
+    "pass the .trace.json.gz next to it (JAX writes one), or save the JSON text that "
+    "xspace_to_tool_data([FILE], 'trace_viewer', {})[0] of xprof.convert.raw_to_tool_data returns "
+    "(pip install xprof)"
 )
 
 #: Tables of nsys; ``--type parquetdir`` and ``arrowdir`` write one file per table.
@@ -66,6 +68,12 @@ _KNOWN = (
         rb'\{[^{]*?"nodes"\s*+:\s*+\[\s*+\{[^}]*?"callFrame"',
         "a V8 CPU profile (.cpuprofile), which is not supported",
         "py-spy record -f speedscope profiles Python",
+    ),
+    (rb"PERFILE2", "a recording of perf (perf.data), which is not supported", _COLLAPSED),
+    (
+        rb"(?:#[^\n]*\n)*[^\s#][^\n]*?\s\d++(?:/\d+)?(?:\s+\[\d+\])?\s++\d+\.\d+:[\s\d]+[\w:/-]+:",
+        "the text of perf script, which is not supported",
+        _COLLAPSED,
     ),
     (
         rb'\{\s*+"rocprofiler-sdk-tool"',

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -16,7 +17,9 @@ TOO_LONG = b"..."
 _CHUNK = 1 << 21
 
 _TWO = re.compile(rb"(?s).*\s(?:\d+(?:\.\d*)?|\.\d+)\s+(?:\d+(?:\.\d*)?|\.\d+)\s*\Z")
-_ONE = re.compile(rb"(?s)(.*)\s(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d{1,3})?\s*\Z")
+_ONE = re.compile(rb"(?s)(.*)\s((?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d{1,3})?)\s*\Z")
+#: A frame with a file.
+_WITH_FILE = re.compile(rb" \([^;()]+\)[; ]")
 _AUSTIN_LINE = re.compile(rb"P\d+;T[\dxXa-fA-F:]+[; ]")
 #: A stack of ``export_stacks``; those of native calls alone have no line number.
 _TORCH_LINE = re.compile(rb"(?=\S*\(\d+\):_|<built-in_)\S+ \d+\s*\Z")
@@ -29,6 +32,8 @@ _BINARY = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
 _ENOUGH = 0.5
 #: Minimum fraction of lines with two counts in a comparison: a name may end in a number.
 _MOST = 0.9
+#: Median count of stacks from which counts are no samples: most stacks are sampled a few times.
+_EVENTS = 1000
 
 
 def with_newlines(head: bytes) -> bytes:
@@ -78,7 +83,7 @@ class Dialect:
         columns: counts at the end of a line: 1, or 2 for a comparison of two recordings.
         labelled: lines begin with process or thread frames.
         scale: factor from a count to ``unit``.
-        unit: unit of the weights: ``samples``, ``ns`` or ``bytes``.
+        unit: unit of the weights: ``samples``, ``ns`` or ``bytes``; None if unknown.
     """
 
     austin: bool = False
@@ -87,7 +92,7 @@ class Dialect:
     columns: int = 1
     labelled: bool = False
     scale: float = 1.0
-    unit: str = "samples"
+    unit: str | None = "samples"
 
 
 def is_comment(line: bytes) -> bool:
@@ -142,7 +147,18 @@ def detect_dialect(text: bytes) -> Dialect:
     labelled = any(line.startswith(LABELLED) for line in data)
     two = sum(1 for line in data if _TWO.match(line))
     compared = not labelled and 0 < _MOST * len(data) <= two
-    return Dialect(columns=2 if compared else 1, labelled=labelled)
+    unit = None if not labelled and _counts_events(data) else "samples"
+    return Dialect(columns=2 if compared else 1, labelled=labelled, unit=unit)
+
+
+def _counts_events(data: list[bytes]) -> bool:
+    """Whether counts are perf's events (cycles) or times rather than samples, by their size.
+
+    py-spy, whose frames name files, counts samples.
+    """
+    counts = [float(match[2]) for line in data if (match := _ONE.match(line))]
+    is_large = bool(counts) and statistics.median(counts) >= _EVENTS
+    return is_large and not any(map(_WITH_FILE.search, data))
 
 
 def _is_of_torch(data: list[bytes]) -> bool:
