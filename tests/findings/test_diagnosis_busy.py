@@ -92,8 +92,15 @@ def test_only_time_in_steps_counts() -> None:
     ],
     ids=["kernel", "operator"],
 )
-def test_fused_attention_is_not_a_finding(more: tuple[str, str, int]) -> None:
-    assert not judged("unfused-attention", trace(launched([*ATTENTION, more])))
+def test_next_to_fused_attention_only_runs_of_softmax_and_products_are_unfused(
+    more: tuple[str, str, int],
+) -> None:
+    """A softmax of a router, and products of experts, are no attention."""
+    mm = ("aten::mm", GEMM, 20)
+    router = [ATTENTION[1], mm, ATTENTION[0], mm, ATTENTION[2], mm]
+    assert not judged("unfused-attention", trace(launched([*router, more])))
+    (one,) = judged("unfused-attention", trace(launched([*ATTENTION, more, *router])))
+    assert one.total_ns == 600 * US
 
 
 @pytest.mark.parametrize("missing", ["aten::_softmax", "aten::bmm"])

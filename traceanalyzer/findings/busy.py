@@ -115,7 +115,7 @@ def _unfused_attention(result: Kernels, answers: Answers) -> Iterator[Measured]:
         f"{time.share(total)}.",
         evidence=(
             f"Device time: {each}.",
-            "No flash, memory-efficient or cuDNN attention kernel was recorded.",
+            _fused_attention(result, time),
             *((f"{_MATH} was called: no fused backend accepted the inputs.",) if math else ()),
         ),
         advice="Use torch.nn.functional.scaled_dot_product_attention in float16 or bfloat16"
@@ -133,9 +133,9 @@ def _unfused_attention(result: Kernels, answers: Answers) -> Iterator[Measured]:
 
 def _attention(result: Kernels, time: DeviceTime) -> dict[str, int]:
     """Return device time of unfused attention by operator, or of softmax kernels."""
-    if kernel_names.ATTENTION in result.heaviest("family")["family"]:
-        return {}
     if not result.has_operators:
+        if kernel_names.ATTENTION in result.heaviest("family")["family"]:
+            return {}
         softmax = _softmax_kernels(result, time)
         return {"softmax kernels": softmax} if softmax else {}
     sums = _of_purpose(result, ATTENTION, time).group_by("name").agg(pl.col("ns").sum())
@@ -145,6 +145,15 @@ def _attention(result: Kernels, time: DeviceTime) -> dict[str, int]:
     )
     least = _LEAST_PART * sum(parts.values())
     return parts if min(of_softmax, of_products) >= least else {}
+
+
+def _fused_attention(result: Kernels, time: DeviceTime) -> str:
+    """Return the time of fused attention kernels as a sentence."""
+    fused = result.heaviest("name").filter(pl.col("family") == kernel_names.ATTENTION)["kernel"]
+    total = int(longest_first(in_steps(result, time), fused, "total_ns")["ns"].sum())
+    if not total:
+        return "No flash, memory-efficient or cuDNN attention kernel was recorded."
+    return f"Other calls run fused kernels: {time.share(total)}."
 
 
 def _counted_products(result: Kernels, time: DeviceTime) -> int:

@@ -66,8 +66,9 @@ def training(trace: Trace, patterns: Sequence[str] = ()) -> pl.DataFrame:
         the operator. :data:`REPEATED`: collectives of a backward pass of DistributedDataParallel
         that the next one before the same optimizer step repeats; call is the number of passes.
         :data:`ATTENTION`: kernels of :data:`SOFTMAX` and :data:`PRODUCTS`, and pointwise kernels
-        between them (:data:`BETWEEN`), if both kinds and no fused attention were called; name is
-        the operator, call is 1 within PyTorch's attention, otherwise 0.
+        between them (:data:`BETWEEN`), if both kinds were called; where other attention is fused,
+        only runs of them with a softmax and two products. name is the operator, call is 1 within
+        PyTorch's attention, otherwise 0.
     """
     key = ("training", tuple(patterns))
     return trace.once(key, lambda: _training(trace, device_work(trace, patterns)))
@@ -181,15 +182,17 @@ def _count(ranges: pl.DataFrame, calls: pl.DataFrame) -> pl.Series:
 def _attention(
     trace: Trace, work: pl.DataFrame, calls: pl.DataFrame, names: list[str]
 ) -> pl.DataFrame:
-    """Kernels of softmax and products of batches, and between them, unless attention is fused."""
+    """Kernels of softmax and products of batches, and between them."""
     if not (set(SOFTMAX) & set(names) and set(PRODUCTS) & set(names)):
-        return _none()
-    if _ranges(trace, names, _FUSED).height:
         return _none()
     operators = _ranges(trace, names, _OF_ATTENTION)
     inside = linking.enclosing(calls, operators, _THREAD).drop_nulls("slice")
     named = inside.select("work", operators["name"][inside["slice"]].cast(pl.String))
-    each = pl.concat([named, _between(work, calls, named)])
+    rows = _with_pointwise(work, calls, named)
+    if _ranges(trace, names, _FUSED).height:
+        rows = _in_runs(rows)
+        named = rows.drop_nulls("name").select("work", "name")
+    each = pl.concat([named, _between(rows)])
     placed = calls.join(each, on="work", maintain_order="left")
     math = linking.label_by_interval(placed, _ranges(trace, names, _MATH), _THREAD)["interval"]
     rows = work[placed["work"]].with_columns(
@@ -202,16 +205,31 @@ def _attention(
 BETWEEN = "pointwise kernels between them"
 
 
-def _between(work: pl.DataFrame, calls: pl.DataFrame, named: pl.DataFrame) -> pl.DataFrame:
-    """Pointwise kernels that are launched between a product and a softmax: work, name."""
+def _with_pointwise(work: pl.DataFrame, calls: pl.DataFrame, named: pl.DataFrame) -> pl.DataFrame:
+    """Add ``name`` of softmax and products to the launches in order, and ``pointwise``."""
     rows = calls.join(named, on="work", how="left").sort(*_THREAD, "ts", "work")
     kernels = work["name"][rows["work"]].cast(pl.String)
     of_name = families_of(kernels.unique().drop_nulls())
     pointwise = [name for name, one in of_name.items() if one in (ELEMENTWISE, COPY)]
+    return rows.with_columns(pointwise=kernels.is_in(pointwise) & rows["name"].is_null())
+
+
+def _in_runs(rows: pl.DataFrame) -> pl.DataFrame:
+    """Keep launches that follow each other if a softmax and two products are among them."""
+    is_part = pl.col("pointwise").fill_null(value=False) | pl.col("name").is_not_null()
+    runs = rows.with_columns(run=pl.struct(*_THREAD, is_part).rle_id()).filter(is_part)
+    softmax, products = (
+        pl.col("name").is_in(names).sum().over("run") for names in (SOFTMAX, PRODUCTS)
+    )
+    return runs.filter(softmax > 0, products >= _SEVERAL).drop("run")
+
+
+def _between(rows: pl.DataFrame) -> pl.DataFrame:
+    """Pointwise kernels that are launched between a product and a softmax: work, name."""
     is_softmax = pl.col("name").is_in(SOFTMAX)
     # the softmax, the product, or the other kernel before and after
     part = pl.when(is_softmax).then(1).when(pl.col("name").is_not_null()).then(2).otherwise(0)
-    passed = kernels.is_in(pointwise) & rows["name"].is_null()
+    passed = pl.col("pointwise").fill_null(value=False)
     parts = rows.with_columns(part=pl.when(~passed).then(part))
     before, after = (
         pl.col("part").forward_fill().over(_THREAD),

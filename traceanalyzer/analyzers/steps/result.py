@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import polars as pl
@@ -73,7 +73,7 @@ class Steps(Result):
     only_slow: pl.DataFrame | None = None
     between: pl.DataFrame | None = None
 
-    @property
+    @cached_property
     def counted(self) -> pl.DataFrame:
         """Rows of ``steps`` without warm-up."""
         return self.steps.filter(~pl.col("warm_up"))
