@@ -46,12 +46,14 @@ def test_each_large_direction_has_its_part_and_advice() -> None:
     assert "both directions" in one.advice
 
 
-def there_and_back(back: int, kernel_ms: int, trips: int = 6) -> ta.Finding:
+def there_and_back(
+    back: int, kernel_ms: int, trips: int = 6, memory: str = "Pageable"
+) -> ta.Finding:
     """Return the finding for data that is copied before and after each kernel."""
     events, at = [], 0
     for _ in range(trips):
         for name, ms, size in (("HtoD", 5, 16 << 20), ("", kernel_ms, 0), ("DtoH", 5, back)):
-            work = device(NAMES[name] if name else "gemm", at, ms * MS)
+            work = device(NAMES[name].replace("Pageable", memory) if name else "gemm", at, ms * MS)
             events.append(work | ({"kind": "gpu_memcpy", "bytes": size} if name else {}))
             at += ms * MS
     (one,) = (one for one in ta.diagnose(trace(events)).findings if one.id == "exposed-copies")
@@ -84,4 +86,12 @@ def test_round_trips_of_others(shared: Path) -> None:
     first = ta.diagnose(path).findings[0]
     assert first.id == "exposed-copies"
     assert "keep the data on the device" in first.advice
-    assert "16 ms" in first.advice, "overlap saves at most the compute time"
+    assert "16 ms" in first.advice, "overlap gains at most the compute time"
+
+
+@pytest.mark.parametrize(("memory", "most_ms"), [("Pinned", 6), ("Pageable", 60)])
+def test_copies_that_can_only_be_overlapped_gain_the_compute_time(
+    memory: str, most_ms: int
+) -> None:
+    one = there_and_back(4, 1, 6, memory)
+    assert one.gain_ns == most_ms * MS

@@ -55,6 +55,7 @@ def _exposed_copies(_: Overlap, answers: Answers) -> Iterator[Measured]:
         ),
         advice=_copying(copies, sums, total, answers),
         total_ns=total,
+        most_gain_ns=_overlappable(copies, sums, answers),
         rank=rank,
         step=steps[0] if len(steps) == 1 else None,
         intervals=intervals_of(losses),
@@ -125,16 +126,34 @@ def _numbers(row: Mapping[str, Any]) -> str:
     return f"{row['direction']}{memory}: {count}{size}, {format_ns(row['exposed_ns'])} exposed."
 
 
+def _large(sums: Mapping[str, int]) -> set[str]:
+    """Return the directions with a large part of the exposed time."""
+    least = _LEAST * sum(sums.values())
+    return {name for name, ns in sums.items() if ns > least}
+
+
+def _overlappable(copies: pl.DataFrame, sums: Mapping[str, int], answers: Answers) -> int | None:
+    """Return the compute time that copies can be overlapped with, if nothing else shortens them.
+
+    Copies from or to pageable memory are several times as fast from pinned memory, and copies on
+    the device, or there and back, can be avoided: then it is None.
+    """
+    large = _large(sums)
+    avoidable = "DtoD" in large or any(_keeping(answers))
+    if avoidable or not large or _is_pageable(_of_directions(copies, large)):
+        return None
+    return int(answers.time.busy["busy_ns"].sum())
+
+
 def _copying(copies: pl.DataFrame, sums: Mapping[str, int], total: int, answers: Answers) -> str:
     """Return advice for exposed copies, for each direction with a large part."""
-    least = _LEAST * sum(sums.values())
-    large = {name for name, ns in sums.items() if ns > least}
+    large = _large(sums)
     texts: list[str] = []
     if not large or large - {"DtoD"}:
         texts += _keeping(answers)
         text = _overlapping(copies, large - {"DtoD"}, pytorch=answers.program.pytorch)
         compute = int(answers.time.busy["busy_ns"].sum())
-        most = f" (saves at most the compute time, {answers.time.text(compute)})"
+        most = f" (overlap alone gains at most the compute time, {answers.time.text(compute)})"
         texts.append(f"{text}{most if compute < total else ''}")
     if "DtoD" in large:
         texts.append(
@@ -152,18 +171,25 @@ def _keeping(answers: Answers) -> Iterator[str]:
         yield transfers.round_trips.removesuffix(".")
 
 
+def _of_directions(copies: pl.DataFrame, directions: Collection[str]) -> pl.Series:
+    """Return the memory of the copies of these directions (none: unknown) with a large part."""
+    if not directions:
+        return pl.Series([""])
+    is_large = pl.col("exposed_ns") > _LEAST * int(copies["exposed_ns"].sum())
+    large = copies.filter(pl.col("direction").is_in(list(directions)), is_large)
+    return large["memory"].fill_null("")
+
+
+def _is_pageable(memory: pl.Series) -> bool:
+    """Whether any of the copies uses pageable memory, or memory that is not known."""
+    return bool((memory.str.contains("Pageable") | (memory == "")).any())
+
+
 def _overlapping(copies: pl.DataFrame, directions: Collection[str], *, pytorch: bool) -> str:
     """Return advice to overlap copies of these directions (none: unknown) with compute."""
-    least = _LEAST * int(copies["exposed_ns"].sum()) if directions else 0
-    large = (
-        copies.filter(pl.col("direction").is_in(list(directions)), pl.col("exposed_ns") > least)
-        if directions
-        else pl.DataFrame({"memory": [""]})
-    )
-    memory = large["memory"].fill_null("")
     both = {"HtoD", "DtoH"} <= set(directions)
     only_back = "DtoH" in directions and not both
-    if not (memory.str.contains("Pageable") | (memory == "")).any():
+    if not _is_pageable(_of_directions(copies, directions)):
         start = "start them earlier on a separate stream with"
     elif not pytorch:
         start = "pinned host memory (cudaMallocHost) and"

@@ -56,7 +56,10 @@ class Gains:
 def with_gains(
     findings: Sequence[Finding], examined: Examination, answers: Answers, rules: Sequence[Rule]
 ) -> Gains:
-    """Return findings with their gains, rated by them."""
+    """Return findings with their gains, rated by them.
+
+    A finding that has a ``gain_frac`` gains that at most.
+    """
     bounds = tuple(_bound(one) for one in findings)
     time, replay = answers.time, examined.replay
     if time.on_host or not time.whole_ns:
@@ -69,11 +72,12 @@ def with_gains(
     counted_ns, step_ns = time.whole_ns / devices, time.whole_ns / time.windows.height
     by_id = {rule.id: rule for rule in rules}
     kept, without, removed = [], [], []
-    for one in bounds:
+    for limit, one in zip((one.gain_frac for one in findings), bounds, strict=True):
         frac = _gain_frac(one, replay, counted_ns)
         if frac is None:
             kept.append(one)
             continue
+        frac = min(frac, 1.0 if limit is None else limit)
         known = replace(one, gain_ns=round(frac * step_ns), gain_frac=frac, gain_basis="replay")
         if frac < NO_GAIN:
             without.append(known)
@@ -88,6 +92,9 @@ def with_gains(
 def _bound(one: Finding) -> Finding:
     if one.cost_ns is None:
         return one
+    if one.gain_frac is not None and one.cost_frac and one.gain_frac < one.cost_frac:
+        gain_ns = round(one.cost_ns * one.gain_frac / one.cost_frac)
+        return replace(one, gain_ns=gain_ns, gain_basis="bound")
     return replace(one, gain_ns=one.cost_ns, gain_frac=one.cost_frac, gain_basis="bound")
 
 

@@ -382,6 +382,8 @@ def _finding(rule: Rule, severity: Severity, measured: Measured, answers: Answer
             facts |= time.cost(measured.total_ns, once=measured.once)
     elif measured.cost_frac is None:
         facts["of"] = ""
+    if measured.most_gain_ns is not None:
+        facts["gain_frac"] = time.frac(measured.most_gain_ns)
     return Finding(id=rule.id, severity=severity, analysis=rule.analysis, **facts)
 
 

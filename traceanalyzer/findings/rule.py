@@ -78,6 +78,7 @@ class Measured:
         advice: what to try.
         cost_ns: lost time, mean per step and device (per device if no steps are marked), or None.
         total_ns: the same in total over all devices; ``cost_ns`` is derived from it if it is None.
+        most_gain_ns: the part of ``total_ns`` that can be gained at most, if it is less; or None.
         once: the cost arises once per device, not in each step; with steps, a warning at most.
         cost_bytes: memory cost in bytes, or None.
         cost_frac: the cost as a share of ``of``, or None; by default the size, if it is a share.
@@ -94,6 +95,7 @@ class Measured:
     advice: str = ""
     cost_ns: int | None = None
     total_ns: int | None = None
+    most_gain_ns: int | None = None
     once: bool = False
     cost_bytes: int | None = None
     cost_frac: float | None = None
