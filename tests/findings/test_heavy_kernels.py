@@ -72,6 +72,17 @@ def test_kernel_is_named_with_operator_and_line(operator: str, kernel: str, part
     assert part in one.advice
 
 
+def test_kernels_that_convert_the_layout_count_together() -> None:
+    convolution = ("aten::cudnn_convolution", "sm80_xmma_fprop_implicit_gemm_f16f16", 500)
+    to, back = (f"void cudnn::ops::{name}Kernel<__half>" for name in ("nchwToNhwc", "nhwcToNchw"))
+    works = [("aten::cudnn_convolution", to, 130), convolution,
+             ("aten::cudnn_convolution", back, 120)]  # fmt: skip
+    (one,) = judged(steps(works))
+    assert one.size == pytest.approx(250 / 750, rel=0.02)
+    assert "channels_last" in one.advice
+    assert judged(steps([*works[:1], convolution, convolution])) == []
+
+
 def test_kernel_of_unknown_kind_and_operator_is_no_warning() -> None:
     work = [device("mystery", number * 10 * US, 9 * US) for number in range(50)]
     (one,) = judged(trace(work))

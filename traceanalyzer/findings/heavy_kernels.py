@@ -1,4 +1,4 @@
-"""Rule for one kernel that takes a large part of the time and is not a matrix product."""
+"""Rule for a kernel that takes a large part of the time and is not a matrix product."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -49,6 +49,11 @@ _CASTING = (
     "Convert data once and keep it in that type: casts of weights in each step, and of activations "
     "between operators of different types, move the data twice."
 )
+_LAYOUT = (
+    "Keep model and images in the layout of the convolutions: model.to("
+    "memory_format=torch.channels_last) and the same for the images; operators without support for "
+    "it convert the layout again."
+)
 _TUNING = (
     "Tune its block sizes and number of warps (triton.autotune), and compare it with the library "
     "operator for the same shapes."
@@ -57,9 +62,15 @@ _TUNING = (
 _ADVICE = (
     (r"(?i)index(?:ing|_put|_?backward)|embedding.*backward", _INDEXING),
     (r"(?i)scatter|index_(?:add|copy|reduce)", _SCATTERING),
+    (r"(?i)nchw_?to_?nhwc|nhwc_?to_?nchw", _LAYOUT),
     (r"(?i)sort|top_?k|radix|unique|nonzero|scan|cumsum", _SORTING),
     (r"(?i)\bcast|_to_copy|aten::to\b|direct_copy|float16_copy|copy_kernel", _CASTING),
     (r"(?i)triton", _TUNING),
+)
+#: Kernels that one change avoids together, and what they do.
+_TOGETHER = (
+    (r"(?i)nchw_?to_?nhwc|nhwc_?to_?nchw", "convert between NCHW and NHWC"),
+    (r"(?i)(?:radix|segmented|bitonic|merge)_?sort|[sm]btopk", "sort or select"),
 )
 #: How the autograd engine names the call of a node.
 _NODE = "autograd::engine::evaluate_function: "
@@ -71,7 +82,8 @@ _PROFILE = (
 
 @rule(
     "kernels",
-    "one kernel, of no family that usually takes most time, with a large part of the time",
+    "one kernel (or the kernels that sort, or convert the layout), of no family that usually takes "
+    "most time, with a large part of the time",
     "time of the kernel as a share of step time (of the recorded time if no steps are marked)",
     {"info": _INFO, "warning": _WARNING},
     uses=("gpu_idle",),
@@ -84,9 +96,21 @@ def _one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
     is_usual = pl.col("kernel").is_in(usual.implode())
     is_copy = pl.col("kernel").str.starts_with(_COPIES)
     rows = in_steps(result, time).filter(~is_usual, ~is_copy)
-    sums = rows.group_by("kernel").agg(
+    each = rows.group_by("kernel").agg(
         pl.col("n", "total_ns", "fusible_ns").sum(), pl.col("max_ns").max()
     )
+    together = pl.coalesce(
+        pl.when(pl.col("kernel").str.contains(pattern)).then(pl.lit(what))
+        for pattern, what in _TOGETHER
+    )
+    sums = (
+        largest_first(each, "total_ns", "kernel")
+        .group_by(pl.coalesce(together, "kernel").alias("kind"), maintain_order=True)
+        .agg(
+            pl.col("kernel").first(), pl.col("n", "total_ns", "fusible_ns").sum(),
+            pl.col("max_ns").max(), kernels=pl.len(),
+        )
+    )  # fmt: skip
     # one long call of several is a finding about that call
     sums = sums.filter((2 * pl.col("max_ns") < pl.col("total_ns")) | (pl.col("n") <= _FEW))
     if memory_bound_is_found(result, answers):
@@ -100,8 +124,7 @@ def _one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
         yield Measured(
             size=share if is_slow or (is_known and share >= _MUCH) else others,
             cost_frac=share,
-            title=f"One kernel, {row['kernel']}, takes {time.share(row['total_ns'])}"
-            f"{_launched_by(place)}.",
+            title=f"{_who(row)} {time.share(row['total_ns'])}{_launched_by(place)}.",
             evidence=(
                 (
                     f"{format_count(row['n'], 'call')}, "
@@ -113,6 +136,13 @@ def _one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
             total_ns=row["total_ns"],
             confidence="medium",  # it may be the work that the program is for
         )
+
+
+def _who(row: Mapping[str, Any]) -> str:
+    """Return the kernel, or the kernels that one change avoids, as the start of a sentence."""
+    if row["kernels"] == 1:
+        return f"One kernel, {row['kernel']}, takes"
+    return f"Kernels that {row['kind']}, mostly {row['kernel']}, take"
 
 
 def _place(result: Kernels, kernel: str) -> Mapping[str, Any]:
