@@ -235,8 +235,36 @@ def test_a_real_recording_on_a_cpu() -> None:
     assert steps["name"].to_list() == [f"train step {e['args']['step_num']}" for e in marked]
     assert steps["dur"].to_list() == [round(e["dur"] * 1000) for e in marked]
     assert len(marked) == 4
-    assert set(trace.events["kind"]) == {"user_annotation", "other"}
+    functions = trace.events.filter(pl.col("kind") == "python_function")
+    assert functions.height == sum(e.get("name", "").startswith("$") for e in events) > 500
+    assert "profiler.py(151): start_trace" in functions["name"].to_list()
+    assert "<built-in function sleep>" in functions["name"].to_list()
+    assert set(trace.events["kind"]) == {"user_annotation", "python_function", "other"}
     assert ta.steps(path).to_polars("steps").height == 4
+
+
+def test_a_callback_of_the_host_is_the_cause_of_idle_time(tmp_path: Path) -> None:
+    """The program on the GPU waits for a Python function that it calls on another thread."""
+    stream = {"ph": "M", "pid": 1, "tid": 13, "name": "thread_name"}
+    events = [DEVICE, {**stream, "args": {"name": "Stream #13(Compute)"}},
+              {**DEVICE, "pid": 701, "args": {"name": "/host:CPU"}}]  # fmt: skip
+    for step in range(4):
+        at, host = 1000.0 * step, {"ph": "X", "pid": 701}
+        events += [
+            {"ph": "X", "pid": 1, "tid": 13, "ts": at + start, "dur": 100, "name": "fusion",
+             "args": {"hlo_op": "fusion"}} for start in (0, 900)
+        ]  # fmt: skip
+        events += [
+            {**host, "tid": tid, "ts": at + start, "dur": dur, "name": name}
+            for tid, start, dur, name in (
+                (1, 5, 985, "$array.py:640 block_until_ready"),
+                (2, 110, 780, "xla_ffi_python_gpu_callback"),
+                (2, 120, 765, "$train.py:57 log_histograms"),
+            )
+        ]
+    first = ta.diagnose(written(tmp_path, [*events, {}])).findings[0]
+    assert first.id == "host-code"
+    assert "log_histograms" in first.advice
 
 
 def test_steps_without_any_gpu(tmp_path: Path) -> None:

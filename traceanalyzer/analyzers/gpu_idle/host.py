@@ -431,7 +431,8 @@ def _threads(
 
     The thread of the training loop, which marks the steps, may leave launching to others. Threads
     that launch only copies, such as prefetching threads, do not count. Without correlation ids:
-    the threads with launch calls, otherwise those with operators. Without device work: the main
+    the threads with launch calls, otherwise those with operators, otherwise with Python functions.
+    Without device work: the main
     thread (it marks steps, otherwise it has most time in operators), and the threads that run the
     backward pass for it.
 
@@ -476,7 +477,11 @@ def _unlinked(trace: Trace) -> pl.DataFrame:
     calling = _calling(trace)
     if calling.height:
         return calling
-    return _host_slices(trace, _is_operator(trace.names))[[*_LANE]].unique()
+    operators = _host_slices(trace, _is_operator(trace.names))[[*_LANE]].unique()
+    if operators.height:
+        return operators
+    # JAX: Python runs on the main thread and on that of callbacks
+    return _host_slices(trace, pl.col("kind") == "python_function")[[*_LANE]].unique()
 
 
 def _training(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:

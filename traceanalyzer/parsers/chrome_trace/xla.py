@@ -1,10 +1,13 @@
-"""GPU work in traces of JAX's and TensorFlow's profiler, derived from lanes and arguments.
+"""GPU work and Python functions in traces of JAX's and TensorFlow's profiler.
+
+They are derived from lanes, names and arguments.
 
 The events have no categories. A process ``/device:GPU:0`` is a device, its thread
 ``Stream #13(Compute)`` a stream; its other threads (``XLA Modules``, ``XLA Ops``, ``Steps``, ...)
 repeat that work and become annotations. All arguments are text, including numbers:
 ``kernel_details``, ``memcpy_details``, ``correlation_id``, ``step_num``. Source: XLA's
-``trace_events_to_json.cc``, ``cupti_collector.cc`` and ``gpu_event_stats.cc``.
+``trace_events_to_json.cc``, ``cupti_collector.cc``, ``gpu_event_stats.cc`` and
+``python_hooks.cc``: ``$train.py:57 step`` and, of a function in C, ``$time sleep``.
 """
 
 import re
@@ -24,6 +27,8 @@ _STREAM = re.compile(r"Stream #(\d{1,18})(?!\d)")
 _DRIVER, _RUNTIME = r"^cu[A-Z]", r"^(?:cuda|hip)[A-Z]"
 #: Allocations and frees on a stream are not device work.
 _NO_WORK = r"^Mem(?:Alloc|Free|ory)"
+#: Python functions: of a file and line, and in C.
+_PYTHON, _IN_C = r"^\$(.+):(\d{1,9}) (.+)$", r"^\$([\w.<>]+) (.+)$"
 _WITH_CORRELATION = ("kernel", "gpu_memcpy", "gpu_memset", "cuda_runtime", "cuda_driver")
 
 _NAME, _ARGS = pl.col("name").cast(pl.String), pl.col("args")
@@ -122,6 +127,7 @@ def _kind() -> pl.Expr:
         .when(_NAME.str.contains(_DRIVER)).then(pl.lit("cuda_driver"))
         .when(_NAME.str.contains(_RUNTIME)).then(pl.lit("cuda_runtime"))
         .when(_step().is_not_null()).then(pl.lit("user_annotation"))
+        .when(_NAME.str.contains(f"{_PYTHON}|{_IN_C}")).then(pl.lit("python_function"))
     )  # fmt: skip
 
 
@@ -131,7 +137,10 @@ def _step() -> pl.Expr:
 
 
 def _name() -> pl.Expr:
-    """Name copies as Kineto does, ``Memcpy HtoD (Pinned -> Device)``, and number steps."""
+    """Name copies and Python functions as Kineto does, and number steps.
+
+    ``Memcpy HtoD (Pinned -> Device)``, ``train.py(57): step``, ``<built-in function sleep>``.
+    """
     direction = [_NAME.str.extract(r"^Memcpy([HDP])2([HDP])", at) for at in (1, 2)]
     ends = [
         _ARGS.str.extract(rf"\b{end}:(\w+)").str.to_titlecase() for end in ("kind_src", "kind_dst")
@@ -143,6 +152,8 @@ def _name() -> pl.Expr:
     return (
         pl.when(pl.col("derived") == "gpu_memcpy").then(pl.coalesce(copy, _NAME))
         .when(pl.col("derived") == "user_annotation").then(step)
+        .when(pl.col("derived") == "python_function")
+        .then(_NAME.str.replace(_PYTHON, "$1($2): $3").str.replace(_IN_C, "<built-in function $2>"))
         .otherwise(_NAME)
     )  # fmt: skip
 
