@@ -26,7 +26,13 @@ def collectives(*delays: int) -> pl.DataFrame:
 def steps(*costs: tuple[int | None, int]) -> pl.DataFrame:
     """Return steps of 100 ns with straggler and cost."""
     rows = [
-        {"straggler": rank, "cost_ns": cost, "cost_frac": cost / 100, "step_ns": 100}
+        {
+            "straggler": rank,
+            "cost_ns": cost,
+            "cost_frac": cost / 100,
+            "step_ns": 100,
+            "warm_up": False,
+        }
         for rank, cost in costs
     ]
     return pl.DataFrame(rows)

@@ -34,6 +34,7 @@ from traceanalyzer.analyzers.comm_outliers.collectives import Activity, Part
 from traceanalyzer.analyzers.comm_outliers.matching import ROOTED
 from traceanalyzer.analyzers.common import soundness
 from traceanalyzer.analyzers.common.columns import ratio, sum_if_known
+from traceanalyzer.analyzers.common.device_steps import is_warm_up
 from traceanalyzer.frames import intervals
 from traceanalyzer.units import NS_PER_MS
 
@@ -254,7 +255,7 @@ def steps(rows: pl.DataFrame, marks: pl.DataFrame) -> pl.DataFrame:
     The straggler is the rank with the least wait time in the step. ``cost_ns`` is the median wait
     time of the other ranks less that of the straggler: the saving of the typical one; ``cost_frac``
     is its share of the median step time (from 10 % a warning, from 20 % critical). Wait times of a
-    rank that overlap count once.
+    rank that overlap count once. ``warm_up``: by :func:`~.device_steps.is_warm_up` of the median.
 
     Args:
         rows: arrivals of all matched collectives.
@@ -267,6 +268,8 @@ def steps(rows: pl.DataFrame, marks: pl.DataFrame) -> pl.DataFrame:
     waits = intervals.measure(waiting, of).rename({"length": "wait_ns"}).join(counts, on=of)
     length = (pl.col("end") - pl.col("start")).median().round().cast(pl.Int64)
     lengths = marks.group_by("step").agg(length.alias("step_ns"), pl.col("start").min())
+    spans = lengths.with_columns(end=pl.col("start") + pl.col("step_ns"))
+    lengths = lengths.with_columns(is_warm_up(spans, ()))
     # in order of wait time: the straggler is the first
     usual = pl.col("wait_ns").slice(1).median().fill_null(pl.col("wait_ns").first())
     cost = (usual - pl.col("wait_ns").first()).round().cast(pl.Int64)
@@ -287,7 +290,16 @@ def steps(rows: pl.DataFrame, marks: pl.DataFrame) -> pl.DataFrame:
             straggler=pl.when(pl.col("cost_ns") > 0).then("straggler"),
         )
         .sort("start", "step")
-        .select("step", "straggler", "cost_ns", "cost_frac", "step_ns", "collectives", "ranks")
+        .select(
+            "step",
+            "straggler",
+            "cost_ns",
+            "cost_frac",
+            "step_ns",
+            "collectives",
+            "ranks",
+            "warm_up",
+        )
     )
 
 
@@ -304,7 +316,8 @@ def ranks(
     ones wait; ``imposed_ns`` the wait time of which it is the root (``roots``, of
     :func:`~.chains.roots`), also if a rank that it had delayed arrived last; ``times_first`` counts
     every rank that arrived first, also together with others. ``straggler_steps`` are the steps of
-    which it cost at least 10 %, ``straggler_frac`` their cost over the time of all steps.
+    which it cost at least 10 %, ``straggler_frac`` their cost over the time of all steps, both
+    without warm-up.
     ``busy_ns``, ``compute_ns`` (busy without communication alone), ``idle_ns`` and
     ``overlap_frac`` (communication overlapped by compute) are of its device, over ``span_ns``.
     """
@@ -320,6 +333,7 @@ def ranks(
         pl.col("is_last").sum().alias("times_last"),
         (pl.col("after_first_ns") == 0).sum().alias("times_first"),
     )
+    steps = steps.filter(~pl.col("warm_up"))
     costly = steps.filter(pl.col("cost_frac") >= WARN_FRAC)
     cost = costly.group_by(rank="straggler").agg(
         pl.len().alias("straggler_steps"),
@@ -353,8 +367,11 @@ def _devices(parts: Sequence[Part]) -> pl.DataFrame:
 
 
 def threshold(steps: pl.DataFrame) -> int:
-    """Return the smallest reported arrival delay in ns: 10 % of the median step, else 1 ms."""
-    typical = steps["step_ns"].median()
+    """Return the smallest reported arrival delay in ns: 10 % of the median step, else 1 ms.
+
+    Steps of warm-up do not count.
+    """
+    typical = steps.filter(~pl.col("warm_up"))["step_ns"].median()
     return round(WARN_FRAC * typical) if isinstance(typical, float) else DEFAULT_NS
 
 
@@ -398,7 +415,11 @@ def windows(delayed: pl.DataFrame) -> tuple[Window, ...]:
 
 
 def _repeated_stragglers(steps: pl.DataFrame) -> list[int]:
-    """Return ranks that cost at least 10 % of the time of all steps, in two steps or more."""
+    """Return ranks that cost at least 10 % of the time of all steps, in two steps or more.
+
+    Steps of warm-up do not count.
+    """
+    steps = steps.filter(~pl.col("warm_up"))
     costly = steps.filter(pl.col("cost_frac") >= WARN_FRAC)
     share = pl.col("cost_ns").sum() / steps["step_ns"].sum()
     by_rank = costly.group_by("straggler").agg(pl.len().alias("n"), share.alias("share"))

@@ -1,6 +1,6 @@
 """Result of the communication analysis: stragglers, outliers, verdict, tables and charts."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -129,7 +129,7 @@ class CommOutliers(Result):
         groups: one row per kind of collective, largest total first.
         collectives: one row per matched collective, in order of time.
         arrivals: one row per rank of each matched collective.
-        steps: one row per step, with its straggler.
+        steps: one row per step, with its straggler, and whether it is warm-up.
         clocks: one row per rank: clock offset and residual.
         remarks: notes on uncounted events, assumptions and missing data.
         memory: how full the device was during each outlier, rows of :func:`~.activity.fullness`;
@@ -166,7 +166,7 @@ class CommOutliers(Result):
         return View(
             title="Which collectives are slow, and which rank is the straggler?",
             verdict=_verdict(self),
-            notes=(*self.remarks, *tables.memory_notes(self.memory)),
+            notes=(*self.remarks, *_warm_up(self), *tables.memory_notes(self.memory)),
             tables=_tables(self),
             scalars={
                 **vars(self.totals),
@@ -413,6 +413,16 @@ def _stragglers(result: CommOutliers) -> str:
     return sentences(_straggler(result, worst), *more)
 
 
+def _warm_up(result: CommOutliers) -> Iterator[str]:
+    """Say which figures include warm-up."""
+    steps = result.steps.filter("warm_up")["step"].to_list()
+    if steps:
+        yield (
+            f"{tables.listed(steps)}: warm-up, counted in sums of time and not in shares of step "
+            "time."
+        )
+
+
 def _changing(result: CommOutliers) -> str:
     """Report wait time for ranks that by chance are the last of some steps."""
     totals = result.totals
@@ -473,15 +483,17 @@ def _activity(result: CommOutliers, rank: int) -> str:
 def _cost(result: CommOutliers, rank: int) -> str:
     """Report the rank's share of step time, from two steps on."""
     row = result.ranks.filter(pl.col("rank") == rank).row(0, named=True)
+    steps = result.steps.filter(~pl.col("warm_up"))
     if result.steps.height < arrivals.WARN_STEPS:
         known = "Only one step was recorded" if result.steps.height else "No steps are marked"
         return f"{known}, so it is unknown whether this repeats."
     if row["straggler_steps"] < arrivals.WARN_STEPS or row["straggler_frac"] < arrivals.WARN_FRAC:
         return ""
+    warm_up = " after warm-up" if steps.height < result.steps.height else ""
     level = "critical" if row["straggler_frac"] >= arrivals.CRITICAL_FRAC else "a warning"
     return (
         f"The other ranks wait {format_frac(row['straggler_frac'])} of step time for it (median), "
-        f"in {row['straggler_steps']} of {result.steps.height} steps ({level})."
+        f"in {row['straggler_steps']} of {steps.height} steps{warm_up} ({level})."
     )
 
 

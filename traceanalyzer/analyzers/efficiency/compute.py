@@ -351,8 +351,11 @@ def _joined_steps(parts: Sequence[Part], peaks: roofs.PeaksByGpu, precision: str
         )
         numbered = part.steps.with_row_index("number")
         joined = numbered.join(sums, left_on="number", right_on="step", how="left").sort("number")
+        ends = joined.select("step", end=pl.col("step_ns").cum_sum(), step_ns="step_ns")
+        spans = ends.with_columns(start=pl.col("end") - pl.col("step_ns"))
         frames.append(
             joined.drop("number").with_columns(
+                device_steps.is_warm_up(spans, ()),
                 pl.col("model_flops", "recomputed_flops").fill_null(0.0),
                 rank=pl.lit(part.rank, pl.Int32),
                 path=pl.lit(part.path),
@@ -362,7 +365,7 @@ def _joined_steps(parts: Sequence[Part], peaks: roofs.PeaksByGpu, precision: str
     steps = pl.concat(frames)
     return steps.select(
         "rank", "path", "step", "step_ns", *_STEP_TIMES, "model_flops", "recomputed_flops",
-        *roofs.utilisation("step_ns"),
+        *roofs.utilisation("step_ns"), "warm_up",
     )  # fmt: skip
 
 
@@ -373,13 +376,18 @@ def _ranks(
     precision: str,
     options: Options,
 ) -> pl.DataFrame:
-    """Return one row per rank: GPU, steps, FLOPs per step, MFU and HFU, shares of kernel time."""
+    """Return one row per rank: GPU, steps, FLOPs per step, MFU and HFU, shares of kernel time.
+
+    Steps of warm-up do not count, except in the covered share.
+    """
     gpus = options.gpus or _gpus(parts)
     rows = []
     for part in parts:
         peak = roofs.peak(peaks, part.gpu, precision)
         of_rank = steps.filter(
-            pl.col("rank").eq_missing(pl.lit(part.rank, pl.Int32)), pl.col("path") == part.path
+            ~pl.col("warm_up"),
+            pl.col("rank").eq_missing(pl.lit(part.rank, pl.Int32)),
+            pl.col("path") == part.path,
         )
         total_ns, n = int(of_rank["step_ns"].sum()), of_rank.height
         whole = peak * part.devices * total_ns * 1e3 if peak and total_ns else None

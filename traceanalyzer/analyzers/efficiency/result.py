@@ -80,10 +80,11 @@ class Efficiency(Result):
             ``kernels``, ``device_ns``; longest first.
         steps: one row per step and rank: ``rank``, ``path``, ``step``, ``step_ns``, ``kernel_ns``,
             ``covered_ns``, ``tensor_ns`` (products on tensor cores), ``model_flops``,
-            ``recomputed_flops``, ``mfu_frac``, ``hfu_frac``.
-        ranks: one row per rank: ``rank``, ``path``, ``gpu``, ``steps``, ``step_ns`` (mean),
-            ``flops`` (model FLOPs per step), ``recomputed_frac``, ``mfu_frac``, ``hfu_frac``,
-            ``mfu_6nt_frac`` (from --params and --tokens), ``tensor_frac``, ``covered_frac``.
+            ``recomputed_flops``, ``mfu_frac``, ``hfu_frac``, ``warm_up``.
+        ranks: one row per rank, without warm-up: ``rank``, ``path``, ``gpu``, ``steps``,
+            ``step_ns`` (mean), ``flops`` (model FLOPs per step), ``recomputed_frac``, ``mfu_frac``,
+            ``hfu_frac``, ``mfu_6nt_frac`` (from --params and --tokens), ``tensor_frac``,
+            ``covered_frac``.
     """
 
     precision: str
@@ -235,7 +236,8 @@ def _utilisation(result: Efficiency) -> str:
         parts.append(f"MFU is {least}{format_frac(mfu)}{again}")
     if six is not None:
         parts.append(f"{_SIX} is {format_frac(six)}")
-    return f"{', '.join(parts)} of the dense {result.precision} peak{_of_peak(result)}."
+    warm_up = ", without warm-up" if result.steps["warm_up"].any() else ""
+    return f"{', '.join(parts)} of the dense {result.precision} peak{_of_peak(result)}{warm_up}."
 
 
 def _of_peak(result: Efficiency) -> str:
@@ -334,6 +336,12 @@ def _notes(result: Efficiency) -> Iterator[str]:
         yield "No steps are marked: MFU is of the time from the first to the last kernel."
     elif result.inferred:
         yield INFERRED_STEPS
+    warm_up = result.steps.filter("warm_up")["step"].unique(maintain_order=True).to_list()
+    if warm_up:
+        yield (
+            f"{listed(warm_up[:_NAMED])}: warm-up, not counted in MFU, HFU and the time of steps, "
+            "but in the sums of operators."
+        )
     yield from _peak_notes(result)
     covered = result.covered_frac
     if result.has_shapes and covered is not None and covered < _MOST:

@@ -12,7 +12,7 @@ import polars as pl
 from traceanalyzer.analyzers.base import Analyzer, Needs
 from traceanalyzer.analyzers.common import clocks, device_work, launching
 from traceanalyzer.analyzers.common.columns import ratio, stacked
-from traceanalyzer.analyzers.common.device_steps import device_steps
+from traceanalyzer.analyzers.common.device_steps import device_steps, is_warm_up
 from traceanalyzer.analyzers.common.device_work import DEVICE, measure_parts, per_device
 from traceanalyzer.analyzers.common.step_marks import MARK_NAMES, by_kernels
 from traceanalyzer.analyzers.overlap import reasons
@@ -158,7 +158,7 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
     return Overlap(
         by=options.by,
         devices=_shares(_one_per_device(whole, ["rank", "device"])),
-        steps=_shares(steps),
+        steps=_shares(steps).with_columns(_is_warm_up(steps)),
         steps_by_kernels=any(part.steps_by_kernels for part in parts),
         streams=_one_per_device(streams, ["rank", "device", "stream"]).with_columns(
             alone_frac=ratio("alone_ns", "busy_ns")
@@ -170,6 +170,11 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
             [part.exposed for part in parts if part.exposed and _is_much(whole)]
         ),
     )
+
+
+def _is_warm_up(steps: pl.DataFrame) -> pl.Series:
+    spans = steps.with_columns(start="at_ns", end=pl.col("at_ns") + pl.col("span_ns"))
+    return is_warm_up(spans, ("path", *DEVICE))
 
 
 def _is_much(devices: pl.DataFrame) -> bool:

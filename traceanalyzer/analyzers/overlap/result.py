@@ -13,6 +13,7 @@ from traceanalyzer.analyzers.common.display import (
     count_devices,
     headings,
     identified_by_rank,
+    listed,
     places,
     sentences,
     short_paths,
@@ -47,6 +48,9 @@ _PARTS = ", ".join(f"{name}: {label}" for name, label in PART_NAMES.items())
 _OF_COMMUNICATION = {"exposed_communication_ns", "communication_ns", "overlap_frac"}
 
 _WHOLE = "communication_ns: communication, overlap_frac: overlapped"
+
+#: Most steps of warm-up that are named.
+_NAMED = 3
 
 #: Reasons with smaller shares are not named.
 _NAMED_FRAC = 0.02
@@ -111,7 +115,7 @@ class Overlap(Result):
     Attributes:
         by: the rows of the first table.
         devices: one row per device, from its first start to its last end.
-        steps: one row per step and device.
+        steps: one row per step and device, with ``warm_up``.
         steps_by_kernels: steps are inferred from repeating kernels.
         streams: one row per stream: events, busy_ns, compute_ns, communication_ns, memory_ns,
             alone_ns, alone_frac, span_ns from its first start to its last end.
@@ -181,6 +185,9 @@ def _breakdown(result: Overlap, sums: Mapping[str, Any]) -> str:
     devices = count_devices(result.devices)
     time = "Recorded device time" if devices == 1 else f"Recorded time of {devices} devices"
     exposed = f"exposed communication {communication}, " if sums["communication_ns"] else ""
+    warm_up = result.steps.filter("warm_up")["step"].unique(maintain_order=True).to_list()
+    if warm_up and result.by == "step":
+        time += f", with warm-up ({listed(warm_up[:_NAMED])})"
     return f"{time}: compute {compute}, {exposed}exposed copies {copies}, idle {idle}."
 
 
