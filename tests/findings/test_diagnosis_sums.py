@@ -148,3 +148,34 @@ def test_small_messages_need_larger_buckets_in_the_advice() -> None:
     traces = [trace(rows, rank, world_size=2) for rank in range(2)]
     found = {one.id: one for one in ta.diagnose(traces).findings}
     assert "larger buckets" in found["exposed-communication"].advice
+
+
+@pytest.mark.parametrize(
+    ("kind", "trains", "part"),
+    [
+        ("AllReduce_Sum_f32", True, "gradient buckets"),
+        ("AllReduce_Sum_f32", False, "tensor parallelism"),
+        ("AllToAll", False, "tokens within a node"),
+    ],
+)
+def test_advice_on_exposed_communication_fits_the_collective(
+    kind: str, trains: bool, part: str
+) -> None:
+    about = {"dtype": "float", "elements_in": 1 << 24, "group": "0", "group_size": 2, "stream": 20}
+    rows = []
+    for number in range(3):
+        at = number * 4 * MS
+        rows += [
+            step(number, at, 4 * MS),
+            host("cpu_op", "aten::mm", at, 1000),
+            host("cuda_runtime", "cudaLaunchKernel", at + 100, 500, correlation=2 * number),
+            host("cuda_runtime", "cudaLaunchKernel", at + 700, 200, correlation=2 * number + 1),
+            device("gemm", at + 2000, MS, correlation=2 * number),
+            device(f"ncclDevKernel_{kind}_RING_LL(X)", at + MS + 5000, 2 * MS, seq=number,
+                   correlation=2 * number + 1, **about),
+        ]  # fmt: skip
+        if trains:
+            rows.append(host("cpu_op", "autograd::engine::evaluate_function: X", at + 1100, 100))
+    traces = [trace(rows, rank, world_size=2) for rank in range(2)]
+    found = {one.id: one for one in ta.diagnose(traces).findings}
+    assert part in found["exposed-communication"].advice

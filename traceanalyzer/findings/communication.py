@@ -360,6 +360,7 @@ def _nearly_full_memory(result: CommOutliers, answers: Answers) -> Iterator[Meas
     "exposed communication, except wait time and the excess of slow collectives, as a share of "
     "step time (or of the recorded time)",
     {"info": 0.05, "warning": 0.1, "critical": 0.3},
+    uses=("comm_outliers", "kernels"),
 )
 def _exposed_communication(result: Overlap, answers: Answers) -> Iterator[Measured]:
     time, sums = answers.time, result.scalars
@@ -391,12 +392,46 @@ def _exposed_communication(result: Overlap, answers: Answers) -> Iterator[Measur
 
 
 def _exposing(result: Overlap, answers: Answers, *, waits: bool) -> str:
-    """Return advice for exposed communication: fewer messages, if most of them are small."""
+    """Return advice for exposed communication: by the kind of most collectives and their size."""
     comm = answers.get("comm_outliers")
-    if isinstance(comm, CommOutliers) and small_collectives(comm):
-        text = fewer_collectives(comm)
-        return f"{text[:1].upper()}{text[1:]}: small messages take as long as larger ones."
+    if isinstance(comm, CommOutliers):
+        kind = _main_kind(comm)
+        if answers.program.pytorch and kind == "all_to_all":
+            return _EXPERTS
+        if kind == "all_reduce" and _only_infers(answers):
+            return _TENSOR_PARALLEL
+        if small_collectives(comm):
+            text = fewer_collectives(comm)
+            return f"{text[:1].upper()}{text[1:]}: small messages take as long as larger ones."
     return advice(result, waits=waits, pytorch=answers.program.pytorch)
+
+
+#: Advice for the exchange of tokens between experts, and for the sums of a layer in inference.
+_EXPERTS = (
+    "Overlap the all_to_all with compute that does not need it (shared experts, attention of "
+    "another micro-batch), keep tokens within a node (node-limited routing), or send fewer bytes "
+    "(FP8)."
+)
+_TENSOR_PARALLEL = (
+    "The next operator needs the sum, so an all_reduce of tensor parallelism cannot be overlapped: "
+    "use fewer GPUs per model, an all_reduce for small messages (one-shot or symmetric memory), or "
+    "CUDA graphs around it."
+)
+
+
+def _only_infers(answers: Answers) -> bool:
+    """Return whether operators of PyTorch were recorded, but no backward pass or optimizer."""
+    kernels = answers.get("kernels")
+    known = isinstance(kernels, Kernels) and kernels.has_operators
+    return known and answers.program.pytorch and not answers.program.trains
+
+
+def _main_kind(comm: CommOutliers) -> str:
+    """Return the collective with most of the time; empty if none has."""
+    sums = comm.groups.group_by("collective").agg(pl.col("total_ns").sum())
+    top = largest_first(sums, "total_ns", "collective").head(1)
+    has_most = top["total_ns"].sum() > comm.groups["total_ns"].sum() / 2
+    return str(top["collective"][0]) if has_most else ""
 
 
 def _kinds_of_collectives(answers: Answers) -> Iterator[str]:
