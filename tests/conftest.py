@@ -46,6 +46,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # the terminal in which the suite runs does not decide what is printed
 for _variable in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR"):
     os.environ.pop(_variable, None)
+os.environ["TRACEANALYZER_PAGER"] = ""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

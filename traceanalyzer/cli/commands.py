@@ -12,6 +12,7 @@ import click
 
 from traceanalyzer.analyzers import registry
 from traceanalyzer.analyzers.base import AnalyzerOptions, Option
+from traceanalyzer.cli import defaults
 from traceanalyzer.cli.answering import answer
 from traceanalyzer.cli.options import (
     AliasedOption,
@@ -52,7 +53,11 @@ class Commands(click.Group):
         entry = registry.commands().get(name)
         if entry is None and name in _of_other_packages():
             entry = registry.entry(name.replace("-", "_"))
-        return None if entry is None else _command(entry)
+        if entry is None:
+            return None
+        command = _command(entry)
+        command.context_settings = {**command.context_settings, "default_map": defaults.of(command)}
+        return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

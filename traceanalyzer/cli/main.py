@@ -29,8 +29,13 @@ Examples:
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog=_EXAMPLES,
 )
+@click.option(  # read by cli.output
+    "--pager/--no-pager",
+    default=True,
+    help="Show output longer than the terminal in a pager (TRACEANALYZER_PAGER, PAGER, less).",
+)
 @click.version_option(__version__, "-V", "--version", message="%(prog)s %(version)s")
-def cli() -> None:
+def cli(*, pager: bool) -> None:
     """Find out why training is slow: analyze GPU profiler traces and name the causes."""
 
 

@@ -2,6 +2,9 @@
 
 import os
 import re
+import shlex
+import signal
+import subprocess
 import sys
 from contextlib import suppress
 from pathlib import PurePath
@@ -125,5 +128,34 @@ def _to_stdout(data: bytes, *, binary: bool, layout: re.Pattern[str]) -> None:
     encoding = (sys.stdout.encoding or "utf-8").lower()
     if not binary and encoding not in ("utf-8", "utf8"):
         data = data.decode().encode(encoding, "backslashreplace")
-    sys.stdout.buffer.write(data)
+    if binary or not _paged(data):
+        sys.stdout.buffer.write(data)
+        sys.stdout.flush()
+
+
+def _paged(data: bytes) -> bool:
+    """Show text longer than the terminal in the user's pager, and return whether it was shown.
+
+    As git does: ``TRACEANALYZER_PAGER``, else ``PAGER``, else ``less``, which leaves the text on
+    the screen; none if it is empty or ``cat``, and in terminals of programs, which have no size.
+    """
+    chosen = os.environ.get("TRACEANALYZER_PAGER", os.environ.get("PAGER", "less"))
+    program = shlex.split(chosen)
+    context = click.get_current_context(silent=True)
+    off = context is None or not context.find_root().params.get("pager")
+    if off or not program or program == ["cat"] or os.environ.get("TERM", "dumb") == "dumb":
+        return False
+    if not (sys.stdin and sys.stdin.isatty() and sys.stdout.isatty()):
+        return False
+    lines = os.get_terminal_size(sys.stdout.fileno()).lines
+    if not lines or data.count(b"\n") < lines:
+        return False
     sys.stdout.flush()
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the pager
+    try:
+        subprocess.run(program, input=data, env={"LESS": "FRX", **os.environ}, check=False)
+    except OSError:  # no such program
+        return False
+    finally:
+        signal.signal(signal.SIGINT, before)
+    return True
