@@ -123,6 +123,18 @@ def test_recursive_calls_count_twice_in_total_time() -> None:
     }
 
 
+def test_recursive_calls_count_once_in_shares() -> None:
+    recursion = [op("f", 0, 100), op("g", 10, 80), op("f", 20, 60), launch(30, 10, 1)]
+    again = [op("f", 200, 100), op("f", 200, 40), op("h", 240, 10), launch(241, 5, 2)]
+    work = [device(GEMM, 400, 7, correlation=1), device(GEMM, 410, 3, correlation=2)]
+    rows = operators(trace([*recursion, *again, *work])).operators
+    shares = rows.select("name", "total_host_frac", "total_device_frac")
+    by_name = {name: rest for name, *rest in shares.iter_rows()}
+    assert by_name["f"] == [1.0, 1.0]
+    assert by_name["g"] == [pytest.approx(80 / 200), pytest.approx(7 / 10)]
+    assert rows.select(pl.col("^total_.*_frac$").max()).row(0) == (1.0, 1.0)
+
+
 def test_only_call_of_the_same_name_is_merged() -> None:
     calls = [op("f", 0, 100), op("f", 10, 80), op("f", 20, 60), launch(30, 10, 1)]
     result = operators(trace([*calls, device(GEMM, 200, 7, correlation=1)]))

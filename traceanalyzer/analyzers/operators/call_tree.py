@@ -76,6 +76,18 @@ def counted_as(tree: pl.DataFrame) -> nesting.Rows:
     return target
 
 
+def outermost(tree: pl.DataFrame, row: numbering.Numbers) -> intervals.Bools:
+    """Return which calls are in no other call of the same row: total times count these.
+
+    Args:
+        tree: the rows of :func:`build`.
+        row: the row of the result that each call belongs to.
+    """
+    calls = tree.select("thread", "start", "end", "depth", row=pl.Series(row))
+    before = pl.col("end").cum_max().shift(1).over("row", "thread", order_by=["start", "depth"])
+    return calls.select((pl.col("start") >= before).fill_null(value=True)).to_series().to_numpy()
+
+
 def unclosed(trace: Trace) -> int:
     """Count the operators and annotations without an end; NVTX marks need none."""
     open_ended = pl.col("kind").is_in(MARKED) & (pl.col("kind") != "nvtx") & pl.col("dur").is_null()

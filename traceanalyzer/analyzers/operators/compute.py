@@ -23,6 +23,9 @@ SUMS = (
     "self_device_memory_bytes", "total_device_memory_bytes",
 )  # fmt: skip
 
+#: Total times of calls that are in no other call of the row, for shares.
+_ONCE = ("once_host_ns", "once_device_ns")
+
 #: Time columns of the host and of the device.
 _TIMES = ("self_{}_ns", "self_{}_frac", "total_{}_ns", "total_{}_frac", "mean_{}_ns")
 
@@ -50,7 +53,7 @@ class Part:
     Attributes:
         rank: global rank, or None if the file has none.
         path: the file.
-        rows: one row per operator: the keys of the options and :data:`SUMS`.
+        rows: one row per operator: the keys of the options, :data:`SUMS` and :data:`_ONCE`.
         running: ``name``, ``kind`` and ``self_host_ns`` of the threads that run operators.
         device_ns: time of all device work; None if there is none.
         unlaunched_ns: part of it without a known call.
@@ -141,11 +144,14 @@ def measure(excerpt: Excerpt, options: Options) -> Part:
     first, row = numbering.numbered(columns.get_columns())
     keys = columns[first].with_columns(pl.col("name", "kind").cast(pl.String))
     is_counted = counted == np.arange(tree.height)
+    is_outermost = is_counted & call_tree.outermost(tree, row)
     self_host = tree["self_time"].to_numpy()
+    whole = (tree["end"] - tree["start"]).to_numpy()
     sums = [
         _summed("calls", is_counted.astype(np.int64), row, keys),
         _summed("self_host_ns", self_host, row, keys),
-        _summed("total_host_ns", (tree["end"] - tree["start"]).to_numpy() * is_counted, row, keys),
+        _summed("total_host_ns", whole * is_counted, row, keys),
+        _summed("once_host_ns", whole * is_outermost, row, keys),
     ]
     for name, values in (
         ("device_ns", device if work.height else None),
@@ -153,8 +159,12 @@ def measure(excerpt: Excerpt, options: Options) -> Part:
         ("device_memory_bytes", memory.device),
     ):
         sums.append(_summed(f"self_{name}", values, row, keys))
-        total = None if values is None else slice_tree.with_descendants(values, tree) * is_counted
+        nested = None if values is None else slice_tree.with_descendants(values, tree)
+        total = None if nested is None else nested * is_counted
         sums.append(_summed(f"total_{name}", total, row, keys))
+        if name == "device_ns":
+            once = None if nested is None else nested * is_outermost
+            sums.append(_summed(f"once_{name}", once, row, keys))
     runs = runs_operators(tree)
     running = _summed("self_host_ns", self_host * runs, row, keys)
     in_capture = call_tree.callers(excerpt.captured, tree)
@@ -325,7 +335,7 @@ def _matched_replays(
     )
     matches = replays.resolved(each, [part.launchers for part in parts], keys)
     time = pl.col("length_ns")
-    resolved = matches.select(*keys, self_device_ns=time, total_device_ns=time)
+    resolved = matches.select(*keys, self_device_ns=time, total_device_ns=time, once_device_ns=time)
     with_row = matches.drop_nulls("row")
     launch = pl.concat(part.rows.select(keys) for part in parts)[with_row["row"]]
     from_launches = launch.with_columns(self_device_ns=-with_row["length_ns"])
@@ -348,10 +358,11 @@ def _require(rows: pl.DataFrame, sort_by: SortBy, part: Part) -> None:
 
 def with_shares(rows: pl.DataFrame, host_ns: int, device_ns: int | None) -> pl.DataFrame:
     """Add means per call and shares of all host time and all device work."""
-    keys = [name for name in rows.columns if name not in SUMS]
+    keys = [name for name in rows.columns if name not in (*SUMS, *_ONCE)]
     added: list[pl.Expr] = []
     for side, whole in (("host", host_ns), ("device", device_ns)):
-        added += [_share(f"{of}_{side}_ns", whole) for of in ("self", "total")]
+        added += [_share(f"self_{side}", f"self_{side}_ns", whole)]
+        added += [_share(f"total_{side}", f"once_{side}_ns", whole)]
         mean = pl.col(f"total_{side}_ns") / pl.col("calls")
         added.append(mean.round().cast(pl.Int64).alias(f"mean_{side}_ns"))
     times = [name.format(side) for side in ("host", "device") for name in _TIMES]
@@ -359,9 +370,9 @@ def with_shares(rows: pl.DataFrame, host_ns: int, device_ns: int | None) -> pl.D
     return rows.with_columns(added).select(*keys, "calls", *times, *memory)
 
 
-def _share(name: str, whole: int | None) -> pl.Expr:
-    value = pl.col(name) / whole if whole else pl.lit(None, pl.Float64)
-    return value.alias(name.replace("_ns", "_frac"))
+def _share(name: str, part: str, whole: int | None) -> pl.Expr:
+    value = pl.col(part) / whole if whole else pl.lit(None, pl.Float64)
+    return value.alias(f"{name}_frac")
 
 
 def _numbers(part: Part) -> dict[str, int | None]:

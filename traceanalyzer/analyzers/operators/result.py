@@ -61,7 +61,8 @@ class Operators(Result):
             without replay; replayed_matched_ns: their device time.
         operators: one row per operator: ``name``, ``kind``, ``input_dims`` and ``stack`` if grouped
             by them, ``calls``, then ``self_``, ``total_`` and ``mean_`` of ``host_ns`` and
-            ``device_ns``, ``self_`` and ``total_`` shares ``host_frac`` and ``device_frac``,
+            ``device_ns``, ``self_`` and ``total_`` shares ``host_frac`` and ``device_frac``
+            (of the total without calls nested in calls of the same row),
             ``self_`` and ``total_`` of ``host_memory_bytes`` and ``device_memory_bytes``. Null if
             the data was not recorded.
         running: ``name``, ``kind`` and ``self_host_ns``, as in ``operators``, of the threads that
@@ -165,8 +166,8 @@ def _idleness_known(result: Operators) -> bool:
 def _notes(result: Operators) -> tuple[str, ...]:
     """Describe what was not counted, and how shares are defined."""
     counted = (
-        "Self time excludes nested calls; total time includes them (recursive calls twice). Host "
-        "shares are of the self time of all threads."
+        "Self time excludes nested calls; total time includes them (recursive calls twice, but "
+        "once in shares). Host shares are of the self time of all threads."
     )
     if (result.operators["kind"] == "cpu_op").any():
         counted += (
