@@ -128,6 +128,17 @@ def test_overlapping_ranges_count_independently() -> None:
     assert rows(result, *columns) == {"a": (2, 3, 1, 1, 20, 10), "b": (2, 5, 2, 5, 20, 20)}
 
 
+def test_a_range_inside_one_of_its_name_counts_once() -> None:
+    marks = [mark("f", 0, 50), mark("g", 5, 40), mark("f", 10, 30), mark("f", 60, 20)]
+    calls = [launch(1, 1), launch(12, 2), launch(61, 3)]
+    result = annotations(trace([*marks, *calls, work(100, 5, 1), work(110, 7, 2), work(120, 8, 3)]))
+    assert rows(result, "ranges", "host_ns", "mean_ns", "n", "device_ns", "self_device_ns") == {
+        "f": (3, 70, 33, 3, 20, 20),
+        "g": (1, 40, 40, 1, 7, 0),
+    }
+    assert result.annotations["device_frac"].to_list() == pytest.approx([1.0, 0.35])
+
+
 def test_ranges_are_grouped_by_domain() -> None:
     recorded = trace([mark("x", 0, 10), mark("x", 20, 10, category="NCCL")])
     frame = annotations(recorded).annotations.select("domain", "name", "ranges").sort("domain")

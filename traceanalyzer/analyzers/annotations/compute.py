@@ -49,7 +49,7 @@ class Part:
     Attributes:
         rank: global rank, or None if the file has none.
         path: the file.
-        ranges: one row per range: name, domain and :data:`MEASURES`.
+        ranges: one row per range: name, domain, :data:`MEASURES` and ``is_nested``.
         process_wide: number of ranges without a thread, with host time only.
         all_work: all device work.
         inside: part of it that was launched in an annotation.
@@ -92,6 +92,7 @@ def measure(trace: Trace, options: Options) -> Part:
             "self_ns",
             (pl.col("projected_end") - pl.col("projected_start")).alias("projected_ns"),
             *MEASURES[3:],
+            is_nested=_is_nested(),
         ),
         process_wide=ranges["thread"].null_count(),
         all_work=all_work,
@@ -250,7 +251,7 @@ def _summed(ranges: pl.DataFrame, keys: Sequence[str], work: Amount) -> pl.DataF
     """Sum the ranges by the keys, most device work first."""
     host = pl.col("host_ns")
     sums = ranges.group_by(keys).agg(
-        *map(columns.sum_if_known, MEASURES),
+        *map(_sum, MEASURES),
         ranges=pl.len().cast(pl.Int64),
         mean_ns=columns.whole(host.mean()),
         median_ns=columns.whole(host.median()),
@@ -268,6 +269,20 @@ def _summed(ranges: pl.DataFrame, keys: Sequence[str], work: Amount) -> pl.DataF
         )
         .sort("device_ns", "host_ns", *keys, descending=[True, True, *(False for _ in keys)])
     )  # fmt: skip
+
+
+def _sum(name: str) -> pl.Expr:
+    """Sum a measure; ranges inside one of their name count in self values only."""
+    value = pl.col(name) if name.startswith("self_") else pl.col(name).filter(~pl.col("is_nested"))
+    return pl.when(pl.col(name).count() > 0).then(value.sum()).alias(name)
+
+
+def _is_nested() -> pl.Expr:
+    """Whether a range is inside another one of its name in its thread."""
+    keys = ("domain", "name", "thread")
+    before = pl.col("end").cum_max().shift(1).over(*keys, order_by=["start", -pl.col("end")])
+    inside = (pl.col("start") < before) & (pl.col("end") <= before)
+    return inside.fill_null(value=False) & pl.col("thread").is_not_null()
 
 
 def _numbers(part: Part) -> dict[str, int | None]:

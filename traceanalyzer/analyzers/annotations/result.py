@@ -79,7 +79,9 @@ class Annotations(Result):
             over ranges; ``n``, ``kernels`` and ``device_ns``: number of device events launched in
             it, number of kernels, and the sum of durations; ``device_frac``: its share of all
             device work; ``self_n``, ``self_kernels``, ``self_device_ns``: those with this
-            annotation as the innermost. With ``by``, also ``rank`` (``path`` if a file has none).
+            annotation as the innermost. Ranges inside one of their own row count in ``ranges`` and
+            in the statistics of a range only. With ``by``, also ``rank`` (``path`` if a file has
+            none).
         ranks: one row per rank: ``rank``, ``path``, ``ranges``, ``n`` and ``device_ns`` of all its
             work, ``inside_n``, ``inside_ns`` and ``inside_frac`` of the work in annotations.
     """
