@@ -21,7 +21,10 @@ GENERIC = "ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)"
 GEMM = "void gemm<128>(float*)"
 
 #: Arguments of NCCL kernels in recent recordings.
-RECORDED = ("dtype", "elements_in", "elements_out", "group", "group_size", "group_ranks", "seq")
+RECORDED = (
+    *("dtype", "elements_in", "elements_out"),
+    *("group", "group_size", "group_ranks", "seq", "peer"),
+)
 
 
 def device(name: str, ts: int, dur: int | None, **more: Any) -> dict[str, Any]:

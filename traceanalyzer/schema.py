@@ -181,6 +181,7 @@ COLLECTIVES: tuple[Column, ...] = (
     Column("group_size", pl.Int32, "", "ranks in the group", "not recorded"),
     Column("group_ranks", NAME, "", "the group's ranks, as the file has them", "not recorded"),
     Column("seq", pl.Int64, "", "sequence number of this collective in its group", "not recorded"),
+    Column("peer", pl.Int32, "", "global rank at the other end of a send or recv", "not recorded"),
 )
 
 MEMORY_TOTALS: tuple[Column, ...] = (

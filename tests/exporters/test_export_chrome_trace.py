@@ -7,6 +7,7 @@ import io
 import json
 from collections import defaultdict
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -15,6 +16,7 @@ from hypothesis import given, settings, strategies as st
 from trace_rows import table
 from wording import raises_wording
 
+import traceanalyzer as ta
 from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.exporters import writer_for
 from traceanalyzer.exporters.chrome_trace import write_chrome_trace, write_chrome_trace_gz
@@ -616,3 +618,19 @@ def test_all_slices_nest_on_their_track(slices: list[tuple[int, int]]) -> None:
     trace = sort_events(traced(*(host(ts, dur) for ts, dur in slices)))
     assert_nested(trace)
     assert len(written(trace, "X")) == len(slices)
+
+
+@pytest.mark.parametrize(("kind", "key"), [("send", "Dst Rank"), ("recv", "Src Rank")])
+def test_the_peer_of_a_send_or_receive_is_written_and_read(
+    kind: str, key: str, tmp_path: Path
+) -> None:
+    name = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
+    about = {"Collective name": kind, "Group size": 4, "Process Group Name": "pp", key: 3}
+    event = {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": 7, "ts": 1, "dur": 2,
+             "args": {"device": 0, "stream": 7, **about}}  # fmt: skip
+    path = tmp_path / "rank0.json"
+    path.write_text(json.dumps({"traceEvents": [event]}))
+    trace = ta.read(path)
+    assert trace.collectives["peer"].to_list() == [3]
+    (again,) = written(trace)
+    assert again["args"][key] == 3

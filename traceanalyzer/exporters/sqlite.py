@@ -376,7 +376,7 @@ ORDER BY g.total_ns DESC
 _COLLECTIVES = """
 SELECT c.event, (e.ts - $START) / 1e9 AS start_s, e.dur / 1e3 AS dur_us, e.kind, n.name, e.rank,
   e.device, e.stream, c.collective, c.dtype, c.elements_in, c.elements_out,
-  c."group" AS process_group, c.group_size, r.name AS group_ranks, c.seq
+  c."group" AS process_group, c.group_size, r.name AS group_ranks, c.seq, c.peer
 FROM collectives AS c
 JOIN events AS e ON e.id = c.event
 LEFT JOIN names AS n ON n.id = e.name_id

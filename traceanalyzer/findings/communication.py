@@ -1,6 +1,6 @@
 """Rules for communication: stragglers, slow collectives and links, missing overlap."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import polars as pl
@@ -42,7 +42,7 @@ from traceanalyzer.findings.rule import (
     explained_by,
     rule,
 )
-from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns
+from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns, format_ranges
 
 #: Maximum number of items in a list.
 _NAMED = 3
@@ -63,11 +63,38 @@ _MORE_FILES = (
 )
 def _straggler(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
     time = answers.time
-    waits = time.losses.filter("waited", pl.col("root_rank").is_not_null())
+    alike = straggling.slow_stages(answers)
+    for stage, ranks in alike.items():
+        yield from _measure_stage(time, stage, ranks)
+    of_stages = [rank for ranks in alike.values() for rank in ranks]
+    waits = time.losses.filter("waited", ~pl.col("root_rank").is_in(of_stages))
     by_rank = waits.group_by(rank="root_rank").agg(pl.col("lost_ns").sum())
     for rank, total in largest_first(by_rank, "lost_ns", "rank").head(_NAMED).iter_rows():
         if straggling.is_steady(time, rank):
             yield _measure_straggler(result, answers, rank, total)
+
+
+def _measure_stage(time: DeviceTime, stage: int, ranks: Sequence[int]) -> Iterator[Measured]:
+    """Yield the wait time for a stage of which all ranks work longer than those of other stages."""
+    waits = time.losses.filter("waited", pl.col("root_rank").is_in(ranks))
+    total, of_stage = int(waits["lost_ns"].sum()), pl.col("rank").is_in(ranks)
+    others = time.windows.filter(~of_stage)
+    others_ns = int(others.select((pl.col("end") - pl.col("start")).sum()).item())
+    if not total or not others_ns:
+        return
+    busy = time.busy
+    times = busy.filter(of_stage)["busy_ns"].mean() / busy.filter(~of_stage)["busy_ns"].median()  # type: ignore[operator]
+    share = total / others_ns
+    yield Measured(
+        size=share,
+        title=f"Pipeline stage {stage} (ranks {format_ranges(ranks)}) works {times:.2f} times as "
+        f"long as the others: they wait {format_ns(total)} in total "
+        f"({format_frac(share)} of their {time.of.removeprefix('the ')}).",
+        advice=straggling.MOVE_LAYERS,
+        total_ns=round(share * time.whole_ns),
+        step=time.only_step(waits),
+        intervals=intervals_of(waits),
+    )
 
 
 def _measure_straggler(result: CommOutliers, answers: Answers, rank: int, total: int) -> Measured:
@@ -82,6 +109,8 @@ def _measure_straggler(result: CommOutliers, answers: Answers, rank: int, total:
     in_slow_steps = straggling.share_in_slow_steps(answers, rank, waits)
     row = result.ranks.filter(pl.col("rank") == rank).row(0, named=True)
     reason, label = straggling.reason(answers, rank, by_cause), result.rank_label(rank)
+    if (stage := straggling.stage_of(answers, rank)) is not None:
+        label += f" (pipeline stage {stage})"
     spread = result.spread()
     mean = "on average " if result.ranks.height > 2 else ""
     wait = f"{mean}{format_frac(share)} of their {time.of.removeprefix('the ')}"
@@ -181,9 +210,9 @@ def _unequal_work(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
 @rule(
     "comm_outliers",
     "pipeline stages that wait for each other by their schedule",
-    "exposed wait time in sends and receives, at most the bubble of a 1F1B schedule, as a share of "
-    "step time (of the recorded time if no steps are marked)",
-    {"warning": 0.1, "critical": 0.3},
+    "exposed wait time in sends, receives and collectives of several stages, at most the bubble of "
+    "a 1F1B schedule, as a share of step time (of the recorded time if no steps are marked)",
+    {"info": 0.1, "warning": 0.15, "critical": 0.3},
     uses=("gpu_idle",),
     compares_ranks=True,
 )

@@ -26,11 +26,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from traceanalyzer.analyzers.comm_outliers.pipelines import (
-    POINT_TO_POINT,
-    Pipeline,
-    are_equal,
-)
+from traceanalyzer.analyzers.comm_outliers.pipelines import Pipeline, scheduled, work_longer
 from traceanalyzer.analyzers.comm_outliers.result import SLOW_LINK_FRAC, CommOutliers
 from traceanalyzer.analyzers.common.columns import ratio
 from traceanalyzer.analyzers.gpu_idle import causes
@@ -61,7 +57,8 @@ CAUSE = pl.Enum(
 _LENGTH = pl.col("end") - pl.col("start")
 
 #: Columns of losses: place and time, cause, rank of the cause (null if unknown), whether it is wait
-#: time for that rank, and the time within steps (if none are marked: all).
+#: time for that rank, whether that is by the schedule of a pipeline, and the time within steps (if
+#: none are marked: all).
 _LOSS: dict[str, pl.DataType | type[pl.DataType]] = {
     "path": pl.String,
     "rank": pl.Int32,
@@ -72,6 +69,7 @@ _LOSS: dict[str, pl.DataType | type[pl.DataType]] = {
     "root_rank": pl.Int32,
     "waited": pl.Boolean,
     "collective": pl.String,
+    "scheduled": pl.Boolean,
     "lost_ns": pl.Int64,
 }
 
@@ -83,7 +81,8 @@ class DeviceTime:
     Attributes:
         losses: one row per interval: path, rank, device, start, end (on the clock of its file),
             cause, ``root_rank`` (rank of the cause, null if unknown), waited (whether it is wait
-            time for that rank), collective, ``lost_ns`` (within steps, if marked), step.
+            time for that rank), collective, ``scheduled`` (whether a pipeline has the collective),
+            ``lost_ns`` (within steps, if marked), step.
         windows: the whole time: path, rank, device, start, end and step (null if no steps are
             marked: the span of each device).
         outside: cause, ``idle_ns``: idle time of all devices before, between and after steps.
@@ -233,7 +232,10 @@ def device_time(
         training: device work by purpose, see :attr:`~.Kernels.training`.
     """
     windows, lost = _recorded_by_all(_windows(idle, comm), comm), _lost(idle, comm)
-    comm = comm if comm is None else _on_devices(comm, windows)
+    if comm is not None:
+        comm = _on_devices(comm, windows)
+        arrivals = comm.arrivals.with_columns(scheduled=scheduled(comm.arrivals))
+        comm = replace(comm, arrivals=arrivals)
     first = _warm_up(idle, windows)
     alone = lost.filter(~pl.col("cause").is_in(_COMMUNICATING)).with_columns(root_rank="rank")
     in_first, alone = _in_windows(alone, first), _in_windows(alone, windows)
@@ -269,9 +271,11 @@ def with_bubble(time: DeviceTime, pipeline: Pipeline) -> DeviceTime:
     but it waits for the schedule only: so of all ranks as much as the rank that waits least.
     """
     of_work = pl.col("waited") & pl.col("cause").is_in([WORK, UNEXPLAINED])
-    is_bubble = of_work & pl.col("collective").str.contains(POINT_TO_POINT)
+    is_bubble = of_work & pl.col("scheduled")
     waits, others = time.losses.filter(is_bubble), time.losses.filter(~is_bubble)
-    balanced = are_equal(time.busy["busy_ns"])
+    busy = time.busy
+    longer = work_longer(busy["busy_ns"])
+    balanced = not longer.any()
     if waits.is_empty() or not (balanced or pipeline.bubble_frac):
         return time
     keys = [*DEVICE, "step"]
@@ -283,9 +287,9 @@ def with_bubble(time: DeviceTime, pipeline: Pipeline) -> DeviceTime:
     if not balanced:
         least = pl.col("waited_ns").fill_null(0).min().over("step")
         limit = pl.min_horizontal(limit, least)
-    latest = time.busy.sort("busy_ns", "rank", descending=[True, False])["rank"][0]
+    slow = busy["rank"].filter(longer).implode()
     by_step = waits.join(steps.with_columns(limit=limit), on=keys, how="left", nulls_equal=True)
-    by_step = by_step.sort(pl.col("root_rank").eq_missing(latest), "start", *DEVICE)
+    by_step = by_step.sort(pl.col("root_rank").is_in(slow), "start", *DEVICE)
     before = pl.col("lost_ns").cum_sum().over(keys) - pl.col("lost_ns")
     bubble = (pl.col("limit").fill_null(0) - before).clip(0, pl.col("lost_ns")).cast(pl.Int64)
     parts = by_step.with_columns(bubble=bubble).with_columns(cut=pl.col("start") + bubble)
@@ -397,7 +401,7 @@ def _shaped(rows: pl.DataFrame) -> pl.DataFrame:
     """Return exactly the columns of losses; missing columns are null."""
     missing = [pl.lit(None).alias(name) for name in _LOSS if name not in rows.columns]
     typed = rows.with_columns(missing).select(pl.col(name).cast(t) for name, t in _LOSS.items())
-    return typed.with_columns(pl.col("waited").fill_null(value=False))
+    return typed.with_columns(pl.col("waited", "scheduled").fill_null(value=False))
 
 
 # --- communication ---------------------------------------------------------------------------
@@ -501,8 +505,8 @@ def _sequences(comm: CommOutliers) -> pl.DataFrame:
     lane, end = ("path", "rank", "lane"), pl.col("ts") + pl.col("duration_ns")
     apart = (pl.col("ts") - end.shift(1)).over(lane).fill_null(_NEVER) > _GAP_NS
     return comm.arrivals.sort(*lane, "ts").select(
-        "instance", *DEVICE, "collective", start=pl.col("ts") + pl.col("wait_ns").fill_null(0),
-        end=end, sequence=apart.cum_sum(),
+        "instance", *DEVICE, "collective", "scheduled", end=end, sequence=apart.cum_sum(),
+        start=pl.col("ts") + pl.col("wait_ns").fill_null(0),
     )  # fmt: skip
 
 

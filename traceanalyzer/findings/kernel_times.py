@@ -22,6 +22,8 @@ _FEW = 3
 
 SLOW_GPU, MORE_KERNELS, LARGER_INPUTS = "slow GPU", "more kernels", "larger inputs"
 LONG_CALL = "long call"
+#: Differences in work that a better balance removes.
+UNEQUAL = (MORE_KERNELS, LARGER_INPUTS)
 
 _ADVICE = {
     SLOW_GPU: "Check the clocks, power cap and temperature of {gpu} ({clocks}) and other "

@@ -5,19 +5,26 @@ from collections.abc import Iterator, Mapping
 import polars as pl
 
 from traceanalyzer.analyzers.comm_outliers import chains
+from traceanalyzer.analyzers.comm_outliers.pipelines import work_longer
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.analyzers.steps.slow_steps import CODE
 from traceanalyzer.findings.device_time import UNEXPLAINED, WORK, DeviceTime
-from traceanalyzer.findings.kernel_times import LONG_CALL, Difference, compare
+from traceanalyzer.findings.kernel_times import LONG_CALL, UNEQUAL, Difference, compare
 from traceanalyzer.findings.rule import Answers
 from traceanalyzer.result import Confidence
 from traceanalyzer.units import format_frac
 
 #: Causes with a smaller share are not listed.
 _LEAST = 0.1
+
+#: What balances the stages of a pipeline.
+MOVE_LAYERS = (
+    "Move layers from this stage to the others; the first and last stage also have the embedding, "
+    "output layer and loss."
+)
 
 #: From this share of a delay on, work may be its cause.
 _MUCH = 0.25
@@ -26,6 +33,8 @@ _MUCH = 0.25
 def advice(answers: Answers, rank: int, by_cause: Mapping[str, int]) -> str:
     """Return advice for a straggler."""
     difference = _difference(answers, rank, by_cause)
+    if difference and difference.why in UNEQUAL and stage_of(answers, rank) is not None:
+        return MOVE_LAYERS
     if difference:
         return difference.advice(
             answers.program, "this GPU", "equal batches, layers and pipeline stages for every rank"
@@ -34,6 +43,27 @@ def advice(answers: Answers, rank: int, by_cause: Mapping[str, int]) -> str:
         f"Check what rank {rank} does before it arrives: more data or slower data loading than "
         "other ranks, a slower GPU or host, other processes on its node."
     )
+
+
+def slow_stages(answers: Answers) -> dict[int, list[int]]:
+    """Return the ranks of each pipeline stage of several ranks that all work longer than others."""
+    comm, busy = answers.get("comm_outliers"), answers.time.busy
+    if not isinstance(comm, CommOutliers) or comm.pipeline is None:
+        return {}
+    longer = busy.select("rank", longer=work_longer(busy["busy_ns"]))
+    placed = comm.positions.drop_nulls("stage").join(longer, on="rank").sort("rank")
+    stages = placed.group_by("stage").agg("rank", pl.col("longer").all())
+    slow = stages.filter("longer", pl.col("rank").list.len() > 1).sort("stage")
+    return dict(slow.select("stage", "rank").iter_rows())
+
+
+def stage_of(answers: Answers, rank: int) -> int | None:
+    """Return the pipeline stage of a rank; None if the ranks are no pipeline."""
+    comm = answers.get("comm_outliers")
+    if not isinstance(comm, CommOutliers) or comm.pipeline is None:
+        return None
+    stages: dict[int, int] = dict(comm.positions.select("rank", "stage").iter_rows())
+    return stages.get(rank)
 
 
 def is_steady(time: DeviceTime, rank: int) -> bool:

@@ -23,6 +23,7 @@ from typing import Any, Final
 
 import polars as pl
 
+from traceanalyzer.analyzers.comm_outliers.pipelines import POINT_TO_POINT, connected
 from traceanalyzer.analyzers.common.columns import ratio
 from traceanalyzer.units import format_count, format_frac, format_ranges
 
@@ -174,7 +175,6 @@ MANY_RANKS: Final = 32
 WORST_FRAC: Final = 0.03
 #: A group is named in the verdict from this share on, and from this multiple of an even share.
 _LEAST_FRAC, _TIMES_EVEN = 0.2, 3
-_POINT_TO_POINT = r"(?i)send|recv|p2p"
 _STAGE, _GPU, _HOST = "pipeline stage", "GPU index", "host"
 _GROUPS = {
     "part": pl.String,
@@ -191,7 +191,7 @@ def positions(ranks: pl.DataFrame, instances: pl.DataFrame) -> pl.DataFrame:
 
     ``gpu`` is the device of its collectives; if ranks of one host have the same, for example
     because each process sees one GPU, its number among the ranks of the host. ``stage`` is its
-    place in the process group in which it sends and receives; null if that is not recorded.
+    place among the ranks that send to each other; null if that is not recorded.
     """
     device = instances.group_by("rank").agg(device=pl.col("device").drop_nulls().mode().min())
     placed = ranks.select("rank", "host", "imposed_ns").join(device, on="rank", how="left")
@@ -209,18 +209,16 @@ def positions(ranks: pl.DataFrame, instances: pl.DataFrame) -> pl.DataFrame:
 
 
 def _stages(instances: pl.DataFrame) -> dict[str, list[int]]:
-    """Return the ranks of pipeline groups, and the place of each in its group."""
+    """Return the ranks that send to each other, and the place of each in its pipeline."""
     texts = (
-        instances.filter(pl.col("collective").str.contains(_POINT_TO_POINT))["group_ranks"]
+        instances.filter(pl.col("collective").str.contains(POINT_TO_POINT))["group_ranks"]
         .drop_nulls()
         .unique()
         .sort()
     )
-    stages: dict[int, int] = {}
-    for text in texts:
-        members = text.strip("[]").split(",")
-        if len(members) > 2 and all(one.strip().isdecimal() for one in members):
-            stages |= {int(one): place for place, one in enumerate(members)}
+    listed = [[one.strip() for one in text.strip("[]").split(",")] for text in texts]
+    groups = [map(int, ranks) for ranks in listed if all(one.isdecimal() for one in ranks)]
+    stages = {rank: sorted(ranks).index(rank) for rank, ranks in connected(groups).items()}
     return {"rank": list(stages), "stage": list(stages.values())}
 
 

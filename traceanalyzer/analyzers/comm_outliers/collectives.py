@@ -14,13 +14,17 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer import vocabulary
+from traceanalyzer.analyzers.comm_outliers import pipelines
 from traceanalyzer.analyzers.common import names
 from traceanalyzer.analyzers.common.device_work import extent
 from traceanalyzer.analyzers.common.jobs import Recording
 from traceanalyzer.frames import intervals, linking
 from traceanalyzer.trace import Trace
 
-_DESCRIPTION = ("dtype", "elements_in", "elements_out", "group", "group_size", "group_ranks", "seq")
+_DESCRIPTION = (
+    *("dtype", "elements_in", "elements_out"),
+    *("group", "group_size", "group_ranks", "seq", "peer", "ends"),
+)
 
 _TEXT = ("collective", "dtype", "group", "group_ranks")
 
@@ -128,6 +132,7 @@ def communication(trace: Trace, work: pl.DataFrame, patterns: Sequence[str] = ()
         rows = _host_communication(trace, patterns).with_columns(issued="ts")
     else:
         rows = _with_host_descriptions(rows, trace)
+    rows = pipelines.in_pairs(rows, trace.meta.rank).drop("peer", "ends")
     dtype = names.mapped(rows["dtype"], _plain_dtype)
     return rows.with_columns(dtype=dtype, message_bytes=_message_bytes(rows))
 
@@ -148,7 +153,8 @@ def _rows(trace: Trace, event: pl.Series) -> pl.DataFrame:
     """
     events = trace.events[event].insert_column(0, event)
     rows = events.join(trace.collectives, on="event", how="left", maintain_order="left")
-    return rows.with_columns(pl.col("name", *_TEXT).cast(pl.String))
+    texts = rows.with_columns(pl.col("name", *_TEXT).cast(pl.String))
+    return texts.with_columns(ends=texts["name"].str.extract(pipelines.ENDS))
 
 
 def gpu_name(trace: Trace, device: int | None) -> str | None:

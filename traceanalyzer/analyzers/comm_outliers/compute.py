@@ -38,7 +38,6 @@ from traceanalyzer.analyzers.common import (
 )
 from traceanalyzer.analyzers.common.aggregates import Aggregates
 from traceanalyzer.errors import MissingData
-from traceanalyzer.frames import linking
 from traceanalyzer.trace import Trace, record_hint
 
 #: Until 2021 PyTorch recorded collectives and steps as operators.
@@ -275,7 +274,7 @@ def _in_steps(instances: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     """
     first_known = instances.filter(pl.col("issued").is_not_null())["start"].min()
     after = pl.lit(value=True) if first_known is None else pl.col("start") >= first_known
-    known = pl.col("issued").is_not_null() | after
-    issued = pl.when(known).then(pl.coalesce("issued", "start"))
-    rows = linking.enclosing(instances.with_columns(ts=issued), steps)
-    return rows.hstack([steps["step"][rows["slice"]]])
+    known = instances.select(pl.col("issued").is_not_null() | after).to_series()
+    row = device_steps.launching_step(steps, instances["issued"], instances["start"])
+    step = steps["step"].gather(row) if steps.height else row.cast(pl.String)
+    return instances.with_columns(step=pl.when(known).then(step))

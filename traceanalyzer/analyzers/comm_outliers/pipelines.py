@@ -1,7 +1,8 @@
-"""Pipeline stages: ranks that wait for each other in sends and receives by their schedule."""
+"""Sends and receives, and pipeline stages: ranks that wait for each other by their schedule."""
 
-from collections.abc import Iterable
-from typing import Final, NamedTuple
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple
 
 import polars as pl
 
@@ -10,8 +11,11 @@ from traceanalyzer.units import format_frac
 #: Names of sends and receives in PyTorch and NCCL.
 POINT_TO_POINT: Final = r"(?i)send|recv|p2p"
 
-#: Ranks are pipeline stages if this share of wait time is in sends and receives.
+#: Ranks are pipeline stages if this share of wait time is by their schedule ...
 _MOSTLY = 0.8
+
+#: ... of which at least this share is in the sends and receives themselves.
+_MOST = 0.5
 
 #: Stages have equal work if the busiest exceeds the median of the others by at most this.
 _EQUAL = 0.15
@@ -20,6 +24,65 @@ _EQUAL = 0.15
 MORE: Final = 1.25
 
 _PAIR = 2
+
+#: Sender and receiver, as numbers within the group, in the name of PyTorch's annotation.
+ENDS: Final = r"^nccl:(?:send|recv) (\d+(?:->|<-)\d+)$"
+
+#: What identifies the two ranks of a send or receive.
+_OF_PAIR = ("collective", "group", "group_size", "group_ranks", "peer", "ends")
+
+
+def in_pairs(rows: pl.DataFrame, rank: int | None) -> pl.DataFrame:
+    """Return sends and receives of larger groups as those of the group of their two ranks.
+
+    NCCL exchanges them on a communicator of these two. ``seq`` is null there, because each rank
+    counts its own sends and receives with all others.
+
+    Args:
+        rows: collective, group, group_size, group_ranks, seq; ``peer``: global rank at the other
+            end; ``ends``: sender and receiver within the group, as :data:`ENDS`.
+        rank: global rank of the file, if known.
+    """
+    is_single = pl.col("collective").is_in(("send", "recv"))
+    of_two = (pl.col("group_size") == _PAIR).fill_null(value=False)
+    kinds = rows.filter(is_single & ~of_two).select(_OF_PAIR).unique()
+    pairs = [_pair(row, rank) for row in kinds.iter_rows(named=True)]
+    known = kinds.with_columns(pair=pl.Series(pairs, dtype=pl.String)).drop_nulls("pair")
+    if known.is_empty():
+        return rows
+    joined = rows.join(known, on=_OF_PAIR, how="left", nulls_equal=True, maintain_order="left")
+    of_pair = {
+        "group": pl.concat_str("group", "pair", separator=" ", ignore_nulls=True),
+        "group_size": pl.lit(_PAIR, pl.Int32),
+        "group_ranks": _listed("pair"),
+        "seq": pl.lit(None, pl.Int64),
+    }
+    is_known = pl.col("pair").is_not_null()
+    return joined.with_columns(
+        pl.when(is_known).then(value).otherwise(name).alias(name) for name, value in of_pair.items()
+    ).drop("pair")
+
+
+def _listed(pair: str) -> pl.Expr:
+    """Return the ranks of a pair as PyTorch lists those of a group: ``[0, 1]``."""
+    members = pl.col(pair).str.extract_all(r"\d+").cast(pl.List(pl.Int64)).list.sort()
+    return pl.format("[{}]", members.cast(pl.List(pl.String)).list.join(", "))
+
+
+def _pair(row: Mapping[str, Any], rank: int | None) -> str | None:
+    """Return sender and receiver of a send or receive as global ranks: ``0->1``."""
+    if row["peer"] is not None and rank is not None:
+        ends = (rank, row["peer"]) if row["collective"] == "send" else (row["peer"], rank)
+        return f"{ends[0]}->{ends[1]}"
+    if row["ends"] is None or row["group_ranks"] is None:
+        return None
+    here, there = map(int, re.findall(r"\d+", row["ends"]))
+    source, target = (here, there) if "->" in row["ends"] else (there, here)
+    # a long list of ranks is cut
+    members = dict(enumerate(re.findall(r"\d+", row["group_ranks"].partition("...")[0])))
+    if source not in members or target not in members:
+        return None
+    return f"{members[source]}->{members[target]}"
 
 
 class Pipeline(NamedTuple):
@@ -46,36 +109,73 @@ class Pipeline(NamedTuple):
 
 
 def pipeline(arrivals: pl.DataFrame) -> Pipeline | None:
-    """Return the pipeline if ranks wait mostly in sends and receives between two ranks.
+    """Return the pipeline if ranks wait mostly for each other by its schedule.
 
     Args:
         arrivals: instance, rank, step, collective, wait_ns of matched collectives.
     """
-    paired = pl.len().over("instance") == _PAIR
-    rows = arrivals.filter(pl.col("collective").str.contains(POINT_TO_POINT) & paired)
-    waited, whole = int(rows["wait_ns"].sum()), int(arrivals["wait_ns"].sum())
-    if not waited or waited < _MOSTLY * whole:
+    rows = arrivals.with_columns(scheduled=scheduled(arrivals))
+    exchanges = rows.filter(_is_exchange())
+    by_schedule = int(rows.filter("scheduled")["wait_ns"].sum())
+    waited, whole = int(exchanges["wait_ns"].sum()), int(arrivals["wait_ns"].sum())
+    if not waited or waited < _MOST * by_schedule or by_schedule < _MOSTLY * whole:
         return None
-    ends = rows.group_by("instance").agg(a=pl.col("rank").min(), b=pl.col("rank").max())
-    stages = _largest(ends.select("a", "b").unique().sort("a", "b").iter_rows())
-    each = rows.drop_nulls("step").group_by("rank", "step").len()
+    stages = max(_pipelines(exchanges)["pipeline"].value_counts()["count"].to_list())
+    each = exchanges.drop_nulls("step").group_by("rank", "step").len()
     calls = each.group_by("rank").agg(pl.col("len").median())["len"].min()
     # one per direction in the first stage
     known = round(calls / _PAIR) if isinstance(calls, float) and calls >= _PAIR else None
     return Pipeline(stages, known)
 
 
-def _largest(pairs: Iterable[tuple[int, int]]) -> int:
-    """Return the size of the largest set of ranks that the pairs connect."""
+def scheduled(arrivals: pl.DataFrame) -> pl.Series:
+    """Return which matched collectives join several stages of one pipeline.
+
+    These are sends and receives, and collectives of several stages, such as that of the norm of all
+    gradients: stages reach it one after the other by their schedule.
+    """
+    exchange = arrivals.select(_is_exchange().fill_null(value=False)).to_series()
+    of = _pipelines(arrivals.filter(exchange))
+    if of.is_empty():
+        return exchange
+    placed = arrivals.select("instance", "rank").join(
+        of, on="rank", how="left", maintain_order="left"
+    )
+    several = (pl.col("rank").n_unique().over("instance", "pipeline") > 1) & pl.col(
+        "pipeline"
+    ).is_not_null()
+    return exchange | placed.select(several.any().over("instance")).to_series()
+
+
+def _is_exchange() -> pl.Expr:
+    paired = pl.len().over("instance") == _PAIR
+    return pl.col("collective").str.contains(POINT_TO_POINT) & paired
+
+
+def _pipelines(exchanges: pl.DataFrame) -> pl.DataFrame:
+    """Return ``rank`` and ``pipeline``, the lowest of the ranks that exchanges connect with it."""
+    ends = exchanges.group_by("instance").agg(a=pl.col("rank").min(), b=pl.col("rank").max())
+    sets = connected(ends.select("a", "b").unique().iter_rows())
+    rows = [(rank, min(ranks)) for rank, ranks in sorted(sets.items())]
+    return pl.DataFrame(rows, {"rank": pl.Int32, "pipeline": pl.Int32}, orient="row")
+
+
+def connected(groups: Iterable[Iterable[int]]) -> dict[int, set[int]]:
+    """Return for each rank all ranks that the groups connect with it."""
     sets: dict[int, set[int]] = {}
-    for a, b in pairs:
-        joined = sets.get(a, {a}) | sets.get(b, {b})
+    for ranks in groups:
+        joined = {one for rank in ranks for one in sets.get(rank, {rank})}
         sets.update(dict.fromkeys(joined, joined))
-    return max(map(len, sets.values()))
+    return sets
 
 
 def are_equal(busy_ns: pl.Series) -> bool:
     """Whether the ranks work about as long: the busiest at most 15 % more than usual."""
-    busy = busy_ns.drop_nulls().sort()
-    usual = busy.head(max(busy.len() - 1, 1)).median()
-    return isinstance(usual, float) and busy[-1] <= (1 + _EQUAL) * usual
+    return not work_longer(busy_ns).any()
+
+
+def work_longer(busy_ns: pl.Series) -> pl.Series:
+    """Return which ranks work more than 15 % longer than usual, the median without the busiest."""
+    known = busy_ns.drop_nulls().sort()
+    usual = known.head(max(known.len() - 1, 1)).median()
+    return busy_ns > (1 + _EQUAL) * (usual if isinstance(usual, float) else 0.0)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from traceanalyzer.analyzers.comm_outliers.pipelines import connected
 from traceanalyzer.analyzers.common.device_work import MEMORY
 from traceanalyzer.analyzers.common.names import distinct, matching
 from traceanalyzer.analyzers.replay.engine import Job, Weights
@@ -313,14 +314,13 @@ def stages(job: Job) -> list[tuple[int, ...]]:
 
     Ranks that are joined by sends and receives are one pipeline; its n-th rank is of stage n.
     """
-    of: dict[int, set[int]] = {}
+    groups: list[set[int]] = []
     for program in job.programs:
         kinds = program.work.filter(pl.col("collective").cast(pl.String).is_in(_POINT_TO_POINT))
         for group in kinds["group"].unique().drop_nulls():
             ranks = {int(text) for text in _RANK.findall(group.rpartition("[")[2])}
-            joined = set().union(ranks, *(of.get(rank, {rank}) for rank in ranks))
-            of |= dict.fromkeys(joined, joined)
-    pipelines = sorted({tuple(sorted(ranks)) for ranks in of.values()})
+            groups.append(ranks)
+    pipelines = sorted({tuple(sorted(ranks)) for ranks in connected(groups).values()})
     depth = {len(ranks) for ranks in pipelines}
     if len(depth) != 1 or depth == {1}:
         return []

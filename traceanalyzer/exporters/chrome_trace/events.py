@@ -65,6 +65,8 @@ _COLLECTIVES = {
     "group_size": "Group size",
     "group_ranks": "Process Group Ranks",
     "seq": "Seq",
+    "source": "Src Rank",
+    "target": "Dst Rank",
 }
 _INPUTS = {
     "input_dims": "Input Dims",
@@ -178,7 +180,7 @@ def _with_arguments(trace: Trace, rows: pl.DataFrame) -> pl.DataFrame:
     frame = rows.with_columns(is_memory=pl.col("event").is_in(of_memory["event"].implode()))
     for name, side in (
         ("kernel", _side(_with_triples(trace.launch_configs, rows), rows, _KERNELS)),
-        ("collective", _side(trace.collectives, rows, _COLLECTIVES)),
+        ("collective", _side(_with_ends(trace.collectives), rows, _COLLECTIVES)),
         ("memory", of_memory),
     ):
         named = side.rename({"members": name})
@@ -235,6 +237,14 @@ def _with_origin() -> pl.Expr:
     )
     bare = pl.concat_str(pl.lit("{"), origin, pl.lit("}"))
     return pl.when(pl.col("original").is_null()).then(given).otherwise(pl.coalesce(moved, bare))
+
+
+def _with_ends(collectives: pl.DataFrame) -> pl.DataFrame:
+    """Add ``source`` of a receive and ``target`` of a send, as PyTorch records the peer."""
+    kind = pl.col("collective").cast(pl.String)
+    return collectives.with_columns(
+        source=pl.when(kind == "recv").then("peer"), target=pl.when(kind == "send").then("peer")
+    )
 
 
 def _side(table: pl.DataFrame, rows: pl.DataFrame, names: Mapping[str, str]) -> pl.DataFrame:

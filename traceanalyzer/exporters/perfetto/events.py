@@ -31,6 +31,7 @@ _OF_COLLECTIVE = {
     "group_size": "group size",
     "group_ranks": "group ranks",
     "seq": "sequence number",
+    "peer": "peer rank",
 }
 #: Counters of ``memory_totals``.
 _MEMORY = {"allocated_bytes": "allocated", "reserved_bytes": "reserved"}

@@ -48,6 +48,8 @@ class Args(msgspec.Struct, gc=False):
     group: Any = msgspec.field(default=None, name="Process Group Name")
     group_ranks: Any = msgspec.field(default=None, name="Process Group Ranks")
     seq: Any = msgspec.field(default=NULL, name="Seq")
+    source_rank: Any = msgspec.field(default=NULL, name="Src Rank")
+    target_rank: Any = msgspec.field(default=NULL, name="Dst Rank")
     # [memory] instants
     allocated: Any = msgspec.field(default=NULL, name="Bytes")
     address: Any = msgspec.field(default=None, name="Addr")

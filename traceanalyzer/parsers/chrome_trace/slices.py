@@ -260,8 +260,10 @@ def _collective(event: Event, args: Args) -> Collective | None:
     elements_in = decode.integer(args.elements_in)
     if host and dtype is None and elements_in == NULL:
         dtype, elements_in = _tensor(args)
+    collective = known or word
+    peer = {"send": args.target_rank, "recv": args.source_rank}.get(collective or "", NULL)
     return (
-        known or word,
+        collective,
         dtype,
         elements_in,
         decode.integer(args.elements_out),
@@ -269,6 +271,7 @@ def _collective(event: Event, args: Args) -> Collective | None:
         decode.integer(args.group_size),
         text_of(args.group_ranks),
         decode.integer(args.seq),
+        decode.integer(peer),
     )
 
 
