@@ -80,6 +80,7 @@ mutants: $(VENV)/.developer ## do the tests notice when a formula is wrong?
 docs: $(VENV)/.package ## the pages, stubs and pictures derived from the code
 	$(BIN)/python docs/make_schema.py
 	$(BIN)/python docs/make_commands.py
+	$(BIN)/python docs/make_man.py
 	$(BIN)/python docs/make_rules.py
 	$(BIN)/python docs/make_python.py
 	$(BIN)/python docs/make_stubs.py

@@ -65,7 +65,14 @@ def page_id(page: Path) -> str:
 
 @pytest.mark.parametrize(
     "script",
-    ["make_schema.py", "make_commands.py", "make_python.py", "make_rules.py", "make_glossary.py"],
+    [
+        "make_schema.py",
+        "make_commands.py",
+        "make_man.py",
+        "make_python.py",
+        "make_rules.py",
+        "make_glossary.py",
+    ],
 )
 def test_generated_pages_are_current(script: str) -> None:
     names = runpy.run_path(str(ROOT / "docs" / script))
