@@ -13,8 +13,9 @@ import polars as pl
 
 from traceanalyzer.analyzers.base import Skipped
 from traceanalyzer.analyzers.common.device_work import device_work
+from traceanalyzer.analyzers.common.launching import launch_rows
 from traceanalyzer.analyzers.common.names import matcher, named
-from traceanalyzer.frames import numbering
+from traceanalyzer.frames import nesting, numbering
 from traceanalyzer.frames.intervals import Ints
 from traceanalyzer.trace import Meta, Trace
 from traceanalyzer.vocabulary import (
@@ -31,8 +32,11 @@ P = TypeVar("P")
 #: Kinds of host slices that may mark a step; PyTorch recorded its steps as operators until 2021.
 MARK_KINDS = ("user_annotation", "nvtx", "cpu_op", "other")
 
-#: Substrings, one of which is in each default name of a step.
-MARK_NAMES = (PROFILER_STEP,)
+#: Start of the name of a call of a module in PyTorch.
+_MODULE = "nn.Module: "
+
+#: Substrings, one of which is in each default name of a step, or of a call around repeats.
+MARK_NAMES = (PROFILER_STEP, _MODULE)
 
 #: Steps that overlap by no more, or by this share of the later one, are consecutive: profilers
 #: round times and durations.
@@ -238,13 +242,16 @@ def without_snapshots(parts: Sequence[tuple[Meta, P]]) -> tuple[list[P], list[Sk
 
 #: Minimum number of repeats.
 _LEAST_STEPS = 4
+#: Before all times.
+_NEVER = -(1 << 62)
 #: Minimum length of the sequence: shorter ones are loops within a step.
 _LEAST_KERNELS = 3
 #: Minimum share of equal kernels in the next repeat.
 _SAME_FRAC = 0.9
 #: Note for detected steps.
 INFERRED_STEPS = (
-    "No steps are marked: each repeat of a sequence of kernels counts as a step. "
+    "No steps are marked: each repeat of a sequence of kernels, or of the module or annotation "
+    "around several of them, counts as a step. "
     "steps --step-every REGEX begins a step at each matching kernel."
 )
 #: Name of a detected step, by its number.
@@ -265,7 +272,7 @@ def steps(trace: Trace, step_name: str | None = None) -> pl.DataFrame:
     marks = step_marks(trace, step_name)
     if marks.height or step_name is not None:
         return marks
-    return trace.once("repeated", lambda: repeated(trace))
+    return trace.once("repeated", lambda: _of_calls(trace, repeated(trace)))
 
 
 def by_kernels(steps: pl.DataFrame) -> bool:
@@ -395,3 +402,74 @@ def _after_pauses(places: Ints, period: int, pauses: Ints) -> tuple[Ints, bool]:
     both = np.append(moved[0] - period, moved)
     is_apart = bool(max(usual) >= _APART_FACTOR * max(float(np.median(usual)), _LEAST_PAUSE_NS))
     return both[(both >= 0) & (both + period <= pauses.size)], is_apart
+
+
+# --- calls around repeats --------------------------------------------------------------------
+
+#: A call contains several repeats if there are at least this many times as many repeats as calls.
+_SEVERAL = 1.5
+#: Least share of the time of modules or annotations in the calls, and of the launches.
+_MOST_TIME, _MOST_LAUNCHES = 0.8, 0.5
+
+
+def _of_calls(trace: Trace, repeats: pl.DataFrame) -> pl.DataFrame:
+    """Return the repeats; the calls around them if each contains several: layers are no steps.
+
+    A step lasts from the first work launched by a call to that of the next one.
+    """
+    if repeats.height < _LEAST_STEPS or repeats["rank"].n_unique() > 1:
+        return repeats
+    work = device_work(trace)
+    rows = launch_rows(trace, work)
+    known = rows != nesting.ROOT
+    if not known.any():
+        return repeats
+    launched = trace.events["ts"][rows[known]].to_numpy()
+    is_module = (pl.col("kind") == "python_function") & named(trace.names, [f"^{_MODULE}"])
+    for wanted in (is_module, pl.col("kind").is_in(("user_annotation", "nvtx"))):
+        calls = _repeated_calls(trace, wanted)
+        starts, ends = calls["start"].to_numpy(), calls["end"].to_numpy()
+        if starts.size < 2 or repeats.height < _SEVERAL * starts.size:
+            continue
+        number = np.searchsorted(starts, launched, side="right") - 1
+        inside = (number >= 0) & (launched < ends[number])
+        if inside.mean() >= _MOST_LAUNCHES and np.unique(number[inside]).size == starts.size:
+            spans = work.select("start", "end").filter(pl.Series(known)).filter(pl.Series(inside))
+            return _as_steps(spans.with_columns(call=number[inside]), repeats)
+    return repeats
+
+
+def _repeated_calls(trace: Trace, wanted: pl.Expr) -> pl.DataFrame:
+    """Return start and end of the calls of one name with most of the time of all outermost ones.
+
+    Of several such names that with most calls, and of these the one with most time.
+    """
+    is_call = wanted & pl.col("tid").is_not_null() & (pl.col("dur") > 0)
+    rows = trace.events[["kind", "name", *_LANE, "ts", "dur"]].filter(is_call)
+    rows = rows.select("name", *_LANE, start="ts", end=pl.col("ts") + pl.col("dur"))
+    rows = rows.sort("start", "end", descending=[False, True])
+    reached = pl.col("end").cum_max().shift(1).over(_LANE)
+    length = pl.col("end") - pl.col("start")
+    outer = pl.col("start") >= reached.fill_null(_NEVER)
+    whole = rows.filter(outer).select(length.sum()).item()
+    sums = rows.group_by("name").agg(ns=length.sum(), n=pl.len())
+    most = sums.filter(pl.col("ns") >= _MOST_TIME * max(whole, 1)).with_columns(
+        text=pl.col("name").cast(pl.String)
+    )
+    name = most.sort("n", "ns", "text", descending=[True, True, False])["name"].head(1)
+    return rows.filter(pl.col("name").is_in(name.implode())).select("start", "end")
+
+
+def _as_steps(work: pl.DataFrame, repeats: pl.DataFrame) -> pl.DataFrame:
+    """Return the calls that launched the work as steps, in the columns of :func:`repeated`."""
+    calls = work.group_by("call").agg(pl.col("start").min(), pl.col("end").max()).sort("call")
+    until = pl.col("start").shift(-1).fill_null(pl.col("end").max())
+    rank, pid = repeats.row(0, named=True)["rank"], repeats.row(0, named=True)["pid"]
+    return calls.select(
+        pl.lit(rank, pl.Int32).alias("rank"),
+        pl.lit(pid, pl.Int64).alias("pid"),
+        pl.lit(None, pl.Int64).alias("tid"),
+        pl.format(_DETECTED, pl.int_range(pl.len())).alias("step"),
+        "start",
+        end=until,
+    )

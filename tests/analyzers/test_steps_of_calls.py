@@ -1,0 +1,79 @@
+"""Detected steps are not the layers of a module or annotation that is called in each step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from comm_traces import US, device, host, trace
+
+import traceanalyzer as ta
+from traceanalyzer.trace import Trace
+
+LAYER = ("gemm", "gelu", "gemm2", "norm", "add")
+KERNEL, GAP = 100 * US, 2 * US
+
+
+def passes(calls: int, layers: int, around: str, kind: str, *, outer: str = "") -> Trace:
+    """Return calls of a model of equal layers, launched one kernel ahead of the device.
+
+    Args:
+        calls: number of calls.
+        layers: layers of the model.
+        around: name of the slice of each call.
+        kind: kind of these slices.
+        outer: name of a slice around all calls.
+    """
+    events: list[dict[str, Any]] = []
+    at = correlation = 0
+    for _ in range(calls):
+        begin = at
+        for layer in range(layers):
+            at += 4 * GAP
+            inner = at
+            for name in LAYER:
+                correlation += 1
+                ids = {"correlation": correlation}
+                events.append(host("cuda_runtime", "cudaLaunchKernel", at, US, **ids))
+                events.append(device(name, at + 5 * US, KERNEL, **ids))
+                at += KERNEL + GAP
+            events.append(host("python_function", f"nn.Module: Block_{layer}", inner, at - inner))
+        events.append(host(kind, around, begin, at - begin))
+    if outer:
+        events.append(host("python_function", outer, 0, at))
+    return trace(events, 0)
+
+
+@pytest.mark.parametrize("calls", [2, 3, 12])
+@pytest.mark.parametrize(
+    ("around", "kind"),
+    [
+        ("nn.Module: FluxTransformer2DModel_0", "python_function"),
+        ("denoise", "user_annotation"),
+        ("denoise", "nvtx"),
+    ],
+)
+def test_a_layer_is_no_step(calls: int, around: str, kind: str) -> None:
+    recorded = passes(calls, 19, around, kind)
+    assert ta.steps(recorded).steps.height == calls
+    idle = ta.gpu_idle(recorded)
+    assert idle.steps.height == calls
+    assert idle.coverage.steps_by_kernels
+
+
+def test_the_module_in_a_sampling_loop_is_a_step() -> None:
+    """One module runs the loop, another one is called in it."""
+    recorded = passes(6, 8, "nn.Module: UNet_0", "python_function", outer="nn.Module: Sampler_0")
+    assert ta.steps(recorded).steps.height == 6
+
+
+def test_one_call_keeps_the_repeats() -> None:
+    recorded = passes(1, 12, "nn.Module: Loop_0", "python_function")
+    assert ta.steps(recorded).steps.height == 12
+
+
+def test_short_annotations_do_not_count() -> None:
+    """A range that contains few of the launches marks no step."""
+    events = passes(1, 12, "nn.Module: Loop_0", "python_function").events.to_dicts()
+    short = [host("user_annotation", "log", ts, 4 * US) for ts in (0, 2_000_000)]
+    assert ta.steps(trace([*events, *short], 0)).steps.height == 12
