@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
-from comm_traces import MS, device, host, step, trace
+from comm_traces import MS, US, device, host, step, trace
 from conftest import ROOT
 from diagnosing import diagnosis
 
@@ -154,3 +154,35 @@ def _copying_alone(rank: int) -> Iterator[dict[str, Any]]:
     """Yield copies of 3 ms, on rank 1 of 7 ms, without communication."""
     yield device(PAGEABLE, 0, (7 if rank else 3) * MS, kind="gpu_memcpy")
     yield device("gemm", 7 * MS, 10 * MS)
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("pairs", [4, 6])
+def test_ranks_of_a_slow_group_are_no_stragglers(pairs: int) -> None:
+    """All ranks wait in a small all_reduce for the ranks of one group, whose link is slow."""
+    size, traces = 2 * pairs, []
+    for rank in range(size):
+        pair, events, seq = rank % pairs, [], 0
+        begin = 0
+        for number in range(4):
+            at = begin + 10 * MS
+            events += [step(number, begin, 40 * MS), device("gemm", begin, 10 * MS)]
+            about = {"dtype": "float32", "group": f"dp{pair}", "group_size": 2,
+                     "group_ranks": f"[{pair}, {pair + pairs}]", "stream": 20}  # fmt: skip
+            for _ in range(2):
+                took = 12 * MS if pair == 1 else 2 * MS
+                sized = {**about, "elements_in": 1 << 22, "seq": (seq := seq + 1)}
+                events.append(device(ALL_REDUCE, at, took, **sized))
+                at += took
+            world = {"dtype": "float32", "elements_in": 1, "group": "0", "group_size": size,
+                     "group_ranks": str([*range(size)]), "stream": 20, "seq": number}  # fmt: skip
+            events.append(device(ALL_REDUCE, at, begin + 34 * MS + 20 * US - at, **world))
+            begin += 40 * MS
+        traces.append(trace(events, rank, world_size=size))
+    first, *others = ta.diagnose(traces).findings
+    assert first.id == "slow-collectives"
+    assert "ranks 1, " in first.title
+    assert "straggler" not in {one.id for one in others}
+    assert {one.id for one in first.effects} >= {"straggler"}
+    # 20 of 40 ms: by all ranks, as wait time or in the collective
+    assert first.cost_frac == pytest.approx(0.5, abs=0.03)

@@ -34,8 +34,8 @@ from traceanalyzer.findings.device_time import (
     only_rank,
 )
 from traceanalyzer.findings.rule import (
-    DELAY_RULES,
     MUCH_LEFT,
+    RULE_OF,
     Answers,
     Measured,
     Rule,
@@ -104,7 +104,7 @@ def _measure_straggler(result: CommOutliers, answers: Answers, rank: int, total:
     length = (pl.col("end") - pl.col("start")).sum()
     others_ns = max(time.windows.filter(pl.col("rank") != rank).select(length).item(), 1)
     share = total / others_ns
-    explained = explained_by(waits.filter(pl.col("cause").is_in(list(DELAY_RULES))), total)
+    explained = explained_by(waits.filter(pl.col("cause").is_in(list(RULE_OF))), total)
     left = 1 - sum(explained.values())
     in_slow_steps = straggling.share_in_slow_steps(answers, rank, waits)
     row = result.ranks.filter(pl.col("rank") == rank).row(0, named=True)
@@ -284,7 +284,7 @@ def _slow_collectives(result: CommOutliers, answers: Answers) -> Iterator[Measur
         size=size,
         title=f"{slow.height:,} of {format_count(result.totals.n_collectives, 'collective')} "
         f"{'was' if slow.height == 1 else 'were'} slow after {result.every_rank} had arrived"
-        f"{slow_groups(result)}{_at_cost(answers, total)}.",
+        f"{slow_groups(result)}{_at_cost(answers, total)}{_with_waits(losses)}.",
         evidence=(_worst(worst, worst["transfer_ns"], worst["slow_factor"]),),
         advice=answers.program.slow_network(on_host=answers.time.on_host)
         if result.has_all_ranks
@@ -397,7 +397,9 @@ def _exposed_communication(result: Overlap, answers: Answers) -> Iterator[Measur
         return
     rest = time.of_cause(EXPOSED).filter(~pl.col("waited"))
     waits = time.losses.filter("waited")
-    slow = time.losses.filter(pl.col("cause").is_in((REPEATED, SLOW, OUTLIER, LINK)))
+    slow = time.losses.filter(
+        ~pl.col("waited"), pl.col("cause").is_in((REPEATED, SLOW, OUTLIER, LINK))
+    )
     total = int(rest["lost_ns"].sum())
     whole = total + sum(int(rows["lost_ns"].sum()) for rows in (waits, slow))
     if not whole:
@@ -491,6 +493,10 @@ def _claimed(answers: Answers, cause: str) -> tuple[pl.DataFrame, int, float] | 
 
 def _at_cost(answers: Answers, total: int) -> str:
     return f": {answers.time.text(total)} more {answers.time.exposed} than usual"
+
+
+def _with_waits(losses: pl.DataFrame) -> str:
+    return ", including wait time of other ranks" if losses["waited"].any() else ""
 
 
 def _worst(row: Mapping[str, Any], took_ns: int, factor: float) -> str:

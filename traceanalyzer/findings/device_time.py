@@ -415,7 +415,7 @@ def _of_communication(
     training: pl.DataFrame | None,
 ) -> Iterator[pl.DataFrame]:
     """Yield the exposed communication of each cause in order, each moment once."""
-    waits = _waits(lost, comm, windows)
+    waits = _waits(_with_slow(lost, comm), comm, windows)
     for claim in (
         waits,
         _delayed(waits, comm, exposed),
@@ -538,6 +538,23 @@ def _unexplained(comm: CommOutliers) -> pl.DataFrame:
     """Return time of collectives above others of their kind, without a known cause."""
     rows = comm.outliers().filter(pl.col("cause").is_null())
     return _at_end(rows, pl.col("over_ns"), OUTLIER)
+
+
+def _with_slow(lost: pl.DataFrame, comm: CommOutliers) -> pl.DataFrame:
+    """Return the lost time; of exposed communication, what slow collectives add has their cause.
+
+    A rank that arrives late because of it was delayed by its link, not by what it does.
+    """
+    for claim, cause in ((_slow(comm), SLOW), (_on_slow_links(comm), LINK)):
+        if claim.is_empty():
+            continue
+        once = _disjoint(claim)
+        is_exposed = pl.col("cause").cast(pl.String) == EXPOSED
+        exposed, others = lost.filter(is_exposed), lost.filter(~is_exposed)
+        kept = intervals.subtract(exposed, once, DEVICE).with_columns(cause=pl.lit(EXPOSED, CAUSE))
+        added = intervals.intersect(exposed, once, DEVICE).with_columns(cause=pl.lit(cause, CAUSE))
+        lost = pl.concat([rows.select(lost.columns) for rows in (others, kept, added)])
+    return lost
 
 
 def _on_slow_links(comm: CommOutliers) -> pl.DataFrame:

@@ -11,7 +11,7 @@ from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.analyzers.steps.slow_steps import CODE
-from traceanalyzer.findings.device_time import UNEXPLAINED, WORK, DeviceTime
+from traceanalyzer.findings.device_time import LINK, SLOW, UNEXPLAINED, WORK, DeviceTime
 from traceanalyzer.findings.kernel_times import LONG_CALL, UNEQUAL, Difference, compare
 from traceanalyzer.findings.rule import Answers
 from traceanalyzer.result import Confidence
@@ -85,6 +85,8 @@ def reason(answers: Answers, rank: int, by_cause: Mapping[str, int]) -> str:
     cause = _main(by_cause)
     if cause == causes.COPIES:
         return "longer exposed copies"
+    if cause in (SLOW, LINK):
+        return "slow collectives of its group"
     if cause in causes.WAITING:
         return f"idle, {causes.WAITING[cause]}"
     difference = _difference(answers, rank, by_cause)
@@ -128,6 +130,8 @@ def _name(cause: str) -> str:
         return "longer or more work"
     if cause == causes.COPIES:
         return "copies"
+    if cause in (SLOW, LINK):
+        return "slow collectives"
     return causes.NAMES.get(cause, "unexplained")
 
 
