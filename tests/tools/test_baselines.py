@@ -293,6 +293,21 @@ def test_hostile_facts_are_escaped(sums, store, capsys):
         assert "<script>x" not in out.replace("`` <script>x</script>", "")  # as code in Markdown
 
 
+def test_missing_files_are_named(store, capsys):
+    ta.save_baseline("main", sorted(RANKS.glob("rank[01].json.gz")))
+    run = store / "main" / "run-1"
+    lost = next(path for path in run.iterdir() if path.name.startswith("rank1"))
+    assert ta.list_baselines().runs["problem"].to_list() == [None]
+    lost.unlink()
+    for listed in (ta.list_baselines(), ta.list_baselines("main")):
+        (problem,) = listed.runs["problem"]
+        assert lost.name in problem
+    assert ta.steps("baseline:main").ranks.height == 1  # the others are still used
+    shutil.rmtree(run)
+    assert status(["baseline", "show", "main"]) == 1
+    assert "all of its runs" in capsys.readouterr().err
+
+
 def test_unknown_baselines_name_the_known_ones(sums, capsys):
     ta.save_baseline("main", sums)
     assert status(["diff", "baseline:man", str(AFTER)]) == 1

@@ -23,7 +23,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Final
 
 from traceanalyzer import __version__
@@ -47,6 +47,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _RUN = re.compile(r"run-([1-9]\d{0,5})")
 _MOST_BYTES = 1 << 20
 _MOST_CHARS = 1_000
+#: Most missing files that are named.
+_NAMED = 3
 _EXISTS = (errno.EEXIST, errno.ENOTEMPTY)
 _AGAIN = "save it again with traceanalyzer baseline save --force"
 
@@ -67,6 +69,7 @@ class Facts:
         profilers: formats of the traces, and their versions.
         steps: number of counted steps; None without steps.
         step_ns: median step time in ns; None without steps.
+        files: names of the files of the run, the first thousand.
     """
 
     schema: int
@@ -80,6 +83,7 @@ class Facts:
     profilers: tuple[str, ...] = ()
     steps: int | None = None
     step_ns: float | None = None
+    files: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -89,7 +93,7 @@ class SavedRun:
     Attributes:
         path: its folder.
         facts: what is known about it; None if it cannot be used.
-        problem: why it cannot be used; empty if it can.
+        problem: why it cannot be used, or the files that are missing; empty if it is complete.
     """
 
     path: Path
@@ -195,7 +199,7 @@ def runs_of(name: str) -> list[SavedRun]:
     with _reading(folder):
         numbers = [int(m[1]) for one in folder.iterdir() if (m := _RUN.fullmatch(one.name))]
     if not numbers:
-        raise _unknown(name)
+        raise UnreadableFile(f"{PREFIX}{name}", "missing: all of its runs", hint=_AGAIN)
     return [_run(folder / f"run-{number}") for number in sorted(numbers)]
 
 
@@ -225,11 +229,21 @@ def _unknown(name: str) -> UnreadableFile:
 
 def _run(folder: Path) -> SavedRun:
     try:
-        return SavedRun(folder, _facts((folder / FACTS).read_bytes()[: _MOST_BYTES + 1]))
+        facts = _facts((folder / FACTS).read_bytes()[: _MOST_BYTES + 1])
+        return SavedRun(folder, facts, _missing(folder, facts))
     except OSError as error:
         return SavedRun(folder, None, f"{FACTS}: {(error.strerror or 'cannot be read').lower()}")
     except (ValueError, TypeError, RecursionError) as error:
         return SavedRun(folder, None, str(error)[:200])
+
+
+def _missing(folder: Path, facts: Facts) -> str:
+    """Return which files of a run are missing; empty if none is."""
+    lost = [name for name in facts.files if not (folder / PurePath(name).name).is_file()]
+    if not lost:
+        return ""
+    more = f" and {len(lost) - _NAMED} more" if len(lost) > _NAMED else ""
+    return f"missing: {', '.join(name[:200] for name in lost[:_NAMED])}{more}"
 
 
 def _facts(data: bytes) -> Facts:

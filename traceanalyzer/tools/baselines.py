@@ -39,6 +39,8 @@ _COLUMNS = {
     "program": "version",
     "problem": "problem",
 }
+#: Most files of a run that are recorded by name.
+_MOST_NAMES = 1_000
 _SCHEMA = {
     "name": pl.String,
     "run": pl.String,
@@ -64,7 +66,8 @@ class Baselines(Result):
     Attributes:
         runs: one row per run: name (of the baseline), run, path, inputs, ranks, world_size, gpus,
             software, profilers, steps (counted), step_ns (median), saved (UTC), program (version of
-            traceanalyzer), problem (why it cannot be used, null if it can).
+            traceanalyzer), problem (why it cannot be used, or the missing files; null if it is
+            complete).
         store: the folder of all baselines.
     """
 
@@ -75,8 +78,10 @@ class Baselines(Result):
         """Build the view: one table of runs."""
         count = self.runs["name"].n_unique()
         text = f"{format_count(count, 'baseline')} in {self.store}"
-        broken = int(self.runs["problem"].is_not_null().sum())
+        broken = self.runs.filter(pl.col("saved").is_null()).height
+        lacking = self.runs["problem"].count() - broken
         more = f"; {format_count(broken, 'run')} cannot be used" if broken else ""
+        more += f"; files of {format_count(lacking, 'run')} are missing" if lacking else ""
         return View(
             title="Which runs are saved?",
             verdict=f"{text}, {format_count(self.runs.height, 'run')}{more}.",
@@ -111,7 +116,7 @@ def _row(name: str, run: SavedRun) -> dict[str, object]:
         return row | {"problem": run.problem}
     known = {key: value for key, value in asdict(run.facts).items() if key in _SCHEMA}
     texts = {key: ", ".join(known[key]) or None for key in ("gpus", "software", "profilers")}
-    return row | known | texts
+    return row | known | texts | {"problem": run.problem or None}
 
 
 def save_baseline(
@@ -177,7 +182,8 @@ def _facts(folder: Path) -> Facts:
     """Return the facts of a complete run, from its summaries."""
     count = sum(is_summary(str(path)) for path in folder.iterdir())
     saved = datetime.now(UTC).isoformat(timespec="seconds")
-    known = Facts(PARTS_SCHEMA, __version__, saved, inputs=count, ranks=count)
+    files = tuple(sorted(path.name for path in folder.iterdir())[:_MOST_NAMES])
+    known = Facts(PARTS_SCHEMA, __version__, saved, inputs=count, ranks=count, files=files)
     try:
         collected = collect(DIFF, str(folder), DIFF.options())
         with guarded(collected.summaries):
