@@ -14,7 +14,7 @@ from hypothesis import given, settings, strategies as st
 from traceanalyzer import schema
 from traceanalyzer.analyzers import registry
 from traceanalyzer.errors import OptionError, UnreadableFile
-from traceanalyzer.result import Result, Table, View
+from traceanalyzer.result import SCHEMA_VERSION, Result, Table, View
 from traceanalyzer.tools.mcp.answers import MOST_CHARACTERS, Answers, bounded
 from traceanalyzer.tools.mcp.tools import Roots, tools
 
@@ -102,6 +102,15 @@ def test_every_option_is_an_argument(entry: registry.Entry) -> None:
     for name, argument in tool.options.items():
         assert argument["description"], name
         assert argument["type"]
+
+
+def test_answers_have_the_version_of_their_keys() -> None:
+    source = str(ROOT / "fixtures" / "upgrade" / "before.json.gz")
+    answers = Answers(Roots([str(ROOT / "fixtures")]))
+    for name in ("diagnose", "steps", "kernels", "info"):
+        answer = answers.answer(name, {"paths": [source]})
+        assert next(iter(answer)) == "schema_version"
+        assert answer["schema_version"] == SCHEMA_VERSION
 
 
 def test_next_page_is_not_computed_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
