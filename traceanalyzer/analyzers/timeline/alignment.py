@@ -123,17 +123,23 @@ def _zeros(several: Sequence[Recorded], compared: CommOutliers | None) -> list[i
     return [known.get(one.path, 0) for one in several]
 
 
+#: Standard error of a median of n values in units of their MAD / sqrt(n), if they are normal.
+_ERROR_OF_MEDIAN = 1.86
+
+
 def residual(compared: CommOutliers | None) -> tuple[int, int] | None:
     """Return the error of the clocks after correction in ns, and the number of collectives used.
 
-    The largest of the ranks: the MAD of its distances from the median ends of the collectives, plus
-    the offset that was not corrected. None without a matched collective of all ranks without a
-    root.
+    The largest of the ranks: the standard error of the median of its distances from the median ends
+    of the collectives, plus the offset that was not corrected. Ends of one collective differ
+    without an error of the clocks, so their spread is not in it. None without a matched collective
+    of all ranks without a root.
     """
     if compared is None:
         return None
     left = pl.when("applied").then(0).otherwise(pl.col("offset_ns").abs())
-    error = compared.clocks.select((pl.col("residual_ns") + left).max()).item()
+    of_median = _ERROR_OF_MEDIAN * pl.col("residual_ns") / pl.col("n").sqrt()
+    error = compared.clocks.select((of_median + left).max()).item()
     rooted = pl.col("collective").is_in(ROOTED)
     number = compared.collectives.filter(~rooted)["end_skew_ns"].drop_nulls().len()
     return None if error is None or not number else (int(error), number)
