@@ -77,6 +77,15 @@ def test_external_id_joins_a_kernel_to_its_host_call() -> None:
     ]
 
 
+def test_host_calls_that_touch_by_rounding_are_two_calls() -> None:
+    calls = [
+        host("cpu_op", "record_param_comms", ts, 52, external_id=number, seq=number, **CALL)
+        for number, ts in ((1, 0), (2, 50))
+    ]
+    kernels = [device(GENERIC, 500 * number, 5, external_id=number) for number in (1, 2)]
+    assert columns_of(trace([*calls, *kernels]), "seq", "group") == [(1, "0"), (2, "0")]
+
+
 def test_correlation_joins_a_kernel_to_the_host_call_around_its_launch() -> None:
     # recordings of 2022 repeat the correlation id as External id; 11 is a host event's by chance
     kernel = device("ncclKernel_SendRecv_RING()", 500, 5, external_id=11, correlation=11)

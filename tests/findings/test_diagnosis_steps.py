@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import pytest
 from comm_traces import MS, US, device, host, step, trace
 from diagnosing import BY_ID
 from wording import check_wording
 
+import traceanalyzer as ta
 from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.analyzers.steps.slow_steps import FORWARD_ONLY
 from traceanalyzer.findings.rule import Answers, Measured
@@ -99,6 +101,15 @@ def test_activity_between_steps_is_named() -> None:
     traced = trace([*steps({}, gap=5 * MS).events.to_dicts(), *swaps])
     (one,) = judged("time-between-steps", traced)
     assert any("_C_cache_ops::swap_blocks for 20 ms" in text for text in one.evidence)
+
+
+@pytest.mark.parametrize("gap", [5 * MS, 40 * MS])
+def test_time_between_steps_costs_more_than_a_step_if_it_is_longer(gap: int) -> None:
+    """Six steps of 10 ms, and five times between them."""
+    traced = steps({}, gap=gap)
+    found = {one.id: one for one in ta.diagnose(traced).findings}
+    cost = found["time-between-steps"].cost_ns
+    assert cost == pytest.approx(5 * gap / 6, rel=0.01)
 
 
 def rows_of_slow_steps(extra: dict[int, Sequence[Event]], *usual: Event) -> list[tuple[Any, ...]]:

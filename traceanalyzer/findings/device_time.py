@@ -148,6 +148,10 @@ class DeviceTime:
         mean = {"cost_ns": self.each_ns(total_ns), "per": self.per}
         return mean | share
 
+    def outside_ns(self, total_ns: float) -> int:
+        """Return a total time, also outside the whole one, as the mean per step and device."""
+        return round(total_ns / max(self.windows.height, 1))
+
     def text(self, total_ns: float, *, once: bool = False) -> str:
         """Format a total time: ``1.45 ms per step and GPU``."""
         if once:

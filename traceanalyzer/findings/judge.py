@@ -374,8 +374,10 @@ def _finding(rule: Rule, severity: Severity, measured: Measured, answers: Answer
     facts = {name: fact for name, fact in vars(measured).items() if name in names}
     time = answers.time
     if measured.total_ns is not None and measured.of:
-        share = {"cost_frac": measured.cost_frac, "of": measured.of}
-        facts |= time.cost(measured.total_ns, once=measured.once) | share
+        facts |= time.cost(measured.total_ns, once=measured.once)
+        facts |= {"cost_frac": measured.cost_frac, "of": measured.of}
+        if not measured.once:
+            facts["cost_ns"] = time.outside_ns(measured.total_ns)
     elif measured.total_ns is not None:
         facts["cost_ns"] = measured.total_ns
         if time.whole_ns:

@@ -26,6 +26,9 @@ _DESCRIPTION = (
     *("group", "group_size", "group_ranks", "seq", "peer", "ends"),
 )
 
+#: Calls of a thread that overlap by at most this follow each other: profilers round times.
+_ROUNDING_NS = 1_000
+
 _TEXT = ("collective", "dtype", "group", "group_ranks")
 
 #: Columns of :attr:`Part.instances`, one row per collective of this rank, in order of start.
@@ -194,8 +197,8 @@ def _host_calls(trace: Trace) -> pl.DataFrame:
     """Return one row per call that issued a collective, with its thread and description.
 
     ``record_param_comms`` encloses ``nccl:*`` and NCCL's range, each with other details: rows that
-    overlap on one thread are one call, described by the first known value of each column. Columns:
-    call, pid, tid, ts, end, external_ids, and the description.
+    overlap on one thread, not only by rounding, are one call, described by the first known value of
+    each column. Columns: call, pid, tid, ts, end, external_ids, and the description.
     """
     issuing = names.starting_with(
         vocabulary.PARAM_COMMS, *vocabulary.NCCL_ANNOTATION_PREFIXES, vocabulary.NCCL_CALL
@@ -206,7 +209,8 @@ def _host_calls(trace: Trace) -> pl.DataFrame:
     rows = _rows(trace, events.arg_true().alias("event"))
     lane = ["pid", "tid"]
     end = pl.col("ts") + pl.col("dur")
-    starts_new = pl.col("ts") >= end.shift(1).cum_max().over(lane)
+    reached = end.shift(1).cum_max().over(lane)
+    starts_new = (pl.col("ts") >= reached - _ROUNDING_NS) & (end > reached)
     first_known = [pl.col(name).drop_nulls().first() for name in ("collective", *_DESCRIPTION)]
     return (
         rows.sort(*lane, "ts", "event")
