@@ -186,3 +186,31 @@ def test_ranks_of_a_slow_group_are_no_stragglers(pairs: int) -> None:
     assert {one.id for one in first.effects} >= {"straggler"}
     # 20 of 40 ms: by all ranks, as wait time or in the collective
     assert first.cost_frac == pytest.approx(0.5, abs=0.03)
+
+
+def one_of_many(place: int, steps: int = 5) -> Trace:
+    """Return one rank of eight that waits for another one in one of six collectives of a step."""
+    events = []
+    for number in range(steps):
+        begin = at = number * 60 * MS
+        events.append(step(number, begin, 60 * MS))
+        for which in range(6):
+            took = 25 * MS + which * US if which == place else MS + number * US
+            events.append(device("gemm", at, 5 * MS))
+            events.append(device(ALL_REDUCE, at + 5 * MS, took, stream=20, **ABOUT))
+            at += 5 * MS + took
+    return trace(events, 0, world_size=8)
+
+
+@pytest.mark.parametrize("place", [0, 3])
+def test_a_single_rank_that_waits_at_one_place_of_each_step(place: int) -> None:
+    first = ta.diagnose(one_of_many(place)).findings[0]
+    assert (first.id, first.confidence) == ("collective-outliers", "medium")
+    assert first.cost_frac == pytest.approx(24 / 60, abs=0.02)
+    assert first.title.startswith("Another rank is probably late")
+    assert "files of all ranks" in first.advice
+
+
+def test_too_few_steps_do_not_show_a_late_rank() -> None:
+    found = {one.id: one for one in ta.diagnose(one_of_many(0, steps=2)).findings}
+    assert found["collective-outliers"].confidence == "low"

@@ -312,20 +312,60 @@ def _collective_outliers(result: CommOutliers, answers: Answers) -> Iterator[Mea
     if claimed is None:
         return
     losses, total, size = claimed
+    alone = result.totals.n_ranks == 1
+    place = _place_in_steps(result, outliers) if alone else None
+    what = (
+        f"{outliers.height:,} of {format_count(result.totals.n_events, 'collective')} took"
+        if place is None
+        else f"Another rank is probably late: {_ordinal(place)} {worst['collective']} of each step "
+        "takes"
+    )
     yield Measured(
         size=size,
-        title=f"{outliers.height:,} of {format_count(result.totals.n_events, 'collective')} took "
-        f"much longer than others of the same kind{_at_cost(answers, total)}.",
+        title=f"{what} much longer than others of the same kind{_at_cost(answers, total)}.",
         evidence=(_worst(worst, worst["duration_ns"], worst["factor"]),),
-        advice=_MORE_FILES
-        if result.totals.n_ranks == 1
+        advice=_LATE_ELSEWHERE
+        if place is not None
+        else _MORE_FILES
+        if alone
         else "Check when they happened and what ran at the same time.",
         total_ns=total,
-        confidence="low" if result.totals.n_ranks == 1 else "medium",
+        confidence="low" if alone and place is None else "medium",
         rank=only_rank(losses),
         step=answers.time.only_step(losses),
         intervals=intervals_of(losses),
     )
+
+
+_LATE_ELSEWHERE = "Add the files of all ranks: they show which rank is late, and why."
+
+
+def _ordinal(place: int) -> str:
+    return "the first" if place == 0 else f"no. {place + 1}"
+
+
+def _place_in_steps(result: CommOutliers, outliers: pl.DataFrame) -> int | None:
+    """Return the place in the step at which nearly each step has an outlier; None otherwise.
+
+    A rank that waits at the same place of each step waits for others, not for a busy network.
+    """
+    order = ["group", "collective"]
+    placed = result.instances.drop_nulls("step").sort("at_ns", "id")
+    placed = placed.with_columns(place=pl.int_range(pl.len()).over("step", *order))
+    of_outliers = placed.filter(pl.col("id").is_in(outliers["id"].implode()))
+    steps = placed["step"].n_unique()
+    most = largest_first(
+        of_outliers.group_by("place").agg(n=pl.col("step").n_unique()), "n", "place"
+    )
+    if steps < _MANY_STEPS or most.is_empty() or most["n"][0] < _NEARLY_ALL * steps:
+        return None
+    if most["n"][0] < _NEARLY_ALL * outliers.height:
+        return None
+    return int(most["place"][0])
+
+
+#: Fewer steps may have an outlier at the same place by chance; the share of steps, of outliers.
+_MANY_STEPS, _NEARLY_ALL = 3, 0.8
 
 
 @rule(
