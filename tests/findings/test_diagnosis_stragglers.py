@@ -214,3 +214,35 @@ def test_a_single_rank_that_waits_at_one_place_of_each_step(place: int) -> None:
 def test_too_few_steps_do_not_show_a_late_rank() -> None:
     found = {one.id: one for one in ta.diagnose(one_of_many(0, steps=2)).findings}
     assert found["collective-outliers"].confidence == "low"
+
+
+def copying(gbps: tuple[float, ...]) -> list[Trace]:
+    """Return ranks that copy 100 MB per step at these rates, and then wait for each other."""
+    name, longest = "Memcpy HtoD (Pinned -> Device)", 0.1 / min(gbps)
+    traces = []
+    for rank, rate in enumerate(gbps):
+        events, took = [], round(0.1 / rate * 1000 * MS)
+        whole = round(longest * 1000 * MS) + 12 * MS
+        for number in range(4):
+            begin = number * whole
+            copy = device(name, begin, took, kind="gpu_memcpy", bytes=100_000_000)
+            gemm = device("gemm", begin + took, 10 * MS)
+            at = begin + took + 10 * MS
+            wait = device(ALL_REDUCE, at, begin + whole - at, stream=20, **ABOUT)
+            events += [step(number, begin, whole), copy, gemm, wait]
+        traces.append(trace(events, rank, world_size=len(gbps)))
+    return traces
+
+
+@pytest.mark.parametrize("slow", [0, 3])
+def test_copies_of_one_rank_are_slow(slow: int) -> None:
+    first = ta.diagnose(copying(tuple(3 if rank == slow else 48 for rank in range(4)))).findings[0]
+    assert (first.id, first.rank) == ("exposed-copies", slow)
+    assert "3 GB/s instead of 48 GB/s" in first.title
+    assert "NUMA" in first.advice
+
+
+def test_copies_of_equal_ranks() -> None:
+    for one in ta.diagnose(copying((20, 20, 21, 20))).findings:
+        assert "instead of" not in one.title
+        assert "NUMA" not in one.advice

@@ -46,19 +46,53 @@ def _exposed_copies(_: Overlap, answers: Answers) -> Iterator[Measured]:
     if rank is not None and losses["waited"].any():
         place += f" on rank {rank}"
         others = including(losses, rank)
+    slower = "" if rank is None else _slower_than_others(answers, rank)
     yield Measured(
         size=time.frac(total),
-        title=f"Exposed {main}copies{place}: {time.share(total)}{each}{others}.",
+        title=f"Exposed {main}copies{place}{slower}: {time.share(total)}{each}{others}.",
         evidence=(
             *(of_ranks(time, COPIES, rank) if rank is not None else ()),
             *(_numbers(row) for row in copies.head(_NAMED).iter_rows(named=True)),
         ),
-        advice=_copying(copies, sums, total, answers),
+        advice=_SLOW_PATH if slower else _copying(copies, sums, total, answers),
         total_ns=total,
-        most_gain_ns=_overlappable(copies, sums, answers),
+        most_gain_ns=None if slower else _overlappable(copies, sums, answers),
         rank=rank,
         step=steps[0] if len(steps) == 1 else None,
         intervals=intervals_of(losses),
+    )
+
+
+#: Copies of a rank are slow if those of the other ranks are this many times as fast.
+_FASTER = 2.0
+_SLOW_PATH = (
+    "Check the path between host and this GPU: generation and width of its PCIe link (lspci -vv: "
+    "LnkSta), whether the process and its memory are on the NUMA node of the GPU (numactl), and "
+    "other processes that copy."
+)
+
+
+def _slower_than_others(answers: Answers, rank: int) -> str:
+    """Return that copies of a rank are slower than the same copies of others, as a clause."""
+    transfers = answers.get("transfers")
+    if not isinstance(transfers, Transfers) or transfers.by_device.is_empty():
+        return ""
+    kind = ["direction", "memory"]
+    sums = transfers.by_device.group_by(*kind, "rank").agg(pl.col("moved_bytes", "total_ns").sum())
+    rates = sums.filter(pl.col("moved_bytes") > 0, pl.col("total_ns") > 0).with_columns(
+        gbps=pl.col("moved_bytes") / pl.col("total_ns")
+    )
+    usual = rates.filter(pl.col("rank") != rank).group_by(kind).agg(usual=pl.col("gbps").median())
+    own = rates.filter(pl.col("rank") == rank).join(usual, on=kind, nulls_equal=True)
+    slow = own.filter(pl.col("usual") >= _FASTER * pl.col("gbps"))
+    slow = largest_first(slow, "total_ns", *kind)
+    whole = int(rates.filter(pl.col("rank") == rank)["total_ns"].sum())
+    if slow.is_empty() or 2 * slow["total_ns"][0] < whole:
+        return ""
+    gbps, most = slow["gbps"][0], slow["usual"][0]
+    return (
+        f" at {gbps:.3g} GB/s instead of {most:.3g} GB/s on the other ranks "
+        f"({most / gbps:.3g} times as fast)"
     )
 
 
