@@ -75,7 +75,6 @@ _PLUMBING = re.compile(
 _WHOLE = re.compile(r"(?i:memcpy|memset|copy)\w* .*|Cijk_\w*?_MT\d+x\d+x\d+")
 
 
-@lru_cache(maxsize=1 << 18)
 def function(name: str) -> str:
     """Return the function with namespaces, without template arguments and parameters."""
     return _parts(name)[0]
@@ -142,6 +141,7 @@ def _split(arguments: str) -> list[str]:
     return parts
 
 
+@lru_cache(maxsize=1 << 18)
 def _parts(name: str) -> tuple[str, str]:
     """Return the function with namespaces, and its template arguments."""
     text = name[:_LONGEST]
@@ -151,6 +151,8 @@ def _parts(name: str) -> tuple[str, str]:
         if part in text:
             text = pattern.sub(replacement, text)
     text = text.removeprefix("void ")
+    if "<" not in text:
+        return text.partition("(")[0].strip(), ""
     called, arguments, at = "", "", 0
     while (start := _START.search(text, at)) and start[0] == "<":
         end = _closing(text, start.start())
