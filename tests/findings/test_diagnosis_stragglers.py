@@ -246,3 +246,42 @@ def test_copies_of_equal_ranks() -> None:
     for one in ta.diagnose(copying((20, 20, 21, 20))).findings:
         assert "instead of" not in one.title
         assert "NUMA" not in one.advice
+
+
+def launching(call_us: tuple[int, ...], kernels: int = 40) -> list[Trace]:
+    """Return ranks that launch short kernels one by one, and then wait for each other.
+
+    Operators take three times as long as their launch call.
+    """
+    traces, whole = [], kernels * 3 * max(call_us) * US + MS
+    for rank, us in enumerate(call_us):
+        events, correlation = [], 0
+        for number in range(4):
+            at = begin = number * whole
+            events.append(step(number, begin, whole))
+            for _ in range(kernels):
+                ids = {"correlation": (correlation := correlation + 1)}
+                events += [
+                    host("cpu_op", "aten::mul", at, 3 * us * US - 100),
+                    host("cuda_runtime", "cudaLaunchKernel", at + us * US, us * US, **ids),
+                    device("mul", at + 2 * us * US, 2 * US, **ids),
+                ]
+                at += 3 * us * US
+            events.append(device(ALL_REDUCE, at, begin + whole - at, stream=20, **ABOUT))
+        traces.append(trace(events, rank, world_size=len(call_us)))
+    return traces
+
+
+@pytest.mark.parametrize("slow", [1, 3])
+def test_the_host_of_one_rank_is_slow(slow: int) -> None:
+    first = ta.diagnose(launching(tuple(25 if rank == slow else 5 for rank in range(4)))).findings[
+        0
+    ]
+    assert (first.id, first.rank) == ("launch-bound", slow)
+    assert "5 times as long as on the other ranks" in first.title
+    assert "CPU" in first.advice
+
+
+def test_hosts_of_equal_ranks_get_advice_on_launches() -> None:
+    for one in ta.diagnose(launching((5, 6, 5, 5))).findings:
+        assert "on the other ranks" not in one.title

@@ -27,6 +27,7 @@ from traceanalyzer.analyzers.gpu_idle.result import (
 )
 from traceanalyzer.analyzers.launches.calls import SHORT_KERNEL_NS
 from traceanalyzer.analyzers.launches.result import Launches
+from traceanalyzer.findings import straggling
 from traceanalyzer.findings.device_time import (
     DEVICE,
     MOST,
@@ -83,11 +84,13 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
         advice = _ALONE
     else:
         advice = f"{_advice(cause, result, answers)}{_graph_advice(cause, answers)}"
+    waiting = _waiting(cause, result, answers)
+    of_host = cause in (causes.LAUNCH, causes.HOST_CODE) and not once
+    if of_host and (slow := straggling.slow_host(answers, rank)):
+        waiting, advice = f"{waiting} ({slow})", straggling.CHECK_HOST
     yield Measured(
         size=time.frac(total),
-        title=_title(
-            result, losses, time, rank, steps, _waiting(cause, result, answers), once=once
-        ),
+        title=_title(result, losses, time, rank, steps, waiting, once=once),
         evidence=tuple(_evidence(result, cause, answers, rank)),
         advice=advice,
         total_ns=total,

@@ -9,6 +9,7 @@ from traceanalyzer.analyzers.comm_outliers.pipelines import work_longer
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.kernels.result import Kernels
+from traceanalyzer.analyzers.launches.result import Launches
 from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.analyzers.steps.slow_steps import CODE
 from traceanalyzer.findings.device_time import LINK, SLOW, UNEXPLAINED, WORK, DeviceTime
@@ -64,6 +65,28 @@ def stage_of(answers: Answers, rank: int) -> int | None:
         return None
     stages: dict[int, int] = dict(comm.positions.select("rank", "stage").iter_rows())
     return stages.get(rank)
+
+
+#: The host of a rank is slow if its calls take this many times as long as on the other ranks.
+_SLOW_HOST = 2.0
+CHECK_HOST = (
+    "Check the CPU of this rank: clock, temperature and power limit, the cores of the process "
+    "(affinity, cgroup) and their NUMA node, other processes on them, and whether only this rank "
+    "runs a debugger or profiler."
+)
+
+
+def slow_host(answers: Answers, rank: int | None) -> str:
+    """Return that the launch calls of a rank are long, as a clause; empty if they are not."""
+    launches = answers.get("launches")
+    if rank is None or not isinstance(launches, Launches):
+        return ""
+    calls = launches.devices.drop_nulls("median_call_ns")
+    own = calls.filter(pl.col("rank") == rank)["median_call_ns"].median()
+    usual = calls.filter(pl.col("rank") != rank)["median_call_ns"].median()
+    if not isinstance(own, float) or not isinstance(usual, float) or own < _SLOW_HOST * usual:
+        return ""
+    return f"launch calls take {own / max(usual, 1):.3g} times as long as on the other ranks"
 
 
 def is_steady(time: DeviceTime, rank: int) -> bool:
