@@ -285,3 +285,63 @@ def test_the_host_of_one_rank_is_slow(slow: int) -> None:
 def test_hosts_of_equal_ranks_get_advice_on_launches() -> None:
     for one in ta.diagnose(launching((5, 6, 5, 5))).findings:
         assert "on the other ranks" not in one.title
+
+
+def evaluating(
+    rank: int, steps: tuple[int, ...], frames: tuple[tuple[str, str], ...]
+) -> list[Trace]:
+    """Return four ranks that wait for one with further kernels in some steps.
+
+    Args:
+        rank: the rank with further kernels.
+        steps: the steps in which it has them.
+        frames: kind and name of the nested slices around them.
+    """
+    traces = []
+    for one in range(4):
+        events, begin = [], 0
+        for number in range(STEPS):
+            late = 20 * MS * (number in steps)
+            whole = 11 * MS + late
+            events.append(step(number, begin, whole))
+            frame = "train.py(10): train_step"
+            events.append(host("python_function", frame, begin, 10 * MS))
+            events += [device("gemm", begin + n * MS, MS) for n in range(10)]
+            at = begin + 10 * MS
+            if late and one == rank:
+                for depth, (kind, name) in enumerate(frames):
+                    events.append(host(kind, name, at + depth * US, late - 2 * depth * US))
+                events += [device("gemm", at + n * MS, MS) for n in range(20)]
+                at += late
+            events.append(device(ALL_REDUCE, at, begin + whole - at, stream=20, **ABOUT))
+            begin += whole
+        traces.append(trace(events, one, world_size=4))
+    return traces
+
+
+DECORATED = (
+    ("python_function", "torch/utils/_contextlib.py(117): decorate_context"),
+    ("python_function", "train.py(150): evaluate"),
+)
+
+
+@pytest.mark.parametrize(
+    ("rank", "steps", "frames", "name"),
+    [
+        (0, (3,), DECORATED, "train.py(150): evaluate"),
+        (2, tuple(range(STEPS)), (("user_annotation", "validation"),), "validation"),
+    ],
+)
+def test_code_that_only_one_rank_runs_is_the_cause(
+    rank: int, steps: tuple[int, ...], frames: tuple[tuple[str, str], ...], name: str
+) -> None:
+    first = ta.diagnose(evaluating(rank, steps, frames)).findings[0]
+    assert (first.id, first.rank) == ("straggler", rank)
+    assert f"only this rank runs {name}." in first.title
+    assert first.advice.startswith(f"Run {name} on all ranks")
+    assert first.confidence != "low"
+
+
+def test_code_of_all_ranks_is_no_cause() -> None:
+    first = ta.diagnose(evaluating(1, (3,), (("python_function", "train.py(10): train_step"),)))
+    assert "only this rank runs" not in first.findings[0].title

@@ -7,6 +7,8 @@ import polars as pl
 from traceanalyzer.analyzers.comm_outliers import chains
 from traceanalyzer.analyzers.comm_outliers.pipelines import work_longer
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
+from traceanalyzer.analyzers.common import libraries
+from traceanalyzer.analyzers.common.names import python_frame
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.launches.result import Launches
@@ -33,6 +35,8 @@ _MUCH = 0.25
 
 def advice(answers: Answers, rank: int, by_cause: Mapping[str, int]) -> str:
     """Return advice for a straggler."""
+    if name := only_code(answers, rank, by_cause):
+        return f"Run {name} on all ranks, each on its share of the data, or less often."
     difference = _difference(answers, rank, by_cause)
     if difference and difference.why in UNEQUAL and stage_of(answers, rank) is not None:
         return MOVE_LAYERS
@@ -66,6 +70,43 @@ def stage_of(answers: Answers, rank: int) -> int | None:
     stages: dict[int, int] = dict(comm.positions.select("rank", "stage").iter_rows())
     return stages.get(rank)
 
+
+def only_code(answers: Answers, rank: int, by_cause: Mapping[str, int]) -> str:
+    """Return the code that only a straggler runs, if it takes as long as the others wait.
+
+    Of nested functions and annotations the user's own ones come first, then the outermost.
+    """
+    steps = answers.get("steps")
+    if not isinstance(steps, Steps) or steps.code is None or not by_cause:
+        return ""
+    others = max(answers.time.windows["rank"].n_unique() - 1, 1)
+    least = _HALF * sum(by_cause.values()) / others
+    if _main(by_cause) not in (WORK, UNEXPLAINED) or steps.code["rank"].n_unique() < others + 1:
+        return ""
+    elsewhere = steps.code.filter(pl.col("rank") != rank)["name"].unique()
+    own = steps.code.filter(
+        pl.col("rank") == rank,
+        ~pl.col("name").is_in(elsewhere.implode()),
+        pl.col("total_ns") >= least,
+    )
+    rows = own.select("name", "total_ns", is_own=_is_own(own)).sort(
+        "is_own", "total_ns", "name", descending=[True, True, False]
+    )
+    return str(rows["name"][0]) if rows.height else ""
+
+
+def _is_own(code: pl.DataFrame) -> pl.Series:
+    """Return which annotations and Python functions are the user's own."""
+    frames = code.select(frame=python_frame(pl.col("name"))).unnest("frame")
+    own = [
+        kind != "python_function" or libraries.is_own_code(name, file)
+        for kind, name, file in zip(code["kind"], frames["name"], frames["file"], strict=True)
+    ]
+    return pl.Series(own, dtype=pl.Boolean)
+
+
+#: Code takes as long as others wait for it from this share on.
+_HALF = 0.5
 
 #: The host of a rank is slow if its calls take this many times as long as on the other ranks.
 _SLOW_HOST = 2.0
@@ -108,6 +149,8 @@ def reason(answers: Answers, rank: int, by_cause: Mapping[str, int]) -> str:
     cause = _main(by_cause)
     if cause == causes.COPIES:
         return "longer exposed copies"
+    if name := only_code(answers, rank, by_cause):
+        return f"only this rank runs {name}"
     if cause in (SLOW, LINK):
         return "slow collectives of its group"
     if cause in causes.WAITING:
@@ -117,9 +160,10 @@ def reason(answers: Answers, rank: int, by_cause: Mapping[str, int]) -> str:
 
 
 def confidence_of_one_step(answers: Answers, rank: int, by_cause: Mapping[str, int]) -> Confidence:
-    """Return the confidence in a straggler of one step: ``low``, unless one call explains it."""
+    """Return the confidence in a straggler of one step: ``low``, unless a call or code is known."""
     difference = _difference(answers, rank, by_cause)
-    return "medium" if difference and difference.why == LONG_CALL else "low"
+    known = only_code(answers, rank, by_cause) or (difference and difference.why == LONG_CALL)
+    return "medium" if known else "low"
 
 
 def share_in_slow_steps(answers: Answers, rank: int, waits: pl.DataFrame) -> float:

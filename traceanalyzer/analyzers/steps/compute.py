@@ -76,6 +76,7 @@ class Part:
         by_kernels: the steps are inferred from kernels, not marked.
         only_slow: rows of :func:`~.slow_steps.only_slow`; None if not requested.
         between: rows of :func:`~.slow_steps.between`; None if not requested.
+        code: rows of :func:`~.slow_steps.code`; None if not requested.
     """
 
     rank: int | None
@@ -86,6 +87,7 @@ class Part:
     by_kernels: bool
     only_slow: pl.DataFrame | None = None
     between: pl.DataFrame | None = None
+    code: pl.DataFrame | None = None
 
 
 def measure(trace: Trace, options: Options) -> Part:
@@ -128,6 +130,7 @@ def measure_for_diagnosis(trace: Trace, options: Options) -> Part:
         part,
         only_slow=slow_steps.only_slow(trace, part.steps),
         between=slow_steps.between(trace, part.steps),
+        code=slow_steps.code(trace, part.steps),
     )
 
 
@@ -165,6 +168,7 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
         by=options.by,
         only_slow=_with_sources(parts, "only_slow"),
         between=_with_sources(parts, "between"),
+        code=_with_sources(parts, "code"),
         input_notes=notes,
     )
 

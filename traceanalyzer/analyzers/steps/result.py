@@ -62,6 +62,8 @@ class Steps(Result):
             diagnosis or report.
         between: rank, path and the columns of :func:`~.slow_steps.between`; None but in a diagnosis
             or report.
+        code: rank, path and the columns of :func:`~.slow_steps.code`; None but in a diagnosis or
+            report.
     """
 
     steps: pl.DataFrame
@@ -72,6 +74,7 @@ class Steps(Result):
     by: By = "launch"
     only_slow: pl.DataFrame | None = None
     between: pl.DataFrame | None = None
+    code: pl.DataFrame | None = None
 
     @cached_property
     def counted(self) -> pl.DataFrame:

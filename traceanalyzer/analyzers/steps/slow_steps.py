@@ -6,7 +6,7 @@ from typing import Any
 
 import polars as pl
 
-from traceanalyzer.analyzers.common.names import BACKWARD, LAYERS, matching
+from traceanalyzer.analyzers.common.names import ADDRESS, BACKWARD, LAYERS, matching
 from traceanalyzer.analyzers.gpu_idle.causes import OPERATOR
 from traceanalyzer.frames import intervals, linking
 from traceanalyzer.trace import Trace
@@ -221,6 +221,38 @@ def between(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
     none = pl.lit(None, pl.Int64)
     rows = _without_nested(kept.with_columns(step=pl.lit(""), usual_ns=none), spans)
     return rows.select(pl.col(name).cast(of) for name, of in _BETWEEN.items())
+
+
+#: Least share of the median step of slices that are compared between ranks, and most names.
+_LONG_FRAC, _MOST_NAMES = 0.01, 200
+
+_CODE = {"kind": pl.String, "name": pl.String, "n": pl.Int64, "total_ns": pl.Int64}
+
+
+def code(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
+    """Return the annotations and Python functions that run long in the steps of a rank.
+
+    Args:
+        trace: of one rank.
+        steps: step, start, end, ``host_start``, ``host_end``.
+
+    Returns:
+        kind, name (without addresses), n, ``total_ns`` of slices of at least 1 % of the median step
+        that begin in a step, largest first.
+    """
+    each = steps[["step", "start", "end", "host_start", "host_end"]].unique("start").sort("start")
+    least = int(_LONG_FRAC * float((each["end"] - each["start"]).median() or 0))  # type: ignore[arg-type]
+    hosts = each.select("step", start="host_start", end="host_end")
+    slices = _in_steps(trace, hosts, max(least, 1))
+    kinds = (*ANNOTATION_KINDS, "python_function")
+    sums = slices.filter(pl.col("kind").is_in(kinds)).group_by("kind", "name").agg(
+        n=pl.len().cast(pl.Int64), total_ns=pl.col("dur").sum()
+    )  # fmt: skip
+    plain = pl.col("name").cast(pl.String).str.replace(ADDRESS, "")
+    named = sums.select(pl.col("kind").cast(pl.String), plain, "n", "total_ns")
+    summed = named.group_by("kind", "name").agg(pl.col("n", "total_ns").sum())
+    largest = summed.sort("total_ns", "name", "kind", descending=[True, False, False])
+    return largest.head(_MOST_NAMES).select(pl.col(one).cast(of) for one, of in _CODE.items())
 
 
 def _without_nested(rows: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
