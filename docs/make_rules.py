@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from traceanalyzer.analyzers.registry import in_report
@@ -9,6 +10,8 @@ from traceanalyzer.findings.judge import RULES
 from traceanalyzer.findings.rule import Rule
 
 PAGE = Path(__file__).with_name("diagnose-rules.md")
+#: The change that each rule suggests: one heading for one or two rules.
+FIXES = Path(__file__).with_name("fixes.md")
 _BEGIN, _END = "<!-- begin: make docs -->", "<!-- end: make docs -->"
 _PAGES = {"api": "transfers", "memory --oom": "memory", "memory --growth": "memory"}
 
@@ -23,10 +26,21 @@ def table() -> str:
     return "\n".join([*lines, *(_row(rule, commands[rule.analysis]) for rule in RULES)])
 
 
+def anchors() -> dict[str, str]:
+    """Return the anchor of the section of each rule in ``fixes.md``."""
+    headings = re.findall(r"^### (.+)$", FIXES.read_text(encoding="utf-8"), re.MULTILINE)
+    return {
+        name: heading.replace("`", "").replace(" ", "-")
+        for heading in headings
+        for name in re.findall(r"`([\w-]+)`", heading)
+    }
+
+
 def _row(rule: Rule, command: str) -> str:
     levels = (_level(rule, name) for name in ("info", "warning", "critical"))
     page = f"{_PAGES.get(command, command)}.md"
-    texts = (f"`{rule.id}`", rule.looks_for, rule.measure, *levels, f"[`{command}`]({page})")
+    fix = f"[`{rule.id}`](fixes.md#{anchors()[rule.id]})"
+    texts = (fix, rule.looks_for, rule.measure, *levels, f"[`{command}`]({page})")
     return f"| {' | '.join(texts)} |"
 
 

@@ -9,7 +9,7 @@ from comm_traces import GEMM, US, device, host, step, trace
 from hypothesis import given, settings, strategies as st
 
 from traceanalyzer.analyzers.gpu_idle import gpu_idle
-from traceanalyzer.analyzers.gpu_idle.result import main_place
+from traceanalyzer.analyzers.gpu_idle.activities import main_place
 
 modest = settings(max_examples=50, deadline=None)
 Event = dict[str, Any]
@@ -173,7 +173,7 @@ def test_numbered_ranges_are_one_place() -> None:
     result = gpu_idle(trace([*events, *work(9, 2000, 2100)]))
     places = main_place(result.of_cause("host_code"))
     assert places[["place", "n"]].rows() == [("IO *", 4)]
-    assert "Move this code (mostly IO *) off the main thread" in result.verdict
+    assert "IO *" in result.verdict
 
 
 def test_a_gap_of_several_parts_is_explained_in_a_note() -> None:

@@ -175,7 +175,9 @@ def test_the_frame_between_the_leaf_and_own_code_is_named() -> None:
     assert gap["called"] == "wandb/sdk/run.py(9): log"
     (one, *_) = ta.diagnose(recording).diagnosis
     assert "recv_into" in one.title
-    assert "run.py(9): log" in one.title
+    assert "log (wandb/sdk/run.py:9)" in one.title
+    assert "step (train.py:5)" in one.title
+    assert one.advice.startswith("log (wandb/sdk/run.py:9)")
 
 
 def test_recomputed_activations_are_no_file_access() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import comm_traces
 import pytest
 from conftest import ROOT
-from diagnosing import BY_ID, diagnosis
+from diagnosing import diagnosis
 from wording import check_wording
 
 import traceanalyzer as ta
@@ -129,14 +129,13 @@ def test_verdict_starts_with_truncated_file(share: float, tmp_path: Path) -> Non
 
 
 def test_idle_time_in_collectives_is_divided_between_findings() -> None:
-    """All that ``gpu-idle`` counts is in steps: the rest belongs to what delayed the ranks."""
+    """All that ``gpu-idle`` counts is in steps, and more than the part of this finding."""
     result = diagnosis(FIXTURES / "ddp_gloo_4ranks")
     (one,) = (one for one in result.findings if one.id == "waiting-for-ranks")
     (text,) = (text for text in one.evidence if "gpu-idle" in text)
-    total, counted, rest = (float(ms) for ms in re.findall(r"([\d.]+) ms", text))
-    assert total + rest == pytest.approx(counted, rel=1e-3)
+    total, counted = (float(ms) for ms in re.findall(r"([\d.]+) ms", text))
+    assert total < counted
     assert "outside steps" not in text
-    assert {"checkpoints", "data-loading"} <= set(re.findall(r"[\w-]+", text)) & BY_ID.keys()
     check_wording(text, one.advice)
 
 

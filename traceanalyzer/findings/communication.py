@@ -126,7 +126,7 @@ def _measure_straggler(result: CommOutliers, answers: Answers, rank: int, total:
             *_arrivals(result, row),
             *([spread] if rank == result.ranks["rank"][0] and spread else []),
         ),
-        advice=straggling.advice(answers, rank, by_cause),
+        advice=straggling.advice(answers, rank, waits, by_cause),
         # the straggler works longer by as much as each of the others waits for its work
         total_ns=round(
             total * size / share + by_cause.get(WORK, 0) * (time.whole_ns / others_ns - 1)
@@ -474,7 +474,8 @@ def _exposing(result: Overlap, answers: Answers, *, waits: bool) -> str:
         if small_collectives(comm):
             text = fewer_collectives(comm)
             return f"{text[:1].upper()}{text[1:]}: small messages take as long as larger ones."
-    return advice(result, waits=waits, pytorch=answers.program.pytorch)
+    compared = isinstance(comm, CommOutliers) and comm.totals.n_matched > 0
+    return advice(result, waits=waits and not compared, pytorch=answers.program.pytorch)
 
 
 #: Advice for the exchange of tokens between experts, and for the sums of a layer in inference.

@@ -2,13 +2,15 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import polars as pl
 
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
-from traceanalyzer.analyzers.common.columns import largest_first
+from traceanalyzer.analyzers.common import kernel_names
 from traceanalyzer.analyzers.common.display import at_start, places
 from traceanalyzer.analyzers.common.gpu_api import in_hip
+from traceanalyzer.analyzers.common.names import frame_text
 from traceanalyzer.analyzers.cuda_api.result import (
     ALLOC_IN_LOOP,
     ASYNC_PAGEABLE,
@@ -18,12 +20,17 @@ from traceanalyzer.analyzers.cuda_api.result import (
     CudaApi,
 )
 from traceanalyzer.analyzers.gpu_idle import causes
+from traceanalyzer.analyzers.gpu_idle.activities import (
+    OUTSIDE,
+    STEP,
+    advice_on_launches,
+    main_place,
+)
 from traceanalyzer.analyzers.gpu_idle.result import (
     TRUNCATED,
     GpuIdle,
     activity,
     files_accessed,
-    main_place,
 )
 from traceanalyzer.analyzers.launches.calls import SHORT_KERNEL_NS
 from traceanalyzer.analyzers.launches.result import Launches
@@ -35,7 +42,7 @@ from traceanalyzer.findings.device_time import (
     intervals_of,
     only_rank,
 )
-from traceanalyzer.findings.rule import IDLE_RULES, RULE_OF, Answers, Measured, Rule
+from traceanalyzer.findings.rule import IDLE_RULES, Answers, Measured, Rule
 from traceanalyzer.frames import intervals
 from traceanalyzer.result import Confidence, Severity
 from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns
@@ -72,6 +79,7 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
         return
     known: Confidence = "high" if result.coverage.host_known else "medium"
     rank = only_rank(losses)
+    result = result.of_rank(rank)
     steps = main_steps(losses, time, rank)
     once = _is_once(cause, result, losses, answers)
     few = cause == causes.LAUNCH and _is_in_few(losses)
@@ -79,11 +87,11 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
     if once:
         advice = _once_advice(time, answers)
     elif few:
-        advice = _first_launches(answers)
+        advice = _first_launches(result, answers)
     elif alone:
         advice = _ALONE
     else:
-        advice = f"{_advice(cause, result, answers)}{_graph_advice(cause, answers)}"
+        advice = _advice(cause, result, answers)
     waiting = _waiting(cause, result, answers)
     of_host = cause in (causes.LAUNCH, causes.HOST_CODE) and not once
     if of_host and (slow := straggling.slow_host(answers, rank)):
@@ -134,7 +142,7 @@ def _in_warm_up(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measu
 
 
 #: Idle time in collectives that are compared with those of other ranks, and in others.
-_AFTER_ARRIVAL = "in collectives, without waits for stragglers"
+_AFTER_ARRIVAL = "in collectives after every rank has arrived"
 _IN_COLLECTIVES = "in collectives (waiting for other ranks, or slow communication)"
 #: Advice for collectives that are not compared.
 _ALONE = (
@@ -164,17 +172,79 @@ def _confidence(cause: str, result: GpuIdle, known: Confidence) -> Confidence:
 
 #: Advice for idle time in collectives, without the delays of stragglers.
 _COLLECTIVES = (
-    "The delays of stragglers are not part of this; what remains is the collectives themselves. "
-    "Start them earlier, so that they overlap with compute, or communicate less often."
+    "Start these collectives earlier, so that they overlap with compute, or communicate less often "
+    "(larger buckets, gradient accumulation)."
 )
 
 
 def _advice(cause: str, result: GpuIdle, answers: Answers) -> str:
-    if cause == causes.PEER and _causes_of_waits(result, answers.time):
+    launches = answers.get("launches")
+    if _causes_of_waits(result, answers.time, cause):
         return _COLLECTIVES
-    if more := _more_graphs(cause, answers):
-        return f"{more}, or reduce their number."
+    if cause == causes.DATALOADING:
+        return f"{_slowest_of_loading(result)}{result.advice(cause)}"
+    if not isinstance(launches, Launches):
+        return result.advice(cause)
+    if cause == causes.SYNCHRONISATION:
+        place = _synchronising_place(launches)
+        return result.advice(cause, call=place.get("call") or "", operator=_operator(place))
+    if cause == causes.LAUNCH:
+        return _launch_advice(result, launches, answers)
     return result.advice(cause)
+
+
+def _launch_advice(result: GpuIdle, launches: Launches, answers: Answers) -> str:
+    """Return advice for launch overhead: by its place, or graphs for launches that repeat."""
+    place, share = _waiting_place(launches)
+    one = result.activity(causes.LAUNCH)
+    next_work = "".join(main_place(result.of_cause(causes.LAUNCH), "after")["place"])
+    fitting = advice_on_launches(one, place if share >= MOST else "", next_work)
+    if fitting and result.program.pytorch:
+        return result.program.named(fitting)
+    if more := launches.more_graphs:
+        return f"{more[:1].upper()}{more[1:]}, or reduce their number."
+    return f"{result.advice(causes.LAUNCH)}{_graph_advice(launches, answers)}"
+
+
+def _waiting_place(launches: Launches) -> tuple[str, float]:
+    """Return the place with most time waiting for launches, and its share."""
+    named = launches.bound.places.drop_nulls("place")
+    sums = named.group_by("place").agg(pl.col("waiting_ns").sum())
+    ordered = sums.sort("waiting_ns", "place", descending=[True, False]).head(1)
+    for place, waiting in ordered.iter_rows():
+        return place, waiting / max(launches.bound.waiting_ns, 1)
+    return "", 0.0
+
+
+def _synchronising_place(launches: Launches) -> Mapping[str, Any]:
+    """Return the row of the synchronising call with most idle time, or nothing."""
+    rows = launches.synchronising.by_place.head(1)
+    return rows.row(0, named=True) if rows.height else {}
+
+
+def _operator(place: Mapping[str, Any]) -> str:
+    """Return the operator that makes a call: the innermost one that is known."""
+    return (place.get("operator") or "").rpartition(" > ")[2]
+
+
+def _slowest_of_loading(result: GpuIdle) -> str:
+    """Return advice for the code with most of the data loading, if it has half of it."""
+    for row in _code_of_loading(result).iter_rows(named=True):
+        share = row["self_ns"] / max(int(result.units["loader_ns"].sum()), 1)
+        if share >= _MOST_OF_LOADING:
+            name = frame_text(row["name"])
+            return f"Make {name} faster, or its result smaller ({format_frac(share)} of loading). "
+    return ""
+
+
+#: From this share of data loading on, its code is named in the advice.
+_MOST_OF_LOADING = 0.5
+
+
+def _code_of_loading(result: GpuIdle) -> pl.DataFrame:
+    """Return the code with the highest self time in data loading, except the loader itself."""
+    loader = result.host.loader["name"].implode()
+    return result.host.loader_code.filter(~pl.col("name").is_in(loader)).head(1)
 
 
 #: Causes that are setup if they occur only in the first step.
@@ -204,12 +274,14 @@ def _once_advice(time: DeviceTime, answers: Answers) -> str:
     return _ONCE_ADVICE.format(where=" in the first step" if time.in_steps else "")
 
 
-def _first_launches(answers: Answers) -> str:
+def _first_launches(result: GpuIdle, answers: Answers) -> str:
     """Return advice about few launches with most of the time."""
+    after = result.of_cause(causes.LAUNCH)["after"].drop_nulls().head(1)
+    first = f" (the longest launches {after[0]})" if after.len() else ""
     text = (
-        "Look at these few launches in the table of longest gaps of gpu-idle: the first launch of "
-        "a kernel loads its code, so start the recording after a warm-up, or load all code at the "
-        "start (CUDA_MODULE_LOADING=EAGER)."
+        f"Few launches take most of the time{first}: the first launch of a kernel loads its code. "
+        "Start the recording after a warm-up, or load all code at the start "
+        "(CUDA_MODULE_LOADING=EAGER)."
     )
     return in_hip(text) if answers.program.amd else text
 
@@ -293,8 +365,10 @@ def _title(
     what = "Main thread" if result.coverage.on_host else "GPU"
     who = f"{what}{'' if result.units.height == 1 else 's'}" if rank is None else f"Rank {rank}"
     others = "" if (losses["cause"] == causes.PEER).all() else including(losses, rank)
-    idle = f"{who} idle{in_steps(steps, time)}, {waiting}"
-    return f"{idle}: {time.share(total, once=once)}{others}."
+    where, cost = in_steps(steps, time), f"{time.share(total, once=once)}{others}."
+    if OUTSIDE in waiting:
+        return f"{who} {'run' if who.endswith('s') else 'runs'} {waiting}{where}: {cost}"
+    return f"{who} idle{where}, {waiting}: {cost}"
 
 
 def including(losses: pl.DataFrame, rank: int | None) -> str:
@@ -392,7 +466,7 @@ def _compared(result: GpuIdle, cause: str, time: DeviceTime) -> Iterator[str]:
         *(["without wait time of other ranks"] if waited and cause != causes.PEER else []),
         *(["without short gaps before late launches"] if cause == causes.LAUNCH else []),
         *(["with short gaps before late launches"] if cause == causes.SHORT_GAP else []),
-        *_elsewhere(result, cause, time, counted - outside - total),
+        *(["with waits for stragglers"] if _causes_of_waits(result, time, cause) else []),
     ]
     if why:
         yield (
@@ -410,26 +484,17 @@ def _outside(result: GpuIdle, cause: str, time: DeviceTime) -> int:
     return int((outside["end"] - outside["start"]).sum())
 
 
-def _elsewhere(result: GpuIdle, cause: str, time: DeviceTime, ns: int) -> Iterator[str]:
-    """Yield the wait time for other ranks that findings about what delayed them count."""
-    rules = _causes_of_waits(result, time) if cause == causes.PEER else ()
-    if rules and ns > 0:
-        yield f"{format_ns(ns)} of it belongs to what delayed the ranks: {', '.join(rules)}"
-
-
-def _causes_of_waits(result: GpuIdle, time: DeviceTime) -> tuple[str, ...]:
-    """Return the rules that count idle time in collectives, that with most time first.
+def _causes_of_waits(result: GpuIdle, time: DeviceTime, cause: str) -> bool:
+    """Whether other findings count a part of the idle time in collectives.
 
     The wait time of main threads in collectives belongs to what delayed the last rank.
     """
-    if result.lost is None:
-        return ()
+    if result.lost is None or cause != causes.PEER:
+        return False
     peer = result.lost.filter(pl.col("cause").cast(pl.String) == causes.PEER)
     others = time.losses.filter(pl.col("cause") != causes.PEER)
     rows = intervals.overlap_with(others, peer, DEVICE).filter(pl.col("overlap") > 0)
-    rules = pl.col("cause").cast(pl.String).replace_strict(RULE_OF, default="straggler")
-    sums = largest_first(rows.group_by(rule=rules).agg(ns=pl.col("lost_ns").sum()), "ns", "rule")
-    return tuple(sums.filter(pl.col("ns") > _ALIKE * pl.col("ns").sum())["rule"])
+    return rows.height > 0
 
 
 #: Totals that differ by less are not compared.
@@ -447,20 +512,18 @@ def of_ranks(time: DeviceTime, cause: str, rank: int) -> Iterator[str]:
         )
     )  # fmt: skip
     state, states = ("copies", "copy") if cause == causes.COPIES else ("is idle", "are idle")
-    parts = [f"Rank {rank} {state} for {format_ns(idle)}"]
+    parts = [f"Rank {rank} {state} for {format_ns(idle)} in total"]
     if waited:
         waits = losses.filter(of_rank & is_wait)
         by = waits.group_by("collective").agg(pl.col("lost_ns").sum(), pl.col("rank").n_unique())
         name, _, ranks = by.sort("lost_ns", "collective", descending=[True, False]).row(0)
         others = "1 other rank waits" if ranks == 1 else f"{ranks:,} other ranks wait"
         parts.append(f"{others} {format_ns(waited)} in total for it, mostly in {name}")
-    delayed = f"makes ranks wait {format_ns(passed_on)} elsewhere" if passed_on else ""
-    if elsewhere:
-        same = f"other ranks {states} for {format_ns(elsewhere)} for the same cause"
-        parts.append(f"{same}, which {delayed}" if delayed else same)
-    elif delayed:
-        parts.append(f"the same cause {delayed}")
     yield f"{'; '.join(parts)}."
+    passed = [f"the other ranks wait {format_ns(passed_on)} for them"] * (passed_on > 0)
+    if elsewhere:
+        same = f"Other ranks {states} for {format_ns(elsewhere)} for the same cause"
+        yield f"{'; '.join([same, *passed])}."
     if waited:
         yield f"Without this delay, {time.exposed} would be up to {time.text(waited)} shorter."
 
@@ -487,18 +550,17 @@ def _longest(result: GpuIdle, cause: str) -> Iterator[str]:
     if gaps.is_empty() or cause == causes.PEER:  # most of a gap may be a wait for a late rank
         return
     longest = gaps.sort(pl.col("end") - pl.col("start"), descending=True).head(1)
-    gap = longest.with_columns(activity=activity()).row(0, named=True)
+    gap = longest.with_columns(activity=activity(), plain_step=STEP).row(0, named=True)
     step = f" in {gap['step']}" if gap["step"] else ""
     inside = gap["activity"] or gap["python"]
-    inside = None if inside == gap["step"] else inside
+    inside = None if inside in (gap["step"], gap["plain_step"]) else inside
     code = gap["own_code"] or gap["python"]
     called = gap["called"] if gap["called"] not in (inside, code) else None
-    frames = ", ".join(filter(None, [called, code if code != inside else None]))
-    frame = f" ({frames})" if frames else ""
+    frames = ", ".join(map(frame_text, filter(None, [called, code if code != inside else None])))
+    frame = f", {frames}" if frames else ""
     around = f" in {gap['annotation']}" if gap["annotation"] not in (None, inside) else ""
-    while_in = f", while the host is in {inside}{frame}{around}" if inside else ""
-    before = gap["before"] or ""
-    after = f", after {before}" if before.startswith("Memcpy") and not inside else ""
+    while_in = f", while the host is in {frame_text(inside)}{frame}{around}" if inside else ""
+    after = _between(gap) if not inside else ""
     length = gap["end"] - gap["start"]
     part = f" ({format_ns(gap['cause_ns'])} of this cause)"
     part = part if gap["cause_ns"] < _MOST_OF_GAP * length else ""
@@ -511,13 +573,28 @@ def _longest(result: GpuIdle, cause: str) -> Iterator[str]:
         yield f"{gap['waits_for']} was called before the kernel after this gap was launched."
 
 
+def _between(gap: Mapping[str, Any]) -> str:
+    """Return the device work before and after a gap as a phrase, as far as it is known."""
+    sides = {side: gap[side] for side in ("before", "after") if gap[side]}
+    short = kernel_names.short_names(sides.values())
+    if len(sides) > 1:
+        return f", between {short[gap['before']]} and {short[gap['after']]}"
+    return "".join(f", {_OTHER_SIDE[side]} {short[name]}" for side, name in sides.items())
+
+
+#: Where a gap is in relation to the device work on its side.
+_OTHER_SIDE = {"before": "after", "after": "before"}
+
+
 def _places(gaps: pl.DataFrame) -> Iterator[str]:
     """Yield the place of the host in most of the longest gaps."""
     whole = int(gaps["cause_ns"].sum())
     for name, ns, n in main_place(gaps).iter_rows():
-        if gaps.height > 1:
-            share = f"{format_frac(ns / whole)} of their time"
-            yield f"The host is in {name} in {n:,} of the {gaps.height:,} longest gaps ({share})."
+        if n > 1:
+            yield (
+                f"{n:,} gaps with the host in {frame_text(name)} make up {format_frac(ns / whole)} "
+                "of this time in the longest gaps."
+            )
 
 
 def _loading(result: GpuIdle) -> Iterator[str]:
@@ -528,15 +605,13 @@ def _loading(result: GpuIdle) -> Iterator[str]:
     if result.host.loader.height:
         top = result.host.loader.row(0, named=True)
         yield f"Data loading was detected by {top['name']} ({format_count(top['n'], 'call')})."
-    code = result.host.loader_code.filter(
-        ~pl.col("name").is_in(result.host.loader["name"].implode())
-    )
+    code = _code_of_loading(result)
     whole = int(result.units["loader_ns"].sum())
     if code.height and whole:
         top = code.row(0, named=True)
         share = top["self_ns"] / whole
         yield (
-            f"{top['name']} has the highest self time in data loading: "
+            f"{frame_text(top['name'])} has the highest self time in data loading: "
             f"{format_ns(top['self_ns'])} ({format_frac(share)})."
         )
 
@@ -552,7 +627,7 @@ def _exposing(answers: Answers) -> Iterator[str]:
     result = answers.get("launches")
     if 2 * after < whole or not isinstance(result, Launches):
         return
-    for worst in result.synchronising.by_place.head(1).iter_rows(named=True):
+    if worst := _synchronising_place(result):
         where = worst["operator"] or worst["annotation"] or worst["python"]
         yield (
             f"Right before {format_frac(after / whole)} of it the host waits for the device "
@@ -568,8 +643,7 @@ _AFTER_NS = 20_000
 def _synchronising(answers: Answers) -> Iterator[str]:
     """Yield the longest synchronisation and host code after it, from the launches result."""
     result = answers.get("launches")
-    if isinstance(result, Launches) and result.synchronising.by_place.height:
-        worst = result.synchronising.by_place.row(0, named=True)
+    if isinstance(result, Launches) and (worst := _synchronising_place(result)):
         where = worst["operator"] or worst["annotation"] or worst["python"]
         yield (
             f"Most synchronisation time: {worst['call']}{f' in {where}' if where else ''}, "
@@ -604,12 +678,9 @@ def _launching(answers: Answers) -> Iterator[str]:
         f"All devices wait {format_ns(lost)} in total for late launches (the command launches: "
         f"{format_ns(waiting_ns)}, {basis})."
     )
-    named = result.bound.places.drop_nulls("place")
-    if named.height:
-        sums = named.group_by("place").agg(pl.col("waiting_ns").sum())
-        place, waiting = sums.sort("waiting_ns", "place", descending=[True, False]).row(0)
-        share = waiting / waiting_ns
-        yield f"{format_frac(share)} of the time waiting for launches is in {place}."
+    place, share = _waiting_place(result)
+    if place:
+        yield f"{format_frac(share)} of the time waiting for launches is in {frame_text(place)}."
     if result.bound.synchronised_ns:
         share = result.bound.synchronised_ns / waiting_ns
         if share >= _LEAST_SYNCHRONISED:
@@ -635,18 +706,9 @@ def _equal_launches(result: Launches) -> str:
     return f"All {steps:,} steps have {number} launches each{devices}"
 
 
-def _more_graphs(cause: str, answers: Answers) -> str:
-    """Return advice for launch overhead of a program that already launches graphs."""
-    result = answers.get("launches")
-    if cause != causes.LAUNCH or not isinstance(result, Launches):
-        return ""
-    return result.more_graphs[:1].upper() + result.more_graphs[1:]
-
-
-def _graph_advice(cause: str, answers: Answers) -> str:
+def _graph_advice(launches: Launches, answers: Answers) -> str:
     """Return advice to replay steps of equal launches as CUDA graphs."""
-    result = answers.get("launches")
-    if cause != causes.LAUNCH or not isinstance(result, Launches) or not _equal_launches(result):
+    if not _equal_launches(launches):
         return ""
     text = (
         ' If shapes do not change, torch.compile(mode="reduce-overhead") or torch.cuda.graph '

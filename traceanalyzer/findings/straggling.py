@@ -5,11 +5,13 @@ from collections.abc import Iterator, Mapping
 import polars as pl
 
 from traceanalyzer.analyzers.comm_outliers import chains
-from traceanalyzer.analyzers.comm_outliers.pipelines import work_longer
+from traceanalyzer.analyzers.comm_outliers.activity import NOTHING
+from traceanalyzer.analyzers.comm_outliers.pipelines import POINT_TO_POINT, work_longer
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.analyzers.common import libraries
 from traceanalyzer.analyzers.common.names import python_frame
 from traceanalyzer.analyzers.gpu_idle import causes
+from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.launches.result import Launches
 from traceanalyzer.analyzers.steps.result import Steps
@@ -33,20 +35,57 @@ MOVE_LAYERS = (
 _MUCH = 0.25
 
 
-def advice(answers: Answers, rank: int, by_cause: Mapping[str, int]) -> str:
-    """Return advice for a straggler."""
+def advice(answers: Answers, rank: int, waits: pl.DataFrame, by_cause: Mapping[str, int]) -> str:
+    """Return advice for a straggler: by its kernels, its idle time, or what it did meanwhile.
+
+    Args:
+        answers: all results.
+        rank: the straggler.
+        waits: the losses of other ranks that wait for it.
+        by_cause: the sum of these by the cause of the delay.
+    """
     if name := only_code(answers, rank, by_cause):
         return f"Run {name} on all ranks, each on its share of the data, or less often."
     difference = _difference(answers, rank, by_cause)
-    if difference and difference.why in UNEQUAL and stage_of(answers, rank) is not None:
+    staged = stage_of(answers, rank) is not None or _in_stages(waits)
+    if difference and difference.why in UNEQUAL and staged:
         return MOVE_LAYERS
     if difference:
-        return difference.advice(
-            answers.program, "this GPU", "equal batches, layers and pipeline stages for every rank"
+        return difference.advice(answers.program, "this GPU", _BALANCE)
+    cause, idle = _main(by_cause), answers.get("gpu_idle")
+    if cause in causes.WAITING and isinstance(idle, GpuIdle):
+        return idle.of_rank(rank).advice(cause)
+    if cause in (SLOW, LINK):
+        return answers.program.slow_link
+    if cause == WORK and answers.time.on_host:
+        return f"Balance the work: {_BALANCE}; give every rank as many CPU cores."
+    return _of_activity(answers, rank)
+
+
+_BALANCE = "equal batches and layers for every rank"
+
+
+def _in_stages(waits: pl.DataFrame) -> bool:
+    """Whether ranks wait mostly in sends and receives: for a stage of a pipeline."""
+    rows = waits.drop_nulls("collective")
+    paired = rows.filter(pl.col("collective").cast(pl.String).str.contains(POINT_TO_POINT))
+    return 2 * int(paired["lost_ns"].sum()) > int(rows["lost_ns"].sum())
+
+
+def _of_activity(answers: Answers, rank: int) -> str:
+    """Return advice for a delay without a known cause: by what the rank did, if recorded."""
+    comm = answers.get("comm_outliers")
+    late = comm.delayed.worst_of(rank) if isinstance(comm, CommOutliers) else {}
+    host = late.get("host") or NOTHING
+    if not host.startswith(NOTHING):
+        return (
+            f"Shorten what rank {rank} does before the collective ({host}), or give the other "
+            "ranks the same work."
         )
     return (
-        f"Check what rank {rank} does before it arrives: more data or slower data loading than "
-        "other ranks, a slower GPU or host, other processes on its node."
+        f"Why rank {rank} arrives late was not recorded. Python stacks (with_stack=True) of this "
+        "rank and another one show whether it runs other code; if not, swap the nodes of the two, "
+        "to see whether the delay stays with the node."
     )
 
 
@@ -153,8 +192,9 @@ def reason(answers: Answers, rank: int, by_cause: Mapping[str, int]) -> str:
         return f"only this rank runs {name}"
     if cause in (SLOW, LINK):
         return "slow collectives of its group"
-    if cause in causes.WAITING:
-        return f"idle, {causes.WAITING[cause]}"
+    idle = answers.get("gpu_idle")
+    if cause in causes.WAITING and isinstance(idle, GpuIdle):
+        return idle.of_rank(rank).state(cause)
     difference = _difference(answers, rank, by_cause)
     return difference.text if difference else ""
 

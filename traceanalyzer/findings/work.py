@@ -6,7 +6,10 @@ from typing import Any
 import polars as pl
 
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
+from traceanalyzer.analyzers.common.columns import largest_first
+from traceanalyzer.analyzers.common.names import frame_text
 from traceanalyzer.analyzers.gpu_idle import causes
+from traceanalyzer.analyzers.gpu_idle.activities import advice_on_slice
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 from traceanalyzer.analyzers.host_metrics.result import BUSY_PERCENT, HostMetrics
 from traceanalyzer.analyzers.info.compute import Info
@@ -64,8 +67,8 @@ def _uneven_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
     left = 1.0 if left < MUCH_LEFT else left
     yield Measured(
         size=left * cost / whole,
-        title=f"Time above the median step is {format_frac(cost / whole)} of step time."
-        f"{f' Cause: {reason}.' if reason else ''}",
+        title=f"Slow steps cost {format_frac(cost / whole)} of step time"
+        f"{_named_steps(longer)}.{f' Cause: {reason}.' if reason else ''}",
         evidence=(slowest, *_other_slow(result, longer, worst)),
         advice=remedy,
         step=worst["step"],
@@ -100,10 +103,15 @@ def _without_waits(steps: pl.DataFrame, answers: Answers) -> pl.DataFrame:
 _ALIKE = 0.9
 
 
+def _named_steps(longer: pl.DataFrame) -> str:
+    """Return the names of slow steps as a phrase, the slowest first; empty if there are many."""
+    slow = longer.filter(pl.col("ratio") >= SLOW).unique("step", keep="first", maintain_order=True)
+    names = slow["step"].head(_NAMED).to_list()
+    return f": {', '.join(names)}" if 0 < slow.height <= _NAMED else ""
+
+
 def _why_slow(result: Steps, answers: Answers, worst: Mapping[str, Any]) -> tuple[str, str]:
     """Return cause and advice for a slow step: code that runs longer, or different kernels."""
-    idle = ", traceanalyzer gpu-idle --by step" if answers.get("gpu_idle") else ""
-    look = f"Compare the slow steps with the others: traceanalyzer steps{idle}."
     kernels = _kernels_in(answers, worst)
     rows = _only_in(result, worst)
     is_code = rows.height > 0 and rows["kind"][0] in CODE
@@ -114,7 +122,34 @@ def _why_slow(result: Steps, answers: Answers, worst: Mapping[str, Any]) -> tupl
             answers.program, "this GPU in those steps", "equal work in every step"
         )
         return f"{kernels.text}{host}", advice
-    return each, look
+    if not each:
+        return _grown_cause(answers, worst["grown"])
+    name, only = rows["name"][0], rows["usual_ns"][0] is None
+    if only:
+        return each, advice_on_slice(name)
+    return each, _grown_cause(answers, frame_text(name))[1]
+
+
+_MORE_CODE = (
+    "Why {name} takes longer in the slow steps was not recorded: ranges (record_function, NVTX) or "
+    "Python stacks (with_stack=True) show what runs then."
+)
+
+
+def _grown_cause(answers: Answers, name: str | None) -> tuple[str, str]:
+    """Return the idle time that grows most in slow steps, and its advice; else what to record.
+
+    Args:
+        answers: all results.
+        name: the code or part of a step that takes longer, if it is known.
+    """
+    idle = answers.get("gpu_idle")
+    if isinstance(idle, GpuIdle) and answers.time.in_steps:
+        grown = answers.time.growth.with_columns(pl.col("cause").cast(pl.String))
+        known = largest_first(grown.drop_nulls(), "grown_ns", "cause")
+        for cause in known.filter(pl.col("cause").is_in(causes.CAUSES))["cause"].head(1):
+            return idle.state(cause), idle.advice(cause)
+    return "", _MORE_CODE.format(name=name or "the host")
 
 
 def _longer(rows: pl.DataFrame) -> str:
@@ -142,8 +177,8 @@ def _only_in(result: Steps, step: Mapping[str, Any]) -> pl.DataFrame:
 def _with_time(row: Mapping[str, Any]) -> str:
     """Return a name with its time, or with its time above the usual if other steps have it too."""
     if row["usual_ns"] is None:
-        return f"{row['name']} ({format_ns(row['total_ns'])})"
-    return f"{row['name']} ({format_ns(row['total_ns'] - row['usual_ns'])} more)"
+        return f"{frame_text(row['name'])} ({format_ns(row['total_ns'])})"
+    return f"{frame_text(row['name'])} ({format_ns(row['total_ns'] - row['usual_ns'])} more)"
 
 
 def _kernels_in(answers: Answers, worst: Mapping[str, Any]) -> Difference | None:
@@ -249,27 +284,48 @@ def _time_between_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
         title=f"{format_ns(worst['between_ns'])} ({format_frac(worst['between_frac'])} of the "
         f"time) are between steps{rank}.",
         evidence=(*_running_between(result, worst), *_between_steps(answers)),
-        advice=(
-            "Look at the code in a flame graph: between steps an inference engine schedules, "
-            "samples and waits for requests."
-            if result.phases.height
-            else "Evaluate, log and save less often, or in the background; a flame graph shows the "
-            "code."
-        ),
+        advice=_less_between(result, worst, answers),
         total_ns=int(rows["between_ns"].sum()),
         of="the time from the first to the last step",
         confidence="medium",
     )
 
 
+def _less_between(result: Steps, worst: Mapping[str, Any], answers: Answers) -> str:
+    """Return advice for time between steps: by the host code that takes half of it."""
+    rows = _host_between(result, worst).head(1)
+    rows = rows.filter(2 * pl.col("total_ns") > worst["between_ns"])
+    if rows.height:
+        return advice_on_slice(rows["name"][0])
+    idle = answers.get("gpu_idle")
+    known = answers.time.outside.filter(pl.col("cause") != causes.HOST_CODE).head(1)
+    whole = int(answers.time.outside["idle_ns"].sum())
+    if isinstance(idle, GpuIdle) and known.filter(2 * pl.col("idle_ns") > whole).height:
+        return idle.advice(known["cause"][0])
+    if result.phases.height:
+        return (
+            "Between steps an inference engine schedules, samples and waits for requests: Python "
+            "stacks show which of these takes the time."
+        )
+    return (
+        "The host code between steps was not recorded: ranges (record_function, NVTX) around "
+        "evaluation, logging and checkpoints, or Python stacks, show which one to call less often."
+    )
+
+
+def _host_between(result: Steps, worst: Mapping[str, Any]) -> pl.DataFrame:
+    """Return the host activity between the steps of a rank, longest first."""
+    if result.between is None:
+        return pl.DataFrame(schema={"name": pl.String, "total_ns": pl.Int64, "n": pl.Int64})
+    same = pl.col("path") == worst["path"], pl.col("rank").eq_missing(worst["rank"])
+    return result.between.filter(*same)
+
+
 def _running_between(result: Steps, worst: Mapping[str, Any]) -> Iterator[str]:
     """Yield host activity between the steps of a rank."""
-    if result.between is None:
-        return
-    same = pl.col("path") == worst["path"], pl.col("rank").eq_missing(worst["rank"])
-    for row in result.between.filter(*same).head(_NAMED).iter_rows(named=True):
+    for row in _host_between(result, worst).head(_NAMED).iter_rows(named=True):
         yield (
-            f"The host runs {row['name']} for {format_ns(row['total_ns'])} of it "
+            f"The host runs {frame_text(row['name'])} for {format_ns(row['total_ns'])} of it "
             f"({format_count(row['n'], 'call')})."
         )
 
@@ -290,7 +346,8 @@ def _between_steps(answers: Answers) -> Iterator[str]:
     length = pl.col("end") - pl.col("start")
     for gap in gaps.sort(length, descending=True).head(1).iter_rows(named=True):
         took = format_ns(gap["end"] - gap["start"])
-        yield f"Longest gap outside steps: {took}, while the host is in {gap['inside']}."
+        inside = frame_text(gap["inside"])
+        yield f"Longest gap outside steps: {took}, while the host is in {inside}."
 
 
 @rule(

@@ -12,7 +12,10 @@ AMD = re.compile(r"\bMI\d{2,3}|Radeon|Instinct", re.IGNORECASE)
 #: Formats of profilers that also record programs without PyTorch.
 _ANY_PROGRAM = ("nsys-sqlite", "rocpd")
 #: Substrings of names that only PyTorch's operators, kernels and annotations have.
-OF_PYTORCH = ("aten::", "at::", "c10::", "torch", "ProfilerStep#", "DataLoader")
+OF_PYTORCH = (
+    *("aten::", "at::", "c10::", "torch", "ProfilerStep#", "DataLoader", "Optimizer.step#"),
+    "DistributedDataParallel",
+)
 #: Names of HIP's functions and of rocBLAS's kernels.
 _OF_HIP = (r"^hip[A-Z]", r"^Cijk_")
 #: Names of optimizers, and of nodes of a backward pass.

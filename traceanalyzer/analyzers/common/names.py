@@ -79,6 +79,25 @@ def python_frame(text: pl.Expr) -> pl.Expr:
     )
 
 
+#: Names of Python functions as slices, with the line before the function.
+_FRAMES = [re.compile(pattern.replace("?<", "?P<")) for pattern in PYTHON_FRAMES[:2]]
+
+
+#: ``<built-in function sleep>``, ``<built-in method recv_into of _socket.socket object>``.
+_BUILT_IN = re.compile(r"^<(?:built-in )?(?:function|method) '?([\w.]+)")
+
+
+def frame_text(name: str) -> str:
+    """Return the name of a Python function as ``function (file:line)``; other names unchanged.
+
+    A function written in C has no line: ``recv_into``.
+    """
+    if built_in := _BUILT_IN.match(name):
+        return built_in[1]
+    match = next(filter(None, (frame.match(name) for frame in _FRAMES)), None)
+    return f"{match['name']} ({match['file']}:{match['line']})" if match else name
+
+
 def named(events: pl.DataFrame | Sequence[str], patterns: Sequence[str]) -> pl.Expr:
     """Whether an event's ``name`` matches any of the regular expressions.
 

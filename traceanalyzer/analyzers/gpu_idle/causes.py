@@ -231,7 +231,6 @@ _ADVICE = {
     LAUNCH: "Reduce the number of launches (CUDA graphs, torch.compile, larger batches"
     f"{_OPTIMIZERS})",
     API_CALLS: "Call these functions once before the loop, and keep what they return",
-    HOST_CODE: "Move this code off the main thread",
 }
 #: Other advice for programs without PyTorch.
 _ADVICE_ELSEWHERE = {
@@ -247,6 +246,10 @@ _ADVICE_ELSEWHERE = {
     CHECKPOINT_IO: "Read files before the loop, and write them from another thread",
     LAUNCH: "Reduce the number of launches (CUDA graphs, larger kernels, fusion)",
 }
+#: Advice for a loader without workers.
+IN_PROCESS = (
+    "Load data in worker processes (num_workers=0 loads it in the main process, not overlapped)."
+)
 #: Advice for copies from pinned or managed memory.
 BATCH_COPY_PINNED = (
     "Copy the next batch ahead on a separate stream (.to(device, non_blocking=True); the host "
@@ -274,38 +277,17 @@ _WITHOUT_GAIN = {
 }
 
 
-def advice(
-    cause: str,
-    *,
-    code: str,
-    place: str = "",
-    is_phase: bool = False,
-    pytorch: bool = True,
-    trains: bool = True,
-    here: bool = False,
-) -> str:
-    """Return the advice for a cause of idle time.
+def advice(cause: str, *, code: str, pytorch: bool = True, trains: bool = True) -> str:
+    """Return the advice for a cause of idle time if nothing else is known.
 
     Args:
-        cause: one of :data:`CAUSES`.
-        code: what to record to see more code; empty if Python stacks were recorded. If the cause
-            is unknown: how to record the host.
-        place: the place of the host in most of the gaps, if it is known.
-        is_phase: the place is an annotation that launches work, not a function.
+        cause: one of :data:`CAUSES`, without host code.
+        code: how to record the host, if the cause is unknown.
         pytorch: whether the program is known to use PyTorch.
         trains: whether the program is known to train a model.
-        here: the advice is part of the result of ``gpu-idle``.
     """
     if cause in _WITHOUT_GAIN:
         return _WITHOUT_GAIN[cause].format(code=code)
-    where = ""
-    if cause == HOST_CODE:
-        where = "See the table of longest gaps. " if here else ""
-        where += f"{code[:1].upper()}{code[1:]} shows which code runs. " * bool(code)
     texts = _ADVICE if pytorch else _ADVICE | _ADVICE_ELSEWHERE
     text = texts[cause] if trains else texts[cause].replace(_OPTIMIZERS, "")
-    if place and is_phase:
-        text = f"Shorten the host code in {place} between launches, or launch ahead of it"
-    elif place:
-        text = text.replace("this code", f"this code (mostly {place})")
-    return f"{where}{text}."
+    return f"{text}."

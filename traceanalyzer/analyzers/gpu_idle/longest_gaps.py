@@ -33,7 +33,8 @@ def longest(
         the gap) and sampled_frac, and, if it ran for half of the gap or more, the innermost
         host_event (or file calls of one name, together), the innermost python frame, the innermost
         frame of the libraries (own_code) and the frame that it calls (called), the innermost
-        annotation that is not a step, the innermost one that launches work (phase), and the
+        annotation that is not a step, the innermost one that launches work (without a GPU: runs
+        operators), phase, and the
         innermost of all these (innermost).
     """
     length = pl.col("end") - pl.col("start")
@@ -89,7 +90,10 @@ def _on_host(middle: pl.DataFrame, excerpt: Excerpt, libraries: Sequence[str]) -
     steps = matching(excerpt.names, [steps_pattern()])
     is_range = pl.col("kind").is_in(ANNOTATION_KINDS) & ~pl.col("name").is_in(steps)
     ranges = around.filter(is_range)
-    launches = intervals.overlap_with(ranges, excerpt.launched, ["thread"])["overlap"] > 0
+    works = excerpt.launched[["thread", "start", "end"]]
+    if excerpt.on_host:
+        works = excerpt.slices.filter(pl.col("kind") == "cpu_op")[works.columns]
+    launches = intervals.overlap_with(ranges, works, ["thread"])["overlap"] > 0
     python = around.filter(pl.col("kind") == "python_function")
     python = python.with_columns(is_own_code=_belongs(python["name"], libraries))
     slices = {

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 import polars as pl
 
 from traceanalyzer.analyzers.common import display, kernel_names
+from traceanalyzer.analyzers.common.basis import Basis
 from traceanalyzer.analyzers.common.display import headings, known_columns, stacked
 from traceanalyzer.analyzers.common.gpu_api import Api
 from traceanalyzer.analyzers.common.step_marks import INFERRED_STEPS
-from traceanalyzer.analyzers.common.waits import ADVICE, wait_of
-from traceanalyzer.analyzers.gpu_idle import causes
+from traceanalyzer.analyzers.gpu_idle import activities, causes
+from traceanalyzer.analyzers.gpu_idle.activities import STEP, Activity, main_place
 from traceanalyzer.analyzers.gpu_idle.host import HostTime
 from traceanalyzer.analyzers.gpu_idle.options import Options
 from traceanalyzer.drawings import Chart
 from traceanalyzer.result import Result, Table, View
 from traceanalyzer.units import format_frac, format_ns
-from traceanalyzer.vocabulary import ALLOCATE_HOST, call_class
-
-#: Share of step time from which a training is loader-bound, if data loading is the largest cause.
-LOADER_BOUND = 0.1
+from traceanalyzer.vocabulary import ALLOCATE_HOST, SYNCHRONISE, call_class
 
 #: Share of the time below which no action is needed.
 _LITTLE = 0.05
@@ -184,6 +182,24 @@ class GpuIdle(Result):
         """The steps without warm-up."""
         return self.steps.filter(~pl.col("warm_up"))
 
+    @cached_property
+    def counted(self) -> pl.DataFrame:
+        """The counted steps of each device; its whole time without steps."""
+        steps = self.by_device.counted_steps
+        return steps if steps.height else self.by_device.units
+
+    @cached_property
+    def basis(self) -> Basis:
+        """The time of which costs are shares: of the counted steps."""
+        whole = int((self.counted["end"] - self.counted["start"]).sum())
+        steps = bool(self.by_device.counted_steps.height)
+        return Basis(whole, self.counted.height, steps, self.coverage.on_host)
+
+    @property
+    def counted_by_cause(self) -> Mapping[str, int]:
+        """Idle time of each cause in the counted steps in ns, summed over devices."""
+        return {cause: int(self.counted[f"{cause}_ns"].sum()) for cause in causes.CAUSES}
+
     @property
     def step_ns(self) -> int:
         """Time of all steps without warm-up, summed over devices; 0 without steps."""
@@ -210,35 +226,37 @@ class GpuIdle(Result):
             return causes.GRAPH_GAPS
         if cause == causes.MEMORY_MANAGEMENT and self.allocates_on_host:
             return "waiting while the host allocates or pins host memory"
-        if cause == causes.API_CALLS and (call := self.place_of(cause)):
+        if cause == causes.API_CALLS and (call := self.activity(cause).text):
             return f"waiting while the host is in {call}"
-        if cause == causes.HOST_CODE and self.wait:
-            return f"waiting while the host {self.wait} ({self.place_of(cause)})"
+        if cause == causes.HOST_CODE or self._on_cpu(cause):
+            return activities.doing(self.activity(cause), on_host=self.coverage.on_host)
         if cause != causes.CHECKPOINT_IO or not self.reads:
             return causes.WAITING[cause]
         return f"waiting while the host reads files or other input ({', '.join(self.reads)})"
 
-    def place_of(self, cause: str) -> str:
-        """Return the innermost function of the host in most gaps of a cause, or nothing.
+    def state(self, cause: str) -> str:
+        """Return the cause as a clause: ``idle, waiting for ...``, ``runs Python outside ...``."""
+        waiting = self.waiting(cause)
+        return f"runs {waiting}" if activities.OUTSIDE in waiting else f"idle, {waiting}"
 
-        If your own code calls it through a library: ``recv_into inside run.log``.
-        """
-        gaps = self.of_cause(cause)
-        innermost, called = (
-            "".join(main_place(gaps, column)["place"]) for column in ("innermost", "called")
-        )
-        return f"{innermost} inside {called}" if called not in ("", innermost) else innermost
+    def activity(self, cause: str) -> Activity:
+        """Return what the host does in most of the time of the gaps with this main cause."""
+        return activities.of_gaps(self.of_cause(cause))
+
+    def _on_cpu(self, cause: str) -> bool:
+        """Whether the host waited for the device to compute on the CPU: an optimizer step."""
+        known = cause == causes.SYNCHRONISATION and self.coverage.launches_known
+        return known and self.activity(cause).steps_on_cpu
+
+    def of_rank(self, rank: int | None) -> GpuIdle:
+        """Return the result with the longest gaps of one rank; of all ranks for None."""
+        rows = self.gaps.filter(rank=rank) if rank is not None else self.gaps.clear()
+        return replace(self, gaps=rows) if rows.height else self
 
     @property
     def allocates_on_host(self) -> bool:
         """Whether most of memory management is of host memory."""
-        return call_class(self.place_of(causes.MEMORY_MANAGEMENT)) == ALLOCATE_HOST
-
-    @property
-    def wait(self) -> str | None:
-        """What the host waits for in most gaps of host code; None if it does something."""
-        place = main_place(self.of_cause(causes.HOST_CODE), "innermost")["place"]
-        return wait_of(place[0]) if place.len() else None
+        return call_class(self.activity(causes.MEMORY_MANAGEMENT).place) == ALLOCATE_HOST
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -247,46 +265,56 @@ class GpuIdle(Result):
         is_most = 2 * calls["idle_ns"].sum() > self.idle_by_cause[causes.CHECKPOINT_IO]
         return tuple(calls["name"].head(_NAMED)) if is_most else ()
 
-    def advice(self, cause: str, *, here: bool = False) -> str:
-        """Return the advice for a cause of idle time.
+    def advice(self, cause: str, *, call: str = "", operator: str = "") -> str:
+        """Return the advice for a cause of idle time, by what the host does in its gaps.
 
         Args:
             cause: the cause.
-            here: the advice is part of this result, not of a diagnosis.
+            call: for synchronisation, the call with most time; by default that in most gaps.
+            operator: the operator that makes it.
         """
-        program, host = self.program, self.host
-        if cause == causes.DATALOADING and host.loads_in_process and program.pytorch:
-            return (
-                "Load data in worker processes (num_workers=0 loads it in the main process, not "
-                "overlapped)."
-            )
-        if cause == causes.SHORT_GAP and self.coverage.on_host:
-            return causes.FEWER_OPERATORS
-        if cause == causes.CHECKPOINT_IO and self.reads:
-            lines = causes.READING_LINES * (self.by_device.host.long_line is not None)
-            return causes.READING.format(lines=lines)
-        if cause == causes.DEVICE_WAIT and self.coverage.graph_gaps:
-            return causes.CHECK_GRAPH_GAPS
-        if cause == causes.MEMORY_MANAGEMENT and program.uncached:
-            return causes.UNCACHED
-        if cause == causes.BATCH_COPY and host.copies_pinned and program.pytorch:
-            return causes.BATCH_COPY_PINNED
-        code = "" if self.coverage.stacks_known else self.coverage.hints["other code"]
-        if cause == causes.UNKNOWN:
-            code = self.coverage.hints["device work"]
-        if cause == causes.HOST_CODE and self.wait:
-            return f"{ADVICE[self.wait]}."
-        if cause == causes.MEMORY_MANAGEMENT and self.allocates_on_host:
-            return causes.HOST_MEMORY
-        place, within = "", ""
+        program, coverage = self.program, self.coverage
+        if text := self._of_recorded(cause):
+            return program.named(text)
+        one = self.activity(cause)
         if cause == causes.HOST_CODE:
-            place = self.place_of(cause)
-            within = "".join(main_place(self.of_cause(cause), "phase")["place"])
-        text = causes.advice(
-            cause, code=code, place=place, is_phase=place == within,
-            pytorch=program.pytorch, trains=program.trains, here=here,
-        )  # fmt: skip
-        return program.named(text)
+            code = "" if coverage.stacks_known else coverage.hints["other code"]
+            return activities.advice_on_host_code(
+                one, code=code, pytorch=program.pytorch, on_host=coverage.on_host
+            )
+        if cause == causes.SYNCHRONISATION:
+            found = one.place if call_class(one.place) == SYNCHRONISE or not one.place else ""
+            text = activities.advice_on_synchronisation(
+                one, call or found, operator, pytorch=program.pytorch
+            )
+        if cause == causes.CHECKPOINT_IO:
+            text = activities.advice_on_files(one.frame or one.range or one.place)
+        if cause == causes.LAUNCH:
+            work = "".join(main_place(self.of_cause(cause), "after")["place"])
+            text = activities.advice_on_launches(one, one.range or one.place, work)
+        device_work = coverage.hints["device work"]
+        return program.named(
+            text
+            or causes.advice(
+                cause, code=device_work, pytorch=program.pytorch, trains=program.trains
+            )
+        )
+
+    def _of_recorded(self, cause: str) -> str:
+        """Return advice by what was recorded besides gaps; empty if none fits."""
+        program, host, on_host = self.program, self.host, self.coverage.on_host
+        lines = causes.READING_LINES * (self.by_device.host.long_line is not None)
+        texts = {
+            causes.DATALOADING: causes.IN_PROCESS * (host.loads_in_process and program.pytorch),
+            causes.SHORT_GAP: causes.FEWER_OPERATORS * on_host,
+            causes.CHECKPOINT_IO: causes.READING.format(lines=lines) * bool(self.reads),
+            causes.DEVICE_WAIT: causes.CHECK_GRAPH_GAPS * self.coverage.graph_gaps,
+            causes.BATCH_COPY: causes.BATCH_COPY_PINNED * (host.copies_pinned and program.pytorch),
+        }
+        if cause == causes.MEMORY_MANAGEMENT:
+            host_memory = causes.HOST_MEMORY * self.allocates_on_host
+            return causes.UNCACHED if program.uncached else host_memory
+        return texts.get(cause, "")
 
     def on_axis(self, shifts: pl.DataFrame, *, one_clock: bool) -> GpuIdle:
         """Return the result with the gaps on another axis, for example that of the timeline.
@@ -314,6 +342,7 @@ class GpuIdle(Result):
                 "idle_frac": self.idle_ns / self.span_ns if self.span_ns else None,
                 "idle_ns_by_cause": dict(self.idle_by_cause),
                 **self.numbers("step_ns", "step_dataloading_frac"),
+                "step_idle_ns_by_cause": dict(self.counted_by_cause) if self.step_ns else None,
                 "loader_ns": int(self.by_device.units["loader_ns"].sum()),
                 "overlapped_loader_ns": int(self.by_device.units["overlapped_loader_ns"].sum()),
                 "gap_count": self.by_device.gap_count,
@@ -329,27 +358,35 @@ def _verdict(result: GpuIdle) -> str:
     """Return the idle time, its largest cause, the cost of the loader, and advice."""
     if not result.span_ns:
         return "The recorded time is 0."
-    idle = result.idle_ns / result.span_ns
-    of_span = f"{format_ns(result.idle_ns)} of {format_ns(result.span_ns)}"
-    text = [f"{_who(result)} {format_frac(idle)} of the time ({of_span})."]
+    basis, by_cause = result.basis, result.counted_by_cause
+    idle = sum(by_cause.values())
+    text = [f"{_who(result)} {basis.share(idle)}{_outside(result)}."]
     if result.coverage.work_lost and not result.coverage.on_host:
         text.append(TRUNCATED)
-    cause, lost = max(result.idle_by_cause.items(), key=lambda item: item[1])
-    loading = cause == causes.DATALOADING
-    if lost and not (loading and result.steps.height):  # below, of step time
-        text.append(f"The largest part is {result.waiting(cause)}: {_share(lost, result.span_ns)}.")
+    cause, lost = max(by_cause.items(), key=lambda item: item[1])
+    if lost:
+        text.append(f"The largest part is {result.waiting(cause)}: {_share(lost, basis)}.")
     text += [*_worst(result), *files_accessed(result)]
-    loader = _loading(result, largest=loading)
-    text += loader if loading else []
-    if lost / result.span_ns >= _LITTLE and cause not in (causes.DATALOADING, causes.UNKNOWN):
-        if _is_warm_up(result, cause):
-            text.append("Most of it is in the first step (warm-up): it is not a cost of each step.")
-        else:
-            text.append(result.advice(cause, here=True))
-    elif idle < _LITTLE:
+    if basis.frac(lost) >= _LITTLE and cause != causes.UNKNOWN:
+        text.append(result.advice(cause))
+    elif basis.frac(idle) < _LITTLE:
         more = "operators" if result.coverage.on_host else "kernels and overlap"
         text.append(f"Reducing idle time would gain little; see {more}.")
-    return " ".join(text if loading else text + loader)
+    return " ".join([*text, *_loading(result, cause)])
+
+
+def _outside(result: GpuIdle) -> str:
+    """Return the idle time in warm-up and outside steps as a phrase, if it is much."""
+    outside = result.idle_ns - sum(result.counted_by_cause.values())
+    if not result.basis.in_steps or outside < _LITTLE * result.span_ns:
+        return ""
+    before = {cause: ns - result.counted_by_cause[cause] for cause, ns in
+              result.idle_by_cause.items()}  # fmt: skip
+    cause = max(before, key=lambda name: before[name])
+    return (
+        f", and {format_ns(outside)} in total in warm-up or outside steps (mostly "
+        f"{causes.NAMES[cause]})"
+    )
 
 
 def _who(result: GpuIdle) -> str:
@@ -357,16 +394,18 @@ def _who(result: GpuIdle) -> str:
         why = "No GPU work was recorded"
         if result.coverage.work_lost:
             why = "GPU work is missing (the file is truncated, or the kernels were not recorded)"
-        return f"{why}, so the main thread is analysed: it runs no operator"
+        return f"{why}, so the main thread is analysed: it runs no operator for"
     devices = display.count_devices(result.units)
-    return "The GPU is idle" if devices == 1 else f"The {devices} GPUs are idle"
+    return "The GPU is idle for" if devices == 1 else f"The {devices} GPUs are idle for"
 
 
 def _worst(result: GpuIdle) -> list[str]:
     """Report the unit with the longest idle time if that is twice the median or more."""
-    units = result.units.with_columns(
-        idle_ns=pl.col("end") - pl.col("start") - pl.col(f"{causes.BUSY}_ns")
-    ).sort("idle_ns", descending=True, maintain_order=True)
+    keys = ["rank", "path", "device"]
+    length = pl.col("end") - pl.col("start")
+    idle = (length - pl.col(f"{causes.BUSY}_ns")).mean().alias("idle_ns")
+    units = result.counted.group_by(keys, maintain_order=True).agg(idle)
+    units = units.sort("idle_ns", *keys, descending=[True] + [False] * 3)
     usual = units["idle_ns"].median()
     worst = units.row(0, named=True)
     if units.height < 2 or not isinstance(usual, float):
@@ -374,8 +413,9 @@ def _worst(result: GpuIdle) -> list[str]:
     if not worst["idle_ns"] or worst["idle_ns"] < 2 * usual:
         return []
     who = display.at_start(display.places(units)[0])
-    median, longest = format_ns(round(usual)), format_ns(worst["idle_ns"])
-    return [f"{who} stands out: idle for {longest}, median {median}."]
+    per = " per step" * result.basis.in_steps
+    longest, median = format_ns(round(worst["idle_ns"])), format_ns(round(usual))
+    return [f"{who} stands out: idle for {longest}{per} (median {median})."]
 
 
 def files_accessed(result: GpuIdle) -> list[str]:
@@ -390,40 +430,34 @@ def files_accessed(result: GpuIdle) -> list[str]:
         return []
     named = calls.drop_nulls("name").head(_NAMED)[["name", "idle_ns"]].iter_rows()
     each = ", ".join(f"{name} {format_ns(idle_ns)}" for name, idle_ns in named)
-    text = f"The host is in file calls (OS runtime) for {_share(total, result.span_ns)}: {each}."
+    whole = f"{format_ns(total)}, {format_frac(total / result.span_ns)} of the time"
+    text = f"The host is in file calls (OS runtime) for {whole}: {each}."
     if host.long_line is None:
         return [text]
     return [text, f"One call of {host.long_line}: it waits for a terminal or pipe, not a file."]
 
 
-def _share(part: int, whole: int) -> str:
-    return f"{format_ns(part)}, {format_frac(part / whole)} of the time"
+def _share(part: int, basis: Basis) -> str:
+    return f"{format_ns(basis.each_ns(part))} ({format_frac(basis.frac(part))})"
 
 
-def _loading(result: GpuIdle, *, largest: bool) -> list[str]:
-    """Report the share of step time (without steps: of all time) spent waiting for the loader."""
-    waited = result.idle_by_cause[causes.DATALOADING]
-    frac, of_what = waited / result.span_ns, "the time"
-    if result.step_dataloading_frac is not None:
-        frac, of_what = result.step_dataloading_frac, "step time"
-    who = "main thread" if result.coverage.on_host else "GPU"
-    if not result.units["loader_ns"].sum():
+def _loading(result: GpuIdle, largest: str) -> list[str]:
+    """Report the share of the time spent waiting for the loader, if it is not the largest part."""
+    waited, basis = result.counted_by_cause[causes.DATALOADING], result.basis
+    if not result.units["loader_ns"].sum() or largest == causes.DATALOADING:
         return []
-    if frac < 0.01:
-        share = f"{format_frac(frac)} of {of_what}"
+    who = "main thread" if result.coverage.on_host else "GPU"
+    share = f"{format_frac(basis.frac(waited))} of {basis.of}"
+    if basis.frac(waited) < _KEEPS_UP:
         return [f"The data loader keeps up: the {who} spends {share} waiting for it."]
-    opening = "Loader-bound: the" if largest and frac >= LOADER_BOUND else "The"
-    waits = f"{opening} {who} spends {format_frac(frac)} of {of_what} waiting for the data loader."
-    if frac < _LITTLE:
+    waits = f"The {who} spends {share} waiting for the data loader."
+    if basis.frac(waited) < _LITTLE:
         return [waits]
-    return [f"{waits} {result.advice(causes.DATALOADING, here=True)}"]
+    return [f"{waits} {result.advice(causes.DATALOADING)}"]
 
 
-def _is_warm_up(result: GpuIdle, cause: str) -> bool:
-    """Whether most idle time of a cause is in warm-up steps."""
-    steps = result.by_device.steps
-    warm_up = int(steps.filter("warm_up")[f"{cause}_ns"].sum())
-    return 2 * warm_up > result.idle_by_cause[cause]
+#: Below this share of the time spent waiting for it, a data loader keeps up.
+_KEEPS_UP = 0.01
 
 
 def _notes(result: GpuIdle) -> list[str]:
@@ -540,11 +574,24 @@ def _causes(result: GpuIdle) -> Table:
         why=pl.col("cause").cast(pl.String).replace_strict(causes.NAMES),
         idle_frac=pl.col("idle_ns") / max(result.idle_ns, 1),
         span_frac=pl.col("idle_ns") / max(result.span_ns, 1),
-    ).sort("idle_ns", "why", descending=[True, False])
+    )
     columns = headings(
         "why: cause, idle_ns: idle, span_frac: share of time, idle_frac: share of idle, gaps, "
         "longest_ns: longest"
     )
+    order = "idle_ns"
+    if result.basis.in_steps:
+        counted = pl.col("cause").cast(pl.String).replace_strict(result.counted_by_cause)
+        frame = frame.with_columns(
+            each_ns=(counted / result.basis.n).round().cast(pl.Int64),
+            step_frac=counted / result.basis.whole_ns,
+        )
+        columns = headings(
+            f"why: cause, each_ns: per {result.basis.per or 'step'}, step_frac: of step time, "
+            "idle_ns: in total, gaps, longest_ns: longest"
+        )
+        order = "each_ns"
+    frame = frame.sort(order, "idle_ns", "why", descending=[True, True, False])
     waiting = "Waiting" if result.coverage.on_host else "Idle"
     ordered = frame.select("cause", "why", pl.exclude("cause", "why"))
     return Table("causes", f"{waiting} by cause", ordered, columns, empty="never idle")
@@ -621,37 +668,14 @@ def _nonzero(frame: pl.DataFrame, text: str) -> dict[str, str]:
     }
 
 
-def main_place(gaps: pl.DataFrame, *columns: str) -> pl.DataFrame:
-    """Return the place of the host in half of the time of these gaps or more.
-
-    Ranges whose names differ by the number at their end are one place: ``IO *``.
-
-    Args:
-        gaps: rows of :attr:`GpuIdle.gaps` with one cause.
-        columns: the place, the first of them that is known; by default your own code.
-
-    Returns:
-        place, cause_ns, n (gaps): one row or none.
-    """
-    place = pl.coalesce(columns or ("own_code", "annotation", "host_event", "python"))
-    # the step annotation has no information about the place
-    place = pl.when(place.ne_missing(pl.col("step"))).then(place)
-    rows = gaps.select("cause_ns", place=place).drop_nulls("place")
-    plain = pl.col("place").str.replace(r"([ _#:=-])\d+$", "${1}*")
-    several = pl.col("place").n_unique().over(plain) > 1
-    rows = rows.with_columns(place=pl.when(several).then(plain).otherwise("place"))
-    sums = rows.group_by("place").agg(pl.col("cause_ns").sum(), n=pl.len())
-    is_main = (pl.col("cause_ns") > 0) & (2 * pl.col("cause_ns") >= gaps["cause_ns"].sum())
-    return sums.filter(is_main).sort("cause_ns", "place", descending=[True, False]).head(1)
-
-
 def activity() -> pl.Expr:
     """Return the host event of a gap, or the innermost slice in it if the event is a range.
 
     Own code has another column, and a data loader is named by its range.
     """
     event, cause = pl.col("host_event"), pl.col("cause").cast(pl.String)
-    is_range = event.is_null() | (event == pl.col("annotation")) | (event == pl.col("step"))
+    is_step = (event == pl.col("step")) | (event == STEP)
+    is_range = event.is_null() | (event == pl.col("annotation")) | is_step
     is_new = pl.col("innermost").ne_missing(pl.col("own_code"))
     inside = is_range & is_new & (cause != causes.DATALOADING)
     return pl.when(inside).then("innermost").otherwise("host_event")

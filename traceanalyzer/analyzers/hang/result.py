@@ -67,7 +67,7 @@ class Hang(Result):
                 "culprit_ranks": list(self.culprits),
                 "waiting_ranks": list(self.waiting),
                 "missing_dumps": list(self.missing_dumps),
-                "advice": texts.advice(self.stuck),
+                "advice": self.advice,
             },
             charts=self._charts,
         )
@@ -175,7 +175,21 @@ class Hang(Result):
         also = [f"Also: {text}" for text in others]
         more = len(chosen) - _MORE_CAUSES - 1
         rest = f"{more:,} more in the table of operations." if more > 0 else ""
-        return sentences(main, chain, *also, rest, f"Try: {texts.advice(stuck)}.")
+        return sentences(main, chain, *also, rest, f"Try: {self.advice}.")
+
+    @property
+    def advice(self) -> str:
+        """What to try about the first cause; for a missing rank the code where it went wrong."""
+        first = next(iter(self.stuck.causes), None)
+        if self.stuck.is_deadlock or first is None or first.cause != "missing rank":
+            return texts.advice(self.stuck)
+        missing = [rank for rank in first.missing if rank in first.free]
+        for rank in missing[:1]:
+            row = self.last_of_rank.get(rank) or {}
+            others = self._place(first, *first.waiting, *first.ended)
+            text = texts.between(rank, row.get("last_place"), others, self._now().get(rank))
+            return text or texts.advice(self.stuck)
+        return texts.advice(self.stuck)
 
     def _no_hang(self) -> str:
         instances, dumps = self.matched.instances, self.dumps

@@ -174,6 +174,28 @@ def advice(stuck: Found) -> str:
     return ADVICE["no dump" if first.no_dump and not first.missing else first.cause]
 
 
+def between(rank: int, last: str | None, other: str | None, now: str | None) -> str:
+    """Return where a rank went another way than the others; empty if no line is known.
+
+    Args:
+        rank: the rank that did not enter the collective.
+        last: the line of its last completed operation.
+        other: the line at which the other ranks called the collective.
+        now: where it is now.
+    """
+    if now:
+        return f"look at {now}, where rank {rank} is now instead of at {other or 'the collective'}"
+    if not last or not other:
+        return ""
+    span = (
+        f"between {last} and {other}" if last != other else f"after {last}, before it comes again"
+    )
+    return (
+        f"look at the code {span}: rank {rank} took another branch, raised an exception that was "
+        f"caught, or still runs there (py-spy dump --pid PID on rank {rank} shows the line)"
+    )
+
+
 def _absent(one: Stuck, what: str, last: LastOf) -> str:
     """Describe a collective that ranks did not enter, or whose dump is missing."""
     waits = f"{_waits(one)}{_waited(one)}"

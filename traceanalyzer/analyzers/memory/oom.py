@@ -9,6 +9,7 @@ from typing import Any
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer
+from traceanalyzer.analyzers.common import columns
 from traceanalyzer.analyzers.common.columns import concat_tables
 from traceanalyzer.analyzers.common.display import headings, sentences
 from traceanalyzer.analyzers.memory import attribution, growth, ledger, oom_causes, regions
@@ -25,7 +26,7 @@ from traceanalyzer.analyzers.memory.rank_memory import (
 from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.result import Result, Table, View
 from traceanalyzer.trace import Trace
-from traceanalyzer.units import format_bytes, format_count
+from traceanalyzer.units import format_bytes, format_count, format_frac
 
 #: Columns that identify a device.
 _DEVICE = ("rank", "path", "device")
@@ -66,7 +67,7 @@ def measure(trace: Trace, options: OomOptions) -> MemoryErrors:
         MissingData: no memory events were recorded.
         OptionError: the capacity is less than reserved and free memory.
     """
-    return of_rank(rank_memory(trace, options), options.capacity_bytes)
+    return of_rank(rank_memory(trace, options), options.capacity_bytes, at_peak=True)
 
 
 def measure_for_report(trace: Trace, options: OomOptions) -> MemoryErrors:
@@ -75,7 +76,7 @@ def measure_for_report(trace: Trace, options: OomOptions) -> MemoryErrors:
     Raises:
         MissingData: the history lacks its start or end, and the rest has no error.
     """
-    result = measure(trace, options)
+    result = of_rank(rank_memory(trace, options), options.capacity_bytes)
     issues = trace.issues.filter(pl.col("code").is_in(list(_INCOMPLETE)))["code"].to_list()
     whole = result.devices.filter(pl.col("before_bytes") * 2 < pl.col("peak_bytes")).height
     if result.errors.height or (whole and not issues):
@@ -83,8 +84,16 @@ def measure_for_report(trace: Trace, options: OomOptions) -> MemoryErrors:
     raise MissingData(f"{trace.meta.path}: {_INCOMPLETE[issues[0]] if issues else _STARTED_LATE}")
 
 
-def of_rank(rank: RankMemory, capacity_bytes: int | None = None) -> MemoryErrors:
-    """Return the out-of-memory errors of a rank; raises as :func:`measure`."""
+def of_rank(
+    rank: RankMemory, capacity_bytes: int | None = None, *, at_peak: bool = False
+) -> MemoryErrors:
+    """Return the out-of-memory errors of a rank; raises as :func:`measure`.
+
+    Args:
+        rank: its memory.
+        capacity_bytes: memory of the device, if known.
+        at_peak: without errors, return what was live at the peak of each device.
+    """
     free_bytes = dict(rank.trace.memory_totals.select("event", "free_bytes").drop_nulls().rows())
     errors = []
     # there may be no error, and nothing live
@@ -96,6 +105,10 @@ def of_rank(rank: RankMemory, capacity_bytes: int | None = None) -> MemoryErrors
         rows = pl.DataFrame(failed, schema=_SCHEMA)
         errors.append(rank.with_device(history, rows))
         live += [frame for _, frame in pairs]
+    if at_peak and not sum(rows.height for rows in errors):
+        event = pl.lit(None, pl.Int64).alias("event")
+        live += [alive(one, rank, int(one.live.argmax())).with_columns(event)
+                 for one in rank.ledgers]  # fmt: skip
     devices = [rank.with_device(history, _use(history, errors)) for history in rank.ledgers]
     return MemoryErrors(pl.concat(errors), pl.concat(live), pl.concat(devices))
 
@@ -139,6 +152,7 @@ def _use(history: ledger.Ledger, errors: list[pl.DataFrame]) -> pl.DataFrame:
     numbers = {
         "events": history.rows.height,
         "peak_bytes": int(history.live.max()),
+        "reserved_bytes": None if history.reserved is None else int(history.reserved.max()),
         "before_bytes": history.quality.before_bytes,
         "at_error_bytes": None if at is None else int(history.live[at]),
         "reserved_at_error_bytes": None
@@ -257,10 +271,11 @@ class MemoryErrors(Result):
             stream), outside_bytes (capacity - reserved - free; null without a capacity),
             missing_bytes (by which the request exceeds all free memory), cause, advice, and
             function, file, line of the request.
-        alive: live memory at each error by stack: columns of ``Memory.alive``, and event.
-        devices: one row per device: rank, path, device, events, peak_bytes, before_bytes (allocated
-            before the history), and at_error_bytes and reserved_at_error_bytes at the first error
-            of the file (null without an error or times).
+        alive: live memory at each error by stack: columns of ``Memory.alive``, and event; without
+            errors that at the peak of each device, with event null (not in a report).
+        devices: one row per device: rank, path, device, events, peak_bytes, reserved_bytes (at its
+            peak), before_bytes (allocated before the history), and at_error_bytes and
+            reserved_at_error_bytes at the first error of the file (null without an error or times).
         windowed: whether only a time window was analyzed.
     """
 
@@ -295,14 +310,46 @@ def _verdict(result: MemoryErrors) -> str:
     if result.errors.is_empty() and result.windowed:
         return "No out-of-memory errors in the selected time window."
     if result.errors.is_empty():
-        return (
-            "No out-of-memory errors in the history. To record one, keep "
-            "torch.cuda.memory._record_memory_history() on and dump the snapshot in "
-            "torch._C._cuda_attach_out_of_memory_observer."
-        )
+        return sentences("No out-of-memory error is in the history.", _of_peak(result))
     first = result.errors.row(0, named=True)
     failure = f"{_count(result.errors)}: {_failure(first)}"
     return sentences(failure, _imbalance(result, first), _replication(result, first))
+
+
+def _at_peak(result: MemoryErrors) -> pl.DataFrame:
+    """Return what was live at the peak of the fullest device; without errors only."""
+    fullest = result.devices.sort("peak_bytes", *_DEVICE, descending=[True] + [False] * 3).head(1)
+    rows = result.alive.filter(pl.col("event").is_null())
+    return rows.join(fullest.select(_DEVICE), on=_DEVICE, how="semi", nulls_equal=True)
+
+
+def _of_peak(result: MemoryErrors) -> str:
+    """Return what fills the memory of the fullest device at its peak, and what reduces it."""
+    live = _at_peak(result)
+    if live.is_empty():
+        return ""
+    place = live.select(_DEVICE).row(0, named=True)
+    device = result.devices.join(live.select(_DEVICE).head(1), on=_DEVICE, nulls_equal=True)
+    peak, reserved = device.select("peak_bytes", "reserved_bytes").row(0)
+    sums = live.group_by("category").agg(pl.col("live_bytes", "live_frac").sum())
+    largest = columns.largest_first(sums, "live_bytes", "category").head(_CATEGORIES)
+    each = ", ".join(
+        f"{name} {format_frac(frac)}"
+        for name, frac in largest.select("category", "live_frac").drop_nulls().iter_rows()
+    )
+    size = f"{format_bytes(peak)} allocated"
+    size += f" of {format_bytes(reserved)} reserved" if reserved else ""
+    lines = columns.largest_first(
+        live.group_by(*attribution.LINE).agg(pl.col("live_bytes").sum()), "live_bytes",
+        *attribution.LINE, nulls_last=True,
+    ).filter(2 * pl.col("live_bytes") > peak)  # fmt: skip
+    line = attribution.frame_text(*lines.row(0)[:3]) if lines["function"].count() else ""
+    advice = oom_causes.advice_on_peak(largest["category"][0], peak, reserved, line)
+    return f"Peak{located(place)}: {size} ({each}). Try: {advice}."
+
+
+#: Categories of live memory that are named.
+_CATEGORIES = 3
 
 
 def _count(errors: pl.DataFrame) -> str:
@@ -376,6 +423,11 @@ def _notes(result: MemoryErrors) -> tuple[str, ...]:
     """Return the other causes, and how sizes are computed."""
     causes = result.errors.select("cause", "advice").unique(maintain_order=True).rows()
     notes = [f"Other errors (cause: {reason}): {fix}." for reason, fix in causes[1:]]
+    if result.errors.is_empty():
+        notes.append(
+            "To record an error, keep torch.cuda.memory._record_memory_history() on and dump the "
+            "snapshot in torch._C._cuda_attach_out_of_memory_observer."
+        )
     if result.errors.height:
         notes.append(
             "Unused memory is reconstructed from the history; blocks freed after the error count "
@@ -399,6 +451,9 @@ def _tables(result: MemoryErrors) -> tuple[Table, ...]:
     lines = with_line(summed(result.alive, keys))
     at_first = lines.join(first, on=first.columns, nulls_equal=True, maintain_order="left")
     several = result.devices.height > 1 and result.errors.height > 0
+    if result.errors.is_empty() and result.alive.height:
+        peak = with_line(summed(_at_peak(result), ["rank", "path", "device", *keys[4:]]))
+        return (known_table("peak", "Live at the peak", peak, ALIVE),)
     return (
         known_table("errors", "Errors", result.errors, _ERRORS),
         *([known_table("devices", "All devices", result.devices, _DEVICES)] if several else []),

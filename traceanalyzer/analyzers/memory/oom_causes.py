@@ -201,3 +201,43 @@ _ADVICE = {
     DEMAND: "use a smaller batch, activation checkpointing, sharding or offloading (no allocator "
     "setting helps)",
 }
+
+#: Reserved memory above this multiple of the allocated peak is mostly fragmentation or unused.
+_MUCH_RESERVED = 1.5
+#: What reduces the memory of each category.
+_BY_CATEGORY = {
+    "activations": "activation checkpointing (torch.utils.checkpoint), bfloat16 by torch.autocast, "
+    "or a smaller batch",
+    "optimizer state": "shard the optimizer state (FSDP, ZeroRedundancyOptimizer), or use 8-bit "
+    "states",
+    "parameters": "shard the parameters (FSDP), or load them in bfloat16",
+    "gradients": "shard the gradients (FSDP), and free them before the next forward pass "
+    "(zero_grad(set_to_none=True))",
+    "communication buffers": "fewer process groups, and gradient_as_bucket_view=True of "
+    "DistributedDataParallel",
+    "inputs": "a smaller batch, or fewer batches on the device at once",
+    "temporary": "smaller temporary tensors: in-place or fused operators (torch.compile)",
+}
+_UNKNOWN_CATEGORY = (
+    "record the history from the start of the program, with stacks "
+    "(torch.cuda.memory._record_memory_history() before the model is created), to see what most "
+    "of it is"
+)
+
+
+def advice_on_peak(category: str, allocated: int, reserved: int | None, line: str) -> str:
+    """Return what reduces the peak, by the largest category of live memory.
+
+    Args:
+        category: the category with most live memory.
+        allocated: allocated memory at its peak, in bytes.
+        reserved: reserved memory at its peak, in bytes, if known.
+        line: the line of code that allocated half of it or more, or nothing.
+    """
+    if reserved and reserved > _MUCH_RESERVED * allocated:
+        return (
+            "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: much reserved memory is not "
+            "allocated"
+        )
+    of_line = f"allocate less in {line}, which keeps most of it" if line else _UNKNOWN_CATEGORY
+    return _BY_CATEGORY.get(category, of_line)

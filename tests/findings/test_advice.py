@@ -1,0 +1,248 @@
+"""The advice follows from what was recorded: the call, the operator, the range, the line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from comm_traces import GEMM, US, device, host, trace
+
+import traceanalyzer as ta
+from traceanalyzer.analyzers.common.names import frame_text
+from traceanalyzer.analyzers.gpu_idle import activities, causes
+from traceanalyzer.analyzers.gpu_idle.activities import Activity
+from traceanalyzer.findings.judge import RULES
+from traceanalyzer.result import Finding
+from traceanalyzer.trace import Trace
+
+ROOT = Path(__file__).parents[2]
+Rows = list[dict[str, Any]]
+
+
+def loop(between: Callable[[int], Rows], n: int = 30, gap: int = 500) -> Trace:
+    """Return a loop of kernels of 50 us with gaps (us), and the host events of each gap."""
+    rows = []
+    for i in range(n):
+        at = i * (50 + gap)
+        rows += [
+            host("cpu_op", "aten::mm", (at - 9) * US, 7 * US),
+            host("cuda_runtime", "cudaLaunchKernel", (at - 8) * US, 5 * US, correlation=i),
+            device(GEMM, at * US, 50 * US, correlation=i),
+            *between(at + 50),
+        ]
+    return trace(rows)
+
+
+def first(recording: Trace, rule: str) -> Finding:
+    (one,) = (one for one in ta.diagnose(recording).findings if one.id == rule)
+    return one
+
+
+# --- host code -------------------------------------------------------------------------------
+
+
+def python(*frames: str) -> Callable[[int], Rows]:
+    return lambda at: [
+        host("python_function", name, (at + 1 + i) * US, (480 - 2 * i) * US)
+        for i, name in enumerate(frames)
+    ]
+
+
+def annotated(name: str, *, launches: bool = False) -> Callable[[int], Rows]:
+    """Return gaps in a range; it launches if it lasts until the next launch has ended."""
+    return lambda at: [host("user_annotation", name, at * US, (500 if launches else 480) * US)]
+
+
+@pytest.mark.parametrize(
+    ("between", "part", "never"),
+    [
+        (python("train.py(19): slow_augment"), "slow_augment (train.py:19)", "thread"),
+        (python("train.py(7): step", "wandb/sdk/run.py(9): log"), "log (wandb/sdk/run.py:9)", "X"),
+        (annotated("rotate_logs"), "rotate_logs launches no GPU work", "Compile"),
+        (annotated("sample_batch_on_gpu", launches=True), "torch.compile", "another thread"),
+        (annotated("Optimizer.step#SGD.step", launches=True), "foreach=True", "thread"),
+        (annotated("DistributedDataParallel.forward", launches=True), "FSDP", "thread"),
+        (annotated("## backward ##", launches=True), "## backward ##", "thread"),
+        (lambda _: [], "with_stack=True", "thread"),
+    ],
+)
+def test_host_code_gets_the_advice_of_what_runs(
+    between: Callable[[int], Rows], part: str, never: str
+) -> None:
+    one = first(loop(between), "host-code")
+    assert part in one.advice
+    assert never not in one.advice
+
+
+def test_line_stands_in_the_title() -> None:
+    one = first(loop(python("train.py(19): slow_augment")), "host-code")
+    assert "slow_augment (train.py:19)" in one.title
+
+
+def test_buffers_of_ddp() -> None:
+    """Operators that flatten buffers run before each forward pass because of their broadcast."""
+    between = annotated("DistributedDataParallel.forward", launches=True)
+    flatten = "aten::unflatten_dense_tensors"
+    rows = lambda at: [*between(at), host("cpu_op", flatten, (at + 5) * US, 400 * US)]  # noqa: E731
+    assert "broadcast_buffers=False" in first(loop(rows), "host-code").advice
+
+
+# --- synchronisation -------------------------------------------------------------------------
+
+
+def synchronised(inside: Callable[[int], Rows]) -> Trace:
+    """Return a loop in which the host waits for each kernel, and what it does then."""
+    rows: Rows = []
+    for i in range(30):
+        at = i * 1_000
+        rows += [
+            host("cpu_op", "aten::mm", (at - 9) * US, 7 * US),
+            host("cuda_runtime", "cudaLaunchKernel", (at - 8) * US, 5 * US, correlation=i),
+            device(GEMM, at * US, 100 * US, correlation=i),
+            *inside(at),
+        ]
+    return trace(rows)
+
+
+@pytest.mark.parametrize("n", [1, 40])
+@pytest.mark.parametrize("call", ["cudaStreamSynchronize", "cudaMemcpyAsync"])
+def test_optimizer_on_the_cpu(n: int, call: str) -> None:
+    """Operators within Optimizer.step that launch nothing compute on the CPU."""
+
+    def rows(at: int) -> Rows:
+        each = 840 // n
+        return [
+            host("cuda_runtime", call, at * US, 105 * US),
+            host("user_annotation", "Optimizer.step#Adam.step", (at + 110) * US, 870 * US),
+            *(
+                host("cpu_op", "aten::add_", (at + 120 + i * each) * US, (each - 1) * US)
+                for i in range(n)
+            ),
+        ]
+
+    (one, *_) = ta.diagnose(synchronised(rows)).findings
+    assert "Optimizer.step#Adam.step runs on the CPU" in one.title
+    assert "on the GPU" in one.advice
+    assert ".item()" not in one.advice
+
+
+@pytest.mark.parametrize(
+    ("operator", "call", "part"),
+    [
+        ("aten::item", "cudaStreamSynchronize", "aten::item reads a number"),
+        ("aten::nonzero", "cudaStreamSynchronize", "size that depends on the data"),
+        ("aten::to", "cudaMemcpyAsync", "non_blocking=True"),
+        ("", "cudaDeviceSynchronize", "Remove cudaDeviceSynchronize"),
+    ],
+)
+def test_synchronisation_names_the_call(operator: str, call: str, part: str) -> None:
+    def rows(at: int) -> Rows:
+        kind = "cuda_runtime"
+        calls = [host(kind, call, (at + 2) * US, 400 * US)]
+        if operator:
+            calls.append(host("cpu_op", operator, at * US, 410 * US))
+        return calls
+
+    advice = activities.advice_on_synchronisation(Activity(), call, operator, pytorch=True)
+    assert part in advice
+    if call != "cudaMemcpyAsync":  # without the copy itself, the call waits for nothing
+        assert part in first(synchronised(rows), "synchronisation").advice
+
+
+# --- launches --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("memory", ["Pinned", "Device"])
+def test_many_small_copies_are_packed(memory: str) -> None:
+    """The device waits for launches of copies: fewer copies, not graphs."""
+    rows = []
+    for i in range(400):
+        at = i * 20
+        rows += [
+            host("cuda_runtime", "cudaMemcpyAsync", at * US, 15 * US, correlation=i),
+            device(
+                f"Memcpy HtoD ({memory} -> Device)", (at + 16) * US, 2 * US, correlation=i,
+                bytes=2048, kind="gpu_memcpy",
+            ),
+        ]  # fmt: skip
+    found = {one.id: one for one in ta.diagnose(trace(rows)).findings}
+    one = found.get("launch-bound") or found["small-copies"]
+    assert "one" in one.advice
+    assert "graph" not in one.advice.lower()
+
+
+def test_launches_of_an_optimizer_are_fused() -> None:
+    one = Activity(place="Optimizer.step#Adam.step", range="Optimizer.step#Adam.step")
+    assert "fused=True" in activities.advice_on_launches(one, one.range, GEMM)
+
+
+# --- names -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("train.py(19): slow_augment", "slow_augment (train.py:19)"),
+        ("<built-in method recv_into of _socket.socket object>", "recv_into"),
+        ("<built-in function sleep>", "sleep"),
+        ("rotate_logs", "rotate_logs"),
+        ("aten::add", "aten::add"),
+    ],
+)
+def test_frames_in_sentences(name: str, expected: str) -> None:
+    assert frame_text(name) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("train.py(80): save_checkpoint", "asynchronously"),
+        ("lora.py(120): load_lora_weights", "before the loop"),
+        ("train.py(9): evaluate", "less often"),
+        ("dataloader/train", "workers"),
+        ("torch/_dynamo/convert_frame.py(3): compile", "recompiles"),
+        ("rotate_logs", "less often"),
+    ],
+)
+def test_advice_on_code_of_slow_steps(name: str, part: str) -> None:
+    assert part in activities.advice_on_slice(name)
+
+
+def test_no_cause_tells_to_look_in_other_tables() -> None:
+    for cause in set(causes.CAUSES) - {causes.HOST_CODE}:
+        text = causes.advice(cause, code="record the host")
+        assert text
+        assert "table of" not in text
+
+
+def test_activity_of_gaps_is_what_fills_half_of_their_time() -> None:
+    names = ["innermost", "own_code", "called", "annotation", "phase", "before"]
+    frame = pl.DataFrame(
+        {"cause_ns": [6, 3, 2], "step": ["s", "s [2]", None]}
+        | {name: ["a", "b", "s"] for name in names}
+    )
+    assert activities.of_gaps(frame).place == "a"
+    assert not activities.of_gaps(frame.head(0)).text
+    steps = frame.with_columns(innermost=pl.lit("s"))
+    assert activities.of_gaps(steps.head(2)).place == ""
+
+
+def test_each_rule_has_its_change_in_the_documentation() -> None:
+    """One section per rule, with code before and after."""
+    page = (ROOT / "docs" / "fixes.md").read_text()
+    sections = re.split(r"^### ", page, flags=re.MULTILINE)[1:]
+    known = {
+        name: section
+        for section in sections
+        for name in re.findall(r"`([\w-]+)`", section.partition("\n")[0])
+    }
+    assert known.keys() == {rule.id for rule in RULES}
+    for name, section in known.items():
+        diff = re.search(r"^```diff\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+        assert diff, name
+        assert re.search(r"^\+", diff[1], re.MULTILINE), name
+        assert len(diff[1].splitlines()) <= 6, name

@@ -1,0 +1,364 @@
+"""What the host does in the gaps of one cause, and the change that fits it."""
+
+import re
+from dataclasses import dataclass
+
+import polars as pl
+
+from traceanalyzer.analyzers.common.names import frame_text
+from traceanalyzer.analyzers.common.waits import ADVICE, DATA, wait_of
+from traceanalyzer.analyzers.gpu_idle import causes
+
+#: Where a main thread runs code between operators.
+OUTSIDE = "outside operators"
+
+OPTIMIZER, PARALLEL, BACKWARD, FORWARD = "optimizer", "parallel", "backward", "forward"
+
+#: Ranges, operators and functions of parts of a training step, the first that matches counts.
+_PARTS = {
+    PARALLEL: r"DistributedDataParallel|FullyShardedDataParallel|FSDP|_flatten_dense_tensors",
+    OPTIMIZER: r"(?i)optimizer|torch[/\\]optim[/\\]",
+    BACKWARD: r"(?i)backward|autograd",
+    FORWARD: r"(?i)forward|^nn\.Module: |generate|(?:train|eval|valid|test)\w*_step|^execute_",
+}
+#: Operators of PyTorch: ``aten::add``.
+_OPERATOR = re.compile(r"^[\w.]+::\w")
+#: Functions that log or send measurements.
+_LOGS = re.compile(
+    r"(?i)wandb|mlflow|tensorboard|comet_ml|neptune|summarywriter|logging[/\\]"
+    r"|(?:^|[ ._])(?:log|report|track|add_scalar)(?:_|\b)"
+)
+#: Operators that read a number from the device, and those whose size depends on its data.
+_READS_NUMBER = re.compile(r"item|_local_scalar_dense|is_nonzero|aten::equal$")
+_SIZE_OF_DATA = re.compile(r"nonzero|masked_select|unique|repeat_interleave|aten::index$")
+#: Calls that copy, and those that wait for an event.
+_COPIES = re.compile(r"(?i)memcpy")
+_EVENT = re.compile(r"(?i)EventSynchronize")
+#: Names of functions that load a model or read data, and do not save.
+_LOADS = re.compile(r"(?i)load|read|from_pretrained|restore")
+_SAVES = re.compile(r"(?i)save|write|store|sync|dump|export")
+
+
+@dataclass(frozen=True)
+class Activity:
+    """What the host does in half or more of the time in the gaps of a cause.
+
+    Texts are empty if they are not known.
+
+    Attributes:
+        place: the innermost function, operator or range.
+        frame: the innermost frame of your own code.
+        called: the frame that it calls.
+        range: the innermost annotation that is not a step.
+        phase: the innermost annotation that launches work (without a GPU: runs operators).
+        after: the device work before the gap.
+    """
+
+    place: str = ""
+    frame: str = ""
+    called: str = ""
+    range: str = ""
+    phase: str = ""
+    after: str = ""
+
+    @property
+    def wait(self) -> str | None:
+        """What the thread waits for; None if it does something."""
+        return wait_of(self.place) if self.place else None
+
+    @property
+    def part(self) -> str:
+        """The part of a training step: of the place, or of the range around it."""
+        names = (self.place, self.range)
+        parts = (p for name in names for p, test in _PARTS.items() if re.search(test, name))
+        return next(parts, "")
+
+    @property
+    def is_operator(self) -> bool:
+        """Whether it is an operator, which launches nothing in a gap: it computes on the CPU."""
+        return bool(_OPERATOR.match(self.place))
+
+    @property
+    def steps_on_cpu(self) -> bool:
+        """Whether it is an optimizer step that launches nothing: its parameters are on the CPU."""
+        return self.part == OPTIMIZER and (self.is_operator or not self.phase)
+
+    @property
+    def runs_python(self) -> bool:
+        """Whether your own code, or what it calls, is innermost."""
+        if self.wait or not self.frame:
+            return False
+        return self.place in ("", self.frame) or frame_text(self.place) != self.place
+
+    @property
+    def text(self) -> str:
+        """The place for a sentence: ``slow_augment (train.py:19)``; empty if unknown.
+
+        If your own code calls it through a library: ``recv_into inside run.log, step (train.py:5)``
+        """
+        place = frame_text(self.place or self.frame)
+        if self.called not in ("", self.place):
+            place += f" inside {frame_text(self.called)}"
+        if self.frame not in ("", self.place) and (self.place == "" or self.called or self.wait):
+            place += f", {self.line}" * (self.line not in place)
+        return place
+
+    @property
+    def line(self) -> str:
+        """The innermost frame of your own code for a sentence; empty if unknown."""
+        return frame_text(self.frame)
+
+    @property
+    def where(self) -> str:
+        """The nearest own frame, or else the range, as a phrase: `` in step (train.py:5)``."""
+        name = self.line or self.range
+        return f" in {name}" if name not in ("", self.place) else ""
+
+
+def of_gaps(gaps: pl.DataFrame) -> Activity:
+    """Return what the host does in most of the time of these gaps, rows of ``GpuIdle.gaps``."""
+    columns = {
+        "place": "innermost", "frame": "own_code", "called": "called", "range": "annotation",
+        "phase": "phase", "after": "before",
+    }  # fmt: skip
+    texts = {name: "".join(main_place(gaps, column)["place"]) for name, column in columns.items()}
+    return Activity(**texts)
+
+
+def main_place(gaps: pl.DataFrame, *columns: str) -> pl.DataFrame:
+    """Return the place of the host in half of the time of these gaps or more.
+
+    Ranges whose names differ by the number at their end are one place: ``IO *``.
+
+    Args:
+        gaps: rows of :attr:`GpuIdle.gaps` with one cause.
+        columns: the place, the first of them that is known; by default your own code.
+
+    Returns:
+        place, cause_ns, n (gaps): one row or none.
+    """
+    place = pl.coalesce(columns or ("own_code", "annotation", "host_event", "python"))
+    # the step annotation has no information about the place
+    place = pl.when(place.ne_missing(pl.col("step")) & place.ne_missing(STEP)).then(place)
+    rows = gaps.select("cause_ns", place=place).drop_nulls("place")
+    plain = pl.col("place").str.replace(r"([ _#:=-])\d+$", "${1}*")
+    several = pl.col("place").n_unique().over(plain) > 1
+    rows = rows.with_columns(place=pl.when(several).then(plain).otherwise("place"))
+    sums = rows.group_by("place").agg(pl.col("cause_ns").sum(), n=pl.len())
+    is_main = (pl.col("cause_ns") > 0) & (2 * pl.col("cause_ns") >= gaps["cause_ns"].sum())
+    return sums.filter(is_main).sort("cause_ns", "place", descending=[True, False]).head(1)
+
+
+#: The name of the slice of a step, without the number of its repetition: ``decode [3]``.
+STEP = pl.col("step").str.replace(r" \[\d+\]$", "")
+
+
+# --- host code -----------------------------------------------------------------------------------
+
+
+def doing(one: Activity, *, on_host: bool) -> str:
+    """Return what the host does instead of launching (without a GPU: outside operators)."""
+    if one.wait:
+        return f"waiting while the host {one.wait} in {one.text}"
+    if on_host:
+        if one.runs_python:
+            return f"Python {OUTSIDE}, {one.text}"
+        where = f", in {one.text}" if one.text else " that was not recorded"
+        return f"code {OUTSIDE}{where}"
+    if one.steps_on_cpu:
+        return f"waiting while {one.range or one.place} runs on the CPU"
+    if one.text:
+        return f"waiting while the host runs {one.text}"
+    return "waiting while the host runs code that was not recorded"
+
+
+_BROADCASTS = re.compile(r"(?i)broadcast")
+_FOREACH = (
+    "Update all parameters with a few calls: foreach=True or fused=True (torch.optim), or "
+    "torch.compile around optimizer.step."
+)
+_ON_GPU = (
+    "Keep parameters and optimizer state on the GPU: create the optimizer after model.to(device), "
+    "without CPU offload. If they do not fit, use a fused optimizer for CPUs (fused=True, "
+    "DeepSpeedCPUAdam)."
+)
+_NO_BUFFERS = (
+    "Set DistributedDataParallel(broadcast_buffers=False) if the ranks need no equal buffers "
+    "(statistics of BatchNorm): it copies and broadcasts all buffers before each forward pass."
+)
+_OF_PARALLEL = (
+    "Reduce the host work of {place} before each pass: fewer, larger parameters or FSDP units, "
+    "gradient_as_bucket_view=True, no find_unused_parameters."
+)
+
+
+def advice_on_host_code(one: Activity, *, code: str, pytorch: bool, on_host: bool) -> str:
+    """Return the change that fits what the host does in gaps without a call or launch.
+
+    Args:
+        one: what it does.
+        code: what to record to see more code; empty if Python stacks were recorded.
+        pytorch: whether the program is known to use PyTorch.
+        on_host: no GPU work was recorded: the gaps are between operators.
+    """
+    if one.wait:
+        return advice_on_wait(one)
+    if pytorch and (text := _of_part(one, on_host=on_host)):
+        return text
+    if one.runs_python:
+        return _of_python(one, pytorch=pytorch)
+    if one.is_operator:
+        return (
+            f"{one.place} computes on the CPU{one.where}: move its tensors to the GPU, or call it "
+            "less often."
+        )
+    if not one.text:
+        how = f"{code} shows what runs in these gaps" if code else _RANGES
+        return f"Record the host code first: {how}."
+    see = f" {code[:1].upper()}{code[1:]} shows the line." if code else ""
+    if not on_host and one.phase == one.place:
+        compiled = " (torch.compile, CUDA graphs)" if pytorch else " (CUDA graphs)"
+        return f"Shorten the host code of {one.text} between launches{compiled}.{see}"
+    if on_host:
+        return f"Shorten the Python code in {one.text} outside operators.{see}"
+    return f"{one.text} launches no GPU work: run it less often, or in another thread.{see}"
+
+
+_RANGES = "ranges (NVTX, roctx, record_function) around the code between launches show its parts"
+
+
+def _of_part(one: Activity, *, on_host: bool = False) -> str:
+    """Return advice for a part of a training step; empty for other code, or if it is not known."""
+    if one.part == PARALLEL:
+        buffers = _BROADCASTS.search(one.after) or "flatten_dense_tensors" in one.place
+        return _NO_BUFFERS if buffers else _OF_PARALLEL.format(place=one.range or one.text)
+    if one.part == OPTIMIZER:
+        return _ON_GPU if one.steps_on_cpu and not on_host else _FOREACH
+    return ""
+
+
+def _of_python(one: Activity, *, pytorch: bool) -> str:
+    if _LOGS.search(one.called or one.frame):
+        return f"Call {frame_text(one.called or one.frame)} less often, or from another thread."
+    if one.part or one.phase == one.place:
+        return f"Compile {one.text} (torch.compile), or shorten its Python code between operators."
+    if not pytorch:
+        return f"Make {one.text} faster, or call it less often."
+    return (
+        f"Make {one.text} faster (tensor operators instead of Python loops), call it less often, "
+        "or, if it prepares data, in the workers of the DataLoader."
+    )
+
+
+def advice_on_wait(one: Activity) -> str:
+    """Return the change that fits a wait of the host."""
+    caller = one.called or one.frame
+    if one.wait == DATA and _LOGS.search(caller):
+        line = f" ({one.line})" if one.line not in ("", frame_text(caller)) else ""
+        return (
+            f"{frame_text(caller)} waits for a reply{line}: call it less often, or from another "
+            "thread."
+        )
+    text = ADVICE[one.wait or ""]
+    return f"{text}{f' ({one.line})' if one.line else ''}."
+
+
+# --- synchronisation, launches, files ------------------------------------------------------------
+
+
+def advice_on_synchronisation(one: Activity, call: str, operator: str, *, pytorch: bool) -> str:
+    """Return the change that fits the calls that wait for the device; empty if none is known.
+
+    Args:
+        one: what the host does in most of the gaps.
+        call: the call with most time, or nothing.
+        operator: the operator that makes it, or nothing.
+        pytorch: whether the program is known to use PyTorch.
+    """
+    if one.steps_on_cpu:
+        return _ON_GPU
+    if not pytorch or not (call or operator):
+        return ""
+    if _READS_NUMBER.search(operator):
+        return (
+            f"{operator} reads a number from the GPU{one.where}: keep it as a tensor, and call "
+            ".item() only in the steps that print it."
+        )
+    if _SIZE_OF_DATA.search(operator):
+        return (
+            f"{operator} waits for a size that depends on the data{one.where}: use torch.where, or "
+            "a mask or tensor of fixed size."
+        )
+    if _COPIES.search(call):
+        inside = f"{operator} ({call})" if operator else call
+        return (
+            f"{inside} waits for a copy{one.where}: copy with non_blocking=True from or to pinned "
+            "memory, and read results one step later."
+        )
+    if _EVENT.search(call):
+        return f"Wait for the event{one.where} later, when its result is needed ({call})."
+    if operator:
+        return ""
+    return f"Remove {call} from the loop{one.where} (torch.cuda.synchronize, or a timer around it)."
+
+
+def advice_on_launches(one: Activity, place: str, next_work: str) -> str:
+    """Return the change that fits the launches that come late; empty if none fits better.
+
+    Args:
+        one: what the host does in most of the gaps.
+        place: the range or operator with most of the wait time for launches, or nothing.
+        next_work: the device work after most gaps, or nothing.
+    """
+    if re.search(_PARTS[PARALLEL], place) and _of_part(one) == _NO_BUFFERS:
+        return _NO_BUFFERS
+    if re.search(_PARTS[OPTIMIZER], place):
+        return _FOREACH
+    if next_work.startswith(("Memcpy", "Memset")):
+        what = "copies" if next_work.startswith("Memcpy") else "memsets"
+        return (
+            f"Most of these launches are {what} ({next_work}){one.where}: pack the data into one "
+            f"buffer and use one call, or fill it on the device."
+        )
+    return ""
+
+
+def advice_on_files(place: str) -> str:
+    """Return advice for a function that saves or loads; empty if its name does not tell."""
+    name = frame_text(place)
+    if not name or bool(_SAVES.search(name)) == bool(_LOADS.search(name)):
+        return ""
+    if _SAVES.search(name):
+        return (
+            f"Call {name} less often, or save asynchronously "
+            "(torch.distributed.checkpoint.async_save)."
+        )
+    return f"Call {name} before the loop, or ahead of its use in a background thread."
+
+
+#: Host code by its name: compilation, evaluation, collection of garbage.
+_COMPILES = re.compile(r"(?i)_?dynamo|inductor|compil|autotun")
+_EVALUATES = re.compile(r"(?i)(?:^|[^a-z])(?:eval|valid|test)")
+_COLLECTS = re.compile(r"(?i)gc\.collect|garbage|empty_cache")
+
+
+def advice_on_slice(name: str) -> str:
+    """Return the change that fits host code that runs in some steps only, or between steps."""
+    text = frame_text(name)
+    if any(re.search(pattern, name) for pattern in causes.DATALOADER):
+        return causes.advice(causes.DATALOADING, code="")
+    if _COMPILES.search(name):
+        return (
+            f"{text} compiles in these steps: keep shapes and flags equal in all steps (padding, "
+            "torch.compile(dynamic=True)); TORCH_LOGS=recompiles prints the reason."
+        )
+    if _COLLECTS.search(name):
+        return f"Do not call {text} in the loop; for garbage, gc.freeze() before it."
+    if _EVALUATES.search(name):
+        return f"Call {text} less often, on fewer batches, or in another process."
+    if _LOGS.search(name):
+        return f"Call {text} less often, or from another thread."
+    return (
+        advice_on_files(name)
+        or f"Run {text} less often, make it shorter, or move it out of the loop."
+    )
