@@ -28,6 +28,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.comm_outliers.pipelines import Pipeline, scheduled, work_longer
 from traceanalyzer.analyzers.comm_outliers.result import SLOW_LINK_FRAC, CommOutliers
+from traceanalyzer.analyzers.common.basis import Basis
 from traceanalyzer.analyzers.common.columns import ratio
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
@@ -109,10 +110,15 @@ class DeviceTime:
         """Whether steps are marked; then only their time counts."""
         return self.windows["step"].null_count() < self.windows.height
 
+    @cached_property
+    def basis(self) -> Basis:
+        """The time of which costs are shares."""
+        return Basis(self.whole_ns, self.windows.height, self.in_steps, self.on_host)
+
     @property
     def of(self) -> str:
         """Name of the whole time."""
-        return "step time" if self.in_steps else "the recorded time"
+        return self.basis.of
 
     @property
     def exposed(self) -> str:
@@ -121,22 +127,16 @@ class DeviceTime:
 
     @property
     def per(self) -> str:
-        """Unit of :meth:`each_ns`; empty for one device without steps."""
-        device = "process" if self.on_host else "GPU"
-        if self.windows.height == 1:
-            return ""
-        return f"step and {device}" if self.in_steps else device
+        """Unit of costs; empty for one device without steps."""
+        return self.basis.per
 
     def frac(self, total_ns: float) -> float:
         """Return a total time as a share of the whole time, at most all of it."""
-        return min(total_ns / self.whole_ns, 1.0) if self.whole_ns else 0.0
+        return self.basis.frac(total_ns)
 
     def each_ns(self, total_ns: float) -> int:
-        """Return a total time as the mean per step and device (or per device).
-
-        Kernels that run at the same time cannot take more than all of the time.
-        """
-        return round(min(total_ns, self.whole_ns) / max(self.windows.height, 1))
+        """Return a total time as the mean per step and device (or per device)."""
+        return self.basis.each_ns(total_ns)
 
     def cost(self, total_ns: float, *, once: bool = False) -> dict[str, Any]:
         """Return a total time as fields of a finding; ``once``: per device, not per step."""
@@ -157,8 +157,7 @@ class DeviceTime:
         if once:
             cost = self.cost(total_ns, once=True)
             return f"{format_ns(cost['cost_ns'])} per {cost['per']}"
-        time = format_ns(self.each_ns(total_ns))
-        return f"{time} per {self.per}" if self.per else time
+        return self.basis.text(total_ns)
 
     def share(self, total_ns: float, *, once: bool = False) -> str:
         """Format a total time and its share: ``1.45 ms per step and GPU (12.1 % of step time)``."""

@@ -63,8 +63,8 @@ class Part(clocks.Origin):
         queue: result of :func:`~traceanalyzer.analyzers.launches.calls.drawn`.
         stretches: result of :func:`~traceanalyzer.analyzers.launches.launch_bound.stretches` with
             step, annotation and operator.
-        steps: device, step, start, step_ns, stretch_ns, waiting_ns, launches, graph_launches; empty
-            without steps.
+        steps: device, step, start, step_ns, stretch_ns, waiting_ns, idle_ns, launches,
+            graph_launches; empty without steps.
         steps_by_kernels: steps are inferred from repeating kernels.
         short: kernels by name: kernels, short_kernels, short_ns.
         synchronising: result of :func:`~traceanalyzer.analyzers.launches.launch_bound.by_place`.
@@ -93,6 +93,7 @@ class Excerpt(clocks.Origin):
         work: rows of :func:`~traceanalyzer.analyzers.launches.calls.with_launches`.
         calls: rows of :func:`~traceanalyzer.analyzers.launches.calls.with_overhead`.
         waits: rows of :func:`~traceanalyzer.analyzers.launches.launch_bound.synchronising_calls`.
+        others: rows of :func:`~traceanalyzer.analyzers.launches.launch_bound.other_calls`.
         python: the Python frame of each of ``waits``.
         places: slices of operators and annotations.
         steps: rows of :func:`~traceanalyzer.analyzers.common.device_steps.device_steps`.
@@ -103,6 +104,7 @@ class Excerpt(clocks.Origin):
     work: pl.DataFrame
     calls: pl.DataFrame
     waits: pl.DataFrame
+    others: pl.DataFrame
     python: pl.Series
     places: host_code.Places
     steps: pl.DataFrame
@@ -129,6 +131,7 @@ def take(trace: Trace, options: Options) -> Excerpt:
     calls, runtime = launching.launch_calls(work), launching.runtime_calls(trace)
     waits, after_last = launch_bound.synchronising_calls(runtime, work, trace.names)
     without_work = launching.without_work(runtime, calls)
+    others = launch_bound.other_calls(runtime)
     calls = launching.with_overhead(trace, calls, runtime)
     del runtime  # before the places are taken
     return Excerpt(
@@ -136,6 +139,7 @@ def take(trace: Trace, options: Options) -> Excerpt:
         work=work,
         calls=calls,
         waits=waits,
+        others=others,
         python=host_code.python_frames(trace, _moments(waits)),
         places=host_code.places_of(trace),
         steps=steps,
@@ -153,10 +157,10 @@ def measure(excerpt: Excerpt, _options: Options, *, for_rules: bool = False) -> 
     """
     work, calls = excerpt.work, excerpt.calls
     idle = launch_bound.device_gaps(work)
-    gaps = launch_bound.launch_gaps(idle, excerpt.waits)
+    gaps = launch_bound.launch_gaps(idle, excerpt.waits, excerpt.others)
     stretches = launch_bound.stretches(gaps, idle, work)
     waiting_ns = launch_bound.waiting_for(calls, gaps, stretches)
-    steps = _measured_steps(excerpt, stretches, gaps)
+    steps = _measured_steps(excerpt, stretches, gaps, idle)
     if for_rules:
         used = (waiting_ns > 0) | calls["launch_name"].is_first_distinct()
         used |= calls["loading_ns"] > 0
@@ -310,8 +314,10 @@ def _in_steps(stretches: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     return stretches.hstack([steps["step"][places]])
 
 
-def _measured_steps(excerpt: Excerpt, stretches: pl.DataFrame, gaps: pl.DataFrame) -> pl.DataFrame:
-    """Measure launches, stretches and gaps of each step by device.
+def _measured_steps(
+    excerpt: Excerpt, stretches: pl.DataFrame, gaps: pl.DataFrame, idle: pl.DataFrame
+) -> pl.DataFrame:
+    """Measure launches, stretches, gaps and idle time of each step by device.
 
     A launch belongs to the step of its call, or of its work if steps are inferred from kernels.
     """
@@ -319,7 +325,7 @@ def _measured_steps(excerpt: Excerpt, stretches: pl.DataFrame, gaps: pl.DataFram
     at = "start" if step_marks.by_kernels(steps) else "launch_start"
     is_graph = pl.col("launch_name").cast(pl.String).str.contains(GRAPH_LAUNCH)
     launched = excerpt.calls.select("device", ts=at, graph=is_graph)
-    devices = gaps[["device"]].unique()
+    devices = excerpt.work[["device"]].unique()
     rows = steps[["step", "start", "end"]].join(devices, how="cross")
     waiting = intervals.intersect(gaps, stretches, ["device"])
     within = linking.label_by_interval(launched, device_steps.on_host(steps))["interval"]
@@ -331,6 +337,7 @@ def _measured_steps(excerpt: Excerpt, stretches: pl.DataFrame, gaps: pl.DataFram
         step_ns=pl.col("end") - pl.col("start"),
         stretch_ns=intervals.overlap_with(rows, stretches, ["device"])["overlap"],
         waiting_ns=intervals.overlap_with(rows, waiting, ["device"])["overlap"],
+        idle_ns=intervals.overlap_with(rows, idle, ["device"])["overlap"],
     ).join(sums, ["device", "step"], "left")
     return measured.drop("end").sort("device", "start")
 
@@ -439,8 +446,9 @@ def _stretches(parts: Sequence[Part], shifts: pl.Series) -> pl.DataFrame:
 
 def _steps(parts: Sequence[Part]) -> pl.DataFrame:
     steps = joined(parts, "steps").sort(*DEVICE, "start")
-    return steps.select(
-        *DEVICE, "step", "step_ns", "stretch_ns", "waiting_ns",
+    ends = steps.with_columns(end=pl.col("start") + pl.col("step_ns"))
+    return steps.with_columns(device_steps.is_warm_up(ends, DEVICE)).select(
+        *DEVICE, "step", "step_ns", "stretch_ns", "waiting_ns", "idle_ns", "warm_up",
         pl.col("launches", "graph_launches").fill_null(0),
         stretch_frac=ratio("stretch_ns", "step_ns"),
         waiting_frac=ratio("waiting_ns", "step_ns"),

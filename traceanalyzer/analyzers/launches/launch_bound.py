@@ -6,7 +6,12 @@ import polars as pl
 
 from traceanalyzer.analyzers.common.names import matching
 from traceanalyzer.frames import intervals, linking
-from traceanalyzer.vocabulary import SYNCHRONISING_CALLS
+from traceanalyzer.vocabulary import (
+    LAUNCHES_WORK,
+    SYNCHRONISE,
+    SYNCHRONISING_CALLS,
+    call_class,
+)
 
 #: Copies between host and device, as CUPTI and ROCm name them.
 _ACROSS = r"HtoD|DtoH|Host"
@@ -19,6 +24,9 @@ _DEVICE = ["device"]
 
 #: Work that starts on an idle device within this time of its launch call waited only for the call.
 PROMPT_NS = 20_000
+
+#: Calls without a launch from this length on are no part of launching.
+LONG_CALL_NS = 10_000
 
 #: A longer gap is not caused by launching, and a longer busy time ends a stretch.
 LONG_NS = 1_000_000
@@ -44,17 +52,36 @@ def device_gaps(work: pl.DataFrame) -> pl.DataFrame:
     return columns.filter(pl.col("end") > pl.col("start"))
 
 
-def launch_gaps(gaps: pl.DataFrame, synchronising: pl.DataFrame) -> pl.DataFrame:
+def other_calls(runtime: pl.DataFrame) -> pl.DataFrame:
+    """Return when the host was in calls that neither launch nor wait: start, end.
+
+    They allocate memory, load modules, build graphs, create streams, query devices. Shorter ones
+    than :data:`LONG_CALL_NS` belong to launching.
+
+    Args:
+        runtime: rows of :func:`~traceanalyzer.analyzers.launches.calls.runtime_calls`.
+    """
+    names = runtime["name"].unique().drop_nulls().to_list()
+    others = [name for name in names if call_class(name) not in (*LAUNCHES_WORK, SYNCHRONISE)]
+    long = pl.col("end") - pl.col("start") >= LONG_CALL_NS
+    calls = runtime.filter(pl.col("name").is_in(others), long).select("start", "end")
+    return intervals.union(calls.drop_nulls())
+
+
+def launch_gaps(
+    gaps: pl.DataFrame, synchronising: pl.DataFrame, others: pl.DataFrame
+) -> pl.DataFrame:
     """Select the gaps that ended because the host launched something.
 
     When such a gap began nothing was queued for the device: the launch call of the event that ended
     the gap had not returned. That event started at most :data:`PROMPT_NS` after its call, so it
     waited for nothing else, and the gap lasted at most :data:`LONG_NS`: longer gaps have another
-    cause.
+    cause, and so have those that other calls fill.
 
     Args:
         gaps: rows of :func:`device_gaps`.
         synchronising: start, end of calls in which the host waited for the device.
+        others: rows of :func:`other_calls`.
 
     Returns:
         device, start, end, launch, synchronised (whether the host was in such a call during it);
@@ -64,6 +91,9 @@ def launch_gaps(gaps: pl.DataFrame, synchronising: pl.DataFrame) -> pl.DataFrame
     prompt = pl.col("end") - pl.col("launch_end") <= PROMPT_NS
     short = pl.col("end") - pl.col("start") <= LONG_NS
     chosen = gaps.filter(queued_late, prompt, short).drop("launch_end")
+    if others.height:
+        filled = intervals.overlap_with(chosen, others)["overlap"]
+        chosen = chosen.filter(2 * filled < chosen["end"] - chosen["start"])
     synchronised = intervals.overlap_with(chosen, synchronising)["overlap"] > 0
     return chosen.with_columns(synchronised=synchronised).sort("device", "start")
 

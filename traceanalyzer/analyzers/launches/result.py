@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
+from functools import cached_property
 from typing import Any
 
 import polars as pl
 
-from traceanalyzer.analyzers.common.columns import largest_first
+from traceanalyzer.analyzers.common.basis import Basis
+from traceanalyzer.analyzers.common.columns import largest_first, ratio
 from traceanalyzer.analyzers.common.display import headings, sentences, stacked, table_of_known
 from traceanalyzer.analyzers.common.gpu_api import Api
 from traceanalyzer.analyzers.common.launching import GRAPH_LAUNCH, note_launched_before
@@ -224,7 +226,8 @@ class Launches(Result):
         queue: launch queues of streams.
         unmatched: device work and calls that do not count, or have no counterpart.
         steps: rank, path, device, step, step_ns, launches (calls in the step with device work),
-            graph_launches (those that replay a graph), stretch_frac, waiting_ns, waiting_frac.
+            graph_launches (those that replay a graph), stretch_frac, waiting_ns, waiting_frac,
+            idle_ns, warm_up (not counted in shares of step time).
         steps_by_kernels: steps are inferred from repeating kernels.
         program: GPU API and framework of the program, for advice.
     """
@@ -241,6 +244,32 @@ class Launches(Result):
     steps: pl.DataFrame
     steps_by_kernels: bool
     program: Api
+
+    @cached_property
+    def costs(self) -> pl.DataFrame:
+        """The idle time of each device in the counted steps, without steps in all of its time.
+
+        Columns: on, rank, path, device, whole_ns, n (steps, or 1), waiting_ns, idle_ns,
+        waiting_frac and idle_frac (of whole_ns).
+        """
+        sums = pl.col("waiting_ns", "idle_ns").sum()
+        counted = self.steps.filter(~pl.col("warm_up"))
+        rows = counted.group_by(DEVICE).agg(sums, whole_ns=pl.col("step_ns").sum(), n=pl.len())
+        labels = self.devices.select("on", *DEVICE)
+        if rows.height:
+            known = labels.join(rows, on=DEVICE, nulls_equal=True)
+        else:
+            known = self.devices.select(
+                "on", *DEVICE, "waiting_ns", "idle_ns", whole_ns="span_ns",
+                n=pl.lit(1, pl.UInt32),
+            )  # fmt: skip
+        shares = {f"{name}_frac": ratio(f"{name}_ns", "whole_ns") for name in ("waiting", "idle")}
+        return known.with_columns(**shares).sort(DEVICE)
+
+    @property
+    def of(self) -> str:
+        """Name of the whole time in ``costs``."""
+        return "step time" if self.steps.height else "the recorded time"
 
     @property
     def more_graphs(self) -> str:
@@ -286,7 +315,8 @@ def _numbers(*records: object) -> dict[str, Any]:
 
 def _verdict(result: Launches) -> str:
     """Describe whether devices are launch-bound, launch delays and the cost of synchronising."""
-    worst = largest_first(result.devices, "waiting_ns", *DEVICE).row(0, named=True)
+    cost = largest_first(result.costs, "waiting_frac", *DEVICE).row(0, named=True)
+    worst = _of(result.devices, cost).row(0, named=True) | cost
     bound = (worst["waiting_frac"] or 0) >= _SOME
     return sentences(
         _bound(result, worst) if bound else _not_bound(result, worst),
@@ -348,13 +378,17 @@ def _bound(result: Launches, device: Mapping[str, Any]) -> str:
     cure = _unsynchronised(result) if synchronised >= _MOST else _faster(result)
     return (
         f"{'Launch-bound' if much else 'Partly launch-bound'}: {_device_label(result, device)} "
-        f"waits {format_ns(device['waiting_ns'])} ({format_frac(device['waiting_frac'])} of the "
-        f"recorded time) for the host's next launch{place}{after}. "
-        f"It repeatedly runs out of work in {format_count(stretches.height, 'stretch', 'es')} "
-        f"({format_frac(device['stretch_frac'])} of the recorded time){_in_steps(result, device)}. "
+        f"waits {_each(result, device)} for the host's next launch{place}{after}. "
+        f"It repeatedly runs out of work{_in_steps(result, device)}. "
         f"Try: {cure}: saves up to that wait."
-        f"{_others(result)}{_other_idleness(device)}"
+        f"{_others(result)}{_other_idleness(result, device)}"
     )
+
+
+def _each(result: Launches, device: Mapping[str, Any]) -> str:
+    """Return the wait for launches per step and GPU, and its share of step time."""
+    basis = Basis(device["whole_ns"], device["n"], bool(result.steps.height))
+    return basis.share(device["waiting_ns"])
 
 
 def _faster(result: Launches) -> str:
@@ -387,26 +421,26 @@ def _others(result: Launches) -> str:
     devices = result.devices
     if devices.height == 1:
         return ""
-    bound = devices.filter(pl.col("waiting_frac") >= _SOME).height
+    bound = result.costs.filter(pl.col("waiting_frac") >= _SOME).height
     return f" {bound} of {devices.height} devices are launch-bound, this one most."
 
 
-def _other_idleness(device: Mapping[str, Any]) -> str:
+def _other_idleness(result: Launches, device: Mapping[str, Any]) -> str:
     """Report idleness of other causes if there is more of it."""
-    other = 1 - device["busy_frac"] - device["waiting_frac"]
+    other = device["idle_frac"] - device["waiting_frac"]
     if other < max(_IDLE, device["waiting_frac"]):
         return ""
-    return f" It is idle for {format_frac(other)} of the time for other reasons: see gpu-idle."
+    return f" It is idle for {format_frac(other)} of {result.of} for other reasons: see gpu-idle."
 
 
 def _in_steps(result: Launches, device: Mapping[str, Any]) -> str:
-    steps = _of(result.steps, device)
+    steps = _of(result.steps, device).filter(~pl.col("warm_up"))
     bound = steps.filter(pl.col("waiting_frac") >= _SOME)
     if bound.is_empty():
         return ""
     if bound.height == steps.height:
-        return f", in all {steps.height} steps" if steps.height > 1 else ""
-    return f", in {bound.height} of {steps.height} steps"
+        return f" in all {steps.height} steps" if steps.height > 1 else ""
+    return f" in {bound.height} of {steps.height} steps"
 
 
 def _mostly(places: pl.DataFrame) -> str:
@@ -422,13 +456,13 @@ def _not_bound(result: Launches, device: Mapping[str, Any]) -> str:
     waits = device["waiting_frac"] or 0
     waiting = (
         f"{_device_label(result, device)} waits for the host's next launch for "
-        f"{format_frac(waits)} of the recorded time"
+        f"{format_frac(waits)} of {result.of}"
         if waits
         else "no device repeatedly runs out of work because of launches"
     )
-    idle = largest_first(result.devices, "idle_ns", *DEVICE).row(0, named=True)
-    free = 1 - (1 if idle["busy_frac"] is None else idle["busy_frac"])
-    time = "it" if waits else "the recorded time"
+    idle = largest_first(result.costs, "idle_frac", *DEVICE).row(0, named=True)
+    free = idle["idle_frac"] or 0
+    time = "it" if waits else result.of
     other = (
         f"; {_device_label(result, idle)} is idle for {_nearly(free)} of {time} (see gpu-idle)"
         if free - (idle["waiting_frac"] or 0) >= _IDLE

@@ -7,6 +7,7 @@ from typing import Any
 
 import polars as pl
 
+from traceanalyzer.analyzers.common.basis import Basis
 from traceanalyzer.analyzers.common.device_work import IDLE, PART_NAMES, PARTS
 from traceanalyzer.analyzers.common.display import (
     by_part,
@@ -115,7 +116,7 @@ class Overlap(Result):
     Attributes:
         by: the rows of the first table.
         devices: one row per device, from its first start to its last end.
-        steps: one row per step and device, with ``warm_up``.
+        steps: one row per step and device; ``warm_up``: not counted in the verdict.
         steps_by_kernels: steps are inferred from repeating kernels.
         streams: one row per stream: events, busy_ns, compute_ns, communication_ns, memory_ns,
             alone_ns, alone_frac, span_ns from its first start to its last end.
@@ -139,10 +140,10 @@ class Overlap(Result):
 
     def view(self) -> View:
         """Build the view: the table of ``by`` first; charts of the parts and of utilisation."""
-        sums = self._sums()
+        sums = _summed(self.devices)
         return View(
             title="How much communication is overlapped with compute?",
-            verdict=_verdict(self, sums),
+            verdict=_verdict(self, _summed(self.counted)),
             notes=_notes(self),
             tables=_tables(self),
             scalars=sums,
@@ -154,16 +155,29 @@ class Overlap(Result):
         """Rows of ``timeline`` in which a device was busy for less than half of the time."""
         return self.timeline.filter(pl.col("utilisation_frac") < LOW_FRAC)
 
-    def _sums(self) -> dict[str, Any]:
-        """Sums over all devices."""
-        names = ("span", *PARTS, "busy", "communication", "overlapped_communication", "memory")
-        sums = {f"{name}_ns": int(self.devices[f"{name}_ns"].sum()) for name in names}
-        whole, span = sums["communication_ns"], sums["span_ns"]
-        return {
-            **sums,
-            "overlap_frac": sums["overlapped_communication_ns"] / whole if whole else None,
-            "utilisation_frac": sums["busy_ns"] / span if span else None,
-        }
+    @property
+    def counted(self) -> pl.DataFrame:
+        """The counted steps of each device (without warm-up), or all devices without steps."""
+        counted = self.steps.filter(~pl.col("warm_up")) if self.steps.height else self.steps
+        return counted if counted.height else self.devices
+
+    @property
+    def basis(self) -> Basis:
+        """The time of which the verdict gives shares."""
+        in_steps = self.counted is not self.devices
+        return Basis(int(self.counted["span_ns"].sum()), self.counted.height, in_steps)
+
+
+def _summed(rows: pl.DataFrame) -> dict[str, Any]:
+    """Return the sums of devices or of steps."""
+    names = ("span", *PARTS, "busy", "communication", "overlapped_communication", "memory")
+    sums = {f"{name}_ns": int(rows[f"{name}_ns"].sum()) for name in names}
+    whole, span = sums["communication_ns"], sums["span_ns"]
+    return {
+        **sums,
+        "overlap_frac": sums["overlapped_communication_ns"] / whole if whole else None,
+        "utilisation_frac": sums["busy_ns"] / span if span else None,
+    }
 
 
 # --- verdict and notes ---------------------------------------------------------------------
@@ -183,11 +197,12 @@ def _breakdown(result: Overlap, sums: Mapping[str, Any]) -> str:
         format_frac(sums[f"{part}_ns"] / sums["span_ns"]) for part in PARTS
     )
     devices = count_devices(result.devices)
-    time = "Recorded device time" if devices == 1 else f"Recorded time of {devices} devices"
+    name = "Step time" if result.basis.in_steps else "Recorded time"
+    time = f"{name} of {devices} devices" if devices > 1 else name
     exposed = f"exposed communication {communication}, " if sums["communication_ns"] else ""
     warm_up = result.steps.filter("warm_up")["step"].unique(maintain_order=True).to_list()
-    if warm_up and result.by == "step":
-        time += f", with warm-up ({listed(warm_up[:_NAMED])})"
+    if warm_up and result.basis.in_steps:
+        time += f", without warm-up ({listed(warm_up[:_NAMED])})"
     return f"{time}: compute {compute}, {exposed}exposed copies {copies}, idle {idle}."
 
 
@@ -197,9 +212,10 @@ def _communication(result: Overlap, sums: Mapping[str, Any]) -> str:
         return "No communication ran on the device."
     if not exposed:
         return "All communication is overlapped with compute."
+    basis = result.basis
     opening = (
         f"{format_frac(sums['overlap_frac'])} of communication time is overlapped with compute; "
-        f"{format_ns(exposed)} of {format_ns(whole)} is exposed."
+        f"{format_ns(basis.each_ns(exposed))} of {basis.text(whole)} is exposed."
     )
     if exposed < SMALL_FRAC * sums["span_ns"]:
         return f"{opening} More overlap would gain little."

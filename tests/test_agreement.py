@@ -1,0 +1,207 @@
+"""Commands agree: one thing has one number, one cause and one rank in all of them.
+
+The basis is the mean per step and device, in the steps that count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+import traceanalyzer as ta
+from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
+from traceanalyzer.analyzers.gpu_idle import causes
+from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
+from traceanalyzer.analyzers.launches.result import Launches
+from traceanalyzer.analyzers.overlap.result import Overlap
+from traceanalyzer.analyzers.steps.result import Steps
+from traceanalyzer.errors import MissingData
+from traceanalyzer.findings.result import IDLE, OF_BUSY, Diagnosis
+from traceanalyzer.findings.rule import IDLE_RULES
+from traceanalyzer.result import Finding, Result
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+CAUSES = "causes/"
+
+#: Recordings of ``make test``, and those of the matrix.
+OFTEN = (
+    "nccl_8ranks", "ddp_gloo_4ranks", "nsys/training.sqlite", "rocpd/training.db",
+    "upgrade/after.json.gz", "xla", "torchscript",
+    *(f"{CAUSES}chrome/{name}" for name in (
+        "ddp_gloo_two_ranks", "first_step_loading.json.gz", "moe", "pause_one_step_ahead.json.gz",
+    )),
+)  # fmt: skip
+SELDOM = (
+    "transformer", "upgrade/before.json.gz", "rocpd/training.rpd", "nccl_8ranks_isolated",
+    *(f"{CAUSES}chrome/{name}" for name in (
+        "balanced_pipeline", "decode_after_mark.json.gz", "decode_overlapped.json.gz",
+        "device_clock_right.json.gz", "gaps_in_a_graph.json.gz", "host_marks_run_ahead.json.gz",
+        "index_backward.json.gz", "k_kineto.json.gz", "lag.pt.trace.json.gz",
+        "loss_in_three_steps", "no_caching_allocator.json.gz", "offpath",
+        "one_long_kernel.json.gz", "one_long_kernel_of_a_rank",
+        "python_between_operators.json.gz", "two_buckets_in_flight", "work_outside_repeats.json.gz",
+    )),
+    *(f"{CAUSES}nsys/{name}.sqlite.gz" for name in (
+        "c1_module_load", "c1g_graph_build", "c15_overhead_other_threads", "c18_one_time_alloc",
+        "c22_usleep", "c26_mpi_ranks", "c5_round_trips",
+    )),
+)  # fmt: skip
+ALL = [*OFTEN, *(pytest.param(name, marks=pytest.mark.matrix) for name in SELDOM)]
+
+#: Parts of a time that are not named may be this share of it.
+UNNAMED = 0.005
+
+
+@cache
+def results(name: str) -> dict[str, Result]:
+    """Return the results of all commands that the recording allows."""
+    shared = Path(__file__).parents[2] / "shared" / "data"
+    path = shared / name if name.startswith(CAUSES) else FIXTURES / name
+    if not path.exists():
+        pytest.skip(f"{path} is not there")
+    found: dict[str, Result] = {"diagnose": ta.diagnose(path)}
+    for command in ("gpu_idle", "launches", "steps", "comm_outliers", "overlap"):
+        try:
+            found[command] = getattr(ta, command)(path)
+        except MissingData:  # not recorded
+            continue
+    return found
+
+
+def findings(diagnosis: Diagnosis) -> Iterator[Finding]:
+    for root in diagnosis.findings:
+        yield from (root, *root.effects)
+
+
+def counted(frame: pl.DataFrame) -> pl.DataFrame:
+    return frame.filter(~pl.col("warm_up"))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_steps_that_count_and_their_times(name: str) -> None:
+    found = results(name)
+    idle, steps = found.get("gpu_idle"), found.get("steps")
+    if not isinstance(idle, GpuIdle) or not idle.counted_steps.height:
+        pytest.skip("no steps")
+    length = pl.col("end") - pl.col("start")
+    keys = ["rank", "path", "step"]
+    rows = {"gpu_idle": idle.by_device.counted_steps.select(*keys, ns=length)}
+    if isinstance(steps, Steps):
+        rows["steps"] = steps.counted.select(*keys, ns="duration_ns")
+    launches, overlap = found.get("launches"), found.get("overlap")
+    if isinstance(launches, Launches) and launches.steps.height:
+        rows["launches"] = counted(launches.steps).select(*keys, ns="step_ns")
+    if isinstance(overlap, Overlap) and overlap.steps.height:
+        rows["overlap"] = counted(overlap.steps).select(*keys, ns="span_ns")
+    expected = rows["gpu_idle"].sort(keys)
+    for command, frame in rows.items():
+        assert frame["step"].unique().sort().equals(expected["step"].unique().sort()), command
+        assert frame["ns"].mean() == pytest.approx(expected["ns"].mean(), rel=1e-6), command
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_parts_of_the_time(name: str) -> None:
+    """The bar of diagnose, gpu-idle, overlap and launches: busy, idle, exposed communication."""
+    found = results(name)
+    diagnosis, idle = found["diagnose"], found.get("gpu_idle")
+    if not isinstance(idle, GpuIdle) or not isinstance(diagnosis, Diagnosis):
+        pytest.skip("no device work and no operators")
+    if diagnosis.budget.is_empty():
+        pytest.skip("almost no GPU work")
+    basis = idle.basis
+    assert diagnosis.per == basis.per
+    assert diagnosis.of == basis.of
+    whole, some = basis.each_ns(basis.whole_ns), UNNAMED * basis.each_ns(basis.whole_ns)
+    rows = diagnosis.budget.filter(pl.col("part") != OF_BUSY)
+    assert rows["each_ns"].sum() == pytest.approx(whole, abs=some)
+    of_idle = basis.each_ns(sum(idle.counted_by_cause.values()))
+    of_peer = basis.each_ns(idle.counted_by_cause[causes.PEER])
+    named = rows.filter(part=IDLE)["each_ns"].sum()
+    # waits of main threads in collectives are parts of communication in the bar
+    assert of_idle - of_peer - some <= named <= of_idle + some
+    overlap = found.get("overlap")
+    if isinstance(overlap, Overlap):
+        other = overlap.basis
+        assert other.whole_ns == pytest.approx(basis.whole_ns, rel=UNNAMED) or not basis.in_steps
+        in_steps = overlap.counted
+        assert other.each_ns(in_steps["idle_ns"].sum()) == pytest.approx(of_idle, abs=some) or (
+            not basis.in_steps
+        )
+        exposed = other.each_ns(in_steps["exposed_communication_ns"].sum())
+        bar = rows.filter(pl.col("part") == "exposed communication")["each_ns"].sum()
+        # calls of MPI on the host wait while the device is idle
+        assert exposed - some <= bar <= exposed + of_peer + some
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_launch_overhead_and_idle_causes(name: str) -> None:
+    """A finding costs what gpu-idle counts, besides waits for it on other ranks."""
+    found = results(name)
+    diagnosis, idle = found["diagnose"], found.get("gpu_idle")
+    if not isinstance(idle, GpuIdle) or not isinstance(diagnosis, Diagnosis):
+        pytest.skip("no device work and no operators")
+    basis, by_rule = idle.basis, {rule: cause for cause, rule in IDLE_RULES.items()}
+    short = int(idle.counted["short_launch_ns"].sum())
+    for one in findings(diagnosis):
+        cause = by_rule.get(one.id)
+        if cause in (None, causes.PEER) or one.per.endswith("once") or one.cost_ns is None:
+            continue
+        total = idle.counted_by_cause[cause]
+        total += {causes.LAUNCH: short, causes.SHORT_GAP: -short}.get(cause, 0)
+        assert one.per == basis.per
+        assert one.cost_ns >= basis.each_ns(total) * (1 - UNNAMED) - 1
+        if len(idle.by_device.units) == 1:
+            assert one.cost_ns == pytest.approx(basis.each_ns(total), rel=UNNAMED, abs=1)
+    launches = found.get("launches")
+    if isinstance(launches, Launches):
+        waiting = launches.costs["waiting_ns"].sum() / basis.whole_ns
+        lost = idle.counted_by_cause
+        most = lost[causes.LAUNCH] + lost[causes.HOST_CODE] + lost[causes.SHORT_GAP]
+        most += lost[causes.SYNCHRONISATION] + lost[causes.DATALOADING] + lost[causes.UNKNOWN]
+        most += lost[causes.BATCH_COPY] + lost[causes.SMALL_COPIES] + lost[causes.API_CALLS]
+        assert waiting <= most / basis.whole_ns + UNNAMED
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_longest_gap_has_the_cause_of_its_finding(name: str) -> None:
+    found = results(name)
+    diagnosis, idle = found["diagnose"], found.get("gpu_idle")
+    if not isinstance(idle, GpuIdle) or not isinstance(diagnosis, Diagnosis):
+        pytest.skip("no device work and no operators")
+    # a wait for another rank belongs to what delayed that rank
+    gaps = idle.gaps.filter(pl.col("cause").cast(pl.String) != causes.PEER)
+    gaps = gaps.filter(2 * pl.col("cause_ns") > pl.col("end") - pl.col("start")).head(1)
+    for gap in gaps.iter_rows(named=True):
+        inside = {
+            one.id: _time_in(one.intervals, gap)
+            for one in diagnosis.findings
+            if one.id in IDLE_RULES.values() and one.intervals is not None
+        }
+        most = max(inside, key=lambda name: inside[name], default=None)
+        assert most is None or not inside[most] or most == IDLE_RULES[gap["cause"]]
+
+
+def _time_in(intervals: pl.DataFrame, gap: dict[str, Any]) -> int:
+    """Return the time of a finding's intervals in a gap."""
+    same = [pl.col(name).eq_missing(gap[name]) for name in ("rank", "device")]
+    start, end = (pl.col(f"{side}_ns").clip(gap["start"], gap["end"]) for side in ("start", "end"))
+    return int(intervals.filter(*same).select((end - start).sum()).item())
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_straggler_is_one_rank(name: str) -> None:
+    found = results(name)
+    diagnosis, comm = found["diagnose"], found.get("comm_outliers")
+    assert isinstance(diagnosis, Diagnosis)
+    if not isinstance(comm, CommOutliers):
+        pytest.skip("no communication")
+    named = [one.rank for one in findings(diagnosis) if one.id == "straggler"]
+    ranks = comm.stragglers()["rank"].to_list()
+    if named and ranks:
+        assert named[0] == ranks[0]
+    assert not named or ranks
