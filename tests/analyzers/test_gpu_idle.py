@@ -340,7 +340,7 @@ def test_steps_and_loader_time() -> None:
     assert result.units.select("start", "end").row(0) == (0, 1050 * US)
     assert result.units["overlapped_loader_ns"].to_list() == [50 * US]
     assert result.step_dataloading_frac == pytest.approx(350 / 1050)
-    assert result.verdict.count("Loader-bound") == 1
+    assert result.verdict.count("waiting for the data loader") == 1
     check_wording(result.verdict)
     check_wording(result.notes[0])
 

@@ -151,7 +151,7 @@ def test_slow_loader_is_loader_bound(shared: Path) -> None:
     trace = shared / "data/chrome/kineto_ddp_cpu/slow_loader/rank0.json.gz"
     result = traceanalyzer.gpu_idle(trace)
     assert result.coverage.on_host
-    assert result.verdict.count("Loader-bound") == 1
+    assert result.verdict.count("waiting for the data loader") == 1
     assert result.step_dataloading_frac == pytest.approx(0.893, abs=0.0005)
     # PyTorch's annotation, and the frames of the loader that reach a little beyond it
     names = pl.col("name").cast(pl.String)

@@ -359,7 +359,7 @@ def test_repeated_launch_gaps_form_a_stretch() -> None:
     result = launches(
         trace(
             [
-                step(3, -MS, 9 * MS),
+                step(3, -10 * US, 700 * US),
                 host("user_annotation", "Optimizer.step#SGD.step", -10 * US, 300 * US),
                 *inside,
                 *starved(20),

@@ -367,7 +367,8 @@ def _title(
     others = "" if (losses["cause"] == causes.PEER).all() else including(losses, rank)
     where, cost = in_steps(steps, time), f"{time.share(total, once=once)}{others}."
     if OUTSIDE in waiting:
-        return f"{who} {'run' if who.endswith('s') else 'runs'} {waiting}{where}: {cost}"
+        comma = "," * (", " in waiting and bool(where))
+        return f"{who} {'run' if who.endswith('s') else 'runs'} {waiting}{comma}{where}: {cost}"
     return f"{who} idle{where}, {waiting}: {cost}"
 
 
@@ -518,7 +519,7 @@ def of_ranks(time: DeviceTime, cause: str, rank: int) -> Iterator[str]:
         by = waits.group_by("collective").agg(pl.col("lost_ns").sum(), pl.col("rank").n_unique())
         name, _, ranks = by.sort("lost_ns", "collective", descending=[True, False]).row(0)
         others = "1 other rank waits" if ranks == 1 else f"{ranks:,} other ranks wait"
-        parts.append(f"{others} {format_ns(waited)} in total for it, mostly in {name}")
+        parts.append(f"{others} {format_ns(waited)} for it, mostly in {name}")
     yield f"{'; '.join(parts)}."
     passed = [f"the other ranks wait {format_ns(passed_on)} for them"] * (passed_on > 0)
     if elsewhere:

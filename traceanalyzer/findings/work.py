@@ -104,9 +104,9 @@ _ALIKE = 0.9
 
 
 def _named_steps(longer: pl.DataFrame) -> str:
-    """Return the names of slow steps as a phrase, the slowest first; empty if there are many."""
+    """Return the names of slow steps as a phrase, in their order; empty if there are many."""
     slow = longer.filter(pl.col("ratio") >= SLOW).unique("step", keep="first", maintain_order=True)
-    names = slow["step"].head(_NAMED).to_list()
+    names = slow.sort("number", maintain_order=True)["step"].head(_NAMED).to_list()
     return f": {', '.join(names)}" if 0 < slow.height <= _NAMED else ""
 
 
@@ -385,9 +385,25 @@ def _hot_line(result: LeafPaths, _: Answers) -> Iterator[Measured]:
         title=f"{format_frac(share)} of {of} are in or below one {what} of your own code: "
         f"{name} ({path if line is None else f'{path}:{line}'}).",
         evidence=tuple(evidence),
-        advice="Look at the functions that it calls in a flame graph (traceanalyzer flamegraph).",
+        advice=_below(result, name, path, line),
         of=of,
     )
+
+
+def _below(result: LeafPaths, name: str, path: str, line: int | None) -> str:
+    """Return advice for a line with many samples: by the function below it with most of them."""
+    frame = {"name": name, "path": path, "line": line}
+    same = (pl.col(f"library_function_{key}").eq_missing(one) for key, one in frame.items())
+    rows = result.running.filter(*same)
+    sums = rows.group_by("name", "path").agg(pl.col("samples").sum())
+    leaf, file, samples = largest_first(sums, "samples", "name", "path").row(0)
+    share = format_frac(samples / float(rows["samples"].sum()))
+    if leaf == name:
+        return (
+            f"{share} of it is Python code of {name} itself: use NumPy or tensor operators instead "
+            "of a loop, or call it less often."
+        )
+    return f"{share} of it is in {leaf} ({file}): call it less often, or with less data."
 
 
 # --- the host and the files ------------------------------------------------------------------

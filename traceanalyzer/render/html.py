@@ -16,7 +16,16 @@ from types import ModuleType
 from traceanalyzer.drawings import Budget, Chart, Flame, Lanes, Occupancy
 from traceanalyzer.render import charts, flamegraph, occupancy, palette, pieces, timeline
 from traceanalyzer.render.pieces import Viewer, escaped, resource
-from traceanalyzer.render.text import cells, costs, gain, row_sentences, shorten, table_cells
+from traceanalyzer.render.text import (
+    answer,
+    cells,
+    costs,
+    first_sentence,
+    gain,
+    row_sentences,
+    shorten,
+    table_cells,
+)
 from traceanalyzer.result import Finding, Report, Result, Section, Table
 from traceanalyzer.units import format_count, format_frac, format_ns
 
@@ -63,7 +72,7 @@ def page(result: Result, *, top: int | None = 100) -> str:
         '<body class="traceanalyzer"><main>',
         f"<h1>{escaped(result.title)}</h1>",
         recorded(result),
-        f'<p class="verdict">{escaped(result.verdict)}</p>',
+        _verdict(result.verdict),
         budget(result.budget_bar),
         *drawings(result),
         cards(result.diagnosis),
@@ -72,6 +81,14 @@ def page(result: Result, *, top: int | None = 100) -> str:
         "</main>",
     ]
     return document(result.title, styles, viewers, body)
+
+
+def _verdict(text: str) -> str:
+    """Return a verdict as a paragraph, and a list of what does not fit into it."""
+    lead, points = answer(text)
+    items = "".join(f"<li>{escaped(point)}</li>" for point in points)
+    listed = f'<ul class="points">{items}</ul>' if points else ""
+    return f'<p class="verdict">{escaped(lead)}</p>{listed}'
 
 
 def fragment(result: Result, *, top: int | None = 10) -> str:
@@ -84,7 +101,7 @@ def fragment(result: Result, *, top: int | None = 10) -> str:
         f'<div class="traceanalyzer"><style>{_style(result)}</style>',
         f"<h3>{escaped(result.title)}</h3>",
         recorded(result),
-        f'<p class="verdict">{escaped(result.verdict)}</p>',
+        _verdict(result.verdict),
         budget(result.budget_bar),
         *(_framed(one, timeline, timeline.height(one)) for one in result.timelines),
         *(_framed(one, occupancy, _height(one)) for one in result.occupancies),
@@ -416,7 +433,7 @@ def _report_page(report: Report, top: int | None) -> str:
         recorded(report.diagnosis_result),
         _facts(report),
         '</div></header><section id="findings" aria-label="Findings">',
-        f'<p class="verdict">{escaped(report.verdict)}</p>',
+        _verdict(report.verdict),
         budget(report.diagnosis_result.budget_bar),
         *_timeline(report.timeline),
         cards(report.diagnosis, anchors, _marked(report.timeline)),
@@ -513,8 +530,8 @@ def _section_of_report(section: Section, top: int | None, *, is_open: bool) -> s
         f'<section id="{key}" aria-labelledby="{key}-h">',
         f'<details class="fold"{" open" if is_open else ""}>',
         f'<summary><h2 id="{key}-h">{escaped(section.short)}</h2>',
-        f'<span class="soft">{escaped(_first_sentence(result.verdict))}</span></summary>',
-        f'<p class="verdict">{escaped(result.verdict)}</p>',
+        f'<span class="soft">{escaped(first_sentence(result.verdict))}</span></summary>',
+        _verdict(result.verdict),
         *first,
         f"<details><summary>{_contained(tables, more)}</summary>" if more else "",
         f'<p class="soft"><code>{escaped(section.command)}</code></p>',
@@ -550,11 +567,6 @@ def _contained(tables: Sequence[Table], more: Sequence[str]) -> str:
         if number
     ]
     return " and ".join(counts)
-
-
-def _first_sentence(text: str) -> str:
-    """Return the text up to the first full stop before a space."""
-    return re.split(r"(?<=[.!?]) (?=[A-Z0-9])", text, maxsplit=1)[0]
 
 
 def _commands(report: Report) -> str:

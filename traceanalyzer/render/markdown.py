@@ -6,7 +6,7 @@ cannot be HTML, a link, an image, emphasis, an ``@mention`` or a link to an issu
 
 import re
 
-from traceanalyzer.render.text import costs, gain, prose, shorten, table_cells
+from traceanalyzer.render.text import answer, costs, gain, prose, shorten, table_cells
 from traceanalyzer.result import Finding, Result, Table
 
 _CELL_CHARS = 90
@@ -36,7 +36,9 @@ def render(result: Result, *, top: int | None = 20) -> str:
     """
     tables = [table for table in result.visible_tables if top is None or not table.detail]
     more = [table.title for table in result.visible_tables if top is not None and table.detail]
-    parts = [f"## {_line(result.title)}", _line(result.verdict)]
+    lead, points = answer(result.verdict)
+    parts = [f"## {_line(result.title)}", _line(lead)]
+    parts.append("\n".join(f"- {_line(point)}" for point in points))
     parts += [_finding(number, one) for number, one in enumerate(result.diagnosis, 1)]
     parts += [_table(table, top) for table in tables]
     if more:

@@ -19,6 +19,7 @@ from tabulate import SEPARATING_LINE, tabulate
 from traceanalyzer.errors import OptionError
 from traceanalyzer.render.palette import OWN_CODE, SEVERITY, colored
 from traceanalyzer.render.text import (
+    answer,
     further_costs,
     gain,
     prose,
@@ -323,7 +324,9 @@ def render(
     known = width or shutil.get_terminal_size((0, 0)).columns
     room = known or _FALLBACK_WIDTH
     line = min(room, _PROSE_WIDTH)
-    parts = [_heading(result, line), _filled(prose(result.verdict), line)]
+    lead, points = answer(prose(result.verdict))
+    parts = [_heading(result, line), _filled(lead, line)]
+    parts.append("\n".join(_filled(point, line, begin="- ") for point in points))
     parts += _strips(result, room, top, color=color)
     parts += [
         _finding(number, finding, line, color=color, evidence=None if top is None else _EVIDENCE)

@@ -101,6 +101,30 @@ def prose(text: str) -> str:
     return _LONG_WORD.sub(lambda match: shorten(match[0], 80), visible(text))
 
 
+#: A verdict shows at most so many sentences, with at most so many numbers; the rest are points.
+_SENTENCES, _NUMBERS = 3, 5
+_SENTENCE_END = re.compile(r"(?<=[.!?]) (?=[A-Z0-9])")
+#: A number, not part of a name: ``ProfilerStep#12``, ``rank 5``, ``train.py:19`` are names.
+_NUMBER = re.compile(r"(?<![\w#.:/\[-])(?<!ank )(?<!vice )\d[\d.,]*")
+
+
+def answer(verdict: str) -> tuple[str, list[str]]:
+    """Return the start of a verdict, as much as is read at a glance, and its further sentences."""
+    first, *rest = _SENTENCE_END.split(verdict)
+    lead, numbers = [first], len(_NUMBER.findall(first))
+    while rest and len(lead) < _SENTENCES:
+        numbers += len(_NUMBER.findall(rest[0]))
+        if numbers > _NUMBERS:
+            break
+        lead.append(rest.pop(0))
+    return " ".join(lead), rest
+
+
+def first_sentence(text: str) -> str:
+    """Return the text up to the end of its first sentence."""
+    return _SENTENCE_END.split(text, maxsplit=1)[0]
+
+
 def costs(finding: Finding) -> list[str]:
     """Return the cost of a finding: ``1.45 ms per step and GPU``, ``20.7 % of step time``."""
     time = format_ns(finding.cost_ns)

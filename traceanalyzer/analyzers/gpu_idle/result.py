@@ -366,13 +366,12 @@ def _verdict(result: GpuIdle) -> str:
     cause, lost = max(by_cause.items(), key=lambda item: item[1])
     if lost:
         text.append(f"The largest part is {result.waiting(cause)}: {_share(lost, basis)}.")
-    text += [*_worst(result), *files_accessed(result)]
     if basis.frac(lost) >= _LITTLE and cause != causes.UNKNOWN:
         text.append(result.advice(cause))
     elif basis.frac(idle) < _LITTLE:
         more = "operators" if result.coverage.on_host else "kernels and overlap"
         text.append(f"Reducing idle time would gain little; see {more}.")
-    return " ".join([*text, *_loading(result, cause)])
+    return " ".join([*text, *_worst(result), *files_accessed(result), *_loading(result, cause)])
 
 
 def _outside(result: GpuIdle) -> str:

@@ -31,6 +31,8 @@ LONG_CALL_NS = 10_000
 #: A longer gap is not caused by launching, and a longer busy time ends a stretch.
 LONG_NS = 1_000_000
 
+_NO_CALLS = pl.DataFrame(schema={"start": pl.Int64, "end": pl.Int64})
+
 #: Least number of gaps in a stretch.
 MIN_GAPS = 10
 
@@ -69,7 +71,7 @@ def other_calls(runtime: pl.DataFrame) -> pl.DataFrame:
 
 
 def launch_gaps(
-    gaps: pl.DataFrame, synchronising: pl.DataFrame, others: pl.DataFrame
+    gaps: pl.DataFrame, synchronising: pl.DataFrame, others: pl.DataFrame = _NO_CALLS
 ) -> pl.DataFrame:
     """Select the gaps that ended because the host launched something.
 

@@ -37,7 +37,7 @@ _RECORD = "torch.cuda.memory._record_memory_history()"
 
 #: Meaning of sizes by source.
 _SIZES = {
-    "snapshot": "requested",
+    "snapshot": "allocated",
     "instants": "allocated",
     "calls": "allocated from the driver",
 }

@@ -215,12 +215,12 @@ def _communication(result: Overlap, sums: Mapping[str, Any]) -> str:
     basis = result.basis
     opening = (
         f"{format_frac(sums['overlap_frac'])} of communication time is overlapped with compute; "
-        f"{format_ns(basis.each_ns(exposed))} of {basis.text(whole)} is exposed."
+        f"{format_ns(basis.each_ns(exposed))} of {basis.text(whole)} is exposed: at most that "
+        "much can be saved."
     )
     if exposed < SMALL_FRAC * sums["span_ns"]:
         return f"{opening} More overlap would gain little."
-    text = sentences(why_exposed(result), advice(result))
-    return f"{opening} At most that much can be saved. {text}{_ranks(result)}"
+    return sentences(advice(result), opening, why_exposed(result), _ranks(result).strip())
 
 
 def why_exposed(result: Overlap) -> str:
