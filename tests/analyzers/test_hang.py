@@ -14,7 +14,7 @@ from hypothesis import given, settings, strategies as st
 from wording import check_wording
 
 import traceanalyzer as ta
-from traceanalyzer.analyzers.hang import compute
+from traceanalyzer.analyzers.hang import compute, texts
 from traceanalyzer.analyzers.hang.matching import parse_ranks
 from traceanalyzer.analyzers.hang.options import Options
 from traceanalyzer.analyzers.hang.result import Hang
@@ -104,6 +104,28 @@ def test_fixtures_equal_the_output_of_the_script() -> None:
     for case, files in SCRIPT["CASES"].items():
         written = {path.name: path.read_bytes() for path in (FOLDER / case).iterdir()}
         assert written == files()
+
+
+@pytest.mark.parametrize(
+    ("last", "other", "now", "parts"),
+    [
+        ("a (t.py:1)", "b (t.py:9)", None, ("between a (t.py:1) and b (t.py:9)", "rank 2")),
+        ("a (t.py:1)", "a (t.py:1)", None, ("what follows a (t.py:1)",)),
+        ("a (t.py:1)", "b (t.py:9)", "load (d.py:5)", ("load (d.py:5)", "b (t.py:9)")),
+        (None, "b (t.py:9)", None, ()),
+    ],
+)
+def test_lines_between_the_last_collective_and_the_missing_one(
+    last: str | None, other: str | None, now: str | None, parts: tuple[str, ...]
+) -> None:
+    text = texts.between(2, last, other, now)
+    assert all(part in text for part in parts)
+    assert bool(text) == bool(parts)
+
+
+def test_advice_names_the_lines() -> None:
+    result = ta.hang(FOLDER / "missing")
+    assert "step (train.py:52)" in result.advice  # where the others wait
 
 
 def test_sentence_of_a_missing_rank() -> None:

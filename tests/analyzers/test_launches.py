@@ -354,6 +354,36 @@ def test_chart_points_keep_first_extremes() -> None:
 # --- stretches -------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("name", "bound"), [("cuModuleLoadData", False), ("cudaEventRecord", True)]
+)
+def test_gaps_filled_by_other_calls_are_no_launch_gaps(name: str, bound: bool) -> None:
+    """The host loads code, allocates or queries in each gap: fewer launches would not help."""
+    events = []
+    for i in range(30):
+        events += [
+            call(i, i * 100 * US - 7 * US),
+            kernel(i, i * 100 * US, 10 * US),
+            host("cuda_runtime", name, i * 100 * US + 12 * US, (75 if not bound else 5) * US),
+        ]
+    result = launches(trace(events))
+    assert (result.bound.waiting_ns > 0) == bound
+    assert ("Not launch-bound" in result.verdict) != bound
+
+
+def test_warm_up_is_not_in_the_share_of_waits() -> None:
+    """The first step takes long for other reasons; the share is that of the other steps."""
+    events = [step(0, 0, 60 * MS), call(99, 0), kernel(99, 55 * MS, MS)]
+    for i in range(1, 6):
+        at = 60 * MS + i * MS
+        events += [step(i, at, MS), *starved(40, at + 10 * US, first=100 * i, idle=16 * US)]
+    result = launches(trace(events))
+    assert result.steps["warm_up"].sum() == 1
+    (cost,) = result.costs.to_dicts()
+    assert (cost["n"], result.of) == (5, "step time")
+    assert 0.5 < cost["waiting_frac"] < 0.9
+
+
 def test_repeated_launch_gaps_form_a_stretch() -> None:
     inside = [op("aten::add_", i * 12 * US - 7 * US, 7 * US) for i in range(20)]
     result = launches(

@@ -642,3 +642,23 @@ def test_step_options_apply_without_growth_option(tmp_path: Path) -> None:
         ta.memory(path, step_every="1us")
     with pytest.raises(MissingData):
         ta.memory(path, step_name="no such step")
+
+
+@pytest.mark.parametrize(
+    ("file", "category", "part"),
+    [
+        ("training.pickle", "optimizer state", "shard"),
+        ("two_devices.pickle", "parameters", "shard"),
+    ],
+)
+def test_without_an_error_the_peak_answers(file: str, category: str, part: str) -> None:
+    result = ta.memory_oom(ROOT / "fixtures" / "memory" / file)
+    assert result.errors.is_empty()
+    assert result.alive["event"].null_count() == result.alive.height > 0
+    peak = ta.memory(ROOT / "fixtures" / "memory" / file)
+    fullest = peak.devices.sort("peak_bytes").tail(1)
+    live = result.alive.join(fullest, on=["device"], how="semi")
+    assert live["live_bytes"].sum() == fullest["peak_bytes"][0]
+    assert category in live["category"]
+    assert part in result.verdict
+    assert "observer" not in result.verdict  # how to record an error is a note

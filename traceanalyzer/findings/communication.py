@@ -328,7 +328,7 @@ def _collective_outliers(result: CommOutliers, answers: Answers) -> Iterator[Mea
         if place is not None
         else _MORE_FILES
         if alone
-        else "Check when they happened and what ran at the same time.",
+        else answers.program.slow_network(on_host=answers.time.on_host),
         total_ns=total,
         confidence="low" if alone and place is None else "medium",
         rank=only_rank(losses),

@@ -11,6 +11,7 @@ from traceanalyzer.analyzers.common import kernel_names
 from traceanalyzer.analyzers.common.display import at_start, places
 from traceanalyzer.analyzers.common.gpu_api import in_hip
 from traceanalyzer.analyzers.common.names import frame_text
+from traceanalyzer.analyzers.common.waits import wait_of
 from traceanalyzer.analyzers.cuda_api.result import (
     ALLOC_IN_LOOP,
     ASYNC_PAGEABLE,
@@ -244,7 +245,8 @@ _MOST_OF_LOADING = 0.5
 def _code_of_loading(result: GpuIdle) -> pl.DataFrame:
     """Return the code with the highest self time in data loading, except the loader itself."""
     loader = result.host.loader["name"].implode()
-    return result.host.loader_code.filter(~pl.col("name").is_in(loader)).head(1)
+    code = result.host.loader_code.filter(~pl.col("name").is_in(loader)).head(1)
+    return code.filter([wait_of(name) is None for name in code["name"]])
 
 
 #: Causes that are setup if they occur only in the first step.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from traceanalyzer.analyzers.common.names import frame_text
-from traceanalyzer.analyzers.common.waits import ADVICE, DATA, wait_of
+from traceanalyzer.analyzers.common.waits import ADVICE, DATA, SLEEPS, wait_of
 from traceanalyzer.analyzers.gpu_idle import causes
 
 #: Where a main thread runs code between operators.
@@ -159,7 +159,8 @@ STEP = pl.col("step").str.replace(r" \[\d+\]$", "")
 def doing(one: Activity, *, on_host: bool) -> str:
     """Return what the host does instead of launching (without a GPU: outside operators)."""
     if one.wait:
-        return f"waiting while the host {one.wait} in {one.text}"
+        place = (one.wait == SLEEPS and one.line) or one.text
+        return f"waiting while the host {one.wait} in {place}"
     if on_host:
         if one.runs_python:
             return f"Python {OUTSIDE}, {one.text}"
@@ -219,6 +220,11 @@ def advice_on_host_code(one: Activity, *, code: str, pytorch: bool, on_host: boo
     if not on_host and one.phase == one.place:
         compiled = " (torch.compile, CUDA graphs)" if pytorch else " (CUDA graphs)"
         return f"Shorten the host code of {one.text} between launches{compiled}.{see}"
+    if on_host and one.part == BACKWARD:
+        return (
+            f"In {one.text} the main thread waits for the autograd thread, and that for the GPU: "
+            "record both (ProfilerActivity.CPU and CUDA)."
+        )
     if on_host:
         return f"Shorten the Python code in {one.text} outside operators.{see}"
     return f"{one.text} launches no GPU work: run it less often, or in another thread.{see}"
@@ -260,7 +266,7 @@ def advice_on_wait(one: Activity) -> str:
             "thread."
         )
     text = ADVICE[one.wait or ""]
-    return f"{text}{f' ({one.line})' if one.line else ''}."
+    return f"In {one.line}: {text[0].lower()}{text[1:]}." if one.line else f"{text}."
 
 
 # --- synchronisation, launches, files ------------------------------------------------------------
@@ -277,8 +283,13 @@ def advice_on_synchronisation(one: Activity, call: str, operator: str, *, pytorc
     """
     if one.steps_on_cpu:
         return _ON_GPU
-    if not pytorch or not (call or operator):
+    if not (call or operator):
         return ""
+    if not pytorch:
+        return (
+            f"Call {call or operator}{one.where} less often (or its asynchronous form), so that "
+            "the host can run ahead."
+        )
     if _READS_NUMBER.search(operator):
         return (
             f"{operator} reads a number from the GPU{one.where}: keep it as a tensor, and call "
@@ -314,13 +325,25 @@ def advice_on_launches(one: Activity, place: str, next_work: str) -> str:
         return _NO_BUFFERS
     if re.search(_PARTS[OPTIMIZER], place):
         return _FOREACH
-    if next_work.startswith(("Memcpy", "Memset")):
+    copies = ("Memcpy", "Memset")
+    if next_work.startswith(copies) and one.after.startswith(copies):
         what = "copies" if next_work.startswith("Memcpy") else "memsets"
         return (
             f"Most of these launches are {what} ({next_work}){one.where}: pack the data into one "
             f"buffer and use one call, or fill it on the device."
         )
     return ""
+
+
+def advice_on_stream_wait(gaps: pl.DataFrame) -> str:
+    """Return advice for gaps in which the stream waits; empty if what it waits for is unknown."""
+    call = "".join(main_place(gaps, "waits_for")["place"])
+    if not call:
+        return ""
+    return (
+        f"{call} makes the stream wait: wait only for the event of the work that is needed, or "
+        "launch that work earlier."
+    )
 
 
 def advice_on_files(place: str) -> str:

@@ -287,6 +287,8 @@ class GpuIdle(Result):
             text = activities.advice_on_synchronisation(
                 one, call or found, operator, pytorch=program.pytorch
             )
+        if cause == causes.DEVICE_WAIT:
+            text = activities.advice_on_stream_wait(self.of_cause(cause))
         if cause == causes.CHECKPOINT_IO:
             text = activities.advice_on_files(one.frame or one.range or one.place)
         if cause == causes.LAUNCH:

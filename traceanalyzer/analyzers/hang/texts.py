@@ -187,11 +187,9 @@ def between(rank: int, last: str | None, other: str | None, now: str | None) -> 
         return f"look at {now}, where rank {rank} is now instead of at {other or 'the collective'}"
     if not last or not other:
         return ""
-    span = (
-        f"between {last} and {other}" if last != other else f"after {last}, before it comes again"
-    )
+    span = f"the code between {last} and {other}" if last != other else f"what follows {last}"
     return (
-        f"look at the code {span}: rank {rank} took another branch, raised an exception that was "
+        f"look at {span}: rank {rank} took another branch, raised an exception that was "
         f"caught, or still runs there (py-spy dump --pid PID on rank {rank} shows the line)"
     )
 
