@@ -24,12 +24,13 @@ ROOT = Path(__file__).parents[2]
         ("Rank 5 waits in ProfilerStep#12 at train.py:19 for 1 ms. B is 2, 3, 4 and 5 ms.", 2, 0),
         ("A is 1, 2, 3, 4, 5 and 6 ms. B.", 1, 1),
         ("torch.cuda is used. Call aten::item less often.", 2, 0),
+        ("A kernel x... 2.14 ms. nvme0 is busy, e.g. 2 ms.", 2, 0),
         ("", 1, 0),
     ],
 )
 def test_what_does_not_fit_is_a_point(verdict: str, lead: int, points: int) -> None:
     first, rest = answer(verdict)
-    assert len(re.split(r"(?<=\.) (?=[A-Z])", first)) == lead
+    assert len(re.split(r"(?<=\w\.)(?<!e\.g\.) ", first)) == lead
     assert len(rest) == points
     assert " ".join([first, *rest]) == verdict
 

@@ -103,7 +103,7 @@ def prose(text: str) -> str:
 
 #: A verdict shows at most so many sentences, with at most so many numbers; the rest are points.
 _SENTENCES, _NUMBERS = 3, 5
-_SENTENCE_END = re.compile(r"(?<=[.!?]) (?=[A-Z0-9])")
+_SENTENCE_END = re.compile(r"(?<=[.!?])(?<!\.\.\.)(?<!e\.g\.)(?<!i\.e\.) (?=\S)")
 #: A number, not part of a name: ``ProfilerStep#12``, ``rank 5``, ``train.py:19`` are names.
 _NUMBER = re.compile(r"(?<![\w#.:/\[-])(?<!ank )(?<!vice )\d[\d.,]*")
 
