@@ -346,8 +346,8 @@ def _between_steps(answers: Answers) -> Iterator[str]:
     length = pl.col("end") - pl.col("start")
     for gap in gaps.sort(length, descending=True).head(1).iter_rows(named=True):
         took = format_ns(gap["end"] - gap["start"])
-        inside = frame_text(gap["inside"])
-        yield f"Longest gap outside steps: {took}, while the host is in {inside}."
+        where = frame_text(gap["inside"])
+        yield f"Longest gap outside steps: {took}, while the host is in {where}."
 
 
 @rule(
