@@ -74,9 +74,9 @@ def _in_stages(waits: pl.DataFrame) -> bool:
 
 def _of_activity(answers: Answers, rank: int) -> str:
     """Return advice for a delay without a known cause: by what the rank did, if recorded."""
-    comm = answers.get("comm_outliers")
-    late = comm.delayed.worst_of(rank) if isinstance(comm, CommOutliers) else {}
-    host = late.get("host") or NOTHING
+    comm, host = answers.get("comm_outliers"), NOTHING
+    if isinstance(comm, CommOutliers) and rank in comm.delayed.collectives["root_rank"]:
+        host = comm.delayed.worst_of(rank)["host"] or NOTHING
     if not host.startswith(NOTHING):
         return (
             f"Shorten what rank {rank} does before the collective ({host}), or give the other "
