@@ -62,9 +62,21 @@ def annotated(name: str, *, launches: bool = False) -> Callable[[int], Rows]:
     [
         (python("train.py(19): slow_augment"), "slow_augment (train.py:19)", "thread"),
         (python("train.py(7): step", "wandb/sdk/run.py(9): log"), "log (wandb/sdk/run.py:9)", "X"),
+        (
+            python("train.py(5): step", "torch/_dynamo/symbolic_convert.py(4): run"),
+            "recompiles",
+            "X",
+        ),
+        (
+            python("model.py(5): torch_dynamo_resume_in_forward_at_7"),
+            "in forward (model.py:5)",
+            "X",
+        ),
+        (python("train.py(5): tidy", "<built-in function collect>"), "gc.freeze()", "Compile"),
         (annotated("rotate_logs"), "rotate_logs launches no GPU work", "Compile"),
         (annotated("sample_batch_on_gpu", launches=True), "torch.compile", "another thread"),
         (annotated("Optimizer.step#SGD.step", launches=True), "foreach=True", "thread"),
+        (annotated("Optimizer.step#DeepSpeedCPUAdam.step", launches=True), "offloaded", "foreach"),
         (annotated("DistributedDataParallel.forward", launches=True), "FSDP", "thread"),
         (annotated("## backward ##", launches=True), "## backward ##", "thread"),
         (lambda _: [], "with_stack=True", "thread"),
@@ -76,6 +88,36 @@ def test_host_code_gets_the_advice_of_what_runs(
     one = first(loop(between), "host-code")
     assert part in one.advice
     assert never not in one.advice
+
+
+@pytest.mark.parametrize(
+    ("frame", "inner", "part"),
+    [
+        (
+            "store.py(71): load_sample",
+            "<built-in function fromfile>",
+            "ahead in a background thread",
+        ),
+        ("buffer.py(31): next_batch", "<method 'acquire' of '_thread.RLock' objects>", "the lock"),
+        ("torch/utils/data/dataloader.py(7): __next__", "<built-in function f>", "num_workers"),
+    ],
+)
+def test_data_loading_without_a_loader_names_the_function(
+    frame: str, inner: str, part: str
+) -> None:
+    one = first(loop(python("train.py(5): next_batch", frame, inner)), "data-loading")
+    assert part in one.advice
+    in_loader = "dataloader" in frame
+    assert ("the data loader" in one.title) == in_loader
+    assert (frame_text(frame) in one.title) != in_loader
+
+
+def test_objects_are_gathered_as_tensors() -> None:
+    called = "torch/distributed/distributed_c10d.py(3100): all_gather_object"
+    gathers = Activity(place="gloo:all_gather", frame="train.py(131): log_metrics", called=called)
+    assert "in log_metrics (train.py:131): send tensors" in activities.advice_on_collectives(
+        gathers
+    )
 
 
 def test_line_stands_in_the_title() -> None:

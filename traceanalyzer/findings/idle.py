@@ -24,6 +24,7 @@ from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.activities import (
     OUTSIDE,
     STEP,
+    advice_on_collectives,
     advice_on_launches,
     main_place,
 )
@@ -182,7 +183,9 @@ def _advice(cause: str, result: GpuIdle, answers: Answers) -> str:
     launches = answers.get("launches")
     if _causes_of_waits(result, answers.time, cause):
         return _COLLECTIVES
-    if cause == causes.DATALOADING:
+    if cause == causes.PEER and _are_matched(answers):
+        return advice_on_collectives(result.activity(cause))
+    if cause == causes.DATALOADING and result.has_loader:
         return f"{_slowest_of_loading(result)}{result.advice(cause)}"
     if not isinstance(launches, Launches):
         return result.advice(cause)

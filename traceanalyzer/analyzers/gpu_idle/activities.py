@@ -183,6 +183,13 @@ _ON_GPU = (
     "without CPU offload. If they do not fit, use a fused optimizer for CPUs (fused=True, "
     "DeepSpeedCPUAdam)."
 )
+#: Optimizers of offloaded states, which run on the CPU on purpose.
+_OFFLOADED = re.compile(r"(?i)cpu_?adam|offload")
+_LESS_OFFLOAD = (
+    "The optimizer runs on the CPU because its state is offloaded: keep the state on the GPU if it "
+    "fits (more GPUs, 8-bit states), offload a part of it (DeepSpeed: ratio of offload_optimizer), "
+    "or give the process more CPU threads (OMP_NUM_THREADS)."
+)
 _NO_BUFFERS = (
     "Set DistributedDataParallel(broadcast_buffers=False) if the ranks need no equal buffers "
     "(statistics of BatchNorm): it copies and broadcasts all buffers before each forward pass."
@@ -204,6 +211,8 @@ def advice_on_host_code(one: Activity, *, code: str, pytorch: bool, on_host: boo
     """
     if one.wait:
         return advice_on_wait(one)
+    if text := next(filter(None, map(_of_compilation, (one.place, one.called, one.frame))), ""):
+        return text
     if pytorch and (text := _of_part(one, on_host=on_host)):
         return text
     if one.runs_python:
@@ -238,6 +247,8 @@ def _of_part(one: Activity, *, on_host: bool = False) -> str:
     if one.part == PARALLEL:
         buffers = _BROADCASTS.search(one.after) or "flatten_dense_tensors" in one.place
         return _NO_BUFFERS if buffers else _OF_PARALLEL.format(place=one.range or one.text)
+    if one.part == OPTIMIZER and _OFFLOADED.search(f"{one.place} {one.called} {one.range}"):
+        return _LESS_OFFLOAD
     if one.part == OPTIMIZER:
         return _ON_GPU if one.steps_on_cpu and not on_host else _FOREACH
     return ""
@@ -267,6 +278,32 @@ def advice_on_wait(one: Activity) -> str:
         )
     text = ADVICE[one.wait or ""]
     return f"In {one.line}: {text[0].lower()}{text[1:]}." if one.line else f"{text}."
+
+
+def advice_on_data(one: Activity) -> str:
+    """Return the change that fits data loading without a DataLoader; empty if it is not known."""
+    if one.wait and one.wait != DATA:
+        return advice_on_wait(one)
+    if not one.text:
+        return ""
+    return (
+        f"{one.text} runs on the thread that launches GPU work: call it ahead in a background "
+        "thread, or load the data with DataLoader(num_workers=4)."
+    )
+
+
+def advice_on_collectives(one: Activity) -> str:
+    """Return the change that fits collectives that no rank delays."""
+    name = frame_text(one.called or one.place)
+    if "_object" in name:
+        return (
+            f"{name} pickles and sends Python objects through the CPU{one.where}: send tensors "
+            "(all_gather_into_tensor, all_reduce), or call it less often."
+        )
+    return (
+        f"Start the collectives{one.where} earlier, so that they overlap with compute, or "
+        "communicate less often (larger buckets, gradient accumulation)."
+    )
 
 
 # --- synchronisation, launches, files ------------------------------------------------------------
@@ -362,7 +399,21 @@ def advice_on_files(place: str) -> str:
 #: Host code by its name: compilation, evaluation, collection of garbage.
 _COMPILES = re.compile(r"(?i)_?dynamo|inductor|compil|autotun")
 _EVALUATES = re.compile(r"(?i)(?:^|[^a-z])(?:eval|valid|test)")
-_COLLECTS = re.compile(r"(?i)gc\.collect|garbage|empty_cache")
+_COLLECTS = re.compile(r"(?i)gc\.collect|garbage|empty_cache|^<built-in function collect>$")
+#: The rest of a function after a graph break of torch.compile.
+_RESUMES = re.compile(r"torch_dynamo_resume_in_(\w+?)_at_[\d*]+")
+
+
+def _of_compilation(name: str) -> str:
+    """Return advice for compilation, graph breaks and collection of garbage; else nothing."""
+    if _RESUMES.search(name):
+        function = frame_text(_RESUMES.sub(r"\1", name))
+        return (
+            f"A graph break ends the compiled code in {function}: "
+            "TORCH_LOGS=graph_breaks prints the reason of each, torch.compile(fullgraph=True) "
+            "makes it an error."
+        )
+    return advice_on_slice(name) if _COMPILES.search(name) or _COLLECTS.search(name) else ""
 
 
 def advice_on_slice(name: str) -> str:
@@ -376,7 +427,12 @@ def advice_on_slice(name: str) -> str:
             "torch.compile(dynamic=True)); TORCH_LOGS=recompiles prints the reason."
         )
     if _COLLECTS.search(name):
-        return f"Do not call {text} in the loop; for garbage, gc.freeze() before it."
+        return (
+            f"Do not call {text} in the loop: call gc.freeze() before it, and collect garbage on "
+            "all ranks in the same step."
+            if "empty_cache" not in name
+            else f"Do not call {text} in the loop."
+        )
     if _EVALUATES.search(name):
         return f"Call {text} less often, on fewer batches, or in another process."
     if _LOGS.search(name):

@@ -228,6 +228,9 @@ class GpuIdle(Result):
             return "waiting while the host allocates or pins host memory"
         if cause == causes.API_CALLS and (call := self.activity(cause).text):
             return f"waiting while the host is in {call}"
+        if cause == causes.DATALOADING and not self.has_loader:
+            place = self.activity(cause).text
+            return f"waiting for data in {place}" if place else causes.WAITING[cause]
         if cause == causes.HOST_CODE or self._on_cpu(cause):
             return activities.doing(self.activity(cause), on_host=self.coverage.on_host)
         if cause != causes.CHECKPOINT_IO or not self.reads:
@@ -289,6 +292,8 @@ class GpuIdle(Result):
             )
         if cause == causes.DEVICE_WAIT:
             text = activities.advice_on_stream_wait(self.of_cause(cause))
+        if cause == causes.DATALOADING and not self.has_loader:
+            text = activities.advice_on_data(one)
         if cause == causes.CHECKPOINT_IO:
             text = activities.advice_on_files(one.frame or one.range or one.place)
         if cause == causes.LAUNCH:
@@ -301,6 +306,14 @@ class GpuIdle(Result):
                 cause, code=device_work, pytorch=program.pytorch, trains=program.trains
             )
         )
+
+    @property
+    def has_loader(self) -> bool:
+        """Whether most of data loading is in a loader, not in functions known by their names."""
+        rows = self.host.loader
+        in_loader = rows.filter(pl.col("name").str.contains("(?i)loader|enumerate"))["total_ns"]
+        longest = rows["total_ns"].sort(descending=True).head(1).sum()
+        return bool(2 * in_loader.sum() >= longest)
 
     def _of_recorded(self, cause: str) -> str:
         """Return advice by what was recorded besides gaps; empty if none fits."""
