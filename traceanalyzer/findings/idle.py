@@ -617,8 +617,8 @@ def _loading(result: GpuIdle) -> Iterator[str]:
         top = code.row(0, named=True)
         share = top["self_ns"] / whole
         yield (
-            f"{frame_text(top['name'])} has the highest self time in data loading: "
-            f"{format_ns(top['self_ns'])} ({format_frac(share)})."
+            f"Most of data loading is in {frame_text(top['name'])}: {format_ns(top['self_ns'])} "
+            f"({format_frac(share)})."
         )
 
 

@@ -74,6 +74,11 @@ class Activity:
         return next(parts, "")
 
     @property
+    def in_autograd(self) -> bool:
+        """Whether the main thread is in the call that starts the backward pass."""
+        return "run_backward" in self.place
+
+    @property
     def is_operator(self) -> bool:
         """Whether it is an operator, which launches nothing in a gap: it computes on the CPU."""
         return bool(_OPERATOR.match(self.place))
@@ -86,7 +91,7 @@ class Activity:
     @property
     def runs_python(self) -> bool:
         """Whether your own code, or what it calls, is innermost."""
-        if self.wait or not self.frame:
+        if self.wait or not self.frame or self.in_autograd:
             return False
         return self.place in ("", self.frame) or frame_text(self.place) != self.place
 
@@ -211,6 +216,8 @@ def advice_on_host_code(one: Activity, *, code: str, pytorch: bool, on_host: boo
     """
     if one.wait:
         return advice_on_wait(one)
+    if one.in_autograd:
+        return _OF_AUTOGRAD
     if text := next(filter(None, map(_of_compilation, (one.place, one.called, one.frame))), ""):
         return text
     if pytorch and (text := _of_part(one, on_host=on_host)):
@@ -239,6 +246,11 @@ def advice_on_host_code(one: Activity, *, code: str, pytorch: bool, on_host: boo
     return f"{one.text} launches no GPU work: run it less often, or in another thread.{see}"
 
 
+_OF_AUTOGRAD = (
+    "Between the operators of the backward pass the autograd threads run hooks (gradient buckets "
+    "of DDP or FSDP, register_hook), or wait for a CPU: run fewer or shorter hooks, and give each "
+    "rank cores of its own (OMP_NUM_THREADS, taskset)."
+)
 _RANGES = "ranges (NVTX, roctx, record_function) around the code between launches show its parts"
 
 

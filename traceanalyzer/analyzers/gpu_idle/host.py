@@ -13,6 +13,7 @@ from traceanalyzer.analyzers.common.clocks import Origin, origin
 from traceanalyzer.analyzers.common.columns import left_join
 from traceanalyzer.analyzers.common.gpu_api import OF_PYTORCH, Api, trains, uses_hip
 from traceanalyzer.analyzers.common.launching import first_launches, is_graph_capture, launches
+from traceanalyzer.analyzers.common.libraries import by_component, is_own_code
 from traceanalyzer.analyzers.common.names import (
     ADDRESS,
     BACKWARD,
@@ -20,6 +21,7 @@ from traceanalyzer.analyzers.common.names import (
     mapped,
     matching,
     named,
+    python_frame,
     starting_with,
 )
 from traceanalyzer.analyzers.gpu_idle import causes
@@ -169,7 +171,8 @@ class HostTime:
 
     Attributes:
         loader: slices that count as data loading: name, n, total_ns (nested ones in each other).
-        loader_code: functions and operators that ran inside data loading: name, self_ns.
+        loader_code: time inside data loading by function of your own code, or else by function
+            or operator: name, self_ns.
         file_calls: calls of the OS runtime that access files in idle time of data loading,
             checkpoints and files, other host code or unknown cause: name, idle_ns, longest_ns (the
             longest call); the row without a name is the union of all calls.
@@ -527,7 +530,12 @@ def loader_slices(loading: pl.DataFrame) -> pl.DataFrame:
 
 
 def loader_code(excerpt: Excerpt, loading: pl.DataFrame) -> pl.DataFrame:
-    """Return the functions and operators inside data loading: name, self_ns."""
+    """Return self time inside data loading by own code, or else function or operator.
+
+    Returns:
+        name (of the innermost function of own code around it, not of its comprehensions; without
+        one, its own name), self_ns.
+    """
     if loading.is_empty():
         return pl.DataFrame(schema={"name": pl.String, "self_ns": pl.Int64})
     inside = linking.label_by_interval(
@@ -538,8 +546,32 @@ def loader_code(excerpt: Excerpt, loading: pl.DataFrame) -> pl.DataFrame:
         _THREAD,
     ).drop_nulls("interval")
     nested = nesting.self_time(nesting.nest(inside, _THREAD))
-    rows = nested.with_columns(pl.col("name").cast(pl.String).str.replace(ADDRESS, ""))
-    return rows.group_by("name").agg(self_ns=pl.col("self_time").sum())
+    functions = inside.filter(pl.col("kind") == "python_function")
+    own = functions.filter(
+        belongs(functions["name"], ()), ~pl.col("name").cast(pl.String).str.contains(_INNER)
+    )
+    around = own["name"][linking.enclosing(nested, own, _THREAD)["slice"]].cast(pl.String)
+    name = pl.coalesce(around, pl.col("name").cast(pl.String)).str.replace(ADDRESS, "")
+    return nested.group_by(name=name).agg(self_ns=pl.col("self_time").sum())
+
+
+#: Functions that are a part of another one.
+_INNER = "<(?:listcomp|dictcomp|setcomp|genexpr|lambda)>$"
+
+
+def belongs(names: pl.Series, libraries: Sequence[str]) -> pl.Expr:
+    """Return whether a Python frame is of a library; without libraries, of the user's own code."""
+    if names.is_empty():
+        return pl.lit(value=False)
+    distinct = names.unique().cast(pl.String).to_frame("slice")
+    frames = distinct.select("slice", frame=python_frame(pl.col("slice"))).unnest("frame")
+    match = by_component(libraries)
+    matches = [
+        name
+        for name, file, function in frames[["slice", "file", "name"]].iter_rows()
+        if (match(file) is not None if libraries else is_own_code(function, file))
+    ]
+    return pl.col("name").is_in(matches)
 
 
 def calls(excerpt: Excerpt, patterns: Sequence[str]) -> pl.DataFrame:

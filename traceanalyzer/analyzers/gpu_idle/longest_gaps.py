@@ -6,10 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 import polars as pl
 
-from traceanalyzer.analyzers.common.libraries import by_component, is_own_code
-from traceanalyzer.analyzers.common.names import ADDRESS, distinct, matching, python_frame
+from traceanalyzer.analyzers.common.names import ADDRESS, distinct, matching
 from traceanalyzer.analyzers.gpu_idle.causes import DEVICE_WAIT, PROFILER, SHORT_GAP
-from traceanalyzer.analyzers.gpu_idle.host import Excerpt
+from traceanalyzer.analyzers.gpu_idle.host import Excerpt, belongs
 from traceanalyzer.frames import intervals, linking
 from traceanalyzer.vocabulary import ANNOTATION_KINDS, steps_pattern
 
@@ -95,7 +94,7 @@ def _on_host(middle: pl.DataFrame, excerpt: Excerpt, libraries: Sequence[str]) -
         works = excerpt.slices.filter(pl.col("kind") == "cpu_op")[works.columns]
     launches = intervals.overlap_with(ranges, works, ["thread"])["overlap"] > 0
     python = around.filter(pl.col("kind") == "python_function")
-    python = python.with_columns(is_own_code=_belongs(python["name"], libraries))
+    python = python.with_columns(is_own_code=belongs(python["name"], libraries))
     slices = {
         "host_event": around.filter(pl.col("kind") != "python_function"),
         "python": python,
@@ -163,21 +162,6 @@ def _first(rows: pl.DataFrame, name: str, gaps: int) -> pl.Series:
 
 
 _ADDRESS = re.compile(ADDRESS)
-
-
-def _belongs(names: pl.Series, libraries: Sequence[str]) -> pl.Expr:
-    """Return whether a Python frame is of a library; without libraries, of the user's own code."""
-    if names.is_empty():
-        return pl.lit(value=False)
-    distinct = names.unique().cast(pl.String).to_frame("slice")
-    frames = distinct.select("slice", frame=python_frame(pl.col("slice"))).unnest("frame")
-    match = by_component(libraries)
-    matches = [
-        name
-        for name, file, function in frames[["slice", "file", "name"]].iter_rows()
-        if (match(file) is not None if libraries else is_own_code(function, file))
-    ]
-    return pl.col("name").is_in(matches)
 
 
 def _sampled(gaps: pl.DataFrame, excerpt: Excerpt) -> pl.DataFrame:

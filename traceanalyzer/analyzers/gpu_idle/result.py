@@ -309,9 +309,10 @@ class GpuIdle(Result):
 
     @property
     def has_loader(self) -> bool:
-        """Whether most of data loading is in a loader, not in functions known by their names."""
-        rows = self.host.loader
-        in_loader = rows.filter(pl.col("name").str.contains("(?i)loader|enumerate"))["total_ns"]
+        """Whether most of data loading is in a loader or range, not in functions named so."""
+        rows, name = self.host.loader, pl.col("name").str
+        of_loader = name.contains("(?i)loader") | ~name.contains(r"\.py\(\d+\): ")
+        in_loader = rows.filter(of_loader)["total_ns"]
         longest = rows["total_ns"].sort(descending=True).head(1).sum()
         return bool(2 * in_loader.sum() >= longest)
 
