@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import consumer
+import pytest
 from conftest import ROOT
 
 import traceanalyzer as ta
@@ -26,6 +27,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.matrix
 def test_user_program_is_type_checked(tmp_path: Path) -> None:
     names = [f"ta.{name}" for name in (*ta.__all__, "__version__")]
     names += [f"ta.Trace.{name}" for name in vars(Questions) if not name.startswith("_")]

@@ -71,6 +71,7 @@ def attributed(trace: Trace) -> tuple[pl.DataFrame, pl.DataFrame]:
     return pl.concat(ranges), pl.concat(pieces)
 
 
+@pytest.mark.matrix
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("name", EXPORTS)
 def test_host_time_agrees_with_nvtx_sum(shared: Path, exports: dict[str, Trace], name: str) -> None:

@@ -33,6 +33,7 @@ def groups(slow: int | None, size: int, usual_ns: int, *, name: str = "tp{}") ->
     return traces
 
 
+@pytest.mark.matrix
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("name", ["tp{}", "tp"])
 @pytest.mark.parametrize(("size", "usual_ns"), [(64 << 20, 2 * MS), (1 << 20, MS), (4096, 30 * US)])
@@ -46,6 +47,7 @@ def test_a_slow_group_is_named_at_any_size(size: int, usual_ns: int, name: str) 
     assert not ta.comm_outliers(groups(None, size, usual_ns)).collectives["slow"].any()
 
 
+@pytest.mark.matrix
 def test_time_above_that_of_other_groups_is_the_cost() -> None:
     found = {one.id: one for one in ta.diagnose(groups(1, 4 << 20, 2 * MS)).findings}
     assert found["slow-collectives"].cost_ns == pytest.approx(6 * MS * 2 / 8, rel=0.01)

@@ -40,6 +40,7 @@ def ranks(
     ]
 
 
+@pytest.mark.matrix
 @pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("gpu", "hosts", "link", "peak"),
@@ -64,6 +65,7 @@ def test_bandwidth_is_compared_with_link_peak(gpu, hosts, link, peak) -> None:
     assert row["link_frac"] == (peak and pytest.approx(2.0 / peak, rel=1e-4))
 
 
+@pytest.mark.matrix
 def test_slow_link_is_reported_with_cost() -> None:
     traces = ranks(2.0, H100, ("a", "a"))
     check_wording(ta.comm_outliers(traces).verdict)
@@ -79,6 +81,7 @@ def test_fast_or_small_messages_are_not_a_slow_link(gbps: float, size: int) -> N
     assert result.slow_links.is_empty()
 
 
+@pytest.mark.matrix
 def test_many_small_collectives_need_larger_buckets() -> None:
     """404 all-reduces a step of 11 us: the advice is larger buckets, nowhere smaller ones."""
     about = {"dtype": "float", "elements_in": 1000, "group": "0", "group_size": 2}

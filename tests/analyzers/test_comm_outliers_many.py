@@ -31,6 +31,7 @@ def late():
     return COMM_OUTLIERS.combine(every, COMM_OUTLIERS.options(), ())
 
 
+@pytest.mark.matrix
 def test_verdict_names_host_and_gpu(late):
     assert late.ranks["rank"][0] == 37
     assert late.rank_label(37) == "rank 37 (node4, GPU 5)"

@@ -132,6 +132,7 @@ def bubble_frac(stages: int, batches: int) -> float:
     return (stages - 1) / (batches + stages - 1)
 
 
+@pytest.mark.matrix
 @pytest.mark.sample(3)
 @pytest.mark.parametrize(("stages", "batches"), [(2, 4), (4, 8), (4, 4)])
 def test_equal_stages_wait_for_the_schedule(stages: int, batches: int) -> None:
@@ -233,6 +234,7 @@ def test_a_slow_stage_is_the_straggler(stage: int) -> None:
     assert bubble is None or (bubble.cost_frac or 0) <= bubble_frac(4, 8)
 
 
+@pytest.mark.matrix
 def test_waits_beyond_the_bubble_go_to_the_cause_on_the_late_stage() -> None:
     """Stages work as long, but the first one loads data before each micro-batch."""
     traces = pipeline(2, 8, loading={0: 10 * MS})

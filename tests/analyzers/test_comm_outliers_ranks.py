@@ -155,6 +155,7 @@ def test_stragglers_by_step() -> None:
     check_wording(result.verdict)
 
 
+@pytest.mark.matrix
 def test_cost_is_reported_from_two_steps() -> None:
     persistent = comm_outliers(stepped(dict.fromkeys(range(6), 1)))
     check_wording(persistent.verdict)
@@ -596,6 +597,7 @@ def test_waits_are_not_negative_and_equal_imposed_time(
     assert result.collectives["imposed_ns"].sum() == sum(expected)
 
 
+@pytest.mark.matrix
 @settings(max_examples=8, deadline=None)
 @given(some_arrivals, st.integers(-(10**18), 10**18))
 def test_shifting_all_clocks_changes_nothing(arrivals: list[list[int]], by: int) -> None:

@@ -116,6 +116,7 @@ def test_groups_match_kernel_arguments(shared: Path, name: str) -> None:
     assert Counter(instances.select(columns).rows()) == expected
 
 
+@pytest.mark.matrix
 def test_generic_kernels_are_described_by_host_calls(shared: Path) -> None:
     """RCCL's kernels have no arguments and one name; five were issued before the recording."""
     path = shared / KINETO / "mi300_rank0of8_rccl.json.gz"
@@ -184,6 +185,7 @@ def dlrm(shared: Path) -> CommOutliers:
     return analyse(*sorted((shared / KINETO / "dlrm_8ranks").glob("*.gz")))
 
 
+@pytest.mark.matrix
 def test_waits_match_tracelens(shared: Path, dlrm: CommOutliers) -> None:
     """Wait times by start, as in TraceLens: the last arrival less the start of the rank."""
     ranks = {row["rank"]: row for row in dlrm.ranks.iter_rows(named=True)}

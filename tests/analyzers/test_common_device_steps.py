@@ -190,6 +190,7 @@ def test_a_busy_device_is_no_problem(name: str) -> None:
     assert all(one.severity == "info" for one in findings), [one.title for one in findings]
 
 
+@pytest.mark.matrix
 def test_a_pause_is_in_the_step_that_launched_the_next_kernel() -> None:
     path = cause("pause_one_step_ahead")
     (finding,) = ta.diagnose(path).findings
@@ -225,6 +226,7 @@ def test_one_forward_of_layers_has_no_steps() -> None:
     assert ta.diagnose(cause("one_forward_of_layers")).findings == ()
 
 
+@pytest.mark.matrix
 def test_first_launches_are_named_once_and_in_no_cost_per_step() -> None:
     path = cause("first_step_loading")
     first, *others = ta.diagnose(path).findings

@@ -170,6 +170,7 @@ def test_warm_up_is_left_out() -> None:
     assert result.measure.change == 0
 
 
+@pytest.mark.matrix
 def test_kernel_sums_per_step_do_not_depend_on_steps_and_ranks() -> None:
     few = loop([100] * 4, compute=40)
     many = [loop([100] * 9, compute=50, rank=rank) for rank in range(3)]
@@ -193,6 +194,7 @@ def test_a_kernel_of_one_run_is_new_or_gone() -> None:
     check_wording(result.verdict)
 
 
+@pytest.mark.matrix
 def test_varying_kernels_are_within_noise() -> None:
     wild = [10, 30, 12, 40, 11, 35]
     result = diff(loop([100] * 6, compute=wild), loop([100] * 6, compute=wild[::-1]))
@@ -236,6 +238,7 @@ def test_one_step_gives_a_note_on_unknown_noise() -> None:
     check_wording(*result.notes)
 
 
+@pytest.mark.matrix
 def test_change_below_the_minimum_is_no_change() -> None:
     runs = loop([100_000] * 5), loop([101_500] * 5)
     assert diff(*runs).outcome == "no change"
@@ -325,6 +328,7 @@ def repeats(names: str, lengths: list[int], each: int = 10 * US) -> Trace:
     )
 
 
+@pytest.mark.matrix
 def test_inferred_steps_are_compared_if_their_work_is_equal() -> None:
     before = repeats("abcd", [100 * US] * 8)
     slower = repeats("abcd", [150 * US] * 8)
@@ -342,6 +346,7 @@ def test_inferred_steps_are_compared_if_their_work_is_equal() -> None:
             assert measure_of.name == "device"
 
 
+@pytest.mark.matrix
 def test_headline_agrees_with_the_parts() -> None:
     """Step time is the same, and data loading is not."""
     before = loop([100 * US] * 8, compute=60 * US, loader=10 * US)
@@ -352,6 +357,7 @@ def test_headline_agrees_with_the_parts() -> None:
     check_wording(result.verdict)
 
 
+@pytest.mark.matrix
 def test_parts_add_up_to_the_span_if_one_run_has_steps() -> None:
     """The span includes the steps: the loader runs before the first kernel."""
     marked = loop([100 * US], compute=20 * US, loader=60 * US)
@@ -370,6 +376,7 @@ def test_parts_add_up_to_the_span_if_one_run_has_steps() -> None:
         check_wording(*result.notes)
 
 
+@pytest.mark.matrix
 def test_operators_without_steps_are_scaled_to_equal_work() -> None:
     def run(operators: int) -> list[Trace]:
         events = [host("cpu_op", "aten::add", at * 100, 40) for at in range(operators)]
@@ -422,6 +429,7 @@ def test_different_kernels_without_steps_cannot_be_compared() -> None:
     check_wording(result.verdict)
 
 
+@pytest.mark.matrix
 def test_different_machines_and_sizes_are_noted() -> None:
     gpus = [(ta.Device(0, name),) for name in ("V100", "H100")]
     frames = [host("python_function", "train.py(1): f", 0, 90)]
@@ -433,6 +441,7 @@ def test_different_machines_and_sizes_are_noted() -> None:
     check_wording(text)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("extra", ["python_function", "cpu_instant_event"])
 @pytest.mark.parametrize(("shorter", "judged"), [(True, False), (False, True)])
 def test_overhead_of_one_recording_is_no_regression(
@@ -447,6 +456,7 @@ def test_overhead_of_one_recording_is_no_regression(
         assert result.verdict.startswith(("Regression", "Improvement")) == judged
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("length", "text"), [(1853, "18.5 times"), (150, "+50.0 %")])
 def test_large_changes_are_factors(length: int, text: str) -> None:
     verdict = diff(loop([100] * 6), loop([length] * 6)).verdict
@@ -454,6 +464,7 @@ def test_large_changes_are_factors(length: int, text: str) -> None:
     assert ("+" in verdict) == (length == 150)
 
 
+@pytest.mark.matrix
 def test_large_noise_names_the_way_out() -> None:
     verdict = diff(loop([100, 900, 200, 500]), loop([150, 800, 300, 450])).verdict
     assert "--more-before" in verdict
@@ -465,11 +476,13 @@ def _events(recorded: Trace) -> list[Event]:
     ).to_dicts()
 
 
+@pytest.mark.matrix
 def test_new_software_is_noted() -> None:
     text = " ".join(once(ta.diff, BEFORE, AFTER).notes)
     check_wording(text)
 
 
+@pytest.mark.matrix
 def test_truncated_file_is_named(tmp_path: Path) -> None:
     text = gzip.decompress(AFTER.read_bytes())
     (tmp_path / "cut.json").write_bytes(text[: int(len(text) * 0.7)])
@@ -478,6 +491,7 @@ def test_truncated_file_is_named(tmp_path: Path) -> None:
     assert result.outcome == "regression"
 
 
+@pytest.mark.matrix
 def test_unusable_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "rank0.json.gz").write_bytes(AFTER.read_bytes())
     (tmp_path / "bad.json").write_text('{"traceEvents": [')
@@ -486,6 +500,7 @@ def test_unusable_files_are_named(tmp_path: Path) -> None:
     assert any("bad.json" in note for note in result.notes)
 
 
+@pytest.mark.matrix
 def test_formats_may_differ(tmp_path: Path) -> None:
     ta.convert(BEFORE, tmp_path / "before.parquet")
     result = ta.diff(BEFORE, tmp_path / "before.parquet")
@@ -504,6 +519,7 @@ def test_kineto_and_nsys_runs_are_compared_by_common_data() -> None:
     check_wording(*result.notes)
 
 
+@pytest.mark.matrix
 def test_time_window_excludes_memory() -> None:
     path = FIXTURES / "ddp_gloo_4ranks/rank0.json.gz"
     result = ta.diff(path, path, since_ns=0)
@@ -643,6 +659,7 @@ def _by_hand(path: Path) -> tuple[list[float], dict[str, list[float]]]:
     return [one["dur"] * US for one in steps], kernels
 
 
+@pytest.mark.matrix
 def test_exposed_communication_is_a_part() -> None:
     def run(wait: int) -> Trace:
         events: list[Event] = []
@@ -682,6 +699,7 @@ def test_exit_status_signals_a_regression(run_cli, options, code) -> None:
     assert measure["least"] == (0.5 if "--min-change" in options else 0.02)
 
 
+@pytest.mark.matrix
 def test_improvement_exits_with_success(run_cli) -> None:
     done = run_cli("diff", AFTER, BEFORE, "--fail-on-regression", "1")
     assert done.returncode == 0
@@ -702,6 +720,7 @@ def test_fail_on_regression_lowers_the_minimum_change(run_cli) -> None:
     assert json.loads(done.stdout)["least"] == 0.005
 
 
+@pytest.mark.matrix
 def test_every_form_is_rendered() -> None:
     result = once(ta.diff, BEFORE, AFTER)
     for form in FORMS:

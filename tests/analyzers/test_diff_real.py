@@ -92,6 +92,7 @@ def test_different_hardware_is_noted(shared: Path) -> None:
     assert result.measure.noise is None
 
 
+@pytest.mark.matrix
 def test_snapshot_peaks_are_compared(shared: Path) -> None:
     folder = shared / "data/memory"
     result = ta.diff(folder / "inference.pickle", folder / "forward_bf16.pickle")

@@ -72,6 +72,7 @@ def test_the_noise_is_that_between_runs(versions):
     ]  # fmt: skip
 
 
+@pytest.mark.matrix
 def test_the_sides_can_be_exchanged(versions):
     sides = [versions[1.0], versions[1.04]], [versions[1.3]]
     there, back = ta.diff_runs(*sides), ta.diff_runs(*sides[::-1])
@@ -101,6 +102,7 @@ def test_baselines_of_several_runs(versions, tmp_path, monkeypatch):
     assert named.to_dict() == direct.to_dict()
 
 
+@pytest.mark.matrix
 def test_runs_of_the_command_line(versions, capsys):
     command = ["diff", versions[1.0], versions[1.06], "-q", "--to", "json"]
     more = ["--more-before", versions[1.04], "--more-before", versions[1.02]]
@@ -144,6 +146,7 @@ def test_reservations_are_named():
     )  # fmt: skip
 
 
+@pytest.mark.matrix
 def test_other_message_sizes_are_a_reservation():
     def changed(trace, factor):
         sizes = pl.col("elements_in", "elements_out") * factor
@@ -156,6 +159,7 @@ def test_other_message_sizes_are_a_reservation():
     assert [text for text in other.reservations if "message sizes" in text]
 
 
+@pytest.mark.matrix
 def test_other_programs_are_not_comparable():
     result = ta.diff(ROOT / "fixtures/memory/training.pickle", BEFORE)
     assert (result.comparability, result.measure) == ("not comparable", None)

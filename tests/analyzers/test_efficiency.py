@@ -418,6 +418,7 @@ def test_parameters_need_tokens():
 # --- real traces ---------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix
 def test_convolutions_of_old_pytorch(shared: Path):
     """Without strides, the forward pass is left out, and named; both gradients are counted."""
     path = shared / "data" / "chrome" / "kineto" / "resnet50_dataloader_workers0.json.gz"

@@ -376,6 +376,7 @@ json_values = st.recursive(
 )
 
 
+@pytest.mark.matrix
 @settings(max_examples=60, deadline=None)
 @given(
     name=st.sampled_from(sorted(FORMULAS)),

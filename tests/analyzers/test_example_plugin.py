@@ -55,6 +55,7 @@ def test_commands_read_the_new_format(installed: dict[str, str], tmp_path: Path)
     assert sum(row["n"] for row in json.loads(cut.stdout)["families"]) == 2
 
 
+@pytest.mark.matrix
 def test_format_is_unknown_without_the_package() -> None:
     done = run_program("info", FILE)
     assert (done.returncode, done.stdout) == (1, "")
@@ -83,6 +84,7 @@ print(jitter(sys.argv[2], min_runs=6).verdict)
     assert done.stdout.splitlines()[-1].startswith("ncclDevKernel_ReduceScatter")
 
 
+@pytest.mark.matrix
 def test_analysis_of_the_package(installed: dict[str, str], tmp_path: Path) -> None:
     page = tmp_path / "report.json"
     jitter = ("jitter", RANK, "--min-runs")
@@ -132,6 +134,7 @@ def test_summaries_are_read_with_and_without_the_package(
         assert "jitter" not in json.loads(page.read_text())
 
 
+@pytest.mark.matrix
 def test_unusable_analyses_cost_a_warning(installed: dict[str, str], tmp_path: Path) -> None:
     code = """
 from traceanalyzer_example.entry import JITTER

@@ -493,6 +493,7 @@ def test_files_without_rank_are_identified_by_name() -> None:
     assert "file" not in gpu_idle(traces[0]).tables[1].columns
 
 
+@pytest.mark.matrix
 def test_file_name_is_not_capitalized() -> None:
     def idle(path: str, gap: int) -> Trace:
         work = [*launched(0, 10, -5), *launched(10 + gap, 30 + gap, 5)]
@@ -547,6 +548,7 @@ def random_trace(work: list[Any], slices: list[Any], shift: int) -> list[dict[st
     ]  # fmt: skip
 
 
+@pytest.mark.matrix
 @settings(max_examples=30, deadline=None)
 @given(
     st.lists(WORK, min_size=1, max_size=12),
@@ -670,6 +672,7 @@ def test_a_part_without_units_does_not_move_the_others() -> None:
     assert (none.to_list(), shared) == ([0], True)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("inputs", ["nccl_8ranks", "ddp_gloo_4ranks", "transformer", "nsys"])
 def test_narrow_terminal_keeps_start_and_host_activity(inputs: str) -> None:
     gaps = next(one for one in gpu_idle(ROOT / "fixtures" / inputs).tables if one.name == "gaps")

@@ -52,6 +52,7 @@ def innermost(events: list[Event], *kinds: str) -> str | None:
     return min(matches)[2] if matches else None
 
 
+@pytest.mark.matrix
 @modest
 @given(slices())
 def test_innermost_slice_of_half_the_gap_is_reported(events: list[Event]) -> None:

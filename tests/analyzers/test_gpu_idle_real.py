@@ -86,6 +86,7 @@ def test_busy_is_the_union_of_device_work(shared: Path, name: str) -> None:
 # --- the loader ------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("run", WORKERS)
 def test_tensorboard_plugin_by_its_rule(shared: Path, run: str) -> None:
@@ -133,6 +134,7 @@ def plugin_steps(events: pl.DataFrame) -> pl.DataFrame:
     return pl.DataFrame(steps, schema={"start": pl.Int64, "end": pl.Int64}, orient="row")
 
 
+@pytest.mark.matrix
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("run", WORKERS)
 def test_loader_share_is_close_to_the_plugin(shared: Path, run: str) -> None:

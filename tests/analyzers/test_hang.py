@@ -534,6 +534,7 @@ def test_truncated_dumps_without_pending_records_are_no_proof(shared: Path, tmp_
     assert (alone.cause, "truncated" in alone.verdict) == ("unknown", True)
 
 
+@pytest.mark.matrix
 @pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("case", "rank", "lengths"),
@@ -688,6 +689,7 @@ CHANGES = st.lists(
 )  # fmt: skip
 
 
+@pytest.mark.matrix
 @settings(max_examples=40)
 @given(CHANGES, st.sampled_from(["missing", "coalesced", "groups"]))
 def test_wrong_values_give_a_result(changes: Any, case: str) -> None:

@@ -342,6 +342,7 @@ def test_csv_has_all_series_in_base_units(run_cli: Callable[..., Any]) -> None:
     ]
 
 
+@pytest.mark.matrix
 def test_plot_is_written(run_cli: Callable[..., Any], tmp_path: Path) -> None:
     plot = tmp_path / "a.svg"
     chosen = ("--counter", "cpu|read_bytes|virtual/used")

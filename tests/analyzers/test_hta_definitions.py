@@ -119,6 +119,7 @@ def of(row: dict[str, str], name: str, rank: int) -> bool:
     return name in SINGLE or row["rank"] == str(rank)
 
 
+@pytest.mark.matrix
 @pytest.mark.sample(4)
 @pytest.mark.parametrize(("name", "rank"), TRACES)
 def test_temporal_breakdown(shared: Path, name: str, rank: int) -> None:

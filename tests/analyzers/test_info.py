@@ -188,6 +188,7 @@ def test_bundled_ranks(golden, monkeypatch):
     golden("info_nccl_8ranks.txt", ta.info(["fixtures/nccl_8ranks"]).table())
 
 
+@pytest.mark.matrix
 def test_single_path_is_accepted():
     folder = Path(__file__).parents[2] / "fixtures" / "nccl_8ranks"
     assert ta.info(str(folder)).files.height == ta.info([folder]).files.height == 8

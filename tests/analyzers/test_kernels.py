@@ -405,6 +405,7 @@ def test_invalid_arguments_exit_with_usage_error() -> None:
     assert status(["kernels", "x.json", "--by", "magic"]) == 2
 
 
+@pytest.mark.matrix
 def test_files_and_traces_give_the_same_result() -> None:
     path = FIXTURES / "nccl_8ranks/rank0.json.gz"
     for by in (None, *get_args(By)):

@@ -373,6 +373,7 @@ def test_families_of_few_and_many_names_are_the_same() -> None:
     assert [many[name] for name in names] == [family(name) for name in names]
 
 
+@pytest.mark.matrix
 def test_many_names_take_linear_time() -> None:
     form = "void at::native::vectorized_elementwise_kernel<4, add<float>, array<char*, {}ul> >(int)"
     names = [form.format(i) for i in range(20_000)]

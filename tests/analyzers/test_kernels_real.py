@@ -64,6 +64,7 @@ def recordings(shared: Path, thorough: bool) -> list[tuple[str, Trace]]:
 Recordings = list[tuple[str, Trace]]
 
 
+@pytest.mark.matrix
 def test_sums_add_up_on_every_trace(recordings: Recordings) -> None:
     unmarked = set()
     for name, each in recordings:
@@ -129,6 +130,7 @@ def test_short_names_are_unique(recordings: Recordings) -> None:
         assert names["kernel"].str.len_chars().median() <= 60  # type: ignore[operator]
 
 
+@pytest.mark.matrix
 def test_eight_ranks_are_eight_devices(shared: Path) -> None:
     folder = shared / "data/chrome/kineto/dlrm_8ranks"
     result = ta.kernels(folder, by="rank")

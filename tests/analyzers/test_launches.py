@@ -769,6 +769,7 @@ def test_waiting_is_a_part_of_idleness(events: list[dict[str, Any]]) -> None:
     assert stretches(gaps, idle, work)["waiting_ns"].sum() <= (gaps["end"] - gaps["start"]).sum()
 
 
+@pytest.mark.matrix
 @settings(max_examples=8, deadline=None)
 @given(traces(), st.integers(-1000, 1000))
 def test_results_do_not_depend_on_the_clock(events: list[dict[str, Any]], shift: int) -> None:
@@ -898,6 +899,7 @@ def test_synchronising_calls_of_other_programs_are_named() -> None:
     assert ".item()" not in launches(recorded).verdict
 
 
+@pytest.mark.matrix
 def test_first_launches_that_load_code_are_known_without_overhead_records() -> None:
     """Calls of 5 us, but 4 ms at the first launch of each kernel; one waits for a full queue."""
     rows: list[dict[str, Any]] = []

@@ -102,6 +102,7 @@ def counted(shared: Path, name: str) -> pl.DataFrame:
     )
 
 
+@pytest.mark.matrix
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("name", COMPARED)
 def test_delays_and_durations_agree_with_hta(name: str, shared: Path) -> None:
@@ -208,6 +209,7 @@ def test_a_busy_device_is_not_launch_bound(name: str, shared: Path) -> None:
     check_wording(text)
 
 
+@pytest.mark.matrix
 def test_data_loading_starvation_is_not_launch_bound(shared: Path) -> None:
     text = verdict(shared, "resnet50_dataloader_workers0")
     assert "for other reasons" in text
@@ -223,6 +225,7 @@ def test_text_output(run_cli: Callable[..., Any], golden: Callable[..., None]) -
     golden("launches_nccl_rank5.txt", done.stdout)
 
 
+@pytest.mark.matrix
 def test_plot_is_written(run_cli: Callable[..., Any], tmp_path: Path) -> None:
     plot, answer = tmp_path / "a.svg", tmp_path / "a.csv"
     done = run_cli(

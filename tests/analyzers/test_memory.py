@@ -199,6 +199,7 @@ def test_format_is_detected_by_content(tmp_path: Path) -> None:
         assert registry.require(Source(unknown)).name == "memory-snapshot"
 
 
+@pytest.mark.matrix
 @pytest.mark.sample(4)
 @pytest.mark.sample(3)
 @every
@@ -298,6 +299,7 @@ def test_shares_sum_to_one() -> None:
         assert sums.to_list() == pytest.approx([1, 1])
 
 
+@pytest.mark.matrix
 def test_trace_of_several_ranks_is_split() -> None:
     files = [ta.read(path(name)).with_rank(n) for n, name in enumerate(("training", "oom"))]
     columns = ("rank", "peak_bytes", "end_bytes", "difference_bytes", "inactive_bytes")
@@ -305,6 +307,7 @@ def test_trace_of_several_ranks_is_split() -> None:
     assert together.equals(ta.memory(files).devices.select(columns))
 
 
+@pytest.mark.matrix
 def test_outlier_of_several_ranks_is_reported(tmp_path: Path) -> None:
     for rank in range(4):
         source = path("oom" if rank == 2 else "training")

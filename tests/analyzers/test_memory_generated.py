@@ -77,6 +77,7 @@ def test_peak_and_end_match_generator(generate, given_) -> None:
     assert [row[key] for key in quality] == [0] * 5
 
 
+@pytest.mark.matrix
 @several
 @given(given_=options, most=st.integers(20, 1000))
 def test_ring_matches_end_of_full_history(generate, given_, most) -> None:

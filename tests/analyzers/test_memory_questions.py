@@ -274,6 +274,7 @@ def test_files_joined_without_ranks_are_rejected(tmp_path: Path) -> None:
 # --- the parser ------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix
 def test_invalid_top_level_values_are_ignored(tmp_path: Path) -> None:
     for value in (float("nan"), True, 5.0, None, "x", [float("inf")], {"a": [1]}, (1, 2)):
         snapshot = Snapshot().alloc(BASE, MIB).hold(BASE, 2 * MIB, (0, MIB))
@@ -433,6 +434,7 @@ def test_verdict_without_errors_mentions_window(tmp_path: Path) -> None:
     check_wording(*early.notes)
 
 
+@pytest.mark.matrix
 def test_events_before_window_are_not_counted(tmp_path: Path) -> None:
     """The window starts after the last event before it."""
     snapshot = Snapshot().alloc(BASE, MIB).note("oom", MIB, MIB).alloc(BASE + MIB, MIB)
@@ -565,6 +567,7 @@ def test_host_memory_is_excluded(tmp_path: Path) -> None:
     assert ta.memory(pinned).devices["peak_bytes"].to_list() == [512 * MIB]
 
 
+@pytest.mark.matrix
 def test_functions_are_not_shadowed_by_modules() -> None:
     code = (
         "import traceanalyzer as ta\n"

@@ -131,6 +131,7 @@ def layout(blocks: dict[int, tuple[int, int, int]], address: int) -> list[tuple[
     return rows
 
 
+@pytest.mark.matrix
 @modest
 @given(allocators())
 def test_segments_and_blocks_at_every_position(it: Allocator) -> None:

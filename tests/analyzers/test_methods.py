@@ -107,6 +107,7 @@ def _input(name: str) -> Path:
 TIMELESS = ("hang", "printed")
 
 
+@pytest.mark.matrix
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("name", [name for name in QUESTIONS if name not in TIMELESS])
 def test_window_of_a_trace_in_memory(name: str) -> None:

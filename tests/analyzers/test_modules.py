@@ -202,6 +202,7 @@ def test_device_time_of_modules_and_outside_is_that_of_all_kernels(shared: Path,
     assert result.modules["self_host_ns"].sum() == result.host_ns
 
 
+@pytest.mark.matrix
 def test_phases_of_the_outermost_module_of_a_real_recording(shared: Path) -> None:
     """Forward: launched in its frame. Backward: in a node of one of the operators in its frame."""
     path = shared / "data/chrome/kineto/mi300_rank0of8_rccl.json.gz"

@@ -131,6 +131,7 @@ def test_names_counts_and_totals_agree_with_pytorch(
         assert close(ours[name]["total_host_ns"], row["cpu_time_us"]), name
 
 
+@pytest.mark.matrix
 @pytest.mark.sample(3)
 def test_self_times_agree_with_pytorch_except_overlaps(
     recording: tuple[Trace, dict[str, Any]],
@@ -228,6 +229,7 @@ def kineto(shared: Path) -> dict[str, Path]:
     return {path.name.partition(".")[0]: path for path in paths}
 
 
+@pytest.mark.matrix
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("name", TRUSTED)
 def test_device_time_agrees_with_external_ids(name: str, shared: Path) -> None:

@@ -99,6 +99,7 @@ WORK = st.tuples(
 )
 
 
+@pytest.mark.matrix
 @settings(max_examples=25, deadline=None)
 @given(st.lists(WORK, min_size=1, max_size=12), st.lists(st.integers(1, 10**5), max_size=4))
 def test_parts_add_up_and_no_stream_is_alone_longer_than_busy(
@@ -174,6 +175,7 @@ def test_files_without_a_rank_are_labelled_by_path() -> None:
     assert table.frame["file"].to_list() == ["a/t.json", "b/t.json"]
 
 
+@pytest.mark.matrix
 def test_common_clock_if_all_recordings_overlap() -> None:
     later = [{**event, "ts": event["ts"] + 20 * US} for event in EVENTS]
     together = overlap([trace(EVENTS), trace(later, rank=1)]).devices
@@ -341,6 +343,7 @@ def test_every_real_trace_adds_up_or_reports_missing_data(shared: Path, thorough
     assert answered >= (10 if thorough else 2)
 
 
+@pytest.mark.matrix
 def test_dlrm_overlap_agrees_with_the_peer(shared: Path) -> None:
     result = ta.overlap(shared / "data/chrome/kineto/dlrm_8ranks")
     shares = [round(100 * share, 2) for share in result.devices["overlap_frac"]]
@@ -379,6 +382,7 @@ def test_command_output_on_the_fixture(run_cli, golden) -> None:
     golden("overlap_nccl_8ranks.txt", done.stdout)
 
 
+@pytest.mark.matrix
 def test_command_by_step_and_in_json(run_cli, tmp_path: Path) -> None:
     path = ROOT / "fixtures/nccl_8ranks/rank0.json.gz"
     drawn = tmp_path / "plot.svg"

@@ -50,6 +50,7 @@ def test_each_reason_is_recognized(one: Trace, reason: str, exposed: int) -> Non
     check_wording(ta.overlap(one).verdict)
 
 
+@pytest.mark.matrix
 def test_wait_time_is_subtracted_first() -> None:
     """Rank 0 arrives at 11 ms, rank 1 at 14 ms; both leave at 15 ms: 3 ms are wait time."""
     both = [

@@ -464,6 +464,7 @@ def test_diagnose_of_a_truncated_text_names_it(torch: str, tmp_path: Path) -> No
     assert [one.id for one in result.findings] == ["dropped-events"]
 
 
+@pytest.mark.matrix
 def test_next_to_traces_the_tables_are_details() -> None:
     alone, both = ta.diagnose(TRACE), ta.diagnose([LOG, TRACE])
     assert both.verdict == alone.verdict

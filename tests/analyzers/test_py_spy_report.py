@@ -71,6 +71,7 @@ def reference(
     return [(*key, f"{100 * count / total:.2f}% ({count})") for key, count in rows]
 
 
+@pytest.mark.matrix
 @given(stacks=STACKS, library=st.sampled_from(["torch", "itwinai", "built", "py"]),
        aggregate=st.booleans())  # fmt: skip
 @settings(max_examples=50, deadline=None)
@@ -179,6 +180,7 @@ def test_rate_converts_samples_to_seconds(report) -> None:
         report([([OWN_CODE], 150)], rate=0.0)
 
 
+@pytest.mark.matrix
 def test_runaway_recursion_is_merged_quickly(report) -> None:
     result = report([([OWN_CODE] * 20_000, 1)], group_by="function", library_names="torch")
     assert result.groups is not None
@@ -291,12 +293,14 @@ def test_command_without_input_is_one_error_line(tmp_path, monkeypatch, capfd) -
     check_wording(captured)
 
 
+@pytest.mark.matrix
 def test_a_pipe_is_read(run_program) -> None:
     done = run_program("py-spy-report", "--to", "json", input=text_of([([OWN_CODE], 4)]).encode())
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["total_samples"] == 4
 
 
+@pytest.mark.matrix
 def test_empty_pipe_is_an_error(run_program, tmp_path) -> None:
     done = run_program("py-spy-report", input=b"", cwd=tmp_path)
     assert done.returncode == 2

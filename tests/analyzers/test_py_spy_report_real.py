@@ -109,6 +109,7 @@ def test_forked_workers_do_not_count_for_parent_code(shared: Path) -> None:
     assert result.processes["samples"].sum() == RECORDINGS["subproc_threads"]
 
 
+@pytest.mark.matrix
 def test_grouping_keeps_the_sum(shared: Path) -> None:
     path = shared / "data/pyspy/subproc_threads.raw.txt"
     for by in ("process", "thread", "rank", "file"):

@@ -81,6 +81,7 @@ def test_another_device_of_the_rank_is_added() -> None:
     assert result.busy_ns == 100 * MS
 
 
+@pytest.mark.matrix
 def test_copy_of_a_file_is_noted_and_ignored(tmp_path: Path) -> None:
     original, copy = tmp_path / "rank0.json.gz", tmp_path / "copy_of_rank0.json"
     original.write_bytes(RANK.read_bytes())

@@ -51,6 +51,7 @@ def test_published_epoch_times():
     assert result.sizes["step_ns"].to_list() == [s * SECOND for s in VIRGO.values()]
 
 
+@pytest.mark.matrix
 def test_weak_scaling():
     runs = [*one_run(2, 100 * MS), *one_run(8, 125 * MS)]
     (_, last) = scaling(runs, weak=True).sizes.iter_rows(named=True)
@@ -59,6 +60,7 @@ def test_weak_scaling():
     assert last["lost_ns"] == pytest.approx(25 * MS)
 
 
+@pytest.mark.matrix
 def test_losses_by_part():
     runs = [
         *one_run(2, 100 * MS, transfer_ns=10 * MS),
@@ -91,6 +93,7 @@ def test_losses_add_up(runs, weak):
     assert sums["lost_ns"].to_list() == pytest.approx(result.sizes["lost_ns"].to_list(), abs=1)
 
 
+@pytest.mark.matrix
 def test_repeated_runs_are_averaged():
     runs = [
         *one_run(2, 100 * MS),
@@ -102,6 +105,7 @@ def test_repeated_runs_are_averaged():
     assert last["efficiency_frac"] == pytest.approx(100 / 70 / 2)
 
 
+@pytest.mark.matrix
 def test_ranks_of_one_job_may_be_in_several_folders():
     first, second = one_run(4, 60 * MS)
     (other,) = [trace(_rows(second), 1, path="node1/rank1.json", world_size=4)]
@@ -124,11 +128,13 @@ def test_without_a_world_size_the_devices_count():
     assert result.sizes["efficiency_frac"].to_list() == pytest.approx([1, 100 / 120])
 
 
+@pytest.mark.matrix
 def test_the_order_of_inputs_does_not_matter():
     runs = [*one_run(2, 100 * MS), *one_run(4, 60 * MS), *one_run(8, 40 * MS)]
     assert scaling(runs).to_dict() == scaling(runs[::-1]).to_dict()
 
 
+@pytest.mark.matrix
 def test_runs_that_cannot_be_compared():
     with raises_wording(MissingData):
         scaling(one_run(2, 100 * MS))
@@ -157,6 +163,7 @@ def test_states_have_the_colours_of_the_timeline():
     assert len(set(inks)) == len(inks)
 
 
+@pytest.mark.matrix
 def test_a_verdict_agrees_with_the_losses():
     # 4 GPUs lose 10 ms, 8 GPUs are 1 ms faster than ideal, but communicate longer
     runs = [
@@ -169,6 +176,7 @@ def test_a_verdict_agrees_with_the_losses():
     check_wording(result.verdict)
 
 
+@pytest.mark.matrix
 def test_efficiency_far_above_ideal_is_not_the_same_work():
     weak = scaling([*one_run(2, 100 * MS), *one_run(8, 50 * MS)], weak=True)
     assert weak.sizes["efficiency_frac"][-1] == pytest.approx(2)
@@ -178,6 +186,7 @@ def test_efficiency_far_above_ideal_is_not_the_same_work():
     assert "same work" not in plausible.verdict
 
 
+@pytest.mark.matrix
 def test_runs_on_different_gpus():
     def on(gpu: str, runs: list[Trace]) -> list[Trace]:
         return [
@@ -200,6 +209,7 @@ def test_runs_of_one_folder_are_named_by_file():
     assert scaling(files).runs["run"].to_list() == ["all/2.json", "all/4.json"]
 
 
+@pytest.mark.matrix
 def test_folders(tmp_path: Path):
     for run in (one_run(2, 100 * MS), one_run(4, 60 * MS)):
         for one in run:
@@ -228,6 +238,7 @@ def test_other_work_is_recognised(shared: Path) -> None:
     assert different.runs["run"][0].endswith("workers0.json.gz")
 
 
+@pytest.mark.matrix
 def test_parts_below_a_hundredth_of_the_loss_are_not_named() -> None:
     result = ta.scaling(ROOT / "fixtures/power")
     assert "idle: launches" not in result.verdict

@@ -85,12 +85,14 @@ def test_energy_equals_the_sum_over_every_microsecond(form, name, readings, step
     check_wording(result.verdict, *result.notes)
 
 
+@pytest.mark.matrix
 def test_energy_of_weak_scaling_is_compared_per_gpu():
     result = ta.scaling([POWER / "rpd/run2", POWER / "rpd/run4"], weak=True)
     first, last = result.sizes["energy_j"]
     assert result.sizes["energy_frac"].to_list() == [1, pytest.approx(first / last)]
 
 
+@pytest.mark.matrix
 def test_of_more_gpus_with_readings_those_with_most_energy_count():
     (row,) = ta.scaling([POWER / "rpd/run2", POWER / "rpd/run4"]).runs.rows(named=True)[:1]
     assert (row["power_gpus"], row["energy_gpus"]) == (8, 2)

@@ -144,6 +144,7 @@ def test_links_and_pipes_among_parameters_are_not_read(tmp_path: Path) -> None:
     assert "secret" not in str(result.runs.rows())
 
 
+@pytest.mark.matrix
 def test_metrics_given_with_traces_are_named_once() -> None:
     power = FIXTURE.parent / "power" / "rpd"
     result: Any = ta.scaling([power / "run2", power / "run4", RUNS])

@@ -45,6 +45,7 @@ OTHER_JOBS = {
 }
 
 
+@pytest.mark.matrix
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("differ", OTHER_JOBS)
 def test_ranks_of_different_jobs_are_not_compared(differ: str) -> None:
@@ -100,6 +101,7 @@ def test_fixtures_are_one_job(folder: str) -> None:
     assert _of_files(FIXTURES / folder) == ""
 
 
+@pytest.mark.matrix
 @pytest.mark.sample(12)
 @pytest.mark.parametrize(
     "folder",

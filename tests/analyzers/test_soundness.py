@@ -147,6 +147,7 @@ def test_a_long_kernel_that_the_next_work_waits_for_is_possible(tmp_path: Path) 
     assert problems(write(tmp_path / "a.json", events)) == {}
 
 
+@pytest.mark.matrix
 def test_the_recordings_with_impossible_times(causes: Path) -> None:
     path = causes / "chrome/impossible_durations.json.gz"
     assert problems(path) == {words.IMPOSSIBLE_TIMES: 2}
@@ -206,6 +207,7 @@ def test_queued_work_shows_the_clock_by_its_first_kernels(tmp_path: Path) -> Non
     assert problems(write(tmp_path / "a.json", events + queued, after=5_000))[words.DEVICE_CLOCK]
 
 
+@pytest.mark.matrix
 def test_the_recordings_of_device_clocks(causes: Path) -> None:
     early = causes / "chrome/device_clock_3ms_early.json.gz"
     assert problems(early) == {words.DEVICE_CLOCK: 300}
@@ -249,6 +251,7 @@ def test_launches_captured_in_a_graph_have_no_kernel(tmp_path: Path) -> None:
     assert problems(path) == {}
 
 
+@pytest.mark.matrix
 def test_launches_without_any_kernel(causes: Path, tmp_path: Path) -> None:
     built = write(tmp_path / "a.json", without(training(), range(100)))
     for path in (causes / "chrome/cuda_on_but_no_kernels.json.gz", built):
@@ -344,6 +347,7 @@ def test_the_caching_allocator_is_off(tmp_path: Path, prefix: str) -> None:
     assert problems(first) == {}
 
 
+@pytest.mark.matrix
 def test_the_recording_without_a_caching_allocator(causes: Path) -> None:
     path = causes / "chrome/no_caching_allocator.json.gz"
     first = ta.diagnose(path).diagnosis[0]
@@ -445,6 +449,7 @@ def test_a_rank_that_is_recorded_later_is_no_straggler(
         assert not {"straggler", "uneven-steps"} & {one.id for one in found.diagnosis}
 
 
+@pytest.mark.matrix
 def test_a_straggler_that_is_recorded_stays_one(tmp_path: Path) -> None:
     tmp_path.joinpath("job").mkdir()
     paths = []
@@ -459,6 +464,7 @@ def test_a_straggler_that_is_recorded_stays_one(tmp_path: Path) -> None:
     assert ta.comm_outliers(paths).totals.total_wait_ns > 8_000_000_000
 
 
+@pytest.mark.matrix
 def test_recordings_that_end_apart(tmp_path: Path) -> None:
     ends = {0: 4_000, 1: 4_000, 2: 1_000}
     paths = [
@@ -474,6 +480,7 @@ def test_a_file_of_two_processes(tmp_path: Path) -> None:
     assert problems(write(tmp_path / "a.json", both, rank=0, ranks=2)) == {words.SAME_RANK: 2}
 
 
+@pytest.mark.matrix
 def test_processes_of_one_rank_at_the_same_time_are_named(tmp_path: Path) -> None:
     def note(after: float) -> str:
         one = write(tmp_path / "a.json", training(), rank=0, ranks=2, after=after)
@@ -543,6 +550,7 @@ def test_all_recordings_of_others(shared: Path) -> None:
         assert (unsound(path) or set()) == _UNSOUND.get(name, set()), name
 
 
+@pytest.mark.matrix
 def test_each_code_is_ordered_and_has_advice(causes: Path) -> None:
     assert len(set(CODES)) == len(CODES)
     for name in _UNSOUND:

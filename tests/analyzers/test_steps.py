@@ -129,6 +129,7 @@ def test_single_step_has_no_variance() -> None:
 LENGTHS = st.lists(st.integers(1, 1_000), min_size=1, max_size=8)
 
 
+@pytest.mark.matrix
 @settings(max_examples=15, deadline=None)
 @given(LENGTHS, st.lists(st.tuples(st.integers(0, 4_000), st.integers(0, 500)), max_size=8))
 def test_parts_add_up_and_shifting_changes_nothing(
@@ -440,6 +441,7 @@ def test_runs_without_device_work(fixture: str, golden, monkeypatch) -> None:
     golden(f"steps_{fixture}.txt", ta.steps(ROOT / "fixtures" / fixture).table())
 
 
+@pytest.mark.matrix
 def test_command_writes_json_and_plot(run_cli, tmp_path: Path) -> None:
     drawn = tmp_path / "steps.svg"
     path = ROOT / "fixtures/nccl_8ranks/rank5.json.gz"

@@ -81,6 +81,7 @@ def test_states_agree_with_overlap_and_idle_time(folder: str) -> None:
     assert sums == idle.idle_ns
 
 
+@pytest.mark.matrix
 @settings(max_examples=25)
 @given(chance=st.randoms(use_true_random=False))
 def test_states_of_any_trace_are_a_partition(chance: Random) -> None:
@@ -96,6 +97,7 @@ def test_states_of_any_trace_are_a_partition(chance: Random) -> None:
     assert sum(result.totals().values()) == sum(lengths)
 
 
+@pytest.mark.matrix
 def test_waiting_is_named_by_its_rank() -> None:
     result = once(timeline, RANKS)
     waits = result.states.filter(state="waiting").with_columns(ns=pl.col("end") - pl.col("start"))
@@ -142,6 +144,7 @@ def test_devices_of_one_process_are_rows() -> None:
     ]
 
 
+@pytest.mark.matrix
 def test_order_of_rows() -> None:
     result = timeline(RANKS, order="cost")
     assert result.shares["rank"][0] == 5
@@ -182,6 +185,7 @@ def test_no_events_are_refused() -> None:
         timeline(trace([]))
 
 
+@pytest.mark.matrix
 def test_export_of_nsys(shared: Path) -> None:
     result = timeline(shared / "data" / "nsys" / "mfu_2gpu_before.sqlite.gz")
     assert_is_partition(result)
@@ -246,6 +250,7 @@ def test_every_cause_has_a_state() -> None:
     assert OF_CAUSE.keys() == set(causes.LOSS.categories)
 
 
+@pytest.mark.matrix
 def test_a_short_timeline_shows_who_delays_others() -> None:
     """Main threads that wait for a late rank are idle, too, but not of themselves."""
     drawing = ta.diagnose(ROOT / "fixtures/ddp_gloo_4ranks").view().timelines()[0]
@@ -254,6 +259,7 @@ def test_a_short_timeline_shows_who_delays_others() -> None:
     assert set(drawing.states.drop_nulls("peer")["state"].unique()) == {"waiting"}
 
 
+@pytest.mark.matrix
 def test_cycles_of_a_rank_are_one_row_of_a_short_timeline() -> None:
     cycles = [
         trace(

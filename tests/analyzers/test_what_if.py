@@ -261,6 +261,7 @@ def check_path(path: Any) -> None:
     assert (ends - path.path["at_ns"].tail(-1)).abs().max() < 10
 
 
+@pytest.mark.matrix
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("path", ["nccl_8ranks", "ddp_2ranks"])
 def test_fixtures_are_replayed(path: str) -> None:

@@ -86,6 +86,7 @@ def test_every_value_of_every_table(name, tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["out.sqlite"]
 
 
+@pytest.mark.matrix
 @pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "name",

@@ -66,6 +66,7 @@ def _check_at_once(path, target, ranks, writer):
     return texts
 
 
+@pytest.mark.matrix
 def test_real_traces_are_equal_in_the_trace_processor(shared, tmp_path, thorough):
     names = (
         (SAMPLE if thorough else SAMPLE[1::3])
@@ -98,6 +99,7 @@ def test_slices_that_overlap_and_deep_ones_have_child_tracks(tmp_path):
     assert max(row["depth"] for row in second[0].tables[0]) < 512
 
 
+@pytest.mark.matrix
 def test_arguments_are_those_of_the_tables(shared, tmp_path):
     trace = ta.read(shared / "data/chrome/kineto/nccl_a100_rank0of2.json.gz")
     write(trace, tmp_path / "out.pftrace")

@@ -181,6 +181,7 @@ _events = st.tuples(
 ).map(lambda parts: [parts[0], *parts[1]])
 
 
+@pytest.mark.matrix
 @settings(max_examples=50, deadline=None)
 @given(events=_events, selection=st.sampled_from([TYPED, VERBATIM]))
 def test_any_events(

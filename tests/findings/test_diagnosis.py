@@ -164,6 +164,7 @@ def with_idle_time(path: Path, cause: str, frac: float) -> Any:
     return replace(idle, lost=lost, steps=idle.steps.clear())
 
 
+@pytest.mark.matrix
 def test_synchronisation_names_the_call() -> None:
     trace = FIXTURES / "nsys" / "training.sqlite"
     idle, launches = with_idle_time(trace, causes.SYNCHRONISATION, 0.1), ta.launches(trace)
@@ -234,6 +235,7 @@ def test_fixtures_have_expected_findings(name: str, rule: str, severity: str) ->
     assert find(diagnosis(FIXTURES / name), rule).severity == severity
 
 
+@pytest.mark.matrix
 def test_inputs_of_several_formats(late: ta.Diagnosis) -> None:
     """Each check uses the files that have its data."""
     stacks = FIXTURES / "py_spy/native.raw.txt"
@@ -332,6 +334,7 @@ def test_a_file_of_two_ranks_is_one_file(tmp_path: Path) -> None:
     assert "1 of 1 file " in find(ta.diagnose(path), "dropped-events").title
 
 
+@pytest.mark.matrix
 def test_commands_in_notes_can_be_copied(tmp_path: Path) -> None:
     """Whatever the name of the folder is, and with the full stop of the sentence."""
     folder = tmp_path / "my run; echo $HOME"
@@ -365,6 +368,7 @@ def test_unreadable_files_are_noted(tmp_path: Path) -> None:
         ta.diagnose(tmp_path / "cut.json")
 
 
+@pytest.mark.matrix
 def test_truncated_file_lowers_confidence(tmp_path: Path) -> None:
     """Missing data may have been at its end: no advice to record it, low confidence."""
     whole = gzip.decompress((RANKS / "rank0.json.gz").read_bytes())
@@ -389,6 +393,7 @@ def test_truncated_file_lowers_confidence(tmp_path: Path) -> None:
         check_wording(one.evidence[0])
 
 
+@pytest.mark.matrix
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("inputs", "ranks"),

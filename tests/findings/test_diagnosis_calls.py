@@ -143,6 +143,7 @@ def test_small_copies_that_block_are_named(us: int, rule: str) -> None:
     assert rules(trace(rows))[0] == rule
 
 
+@pytest.mark.matrix
 def test_python_between_operators_is_launch_overhead() -> None:
     rows = [host("python_function", "nn.Module: Block_0", 0, 40_000 * US)]
     for i in range(80):
@@ -180,6 +181,7 @@ def test_the_frame_between_the_leaf_and_own_code_is_named() -> None:
     assert one.advice.startswith("log (wandb/sdk/run.py:9)")
 
 
+@pytest.mark.matrix
 def test_recomputed_activations_are_no_file_access() -> None:
     """A range named ``checkpoint`` that launches kernels runs part of a model again."""
     around = loop(lambda at: [host("nvtx", "checkpoint", at * US, 495 * US)])
@@ -188,6 +190,7 @@ def test_recomputed_activations_are_no_file_access() -> None:
     assert rules(saved)[0] == "checkpoints"
 
 
+@pytest.mark.matrix
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("call", ["cuMemHostAlloc", "cudaMalloc", "cudaStreamCreate"])
 def test_a_single_call_costs_once(call: str) -> None:
@@ -241,6 +244,7 @@ def test_kernels_of_other_libraries_are_no_communication(shared: Path, file: str
     assert ta.overlap(path).scalars["communication_ns"] == 0
 
 
+@pytest.mark.matrix
 def test_mpi_calls_are_host_collectives(shared: Path) -> None:
     """Rank 2 computes on the host while the others wait in MPI_Allreduce."""
     path = shared / "data/causes/nsys/c26_mpi_ranks.sqlite.gz"
@@ -255,6 +259,7 @@ def test_mpi_calls_in_gaps_wait_for_ranks() -> None:
     assert idle.idle_by_cause["waiting_for_peer"] > 0.8 * idle.idle_ns
 
 
+@pytest.mark.matrix
 def test_overhead_of_other_threads_hides_no_cause(shared: Path) -> None:
     def allocated(at: int) -> list[dict[str, Any]]:
         return [
@@ -276,6 +281,7 @@ def test_processes_that_share_a_gpu_are_one_device(shared: Path) -> None:
     assert ta.gpu_idle(path, by="process").units.height == 2
 
 
+@pytest.mark.matrix
 def test_almost_no_gpu_work_is_one_sentence(shared: Path) -> None:
     found = diagnosis(shared / "data/causes/nsys/c3_one_memset.sqlite.gz")
     assert not found.findings

@@ -64,6 +64,7 @@ def test_throttled_steps_even_if_most_are_slow(last: int) -> None:
     check_wording(one.title, *one.evidence)
 
 
+@pytest.mark.matrix
 def test_some_longer_kernels_are_not_throttling() -> None:
     assert not judged("throttled-steps", throttled(2, ("gemm",)))
     assert not judged("throttled-steps", throttled(0))
@@ -90,6 +91,7 @@ def test_all_steps_are_slower_than_work_launched_before_the_recording(factor: fl
     assert all("outside the steps" in one.title for one in found)
 
 
+@pytest.mark.matrix
 def test_slow_gpu_without_matching_collectives() -> None:
     """Without matching collectives there is no wait time, but kernels are slow."""
     traces = job(lambda rank, _n, _k: 1.5 if rank == 2 else 1)
@@ -107,6 +109,7 @@ def test_slow_gpu_with_wait_time_is_a_straggler() -> None:
     assert ta.diagnose(traces).findings[0].id == "straggler"
 
 
+@pytest.mark.matrix
 def test_unequal_work_of_another_rank_in_each_step() -> None:
     """Rank n has longer products in step n; in the last step no rank has."""
     traces = job(lambda rank, n, k: 1.5 if rank == n and k == "gemm" else 1)
@@ -117,6 +120,7 @@ def test_unequal_work_of_another_rank_in_each_step() -> None:
     assert not judged("unequal-work", job(lambda r, _n, _k: 1.5 if r == 2 else 1))
 
 
+@pytest.mark.matrix
 def test_slow_small_collective_is_on_a_slow_link() -> None:
     """1 KiB takes 5 ms on all ranks after the last arrival."""
     about = {"dtype": "float", "elements_in": 256, "stream": 20, "group": "0"}

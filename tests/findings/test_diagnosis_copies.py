@@ -28,6 +28,7 @@ def exposed_copies(*lengths: tuple[str, int]) -> ta.Finding:
     return one
 
 
+@pytest.mark.matrix
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(("main", "other"), [("HtoD", "DtoH"), ("DtoH", "HtoD")])
 def test_direction_of_nearly_all_copies_is_in_the_title(main: str, other: str) -> None:

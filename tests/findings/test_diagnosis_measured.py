@@ -60,6 +60,7 @@ def lines(answers: dict[str, Result]) -> Iterator[str]:
             yield ""
 
 
+@pytest.mark.matrix
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("name", INPUTS)
 def test_measurements_of_all_rules(name: str, golden: Any, thorough: bool) -> None:
@@ -70,6 +71,7 @@ def test_measurements_of_all_rules(name: str, golden: Any, thorough: bool) -> No
     golden(f"diagnose/measured_{name}.txt", text.replace(f"{ROOT}/", "") + "\n")
 
 
+@pytest.mark.matrix
 def test_only_what_rules_use_is_measured() -> None:
     """Plots, arrows and the memory of operators are for reports."""
     traces: list[ta.Trace] = []

@@ -99,6 +99,7 @@ def status(result: ta.Diagnosis) -> tuple[str, str]:
     return row
 
 
+@pytest.mark.matrix
 def test_no_error_in_a_part_of_the_history_is_no_pass(tmp_path: Path) -> None:
     whole = (MEMORY / "training.pickle").read_bytes()
     cut = tmp_path / "cut.pickle"

@@ -76,6 +76,7 @@ def test_setup_is_known_not_to_repeat() -> None:
     assert one.confidence == "high"
 
 
+@pytest.mark.matrix
 def test_other_code_in_a_warm_up_step_costs_nothing() -> None:
     assert ta.diagnose(steps_with("my_function", "cpu_op")).findings == ()
     findings = ta.diagnose(steps_with("my_function", "cpu_op", n_steps=1)).findings

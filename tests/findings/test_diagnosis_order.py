@@ -12,6 +12,7 @@ from traceanalyzer.run.examine import examine
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 
 
+@pytest.mark.matrix
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("folder", ["ddp_gloo_4ranks", "nccl_8ranks_isolated"])
 def test_tables_of_reversed_inputs_are_the_same(folder: str, thorough: bool) -> None:

@@ -70,6 +70,7 @@ def test_cost_is_the_time_above_the_roof(tmp_path: Path) -> None:
     assert "16 bytes" in one.advice
 
 
+@pytest.mark.matrix
 def test_reason_is_the_shape(tmp_path: Path) -> None:
     small = found(write(tmp_path / "a.json", [product(128, 128, 128, 100)]))[0]
     assert "more work per product" in small.advice
@@ -123,6 +124,7 @@ def test_missing_data_is_named(tmp_path: Path, calls: list[Call], why: str) -> N
     assert why in rows["why"][0]
 
 
+@pytest.mark.matrix
 def test_finding_on_a_transformer() -> None:
     """The product with an unaligned vocabulary runs at 0.21e15 FLOP/s."""
     (one,) = found(TRANSFORMER)
@@ -133,6 +135,7 @@ def test_finding_on_a_transformer() -> None:
     assert "50257" in one.evidence[0]
 
 
+@pytest.mark.matrix
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("function", [ta.diagnose, ta.report])
 def test_a_trace_in_memory_gives_the_same(function: Any) -> None:

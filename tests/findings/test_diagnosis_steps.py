@@ -47,6 +47,7 @@ def _usual(begin: int) -> Iterator[Event]:
         yield device("gemm", begin + (4 + n) * MS, MS)
 
 
+@pytest.mark.matrix
 def test_forward_passes_without_a_backward_pass() -> None:
     layers = [host("cpu_op", "aten::linear", 10 * MS + n * MS, MS // 2) for n in range(15)]
     (one,) = judged("uneven-steps", steps({3: layers}))
@@ -121,6 +122,7 @@ def rows_of_slow_steps(extra: dict[int, Sequence[Event]], *usual: Event) -> list
     return result.only_slow.select("name", "total_ns", "usual_ns").rows()
 
 
+@pytest.mark.matrix
 def test_only_what_other_steps_lack_is_only_in_slow_steps() -> None:
     saving = host("user_annotation", "save_checkpoint", 10 * MS, 19 * MS)
     assert rows_of_slow_steps({3: [saving]}) == [("save_checkpoint", 19 * MS, None)]
@@ -130,6 +132,7 @@ def test_only_what_other_steps_lack_is_only_in_slow_steps() -> None:
     assert rows_of_slow_steps({3: [saving]}, usual) == [("save_checkpoint", 19 * MS, MS)]
 
 
+@pytest.mark.matrix
 def test_ranges_that_differ_by_a_number_are_usual() -> None:
     """Each step forwards another layer: that of the slow step is not "only in slow steps"."""
     layers = [
@@ -142,6 +145,7 @@ def test_ranges_that_differ_by_a_number_are_usual() -> None:
     assert rows_of_slow_steps({3: [stall]}, *layers) == [("save_checkpoint 3", 19 * MS, None)]
 
 
+@pytest.mark.matrix
 def test_an_operator_that_waits_for_the_device_is_no_cause() -> None:
     copy = host("cpu_op", "aten::to", 10 * MS, 19 * MS)
     wait = host("cuda_runtime", "cudaStreamSynchronize", 11 * MS, 17 * MS)
@@ -152,6 +156,7 @@ def test_an_operator_that_waits_for_the_device_is_no_cause() -> None:
     assert rows == [("save_checkpoint", 19 * MS, None)]
 
 
+@pytest.mark.matrix
 def test_one_of_nested_slices_is_the_cause() -> None:
     """The range with most of the excess, or one within it that other steps do not have."""
     outer = host("user_annotation", "train_step", 10 * MS, 19 * MS)
@@ -164,6 +169,7 @@ def test_one_of_nested_slices_is_the_cause() -> None:
     assert rows == [("save_checkpoint", 15 * MS, None)]
 
 
+@pytest.mark.matrix
 def test_slices_one_after_another_are_separate_causes() -> None:
     saving = host("user_annotation", "save_checkpoint", 10 * MS, 9 * MS)
     testing = host("user_annotation", "evaluate", 19 * MS, 8 * MS)

@@ -63,10 +63,12 @@ def test_cause_is_in_the_title(odd: Mapping[str, float], more: int, key: str) ->
     assert key in straggler(job(odd, more)).title
 
 
+@pytest.mark.matrix
 def test_title_has_the_factor_of_the_kernels() -> None:
     assert " 1.50 times" in straggler(job(dict.fromkeys(KERNELS, 1.5))).title
 
 
+@pytest.mark.matrix
 def test_cost_is_wait_time_of_the_other_ranks() -> None:
     one = straggler(job({"gemm": 2.0}))
     assert one.cost_ns == 4 * MS, "all steps are shorter without it"
@@ -83,6 +85,7 @@ def overlapping_rank(rank: int, late_ms: int) -> Iterator[dict[str, Any]]:
         yield device(ALL_REDUCE, at, begin + 12 * MS - at, stream=20, seq=number, **ABOUT)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("late_ms", "lost_ms"), [(0, 0), (1, 1), (2, 2), (3, 2)])
 def test_overlapped_wait_time_is_lost_where_it_delays_exposed_transfers(
     late_ms: int, lost_ms: int
@@ -116,6 +119,7 @@ def _copying_rank(rank: int, annotation: str) -> Iterator[dict[str, Any]]:
         yield device(ALL_REDUCE, at, begin + 20 * MS - at, stream=20, seq=number, **ABOUT)
 
 
+@pytest.mark.matrix
 def test_wait_time_for_copies_belongs_to_copies() -> None:
     first = ta.diagnose(copying_job()).findings[0]
     assert (first.id, first.rank) == ("exposed-copies", 2)
@@ -124,6 +128,7 @@ def test_wait_time_for_copies_belongs_to_copies() -> None:
     assert "straggler" in {effect.id for effect in first.effects}
 
 
+@pytest.mark.matrix
 def test_checkpoint_copies_belong_to_the_checkpoint() -> None:
     first = ta.diagnose(copying_job("save_checkpoint")).findings[0]
     assert (first.id, first.rank) == ("checkpoints", 2)

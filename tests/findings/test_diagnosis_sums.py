@@ -61,6 +61,7 @@ def _cpu_rank(rank: int, late: set[int]) -> Iterator[dict[str, Any]]:
         at += pause + 10 * MS
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("late", [{2}, {1, 4}, {1, 4, 6}])
 def test_all_steps_with_the_loss_are_named(late: set[int]) -> None:
     diagnosed = ta.diagnose(cpu_job(late))
@@ -104,6 +105,7 @@ def streams(rank: int) -> Iterator[dict[str, Any]]:
                          seq=number)  # fmt: skip
 
 
+@pytest.mark.matrix
 def test_collectives_of_two_streams_count_a_moment_once() -> None:
     diagnosed = ta.diagnose([trace(list(streams(rank)), rank, world_size=2) for rank in range(2)])
     slow = next(one for one in diagnosed.findings if one.id == "slow-collectives")
@@ -126,6 +128,7 @@ def loader_after(call_ms: int) -> Iterator[dict[str, Any]]:
         yield load
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("call_ms", [0, 18])
 def test_a_synchronisation_that_exposes_the_loader_is_named(call_ms: int) -> None:
     found = {one.id: one for one in ta.diagnose(trace(list(loader_after(call_ms)))).findings}
@@ -133,6 +136,7 @@ def test_a_synchronisation_that_exposes_the_loader_is_named(call_ms: int) -> Non
     assert ("cudaStreamSynchronize" in texts) == bool(call_ms)
 
 
+@pytest.mark.matrix
 def test_small_messages_need_larger_buckets_in_the_advice() -> None:
     about = {"dtype": "float", "elements_in": 256, "group": "0", "group_size": 2, "stream": 20}
     rows = [

@@ -40,6 +40,7 @@ def test_advice_fits_the_vendor() -> None:
         check_wording(text)
 
 
+@pytest.mark.matrix
 def test_amd_recording_gets_advice_for_its_link(shared: Path) -> None:
     text = texts(diagnosis(shared / "data/chrome/kineto/mi300_rank0of8_rccl.json.gz"))
     assert "xGMI" in text
@@ -53,11 +54,13 @@ def test_step_time_is_that_of_the_device(shared: Path) -> None:
     assert "on the GPU" not in diagnosis(FIXTURES / "nccl_8ranks").about
 
 
+@pytest.mark.matrix
 def test_peak_memory_is_named_with_other_files() -> None:
     both = diagnosis(FIXTURES / "nccl_8ranks", FIXTURES / "memory/training.pickle")
     assert "peak memory" in both.about
 
 
+@pytest.mark.matrix
 def test_job_without_gpus_has_no_gpu_terms() -> None:
     result = diagnosis(FIXTURES / "ddp_gloo_4ranks")
     text = texts(result)
@@ -89,6 +92,7 @@ def test_host_names_show_whether_a_job_ran_on_one_host(hosts: tuple[str | None, 
     assert not program_of({"info": ta.info(traces[:1])}).one_host
 
 
+@pytest.mark.matrix
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "name", ["nccl_8ranks", "ddp_gloo_4ranks", "composer", "upgrade/after.json.gz", "memory"]
@@ -118,6 +122,7 @@ def test_every_skipped_check_says_what_it_needs(name: str) -> None:
     assert "Other reasons" not in note
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("share", [0.6, 0.9])
 def test_verdict_starts_with_truncated_file(share: float, tmp_path: Path) -> None:
     whole = gzip.decompress((FIXTURES / "nccl_8ranks/rank0.json.gz").read_bytes())
@@ -158,6 +163,7 @@ def test_skipped_checks_are_listed_by_the_kind_of_reason() -> None:
     check_wording(*_skipped(reasons), *_skipped(reasons[:1]))
 
 
+@pytest.mark.matrix
 def test_advice_about_dropped_events_depends_on_what_was_dropped(shared: Path) -> None:
     result = diagnosis(shared / "data/rocpd/matmul_result_large.rpd")
     dropped = next(one for one in result.findings if one.id == "dropped-events")
@@ -181,6 +187,7 @@ def advice_of(path: Path) -> dict[str, str]:
     return {one.id: one.advice for one in diagnosis(path).findings}
 
 
+@pytest.mark.matrix
 def test_advice_for_amd_names_hip(shared: Path) -> None:
     result = diagnosis(shared / "data/rocpd/bt2_test.db")
     advice = {one.id: one.advice for one in result.findings}
@@ -192,6 +199,7 @@ def test_advice_for_amd_names_hip(shared: Path) -> None:
     assert text == "hipHostMalloc, hipMemcpyAsync, HIP graphs, torch.cuda.graph"
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "name",
     [
@@ -209,6 +217,7 @@ def test_training_gets_advice_on_optimizers() -> None:
     assert ta.gpu_idle(FIXTURES / "nccl_8ranks/rank0.json.gz").program.trains
 
 
+@pytest.mark.matrix
 def test_one_slow_launch_is_module_loading(shared: Path) -> None:
     """One launch of 6.5 of 8.1 ms loads code; the last step is empty."""
     result = diagnosis(shared / "data/chrome/kineto/mi250_rocm62.json.gz")
@@ -222,6 +231,7 @@ def test_one_slow_launch_is_module_loading(shared: Path) -> None:
     check_wording(advice)
 
 
+@pytest.mark.matrix
 def test_budget_of_one_rank_does_not_separate_wait_time(shared: Path) -> None:
     one = diagnosis(shared / "data/chrome/kineto/nccl_a100_rank0of2.json.gz").budget
     assert one.filter(part="exposed communication")["name"].to_list() == [

@@ -61,6 +61,7 @@ def test_few_or_fused_optimizer_kernels_are_not_a_finding(kernels: int, name: st
     assert not judged("unfused-optimizer", optimizing(kernels, name))
 
 
+@pytest.mark.matrix
 def test_optimizer_kernels_are_not_memory_bound_kernels() -> None:
     assert judged("memory-bound-kernels", optimizing(99))
     assert not judged("memory-bound-kernels", optimizing(200))
@@ -86,6 +87,7 @@ def backward(operators: Sequence[str], node: str = "ReluBackward0", steps: int =
     return trace(events)
 
 
+@pytest.mark.matrix
 def test_layers_in_the_backward_pass_are_recomputed() -> None:
     (one,) = judged("recomputed-activations", backward(["aten::linear", "aten::layer_norm"]))
     assert (one.total_ns, one.size) == (2 * MS, pytest.approx(0.1))
@@ -93,6 +95,7 @@ def test_layers_in_the_backward_pass_are_recomputed() -> None:
     check_wording(one.title, *one.evidence)
 
 
+@pytest.mark.matrix
 def test_time_of_recomputed_layers_is_per_step() -> None:
     """Layers have the unit of the cost: 1 ms in each of three steps."""
     (one,) = judged(
@@ -102,12 +105,14 @@ def test_time_of_recomputed_layers_is_per_step() -> None:
     assert one.evidence[0].count("(1 ms per step and GPU)") == 2
 
 
+@pytest.mark.matrix
 def test_all_work_of_a_reentrant_checkpoint_is_recomputed() -> None:
     again = backward(["aten::linear", "aten::add"], "CheckpointFunctionBackward")
     (one,) = judged("recomputed-activations", again)
     assert one.total_ns == 2 * MS
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("operators", [["aten::mm", "aten::add"], ["aten::linear"] * 2])
 def test_backward_operators_are_not_recomputation(operators: list[str]) -> None:
     assert not judged("recomputed-activations", backward(operators))
@@ -145,6 +150,7 @@ def test_repeated_reduction() -> None:
     check_wording(one.title, *one.evidence)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("reduced", [(0, 0, 1), (1, 2), (1,)])
 def test_different_or_single_reductions_are_not_repeated(reduced: tuple[int, ...]) -> None:
     assert not judged("repeated-reduction", *(accumulating(rank, reduced) for rank in range(2)))

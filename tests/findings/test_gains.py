@@ -97,6 +97,7 @@ def test_cost_is_a_bound_where_nothing_can_be_replayed() -> None:
     assert any("not recorded" in note for note in result.input_notes)
 
 
+@pytest.mark.matrix
 def test_gains_are_equal_from_summaries(tmp_path: Path) -> None:
     inputs = [str(path) for path in sorted((ROOT / "fixtures/nccl_8ranks").glob("*.json*"))][:3]
     ta.summarize(inputs, tmp_path)
@@ -108,6 +109,7 @@ def test_gains_are_equal_from_summaries(tmp_path: Path) -> None:
 OFF_PATH = ROOT.parent / "shared/data/causes/chrome/offpath"
 
 
+@pytest.mark.matrix
 @pytest.mark.skipif(not OFF_PATH.exists(), reason="../shared/data is missing")
 def test_idle_time_of_the_first_stage_gains_nothing() -> None:
     result = ta.diagnose(OFF_PATH)

@@ -105,6 +105,7 @@ def test_other_programs_have_no_such_kernel(works: list[tuple[str, str, int]]) -
     assert not judged(steps(works))
 
 
+@pytest.mark.matrix
 def test_recording_of_others(shared: Path) -> None:
     path = shared / "data/causes/chrome/index_backward.json.gz"
     if not path.exists():

@@ -85,6 +85,7 @@ def _rank(rank: int, ranks: int, long_ms: int) -> Iterator[dict[str, Any]]:
         begin = end
 
 
+@pytest.mark.matrix
 def test_long_call_of_a_rank_is_one_finding() -> None:
     first, *others = ta.diagnose(job(40)).findings
     assert (first.id, first.rank, first.step) == ("straggler", 3, "ProfilerStep#3")
@@ -93,6 +94,7 @@ def test_long_call_of_a_rank_is_one_finding() -> None:
     assert not {"throttled-steps", "uneven-steps"} & {one.id for one in others}
 
 
+@pytest.mark.matrix
 def test_long_call_of_the_only_gpu_is_no_throttled_gpu() -> None:
     (one,) = (f for f in ta.diagnose(job(40, ranks=1)).findings if "gelu" in f.title)
     assert (one.id, one.step) == ("uneven-steps", "ProfilerStep#3")

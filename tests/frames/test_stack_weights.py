@@ -283,6 +283,7 @@ def test_empty_forest():
     assert sw.weighted(forest, self_weights)[1].shape == (1, 0)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_stack_of_a_million_frames_is_fast(shuffled):
     size = 300_000

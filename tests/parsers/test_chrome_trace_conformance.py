@@ -204,6 +204,7 @@ SPEEDSCOPE_DIFFERS = {
 }
 
 
+@pytest.mark.matrix
 def test_speedscope_sample_files(shared):
     folder = _cases(shared, "speedscope")
     differing = {}

@@ -85,6 +85,7 @@ def test_every_mark_is_used_once_or_counted(
     assert sorted(ts for _, ts, _ in slices) == starts
 
 
+@pytest.mark.matrix
 def test_many_unmatched_ends_are_fast(tmp_path: Path) -> None:
     marks: list[Mark] = [("B", "a", 0)] * 20_000 + [("E", f"x{i}", 1) for i in range(30_000)]
     slices, issues = read(tmp_path / "marks.json", marks)

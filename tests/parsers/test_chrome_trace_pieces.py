@@ -73,6 +73,7 @@ def test_every_cut_of_an_adversarial_file(
             assert differences(ta.read(tmp_path / "a"), whole) == [], size
 
 
+@pytest.mark.matrix
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("path", small_files(), ids=name_of)
 def test_every_file_in_pieces(path: Path, tmp_path: Path) -> None:
@@ -177,6 +178,7 @@ def test_faulty_last_event_is_not_truncation(ending: bytes, tmp_path: Path) -> N
     assert (inside.events.height, codes(inside)) == (1, {"bad-event": 1})
 
 
+@pytest.mark.matrix
 def test_truncation_is_detected_at_every_cut_of_an_event(tmp_path: Path) -> None:
     sound = b'{"ph":"X","name":"a","ts":2e1,"dur":-Infinity,"args":{"a":[null,"\\u00e9"],"b":{}}}'
     for size in range(1, len(sound)):

@@ -254,6 +254,7 @@ def damaged(chance):
     return bytes(content)
 
 
+@pytest.mark.matrix
 def test_damaged_files_are_read_or_rejected_in_one_line(tmp_path, thorough):
     path = tmp_path / "damaged.txt"
     chance = random.Random(11)  # noqa: S311 - no secret

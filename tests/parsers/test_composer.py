@@ -151,6 +151,7 @@ def profiler_steps(start: int, pid: int) -> list[dict[str, Any]]:
     return [{**step, "name": f"ProfilerStep#{n}", "ts": start + 90 + n * 450} for n in (0, 1)]
 
 
+@pytest.mark.matrix
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("base", [0, BASE_US], ids=["torch < 2.4", "torch >= 2.4"])
 def test_both_profilers_of_a_job_count_events_and_steps_once(tmp_path: Path, base: int) -> None:

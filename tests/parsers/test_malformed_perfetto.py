@@ -72,6 +72,7 @@ def _info_without_extension(*args: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.matrix
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["x.pftrace", "x.bin"])
 def test_without_the_extension_one_line_says_what_to_install(name: str, tmp_path: Path) -> None:
@@ -83,6 +84,7 @@ def test_without_the_extension_one_line_says_what_to_install(name: str, tmp_path
     check_wording(done.stderr.replace(str(path), "FILE"))
 
 
+@pytest.mark.matrix
 def test_other_files_are_no_packets_without_the_extension(tmp_path: Path) -> None:
     path = tmp_path / "x.bin"
     path.write_bytes(b"\n\x02\xff\xff" * 9)

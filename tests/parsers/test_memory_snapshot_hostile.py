@@ -73,6 +73,7 @@ def damage(seed: int, rounds: int, folder: Path) -> int:
     return read
 
 
+@pytest.mark.matrix
 def test_damage_gives_an_input_error_or_a_result(tmp_path: Path, thorough: bool) -> None:
     rounds = 50 if thorough else 15
     assert 0 < damage(11, rounds, tmp_path) < rounds
@@ -92,6 +93,7 @@ def test_segment_without_device_belongs_to_the_first(device: object, tmp_path: P
     assert result.segments["device"].to_list() == [0]
 
 
+@pytest.mark.matrix
 def test_truncated_anywhere(tmp_path: Path, thorough: bool) -> None:
     data = (FOLDER / "fragmented_oom.pickle").read_bytes()
     path = tmp_path / "x.pickle"
@@ -178,6 +180,7 @@ class Evil:
         return (os.mkdir, (str(self.target),))
 
 
+@pytest.mark.matrix
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("machine", ["compiled", "plain"])
 def test_no_code_runs(machine: str, tmp_path: Path) -> None:

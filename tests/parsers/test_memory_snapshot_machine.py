@@ -57,6 +57,7 @@ def test_real_files_equal_pickle_loads(path):
     assert objects(result) == expected(loaded(data))
 
 
+@pytest.mark.matrix
 @pytest.mark.sample(9)
 @compiled
 @pytest.mark.parametrize("path", REAL, ids=name_of)
@@ -118,6 +119,7 @@ def test_every_protocol(protocol, slow):
         assert objects(result) == expected(snapshot_value)
 
 
+@pytest.mark.matrix
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("slow", [False, True], ids=["fast", "slow"])
 @pytest.mark.parametrize("write", [pickle.dumps, like_torch], ids=["python", "torch"])
@@ -131,6 +133,7 @@ def test_lists_longer_than_a_batch(events, depth, write, slow):
     assert objects(read(bare, slow=slow)) == expected(snapshot_value)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("slow", [False, True], ids=["fast", "slow"])
 def test_containers_that_grow_between_others(slow):
     lists = [[i, None] for i in range(2500)]
@@ -269,6 +272,7 @@ def test_any_values_are_what_was_pickled(value, protocol, size):
 # --- files that end too early ----------------------------------------------------------------
 
 
+@pytest.mark.matrix
 def test_truncation_at_every_byte(thorough):
     snapshot_value = snapshot(50, 6)
     for data in (pickle.dumps(snapshot_value, 4), like_torch(snapshot_value)):

@@ -151,6 +151,7 @@ def test_invalid_pickles_are_rejected(name):
     assert outcome(hand(body), 1) == (what, offset)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", sorted(WRONG.keys() - HARMLESS))
 def test_invalid_pickles_are_rejected_without_extension(name):
     body, message = WRONG[name]
@@ -258,6 +259,7 @@ DENSE = {
 }
 
 
+@pytest.mark.matrix
 @pytest.mark.sample(6)
 @pytest.mark.parametrize("name", DENSE)
 def test_objects_stay_within_the_limit(name, monkeypatch):

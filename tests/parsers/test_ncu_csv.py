@@ -244,6 +244,7 @@ def test_a_wide_table_without_metrics_has_no_rows(tmp_path: Path) -> None:
     assert ta.read(path).metrics.is_empty()
 
 
+@pytest.mark.matrix
 def test_rows_that_cannot_be_read_do_not_cost_the_others(tmp_path: Path) -> None:
     header, *rows = (FOLDER / "long.csv").read_bytes().splitlines(keepends=True)
     path = tmp_path / "unpaired_quotes.csv"

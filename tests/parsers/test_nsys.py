@@ -303,6 +303,7 @@ def test_every_version_has_the_columns_that_are_read(shared):
     assert read_tables | described_elsewhere == set(tables.REQUIRED)
 
 
+@pytest.mark.matrix
 def test_empty_export_of_every_version(shared, tmp_path):
     for path in schemas(shared):
         database = tmp_path / f"{path.stem}.sqlite"

@@ -100,6 +100,7 @@ def test_memory_and_directions_are_named_never_numbered(case):
     }
 
 
+@pytest.mark.matrix
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["exposed_migrations", "pinned_copies"])
 def test_managed_and_pinned_copies_get_no_advice_to_pin(case, name):
@@ -129,6 +130,7 @@ def test_migrations_are_a_finding_with_prefetching_as_advice(case):
 # --- overhead ---------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix
 def test_module_loading_is_not_profiler_overhead(case):
     idle = ta.gpu_idle(case("module_loading"))
     sums = dict(idle.causes.select("cause", "idle_ns").rows())
@@ -157,6 +159,7 @@ def test_a_long_queue_without_slow_calls_is_not_full(case):
 # --- files -------------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix
 def test_file_calls_are_a_cause(case):
     result = ta.gpu_idle(case("file_reads"))
     assert result.host.file_calls.rows() == [

@@ -250,6 +250,7 @@ def test_two_processes_are_two_ranks(shared: Path) -> None:
     ]
 
 
+@pytest.mark.matrix
 def test_baseline_gives_the_ratio_of_two_runs(shared: Path) -> None:
     """``mfu_2gpu_after`` against ``mfu_2gpu_before``: medians of all SendRecv kernels."""
     folder = shared / "data" / "nsys"

@@ -66,6 +66,7 @@ def ranks(path: Path) -> set[int | None]:
     return set(ta.read(path).events["rank"])
 
 
+@pytest.mark.matrix
 def test_separate_exports_equal_a_joint_one(tmp_path):
     folder = tmp_path / "ranks"
     folder.mkdir()
@@ -136,6 +137,7 @@ def test_a_rank_is_the_same_whatever_is_read():
         assert part.rows() == whole
 
 
+@pytest.mark.matrix
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_of_an_export_is_selected(rank, tmp_path):
@@ -257,6 +259,7 @@ def test_the_only_rank_with_the_events_is_named(tmp_path):
     assert trace.meta.rank == 0
 
 
+@pytest.mark.matrix
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("rank", [0, 1, 7])
 def test_only_the_selected_rank_of_a_large_export_is_read(rank, monkeypatch):

@@ -68,6 +68,7 @@ ANALYSES_OF = dict.fromkeys(
 )
 
 
+@pytest.mark.matrix
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("name", ["mi250_rocm62", "nccl_a100_rank0of2", "v100_absolute_ns_ts"])
 def test_recordings_are_equal_to_their_json(shared, tmp_path, name):
@@ -94,6 +95,7 @@ def test_recordings_are_equal_to_their_json(shared, tmp_path, name):
         assert texts[0] == texts[1], analysis
 
 
+@pytest.mark.matrix
 def test_all_inputs_of_merge(tmp_path, shared):
     text = gzip.decompress((shared / "data/chrome/kineto/mi250_rocm62.json.gz").read_bytes())
     source = tmp_path / "rank0.pftrace"
@@ -106,6 +108,7 @@ def test_all_inputs_of_merge(tmp_path, shared):
         ta.merge(tmp_path / "run.pftrace", tmp_path / "again.pftrace")
 
 
+@pytest.mark.matrix
 def test_slices_counters_and_arrows_are_those_of_the_trace_processor(shared, tmp_path):
     text = gzip.decompress((shared / "data/chrome/kineto/mi250_rocm62.json.gz").read_bytes())
     events = [one for one in load(text) if isinstance(one.get("pid"), int)]

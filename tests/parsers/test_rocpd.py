@@ -228,6 +228,7 @@ def test_allocations_counters_and_collectives_of_rocprofv3() -> None:
     assert trace.meta.world_size == 2
 
 
+@pytest.mark.matrix
 def test_a_file_can_be_converted(tmp_path: Path) -> None:
     for path in (RPD, V3):
         target = tmp_path / f"{path.name}.parquet"
@@ -332,6 +333,7 @@ def test_every_file_without_api_rows_keeps_its_kernels() -> None:
     assert kernels["pid"].null_count() == kernels.height
 
 
+@pytest.mark.matrix
 def test_names_of_a_hostile_file_are_escaped() -> None:
     result = ta.kernels(FILES / "hostile.rpd")
     for form in ("html", "svg", "text", "md"):

@@ -164,6 +164,7 @@ def many(mark: str, count: int = 100_000) -> Chart:
     )
 
 
+@pytest.mark.matrix
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("mark", ["scatter", "line", "span", "bar"])
 def test_large_chart_is_sampled_and_says_so(mark):

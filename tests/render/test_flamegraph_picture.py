@@ -151,6 +151,7 @@ def test_empty_flame_graph():
     assert _boxes(root) == []
 
 
+@pytest.mark.matrix
 def test_deep_stack():
     root = _parsed(flamegraph.svg(chain([f"f{at}" for at in range(20_000)])))
     assert len(_boxes(root)) == 20_000

@@ -302,6 +302,7 @@ def test_terminal_output_has_no_control_characters(command, given, form):
     assert not COMMANDS.search(text.replace("\r\n", "\n"))
 
 
+@pytest.mark.matrix
 def test_errors_in_a_terminal_have_no_control_characters():
     for arguments in (["gpu-idle", _inputs()["stacks"]], ["info", "\x1b[2J\u202e"], ["\x1b[2J"]):
         code, screen = in_terminal(*arguments)

@@ -355,6 +355,7 @@ def _texts(svg):
     return ["".join(node.itertext()) for node in root.iter(f"{SVG}text")]
 
 
+@pytest.mark.matrix
 def test_texts_of_the_plot():
     texts = _texts(render(Memory(filled=(training(),)), "svg"))
     assert {"What filled the memory of GPU 0", "1.25 GiB", "0 B", "20 ms", "reserved"} <= set(texts)
@@ -373,6 +374,7 @@ def _crowded():
     return replace(memory, marks=pl.concat([ooms.cast(dict(memory.marks.schema)), memory.marks]))
 
 
+@pytest.mark.matrix
 def test_peak_has_a_label_among_many_marks():
     texts = _texts(render(Memory(filled=(_crowded(),)), "svg"))
     assert "peak: 1,344 MiB" in texts
@@ -393,6 +395,7 @@ def test_polygons_of_the_plot():
     ]
 
 
+@pytest.mark.matrix
 def test_plot_draws_400_boxes():
     memory = large(1_500, boxes=900)
     layout = lay_out(memory)
@@ -408,6 +411,7 @@ def test_plot_draws_400_boxes():
     assert 300 < len(alone) <= 400
 
 
+@pytest.mark.matrix
 def test_bands_of_the_plot_sum_smaller_boxes():
     memory = large(1_500, boxes=900)
     layout = lay_out(memory)
@@ -435,6 +439,7 @@ def test_bands_of_the_plot_sum_smaller_boxes():
     assert {int((high - low)[::50].sum()) for high, low in pairwise(nested)} == allocations - {0}
 
 
+@pytest.mark.matrix
 def test_occupancies_are_drawn_before_charts():
     result = Memory(filled=(training(), plain(name="other")), drawn=(skew(),))
     titles = [place.get_suptitle() for place in plot.figure(result).subfigs]
@@ -444,6 +449,7 @@ def test_occupancies_are_drawn_before_charts():
         plot.figure(result, chart="nope")
 
 
+@pytest.mark.matrix
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("memory", [hostile(), empty(), occupancy([], 5)], ids=["a", "b", "c"])
 def test_plot_of_unusual_occupancies(memory):
@@ -452,6 +458,7 @@ def test_plot_of_unusual_occupancies(memory):
     assert render(Memory(filled=(memory,)), "png").startswith(b"\x89PNG")
 
 
+@pytest.mark.matrix
 def test_rendering_is_deterministic():
     result = Memory(filled=(training(),))
     assert render(result, "svg") == render(result, "svg")

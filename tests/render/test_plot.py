@@ -106,6 +106,7 @@ def test_rare_names_share_a_colour():
     assert list(marks.colors)[:2] == ["k00", "k01"]
 
 
+@pytest.mark.matrix
 def test_panels_share_one_scale():
     chart = replace(durations(ranks=3), panel="rank", color=None)
     texts = _texts(plot.to_svg(plot.figure(Sample(drawn=(chart,)))))

@@ -36,6 +36,7 @@ def window(request: pytest.FixtureRequest, browser: Any, page: str, tmp_path: An
     assert complaints(browser) == []
 
 
+@pytest.mark.matrix
 @pytest.mark.sample(2)
 def test_drawings_fit_the_window(window: Any) -> None:
     drawn = window.execute_script(

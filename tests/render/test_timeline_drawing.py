@@ -94,6 +94,7 @@ def test_strip_shows_the_most_frequent_state() -> None:
     assert not re.search(r"w{2,}", loading)
 
 
+@pytest.mark.matrix
 def test_strip_of_many_devices_shows_the_extremes() -> None:
     drawing = of_many().drawing()
     text = strip.text(drawing, 80)
@@ -113,6 +114,7 @@ def test_strip_without_unicode_in_the_terminal(monkeypatch: pytest.MonkeyPatch) 
 # --- plots ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("form", ["png", "svg"])
 def test_plot_in_every_format(form: str) -> None:

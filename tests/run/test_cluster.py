@@ -89,6 +89,7 @@ def _elsewhere(task: Any) -> Any:
     return _measured_on_host(task)
 
 
+@pytest.mark.matrix
 def test_the_scheduler_of_the_command(
     client: Any, ranks: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -112,6 +113,7 @@ def test_a_scheduler_that_does_not_answer_is_an_error(
             pass
 
 
+@pytest.mark.matrix
 def test_workers_of_another_version_are_refused(
     client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -106,6 +106,7 @@ def test_missing_rank_is_an_error(name: str, inputs: Any) -> None:
         getattr(ta, name)(inputs, rank=7)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", ["diff", "memory_diff"])
 def test_rank_selects_in_both_runs(name: str) -> None:
     function, one = getattr(ta, name), _alone(EXPORT, 1)
@@ -114,6 +115,7 @@ def test_rank_selects_in_both_runs(name: str) -> None:
         function(EXPORT, EXPORT, rank=7)
 
 
+@pytest.mark.matrix
 @pytest.mark.sample(4)
 def test_rank_in_report_and_diagnose(inputs: Any) -> None:
     one = _alone(inputs, 1)
@@ -210,6 +212,7 @@ _CSV_WITH_A_STRAY_QUOTE = {
 }
 
 
+@pytest.mark.matrix
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("text", _CSV_WITH_A_STRAY_QUOTE.values(), ids=_CSV_WITH_A_STRAY_QUOTE)
 def test_a_damaged_table_is_skipped(text: str, tmp_path: Path) -> None:
@@ -292,6 +295,7 @@ def _recorded_tasks(
     return uses
 
 
+@pytest.mark.matrix
 def test_workers_are_used_where_they_are_worth_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -307,6 +311,7 @@ def test_workers_are_used_where_they_are_worth_it(
     assert uses == [(4, 4), (1, 3)]
 
 
+@pytest.mark.matrix
 def test_files_that_fill_the_memory_are_read_one_by_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, thorough: bool
 ) -> None:
@@ -321,6 +326,7 @@ def test_files_that_fill_the_memory_are_read_one_by_one(
         uses.clear()
 
 
+@pytest.mark.matrix
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("large", [False, True])
 def test_a_file_that_ends_its_worker_is_skipped(
@@ -341,6 +347,7 @@ def test_a_file_that_ends_its_worker_is_skipped(
         ta.kernels(sorted(inputs.glob("rank5.*")), workers=2)
 
 
+@pytest.mark.matrix
 def test_large_files_in_workers_give_the_results_of_one_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -350,6 +357,7 @@ def test_large_files_in_workers_give_the_results_of_one_process(
     assert alone == apart
 
 
+@pytest.mark.matrix
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("name", ["diagnose", "gpu_idle", "launches", "operators", "timeline"])
 def test_workers_that_share_the_ranks_of_a_file_give_the_results_of_one_process(
@@ -375,6 +383,7 @@ def test_workers_that_share_the_ranks_of_a_file_give_the_results_of_one_process(
     assert issues[1][0].equals(issues[2][0])
 
 
+@pytest.mark.matrix
 def test_ranks_are_shared_if_cores_and_memory_allow(
     monkeypatch: pytest.MonkeyPatch, thorough: bool
 ) -> None:
@@ -394,6 +403,7 @@ def test_ranks_are_shared_if_cores_and_memory_allow(
     assert not uses
 
 
+@pytest.mark.matrix
 def test_a_share_that_lacks_data_is_measured_with_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -489,6 +499,7 @@ def test_what_is_read_again_depends_on_all_ranks_of_a_file(
     assert render(alone, "json") == render(apart, "json")
 
 
+@pytest.mark.matrix
 def test_a_killed_share_skips_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("traceanalyzer.run.read._LARGE_BYTES", 0)
     monkeypatch.setattr("traceanalyzer.run.measure._measured_apart", measured_or_killed_on_rank_1)
@@ -496,18 +507,21 @@ def test_a_killed_share_skips_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
         ta.gpu_idle(EXPORT, workers=2)
 
 
+@pytest.mark.matrix
 def test_an_error_in_a_worker_is_raised_by_the_caller(tmp_path: Path) -> None:
     inputs = _small_ranks(tmp_path)
     with pytest.raises(OptionError):
         ta.comm_outliers(inputs, comm_patterns="(", workers=2)
 
 
+@pytest.mark.matrix
 def test_a_worker_without_result_gives_none() -> None:
     """The task cannot be pickled; the function raises."""
     tasks = [lambda: None, -1, 2]
     assert list(workers.each(math.sqrt, tasks, 2)) == [None, None, math.sqrt(2)]
 
 
+@pytest.mark.matrix
 def test_workers_with_one_thread_read_every_format(tmp_path: Path, thorough: bool) -> None:
     """Readers start no threads there: these would wait for polars' only thread."""
     large = tmp_path / "pieces.json"  # of more than two pieces
@@ -522,6 +536,7 @@ def test_workers_with_one_thread_read_every_format(tmp_path: Path, thorough: boo
     assert sum(isinstance(one, dict) for one in read) > len(files) // 2
 
 
+@pytest.mark.matrix
 def test_a_worker_that_ends_is_replaced() -> None:
     ended = list(workers.each(os._exit, [0, 3, 12], 1))
     assert all(isinstance(one, workers.Ended) for one in ended)
@@ -612,6 +627,7 @@ def test_time_windows_of_inputs_without_timeline_are_rejected(analysis: Any, pat
         analysis(str(ROOT / path), since_ns=1)
 
 
+@pytest.mark.matrix
 def test_inputs_without_timeline_are_skipped_next_to_others() -> None:
     trace = str(ROOT / "fixtures/nccl_8ranks/rank0.json.gz")
     dump = str(ROOT / "fixtures/flight_recorder/gloo_json/nccl_trace_rank_0.json")

@@ -23,6 +23,7 @@ def failing(path: Path, late_us: int, gib: int) -> Path:
     return snapshot.hold(BASE, 20 * MIB, (0, gib * MIB)).write(path)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("names", [("a", "b", "c"), ("rank0", "rank1", "rank2")])
 def test_the_first_error_is_the_earliest(names: tuple[str, ...], tmp_path: Path) -> None:
     late = (900, 40, 300)

@@ -123,6 +123,7 @@ def lines(found: dict[str, dict[str, set[str]]]) -> list[str]:
     return texts
 
 
+@pytest.mark.matrix
 def test_types_and_columns_of_one_file_are_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

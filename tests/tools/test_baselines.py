@@ -45,6 +45,7 @@ def visible(store: Path) -> list[str]:
     return sorted(str(p.relative_to(store)) for p in store.rglob("*") if p.is_dir())
 
 
+@pytest.mark.matrix
 def test_a_baseline_is_accepted_in_place_of_the_run(store):
     ta.save_baseline("main", BEFORE)
     for function, options in ((ta.steps, {}), (ta.diff, {"after": AFTER})):
@@ -78,6 +79,7 @@ def test_runs_without_steps_can_be_saved():
     assert (row["inputs"], row["steps"], row["problem"]) == (1, None, None)
 
 
+@pytest.mark.matrix
 def test_summaries_of_a_run_can_be_saved(sums, store):
     ta.save_baseline("main", sums)
     copied = {p.name: p.read_bytes() for p in (store / "main/run-1").glob("*.parquet")}

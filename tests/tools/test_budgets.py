@@ -116,6 +116,7 @@ def test_limits(text, limit, write):
     assert budget.limit == pytest.approx(limit, rel=1e-12)
 
 
+@pytest.mark.matrix
 def test_comparisons_at_the_limit(write):
     expected = {
         "<=": ["violated", "met", "met"],
@@ -204,6 +205,7 @@ def test_progress_of_all_analyses_together_is_the_size_of_the_files(write, budge
     assert size - len(budgets) <= sum(done) <= size
 
 
+@pytest.mark.matrix
 def test_exit_codes_of_the_process(write, tmp_path):
     def gate(limit: str, run=UPGRADE, start=run_cli) -> subprocess.CompletedProcess:
         return start("gate", write(limit), run, "-q", cwd=tmp_path)

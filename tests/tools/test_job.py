@@ -47,6 +47,7 @@ def test_unknown_rank_is_a_key_error() -> None:
         ta.read_job(RANKS / "missing")
 
 
+@pytest.mark.matrix
 def test_analyses_are_methods_on_all_files() -> None:
     paths = [RANKS / "rank1.json.gz", RANKS / "rank5.json.gz"]
     job = ta.read_job(paths)
@@ -79,6 +80,7 @@ def test_save_refuses_an_unknown_suffix(tmp_path: Path) -> None:
         ta.kernels(RANKS / "rank0.json.gz").save(str(tmp_path / "a.xlsx"))
 
 
+@pytest.mark.matrix
 def test_display_has_a_drawing_and_the_content() -> None:
     result = ta.gpu_idle(RANKS / "rank0.json.gz")
     assert result._repr_html_().count("<iframe sandbox=") == 1

@@ -83,6 +83,7 @@ def test_other_tables_are_counted_only() -> None:
         bounded(result, tables=["x"])
 
 
+@pytest.mark.matrix
 def test_numbers_alone_can_be_too_long() -> None:
     frame = pl.DataFrame({f"column{at}": [0] for at in range(10_000)})
     with pytest.raises(OptionError, match="too long"):

@@ -279,6 +279,7 @@ def test_progress_is_reported(client: Client) -> None:
     assert {total for _, total in reports} == {size}
 
 
+@pytest.mark.matrix
 def test_cancelled_call_ends_its_worker_while_others_are_answered(tmp_path: Path) -> None:
     _trace(tmp_path / "rank0.json", ("gemm",))
     run = {"paths": ["rank0.json"]}
@@ -336,6 +337,7 @@ _HELLO = _message(
 ) + _message(method="notifications/initialized")
 
 
+@pytest.mark.matrix
 def test_malformed_messages_do_not_end_the_server() -> None:
     call = {"name": "info", "arguments": {"paths": ["malformed/duration_negative.json"]}}
     with _start(FIXTURES) as server:
@@ -368,6 +370,7 @@ def test_malformed_messages_do_not_end_the_server() -> None:
     assert all(message["jsonrpc"] == "2.0" for message in answers.values())
 
 
+@pytest.mark.matrix
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signal_ends_server(number: signal.Signals, tmp_path: Path) -> None:
@@ -400,6 +403,7 @@ def test_unusable_root_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture
     assert output.err.splitlines()[0] == message
 
 
+@pytest.mark.matrix
 def test_missing_extra_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

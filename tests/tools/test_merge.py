@@ -51,6 +51,7 @@ def nccl(tmp_path_factory):
     return merged, loaded.tables
 
 
+@pytest.mark.matrix
 def test_every_slice_of_every_rank_is_there(nccl):
     merged, (totals, group, _, processes) = nccl
     of_ranks = sum(ta.read(path).events.height for path in NCCL.glob("*.gz"))
@@ -82,6 +83,7 @@ def test_steps_waits_and_idle_time_are_those_of_the_analyses(nccl):
     assert sum(row["dur"] for row in group if row["category"] == "lost time") > 0
 
 
+@pytest.mark.matrix
 def test_parts_of_the_critical_path_are_on_a_track(nccl):
     _, (_, group, *_) = nccl
     parts = [row for row in group if row["category"] == "critical path"]
@@ -170,6 +172,7 @@ def pair(tmp_path):
     return tmp_path / "pair"
 
 
+@pytest.mark.matrix
 def test_parts_of_a_run(tmp_path, pair):
     target = tmp_path / "part.pftrace"
     traces = {i: ta.read(pair / f"rank{i}.json.gz") for i in (1, 5)}
@@ -192,6 +195,7 @@ def test_parts_of_a_run(tmp_path, pair):
     assert (some.ranks, some.slices, some.window) == (1, kernels, None)
 
 
+@pytest.mark.matrix
 def test_a_time_window_counts_from_the_start_of_the_run(tmp_path, pair):
     target = tmp_path / "part.pftrace"
     merged = ta.merge(pair, target, since_ns=10**7, until_ns=2 * 10**7, kinds=["kernel"])
@@ -204,6 +208,7 @@ def test_a_time_window_counts_from_the_start_of_the_run(tmp_path, pair):
     assert merged.slices == expected > 0
 
 
+@pytest.mark.matrix
 def test_around_a_finding_is_a_second(tmp_path, pair, thorough):
     path = tmp_path / "in.json"
     text = json.loads(gzip.decompress((NCCL / "rank5.json.gz").read_bytes()))
@@ -233,6 +238,7 @@ def test_around_a_finding_is_a_second(tmp_path, pair, thorough):
     assert not (tmp_path / "c.pftrace").exists()
 
 
+@pytest.mark.matrix
 def test_what_was_merged_is_not_merged_again(tmp_path, pair):
     run = pair
     first = ta.merge(run, run / "merged.json.gz")
@@ -243,6 +249,7 @@ def test_what_was_merged_is_not_merged_again(tmp_path, pair):
         ta.merge(run / "merged.json.gz", tmp_path / "out.json")
 
 
+@pytest.mark.matrix
 def test_outputs_and_inputs_that_cannot_be(tmp_path, pair):
     with pytest.raises(OptionError):
         ta.merge(pair, tmp_path / "run.txt")
@@ -259,6 +266,7 @@ def test_outputs_and_inputs_that_cannot_be(tmp_path, pair):
     assert not (tmp_path / "new.pftrace").exists()
 
 
+@pytest.mark.matrix
 def test_a_truncated_rank_is_merged_as_far_as_it_goes(tmp_path, pair):
     run = pair
     data = (run / "rank1.json.gz").read_bytes()
@@ -301,6 +309,7 @@ def test_options_that_select_nothing_are_errors(tmp_path, pair, capfd, options):
 # --- Composer ----------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix
 def test_composer_cycles_are_aligned_one_by_one(shared, tmp_path):
     merged = ta.merge(shared / "data/chrome/composer", tmp_path / "run.pftrace")
     (loaded,) = load([tmp_path / "run.pftrace"], OF_RANK, "select name from process where pid > 0")
@@ -337,6 +346,7 @@ def test_composer_repro(shared, tmp_path):
     assert (cycles.ranks, cycles.recordings, loaded[1].tables[0][0]["n"]) == (1, 2, 1)
 
 
+@pytest.mark.matrix
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("suffix", ["json", "pftrace"])
 def test_what_merge_wrote_is_not_analyzed(tmp_path: Path, pair: Path, suffix: str) -> None:

@@ -54,6 +54,7 @@ def test_real_files_equal_polars(shared, name):
     assert sorted(rows(BY_NAME, path)) == expected
 
 
+@pytest.mark.matrix
 def test_collectives_join_events_of_their_rank():
     both = "select e.rank, c.rank, e.dur from events as e join collectives as c on e.event=c.event"
     result_rows = rows(both, RANKS)
@@ -185,6 +186,7 @@ def test_durations_are_text():
     assert isinstance(found[1], str)
 
 
+@pytest.mark.matrix
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not limit memory")
 @pytest.mark.parametrize(
     "sql",
@@ -204,6 +206,7 @@ def test_a_query_that_inflates_the_data_is_stopped(sql, monkeypatch):
         rows(sql)
 
 
+@pytest.mark.matrix
 def test_queries_with_limits_give_the_same_rows_and_errors():
     assert rows("select lpad('a', 3, 'x') as n from events limit 1") == [("xxa",)]
     with pytest.raises(OptionError, match="unknown column"):
@@ -280,6 +283,7 @@ def message_of(trace: ta.Trace, sql: str) -> str:
     return ""
 
 
+@pytest.mark.matrix
 @settings(max_examples=100)
 @given(st.one_of(st.text(max_size=60), st.lists(_PIECES, max_size=12).map(" ".join)))
 def test_any_text_gives_rows_or_one_line(text):

@@ -70,6 +70,7 @@ def text(report: ta.Report) -> str:
     return render(report, "html").decode()
 
 
+@pytest.mark.matrix
 def test_sections_of_the_report(report: ta.Report) -> None:
     keys = [section.key for section in report.sections]
     assert {"steps", "gpu_idle", "comm_outliers", "operators", "kernels", "flamegraph"} <= {*keys}
@@ -91,6 +92,7 @@ def test_sections_of_the_report(report: ta.Report) -> None:
     )
 
 
+@pytest.mark.matrix
 def test_sections_match_the_commands(report: ta.Report, run: Path) -> None:
     of = {section.key: section.result for section in report.sections}
     assert report.timeline is not None
@@ -102,6 +104,7 @@ def test_sections_match_the_commands(report: ta.Report, run: Path) -> None:
     assert of["memory"].verdict == ta.memory(run / "oom.pickle").verdict
 
 
+@pytest.mark.matrix
 def test_each_file_is_read_once(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths: list[str] = []
     whole = opened.read_ranks
@@ -178,6 +181,7 @@ def test_shares_in_the_facts_have_one_basis(report: ta.Report) -> None:
     assert len({label[label.index(" (of ") :] for label in labels}) == 1
 
 
+@pytest.mark.matrix
 @pytest.mark.sample(3)
 @pytest.mark.sample(3)
 @pytest.mark.parametrize(
@@ -203,6 +207,7 @@ def test_report_of_a_trace_in_memory() -> None:
 # --- the command -----------------------------------------------------------------------------
 
 
+@pytest.mark.matrix
 def test_command_writes_a_page(run_cli: Any, tmp_path: Path) -> None:
     given = (FIXTURES / "memory/leak.pickle", "-o", "x.html")
     done = run_cli("report", *given, cwd=tmp_path)
@@ -215,6 +220,7 @@ def test_command_writes_a_page(run_cli: Any, tmp_path: Path) -> None:
     assert run_cli("report", *given, "--force", "-q", cwd=tmp_path).stderr == ""
 
 
+@pytest.mark.matrix
 def test_command_writes_json_and_standard_output(run_cli: Any, tmp_path: Path) -> None:
     snapshot = FIXTURES / "memory/leak.pickle"
     assert run_cli("report", snapshot, "-o", "x.json", "-q", cwd=tmp_path).returncode == 0
@@ -243,6 +249,7 @@ def test_a_file_without_events_is_an_error(command: Any) -> None:
         command(FIXTURES / "malformed/empty_array.json")
 
 
+@pytest.mark.matrix
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "path",
@@ -255,6 +262,7 @@ def test_findings_are_those_of_diagnose(path: str, shared: Path) -> None:
     ]
 
 
+@pytest.mark.matrix
 def test_deviating_ranks_come_first() -> None:
     of = ta.report(ROOT / "fixtures" / "nccl_8ranks")
     assert of.overview.frame["rank"].to_list() == [5, 0, 1, 2, 3, 4, 6, 7]
@@ -276,6 +284,7 @@ def test_each_finding_has_its_number(report: ta.Report, text: str) -> None:
     assert [*map(int, numbers)] == [*range(1, len(report.diagnosis) + 1)]
 
 
+@pytest.mark.matrix
 def test_each_command_of_the_page_runs(
     report: ta.Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -79,11 +79,13 @@ def assert_same(source: Path, folder: Path, names=FUNCTIONS) -> None:
     assert answer(ta.report, folder, **named) == answer(ta.report, source, **named)
 
 
+@pytest.mark.matrix
 def test_same_answers_of_all_analyses(sums, thorough):
     """Of some alone, unless thorough: the report has all."""
     assert_same(RANKS, sums, [*FUNCTIONS, "diagnose"] if thorough else FUNCTIONS[::10])
 
 
+@pytest.mark.matrix
 @pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("name", "functions"),
@@ -100,12 +102,14 @@ def test_same_answers_of_other_formats(name, functions, tmp_path):
     assert_same(FIXTURES / name, tmp_path, functions)
 
 
+@pytest.mark.matrix
 def test_same_answers_of_a_snapshot(tmp_path):
     path = sorted((FIXTURES / "memory").glob("*.pickle"))[0]
     ta.summarize(path, tmp_path)
     assert_same(path, tmp_path, ["memory", "memory_oom", "memory_growth"])
 
 
+@pytest.mark.matrix
 def test_same_answers_of_options_that_measure_does_not_use(sums):
     for name, options in (
         ("gpu_idle", {"by": "step"}),
@@ -118,6 +122,7 @@ def test_same_answers_of_options_that_measure_does_not_use(sums):
         assert answer(function, sums, **options) == answer(function, RANKS, **options), name
 
 
+@pytest.mark.matrix
 def test_same_rank_and_same_comparison(sums, thorough):
     for rank in (5, 2) if thorough else (5,):
         assert answer(ta.gpu_idle, sums, rank=rank) == answer(ta.gpu_idle, RANKS, rank=rank)
@@ -137,6 +142,7 @@ def test_other_options_are_refused_with_the_call_to_make(sums):
             function(of_rank(sums, 0), *arguments)
 
 
+@pytest.mark.matrix
 def test_options_that_measure_does_not_use_are_not_read_by_it(monkeypatch):
     """What is not marked as measured is never read while a part is measured."""
     trace = ta.read(rank_file(5))
@@ -168,12 +174,14 @@ def test_options_that_measure_does_not_use_are_not_read_by_it(monkeypatch):
         assert not read & free, entry.name
 
 
+@pytest.mark.matrix
 def test_missing_context_of_other_waits_has_a_note(sums):
     result = ta.comm_outliers(sums, min_wait_ns=1)
     assert len(result.delayed.windows) > len(ta.comm_outliers(sums).delayed.windows)
     assert any("not known" in note for note in result.input_notes)
 
 
+@pytest.mark.matrix
 def test_unchanged_inputs_are_kept(sums, tmp_path):
     folder = tmp_path / "sums"
     shutil.copytree(sums, folder)
@@ -182,6 +190,7 @@ def test_unchanged_inputs_are_kept(sums, tmp_path):
     assert ta.summarize(RANKS, folder, shard=(3, 4), force=True).written
 
 
+@pytest.mark.matrix
 def test_a_lost_process_is_named(sums, tmp_path):
     folder = tmp_path / "sums"
     shutil.copytree(sums, folder)
@@ -193,6 +202,7 @@ def test_a_lost_process_is_named(sums, tmp_path):
     assert answer(ta.gpu_idle, folder) == answer(ta.gpu_idle, sums)
 
 
+@pytest.mark.matrix
 def test_unreadable_inputs_are_in_the_answer(tmp_path, thorough):
     run = tmp_path / "run"
     run.mkdir()
@@ -248,6 +258,7 @@ def test_shards_and_folders_are_checked(tmp_path):
         ta.summarize(ta.read(rank_file(0)), tmp_path)
 
 
+@pytest.mark.matrix
 def test_full_disk_is_one_line(monkeypatch, tmp_path, capsys):
     real = Path.open
 
@@ -407,6 +418,7 @@ def summary_of(tmp_path_factory):
     return path_of
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("name", "section", "source", "change"), CRAFTED)
 def test_crafted_parts_are_one_error(name, section, source, change, summary_of, tmp_path):
     path = Path(shutil.copy(summary_of(source), tmp_path))
@@ -437,6 +449,7 @@ def test_paths_in_a_summary_are_never_opened(sums, tmp_path, monkeypatch):
     assert any("secret.json" in note for note in result.input_notes)
 
 
+@pytest.mark.matrix
 def test_names_of_inputs_do_not_leave_the_folder(tmp_path):
     odd = tmp_path / "..%2f..\n$(x) 'rank0'.json.gz"
     shutil.copy(SMALL, odd)
@@ -447,6 +460,7 @@ def test_names_of_inputs_do_not_leave_the_folder(tmp_path):
     assert answer(ta.host_metrics, path) == answer(ta.host_metrics, odd)
 
 
+@pytest.mark.matrix
 def test_huge_counts_are_refused_before_reading(tmp_path, sums):
     path = Path(shutil.copy(of_rank(sums, 0), tmp_path))
     rows = 1 << 20

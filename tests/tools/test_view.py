@@ -96,6 +96,7 @@ def test_a_port_in_use_is_an_error(serve):
         serve(port=serve().server_port)
 
 
+@pytest.mark.matrix
 def test_the_command_prints_the_address_and_ends_with_ctrl_c(tmp_path):
     environment = os.environ | {
         "SSH_CONNECTION": "10.0.0.1 50000 10.0.0.2 22", "USER": "me", "TMPDIR": str(tmp_path),
@@ -133,6 +134,7 @@ def _requests(window) -> list[str]:
     return [one["request"]["url"] for one in sent if one["requestId"] not in blocked]
 
 
+@pytest.mark.matrix
 def test_perfetto_shows_the_trace_and_requests_nothing_else(window, tmp_path):
     ui = ui_folder()
     if ui is None:
