@@ -83,8 +83,8 @@ def _slower_than_others(answers: Answers, rank: int) -> str:
         gbps=pl.col("moved_bytes") / pl.col("total_ns")
     )
     usual = rates.filter(pl.col("rank") != rank).group_by(kind).agg(usual=pl.col("gbps").median())
-    own = rates.filter(pl.col("rank") == rank).join(usual, on=kind, nulls_equal=True)
-    slow = own.filter(pl.col("usual") >= _FASTER * pl.col("gbps"))
+    of_rank = rates.filter(pl.col("rank") == rank).join(usual, on=kind, nulls_equal=True)
+    slow = of_rank.filter(pl.col("usual") >= _FASTER * pl.col("gbps"))
     slow = largest_first(slow, "total_ns", *kind)
     whole = int(rates.filter(pl.col("rank") == rank)["total_ns"].sum())
     if slow.is_empty() or 2 * slow["total_ns"][0] < whole:

@@ -123,25 +123,25 @@ def only_code(answers: Answers, rank: int, by_cause: Mapping[str, int]) -> str:
     if _main(by_cause) not in (WORK, UNEXPLAINED) or steps.code["rank"].n_unique() < others + 1:
         return ""
     elsewhere = steps.code.filter(pl.col("rank") != rank)["name"].unique()
-    own = steps.code.filter(
+    only = steps.code.filter(
         pl.col("rank") == rank,
         ~pl.col("name").is_in(elsewhere.implode()),
         pl.col("total_ns") >= least,
     )
-    rows = own.select("name", "total_ns", is_own=_is_own(own)).sort(
-        "is_own", "total_ns", "name", descending=[True, True, False]
+    rows = only.select("name", "total_ns", of_user=_of_user(only)).sort(
+        "of_user", "total_ns", "name", descending=[True, True, False]
     )
     return str(rows["name"][0]) if rows.height else ""
 
 
-def _is_own(code: pl.DataFrame) -> pl.Series:
+def _of_user(code: pl.DataFrame) -> pl.Series:
     """Return which annotations and Python functions are the user's own."""
     frames = code.select(frame=python_frame(pl.col("name"))).unnest("frame")
-    own = [
+    of_user = [
         kind != "python_function" or libraries.is_own_code(name, file)
         for kind, name, file in zip(code["kind"], frames["name"], frames["file"], strict=True)
     ]
-    return pl.Series(own, dtype=pl.Boolean)
+    return pl.Series(of_user, dtype=pl.Boolean)
 
 
 #: Code takes as long as others wait for it from this share on.
@@ -162,11 +162,13 @@ def slow_host(answers: Answers, rank: int | None) -> str:
     if rank is None or not isinstance(launches, Launches):
         return ""
     calls = launches.devices.drop_nulls("median_call_ns")
-    own = calls.filter(pl.col("rank") == rank)["median_call_ns"].median()
+    of_rank = calls.filter(pl.col("rank") == rank)["median_call_ns"].median()
     usual = calls.filter(pl.col("rank") != rank)["median_call_ns"].median()
-    if not isinstance(own, float) or not isinstance(usual, float) or own < _SLOW_HOST * usual:
+    if not isinstance(of_rank, float) or not isinstance(usual, float):
         return ""
-    return f"launch calls take {own / max(usual, 1):.3g} times as long as on the other ranks"
+    if of_rank < _SLOW_HOST * usual:
+        return ""
+    return f"launch calls take {of_rank / max(usual, 1):.3g} times as long as on the other ranks"
 
 
 def is_steady(time: DeviceTime, rank: int) -> bool:
