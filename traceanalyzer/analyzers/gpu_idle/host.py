@@ -547,10 +547,10 @@ def loader_code(excerpt: Excerpt, loading: pl.DataFrame) -> pl.DataFrame:
     ).drop_nulls("interval")
     nested = nesting.self_time(nesting.nest(inside, _THREAD))
     functions = inside.filter(pl.col("kind") == "python_function")
-    own = functions.filter(
+    of_user = functions.filter(
         belongs(functions["name"], ()), ~pl.col("name").cast(pl.String).str.contains(_INNER)
     )
-    around = own["name"][linking.enclosing(nested, own, _THREAD)["slice"]].cast(pl.String)
+    around = of_user["name"][linking.enclosing(nested, of_user, _THREAD)["slice"]].cast(pl.String)
     name = pl.coalesce(around, pl.col("name").cast(pl.String)).str.replace(ADDRESS, "")
     return nested.group_by(name=name).agg(self_ns=pl.col("self_time").sum())
 
