@@ -243,7 +243,7 @@ def _command_lines(page: Path) -> list[str]:
 
 def _options(command: click.Command) -> set[str]:
     parts = command.commands.values() if isinstance(command, click.Group) else ()
-    names = {name for option in command.params for name in option.opts}
+    names = {name for one in command.params for name in (*one.opts, *one.secondary_opts)}
     return {"--help", "-h"} | names.union(*map(_options, parts))
 
 

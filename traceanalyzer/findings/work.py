@@ -298,7 +298,8 @@ def _less_between(result: Steps, worst: Mapping[str, Any], answers: Answers) -> 
     if rows.height:
         return advice_on_slice(rows["name"][0])
     idle = answers.get("gpu_idle")
-    known = answers.time.outside.filter(pl.col("cause") != causes.HOST_CODE).head(1)
+    idle_causes = [cause for cause in causes.CAUSES if cause != causes.HOST_CODE]
+    known = answers.time.outside.filter(pl.col("cause").is_in(idle_causes)).head(1)
     whole = int(answers.time.outside["idle_ns"].sum())
     if isinstance(idle, GpuIdle) and known.filter(2 * pl.col("idle_ns") > whole).height:
         return idle.advice(known["cause"][0])
