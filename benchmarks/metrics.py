@@ -227,12 +227,12 @@ def figures(files: list[Source]) -> Iterator[Figure]:
     missing = [name for name in CORE if name not in {source.name for source in files}]
     if missing:
         raise SystemExit(f"missing: {', '.join(missing)}")
-    yield Figure("code lines", code, 61_200)
-    yield Figure("files", len(files), 392)
+    yield Figure("code lines", code, 62_500)
+    yield Figure("files", len(files), 396)
     yield Figure("rooms", len(rooms()), 18)
     yield Figure("entries of the import contract", contract_entries(), 16)
     yield Figure("imports, percent of code lines", round(100 * imports / code, 1), 7.6)
-    yield Figure("modules that comm-outliers loads", len(loaded()), 107)
+    yield Figure("modules that comm-outliers loads", len(loaded()), 108)
     yield Figure(", ".join(name.rpartition("/")[2] for name in CORE), core, 900)
     for name, groups, limit in (
         ("import cycles", _cycles(files, but=METHODS), 0),
@@ -245,7 +245,7 @@ def figures(files: list[Source]) -> Iterator[Figure]:
     yield Figure(f"functions above {LONGEST_FUNCTION} lines", long, 0)
     largest = max(files, key=lambda source: len(source.code))
     size = len(largest.code)
-    yield Figure("code lines of the largest module", size, 540, f"{size} ({largest.name})")
+    yield Figure("code lines of the largest module", size, 565, f"{size} ({largest.name})")
 
 
 def rooms() -> list[str]:

@@ -6,7 +6,7 @@
 489
 >>> idle = trace.gpu_idle()                                # each question is a method of a trace
 >>> print(idle.verdict)
-The GPU is idle 25.1 % of the time (32.05 ms of 127.8 ms). Loader-bound: ...
+The GPU is idle for 5.339 ms per step and GPU (25.1 % of step time). ...
 >>> late = ta.comm_outliers("fixtures/nccl_8ranks")        # and a function of files and folders
 >>> late.to_polars("ranks").select("rank", "imposed_ns").row(0)
 (5, 185107732)

@@ -12,20 +12,11 @@ from traceanalyzer.analyzers.common.display import at_start, places
 from traceanalyzer.analyzers.common.gpu_api import in_hip
 from traceanalyzer.analyzers.common.names import frame_text
 from traceanalyzer.analyzers.common.waits import wait_of
-from traceanalyzer.analyzers.cuda_api.result import (
-    ALLOC_IN_LOOP,
-    ASYNC_PAGEABLE,
-    FINDINGS,
-    SYNC_MEMCPY,
-    SYNC_PINNED,
-    CudaApi,
-)
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.activities import (
     OUTSIDE,
     STEP,
     advice_on_collectives,
-    advice_on_launches,
     main_place,
 )
 from traceanalyzer.analyzers.gpu_idle.result import (
@@ -34,7 +25,6 @@ from traceanalyzer.analyzers.gpu_idle.result import (
     activity,
     files_accessed,
 )
-from traceanalyzer.analyzers.launches.calls import SHORT_KERNEL_NS
 from traceanalyzer.analyzers.launches.result import Launches
 from traceanalyzer.findings import straggling
 from traceanalyzer.findings.device_time import (
@@ -44,11 +34,19 @@ from traceanalyzer.findings.device_time import (
     intervals_of,
     only_rank,
 )
+from traceanalyzer.findings.launching import (
+    CALLS,
+    calls,
+    launch_advice,
+    launching,
+    operator_of,
+    synchronising,
+    synchronising_place,
+)
 from traceanalyzer.findings.rule import IDLE_RULES, Answers, Measured, Rule
 from traceanalyzer.frames import intervals
 from traceanalyzer.result import Confidence, Severity
-from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns
-from traceanalyzer.vocabulary import ALLOCATES
+from traceanalyzer.units import format_count, format_frac, format_ns
 
 #: Maximum number of items in a list.
 _NAMED = 3
@@ -56,11 +54,8 @@ _NAMED = 3
 #: From this multiple of the median on, the idle time of a device is reported.
 _APART = 2
 
-#: Equal numbers of launches count from this many steps and launches on.
-_ENOUGH_STEPS, _MANY_LAUNCHES = 3, 10
-
-#: Least share of launch overhead after synchronising calls that is worth a sentence.
-_LEAST_SYNCHRONISED = 0.05
+#: A loss in the first step counts as setup from this many steps on.
+_ENOUGH_STEPS = 3
 
 _LEVELS: Mapping[Severity, float] = {"info": 0.03, "warning": 0.05, "critical": 0.2}
 #: Causes that are often not a problem.
@@ -190,45 +185,11 @@ def _advice(cause: str, result: GpuIdle, answers: Answers) -> str:
     if not isinstance(launches, Launches):
         return result.advice(cause)
     if cause == causes.SYNCHRONISATION:
-        place = _synchronising_place(launches)
-        return result.advice(cause, call=place.get("call") or "", operator=_operator(place))
+        place = synchronising_place(launches)
+        return result.advice(cause, call=place.get("call") or "", operator=operator_of(place))
     if cause == causes.LAUNCH:
-        return _launch_advice(result, launches, answers)
+        return launch_advice(result, launches, answers)
     return result.advice(cause)
-
-
-def _launch_advice(result: GpuIdle, launches: Launches, answers: Answers) -> str:
-    """Return advice for launch overhead: by its place, or graphs for launches that repeat."""
-    place, share = _waiting_place(launches)
-    one = result.activity(causes.LAUNCH)
-    next_work = "".join(main_place(result.of_cause(causes.LAUNCH), "after")["place"])
-    fitting = advice_on_launches(one, place if share >= MOST else "", next_work)
-    if fitting and result.program.pytorch:
-        return result.program.named(fitting)
-    if more := launches.more_graphs:
-        return f"{more[:1].upper()}{more[1:]}, or reduce their number."
-    return f"{result.advice(causes.LAUNCH)}{_graph_advice(launches, answers)}"
-
-
-def _waiting_place(launches: Launches) -> tuple[str, float]:
-    """Return the place with most time waiting for launches, and its share."""
-    named = launches.bound.places.drop_nulls("place")
-    sums = named.group_by("place").agg(pl.col("waiting_ns").sum())
-    ordered = sums.sort("waiting_ns", "place", descending=[True, False]).head(1)
-    for place, waiting in ordered.iter_rows():
-        return place, waiting / max(launches.bound.waiting_ns, 1)
-    return "", 0.0
-
-
-def _synchronising_place(launches: Launches) -> Mapping[str, Any]:
-    """Return the row of the synchronising call with most idle time, or nothing."""
-    rows = launches.synchronising.by_place.head(1)
-    return rows.row(0, named=True) if rows.height else {}
-
-
-def _operator(place: Mapping[str, Any]) -> str:
-    """Return the operator that makes a call: the innermost one that is known."""
-    return (place.get("operator") or "").rpartition(" > ")[2]
 
 
 def _slowest_of_loading(result: GpuIdle) -> str:
@@ -450,11 +411,11 @@ def _evidence(result: GpuIdle, cause: str, answers: Answers, rank: int | None) -
     elif cause == causes.CHECKPOINT_IO:
         yield from files_accessed(result)
     elif cause == causes.SYNCHRONISATION:
-        yield from _synchronising(answers)
+        yield from synchronising(answers)
     elif cause == causes.LAUNCH:
-        yield from _launching(answers)
-    elif cause in _CALLS:
-        yield from _calls(answers, _CALLS[cause])
+        yield from launching(answers)
+    elif cause in CALLS:
+        yield from calls(answers, CALLS[cause])
 
 
 def _compared(result: GpuIdle, cause: str, time: DeviceTime) -> Iterator[str]:
@@ -633,7 +594,7 @@ def _exposing(answers: Answers) -> Iterator[str]:
     result = answers.get("launches")
     if 2 * after < whole or not isinstance(result, Launches):
         return
-    if worst := _synchronising_place(result):
+    if worst := synchronising_place(result):
         where = worst["operator"] or worst["annotation"] or worst["python"]
         yield (
             f"Right before {format_frac(after / whole)} of it the host waits for the device "
@@ -644,109 +605,6 @@ def _exposing(answers: Answers) -> Iterator[str]:
 
 #: Idle time of one cause that begins this soon after that of another follows it.
 _AFTER_NS = 20_000
-
-
-def _synchronising(answers: Answers) -> Iterator[str]:
-    """Yield the longest synchronisation and host code after it, from the launches result."""
-    result = answers.get("launches")
-    if isinstance(result, Launches) and (worst := _synchronising_place(result)):
-        where = worst["operator"] or worst["annotation"] or worst["python"]
-        yield (
-            f"Most synchronisation time: {worst['call']}{f' in {where}' if where else ''}, "
-            f"{format_count(worst['n'], 'call')}."
-        )
-        losses = answers.time.of_cause(causes.SYNCHRONISATION)
-        idle = int(losses.filter(~pl.col("waited"))["lost_ns"].sum())
-        if 2 * result.synchronising.synchronising_idle_ns < idle:
-            share = format_frac(1 - result.synchronising.synchronising_idle_ns / idle)
-            yield (
-                f"{share} of it is host code between such a call and the next launch: without the "
-                "call it would be overlapped with device work."
-            )
-
-
-def _launching(answers: Answers) -> Iterator[str]:
-    """Yield the share of short kernels, and the places of wait time, from the launches result."""
-    result = answers.get("launches")
-    if not isinstance(result, Launches) or not result.bound.waiting_ns:
-        return
-    waiting_ns = result.bound.waiting_ns
-    if result.short.kernels:
-        short = result.short.short_kernels / result.short.kernels
-        yield (
-            f"{format_frac(short)} of the kernels are shorter than {format_ns(SHORT_KERNEL_NS)}."
-        )
-    lost = int(answers.time.of_cause(causes.LAUNCH)["lost_ns"].sum())
-    basis = "also outside steps and in gaps with another cause"
-    if waiting_ns <= lost:
-        basis = "in launch-bound stretches only"
-    yield (
-        f"All devices wait {format_ns(lost)} in total for late launches (the command launches: "
-        f"{format_ns(waiting_ns)}, {basis})."
-    )
-    place, share = _waiting_place(result)
-    if place:
-        yield f"{format_frac(share)} of the time waiting for launches is in {frame_text(place)}."
-    if result.bound.synchronised_ns:
-        share = result.bound.synchronised_ns / waiting_ns
-        if share >= _LEAST_SYNCHRONISED:
-            yield f"{format_frac(share)} of it follows a synchronising call."
-    if equal := _equal_launches(result):
-        yield f"{equal}, without a CUDA graph."
-
-
-def _equal_launches(result: Launches) -> str:
-    """Return launches per step if all steps of a device have the same number, without graphs."""
-    each = result.steps.group_by(DEVICE).agg(steps=pl.len(), n=pl.col("launches").unique())
-    equal = (pl.col("n").list.len() == 1) & (pl.col("steps") >= _ENOUGH_STEPS)
-    graphs = result.calls.by_name["launch_name"].cast(pl.String).str.contains("(?i)graph").any()
-    counts: list[int] = each["n"].list.explode().sort().to_list()
-    if graphs or each.is_empty() or not each.select(equal.all()).item():
-        return ""
-    low, high = counts[0], counts[-1]
-    if low < _MANY_LAUNCHES:
-        return ""
-    number = f"{low:,}" if low == high else f"{low:,} to {high:,}"
-    devices = " (by device)" if low < high else ""
-    steps = max(each["steps"].to_list())
-    return f"All {steps:,} steps have {number} launches each{devices}"
-
-
-def _graph_advice(launches: Launches, answers: Answers) -> str:
-    """Return advice to replay steps of equal launches as CUDA graphs."""
-    if not _equal_launches(launches):
-        return ""
-    text = (
-        ' If shapes do not change, torch.compile(mode="reduce-overhead") or torch.cuda.graph '
-        "replays a step as one CUDA graph."
-    )
-    return in_hip(text) if answers.program.amd else text
-
-
-#: Findings of ``cuda_api`` that are evidence for a cause.
-_CALLS = {
-    causes.BATCH_COPY: (ASYNC_PAGEABLE, SYNC_MEMCPY, SYNC_PINNED),
-    causes.MEMORY_MANAGEMENT: (ALLOC_IN_LOOP,),
-}
-
-
-def _calls(answers: Answers, names: Sequence[str]) -> Iterator[str]:
-    result = answers.get("cuda_api")
-    if not isinstance(result, CudaApi):
-        return
-    rows = result.findings.filter(pl.col("finding").cast(pl.String).is_in(names))
-    for row in rows.iter_rows(named=True):
-        text = FINDINGS[row["finding"]].sentence(row["n"])
-        moved = f", {format_bytes(row['moved_bytes'])}" if row["moved_bytes"] else ""
-        yield f"Recorded: {row['n']:,} {text}{moved}."
-    if ALLOC_IN_LOOP in names:
-        allocates = pl.col("class").is_in(ALLOCATES)
-        named = (
-            result.calls.filter(allocates).head(_NAMED).select("call", "n", "total_ns").iter_rows()
-        )
-        each = ", ".join(f"{name} {n:,} times ({format_ns(ns)})" for name, n, ns in named)
-        if each:
-            yield f"Calls: {each}."
 
 
 RULES = tuple(
