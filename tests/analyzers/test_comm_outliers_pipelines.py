@@ -155,9 +155,10 @@ def test_forms_of_sends_and_receives(form: str, norm: bool) -> None:
     assert comm.totals.n_matched == comm.totals.n_events
     assert comm.pipeline == (4, 4)
     assert comm.slow_links.is_empty()
-    first, *others = ta.diagnose(traces).findings
-    assert first.id == "pipeline-bubble"
-    assert not {one.id for one in others} & {"straggler", "slow-link", "collective-outliers"}
+    found = {one.id for one in ta.diagnose(traces).findings}
+    assert "pipeline-bubble" in found
+    # without a last collective, stages are idle at the end of a step
+    assert found <= {"pipeline-bubble", "unknown-idleness", "host-code"}
 
 
 @pytest.mark.parametrize("form", [PEERS, NAMES])

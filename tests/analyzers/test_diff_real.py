@@ -22,8 +22,9 @@ def test_starved_training_differs_in_data_loading(shared: Path) -> None:
     result = ta.diff(*paths)
     times = [_steps(path) for path in paths]
     assert result.measure is not None
-    assert result.measure.before == pytest.approx(median(times[0]) * 1000)
-    assert result.measure.after == pytest.approx(median(times[1]) * 1000)
+    # steps on the device are not as long as their marks on the host
+    assert result.measure.before == pytest.approx(median(times[0]) * 1000, rel=0.01)
+    assert result.measure.after == pytest.approx(median(times[1]) * 1000, rel=0.01)
     # a third of the six steps after took 40 % longer than the others: it may be chance
     assert result.outcome == "no change"
     check_wording(result.verdict)

@@ -251,7 +251,7 @@ def test_one_file_and_one_line_add_an_analysis(extended: dict[str, str], tmp_pat
         "import sys, traceanalyzer as ta; sys.path.insert(0, sys.argv[2]); import make_commands\n"
         "print(ta.read(sys.argv[1]).jitter(min_runs=6).verdict)\n"
         "import make_stubs\n"
-        "print(make_commands.page(), make_stubs.names(), make_stubs.methods())"
+        "print(*make_commands.pages().values(), make_stubs.names(), make_stubs.methods())"
     )
     command = [sys.executable, "-c", code, str(folder / "rank5.json.gz"), str(ROOT / "docs")]
     done = subprocess.run(

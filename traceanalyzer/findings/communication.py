@@ -466,7 +466,7 @@ def _exposing(result: Overlap, answers: Answers, *, waits: bool) -> str:
     """Return advice for exposed communication: by the kind of most collectives and their size."""
     comm = answers.get("comm_outliers")
     if isinstance(comm, CommOutliers):
-        kind = _main_kind(comm)
+        kind = "" if result.mostly_waits else _main_kind(comm)
         if answers.program.pytorch and kind == "all_to_all":
             return _EXPERTS
         if kind == "all_reduce" and _only_infers(answers):
