@@ -265,7 +265,7 @@ def test_commands_and_their_options_exist(page: Path) -> None:
 
 
 def test_options_in_text_exist() -> None:
-    known = set[str]().union(*map(_options, COMMANDS.values())) | OTHERS
+    known = set[str]().union(*map(_options, [cli, *COMMANDS.values()])) | OTHERS
     unknown = {}
     for page in PAGES:
         used = set(re.findall(r"`(--?[a-z][a-z-]*)(?: [^`]*)?`", page.read_text()))
