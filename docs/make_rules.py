@@ -1,7 +1,8 @@
-"""Write the table of rules into ``docs/diagnose-rules.md`` (``make docs``)."""
+"""Write the table of rules, and the changes that they suggest (``make docs``)."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from traceanalyzer.findings.rule import Rule
 PAGE = Path(__file__).with_name("diagnose-rules.md")
 #: The change that each rule suggests: one heading for one or two rules.
 FIXES = Path(__file__).with_name("fixes.md")
+SHIPPED = Path(__file__).parents[1] / "traceanalyzer/render/fixes.json"
 _BEGIN, _END = "<!-- begin: make docs -->", "<!-- end: make docs -->"
 _PAGES = {"api": "transfers", "memory --oom": "memory", "memory --growth": "memory"}
 
@@ -57,5 +59,22 @@ def page() -> str:
     return f"{before}{_BEGIN}\n\n{table()}\n\n{_END}{rest.partition(_END)[2]}"
 
 
+def fixes() -> str:
+    """Return the section of each rule in ``fixes.md`` as JSON, for pages and terminals."""
+    parts = re.split(r"^##+ (.+)\n", FIXES.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+    texts = {
+        name: text.strip()
+        for heading, text in zip(parts[::2], parts[1::2], strict=True)
+        for name in re.findall(r"`([\w-]+)`", heading)
+    }
+    return json.dumps(texts, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
+
+
+def pages() -> dict[Path, str]:
+    """Return the page of rules, and the changes that they suggest, as a file of the package."""
+    return {PAGE: page(), SHIPPED: fixes()}
+
+
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    for path, text in pages().items():
+        path.write_text(text, encoding="utf-8")

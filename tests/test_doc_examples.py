@@ -115,9 +115,6 @@ PYTHON_NOT_RUN = {
         "part of the example package: tests/analyzers/test_example_plugin.py"
     ),
     ("docs/ci.md", "import traceanalyzer as ta"): "needs a baseline: tests/tools/test_baselines.py",
-    ("docs/install.md", "from traceanalyzer.parsers.chrome_trace import _scan"): (
-        "fails in an installation without a compiler, as its comment says"
-    ),
     (
         "docs/many-ranks.md",
         "import traceanalyzer",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from traceanalyzer import machine
+from traceanalyzer.cli.main import status
 
 
 @pytest.fixture
@@ -22,6 +24,22 @@ def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     machine._cores_of_process.cache_clear()
     yield tmp_path
     machine._cores_of_process.cache_clear()
+
+
+def test_missing_compiled_parts_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in ("collapsed/_frames.abi3.so", "sqlite/_pages.cp311-win_amd64.pyd"):
+        (tmp_path / path).parent.mkdir()
+        (tmp_path / path).touch()
+    (tmp_path / "sqlite" / "_wire.c").touch()
+    monkeypatch.setattr(machine, "_PARSERS", tmp_path)
+    text = machine.not_compiled()
+    assert re.findall(r"_\w+", text.partition(":")[0]) == ["_machine", "_scan", "_wire"]
+    assert status(["info", "-q", "fixtures/upgrade/before.json.gz"]) == 0
+    assert text in capsys.readouterr().err
+    monkeypatch.setattr(machine, "_COMPILED", {"_frames"})
+    assert machine.not_compiled() == ""
 
 
 def test_cores_of_the_affinity(groups: Path) -> None:

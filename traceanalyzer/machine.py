@@ -1,4 +1,4 @@
-"""Cores and memory that this process may use."""
+"""Cores and memory that this process may use, and the compiled parts of the installation."""
 
 import contextlib
 import math
@@ -12,6 +12,21 @@ from typing import Any
 #: Largest number of threads that read one file; more do not help.
 _MAX_THREADS = 8
 _CGROUPS = Path("/sys/fs/cgroup")
+#: The folder of the parsers, and their compiled parts.
+_PARSERS = Path(__file__).parent / "parsers"
+_COMPILED = {"_frames", "_machine", "_pages", "_scan", "_wire"}
+
+
+def not_compiled() -> str:
+    """Return what an installation without compiled parts cannot do; empty if all are there."""
+    libraries = (path for path in _PARSERS.glob("*/_*") if path.suffix in {".so", ".pyd"})
+    missing = _COMPILED - {path.name.partition(".")[0] for path in libraries}
+    if not missing:
+        return ""
+    return (
+        f"Compiled parts are missing ({', '.join(sorted(missing))}): reading is slower, and "
+        "without _wire no Perfetto trace is read. Install a wheel, or a C compiler and reinstall."
+    )
 
 
 def cores() -> int:

@@ -49,6 +49,17 @@ def format_frac(frac: float | None) -> str:
     return "" if frac is None else f"{100 * frac:.1f} %"
 
 
+#: From this change on, the value is that many times the value before.
+TIMES_FRAC = 2.0
+
+
+def format_change(frac: float) -> str:
+    """Format a change with its sign: ``+9.3 %``, or ``18.5 times`` from three times as much on."""
+    if frac >= TIMES_FRAC:
+        return f"{frac + 1:.3g} times"
+    return f"{'+' if frac >= 0 else '-'}{format_frac(abs(frac))}"
+
+
 def format_ranges(numbers: Iterable[int]) -> str:
     """Format sorted integers with ranges: ``0-3, 6``."""
     runs: list[list[int]] = []

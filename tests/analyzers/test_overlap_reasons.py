@@ -64,6 +64,7 @@ def test_wait_time_is_subtracted_first() -> None:
         for rank, end in ((0, 11 * MS), (1, 14 * MS))
     ]
     assert shares(*both) == {"waiting": 3 * MS, "shared_stream": 2 * MS}
+    assert ta.overlap(both).reasons["rank"].to_list() == [1, None]
     check_wording(ta.overlap(both).verdict)
     result = {
         one.id: one for one in ta.diagnose(both, thresholds="exposed-communication=1%").findings

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,10 @@ import traceanalyzer as ta
 from traceanalyzer.analyzers.common.names import frame_text
 from traceanalyzer.analyzers.gpu_idle import activities, causes
 from traceanalyzer.analyzers.gpu_idle.activities import Activity
+from traceanalyzer.cli.main import status
 from traceanalyzer.findings.judge import RULES
+from traceanalyzer.render import render
+from traceanalyzer.render.pieces import fixes
 from traceanalyzer.result import Finding
 from traceanalyzer.trace import Trace
 
@@ -121,7 +125,11 @@ def test_objects_are_gathered_as_tensors() -> None:
 
 
 def test_line_stands_in_the_title() -> None:
-    one = first(loop(python("train.py(19): slow_augment")), "host-code")
+    recording = loop(python("train.py(19): slow_augment"))
+    result = ta.diagnose(recording)
+    assert any("slow_augment" in part.label for part in result.budget_bar.parts)
+    assert any("slow_augment" in why for why in ta.gpu_idle(recording).tables[0].frame["why"])
+    one = first(recording, "host-code")
     assert "slow_augment (train.py:19)" in one.title
 
 
@@ -288,3 +296,18 @@ def test_each_rule_has_its_change_in_the_documentation() -> None:
         assert diff, name
         assert re.search(r"^\+", diff[1], re.MULTILINE), name
         assert len(diff[1].splitlines()) <= 6, name
+
+
+def test_each_rule_has_an_example_for_pages_and_terminals(capsys: Any) -> None:
+    assert {rule.id for rule in RULES} == fixes().keys()
+    result = ta.diagnose(loop(python("train.py(19): slow_augment")))
+    page = render(result, "html").decode()
+    for one in result.diagnosis:
+        code = re.search(r"```\w*\n(.*?)```", fixes()[one.id], re.DOTALL)
+        assert code
+        assert escape(code[1].rstrip()) in page
+        assert status(["diagnose", "--explain", one.id]) == 0
+        assert code[1] in capsys.readouterr().out
+    assert f"--explain {result.diagnosis[0].id}" in str(result)
+    assert status(["diagnose", "--explain", "host-cod"]) == 2
+    assert "'host-code'" in capsys.readouterr().err

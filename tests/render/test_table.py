@@ -142,6 +142,13 @@ def test_times_of_a_table_have_one_unit_where_possible(before, after, units):
     ]
 
 
+def test_a_large_change_is_a_multiple() -> None:
+    changes = [0.5, -0.9, 1.999, 2.0, 17.527, None]
+    texts = ["50.0", "-90.0", "199.9", "3 times", "18.5 times", ""]
+    assert cells("change_frac", changes)[1] == texts
+    assert cells("share_frac", [17.527])[1] == ["1,752.7"]
+
+
 def test_alike_columns_have_one_unit():
     frame = pl.DataFrame({"before_ns": [2_000, 3_000], "after_ns": [2_000_000_000, 3_000_000_000]})
     apart = Table("t", "T", frame, {"before_ns": "before", "after_ns": "after"})

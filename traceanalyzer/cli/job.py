@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
@@ -14,8 +16,10 @@ from traceanalyzer.cli.answering import FAILED, analyze, answer, inputs_of
 from traceanalyzer.cli.options import ReadingOptions, Writing, limit, reading, rows, writing
 from traceanalyzer.cli.progress import progress
 from traceanalyzer.errors import OptionError
+from traceanalyzer.machine import not_compiled
 from traceanalyzer.render import TOP, Form, form_of, render
 from traceanalyzer.render.junit import Case, junit
+from traceanalyzer.render.pieces import fixes
 from traceanalyzer.render.text import costs, without
 
 if TYPE_CHECKING:
@@ -53,6 +57,7 @@ def info(
         how = {**reading.arguments(), "client": client, "progress": meter}
         how["quick"] = True if quick else False if full else None
         result = ta.info(inputs, skipped=skipped, **how)
+    click.echo(not_compiled(), nl=bool(not_compiled()), err=True)
     writing.show(result)
 
 
@@ -77,6 +82,14 @@ def info(
     metavar="FILE",
     help="Also write JUnit XML, a test per check, which fails like --fail-on (without it, on any "
     "finding).",
+)
+@click.option(
+    "--explain",
+    metavar="RULE",
+    is_eager=True,
+    expose_value=False,
+    callback=lambda context, _, rule: _explain(context, rule),
+    help="Show the change that a rule suggests, as code before and after, and exit.",
 )
 @reading
 @writing
@@ -106,6 +119,19 @@ def diagnose(
         output.write(junit("traceanalyzer.diagnose", cases), xml)
     if any(one.severity in failing for one in result.diagnosis):
         click.get_current_context().exit(FAILED)
+
+
+def _explain(context: click.Context, rule: str | None) -> None:
+    """Print the change that a rule suggests."""
+    if rule is None:
+        return
+    text = fixes().get(rule)
+    if text is None:
+        close = get_close_matches(rule, fixes(), n=1)
+        hint = f"did you mean {close[0]!r}?" if close else "diagnose --top all lists all rules"
+        raise OptionError(f"--explain: unknown rule {rule!r}; {hint}")
+    click.echo(re.sub(r"^```.*\n?", "", text, flags=re.MULTILINE).rstrip())
+    context.exit()
 
 
 def _cases(result: Diagnosis, failing: Sequence[str]) -> list[Case]:

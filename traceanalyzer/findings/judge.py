@@ -480,7 +480,9 @@ def budget(answers: Answers) -> pl.DataFrame:
     least = _LEAST * time.whole_ns
     rows += [(EXPOSED_COPIES, "copies and memsets", copies)] * (copies >= max(least, 1))
     of_cause = sorted(idle.items(), key=lambda item: -item[1])
-    names = causes.NAMES | {causes.PEER: IN_COLLECTIVES}
+    gpu_idle = answers.get("gpu_idle")
+    names = gpu_idle.names if isinstance(gpu_idle, GpuIdle) else causes.NAMES
+    names = names | {causes.PEER: IN_COLLECTIVES}
     rows += [(IDLE, names[cause], ns) for cause, ns in of_cause if ns >= least]
     if isinstance(kernels, Kernels) and kernels.span_ns:
         compute = kernels.heaviest("name").filter(pl.col("family") != COMMUNICATION)

@@ -11,6 +11,7 @@ import polars as pl
 from traceanalyzer import __version__
 from traceanalyzer.analyzers.common.display import headings
 from traceanalyzer.analyzers.gpu_idle import causes
+from traceanalyzer.analyzers.gpu_idle.activities import idle_name
 from traceanalyzer.analyzers.printed.result import Printed
 from traceanalyzer.analyzers.timeline.states import NAMES, OF_CAUSE
 from traceanalyzer.drawings import Budget, BudgetPart, Lanes
@@ -255,7 +256,7 @@ class Diagnosis(Result):
             )
         large = rows.filter(is_idle & is_large).sort("each_ns", descending=True)
         parts += [
-            BudgetPart(_IDLE_STATES[name], f"{IDLE}: {name}", ns, frac)
+            BudgetPart(_IDLE_STATES.get(name, "host"), idle_name(name), ns, frac)
             for _, name, ns, frac in large.iter_rows()
         ]
         order = list(NAMES)

@@ -269,9 +269,21 @@ def _card(one: Finding, number: int, links: Sequence[str], *, is_marked: bool) -
         f'<ul class="effects" aria-label="Effects">{effects}</ul>' if effects else "",
         f"<p><strong>Try:</strong> {escaped(one.advice)}</p>" if one.advice else "",
         f"<details><summary>Evidence</summary><ul>{evidence}</ul></details>" if evidence else "",
+        _example(one.id),
         f'<p class="soft">{" ".join([f"Confidence: {one.confidence}.", *links])}</p></li>',
     ]
     return "\n".join(line for line in lines if line)
+
+
+def _example(rule: str) -> str:
+    """Return the change in code that a rule suggests, before and after."""
+    blocks = []
+    for number, part in enumerate(pieces.fixes().get(rule, "").split("```")):
+        text = part.partition("\n")[2].rstrip() if number % 2 else part.strip().replace("`", "")
+        tag = "pre" if number % 2 else "p"
+        blocks += [f"<{tag}>{escape(text)}</{tag}>"] * bool(text)
+    summary = "<summary>Example of the change</summary>"
+    return f"<details>{summary}{''.join(blocks)}</details>" if blocks else ""
 
 
 def table(of: Table, top: int | None, *, heading: str) -> str:

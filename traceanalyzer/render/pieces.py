@@ -51,6 +51,13 @@ def resource(package: str, name: str) -> str:
     return files(package).joinpath(name).read_text(encoding="utf-8")
 
 
+@cache
+def fixes() -> dict[str, str]:
+    """Return the change in code that each rule suggests, in Markdown (``docs/fixes.md``)."""
+    texts: dict[str, str] = json.loads(resource("traceanalyzer.render", "fixes.json"))
+    return texts
+
+
 def escaped(text: str) -> str:
     """Return a sentence escaped for HTML."""
     return escape(prose(text))

@@ -18,6 +18,7 @@ from tabulate import SEPARATING_LINE, tabulate
 
 from traceanalyzer.errors import OptionError
 from traceanalyzer.render.palette import OWN_CODE, SEVERITY, colored
+from traceanalyzer.render.pieces import fixes
 from traceanalyzer.render.text import (
     answer,
     further_costs,
@@ -342,6 +343,10 @@ def render(
         more.insert(0, "Evidence of each finding")
     if more:
         text = f"More with --top all, or in html and json: {'; '.join(map(prose, more))}."
+        parts.append(_filled(text, line))
+    rule = next((one.id for one in result.diagnosis if one.id in fixes()), "")
+    if rule:
+        text = f"Code before and after a change: traceanalyzer diagnose --explain {rule}."
         parts.append(_filled(text, line))
     if result.notes:
         parts.append("\n".join(_filled(prose(one), line, begin="- ") for one in result.notes))

@@ -14,7 +14,16 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from traceanalyzer.units import NS_PER_MS, NS_PER_S, NS_PER_US, format_bytes, format_frac, format_ns
+from traceanalyzer.units import (
+    NS_PER_MS,
+    NS_PER_S,
+    NS_PER_US,
+    TIMES_FRAC,
+    format_bytes,
+    format_change,
+    format_frac,
+    format_ns,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -268,7 +277,15 @@ def cells(
     decimals = 0 if whole else _decimals(scale, middle / scale.factor)
     grouping = "" if is_identifier(column) else ","
     form = f"{grouping}d" if whole and scale.factor == 1 else f"{grouping}.{decimals}f"
-    return scale, [missing if v is None else _cell(v, scale, form) for v in values]
+    texts = [missing if v is None else _cell(v, scale, form) for v in values]
+    if column == "change_frac":
+        return scale, [_change(v, text) for v, text in zip(values, texts, strict=True)]
+    return scale, texts
+
+
+def _change(value: float | None, text: str) -> str:
+    """Return a change in percent, or as a multiple if it is large."""
+    return text if value is None or value < TIMES_FRAC else format_change(value)
 
 
 def is_number(values: Sequence[Any]) -> bool:

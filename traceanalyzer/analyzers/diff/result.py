@@ -14,7 +14,7 @@ from traceanalyzer.analyzers.diff.runs import Measure, Name, Outcome
 from traceanalyzer.analyzers.memory.diff import MemoryDiff
 from traceanalyzer.drawings import Chart, Flame
 from traceanalyzer.result import Result, Table, View
-from traceanalyzer.units import format_bytes, format_frac, format_ns, format_weight
+from traceanalyzer.units import format_bytes, format_change, format_frac, format_ns, format_weight
 
 Comparability = Literal["comparable", "with reservations", "not comparable"]
 
@@ -191,7 +191,7 @@ def _outcome(measure: Measure, *, judged: bool) -> str:
     middle = "median; " if measure.name == "step" else ""
     noise = measure.noise_frac
     spread = "noise unknown" if noise is None else f"noise {format_frac(noise)}"
-    change = "" if measure.change_frac is None else f"{signed_frac(measure.change_frac)}, "
+    change = "" if measure.change_frac is None else f"{format_change(measure.change_frac)}, "
     limit = (
         f" Only changes above {format_frac(noise)} are significant: record more steps, or several "
         "runs of each version (--more-before, --more-after)."
@@ -215,13 +215,6 @@ def _outcome(measure: Measure, *, judged: bool) -> str:
 def _is_small(measure: Measure) -> bool:
     """Whether the change is below the least significant change."""
     return abs(measure.change) <= measure.least * min(measure.before, measure.after)
-
-
-def signed_frac(frac: float) -> str:
-    """Format a change with its sign: ``+9.3 %``, or ``18.5 times`` from twice as much on."""
-    if frac >= 1:
-        return f"{frac + 1:.3g} times"
-    return f"{'+' if frac >= 0 else '-'}{format_frac(abs(frac))}"
 
 
 def _explained(result: Diff, measure: Measure) -> str:
@@ -271,7 +264,7 @@ def _mean(result: Diff, measure: Measure) -> str:
         return ""
     return (
         f"The mean of all steps changed from {format_ns(means['before'])} to "
-        f"{format_ns(means['after'])} ({signed_frac(change)}) because of a few slow steps."
+        f"{format_ns(means['after'])} ({format_change(change)}) because of a few slow steps."
     )
 
 
@@ -294,7 +287,7 @@ def _changed(row: dict[str, Any], name: str) -> str:
         return f"{name} is new ({format_ns(row['after_ns'])})"
     if row["state"] == runs.GONE:
         return f"{name} is gone ({format_ns(row['before_ns'])})"
-    change = f" ({signed_frac(row['change_frac'])})" if row["change_frac"] is not None else ""
+    change = f" ({format_change(row['change_frac'])})" if row["change_frac"] is not None else ""
     return f"{name} from {format_ns(row['before_ns'])} to {format_ns(row['after_ns'])}{change}"
 
 
@@ -340,7 +333,7 @@ def _peak(result: Diff, measure: Measure) -> str:
     before, after = memory.base_bytes, memory.peak_bytes
     if abs(after - before) <= measure.least * min(before, after):
         return ""
-    frac = f" ({signed_frac(after / before - 1)})" if before else ""
+    frac = f" ({format_change(after / before - 1)})" if before else ""
     return f"The memory peak changed from {format_bytes(before)} to {format_bytes(after)}{frac}."
 
 

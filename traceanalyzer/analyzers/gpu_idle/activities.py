@@ -178,6 +178,20 @@ def doing(one: Activity, *, on_host: bool) -> str:
     return "waiting while the host runs code that was not recorded"
 
 
+def heading(one: Activity, *, on_host: bool) -> str:
+    """Return host code with its place as the name of a part of the time; empty if not known."""
+    if not one.text:
+        return ""
+    code = f"{'Python' if one.runs_python else 'code'} {OUTSIDE}" if on_host else "host code"
+    return f"{code}, mostly {one.line or frame_text(one.place)}"
+
+
+def idle_name(*names: str) -> str:
+    """Return causes as the name of a state: a main thread that runs Python is not idle."""
+    text = ", ".join(names)
+    return text if all(OUTSIDE in name for name in names) else f"idle: {text}"
+
+
 _BROADCASTS = re.compile(r"(?i)broadcast")
 _FOREACH = (
     "Update all parameters with a few calls: foreach=True or fused=True (torch.optim), or "

@@ -58,10 +58,6 @@ _ON_HOST = pl.col("kind").is_in(HOST) & pl.col("tid").is_not_null() & (pl.col("d
 #: What blocked the host: the profiler, or CUDA while it loads code.
 OVERHEAD = "overhead"
 
-#: What is recorded as overhead without being one: CUDA loads code, also without a profiler, or a
-#: launch waits for room in the queue.
-_NO_OVERHEAD = (causes.LOADS_CODE, causes.QUEUE_FULL)
-
 _RUNS_COLLECTIVE = starting_with(*HOST_COLLECTIVE_PREFIXES)
 
 #: MPI calls that wait for other ranks or send data.

@@ -242,6 +242,14 @@ class GpuIdle(Result):
         waiting = self.waiting(cause)
         return f"runs {waiting}" if activities.OUTSIDE in waiting else f"idle, {waiting}"
 
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """Names of the causes in tables and bars: host code with the place of most of it."""
+        gaps, code = self.of_cause(causes.HOST_CODE), causes.HOST_CODE
+        name = activities.heading(activities.of_gaps(gaps), on_host=self.coverage.on_host)
+        is_most = 2 * gaps["cause_ns"].sum() >= self.idle_by_cause[code]
+        return causes.NAMES | ({code: name} if name and is_most else {})
+
     def activity(self, cause: str) -> Activity:
         """Return what the host does in most of the time of the gaps with this main cause."""
         return activities.of_gaps(self.of_cause(cause))
@@ -400,7 +408,7 @@ def _outside(result: GpuIdle) -> str:
     cause = max(before, key=lambda name: before[name])
     return (
         f", and {format_ns(outside)} in total in warm-up or outside steps (mostly "
-        f"{causes.NAMES[cause]})"
+        f"{result.names[cause]})"
     )
 
 
@@ -586,7 +594,7 @@ def _causes(result: GpuIdle) -> Table:
         pl.col("gaps", "idle_ns").sum(), pl.col("longest_ns").max()
     )
     frame = summed.with_columns(
-        why=pl.col("cause").cast(pl.String).replace_strict(causes.NAMES),
+        why=pl.col("cause").cast(pl.String).replace_strict(result.names),
         idle_frac=pl.col("idle_ns") / max(result.idle_ns, 1),
         span_frac=pl.col("idle_ns") / max(result.span_ns, 1),
     )

@@ -176,9 +176,8 @@ def _communication(result: Kernels, families: pl.DataFrame) -> str:
     if total <= _NOTABLE_FRAC * result.busy_ns:
         return ""
     return (
-        "Communication kernels also run while they wait for other ranks: traceanalyzer "
-        "comm-outliers separates wait time from transfer time, traceanalyzer overlap shows how "
-        "much is overlapped with compute."
+        "Communication kernels also run while they wait for other ranks: comm-outliers separates "
+        "wait time from transfer time."
     )
 
 

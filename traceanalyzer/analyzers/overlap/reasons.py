@@ -36,6 +36,7 @@ _SCHEMA: dict[str, pl.DataType | type[pl.DataType]] = {
     "exposed_ns": pl.Int64,
     "collectives": pl.UInt32,
     "streams": pl.List(pl.Int64),
+    "rank": pl.Int32,
     "share_frac": pl.Float64,
 }
 
@@ -91,8 +92,9 @@ def divide(parts: Sequence[Exposed]) -> pl.DataFrame:
     """Divide the exposed time of all ranks by reason, the largest first.
 
     Returns:
-        reason, exposed_ns (sum over collectives), collectives, streams (of these collectives) and
-        share_frac of all exposed time.
+        reason, exposed_ns (sum over collectives), collectives, streams (of these collectives),
+        rank (the one that half or more of the wait time is for, else null) and share_frac of all
+        exposed time.
     """
     rows = _waits([part.communication for part in parts])
     if rows.is_empty():
@@ -117,14 +119,18 @@ def divide(parts: Sequence[Exposed]) -> pl.DataFrame:
     reason = reason.when("after").then(pl.lit(AFTER))
     pieces = pl.concat(
         [
-            flagged.select("stream", reason=pl.lit(WAITING), exposed_ns="waiting_ns"),
+            flagged.select("stream", "last", reason=pl.lit(WAITING), exposed_ns="waiting_ns"),
             flagged.select("stream", reason=reason.otherwise(pl.lit(OTHER)), exposed_ns=rest),
-        ]
+        ],
+        how="diagonal",
     ).filter(pl.col("exposed_ns") > 0)
+    exposed = pl.col("exposed_ns").sum()
+    is_most = 2 * exposed.over("reason", "last") >= exposed.over("reason")
     summed = pieces.group_by("reason").agg(
         pl.col("exposed_ns").sum(),
         pl.len().alias("collectives"),
         pl.col("stream").drop_nulls().unique().sort().alias("streams"),
+        pl.col("last").filter(is_most).min().cast(pl.Int32).alias("rank"),
     )
     return summed.with_columns(share_frac=ratio("exposed_ns", pl.col("exposed_ns").sum())).sort(
         "exposed_ns", "reason", descending=[True, False]
@@ -132,7 +138,10 @@ def divide(parts: Sequence[Exposed]) -> pl.DataFrame:
 
 
 def _waits(parts: Sequence[collectives.Part]) -> pl.DataFrame:
-    """Return all collectives: path, device, stream, ``absolute`` start, exposed_ns, waiting_ns."""
+    """Return all collectives: path, device, stream, ``absolute`` start, exposed_ns, waiting_ns.
+
+    ``last`` is the rank that arrived last.
+    """
     if not any(part.instances.height for part in parts):
         return pl.DataFrame()
     shifts = {part.path: part.shift_ns for part in parts}
@@ -140,7 +149,8 @@ def _waits(parts: Sequence[collectives.Part]) -> pl.DataFrame:
     matched = matching.match(matching.joined(ordered))
     clocks = arrivals.clock_offsets(matched, {part.rank: part.host for part in ordered})
     met = arrivals.plausible(arrivals.arrivals(matched, arrivals.applied(clocks)))
-    rows = matched.join(met[["id", "wait_ns"]], on="id", how="left")
+    last = pl.col("rank").filter("is_last").first().over("instance")
+    rows = matched.join(met.select("id", "wait_ns", last=last), on="id", how="left")
     exposed = pl.col("duration_ns") - pl.col("compute_ns").fill_null(0)
     shift = pl.col("path").replace_strict(shifts, return_dtype=pl.Int64)
     return rows.with_columns(exposed_ns=exposed, absolute=pl.col("ts") + shift).with_columns(

@@ -76,7 +76,7 @@ _REASON_NAMES = {
 }
 
 _ADVICE = {
-    WAITING: "Find the straggler first: see comm-outliers.",
+    WAITING: "Find out why ranks arrive late at collectives first: no overlap hides wait time.",
     SHARED: "Run collectives on a separate stream (async_op=True, or torch.cuda.stream).",
     LATE: "Launch collectives before the compute that can overlap with them (prefetch shards, "
     "gradient buckets during backward), and reduce launch overhead.",
@@ -98,7 +98,9 @@ _ADVICE_ELSEWHERE = {
     UNKNOWN: "Record launch calls (nsys --trace=cuda).",
 }
 
-_ALL_RANKS = "Pass the files of all ranks to see how much of it is wait time (comm-outliers)."
+_STRAGGLER = "Most of the wait time is for rank {}: find out why it is late first (diagnose)."
+
+_ALL_RANKS = "Pass the files of all ranks to see how much of it is wait time."
 
 _WORK_KINDS = {"compute_ns": "compute", "communication_ns": "communication", "memory_ns": "copies"}
 
@@ -256,6 +258,8 @@ def advice(result: Overlap, *, waits: bool = True, pytorch: bool = True) -> str:
         return _ALL_RANKS
     unknown = WAITING not in set(result.reasons["reason"]) and result.devices["rank"].n_unique() < 2
     texts = _ADVICE if pytorch else _ADVICE | _ADVICE_ELSEWHERE
+    if largest == WAITING and (ranks := result.reasons["rank"].drop_nulls().to_list()):
+        return _STRAGGLER.format(ranks[0])
     return sentences(texts[largest], _ALL_RANKS if unknown else "")
 
 

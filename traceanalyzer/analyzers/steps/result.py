@@ -20,12 +20,12 @@ APART_FRAC = 0.1
 #: Least share of the time between steps, or of a part, to report.
 _WORTH_FRAC = 0.05
 
-#: Sentence for the part that grew most, with the command for details.
+#: Sentence for the part that grew most.
 _FURTHER = {
-    "compute": "compute grew most, by {} (see kernels and operators)",
-    "communication": "exposed communication grew most, by {} (see comm-outliers)",
-    "copies": "exposed copies grew most, by {} (see overlap)",
-    "idle": "idle time grew most, by {} (see gpu-idle)",
+    "compute": "compute grew most, by {}",
+    "communication": "exposed communication grew most, by {}",
+    "copies": "exposed copies grew most, by {}",
+    "idle": "idle time grew most, by {}",
     "forward": "forward grew most, by {}",
     "backward": "backward grew most, by {}",
 }
@@ -168,8 +168,7 @@ def _breakdown(result: Steps) -> str:
         if name in device_work.PART_NAMES
     }
     labels = [f"{label} {format_frac(s)}" for label, s in shares.items() if s >= _WORTH_FRAC]
-    hint = " (see gpu-idle)" if shares.get("idle", 0) >= _WORTH_FRAC else ""
-    return f"Device time: {display.listed(labels)}{hint}." if labels else ""
+    return f"Device time: {display.listed(labels)}." if labels else ""
 
 
 def _warm_up(result: Steps) -> str:

@@ -9,6 +9,7 @@ from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.analyzers.common import display
 from traceanalyzer.analyzers.common.device_work import WORK_KIND
 from traceanalyzer.analyzers.gpu_idle import causes
+from traceanalyzer.analyzers.gpu_idle.activities import idle_name
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 from traceanalyzer.analyzers.timeline.states import (
     NAMES,
@@ -74,7 +75,7 @@ def summary(idle: GpuIdle, compared: CommOutliers | None) -> Lanes | None:
             "transfer": "communication, wait included"
             if compared is None
             else compared.transfer_name,
-            **_names_of_causes(placed, idle.lost),
+            **_names_of_causes(placed, idle),
         },
         steps=_placed(placed, idle.steps).select("lane", "step", "start", "end"),
         events=events,
@@ -141,17 +142,18 @@ def _states(units: pl.DataFrame, lost: pl.DataFrame, compared: CommOutliers | No
 _LEAST = 0.05
 
 
-def _names_of_causes(units: pl.DataFrame, lost: pl.DataFrame) -> dict[str, str]:
+def _names_of_causes(units: pl.DataFrame, idle: GpuIdle) -> dict[str, str]:
     """Return the label of each idle state: the causes that it has, that with most time first."""
+    if idle.lost is None:
+        return {}
     length = (pl.col("end") - pl.col("start")).sum()
-    sums = _placed(units, lost).group_by(pl.col("cause").cast(pl.String)).agg(ns=length)
+    sums = _placed(units, idle.lost).group_by(pl.col("cause").cast(pl.String)).agg(ns=length)
     named: dict[str, list[tuple[str, int]]] = {}
     for cause, ns in sums.sort("ns", "cause", descending=[True, False]).iter_rows():
         state = OF_CAUSE.get(cause, "idle")
         if cause in causes.NAMES and state not in NOT_LOST:
-            named.setdefault(state, []).append((causes.NAMES[cause], ns))
+            named.setdefault(state, []).append((idle.names[cause], ns))
     return {
-        state: "idle: "
-        + ", ".join(name for name, ns in of if ns >= _LEAST * sum(ns for _, ns in of))
+        state: idle_name(*(name for name, ns in of if ns >= _LEAST * sum(ns for _, ns in of)))
         for state, of in named.items()
     }
