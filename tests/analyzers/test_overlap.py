@@ -224,7 +224,7 @@ def test_stretches_of_low_utilisation_are_noted() -> None:
     assert not any("stretches" in note for note in full.notes)
 
 
-def test_verdict_names_exposed_communication_and_the_next_command() -> None:
+def test_verdict_names_exposed_communication_and_next_commands() -> None:
     text = overlap(trace(EVENTS)).verdict
     check_wording(text)
     assert "gpu-idle" in text

@@ -14,13 +14,7 @@ from traceanalyzer.analyzers import registry
 from traceanalyzer.analyzers.base import AnalyzerOptions, Option
 from traceanalyzer.cli import defaults
 from traceanalyzer.cli.answering import answer
-from traceanalyzer.cli.options import (
-    AliasedOption,
-    Command,
-    plotting,
-    reading,
-    writing,
-)
+from traceanalyzer.cli.options import AliasedOption, Command, plotting, reading, writing
 from traceanalyzer.units import parse_bytes, parse_ns
 
 #: Former names of commands, still accepted.

@@ -17,12 +17,7 @@ _STEM_ENDS = (".gz", ".zst", ".zip", ".json", ".pfw", ".parquet", ".trace", ".pt
 @click.command()
 @click.argument("paths", nargs=-1, required=True, metavar="IN...")
 @click.option(
-    "-o",
-    "--output",
-    "out",
-    required=True,
-    metavar="OUT",
-    help="File; folder for several inputs.",
+    "-o", "--output", "out", required=True, metavar="OUT", help="File; folder for several inputs."
 )
 @click.option("--force", is_flag=True, help="Overwrite existing files.")
 @reading_here

@@ -57,8 +57,7 @@ def run() -> None:
     # by default each thread keeps freed memory of its own and returns large columns at once: one
     # arena that keeps all of it for a second needs less memory, with fewer page faults
     os.environ.setdefault(
-        "_RJEM_MALLOC_CONF",
-        "narenas:1,dirty_decay_ms:1000,muzzy_decay_ms:0,oversize_threshold:0",
+        "_RJEM_MALLOC_CONF", "narenas:1,dirty_decay_ms:1000,muzzy_decay_ms:0,oversize_threshold:0"
     )
     warnings.formatwarning = lambda text, *_, **__: f"traceanalyzer: {visible(str(text))}\n"
     code = status(sys.argv[1:])

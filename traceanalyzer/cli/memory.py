@@ -17,11 +17,7 @@ from traceanalyzer.cli.commands import analyzer_options
 from traceanalyzer.cli.options import plotting, reading, writing
 from traceanalyzer.errors import OptionError
 
-_FLAGS = {
-    "capacity_bytes": "--capacity",
-    "step_name": "--step-name",
-    "step_every": "--step-every",
-}
+_FLAGS = {"capacity_bytes": "--capacity", "step_name": "--step-name", "step_every": "--step-every"}
 #: Options of each analysis besides the common ones.
 _USED = {
     "": tuple(_FLAGS),

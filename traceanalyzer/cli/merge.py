@@ -74,11 +74,7 @@ def cutting(command: Command) -> Command:
 @cutting
 @reading_here
 def merge(
-    paths: tuple[str, ...],
-    out: str,
-    force: bool,
-    reading: ReadingOptions,
-    **cut: Any,
+    paths: tuple[str, ...], out: str, force: bool, reading: ReadingOptions, **cut: Any
 ) -> None:
     """Write all ranks of a run to one timeline that Perfetto opens, with aligned clocks.
 

@@ -32,11 +32,7 @@ _PERFETTO = (".pftrace", ".perfetto-trace")
 @cutting
 @reading_here
 def view(
-    paths: tuple[str, ...],
-    no_open: bool,
-    port: int,
-    reading: ReadingOptions,
-    **cut: Any,
+    paths: tuple[str, ...], no_open: bool, port: int, reading: ReadingOptions, **cut: Any
 ) -> None:
     """Show all ranks of a run in Perfetto, at the first finding.
 

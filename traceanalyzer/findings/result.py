@@ -15,15 +15,7 @@ from traceanalyzer.analyzers.gpu_idle.activities import idle_name
 from traceanalyzer.analyzers.printed.result import Printed
 from traceanalyzer.analyzers.timeline.states import NAMES, OF_CAUSE
 from traceanalyzer.drawings import Budget, BudgetPart, Lanes
-from traceanalyzer.result import (
-    SCHEMA_VERSION,
-    SEVERITIES,
-    Finding,
-    Result,
-    Severity,
-    Table,
-    View,
-)
+from traceanalyzer.result import SCHEMA_VERSION, SEVERITIES, Finding, Result, Severity, Table, View
 from traceanalyzer.units import format_count
 
 FAILED, PASSED, SKIPPED = "failed", "passed", "skipped"
@@ -210,10 +202,7 @@ class Diagnosis(Result):
     def to_dict(self) -> dict[str, Any]:
         """Return plain values; ``docs/diagnosis.schema.json`` describes the keys."""
         versions = {"schema_version": SCHEMA_VERSION, "tool_version": __version__}
-        lists = {
-            "inputs": list(self.inputs),
-            "findings": [one.to_dict() for one in self.findings],
-        }
+        lists = {"inputs": list(self.inputs), "findings": [one.to_dict() for one in self.findings]}
         return versions | super().to_dict() | lists
 
     def _verdict(self) -> str:

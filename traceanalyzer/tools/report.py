@@ -17,14 +17,7 @@ from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 from traceanalyzer.analyzers.timeline.result import Timeline
 from traceanalyzer.findings.judge import judge, with_thresholds
-from traceanalyzer.findings.result import (
-    BUSY,
-    EXPOSED_COPIES,
-    IDLE,
-    OF_BUSY,
-    WAIT,
-    Diagnosis,
-)
+from traceanalyzer.findings.result import BUSY, EXPOSED_COPIES, IDLE, OF_BUSY, WAIT, Diagnosis
 from traceanalyzer.findings.rule import Rule
 from traceanalyzer.result import Fact, Report, Result, Section, Table
 from traceanalyzer.run.examine import examine

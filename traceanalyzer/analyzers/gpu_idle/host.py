@@ -420,11 +420,7 @@ def _is_operator(events: pl.DataFrame | Sequence[str]) -> pl.Expr:
 
 
 def _threads(
-    trace: Trace,
-    units: pl.DataFrame,
-    work: pl.DataFrame,
-    calls: pl.DataFrame,
-    steps: pl.DataFrame,
+    trace: Trace, units: pl.DataFrame, work: pl.DataFrame, calls: pl.DataFrame, steps: pl.DataFrame
 ) -> pl.DataFrame:
     """Return the threads that launch each unit's kernels or mark steps: unit, pid, tid, thread.
 

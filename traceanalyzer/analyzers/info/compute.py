@@ -199,8 +199,7 @@ def _utc(epoch: int | None) -> str | None:
 
 def _kinds(trace: Trace) -> list[dict[str, Any]]:
     by_kind = trace.events.group_by(pl.col("kind").cast(pl.String)).agg(
-        events=pl.len(),
-        sum_ns=pl.when(pl.col("dur").is_not_null().any()).then(pl.col("dur").sum()),
+        events=pl.len(), sum_ns=pl.when(pl.col("dur").is_not_null().any()).then(pl.col("dur").sum())
     )
     tables = (
         ("counter", trace.counters),

@@ -50,12 +50,7 @@ _INNER = 200
 _OUTER = 20
 _LONGEST = 1000
 _ANONYMOUS = "(anonymous namespace)::"
-_SCHEMA = {
-    "function": pl.String,
-    "file": pl.String,
-    "line": pl.Int32,
-    "is_own_code": pl.Boolean,
-}
+_SCHEMA = {"function": pl.String, "file": pl.String, "line": pl.Int32, "is_own_code": pl.Boolean}
 #: The columns that name a line of code.
 LINE = tuple(_SCHEMA)
 _SEPARATOR = re.compile(r"[/\\]")

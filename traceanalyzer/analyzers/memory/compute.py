@@ -18,12 +18,7 @@ from traceanalyzer.analyzers.memory import (
     regions,
     result,
 )
-from traceanalyzer.analyzers.memory.options import (
-    GrowthOptions,
-    MemoryOptions,
-    OomOptions,
-    Options,
-)
+from traceanalyzer.analyzers.memory.options import GrowthOptions, MemoryOptions, OomOptions, Options
 from traceanalyzer.drawings import Occupancy
 from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.trace import Trace, is_truncated

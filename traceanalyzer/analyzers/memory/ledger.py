@@ -240,9 +240,7 @@ def _rows(trace: Trace, source: Source) -> pl.DataFrame:
         opens, closes = pl.col("bytes") > 0, pl.col("bytes") < 0
         grows = shrinks = pl.lit(value=False)
     return rows.with_columns(
-        pl.col("bytes").abs(),
-        change=_sign(opens, closes),
-        segment_change=_sign(grows, shrinks),
+        pl.col("bytes").abs(), change=_sign(opens, closes), segment_change=_sign(grows, shrinks)
     )
 
 

@@ -36,11 +36,7 @@ _NO_STACK_FRAC = 0.1
 _RECORD = "torch.cuda.memory._record_memory_history()"
 
 #: Meaning of sizes by source.
-_SIZES = {
-    "snapshot": "allocated",
-    "instants": "allocated",
-    "calls": "allocated from the driver",
-}
+_SIZES = {"snapshot": "allocated", "instants": "allocated", "calls": "allocated from the driver"}
 _SIZE_NOTES = {
     "snapshot": "Allocated and live bytes are requested sizes. The allocator rounds each up to 512 "
     "bytes, so torch.cuda.memory_allocated() is slightly higher.",

@@ -107,12 +107,7 @@ def divide(parts: Sequence[Exposed]) -> pl.DataFrame:
     by = ["path", "device", "stream"]
     flagged = rows.join(
         streams.with_columns(shares=pl.lit(value=True)), on=by, how="left", nulls_equal=True
-    ).join(
-        late.rename({"start": "absolute"}),
-        on=[*by, "absolute"],
-        how="left",
-        nulls_equal=True,
-    )
+    ).join(late.rename({"start": "absolute"}), on=[*by, "absolute"], how="left", nulls_equal=True)
     rest = pl.col("exposed_ns") - pl.col("waiting_ns")
     reason = pl.when("shares").then(pl.lit(SHARED)).when("late").then(pl.lit(LATE))
     reason = reason.when(pl.col("late").is_null()).then(pl.lit(UNKNOWN))

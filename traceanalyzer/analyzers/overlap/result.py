@@ -23,14 +23,7 @@ from traceanalyzer.analyzers.common.display import (
 from traceanalyzer.analyzers.common.launching import note_launched_before
 from traceanalyzer.analyzers.common.step_marks import INFERRED_STEPS
 from traceanalyzer.analyzers.overlap.options import By
-from traceanalyzer.analyzers.overlap.reasons import (
-    AFTER,
-    LATE,
-    OTHER,
-    SHARED,
-    UNKNOWN,
-    WAITING,
-)
+from traceanalyzer.analyzers.overlap.reasons import AFTER, LATE, OTHER, SHARED, UNKNOWN, WAITING
 from traceanalyzer.drawings import Chart
 from traceanalyzer.result import Result, Table, View
 from traceanalyzer.units import format_count, format_frac, format_ns

@@ -331,11 +331,7 @@ def _steps(result: Steps) -> Table:
 
 def _ranks(result: Steps) -> Table:
     frame, keys = _keys(result, result.ranks)
-    columns = {
-        **keys,
-        **_RANKS,
-        **({"warm_up": "warm-up"} if frame["warm_up"].sum() else {}),
-    }
+    columns = {**keys, **_RANKS, **({"warm_up": "warm-up"} if frame["warm_up"].sum() else {})}
     title = "By rank" if _has_data(frame, "rank") else "Over all steps"
     return Table("ranks", title, frame, columns)
 
