@@ -52,10 +52,12 @@ def with_files_of(size: int) -> Callable[[], None]:
     return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
-def in_terminal(*arguments: object, columns: int = 80, **changes: str | None) -> tuple[int, bytes]:
-    """Return exit status and screen of the program in a terminal of ``columns``."""
+def in_terminal(
+    *arguments: object, columns: int = 80, lines: int = 24, **changes: str | None
+) -> tuple[int, bytes]:
+    """Return exit status and screen of the program in a terminal of this size."""
     ours, theirs = pty.openpty()
-    pty_size = os.terminal_size((columns, 24))
+    pty_size = os.terminal_size((columns, lines))
     _resize(theirs, pty_size)
     env = environment(**{"COLUMNS": None, "LINES": None, **changes})
     process = start(*arguments, stdin=theirs, stdout=theirs, stderr=theirs, env=env)

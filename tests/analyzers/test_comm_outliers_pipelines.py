@@ -192,6 +192,31 @@ def test_a_stage_with_more_layers_in_all_replicas() -> None:
     assert 0.2 < (first.cost_frac or 0) < 0.5
 
 
+@pytest.mark.parametrize("ranks", [3, 4])
+def test_a_ring_is_no_pipeline(ranks: int) -> None:
+    """Context parallelism: each rank sends keys to the next one, around the ring."""
+    traces = []
+    for rank in range(ranks):
+        rows: list[dict[str, Any]] = []
+        for number in range(STEPS):
+            at = number * 20 * MS
+            late = 3 * MS * (rank == 1)
+            rows += [step(number, at, 20 * MS), device("attention_gemm", at, 5 * MS + late)]
+            for kind, other in (("send", (rank + 1) % ranks), ("recv", (rank - 1) % ranks)):
+                about, _ = _described(PEERS, kind, rank, other, ranks)
+                about |= {"seq": number, "stream": 20 + (kind == "recv")}
+                in_it = rank == 1 or other == 1
+                begin = at + 5 * MS + late
+                end = at + 9 * MS if in_it else at + 6 * MS
+                rows.append(device(SEND, begin, end - begin, **about))
+        traces.append(trace(rows, rank, world_size=ranks))
+    comm = ta.comm_outliers(traces)
+    assert comm.arrivals["wait_ns"].sum() > 0
+    assert comm.pipeline is None
+    assert comm.view().scalars["straggler"] == 1
+
+
+@pytest.mark.matrix
 def test_many_micro_batches_are_healthy() -> None:
     traces = pipeline(4, 24, form=PEERS, norm=True)
     comm = ta.comm_outliers(traces)

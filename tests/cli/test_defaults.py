@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-import pty
-import struct
-import subprocess
-import sys
-import termios
 from pathlib import Path
 
 import pytest
 from conftest import ROOT
+from processes import in_terminal
 
 RANK = ROOT / "fixtures" / "nccl_8ranks" / "rank0.json.gz"
 STACKS = ROOT / "fixtures" / "py_spy"
@@ -47,26 +41,12 @@ def test_a_wrong_file_is_named(run_cli, tmp_path: Path, text: str) -> None:
     assert str(path) in run.stderr.splitlines()[-1]
 
 
-def in_terminal(lines: int, pager: str, *arguments: str) -> str:
-    """Return what a command shows in a terminal of so many lines."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, 100, 0, 0))
-    more = {"PYTHONPATH": str(ROOT), "TERM": "xterm", "TRACEANALYZER_PAGER": pager}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "traceanalyzer", *arguments, "info", str(RANK), "--color", "never"],
-        stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, **more},
-    )  # fmt: skip
-    os.close(theirs)
-    screen = b""
-    while True:
-        try:
-            block = os.read(ours, 65536)
-        except OSError:  # Linux, after the last writer has exited
-            break
-        screen += block
-    os.close(ours)
-    assert process.wait() == 0
-    return screen.decode()
+def test_files_that_cannot_be_read_are_no_defaults(run_cli, tmp_path: Path) -> None:
+    (tmp_path / "traceanalyzer.toml").mkdir()
+    (tmp_path / "pyproject.toml").write_text("[tool.traceanalyzer\ntop = 1\n")
+    run = run_cli("kernels", RANK, cwd=tmp_path)
+    assert run.returncode == 0
+    assert "--top all shows the rest" not in run.stdout
 
 
 @pytest.mark.parametrize(
@@ -83,6 +63,10 @@ def in_terminal(lines: int, pager: str, *arguments: str) -> str:
 def test_long_output_is_paged(
     lines: int, pager: str, arguments: tuple[str, ...], paged: bool
 ) -> None:
-    screen = in_terminal(lines, pager, *arguments)
-    assert "rank0.json.gz" in screen
-    assert all(line.startswith(">") for line in screen.splitlines()) == paged
+    command = (*arguments, "info", RANK, "--color", "never")
+    status, screen = in_terminal(
+        *command, columns=100, lines=lines, TRACEANALYZER_PAGER=pager, TERM="xterm"
+    )
+    assert status == 0
+    assert b"rank0.json.gz" in screen
+    assert all(line.startswith(b">") for line in screen.splitlines()) == paged

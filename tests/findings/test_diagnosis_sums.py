@@ -155,19 +155,20 @@ def test_small_messages_need_larger_buckets_in_the_advice() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "trains", "part"),
+    ("kind", "trains", "steps", "part"),
     [
-        ("AllReduce_Sum_f32", True, "gradient buckets"),
-        ("AllReduce_Sum_f32", False, "tensor parallelism"),
-        ("AllToAll", False, "tokens within a node"),
+        ("AllReduce_Sum_f32", True, 3, "gradient buckets"),
+        ("AllReduce_Sum_f32", False, 3, "gradient buckets"),
+        ("AllReduce_Sum_f32", False, 16, "tensor parallelism"),
+        ("AllToAll", False, 3, "all_to_all"),
     ],
 )
 def test_advice_on_exposed_communication_fits_the_collective(
-    kind: str, trains: bool, part: str
+    kind: str, trains: bool, steps: int, part: str
 ) -> None:
     about = {"dtype": "float", "elements_in": 1 << 24, "group": "0", "group_size": 2, "stream": 20}
     rows = []
-    for number in range(3):
+    for number in range(steps):
         at = number * 4 * MS
         rows += [
             step(number, at, 4 * MS),

@@ -1,6 +1,5 @@
 """Defaults of options from ``traceanalyzer.toml``, or ``[tool.traceanalyzer]`` of a project."""
 
-import tomllib
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,13 @@ def of(command: click.Command) -> dict[str, Any]:
     """Return the defaults of a command by the names of its parameters.
 
     Raises:
-        click.UsageError: the file cannot be read, or has another key or type.
+        click.UsageError: the file has another key or type.
     """
-    given = {f"--{name}": value for name, value in _given(Path.cwd()).items()}
+    try:
+        folder = Path.cwd()
+    except OSError:  # it was removed
+        return {}
+    given = {f"--{name}": value for name, value in _given(folder).items()}
     return {
         str(option.name): [*map(str, given[flag])] if option.multiple else str(given[flag][0])
         for option in command.params
@@ -33,16 +36,24 @@ def _given(folder: Path) -> dict[str, list[str | int]]:
     for place in (folder, *folder.parents):
         for name, keys in _FILES.items():
             path = place / name
-            table = _table(path, keys) if path.is_file() else None
-            if table is not None:
+            if (table := _table(path, keys)) is not None:
                 return {key: _values(path, key, value) for key, value in table.items()}
     return {}
 
 
 def _table(path: Path, keys: tuple[str, ...]) -> dict[str, Any] | None:
+    """Return the defaults in a file; None if it has none, or if it is not readable."""
     try:
-        table: Any = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        text = path.read_bytes()
+    except OSError:
+        return None
+    import tomllib
+
+    try:
+        table: Any = tomllib.loads(text.decode())
+    except ValueError as error:
+        if keys:  # the file of another tool
+            return None
         raise click.UsageError(f"{path}: {error}") from None
     for key in keys:
         table = table.get(key) if isinstance(table, dict) else None

@@ -76,8 +76,9 @@ def _straggler(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
 
 def _measure_stage(time: DeviceTime, stage: int, ranks: Sequence[int]) -> Iterator[Measured]:
     """Yield the wait time for a stage of which all ranks work longer than those of other stages."""
-    waits = time.losses.filter("waited", pl.col("root_rank").is_in(ranks))
-    total, of_stage = int(waits["lost_ns"].sum()), pl.col("rank").is_in(ranks)
+    of_stage = pl.col("rank").is_in(ranks)
+    waits = time.losses.filter("waited", ~of_stage, pl.col("root_rank").is_in(ranks))
+    total = int(waits["lost_ns"].sum())
     others = time.windows.filter(~of_stage)
     others_ns = int(others.select((pl.col("end") - pl.col("start")).sum()).item())
     if not total or not others_ns:
@@ -317,7 +318,7 @@ def _collective_outliers(result: CommOutliers, answers: Answers) -> Iterator[Mea
     what = (
         f"{outliers.height:,} of {format_count(result.totals.n_events, 'collective')} took"
         if place is None
-        else f"Another rank is probably late: {_ordinal(place)} {worst['collective']} of each step "
+        else f"Another rank is probably late: {_in_order(place, worst['collective'])} of each step "
         "takes"
     )
     yield Measured(
@@ -340,8 +341,8 @@ def _collective_outliers(result: CommOutliers, answers: Answers) -> Iterator[Mea
 _LATE_ELSEWHERE = "Add the files of all ranks: they show which rank is late, and why."
 
 
-def _ordinal(place: int) -> str:
-    return "the first" if place == 0 else f"no. {place + 1}"
+def _in_order(place: int, collective: str) -> str:
+    return f"the first {collective}" if place == 0 else f"{collective} number {place + 1}"
 
 
 def _place_in_steps(result: CommOutliers, outliers: pl.DataFrame) -> int | None:
@@ -468,8 +469,8 @@ def _exposing(result: Overlap, answers: Answers, *, waits: bool) -> str:
     if isinstance(comm, CommOutliers):
         kind = "" if result.mostly_waits else _main_kind(comm)
         if answers.program.pytorch and kind == "all_to_all":
-            return _EXPERTS
-        if kind == "all_reduce" and _only_infers(answers):
+            return _EXCHANGE
+        if kind == "all_reduce" and _only_infers(answers, comm):
             return _TENSOR_PARALLEL
         if small_collectives(comm):
             text = fewer_collectives(comm)
@@ -478,23 +479,25 @@ def _exposing(result: Overlap, answers: Answers, *, waits: bool) -> str:
     return advice(result, waits=waits and not compared, pytorch=answers.program.pytorch)
 
 
-#: Advice for the exchange of tokens between experts, and for the sums of a layer in inference.
-_EXPERTS = (
-    "Overlap the all_to_all with compute that does not need it (shared experts, attention of "
-    "another micro-batch), keep tokens within a node (node-limited routing), or send fewer bytes "
-    "(FP8)."
+#: Advice for exchanges (of tokens between experts, of embeddings), and for sums in inference.
+_EXCHANGE = (
+    "Overlap the all_to_all with compute that does not need its result (another micro-batch, "
+    "layers that are not exchanged), keep the exchange within a node, or send fewer bytes (FP8)."
 )
 _TENSOR_PARALLEL = (
-    "The next operator needs the sum, so an all_reduce of tensor parallelism cannot be overlapped: "
-    "use fewer GPUs per model, an all_reduce for small messages (one-shot or symmetric memory), or "
-    "CUDA graphs around it."
+    "In tensor parallelism the next operator needs the sum of an all_reduce, so it cannot be "
+    "overlapped: use fewer GPUs per model, an all_reduce for small messages (one-shot or symmetric "
+    "memory), or CUDA graphs around it."
 )
+#: Tensor parallelism sums in each layer: from so many all_reduces of a rank on.
+_MANY_SUMS = 16
 
 
-def _only_infers(answers: Answers) -> bool:
-    """Return whether operators of PyTorch were recorded, but no backward pass or optimizer."""
+def _only_infers(answers: Answers, comm: CommOutliers) -> bool:
+    """Whether many collectives and operators of PyTorch were recorded, but no training."""
     kernels = answers.get("kernels")
-    known = isinstance(kernels, Kernels) and kernels.has_operators
+    many = comm.totals.n_events >= _MANY_SUMS * max(comm.totals.n_ranks, 1)
+    known = many and isinstance(kernels, Kernels) and kernels.has_operators
     return known and answers.program.pytorch and not answers.program.trains
 
 

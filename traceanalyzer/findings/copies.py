@@ -65,6 +65,8 @@ def _exposed_copies(_: Overlap, answers: Answers) -> Iterator[Measured]:
 
 #: Copies of a rank are slow if those of the other ranks are this many times as fast.
 _FASTER = 2.0
+#: Sizes of copies are comparable up to this ratio.
+_SIMILAR = 2.0
 _SLOW_PATH = (
     "Check the path between host and this GPU: generation and width of its PCIe link (lspci -vv: "
     "LnkSta), whether the process and its memory are on the NUMA node of the GPU (numactl), and "
@@ -78,22 +80,26 @@ def _slower_than_others(answers: Answers, rank: int) -> str:
     if not isinstance(transfers, Transfers) or transfers.by_device.is_empty():
         return ""
     kind = ["direction", "memory"]
-    sums = transfers.by_device.group_by(*kind, "rank").agg(pl.col("moved_bytes", "total_ns").sum())
-    rates = sums.filter(pl.col("moved_bytes") > 0, pl.col("total_ns") > 0).with_columns(
-        gbps=pl.col("moved_bytes") / pl.col("total_ns")
+    sums = transfers.by_device.group_by(*kind, "rank").agg(
+        pl.col("n", "moved_bytes", "total_ns").sum()
     )
-    usual = rates.filter(pl.col("rank") != rank).group_by(kind).agg(usual=pl.col("gbps").median())
+    rates = sums.filter(pl.col("moved_bytes") > 0, pl.col("total_ns") > 0).with_columns(
+        gbps=pl.col("moved_bytes") / pl.col("total_ns"), each=pl.col("moved_bytes") / pl.col("n")
+    )
+    others = rates.filter(pl.col("rank") != rank).group_by(kind)
+    usual = others.agg(usual=pl.col("gbps").median(), usual_each=pl.col("each").median())
     of_rank = rates.filter(pl.col("rank") == rank).join(usual, on=kind, nulls_equal=True)
-    slow = of_rank.filter(pl.col("usual") >= _FASTER * pl.col("gbps"))
+    slow = of_rank.filter(
+        pl.col("usual") >= _FASTER * pl.col("gbps"),
+        # small copies are slower on any path
+        pl.col("each") * _SIMILAR >= pl.col("usual_each"),
+    )
     slow = largest_first(slow, "total_ns", *kind)
     whole = int(rates.filter(pl.col("rank") == rank)["total_ns"].sum())
     if slow.is_empty() or 2 * slow["total_ns"][0] < whole:
         return ""
     gbps, most = slow["gbps"][0], slow["usual"][0]
-    return (
-        f" at {gbps:.3g} GB/s instead of {most:.3g} GB/s on the other ranks "
-        f"({most / gbps:.3g} times as fast)"
-    )
+    return f" at {gbps:.3g} GB/s (other ranks {most:.3g} GB/s)"
 
 
 #: Directions of copies: before a noun, and in a list.
@@ -174,7 +180,7 @@ def _overlappable(copies: pl.DataFrame, sums: Mapping[str, int], answers: Answer
     """
     large = _large(sums)
     avoidable = "DtoD" in large or any(_keeping(answers))
-    if avoidable or not large or _is_pageable(_of_directions(copies, large)):
+    if avoidable or not large or _are_pageable(copies, large):
         return None
     return int(answers.time.busy["busy_ns"].sum())
 
@@ -205,25 +211,23 @@ def _keeping(answers: Answers) -> Iterator[str]:
         yield transfers.round_trips.removesuffix(".")
 
 
-def _of_directions(copies: pl.DataFrame, directions: Collection[str]) -> pl.Series:
-    """Return the memory of the copies of these directions (none: unknown) with a large part."""
-    if not directions:
-        return pl.Series([""])
-    is_large = pl.col("exposed_ns") > _LEAST * int(copies["exposed_ns"].sum())
-    large = copies.filter(pl.col("direction").is_in(list(directions)), is_large)
-    return large["memory"].fill_null("")
+def _are_pageable(copies: pl.DataFrame, directions: Collection[str]) -> bool:
+    """Whether copies of these directions use pageable memory, or memory that is not known.
 
-
-def _is_pageable(memory: pl.Series) -> bool:
-    """Whether any of the copies uses pageable memory, or memory that is not known."""
-    return bool((memory.str.contains("Pageable") | (memory == "")).any())
+    Only kinds with a large part count.
+    """
+    is_large = pl.col("exposed_ns") > _LEAST * pl.col("exposed_ns").sum()
+    large = copies.filter(is_large, pl.col("direction").is_in(list(directions)))
+    memory = large["memory"].fill_null("")
+    unknown = memory.str.split(" -> ").list.contains("Host") | (memory == "")  # ROCm: "Host"
+    return not directions or bool((memory.str.contains("Pageable") | unknown).any())
 
 
 def _overlapping(copies: pl.DataFrame, directions: Collection[str], *, pytorch: bool) -> str:
     """Return advice to overlap copies of these directions (none: unknown) with compute."""
     both = {"HtoD", "DtoH"} <= set(directions)
     only_back = "DtoH" in directions and not both
-    if not _is_pageable(_of_directions(copies, directions)):
+    if not _are_pageable(copies, directions):
         start = "start them earlier on a separate stream with"
     elif not pytorch:
         start = "pinned host memory (cudaMallocHost) and"

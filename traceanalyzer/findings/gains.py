@@ -60,7 +60,8 @@ def with_gains(
 
     A finding that has a ``gain_frac`` gains that at most.
     """
-    bounds = tuple(_bound(one) for one in findings)
+    by_id = {rule.id: rule for rule in rules}
+    bounds = tuple(_bound(one, by_id[one.id]) for one in findings)
     time, replay = answers.time, examined.replay
     if time.on_host or not time.whole_ns:
         return Gains(bounds)
@@ -70,16 +71,16 @@ def with_gains(
         return Gains(bounds, why="not all ranks can be replayed")
     devices = time.windows.n_unique(DEVICE)
     counted_ns, step_ns = time.whole_ns / devices, time.whole_ns / time.windows.height
-    by_id = {rule.id: rule for rule in rules}
     kept, without, removed = [], [], []
     for limit, one in zip((one.gain_frac for one in findings), bounds, strict=True):
         frac = _gain_frac(one, replay, counted_ns)
         if frac is None:
             kept.append(one)
             continue
+        off_path = frac < NO_GAIN
         frac = min(frac, 1.0 if limit is None else limit)
         known = replace(one, gain_ns=round(frac * step_ns), gain_frac=frac, gain_basis="replay")
-        if frac < NO_GAIN:
+        if off_path:
             without.append(known)
             continue
         severity = by_id[one.id].severity(frac, one.confidence) or "info"
@@ -89,12 +90,14 @@ def with_gains(
     return Gains(tuple(kept), tuple(without), together * step_ns, together, replay.error_frac)
 
 
-def _bound(one: Finding) -> Finding:
+def _bound(one: Finding, rule: Rule) -> Finding:
+    """Return a finding that gains its cost at most, or less if the rule gives a limit."""
     if one.cost_ns is None:
         return one
     if one.gain_frac is not None and one.cost_frac and one.gain_frac < one.cost_frac:
         gain_ns = round(one.cost_ns * one.gain_frac / one.cost_frac)
-        return replace(one, gain_ns=gain_ns, gain_basis="bound")
+        severity = rule.severity(one.gain_frac, one.confidence) or "info"
+        return replace(one, gain_ns=gain_ns, gain_basis="bound", severity=severity)
     return replace(one, gain_ns=one.cost_ns, gain_frac=one.cost_frac, gain_basis="bound")
 
 

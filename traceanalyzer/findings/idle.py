@@ -124,7 +124,8 @@ def _in_warm_up(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measu
     what = "Main thread" if result.coverage.on_host else "GPU"
     yield Measured(
         size=size,
-        title=f"{what}{'s' * (result.units.height > 1)} idle in {where}, {result.waiting(cause)}: "
+        title=f"{what}{'s' * (result.units.height > 1)} "
+        f"{_clause(result.waiting(cause), f' in {where}', several=result.units.height > 1)}: "
         f"{time.text(total, once=True)}.",
         evidence=tuple(_longest(result, cause)),
         advice=_once_advice(time, answers),
@@ -167,17 +168,8 @@ def _confidence(cause: str, result: GpuIdle, known: Confidence) -> Confidence:
     return _CONFIDENCE.get(cause, known)
 
 
-#: Advice for idle time in collectives, without the delays of stragglers.
-_COLLECTIVES = (
-    "Start these collectives earlier, so that they overlap with compute, or communicate less often "
-    "(larger buckets, gradient accumulation)."
-)
-
-
 def _advice(cause: str, result: GpuIdle, answers: Answers) -> str:
     launches = answers.get("launches")
-    if _causes_of_waits(result, answers.time, cause):
-        return _COLLECTIVES
     if cause == causes.PEER and _are_matched(answers):
         return advice_on_collectives(result.activity(cause))
     if cause == causes.DATALOADING and result.has_loader:
@@ -331,11 +323,16 @@ def _title(
     what = "Main thread" if result.coverage.on_host else "GPU"
     who = f"{what}{'' if result.units.height == 1 else 's'}" if rank is None else f"Rank {rank}"
     others = "" if (losses["cause"] == causes.PEER).all() else including(losses, rank)
-    where, cost = in_steps(steps, time), f"{time.share(total, once=once)}{others}."
+    clause = _clause(waiting, in_steps(steps, time), several=who.endswith("s"))
+    return f"{who} {clause}: {time.share(total, once=once)}{others}."
+
+
+def _clause(waiting: str, where: str, *, several: bool = False) -> str:
+    """Return what a main thread or device does in idle time, and where."""
     if OUTSIDE in waiting:
         comma = "," * (", " in waiting and bool(where))
-        return f"{who} {'run' if who.endswith('s') else 'runs'} {waiting}{comma}{where}: {cost}"
-    return f"{who} idle{where}, {waiting}: {cost}"
+        return f"{'run' if several else 'runs'} {waiting}{comma}{where}"
+    return f"idle{where}, {waiting}"
 
 
 def including(losses: pl.DataFrame, rank: int | None) -> str:
@@ -607,7 +604,7 @@ def _exposing(answers: Answers) -> Iterator[str]:
 _AFTER_NS = 20_000
 
 
-RULES = tuple(
+RULES: tuple[Rule, ...] = tuple(
     Rule(
         IDLE_RULES[cause],
         "gpu_idle",

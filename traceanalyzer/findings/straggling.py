@@ -9,7 +9,7 @@ from traceanalyzer.analyzers.comm_outliers.activity import NOTHING
 from traceanalyzer.analyzers.comm_outliers.pipelines import POINT_TO_POINT, work_longer
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.analyzers.common import libraries
-from traceanalyzer.analyzers.common.names import python_frame
+from traceanalyzer.analyzers.common.names import frame_text, python_frame
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 from traceanalyzer.analyzers.kernels.result import Kernels
@@ -45,7 +45,7 @@ def advice(answers: Answers, rank: int, waits: pl.DataFrame, by_cause: Mapping[s
         by_cause: the sum of these by the cause of the delay.
     """
     if name := only_code(answers, rank, by_cause):
-        return f"Run {name} on all ranks, each on its share of the data, or less often."
+        return f"Share the work of {name} among all ranks, or run it less often."
     difference = _difference(answers, rank, by_cause)
     staged = stage_of(answers, rank) is not None or _in_stages(waits)
     if difference and difference.why in UNEQUAL and staged:
@@ -131,7 +131,7 @@ def only_code(answers: Answers, rank: int, by_cause: Mapping[str, int]) -> str:
     rows = only.select("name", "total_ns", of_user=_of_user(only)).sort(
         "of_user", "total_ns", "name", descending=[True, True, False]
     )
-    return str(rows["name"][0]) if rows.height else ""
+    return frame_text(rows["name"][0]) if rows.height else ""
 
 
 def _of_user(code: pl.DataFrame) -> pl.Series:

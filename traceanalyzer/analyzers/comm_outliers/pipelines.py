@@ -118,6 +118,8 @@ def pipeline(arrivals: pl.DataFrame) -> Pipeline | None:
     exchanges = rows.filter(_is_exchange())
     by_schedule = int(rows.filter("scheduled")["wait_ns"].sum())
     waited, whole = int(exchanges["wait_ns"].sum()), int(arrivals["wait_ns"].sum())
+    if _are_rings(exchanges):
+        return None
     if not waited or waited < _MOST * by_schedule or by_schedule < _MOSTLY * whole:
         return None
     stages = max(_pipelines(exchanges)["pipeline"].value_counts()["count"].to_list())
@@ -126,6 +128,20 @@ def pipeline(arrivals: pl.DataFrame) -> Pipeline | None:
     # one per direction in the first stage
     known = round(calls / _PAIR) if isinstance(calls, float) and calls >= _PAIR else None
     return Pipeline(stages, known)
+
+
+def _are_rings(exchanges: pl.DataFrame) -> bool:
+    """Whether each rank only sends to one rank and receives from another: context parallelism.
+
+    Stages of a pipeline send activations in one direction, and gradients in the other.
+    """
+    other = pl.col("rank").sum().over("instance") - pl.col("rank")
+    ends = exchanges.select("rank", "collective", other=other).unique()
+    sends, every = ends.filter(collective="send"), exchanges["rank"].n_unique()
+    receives = ends.filter(collective="recv")
+    both = sends.join(receives, on=["rank", "other"], how="semi")
+    one_each = sends.height == receives.height == every == sends["rank"].n_unique()
+    return one_each and 2 * every == ends.height and both.is_empty()
 
 
 def scheduled(arrivals: pl.DataFrame) -> pl.Series:
@@ -167,11 +183,6 @@ def connected(groups: Iterable[Iterable[int]]) -> dict[int, set[int]]:
         joined = {one for rank in ranks for one in sets.get(rank, {rank})}
         sets.update(dict.fromkeys(joined, joined))
     return sets
-
-
-def are_equal(busy_ns: pl.Series) -> bool:
-    """Whether the ranks work about as long: the busiest at most 15 % more than usual."""
-    return not work_longer(busy_ns).any()
 
 
 def work_longer(busy_ns: pl.Series) -> pl.Series:

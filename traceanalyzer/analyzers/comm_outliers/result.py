@@ -308,7 +308,7 @@ class CommOutliers(Result):
 
         They do not wait much longer than its bubble.
         """
-        if self.pipeline is None or not pipelines.are_equal(self.ranks["compute_ns"]):
+        if self.pipeline is None or pipelines.work_longer(self.ranks["compute_ns"]).any():
             return False
         share = self.totals.total_wait_ns / max(self.totals.total_span_ns, 1)
         return share <= pipelines.MORE * (self.pipeline.bubble_frac or 1.0)

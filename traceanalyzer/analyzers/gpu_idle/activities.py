@@ -26,7 +26,8 @@ _OPERATOR = re.compile(r"^[\w.]+::\w")
 #: Functions that log or send measurements.
 _LOGS = re.compile(
     r"(?i)wandb|mlflow|tensorboard|comet_ml|neptune|summarywriter|logging[/\\]"
-    r"|(?:^|[ ._])(?:log|report|track|add_scalar)(?:_|\b)"
+    r"|(?:^|[ ._])(?:log(?!_?(?:softmax|sigmoid|prob|sum|normal|cosh|det))|report|track|add_scalar)"
+    r"(?:_|\b)"
 )
 #: Operators that read a number from the device, and those whose size depends on its data.
 _READS_NUMBER = re.compile(r"item|_local_scalar_dense|is_nonzero|aten::equal$")
@@ -425,7 +426,7 @@ def advice_on_files(place: str) -> str:
 #: Host code by its name: compilation, evaluation, collection of garbage.
 _COMPILES = re.compile(r"(?i)_?dynamo|inductor|compil|autotun")
 _EVALUATES = re.compile(r"(?i)(?:^|[^a-z])(?:eval|valid|test)")
-_COLLECTS = re.compile(r"(?i)gc\.collect|garbage|empty_cache|^<built-in function collect>$")
+_COLLECTS = re.compile(r"(?i)gc\.collect|garbage|^<built-in function collect>$")
 #: The rest of a function after a graph break of torch.compile.
 _RESUMES = re.compile(r"torch_dynamo_resume_in_(\w+?)_at_[\d*]+")
 
@@ -439,7 +440,8 @@ def _of_compilation(name: str) -> str:
             "TORCH_LOGS=graph_breaks prints the reason of each, torch.compile(fullgraph=True) "
             "makes it an error."
         )
-    return advice_on_slice(name) if _COMPILES.search(name) or _COLLECTS.search(name) else ""
+    known = _COMPILES.search(name) or _COLLECTS.search(name) or "empty_cache" in name
+    return advice_on_slice(name) if known else ""
 
 
 def advice_on_slice(name: str) -> str:
@@ -456,9 +458,9 @@ def advice_on_slice(name: str) -> str:
         return (
             f"Do not call {text} in the loop: call gc.freeze() before it, and collect garbage on "
             "all ranks in the same step."
-            if "empty_cache" not in name
-            else f"Do not call {text} in the loop."
         )
+    if "empty_cache" in name:
+        return f"Do not call {text} in the loop."
     if _EVALUATES.search(name):
         return f"Call {text} less often, on fewer batches, or in another process."
     if _LOGS.search(name):
