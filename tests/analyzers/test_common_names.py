@@ -33,6 +33,7 @@ NAMES = [
 @pytest.mark.parametrize(
     "pattern",
     [steps_pattern(), names.LAYERS, names.BACKWARD, r"^cudaMemcpy(?!.*Async)", r"kernel\<4\>",
+     r"^(?:.*#|(?!.*#)).*_*(?:next|step)", r"[(?!)p](?!s)|é",
      r"(\w)\1", r"\d+.*\d+|[a-z]+:+", r"^$", r"(?i)ALLREDUCE\b"],
 )  # fmt: skip
 def test_few_and_many_names_match_alike(pattern: str) -> None:

@@ -5,7 +5,7 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from itertools import compress
 
@@ -199,8 +199,22 @@ def matches(texts: Sequence[str], patterns: Sequence[str]) -> list[bool]:
             hits |= column.str.contains(pattern)
         except ComputeError:
             with _limited(pattern):
-                hits |= pl.Series([*map(matcher([pattern]), texts)], dtype=pl.Boolean)
+                hits |= _in_python(column, pattern)
     return hits.to_list()
+
+
+#: ``(?!...)`` outside brackets, without groups in groups.
+_NOT_FOLLOWED = re.compile(r"(?<!\\)\(\?!(?:[^()\[\\]|\\.|\([^()\[\\]*\))*\)")
+
+
+def _in_python(column: pl.Series, pattern: str) -> pl.Series:
+    """Return which texts match a pattern with lookaround; first those that match without it."""
+    candidates, relaxed = column, _NOT_FOLLOWED.sub("", pattern)
+    if relaxed != pattern and not any(one in pattern for one in (*_WORD_BOUNDARY, "[(?!")):
+        with suppress(ComputeError):
+            candidates = column.filter(column.str.contains(relaxed))
+    test = matcher([pattern])
+    return column.is_in([one for one in candidates if test(one)])
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from traceanalyzer.analyzers.comm_outliers.collectives import communication
 from traceanalyzer.analyzers.common import clocks, device_steps, step_marks
 from traceanalyzer.analyzers.common.device_work import device_work
 from traceanalyzer.analyzers.common.launching import launch_rows
-from traceanalyzer.analyzers.common.names import mapped, matching, named
+from traceanalyzer.analyzers.common.names import distinct, mapped, matching, named
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals, linking, nesting
@@ -205,9 +205,11 @@ def _calls(
     ).select("event", group=pl.coalesce("group", "name"))
     meeting = np.zeros(trace.events.height, bool)
     meeting[on_host["event"].to_numpy()] = True
-    waiting = [name for name in trace.names if call_class(name) in (SYNCHRONISE, *ALLOCATES)]
-    waiting += matching(trace.names, [*SYNCHRONISING_CALLS, EVENT_RECORD, STREAM_WAIT])
-    is_call = pl.col("kind").is_in(LAUNCH_KINDS) & pl.col("name").is_in(waiting)
+    is_call = pl.col("kind").is_in(LAUNCH_KINDS)
+    names = distinct(trace.events.filter(is_call))
+    waiting = [name for name in names if call_class(name) in (SYNCHRONISE, *ALLOCATES)]
+    waiting += matching(names, [*SYNCHRONISING_CALLS, EVENT_RECORD, STREAM_WAIT])
+    is_call &= pl.col("name").is_in(waiting)
     closed = pl.col("tid").is_not_null() & (pl.col("dur") >= 0)
     matter = is_call | pl.Series(launching | meeting)
     event = trace.events.select((closed & matter).arg_true()).to_series().alias("event")
