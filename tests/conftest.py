@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import gc
-import gc
 import io
 import json
 import os
@@ -65,12 +64,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     mark_matrices(items)
     if not is_thorough(config):
         reduce_examples({getattr(item, "function", None) for item in items})
-
-
-def pytest_collection_finish() -> None:
-    """Leave the tests out of garbage collection, which otherwise visits them again and again."""
-    gc.collect()
-    gc.freeze()
 
 
 def is_thorough(config: pytest.Config) -> bool:
