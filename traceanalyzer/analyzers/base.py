@@ -128,6 +128,15 @@ def comm_patterns() -> Any:
     )
 
 
+def step_name() -> Any:
+    """Return the option for the names of steps."""
+    return option(
+        None,
+        help="Slices whose names match are the steps. Default: as in the command steps.",
+        metavar="REGEX",
+    )
+
+
 @dataclass(frozen=True)
 class AnalyzerOptions:
     """Base class of options: frozen fields created by :func:`option`.

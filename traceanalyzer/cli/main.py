@@ -16,7 +16,6 @@ from traceanalyzer import __version__
 from traceanalyzer.cli.commands import Commands
 from traceanalyzer.cli.signals import STATUS, as_exceptions, ignore
 from traceanalyzer.errors import TraceAnalyzerError
-from traceanalyzer.machine import not_compiled
 from traceanalyzer.render.text import visible
 
 _EXAMPLES = """\b
@@ -35,9 +34,7 @@ Examples:
     default=True,
     help="Show output longer than the terminal in a pager (TRACEANALYZER_PAGER, PAGER, less).",
 )
-@click.version_option(
-    __version__, "-V", "--version", message=f"%(prog)s %(version)s\n{not_compiled()}".rstrip()
-)
+@click.version_option(__version__, "-V", "--version", message="%(prog)s %(version)s")
 def cli(*, pager: bool) -> None:
     """Find out why training is slow: analyze GPU profiler traces and name the causes."""
 

@@ -277,8 +277,7 @@ def _slow_collectives(result: CommOutliers, answers: Answers) -> Iterator[Measur
     if slow.is_empty():
         return
     worst = slow.row(0, named=True)
-    claimed = _claimed(answers, SLOW)
-    if claimed is None:
+    if not (claimed := _claimed(answers, SLOW)):
         return
     losses, total, size = claimed
     yield Measured(
@@ -309,8 +308,7 @@ def _collective_outliers(result: CommOutliers, answers: Answers) -> Iterator[Mea
     if outliers.is_empty():
         return
     worst = outliers.row(0, named=True)
-    claimed = _claimed(answers, OUTLIER)
-    if claimed is None:
+    if not (claimed := _claimed(answers, OUTLIER)):
         return
     losses, total, size = claimed
     alone = result.totals.n_ranks == 1
@@ -381,8 +379,7 @@ def _slow_link(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
     sentences = slow_links(result)
     if not sentences:
         return
-    claimed = _claimed(answers, LINK)
-    if claimed is None:
+    if not (claimed := _claimed(answers, LINK)):
         return
     losses, total, size = claimed
     yield Measured(

@@ -18,7 +18,6 @@ from tabulate import SEPARATING_LINE, tabulate
 
 from traceanalyzer.errors import OptionError
 from traceanalyzer.render.palette import OWN_CODE, SEVERITY, colored
-from traceanalyzer.render.pieces import fixes
 from traceanalyzer.render.text import (
     answer,
     further_costs,
@@ -344,10 +343,12 @@ def render(
     if more:
         text = f"More with --top all, or in html and json: {'; '.join(map(prose, more))}."
         parts.append(_filled(text, line))
-    rule = next((one.id for one in result.diagnosis if one.id in fixes()), "")
-    if rule:
-        text = f"Code before and after a change: traceanalyzer diagnose --explain {rule}."
-        parts.append(_filled(text, line))
+    if result.diagnosis:
+        from traceanalyzer.render.pieces import fixes  # few results have findings
+
+        for one in [one for one in result.diagnosis if one.id in fixes()][:1]:
+            text = f"Code before and after a change: traceanalyzer diagnose --explain {one.id}."
+            parts.append(_filled(text, line))
     if result.notes:
         parts.append("\n".join(_filled(prose(one), line, begin="- ") for one in result.notes))
     return "\n\n".join(part for part in parts if part) + "\n"

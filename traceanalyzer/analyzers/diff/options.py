@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from traceanalyzer.analyzers.base import AnalyzerOptions, option
+from traceanalyzer.analyzers.base import AnalyzerOptions, comm_patterns, option, step_name
 from traceanalyzer.errors import OptionError
 
 #: Smaller changes are never significant.
@@ -19,15 +19,8 @@ class Options(AnalyzerOptions):
     formats.
     """
 
-    step_name: str | None = option(
-        None, help="Slices whose names match are steps.", metavar="REGEX"
-    )
-    comm_patterns: Sequence[str] = option(
-        (),
-        help="Kernels whose names match are communication too. Repeatable.",
-        flag="--comm-pattern",
-        metavar="REGEX",
-    )
+    step_name: str | None = step_name()
+    comm_patterns: Sequence[str] = comm_patterns()
     min_change: float = option(
         MIN_CHANGE,
         help="The least significant change, as a fraction of the smaller value.",

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from traceanalyzer.analyzers.base import AnalyzerOptions, comm_patterns, option
+from traceanalyzer.analyzers.base import AnalyzerOptions, comm_patterns, option, step_name
 from traceanalyzer.analyzers.efficiency.peaks import Peaks, with_given
 from traceanalyzer.errors import OptionError
 
@@ -56,11 +56,7 @@ class Options(AnalyzerOptions):
         minimum=1,
         measured=False,
     )
-    step_name: str | None = option(
-        None,
-        help="Host slices whose names match are steps. Default: as in steps.",
-        metavar="REGEX",
-    )
+    step_name: str | None = step_name()
     comm_patterns: Sequence[str] = comm_patterns()
 
     def __post_init__(self) -> None:

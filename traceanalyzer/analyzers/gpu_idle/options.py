@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from traceanalyzer.analyzers.base import AnalyzerOptions, comm_patterns, option
+from traceanalyzer.analyzers.base import AnalyzerOptions, comm_patterns, option, step_name
 
 By = Literal["device", "process", "step"]
 
@@ -46,6 +46,4 @@ class Options(AnalyzerOptions):
         flag="--library-name",
         metavar="NAME",
     )
-    step_name: str | None = option(
-        None, help="Slices with matching names are the steps.", metavar="REGEX"
-    )
+    step_name: str | None = step_name()

@@ -228,14 +228,14 @@ class GpuIdle(Result):
             return "waiting while the host allocates or pins host memory"
         if cause == causes.API_CALLS and (call := self.activity(cause).text):
             return f"waiting while the host is in {call}"
-        if cause == causes.DATALOADING and not self.has_loader:
-            place = self.activity(cause).text
-            return f"waiting for data in {place}" if place else causes.WAITING[cause]
+        in_own_code = cause == causes.DATALOADING and not self.has_loader
+        if in_own_code and (place := self.activity(cause).text):
+            return f"waiting for data in {place}"
         if cause == causes.HOST_CODE or self._on_cpu(cause):
             return activities.doing(self.activity(cause), on_host=self.coverage.on_host)
-        if cause != causes.CHECKPOINT_IO or not self.reads:
-            return causes.WAITING[cause]
-        return f"waiting while the host reads files or other input ({', '.join(self.reads)})"
+        if cause == causes.CHECKPOINT_IO and self.reads:
+            return f"waiting while the host reads files or other input ({', '.join(self.reads)})"
+        return causes.WAITING[cause]
 
     def state(self, cause: str) -> str:
         """Return the cause as a clause: ``idle, waiting for ...``, ``runs Python outside ...``."""
@@ -245,9 +245,9 @@ class GpuIdle(Result):
     @cached_property
     def names(self) -> dict[str, str]:
         """Names of the causes in tables and bars: host code with the place of most of it."""
-        gaps, code = self.of_cause(causes.HOST_CODE), causes.HOST_CODE
-        name = activities.heading(activities.of_gaps(gaps), on_host=self.coverage.on_host)
-        is_most = 2 * gaps["cause_ns"].sum() >= self.idle_by_cause[code]
+        code, on_host = causes.HOST_CODE, self.coverage.on_host
+        name = activities.heading(self.activity(code), on_host=on_host)
+        is_most = 2 * self.of_cause(code)["cause_ns"].sum() >= self.idle_by_cause[code]
         return causes.NAMES | ({code: name} if name and is_most else {})
 
     def activity(self, cause: str) -> Activity:
@@ -403,13 +403,9 @@ def _outside(result: GpuIdle) -> str:
     outside = result.idle_ns - sum(result.counted_by_cause.values())
     if not result.basis.in_steps or outside < _LITTLE * result.span_ns:
         return ""
-    before = {cause: ns - result.counted_by_cause[cause] for cause, ns in
-              result.idle_by_cause.items()}  # fmt: skip
-    cause = max(before, key=lambda name: before[name])
-    return (
-        f", and {format_ns(outside)} in total in warm-up or outside steps (mostly "
-        f"{result.names[cause]})"
-    )
+    idle, counted = result.idle_by_cause, result.counted_by_cause
+    cause = result.names[max(idle, key=lambda name: idle[name] - counted[name])]
+    return f", and {format_ns(outside)} in total in warm-up or outside steps (mostly {cause})"
 
 
 def _who(result: GpuIdle) -> str:
@@ -429,8 +425,7 @@ def _worst(result: GpuIdle) -> list[str]:
     idle = (length - pl.col(f"{causes.BUSY}_ns")).mean().alias("idle_ns")
     units = result.counted.group_by(keys, maintain_order=True).agg(idle)
     units = units.sort("idle_ns", *keys, descending=[True] + [False] * 3)
-    usual = units["idle_ns"].median()
-    worst = units.row(0, named=True)
+    usual, worst = units["idle_ns"].median(), units.row(0, named=True)
     if units.height < 2 or not isinstance(usual, float):
         return []
     if not worst["idle_ns"] or worst["idle_ns"] < 2 * usual:

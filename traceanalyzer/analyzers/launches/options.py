@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from traceanalyzer.analyzers.base import AnalyzerOptions, option
+from traceanalyzer.analyzers.base import AnalyzerOptions, step_name
 
 
 @dataclass(frozen=True)
@@ -12,6 +12,4 @@ class Options(AnalyzerOptions):
     PATH is a trace, several of them, or a folder.
     """
 
-    step_name: str | None = option(
-        None, help="Host ranges whose names match are steps.", metavar="REGEX"
-    )
+    step_name: str | None = step_name()

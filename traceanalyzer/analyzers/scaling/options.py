@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from traceanalyzer.analyzers.base import AnalyzerOptions, comm_patterns, option
+from traceanalyzer.analyzers.base import AnalyzerOptions, comm_patterns, option, step_name
 
 
 @dataclass(frozen=True)
@@ -20,9 +20,5 @@ class Options(AnalyzerOptions):
         "work of a step is the same in all runs.",
         measured=False,
     )
-    step_name: str | None = option(
-        None,
-        help="Host slices whose names match are steps. Default: as in steps.",
-        metavar="REGEX",
-    )
+    step_name: str | None = step_name()
     comm_patterns: Sequence[str] = comm_patterns()

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from traceanalyzer.analyzers.base import AnalyzerOptions, comm_patterns, option
+from traceanalyzer.analyzers.base import AnalyzerOptions, comm_patterns, option, step_name
 
 Order = Literal["rank", "host", "cost"]
 
@@ -26,6 +26,4 @@ class Options(AnalyzerOptions):
         measured=False,
     )
     comm_patterns: Sequence[str] = comm_patterns()
-    step_name: str | None = option(
-        None, help="Slices with matching names are the steps.", metavar="REGEX"
-    )
+    step_name: str | None = step_name()
