@@ -90,7 +90,7 @@ docs: $(VENV)/.package ## the pages, stubs and pictures derived from the code
 	$(BIN)/traceanalyzer flamegraph fixtures/py_spy/subprocesses.raw.txt -q --force \
 	  -o docs/images/flamegraph.svg
 
-screenshot: $(VENV)/.package ## the picture of the README: the first screen of a report; needs chromium
+screenshot: $(VENV)/.package ## the pictures of the README and of docs/gallery.md; needs chromium
 	$(BIN)/python docs/make_screenshot.py
 
 site: $(VENV)/.developer ## the documentation as a site, into site/; a broken link is an error

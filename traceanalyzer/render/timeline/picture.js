@@ -139,7 +139,7 @@ class Picture {
     context.restore();
   }
 
-  /** An event: its bounds, and its name if it fits; communication and copies in the lower half. */
+  /** An event: its bounds, and its name if it fits its first state; communication and copies in the lower half. */
   #event(lane, row, top) {
     const { plan, timeline, context } = this, { events } = timeline;
     const x0 = Math.max(this.x(events.start[row]), LEFT - 1), x1 = this.x(events.end[row]);
@@ -149,9 +149,11 @@ class Picture {
     context.fillRect(x1 - 0.5, top + (lower ? half : 0), 1, half);
     if (x1 - x0 < NAMED || !name) return;
     const [state] = timeline.states.at(lane, this.moment(x0 + NAMED / 2));
+    const until = state === undefined ? x1 : Math.min(x1, this.x(timeline.states.end[state]));
+    if (until - x0 < NAMED) return;
     context.fillStyle = DARK.has(state === undefined ? '' : timeline.stateKinds[timeline.states.kind[state]][0]) ? '#fff' : '#1f2328';
     context.font = SMALL;
-    context.fillText(cut(shortName(name), (x1 - x0 - 4) * 1.2), x0 + 3, top + (lower ? 1.5 : 0.5) * half);
+    context.fillText(cut(shortName(name), (until - x0 - 4) * 1.2), x0 + 3, top + (lower ? 1.5 : 0.5) * half);
     context.font = FONT;
   }
 
