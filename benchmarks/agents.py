@@ -8,8 +8,12 @@ evaluate a model, give it the questions and compare its answers with ``expected`
 
 from __future__ import annotations
 
+import gzip
+import json
+import re
+import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -123,20 +127,93 @@ QUESTIONS = (
 )
 
 
+#: A piece of text as GPT-4's tokenizer (cl100k) splits it first: at least one token each.
+_PIECE = re.compile(
+    r"'(?:[sdmt]|ll|ve|re)|[^\r\n\w]?[^\W\d_]+|\d{1,3}| ?[^\s\w]+[\r\n]*|_|\s*[\r\n]+|\s+",
+    re.IGNORECASE,
+)
+PAGE = Path(__file__).parents[1] / "docs" / "mcp.md"
+_BEGIN, _END = "<!-- begin: make agents -->", "<!-- end: make agents -->"
+
+
+def tokens(text: str) -> int:
+    """Return a lower bound of the tokens of a text: the pieces that a tokenizer splits it into."""
+    return sum(1 for _ in _PIECE.finditer(text))
+
+
+def raw_tokens(question: Question) -> int | None:
+    """Return the tokens of the files that a question is about; None if they are no text."""
+    arguments = question.arguments
+    names = [*arguments.get("paths", ()), *arguments.get("before", ()), *arguments.get("after", ())]
+    roots = [FIXTURES / name for name in names]
+    paths = [path for root in roots for path in ([*root.rglob("*")] if root.is_dir() else [root])]
+    total = 0
+    for path in filter(Path.is_file, paths):
+        content = path.read_bytes()
+        content = gzip.decompress(content) if path.suffix == ".gz" else content
+        try:
+            total += tokens(content.decode())
+        except UnicodeDecodeError:
+            return None
+    return total
+
+
 def main() -> int:
-    """Print each question with its answer; return 1 if one is wrong."""
+    """Print each question with its answer; return 1 if one is wrong.
+
+    ``--write`` also asks HTA, and writes the table of ``docs/mcp.md``.
+    """
     from traceanalyzer.tools.mcp.answers import Answers
     from traceanalyzer.tools.mcp.tools import Roots
 
     answers = Answers(Roots([str(FIXTURES)]))
-    right = 0
+    right, used = 0, []
     for question in QUESTIONS:
-        value = question.value(answers.answer(question.tool, question.arguments))
+        answer = answers.answer(question.tool, question.arguments)
+        value = question.value(answer)
         right += value == question.expected
+        used.append(tokens(json.dumps([question.tool, question.arguments, answer])))
         mark = "right" if value == question.expected else f"WRONG, not {question.expected!r}"
-        print(f"{question.text}\n  {question.tool}: {value!r} ({mark})")
+        print(f"{question.text}\n  {question.tool}: {value!r} ({mark}), {used[-1]:,} tokens")
     print(f"{right} of {len(QUESTIONS)} right")
+    if "--write" in sys.argv and right == len(QUESTIONS):
+        before, _, rest = PAGE.read_text(encoding="utf-8").partition(_BEGIN)
+        page = f"{before}{_BEGIN}\n\n{table(used, of_hta())}\n\n{_END}{rest.partition(_END)[2]}"
+        PAGE.write_text(page, encoding="utf-8")
     return int(right < len(QUESTIONS))
+
+
+def of_hta() -> dict[str, Any]:
+    """Return HTA's answers by the number of the question, see ``agents_hta``."""
+    from benchmarks import peers
+
+    peers.install()
+    program = [str(peers.PYTHON), str(Path(__file__).with_name("agents_hta.py"))]
+    done = subprocess.run(program, check=True, capture_output=True, text=True)
+    answers: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answers
+
+
+def table(used: Sequence[int], hta: Mapping[str, Any]) -> str:
+    """Return the table of questions; all of our answers are right."""
+    lines = [
+        "| question | tokens of the answer | raw files | HTA |",
+        "|---|--:|--:|--:|",
+    ]
+    sums, known = [0, 0], 0
+    for number, (question, count) in enumerate(zip(QUESTIONS, used, strict=True), 1):
+        raw, other = raw_tokens(question), hta.get(str(number))
+        text = "-"
+        if other is not None:
+            is_right = json.dumps(other["answer"]) == json.dumps(question.expected)
+            known += is_right
+            text = f"{tokens(other['text']):,}, {'right' if is_right else 'wrong'}"
+        sums = [sums[0] + count, sums[1] + (raw or 0)]
+        lines.append(
+            f"| {question.text} | {count:,} | {f'{raw:,}' if raw else 'not text'} | {text} |"
+        )
+    totals = (f"{len(used)} right, {sums[0]:,}", f"{sums[1]:,}", f"{known} right")
+    return "\n".join([*lines, f"| all | {' | '.join(totals)} |"])
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import jsonschema
 from mcp.shared.exceptions import MCPError
 from processes import environment
 
-from benchmarks.agents import QUESTIONS, Question
+from benchmarks.agents import PAGE, QUESTIONS, Question, raw_tokens, tokens
 from traceanalyzer.analyzers import registry
 from traceanalyzer.cli.main import status
 
@@ -89,6 +89,15 @@ def test_every_analysis_is_a_tool(listed: dict[str, Any]) -> None:
 def test_published_schema_is_that_of_all_answers(listed: dict[str, Any]) -> None:
     published = json.loads((ROOT / "docs" / "result.schema.json").read_text())
     assert all(tool.output_schema == published for tool in listed.values())
+
+
+def test_questions_are_published_with_the_tokens_of_raw_files() -> None:
+    assert tokens('{"dur": 12345, "a_b": "it\'s"}') == 16
+    page = PAGE.read_text()
+    for question in QUESTIONS[-3:]:
+        raw = raw_tokens(question)
+        row = next(line for line in page.splitlines() if question.text in line)
+        assert row.split("|")[3].strip() == (f"{raw:,}" if raw else "not text")
 
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.tool)
