@@ -64,9 +64,8 @@ def _exposed_copies(_: Overlap, answers: Answers) -> Iterator[Measured]:
 
 
 #: Copies of a rank are slow if those of the other ranks are this many times as fast.
-_FASTER = 2.0
 #: Sizes of copies are comparable up to this ratio.
-_SIMILAR = 2.0
+_FASTER, _SIMILAR = 2.0, 2.0
 _SLOW_PATH = (
     "Check the path between host and this GPU: generation and width of its PCIe link (lspci -vv: "
     "LnkSta), whether the process and its memory are on the NUMA node of the GPU (numactl), and "

@@ -552,13 +552,11 @@ _OTHER_SIDE = {"before": "after", "after": "before"}
 
 def _places(gaps: pl.DataFrame) -> Iterator[str]:
     """Yield the place of the host in most of the longest gaps."""
-    whole = int(gaps["cause_ns"].sum())
-    for name, ns, n in main_place(gaps).iter_rows():
-        if n > 1:
-            yield (
-                f"{n:,} gaps with the host in {frame_text(name)} make up {format_frac(ns / whole)} "
-                "of this time in the longest gaps."
-            )
+    name, ns, n = main_place(gaps)
+    if n > 1:
+        share = format_frac(ns / int(gaps["cause_ns"].sum()))
+        where = f"{n:,} gaps with the host in {frame_text(name)}"
+        yield f"{where} make up {share} of this time in the longest gaps."
 
 
 def _loading(result: GpuIdle) -> Iterator[str]:

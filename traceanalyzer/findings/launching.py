@@ -39,7 +39,7 @@ def launch_advice(result: GpuIdle, launches: Launches, answers: Answers) -> str:
     """Return advice for launch overhead: by its place, or graphs for launches that repeat."""
     place, share = _waiting_place(launches)
     one = result.activity(causes.LAUNCH)
-    next_work = "".join(main_place(result.of_cause(causes.LAUNCH), "after")["place"])
+    next_work = main_place(result.of_cause(causes.LAUNCH), "after")[0]
     fitting = advice_on_launches(one, place if share >= MOST else "", next_work)
     if fitting and result.program.pytorch:
         return result.program.named(fitting)

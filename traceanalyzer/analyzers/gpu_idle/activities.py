@@ -1,6 +1,7 @@
 """What the host does in the gaps of one cause, and the change that fits it."""
 
 import re
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 import polars as pl
@@ -127,11 +128,10 @@ def of_gaps(gaps: pl.DataFrame) -> Activity:
         "place": "innermost", "frame": "own_code", "called": "called", "range": "annotation",
         "phase": "phase", "after": "before",
     }  # fmt: skip
-    texts = {name: "".join(main_place(gaps, column)["place"]) for name, column in columns.items()}
-    return Activity(**texts)
+    return Activity(**{name: main_place(gaps, column)[0] for name, column in columns.items()})
 
 
-def main_place(gaps: pl.DataFrame, *columns: str) -> pl.DataFrame:
+def main_place(gaps: pl.DataFrame, *columns: str) -> tuple[str, int, int]:
     """Return the place of the host in half of the time of these gaps or more.
 
     Ranges whose names differ by the number at their end are one place: ``IO *``.
@@ -141,20 +141,26 @@ def main_place(gaps: pl.DataFrame, *columns: str) -> pl.DataFrame:
         columns: the place, the first of them that is known; by default your own code.
 
     Returns:
-        place, cause_ns, n (gaps): one row or none.
+        Its name, time in ns and number of gaps; an empty name if there is none.
     """
-    place = pl.coalesce(columns or ("own_code", "annotation", "host_event", "python"))
-    # the step annotation has no information about the place
-    place = pl.when(place.ne_missing(pl.col("step")) & place.ne_missing(STEP)).then(place)
-    rows = gaps.select("cause_ns", place=place).drop_nulls("place")
-    plain = pl.col("place").str.replace(r"([ _#:=-])\d+$", "${1}*")
-    several = pl.col("place").n_unique().over(plain) > 1
-    rows = rows.with_columns(place=pl.when(several).then(plain).otherwise("place"))
-    sums = rows.group_by("place").agg(pl.col("cause_ns").sum(), n=pl.len())
-    is_main = (pl.col("cause_ns") > 0) & (2 * pl.col("cause_ns") >= gaps["cause_ns"].sum())
-    return sums.filter(is_main).sort("cause_ns", "place", descending=[True, False]).head(1)
+    columns = columns or ("own_code", "annotation", "host_event", "python")
+    times: defaultdict[str, list[int]] = defaultdict(list)
+    for step, ns, *found in gaps[["step", "cause_ns", *columns]].iter_rows():
+        name = next(filter(None, found), step)
+        # the step annotation has no information about the place
+        if name not in (step, _REPETITION.sub("", step or "")):
+            times[name].append(ns)
+    same = Counter(_LAST_NUMBER.sub(r"\1*", name) for name in times)
+    for name in [*times]:
+        if same[plain := _LAST_NUMBER.sub(r"\1*", name)] > 1:
+            times[plain] += times.pop(name)
+    places = [(name, sum(each), len(each)) for name, each in times.items()]
+    main = min(places, key=lambda one: (-one[1], one[0]), default=("", 0, 0))
+    return main if main[1] > 0 and 2 * main[1] >= gaps["cause_ns"].sum() else ("", 0, 0)
 
 
+#: The number of a repetition: ``decode [3]``; a number at the end: ``IO 3``.
+_REPETITION, _LAST_NUMBER = re.compile(r" \[\d+\]$"), re.compile(r"([ _#:=-])\d+$")
 #: The name of the slice of a step, without the number of its repetition: ``decode [3]``.
 STEP = pl.col("step").str.replace(r" \[\d+\]$", "")
 
@@ -401,7 +407,7 @@ def advice_on_launches(one: Activity, place: str, next_work: str) -> str:
 
 def advice_on_stream_wait(gaps: pl.DataFrame) -> str:
     """Return advice for gaps in which the stream waits; empty if what it waits for is unknown."""
-    call = "".join(main_place(gaps, "waits_for")["place"])
+    call = main_place(gaps, "waits_for")[0]
     if not call:
         return ""
     return (

@@ -305,7 +305,7 @@ class GpuIdle(Result):
         if cause == causes.CHECKPOINT_IO:
             text = activities.advice_on_files(one.frame or one.range or one.place)
         if cause == causes.LAUNCH:
-            work = "".join(main_place(self.of_cause(cause), "after")["place"])
+            work = main_place(self.of_cause(cause), "after")[0]
             text = activities.advice_on_launches(one, one.range or one.place, work)
         device_work = coverage.hints["device work"]
         return program.named(
