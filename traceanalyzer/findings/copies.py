@@ -9,12 +9,7 @@ from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.gpu_api import in_hip
 from traceanalyzer.analyzers.overlap.result import Overlap
 from traceanalyzer.analyzers.transfers.result import MIGRATIONS, Transfers, page_faults
-from traceanalyzer.findings.device_time import (
-    COPIES,
-    DeviceTime,
-    intervals_of,
-    only_rank,
-)
+from traceanalyzer.findings.device_time import COPIES, DeviceTime, intervals_of, only_rank
 from traceanalyzer.findings.idle import in_steps, including, main_steps, of_ranks
 from traceanalyzer.findings.rule import Answers, Measured, Rule, rule
 from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns

@@ -159,7 +159,7 @@ def main_place(gaps: pl.DataFrame, *columns: str) -> tuple[str, int, int]:
     return main if main[1] > 0 and 2 * main[1] >= gaps["cause_ns"].sum() else ("", 0, 0)
 
 
-#: The number of a repetition: ``decode [3]``; a number at the end: ``IO 3``.
+#: The number of a repetition: ``decode [3]``, and at the end of a name: ``IO 3``.
 _REPETITION, _LAST_NUMBER = re.compile(r" \[\d+\]$"), re.compile(r"([ _#:=-])\d+$")
 #: The name of the slice of a step, without the number of its repetition: ``decode [3]``.
 STEP = pl.col("step").str.replace(r" \[\d+\]$", "")
