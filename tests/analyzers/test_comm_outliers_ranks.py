@@ -445,7 +445,7 @@ def test_file_without_absolute_time_is_aligned() -> None:
 def test_charts_circle_outliers() -> None:
     arrivals = [[i * 10 * MS + r * US for r in range(4)] for i in range(8)]
     arrivals[5][2] += 6 * MS
-    durations, arrived = comm_outliers(run(arrivals)).charts
+    arrived, durations = comm_outliers(run(arrivals)).charts
     assert (durations.frame.height, durations.frame["outlier"].sum()) == (32, 3)
     assert arrived.frame.filter("straggler").select("rank", "after_first_ns").rows() == [
         ("rank 2", 6 * MS + 2 * US)

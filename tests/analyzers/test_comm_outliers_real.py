@@ -299,8 +299,6 @@ def test_python_frames_show_the_sleep_and_the_loader(shared: Path) -> None:
         for row in result.delayed.with_activity().iter_rows(named=True)
     }
     for number in (2, 5):
-        assert host[1, f"ProfilerStep#{number}"].startswith(
-            "<built-in function sleep> in train_step"
-        )
+        assert host[1, f"ProfilerStep#{number}"].startswith("sleep in train_step")
     for number in (3, 4, 6):
         assert "enumerate(DataLoader)" in host[0, f"ProfilerStep#{number}"]

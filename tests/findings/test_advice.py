@@ -311,3 +311,13 @@ def test_each_rule_has_an_example_for_pages_and_terminals(capsys: Any) -> None:
     assert f"--explain {result.diagnosis[0].id}" in str(result)
     assert status(["diagnose", "--explain", "host-cod"]) == 2
     assert "'host-code'" in capsys.readouterr().err
+
+
+def test_ranks_that_wait_get_the_rank_that_waits_least(shared: Path) -> None:
+    """Rank 1 runs slow_augment in some steps, and rank 0 waits for it."""
+    idle = ta.gpu_idle(shared / "data/causes/chrome/ddp_gloo_two_ranks")
+    assert re.findall(r"Rank (\d).*(slow_augment)", idle.advice(causes.PEER)) == [
+        ("1", "slow_augment")
+    ]
+    alone = ta.gpu_idle(shared / "data/causes/chrome/ddp_gloo_two_ranks/rank0.json.gz")
+    assert "Rank" not in alone.advice(causes.PEER)

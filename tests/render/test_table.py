@@ -46,6 +46,14 @@ def test_width_from_the_environment(monkeypatch):
     assert table.render(ordinary()) == table.render(ordinary(), width=70)
 
 
+def test_a_number_stays_with_its_unit() -> None:
+    text = "waits 12.5 ms for it, 20 % of 3 GiB, 7 steps and 11 s"
+    for width in range(12, 60):
+        lines = table._filled(text, width).splitlines()
+        assert " ".join(lines) == text
+        assert not [line for line in lines if re.match(r"(?:ms|%|GiB|s)\b", line)]
+
+
 def test_empty_table():
     assert "Groups: none" in table.render(empty())
 

@@ -289,8 +289,8 @@ def _far_from_roof(result: Efficiency, answers: Answers) -> Iterator[Measured]:
     known = float(reasons.drop_nulls("why")["lost_ns"].sum())
     yield Measured(
         size=time.frac(total),
-        title="Matrix multiplications and convolutions reach "
-        f"{format_frac(roof / device)} of the roof of the GPU: {time.share(total)} above it.",
+        title=f"Matrix multiplications and convolutions run at {format_frac(roof / device)} of the "
+        f"GPU's limit (its roof): faster kernels save at most {time.share(total)}.",
         evidence=(
             *_of_shapes(rows, reasons),
             (

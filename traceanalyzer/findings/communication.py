@@ -449,7 +449,9 @@ def _exposed_communication(result: Overlap, answers: Answers) -> Iterator[Measur
         title=f"Communication is not overlapped with compute: {time.share(total)}"
         f"{wait if waited_ns else ''}.",
         evidence=(
-            f"{format_frac(sums['overlap_frac'])} of all communication is overlapped with compute.",
+            f"{format_frac(sums['overlap_frac'])} of all communication is overlapped with compute."
+            if sums["overlap_frac"]
+            else "No communication is overlapped with compute.",
             *filter(None, (why_exposed(result),)),
             *_kinds_of_collectives(answers),
         ),
@@ -533,7 +535,7 @@ def _claimed(answers: Answers, cause: str) -> tuple[pl.DataFrame, int, float] | 
 
 
 def _at_cost(answers: Answers, total: int) -> str:
-    return f": {answers.time.text(total)} more {answers.time.exposed} than usual"
+    return f": this costs {answers.time.share(total)}"
 
 
 def _with_waits(losses: pl.DataFrame) -> str:

@@ -165,15 +165,12 @@ def notes(gains: Gains, step: str) -> tuple[str, ...]:
         timed = any(one.gain_basis for one in gains.findings)
         return (f"Gains are not known: {gains.why}.",) if gains.why and timed else ()
     error = format_frac(abs(gains.error_frac))
-    meaning = f"Gain: how much shorter a {step} is without the cause, by a replay of the run"
-    texts = [f"{meaning} (its error without a change: {error})."]
+    meaning = f"Gain: how much shorter a {step} would be without the cause, by a replay of the run"
+    texts = [f"{meaning} (unchanged, the replay differs from the recording by {error})."]
     if gains.together_ns > 0:
         per = " per step" if step == "step" else ""
         time = f"{format_ns(round(gains.together_ns))}{per}"
         texts.append(f"All gains together: {time} ({format_frac(gains.together_frac)}).")
     least = f"{100 * NO_GAIN:.0f} %"
-    texts += [
-        f"Off the critical path, so that removing it gains less than {least}: {one.title}"
-        for one in gains.without
-    ]
+    texts += [f"Off the critical path (gain below {least}): {one.title}" for one in gains.without]
     return tuple(texts)

@@ -19,21 +19,10 @@ from traceanalyzer.analyzers.gpu_idle.activities import (
     advice_on_collectives,
     main_place,
 )
-from traceanalyzer.analyzers.gpu_idle.result import (
-    TRUNCATED,
-    GpuIdle,
-    activity,
-    files_accessed,
-)
+from traceanalyzer.analyzers.gpu_idle.result import TRUNCATED, GpuIdle, activity, files_accessed
 from traceanalyzer.analyzers.launches.result import Launches
 from traceanalyzer.findings import straggling
-from traceanalyzer.findings.device_time import (
-    DEVICE,
-    MOST,
-    DeviceTime,
-    intervals_of,
-    only_rank,
-)
+from traceanalyzer.findings.device_time import DEVICE, MOST, DeviceTime, intervals_of, only_rank
 from traceanalyzer.findings.launching import (
     CALLS,
     calls,
@@ -332,7 +321,7 @@ def _clause(waiting: str, where: str, *, several: bool = False) -> str:
     if OUTSIDE in waiting:
         comma = "," * (", " in waiting and bool(where))
         return f"{'run' if several else 'runs'} {waiting}{comma}{where}"
-    return f"idle{where}, {waiting}"
+    return f"idle{where}, {waiting}".replace(", waiting while", " while")
 
 
 def including(losses: pl.DataFrame, rank: int | None) -> str:
@@ -476,6 +465,8 @@ def of_ranks(time: DeviceTime, cause: str, rank: int) -> Iterator[str]:
         )
     )  # fmt: skip
     state, states = ("copies", "copy") if cause == causes.COPIES else ("is idle", "are idle")
+    if cause == causes.HOST_CODE and time.on_host:
+        state, states = f"is {OUTSIDE}", f"are {OUTSIDE}"
     parts = [f"Rank {rank} {state} for {format_ns(idle)} in total"]
     if waited:
         waits = losses.filter(of_rank & is_wait)
@@ -526,7 +517,7 @@ def _longest(result: GpuIdle, cause: str) -> Iterator[str]:
     while_in = f", while the host is in {frame_text(inside)}{frame}{around}" if inside else ""
     after = _between(gap) if not inside else ""
     length = gap["end"] - gap["start"]
-    part = f" ({format_ns(gap['cause_ns'])} of this cause)"
+    part = f" ({format_ns(gap['cause_ns'])} of it for this cause)"
     part = part if gap["cause_ns"] < _MOST_OF_GAP * length else ""
     yield f"Longest gap: {format_ns(length)}{part}{step}{while_in}{after}."
     yield from _places(gaps)

@@ -203,8 +203,7 @@ def _with_usual(kernels: pl.DataFrame, key: str, value: object) -> pl.DataFrame:
     count = max(others[key].n_unique(), 1)
     mean = pl.col("total_ns") / pl.col("n")
     usual = others.group_by(same).agg(
-        usual_n=pl.col("n").extend_constant(0, count - pl.len()).median(),
-        usual_mean=mean.median(),
+        usual_n=pl.col("n").extend_constant(0, count - pl.len()).median(), usual_mean=mean.median()
     )
     this = sums.filter(is_this).with_columns(mean=mean)
     rows = this.join(usual, on=same, how="full", coalesce=True, nulls_equal=True).with_columns(

@@ -156,12 +156,15 @@ def _longer(rows: pl.DataFrame) -> str:
     """Return what only slow steps run, and what takes longer in them, with its time."""
     if rows.is_empty():
         return ""
-    top, is_only = rows.head(_NAMED), pl.col("usual_ns").is_null()
-    parts = [
-        (", ".join(map(_with_time, top.filter(which).iter_rows(named=True))), where)
-        for which, where in ((is_only, "only"), (~is_only, "longer"))
-    ]
-    return "; ".join(f"{names}, {where} in slow steps" for names, where in parts if names)
+    parts = {"only slow steps run ": list[str](), "slow steps spend ": list[str]()}
+    only, longer = parts.values()
+    for row in rows.head(_NAMED).iter_rows(named=True):
+        if row["usual_ns"] is None:
+            only.append(_with_time(row))
+        else:
+            more = format_ns(row["total_ns"] - row["usual_ns"])
+            longer.append(f"{more} more in {frame_text(row['name'])}")
+    return "; ".join(f"{what}{', '.join(names)}" for what, names in parts.items() if names)
 
 
 def _only_in(result: Steps, step: Mapping[str, Any]) -> pl.DataFrame:
@@ -452,13 +455,7 @@ def _full_host_memory(result: HostMetrics, _: Answers) -> Iterator[Measured]:
         )
 
 
-@rule(
-    "host_metrics",
-    "swap in use",
-    "maximum bytes in swap",
-    {"warning": 1},
-    counts=True,
-)
+@rule("host_metrics", "swap in use", "maximum bytes in swap", {"warning": 1}, counts=True)
 def _swapping(result: HostMetrics, _: Answers) -> Iterator[Measured]:
     row = result.most_swap()
     if row is not None:

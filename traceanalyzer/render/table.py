@@ -34,6 +34,9 @@ _SHORTEST = 10  # the limit where all other columns are hidden
 _HEADING = 8  # narrower headings need too many lines
 _SEPARATOR = 3  # " | "
 _ELLIPSIS = "..."
+#: The space between a number and its unit.
+_WITH_UNIT = re.compile(r"(?<=\d) ((?:%|[num]?s|[KMGT]?i?B|GB/s)(?!\w))")
+_NO_BREAK = "\N{NO-BREAK SPACE}"
 _WORD = re.compile(r"[^\W\d_]+|\d+|.", re.DOTALL)
 _COPY = re.compile(r"(?:Memcpy )?(\w+) \((\w+) -> (\w+)\)")
 #: Characters before the first difference that are kept.
@@ -480,8 +483,13 @@ def _finding(
 
 
 def _filled(text: str, width: int, *, begin: str = "", further: str | None = None) -> str:
-    """Wrap text between words (``no-time`` is one word), indented like its start by default."""
+    """Wrap text between words, indented like its start by default.
+
+    ``no-time`` is one word, and so is ``1.5 ms``.
+    """
     further = " " * len(begin) if further is None else further
-    return textwrap.fill(
+    text = _WITH_UNIT.sub(f"{_NO_BREAK}\\1", text)
+    filled = textwrap.fill(
         text, width, initial_indent=begin, subsequent_indent=further, break_on_hyphens=False
     )
+    return filled.replace(_NO_BREAK, " ")

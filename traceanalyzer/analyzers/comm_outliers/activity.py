@@ -23,7 +23,7 @@ import polars as pl
 
 from traceanalyzer import vocabulary
 from traceanalyzer.analyzers.comm_outliers.arrivals import Window
-from traceanalyzer.analyzers.common.names import ADDRESS, starting_with
+from traceanalyzer.analyzers.common.names import ADDRESS, frame_text, starting_with
 from traceanalyzer.frames import intervals, linking
 from traceanalyzer.trace import Meta, Trace
 from traceanalyzer.units import format_frac, format_ns
@@ -134,6 +134,7 @@ def _label(part: Mapping[str, Any]) -> str:
 
 def _short(name: str) -> str:
     """Return a name short enough for texts; tables have the full name."""
+    name = frame_text(name)
     return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 3]}..."
 
 

@@ -30,10 +30,7 @@ _MAD = 0.6745
 
 _MEAN_AD = 1.253314
 
-_BASELINE_KEYS = (
-    ("collective", "dtype", "message_bytes", "group_size"),
-    ("collective", "kernel"),
-)
+_BASELINE_KEYS = (("collective", "dtype", "message_bytes", "group_size"), ("collective", "kernel"))
 
 
 def judge(instances: pl.DataFrame, factor: float, z: float) -> pl.DataFrame:

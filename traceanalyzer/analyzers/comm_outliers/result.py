@@ -449,7 +449,7 @@ def _bubble(result: CommOutliers) -> str:
 def _straggler(result: CommOutliers, row: Mapping[str, Any]) -> str:
     worst, label = result.delayed.worst_of(row["rank"]), result.rank_label(row["rank"])
     share = _share(row["imposed_ns"], result.totals.total_wait_ns)
-    steps = f", mainly in {tables.listed(row['steps'])}" if len(row["steps"]) > 1 else ""
+    steps = f", mainly in {tables.listed(row['steps'])}" if len(row["steps"]) in {2, 3} else ""
     return (
         f"{at_start(label)} is a straggler: other ranks waited {format_ns(row['imposed_ns'])} in "
         f"total ({share} of all wait time){steps}. It arrived last at {row['times_last']} of "

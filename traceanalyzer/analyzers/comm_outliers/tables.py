@@ -138,9 +138,9 @@ def table(name: str, frame: pl.DataFrame, more: str = "", *, several: bool = Tru
 
 
 def charts(instances: pl.DataFrame, met: pl.DataFrame, delayed: pl.DataFrame) -> tuple[Chart, ...]:
-    """Return durations over time and, with several ranks, arrivals after the first rank."""
+    """Return durations over time; with several ranks, arrivals after the first rank before them."""
     durations = _durations(instances)
-    return (durations,) if met.is_empty() else (durations, _arrivals(met, delayed))
+    return (durations,) if met.is_empty() else (_arrivals(met, delayed), durations)
 
 
 def _durations(instances: pl.DataFrame) -> Chart:

@@ -290,6 +290,8 @@ def _of_part(one: Activity, *, on_host: bool = False) -> str:
 def _of_python(one: Activity, *, pytorch: bool) -> str:
     if _LOGS.search(one.called or one.frame):
         return f"Call {frame_text(one.called or one.frame)} less often, or from another thread."
+    if one.line.startswith("<module>"):
+        return f"Shorten the Python code between operators in {one.line} (torch.compile)."
     if one.part or one.phase == one.place:
         return f"Compile {one.text} (torch.compile), or shorten its Python code between operators."
     if not pytorch:

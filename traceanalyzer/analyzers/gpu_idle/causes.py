@@ -227,7 +227,7 @@ _ADVICE = {
     "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True)",
     CHECKPOINT_IO: "Load before the loop, and save asynchronously or less often "
     "(torch.distributed.checkpoint.async_save)",
-    PEER: "Find and remove the delay of the straggler (comm-outliers, with the files of all ranks)",
+    PEER: "Look for ranks that arrive late at collectives (comm-outliers, files of all ranks)",
     LAUNCH: "Reduce the number of launches (CUDA graphs, torch.compile, larger batches"
     f"{_OPTIMIZERS})",
     API_CALLS: "Call these functions once before the loop, and keep what they return",

@@ -240,7 +240,8 @@ class GpuIdle(Result):
     def state(self, cause: str) -> str:
         """Return the cause as a clause: ``idle, waiting for ...``, ``runs Python outside ...``."""
         waiting = self.waiting(cause)
-        return f"runs {waiting}" if activities.OUTSIDE in waiting else f"idle, {waiting}"
+        idle = f"idle, {waiting}".replace(", waiting while", " while")
+        return f"runs {waiting}" if activities.OUTSIDE in waiting else idle
 
     @cached_property
     def names(self) -> dict[str, str]:
@@ -304,6 +305,8 @@ class GpuIdle(Result):
             text = activities.advice_on_data(one)
         if cause == causes.CHECKPOINT_IO:
             text = activities.advice_on_files(one.frame or one.range or one.place)
+        if cause == causes.PEER:
+            text = self._straggler()
         if cause == causes.LAUNCH:
             work = main_place(self.of_cause(cause), "after")[0]
             text = activities.advice_on_launches(one, one.range or one.place, work)
@@ -313,6 +316,21 @@ class GpuIdle(Result):
             or causes.advice(
                 cause, code=device_work, pytorch=program.pytorch, trains=program.trains
             )
+        )
+
+    def _straggler(self) -> str:
+        """Return advice on the rank that waits much less for others; empty if none does."""
+        names = [f"{cause}_ns" for cause in causes.CAUSES]
+        sums = self.counted.drop_nulls("rank").group_by("rank").agg(pl.col(names).sum())
+        rows = sums.sort(f"{causes.PEER}_ns", "rank").rows(named=True)
+        waits = [row.pop(f"{causes.PEER}_ns") for row in rows]
+        if len(rows) < 2 or 2 * waits[0] > waits[1]:
+            return ""
+        rank, cause = rows[0].pop("rank"), max(rows[0], key=lambda name: rows[0][name])[:-3]
+        text = self.of_rank(rank).activity(cause).text if cause == causes.HOST_CODE else ""
+        return (
+            f"Rank {rank} waits least, so the others probably wait for it; the largest cause there "
+            f"is {text or causes.NAMES[cause]}."
         )
 
     @property

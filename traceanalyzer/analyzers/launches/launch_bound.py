@@ -6,12 +6,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.common.names import matching
 from traceanalyzer.frames import intervals, linking
-from traceanalyzer.vocabulary import (
-    LAUNCHES_WORK,
-    SYNCHRONISE,
-    SYNCHRONISING_CALLS,
-    call_class,
-)
+from traceanalyzer.vocabulary import LAUNCHES_WORK, SYNCHRONISE, SYNCHRONISING_CALLS, call_class
 
 #: Copies between host and device, as CUPTI and ROCm name them.
 _ACROSS = r"HtoD|DtoH|Host"

@@ -163,6 +163,8 @@ class Picture {
     const [first, last] = steps.between(lane, ...this.view);
     if (last - first < plan.inner / 8) timeline.order.forEach((one, place) => this.#starts(one, this.y(place)));
     context.textAlign = 'center';
+    const nameOf = (row) => timeline.stepNames[steps.kind[row]], all = Array.from({ length: Math.min(last - first, FEW) }, (_, at) => first + at);
+    const whole = all.every((row) => measure(nameOf(row)) < this.x(steps.end[row]) - this.x(steps.start[row]) - 4);
     for (let row = first; row < last; row++) {
       const x0 = clamp(this.x(steps.start[row]), LEFT, LEFT + plan.inner), x1 = clamp(this.x(steps.end[row]), LEFT, LEFT + plan.inner);
       if (x1 - x0 < 1) continue;
@@ -170,8 +172,7 @@ class Picture {
       if (row % 2) context.fillRect(x0, HEAD - 18, x1 - x0, 14);
       context.fillRect(Math.round(x0), HEAD - 18, 1, 14);
       context.fillStyle = this.soft;
-      const name = timeline.stepNames[steps.kind[row]];
-      const short = measure(name) < x1 - x0 - 4 ? name : shortStep(name);
+      const short = whole ? nameOf(row) : shortStep(nameOf(row));
       if (measure(short) < x1 - x0 - 2) context.fillText(short, (x0 + x1) / 2, HEAD - 11);
     }
   }
