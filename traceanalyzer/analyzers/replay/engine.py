@@ -61,6 +61,7 @@ class Job:
         weights: the recorded times.
         windows: (first call, last call, first work, last work) of each program, by step if steps
             are replayed one by one, otherwise one window.
+        orders: what happens in each window of each program, see :func:`_order`.
         begins: begin of each window on the axis.
     """
 
@@ -70,6 +71,7 @@ class Job:
     sizes: Ints
     weights: tuple[Weights, ...]
     windows: tuple[tuple[tuple[int, int, int, int], ...], ...]
+    orders: tuple[tuple[Ints, ...], ...]
     begins: tuple[float, ...]
 
 
@@ -126,7 +128,10 @@ def job_of(programs: Sequence[Program]) -> Job:
     return Job(
         tuple(ordered), tuple(shifts), tuple(groups),
         np.bincount(members["key"].to_numpy()) if members.height else np.zeros(0, np.int64),
-        tuple(weights), windows, _begins(ordered, shifts, windows, apart=apart),
+        tuple(weights), windows,
+        tuple(tuple(_order(program, meeting, window) for window in of_program)
+              for program, (_, meeting), of_program in zip(ordered, groups, windows, strict=True)),
+        _begins(ordered, shifts, windows, apart=apart),
     )  # fmt: skip
 
 
@@ -222,6 +227,26 @@ def _range(rows: Ints) -> tuple[int, int]:
     return (int(rows[0]), int(rows[-1]) + 1) if rows.size else (0, 0)
 
 
+def _order(program: Program, meeting: Ints, window: tuple[int, int, int, int]) -> Ints:
+    """Return what happens in a window: calls, ends of the calls that wait, and device work.
+
+    They are numbered in this sequence: all calls, their ends, all rows of work. Work comes after
+    the begin of its call and before its end; without a call, after the work before.
+    """
+    first, last, row, last_row = window
+    waiting = np.union1d(
+        program.waits["call"].drop_nulls().to_numpy(), np.flatnonzero(meeting >= 0)
+    )
+    waiting = waiting[(waiting >= first) & (waiting < last)].astype(np.int64)
+    launched = program.work["call"].fill_null(-1).to_numpy()[row:last_row].astype(float)
+    known = np.maximum.accumulate(np.append(first - 1.0, launched))[1:]
+    calls, size = np.arange(first, last), program.calls.height
+    keys = [calls - 0.2, waiting + 0.2, np.where(launched < 0, known + 0.5, known)]
+    numbers = [calls, size + waiting, 2 * size + np.arange(row, last_row)]
+    order: Ints = np.concatenate(numbers)[np.argsort(np.concatenate(keys), kind="stable")]
+    return order
+
+
 def _begins(
     programs: Sequence[Program],
     shifts: Sequence[int],
@@ -274,35 +299,14 @@ class _Rank:
             self.duration = np.where(
                 job.groups[number][0] >= 0, weights.transfer, weights.duration
             ).tolist()
-        waits = program.waits
-        self.follows = _lists(waits, "work")
-        self.awaits = {
-            call: rows for call, rows in _lists(waits, "call").items() if weights.waits[call]
-        }
+        self.follows, awaits = (_lists(program.waits, key) for key in ("work", "call"))
+        self.awaits = {call: rows for call, rows in awaits.items() if weights.waits[call]}
+        self.waiting = {*awaits, *np.flatnonzero(job.groups[number][1] >= 0).tolist()}
         work_times, call_times = ([None] * size for size in (work.height, calls.height))
         self.times = Times(
             start=work_times.copy(), end=work_times, calls=call_times.copy(), done=call_times,
             bound=[-2] * work.height, blocked=[-1] * calls.height,
         )  # fmt: skip
-
-    def order(self, window: tuple[int, int, int, int]) -> Iterator[tuple[bool, bool, int]]:
-        """Yield what happens in a window: is a call, at its end, number of the call or row.
-
-        Work comes between the begin and the end of its call; without a call, after the work before.
-        """
-        first, last, row, last_row = window
-        calls = np.arange(first, last)
-        launched = np.array(self.call[row:last_row], float)
-        known = np.maximum.accumulate(np.append(first - 1.0, launched))[1:]
-        keys = np.concatenate(
-            [calls - 0.2, calls + 0.2, np.where(launched < 0, known + 0.5, known)]
-        )
-        size = calls.size
-        for place in np.argsort(keys, kind="stable").tolist():
-            if place < 2 * size:
-                yield True, place >= size, first + place % size
-            else:
-                yield False, False, row + place - 2 * size
 
     def unknown(self, needs: Sequence[int]) -> int:
         """Return the collective of work that has started and whose end is not known yet, or -1."""
@@ -314,19 +318,24 @@ class _Rank:
 
     def start_work(self, row: int, needs: Sequence[int]) -> None:
         """Set the start of work: after what it waits for, and after its call."""
-        times, call = self.times, self.call[row]
-        ready, bound = _NEVER, -1
+        times, call, after = self.times, self.call[row], self.after[row]
+        ready, bound = times.end[after] if after >= 0 else None, after
+        if ready is None:
+            ready, bound = _NEVER, -1
         for other in needs:
-            if other >= 0 and times.end[other] is not None and times.end[other] > ready:
-                ready, bound = times.end[other], other
-        launched = times.calls[call] if call >= 0 else _NEVER
-        by_work, by_call = ready + self.lag[row], launched + self.latency[row]
+            end = times.end[other]
+            if end is not None and end > ready:
+                ready, bound = end, other
+        by_work = ready + self.lag[row]
+        by_call = times.calls[call] + self.latency[row] if call >= 0 else _NEVER
         if by_work == by_call == _NEVER:
             times.start[row] = float(self.begun[row])
-            return
-        later = by_work >= by_call
-        times.bound[row] = bound if later else -1
-        times.start[row] = (by_work if later else by_call) + self.rest[row]
+        elif by_work >= by_call:
+            times.bound[row] = bound
+            times.start[row] = by_work + self.rest[row]
+        else:
+            times.bound[row] = -1
+            times.start[row] = by_call + self.rest[row]
 
     def end_work(self, row: int, meetings: _Meetings) -> None:
         """Set the end of work; the last member of a collective sets the ends of all."""
@@ -335,19 +344,15 @@ class _Rank:
         else:
             self.times.end[row] = self.times.start[row] + self.duration[row]
 
-    def begin_call(self, call: int, begin: float | None) -> None:
-        """Set the start of a call: after the time since the call before it on its thread.
+    def first_begin(self, call: int, begin: float | None) -> float:
+        """Return the start of the first call of a thread.
 
-        The time before the first call of a thread begins as recorded; in a step that is replayed
-        alone, where launching takes no time, with the step.
+        The time before it begins as recorded; in a step that is replayed alone, where launching
+        takes no time, with the step.
         """
-        before = self.free.get(self.thread[call])
-        if before is not None:
-            self.times.calls[call] = before + self.before[call]
-        elif begin is not None and not self.weights.launch.any():
-            self.times.calls[call] = begin
-        else:
-            self.times.calls[call] = self.begin[call] + self.before[call]
+        if begin is not None and not self.weights.launch.any():
+            return begin
+        return float(self.begin[call] + self.before[call])
 
     def end_call(self, call: int, needs: Sequence[int], arrived: float | None) -> None:
         """Set the end of a call: after the work that it waits for, or the last rank's arrival."""
@@ -410,7 +415,7 @@ def replay(job: Job, weights: Sequence[Weights] | None = None) -> list[Times]:
         alone = begin if len(job.begins) > 1 else None
         running = [
             _run(rank, of_rank[window], alone, meetings)
-            for rank, of_rank in zip(ranks, job.windows, strict=True)
+            for rank, of_rank in zip(ranks, job.orders, strict=True)
         ]
         _finish(running, meetings)
     return [rank.times for rank in ranks]
@@ -452,30 +457,40 @@ def _finish(running: Sequence[Iterator[int]], meetings: _Meetings) -> None:
             ready.extend(waiting.pop(key))
 
 
-def _run(
-    rank: _Rank, window: tuple[int, int, int, int], begin: float | None, meetings: _Meetings
-) -> Iterator[int]:
-    """Replay a window of one rank; yield each collective whose end is needed and not yet known."""
-    rank.free = {}
-    for is_call, at_end, number in rank.order(window):
-        if not is_call:
-            needs = [rank.after[number], *rank.follows.get(number, ())]
-            while (key := rank.unknown(needs)) >= 0:
-                yield key
-            rank.start_work(number, needs)
-            rank.end_work(number, meetings)
-        elif not at_end:
-            rank.begin_call(number, begin)
+def _run(rank: _Rank, order: Ints, begin: float | None, meetings: _Meetings) -> Iterator[int]:
+    """Replay a window of one rank; yield each collective whose end is needed and not yet known.
+
+    A call follows the call before it on its thread.
+    """
+    times, thread, size = rank.times, rank.thread, len(rank.thread)
+    rank.free = free = dict[int, float]()
+    for place in order.tolist():
+        if place < size:
+            free_at = free.get(thread[place])
+            start = (
+                rank.first_begin(place, begin) if free_at is None else free_at + rank.before[place]
+            )
+            times.calls[place] = start
+            if place not in rank.waiting:
+                times.done[place] = free[thread[place]] = start + rank.spent[place]
+        elif place >= 2 * size:
+            row = place - 2 * size
+            after, others = rank.after[row], rank.follows.get(row, ())
+            if others or (after >= 0 and times.end[after] is None):
+                while (key := rank.unknown([after, *others])) >= 0:
+                    yield key
+            rank.start_work(row, others)
+            rank.end_work(row, meetings)
         else:
-            needs = rank.awaits.get(number, [])
+            call = place - size
+            needs, meeting = rank.awaits.get(call, []), rank.meeting[call]
             while (key := rank.unknown(needs)) >= 0:
                 yield key
-            meeting = rank.meeting[number]
             if meeting >= 0:
-                meetings.arrive(meeting, rank, -1 - number, rank.times.calls[number])
+                meetings.arrive(meeting, rank, -1 - call, times.calls[call])
                 if meetings.missing[meeting] > 0:
                     yield meeting
-            rank.end_call(number, needs, meetings.last.get(meeting))
+            rank.end_call(call, needs, meetings.last.get(meeting))
 
 
 def between_streams(job: Job) -> pl.Series:
