@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from benchmarks.accuracy.cases import Plan, program_of
 from benchmarks.accuracy.fault import FAULTS
 from benchmarks.accuracy.simulator import simulate
 from benchmarks.accuracy.write import write_kineto
+from traceanalyzer.analyzers.replay import engine
+from traceanalyzer.analyzers.replay.program import measure
 from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.trace import Trace
 
@@ -243,6 +246,44 @@ def test_no_change_gains_nothing_and_less_time_is_never_longer(
     one, other = (gain_ns(run, scale=both) for both in (
         ["kernel_=2", "kernel=3"], ["kernel=3", "kernel_=2"]))  # fmt: skip
     assert one == other
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(WORK, min_size=4, max_size=40), st.sampled_from(("none", "launches", "waits")))
+def test_stretches_have_the_times_of_single_calls(
+    work: list[tuple[int, int, int, bool]], without: str
+) -> None:
+    programs = [measure(program(work))]
+    replayed = []
+    for shortest in (1, 10_000):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(engine, "_LONG", shortest)
+            job = engine.job_of(programs)
+        assert (shortest == 1) == any(isinstance(one, engine.Stretch) for one in job.plans[0][0])
+        (weights,) = job.weights
+        if without == "launches":
+            weights = replace(weights, launch=0 * weights.launch, latency=0 * weights.latency)
+        if without == "waits":
+            weights = replace(weights, waits=weights.waits & False)
+        replayed += engine.replay(job, [weights])
+    one, other = replayed
+    for name in ("start", "end", "calls", "done"):
+        assert getattr(one, name) == pytest.approx(getattr(other, name), abs=0.01)
+    assert (one.bound, one.blocked) == (other.bound, other.blocked)
+
+
+def test_times_since_1970_lose_no_digits() -> None:
+    """Two ranks start at times that differ by one microsecond: floats would round to 256 ns."""
+    work = [(1, 3, 7, False)] * 2_000
+    times = []
+    for epoch in (0, 1_760_000_000_123_456_789):
+        ranks = []
+        for rank in (0, 1):
+            one = program(work)
+            meta = replace(one.meta, rank=rank, epoch_ns=epoch + rank * US)
+            ranks.append(replace(one, sources=(meta,)))
+        times.append(ta.what_if(ranks, free="copies").replayed_ns)
+    assert times[0] == times[1]
 
 
 @settings(max_examples=40, deadline=None)

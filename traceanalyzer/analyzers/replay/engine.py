@@ -6,9 +6,10 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from traceanalyzer.analyzers.replay.program import Floats, Ints, Program
@@ -19,6 +20,8 @@ _NEVER = float("-inf")
 MOST_ERROR = 0.1
 #: Fewer steps are measured as one: the first one begins with the recording.
 _LEAST_STEPS = 3
+#: Shorter stretches are faster call by call.
+_LONG = 64
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,21 @@ class Weights:
     together: bool = True
 
 
+class Stretch(NamedTuple):
+    """Calls and work that wait for no other rank, stream or device: all are replayed at once.
+
+    Attributes:
+        calls, rows: first and last (excluded).
+        threads: numbers of the calls of each thread, from the first call.
+        chains: numbers of the rows that follow each other on each stream, from the first row.
+    """
+
+    calls: tuple[int, int]
+    rows: tuple[int, int]
+    threads: list[Ints]
+    chains: list[Ints]
+
+
 @dataclass(frozen=True)
 class Job:
     """The programs of all ranks on one axis, and their collectives.
@@ -61,7 +79,7 @@ class Job:
         weights: the recorded times.
         windows: (first call, last call, first work, last work) of each program, by step if steps
             are replayed one by one, otherwise one window.
-        orders: what happens in each window of each program, see :func:`_order`.
+        plans: what happens in each window of each program, see :func:`_plan`.
         begins: begin of each window on the axis.
     """
 
@@ -71,7 +89,7 @@ class Job:
     sizes: Ints
     weights: tuple[Weights, ...]
     windows: tuple[tuple[tuple[int, int, int, int], ...], ...]
-    orders: tuple[tuple[Ints, ...], ...]
+    plans: tuple[tuple[tuple[int | Stretch, ...], ...], ...]
     begins: tuple[float, ...]
 
 
@@ -129,8 +147,8 @@ def job_of(programs: Sequence[Program]) -> Job:
         tuple(ordered), tuple(shifts), tuple(groups),
         np.bincount(members["key"].to_numpy()) if members.height else np.zeros(0, np.int64),
         tuple(weights), windows,
-        tuple(tuple(_order(program, meeting, window) for window in of_program)
-              for program, (_, meeting), of_program in zip(ordered, groups, windows, strict=True)),
+        tuple(tuple(_plan(program, of_groups, window) for window in of_program)
+              for program, of_groups, of_program in zip(ordered, groups, windows, strict=True)),
         _begins(ordered, shifts, windows, apart=apart),
     )  # fmt: skip
 
@@ -180,6 +198,8 @@ def _shifts(programs: Sequence[Program], members: pl.DataFrame) -> tuple[list[in
     they are aligned by the ends of common collectives.
     """
     epochs = [program.epoch_ns or 0 for program in programs]
+    # 64-bit floats since 1970 are exact to 256 ns only
+    epochs = [epoch - min(epochs) for epoch in epochs]
     placed = _on_axis(members, epochs)
     overlap = placed.group_by("key").agg(one=pl.col("start").max() <= pl.col("end").min())
     if not members.height or overlap["one"].mean() >= 0.95:  # type: ignore[operator]
@@ -227,24 +247,57 @@ def _range(rows: Ints) -> tuple[int, int]:
     return (int(rows[0]), int(rows[-1]) + 1) if rows.size else (0, 0)
 
 
-def _order(program: Program, meeting: Ints, window: tuple[int, int, int, int]) -> Ints:
+def _plan(
+    program: Program, groups: tuple[Ints, Ints], window: tuple[int, int, int, int]
+) -> tuple[int | Stretch, ...]:
     """Return what happens in a window: calls, ends of the calls that wait, and device work.
 
     They are numbered in this sequence: all calls, their ends, all rows of work. Work comes after
     the begin of its call and before its end; without a call, after the work before.
     """
     first, last, row, last_row = window
-    waiting = np.union1d(
-        program.waits["call"].drop_nulls().to_numpy(), np.flatnonzero(meeting >= 0)
-    )
-    waiting = waiting[(waiting >= first) & (waiting < last)].astype(np.int64)
+    calls, size = program.calls, program.calls.height
+    waits = np.zeros(size, bool)
+    waits[program.waits["call"].drop_nulls().to_numpy()] = True
+    waits |= groups[1] >= 0
+    waiting = np.flatnonzero(waits[first:last]) + first
     launched = program.work["call"].fill_null(-1).to_numpy()[row:last_row].astype(float)
     known = np.maximum.accumulate(np.append(first - 1.0, launched))[1:]
-    calls, size = np.arange(first, last), program.calls.height
-    keys = [calls - 0.2, waiting + 0.2, np.where(launched < 0, known + 0.5, known)]
-    numbers = [calls, size + waiting, 2 * size + np.arange(row, last_row)]
-    order: Ints = np.concatenate(numbers)[np.argsort(np.concatenate(keys), kind="stable")]
-    return order
+    called = np.arange(first, last)
+    keys = [called - 0.2, waiting + 0.2, np.where(launched < 0, known + 0.5, known)]
+    numbers = [called, size + waiting, 2 * size + np.arange(row, last_row)]
+    order = np.concatenate(numbers)[np.argsort(np.concatenate(keys), kind="stable")]
+    lane = program.work.select(pl.struct("device", "stream").rank("dense")).to_series().to_numpy()
+    thread = calls["thread"].rank("dense").to_numpy()
+    alone = np.concatenate([~waits, np.zeros(size, bool), _follow_only(program, groups[0], lane)])
+    plan: list[int | Stretch] = []
+    for part in np.split(order, np.flatnonzero(np.diff(alone[order])) + 1):
+        if part.size < _LONG or not alone[part[0]]:
+            plan += part.tolist()
+            continue
+        c, r = part[part < size], part[part >= size] - 2 * size
+        plan.append(Stretch(_range(c), _range(r), _split(thread[c]), _split(lane[r])))
+    return tuple(plan)
+
+
+def _follow_only(program: Program, group: Ints, lane: Ints) -> npt.NDArray[np.bool_]:
+    """Return which work waits at most for its call and for the row before it on its stream."""
+    ordered = np.argsort(lane, kind="stable")
+    before = np.full(lane.size, -1)
+    same = lane[ordered[1:]] == lane[ordered[:-1]]
+    before[ordered[1:][same]] = ordered[:-1][same]
+    follows = np.zeros(lane.size, bool)
+    follows[program.waits["work"].drop_nulls().to_numpy()] = True
+    result: npt.NDArray[np.bool_] = (
+        (group < 0) & ~follows & (program.work["after"].to_numpy() == before)
+    )
+    return result
+
+
+def _split(key: Ints) -> list[Ints]:
+    """Return the places of each value."""
+    order = np.argsort(key, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(key[order])) + 1) if key.size else []
 
 
 def _begins(
@@ -287,18 +340,18 @@ class _Rank:
         recorded = job.weights[number]
         spent_before = recorded.loader + recorded.launch + recorded.code
         self.begin = (calls["start"].to_numpy() + shift - spent_before).tolist()
-        self.call = work["call"].fill_null(-1).to_list()
+        self.launched_by = work["call"].fill_null(-1).to_numpy()
+        self.call = self.launched_by.tolist()
         self.after = work["after"].to_list()
         self.begun = (work["start"] + shift).to_list()
         self.latency, self.lag = weights.latency.tolist(), weights.lag.tolist()
-        self.rest, self.duration = weights.rest.tolist(), weights.duration.tolist()
+        self.rest, self.took = weights.rest.tolist(), weights.duration
         self.transfer = weights.transfer.tolist()
         self.group, self.meeting = (one.tolist() for one in job.groups[number])
         if not weights.together:
             self.group = [-1] * work.height
-            self.duration = np.where(
-                job.groups[number][0] >= 0, weights.transfer, weights.duration
-            ).tolist()
+            self.took = np.where(job.groups[number][0] >= 0, weights.transfer, weights.duration)
+        self.duration = self.took.tolist()
         self.follows, awaits = (_lists(program.waits, key) for key in ("work", "call"))
         self.awaits = {call: rows for call, rows in awaits.items() if weights.waits[call]}
         self.waiting = {*awaits, *np.flatnonzero(job.groups[number][1] >= 0).tolist()}
@@ -336,6 +389,52 @@ class _Rank:
         else:
             times.bound[row] = -1
             times.start[row] = by_call + self.rest[row]
+
+    def replay_stretch(self, part: Stretch, begin: float | None) -> None:
+        """Set the times of a stretch: calls follow each other, work follows its call or stream.
+
+        ``end = max(end before + lag, call + latency) + rest + duration`` for all work of a stream:
+        with the sums S of lag, rest and duration, ``end - S`` is a running maximum.
+        """
+        times, weights, (first, last) = self.times, self.weights, part.calls
+        before = (weights.loader + weights.launch + weights.code)[first:last]
+        begun = np.zeros(last - first)
+        done = np.zeros(last - first)
+        for calls in part.threads:
+            thread = self.thread[first + calls[0]]
+            free = self.free.get(thread)
+            if free is None:
+                free = self.first_begin(first + int(calls[0]), begin) - before[calls[0]]
+            spent = weights.call[first:last][calls]
+            done[calls] = free + np.cumsum(before[calls] + spent)
+            begun[calls] = done[calls] - spent
+            self.free[thread] = float(done[calls[-1]])
+        times.calls[first:last], times.done[first:last] = begun.tolist(), done.tolist()
+        begin_row, end_row = part.rows
+        call = self.launched_by[begin_row:end_row]
+        launched = np.full(call.size, _NEVER)
+        inside = (call >= first) & (call < last)
+        launched[inside] = begun[call[inside] - first]
+        for place in np.flatnonzero((call >= 0) & ~inside).tolist():
+            launched[place] = times.calls[call[place]]
+        work = slice(begin_row, end_row)
+        by_call, lag = launched + weights.latency[work], weights.lag[work]
+        took = weights.rest[work] + self.took[work]
+        end, bound = np.zeros(call.size), np.full(call.size, -1)
+        for rows in part.chains:
+            head = begin_row + int(rows[0])
+            free = times.end[self.after[head]] if self.after[head] >= 0 else None
+            if free is None and by_call[rows[0]] == _NEVER:
+                by_call[rows[0]] = self.begun[head] - weights.rest[head]
+            free = _NEVER if free is None else free
+            total = np.cumsum(lag[rows] + took[rows])
+            known = np.maximum.accumulate(by_call[rows] + took[rows] - total)
+            end[rows] = total + np.maximum(known, free)
+            ready = np.append(free, end[rows[:-1]]) + lag[rows]
+            before = np.append(self.after[head], begin_row + rows[:-1])
+            bound[rows] = np.where(ready >= by_call[rows], before, -1)
+        times.start[work], times.end[work] = (end - self.took[work]).tolist(), end.tolist()
+        times.bound[work] = bound.tolist()
 
     def end_work(self, row: int, meetings: _Meetings) -> None:
         """Set the end of work; the last member of a collective sets the ends of all."""
@@ -415,7 +514,7 @@ def replay(job: Job, weights: Sequence[Weights] | None = None) -> list[Times]:
         alone = begin if len(job.begins) > 1 else None
         running = [
             _run(rank, of_rank[window], alone, meetings)
-            for rank, of_rank in zip(ranks, job.orders, strict=True)
+            for rank, of_rank in zip(ranks, job.plans, strict=True)
         ]
         _finish(running, meetings)
     return [rank.times for rank in ranks]
@@ -457,15 +556,22 @@ def _finish(running: Sequence[Iterator[int]], meetings: _Meetings) -> None:
             ready.extend(waiting.pop(key))
 
 
-def _run(rank: _Rank, order: Ints, begin: float | None, meetings: _Meetings) -> Iterator[int]:
+def _run(
+    rank: _Rank, plan: Sequence[int | Stretch], begin: float | None, meetings: _Meetings
+) -> Iterator[int]:
     """Replay a window of one rank; yield each collective whose end is needed and not yet known.
 
     A call follows the call before it on its thread.
     """
     times, thread, size = rank.times, rank.thread, len(rank.thread)
     rank.free = free = dict[int, float]()
-    for place in order.tolist():
-        if place < size:
+    for place in plan:
+        if isinstance(place, Stretch):
+            heads = [rank.after[place.rows[0] + int(rows[0])] for rows in place.chains]
+            while (key := rank.unknown(heads)) >= 0:
+                yield key
+            rank.replay_stretch(place, begin)
+        elif place < size:
             free_at = free.get(thread[place])
             start = (
                 rank.first_begin(place, begin) if free_at is None else free_at + rank.before[place]
