@@ -144,6 +144,10 @@ class Occupancy:
     epoch_ns: int | None = None
 
 
+#: Label of the row of the critical path.
+ON_PATH = "critical path"
+
+
 @dataclass(frozen=True)
 class Lanes:
     """What several devices do over time, for a timeline of one row per device.
@@ -167,6 +171,8 @@ class Lanes:
         steps: ``lane``, ``step``, ``start``, ``end``.
         gaps: idle gaps to describe: ``lane``, ``start``, ``end``, ``before``, ``after``, ``host``.
         marks: findings: ``lane``, ``start``, ``end``, ``number`` UInt32, ``label`` String.
+        path: the critical path: ``lane``, ``start``, ``end``; what it waits for is a row of its
+            own, the last lane, with the label :data:`ON_PATH`. None if it is not drawn.
         merged_ns: shorter states and events are merged; 0 if none is.
         left_out: number of devices that are not drawn.
     """
@@ -180,8 +186,15 @@ class Lanes:
     steps: pl.DataFrame
     gaps: pl.DataFrame
     marks: pl.DataFrame
+    path: pl.DataFrame | None = None
     merged_ns: int = 0
     left_out: int = 0
+
+    @property
+    def by_loss(self) -> list[int]:
+        """The devices, the one with most lost time first."""
+        devices = self.lanes.filter(pl.col("on") != ON_PATH)
+        return devices.sort("lost_frac", descending=True, nulls_last=True)["lane"].to_list()
 
 
 @dataclass(frozen=True)

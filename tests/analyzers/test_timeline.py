@@ -272,3 +272,35 @@ def test_cycles_of_a_rank_are_one_row_of_a_short_timeline() -> None:
     assert drawing.lanes.select("start", "end").rows() == [(0, 120 * MS)] * 2
     busy = drawing.states.filter(state="compute", lane=0)
     assert busy.select((pl.col("end") - pl.col("start")).sum()).item() == 20 * MS
+
+
+def test_critical_path_is_that_of_the_analysis() -> None:
+    result, critical = once(timeline, RANKS), once(ta.critical_path, RANKS)
+    path = result.path
+    assert (path["start"][1:] >= path["end"][:-1]).all()
+    length = pl.col("end") - pl.col("start")
+    sums = dict(path.filter(pl.col("start") >= result.steps["end"].min()).group_by("kind").agg(
+        ns=length.sum()).iter_rows())  # fmt: skip
+    for kind, ns in critical.classes.head(3).select("kind", "time_ns").iter_rows():
+        assert sums[kind] == pytest.approx(ns * critical.steps, rel=0.05), kind
+    longest = path.sort(length).tail(3)
+    lanes = dict(result.lanes.select("lane", "rank").iter_rows())
+    assert all(lanes[row["lane"]] == row["rank"] for row in longest.iter_rows(named=True))
+    loading = path.filter(length > 5 * MS, kind="data loading")
+    assert loading["rank"].to_list() == [5, 5]
+
+
+def test_path_is_drawn_as_a_row_that_counts_nowhere() -> None:
+    result = once(timeline, RANKS)
+    drawing = result.drawing()
+    assert drawing.lanes["on"].to_list()[-1] == "critical path"
+    assert drawing.states.filter(lane=8).height == drawing.events.filter(lane=8).height > 50
+    assert result.shares.height == len(drawing.by_loss) == 8
+    assert sum(result.totals().values()) == result.shares["span_ns"].sum()
+
+
+def test_reason_why_there_is_no_critical_path() -> None:
+    result = timeline(trace([device(GEMM, n * MS, MS // 2) for n in range(9)], rank=0))
+    assert result.path.is_empty()
+    assert result.drawing().lanes.height == 1
+    assert [note for note in result.notes if "launch calls of 9 of 9" in note]

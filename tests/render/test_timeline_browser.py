@@ -124,7 +124,7 @@ def test_rows_are_sorted(page: Page) -> None:
     page.run("document.querySelector('[data-by=lost]').click()")
     assert page.run(f"return {VIEWER}.timeline.order[0]") == 5
     page.run("document.querySelector('[data-by=rank]').click()")
-    assert page.run(f"return {VIEWER}.timeline.order") == list(range(8))
+    assert page.run(f"return {VIEWER}.timeline.order") == list(range(9))  # with the critical path
 
 
 def test_steps_as_a_heat_map(page: Page) -> None:
@@ -179,3 +179,15 @@ def test_width_and_colours(page: Page, scheme: str, width: int) -> None:
     assert page.run("return document.documentElement.scrollWidth") <= width
     assert page.run(PAINTED, 4, 40_000_000) == "waiting"
     prefer(page.window, "light")
+
+
+def test_critical_path_is_a_row_and_a_line_below_rows(page: Page) -> None:
+    rows = once(timeline, RANKS).path.filter(kind="data loading")
+    start, end = rows.sort(pl.col("end") - pl.col("start"))[-1].select("start", "end").row(0)
+    middle = (start + end) / 2
+    assert page.run(PAINTED, 8, middle) == "dataloading"
+    below = """
+const { picture, plan } = document.querySelector('.timeline').viewer;
+const x = Math.round(picture.x(arguments[1])), y = picture.y(arguments[0]) + plan.row + 1;
+return picture.canvas.getContext('2d').getImageData(x, Math.round(y), 1, 1).data[3];"""
+    assert [page.run(below, place, middle) > 0 for place in range(8)] == [n == 5 for n in range(8)]

@@ -52,7 +52,7 @@ def test_codes_give_back_the_rows(values: np.ndarray) -> None:
 def test_shares_of_a_column_are_those_of_its_time() -> None:
     drawing = once(timeline, RANKS).drawing()
     parts = shares(drawing, 7)
-    assert parts.sum(axis=2) == pytest.approx(np.ones((8, 7)), abs=0.01)  # ranks begin within us
+    assert parts.sum(axis=2) == pytest.approx(np.ones((9, 7)), abs=0.01)  # ranks begin within us
     whole = shares(drawing, 1)[:, 0]
     assert parts.mean(axis=1) == pytest.approx(whole)
     rows = drawing.states.filter(lane=5, state="dataloading")
@@ -124,7 +124,8 @@ def test_plot_in_every_format(form: str) -> None:
 
 def test_plot_has_a_row_per_device() -> None:
     (ax,) = once(timeline, RANKS).plot()
-    assert [one.get_text() for one in ax.get_yticklabels()] == [f"rank {n}" for n in range(8)]
+    labels = [*(f"rank {n}" for n in range(8)), "critical path"]
+    assert [one.get_text() for one in ax.get_yticklabels()] == labels
     assert ax.get_xlabel() == "time [ms]"
     image = ax.get_images()[0].get_array()
     assert image is not None
@@ -151,3 +152,21 @@ def test_long_labels_are_divided_at_spaces(width: int) -> None:
         f"w {label} 5.706 ms (60.0 %) . idle 4 ms (40.0 %)"
     )
     assert not any(line.endswith("5.706") for line in lines)
+
+
+def test_text_names_the_devices_of_the_critical_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawing = once(timeline, RANKS).drawing()
+    lines = strip.text(drawing, 120, unicode=True).splitlines()
+    (row,) = (line for line in lines if line.startswith("  critical path"))
+    places = lines[lines.index(row) + 1]
+    start = drawing.states.filter(lane=8, state="dataloading").sort(
+        pl.col("end") - pl.col("start")
+    )["start"][-1]  # fmt: skip
+    left = len("  critical path  ")
+    column = left + int(start / length(drawing) * (120 - left))
+    assert row[column + 2] == "d"
+    assert places[column - 1 : column + 8].strip().startswith("rank 5")
+    monkeypatch.setattr(strip, "_MOST", 4)
+    few = strip.text(drawing, 120, top=4).splitlines()
+    assert sum(line.startswith("  rank") for line in few) == 5
+    assert sum(line.startswith("  critical path") for line in few) == 1

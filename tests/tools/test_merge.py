@@ -41,19 +41,26 @@ BETWEEN = """select o.name, extract_arg(o.arg_set_id, 'debug.collective') as one
     join slice o on f.slice_out = o.id join slice i on f.slice_in = i.id
     join process_track a on o.track_id = a.id join process_track b on i.track_id = b.id"""
 
+ALONG_PATH = """select o.ts + o.dur as left, i.ts as reached, a.name as one, b.name as other
+    from flow f
+    join slice o on f.slice_out = o.id join slice i on f.slice_in = i.id
+    join track a on o.track_id = a.id join track b on i.track_id = b.id
+    where o.category = 'critical path' order by 1"""
+
 
 @pytest.fixture(scope="module")
 def nccl(tmp_path_factory):
     target = tmp_path_factory.mktemp("merged") / "run.pftrace"
     merged = ta.merge(NCCL, target)
-    (loaded,) = load([target], TOTALS, GROUP, BETWEEN, "select name from process where pid > 0")
+    processes = "select name from process where pid > 0"
+    (loaded,) = load([target], TOTALS, GROUP, BETWEEN, processes, ALONG_PATH)
     assert (loaded.error, loaded.lost) == (None, {})
     return merged, loaded.tables
 
 
 @pytest.mark.matrix
 def test_every_slice_of_every_rank_is_there(nccl):
-    merged, (totals, group, _, processes) = nccl
+    merged, (totals, group, _, processes, _) = nccl
     of_ranks = sum(ta.read(path).events.height for path in NCCL.glob("*.gz"))
     assert (merged.ranks, merged.recordings, merged.slices) == (8, 8, of_ranks)
     assert totals[0]["n"] == of_ranks + len(group)
@@ -88,13 +95,23 @@ def test_parts_of_the_critical_path_are_on_a_track(nccl):
     _, (_, group, *_) = nccl
     parts = [row for row in group if row["category"] == "critical path"]
     critical = once(ta.critical_path, NCCL)
-    # the track has the first step too
+    # the tracks have the first step too
     assert sum(row["dur"] for row in parts) > critical.step_ns * (critical.steps)
     assert {row["waiting_for"] for row in parts} >= {*critical.classes["kind"]} - {"not recorded"}
 
 
+def test_arrows_lead_along_the_critical_path(nccl):
+    _, (_, group, _, _, arrows) = nccl
+    parts = [row for row in group if row["category"] == "critical path"]
+    assert len(arrows) == len(parts) - 1
+    assert all(abs(row["reached"] - row["left"]) < 50_000 for row in arrows)
+    tracks = {row["one"] for row in arrows}
+    assert tracks >= {"rank 5 host", "rank 5 GPU 1"}
+    assert sum(row["one"] != row["other"] for row in arrows) > 20
+
+
 def test_arrows_join_the_ranks_of_a_collective(nccl):
-    _, (_, _, arrows, _) = nccl
+    _, (_, _, arrows, *_) = nccl
     between = [row for row in arrows if row["apart"]]
     matched = once(ta.comm_outliers, NCCL).arrivals
     assert len(between) == matched.height - matched["instance"].n_unique()
@@ -120,7 +137,8 @@ def test_clocks_are_those_of_the_timeline(nccl):
 @pytest.mark.matrix
 def test_a_json_file_has_the_same_slices(tmp_path, nccl):
     merged = ta.merge(NCCL, tmp_path / "run.json.gz")
-    (loaded,) = load([tmp_path / "run.json.gz"], TOTALS, "select count(*) as n from flow")
+    (loaded,) = load([tmp_path / "run.json.gz"], TOTALS, ALONG_PATH)
+    assert len(loaded.tables[1]) == len(nccl[1][4])
     totals = nccl[1][0][0]
     assert merged.slices == nccl[0].slices
     assert [loaded.tables[0][0][key] for key in ("n", "span")] == [totals["n"], totals["span"]]

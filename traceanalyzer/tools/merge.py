@@ -154,9 +154,9 @@ def merge(
 
     Each rank is a process group with its threads, streams, annotations and counters; arrows lead
     from launch calls to device work, and between the ranks of matched collectives. The group
-    ``traceanalyzer`` has the findings of ``diagnose``, steps, waits for stragglers and idle time by
-    cause. ``.pftrace`` is written rank by rank; for ``.json`` and ``.json.gz`` all ranks are in
-    memory.
+    ``traceanalyzer`` has the findings of ``diagnose``, steps, waits for stragglers, idle time by
+    cause, and the critical path, along which arrows lead. ``.pftrace`` is written rank by rank; for
+    ``.json`` and ``.json.gz`` all ranks are in memory.
 
     Args:
         sources: traces, files and folders of any format, of one run. Merged files are skipped.
@@ -215,7 +215,7 @@ class Writer(Protocol):
     def add(self, trace: Trace, title: str, open_flows: np.ndarray | None = None) -> Any:
         """Write a recording; return its ``sequence`` and counts."""
 
-    def add_group(self, name: str, rows: pl.DataFrame) -> Any:
+    def add_group(self, name: str, rows: pl.DataFrame, open_flows: np.ndarray) -> Any:
         """Write tracks that belong to no recording."""
 
     def close(
@@ -254,15 +254,20 @@ def _examined_and_written(
         rows = _cut_rows(rows, window)
     if not any(one.written for one in recordings.all):
         raise OptionError("nothing to write: no event matches the selected ranks, kinds and time")
+    matches = recordings.matches(compared)
     if rows.height:
-        recordings.groups.append(writer.add_group(GROUP, rows).sequence)
+        on_path = (rows["group"] == overlays.CRITICAL_PATH).arg_true().to_numpy().astype(np.int64)
+        group = writer.add_group(GROUP, rows, on_path).sequence
+        recordings.groups.append(group)
+        arrow = max(matches.values(), default=-1) + 1
+        matches |= {(group, row): arrow for row in on_path.tolist()}
     epoch_ns = recorded[0].epoch_ns if one_clock else None
     first = next(
         (s for one, s in zip(recorded, shifts, strict=True) if one.epoch_ns == epoch_ns), 0
     )
     writer.close(
         recordings.shifts(shifts),
-        recordings.matches(compared),
+        matches,
         None if epoch_ns is None else epoch_ns - first,
     )
     return _summary(recordings, examined, compared, findings, rows, shifts, one_clock, window)
@@ -546,7 +551,7 @@ def _summary(
         findings=findings,
         window=window if recordings.cut.in_time else None,
         place=place,
-        notes=(*recordings.notes, *examined.notes),
+        notes=(*recordings.notes, *examined.notes, *overlays.no_path(examined)),
     )
 
 

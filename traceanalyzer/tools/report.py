@@ -15,7 +15,9 @@ from traceanalyzer.analyzers.common import columns, display
 from traceanalyzer.analyzers.common.display import headings, known_columns
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
+from traceanalyzer.analyzers.registry import REPLAY
 from traceanalyzer.analyzers.timeline.result import Timeline
+from traceanalyzer.analyzers.what_if.replay import Replay
 from traceanalyzer.findings.judge import judge, with_thresholds
 from traceanalyzer.findings.result import BUSY, EXPOSED_COPIES, IDLE, OF_BUSY, WAIT, Diagnosis
 from traceanalyzer.findings.rule import Rule
@@ -76,7 +78,7 @@ def build(examination: Examination, rules: Sequence[Rule], paths: Sequence[str])
         diagnosis_result=diagnosis,
         facts=facts(results, diagnosis),
         overview=overview(results),
-        timeline=_marked(sections.pop("timeline", None), diagnosis),
+        timeline=_marked(sections.pop("timeline", None), diagnosis, examination),
         sections=tuple(sections.values()),
         command=_command("report", paths),
     )
@@ -91,11 +93,14 @@ def _on_one_axis(results: Mapping[str, Result]) -> Mapping[str, Result]:
     return {**results, "gpu_idle": placed}
 
 
-def _marked(section: Section | None, diagnosis: Result) -> Section | None:
-    """Return the section of the timeline with marks of the findings."""
+def _marked(section: Section | None, diagnosis: Result, examination: Examination) -> Section | None:
+    """Return the section of the timeline with marks of the findings and the critical path."""
     if section is None or not isinstance(section.result, Timeline):
         return section
-    return replace(section, result=section.result.with_findings(diagnosis.diagnosis))
+    marked, replay = section.result.with_findings(diagnosis.diagnosis), examination.replay
+    path = replay.longest_path() if isinstance(replay, Replay) else None
+    why = examination.missing.get(REPLAY, "")
+    return replace(section, result=marked.with_path(path, why))
 
 
 def _about(paths: Sequence[str]) -> str:

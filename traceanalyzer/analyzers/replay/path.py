@@ -21,13 +21,17 @@ CLASSES = (
 
 
 class Part(NamedTuple):
-    """A part of the path, from start to end: of a rank, of a class, with the name of the work."""
+    """A part of the path, from start to end: of a rank, of a class, with the name of the work.
+
+    The device is that of the work; None on the host.
+    """
 
     rank: int
     kind: str
     name: str | None
     start: float
     end: float
+    device: int | None = None
 
 
 def longest_path(job: Job, times: Sequence[Times]) -> pl.DataFrame:
@@ -35,12 +39,13 @@ def longest_path(job: Job, times: Sequence[Times]) -> pl.DataFrame:
 
     Returns:
         program (number), kind (of :data:`CLASSES`), name (of the work or call), start, end in ns on
-        the axis of the job, in order; the parts follow each other without a gap.
+        the axis of the job, device (null on the host), in order; the parts follow each other
+        without a gap.
     """
     walk = _Walk(job, times)
     parts = [part for window in range(len(job.begins)) for part in [*walk.back(window)][::-1]]
     schema = {"program": pl.Int64, "kind": pl.String, "name": pl.String, "start": pl.Float64,
-              "end": pl.Float64}  # fmt: skip
+              "end": pl.Float64, "device": pl.Int32}  # fmt: skip
     return pl.DataFrame(parts, schema=schema, orient="row")
 
 
@@ -51,6 +56,7 @@ class _Walk:
         self.job, self.times = job, times
         self.names = [one.work["name"].cast(pl.String).to_list() for one in job.programs]
         self.kinds = [one.work["work_kind"].cast(pl.String).to_list() for one in job.programs]
+        self.devices = [one.work["device"].to_list() for one in job.programs]
         self.calls = [one.work["call"].to_list() for one in job.programs]
         self.call_names = [one.calls["name"].cast(pl.String).to_list() for one in job.programs]
         self.ranges = [one.calls["range_before"].to_list() for one in job.programs]
@@ -88,32 +94,34 @@ class _Walk:
 
     def _end_of_work(self, rank: int, row: int) -> _Step:
         times = self.times[rank]
-        end, name = times.end[row], self.names[rank][row]
+        end, name, device = times.end[row], self.names[rank][row], self.devices[rank][row]
         late = times.late.get(row)
         if late is not None:
-            return self._after_last(rank, name, end, late)
+            return self._after_last(Part(rank, TRANSFERS, name, end, end, device), late)
         kind = {MEMORY: COPIES, COMMUNICATION: TRANSFERS}.get(self.kinds[rank][row], KERNELS)
-        return [Part(rank, kind, name, times.start[row], end)], ("start of work", rank, row)
+        return [Part(rank, kind, name, times.start[row], end, device)], ("start of work", rank, row)
 
-    def _after_last(self, rank: int, name: str | None, end: float, late: tuple[int, int]) -> _Step:
-        """Go on with the rank that arrived last at a collective."""
+    def _after_last(self, part: Part, late: tuple[int, int]) -> _Step:
+        """Go on with the rank that arrived last at a collective, which begins there."""
         other, row = late
         if row >= 0:
             start = self.times[other].start[row]
-            return [Part(rank, TRANSFERS, name, start, end)], ("start of work", other, row)
+            return [part._replace(start=start)], ("start of work", other, row)
         start = self.times[other].calls[-1 - row]
-        return [Part(rank, TRANSFERS, name, start, end)], ("start of call", other, -1 - row)
+        return [part._replace(start=start)], ("start of call", other, -1 - row)
 
     def _start_of_work(self, rank: int, row: int) -> _Step:
         times = self.times[rank]
         start, bound, name = times.start[row], times.bound[row], self.names[rank][row]
+        device = self.devices[rank][row]
         if bound >= 0:
-            return [Part(rank, GAPS, name, times.end[bound], start)], ("end of work", rank, bound)
+            part = Part(rank, GAPS, name, times.end[bound], start, device)
+            return [part], ("end of work", rank, bound)
         if bound == -1:
             call = self.calls[rank][row]
             part = Part(rank, LAUNCHES, name, times.calls[call], start)
             return [part], ("start of call", rank, call)
-        return [Part(rank, GAPS, name, start, start)], None
+        return [Part(rank, GAPS, name, start, start, device)], None
 
     def _end_of_call(self, rank: int, call: int) -> _Step:
         times = self.times[rank]
@@ -124,7 +132,7 @@ class _Walk:
             return [part], ("end of work", rank, row)
         late = times.late.get(-1 - call)
         if late is not None:
-            return self._after_last(rank, name, done, late)
+            return self._after_last(Part(rank, TRANSFERS, name, done, done), late)
         part = Part(rank, LAUNCHES, name, times.calls[call], done)
         return [part], ("start of call", rank, call)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import polars as pl
 
@@ -20,24 +20,27 @@ from traceanalyzer.analyzers.common import display
 from traceanalyzer.analyzers.common.device_work import COMPUTE, WORK_KIND, device_work
 from traceanalyzer.analyzers.gpu_idle import causes, compute as idle_time
 from traceanalyzer.analyzers.gpu_idle.options import Options as IdleOptions
+from traceanalyzer.analyzers.replay import program as programs
+from traceanalyzer.analyzers.replay.program import Program
 from traceanalyzer.analyzers.timeline import alignment, states as detail
 from traceanalyzer.analyzers.timeline.alignment import Recorded
 from traceanalyzer.analyzers.timeline.options import Options
 from traceanalyzer.analyzers.timeline.result import Timeline
 from traceanalyzer.analyzers.timeline.states import (
+    MOST,
     NOT_LOST,
     coarser,
     states,
     with_peers,
     with_waits,
 )
+from traceanalyzer.analyzers.what_if import replay
+from traceanalyzer.analyzers.what_if.options import ReplayOptions
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals
 from traceanalyzer.trace import Trace
 
-#: Most rows of states, and of events, of one rank and of the result: about so many.
-MOST = 500_000
-
+_SUMMARIES = "summaries keep it for traceanalyzer report only"
 _DEVICE = ["rank", "device"]
 _KEYS = ["rank", "path", "device"]
 
@@ -46,9 +49,10 @@ _BUSY = (causes.EXPOSED, causes.COPIES)
 
 
 def needs(options: Options) -> Needs:
-    """Return what idle time and communication need."""
-    idle = idle_time.needs(_idle_options(options))
-    return Needs(idle.kinds | COMMUNICATION_NEEDS.kinds, COMMUNICATION_NEEDS.names)
+    """Return what idle time, communication and the critical path need."""
+    several = (idle_time.needs(_idle_options(options)), COMMUNICATION_NEEDS, programs.needs())
+    kinds = frozenset().union(*(one.kinds for one in several))
+    return Needs(kinds, COMMUNICATION_NEEDS.names + programs.needs().names)
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,8 @@ class Part:
         events: rows of :func:`~.states.events`, likewise.
         idle: its idle time.
         communication: its collectives.
+        program: what its work waits for; None in a report, which has its own.
+        no_program: why it is not known.
     """
 
     rank: int | None
@@ -74,6 +80,8 @@ class Part:
     events: pl.DataFrame
     idle: idle_time.Part
     communication: collectives.Part
+    program: Program | None = None
+    no_program: str = ""
 
 
 def _idle_options(options: Options) -> IdleOptions:
@@ -81,6 +89,20 @@ def _idle_options(options: Options) -> IdleOptions:
 
 
 def measure(trace: Trace, options: Options) -> Part:
+    """Return the states, events and program of one rank.
+
+    Raises:
+        MissingData: neither device work nor operators with a duration were recorded.
+        OptionError: a pattern is not a regular expression.
+    """
+    part = measure_for_report(trace, options)
+    try:
+        return replace(part, program=replay.measure(trace, ReplayOptions()))
+    except MissingData as error:
+        return replace(part, no_program=str(error).removeprefix(f"{part.path}: "))
+
+
+def measure_for_report(trace: Trace, options: Options) -> Part:
     """Return the states and events of one rank.
 
     Raises:
@@ -128,7 +150,7 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
         )
     events, event_ns = coarser(work, MOST, ["lane", "stream"], "work_kind")
     idle = idle_time.combine([part.idle for part in parts], _idle_options(options))
-    return Timeline(
+    result = Timeline(
         order=options.order,
         lanes=_with_lost(axis.lanes, divided),
         states=divided,
@@ -142,9 +164,23 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
         merged_ns=max(state_ns, event_ns),
         places=axis.places,
     )
+    return result.with_path(*_longest_path(parts))
 
 
-TIMELINE = Analyzer("timeline", Options, needs, measure, combine, slow=True)
+TIMELINE = Analyzer(
+    "timeline", Options, needs, measure, combine, slow=True, report_measure=measure_for_report
+)
+
+
+def _longest_path(parts: Sequence[Part]) -> tuple[pl.DataFrame | None, str]:
+    """Return the longest path through all ranks, or why it is not known."""
+    known = [part.program for part in parts if part.program is not None]
+    if len(known) < len(parts):
+        return None, next((part.no_program for part in parts if part.no_program), _SUMMARIES)
+    try:
+        return replay.combine(known, ReplayOptions()).longest_path(), ""
+    except MissingData as error:
+        return None, str(error)
 
 
 def _compared(parts: Sequence[Part], options: Options) -> CommOutliers | None:

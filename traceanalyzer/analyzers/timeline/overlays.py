@@ -11,6 +11,7 @@ from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.analyzers.common.display import short_paths
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
+from traceanalyzer.analyzers.registry import REPLAY
 from traceanalyzer.analyzers.replay import path
 from traceanalyzer.analyzers.timeline.alignment import Recorded
 from traceanalyzer.analyzers.timeline.states import with_peers
@@ -159,7 +160,9 @@ def _critical_path(replay: Replay, axis: pl.DataFrame) -> pl.DataFrame:
     name = pl.coalesce("name", "kind")
     return _placed(longest, axis).select(
         group=pl.lit(CRITICAL_PATH),
-        track=pl.lit("longest path"),
+        # arrows lead along the path, from track to track
+        track=pl.concat_str(_label(), pl.when(pl.col("device").is_null()).then(pl.lit(" host")),
+                            ignore_nulls=True),
         ts="ts",
         dur="dur",
         name=pl.when(pl.col("kind") == path.KERNELS).then(name)
@@ -168,6 +171,12 @@ def _critical_path(replay: Replay, axis: pl.DataFrame) -> pl.DataFrame:
         rank="rank",
         waiting_for="kind",
     )  # fmt: skip
+
+
+def no_path(examined: Examination) -> Iterator[str]:
+    """Say why there is no critical path, if there is none."""
+    if why := examined.missing.get(REPLAY):
+        yield f"No critical path: {why}."
 
 
 def _of_finding(number: int, finding: Finding, axis: pl.DataFrame) -> Iterator[pl.DataFrame]:

@@ -11,9 +11,10 @@ import polars as pl
 from traceanalyzer.analyzers.common.columns import ratio
 from traceanalyzer.analyzers.common.display import headings
 from traceanalyzer.analyzers.common.step_marks import INFERRED_STEPS
+from traceanalyzer.analyzers.replay import path as longest
 from traceanalyzer.analyzers.timeline.options import Order
-from traceanalyzer.analyzers.timeline.states import NAMES, STATE
-from traceanalyzer.drawings import Lanes
+from traceanalyzer.analyzers.timeline.states import MOST, NAMES, STATE, coarser
+from traceanalyzer.drawings import ON_PATH, Lanes
 from traceanalyzer.result import Finding, Result, Table, View
 from traceanalyzer.units import format_count, format_frac, format_ns
 
@@ -34,6 +35,20 @@ _MARK = {
     "number": pl.UInt32,
     "label": pl.String,
 }
+_PATH = {
+    "lane": pl.UInt32,
+    "start": pl.Int64,
+    "end": pl.Int64,
+    "rank": pl.Int32,
+    "kind": pl.String,
+    "name": pl.String,
+}
+#: The state that a part of the critical path is drawn as.
+_STATE_OF = {
+    longest.KERNELS: "compute", longest.COPIES: "copies", longest.TRANSFERS: "transfer",
+    longest.GAPS: "idle", longest.LAUNCHES: "launch", longest.LOADING: "dataloading",
+    longest.CODE: "host", longest.SYNCHRONISATION: "synchronisation", longest.BEFORE: "idle",
+}  # fmt: skip
 _NO_CLOCK = (
     "The ranks have no common clock (no absolute times, or recordings of different times): each "
     "begins at 0, so positions must not be compared across ranks."
@@ -41,6 +56,9 @@ _NO_CLOCK = (
 _NOT_MATCHED = (
     "Exposed communication includes waiting for other ranks: the collectives of other ranks are "
     "not in these files."
+)
+_ON_PATH = (
+    "Critical path: what the run waits for at each moment; traceanalyzer critical-path adds it up."
 )
 _ON_HOST = "No device work was recorded: rows show the main thread, busy in operators."
 
@@ -68,6 +86,9 @@ class Timeline(Result):
         merged_ns: shorter states or events are merged if they follow each other; 0: none.
         places: lane and shift (axis less clock of the file) of each rank, path and device.
         marks: findings to highlight: lane, start, end, number (of the finding), label.
+        path: the critical path: lane (of the device, or the first one of the rank), start, end,
+            rank, kind (what the run waits for), name.
+        no_path: why there is none.
     """
 
     order: Order
@@ -83,6 +104,8 @@ class Timeline(Result):
     merged_ns: int
     places: pl.DataFrame
     marks: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=_MARK))
+    path: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=_PATH))
+    no_path: str = ""
 
     @property
     def span_ns(self) -> int:
@@ -101,6 +124,29 @@ class Timeline(Result):
         ordered = whole.with_columns(lost_frac=ratio("lost_ns", "span_ns"))
         columns, descending = _ORDERS[self.order]
         return ordered.sort(columns, descending=descending, nulls_last=True)
+
+    def with_path(self, path: pl.DataFrame | None, why: str = "") -> Timeline:
+        """Return the timeline with the critical path.
+
+        Args:
+            path: rank, path, device, kind, name, start and end on the clock of the file, in order.
+            why: why it is not known.
+        """
+        if path is None:
+            return replace(self, no_path=why)
+        keys = ["rank", "path"]
+        first = self.places.sort("lane").unique(keys, keep="first", maintain_order=True)
+        rows = path.join(first.drop("device"), on=keys, nulls_equal=True, maintain_order="left")
+        of_device = self.places.select(*keys, "device", of="lane")
+        rows = rows.join(
+            of_device, on=[*keys, "device"], how="left", nulls_equal=True, maintain_order="left"
+        )
+        begin, end = (pl.col(name) + pl.col("shift") for name in ("start", "end"))
+        placed = rows.with_columns(pl.coalesce("of", "lane").alias("lane"), start=begin, end=end)
+        # clocks of ranks differ by little
+        begun = pl.max_horizontal("start", pl.col("end").cum_max().shift(1))
+        placed = placed.with_columns(start=begun).filter(pl.col("end") > pl.col("start"))
+        return replace(self, path=placed.select(pl.col(n).cast(t) for n, t in _PATH.items()))
 
     def with_findings(self, findings: Sequence[Finding]) -> Timeline:
         """Return the timeline with marks at the longest intervals of each finding.
@@ -170,18 +216,45 @@ class Timeline(Result):
 
     def drawing(self) -> Lanes:
         """Return the lanes to draw, in order."""
+        lanes, states, events = self._with_path()
         return Lanes(
             name="timeline",
             title="Timeline",
-            lanes=self.shares.select("lane", "on", "host", "start", "end", "lost_frac"),
-            states=self.states,
+            lanes=lanes,
+            states=states,
             names={name: self._name(name) for name in STATE.categories},
-            events=self.events,
+            events=events,
             steps=self.steps,
             gaps=self.gaps,
             marks=self.marks,
+            path=self.path,
             merged_ns=self.merged_ns,
         )
+
+    def _with_path(self) -> tuple[pl.DataFrame, ...]:
+        """Return lanes, states and events with a row for the critical path."""
+        shares = self.shares.select("lane", "on", "host", "start", "end", "lost_frac")
+        if self.path.is_empty():
+            return shares, self.states, self.events
+        lane = pl.lit(self.lanes.height, pl.UInt32).alias("lane")
+        of = pl.format("rank {}: {}", "rank", "kind") if self.lanes.height > 1 else pl.col("kind")
+        drawn = self.path.select(
+            lane, "start", "end", "name", collective=of, work_kind=pl.lit("compute"),
+            state=pl.col("kind").replace_strict(_STATE_OF, return_dtype=STATE),
+            count=pl.lit(1, pl.UInt32),
+        )  # fmt: skip
+        drawn = coarser(drawn, MOST, ["lane"], "state")[0]
+        bounds = drawn.select(
+            lane=lane.first(), start=pl.col("start").min(), end=pl.col("end").max()
+        )
+        added = []
+        for table, rows in ((shares, bounds.with_columns(on=pl.lit(ON_PATH))),
+                            (self.states, drawn), (self.events, drawn)):  # fmt: skip
+            known = rows.select(
+                pl.col(name).cast(kind) for name, kind in table.schema.items() if name in rows
+            )
+            added.append(pl.concat([table, known], how="diagonal"))
+        return tuple(added)
 
     def _name(self, state: str) -> str:
         if state == "transfer" and self.matched:
@@ -232,6 +305,10 @@ class Timeline(Result):
             notes.append(_NO_CLOCK)
         if self.shares["transfer_ns"].sum() and not self.matched:
             notes.append(_NOT_MATCHED)
+        if self.path.height:
+            notes.append(_ON_PATH)
+        elif self.no_path:
+            notes.append(f"No critical path: {self.no_path}.")
         if self.merged_ns:
             notes.append(f"States and events shorter than {format_ns(self.merged_ns)} are merged.")
         if self.steps_by_kernels:

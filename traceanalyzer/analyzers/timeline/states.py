@@ -165,6 +165,10 @@ def _exposed(rows: pl.DataFrame, state: str, keys: Sequence[str]) -> pl.DataFram
     return rows.select(*keys, "start", "end", state=pl.lit(state, STATE), cause=none)
 
 
+#: Most rows of states, and of events, of one rank and of the result: about so many.
+MOST = 500_000
+
+
 def coarser(
     rows: pl.DataFrame, most: int, by: Sequence[str], kind: str
 ) -> tuple[pl.DataFrame, int]:

@@ -45,9 +45,9 @@ class Replay(Result):
         return self.whole_ns - _whole_ns(self.job, engine.replay(self.job, weights))
 
     def longest_path(self) -> pl.DataFrame:
-        """Return the longest path: rank, path (of the file), kind, name, start, end.
+        """Return the longest path: rank, path (of the file), device, kind, name, start, end.
 
-        Start and end are on the clock of the file, in ns.
+        The device is null on the host. Start and end are on the clock of the file, in ns.
         """
         rows = path.longest_path(self.job, self.times)
         programs = pl.DataFrame(
@@ -61,7 +61,7 @@ class Replay(Result):
         )
         rows = rows.join(programs, on="program", maintain_order="left")
         begin, end = (pl.col(name).round().cast(pl.Int64) - pl.col("shift") for name in _ENDS)
-        return rows.select("rank", "path", "kind", "name", start=begin, end=end)
+        return rows.select("rank", "path", "device", "kind", "name", start=begin, end=end)
 
     def has_work_after(self, lost: pl.DataFrame) -> bool:
         """Return whether work of the same rank starts after most of the lost time."""

@@ -6,11 +6,11 @@ from typing import IO, Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from traceanalyzer import schema
 from traceanalyzer.exporters.chrome_trace import write_chrome_trace, write_chrome_trace_gz
+from traceanalyzer.frames.intervals import Ints
 from traceanalyzer.frames.numbering import numbered
 from traceanalyzer.trace import Meta, Trace, concat
 
@@ -31,7 +31,7 @@ class Kept:
     sequence: int
     start_ns: int
     trace: Trace
-    open_flows: npt.NDArray[np.int64]
+    open_flows: Ints
     slices: int = 0
     readings: int = 0
 
@@ -43,9 +43,7 @@ class JsonWriter:
         self._file, self._group, self._packed = file, group, packed
         self._kept: list[Kept] = []
 
-    def add(
-        self, trace: Trace, title: str, open_flows: npt.NDArray[np.int64] | None = None
-    ) -> Kept:
+    def add(self, trace: Trace, title: str, open_flows: Ints | None = None) -> Kept:
         """Add a recording of one rank; a recording without one gets the title as process name."""
         if trace.meta.rank is None and title:
             is_process = pl.col("tid").is_null()
@@ -58,7 +56,7 @@ class JsonWriter:
         start = trace.events["ts"].min()
         return self._keep(trace, start if isinstance(start, int) else 0, opened)
 
-    def add_group(self, name: str, rows: pl.DataFrame) -> Kept:
+    def add_group(self, name: str, rows: pl.DataFrame, open_flows: Ints) -> Kept:
         """Add tracks that belong to no recording; columns as for the Perfetto writer."""
         levels = ("group", "track", "place")
         first, number = numbered([rows[level] for level in levels])
@@ -89,9 +87,9 @@ class JsonWriter:
             events=pl.concat([empty, events], how="diagonal"),
             lanes=pl.DataFrame(lanes, schema=types, orient="row"),
         )
-        return self._keep(trace.with_rank(_GROUP_RANK), 0, np.zeros(0, np.int64))
+        return self._keep(trace.with_rank(_GROUP_RANK), 0, open_flows)
 
-    def _keep(self, trace: Trace, start_ns: int, opened: npt.NDArray[np.int64]) -> Kept:
+    def _keep(self, trace: Trace, start_ns: int, opened: Ints) -> Kept:
         kept = Kept(len(self._kept) + 1, start_ns, trace, opened)
         kept.slices, kept.readings = trace.events.height, trace.counters.height
         self._kept.append(kept)
@@ -139,14 +137,16 @@ def _with_arrows(trace: Trace) -> Trace:
     first = top + 1 if isinstance(top, int) else 0
     place = pl.int_range(pl.len()).over(_MATCH)
     on_device = pl.col("tid").is_null()
+    of_group = pl.when(pl.col("rank") == _GROUP_RANK).then(pl.col("category").cast(pl.String))
+    name = of_group.otherwise(pl.lit("collective"))
     phase = pl.when(place == 0).then(pl.lit("start"))
     points = rows.select(
         "ts",
         phase=phase.when(place == pl.len().over(_MATCH) - 1)
         .then(pl.lit("end"))
         .otherwise(pl.lit("step")),
-        category=pl.lit("collective"),
-        name=pl.lit("collective"),
+        category=name,
+        name=name,
         flow=pl.col(_MATCH) + first,
         rank="rank",
         pid=pl.when(on_device).then("device").otherwise("pid"),

@@ -85,7 +85,7 @@ class PerfettoWriter:
         self._write_counters(counters, tracks.of_counter, written)
         return written
 
-    def add_group(self, name: str, rows: pl.DataFrame) -> Written:
+    def add_group(self, name: str, rows: pl.DataFrame, open_flows: Ints) -> Written:
         """Write a group of tracks that belong to no process.
 
         Args:
@@ -93,6 +93,7 @@ class PerfettoWriter:
             rows: ``group``, ``track`` and ``place`` (names of the tracks from the top down; place
                 may be null), ts, dur, name, category, and columns that become arguments; sorted by
                 ts, then dur descending. Times are those of the common axis.
+            open_flows: sorted rows with an arrow.
         """
         start = rows["ts"].min()
         written = self._begin(start if isinstance(start, int) else 0)
@@ -106,6 +107,7 @@ class PerfettoWriter:
             annotations={
                 one.name: one for one in rows.drop(_OF_GROUP) if one.null_count() < one.len()
             },
+            open_flows=open_flows,
         )
         self._write_slices(slices, written)
         return written

@@ -95,11 +95,19 @@ def _data(drawing: Lanes) -> dict[str, Any]:
     """Return the data of the viewer: lanes, texts, and packed columns sorted by lane."""
     lanes = drawing.lanes
     place = dict(zip(lanes["lane"].to_list(), range(lanes.height), strict=True))
-    states, events, steps, gaps, marks = (
+    of_path = drawing.marks.head(0) if drawing.path is None else drawing.path
+    states, events, steps, gaps, marks, path = (
         frame.with_columns(row=pl.col("lane").replace_strict(place, return_dtype=pl.Int64)).sort(
             "row", "start"
         )
-        for frame in (drawing.states, drawing.events, drawing.steps, drawing.gaps, drawing.marks)
+        for frame in (
+            drawing.states,
+            drawing.events,
+            drawing.steps,
+            drawing.gaps,
+            drawing.marks,
+            of_path,
+        )
     )
     packed = Packed()
     packed.add("states", states, gaps_and_lengths(states), {"kind": _state_codes(states)})
@@ -114,6 +122,7 @@ def _data(drawing: Lanes) -> dict[str, Any]:
     texts, text = codes(gaps.select("before", "after", "host"))
     begin, end = extent(drawing)
     packed.add("gaps", gaps, gaps_and_lengths(gaps), {"kind": text})
+    packed.add("path", path, gaps_and_lengths(path))
     return {
         "extent": [begin, max(end, begin + 1)],
         "lanes": [

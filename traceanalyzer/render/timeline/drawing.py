@@ -80,11 +80,10 @@ def _rgb(color: str) -> tuple[int, ...]:
 
 
 def _extremes(drawing: Lanes) -> list[int]:
-    """Return the rows with most, median and least lost time."""
-    by_loss = (
-        drawing.lanes.with_row_index("row").sort("lost_frac", nulls_last=True)["row"].to_list()
-    )
-    return sorted({by_loss[0], by_loss[len(by_loss) // 2], by_loss[-1]})
+    """Return the rows with most, median and least lost time, and the critical path."""
+    lanes, by_loss = drawing.lanes["lane"].to_list(), drawing.by_loss
+    chosen = {by_loss[0], by_loss[len(by_loss) // 2], by_loss[-1], *{*lanes} - {*by_loss}}
+    return sorted(map(lanes.index, chosen))
 
 
 def _steps(drawing: Lanes, ax: Axes, factor: float) -> None:

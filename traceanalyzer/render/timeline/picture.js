@@ -36,6 +36,7 @@ class Picture {
       return;
     }
     this.#names();
+    this.#path();
     this.#steps();
     this.#marks();
     this.#axis();
@@ -120,6 +121,22 @@ class Picture {
       context.fillStyle = timeline.labelled.get(lane) === 'most' ? this.ink : this.soft;
       context.fillText(cut(every ? name : `${name}${share}`, LEFT - 12), LEFT - 8, at);
     }
+  }
+
+  /** A line below each row while the critical path runs through its device. */
+  #path() {
+    const { plan, timeline, context } = this, { path } = timeline, thick = clamp(plan.gap - 1, 1, 3);
+    context.fillStyle = this.ink;
+    timeline.order.forEach((lane, place) => {
+      const [first, last] = path.between(lane, ...this.view), top = this.y(place) + plan.row - (plan.gap ? 0 : 1);
+      let drawn = LEFT;
+      for (let row = first; row < last; row++) {
+        const from = Math.max(this.x(path.start[row]), drawn), to = Math.min(this.x(path.end[row]), LEFT + plan.inner);
+        if (to <= from) continue;
+        context.fillRect(from, top, Math.max(to - from, 0.5), thick);
+        drawn = to;
+      }
+    });
   }
 
   /** Names of the events of rows with few events. */

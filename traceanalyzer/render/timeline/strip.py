@@ -70,6 +70,7 @@ def text(
     largest = np.where(parts.sum(axis=2) > 0, parts.argmax(axis=2), -1)
     drawn = [_row(row.tolist(), marks, list(drawing.names) if color else []) for row in largest]
     lines += [name.ljust(left) + row for name, row in zip(names, drawn, strict=True)]
+    lines += _places(drawing, left, columns)
     hidden = drawing.lanes.height - rows.height
     if hidden:
         lines.append(f"({hidden} more devices between these; --top all shows them)")
@@ -108,8 +109,9 @@ def _chosen(drawing: Lanes, top: int | None) -> list[int]:
     lanes = drawing.lanes["lane"].to_list()
     if top is None or len(lanes) <= max(_MOST, top):
         return lanes
-    by_loss = drawing.lanes.sort("lost_frac", descending=True, nulls_last=True)["lane"].to_list()
-    return [*by_loss[:_EXTREME], by_loss[len(by_loss) // 2], by_loss[-1]]
+    by_loss = drawing.by_loss
+    on_path = [lane for lane in lanes if lane not in by_loss]
+    return [*by_loss[:_EXTREME], by_loss[len(by_loss) // 2], by_loss[-1], *on_path]
 
 
 def _steps(drawing: Lanes, lanes: Sequence[int], left: int, columns: int) -> str:
@@ -128,6 +130,26 @@ def _steps(drawing: Lanes, lanes: Sequence[int], left: int, columns: int) -> str
         if steps.height:
             return "".join(line)
     return ""
+
+
+def _places(drawing: Lanes, left: int, columns: int) -> list[str]:
+    """Return a line with the devices of the critical path, where it enters them."""
+    known = dict(drawing.lanes.select("lane", "on").iter_rows())
+    lanes = [] if drawing.path is None else drawing.path["lane"].unique().sort().to_list()
+    if drawing.path is None or len(lanes) < 2:
+        return []
+    edges = np.linspace(*extent(drawing), columns + 1)
+    of_lane = []
+    for lane in lanes:
+        rows = drawing.path.filter(lane=lane)
+        of_lane.append(np.diff(_covered(rows["start"].to_numpy(), rows["end"].to_numpy(), edges)))
+    most = np.argmax(of_lane, axis=0)
+    line = ""
+    for column in np.flatnonzero(np.diff(most, prepend=-1)).tolist():
+        label = visible(known[lanes[most[column]]])
+        if column >= len(line) and column + len(label) <= columns:
+            line = line.ljust(column) + label + " "
+    return ["  on".ljust(left) + line]
 
 
 def _legend(
