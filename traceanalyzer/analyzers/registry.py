@@ -318,6 +318,7 @@ ENTRIES: dict[str, Entry] = {
             examples=("run/", "run/ --top all"),
             plot="classes on the longest path",
             result="CriticalPath",
+            options="traceanalyzer.analyzers.what_if.options:PathOptions",
         ),
         Entry(
             "launches",

@@ -63,7 +63,7 @@ def with_gains(
     by_id = {rule.id: rule for rule in rules}
     bounds = tuple(_bound(one, by_id[one.id]) for one in findings)
     time, replay = answers.time, examined.replay
-    if time.on_host or not time.whole_ns:
+    if not time.whole_ns:
         return Gains(bounds)
     if not isinstance(replay, Replay):
         return Gains(bounds, why=examined.missing.get(REPLAY, ""))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Unpack
 
 from traceanalyzer.analyzers.base import Reading
-from traceanalyzer.analyzers.critical_path.options import Options
+from traceanalyzer.analyzers.what_if.options import PathOptions as Options
 
 if TYPE_CHECKING:
     from traceanalyzer.analyzers.critical_path.result import CriticalPath

@@ -9,11 +9,11 @@ import polars as pl
 from traceanalyzer.analyzers.base import Analyzer
 from traceanalyzer.analyzers.common.columns import ratio
 from traceanalyzer.analyzers.common.kernel_names import short_names
-from traceanalyzer.analyzers.critical_path.options import Options
 from traceanalyzer.analyzers.critical_path.result import CriticalPath
 from traceanalyzer.analyzers.replay import engine, program
 from traceanalyzer.analyzers.replay.path import KERNELS, longest_path
 from traceanalyzer.analyzers.replay.program import Program
+from traceanalyzer.analyzers.what_if.options import PathOptions as Options
 
 
 def combine(

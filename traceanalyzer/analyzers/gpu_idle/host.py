@@ -435,8 +435,7 @@ def _threads(
         MissingData: neither device work nor operators were recorded.
     """
     if work.is_empty():
-        main = _training(trace, steps)
-        threads = units[["unit"]].join(_with_autograd(trace, main), how="cross")
+        threads = units[["unit"]].join(main_threads(trace, steps), how="cross")
     else:
         threads = _launching(calls, work)
         if threads.is_empty():
@@ -477,6 +476,15 @@ def _unlinked(trace: Trace) -> pl.DataFrame:
         return operators
     # JAX: Python runs on the main thread and on that of callbacks
     return _host_slices(trace, pl.col("kind") == "python_function")[[*_LANE]].unique()
+
+
+def main_threads(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
+    """Return the main thread and those that run the backward pass for it: pid, tid.
+
+    Raises:
+        MissingData: no operators were recorded.
+    """
+    return _with_autograd(trace, _training(trace, steps))
 
 
 def _training(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:

@@ -29,6 +29,8 @@ CLASSES = {
     COPIES: "no copies",
     COMMUNICATION: "instant transfers",
 }
+#: Those of a run without devices.
+ON_HOST = (LOADING, CODE, COMMUNICATION)
 _POINT_TO_POINT = ("send", "recv", "send_recv")
 #: A call that returns this much later than the work that it waits for waits for something else.
 _TAIL_NS = 1_000_000
@@ -256,7 +258,9 @@ def _typical(
     rows = rows.join(usual, on=["kind", "is_transfer"], how="left", maintain_order="left")
     time = pl.when(is_chosen).then(pl.coalesce("usual", "time")).otherwise("time")
     rows = rows.with_columns(time=time)
-    hosts = {name: _host_factors(weights, chosen, name) for name in ("loader", "launch", "code")}
+    hosts = {
+        name: _host_factors(job, weights, chosen, name) for name in ("loader", "launch", "code")
+    }
     typical = []
     for number, one in enumerate(weights):
         times = rows.filter(program=number)
@@ -295,15 +299,25 @@ def _work_times(number: int, weights: Weights, program: Program, group: Ints) ->
     )
 
 
-def _host_factors(weights: Sequence[Weights], chosen: Sequence[bool], name: str) -> list[float]:
-    """Return by what the host times of each rank are multiplied: 1 for those not chosen."""
-    sums = [float(getattr(one, name).sum()) for one in weights]
-    others = [total for total, is_chosen in zip(sums, chosen, strict=True) if not is_chosen]
-    usual = float(np.mean(others)) if others else 0.0
-    return [
-        usual / total if is_chosen and total > 0 and others else 1.0
-        for total, is_chosen in zip(sums, chosen, strict=True)
-    ]
+def _host_factors(
+    job: Job, weights: Sequence[Weights], chosen: Sequence[bool], name: str
+) -> list[Floats]:
+    """Return by what the host times before each call are multiplied: 1 for ranks not chosen.
+
+    The time of a step becomes the mean of the others in that step.
+    """
+    steps = [one.calls["step"].fill_null(-1).to_numpy().astype(int) + 1 for one in job.programs]
+    count = 1 + max((int(step.max(initial=0)) for step in steps), default=0)
+    sums = np.array(
+        [
+            np.bincount(step, getattr(one, name), minlength=count)
+            for step, one in zip(steps, weights, strict=True)
+        ]
+    )
+    others = sums[~np.array(chosen)]
+    usual = others.mean(axis=0) if others.size else sums
+    factors = np.where(np.array(chosen)[:, None], usual / np.maximum(sums, 1), 1.0)
+    return [one[step] for one, step in zip(factors, steps, strict=True)]
 
 
 # --- pipeline stages ---------------------------------------------------------------------------

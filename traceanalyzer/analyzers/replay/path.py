@@ -10,13 +10,13 @@ import polars as pl
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION, MEMORY
 from traceanalyzer.analyzers.replay.engine import Job, Times
 
-KERNELS, COPIES, TRANSFERS = "kernels", "copies", "transfers"
+KERNELS, COPIES, TRANSFERS, OPERATORS = "kernels", "copies", "transfers", "operators"
 GAPS, LAUNCHES, LOADING = "gaps between kernels", "launches", "data loading"
 CODE, SYNCHRONISATION = "other host code", "end of waiting calls"
 BEFORE = "not recorded"
 #: What the longest path runs through.
 CLASSES = (
-    KERNELS, COPIES, TRANSFERS, GAPS, LAUNCHES, LOADING, CODE, SYNCHRONISATION, BEFORE,
+    KERNELS, OPERATORS, COPIES, TRANSFERS, GAPS, LAUNCHES, LOADING, CODE, SYNCHRONISATION, BEFORE,
 )  # fmt: skip
 
 
@@ -98,7 +98,8 @@ class _Walk:
         late = times.late.get(row)
         if late is not None:
             return self._after_last(Part(rank, TRANSFERS, name, end, end, device), late)
-        kind = {MEMORY: COPIES, COMMUNICATION: TRANSFERS}.get(self.kinds[rank][row], KERNELS)
+        compute = OPERATORS if self.job.programs[rank].on_host else KERNELS
+        kind = {MEMORY: COPIES, COMMUNICATION: TRANSFERS}.get(self.kinds[rank][row], compute)
         return [Part(rank, kind, name, times.start[row], end, device)], ("start of work", rank, row)
 
     def _after_last(self, part: Part, late: tuple[int, int]) -> _Step:

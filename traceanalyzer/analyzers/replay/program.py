@@ -22,6 +22,8 @@ from traceanalyzer.analyzers.common.device_work import device_work
 from traceanalyzer.analyzers.common.launching import launch_rows
 from traceanalyzer.analyzers.common.names import distinct, mapped, matching, named
 from traceanalyzer.analyzers.gpu_idle import causes
+from traceanalyzer.analyzers.replay import host
+from traceanalyzer.analyzers.replay.host import RUN
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals, linking, nesting
 from traceanalyzer.trace import Trace, record_hint
@@ -77,9 +79,9 @@ class Program(clocks.Origin):
             since the previous call of the thread in the data loader, in operators and calls, in
             other code; call_ns, the time in the call without waiting; tail_ns, from the end of the
             work that the call waits for to the end of the call; kind: ``synchronise``,
-            ``allocate``, ``copy``, ``queue``, ``collective``, or null; step (number); group, a
-            collective on the host; range, the innermost annotation, and range_before, of the time
-            before the call.
+            ``allocate``, ``copy``, ``queue``, ``collective``, ``run`` (an operator, without
+            devices), or null; step (number); group, a collective on the host; range, the innermost
+            annotation, and range_before, of the time before the call.
         work: device work in order of launch: call (row of calls, null if not recorded), device,
             stream, start, end, name, work_kind, step; after, the row of work that it follows on its
             stream (-1: none); latency_ns after the launch call, lag_ns after the work that it waits
@@ -104,6 +106,11 @@ class Program(clocks.Origin):
     apart: bool
     hint: str
 
+    @property
+    def on_host(self) -> bool:
+        """Whether no device work was recorded: the work is operators of the main thread."""
+        return bool((self.calls["kind"] == RUN).any())
+
 
 def needs(_options: AnalyzerOptions | None = None) -> Needs:
     """Return the data that a program is built from."""
@@ -121,9 +128,11 @@ def measure(trace: Trace, _options: AnalyzerOptions | None = None) -> Program:
     """Return the program of the rank of a trace.
 
     Raises:
-        MissingData: no device work was recorded, or too few of its launch calls.
+        MissingData: neither device work nor operators, or too few launch calls, were recorded.
     """
     work = device_work(trace)
+    if work.is_empty():
+        return _of_host(trace)
     launched_by = launch_rows(trace, work)
     _require_launches(trace, launched_by)
     collectives = communication(trace, work)
@@ -162,16 +171,34 @@ def measure(trace: Trace, _options: AnalyzerOptions | None = None) -> Program:
     )
 
 
+def _of_host(trace: Trace) -> Program:
+    """Return the program of a rank without device work; see :mod:`.host`."""
+    steps = device_steps.device_steps(trace)
+    calls, ran = host.calls(trace, steps)
+    calls = calls.with_columns(_host_time(trace, calls)).drop("since")
+    work = host.work(calls, ran)
+    call = work["call"].to_numpy()
+    on_thread = work["stream"].is_not_null().to_numpy()
+    chain = np.where(on_thread, _stream_order(work.with_columns(_lanes(work)), call), -1)
+    ready = _ready(work, _edges(call[:0], call[:0], inferred=False), chain)
+    rest = work["start"].to_numpy() - np.maximum(ready, calls["start"].to_numpy()[call])
+    waits = host.waits(calls, work)
+    calls = calls.with_columns(host.tails(calls, work, waits))
+    ranges, of_call, of_work = _ranges(trace, calls, work, call)
+    return Program(
+        **clocks.origin(trace.meta), world_size=trace.meta.world_size, calls=calls.hstack(of_call),
+        work=work.with_columns(rest_ns=pl.Series(rest), after=pl.Series(chain), range=of_work),
+        waits=waits, steps=steps, ranges=tuple(ranges.to_list()), missing=0,
+        unread_events=False, apart=_apart(steps["step"].to_list()), hint="",
+    )  # fmt: skip
+
+
 def _require_launches(trace: Trace, launched_by: nesting.Rows) -> None:
     count, missing = launched_by.size, int((launched_by == nesting.ROOT).sum())
-    path = trace.meta.path
-    if not count:
-        hint = record_hint(trace.meta, "device work")
-        raise MissingData(f"{path}: no GPU work was recorded, so nothing can be replayed; {hint}")
     if missing > MOST_MISSING * count:
         raise MissingData(
-            f"{path}: the launch calls of {missing:,} of {count:,} kernels and copies were not "
-            "recorded, so it is not known what they waited for"
+            f"{trace.meta.path}: the launch calls of {missing:,} of {count:,} kernels and copies "
+            "were not recorded, so it is not known what they waited for"
         )
 
 

@@ -45,7 +45,8 @@ _PATH = {
 }
 #: The state that a part of the critical path is drawn as.
 _STATE_OF = {
-    longest.KERNELS: "compute", longest.COPIES: "copies", longest.TRANSFERS: "transfer",
+    longest.KERNELS: "compute", longest.OPERATORS: "compute",
+    longest.COPIES: "copies", longest.TRANSFERS: "transfer",
     longest.GAPS: "idle", longest.LAUNCHES: "launch", longest.LOADING: "dataloading",
     longest.CODE: "host", longest.SYNCHRONISATION: "synchronisation", longest.BEFORE: "idle",
 }  # fmt: skip

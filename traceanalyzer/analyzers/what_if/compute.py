@@ -119,7 +119,9 @@ def _chosen(what: str, given: Sequence[str], known: Mapping[Any, tuple[Any, ...]
 
 def _usual(job: Job, stages: Sequence[tuple[int, ...]]) -> list[Change]:
     """Return the usual changes of a run."""
-    tried = [Change(free=(name,)) for name in changes.CLASSES]
+    on_host = all(one.on_host for one in job.programs)
+    classes = changes.ON_HOST if on_host else changes.CLASSES
+    tried = [Change(free=(name,)) for name in classes]
     if job.sizes.size:
         tried += [Change(network=2.0), Change(no_wait=True)]
         ranks = [one.rank for one in job.programs if one.rank is not None]

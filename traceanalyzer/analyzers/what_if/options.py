@@ -67,3 +67,12 @@ class Options(AnalyzerOptions):
 @dataclass(frozen=True)
 class ReplayOptions(AnalyzerOptions):
     """Prepare the replays for the gains of findings."""
+
+
+@dataclass(frozen=True)
+class PathOptions(AnalyzerOptions):
+    """Show what the run waited for at each moment: kernels, launches, data loading, other ranks.
+
+    The longest path through all ranks, as shares of the step time, which add up to it. PATH is a
+    trace, several of them, or a folder.
+    """

@@ -112,7 +112,7 @@ def _second(result: WhatIf) -> str:
 def _notes(result: WhatIf) -> Iterator[str]:
     yield (
         f"The replay of the unchanged run differs from the recording by "
-        f"{format_frac(abs(result.error_frac))} in step time, and in starts of kernels by "
+        f"{format_frac(abs(result.error_frac))} in step time, and in starts of work by "
         f"{format_ns(result.start_error_ns)} (median), {format_ns(result.start_error_p95_ns)} "
         "(95th percentile)."
     )
