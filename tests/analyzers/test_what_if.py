@@ -173,8 +173,8 @@ def test_nothing_can_be_replayed_without_launch_calls() -> None:
     for analysis in (ta.what_if, ta.critical_path):
         with pytest.raises(MissingData, match="launch calls of 5 of 5"):
             analysis(trace(work))
-        with pytest.raises(MissingData, match="no GPU work"):
-            analysis(trace([host("cpu_op", "aten::mm", 0, MS)]))
+        with pytest.raises(MissingData, match="neither GPU work nor operators"):
+            analysis(trace([host("user_annotation", "train", 0, MS)]))
 
 
 @pytest.mark.sample(3)
@@ -380,3 +380,45 @@ def test_tables_have_the_documented_columns() -> None:
     assert result.changes.columns == ["change", "step_ns", "gain_ns", "gain_frac"]
     assert set(result.steps["run"]) >= {"recorded", "replayed"}
     assert result.steps.filter(pl.col("run") == "recorded").height == STEPS - 1
+
+
+def test_path_of_one_rank_is_that_of_hta(shared: Path) -> None:
+    """HTA 0.5.0, ``critical_path_analysis`` of the annotation ``measure|forward``, instance 1.
+
+    Times in us: on the host, launch delay, kernels, between kernels.
+    """
+    expected = {"host": 32_042, "launch": 30, "kernels": 3_712, "gaps between kernels": 50}
+    path = ta.critical_path(shared / "data/chrome/kineto/a100_alexnet_cuda_sync.json.gz").path
+    kernels = path.filter(pl.col("kind").is_in(["kernels", "gaps between kernels"]))
+    sums = dict(kernels.group_by("kind").agg(us=pl.col("time_ns").sum() / US).iter_rows())
+    for kind in ("kernels", "gaps between kernels"):
+        assert sums[kind] == pytest.approx(expected[kind], abs=2), kind
+    first = kernels["at_ns"].min()
+    before = path.filter(pl.col("at_ns") < first)
+    launch = before.row(-1, named=True)
+    assert (launch["kind"], launch["time_ns"]) == ("launches", pytest.approx(30 * US, abs=2 * US))
+    begin = first - (expected["host"] + expected["launch"]) * US
+    on_host = before.filter(pl.col("at_ns") + pl.col("time_ns") > begin)["kind"].unique()
+    assert set(on_host) <= {"launches", "other host code", "end of waiting calls"}
+
+
+def test_path_of_an_operator_with_two_kernels_has_the_edges_that_hta_expects() -> None:
+    """The edges of HTA's test of ``simple_add``: 15 and 14 us to the launch, 27 us, 7 us."""
+    at = 10 * US
+    events = [
+        step(0, 0, 200 * US),
+        host("cuda_runtime", "cudaDeviceSynchronize", 0, at),
+        host("cpu_op", "aten::relu_", at, 93 * US),
+        host("cpu_op", "aten::clamp_min_", at + 15 * US, 61 * US),
+        host("cuda_runtime", "cudaLaunchKernel", at + 29 * US, 17 * US, correlation=1),
+        host("cuda_runtime", "cudaLaunchKernel", at + 48 * US, 4 * US, correlation=2),
+        device("clamp", at + 56 * US, 40 * US, correlation=1),
+        device("add", at + 103 * US, 30 * US, correlation=2),
+    ]
+    result = ta.critical_path(trace(events))
+    check_path(result)
+    parts = result.path.select("kind", "time_ns").rows()
+    assert parts[-5:] == [
+        ("launches", 29 * US), ("launches", 27 * US), ("kernels", 40 * US),
+        ("gaps between kernels", 7 * US), ("kernels", 30 * US),
+    ]  # fmt: skip

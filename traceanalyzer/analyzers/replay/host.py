@@ -58,12 +58,15 @@ def calls(trace: Trace, steps: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame
     main = (threads if steps.is_empty() else steps)[["pid", "tid"]].row(0, named=True)
     pieces, loader, ran = _recorded(trace, threads)
     busy = intervals.union(pl.concat([loader, pieces[["start", "end"]]]))
-    ran = ran.with_columns(_awaited(busy, ran))
+    ran = _awaited(busy, ran)
     ends = steps["host_end"] if steps.height else pieces["end"].tail(1)
     several = [
         pieces.with_columns(kind=pl.lit(RUN)),
         ran.select("name", start="launched", end="launched"),
-        _waits(busy, ran).with_columns(kind=pl.lit(COLLECTIVE)),
+        ran.drop_nulls("awaited")
+        .group_by(start="awaited")
+        .agg(pl.col("end").max())
+        .with_columns(name=pl.lit(WAIT), kind=pl.lit(COLLECTIVE)),
         pl.select(name=pl.lit(END), start=ends, end=ends, kind=pl.lit(COLLECTIVE)),
     ]
     rows = pl.concat(several, how="diagonal").sort("start", "end", maintain_order=True)
@@ -74,7 +77,7 @@ def calls(trace: Trace, steps: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame
     begin = pl.lit(steps["host_start"].min(), pl.Int64)
     since = pl.min_horizontal(pl.coalesce(pl.col("end").cum_max().shift(1), begin), "start")
     return rows.with_columns(
-        step, since=since, thread=pl.lit(-1, pl.Int64), call_ns=0,
+        step, since=since, thread=pl.lit(-1, pl.Int64), call_ns=0, tail_ns=0.0,
         group=pl.lit(None, pl.String), **{name: pl.lit(value) for name, value in main.items()},
     ), ran.drop("launched")  # fmt: skip
 
@@ -141,33 +144,26 @@ def _divided(operators: pl.DataFrame, cuts: Ints) -> pl.DataFrame:
     return operators[owner].select("name", start=pl.Series(starts), end=pl.Series(ends))
 
 
-def _awaited(busy: pl.DataFrame, ran: pl.DataFrame) -> pl.Series:
-    """Return the start of the pause in which the main thread waits for each collective, or null.
+def _awaited(busy: pl.DataFrame, ran: pl.DataFrame) -> pl.DataFrame:
+    """Add the start of the pause in which the main thread waits for each collective, or null.
 
     It is the pause that overlaps most with the collective, if it ends shortly before or after it or
-    takes half of its time: a collective may be recorded to end long after the thread went on.
+    takes half of its time: the end of a collective may be recorded long after the thread went on.
+    It ends with the pause then.
     """
     begins, until = busy["end"].to_numpy()[:-1], busy["start"].to_numpy()[1:]
-    awaited: list[int | None] = []
+    rows: list[tuple[int | None, int]] = []
     for since, end in ran.select("launched", "end").iter_rows():
         low, high = np.searchsorted(until, since), np.searchsorted(begins, end)
         length = np.minimum(until[low:high], end) - np.maximum(begins[low:high], since)
         pause = int(low + length.argmax()) if length.size else 0
         near = length.size and abs(int(until[pause]) - end) <= _SHORTLY_NS
-        known = length.size and (near or 2 * length.max() >= end - since)
-        awaited.append(int(begins[pause]) if known else None)
-    return pl.Series("awaited", awaited, pl.Int64)
-
-
-def _waits(busy: pl.DataFrame, ran: pl.DataFrame) -> pl.DataFrame:
-    """Return the pauses in which the main thread waits, up to the end of the last collective."""
-    pauses = busy.select(awaited="end", until=pl.col("start").shift(-1))
-    rows = ran.group_by("awaited").agg(pl.col("end").max()).join(pauses, on="awaited")
-    return rows.select(
-        pl.lit(WAIT).alias("name"),
-        start="awaited",
-        end=pl.min_horizontal("end", "until"),
-    )
+        if length.size and (near or 2 * length.max() >= end - since):
+            rows.append((int(begins[pause]), min(end, int(until[pause]))))
+        else:
+            rows.append((None, end))
+    schema = {"awaited": pl.Int64, "end": pl.Int64}
+    return ran.drop("end").hstack(pl.DataFrame(rows, schema=schema, orient="row"))
 
 
 def waits(calls: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
@@ -192,17 +188,3 @@ def waits(calls: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
         .drop_nulls("call")
         .sort("call", "after")
     )
-
-
-def tails(calls: pl.DataFrame, work: pl.DataFrame, waits: pl.DataFrame) -> pl.Series:
-    """Return the time from the end of the work that each call waits for to the end of the call.
-
-    It is negative if the thread went on before the recorded end.
-    """
-    ends = waits.with_columns(end=work["end"][waits["after"]]).group_by("call").agg(
-        pl.col("end").max().alias("done"))  # fmt: skip
-    known = calls.select(_ROW, "start", "end").join(
-        ends, on="call", how="left", maintain_order="left"
-    )
-    tail = pl.col("end") - pl.max_horizontal("done", "start")
-    return known.select(tail_ns=tail.fill_null(0).cast(pl.Float64)).to_series()

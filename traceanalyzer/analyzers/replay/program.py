@@ -182,13 +182,11 @@ def _of_host(trace: Trace) -> Program:
     chain = np.where(on_thread, _stream_order(work.with_columns(_lanes(work)), call), -1)
     ready = _ready(work, _edges(call[:0], call[:0], inferred=False), chain)
     rest = work["start"].to_numpy() - np.maximum(ready, calls["start"].to_numpy()[call])
-    waits = host.waits(calls, work)
-    calls = calls.with_columns(host.tails(calls, work, waits))
     ranges, of_call, of_work = _ranges(trace, calls, work, call)
     return Program(
         **clocks.origin(trace.meta), world_size=trace.meta.world_size, calls=calls.hstack(of_call),
         work=work.with_columns(rest_ns=pl.Series(rest), after=pl.Series(chain), range=of_work),
-        waits=waits, steps=steps, ranges=tuple(ranges.to_list()), missing=0,
+        waits=host.waits(calls, work), steps=steps, ranges=tuple(ranges.to_list()), missing=0,
         unread_events=False, apart=_apart(steps["step"].to_list()), hint="",
     )  # fmt: skip
 
