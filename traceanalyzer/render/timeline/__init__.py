@@ -96,18 +96,12 @@ def _data(drawing: Lanes) -> dict[str, Any]:
     lanes = drawing.lanes
     place = dict(zip(lanes["lane"].to_list(), range(lanes.height), strict=True))
     of_path = drawing.marks.head(0) if drawing.path is None else drawing.path
+    others = (drawing.gaps, drawing.marks, of_path)
     states, events, steps, gaps, marks, path = (
         frame.with_columns(row=pl.col("lane").replace_strict(place, return_dtype=pl.Int64)).sort(
             "row", "start"
         )
-        for frame in (
-            drawing.states,
-            drawing.events,
-            drawing.steps,
-            drawing.gaps,
-            drawing.marks,
-            of_path,
-        )
+        for frame in (drawing.states, drawing.events, drawing.steps, *others)
     )
     packed = Packed()
     packed.add("states", states, gaps_and_lengths(states), {"kind": _state_codes(states)})
