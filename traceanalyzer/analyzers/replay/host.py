@@ -87,8 +87,8 @@ def work(calls: pl.DataFrame, ran: pl.DataFrame) -> pl.DataFrame:
     numbered = calls.select(_ROW, "step", "start", "end", "name",
                             "kind")  # fmt: skip
     launched = numbered.filter(pl.col("kind").is_null())["call", "step"].hstack(ran)
-    own = numbered.filter((pl.col("kind") == RUN) | (pl.col("name") == END)).drop("kind")
-    rows = pl.concat([own, launched], how="diagonal").sort("call")
+    run = numbered.filter((pl.col("kind") == RUN) | (pl.col("name") == END)).drop("kind")
+    rows = pl.concat([run, launched], how="diagonal").sort("call")
     computes = pl.when(pl.col("stream").is_null()).then(pl.lit(COMPUTE))
     work_kind = computes.otherwise(pl.lit(COMMUNICATION)).cast(WORK_KIND)
     return rows.with_columns(
@@ -177,10 +177,10 @@ def waits(calls: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
     ends = numbered.filter(pl.col("name") == END).select("by", "end")
     known = rows.join(paused, on="awaited", how="left").sort("end")
     later = known.join_asof(ends.rename({"by": "at_end"}), on="end", strategy="forward")
-    is_own = pl.col("stream").is_null()
+    runs = pl.col("stream").is_null()
     return (
         later.select(
-            call=pl.when(is_own).then("call").otherwise(pl.coalesce("by", "at_end")).cast(pl.Int64),
+            call=pl.when(runs).then("call").otherwise(pl.coalesce("by", "at_end")).cast(pl.Int64),
             after=pl.col("after").cast(pl.Int64),
             work=pl.lit(None, pl.Int64),
             inferred=pl.lit(value=True),
