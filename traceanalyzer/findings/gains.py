@@ -17,7 +17,7 @@ from traceanalyzer.analyzers.base import Examination
 from traceanalyzer.analyzers.registry import REPLAY
 from traceanalyzer.analyzers.replay.engine import Weights
 from traceanalyzer.analyzers.what_if.replay import Replay
-from traceanalyzer.findings.device_time import DEVICE
+from traceanalyzer.findings.device_time import DEVICE, DeviceTime
 from traceanalyzer.findings.rule import RULE_OF, Answers, Rule
 from traceanalyzer.result import Finding
 from traceanalyzer.units import format_frac, format_ns
@@ -69,11 +69,10 @@ def with_gains(
         return Gains(bounds, why=examined.missing.get(REPLAY, ""))
     if not _is_complete(replay, answers):
         return Gains(bounds, why="not all ranks can be replayed")
-    devices = time.windows.n_unique(DEVICE)
-    counted_ns, step_ns = time.whole_ns / devices, time.whole_ns / time.windows.height
+    step_ns = time.whole_ns / time.windows.height
     kept, without, removed = [], [], []
     for limit, one in zip((one.gain_frac for one in findings), bounds, strict=True):
-        frac = _gain_frac(one, replay, counted_ns)
+        frac = _gain_frac(one, replay, time)
         if frac is None:
             kept.append(one)
             continue
@@ -86,7 +85,7 @@ def with_gains(
         severity = by_id[one.id].severity(frac, one.confidence) or "info"
         kept.append(replace(known, severity=severity))
         removed.append(one)
-    together = _share(removed, replay, counted_ns) if len(removed) > 1 else 0.0
+    together = _share(removed, replay, time) if len(removed) > 1 else 0.0
     return Gains(tuple(kept), tuple(without), together * step_ns, together, replay.error_frac)
 
 
@@ -108,7 +107,7 @@ def _is_complete(replay: Replay, answers: Answers) -> bool:
     return len({*ranks}) == len(ranks) == len(measured) and {*ranks} == {*measured}
 
 
-def _gain_frac(one: Finding, replay: Replay, counted_ns: float) -> float | None:
+def _gain_frac(one: Finding, replay: Replay, time: DeviceTime) -> float | None:
     """Return the gain of a finding as a share; None if no change removes its cause.
 
     Without other ranks, a call that waits for something that was not recorded is on the critical
@@ -117,10 +116,10 @@ def _gain_frac(one: Finding, replay: Replay, counted_ns: float) -> float | None:
     if one.cost_ns is None or one.per.endswith("once"):
         return None
     if _is_of_ranks(one):
-        frac = _share([one], replay, counted_ns)
+        frac = _share([one], replay, time)
         return frac if frac >= NO_GAIN else None
     if one.id in _IN_INTERVALS and one.intervals is not None and one.intervals.height:
-        frac = _share([one], replay, counted_ns)
+        frac = _share([one], replay, time)
         alone = replay.waits_for_others and len(replay.job.programs) == 1
         unknown = alone or not replay.has_work_after(one.intervals)
         return None if unknown and frac < NO_GAIN else frac
@@ -131,13 +130,16 @@ def _is_of_ranks(one: Finding) -> bool:
     return (one.id in _OF_RANKS and one.rank is not None) or one.id == _UNEQUAL
 
 
-def _share(findings: Collection[Finding], replay: Replay, counted_ns: float) -> float:
-    """Return the gain of removing the causes of findings.
+def _share(findings: Collection[Finding], replay: Replay, time: DeviceTime) -> float:
+    """Return the gain of removing the causes of findings as a share of the counted steps.
 
-    It is a share of the counted steps, or of the whole run if ranks change, also in other steps.
+    Ranks change in all steps, intervals of other findings are in counted steps only.
     """
-    whole_ns = replay.whole_ns if any(map(_is_of_ranks, findings)) else counted_ns
-    return min(replay.gain_ns(_weights(findings, replay)) / whole_ns, 1.0)
+    weights = _weights(findings, replay)
+    if any(map(_is_of_ranks, findings)):
+        return replay.shorter_frac(weights, {*time.windows["step"].drop_nulls()})
+    counted_ns = time.whole_ns / time.windows.n_unique(DEVICE)
+    return min(replay.gain_ns(weights) / counted_ns, 1.0)
 
 
 def _weights(findings: Collection[Finding], replay: Replay) -> list[Weights]:

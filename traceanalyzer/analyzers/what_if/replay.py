@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer
@@ -43,6 +44,19 @@ class Replay(Result):
     def gain_ns(self, weights: Sequence[Weights]) -> float:
         """Return by how much the run is shorter with these times."""
         return self.whole_ns - _whole_ns(self.job, engine.replay(self.job, weights))
+
+    def shorter_frac(self, weights: Sequence[Weights], steps: Collection[str]) -> float:
+        """Return by what share these steps are shorter with these times (all if none is known)."""
+        before, after = (
+            self._steps_ns(times, steps) for times in (self.times, engine.replay(self.job, weights))
+        )
+        return 1 - after / before
+
+    def _steps_ns(self, times: Sequence[engine.Times], steps: Collection[str]) -> float:
+        lengths = engine.step_times(self.job, [np.array(one.end, float) for one in times])
+        names = self.job.programs[0].steps["step"].tail(len(lengths))
+        counted = [ns for ns, name in zip(lengths, names, strict=False) if name in steps]
+        return sum(counted) or sum(lengths)
 
     def longest_path(self) -> pl.DataFrame:
         """Return the longest path: rank, path (of the file), device, kind, name, start, end.
