@@ -13,6 +13,7 @@ from traceanalyzer.analyzers.host_metrics.result import HostMetrics, gpu_metrics
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.kernels.training import (
     ATTENTION,
+    KERNELS,
     ONE_BY_ONE,
     OPTIMIZER,
     PRODUCTS,
@@ -30,8 +31,6 @@ _MATH = "aten::_scaled_dot_product_attention_math"
 #: Minimum share of softmax and of products in their sum; otherwise it is not attention.
 _LEAST_PART = 0.05
 _ATTENTION_LEVELS: dict[Severity, float] = {"info": 0.1, "warning": 0.2, "critical": 0.5}
-#: The softmax of a loss.
-_LOSS = r"(?i)log_?softmax|nll|cross_entropy|softmax_warp_\w+<[^<>]*\d, true"
 _NAMED = 3
 
 
@@ -96,8 +95,8 @@ def longest_first(rows: pl.DataFrame, kernels: pl.Series, column: str) -> pl.Dat
     "kernels",
     "attention as separate matrix products and softmax, without a fused kernel",
     "device time of aten::_softmax, aten::bmm, aten::baddbmm and the pointwise kernels between "
-    "them (without operators: of softmax kernels) as a share of step time (of the recorded time if "
-    "no steps are marked)",
+    "them (without operators: of softmax kernels and the products beside them) as a share of step "
+    "time (of the recorded time if no steps are marked)",
     _ATTENTION_LEVELS,
     uses=("gpu_idle",),
 )
@@ -111,8 +110,7 @@ def _unfused_attention(result: Kernels, answers: Answers) -> Iterator[Measured]:
     math = known and (_of_purpose(result, ATTENTION, time)["call"] > 0).any()
     yield Measured(
         size=time.frac(total),
-        title=f"Attention is not fused: {'softmax and products' if known else 'softmax'}, "
-        f"{time.share(total)}.",
+        title=f"Attention is not fused: softmax and products, {time.share(total)}.",
         evidence=(
             f"Device time: {each}.",
             _fused_attention(result, time),
@@ -127,19 +125,16 @@ def _unfused_attention(result: Kernels, answers: Answers) -> Iterator[Measured]:
             "runs as one kernel and does not store the score matrix."
         ),
         total_ns=total,
-        confidence="high" if known else "low",
+        confidence="high" if known else "medium",
     )
 
 
 def _attention(result: Kernels, time: DeviceTime) -> dict[str, int]:
-    """Return device time of unfused attention by operator, or of softmax kernels."""
-    if not result.has_operators:
-        if kernel_names.ATTENTION in result.heaviest("family")["family"]:
-            return {}
-        softmax = _softmax_kernels(result, time)
-        return {"softmax kernels": softmax} if softmax else {}
+    """Return device time of unfused attention by operator, without operators by kernel."""
     sums = _of_purpose(result, ATTENTION, time).group_by("name").agg(pl.col("ns").sum())
     parts = dict(largest_first(sums, "ns", "name").iter_rows())
+    if not result.has_operators:
+        return parts
     of_softmax, of_products = (
         sum(parts.get(name, 0) for name in names) for names in (SOFTMAX, PRODUCTS)
     )
@@ -161,19 +156,12 @@ def _counted_products(result: Kernels, time: DeviceTime) -> int:
     parts = _attention(result, time)
     if time.frac(sum(parts.values())) < min(_ATTENTION_LEVELS.values()):
         return 0
-    return sum(parts.get(name, 0) for name in PRODUCTS)
+    return sum(parts.get(name, 0) for name in (*PRODUCTS, KERNELS[kernel_names.GEMM]))
 
 
 def _without_attention(products: int, time: DeviceTime) -> Iterator[str]:
     if products:
         yield f"Attention products ({time.text(products)}) are counted by unfused-attention."
-
-
-def _softmax_kernels(result: Kernels, time: DeviceTime) -> int:
-    """Return the time of softmax kernels, except those of a loss."""
-    rows = result.heaviest("name").filter(pl.col("family") == kernel_names.SOFTMAX)
-    kernels = rows.filter(~pl.col("name").str.contains(_LOSS))["kernel"]
-    return int(longest_first(in_steps(result, time), kernels, "total_ns")["ns"].sum())
 
 
 @rule(

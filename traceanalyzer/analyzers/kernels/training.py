@@ -4,13 +4,21 @@ The purposes are optimizers, activations that are computed again in the backward
 reductions of gradients before the last micro-batch, and attention by separate operators.
 """
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
 import polars as pl
 
+from traceanalyzer.analyzers.common import kernel_names
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE, device_work
-from traceanalyzer.analyzers.common.kernel_names import COPY, ELEMENTWISE, families_of, is_inductor
+from traceanalyzer.analyzers.common.kernel_names import (
+    COPY,
+    ELEMENTWISE,
+    GEMM,
+    families_of,
+    is_inductor,
+)
 from traceanalyzer.analyzers.common.launching import launches
 from traceanalyzer.analyzers.common.names import BACKWARD, CHECKPOINT, LAYERS, matching, named
 from traceanalyzer.frames import intervals, linking, nesting, numbering
@@ -68,7 +76,7 @@ def training(trace: Trace, patterns: Sequence[str] = ()) -> pl.DataFrame:
         :data:`ATTENTION`: kernels of :data:`SOFTMAX` and :data:`PRODUCTS`, and pointwise kernels
         between them (:data:`BETWEEN`), if both kinds were called; where other attention is fused,
         only runs of them with a softmax and two products. name is the operator, call is 1 within
-        PyTorch's attention, otherwise 0.
+        PyTorch's attention, otherwise 0. Without operators, see :data:`KERNELS`.
     """
     key = ("training", tuple(patterns))
     return trace.once(key, lambda: _training(trace, device_work(trace, patterns)))
@@ -76,6 +84,8 @@ def training(trace: Trace, patterns: Sequence[str] = ()) -> pl.DataFrame:
 
 def _training(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
     names = trace.names
+    if not matching(names, ["^aten::"]):
+        return _attention_kernels(work)
     if not matching(names, _MARKS):
         return _none()
     calls = launches(trace, work).select("work", *_THREAD, ts="launch_start")
@@ -203,6 +213,33 @@ def _attention(
 
 #: Name of the kernels that scale, mask and drop scores.
 BETWEEN = "pointwise kernels between them"
+
+
+#: Kernels of attention by family, and names in their place.
+KERNELS = {kernel_names.SOFTMAX: "softmax kernels", GEMM: "products beside them"}
+_LETTERS = {kernel_names.SOFTMAX: "s", GEMM: "g", ELEMENTWISE: "p", COPY: "p"}
+
+
+def _attention_kernels(work: pl.DataFrame) -> pl.DataFrame:
+    """Without operators: kernels of softmax between two products of a stream, and these.
+
+    Pointwise kernels may run between them. The softmax of a loss, of a router or of sampling has
+    no product on one of its sides.
+    """
+    families = families_of(work["name"].cast(pl.String).unique().drop_nulls())
+    letters = {name: _LETTERS[one] for name, one in families.items() if one in _LETTERS}
+    letter = pl.col("name").cast(pl.String).replace_strict(letters, default="x")
+    is_compute = pl.col("work_kind") == COMPUTE
+    letter = pl.when(is_compute).then(letter).otherwise(pl.lit("x"))
+    rows = work.sort("start").with_columns(letter=letter)
+    found = [work.clear().with_columns(letter=pl.lit("x"))]
+    for lane in rows.partition_by("device", "stream", maintain_order=True):
+        runs = re.finditer("g(?:p*sp*g)+", "".join(lane["letter"]))
+        found.append(lane[[place for run in runs for place in range(*run.span())]])
+    names = {"p": BETWEEN} | {_LETTERS[family]: name for family, name in KERNELS.items()}
+    name = pl.col("letter").replace_strict(names, default=None)
+    purpose = pl.lit(ATTENTION)
+    return _shaped(pl.concat(found).with_columns(name=name, call=0, purpose=purpose))
 
 
 def _with_pointwise(work: pl.DataFrame, calls: pl.DataFrame, named: pl.DataFrame) -> pl.DataFrame:
