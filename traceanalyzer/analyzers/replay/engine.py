@@ -528,7 +528,10 @@ def checked_replay(job: Job) -> tuple[list[Times], float]:
     """
     times = replay(job)
     replayed = step_times(job, [np.array(one.end, np.float64) for one in times])
-    error = sum(replayed) / sum(recorded_step_times(job)) - 1
+    recorded = sum(recorded_step_times(job))
+    if not recorded:
+        raise MissingData("the steps take no time, so nothing can be replayed")
+    error = sum(replayed) / recorded - 1
     if abs(error) > MOST_ERROR:
         raise MissingData(
             f"the replay of the unchanged run differs by {100 * error:+.1f} % from the recording, "

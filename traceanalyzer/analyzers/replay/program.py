@@ -185,7 +185,9 @@ def _of_host(trace: Trace) -> Program:
     ranges, of_call, of_work = _ranges(trace, calls, work, call)
     return Program(
         **clocks.origin(trace.meta), world_size=trace.meta.world_size, calls=calls.hstack(of_call),
-        work=work.with_columns(rest_ns=pl.Series(rest), after=pl.Series(chain), range=of_work),
+        work=work.drop("awaited", "called").with_columns(
+            rest_ns=pl.Series(rest), after=pl.Series(chain), range=of_work
+        ),
         waits=host.waits(calls, work), steps=steps, ranges=tuple(ranges.to_list()), missing=0,
         unread_events=False, apart=_apart(steps["step"].to_list()), hint="",
     )  # fmt: skip
