@@ -14,9 +14,10 @@ from hypothesis import given, settings, strategies as st
 
 import traceanalyzer as ta
 from traceanalyzer.analyzers.gpu_idle import causes
-from traceanalyzer.analyzers.timeline import compute, timeline
+from traceanalyzer.analyzers.timeline import timeline
 from traceanalyzer.analyzers.timeline.result import Timeline
 from traceanalyzer.analyzers.timeline.states import NAMES, OF_CAUSE, STATE, coarser
+from traceanalyzer.analyzers.what_if import replay
 from traceanalyzer.errors import MissingData
 from traceanalyzer.result import Finding
 
@@ -308,7 +309,7 @@ def test_reason_why_there_is_no_critical_path() -> None:
 
 @pytest.mark.parametrize("most", [20, 60], ids=["of one rank", "of all ranks"])
 def test_many_kernels_have_no_critical_path(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
-    monkeypatch.setattr(compute, "_MOST_WORK", most)
+    monkeypatch.setattr(replay, "MOST_DRAWN", most)
     result = timeline(RANKS)
     assert result.path.is_empty()
     assert [note for note in result.notes if "many to replay" in note]

@@ -98,9 +98,10 @@ def _marked(section: Section | None, diagnosis: Result, examination: Examination
     if section is None or not isinstance(section.result, Timeline):
         return section
     marked, replay = section.result.with_findings(diagnosis.diagnosis), examination.replay
-    path = replay.longest_path() if isinstance(replay, Replay) else None
+    if isinstance(replay, Replay):
+        return replace(section, result=marked.with_path(*replay.drawn_path()))
     why = examination.missing.get(REPLAY, "")
-    return replace(section, result=marked.with_path(path, why))
+    return replace(section, result=marked.with_path(None, why))
 
 
 def _about(paths: Sequence[str]) -> str:

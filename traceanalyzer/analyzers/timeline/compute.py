@@ -44,8 +44,6 @@ from traceanalyzer.vocabulary import DEVICE_WORK
 _SUMMARIES = "summaries keep it for traceanalyzer report only"
 _DEVICE = ["rank", "device"]
 _KEYS = ["rank", "path", "device"]
-#: A path through more kernels and copies takes longer than the rest of the timeline.
-_MOST_WORK = 50_000
 
 #: Causes of lost time in which the device is busy.
 _BUSY = (causes.EXPOSED, causes.COPIES)
@@ -100,8 +98,8 @@ def measure(trace: Trace, options: Options) -> Part:
     """
     part = measure_for_report(trace, options)
     count = int(trace.events["kind"].is_in(DEVICE_WORK).sum())
-    if count > _MOST_WORK:
-        return replace(part, no_program=_many(count))
+    if count > replay.MOST_DRAWN:
+        return replace(part, no_program=replay.many(count))
     try:
         return replace(part, program=replay.measure(trace, ReplayOptions()))
     except MissingData as error:
@@ -183,16 +181,10 @@ def _longest_path(parts: Sequence[Part]) -> tuple[pl.DataFrame | None, str]:
     known = [part.program for part in parts if part.program is not None]
     if len(known) < len(parts):
         return None, next((part.no_program for part in parts if part.no_program), _SUMMARIES)
-    if (count := sum(one.work.height for one in known)) > _MOST_WORK:
-        return None, _many(count)
     try:
-        return replay.combine(known, ReplayOptions()).longest_path(), ""
+        return replay.combine(known, ReplayOptions()).drawn_path()
     except MissingData as error:
         return None, str(error)
-
-
-def _many(count: int) -> str:
-    return f"{count:,} kernels and copies are many to replay; traceanalyzer critical-path does it"
 
 
 def _compared(parts: Sequence[Part], options: Options) -> CommOutliers | None:

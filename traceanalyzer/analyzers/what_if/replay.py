@@ -20,6 +20,8 @@ from traceanalyzer.trace import Trace
 _ENDS = ("start", "end")
 #: A run with more device work is replayed by ``what-if`` only.
 MOST_WORK = 200_000
+#: Through more device work, a path takes longer to find than a timeline.
+MOST_DRAWN = 50_000
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -77,6 +79,11 @@ class Replay(Result):
         begin, end = (pl.col(name).round().cast(pl.Int64) - pl.col("shift") for name in _ENDS)
         return rows.select("rank", "path", "device", "kind", "name", start=begin, end=end)
 
+    def drawn_path(self) -> tuple[pl.DataFrame | None, str]:
+        """Return the longest path for a timeline, or why there is none."""
+        count = sum(one.work.height for one in self.job.programs)
+        return (None, many(count)) if count > MOST_DRAWN else (self.longest_path(), "")
+
     def has_work_after(self, lost: pl.DataFrame) -> bool:
         """Return whether work of the same rank starts after most of the lost time."""
         ends = {one.rank: one.work["start"].max() for one in self.job.programs}
@@ -96,6 +103,11 @@ class Replay(Result):
         """
         weights = changes.changed(self.job, changes.Change(typical_ranks=tuple(ranks)))
         return changes.without_time(self.job, weights, lost)
+
+
+def many(count: int) -> str:
+    """Return why a path is not drawn."""
+    return f"{count:,} kernels and copies are many to replay; traceanalyzer critical-path does it"
 
 
 def _whole_ns(job: Job, times: Sequence[engine.Times]) -> float:
