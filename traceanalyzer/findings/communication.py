@@ -449,11 +449,9 @@ def _exposed_communication(result: Overlap, answers: Answers) -> Iterator[Measur
         title=f"Communication is not overlapped with compute: {time.share(total)}"
         f"{wait if waited_ns else ''}.",
         evidence=(
-            f"{format_frac(sums['overlap_frac'])} of all communication is overlapped with compute."
-            if sums["overlap_frac"]
-            else "No communication is overlapped with compute.",
-            *filter(None, (why_exposed(result),)),
             *_kinds_of_collectives(answers),
+            *filter(None, (why_exposed(result),)),
+            f"{format_frac(sums['overlap_frac'])} of all communication is overlapped with compute.",
         ),
         advice=_exposing(result, answers, waits=not waited_ns),
         total_ns=total,
@@ -509,21 +507,22 @@ def _main_kind(comm: CommOutliers) -> str:
 
 
 def _kinds_of_collectives(answers: Answers) -> Iterator[str]:
-    """Yield the share of wait time, and the kind of collective with the most time."""
+    """Yield the kind of collective with the most time, and the share of wait time."""
     comm = answers.get("comm_outliers")
     if not isinstance(comm, CommOutliers) or not comm.totals.total_comm_ns:
         return
+    for top in comm.groups.head(1).iter_rows(named=True):
+        speed = top["transfer_busbw_gbps"] or top["busbw_gbps"]
+        rate = f", bus bandwidth {speed:.3g} GB/s" if speed else ""
+        each = top["n"] / max(answers.time.windows.height, 1)
+        calls = f"{top['n']:,} calls"
+        calls += f" ({each:.3g} per step and GPU)" if answers.time.in_steps else ""
+        yield f"Most time: {_what(top)}, {format_ns(top['total_ns'])} in {calls}{rate}."
+    if small := small_collectives(comm):
+        yield small
     if comm.totals.n_matched:
         share = comm.totals.total_wait_ns / comm.totals.total_comm_ns
         yield f"{format_frac(share)} of all communication is wait time for the last rank."
-    if small := small_collectives(comm):
-        yield small
-    top = comm.groups.row(0, named=True) if comm.groups.height else None
-    if top is not None:
-        speed = top["transfer_busbw_gbps"] or top["busbw_gbps"]
-        rate = f", bus bandwidth {speed:.3g} GB/s" if speed else ""
-        calls = format_count(top["n"], "call")
-        yield f"Most time: {_what(top)}, {format_ns(top['total_ns'])} in {calls}{rate}."
 
 
 def _claimed(answers: Answers, cause: str) -> tuple[pl.DataFrame, int, float] | None:

@@ -41,7 +41,7 @@ def _exposed_copies(_: Overlap, answers: Answers) -> Iterator[Measured]:
     if rank is not None and losses["waited"].any():
         place += f" on rank {rank}"
         others = including(losses, rank)
-    slower = "" if rank is None else _slower_than_others(answers, rank)
+    slower, rate = ("", 1.0) if rank is None else _slower_than_others(answers, rank)
     yield Measured(
         size=time.frac(total),
         title=f"Exposed {main}copies{place}{slower}: {time.share(total)}{each}{others}.",
@@ -51,7 +51,7 @@ def _exposed_copies(_: Overlap, answers: Answers) -> Iterator[Measured]:
         ),
         advice=_SLOW_PATH if slower else _copying(copies, sums, total, answers),
         total_ns=total,
-        most_gain_ns=None if slower else _overlappable(copies, sums, answers),
+        most_gain_ns=round(total * (1 - rate)) if slower else _overlappable(copies, sums, answers),
         rank=rank,
         step=steps[0] if len(steps) == 1 else None,
         intervals=intervals_of(losses),
@@ -68,11 +68,11 @@ _SLOW_PATH = (
 )
 
 
-def _slower_than_others(answers: Answers, rank: int) -> str:
-    """Return that copies of a rank are slower than the same copies of others, as a clause."""
+def _slower_than_others(answers: Answers, rank: int) -> tuple[str, float]:
+    """Return that copies of a rank are slower than those of others, and its share of their rate."""
     transfers = answers.get("transfers")
     if not isinstance(transfers, Transfers) or transfers.by_device.is_empty():
-        return ""
+        return "", 1.0
     kind = ["direction", "memory"]
     sums = transfers.by_device.group_by(*kind, "rank").agg(
         pl.col("n", "moved_bytes", "total_ns").sum()
@@ -91,9 +91,9 @@ def _slower_than_others(answers: Answers, rank: int) -> str:
     slow = largest_first(slow, "total_ns", *kind)
     whole = int(rates.filter(pl.col("rank") == rank)["total_ns"].sum())
     if slow.is_empty() or 2 * slow["total_ns"][0] < whole:
-        return ""
+        return "", 1.0
     gbps, most = slow["gbps"][0], slow["usual"][0]
-    return f" at {gbps:.3g} GB/s (other ranks {most:.3g} GB/s)"
+    return f" at {gbps:.3g} GB/s (other ranks {most:.3g} GB/s)", gbps / most
 
 
 #: Directions of copies: before a noun, and in a list.
@@ -188,13 +188,13 @@ def _copying(copies: pl.DataFrame, sums: Mapping[str, int], total: int, answers:
         text = _overlapping(copies, large - {"DtoD"}, pytorch=answers.program.pytorch)
         compute = int(answers.time.busy["busy_ns"].sum())
         most = f" (overlap alone gains at most the compute time, {answers.time.text(compute)})"
-        texts.append(f"{text}{most if compute < total else ''}")
+        texts.append(f"{text}{most if compute < _NEARLY_ALL * total else ''}")
     if "DtoD" in large:
         texts.append(
             "Avoid device-to-device copies (clone, contiguous, cat, changes of layout or type), or "
             "fuse them into the kernels that use the data"
         )
-    text = f"{'. '.join(texts)}; transfers lists the copies."
+    text = f"{'. '.join(texts)}; traceanalyzer transfers lists the copies."
     return in_hip(text) if answers.program.amd else text
 
 
@@ -221,18 +221,24 @@ def _overlapping(copies: pl.DataFrame, directions: Collection[str], *, pytorch: 
     """Return advice to overlap copies of these directions (none: unknown) with compute."""
     both = {"HtoD", "DtoH"} <= set(directions)
     only_back = "DtoH" in directions and not both
-    if not _are_pageable(copies, directions):
+    pageable = _are_pageable(copies, directions)
+    if not pageable:
         start = "start them earlier on a separate stream with"
     elif not pytorch:
-        start = "pinned host memory (cudaMallocHost) and"
+        start = "pinned host memory (cudaMallocHost)"
     elif only_back:
-        start = "results in pinned host memory (torch.empty(..., pin_memory=True)) and"
+        start = "pinned host memory for results (torch.empty(..., pin_memory=True))"
     else:
-        start = "pinned host memory (DataLoader(pin_memory=True), tensor.pin_memory()) and"
+        start = "pinned host memory (DataLoader(pin_memory=True), tensor.pin_memory())"
     call = "cudaMemcpyAsync"
     if pytorch:
         call = "copy_(..., non_blocking=True)" if only_back else ".to(device, non_blocking=True)"
     text = f"Overlap copies with compute: {start} {call}"
+    if pageable:
+        text = (
+            f"Use {start}: copies are several times as fast, and can overlap with compute ({call} "
+            "on a separate stream)"
+        )
     if not pytorch:
         return f"{text}, in both directions" if both else text
     later = "results copied to the host less often, or read one step later"

@@ -130,6 +130,10 @@ def _is_one_host(files: pl.DataFrame) -> bool:
     return complete and not files["host"].null_count() and files["host"].n_unique() == 1
 
 
+#: The mean step is given if it differs from the median by more than this share.
+_APART = 0.03
+
+
 def described(results: Mapping[str, Result]) -> str:
     """Return what was recorded: ``8 ranks on 2 hosts, NVIDIA H100, 6 steps``, median step.
 
@@ -155,8 +159,17 @@ def described(results: Mapping[str, Result]) -> str:
             parts.append(f"1 step of {length}{after}")
         else:
             parts.append(f"{format_count(number, 'step')}{after}")
-            parts += [f"median step {length}"] if length else []
+            parts += [f"median step {length}{_mean(steps)}"] if length else []
     return ", ".join(parts)
+
+
+def _mean(steps: Steps) -> str:
+    """Return the mean step, in which costs and shares are, if it differs from the median."""
+    each = steps.counted["duration_ns"]
+    median, mean = each.median(), each.mean()
+    if not isinstance(median, float) or not isinstance(mean, float):
+        return ""
+    return f" (mean {format_ns(round(mean))})" if abs(mean - median) > _APART * median else ""
 
 
 def peak_memory(results: Mapping[str, Result]) -> str:

@@ -248,7 +248,8 @@ _ADVICE_ELSEWHERE = {
 }
 #: Advice for a loader without workers.
 IN_PROCESS = (
-    "Load data in worker processes (num_workers=0 loads it in the main process, not overlapped)."
+    "The DataLoader runs in the main process (num_workers=0): load data in worker processes "
+    "(num_workers=4, persistent_workers=True), so that it overlaps with the step."
 )
 #: Advice for copies from pinned or managed memory.
 BATCH_COPY_PINNED = (

@@ -84,10 +84,9 @@ def training(trace: Trace, patterns: Sequence[str] = ()) -> pl.DataFrame:
 
 def _training(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
     names = trace.names
-    if not matching(names, ["^aten::"]):
-        return _attention_kernels(work)
+    attention = _attention_kernels(work) if not matching(names, ["^aten::"]) else _none()
     if not matching(names, _MARKS):
-        return _none()
+        return attention
     calls = launches(trace, work).select("work", *_THREAD, ts="launch_start")
     steps = _ranges(trace, names, _OPTIMIZER_STEP)
     tables = [
@@ -96,7 +95,7 @@ def _training(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
         _repeated(trace, work, calls, _ranges(trace, names, _DDP_FORWARD), steps),
         _attention(trace, work, calls, names),
     ]
-    return pl.concat([_none(), *(_shaped(rows) for rows in tables if rows.height)])
+    return pl.concat([attention, *(_shaped(rows) for rows in tables if rows.height)])
 
 
 def _ranges(trace: Trace, names: list[str], pattern: str) -> pl.DataFrame:
