@@ -141,16 +141,39 @@ def test_count_and_duration_of_causes() -> None:
     assert result.gap_count == 2
 
 
+def wait(start: int, end: int) -> Event:
+    return host("cuda_runtime", "cudaStreamSynchronize", start * US, (end - start) * US)
+
+
 def test_range_explains_only_the_gap_of_its_start() -> None:
     pieces = [*work(1, 0, 1000), *work(2, 1200, 1300), *work(3, 1500, 1600)]
-    waits = [
-        host("cuda_runtime", "cudaStreamSynchronize", start * US, (end - start) * US)
-        for start, end in ((10, 1002), (1210, 1302))
-    ]
+    waits = [wait(10, 1002), wait(1210, 1302)]
     epoch = host("user_annotation", "epoch", 1005 * US, 900 * US)
     assert idle_by_cause(gpu_idle(trace([*pieces, *waits]))) == {"synchronisation": 400}
     actual = idle_by_cause(gpu_idle(trace([*pieces, *waits, epoch])))
-    assert (actual["synchronisation"], actual["host_code"]) == (202, 195)
+    assert actual == {"synchronisation": 2 + 3 + 200, "host_code": 195}
+
+
+def test_host_code_after_a_wait_is_not_synchronisation() -> None:
+    """The queue is empty, but the host computes for milliseconds before it launches again."""
+    pieces = [*work(1, 0, 20_000), *work(2, 32_000, 33_000), wait(10, 20_002)]
+    code = host("python_function", "metrics.py(12): bleu", 10 * US, 31_900 * US)
+    result = gpu_idle(trace([*pieces, code]))
+    assert idle_by_cause(result) == {"synchronisation": 5, "host_code": 11_995}
+    assert result.gaps["own_code"].to_list() == ["metrics.py(12): bleu"]
+
+
+def test_launches_after_an_empty_queue_are_due_to_the_wait() -> None:
+    """Each kernel starts when it is launched, until the gaps are as long as the wait was."""
+    starts = [1005, *range(1070, 1490, 70)]  # gaps of 5 and 60 us
+    pieces = [event for n, at in enumerate(starts) for event in work(n, at, at + 10)]
+    busy = work(99, 0, 1000)
+    few = gpu_idle(trace([*busy, *pieces, wait(870, 1002)]))
+    assert idle_by_cause(few) == {"synchronisation": 120, "launch_overhead": 240}
+    many = gpu_idle(trace([*busy, *pieces, wait(10, 1002)]))
+    assert "launch_overhead" not in idle_by_cause(many)
+    without = gpu_idle(trace([*busy, *pieces]))
+    assert "synchronisation" not in idle_by_cause(without)
 
 
 def test_steps_by_kernels_are_on_the_device() -> None:

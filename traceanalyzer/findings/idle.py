@@ -393,7 +393,9 @@ def _evidence(result: GpuIdle, cause: str, answers: Answers, rank: int | None) -
         yield from _idlest(result, cause)
     if cause == causes.DATALOADING:
         yield from _loading(result)
-        yield from _exposing(answers)
+        yield from _exposing(cause, answers)
+    elif cause == causes.HOST_CODE:
+        yield from _exposing(cause, answers)
     elif cause == causes.CHECKPOINT_IO:
         yield from files_accessed(result)
     elif cause == causes.SYNCHRONISATION:
@@ -569,14 +571,14 @@ def _loading(result: GpuIdle) -> Iterator[str]:
         )
 
 
-def _exposing(answers: Answers) -> Iterator[str]:
-    """Yield the synchronisation right before most of the exposed data loading."""
+def _exposing(exposed: str, answers: Answers) -> Iterator[str]:
+    """Yield the synchronisation right before most of the idle time of a cause."""
     losses = answers.time.losses.filter(~pl.col("waited"))
     cause, end = (pl.col(name).shift(1).over(DEVICE) for name in ("cause", "end"))
     follows = (cause == causes.SYNCHRONISATION) & (pl.col("start") - end < _AFTER_NS)
-    loading = losses.with_columns(follows=follows.fill_null(value=False))
-    loading = loading.filter(pl.col("cause") == causes.DATALOADING)
-    after, whole = (int(r["lost_ns"].sum()) for r in (loading.filter("follows"), loading))
+    rows = losses.with_columns(follows=follows.fill_null(value=False))
+    rows = rows.filter(pl.col("cause") == exposed)
+    after, whole = (int(r["lost_ns"].sum()) for r in (rows.filter("follows"), rows))
     result = answers.get("launches")
     if 2 * after < whole or not isinstance(result, Launches):
         return
@@ -584,8 +586,8 @@ def _exposing(answers: Answers) -> Iterator[str]:
         where = worst["operator"] or worst["annotation"] or worst["python"]
         yield (
             f"Right before {format_frac(after / whole)} of it the host waits for the device "
-            f"({worst['call']}{f' in {where}' if where else ''}): without that call, data loading "
-            "would overlap with device work."
+            f"({worst['call']}{f' in {where}' if where else ''}): without that call, "
+            f"{causes.NAMES[exposed]} would overlap with device work."
         )
 
 

@@ -99,15 +99,21 @@ def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> P
     busy, units = _busy(excerpt, loader), _spans(excerpt)
     profiler = intervals.subtract(excerpt.overhead, busy, _UNIT)
     idle = with_launches(excerpt, intervals.gaps(pl.concat([busy, profiler]), _UNIT, units))
+    waits = pl.concat([host.calls(excerpt, causes.SYNCHRONISING), host.blocking_copies(excerpt)])
+    due, soon = drained(excerpt, idle, busy, waits)
+    is_late = (pl.col("launched") > pl.col("start")).fill_null(value=False)
     short = pl.col("end") - pl.col("start") < options.min_gap_ns
+    short &= ~(is_late & pl.Series(intervals.meets(idle, due)))
     gaps = idle.filter(~short)
     near = _near(excerpt, gaps)
     files = host.accessing_files(near, excerpt)
     idle_of = {causes.PROFILER: profiler, causes.SHORT_GAP: idle.filter(short)}
-    idle_of |= _by_first_cause(near, gaps, loader, copies, busy, files, host.extents(excerpt))
+    idle_of |= _by_first_cause(
+        near, gaps, loader, copies, waits, due, soon, files, host.extents(excerpt)
+    )
     pieces = [idle_of[cause] for cause in CAUSES]
     caused = _with_causes(pieces)
-    late_launches = idle.filter(short, pl.col("launched") > pl.col("start"))
+    late_launches = idle.filter(short, is_late)
     exposed, overlapped = _exposed(excerpt), intervals.intersect(loader, busy, _UNIT)
     windows = [busy, *pieces, loader, copies, overlapped, exposed, late_launches]
     lost = [*pieces, exposed, *_copies(excerpt)] if with_lost else None
@@ -161,18 +167,21 @@ def _by_first_cause(
     gaps: pl.DataFrame,
     loader: pl.DataFrame,
     copies: pl.DataFrame,
-    busy: pl.DataFrame,
+    synchronising: pl.DataFrame,
+    due: pl.DataFrame,
+    soon: pl.DataFrame,
     files: pl.DataFrame,
     host_code: pl.DataFrame,
 ) -> dict[str, pl.DataFrame]:
     """Divide gaps by the first cause that applies, in the order of the causes here.
 
-    After the host waited for the device, launching and other host code count as synchronisation.
+    After the host waited for the device, launching counts as synchronisation, and in short gaps
+    other host code.
     """
-    synchronising = pl.concat([host.calls(near, causes.SYNCHRONISING), host.blocking_copies(near)])
     waits, prompt = queued(gaps)
     calls = host.classified(near)
     loading = host.in_class(near, calls, LOAD_MODULE, least_ns=causes.LONG_CALL_NS)
+    launching = pl.concat([host.launching(near, calls), prompt])
     when = {
         causes.DEVICE_WAIT: waits,
         causes.DATALOADING: loader,
@@ -185,9 +194,9 @@ def _by_first_cause(
         causes.MEMORY_MANAGEMENT: host.in_class(near, calls, *ALLOCATES),
         causes.CHECKPOINT_IO: pl.concat([host.saving(near), near.of_units(files)]),
         causes.PEER: near.collectives,
-        _AFTER_WAIT: drained(near, gaps, busy, synchronising),
+        _AFTER_WAIT: pl.concat([soon, intervals.intersect(due, launching, _UNIT)]),
         causes.API_CALLS: host.in_class(near, calls, *_OTHERS, least_ns=causes.LONG_CALL_NS),
-        causes.LAUNCH: pl.concat([host.launching(near, calls), prompt]),
+        causes.LAUNCH: launching,
         causes.HOST_CODE: host_code,
     }
     *divided, none = intervals.divide(gaps, list(when.values()), _UNIT)
@@ -198,7 +207,7 @@ def _by_first_cause(
 
 #: Calls without a cause of their own.
 _OTHERS = (CREATE, EVENT, QUERY, OTHER_CALL)
-#: The rest of a gap after the host waited for the device: synchronisation.
+#: What is due to a wait for the device before it: synchronisation.
 _AFTER_WAIT = "after_wait"
 
 

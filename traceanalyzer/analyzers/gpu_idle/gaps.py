@@ -77,13 +77,13 @@ def queued(gaps: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
 
 def drained(
     excerpt: Excerpt, gaps: pl.DataFrame, busy: pl.DataFrame, synchronising: pl.DataFrame
-) -> pl.DataFrame:
-    """Return the gaps caused by a synchronisation before them.
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Return the gaps that a synchronisation before them leads to, and which follow it at once.
 
-    Such a gap begins when a synchronising call or blocking copy ends, with an empty launch queue.
-    Without the call the host would have used its wait to get ahead: a gap that is not longer than
-    the rest of the last waits is due to them. A longer gap is caused by the host's activity, and so
-    is a gap that is half covered by a range that begins in it.
+    A synchronising call or blocking copy at whose end a gap begins has emptied the launch queue.
+    Without the call the host would have used its wait to get ahead: gaps from there on that are
+    together not longer than the wait are due to it. A long gap right after it is also caused by the
+    host's activity, and so is a gap that is half covered by a range that begins in it.
 
     Args:
         excerpt: one rank.
@@ -92,24 +92,31 @@ def drained(
         synchronising: unit, start, end of synchronising calls and blocking copies.
 
     Returns:
-        unit, start, end.
+        unit, start, end: all gaps that are due to a wait, and those that only a wait causes.
     """
     waits = intervals.union(synchronising, ["unit"])
+    columns = ["unit", "start", "end"]
     if waits.is_empty() or gaps.is_empty():
-        return gaps[["unit", "start", "end"]].clear()
+        return gaps[columns].clear(), gaps[columns].clear()
     waits = intervals.overlap_with(waits, busy, ["unit"]).filter(pl.col("overlap") > 0)
     ended = waits.select("unit", "overlap", ended="end").sort("ended")
     latest = pl.col("start") + causes.LAUNCH_LATENCY_NS
-    begun = gaps.select("unit", "start", "end", latest=latest).sort("latest")
-    after_wait = begun.join_asof(
+    begun = gaps.select(*columns, latest=latest).sort("latest")
+    rows = begun.join_asof(
         ended, left_on="latest", right_on="ended", by="unit", coalesce=False, check_sortedness=False
-    ).filter(pl.col("ended") >= pl.col("start") - causes.LAUNCH_LATENCY_NS)
-    fitting = after_wait.filter(_ahead(after_wait))[["unit", "start", "end"]]
-    if fitting.is_empty():
-        return fitting
-    ranges = excerpt.slices.filter(pl.col("kind").is_in(ANNOTATION_KINDS))
-    marked = excerpt.of_units(ranges)
-    return fitting.filter(~_mostly_covered(fitting, marked))
+    )
+    follows = pl.col("ended") >= pl.col("start") - causes.LAUNCH_LATENCY_NS
+    wait = pl.when(follows).then("overlap").otherwise(0)
+    length = pl.col("end") - pl.col("start")
+    whole = length.cum_sum().over("unit")  # a gap uses up what is left of the last waits
+    due = rows.filter(whole <= (wait + whole - length).cum_max().over("unit"))
+    soon = due.filter(follows, length <= _LONG_NS)[columns]
+    ranges = excerpt.of_units(excerpt.slices.filter(pl.col("kind").is_in(ANNOTATION_KINDS)))
+    return due[columns], soon.filter(~_mostly_covered(soon, ranges))
+
+
+#: In a longer gap after a wait the host does something else than preparing the next launch.
+_LONG_NS = 1_000_000
 
 
 def _mostly_covered(gaps: pl.DataFrame, ranges: pl.DataFrame) -> pl.Series:
@@ -122,18 +129,6 @@ def _mostly_covered(gaps: pl.DataFrame, ranges: pl.DataFrame) -> pl.Series:
     inside = begun.select("unit", start="ts", end=pl.min_horizontal("end", gap_end))
     covered = intervals.overlap_with(gaps, inside, ["unit"])
     return covered.select(2 * pl.col("overlap") >= pl.col("end") - pl.col("start")).to_series()
-
-
-def _ahead(gaps: pl.DataFrame) -> pl.Series:
-    """Return which gaps are not longer than the host's spare wait time before them."""
-    left: dict[int, int] = {}
-    fits = []
-    length = pl.col("end") - pl.col("start")
-    for unit, wait, gap in gaps.select("unit", "overlap", length).iter_rows():
-        spare = max(left.get(unit, 0), wait)
-        fits.append(gap <= spare)
-        left[unit] = max(spare - gap, 0)
-    return pl.Series(fits, dtype=pl.Boolean)
 
 
 #: Number of rows of a rank from which :func:`merged` merges short ones.
