@@ -143,6 +143,34 @@ def test_small_copies_that_block_are_named(us: int, rule: str) -> None:
     assert rules(trace(rows))[0] == rule
 
 
+def test_small_copies_in_a_row_are_one_cause() -> None:
+    """Pauses between the copies, and the copies, are a part of it: packed, all of that is gone."""
+    rows: list[dict[str, Any]] = []
+    for step in range(4):
+        begin = 8_000 * step
+        rows += [
+            host("user_annotation", f"ProfilerStep#{step}", begin * US, 8_000 * US),
+            host("cuda_runtime", "cudaLaunchKernel", begin * US, 5 * US, correlation=1_000 + step),
+            device(GEMM, (begin + 10) * US, 3_990 * US, correlation=1_000 + step),
+            host("cuda_runtime", "cudaDeviceSynchronize", (begin + 10) * US, 3_992 * US),
+        ]
+        for i in range(200):
+            at, copy = begin + 4_000 + 20 * i, 200 * step + i
+            call = ("cuda_runtime", "cudaMemcpy", (at + 6) * US, 14 * US)
+            rows += [
+                host(*call, correlation=copy),
+                device(
+                    "Memcpy HtoD (Pageable -> Device)", (at + 12) * US, 2 * US,
+                    correlation=copy, bytes=2048, kind="gpu_memcpy",
+                ),
+            ]  # fmt: skip
+    one, *others = ta.diagnose(trace(rows)).findings
+    assert (one.id, others) == ("small-copies", [])
+    assert one.cost_ns == pytest.approx(4_000 * US, rel=0.02)
+    assert one.gain_ns == pytest.approx(one.cost_ns, rel=0.1)
+    assert "200 per step" in " ".join(one.evidence)
+
+
 @pytest.mark.matrix
 def test_python_between_operators_is_launch_overhead() -> None:
     rows = [host("python_function", "nn.Module: Block_0", 0, 40_000 * US)]

@@ -21,6 +21,7 @@ from traceanalyzer.analyzers.gpu_idle.activities import (
 )
 from traceanalyzer.analyzers.gpu_idle.result import TRUNCATED, GpuIdle, activity, files_accessed
 from traceanalyzer.analyzers.launches.result import Launches
+from traceanalyzer.analyzers.transfers.result import Transfers
 from traceanalyzer.findings import straggling
 from traceanalyzer.findings.device_time import DEVICE, MOST, DeviceTime, intervals_of, only_rank
 from traceanalyzer.findings.launching import (
@@ -35,7 +36,7 @@ from traceanalyzer.findings.launching import (
 from traceanalyzer.findings.rule import IDLE_RULES, Answers, Measured, Rule
 from traceanalyzer.frames import intervals
 from traceanalyzer.result import Confidence, Severity
-from traceanalyzer.units import format_count, format_frac, format_ns
+from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns
 
 #: Maximum number of items in a list.
 _NAMED = 3
@@ -396,6 +397,8 @@ def _evidence(result: GpuIdle, cause: str, answers: Answers, rank: int | None) -
         yield from _exposing(cause, answers)
     elif cause == causes.HOST_CODE:
         yield from _exposing(cause, answers)
+    elif cause == causes.SMALL_COPIES:
+        yield from _small_copies(result, answers)
     elif cause == causes.CHECKPOINT_IO:
         yield from files_accessed(result)
     elif cause == causes.SYNCHRONISATION:
@@ -571,6 +574,19 @@ def _loading(result: GpuIdle) -> Iterator[str]:
         )
 
 
+def _small_copies(result: GpuIdle, answers: Answers) -> Iterator[str]:
+    """Yield the number and mean size of the small copies to the device."""
+    transfers, steps = answers.get("transfers"), result.by_device.steps.height
+    if not isinstance(transfers, Transfers):
+        return
+    small = pl.col("moved_bytes") < causes.BATCH_BYTES * pl.col("n")
+    rows = transfers.copies.filter(pl.col("direction") == "HtoD", small)
+    n, size = int(rows["n"].sum()), int(rows["moved_bytes"].sum())
+    if n:
+        each = f" ({n / steps:,.0f} per step and GPU)" if steps else ""
+        yield f"Small copies to the GPU: {n:,}{each}, {format_bytes(size // n)} each on average."
+
+
 def _exposing(exposed: str, answers: Answers) -> Iterator[str]:
     """Yield the synchronisation right before most of the idle time of a cause."""
     losses = answers.time.losses.filter(~pl.col("waited"))
@@ -603,7 +619,7 @@ RULES: tuple[Rule, ...] = tuple(
         "share of step time (of the recorded time if no steps are marked)",
         _OTHER_LEVELS.get(cause, _LEVELS),
         partial(_judge, cause),
-        uses=("comm_outliers", "cuda_api", "info", "launches"),
+        uses=("comm_outliers", "cuda_api", "info", "launches", "transfers"),
     )
     for cause in causes.CAUSES
 )

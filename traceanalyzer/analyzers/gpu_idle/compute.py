@@ -108,15 +108,16 @@ def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> P
     near = _near(excerpt, gaps)
     files = host.accessing_files(near, excerpt)
     idle_of = {causes.PROFILER: profiler, causes.SHORT_GAP: idle.filter(short)}
+    little = host.blocking_little(excerpt)
     idle_of |= _by_first_cause(
-        near, gaps, loader, copies, waits, due, soon, files, host.extents(excerpt)
+        near, gaps, loader, copies, little, waits, due, soon, files, host.extents(excerpt)
     )
     pieces = [idle_of[cause] for cause in CAUSES]
     caused = _with_causes(pieces)
     late_launches = idle.filter(short, is_late)
     exposed, overlapped = _exposed(excerpt), intervals.intersect(loader, busy, _UNIT)
     windows = [busy, *pieces, loader, copies, overlapped, exposed, late_launches]
-    lost = [*pieces, exposed, *_copies(excerpt)] if with_lost else None
+    lost = [*pieces, exposed, *_copies(excerpt, little)] if with_lost else None
     marked = excerpt.steps[["step", "start", "end"]].join(units[["unit"]], how="cross")
     measured = _measured(pl.concat([units, marked], how="diagonal"), windows)
     longest = longest_gaps.longest(excerpt, gaps, caused, files, options.library_names)
@@ -167,6 +168,7 @@ def _by_first_cause(
     gaps: pl.DataFrame,
     loader: pl.DataFrame,
     copies: pl.DataFrame,
+    little: pl.DataFrame,
     synchronising: pl.DataFrame,
     due: pl.DataFrame,
     soon: pl.DataFrame,
@@ -186,7 +188,7 @@ def _by_first_cause(
         causes.DEVICE_WAIT: waits,
         causes.DATALOADING: loader,
         causes.BATCH_COPY: copies,
-        causes.SMALL_COPIES: host.copying_little(near),
+        causes.SMALL_COPIES: host.copying_little(near, little),
         causes.COMMUNICATOR: host.creating_communicators(near, calls),
         causes.MODULE_LOADING: pl.concat([near.code_loading, loading]),
         causes.GRAPH_BUILDING: host.building_graphs(near, calls),
@@ -365,14 +367,14 @@ def _exposed(excerpt: Excerpt) -> pl.DataFrame:
     return intervals.subtract(communication, compute, _UNIT)
 
 
-def _copies(excerpt: Excerpt) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Return when copies and memsets run without kernels: of checkpoints and files, and others."""
+def _copies(excerpt: Excerpt, little: pl.DataFrame) -> list[pl.DataFrame]:
+    """Return when copies and memsets run without kernels.
+
+    Those of checkpoints and files, small copies that block the host, and others.
+    """
     copies, kernels = _work_of(excerpt, MEMORY), _work_of(excerpt, COMPUTE, COMMUNICATION)
     alone = intervals.subtract(copies, kernels, _UNIT)
-    saving = host.saving(excerpt)
-    if saving.is_empty():
-        return saving, alone
-    return intervals.intersect(alone, saving, _UNIT), intervals.subtract(alone, saving, _UNIT)
+    return intervals.divide(alone, [host.saving(excerpt), little], _UNIT)
 
 
 def _work_of(excerpt: Excerpt, *kinds: str) -> pl.DataFrame:

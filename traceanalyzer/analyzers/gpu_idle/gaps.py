@@ -142,16 +142,17 @@ def lost(pieces: Sequence[pl.DataFrame], late_launches: pl.DataFrame) -> pl.Data
 
     Args:
         pieces: idle time by each of :data:`CAUSES`, exposed communication, exposed copies of
-            checkpoints and files, and other exposed copies.
+            checkpoints and files, small ones that block the host, and other exposed copies.
         late_launches: short gaps at whose start the next work was not launched.
 
     Returns:
         unit, start, end, cause; sorted by unit and start.
     """
-    *idle, exposed, saved, copies = (frame[["unit", "start", "end"]] for frame in pieces)
+    *idle, exposed, saved, little, copies = (frame[["unit", "start", "end"]] for frame in pieces)
     named = zip((*CAUSES, EXPOSED, COPIES), (*idle, exposed, copies), strict=True)
     frames = dict(named)
-    frames[causes.CHECKPOINT_IO] = pl.concat([frames[causes.CHECKPOINT_IO], saved])
+    for cause, alone in ((causes.CHECKPOINT_IO, saved), (causes.SMALL_COPIES, little)):
+        frames[cause] = pl.concat([frames[cause], alone])
     if late_launches.height:
         launch = late_launches[["unit", "start", "end"]]
         short = frames[causes.SHORT_GAP]

@@ -705,8 +705,8 @@ def copying(excerpt: Excerpt) -> pl.DataFrame:
     return _around_copies(excerpt, _batches(excerpt))
 
 
-def copying_little(excerpt: Excerpt) -> pl.DataFrame:
-    """Return when a thread copies a small buffer to the device and waits for it, likewise.
+def blocking_little(excerpt: Excerpt) -> pl.DataFrame:
+    """Return copies of small buffers to the device that the host waits for: rows with their number.
 
     A copy blocks the host if its memory is pageable, by the name of its call, or if the call
     returns after the copy. A call that takes longer than :data:`~.causes.LITTLE_COPY_NS` waits for
@@ -714,15 +714,28 @@ def copying_little(excerpt: Excerpt) -> pl.DataFrame:
     """
     copies = _to_device(excerpt, pl.col("bytes") < causes.BATCH_BYTES)
     if copies.is_empty():
-        return _NEVER
+        return copies
     is_short = pl.col("end") - pl.col("start") <= causes.LITTLE_COPY_NS
     calls = excerpt.launched.filter(pl.col("work").is_in(copies["work"].implode()), is_short)
     copies = copies.filter(pl.col("work").is_in(calls["work"].implode()))
     ended = excerpt.work["end"][calls["work"]]
     waited = calls["work"].filter(calls["end"] >= ended)
     pageable = pl.col("name").is_in(matching(distinct(copies), ["Pageable"]))
-    blocking = copies.filter(pageable | pl.col("work").is_in(waited.implode()))
-    return _around_copies(excerpt, blocking)
+    return copies.filter(pageable | pl.col("work").is_in(waited.implode()))
+
+
+def copying_little(excerpt: Excerpt, copies: pl.DataFrame) -> pl.DataFrame:
+    """Return when a thread makes these copies, and the short times from one to the next."""
+    if copies.is_empty():
+        return _NEVER
+    is_one = pl.col("work").is_in(copies["work"].implode())
+    after = pl.col("end").shift(1).over("thread")
+    pauses = excerpt.launched.sort("thread", "start").select(
+        "thread", start=after, end="start", both=is_one & is_one.shift(1).over("thread")
+    )
+    short = (pl.col("end") - pl.col("start")).is_between(0, _BETWEEN_LAUNCHES_NS)
+    between = excerpt.of_units(pauses.filter("both", short))
+    return pl.concat([_around_copies(excerpt, copies), between])
 
 
 def _around_copies(excerpt: Excerpt, copies: pl.DataFrame) -> pl.DataFrame:

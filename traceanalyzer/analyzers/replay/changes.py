@@ -180,7 +180,7 @@ def _faster(weights: Weights, program: Program, pattern: str, factor: float) -> 
 def without_time(job: Job, weights: Sequence[Weights], lost: pl.DataFrame) -> list[Weights]:
     """Return the times without what happened in lost time: host time, copies and transfers.
 
-    Kernels, the usual delay between launch and kernel, and waits for something that was not
+    Kernels, the usual delay between their launch and them, and waits for something that was not
     recorded remain.
 
     Args:
@@ -220,7 +220,8 @@ def _without_time(weights: Weights, program: Program, lost: pl.DataFrame) -> Wei
     code = left(calls["start"], before)
     in_call = left(calls["end"], weights.call)
     in_tail = left(calls["end"], weights.tail)
-    movable = work["work_kind"].is_in([MEMORY, COMMUNICATION]).to_numpy()
+    copies = (work["work_kind"] == MEMORY).to_numpy()
+    movable = copies | (work["work_kind"] == COMMUNICATION).to_numpy()
     device = work["device"]
     return replace(
         weights,
@@ -229,6 +230,7 @@ def _without_time(weights: Weights, program: Program, lost: pl.DataFrame) -> Wei
         code=weights.code * code,
         call=weights.call * in_call,
         tail=weights.tail * np.where(unexplained(program), 1.0, in_tail),
+        latency=weights.latency * left(work["start"], weights.latency * copies, device),
         rest=weights.rest * left(work["start"], np.maximum(weights.rest, 0.0), device),
         duration=weights.duration * left(work["end"], weights.duration * movable, device),
         transfer=weights.transfer * left(work["end"], weights.transfer, device),
