@@ -33,15 +33,17 @@ def training(
     synchronise: bool = True,
     rank: int = 0,
     other_load: int | None = None,
+    loading: tuple[str, str] = ("user_annotation", LOADER),
+    **launcher: int,
 ) -> Trace:
     """Return steps of data loading, one kernel and, with another rank, an all_reduce of 100 us."""
     events: list[dict[str, Any]] = []
     at = free = 0
     for number in range(STEPS):
         begin, ids = at, {"correlation": 10 * number + 1}
-        events.append(host("user_annotation", LOADER, at, load - 2 * US))
+        events.append(host(*loading, at, load - 2 * US))
         launch = at + load
-        events.append(host("cuda_runtime", "cudaLaunchKernel", launch, 3 * US, **ids))
+        events.append(host("cuda_runtime", "cudaLaunchKernel", launch, 3 * US, **ids, **launcher))
         start = max(launch + 5 * US, free + US)
         free = start + compute
         events.append(device(GEMM, start, compute, **ids))
@@ -59,7 +61,8 @@ def training(
             free = reduced + US
         if synchronise:
             done = max(at + 2 * US, free + 3 * US)
-            events.append(host("cuda_runtime", "cudaDeviceSynchronize", at, done - at))
+            call = ("cuda_runtime", "cudaDeviceSynchronize", at, done - at)
+            events.append(host(*call, **launcher))
             at = done
         events.append(step(number, begin, at - begin))
     return trace(events, rank=rank, path=f"rank{rank}.json")
@@ -83,6 +86,28 @@ def test_loading_before_each_synchronised_step_gains_all_of_it() -> None:
     assert gain_ns(training(), scale="_MultiProcessing.*__next__=2") == pytest.approx(
         1 * MS, rel=0.01
     )
+
+
+@pytest.mark.parametrize(
+    ("loading", "cause"),
+    [
+        (("cpu_op", "GraphLowering.compile_to_fn (dynamo_timed)"), "host-code"),
+        (("cpu_op", "aten::sort"), "host-code"),  # it launches nothing
+        (("cuda_runtime", "cudaFuncGetAttributes"), "launches"),
+        (("other", "Iterator::Root::Prefetch"), "data-loading"),
+    ],
+)
+@pytest.mark.parametrize("launcher", [{}, {"tid": 9}])
+def test_host_time_has_the_classes_of_gpu_idle(
+    loading: tuple[str, str], cause: str, launcher: dict[str, int]
+) -> None:
+    """Also if the thread that marks the steps loads, and another one launches."""
+    job = training(loading=loading, **launcher)
+    usual = {"host-code", "launches", "data-loading"}
+    expected = cause if cause == "data-loading" or not launcher else "host-code"
+    assert gain_ns(job, free=expected) == pytest.approx(2 * MS, rel=0.02)
+    for other in usual - {expected}:
+        assert gain_ns(job, free=other) == pytest.approx(0, abs=20 * US)
 
 
 def test_loading_during_the_kernels_gains_nothing() -> None:

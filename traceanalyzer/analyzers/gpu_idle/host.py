@@ -790,29 +790,42 @@ def blocking_copies(excerpt: Excerpt) -> pl.DataFrame:
 
 
 def launching(excerpt: Excerpt, calls: pl.DataFrame) -> pl.DataFrame:
-    """Return when work is being launched: unit, start, end.
+    """Return when work is being launched: unit, start, end; see :func:`launch_time`.
+
+    Args:
+        excerpt: one rank.
+        calls: rows of :func:`classified`.
+    """
+    launches = calls.filter(pl.col("class").is_in(LAUNCHES_WORK)).drop("class")
+    none = not excerpt.on_host and excerpt.launched.is_empty()  # no launch call is recorded
+    points = excerpt.slices.filter(_is_operator(excerpt.names)) if none else excerpt.launched
+    return excerpt.of_units(launch_time(excerpt.slices, excerpt.names, points, launches))
+
+
+def launch_time(
+    slices: pl.DataFrame, names: Sequence[str], launched: pl.DataFrame, calls: pl.DataFrame
+) -> pl.DataFrame:
+    """Return when threads launch work: thread, start, end.
 
     That is in launch calls and in the outermost operators that launch something, for their whole
     duration, and in short times from one of these to the next: there eager code prepares the next
     launch.
 
     Args:
-        excerpt: one rank.
-        calls: rows of :func:`classified`.
+        slices: kind, name, thread, start, end.
+        names: their names.
+        launched: thread, start, end of calls that launched work.
+        calls: thread, start, end of other calls that count.
     """
     columns = ["thread", "start", "end"]
-    operators = excerpt.slices.filter(_is_operator(excerpt.names))[columns]
-    runs = intervals.union(operators, _THREAD)
-    points = excerpt.launched.select(*_THREAD, ts="start")
+    runs = intervals.union(slices.filter(_is_operator(names))[columns], _THREAD)
+    points = launched.select("thread", ts="start")
     launch = linking.label_by_interval(points, runs, _THREAD)["interval"].drop_nulls().unique()
-    if not excerpt.on_host and excerpt.launched.is_empty():  # no launch call is recorded
-        launch = pl.int_range(runs.height, eager=True)
-    launches = calls.filter(pl.col("class").is_in(LAUNCHES_WORK))[columns]
-    running = pl.concat([launches, excerpt.launched[columns], runs[launch]])
-    return excerpt.of_units(pl.concat([running, _between(excerpt, running)]))
+    running = pl.concat([calls[columns], launched[columns], runs[launch]])
+    return pl.concat([running, _between(slices, names, running)])
 
 
-def _between(excerpt: Excerpt, running: pl.DataFrame) -> pl.DataFrame:
+def _between(slices: pl.DataFrame, names: Sequence[str], running: pl.DataFrame) -> pl.DataFrame:
     """Return the short times between launches on a thread: thread, start, end.
 
     Between the operators of a module they may be longer, without functions that launch nothing.
@@ -822,14 +835,13 @@ def _between(excerpt: Excerpt, running: pl.DataFrame) -> pl.DataFrame:
     length = pl.col("end") - pl.col("start")
     pauses = pauses.filter(length > 0, length <= _IN_MODULE_NS)
     short = pauses.filter(length <= _BETWEEN_LAUNCHES_NS)
-    modules = excerpt.named(["python_function"], [_MODULE])
+    python = slices.filter(pl.col("kind") == "python_function")
+    modules = python.filter(named(names, [_MODULE]))
     if modules.is_empty():
         return short
     long = pauses.filter(length > _BETWEEN_LAUNCHES_NS)
     inside = intervals.intersect(long, modules, _THREAD)
-    functions = excerpt.slices.filter(
-        pl.col("kind") == "python_function", length > _BETWEEN_LAUNCHES_NS, length <= _IN_MODULE_NS
-    )
+    functions = python.filter(length > _BETWEEN_LAUNCHES_NS, length <= _IN_MODULE_NS)
     begun = linking.label_by_interval(functions.with_columns(ts="start"), long, _THREAD)
     begun = begun.drop_nulls("interval")
     in_pause = begun.filter(begun["end"] <= long["end"][begun["interval"]])

@@ -22,6 +22,7 @@ from traceanalyzer.analyzers.common.device_work import device_work
 from traceanalyzer.analyzers.common.launching import launch_rows
 from traceanalyzer.analyzers.common.names import distinct, mapped, matching, named
 from traceanalyzer.analyzers.gpu_idle import causes
+from traceanalyzer.analyzers.gpu_idle.host import launch_time
 from traceanalyzer.analyzers.replay import host
 from traceanalyzer.analyzers.replay.host import RUN
 from traceanalyzer.errors import MissingData
@@ -53,8 +54,6 @@ ROUNDING_NS = 2_000
 BLOCKED_NS = 50_000
 #: ... if this many launches are queued.
 QUEUED = 500
-#: Without recorded operators, pauses between calls that are longer are host code.
-PAUSE_NS = 50_000
 
 #: Without a recorded launch call for this share of the work, the program is not known.
 MOST_MISSING = 0.25
@@ -63,6 +62,7 @@ _POINT_TO_POINT = ("send", "recv")
 #: Numbers in names with more digits are not numbers of steps.
 _MOST_DIGITS = 9
 _LANE = ["device", "stream"]
+_SPAN = ["thread", "start", "end"]
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -175,7 +175,7 @@ def _of_host(trace: Trace) -> Program:
     """Return the program of a rank without device work; see :mod:`.host`."""
     steps = device_steps.device_steps(trace)
     calls, ran = host.calls(trace, steps)
-    calls = calls.with_columns(_host_time(trace, calls)).drop("since")
+    calls = calls.with_columns(_host_time(trace, calls, steps)).drop("since")
     work = host.work(calls, ran)
     call = work["call"].to_numpy()
     on_thread = work["stream"].is_not_null().to_numpy()
@@ -256,32 +256,34 @@ def _calls(
     calls = calls.with_columns(
         since=since, call_ns=(pl.col("end") - pl.col("start") - overlap).clip(lower_bound=0)
     )
-    return calls.with_columns(_host_time(trace, calls)).drop("since", "launching")
+    return calls.with_columns(_host_time(trace, calls, steps)).drop("since", "launching")
 
 
-def _host_time(trace: Trace, calls: pl.DataFrame) -> list[pl.Series]:
-    """Divide the time before each call: in the data loader, in operators and calls, elsewhere."""
+def _host_time(trace: Trace, calls: pl.DataFrame, steps: pl.DataFrame) -> list[pl.Series]:
+    """Divide the time before each call: in the data loader, launching or in calls, elsewhere.
+
+    What the thread that marks the steps loads counts for the threads that launch kernels.
+    """
+    lane = ["pid", "tid"]
     windows = calls.select("thread", start="since", end="start")
-    threads = calls.unique(["pid", "tid"])[["pid", "tid", "thread"]]
-    host = trace.events[["kind", "name", "pid", "tid", "ts", "dur"]].filter(
+    threads = calls[[*lane, "thread"]].unique()
+    looping = steps.select(*lane, thread=pl.lit(-1, pl.Int64)).unique()
+    rows = trace.events[["kind", "name", *lane, "ts", "dur"]].filter(
         pl.col("kind").is_in(HOST_KINDS) & (pl.col("dur") > 0)
     )
-    host = host.join(threads, on=["pid", "tid"], nulls_equal=True)
-    spans = host.select("kind", "name", "thread", start="ts", end=pl.col("ts") + pl.col("dur"))
-    loader = spans.filter(
-        pl.col("kind").is_in(causes.DATALOADER_KINDS), named(trace.names, causes.DATALOADER)
+    rows = rows.select("kind", "name", *lane, start="ts", end=pl.col("ts") + pl.col("dur"))
+    slices = rows.join(threads, on=lane, nulls_equal=True)
+    loads = pl.col("kind").is_in(causes.DATALOADER_KINDS) & named(trace.names, causes.DATALOADER)
+    loader = pl.concat(
+        [slices.filter(loads), rows.filter(loads).join(looping, on=lane)], how="vertical_relaxed"
     )
-    operators = spans.filter(pl.col("kind").is_in(("cpu_op", *LAUNCH_KINDS)))
+    of_calls = slices.filter(pl.col("kind").is_in(LAUNCH_KINDS))
+    launched = calls.filter("launching") if "launching" in calls.columns else slices.clear()
+    launch = launch_time(slices, trace.names, launched, pl.concat([calls[_SPAN], of_calls[_SPAN]]))
     length = windows["end"] - windows["start"]
-    lane = ["thread"]
-    loading = intervals.overlap_with(windows, loader, lane)["overlap"]
-    both = intervals.overlap_with(windows, pl.concat([loader, operators]), lane)["overlap"]
-    launching = both - loading
-    if not (spans["kind"] == "cpu_op").any():
-        short = (length - loading) <= PAUSE_NS
-        launching = pl.select(
-            pl.when(short).then(length - loading).otherwise(launching)
-        ).to_series()
+    loading = intervals.overlap_with(windows, loader, ["thread"])["overlap"]
+    both = pl.concat([loader[_SPAN], launch])
+    launching = intervals.overlap_with(windows, both, ["thread"])["overlap"] - loading
     return [
         loading.alias("loader_ns"),
         launching.alias("launch_ns"),
