@@ -187,3 +187,44 @@ def test_a_gap_of_several_parts_is_explained_in_a_note() -> None:
     one = gpu_idle(trace([*WORK, around])).view().notes
     assert any(text.startswith(note) for text in several)
     assert not any(text.startswith(note) for text in one)
+
+
+def contended(forward: int, *, runs: str = "metrics.py(57): aggregate") -> list[dict[str, Any]]:
+    """Nine calls of a function; during every third one another thread runs, and it takes 5 ms.
+
+    ``forward`` is its time in us while no other thread runs.
+    """
+    events, at = [], 0
+    for n in range(9):
+        length = forward if n % 3 else 5_000
+        events += work(n, at, at + 20)
+        events.append(host("python_function", "model.py(64): forward", (at + 25) * US, length * US))
+        if n % 3 == 0:
+            events.append(host("python_function", runs, (at + 25) * US, length * US, tid=7))
+        at += 60 + length
+    return [*events, *work(99, at, at + 20)]
+
+
+def test_a_thread_that_holds_the_interpreter_lock() -> None:
+    result = gpu_idle(trace(contended(40)))
+    name = "aggregate (metrics.py:57) in thread 7"
+    assert result.gaps["rival"].to_list() == [name] * 3 + [None] * 6
+    assert "thread 7" in result.waiting("host_code")
+    assert "process" in result.advice("host_code")
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        contended(4_000),  # forward takes as long alone
+        contended(40, runs="threading.py(355): wait"),
+        # it runs all the time: launches do not stop
+        [
+            *[event for event in contended(40) if event.get("tid") != 7],
+            host("python_function", "log.py(3): loop", 0, 50_000 * US, tid=8),
+        ],
+    ],
+)
+def test_other_threads_that_do_not_hold_the_lock(events: list[dict[str, Any]]) -> None:
+    rivals = gpu_idle(trace(events)).gaps["rival"]
+    assert rivals.count() == 0

@@ -54,6 +54,7 @@ class Activity:
         range: the innermost annotation that is not a step.
         phase: the innermost annotation that launches work (without a GPU: runs operators).
         after: the device work before the gap.
+        rival: another Python thread that runs meanwhile, and keeps the host from launching.
     """
 
     place: str = ""
@@ -62,6 +63,7 @@ class Activity:
     range: str = ""
     phase: str = ""
     after: str = ""
+    rival: str = ""
 
     @property
     def wait(self) -> str | None:
@@ -126,7 +128,7 @@ def of_gaps(gaps: pl.DataFrame) -> Activity:
     """Return what the host does in most of the time of these gaps, rows of ``GpuIdle.gaps``."""
     columns = {
         "place": "innermost", "frame": "own_code", "called": "called", "range": "annotation",
-        "phase": "phase", "after": "before",
+        "phase": "phase", "after": "before", "rival": "rival",
     }  # fmt: skip
     return Activity(**{name: main_place(gaps, column)[0] for name, column in columns.items()})
 
@@ -173,6 +175,8 @@ def doing(one: Activity, *, on_host: bool) -> str:
     if one.wait:
         place = (one.wait == SLEEPS and one.line) or one.text
         return f"waiting while the host {one.wait} in {place}"
+    if one.rival:
+        return f"waiting while another Python thread runs and holds the GIL: {one.rival}"
     if on_host:
         if one.runs_python:
             return f"Python {OUTSIDE}, {one.text}"
@@ -187,6 +191,8 @@ def doing(one: Activity, *, on_host: bool) -> str:
 
 def heading(one: Activity, *, on_host: bool) -> str:
     """Return host code with its place as the name of a part of the time; empty if not known."""
+    if one.rival:
+        return f"GIL held by {one.rival}"
     if not one.text:
         return ""
     code = f"{'Python' if one.runs_python else 'code'} {OUTSIDE}" if on_host else "host code"
@@ -237,6 +243,11 @@ def advice_on_host_code(one: Activity, *, code: str, pytorch: bool, on_host: boo
     """
     if one.wait:
         return advice_on_wait(one)
+    if one.rival:
+        return (
+            f"Python runs one thread at a time (GIL), so {one.rival} stops the launches: move it "
+            "to another process (multiprocessing), or run it less often."
+        )
     if one.in_autograd:
         return _OF_AUTOGRAD
     if text := next(filter(None, map(_of_compilation, (one.place, one.called, one.frame))), ""):

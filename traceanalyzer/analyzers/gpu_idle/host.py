@@ -18,12 +18,14 @@ from traceanalyzer.analyzers.common.names import (
     ADDRESS,
     BACKWARD,
     distinct,
+    frame_text,
     mapped,
     matching,
     named,
     python_frame,
     starting_with,
 )
+from traceanalyzer.analyzers.common.waits import wait_of
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.options import Options
 from traceanalyzer.errors import MissingData
@@ -109,6 +111,8 @@ class Excerpt(Origin):
             the unit's first work and its last.
         code_loading: unit, start, end: when CUDA loaded the code of kernels, in the same range.
         captures: thread, start, end: when a thread captured work in a graph.
+        others: unit, name, start, end, label (the thread): Python functions of other threads of
+            the processes that use the unit.
         hints: how to record missing data with the profiler that wrote the file.
         by_device: the same with one unit per device, if units are processes.
     """
@@ -133,6 +137,7 @@ class Excerpt(Origin):
     overhead: pl.DataFrame
     code_loading: pl.DataFrame
     captures: pl.DataFrame
+    others: pl.DataFrame
     hints: Mapping[str, str]
     by_device: Excerpt | None = None
 
@@ -268,6 +273,7 @@ def take(trace: Trace, options: Options) -> Excerpt:
         ),
         code_loading=_code_loading(trace, work, threads),
         captures=_captures(slices, trace.names),
+        others=_of_others(trace, threads),
         hints={what: record_hint(trace.meta, what) for what in _MAY_LACK},
         by_device=take(trace, replace(options, by="device")) if by_process else None,
     )
@@ -412,6 +418,53 @@ def _stream_waits(trace: Trace, threads: pl.DataFrame) -> pl.DataFrame:
     return waits.join(first, on="correlation", how="left").select(
         "thread", "start", waits_for=pl.coalesce(with_stream, name)
     )
+
+
+def _of_others(trace: Trace, threads: pl.DataFrame) -> pl.DataFrame:
+    """Return the Python functions of other threads: unit, name, start, end, label."""
+    columns = trace.events[["kind", "name", *_LANE, "ts", "dur"]]
+    python = columns.filter(pl.col("kind") == "python_function", pl.col("dur") >= 0)
+    python = python.join(threads, on=_LANE, how="anti", nulls_equal=True)
+    labels = trace.lanes.drop_nulls("tid").unique(_LANE)[[*_LANE, "label"]]
+    python = python.join(labels, on=_LANE, how="left")
+    return python.join(threads[["unit", "pid"]].unique(), on="pid").select(
+        "unit", "name", start="ts", end=pl.col("ts") + pl.col("dur"),
+        label=pl.coalesce("label", pl.format("thread {}", "tid")),
+    )  # fmt: skip
+
+
+def rivals(excerpt: Excerpt) -> pl.DataFrame:
+    """Return code of other Python threads while which hardly any work is launched.
+
+    The launching thread waits for the interpreter lock (GIL) that such a thread holds. A thread
+    that waits itself, or during whose code as much is launched as at other times, is no such one.
+
+    Returns:
+        unit, name (function and thread), start, end.
+    """
+    found = [excerpt.others.clear().select("unit", "name", "start", "end")]
+    calls = excerpt.launched.join(excerpt.threads, on="thread")[["unit", "start"]].drop_nulls()
+    for (unit, label), rows in excerpt.others.group_by("unit", "label", maintain_order=True):
+        launches = calls.filter(unit=unit).rename({"start": "ts"})
+        waiting = rows.filter(pl.col("name").is_in([n for n in distinct(rows) if wait_of(n)]))
+        code = intervals.subtract(rows, waiting, ["unit"])
+        first, last = launches.select(pl.col("ts").min().alias("first"), pl.col("ts").max()).row(0)
+        code = intervals.clip(code, first, last)
+        length = pl.col("end") - pl.col("start")
+        spent = int(code.select(length.sum()).item())
+        during = linking.label_by_interval(launches, code, ["unit"])["interval"].count()
+        others = launches.height - during
+        if during >= others or during * (last - first - spent) >= _HARDLY * others * spent:
+            continue
+        own = rows.filter(belongs(rows["name"], ())).group_by("name").agg(ns=length.sum())
+        most = own.filter(2 * pl.col("ns") >= spent).sort("ns", "name").head(1)["name"]
+        name = f"{frame_text(str(most[0]))} in {label}" if most.len() else str(label)
+        found.append(code.select("unit", pl.lit(name).alias("name"), "start", "end"))
+    return pl.concat(found, how="vertical_relaxed")
+
+
+#: Launches per time below this share of the usual number are hardly any.
+_HARDLY = 0.1
 
 
 def _is_operator(events: pl.DataFrame | Sequence[str]) -> pl.Expr:

@@ -7,6 +7,7 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.common.names import ADDRESS, distinct, matching
+from traceanalyzer.analyzers.gpu_idle import host
 from traceanalyzer.analyzers.gpu_idle.causes import DEVICE_WAIT, PROFILER, SHORT_GAP
 from traceanalyzer.analyzers.gpu_idle.host import Excerpt, belongs
 from traceanalyzer.frames import intervals, linking
@@ -45,7 +46,8 @@ def longest(
         step=excerpt.steps["step"][within]
     )
     on_host = _with_file_calls(_on_host(middle, excerpt, libraries), top, files, excerpt)
-    evidence = [rows, on_host, _sampled(top, excerpt)]
+    rival = _rivals(top, on_host["python"], excerpt)
+    evidence = [rows, on_host, _sampled(top, excerpt), rival]
     return pl.concat([*evidence, _stream_waits(rows, excerpt)], how="horizontal")
 
 
@@ -128,6 +130,34 @@ def _with_file_calls(
         pl.when(named).then(calls).otherwise(name).alias(name)
         for name in ("host_event", "innermost")
     )
+
+
+def _rivals(gaps: pl.DataFrame, python: pl.Series, excerpt: Excerpt) -> pl.DataFrame:
+    """Return the Python thread that holds the interpreter lock in most of each gap, ``rival``.
+
+    None in functions (``python``) that take as long while no such thread runs.
+    """
+    rival = pl.repeat(None, gaps.height, dtype=pl.String, eager=True)
+    rivals = host.rivals(excerpt)
+    for name in distinct(rivals):
+        rows = rivals.filter(pl.col("name") == name)
+        shared = intervals.overlap_with(gaps[["unit", "start", "end"]], rows, ["unit"])
+        most = pl.col("overlap") >= _MOST_OF_GAP * (pl.col("end") - pl.col("start"))
+        rival = shared.select(pl.when(most).then(pl.lit(name)).otherwise(rival)).to_series()
+    if rival.null_count() < gaps.height:
+        runs = excerpt.slices.filter(pl.col("name").cast(pl.String).is_in(python.implode()))
+        runs = runs.with_columns(both=pl.Series(intervals.meets(runs, rivals)))
+        length = pl.col("end") - pl.col("start")
+        times = runs.group_by("name").agg(
+            alone=length.filter(~pl.col("both")).median(), both=length.filter("both").median()
+        )
+        slow = times.filter(2 * pl.col("alone") >= pl.col("both"))["name"].cast(pl.String)
+        rival = rival.set(python.is_in(slow.implode()).fill_null(value=False), None)
+    return rival.alias("rival").to_frame()
+
+
+#: From this share of a gap on, another thread runs in most of it.
+_MOST_OF_GAP = 0.8
 
 
 def _around(middle: pl.DataFrame, excerpt: Excerpt) -> pl.DataFrame:

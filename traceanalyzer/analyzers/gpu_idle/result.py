@@ -129,7 +129,8 @@ class GpuIdle(Result):
             next work wait), sampled (the most frequent leaf function sampled in it), sampled_frac,
             host_event, python, own_code and annotation (innermost slices that ran for half of it or
             more), called (the frame that own_code calls), phase (the innermost annotation that
-            launches work), innermost (of all of them).
+            launches work), innermost (of all of them), rival (a Python thread that holds the
+            interpreter lock in most of it).
         gap_count: number of gaps that are not shorter than ``options.min_gap_ns``.
         one_clock: all ranks are on one axis, which begins with the first event of the first file:
             by absolute times, in a report also corrected by the ends of collectives. Otherwise the
