@@ -270,7 +270,7 @@ def test_no_cause_tells_to_look_in_other_tables() -> None:
 
 
 def test_activity_of_gaps_is_what_fills_half_of_their_time() -> None:
-    names = ["innermost", "own_code", "called", "annotation", "phase", "before"]
+    names = ["innermost", "own_code", "called", "annotation", "phase", "before", "rival"]
     frame = pl.DataFrame(
         {"cause_ns": [6, 3, 2], "step": ["s", "s [2]", None]}
         | {name: ["a", "b", "s"] for name in names}

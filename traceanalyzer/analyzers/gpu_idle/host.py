@@ -434,10 +434,10 @@ def _of_others(trace: Trace, threads: pl.DataFrame) -> pl.DataFrame:
 
 
 def rivals(excerpt: Excerpt) -> pl.DataFrame:
-    """Return code of other Python threads while which hardly any work is launched.
+    """Return when other Python threads run code during which hardly any work is launched.
 
-    The launching thread waits for the interpreter lock (GIL) that such a thread holds. A thread
-    that waits itself, or during whose code as much is launched as at other times, is no such one.
+    The launching thread waits for the interpreter lock (GIL) that such a thread holds. Waits of
+    these threads do not count.
 
     Returns:
         unit, name (function and thread), start, end.
@@ -456,8 +456,8 @@ def rivals(excerpt: Excerpt) -> pl.DataFrame:
         others = launches.height - during
         if during >= others or during * (last - first - spent) >= _HARDLY * others * spent:
             continue
-        own = rows.filter(belongs(rows["name"], ())).group_by("name").agg(ns=length.sum())
-        most = own.filter(2 * pl.col("ns") >= spent).sort("ns", "name").head(1)["name"]
+        functions = rows.filter(belongs(rows["name"], ())).group_by("name").agg(ns=length.sum())
+        most = functions.filter(2 * pl.col("ns") >= spent).sort("ns", "name").head(1)["name"]
         name = f"{frame_text(str(most[0]))} in {label}" if most.len() else str(label)
         found.append(code.select("unit", pl.lit(name).alias("name"), "start", "end"))
     return pl.concat(found, how="vertical_relaxed")
