@@ -293,6 +293,31 @@ def test_hosts_of_equal_ranks_get_advice_on_launches() -> None:
         assert "on the other ranks" not in one.title
 
 
+@pytest.mark.parametrize(("ms", "slower"), [((2, 12, 2), True), ((7, 12, 11), False)])
+def test_code_that_takes_longer_on_one_rank_is_compared(ms: tuple[int, ...], slower: bool) -> None:
+    """Each rank runs the same function before it launches; the others wait in the all_reduce."""
+    traces = []
+    for rank, prepare in enumerate(ms):
+        events = []
+        for number in range(STEPS):
+            begin, launch = number * 20 * MS, number * 20 * MS + prepare * MS
+            events += [
+                step(number, begin, 20 * MS),
+                host("python_function", "runner.py(700): prepare", begin, prepare * MS),
+                host("cuda_runtime", "cudaLaunchKernel", launch, 5 * US, correlation=2 * number),
+                host("cuda_runtime", "cudaLaunchKernel", launch + 6 * US, 5 * US,
+                     correlation=2 * number + 1),
+                device("gemm", launch + 10 * US, 5 * MS, correlation=2 * number),
+                device(ALL_REDUCE, launch + 5 * MS + 20 * US, (18 - prepare - 5) * MS, stream=20,
+                       correlation=2 * number + 1, seq=number, **ABOUT),
+            ]  # fmt: skip
+        traces.append(trace(events, rank, world_size=3))
+    found = [one for one in ta.diagnose(traces).findings if one.id == "host-code"]
+    assert bool(found and "times as long" in found[0].title) == slower
+    if slower:
+        assert (found[0].rank, "6 times as long" in found[0].title) == (1, True)
+
+
 def evaluating(
     rank: int, steps: tuple[int, ...], frames: tuple[tuple[str, str], ...]
 ) -> list[Trace]:

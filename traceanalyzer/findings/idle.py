@@ -83,6 +83,11 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
     of_host = cause in (causes.LAUNCH, causes.HOST_CODE) and not once
     if of_host and (slow := straggling.slow_host(answers, rank)):
         waiting, advice = f"{waiting} ({slow})", straggling.CHECK_HOST
+    elif of_host:
+        one = result.activity(cause)
+        if slower := straggling.slower_code(answers, rank, (one.frame, one.place, one.range)):
+            waiting = f"{waiting} ({slower})"
+            advice = f"{straggling.COMPARE_INPUTS}{straggling.CHECK_HOST}"
     yield Measured(
         size=time.frac(total),
         title=_title(result, losses, time, rank, steps, waiting, once=once),

@@ -1,6 +1,6 @@
 """Causes of a straggler: longer idle time, other kernels, a slow stage of a pipeline."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import polars as pl
 
@@ -149,6 +149,10 @@ _HALF = 0.5
 
 #: The host of a rank is slow if its calls take this many times as long as on the other ranks.
 _SLOW_HOST = 2.0
+COMPARE_INPUTS = (
+    "The other ranks run the same code in less time: compare what it works on (sizes, number of "
+    "requests, lock, files). "
+)
 CHECK_HOST = (
     "Check the CPU of this rank: clock, temperature and power limit, the cores of the process "
     "(affinity, cgroup) and their NUMA node, other processes on them, and whether only this rank "
@@ -169,6 +173,20 @@ def slow_host(answers: Answers, rank: int | None) -> str:
     if of_rank < _SLOW_HOST * usual:
         return ""
     return f"launch calls take {of_rank / max(usual, 1):.3g} times as long as on the other ranks"
+
+
+def slower_code(answers: Answers, rank: int | None, names: Iterable[str]) -> str:
+    """Return that the first of this code that all ranks run takes longer on a rank, as a clause."""
+    steps = answers.get("steps")
+    if rank is None or not isinstance(steps, Steps) or steps.code is None:
+        return ""
+    each = steps.code.select("rank", "name", each=pl.col("total_ns") / pl.col("n"))
+    for name in names:
+        of_rank = float(each.filter(pl.col("rank") == rank, name=name)["each"].sum())
+        usual = each.filter(pl.col("rank") != rank, name=name)["each"].median()
+        if isinstance(usual, float) and of_rank >= _SLOW_HOST * usual > 0:
+            return f"{of_rank / usual:.3g} times as long as on the other ranks"
+    return ""
 
 
 def is_steady(time: DeviceTime, rank: int) -> bool:
