@@ -33,14 +33,19 @@ def training(
     synchronise: bool = True,
     rank: int = 0,
     other_load: int | None = None,
+    first: int = 0,
     loading: tuple[str, str] = ("user_annotation", LOADER),
     **launcher: int,
 ) -> Trace:
-    """Return steps of data loading, one kernel and, with another rank, an all_reduce of 100 us."""
+    """Return steps of data loading, one kernel and, with another rank, an all_reduce of 100 us.
+
+    The recording begins with the step ``first``.
+    """
     events: list[dict[str, Any]] = []
     at = free = 0
     for number in range(STEPS):
         begin, ids = at, {"correlation": 10 * number + 1}
+        events = events if number > first else []
         events.append(host(*loading, at, load - 2 * US))
         launch = at + load
         events.append(host("cuda_runtime", "cudaLaunchKernel", launch, 3 * US, **ids, **launcher))
@@ -131,6 +136,17 @@ def late() -> list[Trace]:
     return [
         training(rank=0, other_load=6 * MS),
         training(rank=1, load=6 * MS, other_load=2 * MS),
+    ]
+
+
+def test_a_recording_that_begins_later_has_the_same_steps() -> None:
+    whole, part = ([training(rank=rank, other_load=2 * MS, first=n * rank) for rank in (0, 1)]
+                   for n in (0, 2))  # fmt: skip
+    late = ta.what_if(part)
+    assert late.recorded_ns == pytest.approx(ta.what_if(whole).recorded_ns, rel=0.01)
+    assert late.steps.filter(run="recorded")["step"].to_list() == [
+        "ProfilerStep#3",
+        "ProfilerStep#4",
     ]
 
 

@@ -57,6 +57,38 @@ def off_path(result: Diagnosis) -> list[str]:
     return [note for note in result.input_notes if note.startswith("Off the critical path")]
 
 
+def grouped(number: int, *, slow: int, steps: int = 3) -> Trace:
+    """Return one of four ranks of steps with an all_reduce of two groups; one is slow."""
+    events: list[dict[str, Any]] = []
+    at = called = 0
+
+    def launch(name: str, until: int, **about: Any) -> None:
+        nonlocal at, called
+        ids = {"correlation": len(events) + 1}
+        events.append(host("cuda_runtime", "cudaLaunchKernel", called, 5 * US, **ids))
+        events.append(device(name, max(at, called + 6 * US), until - at, **ids, **about))
+        at, called = until, called + 10 * US
+
+    data, model = ([0, 1], [2, 3])[number // 2], [number % 2, number % 2 + 2]
+    for index in range(steps):
+        begin, end = called, index * (10 + slow) * MS
+        for ranks, until in ((model, 5), (data, 10 + (slow if number > 1 else 2))):
+            launch(GEMM, at + 5 * MS - US)
+            about = {"group": str(ranks), "group_ranks": str(ranks), "group_size": 2, "seq": index}
+            launch(ALL_REDUCE, end + until * MS, stream=20, **about)
+        events.append(step(index, begin, called - begin))
+    return trace(events, rank=number, world_size=4)
+
+
+def test_a_gain_is_a_share_of_the_longest_rank() -> None:
+    """Ranks that wait in the next step for a slow group have a shorter last step."""
+    result = ta.diagnose([grouped(number, slow=12) for number in range(4)])
+    first = result.findings[0]
+    assert (first.id, first.gain_basis) == ("exposed-communication", "replay")
+    assert first.gain_frac == pytest.approx(12 / 22, rel=0.03)
+    assert any("exceed" in note for note in result.input_notes)
+
+
 def test_gain_of_a_pause_of_the_slowest_rank() -> None:
     fast = rank(0, pause=100 * US, compute=3 * MS, others=5 * MS, name=LOADER)
     slow = rank(1, pause=2 * MS, compute=3 * MS, others=3100 * US, name=LOADER)

@@ -24,6 +24,8 @@ from traceanalyzer.units import format_frac, format_ns
 
 #: A finding that gains a smaller share of the step is off the critical path.
 NO_GAIN = 0.01
+#: A gain that is larger than the cost by at most this factor is the cost.
+_AS_MUCH = 1.05
 #: Rules whose cause is removed by removing what happened in the intervals of the finding.
 _IN_INTERVALS = {*RULE_OF.values(), "exposed-communication"} - {
     "waiting-for-ranks", "pipeline-bubble", "unknown-idleness", "device-wait", "short-gaps",
@@ -78,6 +80,8 @@ def with_gains(
             continue
         off_path = frac < NO_GAIN
         frac = min(frac, 1.0 if limit is None else limit)
+        cost = one.cost_frac or 0.0
+        frac = cost if cost < frac <= _AS_MUCH * cost else frac
         known = replace(one, gain_ns=round(frac * step_ns), gain_frac=frac, gain_basis="replay")
         if off_path:
             without.append(known)
@@ -138,8 +142,9 @@ def _share(findings: Collection[Finding], replay: Replay, time: DeviceTime) -> f
     weights = _weights(findings, replay)
     if any(map(_is_of_ranks, findings)):
         return replay.shorter_frac(weights, {*time.windows["step"].drop_nulls()})
-    counted_ns = time.whole_ns / time.windows.n_unique(DEVICE)
-    return min(replay.gain_ns(weights) / counted_ns, 1.0)
+    length = (pl.col("end") - pl.col("start")).sum()
+    counted: list[int] = time.windows.group_by(DEVICE).agg(length)["end"].to_list()
+    return min(replay.gain_ns(weights) / max(counted), 1.0)
 
 
 def _weights(findings: Collection[Finding], replay: Replay) -> list[Weights]:
@@ -169,6 +174,11 @@ def notes(gains: Gains, step: str) -> tuple[str, ...]:
     error = format_frac(abs(gains.error_frac))
     meaning = f"Gain: how much shorter a {step} would be without the cause, by a replay of the run"
     texts = [f"{meaning} (unchanged, the replay differs from the recording by {error})."]
+    if any((one.gain_frac or 0) > (one.cost_frac or 1) for one in gains.findings):
+        texts.append(
+            "A gain can exceed the cost: that is the mean of all GPUs, but a step ends with the "
+            "slowest one."
+        )
     if gains.together_ns > 0:
         per = " per step" if step == "step" else ""
         time = f"{format_ns(round(gains.together_ns))}{per}"

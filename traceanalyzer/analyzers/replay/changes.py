@@ -10,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from traceanalyzer.analyzers.comm_outliers.pipelines import connected
+from traceanalyzer.analyzers.comm_outliers.pipelines import POINT_TO_POINT, connected
 from traceanalyzer.analyzers.common.device_work import MEMORY
 from traceanalyzer.analyzers.common.names import distinct, matching
+from traceanalyzer.analyzers.replay import engine
 from traceanalyzer.analyzers.replay.engine import Job, Weights
 from traceanalyzer.analyzers.replay.program import Floats, Ints, Program
 from traceanalyzer.errors import OptionError
@@ -31,7 +32,6 @@ CLASSES = {
 }
 #: Those of a run without devices.
 ON_HOST = (LOADING, CODE, COMMUNICATION)
-_POINT_TO_POINT = ("send", "recv", "send_recv")
 #: A call that returns this much later than the work that it waits for waits for something else.
 _TAIL_NS = 1_000_000
 #: A rank in the name of a process group, which comes from the file.
@@ -243,15 +243,18 @@ def _without_time(weights: Weights, program: Program, lost: pl.DataFrame) -> Wei
 def _typical(
     job: Job, weights: Sequence[Weights], ranks: set[int], *, of_all: bool
 ) -> list[Weights]:
-    """Give the chosen ranks the times of the others: by kernel, collective, and host time."""
+    """Give the chosen ranks the times of the others: by kernel, collective, step and host time.
+
+    A kernel takes the mean of the others. A rank that runs more in a step than they do then runs
+    it in the time that they need for theirs (not with ``of_all``).
+    """
     chosen = [program.rank in ranks for program in job.programs]
-    of_all = of_all or all(chosen)
     rows = pl.concat(
         _work_times(number, one, program, job.groups[number][0])
         for number, (one, program) in enumerate(zip(weights, job.programs, strict=True))
     )
     is_chosen = pl.Series(chosen)[rows["program"]]
-    peers = rows if of_all else rows.filter(~is_chosen)
+    peers = rows if of_all or all(chosen) else rows.filter(~is_chosen)
     usual = peers.group_by("kind", "is_transfer").agg(
         usual=pl.when(pl.col("is_transfer").first())
         .then(pl.col("time").median())
@@ -260,26 +263,24 @@ def _typical(
     rows = rows.join(usual, on=["kind", "is_transfer"], how="left", maintain_order="left")
     time = pl.when(is_chosen).then(pl.coalesce("usual", "time")).otherwise("time")
     rows = rows.with_columns(time=time)
-    hosts = {
-        name: _host_factors(job, weights, chosen, name) for name in ("loader", "launch", "code")
+    times = [rows.filter(program=number)["time"].to_numpy() for number in range(len(weights))]
+    transfers = [of_work >= 0 for of_work, _ in job.groups]
+    kernels = [np.where(*pair, 0.0) for pair in zip(map(np.invert, transfers), times, strict=True)]
+    changing = np.array(chosen) & (not of_all)
+    on_device = _of_others(job, "work", kernels, changing)
+    on_host = {
+        name: _of_others(job, "calls", [getattr(one, name) for one in weights], changing)
+        for name in ("loader", "launch", "code", "call")
     }
-    typical = []
-    for number, one in enumerate(weights):
-        times = rows.filter(program=number)
-        values, is_transfer = times["time"].to_numpy(), times["is_transfer"].to_numpy()
-        host = {
-            name: getattr(one, name) * (factors[number] if not of_all else 1.0)
-            for name, factors in hosts.items()
-        }
-        typical.append(
-            replace(
-                one,
-                duration=np.where(is_transfer, one.duration, values),
-                transfer=np.where(is_transfer, values, one.transfer),
-                **host,
-            )
+    return [
+        replace(
+            one,
+            duration=np.where(transfers[n], one.duration, times[n] * on_device[n]),
+            transfer=np.where(transfers[n], times[n], one.transfer),
+            **{name: getattr(one, name) * factors[n] for name, factors in on_host.items()},
         )
-    return typical
+        for n, one in enumerate(weights)
+    ]
 
 
 def _work_times(number: int, weights: Weights, program: Program, group: Ints) -> pl.DataFrame:
@@ -301,24 +302,30 @@ def _work_times(number: int, weights: Weights, program: Program, group: Ints) ->
     )
 
 
-def _host_factors(
-    job: Job, weights: Sequence[Weights], chosen: Sequence[bool], name: str
+def _of_others(
+    job: Job, part: str, times: Sequence[Floats], chosen: npt.NDArray[np.bool_]
 ) -> list[Floats]:
-    """Return by what the host times before each call are multiplied: 1 for ranks not chosen.
+    """Return by what times of the chosen ranks are multiplied, to be in sum those of the others.
 
-    The time of a step becomes the mean of the others in that step.
+    Sums are those of each step, and between steps. If all ranks are chosen, they become the mean.
+    A step that not all ranks recorded keeps its times.
+
+    Args:
+        job: the programs of all ranks.
+        part: ``work`` or ``calls``.
+        times: of these, of each rank.
+        chosen: which ranks change.
     """
-    steps = [one.calls["step"].fill_null(-1).to_numpy().astype(int) + 1 for one in job.programs]
-    count = 1 + max((int(step.max(initial=0)) for step in steps), default=0)
-    sums = np.array(
-        [
-            np.bincount(step, getattr(one, name), minlength=count)
-            for step, one in zip(steps, weights, strict=True)
-        ]
-    )
-    others = sums[~np.array(chosen)]
-    usual = others.mean(axis=0) if others.size else sums
-    factors = np.where(np.array(chosen)[:, None], usual / np.maximum(sums, 1), 1.0)
+    between, alone, first = range(3)
+    steps = []
+    for program, numbers in zip(job.programs, engine.step_numbers(job), strict=True):
+        row = getattr(program, part)["step"].fill_null(-1).to_numpy().astype(int)
+        steps.append(np.append(np.where(numbers < 0, alone, numbers + first), between)[row])
+    count = 1 + max(int(one.max(initial=alone)) for one in steps)
+    sums = np.array([np.bincount(*one, minlength=count) for one in zip(steps, times, strict=True)])
+    usual = sums[~chosen | chosen.all()].mean(axis=0)
+    factors = np.where(chosen[:, None] & (sums > 0), usual / np.maximum(sums, 1), 1.0)
+    factors[:, alone] = 1.0
     return [one[step] for one, step in zip(factors, steps, strict=True)]
 
 
@@ -330,12 +337,10 @@ def stages(job: Job) -> list[tuple[int, ...]]:
 
     Ranks that are joined by sends and receives are one pipeline; its n-th rank is of stage n.
     """
-    groups: list[set[int]] = []
-    for program in job.programs:
-        kinds = program.work.filter(pl.col("collective").cast(pl.String).is_in(_POINT_TO_POINT))
-        for group in kinds["group"].unique().drop_nulls():
-            ranks = {int(text) for text in _RANK.findall(group.rpartition("[")[2])}
-            groups.append(ranks)
+    paired = pl.col("collective").cast(pl.String).str.contains(POINT_TO_POINT)
+    names = [program.work.filter(paired)["group"].unique().drop_nulls() for program in job.programs]
+    texts = [group.rpartition("[")[2] for groups in names for group in groups]
+    groups = [[int(rank) for rank in _RANK.findall(text)] for text in texts]
     pipelines = sorted({tuple(sorted(ranks)) for ranks in connected(groups).values()})
     depth = {len(ranks) for ranks in pipelines}
     if len(depth) != 1 or depth == {1}:

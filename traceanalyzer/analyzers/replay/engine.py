@@ -648,12 +648,31 @@ def step_bounds(job: Job, times: Sequence[Times]) -> list[tuple[float, float]]:
 
 def _last_ends(job: Job, ends: Sequence[Floats]) -> Floats:
     """Return the last end of the work of each step, over all ranks; -inf without work."""
-    count = max((program.steps.height for program in job.programs), default=0)
-    last = np.full(count, _NEVER)
-    for program, end in zip(job.programs, ends, strict=True):
-        step = program.work["step"].fill_null(-1).to_numpy().astype(np.int64)
+    numbers = step_numbers(job)
+    last = np.full(1 + max((int(one.max(initial=-1)) for one in numbers), default=-1), _NEVER)
+    for program, end, number in zip(job.programs, ends, numbers, strict=True):
+        row = program.work["step"].fill_null(-1).to_numpy().astype(np.int64)
+        step = np.append(number, -1)[row]
         np.maximum.at(last, step[step >= 0], end[step >= 0])
     return last
+
+
+def step_numbers(job: Job) -> list[Ints]:
+    """Return the number of each step of each rank among :func:`step_names`, else -1."""
+    place = {name: number for number, name in enumerate(step_names(job))}
+    names = [program.steps["step"].to_list() for program in job.programs]
+    known = all(len({*one}) == len(one) and {*place} <= {*one} for one in names)
+    if not known or len(job.begins) > 1:
+        return [np.arange(len(one)) for one in names]
+    return [np.array([place.get(name, -1) for name in one], np.int64) for one in names]
+
+
+def step_names(job: Job) -> list[str]:
+    """Return the steps that all ranks recorded; if names differ, those of the rank with most."""
+    names = [program.steps["step"].to_list() for program in job.programs]
+    longest = max(names, key=len)
+    common = [name for name in longest if all(name in one for one in names)]
+    return [name or "" for name in (common if len(common) >= _LEAST_STEPS else longest)]
 
 
 def _bounds(job: Job, last: Floats, ends: Sequence[Floats]) -> Floats:

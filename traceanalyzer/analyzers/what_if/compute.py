@@ -36,7 +36,7 @@ def combine(parts: Sequence[Program], options: Options, _base: Sequence[Program]
     tried = [_given(job, stages, options)] if _is_given(options) else _usual(job, stages)
     rows = [_row(job, one, of_all=options.typical == "all") for one in tried]
     of_steps = [
-        (name, _step_names(job), times)
+        (name, engine.step_names(job), times)
         for name, times in (
             ("recorded", recorded),
             ("replayed", replayed),
@@ -76,11 +76,6 @@ WHAT_IF = Analyzer("what_if", Options, program.needs, program.measure, combine, 
 def _steps(job: Job, replayed: Sequence[Times]) -> Floats:
     ends = [np.array(one.end, np.float64) for one in replayed]
     return np.array(engine.step_times(job, ends), np.float64)
-
-
-def _step_names(job: Job) -> list[str]:
-    longest = max(job.programs, key=lambda one: one.steps.height)
-    return [name or "" for name in longest.steps["step"].to_list()]
 
 
 def _row(job: Job, change: Change, *, of_all: bool) -> tuple[Change, Floats]:

@@ -56,7 +56,7 @@ class Replay(Result):
 
     def _steps_ns(self, times: Sequence[engine.Times], steps: Collection[str]) -> float:
         lengths = engine.step_times(self.job, [np.array(one.end, float) for one in times])
-        names = self.job.programs[0].steps["step"].tail(len(lengths))
+        names = engine.step_names(self.job)[-len(lengths) :]
         counted = [ns for ns, name in zip(lengths, names, strict=False) if name in steps]
         return sum(counted) or sum(lengths)
 
