@@ -283,7 +283,6 @@ _COLLECTIVES: dict[str, str] = {
     "sendrecv": "send_recv",
     "barrier": "barrier",
     "allbarrier": "barrier",
-    "coalesced": "coalesced",
 }
 
 _KERNEL_COLLECTIVE = re.compile(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -159,6 +160,101 @@ def test_forms_of_sends_and_receives(form: str, norm: bool) -> None:
     assert "pipeline-bubble" in found
     # without a last collective, stages are idle at the end of a step
     assert found <= {"pipeline-bubble", "unknown-idleness", "host-code"}
+
+
+def combined(
+    stages: int, batches: int, collective: str | None, layers: Mapping[int, int] | None = None
+) -> list[Trace]:
+    """Return ranks of 1F1B steps in which one kernel sends and receives (batch_isend_irecv).
+
+    Args:
+        stages: number of ranks.
+        batches: micro-batches of a step.
+        collective: what the kernels of exchanges are called.
+        layers: by stage, the kernels of a forward pass (2 unless given).
+    """
+    free, hosts, layers = [0] * stages, [0] * stages, layers or {}
+    events = defaultdict[int, list[dict[str, Any]]](list)
+
+    def launch(rank: int, name: str, until: int, **about: Any) -> None:
+        """A kernel that its host launches long before it starts."""
+        number = next(_calls)
+        call = host("cuda_runtime", "cudaLaunchKernel", hosts[rank] + US, US, correlation=number)
+        kernel = device(name, free[rank], until - free[rank], correlation=number)
+        events[rank] += [call, kernel]
+        if about:
+            events[rank].append(host("cpu_op", "record_param_comms", hosts[rank], 3 * US, **about))
+        free[rank], hosts[rank] = until, hosts[rank] + 5 * US
+
+    def meet(ranks: range, group: str, kernel: str, collective: str | None) -> None:
+        end = max(free[rank] for rank in ranks) + TRANSFER
+        for rank in ranks:
+            about = {"collective": collective, "group": group, "group_size": len(ranks)}
+            launch(rank, kernel, end, group_ranks=str([*ranks]), elements_in=9, **about)
+
+    for number in range(STEPS):
+        begins = hosts.copy()
+        todo = [list(_joined(rank, stages, batches, layers.get(rank, 2))) for rank in range(stages)]
+        while any(todo):
+            for rank, rest in enumerate(todo):
+                while rest and isinstance(rest[0], int):
+                    launch(rank, "gemm", free[rank] + rest.pop(0) * MS)
+            for edge in range(stages - 1):
+                if todo[edge][:1] == ["next"] and todo[edge + 1][:1] == ["before"]:
+                    meet(range(edge, edge + 2), f"pp{edge}", SEND, collective)
+                    del todo[edge][0], todo[edge + 1][0]
+        meet(range(stages), "world", ALL_REDUCE, "all_reduce")
+        for rank, begin in enumerate(begins):
+            events[rank].append(step(number, begin, hosts[rank] - begin))
+    return [trace(events[rank], rank, world_size=stages) for rank in range(stages)]
+
+
+def _joined(rank: int, stages: int, batches: int, layers: int) -> Iterator[str | int]:
+    """Yield the work of a 1F1B step: milliseconds of kernels, and exchanges with other stages."""
+    before, after = ["before"] * (rank > 0), ["next"] * (rank < stages - 1)
+    forward, backward = [1] * layers, [2] * layers
+    first = min(stages - 1 - rank, batches)
+    for _ in range(first):
+        yield from (*before, *forward, *after)
+    yield from before
+    for _ in range(batches - first):
+        yield from (*forward, *after, *backward, *before)
+    for _ in range(first):
+        yield from (*after, *backward, *before)
+
+
+@pytest.mark.parametrize("collective", ["coalesced", "send", None])
+def test_one_kernel_sends_and_receives(collective: str | None) -> None:
+    for stages, batches in ((4, 6), (2, 4)):
+        comm = ta.comm_outliers(combined(stages, batches, collective))
+        assert comm.pipeline == (stages, batches)
+        assert comm.waits_for_schedule
+
+
+def test_the_kernel_names_a_coalesced_exchange(tmp_path: Path) -> None:
+    kernel = {"ph": "X", "cat": "kernel", "name": SEND, "pid": 0, "tid": 7, "ts": 1, "dur": 5,
+              "args": {"Collective name": "coalesced", "stream": 7}}  # fmt: skip
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": [kernel]}))
+    assert ta.read(path).collectives["collective"].to_list() == ["send_recv"]
+
+
+def test_a_stage_with_more_layers_costs_what_it_would_gain() -> None:
+    """The wait time of the schedule, also without the straggler, is no cost of the straggler."""
+    stages, batches = 4, 12
+    ranks = combined(stages, batches, "coalesced", layers={2: 3})
+    found = {one.id: one for one in ta.diagnose(ranks).findings}
+    straggler, frac = found["straggler"], bubble_frac(stages, batches)
+    step_ns, usual_ns = (
+        ta.steps(each).steps["duration_ns"].median()
+        for each in (ranks, combined(stages, batches, "coalesced"))
+    )
+    saved = 1 - usual_ns / step_ns  # type: ignore[operator]
+    assert straggler.rank == 2
+    assert straggler.gain_basis == "replay"
+    assert straggler.gain_frac == pytest.approx(saved, rel=0.05)
+    assert straggler.cost_frac == pytest.approx(saved, rel=0.1)
+    assert found["pipeline-bubble"].cost_frac == pytest.approx(frac * (1 - saved), rel=0.15)
 
 
 @pytest.mark.parametrize("form", [PEERS, NAMES])

@@ -271,7 +271,9 @@ def with_bubble(time: DeviceTime, pipeline: Pipeline) -> DeviceTime:
     """Attribute wait time of pipeline stages to the schedule, at most its bubble in each step.
 
     Stages with equal work wait ``bubble_frac`` of a step. If a stage works longer, all wait for it,
-    but it waits for the schedule only: so of all ranks as much as the rank that waits least.
+    too, and the bubble is that of a step in which they work as long as they do themselves::
+
+        bubble = (step - lost time) * bubble_frac / (1 - bubble_frac)
     """
     of_work = pl.col("waited") & pl.col("cause").is_in([WORK, UNEXPLAINED])
     is_bubble = of_work & pl.col("scheduled")
@@ -282,16 +284,17 @@ def with_bubble(time: DeviceTime, pipeline: Pipeline) -> DeviceTime:
     if waits.is_empty() or not (balanced or pipeline.bubble_frac):
         return time
     keys = [*DEVICE, "step"]
-    sums = waits.group_by(keys).agg(waited_ns=pl.col("lost_ns").sum())
+    sums = time.losses.group_by(keys).agg(pl.col("lost_ns").sum())
     steps = time.windows.select(*keys, length=_LENGTH).join(
         sums, on=keys, how="left", nulls_equal=True
     )
-    limit = pl.col("length") * (pipeline.bubble_frac or 1.0)
+    frac = pipeline.bubble_frac or 1.0
+    limit = pl.col("length") * frac
     if not balanced:
-        least = pl.col("waited_ns").fill_null(0).min().over("step")
-        limit = pl.min_horizontal(limit, least)
+        limit = (pl.col("length") - pl.col("lost_ns").fill_null(0)) * frac / (1 - frac)
+    steps = steps.select(*keys, limit=limit)
     slow = busy["rank"].filter(longer).implode()
-    by_step = waits.join(steps.with_columns(limit=limit), on=keys, how="left", nulls_equal=True)
+    by_step = waits.join(steps, on=keys, how="left", nulls_equal=True)
     by_step = by_step.sort(pl.col("root_rank").is_in(slow), "start", *DEVICE)
     before = pl.col("lost_ns").cum_sum().over(keys) - pl.col("lost_ns")
     bubble = (pl.col("limit").fill_null(0) - before).clip(0, pl.col("lost_ns")).cast(pl.Int64)

@@ -186,7 +186,8 @@ def _with_host_descriptions(kernels: pl.DataFrame, trace: Trace) -> pl.DataFrame
         descriptions, on="event", how="left", suffix="_host", maintain_order="left"
     )
     vague = pl.col("collective").is_null() | (pl.col("collective") == "send_recv")
-    better = pl.coalesce("collective_host", "collective")
+    known = pl.when(pl.col("collective_host") != "coalesced").then("collective_host")
+    better = pl.coalesce(known, "collective", "collective_host")
     return filled.with_columns(
         collective=pl.when(vague).then(better).otherwise("collective"),
         **{name: pl.coalesce(name, f"{name}_host") for name in _DESCRIPTION},

@@ -123,11 +123,38 @@ def pipeline(arrivals: pl.DataFrame) -> Pipeline | None:
     if not waited or waited < _MOST * by_schedule or by_schedule < _MOSTLY * whole:
         return None
     stages = max(_pipelines(exchanges)["pipeline"].value_counts()["count"].to_list())
-    each = exchanges.drop_nulls("step").group_by("rank", "step").len()
-    calls = each.group_by("rank").agg(pl.col("len").median())["len"].min()
-    # one per direction in the first stage
-    known = round(calls / _PAIR) if isinstance(calls, float) and calls >= _PAIR else None
-    return Pipeline(stages, known)
+    return Pipeline(stages, _micro_batches(exchanges, stages))
+
+
+def _micro_batches(exchanges: pl.DataFrame, stages: int) -> int | None:
+    """Return the micro-batches per step by the exchanges of each pair of stages; None if unknown.
+
+    Each pair exchanges a micro-batch once per direction (inference: one direction). If one kernel
+    sends and receives (``batch_isend_irecv``), a 1F1B schedule has micro-batches + 1 exchanges of
+    the last pair, one more of each pair before. Of two stages, only names tell both forms apart.
+    """
+    rank, keys = pl.col("rank"), ["first", "second"]
+    sender = rank.filter(pl.col("collective") == "send", pl.col("collective").n_unique() == _PAIR)
+    calls = exchanges.group_by("instance").agg(
+        pl.col("step").sort_by("rank").first(),
+        first=rank.min(),
+        second=rank.max(),
+        sender=sender.first(),
+    )
+    each = calls.drop_nulls("step").group_by(*keys, "step").agg(pl.len())
+    numbers = each.group_by(keys).agg(pl.col("len").median().round().cast(pl.Int64))["len"]
+    different: list[int] = numbers.unique().sort().to_list()
+    least = different[0] if different else 0
+    if least < _PAIR:
+        return None
+    if not calls["sender"].null_count():
+        senders: list[int] = (
+            calls.group_by(keys).agg(pl.col("sender").n_unique())["sender"].to_list()
+        )
+        return least // max(senders)
+    if different == [*range(least, least + stages - 1)] and (stages > _PAIR or least % _PAIR):
+        return least - 1
+    return least // _PAIR if stages > _PAIR and different == [least] else None
 
 
 def _are_rings(exchanges: pl.DataFrame) -> bool:
