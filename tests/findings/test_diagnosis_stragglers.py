@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
+import polars as pl
 import pytest
 from comm_traces import MS, US, device, host, step, trace
 from conftest import ROOT
@@ -371,6 +373,60 @@ def test_code_that_only_one_rank_runs_is_the_cause(
     assert f"only this rank runs {frame_text(name)}." in first.title
     assert frame_text(name) in first.advice
     assert first.confidence != "low"
+
+
+def validating(rank: int, *, between: bool) -> Trace:
+    """Return one of four ranks whose hosts run ahead; the first launches further kernels once.
+
+    Args:
+        rank: the rank.
+        between: whether it does so between two steps, not in one.
+    """
+    events: list[dict[str, Any]] = []
+    at, called = 0, 0
+
+    def launch(name: str, until: int, **about: Any) -> None:
+        nonlocal at, called
+        ids = {"correlation": len(events) + 1}
+        events.append(host("cuda_runtime", "cudaLaunchKernel", called, 5 * US, **ids))
+        events.append(device(name, max(at, called + 6 * US), until - at, **ids, **about))
+        at, called = until, called + 10 * US
+
+    for number in range(STEPS):
+        begin = called
+        if number == 3 and rank == 0:
+            for _ in range(20):
+                launch("gemm", at + MS)
+            events.append(host("user_annotation", "validation", begin, called - begin))
+            begin = called if between else begin - US
+        for _ in range(10):
+            launch("gemm", at + MS)
+        launch(ALL_REDUCE, 11 * MS * (number + 1) + 20 * MS * (number >= 3), stream=20, **ABOUT)
+        events.append(step(number, begin, called - begin))
+    return trace(events, rank, world_size=4)
+
+
+@pytest.mark.parametrize("between", [True, False])
+def test_device_work_of_code_that_only_one_rank_runs(*, between: bool) -> None:
+    """The host launches it in a short time, also between steps."""
+    ranks = [validating(rank, between=between) for rank in range(4)]
+    first = ta.diagnose(ranks).findings[0]
+    assert (first.id, first.rank, first.severity) == ("straggler", 0, "critical")
+    assert "only this rank runs validation." in first.title
+    assert "validation" in first.advice
+    assert first.gain_basis == "replay"
+    # of the steps after the first
+    assert first.gain_frac == pytest.approx(20 / 75, rel=0.02)
+    assert all("idle" not in effect.title for effect in first.effects)
+
+
+def test_functions_without_stacks_of_other_ranks_are_no_cause() -> None:
+    """Stacks of one rank do not tell what the others run."""
+    ranks = evaluating(0, (3,), DECORATED)
+    no_stack = pl.col("kind") != "python_function"
+    others = [replace(one, events=one.events.filter(no_stack)) for one in ranks[1:]]
+    first = ta.diagnose([ranks[0], *others]).findings[0]
+    assert "only this rank runs" not in first.title
 
 
 def test_code_of_all_ranks_is_no_cause() -> None:

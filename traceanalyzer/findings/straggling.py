@@ -44,10 +44,10 @@ def advice(answers: Answers, rank: int, waits: pl.DataFrame, by_cause: Mapping[s
         waits: the losses of other ranks that wait for it.
         by_cause: the sum of these by the cause of the delay.
     """
-    if name := only_code(answers, rank, by_cause):
+    staged = stage_of(answers, rank) is not None or _in_stages(waits)
+    if (name := only_code(answers, rank, by_cause)) and not staged:
         return f"Share the work of {name} among all ranks, or run it less often."
     difference = _difference(answers, rank, by_cause)
-    staged = stage_of(answers, rank) is not None or _in_stages(waits)
     if difference and difference.why in UNEQUAL and staged:
         return MOVE_LAYERS
     if difference:
@@ -113,18 +113,22 @@ def stage_of(answers: Answers, rank: int) -> int | None:
 def only_code(answers: Answers, rank: int, by_cause: Mapping[str, int]) -> str:
     """Return the code that only a straggler runs, if it takes as long as the others wait.
 
-    Of nested functions and annotations the user's own ones come first, then the outermost.
+    Of nested functions and annotations the user's own ones come first, then the outermost. Ranks
+    without Python stacks may run the same functions.
     """
     steps = answers.get("steps")
     if not isinstance(steps, Steps) or steps.code is None or not by_cause:
         return ""
     others = max(answers.time.windows["rank"].n_unique() - 1, 1)
     least = _HALF * sum(by_cause.values()) / others
-    if _main(by_cause) not in (WORK, UNEXPLAINED) or steps.code["rank"].n_unique() < others + 1:
+    if _main(by_cause) not in (WORK, UNEXPLAINED) or steps.by_kernels:
         return ""
+    is_python = pl.col("kind") == "python_function"
+    stacks = steps.code.filter(is_python)["rank"].n_unique() > others
     elsewhere = steps.code.filter(pl.col("rank") != rank)["name"].unique()
     only = steps.code.filter(
         pl.col("rank") == rank,
+        ~is_python | stacks,
         ~pl.col("name").is_in(elsewhere.implode()),
         pl.col("total_ns") >= least,
     )

@@ -89,15 +89,23 @@ def _recorded_by_all(steps: pl.DataFrame, answers: Answers) -> pl.DataFrame:
 
 
 def _without_waits(steps: pl.DataFrame, answers: Answers) -> pl.DataFrame:
-    """Sort steps by ``excess``, time above the median without longer waits, slowest first."""
+    """Sort steps by ``excess``, time above the median without longer waits, slowest first.
+
+    If no rank has such time in a slow step, all of them wait: steps are sorted by their duration.
+    """
     keys = ["path", "rank", "step"]
     waits = answers.time.losses.filter("waited").group_by(keys).agg(waited=pl.col("lost_ns").sum())
     known = steps.join(waits, on=keys, how="left", nulls_equal=True, maintain_order="left")
     waited = pl.col("waited").fill_null(0)
     longer = (waited - waited.median().over("rank", "path", "batch")).clip(0)
     known = known.with_columns(excess=pl.col("over") - longer).drop("waited")
-    return known.sort("excess", "over", descending=True, maintain_order=True)
+    is_slow = pl.col("excess").max() >= _BY_ITSELF * pl.col("over").max()
+    key = pl.when(is_slow).then("excess").otherwise("over")
+    return known.sort(key, "over", descending=True, maintain_order=True)
 
+
+#: A step is slow by itself if this share of its time above the median is no wait time.
+_BY_ITSELF = 0.3
 
 #: Ranks with this share of the excess time of the slowest one are as slow.
 _ALIKE = 0.9
@@ -111,7 +119,9 @@ def _named_steps(longer: pl.DataFrame) -> str:
 
 
 def _why_slow(result: Steps, answers: Answers, worst: Mapping[str, Any]) -> tuple[str, str]:
-    """Return cause and advice for a slow step: code that runs longer, or different kernels."""
+    """Return cause and advice for a slow step: waits, code that runs longer, or other kernels."""
+    if worst["excess"] < _BY_ITSELF * worst["over"]:
+        return "wait time for another rank", "Shorten what the other ranks wait for."
     kernels = _kernels_in(answers, worst)
     rows = _only_in(result, worst)
     is_code = rows.height > 0 and rows["kind"][0] in CODE

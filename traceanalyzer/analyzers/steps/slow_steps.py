@@ -4,8 +4,11 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import polars as pl
 
+from traceanalyzer.analyzers.common.device_work import COMMUNICATION, device_work
+from traceanalyzer.analyzers.common.launching import launch_rows
 from traceanalyzer.analyzers.common.names import ADDRESS, BACKWARD, LAYERS, matching
 from traceanalyzer.analyzers.gpu_idle.causes import OPERATOR
 from traceanalyzer.frames import intervals, linking
@@ -230,7 +233,7 @@ _CODE = {"kind": pl.String, "name": pl.String, "n": pl.Int64, "total_ns": pl.Int
 
 
 def code(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
-    """Return the annotations and Python functions that run long in the steps of a rank.
+    """Return the annotations and Python functions that run long, in or between steps of a rank.
 
     Args:
         trace: of one rank.
@@ -238,21 +241,38 @@ def code(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
 
     Returns:
         kind, name (without addresses), n, ``total_ns`` of slices of at least 1 % of the median step
-        that begin in a step, largest first.
+        that begin after the first step begins, largest first. Time of a slice is that on the host,
+        or that of the device work that it launches if this is longer.
     """
     each = steps[["step", "start", "end", "host_start", "host_end"]].unique("start").sort("start")
     least = int(_LONG_FRAC * float((each["end"] - each["start"]).median() or 0))  # type: ignore[arg-type]
-    hosts = each.select("step", start="host_start", end="host_end")
-    slices = _in_steps(trace, hosts, max(least, 1))
-    kinds = (*ANNOTATION_KINDS, "python_function")
-    sums = slices.filter(pl.col("kind").is_in(kinds)).group_by("kind", "name").agg(
-        n=pl.len().cast(pl.Int64), total_ns=pl.col("dur").sum()
-    )  # fmt: skip
+    until = pl.col("host_start").shift(-1).fill_null(pl.col("host_end"))
+    slices = _in_steps(trace, each.select("step", start="host_start", end=until), max(least, 1))
+    slices = slices.filter(pl.col("kind").is_in((*ANNOTATION_KINDS, "python_function")))
+    time = pl.max_horizontal("dur", pl.lit(_launched_ns(trace, slices))).alias("total_ns")
+    sums = slices.select("kind", "name", time).group_by("kind", "name")
     plain = pl.col("name").cast(pl.String).str.replace(ADDRESS, "")
-    named = sums.select(pl.col("kind").cast(pl.String), plain, "n", "total_ns")
+    summed = sums.agg(pl.col("total_ns").sum(), n=pl.len().cast(pl.Int64))
+    named = summed.select(pl.col("kind").cast(pl.String), plain, "n", "total_ns")
     summed = named.group_by("kind", "name").agg(pl.col("n", "total_ns").sum())
     largest = summed.sort("total_ns", "name", "kind", descending=[True, False, False])
     return largest.head(_MOST_NAMES).select(pl.col(one).cast(of) for one, of in _CODE.items())
+
+
+def _launched_ns(trace: Trace, slices: pl.DataFrame) -> pl.Series:
+    """Return the sum of the device work, without communication, that is launched in each slice."""
+    work = device_work(trace)
+    rows = launch_rows(trace, work)
+    kept = (rows >= 0) & (work["work_kind"] != COMMUNICATION).to_numpy()
+    launched = trace.events["ts"].to_numpy()[rows[kept]]
+    order = np.argsort(launched, kind="stable")
+    times = (work["end"] - work["start"]).to_numpy()[kept][order]
+    before = np.append(0, np.cumsum(times))
+    first, last = (
+        before[np.searchsorted(launched[order], ends.to_numpy())]
+        for ends in (slices["ts"], slices["ts"] + slices["dur"])
+    )
+    return pl.Series(last - first)
 
 
 def _without_nested(rows: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
