@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from comm_traces import ALL_REDUCE, MS, device, host, step, trace
+from comm_traces import ALL_REDUCE, MS, US, device, host, step, trace
 from diagnosing import diagnosis
 
 import traceanalyzer as ta
@@ -152,6 +152,31 @@ def test_small_messages_need_larger_buckets_in_the_advice() -> None:
     traces = [trace(rows, rank, world_size=2) for rank in range(2)]
     found = {one.id: one for one in ta.diagnose(traces).findings}
     assert "larger buckets" in found["exposed-communication"].advice
+
+
+@pytest.mark.parametrize(("first", "part"), [(0, "NVLink"), (10, "gradient buckets")])
+def test_sums_of_layers_in_training_are_no_gradients(first: int, part: str) -> None:
+    """Layers of 1 ms, each followed by an all_reduce from the layer ``first`` on."""
+    about = {"dtype": "float", "elements_in": 1 << 24, "group": "9", "group_size": 2}
+    rows, called = [], 0
+    for number in range(3):
+        rows.append(step(number, called, 100 * US))
+        backward = "autograd::engine::evaluate_function: MmBackward0"
+        rows.append(host("cpu_op", backward, called + 50 * US, 40 * US))
+        for layer in range(30):
+            at = (30 * number + layer) * 2 * MS
+            ids = {"correlation": len(rows)}
+            reduced = {"correlation": len(rows) + 1, "stream": 20, **about}
+            rows += [host("cuda_runtime", "cudaLaunchKernel", called + US + n * US, US // 2, **one)
+                     for n, one in enumerate((ids, reduced))]  # fmt: skip
+            rows.append(device("gemm", at, (1 + (layer < first)) * MS - US, **ids))
+            if layer >= first:
+                rows.append(device(ALL_REDUCE, at + MS, MS - US, **reduced))
+            called += 3 * US
+        called += 10 * US
+    traces = [trace(rows, rank, world_size=2) for rank in range(2)]
+    found = {one.id: one for one in ta.diagnose(traces).findings}
+    assert part in found["exposed-communication"].advice
 
 
 @pytest.mark.parametrize(

@@ -469,6 +469,8 @@ def _exposing(result: Overlap, answers: Answers, *, waits: bool) -> str:
             return _EXCHANGE
         if kind == "all_reduce" and _only_infers(answers, comm):
             return _TENSOR_PARALLEL
+        if kind == "all_reduce" and _in_layers(answers, comm):
+            return _TENSOR_PARALLEL_TRAINING
         if small_collectives(comm):
             text = fewer_collectives(comm)
             return f"{text[:1].upper()}{text[1:]}: small messages take as long as larger ones."
@@ -486,8 +488,32 @@ _TENSOR_PARALLEL = (
     "overlapped: use fewer GPUs per model, an all_reduce for small messages (one-shot or symmetric "
     "memory), or CUDA graphs around it."
 )
+_TENSOR_PARALLEL_TRAINING = (
+    "In tensor parallelism the next operator needs the sum of an all_reduce: use fewer GPUs per "
+    "model, all joined by NVLink, and sequence parallelism with all_gather and reduce_scatter that "
+    "overlap parts of the products (Megatron --sequence-parallel --tp-comm-overlap)."
+)
 #: Tensor parallelism sums in each layer: from so many all_reduces of a rank on.
 _MANY_SUMS = 16
+#: Sums in the first and the last part of a step; gradients are reduced from its middle on.
+_PART = 0.25
+
+
+def _in_layers(answers: Answers, comm: CommOutliers) -> bool:
+    """Whether most time of all_reduces is in sums of layers, not of gradients.
+
+    They are of one size, and many from the begin of each step to its end.
+    """
+    keys, rows = ["path", "rank", "step"], comm.instances.filter(collective="all_reduce")
+    sizes = rows.group_by("message_bytes").agg(ns=pl.col("duration_ns").sum())
+    size = largest_first(sizes, "ns", "message_bytes")["message_bytes"][0]
+    rows = rows.filter(pl.col("message_bytes").eq_missing(size))
+    windows = answers.time.windows.select(*keys, begin="start", until="end")
+    placed = rows.drop_nulls("step").join(windows, on=keys)
+    place = (pl.col("ts") - pl.col("begin")) / (pl.col("until") - pl.col("begin"))
+    each = placed.group_by(keys).agg(n=pl.len(), first=place.min(), last=place.max())
+    n, first, last = each.select(pl.col("n", "first", "last").median()).row(0)
+    return bool(n and n >= _MANY_SUMS and first < _PART and last > 1 - _PART)
 
 
 def _only_infers(answers: Answers, comm: CommOutliers) -> bool:

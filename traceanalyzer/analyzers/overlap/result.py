@@ -247,10 +247,10 @@ def advice(result: Overlap, *, waits: bool = True, pytorch: bool = True) -> str:
     """
     reasons = result.reasons["reason"].to_list()
     largest = next((one for one in reasons if waits or one != WAITING), None)
-    if largest is None:
-        return _ALL_RANKS
     unknown = WAITING not in set(result.reasons["reason"]) and result.devices["rank"].n_unique() < 2
     texts = _ADVICE if pytorch else _ADVICE | _ADVICE_ELSEWHERE
+    if largest is None:
+        return _ALL_RANKS if unknown else texts[OTHER]
     if largest == WAITING and (ranks := result.reasons["rank"].drop_nulls().to_list()):
         return _STRAGGLER.format(ranks[0])
     return sentences(texts[largest], _ALL_RANKS if unknown else "")
