@@ -399,8 +399,7 @@ def _evidence(result: GpuIdle, cause: str, answers: Answers, rank: int | None) -
         yield from _idlest(result, cause)
     if cause == causes.DATALOADING:
         yield from _loading(result)
-        yield from _exposing(cause, answers)
-    elif cause == causes.HOST_CODE:
+    if cause in (causes.DATALOADING, causes.HOST_CODE):
         yield from _exposing(cause, answers)
     elif cause == causes.SMALL_COPIES:
         yield from _small_copies(result, answers)

@@ -109,9 +109,8 @@ def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> P
     files = host.accessing_files(near, excerpt)
     idle_of = {causes.PROFILER: profiler, causes.SHORT_GAP: idle.filter(short)}
     little = host.blocking_little(excerpt)
-    idle_of |= _by_first_cause(
-        near, gaps, loader, copies, little, waits, due, soon, files, host.extents(excerpt)
-    )
+    synced = (waits, due, soon)
+    idle_of |= _by_first_cause(excerpt, near, gaps, loader, copies, little, synced, files)
     pieces = [idle_of[cause] for cause in CAUSES]
     caused = _with_causes(pieces)
     late_launches = idle.filter(short, is_late)
@@ -164,22 +163,21 @@ def _near(excerpt: Excerpt, gaps: pl.DataFrame) -> Excerpt:
 
 
 def _by_first_cause(
+    excerpt: Excerpt,
     near: Excerpt,
     gaps: pl.DataFrame,
     loader: pl.DataFrame,
     copies: pl.DataFrame,
     little: pl.DataFrame,
-    synchronising: pl.DataFrame,
-    due: pl.DataFrame,
-    soon: pl.DataFrame,
+    synced: tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame],
     files: pl.DataFrame,
-    host_code: pl.DataFrame,
 ) -> dict[str, pl.DataFrame]:
     """Divide gaps by the first cause that applies, in the order of the causes here.
 
     After the host waited for the device, launching counts as synchronisation, and in short gaps
     other host code.
     """
+    synchronising, due, soon = synced
     waits, prompt = queued(gaps)
     calls = host.classified(near)
     loading = host.in_class(near, calls, LOAD_MODULE, least_ns=causes.LONG_CALL_NS)
@@ -199,7 +197,7 @@ def _by_first_cause(
         _AFTER_WAIT: pl.concat([soon, intervals.intersect(due, launching, _UNIT)]),
         causes.API_CALLS: host.in_class(near, calls, *_OTHERS, least_ns=causes.LONG_CALL_NS),
         causes.LAUNCH: launching,
-        causes.HOST_CODE: host_code,
+        causes.HOST_CODE: host.extents(excerpt),
     }
     *divided, none = intervals.divide(gaps, list(when.values()), _UNIT)
     idle_of = dict(zip(when, divided, strict=True)) | {causes.UNKNOWN: none}

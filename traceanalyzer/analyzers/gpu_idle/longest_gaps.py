@@ -118,12 +118,7 @@ def _with_file_calls(
     on_host: pl.DataFrame, gaps: pl.DataFrame, files: pl.DataFrame, excerpt: Excerpt
 ) -> pl.DataFrame:
     """Name the file calls of one name that fill half of a gap together, inside the annotation."""
-    calls = pl.repeat(None, gaps.height, dtype=pl.String, eager=True)
-    for name in distinct(files):
-        rows = excerpt.of_units(files.filter(pl.col("name") == name))
-        shared = intervals.overlap_with(gaps[["unit", "start", "end"]], rows, ["unit"])
-        fills = shared.select(2 * pl.col("overlap") >= pl.col("end") - pl.col("start")).to_series()
-        calls = calls.zip_with(~fills, pl.repeat(name, gaps.height, eager=True))
+    calls = _filling(gaps, files.join(excerpt.threads, on="thread"), 0.5)
     outer = pl.col("host_event").is_null() | (pl.col("host_event") == pl.col("annotation"))
     named = calls.is_not_null() & outer
     return on_host.with_columns(
@@ -137,13 +132,8 @@ def _rivals(gaps: pl.DataFrame, python: pl.Series, excerpt: Excerpt) -> pl.DataF
 
     None in functions (``python``) that take as long while no such thread runs.
     """
-    rival = pl.repeat(None, gaps.height, dtype=pl.String, eager=True)
     rivals = host.rivals(excerpt)
-    for name in distinct(rivals):
-        rows = rivals.filter(pl.col("name") == name)
-        shared = intervals.overlap_with(gaps[["unit", "start", "end"]], rows, ["unit"])
-        most = pl.col("overlap") >= _MOST_OF_GAP * (pl.col("end") - pl.col("start"))
-        rival = shared.select(pl.when(most).then(pl.lit(name)).otherwise(rival)).to_series()
+    rival = _filling(gaps, rivals, _MOST_OF_GAP)
     if rival.null_count() < gaps.height:
         runs = excerpt.slices.filter(pl.col("name").cast(pl.String).is_in(python.implode()))
         runs = runs.with_columns(both=pl.Series(intervals.meets(runs, rivals)))
@@ -154,6 +144,17 @@ def _rivals(gaps: pl.DataFrame, python: pl.Series, excerpt: Excerpt) -> pl.DataF
         slow = times.filter(2 * pl.col("alone") >= pl.col("both"))["name"].cast(pl.String)
         rival = rival.set(python.is_in(slow.implode()).fill_null(value=False), None)
     return rival.alias("rival").to_frame()
+
+
+def _filling(gaps: pl.DataFrame, rows: pl.DataFrame, share: float) -> pl.Series:
+    """Return the name of the rows (unit, name, start, end) that fill this share of each gap."""
+    names = pl.repeat(None, gaps.height, dtype=pl.String, eager=True)
+    fills = pl.col("overlap") >= share * (pl.col("end") - pl.col("start"))
+    for name in distinct(rows):
+        of_name = rows.filter(pl.col("name") == name)
+        shared = intervals.overlap_with(gaps[["unit", "start", "end"]], of_name, ["unit"])
+        names = shared.select(pl.when(fills).then(pl.lit(name)).otherwise(names)).to_series()
+    return names
 
 
 #: From this share of a gap on, another thread runs in most of it.
