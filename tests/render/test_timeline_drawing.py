@@ -84,7 +84,19 @@ def test_strip_fits_the_width(width: int, unicode: bool) -> None:
     assert text.isascii() != unicode
 
 
-def test_strip_shows_the_most_frequent_state() -> None:
+def test_strip_has_each_state_as_often_as_its_share() -> None:
+    """States change within each character; what is short everywhere is left out."""
+    parts = np.tile([0.7, 0.24, 0.06], (1, 100, 1)) * 5.0
+    parts[0, 40:50] = 0
+    parts[0, 80:] = [0, 0, 3.0]
+    (shown,) = strip._shown(parts)
+    assert (shown[40:50] == -1).all()
+    assert (shown[80:] == 2).all()
+    rest = np.delete(shown[:80], range(40, 50))
+    assert [(rest == state).sum() for state in range(3)] == pytest.approx([53, 17, 0], abs=2)
+
+
+def test_strip_shows_long_states_in_a_row() -> None:
     lines = strip.text(once(timeline, RANKS).drawing(), 80, unicode=False).split("\n")
     waiting = next(line for line in lines if line.strip().startswith("rank 4"))
     loading = next(line for line in lines if line.strip().startswith("rank 5"))

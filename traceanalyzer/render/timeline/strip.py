@@ -37,6 +37,10 @@ _LONGEST, _INDENT = 20, "  "
 _SPACE, _BEFORE_UNIT = re.compile(" "), re.compile(r"(?<=\d) ")
 
 
+#: States with a smaller part of the time of a character are not shown there.
+_LEAST_SHOWN = 0.1
+
+
 def text(
     drawing: Lanes,
     width: int,
@@ -47,7 +51,8 @@ def text(
 ) -> str:
     """Return the timeline in lines of at most ``width`` characters.
 
-    A character shows the most frequent state in its stretch of time. Of more than 16 devices (or
+    A character shows a state of its stretch of time, so that a row has each state as often as its
+    share: of short states that follow each other, not only the longest. Of more than 16 devices (or
     ``top``, if it is larger) the ones with most lost time, the median one and the one with least
     are shown; None shows all.
 
@@ -67,8 +72,8 @@ def text(
     parts = shares(drawing, columns, rows["lane"].to_list())
     marks = [_MARKS[state][0 if blocks else 1] for state in drawing.names]
     lines = [_steps(drawing, rows["lane"].to_list(), left, columns)]
-    largest = np.where(parts.sum(axis=2) > 0, parts.argmax(axis=2), -1)
-    drawn = [_row(row.tolist(), marks, list(drawing.names) if color else []) for row in largest]
+    shown = _shown(parts)
+    drawn = [_row(row.tolist(), marks, list(drawing.names) if color else []) for row in shown]
     lines += [name.ljust(left) + row for name, row in zip(names, drawn, strict=True)]
     lines += _places(drawing, left, columns)
     hidden = drawing.lanes.height - rows.height
@@ -82,8 +87,25 @@ def text(
     heading = f"{drawing.title} from {begin} to {end} ({each} per character)"
     heading = textwrap.fill(heading, width)
     body = "\n".join((_INDENT + line).rstrip() for line in lines if line.strip())
-    used = {list(drawing.names)[at] for at in np.unique(largest).tolist() if at >= 0}
+    used = {list(drawing.names)[at] for at in np.unique(shown).tolist() if at >= 0}
     return f"{heading}\n{body}\n{_legend(drawing, marks, used, width, color=color)}"
+
+
+def _shown(parts: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return the state of each character (-1: none), by row, column and share of each state.
+
+    It is the one with most time that is not shown yet, among those with a tenth of the stretch.
+    """
+    shown = np.full(parts.shape[:2], -1)
+    whole = parts.sum(axis=2)
+    for row, column in np.argwhere(whole > 0).tolist():
+        if not column or whole[row, column - 1] <= 0:
+            owed = np.zeros(parts.shape[2])
+        now = parts[row, column] / whole[row, column]
+        owed += now
+        shown[row, column] = state = np.argmax(np.where(now >= _LEAST_SHOWN, owed, -np.inf))
+        owed[state] -= 1
+    return shown
 
 
 def _row(states: Sequence[int], marks: Sequence[str], names: Sequence[str]) -> str:
