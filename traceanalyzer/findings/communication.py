@@ -462,7 +462,7 @@ def _exposed_communication(result: Overlap, answers: Answers) -> Iterator[Measur
 
 def _exposing(result: Overlap, answers: Answers, *, waits: bool) -> str:
     """Return advice for exposed communication: by the kind of most collectives and their size."""
-    comm = answers.get("comm_outliers")
+    comm, kind = answers.get("comm_outliers"), ""
     if isinstance(comm, CommOutliers):
         kind = "" if result.mostly_waits else _main_kind(comm)
         if answers.program.pytorch and kind == "all_to_all":
@@ -475,7 +475,8 @@ def _exposing(result: Overlap, answers: Answers, *, waits: bool) -> str:
             text = fewer_collectives(comm)
             return f"{text[:1].upper()}{text[1:]}: small messages take as long as larger ones."
     compared = isinstance(comm, CommOutliers) and comm.totals.n_matched > 0
-    return advice(result, waits=waits and not compared, pytorch=answers.program.pytorch)
+    waits = waits and not compared
+    return advice(result, waits=waits, pytorch=answers.program.pytorch, kind=kind)
 
 
 #: Advice for exchanges (of tokens between experts, of embeddings), and for sums in inference.

@@ -76,6 +76,11 @@ _ADVICE = {
     AFTER: "Start communication earlier, while independent compute remains: several gradient "
     "buckets during backward (DDP bucket_cap_mb, no manual all_reduce after backward), prefetched "
     "shards (FSDP forward_prefetch, backward_prefetch), micro-batches.",
+    "all_reduce": "Start communication earlier, while independent compute remains: several "
+    "gradient buckets during backward (DDP bucket_cap_mb, no manual all_reduce after backward).",
+    "all_gather": "Gather the shards of the next layer while this one computes: FSDP "
+    "forward_prefetch=True and backward_prefetch=BACKWARD_PRE, FSDP2 "
+    "set_modules_to_forward_prefetch, DeepSpeed overlap_comm.",
     OTHER: "Overlap more compute with it (prefetch shards, pipeline micro-batches), or communicate "
     "fewer bytes.",
     UNKNOWN: "Record launch calls (ProfilerActivity.CPU, nsys --trace=cuda).",
@@ -237,13 +242,14 @@ def why_exposed(result: Overlap) -> str:
     return f"Reasons for exposed communication: {', '.join(parts)}." if parts else ""
 
 
-def advice(result: Overlap, *, waits: bool = True, pytorch: bool = True) -> str:
+def advice(result: Overlap, *, waits: bool = True, pytorch: bool = True, kind: str = "") -> str:
     """Return the advice for the largest reason, and whether more files would help.
 
     Args:
         result: the result of overlap.
         waits: whether wait time for other ranks may be the largest reason.
         pytorch: whether the program may use PyTorch.
+        kind: the collective with most of the time, if there is one.
     """
     reasons = result.reasons["reason"].to_list()
     largest = next((one for one in reasons if waits or one != WAITING), None)
@@ -253,6 +259,9 @@ def advice(result: Overlap, *, waits: bool = True, pytorch: bool = True) -> str:
         return _ALL_RANKS if unknown else texts[OTHER]
     if largest == WAITING and (ranks := result.reasons["rank"].drop_nulls().to_list()):
         return _STRAGGLER.format(ranks[0])
+    if largest == AFTER and pytorch:
+        kind = "all_gather" if kind == "reduce_scatter" else kind
+        largest = kind if kind in texts else AFTER
     return sentences(texts[largest], _ALL_RANKS if unknown else "")
 
 
