@@ -64,6 +64,18 @@ def test_throttled_steps_even_if_most_are_slow(last: int) -> None:
     check_wording(one.title, *one.evidence)
 
 
+def test_one_throttling_is_one_finding() -> None:
+    """Two of five steps are slow: the time above the median step is a part of the cost."""
+    (one,) = (f for f in ta.diagnose(throttled(2)).findings if f.step)
+    assert (one.id, [effect.id for effect in one.effects]) == ("throttled-steps", ["uneven-steps"])
+
+
+def test_slow_kernels_of_warm_up_are_in_no_step_that_counts() -> None:
+    trace = job(lambda _r, n, _k: 3 if n == 0 else 1, ranks=1)
+    assert ta.steps(trace).ranks["warm_up"].to_list() == [1]
+    assert not judged("throttled-steps", trace)
+
+
 @pytest.mark.matrix
 def test_some_longer_kernels_are_not_throttling() -> None:
     assert not judged("throttled-steps", throttled(2, ("gemm",)))

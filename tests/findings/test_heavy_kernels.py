@@ -46,8 +46,12 @@ def _steps(works: list[tuple[str, str, int]], node: str) -> Iterator[dict[str, A
             at += us * US
 
 
+def examined(traced: Trace) -> dict[str, Any]:
+    return dict(examine([traced], ["kernels", "gpu_idle"], for_rules=True).results)
+
+
 def judged(traced: Trace) -> list[Measured]:
-    results = dict(examine([traced], ["kernels", "gpu_idle"], for_rules=True).results)
+    results = examined(traced)
     return [m for m in measurements("one-kernel", results.pop("kernels"), **results)
             if m.size >= 0.15]  # fmt: skip
 
@@ -60,6 +64,7 @@ def judged(traced: Trace) -> list[Measured]:
         ("aten::scatter_add_", "_scatter_gather_elementwise_kernel", "segment"),
         ("triton_mine", "my_triton_kernel_0d1d2", "triton.autotune"),
         ("aten::_to_copy", CAST, "once"),
+        ("aten::embedding_dense_backward", "embedding_backward_feature_kernel<float>", "sparse"),
         ("aten::something", "mystery", "ncu"),
     ],
 )
@@ -81,6 +86,19 @@ def test_kernels_that_convert_the_layout_count_together() -> None:
     assert one.size == pytest.approx(250 / 750, rel=0.02)
     assert "channels_last" in one.advice
     assert judged(steps([*works[:1], convolution, convolution])) == []
+    results = examined(steps([*works, *works[:1]]))
+    assert not measurements("memory-bound-kernels", results["kernels"], **results)
+
+
+def test_time_of_a_kernel_counts_in_one_finding() -> None:
+    """Fusion saves one of two calls of gelu: the one that is next to a longer kernel."""
+    gelu, add = ADD[1].replace("CUDAFunctor_add", "Gelu"), (*ADD[:2], 450)
+    each = [("aten::gelu", gelu, 600), GEMM, ("aten::gelu", gelu, 400), add, GEMM]
+    traced = steps(each)
+    results = examined(traced)
+    (one,) = judged(traced)
+    (fused,) = measurements("memory-bound-kernels", results["kernels"], **results)
+    assert (one.total_ns, fused.total_ns) == (4 * 599 * US, 4 * 399 * US)
 
 
 def test_kernel_of_unknown_kind_and_operator_is_no_warning() -> None:

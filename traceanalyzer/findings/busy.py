@@ -168,8 +168,8 @@ def _without_attention(products: int, time: DeviceTime) -> Iterator[str]:
     "kernels",
     "memory-bound kernels: elementwise operations and copies that are not fused",
     "time of elementwise and copy kernels that run one after another, without the longest kernel "
-    "of each sequence, and without those of TorchInductor, as a share of step time (of the "
-    "recorded time if no steps are marked)",
+    "of each sequence, and without those of TorchInductor and changes of layout, as a share of "
+    "step time (of the recorded time if no steps are marked)",
     {"info": 0.1, "warning": 0.2, "critical": 0.3},
     uses=("gpu_idle",),
 )

@@ -7,6 +7,7 @@ import polars as pl
 from traceanalyzer.analyzers.comm_outliers.arrivals import WARN_FRAC
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.analyzers.kernels.result import Kernels
+from traceanalyzer.findings.busy import in_steps
 from traceanalyzer.findings.device_time import DEVICE
 from traceanalyzer.findings.kernel_times import MANY_CALLS, SLOW_GPU, compare
 from traceanalyzer.findings.rule import Answers, Measured, rule
@@ -28,6 +29,9 @@ _NAMED = 3
 )
 def _throttled_steps(result: Kernels, answers: Answers) -> Iterator[Measured]:
     steps = _slow_steps(result)
+    if answers.time.in_steps and steps.height:  # warm-up is in no cost
+        counted = answers.time.windows
+        steps = steps.join(counted, on=["path", "rank", "step"], how="semi", nulls_equal=True)
     if steps.is_empty() or not answers.time.whole_ns:
         return
     over = steps.group_by(DEVICE).agg(pl.col("over_ns").sum())
@@ -144,7 +148,7 @@ def _slow_gpu(_: CommOutliers, answers: Answers) -> Iterator[Measured]:
     kernels, time = answers.get("kernels"), answers.time
     if not isinstance(kernels, Kernels) or kernels.by_step is None or not time.whole_ns:
         return
-    rows = kernels.by_step.drop_nulls("rank")
+    rows = in_steps(kernels, time).drop_nulls("rank")
     sums = rows.group_by("rank").agg(ns=pl.col("total_ns").sum()).sort("ns", "rank")
     if sums.height < _ENOUGH:
         return

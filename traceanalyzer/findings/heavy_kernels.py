@@ -6,6 +6,7 @@ from typing import Any
 
 import polars as pl
 
+from traceanalyzer.analyzers.common import kernel_names
 from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION
 from traceanalyzer.analyzers.common.kernel_names import ATTENTION, CONVOLUTION, GEMM, KV_CACHE
@@ -37,6 +38,11 @@ _INDEXING = (
     "use index_select, gather or torch.nn.functional.embedding, or index data that needs no "
     "gradient."
 )
+_EMBEDDING = (
+    "The gradient of an embedding adds up the rows of equal indices, and covers the whole table: "
+    "use sparse gradients (torch.nn.Embedding(sparse=True) with SparseAdam or SGD), padding_idx "
+    "for padding, fewer duplicate indices, or a fused table (FBGEMM)."
+)
 _SCATTERING = (
     "Elements with equal indices wait for each other: sort or bucket the indices once, or use a "
     "segmented reduction (torch.segment_reduce, cumsum of sorted data)."
@@ -60,16 +66,17 @@ _TUNING = (
 )
 #: Advice by names of the kernel and of the operators that launch it; the first match counts.
 _ADVICE = (
-    (r"(?i)index(?:ing|_put|_?backward)|embedding.*backward", _INDEXING),
+    (r"(?i)embedding.*backward", _EMBEDDING),
+    (r"(?i)index(?:ing|_put|_?backward)", _INDEXING),
     (r"(?i)scatter|index_(?:add|copy|reduce)", _SCATTERING),
-    (r"(?i)nchw_?to_?nhwc|nhwc_?to_?nchw", _LAYOUT),
+    (kernel_names.CHANGES_LAYOUT.pattern, _LAYOUT),
     (r"(?i)sort|top_?k|radix|unique|nonzero|scan|cumsum", _SORTING),
     (r"(?i)\bcast|_to_copy|aten::to\b|direct_copy|float16_copy|copy_kernel", _CASTING),
     (r"(?i)triton", _TUNING),
 )
 #: Kernels that one change avoids together, and what they do.
 _TOGETHER = (
-    (r"(?i)nchw_?to_?nhwc|nhwc_?to_?nchw", "convert between NCHW and NHWC"),
+    (kernel_names.CHANGES_LAYOUT.pattern, "convert between NCHW and NHWC"),
     (r"(?i)(?:radix|segmented|bitonic|merge)_?sort|[sm]btopk", "sort or select"),
 )
 #: How the autograd engine names the call of a node.
@@ -113,7 +120,9 @@ def _one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
     )  # fmt: skip
     # one long call of several is a finding about that call
     sums = sums.filter((2 * pl.col("max_ns") < pl.col("total_ns")) | (pl.col("n") <= _FEW))
-    if memory_bound_is_found(result, answers):
+    if not memory_bound_is_found(result, answers):
+        sums = sums.with_columns(fusible_ns=0)
+    else:
         sums = sums.filter(pl.col("fusible_ns") < _FUSIBLE * pl.col("total_ns"))
     for row in largest_first(sums, "total_ns", "kernel").head(1).iter_rows(named=True):
         place = _place(result, row["kernel"])
@@ -123,7 +132,7 @@ def _one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
         others = _INFO if share >= _LEAST else 0.0
         yield Measured(
             size=share if is_slow or (is_known and share >= _MUCH) else others,
-            cost_frac=share,
+            cost_frac=time.frac(row["total_ns"] - row["fusible_ns"]),
             title=f"{_who(row)} {time.share(row['total_ns'])}{_launched_by(place)}.",
             evidence=(
                 (
@@ -131,9 +140,11 @@ def _one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
                     f"{format_ns(round(row['total_ns'] / row['n']))} each on average."
                 ),
                 *([f"Called from {place['code']}."] if place.get("code") else []),
+                *[f"memory-bound-kernels counts {time.text(row['fusible_ns'])} of it."]
+                * (row["fusible_ns"] > 0),
             ),
             advice=advice,
-            total_ns=row["total_ns"],
+            total_ns=row["total_ns"] - row["fusible_ns"],
             confidence="medium",  # it may be the work that the program is for
         )
 

@@ -61,10 +61,13 @@ def _uneven_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
         f"Slowest: {worst['step']}{rank}, {format_ns(worst['duration_ns'])} "
         f"({worst['ratio']:.3g} times the median){grew}."
     )
-    reason, remedy = _why_slow(result, answers, worst)
+    kernels = _kernels_in(answers, worst)
+    reason, remedy = _why_slow(result, answers, worst, kernels)
     explained = _growth(answers)
     left = 1 - min(sum(explained.values()), 1.0)
     left = 1.0 if left < MUCH_LEFT else left
+    if kernels and kernels.why == SLOW_GPU:
+        explained["throttled-steps"] = 1.0
     yield Measured(
         size=left * cost / whole,
         title=f"Slow steps cost {format_frac(cost / whole)} of step time"
@@ -118,11 +121,12 @@ def _named_steps(longer: pl.DataFrame) -> str:
     return f": {', '.join(names)}" if 0 < slow.height <= _NAMED else ""
 
 
-def _why_slow(result: Steps, answers: Answers, worst: Mapping[str, Any]) -> tuple[str, str]:
+def _why_slow(
+    result: Steps, answers: Answers, worst: Mapping[str, Any], kernels: Difference | None
+) -> tuple[str, str]:
     """Return cause and advice for a slow step: waits, code that runs longer, or other kernels."""
     if worst["excess"] < _BY_ITSELF * worst["over"]:
         return "wait time for another rank", "Shorten what the other ranks wait for."
-    kernels = _kernels_in(answers, worst)
     rows = _only_in(result, worst)
     is_code = rows.height > 0 and rows["kind"][0] in CODE
     each = _longer(rows)

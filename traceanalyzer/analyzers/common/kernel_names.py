@@ -393,9 +393,13 @@ def families_of(names: Iterable[str]) -> dict[str, str]:
     return result
 
 
-def is_inductor(name: str) -> bool:
-    """Whether TorchInductor generated the kernel, so that its operations are already fused."""
-    return _INDUCTOR.match(name) is not None
+#: Kernels of libraries that change the layout of images: no compiler fuses them.
+CHANGES_LAYOUT = re.compile(r"(?i)nchw_?to_?nhwc|nhwc_?to_?nchw")
+
+
+def is_fusible(name: str) -> bool:
+    """Whether a compiler could fuse the kernel: TorchInductor has fused its own already."""
+    return not (_INDUCTOR.match(name) or CHANGES_LAYOUT.search(name))
 
 
 def _fused_family(prefix: str | None, operations: str) -> str:

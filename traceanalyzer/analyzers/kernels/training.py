@@ -17,7 +17,7 @@ from traceanalyzer.analyzers.common.kernel_names import (
     ELEMENTWISE,
     GEMM,
     families_of,
-    is_inductor,
+    is_fusible,
 )
 from traceanalyzer.analyzers.common.launching import launches
 from traceanalyzer.analyzers.common.names import BACKWARD, CHECKPOINT, LAYERS, matching, named
@@ -284,7 +284,8 @@ def fusible_ns(
     Elementwise and copy kernels that follow each other on a stream, without other work between
     them, read and write the same tensors again. Of such a sequence the longest kernel remains; the
     time of the others is an upper bound of the gain. Kernels of TorchInductor are fused already;
-    those of attention and of optimizers with a kernel per parameter are findings of their own.
+    those of attention, of optimizers with a kernel per parameter, and changes of layout are
+    findings of their own.
 
     Args:
         work: rows of :func:`~traceanalyzer.analyzers.common.device_work.device_work`.
@@ -293,7 +294,7 @@ def fusible_ns(
         training: rows of :func:`~.training.training`.
     """
     pointwise = [
-        family in (ELEMENTWISE, COPY) and name is not None and not is_inductor(name)
+        family in (ELEMENTWISE, COPY) and name is not None and is_fusible(name)
         for name, family in kernels.select("name", "family").iter_rows()
     ]
     counts = np.array(pointwise, np.bool_)[number.to_numpy()]
