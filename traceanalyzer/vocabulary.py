@@ -23,6 +23,12 @@ NO_CACHING_ALLOCATOR = "no-caching-allocator"
 GRAPH_GAPS = "graph-gaps"
 RECORDINGS_APART = "recordings-apart"
 SAME_RANK = "same-rank"
+SHARED_DEVICE = "shared-device"
+#: Text of that issue.
+SHARING = (
+    "{} processes share a GPU and count as one device; give each process a GPU of its own "
+    "(gpu-idle --by process shows the time of each)"
+)
 
 #: Page faults of managed memory, on a device or, without one, on the host.
 PAGE_FAULT = "page_fault"

@@ -207,6 +207,26 @@ def test_queued_work_shows_the_clock_by_its_first_kernels(tmp_path: Path) -> Non
     assert problems(write(tmp_path / "a.json", events + queued, after=5_000))[words.DEVICE_CLOCK]
 
 
+@pytest.mark.parametrize("early", [0, 2_000])
+def test_work_on_an_idle_device_shows_the_clock(tmp_path: Path, early: float) -> None:
+    """In each step the host runs far ahead: few kernels start as early as the first one."""
+    events = []
+    for number in range(6):
+        begin = number * 15_000.0
+        events.append(step(number, begin, 15_000))
+        for place in range(75):
+            at, correlation = begin + 5 * place, 1 + number * 75 + place
+            events.append(call("cudaLaunchKernel", at, 4, correlation))
+            events.append(kernel(GEMM, begin + 10 + 100 * place - early, 100, correlation))
+    first = [event for event in events if event["name"] == GEMM][::75]
+    for one in first[3:5]:  # by chance, or by a wrong correlation id
+        one["ts"] -= 1_000
+    path = write(tmp_path / "a.json", events, after=5_000)
+    assert problems(path) == ({words.DEVICE_CLOCK: 6 * 21} if early else {})
+    begin = ta.read(path).events.filter(kind="kernel")["ts"].min()
+    assert begin == pytest.approx(5_000_000, abs=10_000)
+
+
 @pytest.mark.matrix
 def test_the_recordings_of_device_clocks(causes: Path) -> None:
     early = causes / "chrome/device_clock_3ms_early.json.gz"
@@ -504,6 +524,7 @@ _UNSOUND = {
     "causes/nsys/c12_bad_times.sqlite.gz": {words.IMPOSSIBLE_TIMES},
     "causes/nsys/c14_wsl2_no_kernels.sqlite.gz": {words.NO_GPU_WORK},
     "causes/nsys/c16_illegal_address.sqlite.gz": {words.NO_GPU_WORK, words.FAILED_CALLS},
+    "causes/nsys/c19_two_processes_one_gpu.sqlite.gz": {words.SHARED_DEVICE},
     "causes/nsys/c24_one_rank_traced.sqlite.gz": {words.UNTRACED_PROCESSES},
     "causes/nsys/c6_queries_only.sqlite.gz": {words.NO_GPU_WORK},
 }

@@ -48,7 +48,7 @@ _UPDATE = "update the GPU driver and the profiler if there are many"
 CODES = (
     words.FAILED_CALLS, words.NO_GPU_WORK, words.IMPOSSIBLE_TIMES, words.DEVICE_CLOCK,
     words.MISSING_KERNELS, words.SAME_RANK, words.UNTRACED_PROCESSES, words.RECORDINGS_APART,
-    words.NO_CACHING_ALLOCATOR, words.GRAPH_GAPS,
+    words.NO_CACHING_ALLOCATOR, words.GRAPH_GAPS, words.SHARED_DEVICE,
 )  # fmt: skip
 
 
@@ -237,16 +237,21 @@ _EARLY_FRAC, _EARLY_NS = 0.05, 100_000
 _MOST = 0.5
 #: Differences below this are the resolution of times.
 _RESOLUTION_NS = 1_000
-#: This share of the work starts early by chance or by a wrong correlation id.
-_CHANCE_FRAC = 0.01
+#: This share of the work, and this much of it, starts early by chance or by a wrong correlation id.
+_CHANCE_FRAC, _CHANCE = 0.01, 2
+#: If so much work starts on an idle device, only that is compared.
+_PROMPT = 8
 #: Work that is compared at first.
 _SAMPLE = 4096
 
 
 def _on_host_clock(trace: Trace, work: pl.DataFrame) -> Trace:
     """Return the trace with the times of each early device moved behind the launch calls."""
-    every = max(work.height // _SAMPLE, 1)
-    if not any(_clocks(trace, work.gather_every(every))):
+    ended = (pl.col("ts") + pl.col("dur")).cum_max().shift(1).over("rank", "device")
+    work = work.with_columns(queued=(pl.col("ts") - ended < _OVERLAP_NS).fill_null(value=False))
+    parts = work.partition_by("queued")
+    sample = [part.gather_every(max(part.height // _SAMPLE, 1)) for part in parts]
+    if not any(_clocks(trace, pl.concat(sample))):
         return trace
     for rank, device, shift_ns, early, linked in _clocks(trace, work):
         text = (
@@ -260,22 +265,24 @@ def _on_host_clock(trace: Trace, work: pl.DataFrame) -> Trace:
 
 
 def _clocks(trace: Trace, work: pl.DataFrame) -> Iterator[tuple[int | None, int, int, int, int]]:
-    """Yield rank, device, delay in ns, early and all launched work of each device that is early."""
+    """Yield rank, device, delay in ns, early and all launched work of each device that is early.
+
+    Work on an idle device starts right after its launch call; queued work shows less of the delay.
+    """
     for rank, device, rows in _delays(trace, work):
-        delay = rows.to_numpy()
-        early, shift = (
-            int((delay < 0).sum()),
-            -int(np.quantile(delay, _CHANCE_FRAC, method="lower")),
-        )
+        prompt = rows.filter(~pl.col("queued"))
+        delay = (prompt if prompt.height >= _PROMPT else rows)["delay"].to_numpy()
+        chance = min(max(int(_CHANCE_FRAC * delay.size), _CHANCE), delay.size - 1)
+        early, shift = (delay < 0).mean(), -int(np.partition(delay, chance)[chance])
         near = (delay <= -shift + max(shift // 10, _EARLY_NS)).mean()
-        often = early > _MOST * delay.size and shift > _RESOLUTION_NS
-        seldom = early > _EARLY_FRAC * delay.size and shift > _EARLY_NS
+        often = early > _MOST and shift > _RESOLUTION_NS
+        seldom = early > _EARLY_FRAC and shift > _EARLY_NS
         if (often or seldom) and near > _EARLY_FRAC:
-            yield rank, device, shift, early, delay.size
+            yield rank, device, shift, int((rows["delay"] < 0).sum()), rows.height
 
 
-def _delays(trace: Trace, work: pl.DataFrame) -> Iterator[tuple[int | None, int, pl.Series]]:
-    """Yield rank, device and the delays after the launch call in ns of work with a call."""
+def _delays(trace: Trace, work: pl.DataFrame) -> Iterator[tuple[int | None, int, pl.DataFrame]]:
+    """Yield rank, device, and queued, delay (after the launch call in ns) of work with a call."""
     work = work.filter(pl.col("correlation") > 0)
     ids = work["correlation"].unique()
     is_call = pl.col("kind").is_in(words.LAUNCH_KINDS) & pl.col("correlation").is_in(ids.implode())
@@ -283,9 +290,9 @@ def _delays(trace: Trace, work: pl.DataFrame) -> Iterator[tuple[int | None, int,
     rows = trace.events[["kind", "rank", "pid", "correlation", "ts"]].filter(is_call)
     calls = rows.group_by(keys).agg(called=pl.col("ts").min())
     joined = work.join(calls, on=keys, nulls_equal=True).drop_nulls("device")
-    delays = joined.select("rank", "device", delay=pl.col("ts") - pl.col("called"))
+    delays = joined.select("rank", "device", "queued", delay=pl.col("ts") - pl.col("called"))
     for (rank, device), rows in delays.group_by("rank", "device", maintain_order=True):
-        yield rank, device, rows["delay"]
+        yield rank, device, rows
 
 
 def _moved(trace: Trace, rank: int | None, device: int, shift_ns: int) -> Trace:

@@ -24,7 +24,7 @@ from traceanalyzer.parsers.sqlite.rows import (
     split_by_rank,
 )
 from traceanalyzer.trace import Meta, Trace, issue_rows
-from traceanalyzer.vocabulary import FAILED_CALLS, UNTRACED_PROCESSES
+from traceanalyzer.vocabulary import FAILED_CALLS, SHARED_DEVICE, SHARING, UNTRACED_PROCESSES
 
 #: The newest supported schema.
 _KNOWN_SCHEMA = (3, 30)
@@ -299,8 +299,7 @@ def _of_export(export: tables.Export, identity: Identity, version: str | None) -
         count = len(identity.ranks)
         yield "notice", "ranks-numbered", count, "ranks not recorded: numbered by device"
     if identity.owners > 1:
-        text = "processes share a GPU: counted as one device"
-        yield "notice", "shared-device", identity.owners, text
+        yield "notice", SHARED_DEVICE, identity.owners, SHARING.format(identity.owners)
     if _schema(version) > _KNOWN_SCHEMA:
         yield (
             "notice",

@@ -22,6 +22,7 @@ from traceanalyzer.parsers.sqlite.rows import (
     of_rows,
 )
 from traceanalyzer.trace import Meta, Trace, issue_rows
+from traceanalyzer.vocabulary import SHARED_DEVICE, SHARING
 
 _WRITER = "the profiler"
 _REMEDY = "record it again, or recover it: sqlite3 FILE .recover"
@@ -167,7 +168,7 @@ def _of_recording(database: Database, recording: Recording, *, is_rpd: bool) -> 
     """Report assumed ranks and tables that were not read."""
     owners = recording.used["owner"].drop_nulls().n_unique()
     if owners > 1 and not recording.ranks and _share_a_device(recording):
-        yield "notice", "shared-device", owners, "processes share a GPU: counted as one device"
+        yield "notice", SHARED_DEVICE, owners, SHARING.format(owners)
     elif owners > 1 and not recording.ranks:
         yield "notice", "ranks-numbered", owners, "ranks not recorded: numbered by device"
     for table in sorted(database.tables):
