@@ -116,6 +116,27 @@ def test_data_loading_without_a_loader_names_the_function(
     assert (frame_text(frame) in one.title) != in_loader
 
 
+@pytest.mark.parametrize(
+    ("frame", "rule", "part"),
+    [
+        ("dataset.py(41): __next__", "data-loading", "__next__ (dataset.py:41)"),
+        ("train.py(7): augment", "host-code", "augment (train.py:7)"),
+        ("jax/_src/compiler.py(9): backend_compile", "host-code", "JAX_EXPLAIN_CACHE_MISSES"),
+    ],
+)
+def test_python_of_the_thread_that_gives_work_to_the_launching_one(
+    frame: str, rule: str, part: str
+) -> None:
+    """JAX launches from a thread of its own, which runs no Python."""
+    events = loop(python("train.py(5): epoch", frame)).events.to_dicts()
+    launching = [e | {"tid": 2} for e in events if e["kind"] == "cuda_runtime"]
+    others = [e for e in events if e["kind"] in ("kernel", "python_function")]
+    helper = host("python_function", "threading.py(9): wait", 0, 30 * 550 * US, tid=3)
+    one = first(trace([*launching, *others, helper]), rule)
+    assert part in one.advice
+    assert not re.search("torch|DataLoader|with_stack", one.advice)
+
+
 def test_objects_are_gathered_as_tensors() -> None:
     called = "torch/distributed/distributed_c10d.py(3100): all_gather_object"
     gathers = Activity(place="gloo:all_gather", frame="train.py(131): log_metrics", called=called)
@@ -259,7 +280,8 @@ def test_frames_in_sentences(name: str, expected: str) -> None:
     ],
 )
 def test_advice_on_code_of_slow_steps(name: str, part: str) -> None:
-    assert part in activities.advice_on_slice(name)
+    assert part in activities.advice_on_slice(name, pytorch=True)
+    assert not re.search("torch|TORCH", activities.advice_on_slice("jit", pytorch=False))
 
 
 def test_no_cause_tells_to_look_in_other_tables() -> None:

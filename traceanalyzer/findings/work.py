@@ -140,7 +140,7 @@ def _why_slow(
         return _grown_cause(answers, worst["grown"])
     name, only = rows["name"][0], rows["usual_ns"][0] is None
     if only:
-        return each, advice_on_slice(name)
+        return each, advice_on_slice(name, pytorch=answers.program.pytorch)
     return each, _grown_cause(answers, frame_text(name))[1]
 
 
@@ -313,7 +313,7 @@ def _less_between(result: Steps, worst: Mapping[str, Any], answers: Answers) -> 
     rows = _host_between(result, worst).head(1)
     rows = rows.filter(2 * pl.col("total_ns") > worst["between_ns"])
     if rows.height:
-        return advice_on_slice(rows["name"][0])
+        return advice_on_slice(rows["name"][0], pytorch=answers.program.pytorch)
     idle = answers.get("gpu_idle")
     idle_causes = [cause for cause in causes.CAUSES if cause != causes.HOST_CODE]
     known = answers.time.outside.filter(pl.col("cause").is_in(idle_causes)).head(1)

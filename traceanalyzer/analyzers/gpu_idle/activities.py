@@ -250,8 +250,9 @@ def advice_on_host_code(one: Activity, *, code: str, pytorch: bool, on_host: boo
         )
     if one.in_autograd:
         return _OF_AUTOGRAD
-    if text := next(filter(None, map(_of_compilation, (one.place, one.called, one.frame))), ""):
-        return text
+    for name in (one.place, one.called, one.frame):
+        if text := _of_compilation(name, pytorch=pytorch):
+            return text
     if pytorch and (text := _of_part(one, on_host=on_host)):
         return text
     if one.runs_python:
@@ -326,15 +327,16 @@ def advice_on_wait(one: Activity) -> str:
     return f"In {one.line}: {text[0].lower()}{text[1:]}." if one.line else f"{text}."
 
 
-def advice_on_data(one: Activity) -> str:
+def advice_on_data(one: Activity, *, pytorch: bool) -> str:
     """Return the change that fits data loading without a DataLoader; empty if it is not known."""
     if one.wait and one.wait != DATA:
         return advice_on_wait(one)
     if not one.text:
         return ""
+    loader = ", or load the data with DataLoader(num_workers=4)" if pytorch else ""
     return (
         f"{one.text} runs on the thread that launches GPU work: call it ahead in a background "
-        "thread, or load the data with DataLoader(num_workers=4)."
+        f"thread{loader}."
     )
 
 
@@ -450,7 +452,7 @@ _COLLECTS = re.compile(r"(?i)gc\.collect|garbage|^<built-in function collect>$")
 _RESUMES = re.compile(r"torch_dynamo_resume_in_(\w+?)_at_[\d*]+")
 
 
-def _of_compilation(name: str) -> str:
+def _of_compilation(name: str, *, pytorch: bool) -> str:
     """Return advice for compilation, graph breaks and collection of garbage; else nothing."""
     if _RESUMES.search(name):
         function = frame_text(_RESUMES.sub(r"\1", name))
@@ -460,19 +462,26 @@ def _of_compilation(name: str) -> str:
             "makes it an error."
         )
     known = _COMPILES.search(name) or _COLLECTS.search(name) or "empty_cache" in name
-    return advice_on_slice(name) if known else ""
+    return advice_on_slice(name, pytorch=pytorch) if known else ""
 
 
-def advice_on_slice(name: str) -> str:
+_TORCH_COMPILE = (
+    "keep shapes and flags equal in all steps (padding, torch.compile(dynamic=True)); "
+    "TORCH_LOGS=recompiles prints the reason."
+)
+_JIT = (
+    "keep shapes, types and static arguments equal in all steps (padding), and call jax.jit before "
+    "the loop; JAX_EXPLAIN_CACHE_MISSES=1 and JAX_LOG_COMPILES=1 print the reason."
+)
+
+
+def advice_on_slice(name: str, *, pytorch: bool) -> str:
     """Return the change that fits host code that runs in some steps only, or between steps."""
     text = frame_text(name)
     if any(re.search(pattern, name) for pattern in causes.DATALOADER):
-        return causes.advice(causes.DATALOADING, code="")
+        return causes.advice(causes.DATALOADING, code="", pytorch=pytorch)
     if _COMPILES.search(name):
-        return (
-            f"{text} compiles in these steps: keep shapes and flags equal in all steps (padding, "
-            "torch.compile(dynamic=True)); TORCH_LOGS=recompiles prints the reason."
-        )
+        return f"{text} compiles in these steps: {_TORCH_COMPILE if pytorch else _JIT}"
     if _COLLECTS.search(name):
         return (
             f"Do not call {text} in the loop: call gc.freeze() before it, and collect garbage on "

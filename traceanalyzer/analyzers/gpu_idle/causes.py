@@ -85,6 +85,7 @@ DATALOADER = (
     rf"(?i)^(?:.*\(\d+\): |(?!.*\(\d+\): ))(?:.*[^a-z])?(?:{_LOADING})(?:$|[^a-z])",
     r"(?i)^(?:.*[^a-z_-])?(?:pre)?fetch(?:er)?(?:$|[^a-z _-])",
     r"DataLoader(?:$|[^a-z])",
+    r"(?i)(?:^|[/\\])\w*data\w*\.py\(\d+\): (?:.*\.)?__(?:next|getitem)__$",
 )
 
 #: Kinds of slices that are matched with the patterns of data loading.

@@ -477,7 +477,8 @@ def _threads(
 ) -> pl.DataFrame:
     """Return the threads that launch each unit's kernels or mark steps: unit, pid, tid, thread.
 
-    The thread of the training loop, which marks the steps, may leave launching to others. Threads
+    The thread of the training loop, which marks the steps or runs Python, may leave launching to
+    others. Threads
     that launch only copies, such as prefetching threads, do not count. Without correlation ids:
     the threads with launch calls, otherwise those with operators, otherwise with Python functions.
     Without device work: the main
@@ -496,7 +497,7 @@ def _threads(
         looping = threads[["unit", "pid"]].join(
             steps.select(_LANE).unique(), on="pid", nulls_equal=True
         )
-        threads = pl.concat([threads, looping]).unique()
+        threads = pl.concat([threads, looping, _giving_work(trace, threads)]).unique()
     if "pid" in units.columns and work.height:
         process = units.select("unit", process="pid")
         same = (pl.col("pid") == pl.col("process")).fill_null(value=True)
@@ -510,6 +511,19 @@ def _launching(calls: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
     threads = launched[numbering.numbered(launched.get_columns())[0]]
     is_kernel = pl.col("kind") == "kernel"
     return threads.filter(is_kernel | ~is_kernel.any().over("unit"))[["unit", *_LANE]].unique()
+
+
+def _giving_work(trace: Trace, threads: pl.DataFrame) -> pl.DataFrame:
+    """Return the thread with most Python if those that launch have none (JAX): unit, pid, tid."""
+    python = pl.col("kind") == "python_function"
+    launches = pl.col("tid").is_in(threads["tid"].unique().implode())
+    if trace.events.select((python & launches).any()).item():
+        return threads.clear()
+    length = (pl.col("end") - pl.col("start")).sum().alias("length")
+    busiest = _host_slices(trace, python).group_by(_LANE).agg(length)
+    busiest = busiest.sort("length", *_LANE, descending=[True, False, False])
+    main = busiest.unique("pid", keep="first", maintain_order=True)[_LANE]
+    return threads[["unit", "pid"]].unique().join(main, on="pid", nulls_equal=True)
 
 
 def _calling(trace: Trace) -> pl.DataFrame:

@@ -292,6 +292,8 @@ class GpuIdle(Result):
         one = self.activity(cause)
         if cause == causes.HOST_CODE:
             code = "" if coverage.stacks_known else coverage.hints["other code"]
+            if not program.pytorch:
+                code = code.replace("with_stack=True", "with the Python tracer")
             return activities.advice_on_host_code(
                 one, code=code, pytorch=program.pytorch, on_host=coverage.on_host
             )
@@ -303,7 +305,7 @@ class GpuIdle(Result):
         if cause == causes.DEVICE_WAIT:
             text = activities.advice_on_stream_wait(self.of_cause(cause))
         if cause == causes.DATALOADING and not self.has_loader:
-            text = activities.advice_on_data(one)
+            text = activities.advice_on_data(one, pytorch=program.pytorch)
         if cause == causes.CHECKPOINT_IO:
             text = activities.advice_on_files(one.frame or one.range or one.place)
         if cause == causes.PEER:
