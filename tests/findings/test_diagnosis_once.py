@@ -114,3 +114,14 @@ def test_without_steps_setup_is_most_of_the_time_in_a_few_calls(first_ms: int) -
     findings = ta.diagnose(trace(rows)).diagnosis
     (one,) = (one for one in findings if one.id == "memory-management")
     assert one.per.endswith("once") == (first_ms == 300)
+
+
+@pytest.mark.parametrize(("slow", "sets_up"), [((0,), True), ((0, 1, 2, 3, 4), False)])
+def test_first_collective_creates_the_communicator(slow: tuple[int, ...], sets_up: bool) -> None:
+    """PyTorch creates it in the first call; a call that is long in all steps does not."""
+    usual = [host("cpu_op", "c10d::allreduce_", n * 10_200 * US + 150 * MS, US) for n in range(5)]
+    events = steps_with("c10d::allreduce_", "cpu_op", slow=slow).events.to_dicts()
+    findings = ta.diagnose(trace([*events, *usual[len(slow) - 1 :]])).diagnosis
+    found = [one for one in findings if one.id == "communicator-creation"]
+    assert [one.per.endswith("once") for one in found] == [True] * sets_up
+    assert [one.cost_ns for one in found] == [pytest.approx(30 * MS, rel=0.1)] * sets_up

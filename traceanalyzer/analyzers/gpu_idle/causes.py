@@ -119,6 +119,11 @@ SETS_UP_COMMUNICATION = (
     r"(?i)init_process_group|new_group|communicator[ _-]?(?:init|creat)",
 )
 
+#: Operators that start a collective and return. One that takes longer than this, and this many
+#: times as long as usual, creates the communicator first.
+STARTS_COLLECTIVE = r"^c10d::(?!barrier|monitored_barrier|wait)"
+SETUP_NS, SETUP_TIMES = 20_000_000, 20
+
 #: Slices that save or load a model, or write a file; calls of the OS runtime: :data:`FILE_CALLS`.
 SAVING = (
     r"(?i)(?:save|load|write|store)[ _-]?(?:model|checkpoint|ckpt|state|(?:\w+_)?weights)",

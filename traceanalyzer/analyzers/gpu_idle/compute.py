@@ -187,7 +187,7 @@ def _by_first_cause(
         causes.DATALOADING: loader,
         causes.BATCH_COPY: copies,
         causes.SMALL_COPIES: host.copying_little(near, little),
-        causes.COMMUNICATOR: host.creating_communicators(near, calls),
+        causes.COMMUNICATOR: host.creating_communicators(excerpt, calls),
         causes.MODULE_LOADING: pl.concat([near.code_loading, loading]),
         causes.GRAPH_BUILDING: host.building_graphs(near, calls),
         causes.SYNCHRONISATION: synchronising,

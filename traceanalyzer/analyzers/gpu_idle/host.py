@@ -682,10 +682,20 @@ def _captures(slices: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
 
 
 def creating_communicators(excerpt: Excerpt, calls: pl.DataFrame) -> pl.DataFrame:
-    """Return when a thread creates a communicator, or shares device memory with other processes."""
+    """Return when a thread creates a communicator, or shares device memory with other processes.
+
+    The first call of a collective, and those of the first step, create what they need: then they
+    take far longer than others of their name.
+    """
     kinds = ("cpu_op", "user_annotation", "python_function", "nvtx", "other")
     ranges = _in(excerpt, kinds, causes.SETS_UP_COMMUNICATION)
-    return pl.concat([ranges, in_class(excerpt, calls, SHARE)])
+    first = pl.max_horizontal(pl.col("start").min().over("name"), excerpt.steps["end"].min())
+    length = pl.col("end") - pl.col("start")
+    usual = causes.SETUP_TIMES * length.median().over("name")
+    longest = pl.max_horizontal(usual, causes.SETUP_NS)
+    starting = excerpt.named(("cpu_op",), [causes.STARTS_COLLECTIVE])
+    starting = starting.filter(pl.col("start") <= first, length > longest)
+    return pl.concat([ranges, excerpt.of_units(starting), in_class(excerpt, calls, SHARE)])
 
 
 def saving(excerpt: Excerpt) -> pl.DataFrame:
