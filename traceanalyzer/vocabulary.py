@@ -25,10 +25,7 @@ RECORDINGS_APART = "recordings-apart"
 SAME_RANK = "same-rank"
 SHARED_DEVICE = "shared-device"
 #: Text of that issue.
-SHARING = (
-    "{} processes share a GPU and count as one device; give each process a GPU of its own "
-    "(gpu-idle --by process shows the time of each)"
-)
+SHARING = "{} processes share a GPU and count as one device; give each process its own GPU"
 
 #: Page faults of managed memory, on a device or, without one, on the host.
 PAGE_FAULT = "page_fault"

@@ -95,6 +95,41 @@ def test_host_code_gets_the_advice_of_what_runs(
 
 
 @pytest.mark.parametrize(
+    ("inner", "restarts"),
+    [
+        ("multiprocessing/popen_fork.py(62): _launch", True),
+        ("<built-in function fork>", True),
+        ("multiprocessing/queues.py(113): get", False),
+    ],
+)
+def test_workers_that_start_in_the_loop_are_kept(inner: str, restarts: bool) -> None:
+    frames = python("train.py(5): epoch", "torch/utils/data/dataloader.py(9): __iter__", inner)
+    advice = first(loop(frames), "data-loading").advice
+    assert ("persistent_workers=True" in advice) == restarts
+    assert ("num_workers" in advice) != restarts
+
+
+ENGINE = "vllm/v1/engine/core.py(730): _process_input_queue"
+
+
+@pytest.mark.parametrize(
+    ("between", "severity", "part"),
+    [
+        (python(ENGINE, "queue.py(1): get", "threading.py(3): wait"), "info", "no requests"),
+        (lambda at: [host("osrt", "epoll_wait", at * US, 480 * US)], "warning", "requests"),
+        (python("vllm/v1/engine/core.py(9): step"), "critical", "step (vllm/v1/engine/core.py:9)"),
+    ],
+)
+def test_waiting_for_requests_is_not_critical(
+    between: Callable[[int], Rows], severity: str, part: str
+) -> None:
+    one = first(loop(between), "host-code")
+    assert one.severity == severity
+    assert part in one.advice
+    assert one.gain_frac == (0 if severity == "info" else one.cost_frac)
+
+
+@pytest.mark.parametrize(
     ("frame", "inner", "part"),
     [
         (

@@ -143,6 +143,21 @@ def test_hot_line_is_in_own_code(tmp_path: Path) -> None:
     assert not measurements("hot-line", empty)
 
 
+@pytest.mark.parametrize(
+    ("below", "part"),
+    [
+        ("backward (torch/_tensor.py:5);_engine_run_backward (torch/autograd/graph.py:8)", "waits"),
+        ("fetch (torch/utils/data/_utils/fetch.py:5);collate_fn (batch.py:7)", "num_workers"),
+        ("tokenize (text.py:5)", "instead of a loop"),
+    ],
+)
+def test_advice_on_a_hot_line(tmp_path: Path, below: str, part: str) -> None:
+    raw = tmp_path / "a.raw.txt"
+    raw.write_text(f"main (train.py:1);epoch (train.py:2);{below} 90\nmain (train.py:1) 10\n")
+    (one,) = measurements("hot-line", ta.py_spy_report(raw))
+    assert part in one.advice
+
+
 def test_allocator_retries() -> None:
     memory = ta.memory(ROOT / "fixtures" / "memory" / "training.pickle")
     for retries in (1, 3):

@@ -30,8 +30,7 @@ _NAMED = 3
 def _throttled_steps(result: Kernels, answers: Answers) -> Iterator[Measured]:
     steps = _slow_steps(result)
     if answers.time.in_steps and steps.height:  # warm-up is in no cost
-        counted = answers.time.windows
-        steps = steps.join(counted, on=["path", "rank", "step"], how="semi", nulls_equal=True)
+        steps = steps.join(answers.time.windows, on=[*DEVICE, "step"], how="semi", nulls_equal=True)
     if steps.is_empty() or not answers.time.whole_ns:
         return
     over = steps.group_by(DEVICE).agg(pl.col("over_ns").sum())
@@ -53,13 +52,11 @@ def _throttled_steps(result: Kernels, answers: Answers) -> Iterator[Measured]:
         size=time.frac(total),
         title=f"Slow kernels in {which}: {time.share(total)}. In {worst}, {difference.text}.",
         evidence=(f"Kernels are fastest in {', '.join(fastest[:_NAMED])}.",),
-        advice=difference.advice(
-            answers.program, "this GPU in those steps", "equal work in every step"
-        ),
+        advice=difference.advice(answers.program),
         total_ns=total,
         rank=rank,
         step=worst,
-        explained={"uneven-steps": 1.0},
+        explained={"straggler": 1.0},
     )
 
 

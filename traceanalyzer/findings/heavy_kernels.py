@@ -39,9 +39,8 @@ _INDEXING = (
     "gradient."
 )
 _EMBEDDING = (
-    "The gradient of an embedding adds up the rows of equal indices, and covers the whole table: "
-    "use sparse gradients (torch.nn.Embedding(sparse=True) with SparseAdam or SGD), padding_idx "
-    "for padding, fewer duplicate indices, or a fused table (FBGEMM)."
+    "The gradient of an embedding adds up the rows of equal indices: use Embedding(sparse=True) "
+    "with SparseAdam or SGD, padding_idx, fewer duplicate indices, or a fused table (FBGEMM)."
 )
 _SCATTERING = (
     "Elements with equal indices wait for each other: sort or bucket the indices once, or use a "
@@ -120,9 +119,7 @@ def _one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
     )  # fmt: skip
     # one long call of several is a finding about that call
     sums = sums.filter((2 * pl.col("max_ns") < pl.col("total_ns")) | (pl.col("n") <= _FEW))
-    if not memory_bound_is_found(result, answers):
-        sums = sums.with_columns(fusible_ns=0)
-    else:
+    if fused := memory_bound_is_found(result, answers):
         sums = sums.filter(pl.col("fusible_ns") < _FUSIBLE * pl.col("total_ns"))
     for row in largest_first(sums, "total_ns", "kernel").head(1).iter_rows(named=True):
         place = _place(result, row["kernel"])
@@ -132,7 +129,7 @@ def _one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
         others = _INFO if share >= _LEAST else 0.0
         yield Measured(
             size=share if is_slow or (is_known and share >= _MUCH) else others,
-            cost_frac=time.frac(row["total_ns"] - row["fusible_ns"]),
+            cost_frac=time.frac(row["total_ns"] - fused * row["fusible_ns"]),
             title=f"{_who(row)} {time.share(row['total_ns'])}{_launched_by(place)}.",
             evidence=(
                 (
@@ -140,11 +137,9 @@ def _one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
                     f"{format_ns(round(row['total_ns'] / row['n']))} each on average."
                 ),
                 *([f"Called from {place['code']}."] if place.get("code") else []),
-                *[f"memory-bound-kernels counts {time.text(row['fusible_ns'])} of it."]
-                * (row["fusible_ns"] > 0),
             ),
             advice=advice,
-            total_ns=row["total_ns"] - row["fusible_ns"],
+            total_ns=row["total_ns"] - fused * row["fusible_ns"],
             confidence="medium",  # it may be the work that the program is for
         )
 

@@ -11,7 +11,7 @@ from traceanalyzer.analyzers.common import kernel_names
 from traceanalyzer.analyzers.common.display import at_start, places
 from traceanalyzer.analyzers.common.gpu_api import in_hip
 from traceanalyzer.analyzers.common.names import frame_text
-from traceanalyzer.analyzers.common.waits import wait_of
+from traceanalyzer.analyzers.common.waits import DATA, REQUESTS, wait_of
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.activities import (
     OUTSIDE,
@@ -88,16 +88,17 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
         if slower := straggling.slower_code(answers, rank, (one.frame, one.place, one.range)):
             waiting = f"{waiting} ({slower})"
             advice = f"{straggling.COMPARE_INPUTS}{straggling.CHECK_HOST}"
+    waits_for = result.activity(cause).wait if cause == causes.HOST_CODE else None
+    unsure = result.coverage.work_lost or alone or (waits_for == DATA and not result.program.trains)
     yield Measured(
         size=time.frac(total),
         title=_title(result, losses, time, rank, steps, waiting, once=once),
         evidence=tuple(_evidence(result, cause, answers, rank)),
         advice=advice,
         total_ns=total,
+        most_gain_ns=0 if waits_for == REQUESTS else None,
         once=once,
-        confidence="low"
-        if result.coverage.work_lost or alone
-        else _confidence(cause, result, known),
+        confidence="low" if unsure else _confidence(cause, result, known),
         rank=rank,
         step=steps[0] if len(steps) == 1 else None,
         intervals=intervals_of(losses),
@@ -183,7 +184,7 @@ def _slowest_of_loading(result: GpuIdle) -> str:
     """Return advice for the code with most of the data loading, if it has half of it."""
     for row in _code_of_loading(result).iter_rows(named=True):
         share = row["self_ns"] / max(int(result.units["loader_ns"].sum()), 1)
-        if share >= _MOST_OF_LOADING:
+        if share >= _MOST_OF_LOADING and not result.host.starts_workers:
             name = frame_text(row["name"])
             return f"Make {name} faster, or its result smaller ({format_frac(share)} of loading). "
     return ""

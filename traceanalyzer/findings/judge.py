@@ -415,17 +415,11 @@ def _chained(candidates: Sequence[_Candidate]) -> list[Finding]:
 
 
 def _outweighs(causes: Sequence[_Candidate], effect: _Candidate) -> bool:
-    """Whether causes cost about as much as their effect, if all are shares of the same.
-
-    Of two findings that explain each other, the one that costs more is the cause.
-    """
+    """Whether causes cost about as much as their effect, if all are shares of the same."""
     if any(one.finding.of != effect.finding.of for one in causes):
         return True
     cost = sum(one.finding.cost_frac or 0.0 for one in causes)
-    least = effect.finding.cost_frac or 0.0
-    if any(effect.finding.id in one.explained for one in causes):
-        return (-cost, causes[0].finding.id) < (-least, effect.finding.id)
-    return _EXPLAINED * least <= cost
+    return _EXPLAINED * (effect.finding.cost_frac or 0.0) <= cost
 
 
 def _parent(one: _Candidate, present: Mapping[str, _Candidate]) -> str | None:

@@ -36,6 +36,10 @@ _ADVICE = {
 }
 
 
+#: The GPU, and the balance, if steps are compared.
+_IN_STEPS, _OF_STEPS = "this GPU in those steps", "equal work in every step"
+
+
 @dataclass(frozen=True)
 class Difference:
     """A difference between kernels.
@@ -48,7 +52,7 @@ class Difference:
     why: str
     text: str
 
-    def advice(self, program: Program, gpu: str, balance: str) -> str:
+    def advice(self, program: Program, gpu: str = _IN_STEPS, balance: str = _OF_STEPS) -> str:
         """Return advice for this program, this GPU and this method to balance the work."""
         return _ADVICE[self.why].format(gpu=gpu, balance=balance, clocks=program.clocks)
 

@@ -1,5 +1,6 @@
 """Rules for steps, code, memory, the host, and the input files."""
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -132,10 +133,7 @@ def _why_slow(
     each = _longer(rows)
     if kernels and (kernels.why in (SLOW_GPU, LONG_CALL) or not is_code):
         host = f"; on the host: {each}" if each and kernels.why == MORE_KERNELS else ""
-        advice = kernels.advice(
-            answers.program, "this GPU in those steps", "equal work in every step"
-        )
-        return f"{kernels.text}{host}", advice
+        return f"{kernels.text}{host}", kernels.advice(answers.program)
     if not each:
         return _grown_cause(answers, worst["grown"])
     name, only = rows["name"][0], rows["usual_ns"][0] is None
@@ -408,6 +406,10 @@ def _hot_line(result: LeafPaths, _: Answers) -> Iterator[Measured]:
     )
 
 
+#: Functions and files of data sets.
+_PREPARES = r"(?i)collate|__getitem__|data[_-]?set"
+
+
 def _below(result: LeafPaths, name: str, path: str, line: int | None) -> str:
     """Return advice for a line with many samples: by the function below it with most of them."""
     frame = {"name": name, "path": path, "line": line}
@@ -416,6 +418,11 @@ def _below(result: LeafPaths, name: str, path: str, line: int | None) -> str:
     sums = rows.group_by("name", "path").agg(pl.col("samples").sum())
     leaf, file, samples = largest_first(sums, "samples", "name", "path").row(0)
     share = format_frac(samples / float(rows["samples"].sum()))
+    if "run_backward" in leaf:
+        return "It waits for the backward pass: torch.profiler shows which operators take the time."
+    workers = result.processes["role"].str.contains("worker").any()
+    if re.search(_PREPARES, f"{name} {path}") and not workers:
+        return f"{name} runs in the main process. {causes.IN_PROCESS}"
     if leaf == name:
         return (
             f"{share} of it is Python code of {name} itself: use NumPy or tensor operators instead "

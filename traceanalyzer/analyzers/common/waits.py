@@ -9,6 +9,7 @@ SLEEPS, DRIVER, LOCK = "sleeps", "waits for the driver", "waits for a lock"
 THREAD = "waits for another thread"
 PROCESS = "waits for another process"
 DATA = "waits for data from a pipe, a socket or another process"
+REQUESTS = "waits for requests"
 
 #: Calls of the OS runtime and functions written in C, by what they do.
 _C_FUNCTIONS = {
@@ -21,8 +22,14 @@ _C_FUNCTIONS = {
     DATA: r"p?poll|p?select|epoll_p?wait2?|epoll\.poll|kevent|recv(?:from|m?msg|_into)?"
     r"|accept4?|connect",
 }
-#: Functions of the standard library, by module.
+#: Functions of inference engines in which they only wait for requests.
+WAITS_FOR_REQUESTS = (
+    r"(?:vllm|sglang|tensorrt_llm|lmdeploy)[/\\].*\.py(?:\(\d+\))?: (?:_process_input_queue"
+    r"|_?(?:recv|get|fetch|poll|wait)\w*_requests?)"
+)
+#: Functions of the standard library and of inference engines, by module.
 _MODULES = {
+    REQUESTS: WAITS_FOR_REQUESTS,
     PROCESS: r"subprocess\.py: (?:wait|communicate|_wait|_try_wait|_communicate)"
     r"|multiprocessing/(?:popen_\w+\.py: (?:wait|poll|_wait)|process\.py: join)",
     THREAD: r"(?:threading|queue|_base)\.py: (?:wait|join|acquire|get|put|result"
@@ -73,4 +80,5 @@ ADVICE = {
     "recording), and launch the next work before the wait",
     PROCESS: "Launch the next work before the wait, or let the process run in the background",
     DATA: "Receive data in a background thread, ahead of its use",
+    REQUESTS: "The server has no requests to run: its load is low",
 }

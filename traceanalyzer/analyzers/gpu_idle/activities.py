@@ -250,9 +250,9 @@ def advice_on_host_code(one: Activity, *, code: str, pytorch: bool, on_host: boo
         )
     if one.in_autograd:
         return _OF_AUTOGRAD
-    for name in (one.place, one.called, one.frame):
-        if text := _of_compilation(name, pytorch=pytorch):
-            return text
+    names = (one.place, one.called, one.frame)
+    if text := next(filter(None, (_of_compilation(name, pytorch=pytorch) for name in names)), ""):
+        return text
     if pytorch and (text := _of_part(one, on_host=on_host)):
         return text
     if one.runs_python:
@@ -333,10 +333,9 @@ def advice_on_data(one: Activity, *, pytorch: bool) -> str:
         return advice_on_wait(one)
     if not one.text:
         return ""
-    loader = ", or load the data with DataLoader(num_workers=4)" if pytorch else ""
     return (
         f"{one.text} runs on the thread that launches GPU work: call it ahead in a background "
-        f"thread{loader}."
+        f"thread{', or load the data with DataLoader(num_workers=4)' * pytorch}."
     )
 
 
@@ -465,23 +464,18 @@ def _of_compilation(name: str, *, pytorch: bool) -> str:
     return advice_on_slice(name, pytorch=pytorch) if known else ""
 
 
-_TORCH_COMPILE = (
-    "keep shapes and flags equal in all steps (padding, torch.compile(dynamic=True)); "
-    "TORCH_LOGS=recompiles prints the reason."
-)
-_JIT = (
-    "keep shapes, types and static arguments equal in all steps (padding), and call jax.jit before "
-    "the loop; JAX_EXPLAIN_CACHE_MISSES=1 and JAX_LOG_COMPILES=1 print the reason."
-)
-
-
 def advice_on_slice(name: str, *, pytorch: bool) -> str:
     """Return the change that fits host code that runs in some steps only, or between steps."""
     text = frame_text(name)
     if any(re.search(pattern, name) for pattern in causes.DATALOADER):
         return causes.advice(causes.DATALOADING, code="", pytorch=pytorch)
     if _COMPILES.search(name):
-        return f"{text} compiles in these steps: {_TORCH_COMPILE if pytorch else _JIT}"
+        dynamic = ", torch.compile(dynamic=True)" * pytorch
+        log = "TORCH_LOGS=recompiles" if pytorch else "JAX_EXPLAIN_CACHE_MISSES=1"
+        return (
+            f"{text} compiles in these steps: keep shapes and flags equal in all steps (padding"
+            f"{dynamic}); {log} prints the reason."
+        )
     if _COLLECTS.search(name):
         return (
             f"Do not call {text} in the loop: call gc.freeze() before it, and collect garbage on "

@@ -257,6 +257,11 @@ IN_PROCESS = (
     "The DataLoader runs in the main process (num_workers=0): load data in worker processes "
     "(num_workers=4, persistent_workers=True), so that it overlaps with the step."
 )
+#: Advice for a loader that starts its workers in the loop, and the functions that start them.
+PERSISTENT = "Start the workers once, not in each epoch: DataLoader(persistent_workers=True)."
+STARTS_WORKERS = r"multiprocessing[/\\](?:popen_\w+|process|context)\.py\(|(?:function|method) fork"
+#: For waits for data of programs that do not train.
+PERHAPS_REQUESTS = " If they are requests to a server, its load is low, not the program slow."
 #: Advice for copies from pinned or managed memory.
 BATCH_COPY_PINNED = (
     "Copy the next batch ahead on a separate stream (.to(device, non_blocking=True); the host "

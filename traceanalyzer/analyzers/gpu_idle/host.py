@@ -201,6 +201,12 @@ class HostTime:
         return bool(self.loader["name"].str.contains(_SINGLE_PROCESS, literal=True).any())
 
     @property
+    def starts_workers(self) -> bool:
+        """Whether data loading starts worker processes, and waits for their first batches."""
+        starting = self.loader_code.filter(pl.col("name").str.contains(causes.STARTS_WORKERS))
+        return bool(4 * starting["self_ns"].sum() > self.loader_code["self_ns"].sum())
+
+    @property
     def long_line(self) -> str | None:
         """The call that reads a line and takes longer than any read of a file, with its time."""
         is_long = pl.col("longest_ns") >= causes.LONG_LINE_NS
@@ -521,8 +527,7 @@ def _giving_work(trace: Trace, threads: pl.DataFrame) -> pl.DataFrame:
         return threads.clear()
     length = (pl.col("end") - pl.col("start")).sum().alias("length")
     busiest = _host_slices(trace, python).group_by(_LANE).agg(length)
-    busiest = busiest.sort("length", *_LANE, descending=[True, False, False])
-    main = busiest.unique("pid", keep="first", maintain_order=True)[_LANE]
+    main = busiest.group_by("pid").agg(pl.col("tid").sort_by("length", "tid").last())
     return threads[["unit", "pid"]].unique().join(main, on="pid", nulls_equal=True)
 
 
@@ -691,10 +696,9 @@ def creating_communicators(excerpt: Excerpt, calls: pl.DataFrame) -> pl.DataFram
     ranges = _in(excerpt, kinds, causes.SETS_UP_COMMUNICATION)
     first = pl.max_horizontal(pl.col("start").min().over("name"), excerpt.steps["end"].min())
     length = pl.col("end") - pl.col("start")
-    usual = causes.SETUP_TIMES * length.median().over("name")
-    longest = pl.max_horizontal(usual, causes.SETUP_NS)
+    least = pl.max_horizontal(causes.SETUP_TIMES * length.median().over("name"), causes.SETUP_NS)
     starting = excerpt.named(("cpu_op",), [causes.STARTS_COLLECTIVE])
-    starting = starting.filter(pl.col("start") <= first, length > longest)
+    starting = starting.filter(pl.col("start") <= first, length > least)
     return pl.concat([ranges, excerpt.of_units(starting), in_class(excerpt, calls, SHARE)])
 
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 import polars as pl
 
-from traceanalyzer.analyzers.common.names import ADDRESS, distinct, matching
+from traceanalyzer.analyzers.common.names import ADDRESS, distinct, matching, named
+from traceanalyzer.analyzers.common.waits import WAITS_FOR_REQUESTS
 from traceanalyzer.analyzers.gpu_idle import host
 from traceanalyzer.analyzers.gpu_idle.causes import DEVICE_WAIT, PROFILER, SHORT_GAP
 from traceanalyzer.analyzers.gpu_idle.host import Excerpt, belongs
@@ -103,7 +104,7 @@ def _on_host(middle: pl.DataFrame, excerpt: Excerpt, libraries: Sequence[str]) -
         "own_code": python.filter("is_own_code"),
         "annotation": ranges,
         "phase": ranges.filter(launches),
-        "innermost": around,
+        "innermost": pl.concat([around.filter(named(around, [WAITS_FOR_REQUESTS])), around]),
     }
     inner = python.with_columns(called=pl.col("name").shift(1).over("gap"))
     slices["called"] = (

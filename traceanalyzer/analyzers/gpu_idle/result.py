@@ -13,6 +13,7 @@ from traceanalyzer.analyzers.common.basis import Basis
 from traceanalyzer.analyzers.common.display import headings, known_columns, stacked
 from traceanalyzer.analyzers.common.gpu_api import Api
 from traceanalyzer.analyzers.common.step_marks import INFERRED_STEPS
+from traceanalyzer.analyzers.common.waits import DATA
 from traceanalyzer.analyzers.gpu_idle import activities, causes
 from traceanalyzer.analyzers.gpu_idle.activities import STEP, Activity, main_place
 from traceanalyzer.analyzers.gpu_idle.host import HostTime
@@ -292,11 +293,11 @@ class GpuIdle(Result):
         one = self.activity(cause)
         if cause == causes.HOST_CODE:
             code = "" if coverage.stacks_known else coverage.hints["other code"]
-            if not program.pytorch:
-                code = code.replace("with_stack=True", "with the Python tracer")
-            return activities.advice_on_host_code(
+            code = code if program.pytorch else code.replace("with_stack=True", "of its Python")
+            text = activities.advice_on_host_code(
                 one, code=code, pytorch=program.pytorch, on_host=coverage.on_host
             )
+            return text + causes.PERHAPS_REQUESTS * (one.wait == DATA and not program.trains)
         if cause == causes.SYNCHRONISATION:
             found = one.place if call_class(one.place) == SYNCHRONISE or not one.place else ""
             text = activities.advice_on_synchronisation(
@@ -350,7 +351,8 @@ class GpuIdle(Result):
         program, host, on_host = self.program, self.host, self.coverage.on_host
         lines = causes.READING_LINES * (self.by_device.host.long_line is not None)
         texts = {
-            causes.DATALOADING: causes.IN_PROCESS * (host.loads_in_process and program.pytorch),
+            causes.DATALOADING: causes.IN_PROCESS * (host.loads_in_process and program.pytorch)
+            or causes.PERSISTENT * host.starts_workers,
             causes.SHORT_GAP: causes.FEWER_OPERATORS * on_host,
             causes.CHECKPOINT_IO: causes.READING.format(lines=lines) * bool(self.reads),
             causes.DEVICE_WAIT: causes.CHECK_GRAPH_GAPS * self.coverage.graph_gaps,
