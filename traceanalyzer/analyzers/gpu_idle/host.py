@@ -522,8 +522,7 @@ def _launching(calls: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
 def _giving_work(trace: Trace, threads: pl.DataFrame) -> pl.DataFrame:
     """Return the thread with most Python if those that launch have none (JAX): unit, pid, tid."""
     python = pl.col("kind") == "python_function"
-    launches = pl.col("tid").is_in(threads["tid"].unique().implode())
-    if trace.events.select((python & launches).any()).item():
+    if trace.events.select((python & pl.col("tid").is_in(threads["tid"].implode())).any()).item():
         return threads.clear()
     length = (pl.col("end") - pl.col("start")).sum().alias("length")
     busiest = _host_slices(trace, python).group_by(_LANE).agg(length)
