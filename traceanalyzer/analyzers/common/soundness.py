@@ -247,7 +247,7 @@ _SAMPLE = 4096
 
 def _on_host_clock(trace: Trace, work: pl.DataFrame) -> Trace:
     """Return the trace with the times of each early device moved behind the launch calls."""
-    ended = (pl.col("ts") + pl.col("dur")).cum_max().shift(1).over("rank", "device")
+    ended = (pl.col("ts") + pl.col("dur")).cum_max().shift(1).over("device")
     work = work.with_columns(queued=(pl.col("ts") - ended < _OVERLAP_NS).fill_null(value=False))
     parts = work.partition_by("queued")
     sample = [part.gather_every(max(part.height // _SAMPLE, 1)) for part in parts]
