@@ -2,8 +2,9 @@
 
 Each outermost operator is a piece of work that the main thread waits for, so that it can be changed
 by its name; those in the data loader are its time. A collective on another thread (gloo) is work
-that an operator launches. Nothing records where the main thread waits for it: a pause in which all
-collectives that were launched before end, or that ends shortly after one of them, is such a wait.
+that an operator launches. Where the main thread waits for it is an operator (wait_tensor), or not
+recorded: a pause in which all collectives that were launched before end, or that ends shortly after
+one of them, is such a wait.
 """
 
 from __future__ import annotations
@@ -105,7 +106,8 @@ def _recorded(trace: Trace, threads: pl.DataFrame) -> tuple[pl.DataFrame, ...]:
     spans = spans.select("kind", "name", start="ts", end=pl.col("ts") + pl.col("dur"))
     loads = pl.col("kind").is_in(causes.DATALOADER_KINDS) & named(trace.names, causes.DATALOADER)
     loader = intervals.union(spans.filter(loads))
-    operators = spans.filter(kind="cpu_op").with_columns(pl.col("name").cast(pl.String))
+    waits = named(trace.names, causes.AWAITS_COLLECTIVE)
+    operators = spans.filter(~waits, kind="cpu_op").with_columns(pl.col("name").cast(pl.String))
     ran = _collectives(trace, operators)
     return _divided(_outermost(operators, loader), ran["launched"].to_numpy()), loader, ran
 
