@@ -422,7 +422,7 @@ def _below(result: LeafPaths, name: str, path: str, line: int | None) -> str:
         return "It waits for the backward pass: torch.profiler shows which operators take the time."
     workers = result.processes["role"].str.contains("worker").any()
     if re.search(_PREPARES, f"{name} {path}") and not workers:
-        return f"{name} runs in the main process. {causes.IN_PROCESS}"
+        return f"{name} runs in the main process: call it in loader workers (num_workers=4)."
     if leaf == name:
         return (
             f"{share} of it is Python code of {name} itself: use NumPy or tensor operators instead "
