@@ -227,7 +227,7 @@ def figures(files: list[Source]) -> Iterator[Figure]:
     missing = [name for name in CORE if name not in {source.name for source in files}]
     if missing:
         raise SystemExit(f"missing: {', '.join(missing)}")
-    yield Figure("code lines", code, 62_500)
+    yield Figure("code lines", code, 63_400)
     yield Figure("files", len(files), 396)
     yield Figure("rooms", len(rooms()), 18)
     yield Figure("entries of the import contract", contract_entries(), 16)
@@ -245,7 +245,7 @@ def figures(files: list[Source]) -> Iterator[Figure]:
     yield Figure(f"functions above {LONGEST_FUNCTION} lines", long, 0)
     largest = max(files, key=lambda source: len(source.code))
     size = len(largest.code)
-    yield Figure("code lines of the largest module", size, 565, f"{size} ({largest.name})")
+    yield Figure("code lines of the largest module", size, 610, f"{size} ({largest.name})")
 
 
 def rooms() -> list[str]:
