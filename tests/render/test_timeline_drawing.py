@@ -89,10 +89,10 @@ def test_strip_has_each_state_as_often_as_its_share() -> None:
     parts = np.tile([0.7, 0.24, 0.06], (1, 100, 1)) * 5.0
     parts[0, 40:50] = 0
     parts[0, 80:] = [0, 0, 3.0]
-    (shown,) = strip._shown(parts)
-    assert (shown[40:50] == -1).all()
-    assert (shown[80:] == 2).all()
-    rest = np.delete(shown[:80], range(40, 50))
+    (states,) = strip._characters(parts)
+    assert (states[40:50] == -1).all()
+    assert (states[80:] == 2).all()
+    rest = np.delete(states[:80], range(40, 50))
     assert [(rest == state).sum() for state in range(3)] == pytest.approx([53, 17, 0], abs=2)
 
 

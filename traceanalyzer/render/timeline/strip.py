@@ -38,7 +38,7 @@ _SPACE, _BEFORE_UNIT = re.compile(" "), re.compile(r"(?<=\d) ")
 
 
 #: States with a smaller part of the time of a character are not shown there.
-_LEAST_SHOWN = 0.1
+_LEAST_FRAC = 0.1
 
 
 def text(
@@ -72,8 +72,10 @@ def text(
     parts = shares(drawing, columns, rows["lane"].to_list())
     marks = [_MARKS[state][0 if blocks else 1] for state in drawing.names]
     lines = [_steps(drawing, rows["lane"].to_list(), left, columns)]
-    shown = _shown(parts)
-    drawn = [_row(row.tolist(), marks, list(drawing.names) if color else []) for row in shown]
+    chosen_states = _characters(parts)
+    drawn = [
+        _row(row.tolist(), marks, list(drawing.names) if color else []) for row in chosen_states
+    ]
     lines += [name.ljust(left) + row for name, row in zip(names, drawn, strict=True)]
     lines += _places(drawing, left, columns)
     hidden = drawing.lanes.height - rows.height
@@ -87,25 +89,25 @@ def text(
     heading = f"{drawing.title} from {begin} to {end} ({each} per character)"
     heading = textwrap.fill(heading, width)
     body = "\n".join((_INDENT + line).rstrip() for line in lines if line.strip())
-    used = {list(drawing.names)[at] for at in np.unique(shown).tolist() if at >= 0}
+    used = {list(drawing.names)[at] for at in np.unique(chosen_states).tolist() if at >= 0}
     return f"{heading}\n{body}\n{_legend(drawing, marks, used, width, color=color)}"
 
 
-def _shown(parts: NDArray[np.float64]) -> NDArray[np.int64]:
+def _characters(parts: NDArray[np.float64]) -> NDArray[np.int64]:
     """Return the state of each character (-1: none), by row, column and share of each state.
 
     It is the one with most time that is not shown yet, among those with a tenth of the stretch.
     """
-    shown = np.full(parts.shape[:2], -1)
+    chosen_states = np.full(parts.shape[:2], -1)
     whole = parts.sum(axis=2)
     for row, column in np.argwhere(whole > 0).tolist():
         if not column or whole[row, column - 1] <= 0:
             owed = np.zeros(parts.shape[2])
         now = parts[row, column] / whole[row, column]
         owed += now
-        shown[row, column] = state = np.argmax(np.where(now >= _LEAST_SHOWN, owed, -np.inf))
+        chosen_states[row, column] = state = np.argmax(np.where(now >= _LEAST_FRAC, owed, -np.inf))
         owed[state] -= 1
-    return shown
+    return chosen_states
 
 
 def _row(states: Sequence[int], marks: Sequence[str], names: Sequence[str]) -> str:
