@@ -18,6 +18,8 @@ from traceanalyzer.analyzers.gpu_idle import activities, causes
 from traceanalyzer.analyzers.gpu_idle.activities import Activity
 from traceanalyzer.cli.main import status
 from traceanalyzer.findings.judge import RULES
+from traceanalyzer.findings.kernel_times import UNEQUAL, Difference
+from traceanalyzer.findings.program import Program
 from traceanalyzer.render import render
 from traceanalyzer.render.pieces import fixes
 from traceanalyzer.result import Finding
@@ -378,3 +380,27 @@ def test_ranks_that_wait_get_the_rank_that_waits_least(shared: Path) -> None:
     ]
     alone = ta.gpu_idle(shared / "data/causes/chrome/ddp_gloo_two_ranks/rank0.json.gz")
     assert "Rank" not in alone.advice(causes.PEER)
+
+
+@pytest.mark.parametrize(
+    ("place", "part"),
+    [
+        ("vllm/v1/core/sched/scheduler.py(180): schedule", "async-scheduling"),
+        ("sglang/srt/managers/scheduler.py(90): get_next_batch_to_run", "async-scheduling"),
+        ("vllm/v1/worker/gpu_model_runner.py(700): _prepare_inputs", "run it less often"),
+    ],
+)
+def test_schedulers_of_requests_run_ahead(place: str, part: str) -> None:
+    one = Activity(place=place)
+    assert part in activities.advice_on_host_code(one, code="", pytorch=False, on_host=False)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "of_experts"),
+    [("GemmUniversal<GroupProblemShape<int>>", True), ("moe_align_block_size", True),
+     ("ampere_bf16_s16816gemm_128x64", False)],
+)  # fmt: skip
+def test_work_of_experts_is_balanced_by_their_router(kernel: str, of_experts: bool) -> None:
+    for why in UNEQUAL:
+        advice = Difference(why, f"some kernels take longer, mostly {kernel}").advice(Program())
+        assert ("router" in advice) == of_experts

@@ -496,6 +496,8 @@ _TENSOR_PARALLEL_TRAINING = (
 )
 #: Tensor parallelism sums in each layer: from so many all_reduces of a rank on.
 _MANY_SUMS = 16
+#: In training, sums of one size from the begin of a step to its end: from so many on.
+_MANY_IN_STEP = 8
 #: Sums in the first and the last part of a step; gradients are reduced from its middle on.
 _PART = 0.25
 
@@ -514,7 +516,7 @@ def _in_layers(answers: Answers, comm: CommOutliers) -> bool:
     place = (pl.col("ts") - pl.col("begin")) / (pl.col("until") - pl.col("begin"))
     each = placed.group_by(keys).agg(n=pl.len(), first=place.min(), last=place.max())
     n, first, last = each.select(pl.col("n", "first", "last").median()).row(0)
-    return bool(n and n >= _MANY_SUMS and first < _PART and last > 1 - _PART)
+    return bool(n and n >= _MANY_IN_STEP and first < _PART and last > 1 - _PART)
 
 
 def _only_infers(answers: Answers, comm: CommOutliers) -> bool:

@@ -1,5 +1,6 @@
 """Differences between the kernels of one rank or step and those of the others."""
 
+import re
 from dataclasses import dataclass
 
 import polars as pl
@@ -35,6 +36,12 @@ _ADVICE = {
     "kernel that waits for the host), and whether another recording has such a call again.",
 }
 
+#: Kernels of experts, which work on the tokens that a router gives them.
+_OF_EXPERTS = r"(?i)group(?:ed)?_?(?:gemm|problem|mm)|moe|expert"
+_BALANCE_EXPERTS = (
+    "Balance the tokens per expert (auxiliary loss or bias of the router, capacity factor), or "
+    "place the experts with most tokens on different ranks."
+)
 
 #: The GPU, and the balance, if steps are compared.
 _IN_STEPS, _OF_STEPS = "this GPU in those steps", "equal work in every step"
@@ -54,6 +61,8 @@ class Difference:
 
     def advice(self, program: Program, gpu: str = _IN_STEPS, balance: str = _OF_STEPS) -> str:
         """Return advice for this program, this GPU and this method to balance the work."""
+        if self.why in UNEQUAL and re.search(_OF_EXPERTS, self.text):
+            return _BALANCE_EXPERTS
         return _ADVICE[self.why].format(gpu=gpu, balance=balance, clocks=program.clocks)
 
 

@@ -77,7 +77,7 @@ ADVICE = {
     DRIVER: "Find the driver call with sampled stacks or strace (ioctl), and make it less often",
     LOCK: "Find the thread that holds the lock (py-spy dump), and hold it for a shorter time",
     THREAD: "Find what the other thread does meanwhile (py-spy dump, or more threads in the "
-    "recording), and launch the next work before the wait",
+    "recording); in Python this may be the interpreter lock (GIL; nsys --trace=python-gil)",
     PROCESS: "Launch the next work before the wait, or let the process run in the background",
     DATA: "Receive data in a background thread, ahead of its use",
     REQUESTS: "The server has no requests to run: its load is low",

@@ -284,6 +284,13 @@ _OF_AUTOGRAD = (
     "of DDP or FSDP, register_hook), or wait for a CPU: run fewer or shorter hooks, and give each "
     "rank cores of its own (OMP_NUM_THREADS, taskset)."
 )
+#: Functions of inference engines that choose the requests of the next step.
+_SCHEDULES = re.compile(r"(?:vllm|sglang)[/\\].*schedul")
+_ASYNCHRONOUS = (
+    "The engine chooses the requests of a step while the GPU waits ({place}): let it do so during "
+    "the step before (vLLM --async-scheduling, the overlap scheduler of SGLang), or use fewer and "
+    "longer requests at a time (--max-num-seqs)."
+)
 _RANGES = "ranges (NVTX, roctx, record_function) around the code between launches show its parts"
 
 
@@ -452,7 +459,9 @@ _RESUMES = re.compile(r"torch_dynamo_resume_in_(\w+?)_at_[\d*]+")
 
 
 def _of_compilation(name: str, *, pytorch: bool) -> str:
-    """Return advice for compilation, graph breaks and collection of garbage; else nothing."""
+    """Return advice for schedulers of requests, compilation and collection of garbage."""
+    if _SCHEDULES.search(name):
+        return _ASYNCHRONOUS.format(place=frame_text(name))
     if _RESUMES.search(name):
         function = frame_text(_RESUMES.sub(r"\1", name))
         return (
