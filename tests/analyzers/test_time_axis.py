@@ -95,4 +95,4 @@ def test_a_time_of_a_table_is_a_window() -> None:
 def test_drawings_begin_with_the_first_work() -> None:
     drawing = ta.timeline(RANKS / "rank3.json.gz").drawing()
     first = ta.gpu_idle(RANKS / "rank3.json.gz").units["at_ns"].min()
-    assert drawing.lanes["start"].to_list() == [first]
+    assert drawing.lanes["start"].to_list() == [first, first], "the device, and the critical path"

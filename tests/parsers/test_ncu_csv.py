@@ -134,7 +134,7 @@ def test_only_wanted_metrics_are_read() -> None:
 
 @pytest.mark.sample(9)
 @pytest.mark.parametrize(
-    "name", ["details", "long", "wide", "two_tables", "unclosed_quote", "hopper_raw", "utf16"]
+    "name", ["details", "long", "wide", "two_tables", "unclosed_quote", "hopper_raw"]
 )
 def test_small_chunks_give_the_same_table(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path = FOLDER / f"{name}.csv"

@@ -119,7 +119,8 @@ def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> P
     lost = [*pieces, exposed, *_copies(excerpt, little)] if with_lost else None
     marked = excerpt.steps[["step", "start", "end"]].join(units[["unit"]], how="cross")
     measured = _measured(pl.concat([units, marked], how="diagonal"), windows)
-    longest = longest_gaps.longest(excerpt, gaps, caused, files, options.library_names)
+    listed = gaps.filter(pl.col("end") - pl.col("start") >= options.min_gap_ns)
+    longest = longest_gaps.longest(excerpt, listed, caused, files, options.library_names)
     unexplained = pl.concat(idle_of[cause] for cause in _UNEXPLAINED)
     return Part(
         **clocks.origin(excerpt),
@@ -136,7 +137,7 @@ def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> P
         lost=losing.lost(lost, late_launches) if lost else None,
         steps=measured.tail(marked.height).drop("device", "pid"),
         gaps=longest,
-        gap_count=gaps.height,
+        gap_count=listed.height,
         by_device=measure(excerpt.by_device, options) if excerpt.by_device else None,
     )
 

@@ -293,7 +293,11 @@ class GpuIdle(Result):
         one = self.activity(cause)
         if cause == causes.HOST_CODE:
             code = "" if coverage.stacks_known else coverage.hints["other code"]
-            code = code if program.pytorch else code.replace("with_stack=True", "of its Python")
+            code = (
+                code
+                if program.pytorch
+                else code.replace("with_stack=True", "with_stack=True (PyTorch)")
+            )
             text = activities.advice_on_host_code(
                 one, code=code, pytorch=program.pytorch, on_host=coverage.on_host
             )

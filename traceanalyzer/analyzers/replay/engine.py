@@ -680,4 +680,6 @@ def _bounds(job: Job, last: Floats, ends: Sequence[Floats]) -> Floats:
     reached = np.maximum.accumulate(last[np.isfinite(last)])
     if reached.size >= _LEAST_STEPS:
         return reached
-    return np.array([job.begins[0], max(float(one.max()) for one in ends if one.size)])
+    return np.array(
+        [job.begins[0], max((float(one.max()) for one in ends if one.size), default=job.begins[0])]
+    )
