@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import polars as pl
@@ -133,7 +134,11 @@ def test_steps_as_a_heat_map(page: Page) -> None:
     waits = once(timeline, RANKS).states.filter(state="waiting", lane=4)
     assert sum(rows[4]) == pytest.approx(waits.select(pl.col("end") - pl.col("start")).sum().item())
     assert max(rows[4]) == max(rows[4][2], rows[4][5])  # ProfilerStep#12 and #15
-    page.pointer("pointermove", 4, 2.5)
+    for _ in range(40):  # until the heat map is drawn
+        page.pointer("pointermove", 4, 2.5)
+        if "not recorded" not in page.text(".timeline .tip"):
+            break
+        time.sleep(0.05)
     assert "ProfilerStep#12" in page.text(".timeline .tip")
     page.pointer("pointerdown", 4, 2.5, pointerId=1)
     page.pointer("pointerup", 4, 2.5, pointerId=1)
