@@ -476,7 +476,11 @@ def _exposing(result: Overlap, answers: Answers, *, waits: bool) -> str:
             return f"{text[:1].upper()}{text[1:]}: small messages take as long as larger ones."
     compared = isinstance(comm, CommOutliers) and comm.totals.n_matched > 0
     waits = waits and not compared
-    return advice(result, waits=waits, pytorch=answers.program.pytorch, kind=kind)
+    text = advice(result, waits=waits, pytorch=answers.program.pytorch, kind=kind)
+    compute, exposed = float(answers.time.busy["busy_ns"].sum()), answers.time.of_cause(EXPOSED)
+    if not compute or compute >= exposed.filter(~pl.col("waited"))["lost_ns"].sum():
+        return text
+    return f"{text} Overlap alone gains at most the compute time, {answers.time.text(compute)}."
 
 
 #: Advice for exchanges (of tokens between experts, of embeddings), and for sums in inference.
@@ -503,10 +507,12 @@ _PART = 0.25
 
 
 def _in_layers(answers: Answers, comm: CommOutliers) -> bool:
-    """Whether most time of all_reduces is in sums of layers, not of gradients.
+    """Whether most time of all_reduces in training is in sums of layers, not of gradients.
 
     They are of one size, and many from the begin of each step to its end.
     """
+    if not (answers.program.pytorch and answers.program.trains):
+        return False
     keys, rows = ["path", "rank", "step"], comm.instances.filter(collective="all_reduce")
     sizes = rows.group_by("message_bytes").agg(ns=pl.col("duration_ns").sum())
     size = largest_first(sizes, "ns", "message_bytes")["message_bytes"][0]

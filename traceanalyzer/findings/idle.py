@@ -17,6 +17,7 @@ from traceanalyzer.analyzers.gpu_idle.activities import (
     OUTSIDE,
     STEP,
     advice_on_collectives,
+    clause,
     main_place,
 )
 from traceanalyzer.analyzers.gpu_idle.result import TRUNCATED, GpuIdle, activity, files_accessed
@@ -86,7 +87,7 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
     elif of_host:
         one = result.activity(cause)
         if slower := straggling.slower_code(answers, rank, (one.frame, one.place, one.range)):
-            waiting = f"{waiting} ({slower})"
+            waiting = f"{waiting}, {slower}"
             advice = f"{straggling.COMPARE_INPUTS}{straggling.CHECK_HOST}"
     waits_for = result.activity(cause).wait if cause == causes.HOST_CODE else None
     unsure = result.coverage.work_lost or alone or (waits_for == DATA and not result.program.trains)
@@ -121,7 +122,7 @@ def _in_warm_up(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measu
     yield Measured(
         size=size,
         title=f"{what}{'s' * (result.units.height > 1)} "
-        f"{_clause(result.waiting(cause), f' in {where}', several=result.units.height > 1)}: "
+        f"{clause(result.waiting(cause), f' in {where}', several=result.units.height > 1)}: "
         f"{time.text(total, once=True)}.",
         evidence=tuple(_longest(result, cause)),
         advice=_once_advice(time, answers),
@@ -319,16 +320,8 @@ def _title(
     what = "Main thread" if result.coverage.on_host else "GPU"
     who = f"{what}{'' if result.units.height == 1 else 's'}" if rank is None else f"Rank {rank}"
     others = "" if (losses["cause"] == causes.PEER).all() else including(losses, rank)
-    clause = _clause(waiting, in_steps(steps, time), several=who.endswith("s"))
-    return f"{who} {clause}: {time.share(total, once=once)}{others}."
-
-
-def _clause(waiting: str, where: str, *, several: bool = False) -> str:
-    """Return what a main thread or device does in idle time, and where."""
-    if OUTSIDE in waiting:
-        comma = "," * (", " in waiting and bool(where))
-        return f"{'run' if several else 'runs'} {waiting}{comma}{where}"
-    return f"idle{where}, {waiting}".replace(", waiting while", " while")
+    does = clause(waiting, in_steps(steps, time), several=who.endswith("s"))
+    return f"{who} {does}: {time.share(total, once=once)}{others}."
 
 
 def including(losses: pl.DataFrame, rank: int | None) -> str:

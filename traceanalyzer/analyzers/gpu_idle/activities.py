@@ -199,6 +199,20 @@ def heading(one: Activity, *, on_host: bool) -> str:
     return f"{code}, mostly {one.line or frame_text(one.place)}"
 
 
+def clause(waiting: str, where: str = "", *, several: bool = False) -> str:
+    """Return what a main thread or device does in idle time, and where: ``idle in step 3 while``.
+
+    Args:
+        waiting: the cause, as ``GpuIdle.waiting``.
+        where: a phrase: `` in 2 of 6 steps``.
+        several: whether it is said of several.
+    """
+    if OUTSIDE in waiting:
+        comma = "," * (", " in waiting and bool(where))
+        return f"{'run' if several else 'runs'} {waiting}{comma}{where}"
+    return f"idle{where}, {waiting}".replace(", waiting while", " while")
+
+
 def idle_name(*names: str) -> str:
     """Return causes as the name of a state: a main thread that runs Python is not idle."""
     text = ", ".join(names)
@@ -287,9 +301,9 @@ _OF_AUTOGRAD = (
 #: Functions of inference engines that choose the requests of the next step.
 _SCHEDULES = re.compile(r"(?:vllm|sglang)[/\\].*schedul")
 _ASYNCHRONOUS = (
-    "The engine chooses the requests of a step while the GPU waits ({place}): let it do so during "
-    "the step before (vLLM --async-scheduling, the overlap scheduler of SGLang), or use fewer and "
-    "longer requests at a time (--max-num-seqs)."
+    "{place} chooses the requests of a step while the GPU waits: let the engine do so during the "
+    "step before (vLLM --async-scheduling, the overlap scheduler of SGLang), or limit the requests "
+    "at a time (--max-num-seqs)."
 )
 _RANGES = "ranges (NVTX, roctx, record_function) around the code between launches show its parts"
 

@@ -484,12 +484,10 @@ def _threads(
     """Return the threads that launch each unit's kernels or mark steps: unit, pid, tid, thread.
 
     The thread of the training loop, which marks the steps or runs Python, may leave launching to
-    others. Threads
-    that launch only copies, such as prefetching threads, do not count. Without correlation ids:
-    the threads with launch calls, otherwise those with operators, otherwise with Python functions.
-    Without device work: the main
-    thread (it marks steps, otherwise it has most time in operators), and the threads that run the
-    backward pass for it.
+    others. Threads that launch only copies, such as prefetching threads, do not count. Without
+    correlation ids: the threads with launch calls, otherwise those with operators, otherwise with
+    Python functions. Without device work: the main thread (it marks steps, otherwise it has most
+    time in operators), and the threads that run the backward pass for it.
 
     Raises:
         MissingData: neither device work nor operators were recorded.

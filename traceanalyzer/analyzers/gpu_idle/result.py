@@ -241,9 +241,7 @@ class GpuIdle(Result):
 
     def state(self, cause: str) -> str:
         """Return the cause as a clause: ``idle, waiting for ...``, ``runs Python outside ...``."""
-        waiting = self.waiting(cause)
-        idle = f"idle, {waiting}".replace(", waiting while", " while")
-        return f"runs {waiting}" if activities.OUTSIDE in waiting else idle
+        return activities.clause(self.waiting(cause))
 
     @cached_property
     def names(self) -> dict[str, str]:
@@ -293,11 +291,8 @@ class GpuIdle(Result):
         one = self.activity(cause)
         if cause == causes.HOST_CODE:
             code = "" if coverage.stacks_known else coverage.hints["other code"]
-            code = (
-                code
-                if program.pytorch
-                else code.replace("with_stack=True", "with_stack=True (PyTorch)")
-            )
+            if not program.pytorch:
+                code = code.replace("with_stack=True", "with_stack=True (PyTorch)")
             text = activities.advice_on_host_code(
                 one, code=code, pytorch=program.pytorch, on_host=coverage.on_host
             )

@@ -216,6 +216,7 @@ BETWEEN = "pointwise kernels between them"
 
 #: Kernels of attention by family, and names in their place.
 KERNELS = {kernel_names.SOFTMAX: "softmax kernels", GEMM: "products beside them"}
+_NAMES = {"s": KERNELS[kernel_names.SOFTMAX], "g": KERNELS[GEMM], "p": BETWEEN}
 _LETTERS = {kernel_names.SOFTMAX: "s", GEMM: "g", ELEMENTWISE: "p", COPY: "p"}
 
 
@@ -226,17 +227,18 @@ def _attention_kernels(work: pl.DataFrame) -> pl.DataFrame:
     no product on one of its sides.
     """
     families = families_of(work["name"].cast(pl.String).unique().drop_nulls())
-    letters = {name: _LETTERS[one] for name, one in families.items() if one in _LETTERS}
-    letter = pl.col("name").cast(pl.String).replace_strict(letters, default="x")
+    if kernel_names.SOFTMAX not in families.values():
+        return _none()
+    letters = {name: ord(_LETTERS[one]) for name, one in families.items() if one in _LETTERS}
+    code = pl.col("name").cast(pl.String).replace_strict(letters, default=0, return_dtype=pl.UInt8)
     is_compute = pl.col("work_kind") == COMPUTE
-    letter = pl.when(is_compute).then(letter).otherwise(pl.lit("x"))
-    rows = work.sort("start").with_columns(letter=letter)
-    found = [work.clear().with_columns(letter=pl.lit("x"))]
+    rows = work.sort("start").with_columns(code=pl.when(is_compute).then(code).otherwise(0))
+    found = [rows.clear()]
     for lane in rows.partition_by("device", "stream", maintain_order=True):
-        runs = re.finditer("g(?:p*sp*g)+", "".join(lane["letter"]))
-        found.append(lane[[place for run in runs for place in range(*run.span())]])
-    names = {"p": BETWEEN} | {_LETTERS[family]: name for family, name in KERNELS.items()}
-    name = pl.col("letter").replace_strict(names, default=None)
+        runs = re.finditer(b"g(?:p*sp*g)+", lane["code"].to_numpy().tobytes())
+        found += [lane[slice(*run.span())] for run in runs]
+    names = {ord(letter): name for letter, name in _NAMES.items()}
+    name = pl.col("code").replace_strict(names, default=None, return_dtype=pl.String)
     purpose = pl.lit(ATTENTION)
     return _shaped(pl.concat(found).with_columns(name=name, call=0, purpose=purpose))
 

@@ -76,14 +76,21 @@ _ADVICE = {
     AFTER: "Start communication earlier, while independent compute remains: several gradient "
     "buckets during backward (DDP bucket_cap_mb, no manual all_reduce after backward), prefetched "
     "shards (FSDP forward_prefetch, backward_prefetch), micro-batches.",
-    "all_reduce": "Start communication earlier, while independent compute remains: several "
-    "gradient buckets during backward (DDP bucket_cap_mb, no manual all_reduce after backward).",
-    "all_gather": "Gather the shards of the next layer while this one computes: FSDP "
-    "forward_prefetch=True and backward_prefetch=BACKWARD_PRE, FSDP2 "
-    "set_modules_to_forward_prefetch, DeepSpeed overlap_comm.",
     OTHER: "Overlap more compute with it (prefetch shards, pipeline micro-batches), or communicate "
     "fewer bytes.",
     UNKNOWN: "Record launch calls (ProfilerActivity.CPU, nsys --trace=cuda).",
+}
+
+_SHARDS = (
+    "Gather the shards of the next layer while this one computes: FSDP forward_prefetch=True and "
+    "backward_prefetch=BACKWARD_PRE, FSDP2 set_modules_to_forward_prefetch, DeepSpeed overlap_comm."
+)
+#: Advice to communicate earlier (:data:`AFTER`), by the collective with most of the time.
+_EARLIER = {
+    "all_reduce": "Start communication earlier, while independent compute remains: several "
+    "gradient buckets during backward (DDP bucket_cap_mb, no manual all_reduce after backward).",
+    "all_gather": _SHARDS,
+    "reduce_scatter": _SHARDS,
 }
 
 #: Other advice for programs without PyTorch.
@@ -259,10 +266,8 @@ def advice(result: Overlap, *, waits: bool = True, pytorch: bool = True, kind: s
         return _ALL_RANKS if unknown else texts[OTHER]
     if largest == WAITING and (ranks := result.reasons["rank"].drop_nulls().to_list()):
         return _STRAGGLER.format(ranks[0])
-    if largest == AFTER and pytorch:
-        kind = "all_gather" if kind == "reduce_scatter" else kind
-        largest = kind if kind in texts else AFTER
-    return sentences(texts[largest], _ALL_RANKS if unknown else "")
+    earlier = _EARLIER if largest == AFTER and pytorch else {}
+    return sentences(earlier.get(kind, texts[largest]), _ALL_RANKS if unknown else "")
 
 
 def _streams(row: Mapping[str, Any]) -> str:

@@ -99,7 +99,7 @@ def measure(trace: Trace, options: Options) -> Part:
     part = measure_for_report(trace, options)
     count = int(trace.events["kind"].is_in(DEVICE_WORK).sum())
     if count > replay.MOST_DRAWN:
-        return replace(part, no_program=replay.many(count))
+        return replace(part, no_program=replay.not_drawn(count))
     try:
         return replace(part, program=replay.measure(trace, ReplayOptions()))
     except MissingData as error:

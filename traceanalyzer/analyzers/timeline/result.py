@@ -217,7 +217,7 @@ class Timeline(Result):
 
     def drawing(self) -> Lanes:
         """Return the lanes to draw, in order."""
-        lanes, states, events = self._with_path()
+        lanes, states, events = self._drawn()
         return Lanes(
             name="timeline",
             title="Timeline",
@@ -232,7 +232,7 @@ class Timeline(Result):
             merged_ns=self.merged_ns,
         )
 
-    def _with_path(self) -> tuple[pl.DataFrame, ...]:
+    def _drawn(self) -> tuple[pl.DataFrame, ...]:
         """Return lanes, states and events with a row for the critical path."""
         shares = self.shares.select("lane", "on", "host", "start", "end", "lost_frac")
         if self.path.is_empty():

@@ -82,7 +82,7 @@ class Replay(Result):
     def drawn_path(self) -> tuple[pl.DataFrame | None, str]:
         """Return the longest path for a timeline, or why there is none."""
         count = sum(one.work.height for one in self.job.programs)
-        return (None, many(count)) if count > MOST_DRAWN else (self.longest_path(), "")
+        return (None, not_drawn(count)) if count > MOST_DRAWN else (self.longest_path(), "")
 
     def has_work_after(self, lost: pl.DataFrame) -> bool:
         """Return whether work of the same rank starts after most of the lost time."""
@@ -105,9 +105,12 @@ class Replay(Result):
         return changes.without_time(self.job, weights, lost)
 
 
-def many(count: int) -> str:
-    """Return why a path is not drawn."""
-    return f"{count:,} kernels and copies are many to replay; traceanalyzer critical-path does it"
+def not_drawn(count: int) -> str:
+    """Return why the path through so much work is not drawn."""
+    return (
+        f"it is drawn through at most {MOST_DRAWN:,} kernels and copies, these are {count:,}; "
+        "traceanalyzer critical-path adds it up"
+    )
 
 
 def _whole_ns(job: Job, times: Sequence[engine.Times]) -> float:
@@ -131,7 +134,9 @@ def measure(trace: Trace, _options: ReplayOptions) -> Program:
 def _require_few(programs: Sequence[Program]) -> None:
     count = sum(one.work.height for one in programs)
     if count > MOST_WORK:
-        raise MissingData(f"{count:,} kernels and copies are many to replay; what-if does it")
+        raise MissingData(
+            f"{count:,} kernels and copies take long to replay; traceanalyzer what-if does it"
+        )
 
 
 def combine(
