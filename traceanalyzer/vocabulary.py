@@ -6,6 +6,7 @@ years, NCCL's kernel names since 2.4, ``ParamCommsUtils.hpp``.
 
 import re
 from functools import lru_cache
+from typing import NamedTuple
 
 #: Suffix of the damage text of a truncated compressed file.
 TRUNCATED = "the file is truncated"
@@ -404,17 +405,52 @@ NCU_CSV = "ncu-csv"
 NCU_REP = "ncu-rep"
 
 
-#: Step annotations of inference engines, with phase and number of requests:
-#: vLLM's ``execute_context_2(14721)_generation_0(0)``, SGLang's ``step[DECODE bs=64]``, ATOM's
-#: ``decode[bs=117/128 ...]``, and ``execute_diffusion_1_1024x1024``.
-ENGINE_STEP = "|".join(
-    (
-        r"execute_(?:\d+_)?context_(?P<prefills>\d+)\(.*\)_generation_(?P<decodes>\d+)\(.*\)",
-        r"step\[(?P<mode>[A-Za-z_]+) bs=(?P<requests>\d+).*\]",
-        r"(?P<phase>prefill|decode)\[bs=(?P<batch>\d+).*\]",
-        r"execute_(?P<diffusion>diffusion)_(?P<images>\d+)_\d+x\d+",
-    )
+class EngineStep(NamedTuple):
+    """Names of the steps of an inference engine.
+
+    Attributes:
+        engine: the engine.
+        since: the change that brought the names, and its month, where they are known.
+        pattern: groups ``prefills``, ``decodes`` (requests of each kind) or ``mode``, ``batch``
+            (requests), and ``prefill_tokens``, ``decode_tokens`` or ``tokens``.
+    """
+
+    engine: str
+    since: str
+    pattern: str
+
+
+#: Annotations of inference engines around a step. A range of vLLM until 2025-12 says which requests
+#: are new; later parts of a prompt that is processed in parts count as decode there.
+ENGINE_STEPS = (
+    EngineStep("vLLM", "#22496, 2025-08", r"execute_new_(?P<prefills>\d+)_cached_(?P<decodes>\d+)"),
+    EngineStep(  # #37524 (2026) adds sums of squares: sq0sk0sqsq0sqsk0
+        "vLLM",
+        "#31193, 2025-12",
+        r"execute_(?:\d+_)?context_(?P<prefills>\d+)\((?:sq)?(?P<prefill_tokens>\d+)[^)]*\)"
+        r"_generation_(?P<decodes>\d+)\((?:sq)?(?P<decode_tokens>\d+)[^)]*\)",
+    ),
+    EngineStep("vLLM", "diffusion", r"execute_(?P<mode>diffusion)_(?P<batch>\d+)_\d+x\d+"),
+    EngineStep(  # #24911 (2026-07) adds sums: step[EXTEND bs=2 toks=12 c_sqsq=80 ...]
+        "SGLang",
+        "2025",
+        r"step\[(?P<mode>[A-Za-z_]+) (?:raw_bs=\d+ )?bs=(?P<batch>\d+)(?: toks=(?P<tokens>\d+))?"
+        r".*\]",
+    ),
+    EngineStep(  # the number of the step and the tokens came later
+        "TensorRT-LLM",
+        "PyTorch backend, 2025",
+        r"\[Executor\] _forward_step(?: \d+)?: (?P<prefills>\d+) ctx reqs, "
+        r"(?:(?P<prefill_tokens>\d+) ctx tokens, )?(?P<decodes>\d+) gen reqs",
+    ),
+    EngineStep(
+        "ATOM",
+        "2026",
+        r"(?P<mode>prefill|decode)\[bs=(?P<batch>\d+)(?:/\d+)?(?: tok=(?P<tokens>\d+))?.*\]",
+    ),
 )
+#: A step of any engine, without groups.
+ENGINE_STEP = "|".join(re.sub(r"\?P<\w+>", "?:", one.pattern) for one in ENGINE_STEPS)
 
 
 #: The end of the name of a range of several iterations: ``Step 190 to 200``, ``iter 0-9``.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from benchmarks.accuracy import names
@@ -34,6 +34,24 @@ SEND = Collective("send", "nccl:send {rank}->{peer}", names.SEND_RECV, lambda _:
 RECV = Collective("recv", "nccl:recv {rank}<-{peer}", names.SEND_RECV, lambda _: 1.0)
 
 
+#: Requests of an inference engine that decode.
+RUNNING = 32
+
+
+@dataclass
+class Request:
+    """A request to an inference engine: times in us since the first schedule, and tokens.
+
+    ``scheduled_us`` and ``token_us``, when each of its tokens is known, are results.
+    """
+
+    arrival_us: float
+    prompt: int
+    tokens: int
+    scheduled_us: float = 0.0
+    token_us: list[float] = field(default_factory=list)
+
+
 @dataclass
 class Options:
     """Options of training or inference; faults change them.
@@ -55,7 +73,9 @@ class Options:
         micro_batches: of a pipeline.
         layers: layers of a rank, by rank and step.
         tokens: tokens of a rank, by rank and step.
-        graphs: decode steps run as CUDA graphs.
+        graphs: decode steps run as CUDA graphs, with up to ``captured`` requests.
+        running: requests that decode, by step.
+        requests: requests that are served until all have their tokens, in place of steps.
         prefill_tokens: tokens of the prompts that an inference step processes, by step.
         optimizer: launches the kernels of the optimizer; by default a fused one.
         schedule_us: host time of the scheduler for each inference step.
@@ -77,6 +97,9 @@ class Options:
     layers: Callable[[int, int], int] | None = None
     tokens: Callable[[int, int], int] | None = None
     graphs: bool = True
+    captured: int = RUNNING
+    running: Callable[[int], int] = lambda _: RUNNING
+    requests: list[Request] = field(default_factory=list)
     prefill_tokens: Callable[[int], int] = lambda step: 2048 if step % 10 == 0 else 0
     optimizer: Callable[[Rank], None] | None = None
     schedule_us: Callable[[int], float] = lambda _: 150.0

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import random
+from collections import deque
+from collections.abc import Sequence
 from functools import lru_cache
 
 from benchmarks.accuracy import names
 from benchmarks.accuracy.fault import Context, Expected, fault
 from benchmarks.accuracy.host_faults import LAUNCHES
 from benchmarks.accuracy.operators import VOCABULARY, attention_us, memory_us, product_us
-from benchmarks.accuracy.programs import Options
+from benchmarks.accuracy.programs import RUNNING, Options, Request
 from benchmarks.accuracy.simulator import COMPUTE, Job, Program, Rank
 
-RUNNING = 32  # requests in the decode phase
 _VLLM = "c10::BFloat16"
 NORM = (
     f"std::enable_if<(((8)>(0)))&&vllm::_typeConvert<{_VLLM}>::exists, void>::type vllm::"
@@ -39,14 +40,16 @@ PAGED = (
 ENGINE = ("vllm/v1/engine/core.py(812): run_busy_loop", "vllm/v1/engine/core.py(288): step")
 
 
-@lru_cache(64)
-def decoder_kernels(tokens: int, width: int, layers: int) -> tuple[tuple[str, str, float], ...]:
+@lru_cache(256)
+def decoder_kernels(
+    tokens: int, running: int, width: int, layers: int
+) -> tuple[tuple[str, str, float], ...]:
     """Operator, kernel and duration of a whole model; weights are read once."""
 
     def gemm(n: int, k: int) -> float:
         return max(product_us(tokens, n, k), memory_us(n * k), 4.0)
 
-    attention = attention_us(tokens, width) if tokens > RUNNING else 28.0
+    attention = attention_us(tokens, width) if tokens > running else 28.0
     layer = (
         ("_C::fused_add_rms_norm", NORM, memory_us(3 * tokens * width)),
         ("aten::mm", GEMM, gemm(3 * width, width)),
@@ -66,50 +69,84 @@ def serve(r: Rank) -> Program:
     """The engine's loop: schedule, run the model, sample, send the tokens."""
     options: Options = r.job.options
     with r.frame(*ENGINE):
+        if options.requests:
+            run_requests(r, options.requests)
+            return
         for step in r.job.steps:
             r.step = step
-            with r.frame("vllm/v1/core/sched/scheduler.py(176): schedule"):
-                r.pause(r.about(options.schedule_us(step)))
+            schedule(r, step)
             yield from r.run_hooks("before_model")
             prompt = options.prefill_tokens(step)
-            prompts = 1 if prompt else 0
-            name = f"execute_context_{prompts}({prompt})_generation_{RUNNING}({RUNNING})"
-            with (
-                r.frame("vllm/v1/worker/gpu_model_runner.py(1350): execute_model"),
-                r.range(name) if r.job.marks else r.frame(),
-            ):
-                execute(r, prompt)
-                sample(r)
+            run_model(r, 1 if prompt else 0, prompt, options.running(step))
             yield from r.run_hooks("after_model")
         r.synchronize("cudaDeviceSynchronize")
 
 
-def execute(r: Rank, prompt: int) -> None:
+def schedule(r: Rank, step: int) -> None:
+    """Choose the requests of a step."""
+    with r.frame("vllm/v1/core/sched/scheduler.py(176): schedule"):
+        r.pause(r.about(r.job.options.schedule_us(step)))
+
+
+def run_model(r: Rank, prompts: int, prompt: int, running: int) -> None:
+    """Run the model for prompts with so many tokens, and for running requests."""
+    name = f"execute_context_{prompts}({prompt})_generation_{running}({running})"
+    with (
+        r.frame("vllm/v1/worker/gpu_model_runner.py(1350): execute_model"),
+        r.range(name) if r.job.marks else r.frame(),
+    ):
+        execute(r, prompt, running)
+        sample(r, running + prompts)
+
+
+def execute(r: Rank, prompt: int, running: int) -> None:
     """The forward pass: a CUDA graph for decoding, operators where prompts are processed."""
     for _ in range(3):
         with r.op("aten::copy_"):
             r.copy("HtoD", 4096)
-    kernels = decoder_kernels(RUNNING + prompt, r.job.width, r.job.layers)
-    if r.job.options.graphs and not prompt:
+    options: Options = r.job.options
+    kernels = decoder_kernels(running + prompt, running, r.job.width, r.job.layers)
+    if options.graphs and not prompt and running <= options.captured:
         r.graph([(kernel, us) for _, kernel, us in kernels])
         return
     for op, kernel, us in kernels:
-        with r.op(op, [[RUNNING + prompt, r.job.width]]):
-            r.launch(kernel, us, grid=[max(1, (RUNNING + prompt) // 2), 1, 1])
+        with r.op(op, [[running + prompt, r.job.width]]):
+            r.launch(kernel, us, grid=[max(1, (running + prompt) // 2), 1, 1])
 
 
-def sample(r: Rank) -> None:
+def sample(r: Rank, running: int) -> None:
     """Sampling; the token ids are copied to the host."""
-    with r.op("aten::argmax", [[RUNNING, VOCABULARY]]):
+    with r.op("aten::argmax", [[running, VOCABULARY]]):
         r.launch(names.REDUCE, 12.0)
     with r.op("aten::to"), r.op("aten::_to_copy"), r.op("aten::copy_"):
         if not r.job.options.overlapped_sampling:
-            r.copy("DtoH", 8 * RUNNING, pinned=False, wait=True)
+            r.copy("DtoH", 8 * running, pinned=False, wait=True)
             return
-        r.copy("DtoH", 8 * RUNNING)
+        r.copy("DtoH", 8 * running)
     done = r.sampled
     r.sampled = r.free[COMPUTE]
     r.wait_until(done)
+
+
+def run_requests(r: Rank, requests: Sequence[Request]) -> None:
+    """Serve requests that arrive at known times, at most 8 at a time; note when each is served."""
+    waiting, running = deque(sorted(requests, key=lambda one: one.arrival_us)), list[Request]()
+    start = r.now
+    while waiting or running:
+        if not running and start + waiting[0].arrival_us > r.now:
+            with r.frame("vllm/v1/engine/core.py(850): _process_input_queue"):
+                r.pause(start + waiting[0].arrival_us - r.now)
+        schedule(r, r.step)
+        r.step += 1
+        admitted = list[Request]()
+        while waiting and start + waiting[0].arrival_us <= r.now and len(running + admitted) < 8:
+            admitted.append(waiting.popleft())
+            admitted[-1].scheduled_us = r.now - start
+        run_model(r, len(admitted), sum(one.prompt for one in admitted), len(running))
+        for one in running + admitted:
+            one.token_us.append(r.now - start)
+        running = [one for one in running + admitted if len(one.token_us) < one.tokens]
+    r.synchronize("cudaDeviceSynchronize")
 
 
 def new_serving_job(seed: int, steps: int = 24) -> Job:
@@ -133,6 +170,13 @@ def decode_without_graphs(job: Job, context: Context) -> Expected:
     return Expected(LAUNCHES)
 
 
+@fault("inference", prepare=narrow, record=("marks",), steps=24)
+def eager_fallback(job: Job, context: Context) -> Expected:
+    """Every third step has more requests than the largest graph."""
+    job.options.running = lambda step: 40 if step % 3 == 1 else RUNNING
+    return Expected(r"(?i)eager|without (CUDA )?graph")
+
+
 @fault("inference", record=("marks",), steps=24)
 def prefill_stalls_decode(job: Job, context: Context) -> Expected:
     """Long prompts are processed whole in three steps; all running requests wait."""
@@ -151,6 +195,18 @@ def slow_scheduler(job: Job, context: Context) -> Expected:
     return Expected(
         r"(?i)schedul|between (the )?steps|between-steps|host[ -]code|outside any", place=place
     )
+
+
+def queueing_job(seed: int, every_us: float, *, requests: int = 24) -> Job:
+    """An engine whose requests arrive at random times, ``every_us`` apart on average."""
+    job = new_serving_job(seed)
+    dice, at = random.Random(f"{seed} requests"), 0.0
+    queue = []
+    for _ in range(requests):
+        at += dice.expovariate(1 / every_us)
+        queue.append(Request(at, dice.randrange(64, 512), dice.randrange(4, 16)))
+    job.stacks, job.options.requests = True, queue
+    return job
 
 
 @fault("inference", record=("stacks",), steps=24)

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+import re
+from pathlib import Path
+
+import polars as pl
 import pytest
 from comm_traces import GEMM, MS, device, host, step, trace
-from diagnosing import measured
+from diagnosing import measured, measurements
 
+from benchmarks.accuracy.serving import queueing_job, serve
+from benchmarks.accuracy.simulator import simulate
+from benchmarks.accuracy.write import write_kineto
 from traceanalyzer.analyzers.common.step_marks import step_marks
 from traceanalyzer.analyzers.steps import steps
-from traceanalyzer.analyzers.steps.statistics import phase_of
+from traceanalyzer.analyzers.steps.engine import BETWEEN, IN_STEP, described
+from traceanalyzer.vocabulary import ENGINE_STEP
 
 DECODE = "execute_context_0(0)_generation_64(64)"
 PREFILL = "execute_context_2(14721)_generation_0(0)"
@@ -18,27 +27,41 @@ MIXED = "execute_context_1(512)_generation_3(3)"
 @pytest.mark.parametrize(
     ("name", "phase"),
     [
-        (PREFILL, ("prefill", 2)),
-        (f"{DECODE} [12]", ("decode", 64)),
-        (MIXED, ("mixed", 4)),
-        ("execute_context_1(888_788544)_generation_0(0)", ("prefill", 1)),
+        (PREFILL, ("prefill", 2, 14721)),
+        (f"{DECODE} [12]", ("decode", 64, 64)),
+        (MIXED, ("mixed", 4, 515)),
+        ("execute_context_0(0)_generation_0(0)", ("idle", 0, 0)),
+        ("execute_context_1(888_788544)_generation_0(0)", ("prefill", 1, 888)),
         (
             "execute_64_context_0(sq0sk0sqsq0sqsk0)_generation_64(sq64sk131072sqsq64sqsk131072)",
-            ("decode", 64),
+            ("decode", 64, 64),
         ),
-        ("step[EXTEND bs=2 toks=14721]", ("prefill", 2)),
-        ("step[DECODE bs=64]", ("decode", 64)),
-        ("step[MIXED bs=2 toks=90]", ("mixed", 2)),
-        ("prefill[bs=3 tok=900 ctx=[300,300,300]]", ("prefill", 3)),
-        ("decode[bs=117/128 tok=117]", ("decode", 117)),
-        ("execute_diffusion_1_1024x1024", ("diffusion", 1)),
+        ("execute_new_2_cached_0", ("prefill", 2, None)),
+        ("execute_new_1_cached_7 [3]", ("mixed", 8, None)),
+        ("execute_new_0_cached_7", ("decode", 7, None)),
+        ("step[EXTEND bs=2 toks=14721]", ("prefill", 2, 14721)),
+        ("step[EXTEND bs=2 toks=12 c_sqsq=80 c_sqsk=120 c_sk=20]", ("prefill", 2, 12)),
+        ("step[DECODE bs=64]", ("decode", 64, 64)),
+        ("step[MIXED bs=2 toks=90]", ("mixed", 2, 90)),
+        ("step[TARGET_VERIFY bs=4]", ("decode", 4, None)),
+        ("step[DRAFT_LOOP raw_bs=3 bs=4 topk=1]", ("draft", 4, None)),
+        ("[Executor] _forward_step: 1 ctx reqs, 3 gen reqs", ("mixed", 4, None)),
+        ("[Executor] _forward_step 70: 0 ctx reqs, 32 gen reqs", ("decode", 32, None)),
+        ("[Executor] _forward_step 6: 2 ctx reqs, 900 ctx tokens, 5 gen reqs", ("mixed", 7, 905)),
+        ("prefill[bs=3 tok=900 ctx=[300,300,300]]", ("prefill", 3, 900)),
+        ("decode[bs=117/128 tok=117]", ("decode", 117, 117)),
+        ("execute_diffusion_1_1024x1024", ("diffusion", 1, None)),
         ("capture_128_decode", None),
         ("ProfilerStep#3", None),
         ("train_step_3", None),
     ],
 )
-def test_phases_are_parsed_from_names(name: str, phase: tuple[str, int] | None) -> None:
-    assert phase_of(name) == phase
+def test_names_of_steps_say_phase_requests_and_tokens(
+    name: str, phase: tuple[str, int, int | None] | None
+) -> None:
+    assert described(name) == phase
+    is_mark = re.fullmatch(ENGINE_STEP, re.sub(r" \[\d+\]$", "", name))
+    assert (is_mark is not None) == (phase is not None)
 
 
 def serving(names: dict[str, list[int]], *, busy: int = MS) -> list[dict[str, object]]:
@@ -88,3 +111,118 @@ def test_training_has_no_phases() -> None:
     assert result.phases.is_empty()
     assert "phases" not in {table.name for table in result.view().tables}
     assert "training" not in f"{steps(trace(SERVING))}"
+
+
+# --- graphs and exposed host time ---------------------------------------------------------------
+
+US = 1_000
+
+
+def launched(
+    name: str, at: int, graphs: int, eager: int, *, ahead: int = 50 * US, length: int = 2 * MS
+) -> list[dict[str, object]]:
+    """Return a step of 2 ms: its launches in turn, and their kernels from ``ahead`` on."""
+    calls = ["cudaGraphLaunch"] * graphs + ["cudaLaunchKernel"] * eager
+    calls = [
+        call for pair in itertools.zip_longest(calls[:graphs], calls[graphs:]) for call in pair
+    ]
+    calls = [call for call in calls if call]
+    each = (length - ahead) // len(calls)
+    events = [host("user_annotation", name, at, length)]
+    for number, call in enumerate(calls):
+        ids = {"correlation": at + number, "pid": 1}
+        events.append(host("cuda_runtime", call, at + number * 100, 90, correlation=at + number))
+        # one graph launch with most of the time, or as long as the others
+        start = at + ahead + number * each
+        events.append(device(GEMM, start, each, **ids))
+    return events
+
+
+def test_steps_are_graphs_pieces_or_eager() -> None:
+    shapes = {(1, 1): "graph", (9, 8): "piecewise", (0, 5): "eager", (1, 4): "eager"}
+    rows = [
+        event
+        for number, (graphs, eager) in enumerate(shapes)
+        for event in launched(DECODE, 3 * MS * number, graphs, eager)
+    ]
+    result = steps(trace(rows)).steps
+    assert result["mode"].to_list() == [*shapes.values()]
+    assert result["tokens"].to_list() == [64] * 4
+    # 1 ms between the steps, and 50 us in each until its first main kernel
+    assert result["exposed_ns"][0] is None
+    assert result["exposed_ns"][1:].to_list() == pytest.approx([MS + 50 * US] * 3, abs=20)
+
+
+def test_copies_before_the_graph_are_not_its_start() -> None:
+    rows = launched(DECODE, 0, 1, 0) + launched(DECODE, 3 * MS, 1, 0, ahead=500 * US)
+    copy = {"correlation": 7, "pid": 1, "kind": "gpu_memcpy"}
+    rows += [host("cuda_runtime", "cudaMemcpyAsync", 3 * MS, 90, correlation=7)]
+    rows += [device("Memcpy HtoD", 3 * MS + 100 * US, 20 * US, **copy)]
+    assert steps(trace(rows)).steps["exposed_ns"].to_list() == [None, MS + 480 * US]
+
+
+def test_exposed_time_is_divided_by_functions_of_the_engine() -> None:
+    at = [0, 3 * MS, 6 * MS]
+    rows = [event for start in at for event in launched(DECODE, start, 1, 0)]
+    frames = {
+        "vllm/v1/engine/core.py(288): step": (2 * MS, MS),
+        "vllm/v1/core/sched/scheduler.py(176): schedule": (2 * MS + 200 * US, 300 * US),
+        "heapq.py(12): heappop": (2 * MS + 300 * US, 100 * US),
+        "vllm/v1/engine/core.py(850): _process_input_queue": (2 * MS + 600 * US, 100 * US),
+    }
+    rows += [host("python_function", name, *when) for name, when in frames.items()]
+    result = steps(trace(rows))
+    each = dict(result.scheduler.select("function", "total_ns").iter_rows())
+    assert each == {
+        "vllm/v1/core/sched/scheduler.py(176): schedule": 300 * US,
+        "vllm/v1/engine/core.py(288): step": 600 * US,
+        IN_STEP: 100 * US,
+        BETWEEN: MS,
+    }
+    # without the wait for requests
+    assert result.steps["exposed_ns"].to_list() == [None, 950 * US, MS + 50 * US]
+    found = measured("exposed-scheduler", result)
+    assert found.total_ns == 2 * MS
+    assert found.size == pytest.approx(2 / 8)
+
+
+def test_steps_of_training_have_no_mode() -> None:
+    result = steps(
+        trace(launched("ProfilerStep#1", 0, 1, 0) + launched("ProfilerStep#2", 3 * MS, 1, 0))
+    )
+    assert result.steps["mode"].null_count() == result.steps["exposed_ns"].null_count() == 2
+    assert result.scheduler.is_empty()
+    assert not measurements("exposed-scheduler", result)
+
+
+def test_decode_steps_that_fall_back_to_eager() -> None:
+    many = DECODE.replace("64", "70")
+    rows = [event for n in range(6) for event in launched(DECODE, 2 * n * MS, 1, 0)]
+    healthy = steps(trace(rows))
+    assert not measurements("eager-decode", healthy)
+    rows += launched(many, 12 * MS, 0, 5, length=4 * MS)
+    found = measured("eager-decode", steps(trace(rows)))
+    assert (found.total_ns, found.size) == (2 * MS, pytest.approx(2 / 16))
+    assert "1 of 7" in found.title
+    assert found.confidence == "medium"
+    all_eager = steps(trace(launched(DECODE, 0, 0, 5) + launched(DECODE, 2 * MS, 0, 5)))
+    assert not measurements("eager-decode", all_eager)
+
+
+@pytest.mark.parametrize("every_us", [2_000, 20_000])
+def test_queue_of_a_simulated_engine(every_us: float, tmp_path: Path) -> None:
+    job = queueing_job(3, every_us)
+    write_kineto(job, simulate(job, serve), tmp_path)
+    requests, result = job.options.requests, steps(tmp_path)
+    of_engine = result.engine_steps
+    assert of_engine["tokens"].sum() == sum(one.prompt + one.tokens - 1 for one in requests)
+    prefills = of_engine.filter(pl.col("phase") != "decode").height
+    assert prefills == len({one.scheduled_us for one in requests})
+    assert set(of_engine["mode"]) == {"graph", "eager"}
+    by_phase = result.scheduler.filter(pl.col("function").str.contains("schedule$"))
+    assert by_phase["each_ns"].to_list() == pytest.approx([150 * US] * by_phase.height, rel=0.01)
+    # waits for requests are between steps, and not exposed
+    assert not result.scheduler["function"].str.contains("_process_input_queue").any()
+    exposed = of_engine["exposed_ns"].drop_nulls()
+    assert exposed.to_list() == pytest.approx([180 * US] * exposed.len(), rel=0.05)
+    assert (result.ranks["between_frac"][0] > 0.1) == (every_us > 10_000)

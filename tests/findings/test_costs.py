@@ -32,7 +32,7 @@ RUNS = [
 TOO_MUCH = {"whatif": 0.014}
 #: Rules about time in which devices are busy, or about slow steps, whatever they do.
 OF_BUSY_TIME = {
-    "uneven-steps", "prefill-stalls",
+    "uneven-steps", "prefill-stalls", "eager-decode",
     *(one.id for one in RULES
       if one.function.__module__.endswith(("busy", "heavy_kernels", "clocks"))),
 }  # fmt: skip

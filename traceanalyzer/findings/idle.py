@@ -103,6 +103,7 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
         rank=rank,
         step=steps[0] if len(steps) == 1 else None,
         intervals=intervals_of(losses),
+        explained=answers.of_engine(losses),
     )
 
 

@@ -13,6 +13,7 @@ from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 from traceanalyzer.analyzers.info.compute import Info
 from traceanalyzer.analyzers.kernels.result import Kernels
+from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.findings.device_time import (
     BUBBLE,
     COPIES,
@@ -24,6 +25,7 @@ from traceanalyzer.findings.device_time import (
     device_time,
 )
 from traceanalyzer.findings.program import Program, program
+from traceanalyzer.frames import intervals
 from traceanalyzer.result import SEVERITIES, Confidence, Result, Severity
 from traceanalyzer.vocabulary import RECORDINGS_APART
 
@@ -53,6 +55,24 @@ class Answers:
             comm if isinstance(comm, CommOutliers) else None,
             kernels.training if isinstance(kernels, Kernels) else None,
         )
+
+    def of_engine(self, losses: pl.DataFrame) -> dict[str, float]:
+        """Return the shares of idle time that findings about an inference engine explain.
+
+        They are the time before decode steps, while devices wait for its scheduler, and the time in
+        decode steps that fell back to eager execution.
+        """
+        steps = self.get("steps")
+        if not isinstance(steps, Steps) or steps.phases.is_empty() or losses.is_empty():
+            return {}
+        whole = int((losses["end"] - losses["start"]).sum())
+        before = intervals.overlap_with(losses, steps.before_decode, ["path", "rank"])["overlap"]
+        eager = losses.join(
+            steps.fallen_back, on=["path", "rank", "step"], how="semi", nulls_equal=True
+        )
+        length = eager["end"] - eager["start"]
+        sums = {"exposed-scheduler": int(before.sum()), "eager-decode": int(length.sum())}
+        return {id_: ns / whole for id_, ns in sums.items() if ns}
 
     @cached_property
     def problems(self) -> pl.DataFrame:

@@ -16,10 +16,10 @@ from traceanalyzer.analyzers.host_metrics.result import BUSY_PERCENT, HostMetric
 from traceanalyzer.analyzers.info.compute import Info
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.py_spy_report.result import LeafPaths
+from traceanalyzer.analyzers.steps.engine import DECODE
 from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.analyzers.steps.slow_steps import CODE, SLOW
-from traceanalyzer.analyzers.steps.statistics import DECODE
-from traceanalyzer.findings import memory
+from traceanalyzer.findings import memory, serving
 from traceanalyzer.findings.device_time import WORK
 from traceanalyzer.findings.kernel_times import (
     LONG_CALL,
@@ -29,6 +29,7 @@ from traceanalyzer.findings.kernel_times import (
     compare,
 )
 from traceanalyzer.findings.rule import MUCH_LEFT, Answers, Measured, explained_by, rule
+from traceanalyzer.frames import intervals
 from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns, format_weight
 from traceanalyzer.vocabulary import FAILED_CALLS, NO_GPU_WORK
 
@@ -244,44 +245,6 @@ _ENOUGH = 5
 
 @rule(
     "steps",
-    "prefill that stalls decoding: steps with prompts are much longer than decode steps",
-    "share of step time of prefill and mixed steps that take at least three times as long as the "
-    "median decode step",
-    {"info": 0.1, "warning": 0.25},
-)
-def _prefill_stalls(result: Steps, _: Answers) -> Iterator[Measured]:
-    rows = result.counted.unique(["rank", "path", "number"]).drop_nulls("phase")
-    decode = rows.filter(phase=DECODE)["duration_ns"].median()
-    whole = int(rows["duration_ns"].sum())
-    if not isinstance(decode, float) or not decode:
-        return
-    long = rows.filter(pl.col("phase") != DECODE, pl.col("duration_ns") >= _STALL * decode)
-    if long.is_empty():
-        return
-    longest = long.sort("duration_ns", "step", descending=[True, False]).row(0, named=True)
-    cost, usual = int(long["duration_ns"].sum()), float(long["duration_ns"].median() or 0)  # type: ignore[arg-type]
-    steps = format_count(long.height, "prefill or mixed step")
-    yield Measured(
-        size=cost / whole,
-        title=f"{steps} take {format_frac(cost / whole)} of step time, "
-        f"{format_ns(usual)} each (median), {usual / decode:.1f} times as long as a decode step.",
-        evidence=(
-            f"The longest is {longest['step']}: {format_ns(longest['duration_ns'])}.",
-            f"A decode step takes {format_ns(decode)} (median).",
-        ),
-        advice="Split long prompts (chunked prefill, a smaller limit of batched tokens), or run "
-        "prefill and decode on separate GPUs.",
-        total_ns=cost,
-        confidence="medium",
-    )
-
-
-#: From this multiple of a decode step on, a prefill step stalls decoding.
-_STALL = 3
-
-
-@rule(
-    "steps",
     "time between steps: evaluation, logging, checkpoints",
     "time between steps as a share of the time from the first to the last step",
     {"info": 0.05, "warning": 0.15, "critical": 0.3},
@@ -303,7 +266,18 @@ def _time_between_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
         total_ns=int(rows["between_ns"].sum()),
         of="the time from the first to the last step",
         confidence="medium",
+        explained=_of_scheduler(result, answers),
     )
+
+
+def _of_scheduler(result: Steps, answers: Answers) -> dict[str, float]:
+    """Return the share of the time between steps in which the devices wait for a scheduler."""
+    keys = ["path", "rank"]
+    windows = answers.time.windows[[*keys, "start", "end"]]
+    outside = intervals.subtract(result.before_decode, windows, keys)
+    between = int(result.ranks["between_ns"].sum())
+    waits = int((outside["end"] - outside["start"]).sum())
+    return {"exposed-scheduler": min(waits / between, 1.0)} if between and waits else {}
 
 
 def _less_between(result: Steps, worst: Mapping[str, Any], answers: Answers) -> str:
@@ -645,7 +619,7 @@ def _missing_ranks(result: Info, _: Answers) -> Iterator[Measured]:
 
 
 RULES = (
-    _uneven_steps, _prefill_stalls, _time_between_steps, _hot_line, *memory.RULES, _busy_processors,
+    _uneven_steps, *serving.RULES, _time_between_steps, _hot_line, *memory.RULES, _busy_processors,
     _full_host_memory, _swapping, _busy_disk, _dropped_events, _failed_program, _gpu_not_traced,
     _missing_ranks,
 )  # fmt: skip

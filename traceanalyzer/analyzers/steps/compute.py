@@ -11,7 +11,7 @@ from traceanalyzer.analyzers.base import Analyzer, Needs
 from traceanalyzer.analyzers.common import clocks, device_steps, device_work, display, step_marks
 from traceanalyzer.analyzers.common.columns import joined as joined_tables, stacked
 from traceanalyzer.analyzers.common.names import mapped, matching, named
-from traceanalyzer.analyzers.steps import slow_steps, statistics
+from traceanalyzer.analyzers.steps import engine, slow_steps, statistics
 from traceanalyzer.analyzers.steps.options import Options
 from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.errors import MissingData
@@ -74,6 +74,8 @@ class Part:
             work), and ``dataloader_ns`` (since the end of the previous step), ``forward_ns``,
             ``backward_ns`` (within the step), null if Composer did not record them.
         by_kernels: the steps are inferred from kernels, not marked.
+        exposed: exposed host time before steps of an engine, see :class:`~.engine.Measured`; of
+            ``steps``, mode and ``exposed_ns`` are columns of ``steps``.
         only_slow: rows of :func:`~.slow_steps.only_slow`; None if not requested.
         between: rows of :func:`~.slow_steps.between`; None if not requested.
         code: rows of :func:`~.slow_steps.code`; None if not requested.
@@ -85,6 +87,7 @@ class Part:
     start_ns: int | None
     steps: pl.DataFrame
     by_kernels: bool
+    exposed: pl.DataFrame
     only_slow: pl.DataFrame | None = None
     between: pl.DataFrame | None = None
     code: pl.DataFrame | None = None
@@ -105,10 +108,12 @@ def measure(trace: Trace, options: Options) -> Part:
     if marks.is_empty():
         raise MissingData(_no_steps(trace, options.step_name))
     parts = _host_parts(trace, device_steps.on_host(marks))
-    marks = marks.with_columns(_busy_before(trace, marks)).hstack(parts)
+    of_engine = engine.measured(trace, marks)
+    marks = marks.with_columns(_busy_before(trace, marks)).hstack(parts).hstack(of_engine.steps)
     of_devices = device_work.per_device(marks, device_work.device_work(trace))
     measured = device_work.measure_parts(device_work.runs(trace), of_devices)
     columns = ["step", "start", "end", "host_start", "host_end", "before_busy_ns", *parts.columns]
+    columns += of_engine.steps.columns
     steps = (
         marks[columns]
         .join(measured.drop("rank", "end"), on=["step", "start"], how="left")
@@ -116,7 +121,10 @@ def measure(trace: Trace, options: Options) -> Part:
     )
     meta = trace.meta
     by_kernels = step_marks.by_kernels(marks)
-    return Part(meta.rank, meta.path, meta.epoch_ns, meta.start_ns, steps, by_kernels=by_kernels)
+    return Part(
+        meta.rank, meta.path, meta.epoch_ns, meta.start_ns, steps,
+        by_kernels=by_kernels, exposed=of_engine.exposed,
+    )  # fmt: skip
 
 
 def measure_for_diagnosis(trace: Trace, options: Options) -> Part:
@@ -153,17 +161,20 @@ def _busy_before(trace: Trace, steps: pl.DataFrame) -> pl.Series:
 def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()) -> Steps:
     """Combine the steps of all ranks, and compare ranks."""
     parts, notes = _marked_once(parts)
-    rows = statistics.with_phases(joined(parts))
+    rows = engine.with_phases(joined(parts))
     on = display.places(rows.drop("device"))
     known = rows["compute_ns"].null_count() < rows.height
     within = tuple(device_work.PART_NAMES if known else statistics.HOST_PARTS)
     steps = statistics.judged(rows, within).with_columns(on)
     ranks = statistics.ranks(steps)
+    exposed = joined_tables(parts, "exposed")
     return Steps(
         steps=steps,
         ranks=ranks.with_columns(display.places(ranks)),
         common=statistics.common(steps, within),
-        phases=statistics.by_phase(steps),
+        phases=engine.by_phase(steps),
+        exposed=exposed,
+        scheduler=engine.by_function(exposed, steps.unique([*statistics.RECORDING, "number"])),
         by_kernels=any(part.by_kernels for part in parts),
         by=options.by,
         only_slow=_with_sources(parts, "only_slow"),
@@ -173,12 +184,21 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
     )
 
 
+def more(parts: Sequence[Part], options: Options) -> Needs | None:
+    """Return what names the code that an inference engine runs while the devices wait for it."""
+    if not any(part.exposed.height for part in parts):
+        return None
+    first = needs(options)
+    return replace(first, kinds={*first.kinds, "python_function", "cpu_op"})
+
+
 STEPS = Analyzer(
     "steps",
     Options,
     needs,
     measure,
     combine,
+    more=more,
     report_measure=measure_for_diagnosis,
     report_parts=step_marks.without_snapshots,
 )

@@ -8,7 +8,8 @@ from typing import Any
 import polars as pl
 
 from traceanalyzer.analyzers.common import device_steps, device_work, display
-from traceanalyzer.analyzers.steps import statistics
+from traceanalyzer.analyzers.common.names import frame_text
+from traceanalyzer.analyzers.steps import engine, statistics
 from traceanalyzer.analyzers.steps.options import By
 from traceanalyzer.drawings import Chart
 from traceanalyzer.result import Result, Table, View
@@ -30,6 +31,9 @@ _FURTHER = {
     "backward": "backward grew most, by {}",
 }
 
+#: Columns of steps of an inference engine.
+_OF_ENGINE = {"tokens": "tokens", "mode": "runs as", "exposed_ns": "exposed host"}
+
 _GROWN = {"grown": "grew most", "grown_ns": "by"}
 
 _RANKS = display.headings(
@@ -38,8 +42,12 @@ _RANKS = display.headings(
 )
 
 _PHASES = display.headings(
-    """phase, batch: requests, steps, total_ns: total, total_frac: of step time, median_ns: median,
-    mean_ns: mean, min_ns: min, max_ns: max, idle_frac: idle"""
+    """phase, batch: requests, tokens, mode: runs as, steps, total_ns: total,
+    total_frac: of step time, median_ns: median, mean_ns: mean, min_ns: min, max_ns: max,
+    busy_ns: busy, exposed_ns: exposed host, idle_frac: idle"""
+)
+_SCHEDULER = display.headings(
+    """phase, function, each_ns: per step, total_ns: total, total_frac: of exposed"""
 )
 
 #: Least share of time between steps for a column.
@@ -55,7 +63,11 @@ class Steps(Result):
             :func:`~.statistics.judged`, and ``on``, the label of its rank.
         ranks: see :func:`~.statistics.ranks`, and ``on``.
         common: steps that several ranks have, see :func:`~.statistics.common`.
-        phases: steps of an inference engine by phase and batch, see :func:`~.statistics.by_phase`.
+        phases: steps of an inference engine by phase, batch and mode, see
+            :func:`~.engine.by_phase`.
+        exposed: rank, path, step, start, end, function: exposed host time before the steps of an
+            inference engine, see :func:`~.engine.measured`.
+        scheduler: the same by function, see :func:`~.engine.by_function`.
         by_kernels: steps are inferred from kernels, not marked.
         by: whether device work counts for the step that launched it or in which it runs.
         only_slow: rank, path, step and the columns of :func:`~.slow_steps.only_slow`; None but in a
@@ -70,6 +82,8 @@ class Steps(Result):
     ranks: pl.DataFrame
     common: pl.DataFrame
     phases: pl.DataFrame
+    exposed: pl.DataFrame
+    scheduler: pl.DataFrame
     by_kernels: bool
     by: By = "launch"
     only_slow: pl.DataFrame | None = None
@@ -80,6 +94,24 @@ class Steps(Result):
     def counted(self) -> pl.DataFrame:
         """Rows of ``steps`` without warm-up."""
         return self.steps.filter(~pl.col("warm_up"))
+
+    @cached_property
+    def engine_steps(self) -> pl.DataFrame:
+        """One row per counted step of an inference engine."""
+        return self.counted.unique(["rank", "path", "number"]).drop_nulls("phase")
+
+    @cached_property
+    def before_decode(self) -> pl.DataFrame:
+        """Rows of ``exposed`` before decode steps."""
+        return engine.with_phases(self.exposed).filter(pl.col("phase") == engine.DECODE)
+
+    @cached_property
+    def fallen_back(self) -> pl.DataFrame:
+        """Decode steps that run eagerly although others run with graphs."""
+        decode = self.engine_steps.filter(pl.col("phase") == engine.DECODE).drop_nulls("mode")
+        is_eager = pl.col("mode") == engine.EAGER
+        eager = decode.filter(is_eager)
+        return eager if eager.height < decode.height else eager.clear()
 
     @property
     def parts(self) -> dict[str, str]:
@@ -121,8 +153,10 @@ def _sums(result: Steps) -> dict[str, Any]:
 
 def _verdict(result: Steps, sums: Mapping[str, Any]) -> str:
     """Describe the median step and its parts, the slowest step, and differences of ranks."""
-    usual = (_usual(result, sums), _phases(result), _breakdown(result), _warm_up(result))
-    return display.sentences(*usual, _slowest(result, sums), _between(result), _apart(result))
+    usual = (_usual(result, sums), _phases(result), _exposed(result), _breakdown(result))
+    return display.sentences(
+        *usual, _warm_up(result), _slowest(result, sums), _between(result), _apart(result)
+    )
 
 
 def _usual(result: Steps, sums: Mapping[str, Any]) -> str:
@@ -147,13 +181,26 @@ def _usual(result: Steps, sums: Mapping[str, Any]) -> str:
 
 def _phases(result: Steps) -> str:
     """Describe the median step of each phase of an inference engine."""
-    each = result.counted.drop_nulls("phase").unique(["rank", "path", "number"])
+    each = result.engine_steps
     sums = each.group_by("phase").agg(n=pl.len(), median_ns=pl.col("duration_ns").median())
     texts = [
         f"{format_count(n, f'{phase} step')} take{'s' * (n == 1)} {format_ns(median)}"
         for phase, n, median in sums.sort("n", "phase", descending=[True, False]).iter_rows()
     ]
     return f"By phase (median): {display.listed(texts)}." if texts else ""
+
+
+def _exposed(result: Steps) -> str:
+    """Describe the exposed host time before decode steps, if it is worth it."""
+    steps = result.engine_steps.filter(pl.col("phase") == engine.DECODE).drop_nulls("exposed_ns")
+    each, length = steps["exposed_ns"].mean(), steps["duration_ns"].mean()
+    if not isinstance(each, float) or each < _WORTH_FRAC * float(length or 0):  # type: ignore[arg-type]
+        return ""
+    main = result.scheduler.filter(pl.col("phase") == engine.DECODE)["function"][0]
+    return (
+        f"Exposed host time before a decode step: {format_ns(each)} (mean), mostly "
+        f"{frame_text(main)}."
+    )
 
 
 def _breakdown(result: Steps) -> str:
@@ -293,7 +340,10 @@ def _tables(result: Steps, sums: Mapping[str, Any]) -> tuple[Table, ...]:
     """Build the tables of phases, of steps over all ranks, of ranks, and of steps by rank."""
     by_phase = "Steps of the inference engine by phase and batch size"
     phases = display.table_of_known("phases", by_phase, result.phases, _PHASES)
-    return (*((phases,) if result.phases.height else ()), *_step_tables(result, sums))
+    title = "Exposed host time before steps: what the host runs while the devices wait"
+    code = Table("scheduler", title, result.scheduler, _SCHEDULER)
+    known = [table for table in (phases, code) if table.frame.height]
+    return (*known, *_step_tables(result, sums))
 
 
 def _step_tables(result: Steps, sums: Mapping[str, Any]) -> tuple[Table, ...]:
@@ -315,6 +365,7 @@ def _steps(result: Steps) -> Table:
     columns = {
         **keys,
         "step": "step",
+        **{name: label for name, label in _OF_ENGINE.items() if _has_data(frame, name)},
         **({"device": "device"} if several else {}),
         "at_ns": "start",
         "duration_ns": "time",

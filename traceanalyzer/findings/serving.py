@@ -1,0 +1,164 @@
+"""Rules for the steps of inference engines."""
+
+from collections.abc import Iterator, Sequence
+from statistics import median
+
+import polars as pl
+
+from traceanalyzer.analyzers.common.names import frame_text
+from traceanalyzer.analyzers.steps import engine
+from traceanalyzer.analyzers.steps.engine import DECODE, EAGER
+from traceanalyzer.analyzers.steps.result import Steps
+from traceanalyzer.findings.rule import Answers, Measured, Rule, rule
+from traceanalyzer.units import format_count, format_frac, format_ns
+
+#: Maximum number of functions in the evidence.
+_NAMED = 3
+
+
+@rule(
+    "steps",
+    "decode steps that run without CUDA graphs although others run with them",
+    "time of eager decode steps above that of decode steps with graphs and about as many requests, "
+    "as a share of the time of all steps of the engine",
+    {"info": 0.01, "warning": 0.05, "critical": 0.2},
+)
+def _eager_decode(result: Steps, _: Answers) -> Iterator[Measured]:
+    rows = result.engine_steps
+    decode = rows.filter(pl.col("phase") == DECODE).drop_nulls("mode").sort("batch")
+    eager = result.fallen_back.sort("batch")
+    graphs = decode.filter(pl.col("mode") != EAGER)
+    if eager.is_empty():
+        return
+    usual = graphs.group_by("batch").agg(usual_ns=pl.col("duration_ns").median()).sort("batch")
+    longer = eager.join_asof(usual, on="batch", strategy="nearest").with_columns(
+        over=(pl.col("duration_ns") - pl.col("usual_ns")).clip(0)
+    )
+    cost = round(longer["over"].sum())
+    requests, with_graphs = (frame["batch"].to_list() for frame in (eager, graphs))
+    is_larger = min(requests) > max(with_graphs)
+    each, each_usual = (
+        format_ns(median(longer[name].to_list())) for name in ("duration_ns", "usual_ns")
+    )
+    yield Measured(
+        size=cost / max(int(rows["duration_ns"].sum()), 1),
+        title=f"{eager.height:,} of {format_count(decode.height, 'decode step')} fell back to "
+        f"eager execution: {each} each (median), {each_usual} with CUDA graphs.",
+        evidence=(
+            f"Requests at a time: {_range(requests)} (eager), {_range(with_graphs)} (graphs).",
+        ),
+        advice=_LARGER_GRAPHS if is_larger else _OTHER_REQUESTS,
+        total_ns=cost,
+        confidence="medium" if is_larger else "high",
+    )
+
+
+def _range(values: Sequence[int]) -> str:
+    least, most = min(values), max(values)
+    return f"{least}" if least == most else f"{least} to {most}"
+
+
+_LARGER_GRAPHS = (
+    "Capture graphs for more requests (vLLM cudagraph_capture_sizes, SGLang --cuda-graph-max-bs, "
+    "TensorRT-LLM cuda_graph_config), or limit the requests at a time."
+)
+_OTHER_REQUESTS = (
+    "Steps with about as many requests run as graphs: find what these requests have that the "
+    "others do not (adapters, log probabilities, structured output, a size without a graph)."
+)
+
+
+@rule(
+    "steps",
+    "a scheduler that the GPU waits for: host code of an inference engine between decode steps",
+    "idle time of the devices before decode steps, from the end of all earlier work to the first "
+    "kernel of the step, as a share of the time from the first to the last step",
+    {"info": 0.05, "warning": 0.1, "critical": 0.3},
+)
+def _exposed_scheduler(result: Steps, _: Answers) -> Iterator[Measured]:
+    rows = result.engine_steps
+    known = rows.filter(pl.col("phase") == DECODE).drop_nulls("exposed_ns")
+    total = int(known["exposed_ns"].sum())
+    whole = int(rows.select(pl.col("duration_ns").sum() + pl.col("before_ns").sum()).item())
+    if not total or not whole:
+        return
+    code = result.scheduler.filter(pl.col("phase") == DECODE)
+    main = code["function"][0]
+    is_named = main not in (engine.IN_STEP, engine.BETWEEN)
+    yield Measured(
+        size=total / whole,
+        title=f"The scheduler exposes {format_ns(total / known.height)} per decode step "
+        f"({format_frac(total / whole)} of the time from the first to the last step): the GPU "
+        f"waits for host code{f', mostly {frame_text(main)}' if is_named else ''}.",
+        evidence=(_functions(code), f"{format_count(known.height, 'decode step')} measured."),
+        advice=_advice(main) if is_named else _RECORD,
+        total_ns=total,
+        of="the time from the first to the last step",
+        confidence="high" if is_named and _WAITS_FOR_ENGINE not in main else "medium",
+    )
+
+
+def _functions(code: pl.DataFrame) -> str:
+    rows = code.select("function", "each_ns").head(_NAMED).iter_rows()
+    each = ", ".join(f"{frame_text(name)} {format_ns(ns)}" for name, ns in rows)
+    return f"Per decode step: {each}."
+
+
+#: Module of vLLM in which a worker waits for the process of the scheduler.
+_WAITS_FOR_ENGINE = "shm_broadcast.py"
+_AHEAD = (
+    "Let the engine prepare a step while the GPU runs the one before: vLLM --async-scheduling, the "
+    "overlap scheduler of SGLang and TensorRT-LLM (on by default; not --disable-overlap-schedule)."
+)
+_RECORD = f"{_AHEAD} Python stacks (with_stack=True) name the functions that the GPU waits for."
+
+
+def _advice(function: str) -> str:
+    if _WAITS_FOR_ENGINE in function:
+        return f"The worker waits for the process that schedules: record that process too. {_AHEAD}"
+    return (
+        f"{_AHEAD} {frame_text(function)} has the most of it: make it faster, or run it elsewhere."
+    )
+
+
+@rule(
+    "steps",
+    "prefill that stalls decoding: steps with prompts are much longer than decode steps",
+    "share of step time of prefill and mixed steps that take at least three times as long as the "
+    "median decode step",
+    {"info": 0.1, "warning": 0.25},
+)
+def _prefill_stalls(result: Steps, _: Answers) -> Iterator[Measured]:
+    rows = result.engine_steps
+    decode = rows.filter(phase=DECODE)["duration_ns"].median()
+    whole = int(rows["duration_ns"].sum())
+    if not isinstance(decode, float) or not decode:
+        return
+    is_long = pl.col("duration_ns") >= _STALL * decode
+    long = rows.filter(pl.col("phase").is_in([engine.PREFILL, engine.MIXED]), is_long)
+    if long.is_empty():
+        return
+    longest = long.sort("duration_ns", "step", descending=[True, False]).row(0, named=True)
+    cost, usual = int(long["duration_ns"].sum()), float(long["duration_ns"].median() or 0)  # type: ignore[arg-type]
+    steps = format_count(long.height, "prefill or mixed step")
+    tokens = long["tokens"].drop_nulls().to_list()
+    yield Measured(
+        size=cost / whole,
+        title=f"{steps} take {format_frac(cost / whole)} of step time, "
+        f"{format_ns(usual)} each (median), {usual / decode:.1f} times as long as a decode step.",
+        evidence=(
+            f"The longest is {longest['step']}: {format_ns(longest['duration_ns'])}.",
+            f"A decode step takes {format_ns(decode)} (median).",
+            *([f"Such a step has {median(tokens):,.0f} tokens (median)."] if tokens else []),
+        ),
+        advice="Split long prompts (chunked prefill, a smaller limit of batched tokens), or run "
+        "prefill and decode on separate GPUs.",
+        total_ns=cost,
+        confidence="medium",
+    )
+
+
+#: From this multiple of a decode step on, a prefill step stalls decoding.
+_STALL = 3
+
+RULES: tuple[Rule, ...] = (_eager_decode, _exposed_scheduler, _prefill_stalls)
