@@ -10,7 +10,7 @@ import traceanalyzer as ta
 from traceanalyzer.findings.judge import RULES
 from traceanalyzer.findings.rule import Answers, Measured
 from traceanalyzer.result import Result
-from traceanalyzer.run.examine import examine
+from traceanalyzer.run.loop import examine
 
 BY_ID = {rule.id: rule for rule in RULES}
 

@@ -109,9 +109,9 @@ def test_findings_do_not_depend_on_merging(name, monkeypatch):
 def test_rules_get_the_numbers_of_the_command(analysis, used):
     analyzer = registry.ENTRIES[analysis].analyzer()
     traces = by_rank(ta.read(FIXTURES / "nsys" / "training.sqlite"))
-    assert analyzer.rules_measure is not None
     options = analyzer.options()
-    few = analyzer.combine([analyzer.rules_measure(one, options) for one in traces], options, ())
+    measure = analyzer.measure_used("findings")
+    few = analyzer.combine([measure(one, options) for one in traces], options, ())
     all_ = analyzer.combine([analyzer.part(one, options) for one in traces], options, ())
     for name in used:
         expected, actual = map(attrgetter(name), (all_, few))

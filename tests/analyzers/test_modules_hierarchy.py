@@ -12,7 +12,7 @@ import pytest
 from module_traces import write
 
 import traceanalyzer as ta
-from traceanalyzer.run.examine import examine
+from traceanalyzer.run.loop import examine
 
 PATH = Path(__file__).parents[2] / "fixtures/torchscript/training.json.gz"
 STEPS = 2

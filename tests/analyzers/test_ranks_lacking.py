@@ -7,7 +7,7 @@ from comm_traces import GEMM, MS, device, host, step, trace
 
 import traceanalyzer as ta
 from traceanalyzer.errors import MissingData
-from traceanalyzer.run.examine import examine
+from traceanalyzer.run.loop import examine
 
 
 def worked(rank: int) -> list[dict]:

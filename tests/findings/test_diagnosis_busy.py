@@ -13,7 +13,7 @@ from wording import check_wording
 from traceanalyzer.analyzers.kernels import kernels
 from traceanalyzer.analyzers.launches import launches
 from traceanalyzer.findings.rule import Measured
-from traceanalyzer.run.examine import examine
+from traceanalyzer.run.loop import examine
 from traceanalyzer.trace import Trace
 
 SOFTMAX = "void softmax_warp_forward<float, float, float, 10, false, false>"
@@ -38,7 +38,7 @@ def launched(works: list[tuple[str, str, int]]) -> Iterator[dict[str, Any]]:
 
 
 def judged(rule: str, traced: Trace) -> list[Measured]:
-    results = dict(examine([traced], ["kernels", "gpu_idle"], for_rules=True).results)
+    results = dict(examine([traced], ["kernels", "gpu_idle"], use="findings").results)
     return measurements(rule, results.pop("kernels"), **results)
 
 

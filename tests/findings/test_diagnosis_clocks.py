@@ -12,7 +12,7 @@ from wording import check_wording
 
 import traceanalyzer as ta
 from traceanalyzer.findings.rule import Answers, Measured
-from traceanalyzer.run.examine import examine
+from traceanalyzer.run.loop import examine
 from traceanalyzer.trace import Trace
 
 KERNELS = {"gemm": 4 * MS, "softmax": 2 * MS, "layer_norm": MS, "multi_tensor_apply": MS}

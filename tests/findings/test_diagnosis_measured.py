@@ -21,7 +21,7 @@ from traceanalyzer.analyzers.operators.result import Operators
 from traceanalyzer.findings.judge import RULES
 from traceanalyzer.findings.rule import Answers, Measured
 from traceanalyzer.result import Result
-from traceanalyzer.run.examine import examine
+from traceanalyzer.run.loop import examine
 
 INPUTS = {
     "composer": ["composer"],
@@ -65,7 +65,7 @@ def lines(answers: dict[str, Result]) -> Iterator[str]:
 @pytest.mark.parametrize("name", INPUTS)
 def test_measurements_of_all_rules(name: str, golden: Any, thorough: bool) -> None:
     paths = [str(ROOT / "fixtures" / path) for path in INPUTS[name]]
-    text = "\n".join(lines(dict(examine(paths, for_rules=True).results)))
+    text = "\n".join(lines(dict(examine(paths, use="findings").results)))
     if name in (MEASURED_FOR_REPORTS if thorough else ("nccl_rank", "memory", "py_spy")):
         assert text == "\n".join(lines(dict(examine(paths).results)))
     golden(f"diagnose/measured_{name}.txt", text.replace(f"{ROOT}/", "") + "\n")
@@ -78,7 +78,7 @@ def test_only_what_rules_use_is_measured() -> None:
     paths = [
         str(ROOT / "fixtures" / path) for path in ("ddp_gloo_4ranks/rank0.json.gz", *INPUTS["oom"])
     ]
-    results = examine(paths, for_rules=True, on_trace=traces.append).results
+    results = examine(paths, use="findings", on_trace=traces.append).results
     assert isinstance(memory := results["memory"], Memory)
     assert isinstance(operators := results["operators"], Operators)
     assert not memory.maps
@@ -96,7 +96,7 @@ def test_no_tensor_cores() -> None:
     nameless = {**device("", 9_000, 50), "name": None}
 
     def judged(events: list[dict[str, Any]]) -> list[Measured]:
-        results = dict(examine(trace(events), for_rules=True).results)
+        results = dict(examine(trace(events), use="findings").results)
         return measurements("no-tensor-cores", results.pop("kernels"), **results)
 
     (one,) = judged([*works, nameless])

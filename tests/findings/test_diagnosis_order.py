@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import traceanalyzer as ta
-from traceanalyzer.run.examine import examine
+from traceanalyzer.run.loop import examine
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 

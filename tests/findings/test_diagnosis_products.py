@@ -12,7 +12,7 @@ from diagnosing import measurements
 import traceanalyzer as ta
 from traceanalyzer.findings.judge import RULES
 from traceanalyzer.findings.rule import Measured
-from traceanalyzer.run.examine import examine
+from traceanalyzer.run.loop import examine
 from traceanalyzer.schema import ON_REQUEST
 
 ROOT = Path(__file__).parents[2]
@@ -57,7 +57,7 @@ def product(m: int, k: int, n: int, us: float, kernel: str = GEMM, type_: str = 
 
 
 def found(path: Path) -> list[Measured]:
-    examined = examine(path, for_rules=True)
+    examined = examine(path, use="findings")
     return measurements("far-from-roof", examined.results["efficiency"], **examined.results)
 
 
@@ -152,7 +152,7 @@ def test_a_trace_in_memory_gives_the_same(function: Any) -> None:
 @pytest.mark.parametrize("name", ["b200_rank0of8_eager", "h100_qwen_inference"])
 def test_products_on_real_traces_are_those_of_efficiency(name: str) -> None:
     path = KINETO / f"{name}.json.gz"
-    examined: Any = examine(path, ["efficiency"], for_rules=True).results["efficiency"]
+    examined: Any = examine(path, ["efficiency"], use="findings").results["efficiency"]
     columns = ["operator", "shape", "precision", "calls", "device_ns", "lost_ns"]
     products, every = (
         one.operators.filter(kind="gemm").select(columns).sort(columns)

@@ -14,7 +14,7 @@ import traceanalyzer as ta
 from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.analyzers.steps.slow_steps import FORWARD_ONLY
 from traceanalyzer.findings.rule import Answers, Measured
-from traceanalyzer.run.examine import examine
+from traceanalyzer.run.loop import examine
 from traceanalyzer.trace import Trace
 
 Event = dict[str, Any]

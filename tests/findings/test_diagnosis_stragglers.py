@@ -16,7 +16,7 @@ from diagnosing import diagnosis
 import traceanalyzer as ta
 from traceanalyzer.analyzers.common.names import frame_text
 from traceanalyzer.findings.rule import Answers
-from traceanalyzer.run.examine import examine
+from traceanalyzer.run.loop import examine
 from traceanalyzer.trace import Trace
 
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"

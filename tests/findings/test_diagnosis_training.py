@@ -12,7 +12,7 @@ from wording import check_wording
 
 import traceanalyzer as ta
 from traceanalyzer.findings.rule import Answers, Measured
-from traceanalyzer.run.examine import examine
+from traceanalyzer.run.loop import examine
 from traceanalyzer.trace import Trace
 
 ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float> >()"

@@ -11,7 +11,7 @@ from comm_traces import US, device, host, step, trace
 from diagnosing import diagnosis, measurements
 
 from traceanalyzer.findings.rule import Measured
-from traceanalyzer.run.examine import examine
+from traceanalyzer.run.loop import examine
 from traceanalyzer.trace import Trace
 
 GEMM = ("aten::mm", "nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_TNT", 400)
@@ -47,7 +47,7 @@ def _steps(works: list[tuple[str, str, int]], node: str) -> Iterator[dict[str, A
 
 
 def examined(traced: Trace) -> dict[str, Any]:
-    return dict(examine([traced], ["kernels", "gpu_idle"], for_rules=True).results)
+    return dict(examine([traced], ["kernels", "gpu_idle"], use="findings").results)
 
 
 def judged(traced: Trace) -> list[Measured]:

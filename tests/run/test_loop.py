@@ -32,7 +32,7 @@ from traceanalyzer.errors import InputError, MissingData, OptionError, OutputErr
 from traceanalyzer.parsers.itwinai import reader as itwinai_reader
 from traceanalyzer.render import render
 from traceanalyzer.run import workers
-from traceanalyzer.run.examine import examine
+from traceanalyzer.run.loop import examine
 from traceanalyzer.run.ranks import by_rank
 from traceanalyzer.schema import ON_REQUEST
 

@@ -74,9 +74,8 @@ def stored_types() -> Iterator[Any]:
     yield from (State, Issues, CONTEXT, summaries.Header)
     for name in registry.ENTRIES:
         analyzer = registry.ENTRIES[name].analyzer()
-        yield part_type(analyzer.measure)
-        if analyzer.report_measure:
-            yield part_type(analyzer.report_measure)
+        for measure in (analyzer.measure, *analyzer.measure_for.values()):
+            yield part_type(measure)
 
 
 def tables_in(value: Any, place: str) -> Iterator[tuple[str, pl.DataFrame]]:

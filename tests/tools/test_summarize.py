@@ -374,7 +374,7 @@ def with_json(section: str, change):
 )
 def test_json_of_wrong_types_is_refused(sums, tmp_path, text):
     path = Path(shutil.copy(of_rank(sums, 0), tmp_path))
-    rewritten(path, change=with_json("gpu-idle/parts", lambda _: text))
+    rewritten(path, change=with_json("gpu-idle/gpu_idle", lambda _: text))
     with pytest.raises(MalformedInput):
         ta.gpu_idle(path)
     assert ta.kernels(path).busy_ns == ta.kernels(rank_file(0)).busy_ns
@@ -382,7 +382,9 @@ def test_json_of_wrong_types_is_refused(sums, tmp_path, text):
 
 def test_crafted_tables_are_one_error(sums, tmp_path):
     path = Path(shutil.copy(of_rank(sums, 0), tmp_path))
-    rewritten(path, change=with_json("gpu-idle/parts", lambda text: text.replace('"start"', '"s"')))
+    rewritten(
+        path, change=with_json("gpu-idle/gpu_idle", lambda text: text.replace('"start"', '"s"'))
+    )
     with pytest.raises(MalformedInput, match="summaries"):
         ta.gpu_idle(path)
 
@@ -395,9 +397,9 @@ def swapped(first: str, second: str):
 
 CRAFTED = [
     # a caller that is its own caller: without a check, no loop over the levels ends
-    ("flamegraph", "flamegraph/parts", "py_spy/default.raw.txt",
+    ("flamegraph", "flamegraph/flamegraph", "py_spy/default.raw.txt",
      lambda text: re.sub(r"\[\[\d+\],\d+\],(\[\[\d+\],\d+\])\]", r"\1,\1]", text, count=1)),
-    ("info", "info/parts", "nccl_8ranks/rank0.json.gz",
+    ("info", "info/info", "nccl_8ranks/rank0.json.gz",
      lambda text: text.replace('["events",489]', '["events",1e300]')),
     ("gpu_idle", "gpu-idle/issues", "nccl_8ranks/rank0.json.gz", lambda _: "[[[],[0,[]]]]"),
     ("gpu_idle", "gpu-idle/issues", "nccl_8ranks/rank0.json.gz", swapped("severity", "code")),
@@ -438,7 +440,7 @@ def test_paths_in_a_summary_are_never_opened(sums, tmp_path, monkeypatch):
             path.unlink()
             continue
         name = str(rank_file(5))
-        for section in ("comm-outliers", "comm-outliers/parts"):
+        for section in ("comm-outliers", "comm-outliers/comm_outliers"):
             rewritten(
                 path, change=with_json(section, lambda t, name=name: t.replace(name, str(secret)))
             )

@@ -20,6 +20,9 @@ O = TypeVar("O", bound="AnalyzerOptions")  # noqa: E741 - options, part, result
 P = TypeVar("P")
 R = TypeVar("R", bound="Result")
 
+#: What a result is for: a command, a page with all analyses, or the rules of ``diagnose``.
+Use = Literal["answer", "page", "findings"]
+
 
 class Reading(TypedDict, total=False):
     """Options for reading files; all keywords are optional.
@@ -258,19 +261,14 @@ class Analyzer(Generic[O, P, R]):
         take: extract the data for ``measure`` from a trace, so that the trace can be freed.
         more: return the data of a second read of a file if its parts require one.
         refine: complete the result with more data from the inputs.
-        companion: analyzer whose parts of the same inputs are passed to ``refine`` in a report.
         base: option with the inputs of the run to compare with.
         split_ranks: measure each rank of a file separately.
         every_file: whether files are described: copies and repeated recordings are kept.
         slow: measuring takes longer than reading: workers share the ranks of a large file.
         whole_file: read the whole file regardless of the time window; ``run`` sets the option
             ``window`` of the analyzer, if it has one.
-        report_measure: replacement of ``measure`` in a report, which passes files of all formats to
-            all analyzers.
-        rules_measure: replacement of ``report_measure`` in ``diagnose``: measures only what rules
-            use.
-        report_parts: select the parts for a report; return the others with a reason.
-        report_options: options in a report; by default the defaults.
+        measure_for: what replaces ``measure`` for a page, which passes files of all formats to all
+            analyzers, and for findings, which use less; that of a page is for both.
     """
 
     name: str
@@ -281,16 +279,17 @@ class Analyzer(Generic[O, P, R]):
     take: Callable[[Trace, O], Any] | None = None
     more: Callable[[Sequence[P], O], Needs | None] | None = None
     refine: Callable[[R, O, Reader], R] | None = None
-    companion: str | None = None
     base: str | None = None
     split_ranks: bool = True
     every_file: bool = False
     slow: bool = False
     whole_file: bool = False
-    report_measure: Callable[[Trace, O], P] | None = None
-    rules_measure: Callable[[Trace, O], P] | None = None
-    report_parts: Callable[[Sequence[tuple[Meta, P]]], tuple[list[P], list[Skipped]]] | None = None
-    report_options: O | None = None
+    measure_for: Mapping[Use, Callable[[Trace, O], P]] = field(default_factory=dict)
+
+    def measure_used(self, use: Use) -> Callable[[Any, O], P]:
+        """Return the function that measures a rank for a use."""
+        of_page = self.measure_for.get("page", self.measure)
+        return self.measure if use == "answer" else self.measure_for.get(use, of_page)
 
     def part(self, trace: Trace, options: O) -> P:
         """Compute the part of the trace of one rank."""

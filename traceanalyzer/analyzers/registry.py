@@ -29,6 +29,8 @@ GROUPS = ("Start here", "Time", "Communication", "Memory", "Code", "Files")
 
 #: Replays the run for the gains of findings; no section of a report.
 REPLAY = "what_if_replay"
+#: Analyzers whose parts of the same inputs others use in a report.
+COMPANIONS = {"comm_outliers": "memory_usage"}
 
 #: Other packages register an :class:`Entry` under this entry-point group, by its name.
 ENTRY_POINTS = "traceanalyzer.analyzers"

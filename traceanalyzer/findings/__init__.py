@@ -36,10 +36,9 @@ def diagnose(
         OptionError: a threshold is invalid, or no input is of the selected rank.
     """
     from traceanalyzer.findings.judge import analyses, judge, with_printed, with_thresholds
-    from traceanalyzer.run.examine import examine
-    from traceanalyzer.run.loop import guarded
+    from traceanalyzer.run.loop import examine, guarded
 
     rules = with_thresholds(thresholds)
-    examined = examine(inputs, {*analyses(rules), "printed"}, for_rules=True, **reading)
+    examined = examine(inputs, {*analyses(rules), "printed"}, use="findings", **reading)
     with guarded(examined.summaries):
         return with_printed(judge(examined, rules), examined)

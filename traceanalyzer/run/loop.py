@@ -1,58 +1,51 @@
-"""Run one analyzer on inputs: take, measure, combine.
+"""Run one analyzer on inputs, or all of them for ``diagnose`` and reports: measure, combine.
 
 Each file is read once, and one is in memory at a time. Unreadable inputs are skipped if another one
-can be read; truncated files are noted. ``examining.py`` runs all analyzers.
+can be read; truncated files are noted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Generic, Self, Unpack
+from typing import Any, Generic, Unpack
 
 import polars as pl
 
-from traceanalyzer.analyzers import registry
+from traceanalyzer import schema
 from traceanalyzer.analyzers.base import (
     Analyzer,
+    Examination,
     Needs,
     O,
     P,
     R,
     Reading,
     Skipped,
-    measured_text,
+    Use,
 )
-from traceanalyzer.errors import (
-    InputError,
-    MalformedInput,
-    MissingData,
-    TraceAnalyzerError,
-)
+from traceanalyzer.analyzers.common import jobs
+from traceanalyzer.analyzers.registry import COMPANIONS, REPLAY
+from traceanalyzer.errors import InputError, MalformedInput, MissingData, TraceAnalyzerError
+from traceanalyzer.result import Result
 from traceanalyzer.run import ranks
 from traceanalyzer.run.find import each
-from traceanalyzer.run.fitting_commands import not_for, with_fitting_command
+from traceanalyzer.run.fitting_commands import with_fitting_command
 from traceanalyzer.run.measure import measure_all
-from traceanalyzer.run.pieces import (
-    How,
-    Measures,
-    Opened,
-    OpenedInputs,
-    bytes_of,
-    checked_how,
-    read_needed,
-)
-from traceanalyzer.run.ranks import Repeats
+from traceanalyzer.run.pieces import How, OpenedInputs, State, checked_how, read_needed
+from traceanalyzer.run.questions import FAILED, Question, Questions, perhaps_truncated
 from traceanalyzer.trace import Inputs, Meta, Trace
 from traceanalyzer.vocabulary import NCU_CSV, PRINTED_TEXT
 
+_NO_EVENTS = "check that the profiler was active while the program ran, and record again"
+#: Arrows, which are only counted in reports, and columns of side tables that no rule uses.
+_UNUSED_BY_RULES = ("flows", "block_x", "block_y", "block_z", "registers", "shared_memory")
 #: Formats whose tables may have any place in a file.
 _DATABASES = ("nsys-sqlite", "rocpd")
-#: Larger files are not read again to name the command that fits them.
-_READ_AGAIN_BYTES = 1 << 26
 
 
 def run(analyzer: Analyzer[O, P, R], inputs: Inputs, options: O, **reading: Unpack[Reading]) -> R:
@@ -73,7 +66,7 @@ def run(analyzer: Analyzer[O, P, R], inputs: Inputs, options: O, **reading: Unpa
         OptionError: an option is invalid, or no input has the rank.
     """
     how = checked_how(analyzer.name, reading)
-    options, base = _without_inputs(analyzer, options)
+    base = None if analyzer.base is None else getattr(options, analyzer.base)
     if hasattr(options, "window"):
         options = replace(options, window=(how.since_ns, how.until_ns))  # type: ignore[call-arg]
     if analyzer.whole_file:
@@ -81,21 +74,92 @@ def run(analyzer: Analyzer[O, P, R], inputs: Inputs, options: O, **reading: Unpa
     collected = _collect(analyzer, inputs, options, how)
     other = None if base is None else _collect(analyzer, base, options, how)
     summaries = {**collected.summaries, **(other.summaries if other else {})}
+    reader = InputReader(collected.items, collected.metas, how, summaries=collected.summaries)
     try:
         with guarded(summaries):
-            result = analyzer.combine(collected.parts, options, other.parts if other else ())
+            result = collected.question.result(reader, other.question.parts if other else ())
+            if summaries:
+                result.view()
     except MissingData as error:
         truncated = collected.truncated or (other.truncated if other else [])
         if first := next(iter(collected.metas.values()), None):
             error = with_fitting_command(error, first, analyzer.name, None)
         raise perhaps_truncated(error, truncated=bool(truncated)) from None
-    reader = InputReader(collected.items, collected.metas, how, summaries=collected.summaries)
-    with guarded(summaries):
-        if analyzer.refine:
-            result = analyzer.refine(result, options, reader)
-        if summaries:
-            result.view()
     return with_notes(result, [*collected.notes, *(other.notes if other else ()), *reader.notes])
+
+
+def examine(
+    inputs: Inputs,
+    names: Collection[str] | None = None,
+    *,
+    use: Use = "page",
+    options: Mapping[str, Any] | None = None,
+    on_rank: Callable[[Trace], None] | None = None,
+    **reading: Unpack[Reading],
+) -> Examination:
+    """Return the result of every analyzer that the files allow; one file is in memory at a time.
+
+    Args:
+        inputs: traces, files and folders, of any format, of one run.
+        names: names of the analyzers, or None for all.
+        use: ``page``, or ``findings``: measure only what the rules of ``diagnose`` use; the results
+            are not displayed.
+        options: of analyzers, by name; default: the defaults.
+        on_rank: called with the trace of each rank, with all its tables, after it was measured.
+        **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
+
+    Raises:
+        InputError: nothing can be read.
+        OptionError: no input has the rank.
+    """
+    questions = Questions.of_all(use, names, options, on_rank)
+    how = _how(reading, questions)
+    opened = OpenedInputs(inputs, None, how)
+    measure_all(opened, questions)
+    state = opened.state
+    opened.require(any_part=bool(state.read))
+    if not state.any_rows:
+        raise MissingData(f"{', '.join(state.read)}: no events were recorded; {_NO_EVENTS}")
+    asked = dict(questions.asked)
+    others = [name for name in COMPANIONS.values() if name in asked]
+    collected = {name: [part for _, part in asked.pop(name).parts] for name in others}
+    reader = InputReader(opened.items, state.metas, how, collected, opened.summaries)
+    results: dict[str, Result] = {}
+    missing: dict[str, str] = {}
+    only = state.read[0] if len(state.read) == 1 else ""
+    for name, question in asked.items():
+        try:
+            with guarded(opened.summaries):
+                notes = skipped_notes(question.skipped())
+                results[name] = with_notes(question.result(reader), notes)
+                if opened.summaries and use == "page" and name != REPLAY:
+                    results[name].view()
+        except MissingData as error:
+            missing[name] = str(error).removeprefix(f"{only}: ")
+            if question.package and f"{question.package} {FAILED}" in missing[name]:
+                warnings.warn(missing[name], stacklevel=2)
+    return Examination(
+        results,
+        missing,
+        (*notes_on(state), *dict.fromkeys(reader.notes)),
+        tuple(state.read),
+        jobs.several_jobs(questions.recordings),
+        tuple(state.truncated),
+        opened.summaries,
+        results.pop(REPLAY, None),
+    )
+
+
+def _how(reading: Reading, questions: Questions) -> How:
+    """Return how to read files for a report, or only for rules."""
+    if questions.use == "page":
+        return checked_how("report", reading, columns=schema.INPUTS, args_with_modules=True)
+    if questions.on_rank is not None:  # its traces are kept
+        return checked_how("report", reading)
+    needed = (one.analyzer.needs(one.options).inputs_of for one in questions.asked.values())
+    inputs_of = frozenset().union(*needed)
+    more = {"unused": _UNUSED_BY_RULES, "columns": schema.INPUTS, "inputs_of": inputs_of}
+    return checked_how("diagnose", reading, **more)
 
 
 @contextmanager
@@ -126,7 +190,7 @@ def collect(
     *,
     may_be_empty: bool = False,
     **reading: Unpack[Reading],
-) -> Collected[P]:
+) -> Collected[O, P, R]:
     """Return the parts of all ranks of all inputs; raises the same errors as :func:`run`.
 
     Args:
@@ -162,15 +226,6 @@ def truncated_notes(
         return "rows of any of its tables" if form in _DATABASES else "events at its end"
 
     return tuple(f"{path} is truncated: {lost(path)} are missing in all numbers." for path in paths)
-
-
-def perhaps_truncated(error: MissingData, *, truncated: bool) -> MissingData:
-    """Add the hint that the file is truncated: profilers write kernels last."""
-    if not truncated:
-        return error
-    return MissingData(
-        f"{error} (the file is truncated: the missing data may have been at its end)"
-    )
 
 
 @dataclass(frozen=True)
@@ -233,44 +288,60 @@ class InputReader:
             return []
 
 
-@dataclass
-class Collected(Generic[P]):
-    """The parts of all inputs, with skipped and truncated inputs.
+@dataclass(frozen=True)
+class Collected(Generic[O, P, R]):
+    """What one analysis measured of all inputs.
 
     Attributes:
-        items: traces in memory and paths.
-        metas: of the traces read, by path.
-        parts: one per rank.
-        skipped: inputs and ranks that are not part of the result.
-        repeats: recordings that several files contain.
-        summaries: the summary of each summarized input, by the path of the input.
-        truncated: paths of truncated inputs.
+        opened: the inputs.
+        question: the analysis and its parts.
     """
 
-    items: Sequence[Trace | str]
-    metas: Mapping[str, Meta]
-    parts: list[P] = field(default_factory=list)
-    skipped: list[Skipped] = field(default_factory=list)
-    repeats: Repeats = field(default_factory=Repeats)
-    summaries: Mapping[str, str] = field(default_factory=dict)
-    truncated: list[str] = field(default_factory=list)
+    opened: OpenedInputs
+    question: Question[O, P, R]
+
+    @property
+    def items(self) -> Sequence[Trace | str]:
+        """Traces in memory and paths."""
+        return self.opened.items
+
+    @property
+    def metas(self) -> Mapping[str, Meta]:
+        """Metadata of the traces read, by path."""
+        return self.opened.state.metas
+
+    @property
+    def parts(self) -> list[P]:
+        """One per rank."""
+        return [part for _, part in self.question.parts]
+
+    @property
+    def skipped(self) -> Sequence[Skipped]:
+        """Inputs and ranks that are not part of the result."""
+        return self.opened.state.skipped
+
+    @property
+    def summaries(self) -> Mapping[str, str]:
+        """The summary of each summarized input, by the path of the input."""
+        return self.opened.summaries
+
+    @property
+    def truncated(self) -> Sequence[str]:
+        """Paths of truncated inputs."""
+        return self.opened.state.truncated
 
     @property
     def notes(self) -> tuple[str, ...]:
         """A note for each truncated or skipped input, and for each pair that overlaps."""
-        overlaps = self.repeats.notes.values()
-        return (
-            *truncated_notes(self.truncated, self.metas),
-            *skipped_notes(self.skipped),
-            *overlaps,
-        )
+        return notes_on(self.opened.state)
 
 
-def _without_inputs(analyzer: Analyzer[O, P, R], options: O) -> tuple[O, Inputs | None]:
-    """Return the options for ``measure``, and the inputs of the base run."""
-    if analyzer.base is None:
-        return options, None
-    return replace(options, **{analyzer.base: None}), getattr(options, analyzer.base)
+def notes_on(state: State) -> tuple[str, ...]:
+    """Return a note for each truncated or skipped input, and for each pair that overlaps."""
+    overlaps = state.repeats.notes.values()
+    return (
+        *truncated_notes(state.truncated, state.metas), *skipped_notes(state.skipped), *overlaps
+    )  # fmt: skip
 
 
 def _collect(
@@ -280,132 +351,11 @@ def _collect(
     how: How,
     *,
     may_be_empty: bool = False,
-) -> Collected[P]:
+) -> Collected[O, P, R]:
     opened = OpenedInputs(inputs, analyzer.needs(options), how, split=analyzer.split_ranks)
     opened.every_file |= analyzer.every_file
-    collected = Collected[P](
-        opened.items,
-        opened.metas,
-        skipped=opened.skipped,
-        repeats=opened.repeats,
-        summaries=opened.summaries,
-    )
-    parts = _Parts(analyzer, options, collected)
-    measure_all(opened, parts)
-    opened.require(any_part=bool(collected.parts), may_be_empty=may_be_empty)
-    return collected
-
-
-def measures_of_one(analyzer: Analyzer[O, P, R], options: O) -> Measures:
-    """Return what measures the parts of one analyzer, for summaries."""
-    return _Parts(analyzer, _without_inputs(analyzer, options)[0], Collected[P]((), {}))
-
-
-@dataclass
-class _Parts(Generic[O, P, R]):
-    """The parts of one analyzer; a :class:`Measures`."""
-
-    analyzer: Analyzer[O, P, R]
-    options: O
-    collected: Collected[P]
-
-    def measure(self, opened: OpenedInputs, one: Opened) -> None:
-        analyzer, options = self.analyzer, self.options
-        if one.first and (error := not_for(analyzer.name, one.first.meta)):
-            opened.fail(one.path, error)
-            return
-        parts, lacking = _measured(analyzer, one, options)
-        if analyzer.more and parts and (needs := analyzer.more(parts, options)) and one.is_file:
-            again = opened.open(one.path, replace_needs=needs)
-            parts, lacking = _measured(analyzer, again, options)
-        if lacking and not parts:
-            opened.fail(one.path, self._explained(lacking[0][1], opened, one))
-            return
-        self.collected.parts += parts
-        for rank, error in lacking:
-            opened.skip(rank_of(one.path, rank), str(error).removeprefix(f"{one.path}: "))
-        if one.truncated:
-            self.collected.truncated.append(one.path)
-
-    def _explained(self, error: MissingData, opened: OpenedInputs, one: Opened) -> MissingData:
-        """Add the command that fits the file to the error."""
-
-        def read() -> Trace:
-            return read_needed(
-                one.path,
-                Needs(frozenset(), everything=True),
-                How(opened.how.format, read=opened.how.read),
-            )
-
-        # reading takes time; the message about the first file is enough
-        small = one.is_file and not opened.skipped and bytes_of(one.path) <= _READ_AGAIN_BYTES
-        meta = opened.metas[one.path]
-        again = read if small else None
-        return with_fitting_command(error, meta, self.analyzer.name, again, opened.folder)
-
-    def empty(self) -> Self:
-        return replace(self, collected=Collected[P]((), {}))
-
-    def join(self, other: Self) -> None:
-        self.collected.parts += other.collected.parts
-        self.collected.truncated += other.collected.truncated
-
-    @property
-    def section(self) -> str:
-        entry = registry.ENTRIES.get(self.analyzer.name)  # none for one of another package
-        command = entry.command if entry else self.analyzer.name.replace("_", "-")
-        return " ".join(filter(None, (command, measured_text(self.options))))
-
-    @property
-    def is_slow(self) -> bool:
-        return self.analyzer.slow
-
-    def store(self, add: Callable[[str, Any, Any], None]) -> None:
-        values = (self.collected.parts, self.collected.truncated)
-        add(f"{self.section}/parts", values, self._kind)
-
-    def restored(self, summary: Any) -> Self:
-        parts, truncated = summary.read(f"{self.section}/parts", self._kind)
-        empty = self.empty()
-        empty.collected.parts += parts
-        empty.collected.truncated += truncated
-        return empty
-
-    @property
-    def _kind(self) -> Any:
-        from traceanalyzer.run.summaries import part_type
-
-        return tuple[list[part_type(self.analyzer.measure)], list[str]]  # type: ignore[misc]
-
-
-def _measured(
-    analyzer: Analyzer[O, P, R], one: Opened, options: O
-) -> tuple[list[P], list[tuple[int | None, MissingData]]]:
-    """Return the parts of the ranks of one input, and errors of ranks without the data.
-
-    A rank is measured when its trace has been freed, before the next one is taken.
-    """
-    lacking: list[tuple[int | None, MissingData]] = []
-
-    def attempt(function: Callable[[Any, O], Any], what: Any, rank: int | None) -> list[Any]:
-        try:
-            return [function(what, options)]
-        except MissingData as error:
-            lacking.append((rank, perhaps_truncated(error, truncated=one.truncated)))
-            return []
-
-    parts: list[P] = []
-    for trace in one:
-        rank = trace.meta.rank
-        taken = attempt(analyzer.take or analyzer.measure, trace, rank)
-        del trace
-        if analyzer.take is None:
-            parts += taken
-        elif taken:
-            parts += attempt(analyzer.measure, taken.pop(), rank)
-    return parts, lacking
-
-
-def rank_of(path: str, rank: int | None) -> str:
-    """Name one rank of a file."""
-    return path if rank is None else f"{path}, rank {rank}"
+    questions = Questions.of_one(analyzer, options)
+    measure_all(opened, questions)
+    question = questions.asked[analyzer.name]
+    opened.require(any_part=bool(question.parts), may_be_empty=may_be_empty)
+    return Collected(opened, question)

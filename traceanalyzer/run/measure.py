@@ -9,21 +9,20 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby, pairwise
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 import polars as pl
 
 from traceanalyzer.errors import InputError, UnreadableFile
 from traceanalyzer.machine import cores, free_memory
 from traceanalyzer.run.find import is_summary
-from traceanalyzer.run.pieces import How, Measures, OpenedInputs, bytes_of
+from traceanalyzer.run.pieces import How, OpenedInputs, State, bytes_of
+from traceanalyzer.run.questions import Questions
 from traceanalyzer.run.read import ranks_apart
 from traceanalyzer.trace import Meta, Trace
 
 if TYPE_CHECKING:
     from traceanalyzer.run.workers import Ended
-
-M = TypeVar("M", bound=Measures)
 
 #: Files of up to this size are tasks of several files, to have fewer messages.
 _SMALL_BYTES = 1 << 17
@@ -43,7 +42,7 @@ _Ranks = frozenset[int] | None
 _Issues = list[tuple[tuple[Meta, ...], pl.DataFrame]]
 
 
-def measure_all(opened: OpenedInputs, measures: Measures) -> None:
+def measure_all(opened: OpenedInputs, questions: Questions) -> None:
     """Measure all inputs in order, in worker processes or a cluster if allowed and worth it.
 
     Workers share the ranks of a large file if there are fewer files than workers. A file that ends
@@ -54,16 +53,16 @@ def measure_all(opened: OpenedInputs, measures: Measures) -> None:
     if paths:
         from traceanalyzer.run.summaries import join_summaries
 
-        join_summaries(opened, measures, paths)
-    chunks = _chunks(items, _shares(opened, items) if measures.is_slow else {})
+        join_summaries(opened, questions, paths)
+    chunks = _chunks(items, _shares(opened, items) if questions.is_slow else {})
     apart = _apart(opened, chunks)
     if apart is None:
         for one in opened.each(items):
-            measures.measure(opened, one)
+            questions.measure(opened, one)
         return
 
-    def task(items: Sequence[Trace | str], ranks: _Ranks = None) -> tuple[OpenedInputs, Measures]:
-        return opened.of(items, ranks), measures.empty()
+    def task(items: Sequence[Trace | str], ranks: _Ranks = None) -> tuple[OpenedInputs, Questions]:
+        return opened.of(items, ranks), questions.empty()
 
     tasks = [task(chunk.items, ranks) for chunk in chunks for ranks in chunk.shares]
     with closing(apart(tasks)) as answers:
@@ -72,26 +71,26 @@ def measure_all(opened: OpenedInputs, measures: Measures) -> None:
             if _ended(of_chunk) and len(chunk.items) > 1:  # one of the files ended the worker
                 for item in chunk.items:
                     with closing(apart([task([item])])) as alone:
-                        _take(opened, measures, [item], [next(alone)])
+                        _take(opened, questions, [item], [next(alone)])
             else:
-                _take(opened, measures, chunk.items, of_chunk)
+                _take(opened, questions, chunk.items, of_chunk)
 
 
 def _take(
-    opened: OpenedInputs, measures: Measures, items: Sequence[Trace | str], answers: Sequence[Any]
+    opened: OpenedInputs, questions: Questions, items: Sequence[Trace | str], answers: Sequence[Any]
 ) -> None:
     """Add the results of workers for some inputs, or measure the inputs in this process."""
     if ended := _ended(answers):
         path = str(items[0])
-        opened.fail(path, UnreadableFile(path, f"the process that read it {ended.why}"))
+        opened.state.fail(path, UnreadableFile(path, f"the process that read it {ended.why}"))
     elif answers and _are_usable(opened, answers):
-        for other, measured, _ in answers:
-            opened.join(other)
-            measures.join(measured)
+        for state, measured, _ in answers:
+            opened.state.join(state)
+            questions.join(measured)
         _report(opened.how, items, answers[0][2])
     else:
         for one in opened.each(items):
-            measures.measure(opened, one)
+            questions.measure(opened, one)
 
 
 def _ended(answers: Sequence[Any]) -> Ended | None:
@@ -107,7 +106,7 @@ def _are_usable(opened: OpenedInputs, answers: Sequence[Any]) -> bool:
     Recordings that files of different workers share are detected when read again here, and so is
     what only some of the shares of a file lack.
     """
-    if not all(answers) or any(opened.repeats.repeated(one[0].repeats) for one in answers):
+    if not all(answers) or any(opened.state.repeats.repeated(one[0].repeats) for one in answers):
         return False
     first, *others = ([frame for _, frame in issues] for _, _, issues in answers)
     return not others or (
@@ -215,19 +214,23 @@ def _size_class(item: Trace | str) -> Literal["small", "large", "unknown"]:
     return "small" if size <= _SMALL_BYTES else "large"
 
 
-def _measured_apart(task: tuple[OpenedInputs, M]) -> tuple[OpenedInputs, M, _Issues]:
-    """Run a task in a worker; return it with all results, and the issues of its files."""
-    opened, measures = task
+def _measured_apart(
+    task: tuple[OpenedInputs, Questions],
+) -> tuple[State, Questions, _Issues]:
+    """Run a task in a worker; return what was found and measured, and the issues of its files."""
+    opened, questions = task
     issues: _Issues = []
     how = opened.how
     opened.how = replace(how, on_trace=lambda trace: issues.append((trace.sources, trace.issues)))
     for one in opened:
-        measures.measure(opened, one)
+        questions.measure(opened, one)
     opened.how = how
-    return opened, measures, issues
+    return opened.state, questions, issues
 
 
-def _measured_on_host(task: tuple[OpenedInputs, M]) -> tuple[OpenedInputs, M, _Issues]:
+def _measured_on_host(
+    task: tuple[OpenedInputs, Questions],
+) -> tuple[State, Questions, _Issues]:
     """Run a task on a worker that may be another machine, without the files it cannot see."""
     from traceanalyzer.run.workers import unseen
 

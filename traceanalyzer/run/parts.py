@@ -18,10 +18,10 @@ import json
 import os
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from hashlib import sha256
 from typing import Any, Final
 
@@ -404,6 +404,13 @@ def types_of(kind: Any) -> tuple[tuple[str, Any], ...]:
     if is_dataclass(kind):
         return tuple((one.name, hints[one.name]) for one in fields(kind) if one.init)
     return tuple((name, hints[name]) for name in kind._fields)
+
+
+@cache
+def part_type(measure: Callable[..., Any]) -> Any:
+    """Return the type of the parts of a ``measure`` function, from its annotation."""
+    function = measure.func if isinstance(measure, partial) else measure
+    return typing.get_type_hints(function)["return"]
 
 
 def _no_columns(_: Any) -> Any:

@@ -1,8 +1,7 @@
 """Open the inputs of an analysis.
 
 :class:`OpenedInputs` applies rank, time window and needs to all inputs in the same way, and skips
-unreadable and repeated ones. A :class:`Measures` measures what was opened; ``measuring.py`` calls
-it, in this process or in others.
+unreadable and repeated ones.
 """
 
 from __future__ import annotations
@@ -11,12 +10,12 @@ import math
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from inspect import signature
 from itertools import islice
 from pathlib import PurePath
-from typing import Any, Literal, Protocol, Self, Unpack
+from typing import Any, Literal, Self, Unpack
 
 import polars as pl
 
@@ -161,33 +160,80 @@ class Failure:
         return kinds[self.kind](self.path, self.what, where=self.where, hint=self.hint)
 
 
-@dataclass(frozen=True)
+@dataclass
 class State:
-    """What opening one input added to :class:`OpenedInputs`, for its summary.
+    """What opening inputs found; joined in the order of the inputs.
 
     Attributes:
-        metas: of its traces.
-        skipped: what was skipped of it.
-        skipped_later: the same if another input was skipped before.
-        read: its path, if it has traces of the selected ranks.
+        metas: of the traces opened, by path.
+        skipped: unreadable inputs, and those without the required data.
+        read: paths of the files with traces of the selected ranks, in order.
+        truncated: paths of truncated files.
         starts: keys that identify the recording of a rank.
-        ranks: its ranks.
-        failed: why it cannot be used.
-        any_inside: whether it has events.
-        any_rows: whether it has events, counters or samples.
-        repeats: its recordings.
+        ranks: ranks of the inputs.
+        failed: why the first unusable input cannot be used.
+        failed_text: whether that is printed text.
+        outside: paths of the inputs without events in the time window.
+        any_inside: whether another input has some.
+        any_rows: whether a file has an event, a counter or a sample.
+        repeats: recordings that several files contain.
+        read_again: what was read of inputs that were opened again.
     """
 
-    metas: tuple[Meta, ...]
-    skipped: tuple[Skipped, ...]
-    skipped_later: tuple[Skipped, ...]
-    read: tuple[str, ...]
-    starts: frozenset[Start]
-    ranks: frozenset[int | None]
-    failed: Failure | None
-    any_inside: bool
-    any_rows: bool
-    repeats: Repeats
+    metas: dict[str, Meta] = field(default_factory=dict)
+    skipped: list[Skipped] = field(default_factory=list)
+    read: list[str] = field(default_factory=list)
+    truncated: list[str] = field(default_factory=list)
+    starts: set[Start] = field(default_factory=set)
+    ranks: set[int | None] = field(default_factory=set)
+    failed: Failure | None = None
+    failed_text: bool = False
+    outside: list[str] = field(default_factory=list)
+    any_inside: bool = False
+    any_rows: bool = False
+    repeats: Repeats = field(default_factory=Repeats)
+    read_again: list[Needs] = field(default_factory=list)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every input was used, and has events."""
+        return not (self.skipped or self.failed or self.outside)
+
+    def join(self, other: State) -> None:
+        """Add the state of the inputs that follow."""
+        self.metas |= other.metas
+        self.skipped += [one for one in other.skipped if one not in self.skipped]
+        self.was_read(other.read)
+        self.truncated += other.truncated
+        self.starts |= other.starts
+        self.ranks |= other.ranks
+        if self.failed is None or (self.failed_text and other.failed and not other.failed_text):
+            self.failed, self.failed_text = other.failed, other.failed_text
+        self.outside += other.outside
+        self.any_inside |= other.any_inside
+        self.any_rows |= other.any_rows
+        self.repeats.join(other.repeats)
+        self.read_again += other.read_again
+
+    def was_read(self, paths: Iterable[str]) -> None:
+        """Record files with traces of the selected ranks."""
+        self.read += [path for path in dict.fromkeys(paths) if path not in self.read]
+
+    def fail(self, path: str, error: InputError | MissingData) -> None:
+        """Record an input that cannot be used."""
+        # text, which has no timeline, is skipped next to files with one: their error says more
+        is_text = path in self.metas and self.metas[path].format == PRINTED_TEXT
+        if self.failed is None or (self.failed_text and not is_text):
+            self.failed, self.failed_text = Failure.of(error), is_text
+        if path in self.read:
+            self.read.remove(path)
+        why = error.what if isinstance(error, InputError) else str(error)
+        self.skip(path, why.removeprefix(f"{path}: "))
+
+    def skip(self, path: str, why: str) -> None:
+        """Record a skipped input."""
+        if Skipped(path, why) not in self.skipped:  # it may be read again
+            self.skipped.append(Skipped(path, why))
 
 
 class DependsOnOthersError(Exception):
@@ -199,41 +245,26 @@ class OpenedInputs:
 
     Attributes:
         items: traces in memory and paths.
-        metas: of the traces opened, by path.
-        skipped: unreadable inputs, and those without the required data.
-        repeats: recordings that several files contain.
+        how: how they are read.
+        state: what was found in those opened so far.
         every_file: whether copies of a file and repeated recordings count.
-        read: paths of the files with traces of the selected ranks, in order.
         several: whether there are several inputs.
         folder: the folder of all inputs, if there are several; otherwise None.
         summaries: those that are summaries, by the path of the input they were made from.
-        any_rows: whether a file has an event, a counter or a sample.
     """
 
     def __init__(self, inputs: Inputs, needs: Needs | None, how: How, *, split: bool = True):
         self.items = each(inputs)
-        self.metas: dict[str, Meta] = {}
-        self.skipped: list[Skipped] = []
-        self.read: dict[str, None] = {}
-        self.repeats = Repeats()
+        self.state = State()
         self.every_file = len(self.items) < 2
         self.several = len(self.items) > 1
         self.folder = _folder_of(self.items)
         self.summaries: dict[str, str] = {}
-        self._starts: set[Start] = set()
-        # those known when each of Composer's files was opened first: it may be opened again
+        # starts known when each of Composer's files was opened first: it may be opened again
         self._starts_before: dict[str, frozenset[Start]] = {}
         self._series = ranks_of_series([item for item in self.items if isinstance(item, str)])
         self._needs, self.how, self._split = needs, how, split
-        self._failed: InputError | MissingData | None = None
-        self._failed_text = False
-        # inputs without events in the time window; whether another input has some
-        self._outside: list[Trace | str] = []
-        self._any_inside = self.any_rows = False
         self._apart = False
-        #: What was read of inputs that were opened again.
-        self.read_again: list[Needs] = []
-        self._ranks: set[int | None] = set()
         if how.assume_rank is not None and len(self.items) > 1:
             raise OptionError(
                 f"--assume-rank needs one file without a rank; {len(self.items)} files are given"
@@ -247,60 +278,16 @@ class OpenedInputs:
         """Whether each rank of a file is a trace of its own."""
         return self._split or self.how.rank is not None
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether every input opened so far was used, and has events."""
-        return not (self.skipped or self._failed or self._outside)
-
-    @property
-    def state(self) -> State:
-        """What the inputs opened so far added."""
-        failed = None if self._failed is None else Failure.of(self._failed)
-        skipped = tuple(self.skipped)
-        return State(
-            tuple(self.metas.values()),
-            skipped,
-            skipped,
-            tuple(self.read),
-            frozenset(self._starts),
-            frozenset(self._ranks),
-            failed,
-            self._any_inside,
-            self.any_rows,
-            self.repeats,
-        )
-
-    def join_state(self, state: State, *, measured: bool = True) -> None:
-        """Add the state of an input that was summarized.
-
-        Args:
-            state: its state.
-            measured: whether its parts are in the result; otherwise only what it is.
-        """
-        lacks = state.failed is not None and state.failed.kind == "MissingData"
-        if measured or not lacks:
-            if self._failed is None and state.failed is not None:
-                self._failed = state.failed.error()
-            self.skipped += state.skipped_later if self.skipped else state.skipped
-        self.metas |= {meta.path: meta for meta in state.metas}
-        self.read |= dict.fromkeys(state.read) if measured else {}
-        self._starts |= state.starts
-        self._ranks |= state.ranks | {meta.rank for meta in state.metas}
-        self._any_inside |= state.any_inside
-        self.any_rows |= state.any_rows
-        self.repeats.join(state.repeats)
-
     def each(self, items: Iterable[Trace | str]) -> Iterator[Opened]:
         """Yield some of the inputs, opened one after another."""
         for item in items:
             try:
                 opened = self.open(item)
             except InputError as error:
-                self.fail(error.path, error)
+                self.state.fail(error.path, error)
                 continue
             if opened.first and (why := self._no_window(opened.first)):
-                self.read.pop(opened.path, None)
-                self.fail(opened.path, MissingData(f"{opened.path}: {why}"))
+                self.state.fail(opened.path, MissingData(f"{opened.path}: {why}"))
             elif opened.first:
                 yield opened
 
@@ -318,30 +305,31 @@ class OpenedInputs:
         """Open one input, with the traces of the selected ranks."""
         path = item if isinstance(item, str) else item.meta.path
         if replace_needs:
-            self.read_again.append(replace_needs)
+            self.state.read_again.append(replace_needs)
         return Opened(path, self._chosen(item, replace_needs), is_file=isinstance(item, str))
 
     def _chosen(self, item: Trace | str, replace_needs: Needs | None) -> Iterator[Trace]:
         """Yield the traces of the selected ranks of one input; this holds none that it yielded."""
         rank, any_chosen, blank = self.how.rank, False, None
+        state = self.state
         for build in self._builders(item, replace_needs):
             traces = self._prepared(build(), item)
             sources = traces[0].sources if traces else ()
             traces = ranks.split_by_rank(traces) if traces and self.is_split else traces
             # a rank may have no events of the kinds that were read
-            self._ranks |= {meta.rank for meta in sources} if self.is_split else set()
+            state.ranks |= {meta.rank for meta in sources} if self.is_split else set()
             while traces:
                 meta = traces[0].meta
-                self._ranks |= {meta.rank} if self.is_split else set()
+                state.ranks |= {meta.rank} if self.is_split else set()
                 if rank in (None, meta.rank):
                     any_chosen = True
-                    self.read |= dict.fromkeys(source.path for source in traces[0].sources)
+                    state.was_read(source.path for source in traces[0].sources)
                     yield traces.pop(0)
                     continue
                 one, of_rank = traces.pop(0), [meta for meta in sources if meta.rank == rank]
                 blank = blank or _without_events(one, of_rank)
         if blank and not any_chosen:
-            self.read[blank.meta.path] = None
+            state.was_read([blank.meta.path])
             yield blank
 
     def _builders(
@@ -367,25 +355,25 @@ class OpenedInputs:
         if self.how.assume_rank is not None:
             trace = with_assumed_rank(trace, self.how.assume_rank)
         if trace.events.is_empty() and trace.counters.is_empty():
-            self._outside.append(item)
+            self.state.outside.append(trace.meta.path)
         else:
-            self._any_inside = True
+            self.state.any_inside = True
         if isinstance(item, str) and _MERGED in (trace.meta.extra or ""):
             raise MalformedInput(
                 item, "written by traceanalyzer merge", hint="pass the files that it was made from"
             )
-        self.any_rows |= any(
+        self.state.any_rows |= any(
             table.height for name, table in trace.tables.items() if name not in _ABOUT_EVENTS
         )
         if another := another_recording(trace):
-            self.skip(trace.meta.path, another)
+            self.state.skip(trace.meta.path, another)
         trace = self._once(trace)
         if not self.every_file:
-            trace, why = self.repeats.without_repeats(trace, is_file=isinstance(item, str))
+            trace, why = self.state.repeats.without_repeats(trace, is_file=isinstance(item, str))
             if why:
-                self.skip(trace.meta.path, why)
+                self.state.skip(trace.meta.path, why)
                 return []
-        self.metas |= {meta.path: meta for meta in trace.sources}
+        self.state.metas |= {meta.path: meta for meta in trace.sources}
         return [trace]
 
     def _once(self, trace: Trace) -> Trace:
@@ -396,65 +384,37 @@ class OpenedInputs:
         if is_of_composer(trace):
             if self._apart:
                 raise DependsOnOthersError
-            path, known = trace.meta.path, frozenset(self._starts)
+            path, known = trace.meta.path, frozenset(self.state.starts)
             trace = without_torch(trace, self._starts_before.setdefault(path, known))
-        self._starts |= starts_of(trace)
+        self.state.starts |= starts_of(trace)
         return trace
 
     def of(self, items: Sequence[Trace | str], ranks: frozenset[int] | None = None) -> Self:
         """Return a subset of the inputs, or only some of their ranks, to open elsewhere."""
         part = copy(self)
         part.items, part._apart = items, True
-        part.metas, part.skipped, part.read = {}, [], {}
-        part._starts, part._ranks, part._failed = set(), set(), None
-        part._failed_text = False
-        part._outside, part._any_inside, part.any_rows = [], False, False
-        part.repeats, part.read_again, part._starts_before = Repeats(), [], {}
+        part.state, part._starts_before = State(), {}
         part.how = replace(self.how, progress=None, on_trace=None, client=None, ranks=ranks)
         return part
 
-    def join(self, other: Self) -> None:
-        """Add the state of inputs that were opened in another process."""
-        self.metas |= other.metas
-        self.skipped += other.skipped
-        self.read |= other.read
-        self._starts |= other._starts
-        self.repeats.join(other.repeats)
-        self._ranks |= other._ranks
-        if self._failed is None or (self._failed_text and other._failed and not other._failed_text):
-            self._failed, self._failed_text = other._failed, other._failed_text
-        self._outside += other._outside
-        self._any_inside |= other._any_inside
-        self.any_rows |= other.any_rows
-
-    def fail(self, path: str, error: InputError | MissingData) -> None:
-        """Record an input that cannot be used."""
-        # text, which has no timeline, is skipped next to files with one: their error says more
-        if self._failed is None or (self._failed_text and not _is_text(path, self.metas)):
-            self._failed, self._failed_text = error, _is_text(path, self.metas)
-        why = error.what if isinstance(error, InputError) else str(error)
-        self.skip(path, why.removeprefix(f"{path}: "))
-
-    def skip(self, path: str, why: str) -> None:
-        """Record a skipped input."""
-        if Skipped(path, why) not in self.skipped:  # it may be read again
-            self.skipped.append(Skipped(path, why))
-
     def require(self, *, any_part: bool, may_be_empty: bool = False) -> None:
         """Raise the first error if there is no part, or no event in the time window."""
-        if self._outside and not self._any_inside:
-            self._check_window(self._outside[0])
-        if any_part or (may_be_empty and not self._ranks):
+        state = self.state
+        if state.outside and not state.any_inside:
+            self._check_window(state.outside[0])
+        if any_part or (may_be_empty and not state.ranks):
             return
-        if self._failed and not may_be_empty:
-            raise self._failed
-        raise _unknown_rank(self.how.rank, self._ranks)
+        if state.failed and not may_be_empty:
+            raise state.failed.error()
+        raise _unknown_rank(self.how.rank, state.ranks)
 
-    def _check_window(self, item: Trace | str) -> None:
+    def _check_window(self, path: str) -> None:
         """Raise an error if an input has events, but none in the time window."""
         how = self.how
         if how.since_ns is None and how.until_ns is None:
             return
+        traces = (item for item in self.items if isinstance(item, Trace))
+        item = next((one for one in traces if one.meta.path == path), path)
         from traceanalyzer.analyzers.common.windows import no_events, recorded_span
 
         whole = How(how.format)
@@ -478,10 +438,6 @@ def _folder_of(items: Sequence[Trace | str]) -> str | None:
         return os.path.commonpath([str(PurePath(path).parent) for path in paths]) or "."
     except ValueError:  # other drives, or relative and absolute paths
         return None
-
-
-def _is_text(path: str, metas: dict[str, Meta]) -> bool:
-    return path in metas and metas[path].format == PRINTED_TEXT
 
 
 def only_trace(
@@ -634,35 +590,3 @@ def bytes_of(path: str) -> float:
         return os.path.getsize(path) or math.inf  # noqa: PTH202
     except OSError:
         return math.inf
-
-
-class Measures(Protocol):
-    """Measures inputs, in this process or another one, and joins the results.
-
-    Attributes:
-        section: where a summary has the results.
-        is_slow: whether measuring takes longer than reading.
-    """
-
-    @property
-    def section(self) -> str:
-        """Name of the results in a summary."""
-
-    @property
-    def is_slow(self) -> bool:
-        """Whether measuring takes longer than reading."""
-
-    def store(self, add: Callable[[str, Any, Any], None]) -> None:
-        """Call ``add`` with the section, value and type of each result."""
-
-    def restored(self, summary: Any) -> Self:
-        """A copy with the results of a summary."""
-
-    def measure(self, opened: OpenedInputs, one: Opened) -> None:
-        """Measure one input."""
-
-    def empty(self) -> Self:
-        """A copy without any result."""
-
-    def join(self, other: Self) -> None:
-        """Add the results of the inputs that follow."""

@@ -7,13 +7,12 @@ summary itself is opened: the paths in it are only names.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cache, partial
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_type_hints
 
 import polars as pl
 
+from traceanalyzer.analyzers.base import Skipped
 from traceanalyzer.errors import (
     InputError,
     MalformedInput,
@@ -21,7 +20,8 @@ from traceanalyzer.errors import (
     OptionError,
 )
 from traceanalyzer.run.parts import AGAIN, Summary
-from traceanalyzer.run.pieces import Measures, OpenedInputs, State
+from traceanalyzer.run.pieces import OpenedInputs, State
+from traceanalyzer.run.questions import Questions
 from traceanalyzer.schema import CONTEXT_SUFFIX, MAX_RANKS, check, check_columns
 from traceanalyzer.trace import Meta, Trace, in_spans
 from traceanalyzer.units import format_ranges, natural
@@ -40,14 +40,7 @@ _NEED_EVENTS = {
 Issues = list[tuple[tuple[Meta, ...], pl.DataFrame]]
 
 
-@cache
-def part_type(measure: Callable[..., Any]) -> Any:
-    """Return the type of the parts of a ``measure`` function, from its annotation."""
-    function = measure.func if isinstance(measure, partial) else measure
-    return get_type_hints(function)["return"]
-
-
-def join_summaries(opened: OpenedInputs, measures: Measures, paths: Sequence[str]) -> None:
+def join_summaries(opened: OpenedInputs, questions: Questions, paths: Sequence[str]) -> None:
     """Add the results of summaries, in the order of the inputs that they were made from.
 
     Damaged summaries, and those of another version, are skipped and named; so is what is missing.
@@ -63,49 +56,56 @@ def join_summaries(opened: OpenedInputs, measures: Measures, paths: Sequence[str
         try:
             found.append(Summary(path))
         except InputError as error:
-            opened.fail(path, error)
+            opened.state.fail(path, error)
     damaged = len(paths) - len(found)
     for one in sorted(found, key=lambda one: (one.header.index, natural(one.header.path))):
         try:
-            _join(opened, measures, one)
+            _join(opened, questions, one)
         except InputError as error:
-            opened.fail(one.path, error)
+            opened.state.fail(one.path, error)
     for folder, why in _incomplete(found, damaged):
-        opened.skip(folder, why)
+        opened.state.skip(folder, why)
 
 
-def _join(opened: OpenedInputs, measures: Measures, summary: Summary) -> None:
+def _join(opened: OpenedInputs, questions: Questions, summary: Summary) -> None:
     """Add the results of one summary."""
     how = opened.how
-    section = measures.section
+    section = questions.section
     if section not in summary.sections:
-        opened.fail(summary.path, MissingData(not_stored(section, summary.sections)))
+        opened.state.fail(summary.path, MissingData(not_stored(section, summary.sections)))
         return
-    state: State = summary.read(section, State)
+    state, skipped_later = summary.read(section, STORED)
     issues: Issues = summary.read(f"{section}/issues", Issues)
     for sources, of_file in issues:
         _require_schema(summary.path, sources, check_columns("issues", of_file))
-    restored = measures.restored(summary)
-    if any(opened.summaries.get(meta.path, summary.path) != summary.path for meta in state.metas):
-        opened.skip(summary.path, f"another summary is of {summary.header.path} too")
+    restored = questions.restored(summary)
+    if any(opened.summaries.get(path, summary.path) != summary.path for path in state.metas):
+        opened.state.skip(summary.path, f"another summary is of {summary.header.path} too")
         return
-    opened.summaries |= {meta.path: summary.path for meta in state.metas}
-    if not opened.every_file and (copied := opened.repeats.copied(state.repeats)):
-        opened.skip(summary.header.path, f"it is a copy of {copied}")
+    opened.summaries |= dict.fromkeys(state.metas, summary.path)
+    if not opened.every_file and (copied := opened.state.repeats.copied(state.repeats)):
+        opened.state.skip(summary.header.path, f"it is a copy of {copied}")
         return
-    if not opened.every_file and opened.repeats.repeated(state.repeats):
+    if not opened.every_file and opened.state.repeats.repeated(state.repeats):
         raise MalformedInput(
             summary.path, "repeats the recording of another input", hint="pass the traces"
         )
-    known = state.ranks | {meta.rank for meta in state.metas}
+    known = state.ranks | {meta.rank for meta in state.metas.values()}
     chosen = how.rank is None or known == {how.rank}
     if how.rank in known and not chosen:
         raise OptionError(
             f"--rank needs the trace of {summary.header.path}, which has several ranks"
         )
-    opened.join_state(state, measured=chosen)
+    state.ranks = known
+    if opened.state.skipped:
+        state.skipped = skipped_later
     if chosen:
-        measures.join(restored)
+        questions.join(restored)
+    else:
+        state.read.clear()
+        if state.failed and state.failed.kind == "MissingData":
+            state.failed, state.skipped = None, []
+    opened.state.join(state)
     if how.progress:
         how.progress(summary.header.bytes, summary.header.bytes)
     for sources, of_file in issues if how.on_trace else ():
@@ -160,6 +160,8 @@ def _incomplete(found: Sequence[Summary], damaged: int) -> list[tuple[str, str]]
 
 # --- events around the waits -------------------------------------------------------------------
 
+#: What opening an input found, and what is skipped of it if another input was skipped before.
+STORED = tuple[State, list[Skipped]]
 #: The windows that a context has, and the events in them.
 CONTEXT = tuple[list[tuple[int, int]], Trace]
 

@@ -25,8 +25,8 @@ from traceanalyzer.exporters.chrome_trace.merged import JsonWriter
 from traceanalyzer.exporters.perfetto import PerfettoWriter
 from traceanalyzer.findings.judge import RULES, analyses, judge
 from traceanalyzer.result import Finding
-from traceanalyzer.run.examine import examine
 from traceanalyzer.run.find import InputList, each_and_skipped, is_merged
+from traceanalyzer.run.loop import examine
 from traceanalyzer.run.pieces import How, OpenedInputs
 from traceanalyzer.run.read import give_back, known
 from traceanalyzer.trace import Inputs, PathLike, Trace, overlaps
@@ -235,7 +235,7 @@ def _examined_and_written(
     recordings: _Recordings, items: InputList[Trace | str], reading: dict[str, Any]
 ) -> Merged:
     writer, cut = recordings.writer, recordings.cut
-    examined = examine(items, analyses(RULES), for_rules=True, on_rank=recordings.add, **reading)
+    examined = examine(items, analyses(RULES), use="findings", on_rank=recordings.add, **reading)
     recordings.wait()
     give_back()
     if not recordings.all:

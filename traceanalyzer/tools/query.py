@@ -23,7 +23,7 @@ from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.machine import cores, free_memory
 from traceanalyzer.result import Result, Table, View
 from traceanalyzer.run import workers
-from traceanalyzer.run.loop import skipped_notes, truncated_notes, with_notes
+from traceanalyzer.run.loop import notes_on, with_notes
 from traceanalyzer.run.pieces import OpenedInputs, checked_how
 from traceanalyzer.trace import Inputs, Trace, concat
 from traceanalyzer.units import format_bytes, format_count
@@ -155,17 +155,14 @@ def query(inputs: Inputs, sql: str, **reading: Unpack[Reading]) -> QueryResult:
     how = replace(checked_how("query", reading), **parsed.selection())
     opened = OpenedInputs(inputs, None, how, split=False)
     traces: list[Trace] = []
-    truncated: list[str] = []
     for one in opened:
         traces += one
-        truncated += [one.path] if one.truncated else []
+        opened.state.truncated += [one.path] if one.truncated else []
     opened.require(any_part=bool(traces))
     if not traces:
         raise MissingData("no input has any rows")
     frame = parsed.rows(concat(traces))
-    overlaps = opened.repeats.notes.values()
-    notes = [*truncated_notes(truncated), *skipped_notes(opened.skipped), *overlaps]
-    return with_notes(QueryResult(sql, frame), notes)
+    return with_notes(QueryResult(sql, frame), notes_on(opened.state))
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from traceanalyzer.analyzers import registry
 from traceanalyzer.analyzers.base import Examination, Reading
 from traceanalyzer.analyzers.common import columns, display
 from traceanalyzer.analyzers.common.display import headings, known_columns
+from traceanalyzer.analyzers.flamegraph.options import Options as FlamegraphOptions
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 from traceanalyzer.analyzers.registry import REPLAY
@@ -22,12 +23,13 @@ from traceanalyzer.findings.judge import judge, with_thresholds
 from traceanalyzer.findings.result import BUSY, EXPOSED_COPIES, IDLE, OF_BUSY, WAIT, Diagnosis
 from traceanalyzer.findings.rule import Rule
 from traceanalyzer.result import Fact, Report, Result, Section, Table
-from traceanalyzer.run.examine import examine
-from traceanalyzer.run.loop import guarded
+from traceanalyzer.run.loop import examine, guarded
 from traceanalyzer.trace import Inputs, Trace
 
 #: Ranks with a share this far from the median come first in the table of ranks.
 _DEVIATES = 0.02
+#: In flame graphs, boxes narrower than a quarter of a pixel are merged.
+_A_QUARTER_PIXEL = 0.25 / 1200
 #: Maximum number of inputs in the title.
 _NAMED = 3
 
@@ -53,7 +55,8 @@ def report(
         OptionError: a threshold is invalid, or no input has the requested rank.
     """
     rules = with_thresholds(thresholds)
-    examined = examine(inputs, **reading)
+    options = {"flamegraph": FlamegraphOptions(min_frac=_A_QUARTER_PIXEL)}
+    examined = examine(inputs, options=options, **reading)
     with guarded(examined.summaries):
         return build(examined, rules, list(named) or _paths(inputs))
 

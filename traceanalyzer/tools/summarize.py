@@ -30,13 +30,13 @@ from traceanalyzer.errors import (
 )
 from traceanalyzer.parsers.contract import Selection
 from traceanalyzer.run.baselines import PARTS_SCHEMA
-from traceanalyzer.run.examine import measures_of_all
 from traceanalyzer.run.find import InputList, each, is_summary
-from traceanalyzer.run.loop import InputReader, measures_of_one
+from traceanalyzer.run.loop import InputReader
 from traceanalyzer.run.parts import Header, Summary, Writer
 from traceanalyzer.run.pieces import DependsOnOthersError, How, OpenedInputs, State, read_needed
+from traceanalyzer.run.questions import Questions
 from traceanalyzer.run.read import Progress, give_back, read
-from traceanalyzer.run.summaries import CONTEXT, Issues, context_path
+from traceanalyzer.run.summaries import CONTEXT, STORED, Issues, context_path
 from traceanalyzer.schema import INPUTS
 from traceanalyzer.trace import Inputs, PathLike, Trace, in_spans
 from traceanalyzer.units import format_count
@@ -224,13 +224,15 @@ class _Task:
 
 def _measured(analyses: Sequence[tuple[str, Any]]) -> Iterator[tuple[Any, Any]]:
     """Yield what measures the parts of each section, and its analyzer if there is only one."""
-    yield measures_of_all(for_rules=True), None
-    yield measures_of_all(for_rules=False), None
+    ours = [entry.name for entry in registry.in_report() if not entry.package]
+    names = [*ours, registry.REPLAY]
+    yield Questions.of_all("findings", names), None
+    yield Questions.of_all("page", names), None
     names = [name for name in registry.ENTRIES if name not in _WITHOUT]
     sections = set()
     for name, options in [*((name, None) for name in names), *analyses]:
         analyzer = registry.ENTRIES[name].analyzer()
-        one = measures_of_one(analyzer, options or analyzer.options())
+        one = Questions.of_one(analyzer, options or analyzer.options())
         if one.section not in sections:
             sections.add(one.section)
             yield one, analyzer
@@ -241,11 +243,11 @@ def _written(task: _Task) -> tuple[InputError | None, Issues]:
     writer, reading = Writer(), _ReadOnce()
     issues: Issues = []
     error: InputError | None = None
-    for measures, analyzer in _measured(task.analyses):
-        state, stored, failed = _section(task, measures, analyzer, reading)
-        writer.add(measures.section, state, State)
-        writer.add(f"{measures.section}/issues", reading.issues, Issues)
-        stored.store(writer.add)
+    for questions, analyzer in _measured(task.analyses):
+        stored, answered, failed = _section(task, questions, analyzer, reading)
+        writer.add(questions.section, stored, STORED)
+        writer.add(f"{questions.section}/issues", reading.issues, Issues)
+        answered.store(writer.add)
         error, issues = error or failed, issues or reading.issues
     known = None if reading.trace is None else reading.trace.meta.format
     writer.write(task.target, replace(task.header, format=known))
@@ -253,44 +255,47 @@ def _written(task: _Task) -> tuple[InputError | None, Issues]:
 
 
 def _section(
-    task: _Task, measures: Any, analyzer: Any, reading: _ReadOnce
-) -> tuple[State, Any, InputError | None]:
-    """Measure one input for one section; return its state and results, and why it failed."""
-    needs = None if analyzer is None else analyzer.needs(measures.options)
-    unused = ("flows",) if measures.section == "diagnose" else ()
+    task: _Task, questions: Questions, analyzer: Any, reading: _ReadOnce
+) -> tuple[tuple[State, list[Skipped]], Questions, InputError | None]:
+    """Measure one input for one section; return what is stored of it, and why it failed."""
+    needs = None if analyzer is None else analyzer.needs(questions.asked[analyzer.name].options)
+    unused = ("flows",) if questions.use == "findings" else ()
     split = analyzer is None or analyzer.split_ranks
     how = How(read=reading, unused=unused, columns=() if analyzer else INPUTS)
     whole = OpenedInputs(InputList(task.paths), needs, how, split=split)
     whole.every_file |= analyzer is not None and analyzer.every_file
-    opened, result = whole.of([task.path]), measures.empty()
+    opened, result = whole.of([task.path]), questions.empty()
     failed = _measure(opened, result)
     state = opened.state
+    skipped_later = state.skipped
     if state.failed and state.failed.kind == "MissingData":
         # later inputs are not searched for the command that fits them
         again = whole.of([task.path])
-        again.skip("", "")
-        _measure(again, measures.empty())
-        state = replace(state, skipped_later=tuple(again.skipped[1:]))
+        again.state.skip("", "")
+        _measure(again, questions.empty())
+        skipped_later = again.state.skipped[1:]
     if analyzer is not None and analyzer.refine:
-        reader = InputReader(opened.items, opened.metas, how)
-        parts = result.collected.parts
-        parts[:] = [_with_launched_before(part, reader) for part in parts]
-    return state, result, failed
+        reader = InputReader(opened.items, state.metas, how)
+        parts = result.asked[analyzer.name].parts
+        parts[:] = [(meta, _with_launched_before(part, reader)) for meta, part in parts]
+    return (state, skipped_later), result, failed
 
 
-def _measure(opened: OpenedInputs, measures: Any) -> InputError | None:
+def _measure(opened: OpenedInputs, questions: Questions) -> InputError | None:
     """Measure one input; return why it cannot be read."""
     try:
         for one in opened:
             if one.first and one.first.aggregates.height:
                 why = "printed text has no timeline to summarize"
-                opened.fail(one.path, MalformedInput(one.path, why, hint="pass the file itself"))
+                opened.state.fail(
+                    one.path, MalformedInput(one.path, why, hint="pass the file itself")
+                )
             else:
-                measures.measure(opened, one)
+                questions.measure(opened, one)
     except DependsOnOthersError:
         path = str(opened.items[0])
         why = "Composer's file repeats the events of PyTorch's file, which no summary can remove"
-        opened.fail(path, MalformedInput(path, why, hint="pass the traces"))
+        opened.state.fail(path, MalformedInput(path, why, hint="pass the traces"))
     failed = opened.state.failed
     error = failed.error() if failed else None
     return error if isinstance(error, InputError) else None
@@ -451,9 +456,10 @@ def _write_contexts(tasks: Sequence[_Task], *, force: bool) -> list[str]:
     asking = _Asking((), {}, How())
     comm = registry.ENTRIES["comm_outliers"].analyzer()
     summaries = InputList(one.target for one in tasks)
-    for measures in (measures_of_one(comm, comm.options()), measures_of_all(for_rules=True)):
+    every = Questions.of_all("findings", [comm.name])
+    for questions in (Questions.of_one(comm, comm.options()), every):
         try:
-            parts = _parts_of(measures, summaries)
+            parts = _parts_of(questions, summaries)
             if parts:
                 result = comm.combine(parts, comm.options(), ())
                 comm.refine(result, comm.options(), asking)  # type: ignore[misc]
@@ -475,12 +481,9 @@ def _write_contexts(tasks: Sequence[_Task], *, force: bool) -> list[str]:
     return written
 
 
-def _parts_of(measures: Any, summaries: Sequence[str]) -> list[Any]:
+def _parts_of(questions: Questions, summaries: Sequence[str]) -> list[Any]:
     """Return the parts of ``comm_outliers`` in the summaries."""
     from traceanalyzer.run.measure import measure_all
 
-    opened = OpenedInputs(summaries, None, How())
-    measure_all(opened, measures)
-    if hasattr(measures, "asked"):
-        return [part for _, part in measures.asked["comm_outliers"].parts]
-    return list(measures.collected.parts)
+    measure_all(OpenedInputs(summaries, None, How()), questions)
+    return [part for _, part in questions.asked["comm_outliers"].parts]

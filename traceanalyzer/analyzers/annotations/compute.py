@@ -10,13 +10,19 @@ import polars as pl
 from traceanalyzer.analyzers.annotations.options import Options
 from traceanalyzer.analyzers.annotations.result import Amount, Annotations
 from traceanalyzer.analyzers.base import Analyzer, Needs
-from traceanalyzer.analyzers.common import columns, launching, names, step_marks
+from traceanalyzer.analyzers.common import columns, launching, names
 from traceanalyzer.analyzers.common.device_work import work_rows
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals, nesting, numbering, slice_tree
 from traceanalyzer.frames.ranges import RangeContents, innermost_range
 from traceanalyzer.trace import Trace, record_hint
-from traceanalyzer.vocabulary import ANNOTATION_KINDS, DEVICE_WORK, LAUNCH_KINDS, PROFILER_STEP
+from traceanalyzer.vocabulary import (
+    ANNOTATION_KINDS,
+    DEVICE_WORK,
+    LAUNCH_KINDS,
+    MEMORY_SNAPSHOT,
+    PROFILER_STEP,
+)
 
 #: Parts of the names of PyTorch's annotations, which it recorded as operators until 2021.
 PYTORCH_MARKS = (
@@ -57,6 +63,7 @@ class Part:
             one.
         unlaunched: part of it without a recorded launch call that has an end.
         unclosed: number of annotations without an end, which are not counted.
+        of_snapshot: they are marks of a memory snapshot, which repeat those of a trace.
     """
 
     rank: int | None
@@ -68,6 +75,7 @@ class Part:
     other_thread: Amount
     unlaunched: Amount
     unclosed: int
+    of_snapshot: bool
 
 
 def measure(trace: Trace, options: Options) -> Part:
@@ -100,11 +108,13 @@ def measure(trace: Trace, options: Options) -> Part:
         other_thread=_amount(work.filter(~of_any & _while_any_runs(ranges, work))),
         unlaunched=Amount(all_work.n - known.n, all_work.total_ns - known.total_ns),
         unclosed=unclosed,
+        of_snapshot=trace.meta.format == MEMORY_SNAPSHOT,
     )
 
 
 def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()) -> Annotations:
     """Sum the annotations of all ranks by domain and name."""
+    parts = [part for part in parts if not part.of_snapshot] or parts
     all_work = _added([part.all_work for part in parts])
     ranges = columns.joined(parts, "ranges")
     outer = "path" if any(part.rank is None for part in parts) else "rank"
@@ -125,9 +135,7 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
     )
 
 
-ANNOTATIONS = Analyzer(
-    "annotations", Options, needs, measure, combine, report_parts=step_marks.without_snapshots
-)
+ANNOTATIONS = Analyzer("annotations", Options, needs, measure, combine)
 
 
 # --- ranges ------------------------------------------------------------------------------------

@@ -248,9 +248,8 @@ COMM_OUTLIERS = Analyzer(
     measure_any,
     combine,
     refine=refine,
-    companion="memory_usage",
     base="baseline",
-    report_measure=measure_for_report,
+    measure_for={"page": measure_for_report},
 )
 
 

@@ -11,17 +11,15 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import polars as pl
 
-from traceanalyzer.analyzers.base import Skipped
 from traceanalyzer.analyzers.common.device_work import device_work
 from traceanalyzer.analyzers.common.launching import launch_rows
 from traceanalyzer.analyzers.common.names import matcher, named
 from traceanalyzer.frames import nesting, numbering
 from traceanalyzer.frames.intervals import Ints
-from traceanalyzer.trace import Meta, Trace
+from traceanalyzer.trace import Trace
 from traceanalyzer.vocabulary import (
     DEVICE_WORK,
     ENGINE_STEP,
-    MEMORY_SNAPSHOT,
     PROFILER_STEP,
     SEVERAL_STEPS,
     steps_pattern,
@@ -229,15 +227,6 @@ def _names(steps: Sequence[_Mark]) -> list[str | None]:
 def of_composer(steps: Iterable[str]) -> bool:
     """Whether all steps are batches of Composer, by name."""
     return all(_BATCHES.fullmatch(step) for step in steps)
-
-
-def without_snapshots(parts: Sequence[tuple[Meta, P]]) -> tuple[list[P], list[Skipped]]:
-    """Drop parts of memory snapshots if there are traces: snapshots mark the same steps again.
-
-    For :attr:`~traceanalyzer.analyzers.base.Analyzer.report_parts`.
-    """
-    traces = [part for meta, part in parts if meta.format != MEMORY_SNAPSHOT]
-    return traces or [part for _, part in parts], []
 
 
 #: Minimum number of repeats.

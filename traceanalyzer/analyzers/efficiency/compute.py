@@ -431,6 +431,5 @@ EFFICIENCY = Analyzer(
     needs,
     measure,
     combine,
-    report_measure=measure_for_report,
-    rules_measure=measure_for_rules,
+    measure_for={"page": measure_for_report, "findings": measure_for_rules},
 )

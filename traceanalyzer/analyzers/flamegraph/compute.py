@@ -20,9 +20,6 @@ from traceanalyzer.vocabulary import ALLOCATOR_KINDS, HOST_KINDS
 _TITLE_FILES = 3
 _SNAPSHOT = "memory-snapshot"
 
-#: In a report, boxes narrower than a quarter of a pixel are merged.
-_A_QUARTER_PIXEL = 0.25 / 1200
-
 
 def needs(options: Options) -> Needs:
     """The requested kinds; else samples, host slices and allocations."""
@@ -132,8 +129,7 @@ FLAMEGRAPH = Analyzer(
     base="base",
     split_ranks=False,
     whole_file=True,
-    report_measure=_of_time,
-    report_options=Options(min_frac=_A_QUARTER_PIXEL),
+    measure_for={"page": _of_time},
 )
 
 

@@ -310,8 +310,7 @@ GPU_IDLE = Analyzer(
     combine,
     take=take,
     more=more,
-    report_measure=measure_for_report,
-    rules_measure=measure_for_rules,
+    measure_for={"page": measure_for_report, "findings": measure_for_rules},
     slow=True,
 )
 

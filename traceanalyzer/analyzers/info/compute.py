@@ -98,7 +98,7 @@ INFO = Analyzer(
     combine,
     split_ranks=False,
     every_file=True,
-    rules_measure=partial(measure, for_rules=True),
+    measure_for={"findings": partial(measure, for_rules=True)},
 )
 
 

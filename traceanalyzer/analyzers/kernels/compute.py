@@ -195,7 +195,7 @@ KERNELS = Analyzer(
     measure,
     combine,
     refine=refine,
-    report_measure=measure_for_diagnosis,
+    measure_for={"page": measure_for_diagnosis},
 )
 
 

@@ -237,7 +237,7 @@ LAUNCHES = Analyzer(
     measure,
     combine,
     take=take,
-    rules_measure=measure_for_rules,
+    measure_for={"findings": measure_for_rules},
     slow=True,
 )
 

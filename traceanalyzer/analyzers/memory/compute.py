@@ -149,7 +149,7 @@ MEMORY = Analyzer(
     measure,
     combine,
     whole_file=True,
-    rules_measure=partial(measure, drawn=False, causes=False),
+    measure_for={"findings": partial(measure, drawn=False, causes=False)},
 )
 
 

@@ -470,5 +470,5 @@ MEMORY_OOM = Analyzer(
     measure,
     combine,
     whole_file=True,
-    report_measure=measure_for_report,
+    measure_for={"page": measure_for_report},
 )

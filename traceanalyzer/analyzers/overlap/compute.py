@@ -190,7 +190,7 @@ OVERLAP = Analyzer(
     needs,
     measure,
     combine,
-    rules_measure=partial(measure, for_rules=True),
+    measure_for={"findings": partial(measure, for_rules=True)},
 )
 
 

@@ -17,7 +17,7 @@ from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals
 from traceanalyzer.trace import Trace, record_hint
-from traceanalyzer.vocabulary import DEVICE_WORK, LAUNCH_KINDS
+from traceanalyzer.vocabulary import DEVICE_WORK, LAUNCH_KINDS, MEMORY_SNAPSHOT
 
 _ANNOTATIONS = ("user_annotation", "nvtx", "other")
 _ON_DEVICE = (*DEVICE_WORK, *LAUNCH_KINDS)
@@ -76,6 +76,7 @@ class Part:
         by_kernels: the steps are inferred from kernels, not marked.
         exposed: exposed host time before steps of an engine, see :class:`~.engine.Measured`; of
             ``steps``, mode and ``exposed_ns`` are columns of ``steps``.
+        of_snapshot: they are marks of a memory snapshot, which repeat those of a trace.
         only_slow: rows of :func:`~.slow_steps.only_slow`; None if not requested.
         between: rows of :func:`~.slow_steps.between`; None if not requested.
         code: rows of :func:`~.slow_steps.code`; None if not requested.
@@ -88,6 +89,7 @@ class Part:
     steps: pl.DataFrame
     by_kernels: bool
     exposed: pl.DataFrame
+    of_snapshot: bool = False
     only_slow: pl.DataFrame | None = None
     between: pl.DataFrame | None = None
     code: pl.DataFrame | None = None
@@ -122,8 +124,8 @@ def measure(trace: Trace, options: Options) -> Part:
     meta = trace.meta
     by_kernels = step_marks.by_kernels(marks)
     return Part(
-        meta.rank, meta.path, meta.epoch_ns, meta.start_ns, steps,
-        by_kernels=by_kernels, exposed=of_engine.exposed,
+        meta.rank, meta.path, meta.epoch_ns, meta.start_ns, steps, by_kernels=by_kernels,
+        exposed=of_engine.exposed, of_snapshot=meta.format == MEMORY_SNAPSHOT,
     )  # fmt: skip
 
 
@@ -198,9 +200,7 @@ STEPS = Analyzer(
     needs,
     measure,
     combine,
-    more=more,
-    report_measure=measure_for_diagnosis,
-    report_parts=step_marks.without_snapshots,
+    measure_for={"page": measure_for_diagnosis},
 )
 
 
@@ -272,6 +272,7 @@ def _with_sources(parts: Sequence[Part], table: str) -> pl.DataFrame | None:
 def _marked_once(parts: Sequence[Part]) -> tuple[list[Part], tuple[str, ...]]:
     """Select the parts with the steps to count, and return a note for each other part.
 
+    Snapshots mark the steps of a trace again.
     Composer and PyTorch's profiler mark the same steps of a rank in separate files. As in one
     file, PyTorch's marks count, else Composer's batches, else steps inferred from kernels.
     """
@@ -279,6 +280,7 @@ def _marked_once(parts: Sequence[Part]) -> tuple[list[Part], tuple[str, ...]]:
     def order(part: Part) -> int:
         return 2 if part.by_kernels else int(step_marks.of_composer(part.steps["step"]))
 
+    parts = [part for part in parts if not part.of_snapshot] or parts
     first: dict[int | None, Part] = {}
     for part in sorted(parts, key=order):
         first.setdefault(part.rank, part)

@@ -172,7 +172,13 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
 
 
 TIMELINE = Analyzer(
-    "timeline", Options, needs, measure, combine, slow=True, report_measure=measure_for_report
+    "timeline",
+    Options,
+    needs,
+    measure,
+    combine,
+    slow=True,
+    measure_for={"page": measure_for_report},
 )
 
 
