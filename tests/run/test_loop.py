@@ -28,7 +28,13 @@ from worker_tasks import (
 import traceanalyzer as ta
 from traceanalyzer.analyzers import registry
 from traceanalyzer.cli.main import status
-from traceanalyzer.errors import InputError, MissingData, OptionError, OutputError
+from traceanalyzer.errors import (
+    InputError,
+    MissingData,
+    OptionError,
+    OutputError,
+    UnreadableFile,
+)
 from traceanalyzer.parsers.itwinai import reader as itwinai_reader
 from traceanalyzer.render import render
 from traceanalyzer.run import workers
@@ -649,3 +655,29 @@ def test_saving_names_the_keyword_that_overwrites(tmp_path: Path) -> None:
     path.touch()
     with pytest.raises(OutputError, match="force=True overwrites it"):
         ta.info(str(ROOT / "fixtures/nccl_8ranks/rank0.json.gz")).save(str(path))
+
+
+def rewritten_while_read(path: Path, *, truncate: bool) -> Callable[[int, int], None]:
+    """Return a progress callback that writes the file once, as another program would."""
+    left, size = [path], path.stat().st_size
+
+    def write(_read: int, total: int) -> None:
+        if total == size and left:
+            data = left.pop().read_bytes()
+            path.write_bytes(data[: len(data) // 2] if truncate else data + b" ")
+
+    return write
+
+
+@pytest.mark.parametrize("truncate", [False, True])
+@pytest.mark.parametrize("name", ["nccl_8ranks/rank0.json.gz", "py_spy/default.raw.txt"])
+def test_an_input_that_changes_while_it_is_read_is_an_error(
+    name: str, truncate: bool, tmp_path: Path
+) -> None:
+    path = Path(shutil.copy(FIXTURES / name, tmp_path))
+    with pytest.raises(UnreadableFile, match="changed while it was read"):
+        ta.info(path, progress=rewritten_while_read(path, truncate=truncate))
+    others = [FIXTURES / "nccl_8ranks" / "rank1.json.gz", path]
+    result = ta.info(others, progress=rewritten_while_read(path, truncate=truncate))
+    assert result.files["path"].to_list() == [str(others[0])]
+    assert any("changed" in row for row in map(str, result.to_dict().items()))

@@ -81,8 +81,23 @@ class Source:
         except (OSError, ValueError) as error:
             raise UnreadableFile(self.path, _reason(error)) from None
         self.size = info.st_size
+        self._written = (info.st_size, info.st_mtime_ns, info.st_ino)
         self.compression = next((c for m, c in _MAGIC.items() if magic.startswith(m)), None)
         self.is_plain = self.compression is None and _encoding(magic) == (b"", None)
+
+    def require_unchanged(self) -> None:
+        """Require that nobody has written the file since it was opened.
+
+        Raises:
+            UnreadableFile: it has changed.
+        """
+        try:
+            info = os.stat(self.path)  # noqa: PTH116
+        except OSError as error:
+            raise UnreadableFile(self.path, _reason(error)) from None
+        if (info.st_size, info.st_mtime_ns, info.st_ino) != self._written:
+            what = "changed while it was read"
+            raise UnreadableFile(self.path, what, hint="read it when the program has written it")
 
     def head(self) -> bytes:
         """Return the first 64 KiB after decompression; less for a shorter file."""

@@ -14,6 +14,7 @@ from polars.exceptions import PanicException
 from traceanalyzer import schema
 from traceanalyzer.analyzers.common import soundness
 from traceanalyzer.errors import (
+    InputError,
     MalformedInput,
     OptionError,
     TraceAnalyzerError,
@@ -199,13 +200,17 @@ def _contained(source: Source) -> Iterator[None]:
     """
     try:
         yield
-    except (TraceAnalyzerError, MemoryError, BrokenPipeError):
+        source.require_unchanged()
+    except (TraceAnalyzerError, MemoryError, BrokenPipeError) as error:
+        if isinstance(error, InputError):
+            source.require_unchanged()
         raise
     except _ProgressError as error:
         raise error.args[0] from None
     except OSError as error:
         raise UnreadableFile(source.path, (error.strerror or str(error)).lower()) from error
     except (Exception, PanicException) as error:
+        source.require_unchanged()
         text = f"{type(error).__name__}: {error}".splitlines()[0]
         what = f"the reader of this format failed: {text}"
         raise MalformedInput(source.path, what, hint="please report it") from error
