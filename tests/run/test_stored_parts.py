@@ -21,8 +21,8 @@ import traceanalyzer as ta
 from traceanalyzer.analyzers import registry
 from traceanalyzer.run import parts as summaries
 from traceanalyzer.run.baselines import PARTS_SCHEMA
-from traceanalyzer.run.parts import types_of
-from traceanalyzer.run.summaries import CONTEXT, Issues, State, part_type
+from traceanalyzer.run.parts import part_type, types_of
+from traceanalyzer.run.summaries import CONTEXT, STORED, Issues
 from traceanalyzer.tools import summarize as summarizing
 
 ROOT = Path(__file__).parents[2]
@@ -71,7 +71,7 @@ def structure(kinds: Iterator[Any]) -> list[str]:
 
 def stored_types() -> Iterator[Any]:
     """The types of all sections of a summary."""
-    yield from (State, Issues, CONTEXT, summaries.Header)
+    yield from (STORED, Issues, CONTEXT, summaries.Header)
     for name in registry.ENTRIES:
         analyzer = registry.ENTRIES[name].analyzer()
         for measure in (analyzer.measure, *analyzer.measure_for.values()):

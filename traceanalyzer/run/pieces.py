@@ -136,7 +136,7 @@ class Opened:
 class Failure:
     """An error about an input: name of its class, and its arguments."""
 
-    kind: Literal["UnreadableFile", "UnknownFormat", "MalformedInput", "MissingData"]
+    kind: Literal["InputError", "UnreadableFile", "UnknownFormat", "MalformedInput", "MissingData"]
     path: str
     what: str
     where: str | None = None
@@ -155,7 +155,7 @@ class Failure:
         if self.kind == "MissingData":
             return MissingData(self.what)
         kinds: dict[str, type[InputError]] = {
-            one.__name__: one for one in (UnreadableFile, UnknownFormat, MalformedInput)
+            one.__name__: one for one in (InputError, UnreadableFile, UnknownFormat, MalformedInput)
         }
         return kinds[self.kind](self.path, self.what, where=self.where, hint=self.hint)
 
