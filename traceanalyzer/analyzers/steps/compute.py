@@ -200,6 +200,7 @@ STEPS = Analyzer(
     needs,
     measure,
     combine,
+    more=more,
     measure_for={"page": measure_for_diagnosis},
 )
 
