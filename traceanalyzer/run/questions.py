@@ -54,21 +54,21 @@ class Question(Generic[O, P, R]):
         """The function that measures one rank, after ``take`` if it is that of the command."""
         return self.analyzer.measure_used(self.use)
 
-    def ask(self, held: list[Trace], *, truncated: bool, is_last: bool = False) -> None:
+    def ask(self, traces: list[Trace], *, truncated: bool, is_last: bool = False) -> None:
         """Measure one rank.
 
         Args:
-            held: its trace; emptied as soon as an analysis has taken what it needs, if ``is_last``.
+            traces: its trace; emptied as soon as an analysis has taken what it needs, if ``is_last``.
             truncated: whether its file is truncated.
             is_last: whether nobody else needs the trace.
         """
-        meta, measure, take = held[0].meta, self.measure, self.analyzer.take
+        meta, measure, take = traces[0].meta, self.measure, self.analyzer.take
         with_take = take is not None and measure is self.analyzer.measure
         try:
             with self._shielded():
-                what: Any = take(held[0], self.options) if with_take and take else held[0]
+                what: Any = take(traces[0], self.options) if with_take and take else traces[0]
                 if is_last:
-                    held.clear()
+                    traces.clear()
                 self.parts.append((meta, measure(what, self.options)))
         except MissingData as error:
             self.lacking.append((meta, str(perhaps_truncated(error, truncated=truncated))))
@@ -308,9 +308,9 @@ class Questions:
 def _ask_each(question: Question[Any, Any, Any], one: Opened) -> None:
     """Measure the ranks of one input; each trace is freed before the next one is taken."""
     for trace in one:
-        held = [trace]
+        traces = [trace]
         del trace
-        question.ask(held, truncated=one.truncated, is_last=True)
+        question.ask(traces, truncated=one.truncated, is_last=True)
 
 
 def rank_of(path: str, rank: int | None) -> str:

@@ -19,7 +19,7 @@ from traceanalyzer.vocabulary import LAUNCH_KINDS
 
 _Hashes = npt.NDArray[np.uint64]
 
-_GRAPH_LAUNCH = "GraphLaunch"
+GRAPH_LAUNCH = "GraphLaunch"
 _CAPTURE_BEGINS, _CAPTURE_ENDS = r"StreamBeginCapture", r"StreamEndCapture"
 _LAUNCHES = r"(?i)(?:launch(?!hostfunc)|memcpy|memset)"
 
@@ -48,7 +48,7 @@ def contexts(trace: Trace, work: pl.DataFrame, launch: nesting.Rows) -> pl.DataF
         ``place`` is null if not replayed.
     """
     is_call = pl.col("kind").is_in(LAUNCH_KINDS)
-    is_graph = trace.events.select(is_call & named(trace.names, [_GRAPH_LAUNCH])).to_series()
+    is_graph = trace.events.select(is_call & named(trace.names, [GRAPH_LAUNCH])).to_series()
     replayed = (launch != nesting.ROOT) & is_graph.to_numpy().take(launch, mode="clip")
     graph = np.where(replayed, launch, nesting.ROOT)
     lane = work.select("device", "stream", graph=pl.Series(graph)).hash_rows().to_numpy()

@@ -51,13 +51,16 @@ class Assigned:
     linked: int
 
 
-def assign(trace: Trace, tree: pl.DataFrame, options: Options) -> Assigned:
+def assign(
+    trace: Trace, tree: pl.DataFrame, options: Options, *, may_be_none: bool = False
+) -> Assigned:
     """Return module and phase of each call.
 
     Args:
         trace: trace of one rank.
         tree: rows of :func:`~traceanalyzer.analyzers.operators.call_tree.build`.
         options: the options.
+        may_be_none: no error if calls have no modules.
 
     Raises:
         MissingData: no modules were recorded.
@@ -69,7 +72,7 @@ def assign(trace: Trace, tree: pl.DataFrame, options: Options) -> Assigned:
     is_node[numbers.filter(pl.col("forward_id") > 0)["row"].to_numpy()] = True
     in_node = slice_tree.nearest(tree, is_node) != nesting.ROOT
     is_module = _is_module(tree, options) & ~_backward_graphs(tree, in_node)
-    if not is_module.any():
+    if not is_module.any() and not may_be_none:
         raise MissingData(f"{trace.meta.path}: {_nothing(trace, options)}")
     created_by = forward_calls(numbers, tree.height)
     is_mark = is_module | is_node
@@ -94,15 +97,12 @@ def assign(trace: Trace, tree: pl.DataFrame, options: Options) -> Assigned:
     )
 
 
-def require_modules(trace: Trace, options: Options) -> None:
-    """Check by names and arguments only whether modules were recorded, which is fast.
-
-    Raises:
-        MissingData: no modules were recorded.
-    """
+def missing(trace: Trace, options: Options) -> str:
+    """Return why there are no modules, by names and arguments only, which is fast; empty if any."""
     marked = matching(trace.names, [f"^{FRAME}", _COMPILED, *options.patterns])
-    if not marked and not recorded(trace):
-        raise MissingData(f"{trace.meta.path}: {_nothing(trace, options)}")
+    if marked or recorded(trace):
+        return ""
+    return f"{trace.meta.path}: {_nothing(trace, options)}"
 
 
 def _is_module(tree: pl.DataFrame, options: Options) -> intervals.Bools:

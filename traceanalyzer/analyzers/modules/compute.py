@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs
@@ -11,17 +12,17 @@ from traceanalyzer.analyzers.common.columns import per_rank, sum_if_known
 from traceanalyzer.analyzers.common.device_work import COMPUTE, device_work
 from traceanalyzer.analyzers.efficiency.calls import calls_of
 from traceanalyzer.analyzers.efficiency.formulas import MATRIX
+from traceanalyzer.analyzers.modules import assignment, graphs
 from traceanalyzer.analyzers.modules.assignment import (
     PHASES,
-    Assigned,
     assign,
-    require_modules,
     with_slices,
 )
 from traceanalyzer.analyzers.modules.options import Options
 from traceanalyzer.analyzers.modules.result import SUMS, Modules, with_totals
 from traceanalyzer.analyzers.operators import call_tree
 from traceanalyzer.analyzers.operators.compute import runs_operators
+from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals, nesting
 from traceanalyzer.schema import INPUTS
 from traceanalyzer.trace import Trace
@@ -45,22 +46,30 @@ class Part:
         rank: global rank, or None if the file has none.
         path: the file.
         modules: one row per module: ``parent`` (row, null for an outermost module), ``name``.
+        missing: why the rank has no modules: kernels of its graphs may be of those of others.
         sums: one row per module and phase: ``module`` (row of ``modules``, null outside of any),
             ``phase`` (of :data:`.assignment.PHASES`), ``calls``, and :data:`.result.SUMS`, null if
             the data was not recorded, FLOPs also if device work has no formula.
         nodes: number of nodes of the backward pass.
         linked: number of nodes with a known forward operator.
+        replays: rows of :func:`.graphs.replayed`.
+        launchers: rows of :func:`.graphs.launchers`.
         replayed_ns: device time of kernels launched by CUDA or HIP graphs.
+        named_ns: part of it of kernels whose arguments have their module.
         unlaunched_ns: device time of work without a known call.
     """
 
     rank: int | None
     path: str
     modules: pl.DataFrame
+    missing: str
     sums: pl.DataFrame
     nodes: int
     linked: int
+    replays: pl.DataFrame
+    launchers: pl.DataFrame
     replayed_ns: int
+    named_ns: int
     unlaunched_ns: int
 
 
@@ -71,33 +80,50 @@ def measure(trace: Trace, options: Options) -> Part:
         MissingData: no modules were recorded.
         OptionError: a pattern is not a regular expression.
     """
-    require_modules(trace, options)
+    missing = "" if graphs.are_annotated(trace) else assignment.missing(trace, options)
+    if missing and not graphs.are_launched(trace):
+        raise MissingData(missing)
     trace = with_slices(trace)
     calls = call_tree.all_calls(trace)
     tree = call_tree.build(calls)
-    assigned = assign(trace, tree, options)
+    assigned = assign(
+        trace, tree, options, may_be_none=bool(missing) or graphs.are_annotated(trace)
+    )
     work = call_tree.launched_work(trace, calls["event"])
     launch = _launches(work, tree)
+    place = graphs.placed(trace, work, launch, assigned)
+    captured = call_tree.captured_calls(trace, calls["event"])
+    at = captured["call"].to_numpy()
+    in_capture = pl.DataFrame(graphs.of_rows(assigned.module[at], assigned.phase[at]))
     memory = call_tree.allocations(call_tree.instants_of(trace, calls), tree)
-    every = np.arange(tree.height, dtype=np.int32)
+    outside = place.modules.height
+    of_call = np.append(
+        _groups(assigned.module, assigned.phase, outside), outside * len(PHASES)
+    )  # the last for ROOT
+    every = of_call[:-1]
     self_host = tree["self_time"].to_numpy() * runs_operators(tree)
     length = work["length_ns"].to_numpy()
+    flops = _flops(trace, calls["event"])
     values = {
         "calls": (every, assigned.is_module.astype(np.int64)),
         "host_ns": (every, self_host),
-        "device_ns": (launch, length) if work.height else None,
-        "flops": _flops(trace, calls["event"]),
+        "device_ns": (_groups(place.module, place.phase, outside), length) if length.size else None,
+        "flops": None if flops is None else (of_call[flops[0]], flops[1]),
         "host_memory_bytes": None if memory.host is None else (every, memory.host),
         "device_memory_bytes": None if memory.device is None else (every, memory.device),
     }
     return Part(
         rank=trace.meta.rank,
         path=trace.meta.path,
-        modules=assigned.modules,
-        sums=_sums(assigned, values),
+        modules=place.modules,
+        missing=missing,
+        sums=_sums(values, outside),
         nodes=assigned.nodes,
         linked=assigned.linked,
+        replays=graphs.replayed(work, place),
+        launchers=graphs.launchers(work, place, captured, in_capture),
         replayed_ns=int(work.filter("replayed")["length_ns"].sum()),
+        named_ns=int(length[place.is_named & work["replayed"].to_numpy()].sum()),
         unlaunched_ns=int(length[launch == nesting.ROOT].sum()),
     )
 
@@ -126,23 +152,27 @@ def _flops(trace: Trace, events: pl.Series) -> tuple[nesting.Rows, intervals.Int
     ].to_numpy()
 
 
+def _groups(module: nesting.Rows, phase: npt.NDArray[np.int8], outside: int) -> intervals.Ints:
+    """Return the number of module and phase of each row; of rows outside of any the last module."""
+    number = np.where(module == nesting.ROOT, outside, module).astype(np.int64)
+    return number * len(PHASES) + phase
+
+
 def _sums(
-    assigned: Assigned, values: dict[str, tuple[nesting.Rows, intervals.Ints] | None]
+    values: dict[str, tuple[intervals.Ints, intervals.Ints] | None], outside: int
 ) -> pl.DataFrame:
-    """Sum the values of calls (row of the tree or ROOT, and value) by module and phase."""
-    outside, n = assigned.modules.height, len(PHASES)
-    module = np.where(assigned.module == nesting.ROOT, outside, assigned.module).astype(np.int64)
-    group = np.append(module * n + assigned.phase, outside * n)  # the last for ROOT
+    """Sum values (group and value) by module and phase."""
+    n = len(PHASES)
     number = np.arange((outside + 1) * n)
     rows = {"module": number // n, "phase": np.array(PHASES)[number % n].tolist()}
     frame = pl.DataFrame(rows, schema={"module": pl.Int64, "phase": pl.String})
     for name, pair in values.items():
-        total = None if pair is None else _added(group[pair[0]], pair[1], number.size)
+        total = None if pair is None else _added(*pair, number.size)
         frame = frame.with_columns(
             pl.lit(None, pl.Int64).alias(name) if total is None else pl.Series(name, total)
         )
     if (pair := values["flops"]) is not None:
-        has_formula = pl.Series(np.bincount(group[pair[0]], minlength=number.size) > 0)
+        has_formula = pl.Series(np.bincount(pair[0], minlength=number.size) > 0)
         is_known = has_formula | (pl.col("device_ns") == 0)
         frame = frame.with_columns(pl.when(is_known).then("flops").alias("flops"))
     used = pl.any_horizontal((pl.col(name) != 0).fill_null(value=False) for name in values)
@@ -161,37 +191,57 @@ def _added(group: intervals.Ints, values: intervals.Ints, size: int) -> interval
 
 
 def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()) -> Modules:
-    """Sum the modules of all ranks; modules with the same names from the outermost are one."""
+    """Sum the modules of all ranks; modules with the same names from the outermost are one.
+
+    Raises:
+        MissingData: no modules were recorded.
+    """
+    if all(part.missing for part in parts):
+        raise MissingData(parts[0].missing)
     ordered = sorted(parts, key=lambda part: (part.rank is None, part.rank or 0, part.path))
     numbers: dict[tuple[int | None, str], int] = {}
-    sums = [_renumbered(part, numbers, options.depth) for part in ordered]
+    places = [_places(part, numbers, options.depth) for part in ordered]
     frame = pl.DataFrame(
         list(numbers), schema={"parent": pl.Int64, "name": pl.String}, orient="row"
     )
+    each = list(zip(ordered, places, strict=True))
+    changes, matched_ns = graphs.moved(
+        [_renumbered(part.replays, place, "module") for part, place in each],
+        [_renumbered(part.launchers, place, "to") for part, place in each],
+    )
+    sums = [_sums_of(part, place) for part, place in each]
     rows = (
-        pl.concat(sums)
+        pl.concat([*sums, changes], how="diagonal")
         .group_by(_KEYS)
         .agg(*map(sum_if_known, ("calls", *SUMS)), unknown=pl.col("flops").null_count() > 0)
+        .with_columns(pl.col("calls").fill_null(0))
     )
     is_unknown = pl.col("unknown") & (pl.col("flops") == 0)
     rows = rows.with_columns(pl.when(~is_unknown).then("flops").alias("flops")).drop("unknown")
     modules = with_totals(frame, rows)
+    if matched_ns:
+        modules = modules.with_columns(pl.lit(None, pl.Int64).alias("mean_device_ns"))
     return Modules(
         modules=modules,
         ranks=per_rank(parts, [_numbers(part) for part in parts]),
         nodes=sum(part.nodes for part in parts),
         linked=sum(part.linked for part in parts),
         replayed_ns=sum(part.replayed_ns for part in parts),
+        named_ns=sum(part.named_ns for part in parts),
+        matched_ns=matched_ns,
         unlaunched_ns=sum(part.unlaunched_ns for part in parts),
     )
 
 
-def _renumbered(
+def _places(
     part: Part, numbers: dict[tuple[int | None, str], int], depth: int | None
 ) -> pl.DataFrame:
-    """Return the sums of a part with the numbers of modules of all parts.
+    """Return the numbers of the modules of a part among those of all parts.
 
-    Modules below the depth become that at this depth, which keeps its number of calls.
+    Modules below the depth become that at this depth.
+
+    Returns:
+        ``place`` and ``depth`` of each module of the part.
     """
     places: list[int] = []
     depths: list[int] = []
@@ -203,14 +253,25 @@ def _renumbered(
         else:
             above = None if parent is None else places[parent]
             places.append(numbers.setdefault((above, name), len(numbers)))
-    table = pl.DataFrame(
-        {"module": range(len(places)), "place": places, "depth": depths},
-        schema=dict.fromkeys(("module", "place", "depth"), pl.Int64),
-    )
-    joined = part.sums.join(table, on="module", how="left")
-    is_kept = pl.lit(value=True) if depth is None else pl.col("depth").fill_null(0) <= depth
-    calls = pl.when(is_kept).then("calls").otherwise(0).alias("calls")
-    return joined.select(pl.col("place").alias("module"), "phase", calls, *SUMS)
+    is_kept = [depth is None or one <= depth for one in depths]
+    types = {"place": pl.Int64, "is_kept": pl.Boolean}
+    return pl.DataFrame({"place": places, "is_kept": is_kept}, schema=types)
+
+
+def _renumbered(rows: pl.DataFrame, places: pl.DataFrame, name: str) -> pl.DataFrame:
+    """Return rows with the numbers of modules of all parts; those outside of any stay."""
+    inside = pl.when(pl.col(name) != graphs.OUTSIDE).then(name)
+    number = places["place"].gather(rows.select(inside).to_series())
+    return rows.with_columns(number.fill_null(graphs.OUTSIDE).alias(name))
+
+
+def _sums_of(part: Part, places: pl.DataFrame) -> pl.DataFrame:
+    """Return the sums of a part; a module at the depth keeps its number of calls."""
+    place = places[part.sums["module"]] if places.height else None
+    if place is None:
+        return part.sums
+    calls = pl.when(place["is_kept"].fill_null(value=True)).then("calls").otherwise(0)
+    return part.sums.with_columns(calls.alias("calls"), place["place"].alias("module"))
 
 
 def _numbers(part: Part) -> dict[str, int | None]:

@@ -25,6 +25,8 @@ SUMS = ("host_ns", "device_ns", "flops", "host_memory_bytes", "device_memory_byt
 #: Those that are also listed by phase.
 _BY_PHASE = ("host_ns", "device_ns")
 
+#: Number of an instance at the end of its name: ``Linear_0``, ``layers.0``.
+_NUMBER = r"(?:_\d+|(?:\.\d+)+)$"
 #: Text of rows outside of any module.
 OUTSIDE = "(outside modules)"
 
@@ -68,13 +70,17 @@ class Modules(Result):
             ``total_``; ``forward_``, ``backward_`` and ``recomputed_`` parts of the totals of
             times (outside of modules, forward is all but the backward pass); ``host_frac`` and
             ``device_frac`` (total over all host time and all device work), ``mean_host_ns``
-            (forward time per call) and ``mean_device_ns`` (total per call). Null if the data was
+            (forward time per call) and ``mean_device_ns`` (total per call; null with work of
+            graphs, whose calls are not recorded). Null if the data was
             not recorded.
         ranks: one row per file and rank: ``rank``, ``path``, ``modules``, ``calls``, ``host_ns``,
             ``inside_host_ns``, ``device_ns``, ``inside_device_ns``.
         nodes: number of nodes of the backward pass.
         linked: number of nodes with a known forward operator.
         replayed_ns: device time of kernels launched by CUDA or HIP graphs.
+        named_ns: part of it of kernels that have their module in their arguments.
+        matched_ns: part of it of kernels that count for the module that launches the same
+            kernels without a graph.
         unlaunched_ns: device time of work without a known call.
     """
 
@@ -83,6 +89,8 @@ class Modules(Result):
     nodes: int
     linked: int
     replayed_ns: int
+    named_ns: int
+    matched_ns: int
     unlaunched_ns: int
 
     @property
@@ -98,7 +106,9 @@ class Modules(Result):
 
     def view(self) -> View:
         """Build the view: modules, classes, work, ranks; bars and flame graphs."""
-        scalars = self.numbers("nodes", "linked", "replayed_ns", "unlaunched_ns")
+        scalars = self.numbers(
+            "nodes", "linked", "replayed_ns", "named_ns", "matched_ns", "unlaunched_ns"
+        )
         scalars |= {"host_ns": self.host_ns, "device_ns": self.device_ns}
         return View(
             title="Which modules take the time?",
@@ -187,7 +197,7 @@ def _described(rows: pl.DataFrame) -> pl.DataFrame:
     return rows.with_columns(
         pl.Series("module", paths, pl.String),
         pl.coalesce(
-            pl.col("name").str.extract(r"\((\w+)\)$"), pl.col("name").str.replace(r"_\d+$", "")
+            pl.col("name").str.extract(r"\((\w+)\)$"), pl.col("name").str.replace(_NUMBER, "")
         ).alias("class"),
         pl.Series("depth", depths, pl.Int64),
         *shares,
@@ -252,15 +262,34 @@ def _notes(result: Modules) -> Iterator[str]:
         yield "No backward pass was recorded."
     if result.modules["recomputed_calls"].sum() or result.modules["recomputed_host_ns"].sum():
         yield "Recomputation is the forward pass of modules or layers within the backward pass."
-    if result.replayed_ns:
-        yield (
-            f"{format_ns(result.replayed_ns)} of device work was launched by CUDA or HIP graphs; "
-            "it counts for the module that launches the graph."
-        )
+    yield from _graph_notes(result)
     if result.unlaunched_ns:
         yield (
             f"{format_ns(result.unlaunched_ns)} of device work has no recorded launch call: "
             f"{OUTSIDE}."
+        )
+
+
+def _graph_notes(result: Modules) -> Iterator[str]:
+    """Describe how work of graphs is attributed, with the share of each way."""
+    whole, named, matched = result.replayed_ns, result.named_ns, result.matched_ns
+    of_graphs = f"{format_ns(whole)} launched by CUDA or HIP graphs"
+    if named:
+        yield (
+            f"{format_ns(named)} of the {of_graphs} ({format_frac(named / whole)}) counts for the "
+            "module in the arguments of its kernels (torch.cuda.graph_annotations)."
+        )
+    if matched:
+        yield (
+            f"{format_ns(matched)} of the {of_graphs} ({format_frac(matched / whole)}) counts for "
+            "the module that launches the same kernels in a step without replay or in the capture."
+        )
+    if rest := whole - matched - named:
+        yield (
+            f"{format_ns(rest)} of device work was launched by CUDA or HIP graphs, and counts for "
+            "the module that launches the graph. To divide it, add a trace of a step without "
+            "replay or of the capture, or mark kernels with torch.cuda.graph_annotations "
+            "(PyTorch 2.14)."
         )
 
 

@@ -157,14 +157,15 @@ def launched_work(trace: Trace, calls: pl.Series) -> pl.DataFrame:
         calls: the rows of ``events`` that are calls, in order.
 
     Returns:
-        external_id, call (the position of its launch in ``calls``, null if it is not there), start,
-        length_ns, and the columns of :func:`~.common.replays.contexts`.
+        event, external_id, call (the position of its launch in ``calls``, null if it is not there),
+        start, length_ns, and the columns of :func:`~.common.replays.contexts`.
     """
     work = device_work.device_work(trace)
     events, launch = calls.to_numpy(), launching.launch_rows(trace, work)
     at = np.minimum(np.searchsorted(events, launch), events.size - 1)
     call = np.where(events[at] == launch, at, nesting.ROOT).astype(np.int32)
     return work.select(
+        "event",
         "external_id",
         intervals.nullable("call", call, call != nesting.ROOT),
         "start",
