@@ -9,7 +9,7 @@ several results.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -109,6 +109,7 @@ class Finding:
             ``cost_ns`` is known, the gain is at most that; empty without a cost in time.
         effects: findings that this one explains; their cost is part of its cost or follows from it.
         intervals: rank, device, start_ns, end_ns (on the clock of each file), or None.
+        ranks: the ranks of a pipeline stage that it is about, otherwise empty.
     """
 
     id: str
@@ -131,10 +132,11 @@ class Finding:
     gain_basis: GainBasis = ""
     effects: tuple[Finding, ...] = ()
     intervals: pl.DataFrame | None = field(default=None, compare=False, repr=False)
+    ranks: tuple[int, ...] = field(default=(), compare=False, repr=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything except the intervals as plain Python values."""
-        values = {name: value for name, value in vars(self).items() if name != "intervals"}
+        """Return everything except intervals and ranks as plain Python values."""
+        values = {one.name: getattr(self, one.name) for one in fields(self) if one.repr}
         effects = [effect.to_dict() for effect in self.effects]
         return values | {"evidence": list(self.evidence), "effects": effects}
 

@@ -159,10 +159,33 @@ def test_ranks_wait_for_the_one_that_loads(late: list[Trace]) -> None:
 
 
 def test_usual_changes_are_sorted_by_gain(late: list[Trace]) -> None:
-    changes = ta.what_if(late).changes
+    result = ta.what_if(late)
+    changes = result.changes
     assert changes["change"][0] == "no data loading"
     assert "rank 1 like the others" in changes["change"].to_list()
     assert changes["gain_ns"].is_sorted(descending=True)
+    assert changes["gain_ns"].min() >= 0
+    assert result.faster_ranks == ()  # rank 0 loads less, but its step waits for rank 1 anyway
+
+
+def test_ranks_that_would_make_steps_longer_are_named(shared: Path) -> None:
+    """Job ST: the last stage has 1.6 times the work of the others, and is on the longest path."""
+    result = ta.what_if(shared / "data" / "whatif" / "kineto")
+    gains = dict(result.changes.select("change", "gain_ns").iter_rows())
+    assert result.faster_ranks == (0, 1, 2, 4, 5, 6)
+    assert min(gains.values()) >= 0
+    assert gains["no other host code"] / 1e9 == pytest.approx(2.214448 - 2.172697, rel=0.01)
+    assert gains["ranks 3, 7 like the others"] / 1e9 == pytest.approx(0.529, abs=0.002)
+    # without the data of the stage before, a stage cannot run: that is no waiting for ranks
+    assert gains["no waiting for other ranks"] < 0.01 * result.recorded_ns
+
+
+def test_gain_of_a_pipeline_stage_is_that_of_its_ranks_like_the_mean(shared: Path) -> None:
+    """Published: 2.172697 - 1.771040 s, without launches."""
+    result = ta.diagnose(shared / "data" / "whatif" / "kineto")
+    (stage,) = (one for one in result.findings if one.ranks)
+    assert (stage.id, stage.ranks, stage.gain_basis) == ("straggler", (3, 7), "replay")
+    assert stage.gain_ns / 1e9 == pytest.approx(2.172697 - 1.771040, rel=0.005)
 
 
 def test_a_longest_path_goes_through_the_late_rank(late: list[Trace]) -> None:
@@ -207,6 +230,70 @@ def test_waits_without_a_recorded_event() -> None:
     ]
     assert ta.what_if(trace(events)).edges == 0
     check_path(ta.critical_path(trace(events)))
+
+
+def polling(*, length: list[int], rest: int = 40 * US, alone: int = 0) -> Trace:
+    """Return kernels, after which the host waits without a recorded call; or it pauses on its own.
+
+    Args:
+        length: of each kernel.
+        rest: host time after the end of each kernel.
+        alone: if given, the pause of the host after each launch.
+    """
+    events, at, free = [], 0, 0
+    for number, duration in enumerate(length):
+        ids = {"correlation": number + 1}
+        events.append(host("cuda_runtime", "cudaLaunchKernel", at, 3 * US, **ids))
+        start = max(at + 5 * US, free + US)
+        free = start + duration
+        events.append(device(GEMM, start, duration, **ids))
+        at = at + alone if alone else free + rest
+    return trace(events)
+
+
+LENGTHS = [(1 + number % 3) * MS for number in range(24)]
+
+
+def test_host_that_waits_without_a_recorded_call_follows_the_device() -> None:
+    """Faster kernels end its pauses sooner; its time is only what comes after them."""
+    result = ta.what_if(polling(length=LENGTHS), scale="gemm=2")
+    assert result.changes["gain_ns"][0] == pytest.approx(sum(LENGTHS) / 2, rel=0.02)
+    assert gain_ns(polling(length=LENGTHS), free="host-code") == pytest.approx(
+        23 * 40 * US, rel=0.15
+    )
+
+
+@pytest.mark.parametrize(
+    ("length", "alone"),
+    [
+        (LENGTHS, 2 * MS),  # pauses end before or after the kernels
+        ([2 * MS] * 24, 2 * MS + 80 * US),  # shortly after each one, but always the same
+        ([2 * MS + 10 * (n * 7919 % 11) * US for n in range(24)], 2 * MS + 150 * US),
+    ],
+)
+def test_pauses_of_the_host_alone_do_not_follow_the_device(length: list[int], alone: int) -> None:
+    job = polling(length=length, alone=alone)
+    assert measure(job).calls["kind"].drop_nulls().is_empty()
+    if alone > max(length):
+        assert gain_ns(job, scale="gemm=2") <= max(length)  # only the last one
+
+
+def test_time_between_steps_that_were_recorded_apart_is_no_gain() -> None:
+    """The host prepares 30 ms before each recorded step, and 1 ms in it."""
+    events = []
+    for number in range(STEPS):
+        at, ids = number * 50 * MS, {"correlation": 2 * number + 1}
+        more = {"correlation": 2 * number + 2}
+        events += [
+            step(10 * number, at, 14 * MS),
+            host("cuda_runtime", "cudaLaunchKernel", at, 2 * US, **ids),
+            device(GEMM, at + 5 * US, 4 * MS, **ids),
+            host("cuda_runtime", "cudaLaunchKernel", at + 5 * MS, 2 * US, **more),
+            device(GEMM, at + 5 * MS + 5 * US, 8 * MS, **more),
+            host("cuda_runtime", "cudaDeviceSynchronize", at + 5 * MS + 4 * US, 8 * MS + 3 * US),
+        ]
+    assert ta.what_if(trace(events)).one_by_one
+    assert gain_ns(trace(events), free="host-code") == pytest.approx(MS, rel=0.02)
 
 
 def test_nothing_can_be_replayed_without_launch_calls() -> None:

@@ -95,6 +95,7 @@ def _measure_stage(time: DeviceTime, stage: int, ranks: Sequence[int]) -> Iterat
         total_ns=round(share * time.whole_ns),
         step=time.only_step(waits),
         intervals=intervals_of(waits),
+        ranks=tuple(ranks),
     )
 
 

@@ -2,8 +2,8 @@
 
 Of a finding about idle time, exposed copies or communication, what happened in its intervals is
 removed: host time, copies and transfers. Of one about a slow rank, that rank becomes like the
-others; of unequal work, all ranks become like their mean. Other findings have no change that a
-replay knows: their gain is at most their cost.
+others, a pipeline stage like the mean of all ranks; of unequal work, all ranks become like their
+mean. Other findings have no change that a replay knows: their gain is at most their cost.
 """
 
 from __future__ import annotations
@@ -131,7 +131,13 @@ def _gain_frac(one: Finding, replay: Replay, time: DeviceTime) -> float | None:
 
 
 def _is_of_ranks(one: Finding) -> bool:
-    return (one.id in _OF_RANKS and one.rank is not None) or one.id == _UNEQUAL
+    return bool(_ranks(one)) or one.id == _UNEQUAL
+
+
+def _ranks(one: Finding) -> tuple[int, ...]:
+    """Return the ranks that become like the others, to remove the cause of a finding."""
+    alone = () if one.rank is None else (one.rank,)
+    return one.ranks or alone if one.id in _OF_RANKS else ()
 
 
 def _share(findings: Collection[Finding], replay: Replay, time: DeviceTime) -> float:
@@ -149,7 +155,7 @@ def _share(findings: Collection[Finding], replay: Replay, time: DeviceTime) -> f
 
 def _weights(findings: Collection[Finding], replay: Replay) -> list[Weights]:
     """Return the times of the run without the causes of findings."""
-    ranks = {one.rank for one in findings if one.id in _OF_RANKS and one.rank is not None}
+    ranks = {rank for one in findings for rank in _ranks(one)}
     if any(one.id == _UNEQUAL for one in findings):
         ranks = {one.rank for one in replay.job.programs if one.rank is not None}
     lost = [
@@ -158,7 +164,10 @@ def _weights(findings: Collection[Finding], replay: Replay) -> list[Weights]:
     none = pl.DataFrame(
         schema={"rank": pl.Int32, "device": pl.Int32, "start_ns": pl.Int64, "end_ns": pl.Int64}
     )
-    return replay.without(pl.concat([none, *lost], how="vertical_relaxed"), sorted(ranks))
+    # work that leaves a pipeline stage goes to the others
+    of_all = any(one.ranks for one in findings)
+    lost_time = pl.concat([none, *lost], how="vertical_relaxed")
+    return replay.without(lost_time, sorted(ranks), of_all=of_all)
 
 
 def notes(gains: Gains, step: str) -> tuple[str, ...]:

@@ -33,6 +33,7 @@ from traceanalyzer.findings import (
     work,
 )
 from traceanalyzer.findings.device_time import (
+    BUBBLE,
     COPIES,
     EXPOSED,
     LINK,
@@ -55,7 +56,7 @@ from traceanalyzer.findings.result import (
     WAIT,
     Diagnosis,
 )
-from traceanalyzer.findings.rule import IDLE_RULES, Answers, Measured, Rule
+from traceanalyzer.findings.rule import IDLE_RULES, RULE_OF, Answers, Measured, Rule
 from traceanalyzer.result import SEVERITIES, Confidence, Finding, Severity
 from traceanalyzer.units import format_count, format_ns
 
@@ -274,16 +275,18 @@ def _advice(problems: pl.DataFrame) -> Iterator[str]:
         yield f"For a sound recording: {' '.join(advice)}"
 
 
-def _by_severity(one: Finding) -> tuple[int, bool, bool, float, str, str]:
+def _by_severity(one: Finding) -> tuple[int, bool, bool, bool, float, str, str]:
     """Sort key: severity, then gain; memory and time are compared by their shares.
 
     Within a severity, causes of low confidence come last, and lost time comes before slow kernels:
-    while a device waits, faster kernels only extend the wait time.
+    while a device waits, faster kernels only extend the wait time. Defects come before the bubble
+    of a pipeline, which is as its schedule has it.
     """
     is_low, is_busy = one.confidence == "low", one.analysis in ("kernels", "efficiency")
     severity = -SEVERITIES.index(one.severity)
     frac = one.cost_frac if one.gain_frac is None else one.gain_frac
-    return severity, is_low, is_busy, -(frac or 0.0), one.id, one.title
+    is_bubble = one.id == RULE_OF[BUBBLE]
+    return severity, is_low, is_busy, is_bubble, -(frac or 0.0), one.id, one.title
 
 
 # --- findings and their effects --------------------------------------------------------------

@@ -39,9 +39,7 @@ _TYPES: dict[str, pl.DataType | type[pl.DataType]] = {
     "gain_ns": pl.Int64,
     "gain_frac": pl.Float64,
 }
-_FINDINGS = {
-    one.name: _TYPES.get(one.name, pl.String) for one in fields(Finding) if one.name != "intervals"
-}
+_FINDINGS = {one.name: _TYPES.get(one.name, pl.String) for one in fields(Finding) if one.repr}
 
 #: Parts of the budget, and the name of wait time.
 BUSY, OF_BUSY, EXPOSED_COPIES, IDLE = "busy", "of busy", "exposed copies", "idle"

@@ -106,6 +106,7 @@ class Measured:
         confidence: confidence that the cause is right; with ``low``, a warning at most.
         rank, device, step: place of the problem; None if there are several.
         intervals: rank, device, start_ns, end_ns on the clock of each file.
+        ranks: the ranks of a pipeline stage, if it is about one.
         explained: share of the cost that other findings explain, by rule id.
     """
 
@@ -125,6 +126,7 @@ class Measured:
     device: int | None = None
     step: str | None = None
     intervals: pl.DataFrame | None = None
+    ranks: tuple[int, ...] = ()
     explained: Mapping[str, float] = field(default_factory=dict)
 
 

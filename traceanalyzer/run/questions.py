@@ -196,9 +196,14 @@ class Questions:
             self._answer(opened, one)
         else:
             opened.state.truncated += [one.path] if one.truncated else []
+            replay = self.asked.get(REPLAY)
+            known = len(replay.parts) if replay else 0
             for trace in one:
                 self._ask_all(trace, opened, truncated=one.truncated)
                 del trace
+            if replay and (again := _again(replay, replay.parts[known:], opened, one)):
+                del replay.parts[known:]
+                _ask_each(replay, again)
 
     def _not_for(self, meta: Meta, opened: OpenedInputs) -> MissingData | None:
         if self.use == "answer":
@@ -220,10 +225,9 @@ class Questions:
         question, state = self._only, opened.state
         of_input = replace(question, parts=[], lacking=[])
         _ask_each(of_input, one)
-        more, parts = question.analyzer.more, [part for _, part in of_input.parts]
-        if more and parts and one.is_file and (needs := more(parts, question.options)):
+        if again := _again(question, of_input.parts, opened, one):
             of_input = replace(question, parts=[], lacking=[])
-            _ask_each(of_input, opened.open(one.path, replace_needs=needs))
+            _ask_each(of_input, again)
         if of_input.lacking and not of_input.parts:
             state.fail(one.path, self._explained(of_input.lacking[0][1], opened, one))
             return
@@ -311,6 +315,20 @@ def _ask_each(question: Question[Any, Any, Any], one: Opened) -> None:
         traces = [trace]
         del trace
         question.ask(traces, truncated=one.truncated, is_last=True)
+
+
+def _again(
+    question: Question[Any, Any, Any],
+    parts: Sequence[tuple[Meta, Any]],
+    opened: OpenedInputs,
+    one: Opened,
+) -> Opened | None:
+    """Open an input again if its parts require more data."""
+    more = question.analyzer.more
+    if not more or not parts or not one.is_file:
+        return None
+    needs = more([part for _, part in parts], question.options)
+    return opened.open(one.path, replace_needs=needs) if needs else None
 
 
 def rank_of(path: str, rank: int | None) -> str:

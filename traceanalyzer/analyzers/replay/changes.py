@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from traceanalyzer.analyzers.comm_outliers.pipelines import POINT_TO_POINT, connected
+from traceanalyzer.analyzers.comm_outliers.pipelines import connected
 from traceanalyzer.analyzers.common.device_work import MEMORY
 from traceanalyzer.analyzers.common.names import distinct, matching
 from traceanalyzer.analyzers.replay import engine
 from traceanalyzer.analyzers.replay.engine import Job, Weights
-from traceanalyzer.analyzers.replay.program import Floats, Ints, Program
+from traceanalyzer.analyzers.replay.program import PAUSE, Floats, Ints, Program
 from traceanalyzer.errors import OptionError
 from traceanalyzer.frames import intervals
 
@@ -49,13 +49,16 @@ class Change:
             faster: ``flash_.*=2``.
         typical_ranks: ranks whose kernels, transfers and host times become the mean of the other
             ranks; of all ranks if all are chosen.
+        of_all: they become the mean (of transfers: the median) over all ranks, with those that
+            change, as in Lin et al., OSDI'25.
         network: factor by which transfers become faster.
-        no_wait: collectives do not wait for other ranks.
+        no_wait: collectives do not wait for other ranks; a receive waits for its send.
     """
 
     free: tuple[str, ...] = ()
     scale: tuple[str, ...] = ()
     typical_ranks: tuple[int, ...] = ()
+    of_all: bool = False
     network: float = 1.0
     no_wait: bool = False
 
@@ -66,20 +69,19 @@ class Change:
         parts += ["{} {} times as fast".format(*item.rpartition("=")[::2]) for item in self.scale]
         if self.typical_ranks:
             ranks = ", ".join(map(str, self.typical_ranks))
-            parts.append(f"rank{'s' * (len(self.typical_ranks) > 1)} {ranks} like the others")
+            like = "the mean of all ranks" if self.of_all else "the others"
+            parts.append(f"rank{'s' * (len(self.typical_ranks) > 1)} {ranks} like {like}")
         if self.network != 1:
             parts.append(f"network {self.network:g} times as fast")
         return ", ".join([*parts, *(["no waiting for other ranks"] if self.no_wait else [])])
 
 
-def changed(job: Job, change: Change, *, typical_of_all: bool = False) -> list[Weights]:
+def changed(job: Job, change: Change) -> list[Weights]:
     """Return the times of all ranks with a change.
 
     Args:
         job: the programs of all ranks.
         change: the change.
-        typical_of_all: typical times are means (of transfers: medians) over all ranks, with those
-            that change, as in Lin et al., OSDI'25.
 
     Raises:
         OptionError: a regular expression or a factor is not valid, or matches nothing.
@@ -93,7 +95,7 @@ def changed(job: Job, change: Change, *, typical_of_all: bool = False) -> list[W
             for one, program in zip(weights, job.programs, strict=True)
         ]
     if change.typical_ranks:
-        weights = _typical(job, weights, set(change.typical_ranks), of_all=typical_of_all)
+        weights = _typical(job, weights, set(change.typical_ranks), of_all=change.of_all)
     return [
         replace(one, transfer=one.transfer / change.network, together=not change.no_wait)
         for one in weights
@@ -143,6 +145,9 @@ def _without(free: Sequence[str], weights: Weights, program: Program) -> Weights
     if SYNCHRONISATION in free:
         is_sync = (program.calls["kind"] == "synchronise").fill_null(value=False).to_numpy()
         weights = replace(weights, waits=weights.waits & ~(is_sync & ~unexplained(program)))
+    if CODE in free:
+        is_pause = (program.calls["kind"] == PAUSE).fill_null(value=False).to_numpy()
+        weights = replace(weights, waits=weights.waits & ~is_pause)
     of_kind = {COPIES: MEMORY, COMMUNICATION: COMMUNICATION}
     for kind in {*of_kind} & {*free}:
         is_kind = (program.work["work_kind"] == of_kind[kind]).to_numpy()
@@ -337,8 +342,7 @@ def stages(job: Job) -> list[tuple[int, ...]]:
 
     Ranks that are joined by sends and receives are one pipeline; its n-th rank is of stage n.
     """
-    paired = pl.col("collective").cast(pl.String).str.contains(POINT_TO_POINT)
-    names = [program.work.filter(paired)["group"].unique().drop_nulls() for program in job.programs]
+    names = [one.work.filter(one.in_pairs)["group"].unique().drop_nulls() for one in job.programs]
     texts = [group.rpartition("[")[2] for groups in names for group in groups]
     groups = [[int(rank) for rank in _RANK.findall(text)] for text in texts]
     pipelines = sorted({tuple(sorted(ranks)) for ranks in connected(groups).values()})

@@ -34,7 +34,7 @@ class Weights:
         latency, lag, rest: before device work, see :class:`~.program.Program`.
         duration: of device work that is not a collective of several ranks.
         transfer: of a collective of several ranks, after the last arrival.
-        together: whether the ranks of collectives wait for each other.
+        together: whether the ranks of collectives wait for each other; a receive always waits.
     """
 
     loader: Floats
@@ -338,8 +338,8 @@ class _Rank:
         self.before = (weights.loader + weights.launch + weights.code).tolist()
         self.spent, self.tail = weights.call.tolist(), weights.tail.tolist()
         recorded = job.weights[number]
-        spent_before = recorded.loader + recorded.launch + recorded.code
-        self.begin = (calls["start"].to_numpy() + shift - spent_before).tolist()
+        self.spent_before = (recorded.loader + recorded.launch + recorded.code).tolist()
+        self.recorded = (calls["start"] + shift).to_list()
         self.launched_by = work["call"].fill_null(-1).to_numpy()
         self.call = self.launched_by.tolist()
         self.after = work["after"].to_list()
@@ -349,8 +349,9 @@ class _Rank:
         self.transfer = weights.transfer.tolist()
         self.group, self.meeting = (one.tolist() for one in job.groups[number])
         if not weights.together:
-            self.group = [-1] * work.height
-            self.took = np.where(job.groups[number][0] >= 0, weights.transfer, weights.duration)
+            meets = (job.groups[number][0] >= 0) & ~program.in_pairs
+            self.group = np.where(meets, -1, job.groups[number][0]).tolist()
+            self.took = np.where(meets, weights.transfer, weights.duration)
         self.duration = self.took.tolist()
         self.follows, awaits = (_lists(program.waits, key) for key in ("work", "call"))
         self.awaits = {call: rows for call, rows in awaits.items() if weights.waits[call]}
@@ -446,12 +447,15 @@ class _Rank:
     def first_begin(self, call: int, begin: float | None) -> float:
         """Return the start of the first call of a thread.
 
-        The time before it begins as recorded; in a step that is replayed alone, where launching
-        takes no time, with the step.
+        The time before it begins as recorded; in a step that is replayed alone, not before the
+        step, because the pause between steps that were recorded apart is not a part of them.
         """
-        if begin is not None and not self.weights.launch.any():
-            return begin
-        return float(self.begin[call] + self.before[call])
+        recorded, before = self.recorded[call], self.before[call]
+        since = recorded - self.spent_before[call]
+        if begin is not None and since < begin:
+            before *= max(recorded - begin, 0.0) / max(self.spent_before[call], 1)
+            since = min(begin, recorded)
+        return float(since + before)
 
     def end_call(self, call: int, needs: Sequence[int], arrived: float | None) -> None:
         """Set the end of a call: after the work that it waits for, or the last rank's arrival."""

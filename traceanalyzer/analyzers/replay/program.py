@@ -17,6 +17,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.base import AnalyzerOptions, Needs
 from traceanalyzer.analyzers.comm_outliers.collectives import communication
+from traceanalyzer.analyzers.comm_outliers.pipelines import POINT_TO_POINT
 from traceanalyzer.analyzers.common import clocks, device_steps, step_marks
 from traceanalyzer.analyzers.common.device_work import device_work
 from traceanalyzer.analyzers.common.launching import launch_rows
@@ -55,6 +56,15 @@ BLOCKED_NS = 50_000
 #: ... if this many launches are queued.
 QUEUED = 500
 
+#: A call after which the thread waits for the device in a pause, without a recorded call.
+PAUSE = "pause"
+#: A shorter pause is no wait; most of it has no recorded calls ...
+_PAUSE_NS, _LEAST_PAUSE = 100_000, 0.9
+#: ... and in half of them, at least so many, it ends so shortly after work, as a share.
+_LEAST_PAUSES, _REST = 8, 0.1
+#: Clocks and rounding may put the end of a pause before that of the work, by this share.
+_EXACT = 0.001
+
 #: Without a recorded launch call for this share of the work, the program is not known.
 MOST_MISSING = 0.25
 
@@ -80,8 +90,9 @@ class Program(clocks.Origin):
             other code; call_ns, the time in the call without waiting; tail_ns, from the end of the
             work that the call waits for to the end of the call; kind: ``synchronise``,
             ``allocate``, ``copy``, ``queue``, ``collective``, ``run`` (an operator, without
-            devices), or null; step (number); group, a collective on the host; range, the innermost
-            annotation, and range_before, of the time before the call.
+            devices), ``pause`` (after it the thread waits, without a recorded call), or null; step
+            (number); group, a collective on the host; range, the innermost annotation, and
+            range_before, of the time before the call.
         work: device work in order of launch: call (row of calls, null if not recorded), device,
             stream, start, end, name, work_kind, step; after, the row of work that it follows on its
             stream (-1: none); latency_ns after the launch call, lag_ns after the work that it waits
@@ -105,6 +116,12 @@ class Program(clocks.Origin):
     unread_events: bool
     apart: bool
     hint: str
+
+    @property
+    def in_pairs(self) -> npt.NDArray[np.bool_]:
+        """Which rows of work are sends and receives: without the data, the next work cannot run."""
+        pairs = self.work["collective"].cast(pl.String).str.contains(POINT_TO_POINT)
+        return pairs.fill_null(value=False).to_numpy()
 
     @property
     def on_host(self) -> bool:
@@ -150,6 +167,7 @@ def measure(trace: Trace, _options: AnalyzerOptions | None = None) -> Program:
     edges = pl.concat([edges, _coincidences(unexplained)])
     work = _delays(work, calls, call, _ready(work, edges, chain))
     calls, blocking = _blocking(trace, calls, work, call)
+    calls, paused = _pauses(calls, work, call)
     ranges, of_call, of_work = _ranges(trace, calls, work, call)
     has_events = bool((trace.events["kind"] == "cuda_sync").any())
     return Program(
@@ -161,7 +179,7 @@ def measure(trace: Trace, _options: AnalyzerOptions | None = None) -> Program:
             after=pl.Series(chain),
             range=of_work,
         ),
-        waits=pl.concat([edges, blocking], how="diagonal"),
+        waits=pl.concat([edges, blocking, paused], how="diagonal"),
         steps=steps,
         ranges=tuple(ranges.to_list()),
         missing=int((call < 0).sum()),
@@ -579,6 +597,45 @@ def _blocking(
         {"call": edges[:, 0], "after": edges[:, 1]}, schema={"call": pl.Int64, "after": pl.Int64}
     )
     return calls, waits.with_columns(inferred=pl.lit(value=False))
+
+
+def _pauses(
+    calls: pl.DataFrame, work: pl.DataFrame, call: Ints
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Return the calls, and the waits of the host for the device that no call recorded.
+
+    Such a pause ends shortly after work that was launched before it. By chance, few pauses would,
+    and the rest would vary as much as the pause. If many do and the rest varies little, the host
+    waited (it polled, or the call was not recorded), and only the rest is host time.
+    """
+    before = pl.sum_horizontal("loader_ns", "launch_ns", "code_ns")
+    of_thread = calls.with_columns(by=pl.int_range(pl.len())).filter(thread=-1)
+    pauses = of_thread.with_columns(
+        pl.col("by").shift(1).alias("call"), since=pl.col("start") - before,
+        idle=pl.col("kind").shift(1).is_null() & (pl.col("code_ns") > _LEAST_PAUSE * before),
+    ).filter("idle", pl.col("code_ns") >= _PAUSE_NS, pl.col("call") >= 0)  # fmt: skip
+    ends = work.select(until="end", by=pl.Series(call), after=pl.int_range(pl.len())).sort("until")
+    late = pl.min_horizontal(pl.lit(LATENCY_NS), _EXACT * pl.col("code_ns")).cast(pl.Int64)
+    rows = pauses.with_columns(latest=pl.col("start") + late).sort("latest")
+    rows = rows.join_asof(ends, left_on="latest", right_on="until", suffix="_of")
+    rows = rows.filter(pl.col("until") > pl.col("since"), pl.col("by_of") < pl.col("by"))
+    rows = rows.with_columns(rest_ns=(pl.col("start") - pl.col("until")).clip(0))
+    ending = rows.filter(pl.col("rest_ns") <= _REST * pl.col("code_ns"))
+    rest, pause = (ending[name].cast(pl.Float64).to_numpy() for name in ("rest_ns", "code_ns"))
+    many = ending.height >= max(_LEAST_PAUSES, rows.height / 2)
+    ending = ending if many and rest.std() < _REST * pause.std() else ending.clear()
+    calls = calls.with_columns(by=pl.int_range(pl.len()))
+    calls = calls.join(
+        ending.select("by", "rest_ns"), on="by", how="left", maintain_order="left"
+    ).with_columns(
+        code_ns=pl.when(pl.col("rest_ns").is_null())
+        .then("code_ns")
+        .otherwise((pl.col("rest_ns") - pl.col("launch_ns") - pl.col("loader_ns")).clip(0)),
+        kind=pl.when(pl.col("by").is_in(ending["call"].implode()))
+        .then(pl.lit(PAUSE))
+        .otherwise("kind"),
+    )
+    return calls.drop("by", "rest_ns"), ending.select("call", "after", inferred=pl.lit(value=True))
 
 
 def _work_of_calls(call: Ints) -> dict[int, int]:

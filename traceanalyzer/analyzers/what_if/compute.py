@@ -17,6 +17,8 @@ from traceanalyzer.analyzers.what_if.options import Options
 from traceanalyzer.analyzers.what_if.result import WhatIf
 from traceanalyzer.errors import OptionError
 
+#: A smaller share of the step is no loss.
+_LOSS = 0.001
 #: Ranks and stages that are tried one by one.
 _MOST_TRIED = 16
 
@@ -34,7 +36,13 @@ def combine(parts: Sequence[Program], options: Options, _base: Sequence[Program]
     replayed = _steps(job, unchanged)
     stages = changes.stages(job)
     tried = [_given(job, stages, options)] if _is_given(options) else _usual(job, stages)
-    rows = [_row(job, one, of_all=options.typical == "all") for one in tried]
+    rows = [_row(job, one) for one in tried]
+    base = replayed.mean()
+    loss = [(one.typical_ranks, steps.mean() / base - 1) for one, steps in rows]
+    if not _is_given(options):
+        rows = [
+            row for row, (ranks, frac) in zip(rows, loss, strict=True) if not ranks or frac <= 0
+        ]
     of_steps = [
         (name, engine.step_names(job), times)
         for name, times in (
@@ -54,6 +62,9 @@ def combine(parts: Sequence[Program], options: Options, _base: Sequence[Program]
         changes=_table(rows, replayed),
         steps=_of_steps(of_steps),
         given=_is_given(options),
+        faster_ranks=tuple(
+            sorted({rank for ranks, frac in loss if frac > _LOSS for rank in ranks})
+        ),
         ranks=len(job.programs),
         kernels=sum(one.work.height for one in job.programs),
         recorded_ns=float(recorded.mean()),
@@ -78,9 +89,8 @@ def _steps(job: Job, replayed: Sequence[Times]) -> Floats:
     return np.array(engine.step_times(job, ends), np.float64)
 
 
-def _row(job: Job, change: Change, *, of_all: bool) -> tuple[Change, Floats]:
-    weights = changes.changed(job, change, typical_of_all=of_all)
-    return change, _steps(job, engine.replay(job, weights))
+def _row(job: Job, change: Change) -> tuple[Change, Floats]:
+    return change, _steps(job, engine.replay(job, changes.changed(job, change)))
 
 
 def _is_given(options: Options) -> bool:
@@ -91,8 +101,8 @@ def _given(job: Job, stages: Sequence[tuple[int, ...]], options: Options) -> Cha
     ranks = _chosen("rank", options.typical_rank, {one.rank: (one.rank,) for one in job.programs})
     ranks |= _chosen("stage", options.typical_stage, dict(enumerate(stages)))
     return Change(
-        tuple(options.free), tuple(options.scale), tuple(sorted(ranks)), options.network,
-        options.no_wait,
+        tuple(options.free), tuple(options.scale), tuple(sorted(ranks)),
+        options.typical == "all", options.network, options.no_wait,
     )  # fmt: skip
 
 

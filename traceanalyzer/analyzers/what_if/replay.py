@@ -94,14 +94,18 @@ class Replay(Result):
         before = rows.filter(pl.col("start_ns") < pl.col("last"))["ns"].sum()
         return bool(2 * before >= rows["ns"].sum())
 
-    def without(self, lost: pl.DataFrame, ranks: Sequence[int] = ()) -> list[Weights]:
+    def without(
+        self, lost: pl.DataFrame, ranks: Sequence[int] = (), *, of_all: bool = False
+    ) -> list[Weights]:
         """Return the times without lost time, and with ranks that are like the others.
 
         Args:
             lost: see :func:`~traceanalyzer.analyzers.replay.changes.without_time`.
             ranks: ranks that become like the others.
+            of_all: or like the mean of all ranks.
         """
-        weights = changes.changed(self.job, changes.Change(typical_ranks=tuple(ranks)))
+        change = changes.Change(typical_ranks=tuple(ranks), of_all=of_all)
+        weights = changes.changed(self.job, change)
         return changes.without_time(self.job, weights, lost)
 
 
@@ -154,4 +158,6 @@ def combine(
     return Replay(job, _whole_ns(job, times), error, others, times)
 
 
-WHAT_IF_REPLAY = Analyzer("what_if_replay", ReplayOptions, program.needs, measure, combine)
+WHAT_IF_REPLAY = Analyzer(
+    "what_if_replay", ReplayOptions, program.needs, measure, combine, more=program.more
+)

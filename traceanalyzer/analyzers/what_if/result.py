@@ -11,7 +11,7 @@ import polars as pl
 from traceanalyzer.analyzers.common.display import headings, sentences
 from traceanalyzer.drawings import Chart
 from traceanalyzer.result import Result, Table, View
-from traceanalyzer.units import format_frac, format_ns
+from traceanalyzer.units import format_frac, format_ns, format_ranges
 
 #: A smaller share of the step is no gain.
 NO_GAIN = 0.01
@@ -30,6 +30,8 @@ class WhatIf(Result):
         steps: time of each step: ``run`` (``recorded``, ``replayed``, or the change), ``step``,
             ``step_ns``.
         given: the change was given; otherwise each usual one was tried.
+        faster_ranks: ranks that are faster than the others: like them, steps would be longer.
+            Without a given change, ``changes`` has no row for that.
         ranks: number of ranks.
         kernels: number of kernels and copies.
         recorded_ns: mean step time as recorded.
@@ -48,6 +50,7 @@ class WhatIf(Result):
     changes: pl.DataFrame
     steps: pl.DataFrame
     given: bool
+    faster_ranks: tuple[int, ...]
     ranks: int
     kernels: int
     recorded_ns: float
@@ -120,6 +123,12 @@ def _notes(result: WhatIf) -> Iterator[str]:
         "A gain is an estimate from the recorded program: changed kernels may compete for memory "
         "bandwidth and clocks. Gains of several changes do not add up."
     )
+    if result.faster_ranks:
+        ranks = format_ranges(result.faster_ranks)
+        yield (
+            f"Steps would be longer if these ranks were like the others, because their work is "
+            f"shorter than that of the others: {ranks}."
+        )
     yield from inferred_waits(result.inferred, result.edges, result.hint)
     if result.missing:
         yield (
