@@ -15,6 +15,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.base import Examination
 from traceanalyzer.analyzers.registry import REPLAY
+from traceanalyzer.analyzers.replay.changes import Change
 from traceanalyzer.analyzers.replay.engine import Weights
 from traceanalyzer.analyzers.what_if.replay import Replay
 from traceanalyzer.findings.device_time import DEVICE, DeviceTime
@@ -165,9 +166,8 @@ def _weights(findings: Collection[Finding], replay: Replay) -> list[Weights]:
         schema={"rank": pl.Int32, "device": pl.Int32, "start_ns": pl.Int64, "end_ns": pl.Int64}
     )
     # work that leaves a pipeline stage goes to the others
-    of_all = any(one.ranks for one in findings)
-    lost_time = pl.concat([none, *lost], how="vertical_relaxed")
-    return replay.without(lost_time, sorted(ranks), of_all=of_all)
+    change = Change(typical_ranks=tuple(sorted(ranks)), of_all=any(one.ranks for one in findings))
+    return replay.without(pl.concat([none, *lost], how="vertical_relaxed"), change)
 
 
 def notes(gains: Gains, step: str) -> tuple[str, ...]:

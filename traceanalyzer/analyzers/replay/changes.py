@@ -221,8 +221,7 @@ def _without_time(weights: Weights, program: Program, lost: pl.DataFrame) -> Wei
         within = intervals.overlap_with(rows, mine, by)["overlap"].to_numpy()
         return 1 - within / np.maximum(times, 1)
 
-    before = weights.loader + weights.launch + weights.code
-    code = left(calls["start"], before)
+    code = left(calls["start"], weights.before)
     in_call = left(calls["end"], weights.call)
     in_tail = left(calls["end"], weights.tail)
     copies = (work["work_kind"] == MEMORY).to_numpy()

@@ -50,6 +50,11 @@ class Weights:
     transfer: Floats
     together: bool = True
 
+    @property
+    def before(self) -> Floats:
+        """Time of the host before each call."""
+        return self.loader + self.launch + self.code
+
 
 class Stretch(NamedTuple):
     """Calls and work that wait for no other rank, stream or device: all are replayed at once.
@@ -335,10 +340,9 @@ class _Rank:
         shift = job.shifts[number]
         calls, work = program.calls, program.work
         self.thread = calls["thread"].to_list()
-        self.before = (weights.loader + weights.launch + weights.code).tolist()
+        self.before = weights.before.tolist()
         self.spent, self.tail = weights.call.tolist(), weights.tail.tolist()
-        recorded = job.weights[number]
-        self.spent_before = (recorded.loader + recorded.launch + recorded.code).tolist()
+        self.spent_before = job.weights[number].before.tolist()
         self.recorded = (calls["start"] + shift).to_list()
         self.launched_by = work["call"].fill_null(-1).to_numpy()
         self.call = self.launched_by.tolist()
@@ -398,7 +402,7 @@ class _Rank:
         with the sums S of lag, rest and duration, ``end - S`` is a running maximum.
         """
         times, weights, (first, last) = self.times, self.weights, part.calls
-        before = (weights.loader + weights.launch + weights.code)[first:last]
+        before = weights.before[first:last]
         begun = np.zeros(last - first)
         done = np.zeros(last - first)
         for calls in part.threads:

@@ -60,7 +60,8 @@ class _Walk:
         self.calls = [one.work["call"].to_list() for one in job.programs]
         self.call_names = [one.calls["name"].cast(pl.String).to_list() for one in job.programs]
         self.ranges = [one.calls["range_before"].to_list() for one in job.programs]
-        self.before = [_call_before(one.calls["thread"].to_list()) for one in job.programs]
+        before = pl.int_range(pl.len(), dtype=pl.Int64).shift(1, fill_value=-1).over("thread")
+        self.before = [one.calls.select(before).to_series().to_list() for one in job.programs]
 
     def back(self, window: int) -> Iterator[Part]:
         """Yield the parts of the path in a window, the last one first."""
@@ -169,13 +170,3 @@ class _Walk:
 
 
 _Step = tuple[list[Part], "tuple[str, int, int] | None"]
-
-
-def _call_before(threads: Sequence[int | None]) -> list[int]:
-    """Return the call before each call on its thread; -1 for the first."""
-    last: dict[int | None, int] = {}
-    before = []
-    for call, thread in enumerate(threads):
-        before.append(last.get(thread, -1))
-        last[thread] = call
-    return before

@@ -571,7 +571,7 @@ def _blocking(
     until = calls["end"].to_numpy()
     lanes = _Lanes(work["lane"].to_numpy(), call)
     pairs: list[tuple[int, int]] = []
-    last_work = _work_of_calls(call)
+    last_work = {int(one): row for row, one in enumerate(call.tolist())}  # -1: of no call
     for number in np.flatnonzero(kinds != "").tolist():
         kind, done = kinds[number], until[number] + ROUNDING_NS
         if kind == "copy":
@@ -636,11 +636,6 @@ def _pauses(
         .otherwise("kind"),
     )
     return calls.drop("by", "rest_ns"), ending.select("call", "after", inferred=pl.lit(value=True))
-
-
-def _work_of_calls(call: Ints) -> dict[int, int]:
-    """Return the last row of work of each call."""
-    return {int(one): row for row, one in enumerate(call.tolist()) if one >= 0}
 
 
 def _kinds(

@@ -36,21 +36,15 @@ def combine(parts: Sequence[Program], options: Options, _base: Sequence[Program]
     replayed = _steps(job, unchanged)
     stages = changes.stages(job)
     tried = [_given(job, stages, options)] if _is_given(options) else _usual(job, stages)
-    rows = [_row(job, one) for one in tried]
+    rows = [(one, _steps(job, engine.replay(job, changes.changed(job, one)))) for one in tried]
     base = replayed.mean()
     loss = [(one.typical_ranks, steps.mean() / base - 1) for one, steps in rows]
     if not _is_given(options):
         rows = [
             row for row, (ranks, frac) in zip(rows, loss, strict=True) if not ranks or frac <= 0
         ]
-    of_steps = [
-        (name, engine.step_names(job), times)
-        for name, times in (
-            ("recorded", recorded),
-            ("replayed", replayed),
-            *((c.text, t) for c, t in rows),
-        )
-    ]
+    of_steps = [("recorded", recorded), ("replayed", replayed)]
+    of_steps += [(change.text, times) for change, times in rows]
     starts = np.concatenate(
         [
             np.abs(np.array(times.start, float) - (one.work["start"].to_numpy() + shift))
@@ -60,7 +54,7 @@ def combine(parts: Sequence[Program], options: Options, _base: Sequence[Program]
     waits = engine.between_streams(job)
     return WhatIf(
         changes=_table(rows, replayed),
-        steps=_of_steps(of_steps),
+        steps=_of_steps(engine.step_names(job), of_steps),
         given=_is_given(options),
         faster_ranks=tuple(
             sorted({rank for ranks, frac in loss if frac > _LOSS for rank in ranks})
@@ -87,10 +81,6 @@ WHAT_IF = Analyzer("what_if", Options, program.needs, program.measure, combine, 
 def _steps(job: Job, replayed: Sequence[Times]) -> Floats:
     ends = [np.array(one.end, np.float64) for one in replayed]
     return np.array(engine.step_times(job, ends), np.float64)
-
-
-def _row(job: Job, change: Change) -> tuple[Change, Floats]:
-    return change, _steps(job, engine.replay(job, changes.changed(job, change)))
 
 
 def _is_given(options: Options) -> bool:
@@ -149,9 +139,9 @@ def _table(rows: Sequence[tuple[Change, Floats]], replayed: Floats) -> pl.DataFr
     return table.sort("gain_ns", "change", descending=[True, False])
 
 
-def _of_steps(rows: Sequence[tuple[str, list[str], Floats]]) -> pl.DataFrame:
+def _of_steps(steps: Sequence[str], rows: Sequence[tuple[str, Floats]]) -> pl.DataFrame:
     frames = []
-    for name, steps, times in rows:
+    for name, times in rows:
         names = steps[-times.size :] if len(steps) >= times.size else [""] * times.size
         frames.append(pl.DataFrame({"run": [name] * times.size, "step": names, "step_ns": times}))
     return pl.concat(frames)

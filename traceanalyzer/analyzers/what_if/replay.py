@@ -94,19 +94,14 @@ class Replay(Result):
         before = rows.filter(pl.col("start_ns") < pl.col("last"))["ns"].sum()
         return bool(2 * before >= rows["ns"].sum())
 
-    def without(
-        self, lost: pl.DataFrame, ranks: Sequence[int] = (), *, of_all: bool = False
-    ) -> list[Weights]:
-        """Return the times without lost time, and with ranks that are like the others.
+    def without(self, lost: pl.DataFrame, change: changes.Change) -> list[Weights]:
+        """Return the times with a change and without lost time.
 
         Args:
             lost: see :func:`~traceanalyzer.analyzers.replay.changes.without_time`.
-            ranks: ranks that become like the others.
-            of_all: or like the mean of all ranks.
+            change: the change.
         """
-        change = changes.Change(typical_ranks=tuple(ranks), of_all=of_all)
-        weights = changes.changed(self.job, change)
-        return changes.without_time(self.job, weights, lost)
+        return changes.without_time(self.job, changes.changed(self.job, change), lost)
 
 
 def not_drawn(count: int) -> str:
