@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -144,7 +145,7 @@ def _without(free: Sequence[str], weights: Weights, program: Program) -> Weights
     weights = replace(weights, **{name: np.zeros_like(getattr(weights, name)) for name in names})
     if SYNCHRONISATION in free:
         is_sync = (program.calls["kind"] == "synchronise").fill_null(value=False).to_numpy()
-        weights = replace(weights, waits=weights.waits & ~(is_sync & ~unexplained(program)))
+        weights = replace(weights, waits=weights.waits & ~(is_sync & ~unexplained(program.calls)))
     if CODE in free:
         is_pause = (program.calls["kind"] == PAUSE).fill_null(value=False).to_numpy()
         weights = replace(weights, waits=weights.waits & ~is_pause)
@@ -193,51 +194,75 @@ def without_time(job: Job, weights: Sequence[Weights], lost: pl.DataFrame) -> li
         weights: the times to change.
         lost: rank, device, start_ns, end_ns on the clock of each file.
     """
-    pairs = zip(weights, job.programs, strict=True)
-    return [_without_time(one, program, lost) for one, program in pairs]
+    ranks = pl.DataFrame(
+        {"program": range(len(weights)), "rank": [program.rank for program in job.programs]},
+        schema_overrides={"rank": pl.Int32},
+    )
+    mine = lost.join(ranks, on="rank", nulls_equal=True)
+    if mine.is_empty():
+        return list(weights)
+    mine = mine.select("program", "device", start="start_ns", end="end_ns")
+    calls, work = (
+        pl.concat(
+            getattr(one, table)[columns].with_columns(program=pl.lit(number, pl.Int64))
+            for number, one in enumerate(job.programs)
+        )
+        for table, columns in (("calls", _OF_CALLS), ("work", _OF_WORK))
+    )
+    columns: dict[str, Any] = {
+        name: np.concatenate([getattr(one, name) for one in weights]) for name in _TIMES
+    }
+    less = _without_time(replace(weights[0], **columns), calls, work, mine)
+    for name in _TIMES:
+        ends = np.cumsum([getattr(one, name).size for one in weights])
+        columns[name] = np.split(getattr(less, name), ends[:-1])
+    return [
+        replace(one, **{name: parts[number] for name, parts in columns.items()})
+        for number, one in enumerate(weights)
+    ]
 
 
-def unexplained(program: Program) -> npt.NDArray[np.bool_]:
+_TIMES = [one.name for one in fields(Weights) if one.name != "together"]
+_OF_CALLS = ["start", "end", "kind", "tail_ns"]
+_OF_WORK = ["device", "start", "end", "work_kind"]
+
+
+def unexplained(calls: pl.DataFrame) -> npt.NDArray[np.bool_]:
     """Mark calls that wait for something that was not recorded.
 
     They return much later than the recorded work that they wait for.
     """
-    is_sync = (program.calls["kind"] == "synchronise").fill_null(value=False)
-    return (is_sync & (program.calls["tail_ns"] > _TAIL_NS)).to_numpy()
+    is_sync = (calls["kind"] == "synchronise").fill_null(value=False)
+    return (is_sync & (calls["tail_ns"] > _TAIL_NS)).to_numpy()
 
 
-def _without_time(weights: Weights, program: Program, lost: pl.DataFrame) -> Weights:
-    mine = lost.filter(pl.col("rank").eq_missing(program.rank))
-    if mine.is_empty():
-        return weights
-    mine = mine.select("device", start="start_ns", end="end_ns")
-    calls, work = program.calls, program.work
-
-    def left(ends: pl.Series, times: Floats, device: pl.Series | None = None) -> Floats:
+def _without_time(
+    weights: Weights, calls: pl.DataFrame, work: pl.DataFrame, mine: pl.DataFrame
+) -> Weights:
+    def left(rows: pl.DataFrame, ends: str, times: Floats) -> Floats:
         """Return the share of times with these ends that is not in lost time."""
-        start = ends.to_numpy() - times.round().clip(min=0).astype(np.int64)
-        rows = pl.DataFrame({"start": start, "end": ends, "device": device})
-        by = [] if device is None else ["device"]
-        within = intervals.overlap_with(rows, mine, by)["overlap"].to_numpy()
-        return 1 - within / np.maximum(times, 1)
+        end = rows[ends]
+        start = pl.Series(end.to_numpy() - times.round().clip(min=0).astype(np.int64))
+        by = [name for name in ("program", "device") if name in rows.columns]
+        within = intervals.overlap_with(rows.with_columns(start=start, end=end), mine, by)
+        return 1 - within["overlap"].to_numpy() / np.maximum(times, 1)
 
-    code = left(calls["start"], weights.before)
-    in_call = left(calls["end"], weights.call)
-    in_tail = left(calls["end"], weights.tail)
+    code = left(calls, "start", weights.before)
+    in_call = left(calls, "end", weights.call)
+    in_tail = left(calls, "end", weights.tail)
     copies = (work["work_kind"] == MEMORY).to_numpy()
     movable = copies | (work["work_kind"] == COMMUNICATION).to_numpy()
-    device = work["device"]
     return replace(
         weights,
         loader=weights.loader * code,
         launch=weights.launch * code,
         code=weights.code * code,
         call=weights.call * in_call,
-        tail=weights.tail * np.where(unexplained(program), 1.0, in_tail),
-        latency=weights.latency * left(work["start"], weights.latency * copies, device),
-        rest=weights.rest * left(work["start"], np.maximum(weights.rest, 0.0), device),
-        duration=weights.duration * left(work["end"], weights.duration * movable, device),
-        transfer=weights.transfer * left(work["end"], weights.transfer, device),
+        tail=weights.tail * np.where(unexplained(calls), 1.0, in_tail),
+        latency=weights.latency * left(work, "start", weights.latency * copies),
+        rest=weights.rest * left(work, "start", np.maximum(weights.rest, 0.0)),
+        duration=weights.duration * left(work, "end", weights.duration * movable),
+        transfer=weights.transfer * left(work, "end", weights.transfer),
     )
 
 

@@ -86,6 +86,7 @@ class Job:
             are replayed one by one, otherwise one window.
         plans: what happens in each window of each program, see :func:`_plan`.
         begins: begin of each window on the axis.
+        awaited: for each program, the rows of work that each row of work and each call waits for.
     """
 
     programs: tuple[Program, ...]
@@ -96,6 +97,7 @@ class Job:
     windows: tuple[tuple[tuple[int, int, int, int], ...], ...]
     plans: tuple[tuple[tuple[int | Stretch, ...], ...], ...]
     begins: tuple[float, ...]
+    awaited: tuple[tuple[dict[int, list[int]], ...], ...]
 
 
 @dataclass
@@ -134,8 +136,9 @@ def job_of(programs: Sequence[Program]) -> Job:
     )
     members = members.with_columns(transfer=transfer)
     groups, weights = [], []
+    by_program = members.partition_by("program", as_dict=True)
     for number, program in enumerate(ordered):
-        mine = members.filter(program=number)
+        mine = by_program.get((number,), members.clear())
         of_work = np.full(program.work.height, -1, np.int64)
         of_call = np.full(program.calls.height, -1, np.int64)
         times = np.zeros(program.work.height)
@@ -155,6 +158,7 @@ def job_of(programs: Sequence[Program]) -> Job:
         tuple(tuple(_plan(program, of_groups, window) for window in of_program)
               for program, of_groups, of_program in zip(ordered, groups, windows, strict=True)),
         _begins(ordered, shifts, windows, apart=apart),
+        tuple(tuple(_lists(one.waits, key) for key in ("work", "call")) for one in ordered),
     )  # fmt: skip
 
 
@@ -357,7 +361,7 @@ class _Rank:
             self.group = np.where(meets, -1, job.groups[number][0]).tolist()
             self.took = np.where(meets, weights.transfer, weights.duration)
         self.duration = self.took.tolist()
-        self.follows, awaits = (_lists(program.waits, key) for key in ("work", "call"))
+        self.follows, awaits = job.awaited[number]
         self.awaits = {call: rows for call, rows in awaits.items() if weights.waits[call]}
         self.waiting = {*awaits, *np.flatnonzero(job.groups[number][1] >= 0).tolist()}
         work_times, call_times = ([None] * size for size in (work.height, calls.height))

@@ -149,7 +149,7 @@ def combine(
     _require_few(parts)
     job = engine.job_of(parts)
     times, error = engine.checked_replay(job)
-    others = any(bool(changes.unexplained(one).any()) for one in job.programs)
+    others = any(bool(changes.unexplained(one.calls).any()) for one in job.programs)
     return Replay(job, _whole_ns(job, times), error, others, times)
 
 
