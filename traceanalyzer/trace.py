@@ -215,6 +215,11 @@ class Trace(Questions):
         return self.once("names", lambda: _texts(self.events["name"].unique()))
 
     @property
+    def kinds(self) -> frozenset[str]:
+        """The kinds of events."""
+        return self.once("kinds", lambda: frozenset(_texts(self.events["kind"].unique())))
+
+    @property
     def tables(self) -> dict[str, pl.DataFrame]:
         """Every table by name, in the schema's order."""
         return {name: getattr(self, name) for name in schema.TABLES}

@@ -113,7 +113,7 @@ class Part:
     recording: Recording | None = None
 
 
-def communication(trace: Trace, work: pl.DataFrame, patterns: Sequence[str] = ()) -> pl.DataFrame:
+def communication(trace: Trace, patterns: Sequence[str] = ()) -> pl.DataFrame:
     """Return the communication events of one rank with their descriptions.
 
     These are device work if there is any; otherwise, as in CPU runs, the host events that run a
@@ -122,12 +122,17 @@ def communication(trace: Trace, work: pl.DataFrame, patterns: Sequence[str] = ()
 
     Args:
         trace: one rank.
-        work: rows of :func:`device_work`.
         patterns: regular expressions of further names.
 
     Raises:
         OptionError: a pattern is not a regular expression.
     """
+    key = ("communication events", tuple(patterns))
+    return trace.once(key, lambda: _communication(trace, patterns))
+
+
+def _communication(trace: Trace, patterns: Sequence[str]) -> pl.DataFrame:
+    work = device_work(trace)
     by_name = names.named(work, [vocabulary.COMMUNICATION_PATTERN, *patterns])
     described = pl.col("event").is_in(trace.collectives["event"].implode())
     rows = _rows(trace, work.filter(by_name | described)["event"])

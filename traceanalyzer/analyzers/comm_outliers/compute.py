@@ -78,14 +78,14 @@ def measure(trace: Trace, options: Options) -> Part:
 
 def _measure(trace: Trace, options: Options) -> Part:
     work = collectives.device_work(trace)
-    rows = collectives.communication(trace, work, options.comm_patterns)
+    rows = collectives.communication(trace, options.comm_patterns)
     closed = rows.filter(pl.col("dur") >= 0).with_columns(
         start="ts", end=pl.col("ts") + pl.col("dur")
     )
     compute = collectives.compute_kernels(work, closed)
     meta = trace.meta
     shift = meta.epoch_ns or 0
-    steps = device_steps.on_device(trace, step_marks.step_marks(trace))
+    steps = device_steps.marked(trace)
     instances = collectives.with_overlapping_work(_in_steps(closed, steps), work, compute)
     activity = collectives.activity(trace, work, closed, compute)
     if meta.format in vocabulary.ONLY_COMMUNICATION:

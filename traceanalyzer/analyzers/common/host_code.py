@@ -96,18 +96,18 @@ def python_frames(
     is_own_code: Callable[[str | None, str | None], bool] = libraries.is_own_code,
 ) -> pl.Series:
     """Return the innermost Python frame of own code at each row, else of any code with a line."""
+    if "python_function" not in trace.kinds:
+        return pl.repeat(None, at.height, dtype=trace.events.schema["name"], eager=True)
     rows = _slices(trace, "python_function")
-    if rows.is_empty():
-        return pl.repeat(None, at.height, dtype=rows.schema["name"], eager=True)
     lined = rows.filter(~named(rows, [_NO_LINE]))
     first = _innermost(at, lined.filter(_is_own_code(lined["name"], is_own_code)))
     return pl.select(pl.coalesce(first, _innermost(at, lined))).to_series()
 
 
 def _slices(trace: Trace, *kinds: str) -> pl.DataFrame:
-    selected = trace.events.select(pl.col("kind").is_in(kinds) & (pl.col("dur") > 0)).to_series()
-    end = pl.col("ts") + pl.col("dur")
-    return trace.events.select(*THREAD, "name", start="ts", end=end).filter(selected)
+    columns = trace.events[["kind", *THREAD, "name", "ts", "dur"]]
+    rows = columns.filter(pl.col("kind").is_in(kinds) & (pl.col("dur") > 0))
+    return rows.select(*THREAD, "name", start="ts", end=pl.col("ts") + pl.col("dur"))
 
 
 def _innermost(at: pl.DataFrame, slices: pl.DataFrame) -> pl.Series:

@@ -16,7 +16,7 @@ import polars as pl
 
 from traceanalyzer import vocabulary as words
 from traceanalyzer.analyzers.common import replays
-from traceanalyzer.analyzers.common.names import named
+from traceanalyzer.analyzers.common.names import matching, named
 from traceanalyzer.frames.numbering import numbered
 from traceanalyzer.trace import Trace, is_truncated, issue_rows, sort_events
 from traceanalyzer.units import NS_PER_S, format_count, format_ns, format_ranges
@@ -249,10 +249,11 @@ def _on_host_clock(trace: Trace, work: pl.DataFrame) -> Trace:
     """Return the trace with the times of each early device moved behind the launch calls."""
     ended = (pl.col("ts") + pl.col("dur")).cum_max().shift(1).over("device")
     work = work.with_columns(queued=(pl.col("ts") - ended < _OVERLAP_NS).fill_null(value=False))
-    parts = work.partition_by("queued")
-    sample = [part.gather_every(max(part.height // _SAMPLE, 1)) for part in parts]
-    if not any(_clocks(trace, pl.concat(sample))):
-        return trace
+    if work.height > _SAMPLE:
+        parts = work.partition_by("queued")
+        sample = [part.gather_every(max(part.height // _SAMPLE, 1)) for part in parts]
+        if not any(_clocks(trace, pl.concat(sample))):
+            return trace
     for rank, device, shift_ns, early, linked in _clocks(trace, work):
         text = (
             f"the clock of device {device} is {format_ns(shift_ns)} behind the host's: {early:,} "
@@ -403,12 +404,17 @@ def problems(trace: Trace) -> list[Issue]:
 
 def is_uncached(trace: Trace) -> bool:
     """Whether PyTorch allocates and frees memory of the device for each tensor."""
-    return trace.once("uncached", lambda: any(_no_caching_allocator(trace)))
+    return any(_no_caching_allocator(trace))
 
 
-def _no_caching_allocator(trace: Trace) -> Iterator[Issue]:
-    """Yield that PyTorch's caching allocator is off."""
-    if not any(name.startswith("aten::") for name in trace.names):
+def _no_caching_allocator(trace: Trace) -> list[Issue]:
+    """Return that PyTorch's caching allocator is off."""
+    return trace.once("uncached", lambda: list(_uncached(trace)))
+
+
+def _uncached(trace: Trace) -> Iterator[Issue]:
+    needed = ("^aten::", _ALLOCATING, _FREEING)
+    if not all(matching(trace.names, [pattern]) for pattern in needed):
         return
     launched, allocated, freed = (
         trace.events[["kind", "name", "ts"]].filter(_calls(trace, pattern))["ts"]

@@ -266,7 +266,7 @@ def steps(trace: Trace, step_name: str | None = None) -> pl.DataFrame:
 
 def by_kernels(steps: pl.DataFrame) -> bool:
     """Whether :func:`steps` detected the steps from kernels: they have no thread, and its names."""
-    if steps.is_empty() or not steps["tid"].is_null().all():
+    if steps.is_empty() or steps["tid"].null_count() < steps.height:
         return False
     names = steps["step"].cast(pl.String)
     return bool(names.str.contains(f"^{_DETECTED.format(r'[0-9]+')}$").all())

@@ -267,8 +267,7 @@ def take(trace: Trace, options: Options) -> Excerpt:
         samples_recorded=trace.meta.weight_unit is not None,
         stream_waits=_stream_waits(trace, known),
         graph_gaps=soundness.has_graph_gaps(trace),
-        unread_targets=_ARGS not in trace.events.columns
-        and trace.events.select((pl.col("kind") == "cuda_sync").any()).item(),
+        unread_targets=_ARGS not in trace.events.columns and "cuda_sync" in trace.kinds,
         names=trace.names,
         program=_program(trace),
         work_lost=is_truncated(trace) or (work.is_empty() and _calling(trace).height > 0),
@@ -297,6 +296,8 @@ def _program(trace: Trace) -> Api:
 def _collectives(trace: Trace, pids: pl.DataFrame) -> pl.DataFrame:
     """Return when the host runs a collective, for the units of its process: unit, start, end."""
     hits = matching(trace.names, [_RUNS_COLLECTIVE])
+    if not hits and "mpi" not in trace.kinds:
+        return _NEVER
     runs = _host_slices(trace, pl.col("name").is_in(hits) | _COMMUNICATES)
     if runs.is_empty():
         return _NEVER
@@ -334,11 +335,11 @@ def _overhead(
     threads that do not launch the unit's work blocks nothing; Kineto does not record the thread. A
     file without the process of device work counts as one process.
     """
+    if OVERHEAD not in trace.kinds:
+        return _NEVER
     end = pl.col("ts") + pl.col("dur")
     columns = trace.events[["kind", "name", *_LANE, "ts", "dur"]]
     rows = columns.filter(pl.col("kind") == OVERHEAD, pl.col("dur") >= 0)
-    if rows.is_empty():
-        return _NEVER
     launches = pl.col("tid").is_in(threads["tid"].unique().implode())
     rows = rows.filter(launches | (pl.col("tid").fill_null(0) == 0))
     pids = threads[["unit", "pid"]].unique()
@@ -391,7 +392,7 @@ def _slices(trace: Trace, threads: pl.DataFrame) -> pl.DataFrame:
 
 def _samples(trace: Trace, threads: pl.DataFrame) -> pl.DataFrame:
     """Return sampled stacks of these threads (pid, tid, thread): thread, ts, stack."""
-    if "stack" not in trace.events.columns:
+    if "stack" not in trace.events.columns or "sample" not in trace.kinds:
         return pl.DataFrame(schema={"thread": pl.UInt32, "ts": pl.Int64, "stack": pl.UInt32})
     events = trace.events[["kind", *_LANE, "ts", "stack"]]
     rows = events.filter(pl.col("kind") == "sample").drop_nulls(["stack", "ts"])
@@ -428,6 +429,8 @@ def _stream_waits(trace: Trace, threads: pl.DataFrame) -> pl.DataFrame:
 
 def _of_others(trace: Trace, threads: pl.DataFrame) -> pl.DataFrame:
     """Return the Python functions of other threads: unit, name, start, end, label."""
+    if "python_function" not in trace.kinds:
+        return pl.DataFrame(schema=_OTHERS)
     columns = trace.events[["kind", "name", *_LANE, "ts", "dur"]]
     python = columns.filter(pl.col("kind") == "python_function", pl.col("dur") >= 0)
     python = python.join(threads, on=_LANE, how="anti", nulls_equal=True)
@@ -439,6 +442,16 @@ def _of_others(trace: Trace, threads: pl.DataFrame) -> pl.DataFrame:
     )  # fmt: skip
 
 
+#: Columns of :func:`_of_others`.
+_OTHERS = {
+    "unit": pl.UInt32,
+    "name": pl.String,
+    "start": pl.Int64,
+    "end": pl.Int64,
+    "label": pl.String,
+}
+
+
 def rivals(excerpt: Excerpt) -> pl.DataFrame:
     """Return when other Python threads run code during which hardly any work is launched.
 
@@ -448,7 +461,9 @@ def rivals(excerpt: Excerpt) -> pl.DataFrame:
     Returns:
         unit, name (function and thread), start, end.
     """
-    found = [excerpt.others.clear().select("unit", "name", "start", "end")]
+    found = [excerpt.others[["unit", "name", "start", "end"]].clear()]
+    if excerpt.others.is_empty():
+        return found[0]
     calls = excerpt.launched.join(excerpt.threads, on="thread")[["unit", "start"]].drop_nulls()
     for (unit, label), rows in excerpt.others.group_by("unit", "label", maintain_order=True):
         launches = calls.filter(unit=unit).rename({"start": "ts"})
@@ -519,6 +534,8 @@ def _launching(calls: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
 
 def _giving_work(trace: Trace, threads: pl.DataFrame) -> pl.DataFrame:
     """Return the thread with most Python if those that launch have none (JAX): unit, pid, tid."""
+    if "python_function" not in trace.kinds:
+        return threads.clear()
     python = pl.col("kind") == "python_function"
     if trace.events.select((python & pl.col("tid").is_in(threads["tid"].implode())).any()).item():
         return threads.clear()
@@ -672,6 +689,8 @@ def _captures(slices: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
     """Return when a thread captures the work of a stream: thread, start, end."""
     begins, ends = (matching(names, [f"Stream{edge}Capture"]) for edge in ("Begin", "End"))
     columns = ["thread", "start", "end"]
+    if not begins or not ends:
+        return slices[columns].clear()
     begun = slices.filter(pl.col("name").is_in(begins))[columns].sort("end")
     ended = slices.filter(pl.col("name").is_in(ends)).select("thread", until="end").sort("until")
     if begun.is_empty() or ended.is_empty():
@@ -762,6 +781,8 @@ def file_calls(excerpt: Excerpt, calls: pl.DataFrame, idle: pl.DataFrame) -> pl.
         calls.
     """
     types = {"name": pl.String, "longest_ns": pl.Int64, "idle_ns": pl.Int64}
+    if calls.is_empty():
+        return pl.DataFrame(schema=types)
     by_name = [(None, calls)] + [(str(name), rows) for (name,), rows in calls.group_by("name")]
     length = pl.col("end") - pl.col("start")
     totals = []

@@ -18,7 +18,6 @@ from traceanalyzer.analyzers.common.device_work import (
     COMMUNICATION,
     COMPUTE,
     WORK_KIND,
-    device_work,
 )
 from traceanalyzer.analyzers.common.names import named
 from traceanalyzer.analyzers.gpu_idle import causes
@@ -114,7 +113,7 @@ def _recorded(trace: Trace, threads: pl.DataFrame) -> tuple[pl.DataFrame, ...]:
 
 def _collectives(trace: Trace, operators: pl.DataFrame) -> pl.DataFrame:
     """Return the collectives on the host, with the start of the operator that launched each."""
-    rows = communication(trace, device_work(trace)).filter(
+    rows = communication(trace).filter(
         pl.col("dur") >= 0, ~pl.col("collective").is_in(_POINT_TO_POINT).fill_null(value=False)
     )
     rows = rows.select(

@@ -152,7 +152,7 @@ def measure(trace: Trace, _options: AnalyzerOptions | None = None) -> Program:
         return _of_host(trace)
     launched_by = launch_rows(trace, work)
     _require_launches(trace, launched_by)
-    collectives = communication(trace, work)
+    collectives = communication(trace)
     steps = device_steps.device_steps(trace)
     calls = _calls(trace, launched_by, collectives, steps)
     order, call = _launch_order(calls, work, launched_by)
@@ -169,7 +169,7 @@ def measure(trace: Trace, _options: AnalyzerOptions | None = None) -> Program:
     calls, blocking = _blocking(trace, calls, work, call)
     calls, paused = _pauses(calls, work, call)
     ranges, of_call, of_work = _ranges(trace, calls, work, call)
-    has_events = bool((trace.events["kind"] == "cuda_sync").any())
+    has_events = "cuda_sync" in trace.kinds
     return Program(
         **clocks.origin(trace.meta),
         world_size=trace.meta.world_size,

@@ -92,6 +92,8 @@ def only_slow(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
         pl.col("total_ns") - pl.col("usual_ns").fill_null(0) >= _LEAST_FRAC * pl.col("over"),
         pl.col("usual_ns").fill_null(0) <= _ELSEWHERE_FRAC * pl.col("total_ns"),
     )
+    if kept.is_empty():
+        return _forward_only(trace, each, slow)
     short = _in_steps(trace, each.join(slow, on="step", how="anti"), 0, kept["name"])
     elsewhere = pl.col("name").is_in(short["name"].cast(pl.String).unique().implode())
     elsewhere |= pl.col("usual_ns").is_not_null()
