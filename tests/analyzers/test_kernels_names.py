@@ -12,7 +12,7 @@ from traceanalyzer.analyzers.common.kernel_names import (
     families_of,
     family,
     function,
-    is_plain_float,
+    plain_float,
     short_names,
 )
 
@@ -273,7 +273,7 @@ def test_copies_and_sets(name: str, kind: str, of: str) -> None:
     ],
 )
 def test_kernels_without_tensor_cores_are_recognized(name: str, plain: bool) -> None:
-    assert is_plain_float(name) == plain
+    assert plain_float([name]) == [name] * plain
 
 
 ADD = (

@@ -45,7 +45,7 @@ _NAMED = 3
 def _no_tensor_cores(result: Kernels, answers: Answers) -> Iterator[Measured]:
     time = answers.time
     names = result.heaviest("name").drop_nulls("name")
-    plain = [kernel_names.is_plain_float(name) for name in names["name"]]
+    plain = pl.col("name").is_in(kernel_names.plain_float(names["name"]))
     rows = longest_first(in_steps(result, time), names.filter(plain)["kernel"], "total_ns")
     whole = int(rows["ns"].sum())
     products = min(whole, _counted_products(result, time))

@@ -10,7 +10,7 @@ is ``other``.
 """
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from functools import cache, lru_cache
 from itertools import compress
@@ -18,6 +18,7 @@ from itertools import compress
 import polars as pl
 
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION
+from traceanalyzer.analyzers.common.names import matching
 from traceanalyzer.vocabulary import COMMUNICATION_PATTERN
 
 #: Longer names are truncated before matching: compilers do not emit them, and matching takes time.
@@ -91,17 +92,17 @@ def short_names(names: Iterable[str]) -> dict[str, str]:
         called, arguments = _brief(name)
         groups[called, len(arguments)][name] = arguments
     short: dict[str, str] = {}
-    used: Counter[str] = Counter()
+    used: dict[str, int] = {}
     for (called, number), group in groups.items():
         specific = number and [
-            not (_PLAIN.fullmatch(values[0]) and len(set(values)) == 1)
-            for values in zip(*group.values(), strict=True)
+            len(values) > 1 or not _PLAIN.fullmatch(*values)
+            for values in map(set, zip(*group.values(), strict=True))
         ]
         for name, arguments in group.items():
             kept = ",".join(compress(arguments, specific)) if specific else ""
             brief = f"{called}<{kept}>" if kept else called
-            used[brief] += 1
-            short[name] = brief if used[brief] == 1 else f"{brief} [{used[brief]}]"
+            count = used[brief] = used.get(brief, 0) + 1
+            short[name] = brief if count == 1 else f"{brief} [{count}]"
     return short
 
 
@@ -112,9 +113,16 @@ def _brief(name: str) -> tuple[str, list[str]]:
     if whole:
         return whole[0], []
     called, arguments = _parts(name)
-    if not arguments:
-        return called.rsplit("::", 1)[-1] or name, []
-    plain = called.rsplit("::", 1)[-1]
+    plain = called.rpartition("::")[2]
+    parts = _arguments(arguments) if arguments else []
+    if plain in _LAUNCHERS and len(parts) == 1:
+        return parts[0], []
+    return plain or name, parts
+
+
+@lru_cache(maxsize=1 << 16)
+def _arguments(arguments: str) -> list[str]:
+    """Return template arguments without plumbing: many functions have the same."""
     arguments = _without_lambdas(arguments)
     if "::" in arguments:
         arguments = _QUALIFIER.sub("", arguments)
@@ -122,10 +130,7 @@ def _brief(name: str) -> tuple[str, list[str]]:
         arguments = _PLUMBING.sub("", arguments)
     if " " in arguments:
         arguments = _AROUND.sub("", arguments).strip()
-    parts = _split(arguments)
-    if plain in _LAUNCHERS and len(parts) == 1:
-        return parts[0], []
-    return plain or name, parts
+    return _split(arguments)
 
 
 def _split(arguments: str) -> list[str]:
@@ -326,7 +331,7 @@ KERNEL_FAMILIES: tuple[str, ...] = tuple(dict.fromkeys((*_GENERIC, *_FUNCTIONS, 
 
 #: FP32 kernels without tensor cores on GPUs that have them: kernels of cuBLAS, CUTLASS and cuDNN
 #: (``ffma`` is the FP32 instruction), and float templates of cuDNN.
-_PLAIN_FLOAT = re.compile(
+_PLAIN_FLOAT = (
     r"(?:volta|turing|ampere|hopper|sm[789]\d|cutlass_[789]\d_simt)_(?:s(?:gemm|cudnn)_|simt_sgemm)"
     r"|cudnn_(?:infer|train)_(?:volta|turing|ampere)_scudnn|cutlass_[789]\d_simt_sgemm"
     r"|xmma_\w*_f32f32_f32f32_f32_\w*_ffma_"
@@ -414,6 +419,6 @@ def _fused_family(prefix: str | None, operations: str) -> str:
     return next(name for name, pattern in patterns if re.search(pattern, operations))
 
 
-def is_plain_float(name: str) -> bool:
-    """Whether a kernel uses FP32 without tensor cores on a GPU that has them."""
-    return _PLAIN_FLOAT.search(name) is not None
+def plain_float(names: Iterable[str]) -> list[str]:
+    """Return the kernels that use FP32 without tensor cores on a GPU that has them."""
+    return matching(names, [_PLAIN_FLOAT])

@@ -299,8 +299,6 @@ def _collectives(trace: Trace, pids: pl.DataFrame) -> pl.DataFrame:
     if not hits and "mpi" not in trace.kinds:
         return _NEVER
     runs = _host_slices(trace, pl.col("name").is_in(hits) | _COMMUNICATES)
-    if runs.is_empty():
-        return _NEVER
     return runs.join(pids, on="pid", nulls_equal=True)[["unit", "start", "end"]]
 
 
@@ -443,13 +441,7 @@ def _of_others(trace: Trace, threads: pl.DataFrame) -> pl.DataFrame:
 
 
 #: Columns of :func:`_of_others`.
-_OTHERS = {
-    "unit": pl.UInt32,
-    "name": pl.String,
-    "start": pl.Int64,
-    "end": pl.Int64,
-    "label": pl.String,
-}
+_OTHERS = {"name": pl.String, "label": pl.String} | dict(_NEVER.schema)
 
 
 def rivals(excerpt: Excerpt) -> pl.DataFrame:
@@ -693,8 +685,6 @@ def _captures(slices: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
         return slices[columns].clear()
     begun = slices.filter(pl.col("name").is_in(begins))[columns].sort("end")
     ended = slices.filter(pl.col("name").is_in(ends)).select("thread", until="end").sort("until")
-    if begun.is_empty() or ended.is_empty():
-        return begun.clear()
     pairs = begun.join_asof(
         ended, left_on="end", right_on="until", by="thread", strategy="forward",
         check_sortedness=False,

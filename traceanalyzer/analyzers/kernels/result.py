@@ -15,7 +15,7 @@ from traceanalyzer.analyzers.common.display import (
     rank_column,
     sentences,
 )
-from traceanalyzer.analyzers.common.kernel_names import OTHER, is_plain_float
+from traceanalyzer.analyzers.common.kernel_names import OTHER, plain_float
 from traceanalyzer.analyzers.common.launching import Beginning, note_launched_before
 from traceanalyzer.analyzers.kernels.options import By
 from traceanalyzer.drawings import Chart
@@ -184,7 +184,7 @@ def _communication(result: Kernels, families: pl.DataFrame) -> str:
 def _plain_float(result: Kernels) -> str:
     """Report kernels that, by their names, do not use tensor cores."""
     rows = result.heaviest("name")
-    names = [name for name in rows["name"] if name is not None and is_plain_float(name)]
+    names = plain_float(rows["name"].drop_nulls())
     total = int(rows.filter(pl.col("name").is_in(names))["total_ns"].sum())
     if total <= _NOTABLE_FRAC * result.busy_ns:
         return ""
