@@ -85,7 +85,10 @@ def _measure(trace: Trace, options: Options) -> Part:
     compute = collectives.compute_kernels(work, closed)
     meta = trace.meta
     shift = meta.epoch_ns or 0
-    steps = device_steps.marked(trace)
+    marks = step_marks.step_marks(trace)
+    steps = (
+        device_steps.device_steps(trace) if marks.height else device_steps.on_device(trace, marks)
+    )
     instances = collectives.with_overlapping_work(_in_steps(closed, steps), work, compute)
     activity = collectives.activity(trace, work, closed, compute)
     if meta.format in vocabulary.ONLY_COMMUNICATION:

@@ -73,12 +73,6 @@ def device_steps(trace: Trace, step_name: str | None = None) -> pl.DataFrame:
     return trace.once(key, lambda: on_device(trace, step_marks.steps(trace, step_name)))
 
 
-def marked(trace: Trace) -> pl.DataFrame:
-    """Return :func:`device_steps` if steps are marked, otherwise none."""
-    marks = step_marks.step_marks(trace)
-    return on_device(trace, marks) if marks.is_empty() else device_steps(trace)
-
-
 def on_device(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
     """Return :func:`device_steps` for the rows of :func:`~.step_marks.steps`."""
     steps = steps.sort("start").with_columns(host_start="start", host_end="end")

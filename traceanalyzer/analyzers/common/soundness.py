@@ -404,15 +404,11 @@ def problems(trace: Trace) -> list[Issue]:
 
 def is_uncached(trace: Trace) -> bool:
     """Whether PyTorch allocates and frees memory of the device for each tensor."""
-    return any(_no_caching_allocator(trace))
+    return trace.once("uncached", lambda: any(_no_caching_allocator(trace)))
 
 
-def _no_caching_allocator(trace: Trace) -> list[Issue]:
-    """Return that PyTorch's caching allocator is off."""
-    return trace.once("uncached", lambda: list(_uncached(trace)))
-
-
-def _uncached(trace: Trace) -> Iterator[Issue]:
+def _no_caching_allocator(trace: Trace) -> Iterator[Issue]:
+    """Yield that PyTorch's caching allocator is off."""
     needed = ("^aten::", _ALLOCATING, _FREEING)
     if not all(matching(trace.names, [pattern]) for pattern in needed):
         return

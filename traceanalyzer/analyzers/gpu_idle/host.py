@@ -427,8 +427,6 @@ def _stream_waits(trace: Trace, threads: pl.DataFrame) -> pl.DataFrame:
 
 def _of_others(trace: Trace, threads: pl.DataFrame) -> pl.DataFrame:
     """Return the Python functions of other threads: unit, name, start, end, label."""
-    if "python_function" not in trace.kinds:
-        return pl.DataFrame(schema=_OTHERS)
     columns = trace.events[["kind", "name", *_LANE, "ts", "dur"]]
     python = columns.filter(pl.col("kind") == "python_function", pl.col("dur") >= 0)
     python = python.join(threads, on=_LANE, how="anti", nulls_equal=True)
@@ -438,10 +436,6 @@ def _of_others(trace: Trace, threads: pl.DataFrame) -> pl.DataFrame:
         "unit", "name", start="ts", end=pl.col("ts") + pl.col("dur"),
         label=pl.coalesce("label", pl.format("thread {}", "tid")),
     )  # fmt: skip
-
-
-#: Columns of :func:`_of_others`.
-_OTHERS = {"name": pl.String, "label": pl.String} | dict(_NEVER.schema)
 
 
 def rivals(excerpt: Excerpt) -> pl.DataFrame:

@@ -173,14 +173,10 @@ def _faster(weights: Weights, program: Program, pattern: str, factor: float) -> 
 
     work = in_range | by_name
     return replace(
-        weights,
-        duration=divided(weights.duration, work),
-        transfer=divided(weights.transfer, work),
-        loader=divided(weights.loader, before),
-        launch=divided(weights.launch, before),
-        code=divided(weights.code, before),
-        call=divided(weights.call, called),
-    )
+        weights, duration=divided(weights.duration, work), transfer=divided(weights.transfer, work),
+        loader=divided(weights.loader, before), launch=divided(weights.launch, before),
+        code=divided(weights.code, before), call=divided(weights.call, called),
+    )  # fmt: skip
 
 
 def without_time(job: Job, weights: Sequence[Weights], lost: pl.DataFrame) -> list[Weights]:
@@ -199,8 +195,6 @@ def without_time(job: Job, weights: Sequence[Weights], lost: pl.DataFrame) -> li
         schema_overrides={"rank": pl.Int32},
     )
     mine = lost.join(ranks, on="rank", nulls_equal=True)
-    if mine.is_empty():
-        return list(weights)
     mine = mine.select("program", "device", start="start_ns", end="end_ns")
     calls, work = (
         pl.concat(
@@ -253,17 +247,14 @@ def _without_time(
     copies = (work["work_kind"] == MEMORY).to_numpy()
     movable = copies | (work["work_kind"] == COMMUNICATION).to_numpy()
     return replace(
-        weights,
-        loader=weights.loader * code,
-        launch=weights.launch * code,
-        code=weights.code * code,
-        call=weights.call * in_call,
+        weights, loader=weights.loader * code, launch=weights.launch * code,
+        code=weights.code * code, call=weights.call * in_call,
         tail=weights.tail * np.where(unexplained(calls), 1.0, in_tail),
         latency=weights.latency * left(work, "start", weights.latency * copies),
         rest=weights.rest * left(work, "start", np.maximum(weights.rest, 0.0)),
         duration=weights.duration * left(work, "end", weights.duration * movable),
         transfer=weights.transfer * left(work, "end", weights.transfer),
-    )
+    )  # fmt: skip
 
 
 # --- typical ranks -----------------------------------------------------------------------------
