@@ -23,7 +23,7 @@ GEMM = "void gemm<128>(float*)"
 #: Arguments of NCCL kernels in recent recordings.
 RECORDED = (
     *("dtype", "elements_in", "elements_out"),
-    *("group", "group_size", "group_ranks", "seq", "peer"),
+    *("group", "group_size", "group_ranks", "seq", "peer", "splits_in", "splits_out"),
 )
 
 

@@ -182,6 +182,8 @@ COLLECTIVES: tuple[Column, ...] = (
     Column("group_ranks", NAME, "", "the group's ranks, as the file has them", "not recorded"),
     Column("seq", pl.Int64, "", "sequence number of this collective in its group", "not recorded"),
     Column("peer", pl.Int32, "", "global rank at the other end of a send or recv", "not recorded"),
+    Column("splits_in", NAME, "", "rows for each rank of the group, as the file has them", "equal"),
+    Column("splits_out", NAME, "", "rows from each rank, as the file has them", "equal"),
 )
 
 MEMORY_TOTALS: tuple[Column, ...] = (

@@ -39,7 +39,7 @@ _TEXT_ROWS = 1 << 12
 _TEXT_TYPES = (pl.Categorical, pl.Enum)
 
 #: Columns with long, often repeated texts: stored as ids in ``names``.
-NAMED = ("name", "file", "series", "group_ranks")
+NAMED = ("name", "file", "series", "group_ranks", "splits_in", "splits_out")
 
 #: Columns with row numbers of another table.
 _POINTS_TO = {"event": "events", "stack": "stacks", "segment": "segments"}
@@ -67,7 +67,7 @@ _ABOUT = {
     "times": "integer nanoseconds on the trace's clock: ts - start_ns is the time since the start",
     "sizes": "bytes",
     "null": "missing or unknown; never zero",
-    "names": "columns that end in name_id, file_id, series_id or group_ranks_id: names.id",
+    "names": f"columns that end in {'_id, '.join(NAMED)}_id: names.id",
     "arguments": "JSON text as the profiler wrote it: json_extract(args, '$.\"Seq\"')",
     "addresses": "printf('0x%x', address); those from 2^63 on are negative",
     "columns": "about_columns describes every column of every table",

@@ -6,6 +6,7 @@ from typing import Any
 import polars as pl
 
 from traceanalyzer.analyzers.comm_outliers.arrivals import CRITICAL_FRAC, WARN_FRAC, WARN_STEPS
+from traceanalyzer.analyzers.comm_outliers.experts import UNEQUAL
 from traceanalyzer.analyzers.comm_outliers.result import (
     SLOW_LINK_FRAC,
     CommOutliers,
@@ -109,6 +110,9 @@ def _measure_straggler(result: CommOutliers, answers: Answers, rank: int, total:
     explained = explained_by(waits.filter(pl.col("cause").is_in(list(RULE_OF))), total)
     left = 1 - sum(explained.values())
     in_slow_steps = straggling.share_in_slow_steps(answers, rank, waits)
+    of_experts = _of_experts(result, waits)
+    # a straggler works longer by as much as each other rank waits; tokens must go to some rank
+    longer = by_cause.get(WORK, 0) * (1 - sum(of_experts.values())) * (time.whole_ns / others_ns - 1)
     row = result.ranks.filter(pl.col("rank") == rank).row(0, named=True)
     reason, label = straggling.reason(answers, rank, by_cause), result.rank_label(rank)
     if (stage := straggling.stage_of(answers, rank)) is not None:
@@ -129,17 +133,14 @@ def _measure_straggler(result: CommOutliers, answers: Answers, rank: int, total:
             *([spread] if rank == result.ranks["rank"][0] and spread else []),
         ),
         advice=straggling.advice(answers, rank, waits, by_cause),
-        # the straggler works longer by as much as each of the others waits for its work
-        total_ns=round(
-            total * size / share + by_cause.get(WORK, 0) * (time.whole_ns / others_ns - 1)
-        ),
+        total_ns=round(total * size / share + longer),
         confidence="high"
         if row["straggler_steps"] >= WARN_STEPS or not time.in_steps
         else straggling.confidence_of_one_step(answers, rank, by_cause),
         rank=rank,
         step=time.only_step(waits),
         intervals=intervals_of(waits),
-        explained=explained | {"uneven-steps": in_slow_steps},
+        explained=explained | {"uneven-steps": in_slow_steps} | of_experts,
     )
 
 
@@ -206,7 +207,67 @@ def _unequal_work(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
         total_ns=total,
         confidence="medium",
         intervals=intervals_of(waits),
+        explained=_of_experts(result, waits),
     )
+
+
+@rule(
+    "comm_outliers",
+    "experts with unequal numbers of tokens, for which the other ranks wait",
+    "exposed wait time for ranks with longer or more work at all-to-alls whose largest load is at "
+    "least 1.1 times the mean, as a share of step time (or of the recorded time)",
+    {"info": 0.01, "warning": 0.05, "critical": 0.15},
+    uses=("gpu_idle", "kernels"),
+    compares_ranks=True,
+)
+def _expert_imbalance(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
+    time, experts = answers.time, result.experts
+    waits = time.of_cause(WORK).filter(pl.col("collective").str.contains("all_to_all"))
+    total = int(waits["lost_ns"].sum())
+    if experts.main is None or experts.imbalance < UNEQUAL or not total:
+        return
+    rank, most = experts.main
+    of_rank = most / experts.n
+    persistent = f"rank {rank} in {most:,} of {format_count(experts.n, 'all_to_all')}"
+    yield Measured(
+        size=time.frac(total),
+        title=f"Experts have unequal loads: the other ranks wait {time.share(total)} for the rank "
+        f"with the most tokens, {experts.imbalance:.3g} times the mean ({persistent}).",
+        evidence=(
+            *(
+                f"Most tokens: rank {row['rank']}, {row['of_mean']:.3g} times the mean rank."
+                for row in experts.loads.head(1).iter_rows(named=True)
+            ),
+            "The rank with the most tokens is the same all the time: its experts are popular."
+            if of_rank >= _MOSTLY
+            else "The rank with the most tokens changes: the router is uneven for each batch.",
+        ),
+        advice=_PLACE_EXPERTS if of_rank >= _MOSTLY else _BALANCE_ROUTER,
+        total_ns=total,
+        rank=rank if of_rank >= _MOSTLY else None,
+        intervals=intervals_of(waits),
+    )
+
+
+#: From this share of all-to-alls on, one rank has the largest load persistently.
+_MOSTLY = 0.8
+_PLACE_EXPERTS = (
+    "Spread the popular experts over the ranks, or replicate them (EPLB), and raise "
+    "the weight of the load-balancing loss or bias of the router."
+)
+_BALANCE_ROUTER = (
+    "Raise the weight of the load-balancing loss or bias of the router, limit the tokens of an "
+    "expert (capacity factor), or use larger batches, whose loads differ less."
+)
+
+
+def _of_experts(result: CommOutliers, waits: pl.DataFrame) -> dict[str, float]:
+    """Return the share of waits that unequal loads of experts explain."""
+    whole = int(waits["lost_ns"].sum())
+    if not whole or result.experts.imbalance < UNEQUAL:
+        return {}
+    of_work = waits.filter(pl.col("cause") == WORK, pl.col("collective").str.contains("all_to_all"))
+    return {"expert-imbalance": int(of_work["lost_ns"].sum()) / whole}
 
 
 @rule(
@@ -595,6 +656,7 @@ def _at(step: str | None) -> str:
 
 
 RULES: tuple[Rule, ...] = (
-    _straggler, _unequal_work, _pipeline_bubble, _repeated_reduction, _slow_collectives,
+    _straggler, _unequal_work, _expert_imbalance,
+    _pipeline_bubble, _repeated_reduction, _slow_collectives,
     _collective_outliers, _slow_link, _nearly_full_memory, _exposed_communication,
 )  # fmt: skip

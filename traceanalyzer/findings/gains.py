@@ -2,8 +2,8 @@
 
 Of a finding about idle time, exposed copies or communication, what happened in its intervals is
 removed: host time, copies and transfers. Of one about a slow rank, that rank becomes like the
-others, a pipeline stage like the mean of all ranks; of unequal work, all ranks become like their
-mean. Other findings have no change that a replay knows: their gain is at most their cost.
+others, a pipeline stage like the mean of all ranks; of unequal work and experts, all ranks become
+like their mean. Other findings have no change that a replay knows: their gain is at most their cost.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _IN_INTERVALS = {*RULE_OF.values(), "exposed-communication"} - {
     "waiting-for-ranks", "pipeline-bubble", "unknown-idleness", "device-wait", "short-gaps",
 }  # fmt: skip
 #: Rules about a rank that becomes like the others, and about all ranks.
-_OF_RANKS, _UNEQUAL = {"straggler", "slow-gpu"}, "unequal-work"
+_OF_RANKS, _UNEQUAL = {"straggler", "slow-gpu"}, {"unequal-work", "expert-imbalance"}
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def _gain_frac(one: Finding, replay: Replay, time: DeviceTime) -> float | None:
 
 
 def _is_of_ranks(one: Finding) -> bool:
-    return bool(_ranks(one)) or one.id == _UNEQUAL
+    return bool(_ranks(one)) or one.id in _UNEQUAL
 
 
 def _ranks(one: Finding) -> tuple[int, ...]:
@@ -157,7 +157,7 @@ def _share(findings: Collection[Finding], replay: Replay, time: DeviceTime) -> f
 def _weights(findings: Collection[Finding], replay: Replay) -> list[Weights]:
     """Return the times of the run without the causes of findings."""
     ranks = {rank for one in findings for rank in _ranks(one)}
-    if any(one.id == _UNEQUAL for one in findings):
+    if any(one.id in _UNEQUAL for one in findings):
         ranks = {one.rank for one in replay.job.programs if one.rank is not None}
     lost = [
         one.intervals for one in findings if one.id in _IN_INTERVALS and one.intervals is not None

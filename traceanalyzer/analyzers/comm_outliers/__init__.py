@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Unpack
 
 from traceanalyzer.analyzers.base import Reading
-from traceanalyzer.analyzers.comm_outliers.options import Options
+from traceanalyzer.analyzers.comm_outliers.options import By, Options
 
 if TYPE_CHECKING:
     from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
@@ -29,6 +29,7 @@ def comm_outliers(
     z: float = 3.5,
     comm_patterns: str | Sequence[str] = (),
     min_wait_ns: int | None = None,
+    by: By | None = None,
     **reading: Unpack[Reading],
 ) -> CommOutliers:
     """Which collectives took unusually long, which rank is the straggler, and what did it do?
@@ -48,6 +49,7 @@ def comm_outliers(
         comm_patterns: regular expressions of further kernel names that are communication.
         min_wait_ns: smallest reported arrival delay; default a tenth of the median step, 1 ms
             without steps.
+        by: ``pair`` lists the tokens from each rank to each other first.
         **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
 
     Raises:
@@ -61,5 +63,7 @@ def comm_outliers(
     from traceanalyzer.run.loop import run
 
     traces, snapshots = without_snapshots(each(inputs), reading.get("format"))
-    options = Options(baseline, (*snapshots, *each(memory)), factor, comm_patterns, z, min_wait_ns)
+    options = Options(
+        baseline, (*snapshots, *each(memory)), factor, comm_patterns, z, min_wait_ns, by
+    )
     return run(COMM_OUTLIERS, traces, options, **reading)

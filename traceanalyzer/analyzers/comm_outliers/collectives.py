@@ -23,13 +23,13 @@ from traceanalyzer.trace import Trace
 
 _DESCRIPTION = (
     *("dtype", "elements_in", "elements_out"),
-    *("group", "group_size", "group_ranks", "seq", "peer", "ends"),
+    *("group", "group_size", "group_ranks", "seq", "peer", "ends", "splits_in", "splits_out"),
 )
 
 #: Calls of a thread that overlap by at most this follow each other: profilers round times.
 _ROUNDING_NS = 1_000
 
-_TEXT = ("collective", "dtype", "group", "group_ranks")
+_TEXT = ("collective", "dtype", "group", "group_ranks", "splits_in", "splits_out")
 
 #: Columns of :attr:`Part.instances`, one row per collective of this rank, in order of start.
 INSTANCES: dict[str, type[pl.DataType]] = {
@@ -49,6 +49,9 @@ INSTANCES: dict[str, type[pl.DataType]] = {
     "compute_ns": pl.Int64,
     "memory_ns": pl.Int64,
     "overlapped_by": pl.String,
+    "elements_in": pl.Int64,
+    "elements_out": pl.Int64,
+    "splits_in": pl.String,
 }
 
 

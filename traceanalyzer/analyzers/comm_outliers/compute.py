@@ -20,6 +20,7 @@ from traceanalyzer.analyzers.comm_outliers import (
     arrivals,
     chains,
     collectives,
+    experts,
     inspector,
     matching,
     outliers,
@@ -198,6 +199,8 @@ def compare(parts: Sequence[Part], options: Options, base: Sequence[Part] = ()) 
         else remarks(parts, instances, each, clocks, met.height - rows.height, spanning),
         one_job=not several,
         compared_from=begins.drop("begin"),
+        experts=experts.experts(instances),
+        by=options.by,
     )
 
 
@@ -262,8 +265,11 @@ COMM_OUTLIERS = Analyzer(
 def _shaped(instances: pl.DataFrame, shift: int) -> pl.DataFrame:
     """Return the columns of :data:`INSTANCES`; a collective without a name has its kernel's."""
     kernel = names.mapped(instances["name"], kernel_names.function)
+    has_splits = pl.coalesce("splits_in", "splits_out").is_not_null()
     return instances.with_columns(
-        pl.col("start", "end") + shift, collective=pl.coalesce("collective", kernel)
+        pl.col("start", "end") + shift,
+        pl.when(has_splits).then(pl.col("elements_in", "elements_out", "splits_in")),
+        collective=pl.coalesce("collective", kernel),
     ).select(pl.col(name).cast(dtype) for name, dtype in INSTANCES.items())
 
 

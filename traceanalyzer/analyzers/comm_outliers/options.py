@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, get_args
 
 from traceanalyzer.analyzers.base import AnalyzerOptions, comm_patterns, option
 
 if TYPE_CHECKING:
     from traceanalyzer.trace import Inputs
+
+
+By = Literal["pair"]
 
 
 @dataclass(frozen=True)
@@ -51,4 +54,10 @@ class Options(AnalyzerOptions):
     )
     min_wait_ns: int | None = option(
         None, help="Smallest reported arrival delay.", minimum=0, command_line=False, measured=False
+    )
+    by: By | None = option(
+        None,
+        help="pair: tokens and bytes from each rank to each other in all-to-alls of unequal sizes.",
+        choices=get_args(By),
+        measured=False,
     )

@@ -10,6 +10,8 @@ import polars as pl
 from traceanalyzer.analyzers.comm_outliers import arrivals, chains, pipelines, tables
 from traceanalyzer.analyzers.comm_outliers.activity import divide, labels
 from traceanalyzer.analyzers.comm_outliers.arrivals import Window
+from traceanalyzer.analyzers.comm_outliers.experts import NO_EXPERTS, UNEQUAL, Experts
+from traceanalyzer.analyzers.comm_outliers.options import By
 from traceanalyzer.analyzers.comm_outliers.outliers import NETWORK
 from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.display import at_start, sentences
@@ -135,6 +137,8 @@ class CommOutliers(Result):
         memory: how full the device was during each outlier, rows of :func:`~.activity.fullness`;
             None unless requested.
         one_job: whether all files can be of one job; otherwise ranks are not compared.
+        experts: loads of ranks in all-to-alls of unequal sizes.
+        by: ``pair`` to list the tokens from rank to rank first.
         compared_from: path, rank, from_ns (on the clock of the file): all ranks are recorded from
             then on; null if all recordings begin at about the same time.
     """
@@ -153,6 +157,8 @@ class CommOutliers(Result):
     memory: pl.DataFrame | None = None
     one_job: bool = True
     compared_from: pl.DataFrame | None = None
+    experts: Experts = NO_EXPERTS
+    by: By | None = None
 
     @property
     def begin_apart(self) -> bool:
@@ -177,7 +183,13 @@ class CommOutliers(Result):
                 and self.is_steady(stragglers["rank"][0])
                 else None,
             },
-            charts=partial(tables.charts, self.instances, self.arrivals, self.delayed.collectives),
+            charts=partial(
+                tables.charts,
+                self.instances,
+                self.arrivals,
+                self.delayed.collectives,
+                self.experts.pairs,
+            ),
         )
 
     def stragglers(self) -> pl.DataFrame:
@@ -343,6 +355,7 @@ def _verdict(result: CommOutliers) -> str:
         _unexplained(result),
         *slow_links(result)[:1],
         small_collectives(result),
+        unequal_experts(result.experts),
     )
     more, totals = "", result.totals
     if totals.n_ranks > 1 and not totals.n_matched:
@@ -353,6 +366,17 @@ def _verdict(result: CommOutliers) -> str:
         more = "The files are of different jobs, so ranks are not compared."
     unjudged = result.instances["judged_by"].null_count()
     return sentences(problems or _nothing(totals, unjudged), _filled(result.memory), more)
+
+
+def unequal_experts(experts: Experts) -> str:
+    """Report loads of experts that differ between ranks."""
+    if experts.main is None or experts.imbalance < UNEQUAL:
+        return ""
+    rank, most = experts.main
+    return (
+        f"Experts have unequal loads: the rank with the most tokens of an all_to_all has "
+        f"{experts.imbalance:.3g} times the mean (rank {rank} in {most:,} of {experts.n:,})."
+    )
 
 
 def _filled(memory: pl.DataFrame | None) -> str:
@@ -709,6 +733,15 @@ def _optional(name: str, frame: pl.DataFrame | None) -> tuple[Table, ...]:
     return () if frame is None else (tables.table(name, frame),)
 
 
+def _loads(result: CommOutliers) -> tuple[Table, ...]:
+    """Return the tables of loads of experts; of pairs only on request or in detail."""
+    of, kept = result.experts, (result.by is not None)
+    pairs = replace(tables.table("pairs", of.pairs), detail=not kept)
+    rows = {"loads": of.loads, "places": of.places, "loads_by_step": of.steps}
+    others = [tables.table(name, frame) for name, frame in rows.items() if frame.height]
+    return (*((pairs,) if kept or of.pairs.height else ()), *others)
+
+
 def _tables(result: CommOutliers) -> tuple[Table, ...]:
     """Return delayed collectives, ranks, baseline, outliers, groups, collectives, steps and others.
 
@@ -726,14 +759,17 @@ def _tables(result: CommOutliers) -> tuple[Table, ...]:
         *_optional("memory", result.memory),
         tables.table("groups", result.groups),
     )
+    loads = _loads(result)
     if result.totals.n_ranks == 1:
         return (*single, tables.table("ranks", result.ranks, several=False))
     more = f" (arrival delay of {format_ns(delayed.min_wait_ns)} or more)"
     return (
+        *(loads if result.by else ()),
         tables.table("delayed", delayed.with_activity(), more),
         tables.table("ranks", result.ranks),
         *_optional("concentration", result.concentration),
         *single,
+        *(() if result.by else loads),
         tables.table("collectives", worst),
         tables.table("steps", result.steps),
         tables.table("context", context),

@@ -54,6 +54,27 @@ _TABLES = {
         factor, cause, compute_ns: compute overlap, overlapped_by: overlapped by""",
         "none",
     ),
+    "pairs": (
+        "Tokens from rank to rank in all-to-alls of unequal sizes",
+        """source, target, n, tokens, message_bytes: bytes, of_mean: of the mean pair""",
+        "no sizes of all-to-alls",
+    ),
+    "loads": (
+        "Loads of ranks in all-to-alls of unequal sizes",
+        """rank, tokens, elements, of_mean: of the mean rank, most: times largest""",
+        "none",
+    ),
+    "loads_by_step": (
+        "Loads by step",
+        """step, imbalance: largest / mean, rank: largest rank""",
+        "none",
+    ),
+    "places": (
+        "Loads by all_to_all of a step",
+        """group, place: all_to_all of the step, n, imbalance: largest / mean,
+        max_imbalance: at most, rank: largest rank, same_frac: of these""",
+        "none",
+    ),
     "memory": (
         "Device memory during outliers",
         """rank, step, collective, duration_ns: duration, taken_bytes: used memory,
@@ -107,7 +128,7 @@ _HIDE_FIRST = {
 }
 
 #: Tables printed only in detail.
-DETAILS = ("collectives", "steps", "context", "clocks")
+DETAILS = ("collectives", "steps", "context", "clocks", "places", "loads_by_step")
 
 #: Columns that compare ranks.
 _COMPARING = ("wait_ns", "imposed_ns", "times_last", "straggler_steps", "straggler_frac")
@@ -137,10 +158,31 @@ def table(name: str, frame: pl.DataFrame, more: str = "", *, several: bool = Tru
 # --- charts --------------------------------------------------------------------------------
 
 
-def charts(instances: pl.DataFrame, met: pl.DataFrame, delayed: pl.DataFrame) -> tuple[Chart, ...]:
-    """Return durations over time; with several ranks, arrivals after the first rank before them."""
+def charts(
+    instances: pl.DataFrame, met: pl.DataFrame, delayed: pl.DataFrame, pairs: pl.DataFrame
+) -> tuple[Chart, ...]:
+    """Return arrivals with several ranks, durations, and tokens by pair of ranks if known."""
     durations = _durations(instances)
-    return (durations,) if met.is_empty() else (_arrivals(met, delayed), durations)
+    arrivals = () if met.is_empty() else (_arrivals(met, delayed),)
+    return (*arrivals, durations, *((_pairs(pairs),) if pairs.height else ()))
+
+
+def _pairs(pairs: pl.DataFrame) -> Chart:
+    """Return the tokens from each rank to each other as areas."""
+    return Chart(
+        name="pairs",
+        title="Tokens from rank to rank",
+        mark="scatter",
+        frame=pairs.select(
+            "target", "source", "tokens", share=pl.col("tokens") / pl.col("tokens").max()
+        ),
+        x="target",
+        y="source",
+        x_label="to rank",
+        y_label="from rank",
+        size="share",
+        label="tokens",
+    )
 
 
 def _durations(instances: pl.DataFrame) -> Chart:

@@ -67,6 +67,8 @@ _COLLECTIVES = {
     "seq": "Seq",
     "source": "Src Rank",
     "target": "Dst Rank",
+    "splits_in": "In split size",
+    "splits_out": "Out split size",
 }
 _INPUTS = {
     "input_dims": "Input Dims",

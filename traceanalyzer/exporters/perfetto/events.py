@@ -32,6 +32,8 @@ _OF_COLLECTIVE = {
     "group_ranks": "group ranks",
     "seq": "sequence number",
     "peer": "peer rank",
+    "splits_in": "split sizes in",
+    "splits_out": "split sizes out",
 }
 #: Counters of ``memory_totals``.
 _MEMORY = {"allocated_bytes": "allocated", "reserved_bytes": "reserved"}

@@ -14,8 +14,12 @@ from traceanalyzer.parsers.chrome_trace.decode import NULL, Codes
 
 Ints = npt.NDArray[np.int64]
 Codes32 = npt.NDArray[np.uint32]
-#: (collective, dtype, elements in, elements out, group, group size, group ranks, seq, peer)
-Collective = tuple[str | None, str | None, int, int, str | None, int, str | None, int, int]
+#: (collective, dtype, elements in, elements out, group, group size, group ranks, seq, peer, splits
+#: in, splits out)
+Collective = tuple[
+    *tuple[str | None, str | None, int, int, str | None, int, str | None, int, int],
+    *tuple[str | None, str | None],
+]
 #: (name, pid, its text, tid, its text, known arguments as JSON) of an event of phase M
 Metadata = tuple[str, int, str | None, int, str | None, str]
 #: (ts, pid, its text, name, series, value)

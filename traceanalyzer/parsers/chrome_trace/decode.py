@@ -48,6 +48,8 @@ class Args(msgspec.Struct, gc=False):
     group: Any = msgspec.field(default=None, name="Process Group Name")
     group_ranks: Any = msgspec.field(default=None, name="Process Group Ranks")
     seq: Any = msgspec.field(default=NULL, name="Seq")
+    splits_in: Any = msgspec.field(default=None, name="In split size")
+    splits_out: Any = msgspec.field(default=None, name="Out split size")
     source_rank: Any = msgspec.field(default=NULL, name="Src Rank")
     target_rank: Any = msgspec.field(default=NULL, name="Dst Rank")
     # [memory] instants

@@ -143,7 +143,8 @@ def _name_collectives(slices: Slices, rows: array[int], texts: list[str]) -> Non
 
 
 def _named(kernel: str) -> Collective:
-    return vocabulary.collective_of_kernel(kernel), None, NULL, NULL, None, NULL, None, NULL, NULL
+    collective = vocabulary.collective_of_kernel(kernel)
+    return collective, None, NULL, NULL, None, NULL, None, NULL, NULL, None, None
 
 
 def _texts(text: bytes, ranges: array[int]) -> list[str]:

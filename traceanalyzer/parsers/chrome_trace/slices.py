@@ -272,7 +272,15 @@ def _collective(event: Event, args: Args) -> Collective | None:
         text_of(args.group_ranks),
         decode.integer(args.seq),
         decode.integer(peer),
+        _splits(args.splits_in),
+        _splits(args.splits_out),
     )
+
+
+def _splits(value: Any) -> str | None:
+    """Return recorded split sizes as text; None if they are equal, which PyTorch writes as []."""
+    text = text_of(value)
+    return text if text and text.strip("[] ") else None
 
 
 def _tensor(args: Args) -> tuple[str | None, int]:
