@@ -112,7 +112,8 @@ def _measure_straggler(result: CommOutliers, answers: Answers, rank: int, total:
     in_slow_steps = straggling.share_in_slow_steps(answers, rank, waits)
     of_experts = _of_experts(result, waits)
     # a straggler works longer by as much as each other rank waits; tokens must go to some rank
-    longer = by_cause.get(WORK, 0) * (1 - sum(of_experts.values())) * (time.whole_ns / others_ns - 1)
+    work = by_cause.get(WORK, 0) * (1 - sum(of_experts.values()))
+    longer = work * (time.whole_ns / others_ns - 1)
     row = result.ranks.filter(pl.col("rank") == rank).row(0, named=True)
     reason, label = straggling.reason(answers, rank, by_cause), result.rank_label(rank)
     if (stage := straggling.stage_of(answers, rank)) is not None:

@@ -84,7 +84,7 @@ def experts(instances: pl.DataFrame) -> Experts:
     if rows.is_empty():
         return NO_EXPERTS
     load = pl.when("to_experts").then("elements_out").otherwise("elements_in")
-    rows = rows.join(_ways(rows), on="instance").with_columns(load=load)
+    rows = rows.join(_directions(rows), on="instance").with_columns(load=load)
     each = _each(rows)
     of_all = (pl.col("largest").sum() / pl.col("mean").sum()).alias("imbalance")
     most = each.group_by("rank").agg(most=pl.len().cast(pl.Int64))
@@ -106,7 +106,7 @@ def experts(instances: pl.DataFrame) -> Experts:
     )
 
 
-def _ways(rows: pl.DataFrame) -> pl.DataFrame:
+def _directions(rows: pl.DataFrame) -> pl.DataFrame:
     """Return whether each all_to_all sends tokens to experts: instance, to_experts.
 
     It brings them back if each rank sends as much as it received in the one before, which sent.
@@ -114,11 +114,11 @@ def _ways(rows: pl.DataFrame) -> pl.DataFrame:
     before = pl.col("elements_out").shift(1).over("group", "rank", order_by="start")
     each = rows.with_columns(returns=pl.col("elements_in") == before).group_by("group", "instance")
     ordered = each.agg(pl.col("returns").all(ignore_nulls=False), pl.col("start").min())
-    ways, last = [], dict[str | None, bool]()
+    directions, last = [], dict[str | None, bool]()
     for group, instance, returns, _ in ordered.sort("start", "instance").iter_rows():
         last[group] = not (returns and last.get(group, False))
-        ways.append((instance, last[group]))
-    table = pl.DataFrame(ways, schema=["instance", "to_experts"], orient="row")
+        directions.append((instance, last[group]))
+    table = pl.DataFrame(directions, schema=["instance", "to_experts"], orient="row")
     return table.cast({"instance": ordered.schema["instance"]})
 
 
