@@ -3,7 +3,8 @@
 Of a finding about idle time, exposed copies or communication, what happened in its intervals is
 removed: host time, copies and transfers. Of one about a slow rank, that rank becomes like the
 others, a pipeline stage like the mean of all ranks; of unequal work and experts, all ranks become
-like their mean. Other findings have no change that a replay knows: their gain is at most their cost.
+like their mean. Other findings have no change that a replay knows: their gain is at most their
+cost.
 """
 
 from __future__ import annotations
