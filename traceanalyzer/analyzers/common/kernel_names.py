@@ -407,6 +407,12 @@ def is_fusible(name: str) -> bool:
     return not (_INDUCTOR.match(name) or CHANGES_LAYOUT.search(name))
 
 
+def fused_operations(name: str) -> str:
+    """Return the operations of a kernel of TorchInductor as in its name, else an empty text."""
+    match = _INDUCTOR.match(name)
+    return match[2] or "" if match else ""
+
+
 def _fused_family(prefix: str | None, operations: str) -> str:
     """Return the family of a TorchInductor kernel by its prefix and operations."""
     if prefix is None:

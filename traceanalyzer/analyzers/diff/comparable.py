@@ -61,11 +61,13 @@ _DIFFERENCES: dict[str, Callable[[Run], Sequence[str]]] = {
 }
 
 
-def obstacle(before: Run, after: Run, measure: Measure | None) -> str | None:
+def obstacle(
+    before: Run, after: Run, measure: Measure | None, sure_frac: float | None
+) -> str | None:
     """Return why the runs cannot be compared; None if they can.
 
-    Runs with steps are assumed to be comparable. Without steps they must have a kernel or an
-    operator in common.
+    Runs with steps are assumed to be comparable. Without steps they must have a kernel, a role or
+    an operator in common; ``sure_frac`` is that of :class:`~.roles.Pairing`.
     """
     if measure is None:
         units = [_units(run) for run in (before, after)]
@@ -73,12 +75,14 @@ def obstacle(before: Run, after: Run, measure: Measure | None) -> str | None:
             return f"sampled stacks have different units: {units[0]} before, {units[1]} after"
         data = [_data_of(run) for run in (before, after)]
         return f"the runs have no data in common: {data[0]} before, {data[1]} after"
-    if measure.name in ("device", "thread") and _in_common(before, after) == 0:
+    if measure.name in ("device", "thread") and _in_common(before, after, sure_frac) == 0:
         return "the runs have no kernel or operator in common, and not both have marked steps"
     return None
 
 
-def reservations(before: Run, after: Run, measure: Measure | None) -> tuple[str, ...]:
+def reservations(
+    before: Run, after: Run, measure: Measure | None, sure_frac: float | None
+) -> tuple[str, ...]:
     """Return why a change may have other causes than the code; empty if nothing is known."""
     runs = (before, after)
     different = () if measure is None else (*_different(runs), *_of_messages(before, after))
@@ -86,13 +90,15 @@ def reservations(before: Run, after: Run, measure: Measure | None) -> tuple[str,
     if overhead:
         different = tuple(text for text in different if not text.startswith(_EXTRAS))
     in_steps = measure is not None and measure.name == "step"
-    programs = _of_program(before, after) if in_steps else ()
+    programs = _of_program(before, after, sure_frac) if in_steps else ()
     return (*overhead, *different, *_truncated(runs), *programs)
 
 
-def remarks(before: Run, after: Run, measure: Measure | None) -> Iterator[str]:
+def remarks(
+    before: Run, after: Run, measure: Measure | None, sure_frac: float | None
+) -> Iterator[str]:
     """Return the reservations, and remarks on the measure and the noise."""
-    yield from reservations(before, after, measure)
+    yield from reservations(before, after, measure, sure_frac)
     if measure is not None:
         yield from _of_measure((before, after), measure)
 
@@ -159,11 +165,11 @@ def _of_steps(before: Run, after: Run) -> Iterator[str]:
         yield WITHIN
 
 
-def _of_program(before: Run, after: Run) -> Iterator[str]:
+def _of_program(before: Run, after: Run, sure_frac: float | None) -> Iterator[str]:
     sorts = [_sort_of_step(run) for run in (before, after)]
     if sorts[0] != sorts[1]:
         yield f"Steps are marked as {sorts[0]} before, as {sorts[1]} after: check that they match."
-    shared = _in_common(before, after)
+    shared = _in_common(before, after, sure_frac)
     if shared is not None and shared < _ALIKE_FRAC:
         yield (
             f"{_PROGRAM} {format_frac(shared)} of the time of one run: check that it is the same "
@@ -216,13 +222,13 @@ def _sort_of_step(run: Run) -> str:
     return re.sub(r"\d+", "N", re.sub(r" \[\d+\]$", "", name))
 
 
-def _in_common(before: Run, after: Run) -> float | None:
-    """Return the share of time in kernels or operators (by name) that both runs have.
+def _in_common(before: Run, after: Run, sure_frac: float | None) -> float | None:
+    """Return the share of time in kernels, operators (by name) or roles that both runs have.
 
-    This is the smaller share of the two runs, and the larger one of kernels and operators; None if
-    the runs do not both have kernels or operators.
+    This is the smaller share of the two runs, and the largest one of kernels, operators and roles;
+    None if the runs do not both have kernels or operators.
     """
-    shares = []
+    shares = [] if sure_frac is None else [sure_frac]
     for table, time in (("work", "total_ns"), ("operators", "host_ns")):
         rows = [getattr(run, table) for run in (before, after)]
         if any(frame is None for frame in rows):

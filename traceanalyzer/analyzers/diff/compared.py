@@ -4,6 +4,7 @@ Typical steps are those with a time (mean over ranks and devices) in the middle 
 without warm-up. Means over one set of steps add up, and single outliers do not change them.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,10 +13,12 @@ import numpy.typing as npt
 import polars as pl
 
 from traceanalyzer.analyzers.comm_outliers.outliers import compare
-from traceanalyzer.analyzers.common import kernel_names, names
+from traceanalyzer.analyzers.common import kernel_names
 from traceanalyzer.analyzers.common.device_work import PART_NAMES
-from traceanalyzer.analyzers.common.display import by_part
+from traceanalyzer.analyzers.common.display import by_part, listed
+from traceanalyzer.analyzers.common.names import mapped
 from traceanalyzer.analyzers.diff import runs
+from traceanalyzer.analyzers.diff.roles import FUSED, OTHER, Pairing
 from traceanalyzer.analyzers.gpu_idle.causes import BUSY, CAUSES, NAMES
 from traceanalyzer.analyzers.steps.statistics import HOST_PARTS
 from traceanalyzer.frames.numbering import numbered
@@ -193,7 +196,7 @@ def kernels(pair: Pair) -> pl.DataFrame | None:
     if rows is None:
         return None
     short = kernel_names.short_names(rows["name"].drop_nulls().unique().to_list())
-    named = names.mapped(rows["name"], short.__getitem__).alias("kernel")
+    named = mapped(rows["name"], short.__getitem__).alias("kernel")
     return rows.insert_column(0, named)
 
 
@@ -210,17 +213,136 @@ def operators(pair: Pair, side: str) -> pl.DataFrame | None:
 
 def _summed(pair: Pair, table: str, keys: list[str], column: str) -> pl.DataFrame | None:
     """Compare the rows of both runs' tables: time and count per step."""
+    rows = [getattr(run, table) for run in pair.both]
+    if any(frame is None for frame in rows):
+        return None
+    each = [basis.devices if table == "work" else basis.ranks for basis in pair.bases]
+    return _compare_sums(pair, rows, keys, column, each)
+
+
+def _compare_sums(
+    pair: Pair,
+    rows: Sequence[pl.DataFrame],
+    keys: list[str],
+    column: str,
+    each: Sequence[runs.Floats],
+) -> pl.DataFrame:
+    """Compare time and count per step of the rows of both runs."""
     sides = []
-    for run, basis in zip(pair.both, pair.bases, strict=True):
-        rows: pl.DataFrame | None = getattr(run, table)
-        if rows is None:
-            return None
-        each = basis.devices if table == "work" else basis.ranks
-        rows = rows.drop_nulls(column)
-        times = usual(rows, keys, column, basis, each)
-        counts = usual(rows, keys, "n", basis, each).select(*keys, n="value")
+    for frame, basis, divisor in zip(rows, pair.bases, each, strict=True):
+        known = frame.drop_nulls(column)
+        times = usual(known, keys, column, basis, divisor)
+        counts = usual(known, keys, "n", basis, divisor).select(*keys, n="value")
         sides.append(times.join(counts, on=keys, nulls_equal=True, maintain_order="left"))
     return _compare_rows(sides[0], sides[1], keys, pair.least, more=("n",))
+
+
+#: A position of a role has a row of its own if it has this share of the change of the role, ...
+_CHANGED_FRAC = 0.8
+#: ... but less than this share of its time.
+_TIME_FRAC = 0.5
+_ROLE = ["operator", "shapes", "family", "before", "after", "pairing"]
+
+
+def roles(pair: Pair, pairing: Pairing) -> pl.DataFrame:
+    """Compare kernels by their role.
+
+    Positions with equal operator, shapes and kernels are one row, except for a position that has
+    nearly all of the change.
+
+    Returns:
+        role, kernel (what is in place of what), and the columns of :data:`_ROLE` with
+        ``before_kernel`` and ``after_kernel``, position (``2 of 3``, null if the row has all).
+    """
+    each = [basis.devices for basis in pair.bases]
+    rows = [
+        run.units.times.join(of, on="place") if run.units else pl.DataFrame()
+        for run, of in zip(pair.both, pairing.of, strict=True)
+    ]
+    by_place = _compare_sums(pair, rows, ["role"], "total_ns", each)
+    labels = _rows_of_roles(by_place.join(pairing.roles, on="role"))
+    rows = [frame.join(labels.select("role", "row"), on="role") for frame in rows]
+    compared = _compare_sums(pair, rows, ["row"], "total_ns", each)
+    described = labels.unique("row", keep="first", maintain_order=True).drop("role")
+    joined = compared.join(described, on="row", maintain_order="left")
+    named = joined.select(
+        _role(joined),
+        _in_place_of(joined),
+        pl.exclude("row", "before", "after"),
+        before_kernel="before",
+        after_kernel="after",
+    )
+    return _largest_first(named, ["role", "kernel", "shapes", "position"])
+
+
+def _rows_of_roles(each: pl.DataFrame) -> pl.DataFrame:
+    """Return the row of the result of each role: role, row, position, and :data:`_ROLE`."""
+    ordered = each.sort("role")
+    change, whole = pl.col("change_ns"), pl.col("change_ns").sum().over(_ROLE)
+    time = pl.max_horizontal(pl.col("before_ns").fill_null(0), pl.col("after_ns").fill_null(0))
+    apart = (
+        (change / whole >= _CHANGED_FRAC)
+        & (whole.abs() >= _CHANGED_FRAC * change.abs().sum().over(_ROLE))
+        & (time < _TIME_FRAC * time.sum().over(_ROLE))
+        & pl.col("state").is_in((runs.SLOWER, runs.FASTER))
+    ).fill_null(value=False)
+    number = pl.int_range(pl.len()).over(_ROLE) + 1
+    position = pl.format("{} of {}", number, pl.len().over(_ROLE))
+    rows = ordered.select("role", *_ROLE, position=pl.when(apart).then(position))
+    keys = rows.select(*_ROLE, "position")
+    return rows.with_columns(row=pl.Series(numbered(keys.get_columns())[1]))
+
+
+def _role(rows: pl.DataFrame) -> pl.Series:
+    """Return the operator with its first shapes (``aten::mm 64x32, 32x16``), else the family."""
+    shapes = mapped(rows["shapes"], _first_shapes)
+    texts = rows.select(
+        pl.concat_str(
+            pl.coalesce("operator", "family"),
+            pl.when(shapes.str.len_chars() > 0).then(pl.format(" {}", shapes)),
+            pl.when(pl.col("position").is_not_null()).then(pl.format(" (position {})", "position")),
+            ignore_nulls=True,
+        ).alias("role")
+    )
+    return texts.to_series()
+
+
+def _first_shapes(text: str) -> str:
+    """Return the first shapes of inputs, without scalars."""
+    shapes = [shape.replace(", ", "x") for shape in _SHAPE.findall(text)[:_SHAPES]]
+    return ", ".join(shapes)
+
+
+#: A shape in the inputs of an operator, and how many of them are named.
+_SHAPE = re.compile(r"\d+(?:, \d+)*")
+_SHAPES = 2
+
+
+def _in_place_of(rows: pl.DataFrame) -> pl.Series:
+    """Return the kernel of each role, and that of the run before if it is another one."""
+    texts = []
+    columns = ("before", "after", "pairing", "state", "before_n", "after_n")
+    for before, after, pairing, state, before_n, after_n in rows.select(columns).iter_rows():
+        brief = [_brief(one or "") for one in (before, after)]
+        one, other = (before, after) if brief[0] == brief[1] else brief
+        if state in (runs.NEW, runs.GONE) or pairing not in (OTHER, FUSED):
+            texts.append(before if state == runs.GONE else after or before)
+        elif pairing == OTHER:
+            texts.append(f"{other} in place of {one}")
+        else:
+            texts.append(f"{one} {'fused' if after_n <= before_n else 'split'} into {other}")
+    return pl.Series("kernel", texts, dtype=pl.String)
+
+
+def _brief(kernels: str) -> str:
+    """Return the names of kernels without template arguments if they are long."""
+    if len(kernels) <= _LONG:
+        return kernels
+    return listed([*dict.fromkeys(re.split(", | and ", _BRIEF.sub(r"\1", kernels)))])
+
+
+#: Template arguments are left out of longer names.
+_LONG, _BRIEF = 40, re.compile(r"(\w)<[^ ]*")
 
 
 def _compare_rows(

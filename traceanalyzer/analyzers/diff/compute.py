@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import takewhile
 from pathlib import PurePath
 from typing import TypeVar
@@ -12,7 +13,7 @@ import polars as pl
 from traceanalyzer.analyzers.base import Analyzer, Needs
 from traceanalyzer.analyzers.comm_outliers import compute as comm
 from traceanalyzer.analyzers.common.device_work import device_work
-from traceanalyzer.analyzers.diff import comparable, compared, result, runs
+from traceanalyzer.analyzers.diff import comparable, compared, result, roles, runs, units
 from traceanalyzer.analyzers.diff.options import Options
 from traceanalyzer.analyzers.flamegraph import compute as flamegraph
 from traceanalyzer.analyzers.flamegraph.result import FlameGraph
@@ -40,6 +41,9 @@ _EXTRAS = {
     "osrt": "operating system calls",
 }
 
+#: Options of the operators: with input shapes if recorded.
+_CALLS = tuple(operators.OPERATORS.options(group_by_input_shape=shapes) for shapes in (True, False))
+
 _WINDOWED = "Memory is not compared: it needs the whole recording."
 
 #: Options of the memory part.
@@ -52,13 +56,13 @@ def needs(options: Options) -> Needs:
     each = [
         steps.needs(steps.STEPS.options(options.step_name)),
         gpu_idle.needs(gpu_idle.GPU_IDLE.options()),
-        operators.needs(operators.OPERATORS.options()),
+        operators.needs(_CALLS[0]),
         comm.NEEDS,
         *([_MEMORY] if options.with_memory else []),
     ]
     kinds = frozenset(("sample", "lane")).union(*(one.kinds for one in each))
     names = dict.fromkeys(name for one in each for name in one.names)
-    return Needs(kinds, tuple(names), samples=True)
+    return Needs(kinds, tuple(names), ("input_dims",), samples=True)
 
 
 def measure(trace: Trace, options: Options) -> runs.Part:
@@ -78,7 +82,9 @@ def measure(trace: Trace, options: Options) -> runs.Part:
     idle = _part_or_none(lambda: gpu_idle.GPU_IDLE.part(trace, of_idle))
     of_kernels = kernels.KERNELS.options(comm_patterns=options.comm_patterns)
     work = _part_or_none(lambda: kernels.measure(trace, of_kernels))
-    calls = _part_or_none(lambda: operators.take(trace, operators.OPERATORS.options()))
+    calls = next(
+        filter(None, (_part_or_none(partial(operators.take, trace, how)) for how in _CALLS)), None
+    )
     of_comm = comm.COMM_OUTLIERS.options(comm_patterns=options.comm_patterns)
     of_stacks = flamegraph.FLAMEGRAPH.options(kinds=("sample",))
     # times of a snapshot are those of allocator calls: only its memory counts
@@ -90,12 +96,14 @@ def measure(trace: Trace, options: Options) -> runs.Part:
     if steps_part is not None:
         marks = steps_part.steps.select("start", "end", "host_start", "host_end").unique()
     pieces = device_work(trace, options.comm_patterns)
+    pieces = pieces.with_columns(_mark(pieces["start"], marks))
     part = runs.Part(
         facts=_facts(trace),
         steps=None if steps_part is None else _with_behaviour(steps_part, idle),
         idle=idle,
         kernels=work,
-        work=None if work is None else _work_by_step(pieces, work, marks),
+        work=None if work is None else _work_by_step(pieces, work),
+        units=None if work is None else units.measure(trace, pieces, work, calls, _typical(marks)),
         operators=None if calls is None else _operators_by_step(calls, marks),
         comm=_part_or_none(lambda: comm.measure(trace, of_comm)),
         memory=_part_or_none(lambda: memory.measure(trace, _PEAK, drawn=False, causes=False))
@@ -118,7 +126,9 @@ def combine(parts: Sequence[runs.Part], options: Options, base: Sequence[runs.Pa
     """
     both = runs.with_same_steps(runs.run_of(base), runs.run_of(parts), options.min_change)
     measure = runs.measured(*both, options.min_change)
-    why = comparable.obstacle(*both, measure)
+    pairing = roles.pair(both[0].units, both[1].units) if both[0].units and both[1].units else None
+    sure_frac = pairing.sure_frac if pairing else None
+    why = comparable.obstacle(*both, measure, sure_frac)
     measure = None if why else measure
     in_steps = measure is not None and measure.name == "step"
     bases = [
@@ -131,6 +141,8 @@ def combine(parts: Sequence[runs.Part], options: Options, base: Sequence[runs.Pa
         measure=measure,
         why=why,
         parts=compared.parts(pair),
+        roles=compared.roles(pair, pairing) if pairing else None,
+        paired_frac=pairing.paired_frac if pairing else None,
         kernels=compared.kernels(pair),
         families=compared.families(pair),
         on_device=compared.operators(pair, "device"),
@@ -142,9 +154,9 @@ def combine(parts: Sequence[runs.Part], options: Options, base: Sequence[runs.Pa
         runs=_runs(*both),
         files=_files(*both),
         flame=None if shares is None else shares.flame,
-        reservations=comparable.reservations(*both, measure),
+        reservations=comparable.reservations(*both, measure, sure_frac),
         remarks=(
-            *comparable.remarks(*both, measure),
+            *comparable.remarks(*both, measure, sure_frac),
             *([] if options.with_memory else [_WINDOWED]),
         ),
     )
@@ -275,20 +287,26 @@ def _with_behaviour(part: steps.Part, idle: gpu_idle.Part | None) -> steps.Part:
     return replace(part, steps=joined)
 
 
-def _work_by_step(
-    pieces: pl.DataFrame, part: kernels.Part, marks: pl.DataFrame | None
-) -> pl.DataFrame:
+def _typical(marks: pl.DataFrame | None) -> int | None:
+    """Return the start of the step of median length; None without steps."""
+    if marks is None or marks.is_empty():
+        return None
+    ordered = marks.sort(pl.col("end") - pl.col("start"), "start")
+    return int(ordered["start"][(marks.height - 1) // 2])
+
+
+def _work_by_step(pieces: pl.DataFrame, part: kernels.Part) -> pl.DataFrame:
     """Sum kernels, copies and memsets by step.
 
     Args:
-        pieces: :func:`~traceanalyzer.analyzers.common.device_work.device_work` of the rank.
+        pieces: :func:`~traceanalyzer.analyzers.common.device_work.device_work` of the rank, with
+            ``mark``.
         part: the kernels of the same work, in the same order.
-        marks: start, end, ``host_start`` and ``host_end`` of the steps; None without any.
 
     Returns:
         mark (the step's start, null outside), name, family, n, total_ns.
     """
-    rows = pieces.select(_mark(pieces["start"], marks)).hstack(part.work)
+    rows = pieces.select("mark").hstack(part.work)
     sums = rows.group_by("mark", "kernel").agg(
         n=pl.len().cast(pl.Int64), total_ns=pl.col("length_ns").sum()
     )
@@ -303,7 +321,7 @@ def _operators_by_step(excerpt: operators.Excerpt, marks: pl.DataFrame | None) -
 
     Args:
         excerpt: the excerpt of the rank's trace.
-        marks: as for :func:`_work_by_step`.
+        marks: start, end, ``host_start`` and ``host_end`` of the steps; None without any.
 
     Returns:
         mark, name, kind, n, host_ns (self time), device_ns (self device time, null if no device

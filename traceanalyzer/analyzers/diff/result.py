@@ -10,6 +10,7 @@ import polars as pl
 from traceanalyzer.analyzers.common.display import headings, known_columns, listed, sentences
 from traceanalyzer.analyzers.diff import runs
 from traceanalyzer.analyzers.diff.comparable import UNLIKE
+from traceanalyzer.analyzers.diff.roles import FUSED, OTHER
 from traceanalyzer.analyzers.diff.runs import Measure, Name, Outcome
 from traceanalyzer.analyzers.memory.diff import MemoryDiff
 from traceanalyzer.drawings import Chart, Flame
@@ -33,6 +34,11 @@ class Diff(Result):
         measure: the measure that the runs are judged by; None if they cannot be compared.
         why: why they cannot be compared; None if they can.
         parts: ``part``: the parts of the time, which add up to it.
+        roles: kernels by role: ``role`` (operator, or family), ``kernel`` (short; what is in place
+            of what), ``operator``, ``shapes``, ``family``, ``pairing`` (same kernel, other kernel,
+            fused, null for new and gone), ``position``, ``before_kernel``, ``after_kernel``, and
+            ``before_n``, ``after_n``.
+        paired_frac: the smaller share of the device time of a run in roles that both runs have.
         kernels: ``kernel`` (short), ``name``, ``family``, and ``before_n``, ``after_n``.
         families: ``family``, the same.
         on_device: ``name``, ``kind`` of operators, by self device time.
@@ -56,6 +62,8 @@ class Diff(Result):
     measure: Measure | None
     why: str | None
     parts: pl.DataFrame | None
+    roles: pl.DataFrame | None
+    paired_frac: float | None
     kernels: pl.DataFrame | None
     families: pl.DataFrame | None
     on_device: pl.DataFrame | None
@@ -110,6 +118,7 @@ class Diff(Result):
             "why": self.why,
             "comparability": self.comparability,
             "reservations": list(self.reservations),
+            "paired_frac": self.paired_frac,
         }
         names = (
             "name", "unit", "before", "after", "change", "change_frac", "noise", "noise_frac",
@@ -269,17 +278,29 @@ def _mean(result: Diff, measure: Measure) -> str:
 
 
 def _kernels(result: Diff, measure: Measure) -> str:
-    if result.kernels is None or measure.unit != "ns":
+    """Name the roles (kernels, if roles are unknown) that changed most."""
+    frame, name = (result.kernels, "kernel") if result.roles is None else (result.roles, "role")
+    if frame is None or measure.unit != "ns":
         return ""
-    rows = result.kernels.filter(
+    rows = frame.filter(
         ~pl.col("state").is_in((runs.SAME, runs.UNSURE)),
         pl.col("change_ns").abs() >= _KERNEL_FRAC * measure.before,
     ).head(_NAMED - 1)
     if rows.is_empty():
         return ""
     step = " per step" if measure.name == "step" else ""
-    named = [_changed(row, row["kernel"] or "(no name)") for row in rows.iter_rows(named=True)]
+    named = []
+    for row in rows.iter_rows(named=True):
+        by = _by(row)
+        of = row[name] if row.get("operator") or by else row["kernel"]
+        named.append(_changed(row, of or "(no name)") + by)
     return f"Largest kernel changes{step}: {'; '.join(named)}."
+
+
+def _by(row: dict[str, Any]) -> str:
+    """Return which kernel of a role is in place of which one; empty for the same one."""
+    is_other = row.get("pairing") in (FUSED, OTHER) and row["state"] not in (runs.NEW, runs.GONE)
+    return f": {row['kernel']}" if is_other else ""
 
 
 def _changed(row: dict[str, Any], name: str) -> str:
@@ -348,6 +369,11 @@ def _notes(result: Diff) -> tuple[str, ...]:
         f"({runs.ERRORS} standard errors of the difference)."
     )
     notes = [counts]
+    if result.roles is not None and (result.paired_frac or 0) < 1:
+        notes.append(
+            f"{format_frac(result.paired_frac or 0)} of the device time is in kernels with the "
+            "same role in both runs; the others are new or gone."
+        )
     if measure.name == "step" and result.parts is not None:
         notes.append(
             "Sums per step are means over typical steps (the middle half by time), so parts add "
@@ -388,8 +414,10 @@ def _comparisons(result: Diff) -> Iterator[Table]:
         ("parts", f"Time breakdown, {step}", result.parts, {"part": "part"}, False),
         ("families", f"Device work by family, {step}", result.families,
          {"family": "family"}, False),
-        ("kernels", f"Kernels, copies and memsets, {step}", result.kernels,
-         {"kernel": "kernel"}, False),
+        ("roles", f"Kernels by role, {step}", result.roles,
+         {"role": "role", "kernel": "kernel"}, False),
+        ("kernels", f"Kernels, copies and memsets by name, {step}", result.kernels,
+         {"kernel": "kernel"}, result.roles is not None),
         ("collectives", "Collectives by kind, medians", result.collectives,
          {"collective": "collective", "dtype": "dtype", "message_bytes": "message",
           "group_size": "ranks", "kernel": "kernel"}, False),

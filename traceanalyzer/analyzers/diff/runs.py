@@ -15,6 +15,7 @@ from traceanalyzer.analyzers.comm_outliers.collectives import Part as CommPart
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.analyzers.common.columns import source_of, stacked
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION
+from traceanalyzer.analyzers.diff.units import Units
 from traceanalyzer.analyzers.flamegraph.weights import Part as Stacks
 from traceanalyzer.analyzers.gpu_idle import compute as gpu_idle
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
@@ -83,6 +84,7 @@ class Part:
         idle: why its devices are idle.
         kernels: device work.
         work: device work by step: mark (null outside of any step), name, family, n, total_ns.
+        units: its kernels, copies and memsets by operator call and position.
         operators: operators by step: mark, name, kind, n, host_ns and device_ns (self times);
             device_ns null without device work.
         comm: its collectives.
@@ -95,6 +97,7 @@ class Part:
     idle: gpu_idle.Part | None
     kernels: kernels.Part | None
     work: pl.DataFrame | None
+    units: Units | None
     operators: pl.DataFrame | None
     comm: CommPart | None
     memory: Memory | None
@@ -111,6 +114,7 @@ class Run:
         idle: why its devices are idle.
         kernels: what its devices did.
         work: by step, as in :class:`Part`, with rank and source.
+        units: those of all ranks, the times with rank and source.
         operators: the same.
         comm: its collectives.
         memory: its memory.
@@ -122,6 +126,7 @@ class Run:
     idle: GpuIdle | None
     kernels: Kernels | None
     work: pl.DataFrame | None
+    units: Units | None
     operators: pl.DataFrame | None
     comm: CommOutliers | None
     memory: Memory | None
@@ -152,6 +157,7 @@ def run_of(parts: Sequence[Part]) -> Run:
         idle=_combined(parts, "idle", gpu_idle.GPU_IDLE),
         kernels=_combined(parts, "kernels", kernels.KERNELS),
         work=_with_sources(parts, "work"),
+        units=_units(parts),
         operators=_with_sources(parts, "operators"),
         comm=_collectives(parts),
         memory=_combined(parts, "memory", memory.MEMORY),
@@ -174,6 +180,19 @@ def _collectives(parts: Sequence[Part]) -> CommOutliers | None:
         return _combined(parts, "comm", comm.COMM_OUTLIERS)
     except MissingData:
         return None
+
+
+def _units(parts: Sequence[Part]) -> Units | None:
+    """Return the places of all ranks: those of the first one in its order, then all others."""
+    known = [(part.facts, part.units) for part in parts if part.units]
+    if not known:
+        return None
+    places = pl.concat([units.places for _, units in known]).unique(
+        "place", keep="first", maintain_order=True
+    )
+    source = source_of([facts for facts, _ in known])
+    times = [units.times for _, units in known]
+    return Units(places, stacked(times, rank=source["rank"], source=source["path"]))
 
 
 def _with_sources(parts: Sequence[Part], table: str) -> pl.DataFrame | None:

@@ -1,0 +1,239 @@
+"""Kernels of two runs paired by role, whatever their names."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import polars as pl
+import pytest
+from conftest import ROOT
+
+import traceanalyzer as ta
+from traceanalyzer.analyzers.diff.result import Diff
+
+UPGRADE = ROOT / "fixtures/upgrade/before.json.gz"
+KINETO = ROOT.parent / "shared/data/chrome/kineto"
+GEMM, ATTENTION = "sm90_xmma_gemm_bf16_128x128", "flash_fwd_kernel<Traits<64>>"
+ADD = "vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>"
+MUL = "vectorized_elementwise_kernel<4, at::native::MulFunctor<float>>"
+NORM = "void vectorized_layer_norm_kernel<float, float>"
+
+
+class Call(NamedTuple):
+    """An operator call with the kernels it launches, or a kernel without an operator."""
+
+    operator: str | None
+    kernels: tuple[tuple[str, float], ...]
+    shapes: tuple[tuple[int, ...], ...] = ()
+
+
+def call(operator: str | None, *kernels: str, us: float = 10, shape: int = 64) -> Call:
+    return Call(operator, tuple((name, us) for name in kernels), ((shape, shape),))
+
+
+LAYER = [
+    call("aten::native_layer_norm", NORM, us=5),
+    call("aten::mm", GEMM, us=30),
+    call("aten::mm", GEMM, us=30),
+    call("aten::mm", GEMM, us=30),
+    call("aten::_flash_attention_forward", ATTENTION, us=40),
+    call("aten::mm", GEMM, us=50, shape=128),
+    call("aten::add", ADD),
+    call("aten::mul", MUL),
+]
+
+
+def record(path: Path, layer: Sequence[Call], layers: int = 6, steps: int = 5) -> Path:
+    """Write a trace of steps of equal layers; without operators, the layer is one graph replay."""
+    events: list[dict[str, Any]] = []
+    at, number = 0.0, 0
+    for step in range(steps):
+        begin, device = at, at + 100
+        for one in list(layer) * layers:
+            number += 1
+            if one.operator is not None:
+                events.append(
+                    {"ph": "X", "cat": "cpu_op", "name": one.operator, "pid": 1, "tid": 1,
+                     "ts": at, "dur": 4, "args": {"External id": number,
+                                                  "Input Dims": [list(s) for s in one.shapes]}}
+                )  # fmt: skip
+            for place, (kernel, us) in enumerate(one.kernels):
+                correlation = 10 * number + place
+                call_of = {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1,
+                           "tid": 1, "ts": at + 1 + place, "dur": 0.5}  # fmt: skip
+                events.append({**call_of, "args": {"correlation": correlation}})
+                events.append(
+                    {"ph": "X", "cat": "kernel", "name": kernel, "pid": 0, "tid": 7, "ts": device,
+                     "dur": us, "args": {"device": 0, "stream": 7, "correlation": correlation}}
+                )  # fmt: skip
+                device += us + 1
+            at += 5
+        end = max(at, device) + 10
+        events.append({"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{step}",
+                       "pid": 1, "tid": 1, "ts": begin, "dur": end - begin - 1})  # fmt: skip
+        at = end
+    path.write_text(json.dumps({"traceEvents": events}))
+    return path
+
+
+def renamed(source: Path, path: Path, change: Callable[[list[str]], list[str]]) -> Path:
+    """Write a trace with other names of its kernels, one for each."""
+    trace = json.loads(gzip.decompress(source.read_bytes()))
+    kernels = [event for event in trace["traceEvents"] if event.get("cat") == "kernel"]
+    names = sorted({event["name"] for event in kernels})
+    other = dict(zip(names, change(names), strict=True))
+    for event in kernels:
+        event["name"] = other[event["name"]]
+    path.write_text(json.dumps(trace))
+    return path
+
+
+def shuffled(names: list[str]) -> list[str]:
+    return random.Random(1).sample(names, len(names))  # noqa: S311
+
+
+def numbered(names: list[str]) -> list[str]:
+    return [f"kernel_{number}" for number in range(len(names))]
+
+
+def roles(before: Path, after: Path) -> tuple[Diff, list[dict[str, Any]]]:
+    result = ta.diff(str(before), str(after))
+    assert result.roles is not None
+    return result, result.roles.to_dicts()
+
+
+SOURCES = [UPGRADE, ROOT / "fixtures/transformer/rank0.json.gz"]
+REAL = ["h100_qwen_inference", "mi300_rank0of8_rccl", "nccl_a100_rank0of2"]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [*SOURCES, *(pytest.param(KINETO / f"{name}.json.gz", marks=pytest.mark.matrix)
+                 for name in REAL)],
+    ids=lambda path: path.stem,
+)  # fmt: skip
+@pytest.mark.parametrize("change", [shuffled, numbered])
+def test_a_run_with_other_names_of_kernels_pairs_with_itself(
+    source: Path, change: Callable[[list[str]], list[str]], tmp_path: Path
+) -> None:
+    result, rows = roles(source, renamed(source, tmp_path / "after.json", change))
+    assert result.paired_frac == 1
+    assert {row["change_ns"] for row in rows} == {0}
+    assert {row["state"] for row in rows} == {"no change"}
+    assert result.outcome == "no change"
+
+
+@pytest.mark.parametrize("place", range(len(LAYER)))
+def test_the_slower_role_is_first(place: int, tmp_path: Path) -> None:
+    slow = list(LAYER)
+    kernels = tuple((f"other_{name}", us * 1.2) for name, us in slow[place].kernels)
+    slow[place] = slow[place]._replace(kernels=kernels)
+    before = record(tmp_path / "a.json", LAYER)
+    result, (first, *others) = roles(before, record(tmp_path / "b.json", slow))
+    assert (first["operator"], first["state"]) == (LAYER[place].operator, "slower")
+    assert first["change_frac"] == pytest.approx(0.2, abs=0.01)
+    assert first["pairing"] == "other kernel"
+    assert {row["state"] for row in others} == {"no change"}
+    assert result.paired_frac == 1
+    assert result.measure is not None
+    if first["change_ns"] > result.measure.before / 100:
+        assert f"per step: {first['role']} from" in result.verdict
+
+
+def test_one_position_of_a_layer_has_a_row(tmp_path: Path) -> None:
+    slow = [*LAYER[:2], LAYER[2]._replace(kernels=((GEMM, 36),)), *LAYER[3:]]
+    files = [record(tmp_path / f"{n}.json", layer) for n, layer in enumerate((LAYER, slow))]
+    _, (first, *_) = roles(files[0], files[1])
+    assert first["position"] == "2 of 3"
+    assert (first["before_n"], first["change_ns"]) == (6, 6 * 6_000)
+
+
+def test_another_backend_without_operators_pairs_by_order(tmp_path: Path) -> None:
+    """As graph replays or nsys: no operators, other kernels, and one more of them."""
+    layer = [one._replace(operator=None) for one in LAYER]
+    other = [*layer]
+    other[4] = call(None, "fmhaSm100Kernel_QkvE4m3", us=48)
+    other[5:6] = [call(None, "nvjet_hsh_128x256", us=20), call(None, "quantize_fp8_kernel", us=3)]
+    files = [record(tmp_path / f"{n}.json", one) for n, one in enumerate((layer, other))]
+    _, rows = roles(files[0], files[1])
+    paired = {row["after_kernel"]: row["before_kernel"] for row in rows if row["pairing"]}
+    assert paired["fmhaSm100Kernel_QkvE4m3"] == "flash_fwd_kernel<Traits<64>>"
+    assert paired["nvjet_hsh_128x256"] == GEMM
+    assert [row["after_kernel"] for row in rows if row["state"] == "new"] == ["quantize_fp8_kernel"]
+    assert [row["kernel"] for row in rows if row["state"] == "gone"] == []
+
+
+def test_eager_kernels_are_fused(tmp_path: Path) -> None:
+    fused = "triton_poi_fused_add_mul_0"
+    compiled = [*LAYER[:6], call(None, fused, us=12)]
+    files = [record(tmp_path / f"{n}.json", one) for n, one in enumerate((LAYER, compiled))]
+    _, rows = roles(files[0], files[1])
+    (row,) = [row for row in rows if row["pairing"] == "fused"]
+    assert row["kernel"].endswith(f"fused into {fused}")
+    assert (row["before_n"], row["after_n"]) == (12, 6)
+    assert (row["before_ns"], row["after_ns"]) == (12 * 10_000, 6 * 12_000)
+    assert {row["pairing"] for row in rows} == {"fused", "same kernel"}
+    _, back = roles(files[1], files[0])
+    assert [one["kernel"] for one in back if one["pairing"] == "fused"] == [
+        f"{fused} split into {row['before_kernel']}"
+    ]
+
+
+def test_a_fused_kernel_has_no_other_partner(tmp_path: Path) -> None:
+    """Eager kernels of other operations are gone, not paired with what stands in their place."""
+    eager = [*LAYER, call("aten::tanh", "void tanh_kernel<float>")]
+    compiled = [*LAYER[:6], call(None, "triton_poi_fused_gelu_1", us=12)]
+    files = [record(tmp_path / f"{n}.json", one) for n, one in enumerate((eager, compiled))]
+    _, rows = roles(files[0], files[1])
+    alone = {row["operator"] or row["kernel"]: row["state"] for row in rows if not row["pairing"]}
+    assert alone == {
+        "aten::add": "gone", "aten::mul": "gone", "aten::tanh": "gone",
+        "triton_poi_fused_gelu_1": "new",
+    }  # fmt: skip
+
+
+def test_another_gpu_runs_one_operator_with_other_kernels(tmp_path: Path) -> None:
+    """As on AMD: other libraries, and an operator that launches two kernels instead of one."""
+    amd = {
+        GEMM: ("Cijk_Ailk_Bljk_BBS_BH_MT64x64x64", "Cijk_PostGSU"), ATTENTION: ("attn_fwd",),
+        NORM: ("cuComputeRowwise_layer_norm", ), ADD: ("elementwise_add_hip",), MUL: (MUL,),
+    }  # fmt: skip
+    other = [
+        one._replace(kernels=tuple((name, 7) for name in amd[one.kernels[0][0]])) for one in LAYER
+    ]
+    files = [record(tmp_path / f"{n}.json", one) for n, one in enumerate((LAYER, other))]
+    result, rows = roles(files[0], files[1])
+    assert result.paired_frac == 1
+    assert {row["operator"] for row in rows} == {one.operator for one in LAYER}
+    assert {row["before_n"] == row["after_n"] for row in rows} == {True}
+    (product,) = [row for row in rows if row["shapes"] == "[[128, 128]]"]
+    assert (
+        product["kernel"] == f"Cijk_Ailk_Bljk_BBS_BH_MT64x64x64 and Cijk_PostGSU in place of {GEMM}"
+    )
+
+
+def test_other_programs_do_not_pair(tmp_path: Path) -> None:
+    conv = [call("aten::conv2d", "cudnn_fprop_kernel"), call("aten::relu_", "relu_kernel"),
+            call("aten::max_pool2d", "max_pool_kernel")]  # fmt: skip
+    files = [record(tmp_path / f"{n}.json", one) for n, one in enumerate((LAYER, conv))]
+    result, rows = roles(files[0], files[1])
+    assert result.paired_frac == 0
+    assert {row["state"] for row in rows} == {"new", "gone"}
+
+
+def test_times_of_roles_are_those_of_kernels(tmp_path: Path) -> None:
+    files = [record(tmp_path / f"{n}.json", one) for n, one in enumerate((LAYER, LAYER[1:]))]
+    result, _ = roles(files[0], files[1])
+    assert result.kernels is not None
+    assert result.roles is not None
+    sums = [frame.select(pl.col("before_ns", "after_ns").sum()).row(0)
+            for frame in (result.roles, result.kernels)]  # fmt: skip
+    assert sums[0] == pytest.approx(sums[1], abs=20)
+    assert [row["operator"] for row in result.roles.to_dicts() if row["state"] == "gone"] == [
+        "aten::native_layer_norm"
+    ]

@@ -1,0 +1,390 @@
+"""Kernels of two runs paired by their role: operator and shapes, position, neighbors, not name.
+
+The places of both runs (see ``units``) are aligned in the order of a typical step, so that the sum
+of the likeness of the pairs is largest. Names count little: another version or another GPU has
+other kernels for the same role. Places without a partner in the same order are paired by equal
+operator and shapes, or names; eager kernels with the kernel that TorchInductor fused them into.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from traceanalyzer.analyzers.common import kernel_names
+from traceanalyzer.analyzers.common.device_work import COMMUNICATION
+from traceanalyzer.analyzers.common.display import listed
+from traceanalyzer.analyzers.diff.units import BETWEEN, Units
+
+Scores = npt.NDArray[np.float32]
+Pairs = list[tuple[int, int]]
+
+#: Most places of a run that are aligned: those with most time.
+_MOST = 2_500
+#: Likeness of two places: of the operator, its shapes, the family and the names of the kernels.
+#: Pairs below the least one are none.
+_OPERATOR, _SHAPES, _FAMILY, _GENERIC, _NAMES = 4, (2, -3), 3, 1, 3
+_UNLIKE, _LEAST = -2, 2
+#: What is added if one runs more than this many times as often.
+_COUNT = {0.0: 1, 1.1: -1, 2.0: -1, 4.0: -2}
+#: Families of kernels that occur anywhere: the same family is weak evidence.
+_ANYWHERE = {"elementwise", "copy", "reduce", "index", "other", "random", "sort"}
+#: Kernels of one family may be named after the other.
+_ALSO = {"moe": "gemm", "convolution": "gemm", "softmax": "attention"}
+#: From this number of places on, runs with equal counts in the same order are the same program.
+_MANY = 8
+#: Fused kernels are this many pairs before or after the eager ones, at most.
+_NEAR = 3
+_NUMBER = re.compile(r"_\d+(?:d\w*)?$")
+_NAMED = 3
+#: How a role is paired.
+SAME, OTHER, FUSED = "same kernel", "other kernel", "fused"
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """The roles of two runs.
+
+    Attributes:
+        of: of each run, ``place`` and ``role`` (a number).
+        roles: one row per role: role, operator, shapes, family, ``before`` and ``after`` (short
+            names of the kernels, null without any), pairing (null if only one run has the role),
+            sure (the operator and shapes or the names are equal).
+        paired_frac: the smaller share of the device time of a run in roles that both have.
+        sure_frac: the same for roles that are sure.
+    """
+
+    of: tuple[pl.DataFrame, pl.DataFrame]
+    roles: pl.DataFrame
+    paired_frac: float
+    sure_frac: float
+
+
+@dataclass(frozen=True)
+class _Side:
+    """The places of a run, in order."""
+
+    place: pl.Series
+    unit: list[int]
+    operator: list[str | None]
+    shapes: list[str | None]
+    names: list[str]
+    plain: list[str]
+    family: list[str]
+    operations: list[str]
+    count: npt.NDArray[np.float64]
+    total_ns: npt.NDArray[np.int64]
+
+
+def pair(before: Units, after: Units) -> Pairing:
+    """Pair the places of two runs."""
+    sides = (_side(before), _side(after))
+    is_same = _is_same_program(*sides)
+    pairs = [(at, at) for at in range(len(sides[0].unit))] if is_same else _aligned(*sides)
+    roles = _Roles(sides, pairs)
+    if not is_same:
+        _join_rest(roles)
+        _join_fused(roles)
+        _join_alike(roles)
+    return roles.pairing(is_same=is_same)
+
+
+def _side(units: Units) -> _Side:
+    """Return the places of a run with their numbers per step."""
+    times = units.times.filter(pl.col("mark").is_not_null())
+    times = times if times.height else units.times
+    steps = max(times.select("rank", "source", "mark").unique().height, 1)
+    sums = units.times.group_by("place").agg(pl.col("n", "total_ns").sum())
+    rows = units.places.join(sums, on="place", how="left", maintain_order="left")
+    names = rows["names"].to_list()
+    parts = [text.split(BETWEEN) for text in names]
+    return _Side(
+        rows["place"], rows["unit"].to_list(), rows["operator"].to_list(), rows["shapes"].to_list(),
+        names, [BETWEEN.join(_NUMBER.sub("", one) for one in part) for part in parts],
+        rows["family"].to_list(),
+        [" ".join(filter(None, map(kernel_names.fused_operations, part))) for part in parts],
+        rows["n"].fill_null(0).to_numpy() / steps, rows["total_ns"].fill_null(0).to_numpy(),
+    )  # fmt: skip
+
+
+# --- alignment -------------------------------------------------------------------------------
+
+
+def _is_same_program(before: _Side, after: _Side) -> bool:
+    """Whether the same operators run as often in the same order, whatever the kernels' names."""
+    if before.count.size != after.count.size or before.operator != after.operator:
+        return False
+    copies = [[one.startswith("mem") for one in side.family] for side in (before, after)]
+    named = sum(one is not None for one in before.operator)
+    enough = before.count.size >= _MANY or 2 * named > before.count.size
+    return enough and copies[0] == copies[1] and np.allclose(before.count, after.count, rtol=1e-3)
+
+
+def _aligned(before: _Side, after: _Side) -> Pairs:
+    """Return the pairs of an alignment with the largest sum of scores."""
+    kept = [_largest(side.total_ns) for side in (before, after)]
+    scores = _scores(before, after, *kept)
+    best = np.zeros((kept[0].size + 1, kept[1].size + 1), np.float32)
+    for row, score in enumerate(scores):
+        paired = np.maximum(best[row, 1:], best[row, :-1] + score)
+        best[row + 1, 1:] = np.maximum.accumulate(paired)
+    pairs: Pairs = []
+    row, column = kept[0].size, kept[1].size
+    while row and column:
+        value = best[row, column]
+        if value == best[row - 1, column]:
+            row -= 1
+        elif value == best[row, column - 1]:
+            column -= 1
+        else:
+            row, column = row - 1, column - 1
+            pairs.append((int(kept[0][row]), int(kept[1][column])))
+    return pairs[::-1]
+
+
+def _largest(total_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    return np.sort(np.argsort(-total_ns, kind="stable")[:_MOST])
+
+
+def _scores(before: _Side, after: _Side, *kept: npt.NDArray[np.int64]) -> Scores:
+    """Return the likeness of each place before and after; far below 0 if they are no pair."""
+
+    def codes(values: Sequence[Sequence[Hashable]]) -> list[npt.NDArray[np.int64]]:
+        number: dict[Hashable, int] = {None: -1, "": -1}
+        return [
+            np.array([number.setdefault(side[at], len(number)) for at in rows], np.int64)
+            for side, rows in zip(values, kept, strict=True)
+        ]
+
+    def compared(name: str) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+        one, other = codes([getattr(side, name) for side in (before, after)])
+        known = (one[:, None] >= 0) & (other[None, :] >= 0)
+        equal = one[:, None] == other[None, :]
+        return known & equal, known & ~equal
+
+    (same_call, other_call), (same_family, other_family) = compared("operator"), compared("family")
+    same_shapes, other_shapes = compared("shapes")
+    same_names, _ = compared("plain")
+    scores = _OPERATOR * same_call + _UNLIKE * other_call.astype(np.float32)
+    scores += same_call * (_SHAPES[0] * same_shapes + _SHAPES[1] * other_shapes)
+    also = [[_ALSO.get(one, one) for one in side.family] for side in (before, after)]
+    one, other = codes(also)
+    related = one[:, None] == other[None, :]
+    generic = np.array([before.family[at] in _ANYWHERE for at in kept[0]])[:, None]
+    of_family = np.where(same_family & ~generic, _FAMILY, np.where(related, _GENERIC, _UNLIKE))
+    scores += np.where(other_family & same_call, 0, of_family) + _NAMES * same_names
+    counts = [side.count[rows] for side, rows in zip((before, after), kept, strict=True)]
+    ratio = counts[0][:, None] / np.maximum(counts[1][None, :], 1e-9)
+    ratio = np.maximum(ratio, 1 / np.maximum(ratio, 1e-9))
+    for factor, score in _COUNT.items():
+        scores += score * (ratio > factor)
+    return np.where(_possible(before, after, *kept) & (scores >= _LEAST), scores, -1e6)
+
+
+def _possible(before: _Side, after: _Side, *kept: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Whether both are kernels, copies or communication, and both or none fused by Inductor."""
+    sorts = []
+    for side, rows in zip((before, after), kept, strict=True):
+        of_family = [(f.startswith("mem"), f == COMMUNICATION) for f in side.family]
+        sorts.append(
+            np.array([4 * of_family[at][0] + 2 * of_family[at][1] + bool(side.operations[at])
+                      for at in rows], np.int64)
+        )  # fmt: skip
+    return np.asarray(sorts[0][:, None] == sorts[1][None, :])
+
+
+# --- roles -----------------------------------------------------------------------------------
+
+
+class _Roles:
+    """Places of both runs joined to roles; places after are numbered after those before."""
+
+    def __init__(self, sides: tuple[_Side, _Side], pairs: Pairs) -> None:
+        self.sides = sides
+        self.first = len(sides[0].unit)
+        self.parent = list(range(self.first + len(sides[1].unit)))
+        self.fused: set[int] = set()
+        self.pairs = pairs
+        for one, other in pairs:
+            self.join(one, self.first + other)
+
+    def root(self, at: int) -> int:
+        """Return the number of the role of a place."""
+        while self.parent[at] != at:
+            self.parent[at] = self.parent[self.parent[at]]
+            at = self.parent[at]
+        return at
+
+    def join(self, one: int, other: int) -> None:
+        """Make the roles of two places one."""
+        low, high = sorted((self.root(one), self.root(other)))
+        self.parent[high] = low
+
+    def single(self) -> list[list[int]]:
+        """Return the places of each run whose role has none in the other run."""
+        runs: dict[int, set[bool]] = defaultdict(set)
+        for at in range(len(self.parent)):
+            runs[self.root(at)].add(at >= self.first)
+        alone = [at for at in range(len(self.parent)) if len(runs[self.root(at)]) == 1]
+        return [[at for at in alone if (at >= self.first) == after] for after in (False, True)]
+
+    def of(self, at: int) -> tuple[_Side, int]:
+        """Return the run of a place, and its number there."""
+        return (self.sides[0], at) if at < self.first else (self.sides[1], at - self.first)
+
+    def pairing(self, *, is_same: bool) -> Pairing:
+        """Return the roles."""
+        members: dict[int, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+        for at in range(len(self.parent)):
+            members[self.root(at)][at >= self.first].append(at)
+        fused = {self.root(at) for at in self.fused}
+        names = {name for side in self.sides for text in side.names for name in text.split(BETWEEN)}
+        short = kernel_names.short_names(names)
+        rows = [
+            {"role": role, **self._described(both, role in fused, short, is_same=is_same)}
+            for role, both in members.items()
+        ]
+        roles = pl.DataFrame(rows, schema=_ROLE)
+        numbers = [self.root(at) for at in range(len(self.parent))]
+        of = [
+            pl.DataFrame({"place": side.place, "role": pl.Series(some, dtype=pl.Int64)})
+            for side, some in zip(
+                self.sides, (numbers[: self.first], numbers[self.first :]), strict=True
+            )
+        ]
+        paired = roles.filter(pl.col("pairing").is_not_null())
+        shares = [self._share({*some["role"]}) for some in (paired, paired.filter("sure"))]
+        return Pairing((of[0], of[1]), roles, shares[0], shares[1])
+
+    def _share(self, roles: set[int]) -> float:
+        """Return the smaller share of time of a run in some roles."""
+        shares = []
+        for side, first in zip(self.sides, (0, self.first), strict=True):
+            inside = [self.root(first + at) in roles for at in range(len(side.unit))]
+            total = int(side.total_ns.sum())
+            shares.append(float(side.total_ns[inside].sum()) / total if total else 0.0)
+        return min(shares)
+
+    def _described(
+        self, both: tuple[list[int], list[int]], is_fused: bool, short: dict[str, str],
+        *, is_same: bool,
+    ) -> dict[str, object]:  # fmt: skip
+        """Return operator, shapes, family, kernels and pairing of a role."""
+        texts = [self._kernels(places, short, by_time=not is_fused) for places in both]
+        places = both[0] or both[1]
+        side, at = self.of(max(places, key=lambda one: self._time(one)))
+        pairing = None
+        sure = is_same
+        if both[0] and both[1]:
+            keys = [{(s.operator[i], s.shapes[i]) for s, i in map(self.of, some)} for some in both]
+            plain = [{s.plain[i] for s, i in map(self.of, some)} for some in both]
+            sure |= bool(plain[0] & plain[1]) or bool(
+                {key for key in keys[0] & keys[1] if None not in key}
+            )
+            pairing = FUSED if is_fused else SAME if texts[0] == texts[1] else OTHER
+        operator, shapes = side.operator[at], side.shapes[at]
+        if is_fused:
+            calls = [s.operator[i] for s, i in map(self.of, sorted((*both[0], *both[1])))]
+            operator, shapes = listed([*dict.fromkeys(filter(None, calls))]), None
+        return {
+            "operator": operator, "shapes": shapes, "family": side.family[at],
+            "before": texts[0], "after": texts[1], "pairing": pairing, "sure": sure,
+        }  # fmt: skip
+
+    def _time(self, at: int) -> int:
+        side, number = self.of(at)
+        return int(side.total_ns[number])
+
+    def _kernels(self, places: list[int], short: dict[str, str], *, by_time: bool) -> str | None:
+        """Return the short names of the kernels of some places, in order or the longest first."""
+        if not places:
+            return None
+        ordered = sorted(places, key=lambda at: -self._time(at) if by_time else at)
+        texts = [side.names[number] for side, number in map(self.of, ordered)]
+        names = [*dict.fromkeys(short[name] for text in texts for name in text.split(BETWEEN))]
+        names.sort(key=lambda name: name.startswith(("Memset", "Memcpy")))
+        more = len(names) - _NAMED
+        return listed([*names[:_NAMED], *([f"{more} more"] if more > 0 else [])])
+
+
+_ROLE = {
+    "role": pl.Int64, "operator": pl.String, "shapes": pl.String, "family": pl.String,
+    "before": pl.String, "after": pl.String, "pairing": pl.String, "sure": pl.Boolean,
+}  # fmt: skip
+
+
+def _keys() -> Iterator[Callable[[_Side, int], Hashable]]:
+    """Yield what places without a partner are paired by, the strongest first."""
+    yield lambda side, at: side.unit[at]
+    yield (
+        lambda side, at: (
+            side.operator[at] and side.shapes[at] and (side.operator[at], side.shapes[at])
+        )
+    )
+    yield lambda side, at: side.plain[at]
+
+
+def _join_rest(roles: _Roles) -> None:
+    """Pair places without a partner by equal operators and shapes, or names."""
+    for key in _keys():
+        groups: dict[Hashable, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+        for after, alone in enumerate(roles.single()):
+            for at in alone:
+                groups[key(*roles.of(at))][after].append(at)
+        for value, both in groups.items():
+            if value and both[0] and both[1]:
+                for at in (*both[0][1:], *both[1]):
+                    roles.join(both[0][0], at)
+
+
+def _join_alike(roles: _Roles) -> None:
+    """Give places without a partner the role of a paired place of their run that is like them.
+
+    That is the same unit between other neighbors, or the same operator with the same shapes next to
+    it: it runs once more, or once less, than in the other run.
+    """
+    for after, alone in enumerate(roles.single()):
+        side, first, single = roles.sides[after], after * roles.first, {*alone}
+        paired = [at for at in range(len(side.unit)) if first + at not in single]
+        known = {side.unit[at]: at for at in reversed(paired)}
+        calls = [(side.operator[at], side.shapes[at]) for at in range(len(side.unit))]
+        for at in (at - first for at in alone):
+            near = [one for one in (at - 1, at + 1) if 0 <= one < len(calls)]
+            next_to = (one for one in near if first + one not in single and calls[one] == calls[at])
+            like = known.get(side.unit[at], next(next_to, None) if calls[at][0] else None)
+            if like is not None:
+                roles.join(first + at, first + like)
+
+
+def _join_fused(roles: _Roles) -> None:
+    """Join eager kernels to the nearest kernel of Inductor that has their operation."""
+    anchors = [np.array([one[side] for one in roles.pairs]) for side in (0, 1)]
+    alone = roles.single()
+    for after in (False, True):
+        fused, same = [], dict[int, int]()
+        for at in alone[after]:
+            side, number = roles.of(at)
+            if side.operations[number]:
+                gap = int(np.searchsorted(anchors[after], number))
+                fused.append((gap, at, f"_{side.operations[number].replace(' ', '_')}_"))
+                roles.join(at, same.setdefault(side.unit[number], at))
+        for at in alone[not after]:
+            side, number = roles.of(at)
+            if side.operator[number] is None or side.operations[number]:
+                continue
+            name = (side.operator[number] or "").rpartition("::")[2].rstrip("_")
+            gap = int(np.searchsorted(anchors[not after], number))
+            near = [
+                (abs(gap - other), target)
+                for other, target, text in fused
+                if abs(gap - other) <= _NEAR and f"_{name}_" in text
+            ]
+            if near:
+                roles.join(at, min(near)[1])
+                roles.fused.add(at)
