@@ -251,8 +251,9 @@ def roles(pair: Pair, pairing: Pairing) -> pl.DataFrame:
     nearly all of the change.
 
     Returns:
-        role, kernel (what is in place of what), and the columns of :data:`_ROLE` with
-        ``before_kernel`` and ``after_kernel``, position (``2 of 3``, null if the row has all).
+        role, kernel (short), in_place_of (the kernel before if it is another one), the columns of
+        :data:`_ROLE` with ``before_kernel`` and ``after_kernel``, position (``2 of 3``, null if
+        the row has all).
     """
     each = [basis.devices for basis in pair.bases]
     rows = [
@@ -267,7 +268,7 @@ def roles(pair: Pair, pairing: Pairing) -> pl.DataFrame:
     joined = compared.join(described, on="row", maintain_order="left")
     named = joined.select(
         _role(joined),
-        _in_place_of(joined),
+        *_in_place_of(joined),
         pl.exclude("row", "before", "after"),
         before_kernel="before",
         after_kernel="after",
@@ -318,20 +319,22 @@ _SHAPE = re.compile(r"\d+(?:, \d+)*")
 _SHAPES = 2
 
 
-def _in_place_of(rows: pl.DataFrame) -> pl.Series:
-    """Return the kernel of each role, and that of the run before if it is another one."""
-    texts = []
-    columns = ("before", "after", "pairing", "state", "before_n", "after_n")
-    for before, after, pairing, state, before_n, after_n in rows.select(columns).iter_rows():
+def _in_place_of(rows: pl.DataFrame) -> list[pl.Series]:
+    """Return the kernel of each role, and what it is in place of; null for the same kernel."""
+    kernels, replaced = list[str | None](), list[str | None]()
+    for before, after, pairing, state in rows.select("before", "after", "pairing", "state").rows():
+        if state in (runs.NEW, runs.GONE) or pairing not in (OTHER, FUSED):
+            kernels.append(before if state == runs.GONE else after or before)
+            replaced.append(None)
+            continue
         brief = [_brief(one or "") for one in (before, after)]
         one, other = (before, after) if brief[0] == brief[1] else brief
-        if state in (runs.NEW, runs.GONE) or pairing not in (OTHER, FUSED):
-            texts.append(before if state == runs.GONE else after or before)
-        elif pairing == OTHER:
-            texts.append(f"{other} in place of {one}")
-        else:
-            texts.append(f"{one} {'fused' if after_n <= before_n else 'split'} into {other}")
-    return pl.Series("kernel", texts, dtype=pl.String)
+        kernels.append(other)
+        replaced.append(one)
+    return [
+        pl.Series(name, texts, dtype=pl.String)
+        for name, texts in (("kernel", kernels), ("in_place_of", replaced))
+    ]
 
 
 def _brief(kernels: str) -> str:

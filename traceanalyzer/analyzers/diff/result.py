@@ -10,7 +10,7 @@ import polars as pl
 from traceanalyzer.analyzers.common.display import headings, known_columns, listed, sentences
 from traceanalyzer.analyzers.diff import runs
 from traceanalyzer.analyzers.diff.comparable import UNLIKE
-from traceanalyzer.analyzers.diff.roles import FUSED, OTHER
+from traceanalyzer.analyzers.diff.roles import FUSED
 from traceanalyzer.analyzers.diff.runs import Measure, Name, Outcome
 from traceanalyzer.analyzers.memory.diff import MemoryDiff
 from traceanalyzer.drawings import Chart, Flame
@@ -34,10 +34,10 @@ class Diff(Result):
         measure: the measure that the runs are judged by; None if they cannot be compared.
         why: why they cannot be compared; None if they can.
         parts: ``part``: the parts of the time, which add up to it.
-        roles: kernels by role: ``role`` (operator, or family), ``kernel`` (short; what is in place
-            of what), ``operator``, ``shapes``, ``family``, ``pairing`` (same kernel, other kernel,
-            fused, null for new and gone), ``position``, ``before_kernel``, ``after_kernel``, and
-            ``before_n``, ``after_n``.
+        roles: kernels by role: ``role`` (operator, or family), ``kernel`` (short), ``in_place_of``
+            (the kernel before, null if it is the same), ``operator``, ``shapes``, ``family``,
+            ``pairing`` (same kernel, other kernel, fused, null for new and gone), ``position``,
+            ``before_kernel``, ``after_kernel``, and ``before_n``, ``after_n``.
         paired_frac: the smaller share of the device time of a run in roles that both runs have.
         kernels: ``kernel`` (short), ``name``, ``family``, and ``before_n``, ``after_n``.
         families: ``family``, the same.
@@ -299,8 +299,13 @@ def _kernels(result: Diff, measure: Measure) -> str:
 
 def _by(row: dict[str, Any]) -> str:
     """Return which kernel of a role is in place of which one; empty for the same one."""
-    is_other = row.get("pairing") in (FUSED, OTHER) and row["state"] not in (runs.NEW, runs.GONE)
-    return f": {row['kernel']}" if is_other else ""
+    before, after = row.get("in_place_of"), row["kernel"]
+    if before is None:
+        return ""
+    if row["pairing"] == FUSED:
+        is_fused = row["before_n"] >= row["after_n"]
+        return f": {before} {'fused' if is_fused else 'split'} into {after}"
+    return f": {after} in place of {before}"
 
 
 def _changed(row: dict[str, Any], name: str) -> str:
@@ -387,6 +392,11 @@ _TIMES = headings(
     "state: verdict"
 )
 _ALIKE = (("before_ns", "after_ns"), ("change_ns", "noise_ns"))
+#: Names of kernels come after the numbers: they are what a narrow terminal hides.
+_ROLES = {
+    "role": "role", **{name: label for name, label in _TIMES.items() if name != "noise_ns"},
+    "kernel": "kernel", "in_place_of": "in place of",
+}  # fmt: skip
 _COUNTS = {"before_n": "n before", "after_n": "n after"}
 _RUNS = headings("run, path, files, ranks, steps, format, gpus: GPU")
 _FILES = headings("run, path: file, rank, format, gpus: GPU, cut_off: truncated")
@@ -415,7 +425,7 @@ def _comparisons(result: Diff) -> Iterator[Table]:
         ("families", f"Device work by family, {step}", result.families,
          {"family": "family"}, False),
         ("roles", f"Kernels by role, {step}", result.roles,
-         {"role": "role", "kernel": "kernel"}, False),
+         _ROLES, False),
         ("kernels", f"Kernels, copies and memsets by name, {step}", result.kernels,
          {"kernel": "kernel"}, result.roles is not None),
         ("collectives", "Collectives by kind, medians", result.collectives,
