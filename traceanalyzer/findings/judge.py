@@ -278,15 +278,17 @@ def _advice(problems: pl.DataFrame) -> Iterator[str]:
 def _by_severity(one: Finding) -> tuple[int, bool, bool, bool, float, str, str]:
     """Sort key: severity, then gain; memory and time are compared by their shares.
 
-    Within a severity, causes of low confidence come last, and lost time comes before slow kernels:
-    while a device waits, faster kernels only extend the wait time. Defects come before the bubble
-    of a pipeline, which is as its schedule has it.
+    Within a severity, half of the gain counts where the confidence is low. What the recording lacks
+    comes first, and lost time before slow kernels: while a device waits, faster kernels only extend
+    the wait time. Defects come before the bubble of a pipeline, which is as its schedule has it.
     """
-    is_low, is_busy = one.confidence == "low", one.analysis in ("kernels", "efficiency")
+    is_busy = one.analysis in ("kernels", "efficiency")
+    is_recorded = one.analysis != "info" or one.severity == "info"
     severity = -SEVERITIES.index(one.severity)
-    frac = one.cost_frac if one.gain_frac is None else one.gain_frac
+    frac = (one.cost_frac if one.gain_frac is None else one.gain_frac) or 0.0
+    weighted = frac / 2 if one.confidence == "low" else frac
     is_bubble = one.id == RULE_OF[BUBBLE]
-    return severity, is_low, is_busy, is_bubble, -(frac or 0.0), one.id, one.title
+    return severity, is_recorded, is_busy, is_bubble, -weighted, one.id, one.title
 
 
 # --- findings and their effects --------------------------------------------------------------
