@@ -107,7 +107,7 @@ def test_long_call_of_the_only_gpu_is_no_throttled_gpu() -> None:
     [
         ("one_long_kernel.json.gz", "uneven-steps", 15 * MS),
         ("one_long_kernel_of_a_rank", "straggler", 33_333_333),
-        ("moe", "straggler", 3 * MS),
+        ("moe", "expert-imbalance", 2_250_000),
     ],
 )
 def test_recordings_of_others(shared: Path, name: str, id_: str, cost_ns: int) -> None:
