@@ -100,6 +100,7 @@ def test_host_code_gets_the_advice_of_what_runs(
     ("inner", "restarts"),
     [
         ("multiprocessing/popen_fork.py(62): _launch", True),
+        ("torch/utils/data/dataloader.py(1012): __init__", True),
         ("<built-in function fork>", True),
         ("multiprocessing/queues.py(113): get", False),
     ],

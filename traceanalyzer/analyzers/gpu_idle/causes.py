@@ -259,7 +259,10 @@ IN_PROCESS = (
 )
 #: Advice for a loader that starts its workers in the loop, and the functions that start them.
 PERSISTENT = "Start the workers once, not in each epoch: DataLoader(persistent_workers=True)."
-STARTS_WORKERS = r"multiprocessing[/\\](?:popen_\w+|process|context)\.py\(|(?:function|method) fork"
+STARTS_WORKERS = (
+    r"multiprocessing[/\\](?:popen_\w+|process|context)\.py\(|(?:function|method) fork"
+    r"|torch[/\\]utils[/\\]data[/\\]dataloader\.py\(\d+\): __init__"
+)
 #: For waits for data of programs that do not train.
 PERHAPS_REQUESTS = " If they are requests to a server, its load is low, not the program slow."
 #: Advice for copies from pinned or managed memory.
