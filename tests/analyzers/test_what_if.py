@@ -23,6 +23,7 @@ from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.trace import Trace
 
 LOADER = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+ALL_REDUCE_OF_GRAPH = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 STEPS = 5
 
 
@@ -215,6 +216,20 @@ def test_a_wait_for_a_copy_on_another_stream_is_inferred() -> None:
     result = ta.what_if(trace(events), scale="Memcpy HtoD=2")
     assert result.inferred >= STEPS
     assert result.changes["gain_ns"][0] == pytest.approx(2 * MS, rel=0.01)
+
+
+def test_dependencies_of_graph_nodes_are_exact(shared: Path) -> None:
+    """The last node waits for two branches: 80 + 120 us, and 60 us, which remain."""
+    inferred, exact = (
+        ta.what_if(shared / f"data/causes/chrome/{name}.json.gz", free="qkv|AllReduce")
+        for name in ("k_kineto", "k_cuspy_deps")
+    )
+    assert (exact.edges, exact.inferred) == (28, 4)  # 6 per replay; a copy is not in the graph
+    assert exact.changes["gain_ns"][0] == pytest.approx(140 * US, rel=0.01)
+    assert exact.recorded_ns == inferred.recorded_ns
+    path = ta.critical_path(shared / "data/causes/chrome/k_cuspy_deps.json.gz")
+    assert {"k_norm", "k_qkv", ALL_REDUCE_OF_GRAPH, "k_out"} < {*path.names["name"]}
+    assert "k_ffn" not in path.names["name"]
 
 
 def test_waits_without_a_recorded_event() -> None:

@@ -49,7 +49,7 @@ def combine(
 
 
 CRITICAL_PATH = Analyzer(
-    "critical_path", Options, program.needs, program.measure, combine, more=program.more
+    "critical_path", Options, program.needs, program.measure, combine, more=program.more_with_graphs
 )
 
 

@@ -141,6 +141,14 @@ def more(parts: Sequence[Program], options: AnalyzerOptions) -> Needs | None:
     return replace(needs(options), columns=("args",)) if unread else None
 
 
+def more_with_graphs(parts: Sequence[Program], options: AnalyzerOptions) -> Needs | None:
+    """Request the arrows too, which have the dependencies of the nodes of CUDA graphs."""
+    if not any(part.work["call"].drop_nulls().is_duplicated().any() for part in parts):
+        return more(parts, options)
+    wanted = more(parts, options) or needs(options)
+    return replace(wanted, kinds=wanted.kinds | {"flow"})
+
+
 def measure(trace: Trace, _options: AnalyzerOptions | None = None) -> Program:
     """Return the program of the rank of a trace.
 
@@ -161,8 +169,12 @@ def measure(trace: Trace, _options: AnalyzerOptions | None = None) -> Program:
     step = device_steps.launching_step(steps, launched_at, work["start"])
     called_in = device_steps.launching_step(steps, calls["start"], calls["start"])
     work = work.with_columns(step, lane=_lanes(work))
-    edges = _event_edges(trace, calls, work, call)
+    graphs = _graph_edges(trace, work)
+    edges = pl.concat([_event_edges(trace, calls, work, call), graphs])
     chain = _stream_order(work, call)
+    nodes = graphs["work"].to_numpy()
+    nodes = nodes[call[nodes] == call[chain[nodes]]]
+    chain[nodes] = -1  # nodes of one graph wait for what they depend on, not for their stream
     unexplained = _delays(work, calls, call, _ready(work, edges, chain))
     edges = pl.concat([edges, _coincidences(unexplained)])
     work = _delays(work, calls, call, _ready(work, edges, chain))
@@ -452,6 +464,28 @@ def _event_edges(trace: Trace, calls: pl.DataFrame, work: pl.DataFrame, call: In
     return _edges(row[possible], after[possible], inferred=exact is None).unique(
         maintain_order=True
     )
+
+
+def _graph_edges(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
+    """Return the recorded dependencies of the nodes of graphs.
+
+    They are arrows from the end of a node to the start of another one, of the same replay.
+    """
+    lane = ["pid", "tid"]
+    lane_of_work = (pl.col(name).cast(pl.Int64) for name in _LANE)
+    rows = work.select(
+        *("start", "end", "correlation"), pl.int_range(pl.len()).alias("row"),
+        **dict(zip(lane, lane_of_work, strict=True)),
+    )  # fmt: skip
+    first, last = (
+        trace.flows.filter(phase=phase).join(
+            rows.unique([*lane, time]), left_on=[*lane, "ts"], right_on=[*lane, time]
+        )
+        for phase, time in (("start", "end"), ("end", "start"))
+    )
+    found = last.join(first, on=["flow", "correlation"]).filter(pl.col("row_right") < pl.col("row"))
+    after = found["row_right"].to_numpy()
+    return _edges(found["row"].to_numpy(), after, inferred=False).unique(maintain_order=True)
 
 
 class _Lanes:

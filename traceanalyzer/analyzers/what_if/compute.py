@@ -75,7 +75,9 @@ def combine(parts: Sequence[Program], options: Options, _base: Sequence[Program]
     )
 
 
-WHAT_IF = Analyzer("what_if", Options, program.needs, program.measure, combine, more=program.more)
+WHAT_IF = Analyzer(
+    "what_if", Options, program.needs, program.measure, combine, more=program.more_with_graphs
+)
 
 
 def _steps(job: Job, replayed: Sequence[Times]) -> Floats:
