@@ -426,6 +426,7 @@ def _of_communication(
         waits,
         _delayed(waits, comm, exposed),
         *(() if training is None else (_repeated(training),)),
+        _set_up(comm),
         _slow(comm),
         _unexplained(comm),
         _on_slow_links(comm),
@@ -538,6 +539,14 @@ def _slow(comm: CommOutliers) -> pl.DataFrame:
     rows = comm.arrivals.join(slow, on="instance")
     over = pl.col("duration_ns") - pl.col("wait_ns")
     return _at_end(rows, over * (1 - 1 / pl.col("slow_factor")), SLOW)
+
+
+def _set_up(comm: CommOutliers) -> pl.DataFrame:
+    """Return the time of first collectives, in which communicators are created."""
+    first = comm.collectives.filter("setup").select("instance", "slow_factor")
+    rows = comm.arrivals.join(first, on="instance")
+    over = (pl.col("duration_ns") - pl.col("wait_ns")) * (1 - 1 / pl.col("slow_factor"))
+    return _at_end(rows, over, causes.COMMUNICATOR)
 
 
 def _unexplained(comm: CommOutliers) -> pl.DataFrame:

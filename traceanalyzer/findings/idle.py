@@ -65,6 +65,9 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
     total = int(losses["lost_ns"].sum())
     if not total:
         return
+    if cause == causes.COMMUNICATOR and result.of_cause(cause).is_empty():
+        yield _first_collective(losses, answers)
+        return
     known: Confidence = "high" if result.coverage.host_known else "medium"
     rank = only_rank(losses)
     result = result.of_rank(rank)
@@ -104,6 +107,24 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
         step=steps[0] if len(steps) == 1 else None,
         intervals=intervals_of(losses),
         explained=answers.of_engine(losses),
+    )
+
+
+def _first_collective(losses: pl.DataFrame, answers: Answers) -> Measured:
+    """Return the time of the first collective of a group, which creates the communicator."""
+    time, total = answers.time, int(losses["lost_ns"].sum())
+    steps = main_steps(losses, time, None)
+    first = losses["collective"].drop_nulls().head(1)
+    return Measured(
+        size=time.frac(total),
+        title=f"The first {first[0] if first.len() else 'collective'} of a process group"
+        f"{in_steps(steps, time)} creates its communicator: {time.share(total, once=True)}.",
+        advice=_once_advice(time, answers),
+        total_ns=total,
+        once=True,
+        confidence="medium",
+        step=steps[0] if len(steps) == 1 else None,
+        intervals=intervals_of(losses),
     )
 
 

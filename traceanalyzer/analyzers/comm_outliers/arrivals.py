@@ -235,10 +235,11 @@ def with_waits(
 ) -> pl.DataFrame:
     """Add columns of the collective (null if unmatched).
 
-    These are ``wait_ns``, ``last_rank``, ``root_rank``, ``transfer_ns`` and ``slow``.
+    These are ``wait_ns``, ``last_rank``, ``root_rank``, ``transfer_ns``, ``slow`` and ``setup``.
     """
     waits = rows.select("id", "wait_ns")
-    of_collective = collectives.select("instance", "last_rank", "root_rank", "transfer_ns", "slow")
+    names = ["instance", "last_rank", "root_rank", "transfer_ns", "slow", "setup"]
+    of_collective = collectives.select(names)
     return (
         instances.join(waits, on="id", how="left", maintain_order="left")
         .with_columns(instance=pl.when(pl.col("wait_ns").is_not_null()).then("instance"))

@@ -84,19 +84,30 @@ def judge(instances: pl.DataFrame, factor: float, z: float) -> pl.DataFrame:
     )
 
 
+#: The first collective of a group is its set-up if it takes this many times as long as usual.
+_SETUP = 10
+
+
 def slow(collectives: pl.DataFrame, factor: float, z: float) -> pl.DataFrame:
-    """Add ``slow_factor`` and ``slow``, and ``slow_group``.
+    """Add ``slow_factor`` and ``slow``, ``slow_group`` and ``setup``.
 
     The transfer time is an outlier of its group, or (``slow_group``) that of the group is more than
     ``factor`` times as long as usual for other process groups: of the same collective, size, number
-    of ranks and link. Both are medians; of at least five collectives in a group.
+    of ranks and link. Both are medians; of at least five collectives in a group. The first one of a
+    group, if it alone takes many times as long as usual after all have arrived, is its set-up
+    (``setup``), not slow: the communicator is created within it.
     """
     whole = collectives.with_columns(duration_ns=pl.col("transfer_ns"), rank=pl.lit(0))
     judged = judge(whole, factor, z).rename({"factor": "slow_factor", "outlier": "slow"})
     times = _of_groups(judged)
     slow_group = (times > factor).fill_null(value=False)
+    of_group = [name for name in ("group", "group_ranks") if name in judged.columns]
+    is_first = pl.int_range(pl.len()).over(of_group or pl.lit(0)) == 0
+    alone = pl.col("slow").sum().over(of_group or pl.lit(0)) == 1
+    setup = pl.col("slow") & ~slow_group & is_first & alone & (pl.col("slow_factor") >= _SETUP)
     return judged.drop("duration_ns", "rank", "z", "judged_by").with_columns(
-        slow=pl.col("slow") | slow_group,
+        slow=(pl.col("slow") & ~setup) | slow_group,
+        setup=setup,
         slow_factor=pl.when(slow_group).then(times).otherwise("slow_factor"),
         slow_group=slow_group,
     )

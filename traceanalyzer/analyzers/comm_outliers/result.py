@@ -226,6 +226,8 @@ class CommOutliers(Result):
             .then(waited)
             .when("slow")
             .then(pl.lit("slow on all ranks"))
+            .when("setup")
+            .then(pl.lit("set-up of the communicator"))
         )
         return (
             self.instances.filter("outlier")
@@ -352,6 +354,7 @@ def _verdict(result: CommOutliers) -> str:
         _slower(result.baseline),
         _stragglers(result),
         _slow_everywhere(result),
+        _set_up(result),
         _unexplained(result),
         *slow_links(result)[:1],
         small_collectives(result),
@@ -561,6 +564,19 @@ def _slow_everywhere(result: CommOutliers) -> str:
         f"has a transfer time of "
         f"{format_ns(worst['transfer_ns'])}, {worst['slow_factor']:.3g} times as long as usual"
         f"{slow_groups(result)}."
+    )
+
+
+def _set_up(result: CommOutliers) -> str:
+    """Report the longest first collective of a group, in which its communicator is created."""
+    rows = largest_first(result.collectives.filter("setup"), "transfer_ns", "instance")
+    if rows.is_empty():
+        return ""
+    first = rows.row(0, named=True)
+    return (
+        f"The first {_what(first)} of a group{_at(first['step'])} takes "
+        f"{format_ns(first['transfer_ns'])} after {result.every_rank} had arrived, "
+        f"{first['slow_factor']:.3g} times as long as usual: set-up of the communicator, once."
     )
 
 
