@@ -85,9 +85,9 @@ def test_a_stream_is_alone_while_no_other_runs() -> None:
         (20, 1, 40 * US, 0, 40 * US, 0, 20 * US),
         (21, 1, 40 * US, 0, 0, 40 * US, 30 * US),
     ]
-    names = ["streams", "reasons", "devices", "steps", "low_utilisation"]
+    names = ["streams", "reasons", "devices", "steps", "low_utilisation", "groups"]
     assert [table.name for table in result.tables] == names
-    assert [table.detail for table in result.tables] == [False, False, True, True, True]
+    assert [table.detail for table in result.tables] == [False, False, True, True, True, True]
 
 
 WORK = st.tuples(

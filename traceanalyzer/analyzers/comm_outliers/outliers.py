@@ -1,8 +1,9 @@
 """Outliers among durations; collectives by kind, and the bandwidth of the links."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import polars as pl
 
@@ -345,13 +346,28 @@ def with_links(instances: pl.DataFrame, parts: Sequence[Part]) -> pl.DataFrame:
     network, with 25 GB/s for each of its ranks in a node. Null if the device or the group's size is
     unknown.
     """
+    return _of_places(instances, parts, _link, _TYPES)
+
+
+def with_nodes(instances: pl.DataFrame, parts: Sequence[Part]) -> pl.DataFrame:
+    """Add ``one_node``: whether a group is within a node, as in :func:`with_links`; or null."""
+    schema = {"one_node": pl.Boolean}
+    return _of_places(instances, parts, lambda *group: (_nodes(*group)[0],), schema)
+
+
+def _of_places(
+    instances: pl.DataFrame,
+    parts: Sequence[Part],
+    measure: Callable[..., tuple[Any, ...]],
+    schema: Mapping[str, Any],
+) -> pl.DataFrame:
+    """Add what ``measure`` returns of the places of ranks, and rank, size and ranks of a group."""
     places = {part.rank: _Place(part.host, part.gpu, part.node_gpus) for part in parts}
     keys = ["rank", "group_size", "group_ranks"]
     groups = instances.select(keys).unique()
-    rows = [_link(places, *row) for row in groups.iter_rows()]
-    links = pl.DataFrame(rows, schema=_TYPES, orient="row")
-    joined = pl.concat([groups, links], how="horizontal")
-    return instances.join(joined, on=keys, how="left", nulls_equal=True, maintain_order="left")
+    rows = [measure(places, *row) for row in groups.iter_rows()]
+    table = pl.concat([groups, pl.DataFrame(rows, schema=schema, orient="row")], how="horizontal")
+    return instances.join(table, on=keys, how="left", nulls_equal=True, maintain_order="left")
 
 
 def local_link(gpu: str | None) -> tuple[str | None, float | None]:
@@ -369,9 +385,21 @@ _MOST_RANKS = 1 << 16
 def _link(
     places: dict[int | None, _Place], rank: int, size: int | None, ranks: str | None
 ) -> tuple[str | None, float | None]:
+    one_node, nodes = _nodes(places, rank, size, ranks)
+    if one_node is None or size is None:
+        return None, None
+    if one_node:
+        return local_link(places[rank].gpu)
+    return NETWORK, _NETWORK_GBPS * max(size // nodes, 1)
+
+
+def _nodes(
+    places: dict[int | None, _Place], rank: int, size: int | None, ranks: str | None
+) -> tuple[bool | None, int]:
+    """Return whether a group is within a node, None if unknown, and its number of nodes."""
     place = places[rank]
     if size is None or size < 2:
-        return None, None
+        return None, 1
     listed = [int(number) for number in re.findall(r"\d+", ranks or "")]
     members = listed or range(min(size, _MOST_RANKS))
     known = [places[member].host for member in members if member in places]
@@ -380,9 +408,8 @@ def _link(
     one_block = size <= gpus and len({member // gpus for member in members}) == 1
     one_node = len(hosts) == 1 if hosts and len(known) == size else one_block and len(hosts) < 2
     if one_node:
-        return local_link(place.gpu)
+        return True, 1
     if len(hosts) < 2 and not place.node_gpus:
-        return None, None
+        return None, 1
     blocks = len({member // gpus for member in members})
-    nodes = max(len(hosts), blocks if len(members) == size else -(-size // gpus), 2)
-    return NETWORK, _NETWORK_GBPS * max(size // nodes, 1)
+    return False, max(len(hosts), blocks if len(members) == size else -(-size // gpus), 2)

@@ -30,7 +30,8 @@ def overlap(
 
     Args:
         inputs: a trace, a file or a folder, or several of them.
-        by: the rows of the first table: ``device``, ``step`` or ``stream``.
+        by: the rows of the first table: ``device``, ``step`` or ``stream``; or communication by
+            ``group``, ``phase`` (forward, backward, optimizer) or ``group,phase``.
         comm_patterns: regular expressions of further kernel names that are communication.
         **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
 

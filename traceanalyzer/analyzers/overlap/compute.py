@@ -79,7 +79,7 @@ class Part:
         unfinished: number of device events without an end, which are not counted.
         before: see :func:`~traceanalyzer.analyzers.common.launching.launched_before`.
         step_hint: how steps are marked for the profiler that wrote the file.
-        exposed: why communication is exposed; None without exposed communication.
+        exposed: communication, and why it is exposed; None without any.
     """
 
     path: str
@@ -137,7 +137,7 @@ def measure(trace: Trace, options: Options, *, for_rules: bool = False) -> Part:
         before=launching.launched_before(trace, work),
         step_hint=record_hint(trace.meta, "step"),
         exposed=reasons.measure(trace, work, options.comm_patterns)
-        if devices["exposed_communication_ns"].sum()
+        if devices["communication_ns"].sum()
         else None,
     )
 
@@ -155,6 +155,8 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
     if options.by == "step" and steps.is_empty():
         paths = ", ".join(part.path for part in parts[:3])
         raise MissingData(_NO_STEPS.format(paths=paths, hint=parts[0].step_hint))
+    exposed = [part.exposed for part in parts if part.exposed]
+    communication = reasons.communication(exposed)
     return Overlap(
         by=options.by,
         devices=_shares(_one_per_device(whole, ["rank", "device"])),
@@ -166,9 +168,8 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
         timeline=_shares(_sorted(_timeline(parts, shifts, one_clock=one_clock))),
         unfinished=sum(part.unfinished for part in parts),
         launched_before_ns=launching.known_ns(part.before for part in parts),
-        reasons=reasons.divide(
-            [part.exposed for part in parts if part.exposed and _is_much(whole)]
-        ),
+        reasons=reasons.divide(communication if _is_much(whole) else pl.DataFrame(), exposed),
+        groups=reasons.by_group(communication),
     )
 
 

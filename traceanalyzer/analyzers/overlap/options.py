@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 from traceanalyzer.analyzers.base import AnalyzerOptions, comm_patterns, option
 
-By = Literal["device", "step", "stream"]
+By = Literal["device", "step", "stream", "group", "phase", "group,phase"]
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,8 @@ class Options(AnalyzerOptions):
 
     by: By = option(
         "device",
-        help="Rows of the first table.",
+        help="Rows of the first table. group, phase: communication by process group, and by "
+        "forward, backward and optimizer; within and between nodes apart.",
         choices=get_args(By),
         show_default=True,
         measured=False,

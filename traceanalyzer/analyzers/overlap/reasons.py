@@ -16,12 +16,13 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from traceanalyzer.analyzers.comm_outliers import arrivals, collectives, matching
+from traceanalyzer.analyzers.comm_outliers import arrivals, collectives, matching, outliers
 from traceanalyzer.analyzers.comm_outliers.compute import measure as measure_communication
 from traceanalyzer.analyzers.comm_outliers.options import Options as CommOptions
 from traceanalyzer.analyzers.common.columns import ratio
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE
 from traceanalyzer.analyzers.common.launching import launches
+from traceanalyzer.analyzers.overlap import phases
 from traceanalyzer.trace import Trace
 
 WAITING, SHARED, LATE, AFTER = "waiting", "shared_stream", "launched_late", "after_compute"
@@ -41,6 +42,17 @@ _SCHEMA: dict[str, pl.DataType | type[pl.DataType]] = {
 }
 
 
+#: Whether all ranks of a group are in one node.
+WITHIN, BETWEEN = "within a node", "between nodes"
+
+#: Communication by process group.
+GROUPS: dict[str, type[pl.DataType]] = {
+    **dict.fromkeys(("group", "group_ranks", "place", "phase"), pl.String),
+    **dict.fromkeys(("ranks", "n", "message_bytes", "communication_ns"), pl.Int64),
+    **dict.fromkeys(("overlapped_ns", "exposed_ns", "waiting_ns"), pl.Int64),
+}
+
+
 @dataclass(frozen=True)
 class Exposed:
     """The collectives of one rank with exposed communication.
@@ -49,7 +61,8 @@ class Exposed:
         communication: the collectives, as comm-outliers measures them.
         streams: device, stream of each stream that compute runs on.
         launched: device, stream, start (absolute) of each collective with a launch call, with
-            ``late`` (launched after earlier compute had ended) and ``after`` (started after that).
+            ``late`` (launched after earlier compute had ended), ``after`` (started after that) and
+            ``phase`` (see :func:`~.phases.phases`).
     """
 
     communication: collectives.Part
@@ -73,8 +86,11 @@ def measure(trace: Trace, work: pl.DataFrame, patterns: Sequence[str]) -> Expose
     enough = pl.col("ns") > _SHARED_FRAC * pl.col("ns").sum().over("device")
     calls = launches(trace, work)
     pieces = work[["device", "stream", "start", "work_kind"]][calls["work"]]
-    launched = pieces.hstack([calls["launch_start"].alias("launch")])
+    launched = pieces.hstack([calls["launch_start"].alias("launch"), calls["pid"], calls["tid"]])
     launched = launched.filter(pl.col("work_kind") == COMMUNICATION)
+    at = launched.rename({"launch": "launch_start"})
+    threads = calls[["pid", "tid"]].unique()
+    launched = launched.with_columns(phases.phases(trace, at, threads))
     ended = pl.col("end").cum_max()
     ends = compute.sort("start").select("device", before="start", ended=ended.over("device"))
     timed = launched.sort("start").join_asof(
@@ -83,31 +99,33 @@ def measure(trace: Trace, work: pl.DataFrame, patterns: Sequence[str]) -> Expose
     is_late = (pl.col("launch") >= pl.col("ended")).fill_null(value=False)
     is_after = (pl.col("start") >= pl.col("ended")).fill_null(value=False)
     start = pl.col("start") + part.shift_ns
-    late = timed.select("device", "stream", start, late=is_late, after=is_after)
+    late = timed.select("device", "stream", start, "phase", late=is_late, after=is_after)
     streams = by_stream.filter(enough)[["device", "stream"]]
     return Exposed(part, streams, late.unique(["device", "stream", "start"]))
 
 
-def divide(parts: Sequence[Exposed]) -> pl.DataFrame:
+def divide(rows: pl.DataFrame, parts: Sequence[Exposed]) -> pl.DataFrame:
     """Divide the exposed time of all ranks by reason, the largest first.
+
+    Args:
+        rows: rows of :func:`communication`.
+        parts: the same ranks.
 
     Returns:
         reason, exposed_ns (sum over collectives), collectives, streams (of these collectives),
         rank (the one that half or more of the wait time is for, else null) and share_frac of all
         exposed time.
     """
-    rows = _waits([part.communication for part in parts])
     if rows.is_empty():
         return pl.DataFrame(schema=_SCHEMA)
     paths = [pl.lit(part.communication.path).alias("path") for part in parts]
     streams = pl.concat(
         p.streams.with_columns(path) for p, path in zip(parts, paths, strict=True)
     ).unique()
-    late = pl.concat(p.launched.with_columns(path) for p, path in zip(parts, paths, strict=True))
     by = ["path", "device", "stream"]
     flagged = rows.join(
         streams.with_columns(shares=pl.lit(value=True)), on=by, how="left", nulls_equal=True
-    ).join(late.rename({"start": "absolute"}), on=[*by, "absolute"], how="left", nulls_equal=True)
+    )
     rest = pl.col("exposed_ns") - pl.col("waiting_ns")
     reason = pl.when("shares").then(pl.lit(SHARED)).when("late").then(pl.lit(LATE))
     reason = reason.when(pl.col("late").is_null()).then(pl.lit(UNKNOWN))
@@ -132,11 +150,13 @@ def divide(parts: Sequence[Exposed]) -> pl.DataFrame:
     )
 
 
-def _waits(parts: Sequence[collectives.Part]) -> pl.DataFrame:
-    """Return all collectives: path, device, stream, ``absolute`` start, exposed_ns, waiting_ns.
+def communication(each: Sequence[Exposed]) -> pl.DataFrame:
+    """Return all collectives: path, device, stream, exposed_ns, waiting_ns, late, phase.
 
-    ``last`` is the rank that arrived last.
+    ``last`` is the rank that arrived last, ``one_node`` see :func:`~.outliers.with_nodes`. Empty
+    without collectives.
     """
+    parts = [one.communication for one in each]
     if not any(part.instances.height for part in parts):
         return pl.DataFrame()
     shifts = {part.path: part.shift_ns for part in parts}
@@ -145,9 +165,44 @@ def _waits(parts: Sequence[collectives.Part]) -> pl.DataFrame:
     clocks = arrivals.clock_offsets(matched, {part.rank: part.host for part in ordered})
     met = arrivals.plausible(arrivals.arrivals(matched, arrivals.applied(clocks)))
     last = pl.col("rank").filter("is_last").first().over("instance")
+    matched = outliers.with_nodes(matched, ordered)
     rows = matched.join(met.select("id", "wait_ns", last=last), on="id", how="left")
     exposed = pl.col("duration_ns") - pl.col("compute_ns").fill_null(0)
     shift = pl.col("path").replace_strict(shifts, return_dtype=pl.Int64)
-    return rows.with_columns(exposed_ns=exposed, absolute=pl.col("ts") + shift).with_columns(
+    rows = rows.with_columns(exposed_ns=exposed, absolute=pl.col("ts") + shift).with_columns(
         waiting_ns=pl.min_horizontal(pl.col("wait_ns").fill_null(0), "exposed_ns")
     )
+    launched = pl.concat(
+        one.launched.with_columns(pl.lit(one.communication.path).alias("path")) for one in each
+    ).rename({"start": "absolute"})
+    keys = ["path", "device", "stream", "absolute"]
+    return rows.join(launched, on=keys, how="left", nulls_equal=True)
+
+
+def by_group(rows: pl.DataFrame) -> pl.DataFrame:
+    """Sum the communication by process group, place and phase, over all ranks.
+
+    Args:
+        rows: rows of :func:`communication`.
+
+    Returns:
+        The columns of :data:`GROUPS`, most exposed time first. Times and bytes are sums over
+        collectives, also of those that run at the same time.
+    """
+    if rows.is_empty():
+        return pl.DataFrame(schema=GROUPS)
+    between = pl.when(~pl.col("one_node")).then(pl.lit(BETWEEN))
+    place = pl.when("one_node").then(pl.lit(WITHIN)).otherwise(between)
+    named = rows.with_columns(place=place, phase=pl.col("phase").fill_null(phases.UNKNOWN))
+    length = pl.col("duration_ns")
+    sums = named.group_by("group", "group_ranks", "place", "phase").agg(
+        ranks=pl.col("rank").n_unique().cast(pl.Int64),
+        n=pl.len().cast(pl.Int64),
+        message_bytes=pl.col("message_bytes").sum(),
+        communication_ns=length.sum(),
+        overlapped_ns=(length - pl.col("exposed_ns")).sum(),
+        exposed_ns=pl.col("exposed_ns").sum(),
+        waiting_ns=pl.col("waiting_ns").sum(),
+    )
+    order = ["exposed_ns", "communication_ns", "group", "group_ranks", "phase"]
+    return sums.select(*GROUPS).sort(order, descending=[True, True, *[False] * 3], nulls_last=True)

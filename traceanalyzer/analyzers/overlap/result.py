@@ -1,5 +1,6 @@
 """Result of the overlap analysis: data, verdict, notes, tables and charts."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -23,10 +24,18 @@ from traceanalyzer.analyzers.common.display import (
 from traceanalyzer.analyzers.common.launching import note_launched_before
 from traceanalyzer.analyzers.common.step_marks import INFERRED_STEPS
 from traceanalyzer.analyzers.overlap.options import By
-from traceanalyzer.analyzers.overlap.reasons import AFTER, LATE, OTHER, SHARED, UNKNOWN, WAITING
+from traceanalyzer.analyzers.overlap.reasons import (
+    AFTER,
+    GROUPS,
+    LATE,
+    OTHER,
+    SHARED,
+    UNKNOWN,
+    WAITING,
+)
 from traceanalyzer.drawings import Chart
 from traceanalyzer.result import Result, Table, View
-from traceanalyzer.units import format_count, format_frac, format_ns
+from traceanalyzer.units import format_count, format_frac, format_ns, format_ranges
 
 #: Smaller shares of device time are not worth optimizing.
 SMALL_FRAC = 0.05
@@ -133,6 +142,7 @@ class Overlap(Result):
             unknown or at most a small part.
         reasons: why communication is exposed, see :func:`~.reasons.divide`; empty if it is less
             than 5 % of the time.
+        groups: communication by process group, place and phase, see :func:`~.reasons.by_group`.
     """
 
     by: By
@@ -144,6 +154,7 @@ class Overlap(Result):
     unfinished: int = 0
     launched_before_ns: int | None = None
     reasons: pl.DataFrame = field(default_factory=pl.DataFrame)
+    groups: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=GROUPS))
 
     def view(self) -> View:
         """Build the view: the table of ``by`` first; charts of the parts and of utilisation."""
@@ -367,12 +378,47 @@ def _tables(result: Overlap) -> tuple[Table, ...]:
     tables["low"] = _table(
         result, "low_utilisation", low, f"device, at_ns: start, span_ns: length, {busy}, {_PARTS}"
     )
-    first = [tables.pop(result.by)]
+    tables["group"] = _groups(result)
+    first = [tables.pop("group" if result.by in _OF_GROUPS else result.by)]
     if result.reasons.height:
         labels = headings("why: reason, exposed_ns: exposed, share_frac: share, collectives")
         named = result.reasons.with_columns(why=pl.col("reason").replace_strict(_REASON_NAMES))
         first.append(Table("reasons", "Why communication is exposed", named, labels))
     return (*first, *(replace(table, detail=True) for table in tables.values()))
+
+
+#: Columns of the first table that sums communication.
+_OF_GROUPS = {
+    "group": ("group", "members", "place"),
+    "phase": ("phase", "place"),
+    "group,phase": ("group", "members", "place", "phase"),
+}
+
+
+def _groups(result: Overlap) -> Table:
+    """Build the table of communication, summed by ``by``; by group and phase as a detail."""
+    keys = _OF_GROUPS.get(result.by, _OF_GROUPS["group,phase"])
+    members = pl.col("group_ranks").map_elements(_short_ranks, return_dtype=pl.String)
+    sums = result.groups.with_columns(members=members).group_by(keys, maintain_order=True)
+    frame = sums.agg(pl.col("ranks").max(), pl.col("^n|.*_(?:ns|bytes)$").sum())
+    share = pl.col("exposed_ns") / pl.lit(int(frame["exposed_ns"].sum()) or None)
+    frame = frame.with_columns(
+        overlap_frac=pl.col("overlapped_ns") / pl.col("communication_ns"), exposed_frac=share
+    ).sort("exposed_ns", *keys, descending=[True, *[False] * len(keys)])
+    columns = {**dict.fromkeys(keys), **headings(
+        """ranks, n: collectives, message_bytes: bytes, communication_ns: communication,
+        overlap_frac: overlapped, exposed_ns: exposed, exposed_frac: share of exposed,
+        waiting_ns: waiting for ranks"""
+    )}  # fmt: skip
+    labels = {key: label or key for key, label in columns.items()}
+    named = {key: of for key, of in labels.items() if frame[key].null_count() < frame.height}
+    title = f"Communication by {result.by if result.by in _OF_GROUPS else 'group,phase'}"
+    return Table("groups", title.replace(",", " and "), frame, named, "no communication")
+
+
+def _short_ranks(text: str) -> str:
+    ranks = [int(one) for one in re.findall(r"\d+", text)]
+    return text if "..." in text or not ranks else format_ranges(ranks)
 
 
 def _table(result: Overlap, name: str, title: str, columns: str) -> Table:
@@ -397,16 +443,17 @@ def _charts(result: Overlap) -> tuple[Chart, ...]:
 
 
 def _parts(result: Overlap) -> Chart:
+    by = "device" if result.by in _OF_GROUPS else result.by
     title, rows, parts = {
         "device": ("Device time breakdown", result.devices, PART_NAMES),
         "step": ("Step time breakdown", result.steps, PART_NAMES),
         "stream": ("Stream time breakdown", result.streams, _WORK_KINDS),
-    }[result.by]
+    }[by]
     frame = rows.with_columns(places(rows))
-    if result.by == "device":
+    if by == "device":
         return stacked("parts", title, by_part(frame, ["on"], parts), "on")
-    pieces = by_part(frame, ["on", result.by], parts)
-    return stacked("parts", title, pieces, result.by, panel=_panel(frame))
+    pieces = by_part(frame, ["on", by], parts)
+    return stacked("parts", title, pieces, by, panel=_panel(frame))
 
 
 def _timeline(result: Overlap) -> Chart:
