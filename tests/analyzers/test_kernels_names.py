@@ -9,11 +9,13 @@ from hypothesis import given, strategies as st
 
 from traceanalyzer.analyzers.common.kernel_names import (
     KERNEL_FAMILIES,
+    double,
     families_of,
     family,
     function,
     plain_float,
     short_names,
+    unaligned,
 )
 
 #: As profilers wrote them on NVIDIA and AMD, shortened.
@@ -274,6 +276,39 @@ def test_copies_and_sets(name: str, kind: str, of: str) -> None:
 )
 def test_kernels_without_tensor_cores_are_recognized(name: str, plain: bool) -> None:
     assert plain_float([name]) == [name] * plain
+
+
+@pytest.mark.parametrize(
+    ("name", "is_double"),
+    [
+        ("volta_dgemm_128x64_nn", True),
+        ("void cutlass::Kernel2<cutlass_80_tensorop_d884gemm_64x64_16x3_nn_align1>(P)", True),
+        ("sm80_xmma_gemm_f64f64_f64f64_f64_nn_n_tilesize64x64x16_stage3_kernel", True),
+        ("void trsm_left_kernel<double, int=256, int=4>(cublasTrsmParams<double>)", True),
+        ("Cijk_Ailk_Bljk_DB_MT64x64x16_MI16x16x4x1_SN", True),
+        ("Cijk_Ailk_Bljk_SB_MT64x64x16_MI16x16x4x1_SN", False),
+        ("void gemv2T_kernel_val<int, int, float, float>(double const)", False),
+        ("void reduce_kernel<512, 1, ReduceOp<float, WelfordOps<float, double, int> > >()", False),
+    ],
+)
+def test_kernels_in_double_precision_are_recognized(name: str, is_double: bool) -> None:
+    assert double([name]) == [name] * is_double
+
+
+@pytest.mark.parametrize(
+    ("name", "is_unaligned"),
+    [
+        ("cutlass_80_wmma_tensorop_f16_s161616gemm_f16_32x32_64x1_tn_align2", True),
+        ("void cutlass::Kernel2<cutlass_75_tensorop_f16_s1688gemm_f16_64x64_nn_align1>(P)", True),
+        ("cutlass_80_tensorop_f16_s16816gemm_f16_256x128_32x3_nn_align8", False),
+        ("cutlass_80_tensorop_bf16_s16816gemm_bf16_64x64_nn_align16", False),
+        ("cutlass_80_tensorop_s1688gemm_64x64_16x6_nn_align4", False),  # TF32: 16 bytes
+        ("cutlass_80_tensorop_d884gemm_64x64_16x3_nn_align1", False),
+        ("cutlass_80_simt_sgemm_128x32_8x5_nn_align1", False),
+    ],
+)
+def test_kernels_for_unaligned_rows_are_recognized(name: str, is_unaligned: bool) -> None:
+    assert unaligned([name]) == [name] * is_unaligned
 
 
 ADD = (

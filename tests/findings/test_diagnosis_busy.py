@@ -221,3 +221,26 @@ def test_attention_products_below_threshold_count_for_tensor_cores() -> None:
     works = [("aten::bmm", SGEMM, 50), ("aten::_softmax", SOFTMAX, 30), ("aten::mm", SGEMM, 920)]
     (one,) = judged("no-tensor-cores", trace(launched(works)))
     assert one.total_ns == 970 * US
+
+
+DGEMM = "void cutlass::Kernel2<cutlass_80_simt_dgemm_128x64_8x5_nn_align1>(Params)"
+UNALIGNED = "void cutlass::Kernel2<cutlass_80_tensorop_f16_s16816gemm_f16_64x64_nn_align2>(Params)"
+
+
+@pytest.mark.parametrize("kernel", [DGEMM, ADD.replace("<float>", "<double>")])
+def test_double_precision_is_a_finding_where_products_use_lower_precision(kernel: str) -> None:
+    works = [("aten::mm", GEMM, 300), ("aten::linear", kernel, 200), ("aten::mm", GEMM, 300)]
+    traced = trace(launched(works))
+    (one,) = judged("double-precision", traced)
+    assert one.total_ns == 200 * US
+    assert "launched by aten::linear" in one.title
+    (other,) = judged("one-kernel", traced) or [one]
+    assert other is one or other.explained == {"double-precision": 1.0}
+    assert not judged("double-precision", trace(launched(works[1:2] * 3)))
+
+
+def test_kernels_for_unaligned_rows_are_a_finding_unless_shapes_are_known() -> None:
+    works = [("aten::mm", GEMM, 300), ("aten::linear", UNALIGNED, 200), ("aten::mm", DGEMM, 300)]
+    (one,) = judged("unaligned-products", trace(launched(works)))
+    assert one.total_ns == 200 * US
+    assert "launched by aten::linear" in one.title

@@ -1,6 +1,7 @@
 """Rules for kernel time."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import polars as pl
 
@@ -24,7 +25,7 @@ from traceanalyzer.analyzers.kernels.training import (
 from traceanalyzer.findings.device_time import DEVICE, DeviceTime
 from traceanalyzer.findings.rule import Answers, Measured, Rule, rule
 from traceanalyzer.frames import intervals
-from traceanalyzer.result import Severity
+from traceanalyzer.result import Result, Severity
 from traceanalyzer.units import format_count, format_frac, format_ns
 
 _MATH = "aten::_scaled_dot_product_attention_math"
@@ -32,6 +33,8 @@ _MATH = "aten::_scaled_dot_product_attention_math"
 _LEAST_PART = 0.05
 _ATTENTION_LEVELS: dict[Severity, float] = {"info": 0.1, "warning": 0.2, "critical": 0.5}
 _NAMED = 3
+#: Kernels in double precision are the program's purpose if other products take a smaller share.
+_LEAST_OTHERS = 0.1
 
 
 @rule(
@@ -44,9 +47,7 @@ _NAMED = 3
 )
 def _no_tensor_cores(result: Kernels, answers: Answers) -> Iterator[Measured]:
     time = answers.time
-    names = result.heaviest("name").drop_nulls("name")
-    plain = pl.col("name").is_in(kernel_names.plain_float(names["name"]))
-    rows = longest_first(in_steps(result, time), names.filter(plain)["kernel"], "total_ns")
+    rows = _chosen(result, time, kernel_names.plain_float)
     whole = int(rows["ns"].sum())
     products = min(whole, _counted_products(result, time))
     total = whole - products
@@ -65,6 +66,81 @@ def _no_tensor_cores(result: Kernels, answers: Answers) -> Iterator[Measured]:
         total_ns=total,
         confidence="medium",  # names alone show it
     )
+
+
+def _chosen(
+    result: Kernels, time: DeviceTime, choose: Callable[[Iterable[str]], list[str]]
+) -> pl.DataFrame:
+    """Return kernel, n, ns of the kernels that a function chooses by name, longest time first."""
+    names = result.heaviest("name").drop_nulls("name")
+    chosen = names.filter(pl.col("name").is_in(pl.Series(choose(names["name"])).implode()))[
+        "kernel"
+    ]
+    return longest_first(in_steps(result, time), chosen, "total_ns")
+
+
+def double_in(result: Kernels, time: DeviceTime) -> pl.DataFrame:
+    """Return kernel, n, ns of the kernels in double precision, the longest time first."""
+    return _chosen(result, time, kernel_names.double)
+
+
+@rule(
+    "kernels",
+    "kernels in double precision in a program that computes in lower precision otherwise",
+    "their time as a share of step time (of the recorded time if no steps are marked), if other "
+    f"products and attention take at least {_LEAST_OTHERS:.0%} of it",
+    {"info": 0.03, "warning": 0.1, "critical": 0.3},
+    uses=("gpu_idle",),
+)
+def _double_precision(result: Kernels, answers: Answers) -> Iterator[Measured]:
+    time = answers.time
+    rows = double_in(result, time)
+    total = int(rows["ns"].sum())
+    is_product = pl.col("family").is_in((kernel_names.GEMM, CONVOLUTION, kernel_names.ATTENTION))
+    products = result.heaviest("name").filter(
+        is_product, ~pl.col("kernel").is_in(rows["kernel"].implode())
+    )
+    others = longest_first(in_steps(result, time), products["kernel"], "total_ns")
+    other_ns = int(others["ns"].sum())
+    if not total or not time.whole_ns or other_ns < _LEAST_OTHERS * total:
+        return
+    most = rows["kernel"][0]
+    yield Measured(
+        size=time.frac(total),
+        title=f"Kernels in double precision (float64), mostly {most}: {time.share(total)}"
+        f"{launched_by(result.place(most))}.",
+        evidence=(
+            (
+                f"{format_count(int(rows['n'].sum()), 'call')} in double precision; other "
+                f"products and attention, mostly {others['kernel'][0]}, {time.text(other_ns)}."
+            ),
+            *called_from(result.place(most)),
+        ),
+        advice="Find the tensor that is float64 (data from NumPy is by default) and convert it "
+        "before the model: .float() or .to(dtype). GPUs have at most half the FP32 rate for "
+        "float64, those for graphics and inference (L4, L40S, A10, T4, RTX) 1/32 to 1/64.",
+        total_ns=total,
+        confidence="medium",  # names alone show it
+    )
+
+
+def launched_by(place: Mapping[str, Any]) -> str:
+    """Return the operators around the launch call, else the annotation, as a phrase."""
+    operator, outer, annotation = (place.get(k) for k in ("operator", "outer", "annotation"))
+    if operator:
+        node = (outer or operator).removeprefix(_NODE)
+        within = f" in {node}" if outer != operator else ""
+        return f", launched by {operator.removeprefix(_NODE)}{within}"
+    return f", launched in {annotation}" if annotation else ""
+
+
+def called_from(place: Mapping[str, Any]) -> list[str]:
+    """Return the line of own code that launches a kernel as sentences."""
+    return [f"Called from {place['code']}."] if place.get("code") else []
+
+
+#: How the autograd engine names the call of a node.
+_NODE = "autograd::engine::evaluate_function: "
 
 
 def in_steps(result: Kernels, time: DeviceTime) -> pl.DataFrame:
@@ -292,6 +368,45 @@ def _far_from_roof(result: Efficiency, answers: Answers) -> Iterator[Measured]:
     )
 
 
+@rule(
+    "kernels",
+    "matrix multiplications with rows that are not multiples of 16 bytes",
+    "time of kernels that load one or two elements at a time (CUTLASS align1, align2) as a share "
+    "of step time (of the recorded time if no steps are marked), unless far-from-roof has the "
+    "shapes",
+    {"info": 0.05, "warning": 0.15},
+    uses=("gpu_idle", "efficiency"),
+)
+def _unaligned_products(result: Kernels, answers: Answers) -> Iterator[Measured]:
+    time, efficiency = answers.time, answers.get("efficiency")
+    rows = _chosen(result, time, kernel_names.unaligned)
+    total = int(rows["ns"].sum())
+    if not total or not time.whole_ns:
+        return
+    if isinstance(efficiency, Efficiency) and _is_found(_far_from_roof, efficiency, answers):
+        reasons = _unclaimed(efficiency, answers)["why"].fill_null("")
+        if reasons.str.contains(roofs.UNALIGNED, literal=True).any():
+            return
+    most = rows["kernel"][0]
+    yield Measured(
+        size=time.frac(total),
+        title=f"Matrix multiplications of unaligned sizes, mostly {most}: {time.share(total)}"
+        f"{launched_by(result.place(most))}.",
+        evidence=(
+            (
+                f"{format_count(int(rows['n'].sum()), 'call')} of kernels that load one or two "
+                "elements at a time (align1, align2 in their names)."
+            ),
+            *called_from(result.place(most)),
+        ),
+        advice="Pad the size that is not a multiple of 8 (of 16-bit elements; better of 64), often "
+        "the vocabulary (50257 to 50304), or a hidden or channel size: aligned kernels are several "
+        "times as fast. record_shapes=True shows the shapes.",
+        total_ns=total,
+        confidence="medium",  # names alone show it
+    )
+
+
 def _share_in_steps(answers: Answers) -> float:
     """Return the share of the kernels' time that steps launched."""
     kernels = answers.get("kernels")
@@ -312,6 +427,8 @@ def _unclaimed(result: Efficiency, answers: Answers) -> pl.DataFrame:
         return rows
     if _is_found(_no_tensor_cores, kernels, answers):
         rows = rows.filter(pl.col("precision") != "fp32")
+    if _is_found(_double_precision, kernels, answers):
+        rows = rows.filter(pl.col("precision") != "fp64")
     if _is_found(_unfused_attention, kernels, answers):
         rows = rows.filter(~pl.col("operator").is_in(PRODUCTS))
     if _is_found(_recomputed_activations, kernels, answers):
@@ -320,7 +437,7 @@ def _unclaimed(result: Efficiency, answers: Answers) -> pl.DataFrame:
     return rows.filter(pl.col("lost_ns") > 0)
 
 
-def _is_found(rule: Rule, result: Kernels, answers: Answers) -> bool:
+def _is_found(rule: Rule, result: Result, answers: Answers) -> bool:
     return any(rule.severity(one.size) for one in rule.function(result, answers))
 
 
@@ -502,9 +619,11 @@ _MEMORY_BOUND = 0.6
 
 RULES = (
     _no_tensor_cores,
+    _double_precision,
     _unfused_attention,
     _memory_bound_kernels,
     _far_from_roof,
+    _unaligned_products,
     _unfused_optimizer,
     _recomputed_activations,
     _memory_bound,

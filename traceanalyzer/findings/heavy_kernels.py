@@ -11,7 +11,13 @@ from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION
 from traceanalyzer.analyzers.common.kernel_names import ATTENTION, CONVOLUTION, GEMM, KV_CACHE
 from traceanalyzer.analyzers.kernels.result import Kernels
-from traceanalyzer.findings.busy import in_steps, memory_bound_is_found
+from traceanalyzer.findings.busy import (
+    called_from,
+    double_in,
+    in_steps,
+    launched_by,
+    memory_bound_is_found,
+)
 from traceanalyzer.findings.rule import Answers, Measured, Rule, rule
 from traceanalyzer.units import format_count, format_ns
 
@@ -78,8 +84,6 @@ _TOGETHER = (
     (kernel_names.CHANGES_LAYOUT.pattern, "convert between NCHW and NHWC"),
     (r"(?i)(?:radix|segmented|bitonic|merge)_?sort|[sm]btopk", "sort or select"),
 )
-#: How the autograd engine names the call of a node.
-_NODE = "autograd::engine::evaluate_function: "
 _PROFILE = (
     "Look at this kernel first: replace the operator by a fused or library one, or profile it "
     "(ncu --kernel-name) to see whether memory, occupancy or atomics limit it."
@@ -119,10 +123,11 @@ def _one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
     )  # fmt: skip
     # one long call of several is a finding about that call
     sums = sums.filter((2 * pl.col("max_ns") < pl.col("total_ns")) | (pl.col("n") <= _FEW))
+    doubles = double_in(result, time)["kernel"]
     if fused := memory_bound_is_found(result, answers):
         sums = sums.filter(pl.col("fusible_ns") < _FUSIBLE * pl.col("total_ns"))
     for row in largest_first(sums, "total_ns", "kernel").head(1).iter_rows(named=True):
-        place = _place(result, row["kernel"])
+        place = result.place(row["kernel"])
         share, advice = time.frac(row["total_ns"]), _advice(row["kernel"], place)
         is_slow = advice not in (_PROFILE, _TUNING)
         is_known = bool(place.get("operator")) or advice == _TUNING
@@ -130,17 +135,18 @@ def _one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
         yield Measured(
             size=share if is_slow or (is_known and share >= _MUCH) else others,
             cost_frac=time.frac(row["total_ns"] - fused * row["fusible_ns"]),
-            title=f"{_who(row)} {time.share(row['total_ns'])}{_launched_by(place)}.",
+            title=f"{_who(row)} {time.share(row['total_ns'])}{launched_by(place)}.",
             evidence=(
                 (
                     f"{format_count(row['n'], 'call')}, "
                     f"{format_ns(round(row['total_ns'] / row['n']))} each on average."
                 ),
-                *([f"Called from {place['code']}."] if place.get("code") else []),
+                *called_from(place),
             ),
             advice=advice,
             total_ns=row["total_ns"] - fused * row["fusible_ns"],
             confidence="medium",  # it may be the work that the program is for
+            explained={"double-precision": 1.0} if row["kernel"] in doubles else {},
         )
 
 
@@ -149,24 +155,6 @@ def _who(row: Mapping[str, Any]) -> str:
     if row["kernels"] == 1:
         return f"One kernel, {row['kernel']}, takes"
     return f"Kernels that {row['kind']}, mostly {row['kernel']}, take"
-
-
-def _place(result: Kernels, kernel: str) -> Mapping[str, Any]:
-    """Return the row of a kernel in ``heavy``; empty if it has none."""
-    if result.heavy is None:
-        return {}
-    rows = result.heavy.filter(pl.col("kernel") == kernel)
-    return rows.row(0, named=True) if rows.height else {}
-
-
-def _launched_by(place: Mapping[str, Any]) -> str:
-    """Return the operators around the launch call, else the annotation, as a phrase."""
-    operator, outer, annotation = (place.get(k) for k in ("operator", "outer", "annotation"))
-    if operator:
-        node = (outer or operator).removeprefix(_NODE)
-        within = f" in {node}" if outer != operator else ""
-        return f", launched by {operator}{within}"
-    return f", launched in {annotation}" if annotation else ""
 
 
 def _advice(kernel: str, place: Mapping[str, Any]) -> str:

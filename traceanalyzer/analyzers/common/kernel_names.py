@@ -339,6 +339,13 @@ _PLAIN_FLOAT = (
     r"|convolve_sgemm<float, ?float\b|winograd\w*::\w+<(?:\d+, ?)?float, ?float\b"
 )
 
+#: Tensor core kernels of CUTLASS that load one or two elements at a time, because a row of a matrix
+#: is not a multiple of 16 bytes.
+_UNALIGNED = r"tensorop_(?:[a-ce-z]\w*_)?[a-ce-z]\d+gemm\w*_align[12]\b"
+
+#: Kernels in double precision: products of cuBLAS, CUTLASS, cuDNN and Tensile; templates of double.
+_DOUBLE = r"(?:^|_)d(?:884)?gem[mv]|_f64f64_|Cijk_\w+?_DB_|<double\b"
+
 
 def family(name: str, kind: str = "kernel") -> str:
     """Return the family of device work: of a kernel by its name, of a copy by its direction.
@@ -428,3 +435,13 @@ def _fused_family(prefix: str | None, operations: str) -> str:
 def plain_float(names: Iterable[str]) -> list[str]:
     """Return the kernels that use FP32 without tensor cores on a GPU that has them."""
     return matching(names, [_PLAIN_FLOAT])
+
+
+def unaligned(names: Iterable[str]) -> list[str]:
+    """Return the matrix products whose rows are not multiples of 16 bytes."""
+    return matching(names, [_UNALIGNED])
+
+
+def double(names: Iterable[str]) -> list[str]:
+    """Return the kernels that use double precision."""
+    return matching(names, [_DOUBLE])

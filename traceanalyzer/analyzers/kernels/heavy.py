@@ -10,8 +10,8 @@ from traceanalyzer.analyzers.common.launching import launch_rows
 from traceanalyzer.frames import nesting
 from traceanalyzer.trace import Trace
 
-#: Kernels with a smaller share of the kernel time are left out; so there are at most six.
-_LEAST_FRAC = 0.15
+#: Kernels with a smaller share of the kernel time are left out; so there are at most ten.
+_LEAST_FRAC = 0.1
 
 SCHEMA = {
     "name": pl.String,

@@ -1,7 +1,9 @@
 """Result of the kernels analysis: data, verdict, notes, tables and charts."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import polars as pl
 
@@ -136,6 +138,11 @@ class Kernels(Result):
         return largest_first(
             rows.group_by(keys).agg(pl.col("n", "total_ns").sum()), "total_ns", *keys
         )
+
+    def place(self, kernel: str) -> Mapping[str, Any]:
+        """Return the row of a kernel in ``heavy``; empty if it has none."""
+        rows = None if self.heavy is None else self.heavy.filter(pl.col("kernel") == kernel)
+        return {} if rows is None or rows.is_empty() else rows.row(0, named=True)
 
 
 # --- verdict and notes ---------------------------------------------------------------------
