@@ -9,6 +9,7 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer
+from traceanalyzer.analyzers.common.device_work import work_rows
 from traceanalyzer.analyzers.replay import changes, engine, path, program
 from traceanalyzer.analyzers.replay.engine import Job, Weights
 from traceanalyzer.analyzers.replay.program import Program
@@ -125,13 +126,13 @@ def measure(trace: Trace, _options: ReplayOptions) -> Program:
     Raises:
         MissingData: it cannot be replayed, or not in the time that ``diagnose`` has.
     """
+    _require_few(len(work_rows(trace)))
     one = program.measure(trace)
-    _require_few([one])
+    _require_few(one.work.height)
     return one
 
 
-def _require_few(programs: Sequence[Program]) -> None:
-    count = sum(one.work.height for one in programs)
+def _require_few(count: int) -> None:
     if count > MOST_WORK:
         raise MissingData(
             f"{count:,} kernels and copies take long to replay; traceanalyzer what-if does it"
@@ -146,7 +147,7 @@ def combine(
     Raises:
         MissingData: the replay differs too much from the recording, or there is too much work.
     """
-    _require_few(parts)
+    _require_few(sum(one.work.height for one in parts))
     job = engine.job_of(parts)
     times, error = engine.checked_replay(job)
     others = any(bool(changes.unexplained(one.calls).any()) for one in job.programs)
