@@ -235,11 +235,14 @@ def _without_time(
 ) -> Weights:
     def left(rows: pl.DataFrame, ends: str, times: Floats) -> Floats:
         """Return the share of times with these ends that is not in lost time."""
-        end = rows[ends]
-        start = pl.Series(end.to_numpy() - times.round().clip(min=0).astype(np.int64))
         by = [name for name in ("program", "device") if name in rows.columns]
-        within = intervals.overlap_with(rows.with_columns(start=start, end=end), mine, by)
-        return 1 - within["overlap"].to_numpy() / np.maximum(times, 1)
+        some = np.flatnonzero(times.round() > 0)
+        spans = rows[[*by, ends]][some].rename({ends: "end"})
+        start = pl.Series("start", spans["end"].to_numpy() - times[some].round().astype(np.int64))
+        within = intervals.overlap_with(spans.hstack([start]), mine, by)["overlap"].to_numpy()
+        share = np.ones(times.size)
+        share[some] -= within / np.maximum(times[some], 1)
+        return share
 
     code = left(calls, "start", weights.before)
     in_call = left(calls, "end", weights.call)
