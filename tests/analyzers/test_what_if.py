@@ -17,8 +17,10 @@ from benchmarks.accuracy.cases import Plan, program_of
 from benchmarks.accuracy.fault import FAULTS
 from benchmarks.accuracy.simulator import simulate
 from benchmarks.accuracy.write import write_kineto
-from traceanalyzer.analyzers.replay import engine
+from traceanalyzer.analyzers.replay import changes, engine
 from traceanalyzer.analyzers.replay.program import measure
+from traceanalyzer.analyzers.what_if import replay
+from traceanalyzer.analyzers.what_if.options import ReplayOptions
 from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.trace import Trace
 
@@ -157,6 +159,31 @@ def test_ranks_wait_for_the_one_that_loads(late: list[Trace]) -> None:
     assert gain_ns(late, free="data-loading") == pytest.approx(6 * MS, rel=0.02)
     assert gain_ns(late, no_wait=True) == pytest.approx(0, abs=0.02 * MS)
     assert gain_ns(late, network=2) == pytest.approx(0.05 * MS, rel=0.1)
+
+
+def test_lost_time_of_a_rank_is_removed_from_that_rank_alone(late: list[Trace]) -> None:
+    job = engine.job_of([measure(one) for one in late])
+    lost = pl.DataFrame(
+        {"rank": [1], "device": [0], "start_ns": [0], "end_ns": [2 * MS]},
+        schema_overrides={"rank": pl.Int32, "device": pl.Int32},
+    )
+    first, second = changes.without_time(job, job.weights, lost)
+    assert first.loader.tolist() == job.weights[0].loader.tolist()
+    assert second.duration.tolist() == job.weights[1].duration.tolist()  # kernels remain
+    removed = job.weights[1].loader - second.loader
+    assert removed[0] > 0
+    assert not removed[1:].any()
+
+
+def test_too_much_work_is_refused_before_its_program_is_built(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one = training()
+    assert replay.measure(one, ReplayOptions()).work.height == STEPS
+    monkeypatch.setattr(replay, "MOST_WORK", STEPS - 1)
+    monkeypatch.setattr(replay.program, "measure", pytest.fail)
+    with pytest.raises(MissingData):
+        replay.measure(one, ReplayOptions())
 
 
 def test_usual_changes_are_sorted_by_gain(late: list[Trace]) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 #: Files of up to this size are tasks of several files, to have fewer messages.
 _SMALL_BYTES = 1 << 17
-_TOGETHER = 8
+_TOGETHER = 4
 #: Estimated time of a short analysis of a file and of its bytes, and to start the workers.
 _FILE_SECONDS, _BYTE_SECONDS, _START_SECONDS = 0.03, 4e-9, 0.6
 #: Estimated memory to analyze a file: of the program, and for each of its bytes; if processes share
