@@ -79,6 +79,7 @@ from traceanalyzer.tools.baselines import save_baseline as save_baseline
 from traceanalyzer.tools.budgets import Budgets as Budgets
 from traceanalyzer.tools.budgets import check_budgets as check_budgets
 from traceanalyzer.tools.convert import convert as convert
+from traceanalyzer.tools.expected import check_fix as check_fix
 from traceanalyzer.tools.job import Job as Job
 from traceanalyzer.tools.job import read_job as read_job
 from traceanalyzer.tools.merge import Merged as Merged

@@ -10,6 +10,7 @@ from traceanalyzer.cli import output
 from traceanalyzer.cli.answering import FAILED, analyze, inputs_of
 from traceanalyzer.cli.commands import analyzer_options
 from traceanalyzer.cli.options import ReadingOptions, Writing, plotting, reading, writing
+from traceanalyzer.errors import OptionError
 from traceanalyzer.render.junit import Case, junit
 from traceanalyzer.run import baselines
 
@@ -56,6 +57,12 @@ _PERCENT = _Percent(min=0)
     "--more-after", metavar="PATH", multiple=True, help="A further run of AFTER. Repeatable."
 )
 @click.option(
+    "--expected",
+    metavar="FINDING",
+    help="Also compare the gain that the diagnosis of BEFORE predicts with the measured one: the "
+    "finding that was fixed, such as data-loading, or a saved diagnosis (diagnose -o found.json).",
+)
+@click.option(
     "--junit",
     "xml",
     metavar="FILE",
@@ -72,6 +79,7 @@ def diff(
     min_change: float | None,
     more_before: tuple[str, ...],
     more_after: tuple[str, ...],
+    expected: str | None,
     xml: str | None,
     reading: ReadingOptions,
     writing: Writing,
@@ -93,7 +101,13 @@ def diff(
     ]
     runs = [run for side in sides for run in side]
 
+    if expected is not None and (len(runs) > 2 or any(options.values())):
+        raise OptionError("--expected: only for two runs, without --step-name or --comm-pattern")
+
     def compare(*_: object, **how: Any) -> Any:
+        if expected is not None:
+            known: Any = {name: value for name, value in how.items() if name not in options}
+            return ta.check_fix(runs[0], runs[1], expected, **known)
         if len(runs) > 2:
             return ta.diff_runs(*sides, **how)
         return ta.diff(*runs, **how)

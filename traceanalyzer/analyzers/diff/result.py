@@ -20,6 +20,55 @@ from traceanalyzer.units import format_bytes, format_change, format_frac, format
 Comparability = Literal["comparable", "with reservations", "not comparable"]
 
 
+@dataclass(frozen=True)
+class Expected:
+    """What a fix should gain, by the diagnosis of the run before.
+
+    Attributes:
+        fixed: rules of the findings whose gain is predicted.
+        findings: one row per rule: finding, state (gone, remains, new), gain_ns and gain_frac
+            (predicted, of the step or run; null if unknown), before_ns and after_ns (costs), title.
+    """
+
+    fixed: tuple[str, ...]
+    findings: pl.DataFrame
+
+    @property
+    def gain_frac(self) -> float | None:
+        """The predicted gain as a share of the value before, at most 1; None if unknown."""
+        gains = self.findings.filter(pl.col("finding").is_in(self.fixed))["gain_frac"].drop_nulls()
+        return min(float(gains.sum()), 1.0) if gains.len() else None
+
+    def named(self, state: str) -> list[str]:
+        """Return the rules of the findings in a state, with both costs if they remain."""
+        rows = self.findings.filter(pl.col("state") == state)
+        return [
+            f"{name} ({format_ns(before)} before, {format_ns(after)} after)"
+            if before is not None and after is not None
+            else name
+            for name, before, after in rows.select("finding", "before_ns", "after_ns").iter_rows()
+        ]
+
+    def verdict(self, measure: Measure | None) -> str:
+        """Compare the predicted with the measured gain, and name what is gone and new."""
+        fixed, gain = listed(self.fixed) or "no finding", self.gain_frac
+        predicted = "unknown" if gain is None else format_frac(gain)
+        change = measure.change_frac if measure is not None and measure.unit == "ns" else None
+        text = f"Gain of fixing {fixed}: predicted {predicted} of the time"
+        if change is not None and measure is not None:
+            measured, noise = 0.0 - change, measure.noise_frac
+            spread = "" if noise is None else f" (noise {format_frac(noise)})"
+            done = measured / gain if gain and measured > 0 else None
+            part = "" if done is None else f": {format_frac(done)} of the predicted gain"
+            text += f", measured {format_frac(measured)}{spread}{part}"
+        states = [
+            f"{label}: {listed(names)}."
+            for state, label in (("gone", "Gone"), ("remains", "Remaining"), ("new", "New"))
+            if (names := self.named(state))
+        ]
+        return " ".join((f"{text}.", *states))
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Diff(Result):
     """Result of :func:`traceanalyzer.diff`.
@@ -56,6 +105,7 @@ class Diff(Result):
         flame: the sampled stacks after, compared with those before.
         remarks: remarks on the comparison, the reservations included.
         reservations: why a change may have other causes than the code, a sentence each.
+        expected: what a fix should gain, of :func:`traceanalyzer.check_fix`; otherwise None.
         repeats: run, path, value (of the measure), one row per run if a side has several.
     """
 
@@ -78,6 +128,7 @@ class Diff(Result):
     remarks: tuple[str, ...] = ()
     reservations: tuple[str, ...] = ()
     repeats: pl.DataFrame | None = None
+    expected: Expected | None = None
 
     @property
     def comparability(self) -> Comparability:
@@ -98,7 +149,9 @@ class Diff(Result):
         """Build the view: parts of a step, kernels, operators, collectives, functions, memory."""
         return View(
             title="Did it get slower, and where?",
-            verdict=_verdict(self),
+            verdict=sentences(
+                self.expected.verdict(self.measure) if self.expected else "", _verdict(self)
+            ),
             notes=(*_notes(self), *self.remarks),
             tables=_tables(self),
             scalars=self._scalars(),
@@ -126,6 +179,8 @@ class Diff(Result):
         )  # fmt: skip
         values = {name: getattr(self.measure, name, None) for name in names}
         values["measure"] = values.pop("name")
+        if self.expected is not None:
+            values["expected_gain_frac"] = self.expected.gain_frac
         if self.memory is not None:
             values["peak_before_bytes"] = self.memory.base_bytes
             values["peak_after_bytes"] = self.memory.peak_bytes
@@ -374,6 +429,10 @@ def _notes(result: Diff) -> tuple[str, ...]:
         f"({runs.ERRORS} standard errors of the difference)."
     )
     notes = [counts]
+    if result.expected is not None and result.expected.named("new"):
+        notes.append(
+            "A finding can be new because the step is shorter: its cost is a larger share of it."
+        )
     if result.roles is not None and (result.paired_frac or 0) < 1:
         notes.append(
             f"{format_frac(result.paired_frac or 0)} of the device time is in kernels with the "
@@ -408,8 +467,15 @@ def _tables(result: Diff) -> tuple[Table, ...]:
     tables = list(_comparisons(result))
     compared = Table("runs", "Compared runs", result.runs, _known_columns(result.runs, _RUNS))
     repeats = () if result.repeats is None else (_repeats_table(result.repeats),)
-    first = tables[:1] if len(tables) > 1 else []
-    return (*first, compared, *repeats, *tables[len(first) :])
+    first, rest = (tables[:1], tables[1:]) if len(tables) > 1 else ([], tables)
+    if result.expected is not None:
+        labels = headings(
+            "finding, state, gain_ns: predicted gain, gain_frac: of time, before_ns: cost before, "
+            "after_ns: cost after"
+        )
+        found = result.expected.findings
+        first = [Table("findings", "Findings before and after", found, labels), *first]
+    return (*first, compared, *repeats, *rest)
 
 
 def _repeats_table(repeats: pl.DataFrame) -> Table:

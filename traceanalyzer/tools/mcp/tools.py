@@ -243,6 +243,19 @@ def tools() -> dict[str, Tool]:
             ta.diagnose,
         ),
         Tool(
+            "check_fix",
+            "Was a fix worth it? The gain that diagnose predicts for a finding of the run before, "
+            "compared with the measured gain; which findings are gone, and which are new.",
+            {
+                "before": _paths("Files and folders of the run before the fix."),
+                "after": _paths("Files and folders of the run after it."),
+                "expected": _text("Rule of the fixed finding.") | {"pattern": "^[a-z0-9-]+$"},
+            },
+            ("before", "after"),
+            ta.check_fix,
+            required=("expected",),
+        ),
+        Tool(
             "query",
             "Rows that SQL returns, read-only: one SELECT on a table, with JOIN ... ON or USING "
             "(event, rank). Times (ts, dur) are ns on one clock. Tables: " + _known_tables(),
