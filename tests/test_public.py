@@ -16,8 +16,8 @@ TRACE = ROOT / "fixtures/nccl_8ranks/rank0.json.gz"
 FIXED = [
     "Chart", "Device", "Finding", "InputError", "Job", "MalformedInput", "Meta", "MissingData",
     "MissingExtra", "OptionError", "OutputError", "Report", "Result", "Table", "Trace",
-    "TraceAnalyzerError", "UnknownFormat", "UnreadableFile", "concat", "find_inputs", "read",
-    "read_job",
+    "TraceAnalyzerError", "UnknownFormat", "UnreadableFile", "check_fix", "concat", "find_inputs",
+    "read", "read_job",
 ]  # fmt: skip
 NAMES = sorted([*FIXED, *registry.NAMES])
 

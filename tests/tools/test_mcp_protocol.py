@@ -78,7 +78,7 @@ def listed(client: Client) -> dict[str, Any]:
 def test_every_analysis_is_a_tool(listed: dict[str, Any]) -> None:
     assert listed.keys() == {
         *(entry.name for entry in registry.public()),
-        *("diagnose", "query", "timeline_slice"),
+        *("check_fix", "diagnose", "query", "timeline_slice"),
     }
     for tool in listed.values():
         jsonschema.Draft202012Validator.check_schema(tool.input_schema)

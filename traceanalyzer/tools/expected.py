@@ -11,11 +11,12 @@ from typing import Any, Unpack
 import polars as pl
 
 from traceanalyzer.analyzers.base import Reading
-from traceanalyzer.analyzers.diff import diff
-from traceanalyzer.analyzers.diff.options import MIN_CHANGE
+from traceanalyzer.analyzers.diff.compute import DIFF
+from traceanalyzer.analyzers.diff.options import MIN_CHANGE, Options
 from traceanalyzer.analyzers.diff.result import Diff, Expected
 from traceanalyzer.errors import MalformedInput, OptionError
 from traceanalyzer.findings import diagnose
+from traceanalyzer.run.loop import run
 from traceanalyzer.trace import Inputs
 
 _COLUMNS = {
@@ -62,7 +63,7 @@ def check_fix(
         findings = ", ".join(known) or "none"
         raise OptionError(f"expected: no finding {expected!r} before; findings: {findings}")
     left = _findings(after, reading)
-    result = diff(before, after, min_change=min_change, **reading)
+    result: Diff = run(DIFF, after, Options(min_change=min_change, before=before), **reading)
     after_ids = {one["id"] for one in left}
     gone = [name for name in known if name not in after_ids]
     wanted = (gone or known[:1]) if saved else [expected]

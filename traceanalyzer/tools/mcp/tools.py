@@ -1,6 +1,6 @@
 """Tools for language models and other programs: functions with a JSON schema of their arguments.
 
-One tool per analysis of the registry, with its options, and ``diagnose``, ``query`` and
+One tool per analysis of the registry, with its options, and ``check_fix``, ``diagnose``, ``query`` and
 ``timeline_slice``.
 """
 
