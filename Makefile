@@ -114,7 +114,7 @@ clean: ## everything that make can make again
 	rm -rf $(VENV) .lowest build dist site *.egg-info .bench .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage* .fuzz .native
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(VENV)/.package: pyproject.toml setup.py $(wildcard traceanalyzer/parsers/*/*.c traceanalyzer/parsers/*/*.h)
+$(VENV)/.package: pyproject.toml setup.py $(wildcard traceanalyzer/*/*/*.c traceanalyzer/*/*/*.h)
 	$(PYTHON) -m venv --without-pip $(VENV)
 	$(INSTALL) --editable .
 	@touch $@

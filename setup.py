@@ -5,19 +5,20 @@ from pathlib import Path
 from setuptools import Extension, setup
 
 MODULES = (
-    "chrome_trace/_scan",
-    "collapsed/_frames",
-    "memory_snapshot/_machine",
-    "perfetto/_wire",
-    "sqlite/_pages",
+    "analyzers/replay/_follow",
+    "parsers/chrome_trace/_scan",
+    "parsers/collapsed/_frames",
+    "parsers/memory_snapshot/_machine",
+    "parsers/perfetto/_wire",
+    "parsers/sqlite/_pages",
 )
 
 setup(
     ext_modules=[
         Extension(
-            f"traceanalyzer.parsers.{module.replace('/', '.')}",
-            [f"traceanalyzer/parsers/{module}.c"],
-            depends=[str(header) for header in Path("traceanalyzer/parsers").glob(f"{module}*.h")],
+            f"traceanalyzer.{module.replace('/', '.')}",
+            [f"traceanalyzer/{module}.c"],
+            depends=[str(header) for header in Path("traceanalyzer").glob(f"{module}*.h")],
             extra_compile_args=["-O3"],
             py_limited_api=True,  # one binary for every Python from 3.11 on
             optional=True,  # without a compiler: all formats but Perfetto's, slower

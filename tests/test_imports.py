@@ -115,6 +115,7 @@ def _room(parts: tuple[str, ...]) -> str:
 
 
 MODULES = {path.relative_to(PACKAGE).with_suffix("").parts: path for path in FILES}
+COMPILED = {path.relative_to(PACKAGE).with_suffix("").parts for path in PACKAGE.rglob("_*.c")}
 
 
 def _room_of_import(name: str) -> str | None:
@@ -123,6 +124,8 @@ def _room_of_import(name: str) -> str | None:
     if package != "traceanalyzer":
         return None
     parts = tuple(rest)
+    if parts in COMPILED:
+        return _room(parts)
     while parts and parts not in MODULES and (*parts, "__init__") not in MODULES:
         parts = parts[:-1]
     return _room(parts)

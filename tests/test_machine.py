@@ -29,13 +29,13 @@ def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_missing_compiled_parts_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for path in ("collapsed/_frames.abi3.so", "sqlite/_pages.cp311-win_amd64.pyd"):
-        (tmp_path / path).parent.mkdir()
+    for path in ("parsers/collapsed/_frames.abi3.so", "parsers/sqlite/_pages.cp311-win_amd64.pyd"):
+        (tmp_path / path).parent.mkdir(parents=True)
         (tmp_path / path).touch()
-    (tmp_path / "sqlite" / "_wire.c").touch()
-    monkeypatch.setattr(machine, "_PARSERS", tmp_path)
+    (tmp_path / "parsers" / "sqlite" / "_wire.c").touch()
+    monkeypatch.setattr(machine, "_PACKAGE", tmp_path)
     text = machine.not_compiled()
-    assert re.findall(r"_\w+", text.partition(":")[0]) == ["_machine", "_scan", "_wire"]
+    assert re.findall(r"_\w+", text.partition(":")[0]) == ["_follow", "_machine", "_scan", "_wire"]
     assert status(["info", "-q", "fixtures/upgrade/before.json.gz"]) == 0
     assert text in capsys.readouterr().err
     monkeypatch.setattr(machine, "_COMPILED", {"_frames"})

@@ -12,20 +12,21 @@ from typing import Any
 #: Largest number of threads that read one file; more do not help.
 _MAX_THREADS = 8
 _CGROUPS = Path("/sys/fs/cgroup")
-#: The folder of the parsers, and their compiled parts.
-_PARSERS = Path(__file__).parent / "parsers"
-_COMPILED = {"_frames", "_machine", "_pages", "_scan", "_wire"}
+#: The package, and its compiled parts.
+_PACKAGE = Path(__file__).parent
+_COMPILED = {"_follow", "_frames", "_machine", "_pages", "_scan", "_wire"}
 
 
 def not_compiled() -> str:
     """Return what an installation without compiled parts cannot do; empty if all are there."""
-    libraries = (path for path in _PARSERS.glob("*/_*") if path.suffix in {".so", ".pyd"})
+    libraries = (path for path in _PACKAGE.glob("*/*/_*") if path.suffix in {".so", ".pyd"})
     missing = _COMPILED - {path.name.partition(".")[0] for path in libraries}
     if not missing:
         return ""
     return (
-        f"Compiled parts are missing ({', '.join(sorted(missing))}): reading is slower, and "
-        "without _wire no Perfetto trace is read. Install a wheel, or a C compiler and reinstall."
+        f"Compiled parts are missing ({', '.join(sorted(missing))}): reading and replays are "
+        "slower, and without _wire no Perfetto trace is read. Install a wheel, or a C compiler "
+        "and reinstall."
     )
 
 

@@ -17,7 +17,7 @@ from benchmarks.accuracy.cases import Plan, program_of
 from benchmarks.accuracy.fault import FAULTS
 from benchmarks.accuracy.simulator import simulate
 from benchmarks.accuracy.write import write_kineto
-from traceanalyzer.analyzers.replay import changes, engine
+from traceanalyzer.analyzers.replay import changes, engine, follow
 from traceanalyzer.analyzers.replay.program import measure
 from traceanalyzer.analyzers.what_if import replay
 from traceanalyzer.analyzers.what_if.options import ReplayOptions
@@ -418,28 +418,89 @@ def test_no_change_gains_nothing_and_less_time_is_never_longer(
     assert one == other
 
 
-@settings(max_examples=40, deadline=None)
-@given(st.lists(WORK, min_size=4, max_size=40), st.sampled_from(("none", "launches", "waits")))
-def test_stretches_have_the_times_of_single_calls(
-    work: list[tuple[int, int, int, bool]], without: str
+RANKS = st.lists(
+    st.tuples(st.integers(0, 3), st.integers(0, 4), st.integers(0, 1)), min_size=4, max_size=25
+)
+
+
+def with_collectives(rank: int, pieces: list[tuple[int, int, int]]) -> Trace:
+    """Return a rank whose kernels are of 3 streams, some of them collectives of 2 groups.
+
+    Each piece is the stream, what follows (a collective of group 0 or 1, a synchronisation, a wait
+    of another stream), and whether the collectives of the pair of this rank are in reverse.
+    """
+    events: list[dict[str, Any]] = []
+    at, free, counts = 0, [0, 0, 0], [0, 0]
+    for number, (stream, then, turned) in enumerate(pieces):
+        stream %= 3
+        at += (3 + rank * number % 7) * US
+        ids = {"correlation": number + 1}
+        events.append(host("cuda_runtime", "cudaLaunchKernel", at, 2 * US, **ids))
+        start = max(at + 4 * US, free[stream] + US)
+        free[stream] = start + (20 + 5 * rank) * US
+        more: dict[str, Any] = {}
+        if then < 2:
+            group = then ^ (turned & rank)
+            more = {"group": str(group), "group_ranks": "[0, 1, 2]", "seq": counts[group]}
+            counts[group] += 1
+        name = ALL_REDUCE if more else "kernel"
+        events.append(device(name, start, free[stream] - start, stream=stream + 7, **ids, **more))
+        at += 2 * US
+        if then == 2:
+            done = max(at, *free) + 2 * US
+            events.append(host("cuda_runtime", "cudaDeviceSynchronize", at, done - at))
+            at = done
+        if then == 3:
+            events += [host("cuda_runtime", "cudaEventRecord", at, US),
+                       host("cuda_runtime", "cudaStreamWaitEvent", at + US, US)]  # fmt: skip
+            at += 2 * US
+            free = [max(free)] * 3
+    return trace(events, rank=rank, path=f"rank{rank}.json")
+
+
+@settings(max_examples=60, deadline=None)
+@given(RANKS, st.sampled_from(("none", "launches", "waits", "together")))
+def test_the_compiled_loop_has_the_times_of_the_other_one(
+    pieces: list[tuple[int, int, int]], without: str
 ) -> None:
-    programs = [measure(program(work))]
-    replayed = []
-    for shortest in (1, 10_000):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(engine, "_LONG", shortest)
-            job = engine.job_of(programs)
-        assert (shortest == 1) == any(isinstance(one, engine.Stretch) for one in job.plans[0][0])
-        (weights,) = job.weights
+    """Also if the orders of collectives contradict, and if a rank lacks the last ones."""
+    job = engine.job_of([measure(with_collectives(rank, pieces[rank:])) for rank in range(3)])
+    weights = list(job.weights)
+    for number, one in enumerate(weights):
         if without == "launches":
-            weights = replace(weights, launch=0 * weights.launch, latency=0 * weights.latency)
+            weights[number] = replace(one, launch=0 * one.launch, latency=0 * one.latency)
         if without == "waits":
-            weights = replace(weights, waits=weights.waits & False)
-        replayed += engine.replay(job, [weights])
-    one, other = replayed
-    for name in ("start", "end", "calls", "done"):
-        assert getattr(one, name) == pytest.approx(getattr(other, name), abs=0.01)
-    assert (one.bound, one.blocked) == (other.bound, other.blocked)
+            weights[number] = replace(one, waits=one.waits & False)
+        if without == "together":
+            weights[number] = replace(one, together=False)
+    compiled = engine.replay(job, weights)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(follow, "_follow", None)
+        in_python = engine.replay(job, weights)
+    for one, other in zip(compiled, in_python, strict=True):
+        for values, expected in zip(one, other, strict=True):
+            assert values.tolist() == pytest.approx(expected.tolist(), abs=1e-6, nan_ok=True)
+
+
+@pytest.mark.skipif(follow._follow is None, reason="no compiler")
+@pytest.mark.parametrize("argument", [0, 1, *range(3, 12)])  # 2 is counted down only
+def test_the_compiled_loop_refuses_numbers_outside_of_its_arrays(argument: int) -> None:
+    job = engine.job_of([measure(with_collectives(rank, [(0, 1, 0), (1, 3, 0), (2, 2, 0)]))
+                         for rank in range(2)])  # fmt: skip
+    given: list[tuple[Any, ...]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(follow._follow, "follow", lambda *arrays: given.append(arrays))
+        engine.replay(job)
+    (arrays,) = given
+    assert follow._follow.follow(*arrays) is None
+    for wrong in (-2, 1 << 40):
+        values = arrays[argument].copy()
+        if values.size:
+            values[-1] = wrong
+            with pytest.raises(IndexError):
+                follow._follow.follow(*arrays[:argument], values, *arrays[argument + 1 :])
+        with pytest.raises(IndexError):
+            follow._follow.follow(*arrays[:20], values[:0], *arrays[21:])
 
 
 def test_times_since_1970_lose_no_digits() -> None:

@@ -16,7 +16,7 @@ from traceanalyzer.analyzers.common.device_work import MEMORY
 from traceanalyzer.analyzers.common.names import distinct, matching
 from traceanalyzer.analyzers.replay import engine
 from traceanalyzer.analyzers.replay.engine import Job, Weights
-from traceanalyzer.analyzers.replay.program import PAUSE, Floats, Ints, Program
+from traceanalyzer.analyzers.replay.program import PAUSE, Floats, Program
 from traceanalyzer.errors import OptionError
 from traceanalyzer.frames import intervals
 
@@ -271,25 +271,18 @@ def _typical(
     A kernel takes the mean of the others. A rank that runs more in a step than they do then runs
     it in the time that they need for theirs (not with ``of_all``).
     """
-    chosen = [program.rank in ranks for program in job.programs]
-    rows = pl.concat(
-        _work_times(number, one, program, job.groups[number][0])
-        for number, (one, program) in enumerate(zip(weights, job.programs, strict=True))
-    )
-    is_chosen = pl.Series(chosen)[rows["program"]]
-    peers = rows if of_all or all(chosen) else rows.filter(~is_chosen)
-    usual = peers.group_by("kind", "is_transfer").agg(
-        usual=pl.when(pl.col("is_transfer").first())
-        .then(pl.col("time").median())
-        .otherwise(pl.col("time").mean())
-    )
-    rows = rows.join(usual, on=["kind", "is_transfer"], how="left", maintain_order="left")
-    time = pl.when(is_chosen).then(pl.coalesce("usual", "time")).otherwise("time")
-    rows = rows.with_columns(time=time)
-    times = [rows.filter(program=number)["time"].to_numpy() for number in range(len(weights))]
+    chosen = np.array([program.rank in ranks for program in job.programs])
     transfers = [of_work >= 0 for of_work, _ in job.groups]
+    times = [
+        np.where(is_transfer, one.transfer, one.duration)
+        for is_transfer, one in zip(transfers, weights, strict=True)
+    ]
+    usual = _usual(job, times, np.full_like(chosen, True) if of_all or chosen.all() else ~chosen)
+    for n in np.flatnonzero(chosen).tolist():
+        typical = usual[job.kinds[n]]
+        times[n] = np.where(np.isnan(typical), times[n], typical)
     kernels = [np.where(*pair, 0.0) for pair in zip(map(np.invert, transfers), times, strict=True)]
-    changing = np.array(chosen) & (not of_all)
+    changing = chosen & (not of_all)
     on_device = _of_others(job, "work", kernels, changing)
     on_host = {
         name: _of_others(job, "calls", [getattr(one, name) for one in weights], changing)
@@ -306,23 +299,22 @@ def _typical(
     ]
 
 
-def _work_times(number: int, weights: Weights, program: Program, group: Ints) -> pl.DataFrame:
-    """Return program, kind, time and whether it is a transfer, for each row of work."""
-    is_transfer = pl.Series(group) >= 0
-    collective = pl.concat_str(
-        pl.col("name").cast(pl.String),
-        pl.col("collective").fill_null(""),
-        pl.col("group").fill_null("").str.replace_all(r"[\d,\[\]-]+", ""),
-        separator="|",
-    )
-    return program.work.select(
-        program=pl.lit(number, pl.Int64),
-        kind=pl.when(is_transfer).then(collective).otherwise(pl.col("name").cast(pl.String)),
-        is_transfer=is_transfer,
-        time=pl.when(is_transfer)
-        .then(pl.Series(weights.transfer))
-        .otherwise(pl.Series(weights.duration)),
-    )
+def _usual(job: Job, times: Sequence[Floats], peers: npt.NDArray[np.bool_]) -> Floats:
+    """Return the usual time of each of :attr:`Job.kinds` on some ranks; not a number: of none.
+
+    That is the mean; of transfers, which are kinds of their own, the median.
+    """
+    kept = np.flatnonzero(peers).tolist()
+    kind, time = (np.concatenate([several[n] for n in kept]) for several in (job.kinds, times))
+    is_transfer = np.concatenate([job.groups[n][0] for n in kept]) >= 0
+    size = 1 + max(int(one.max(initial=-1)) for one in job.kinds)
+    count = np.bincount(kind, minlength=size).astype(float)
+    count[count == 0] = np.nan
+    usual: Floats = np.bincount(kind, time, minlength=size) / count
+    moved = pl.DataFrame({"kind": kind[is_transfer], "time": time[is_transfer]})
+    medians = moved.group_by("kind").agg(pl.col("time").median())
+    usual[medians["kind"].to_numpy()] = medians["time"].to_numpy()
+    return usual
 
 
 def _of_others(

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
+from traceanalyzer.analyzers.replay.follow import Durations, Flow, Moments, follow
 from traceanalyzer.analyzers.replay.program import Floats, Ints, Program
 from traceanalyzer.errors import MissingData
 
@@ -20,8 +20,6 @@ _NEVER = float("-inf")
 MOST_ERROR = 0.1
 #: Fewer steps are measured as one: the first one begins with the recording.
 _LEAST_STEPS = 3
-#: Shorter stretches are faster call by call.
-_LONG = 64
 
 
 @dataclass(frozen=True)
@@ -56,21 +54,6 @@ class Weights:
         return self.loader + self.launch + self.code
 
 
-class Stretch(NamedTuple):
-    """Calls and work that wait for no other rank, stream or device: all are replayed at once.
-
-    Attributes:
-        calls, rows: first and last (excluded).
-        threads: numbers of the calls of each thread, from the first call.
-        chains: numbers of the rows that follow each other on each stream, from the first row.
-    """
-
-    calls: tuple[int, int]
-    rows: tuple[int, int]
-    threads: list[Ints]
-    chains: list[Ints]
-
-
 @dataclass(frozen=True)
 class Job:
     """The programs of all ranks on one axis, and their collectives.
@@ -84,9 +67,12 @@ class Job:
         weights: the recorded times.
         windows: (first call, last call, first work, last work) of each program, by step if steps
             are replayed one by one, otherwise one window.
-        plans: what happens in each window of each program, see :func:`_plan`.
         begins: begin of each window on the axis.
-        awaited: for each program, the rows of work that each row of work and each call waits for.
+        flow: what waits for what, over all ranks.
+        plan: what happens in each window of each program, see :func:`~.follow.follow`.
+        bounds: where the plan of each program begins in each window, and the end.
+        first_call, first_row: number of the first call and row of work of each program, and the
+            number of all.
     """
 
     programs: tuple[Program, ...]
@@ -95,29 +81,63 @@ class Job:
     sizes: Ints
     weights: tuple[Weights, ...]
     windows: tuple[tuple[tuple[int, int, int, int], ...], ...]
-    plans: tuple[tuple[tuple[int | Stretch, ...], ...], ...]
     begins: tuple[float, ...]
-    awaited: tuple[tuple[dict[int, list[int]], ...], ...]
+    flow: Flow
+    plan: Ints
+    bounds: Ints
+    first_call: Ints
+    first_row: Ints
+
+    @cached_property
+    def kinds(self) -> list[Ints]:
+        """What each row of work of each program is: same number, same kernel or collective."""
+        collective = pl.concat_str(
+            pl.col("name").cast(pl.String),
+            pl.col("collective").fill_null(""),
+            pl.col("group").fill_null("").str.replace_all(r"[\d,\[\]-]+", ""),
+            separator="|",
+        )
+        name = pl.col("name").cast(pl.String)
+        frames = [
+            program.work.select(
+                kind=pl.when(pl.Series(of_work >= 0)).then(collective).otherwise(name),
+                is_transfer=pl.Series(of_work >= 0),
+            )
+            for program, (of_work, _) in zip(self.programs, self.groups, strict=True)
+        ]
+        rank = pl.struct("kind", "is_transfer").rank("dense").cast(pl.Int64) - 1
+        numbers = pl.concat(frames).select(rank).to_series().to_numpy()
+        return np.split(numbers, self.first_row[1:-1])
+
+    def member(self, number: int) -> tuple[int, int]:
+        """Return program and row of a member of a collective; of a call -1 - row."""
+        size = int(self.first_call[-1])
+        at = self.first_call if number < size else self.first_row
+        place = number if number < size else number - size
+        rank = int(np.searchsorted(at, place, "right")) - 1
+        row = place - int(at[rank])
+        return rank, -1 - row if number < size else row
 
 
-@dataclass
-class Times:
+class Times(NamedTuple):
     """Start and end of all device work of a rank, and what each start and call waited for.
 
     Attributes:
         start, end: of work on the axis; calls, done: start and end of each call.
         bound: row of work that the start of work waited for; -1: its call; -2: neither.
         blocked: row of work that the end of a call waited for; -1: none.
-        late: rank and row (of a call: -1 - row) of the last member of the collective of each row.
+        late: last member of the collective of each row, see :meth:`Job.member`; -1: none.
+        met: the same of each call.
     """
 
-    start: list[Any]
-    end: list[Any]
-    calls: list[Any]
-    done: list[Any]
-    bound: list[int]
-    blocked: list[int]
-    late: dict[int, tuple[int, int]] = field(default_factory=dict)
+    start: Floats
+    end: Floats
+    calls: Floats
+    done: Floats
+    bound: Ints
+    blocked: Ints
+    late: Ints
+    met: Ints
 
 
 # --- joining the ranks -------------------------------------------------------------------------
@@ -151,14 +171,24 @@ def job_of(programs: Sequence[Program]) -> Job:
         weights.append(_recorded(program, times, host))
     apart = all(program.apart for program in ordered)
     windows = tuple(_windows(program, apart=apart) for program in ordered)
+    begins = _begins(ordered, shifts, windows, apart=apart)
+    first_call, first_row = (
+        np.cumsum([0, *(getattr(one, name).height for one in ordered)])
+        for name in ("calls", "work")
+    )
+    plans = [
+        _plan(program, of_groups[1], of_program[number], first_call[[n, -1]], int(first_row[n]))
+        for number in range(len(begins))
+        for n, (program, of_groups, of_program) in enumerate(
+            zip(ordered, groups, windows, strict=True)
+        )
+    ]
     return Job(
         tuple(ordered), tuple(shifts), tuple(groups),
         np.bincount(members["key"].to_numpy()) if members.height else np.zeros(0, np.int64),
-        tuple(weights), windows,
-        tuple(tuple(_plan(program, of_groups, window) for window in of_program)
-              for program, of_groups, of_program in zip(ordered, groups, windows, strict=True)),
-        _begins(ordered, shifts, windows, apart=apart),
-        tuple(tuple(_lists(one.waits, key) for key in ("work", "call")) for one in ordered),
+        tuple(weights), windows, begins,
+        _flow(ordered, shifts, groups, first_call, first_row),
+        np.concatenate(plans), np.cumsum([0, *map(len, plans)]), first_call, first_row,
     )  # fmt: skip
 
 
@@ -208,7 +238,9 @@ def _shifts(programs: Sequence[Program], members: pl.DataFrame) -> tuple[list[in
     """
     epochs = [program.epoch_ns or 0 for program in programs]
     # 64-bit floats since 1970 are exact to 256 ns only
-    epochs = [epoch - min(epochs) for epoch in epochs]
+    firsts = [program.work["start"].min() for program in programs]
+    begun = [one + epoch for one, epoch in zip(firsts, epochs, strict=True) if isinstance(one, int)]
+    epochs = [epoch - min(begun, default=0) for epoch in epochs]
     placed = _on_axis(members, epochs)
     overlap = placed.group_by("key").agg(one=pl.col("start").max() <= pl.col("end").min())
     if not members.height or overlap["one"].mean() >= 0.95:  # type: ignore[operator]
@@ -257,56 +289,81 @@ def _range(rows: Ints) -> tuple[int, int]:
 
 
 def _plan(
-    program: Program, groups: tuple[Ints, Ints], window: tuple[int, int, int, int]
-) -> tuple[int | Stretch, ...]:
+    program: Program,
+    meeting: Ints,
+    window: tuple[int, int, int, int],
+    calls: Ints,
+    first_row: int,
+) -> Ints:
     """Return what happens in a window: calls, ends of the calls that wait, and device work.
 
-    They are numbered in this sequence: all calls, their ends, all rows of work. Work comes after
-    the begin of its call and before its end; without a call, after the work before.
+    Work comes after the begin of its call and before its end; without a call, after the work
+    before.
+
+    Args:
+        program: the program of a rank.
+        meeting: the collective of each call.
+        window: first call, last call, first work, last work.
+        calls: number of the first call of this rank, and of all calls.
+        first_row: number of the first row of work of this rank.
     """
     first, last, row, last_row = window
-    calls, size = program.calls, program.calls.height
-    waits = np.zeros(size, bool)
+    first_call, size = calls.tolist()
+    waits = meeting >= 0
     waits[program.waits["call"].drop_nulls().to_numpy()] = True
-    waits |= groups[1] >= 0
     waiting = np.flatnonzero(waits[first:last]) + first
     launched = program.work["call"].fill_null(-1).to_numpy()[row:last_row].astype(float)
     known = np.maximum.accumulate(np.append(first - 1.0, launched))[1:]
     called = np.arange(first, last)
     keys = [called - 0.2, waiting + 0.2, np.where(launched < 0, known + 0.5, known)]
-    numbers = [called, size + waiting, 2 * size + np.arange(row, last_row)]
-    order = np.concatenate(numbers)[np.argsort(np.concatenate(keys), kind="stable")]
-    lane = program.work.select(pl.struct("device", "stream").rank("dense")).to_series().to_numpy()
-    thread = calls["thread"].rank("dense").to_numpy()
-    alone = np.concatenate([~waits, np.zeros(size, bool), _follow_only(program, groups[0], lane)])
-    plan: list[int | Stretch] = []
-    for part in np.split(order, np.flatnonzero(np.diff(alone[order])) + 1):
-        if part.size < _LONG or not alone[part[0]]:
-            plan += part.tolist()
-            continue
-        c, r = part[part < size], part[part >= size] - 2 * size
-        plan.append(Stretch(_range(c), _range(r), _split(thread[c]), _split(lane[r])))
-    return tuple(plan)
+    numbers = [
+        called + first_call, size + first_call + waiting,
+        2 * size + first_row + np.arange(row, last_row),
+    ]  # fmt: skip
+    return np.concatenate(numbers)[np.argsort(np.concatenate(keys), kind="stable")]
 
 
-def _follow_only(program: Program, group: Ints, lane: Ints) -> npt.NDArray[np.bool_]:
-    """Return which work waits at most for its call and for the row before it on its stream."""
-    ordered = np.argsort(lane, kind="stable")
-    before = np.full(lane.size, -1)
-    same = lane[ordered[1:]] == lane[ordered[:-1]]
-    before[ordered[1:][same]] = ordered[:-1][same]
-    follows = np.zeros(lane.size, bool)
-    follows[program.waits["work"].drop_nulls().to_numpy()] = True
-    result: npt.NDArray[np.bool_] = (
-        (group < 0) & ~follows & (program.work["after"].to_numpy() == before)
-    )
-    return result
+def _flow(
+    programs: Sequence[Program],
+    shifts: Sequence[int],
+    groups: Sequence[tuple[Ints, Ints]],
+    first_call: Ints,
+    first_row: Ints,
+) -> Flow:
+    """Return what waits for what, with numbers over all ranks."""
+    threads, call, after, begun = [], [], [], []
+    waits: dict[str, list[Ints]] = {"work": [], "call": []}
+    count = 0
+    for n, (program, shift) in enumerate(zip(programs, shifts, strict=True)):
+        calls, work = program.calls, program.work
+        thread = calls["thread"].rank("dense").fill_null(0).to_numpy().astype(np.int64)
+        threads.append(thread + count)
+        count += 1 + int(thread.max(initial=0))
+        of_call = work["call"].fill_null(-1).to_numpy()
+        before = work["after"].to_numpy()
+        call.append(np.where(of_call >= 0, of_call + first_call[n], -1))
+        after.append(np.where(before >= 0, before + first_row[n], -1))
+        begun.append((work["start"] + shift).to_numpy().astype(float))
+        for key, at in (("work", first_row), ("call", first_call)):
+            edges = program.waits[[key, "after"]].drop_nulls().to_numpy().T.copy()
+            edges[0] += at[n]
+            edges[1] += first_row[n]
+            waits[key].append(edges)
+    return Flow(
+        np.concatenate(threads), np.concatenate([of_call for _, of_call in groups]),
+        np.concatenate(call), np.concatenate(after),
+        np.concatenate([of_work for of_work, _ in groups]),
+        *_by_row(np.concatenate(waits["work"], axis=1), int(first_row[-1])),
+        *_by_row(np.concatenate(waits["call"], axis=1), int(first_call[-1])),
+        np.concatenate(begun),
+    )  # fmt: skip
 
 
-def _split(key: Ints) -> list[Ints]:
-    """Return the places of each value."""
-    order = np.argsort(key, kind="stable")
-    return np.split(order, np.flatnonzero(np.diff(key[order])) + 1) if key.size else []
+def _by_row(edges: Ints, size: int) -> tuple[Ints, Ints]:
+    """Return where what each row waits for begins, and what it waits for."""
+    row, after = edges.astype(np.int64)
+    counts = np.cumsum(np.bincount(row, minlength=size))
+    return np.append(0, counts), after[np.argsort(row, kind="stable")]
 
 
 def _begins(
@@ -333,203 +390,75 @@ def _begins(
 # --- replay ------------------------------------------------------------------------------------
 
 
-class _Rank:
-    """The lists of one rank that the replay goes through: lists are faster than columns here."""
-
-    def __init__(self, job: Job, number: int, weights: Weights) -> None:
-        program = job.programs[number]
-        self.number = number
-        self.free: dict[int, float] = {}
-        self.weights = weights
-        shift = job.shifts[number]
-        calls, work = program.calls, program.work
-        self.thread = calls["thread"].to_list()
-        self.before = weights.before.tolist()
-        self.spent, self.tail = weights.call.tolist(), weights.tail.tolist()
-        self.spent_before = job.weights[number].before.tolist()
-        self.recorded = (calls["start"] + shift).to_list()
-        self.launched_by = work["call"].fill_null(-1).to_numpy()
-        self.call = self.launched_by.tolist()
-        self.after = work["after"].to_list()
-        self.begun = (work["start"] + shift).to_list()
-        self.latency, self.lag = weights.latency.tolist(), weights.lag.tolist()
-        self.rest, self.took = weights.rest.tolist(), weights.duration
-        self.transfer = weights.transfer.tolist()
-        self.group, self.meeting = (one.tolist() for one in job.groups[number])
-        if not weights.together:
-            meets = (job.groups[number][0] >= 0) & ~program.in_pairs
-            self.group = np.where(meets, -1, job.groups[number][0]).tolist()
-            self.took = np.where(meets, weights.transfer, weights.duration)
-        self.duration = self.took.tolist()
-        self.follows, awaits = job.awaited[number]
-        self.awaits = {call: rows for call, rows in awaits.items() if weights.waits[call]}
-        self.waiting = {*awaits, *np.flatnonzero(job.groups[number][1] >= 0).tolist()}
-        work_times, call_times = ([None] * size for size in (work.height, calls.height))
-        self.times = Times(
-            start=work_times.copy(), end=work_times, calls=call_times.copy(), done=call_times,
-            bound=[-2] * work.height, blocked=[-1] * calls.height,
-        )  # fmt: skip
-
-    def unknown(self, needs: Sequence[int]) -> int:
-        """Return the collective of work that has started and whose end is not known yet, or -1."""
-        times = self.times
-        for row in needs:
-            if row >= 0 and times.end[row] is None and times.start[row] is not None:
-                return int(self.group[row])
-        return -1
-
-    def start_work(self, row: int, needs: Sequence[int]) -> None:
-        """Set the start of work: after what it waits for, and after its call."""
-        times, call, after = self.times, self.call[row], self.after[row]
-        ready, bound = times.end[after] if after >= 0 else None, after
-        if ready is None:
-            ready, bound = _NEVER, -1
-        for other in needs:
-            end = times.end[other]
-            if end is not None and end > ready:
-                ready, bound = end, other
-        by_work = ready + self.lag[row]
-        by_call = times.calls[call] + self.latency[row] if call >= 0 else _NEVER
-        if by_work == by_call == _NEVER:
-            times.start[row] = float(self.begun[row])
-        elif by_work >= by_call:
-            times.bound[row] = bound
-            times.start[row] = by_work + self.rest[row]
-        else:
-            times.bound[row] = -1
-            times.start[row] = by_call + self.rest[row]
-
-    def replay_stretch(self, part: Stretch, begin: float | None) -> None:
-        """Set the times of a stretch: calls follow each other, work follows its call or stream.
-
-        ``end = max(end before + lag, call + latency) + rest + duration`` for all work of a stream:
-        with the sums S of lag, rest and duration, ``end - S`` is a running maximum.
-        """
-        times, weights, (first, last) = self.times, self.weights, part.calls
-        before = weights.before[first:last]
-        begun = np.zeros(last - first)
-        done = np.zeros(last - first)
-        for calls in part.threads:
-            thread = self.thread[first + calls[0]]
-            free = self.free.get(thread)
-            if free is None:
-                free = self.first_begin(first + int(calls[0]), begin) - before[calls[0]]
-            spent = weights.call[first:last][calls]
-            done[calls] = free + np.cumsum(before[calls] + spent)
-            begun[calls] = done[calls] - spent
-            self.free[thread] = float(done[calls[-1]])
-        times.calls[first:last], times.done[first:last] = begun.tolist(), done.tolist()
-        begin_row, end_row = part.rows
-        call = self.launched_by[begin_row:end_row]
-        launched = np.full(call.size, _NEVER)
-        inside = (call >= first) & (call < last)
-        launched[inside] = begun[call[inside] - first]
-        for place in np.flatnonzero((call >= 0) & ~inside).tolist():
-            launched[place] = times.calls[call[place]]
-        work = slice(begin_row, end_row)
-        by_call, lag = launched + weights.latency[work], weights.lag[work]
-        took = weights.rest[work] + self.took[work]
-        end, bound = np.zeros(call.size), np.full(call.size, -1)
-        for rows in part.chains:
-            head = begin_row + int(rows[0])
-            free = times.end[self.after[head]] if self.after[head] >= 0 else None
-            if free is None and by_call[rows[0]] == _NEVER:
-                by_call[rows[0]] = self.begun[head] - weights.rest[head]
-            free = _NEVER if free is None else free
-            total = np.cumsum(lag[rows] + took[rows])
-            known = np.maximum.accumulate(by_call[rows] + took[rows] - total)
-            end[rows] = total + np.maximum(known, free)
-            ready = np.append(free, end[rows[:-1]]) + lag[rows]
-            before = np.append(self.after[head], begin_row + rows[:-1])
-            bound[rows] = np.where(ready >= by_call[rows], before, -1)
-        times.start[work], times.end[work] = (end - self.took[work]).tolist(), end.tolist()
-        times.bound[work] = bound.tolist()
-
-    def end_work(self, row: int, meetings: _Meetings) -> None:
-        """Set the end of work; the last member of a collective sets the ends of all."""
-        if self.group[row] >= 0:
-            meetings.arrive(self.group[row], self, row, self.times.start[row])
-        else:
-            self.times.end[row] = self.times.start[row] + self.duration[row]
-
-    def first_begin(self, call: int, begin: float | None) -> float:
-        """Return the start of the first call of a thread.
-
-        The time before it begins as recorded; in a step that is replayed alone, not before the
-        step, because the pause between steps that were recorded apart is not a part of them.
-        """
-        recorded, before = self.recorded[call], self.before[call]
-        since = recorded - self.spent_before[call]
-        if begin is not None and since < begin:
-            before *= max(recorded - begin, 0.0) / max(self.spent_before[call], 1)
-            since = min(begin, recorded)
-        return float(since + before)
-
-    def end_call(self, call: int, needs: Sequence[int], arrived: float | None) -> None:
-        """Set the end of a call: after the work that it waits for, or the last rank's arrival."""
-        times = self.times
-        done = times.calls[call] + self.spent[call]
-        for other in needs:
-            end = times.end[other]
-            if end is not None and end + self.tail[call] > done:
-                done, times.blocked[call] = end + self.tail[call], other
-        times.done[call] = done if arrived is None else arrived + self.tail[call]
-        self.free[self.thread[call]] = times.done[call]
-
-
-def _lists(edges: pl.DataFrame, key: str) -> dict[int, list[int]]:
-    """Return the rows of work that each row or call waits for."""
-    lists: dict[int, list[int]] = defaultdict(list)
-    for row, after in edges[[key, "after"]].drop_nulls().iter_rows():
-        lists[row].append(after)
-    return lists
-
-
-class _Meetings:
-    """The collectives: who has arrived, and the time at which the last one did."""
-
-    def __init__(self, sizes: Ints) -> None:
-        self.missing = sizes.tolist()
-        self.last: dict[int, float] = {}
-        self.who: dict[int, tuple[int, int]] = {}
-        self.members: dict[int, list[tuple[_Rank, int]]] = defaultdict(list)
-
-    def arrive(self, key: int, rank: _Rank, row: int, time: float) -> None:
-        """A member arrives; the last one sets the ends of all."""
-        self.members[key].append((rank, row))
-        if time > self.last.get(key, _NEVER):
-            self.last[key], self.who[key] = time, (rank.number, row)
-        self.missing[key] -= 1
-        if self.missing[key] <= 0:
-            self.complete(key)
-
-    def complete(self, key: int) -> None:
-        """Set the ends of all members that have arrived."""
-        self.missing[key] = 0
-        for rank, row in self.members.pop(key):
-            rank.times.late[row] = self.who[key]
-            if row >= 0:
-                rank.times.end[row] = self.last[key] + rank.transfer[row]
-
-
 def replay(job: Job, weights: Sequence[Weights] | None = None) -> list[Times]:
-    """Return when all device work starts and ends with these times.
-
-    The start of work is the latest of: the end of the work before it on its stream, the ends of
-    the events that its stream waits for, and its launch call; each plus its delay. A collective of
-    several ranks ends after the last of them has started, plus its transfer. A call of a thread
-    follows the call before it; a call that waits ends after the device work that it waits for.
-    """
-    ranks = [_Rank(job, number, one) for number, one in enumerate(weights or job.weights)]
+    """Return when all device work starts and ends with these times; see :mod:`.follow`."""
+    weights = weights or job.weights
+    moments = Moments.unknown(int(job.first_call[-1]), int(job.first_row[-1]))
+    flow = job.flow
+    if not all(one.together for one in weights):
+        together = np.repeat([one.together for one in weights], np.diff(job.first_row))
+        together |= np.concatenate([program.in_pairs for program in job.programs])
+        flow = flow._replace(group=np.where(together, flow.group, -1))
+    durations = _durations(job, weights, flow.group != job.flow.group)
+    ranks = len(job.programs)
     for window, begin in enumerate(job.begins):
-        meetings = _Meetings(job.sizes)
-        alone = begin if len(job.begins) > 1 else None
-        running = [
-            _run(rank, of_rank[window], alone, meetings)
-            for rank, of_rank in zip(ranks, job.plans, strict=True)
-        ]
-        _finish(running, meetings)
-    return [rank.times for rank in ranks]
+        if len(job.begins) > 1:
+            durations = durations._replace(first=_first(job, weights, begin))
+        bounds = job.bounds[window * ranks : (window + 1) * ranks + 1]
+        follow(job.plan, bounds, job.sizes, flow, durations, moments)
+    return _by_rank(job, moments)
+
+
+def _durations(job: Job, weights: Sequence[Weights], alone: Any) -> Durations:
+    """Return the times over all ranks; ``alone`` marks collectives that wait for no other rank."""
+
+    def of(name: str) -> Floats:
+        return np.concatenate([getattr(one, name) for one in weights])
+
+    times = {name: of(name) for name in ("tail", "latency", "lag", "rest", "transfer")}
+    return Durations(
+        waits=of("waits").astype(np.int64), before=of("before"),
+        spent=of("call"), first=_first(job, weights, None),
+        took=np.where(alone, times["transfer"], of("duration")), **times,
+    )  # fmt: skip
+
+
+def _first(job: Job, weights: Sequence[Weights], begin: float | None) -> Floats:
+    """Return the start of each call if it is the first one of its thread.
+
+    The time before it begins as recorded; in a step that is replayed alone, not before the step,
+    because the pause between steps that were recorded apart is not a part of them.
+    """
+    first = []
+    for program, shift, recorded, one in zip(
+        job.programs, job.shifts, job.weights, weights, strict=True
+    ):
+        start = (program.calls["start"] + shift).to_numpy().astype(float)
+        since, before = start - recorded.before, one.before
+        if begin is not None:
+            inside = np.maximum(start - begin, 0.0) / np.maximum(recorded.before, 1)
+            before = np.where(since < begin, before * inside, before)
+            since = np.maximum(since, np.minimum(begin, start))
+        first.append(since + before)
+    return np.concatenate(first)
+
+
+def _by_rank(job: Job, moments: Moments) -> list[Times]:
+    times = []
+    size = int(job.first_call[-1])
+    for number in range(len(job.programs)):
+        call, row = (slice(*at[number : number + 2]) for at in (job.first_call, job.first_row))
+        first = int(job.first_row[number])
+        bound, blocked = moments.bound[row], moments.blocked[call]
+        times.append(
+            Times(
+                moments.start[row], moments.end[row], moments.calls[call], moments.done[call],
+                np.where(bound >= 0, bound - first, bound),
+                np.where(blocked >= 0, blocked - first, -1),
+                moments.late[size + first :][: bound.size], moments.late[call],
+            )
+        )  # fmt: skip
+    return times
 
 
 def checked_replay(job: Job) -> tuple[list[Times], float]:
@@ -539,7 +468,7 @@ def checked_replay(job: Job) -> tuple[list[Times], float]:
         MissingData: the error is above 10 %.
     """
     times = replay(job)
-    replayed = step_times(job, [np.array(one.end, np.float64) for one in times])
+    replayed = step_times(job, [one.end for one in times])
     recorded = sum(recorded_step_times(job))
     if not recorded:
         raise MissingData("the steps take no time, so nothing can be replayed")
@@ -550,68 +479,6 @@ def checked_replay(job: Job) -> tuple[list[Times], float]:
             "so it does not show what the run waited for"
         )
     return times, error
-
-
-def _finish(running: Sequence[Iterator[int]], meetings: _Meetings) -> None:
-    """Run all ranks; one that needs the end of a collective waits until all members arrive.
-
-    Collectives that never complete, because the recorded orders contradict, end without the rest.
-    """
-    ready, waiting = deque(running), dict[int, list[Iterator[int]]]()
-    while ready or waiting:
-        if not ready:
-            key = min(waiting)
-            meetings.complete(key)
-            ready.extend(waiting.pop(key))
-        rank = ready.popleft()
-        needed = next(rank, None)
-        if needed is not None:
-            waiting.setdefault(needed, []).append(rank)
-        for key in [key for key in waiting if meetings.missing[key] <= 0]:
-            ready.extend(waiting.pop(key))
-
-
-def _run(
-    rank: _Rank, plan: Sequence[int | Stretch], begin: float | None, meetings: _Meetings
-) -> Iterator[int]:
-    """Replay a window of one rank; yield each collective whose end is needed and not yet known.
-
-    A call follows the call before it on its thread.
-    """
-    times, thread, size = rank.times, rank.thread, len(rank.thread)
-    rank.free = free = dict[int, float]()
-    for place in plan:
-        if isinstance(place, Stretch):
-            heads = [rank.after[place.rows[0] + int(rows[0])] for rows in place.chains]
-            while (key := rank.unknown(heads)) >= 0:
-                yield key
-            rank.replay_stretch(place, begin)
-        elif place < size:
-            free_at = free.get(thread[place])
-            start = (
-                rank.first_begin(place, begin) if free_at is None else free_at + rank.before[place]
-            )
-            times.calls[place] = start
-            if place not in rank.waiting:
-                times.done[place] = free[thread[place]] = start + rank.spent[place]
-        elif place >= 2 * size:
-            row = place - 2 * size
-            after, others = rank.after[row], rank.follows.get(row, ())
-            if others or (after >= 0 and times.end[after] is None):
-                while (key := rank.unknown([after, *others])) >= 0:
-                    yield key
-            rank.start_work(row, others)
-            rank.end_work(row, meetings)
-        else:
-            call = place - size
-            needs, meeting = rank.awaits.get(call, []), rank.meeting[call]
-            while (key := rank.unknown(needs)) >= 0:
-                yield key
-            if meeting >= 0:
-                meetings.arrive(meeting, rank, -1 - call, times.calls[call])
-                if meetings.missing[meeting] > 0:
-                    yield meeting
-            rank.end_call(call, needs, meetings.last.get(meeting))
 
 
 def between_streams(job: Job) -> pl.Series:
@@ -625,7 +492,7 @@ def between_streams(job: Job) -> pl.Series:
 def recorded_step_times(job: Job) -> list[float]:
     """Return the duration of each step as recorded."""
     ends = [
-        program.work["end"].to_numpy().astype(float) + shift
+        (program.work["end"] + shift).to_numpy().astype(float)
         for program, shift in zip(job.programs, job.shifts, strict=True)
     ]
     return step_times(job, ends)
@@ -650,7 +517,7 @@ def step_times(job: Job, ends: Sequence[Floats]) -> list[float]:
 
 def step_bounds(job: Job, times: Sequence[Times]) -> list[tuple[float, float]]:
     """Return begin and end of each step of a replay, on the axis; see :func:`step_times`."""
-    ends = [np.array(one.end, np.float64) for one in times]
+    ends = [one.end for one in times]
     if len(job.begins) > 1:
         lengths = step_times(job, ends)
         return [(begin, begin + length) for begin, length in zip(job.begins, lengths, strict=True)]

@@ -5,15 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION, MEMORY
 from traceanalyzer.analyzers.replay.engine import Job, Times
 
-KERNELS, COPIES, TRANSFERS, OPERATORS = "kernels", "copies", "transfers", "operators"
-GAPS, LAUNCHES, LOADING = "gaps between kernels", "launches", "data loading"
-CODE, SYNCHRONISATION = "other host code", "end of waiting calls"
-BEFORE = "not recorded"
+KERNELS: str = "kernels"
+COPIES: str = "copies"
+TRANSFERS: str = "transfers"
+OPERATORS: str = "operators"
+GAPS: str = "gaps between kernels"
+LAUNCHES: str = "launches"
+LOADING: str = "data loading"
+CODE: str = "other host code"
+SYNCHRONISATION: str = "end of waiting calls"
+BEFORE: str = "not recorded"
 #: What the longest path runs through.
 CLASSES = (
     KERNELS, OPERATORS, COPIES, TRANSFERS, GAPS, LAUNCHES, LOADING, CODE, SYNCHRONISATION, BEFORE,
@@ -89,23 +96,25 @@ class _Walk:
         ends = []
         for number, (times, windows) in enumerate(zip(self.times, self.job.windows, strict=True)):
             *_, first, last = windows[window]
-            ends += [(times.end[row], number, row) for row in range(first, last)]
+            of_rank = times.end[first:last]
+            last_end = of_rank.max(initial=-np.inf)
+            ends += [(last_end, number, first + row) for row in np.flatnonzero(of_rank == last_end)]
         _, rank, row = max(ends)
-        return rank, row
+        return rank, int(row)
 
     def _end_of_work(self, rank: int, row: int) -> _Step:
         times = self.times[rank]
         end, name, device = times.end[row], self.names[rank][row], self.devices[rank][row]
-        late = times.late.get(row)
-        if late is not None:
-            return self._after_last(Part(rank, TRANSFERS, name, end, end, device), late)
+        if times.late[row] >= 0:
+            part = Part(rank, TRANSFERS, name, end, end, device)
+            return self._after_last(part, times.late[row])
         compute = OPERATORS if self.job.programs[rank].on_host else KERNELS
         kind = {MEMORY: COPIES, COMMUNICATION: TRANSFERS}.get(self.kinds[rank][row], compute)
         return [Part(rank, kind, name, times.start[row], end, device)], ("start of work", rank, row)
 
-    def _after_last(self, part: Part, late: tuple[int, int]) -> _Step:
+    def _after_last(self, part: Part, member: int) -> _Step:
         """Go on with the rank that arrived last at a collective, which begins there."""
-        other, row = late
+        other, row = self.job.member(member)
         if row >= 0:
             start = self.times[other].start[row]
             return [part._replace(start=start)], ("start of work", other, row)
@@ -132,9 +141,8 @@ class _Walk:
         if row >= 0:
             part = Part(rank, SYNCHRONISATION, name, times.end[row], done)
             return [part], ("end of work", rank, row)
-        late = times.late.get(-1 - call)
-        if late is not None:
-            return self._after_last(Part(rank, TRANSFERS, name, done, done), late)
+        if times.met[call] >= 0:
+            return self._after_last(Part(rank, TRANSFERS, name, done, done), times.met[call])
         part = Part(rank, LAUNCHES, name, times.calls[call], done)
         return [part], ("start of call", rank, call)
 
@@ -142,7 +150,7 @@ class _Walk:
         times, weights = self.times[rank], self.job.weights[rank]
         start, before = times.calls[call], self.before[rank][call]
         name = self._before_name(rank, call)
-        if before < 0 or times.done[before] is None:
+        if before < 0 or np.isnan(times.done[before]):
             return [Part(rank, CODE, name, start, start)], None
         parts, until = [], start
         whole = start - times.done[before]

@@ -47,7 +47,7 @@ def combine(parts: Sequence[Program], options: Options, _base: Sequence[Program]
     of_steps += [(change.text, times) for change, times in rows]
     starts = np.concatenate(
         [
-            np.abs(np.array(times.start, float) - (one.work["start"].to_numpy() + shift))
+            np.abs(times.start - (one.work["start"].to_numpy() + shift))
             for one, times, shift in zip(job.programs, unchanged, job.shifts, strict=True)
         ]
     )
@@ -81,8 +81,7 @@ WHAT_IF = Analyzer(
 
 
 def _steps(job: Job, replayed: Sequence[Times]) -> Floats:
-    ends = [np.array(one.end, np.float64) for one in replayed]
-    return np.array(engine.step_times(job, ends), np.float64)
+    return np.array(engine.step_times(job, [one.end for one in replayed]), np.float64)
 
 
 def _is_given(options: Options) -> bool:

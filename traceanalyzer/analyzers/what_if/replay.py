@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer
@@ -56,7 +55,7 @@ class Replay(Result):
         return 1 - after / before
 
     def _steps_ns(self, times: Sequence[engine.Times], steps: Collection[str]) -> float:
-        lengths = engine.step_times(self.job, [np.array(one.end, float) for one in times])
+        lengths = engine.step_times(self.job, [one.end for one in times])
         names = engine.step_names(self.job)[-len(lengths) :]
         counted = [ns for ns, name in zip(lengths, names, strict=False) if name in steps]
         return sum(counted) or sum(lengths)
