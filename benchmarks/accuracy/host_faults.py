@@ -102,6 +102,20 @@ def synchronize_each_step(job: Job, context: Context) -> Expected:
     )
 
 
+@fault(*TRAINING)
+def operator_on_cpu(job: Job, context: Context) -> Expected:
+    """Embedding tables stay on the CPU: one operator for each before the batch is copied."""
+    tables = context.dice.choice([1, 4, 26])
+
+    def look_up(r: Rank, _step: int, _layer: int) -> None:
+        for _ in range(tables):
+            with r.op("aten::embedding_bag"), r.op("aten::_embedding_bag"):
+                r.pause(r.about(context.host_us(job) / tables))
+
+    job.at("after_loader", look_up)
+    return Expected(r"CPU operator|on the CPU", place="embedding_bag")
+
+
 @fault("data-parallel", "single")
 def boolean_mask(job: Job, context: Context) -> Expected:
     """Indexing with boolean masks: ``nonzero`` copies its size to the host each time."""

@@ -200,14 +200,66 @@ def test_buffers_of_ddp() -> None:
     assert "broadcast_buffers=False" in first(loop(rows), "host-code").advice
 
 
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize(("n", "step"), [(1, ""), (1, "ProfilerStep#1"), (12, "ProfilerStep#1")])
+def test_operators_that_compute_on_the_cpu(*, waits: bool, n: int, step: str) -> None:
+    """Operators without a call are no launch overhead and no synchronisation, however they touch.
+
+    One operator, or one for each table, right before the operators that launch.
+    """
+    each = 9_600 // n
+
+    def rows(at: int) -> Rows:
+        operators = [
+            host("cpu_op", name, (at + 300 + i * each) * US, each * US)
+            for i in range(n)
+            for name in ("aten::embedding_bag", "aten::_embedding_bag")
+        ]
+        calls = [host("cuda_runtime", "cudaStreamSynchronize", at * US, 105 * US)] * waits
+        to = host("cpu_op", "aten::mm", (at + 300 + n * each) * US, 7 * US)
+        mark = [host("user_annotation", step, (at - 9) * US, 9_999 * US)] if step else []
+        return [*mark, *operators, *calls, to]
+
+    one, *others = ta.diagnose(synchronised(rows, 10_000)).findings
+    assert one.id == "host-code"
+    assert one.cost_frac == pytest.approx(0.96, abs=0.03)
+    assert "aten::embedding_bag (CPU operator)" in one.title
+    assert "to the GPU" in one.advice
+    assert not {"launch-bound", "synchronisation"} & {other.id for other in others}
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("aten::nonzero", "launch"),
+        ("autograd::engine::evaluate_function: OwnBackward", ""),
+        ("c10d::allreduce_", ""),
+        ("aten::mul", "short"),
+    ],
+)
+def test_operators_that_do_not_compute_on_the_cpu(name: str, call: str) -> None:
+    def rows(at: int) -> Rows:
+        operators = [host("cpu_op", name, (at + 200) * US, (90 if call == "short" else 700) * US)]
+        if call == "launch":
+            operators += [
+                host("cuda_runtime", "cudaLaunchKernel", (at + 890) * US, US, correlation=at + 1),
+                device(GEMM, (at + 895) * US, US, correlation=at + 1),
+            ]
+        return operators
+
+    findings = ta.diagnose(synchronised(rows)).findings
+    assert findings
+    assert "(CPU operator)" not in str(findings)
+
+
 # --- synchronisation -------------------------------------------------------------------------
 
 
-def synchronised(inside: Callable[[int], Rows]) -> Trace:
+def synchronised(inside: Callable[[int], Rows], period: int = 1_000) -> Trace:
     """Return a loop in which the host waits for each kernel, and what it does then."""
     rows: Rows = []
     for i in range(30):
-        at = i * 1_000
+        at = i * period
         rows += [
             host("cpu_op", "aten::mm", (at - 9) * US, 7 * US),
             host("cuda_runtime", "cudaLaunchKernel", (at - 8) * US, 5 * US, correlation=i),

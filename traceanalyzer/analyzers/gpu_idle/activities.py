@@ -22,8 +22,6 @@ _PARTS = {
     BACKWARD: r"(?i)backward|autograd",
     FORWARD: r"(?i)forward|^nn\.Module: |generate|(?:train|eval|valid|test)\w*_step|^execute_",
 }
-#: Operators of PyTorch: ``aten::add``.
-_OPERATOR = re.compile(r"^[\w.]+::\w")
 #: Functions that log or send measurements.
 _LOGS = re.compile(
     r"(?i)wandb|mlflow|tensorboard|comet_ml|neptune|summarywriter|logging[/\\]"
@@ -85,7 +83,7 @@ class Activity:
     @property
     def is_operator(self) -> bool:
         """Whether it is an operator, which launches nothing in a gap: it computes on the CPU."""
-        return bool(_OPERATOR.match(self.place))
+        return bool(re.match(causes.COMPUTES, self.place))
 
     @property
     def steps_on_cpu(self) -> bool:
@@ -105,10 +103,11 @@ class Activity:
 
         If your own code calls it through a library: ``recv_into inside run.log, step (train.py:5)``
         """
-        place = frame_text(self.place or self.frame)
+        place = frame_text(self.place or self.frame) + " (CPU operator)" * self.is_operator
         if self.called not in ("", self.place):
             place += f" inside {frame_text(self.called)}"
-        if self.frame not in ("", self.place) and (self.place == "" or self.called or self.wait):
+        named = self.place == "" or self.called or self.wait or self.is_operator
+        if self.frame not in ("", self.place) and named:
             place += f", {self.line}" * (self.line not in place)
         return place
 
@@ -273,8 +272,8 @@ def advice_on_host_code(one: Activity, *, code: str, pytorch: bool, on_host: boo
         return _of_python(one, pytorch=pytorch)
     if one.is_operator:
         return (
-            f"{one.place} computes on the CPU{one.where}: move its tensors to the GPU, or call it "
-            "less often."
+            f"{one.place} computes on the CPU{one.where}: move its input to the GPU (.to(device)), "
+            "or call it less often."
         )
     if not one.text:
         how = f"{code} shows what runs in these gaps" if code else _RANGES

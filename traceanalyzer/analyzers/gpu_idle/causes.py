@@ -168,6 +168,9 @@ TRANSPORT = (
 #: category.
 OPERATOR = r"::|Backward\d*$|^triton_"
 
+#: Operators that compute; not nodes of the backward pass, which may run Python, or collectives.
+COMPUTES = r"^(?!autograd::|_?c10d)[\w.]+::\w"
+
 #: Operators in which a thread waits for a collective of another thread.
 AWAITS_COLLECTIVE = (r"^(?:aten::wait|_?c10d(?:_functional)?(?:_autograd)?::wait)",)
 

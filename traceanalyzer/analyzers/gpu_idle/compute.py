@@ -109,7 +109,8 @@ def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> P
     files = host.accessing_files(near, excerpt)
     idle_of = {causes.PROFILER: profiler, causes.SHORT_GAP: idle.filter(short)}
     little = host.blocking_little(excerpt)
-    synced = (waits, due, soon)
+    on_cpu = host.computing(near.slices, near.names, near.launched)
+    synced = (waits, due, intervals.subtract(soon, near.of_units(on_cpu), _UNIT))
     idle_of |= _by_first_cause(excerpt, near, gaps, loader, copies, little, synced, files)
     pieces = [idle_of[cause] for cause in CAUSES]
     caused = _with_causes(pieces)
@@ -120,7 +121,8 @@ def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> P
     marked = excerpt.steps[["step", "start", "end"]].join(units[["unit"]], how="cross")
     measured = _measured(pl.concat([units, marked], how="diagonal"), windows)
     listed = gaps.filter(pl.col("end") - pl.col("start") >= options.min_gap_ns)
-    longest = longest_gaps.longest(excerpt, listed, caused, files, options.library_names)
+    filling = [files[on_cpu.columns], on_cpu]
+    longest = longest_gaps.longest(excerpt, listed, caused, filling, options.library_names)
     unexplained = pl.concat(idle_of[cause] for cause in _UNEXPLAINED)
     return Part(
         **clocks.origin(excerpt),

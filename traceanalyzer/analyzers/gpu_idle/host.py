@@ -18,14 +18,12 @@ from traceanalyzer.analyzers.common.names import (
     ADDRESS,
     BACKWARD,
     distinct,
-    frame_text,
     mapped,
     matching,
     named,
     python_frame,
     starting_with,
 )
-from traceanalyzer.analyzers.common.waits import wait_of
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.options import Options
 from traceanalyzer.errors import MissingData
@@ -436,42 +434,6 @@ def _of_others(trace: Trace, threads: pl.DataFrame) -> pl.DataFrame:
         "unit", "name", start="ts", end=pl.col("ts") + pl.col("dur"),
         label=pl.coalesce("label", pl.format("thread {}", "tid")),
     )  # fmt: skip
-
-
-def rivals(excerpt: Excerpt) -> pl.DataFrame:
-    """Return when other Python threads run code during which hardly any work is launched.
-
-    The launching thread waits for the interpreter lock (GIL) that such a thread holds. Waits of
-    these threads do not count.
-
-    Returns:
-        unit, name (function and thread), start, end.
-    """
-    found = [excerpt.others[["unit", "name", "start", "end"]].clear()]
-    if excerpt.others.is_empty():
-        return found[0]
-    calls = excerpt.launched.join(excerpt.threads, on="thread")[["unit", "start"]].drop_nulls()
-    for (unit, label), rows in excerpt.others.group_by("unit", "label", maintain_order=True):
-        launches = calls.filter(unit=unit).rename({"start": "ts"})
-        waiting = rows.filter(pl.col("name").is_in([n for n in distinct(rows) if wait_of(n)]))
-        code = intervals.subtract(rows, waiting, ["unit"])
-        first, last = launches.select(pl.col("ts").min().alias("first"), pl.col("ts").max()).row(0)
-        code = intervals.clip(code, first, last)
-        length = pl.col("end") - pl.col("start")
-        spent = int(code.select(length.sum()).item())
-        during = linking.label_by_interval(launches, code, ["unit"])["interval"].count()
-        others = launches.height - during
-        if during >= others or during * (last - first - spent) >= _HARDLY * others * spent:
-            continue
-        functions = rows.filter(belongs(rows["name"], ())).group_by("name").agg(ns=length.sum())
-        most = functions.filter(2 * pl.col("ns") >= spent).sort("ns", "name").head(1)["name"]
-        name = f"{frame_text(str(most[0]))} in {label}" if most.len() else str(label)
-        found.append(code.select("unit", pl.lit(name).alias("name"), "start", "end"))
-    return pl.concat(found, how="vertical_relaxed")
-
-
-#: Launches per time below this share of the usual number are hardly any.
-_HARDLY = 0.1
 
 
 def _is_operator(events: pl.DataFrame | Sequence[str]) -> pl.Expr:
@@ -905,7 +867,35 @@ def launch_time(
     points = launched.select("thread", ts="start")
     launch = linking.label_by_interval(points, runs, _THREAD)["interval"].drop_nulls().unique()
     running = pl.concat([calls[columns], launched[columns], runs[launch]])
-    return pl.concat([running, _between(slices, names, running)])
+    running = pl.concat([running, _between(slices, names, running)])
+    on_cpu = computing(slices, names, launched)
+    return running if on_cpu.is_empty() else intervals.subtract(running, on_cpu, _THREAD)
+
+
+def computing(slices: pl.DataFrame, names: Sequence[str], launched: pl.DataFrame) -> pl.DataFrame:
+    """Return the outermost long operators without a call: they compute on the CPU.
+
+    Nodes of the backward pass, which may run Python, do not count.
+
+    Args:
+        slices: kind, name, thread, start, end.
+        names: their names.
+        launched: thread, start, end of calls that launched work.
+
+    Returns:
+        name, thread, start, end.
+    """
+    columns = ["thread", "start", "end"]
+    long = pl.col("end") - pl.col("start") > _BETWEEN_LAUNCHES_NS
+    rows = slices.filter(long & (pl.col("kind") == "cpu_op") & named(names, [causes.COMPUTES]))
+    if rows.is_empty():
+        return rows[["name", *columns]]
+    calls = slices.filter(pl.col("kind").is_in(LAUNCH_KINDS))
+    calls = pl.concat([calls[columns], launched[columns].drop_nulls()])
+    rows = intervals.overlap_with(rows, calls, _THREAD).filter(pl.col("overlap") == 0)
+    rows = rows.sort(*columns, "name", descending=[False, False, True, True])
+    before = pl.col("end").cum_max().shift(1).over("thread")
+    return rows.filter((pl.col("end") > before).fill_null(value=True))[["name", *columns]]
 
 
 def _between(slices: pl.DataFrame, names: Sequence[str], running: pl.DataFrame) -> pl.DataFrame:

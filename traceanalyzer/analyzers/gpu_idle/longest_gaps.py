@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 import polars as pl
 
-from traceanalyzer.analyzers.common.names import ADDRESS, distinct, matching, named
-from traceanalyzer.analyzers.common.waits import WAITS_FOR_REQUESTS
-from traceanalyzer.analyzers.gpu_idle import host
+from traceanalyzer.analyzers.common.names import ADDRESS, distinct, frame_text, matching, named
+from traceanalyzer.analyzers.common.waits import WAITS_FOR_REQUESTS, wait_of
+from traceanalyzer.analyzers.gpu_idle.activities import STEP
 from traceanalyzer.analyzers.gpu_idle.causes import DEVICE_WAIT, PROFILER, SHORT_GAP
 from traceanalyzer.analyzers.gpu_idle.host import Excerpt, belongs
 from traceanalyzer.frames import intervals, linking
@@ -22,20 +22,28 @@ def longest(
     excerpt: Excerpt,
     gaps: pl.DataFrame,
     caused: pl.DataFrame,
-    files: pl.DataFrame,
+    filling: Sequence[pl.DataFrame],
     libraries: Sequence[str],
 ) -> pl.DataFrame:
     """Return the longest gaps, longest first.
+
+    Args:
+        excerpt: one rank.
+        gaps: unit, start, end.
+        caused: unit, start, end, cause.
+        filling: name, thread, start, end: slices that fill a gap together, a frame for each kind:
+            file calls, and operators that compute on the CPU.
+        libraries: components of paths of own code.
 
     Returns:
         unit, start, end, step (around its middle), cause (of most of it), cause_ns, before and
         after (names of the device work on either side), waits_for (the call that makes the stream
         of the next work wait), sampled (the most frequent leaf function of the stacks sampled in
         the gap) and sampled_frac, and, if it ran for half of the gap or more, the innermost
-        host_event (or file calls of one name, together), the innermost python frame, the innermost
-        frame of the libraries (own_code) and the frame that it calls (called), the innermost
-        annotation that is not a step, the innermost one that launches work (without a GPU: runs
-        operators), phase, and the
+        host_event (or slices of ``filling`` of one name, together), the innermost python frame,
+        the innermost frame of the libraries (own_code) and the frame that it calls (called), the
+        innermost annotation that is not a step, the innermost one that launches work (without a
+        GPU: runs operators), phase, and the
         innermost of all these (innermost).
     """
     length = pl.col("end") - pl.col("start")
@@ -46,7 +54,9 @@ def longest(
     rows = _between(_caused(top, caused), excerpt.work).with_columns(
         step=excerpt.steps["step"][within]
     )
-    on_host = _with_file_calls(_on_host(middle, excerpt, libraries), top, files, excerpt)
+    on_host = _on_host(middle, excerpt, libraries)
+    for slices in filling:
+        on_host = _with_many(on_host, rows, slices, excerpt)
     rival = _rivals(top, on_host["python"], excerpt)
     evidence = [rows, on_host, _sampled(top, excerpt), rival]
     return pl.concat([*evidence, _stream_waits(rows, excerpt)], how="horizontal")
@@ -115,16 +125,26 @@ def _on_host(middle: pl.DataFrame, excerpt: Excerpt, libraries: Sequence[str]) -
     return pl.DataFrame([_first(rows, name, middle.height) for name, rows in slices.items()])
 
 
-def _with_file_calls(
-    on_host: pl.DataFrame, gaps: pl.DataFrame, files: pl.DataFrame, excerpt: Excerpt
+def _with_many(
+    on_host: pl.DataFrame, gaps: pl.DataFrame, slices: pl.DataFrame, excerpt: Excerpt
 ) -> pl.DataFrame:
-    """Name the file calls of one name that fill half of a gap together, inside the annotation."""
-    calls = _filling(gaps, files.join(excerpt.threads, on="thread"), 0.5)
-    outer = pl.col("host_event").is_null() | (pl.col("host_event") == pl.col("annotation"))
-    named = calls.is_not_null() & outer
+    """Name the slices of one name that fill half of a gap together, inside the annotation.
+
+    The outermost operator is named, unless something else is inside.
+    """
+    name = _filling(gaps, slices.join(excerpt.threads, on="thread"), 0.5)
+    event = pl.col("host_event")
+    ranges = [
+        pl.col("annotation"),
+        gaps["step"],
+        gaps.select(STEP).to_series(),
+        pl.col("innermost"),
+    ]
+    outer = pl.any_horizontal(event.is_null(), *(event == one for one in ranges))
+    named = name.is_not_null() & outer
     return on_host.with_columns(
-        pl.when(named).then(calls).otherwise(name).alias(name)
-        for name in ("host_event", "innermost")
+        pl.when(named).then(name).otherwise(column).alias(column)
+        for column in ("host_event", "innermost")
     )
 
 
@@ -133,7 +153,7 @@ def _rivals(gaps: pl.DataFrame, python: pl.Series, excerpt: Excerpt) -> pl.DataF
 
     None in functions (``python``) that take as long while no such thread runs.
     """
-    rivals = host.rivals(excerpt)
+    rivals = _rivals_of(excerpt)
     rival = _filling(gaps, rivals, _MOST_OF_GAP)
     if rival.null_count() < gaps.height:
         runs = excerpt.slices.filter(pl.col("name").cast(pl.String).is_in(python.implode()))
@@ -145,6 +165,42 @@ def _rivals(gaps: pl.DataFrame, python: pl.Series, excerpt: Excerpt) -> pl.DataF
         slow = times.filter(2 * pl.col("alone") >= pl.col("both"))["name"].cast(pl.String)
         rival = rival.set(python.is_in(slow.implode()).fill_null(value=False), None)
     return rival.alias("rival").to_frame()
+
+
+def _rivals_of(excerpt: Excerpt) -> pl.DataFrame:
+    """Return when other Python threads run code during which hardly any work is launched.
+
+    The launching thread waits for the interpreter lock (GIL) that such a thread holds. Waits of
+    these threads do not count.
+
+    Returns:
+        unit, name (function and thread), start, end.
+    """
+    found = [excerpt.others[["unit", "name", "start", "end"]].clear()]
+    if excerpt.others.is_empty():
+        return found[0]
+    calls = excerpt.launched.join(excerpt.threads, on="thread")[["unit", "start"]].drop_nulls()
+    for (unit, label), rows in excerpt.others.group_by("unit", "label", maintain_order=True):
+        launches = calls.filter(unit=unit).rename({"start": "ts"})
+        waiting = rows.filter(pl.col("name").is_in([n for n in distinct(rows) if wait_of(n)]))
+        code = intervals.subtract(rows, waiting, ["unit"])
+        first, last = launches.select(pl.col("ts").min().alias("first"), pl.col("ts").max()).row(0)
+        code = intervals.clip(code, first, last)
+        length = pl.col("end") - pl.col("start")
+        spent = int(code.select(length.sum()).item())
+        during = linking.label_by_interval(launches, code, ["unit"])["interval"].count()
+        others = launches.height - during
+        if during >= others or during * (last - first - spent) >= _HARDLY * others * spent:
+            continue
+        functions = rows.filter(belongs(rows["name"], ())).group_by("name").agg(ns=length.sum())
+        most = functions.filter(2 * pl.col("ns") >= spent).sort("ns", "name").head(1)["name"]
+        name = f"{frame_text(str(most[0]))} in {label}" if most.len() else str(label)
+        found.append(code.select("unit", pl.lit(name).alias("name"), "start", "end"))
+    return pl.concat(found, how="vertical_relaxed")
+
+
+#: Launches per time below this share of the usual number are hardly any.
+_HARDLY = 0.1
 
 
 def _filling(gaps: pl.DataFrame, rows: pl.DataFrame, share: float) -> pl.Series:
