@@ -94,7 +94,7 @@ class Job:
         collective = pl.concat_str(
             pl.col("name").cast(pl.String),
             pl.col("collective").fill_null(""),
-            pl.col("group").fill_null("").str.replace_all(r"[\d,\[\]-]+", ""),
+            pl.col("group").cast(pl.String).fill_null("").str.replace_all(r"[\d,\[\]-]+", ""),
             separator="|",
         )
         name = pl.col("name").cast(pl.String)
@@ -210,7 +210,9 @@ def _members(programs: Sequence[Program]) -> pl.DataFrame:
             seq=pl.lit(None, pl.Int64),
         ).drop_nulls("group")
         columns = ["row", "on_host", "group", "seq", "within", "start", "end"]
-        rows = pl.concat([work[columns], calls[columns]])
+        # names of groups may list thousands of ranks
+        short = pl.col("group", "within").cast(pl.Categorical)
+        rows = pl.concat(one.select(columns).with_columns(short) for one in (work, calls))
         counted = pl.int_range(pl.len()).over("group", "within", "on_host")
         frames.append(
             rows.with_columns(
@@ -218,11 +220,23 @@ def _members(programs: Sequence[Program]) -> pl.DataFrame:
             )
         )
     rows = pl.concat(frames)
+    rows = rows.with_columns(_numbered(rows["group"]), _numbered(rows["within"]))
     key = ["group", "within", "on_host", "number"]
     several = pl.col("program").n_unique().over(key) > 1
     once = pl.len().over([*key, "program"]) == 1
     rows = rows.filter(several & once)
     return rows.with_columns(key=pl.struct(key).rank("dense").cast(pl.Int64) - 1)
+
+
+def _numbered(names: pl.Series) -> pl.Series:
+    """Return the number of each name in their order, whatever was read before."""
+    known = names.unique().drop_nulls()
+    order = np.argsort(known.cast(pl.String).to_numpy())
+    numbers = np.empty_like(order)
+    numbers[order] = np.arange(order.size)
+    return names.to_physical().replace_strict(
+        known.to_physical(), pl.Series(numbers, dtype=pl.Int64), default=None
+    )
 
 
 def _on_axis(members: pl.DataFrame, shifts: Sequence[int]) -> pl.DataFrame:

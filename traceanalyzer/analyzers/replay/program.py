@@ -426,7 +426,7 @@ def _described(work: pl.DataFrame, collectives: pl.DataFrame) -> pl.DataFrame:
         separator=" ",
     )
     known = collectives.filter(pl.col("stream").is_not_null()).select(
-        "event", "seq", "collective", group=group, size=size.cast(pl.Int64)
+        "event", "seq", "collective", group=group.cast(pl.Categorical), size=size.cast(pl.Int64)
     )
     return work.join(known, on="event", how="left", maintain_order="left").drop(
         "event", "pid", "correlation", "external_id", "bytes", "kind", "rank", "lane"
