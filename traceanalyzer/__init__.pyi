@@ -10,7 +10,9 @@ from traceanalyzer.analyzers.cuda_api import cuda_api as cuda_api
 from traceanalyzer.analyzers.cuda_api.result import CudaApi as CudaApi
 from traceanalyzer.analyzers.diff import diff as diff
 from traceanalyzer.analyzers.diff import diff_runs as diff_runs
+from traceanalyzer.analyzers.diff import diff_series as diff_series
 from traceanalyzer.analyzers.diff.result import Diff as Diff
+from traceanalyzer.analyzers.diff.series import DiffSeries as DiffSeries
 from traceanalyzer.analyzers.efficiency import efficiency as efficiency
 from traceanalyzer.analyzers.efficiency.result import Efficiency as Efficiency
 from traceanalyzer.analyzers.flamegraph import flamegraph as flamegraph

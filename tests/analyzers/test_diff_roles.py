@@ -15,6 +15,7 @@ from conftest import ROOT
 
 import traceanalyzer as ta
 from traceanalyzer.analyzers.diff.result import Diff
+from traceanalyzer.errors import OptionError
 
 UPGRADE = ROOT / "fixtures/upgrade/before.json.gz"
 KINETO = ROOT.parent / "shared/data/chrome/kineto"
@@ -236,3 +237,25 @@ def test_times_of_roles_are_those_of_kernels(tmp_path: Path) -> None:
     assert [row["operator"] for row in result.roles.to_dicts() if row["state"] == "gone"] == [
         "aten::native_layer_norm"
     ]
+
+
+@pytest.mark.parametrize("operators", [True, False])
+def test_the_first_run_in_which_a_role_jumped(operators: bool, tmp_path: Path) -> None:
+    layer = LAYER if operators else [one._replace(operator=None) for one in LAYER]
+    slow = [*layer[:4], layer[4]._replace(kernels=(("fmhaSm100Kernel", 80),)), *layer[5:]]
+    new = [*slow, call("aten::tanh", "void tanh_kernel<float>")]
+    runs = enumerate((layer, layer, slow, new))
+    files = [str(record(tmp_path / f"{n}.json", one)) for n, one in runs]
+    result = ta.diff_series(files)
+    first, second, *others = result.roles.to_dicts()
+    assert (first["jump"], first["kernel"]) == (3, "fmhaSm100Kernel")
+    assert [first[f"run_{n}_ns"] for n in range(1, 5)] == [240_000, 240_000, 480_000, 480_000]
+    assert (second["jump"], second["run_3_ns"], second["run_4_ns"]) == (4, None, 60_000)
+    assert {row["jump"] for row in others} == {None}
+    assert result.runs["outcome"].to_list() == [None, "no change", "regression", "regression"]
+    assert result.verdict.startswith("Run 3 ")
+
+
+def test_a_series_needs_two_runs() -> None:
+    with pytest.raises(OptionError):
+        ta.diff_series([str(UPGRADE)])

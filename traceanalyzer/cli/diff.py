@@ -33,6 +33,12 @@ _PERCENT = _Percent(min=0)
 @click.command("diff", help=Options.__doc__)
 @click.argument("before", metavar="BEFORE")
 @click.argument("after", metavar="AFTER")
+@click.argument("others", metavar="[MORE...]", nargs=-1)
+@click.option(
+    "--bisect",
+    is_flag=True,
+    help="Several runs in order, such as versions: the first run in which each role changed.",
+)
 @click.option(
     "--fail-on-regression",
     type=_PERCENT,
@@ -75,6 +81,8 @@ _PERCENT = _Percent(min=0)
 def diff(
     before: str,
     after: str,
+    others: tuple[str, ...],
+    bisect: bool,
     fail_on_regression: float | None,
     min_change: float | None,
     more_before: tuple[str, ...],
@@ -100,6 +108,13 @@ def diff(
         for first, more in ((before, more_before), (after, more_after))
     ]
     runs = [run for side in sides for run in side]
+    runs += [inputs_of([path], quiet=reading.quiet) for path in others]
+    if others and not bisect:
+        raise OptionError(
+            "more than two runs: --bisect compares runs in order, --more-after adds one"
+        )
+    if bisect and (fail_on_regression is not None or xml or expected):
+        raise OptionError("--bisect: without --fail-on-regression, --junit and --expected")
 
     if expected is not None and (len(runs) > 2 or any(options.values())):
         raise OptionError("--expected: only for two runs, without --step-name or --comm-pattern")
@@ -108,6 +123,8 @@ def diff(
         if expected is not None:
             known: Any = {name: value for name, value in how.items() if name not in options}
             return ta.check_fix(runs[0], runs[1], expected, **known)
+        if bisect:
+            return ta.diff_series(runs, **how)
         if len(runs) > 2:
             return ta.diff_runs(*sides, **how)
         return ta.diff(*runs, **how)

@@ -16,6 +16,7 @@ from traceanalyzer.analyzers.diff.options import MIN_CHANGE, Options
 
 if TYPE_CHECKING:
     from traceanalyzer.analyzers.diff.result import Diff
+    from traceanalyzer.analyzers.diff.series import DiffSeries
     from traceanalyzer.trace import Inputs
 
 
@@ -101,4 +102,38 @@ def diff_runs(
         parts = [[run.parts for run in side] for side in sides]
         result = repeated.combine(parts[0], parts[1], options)
         result.view()
+    return with_notes(result, dict.fromkeys(note for run in every for note in run.notes))
+
+
+def diff_series(
+    runs: Sequence[Inputs],
+    *,
+    step_name: str | None = None,
+    comm_patterns: str | Sequence[str] = (),
+    min_change: float = MIN_CHANGE,
+    **reading: Unpack[Reading],
+) -> DiffSeries:
+    """In which of several runs did a role of kernels become slower?
+
+    Args:
+        runs: the runs in order, such as versions; each one as for :func:`diff`, read once.
+        step_name: see :func:`diff`.
+        comm_patterns: see :func:`diff`.
+        min_change: see :func:`diff`.
+        **reading: see :func:`diff`.
+
+    Raises:
+        InputError: no file of a run can be read.
+        MissingData: a run cannot be compared with the one before it.
+        OptionError: an option is invalid, or there are fewer than two runs.
+    """
+    from traceanalyzer.analyzers.diff import series
+    from traceanalyzer.analyzers.diff.compute import DIFF
+    from traceanalyzer.run.loop import collect, guarded, with_notes
+
+    window = (reading.get("since_ns"), reading.get("until_ns"))
+    options = Options(step_name, comm_patterns, min_change, None, window)
+    every = [collect(DIFF, run, options, **reading) for run in runs]
+    with guarded({path: one for run in every for path, one in run.summaries.items()}):
+        result = series.combine([run.parts for run in every], options)
     return with_notes(result, dict.fromkeys(note for run in every for note in run.notes))

@@ -266,6 +266,8 @@ def roles(pair: Pair, pairing: Pairing) -> pl.DataFrame:
     compared = _compare_sums(pair, rows, ["row"], "total_ns", each)
     described = labels.unique("row", keep="first", maintain_order=True).drop("role")
     joined = compared.join(described, on="row", maintain_order="left")
+    alone = pl.col("state").is_in((runs.NEW, runs.GONE))
+    joined = joined.with_columns(pairing=pl.when(~alone).then("pairing"))
     named = joined.select(
         _role(joined),
         *_in_place_of(joined),

@@ -347,7 +347,8 @@ def _kernels(result: Diff, measure: Measure) -> str:
     named = []
     for row in rows.iter_rows(named=True):
         by = _by(row)
-        of = row[name] if row.get("operator") or by else row["kernel"]
+        first, *more = (row["kernel"] or "").split(", ")
+        of = row[name] if row.get("operator") or by else first + " and others" * bool(more)
         named.append(_changed(row, of or "(no name)") + by)
     return f"Largest kernel changes{step}: {'; '.join(named)}."
 

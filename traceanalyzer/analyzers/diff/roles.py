@@ -9,7 +9,7 @@ operator and shapes, or names; eager kernels with the kernel that TorchInductor 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -39,7 +39,8 @@ _ANYWHERE = {"elementwise", "copy", "reduce", "index", "other", "random", "sort"
 _ALSO = {"moe": "gemm", "convolution": "gemm", "softmax": "attention"}
 #: From this number of places on, runs with equal counts in the same order are the same program.
 _MANY = 8
-#: Fused kernels are this many pairs before or after the eager ones, at most.
+#: Fused kernels are at most this many pairs before or after the eager ones, and run at most this
+#: many times as often or as seldom.
 _NEAR = 3
 _NUMBER = re.compile(r"_\d+(?:d\w*)?$")
 _NAMED = 3
@@ -184,7 +185,15 @@ def _scores(before: _Side, after: _Side, *kept: npt.NDArray[np.int64]) -> Scores
     ratio = np.maximum(ratio, 1 / np.maximum(ratio, 1e-9))
     for factor, score in _COUNT.items():
         scores += score * (ratio > factor)
-    return np.where(_possible(before, after, *kept) & (scores >= _LEAST), scores, -1e6)
+    # a kernel that runs anywhere, and in both runs, is in place of no other one
+    in_both = {*before.plain} & {*after.plain}
+    both = [
+        np.array([side.plain[at] in in_both for at in rows], np.bool_)
+        for side, rows in zip((before, after), kept, strict=True)
+    ]
+    stays = generic & ~same_call & ~same_names & (both[0][:, None] | both[1][None, :])
+    possible = _possible(before, after, *kept) & ~stays & (scores >= _LEAST)
+    return np.where(possible, scores, -1e6)
 
 
 def _possible(before: _Side, after: _Side, *kept: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
@@ -346,18 +355,22 @@ def _join_rest(roles: _Roles) -> None:
 def _join_alike(roles: _Roles) -> None:
     """Give places without a partner the role of a paired place of their run that is like them.
 
-    That is the same unit between other neighbors, or the same operator with the same shapes next to
-    it: it runs once more, or once less, than in the other run.
+    That is the same unit between other neighbors, the same operator with the same shapes next to it
+    (it runs once more, or once less, than in the other run), or a kernel without a recorded
+    operator that has the same name.
     """
     for after, alone in enumerate(roles.single()):
         side, first, single = roles.sides[after], after * roles.first, {*alone}
         paired = [at for at in range(len(side.unit)) if first + at not in single]
-        known = {side.unit[at]: at for at in reversed(paired)}
+        known: dict[Hashable, int] = {side.plain[at]: at for at in reversed(paired)}
+        known |= {side.unit[at]: at for at in reversed(paired)}
         calls = [(side.operator[at], side.shapes[at]) for at in range(len(side.unit))]
         for at in (at - first for at in alone):
             near = [one for one in (at - 1, at + 1) if 0 <= one < len(calls)]
             next_to = (one for one in near if first + one not in single and calls[one] == calls[at])
-            like = known.get(side.unit[at], next(next_to, None) if calls[at][0] else None)
+            # without an operator, the name of the kernel is all that is known
+            other = next(next_to, None) if calls[at][0] else known.get(side.plain[at])
+            like = known.get(side.unit[at], other)
             if like is not None:
                 roles.join(first + at, first + like)
 
@@ -366,6 +379,16 @@ def _join_fused(roles: _Roles) -> None:
     """Join eager kernels to the nearest kernel of Inductor that has their operation."""
     anchors = [np.array([one[side] for one in roles.pairs]) for side in (0, 1)]
     alone = roles.single()
+    counts = [Counter[int](), Counter[int]()]
+    for side, count in zip(roles.sides, counts, strict=True):
+        for unit, n in zip(side.unit, side.count, strict=True):
+            count[unit] += n
+
+    def runs_of(at: int) -> float:
+        """Return how often the unit of a place runs per step."""
+        side, number = roles.of(at)
+        return counts[at >= roles.first][side.unit[number]]
+
     for after in (False, True):
         fused, same = [], dict[int, int]()
         for at in alone[after]:
@@ -383,7 +406,9 @@ def _join_fused(roles: _Roles) -> None:
             near = [
                 (abs(gap - other), target)
                 for other, target, text in fused
-                if abs(gap - other) <= _NEAR and f"_{name}_" in text
+                if abs(gap - other) <= _NEAR
+                and f"_{name}_" in text
+                and 1 / _NEAR <= runs_of(at) / max(runs_of(target), 1e-9) <= _NEAR
             ]
             if near:
                 roles.join(at, min(near)[1])

@@ -1,7 +1,7 @@
 """Tools for language models and other programs: functions with a JSON schema of their arguments.
 
-One tool per analysis of the registry, with its options, and ``check_fix``, ``diagnose``, ``query`` and
-``timeline_slice``.
+One tool per analysis of the registry, with its options, and ``check_fix``, ``diagnose``, ``query``
+and ``timeline_slice``.
 """
 
 from __future__ import annotations
