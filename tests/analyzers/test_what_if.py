@@ -245,6 +245,32 @@ def test_a_wait_for_a_copy_on_another_stream_is_inferred() -> None:
     assert result.changes["gain_ns"][0] == pytest.approx(2 * MS, rel=0.01)
 
 
+def test_small_copies_that_the_host_waits_for() -> None:
+    """50 copies of 10 us for which the host waits 20 us each, and one of 2 ms."""
+    events, at = [], 0
+    for number in range(STEPS):
+        begin = at
+        for index in range(51):
+            ids = {"correlation": 100 * number + index + 1}
+            length = 2 * MS if index == 50 else 10 * US
+            events += [
+                host("cuda_runtime", "cudaMemcpyAsync", at, length + 10 * US, **ids),
+                device("Memcpy HtoD (Pageable -> Device)", at + 5 * US, length, kind="gpu_memcpy",
+                       **ids),
+            ]  # fmt: skip
+            at += length + 10 * US
+        ids = {"correlation": 100 * number + 60}
+        events.append(host("cuda_runtime", "cudaLaunchKernel", at, 3 * US, **ids))
+        events.append(device(GEMM, at + 5 * US, 5 * MS, **ids))
+        events.append(host("cuda_runtime", "cudaDeviceSynchronize", at + 4 * US, 5 * MS + 3 * US))
+        at += 5 * MS + 10 * US
+        events.append(step(number, begin, at - begin))
+    result = ta.what_if(trace(events))
+    gains = dict(result.changes.select("change", "gain_ns").iter_rows())
+    assert gains["no small blocking copies"] == pytest.approx(50 * 20 * US, rel=0.02)
+    assert "no small blocking copies" not in ta.what_if(training()).changes["change"].to_list()
+
+
 def test_dependencies_of_graph_nodes_are_exact(shared: Path) -> None:
     """The last node waits for two branches: 80 + 120 us, and 60 us, which remain."""
     inferred, exact = (

@@ -28,8 +28,10 @@ from traceanalyzer.units import format_frac, format_ns
 NO_GAIN = 0.01
 #: A gain that is larger than the cost by at most this factor is the cost.
 _AS_MUCH = 1.05
+#: The rule about communication that nothing overlaps.
+EXPOSED_ID = "exposed-communication"
 #: Rules whose cause is removed by removing what happened in the intervals of the finding.
-_IN_INTERVALS = {*RULE_OF.values(), "exposed-communication"} - {
+_IN_INTERVALS = {*RULE_OF.values(), EXPOSED_ID} - {
     "waiting-for-ranks", "pipeline-bubble", "unknown-idleness", "device-wait", "short-gaps",
 }  # fmt: skip
 #: Rules about a rank that becomes like the others, and about all ranks.
@@ -189,6 +191,8 @@ def notes(gains: Gains, step: str) -> tuple[str, ...]:
             "A gain can exceed the cost: that is the mean of all GPUs, but a step ends with the "
             "slowest one."
         )
+    if any(one.id == EXPOSED_ID and one.gain_basis == "replay" for one in gains.findings):
+        texts.append("The gain of exposed communication is that of transfers that take no time.")
     if gains.together_ns > 0:
         per = " per step" if step == "step" else ""
         time = f"{format_ns(round(gains.together_ns))}{per}"

@@ -58,7 +58,8 @@ class Question(Generic[O, P, R]):
         """Measure one rank.
 
         Args:
-            traces: its trace; emptied as soon as an analysis has taken what it needs, if ``is_last``.
+            traces: its trace; emptied as soon as an analysis has taken what it needs, if
+                ``is_last``.
             truncated: whether its file is truncated.
             is_last: whether nobody else needs the trace.
         """

@@ -56,10 +56,10 @@ EXPOSED = "exposed_communication"
 COPIES = "exposed_copies"
 LOSS = pl.Enum([*CAUSES, EXPOSED, COPIES])
 
-#: Work that starts later than this after its launch call on an idle device waits for an event,
 #: A copy of a small buffer takes at most this long.
 LITTLE_COPY_NS = 1_000_000
 
+#: Work that starts later than this after its launch call on an idle device waits for an event,
 #: another process or another device. A shorter delay is the latency of a launch.
 LAUNCH_LATENCY_NS = 20_000
 

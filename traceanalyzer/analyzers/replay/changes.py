@@ -14,6 +14,7 @@ import polars as pl
 from traceanalyzer.analyzers.comm_outliers.pipelines import connected
 from traceanalyzer.analyzers.common.device_work import MEMORY
 from traceanalyzer.analyzers.common.names import distinct, matching
+from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.replay import engine
 from traceanalyzer.analyzers.replay.engine import Job, Weights
 from traceanalyzer.analyzers.replay.program import PAUSE, Floats, Program
@@ -22,6 +23,7 @@ from traceanalyzer.frames import intervals
 
 LAUNCHES, LOADING, CODE = "launches", "data-loading", "host-code"
 SYNCHRONISATION, COMMUNICATION, COPIES = "synchronisation", "communication", "copies"
+SMALL_COPIES = "small-copies"
 #: Classes of time that ``free`` knows by name, and what a run without them is called.
 CLASSES = {
     LOADING: "no data loading",
@@ -29,6 +31,7 @@ CLASSES = {
     CODE: "no other host code",
     SYNCHRONISATION: "no synchronisation",
     COPIES: "no copies",
+    SMALL_COPIES: "no small blocking copies",
     COMMUNICATION: "instant transfers",
 }
 #: Those of a run without devices.
@@ -149,11 +152,35 @@ def _without(free: Sequence[str], weights: Weights, program: Program) -> Weights
     if CODE in free:
         is_pause = (program.calls["kind"] == PAUSE).fill_null(value=False).to_numpy()
         weights = replace(weights, waits=weights.waits & ~is_pause)
+    if SMALL_COPIES in free:
+        weights = _without_calls(weights, program, small_copies(program))
     of_kind = {COPIES: MEMORY, COMMUNICATION: COMMUNICATION}
     for kind in {*of_kind} & {*free}:
         is_kind = (program.work["work_kind"] == of_kind[kind]).to_numpy()
         weights = replace(weights, duration=np.where(is_kind, 0.0, weights.duration))
     return weights
+
+
+def small_copies(program: Program) -> npt.NDArray[np.bool_]:
+    """Mark calls of copies that the host waits for, of at most :data:`~.causes.LITTLE_COPY_NS`."""
+    short = pl.col("end") - pl.col("start") <= causes.LITTLE_COPY_NS
+    is_small = (pl.col("kind") == "copy").fill_null(value=False) & short
+    return program.calls.select(is_small).to_series().to_numpy()
+
+
+def _without_calls(weights: Weights, program: Program, gone: npt.NDArray[np.bool_]) -> Weights:
+    """Return the times without these calls, the operators before them, and their work."""
+    call = program.work["call"].fill_null(-1).to_numpy()
+    is_gone = np.append(gone, False)[call]
+    times: dict[str, Any] = {
+        name: np.where(rows, 0.0, getattr(weights, name))
+        for rows, names in ((gone, _OF_A_CALL), (is_gone, _BEFORE_WORK))
+        for name in names
+    }
+    return replace(weights, waits=weights.waits & ~gone, **times)
+
+
+_OF_A_CALL, _BEFORE_WORK = ("launch", "call"), ("latency", "lag", "rest", "duration")
 
 
 def _faster(weights: Weights, program: Program, pattern: str, factor: float) -> Weights:
