@@ -15,6 +15,7 @@ import pytest
 from comm_traces import ALL_REDUCE, MS, US, device, host, step, trace
 
 import traceanalyzer as ta
+from traceanalyzer.analyzers.comm_outliers.pipelines import Pipeline
 from traceanalyzer.trace import Trace
 
 SEND = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
@@ -32,6 +33,7 @@ def pipeline(
     *,
     form: str = PAIRS,
     norm: bool = False,
+    chunks: int = 1,
 ) -> list[Trace]:
     """Return ranks of steps with all forward passes, then all backward passes.
 
@@ -42,13 +44,14 @@ def pipeline(
         loading: by stage, time of its data loader before each forward pass.
         form: how sends and receives are recorded.
         norm: whether each step ends with an all_reduce of 4 bytes over all stages.
+        chunks: parts of the model on each rank; the last stage sends to the first one then.
     """
     free, events = [0] * stages, defaultdict[int, list[dict[str, Any]]](list)
     seq, slower, loading = defaultdict[int, int](int), slower or {}, loading or {}
 
     def exchange(edge: int, *, forward: bool) -> None:
         """A transfer between two stages, which both wait for."""
-        ends = (edge, edge + 1)
+        ends = (edge, (edge + 1) % stages)
         end = max(free[rank] for rank in ends) + TRANSFER
         for rank in ends:
             kind = "send" if (rank == edge) == forward else "recv"
@@ -77,7 +80,7 @@ def pipeline(
     for number in range(STEPS):
         begin = max(free)
         free[:] = [begin] * stages
-        for what, rank in _order(stages, batches):
+        for what, rank in _order(stages, batches, chunks):
             if what == "forward" and rank in loading:
                 events[rank].append(
                     host("user_annotation", "load_batch", free[rank], loading[rank])
@@ -117,20 +120,41 @@ def _described(
     ]
 
 
-def _order(stages: int, batches: int) -> Iterator[tuple[str, int]]:
-    """Yield the work of a step: a kernel of a stage, or a transfer from a stage to the next."""
-    for _ in range(batches):
+def _order(stages: int, batches: int, chunks: int) -> Iterator[tuple[str, int]]:
+    """Yield the work of a step: a kernel of a stage, or a transfer from a stage to the next.
+
+    With chunks, as many micro-batches as there are stages pass the first chunk, then the next one.
+    """
+    passes = [c for _ in range(0, batches, stages) for c in range(chunks) for _ in range(stages)]
+    for chunk in passes if chunks > 1 else [0] * batches:
         for rank in range(stages):
-            yield from [("activations", rank - 1)] * (rank > 0)
+            yield from [("activations", (rank - 1) % stages)] * (rank > 0 or chunk > 0)
             yield "forward", rank
-    for _ in range(batches):
+    for chunk in reversed(passes) if chunks > 1 else [0] * batches:
         for rank in reversed(range(stages)):
-            yield from [("gradients", rank)] * (rank < stages - 1)
+            yield from [("gradients", rank)] * (rank < stages - 1 or chunk < chunks - 1)
             yield "backward", rank
 
 
-def bubble_frac(stages: int, batches: int) -> float:
-    return (stages - 1) / (batches + stages - 1)
+def bubble_frac(stages: int, batches: int, chunks: int = 1) -> float:
+    return (stages - 1) / (chunks * batches + stages - 1)
+
+
+@pytest.mark.parametrize(("batches", "chunks"), [(8, 2), (4, 3)])
+@pytest.mark.parametrize("form", [PAIRS, PEERS])
+def test_interleaved_stages(batches: int, chunks: int, form: str) -> None:
+    traces = pipeline(4, batches, chunks=chunks, form=form)
+    known = ta.comm_outliers(traces).pipeline
+    assert known == (4, batches, chunks)
+    assert known.bubble_frac == pytest.approx(bubble_frac(4, batches, chunks))
+    assert f"{100 * bubble_frac(4, batches, chunks):.1f} %" in known.schedule(1)
+
+
+def test_waits_below_those_of_1f1b_are_another_schedule() -> None:
+    """Zero-bubble schedules: the sends and receives are those of 1F1B, the waits are not."""
+    known = Pipeline(4, 8)
+    assert "27.3 %" in known.schedule(0.28)
+    assert "%" not in known.schedule(0.1)
 
 
 @pytest.mark.matrix
@@ -139,12 +163,13 @@ def bubble_frac(stages: int, batches: int) -> float:
 def test_equal_stages_wait_for_the_schedule(stages: int, batches: int) -> None:
     traces = pipeline(stages, batches)
     comm = ta.comm_outliers(traces)
-    assert comm.pipeline == (stages, batches)
+    assert comm.pipeline == (stages, batches, 1)
     assert comm.waits_for_schedule
     assert comm.view().scalars["straggler"] is None
     found = {one.id: one for one in ta.diagnose(traces).findings}
     assert "straggler" not in found
     assert 0 < (found["pipeline-bubble"].cost_frac or 0) <= bubble_frac(stages, batches) + 1e-6
+    assert f"{100 * bubble_frac(stages, batches):.1f} %" in found["pipeline-bubble"].evidence[0]
 
 
 @pytest.mark.sample(3)
@@ -154,7 +179,7 @@ def test_forms_of_sends_and_receives(form: str, norm: bool) -> None:
     traces = pipeline(4, 4, form=form, norm=norm)
     comm = ta.comm_outliers(traces)
     assert comm.totals.n_matched == comm.totals.n_events
-    assert comm.pipeline == (4, 4)
+    assert comm.pipeline == (4, 4, 1)
     assert comm.slow_links.is_empty()
     found = {one.id for one in ta.diagnose(traces).findings}
     assert "pipeline-bubble" in found
@@ -227,7 +252,7 @@ def _joined(rank: int, stages: int, batches: int, layers: int) -> Iterator[str |
 def test_one_kernel_sends_and_receives(collective: str | None) -> None:
     for stages, batches in ((4, 6), (2, 4)):
         comm = ta.comm_outliers(combined(stages, batches, collective))
-        assert comm.pipeline == (stages, batches)
+        assert comm.pipeline == (stages, batches, 1)
         assert comm.waits_for_schedule
 
 
@@ -374,7 +399,7 @@ def test_balanced_pipeline_of_others(shared: Path) -> None:
     if not path.exists():
         pytest.skip(f"no folder {path}")
     comm = ta.comm_outliers(path)
-    assert comm.pipeline == (2, 4)
+    assert comm.pipeline == (2, 4, 1)
     assert comm.waits_for_schedule
     assert comm.view().scalars["straggler"] is None
     assert ta.diagnose(path).findings[0].id == "pipeline-bubble"

@@ -285,12 +285,14 @@ def _pipeline_bubble(result: CommOutliers, answers: Answers) -> Iterator[Measure
     if claimed is None or result.pipeline is None:
         return
     losses, total, size = claimed
+    time = answers.time
+    schedule = result.pipeline.schedule(1 - time.frac(int(time.busy["busy_ns"].sum())))
     yield Measured(
         size=size,
-        title=f"Ranks wait {answers.time.share(total)} for the stage before or after.",
-        evidence=tuple(filter(None, [result.pipeline.schedule])),
+        title=f"Ranks wait {time.share(total)} for the stage before or after.",
+        evidence=tuple(filter(None, [schedule])),
         advice="Use more micro-batches per step, or a schedule with a smaller bubble "
-        "(interleaved 1F1B, zero bubble).",
+        f"({'interleaved 1F1B, ' * (result.pipeline.chunks == 1)}zero bubble).",
         total_ns=total,
         intervals=intervals_of(losses),
     )

@@ -23,6 +23,9 @@ _EQUAL = 0.15
 #: Waits that are this many times the bubble are not those of the schedule alone.
 MORE: Final = 1.25
 
+#: A schedule that waits for less than this share of the bubble is not 1F1B.
+_LESS = 0.8
+
 _PAIR = 2
 
 #: Sender and receiver, as numbers within the group, in the name of PyTorch's annotation.
@@ -86,25 +89,41 @@ def _pair(row: Mapping[str, Any], rank: int | None) -> str | None:
 
 
 class Pipeline(NamedTuple):
-    """Number of stages, and of micro-batches per step (None without steps)."""
+    """Number of stages, of micro-batches per step (None if unknown), of chunks of each stage.
+
+    With several model chunks (virtual stages) on each rank, the 1F1B schedule is interleaved.
+    """
 
     stages: int
     batches: int | None
+    chunks: int = 1
 
     @property
     def bubble_frac(self) -> float | None:
-        """Share of a step that a 1F1B schedule waits: (stages - 1) / (batches + stages - 1)."""
-        return self.batches and (self.stages - 1) / (self.batches + self.stages - 1)
+        """Share of a step that a 1F1B schedule waits.
 
-    @property
-    def schedule(self) -> str:
-        """A sentence on the minimum bubble; empty without steps."""
+        It is (stages - 1) / (chunks * batches + stages - 1), see Narayanan et al., SC'21.
+        """
+        passes = self.batches and self.chunks * self.batches
+        return passes and (self.stages - 1) / (passes + self.stages - 1)
+
+    def schedule(self, rest_frac: float) -> str:
+        """Return a sentence on the minimum bubble; empty if it is not known.
+
+        Args:
+            rest_frac: share of the time without compute. If it is less than the bubble, the
+                schedule is another one.
+        """
         if not self.bubble_frac:
             return ""
+        known = f"With {self.stages} stages and {self.batches} micro-batches per step"
+        if rest_frac < _LESS * self.bubble_frac:
+            return f"{known}, ranks wait less than in a 1F1B schedule: this is another schedule."
+        several = self.chunks > 1
         return (
-            f"With {self.stages} stages and {self.batches} micro-batches per step, a 1F1B schedule "
-            f"has a bubble of {format_frac(self.bubble_frac)}: "
-            "(stages - 1) / (micro-batches + stages - 1)."
+            f"{known}, {f'an interleaved ({self.chunks} chunks per stage)' if several else 'a'} "
+            f"1F1B schedule has a bubble of {format_frac(self.bubble_frac)}: (stages - 1) / "
+            f"({'chunks * ' * several}micro-batches + stages - 1)."
         )
 
 
@@ -123,11 +142,14 @@ def pipeline(arrivals: pl.DataFrame) -> Pipeline | None:
     if not waited or waited < _MOST * by_schedule or by_schedule < _MOSTLY * whole:
         return None
     stages = max(_pipelines(exchanges)["pipeline"].value_counts()["count"].to_list())
-    return Pipeline(stages, _micro_batches(exchanges, stages))
+    return Pipeline(stages, *_micro_batches(exchanges, stages))
 
 
-def _micro_batches(exchanges: pl.DataFrame, stages: int) -> int | None:
-    """Return the micro-batches per step by the exchanges of each pair of stages; None if unknown.
+def _micro_batches(exchanges: pl.DataFrame, stages: int) -> tuple[int | None, int]:
+    """Return the micro-batches per step by the exchanges of each pair of stages, and the chunks.
+
+    The number is None if it is unknown. If the last stage sends to the first one, each stage has
+    several chunks: neighbors exchange a micro-batch once per chunk, these two once less.
 
     Each pair exchanges a micro-batch once per direction (inference: one direction). If one kernel
     sends and receives (``batch_isend_irecv``), a 1F1B schedule has micro-batches + 1 exchanges of
@@ -145,16 +167,23 @@ def _micro_batches(exchanges: pl.DataFrame, stages: int) -> int | None:
     numbers = each.group_by(keys).agg(pl.col("len").median().round().cast(pl.Int64))["len"]
     different: list[int] = numbers.unique().sort().to_list()
     least = different[0] if different else 0
-    if least < _PAIR:
-        return None
+    is_cycle = stages > _PAIR and numbers.len() == exchanges["rank"].n_unique()
+    if least < 1 or (least < _PAIR and not is_cycle):
+        return None, 1
     if not calls["sender"].null_count():
         senders: list[int] = (
             calls.group_by(keys).agg(pl.col("sender").n_unique())["sender"].to_list()
         )
-        return least // max(senders)
+        once = different[-1] // max(senders) - least // max(senders)
+        if not is_cycle:
+            return least // max(senders), 1
+        chunks, rest = divmod(different[-1] // max(senders), once) if once else (0, 1)
+        return (None, 1) if rest or len(different) > _PAIR else (once, chunks)
+    if is_cycle:
+        return None, 1
     if different == [*range(least, least + stages - 1)] and (stages > _PAIR or least % _PAIR):
-        return least - 1
-    return least // _PAIR if stages > _PAIR and different == [least] else None
+        return least - 1, 1
+    return (least // _PAIR if stages > _PAIR and different == [least] else None), 1
 
 
 def _are_rings(exchanges: pl.DataFrame) -> bool:

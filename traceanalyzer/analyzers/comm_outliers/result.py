@@ -465,7 +465,8 @@ def _changing(result: CommOutliers) -> str:
 def _bubble(result: CommOutliers) -> str:
     """Report the wait time of pipeline stages with about equal work."""
     wait, whole = result.totals.total_wait_ns, result.totals.total_span_ns
-    schedule = result.pipeline.schedule if result.pipeline else ""
+    rest = 1 - int(result.ranks["compute_ns"].sum()) / max(whole, 1)
+    schedule = result.pipeline.schedule(rest) if result.pipeline else ""
     return sentences(
         "The ranks are pipeline stages with about equal work, which wait for each other by their "
         f"schedule: {format_ns(wait)} in total ({_share(wait, whole)} of the recorded time).",
