@@ -121,7 +121,9 @@ def test_backward_operators_are_not_recomputation(operators: list[str]) -> None:
 # --- repeated reductions ---------------------------------------------------------------------
 
 
-def accumulating(rank: int, reduced: Sequence[int]) -> Trace:
+def accumulating(
+    rank: int, reduced: Sequence[int], ddp: bool = True, forward: bool = False
+) -> Trace:
     """Return two steps of micro-batches with 2 ms of compute, then all_reduces of 1 ms."""
     events: list[dict[str, Any]] = []
     seq = 0
@@ -130,18 +132,23 @@ def accumulating(rank: int, reduced: Sequence[int]) -> Trace:
         events.append(step(number, begin, 20 * MS))
         for batch, count in enumerate(reduced):
             at = begin + batch * 5 * MS
-            events.append(host("user_annotation", "DistributedDataParallel.forward", at, MS))
+            about = {"elements_in": 1 << 22, "dtype": "float", "group_size": 2, "group": "0"}
+            if ddp:
+                events.append(host("user_annotation", "DistributedDataParallel.forward", at, MS))
             events += launch("gemm", at, 2 * MS)
+            if forward:
+                more = {"seq": (seq := seq + 1), "stream": 20, **about}
+                events += launch(ALL_REDUCE, at + 2 * MS, MS, **more)
             for _ in range(count):
-                about = {"elements_in": 1 << 22, "dtype": "float", "group_size": 2, "group": "0"}
                 more = {"seq": (seq := seq + 1), "stream": 20, **about}
                 events += launch(ALL_REDUCE, at + 3 * MS, MS, tid=AUTOGRAD, **more)
         events.append(host("user_annotation", "Optimizer.step#SGD.step", begin + 19 * MS, US))
     return trace(events, rank, world_size=2)
 
 
-def test_repeated_reduction() -> None:
-    traces = [accumulating(rank, (1, 1, 1)) for rank in range(2)]
+@pytest.mark.parametrize("ddp", [True, False])
+def test_repeated_reduction(ddp: bool) -> None:
+    traces = [accumulating(rank, (1, 1, 1), ddp) for rank in range(2)]
     by_id = {one.id: one for one in ta.diagnose(traces).findings}
     one = by_id["repeated-reduction"]
     assert one.cost_ns == 2 * MS
@@ -150,7 +157,13 @@ def test_repeated_reduction() -> None:
     check_wording(one.title, *one.evidence)
 
 
+def test_sums_of_the_forward_pass_too_are_no_gradients() -> None:
+    """Tensor parallelism sums in each micro-batch, in the forward and the backward pass."""
+    traces = [accumulating(rank, (1, 1), ddp=False, forward=True) for rank in range(2)]
+    assert not judged("repeated-reduction", *traces)
+
+
 @pytest.mark.matrix
-@pytest.mark.parametrize("reduced", [(0, 0, 1), (1, 2), (1,)])
+@pytest.mark.parametrize("reduced", [(0, 0, 1), (1, 1, 2), (1,)])
 def test_different_or_single_reductions_are_not_repeated(reduced: tuple[int, ...]) -> None:
     assert not judged("repeated-reduction", *(accumulating(rank, reduced) for rank in range(2)))

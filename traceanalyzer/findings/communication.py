@@ -19,7 +19,7 @@ from traceanalyzer.analyzers.comm_outliers.result import (
 from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.display import at_start
 from traceanalyzer.analyzers.kernels.result import Kernels
-from traceanalyzer.analyzers.kernels.training import REPEATED as PURPOSE_REPEATED
+from traceanalyzer.analyzers.kernels.training import GRADIENTS, REPEATED as PURPOSE_REPEATED
 from traceanalyzer.analyzers.overlap.result import Overlap, advice, why_exposed
 from traceanalyzer.findings import straggling
 from traceanalyzer.findings.device_time import (
@@ -579,6 +579,11 @@ def _in_layers(answers: Answers, comm: CommOutliers) -> bool:
     if not (answers.program.pytorch and answers.program.trains):
         return False
     keys, rows = ["path", "rank", "step"], comm.instances.filter(collective="all_reduce")
+    kernels, length = answers.get("kernels"), (pl.col("end") - pl.col("start")).sum()
+    if isinstance(kernels, Kernels) and kernels.training is not None:
+        of_gradients = kernels.training.filter(purpose=GRADIENTS).select(length).item()
+        if 2 * of_gradients > rows["duration_ns"].sum():
+            return False
     sizes = rows.group_by("message_bytes").agg(ns=pl.col("duration_ns").sum())
     size = largest_first(sizes, "ns", "message_bytes")["message_bytes"][0]
     rows = rows.filter(pl.col("message_bytes").eq_missing(size))

@@ -25,6 +25,7 @@ from traceanalyzer.frames import intervals, linking, nesting, numbering
 from traceanalyzer.trace import Trace
 
 OPTIMIZER, RECOMPUTED, REPEATED = "optimizer", "recomputed", "repeated reduction"
+GRADIENTS, ALL_REDUCE = "reduction", "all_reduce"
 ATTENTION = "unfused attention"
 
 #: Operators of unfused attention: softmax, and two matrix products.
@@ -44,12 +45,11 @@ _THREAD = ["pid", "tid"]
 
 #: Ranges that PyTorch marks itself.
 _OPTIMIZER_STEP = r"^Optimizer\.step#"
-_DDP_FORWARD = r"^DistributedDataParallel\.forward$"
 #: Operators that run a fused attention kernel.
 _FUSED = "(?i)flash|efficient_attention|cudnn_attention|fmha|mem_eff|sage_?attn|xformers"
 _OF_ATTENTION = f"^(?:{'|'.join(SOFTMAX + PRODUCTS)})$"
 #: Without any of them, no work has one of the purposes.
-_MARKS = [_OPTIMIZER_STEP, _DDP_FORWARD, _OF_ATTENTION, BACKWARD, CHECKPOINT, LAYERS]
+_MARKS = [_OPTIMIZER_STEP, _OF_ATTENTION, BACKWARD, CHECKPOINT, LAYERS]
 #: PyTorch's own attention by separate operators, for inputs that no fused kernel accepts.
 _MATH = "^aten::_scaled_dot_product_attention_math$"
 
@@ -71,8 +71,9 @@ def training(trace: Trace, patterns: Sequence[str] = ()) -> pl.DataFrame:
         purpose, device, name, call, start, end: a row a piece of work.
         :data:`OPTIMIZER`: kernels that are launched in ``Optimizer.step``; name is the kernel, call
         the number of the range. :data:`RECOMPUTED`: work of layers in the backward pass; name is
-        the operator. :data:`REPEATED`: collectives of a backward pass of DistributedDataParallel
-        that the next one before the same optimizer step repeats; call is the number of passes.
+        the operator. :data:`GRADIENTS`: all_reduces of backward passes only; :data:`REPEATED`:
+        those that the last pass before the same optimizer step repeats; call is the number of
+        passes.
         :data:`ATTENTION`: kernels of :data:`SOFTMAX` and :data:`PRODUCTS`, and pointwise kernels
         between them (:data:`BETWEEN`), if both kinds were called; where other attention is fused,
         only runs of them with a softmax and two products. name is the operator, call is 1 within
@@ -92,7 +93,7 @@ def _training(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
     tables = [
         _in_optimizer(work, calls, steps),
         _recomputed(work, calls, _ranges(trace, names, f"{BACKWARD}|{CHECKPOINT}|{LAYERS}")),
-        _repeated(trace, work, calls, _ranges(trace, names, _DDP_FORWARD), steps),
+        _reductions(trace, work, calls, _ranges(trace, names, BACKWARD), steps),
         _attention(trace, work, calls, names),
     ]
     return pl.concat([attention, *(_shaped(rows) for rows in tables if rows.height)])
@@ -157,27 +158,45 @@ def _recomputed(work: pl.DataFrame, calls: pl.DataFrame, ranges: pl.DataFrame) -
     return rows.with_columns(purpose=pl.lit(RECOMPUTED), call=pl.lit(0))
 
 
-def _repeated(
+def _reductions(
     trace: Trace,
     work: pl.DataFrame,
     calls: pl.DataFrame,
-    forwards: pl.DataFrame,
+    nodes: pl.DataFrame,
     steps: pl.DataFrame,
 ) -> pl.DataFrame:
-    """Collectives of the autograd thread after each forward pass that the next pass repeats."""
-    if forwards.height < _SEVERAL or steps.is_empty():
+    """All_reduces of the autograd threads whose like the threads of forward passes do not call.
+
+    Tensor parallelism sums activations in the forward pass too, with the same group and size.
+    """
+    forward = pl.col("tid").is_in(steps["tid"].unique().implode())
+    backward = pl.col("tid").is_in(nodes["tid"].unique().implode()) | nodes.is_empty()
+    calls = calls.with_columns(work["work_kind"][calls["work"]], backward=backward & ~forward)
+    launched = calls.filter(work_kind=COMMUNICATION)
+    if calls["backward"].all() or launched.is_empty():
         return _none()
-    elsewhere = ~pl.col("tid").is_in(forwards["tid"].unique().implode())
-    reductions = calls.filter(elsewhere)
-    rows = work[reductions["work"]].with_columns(
-        _count(forwards, reductions).alias("pass"), _count(steps, reductions).alias("call")
+    sizes = trace.collectives.select("event", "collective", "group", size="elements_in")
+    rows = work[launched["work"]].hstack(launched.select("ts", "backward"))
+    rows = rows.join(sizes, on="event", how="left")
+    elsewhere = rows.filter(~pl.col("backward"))
+    is_sum = pl.col("collective").cast(pl.String).fill_null(ALL_REDUCE) == ALL_REDUCE
+    rows = rows.filter("backward", is_sum)
+    rows = rows.join(elsewhere, on=["group", "size"], how="anti", nulls_equal=True)
+    rows = rows.with_columns(
+        _count(calls.filter(forward).select(start="ts").sort("start"), rows).alias("pass"),
+        _count(steps, rows).alias("call"),
+        purpose=pl.lit(GRADIENTS),
     )
-    sizes = trace.collectives.select("event", size="elements_in")
-    rows = rows.filter(pl.col("work_kind") == COMMUNICATION).join(sizes, on="event", how="left")
+    return pl.concat([_shaped(rows), *[_shaped(_repeated(rows))] * bool(steps.height)])
+
+
+def _repeated(rows: pl.DataFrame) -> pl.DataFrame:
+    """Reductions of each backward pass that the last one before the same optimizer step repeats."""
     passes = rows.group_by("call", "pass").agg(pl.col("size").fill_null(0).sort()).sort("pass")
-    following = pl.col("size").shift(-1).over("call")
-    count = pl.col("pass").len().over("call")
-    again = passes.with_columns(count=count).filter(pl.col("size") == following)
+    sizes = pl.col("size").cast(pl.List(pl.Int64))
+    again = passes.with_columns(count=pl.len().over("call"), last=sizes.last().over("call")).filter(
+        pl.col("pass") < pl.col("pass").max().over("call"), pl.col("size") == pl.col("last")
+    )
     kept = rows.join(again[["call", "pass", "count"]], on=("call", "pass"))
     return kept.with_columns(purpose=pl.lit(REPEATED), call="count")
 
