@@ -53,6 +53,29 @@ def test_difference_of_a_step(odd: dict[str, list[float]], why: str) -> None:
     assert difference.why == why
 
 
+@pytest.mark.parametrize(
+    ("pointwise", "optimizer", "why"),
+    [(2.0, 1.0, LARGER_INPUTS), (2.0, 2.0, SLOW_GPU), (1.0, 1.0, SLOW_GPU)],
+)
+def test_slow_gpu_slows_down_the_optimizer_too(
+    pointwise: float, optimizer: float, why: str
+) -> None:
+    """Unless only the clock of the multiprocessors falls: the optimizer waits for memory."""
+    calls = {"gemm": 2.0, "vectorized_elementwise_kernel<GeluCUDAKernelImpl>": pointwise,
+             "multi_tensor_apply_kernel<FusedAdamMathFunctor<float>>": optimizer}  # fmt: skip
+    usual = dict(zip(calls, (4 * MS, 100 * US, 100 * US), strict=True))
+    rows = [
+        (f"s{number}", name, 20, round(20 * usual[name] * (factor if number == 5 else 1)))
+        for number in range(STEPS)
+        for name, factor in calls.items()
+    ]
+    frame = pl.DataFrame(rows, schema=["step", "kernel", "n", "total_ns"], orient="row")
+    frame = frame.with_columns(max_ns=pl.col("total_ns") // 20, blocks=pl.lit(7, pl.Int64))
+    difference = compare(frame, "step", "s5", "in other steps")
+    assert difference is not None
+    assert difference.why == why
+
+
 def test_long_call_names_kernel_and_times() -> None:
     difference = compare(kernels({"gelu": [4000.0]}), "step", "s5", "in other steps")
     assert difference is not None

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from traceanalyzer.analyzers.common.kernel_names import COPY, ELEMENTWISE, families_of
 from traceanalyzer.findings.program import Program
 from traceanalyzer.units import format_ns
 
@@ -20,6 +21,11 @@ _SINGLE, MANY_CALLS = 3, 10
 
 #: Fewer kernels may all depend on the size of the inputs.
 _FEW = 3
+
+#: Kernels that work on parameters and gradients: their time does not depend on the input.
+_OF_PARAMETERS = "(?i)multi_tensor|adam|adagrad|sgd|lamb_|lion_|muon|optimizer"
+#: They take as long as usual if they are slower by at most this share of what others are.
+_LITTLE = 0.25
 
 SLOW_GPU, MORE_KERNELS, LARGER_INPUTS = "slow GPU", "more kernels", "larger inputs"
 LONG_CALL = "long call"
@@ -170,6 +176,12 @@ def _typical(rows: pl.DataFrame) -> float:
 
 def _longer(rows: pl.DataFrame, who: str, slow_steps: tuple[int, int, float]) -> Difference:
     """Return the difference if the same kernels take longer: all or some, in all or some steps."""
+    if (factor := _except_parameters(rows)) > 1 + _APART:
+        return Difference(
+            LARGER_INPUTS,
+            f"all kernels but those of the optimizer take {factor:.2f} times as long as the same "
+            f"kernels {who} (larger inputs)",
+        )
     slow, steps, times = slow_steps
     if 0 < slow < steps * _ALL:
         return Difference(
@@ -200,6 +212,27 @@ def _longer(rows: pl.DataFrame, who: str, slow_steps: tuple[int, int, float]) ->
         f"some kernels take longer than {who} (larger inputs), mostly {worst['kernel']} "
         f"({worst['mean'] / worst['usual_mean']:.2f} times as long)",
     )
+
+
+def _except_parameters(rows: pl.DataFrame) -> float:
+    """Return how many times as long kernels take if those of the optimizer take as long as usual.
+
+    Pointwise kernels must be slower too: they and the optimizer wait for memory, which keeps its
+    speed when the clock of the multiprocessors falls. 1 if optimizer or pointwise kernels are
+    missing, or only some kernels are slower.
+    """
+    rows = rows.filter(pl.col("n") > 0, pl.col("usual_n") > 0)
+    of_parameters = pl.col("kernel").str.contains(_OF_PARAMETERS)
+    others = rows.filter(~of_parameters)
+    families = families_of(others["kernel"].unique())
+    pointwise = [name for name, family in families.items() if family in (ELEMENTWISE, COPY)]
+    parts = rows.filter(of_parameters), others.filter(pl.col("kernel").is_in(pointwise))
+    if any(part.is_empty() for part in parts):
+        return 1.0
+    factor = _typical(others)
+    fixed, memory = map(_typical, parts)
+    alike = fixed - 1 < _LITTLE * (factor - 1) and memory - 1 > (factor - 1) / 2
+    return factor if alike else 1.0
 
 
 def _with_usual(kernels: pl.DataFrame, key: str, value: object) -> pl.DataFrame:
