@@ -186,6 +186,46 @@ def test_too_much_work_is_refused_before_its_program_is_built(
         replay.measure(one, ReplayOptions())
 
 
+def in_layers(rank: int, pause: int = 4 * MS) -> Trace:
+    """Return steps of kernels of 1 ms and 5 ms with one name, each followed by an all_reduce.
+
+    The host of rank 1 pauses before each step.
+    """
+    events: list[dict[str, Any]] = []
+    at = number = 0
+    for index in range(STEPS):
+        begin, at = at, at + pause
+        for size, compute, transfer in ((1 << 10, MS, 100 * US), (1 << 22, 5 * MS, 2 * MS)):
+            about = {"group": "0", "group_ranks": "[0, 1]", "group_size": 2, "seq": number}
+            about |= {"elements_in": size, "dtype": "float"}
+            wait = pause if size == 1 << 10 and not rank else 0
+            launched = begin + (pause if rank else 0) + number % 2 * 20 * US
+            for name, start, ns, more in (
+                (GEMM, at - wait, compute, {}),
+                (ALL_REDUCE, at - wait + compute, wait + transfer - US, about),
+            ):
+                correlation = len(events) + 1
+                call = ("cuda_runtime", "cudaLaunchKernel", launched, 3 * US)
+                events.append(host(*call, correlation=correlation))
+                events.append(
+                    device(name, start + 8 * US, ns - US, correlation=correlation, **more)
+                )
+                launched += 5 * US
+            at += compute + transfer
+            number += 1
+        done = at + 20 * US
+        events.append(host("cuda_runtime", "cudaDeviceSynchronize", launched, done - launched))
+        at = done
+        events.append(step(index, begin, at - begin))
+    return trace(events, rank=rank, path=f"rank{rank}.json")
+
+
+def test_a_rank_like_the_others_keeps_the_sizes_of_its_kernels_and_transfers() -> None:
+    """Calls of one kernel and collective are compared at their place, not by their mean."""
+    ranks = [in_layers(0), in_layers(1)]
+    assert gain_ns(ranks, typical_rank=1) == pytest.approx(4 * MS, rel=0.03)
+
+
 def test_usual_changes_are_sorted_by_gain(late: list[Trace]) -> None:
     result = ta.what_if(late)
     changes = result.changes

@@ -17,7 +17,7 @@ from traceanalyzer.analyzers.common.names import distinct, matching
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.replay import engine
 from traceanalyzer.analyzers.replay.engine import Job, Weights
-from traceanalyzer.analyzers.replay.program import PAUSE, Floats, Program
+from traceanalyzer.analyzers.replay.program import PAUSE, Floats, Ints, Program
 from traceanalyzer.errors import OptionError
 from traceanalyzer.frames import intervals
 
@@ -295,8 +295,10 @@ def _typical(
 ) -> list[Weights]:
     """Give the chosen ranks the times of the others: by kernel, collective, step and host time.
 
-    A kernel takes the mean of the others. A rank that runs more in a step than they do then runs
-    it in the time that they need for theirs (not with ``of_all``).
+    A kernel takes the mean of the others at the same place of the step, if all ranks run it there
+    equally often: calls of one kernel have different sizes. A rank that runs more in a step than
+    they do then runs it in the time that they need for theirs. With ``of_all`` the place and the
+    number of kernels do not count. Unexplained time before work becomes that of the others.
     """
     chosen = np.array([program.rank in ranks for program in job.programs])
     transfers = [of_work >= 0 for of_work, _ in job.groups]
@@ -304,13 +306,16 @@ def _typical(
         np.where(is_transfer, one.transfer, one.duration)
         for is_transfer, one in zip(transfers, weights, strict=True)
     ]
-    usual = _usual(job, times, np.full_like(chosen, True) if of_all or chosen.all() else ~chosen)
+    kinds = job.kinds if of_all else job.places
+    peers = np.full_like(chosen, True) if of_all or chosen.all() else ~chosen
+    usual = _usual(job, kinds, times, peers)
     for n in np.flatnonzero(chosen).tolist():
-        typical = usual[job.kinds[n]]
+        typical = usual[kinds[n]]
         times[n] = np.where(np.isnan(typical), times[n], typical)
     kernels = [np.where(*pair, 0.0) for pair in zip(map(np.invert, transfers), times, strict=True)]
     changing = chosen & (not of_all)
     on_device = _of_others(job, "work", kernels, changing)
+    rest = _of_others(job, "work", [one.rest.clip(0) for one in weights], changing)
     on_host = {
         name: _of_others(job, "calls", [getattr(one, name) for one in weights], changing)
         for name in ("loader", "launch", "code", "call")
@@ -320,21 +325,24 @@ def _typical(
             one,
             duration=np.where(transfers[n], one.duration, times[n] * on_device[n]),
             transfer=np.where(transfers[n], times[n], one.transfer),
+            rest=one.rest * np.minimum(rest[n], 1.0),
             **{name: getattr(one, name) * factors[n] for name, factors in on_host.items()},
         )
         for n, one in enumerate(weights)
     ]
 
 
-def _usual(job: Job, times: Sequence[Floats], peers: npt.NDArray[np.bool_]) -> Floats:
-    """Return the usual time of each of :attr:`Job.kinds` on some ranks; not a number: of none.
+def _usual(
+    job: Job, kinds: Sequence[Ints], times: Sequence[Floats], peers: npt.NDArray[np.bool_]
+) -> Floats:
+    """Return the usual time of each kind of work on some ranks; not a number: of none.
 
     That is the mean; of transfers, which are kinds of their own, the median.
     """
     kept = np.flatnonzero(peers).tolist()
-    kind, time = (np.concatenate([several[n] for n in kept]) for several in (job.kinds, times))
+    kind, time = (np.concatenate([several[n] for n in kept]) for several in (kinds, times))
     is_transfer = np.concatenate([job.groups[n][0] for n in kept]) >= 0
-    size = 1 + max(int(one.max(initial=-1)) for one in job.kinds)
+    size = 1 + max(int(one.max(initial=-1)) for one in kinds)
     count = np.bincount(kind, minlength=size).astype(float)
     count[count == 0] = np.nan
     usual: Floats = np.bincount(kind, time, minlength=size) / count

@@ -14,6 +14,7 @@ import polars as pl
 from traceanalyzer.analyzers.replay.follow import Durations, Flow, Moments, follow
 from traceanalyzer.analyzers.replay.program import Floats, Ints, Program
 from traceanalyzer.errors import MissingData
+from traceanalyzer.frames import numbering
 
 _NEVER = float("-inf")
 #: A replay that differs by more from the recording is not the program that ran.
@@ -95,6 +96,7 @@ class Job:
             pl.col("name").cast(pl.String),
             pl.col("collective").fill_null(""),
             pl.col("group").cast(pl.String).fill_null("").str.replace_all(r"[\d,\[\]-]+", ""),
+            pl.col("elements_in").fill_null(0),
             separator="|",
         )
         name = pl.col("name").cast(pl.String)
@@ -107,6 +109,33 @@ class Job:
         ]
         rank = pl.struct("kind", "is_transfer").rank("dense").cast(pl.Int64) - 1
         numbers = pl.concat(frames).select(rank).to_series().to_numpy()
+        return np.split(numbers, self.first_row[1:-1])
+
+    @cached_property
+    def places(self) -> list[Ints]:
+        """Like ``kinds``, but calls of a kernel with different places in a step are different.
+
+        Calls of one kernel have different sizes. Kernels that some rank runs more often in a step
+        have no place there.
+        """
+        steps = [
+            np.append(numbers, -1)[program.work["step"].fill_null(-1).to_numpy().astype(int)]
+            for program, numbers in zip(self.programs, step_numbers(self), strict=True)
+        ]
+        n_ranks, once = len(self.programs), ("program", "kind", "step")
+        rows = pl.DataFrame({
+            "program": np.repeat(np.arange(n_ranks), np.diff(self.first_row)),
+            "kind": np.concatenate(self.kinds), "step": np.concatenate(steps),
+            "alone": np.concatenate([of_work < 0 for of_work, _ in self.groups]),
+        })  # fmt: skip
+        rows = rows.with_columns(place=pl.int_range(pl.len()).over(once), n=pl.len().over(once))
+        each, n = ("kind", "step"), pl.col("n")
+        alike = (n.min().over(each) == n.max().over(each)) & (
+            n_ranks * n.min().over(each) == pl.len().over(each)
+        )
+        placed = pl.when(alike & pl.col("alone") & (pl.col("step") >= 0))
+        rows = rows.select("kind", placed.then("step"), placed.then("place").alias("place"))
+        _, (numbers,) = numbering.group_numbers(("kind", "step", "place"), rows)
         return np.split(numbers, self.first_row[1:-1])
 
     def member(self, number: int) -> tuple[int, int]:

@@ -94,7 +94,8 @@ def work(calls: pl.DataFrame, ran: pl.DataFrame) -> pl.DataFrame:
     work_kind = computes.otherwise(pl.lit(COMMUNICATION)).cast(WORK_KIND)
     return rows.with_columns(
         device=pl.lit(None, pl.Int32), work_kind=work_kind,
-        seq=pl.lit(None, pl.Int64), size=pl.lit(None, pl.Int64), latency_ns=0.0, lag_ns=0.0,
+        latency_ns=0.0, lag_ns=0.0,
+        **dict.fromkeys(("seq", "size", "elements_in"), pl.lit(None, pl.Int64)),
     )  # fmt: skip
 
 

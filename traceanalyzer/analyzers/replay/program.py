@@ -96,7 +96,8 @@ class Program(clocks.Origin):
         work: device work in order of launch: call (row of calls, null if not recorded), device,
             stream, start, end, name, work_kind, step; after, the row of work that it follows on its
             stream (-1: none); latency_ns after the launch call, lag_ns after the work that it waits
-            for, rest_ns, unexplained; collective, group, size, seq of a collective; range.
+            for, rest_ns, unexplained; collective, elements_in, group, size, seq of a collective;
+            range.
         waits: work (row) or call (row), and after, the row of work that it waits for; inferred.
         steps: rows of :func:`~traceanalyzer.analyzers.common.device_steps.device_steps`.
         ranges: names of annotations.
@@ -426,7 +427,12 @@ def _described(work: pl.DataFrame, collectives: pl.DataFrame) -> pl.DataFrame:
         separator=" ",
     )
     known = collectives.filter(pl.col("stream").is_not_null()).select(
-        "event", "seq", "collective", group=group.cast(pl.Categorical), size=size.cast(pl.Int64)
+        "event",
+        "seq",
+        "collective",
+        "elements_in",
+        group=group.cast(pl.Categorical),
+        size=size.cast(pl.Int64),
     )
     return work.join(known, on="event", how="left", maintain_order="left").drop(
         "event", "pid", "correlation", "external_id", "bytes", "kind", "rank", "lane"
