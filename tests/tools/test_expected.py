@@ -74,7 +74,7 @@ def test_no_diagnosis_is_an_error(content: str | None, tmp_path: Path) -> None:
     saved = tmp_path / "found.json"
     if content is not None:
         saved.write_text(content)
-    with pytest.raises(MalformedInput, match="no saved diagnosis"):
+    with pytest.raises(MalformedInput, match="not a saved diagnosis"):
         ta.check_fix(SLOW, FIXED, str(saved))
 
 

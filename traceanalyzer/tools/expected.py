@@ -53,7 +53,7 @@ def check_fix(
         The comparison, with ``expected``.
 
     Raises:
-        InputError: no file of a run can be read, or the diagnosis is none.
+        InputError: no file of a run can be read, or the diagnosis cannot be read.
         OptionError: ``before`` has no finding of this rule.
     """
     saved = expected.endswith(".json")
@@ -85,7 +85,7 @@ def _saved(path: Path) -> list[dict[str, Any]]:
         known = [one for one in findings if isinstance(one["id"], str)]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         hint = "write one with traceanalyzer diagnose -o found.json"
-        raise MalformedInput(str(path), "is no saved diagnosis", hint=hint) from None
+        raise MalformedInput(str(path), "is not a saved diagnosis", hint=hint) from None
     return known
 
 

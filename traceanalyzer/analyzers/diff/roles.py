@@ -28,7 +28,7 @@ Pairs = list[tuple[int, int]]
 #: Most places of a run that are aligned: those with most time.
 _MOST = 2_500
 #: Likeness of two places: of the operator, its shapes, the family and the names of the kernels.
-#: Pairs below the least one are none.
+#: Pairs need at least ``_LEAST``.
 _OPERATOR, _SHAPES, _FAMILY, _GENERIC, _NAMES = 4, (2, -3), 3, 1, 3
 _UNLIKE, _LEAST = -2, 2
 #: What is added if one runs more than this many times as often.
