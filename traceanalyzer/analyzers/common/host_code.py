@@ -100,7 +100,7 @@ def python_frames(
         return pl.repeat(None, at.height, dtype=trace.events.schema["name"], eager=True)
     rows = _slices(trace, "python_function")
     lined = rows.filter(~named(rows, [_NO_LINE]))
-    first = _innermost(at, lined.filter(_is_own_code(lined["name"], is_own_code)))
+    first = _innermost(at, lined.filter(in_own_code(lined["name"], is_own_code)))
     return pl.select(pl.coalesce(first, _innermost(at, lined))).to_series()
 
 
@@ -115,7 +115,9 @@ def _innermost(at: pl.DataFrame, slices: pl.DataFrame) -> pl.Series:
     return slices["name"][linking.enclosing(at, slices, THREAD)["slice"]]
 
 
-def _is_own_code(names: pl.Series, test: Callable[[str | None, str | None], bool]) -> pl.Expr:
+def in_own_code(
+    names: pl.Series, test: Callable[[str | None, str | None], bool] = libraries.is_own_code
+) -> pl.Expr:
     """Whether the name of a frame is of own code."""
     distinct = names.unique().drop_nulls().to_frame("name")
     frames = distinct.select(frame=python_frame(pl.col("name").cast(pl.String))).unnest("frame")

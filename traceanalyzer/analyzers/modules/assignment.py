@@ -52,7 +52,12 @@ class Assigned:
 
 
 def assign(
-    trace: Trace, tree: pl.DataFrame, options: Options, *, may_be_none: bool = False
+    trace: Trace,
+    tree: pl.DataFrame,
+    options: Options,
+    *,
+    may_be_none: bool = False,
+    functions: intervals.Bools | None = None,
 ) -> Assigned:
     """Return module and phase of each call.
 
@@ -61,6 +66,7 @@ def assign(
         tree: rows of :func:`~traceanalyzer.analyzers.operators.call_tree.build`.
         options: the options.
         may_be_none: no error if calls have no modules.
+        functions: rows of the tree that count as modules, in place of the modules.
 
     Raises:
         MissingData: no modules were recorded.
@@ -71,7 +77,9 @@ def assign(
     is_node: intervals.Bools = by_name.to_numpy().copy()
     is_node[numbers.filter(pl.col("forward_id") > 0)["row"].to_numpy()] = True
     in_node = slice_tree.nearest(tree, is_node) != nesting.ROOT
-    is_module = _is_module(tree, options) & ~_backward_graphs(tree, in_node)
+    if functions is None:
+        functions = _is_module(tree, options) & ~_backward_graphs(tree, in_node)
+    is_module = functions
     if not is_module.any() and not may_be_none:
         raise MissingData(f"{trace.meta.path}: {_nothing(trace, options)}")
     created_by = forward_calls(numbers, tree.height)

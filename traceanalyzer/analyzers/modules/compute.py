@@ -10,6 +10,7 @@ import polars as pl
 from traceanalyzer.analyzers.base import Analyzer, Needs
 from traceanalyzer.analyzers.common.columns import per_rank, sum_if_known
 from traceanalyzer.analyzers.common.device_work import COMPUTE, device_work
+from traceanalyzer.analyzers.common.host_code import in_own_code
 from traceanalyzer.analyzers.efficiency.calls import calls_of
 from traceanalyzer.analyzers.efficiency.formulas import MATRIX
 from traceanalyzer.analyzers.modules import assignment, graphs
@@ -57,6 +58,7 @@ class Part:
         replayed_ns: device time of kernels launched by CUDA or HIP graphs.
         named_ns: part of it of kernels whose arguments have their module.
         unlaunched_ns: device time of work without a known call.
+        functions: ``function``, ``phase``, ``device_ns``: see :func:`_functions`.
     """
 
     rank: int | None
@@ -71,6 +73,7 @@ class Part:
     replayed_ns: int
     named_ns: int
     unlaunched_ns: int
+    functions: pl.DataFrame
 
 
 def measure(trace: Trace, options: Options) -> Part:
@@ -125,7 +128,37 @@ def measure(trace: Trace, options: Options) -> Part:
         replayed_ns=int(work.filter("replayed")["length_ns"].sum()),
         named_ns=int(length[place.is_named & work["replayed"].to_numpy()].sum()),
         unlaunched_ns=int(length[launch == nesting.ROOT].sum()),
+        functions=_functions(trace, tree, launch, length, options),
     )
+
+
+def _functions(
+    trace: Trace,
+    tree: pl.DataFrame,
+    launch: nesting.Rows,
+    length: npt.NDArray[np.int64],
+    options: Options,
+) -> pl.DataFrame:
+    """Return the device time of the innermost functions of own code, by phase.
+
+    Work of the backward pass counts for the function whose forward operator created its node.
+    """
+    own = (pl.col("kind") == "python_function") & in_own_code(tree["name"])
+    is_own = tree.select(own.fill_null(value=False)).to_series().to_numpy()
+    schema = {"function": pl.String, "phase": pl.String, "device_ns": pl.Int64}
+    if not is_own.any():
+        return pl.DataFrame(schema=schema)
+    assigned = assign(trace, tree, options, may_be_none=True, functions=is_own)
+    known = np.flatnonzero(launch != nesting.ROOT)
+    at, names = launch[known], assigned.modules["name"].cast(pl.String)
+    rows = pl.DataFrame(
+        {
+            "function": names[nesting.row_numbers(assigned.module[at])],
+            "phase": np.array(PHASES)[assigned.phase[at]],
+            "device_ns": length[known],
+        }
+    )
+    return rows.drop_nulls("function").group_by("function", "phase").sum().select(*schema)
 
 
 def _launches(work: pl.DataFrame, tree: pl.DataFrame) -> nesting.Rows:
@@ -230,7 +263,24 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
         named_ns=sum(part.named_ns for part in parts),
         matched_ns=matched_ns,
         unlaunched_ns=sum(part.unlaunched_ns for part in parts),
+        functions=_by_function(parts),
     )
+
+
+def _by_function(parts: Sequence[Part]) -> pl.DataFrame:
+    """Return the rows of :attr:`Modules.functions`."""
+    rows = (
+        pl.concat(part.functions for part in parts)
+        .group_by("function")
+        .agg(
+            pl.col("device_ns").sum(),
+            **{
+                f"{phase}_device_ns": pl.col("device_ns").filter(pl.col("phase") == phase).sum()
+                for phase in PHASES
+            },
+        )
+    )
+    return rows.sort("device_ns", "function", descending=[True, False])
 
 
 def _places(

@@ -82,6 +82,8 @@ class Modules(Result):
         matched_ns: part of it of kernels that count for the module that launches the same
             kernels without a graph.
         unlaunched_ns: device time of work without a known call.
+        functions: device time of the innermost functions of own code: ``function``, ``device_ns``,
+            and its ``forward_``, ``backward_`` and ``recomputed_`` parts.
     """
 
     modules: pl.DataFrame
@@ -92,6 +94,7 @@ class Modules(Result):
     named_ns: int
     matched_ns: int
     unlaunched_ns: int
+    functions: pl.DataFrame
 
     @property
     def device_ns(self) -> int | None:
@@ -317,6 +320,11 @@ def _tables(result: Modules) -> tuple[Table, ...]:
             known = [text for kind, text in kinds.items() if any(kind in name for name in work)]
             title = "; ".join(known)
             tables.append(Table("work", title, used, {**_FIRST_ONLY, **work}, missing=missing))
+    if result.functions["device_ns"].sum():
+        frame = result.functions.with_columns(
+            device_frac=pl.col("device_ns") / pl.lit(result.device_ns or None)
+        )
+        tables.append(Table("functions", "Own code by device time", frame, _FUNCTIONS))
     tables.append(table_of_known("classes", "Classes of modules", _classes(rows), _CLASSES))
     if result.ranks.height > 1:
         columns = {**rank_column(result.ranks), **_RANKS}
@@ -325,6 +333,10 @@ def _tables(result: Modules) -> tuple[Table, ...]:
 
 
 _FIRST_ONLY = headings("module, calls")
+_FUNCTIONS = headings(
+    """function, device_ns: device, forward_device_ns: forward, backward_device_ns: backward,
+    recomputed_device_ns: recomputed, device_frac: of device time"""
+)
 
 
 def _classes(rows: pl.DataFrame) -> pl.DataFrame:
