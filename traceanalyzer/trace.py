@@ -102,6 +102,21 @@ _ROCPD_HINTS: dict[str, str] = {
     "--marker-trace",
     "stack": "a flamegraph needs marked ranges, or py-spy record",
 }
+_XLA = "record with jax.profiler.trace, or with tf.profiler.experimental.start"
+NOT_BY_XLA = "not recorded by the profilers of JAX and TensorFlow"
+#: Different advice for Chrome traces of JAX's and TensorFlow's profiler.
+_XLA_HINTS: dict[str, str] = {
+    **dict.fromkeys(("kernel", "gpu_memcpy", "cuda_runtime", "cpu_op", "device work"), _XLA),
+    "python_function": f"{_XLA} (python_tracer_level=1)",
+    "user_annotation": "mark ranges with jax.profiler.TraceAnnotation or "
+    "tf.profiler.experimental.Trace",
+    **dict.fromkeys(("cuda_sync", "cpu_instant_event", "input_dims"), NOT_BY_XLA),
+    "other code": "a recording with Python functions (python_tracer_level=1), or py-spy,",
+    "collective": f"{_XLA}; they are recorded as kernels",
+    "step": "mark steps with jax.profiler.StepTraceAnnotation, or with "
+    "tf.profiler.experimental.Trace(name, step_num=N)",
+    "stack": "a flamegraph needs py-spy record",
+}
 #: Advice by format.
 _HINTS_OF = {"nsys-sqlite": _NSYS_HINTS, "rocpd": _ROCPD_HINTS}
 #: Data that is missing if the GPU could not be traced.
@@ -169,7 +184,8 @@ def record_hint(meta: Meta, what: str) -> str:
     """
     if meta.no_gpu_work and what in _NEED_GPU_TRACE:
         return meta.no_gpu_work
-    hints = _HINTS | _HINTS_OF.get(meta.format, {})
+    is_xla = '"highres-ticks"' in (meta.extra or "") and meta.format == "chrome-trace"
+    hints = _HINTS | (_XLA_HINTS if is_xla else _HINTS_OF.get(meta.format, {}))
     return hints.get(what, "")
 
 

@@ -273,3 +273,46 @@ def test_steps_without_any_gpu(tmp_path: Path) -> None:
     events = ta.read(written(tmp_path, [host, step, {}])).events
     assert events["name"].to_list() == ["train step 2"]
     assert events["kind"].to_list() == ["user_annotation"]
+
+
+@pytest.mark.parametrize("wait", ["IteratorGetNext", "IteratorGetNextOp::DoCompute"])
+@pytest.mark.parametrize("linked", [False, True])
+def test_waits_for_tf_data(tmp_path: Path, wait: str, *, linked: bool) -> None:
+    """A graph that waits for its dataset is data loading, with advice for tf.data only."""
+    named = {1: "/device:GPU:0", 701: "/host:CPU"}
+    events: list[Json] = [
+        {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": name}}
+        for pid, name in named.items()
+    ]
+    label = {"name": "Stream #20(Compute)"}
+    events.append({"ph": "M", "pid": 1, "tid": 20, "name": "thread_name", "args": label})
+    for n in range(8):
+        at = n * 1000
+        args = {"step_num": str(n)}
+        events += [
+            {"ph": "X", "pid": 701, "tid": 1, "ts": at, "dur": 999, "name": "train", "args": args},
+            {"ph": "X", "pid": 701, "tid": 33, "ts": at + 5, "dur": 395, "name": wait},
+            {"ph": "X", "pid": 701, "tid": 40, "ts": at, "dur": 390, "name": "Iterator::Map"},
+        ]
+        number = {"correlation_id": str(n)} if linked else {}
+        kernel = {"kernel_details": "", **number}
+        events.append(
+            {
+                "ph": "X",
+                "pid": 1,
+                "tid": 20,
+                "ts": at + 410,
+                "dur": 590,
+                "name": "k",
+                "args": kernel,
+            }
+        )
+        if linked:
+            call = {"ph": "X", "pid": 701, "tid": 34, "ts": at + 402, "dur": 5, "args": number}
+            events.append({**call, "name": "cuLaunchKernel"})
+    result = ta.diagnose(written(tmp_path, events))
+    one = result.findings[0]
+    assert (one.id, one.cost_frac) == ("data-loading", pytest.approx(0.395, abs=0.02))
+    assert "tf.data.AUTOTUNE" in one.advice
+    assert "unknown-idleness" not in [other.id for other in result.findings]
+    assert "torch" not in f"{result.findings} {result.view().notes}"

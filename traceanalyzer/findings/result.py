@@ -16,6 +16,7 @@ from traceanalyzer.analyzers.printed.result import Printed
 from traceanalyzer.analyzers.timeline.states import NAMES, OF_CAUSE
 from traceanalyzer.drawings import Budget, BudgetPart, Lanes
 from traceanalyzer.result import SCHEMA_VERSION, SEVERITIES, Finding, Result, Severity, Table, View
+from traceanalyzer.trace import NOT_BY_XLA
 from traceanalyzer.units import format_count
 
 FAILED, PASSED, SKIPPED = "failed", "passed", "skipped"
@@ -122,7 +123,7 @@ def _need(why: str) -> tuple[str, str, str]:
     if not data:
         return _OTHER, _AFTER_REASON.split(why, maxsplit=1)[0], ""
     if not _CUT_OFF.search(why):
-        return _NOT_RECORDED, data, how
+        return _NOT_RECORDED, data, "" if NOT_BY_XLA in why else how
     # GPU work is last in a file: recording it again would not add it
     return _NOT_READABLE, data, "" if data == _GPU_WORK else how
 

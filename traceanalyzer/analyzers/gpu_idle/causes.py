@@ -73,6 +73,10 @@ _LOADING = (
     r"|data[ _-]?(?:iter|time)|input[ _-]?pipeline"
 )
 
+#: TensorFlow: the operator in which a graph waits for the next element of a dataset, and stages of
+#: tf.data (``Iterator::Root::Prefetch``).
+NEXT_ELEMENT = r"^IteratorGetNext(?:$|[A-Z:])"
+
 #: Slices in which a thread waits for its data loader: PyTorch's annotation of the iterator, modules
 #: of known loaders in a Python stack, and functions and ranges with names such as load_batch.
 #: Names of folders do not count: models and kernels are loaded too.
@@ -86,6 +90,8 @@ DATALOADER = (
     r"(?i)^(?:.*[^a-z_-])?(?:pre)?fetch(?:er)?(?:$|[^a-z _-])",
     r"DataLoader(?:$|[^a-z])",
     r"(?i)(?:^|[/\\])\w*data\w*\.py\(\d+\): (?:.*\.)?__(?:next|getitem)__$",
+    NEXT_ELEMENT,
+    r"^Iterator::\w",
 )
 
 #: Kinds of slices that are matched with the patterns of data loading.
@@ -259,6 +265,12 @@ _ADVICE_ELSEWHERE = {
 IN_PROCESS = (
     "The DataLoader runs in the main process (num_workers=0): load data in worker processes "
     "(num_workers=4, persistent_workers=True), so that it overlaps with the step."
+)
+#: Advice for datasets of TensorFlow.
+TF_DATA = (
+    "Let tf.data prepare elements in parallel and ahead: map(..., "
+    "num_parallel_calls=tf.data.AUTOTUNE), interleave for several files, cache() before random "
+    "transformations, and prefetch(tf.data.AUTOTUNE) at the end."
 )
 #: Advice for a loader that starts its workers in the loop, and the functions that start them.
 PERSISTENT = "Start the workers once, not in each epoch: DataLoader(persistent_workers=True)."

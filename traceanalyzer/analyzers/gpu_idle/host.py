@@ -199,6 +199,11 @@ class HostTime:
         return bool(self.loader["name"].str.contains(_SINGLE_PROCESS, literal=True).any())
 
     @property
+    def loads_tf_data(self) -> bool:
+        """Whether a graph of TensorFlow waits for the elements of a dataset."""
+        return bool(self.loader["name"].str.contains(causes.NEXT_ELEMENT).any())
+
+    @property
     def starts_workers(self) -> bool:
         """Whether data loading starts worker processes, and waits for their first batches."""
         starting = self.loader_code.filter(pl.col("name").str.contains(causes.STARTS_WORKERS))
@@ -481,7 +486,17 @@ def _launching(calls: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
 
 
 def _giving_work(trace: Trace, threads: pl.DataFrame) -> pl.DataFrame:
-    """Return the thread with most Python if those that launch have none (JAX): unit, pid, tid."""
+    """Return the threads that provide what others launch: unit, pid, tid.
+
+    Those in which TensorFlow waits for data, and the one with most Python if those that launch have
+    none (JAX).
+    """
+    waits = _host_slices(trace, named(trace.names, [causes.NEXT_ELEMENT]))[_LANE].unique()
+    waiting = threads[["unit", "pid"]].unique().join(waits, on="pid", nulls_equal=True)
+    return pl.concat([waiting, _with_most_python(trace, threads)])
+
+
+def _with_most_python(trace: Trace, threads: pl.DataFrame) -> pl.DataFrame:
     if "python_function" not in trace.kinds:
         return threads.clear()
     python = pl.col("kind") == "python_function"
@@ -509,7 +524,8 @@ def _unlinked(trace: Trace) -> pl.DataFrame:
     if operators.height:
         return operators
     # JAX: Python runs on the main thread and on that of callbacks
-    return _host_slices(trace, pl.col("kind") == "python_function")[[*_LANE]].unique()
+    known = (pl.col("kind") == "python_function") | named(trace.names, [causes.NEXT_ELEMENT])
+    return _host_slices(trace, known)[[*_LANE]].unique()
 
 
 def main_threads(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:

@@ -350,7 +350,8 @@ class GpuIdle(Result):
         program, host, on_host = self.program, self.host, self.coverage.on_host
         lines = causes.READING_LINES * (self.by_device.host.long_line is not None)
         texts = {
-            causes.DATALOADING: causes.IN_PROCESS * (host.loads_in_process and program.pytorch)
+            causes.DATALOADING: causes.TF_DATA * host.loads_tf_data
+            or causes.IN_PROCESS * (host.loads_in_process and program.pytorch)
             or causes.PERSISTENT * host.starts_workers,
             causes.SHORT_GAP: causes.FEWER_OPERATORS * on_host,
             causes.CHECKPOINT_IO: causes.READING.format(lines=lines) * bool(self.reads),
