@@ -78,7 +78,7 @@ def _saved(path: Path) -> list[dict[str, Any]]:
     """Return the findings of a saved diagnosis.
 
     Raises:
-        MalformedInput: the file is no diagnosis.
+        MalformedInput: the file is not a diagnosis.
     """
     try:
         findings = json.loads(path.read_bytes())["findings"]
