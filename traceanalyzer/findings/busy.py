@@ -183,7 +183,7 @@ def _unfused_attention(result: Kernels, answers: Answers) -> Iterator[Measured]:
     if not total or not time.whole_ns:
         return
     each = ", ".join(f"{name} {time.text(ns)}" for name, ns in parts.items())
-    math = known and (_of_purpose(result, ATTENTION, time)["call"] > 0).any()
+    math = known and (of_purpose(result, ATTENTION, time)["call"] > 0).any()
     yield Measured(
         size=time.frac(total),
         title=f"Attention is not fused: softmax and products, {time.share(total)}.",
@@ -207,7 +207,7 @@ def _unfused_attention(result: Kernels, answers: Answers) -> Iterator[Measured]:
 
 def _attention(result: Kernels, time: DeviceTime) -> dict[str, int]:
     """Return device time of unfused attention by operator, without operators by kernel."""
-    sums = _of_purpose(result, ATTENTION, time).group_by("name").agg(pl.col("ns").sum())
+    sums = of_purpose(result, ATTENTION, time).group_by("name").agg(pl.col("ns").sum())
     parts = dict(largest_first(sums, "ns", "name").iter_rows())
     if not result.has_operators:
         return parts
@@ -494,7 +494,7 @@ def _of_reasons(rows: pl.DataFrame, reasons: pl.DataFrame, answers: Answers) -> 
 _OF_MANY = r"multi_tensor|(?i)fused"
 
 
-def _of_purpose(result: Kernels, purpose: str, time: DeviceTime) -> pl.DataFrame:
+def of_purpose(result: Kernels, purpose: str, time: DeviceTime) -> pl.DataFrame:
     """Return device work of a purpose in training, with its duration within steps ``ns``."""
     if result.training is None:
         return pl.DataFrame(schema=SCHEMA | {"ns": pl.Int64})
@@ -511,7 +511,7 @@ def _of_purpose(result: Kernels, purpose: str, time: DeviceTime) -> pl.DataFrame
     uses=("gpu_idle",),
 )
 def _unfused_optimizer(result: Kernels, answers: Answers) -> Iterator[Measured]:
-    rows = _of_purpose(result, OPTIMIZER, answers.time)
+    rows = of_purpose(result, OPTIMIZER, answers.time)
     work = rows.filter(~pl.col("name").str.contains(_OF_MANY))
     if work.is_empty() or not answers.time.whole_ns:
         return
@@ -541,7 +541,7 @@ def _unfused_optimizer(result: Kernels, answers: Answers) -> Iterator[Measured]:
     uses=("gpu_idle",),
 )
 def _recomputed_activations(result: Kernels, answers: Answers) -> Iterator[Measured]:
-    work = _of_purpose(result, RECOMPUTED, answers.time)
+    work = of_purpose(result, RECOMPUTED, answers.time)
     total, time = int(work["ns"].sum()), answers.time
     if not total or not time.whole_ns:
         return

@@ -256,10 +256,10 @@ def device_time(
     by_cause = alone.select("cause", other_ns=other_ns).group_by("cause")
     outside = by_cause.agg(idle_ns=pl.col("other_ns").sum())
     time = DeviceTime(
-        _with_step(losses.filter(pl.col("lost_ns") > 0), windows),
+        with_step(losses.filter(pl.col("lost_ns") > 0), windows),
         windows,
         outside.sort("idle_ns", "cause", descending=[True, False]),
-        _with_step(_shaped(in_first).filter(pl.col("lost_ns") > 0), first),
+        with_step(_shaped(in_first).filter(pl.col("lost_ns") > 0), first),
         int(first.select(_LENGTH.sum()).item()),
         on_host=idle is not None and idle.coverage.on_host,
     )
@@ -388,7 +388,7 @@ def _in_windows(rows: pl.DataFrame, windows: pl.DataFrame) -> pl.DataFrame:
     return intervals.overlap_with(rows, windows, DEVICE).rename({"overlap": "lost_ns"})
 
 
-def _with_step(losses: pl.DataFrame, windows: pl.DataFrame) -> pl.DataFrame:
+def with_step(losses: pl.DataFrame, windows: pl.DataFrame) -> pl.DataFrame:
     """Add the step around the middle of each loss: the last one of its device that began before."""
     middle = losses.select(*DEVICE, ts=pl.col("start") + _LENGTH // 2)
     begun = windows.select(*DEVICE, "start", end=pl.lit(_NEVER))

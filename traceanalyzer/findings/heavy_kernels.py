@@ -11,14 +11,18 @@ from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION
 from traceanalyzer.analyzers.common.kernel_names import ATTENTION, CONVOLUTION, GEMM, KV_CACHE
 from traceanalyzer.analyzers.kernels.result import Kernels
+from traceanalyzer.analyzers.kernels.training import AUTOTUNING, SEARCH, TUNING
 from traceanalyzer.findings.busy import (
     called_from,
     double_in,
     in_steps,
     launched_by,
     memory_bound_is_found,
+    of_purpose,
 )
+from traceanalyzer.findings.device_time import DEVICE, intervals_of, with_step
 from traceanalyzer.findings.rule import Answers, Measured, Rule, rule
+from traceanalyzer.frames import intervals
 from traceanalyzer.units import format_count, format_ns
 
 #: Families whose kernels take most of the time of a healthy program.
@@ -164,4 +168,52 @@ def _advice(kernel: str, place: Mapping[str, Any]) -> str:
     return next(matches, _PROFILE)
 
 
-RULES: tuple[Rule, ...] = (_one_kernel,)
+_TUNE_LESS = {
+    AUTOTUNING: "Kernels are measured again for each new key: leave sizes that change out of key= "
+    "of triton.autotune (or round them), list fewer configurations, keep the results "
+    "(cache_results=True, TRITON_CACHE_AUTOTUNING=1, TRITON_CACHE_DIR), and run all shapes in a "
+    "warm-up.",
+    SEARCH: "The library measures its algorithms again for each new input size: use fixed sizes "
+    "(padding, buckets) and a warm-up with each of them, or torch.backends.cudnn.benchmark=False "
+    "for sizes that change.",
+}
+
+
+@rule(
+    "kernels",
+    "kernels that run only to measure which of them is the fastest: Triton's autotuning, and the "
+    "search of cudnn.benchmark",
+    "time from the first to the last kernel of each search as a share of step time (of the "
+    "recorded time if no steps are marked)",
+    {"info": 0.03, "warning": 0.1, "critical": 0.3},
+    uses=("gpu_idle",),
+)
+def _kernel_tuning(result: Kernels, answers: Answers) -> Iterator[Measured]:
+    time, rows = answers.time, of_purpose(result, TUNING, answers.time)
+    sums = largest_first(rows.group_by("name").agg(pl.col("ns").sum()), "ns", "name")
+    total = int(sums["ns"].sum())
+    if not total or not time.whole_ns:
+        return
+    spans = intervals.intersect(rows, time.windows, DEVICE)
+    losses = with_step(spans.with_columns(lost_ns=pl.col("end") - pl.col("start")), time.windows)
+    steps, every = losses["step"].drop_nulls().n_unique(), time.windows["step"].n_unique()
+    only = time.only_step(losses)
+    where = f" in {only}" if only else f" in {steps:,} of {format_count(every, 'step')}"
+    yield Measured(
+        size=time.frac(total),
+        title=f"{sums['name'][0]}{where if time.in_steps else ''}: {time.share(total)}.",
+        evidence=(
+            (
+                f"{format_count(rows.filter(pl.col('ns') > 0).height, 'search', 'searches')} for "
+                "the fastest kernel; other findings do not count their kernels."
+            ),
+        ),
+        advice=_TUNE_LESS[sums["name"][0]],
+        total_ns=total,
+        confidence="high" if time.in_steps else "low",  # it may be the start of the program
+        step=only,
+        intervals=intervals_of(losses),
+    )
+
+
+RULES: tuple[Rule, ...] = (_one_kernel, _kernel_tuning)

@@ -317,7 +317,10 @@ def _candidates(rule: Rule, answers: Answers) -> Iterator[_Candidate]:
         is_once = measured.once and answers.time.in_steps
         severity = rule.severity(measured.size, "low" if is_once else measured.confidence)
         if severity is not None:
-            yield _Candidate(_finding(rule, severity, measured, answers), measured.explained)
+            explained = {**measured.explained}
+            if rule.id != "kernel-tuning":
+                explained |= answers.of_tuning(measured.intervals)
+            yield _Candidate(_finding(rule, severity, measured, answers), explained)
 
 
 _CONFIDENCES = get_args(Confidence)

@@ -13,6 +13,7 @@ from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 from traceanalyzer.analyzers.info.compute import Info
 from traceanalyzer.analyzers.kernels.result import Kernels
+from traceanalyzer.analyzers.kernels.training import TUNING
 from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.findings.device_time import (
     BUBBLE,
@@ -73,6 +74,19 @@ class Answers:
         length = eager["end"] - eager["start"]
         sums = {"exposed-scheduler": int(before.sum()), "eager-decode": int(length.sum())}
         return {id_: ns / whole for id_, ns in sums.items() if ns}
+
+    def of_tuning(self, lost: pl.DataFrame | None) -> dict[str, float]:
+        """Return the share of intervals of a finding in which kernels are measured (tuning)."""
+        kernels = self.get("kernels")
+        if not isinstance(kernels, Kernels) or kernels.training is None or lost is None:
+            return {}
+        tuning = kernels.training.filter(purpose=TUNING)
+        rows = lost.rename({"start_ns": "start", "end_ns": "end"})
+        whole = int((rows["end"] - rows["start"]).sum())
+        if tuning.is_empty() or not whole:
+            return {}
+        within = intervals.overlap_with(rows, tuning, ["rank", "device"])["overlap"]
+        return {"kernel-tuning": int(within.sum()) / whole}
 
     @cached_property
     def problems(self) -> pl.DataFrame:

@@ -15,11 +15,13 @@ from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 from traceanalyzer.analyzers.host_metrics.result import BUSY_PERCENT, HostMetrics
 from traceanalyzer.analyzers.info.compute import Info
 from traceanalyzer.analyzers.kernels.result import Kernels
+from traceanalyzer.analyzers.kernels.training import TUNING
 from traceanalyzer.analyzers.py_spy_report.result import LeafPaths
 from traceanalyzer.analyzers.steps.engine import DECODE
 from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.analyzers.steps.slow_steps import CODE, SLOW
 from traceanalyzer.findings import memory, serving
+from traceanalyzer.findings.busy import of_purpose
 from traceanalyzer.findings.device_time import WORK
 from traceanalyzer.findings.kernel_times import (
     LONG_CALL,
@@ -65,7 +67,7 @@ def _uneven_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
     )
     kernels = _kernels_in(answers, worst)
     reason, remedy = _why_slow(result, answers, worst, kernels)
-    explained = _growth(answers)
+    explained = _growth(answers) | _of_tuning(answers, cost)
     left = 1 - min(sum(explained.values()), 1.0)
     left = 1.0 if left < MUCH_LEFT else left
     if kernels and kernels.why == SLOW_GPU:
@@ -237,6 +239,15 @@ def _growth(answers: Answers) -> dict[str, float]:
     causes = grown.drop_nulls("cause").filter(pl.col("grown_ns") > 0)
     causes = causes.with_columns(pl.col("grown_ns") * with_rank)
     return explained_by(causes, whole, "grown_ns") if whole else {}
+
+
+def _of_tuning(answers: Answers, cost: int) -> dict[str, float]:
+    """Return the share of the additional time in slow steps that measures kernels (tuning)."""
+    kernels = answers.get("kernels")
+    if not isinstance(kernels, Kernels) or not answers.time.in_steps:
+        return {}
+    tuned = int(of_purpose(kernels, TUNING, answers.time)["ns"].sum())
+    return {"kernel-tuning": min(tuned / cost, 1.0)} if tuned else {}
 
 
 #: Minimum number of steps per rank for high confidence.

@@ -18,7 +18,7 @@ from traceanalyzer.analyzers.common.names import is_step, mapped, named
 from traceanalyzer.analyzers.kernels.heavy import places
 from traceanalyzer.analyzers.kernels.options import By, Options
 from traceanalyzer.analyzers.kernels.result import Kernels
-from traceanalyzer.analyzers.kernels.training import fusible_ns, training
+from traceanalyzer.analyzers.kernels.training import TUNING, fusible_ns, training
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals, linking, nesting, numbering, slice_tree
 from traceanalyzer.trace import Trace, record_hint
@@ -78,7 +78,7 @@ class Part:
             :data:`~.common.replays.CONTEXTS`; launchers: the result of
             :func:`~.common.replays.known` for the others. None unless grouped by operator.
         by_step: device, step, name, blocks, n, total_ns, max_ns, fusible_ns of kernels without
-            communication; None if not requested.
+            communication and tuning; None if not requested.
         training: rows of :func:`~.training.training`; None if not requested.
         heavy: rows of :func:`~.heavy.places`; None if not requested.
         has_operators: operators were recorded.
@@ -136,7 +136,9 @@ def measure_for_diagnosis(trace: Trace, options: Options) -> Part:
     work = device_work(trace, options.comm_patterns)
     of_purpose = training(trace, options.comm_patterns)
     saved = fusible_ns(work, part.kernels, part.work["kernel"], of_purpose)
-    by_step = _kernels_of_steps(trace, work, saved)
+    tuning = of_purpose.filter(purpose=TUNING)
+    counted = intervals.overlap_with(work, tuning, ["device"])["overlap"] == 0
+    by_step = _kernels_of_steps(trace, work, saved, counted)
     has_operators = bool((trace.events["kind"] == "cpu_op").any())
     return replace(
         part, by_step=by_step, training=of_purpose, heavy=places(trace, work),
@@ -202,7 +204,9 @@ KERNELS = Analyzer(
 # --- one rank ------------------------------------------------------------------------------
 
 
-def _kernels_of_steps(trace: Trace, work: pl.DataFrame, saved: pl.Series) -> pl.DataFrame:
+def _kernels_of_steps(
+    trace: Trace, work: pl.DataFrame, saved: pl.Series, counted: pl.Series
+) -> pl.DataFrame:
     """Count the kernels by name, grid size and the step that launched them."""
     length = (work["end"] - work["start"]).alias("length")
     kernels = work[["event", "device", "name", "work_kind"]]
@@ -210,10 +214,10 @@ def _kernels_of_steps(trace: Trace, work: pl.DataFrame, saved: pl.Series) -> pl.
     blocks = pl.col("grid_x").cast(pl.Int64) * pl.col("grid_y") * pl.col("grid_z")
     grids = trace.launch_configs.select("event", blocks=blocks)
     place = linking.first_match(grids, kernels, ["event"])
-    counted = kernels.hstack([grids["blocks"][nesting.row_numbers(place)]])
+    kernels = kernels.hstack([grids["blocks"][nesting.row_numbers(place)]]).filter(counted)
     keys = ["device", "step", "name", "blocks"]
     sums = (
-        counted.filter(pl.col("work_kind") == COMPUTE)
+        kernels.filter(pl.col("work_kind") == COMPUTE)
         .group_by(keys)
         .agg(
             pl.col("fusible_ns").sum(),

@@ -73,9 +73,9 @@ class Kernels(Result):
             largest total) and ``family_frac``, its share of the group's total.
         devices: one row per device: ``rank``, ``path``, ``device``, ``n``, ``total_ns``,
             ``busy_ns``, ``span_ns``, ``busy_frac`` (busy over span).
-        by_step: one row per kernel, step and device, without communication: ``rank``, ``path``,
-            ``device``, ``step`` (in which it was launched, or null), ``kernel``, ``blocks`` (of its
-            grid, null if not recorded), ``n``, ``total_ns``, ``fusible_ns`` (see
+        by_step: one row per kernel, step and device, without communication and tuning: ``rank``,
+            ``path``, ``device``, ``step`` (in which it was launched, or null), ``kernel``,
+            ``blocks`` (of its grid, null if not recorded), ``n``, ``total_ns``, ``fusible_ns`` (see
             :func:`~.training.fusible_ns`), ``max_ns``. None except in a diagnosis or report.
         training: device work by its purpose in training: rank, path and the columns of
             :func:`~.training.training`. None except in a diagnosis or report.

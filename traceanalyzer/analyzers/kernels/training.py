@@ -1,11 +1,12 @@
 """Device work by its purpose in a training step, and pointwise kernels that could be fused.
 
 The purposes are optimizers, activations that are computed again in the backward pass,
-reductions of gradients before the last micro-batch, and attention by separate operators.
+reductions of gradients before the last micro-batch, attention by separate operators, and searches
+for the fastest kernel.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import polars as pl
@@ -23,10 +24,14 @@ from traceanalyzer.analyzers.common.launching import launches
 from traceanalyzer.analyzers.common.names import BACKWARD, CHECKPOINT, LAYERS, matching, named
 from traceanalyzer.frames import intervals, linking, nesting, numbering
 from traceanalyzer.trace import Trace
+from traceanalyzer.vocabulary import CUDA_CALLS
 
 OPTIMIZER, RECOMPUTED, REPEATED = "optimizer", "recomputed", "repeated reduction"
 GRADIENTS, ALL_REDUCE = "reduction", "all_reduce"
-ATTENTION = "unfused attention"
+ATTENTION, TUNING = "unfused attention", "tuning"
+
+#: What measures kernels to choose one of them.
+AUTOTUNING, SEARCH = "Triton autotuning", "Search for convolution algorithms"
 
 #: Operators of unfused attention: softmax, and two matrix products.
 SOFTMAX = ("aten::_softmax", "aten::_softmax_backward_data")
@@ -42,14 +47,30 @@ SCHEMA = {
 }
 
 _THREAD = ["pid", "tid"]
+_ON_HOST = ("cpu_op", "user_annotation", "nvtx")
 
 #: Ranges that PyTorch marks itself.
 _OPTIMIZER_STEP = r"^Optimizer\.step#"
 #: Operators that run a fused attention kernel.
 _FUSED = "(?i)flash|efficient_attention|cudnn_attention|fmha|mem_eff|sage_?attn|xformers"
 _OF_ATTENTION = f"^(?:{'|'.join(SOFTMAX + PRODUCTS)})$"
+#: Python code of Triton and TorchInductor that runs kernels to measure them, and the calls around
+#: it, which launch a kernel only if its configuration is known.
+_BENCHMARKS = (
+    r"(?:^|[/\\])(?:triton|torch[/\\]_inductor)[/\\](?:\w+[/\\])?\w+\.py\(\d+\): "
+    r"(?:do_bench\w*|_bench|benchmark_all_configs)$|CachingAutotuner\.benchmark_all_configs"
+)
+_AUTOTUNER = (
+    r"(?:^|[/\\])triton[/\\]runtime[/\\]autotuner\.py\(\d+\): run$"
+    r"|triton_heuristics\.py\(\d+\): autotune_to_one_config$"
+)
+#: Operators that search for an algorithm (torch.backends.cudnn.benchmark) wait for events in it.
+_CONVOLUTIONS = r"^aten::(?:(?:cudnn|miopen)_convolution\w*|convolution_backward)$"
+_WAITS_FOR_EVENT = r"^(?:cuda|cu|hip)EventSynchronize"
 #: Without any of them, no work has one of the purposes.
-_MARKS = [_OPTIMIZER_STEP, _OF_ATTENTION, BACKWARD, CHECKPOINT, LAYERS]
+_MARKS = [
+    _BENCHMARKS, _WAITS_FOR_EVENT, _OPTIMIZER_STEP, _OF_ATTENTION, BACKWARD, CHECKPOINT, LAYERS,
+]  # fmt: skip
 #: PyTorch's own attention by separate operators, for inputs that no fused kernel accepts.
 _MATH = "^aten::_scaled_dot_product_attention_math$"
 
@@ -78,6 +99,8 @@ def training(trace: Trace, patterns: Sequence[str] = ()) -> pl.DataFrame:
         between them (:data:`BETWEEN`), if both kinds were called; where other attention is fused,
         only runs of them with a softmax and two products. name is the operator, call is 1 within
         PyTorch's attention, otherwise 0. Without operators, see :data:`KERNELS`.
+        :data:`TUNING`: from the first to the last kernel of one search for the fastest kernel; name
+        is :data:`AUTOTUNING` or :data:`SEARCH`.
     """
     key = ("training", tuple(patterns))
     return trace.once(key, lambda: _training(trace, device_work(trace, patterns)))
@@ -95,17 +118,20 @@ def _training(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
         _recomputed(work, calls, _ranges(trace, names, f"{BACKWARD}|{CHECKPOINT}|{LAYERS}")),
         _reductions(trace, work, calls, _ranges(trace, names, BACKWARD), steps),
         _attention(trace, work, calls, names),
+        _tuning(trace, work, calls, names),
     ]
     return pl.concat([attention, *(_shaped(rows) for rows in tables if rows.height)])
 
 
-def _ranges(trace: Trace, names: list[str], pattern: str) -> pl.DataFrame:
-    """Operators and ranges of the host with these names: pid, tid, name, start, end; by start."""
+def _ranges(
+    trace: Trace, names: list[str], pattern: str, kinds: Collection[str] = _ON_HOST
+) -> pl.DataFrame:
+    """Slices of the host with these names: pid, tid, name, start, end; by start."""
     hits = matching(names, [pattern])
     if not hits:
         return _NO_RANGES
     end = pl.col("ts") + pl.col("dur")
-    on_host = pl.col("kind").is_in(("cpu_op", "user_annotation", "nvtx")) & (pl.col("dur") > 0)
+    on_host = pl.col("kind").is_in(kinds) & (pl.col("dur") > 0)
     columns = trace.events[["kind", *_THREAD, "name", "ts", "dur"]]
     rows = columns.filter(on_host & pl.col("name").is_in(hits))
     return rows.select(*_THREAD, "name", start="ts", end=end).sort("start")
@@ -199,6 +225,36 @@ def _repeated(rows: pl.DataFrame) -> pl.DataFrame:
     )
     kept = rows.join(again[["call", "pass", "count"]], on=("call", "pass"))
     return kept.with_columns(purpose=pl.lit(REPEATED), call="count")
+
+
+def _tuning(
+    trace: Trace, work: pl.DataFrame, calls: pl.DataFrame, names: list[str]
+) -> pl.DataFrame:
+    """Spans of device work that Triton, or a convolution's search for an algorithm, measures."""
+    with_frames = (*_ON_HOST, "python_function")
+    measured = _ranges(trace, names, _BENCHMARKS, with_frames)
+    around = _containing(_ranges(trace, names, _AUTOTUNER, with_frames), measured)
+    waits = _ranges(trace, names, _WAITS_FOR_EVENT, CUDA_CALLS)
+    searches = _containing(_ranges(trace, names, _CONVOLUTIONS), waits)
+    ranges = pl.concat(
+        rows.select(*_THREAD, "start", "end", name=pl.lit(name))
+        for rows, name in ((pl.concat([measured, around]), AUTOTUNING), (searches, SEARCH))
+    )
+    if ranges.is_empty():
+        return _none()
+    ranges = intervals.union(ranges, [*_THREAD, "name"]).sort("start")
+    inside = linking.label_by_interval(calls, ranges, _THREAD).drop_nulls("interval")
+    rows = work[inside["work"]].with_columns(
+        ranges["name"][inside["interval"]], inside["interval"].alias("call")
+    )
+    spans = rows.group_by("device", "name", "call").agg(pl.col("start").min(), pl.col("end").max())
+    return spans.with_columns(purpose=pl.lit(TUNING)).sort("device", "start")
+
+
+def _containing(ranges: pl.DataFrame, inner: pl.DataFrame) -> pl.DataFrame:
+    """Return the innermost ranges around others of their thread."""
+    within = linking.enclosing(inner.rename({"start": "ts"}), ranges, _THREAD)
+    return ranges[within["slice"].drop_nulls().unique().sort()]
 
 
 def _count(ranges: pl.DataFrame, calls: pl.DataFrame) -> pl.Series:
