@@ -154,6 +154,39 @@ def test_small_messages_need_larger_buckets_in_the_advice() -> None:
     assert "larger buckets" in found["exposed-communication"].advice
 
 
+@pytest.mark.parametrize(
+    ("issuer", "kernel", "part"),
+    [
+        (("cpu_op", "SyncBatchNorm"), ALL_REDUCE, "GroupNorm"),
+        (("user_annotation", "update_weights"), ALL_REDUCE.replace("AllReduce", "Broadcast"),
+         "update_weights issues the broadcasts"),
+        (("user_annotation", "nccl:broadcast"), ALL_REDUCE.replace("AllReduce", "Broadcast"),
+         "larger buckets"),
+        (("user_annotation", "Net.training_step_log"), ALL_REDUCE, "without sync_dist"),
+        (("cpu_op", "aten::mm"), ALL_REDUCE, "larger buckets"),
+    ],
+)  # fmt: skip
+def test_advice_on_small_collectives_fits_what_issues_them(
+    issuer: tuple[str, str], kernel: str, part: str
+) -> None:
+    about = {"dtype": "float", "elements_in": 256, "group": "0", "group_size": 2, "stream": 20}
+    rows = []
+    for number in range(3):
+        begin = number * 4 * MS
+        rows += [step(number, begin, 4 * MS), host(*issuer, begin, 500 * US)]
+        rows.append(device("gemm", begin, MS))
+        rows.append(host("user_annotation", "Optimizer.step#SGD.step", begin + 600 * US, US))
+        for i in range(140):
+            ids = {"correlation": len(rows), "seq": number * 140 + i}
+            at = begin + 3 * i * US
+            rows.append(host("cuda_runtime", "cudaLaunchKernel", at, US, correlation=len(rows)))
+            rows.append(device(kernel, begin + MS + i * 20 * US, 18 * US, **ids, **about))
+    traces = [trace(rows, rank, world_size=2) for rank in range(2)]
+    (one,) = (f for f in ta.diagnose(traces).findings if f.id == "exposed-communication")
+    assert part in one.advice
+    assert ("larger buckets" in " ".join(one.evidence)) == (part == "larger buckets")
+
+
 @pytest.mark.parametrize(("first", "part"), [(0, "NVLink"), (10, "gradient buckets")])
 def test_sums_of_layers_in_training_are_no_gradients(first: int, part: str) -> None:
     """Layers of 1 ms, each followed by an all_reduce from the layer ``first`` on."""

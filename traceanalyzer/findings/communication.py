@@ -1,5 +1,6 @@
 """Rules for communication: stragglers, slow collectives and links, missing overlap."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from traceanalyzer.analyzers.comm_outliers.result import (
 )
 from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.display import at_start
+from traceanalyzer.analyzers.common.names import frame_text
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.kernels.training import GRADIENTS, REPEATED as PURPOSE_REPEATED
 from traceanalyzer.analyzers.overlap.result import Overlap, advice, why_exposed
@@ -536,6 +538,8 @@ def _exposing(result: Overlap, answers: Answers, *, waits: bool) -> str:
             return _TENSOR_PARALLEL
         if kind == "all_reduce" and _in_layers(answers, comm):
             return _TENSOR_PARALLEL_TRAINING
+        if text := _of_issuer(answers, comm):
+            return text
         if small_collectives(comm):
             text = fewer_collectives(comm)
             return f"{text[:1].upper()}{text[1:]}: small messages take as long as larger ones."
@@ -546,6 +550,44 @@ def _exposing(result: Overlap, answers: Answers, *, waits: bool) -> str:
     if not compute or compute >= exposed.filter(~pl.col("waited"))["lost_ns"].sum():
         return text
     return f"{text} Overlap alone gains at most the compute time, {answers.time.text(compute)}."
+
+
+def _of_issuer(answers: Answers, comm: CommOutliers) -> str:
+    """Return advice for collectives of a part of the program other than the reducer; or empty."""
+    kernels, top = answers.get("kernels"), comm.groups.head(1)
+    if not isinstance(kernels, Kernels) or kernels.heavy is None or top.is_empty():
+        return ""
+    kind = top["collective"][0]
+    names = comm.instances.filter(collective=kind)["name"].unique()
+    for place in kernels.heavy.filter(pl.col("name").is_in(names.implode())).iter_rows(named=True):
+        issuer = re.sub(_OF_LIBRARY, "", place["annotation"] or "")
+        around = f"{place['outer']} {issuer} {place['code']}"
+        if "SyncBatchNorm" in around:
+            return _SYNC_BATCH_NORM
+        if kind == "broadcast" and issuer:
+            return _COPIES_OF_WEIGHTS.format(issuer, top["n"][0])
+        if re.search(r"(?i)\blog|_log\b|logger|metric", around) and small_collectives(comm):
+            return _OF_METRICS.format(issuer or frame_text(str(place["code"])))
+    return ""
+
+
+#: Annotations of PyTorch and its libraries.
+_OF_LIBRARY = r"^(?:nccl:|Optimizer\.|DistributedDataParallel\.|FullyShardedDataParallel).*"
+
+#: Advice by the part of the program that issues most collectives.
+_SYNC_BATCH_NORM = (
+    "SyncBatchNorm issues these collectives, two per layer: use GroupNorm or LayerNorm, "
+    "synchronise only some layers, or use BatchNorm if the batch of a GPU is large enough."
+)
+_COPIES_OF_WEIGHTS = (
+    "{} issues the broadcasts ({:,} in total): copy the weights into one flat buffer (or a few) "
+    "and broadcast that, overlap it with work that does not need the new weights, or do it less "
+    "often."
+)
+_OF_METRICS = (
+    "{} reduces metrics: reduce them every N steps instead of each step, and all together as one "
+    "tensor (Lightning: log with on_epoch=True, or without sync_dist=True)."
+)
 
 
 #: Advice for exchanges (of tokens between experts, of embeddings), and for sums in inference.
@@ -623,7 +665,7 @@ def _kinds_of_collectives(answers: Answers) -> Iterator[str]:
         calls = f"{top['n']:,} calls"
         calls += f" ({each:.3g} per step and GPU)" if answers.time.in_steps else ""
         yield f"Most time: {_what(top)}, {format_ns(top['total_ns'])} in {calls}{rate}."
-    if small := small_collectives(comm):
+    if small := small_collectives(comm, advise=not _of_issuer(answers, comm)):
         yield small
     if comm.totals.n_matched:
         share = comm.totals.total_wait_ns / comm.totals.total_comm_ns

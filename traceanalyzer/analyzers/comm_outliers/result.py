@@ -684,8 +684,8 @@ def _group_text(result: CommOutliers, group: str | None) -> str:
     return f"ranks {ranks[0].strip('[]')}" if ranks.len() else f"group {group}"
 
 
-def small_collectives(result: CommOutliers) -> str:
-    """Report many small collectives per step; empty if there are few."""
+def small_collectives(result: CommOutliers, *, advise: bool = True) -> str:
+    """Report many small collectives per step, with advice or not; empty if there are few."""
     small = result.instances.filter(_is_small())
     steps = result.instances["step"].drop_nulls().n_unique()
     per_step = small.height / result.totals.n_ranks / max(steps, 1)
@@ -695,7 +695,7 @@ def small_collectives(result: CommOutliers) -> str:
     often = "per step and rank" if steps else "per rank"
     return (
         f"{round(per_step):,} small collectives {often} take {format_ns(median)} each (median): "
-        f"latency dominates, {fewer_collectives(result)}."
+        f"latency dominates{f', {fewer_collectives(result)}' if advise else ''}."
     )
 
 

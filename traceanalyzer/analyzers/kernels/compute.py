@@ -382,7 +382,7 @@ def _by_step(parts: Sequence[Part], labels: Mapping[str, str]) -> pl.DataFrame |
     sums = ("n", "total_ns", "fusible_ns")
     rows = stacked(frames, **_sources(parts))
     rows = rows.group_by(keys).agg(pl.col(sums).sum(), pl.col("max_ns").max())
-    kernel = mapped(rows["name"], labels.__getitem__).alias("kernel")
+    kernel = mapped(rows["name"], lambda name: labels.get(name, name)).alias("kernel")
     labelled = rows.with_columns(kernel).select(*keys[:4], "kernel", "blocks", *sums, "max_ns")
     return labelled.sort(pl.all())
 
@@ -402,7 +402,9 @@ def _heavy(parts: Sequence[Part], labels: Mapping[str, str]) -> pl.DataFrame | N
     if not frames:
         return None
     rows = pl.concat(frames).unique("name", keep="first", maintain_order=True)
-    return rows.with_columns(mapped(rows["name"], labels.__getitem__).alias("kernel"))
+    return rows.with_columns(
+        mapped(rows["name"], lambda name: labels.get(name, name)).alias("kernel")
+    )
 
 
 def _sources(parts: Sequence[Part]) -> dict[str, pl.Series]:

@@ -1,11 +1,11 @@
-"""Operators and lines that launch the kernels with most time."""
+"""Operators and lines that launch the kernels and collectives with most time."""
 
 from dataclasses import replace
 
 import polars as pl
 
 from traceanalyzer.analyzers.common import host_code
-from traceanalyzer.analyzers.common.device_work import COMPUTE
+from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE
 from traceanalyzer.analyzers.common.launching import launch_rows
 from traceanalyzer.frames import nesting
 from traceanalyzer.trace import Trace
@@ -25,6 +25,8 @@ SCHEMA = {
 def places(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
     """Return where the host launched the longest call of each kernel with much of the time.
 
+    Of collectives it is the call of median length: one kernel runs small and large messages.
+
     Args:
         trace: of one rank.
         work: rows of :func:`~traceanalyzer.analyzers.common.device_work.device_work`.
@@ -36,12 +38,19 @@ def places(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
     length = (work["end"] - work["start"]).alias("length")
     launch = nesting.row_numbers(launch_rows(trace, work), "launch")
     kernels = work[["name", "work_kind"]].hstack([length, launch])
-    kernels = kernels.filter(work_kind=COMPUTE).drop_nulls("name")
-    sums = kernels.group_by("name").agg(pl.col("length").sum())
-    heavy = sums.filter(pl.col("length") >= _LEAST_FRAC * pl.col("length").sum())["name"]
-    calls = kernels.filter(pl.col("name").is_in(heavy.implode()))
+    kernels = kernels.filter(pl.col("work_kind").is_in([COMPUTE, COMMUNICATION])).drop_nulls("name")
+    keys = ["name", "work_kind"]
+    sums = kernels.group_by(keys).agg(pl.col("length").sum())
+    whole = pl.col("length").sum().over("work_kind")
+    heavy = sums.filter(pl.col("length") >= _LEAST_FRAC * whole)[keys]
+    calls = kernels.join(heavy, on=keys)
     longest = calls.sort("length", "launch", descending=[True, False], nulls_last=True)
-    launched = longest.group_by("name").agg(pl.col("launch").drop_nulls().first()).sort("name")
+    known = longest.drop_nulls("launch").group_by(keys).agg("launch")
+    call = (
+        pl.when(pl.col("work_kind") == COMPUTE).then(0).otherwise(pl.col("launch").list.len() // 2)
+    )
+    launched = heavy.join(known, on=keys, how="left").sort("name")
+    launched = launched.select("name", pl.col("launch").list.get(call))
     at = trace.events[["pid", "tid", "ts"]][launched["launch"]]
     rows = launched.hstack(_around(trace, at))
     return rows.select(pl.col(name).cast(dtype) for name, dtype in SCHEMA.items())
