@@ -98,6 +98,21 @@ def test_backward_passes_are_steps_without_optimizer(tmp_path: Path) -> None:
     assert result.suspects["function"].to_list() == ["keep_losses"]
 
 
+def test_frees_with_the_stack_of_the_allocation_end_no_backward_pass(tmp_path: Path) -> None:
+    """PyTorch records that stack, unless it records the stacks of frees, too."""
+    snapshot, stacks = training(8, layers=8), dict[int, list[dict[str, object]]]()
+    snapshot.events = [
+        one for one in snapshot.events if "adamw" not in one["frames"][0]["filename"]
+    ]
+    for event in snapshot.events:
+        event["frames"] = stacks.setdefault(event["addr"], event["frames"])
+        if event["action"] == "free_completed":
+            stacks.pop(event["addr"])
+    result = ta.memory_growth(snapshot.write(tmp_path / "x.pickle"))
+    assert result.steps.height == 8
+    assert result.suspects["function"].to_list() == ["keep_losses"]
+
+
 def test_layers_of_one_pass_are_not_steps(tmp_path: Path) -> None:
     path = layers(24).write(tmp_path / "x.pickle")
     with pytest.raises(MissingData, match="no steps"):
