@@ -83,6 +83,15 @@ def annotated(name: str, *, launches: bool = False) -> Callable[[int], Rows]:
         (annotated("sample_batch_on_gpu", launches=True), "torch.compile", "another thread"),
         (annotated("Optimizer.step#SGD.step", launches=True), "foreach=True", "thread"),
         (annotated("Optimizer.step#DeepSpeedCPUAdam.step", launches=True), "offloaded", "foreach"),
+        (
+            python(
+                "train.py(5): f",
+                "deepspeed/ops/adam/cpu_adam.py(150): step",
+                "<built-in method adam_update of PyCapsule object at 0x7f0000000000>",
+            ),
+            "offloaded",
+            "DataLoader",
+        ),
         (annotated("DistributedDataParallel.forward", launches=True), "FSDP", "thread"),
         (annotated("## backward ##", launches=True), "## backward ##", "thread"),
         (lambda _: [], "with_stack=True", "thread"),
@@ -315,6 +324,28 @@ def test_synchronisation_names_the_call(operator: str, call: str, part: str) -> 
 
 
 # --- launches --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "part"),
+    [
+        ("cudaLaunchKernel", "unset CUDA_LAUNCH_BLOCKING=1"),
+        ("hipLaunchKernel", "unset HIP_LAUNCH_BLOCKING=1"),
+    ],
+)
+@pytest.mark.parametrize("blocks", [False, True])
+def test_launch_calls_that_wait_for_their_kernels(call: str, part: str, *, blocks: bool) -> None:
+    rows: Rows = []
+    for i in range(60):
+        at = i * 100
+        rows += [
+            host("cpu_op", "aten::mm", (at - 9) * US, 80 * US),
+            host("cuda_runtime", call, (at - 5) * US, (70 if blocks else 4) * US, correlation=i),
+            device(GEMM, at * US, 60 * US, correlation=i),
+        ]
+    one = first(trace(rows), "launch-bound")
+    assert (part in one.advice) == blocks
+    assert one.cost_frac == pytest.approx(0.4, abs=0.02)
 
 
 @pytest.mark.parametrize("memory", ["Pinned", "Device"])

@@ -37,6 +37,8 @@ _LEAST_SYNCHRONISED = 0.05
 
 def launch_advice(result: GpuIdle, launches: Launches, answers: Answers) -> str:
     """Return advice for launch overhead: by its place, or graphs for launches that repeat."""
+    if result.program.blocking:
+        return result.advice(causes.LAUNCH)
     place, share = _waiting_place(launches)
     one = result.activity(causes.LAUNCH)
     next_work = main_place(result.of_cause(causes.LAUNCH), "after")[0]

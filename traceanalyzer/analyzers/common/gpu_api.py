@@ -27,6 +27,7 @@ _OF_TRAINING = (
 _OTHER_NAMES = {
     "cudaMallocHost": "hipHostMalloc",
     "CUDA_MODULE_LOADING=EAGER": "HIP_ENABLE_DEFERRED_LOADING=0",
+    "CUDA_LAUNCH_BLOCKING=1": "HIP_LAUNCH_BLOCKING=1 or AMD_SERIALIZE_KERNEL",
     "CUDA graph": "HIP graph",
     "CUDA loads": "HIP loads",
 }
@@ -68,12 +69,14 @@ class Api:
         pytorch: whether PyTorch was recorded, or its profiler wrote the file.
         trains: whether an optimizer or a backward pass was recorded.
         uncached: whether PyTorch's caching allocator is known to be off.
+        blocking: whether each launch call is known to wait for its own kernel.
     """
 
     hip: bool
     pytorch: bool
     trains: bool
     uncached: bool = False
+    blocking: bool = False
 
     def named(self, advice: str) -> str:
         """Return advice with the names of this API."""
@@ -93,6 +96,7 @@ def joined_api(apis: Sequence[Api]) -> Api:
         any(one.pytorch for one in apis),
         any(one.trains for one in apis),
         any(one.uncached for one in apis),
+        any(one.blocking for one in apis),
     )
 
 

@@ -280,3 +280,22 @@ def with_external_ids(
     callers = caller.copy()
     callers[right["work"].filter(possible)] = left["row"].filter(possible)
     return callers
+
+
+def is_blocking(work: pl.DataFrame, launched: pl.DataFrame) -> bool:
+    """Return whether nearly all kernels that are not short run within their own launch call.
+
+    Args:
+        work: kind, start, end of device work.
+        launched: work (row), start, end of its launch calls.
+    """
+    kernels = launched.hstack(work.select("kind", begin="start", until="end")[launched["work"]])
+    long = pl.col("until") - pl.col("begin") > _LONG_NS
+    kernels = kernels.filter(long, pl.col("kind") == "kernel")
+    within = (pl.col("start") <= pl.col("begin")) & (pl.col("until") <= pl.col("end"))
+    share = kernels.select(within.mean()).item() or 0
+    return bool(kernels.height >= _ENOUGH_KERNELS and share >= _NEARLY_ALL)
+
+
+#: From this number of longer kernels and share on, launch calls wait for their kernels.
+_LONG_NS, _ENOUGH_KERNELS, _NEARLY_ALL = 10_000, 20, 0.95

@@ -18,7 +18,7 @@ OPTIMIZER, PARALLEL, BACKWARD, FORWARD = "optimizer", "parallel", "backward", "f
 #: Ranges, operators and functions of parts of a training step, the first that matches counts.
 _PARTS = {
     PARALLEL: r"DistributedDataParallel|FullyShardedDataParallel|FSDP|_flatten_dense_tensors",
-    OPTIMIZER: r"(?i)optimizer|torch[/\\]optim[/\\]",
+    OPTIMIZER: r"(?i)optimizer|torch[/\\]optim[/\\]|(?:^|[ .])(?:adam|adagrad|lion)_update",
     BACKWARD: r"(?i)backward|autograd",
     FORWARD: r"(?i)forward|^nn\.Module: |generate|(?:train|eval|valid|test)\w*_step|^execute_",
 }
@@ -182,7 +182,7 @@ def doing(one: Activity, *, on_host: bool) -> str:
         where = f", in {one.text}" if one.text else " that was not recorded"
         return f"code {OUTSIDE}{where}"
     if one.steps_on_cpu:
-        return f"waiting while {one.range or one.place} runs on the CPU"
+        return f"waiting while {one.range or one.text} runs on the CPU"
     if one.text:
         return f"waiting while the host runs {one.text}"
     return "waiting while the host runs code that was not recorded"
@@ -229,7 +229,9 @@ _ON_GPU = (
     "DeepSpeedCPUAdam)."
 )
 #: Optimizers of offloaded states, which run on the CPU on purpose.
-_OFFLOADED = re.compile(r"(?i)cpu_?adam|offload")
+_OFFLOADED = re.compile(
+    r"(?i)cpu_?(?:adam|adagrad|lion)|(?:^|[ .])(?:adam|adagrad|lion)_update|offload"
+)
 _LESS_OFFLOAD = (
     "The optimizer runs on the CPU because its state is offloaded: keep the state on the GPU if it "
     "fits (more GPUs, 8-bit states), offload a part of it (DeepSpeed: ratio of offload_optimizer), "

@@ -266,6 +266,12 @@ IN_PROCESS = (
     "The DataLoader runs in the main process (num_workers=0): load data in worker processes "
     "(num_workers=4, persistent_workers=True), so that it overlaps with the step."
 )
+#: Launch calls that wait for their kernels, and advice.
+BLOCKING = "waiting for launch calls that each wait for their own kernel (CUDA_LAUNCH_BLOCKING=1)"
+UNBLOCK = (
+    "Each launch call ends after its own kernel, so the host cannot run ahead: unset "
+    "CUDA_LAUNCH_BLOCKING=1, which is for debugging."
+)
 #: Advice for datasets of TensorFlow.
 TF_DATA = (
     "Let tf.data prepare elements in parallel and ahead: map(..., "

@@ -12,7 +12,12 @@ from traceanalyzer.analyzers.common import device_steps, device_work, soundness
 from traceanalyzer.analyzers.common.clocks import Origin, origin
 from traceanalyzer.analyzers.common.columns import left_join
 from traceanalyzer.analyzers.common.gpu_api import OF_PYTORCH, Api, trains, uses_hip
-from traceanalyzer.analyzers.common.launching import first_launches, is_graph_capture, launches
+from traceanalyzer.analyzers.common.launching import (
+    first_launches,
+    is_blocking,
+    is_graph_capture,
+    launches,
+)
 from traceanalyzer.analyzers.common.libraries import by_component, is_own_code
 from traceanalyzer.analyzers.common.names import (
     ADDRESS,
@@ -74,6 +79,7 @@ _UNIT = {"unit": pl.UInt32, "device": pl.Int32, "pid": pl.Int64}
 _NEVER = pl.DataFrame(schema={"unit": pl.UInt32, "start": pl.Int64, "end": pl.Int64})
 _LANE = ["pid", "tid"]
 _THREAD = ["thread"]
+_SLICE = ["thread", "start", "end"]
 
 _STREAM_WAITS = {"thread": pl.UInt32, "start": pl.Int64, "waits_for": pl.String}
 
@@ -272,7 +278,7 @@ def take(trace: Trace, options: Options) -> Excerpt:
         graph_gaps=soundness.has_graph_gaps(trace),
         unread_targets=_ARGS not in trace.events.columns and "cuda_sync" in trace.kinds,
         names=trace.names,
-        program=_program(trace),
+        program=_program(trace, work, launched),
         work_lost=is_truncated(trace) or (work.is_empty() and _calling(trace).height > 0),
         recorded_until=until,
         collectives=_collectives(trace, pids),
@@ -287,12 +293,13 @@ def take(trace: Trace, options: Options) -> Excerpt:
     )
 
 
-def _program(trace: Trace) -> Api:
+def _program(trace: Trace, work: pl.DataFrame, launched: pl.DataFrame) -> Api:
     return Api(
         hip=uses_hip(trace.meta, trace.names),
         pytorch=any(mark in name for name in trace.names for mark in OF_PYTORCH),
         trains=trains(trace.names),
         uncached=soundness.is_uncached(trace),
+        blocking=is_blocking(work, launched),
     )
 
 
@@ -652,10 +659,9 @@ def building_graphs(excerpt: Excerpt, calls: pl.DataFrame) -> pl.DataFrame:
 def _captures(slices: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
     """Return when a thread captures the work of a stream: thread, start, end."""
     begins, ends = (matching(names, [f"Stream{edge}Capture"]) for edge in ("Begin", "End"))
-    columns = ["thread", "start", "end"]
     if not begins or not ends:
-        return slices[columns].clear()
-    begun = slices.filter(pl.col("name").is_in(begins))[columns].sort("end")
+        return slices[_SLICE].clear()
+    begun = slices.filter(pl.col("name").is_in(begins))[_SLICE].sort("end")
     ended = slices.filter(pl.col("name").is_in(ends)).select("thread", until="end").sort("until")
     pairs = begun.join_asof(
         ended, left_on="end", right_on="until", by="thread", strategy="forward",
@@ -878,11 +884,10 @@ def launch_time(
         launched: thread, start, end of calls that launched work.
         calls: thread, start, end of other calls that count.
     """
-    columns = ["thread", "start", "end"]
-    runs = intervals.union(slices.filter(_is_operator(names))[columns], _THREAD)
+    runs = intervals.union(slices.filter(_is_operator(names))[_SLICE], _THREAD)
     points = launched.select("thread", ts="start")
     launch = linking.label_by_interval(points, runs, _THREAD)["interval"].drop_nulls().unique()
-    running = pl.concat([calls[columns], launched[columns], runs[launch]])
+    running = pl.concat([calls[_SLICE], launched[_SLICE], runs[launch]])
     running = pl.concat([running, _between(slices, names, running)])
     on_cpu = computing(slices, names, launched)
     return running if on_cpu.is_empty() else intervals.subtract(running, on_cpu, _THREAD)
@@ -901,17 +906,16 @@ def computing(slices: pl.DataFrame, names: Sequence[str], launched: pl.DataFrame
     Returns:
         name, thread, start, end.
     """
-    columns = ["thread", "start", "end"]
     long = pl.col("end") - pl.col("start") > _BETWEEN_LAUNCHES_NS
     rows = slices.filter(long & (pl.col("kind") == "cpu_op") & named(names, [causes.COMPUTES]))
     if rows.is_empty():
-        return rows[["name", *columns]]
+        return rows[["name", *_SLICE]]
     calls = slices.filter(pl.col("kind").is_in(LAUNCH_KINDS))
-    calls = pl.concat([calls[columns], launched[columns].drop_nulls()])
+    calls = pl.concat([calls[_SLICE], launched[_SLICE].drop_nulls()])
     rows = intervals.overlap_with(rows, calls, _THREAD).filter(pl.col("overlap") == 0)
-    rows = rows.sort(*columns, "name", descending=[False, False, True, True])
+    rows = rows.sort(*_SLICE, "name", descending=[False, False, True, True])
     before = pl.col("end").cum_max().shift(1).over("thread")
-    return rows.filter((pl.col("end") > before).fill_null(value=True))[["name", *columns]]
+    return rows.filter((pl.col("end") > before).fill_null(value=True))[["name", *_SLICE]]
 
 
 def _between(slices: pl.DataFrame, names: Sequence[str], running: pl.DataFrame) -> pl.DataFrame:

@@ -222,6 +222,8 @@ class GpuIdle(Result):
         """Return the cause in a sentence, with the calls that read files if they are most of it."""
         if cause == causes.BATCH_COPY and not self.program.pytorch:
             return "waiting while the host copies data to the GPU"
+        if cause == causes.LAUNCH and self.program.blocking:
+            return self.program.named(causes.BLOCKING)
         if cause == causes.SHORT_GAP and self.coverage.on_host:
             return causes.BETWEEN_OPERATORS
         if cause == causes.DEVICE_WAIT and self.coverage.graph_gaps:
@@ -353,6 +355,7 @@ class GpuIdle(Result):
             causes.DATALOADING: causes.TF_DATA * host.loads_tf_data
             or causes.IN_PROCESS * (host.loads_in_process and program.pytorch)
             or causes.PERSISTENT * host.starts_workers,
+            causes.LAUNCH: causes.UNBLOCK * program.blocking,
             causes.SHORT_GAP: causes.FEWER_OPERATORS * on_host,
             causes.CHECKPOINT_IO: causes.READING.format(lines=lines) * bool(self.reads),
             causes.DEVICE_WAIT: causes.CHECK_GRAPH_GAPS * self.coverage.graph_gaps,
