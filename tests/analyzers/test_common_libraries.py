@@ -20,6 +20,7 @@ VENV = "/home/ada/itwinai/venv/lib/python3.11"
         ("toytrain/model.py", "toytrain", True),
         ("torch/nn/modules/conv.py", "torch", False),
         ("numpy/lib/__init__.py", "numpy", False),
+        ("pydicom/filereader.py", "pydicom", False),
         ("threading.py", STANDARD_LIBRARY, False),
         ("distutils/core.py", STANDARD_LIBRARY, False),
         ("<frozen importlib._bootstrap>", STANDARD_LIBRARY, False),
