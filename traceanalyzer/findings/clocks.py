@@ -28,17 +28,25 @@ _NAMED = 3
     uses=("gpu_idle",),
 )
 def _throttled_steps(result: Kernels, answers: Answers) -> Iterator[Measured]:
-    steps = _slow_steps(result)
-    if answers.time.in_steps and steps.height:  # warm-up is in no cost
+    kernels = _by_step(result)
+    every = _speeds(kernels)
+    if every.is_empty() or not answers.time.whole_ns:
+        return
+    is_slow = (pl.col("speed") >= _SLOW * pl.col("fast")) & (pl.col("step") != _OUTSIDE)
+    steps = every.filter(is_slow)
+    if answers.time.in_steps:  # warm-up is in no cost
         steps = steps.join(answers.time.windows, on=[*DEVICE, "step"], how="semi", nulls_equal=True)
-    if steps.is_empty() or not answers.time.whole_ns:
+    if steps.is_empty():
         return
     over = steps.group_by(DEVICE).agg(pl.col("over_ns").sum())
     device = over.sort("over_ns", *DEVICE, descending=[True, False, False, False]).head(1)
-    slow = steps.join(device.select(DEVICE), on=DEVICE, nulls_equal=True).sort("step")
+    slow, every, of_device = (
+        rows.join(device.select(DEVICE), on=DEVICE, how="semi", nulls_equal=True)
+        for rows in (steps, every, kernels)
+    )
+    slow = slow.sort("step")
+    fastest = every.filter(pl.col("speed") <= pl.col("fast"))["step"].sort().to_list()
     slow_names = slow.sort("speed", descending=True).head(_NAMED)["step"].sort().to_list()
-    of_device = _by_step(result).join(device.select(DEVICE), on=DEVICE, nulls_equal=True)
-    fastest = slow["fastest"][0].to_list()
     worst = slow.sort("speed", descending=True)["step"][0]
     compared = _as_one_step(of_device.filter(pl.col("step").is_in([*fastest, worst])), worst)
     difference = compare(compared, "step", worst, f"in {_label(fastest)}")
@@ -96,14 +104,16 @@ def _by_step(result: Kernels) -> pl.DataFrame:
     return rows.with_columns(blocks).group_by(keys).agg(sums)
 
 
-def _slow_steps(result: Kernels) -> pl.DataFrame:
-    """Return the steps of each device with slower kernels than the fastest steps.
+def _speeds(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return how fast the kernels of each step of each device are; empty without steps.
+
+    Args:
+        rows: rows of :func:`_by_step`.
 
     Returns:
-        path, rank, device, step, speed (time / time at the median duration), over_ns (above the
-        fastest quarter of steps), fastest (names of these steps).
+        path, rank, device, step, speed (time / time at the median duration), fast (the speed that
+        the fastest quarter of steps of the device reach), over_ns (above that).
     """
-    rows = _by_step(result)
     if rows.filter(pl.col("step") != _OUTSIDE).is_empty():
         return pl.DataFrame()
     keys = [*DEVICE, "kernel", "blocks"]
@@ -121,16 +131,9 @@ def _slow_steps(result: Kernels) -> pl.DataFrame:
     much = pl.col("usual") >= _LEAST_WORK * pl.col("usual").median().over(DEVICE)
     each = each.filter(much | (pl.col("step") != _OUTSIDE))
     each = each.with_columns(speed=pl.col("total_ns") / pl.col("usual"))
-    fast = pl.col("speed").quantile(0.25, "lower").over(DEVICE)
-    fastest = pl.col("step").filter(pl.col("speed") <= fast).sort()
-    each = each.with_columns(fast=fast).join(
-        each.with_columns(fast=fast).group_by(DEVICE).agg(fastest=fastest),
-        on=DEVICE,
-        nulls_equal=True,
-    )
+    each = each.with_columns(fast=pl.col("speed").quantile(0.25, "lower").over(DEVICE))
     over = pl.col("total_ns") * (1 - pl.col("fast") / pl.col("speed"))
-    slow = each.with_columns(over_ns=over).filter(pl.col("speed") >= _SLOW * pl.col("fast"))
-    return slow.filter(pl.col("step") != _OUTSIDE).sort(*DEVICE, "step")
+    return each.with_columns(over_ns=over).sort(*DEVICE, "step")
 
 
 @rule(

@@ -258,7 +258,7 @@ class Diagnosis(Result):
 
     def _notes(self) -> tuple[str, ...]:
         """Return the meaning of costs, and what the skipped checks need."""
-        costs = "Costs are lost time; where no gain is given, the gain is at most the cost."
+        costs = "Where no gain is given, it is at most the cost."
         bounds = [one for one in self.findings if one.gain_basis == "bound"]
         skipped = self.rules.filter(pl.col("status") == SKIPPED)
         return (

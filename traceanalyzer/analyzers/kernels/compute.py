@@ -384,7 +384,11 @@ def _by_step(parts: Sequence[Part], labels: Mapping[str, str]) -> pl.DataFrame |
     rows = rows.group_by(keys).agg(pl.col(sums).sum(), pl.col("max_ns").max())
     kernel = mapped(rows["name"], lambda name: labels.get(name, name)).alias("kernel")
     labelled = rows.with_columns(kernel).select(*keys[:4], "kernel", "blocks", *sums, "max_ns")
-    return labelled.sort(pl.all())
+    texts = {
+        name: pl.Enum(labelled[name].cast(pl.String).drop_nulls().unique().sort())
+        for name in ("path", "step", "kernel")
+    }  # texts are compared once, not for each row
+    return labelled.cast(texts).sort(pl.all()).cast(dict.fromkeys(texts, pl.String))  # type: ignore[arg-type]
 
 
 def _training(parts: Sequence[Part]) -> pl.DataFrame | None:
