@@ -227,7 +227,7 @@ def figures(files: list[Source]) -> Iterator[Figure]:
     missing = [name for name in CORE if name not in {source.name for source in files}]
     if missing:
         raise SystemExit(f"missing: {', '.join(missing)}")
-    yield Figure("code lines", code, 65_460)
+    yield Figure("code lines", code, 65_800)
     yield Figure("files", len(files), 406)
     yield Figure("rooms", len(rooms()), 18)
     yield Figure("entries of the import contract", contract_entries(), 16)

@@ -143,12 +143,12 @@ def _functions(
 
     Work of the backward pass counts for the function whose forward operator created its node.
     """
-    own = (pl.col("kind") == "python_function") & in_own_code(tree["name"])
-    is_own = tree.select(own.fill_null(value=False)).to_series().to_numpy()
+    in_code = (pl.col("kind") == "python_function") & in_own_code(tree["name"])
+    functions = tree.select(in_code.fill_null(value=False)).to_series().to_numpy()
     schema = {"function": pl.String, "phase": pl.String, "device_ns": pl.Int64}
-    if not is_own.any():
+    if not functions.any():
         return pl.DataFrame(schema=schema)
-    assigned = assign(trace, tree, options, may_be_none=True, functions=is_own)
+    assigned = assign(trace, tree, options, may_be_none=True, functions=functions)
     known = np.flatnonzero(launch != nesting.ROOT)
     at, names = launch[known], assigned.modules["name"].cast(pl.String)
     rows = pl.DataFrame(
