@@ -460,6 +460,7 @@ def test_comm_outliers_passes_its_options(tmp_path, capfd, calls):
             {
                 "baseline": "other",
                 "memory": ("m.pickle",),
+                "by": None,
                 "factor": 5.0,
                 "comm_patterns": ("a", "b"),
                 "format": None,

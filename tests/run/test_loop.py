@@ -314,7 +314,7 @@ def test_workers_are_used_where_they_are_worth_it(
     assert not uses  # one process by default, few small files, one file
     ta.kernels(inputs, workers="auto")
     ta.kernels(RANKS, workers=3)
-    assert uses == [(4, 4), (1, 3)]
+    assert uses == [(8, 4), (2, 3)]
 
 
 @pytest.mark.matrix
@@ -328,7 +328,7 @@ def test_files_that_fill_the_memory_are_read_one_by_one(
     for free, number in cases if thorough else cases[1:]:
         monkeypatch.setattr("traceanalyzer.run.measure.free_memory", lambda free=free: free)
         ta.kernels(inputs, workers="auto")
-        assert uses == ([] if number is None else [(4, number)])
+        assert uses == ([] if number is None else [(8, number)])
         uses.clear()
 
 
