@@ -88,7 +88,8 @@ def _inputs() -> dict[str, Path]:
 def _run(command: str, given: str, form: str, out: Path, *more: str) -> int:
     """The exit status of a command on a hostile input, its answer in a file."""
     parameters = ALL[command].params
-    paths = [str(_inputs()[given])] * sum(isinstance(one, click.Argument) for one in parameters)
+    needed = [one for one in parameters if isinstance(one, click.Argument) and one.required]
+    paths = [str(_inputs()[given])] * len(needed)
     if command == "query":
         paths = [paths[0], "select * from events"]
     chosen = ["--to", form] if any("--to" in one.opts for one in parameters) else []
