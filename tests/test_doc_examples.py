@@ -52,7 +52,10 @@ INPUTS = {
 #: Inputs of commands that do not read every trace; ``memory --oom`` is a key of its own.
 INPUTS_OF = {
     "cuda-api": dict.fromkeys(("PATH", "run", "trace"), "fixtures/nsys/training.sqlite"),
-    "diff": {"main": "fixtures/upgrade/before.json.gz"},
+    "diff": {
+        **dict.fromkeys(("main", "v1", "v2"), "fixtures/upgrade/before.json.gz"),
+        **dict.fromkeys(("v3", "v4"), "fixtures/upgrade/after.json.gz"),
+    },
     "efficiency": dict.fromkeys(("PATH", "run", "trace"), "fixtures/transformer"),
     "hang": {"PATH": "fixtures/flight_recorder/missing"},
     "modules": dict.fromkeys(("PATH", "run", "trace"), "modules"),
@@ -99,6 +102,7 @@ NOT_RUN = {
     "diagnose /scratch/run": "needs a running cluster: tests/run/test_cluster.py",
     "jitter": "a command of the example package: tests/analyzers/test_example_plugin.py",
     "mcp": "serves until its client ends: tests/tools/test_mcp_protocol.py",
+    "diff before/ after/ --expected": "needs a saved diagnosis: tests/tools/test_expected.py",
     "gate": "needs a file of budgets: tests/test_ci.py",
     "view": "runs until Ctrl-C: tests/tools/test_view.py",
 }
