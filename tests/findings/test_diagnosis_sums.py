@@ -164,6 +164,7 @@ def test_small_messages_need_larger_buckets_in_the_advice() -> None:
          "larger buckets"),
         (("user_annotation", "Net.training_step_log"), ALL_REDUCE, "without sync_dist"),
         (("cpu_op", "aten::mm"), ALL_REDUCE, "larger buckets"),
+        (("user_annotation", "logits of all ranks"), ALL_REDUCE, "larger buckets"),
     ],
 )  # fmt: skip
 def test_advice_on_small_collectives_fits_what_issues_them(

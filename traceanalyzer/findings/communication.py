@@ -565,8 +565,8 @@ def _of_issuer(answers: Answers, comm: CommOutliers) -> str:
         if "SyncBatchNorm" in around:
             return _SYNC_BATCH_NORM
         if kind == "broadcast" and issuer:
-            return _COPIES_OF_WEIGHTS.format(issuer, top["n"][0])
-        if re.search(r"(?i)\blog|_log\b|logger|metric", around) and small_collectives(comm):
+            return _BROADCASTS.format(issuer, top["n"][0])
+        if re.search(_LOGGING, around) and small_collectives(comm):
             return _OF_METRICS.format(issuer or frame_text(str(place["code"])))
     return ""
 
@@ -574,15 +574,17 @@ def _of_issuer(answers: Answers, comm: CommOutliers) -> str:
 #: Annotations of PyTorch and its libraries.
 _OF_LIBRARY = r"^(?:nccl:|Optimizer\.|DistributedDataParallel\.|FullyShardedDataParallel).*"
 
+#: Code that logs: ``log``, ``self.log_dict``, ``LoggerConnector``; not logits or log_softmax.
+_LOGGING = r"(?i)(?<![a-z:])log(?:_(?:dict|metrics?)|ger|ging)?(?![a-z0-9_])|logger|metric"
+
 #: Advice by the part of the program that issues most collectives.
 _SYNC_BATCH_NORM = (
     "SyncBatchNorm issues these collectives, two per layer: use GroupNorm or LayerNorm, "
     "synchronise only some layers, or use BatchNorm if the batch of a GPU is large enough."
 )
-_COPIES_OF_WEIGHTS = (
-    "{} issues the broadcasts ({:,} in total): copy the weights into one flat buffer (or a few) "
-    "and broadcast that, overlap it with work that does not need the new weights, or do it less "
-    "often."
+_BROADCASTS = (
+    "{} issues the broadcasts ({:,} in total): copy the tensors into one flat buffer (or a few) "
+    "and broadcast that, overlap it with work that does not need the result, or do it less often."
 )
 _OF_METRICS = (
     "{} reduces metrics: reduce them every N steps instead of each step, and all together as one "

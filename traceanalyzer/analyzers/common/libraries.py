@@ -48,7 +48,7 @@ KNOWN_PACKAGES = frozenset(  # two hundred words are easier to read without quot
     decord deepspeed dill distributed docker duckdb einops evaluate fairscale fastapi filelock fire
     flash_attn flax fsspec gcsfs git google grpc gymnasium h11 h5py haiku horovod httpcore httpx
     huggingface_hub hydra imageio ipykernel jax jaxlib jedi jinja2 joblib jsonschema keras kornia
-    lightning librosa lightning_fabric lightning_utilities llvmlite lmdb loguru lxml markdown
+    librosa lightning lightning_fabric lightning_utilities llvmlite lmdb loguru lxml markdown
     matplotlib megatron mlflow monai mpi4py mpmath msgpack msgspec multidict multiprocess netCDF4
     networkx nibabel ninja nltk numba numexpr numpy nvidia omegaconf onnx onnxruntime openai optax
     optuna orbax orjson packaging pandas parso peft pexpect pip pkg_resources pluggy polars

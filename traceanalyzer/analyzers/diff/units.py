@@ -168,14 +168,19 @@ def _described(
     one = units.sort(elsewhere, maintain_order=True).unique(
         "place", keep="first", maintain_order=True
     )
-    texts, of_longest = list[str](), list[str]()
-    for first, size in one.select("first", "size").iter_rows():
-        some = rows[first : first + size]
-        texts.append(BETWEEN.join(names.gather(some["kernel"])))
-        longest = some["length_ns"].arg_max() or 0
-        of_longest.append(families[some["kernel"][longest]])
+    first, size = one["first"].to_numpy(), one["size"].to_numpy()
+    unit = np.repeat(np.arange(first.size), size)
+    at = np.arange(unit.size) + np.repeat(first - np.cumsum(size) + size, size)
+    kernel = rows["kernel"].gather(at)
+    members = pl.DataFrame({
+        "unit": unit, "name": names.gather(kernel), "family": families.gather(kernel),
+        "length_ns": rows["length_ns"].gather(at),
+    })  # fmt: skip
+    of_units = members.group_by("unit", maintain_order=True).agg(
+        pl.col("name").str.join(BETWEEN),
+        pl.col("family").get(pl.col("length_ns").arg_max().fill_null(0)),
+    )
     return one.select(
-        "place", "unit", "operator", "shapes",
-        names=pl.Series(texts, dtype=pl.String), family=pl.Series(of_longest, dtype=pl.String),
-        order=pl.int_range(pl.len()),
+        "place", "unit", "operator", "shapes", names=of_units["name"],
+        family=of_units["family"].cast(pl.String), order=pl.int_range(pl.len()),
     )  # fmt: skip

@@ -45,12 +45,10 @@ def places(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
     heavy = sums.filter(pl.col("length") >= _LEAST_FRAC * whole)[keys]
     calls = kernels.join(heavy, on=keys)
     longest = calls.sort("length", "launch", descending=[True, False], nulls_last=True)
-    known = longest.drop_nulls("launch").group_by(keys).agg("launch")
-    call = (
-        pl.when(pl.col("work_kind") == COMPUTE).then(0).otherwise(pl.col("launch").list.len() // 2)
-    )
-    launched = heavy.join(known, on=keys, how="left").sort("name")
-    launched = launched.select("name", pl.col("launch").list.get(call))
+    first, middle = pl.col("launch").first(), pl.col("launch").get(pl.len() // 2)
+    call = pl.when(pl.col("work_kind").first() == COMPUTE).then(first).otherwise(middle)
+    known = longest.drop_nulls("launch").group_by(keys).agg(call)
+    launched = heavy.join(known, on=keys, how="left").sort("name").select("name", "launch")
     at = trace.events[["pid", "tid", "ts"]][launched["launch"]]
     rows = launched.hstack(_around(trace, at))
     return rows.select(pl.col(name).cast(dtype) for name, dtype in SCHEMA.items())
