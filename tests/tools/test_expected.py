@@ -65,7 +65,7 @@ def test_no_change_gains_nothing() -> None:
     result = ta.check_fix(SLOW, SLOW, "data-loading")
     assert result.expected is not None
     assert set(result.expected.findings["state"]) == {"remains"}
-    assert "measured 0.0 %" in result.verdict
+    assert "measured 0.0 % (within the noise" in result.verdict
     assert "of the predicted gain" not in result.verdict
 
 

@@ -283,12 +283,12 @@ def _by_severity(one: Finding) -> tuple[int, bool, bool, bool, float, str, str]:
     the wait time. Defects come before the bubble of a pipeline, which is as its schedule has it.
     """
     is_busy = one.analysis in ("kernels", "efficiency")
-    is_recorded = one.analysis != "info" or one.severity == "info"
+    is_of_recording = one.analysis == "info" and one.severity != "info"
     severity = -SEVERITIES.index(one.severity)
     frac = (one.cost_frac if one.gain_frac is None else one.gain_frac) or 0.0
     weighted = frac / 2 if one.confidence == "low" else frac
     is_bubble = one.id == RULE_OF[BUBBLE]
-    return severity, is_recorded, is_busy, is_bubble, -weighted, one.id, one.title
+    return severity, not is_of_recording, is_busy, is_bubble, -weighted, one.id, one.title
 
 
 # --- findings and their effects --------------------------------------------------------------

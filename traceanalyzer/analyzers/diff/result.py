@@ -57,8 +57,11 @@ class Expected:
         text = f"Gain of fixing {fixed}: predicted {predicted} of the time"
         if change is not None and measure is not None:
             measured, noise = 0.0 - change, measure.noise_frac
-            spread = "" if noise is None else f" (noise {format_frac(noise)})"
-            done = measured / gain if gain and measured > 0 else None
+            spread, done = "", measured / gain if gain and measured > 0 else None
+            if noise is not None and abs(measured) <= noise:
+                spread, done = f" (within the noise, {format_frac(noise)})", None
+            elif noise is not None:
+                spread = f" (noise {format_frac(noise)})"
             part = "" if done is None else f": {format_frac(done)} of the predicted gain"
             text += f", measured {format_frac(measured)}{spread}{part}"
         states = [
