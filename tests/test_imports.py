@@ -30,9 +30,8 @@ ALLOWED: dict[str, set[str]] = {
     "render": BASE,
     "common": {*BASE, "registry", "frames"},
     "run": {*BASE, "registry", "parsers", "common"},
-    "analyzers": {*BASE, "registry", "frames", "common"},
-    # the package of an analysis: its public function, which runs the analyzer
-    "functions": {*BASE, "registry", "parsers", "common", "run", "analyzers"},
+    # "run" for the public functions only
+    "analyzers": {*BASE, "registry", "frames", "common", "run"},
     "findings": {*BASE, "registry", "frames", "common", "run", "analyzers"},
     "tools": {*BASE, "registry", "parsers", "exporters", "render", "common", "run", "analyzers",
               "findings"},
@@ -93,8 +92,8 @@ def _imports(path: Path, *, for_types: bool = True) -> frozenset[str]:
 
 #: Modules of the registry, which are in the folder of the analyzers.
 REGISTRY = {"base", "registry", "methods"}
-#: The public functions of analyses, besides the ``__init__`` of their packages.
-FUNCTIONS = {("info", "quick")}
+#: Reads the ends of files instead of measuring a trace.
+READS = "analyzers/info/quick.py"
 
 
 def _room(parts: tuple[str, ...]) -> str:
@@ -107,7 +106,7 @@ def _room(parts: tuple[str, ...]) -> str:
         case ("analyzers", *names):
             if not names or names[0] in REGISTRY:
                 return "registry"
-            return "functions" if len(names) == 1 or tuple(names) in FUNCTIONS else "analyzers"
+            return "analyzers"
         case ("reading",):
             return "run"  # its import path for other packages
         case (name, *_):
@@ -139,11 +138,18 @@ def _room_of_file(path: Path) -> str:
 
 
 def _allowed(path: Path) -> set[str]:
-    """What a file may import; an analysis in one file is its compute and its function in one."""
+    """What a file may import: modules of analyses without a public function do not run anything."""
     room = _room_of_file(path)
-    in_one_file = room == "functions" and path.parent.name == "analyzers"
-    upward = {METHODS[1]} if _name(path) == METHODS[0] else set()
-    return ALLOWED[room] | (ALLOWED["analyzers"] if in_one_file else set()) | upward
+    allowed = ALLOWED[room]
+    if room == "analyzers":
+        functions = set(registry.NAMES.values())
+        module = ".".join(("traceanalyzer", *path.relative_to(PACKAGE).with_suffix("").parts))
+        allowed = allowed if module in functions else allowed - {"run"}
+    return {
+        *allowed,
+        *([METHODS[1]] if _name(path) == METHODS[0] else []),
+        *(["parsers"] if _name(path) == READS else []),
+    }
 
 
 def test_layers_import_one_way():

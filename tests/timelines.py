@@ -7,7 +7,7 @@ from functools import cache
 from comm_traces import ALL_REDUCE, GEMM, MS, US, device, host, step, trace
 from conftest import ROOT
 
-from traceanalyzer.analyzers.timeline import timeline
+from traceanalyzer.analyzers.timeline.compute import timeline
 from traceanalyzer.analyzers.timeline.result import Timeline
 from traceanalyzer.trace import Trace
 

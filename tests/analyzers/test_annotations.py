@@ -17,9 +17,8 @@ from wording import check_wording, raises_wording
 
 import traceanalyzer as ta
 from traceanalyzer import schema
-from traceanalyzer.analyzers.annotations import annotations
-from traceanalyzer.analyzers.annotations.compute import annotated, attribute, launched
-from traceanalyzer.analyzers.annotations.options import By, Options
+from traceanalyzer.analyzers.annotations import By, Options
+from traceanalyzer.analyzers.annotations.compute import annotated, annotations, attribute, launched
 from traceanalyzer.analyzers.annotations.result import Annotations
 from traceanalyzer.cli.main import status
 from traceanalyzer.errors import MissingData, OptionError

@@ -13,8 +13,8 @@ import polars as pl
 import pytest
 
 import traceanalyzer as ta
+from traceanalyzer.analyzers.annotations import Options
 from traceanalyzer.analyzers.annotations.compute import annotated, attribute, launched, needs
-from traceanalyzer.analyzers.annotations.options import Options
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames.nesting import ROOT
 from traceanalyzer.run.ranks import by_rank

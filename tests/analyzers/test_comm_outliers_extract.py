@@ -13,9 +13,9 @@ from comm_traces import ALL_REDUCE, GEMM, GENERIC, MS, US, device, host, step, t
 from wording import raises_wording
 
 import traceanalyzer as ta
+from traceanalyzer.analyzers.comm_outliers import Options
 from traceanalyzer.analyzers.comm_outliers.collectives import Part
 from traceanalyzer.analyzers.comm_outliers.compute import NEEDS, measure
-from traceanalyzer.analyzers.comm_outliers.options import Options
 from traceanalyzer.errors import OptionError
 from traceanalyzer.trace import Trace
 

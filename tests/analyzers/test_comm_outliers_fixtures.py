@@ -10,7 +10,7 @@ from conftest import ROOT
 from wording import check_wording
 
 import traceanalyzer as ta
-from traceanalyzer.analyzers.comm_outliers import comm_outliers
+from traceanalyzer.analyzers.comm_outliers.compute import comm_outliers
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.trace import Trace
 

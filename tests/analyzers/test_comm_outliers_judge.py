@@ -13,7 +13,7 @@ from comm_traces import ALL_GATHER, ALL_REDUCE, GEMM, GENERIC, MS, US, device, h
 from hypothesis import given, settings, strategies as st
 from wording import check_wording, raises_wording
 
-from traceanalyzer.analyzers.comm_outliers import comm_outliers
+from traceanalyzer.analyzers.comm_outliers.compute import comm_outliers
 from traceanalyzer.analyzers.comm_outliers.outliers import compare
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.errors import MissingData, OptionError

@@ -15,11 +15,10 @@ from comm_traces import ALL_REDUCE, BROADCAST, GEMM, MS, US, device, host, step,
 from hypothesis import given, settings, strategies as st
 from wording import check_wording
 
-from traceanalyzer.analyzers.comm_outliers import comm_outliers
+from traceanalyzer.analyzers.comm_outliers import Options
 from traceanalyzer.analyzers.comm_outliers.activity import divide
 from traceanalyzer.analyzers.comm_outliers.arrivals import Window
-from traceanalyzer.analyzers.comm_outliers.compute import combine, measure
-from traceanalyzer.analyzers.comm_outliers.options import Options
+from traceanalyzer.analyzers.comm_outliers.compute import combine, comm_outliers, measure
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.trace import Trace, concat
 

@@ -22,6 +22,7 @@ import pytest
 from wording import check_wording
 
 import traceanalyzer as ta
+from traceanalyzer.analyzers.comm_outliers import Options
 from traceanalyzer.analyzers.comm_outliers.activity import divide
 from traceanalyzer.analyzers.comm_outliers.compute import (
     CONTEXT,
@@ -30,7 +31,6 @@ from traceanalyzer.analyzers.comm_outliers.compute import (
     combine,
     measure,
 )
-from traceanalyzer.analyzers.comm_outliers.options import Options
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 
 US = 1_000

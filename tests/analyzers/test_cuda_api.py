@@ -14,7 +14,7 @@ from hypothesis import given, settings, strategies as st
 from wording import check_wording, raises_wording
 
 import traceanalyzer as ta
-from traceanalyzer.analyzers.cuda_api import cuda_api
+from traceanalyzer.analyzers.cuda_api.compute import cuda_api
 from traceanalyzer.analyzers.cuda_api.result import FINDINGS, CudaApi, sorted_out
 from traceanalyzer.errors import MissingData, OptionError
 

@@ -19,9 +19,8 @@ from hypothesis import given, settings, strategies as st
 from wording import check_wording
 
 import traceanalyzer as ta
-from traceanalyzer.analyzers.diff import diff
+from traceanalyzer.analyzers.diff import Options
 from traceanalyzer.analyzers.diff.compute import combine, measure
-from traceanalyzer.analyzers.diff.options import Options
 from traceanalyzer.analyzers.diff.result import Diff
 from traceanalyzer.analyzers.diff.runs import (
     GONE,
@@ -32,6 +31,7 @@ from traceanalyzer.analyzers.diff.runs import (
     judged_shares,
     standard_errors,
 )
+from traceanalyzer.analyzers.diff.series import diff
 from traceanalyzer.cli.main import status
 from traceanalyzer.errors import OptionError
 from traceanalyzer.render import FORMS, render

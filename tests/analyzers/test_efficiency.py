@@ -15,7 +15,7 @@ from comm_traces import ALL_REDUCE, US, device, host, step, trace
 from wording import raises_wording
 
 import traceanalyzer as ta
-from traceanalyzer.analyzers.efficiency import efficiency
+from traceanalyzer.analyzers.efficiency.compute import efficiency
 from traceanalyzer.analyzers.efficiency.peaks import peaks_of
 from traceanalyzer.analyzers.efficiency.result import Efficiency
 from traceanalyzer.errors import MissingData, OptionError

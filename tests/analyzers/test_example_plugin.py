@@ -216,7 +216,7 @@ def test_imports_of_the_file_are_allowed(extended: dict[str, str]) -> None:
     path = Path(extended["PYTHONPATH"], "traceanalyzer", "analyzers", "jitter.py")
     rooms = {_room_of_import(module) for module in _imports(path)} - {None, "package"}
     assert {"run", "tables"} <= rooms
-    assert rooms <= ALLOWED["analyzers"] | ALLOWED["functions"]
+    assert rooms <= ALLOWED["analyzers"]
 
 
 @pytest.mark.matrix

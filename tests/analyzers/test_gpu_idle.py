@@ -18,10 +18,9 @@ import traceanalyzer
 from traceanalyzer import GpuIdle, MissingData, OptionError
 from traceanalyzer.analyzers.common.clocks import axis
 from traceanalyzer.analyzers.common.display import at_start
-from traceanalyzer.analyzers.gpu_idle import causes, gpu_idle
+from traceanalyzer.analyzers.gpu_idle import Options, causes
 from traceanalyzer.analyzers.gpu_idle.causes import BATCH_BYTES, CAUSES
-from traceanalyzer.analyzers.gpu_idle.compute import GPU_IDLE, TIMES
-from traceanalyzer.analyzers.gpu_idle.options import Options
+from traceanalyzer.analyzers.gpu_idle.compute import GPU_IDLE, TIMES, gpu_idle
 from traceanalyzer.render import table
 from traceanalyzer.trace import Trace
 

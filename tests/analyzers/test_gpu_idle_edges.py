@@ -9,7 +9,7 @@ import pytest
 from comm_traces import GEMM, MS, US, device, host, step, trace
 
 from traceanalyzer import GpuIdle
-from traceanalyzer.analyzers.gpu_idle import gpu_idle
+from traceanalyzer.analyzers.gpu_idle.compute import gpu_idle
 from traceanalyzer.trace import issue_rows
 
 Event = dict[str, Any]

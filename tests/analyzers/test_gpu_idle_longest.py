@@ -8,8 +8,8 @@ import pytest
 from comm_traces import GEMM, US, device, host, step, trace
 from hypothesis import given, settings, strategies as st
 
-from traceanalyzer.analyzers.gpu_idle import gpu_idle
 from traceanalyzer.analyzers.gpu_idle.activities import main_place
+from traceanalyzer.analyzers.gpu_idle.compute import gpu_idle
 
 modest = settings(max_examples=50, deadline=None)
 Event = dict[str, Any]

@@ -14,9 +14,8 @@ from hypothesis import given, settings, strategies as st
 from wording import check_wording
 
 import traceanalyzer as ta
-from traceanalyzer.analyzers.hang import compute, texts
+from traceanalyzer.analyzers.hang import Options, compute, texts
 from traceanalyzer.analyzers.hang.matching import parse_ranks
-from traceanalyzer.analyzers.hang.options import Options
 from traceanalyzer.analyzers.hang.result import Hang
 from traceanalyzer.analyzers.hang.texts import ADVICE, joined_places
 from traceanalyzer.errors import InputError, MissingData, OptionError

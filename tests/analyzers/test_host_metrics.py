@@ -20,7 +20,7 @@ from trace_rows import table
 from wording import check_wording, raises_wording
 
 import traceanalyzer as ta
-from traceanalyzer.analyzers.host_metrics import host_metrics
+from traceanalyzer.analyzers.host_metrics.compute import host_metrics
 from traceanalyzer.analyzers.host_metrics.result import HostMetrics
 from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.parsers.chrome_trace.producers import true_counter

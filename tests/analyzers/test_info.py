@@ -8,8 +8,8 @@ from wording import check_wording, raises_wording
 
 import traceanalyzer as ta
 from traceanalyzer import info, schema
+from traceanalyzer.analyzers.info import Options
 from traceanalyzer.analyzers.info.compute import measure
-from traceanalyzer.analyzers.info.options import Options
 from traceanalyzer.errors import InputError, UnreadableFile
 from traceanalyzer.trace import Device, Meta, Trace, concat, issue_rows
 from traceanalyzer.units import format_ranges

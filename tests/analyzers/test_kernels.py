@@ -15,8 +15,8 @@ from hypothesis import given, settings, strategies as st
 from wording import check_wording, raises_wording
 
 import traceanalyzer as ta
-from traceanalyzer.analyzers.kernels import kernels
-from traceanalyzer.analyzers.kernels.options import By
+from traceanalyzer.analyzers.kernels import By
+from traceanalyzer.analyzers.kernels.compute import kernels
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.cli.main import status
 from traceanalyzer.errors import MissingData, OptionError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from comm_traces import US, device, host, trace
 from wording import check_wording
 
-from traceanalyzer.analyzers.kernels import kernels
+from traceanalyzer.analyzers.kernels.compute import kernels
 
 DECODE = "execute_context_0(0)_generation_8(8)"
 REPLAY = [

@@ -14,7 +14,7 @@ from test_operators_real import kineto
 import traceanalyzer as ta
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION, MEMORY, device_work
 from traceanalyzer.analyzers.common.kernel_names import KERNEL_FAMILIES, OTHER
-from traceanalyzer.analyzers.kernels import kernels
+from traceanalyzer.analyzers.kernels.compute import kernels
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals
 from traceanalyzer.trace import Trace

@@ -15,8 +15,8 @@ from wording import check_wording, raises_wording
 
 import traceanalyzer
 from traceanalyzer.analyzers.common.device_work import device_work
-from traceanalyzer.analyzers.launches import launches
 from traceanalyzer.analyzers.launches.calls import drawn, launch_calls, queue_changes, with_launches
+from traceanalyzer.analyzers.launches.compute import launches
 from traceanalyzer.analyzers.launches.launch_bound import (
     LONG_NS,
     PROMPT_NS,

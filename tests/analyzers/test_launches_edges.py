@@ -7,8 +7,8 @@ import pytest
 from comm_traces import US, device, host, trace
 from hypothesis import given, settings, strategies as st
 
-from traceanalyzer.analyzers.launches import launches
 from traceanalyzer.analyzers.launches.calls import drawn, streams
+from traceanalyzer.analyzers.launches.compute import launches
 from traceanalyzer.analyzers.launches.launch_bound import most_launched_in, stretches
 
 modest = settings(max_examples=60, deadline=None)

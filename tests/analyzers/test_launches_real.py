@@ -28,9 +28,9 @@ from wording import check_wording
 
 import traceanalyzer as ta
 from traceanalyzer.analyzers.common.device_work import device_work
+from traceanalyzer.analyzers.launches import Options
 from traceanalyzer.analyzers.launches.calls import launch_calls, with_launches
 from traceanalyzer.analyzers.launches.compute import needs
-from traceanalyzer.analyzers.launches.options import Options
 from traceanalyzer.errors import MissingData
 from traceanalyzer.trace import Trace
 

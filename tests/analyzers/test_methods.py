@@ -136,7 +136,7 @@ def test_shapes_that_were_not_read() -> None:
 
 
 def test_functions_of_analyzers_are_public() -> None:
-    functions = {entry.name: entry.module for entry in registry.public()}
+    functions = {entry.name: entry.code for entry in registry.public()}
     assert functions.items() <= ta._HOME.items()
 
 

@@ -16,9 +16,9 @@ from wording import check_wording, raises_wording
 
 import traceanalyzer as ta
 from traceanalyzer import schema
-from traceanalyzer.analyzers.gpu_idle import gpu_idle
-from traceanalyzer.analyzers.operators import operators
-from traceanalyzer.analyzers.operators.options import SORT_BY, sort_column
+from traceanalyzer.analyzers.gpu_idle.compute import gpu_idle
+from traceanalyzer.analyzers.operators import SORT_BY, sort_column
+from traceanalyzer.analyzers.operators.compute import operators
 from traceanalyzer.analyzers.operators.result import Operators
 from traceanalyzer.cli.main import status
 from traceanalyzer.errors import MissingData, OptionError

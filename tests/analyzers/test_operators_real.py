@@ -19,7 +19,7 @@ from conftest import once
 import traceanalyzer as ta
 from traceanalyzer.analyzers.common.device_work import device_work
 from traceanalyzer.analyzers.common.names import ADDRESS
-from traceanalyzer.analyzers.operators import operators
+from traceanalyzer.analyzers.operators.compute import operators
 from traceanalyzer.analyzers.operators.result import Operators
 from traceanalyzer.frames import intervals
 from traceanalyzer.trace import Trace

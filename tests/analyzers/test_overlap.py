@@ -21,9 +21,8 @@ from traceanalyzer.analyzers.common.device_work import (
     extent,
     measure_parts,
 )
-from traceanalyzer.analyzers.overlap import overlap
-from traceanalyzer.analyzers.overlap.compute import COARSE, combine, measure, needs
-from traceanalyzer.analyzers.overlap.options import Options
+from traceanalyzer.analyzers.overlap import Options
+from traceanalyzer.analyzers.overlap.compute import COARSE, combine, measure, needs, overlap
 from traceanalyzer.analyzers.overlap.result import Overlap
 from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.trace import Trace, concat

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from traceanalyzer import schema
+from traceanalyzer.analyzers.py_spy_report import Match, Options
 from traceanalyzer.analyzers.py_spy_report.compute import Frames, frames_of
-from traceanalyzer.analyzers.py_spy_report.options import Match, Options
 from traceanalyzer.frames.stack_weights import ROOT as NONE
 from traceanalyzer.trace import Meta, Trace
 

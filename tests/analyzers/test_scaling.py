@@ -13,7 +13,7 @@ from hypothesis import given, settings, strategies as st
 from wording import check_wording, raises_wording
 
 import traceanalyzer as ta
-from traceanalyzer.analyzers.scaling import scaling
+from traceanalyzer.analyzers.scaling.compute import scaling
 from traceanalyzer.analyzers.scaling.result import PARTS
 from traceanalyzer.errors import MissingData
 from traceanalyzer.render import palette

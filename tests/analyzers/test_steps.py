@@ -18,9 +18,8 @@ import traceanalyzer as ta
 from traceanalyzer.analyzers.common.device_steps import warm_up
 from traceanalyzer.analyzers.common.device_work import PARTS
 from traceanalyzer.analyzers.common.step_marks import step_marks
-from traceanalyzer.analyzers.steps import steps
-from traceanalyzer.analyzers.steps.compute import Part, combine, measure, needs
-from traceanalyzer.analyzers.steps.options import Options
+from traceanalyzer.analyzers.steps import Options
+from traceanalyzer.analyzers.steps.compute import Part, combine, measure, needs, steps
 from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.trace import Trace, concat

@@ -14,7 +14,7 @@ from hypothesis import given, settings, strategies as st
 
 import traceanalyzer as ta
 from traceanalyzer.analyzers.gpu_idle import causes
-from traceanalyzer.analyzers.timeline import timeline
+from traceanalyzer.analyzers.timeline.compute import timeline
 from traceanalyzer.analyzers.timeline.result import Timeline
 from traceanalyzer.analyzers.timeline.states import NAMES, OF_CAUSE, STATE, coarser
 from traceanalyzer.analyzers.what_if import replay

@@ -15,7 +15,7 @@ from hypothesis import given, settings, strategies as st
 from wording import check_wording, raises_wording
 
 import traceanalyzer as ta
-from traceanalyzer.analyzers.transfers import transfers
+from traceanalyzer.analyzers.transfers.compute import transfers
 from traceanalyzer.analyzers.transfers.result import ADVICE, Transfers
 from traceanalyzer.errors import MissingData, OptionError
 

@@ -19,8 +19,7 @@ from benchmarks.accuracy.simulator import simulate
 from benchmarks.accuracy.write import write_kineto
 from traceanalyzer.analyzers.replay import changes, engine, follow
 from traceanalyzer.analyzers.replay.program import measure
-from traceanalyzer.analyzers.what_if import replay
-from traceanalyzer.analyzers.what_if.options import ReplayOptions
+from traceanalyzer.analyzers.what_if import ReplayOptions, replay
 from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.trace import Trace
 

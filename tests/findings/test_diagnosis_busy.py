@@ -10,8 +10,8 @@ from comm_traces import US, device, host, step, trace
 from diagnosing import BY_ID, measured, measurements
 from wording import check_wording
 
-from traceanalyzer.analyzers.kernels import kernels
-from traceanalyzer.analyzers.launches import launches
+from traceanalyzer.analyzers.kernels.compute import kernels
+from traceanalyzer.analyzers.launches.compute import launches
 from traceanalyzer.findings.rule import Measured
 from traceanalyzer.run.loop import examine
 from traceanalyzer.trace import Trace

@@ -15,7 +15,7 @@ from diagnosing import BY_ID, measured, measurements
 from wording import check_wording
 
 import traceanalyzer as ta
-from traceanalyzer.analyzers.cuda_api import cuda_api
+from traceanalyzer.analyzers.cuda_api.compute import cuda_api
 from traceanalyzer.analyzers.memory.result import Memory
 from traceanalyzer.analyzers.operators.result import Operators
 from traceanalyzer.findings.judge import RULES

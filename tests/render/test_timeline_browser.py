@@ -11,7 +11,7 @@ from browser import cleared, complaints, prefer, resize, visit
 from conftest import once
 from timelines import RANKS, STEP, of_many
 
-from traceanalyzer.analyzers.timeline import timeline
+from traceanalyzer.analyzers.timeline.compute import timeline
 from traceanalyzer.render import html
 
 #: The state painted most in the column of a moment of a row.

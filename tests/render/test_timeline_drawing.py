@@ -15,7 +15,7 @@ from hypothesis import given, strategies as st
 from hypothesis.extra.numpy import arrays
 from timelines import RANKS, many, of_many
 
-from traceanalyzer.analyzers.timeline import timeline
+from traceanalyzer.analyzers.timeline.compute import timeline
 from traceanalyzer.drawings import Budget, BudgetPart
 from traceanalyzer.render import render
 from traceanalyzer.render.timeline import _data, codes, strip, varints

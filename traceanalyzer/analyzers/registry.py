@@ -45,13 +45,14 @@ class Command:
         summary: one line for the list of commands.
         group: group in the list of commands, one of :data:`GROUPS`.
         examples: arguments of two example command lines, for the help of the command.
-        module: module of the public functions; default: ``traceanalyzer.tools.NAME``.
+        module: module or package of the command; default: ``traceanalyzer.tools.NAME``.
         functions: public functions.
         result: public result class, or several separated by spaces; ``file:Name`` if it is in a
             module of the package ``module``.
         method: whether the functions are methods of a trace too.
         command: name on the command line; default: ``name`` with hyphens.
         cli: module of the command in ``traceanalyzer.cli``; default: ``name``.
+        code: module of the public functions; default: ``module``.
     """
 
     name: str
@@ -64,9 +65,11 @@ class Command:
     method: bool = False
     command: str = ""
     cli: str = ""
+    code: str = ""
 
     def __post_init__(self) -> None:
         self._set(module=self.module or f"traceanalyzer.tools.{self.name}")
+        self._set(code=self.code or self.module)
         self._set(command=self.command or self.name.replace("_", "-"), cli=self.cli or self.name)
 
     def _set(self, **values: Any) -> None:
@@ -77,28 +80,28 @@ class Command:
         """Return the module of each public name."""
         classes = (one.rpartition(":") for one in self.result.split())
         modules = {name: f"{self.module}.{file}".rstrip(".") for file, _, name in classes}
-        return {**dict.fromkeys(self.functions, self.module), **modules}
+        return {**dict.fromkeys(self.functions, self.code), **modules}
 
 
 @dataclass(frozen=True)
 class Entry(Command):
     """Registry entry of an analyzer.
 
-    The package of the analyzer contains the public function, its ``options.py`` the options class
-    and its ``compute.py`` the :class:`~traceanalyzer.analyzers.base.Analyzer`, named like the
-    function in capitals. The package and ``options.py`` import nothing heavy, to keep ``--help``
-    fast. A small analyzer may be one file.
+    The ``__init__.py`` of the analyzer's package contains the options class and imports nothing
+    heavy, to keep ``--help`` fast; its ``compute.py`` contains the public function and the
+    :class:`~traceanalyzer.analyzers.base.Analyzer`, named like the function in capitals. A small
+    analyzer may be one file.
 
     Attributes:
         name: name of the Python function.
-        module: module of the public function; default: ``traceanalyzer.analyzers.NAME``.
+        module: package of the analyzer; default: ``traceanalyzer.analyzers.NAME``.
         functions: further public functions.
         result: public result class; in ``MODULE.result`` if no file is given.
         cli: module of a command that is written by hand.
         section: heading in a report, or None for an analyzer that is not in reports.
         plot: content of ``--plot``, or None for a command without this option.
-        code: module of the analyzer; default: ``MODULE.compute``.
-        options: module and name of the options class; default: ``MODULE.options:Options``.
+        code: module of analyzer and functions; default: ``MODULE.compute``.
+        options: module and name of the options class; default: ``MODULE:Options``.
         hidden: whether the analyzer is only used by others, without a command or function.
         one_file: function, options, analyzer and result are all in ``module``.
         variants: analyzers that are options of the command (``memory --oom``) with a function each
@@ -112,7 +115,6 @@ class Entry(Command):
     method: bool = True
     section: str | None = None
     plot: str | None = None
-    code: str = ""
     options: str = ""
     hidden: bool = False
     one_file: bool = False
@@ -122,14 +124,14 @@ class Entry(Command):
 
     def __post_init__(self) -> None:
         module = self.module or f"traceanalyzer.analyzers.{self.name}"
-        code, options, file = ("", "", "") if self.one_file else (".compute", ".options", "result:")
+        code, file = ("", "") if self.one_file else (".compute", "result:")
         self._set(
             module=module,
             functions=() if self.hidden else (self.name, *self.functions),
             result=self.result if ":" in self.result else self.result and file + self.result,
             command=self.command or self.name.replace("_", "-"),
             code=self.code or f"{module}{code}",
-            options=self.options or f"{module}{options}:Options",
+            options=self.options or f"{module}:Options",
         )
 
     def expanded(self) -> Iterator[Entry]:
@@ -142,7 +144,7 @@ class Entry(Command):
                 command=f"{self.command} --{name}" if name in self.variants else "",
                 module=self.module,
                 code=f"{self.module}.{name}",
-                options=f"{self.module}.options:{name.capitalize()}Options",
+                options=f"{self.module}:{name.capitalize()}Options",
                 hidden=name in self.helpers,
             )
 
@@ -159,7 +161,7 @@ class Entry(Command):
 
     def function(self) -> Callable[..., Any]:
         """Import and return the public function."""
-        function: Callable[..., Any] = getattr(import_module(self.module), self.name)
+        function: Callable[..., Any] = getattr(import_module(self.code), self.name)
         return function
 
 
@@ -320,7 +322,7 @@ ENTRIES: dict[str, Entry] = {
             examples=("run/", "run/ --top all"),
             plot="classes on the longest path",
             result="CriticalPath",
-            options="traceanalyzer.analyzers.what_if.options:PathOptions",
+            options="traceanalyzer.analyzers.what_if:PathOptions",
         ),
         Entry(
             "launches",
@@ -427,7 +429,7 @@ ENTRIES: dict[str, Entry] = {
             section="Memory",
             plot="memory over time by category",
             result="result:Memory diff:MemoryDiff growth:MemoryGrowth oom:MemoryErrors",
-            options="traceanalyzer.analyzers.memory.options:MemoryOptions",
+            options="traceanalyzer.analyzers.memory:MemoryOptions",
             variants={"oom": "Out of memory", "growth": "Memory growth", "diff": None},
             helpers=("usage",),
             cli="memory",
@@ -447,6 +449,7 @@ ENTRIES: dict[str, Entry] = {
             group="Files",
             examples=("run/", "rank0.json.gz --to json"),
             section="Files",
+            code="traceanalyzer.analyzers.info.quick",
             result="compute:Info",
             cli="job",
         ),
@@ -466,6 +469,7 @@ ENTRIES: dict[str, Entry] = {
             examples=("before/ after/", "before/ after/ --fail-on-regression 5"),
             plot="steps of both runs and the largest changes",
             result="result:Diff series:DiffSeries",
+            code="traceanalyzer.analyzers.diff.series",
             functions=("diff_runs", "diff_series"),
             method=False,
             cli="diff",

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from traceanalyzer.analyzers.diff.options import Options
+from traceanalyzer.analyzers.diff import Options
 from traceanalyzer.cli import output
 from traceanalyzer.cli.answering import FAILED, analyze, inputs_of
 from traceanalyzer.cli.commands import analyzer_options

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from traceanalyzer.analyzers.flamegraph.options import Options
+from traceanalyzer.analyzers.flamegraph import Options
 from traceanalyzer.cli.answering import analyze, inputs_of
 from traceanalyzer.cli.commands import analyzer_options
 from traceanalyzer.cli.options import (

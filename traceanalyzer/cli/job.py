@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from traceanalyzer.analyzers.info.options import Options
+from traceanalyzer.analyzers.info import Options
 from traceanalyzer.cli import output
 from traceanalyzer.cli.answering import FAILED, analyze, answer, inputs_of
 from traceanalyzer.cli.options import ReadingOptions, Writing, limit, reading, rows, writing

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from traceanalyzer.analyzers.memory.options import (
+from traceanalyzer.analyzers.memory import (
     DiffOptions,
     GrowthOptions,
     MemoryOptions,

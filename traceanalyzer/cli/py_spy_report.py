@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from traceanalyzer.analyzers.py_spy_report.options import Options
+from traceanalyzer.analyzers.py_spy_report import Options
 from traceanalyzer.cli.answering import analyze
 from traceanalyzer.cli.commands import analyzer_options
 from traceanalyzer.cli.options import ALL, ReadingOptions, Writing, reading, rows, writing

@@ -13,12 +13,7 @@ from pathlib import Path
 import polars as pl
 
 from traceanalyzer.analyzers.base import Skipped
-from traceanalyzer.errors import (
-    InputError,
-    MalformedInput,
-    MissingData,
-    OptionError,
-)
+from traceanalyzer.errors import InputError, MalformedInput, MissingData, OptionError
 from traceanalyzer.run.parts import AGAIN, Summary
 from traceanalyzer.run.pieces import OpenedInputs, State
 from traceanalyzer.run.questions import Questions

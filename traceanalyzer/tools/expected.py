@@ -11,8 +11,8 @@ from typing import Any, Unpack
 import polars as pl
 
 from traceanalyzer.analyzers.base import Reading
+from traceanalyzer.analyzers.diff import MIN_CHANGE, Options
 from traceanalyzer.analyzers.diff.compute import DIFF
-from traceanalyzer.analyzers.diff.options import MIN_CHANGE, Options
 from traceanalyzer.analyzers.diff.result import Diff, Expected
 from traceanalyzer.errors import MalformedInput, OptionError
 from traceanalyzer.findings import diagnose

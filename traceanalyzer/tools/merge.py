@@ -15,8 +15,8 @@ import polars as pl
 
 from traceanalyzer import files
 from traceanalyzer.analyzers.base import Examination, Reading
+from traceanalyzer.analyzers.comm_outliers import Options as CommOptions
 from traceanalyzer.analyzers.comm_outliers.compute import measure as measure_communication
-from traceanalyzer.analyzers.comm_outliers.options import Options as CommOptions
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.analyzers.common.display import short_paths
 from traceanalyzer.analyzers.timeline import alignment, overlays

@@ -13,7 +13,7 @@ from traceanalyzer.analyzers import registry
 from traceanalyzer.analyzers.base import Examination, Reading
 from traceanalyzer.analyzers.common import columns, display
 from traceanalyzer.analyzers.common.display import headings, known_columns
-from traceanalyzer.analyzers.flamegraph.options import Options as FlamegraphOptions
+from traceanalyzer.analyzers.flamegraph import Options as FlamegraphOptions
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 from traceanalyzer.analyzers.registry import REPLAY

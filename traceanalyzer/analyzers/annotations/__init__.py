@@ -6,40 +6,25 @@ data, verdict, notes, tables and charts.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Unpack
+from dataclasses import dataclass
+from typing import Literal, get_args
 
-from traceanalyzer.analyzers.annotations.options import By, Options
-from traceanalyzer.analyzers.base import Reading
+from traceanalyzer.analyzers.base import AnalyzerOptions, option
 
-if TYPE_CHECKING:
-    from traceanalyzer.analyzers.annotations.result import Annotations
-    from traceanalyzer.trace import Inputs
+By = Literal["rank"]
 
 
-def annotations(
-    inputs: "Inputs",
-    *,
-    names: str | Sequence[str] = (),
-    by: By | None = None,
-    **reading: Unpack[Reading],
-) -> "Annotations":
-    """Return host and device time of annotated ranges (``record_function``, NVTX).
+@dataclass(frozen=True)
+class Options(AnalyzerOptions):
+    """Show the host time of annotated ranges, and the device work that is launched in them.
 
-    One file is in memory at a time; the ranks are summed.
-
-    Args:
-        inputs: a trace, a file or a folder, or several of them.
-        names: regular expressions; only annotations with matching names count, as if there were no
-            others. Default: all.
-        by: also group by ``rank``.
-        **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
-
-    Raises:
-        InputError: no input can be read.
-        MissingData: no annotations were recorded, or none with a matching name.
-        OptionError: ``by`` is unknown, or a pattern is not a regular expression.
+    Annotations are NVTX ranges and record_function. PATH is a trace, several of them, or a folder.
     """
-    from traceanalyzer.analyzers.annotations.compute import ANNOTATIONS
-    from traceanalyzer.run.loop import run
 
-    return run(ANNOTATIONS, inputs, Options(names, by), **reading)
+    names: Sequence[str] = option(
+        (),
+        help="Only annotations with matching names, as if there were no others. Repeatable.",
+        flag="--name",
+        metavar="REGEX",
+    )
+    by: By | None = option(None, help="Also group by this.", choices=get_args(By), measured=False)

@@ -3,19 +3,21 @@
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Unpack
 
 import numpy as np
 import polars as pl
 
-from traceanalyzer.analyzers.annotations.options import Options
+from traceanalyzer.analyzers.annotations import By, Options
 from traceanalyzer.analyzers.annotations.result import Amount, Annotations
-from traceanalyzer.analyzers.base import Analyzer, Needs
+from traceanalyzer.analyzers.base import Analyzer, Needs, Reading
 from traceanalyzer.analyzers.common import columns, launching, names
 from traceanalyzer.analyzers.common.device_work import work_rows
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals, nesting, numbering, slice_tree
 from traceanalyzer.frames.ranges import RangeContents, innermost_range
-from traceanalyzer.trace import Trace, record_hint
+from traceanalyzer.run.loop import run
+from traceanalyzer.trace import Inputs, Trace, record_hint
 from traceanalyzer.vocabulary import (
     ANNOTATION_KINDS,
     DEVICE_WORK,
@@ -386,3 +388,29 @@ def _self_time(ranges: pl.DataFrame) -> pl.Series:
     self_time = slice_tree.build_tree(threads, ["thread"])["self_time"]
     of_thread = ranges["thread"].is_not_null()
     return pl.select(pl.when(of_thread).then(self_time).alias("self_ns")).to_series()
+
+
+def annotations(
+    inputs: "Inputs",
+    *,
+    names: str | Sequence[str] = (),
+    by: By | None = None,
+    **reading: Unpack[Reading],
+) -> "Annotations":
+    """Return host and device time of annotated ranges (``record_function``, NVTX).
+
+    One file is in memory at a time; the ranks are summed.
+
+    Args:
+        inputs: a trace, a file or a folder, or several of them.
+        names: regular expressions; only annotations with matching names count, as if there were no
+            others. Default: all.
+        by: also group by ``rank``.
+        **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
+
+    Raises:
+        InputError: no input can be read.
+        MissingData: no annotations were recorded, or none with a matching name.
+        OptionError: ``by`` is unknown, or a pattern is not a regular expression.
+    """
+    return run(ANNOTATIONS, inputs, Options(names, by), **reading)

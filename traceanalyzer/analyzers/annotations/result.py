@@ -6,7 +6,7 @@ from typing import Any
 
 import polars as pl
 
-from traceanalyzer.analyzers.annotations.options import By
+from traceanalyzer.analyzers.annotations import By
 from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.display import BARS, headings, rank_column, sentences
 from traceanalyzer.drawings import Chart

@@ -10,60 +10,61 @@ the tables and charts, ``notes`` the notes on missing data.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Unpack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, get_args
 
-from traceanalyzer.analyzers.base import Reading
-from traceanalyzer.analyzers.comm_outliers.options import By, Options
+from traceanalyzer.analyzers.base import AnalyzerOptions, comm_patterns, option
 
 if TYPE_CHECKING:
-    from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
     from traceanalyzer.trace import Inputs
 
 
-def comm_outliers(
-    inputs: Inputs,
-    *,
-    baseline: Inputs | None = None,
-    memory: Inputs = (),
-    factor: float = 3.0,
-    z: float = 3.5,
-    comm_patterns: str | Sequence[str] = (),
-    min_wait_ns: int | None = None,
-    by: By | None = None,
-    **reading: Unpack[Reading],
-) -> CommOutliers:
-    """Which collectives took unusually long, which rank is the straggler, and what did it do?
+By = Literal["pair"]
 
-    Files are read only as far as needed: device work and annotations of every file, launch calls
-    if they are required to join kernels to collectives, and host events only of stragglers in the
-    intervals in which other ranks waited. One file is in memory at a time.
 
-    Args:
-        inputs: a trace, a file or a folder, or several of them, one per rank. Memory snapshots
-            among them are used as ``memory``.
-        baseline: traces of another run, to compare each group's median with.
-        memory: memory snapshots, or traces with ``[memory]`` instants: was the device nearly full
-            when collectives were slow?
-        factor: an outlier takes longer than this many times its group's median ...
-        z: ... and has a modified z-score above this.
-        comm_patterns: regular expressions of further kernel names that are communication.
-        min_wait_ns: smallest reported arrival delay; default a tenth of the median step, 1 ms
-            without steps.
-        by: ``pair`` lists the tokens from each rank to each other first.
-        **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
+@dataclass(frozen=True)
+class Options(AnalyzerOptions):
+    """Which collectives took unusually long, and which rank is the straggler?
 
-    Raises:
-        InputError: nothing can be read.
-        MissingData: no communication in the inputs or in the baseline, or no memory data in the
-            inputs of ``memory``.
-        OptionError: a pattern or a number is invalid.
+    PATH is a trace of one rank, several of them, or a folder of all ranks' traces. DeepSpeed's
+    communication log gives times and bandwidths by size.
     """
-    from traceanalyzer.analyzers.comm_outliers.compute import COMM_OUTLIERS
-    from traceanalyzer.run.find import each, without_snapshots
-    from traceanalyzer.run.loop import run
 
-    traces, snapshots = without_snapshots(each(inputs), reading.get("format"))
-    options = Options(
-        baseline, (*snapshots, *each(memory)), factor, comm_patterns, z, min_wait_ns, by
+    baseline: Inputs | None = option(
+        None,
+        help="Compare with the same kinds of collectives in OTHER.",
+        metavar="OTHER",
+        inputs=True,
     )
-    return run(COMM_OUTLIERS, traces, options, **reading)
+    memory: Inputs = option(
+        (),
+        help="Memory snapshots, or traces with [memory] instants: was the device nearly full when "
+        "collectives were slow? Snapshots among PATH... are used too. Repeatable.",
+        metavar="PATH",
+        inputs=True,
+    )
+    factor: float = option(
+        3.0,
+        help="An outlier takes longer than X times the median of its group.",
+        metavar="X",
+        above=1,
+        show_default=True,
+        measured=False,
+    )
+    comm_patterns: Sequence[str] = comm_patterns()
+    z: float = option(
+        3.5,
+        help="The modified z-score of an outlier.",
+        minimum=0,
+        command_line=False,
+        measured=False,
+    )
+    min_wait_ns: int | None = option(
+        None, help="Smallest reported arrival delay.", minimum=0, command_line=False, measured=False
+    )
+    by: By | None = option(
+        None,
+        help="pair: tokens and bytes from each rank to each other in all-to-alls of unequal sizes.",
+        choices=get_args(By),
+        measured=False,
+    )

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Unpack
 
 import polars as pl
 
 from traceanalyzer import vocabulary
 from traceanalyzer.analyzers import registry
-from traceanalyzer.analyzers.base import Analyzer, Needs, Reader
+from traceanalyzer.analyzers.base import Analyzer, Needs, Reader, Reading
 from traceanalyzer.analyzers.comm_outliers import (
+    By,
+    Options,
     activity,
     arrivals,
     chains,
@@ -26,7 +29,6 @@ from traceanalyzer.analyzers.comm_outliers import (
     outliers,
 )
 from traceanalyzer.analyzers.comm_outliers.collectives import INSTANCES, Part
-from traceanalyzer.analyzers.comm_outliers.options import Options
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers, Delayed, Totals
 from traceanalyzer.analyzers.comm_outliers.tables import remarks
 from traceanalyzer.analyzers.common import (
@@ -39,7 +41,9 @@ from traceanalyzer.analyzers.common import (
 )
 from traceanalyzer.analyzers.common.aggregates import Aggregates
 from traceanalyzer.errors import MissingData
-from traceanalyzer.trace import Trace, record_hint
+from traceanalyzer.run.find import each, without_snapshots
+from traceanalyzer.run.loop import run
+from traceanalyzer.trace import Inputs, Trace, record_hint
 
 #: Until 2021 PyTorch recorded collectives and steps as operators.
 _AS_OPERATORS = (
@@ -286,3 +290,48 @@ def _in_steps(instances: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     row = device_steps.launching_step(steps, instances["issued"], instances["start"])
     step = steps["step"].gather(row) if steps.height else row.cast(pl.String)
     return instances.with_columns(step=pl.when(known).then(step))
+
+
+def comm_outliers(
+    inputs: Inputs,
+    *,
+    baseline: Inputs | None = None,
+    memory: Inputs = (),
+    factor: float = 3.0,
+    z: float = 3.5,
+    comm_patterns: str | Sequence[str] = (),
+    min_wait_ns: int | None = None,
+    by: By | None = None,
+    **reading: Unpack[Reading],
+) -> CommOutliers:
+    """Which collectives took unusually long, which rank is the straggler, and what did it do?
+
+    Files are read only as far as needed: device work and annotations of every file, launch calls
+    if they are required to join kernels to collectives, and host events only of stragglers in the
+    intervals in which other ranks waited. One file is in memory at a time.
+
+    Args:
+        inputs: a trace, a file or a folder, or several of them, one per rank. Memory snapshots
+            among them are used as ``memory``.
+        baseline: traces of another run, to compare each group's median with.
+        memory: memory snapshots, or traces with ``[memory]`` instants: was the device nearly full
+            when collectives were slow?
+        factor: an outlier takes longer than this many times its group's median ...
+        z: ... and has a modified z-score above this.
+        comm_patterns: regular expressions of further kernel names that are communication.
+        min_wait_ns: smallest reported arrival delay; default a tenth of the median step, 1 ms
+            without steps.
+        by: ``pair`` lists the tokens from each rank to each other first.
+        **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
+
+    Raises:
+        InputError: nothing can be read.
+        MissingData: no communication in the inputs or in the baseline, or no memory data in the
+            inputs of ``memory``.
+        OptionError: a pattern or a number is invalid.
+    """
+    traces, snapshots = without_snapshots(each(inputs), reading.get("format"))
+    options = Options(
+        baseline, (*snapshots, *each(memory)), factor, comm_patterns, z, min_wait_ns, by
+    )
+    return run(COMM_OUTLIERS, traces, options, **reading)

@@ -12,9 +12,9 @@ from typing import Any, get_origin
 
 import polars as pl
 
+from traceanalyzer.analyzers.comm_outliers import Options
 from traceanalyzer.analyzers.comm_outliers.arrivals import DEFAULT_NS
 from traceanalyzer.analyzers.comm_outliers.matching import ROOTED
-from traceanalyzer.analyzers.comm_outliers.options import Options
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers, Delayed, Totals
 from traceanalyzer.analyzers.common import aggregates
 from traceanalyzer.analyzers.common.columns import ratio

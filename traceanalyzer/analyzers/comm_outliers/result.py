@@ -7,11 +7,10 @@ from typing import Any
 
 import polars as pl
 
-from traceanalyzer.analyzers.comm_outliers import arrivals, chains, pipelines, tables
+from traceanalyzer.analyzers.comm_outliers import By, arrivals, chains, pipelines, tables
 from traceanalyzer.analyzers.comm_outliers.activity import divide, labels
 from traceanalyzer.analyzers.comm_outliers.arrivals import Window
 from traceanalyzer.analyzers.comm_outliers.experts import NO_EXPERTS, UNEQUAL, Experts
-from traceanalyzer.analyzers.comm_outliers.options import By
 from traceanalyzer.analyzers.comm_outliers.outliers import NETWORK
 from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.display import at_start, sentences

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Unpack
 
 import polars as pl
 
-from traceanalyzer.analyzers.base import Analyzer
+from traceanalyzer.analyzers.base import Analyzer, Reading
 from traceanalyzer.analyzers.common.columns import ratio
 from traceanalyzer.analyzers.common.kernel_names import short_names
 from traceanalyzer.analyzers.critical_path.result import CriticalPath
 from traceanalyzer.analyzers.replay import engine, program
 from traceanalyzer.analyzers.replay.path import KERNELS, longest_path
 from traceanalyzer.analyzers.replay.program import Program
-from traceanalyzer.analyzers.what_if.options import PathOptions as Options
+from traceanalyzer.analyzers.what_if import PathOptions as Options
+from traceanalyzer.run.loop import run
+from traceanalyzer.trace import Inputs
 
 
 def combine(
@@ -90,3 +93,22 @@ def _joined(path: pl.DataFrame, begin: float) -> pl.DataFrame:
         )
         .drop("run")
     )
+
+
+def critical_path(inputs: Inputs, **reading: Unpack[Reading]) -> CriticalPath:
+    """Return what lies on the longest path of the run, as shares of the step time.
+
+    The path goes back from the end of the last device work: to the work, launch call, host code or
+    rank that each part waited for. The shares add up to the step time. Only what is on the path
+    makes a step shorter if it becomes shorter; how much shorter, ``what_if`` tells.
+
+    Args:
+        inputs: a trace, a file or a folder, or several of them.
+        **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
+
+    Raises:
+        InputError: a file cannot be read.
+        MissingData: no device work, or too few of its launch calls, were recorded; or the replay of
+            the unchanged run differs from the recording by more than 10 %.
+    """
+    return run(CRITICAL_PATH, inputs, Options(), **reading)

@@ -1,14 +1,17 @@
 """Runtime and driver calls of each rank, combined over all ranks."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Unpack
 
 import polars as pl
 
-from traceanalyzer.analyzers.base import Analyzer, Needs
+from traceanalyzer.analyzers.base import Analyzer, Needs, Reading
 from traceanalyzer.analyzers.common import columns
 from traceanalyzer.analyzers.common.names import distinct, mapped
-from traceanalyzer.analyzers.cuda_api.options import Options
+from traceanalyzer.analyzers.cuda_api import Options
 from traceanalyzer.analyzers.cuda_api.result import (
     CudaApi,
     Sorts,
@@ -18,7 +21,8 @@ from traceanalyzer.analyzers.cuda_api.result import (
 )
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import linking
-from traceanalyzer.trace import Trace
+from traceanalyzer.run.loop import run
+from traceanalyzer.trace import Inputs, Trace
 from traceanalyzer.vocabulary import CUDA_CALLS, LAUNCH_KINDS, call_class
 
 _MOVES = ("gpu_memcpy", "gpu_memset")
@@ -264,3 +268,21 @@ def _numbers(part: Part, calls: pl.DataFrame) -> dict[str, int | None]:
         "copying_ns": int(part.moves["host_ns"].filter(of_findings).sum()),
         "allocating_ns": int(part.allocations["loop_ns"].sum()),
     }
+
+
+def cuda_api(inputs: Inputs, **reading: Unpack[Reading]) -> CudaApi:
+    """Return the host time of CUDA and HIP runtime and driver calls, and which block the host.
+
+    By name: count, total, mean, median, minimum, maximum, 99th percentile. Findings are copies and
+    memsets that block the host, calls that wait for the device, and memory that is allocated
+    between the first and the last launch.
+
+    Args:
+        inputs: a trace, a file or a folder, or several of them.
+        **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
+
+    Raises:
+        InputError: no input can be read.
+        MissingData: no calls were recorded.
+    """
+    return run(CUDA_API, inputs, Options(), **reading)

@@ -1,5 +1,7 @@
 """Data of each rank from other analyzers, compared between two runs."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,8 +15,7 @@ import polars as pl
 from traceanalyzer.analyzers.base import Analyzer, Needs
 from traceanalyzer.analyzers.comm_outliers import compute as comm
 from traceanalyzer.analyzers.common.device_work import device_work
-from traceanalyzer.analyzers.diff import comparable, compared, result, roles, runs, units
-from traceanalyzer.analyzers.diff.options import Options
+from traceanalyzer.analyzers.diff import Options, comparable, compared, result, roles, runs, units
 from traceanalyzer.analyzers.flamegraph import compute as flamegraph
 from traceanalyzer.analyzers.flamegraph.result import FlameGraph
 from traceanalyzer.analyzers.gpu_idle import compute as gpu_idle

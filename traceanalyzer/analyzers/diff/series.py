@@ -1,17 +1,120 @@
-"""Several runs in order, such as versions: in which one did a role become slower?"""
+"""The public functions: two runs, several runs of each version, and several runs in order."""
+
+from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Unpack
 
+import numpy as np
 import polars as pl
 
+from traceanalyzer.analyzers.base import Reading
 from traceanalyzer.analyzers.common.display import headings
-from traceanalyzer.analyzers.diff import compute, runs
-from traceanalyzer.analyzers.diff.options import Options
-from traceanalyzer.analyzers.diff.runs import Part
+from traceanalyzer.analyzers.diff import MIN_CHANGE, Options, compute, runs
+from traceanalyzer.analyzers.diff.comparable import WITHIN
+from traceanalyzer.analyzers.diff.compute import DIFF
+from traceanalyzer.analyzers.diff.result import Diff
+from traceanalyzer.analyzers.diff.runs import Measure, Part
 from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.result import Result, Table, View
+from traceanalyzer.run.baselines import run_paths
+from traceanalyzer.run.loop import collect, guarded, run, with_notes
+from traceanalyzer.trace import Inputs
 from traceanalyzer.units import format_change, format_ns
+
+#: The parts of all ranks of one run.
+Parts = Sequence[Part]
+
+
+def median_runs(before: Sequence[Parts], after: Sequence[Parts], options: Options) -> Diff:
+    """Compare the median run of each version; the noise includes that between the runs.
+
+    Args:
+        before: the runs before, at least one.
+        after: the runs after, at least one.
+        options: the options.
+
+    Raises:
+        OptionError: a side has no run.
+    """
+    if not before or not after:
+        raise OptionError("diff_runs needs at least one run of each version")
+    of_before = [compute.combine(after[0], options, run) for run in before]
+    of_after = [compute.combine(run, options, before[0]) for run in after]
+    every = [*of_before, *of_after]
+    impossible = next((one for one in every if one.measure is None), None)
+    if impossible is not None:
+        return impossible
+    measures = [one.measure for one in every if one.measure is not None]
+    values = (
+        [one.before for one in measures[: len(before)]],
+        [one.after for one in measures[len(before) :]],
+    )
+    middle = [sorted(range(len(side)), key=side.__getitem__)[(len(side) - 1) // 2]
+              for side in values]  # fmt: skip
+    result = compute.combine(after[middle[1]], options, before[middle[0]])
+    if result.measure is None or len({(one.name, one.unit) for one in measures}) > 1:
+        why = "the runs of one version have different data; compare two runs"
+        return replace(result, measure=None, why=why)
+    repeats = _repeats(of_before, of_after, values, result.measure)
+    reserved = tuple(dict.fromkeys(text for one in every for text in one.reservations))
+    others = [text for text in result.remarks if text not in (WITHIN, *result.reservations)]
+    return replace(
+        result,
+        measure=_with_noise(result.measure, values),
+        reservations=reserved,
+        remarks=(*reserved, *others, _remark(values, repeats, middle)),
+        repeats=repeats,
+    )
+
+
+def _with_noise(measure: Measure, values: tuple[list[float], list[float]]) -> Measure:
+    """Return the measure of the median runs; the noise is the larger one of steps and runs."""
+    medians = [float(np.median(side)) for side in values]
+    between = runs.noise_of(*_errors(values))
+    known = [noise for noise in (measure.noise, between) if noise is not None]
+    noise = max((one for one in known if not np.isnan(one)), default=None)
+    return replace(measure, before=medians[0], after=medians[1], noise=noise)
+
+
+def _errors(values: tuple[list[float], list[float]]) -> tuple[float, float]:
+    """Return the standard error of each side; one run varies as much as those of the other side."""
+    errors = [float(runs.standard_errors(np.array([side], dtype=float))[0]) for side in values]
+    counts = [len(side) for side in values]
+    for one, other in ((0, 1), (1, 0)):
+        if counts[one] == 1 and counts[other] > 1:
+            errors[one] = errors[other] * counts[other] ** 0.5
+    return errors[0], errors[1]
+
+
+def _repeats(
+    of_before: Sequence[Diff],
+    of_after: Sequence[Diff],
+    values: tuple[list[float], list[float]],
+    measure: Measure,
+) -> pl.DataFrame:
+    """Return one row per run: run, path, value_ns (or value_bytes, value)."""
+    column = f"value_{measure.unit}" if measure.unit in ("ns", "bytes") else "value"
+    rows = [
+        {"run": when, "path": one.runs.filter(run=when)["path"].item(), column: value}
+        for when, each, side in zip(("before", "after"), (of_before, of_after), values, strict=True)
+        for one, value in zip(each, side, strict=True)
+    ]
+    return pl.DataFrame(rows)
+
+
+def _remark(
+    values: tuple[list[float], list[float]], repeats: pl.DataFrame, middle: Sequence[int]
+) -> str:
+    paths = repeats["path"].to_list()
+    pair = (paths[middle[0]], paths[len(values[0]) + middle[1]])
+    return (
+        f"Runs: {len(values[0])} before, {len(values[1])} after. The noise is the larger one of "
+        "that between steps and that between runs; a single run is assumed to vary like those of "
+        f"the other side. Tables compare the median runs: {pair[0]} and {pair[1]}."
+    )
+
 
 #: States of a role that changed.
 _CHANGED = (runs.SLOWER, runs.FASTER, runs.NEW, runs.GONE)
@@ -71,7 +174,7 @@ class DiffSeries(Result):
         return f"{text} Roles that changed there: {'; '.join(by)}." if by else text
 
 
-def combine(every: Sequence[Sequence[Part]], options: Options) -> DiffSeries:
+def in_order(every: Sequence[Sequence[Part]], options: Options) -> DiffSeries:
     """Compare each run with the one before it.
 
     Raises:
@@ -132,3 +235,110 @@ def _by_run(roles: Sequence[pl.DataFrame]) -> pl.DataFrame:
         pl.col("change_ns").abs(), "role", descending=[True, False], nulls_last=True
     )
     return ordered.select("role", *times, "jump", "change_ns", "kernel", "in_place_of")
+
+
+def diff(
+    before: Inputs,
+    after: Inputs,
+    *,
+    step_name: str | None = None,
+    comm_patterns: str | Sequence[str] = (),
+    min_change: float = MIN_CHANGE,
+    **reading: Unpack[Reading],
+) -> Diff:
+    """Return what changed from one run to another, and what is significant.
+
+    Two runs are judged by the first of these that both have: the median step time, the span of the
+    devices' work, the span of the main threads, the total of samples, the memory peak. The result
+    compares the parts of step time (with idle causes), kernels, operators, collectives, functions
+    and memory. A change is significant if it is above the noise and above ``min_change``. Each file
+    is read once, and one is in memory at a time.
+
+    A baseline with several runs is compared by :func:`diff_runs`.
+
+    Args:
+        before: a trace, a file or a folder, or several of them: the run to compare with.
+        after: the same for the run to judge; it may have another format.
+        step_name: a regular expression; slices whose names match are steps.
+        comm_patterns: regular expressions of further kernel names that are communication.
+        min_change: the least significant change, as a fraction of the smaller value.
+        **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
+
+    Raises:
+        InputError: no file of a run can be read.
+        MissingData: a run has no data to compare.
+        OptionError: an option is invalid.
+    """
+    sides = [run_paths(side) if isinstance(side, str) else [side] for side in (before, after)]
+    if any(len(side) > 1 for side in sides):
+        how = {"step_name": step_name, "comm_patterns": comm_patterns, "min_change": min_change}
+        return diff_runs(sides[0], sides[1], **how, **reading)  # type: ignore[arg-type]
+    return run(DIFF, after, Options(step_name, comm_patterns, min_change, before), **reading)
+
+
+def diff_runs(
+    before: Sequence[Inputs],
+    after: Sequence[Inputs],
+    *,
+    step_name: str | None = None,
+    comm_patterns: str | Sequence[str] = (),
+    min_change: float = MIN_CHANGE,
+    **reading: Unpack[Reading],
+) -> Diff:
+    """Return what changed between two versions with several runs each.
+
+    The median runs are compared; a change is significant if it is also above the noise between the
+    runs of a version.
+
+    Args:
+        before: the runs to compare with, each one as for :func:`diff`.
+        after: the runs to judge, of one version.
+        step_name: see :func:`diff`.
+        comm_patterns: see :func:`diff`.
+        min_change: see :func:`diff`.
+        **reading: see :func:`diff`.
+
+    Raises:
+        InputError: no file of a run can be read.
+        MissingData: a run has no data to compare.
+        OptionError: an option is invalid, or a side has no run.
+    """
+    window = (reading.get("since_ns"), reading.get("until_ns"))
+    options = Options(step_name, comm_patterns, min_change, None, window)
+    sides = [[collect(DIFF, run, options, **reading) for run in side] for side in (before, after)]
+    every = [run for side in sides for run in side]
+    with guarded({path: one for run in every for path, one in run.summaries.items()}):
+        parts = [[run.parts for run in side] for side in sides]
+        result = median_runs(parts[0], parts[1], options)
+        result.view()
+    return with_notes(result, dict.fromkeys(note for run in every for note in run.notes))
+
+
+def diff_series(
+    runs: Sequence[Inputs],
+    *,
+    step_name: str | None = None,
+    comm_patterns: str | Sequence[str] = (),
+    min_change: float = MIN_CHANGE,
+    **reading: Unpack[Reading],
+) -> DiffSeries:
+    """In which of several runs did a role of kernels become slower?
+
+    Args:
+        runs: the runs in order, such as versions; each one as for :func:`diff`, read once.
+        step_name: see :func:`diff`.
+        comm_patterns: see :func:`diff`.
+        min_change: see :func:`diff`.
+        **reading: see :func:`diff`.
+
+    Raises:
+        InputError: no file of a run can be read.
+        MissingData: a run cannot be compared with the one before it.
+        OptionError: an option is invalid, or there are fewer than two runs.
+    """
+    window = (reading.get("since_ns"), reading.get("until_ns"))
+    options = Options(step_name, comm_patterns, min_change, None, window)
+    every = [collect(DIFF, run, options, **reading) for run in runs]
+    with guarded({path: one for run in every for path, one in run.summaries.items()}):
+        result = in_order([run.parts for run in every], options)
+    return with_notes(result, dict.fromkeys(note for run in every for note in run.notes))

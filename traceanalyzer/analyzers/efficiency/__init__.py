@@ -5,56 +5,67 @@
 ``result`` has the data, verdict, notes, tables and charts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Unpack
+from dataclasses import dataclass
+from typing import Literal, get_args
 
-from traceanalyzer.analyzers.base import Reading
-from traceanalyzer.analyzers.efficiency.options import Options, Precision
+from traceanalyzer.analyzers.base import AnalyzerOptions, comm_patterns, option, step_name
+from traceanalyzer.analyzers.efficiency.peaks import Peaks, with_given
+from traceanalyzer.errors import OptionError
 
-if TYPE_CHECKING:
-    from traceanalyzer.analyzers.efficiency.result import Efficiency
-    from traceanalyzer.trace import Inputs
+Precision = Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4"]
 
 
-def efficiency(
-    inputs: Inputs,
-    *,
-    peak: str | Sequence[str] = (),
-    bandwidth: float | None = None,
-    precision: Precision | None = None,
-    params: float | None = None,
-    tokens: float | None = None,
-    gpus: int | None = None,
-    step_name: str | None = None,
-    comm_patterns: str | Sequence[str] = (),
-    **reading: Unpack[Reading],
-) -> Efficiency:
-    """Return FLOP/s, memory bandwidth and MFU against the peaks of the GPU.
+@dataclass(frozen=True)
+class Options(AnalyzerOptions):
+    """Compare FLOP/s and bandwidth with the peaks of the GPU: MFU, and lost time by operator.
 
-    FLOPs and bytes of an operator follow from the shapes and types of its inputs, the time is that
-    of its kernels. Operators without a formula and collectives are not counted.
-
-    Args:
-        inputs: a trace, a file or a folder, or several of them.
-        peak: dense peaks as ``PRECISION=TFLOPS``, such as ``bf16=989.4``; they override the table.
-        bandwidth: memory bandwidth of the GPU in GB/s.
-        precision: peak that MFU is relative to; default: the precision with most FLOPs.
-        params: parameters of the model, for MFU as 6 N T.
-        tokens: tokens per step on all GPUs, for MFU as 6 N T.
-        gpus: GPUs that share the tokens; default: the world size, else the GPUs in the files.
-        step_name: regular expression of the names of steps.
-        comm_patterns: regular expressions of additional communication kernels, not counted.
-        **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
-
-    Raises:
-        InputError: no input can be read.
-        MissingData: no kernels, or neither input shapes nor ``params`` and ``tokens`` are known.
-        OptionError: a peak or a regular expression is not valid.
+    PATH is a trace of PyTorch recorded with record_shapes=True, several of them, or a folder. Other
+    traces need --params and --tokens, and give the MFU only.
     """
-    from traceanalyzer.analyzers.efficiency.compute import EFFICIENCY
-    from traceanalyzer.run.loop import run
 
-    options = Options(peak, bandwidth, precision, params, tokens, gpus, step_name, comm_patterns)
-    return run(EFFICIENCY, inputs, options, **reading)
+    peak: Sequence[str] = option(
+        (),
+        help="Dense peak of the GPU in TFLOP/s, such as bf16=989.4; overrides the built-in table. "
+        "Repeatable.",
+        metavar="PRECISION=TFLOPS",
+        measured=False,
+    )
+    bandwidth: float | None = option(
+        None,
+        help="Memory bandwidth of the GPU in GB/s, such as 3350.",
+        metavar="GBPS",
+        above=0,
+        measured=False,
+    )
+    precision: Precision | None = option(
+        None,
+        help="Peak that MFU is relative to. Default: precision of most FLOPs; bf16 without shapes.",
+        choices=get_args(Precision),
+        measured=False,
+    )
+    params: float | None = option(
+        None, help="Parameters of the model, for MFU as 6 x N x T: 7e9.", metavar="N", above=0
+    )
+    tokens: float | None = option(
+        None,
+        help="Tokens per step on all GPUs, for MFU as 6 x N x T.",
+        metavar="T",
+        above=0,
+        measured=False,
+    )
+    gpus: int | None = option(
+        None,
+        help="GPUs that share the tokens. Default: world size of the job, else GPUs in the files.",
+        metavar="N",
+        minimum=1,
+        measured=False,
+    )
+    step_name: str | None = step_name()
+    comm_patterns: Sequence[str] = comm_patterns()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        with_given(Peaks({}), self.peak, self.bandwidth)
+        if (self.params is None) != (self.tokens is None):
+            raise OptionError("params and tokens belong together: MFU is 6 x N x T / (time x peak)")

@@ -1,15 +1,18 @@
 """FLOPs and times of each rank by operator and step, combined over all ranks."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Unpack
 
 import polars as pl
 
-from traceanalyzer.analyzers.base import Analyzer, Needs
+from traceanalyzer.analyzers.base import Analyzer, Needs, Reading
 from traceanalyzer.analyzers.common import device_steps, step_marks
 from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.device_work import COMPUTE, device_work
-from traceanalyzer.analyzers.efficiency import roofs
+from traceanalyzer.analyzers.efficiency import Options, Precision, roofs
 from traceanalyzer.analyzers.efficiency.calls import (
     INPUTS_OF,
     PRODUCTS,
@@ -19,12 +22,12 @@ from traceanalyzer.analyzers.efficiency.calls import (
     product_calls,
 )
 from traceanalyzer.analyzers.efficiency.formulas import MATRIX
-from traceanalyzer.analyzers.efficiency.options import Options
 from traceanalyzer.analyzers.efficiency.peaks import TENSOR
 from traceanalyzer.analyzers.efficiency.result import Efficiency
 from traceanalyzer.errors import MissingData
+from traceanalyzer.run.loop import run
 from traceanalyzer.schema import INPUTS
-from traceanalyzer.trace import Trace, record_hint
+from traceanalyzer.trace import Inputs, Trace, record_hint
 from traceanalyzer.vocabulary import DEVICE_WORK, LAUNCH_KINDS
 
 #: Sums of a step; those of FLOPs are by precision.
@@ -433,3 +436,42 @@ EFFICIENCY = Analyzer(
     combine,
     measure_for={"page": measure_for_report, "findings": measure_for_rules},
 )
+
+
+def efficiency(
+    inputs: Inputs,
+    *,
+    peak: str | Sequence[str] = (),
+    bandwidth: float | None = None,
+    precision: Precision | None = None,
+    params: float | None = None,
+    tokens: float | None = None,
+    gpus: int | None = None,
+    step_name: str | None = None,
+    comm_patterns: str | Sequence[str] = (),
+    **reading: Unpack[Reading],
+) -> Efficiency:
+    """Return FLOP/s, memory bandwidth and MFU against the peaks of the GPU.
+
+    FLOPs and bytes of an operator follow from the shapes and types of its inputs, the time is that
+    of its kernels. Operators without a formula and collectives are not counted.
+
+    Args:
+        inputs: a trace, a file or a folder, or several of them.
+        peak: dense peaks as ``PRECISION=TFLOPS``, such as ``bf16=989.4``; they override the table.
+        bandwidth: memory bandwidth of the GPU in GB/s.
+        precision: peak that MFU is relative to; default: the precision with most FLOPs.
+        params: parameters of the model, for MFU as 6 N T.
+        tokens: tokens per step on all GPUs, for MFU as 6 N T.
+        gpus: GPUs that share the tokens; default: the world size, else the GPUs in the files.
+        step_name: regular expression of the names of steps.
+        comm_patterns: regular expressions of additional communication kernels, not counted.
+        **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
+
+    Raises:
+        InputError: no input can be read.
+        MissingData: no kernels, or neither input shapes nor ``params`` and ``tokens`` are known.
+        OptionError: a peak or a regular expression is not valid.
+    """
+    options = Options(peak, bandwidth, precision, params, tokens, gpus, step_name, comm_patterns)
+    return run(EFFICIENCY, inputs, options, **reading)

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 import polars as pl
 
 from traceanalyzer.analyzers.common.columns import largest_first, ratio
+from traceanalyzer.analyzers.efficiency import Options
 from traceanalyzer.analyzers.efficiency.formulas import MATRIX
-from traceanalyzer.analyzers.efficiency.options import Options
 from traceanalyzer.analyzers.efficiency.peaks import TENSOR, Peaks, peaks_of, with_given
 
 PeaksByGpu = Mapping[str | None, Peaks]

@@ -5,66 +5,89 @@ a file, ``tree`` adds or compares those of several files and builds the boxes, `
 both; ``result`` has the data, verdict, notes and tables.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Unpack
+from dataclasses import dataclass
+from typing import Literal, get_args
 
-from traceanalyzer.analyzers.base import Reading
-from traceanalyzer.analyzers.flamegraph.options import By, Options, Weight
+from traceanalyzer.analyzers.base import AnalyzerOptions, option
+from traceanalyzer.errors import OptionError
+from traceanalyzer.vocabulary import KINDS
 
-if TYPE_CHECKING:
-    from traceanalyzer.analyzers.flamegraph.result import FlameGraph
-    from traceanalyzer.trace import Inputs
+Weight = Literal["time", "count", "bytes"]
+By = Literal["process", "thread", "rank", "file"]
 
 
-def flamegraph(
-    inputs: Inputs,
-    *,
-    base: Inputs | None = None,
-    kinds: str | Sequence[str] = (),
-    threads: str | Sequence[str] = (),
-    weight: Weight | None = None,
-    by: By | None = None,
-    inverted: bool = False,
-    focus: str | None = None,
-    min_frac: float | None = None,
-    library_names: str | Sequence[str] = (),
-    title: str | None = None,
-    **reading: Unpack[Reading],
-) -> FlameGraph:
-    """Return where the time (or other weight) goes, as a flame graph.
+@dataclass(frozen=True)
+class Options(AnalyzerOptions):
+    """Show where the time goes: an interactive flame graph as SVG, or HTML by FILE's suffix.
 
-    Sampled stacks count with their weight, slices of a trace with their self time. All lines of a
-    function are one frame. One file is in memory at a time.
-
-    Args:
-        inputs: a trace, a file or a folder, or several of them, which are added.
-        base: the inputs of another run to compare with, scaled to the same sum.
-        kinds: kinds of events; by default samples, else ``python_function``, else all slices on
-            host threads.
-        threads: only threads with these numbers, or with these texts in their names.
-        weight: ``time``, ``count`` or ``bytes``; by default the recorded weight of samples, and the
-            time of slices.
-        by: one root for each ``process``, ``thread``, ``rank`` or ``file``.
-        inverted: bottom-up, from leaf functions up to their callers.
-        focus: a regular expression; only stacks through functions with matching names, from the
-            outermost such function down.
-        min_frac: boxes smaller than this fraction of the total are merged, with their number and
-            weight; by default none as long as all can be drawn, else all but the 5,000 largest.
-        library_names: libraries to highlight; none: the user's own code.
-        title: title of the picture.
-        **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
-
-    Raises:
-        InputError: a file cannot be read.
-        MissingData: no stacks or no matching events were recorded.
-        OptionError: an option is invalid, or weights have several units.
+    PATH has sampled stacks (py-spy raw, collapsed, speedscope) or is a trace with nested slices
+    (Chrome JSON, Parquet); several, or a folder of ranks, are added.
     """
-    from traceanalyzer.analyzers.flamegraph.compute import FLAMEGRAPH
-    from traceanalyzer.run.loop import run
 
-    options = Options(
-        kinds, threads, weight, by, inverted, focus, min_frac, base, library_names, title
+    kinds: Sequence[str] = option(
+        (),
+        help="Kind of events, such as kernel. Repeatable. Default: samples, else python_function, "
+        "else all host slices.",
+        flag="--kind",
+        metavar="KIND",
+        choices=KINDS,
     )
-    return run(FLAMEGRAPH, inputs, options, **reading)
+    threads: Sequence[str] = option(
+        (),
+        help="Only this thread, by its number or a part of its name. Repeatable.",
+        flag="--thread",
+        metavar="TID|NAME",
+    )
+    weight: Weight | None = option(
+        None,
+        help="Weight of boxes. Default: as sampled; for slices, their time.",
+        choices=get_args(Weight),
+    )
+    by: By | None = option(
+        None, help="One root for each. Default: one for all.", choices=get_args(By)
+    )
+    inverted: bool = option(
+        False, help="Inverted (bottom-up): from leaf functions up to callers.", measured=False
+    )
+    focus: str | None = option(
+        None,
+        help="Only stacks through matching functions, from there down.",
+        metavar="REGEX",
+        measured=False,
+    )
+    min_frac: float | None = option(
+        None,
+        help="Merge boxes below this fraction of the total. Default: draw at least the 5,000 "
+        "largest.",
+        metavar="X",
+        minimum=0,
+        measured=False,
+    )
+    base: object = option(
+        None,
+        help="Compare with BASE, scaled to the same sum.",
+        flag="--diff",
+        metavar="BASE",
+        inputs=True,
+    )
+    library_names: Sequence[str] = option(
+        (),
+        help="Highlight the code of NAME. Repeatable. Default: own code.",
+        flag="--library-name",
+        metavar="NAME",
+        measured=False,
+    )
+    title: str | None = option(
+        None, help="Title of the picture. Default: the files.", metavar="TEXT", measured=False
+    )
+    window: tuple[int | None, int | None] = option(
+        (None, None), help="Since and until: slices are cut there.", command_line=False
+    )
+
+    def __post_init__(self) -> None:
+        if self.min_frac is not None and not 0 <= self.min_frac < 1:
+            raise OptionError(
+                f"--min-frac {self.min_frac:g}: must be >= 0 and < 1, for example 0.001"
+            )
+        super().__post_init__()

@@ -11,7 +11,7 @@ from traceanalyzer.analyzers.common import own_lines
 from traceanalyzer.analyzers.common.columns import is_whole
 from traceanalyzer.analyzers.common.libraries import is_own_code, package_of
 from traceanalyzer.analyzers.common.names import mapped
-from traceanalyzer.analyzers.flamegraph.options import Options
+from traceanalyzer.analyzers.flamegraph import Options
 from traceanalyzer.analyzers.flamegraph.result import column
 from traceanalyzer.analyzers.flamegraph.weights import FRAMES, NO_STACK, Part, Weighted
 from traceanalyzer.errors import InputError, MissingData, OptionError

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Unpack
 
 import polars as pl
 
-from traceanalyzer.analyzers.base import Analyzer, Needs
+from traceanalyzer.analyzers.base import Analyzer, Needs, Reading
 from traceanalyzer.analyzers.common import clocks, device_work
 from traceanalyzer.analyzers.common.columns import grouped, stacked
 from traceanalyzer.analyzers.common.device_steps import is_warm_up
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE, MEMORY
 from traceanalyzer.analyzers.common.gpu_api import Api, joined_api
 from traceanalyzer.analyzers.common.step_marks import by_kernels
-from traceanalyzer.analyzers.gpu_idle import causes, gaps as losing, host, longest_gaps
+from traceanalyzer.analyzers.gpu_idle import By, Options, causes, gaps as losing, host, longest_gaps
 from traceanalyzer.analyzers.gpu_idle.causes import BUSY, CAUSE, CAUSES
 from traceanalyzer.analyzers.gpu_idle.gaps import drained, queued, with_launches
 from traceanalyzer.analyzers.gpu_idle.host import Excerpt, HostTime, take
-from traceanalyzer.analyzers.gpu_idle.options import Options
 from traceanalyzer.analyzers.gpu_idle.result import Coverage, GpuIdle
 from traceanalyzer.frames import intervals
-from traceanalyzer.trace import Trace
+from traceanalyzer.run.loop import run
+from traceanalyzer.trace import Inputs, Trace
 from traceanalyzer.vocabulary import (
     ALLOCATES,
     CREATE,
@@ -416,3 +417,46 @@ def _by_device(parts: Sequence[Part], table: str, shifts: pl.Series) -> pl.DataF
         named = named.with_columns(pl.col("cause").cast(CAUSE))
     source = ("rank", "path", "device", "pid")
     return named.select(*source, pl.exclude(*source))
+
+
+def gpu_idle(
+    inputs: Inputs,
+    *,
+    min_gap_ns: int = 10_000,
+    dataloader: str | Sequence[str] = (),
+    comm_patterns: str | Sequence[str] = (),
+    by: By = "device",
+    library_names: str | Sequence[str] = (),
+    step_name: str | None = None,
+    **reading: Unpack[Reading],
+) -> GpuIdle:
+    """Why is the GPU idle, and what does waiting for the data loader cost?
+
+    A gap is a maximal interval of a device's span in which no work runs on any of its streams.
+    Each moment of it has one cause, the first of
+    :data:`~traceanalyzer.analyzers.gpu_idle.causes.CAUSES` that matches the activity of the threads
+    that launch the device's kernels; so the causes add up to the idle time. The span is from the
+    first start to the last end of the device's work, extended to the marked steps.
+
+    Without recorded device work, the thread that marks steps (otherwise the one with most time in
+    operators) is analysed: it is busy in operators that are not part of data loading.
+
+    Args:
+        inputs: a trace, a file or a folder, or several of them, one per rank.
+        min_gap_ns: shorter gaps count as ``short_gap``, the normal distance between kernels.
+        dataloader: regular expressions of the host slices that are data loading, in place of
+            :data:`~traceanalyzer.analyzers.gpu_idle.causes.DATALOADER`.
+        comm_patterns: regular expressions of further kernels that are communication.
+        by: ``device``; ``process``: a row per process on a device; ``step``: list steps first.
+        library_names: libraries whose innermost Python frame is reported for each gap; none: the
+            user's own code.
+        step_name: a regular expression of the slices that are steps.
+        **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
+
+    Raises:
+        InputError: no file can be read.
+        MissingData: neither device work nor operators were recorded.
+        OptionError: an option is invalid.
+    """
+    options = Options(min_gap_ns, dataloader, comm_patterns, by, library_names, step_name)
+    return run(GPU_IDLE, inputs, options, **reading)

@@ -29,8 +29,7 @@ from traceanalyzer.analyzers.common.names import (
     python_frame,
     starting_with,
 )
-from traceanalyzer.analyzers.gpu_idle import causes
-from traceanalyzer.analyzers.gpu_idle.options import Options
+from traceanalyzer.analyzers.gpu_idle import Options, causes
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals, linking, nesting, numbering
 from traceanalyzer.trace import Trace, is_truncated, record_hint

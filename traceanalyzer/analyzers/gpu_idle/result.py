@@ -14,10 +14,9 @@ from traceanalyzer.analyzers.common.display import headings, known_columns, stac
 from traceanalyzer.analyzers.common.gpu_api import Api
 from traceanalyzer.analyzers.common.step_marks import INFERRED_STEPS
 from traceanalyzer.analyzers.common.waits import DATA
-from traceanalyzer.analyzers.gpu_idle import activities, causes
+from traceanalyzer.analyzers.gpu_idle import Options, activities, causes
 from traceanalyzer.analyzers.gpu_idle.activities import STEP, Activity, main_place
 from traceanalyzer.analyzers.gpu_idle.host import HostTime
-from traceanalyzer.analyzers.gpu_idle.options import Options
 from traceanalyzer.drawings import Chart
 from traceanalyzer.result import Result, Table, View
 from traceanalyzer.units import format_frac, format_ns

@@ -6,38 +6,15 @@
 causes at the end; ``texts`` has the sentences and the advice, ``result`` the answer.
 """
 
-from __future__ import annotations
+from dataclasses import dataclass
 
-from typing import TYPE_CHECKING, Unpack
-
-from traceanalyzer.analyzers.base import Reading
-from traceanalyzer.analyzers.hang.options import Options
-
-if TYPE_CHECKING:
-    from traceanalyzer.analyzers.hang.result import Hang
-    from traceanalyzer.trace import Inputs
+from traceanalyzer.analyzers.base import AnalyzerOptions
 
 
-def hang(inputs: Inputs, **reading: Unpack[Reading]) -> Hang:
-    """Find the rank that a hanging job waits for.
+@dataclass(frozen=True)
+class Options(AnalyzerOptions):
+    """Find the rank that a hanging job waits for, from Flight Recorder dumps.
 
-    Inputs are Flight Recorder dumps of PyTorch, one per rank, and optionally the output of
-    ``py-spy dump`` of the same ranks. Collectives are aligned by group and sequence number, sends
-    and receives by their order. Ranks of a group without a dump are suspects, not errors. A time
-    window is ignored: dumps have no beginning.
-
-    Args:
-        inputs: a file or a folder, or several of them.
-        **reading: see :class:`~traceanalyzer.analyzers.base.Reading`. All dumps are compared;
-            ``rank`` selects the rows of the tables of ranks and stacks.
-
-    Raises:
-        InputError: no input can be read, or the dumps are of several jobs.
-        MissingData: no input is a Flight Recorder dump of a known rank.
-        OptionError: no input has the rank.
+    PATH is a dump, or a folder with one dump per rank (pickle or JSON), and optionally the output
+    of py-spy dump of the same ranks.
     """
-    from traceanalyzer.analyzers.hang.compute import HANG
-    from traceanalyzer.run.loop import run
-
-    rank = reading.pop("rank", None)
-    return run(HANG, inputs, Options(), **reading).of_rank(rank)

@@ -1,20 +1,23 @@
 """The records of each rank, and their combination over all ranks."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
+from typing import Unpack
 
 import polars as pl
 
-from traceanalyzer.analyzers.base import Analyzer, Needs
+from traceanalyzer.analyzers.base import Analyzer, Needs, Reading
 from traceanalyzer.analyzers.common import libraries
 from traceanalyzer.analyzers.common.names import mapped
-from traceanalyzer.analyzers.hang import matching, waiting
+from traceanalyzer.analyzers.hang import Options, matching, waiting
 from traceanalyzer.analyzers.hang.matching import DEFAULT, FIRST, Groups, parse_ranks
-from traceanalyzer.analyzers.hang.options import Options
 from traceanalyzer.analyzers.hang.result import Hang
 from traceanalyzer.errors import InputError, MissingData
-from traceanalyzer.trace import Trace, is_truncated
+from traceanalyzer.run.loop import run
+from traceanalyzer.trace import Inputs, Trace, is_truncated
 from traceanalyzer.vocabulary import FLIGHT_RECORDER, PY_SPY_DUMP, dtype_bytes
 
 _RECORD = (
@@ -347,3 +350,25 @@ HANG = Analyzer(
     every_file=True,
     whole_file=True,
 )
+
+
+def hang(inputs: Inputs, **reading: Unpack[Reading]) -> Hang:
+    """Find the rank that a hanging job waits for.
+
+    Inputs are Flight Recorder dumps of PyTorch, one per rank, and optionally the output of
+    ``py-spy dump`` of the same ranks. Collectives are aligned by group and sequence number, sends
+    and receives by their order. Ranks of a group without a dump are suspects, not errors. A time
+    window is ignored: dumps have no beginning.
+
+    Args:
+        inputs: a file or a folder, or several of them.
+        **reading: see :class:`~traceanalyzer.analyzers.base.Reading`. All dumps are compared;
+            ``rank`` selects the rows of the tables of ranks and stacks.
+
+    Raises:
+        InputError: no input can be read, or the dumps are of several jobs.
+        MissingData: no input is a Flight Recorder dump of a known rank.
+        OptionError: no input has the rank.
+    """
+    rank = reading.pop("rank", None)
+    return run(HANG, inputs, Options(), **reading).of_rank(rank)

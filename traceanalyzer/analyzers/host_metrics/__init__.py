@@ -4,38 +4,22 @@
 ``result`` has the data, verdict, notes, tables and charts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Unpack
+from dataclasses import dataclass
 
-from traceanalyzer.analyzers.base import Reading
-from traceanalyzer.analyzers.host_metrics.options import Options
-
-if TYPE_CHECKING:
-    from traceanalyzer.analyzers.host_metrics.result import HostMetrics
-    from traceanalyzer.trace import Inputs
+from traceanalyzer.analyzers.base import AnalyzerOptions, option
 
 
-def host_metrics(
-    inputs: Inputs, *, counters: str | Sequence[str] = (), **reading: Unpack[Reading]
-) -> HostMetrics:
-    """Return host counters over time: CPU, memory, disk, network and others.
+@dataclass(frozen=True)
+class Options(AnalyzerOptions):
+    """Show host counters over time: CPU, memory, disk, network and others.
 
-    One file is in memory at a time.
-
-    Args:
-        inputs: a trace, a file or a folder, or several of them.
-        counters: regular expressions; only counters with a matching ``COUNTER/SERIES``. Default:
-            all.
-        **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
-
-    Raises:
-        InputError: no input can be read.
-        MissingData: no counters were recorded, or none matches.
-        OptionError: a pattern is not a regular expression.
+    PATH is a trace, several of them, or a folder.
     """
-    from traceanalyzer.analyzers.host_metrics.compute import HOST_METRICS
-    from traceanalyzer.run.loop import run
 
-    return run(HOST_METRICS, inputs, Options(counters), **reading)
+    counters: Sequence[str] = option(
+        (),
+        help="Only counters whose NAME/SERIES matches this regular expression. Repeatable.",
+        flag="--counter",
+        metavar="PATTERN",
+    )

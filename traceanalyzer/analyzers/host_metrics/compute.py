@@ -1,17 +1,21 @@
 """Counters of each file, combined over all files."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Unpack
 
 import polars as pl
 
-from traceanalyzer.analyzers.base import Analyzer, Needs
+from traceanalyzer.analyzers.base import Analyzer, Needs, Reading
 from traceanalyzer.analyzers.common import display, names
-from traceanalyzer.analyzers.host_metrics.options import Options
+from traceanalyzer.analyzers.host_metrics import Options
 from traceanalyzer.analyzers.host_metrics.result import HostMetrics
 from traceanalyzer.errors import MissingData
+from traceanalyzer.run.loop import run
 from traceanalyzer.schema import LAST_NS
-from traceanalyzer.trace import Trace, record_hint
+from traceanalyzer.trace import Inputs, Trace, record_hint
 from traceanalyzer.units import NS_PER_S
 
 #: Key of a series within a file.
@@ -243,3 +247,24 @@ def _named(readings: pl.DataFrame) -> pl.DataFrame:
     needed = (pl.len().over(key) > 1) | alone
     labels = processes.select(*_PROCESS, on=pl.when(needed).then(both).otherwise("on"))
     return readings.join(labels, on=_PROCESS, how="left", maintain_order="left", nulls_equal=True)
+
+
+def host_metrics(
+    inputs: Inputs, *, counters: str | Sequence[str] = (), **reading: Unpack[Reading]
+) -> HostMetrics:
+    """Return host counters over time: CPU, memory, disk, network and others.
+
+    One file is in memory at a time.
+
+    Args:
+        inputs: a trace, a file or a folder, or several of them.
+        counters: regular expressions; only counters with a matching ``COUNTER/SERIES``. Default:
+            all.
+        **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
+
+    Raises:
+        InputError: no input can be read.
+        MissingData: no counters were recorded, or none matches.
+        OptionError: a pattern is not a regular expression.
+    """
+    return run(HOST_METRICS, inputs, Options(counters), **reading)

@@ -15,7 +15,7 @@ from traceanalyzer import vocabulary
 from traceanalyzer.analyzers.base import Analyzer, Needs
 from traceanalyzer.analyzers.common import soundness, step_marks
 from traceanalyzer.analyzers.common.display import headings, known_columns, sentences
-from traceanalyzer.analyzers.info.options import Options
+from traceanalyzer.analyzers.info import Options
 from traceanalyzer.frames import nesting
 from traceanalyzer.result import Result, Table, View
 from traceanalyzer.trace import Device, Meta, Trace

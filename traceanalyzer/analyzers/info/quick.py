@@ -8,17 +8,19 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
+from traceanalyzer.analyzers.base import Reading
+from traceanalyzer.analyzers.info import Options
 from traceanalyzer.analyzers.info.compute import INFO, Info, Part, measure
-from traceanalyzer.analyzers.info.options import Options
 from traceanalyzer.errors import InputError, MalformedInput, OptionError
 from traceanalyzer.machine import cores
 from traceanalyzer.parsers.chrome_trace.container import EVENT_START
 from traceanalyzer.parsers.source import Source
-from traceanalyzer.run.find import format_of, is_summary
+from traceanalyzer.run.find import each_and_skipped, format_of, is_summary
+from traceanalyzer.run.loop import collect, guarded, truncated_notes, with_notes
 from traceanalyzer.run.read import read
-from traceanalyzer.trace import Trace
+from traceanalyzer.trace import Inputs, Trace
 from traceanalyzer.units import format_bytes, format_count
 
 #: Bytes read at each end of a file.
@@ -212,3 +214,43 @@ def _without_counts(part: Part, ends: Ends) -> Part:
     span = {} if ends.parts == "both" else {"span_ns": None}
     contents = [{**row, **unknown, **span} for row in part.contents]
     return Part(part.files, contents, [], [])
+
+
+def info(
+    inputs: Inputs,
+    *,
+    skipped: Iterable[tuple[str, str]] = (),
+    quick: bool | None = None,
+    **reading: Unpack[Reading],
+) -> Info:
+    """Describe files: format, rank, host, time, events by kind, communication, dropped events.
+
+    One file is in memory at a time. If there are several, files that cannot be read are listed with
+    the reason, as are those of ``skipped``.
+
+    Of many or large files only the beginning and the end are read: their events are not counted,
+    and a note says so.
+
+    Args:
+        inputs: a trace, a file or a folder, or several of them.
+        skipped: (path, reason) of files that the caller has already skipped.
+        quick: whether to read only the beginning and the end of large files; None: if reading all
+            of them takes long, and no option selects events.
+        **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
+
+    Raises:
+        InputError: the only file cannot be read.
+        OptionError: ``quick`` with options that select events, or with a trace in memory.
+    """
+    items, foreign = each_and_skipped(inputs)
+    if quick is not False:
+        result = described(items, (*skipped, *foreign), reading, required=quick is True)
+        if result is not None:
+            return result
+    collected = collect(INFO, items, Options(), may_be_empty=len(items) != 1, **reading)
+    unread = [(one.path, one.why) for one in collected.skipped]
+    with guarded(collected.summaries):
+        result = INFO.combine(collected.parts, Options((*skipped, *foreign, *unread)), ())
+        if collected.summaries:
+            result.view()
+    return with_notes(result, truncated_notes(collected.truncated, collected.metas))

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Unpack
 
 import numpy as np
 import polars as pl
 
-from traceanalyzer.analyzers.base import Analyzer, Needs, Reader
+from traceanalyzer.analyzers.base import Analyzer, Needs, Reader, Reading
 from traceanalyzer.analyzers.common import launching, replays
 from traceanalyzer.analyzers.common.columns import largest_first, ratio, stacked, whole
 from traceanalyzer.analyzers.common.device_steps import device_steps, launching_step
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE, DEVICE, device_work
 from traceanalyzer.analyzers.common.kernel_names import OTHER, families_of, family, short_names
 from traceanalyzer.analyzers.common.names import is_step, mapped, named
+from traceanalyzer.analyzers.kernels import By, Options
 from traceanalyzer.analyzers.kernels.heavy import places
-from traceanalyzer.analyzers.kernels.options import By, Options
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.kernels.training import TUNING, fusible_ns, training
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals, linking, nesting, numbering, slice_tree
-from traceanalyzer.trace import Trace, record_hint
+from traceanalyzer.run.loop import run
+from traceanalyzer.trace import Inputs, Trace, record_hint
 from traceanalyzer.vocabulary import (
     ANNOTATION_KINDS,
     CUDA_CALLS,
@@ -544,3 +546,28 @@ def _with_shares(sums: pl.DataFrame, keys: Sequence[str], scope: pl.DataFrame) -
     first = ["n", "total_ns", "busy_frac", "span_frac"]
     rest = [name for name in shares.columns if name not in (*keys, *first)]
     return largest_first(shares[[*keys, *first, *rest]], "total_ns", *keys, nulls_last=True)
+
+
+def kernels(
+    inputs: Inputs,
+    *,
+    by: By | None = None,
+    comm_patterns: str | Sequence[str] = (),
+    **reading: Unpack[Reading],
+) -> Kernels:
+    """Return which kernels, copies and memsets take device time, by family and by name.
+
+    Only device work is read, and launch calls if grouped by operator or annotation.
+
+    Args:
+        inputs: a trace, a file or a folder, or several of them.
+        by: also group by ``device``, ``stream``, ``rank``, ``operator`` or ``annotation``.
+        comm_patterns: regular expressions of further kernel names that are communication.
+        **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
+
+    Raises:
+        InputError: no input can be read.
+        MissingData: device work or the data to group by was not recorded.
+        OptionError: ``by`` is unknown, or a pattern is not a regular expression.
+    """
+    return run(KERNELS, inputs, Options(by, comm_patterns), **reading)

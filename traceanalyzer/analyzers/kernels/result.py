@@ -19,7 +19,7 @@ from traceanalyzer.analyzers.common.display import (
 )
 from traceanalyzer.analyzers.common.kernel_names import OTHER, plain_float
 from traceanalyzer.analyzers.common.launching import Beginning, note_launched_before
-from traceanalyzer.analyzers.kernels.options import By
+from traceanalyzer.analyzers.kernels import By
 from traceanalyzer.drawings import Chart
 from traceanalyzer.result import Result, Table, View
 from traceanalyzer.units import format_count, format_frac, format_ns, format_times

@@ -5,37 +5,16 @@ launch-bound time and the cost of synchronising calls, ``compute`` measures a ra
 ranks; ``result`` has the data, verdict, notes, tables and charts.
 """
 
-from __future__ import annotations
+from dataclasses import dataclass
 
-from typing import TYPE_CHECKING, Unpack
-
-from traceanalyzer.analyzers.base import Reading
-from traceanalyzer.analyzers.launches.options import Options
-
-if TYPE_CHECKING:
-    from traceanalyzer.analyzers.launches.result import Launches
-    from traceanalyzer.trace import Inputs
+from traceanalyzer.analyzers.base import AnalyzerOptions, step_name
 
 
-def launches(
-    inputs: Inputs, *, step_name: str | None = None, **reading: Unpack[Reading]
-) -> Launches:
-    """Return how fast the host launches device work.
+@dataclass(frozen=True)
+class Options(AnalyzerOptions):
+    """Show how fast the host launches work: delays, queues, launch-bound time, synchronisation.
 
-    The result has the delay from launch call to start, the launch queue of each stream,
-    launch-bound time, and the cost of synchronising calls. One file is in memory at a time.
-
-    Args:
-        inputs: a trace, a file or a folder, or several of them.
-        step_name: a regular expression; slices whose names match are steps.
-        **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
-
-    Raises:
-        InputError: no input can be read.
-        MissingData: device work or its launch calls were not recorded.
-        OptionError: ``step_name`` is not a regular expression.
+    PATH is a trace, several of them, or a folder.
     """
-    from traceanalyzer.analyzers.launches.compute import LAUNCHES
-    from traceanalyzer.run.loop import run
 
-    return run(LAUNCHES, inputs, Options(step_name), **reading)
+    step_name: str | None = step_name()

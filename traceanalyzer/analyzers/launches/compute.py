@@ -1,20 +1,22 @@
 """Launch statistics of each rank, combined over all ranks."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Unpack
 
 import numpy as np
 import polars as pl
 
-from traceanalyzer.analyzers.base import Analyzer, Needs
+from traceanalyzer.analyzers.base import Analyzer, Needs, Reading
 from traceanalyzer.analyzers.common import clocks, device_steps, device_work, host_code, step_marks
 from traceanalyzer.analyzers.common.columns import grouped, joined, ratio
 from traceanalyzer.analyzers.common.display import places
 from traceanalyzer.analyzers.common.gpu_api import Api, api_of, joined_api
 from traceanalyzer.analyzers.common.launching import GRAPH_LAUNCH, SLOW_CALL_NS
-from traceanalyzer.analyzers.launches import calls as launching, launch_bound
+from traceanalyzer.analyzers.launches import Options, calls as launching, launch_bound
 from traceanalyzer.analyzers.launches.calls import DEVICE
-from traceanalyzer.analyzers.launches.options import Options
 from traceanalyzer.analyzers.launches.result import (
     Calls,
     LaunchBound,
@@ -26,7 +28,8 @@ from traceanalyzer.analyzers.launches.result import (
 )
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals, linking
-from traceanalyzer.trace import Trace, record_hint
+from traceanalyzer.run.loop import run
+from traceanalyzer.trace import Inputs, Trace, record_hint
 from traceanalyzer.units import format_ns
 from traceanalyzer.vocabulary import DEVICE_WORK, LAUNCH_KINDS
 
@@ -523,3 +526,24 @@ def _places(calls: pl.DataFrame) -> pl.DataFrame:
         pl.col("waiting_ns").sum()
     )
     return sums.sort("waiting_ns", *DEVICE, "place", descending=[True] + [False] * 4)
+
+
+def launches(
+    inputs: Inputs, *, step_name: str | None = None, **reading: Unpack[Reading]
+) -> Launches:
+    """Return how fast the host launches device work.
+
+    The result has the delay from launch call to start, the launch queue of each stream,
+    launch-bound time, and the cost of synchronising calls. One file is in memory at a time.
+
+    Args:
+        inputs: a trace, a file or a folder, or several of them.
+        step_name: a regular expression; slices whose names match are steps.
+        **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
+
+    Raises:
+        InputError: no input can be read.
+        MissingData: device work or its launch calls were not recorded.
+        OptionError: ``step_name`` is not a regular expression.
+    """
+    return run(LAUNCHES, inputs, Options(step_name), **reading)

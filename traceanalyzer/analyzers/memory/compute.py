@@ -1,15 +1,21 @@
 """The peak of each device, the memory live at the peak, and the quality of the data."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import polars as pl
 
-from traceanalyzer.analyzers.base import Analyzer
+from traceanalyzer.analyzers.base import Analyzer, Reading
 from traceanalyzer.analyzers.common.columns import concat_tables
 from traceanalyzer.analyzers.memory import (
+    GrowthOptions,
+    MemoryOptions,
+    OomOptions,
+    Options,
     attribution,
     growth,
     ledger,
@@ -18,10 +24,11 @@ from traceanalyzer.analyzers.memory import (
     regions,
     result,
 )
-from traceanalyzer.analyzers.memory.options import GrowthOptions, MemoryOptions, OomOptions, Options
+from traceanalyzer.analyzers.memory.result import Memory
 from traceanalyzer.drawings import Occupancy
 from traceanalyzer.errors import MissingData, OptionError
-from traceanalyzer.trace import Trace, is_truncated
+from traceanalyzer.run.loop import run
+from traceanalyzer.trace import Inputs, Trace, is_truncated
 from traceanalyzer.units import format_bytes
 
 #: Columns of the table of devices that are not Int64.
@@ -457,3 +464,40 @@ def _stacks(rank: rank_memory.RankMemory, used: pl.Series) -> tuple[pl.DataFrame
 def _labels(code: pl.DataFrame) -> pl.Series:
     rows = code.select("function", "file", "line").rows()
     return pl.Series([attribution.frame_text(*row) for row in rows], dtype=pl.String)
+
+
+def memory(
+    inputs: Inputs,
+    *,
+    library_name: str | Sequence[str] = (),
+    min_bytes: int | None = None,
+    capacity_bytes: int | None = None,
+    step_name: str | None = None,
+    step_every: str | int | None = None,
+    **reading: Unpack[Reading],
+) -> Memory:
+    """How much memory does each GPU use, when is the peak, and which code allocated it?
+
+    Args:
+        inputs: memory snapshots (``torch.cuda.memory._dump_snapshot``), traces with ``[memory]``
+            instants or nsys exports with allocations; one, several, or a folder.
+        library_name: packages whose frames name an allocation; default: your own code.
+        min_bytes: list and draw only allocations of at least this size; totals count all.
+        capacity_bytes: memory of the device, for out-of-memory errors as in :func:`memory_oom`.
+        step_name: regular expression of step annotations, for growth as in :func:`memory_growth`.
+        step_every: length of a step as a time or a number of events, for growth.
+        **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
+
+    Raises:
+        InputError: no input can be read.
+        MissingData: no memory events were recorded, or none of the requested steps.
+        OptionError: an option is invalid.
+    """
+    options = MemoryOptions(
+        library_name,
+        min_bytes,
+        capacity_bytes=capacity_bytes,
+        step_name=step_name,
+        step_every=step_every,
+    )
+    return run(MEMORY, inputs, options, **reading)

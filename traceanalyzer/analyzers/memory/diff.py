@@ -10,17 +10,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Unpack
 
 import polars as pl
 
-from traceanalyzer.analyzers.base import Analyzer
+from traceanalyzer.analyzers.base import Analyzer, Reading
 from traceanalyzer.analyzers.common.columns import largest_first, left_join
 from traceanalyzer.analyzers.common.display import headings, places
-from traceanalyzer.analyzers.memory import compute, ledger
-from traceanalyzer.analyzers.memory.options import DiffOptions
+from traceanalyzer.analyzers.memory import DiffOptions, compute, ledger
 from traceanalyzer.analyzers.memory.rank_memory import with_line
 from traceanalyzer.analyzers.memory.result import Memory
 from traceanalyzer.result import Result, Table, View
+from traceanalyzer.run.loop import run
+from traceanalyzer.trace import Inputs
 from traceanalyzer.units import format_bytes
 
 _FILE = r"^.*?((?:[^/\\]+[/\\])?[^/\\]+)$"
@@ -221,3 +223,27 @@ def _tables(result: MemoryDiff) -> tuple[Table, ...]:
         Table("changes", "Changes by stack", stacks, _CHANGES, detail=True),
         Table("devices", "Peaks of all devices", devices, _PEAKS, detail=True),
     )
+
+
+def memory_diff(
+    inputs: Inputs,
+    other: Inputs,
+    *,
+    library_name: str | Sequence[str] = (),
+    min_bytes: int | None = None,
+    **reading: Unpack[Reading],
+) -> MemoryDiff:
+    """Which code has more or less memory live at the peak than in another run?
+
+    Args:
+        inputs: the run to analyze.
+        other: the run to compare with.
+        library_name: packages whose frames name an allocation; default: your own code.
+        min_bytes: list and draw only allocations of at least this size; totals count all.
+        **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
+
+    Raises:
+        InputError: no input can be read.
+        MissingData: no memory events were recorded.
+    """
+    return run(MEMORY_DIFF, inputs, DiffOptions(library_name, min_bytes, other=other), **reading)

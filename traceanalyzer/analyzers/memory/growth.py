@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Unpack
 
 import numpy as np
 import polars as pl
 
-from traceanalyzer.analyzers.base import Analyzer
+from traceanalyzer.analyzers.base import Analyzer, Reading
 from traceanalyzer.analyzers.common import columns, display
 from traceanalyzer.analyzers.common.display import headings
-from traceanalyzer.analyzers.memory import attribution, ledger, rank_memory, steps
-from traceanalyzer.analyzers.memory.options import GrowthOptions
+from traceanalyzer.analyzers.memory import GrowthOptions, attribution, ledger, rank_memory, steps
 from traceanalyzer.analyzers.memory.rank_memory import known_table, with_line
 from traceanalyzer.drawings import Chart
 from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.frames.intervals import Ints
 from traceanalyzer.result import Result, View
-from traceanalyzer.trace import Trace
+from traceanalyzer.run.loop import run
+from traceanalyzer.trace import Inputs, Trace
 from traceanalyzer.units import format_bytes
 
 #: Minimum number of consecutive steps of growth that make a line a suspect.
@@ -243,3 +244,35 @@ def _charts(steps: pl.DataFrame) -> tuple[Chart, ...]:
 MEMORY_GROWTH = Analyzer(
     "memory_growth", GrowthOptions, ledger.needs, measure, combine, whole_file=True
 )
+
+
+def memory_growth(
+    inputs: Inputs,
+    *,
+    library_name: str | Sequence[str] = (),
+    min_bytes: int | None = None,
+    step_name: str | None = None,
+    step_every: str | int | None = None,
+    **reading: Unpack[Reading],
+) -> MemoryGrowth:
+    """Which memory grows from step to step and is never freed?
+
+    Live bytes are measured at the end of each step by stack. A stack that grew in at least the last
+    three steps is a suspect.
+
+    Args:
+        inputs: memory snapshots.
+        library_name: packages whose frames name an allocation; default: your own code.
+        min_bytes: list and draw only allocations of at least this size; totals count all.
+        step_name: regular expression of step annotations; default: those of torch.profiler, and
+            names like ``step 3``.
+        step_every: length of a step as a time (``250ms``) or a number of events.
+        **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
+
+    Raises:
+        InputError: no input can be read.
+        MissingData: no memory events were recorded, or no steps.
+        OptionError: an option is invalid.
+    """
+    options = GrowthOptions(library_name, min_bytes, step_name=step_name, step_every=step_every)
+    return run(MEMORY_GROWTH, inputs, options, **reading)

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Unpack
 
 import polars as pl
 
-from traceanalyzer.analyzers.base import Analyzer
+from traceanalyzer.analyzers.base import Analyzer, Reading
 from traceanalyzer.analyzers.common import columns
 from traceanalyzer.analyzers.common.columns import concat_tables
 from traceanalyzer.analyzers.common.display import headings, sentences
-from traceanalyzer.analyzers.memory import attribution, growth, ledger, oom_causes, regions
-from traceanalyzer.analyzers.memory.options import OomOptions
+from traceanalyzer.analyzers.memory import (
+    OomOptions,
+    attribution,
+    growth,
+    ledger,
+    oom_causes,
+    regions,
+)
 from traceanalyzer.analyzers.memory.rank_memory import (
     ALIVE,
     RankMemory,
@@ -25,7 +31,8 @@ from traceanalyzer.analyzers.memory.rank_memory import (
 )
 from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.result import Result, Table, View
-from traceanalyzer.trace import Trace
+from traceanalyzer.run.loop import run
+from traceanalyzer.trace import Inputs, Trace
 from traceanalyzer.units import format_bytes, format_count, format_frac
 
 #: Columns that identify a device.
@@ -472,3 +479,33 @@ MEMORY_OOM = Analyzer(
     whole_file=True,
     measure_for={"page": measure_for_report},
 )
+
+
+def memory_oom(
+    inputs: Inputs,
+    *,
+    library_name: str | Sequence[str] = (),
+    min_bytes: int | None = None,
+    capacity_bytes: int | None = None,
+    **reading: Unpack[Reading],
+) -> MemoryErrors:
+    """Why did memory run out: fragmentation, real demand, or memory outside PyTorch?
+
+    For each out-of-memory error in the history of a snapshot: the request, free memory of the
+    device, reserved, allocated and unused memory, the largest free block, and live memory by stack.
+
+    Args:
+        inputs: memory snapshots.
+        library_name: packages whose frames name an allocation; default: your own code.
+        min_bytes: list and draw only allocations of at least this size; totals count all.
+        capacity_bytes: memory of the device, to compute memory used outside PyTorch; snapshots do
+            not record it.
+        **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
+
+    Raises:
+        InputError: no input can be read.
+        MissingData: no memory events were recorded.
+        OptionError: the capacity is less than reserved and free memory.
+    """
+    options = OomOptions(library_name, min_bytes, capacity_bytes=capacity_bytes)
+    return run(MEMORY_OOM, inputs, options, **reading)

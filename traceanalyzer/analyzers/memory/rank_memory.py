@@ -10,10 +10,9 @@ import polars as pl
 from traceanalyzer.analyzers.common import columns, display, names, windows
 from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.display import headings, table_of_known
-from traceanalyzer.analyzers.memory import attribution
+from traceanalyzer.analyzers.memory import Options, Window, attribution
 from traceanalyzer.analyzers.memory.attribution import frame_text
 from traceanalyzer.analyzers.memory.ledger import Ledger, ledgers, of_device, origin
-from traceanalyzer.analyzers.memory.options import Options, Window
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames.intervals import Ints
 from traceanalyzer.result import Table

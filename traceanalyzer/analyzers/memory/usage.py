@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from traceanalyzer.analyzers.base import Analyzer, Needs
-from traceanalyzer.analyzers.memory import ledger, options
+from traceanalyzer.analyzers.memory import Options, ledger
 from traceanalyzer.frames.intervals import Ints
 from traceanalyzer.result import Result
 from traceanalyzer.trace import Trace
@@ -44,12 +44,12 @@ class Fill:
         return int(self.taken_bytes[first : last + 1].max()), True
 
 
-def needs(_options: options.Options) -> Needs:
+def needs(_options: Options) -> Needs:
     """Return what to read: allocations."""
     return Needs(ledger.ALLOCATIONS, samples=True)
 
 
-def measure(trace: Trace, _options: options.Options) -> list[Fill]:
+def measure(trace: Trace, _options: Options) -> list[Fill]:
     """Return the memory use of each device of a trace of one rank.
 
     Raises:
@@ -73,10 +73,10 @@ def measure(trace: Trace, _options: options.Options) -> list[Fill]:
 
 
 def combine(
-    _parts: Sequence[list[Fill]], _options: options.Options, _base: Sequence[list[Fill]] = ()
+    _parts: Sequence[list[Fill]], _options: Options, _base: Sequence[list[Fill]] = ()
 ) -> Result:
     """Return an empty result: other analyzers use the parts."""
     return Result()
 
 
-MEMORY_USAGE = Analyzer("memory_usage", options.Options, needs, measure, combine)
+MEMORY_USAGE = Analyzer("memory_usage", Options, needs, measure, combine)

@@ -5,42 +5,30 @@ and a phase, ``compute`` sums the calls of a rank and combines the ranks, ``resu
 verdict, notes, tables, charts and flame graphs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Unpack
+from dataclasses import dataclass
 
-from traceanalyzer.analyzers.base import Reading
-from traceanalyzer.analyzers.modules.options import Options
-
-if TYPE_CHECKING:
-    from traceanalyzer.analyzers.modules.result import Modules
-    from traceanalyzer.trace import Inputs
+from traceanalyzer.analyzers.base import AnalyzerOptions, option
 
 
-def modules(
-    inputs: Inputs,
-    *,
-    patterns: str | Sequence[str] = (),
-    depth: int | None = None,
-    **reading: Unpack[Reading],
-) -> Modules:
-    """Return time, memory and FLOPs of each ``nn.Module``, forward and backward.
+@dataclass(frozen=True)
+class Options(AnalyzerOptions):
+    """Show the time, memory and FLOPs of each module of the model, forward and backward.
 
-    One file is in memory at a time; the ranks are summed.
-
-    Args:
-        inputs: a trace, a file or a folder, or several of them.
-        patterns: regular expressions; annotations with matching names are modules too.
-        depth: count modules below this depth for the module at this depth; None for all.
-        **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
-
-    Raises:
-        InputError: no input can be read.
-        MissingData: no modules were recorded.
-        OptionError: a pattern is not a regular expression, or ``depth`` is below 1.
+    Modules are the nn.Module frames of torch.profiler with with_stack=True, or those of TorchScript
+    with with_modules=True. PATH is a trace, several of them, or a folder; ranks are summed.
     """
-    from traceanalyzer.analyzers.modules.compute import MODULES
-    from traceanalyzer.run.loop import run
 
-    return run(MODULES, inputs, Options(patterns, depth), **reading)
+    patterns: Sequence[str] = option(
+        (),
+        help="Annotations (record_function, NVTX) with matching names are modules too. Repeatable.",
+        flag="--pattern",
+        metavar="REGEX",
+    )
+    depth: int | None = option(
+        None,
+        help="Count modules below this depth for the module at this depth; 1: only the outermost.",
+        metavar="N",
+        minimum=1,
+        measured=False,
+    )

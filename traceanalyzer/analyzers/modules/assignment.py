@@ -15,7 +15,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.common.names import BACKWARD, matching, named
 from traceanalyzer.analyzers.efficiency.calls import recomputed
-from traceanalyzer.analyzers.modules.options import Options
+from traceanalyzer.analyzers.modules import Options
 from traceanalyzer.analyzers.operators import call_tree
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals, nesting, slice_tree

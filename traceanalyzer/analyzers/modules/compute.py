@@ -1,32 +1,31 @@
 """Time, memory and FLOPs of the modules of each rank, combined over all ranks."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Unpack
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from traceanalyzer.analyzers.base import Analyzer, Needs
+from traceanalyzer.analyzers.base import Analyzer, Needs, Reading
 from traceanalyzer.analyzers.common.columns import per_rank, sum_if_known
 from traceanalyzer.analyzers.common.device_work import COMPUTE, device_work
 from traceanalyzer.analyzers.common.host_code import in_own_code
 from traceanalyzer.analyzers.efficiency.calls import calls_of
 from traceanalyzer.analyzers.efficiency.formulas import MATRIX
-from traceanalyzer.analyzers.modules import assignment, graphs
-from traceanalyzer.analyzers.modules.assignment import (
-    PHASES,
-    assign,
-    with_slices,
-)
-from traceanalyzer.analyzers.modules.options import Options
+from traceanalyzer.analyzers.modules import Options, assignment, graphs
+from traceanalyzer.analyzers.modules.assignment import PHASES, assign, with_slices
 from traceanalyzer.analyzers.modules.result import SUMS, Modules, with_totals
 from traceanalyzer.analyzers.operators import call_tree
 from traceanalyzer.analyzers.operators.compute import runs_operators
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals, nesting
+from traceanalyzer.run.loop import run
 from traceanalyzer.schema import INPUTS
-from traceanalyzer.trace import Trace
+from traceanalyzer.trace import Inputs, Trace
 from traceanalyzer.vocabulary import DEVICE_WORK
 
 #: Columns of the sums of a part.
@@ -338,3 +337,28 @@ def _numbers(part: Part) -> dict[str, int | None]:
 
 
 MODULES = Analyzer("modules", Options, needs, measure, combine)
+
+
+def modules(
+    inputs: Inputs,
+    *,
+    patterns: str | Sequence[str] = (),
+    depth: int | None = None,
+    **reading: Unpack[Reading],
+) -> Modules:
+    """Return time, memory and FLOPs of each ``nn.Module``, forward and backward.
+
+    One file is in memory at a time; the ranks are summed.
+
+    Args:
+        inputs: a trace, a file or a folder, or several of them.
+        patterns: regular expressions; annotations with matching names are modules too.
+        depth: count modules below this depth for the module at this depth; None for all.
+        **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
+
+    Raises:
+        InputError: no input can be read.
+        MissingData: no modules were recorded.
+        OptionError: a pattern is not a regular expression, or ``depth`` is below 1.
+    """
+    return run(MODULES, inputs, Options(patterns, depth), **reading)

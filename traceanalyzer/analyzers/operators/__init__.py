@@ -5,45 +5,51 @@
 verdict, notes, tables and charts.
 """
 
-from __future__ import annotations
+from dataclasses import dataclass
+from typing import Literal, get_args
 
-from typing import TYPE_CHECKING, Unpack
+from traceanalyzer.analyzers.base import AnalyzerOptions, option
 
-from traceanalyzer.analyzers.base import Reading
-from traceanalyzer.analyzers.operators.options import Options, SortBy
+SortBy = Literal[
+    "self_host", "total_host", "mean_host", "self_device", "total_device", "mean_device", "calls",
+    "self_host_memory", "total_host_memory", "self_device_memory", "total_device_memory",
+]  # fmt: skip
 
-if TYPE_CHECKING:
-    from traceanalyzer.analyzers.operators.result import Operators
-    from traceanalyzer.trace import Inputs
+#: Columns that rows can be sorted by.
+SORT_BY: tuple[SortBy, ...] = get_args(SortBy)
 
 
-def operators(
-    inputs: Inputs,
-    *,
-    sort_by: SortBy | None = None,
-    group_by_input_shape: bool = False,
-    group_by_stack: int = 0,
-    **reading: Unpack[Reading],
-) -> Operators:
-    """Return which operators take the time, as PyTorch's ``key_averages`` does.
+@dataclass(frozen=True)
+class Options(AnalyzerOptions):
+    """Show which operators take the time, as PyTorch's key_averages does.
 
-    One file is in memory at a time; the ranks are summed.
-
-    Args:
-        inputs: a trace, a file or a folder, or several of them.
-        sort_by: the column to sort by, in descending order; None for self device time if there is
-            device work, else self host time.
-        group_by_input_shape: also group by input shapes.
-        group_by_stack: also group by this many innermost Python frames; 0 for none.
-        **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
-
-    Raises:
-        InputError: no input can be read.
-        MissingData: operators or the requested data were not recorded.
-        OptionError: ``sort_by`` is not a known column.
+    PATH is a trace, several of them, or a folder; ranks are summed.
     """
-    from traceanalyzer.analyzers.operators.compute import OPERATORS
-    from traceanalyzer.run.loop import run
 
-    options = Options(sort_by, group_by_input_shape, group_by_stack)
-    return run(OPERATORS, inputs, options, **reading)
+    sort_by: SortBy | None = option(
+        None,
+        help=f"One of {', '.join(SORT_BY)}. Default: self_device; without device work self_host.",
+        metavar="COLUMN",
+        choices=SORT_BY,
+        measured=False,
+    )
+    group_by_input_shape: bool = option(default=False, help="Also group by input shapes.")
+    group_by_stack: int = option(
+        0,
+        help="Also group by the N innermost Python frames.",
+        metavar="N",
+        minimum=0,
+    )
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The columns to group by."""
+        shape = ("input_dims",) if self.group_by_input_shape else ()
+        return ("name", "kind", *shape, *(("stack",) if self.group_by_stack else ()))
+
+
+def sort_column(sort_by: SortBy) -> str:
+    """Return the column of the result to sort by."""
+    return (
+        sort_by if sort_by == "calls" else f"{sort_by}_{'bytes' if 'memory' in sort_by else 'ns'}"
+    )

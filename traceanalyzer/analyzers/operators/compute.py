@@ -1,19 +1,23 @@
 """Operator statistics of each rank, combined over all ranks."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Unpack
 
 import numpy as np
 import polars as pl
 
-from traceanalyzer.analyzers.base import Analyzer, Needs
+from traceanalyzer.analyzers.base import Analyzer, Needs, Reading
 from traceanalyzer.analyzers.common import replays
 from traceanalyzer.analyzers.common.columns import per_rank, sum_if_known
-from traceanalyzer.analyzers.operators import call_tree, result
-from traceanalyzer.analyzers.operators.options import Options, SortBy, sort_column
+from traceanalyzer.analyzers.operators import Options, SortBy, call_tree, result, sort_column
+from traceanalyzer.analyzers.operators.result import Operators
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals, nesting, numbering, slice_tree
-from traceanalyzer.trace import Trace, record_hint
+from traceanalyzer.run.loop import run
+from traceanalyzer.trace import Inputs, Trace, record_hint
 from traceanalyzer.vocabulary import DEVICE_WORK
 
 #: Sums of each row; null if the data was not recorded.
@@ -382,3 +386,32 @@ def _numbers(part: Part) -> dict[str, int | None]:
         "host_ns": int(part.rows["self_host_ns"].sum()),
         "device_ns": part.device_ns,
     }
+
+
+def operators(
+    inputs: Inputs,
+    *,
+    sort_by: SortBy | None = None,
+    group_by_input_shape: bool = False,
+    group_by_stack: int = 0,
+    **reading: Unpack[Reading],
+) -> Operators:
+    """Return which operators take the time, as PyTorch's ``key_averages`` does.
+
+    One file is in memory at a time; the ranks are summed.
+
+    Args:
+        inputs: a trace, a file or a folder, or several of them.
+        sort_by: the column to sort by, in descending order; None for self device time if there is
+            device work, else self host time.
+        group_by_input_shape: also group by input shapes.
+        group_by_stack: also group by this many innermost Python frames; 0 for none.
+        **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
+
+    Raises:
+        InputError: no input can be read.
+        MissingData: operators or the requested data were not recorded.
+        OptionError: ``sort_by`` is not a known column.
+    """
+    options = Options(sort_by, group_by_input_shape, group_by_stack)
+    return run(OPERATORS, inputs, options, **reading)

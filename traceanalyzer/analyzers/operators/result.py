@@ -11,7 +11,7 @@ from traceanalyzer.analyzers.common import replays
 from traceanalyzer.analyzers.common.display import bars, headings, rank_column, table_of_known
 from traceanalyzer.analyzers.common.names import ANY_STEP
 from traceanalyzer.analyzers.gpu_idle.causes import OPERATOR
-from traceanalyzer.analyzers.operators import call_tree, options
+from traceanalyzer.analyzers.operators import SortBy, call_tree
 from traceanalyzer.drawings import Chart
 from traceanalyzer.result import Result, Table, View
 from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns
@@ -72,7 +72,7 @@ class Operators(Result):
         code_hint: how to record the code outside of any call.
     """
 
-    sort_by: options.SortBy
+    sort_by: SortBy
     n_calls: int
     host_ns: int
     device_ns: int | None

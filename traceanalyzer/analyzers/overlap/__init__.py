@@ -4,43 +4,29 @@
 data, verdict, notes, tables and charts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Unpack
+from dataclasses import dataclass
+from typing import Literal, get_args
 
-from traceanalyzer.analyzers.base import Reading
-from traceanalyzer.analyzers.overlap.options import By, Options
+from traceanalyzer.analyzers.base import AnalyzerOptions, comm_patterns, option
 
-if TYPE_CHECKING:
-    from traceanalyzer.analyzers.overlap.result import Overlap
-    from traceanalyzer.trace import Inputs
+By = Literal["device", "step", "stream", "group", "phase", "group,phase"]
 
 
-def overlap(
-    inputs: Inputs,
-    *,
-    by: By = "device",
-    comm_patterns: str | Sequence[str] = (),
-    **reading: Unpack[Reading],
-) -> Overlap:
-    """Return how much communication is overlapped with compute, and the cost of the rest.
+@dataclass(frozen=True)
+class Options(AnalyzerOptions):
+    """Show how much communication is overlapped with compute, and what the rest costs.
 
-    Only device work and annotations are read.
-
-    Args:
-        inputs: a trace, a file or a folder, or several of them.
-        by: the rows of the first table: ``device``, ``step`` or ``stream``; or communication by
-            ``group``, ``phase`` (forward, backward, optimizer) or ``group,phase``.
-        comm_patterns: regular expressions of further kernel names that are communication.
-        **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
-
-    Raises:
-        InputError: a file cannot be read.
-        MissingData: no device work was recorded, or no steps are marked and ``by`` is ``step``.
-        OptionError: ``by`` is unknown, or a pattern is not a regular expression.
+    Each device's time is divided into compute, exposed communication (no compute running), exposed
+    copies (neither running) and idle. PATH is a trace, several of them, or a folder.
     """
-    from traceanalyzer.analyzers.overlap.compute import OVERLAP
-    from traceanalyzer.run.loop import run
 
-    return run(OVERLAP, inputs, Options(by, comm_patterns), **reading)
+    by: By = option(
+        "device",
+        help="Rows of the first table. group, phase: communication by process group, and by "
+        "forward, backward and optimizer; within and between nodes apart.",
+        choices=get_args(By),
+        show_default=True,
+        measured=False,
+    )
+    comm_patterns: Sequence[str] = comm_patterns()

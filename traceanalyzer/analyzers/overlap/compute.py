@@ -5,23 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Unpack
 
 import numpy as np
 import polars as pl
 
-from traceanalyzer.analyzers.base import Analyzer, Needs
+from traceanalyzer.analyzers.base import Analyzer, Needs, Reading
 from traceanalyzer.analyzers.common import clocks, device_work, launching
 from traceanalyzer.analyzers.common.columns import ratio, stacked
 from traceanalyzer.analyzers.common.device_steps import device_steps, is_warm_up
 from traceanalyzer.analyzers.common.device_work import DEVICE, measure_parts, per_device
 from traceanalyzer.analyzers.common.step_marks import MARK_NAMES, by_kernels
-from traceanalyzer.analyzers.overlap import reasons
-from traceanalyzer.analyzers.overlap.options import Options
+from traceanalyzer.analyzers.overlap import By, Options, reasons
 from traceanalyzer.analyzers.overlap.reasons import Exposed
 from traceanalyzer.analyzers.overlap.result import SMALL_FRAC, Overlap
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals
-from traceanalyzer.trace import Trace, record_hint
+from traceanalyzer.run.loop import run
+from traceanalyzer.trace import Inputs, Trace, record_hint
 from traceanalyzer.vocabulary import DEVICE_WORK, LAUNCH_KINDS
 
 _KINDS = frozenset({*DEVICE_WORK, *LAUNCH_KINDS, "user_annotation", "nvtx"})
@@ -327,3 +328,29 @@ def _width(length: int) -> int:
             if length <= COARSE * times * width:
                 return times * width
         width *= 10
+
+
+def overlap(
+    inputs: Inputs,
+    *,
+    by: By = "device",
+    comm_patterns: str | Sequence[str] = (),
+    **reading: Unpack[Reading],
+) -> Overlap:
+    """Return how much communication is overlapped with compute, and the cost of the rest.
+
+    Only device work and annotations are read.
+
+    Args:
+        inputs: a trace, a file or a folder, or several of them.
+        by: the rows of the first table: ``device``, ``step`` or ``stream``; or communication by
+            ``group``, ``phase`` (forward, backward, optimizer) or ``group,phase``.
+        comm_patterns: regular expressions of further kernel names that are communication.
+        **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
+
+    Raises:
+        InputError: a file cannot be read.
+        MissingData: no device work was recorded, or no steps are marked and ``by`` is ``step``.
+        OptionError: ``by`` is unknown, or a pattern is not a regular expression.
+    """
+    return run(OVERLAP, inputs, Options(by, comm_patterns), **reading)

@@ -16,9 +16,14 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from traceanalyzer.analyzers.comm_outliers import arrivals, collectives, matching, outliers
+from traceanalyzer.analyzers.comm_outliers import (
+    Options as CommOptions,
+    arrivals,
+    collectives,
+    matching,
+    outliers,
+)
 from traceanalyzer.analyzers.comm_outliers.compute import measure as measure_communication
-from traceanalyzer.analyzers.comm_outliers.options import Options as CommOptions
 from traceanalyzer.analyzers.common.columns import ratio
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE
 from traceanalyzer.analyzers.common.launching import launches

@@ -23,7 +23,7 @@ from traceanalyzer.analyzers.common.display import (
 )
 from traceanalyzer.analyzers.common.launching import note_launched_before
 from traceanalyzer.analyzers.common.step_marks import INFERRED_STEPS
-from traceanalyzer.analyzers.overlap.options import By
+from traceanalyzer.analyzers.overlap import By
 from traceanalyzer.analyzers.overlap.reasons import (
     AFTER,
     GROUPS,

@@ -5,35 +5,29 @@ A module per text: ``operators`` (key_averages), ``memory`` (memory_summary, see
 ``result.Form``, the tables of it; ``compute`` calls them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Unpack
+from dataclasses import dataclass
 
-from traceanalyzer.analyzers.base import Reading
-from traceanalyzer.analyzers.printed.options import Options
-
-if TYPE_CHECKING:
-    from traceanalyzer.analyzers.printed.result import Printed
-    from traceanalyzer.trace import Inputs
+from traceanalyzer.analyzers.base import AnalyzerOptions, option
+from traceanalyzer.analyzers.efficiency.peaks import Peaks, with_given
 
 
-def printed(
-    inputs: Inputs, *, peak: str | Sequence[str] = (), **reading: Unpack[Reading]
-) -> Printed:
-    """Return the tables and lines that PyTorch and DeepSpeed printed, the largest rows first.
+@dataclass(frozen=True)
+class Options(AnalyzerOptions):
+    """Show the tables that PyTorch and DeepSpeed print: operators, memory, FLOPs, timers.
 
-    Args:
-        inputs: a trace, a file or a folder, or several of them.
-        peak: dense peak of the GPU as ``PRECISION=TFLOPS``, for the MFU of a flops profile.
-        **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
-
-    Raises:
-        InputError: no input can be read.
-        MissingData: no input has printed text, or a time window is given.
-        OptionError: the peak is not valid, or no input has the rank.
+    PATH is a text or a job log with key_averages().table(), memory_summary(), or the flops profile,
+    timers, memory and communication lines of DeepSpeed, several of them, or a folder.
     """
-    from traceanalyzer.analyzers.printed.compute import PRINTED
-    from traceanalyzer.run.loop import run
 
-    return run(PRINTED, inputs, Options(peak), **reading)
+    peak: Sequence[str] = option(
+        (),
+        help="Dense peak of the GPU in TFLOP/s, such as bf16=989.4, for the MFU of a flops "
+        "profile, which does not name the GPU.",
+        metavar="PRECISION=TFLOPS",
+        measured=False,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        with_given(Peaks({}), self.peak, None)

@@ -1,17 +1,20 @@
 """Read the rows of each form of printed text; all ranks are in the same tables."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
+from typing import Unpack
 
 import polars as pl
 
-from traceanalyzer.analyzers.base import Analyzer, Needs
+from traceanalyzer.analyzers.base import Analyzer, Needs, Reading
 from traceanalyzer.analyzers.common import aggregates
 from traceanalyzer.analyzers.common.aggregates import Aggregates
-from traceanalyzer.analyzers.printed import collectives, flops, memory, operators, timers
-from traceanalyzer.analyzers.printed.options import Options
+from traceanalyzer.analyzers.printed import Options, collectives, flops, memory, operators, timers
 from traceanalyzer.analyzers.printed.result import Form, Printed
 from traceanalyzer.errors import MissingData
-from traceanalyzer.trace import Trace
+from traceanalyzer.run.loop import run
+from traceanalyzer.trace import Inputs, Trace
 
 #: In the order of their tables.
 _READ: tuple[Callable[[pl.DataFrame, Options], Form | None], ...] = (
@@ -61,3 +64,21 @@ def combine(parts: Sequence[Aggregates], options: Options, _base: object = ()) -
 
 
 PRINTED = Analyzer("printed", Options, needs, measure, combine)
+
+
+def printed(
+    inputs: Inputs, *, peak: str | Sequence[str] = (), **reading: Unpack[Reading]
+) -> Printed:
+    """Return the tables and lines that PyTorch and DeepSpeed printed, the largest rows first.
+
+    Args:
+        inputs: a trace, a file or a folder, or several of them.
+        peak: dense peak of the GPU as ``PRECISION=TFLOPS``, for the MFU of a flops profile.
+        **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
+
+    Raises:
+        InputError: no input can be read.
+        MissingData: no input has printed text, or a time window is given.
+        OptionError: the peak is not valid, or no input has the rank.
+    """
+    return run(PRINTED, inputs, Options(peak), **reading)

@@ -8,7 +8,7 @@ from traceanalyzer.analyzers.common.aggregates import wide
 from traceanalyzer.analyzers.common.columns import largest_first, sum_if_known
 from traceanalyzer.analyzers.common.display import bars
 from traceanalyzer.analyzers.efficiency.peaks import Peaks, with_given
-from traceanalyzer.analyzers.printed.options import Options
+from traceanalyzer.analyzers.printed import Options
 from traceanalyzer.analyzers.printed.result import Form, table
 from traceanalyzer.drawings import Chart
 from traceanalyzer.units import format_frac

@@ -6,7 +6,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.common.aggregates import wide
 from traceanalyzer.analyzers.common.columns import largest_first
-from traceanalyzer.analyzers.printed.options import Options
+from traceanalyzer.analyzers.printed import Options
 from traceanalyzer.analyzers.printed.result import Form, table
 from traceanalyzer.drawings import Chart
 from traceanalyzer.units import format_bytes, format_count, format_times

@@ -7,7 +7,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.common.aggregates import wide
 from traceanalyzer.analyzers.common.columns import ratio
-from traceanalyzer.analyzers.printed.options import Options
+from traceanalyzer.analyzers.printed import Options
 from traceanalyzer.analyzers.printed.result import Form, table
 from traceanalyzer.drawings import Chart
 from traceanalyzer.units import format_count, format_frac, format_ns

@@ -9,62 +9,59 @@ leaf, and is tagged by the innermost frame of the library. In contrast, all samp
 default: also those of module code, of idle processes and of stacks without frames.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Unpack
+from dataclasses import dataclass
+from typing import Literal, get_args
 
-from traceanalyzer.analyzers.base import Reading
-from traceanalyzer.analyzers.py_spy_report.options import By, GroupBy, Match, Options
+from traceanalyzer.analyzers.base import AnalyzerOptions, option
+from traceanalyzer.errors import OptionError
 
-if TYPE_CHECKING:
-    from traceanalyzer.analyzers.py_spy_report.result import LeafPaths
-    from traceanalyzer.trace import Inputs
+Match = Literal["component", "substring"]
+GroupBy = Literal["function", "line", "file", "module", "library"]
+By = Literal["process", "thread", "rank", "file"]
 
 
-def py_spy_report(
-    inputs: Inputs,
-    *,
-    library_names: str | Sequence[str] = (),
-    match: Match = "component",
-    aggregate_leaf_paths: bool = False,
-    group_by: GroupBy | None = None,
-    by: By | None = None,
-    drop_module: bool = False,
-    exclude_idle_process: bool = False,
-    rate: float | None = None,
-    **reading: Unpack[Reading],
-) -> LeafPaths:
-    """Return which lines of own code take the time of the samples.
+@dataclass(frozen=True)
+class Options(AnalyzerOptions):
+    """Show which lines of your code take the time, from sampled stacks.
 
-    A stack counts for its innermost line of own code; as leaf path it counts for its leaf frame and
-    is tagged by the innermost frame of a library. All formats with sampled stacks are supported.
-
-    Args:
-        inputs: a trace, a file or a folder, or several of them. In a folder or several inputs,
-            files that cannot be read or have no samples are skipped and reported.
-        library_names: libraries to tag by, the first listed wins; none: the user's own code, which
-            is all code outside the standard library and the installed packages.
-        match: ``component``: whole components of a path; ``substring``: anywhere in the path.
-        aggregate_leaf_paths: one row for equal paths instead of one for each line of the file.
-        group_by: self and total sums by ``function``, ``line``, ``file``, ``module`` or
-            ``library``.
-        by: also group by ``process``, ``thread``, ``rank`` or ``file``.
-        drop_module: ignore module-level code, as itwinai's report does.
-        exclude_idle_process: ignore samples without a Python frame.
-        rate: samples per second; the result is then in seconds.
-        **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
-
-    Raises:
-        InputError: no file can be read.
-        MissingData: no samples were recorded.
-        OptionError: an option is invalid.
+    PATH is a file written by `py-spy record -f raw`, another file with sampled stacks, or a folder
+    of them; `-` or a pipe reads standard input. Without PATH, the folder py-spy-outputs or
+    py-spy-output is used.
     """
-    from traceanalyzer.analyzers.py_spy_report.compute import PY_SPY_REPORT
-    from traceanalyzer.run.loop import run
 
-    options = Options(
-        library_names, match, aggregate_leaf_paths, group_by, by, drop_module,
-        exclude_idle_process, rate,
-    )  # fmt: skip
-    return run(PY_SPY_REPORT, inputs, options, **reading)
+    library_names: Sequence[str] = option(
+        (),
+        help="Leaf paths, tagged by the innermost frame of NAME. Repeatable, the first wins. "
+        "Default: lines of own code.",
+        flag="--library-name",
+        metavar="NAME",
+    )
+    match: Match = option(
+        "component",
+        help="Match NAME as a whole path component, or anywhere in the path.",
+        choices=get_args(Match),
+        show_default=True,
+    )
+    aggregate_leaf_paths: bool = option(False, help="Leaf paths, equal ones merged into one row.")
+    group_by: GroupBy | None = option(
+        None,
+        help="Self and total sums instead of lines.",
+        choices=get_args(GroupBy),
+    )
+    by: By | None = option(None, help="Also group by this.", choices=get_args(By))
+    drop_module: bool = option(False, help="Ignore module-level code.")
+    exclude_idle_process: bool = option(False, help="Ignore samples without a Python frame.")
+    rate: float | None = option(
+        None,
+        help="Samples per second; the report is then in seconds.",
+        command_line=False,
+        measured=False,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if any(not name for name in self.library_names):
+            raise OptionError("a library name is empty")
+        if self.match == "substring" and not self.library_names:
+            raise OptionError("match substring needs a library name")

@@ -1,20 +1,24 @@
 """Sampled stacks of each file, combined to one report: frames, paths, sums, processes."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Unpack
 
 import numpy as np
 import polars as pl
 
-from traceanalyzer.analyzers.base import Analyzer, Needs
+from traceanalyzer.analyzers.base import Analyzer, Needs, Reading
 from traceanalyzer.analyzers.common import columns, libraries, own_lines
 from traceanalyzer.analyzers.common.own_lines import at, row_of
-from traceanalyzer.analyzers.py_spy_report.options import By, GroupBy, Options
+from traceanalyzer.analyzers.py_spy_report import By, GroupBy, Match, Options
 from traceanalyzer.analyzers.py_spy_report.result import LIBRARY, MAIN, NO_FRAME, PATH, LeafPaths
 from traceanalyzer.errors import OptionError
 from traceanalyzer.frames import intervals, numbering, stack_weights
-from traceanalyzer.trace import Trace
+from traceanalyzer.run.loop import run
+from traceanalyzer.trace import Inputs, Trace
 from traceanalyzer.units import NS_PER_S, format_weight
 
 #: Name of merged frames in sums: only a runaway recursion is this deep.
@@ -540,3 +544,48 @@ def _texts(values: pl.Series, write: Callable[[float], str]) -> pl.Series:
     """Format numbers, each distinct one once."""
     texts = {value: write(value) for value in values.unique()}
     return values.replace_strict(texts, default=None, return_dtype=pl.String)
+
+
+def py_spy_report(
+    inputs: Inputs,
+    *,
+    library_names: str | Sequence[str] = (),
+    match: Match = "component",
+    aggregate_leaf_paths: bool = False,
+    group_by: GroupBy | None = None,
+    by: By | None = None,
+    drop_module: bool = False,
+    exclude_idle_process: bool = False,
+    rate: float | None = None,
+    **reading: Unpack[Reading],
+) -> LeafPaths:
+    """Return which lines of own code take the time of the samples.
+
+    A stack counts for its innermost line of own code; as leaf path it counts for its leaf frame and
+    is tagged by the innermost frame of a library. All formats with sampled stacks are supported.
+
+    Args:
+        inputs: a trace, a file or a folder, or several of them. In a folder or several inputs,
+            files that cannot be read or have no samples are skipped and reported.
+        library_names: libraries to tag by, the first listed wins; none: the user's own code, which
+            is all code outside the standard library and the installed packages.
+        match: ``component``: whole components of a path; ``substring``: anywhere in the path.
+        aggregate_leaf_paths: one row for equal paths instead of one for each line of the file.
+        group_by: self and total sums by ``function``, ``line``, ``file``, ``module`` or
+            ``library``.
+        by: also group by ``process``, ``thread``, ``rank`` or ``file``.
+        drop_module: ignore module-level code, as itwinai's report does.
+        exclude_idle_process: ignore samples without a Python frame.
+        rate: samples per second; the result is then in seconds.
+        **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
+
+    Raises:
+        InputError: no file can be read.
+        MissingData: no samples were recorded.
+        OptionError: an option is invalid.
+    """
+    options = Options(
+        library_names, match, aggregate_leaf_paths, group_by, by, drop_module,
+        exclude_idle_process, rate,
+    )  # fmt: skip
+    return run(PY_SPY_REPORT, inputs, options, **reading)

@@ -6,7 +6,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.common import own_lines
 from traceanalyzer.analyzers.common.display import known_columns
-from traceanalyzer.analyzers.py_spy_report.options import Options
+from traceanalyzer.analyzers.py_spy_report import Options
 from traceanalyzer.result import Result, Table, View
 from traceanalyzer.units import format_count, format_frac, format_weight
 

@@ -14,11 +14,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.comm_outliers.collectives import communication
 from traceanalyzer.analyzers.common import device_steps
-from traceanalyzer.analyzers.common.device_work import (
-    COMMUNICATION,
-    COMPUTE,
-    WORK_KIND,
-)
+from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE, WORK_KIND
 from traceanalyzer.analyzers.common.names import named
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.host import main_threads

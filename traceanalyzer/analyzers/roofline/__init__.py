@@ -5,50 +5,71 @@
 sentences and the advice on recording, ``result`` the data, tables and charts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Unpack
+from dataclasses import dataclass
+from typing import Literal, get_args
 
-from traceanalyzer.analyzers.base import Reading
-from traceanalyzer.analyzers.roofline.options import By, Options
+from traceanalyzer.analyzers.base import AnalyzerOptions, comm_patterns, option
+from traceanalyzer.analyzers.efficiency.peaks import Peaks, with_given
+from traceanalyzer.errors import OptionError
 
-if TYPE_CHECKING:
-    from traceanalyzer.analyzers.roofline.result import Roofline
-    from traceanalyzer.trace import Inputs
+By = Literal["kernel", "launch"]
+LEVELS = ("HBM", "L2", "L1")
 
 
-def roofline(
-    inputs: Inputs,
-    *,
-    by: By = "kernel",
-    peak: str | Sequence[str] = (),
-    bandwidth: str | Sequence[str] = (),
-    comm_patterns: str | Sequence[str] = (),
-    **reading: Unpack[Reading],
-) -> Roofline:
-    """Return FLOP/s over arithmetic intensity of kernels or operators, and their roofs.
+@dataclass(frozen=True)
+class Options(AnalyzerOptions):
+    """Roofline: FLOP/s over arithmetic intensity, of kernels (Nsight Compute) or operators.
 
-    Reports of Nsight Compute give kernels with the traffic of HBM, L2 and L1, the speed of light,
-    occupancy and the rules of ncu. Its times are measured with locked clocks while kernels are
-    replayed, and are never combined with those of traces. Traces give operators with the FLOPs and
-    bytes of ``efficiency``.
-
-    Args:
-        inputs: a trace, a file or a folder, or several of them.
-        by: points of a report of Nsight Compute: ``kernel``, or each ``launch``.
-        peak: dense peaks as ``PRECISION=TFLOPS``; they override those of the report and the table.
-        bandwidth: bandwidths as ``LEVEL=GBPS``, such as ``HBM=3350``; a number alone is HBM.
-        comm_patterns: regular expressions of additional communication kernels, not counted.
-        **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
-
-    Raises:
-        InputError: no input can be read.
-        MissingData: no metric of a roofline and no speed of light, no input shapes in a trace, or
-            reports and traces together.
-        OptionError: a peak, a bandwidth or a regular expression is not valid.
+    PATH is a report of Nsight Compute (ncu --csv, any page, or .ncu-rep), or a trace of PyTorch
+    recorded with record_shapes=True, or a folder of one of them.
     """
-    from traceanalyzer.analyzers.roofline.compute import ROOFLINE
-    from traceanalyzer.run.loop import run
 
-    return run(ROOFLINE, inputs, Options(by, peak, bandwidth, comm_patterns), **reading)
+    by: By = option(
+        "kernel",
+        help="Points of a report of Nsight Compute: kernels, or single launches.",
+        choices=get_args(By),
+        show_default=True,
+    )
+    peak: Sequence[str] = option(
+        (),
+        help="Dense peak of the GPU in TFLOP/s, such as bf16=989.4; overrides other peaks. "
+        "Repeatable.",
+        metavar="PRECISION=TFLOPS",
+    )
+    bandwidth: Sequence[str] = option(
+        (),
+        help="Bandwidth of a level of memory in GB/s: HBM=3350, L2=5500, L1=33000; a number alone "
+        "is HBM. Repeatable.",
+        metavar="LEVEL=GBPS",
+    )
+    comm_patterns: Sequence[str] = comm_patterns()
+
+    def __post_init__(self) -> None:
+        if isinstance(self.bandwidth, (int, float)):
+            object.__setattr__(self, "bandwidth", (f"{self.bandwidth:g}",))
+        super().__post_init__()
+        with_given(Peaks({}), self.peak, None)
+        self.bandwidths()
+
+    def bandwidths(self) -> dict[str, float]:
+        """Return the given GB/s by level.
+
+        Raises:
+            OptionError: a bandwidth is not ``LEVEL=GBPS``.
+        """
+        given = {}
+        for text in self.bandwidth:
+            level, _, value = text.rpartition("=")
+            level = level.strip().upper().replace("DRAM", "HBM") or "HBM"
+            try:
+                number = float(value)
+            except ValueError:
+                number = 0.0
+            if level not in LEVELS or not 0 < number < float("inf"):
+                raise OptionError(
+                    f"invalid bandwidth={text!r}; write LEVEL=GBPS, such as HBM=3350, LEVEL one of "
+                    f"{', '.join(LEVELS)}"
+                )
+            given[level] = number
+        return given

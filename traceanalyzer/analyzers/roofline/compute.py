@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Unpack
 
 import polars as pl
 
-from traceanalyzer.analyzers.base import Analyzer, Needs
+from traceanalyzer.analyzers.base import Analyzer, Needs, Reading
 from traceanalyzer.analyzers.common.kernel_names import short_names
-from traceanalyzer.analyzers.efficiency import compute as efficiency
-from traceanalyzer.analyzers.efficiency.options import Options as EfficiencyOptions
+from traceanalyzer.analyzers.efficiency import Options as EfficiencyOptions, compute as efficiency
 from traceanalyzer.analyzers.efficiency.peaks import peaks_of, with_given
-from traceanalyzer.analyzers.roofline import metrics as launches
+from traceanalyzer.analyzers.roofline import By, Options, metrics as launches
 from traceanalyzer.analyzers.roofline.metrics import (
     BALANCED,
     LATENCY_BELOW,
@@ -22,7 +22,6 @@ from traceanalyzer.analyzers.roofline.metrics import (
     SMALL_GRID,
     SUBSTRINGS,
 )
-from traceanalyzer.analyzers.roofline.options import Options
 from traceanalyzer.analyzers.roofline.result import (
     NOTHING_RECORDED,
     Roofline,
@@ -32,7 +31,8 @@ from traceanalyzer.analyzers.roofline.result import (
     no_shapes,
 )
 from traceanalyzer.errors import MissingData
-from traceanalyzer.trace import Trace
+from traceanalyzer.run.loop import run
+from traceanalyzer.trace import Inputs, Trace
 from traceanalyzer.vocabulary import NCU_CSV, NCU_REP
 
 _TERA, _GIGA = 1e12, 1e9
@@ -457,3 +457,36 @@ def _roofs_of_operators(peaks: pl.DataFrame, options: Options) -> pl.DataFrame:
 
 
 ROOFLINE = Analyzer("roofline", Options, needs, measure, combine)
+
+
+def roofline(
+    inputs: Inputs,
+    *,
+    by: By = "kernel",
+    peak: str | Sequence[str] = (),
+    bandwidth: str | Sequence[str] = (),
+    comm_patterns: str | Sequence[str] = (),
+    **reading: Unpack[Reading],
+) -> Roofline:
+    """Return FLOP/s over arithmetic intensity of kernels or operators, and their roofs.
+
+    Reports of Nsight Compute give kernels with the traffic of HBM, L2 and L1, the speed of light,
+    occupancy and the rules of ncu. Its times are measured with locked clocks while kernels are
+    replayed, and are never combined with those of traces. Traces give operators with the FLOPs and
+    bytes of ``efficiency``.
+
+    Args:
+        inputs: a trace, a file or a folder, or several of them.
+        by: points of a report of Nsight Compute: ``kernel``, or each ``launch``.
+        peak: dense peaks as ``PRECISION=TFLOPS``; they override those of the report and the table.
+        bandwidth: bandwidths as ``LEVEL=GBPS``, such as ``HBM=3350``; a number alone is HBM.
+        comm_patterns: regular expressions of additional communication kernels, not counted.
+        **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
+
+    Raises:
+        InputError: no input can be read.
+        MissingData: no metric of a roofline and no speed of light, no input shapes in a trace, or
+            reports and traces together.
+        OptionError: a peak, a bandwidth or a regular expression is not valid.
+    """
+    return run(ROOFLINE, inputs, Options(by, peak, bandwidth, comm_patterns), **reading)

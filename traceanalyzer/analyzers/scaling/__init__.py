@@ -4,43 +4,25 @@
 runs, ``result`` has the data, verdict, notes, tables and charts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Unpack
+from dataclasses import dataclass
 
-from traceanalyzer.analyzers.base import Reading
-from traceanalyzer.analyzers.scaling.options import Options
-
-if TYPE_CHECKING:
-    from traceanalyzer.analyzers.scaling.result import Scaling
-    from traceanalyzer.trace import Inputs
+from traceanalyzer.analyzers.base import AnalyzerOptions, comm_patterns, option, step_name
 
 
-def scaling(
-    runs: Inputs,
-    *,
-    weak: bool = False,
-    step_name: str | None = None,
-    comm_patterns: str | Sequence[str] = (),
-    **reading: Unpack[Reading],
-) -> Scaling:
-    """Return step time, speed-up and parallel efficiency of runs on different numbers of GPUs.
+@dataclass(frozen=True)
+class Options(AnalyzerOptions):
+    """Compare runs on different numbers of GPUs: speed-up, parallel efficiency, where the loss is.
 
-    Args:
-        runs: a folder per run, or several traces; the number of GPUs is the recorded world size,
-            else the number of devices in the folder. Runs on the same number are averaged.
-        weak: the work per GPU is the same in all runs; default: the work of all GPUs together.
-        step_name: regular expression of the names of steps.
-        comm_patterns: regular expressions of further kernel names that are communication.
-        **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
-
-    Raises:
-        InputError: no input can be read.
-        MissingData: no steps are known, or all runs are on the same number of GPUs.
-        OptionError: a pattern is not a regular expression.
+    PATH is the folder of a run, several of them (RUN4 RUN8 RUN16), or traces. The metrics of
+    itwinai (CSV folders, MLflow's file store) are read too.
     """
-    from traceanalyzer.analyzers.scaling.compute import SCALING
-    from traceanalyzer.run.loop import run
 
-    return run(SCALING, runs, Options(weak, step_name, comm_patterns), **reading)
+    weak: bool = option(
+        default=False,
+        help="Weak scaling: the work per GPU is the same in all runs. Default: strong scaling, the "
+        "work of a step is the same in all runs.",
+        measured=False,
+    )
+    step_name: str | None = step_name()
+    comm_patterns: Sequence[str] = comm_patterns()

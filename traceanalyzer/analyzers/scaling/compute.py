@@ -1,23 +1,25 @@
 """Steps and states of each run, compared across numbers of GPUs."""
 
+from __future__ import annotations
+
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
+from typing import Unpack
 
 import polars as pl
 
-from traceanalyzer.analyzers.base import Analyzer, Needs
+from traceanalyzer.analyzers.base import Analyzer, Needs, Reading
 from traceanalyzer.analyzers.common import aggregates
 from traceanalyzer.analyzers.common.aggregates import Aggregates
-from traceanalyzer.analyzers.scaling import epochs
-from traceanalyzer.analyzers.scaling.options import Options
+from traceanalyzer.analyzers.scaling import Options, epochs
 from traceanalyzer.analyzers.scaling.result import OUTSIDE, OVERLAPPED, PARTS, Scaling
-from traceanalyzer.analyzers.timeline import compute as timeline
-from traceanalyzer.analyzers.timeline.options import Options as TimelineOptions
+from traceanalyzer.analyzers.timeline import Options as TimelineOptions, compute as timeline
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals
-from traceanalyzer.trace import Meta, Trace, record_hint
+from traceanalyzer.run.loop import run
+from traceanalyzer.trace import Inputs, Meta, Trace, record_hint
 from traceanalyzer.units import NS_PER_S
 
 
@@ -383,3 +385,29 @@ def _named(names: pl.DataFrame) -> pl.DataFrame:
         scale=prefix.fill_null("").replace_strict(_SCALES, return_dtype=pl.Float64),
     )
     return chosen.sort("name", "series").unique("gpu", keep="first", maintain_order=True)
+
+
+def scaling(
+    runs: Inputs,
+    *,
+    weak: bool = False,
+    step_name: str | None = None,
+    comm_patterns: str | Sequence[str] = (),
+    **reading: Unpack[Reading],
+) -> Scaling:
+    """Return step time, speed-up and parallel efficiency of runs on different numbers of GPUs.
+
+    Args:
+        runs: a folder per run, or several traces; the number of GPUs is the recorded world size,
+            else the number of devices in the folder. Runs on the same number are averaged.
+        weak: the work per GPU is the same in all runs; default: the work of all GPUs together.
+        step_name: regular expression of the names of steps.
+        comm_patterns: regular expressions of further kernel names that are communication.
+        **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
+
+    Raises:
+        InputError: no input can be read.
+        MissingData: no steps are known, or all runs are on the same number of GPUs.
+        OptionError: a pattern is not a regular expression.
+    """
+    return run(SCALING, runs, Options(weak, step_name, comm_patterns), **reading)

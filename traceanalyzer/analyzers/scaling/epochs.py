@@ -7,7 +7,7 @@ from functools import partial
 import polars as pl
 
 from traceanalyzer.analyzers.common.display import headings, sentences, stacked, table_of_known
-from traceanalyzer.analyzers.scaling.options import Options
+from traceanalyzer.analyzers.scaling import Options
 from traceanalyzer.analyzers.scaling.result import Scaling, above_ideal, lines_of, percent
 from traceanalyzer.drawings import Chart
 from traceanalyzer.errors import MissingData

@@ -1,22 +1,25 @@
 """Steps of each rank and their parts, combined over all ranks."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
+from typing import Unpack
 
 import polars as pl
 
-from traceanalyzer.analyzers.base import Analyzer, Needs
+from traceanalyzer.analyzers.base import Analyzer, Needs, Reading
 from traceanalyzer.analyzers.common import clocks, device_steps, device_work, display, step_marks
 from traceanalyzer.analyzers.common.columns import joined as joined_tables, stacked
 from traceanalyzer.analyzers.common.names import mapped, matching, named
-from traceanalyzer.analyzers.steps import engine, slow_steps, statistics
-from traceanalyzer.analyzers.steps.options import Options
+from traceanalyzer.analyzers.steps import By, Options, engine, slow_steps, statistics
 from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals
-from traceanalyzer.trace import Trace, record_hint
+from traceanalyzer.run.loop import run
+from traceanalyzer.trace import Inputs, Trace, record_hint
 from traceanalyzer.vocabulary import DEVICE_WORK, LAUNCH_KINDS, MEMORY_SNAPSHOT
 
 _ANNOTATIONS = ("user_annotation", "nvtx", "other")
@@ -426,3 +429,36 @@ def _renumbered(rows: pl.DataFrame) -> pl.DataFrame:
     several = pl.col("start").n_unique().over("plain") > 1
     named = pl.when(several).then(again).otherwise("step")
     return plain.with_columns(step=named).drop("plain")
+
+
+def steps(
+    inputs: Inputs,
+    *,
+    step_name: str | None = None,
+    step_every: str | None = None,
+    by: By = "launch",
+    **reading: Unpack[Reading],
+) -> Steps:
+    """Return step times, their variation, and the parts of slow steps.
+
+    Only device work, its launch calls and slices that may mark steps are read.
+
+    Args:
+        inputs: a trace, a file or a folder, or several of them. Several files of one rank whose
+            steps do not overlap are parts of one recording.
+        step_name: a regular expression; host slices whose name it matches are the steps. Default:
+            see :func:`~traceanalyzer.analyzers.common.step_marks.step_marks`.
+        step_every: a regular expression; a step begins at each kernel whose name it matches.
+            Default if no steps are marked:
+            see :func:`~traceanalyzer.analyzers.common.step_marks.repeated`.
+        by: ``launch``: device work counts for the step that launched it, see
+            :func:`~traceanalyzer.analyzers.common.device_steps.device_steps`; ``window``: it counts
+            for the step on the host in which it runs.
+        **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
+
+    Raises:
+        InputError: a file cannot be read.
+        MissingData: no steps are marked, and no sequence of kernels repeats.
+        OptionError: ``step_name`` or ``step_every`` is not a regular expression.
+    """
+    return run(STEPS, inputs, Options(step_name, step_every, by), **reading)

@@ -9,8 +9,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.common import device_steps, device_work, display
 from traceanalyzer.analyzers.common.names import frame_text
-from traceanalyzer.analyzers.steps import engine, statistics
-from traceanalyzer.analyzers.steps.options import By
+from traceanalyzer.analyzers.steps import By, engine, statistics
 from traceanalyzer.drawings import Chart
 from traceanalyzer.result import Result, Table, View
 from traceanalyzer.units import format_count, format_frac, format_ns

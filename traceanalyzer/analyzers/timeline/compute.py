@@ -4,27 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Unpack
 
 import polars as pl
 
-from traceanalyzer.analyzers.base import Analyzer, Needs
-from traceanalyzer.analyzers.comm_outliers import collectives
+from traceanalyzer.analyzers.base import Analyzer, Needs, Reading
+from traceanalyzer.analyzers.comm_outliers import Options as CommOptions, collectives
 from traceanalyzer.analyzers.comm_outliers.compute import (
     NEEDS as COMMUNICATION_NEEDS,
     combine as compare,
     measure as measure_communication,
 )
-from traceanalyzer.analyzers.comm_outliers.options import Options as CommOptions
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.analyzers.common import display
 from traceanalyzer.analyzers.common.device_work import COMPUTE, WORK_KIND, device_work
-from traceanalyzer.analyzers.gpu_idle import causes, compute as idle_time
-from traceanalyzer.analyzers.gpu_idle.options import Options as IdleOptions
+from traceanalyzer.analyzers.gpu_idle import Options as IdleOptions, causes, compute as idle_time
 from traceanalyzer.analyzers.replay import program as programs
 from traceanalyzer.analyzers.replay.program import Program
-from traceanalyzer.analyzers.timeline import alignment, states as detail
+from traceanalyzer.analyzers.timeline import Options, Order, alignment, states as detail
 from traceanalyzer.analyzers.timeline.alignment import Recorded
-from traceanalyzer.analyzers.timeline.options import Options
 from traceanalyzer.analyzers.timeline.result import Timeline
 from traceanalyzer.analyzers.timeline.states import (
     MOST,
@@ -34,11 +32,11 @@ from traceanalyzer.analyzers.timeline.states import (
     with_peers,
     with_waits,
 )
-from traceanalyzer.analyzers.what_if import replay
-from traceanalyzer.analyzers.what_if.options import ReplayOptions
+from traceanalyzer.analyzers.what_if import ReplayOptions, replay
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals
-from traceanalyzer.trace import Trace
+from traceanalyzer.run.loop import run
+from traceanalyzer.trace import Inputs, Trace
 from traceanalyzer.vocabulary import DEVICE_WORK
 
 _SUMMARIES = "summaries keep it for traceanalyzer report only"
@@ -299,3 +297,35 @@ def _with_lost(lanes: pl.DataFrame, divided: pl.DataFrame) -> pl.DataFrame:
     sums = lost.agg(lost_ns=(pl.col("end") - pl.col("start")).sum())
     joined = lanes.join(sums, on="lane", how="left", maintain_order="left")
     return joined.with_columns(pl.col("lost_ns").fill_null(0))
+
+
+def timeline(
+    inputs: Inputs,
+    *,
+    order: Order = "rank",
+    comm_patterns: str | Sequence[str] = (),
+    step_name: str | None = None,
+    **reading: Unpack[Reading],
+) -> Timeline:
+    """Return what each device does at each moment, on one axis for all ranks.
+
+    The time of a device from its first work to its last is divided into compute, compute with
+    overlapped communication, exposed communication (transfer, and waiting for another rank), copies
+    and idle time by cause; the parts are disjoint and sum to the span. Ranks are aligned by
+    absolute time, corrected by the ends of matched collectives as in ``comm_outliers``; without
+    absolute times every rank begins at 0.
+
+    Args:
+        inputs: a trace, a file or a folder, or several of them.
+        order: order of the rows: ``rank``, ``host``, or ``cost`` (most copying and idle time
+            first).
+        comm_patterns: regular expressions of further kernel names that are communication.
+        step_name: regular expression of the slices that are steps.
+        **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
+
+    Raises:
+        InputError: a file cannot be read.
+        MissingData: no device work was recorded.
+        OptionError: ``order`` is unknown, or a pattern is not a regular expression.
+    """
+    return run(TIMELINE, inputs, Options(order, comm_patterns, step_name), **reading)

@@ -12,7 +12,7 @@ from traceanalyzer.analyzers.common.columns import ratio
 from traceanalyzer.analyzers.common.display import headings
 from traceanalyzer.analyzers.common.step_marks import INFERRED_STEPS
 from traceanalyzer.analyzers.replay import path as longest
-from traceanalyzer.analyzers.timeline.options import Order
+from traceanalyzer.analyzers.timeline import Order
 from traceanalyzer.analyzers.timeline.states import MOST, NAMES, STATE, coarser
 from traceanalyzer.drawings import ON_PATH, Lanes
 from traceanalyzer.result import Finding, Result, Table, View

@@ -1,11 +1,14 @@
 """Copies and memsets of each rank, combined over all ranks."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Unpack
 
 import polars as pl
 
-from traceanalyzer.analyzers.base import Analyzer, Needs
+from traceanalyzer.analyzers.base import Analyzer, Needs, Reading
 from traceanalyzer.analyzers.common.columns import (
     grouped,
     largest_first,
@@ -16,7 +19,7 @@ from traceanalyzer.analyzers.common.columns import (
 )
 from traceanalyzer.analyzers.common.device_work import DEVICE
 from traceanalyzer.analyzers.common.gpu_api import uses_hip, uses_pytorch
-from traceanalyzer.analyzers.transfers.options import Options
+from traceanalyzer.analyzers.transfers import Options
 from traceanalyzer.analyzers.transfers.result import (
     MOST_GBPS,
     Transfers,
@@ -27,7 +30,8 @@ from traceanalyzer.analyzers.transfers.result import (
 )
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals
-from traceanalyzer.trace import Trace, record_hint
+from traceanalyzer.run.loop import run
+from traceanalyzer.trace import Inputs, Trace, record_hint
 from traceanalyzer.vocabulary import DEVICE_WORK, PAGE_FAULT
 
 _MOVES = ("gpu_memcpy", "gpu_memset")
@@ -207,3 +211,17 @@ def _devices(parts: Sequence[Part], moves: pl.DataFrame) -> pl.DataFrame:
         )
         .sort(_DEVICE, nulls_last=True)
     )
+
+
+def transfers(inputs: Inputs, **reading: Unpack[Reading]) -> Transfers:
+    """Return copies and memsets by direction, memory and size, their bandwidth and overlap.
+
+    Args:
+        inputs: a trace, a file or a folder, or several of them.
+        **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
+
+    Raises:
+        InputError: no input can be read.
+        MissingData: no copies or memsets were recorded.
+    """
+    return run(TRANSFERS, inputs, Options(), **reading)

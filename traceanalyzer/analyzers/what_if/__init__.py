@@ -1,66 +1,84 @@
 """What a fix would gain: the run is replayed with changes.
 
-``options`` and this package have the command and the function; ``compute`` joins the programs of
+``compute`` joins the programs of
 all ranks (:mod:`~traceanalyzer.analyzers.replay`) and replays them; ``result`` has the data,
 verdict, notes, tables and charts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Unpack
+from dataclasses import dataclass
+from typing import Literal, get_args
 
-from traceanalyzer.analyzers.base import Reading
-from traceanalyzer.analyzers.what_if.options import Options, Typical
+from traceanalyzer.analyzers.base import AnalyzerOptions, option
 
-if TYPE_CHECKING:
-    from traceanalyzer.analyzers.what_if.result import WhatIf
-    from traceanalyzer.trace import Inputs
+Typical = Literal["others", "all"]
 
 
-def what_if(
-    inputs: Inputs,
-    *,
-    free: str | Sequence[str] = (),
-    scale: str | Sequence[str] = (),
-    typical_rank: int | str | Sequence[int | str] = (),
-    typical_stage: int | str | Sequence[int | str] = (),
-    typical: Typical = "others",
-    network: float = 1.0,
-    no_wait: bool = False,
-    **reading: Unpack[Reading],
-) -> WhatIf:
-    """Return how long a step would take with a change; without a change, with each usual one.
+@dataclass(frozen=True)
+class Options(AnalyzerOptions):
+    """Show how long a step would take with a change: is a fix worth it?
 
-    The program of the run (what each kernel and each call waits for) is replayed with other times.
-    step time = from the end of the work of the steps before to the end of its own work, over all
-    ranks; gain = replayed step time - step time with the change.
-
-    Args:
-        inputs: a trace, a file or a folder, or several of them.
-        free: ``launches``, ``data-loading``, ``host-code``, ``synchronisation``,
-            ``communication``, ``copies``, ``small-copies``, or a regular expression of kernels or
-            annotations, whose time becomes 0.
-        scale: ``REGEX=FACTOR``: kernels and annotations become faster by the factor.
-        typical_rank: ranks that become like the others.
-        typical_stage: pipeline stages that become like the others, from 0.
-        typical: whether times become those of the ``others``, or the mean of ``all`` ranks.
-        network: factor by which transfers become faster.
-        no_wait: collectives do not wait for other ranks.
-        **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
-
-    Raises:
-        InputError: a file cannot be read.
-        MissingData: no device work, or too few of its launch calls, were recorded; or the replay of
-            the unchanged run differs from the recording by more than 10 %.
-        OptionError: a regular expression, factor, rank or stage is not valid.
+    The run is replayed: kernels, copies, collectives and host calls in recorded order, each after
+    what it waits for, with other times. Without a change, each usual one is tried. PATH is a trace,
+    several of them, or a folder.
     """
-    from traceanalyzer.analyzers.what_if.compute import WHAT_IF
-    from traceanalyzer.run.loop import run
 
-    ranks, stages = (
-        tuple(map(str, (given,) if isinstance(given, (int, str)) else given))
-        for given in (typical_rank, typical_stage)
+    free: Sequence[str] = option(
+        (),
+        help="Time that becomes 0: launches, data-loading, host-code, synchronisation, "
+        "communication, copies, small-copies, or the kernels and annotations whose names match. "
+        "Repeatable.",
+        metavar="CLASS|REGEX",
+        measured=False,
     )
-    options = Options(free, scale, ranks, stages, typical, network, no_wait)
-    return run(WHAT_IF, inputs, options, **reading)
+    scale: Sequence[str] = option(
+        (),
+        help="Kernels and annotations whose names match become faster by a factor. Repeatable.",
+        metavar="REGEX=FACTOR",
+        measured=False,
+    )
+    typical_rank: Sequence[str] = option(
+        (),
+        help="A rank that becomes like the others. Repeatable.",
+        metavar="N",
+        measured=False,
+    )
+    typical_stage: Sequence[str] = option(
+        (),
+        help="A pipeline stage (from 0) that becomes like the others. Repeatable.",
+        metavar="N",
+        measured=False,
+    )
+    typical: Typical = option(
+        "others",
+        help="Typical times are the mean of the other ranks, or of all.",
+        choices=get_args(Typical),
+        show_default=True,
+        measured=False,
+    )
+    network: float = option(
+        1.0,
+        help="Transfers become faster by this factor.",
+        metavar="FACTOR",
+        above=0,
+        measured=False,
+    )
+    no_wait: bool = option(
+        False,
+        help="Collectives do not wait for other ranks.",
+        measured=False,
+    )
+
+
+@dataclass(frozen=True)
+class ReplayOptions(AnalyzerOptions):
+    """Prepare the replays for the gains of findings."""
+
+
+@dataclass(frozen=True)
+class PathOptions(AnalyzerOptions):
+    """Show what the run waited for at each moment: kernels, launches, data loading, other ranks.
+
+    The longest path through all ranks, as shares of the step time, which add up to it. PATH is a
+    trace, several of them, or a folder.
+    """

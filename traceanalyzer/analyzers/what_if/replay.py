@@ -12,7 +12,7 @@ from traceanalyzer.analyzers.common.device_work import work_rows
 from traceanalyzer.analyzers.replay import changes, engine, path, program
 from traceanalyzer.analyzers.replay.engine import Job, Weights
 from traceanalyzer.analyzers.replay.program import Program
-from traceanalyzer.analyzers.what_if.options import ReplayOptions
+from traceanalyzer.analyzers.what_if import ReplayOptions
 from traceanalyzer.errors import MissingData
 from traceanalyzer.result import Result
 from traceanalyzer.trace import Trace

@@ -10,12 +10,7 @@ import polars as pl
 from traceanalyzer import schema
 from traceanalyzer.frames import stacks as prefix_tree
 from traceanalyzer.parsers.memory_snapshot import document
-from traceanalyzer.parsers.memory_snapshot.document import (
-    Ints,
-    Snapshot,
-    Table,
-    TaggedArray,
-)
+from traceanalyzer.parsers.memory_snapshot.document import Ints, Snapshot, Table, TaggedArray
 from traceanalyzer.parsers.tables import tree_table
 from traceanalyzer.schema import LAST_EPOCH_NS
 from traceanalyzer.vocabulary import ALLOCATOR_KINDS

@@ -15,13 +15,7 @@ import numpy as np
 from traceanalyzer.errors import MalformedInput, UnreadableFile
 from traceanalyzer.machine import executor, threads
 from traceanalyzer.parsers.chrome_trace import reader as chrome_trace
-from traceanalyzer.parsers.chrome_trace.columns import (
-    INPUTS,
-    Batch,
-    Collected,
-    Flows,
-    Issues,
-)
+from traceanalyzer.parsers.chrome_trace.columns import INPUTS, Batch, Collected, Flows, Issues
 from traceanalyzer.parsers.chrome_trace.decode import Args
 from traceanalyzer.parsers.chrome_trace.piece import process
 from traceanalyzer.parsers.chrome_trace.slices import may_communicate
