@@ -127,6 +127,24 @@ def optimizer_without_foreach(job: Job, context: Context) -> Expected:
     )
 
 
+@blind("data-parallel", "single", prepare=reads_loss)
+def moving_average_in_a_loop(job: Job, context: Context) -> Expected:
+    """Average the weights with two small kernels for each tensor."""
+    tensors = max(80, int(context.cost_us / 24))
+
+    def update(r: Rank, _step: int, _layer: int) -> None:
+        with r.range("ema_update"):
+            for _ in range(tensors):
+                for op in ("mul_", "add_"):
+                    with r.op(f"aten::{op}"):
+                        r.launch(names.MUL, 2.2)
+
+    job.at("after_optimizer", update)
+    return Expected(
+        r"(?i)launch|(small|short|tiny|many) kernels|fused|fusion|foreach", place="ema_update"
+    )
+
+
 @blind("data-parallel", "sharded", "single", prepare=reads_loss)
 def moving_average_on_host(job: Job, context: Context) -> Expected:
     """Average the weights on the host after each step."""

@@ -9,7 +9,6 @@ from hypothesis import given, strategies as st
 from traceanalyzer.analyzers.kernels.training import (
     ATTENTION,
     ONE_BY_ONE,
-    OPTIMIZER,
     SCHEMA,
     fusible_ns,
 )
@@ -57,6 +56,7 @@ def work_of(rows: list[Piece]) -> tuple[pl.DataFrame, pl.Series]:
 
 def of_training(work: pl.DataFrame, purpose: str) -> pl.DataFrame:
     rows = work.with_columns(purpose=pl.lit(purpose), name=pl.lit("x"), call=pl.lit(0))
+    rows = rows.with_columns(place=None, of_tensor=None)
     return rows.select(pl.col(name).cast(dtype) for name, dtype in SCHEMA.items())
 
 
@@ -79,7 +79,7 @@ def test_all_but_the_longest_of_a_sequence_count(rows: list[Piece]) -> None:
 
 @pytest.mark.parametrize(
     ("purpose", "kernels", "saved"),
-    [(ATTENTION, 3, 0), (OPTIMIZER, ONE_BY_ONE, 0), (OPTIMIZER, 3, 10), ("recomputed", 3, 10)],
+    [(ATTENTION, 3, 0), (ONE_BY_ONE, 3, 0), ("recomputed", 3, 10)],
 )
 def test_time_of_other_findings_does_not_count(purpose: str, kernels: int, saved: int) -> None:
     rows: list[Piece] = [(0, 7, 5, 0)] * (kernels - 1) + [(0, 7, 6, 1)]

@@ -35,25 +35,78 @@ def launch(name: str, at: int, ns: int, *, tid: int = 1, **more: Any) -> Iterato
 # --- the optimizer ---------------------------------------------------------------------------
 
 
-def optimizing(kernels: int, name: str = ADD) -> Trace:
+STEP = "Optimizer.step#AdamW.step"
+
+
+def optimizing(kernels: int, name: str = ADD, place: str = STEP, operators: str = "") -> Trace:
     """Return three steps of 10 ms: 5 ms of products, then 10 us kernels in the optimizer."""
-    return trace([event for number in range(3) for event in _optimizing(number, kernels, name)])
+    names = operators.split()
+    return trace(
+        [e for number in range(3) for e in _optimizing(number, kernels, name, place, names)]
+    )
 
 
-def _optimizing(number: int, kernels: int, name: str) -> Iterator[dict[str, Any]]:
+def _optimizing(
+    number: int, kernels: int, name: str, place: str, operators: Sequence[str]
+) -> Iterator[dict[str, Any]]:
     begin = number * 10 * MS
     yield step(number, begin, 10 * MS)
     yield from launch("gemm", begin, 5 * MS)
-    yield host("user_annotation", "Optimizer.step#AdamW.step", begin + 6 * MS, 3 * MS)
+    yield host("user_annotation", place, begin + 6 * MS, 3 * MS)
     for n in range(kernels):
-        yield from launch(name, begin + 6 * MS + n * 12 * US, 10 * US)
+        at = begin + 6 * MS + n * 12 * US
+        if operators:
+            yield host("cpu_op", operators[n % len(operators)], at, 11 * US)
+        yield from launch(name, at, 10 * US)
 
 
 def test_unfused_optimizer() -> None:
+    """Half of 2 ms in each step, and 199 pauses of 2 us between the kernels."""
     (one,) = judged("unfused-optimizer", optimizing(200))
-    assert (one.total_ns, one.size) == (3 * 2 * MS, pytest.approx(0.2))
-    assert "200 kernels" in one.title
+    assert one.total_ns == 3 * (MS + 199 * 2 * US)
+    assert "200 small kernels" in one.title
     check_wording(one.title, *one.evidence)
+
+
+NINE = (
+    "aten::add_ aten::mul_ aten::lerp_ aten::mul_ aten::addcmul_ aten::sqrt aten::div aten::add_ "
+    "aten::addcdiv_"
+)
+
+
+@pytest.mark.parametrize(
+    ("operators", "frac", "each"), [("aten::mul_ aten::add_", 1 / 2, 2), (NINE, 2 / 3, 9)]
+)
+def test_a_loop_over_tensors(operators: str, frac: float, each: int) -> None:
+    (one,) = judged("tensor-loop", optimizing(180, place="ema_update", operators=operators))
+    assert one.total_ns == pytest.approx(3 * (frac * 1.8 * MS + 179 * 2 * US))
+    assert one.title.startswith("ema_update")
+    assert f"{each} per tensor" in one.title
+    assert one.intervals is not None
+    assert one.intervals.height == 3
+    check_wording(one.title, *one.evidence)
+
+
+@pytest.mark.parametrize("place", ["Optimizer.zero_grad#SGD.zero_grad", "unscale"])
+def test_gradients_that_are_filled_with_zeros(place: str) -> None:
+    (one,) = judged("tensor-loop", optimizing(180, place=place, operators="aten::zero_"))
+    assert ("set_to_none=True" in one.advice) == ("zero_grad" in place)
+
+
+@pytest.mark.parametrize(
+    ("kernels", "operators"),
+    [(90, "aten::mul_ aten::add_"), (180, "aten::mul aten::add"), (180, "")],
+)
+def test_short_runs_and_operators_of_layers_are_no_loop(kernels: int, operators: str) -> None:
+    assert not judged("tensor-loop", optimizing(kernels, place="forward", operators=operators))
+
+
+def test_idle_time_and_kernels_of_a_loop_are_counted_once() -> None:
+    loop = optimizing(180, place="ema_update", operators="aten::mul_ aten::add_")
+    found = {one.id: one for one in ta.diagnose(loop).findings}
+    assert not {*found} & {"launch-bound", "short-gaps", "memory-bound-kernels", "one-kernel"}
+    assert found["tensor-loop"].gain_basis == "replay"
+    assert found["tensor-loop"].gain_frac == pytest.approx(1.258 / 10, rel=0.1)
 
 
 @pytest.mark.parametrize(("kernels", "name"), [(99, ADD), (200, FOREACH), (0, ADD)])

@@ -1,5 +1,6 @@
 """Rules for kernel time."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -7,22 +8,24 @@ import polars as pl
 
 from traceanalyzer.analyzers.common import kernel_names
 from traceanalyzer.analyzers.common.columns import largest_first
+from traceanalyzer.analyzers.common.names import frame_text
 from traceanalyzer.analyzers.efficiency import roofs
 from traceanalyzer.analyzers.efficiency.formulas import CONVOLUTION, GEMM
 from traceanalyzer.analyzers.efficiency.result import Efficiency
 from traceanalyzer.analyzers.host_metrics.result import HostMetrics, gpu_metrics_text
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.kernels.training import (
+    ACCUMULATES,
     ATTENTION,
+    IN_OPTIMIZER,
     KERNELS,
-    ONE_BY_ONE,
-    OPTIMIZER,
+    LEAST_RUN,
     PRODUCTS,
     RECOMPUTED,
     SCHEMA,
     SOFTMAX,
 )
-from traceanalyzer.findings.device_time import DEVICE, DeviceTime
+from traceanalyzer.findings.device_time import DEVICE, DeviceTime, intervals_of
 from traceanalyzer.findings.rule import Answers, Measured, Rule, rule
 from traceanalyzer.frames import intervals
 from traceanalyzer.result import Result, Severity
@@ -490,9 +493,6 @@ def _of_reasons(rows: pl.DataFrame, reasons: pl.DataFrame, answers: Answers) -> 
 
 # --- training --------------------------------------------------------------------------------
 
-#: Kernels that update many parameters at once.
-_OF_MANY = r"multi_tensor|(?i)fused"
-
 
 def of_purpose(result: Kernels, purpose: str, time: DeviceTime) -> pl.DataFrame:
     """Return device work of a purpose in training, with its duration within steps ``ns``."""
@@ -502,34 +502,82 @@ def of_purpose(result: Kernels, purpose: str, time: DeviceTime) -> pl.DataFrame:
     return intervals.overlap_with(rows, time.windows, DEVICE).rename({"overlap": "ns"})
 
 
+#: The share of the time of kernels of one tensor each that a kernel for all tensors needs: it reads
+#: and writes each value once. With few kernels per tensor it is more.
+OF_MANY_FRAC, _OF_FEW_FRAC, _FEW = 1 / 3, 1 / 2, 4
+#: Loops over gradients that are filled with 0, and what avoids them.
+_OF_ZEROS = rf"zero_grad|^{ACCUMULATES}$"
+_KEEP_NO_ZEROS = (
+    "Use optimizer.zero_grad(set_to_none=True), the default since PyTorch 2.0: gradients are then "
+    "neither filled with 0 nor added to zeros."
+)
+_UPDATING = (
+    "time of such kernels above that of one for all tensors (a third; half of it, if fewer "
+    "than four kernels update a tensor), and idle time between them while the host launches"
+)
+_OF_STEP = "as a share of step time (of the recorded time if no steps are marked)"
+
+
+def _one_by_one(answers: Answers, *, optimizer: bool, advice: str) -> Iterator[Measured]:
+    """Yield runs of kernels of one tensor each, by the place that launches them."""
+    time, loops = answers.time, answers.loops
+    in_optimizer = pl.col("place").eq_missing(IN_OPTIMIZER)
+    mine = loops.filter(in_optimizer == optimizer)
+    for (place,), rows in mine.group_by("place", maintain_order=True):
+        ns = int(rows["kernel_ns"].sum())
+        spans = intervals.intersect(rows, time.windows, DEVICE)
+        between = answers.between_launches(spans)
+        each, per_tensor = (int(rows[name].median()) for name in ("n", "of_tensor"))  # type: ignore[arg-type]
+        frac = OF_MANY_FRAC if per_tensor >= _FEW else _OF_FEW_FRAC
+        total = round((1 - frac) * ns) + between
+        if not total or not time.whole_ns:
+            continue
+        yield Measured(
+            size=time.frac(total),
+            title=f"{frame_text(place)} launches {each:,} small kernels per call, {per_tensor:,} "
+            f"per tensor: {time.share(total)}.",
+            evidence=(
+                (
+                    f"{format_count(int(rows['n'].sum()), 'kernel')} take {time.text(ns)}, idle "
+                    f"time between them {time.text(between)}."
+                ),
+            ),
+            advice=_KEEP_NO_ZEROS if re.search(_OF_ZEROS, place) else advice,
+            total_ns=total,
+            most_gain_ns=total,
+            intervals=intervals_of(spans),
+        )
+
+
 @rule(
     "kernels",
     "an optimizer that launches kernels for each parameter instead of a few for all",
-    "time of such kernels as a share of step time (of the recorded time if no steps are marked), "
-    f"from {ONE_BY_ONE} kernels per optimizer step on",
-    {"info": 0.03, "warning": 0.1},
+    f"{_UPDATING}, {_OF_STEP}, from {LEAST_RUN} kernels one after another on",
+    {"info": 0.03, "warning": 0.1, "critical": 0.3},
     uses=("gpu_idle",),
 )
-def _unfused_optimizer(result: Kernels, answers: Answers) -> Iterator[Measured]:
-    rows = of_purpose(result, OPTIMIZER, answers.time)
-    work = rows.filter(~pl.col("name").str.contains(_OF_MANY))
-    if work.is_empty() or not answers.time.whole_ns:
-        return
-    calls = work.group_by("path", "device", "call").agg(n=pl.len(), ns=pl.col("ns").sum())
-    calls = calls.filter(pl.col("n") >= ONE_BY_ONE)
-    total, time = int(calls["ns"].sum()), answers.time
-    if not total:
-        return
-    each, usual = (round(value) for value in (calls["n"].median(), work["ns"].median()))  # type: ignore[arg-type]
-    yield Measured(
-        size=time.frac(total),
-        title=f"Optimizer.step launches {each:,} kernels per call, several per parameter: "
-        f"{time.share(total)}.",
-        evidence=(f"Median kernel duration: {format_ns(usual)}.",),
-        advice="Use foreach=True or fused=True (torch.optim) to update all parameters with a few "
-        "kernels; use torch.compile for other optimizers.",
-        total_ns=total,
+def _unfused_optimizer(_: Kernels, answers: Answers) -> Iterator[Measured]:
+    advice = (
+        "Use foreach=True or fused=True (torch.optim) to update all parameters with a few "
+        "kernels; use torch.compile for other optimizers."
     )
+    yield from _one_by_one(answers, optimizer=True, advice=advice)
+
+
+@rule(
+    "kernels",
+    "a loop over parameters or other tensors that launches kernels for each of them",
+    f"{_UPDATING}, {_OF_STEP}, from {LEAST_RUN} kernels one after another on",
+    {"info": 0.03, "warning": 0.1, "critical": 0.3},
+    uses=("gpu_idle",),
+)
+def _tensor_loop(_: Kernels, answers: Answers) -> Iterator[Measured]:
+    advice = (
+        "Replace the loop by operators for lists of tensors: torch._foreach_mul_, _foreach_add_, "
+        "_foreach_lerp_, _foreach_norm; for gradient clipping clip_grad_norm_(foreach=True), for "
+        "moving averages torch.optim.swa_utils (get_ema_multi_avg_fn), or torch.compile the loop."
+    )
+    yield from _one_by_one(answers, optimizer=False, advice=advice)
 
 
 @rule(
@@ -625,6 +673,7 @@ RULES = (
     _far_from_roof,
     _unaligned_products,
     _unfused_optimizer,
+    _tensor_loop,
     _recomputed_activations,
     _memory_bound,
     _idle_multiprocessors,

@@ -1,10 +1,10 @@
 """What removing the cause of each finding gains: the run is replayed without it.
 
 Of a finding about idle time, exposed copies or communication, what happened in its intervals is
-removed: host time, copies and transfers. Of one about a slow rank, that rank becomes like the
-others, a pipeline stage like the mean of all ranks; of unequal work and experts, all ranks become
-like their mean. Other findings have no change that a replay knows: their gain is at most their
-cost.
+removed: host time, copies and transfers. Of loops with kernels for each tensor, fewer kernels do
+the work. Of one about a slow rank, that rank becomes like the others, a pipeline stage like the
+mean of all ranks; of unequal work and experts, all ranks become like their mean. Other findings
+have no change that a replay knows: their gain is at most their cost.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from traceanalyzer.analyzers.registry import REPLAY
 from traceanalyzer.analyzers.replay.changes import Change
 from traceanalyzer.analyzers.replay.engine import Weights
 from traceanalyzer.analyzers.what_if.replay import Replay
+from traceanalyzer.findings.busy import OF_MANY_FRAC
 from traceanalyzer.findings.device_time import DEVICE, DeviceTime
 from traceanalyzer.findings.rule import RULE_OF, Answers, Rule
 from traceanalyzer.result import Finding
@@ -35,6 +36,7 @@ _IN_INTERVALS = {*RULE_OF.values(), EXPOSED_ID} - {
     "waiting-for-ranks", "pipeline-bubble", "unknown-idleness", "device-wait", "short-gaps",
 }  # fmt: skip
 #: Rules about a rank that becomes like the others, and about all ranks.
+_LOOPS = {"unfused-optimizer", "tensor-loop"}
 _OF_RANKS, _UNEQUAL = {"straggler", "slow-gpu"}, {"unequal-work", "expert-imbalance"}
 
 
@@ -126,7 +128,7 @@ def _gain_frac(one: Finding, replay: Replay, time: DeviceTime) -> float | None:
     if _is_of_ranks(one):
         frac = _share([one], replay, time)
         return frac if frac >= NO_GAIN else None
-    if one.id in _IN_INTERVALS and one.intervals is not None and one.intervals.height:
+    if one.id in _IN_INTERVALS | _LOOPS and one.intervals is not None and one.intervals.height:
         frac = _share([one], replay, time)
         alone = replay.waits_for_others and len(replay.job.programs) == 1
         unknown = alone or not replay.has_work_after(one.intervals)
@@ -170,7 +172,9 @@ def _weights(findings: Collection[Finding], replay: Replay) -> list[Weights]:
     )
     # work that leaves a pipeline stage goes to the others
     change = Change(typical_ranks=tuple(sorted(ranks)), of_all=any(one.ranks for one in findings))
-    return replay.without(pl.concat([none, *lost], how="vertical_relaxed"), change)
+    weights = replay.without(pl.concat([none, *lost], how="vertical_relaxed"), change)
+    loops = [one.intervals for one in findings if one.id in _LOOPS and one.intervals is not None]
+    return replay.fused(pl.concat(loops), OF_MANY_FRAC, weights) if loops else weights
 
 
 def notes(gains: Gains, step: str) -> tuple[str, ...]:

@@ -11,7 +11,12 @@ from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION
 from traceanalyzer.analyzers.common.kernel_names import ATTENTION, CONVOLUTION, GEMM, KV_CACHE
 from traceanalyzer.analyzers.kernels.result import Kernels
-from traceanalyzer.analyzers.kernels.training import AUTOTUNING, SEARCH, TUNING
+from traceanalyzer.analyzers.kernels.training import (
+    AUTOTUNING,
+    ONE_BY_ONE,
+    SEARCH,
+    TUNING,
+)
 from traceanalyzer.findings.busy import (
     called_from,
     double_in,
@@ -127,6 +132,11 @@ def _one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
     )  # fmt: skip
     # one long call of several is a finding about that call
     sums = sums.filter((2 * pl.col("max_ns") < pl.col("total_ns")) | (pl.col("n") <= _FEW))
+    in_loops = of_purpose(result, ONE_BY_ONE, time).group_by("name").agg(loop_ns=pl.col("ns").sum())
+    named = result.heaviest("name")[["name", "kernel"]].join(in_loops, on="name")
+    sums = sums.join(named, on="kernel", how="left", maintain_order="left").filter(
+        2 * pl.col("loop_ns").fill_null(0) < pl.col("total_ns")
+    )
     doubles = double_in(result, time)["kernel"]
     if fused := memory_bound_is_found(result, answers):
         sums = sums.filter(pl.col("fusible_ns") < _FUSIBLE * pl.col("total_ns"))

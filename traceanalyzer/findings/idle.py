@@ -34,7 +34,14 @@ from traceanalyzer.findings.launching import (
     synchronising,
     synchronising_place,
 )
-from traceanalyzer.findings.rule import IDLE_RULES, Answers, Measured, Rule
+from traceanalyzer.findings.rule import (
+    BETWEEN_LAUNCHES,
+    IDLE_RULES,
+    Answers,
+    Measured,
+    Rule,
+    within,
+)
 from traceanalyzer.frames import intervals
 from traceanalyzer.result import Confidence, Severity
 from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns
@@ -62,6 +69,8 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
     yield from _in_warm_up(cause, result, answers)
     time = answers.time
     losses = time.of_cause(cause)
+    if cause in BETWEEN_LAUNCHES and answers.loops.height:
+        losses = losses.filter(~within(losses, answers.loops))  # a finding of their own
     total = int(losses["lost_ns"].sum())
     if not total:
         return

@@ -43,7 +43,7 @@ def launch_advice(result: GpuIdle, launches: Launches, answers: Answers) -> str:
     one = result.activity(causes.LAUNCH)
     next_work = main_place(result.of_cause(causes.LAUNCH), "after")[0]
     fitting = advice_on_launches(one, place if share >= MOST else "", next_work)
-    if fitting and result.program.pytorch:
+    if fitting and result.program.pytorch and answers.loops.is_empty():
         return result.program.named(fitting)
     if more := launches.more_graphs:
         return f"{more[:1].upper()}{more[1:]}, or reduce their number."

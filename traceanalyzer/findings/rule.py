@@ -13,11 +13,12 @@ from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 from traceanalyzer.analyzers.info.compute import Info
 from traceanalyzer.analyzers.kernels.result import Kernels
-from traceanalyzer.analyzers.kernels.training import TUNING
+from traceanalyzer.analyzers.kernels.training import ONE_BY_ONE, TUNING
 from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.findings.device_time import (
     BUBBLE,
     COPIES,
+    DEVICE,
     LINK,
     OUTLIER,
     REPEATED,
@@ -89,6 +90,34 @@ class Answers:
         return {"kernel-tuning": int(within.sum()) / whole}
 
     @cached_property
+    def loops(self) -> pl.DataFrame:
+        """Runs of kernels of one tensor each, the longest ones of a place first.
+
+        Columns: place, path, rank, device, start, end, n, of_tensor, ``kernel_ns`` (within steps).
+        """
+        kernels = self.get("kernels")
+        training = kernels.training if isinstance(kernels, Kernels) else None
+        if training is None:
+            return pl.DataFrame(schema=_LOOPS)
+        rows = training.filter(purpose=ONE_BY_ONE)
+        rows = intervals.overlap_with(rows, self.time.windows, DEVICE)
+        runs = rows.group_by("place", *DEVICE, "call").agg(
+            pl.col("start", "of_tensor").min(),
+            pl.col("end").max(),
+            n=pl.len(),
+            kernel_ns=pl.col("overlap").sum(),
+        )
+        whole = pl.col("kernel_ns").sum().over("place")
+        order = [whole, pl.col("place"), *map(pl.col, DEVICE), pl.col("start")]
+        runs = runs.filter(pl.col("kernel_ns") > 0)
+        return runs.sort(order, descending=[True, *[False] * 5], nulls_last=True).select(*_LOOPS)
+
+    def between_launches(self, spans: pl.DataFrame) -> int:
+        """Return the idle time for the host to launch that is mostly in spans of devices."""
+        lost = self.time.losses.filter(pl.col("cause").is_in(BETWEEN_LAUNCHES))
+        return int(lost.filter(within(lost, spans))["lost_ns"].sum())
+
+    @cached_property
     def problems(self) -> pl.DataFrame:
         """What is wrong with the recordings, see :attr:`~.Info.problems`."""
         info = self.get("info")
@@ -99,6 +128,21 @@ class Answers:
     def program(self) -> Program:
         """Framework and GPUs of the program, as far as they are known."""
         return program(self.results)
+
+
+def within(rows: pl.DataFrame, spans: pl.DataFrame) -> pl.Series:
+    """Whether rows of devices are in spans for more than half of their time."""
+    overlap = intervals.overlap_with(rows, spans, DEVICE)["overlap"].fill_null(0)
+    return 2 * overlap > rows["end"] - rows["start"]
+
+
+#: Causes of idle time between the kernels of a loop over tensors, which is slow to launch them.
+BETWEEN_LAUNCHES = (causes.LAUNCH, causes.SHORT_GAP, causes.SYNCHRONISATION)
+_LOOPS = {
+    "place": pl.String, "path": pl.String, "rank": pl.Int32, "device": pl.Int32,
+    "start": pl.Int64, "end": pl.Int64, "n": pl.UInt32,
+    "of_tensor": pl.Int64, "kernel_ns": pl.Int64,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

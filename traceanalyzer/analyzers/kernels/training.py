@@ -1,8 +1,8 @@
 """Device work by its purpose in a training step, and pointwise kernels that could be fused.
 
-The purposes are optimizers, activations that are computed again in the backward pass,
-reductions of gradients before the last micro-batch, attention by separate operators, and searches
-for the fastest kernel.
+The purposes are updates of one tensor each, activations that are computed again in the backward
+pass, reductions of gradients before the last micro-batch, attention by separate operators, and
+searches for the fastest kernel.
 """
 
 import re
@@ -11,12 +11,13 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import polars as pl
 
-from traceanalyzer.analyzers.common import kernel_names
+from traceanalyzer.analyzers.common import host_code, kernel_names
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE, device_work
 from traceanalyzer.analyzers.common.kernel_names import (
     COPY,
     ELEMENTWISE,
     GEMM,
+    OTHER,
     families_of,
     is_fusible,
 )
@@ -26,7 +27,7 @@ from traceanalyzer.frames import intervals, linking, nesting, numbering
 from traceanalyzer.trace import Trace
 from traceanalyzer.vocabulary import CUDA_CALLS
 
-OPTIMIZER, RECOMPUTED, REPEATED = "optimizer", "recomputed", "repeated reduction"
+ONE_BY_ONE, RECOMPUTED, REPEATED = "one by one", "recomputed", "repeated reduction"
 GRADIENTS, ALL_REDUCE = "reduction", "all_reduce"
 ATTENTION, TUNING = "unfused attention", "tuning"
 
@@ -41,6 +42,8 @@ SCHEMA = {
     "purpose": pl.String,
     "device": pl.Int32,
     "name": pl.String,
+    "place": pl.String,
+    "of_tensor": pl.Int64,
     "call": pl.Int64,
     "start": pl.Int64,
     "end": pl.Int64,
@@ -67,16 +70,27 @@ _AUTOTUNER = (
 #: Operators that search for an algorithm (torch.backends.cudnn.benchmark) wait for events in it.
 _CONVOLUTIONS = r"^aten::(?:(?:cudnn|miopen)_convolution\w*|convolution_backward)$"
 _WAITS_FOR_EVENT = r"^(?:cuda|cu|hip)EventSynchronize"
-#: Without any of them, no work has one of the purposes.
-_MARKS = [
-    _BENCHMARKS, _WAITS_FOR_EVENT, _OPTIMIZER_STEP, _OF_ATTENTION, BACKWARD, CHECKPOINT, LAYERS,
-]  # fmt: skip
 #: PyTorch's own attention by separate operators, for inputs that no fused kernel accepts.
 _MATH = "^aten::_scaled_dot_product_attention_math$"
 
-#: Minimum number of kernels in an optimizer step that indicates updates of one parameter each.
-ONE_BY_ONE = 100
+#: Minimum number of kernels in a run that indicates updates of one tensor each.
+LEAST_RUN = 100
+#: Place of such runs in an optimizer.
+IN_OPTIMIZER = "Optimizer.step"
+#: What adds gradients to those of the parameters, if these were filled with 0.
+ACCUMULATES = "AccumulateGrad"
+#: A loop over tensors calls few different operators, and some change a tensor or reduce one.
+_MOST_OPERATORS, _LEAST_IN_PLACE, _NAMED = 16, 0.2, 3
+_OF_A_TENSOR = r"^aten::(?:\w*[a-z0-9]_|(?:linalg_)?(?:vector_)?norm)$"
+#: Kernels that update many tensors at once, and families of those of one.
+_OF_MANY = r"(?i)multi_tensor|fused"
+_OF_ONE = (ELEMENTWISE, COPY, "reduce", "optimizer", OTHER)
 
+#: Without any of them, no work has one of the purposes.
+_MARKS = [
+    _BENCHMARKS, _WAITS_FOR_EVENT, _OPTIMIZER_STEP, _OF_ATTENTION, BACKWARD, CHECKPOINT, LAYERS,
+    _OF_A_TENSOR,
+]  # fmt: skip
 #: A single one may be part of the backward pass of somebody's own function.
 _SEVERAL = 2
 
@@ -89,18 +103,19 @@ def training(trace: Trace, patterns: Sequence[str] = ()) -> pl.DataFrame:
         patterns: see :func:`~traceanalyzer.analyzers.common.device_work.device_work`.
 
     Returns:
-        purpose, device, name, call, start, end: a row a piece of work.
-        :data:`OPTIMIZER`: kernels that are launched in ``Optimizer.step``; name is the kernel, call
-        the number of the range. :data:`RECOMPUTED`: work of layers in the backward pass; name is
-        the operator. :data:`GRADIENTS`: all_reduces of backward passes only; :data:`REPEATED`:
-        those that the last pass before the same optimizer step repeats; call is the number of
-        passes.
+        purpose, device, name, place, of_tensor, call, start, end: a row a piece of work.
+        :data:`ONE_BY_ONE`: runs of kernels that each update one tensor; name is the kernel, place
+        where they are launched (:data:`IN_OPTIMIZER`, an annotation, a function, or operators),
+        of_tensor the number of kernels per tensor, by the rarest operator, call the number of the
+        run. :data:`RECOMPUTED`: work of layers in the backward pass; name is the operator.
+        :data:`GRADIENTS`: all_reduces of backward passes only; :data:`REPEATED`: those that the
+        last pass before the same optimizer step repeats; call is the number of passes.
         :data:`ATTENTION`: kernels of :data:`SOFTMAX` and :data:`PRODUCTS`, and pointwise kernels
         between them (:data:`BETWEEN`), if both kinds were called; where other attention is fused,
         only runs of them with a softmax and two products. name is the operator, call is 1 within
-        PyTorch's attention, otherwise 0. Without operators, see :data:`KERNELS`.
-        :data:`TUNING`: from the first to the last kernel of one search for the fastest kernel; name
-        is :data:`AUTOTUNING` or :data:`SEARCH`.
+        PyTorch's attention, otherwise 0. Without operators, see :data:`KERNELS`. :data:`TUNING`:
+        from the first to the last kernel of one search for the fastest kernel; name is
+        :data:`AUTOTUNING` or :data:`SEARCH`.
     """
     key = ("training", tuple(patterns))
     return trace.once(key, lambda: _training(trace, device_work(trace, patterns)))
@@ -114,7 +129,7 @@ def _training(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
     calls = launches(trace, work).select("work", *_THREAD, ts="launch_start")
     steps = _ranges(trace, names, _OPTIMIZER_STEP)
     tables = [
-        _in_optimizer(work, calls, steps),
+        _one_by_one(trace, work, calls, steps),
         _recomputed(work, calls, _ranges(trace, names, f"{BACKWARD}|{CHECKPOINT}|{LAYERS}")),
         _reductions(trace, work, calls, _ranges(trace, names, BACKWARD), steps),
         _attention(trace, work, calls, names),
@@ -149,6 +164,7 @@ _NO_RANGES = pl.DataFrame(
 
 
 def _shaped(rows: pl.DataFrame) -> pl.DataFrame:
+    rows = rows if "place" in rows.columns else rows.with_columns(place=None, of_tensor=None)
     return rows.select(pl.col(name).cast(dtype) for name, dtype in SCHEMA.items())
 
 
@@ -156,12 +172,42 @@ def _none() -> pl.DataFrame:
     return pl.DataFrame(schema=SCHEMA)
 
 
-def _in_optimizer(work: pl.DataFrame, calls: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
-    if steps.is_empty():
+def _one_by_one(
+    trace: Trace, work: pl.DataFrame, calls: pl.DataFrame, steps: pl.DataFrame
+) -> pl.DataFrame:
+    """Kernels of one tensor each that run one after another, launched in one place."""
+    lane = ["device", "stream"]
+    rows = calls.hstack(work[[*lane, "name", "work_kind"]][calls["work"]]).sort(*lane, "ts")
+    of_name = families_of(rows["name"].cast(pl.String).unique().drop_nulls())
+    names = [name for name, one in of_name.items() if one in _OF_ONE]
+    single = [*set(names) - {*matching(names, [_OF_MANY])}]
+    alone = pl.col("name").cast(pl.String).is_in(single).fill_null(value=False)
+    rows = rows.with_columns(alone=alone & (pl.col("work_kind") == COMPUTE))
+    rows = rows.with_columns(run=pl.struct(*lane, *_THREAD, "alone").rle_id())
+    rows = rows.filter("alone", pl.len().over("run") >= LEAST_RUN)
+    if rows.is_empty():
         return _none()
-    inside = linking.label_by_interval(calls, steps, _THREAD).drop_nulls("interval")
-    rows = work[inside["work"]].with_columns(call=inside["interval"], purpose=pl.lit(OPTIMIZER))
-    return rows.filter(pl.col("work_kind") == COMPUTE)
+    around = host_code.places_of(trace)
+    optimizing = linking.label_by_interval(rows, steps, _THREAD)["interval"].is_not_null()
+    rows = rows.with_columns(
+        operator=around.operator(rows).cast(pl.String),
+        place=around.annotation(rows).cast(pl.String),
+        outer=around.outer_operator(rows).cast(pl.String).str.extract(f"({ACCUMULATES})$"),
+    )
+    place = pl.when(optimizing).then(pl.lit(IN_OPTIMIZER)).otherwise(pl.coalesce("outer", "place"))
+    rows = rows.with_columns(place=place).with_columns(call=pl.struct("run", "place").rle_id())
+    alike = pl.col("operator").n_unique().over("call") <= _MOST_OPERATORS
+    changing = pl.col("operator").str.contains(_OF_A_TENSOR).mean().over("call") >= _LEAST_IN_PLACE
+    is_loop = (alike & changing).fill_null(value=False) | (pl.col("place") == IN_OPTIMIZER)
+    rows = rows.filter(pl.len().over("call") >= LEAST_RUN, is_loop)
+    code = host_code.python_frames(trace, rows[["pid", "tid", "ts"]])
+    rows = rows.with_columns(code=code.cast(pl.String), n=pl.len().over("call", "operator"))
+    often = pl.when(_MOST_OPERATORS * pl.col("n") >= pl.len().over("call")).then("n")
+    few = pl.col("operator").drop_nulls().unique(maintain_order=True).head(_NAMED)
+    loop = "A loop of " + few.str.join(", ").over("call")
+    place = pl.coalesce("place", pl.col("code").first().over("call"), loop)
+    purpose, each = pl.lit(ONE_BY_ONE), pl.len().over("call") // often.min().over("call")
+    return work[rows["work"]].hstack(rows.select("call", place, purpose=purpose, of_tensor=each))
 
 
 def _recomputed(work: pl.DataFrame, calls: pl.DataFrame, ranges: pl.DataFrame) -> pl.DataFrame:
@@ -361,7 +407,7 @@ def fusible_ns(
     Elementwise and copy kernels that follow each other on a stream, without other work between
     them, read and write the same tensors again. Of such a sequence the longest kernel remains; the
     time of the others is an upper bound of the gain. Kernels of TorchInductor are fused already;
-    those of attention, of optimizers with a kernel per parameter, and changes of layout are
+    those of attention, of loops with a kernel per tensor, and changes of layout are
     findings of their own.
 
     Args:
@@ -390,9 +436,8 @@ def fusible_ns(
 
 
 def _of_other_findings(work: pl.DataFrame, training: pl.DataFrame) -> intervals.Bools:
-    """Mark the kernels of attention and of optimizers with a kernel per parameter."""
-    one_by_one = pl.len().over("purpose", "device", "call") >= ONE_BY_ONE
-    elsewhere = (pl.col("purpose") == ATTENTION) | (pl.col("purpose") == OPTIMIZER) & one_by_one
+    """Mark the kernels of attention and of loops with a kernel per tensor."""
+    elsewhere = pl.col("purpose").is_in([ATTENTION, ONE_BY_ONE])
     marked: intervals.Bools = np.zeros(work.height, np.bool_)
     if training.height:
         match = linking.first_match(training.filter(elsewhere), work, ("device", "start", "end"))

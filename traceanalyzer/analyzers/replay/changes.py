@@ -12,7 +12,7 @@ import numpy.typing as npt
 import polars as pl
 
 from traceanalyzer.analyzers.comm_outliers.pipelines import connected
-from traceanalyzer.analyzers.common.device_work import MEMORY
+from traceanalyzer.analyzers.common.device_work import COMPUTE, MEMORY
 from traceanalyzer.analyzers.common.names import distinct, matching
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.replay import engine
@@ -178,6 +178,22 @@ def _without_calls(weights: Weights, program: Program, gone: npt.NDArray[np.bool
         for name in names
     }
     return replace(weights, waits=weights.waits & ~gone, **times)
+
+
+def fused(weights: Weights, program: Program, spans: pl.DataFrame, frac: float) -> Weights:
+    """Return the times if one kernel ran in place of the kernels in each span (device, start, end).
+
+    It takes a share of their time; the host does not prepare and launch the others.
+    """
+    inside = intervals.overlap_with(program.work[_OF_WORK], spans, ["device"])["overlap"] > 0
+    rows = (inside.fill_null(value=False) & (program.work["work_kind"] == COMPUTE)).to_numpy()
+    gone = np.zeros(program.calls.height, np.bool_)
+    gone[program.work["call"].filter(pl.Series(rows)).drop_nulls().to_numpy()] = True
+    less = _without_calls(weights, program, gone)
+    return replace(
+        less, code=np.where(gone, 0.0, less.code),
+        duration=np.where(rows, weights.duration * frac, less.duration),
+    )  # fmt: skip
 
 
 _OF_A_CALL, _BEFORE_WORK = ("launch", "call"), ("latency", "lag", "rest", "duration")

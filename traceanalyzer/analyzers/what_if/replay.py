@@ -103,6 +103,23 @@ class Replay(Result):
         """
         return changes.without_time(self.job, changes.changed(self.job, change), lost)
 
+    def fused(self, spans: pl.DataFrame, frac: float, weights: Sequence[Weights]) -> list[Weights]:
+        """Return the times if one kernel did the work of all kernels of each span.
+
+        Args:
+            spans: rank, device, start_ns, end_ns on the clock of each file.
+            frac: the time that it takes, as a share of theirs.
+            weights: the times to change.
+        """
+        of_rank = spans.rename({"start_ns": "start", "end_ns": "end"}).partition_by(
+            "rank", as_dict=True
+        )
+        none = spans.clear().rename({"start_ns": "start", "end_ns": "end"})
+        return [
+            changes.fused(one, program, of_rank.get((program.rank,), none), frac)
+            for one, program in zip(weights, self.job.programs, strict=True)
+        ]
+
 
 def not_drawn(count: int) -> str:
     """Return why the path through so much work is not drawn."""
