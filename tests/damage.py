@@ -55,6 +55,7 @@ SNAPSHOTS = _files("memory/*.pickle")
 NSYS = _files("nsys/*.sqlite", 1 << 30)
 PRINTED = _files("printed_text/*") + _files("malformed_text/*", 20_000)
 INSPECTOR = _files("nccl_inspector/*/*")
+REQUEST_LOGS = _files("requests/*.json*")
 PERFETTO = _files("malformed_perfetto/*")
 ROCPD = _files("rocpd/[!t]*") + _files("rocpd/training.*")
 
@@ -246,6 +247,7 @@ _STRUCTURE = {
     "collapsed": (COLLAPSED, changed_lines),
     "speedscope": (SPEEDSCOPE, changed_json),
     "nccl-inspector": (INSPECTOR, changed_json_lines),
+    "request-log": (REQUEST_LOGS, changed_json_lines),
     "printed-text": (PRINTED, changed_lines),
     "memory-snapshot": (SNAPSHOTS, changed_opcodes),
     "perfetto": (PERFETTO, changed_packets),

@@ -24,7 +24,9 @@ def fixture_files() -> list[Path]:
     refused = ("empty_file.json", "null.json", "not_a_trace.json")
     files = [p for p in sorted(FIXTURES.rglob("*")) if p.name.endswith((".json", ".json.gz"))]
     files = [p for p in files if not p.name.endswith(".speedscope.json")]
-    files = [p for p in files if "flight_recorder" not in p.parts]
+    files = [
+        p for p in files if not {"flight_recorder", "requests"} & {*p.parts} or ".pt." in p.name
+    ]
     return [p for p in files if p.name not in refused and not _is_one_more_rank(p)]
 
 

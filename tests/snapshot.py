@@ -81,7 +81,7 @@ _FOLDER_BYTES = 1_500_000
 PLAIN = (
     "annotations", "comm-outliers", "cuda-api", "diagnose", "efficiency", "gpu-idle", "host-metrics",
     "info", "kernels", "launches", "memory", "modules", "operators", "overlap", "printed",
-    "py-spy-report", "roofline", "scaling", "steps", "transfers",
+    "py-spy-report", "requests", "roofline", "scaling", "steps", "transfers",
 )  # fmt: skip
 COMMANDS = (*PLAIN, "convert", "diff", "flamegraph", "report")
 

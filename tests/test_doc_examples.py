@@ -64,6 +64,11 @@ INPUTS_OF = {
     "memory --oom": dict.fromkeys(("PATH", "snapshot.pickle"), "fixtures/memory/oom.pickle"),
     "printed": dict.fromkeys(("PATH", "job.log"), "fixtures/printed_text/job.log"),
     "py-spy-report": {"PATH": "fixtures/py_spy/subprocesses.raw.txt"},
+    "requests": {
+        **dict.fromkeys(("PATH", "spans.json"), "fixtures/requests/spans.json"),
+        "bench.json": "fixtures/requests/vllm.json",
+        **dict.fromkeys(("run", "trace"), "fixtures/requests"),
+    },
     "roofline": {
         **dict.fromkeys(("PATH", "run", "trace", "rank0.json.gz"), "fixtures/transformer"),
         **dict.fromkeys(("ncu.csv", "raw.csv", "report.csv"), "fixtures/ncu/wide.csv"),

@@ -146,6 +146,11 @@ def test_files_of_nccl_inspector_equal_the_output_of_the_script(tmp_path: Path) 
     assert run("make_nccl_inspector.py", tmp_path) == committed
 
 
+def test_request_logs_equal_the_output_of_the_script(tmp_path: Path) -> None:
+    committed = {path.name: path.read_bytes() for path in (FIXTURES / "requests").iterdir()}
+    assert run("make_requests.py", tmp_path) == committed
+
+
 def test_reports_of_ncu_equal_the_output_of_the_script(tmp_path: Path) -> None:
     committed = {f"ncu/{path.name}": path.read_bytes() for path in (FIXTURES / "ncu").iterdir()}
     assert run("make_ncu.py", tmp_path) == committed

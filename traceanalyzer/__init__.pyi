@@ -47,6 +47,8 @@ from traceanalyzer.analyzers.printed.compute import printed as printed
 from traceanalyzer.analyzers.printed.result import Printed as Printed
 from traceanalyzer.analyzers.py_spy_report.compute import py_spy_report as py_spy_report
 from traceanalyzer.analyzers.py_spy_report.result import LeafPaths as LeafPaths
+from traceanalyzer.analyzers.requests.compute import requests as requests
+from traceanalyzer.analyzers.requests.result import Requests as Requests
 from traceanalyzer.analyzers.roofline.compute import roofline as roofline
 from traceanalyzer.analyzers.scaling.compute import scaling as scaling
 from traceanalyzer.analyzers.scaling.result import Scaling as Scaling

@@ -397,6 +397,10 @@ ITWINAI = "itwinai"
 NCCL_INSPECTOR = "nccl-inspector"
 INSPECTOR_FORM = "nccl_inspector"
 
+#: Format of request logs, and the form of their rows in ``aggregates``.
+REQUEST_LOG = "request-log"
+REQUEST_FORM = "requests"
+
 #: Formats without other device work, so that idle time and overlap are unknown.
 ONLY_COMMUNICATION = (NCCL_INSPECTOR,)
 

@@ -42,14 +42,23 @@ RUNNING = 32
 class Request:
     """A request to an inference engine: times in us since the first schedule, and tokens.
 
-    ``scheduled_us`` and ``token_us``, when each of its tokens is known, are results.
+    Results are ``began_us`` (the first schedule on the clock of the trace), ``scheduled_us``,
+    ``token_us`` (when each of its tokens is known) and ``paused_us`` (when it was preempted and
+    scheduled again).
     """
 
     arrival_us: float
     prompt: int
     tokens: int
     scheduled_us: float = 0.0
+    began_us: float = 0.0
     token_us: list[float] = field(default_factory=list)
+    paused_us: list[list[float]] = field(default_factory=list)
+
+    @property
+    def cached(self) -> int:
+        """Tokens in the cache after the next step."""
+        return self.prompt + len(self.token_us) + 1
 
 
 @dataclass
@@ -76,6 +85,7 @@ class Options:
         graphs: decode steps run as CUDA graphs, with up to ``captured`` requests.
         running: requests that decode, by step.
         requests: requests that are served until all have their tokens, in place of steps.
+        cache_tokens: tokens of running requests that fit the cache; the last one is preempted.
         prefill_tokens: tokens of the prompts that an inference step processes, by step.
         optimizer: launches the kernels of the optimizer; by default a fused one.
         schedule_us: host time of the scheduler for each inference step.
@@ -100,6 +110,7 @@ class Options:
     captured: int = RUNNING
     running: Callable[[int], int] = lambda _: RUNNING
     requests: list[Request] = field(default_factory=list)
+    cache_tokens: int = 1 << 40
     prefill_tokens: Callable[[int], int] = lambda step: 2048 if step % 10 == 0 else 0
     optimizer: Callable[[Rank], None] | None = None
     schedule_us: Callable[[int], float] = lambda _: 150.0

@@ -138,15 +138,35 @@ def run_requests(r: Rank, requests: Sequence[Request]) -> None:
                 r.pause(start + waiting[0].arrival_us - r.now)
         schedule(r, r.step)
         r.step += 1
+        now = r.now - start
+        preempt(r, waiting, running, now)
         admitted = list[Request]()
-        while waiting and start + waiting[0].arrival_us <= r.now and len(running + admitted) < 8:
+        while waiting and waiting[0].arrival_us <= now and len(running + admitted) < 8:
+            if not fits(r, [*running, *admitted, waiting[0]]):
+                break
             admitted.append(waiting.popleft())
-            admitted[-1].scheduled_us = r.now - start
-        run_model(r, len(admitted), sum(one.prompt for one in admitted), len(running))
+            if admitted[-1].paused_us:
+                admitted[-1].paused_us[-1].append(now)
+            else:
+                admitted[-1].scheduled_us, admitted[-1].began_us = now, start
+        prompts = [one.prompt + len(one.token_us) for one in admitted]
+        run_model(r, len(admitted), sum(prompts), len(running))
         for one in running + admitted:
             one.token_us.append(r.now - start)
         running = [one for one in running + admitted if len(one.token_us) < one.tokens]
     r.synchronize("cudaDeviceSynchronize")
+
+
+def fits(r: Rank, requests: Sequence[Request]) -> bool:
+    """Return whether the cache has room for the tokens of these requests; one alone always fits."""
+    return len(requests) == 1 or sum(one.cached for one in requests) <= r.job.options.cache_tokens
+
+
+def preempt(r: Rank, waiting: deque[Request], running: list[Request], now: float) -> None:
+    """Return the last requests to the queue until the others fit the cache."""
+    while not fits(r, running) and running:
+        running[-1].paused_us.append([now])
+        waiting.appendleft(running.pop())
 
 
 def new_serving_job(seed: int, steps: int = 24) -> Job:

@@ -15,8 +15,7 @@ from polars.testing import assert_frame_equal
 
 from traceanalyzer.errors import InputError
 from traceanalyzer.exporters import writer_for
-from traceanalyzer.parsers import parquet
-from traceanalyzer.parsers.chrome_trace import parser as chrome_trace
+from traceanalyzer.parsers import chrome_trace, parquet
 from traceanalyzer.parsers.contract import Selection
 from traceanalyzer.parsers.source import Source
 from traceanalyzer.schema import ON_REQUEST

@@ -35,7 +35,7 @@ from traceanalyzer.errors import (
     OutputError,
     UnreadableFile,
 )
-from traceanalyzer.parsers.itwinai import reader as itwinai_reader
+from traceanalyzer.parsers import itwinai
 from traceanalyzer.render import render
 from traceanalyzer.run import workers
 from traceanalyzer.run.loop import examine
@@ -203,7 +203,7 @@ def test_an_exception_of_a_reader_costs_its_file_only(
     def fails(*_: Any) -> Any:
         raise error
 
-    monkeypatch.setattr(itwinai_reader, "_table", fails)
+    monkeypatch.setattr(itwinai, "_table", fails)
     shutil.copy(RANKS / "rank5.json.gz", tmp_path)
     (tmp_path / "epochs.csv").write_text("epoch_id,time,name,nodes\n1,2.0,ddp,1\n")
     for analysis in (ta.diagnose, ta.kernels) if thorough else (ta.kernels,):

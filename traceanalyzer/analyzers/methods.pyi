@@ -31,6 +31,7 @@ class Questions:
     py_spy_report = functions.py_spy_report
     query = functions.query
     report = functions.report
+    requests = functions.requests
     roofline = functions.roofline
     steps = functions.steps
     timeline = functions.timeline

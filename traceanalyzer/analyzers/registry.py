@@ -215,6 +215,7 @@ TOOLS = (
         functions=("query",),
         result="QueryResult",
         method=True,
+        cli="job",
     ),
     Command(
         "summarize",
@@ -272,6 +273,13 @@ ENTRIES: dict[str, Entry] = {
             section="Steps",
             plot="step times and their parts",
             result="Steps",
+        ),
+        Entry(
+            "requests",
+            "Latency of requests to an inference engine: queue, prefill, decode.",
+            examples=("bench.json", "spans.json trace/ -o requests.html"),
+            plot="parts of the slowest requests, and time to first token",
+            result="Requests",
         ),
         Entry(
             "gpu_idle",

@@ -1,4 +1,4 @@
-"""Commands that accept all files of a job: ``info``, ``diagnose`` and ``report``."""
+"""Commands that accept all files of a job: ``info``, ``diagnose``, ``report`` and ``query``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,15 @@ import click
 from traceanalyzer.analyzers.info import Options
 from traceanalyzer.cli import output
 from traceanalyzer.cli.answering import FAILED, analyze, answer, inputs_of
-from traceanalyzer.cli.options import ReadingOptions, Writing, limit, reading, rows, writing
+from traceanalyzer.cli.options import (
+    ReadingOptions,
+    Writing,
+    limit,
+    reading,
+    reading_here,
+    rows,
+    writing,
+)
 from traceanalyzer.cli.progress import progress
 from traceanalyzer.errors import OptionError
 from traceanalyzer.machine import not_compiled
@@ -218,3 +226,24 @@ def report(
     output.write(data, target)
     if target != output.STDOUT and not reading.quiet:
         click.echo(f"{target}: {result.verdict}", err=True)
+
+
+@click.command()
+@click.argument("paths", nargs=-1, metavar="PATH...")
+@click.argument("sql", metavar="SQL")
+@reading_here
+@writing
+def query(paths: tuple[str, ...], sql: str, reading: ReadingOptions, writing: Writing) -> None:
+    """Select rows from the tables of all files with SQL, read-only.
+
+    PATH is a file or a folder (searched recursively), of any format. SQL is one SELECT on the
+    tables of docs/schema.md: events, collectives, counters, ... Times are ns, on one clock for all
+    ranks. Statements that change data and functions that read files are rejected.
+    """
+    import traceanalyzer as ta
+
+    if not paths:
+        raise click.UsageError(
+            f"only {sql!r} is given; add the SQL after the files (--help has examples)"
+        )
+    answer(ta.query, paths, reading, writing, sql=sql)

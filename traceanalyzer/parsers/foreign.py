@@ -7,8 +7,8 @@ from typing import NamedTuple, NoReturn
 
 from traceanalyzer import schema
 from traceanalyzer.errors import UnknownFormat
+from traceanalyzer.parsers import perfetto
 from traceanalyzer.parsers.contract import Format, Progress, Selection
-from traceanalyzer.parsers.perfetto import parser as perfetto
 from traceanalyzer.parsers.source import Source
 
 

@@ -17,6 +17,7 @@ import msgspec
 from traceanalyzer.errors import MalformedInput
 from traceanalyzer.parsers.contract import Format, Progress, Selection
 from traceanalyzer.parsers.source import Source, rank_from_name
+from traceanalyzer.parsers.tables import as_table
 from traceanalyzer.schema import LAST_EPOCH_NS, MAX_BYTES, MAX_RANKS
 from traceanalyzer.trace import Meta, Trace, issue_rows
 from traceanalyzer.vocabulary import INSPECTOR_FORM, NCCL_INSPECTOR, collective_of_word
@@ -263,15 +264,12 @@ def _aggregates(recorded: _Recorded, ranks: dict[tuple[str, int], int | None]) -
         {"block": range(len(names)), "name": names, "rank": ranks_of},
         schema={"block": pl.UInt32, "name": pl.String, "rank": pl.Int32},
     )
-    columns = {c.name: c.dtype for c in schema.AGGREGATES}
 
     def shaped(rows: pl.DataFrame) -> pl.DataFrame:
         full = rows.join(of_block, on="block", how="left", maintain_order="left").with_columns(
             form=pl.lit(INSPECTOR_FORM), is_cut=pl.lit(value=False)
         )
-        missing = [pl.lit(None).alias(name) for name in columns if name not in full.columns]
-        full = full.with_columns(missing)
-        return full.select(pl.col(name).cast(dtype) for name, dtype in columns.items())
+        return as_table(full, schema.AGGREGATES)
 
     numbers, texts = ("group_rank", "group_size", "pid"), ("group", "host", "timing")
     about = [
@@ -346,21 +344,10 @@ def _events(
     rows = rows.sort("ts", "dur", descending=[False, True], maintain_order=True)
     rows = rows.with_row_index("event")
     return {
-        "events": _table(rows, schema.EVENTS),
-        "collectives": _table(rows, schema.COLLECTIVES),
+        "events": as_table(rows, (one for one in schema.EVENTS if not one.on_request)),
+        "collectives": as_table(rows, schema.COLLECTIVES),
         "epoch_ns": epoch,
     }
-
-
-def _table(rows: pl.DataFrame, columns: tuple[Any, ...]) -> pl.DataFrame:
-    """Return the columns of a table, null where the rows have none."""
-    import polars as pl
-
-    required = [column for column in columns if not column.on_request]
-    return rows.select(
-        (pl.col(c.name) if c.name in rows.columns else pl.lit(None)).cast(c.dtype).alias(c.name)
-        for c in required
-    )
 
 
 FORMAT: Format = Format(

@@ -6,6 +6,7 @@ from pathlib import PurePath
 
 from traceanalyzer.errors import OptionError, UnknownFormat
 from traceanalyzer.parsers import (
+    chrome_trace,
     collapsed,
     flight_recorder,
     foreign,
@@ -16,13 +17,13 @@ from traceanalyzer.parsers import (
     ncu_rep,
     nsys_sqlite as nsys_sqlite,
     parquet,
+    perfetto,
     printed_text,
     py_spy_dump,
+    request_log,
     speedscope,
 )
-from traceanalyzer.parsers.chrome_trace import parser as chrome_trace
 from traceanalyzer.parsers.contract import Format
-from traceanalyzer.parsers.perfetto import parser as perfetto
 from traceanalyzer.parsers.rocpd import FORMAT
 from traceanalyzer.parsers.source import Source
 
@@ -49,6 +50,7 @@ _BUILT_IN = (
     memory_snapshot.FORMAT,
     flight_recorder.FORMAT,
     nccl_inspector.FORMAT,
+    request_log.FORMAT,
     py_spy_dump.FORMAT,
     speedscope.FORMAT,
     ncu_csv.FORMAT,

@@ -9,10 +9,9 @@ from typing import NamedTuple, TypeVar
 
 from traceanalyzer import schema
 from traceanalyzer.errors import InputError, UnreadableFile
-from traceanalyzer.parsers import foreign as summary, registry
+from traceanalyzer.parsers import foreign as summary, perfetto, registry
 from traceanalyzer.parsers.chrome_trace import producers
 from traceanalyzer.parsers.foreign import recognise
-from traceanalyzer.parsers.perfetto import parser as perfetto
 from traceanalyzer.parsers.source import Source
 from traceanalyzer.run import baselines
 from traceanalyzer.trace import Inputs, PathLike, Trace

@@ -17,6 +17,7 @@ from traceanalyzer.vocabulary import (
     NCU_REP,
     PRINTED_TEXT,
     PY_SPY_DUMP,
+    REQUEST_LOG,
 )
 
 _STACKS = ("py_spy_report", "flamegraph")
@@ -29,10 +30,12 @@ _OF_FORMAT = {
     PY_SPY_DUMP: ("these are the stacks of one moment", ("hang", "flamegraph")),
     NCU_CSV: _NCU,
     NCU_REP: _NCU,
+    REQUEST_LOG: ("this is a request log, without a timeline", ("requests",)),
     ITWINAI: ("these are metrics of itwinai, without a timeline", ("scaling",)),
     "collapsed": ("these are sampled stacks", _STACKS),
     "speedscope": ("these are sampled stacks", _STACKS),
 }
+_IN_REPORTS = (MEMORY_SNAPSHOT, "collapsed", "speedscope")
 #: Analyzers of printed text, which has no timeline.
 _OF_TEXT = ("printed", "info")
 #: By kinds of events, if a file of another format has no others.
@@ -93,7 +96,7 @@ def not_for_reports(meta: Meta, folder: str | None = None) -> MissingData | None
         meta: metadata of the file.
         folder: folder of all inputs, if there are several: dumps of all ranks are analyzed at once.
     """
-    if meta.format not in (FLIGHT_RECORDER, NCCL_INSPECTOR, PY_SPY_DUMP, NCU_CSV, NCU_REP, ITWINAI):
+    if meta.format not in _OF_FORMAT or meta.format in _IN_REPORTS:
         return None
     what, names = _OF_FORMAT[meta.format]
     return MissingData(f"{meta.path}: {what}: {_lines(names, folder)}")

@@ -1,10 +1,49 @@
 """Chrome Trace Event JSON, the format of Kineto, Composer, JAX, viztracer and browsers.
 
 Input: decompressed bytes. Output: the schema's tables. A file passes through the modules in this
-order: ``parser`` (the format) -> ``reader`` (the steps, the file's metadata) -> ``text`` (bytes by
+order: ``reader`` (the steps, the file's metadata) -> ``text`` (bytes by
 offset) -> ``container`` (locates the event arrays) -> ``arrays`` (splits them into pieces, reads
 these in threads) -> ``piece`` (one piece: ``_scan.c``, or ``decode``, ``extract`` and ``slices``;
 ``recover`` for damaged text) -> ``columns`` (of a piece, of the file) -> ``assemble`` (tables;
 ``points`` pairs begin and end events, and builds flows). ``samples``, ``producers`` and ``xla`` are
 imported only for files that need them.
 """
+
+import re
+
+from traceanalyzer.parsers.contract import Format, Progress, Selection
+from traceanalyzer.parsers.source import Source
+from traceanalyzer.trace import Trace
+
+#: Keys that distinguish a trace from other JSON; most of them precede the events.
+_LIKELY = re.compile(
+    rb'"(?:traceEvents|ph|schemaVersion|deviceProperties|baseTimeNanoseconds|distributedInfo'
+    rb'|displayTimeUnit|traceName|otherData|stackFrames|systemTraceEvents|viztracer_metadata)"'
+)
+
+
+def sniff(head: bytes, path: str) -> bool:  # noqa: ARG001 - a parser's signature
+    """Whether the first bytes look like a Chrome trace; the file name does not matter."""
+    text = head.lstrip()
+    if text.startswith(b"["):
+        inner = text[1:].strip(b" \t\r\n,")
+        return inner in (b"", b"]") or _LIKELY.search(head) is not None
+    return text.startswith(b"{") and _LIKELY.search(head) is not None
+
+
+def parse(source: Source, selection: Selection, progress: Progress | None = None) -> Trace:
+    """Read one trace; see :func:`traceanalyzer.parsers.chrome_trace.reader.parse`."""
+    from traceanalyzer.parsers.chrome_trace import reader
+
+    return reader.parse(source, selection, progress)
+
+
+FORMAT: Format = Format(
+    name="chrome-trace",
+    suffixes=(".json", ".json.gz", ".pt.trace.json", ".pfw", ".pfw.gz", ".json.zst", ".zip"),
+    description="Chrome Trace Event JSON: PyTorch/Kineto, Composer, JAX, viztracer, dftracer",
+    spec_url="https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU",
+    sniff=sniff,
+    parse=parse,
+    priority=10,
+)

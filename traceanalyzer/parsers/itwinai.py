@@ -1,6 +1,13 @@
-"""Read one file of scalability metrics as rows of ``aggregates``."""
+"""Scalability metrics of itwinai: its CSV files, and the metrics of a file store of MLflow.
+
+``epoch-time/*.csv``, ``gpu-energy-data/*.csv``, ``computation-data/*.csv`` (until 0.3), the files
+``epoch_time_s``, ``gpu_power_W`` and ``gpu_utilization_percent`` of a run in MLflow's file store,
+and its artifact ``torch_profiling_averages.csv``. They have no timeline: rows become
+``aggregates``.
+"""
 
 import io
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,11 +16,21 @@ from polars.exceptions import PolarsError
 
 from traceanalyzer import schema
 from traceanalyzer.errors import MalformedInput
-from traceanalyzer.parsers.contract import Progress
+from traceanalyzer.parsers.contract import Format, Progress, Selection
 from traceanalyzer.parsers.source import Source
+from traceanalyzer.parsers.tables import as_table
 from traceanalyzer.trace import Meta, Trace, issue_rows
 from traceanalyzer.vocabulary import ITWINAI
 
+#: Columns that identify each file, in the first line.
+_HEADERS = (
+    {b"epoch_id", b"time", b"name", b"nodes"},
+    {b"utilization", b"power", b"num_global_gpus", b"strategy", b"probing_interval"},
+    {b"name", b"self_cuda_time_total", b"strategy", b"num_gpus", b"global_rank"},
+)
+#: Files of metrics in MLflow's store, and their lines: timestamp, value, step.
+_METRIC = re.compile(r"[\\/]metrics[\\/](?:epoch_time_s|gpu_power_W|gpu_utilization_percent)$")
+_LINES = re.compile(rb"(?:\d{10,16} [-+.\deE]{1,30} \d{1,12}\r?\n?)+")
 #: Forms of rows: epoch times, samples of GPUs, times by kernel or operator.
 EPOCHS, SAMPLES, AVERAGES = "epochs", "gpu_samples", "kernel_averages"
 
@@ -46,7 +63,16 @@ _MOST = 1e30
 _SMALL_FILE = 4096
 
 
-def parse(source: Source, progress: Progress | None = None) -> Trace:
+def sniff(head: bytes, path: str) -> bool:
+    """Whether the first line has the columns of such a file, or all lines are of a metric."""
+    first = head.partition(b"\n")[0]
+    names = {name.strip(b' \r"') for name in first[:1000].split(b",")}
+    if any(header <= names for header in _HEADERS):
+        return True
+    return _METRIC.search(path) is not None and _LINES.match(head) is not None
+
+
+def parse(source: Source, selection: Selection, progress: Progress | None = None) -> Trace:  # noqa: ARG001 - small, always read wholly
     """Read one file.
 
     Raises:
@@ -176,13 +202,20 @@ def _table(form: str, rows: pl.DataFrame, texts: Mapping[str, str]) -> pl.DataFr
     long = pl.concat([of_numbers, of_texts], how="diagonal").drop_nulls("metric")
     long = long.filter(pl.col("value").is_not_null() | pl.col("text").is_not_null())
     filled = long.with_columns(
-        rank=pl.lit(None, pl.Int32),
         form=pl.lit(form),
         block=pl.lit(0, pl.UInt32),
         is_cut=pl.lit(value=False),
-        printed_ns=pl.lit(None, pl.Int64),
         line=pl.col("row").cast(pl.Int64) + 1,
     )
-    return filled.select(
-        pl.col(column.name).cast(column.dtype) for column in schema.AGGREGATES
-    ).sort("row", "metric")
+    return as_table(filled, schema.AGGREGATES).sort("row", "metric")
+
+
+FORMAT: Format = Format(
+    name=ITWINAI,
+    suffixes=(".csv",),
+    description="scalability metrics of itwinai (CSV files, MLflow file store)",
+    spec_url="https://itwinai.readthedocs.io/latest/how-it-works/scalability-report/scalability_report.html",
+    sniff=sniff,
+    parse=parse,
+    priority=39,
+)

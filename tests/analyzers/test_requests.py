@@ -1,0 +1,152 @@
+"""Requests: times against those of the simulated engine and of the logs, division by steps."""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+import traceanalyzer as ta
+from traceanalyzer.analyzers.requests.compute import requests
+from traceanalyzer.errors import MissingData
+
+ROOT = Path(__file__).parents[2]
+FIXTURES = ROOT / "fixtures" / "requests"
+ENGINE = FIXTURES / "engine.pt.trace.json.gz"
+
+
+@cache
+def simulated() -> Any:
+    """Return the requests that the simulated engine of the fixtures served."""
+    sys.path.insert(0, str(ROOT / "fixtures"))
+    import make_requests
+
+    return make_requests.served()[0], make_requests
+
+
+@cache
+def result(*names: str) -> Any:
+    """Return the requests of these files."""
+    return requests([FIXTURES / name for name in names])
+
+
+def latency(name: str, time: str, of: Any) -> float:
+    """Return a statistic of a time."""
+    return float(of.latencies.filter(pl.col("time") == time)[name][0])
+
+
+@pytest.mark.parametrize(
+    ("name", "whole"), [("vllm.json", "e2el"), ("sglang.jsonl", "e2e_latency")]
+)
+def test_statistics_equal_those_in_the_log(name: str, whole: str) -> None:
+    log = json.loads((FIXTURES / name).read_text().splitlines()[0])
+    of_run = result(name)
+    for time, key in (("ttft", "ttft"), ("tpot", "tpot"), ("itl", "itl"), ("e2e", whole)):
+        for column, stat in (("mean_ns", "mean"), ("p50_ns", "median"), ("p99_ns", "p99")):
+            expected = 1e6 * log[f"{stat}_{key}_ms"]
+            assert latency(column, time, of_run) == pytest.approx(expected, rel=1e-12)
+            if stat != "median":
+                assert latency(f"stated_{column}", time, of_run) == pytest.approx(expected)
+    assert of_run.runs["failed"][0] == 1
+    assert of_run.runs["requests"][0] - 1 == log["completed"]
+    assert of_run.runs["request_throughput"][0] == log["request_throughput"]
+    assert of_run.requests["error"].drop_nulls().to_list() == ["TimeoutError"]
+
+
+@pytest.mark.parametrize("name", ["spans.json", "jaeger.json", "journey.json"])
+def test_parts_are_those_of_the_engine(name: str) -> None:
+    served, script = simulated()
+    rows = result(name).requests.sort("start_ns")
+    assert rows["request"].to_list() == [f"cmpl-{number}" for number in range(len(served))]
+    for key in ("ttft", "e2e", "queue"):
+        expected = [1e9 * script.times(one)[key] for one in served]
+        assert rows[f"{key}_ns"].to_list() == pytest.approx(expected, rel=1e-9, abs=2)
+    paused = [sum(1000 * (end - begin) for begin, end in one.paused_us) for one in served]
+    assert sum(paused) > 1e6
+    in_decode = rows["decode_ns"] + rows["preempted_ns"].fill_null(0)
+    decode = [1e9 * script.times(one)["decode"] for one in served]
+    assert in_decode.to_list() == pytest.approx(decode, rel=1e-9, abs=2)
+    if name == "journey.json":
+        assert rows["preempted_ns"].to_list() == pytest.approx(paused, abs=2)
+        assert rows["preemptions"].to_list() == [len(one.paused_us) for one in served]
+    other = rows["other_ns"].to_list()
+    assert other == pytest.approx([1000 * script.API_US] * len(served), abs=2_000)
+
+
+def test_decode_in_prefill_steps() -> None:
+    """A prefill step is one in which a request gets its first token, or one again."""
+    served, _ = simulated()
+    divided = result("spans.json", ENGINE.name)
+    assert divided.engine == str(ENGINE)
+    of_prefill = divided.phases.filter(pl.col("part") == "prefill")
+    shares = dict(of_prefill[["phase", "share_frac"]].iter_rows())
+    assert shares["mixed"] + shares["prefill"] > 0.95
+    sums = divided.phases.group_by("part").agg(pl.col("total_ns").sum(), pl.col("share_frac").sum())
+    for part, total, frac in sums.iter_rows():
+        assert frac == pytest.approx(1)
+        of_requests = divided.requests[f"{part}_ns"].sum()
+        assert total == pytest.approx(of_requests, abs=2 * len(served))
+    # the simulated steps end when all of their requests have a token
+    begins = sorted(
+        {us for one in served for us in (one.scheduled_us, *(e for _, e in one.paused_us))}
+    )
+    ends = sorted({us for one in served for us in one.token_us})
+    prefills = [(begin, min(end for end in ends if end > begin)) for begin in begins]
+    for one, ns in zip(served, divided.requests.sort("start_ns")["in_prefill_ns"], strict=True):
+        first, last = one.token_us[0], one.token_us[-1]
+        within = sum(max(0, min(end, last) - max(begin, first)) for begin, end in prefills)
+        # a step on the device is shorter than the time from its schedule to its tokens
+        assert 0.5 * within - 100 <= ns / 1000 <= within + 100
+
+
+def test_without_a_common_clock_requests_are_not_divided() -> None:
+    of_benchmark = result("vllm.json", ENGINE.name)
+    assert of_benchmark.engine is not None
+    assert of_benchmark.phases.is_empty()
+    assert of_benchmark.requests["queue_ns"].null_count() == of_benchmark.requests.height
+    assert len(result("vllm.json").view().notes) >= 1
+
+
+def test_a_log_without_details_shows_what_it_states(tmp_path: Path) -> None:
+    line = (FIXTURES / "sglang.jsonl").read_text().splitlines()[1]
+    (tmp_path / "short.jsonl").write_text(line)
+    short = requests(tmp_path / "short.jsonl")
+    assert short.requests.is_empty()
+    stated = json.loads(line)["mean_ttft_ms"] * 1e6
+    assert latency("stated_mean_ns", "ttft", short) == pytest.approx(stated)
+    assert f"{short}"
+
+
+def test_statistics_of_other_requests_are_noted(tmp_path: Path) -> None:
+    log = json.loads((FIXTURES / "vllm.json").read_text())
+    equal = len(result("vllm.json").view().notes)
+    (tmp_path / "log.json").write_text(json.dumps({**log, "mean_ttft_ms": 2 * log["mean_ttft_ms"]}))
+    assert len(requests(tmp_path / "log.json").view().notes) == equal + 1
+
+
+def test_percentiles_are_those_of_numpy() -> None:
+    rows = result("spans.json").requests["ttft_ns"].to_numpy()
+    for q in (50, 90, 99):
+        assert latency(f"p{q}_ns", "ttft", result("spans.json")) == pytest.approx(
+            np.percentile(rows, q)
+        )
+
+
+def test_inputs_without_requests() -> None:
+    with pytest.raises(MissingData):
+        requests(ENGINE)
+    with pytest.raises(MissingData):
+        requests(ROOT / "fixtures" / "nccl_8ranks" / "rank0.json.gz")
+    with pytest.raises(MissingData):
+        ta.kernels(FIXTURES / "vllm.json")
+
+
+def test_a_trace_of_spans_in_memory_has_the_method() -> None:
+    of_trace = ta.read(FIXTURES / "spans.json").requests()
+    assert of_trace.requests.height == result("spans.json").requests.height

@@ -1,0 +1,252 @@
+"""Result of ``requests``: data, verdict, notes, tables and charts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import polars as pl
+
+from traceanalyzer.analyzers.common.display import (
+    by_part,
+    headings,
+    listed,
+    sentences,
+    short_paths,
+    stacked,
+    table_of_known,
+)
+from traceanalyzer.drawings import Chart
+from traceanalyzer.result import Result, Table, View
+from traceanalyzer.units import format_count, format_frac, format_ns
+
+#: Disjoint parts of a request, in its order.
+PARTS = ("queue_ns", "prefill_ns", "preempted_ns", "decode_ns")
+#: Times with statistics, in the order of tables; the first four are of whole requests.
+LABELS = {
+    "ttft": "time to first token", "tpot": "time per output token", "itl": "time between tokens",
+    "e2e": "whole request", "queue": "queue", "prefill": "prefill", "preempted": "preempted",
+    "decode": "decode", "other": "other",
+}  # fmt: skip
+_LATENCIES = (
+    "label: time, n: count, mean_ns: mean, p50_ns: p50, p90_ns: p90, p99_ns: p99, max_ns: max, "
+    "share_frac: share, stated_mean_ns: mean in log, stated_p99_ns: p99 in log"
+)
+_REQUESTS = (
+    "request, start_ns: start, input_tokens: input, output_tokens: output, ttft_ns: first token, "
+    "tpot_ns: per token, max_itl_ns: longest gap, e2e_ns: whole, queue_ns: queue, "
+    "prefill_ns: prefill, preempted_ns: preempted, decode_ns: decode, "
+    "in_prefill_ns: decode in prefill steps, other_ns: other, error"
+)
+_RUNS = (
+    "backend, model_id: model, request_rate: request rate, max_concurrency: max concurrency, "
+    "requests, failed, duration_ns: duration, request_throughput: requests/s, "
+    "output_throughput: output tokens/s"
+)
+_PHASES = "part, phase: step of the engine, total_ns: total, share_frac: share"
+#: The slowest requests have the time of p90 or more.
+_SLOWEST = 0.9
+#: Most requests in the chart of parts, and points of the other one.
+_BARS, _POINTS = 40, 5_000
+#: Statistics that differ by more from those of the log are noted.
+_EQUAL = 0.01
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Requests(Result):
+    """Requests to inference engines, from their logs.
+
+    Attributes:
+        requests: one row per request, by start: path, run (in the file, from 0), request (its id,
+            or number), row, ``start_ns`` (since the first one of the run), ``input_tokens``,
+            ``output_tokens``, ``ttft_ns``, ``e2e_ns`` (the whole request), ``tpot_ns``
+            ((e2e - ttft) / (output tokens - 1)), ``max_itl_ns`` (the longest gap between tokens),
+            ``queue_ns``, ``prefill_ns``, ``preempted_ns``, ``decode_ns`` (disjoint),
+            ``preemptions``, ``other_ns`` (the rest of the request: tokenizer, API server),
+            ``in_prefill_ns`` (decode time while a prefill or mixed step runs), error.
+        latencies: one row per run and time (ttft, tpot, itl, e2e, queue, prefill, preempted,
+            decode, other): n (requests; of itl gaps), ``mean_ns``, ``p50_ns``, ``p90_ns``,
+            ``p99_ns``, ``max_ns``, ``share_frac`` (of the time of all requests),
+            ``stated_mean_ns``, ``stated_p99_ns`` (as in the log). Without failed requests.
+        runs: one row per run: backend, ``model_id``, ``request_rate`` (asked for), requests,
+            failed, ``max_concurrency``, ``duration_ns``, completed, ``request_throughput``,
+            ``output_throughput``, as the log states them.
+        phases: one row per part of the requests and phase of the engine's step that runs
+            meanwhile, ``between steps``, or ``not recorded``: ``total_ns`` (of all requests),
+            ``share_frac`` (of the part). Empty without a trace.
+        engine: the trace whose steps these are, or None.
+        unused: traces whose steps are not used: other ranks, or without a wall clock.
+    """
+
+    requests: pl.DataFrame
+    latencies: pl.DataFrame
+    runs: pl.DataFrame
+    phases: pl.DataFrame
+    engine: str | None
+    unused: tuple[str, ...]
+
+    @cached_property
+    def answered(self) -> pl.DataFrame:
+        """Requests that did not fail."""
+        return self.requests.filter(pl.col("error").is_null(), pl.col("ttft_ns").is_not_null())
+
+    def view(self) -> View:
+        """Build the view: times, runs, requests with the slowest first token first."""
+        return View(
+            title="How long do requests take, and what do they wait for?",
+            verdict=sentences(*_verdict(self)),
+            notes=tuple(_notes(self)),
+            tables=tuple(_tables(self)),
+            scalars=_scalars(self),
+            charts=lambda: _charts(self),
+        )
+
+
+def _scalars(result: Requests) -> dict[str, Any]:
+    answered = result.answered
+    numbers = {
+        f"{name}_p{q}_ns": answered[f"{name}_ns"].quantile(q / 100, "linear")
+        for name in ("ttft", "tpot", "e2e")
+        for q in (50, 90, 99)
+    }
+    failed = result.requests["error"].is_not_null().sum()
+    return {"n_requests": result.requests.height, "n_failed": int(failed), **numbers}
+
+
+def _verdict(result: Requests) -> Iterator[str]:
+    """Describe the times of all requests, the parts of the slowest ones, and failures."""
+    sums, count = _scalars(result), result.answered.height
+    if not count:
+        stated = result.latencies.filter(pl.col("time") == "ttft").head(1)
+        for mean, last in stated[["stated_mean_ns", "stated_p99_ns"]].iter_rows():
+            p99 = f", {format_ns(last)} (p99)" if last is not None else ""
+            yield f"The log states a time to first token of {format_ns(mean)} (mean){p99}."
+        return
+    each = sums["tpot_p50_ns"]
+    per_token = f"; {format_ns(each)} per output token (median)" if each is not None else ""
+    yield (
+        f"{format_count(count, 'request')}: the first token comes after "
+        f"{format_ns(sums['ttft_p50_ns'])} (median) and {format_ns(sums['ttft_p99_ns'])} (p99)"
+        f"{per_token}."
+    )
+    yield from _of_slowest(result)
+    known = result.answered.drop_nulls("in_prefill_ns")
+    blocked, decode = (float(known[name].sum()) for name in ("in_prefill_ns", "decode_ns"))
+    if blocked and decode:
+        share = format_frac(blocked / decode)
+        yield f"Prefill or mixed steps run during {share} of the decode time of requests."
+    if sums["n_failed"]:
+        yield f"{format_count(sums['n_failed'], 'request')} failed."
+
+
+def _of_slowest(result: Requests) -> Iterator[str]:
+    """Describe the parts of the time to first token of the slowest tenth."""
+    rows = result.answered.drop_nulls(["queue_ns", "prefill_ns"])
+    if rows.is_empty():
+        return
+    slow = rows.filter(pl.col("ttft_ns") >= pl.col("ttft_ns").quantile(_SLOWEST, "linear"))
+    whole = float(slow["ttft_ns"].sum())
+    shares = {
+        part: float(slow[f"{part}_ns"].sum()) / whole for part in ("queue", "prefill") if whole
+    }
+    texts = [f"{part} {format_frac(share)}" for part, share in shares.items()]
+    yield f"Time to first token of the slowest tenth of the requests: {listed(texts)}."
+    preempted = rows.filter(pl.col("preemptions") > 0)
+    if preempted.height:
+        lost = format_ns(float(preempted["preempted_ns"].sum()))
+        verb = "was" if preempted.height == 1 else "were"
+        yield f"{format_count(preempted.height, 'request')} {verb} preempted, for {lost} in total."
+
+
+def _notes(result: Requests) -> Iterator[str]:
+    """Describe what is not known, and statistics that differ from those of the log."""
+    if (
+        result.answered.height
+        and result.answered["queue_ns"].null_count() == result.answered.height
+    ):
+        yield (
+            "A benchmark does not know what its requests wait for. Spans of the engine do: vllm "
+            "serve --otlp-traces-endpoint URL, with a collector that writes JSON."
+        )
+    if result.requests.is_empty():
+        yield (
+            "The log has no times of each request; record with --save-detailed (SGLang: "
+            "--output-details)."
+        )
+    rows = result.latencies.drop_nulls(["mean_ns", "stated_mean_ns"])
+    apart = (pl.col("mean_ns") / pl.col("stated_mean_ns") - 1).abs() > _EQUAL
+    for time, mean, stated in rows.filter(apart)[["time", "mean_ns", "stated_mean_ns"]].iter_rows():
+        yield (
+            f"The mean {LABELS[time]} is {format_ns(mean)}, in the log {format_ns(stated)}: it "
+            "counts other requests."
+        )
+    if result.engine:
+        yield (
+            "The steps are those of the trace, on the devices of its rank; its clock and that of "
+            "the spans are the wall clock. Preempted requests are not divided by steps."
+        )
+    elif result.unused:
+        yield "The traces or the log have no wall clock: requests are not divided by steps."
+    if result.engine and result.unused:
+        yield f"Steps of {format_count(len(result.unused), 'other trace')} are not used."
+
+
+def _tables(result: Requests) -> Iterator[Table]:
+    several = result.runs.height > 1
+    run = _run_columns(result) if several else {}
+
+    def table(name: str, title: str, frame: pl.DataFrame, columns: str, **more: Any) -> Table:
+        if several and "path" in frame.columns:
+            frame = frame.with_columns(file=short_paths(frame["path"]))
+        return table_of_known(name, title, frame, {**run, **headings(columns)}, **more)
+
+    labels = pl.col("time").replace_strict(LABELS).alias("label")
+    yield table("latencies", "Times of requests", result.latencies.with_columns(labels), _LATENCIES)
+    if result.phases.height:
+        title = "What the engine runs during the parts of requests"
+        yield Table("phases", title, result.phases, headings(_PHASES))
+    if result.runs["duration_ns"].null_count() < result.runs.height:
+        yield table("runs", "Runs", result.runs, _RUNS)
+    slowest = result.requests.sort("ttft_ns", "path", "run", "row", descending=[True] + 3 * [False],
+                                   nulls_last=True)  # fmt: skip
+    if slowest.height:
+        yield table("requests", "Requests, the slowest first token first", slowest, _REQUESTS)
+
+
+def _run_columns(result: Requests) -> dict[str, str]:
+    """Return the columns that name a run if there are several."""
+    files = {"file": "file"} if result.runs["path"].n_unique() > 1 else {}
+    several = result.runs["path"].is_duplicated().any()
+    return {**files, **({"run": "run"} if several else {})}
+
+
+def _charts(result: Requests) -> tuple[Chart, ...]:
+    """Draw the parts of the slowest requests, and the time to first token over time."""
+    rows = result.answered
+    charts = []
+    slowest = rows.sort("ttft_ns", "row", descending=[True, False]).head(_BARS)
+    parts = {f"{name}_ns": label for name, label in LABELS.items() if f"{name}_ns" in PARTS}
+    parts = {name: label for name, label in parts.items() if slowest[name].sum()}
+    if parts:
+        title = "Parts of the requests with the slowest first token"
+        frame = by_part(slowest, ["request"], {**parts, "other_ns": "other"})
+        charts.append(stacked("parts", title, frame, "request"))
+    if rows["start_ns"].null_count() < rows.height:
+        color = "run" if result.runs.height > 1 else None
+        charts.append(
+            Chart(
+                name="first_token",
+                title="Time to first token over time",
+                mark="scatter",
+                frame=rows.drop_nulls("start_ns").head(_POINTS),
+                x="start_ns",
+                y="ttft_ns",
+                x_label="start of the request",
+                y_label="time to first token",
+                color=color,
+                label="request",
+            )
+        )
+    return tuple(charts)
