@@ -144,7 +144,7 @@ def train(r: Rank) -> Program:
     with r.frame(names.TRAIN, names.MAIN):
         for step in r.job.steps:
             r.step = step
-            with r.range(f"ProfilerStep#{step}") if r.job.marks else nullcontext():
+            with r.range(r.job.mark.format(step)) if r.job.marks else nullcontext():
                 yield from r.run_hooks("step_start")
                 load(r)
                 yield from r.run_hooks("after_loader")

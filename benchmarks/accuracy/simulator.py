@@ -56,6 +56,7 @@ class Job:
         skew_us: by how much the clock of a host runs ahead, by host.
         untraced: ranks whose GPU is not recorded.
         truncated: ranks whose file is cut off at ``truncated_at`` of its length.
+        mark: name of the range of a step.
         device_marks: annotations are recorded on the device, too (``gpu_user_annotation``).
         recorded_from: share of the run after which the recording begins.
         late_us: by how much later a rank begins.
@@ -70,6 +71,7 @@ class Job:
     shapes: bool = False
     stacks: bool = False
     marks: bool = True
+    mark: str = "ProfilerStep#{}"
     layers: int = 2
     tokens: int = 8192
     width: int = 2048

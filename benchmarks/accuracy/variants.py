@@ -41,6 +41,12 @@ def asynchronous(job: Job) -> None:
     job.options.overlapped_sampling = True
 
 
+def unnumbered(job: Job) -> None:
+    """All steps are ranges of one name, as in codes without PyTorch; the host runs ahead."""
+    ahead(job)
+    job.mark = "timestep"
+
+
 def deep(job: Job) -> None:
     """32 micro-batches."""
     job.options.micro_batches = 32
@@ -85,6 +91,12 @@ VARIANTS = (
         "host ahead, nsys", ahead, (("single", 1), ("data-parallel", 2)),
         (("slow-gpu", "data-parallel", 2), ("launch-bound", "single", 1),
          ("single-precision", "single", 1)),
+        format="nsys",
+    ),
+    Variant(
+        "steps without numbers", unnumbered, (("single", 1), ("data-parallel", 2)),
+        (("one-slow-kernel", "single", 1), ("launch-bound", "single", 1),
+         ("slow-gpu", "data-parallel", 2)),
         format="nsys",
     ),
     Variant(

@@ -76,14 +76,35 @@ def device_steps(trace: Trace, step_name: str | None = None) -> pl.DataFrame:
 def on_device(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
     """Return :func:`device_steps` for the rows of :func:`~.step_marks.steps`."""
     steps = steps.sort("start").with_columns(host_start="start", host_end="end")
-    if steps.is_empty() or step_marks.by_kernels(steps):
+    if steps.is_empty():
         return steps
+    if step_marks.by_kernels(steps):
+        return _launched_from(trace, steps)
     reached = _reached(trace, steps)
     if reached is None:
         return steps
     return steps.with_columns(
         start=pl.max_horizontal("host_start", pl.Series(reached[:-1:2])),
         end=pl.max_horizontal("host_end", pl.Series(reached[1::2])),
+    )
+
+
+def _launched_from(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
+    """Return steps detected from kernels with the host range from their first launch on.
+
+    It ends at the first launch of the next step. Unknown launches leave the range on the device.
+    """
+    work = device_work(trace)
+    rows = launch_rows(trace, work)
+    calls = trace.events["ts"].to_numpy()
+    first = np.searchsorted(work["start"].to_numpy(), steps["start"].to_numpy())
+    known = rows[first] != nesting.ROOT
+    if not known.all():
+        return steps
+    launched = np.maximum.accumulate(calls[rows[first]])
+    last = steps["end"].to_numpy()[-1:] - (steps["start"].to_numpy() - launched)[-1:]
+    return steps.with_columns(
+        host_start=pl.Series(launched), host_end=pl.Series(np.append(launched[1:], last))
     )
 
 
@@ -243,9 +264,7 @@ def _by_annotations(trace: Trace, steps: pl.DataFrame) -> _Work | None:
     The n-th range of a name on a stream belongs to the n-th step of that name; None if any step has
     no range.
     """
-    names = steps.select(
-        name=pl.col("step").str.replace(r" \[\d+\]$", ""), number=pl.int_range(pl.len())
-    )
+    names = steps.select(name=step_marks.STEP, number=pl.int_range(pl.len()))
     is_range = pl.col("kind") == "gpu_user_annotation"
     events = trace.events[["kind", "name", "device", "stream", "ts", "dur"]].filter(is_range)
     ranges = events.with_columns(pl.col("name").cast(pl.String)).filter(

@@ -49,11 +49,16 @@ _COMPOSER_BATCH_CATEGORY = "batch_start,batch_end"
 _ENGINE_STEP = re.compile(f"^(?:{ENGINE_STEP})$")
 _SEVERAL_STEPS = re.compile(f"{SEVERAL_STEPS}$")
 _LANE = ("rank", "pid", "tid")
+#: The number of a repetition: ``decode [3]``; and the name of a step without it.
+REPETITION = re.compile(r" \[\d+\]$")
+STEP = pl.col("step").str.replace(REPETITION.pattern, "")
 _BATCHES = re.compile(r"(?:event/)?batch(?: \[\d+\])?")
 
 
 def step_marks(trace: Trace, step_name: str | None = None) -> pl.DataFrame:
     """Return slices that mark steps: ``ProfilerStep#``, else user steps, else Composer's batches.
+
+    Without them, the range around each step: :func:`_around_steps`.
 
     Steps of an inference engine come first, unless there are as many ``ProfilerStep#``. Only the
     first available kind is used. A mark inside another mark of its thread is ignored. Marks that
@@ -100,12 +105,18 @@ class _Mark(NamedTuple):
 def _step_marks(trace: Trace, step_name: str | None) -> pl.DataFrame:
     is_mark = pl.col("kind").is_in(MARK_KINDS) & (pl.col("dur") > 0)
     selected = _may_mark(trace.names, step_name) & is_mark & _complete(trace)
-    columns = ["kind", "category", "name", *_LANE, "ts", "dur"]
-    rows = trace.events[columns].filter(selected)
-    rows = rows.select("kind", "name", *_LANE, start="ts", end=pl.col("ts") + pl.col("dur"))
-    marks = list(map(_Mark._make, rows.iter_rows()))
-    outer = _outermost(sorted(_chosen(marks, step_name), key=lambda mark: mark.order))
-    steps = _without_tail(_of_one_thread(outer), trace)
+    marks = _marks(trace, selected)
+    if not marks and step_name is None:
+        return _as_rows(_around_steps(trace), trace)
+    return _as_rows(_without_tail(_in_order(_chosen(marks, step_name)), trace), trace)
+
+
+def _in_order(marks: Iterable[_Mark]) -> list[_Mark]:
+    """Return the outermost marks of the thread with the most marked time, by rank and start."""
+    return _of_one_thread(_outermost(sorted(marks, key=lambda mark: mark.order)))
+
+
+def _as_rows(steps: Sequence[_Mark], trace: Trace) -> pl.DataFrame:
     return pl.DataFrame(
         [
             (*one.lane, name, one.start, one.end)
@@ -119,6 +130,47 @@ def _step_marks(trace: Trace, step_name: str | None) -> pl.DataFrame:
         },
         orient="row",
     )
+
+
+#: Names of ranges around a step, such as ``timestep``, ``md_step 7``, ``cg_iteration``, and
+#: those of parts of a step that end alike.
+_AROUND = r"(?i)(?:step|iter|iteration|batch|frame|cycle)(?:\([^)]*\))?[ _:#=-]*\d*$"
+_PARTS = r"(?i)optim|micro|sub[ _-]?step|load|next|get|fetch|prepare|read|copy"
+_NUMBER = re.compile(r"[ _:#=-]*\d+$")
+
+
+def _around_steps(trace: Trace) -> list[_Mark]:
+    """Return the ranges of one name, besides numbers, around at least 80 % of the launches.
+
+    They repeat at least four times. Of several such names, that with the most time. Without
+    launches, ranges with 80 % of the time between the first and the last one. So ``step`` beside
+    ``forward`` and ``backward``, which is that of the optimizer, marks no steps.
+    """
+    wanted = named(trace.names, [_AROUND]) & ~named(trace.names, [_PARTS])
+    is_range = pl.col("kind").is_in(("user_annotation", "nvtx")) & (pl.col("dur") > 0)
+    by_name: dict[str, list[_Mark]] = {}
+    for mark in _marks(trace, wanted & is_range & _complete(trace)):
+        by_name.setdefault(_NUMBER.sub("", mark.name or ""), []).append(mark)
+    outer = map(_in_order, by_name.values())
+    several = [marks for marks in outer if len(marks) >= _LEAST_STEPS]
+    around = [marks for marks in several if _covers(marks, _launched(trace))]
+    return max(around, key=lambda marks: sum(one.end - one.start for one in marks), default=[])
+
+
+def _covers(marks: Sequence[_Mark], launched: Ints) -> bool:
+    """Whether marks contain most launches between the first and the last one, or most time."""
+    starts, ends = np.array(sorted((mark.start, mark.end) for mark in marks)).T
+    between = launched[(launched >= starts[0]) & (launched < ends.max())]
+    if not between.size:
+        return bool((ends - starts).sum() >= _MOST_TIME * (ends.max() - starts[0]))
+    inside = between < ends[np.searchsorted(starts, between, side="right") - 1]
+    return bool(inside.mean() >= _MOST_TIME)
+
+
+def _marks(trace: Trace, selected: pl.Expr) -> list[_Mark]:
+    rows = trace.events[["kind", "category", "name", *_LANE, "ts", "dur"]].filter(selected)
+    rows = rows.select("kind", "name", *_LANE, start="ts", end=pl.col("ts") + pl.col("dur"))
+    return list(map(_Mark._make, rows.iter_rows()))
 
 
 def _may_mark(names: Sequence[str], step_name: str | None) -> pl.Expr:
@@ -239,12 +291,13 @@ _LEAST_KERNELS = 3
 _SAME_FRAC = 0.9
 #: Note for detected steps.
 INFERRED_STEPS = (
-    "No steps are marked: each repeat of a sequence of kernels, or of the module or annotation "
-    "around several of them, counts as a step. "
+    "No steps are marked: each repeat of a sequence of kernels counts as a step. "
     "steps --step-every REGEX begins a step at each matching kernel."
 )
 #: Name of a detected step, by its number.
 _DETECTED = "step {}"
+#: Copies of a name with this share of the time of their stream are part of the sequence.
+_LONG_COPIES = 0.1
 #: Maximum number of kernels tried as the one that occurs once per step, rarest first.
 _MOST_TRIED = 50
 
@@ -277,8 +330,9 @@ def repeated(trace: Trace, every: str | None = None) -> pl.DataFrame:
 
     A step lasts from its first kernel to the first kernel of the next step, the last step to the
     end of its last kernel; incomplete repeats are dropped. Without ``every``, steps are the longest
-    repeating sequence of kernels: kernels that occur once in it are equally spaced, and 90 % of the
-    kernels are equal in the next repeat. It starts after the longest typical pause of the stream.
+    repeating sequence of kernels and of copies that take 10 % of the stream's time: kernels that
+    occur once in it are equally spaced, and 90 % of them are equal in the next repeat. It starts
+    after the longest typical pause of the stream.
     Repeats without a longer pause between them, with other kernels before and after them that run
     once, are layers of one pass, not steps.
 
@@ -294,12 +348,16 @@ def repeated(trace: Trace, every: str | None = None) -> pl.DataFrame:
     """
     lane = ["rank", "pid", "device", "stream"]
     work = device_work(trace)[["kind", *lane, "name", "start", "end"]]
-    first, number = numbering.numbered(work[["kind", *lane]].get_columns())
-    streams = work[first].with_columns(
-        number=pl.int_range(pl.len()), n=pl.Series(np.bincount(number, minlength=first.size))
+    is_kernel = pl.col("kind") == "kernel"
+    ns = pl.col("end") - pl.col("start")
+    long_copies = ns.sum().over(*lane, "kind", "name") >= _LONG_COPIES * ns.sum().over(lane)
+    work = work.filter(is_kernel | long_copies)
+    first, number = numbering.numbered(work[lane].get_columns())
+    n = np.bincount(number, weights=(work["kind"] == "kernel").to_numpy(), minlength=first.size)
+    streams = work[first].with_columns(number=pl.int_range(pl.len()), n=pl.Series(n))
+    most = streams.filter(pl.col("n") > 0).sort(
+        "n", "start", "number", descending=[True, False, False]
     )
-    kernels = streams.filter(pl.col("kind") == "kernel")
-    most = kernels.sort("n", "start", "number", descending=[True, False, False])
     rows = []
     for stream in most.unique("rank", keep="first", maintain_order=True).iter_rows(named=True):
         of_stream = work[["name", "start", "end"]].filter(pl.Series(number == stream["number"]))
@@ -402,34 +460,32 @@ _MOST_TIME, _MOST_LAUNCHES = 0.8, 0.5
 
 
 def _of_calls(trace: Trace, repeats: pl.DataFrame) -> pl.DataFrame:
-    """Return the repeats; the calls around them if each contains several: layers are no steps.
-
-    A step lasts from the first work launched by a call to that of the next one.
-    """
+    """Return the repeats; the calls around them if each contains several: layers are no steps."""
     if repeats.height < _LEAST_STEPS or repeats["rank"].n_unique() > 1:
         return repeats
-    work = device_work(trace)
-    rows = launch_rows(trace, work)
-    known = rows != nesting.ROOT
-    if not known.any():
-        return repeats
-    launched = trace.events["ts"][rows[known]].to_numpy()
+    launched = _launched(trace)
     is_module = (pl.col("kind") == "python_function") & named(trace.names, [f"^{_MODULE}"])
     for wanted in (is_module, pl.col("kind").is_in(("user_annotation", "nvtx"))):
         calls = _repeated_calls(trace, wanted)
         starts, ends = calls["start"].to_numpy(), calls["end"].to_numpy()
-        if starts.size < 2 or repeats.height < _SEVERAL * starts.size:
+        if starts.size < 2 or repeats.height < _SEVERAL * starts.size or not launched.size:
             continue
         number = np.searchsorted(starts, launched, side="right") - 1
         inside = (number >= 0) & (launched < ends[number])
         if inside.mean() >= _MOST_LAUNCHES and np.unique(number[inside]).size == starts.size:
-            spans = work.select("start", "end").filter(pl.Series(known)).filter(pl.Series(inside))
-            return _as_steps(spans.with_columns(call=number[inside]), repeats)
+            return calls.select(repeats.columns)
     return repeats
 
 
+def _launched(trace: Trace) -> Ints:
+    """Return when the known calls that launched device work began."""
+    rows = launch_rows(trace, device_work(trace))
+    launched: Ints = trace.events["ts"][rows[rows != nesting.ROOT]].to_numpy()
+    return launched
+
+
 def _repeated_calls(trace: Trace, wanted: pl.Expr) -> pl.DataFrame:
-    """Return start and end of the calls of one name with most of the time of all outermost ones.
+    """Return the calls of one name with most of the time of all outermost ones, as steps.
 
     Of several such names that with most calls, and of these the one with most time.
     """
@@ -446,19 +502,6 @@ def _repeated_calls(trace: Trace, wanted: pl.Expr) -> pl.DataFrame:
         text=pl.col("name").cast(pl.String)
     )
     name = most.sort("n", "ns", "text", descending=[True, True, False])["name"].head(1)
-    return rows.filter(pl.col("name").is_in(name.implode())).select("start", "end")
-
-
-def _as_steps(work: pl.DataFrame, repeats: pl.DataFrame) -> pl.DataFrame:
-    """Return the calls that launched the work as steps, in the columns of :func:`repeated`."""
-    calls = work.group_by("call").agg(pl.col("start").min(), pl.col("end").max()).sort("call")
-    until = pl.col("start").shift(-1).fill_null(pl.col("end").max())
-    rank, pid = repeats.row(0, named=True)["rank"], repeats.row(0, named=True)["pid"]
-    return calls.select(
-        pl.lit(rank, pl.Int32).alias("rank"),
-        pl.lit(pid, pl.Int64).alias("pid"),
-        pl.lit(None, pl.Int64).alias("tid"),
-        pl.format(_DETECTED, pl.int_range(pl.len())).alias("step"),
-        "start",
-        end=until,
-    )
+    calls = rows.filter(pl.col("name").is_in(name.implode()))
+    plain = pl.col("name").cast(pl.String).str.strip_prefix(_MODULE)
+    return calls.with_columns(step=pl.format("{} [{}]", plain, pl.int_range(1, pl.len() + 1)))

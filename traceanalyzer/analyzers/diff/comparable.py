@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 import polars as pl
 
 from traceanalyzer.analyzers.common.display import listed
+from traceanalyzer.analyzers.common.step_marks import REPETITION
 from traceanalyzer.analyzers.diff.runs import ALLOCATIONS, PYTHON_FRAMES, Measure, Run
 from traceanalyzer.units import format_count, format_frac
 
@@ -219,7 +220,7 @@ def _of_messages(before: Run, after: Run) -> Iterator[str]:
 
 def _sort_of_step(run: Run) -> str:
     name = run.counted["step"].cast(str).head(1).to_list()[0]
-    return re.sub(r"\d+", "N", re.sub(r" \[\d+\]$", "", name))
+    return re.sub(r"\d+", "N", REPETITION.sub("", name))
 
 
 def _in_common(before: Run, after: Run, sure_frac: float | None) -> float | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from traceanalyzer.analyzers.common.names import frame_text
+from traceanalyzer.analyzers.common.step_marks import REPETITION
 from traceanalyzer.analyzers.common.waits import ADVICE, DATA, SLEEPS, wait_of
 from traceanalyzer.analyzers.gpu_idle import causes
 
@@ -149,7 +150,7 @@ def main_place(gaps: pl.DataFrame, *columns: str) -> tuple[str, int, int]:
     for step, ns, *found in gaps[["step", "cause_ns", *columns]].iter_rows():
         name = next(filter(None, found), step)
         # the step annotation has no information about the place
-        if name not in (step, _REPETITION.sub("", step or "")):
+        if name not in (step, REPETITION.sub("", step or "")):
             times[name].append(ns)
     same = Counter(_LAST_NUMBER.sub(r"\1*", name) for name in times)
     for name in [*times]:
@@ -160,10 +161,8 @@ def main_place(gaps: pl.DataFrame, *columns: str) -> tuple[str, int, int]:
     return main if main[1] > 0 and 2 * main[1] >= gaps["cause_ns"].sum() else ("", 0, 0)
 
 
-#: The number of a repetition: ``decode [3]``, and at the end of a name: ``IO 3``.
-_REPETITION, _LAST_NUMBER = re.compile(r" \[\d+\]$"), re.compile(r"([ _#:=-])\d+$")
-#: The name of the slice of a step, without the number of its repetition: ``decode [3]``.
-STEP = pl.col("step").str.replace(r" \[\d+\]$", "")
+#: The number at the end of a name: ``IO 3``.
+_LAST_NUMBER = re.compile(r"([ _#:=-])\d+$")
 
 
 # --- host code -----------------------------------------------------------------------------------

@@ -7,8 +7,8 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.common.names import ADDRESS, distinct, frame_text, matching, named
+from traceanalyzer.analyzers.common.step_marks import STEP
 from traceanalyzer.analyzers.common.waits import WAITS_FOR_REQUESTS, wait_of
-from traceanalyzer.analyzers.gpu_idle.activities import STEP
 from traceanalyzer.analyzers.gpu_idle.causes import DEVICE_WAIT, PROFILER, SHORT_GAP
 from traceanalyzer.analyzers.gpu_idle.host import Excerpt, belongs
 from traceanalyzer.frames import intervals, linking

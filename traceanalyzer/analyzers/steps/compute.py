@@ -45,7 +45,6 @@ _LONGEST = 60
 #: A time between files that is this many times as long as the longest step is not recorded.
 _PAUSE = 10
 
-_NUMBERED = re.compile(r" \[\d+\]$")
 
 #: Name of a file of torch.profiler's tensorboard_trace_handler: host and process, time of writing.
 _OF_HANDLER = re.compile(r"(?P<process>.*\.)\d{10,}\.pt\.trace\.json(?:\.gz)?")
@@ -423,7 +422,7 @@ def _before(rows: pl.DataFrame) -> pl.DataFrame:
 
 def _renumbered(rows: pl.DataFrame) -> pl.DataFrame:
     """Number step names across files if several files use them: ``event/batch [7]``."""
-    plain = rows.with_columns(plain=mapped(rows["step"], lambda name: _NUMBERED.sub("", name)))
+    plain = rows.with_columns(plain=step_marks.STEP)
     nth = pl.col("start").rank("dense").over("plain")
     again = pl.format("{} [{}]", "plain", nth)
     several = pl.col("start").n_unique().over("plain") > 1

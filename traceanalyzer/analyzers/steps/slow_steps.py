@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from traceanalyzer.analyzers.common import device_steps
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION, device_work
 from traceanalyzer.analyzers.common.launching import launch_rows
 from traceanalyzer.analyzers.common.names import ADDRESS, BACKWARD, LAYERS, matching
+from traceanalyzer.analyzers.common.step_marks import STEP
 from traceanalyzer.analyzers.gpu_idle.causes import OPERATOR
 from traceanalyzer.frames import intervals, linking
 from traceanalyzer.trace import Trace
@@ -138,15 +140,16 @@ def _in_steps(
     """Return slices of at least ``least_ns`` that begin in a step: ts, dur, name, kind, step."""
     chosen = [pl.col("kind").is_in(_KINDS), pl.col("dur") >= least_ns]
     if names is not None:
-        chosen.append(pl.col("name").is_in([*names.unique(), *each["step"]]))
+        chosen.append(pl.col("name").is_in([*names.unique(), *each.select(STEP)["step"]]))
     slices = trace.events[["ts", "dur", "tid", "name", "kind"]].filter(chosen)
-    marking = slices.filter(pl.col("name").is_in(each["step"].implode()))["tid"].unique()
+    marks = each.select(STEP).to_series().implode()
+    marking = slices.filter(pl.col("name").is_in(marks))["tid"].unique()
     if marking.len():
         elsewhere = ~pl.col("tid").is_in(marking.implode())
         slices = slices.filter(~(elsewhere & (pl.col("kind") == "python_function")))
     number = linking.label_by_interval(slices[["ts"]], each)["interval"]
     of_step = slices[["ts", "dur", "name", "kind"]].hstack([each["step"][number]])
-    is_mark = pl.col("name").is_in(each["step"].implode())
+    is_mark = pl.col("name").is_in(marks)
     return of_step.filter(pl.col("step").is_not_null() & ~is_mark)
 
 
@@ -191,29 +194,32 @@ def between(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
 
     Args:
         trace: of one rank.
-        steps: step, start, end.
+        steps: start, end, ``host_start``, ``host_end``.
 
     Returns:
-        kind, name, n, ``total_ns`` of slices that begin and end between two steps, the longest
-        first; of nested slices one is kept.
+        kind, name, n, ``total_ns`` between two steps of slices that begin and end between them on
+        the host, the longest first; of nested slices one is kept.
     """
-    each = steps[["start", "end"]].unique("start").sort("start")
-    windows = each.select(start=pl.col("end").shift(1), end="start")
-    windows = windows.filter(pl.col("end") > pl.col("start"))
+    each = steps[["start", "end", "host_start", "host_end"]].unique("start").sort("start")
+    windows, on_host = (
+        edges.select(start=pl.col("end").shift(1), end="start").filter(
+            pl.col("end") > pl.col("start")
+        )
+        for edges in (each, device_steps.on_host(each))
+    )
     length = int((windows["end"] - windows["start"]).sum())
     if not length:
         return pl.DataFrame(schema=_BETWEEN)
     slices = trace.events[["kind", "name", "ts", "dur"]].filter(
         pl.col("kind").is_in(_KINDS), pl.col("dur") > 0
     )
-    number = linking.label_by_interval(slices[["ts"]], windows)["interval"]
-    inside = slices.hstack([windows["end"][number].alias("until")])
+    number = linking.label_by_interval(slices[["ts"]], on_host)["interval"]
     marks = matching(trace.names, [f"^{PROFILER_STEP}"])
-    inside = inside.filter(
-        pl.col("ts") + pl.col("dur") <= pl.col("until"), ~pl.col("name").is_in(marks)
+    inside = slices.select("kind", "name", start="ts", end=pl.col("ts") + pl.col("dur")).filter(
+        pl.col("end") <= on_host["end"][number], ~pl.col("name").is_in(marks)
     )
-    if inside.is_empty():
-        return pl.DataFrame(schema=_BETWEEN)
+    inside = inside.with_columns(dur=intervals.overlap_with(inside, windows)["overlap"])
+    inside = inside.filter(pl.col("dur") > 0)
     sums = inside.group_by("name").agg(
         n=pl.len().cast(pl.Int64), total_ns=pl.col("dur").sum(), kind=pl.col("kind").first()
     )
@@ -221,8 +227,7 @@ def between(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
         pl.col("total_ns") >= _LEAST_FRAC * length
     )
     of_kept = inside.filter(pl.col("name").is_in(kept["name"].implode()))
-    end = pl.col("ts") + pl.col("dur")
-    spans = of_kept.select(pl.col("name").cast(pl.String), step=pl.lit(""), start="ts", end=end)
+    spans = of_kept.select(pl.col("name").cast(pl.String), "start", "end", step=pl.lit(""))
     none = pl.lit(None, pl.Int64)
     rows = _without_nested(kept.with_columns(step=pl.lit(""), usual_ns=none), spans)
     return rows.select(pl.col(name).cast(of) for name, of in _BETWEEN.items())
