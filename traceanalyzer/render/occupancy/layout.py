@@ -323,18 +323,14 @@ def legend(
 
 
 def without_prefix(spans: pl.DataFrame) -> list[str]:
-    """Return the labels of spans without their common prefix: ``7`` for ``ProfilerStep#7``.
-
-    The number of a repetition has no brackets: ``7`` for ``md_step [7]``.
-    """
+    """Return the labels of spans without their common prefix: ``7`` for ``ProfilerStep#7``."""
     labels = [label or "" for label in spans["label"].to_list()]
     if len(labels) < 2:
         return labels
     pairs = enumerate(zip(min(labels), max(labels), strict=False))
     shared = next((at for at, (one, other) in pairs if one != other), min(map(len, labels)))
     beginning = labels[0][:shared].rstrip("0123456789")
-    ending = "]" if beginning.endswith("[") else ""
-    return [label.removeprefix(beginning).removesuffix(ending) or label for label in labels]
+    return [label.removeprefix(beginning) or label for label in labels]
 
 
 # --- colours and ticks -------------------------------------------------------------------------

@@ -256,7 +256,7 @@ const SMALL = '10px system-ui, sans-serif';
 const shortName = (name) => name.replace(/^void |\(anonymous namespace\)::/g, '').replace(/[<(].*$/s, '').replace(/^.*::/, '') || name;
 
 /** The number at the end of a step's name. */
-const shortStep = (name) => name.replace(/^.*[^\d](?=\d+$)/, '');
+const shortStep = (name) => name.replace(/^.*[^\d](\d+)\]?$/, '$1');
 
 /** The colour of a share of the largest value, from nearly the background to blue-black. */
 function heat(share, dark) {

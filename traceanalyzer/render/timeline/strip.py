@@ -264,8 +264,8 @@ def length(drawing: Lanes) -> int:
 
 
 def short_step(name: str) -> str:
-    """Return the end of a step's name, mostly its number: ``12`` of ``ProfilerStep#12``."""
-    return name.rpartition("#" if "#" in name else " ")[2] or name
+    """Return the end of a step's name, mostly its number: ``12`` of ``ProfilerStep#12``, ``step [12]``."""
+    return name.rpartition("#" if "#" in name else " ")[2].strip("[]") or name
 
 
 def _covered(
