@@ -77,7 +77,8 @@ def test_data_that_goes_there_and_back_stays_on_the_device(
 ) -> None:
     one = there_and_back(back, kernel_ms, trips)
     assert ("keep the data on the device" in one.advice) == keeps
-    assert (f"at most the compute time, {trips * kernel_ms} ms" in one.advice) == bound
+    compute = f"{kernel_ms} ms per step" if trips > 3 else f"{trips * kernel_ms} ms"
+    assert (f"at most the compute time, {compute}" in one.advice) == bound
 
 
 def test_round_trips_of_others(shared: Path) -> None:
@@ -87,12 +88,12 @@ def test_round_trips_of_others(shared: Path) -> None:
     first = ta.diagnose(path).findings[0]
     assert first.id == "exposed-copies"
     assert "keep the data on the device" in first.advice
-    assert "16 ms" in first.advice, "overlap gains at most the compute time"
+    assert "400 us per step" in first.advice, "overlap gains at most the compute time"
 
 
-@pytest.mark.parametrize(("memory", "most_ms"), [("Pinned", 6), ("Pageable", 60)])
+@pytest.mark.parametrize(("memory", "most_ms"), [("Pinned", 1), ("Pageable", 10)])
 def test_copies_that_can_only_be_overlapped_gain_the_compute_time(
     memory: str, most_ms: int
 ) -> None:
-    one = there_and_back(4, 1, 6, memory)
+    one = there_and_back(4, 1, 6, memory)  # 6 steps
     assert one.gain_ns == most_ms * MS
