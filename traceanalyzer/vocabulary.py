@@ -162,6 +162,8 @@ EVENT_RECORD = rf"{_API}EventRecord"
 LAUNCHES_WORK = (LAUNCH, COPY, MEMSET)
 #: Classes of calls that allocate or free memory of the driver.
 ALLOCATES = (ALLOCATE_HOST, ALLOCATE_DEVICE)
+#: Classes of calls that are no cause of their own.
+OTHER_CALLS = (CREATE, EVENT, QUERY, OTHER_CALL)
 
 #: All classes of calls.
 CALL_CLASSES = tuple(_CALL_CLASSES)

@@ -25,12 +25,9 @@ from traceanalyzer.run.loop import run
 from traceanalyzer.trace import Inputs, Trace
 from traceanalyzer.vocabulary import (
     ALLOCATES,
-    CREATE,
     DEVICE_WORK,
-    EVENT,
     LOAD_MODULE,
-    OTHER_CALL,
-    QUERY,
+    OTHER_CALLS,
 )
 
 #: Columns of times: busy, then idle time by cause. They add up to end - start.
@@ -199,7 +196,7 @@ def _by_first_cause(
         causes.CHECKPOINT_IO: pl.concat([host.saving(near), near.of_units(files)]),
         causes.PEER: near.collectives,
         _AFTER_WAIT: pl.concat([soon, intervals.intersect(due, launching, _UNIT)]),
-        causes.API_CALLS: host.in_class(near, calls, *_OTHERS, least_ns=causes.LONG_CALL_NS),
+        causes.API_CALLS: host.in_class(near, calls, *OTHER_CALLS, least_ns=causes.LONG_CALL_NS),
         causes.LAUNCH: launching,
         causes.HOST_CODE: host.extents(excerpt),
     }
@@ -209,8 +206,6 @@ def _by_first_cause(
     return idle_of | {causes.SYNCHRONISATION: pl.concat(both)}
 
 
-#: Calls without a cause of their own.
-_OTHERS = (CREATE, EVENT, QUERY, OTHER_CALL)
 #: What is due to a wait for the device before it: synchronisation.
 _AFTER_WAIT = "after_wait"
 

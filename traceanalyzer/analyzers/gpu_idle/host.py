@@ -655,9 +655,15 @@ def building_graphs(excerpt: Excerpt, calls: pl.DataFrame) -> pl.DataFrame:
     return pl.concat([in_class(excerpt, calls, BUILD_GRAPH), excerpt.of_units(excerpt.captures)])
 
 
+def capture_calls(names: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the names of the calls that begin and end the capture of a stream."""
+    begins, ends = (matching(names, [f"Stream{edge}Capture"]) for edge in ("Begin", "End"))
+    return begins, ends
+
+
 def _captures(slices: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
     """Return when a thread captures the work of a stream: thread, start, end."""
-    begins, ends = (matching(names, [f"Stream{edge}Capture"]) for edge in ("Begin", "End"))
+    begins, ends = capture_calls(names)
     if not begins or not ends:
         return slices[_SLICE].clear()
     begun = slices.filter(pl.col("name").is_in(begins))[_SLICE].sort("end")

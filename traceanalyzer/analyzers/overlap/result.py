@@ -112,6 +112,9 @@ _ADVICE_ELSEWHERE = {
     UNKNOWN: "Record launch calls (nsys --trace=cuda).",
 }
 
+#: What to change depends on what issues the collectives, which diagnose finds.
+_REMEDY = "diagnose names what issues the communication, and what to change."
+
 _STRAGGLER = "Most of the wait time is for rank {}: find out why it is late first (diagnose)."
 
 _ALL_RANKS = "Pass the files of all ranks to see how much of it is wait time."
@@ -260,14 +263,17 @@ def why_exposed(result: Overlap) -> str:
     return f"Reasons for exposed communication: {', '.join(parts)}." if parts else ""
 
 
-def advice(result: Overlap, *, waits: bool = True, pytorch: bool = True, kind: str = "") -> str:
+def advice(
+    result: Overlap, *, waits: bool = True, pytorch: bool = True, kind: str | None = None
+) -> str:
     """Return the advice for the largest reason, and whether more files would help.
 
     Args:
         result: the result of overlap.
         waits: whether wait time for other ranks may be the largest reason.
         pytorch: whether the program may use PyTorch.
-        kind: the collective with most of the time, if there is one.
+        kind: the collective with most of the time, or empty; None if it is not known what issues
+            the collectives, which decides what to change.
     """
     reasons = result.reasons["reason"].to_list()
     largest = next((one for one in reasons if waits or one != WAITING), None)
@@ -278,7 +284,9 @@ def advice(result: Overlap, *, waits: bool = True, pytorch: bool = True, kind: s
     if largest == WAITING and (ranks := result.reasons["rank"].drop_nulls().to_list()):
         return _STRAGGLER.format(ranks[0])
     earlier = _EARLIER if largest == AFTER and pytorch else {}
-    return sentences(earlier.get(kind, texts[largest]), _ALL_RANKS if unknown else "")
+    text = earlier.get(kind or "", texts[largest])
+    text = _REMEDY if kind is None and largest not in (WAITING, UNKNOWN) else text
+    return sentences(text, _ALL_RANKS if unknown else "")
 
 
 def _streams(row: Mapping[str, Any]) -> str:

@@ -23,10 +23,15 @@ from traceanalyzer.frames import intervals
 
 LAUNCHES, LOADING, CODE = "launches", "data-loading", "host-code"
 SYNCHRONISATION, COMMUNICATION, COPIES = "synchronisation", "communication", "copies"
-SMALL_COPIES = "small-copies"
+SMALL_COPIES, MEMORY_CALLS = "small-copies", "memory-management"
+GRAPHS, MODULES, API_CALLS = "graph-building", "module-loading", "api-calls"
 #: Classes of time that ``free`` knows by name, and what a run without them is called.
 CLASSES = {
     LOADING: "no data loading",
+    MEMORY_CALLS: "no memory management",
+    GRAPHS: "no graph building",
+    MODULES: "no module loading",
+    API_CALLS: "no other API calls",
     LAUNCHES: "no launch overhead",
     CODE: "no other host code",
     SYNCHRONISATION: "no synchronisation",
@@ -36,6 +41,9 @@ CLASSES = {
 }
 #: Those of a run without devices.
 ON_HOST = (LOADING, CODE, COMMUNICATION)
+#: Kinds of calls of classes.
+_CALLS = {MEMORY_CALLS: ("allocate", "memory"), GRAPHS: ("graph",), MODULES: ("module",),
+          API_CALLS: ("other",)}  # fmt: skip
 #: A call that returns this much later than the work that it waits for waits for something else.
 _TAIL_NS = 1_000_000
 #: A rank in the name of a process group, which comes from the file.
@@ -145,13 +153,20 @@ def _without(free: Sequence[str], weights: Weights, program: Program) -> Weights
         COMMUNICATION: ("transfer",),
     }
     names = [name for kind in free for name in zero.get(kind, ())]
+    calls = weights.call
     weights = replace(weights, **{name: np.zeros_like(getattr(weights, name)) for name in names})
+    for name, kinds in _CALLS.items():
+        of_class = _in_calls(program, kinds)
+        time = 0.0 if name in free else calls
+        weights = replace(weights, call=np.where(of_class, time, weights.call))
+        if name in free:
+            tail = np.where(of_class, 0.0, weights.tail)
+            weights = replace(weights, waits=weights.waits & ~of_class, tail=tail)
     if SYNCHRONISATION in free:
-        is_sync = (program.calls["kind"] == "synchronise").fill_null(value=False).to_numpy()
+        is_sync = _in_calls(program, ("synchronise",))
         weights = replace(weights, waits=weights.waits & ~(is_sync & ~unexplained(program.calls)))
     if CODE in free:
-        is_pause = (program.calls["kind"] == PAUSE).fill_null(value=False).to_numpy()
-        weights = replace(weights, waits=weights.waits & ~is_pause)
+        weights = replace(weights, waits=weights.waits & ~_in_calls(program, (PAUSE,)))
     if SMALL_COPIES in free:
         weights = _without_calls(weights, program, small_copies(program))
     of_kind = {COPIES: MEMORY, COMMUNICATION: COMMUNICATION}
@@ -161,11 +176,23 @@ def _without(free: Sequence[str], weights: Weights, program: Program) -> Weights
     return weights
 
 
+def _in_calls(program: Program, kinds: Sequence[str]) -> npt.NDArray[np.bool_]:
+    """Mark calls of these kinds."""
+    return program.calls["kind"].is_in(kinds).fill_null(value=False).to_numpy()
+
+
 def small_copies(program: Program) -> npt.NDArray[np.bool_]:
     """Mark calls of copies that the host waits for, of at most :data:`~.causes.LITTLE_COPY_NS`."""
-    short = pl.col("end") - pl.col("start") <= causes.LITTLE_COPY_NS
-    is_small = (pl.col("kind") == "copy").fill_null(value=False) & short
-    return program.calls.select(is_small).to_series().to_numpy()
+    length = (program.calls["end"] - program.calls["start"]).to_numpy()
+    small: npt.NDArray[np.bool_] = _in_calls(program, ("copy",)) & (length <= causes.LITTLE_COPY_NS)
+    return small
+
+
+def occurs(job: Job, name: str) -> bool:
+    """Return whether a class has time in the run; classes that occur in each run do."""
+    if name == SMALL_COPIES:
+        return any(small_copies(one).any() for one in job.programs)
+    return name not in _CALLS or any(_in_calls(one, _CALLS[name]).any() for one in job.programs)
 
 
 def _without_calls(weights: Weights, program: Program, gone: npt.NDArray[np.bool_]) -> Weights:

@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.replay.follow import Durations, Flow, Moments, follow
-from traceanalyzer.analyzers.replay.program import Floats, Ints, Program
+from traceanalyzer.analyzers.replay.program import OF_CALLS, Floats, Ints, Program
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import numbering
 
@@ -308,9 +308,10 @@ def _recorded(program: Program, transfer: Floats, host: Floats) -> Weights:
         return frame[name].to_numpy().astype(float)
 
     tail = np.where(host > 0, host, of(calls, "tail_ns"))
+    waits = ~calls["kind"].is_in([*OF_CALLS])  # null: it does not wait
     return Weights(
         loader=of(calls, "loader_ns"), launch=of(calls, "launch_ns"), code=of(calls, "code_ns"),
-        call=of(calls, "call_ns"), tail=tail, waits=calls["kind"].is_not_null().to_numpy(),
+        call=of(calls, "call_ns"), tail=tail, waits=waits.fill_null(False).to_numpy(),
         latency=of(work, "latency_ns"), lag=of(work, "lag_ns"), rest=of(work, "rest_ns"),
         duration=of(work, "end") - of(work, "start"), transfer=transfer,
     )  # fmt: skip

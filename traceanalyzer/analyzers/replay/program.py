@@ -23,7 +23,7 @@ from traceanalyzer.analyzers.common.device_work import device_work
 from traceanalyzer.analyzers.common.launching import launch_rows
 from traceanalyzer.analyzers.common.names import distinct, mapped, matching, named
 from traceanalyzer.analyzers.gpu_idle import causes
-from traceanalyzer.analyzers.gpu_idle.host import launch_time
+from traceanalyzer.analyzers.gpu_idle.host import capture_calls, launch_time
 from traceanalyzer.analyzers.replay import host
 from traceanalyzer.analyzers.replay.host import RUN
 from traceanalyzer.errors import MissingData
@@ -32,11 +32,14 @@ from traceanalyzer.trace import Trace, record_hint
 from traceanalyzer.vocabulary import (
     ALLOCATES,
     ANNOTATION_KINDS,
+    BUILD_GRAPH,
     COPY,
     DEVICE_WORK,
     EVENT_RECORD,
     HOST_KINDS,
     LAUNCH_KINDS,
+    LOAD_MODULE,
+    OTHER_CALLS,
     STREAM_WAIT,
     SYNCHRONISE,
     SYNCHRONISING_CALLS,
@@ -68,6 +71,10 @@ _EXACT = 0.001
 #: Without a recorded launch call for this share of the work, the program is not known.
 MOST_MISSING = 0.25
 
+#: Kinds of calls that neither launch nor wait, by class; other calls count if they are long.
+OF_CALLS = {"memory": ALLOCATES, "graph": (BUILD_GRAPH,), "module": (LOAD_MODULE,),
+            "other": OTHER_CALLS}  # fmt: skip
+_IF_LONG = (LOAD_MODULE, *OTHER_CALLS)
 _POINT_TO_POINT = ("send", "recv")
 #: Numbers in names with more digits are not numbers of steps.
 _MOST_DIGITS = 9
@@ -87,10 +94,11 @@ class Program(clocks.Origin):
         calls: host calls that launch device work or wait for it, in order: name, start, end; thread
             (threads that launch kernels count as one), loader_ns, launch_ns, code_ns: the time
             since the previous call of the thread in the data loader, in operators and calls, in
-            other code; call_ns, the time in the call without waiting; tail_ns, from the end of the
-            work that the call waits for to the end of the call; kind: ``synchronise``,
-            ``allocate``, ``copy``, ``queue``, ``collective``, ``run`` (an operator, without
-            devices), ``pause`` (after it the thread waits, without a recorded call), or null; step
+            other code; call_ns, the time in the call without waiting, and while a graph is
+            captured; tail_ns, from the end of the work that the call waits for to the end of the
+            call; kind: ``synchronise``, ``allocate``, ``copy``, ``queue``, ``collective``, ``run``
+            (an operator, without devices), ``pause`` (after it the thread waits, without a recorded
+            call), those of :data:`OF_CALLS`, which do not wait, or null; step
             (number); group, a collective on the host; range, the innermost annotation, and
             range_before, of the time before the call.
         work: device work in order of launch: call (row of calls, null if not recorded), device,
@@ -265,9 +273,11 @@ def _calls(
     meeting[on_host["event"].to_numpy()] = True
     is_call = pl.col("kind").is_in(LAUNCH_KINDS)
     names = distinct(trace.events.filter(is_call))
-    waiting = [name for name in names if call_class(name) in (SYNCHRONISE, *ALLOCATES)]
-    waiting += matching(names, [*SYNCHRONISING_CALLS, EVENT_RECORD, STREAM_WAIT])
-    is_call &= pl.col("name").is_in(waiting)
+    known = [name for name in names if call_class(name) in (SYNCHRONISE, *ALLOCATES, BUILD_GRAPH)]
+    known += matching(names, [*SYNCHRONISING_CALLS, EVENT_RECORD, STREAM_WAIT])
+    other = [name for name in names if call_class(name) in _IF_LONG]
+    is_long = pl.col("name").is_in(other) & (pl.col("dur") > causes.LONG_CALL_NS)
+    is_call &= pl.col("name").is_in(known) | is_long
     closed = pl.col("tid").is_not_null() & (pl.col("dur") >= 0)
     matter = is_call | pl.Series(launching | meeting)
     event = trace.events.select((closed & matter).arg_true()).to_series().alias("event")
@@ -287,7 +297,22 @@ def _calls(
     calls = calls.with_columns(
         since=since, call_ns=(pl.col("end") - pl.col("start") - overlap).clip(lower_bound=0)
     )
-    return calls.with_columns(_host_time(trace, calls, steps)).drop("since", "launching")
+    calls = calls.with_columns(_host_time(trace, calls, steps)).drop("since", "launching")
+    return _capturing(calls, trace.names)
+
+
+def _capturing(calls: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
+    """Return the calls; host time while the thread captures a graph becomes time in calls of it."""
+    begins, ends = (pl.col("name").is_in(one) for one in capture_calls(names))
+    captures = (begins.cast(pl.Int32) - ends.cast(pl.Int32)).cum_sum().shift(1).over("thread") > 0
+    captures = captures.fill_null(value=False)
+    launch, code = (pl.col(f"{name}_ns") for name in ("launch", "code"))
+    return calls.with_columns(
+        call_ns=pl.when(captures).then(pl.col("call_ns") + launch + code).otherwise("call_ns"),
+        launch_ns=pl.when(captures).then(0).otherwise(launch),
+        code_ns=pl.when(captures).then(0).otherwise(code),
+        does=pl.when(captures).then(pl.lit(BUILD_GRAPH)).otherwise("does"),
+    )
 
 
 def _host_time(trace: Trace, calls: pl.DataFrame, steps: pl.DataFrame) -> list[pl.Series]:
@@ -612,7 +637,7 @@ def _blocking(
     lanes = _Lanes(work["lane"].to_numpy(), call)
     pairs: list[tuple[int, int]] = []
     last_work = {int(one): row for row, one in enumerate(call.tolist())}  # -1: of no call
-    for number in np.flatnonzero(kinds != "").tolist():
+    for number in np.flatnonzero((kinds != "") & ~np.isin(kinds, [*OF_CALLS])).tolist():
         kind, done = kinds[number], until[number] + ROUNDING_NS
         if kind == "copy":
             rows = [last_work[number]]
@@ -696,7 +721,10 @@ def _kinds(
     collective = calls["group"].is_not_null().to_numpy() & ~launches
     queued = launches & ~copies & (length > BLOCKED_NS)
     conditions = [collective, allocates, synchronises, copies, queued]
-    return np.select(conditions, ["collective", "allocate", "synchronise", "copy", "queue"], "")
+    waiting = ["collective", "allocate", "synchronise", "copy", "queue"]
+    counts = ~launches & ((length > causes.LONG_CALL_NS) | ~np.isin(does, _IF_LONG))
+    others = [np.isin(does, classes) & counts for classes in OF_CALLS.values()]
+    return np.select([*conditions, *others], [*waiting, *OF_CALLS], "")
 
 
 # --- annotations -----------------------------------------------------------------------------

@@ -119,8 +119,7 @@ def _usual(job: Job, stages: Sequence[tuple[int, ...]]) -> list[Change]:
     """Return the usual changes of a run."""
     on_host = all(one.on_host for one in job.programs)
     classes = changes.ON_HOST if on_host else changes.CLASSES
-    small = any(changes.small_copies(one).any() for one in job.programs)
-    tried = [Change(free=(name,)) for name in classes if small or name != changes.SMALL_COPIES]
+    tried = [Change(free=(name,)) for name in classes if changes.occurs(job, name)]
     if job.sizes.size:
         tried += [Change(network=2.0), Change(no_wait=True)]
         ranks = [one.rank for one in job.programs if one.rank is not None]

@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import polars as pl
 
 from traceanalyzer.analyzers.common.display import headings, sentences
+from traceanalyzer.analyzers.replay.changes import CLASSES, SYNCHRONISATION
 from traceanalyzer.drawings import Chart
 from traceanalyzer.result import Result, Table, View
 from traceanalyzer.units import format_frac, format_ns, format_ranges
 
 #: A smaller share of the step is no gain.
 NO_GAIN = 0.01
+
+#: Changes with this share of the largest gain are as good.
+_ALIKE = 0.95
 
 _CHANGES = headings("change, step_ns: step, gain_ns: gain, gain_frac: of step")
 _STEPS = headings("run, step, step_ns: time")
@@ -65,6 +70,16 @@ class WhatIf(Result):
     one_by_one: bool
     world_size: int | None
 
+    @property
+    def alike(self) -> list[dict[str, Any]]:
+        """The changes with at least 95 % of the largest gain; what the host does, then waits.
+
+        Without waits the host runs ahead, which hides what it does after each of them.
+        """
+        least = _ALIKE * self.changes["gain_ns"][0]
+        rows = self.changes.filter(pl.col("gain_ns") >= least).to_dicts()
+        return sorted(rows, key=lambda row: row["change"] == CLASSES[SYNCHRONISATION])
+
     def view(self) -> View:
         """Build the view: the changes by gain, and the steps before and after."""
         return View(
@@ -91,10 +106,12 @@ def _verdict(result: WhatIf) -> str:
     best = result.changes.row(0, named=True)
     if result.given:
         return sentences(step, f"With the change ({best['change']}): {_compared(best)}.")
+    alike = result.alike
     if best["gain_frac"] < NO_GAIN:
         return sentences(step, "None of the usual changes gains 1 % of it.")
-    gain = f"Largest gain, with {best['change']}: {_compared(best)}."
-    return sentences(step, gain, _second(result))
+    names = " or ".join(row["change"] for row in alike)
+    gain = f"Largest gain, with {names}: {_compared(alike[0])}."
+    return sentences(step, gain, _second(result, len(alike)))
 
 
 def _compared(row: dict[str, float]) -> str:
@@ -105,10 +122,11 @@ def _compared(row: dict[str, float]) -> str:
     return f"{step}, {gain} ({share}) {'less' if row['gain_ns'] > 0 else 'more'}"
 
 
-def _second(result: WhatIf) -> str:
-    if result.changes.height < 2 or result.changes["gain_frac"][1] < NO_GAIN:
+def _second(result: WhatIf, nth: int) -> str:
+    """Name the change after the first ones."""
+    if result.changes.height <= nth or result.changes["gain_frac"][nth] < NO_GAIN:
         return ""
-    row = result.changes.row(1, named=True)
+    row = result.changes.row(nth, named=True)
     return f"Next: {row['change']}, {format_ns(row['gain_ns'])} ({format_frac(row['gain_frac'])})."
 
 
