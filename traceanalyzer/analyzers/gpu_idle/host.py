@@ -285,7 +285,7 @@ def take(trace: Trace, options: Options) -> Excerpt:
             trace, work, threads, [causes.LOADS_CODE, causes.QUEUE_FULL], others=True
         ),
         code_loading=_code_loading(trace, work, threads),
-        captures=_captures(slices, trace.names),
+        captures=captures(slices, trace.names),
         others=_of_others(trace, threads),
         hints={what: record_hint(trace.meta, what) for what in _MAY_LACK},
         by_device=take(trace, replace(options, by="device")) if by_process else None,
@@ -655,15 +655,9 @@ def building_graphs(excerpt: Excerpt, calls: pl.DataFrame) -> pl.DataFrame:
     return pl.concat([in_class(excerpt, calls, BUILD_GRAPH), excerpt.of_units(excerpt.captures)])
 
 
-def capture_calls(names: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """Return the names of the calls that begin and end the capture of a stream."""
-    begins, ends = (matching(names, [f"Stream{edge}Capture"]) for edge in ("Begin", "End"))
-    return begins, ends
-
-
-def _captures(slices: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
+def captures(slices: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
     """Return when a thread captures the work of a stream: thread, start, end."""
-    begins, ends = capture_calls(names)
+    begins, ends = (matching(names, [f"Stream{edge}Capture"]) for edge in ("Begin", "End"))
     if not begins or not ends:
         return slices[_SLICE].clear()
     begun = slices.filter(pl.col("name").is_in(begins))[_SLICE].sort("end")

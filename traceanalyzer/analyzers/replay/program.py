@@ -23,7 +23,7 @@ from traceanalyzer.analyzers.common.device_work import device_work
 from traceanalyzer.analyzers.common.launching import launch_rows
 from traceanalyzer.analyzers.common.names import distinct, mapped, matching, named
 from traceanalyzer.analyzers.gpu_idle import causes
-from traceanalyzer.analyzers.gpu_idle.host import capture_calls, launch_time
+from traceanalyzer.analyzers.gpu_idle.host import captures, launch_time
 from traceanalyzer.analyzers.replay import host
 from traceanalyzer.analyzers.replay.host import RUN
 from traceanalyzer.errors import MissingData
@@ -303,15 +303,13 @@ def _calls(
 
 def _capturing(calls: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
     """Return the calls; host time while the thread captures a graph becomes time in calls of it."""
-    begins, ends = (pl.col("name").is_in(one) for one in capture_calls(names))
-    captures = (begins.cast(pl.Int32) - ends.cast(pl.Int32)).cum_sum().shift(1).over("thread") > 0
-    captures = captures.fill_null(value=False)
-    launch, code = (pl.col(f"{name}_ns") for name in ("launch", "code"))
+    after = calls.select("thread", ts=pl.col("start") - 1)
+    inside = linking.label_by_interval(after, captures(calls, names), ["thread"])["interval"]
+    is_inside, before = inside.is_not_null(), calls["launch_ns"] + calls["code_ns"]
     return calls.with_columns(
-        call_ns=pl.when(captures).then(pl.col("call_ns") + launch + code).otherwise("call_ns"),
-        launch_ns=pl.when(captures).then(0).otherwise(launch),
-        code_ns=pl.when(captures).then(0).otherwise(code),
-        does=pl.when(captures).then(pl.lit(BUILD_GRAPH)).otherwise("does"),
+        pl.col("launch_ns", "code_ns") * ~is_inside,
+        call_ns=calls["call_ns"] + before * is_inside,
+        does=pl.when(is_inside).then(pl.lit(BUILD_GRAPH)).otherwise("does"),
     )
 
 
