@@ -264,7 +264,7 @@ def length(drawing: Lanes) -> int:
 
 
 def short_step(name: str) -> str:
-    """Return the end of a step's name, mostly its number: ``12`` of ``Step#12`` and ``step [12]``."""
+    """Return the end of a step's name, mostly its number: ``12`` of ``Step#12``, ``step [12]``."""
     return name.rpartition("#" if "#" in name else " ")[2].strip("[]") or name
 
 
