@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -266,29 +266,8 @@ def without_time(job: Job, weights: Sequence[Weights], lost: pl.DataFrame) -> li
     )
     mine = lost.join(ranks, on="rank", nulls_equal=True)
     mine = mine.select("program", "device", start="start_ns", end="end_ns")
-    calls, work = (
-        pl.concat(
-            getattr(one, table)[columns].with_columns(program=pl.lit(number, pl.Int64))
-            for number, one in enumerate(job.programs)
-        )
-        for table, columns in (("calls", _OF_CALLS), ("work", _OF_WORK))
-    )
-    columns: dict[str, Any] = {
-        name: np.concatenate([getattr(one, name) for one in weights]) for name in _TIMES
-    }
-    less = _without_time(replace(weights[0], **columns), calls, work, mine)
-    for name in _TIMES:
-        ends = np.cumsum([getattr(one, name).size for one in weights])
-        columns[name] = np.split(getattr(less, name), ends[:-1])
-    return [
-        replace(one, **{name: parts[number] for name, parts in columns.items()})
-        for number, one in enumerate(weights)
-    ]
-
-
-_TIMES = [one.name for one in fields(Weights) if one.name != "together"]
-_OF_CALLS = ["start", "end", "kind", "tail_ns"]
-_OF_WORK = ["device", "start", "end", "work_kind"]
+    less = _without_time(engine.joined(weights), *job.timed, mine)
+    return less.of_each(job.first_call, job.first_row)
 
 
 def unexplained(calls: pl.DataFrame) -> npt.NDArray[np.bool_]:
@@ -411,7 +390,7 @@ def _of_others(
     """
     between, alone, first = range(3)
     steps = []
-    for program, numbers in zip(job.programs, engine.step_numbers(job), strict=True):
+    for program, numbers in zip(job.programs, job.step_numbers, strict=True):
         row = getattr(program, part)["step"].fill_null(-1).to_numpy().astype(int)
         steps.append(np.append(np.where(numbers < 0, alone, numbers + first), between)[row])
     count = 1 + max(int(one.max(initial=alone)) for one in steps)

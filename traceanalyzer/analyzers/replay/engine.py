@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from traceanalyzer.analyzers.replay.follow import Durations, Flow, Moments, follow
 from traceanalyzer.analyzers.replay.program import OF_CALLS, Floats, Ints, Program
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import numbering
+
+Bools = npt.NDArray[np.bool_]
 
 _NEVER = float("-inf")
 #: A replay that differs by more from the recording is not the program that ran.
@@ -53,6 +56,32 @@ class Weights:
     def before(self) -> Floats:
         """Time of the host before each call."""
         return self.loader + self.launch + self.code
+
+    def of_each(self, first_call: Ints, first_row: Ints) -> list[Weights]:
+        """Divide the times of all ranks into those of each; see :class:`Job`."""
+        columns: dict[str, Any] = {
+            name: np.split(
+                getattr(self, name), (first_call if name in _BY_CALL else first_row)[1:-1]
+            )
+            for name in _TIMES
+        }
+        return [
+            replace(self, **{name: each[number] for name, each in columns.items()})
+            for number in range(first_row.size - 1)
+        ]
+
+
+_BY_CALL = ("loader", "launch", "code", "call", "tail", "waits")
+#: The columns of :class:`Weights`.
+_TIMES = (*_BY_CALL, "latency", "lag", "rest", "duration", "transfer")
+
+
+def joined(weights: Sequence[Weights]) -> Weights:
+    """Return the times of all ranks in one."""
+    columns: dict[str, Any] = {
+        name: np.concatenate([getattr(one, name) for one in weights]) for name in _TIMES
+    }
+    return replace(weights[0], **columns)
 
 
 @dataclass(frozen=True)
@@ -99,17 +128,12 @@ class Job:
             pl.col("elements_in").fill_null(0),
             separator="|",
         )
-        name = pl.col("name").cast(pl.String)
-        frames = [
-            program.work.select(
-                kind=pl.when(pl.Series(of_work >= 0)).then(collective).otherwise(name),
-                is_transfer=pl.Series(of_work >= 0),
-            )
-            for program, (of_work, _) in zip(self.programs, self.groups, strict=True)
-        ]
+        work = _of_all(self.programs, "work", ["name", "collective", "group", "elements_in"])
+        is_transfer = pl.Series(np.concatenate([of_work >= 0 for of_work, _ in self.groups]))
+        kind = pl.when("is_transfer").then(collective).otherwise(pl.col("name").cast(pl.String))
+        rows = work.with_columns(is_transfer=is_transfer).with_columns(kind=kind)
         rank = pl.struct("kind", "is_transfer").rank("dense").cast(pl.Int64) - 1
-        numbers = pl.concat(frames).select(rank).to_series().to_numpy()
-        return np.split(numbers, self.first_row[1:-1])
+        return np.split(rows.select(rank).to_series().to_numpy(), self.first_row[1:-1])
 
     @cached_property
     def places(self) -> list[Ints]:
@@ -118,14 +142,10 @@ class Job:
         Calls of one kernel have different sizes. Kernels that some rank runs more often in a step
         have no place there.
         """
-        steps = [
-            np.append(numbers, -1)[program.work["step"].fill_null(-1).to_numpy().astype(int)]
-            for program, numbers in zip(self.programs, step_numbers(self), strict=True)
-        ]
         n_ranks, once = len(self.programs), ("program", "kind", "step")
         rows = pl.DataFrame({
             "program": np.repeat(np.arange(n_ranks), np.diff(self.first_row)),
-            "kind": np.concatenate(self.kinds), "step": np.concatenate(steps),
+            "kind": np.concatenate(self.kinds), "step": self.step_of_work,
             "alone": np.concatenate([of_work < 0 for of_work, _ in self.groups]),
         })  # fmt: skip
         rows = rows.with_columns(place=pl.int_range(pl.len()).over(once), n=pl.len().over(once))
@@ -137,6 +157,39 @@ class Job:
         rows = rows.select("kind", placed.then("step"), placed.then("place").alias("place"))
         _, (numbers,) = numbering.group_numbers(("kind", "step", "place"), rows)
         return np.split(numbers, self.first_row[1:-1])
+
+    @cached_property
+    def step_names(self) -> list[str]:
+        """The steps that all ranks recorded; if names differ, those of the rank with most."""
+        names = [program.steps["step"].to_list() for program in self.programs]
+        longest, of_all = max(names, key=len), set[str].intersection(*map(set, names))
+        common = [name for name in longest if name in of_all]
+        return [name or "" for name in (common if len(common) >= _LEAST_STEPS else longest)]
+
+    @cached_property
+    def step_numbers(self) -> list[Ints]:
+        """The number of each step of each rank among :attr:`step_names`, else -1."""
+        place = {name: number for number, name in enumerate(self.step_names)}
+        names = [program.steps["step"].to_list() for program in self.programs]
+        known = all(len({*one}) == len(one) and {*place} <= {*one} for one in names)
+        if not known or len(self.begins) > 1:
+            return [np.arange(len(one)) for one in names]
+        return [np.array([place.get(name, -1) for name in one], np.int64) for one in names]
+
+    @cached_property
+    def step_of_work(self) -> Ints:
+        """The number of the step of each row of work of all ranks, else -1."""
+        steps = _integers(_of_all(self.programs, "work", ["step"])["step"])
+        rows = zip(self.step_numbers, np.split(steps, self.first_row[1:-1]), strict=True)
+        return np.concatenate([np.append(numbers, -1)[row] for numbers, row in rows])
+
+    @cached_property
+    def timed(self) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """When all calls and all work of all ranks ran, with their program."""
+        return (
+            _of_all(self.programs, "calls", ["start", "end", "kind", "tail_ns"]),
+            _of_all(self.programs, "work", ["device", "start", "end", "work_kind"]),
+        )
 
     def member(self, number: int) -> tuple[int, int]:
         """Return program and row of a member of a collective; of a call -1 - row."""
@@ -184,72 +237,98 @@ def job_of(programs: Sequence[Program]) -> Job:
         else (pl.col("end") - pl.col("start")).min().over("key")
     )
     members = members.with_columns(transfer=transfer)
-    groups, weights = [], []
-    by_program = members.partition_by("program", as_dict=True)
-    for number, program in enumerate(ordered):
-        mine = by_program.get((number,), members.clear())
-        of_work = np.full(program.work.height, -1, np.int64)
-        of_call = np.full(program.calls.height, -1, np.int64)
-        times = np.zeros(program.work.height)
-        host = np.zeros(program.calls.height)
-        for rows, target, values in ((mine.filter(~pl.col("on_host")), of_work, times),
-                                     (mine.filter("on_host"), of_call, host)):  # fmt: skip
-            target[rows["row"].to_numpy()] = rows["key"].to_numpy()
-            values[rows["row"].to_numpy()] = rows["transfer"].to_numpy()
-        groups.append((of_work, of_call))
-        weights.append(_recorded(program, times, host))
+    calls, work = _of_all(ordered, "calls", _OF_CALLS), _of_all(ordered, "work", _OF_WORK)
+    first_call, first_row = (
+        np.searchsorted(rows["program"].to_numpy(), np.arange(len(ordered) + 1))
+        for rows in (calls, work)
+    )
+    of_work, transfers = _by_place(members.filter(~pl.col("on_host")), work.height)
+    of_call, host = _by_place(members.filter("on_host"), calls.height)
     apart = all(program.apart for program in ordered)
     windows = tuple(_windows(program, apart=apart) for program in ordered)
-    begins = _begins(ordered, shifts, windows, apart=apart)
-    first_call, first_row = (
-        np.cumsum([0, *(getattr(one, name).height for one in ordered)])
-        for name in ("calls", "work")
+    shift, number = np.array(shifts), [rows["program"].to_numpy() for rows in (calls, work)]
+    start = work["start"].to_numpy() + shift[number[1]]
+    before = calls.select(pl.sum_horizontal("loader_ns", "launch_ns", "code_ns")).to_series()
+    since = (calls["start"] - before).to_numpy() + shift[number[0]]
+    begins = _begins(
+        [one[:0] if apart else one for one in np.split(since, first_call[1:-1])],
+        np.split(start, first_row[1:-1]),
+        windows,
     )
+    flow = _flow(ordered, calls, work, start, (of_call, of_work), first_call, first_row)
+    waiting = (of_call >= 0) | (np.diff(flow.awaits_at) > 0)
+    launched = _integers(work["call"])
     plans = [
-        _plan(program, of_groups[1], of_program[number], first_call[[n, -1]], int(first_row[n]))
+        _plan(waiting, launched, of_program[number], first_call[[n, -1]], int(first_row[n]))
         for number in range(len(begins))
-        for n, (program, of_groups, of_program) in enumerate(
-            zip(ordered, groups, windows, strict=True)
-        )
+        for n, of_program in enumerate(windows)
     ]
+    groups = np.split(of_work, first_row[1:-1]), np.split(of_call, first_call[1:-1])
     return Job(
-        tuple(ordered), tuple(shifts), tuple(groups),
+        tuple(ordered), tuple(shifts), tuple(zip(*groups, strict=True)),
         np.bincount(members["key"].to_numpy()) if members.height else np.zeros(0, np.int64),
-        tuple(weights), windows, begins,
-        _flow(ordered, shifts, groups, first_call, first_row),
-        np.concatenate(plans), np.cumsum([0, *map(len, plans)]), first_call, first_row,
+        tuple(_recorded(calls, work, transfers, host).of_each(first_call, first_row)),
+        windows, begins, flow, np.concatenate(plans), np.cumsum([0, *map(len, plans)]),
+        first_call, first_row,
     )  # fmt: skip
 
 
+_OF_CALLS = [
+    "start", "end", "thread", "kind", "step", "loader_ns", "launch_ns", "code_ns", "call_ns",
+    "tail_ns",
+]  # fmt: skip
+_OF_WORK = ["start", "end", "call", "after", "step", "latency_ns", "lag_ns", "rest_ns"]
+
+
+def _of_all(programs: Sequence[Program], table: str, columns: Sequence[str]) -> pl.DataFrame:
+    """Return columns of a table of all programs, with the number of the program."""
+    frames = [getattr(one, table)[list(columns)] for one in programs]
+    number = np.repeat(np.arange(len(frames)), [one.height for one in frames])
+    rows: pl.DataFrame = pl.concat(frames, rechunk=True)
+    return rows.insert_column(0, pl.Series("program", number))
+
+
+def _integers(column: pl.Series) -> Ints:
+    """Return the values of a column, -1 for null."""
+    return column.fill_null(-1).to_numpy().astype(np.int64)
+
+
+def _by_place(members: pl.DataFrame, size: int) -> tuple[Ints, Floats]:
+    """Return the collective of each row of all ranks (-1: none), and the time of its transfer."""
+    rows, group, transfer = members["row"].to_numpy(), np.full(size, -1), np.zeros(size)
+    group[rows], transfer[rows] = members["key"].to_numpy(), members["transfer"].to_numpy()
+    return group, transfer
+
+
 def _members(programs: Sequence[Program]) -> pl.DataFrame:
-    """Return the members of all collectives of several ranks: key, program, row, start, end."""
-    frames = []
-    for number, program in enumerate(programs):
-        names = program.steps["step"]
-        step = names[program.work["step"]] if names.len() else None
-        work = program.work.with_columns(
-            row=pl.int_range(pl.len()),
-            on_host=pl.lit(value=False),
-            within=pl.lit(None, pl.String) if step is None or not program.apart else step,
-        ).drop_nulls("group")
-        calls = program.calls.with_columns(
-            row=pl.int_range(pl.len()),
-            on_host=pl.lit(value=True),
-            within=pl.lit(None, pl.String),
-            seq=pl.lit(None, pl.Int64),
-        ).drop_nulls("group")
-        columns = ["row", "on_host", "group", "seq", "within", "start", "end"]
-        # names of groups may list thousands of ranks
-        short = pl.col("group", "within").cast(pl.Categorical)
-        rows = pl.concat(one.select(columns).with_columns(short) for one in (work, calls))
-        counted = pl.int_range(pl.len()).over("group", "within", "on_host")
-        frames.append(
-            rows.with_columns(
-                program=pl.lit(number, pl.Int64), number=pl.coalesce("seq", counted).cast(pl.Int64)
-            )
-        )
-    rows = pl.concat(frames)
-    rows = rows.with_columns(_numbered(rows["group"]), _numbered(rows["within"]))
+    """Return the members of all collectives of several ranks: key, program, start, end.
+
+    Also on_host, and row among the work or the calls of all ranks.
+    """
+    columns = ["group", "start", "end"]
+    within = pl.concat(
+        one.steps["step"].gather(one.work["step"])
+        if one.apart and one.steps.height
+        else pl.Series([None], dtype=pl.String).new_from_index(0, one.work.height)
+        for one in programs
+    )
+    work = _of_all(programs, "work", [*columns, "seq"]).with_row_index("row")
+    calls = _of_all(programs, "calls", columns).with_row_index("row")
+    rows = pl.concat(
+        [
+            # names of groups may list thousands of ranks
+            one.with_columns(pl.col("group").cast(pl.Categorical), on_host=pl.lit(on_host))
+            for one, on_host in ((work.with_columns(within.alias("within")), False), (calls, True))
+        ],
+        how="diagonal",
+    ).drop_nulls("group")
+    rows = rows.with_columns(pl.col("within").cast(pl.Categorical))
+    counted = pl.int_range(pl.len()).over("program", "group", "within", "on_host")
+    rows = rows.with_columns(
+        _numbered(rows["group"]),
+        _numbered(rows["within"]),
+        number=pl.coalesce("seq", counted).cast(pl.Int64),
+    )
     key = ["group", "within", "on_host", "number"]
     several = pl.col("program").n_unique().over(key) > 1
     once = pl.len().over([*key, "program"]) == 1
@@ -301,8 +380,8 @@ def _shifts(programs: Sequence[Program], members: pl.DataFrame) -> tuple[list[in
     return [epoch + known.get(number, 0) for number, epoch in enumerate(epochs)], False
 
 
-def _recorded(program: Program, transfer: Floats, host: Floats) -> Weights:
-    calls, work = program.calls, program.work
+def _recorded(calls: pl.DataFrame, work: pl.DataFrame, transfer: Floats, host: Floats) -> Weights:
+    """Return the recorded times of all ranks."""
 
     def of(frame: pl.DataFrame, name: str) -> Floats:
         return frame[name].to_numpy().astype(float)
@@ -317,15 +396,18 @@ def _recorded(program: Program, transfer: Floats, host: Floats) -> Weights:
     )  # fmt: skip
 
 
-def _windows(program: Program, *, apart: bool) -> tuple[tuple[int, int, int, int], ...]:
+#: (first call, last call, first work, last work) of each window of a program.
+_Windows = tuple[tuple[int, int, int, int], ...]
+
+
+def _windows(program: Program, *, apart: bool) -> _Windows:
     if not apart:
         return ((0, program.calls.height, 0, program.work.height),)
-    windows = []
-    for step in range(program.steps.height):
-        calls = np.flatnonzero((program.calls["step"] == step).fill_null(False).to_numpy())
-        work = np.flatnonzero((program.work["step"] == step).fill_null(False).to_numpy())
-        windows.append((*_range(calls), *_range(work)))
-    return tuple(windows)
+    steps = [_integers(rows["step"]) for rows in (program.calls, program.work)]
+    return tuple(
+        (*_range(np.flatnonzero(steps[0] == step)), *_range(np.flatnonzero(steps[1] == step)))
+        for step in range(program.steps.height)
+    )
 
 
 def _range(rows: Ints) -> tuple[int, int]:
@@ -333,8 +415,8 @@ def _range(rows: Ints) -> tuple[int, int]:
 
 
 def _plan(
-    program: Program,
-    meeting: Ints,
+    waiting: Bools,
+    launched: Ints,
     window: tuple[int, int, int, int],
     calls: Ints,
     first_row: int,
@@ -345,23 +427,21 @@ def _plan(
     before.
 
     Args:
-        program: the program of a rank.
-        meeting: the collective of each call.
+        waiting: which calls of all ranks wait.
+        launched: the call of each row of work of all ranks, among those of its rank.
         window: first call, last call, first work, last work.
         calls: number of the first call of this rank, and of all calls.
         first_row: number of the first row of work of this rank.
     """
     first, last, row, last_row = window
     first_call, size = calls.tolist()
-    waits = meeting >= 0
-    waits[program.waits["call"].drop_nulls().to_numpy()] = True
-    waiting = np.flatnonzero(waits[first:last]) + first
-    launched = program.work["call"].fill_null(-1).to_numpy()[row:last_row].astype(float)
-    known = np.maximum.accumulate(np.append(first - 1.0, launched))[1:]
+    waits = np.flatnonzero(waiting[first_call + first : first_call + last]) + first
+    call = launched[first_row + row : first_row + last_row].astype(float)
+    known = np.maximum.accumulate(np.append(first - 1.0, call))[1:]
     called = np.arange(first, last)
-    keys = [called - 0.2, waiting + 0.2, np.where(launched < 0, known + 0.5, known)]
+    keys = [called - 0.2, waits + 0.2, np.where(call < 0, known + 0.5, known)]
     numbers = [
-        called + first_call, size + first_call + waiting,
+        called + first_call, size + first_call + waits,
         2 * size + first_row + np.arange(row, last_row),
     ]  # fmt: skip
     return np.concatenate(numbers)[np.argsort(np.concatenate(keys), kind="stable")]
@@ -369,65 +449,55 @@ def _plan(
 
 def _flow(
     programs: Sequence[Program],
-    shifts: Sequence[int],
-    groups: Sequence[tuple[Ints, Ints]],
+    calls: pl.DataFrame,
+    work: pl.DataFrame,
+    start: Ints,
+    groups: tuple[Ints, Ints],
     first_call: Ints,
     first_row: Ints,
 ) -> Flow:
     """Return what waits for what, with numbers over all ranks."""
-    threads, call, after, begun = [], [], [], []
-    waits: dict[str, list[Ints]] = {"work": [], "call": []}
-    count = 0
-    for n, (program, shift) in enumerate(zip(programs, shifts, strict=True)):
-        calls, work = program.calls, program.work
-        thread = calls["thread"].rank("dense").fill_null(0).to_numpy().astype(np.int64)
-        threads.append(thread + count)
-        count += 1 + int(thread.max(initial=0))
-        of_call = work["call"].fill_null(-1).to_numpy()
-        before = work["after"].to_numpy()
-        call.append(np.where(of_call >= 0, of_call + first_call[n], -1))
-        after.append(np.where(before >= 0, before + first_row[n], -1))
-        begun.append((work["start"] + shift).to_numpy().astype(float))
-        for key, at in (("work", first_row), ("call", first_call)):
-            edges = program.waits[[key, "after"]].drop_nulls().to_numpy().T.copy()
-            edges[0] += at[n]
-            edges[1] += first_row[n]
-            waits[key].append(edges)
+    program, launched, before = (_integers(work[name]) for name in ("program", "call", "after"))
+    waits = _of_all(programs, "waits", ["work", "call", "after"])
+
+    def edges(key: str, at: Ints) -> tuple[Ints, Ints]:
+        known = waits[["program", key, "after"]].drop_nulls()
+        of, row, after = (known[name].to_numpy() for name in known.columns)
+        return _by_row(row + at[of], after + first_row[of], int(at[-1]))
+
     return Flow(
-        np.concatenate(threads), np.concatenate([of_call for _, of_call in groups]),
-        np.concatenate(call), np.concatenate(after),
-        np.concatenate([of_work for of_work, _ in groups]),
-        *_by_row(np.concatenate(waits["work"], axis=1), int(first_row[-1])),
-        *_by_row(np.concatenate(waits["call"], axis=1), int(first_call[-1])),
-        np.concatenate(begun),
+        numbering.numbered([calls["program"], calls["thread"]])[1].astype(np.int64), groups[0],
+        np.where(launched >= 0, launched + first_call[program], -1),
+        np.where(before >= 0, before + first_row[program], -1),
+        groups[1], *edges("work", first_row), *edges("call", first_call), start.astype(float),
     )  # fmt: skip
 
 
-def _by_row(edges: Ints, size: int) -> tuple[Ints, Ints]:
+def _by_row(row: Ints, after: Ints, size: int) -> tuple[Ints, Ints]:
     """Return where what each row waits for begins, and what it waits for."""
-    row, after = edges.astype(np.int64)
     counts = np.cumsum(np.bincount(row, minlength=size))
     return np.append(0, counts), after[np.argsort(row, kind="stable")]
 
 
 def _begins(
-    programs: Sequence[Program],
-    shifts: Sequence[int],
-    windows: Sequence[Sequence[tuple[int, int, int, int]]],
-    *,
-    apart: bool,
+    since: Sequence[Ints], start: Sequence[Ints], windows: Sequence[_Windows]
 ) -> tuple[float, ...]:
-    """Return the first start of device work in each window; of calls too in one window."""
+    """Return the first start of device work in each window; of the time before calls too.
+
+    Args:
+        since: begin of the time before each call of each rank on the axis.
+        start: start of each row of work of each rank.
+        windows: of each rank.
+    """
     begins = []
-    for number in range(min(len(of_program) for of_program in windows)):
-        starts = []
-        for program, shift, of_program in zip(programs, shifts, windows, strict=True):
-            calls, until, first, last = of_program[number]
-            begun = [program.work["start"][first:last].min()]
-            since = pl.col("start") - pl.sum_horizontal("loader_ns", "launch_ns", "code_ns")
-            begun += [] if apart else [program.calls[calls:until].select(since).to_series().min()]
-            starts += [time + shift for time in begun if isinstance(time, int)]
-        begins.append(float(min(starts, default=0)))
+    for number in range(min(map(len, windows))):
+        begun = []
+        for of_calls, of_work, (calls, until, first, last) in zip(
+            since, start, (one[number] for one in windows), strict=True
+        ):
+            begun += [of_calls[calls:until], of_work[first:last]]
+        times = np.concatenate(begun)
+        begins.append(float(times.min()) if times.size else 0.0)
     return tuple(begins)
 
 
@@ -455,15 +525,12 @@ def replay(job: Job, weights: Sequence[Weights] | None = None) -> list[Times]:
 
 def _durations(job: Job, weights: Sequence[Weights], alone: Any) -> Durations:
     """Return the times over all ranks; ``alone`` marks collectives that wait for no other rank."""
-
-    def of(name: str) -> Floats:
-        return np.concatenate([getattr(one, name) for one in weights])
-
-    times = {name: of(name) for name in ("tail", "latency", "lag", "rest", "transfer")}
+    every = joined(weights)
     return Durations(
-        waits=of("waits").astype(np.int64), before=of("before"),
-        spent=of("call"), first=_first(job, weights, None),
-        took=np.where(alone, times["transfer"], of("duration")), **times,
+        waits=every.waits.astype(np.int64), before=every.before, spent=every.call,
+        tail=every.tail, first=_first(job, weights, None), latency=every.latency, lag=every.lag,
+        rest=every.rest, took=np.where(alone, every.transfer, every.duration),
+        transfer=every.transfer,
     )  # fmt: skip
 
 
@@ -571,31 +638,10 @@ def step_bounds(job: Job, times: Sequence[Times]) -> list[tuple[float, float]]:
 
 def _last_ends(job: Job, ends: Sequence[Floats]) -> Floats:
     """Return the last end of the work of each step, over all ranks; -inf without work."""
-    numbers = step_numbers(job)
-    last = np.full(1 + max((int(one.max(initial=-1)) for one in numbers), default=-1), _NEVER)
-    for program, end, number in zip(job.programs, ends, numbers, strict=True):
-        row = program.work["step"].fill_null(-1).to_numpy().astype(np.int64)
-        step = np.append(number, -1)[row]
-        np.maximum.at(last, step[step >= 0], end[step >= 0])
+    count = 1 + max((int(one.max(initial=-1)) for one in job.step_numbers), default=-1)
+    last, known = np.full(count, _NEVER), job.step_of_work >= 0
+    np.maximum.at(last, job.step_of_work[known], np.concatenate(ends)[known])
     return last
-
-
-def step_numbers(job: Job) -> list[Ints]:
-    """Return the number of each step of each rank among :func:`step_names`, else -1."""
-    place = {name: number for number, name in enumerate(step_names(job))}
-    names = [program.steps["step"].to_list() for program in job.programs]
-    known = all(len({*one}) == len(one) and {*place} <= {*one} for one in names)
-    if not known or len(job.begins) > 1:
-        return [np.arange(len(one)) for one in names]
-    return [np.array([place.get(name, -1) for name in one], np.int64) for one in names]
-
-
-def step_names(job: Job) -> list[str]:
-    """Return the steps that all ranks recorded; if names differ, those of the rank with most."""
-    names = [program.steps["step"].to_list() for program in job.programs]
-    longest = max(names, key=len)
-    common = [name for name in longest if all(name in one for one in names)]
-    return [name or "" for name in (common if len(common) >= _LEAST_STEPS else longest)]
 
 
 def _bounds(job: Job, last: Floats, ends: Sequence[Floats]) -> Floats:

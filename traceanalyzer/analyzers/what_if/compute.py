@@ -56,7 +56,7 @@ def combine(parts: Sequence[Program], options: Options, _base: Sequence[Program]
     waits = engine.between_streams(job)
     return WhatIf(
         changes=_table(rows, replayed),
-        steps=_of_steps(engine.step_names(job), of_steps),
+        steps=_of_steps(job.step_names, of_steps),
         given=_is_given(options),
         faster_ranks=tuple(
             sorted({rank for ranks, frac in loss if frac > _LOSS for rank in ranks})

@@ -56,7 +56,7 @@ class Replay(Result):
 
     def _steps_ns(self, times: Sequence[engine.Times], steps: Collection[str]) -> float:
         lengths = engine.step_times(self.job, [one.end for one in times])
-        names = engine.step_names(self.job)[-len(lengths) :]
+        names = self.job.step_names[-len(lengths) :]
         counted = [ns for ns, name in zip(lengths, names, strict=False) if name in steps]
         return sum(counted) or sum(lengths)
 
@@ -166,7 +166,7 @@ def combine(
     _require_few(sum(one.work.height for one in parts))
     job = engine.job_of(parts)
     times, error = engine.checked_replay(job)
-    others = any(bool(changes.unexplained(one.calls).any()) for one in job.programs)
+    others = bool(changes.unexplained(job.timed[0]).any())
     return Replay(job, _whole_ns(job, times), error, others, times)
 
 
