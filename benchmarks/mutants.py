@@ -49,7 +49,7 @@ TESTS: dict[str, str] = {
     "analyzers/launches/calls.py": "launches launches_edges",
     "analyzers/launches/launch_bound.py": "launches launches_edges",
     "analyzers/overlap/compute.py": "overlap",
-    "analyzers/steps/statistics.py": "steps",
+    "analyzers/steps/result.py": "steps",
     "analyzers/annotations/compute.py": "annotations annotations_ranges",
     "analyzers/cuda_api/compute.py": "cuda_api",
     "analyzers/transfers/compute.py": "transfers",

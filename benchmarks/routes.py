@@ -25,9 +25,9 @@ import orjson
 import polars as pl
 
 import traceanalyzer as ta
-from traceanalyzer.parsers.chrome_trace import arrays, container, piece as reading
+from traceanalyzer.parsers.chrome_trace import arrays, arrays as reading, container
 from traceanalyzer.parsers.chrome_trace.arrays import Piece
-from traceanalyzer.parsers.chrome_trace.text import Text, open_text
+from traceanalyzer.parsers.chrome_trace.container import Text, open_text
 from traceanalyzer.parsers.source import Source
 
 _KERNEL = b'"cat": "kernel"'

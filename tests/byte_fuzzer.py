@@ -19,7 +19,7 @@ with atheris.instrument_imports(include=["traceanalyzer.parsers"]):
     import traceanalyzer as ta
     from traceanalyzer import schema
     from traceanalyzer.parsers import registry
-    from traceanalyzer.parsers.chrome_trace import piece
+    from traceanalyzer.parsers.chrome_trace import arrays
     from traceanalyzer.parsers.memory_snapshot import machine
 
 from corpus import FORMATS, members
@@ -54,6 +54,6 @@ def fuzz(folder: Path, seconds: int) -> None:
 
 
 if __name__ == "__main__":
-    piece._scan = None
+    arrays._scan = None
     machine._machine = None
     fuzz(Path(sys.argv[1]), int(sys.argv[2]))

@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 from conftest import ROOT, SHARED
 
-from traceanalyzer.parsers.chrome_trace import arrays, piece
+from traceanalyzer.parsers.chrome_trace import arrays
 from traceanalyzer.trace import Trace
 
 FIXTURES = ROOT / "fixtures"
@@ -99,4 +99,4 @@ def in_pieces(size: int) -> contextlib.AbstractContextManager[None]:
 
 def without_scan() -> contextlib.AbstractContextManager[None]:
     """Read without the compiled extension."""
-    return patched(piece, _scan=None)
+    return patched(arrays, _scan=None)

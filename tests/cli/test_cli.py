@@ -443,7 +443,7 @@ def calls(monkeypatch):
         return ordinary()
 
     monkeypatch.setattr(
-        "traceanalyzer.analyzers.comm_outliers.comm_outliers", comm_outliers, raising=False
+        "traceanalyzer.analyzers.comm_outliers.compute.comm_outliers", comm_outliers
     )
     return calls
 

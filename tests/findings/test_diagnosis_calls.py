@@ -11,7 +11,7 @@ from comm_traces import GEMM, US, device, host, trace
 from diagnosing import diagnosis
 
 import traceanalyzer as ta
-from traceanalyzer.analyzers.common.waits import DATA, DRIVER, LOCK, SLEEPS, THREAD, wait_of
+from traceanalyzer.analyzers.common.libraries import DATA, DRIVER, LOCK, SLEEPS, THREAD, wait_of
 from traceanalyzer.trace import Trace
 from traceanalyzer.vocabulary import call_class, is_communication
 

@@ -10,14 +10,14 @@ import polars as pl
 import pytest
 
 import traceanalyzer as ta
-from traceanalyzer.parsers.chrome_trace import piece
+from traceanalyzer.parsers.chrome_trace import arrays
 
 
 @pytest.fixture(params=["compiled", "python"])
 def either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Read with the compiled scan, and without it."""
     if request.param == "python":
-        monkeypatch.setattr(piece, "_scan", None)
+        monkeypatch.setattr(arrays, "_scan", None)
 
 
 def _read(tmp_path: Path, *events: dict[str, Any]) -> ta.Trace:

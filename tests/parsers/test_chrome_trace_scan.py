@@ -14,7 +14,7 @@ from wording import raises_wording
 
 import traceanalyzer as ta
 from traceanalyzer.errors import InputError, MissingData
-from traceanalyzer.parsers.chrome_trace import piece
+from traceanalyzer.parsers.chrome_trace import arrays
 from traceanalyzer.parsers.chrome_trace.decode import nanosecond
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -270,9 +270,9 @@ def test_v8_cpu_profile_is_not_a_sample(tmp_path):
 
 def _both(path: Path, **how):
     result = []
-    compiled = piece._scan
+    compiled = arrays._scan
     for route in (compiled, None):
-        piece._scan = route
+        arrays._scan = route
         try:
             trace = ta.read(path, **how)
             result.append(
@@ -281,7 +281,7 @@ def _both(path: Path, **how):
         except InputError as error:
             result.append({"error": error.what})
         finally:
-            piece._scan = compiled
+            arrays._scan = compiled
     return result
 
 

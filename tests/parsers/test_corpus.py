@@ -11,7 +11,7 @@ from test_fuzz_formats import outcome
 
 import traceanalyzer as ta
 from traceanalyzer import schema
-from traceanalyzer.parsers.chrome_trace import piece
+from traceanalyzer.parsers.chrome_trace import arrays
 from traceanalyzer.parsers.memory_snapshot import machine
 
 
@@ -24,7 +24,7 @@ def test_corpus_files_are_read_or_rejected_as_recorded(name: str, tmp_path: Path
     for number, data in enumerate(files):
         path.write_bytes(data)
         compiled = outcome(path, name)
-        with patched(piece, _scan=None), patched(machine, _machine=None):
+        with patched(arrays, _scan=None), patched(machine, _machine=None):
             plain = outcome(path, name)
         if isinstance(compiled, ta.Trace) and isinstance(plain, ta.Trace):
             assert schema.check(compiled.tables) == [], number

@@ -15,8 +15,7 @@ from wording import raises_wording
 
 from traceanalyzer.errors import OptionError
 from traceanalyzer.render import flamegraph, html, render
-from traceanalyzer.render.flamegraph import picture
-from traceanalyzer.render.flamegraph.picture import lay_out, share
+from traceanalyzer.render.flamegraph import lay_out, share
 from traceanalyzer.units import format_weight
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -99,22 +98,22 @@ def test_summed_boxes_are_hatched():
 def test_colours_of_packages_and_own_code():
     boxes = _named(_parsed(flamegraph.svg(training())))
     assert boxes["forward"].get("fill") == boxes["relu"].get("fill") == "#afdaff"
-    assert boxes["main"].get("fill") == picture.OWN_CODE
-    assert picture.OWN_CODE not in {
-        picture.fill_of_package(name, own_code=False) for name in map(str, range(999))
+    assert boxes["main"].get("fill") == flamegraph.OWN_CODE
+    assert flamegraph.OWN_CODE not in {
+        flamegraph.fill_of_package(name, own_code=False) for name in map(str, range(999))
     }
 
 
 def test_common_packages_have_different_colours():
     names = ["torch", "standard library", "numpy", "libtorch_cpu.so", "libc.so.6", "triton"]
-    assert len({picture.fill_of_package(name, own_code=False) for name in names}) == len(names)
+    assert len({flamegraph.fill_of_package(name, own_code=False) for name in names}) == len(names)
 
 
 @pytest.mark.parametrize(
     ("total", "base", "fill"), [(5, 0, -1), (0, 5, 0), (5, 5, 4), (0, 0, 4), (10, 5, 6), (5, 10, 2)]
 )
 def test_colours_of_a_comparison(total, base, fill):
-    assert picture.fill_of_change(total, base) == picture.CHANGES[fill]
+    assert flamegraph.fill_of_change(total, base) == flamegraph.CHANGES[fill]
 
 
 def test_topmost_vanished_frames_are_listed():
@@ -195,9 +194,11 @@ def test_small_share_is_not_zero():
 
 def test_description_of_times_and_comparisons():
     box = lay_out(training(unit="ns")).boxes[3]
-    assert picture.describe(box, 100, "ns") == "50 ns, 50.0 % of all, 55.6 % of parent, self 10 ns"
+    assert (
+        flamegraph.describe(box, 100, "ns") == "50 ns, 50.0 % of all, 55.6 % of parent, self 10 ns"
+    )
     grew = next(box for box in lay_out(compared()).boxes if box.name == "grew")
-    assert picture.describe(grew, 40, "samples").endswith("base 25.0 %")
+    assert flamegraph.describe(grew, 40, "samples").endswith("base 25.0 %")
 
 
 # --- names from elsewhere --------------------------------------------------------------------
@@ -253,9 +254,9 @@ def _contrast(one: str, two: str) -> float:
 def test_names_are_legible_on_every_fill():
     inks = re.findall(r"--ink: (#\w{6})", flamegraph.VIEWER.style())
     hits = re.findall(r"--hit: (#\w{6})", flamegraph.VIEWER.style())
-    assert inks[0] == picture.INK
+    assert inks[0] == flamegraph.INK
     assert len(inks) == len(hits) == 2
-    for light, dark in [*picture.FILLS.items(), tuple(hits)]:
+    for light, dark in [*flamegraph.FILLS.items(), tuple(hits)]:
         assert _contrast(light, inks[0]) >= 4.5
         assert _contrast(dark, inks[1]) >= 4.5
 

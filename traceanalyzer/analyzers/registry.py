@@ -198,12 +198,14 @@ TOOLS = (
         "view",
         "Show all ranks in Perfetto, at the first finding.",
         examples=("run/", "run/ --around straggler --no-open"),
+        cli="merge",
     ),
     Command(
         "demo",
         "Write a small recording and its report, to try the program.",
         group="Start here",
         examples=("demo/", "demo/ --force"),
+        cli="job",
     ),
     Command(
         "query",
@@ -215,7 +217,7 @@ TOOLS = (
         functions=("query",),
         result="QueryResult",
         method=True,
-        cli="job",
+        cli="files",
     ),
     Command(
         "summarize",
@@ -223,6 +225,7 @@ TOOLS = (
         examples=("run/ -o sums/", "run/ -o sums/ --shard 3/64"),
         functions=("summarize",),
         result="Summarized",
+        cli="files",
     ),
     Command(
         "mcp",
@@ -237,6 +240,7 @@ TOOLS = (
         module="traceanalyzer.tools.budgets",
         functions=("check_budgets",),
         result="Budgets",
+        cli="job",
     ),
     Command(
         "baseline",
@@ -245,12 +249,14 @@ TOOLS = (
         module="traceanalyzer.tools.baselines",
         functions=("list_baselines", "save_baseline"),
         result="Baselines",
+        cli="files",
     ),
     Command(
         "convert",
         "Convert to Parquet, Chrome JSON (Perfetto) or SQLite.",
         examples=("run/ -o parquet/", "training.sqlite -o training.json.gz"),
         functions=("convert",),
+        cli="files",
     ),
 )
 
@@ -329,7 +335,7 @@ ENTRIES: dict[str, Entry] = {
             "What the run waited for at each moment: the longest path through all ranks.",
             examples=("run/", "run/ --top all"),
             plot="classes on the longest path",
-            result="CriticalPath",
+            result="compute:CriticalPath",
             options="traceanalyzer.analyzers.what_if:PathOptions",
         ),
         Entry(

@@ -1,21 +1,90 @@
-"""Commands built from the registry."""
+"""Commands built from the registry, and the defaults of their options.
+
+Defaults are in ``traceanalyzer.toml``, or ``[tool.traceanalyzer]`` of a project.
+"""
 
 import os
 from collections.abc import Callable, Collection
 from dataclasses import fields
 from difflib import get_close_matches
+from functools import cache
 from importlib import import_module
 from inspect import formatannotation
+from pathlib import Path
 from typing import Any
 
 import click
 
 from traceanalyzer.analyzers import registry
 from traceanalyzer.analyzers.base import AnalyzerOptions, Option
-from traceanalyzer.cli import defaults
 from traceanalyzer.cli.answering import answer
 from traceanalyzer.cli.options import AliasedOption, Command, plotting, reading, writing
 from traceanalyzer.units import parse_bytes, parse_ns
+
+#: Options that may have a default; the others belong to one call.
+WITH_DEFAULT = ("library-name", "color", "workers", "top")
+_DEFAULTS = {"traceanalyzer.toml": (), "pyproject.toml": ("tool", "traceanalyzer")}
+
+
+def defaults(command: click.Command) -> dict[str, Any]:
+    """Return the defaults of a command by the names of its parameters.
+
+    Raises:
+        click.UsageError: the file has another key or type.
+    """
+    try:
+        folder = Path.cwd()
+    except OSError:  # it was removed
+        return {}
+    given = {f"--{name}": value for name, value in _given(folder).items()}
+    return {
+        str(option.name): [*map(str, given[flag])] if option.multiple else str(given[flag][0])
+        for option in command.params
+        for flag in option.opts
+        if flag in given and isinstance(option, click.Option)
+    }
+
+
+@cache
+def _given(folder: Path) -> dict[str, list[str | int]]:
+    """Return the values of the nearest file with defaults, in a folder or one above it."""
+    for place in (folder, *folder.parents):
+        for name, keys in _DEFAULTS.items():
+            path = place / name
+            if (table := _table(path, keys)) is not None:
+                return {key: _values(path, key, value) for key, value in table.items()}
+    return {}
+
+
+def _table(path: Path, keys: tuple[str, ...]) -> dict[str, Any] | None:
+    """Return the defaults in a file; None if it has none, or if it is not readable."""
+    try:
+        text = path.read_bytes()
+    except OSError:
+        return None
+    import tomllib
+
+    try:
+        table: Any = tomllib.loads(text.decode())
+    except ValueError as error:
+        if keys:  # the file of another tool
+            return None
+        raise click.UsageError(f"{path}: {error}") from None
+    for key in keys:
+        table = table.get(key) if isinstance(table, dict) else None
+    return table if isinstance(table, dict) else None
+
+
+def _values(path: Path, key: str, value: object) -> list[str | int]:
+    if key not in WITH_DEFAULT:
+        known = ", ".join(WITH_DEFAULT)
+        raise click.UsageError(f"{path}: {key!r} has no default here; known: {known}")
+    given = value if isinstance(value, list) and key == "library-name" else [value]
+    values = [one for one in given if isinstance(one, str | int)]
+    if not values or len(values) < len(given):
+        raise click.UsageError(f"{path}: {key} must be a text or a number")
+    return values
+
 
 #: Former names of commands, still accepted.
 _RENAMED_COMMANDS = {"api": "cuda-api"}
@@ -50,7 +119,7 @@ class Commands(click.Group):
         if entry is None:
             return None
         command = _command(entry)
-        command.context_settings = {**command.context_settings, "default_map": defaults.of(command)}
+        command.context_settings = {**command.context_settings, "default_map": defaults(command)}
         return command
 
     def resolve_command(

@@ -1,38 +1,34 @@
-"""Commands that accept all files of a job: ``info``, ``diagnose``, ``report`` and ``query``."""
+"""Commands that accept all files of a job, ``gate`` and ``demo``."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from difflib import get_close_matches
-from pathlib import PurePath
-from typing import TYPE_CHECKING
+from importlib import resources
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any
+from zipfile import ZipFile
 
 import click
 
+from traceanalyzer import files
 from traceanalyzer.analyzers.info import Options
 from traceanalyzer.cli import output
 from traceanalyzer.cli.answering import FAILED, analyze, answer, inputs_of
-from traceanalyzer.cli.options import (
-    ReadingOptions,
-    Writing,
-    limit,
-    reading,
-    reading_here,
-    rows,
-    writing,
-)
+from traceanalyzer.cli.options import ReadingOptions, Writing, limit, reading, rows, writing
 from traceanalyzer.cli.progress import progress
-from traceanalyzer.errors import OptionError
+from traceanalyzer.errors import OptionError, OutputError
 from traceanalyzer.machine import not_compiled
 from traceanalyzer.render import TOP, Form, form_of, render
 from traceanalyzer.render.junit import Case, junit
 from traceanalyzer.render.pieces import fixes
-from traceanalyzer.render.text import costs, without
+from traceanalyzer.render.text import costs, prose, without
 
 if TYPE_CHECKING:
     from traceanalyzer.findings.result import Diagnosis
     from traceanalyzer.result import Finding
+
 
 #: Status of a check without the data that it needs.
 SKIPPED = "skipped"
@@ -228,22 +224,85 @@ def report(
         click.echo(f"{target}: {result.verdict}", err=True)
 
 
-@click.command()
-@click.argument("paths", nargs=-1, metavar="PATH...")
-@click.argument("sql", metavar="SQL")
-@reading_here
-@writing
-def query(paths: tuple[str, ...], sql: str, reading: ReadingOptions, writing: Writing) -> None:
-    """Select rows from the tables of all files with SQL, read-only.
+_ARCHIVE = "demo.zip"
 
-    PATH is a file or a folder (searched recursively), of any format. SQL is one SELECT on the
-    tables of docs/schema.md: events, collectives, counters, ... Times are ns, on one clock for all
-    ranks. Statements that change data and functions that read files are rejected.
+
+@click.command()
+@click.argument("folder", default="traceanalyzer-demo", metavar="[FOLDER]")
+@click.option("--force", is_flag=True, help="Overwrite existing files.")
+def demo(folder: str, force: bool) -> None:
+    """Write a small recording and its report to FOLDER (default: traceanalyzer-demo).
+
+    The recording is synthetic: traces of a training on 8 GPUs, in which the data loader of rank 5
+    is slow twice, and a memory snapshot. It is part of the package; nothing is downloaded.
     """
     import traceanalyzer as ta
 
-    if not paths:
-        raise click.UsageError(
-            f"only {sql!r} is given; add the SQL after the files (--help has examples)"
-        )
-    answer(ta.query, paths, reading, writing, sql=sql)
+    run, page = Path(folder, "run"), Path(folder, "report.html")
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{run}: cannot be created: {error.strerror}") from None
+    archive = resources.files(__package__).joinpath(_ARCHIVE)
+    with archive.open("rb") as data, ZipFile(data) as recording:
+        targets = {name: str(run / name) for name in recording.namelist()}
+        for path in (*targets.values(), str(page)):
+            files.check(path, force=force, keyword="--force")
+        for name, path in targets.items():
+            output.write(recording.read(name), path)
+    report = ta.report([run], named=[str(run)])
+    output.write(render(report, "html", top=TOP["report"]), str(page))
+    lines = (
+        f"{run}: {len(targets)} files of a training on 8 GPUs",
+        f"{page}: {report.verdict}",
+        "",
+        f"Open {page} in a browser. More of the same recording:",
+        f"  traceanalyzer diagnose {run}",
+        f"  traceanalyzer comm-outliers {run}",
+        f"  traceanalyzer memory {run / 'memory.pickle'} --growth",
+    )
+    click.echo("\n".join(lines))
+
+
+@click.command("gate")
+@click.argument("budgets", metavar="BUDGETS")
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@click.option("--junit", "xml", metavar="FILE", help="Also write JUnit XML, a test per budget.")
+@reading
+@writing
+def gate(
+    budgets: str, paths: tuple[str, ...], xml: str | None, reading: ReadingOptions, writing: Writing
+) -> None:
+    """Check a run against budgets, for CI: exit with status 3 if one is violated.
+
+    BUDGETS is a TOML file, for example budgets = ["step_ms <= 410", "peak_bytes <= 70GiB"]. PATH is
+    a file or a folder (searched recursively) of one run. The result is written in any case, with
+    one line on standard error for each violated budget.
+    """
+    import traceanalyzer as ta
+    from traceanalyzer.tools.budgets import read_budgets
+
+    writing.check()
+    output.check(xml, force=writing.force)
+    if xml is not None and xml == writing.output:
+        raise OptionError(f"{xml}: --junit and --output need different files")
+    read_budgets(budgets)  # before anything is read
+    inputs = inputs_of(paths, quiet=reading.quiet)
+
+    result = analyze(ta.check_budgets, inputs, reading=reading, budgets=budgets)
+    writing.show(result)
+    if xml is not None:
+        output.write(junit("traceanalyzer.tools.budgets", _budget_cases(result)), xml)
+    for line in result.violations:
+        click.echo(prose(f"budget violated: {line}"), err=True)
+    if result.violations:
+        click.get_current_context().exit(FAILED)
+
+
+def _budget_cases(result: Any) -> list[Case]:
+    cases = []
+    for row in result.budgets.to_dicts():
+        text = f"{row['budget']}: {row['state']}, {row['missing'] or row['measured']}"
+        failure, skipped = row["is_violation"], row["state"] == "skipped"
+        cases.append(Case(row["budget"], text if failure else "", text if skipped else ""))
+    return cases

@@ -11,12 +11,7 @@ from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION
 from traceanalyzer.analyzers.common.kernel_names import ATTENTION, CONVOLUTION, GEMM, KV_CACHE
 from traceanalyzer.analyzers.kernels.result import Kernels
-from traceanalyzer.analyzers.kernels.training import (
-    AUTOTUNING,
-    ONE_BY_ONE,
-    SEARCH,
-    TUNING,
-)
+from traceanalyzer.analyzers.kernels.training import AUTOTUNING, ONE_BY_ONE, SEARCH, TUNING
 from traceanalyzer.findings.busy import (
     called_from,
     double_in,

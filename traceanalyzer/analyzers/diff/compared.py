@@ -20,7 +20,7 @@ from traceanalyzer.analyzers.common.names import mapped
 from traceanalyzer.analyzers.diff import runs
 from traceanalyzer.analyzers.diff.roles import FUSED, OTHER, Pairing
 from traceanalyzer.analyzers.gpu_idle.causes import BUSY, CAUSES, NAMES
-from traceanalyzer.analyzers.steps.statistics import HOST_PARTS
+from traceanalyzer.analyzers.steps.result import HOST_PARTS
 from traceanalyzer.frames.numbering import numbered
 
 _PLACE = ("rank", "source", "mark")

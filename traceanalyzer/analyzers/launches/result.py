@@ -9,8 +9,8 @@ from typing import Any
 
 import polars as pl
 
-from traceanalyzer.analyzers.common.basis import Basis
 from traceanalyzer.analyzers.common.columns import largest_first, ratio
+from traceanalyzer.analyzers.common.device_work import Basis
 from traceanalyzer.analyzers.common.display import headings, sentences, stacked, table_of_known
 from traceanalyzer.analyzers.common.gpu_api import Api
 from traceanalyzer.analyzers.common.launching import GRAPH_LAUNCH, note_launched_before

@@ -16,7 +16,7 @@ from traceanalyzer.analyzers.common.device_work import COMPUTE, device_work
 from traceanalyzer.analyzers.common.host_code import in_own_code
 from traceanalyzer.analyzers.efficiency.calls import calls_of
 from traceanalyzer.analyzers.efficiency.formulas import MATRIX
-from traceanalyzer.analyzers.modules import Options, assignment, graphs
+from traceanalyzer.analyzers.modules import Options, assignment
 from traceanalyzer.analyzers.modules.assignment import PHASES, assign, with_slices
 from traceanalyzer.analyzers.modules.result import SUMS, Modules, with_totals
 from traceanalyzer.analyzers.operators import call_tree
@@ -82,21 +82,21 @@ def measure(trace: Trace, options: Options) -> Part:
         MissingData: no modules were recorded.
         OptionError: a pattern is not a regular expression.
     """
-    missing = "" if graphs.are_annotated(trace) else assignment.missing(trace, options)
-    if missing and not graphs.are_launched(trace):
+    missing = "" if assignment.are_annotated(trace) else assignment.missing(trace, options)
+    if missing and not assignment.are_launched(trace):
         raise MissingData(missing)
     trace = with_slices(trace)
     calls = call_tree.all_calls(trace)
     tree = call_tree.build(calls)
     assigned = assign(
-        trace, tree, options, may_be_none=bool(missing) or graphs.are_annotated(trace)
+        trace, tree, options, may_be_none=bool(missing) or assignment.are_annotated(trace)
     )
     work = call_tree.launched_work(trace, calls["event"])
     launch = _launches(work, tree)
-    place = graphs.placed(trace, work, launch, assigned)
+    place = assignment.placed(trace, work, launch, assigned)
     captured = call_tree.captured_calls(trace, calls["event"])
     at = captured["call"].to_numpy()
-    in_capture = pl.DataFrame(graphs.of_rows(assigned.module[at], assigned.phase[at]))
+    in_capture = pl.DataFrame(assignment.of_rows(assigned.module[at], assigned.phase[at]))
     memory = call_tree.allocations(call_tree.instants_of(trace, calls), tree)
     outside = place.modules.height
     of_call = np.append(
@@ -122,8 +122,8 @@ def measure(trace: Trace, options: Options) -> Part:
         sums=_sums(values, outside),
         nodes=assigned.nodes,
         linked=assigned.linked,
-        replays=graphs.replayed(work, place),
-        launchers=graphs.launchers(work, place, captured, in_capture),
+        replays=assignment.replayed(work, place),
+        launchers=assignment.launchers(work, place, captured, in_capture),
         replayed_ns=int(work.filter("replayed")["length_ns"].sum()),
         named_ns=int(length[place.is_named & work["replayed"].to_numpy()].sum()),
         unlaunched_ns=int(length[launch == nesting.ROOT].sum()),
@@ -237,7 +237,7 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
         list(numbers), schema={"parent": pl.Int64, "name": pl.String}, orient="row"
     )
     each = list(zip(ordered, places, strict=True))
-    changes, matched_ns = graphs.moved(
+    changes, matched_ns = assignment.moved(
         [_renumbered(part.replays, place, "module") for part, place in each],
         [_renumbered(part.launchers, place, "to") for part, place in each],
     )
@@ -309,9 +309,9 @@ def _places(
 
 def _renumbered(rows: pl.DataFrame, places: pl.DataFrame, name: str) -> pl.DataFrame:
     """Return rows with the numbers of modules of all parts; those outside of any stay."""
-    inside = pl.when(pl.col(name) != graphs.OUTSIDE).then(name)
+    inside = pl.when(pl.col(name) != assignment.OUTSIDE).then(name)
     number = places["place"].gather(rows.select(inside).to_series())
-    return rows.with_columns(number.fill_null(graphs.OUTSIDE).alias(name))
+    return rows.with_columns(number.fill_null(assignment.OUTSIDE).alias(name))
 
 
 def _sums_of(part: Part, places: pl.DataFrame) -> pl.DataFrame:

@@ -14,7 +14,7 @@ from traceanalyzer.analyzers.base import Analyzer, Needs, Reading
 from traceanalyzer.analyzers.common import clocks, device_steps, device_work, display, step_marks
 from traceanalyzer.analyzers.common.columns import joined as joined_tables, stacked
 from traceanalyzer.analyzers.common.names import mapped, matching, named
-from traceanalyzer.analyzers.steps import By, Options, engine, slow_steps, statistics
+from traceanalyzer.analyzers.steps import By, Options, engine, result, slow_steps
 from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals
@@ -168,17 +168,17 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
     rows = engine.with_phases(joined(parts))
     on = display.places(rows.drop("device"))
     known = rows["compute_ns"].null_count() < rows.height
-    within = tuple(device_work.PART_NAMES if known else statistics.HOST_PARTS)
-    steps = statistics.judged(rows, within).with_columns(on)
-    ranks = statistics.ranks(steps)
+    within = tuple(device_work.PART_NAMES if known else result.HOST_PARTS)
+    steps = result.judged(rows, within).with_columns(on)
+    ranks = result.ranks(steps)
     exposed = joined_tables(parts, "exposed")
     return Steps(
         steps=steps,
         ranks=ranks.with_columns(display.places(ranks)),
-        common=statistics.common(steps, within),
+        common=result.common(steps, within),
         phases=engine.by_phase(steps),
         exposed=exposed,
-        scheduler=engine.by_function(exposed, steps.unique([*statistics.RECORDING, "number"])),
+        scheduler=engine.by_function(exposed, steps.unique([*result.RECORDING, "number"])),
         by_kernels=any(part.by_kernels for part in parts),
         by=options.by,
         only_slow=_with_sources(parts, "only_slow"),

@@ -3,18 +3,262 @@
 from __future__ import annotations
 
 import itertools
+import re
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+from traceanalyzer import vocabulary
 from traceanalyzer.machine import executor, threads
-from traceanalyzer.parsers.chrome_trace import container as around
-from traceanalyzer.parsers.chrome_trace.columns import Batch, Collected
-from traceanalyzer.parsers.chrome_trace.container import AnotherRecordingError, Container
-from traceanalyzer.parsers.chrome_trace.piece import process
-from traceanalyzer.parsers.chrome_trace.text import Text
+from traceanalyzer.parsers.chrome_trace import container as around, decode
+from traceanalyzer.parsers.chrome_trace.columns import (
+    INPUTS,
+    Batch,
+    Collected,
+    Collective,
+    Flows,
+    Slices,
+)
+from traceanalyzer.parsers.chrome_trace.container import (
+    GOES_ON,
+    AnotherRecordingError,
+    Container,
+    Text,
+)
+from traceanalyzer.parsers.chrome_trace.decode import BAD_TEXT, NULL, Event
+from traceanalyzer.parsers.chrome_trace.extract import extract
 from traceanalyzer.parsers.contract import Selection
+
+try:
+    from traceanalyzer.parsers.chrome_trace import _scan
+except ImportError:  # pragma: no cover - built without a compiler
+    _scan = None  # type: ignore[assignment]
+
+_BLANKS = b" \t\r\n,"
+_trailing = re.compile(r"trailing characters \(byte (\d+)\)")
+
+#: Flags of the scan for a category.
+_WANTED, _DEVICE, _OTHER = 1, 2, 64
+#: Parts of communication names: Python reads the arguments of host events with such names.
+_COMMUNICATION = [word.encode() for word in vocabulary.COMMUNICATION_TERMS]
+#: How ``null`` begins.
+_NULL = ord("n")
+
+#: Results of the scan, in order: columns of slices, rows that may be collectives, columns of flow
+#: points.
+_SLICE_COLUMNS = (
+    *("order", "ts", "dur", "category", "name", "pid", "tid", "correlation", "external_id"),
+    *("device_rows", "device", "stream", "copied"),
+    *("kernel_rows", "grid", "block", "registers", "shared_memory"),
+    *("memory_rows", "allocated", "address", "device_type", "device_id"),
+    *("total_allocated", "total_reserved"),
+)
+_FLOW_COLUMNS = ("order", "phase", "ts", "category", "name", "pid", "tid", "id")
+
+
+def process(text: bytes, offset: int, selection: Selection, *, final: bool = False) -> list[Batch]:
+    """Return the batches of a piece of text; the last one has the number of events.
+
+    Args:
+        text: events separated by commas, line breaks or nothing; may be damaged. It begins between
+            two events; an unfinished event at its end becomes the last batch's ``tail``.
+        offset: offset of the piece in the file, for issues.
+        selection: what to keep.
+        final: no text follows.
+    """
+    return (
+        _whole(text, offset, selection)
+        or _lines(text, offset, selection)
+        or [_saved(text, offset, selection, final=final)]
+    )
+
+
+def _whole(text: bytes, offset: int, selection: Selection) -> list[Batch] | None:
+    """Read well-formed events, perhaps with the array's end; None if the text is damaged."""
+    batches = _scanned(text, offset, selection) or _strict(text, offset, selection)
+    # events after the end of an array are read, too, see recover
+    goes_on = batches and batches[-1].closed and GOES_ON.match(text, batches[-1].closed)
+    return None if goes_on else batches
+
+
+# --- the compiled scan -----------------------------------------------------------------------
+
+
+def _scanned(text: bytes, offset: int, selection: Selection) -> list[Batch] | None:
+    """Scan a well-formed piece; None if it must be read another way."""
+    if _scan is None:
+        return None  # type: ignore[unreachable]
+    other = _flags("other", selection) | _OTHER
+    with_args = "args" in selection.columns
+    scanned = _scan.scan(
+        text,
+        0,
+        [
+            (word.encode(), _flags(kind, selection))
+            for kind, spellings in vocabulary.SPELLINGS.items()
+            for word in spellings
+        ],
+        other,
+        other,
+        _COMMUNICATION,
+        [name.encode() for name in selection.names],
+        array("q", [edge for window in selection.windows for edge in window]).tobytes(),
+        selection.wants("flow", None),
+        selection.kinds is None,
+        with_args,
+        "input_dims" in selection.columns,
+        "input_types" in selection.columns,
+        "concrete_inputs" in selection.columns,
+        [name.encode() for name in sorted(selection.inputs_of)],
+    )
+    if scanned is None:
+        return None
+    events, closed, first, columns = scanned
+    *values, next_rows, rows, dims, types, concrete, args, text_ranges, rest_ranges = columns
+    width = len(_SLICE_COLUMNS)
+    inputs = zip(("input_rows", *INPUTS), (rows, dims, types, concrete), strict=True)
+    slices = Slices(dict(zip(_SLICE_COLUMNS, values[:width], strict=True)) | dict(inputs))
+    flows = Flows(dict(zip(_FLOW_COLUMNS, values[width + 1 :], strict=True)))
+    flows.at_next = array("I", next_rows).tolist()
+    try:
+        texts = _texts(text, array("q", text_ranges))
+        slices.args = _spelled(text, array("q", args)) if with_args else None
+        rest = _rest(text, array("q", rest_ranges), offset, selection)
+    except BAD_TEXT:
+        return None
+    _name_collectives(slices, array("I", values[width]), texts)
+    rest.events = events
+    rest.first = min(rest.first, first)
+    rest.closed = None if closed < 0 else closed
+    return [Batch(texts=texts, slices=slices, flows=flows), rest]
+
+
+def _flags(kind: str, selection: Selection) -> int:
+    wanted = _WANTED if selection.wants(kind, None) else 0
+    return wanted | (_DEVICE if kind in vocabulary.DEVICE_KINDS else 0)
+
+
+def _name_collectives(slices: Slices, rows: array[int], texts: list[str]) -> None:
+    """Set the collectives of communication kernels without arguments, by kernel name."""
+    names = array("I", slices.columns["name"])
+    categories = array("I", slices.columns["category"])
+    used = {categories[row] for row in rows if categories[row] < len(texts)}
+    kernels = {code for code in used if vocabulary.kind_of_category(texts[code]) == "kernel"}
+    kept = [
+        row
+        for row in rows
+        if categories[row] in kernels and vocabulary.is_communication(texts[names[row]])
+    ]
+    slices.columns["collective_rows"] = array("I", kept).tobytes()
+    slices.collectives = [_named(texts[names[row]]) for row in kept]
+
+
+def _named(kernel: str) -> Collective:
+    collective = vocabulary.collective_of_kernel(kernel)
+    return collective, None, NULL, NULL, None, NULL, None, NULL, NULL, None, None
+
+
+def _texts(text: bytes, ranges: array[int]) -> list[str]:
+    """Return names and categories by code; escapes are decoded."""
+    texts = []
+    for at, length in zip(ranges[::2], ranges[1::2], strict=True):
+        raw = text[at : at + length]
+        texts.append(
+            raw.decode() if b"\\" not in raw else str(decode.decode_any(b'"' + raw + b'"'))
+        )
+    return texts
+
+
+def _spelled(text: bytes, ranges: array[int]) -> list[str | None]:
+    """Return the JSON text of a value of each row; None if absent or null."""
+    spans = zip(ranges[::2], ranges[1::2], strict=True)
+    return [text[at : at + n].decode() if n and text[at] != _NULL else None for at, n in spans]
+
+
+def _rest(text: bytes, ranges: array[int], offset: int, selection: Selection) -> Batch:
+    """Return the batch of the events that the scan left to Python."""
+    if not ranges:
+        return Batch()
+    spans = zip(ranges[::3], ranges[1::3], strict=True)
+    joined = b",".join([text[at : at + length] for at, length in spans])
+    return _batch(
+        decode.decode_events(b"[" + joined + b"]"), joined, offset, selection, ranges[2::3]
+    )
+
+
+def _batch(
+    events: list[Event],
+    text: bytes,
+    offset: int,
+    selection: Selection,
+    order: array[int] | None = None,
+) -> Batch:
+    """Return the batch of events in a text that separates them by commas."""
+    return extract(
+        events, selection, offset, lambda: decode.decode_raw_args(b"[" + text + b"]"), order
+    )
+
+
+# --- strict decoding -------------------------------------------------------------------------
+
+
+def _strict(text: bytes, offset: int, selection: Selection) -> list[Batch] | None:
+    """Decode well-formed events; None if the text is damaged."""
+    body = text.strip(_BLANKS)
+    if not body:
+        return [Batch()]
+    try:
+        return [_batch(decode.decode_events(b"[" + body + b"]"), body, offset, selection)]
+    except BAD_TEXT as error:
+        closed = _early_end(body, error)
+    if closed is None:
+        return None
+    try:
+        events = decode.decode_events(b"[" + body[:closed])
+        batch = _batch(events, body[: closed - 1], offset, selection)
+    except BAD_TEXT:
+        return None
+    batch.closed = closed + len(text) - len(text.lstrip(_BLANKS))
+    return [batch]
+
+
+def _early_end(body: bytes, error: Exception) -> int | None:
+    """Return the offset after the ``]`` that ended ``[body]`` early, from the decoder's error."""
+    match = _trailing.search(str(error))
+    # the decoder counts the added bracket and the first extra byte
+    return None if match is None else body.rfind(b"]", 0, int(match[1]) - 1) + 1
+
+
+def _lines(text: bytes, offset: int, selection: Selection) -> list[Batch] | None:
+    """Decode newline-delimited events without commas, perhaps followed by the array's end."""
+    lines = text.rstrip(_BLANKS)
+    closed = len(lines) if lines.endswith(b"]") else None
+    if closed:
+        lines = lines[:-1]
+    try:
+        events = decode.decode_lines(lines)
+    except BAD_TEXT:
+        return None
+    batch = extract(events, selection, offset, lambda: decode.decode_raw_args_lines(lines))
+    batch.closed = closed
+    return [batch]
+
+
+# --- recovery --------------------------------------------------------------------------------
+
+
+def _saved(text: bytes, offset: int, selection: Selection, *, final: bool) -> Batch:
+    """Recover events from damaged text, one by one."""
+    from traceanalyzer.parsers.chrome_trace import recover
+
+    saved = recover.recover(text, final=final)
+    batch = _batch(saved.events, b",".join(saved.texts), offset, selection)
+    batch.tail, batch.closed = saved.tail, saved.closed
+    batch.issues.add(saved.issues, offset)
+    return batch
+
 
 PIECE_BYTES = 1 << 22
 FIRST_PIECE_BYTES = 1 << 12

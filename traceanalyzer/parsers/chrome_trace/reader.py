@@ -12,9 +12,13 @@ from traceanalyzer.errors import MalformedInput
 from traceanalyzer.parsers.chrome_trace.arrays import collect
 from traceanalyzer.parsers.chrome_trace.assemble import Assembler
 from traceanalyzer.parsers.chrome_trace.columns import NEVER, Collected, Metadata
-from traceanalyzer.parsers.chrome_trace.container import Container, NotATraceError, first_events
+from traceanalyzer.parsers.chrome_trace.container import (
+    Container,
+    NotATraceError,
+    first_events,
+    open_text,
+)
 from traceanalyzer.parsers.chrome_trace.decode import NULL, integer
-from traceanalyzer.parsers.chrome_trace.text import open_text
 from traceanalyzer.parsers.contract import Progress, Selection
 from traceanalyzer.parsers.source import Source, rank_from_name
 from traceanalyzer.schema import LAST_EPOCH_NS

@@ -15,12 +15,12 @@ import numpy as np
 from traceanalyzer.errors import MalformedInput, UnreadableFile
 from traceanalyzer.machine import executor, threads
 from traceanalyzer.parsers.chrome_trace import reader as chrome_trace
+from traceanalyzer.parsers.chrome_trace.arrays import process
 from traceanalyzer.parsers.chrome_trace.columns import INPUTS, Batch, Collected, Flows, Issues
 from traceanalyzer.parsers.chrome_trace.decode import Args
-from traceanalyzer.parsers.chrome_trace.piece import process
 from traceanalyzer.parsers.chrome_trace.slices import may_communicate
 from traceanalyzer.parsers.contract import Progress, Selection
-from traceanalyzer.parsers.perfetto import clocks, stages, state, tracks, wire
+from traceanalyzer.parsers.perfetto import clocks, slices, state, wire
 from traceanalyzer.parsers.perfetto.slices import BEGIN, END, pair
 from traceanalyzer.parsers.perfetto.wire import INSTANT, NULL, Field, Ints
 from traceanalyzer.parsers.source import Source
@@ -181,7 +181,7 @@ class _Recording:
         kind, sequence = packets["kind"], packets["sequence"]
         self.generation = state.generations(sequence, packets["flags"])
         self.described = state.describe(data, self._state_rows())
-        self.only_process = tracks.only_process(self.described)
+        self.only_process = slices.only_process(self.described)
         keys, self.state_of = wire.numbered(sequence << 31 | self.generation)
         self.keys = [(key >> 31, key & (1 << 31) - 1) for key in keys.tolist()]
         # resets without texts share one state: there may be one in each packet
@@ -250,13 +250,13 @@ class _Recording:
         self._slices(rows[order], ends[order], selection)
         if selection.wants("counter", None):
             self._counters(events[type_ == _COUNTER], events)
-        self.collected.metadata.extend(tracks.names(self.described))
+        self.collected.metadata.extend(slices.names(self.described))
 
     def _slices(self, rows: Ints, ends: Ints, selection: Selection) -> None:
         """Read slices and instants: the packets of their begin, and of their end or -1."""
         uuids, place = wire.numbered(self.track[rows])
         places = [
-            tracks.place_of(self.described, uuid % (1 << 64), self.only_process)
+            slices.place_of(self.described, uuid % (1 << 64), self.only_process)
             for uuid in uuids.tolist()
         ]
         if len(rows):
@@ -291,7 +291,7 @@ class _Recording:
         rows: Ints,
         ends: Ints,
         place: Ints,
-        places: list[tracks.Place],
+        places: list[slices.Place],
         selection: Selection,
     ) -> None:
         """Write events as JSON and read that, in threads."""
@@ -339,7 +339,7 @@ class _Recording:
                 self.collected.issues.note("no-time", -1)
                 continue
             names = self.described.states[key].names
-            ts, dur, event = stages.stage_event(
+            ts, dur, event = slices.stage_event(
                 self.data, message, ts, self.described.specs[key], names
             )
             if (ts, dur) not in twice:
@@ -349,7 +349,7 @@ class _Recording:
             text = b",\n".join(texts[low : low + _ROWS])
             self._add(process(text, 0, selection, final=True))
 
-    def _flows(self, table: Ints, places: list[tracks.Place]) -> None:
+    def _flows(self, table: Ints, places: list[slices.Place]) -> None:
         """Read arrows: each leads from an event to the next one with its id."""
         points, left_out = wire.flows(self.data, np.ascontiguousarray(table[:, 2:4]))
         if left_out:
@@ -411,12 +411,12 @@ class _Recording:
         for row, message in self.described.gpu_counters:
             if self.ts[row] != NULL:
                 key, ts = self.keys[self.state_of[row]], int(self.ts[row])
-                collected.extend(stages.readings(self.data, message, ts, self.described, key))
+                collected.extend(slices.readings(self.data, message, ts, self.described, key))
 
     def _counter(self, uuid: int) -> tuple[int, str, float, bool]:
         """Return process, name, multiplier and whether values are differences."""
         track = self.described.tracks.get(uuid % (1 << 64), state.Track())
-        pid = tracks.process_of(self.described, uuid % (1 << 64), self.only_process)
+        pid = slices.process_of(self.described, uuid % (1 << 64), self.only_process)
         unit, multiplier, is_incremental = track.counter or (None, 1, False)
         name = track.name or unit or f"counter {uuid % (1 << 64)}"
         return NULL if pid is None else pid, name, multiplier, is_incremental

@@ -1,4 +1,4 @@
-"""Pair the begin and end events of tracks.
+"""Events of tracks, their names, and work that the GPU's driver recorded.
 
 An end closes the innermost open slice of its track, in order of time. PyTorch writes all begins of
 a kind, then all their ends in the same order: these are paired by their numbers, so that slices
@@ -7,12 +7,237 @@ that overlap or meet stay exact.
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from traceanalyzer.parsers.perfetto.wire import Ints
+from traceanalyzer.parsers.chrome_trace.columns import CounterValue, Metadata
+from traceanalyzer.parsers.chrome_trace.decode import NULL
+from traceanalyzer.parsers.perfetto.state import (
+    Described,
+    Key,
+    Specs,
+    Track,
+    counter_names,
+    inside,
+    number,
+    text_of,
+)
+from traceanalyzer.parsers.perfetto.wire import (
+    DELIMITED,
+    Field,
+    Ints,
+    double,
+    signed,
+    text,
+    whole_fields,
+)
+
+_CATEGORIES = (
+    ("gpu_memcpy", re.compile(r"(?i)mem_?cpy|copy|transfer")),
+    ("gpu_memset", re.compile(r"(?i)mem_?set|fill")),
+)
+_DIGITS = re.compile(r"\d{1,18}")
+
+
+def stage_event(
+    data: memoryview, message: Field, ts: int, specs: Specs, names: dict[int, bytes]
+) -> tuple[int, int, dict[str, Any]]:
+    """Return time, duration, and an event of Chrome's JSON without its times.
+
+    The category follows from the name of the stage: copy, memset, otherwise a kernel. The id of the
+    event is the correlation id, as PyTorch writes it.
+    """
+    known = inside(data, message)
+    end = message.at + message.value
+    repeated = [inside(data, one) for one in whole_fields(data, message.at, end) if one.number == 6]
+    args: dict[str, Any] = {}
+    for one in repeated:
+        if key := text_of(data, one, 1):
+            args[key] = _value(text_of(data, one, 2) or "")
+    stage = specs.stages.get(number(known, 14)) or str(args.get("stage", ""))
+    queue = specs.stages.get(number(known, 13), "")
+    device = signed(number(known, 11))
+    args.setdefault("correlation", number(known, 1))
+    args.setdefault("device", device)
+    if "stream" not in args:
+        digits = _DIGITS.search(queue)
+        args["stream"] = int(digits[0]) if digits else number(known, 13) or number(known, 3)
+    if 21 in known:
+        _launch(data, known[21], specs, args)
+    given = text_of(data, known, 17) or _interned(names, number(known, 20))
+    name = given or specs.kernels.get(number(known, 19)) or stage or None
+    category = next((kind for kind, pattern in _CATEGORIES if pattern.search(stage)), "kernel")
+    event = {"cat": category, "name": name, "pid": device, "tid": args["stream"], "args": args}
+    return ts, min(number(known, 2), 1 << 62), event
+
+
+def _interned(names: dict[int, bytes], id_: int) -> str | None:
+    known = names.get(id_)
+    return None if known is None else str(msgspec.json.decode(known))
+
+
+def _value(content: str) -> int | str:
+    return int(content) if _DIGITS.fullmatch(content) else content
+
+
+def _launch(data: memoryview, message: Field, specs: Specs, args: dict[str, Any]) -> None:
+    """Add grid, block and arguments of a launch."""
+    known = inside(data, message)
+    for tag, key in ((1, "grid"), (2, "block")):
+        if tag in known:
+            size = inside(data, known[tag])
+            args[key] = [number(size, axis) for axis in (1, 2, 3)]
+    if message.type != DELIMITED:
+        return
+    for one in whole_fields(data, message.at, message.at + message.value):
+        if one.number == 3:
+            argument = inside(data, one)
+            label = text_of(data, argument, 2) or specs.arguments.get(number(argument, 1))
+            if label:
+                args.setdefault(label.replace("_", " "), _argument(data, argument))
+
+
+def _argument(data: memoryview, known: dict[int, Field]) -> Any:
+    if 4 in known:
+        return number(known, 4)
+    if 3 in known:
+        return signed(number(known, 3))
+    if 5 in known:
+        value = double(number(known, 5))
+        return value if abs(value) < float("inf") else None
+    return text(data, known[6]) if 6 in known else None
+
+
+def readings(
+    data: memoryview, message: Field, ts: int, described: Described, key: Key
+) -> list[CounterValue]:
+    """Return the readings of a GPU counter event."""
+    known = inside(data, message)
+    specs = described.specs[key]
+    names = specs.counters.get(number(known, 4), {})
+    if 1 in known:
+        # the first event of a writer describes the counters of all that follow
+        names = counter_names(data, known[1])
+        specs.counters[0] = names
+    gpu = signed(number(known, 3)) if 3 in known else specs.gpus.get(number(known, 4), 0)
+    rows: list[CounterValue] = []
+    for one in whole_fields(data, message.at, message.at + message.value):
+        if one.number == 2:
+            reading = inside(data, one)
+            id_ = number(reading, 1)
+            value = double(number(reading, 3)) if 3 in reading else signed(number(reading, 2))
+            if abs(value) < float("inf"):
+                name = names.get(id_, f"counter {id_}")
+                rows.append((ts, NULL, None, name, f"GPU {gpu}", float(value)))
+    return rows
+
+
+#: rocprofv3: work of a GPU on a stream or a queue, and calls of a thread.
+_ROCPROF_GPU = re.compile(
+    r"(?:COMPUTE|COPY to) \w+ \[(\d{1,5})\] (?:STREAM|QUEUE|THREAD) \[(\d{1,18})\]"
+)
+_ROCPROF_THREAD = re.compile(r"THREAD \d{1,9} \((\d{1,18})\)")
+_DEEPEST = 64
+
+
+class Place(NamedTuple):
+    """Where the events of a track are: ids, or texts that stand for them, and common arguments."""
+
+    pid: int | None
+    tid: int | str | None
+    args: bytes = b""
+
+    def as_json(self) -> bytes:
+        """Return the ids as keys of an event."""
+        return b'"pid":%s,"tid":%s' % (msgspec.json.encode(self.pid), msgspec.json.encode(self.tid))
+
+
+def place_of(described: Described, uuid: int, only_process: int | None) -> Place:
+    """Return the place of a track.
+
+    A track that is neither a thread nor a process is a thread with a textual id, its name.
+
+    Args:
+        described: all tracks.
+        uuid: the track.
+        only_process: process of tracks without one.
+    """
+    track = described.tracks.get(uuid, Track())
+    chain = _chain(described, track)
+    pid = next((pid for one in chain if (pid := _pid(one)) is not None), only_process)
+    if track.thread is not None:
+        return Place(pid, track.thread[1])
+    name = track.name or ""
+    if match := _ROCPROF_GPU.match(name):
+        device, stream = int(match[1]), int(match[2])
+        args = b'"device":%d,"stream":%d' % (device, stream)
+        return Place(device, stream, args)
+    if match := _ROCPROF_THREAD.fullmatch(name):
+        return Place(pid, int(match[1]))
+    if not name and track.process is None:
+        # an unnamed child continues its parent
+        named = (one for one in chain[1:] if one.thread is not None or one.name)
+        parent = next(named, None)
+        if parent is not None and parent.thread is not None:
+            return Place(pid, parent.thread[1])
+        name = (parent.name if parent is not None else None) or f"track {uuid}"
+    return Place(pid, name or "process")
+
+
+def process_of(described: Described, uuid: int, only_process: int | None) -> int | None:
+    """Return the process of a track, for counters."""
+    chain = _chain(described, described.tracks.get(uuid, Track()))
+    return next((pid for one in chain if (pid := _pid(one)) is not None), only_process)
+
+
+def only_process(described: Described) -> int | None:
+    """Return the process if the file describes a single one."""
+    pids = {pid for one in described.tracks.values() if (pid := _pid(one)) is not None}
+    return pids.pop() if len(pids) == 1 else None
+
+
+def _pid(track: Track) -> int | None:
+    if track.thread is not None:
+        return track.thread[0]
+    return None if track.process is None else track.process[0]
+
+
+def _chain(described: Described, track: Track) -> list[Track]:
+    """Return a track and its parents."""
+    chain = [track]
+    while track.parent and len(chain) < _DEEPEST:
+        parent = described.tracks.get(track.parent)
+        if parent is None:
+            break
+        chain.append(parent)
+        track = parent
+    return chain
+
+
+def names(described: Described) -> list[Metadata]:
+    """Return the names of processes and threads."""
+    rows: list[Metadata] = []
+
+    def add(what: str, pid: int, tid: int, **args: Any) -> None:
+        rows.append((what, pid, None, tid, None, msgspec.json.encode(args).decode()))
+
+    for track in described.tracks.values():
+        if track.process is not None:
+            pid, name, labels = track.process
+            if name or track.name:
+                add("process_name", pid, NULL, name=name or track.name)
+            if labels:
+                add("process_labels", pid, NULL, labels=labels)
+        if track.thread is not None:
+            pid, tid, name = track.thread
+            if name or track.name:
+                add("thread_name", pid, tid, name=name or track.name)
+    return rows
+
 
 BEGIN, END = 1, 2
 Numbers = npt.NDArray[np.integer[Any]]
