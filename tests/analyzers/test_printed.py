@@ -110,6 +110,28 @@ def test_rows_of_ranks_and_shortened_names_are_not_summed() -> None:
     assert totals["cut"].to_list() == [2, 2]
 
 
+def test_a_row_that_contradicts_the_total_has_no_share(torch: str, tmp_path: Path) -> None:
+    """The loading of kernels is no device work, but old profilers count it (506 % of the total)."""
+    path = tmp_path / "table.txt"
+    names = ("Name", "Self CPU %", "Self CPU", "CPU total %", "CPU total", "CPU time avg",
+             "Self CUDA", "Self CUDA %", "CUDA total", "CUDA time avg", "# of Calls")  # fmt: skip
+    rows = (
+        ("Unrecognized", "90.00%", "0.900ms", "90.00%", "0.900ms", "5.000us",
+         "600.000ms", "508.00%", "600.000ms", "3.297ms", "182"),
+        ("gemm_kernel", "10.00%", "0.100ms", "10.00%", "0.100ms", "0.400us",
+         "100.000ms", "84.75%", "100.000ms", "396.825us", "252"),
+    )  # fmt: skip
+    line = "  ".join("-" * 14 for _ in names)
+    cells = ["  ".join(f"{cell:>14}" for cell in row) for row in (names, *rows)]
+    path.write_text(
+        "\n".join([line, cells[0], line, *cells[1:], line, "Self CPU time total: 1.000ms"])
+        + "\nSelf CUDA time total: 118.000ms\n"
+    )
+    operators = ta.printed(path).to_polars("operators")
+    assert operators["name"].to_list() == ["gemm_kernel", "Unrecognized"]
+    assert operators["self_device_frac"].to_list() == [pytest.approx(100 / 118), None]
+
+
 def test_a_limited_table_says_its_share(torch: str) -> None:
     result = ta.printed(f"{torch}top10.txt")
     rows = result.to_polars("operators")["self_host_ns"].sum()

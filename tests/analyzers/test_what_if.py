@@ -413,7 +413,7 @@ def test_nothing_can_be_replayed_without_launch_calls() -> None:
     for analysis in (ta.what_if, ta.critical_path):
         with pytest.raises(MissingData, match="launch calls of 5 of 5"):
             analysis(trace(work))
-        with pytest.raises(MissingData, match="neither GPU work nor operators"):
+        with pytest.raises(MissingData, match="neither GPU work nor operators of PyTorch"):
             analysis(trace([host("user_annotation", "train", 0, MS)]))
 
 

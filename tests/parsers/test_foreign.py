@@ -36,6 +36,17 @@ KNOWN = {
     "perf_without_periods.txt": "swapper 0/0  36804.123456: cpu-clock: \n\tfff [unknown] ([k])\n",
     "host.xplane.pb": "\n\x02\x08\x01\x12\x00",
     "profile.bin": "\n\x15\x08\x01\x12\x0d/device:GPU:0\x1a\x00" * 2,
+    "session.json": '{"start_time": 1.5, "duration": 1.0, "sample_count": 83, "root_frame": {}}',
+    "saved.json": '{"session": {"start_time": 1.5, "min_interval": 0.001, "sample_count": 85}}',
+    "proton.json": '[{"children":[],"frame":{"name":"foo0"},"metrics":{"time (ns)":204800}}]',
+    "scalene.json": '{\n "alloc_samples": 166,\n "args": null}',
+    "flame.svg": '<?xml version="1.0"?><!DOCTYPE svg PUBLIC "-//W3C"><svg version="1.1"></svg>',
+    "nsys_stats.csv": "Time (%),Total Time (ns),Instances,Name\n50.1,99385786,32,flash\n",
+    "nsys_stats.txt": "CUDA API Statistics:\n\n Time (%)  Total Time (ns)  Num Calls\n",
+    "nccl_tests.txt": "# nThread 1 nGpus 1 minBytes 8\n# out-of-place   in-place\n",
+    "austin.mojo": "MOJ\x01\x01austin\x003.4.1",
+    "memray.bin": "memray\x00\x0d\x00",
+    "heap.pprof": "\n\x04\x08\x01\x10\x02\x12\x0f",
     "profile.pftrace": "\n\x0b\x12\x09/host:CPU\n\x02\x08\x01",
 }
 
@@ -60,6 +71,18 @@ def test_a_tar_archive(mode: str, tmp_path: Path) -> None:
         ta.read(path)
     with raises_wording(UnreadableFile):
         ta.find_inputs(tmp_path)
+
+
+def test_a_profile_of_functions_is_described() -> None:
+    import cProfile
+    import marshal
+
+    profile = cProfile.Profile()
+    profile.runcall(len, "a")
+    profile.create_stats()
+    described = recognise(marshal.dumps(profile.stats), "work.pstats")  # type: ignore[attr-defined]
+    assert described is not None
+    assert "cProfile" in described.what
 
 
 def test_unknown_files_are_not_described() -> None:

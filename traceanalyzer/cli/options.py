@@ -47,10 +47,17 @@ def _duration(_context: click.Context, option: click.Parameter, text: str | None
     return None if text is None else parse_ns(text, option.opts[0])
 
 
-def _input_format(
-    _context: click.Context, _option: click.Parameter, name: str | None
-) -> str | None:
-    """Return the name of an input format; that of an output format is an error."""
+def _input_format(context: click.Context, _option: click.Parameter, name: str | None) -> str | None:
+    """Return the name of an input format; that of an output format is an error.
+
+    ``help`` prints the formats, and the command ends.
+    """
+    if name == "help":
+        from traceanalyzer.parsers.registry import formats
+
+        width = max(len(one.name) for one in formats())
+        click.echo("\n".join(f"{one.name:{width}}  {one.description}" for one in formats()))
+        context.exit()
     if name in FORMS:
         raise OptionError(
             f"--input-format: {name!r} is an output format; --to {name} selects the output"
@@ -275,6 +282,7 @@ _FILE_OPTIONS = (
         cls=AliasedOption,
         metavar="NAME",
         callback=_input_format,
+        is_eager=True,
         help="Input format, instead of detecting it by content.",
     ),
     click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Only rank N."),

@@ -2,6 +2,7 @@
 
 import os
 import re
+from itertools import chain
 from pathlib import PurePath
 from typing import NamedTuple, NoReturn
 
@@ -22,6 +23,9 @@ class Foreign(NamedTuple):
 
 _TRACE_INSTEAD = "prof.export_chrome_trace(FILE) of torch.profiler writes a timeline"
 _SQLITE_INSTEAD = "export the report again: nsys export --type sqlite REPORT"
+
+_STACKS_INSTEAD = "py-spy record -f raw -o stacks.txt -- python SCRIPT records stacks that are read"
+_SPEEDSCOPE = "pyinstrument -r speedscope -o FILE SCRIPT writes stacks that are read"
 
 _COLLAPSED = "perf script | stackcollapse-perf.pl > stacks.txt writes stacks that are read"
 
@@ -80,6 +84,56 @@ _KNOWN = (
         "rocprofv3 JSON, which is not supported",
         "pass the database of rocprofv3 --output-format rocpd (PID_results.db)",
     ),
+    (
+        rb'\{\s*+(?:"session"\s*+:\s*+\{\s*+)?"start_time"\s*+:[^{\[]*?"sample_count"\s*+:',
+        "a session or JSON report of pyinstrument, which is not supported",
+        _SPEEDSCOPE,
+    ),
+    (
+        rb'\[\s*+\{\s*+"(?:children|frame|metrics)"\s*+:',
+        "a profile of Triton's Proton as a tree, which is not supported",
+        'proton.start(NAME, data="trace") writes a timeline that is read',
+    ),
+    (rb'\{\s*+"alloc_samples"\s*+:', "a scalene profile, which is not supported", _STACKS_INSTEAD),
+    (
+        rb"(?s)(?:<\?xml[^>]*+>\s*+)?(?:<!DOCTYPE svg[^>]*+>\s*+|<!--.*?-->\s*+)*+<svg\b",
+        "a picture (SVG), such as a flame graph",
+        "pass the stacks that it was drawn from, such as those of py-spy record -f raw",
+    ),
+    (
+        rb"(?s).{0,4000}?Time ?\(%\),?\s*+Total Time ?\((?:ns|us|ms|s|nsec)\)",
+        "a table printed by nsys stats, which has sums and no times",
+        "pass the report's database: nsys export --type sqlite REPORT",
+    ),
+    (
+        rb"(?s)# nThread \d++ nGpus \d++|.{0,4000}?#\s*+out-of-place\s++in-place",
+        "the output of nccl-tests, which measures a network and records no program",
+        "record the program: torch.profiler, or nsys profile and nsys export --type sqlite",
+    ),
+)
+
+#: The same for files that are no text: nothing is stripped from their beginning.
+_BINARY = (
+    (
+        rb"MOJ[\x00-\x09]",
+        "a binary recording of austin",
+        "mojo2austin FILE stacks.austin converts it",
+    ),
+    (
+        rb"(?s).{0,20}?memray\x00",
+        "a recording of memray, which is not supported",
+        _STACKS_INSTEAD,
+    ),
+    (
+        rb"[\xfb{]\)\x03[\xfaz\xdaZ]",
+        "a cProfile profile (pstats), which has sums per function and no stacks",
+        _STACKS_INSTEAD,
+    ),
+    (
+        rb"[\nZ]\x04\x08[\x01-\x7f]\x10[\x01-\x7f]",
+        "a pprof profile, which is not supported",
+        "go tool pprof -raw FILE | stackcollapse-go.pl > stacks.txt writes stacks that are read",
+    ),
 )
 
 
@@ -110,8 +164,9 @@ def recognise(head: bytes, path: str) -> Foreign | None:
         hint = "--input-format printed-text finds tables of PyTorch and DeepSpeed further down"
         return Foreign("text without a known table in its first 64 KiB", hint)
     text = head.lstrip()[: 1 << 14]
-    for pattern, what, hint in _KNOWN:
-        if re.match(pattern, text):
+    binary = ((p, head[: 1 << 14], what, hint) for p, what, hint in _BINARY)
+    for pattern, start, what, hint in chain(((p, text, w, h) for p, w, h in _KNOWN), binary):
+        if re.match(pattern, start):
             return Foreign(what, hint, is_recording=hint == _SQLITE_INSTEAD)
     return None
 

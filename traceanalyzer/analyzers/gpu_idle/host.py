@@ -549,7 +549,7 @@ def _training(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
     if busiest.is_empty():
         hint = record_hint(trace.meta, "device work")
         raise MissingData(
-            f"{trace.meta.path}: neither GPU work nor operators were recorded; {hint}"
+            f"{trace.meta.path}: neither GPU work nor operators of PyTorch were recorded; {hint}"
         )
     if steps.height:
         return steps.select(_LANE).head(1)

@@ -40,8 +40,8 @@ _SUMS = (
     "grouped_by: grouped by, rows, cut: names cut, calls, device_ns: self device total, "
     "host_ns: self host total, listed_frac: in the rows (host)"
 )
-#: A smaller share of the total time is due to rounding.
-_ALL_FRAC = 0.995
+#: A smaller share of the total time is due to rounding, and a larger one contradicts the total.
+_ALL_FRAC, _WHOLE_FRAC = 0.995, 1.005
 
 
 def form(rows: pl.DataFrame, _options: Options) -> Form | None:
@@ -78,7 +78,7 @@ def form(rows: pl.DataFrame, _options: Options) -> Form | None:
     return Form(
         tuple(one for one in tables if one.frame.height),
         _verdict(operators, by),
-        tuple(_notes(totals)),
+        tuple(_notes(operators, totals)),
         {name: totals[name][0] for name in _TOTALS} if totals.height == 1 else {},
         partial(_charts, operators, by),
     )
@@ -114,20 +114,28 @@ def _operators(printed: pl.DataFrame, totals: pl.DataFrame, by: str) -> pl.DataF
     whole = totals.select(*_TABLE, *_TOTALS)
     joined = printed.join(whole, on=_TABLE, how="left", nulls_equal=True, maintain_order="left")
     shares = {
-        f"{part}_{place}_frac": ratio(f"{part}_{place}_ns", f"{place}_ns")
+        f"{part}_{place}_frac": _within(ratio(f"{part}_{place}_ns", f"{place}_ns"))
         for place in ("device", "host")
         for part in ("self", "total")
     }
     mean = (pl.col("total_host_ns") / pl.col("calls")).round().cast(pl.Int64, strict=False)
     rows = joined.with_columns(**shares, mean_host_ns=pl.when(pl.col("calls") > 0).then(mean))
+    whole_ns = pl.col(f"{by.split('_')[1]}_ns")
+    contradicts = (pl.col(by) > whole_ns * _WHOLE_FRAC).fill_null(value=False)
     ordered = rows.sort(
-        by, "self_host_ns", "name", *_TABLE, "line",
-        descending=[True, True, *(False for _ in ("name", *_TABLE, "line"))], nulls_last=True,
+        contradicts, by, "self_host_ns", "name", *_TABLE, "line",
+        descending=[False, True, True, *(False for _ in ("name", *_TABLE, "line"))],
+        nulls_last=True,
     )  # fmt: skip
     return ordered.select(
         "rank", "path", "table", "name", "is_cut", *_GROUPS, *_NUMBERS, *shares, "mean_host_ns",
         "line",
     )  # fmt: skip
+
+
+def _within(share: pl.Expr) -> pl.Expr:
+    """Return the share; null where a row has more than the total of its table."""
+    return pl.when(share <= _WHOLE_FRAC).then(share.clip(upper_bound=1.0))
 
 
 def _verdict(operators: pl.DataFrame, by: str) -> str:
@@ -138,8 +146,19 @@ def _verdict(operators: pl.DataFrame, by: str) -> str:
     return f"{row['name']} has the highest self {place} time of the printed rows: {size}."
 
 
-def _notes(totals: pl.DataFrame) -> list[str]:
+def _notes(operators: pl.DataFrame, totals: pl.DataFrame) -> list[str]:
     notes = []
+    for place in ("device", "host"):
+        wrong = operators.join(
+            totals.select(*_TABLE, whole=f"{place}_ns"), on=_TABLE, nulls_equal=True
+        )
+        wrong = wrong.filter(pl.col(f"self_{place}_ns") > pl.col("whole") * _WHOLE_FRAC)
+        if wrong.height:
+            notes.append(
+                f"{format_count(wrong.height, 'row')} with more self {place} time than the printed "
+                f"total ({wrong['name'][0]}): its profiler counted calls, such as the loading of "
+                "kernels, as work. No shares are given for them, and they come last."
+            )
     if totals.height > 1:
         notes.append(
             "Rows of several tables of operators are not summed: the same recording may be printed "

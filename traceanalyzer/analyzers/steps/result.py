@@ -394,7 +394,7 @@ def _slowest(result: Steps, sums: Mapping[str, Any]) -> str:
 
 def _cause(result: Steps, row: Mapping[str, Any]) -> str:
     if not result.parts:
-        return "; gpu-idle shows what the main thread did"
+        return "; gpu-idle (with PyTorch operators) or operators shows what the host did"
     if row["grown"] is None:
         return ""
     return f"; {_FURTHER[row['grown']].format(format_ns(row['grown_ns']))}"

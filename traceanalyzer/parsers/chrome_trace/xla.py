@@ -4,7 +4,8 @@ They are derived from lanes, names and arguments.
 
 The events have no categories. A process ``/device:GPU:0`` is a device, its thread
 ``Stream #13(Compute)`` a stream; its other threads (``XLA Modules``, ``XLA Ops``, ``Steps``, ...)
-repeat that work and become annotations. All arguments are text, including numbers:
+repeat that work and become annotations. On a CPU the operators of XLA are slices of host threads
+with an ``hlo_op``. All arguments are text, including numbers:
 ``kernel_details``, ``memcpy_details``, ``correlation_id``, ``step_num``. Source: XLA's
 ``trace_events_to_json.cc``, ``cupti_collector.cc``, ``gpu_event_stats.cc`` and
 ``python_hooks.cc``: ``$train.py:57 step`` and, of a function in C, ``$time sleep``.
@@ -127,6 +128,7 @@ def _kind() -> pl.Expr:
         .when(_NAME.str.contains(_DRIVER)).then(pl.lit("cuda_driver"))
         .when(_NAME.str.contains(_RUNTIME)).then(pl.lit("cuda_runtime"))
         .when(_step().is_not_null()).then(pl.lit("user_annotation"))
+        .when(_ARGS.str.contains('"hlo_op"', literal=True)).then(pl.lit("cpu_op"))
         .when(_NAME.str.contains(f"{_PYTHON}|{_IN_C}")).then(pl.lit("python_function"))
     )  # fmt: skip
 
