@@ -221,7 +221,8 @@ def _checked(trace: Trace, source: Source, selection: Selection) -> Trace:
     kinds, wanted = selection.kinds, {*DEVICE_WORK, *CUDA_CALLS}
     complete = not selection.windows and (kinds is None or wanted <= kinds)
     trace = soundness.repaired(bounded(trace), complete=complete)
-    give_back()
+    if source.size > _SMALL_BYTES:
+        give_back()
     # a converted trace has the path of its source; the path of this file is needed to read it again
     return replace(trace, sources=tuple(replace(m, path=source.path) for m in trace.sources))
 
@@ -239,6 +240,9 @@ def with_assumed_rank(trace: Trace, rank: int) -> Trace:
         )
     return trace.with_rank(rank)
 
+
+#: Reading a smaller file leaves little memory to give back.
+_SMALL_BYTES = 1 << 17
 
 #: Rank and start of a file; or rank, time, duration and name of its first event.
 Start = tuple[int | str | None, ...]
@@ -280,7 +284,7 @@ def without_torch(trace: Trace, starts: Set[Start]) -> Trace:
 def _first_of_torch(trace: Trace) -> list[Start]:
     """Return time, duration and name of the first event that is not Composer's, if any."""
     first = trace.events.select((~_OF_COMPOSER).arg_true().head(1)).to_series()
-    return trace.events.select("ts", "dur", "name")[first].cast({"name": pl.String}).rows()
+    return trace.events[["ts", "dur", "name"]][first].rows()
 
 
 #: Events written by Composer itself.

@@ -164,8 +164,10 @@ def _rows(trace: Trace, event: pl.Series) -> pl.DataFrame:
     """
     events = trace.events[event].insert_column(0, event)
     rows = events.join(trace.collectives, on="event", how="left", maintain_order="left")
-    texts = rows.with_columns(pl.col("name", *_TEXT).cast(pl.String))
-    return texts.with_columns(ends=texts["name"].str.extract(pipelines.ENDS))
+    name = pl.col("name").cast(pl.String)
+    return rows.with_columns(
+        name, pl.col(_TEXT).cast(pl.String), ends=name.str.extract(pipelines.ENDS)
+    )
 
 
 def gpu_name(trace: Trace, device: int | None) -> str | None:
@@ -282,11 +284,15 @@ def _plain_dtype(dtype: str) -> str:
 
 def device_work(trace: Trace) -> pl.DataFrame:
     """Return all device work: ``event``, device, kind, name, ``start``, ``end`` (may be null)."""
+    return trace.once("all device work", lambda: _device_work(trace))
+
+
+def _device_work(trace: Trace) -> pl.DataFrame:
     is_work = trace.events.select(pl.col("kind").is_in(vocabulary.DEVICE_WORK)).to_series()
-    work = trace.events[["device", "kind", "name", "ts", "dur"]].filter(is_work)
+    event = is_work.arg_true().alias("event")
     end = pl.when(pl.col("dur") >= 0).then(pl.col("ts") + pl.col("dur"))
-    return work.select(
-        is_work.arg_true().alias("event"), "device", "kind", "name", start="ts", end=end
+    return trace.events[["device", "kind", "name", "ts", "dur"]][event].select(
+        event, "device", "kind", "name", start="ts", end=end
     )
 
 

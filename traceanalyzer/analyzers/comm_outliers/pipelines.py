@@ -48,7 +48,10 @@ def in_pairs(rows: pl.DataFrame, rank: int | None) -> pl.DataFrame:
     """
     is_single = pl.col("collective").is_in(("send", "recv"))
     of_two = (pl.col("group_size") == _PAIR).fill_null(value=False)
-    kinds = rows.filter(is_single & ~of_two).select(_OF_PAIR).unique()
+    singles = rows[list(_OF_PAIR)].filter(is_single & ~of_two)
+    if singles.is_empty():
+        return rows
+    kinds = singles.unique()
     pairs = [_pair(row, rank) for row in kinds.iter_rows(named=True)]
     known = kinds.with_columns(pair=pl.Series(pairs, dtype=pl.String)).drop_nulls("pair")
     if known.is_empty():

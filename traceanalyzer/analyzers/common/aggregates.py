@@ -29,6 +29,8 @@ class Aggregates:
 
 def of_forms(trace: Trace, forms: Collection[str]) -> Aggregates | None:
     """Return the rows of these forms; None if there are none."""
+    if trace.aggregates.is_empty():
+        return None
     rows = trace.aggregates.with_columns(pl.col(pl.Categorical).cast(pl.String))
     rows = rows.filter(pl.col("form").is_in(forms))
     return Aggregates(trace.meta.rank, trace.meta.path, rows) if rows.height else None

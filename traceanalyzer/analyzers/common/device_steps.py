@@ -22,12 +22,11 @@ import numpy.typing as npt
 import polars as pl
 
 from traceanalyzer.analyzers.common import step_marks
-from traceanalyzer.analyzers.common.columns import grouped
 from traceanalyzer.analyzers.common.device_work import DEVICE, device_work
 from traceanalyzer.analyzers.common.launching import launch_rows
 from traceanalyzer.frames import linking, nesting
 from traceanalyzer.frames.intervals import Ints
-from traceanalyzer.frames.numbering import group_numbers
+from traceanalyzer.frames.numbering import group_numbers, numbered
 from traceanalyzer.trace import Trace
 from traceanalyzer.vocabulary import ENGINE_STEP
 
@@ -242,20 +241,19 @@ def _by_launch(trace: Trace, steps: pl.DataFrame, edges: Ints) -> _Work | None:
 
 def _is_main(work: pl.DataFrame) -> npt.NDArray[np.bool_]:
     """Whether device work is a kernel on the stream of its device with most kernel time."""
-    kernels = work[[*DEVICE, "stream", "kind", "start", "end"]].filter(pl.col("kind") == "kernel")
-    if kernels.is_empty():
+    is_kernel = (work["kind"] == "kernel").to_numpy()
+    if not is_kernel.any():
         return np.ones(work.height, np.bool_)
-    lanes = [*DEVICE, "stream"]
-    sums = grouped(kernels, lanes, ns=(pl.col("end") - pl.col("start")).sum())
-    main = sums.sort("ns", *lanes, descending=[True, *[False] * len(lanes)]).unique(
-        DEVICE, keep="first", maintain_order=True
-    )
-    of_main = main.select(*DEVICE, main="stream")
-    joined = work[[*lanes, "kind"]].join(
-        of_main, on=DEVICE, how="left", nulls_equal=True, maintain_order="left"
-    )
-    is_main = pl.col("stream").eq_missing(pl.col("main")) & (pl.col("kind") == "kernel")
-    return joined.select(is_main).to_series().to_numpy()
+    lanes, (lane,) = group_numbers([*DEVICE, "stream"], work)
+    length = np.where(is_kernel, work["end"].to_numpy() - work["start"].to_numpy(), 0)
+    sums = np.zeros(lanes.height, np.int64)
+    np.add.at(sums, lane, length)
+    sums[np.bincount(lane, is_kernel, lanes.height) == 0] = -1  # only copies
+    order = np.argsort(-sums, kind="stable")
+    _, device = numbered([lanes[name] for name in DEVICE])
+    main = order[np.unique(device[order], return_index=True)[1]]
+    is_main: npt.NDArray[np.bool_] = is_kernel & np.isin(lane, main)
+    return is_main
 
 
 def _by_annotations(trace: Trace, steps: pl.DataFrame) -> _Work | None:

@@ -81,7 +81,7 @@ def _work(trace: Trace) -> pl.DataFrame:
     is_work = pl.col("kind").is_in(words.DEVICE_WORK) & pl.col("dur").is_not_null()
     rows = trace.events.select(is_work.arg_true()).to_series()
     columns = [*_STREAM, "ts", "dur", "name", "correlation"]
-    return trace.events[columns][rows].with_columns(rows.alias("event"))
+    return trace.events[columns][rows].hstack([rows.alias("event")])
 
 
 def _noted(trace: Trace, *issues: Issue) -> Trace:
@@ -142,16 +142,16 @@ def _impossible(trace: Trace, work: pl.DataFrame) -> tuple[_Bools, str]:
     start, length = work["ts"].to_numpy(), work["dur"].to_numpy()
     zeros = (0, -(trace.meta.epoch_ns or 0))
     untimed = np.isin(start, zeros) & (length == 0)
-    if trace.meta.format != _NSYS:  # CUPTI has no time of a record: both are 0
+    if trace.meta.format != _NSYS and untimed.any():  # CUPTI has no time of a record: both are 0
         untimed &= (work["correlation"] > 0).fill_null(value=False).to_numpy()
     backwards = length < 0
     timed = ~(untimed | backwards)
     beyond = np.zeros(len(timed), np.bool_)
-    beyond[timed] = _too_long(trace, work.filter(pl.Series(timed)))
+    beyond[timed] = _too_long(trace, _only(work, timed))
     left = timed & ~beyond
     overlapping = np.zeros(len(timed), np.bool_)
     if trace.meta.format != _NSYS or not work["pid"].null_count():  # streams are of a process
-        overlapping[left] = _overlapping(work.filter(pl.Series(left)))
+        overlapping[left] = _overlapping(_only(work, left))
     kinds = {
         "have no time": untimed,
         "end before they start": backwards,
@@ -163,16 +163,16 @@ def _impossible(trace: Trace, work: pl.DataFrame) -> tuple[_Bools, str]:
     return untimed | backwards | beyond | overlapping, why
 
 
-def _usual(work: pl.DataFrame, others: pl.Series) -> pl.DataFrame:
-    """Return the median duration of the calls of each kernel: name, usual, calls."""
-    return work.filter(others).group_by("name").agg(usual=pl.col("dur").median(), calls=pl.len())
+def _only(work: pl.DataFrame, chosen: _Bools) -> pl.DataFrame:
+    return work if chosen.all() else work.filter(chosen)
 
 
 def _longer(work: pl.DataFrame, candidates: _Bools, factor: float) -> _Bools:
     """Return which candidates take longer than other calls of their kernel by a factor."""
-    usual = _usual(work, pl.Series(~candidates))
-    rows = work.filter(pl.Series(candidates)).select("name", "dur")
-    known = rows.join(usual, on="name", how="left", maintain_order="left")
+    rows = work[["name", "dur"]]
+    others = rows.filter(~candidates).group_by("name")
+    usual = others.agg(usual=pl.col("dur").median(), calls=pl.len())
+    known = rows.filter(candidates).join(usual, on="name", how="left", maintain_order="left")
     enough = (pl.col("calls") >= _CALLS) & (pl.col("dur") >= factor * pl.col("usual"))
     longer = np.zeros(len(candidates), np.bool_)
     longer[candidates] = known.select(enough.fill_null(value=False)).to_series().to_numpy()
@@ -271,28 +271,29 @@ def _clocks(trace: Trace, work: pl.DataFrame) -> Iterator[tuple[int | None, int,
     Work on an idle device starts right after its launch call; queued work shows less of the delay.
     """
     for rank, device, rows in _delays(trace, work):
-        prompt = rows.filter(~pl.col("queued"))
-        delay = (prompt if prompt.height >= _PROMPT else rows)["delay"].to_numpy()
+        every, prompt = rows["delay"].to_numpy(), ~rows["queued"].to_numpy()
+        delay = every[prompt] if prompt.sum() >= _PROMPT else every
         chance = min(max(int(_CHANCE_FRAC * delay.size), _CHANCE), delay.size - 1)
         early, shift = (delay < 0).mean(), -int(np.partition(delay, chance)[chance])
         near = (delay <= -shift + max(shift // 10, _EARLY_NS)).mean()
         often = early > _MOST and shift > _RESOLUTION_NS
         seldom = early > _EARLY_FRAC and shift > _EARLY_NS
         if (often or seldom) and near > _EARLY_FRAC:
-            yield rank, device, shift, int((rows["delay"] < 0).sum()), rows.height
+            yield rank, device, shift, int((every < 0).sum()), rows.height
 
 
 def _delays(trace: Trace, work: pl.DataFrame) -> Iterator[tuple[int | None, int, pl.DataFrame]]:
     """Yield rank, device, and queued, delay (after the launch call in ns) of work with a call."""
-    work = work.filter(pl.col("correlation") > 0)
+    work = work[["rank", "pid", "device", "correlation", "ts", "queued"]]
+    work = work.filter(pl.col("correlation") > 0, pl.col("device").is_not_null())
     ids = work["correlation"].unique()
     is_call = pl.col("kind").is_in(words.LAUNCH_KINDS) & pl.col("correlation").is_in(ids.implode())
     keys = ["rank", "correlation"] if work["pid"].null_count() else ["rank", "pid", "correlation"]
     rows = trace.events[["kind", "rank", "pid", "correlation", "ts"]].filter(is_call)
     calls = rows.group_by(keys).agg(called=pl.col("ts").min())
-    joined = work.join(calls, on=keys, nulls_equal=True).drop_nulls("device")
+    joined = work.join(calls, on=keys, nulls_equal=True)
     delays = joined.select("rank", "device", "queued", delay=pl.col("ts") - pl.col("called"))
-    for (rank, device), rows in delays.group_by("rank", "device", maintain_order=True):
+    for (rank, device), rows in delays.partition_by("rank", "device", as_dict=True).items():
         yield rank, device, rows
 
 

@@ -212,7 +212,8 @@ def fused(weights: Weights, program: Program, spans: pl.DataFrame, frac: float) 
 
     It takes a share of their time; the host does not prepare and launch the others.
     """
-    inside = intervals.overlap_with(program.work[["device", "start", "end"]], spans, ["device"])["overlap"] > 0
+    work = program.work[["device", "start", "end"]]
+    inside = intervals.overlap_with(work, spans, ["device"])["overlap"] > 0
     rows = (inside.fill_null(value=False) & (program.work["work_kind"] == COMPUTE)).to_numpy()
     gone = np.zeros(program.calls.height, np.bool_)
     gone[program.work["call"].filter(pl.Series(rows)).drop_nulls().to_numpy()] = True
