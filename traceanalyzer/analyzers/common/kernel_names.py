@@ -326,6 +326,9 @@ _REDUCTIONS = (
     ("reduce", ""),
 )
 
+#: Names of the kernels among which those of :data:`SOFTMAX` are.
+MAY_BE_SOFTMAX = f"(?i){'|'.join(_FUNCTIONS[SOFTMAX])}"
+
 #: All families of kernels.
 KERNEL_FAMILIES: tuple[str, ...] = tuple(dict.fromkeys((*_GENERIC, *_FUNCTIONS, FUSED, OTHER)))
 

@@ -117,6 +117,8 @@ def _first_launches(trace: Trace) -> pl.DataFrame:
     calls = work[["kind", "name", "device", "stream"]].hstack([launch]).hstack(called)
     calls = calls.with_row_index("work").filter(pl.col("kind") == "kernel")
     slow = calls.filter(pl.col("dur") > SLOW_CALL_NS)["name"].drop_nulls().unique()
+    if slow.is_empty():
+        return calls.clear().select("work", "launch", start="ts", end="ts", over_ns="dur")
     of_slow = calls.filter(
         pl.col("name").is_in(slow.implode()),
         ~pl.col("call").cast(pl.String).str.contains(GRAPH_LAUNCH),

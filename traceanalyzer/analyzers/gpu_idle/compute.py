@@ -109,7 +109,7 @@ def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> P
     little = host.blocking_little(excerpt)
     on_cpu = host.computing(near.slices, near.names, near.launched)
     synced = (waits, due, intervals.subtract(soon, near.of_units(on_cpu), _UNIT))
-    idle_of |= _by_first_cause(excerpt, near, gaps, loader, copies, little, synced, files)
+    idle_of |= _by_first_cause(excerpt, near, gaps, loader, copies, little, synced, files, on_cpu)
     pieces = [idle_of[cause] for cause in CAUSES]
     caused = _with_causes(pieces)
     late_launches = idle.filter(short, is_late)
@@ -172,6 +172,7 @@ def _by_first_cause(
     little: pl.DataFrame,
     synced: tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame],
     files: pl.DataFrame,
+    on_cpu: pl.DataFrame,
 ) -> dict[str, pl.DataFrame]:
     """Divide gaps by the first cause that applies, in the order of the causes here.
 
@@ -182,7 +183,7 @@ def _by_first_cause(
     waits, prompt = queued(gaps)
     calls = host.classified(near)
     loading = host.in_class(near, calls, LOAD_MODULE, least_ns=causes.LONG_CALL_NS)
-    launching = pl.concat([host.launching(near, calls), prompt])
+    launching = pl.concat([host.launching(near, calls, on_cpu), prompt])
     when = {
         causes.DEVICE_WAIT: waits,
         causes.DATALOADING: loader,

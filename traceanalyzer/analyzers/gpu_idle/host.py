@@ -855,17 +855,19 @@ def blocking_copies(excerpt: Excerpt) -> pl.DataFrame:
     return excerpt.of_units(calls.filter(calls["end"] >= copied))
 
 
-def launching(excerpt: Excerpt, calls: pl.DataFrame) -> pl.DataFrame:
+def launching(excerpt: Excerpt, calls: pl.DataFrame, on_cpu: pl.DataFrame) -> pl.DataFrame:
     """Return when work is being launched: unit, start, end; see :func:`launch_time`.
 
     Args:
         excerpt: one rank.
         calls: rows of :func:`classified`.
+        on_cpu: rows of :func:`computing`.
     """
     launches = calls.filter(pl.col("class").is_in(LAUNCHES_WORK)).drop("class")
     none = not excerpt.on_host and excerpt.launched.is_empty()  # no launch call is recorded
     points = excerpt.slices.filter(_is_operator(excerpt.names)) if none else excerpt.launched
-    return excerpt.of_units(launch_time(excerpt.slices, excerpt.names, points, launches))
+    running = launch_time(excerpt.slices, excerpt.names, points, launches)
+    return excerpt.of_units(running if none else intervals.subtract(running, on_cpu, _THREAD))
 
 
 def launch_time(
@@ -875,7 +877,7 @@ def launch_time(
 
     That is in launch calls and in the outermost operators that launch something, for their whole
     duration, and in short times from one of these to the next: there eager code prepares the next
-    launch.
+    launch. The time of :func:`computing` is to be subtracted.
 
     Args:
         slices: kind, name, thread, start, end.
@@ -887,9 +889,7 @@ def launch_time(
     points = launched.select("thread", ts="start")
     launch = linking.label_by_interval(points, runs, _THREAD)["interval"].drop_nulls().unique()
     running = pl.concat([calls[_SLICE], launched[_SLICE], runs[launch]])
-    running = pl.concat([running, _between(slices, names, running)])
-    on_cpu = computing(slices, names, launched)
-    return running if on_cpu.is_empty() else intervals.subtract(running, on_cpu, _THREAD)
+    return pl.concat([running, _between(slices, names, running)])
 
 
 def computing(slices: pl.DataFrame, names: Sequence[str], launched: pl.DataFrame) -> pl.DataFrame:

@@ -22,7 +22,14 @@ from traceanalyzer.analyzers.common.kernel_names import (
     is_fusible,
 )
 from traceanalyzer.analyzers.common.launching import launches
-from traceanalyzer.analyzers.common.names import BACKWARD, CHECKPOINT, LAYERS, matching, named
+from traceanalyzer.analyzers.common.names import (
+    BACKWARD,
+    CHECKPOINT,
+    LAYERS,
+    distinct,
+    matching,
+    named,
+)
 from traceanalyzer.frames import intervals, linking, nesting, numbering
 from traceanalyzer.trace import Trace
 from traceanalyzer.vocabulary import CUDA_CALLS
@@ -347,9 +354,10 @@ def _attention_kernels(work: pl.DataFrame) -> pl.DataFrame:
     Pointwise kernels may run between them. The softmax of a loss, of a router or of sampling has
     no product on one of its sides.
     """
-    families = families_of(work["name"].cast(pl.String).unique().drop_nulls())
-    if kernel_names.SOFTMAX not in families.values():
+    names = distinct(work)
+    if not matching(names, [kernel_names.MAY_BE_SOFTMAX]):
         return _none()
+    families = families_of(names)
     letters = {name: ord(_LETTERS[one]) for name, one in families.items() if one in _LETTERS}
     code = pl.col("name").cast(pl.String).replace_strict(letters, default=0, return_dtype=pl.UInt8)
     is_compute = pl.col("work_kind") == COMPUTE
@@ -358,8 +366,8 @@ def _attention_kernels(work: pl.DataFrame) -> pl.DataFrame:
     for lane in rows.partition_by("device", "stream", maintain_order=True):
         runs = re.finditer(b"g(?:p*sp*g)+", lane["code"].to_numpy().tobytes())
         found += [lane[slice(*run.span())] for run in runs]
-    names = {ord(letter): name for letter, name in _NAMES.items()}
-    name = pl.col("code").replace_strict(names, default=None, return_dtype=pl.String)
+    of_code = {ord(letter): name for letter, name in _NAMES.items()}
+    name = pl.col("code").replace_strict(of_code, default=None, return_dtype=pl.String)
     purpose = pl.lit(ATTENTION)
     return _shaped(pl.concat(found).with_columns(name=name, call=0, purpose=purpose))
 

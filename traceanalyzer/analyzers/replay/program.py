@@ -23,7 +23,7 @@ from traceanalyzer.analyzers.common.device_work import device_work
 from traceanalyzer.analyzers.common.launching import launch_rows
 from traceanalyzer.analyzers.common.names import distinct, mapped, matching, named
 from traceanalyzer.analyzers.gpu_idle import causes
-from traceanalyzer.analyzers.gpu_idle.host import captures, launch_time
+from traceanalyzer.analyzers.gpu_idle.host import captures, computing, launch_time
 from traceanalyzer.analyzers.replay import host
 from traceanalyzer.analyzers.replay.host import RUN
 from traceanalyzer.errors import MissingData
@@ -333,7 +333,10 @@ def _host_time(trace: Trace, calls: pl.DataFrame, steps: pl.DataFrame) -> list[p
     )
     of_calls = slices.filter(pl.col("kind").is_in(LAUNCH_KINDS))
     launched = calls.filter("launching") if "launching" in calls.columns else slices.clear()
-    launch = launch_time(slices, trace.names, launched, pl.concat([calls[_SPAN], of_calls[_SPAN]]))
+    others = pl.concat([calls[_SPAN], of_calls[_SPAN]])
+    on_cpu = computing(slices, trace.names, launched)
+    launch = launch_time(slices, trace.names, launched, others)
+    launch = intervals.subtract(launch, on_cpu, ["thread"])
     length = windows["end"] - windows["start"]
     loading = intervals.overlap_with(windows, loader, ["thread"])["overlap"]
     both = pl.concat([loader[_SPAN], launch])
@@ -634,14 +637,15 @@ def _blocking(
     until = calls["end"].to_numpy()
     lanes = _Lanes(work["lane"].to_numpy(), call)
     pairs: list[tuple[int, int]] = []
-    last_work = {int(one): row for row, one in enumerate(call.tolist())}  # -1: of no call
+    last_work, launched = np.full(calls.height, -1), np.flatnonzero(call >= 0)
+    last_work[call[launched]] = launched
     for number in np.flatnonzero((kinds != "") & ~np.isin(kinds, [*OF_CALLS])).tolist():
         kind, done = kinds[number], until[number] + ROUNDING_NS
         if kind == "copy":
-            rows = [last_work[number]]
+            rows = [int(last_work[number])]
         elif kind == "queue":
             place = int(np.searchsorted(start, until[number], "right")) - 1
-            rows = [place] if 0 <= place < last_work.get(number, 0) - QUEUED else []
+            rows = [place] if 0 <= place < last_work[number] - QUEUED else []
         else:
             rows = [lanes.last(lane, number) for lane in lanes.rows]
         pairs += [(number, row) for row in rows if row >= 0 and end[row] <= done]
@@ -677,6 +681,8 @@ def _pauses(
         pl.col("by").shift(1).alias("call"), since=pl.col("start") - before,
         idle=pl.col("kind").shift(1).is_null() & (pl.col("code_ns") > _LEAST_PAUSE * before),
     ).filter("idle", pl.col("code_ns") >= _PAUSE_NS, pl.col("call") >= 0)  # fmt: skip
+    if pauses.is_empty():
+        return calls, pauses.select("call", after="by", inferred=pl.lit(value=False))
     ends = work.select(until="end", by=pl.Series(call), after=pl.int_range(pl.len())).sort("until")
     late = pl.min_horizontal(pl.lit(LATENCY_NS), _EXACT * pl.col("code_ns")).cast(pl.Int64)
     rows = pauses.with_columns(latest=pl.col("start") + late).sort("latest")
