@@ -1,10 +1,10 @@
 """What removing the cause of each finding gains: the run is replayed without it.
 
 Of a finding about idle time, exposed copies or communication, what happened in its intervals is
-removed: host time, copies and transfers. Of loops with kernels for each tensor, fewer kernels do
-the work. Of one about a slow rank, that rank becomes like the others, a pipeline stage like the
-mean of all ranks; of unequal work and experts, all ranks become like their mean. Other findings
-have no change that a replay knows: their gain is at most their cost.
+removed: host time, copies and transfers; of communication, transfers alone. Of loops with kernels
+for each tensor, fewer kernels do the work. Of one about a slow rank, that rank becomes like the
+others, a pipeline stage like the mean of all ranks; of unequal work and experts, all ranks become
+like their mean. Other findings have no change that a replay knows: they gain at most their cost.
 """
 
 from __future__ import annotations
@@ -37,6 +37,9 @@ _IN_INTERVALS = {*RULE_OF.values(), EXPOSED_ID} - {
 }  # fmt: skip
 #: Rules about a rank that becomes like the others, and about all ranks.
 _LOOPS = {"unfused-optimizer", "tensor-loop"}
+_NO_TIME = pl.DataFrame(
+    schema={"rank": pl.Int32, "device": pl.Int32, "start_ns": pl.Int64, "end_ns": pl.Int64}
+)
 _OF_RANKS, _UNEQUAL = {"straggler", "slow-gpu"}, {"unequal-work", "expert-imbalance"}
 
 
@@ -164,15 +167,15 @@ def _weights(findings: Collection[Finding], replay: Replay) -> list[Weights]:
     ranks = {rank for one in findings for rank in _ranks(one)}
     if any(one.id in _UNEQUAL for one in findings):
         ranks = {one.rank for one in replay.job.programs if one.rank is not None}
-    lost = [
-        one.intervals for one in findings if one.id in _IN_INTERVALS and one.intervals is not None
-    ]
-    none = pl.DataFrame(
-        schema={"rank": pl.Int32, "device": pl.Int32, "start_ns": pl.Int64, "end_ns": pl.Int64}
-    )
+    lost, transfers = (
+        pl.concat([_NO_TIME, *(one.intervals for one in findings
+                               if one.id in ids and one.intervals is not None)],
+                  how="vertical_relaxed")
+        for ids in (_IN_INTERVALS - {EXPOSED_ID}, {EXPOSED_ID})
+    )  # fmt: skip
     # work that leaves a pipeline stage goes to the others
     change = Change(typical_ranks=tuple(sorted(ranks)), of_all=any(one.ranks for one in findings))
-    weights = replay.without(pl.concat([none, *lost], how="vertical_relaxed"), change)
+    weights = replay.without(lost, transfers, change)
     loops = [one.intervals for one in findings if one.id in _LOOPS and one.intervals is not None]
     return replay.fused(pl.concat(loops), OF_MANY_FRAC, weights) if loops else weights
 

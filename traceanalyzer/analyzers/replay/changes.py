@@ -250,7 +250,9 @@ def _faster(weights: Weights, program: Program, pattern: str, factor: float) -> 
     )  # fmt: skip
 
 
-def without_time(job: Job, weights: Sequence[Weights], lost: pl.DataFrame) -> list[Weights]:
+def without_time(
+    job: Job, weights: Sequence[Weights], lost: pl.DataFrame, *, with_host: bool = True
+) -> list[Weights]:
     """Return the times without what happened in lost time: host time, copies and transfers.
 
     Kernels, the usual delay between their launch and them, and waits for something that was not
@@ -260,6 +262,7 @@ def without_time(job: Job, weights: Sequence[Weights], lost: pl.DataFrame) -> li
         job: the programs of all ranks.
         weights: the times to change.
         lost: rank, device, start_ns, end_ns on the clock of each file.
+        with_host: whether the host did what cost the time; otherwise its times remain.
     """
     ranks = pl.DataFrame(
         {"program": range(len(weights)), "rank": [program.rank for program in job.programs]},
@@ -267,7 +270,10 @@ def without_time(job: Job, weights: Sequence[Weights], lost: pl.DataFrame) -> li
     )
     mine = lost.join(ranks, on="rank", nulls_equal=True)
     mine = mine.select("program", "device", start="start_ns", end="end_ns")
-    less = _without_time(engine.joined(weights), *job.timed, mine)
+    whole = engine.joined(weights)
+    less = _without_time(whole, *job.timed, mine)
+    if not with_host:
+        less = replace(whole, duration=less.duration, transfer=less.transfer)
     return less.of_each(job.first_call, job.first_row)
 
 

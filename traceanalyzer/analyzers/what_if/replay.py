@@ -94,14 +94,19 @@ class Replay(Result):
         before = rows.filter(pl.col("start_ns") < pl.col("last"))["ns"].sum()
         return bool(2 * before >= rows["ns"].sum())
 
-    def without(self, lost: pl.DataFrame, change: changes.Change) -> list[Weights]:
+    def without(
+        self, lost: pl.DataFrame, transfers: pl.DataFrame, change: changes.Change
+    ) -> list[Weights]:
         """Return the times with a change and without lost time.
 
         Args:
             lost: see :func:`~traceanalyzer.analyzers.replay.changes.without_time`.
+            transfers: the same of time that the host has no part in.
             change: the change.
         """
-        return changes.without_time(self.job, changes.changed(self.job, change), lost)
+        changed = changes.changed(self.job, change)
+        less = changes.without_time(self.job, changed, transfers, with_host=False)
+        return changes.without_time(self.job, less, lost)
 
     def fused(self, spans: pl.DataFrame, frac: float, weights: Sequence[Weights]) -> list[Weights]:
         """Return the times if one kernel did the work of all kernels of each span.
