@@ -21,7 +21,9 @@ from traceanalyzer.trace import Trace
 SEND = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
 STEPS = 4
 #: Groups of two ranks; one group with the peers as arguments, or in the names of annotations.
-PAIRS, PEERS, NAMES = FORMS = ("pairs", "peers", "names")
+#: A batch is described by calls before its launch only, an unknown one by nothing.
+PAIRS, PEERS, NAMES, BATCH = FORMS = ("pairs", "peers", "names", "batch")
+UNKNOWN = "unknown"
 FORWARD, BACKWARD, TRANSFER = 2 * MS, 4 * MS, 100 * US
 
 
@@ -55,8 +57,8 @@ def pipeline(
         end = max(free[rank] for rank in ends) + TRANSFER
         for rank in ends:
             kind = "send" if (rank == edge) == forward else "recv"
-            about, call = _described(form, kind, rank, sum(ends) - rank, stages)
-            about["seq"] = seq[edge] if form == PAIRS else seq[-1 - rank]
+            numbers = seq[-1 - rank], seq[edge]
+            about, call = _described(form, kind, rank, sum(ends) - rank, stages, numbers)
             events[rank] += [{**row, "ts": free[rank] + row["ts"]} for row in call]
             events[rank].append(device(SEND, free[rank], end - free[rank], **about))
             free[rank] = end
@@ -101,18 +103,26 @@ _calls = count(1)
 
 
 def _described(
-    form: str, kind: str, rank: int, other: int, stages: int
+    form: str, kind: str, rank: int, other: int, stages: int, numbers: tuple[int, int]
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return the description of a send or receive, and the host events that launch it."""
     members = sorted((rank, other)) if form == PAIRS else list(range(stages))
     about = {"collective": kind, "dtype": "bfloat16", "elements_in": 1 << 20, "stream": 20,
              "group": f"pp{members[0]}", "group_size": len(members),
-             "group_ranks": str(members)}  # fmt: skip
+             "group_ranks": str(members), "seq": numbers[form == PAIRS]}  # fmt: skip
     if form == PEERS:
         about["peer"] = other
-    if form != NAMES:
+    if form == UNKNOWN:
+        return {"stream": 20}, []
+    if form not in (NAMES, BATCH):
         return about, []
     about["correlation"] = next(_calls)
+    if form == BATCH:
+        stream = {name: about.pop(name) for name in ("stream", "correlation")}
+        return stream, [
+            host("cpu_op", "record_param_comms", 0, 2, peer=other, **about),
+            host("cuda_runtime", "cudaLaunchKernelExC", 3, 2, correlation=stream["correlation"]),
+        ]
     arrow = "->" if kind == "send" else "<-"
     return about, [
         host("user_annotation", f"nccl:{kind} {rank}{arrow}{other}", 0, 4),
@@ -185,6 +195,36 @@ def test_forms_of_sends_and_receives(form: str, norm: bool) -> None:
     assert "pipeline-bubble" in found
     # without a last collective, stages are idle at the end of a step
     assert found <= {"pipeline-bubble", "unknown-idleness", "host-code"}
+
+
+@pytest.mark.parametrize("stages", [4, 6])
+def test_sends_and_receives_without_a_partner_are_not_compared(stages: int) -> None:
+    """Nothing says with which rank: no rank is late, no exchange takes longer than others."""
+    traces = pipeline(stages, 4, form=UNKNOWN)
+    comm = ta.comm_outliers(traces)
+    assert comm.totals.n_matched == 0
+    assert comm.totals.n_outliers == 0
+    assert comm.instances["judged_by"].is_null().all()
+    for found in ta.diagnose(traces).findings:
+        assert found.id in {"exposed-communication", "host-code", "unknown-idleness"}
+        assert found.severity != "critical"
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_exchanges_of_all_ranks_without_a_group_are_compared(ranks: int) -> None:
+    """The all_to_all of old recordings runs on all ranks, and ends on them together."""
+    each = []
+    for rank in range(ranks):
+        rows = []
+        for number in range(12):
+            late = 300 * US * (number % ranks == rank)
+            begin = number * 5 * MS + late
+            rows.append(device("gemm", begin - 200 * US, 200 * US))
+            rows.append(device(SEND, begin, 1 * MS - late + 2 * rank * US, stream=20))
+        each.append(trace(rows, rank, world_size=ranks))
+    comm = ta.comm_outliers(each)
+    assert comm.totals.n_matched == 12 * ranks
+    assert comm.totals.total_wait_ns == 12 * (ranks - 1) * 300 * US
 
 
 def combined(
@@ -324,8 +364,8 @@ def test_a_ring_is_no_pipeline(ranks: int) -> None:
             late = 3 * MS * (rank == 1)
             rows += [step(number, at, 20 * MS), device("attention_gemm", at, 5 * MS + late)]
             for kind, other in (("send", (rank + 1) % ranks), ("recv", (rank - 1) % ranks)):
-                about, _ = _described(PEERS, kind, rank, other, ranks)
-                about |= {"seq": number, "stream": 20 + (kind == "recv")}
+                about, _ = _described(PEERS, kind, rank, other, ranks, (number, 0))
+                about |= {"stream": 20 + (kind == "recv")}
                 in_it = rank == 1 or other == 1
                 begin = at + 5 * MS + late
                 end = at + 9 * MS if in_it else at + 6 * MS

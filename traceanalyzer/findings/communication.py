@@ -380,11 +380,11 @@ def _collective_outliers(result: CommOutliers, answers: Answers) -> Iterator[Mea
     losses, total, size = claimed
     alone = result.totals.n_ranks == 1
     place = _place_in_steps(result, outliers) if alone else None
+    nth = f"{worst['collective']} number {(place or 0) + 1}"
     what = (
         f"{outliers.height:,} of {format_count(result.totals.n_events, 'collective')} took"
         if place is None
-        else f"Another rank is probably late: {_in_order(place, worst['collective'])} of each step "
-        "takes"
+        else f"Another rank is probably late: {nth} of each step takes"
     )
     yield Measured(
         size=size,
@@ -404,10 +404,6 @@ def _collective_outliers(result: CommOutliers, answers: Answers) -> Iterator[Mea
 
 
 _LATE_ELSEWHERE = "Add the files of all ranks: they show which rank is late, and why."
-
-
-def _in_order(place: int, collective: str) -> str:
-    return f"the first {collective}" if place == 0 else f"{collective} number {place + 1}"
 
 
 def _place_in_steps(result: CommOutliers, outliers: pl.DataFrame) -> int | None:
@@ -511,6 +507,7 @@ def _exposed_communication(result: Overlap, answers: Answers) -> Iterator[Measur
         return
     waited_ns = int(waits["lost_ns"].sum())
     wait = f", plus {format_ns(time.each_ns(waited_ns))} of wait time for other ranks"
+    remedy = _exposing(result, answers, waits=not waited_ns)
     yield Measured(
         size=time.frac(total),
         title=f"Communication is not overlapped with compute: {time.share(total)}"
@@ -520,7 +517,8 @@ def _exposed_communication(result: Overlap, answers: Answers) -> Iterator[Measur
             *filter(None, (why_exposed(result),)),
             f"{format_frac(sums['overlap_frac'])} of all communication is overlapped with compute.",
         ),
-        advice=_exposing(result, answers, waits=not waited_ns),
+        advice=remedy,
+        confidence="low" if remedy == _PAIRS else "high",
         total_ns=total,
         intervals=intervals_of(rest),
         explained=explained_by(pl.concat([waits, slow]), whole),
@@ -531,6 +529,8 @@ def _exposing(result: Overlap, answers: Answers, *, waits: bool) -> str:
     """Return advice for exposed communication: by the kind of most collectives and their size."""
     comm, kind = answers.get("comm_outliers"), ""
     if isinstance(comm, CommOutliers):
+        if comm.mostly_unknown_pairs:
+            return _PAIRS
         kind = "" if result.mostly_waits else _main_kind(comm)
         if answers.program.pytorch and kind == "all_to_all":
             return _EXCHANGE
@@ -550,6 +550,14 @@ def _exposing(result: Overlap, answers: Answers, *, waits: bool) -> str:
     if not compute or compute >= exposed.filter(~pl.col("waited"))["lost_ns"].sum():
         return text
     return f"{text} Overlap alone gains at most the compute time, {answers.time.text(compute)}."
+
+
+#: Advice for sends and receives whose partner is not known.
+_PAIRS = (
+    "Most of it is in sends and receives whose partner was not recorded (batch_isend_irecv): they "
+    "include the wait for it, in a pipeline by its schedule. Compare it with the bubble of the "
+    "schedule first: (stages - 1) / (micro-batches + stages - 1)."
+)
 
 
 def _of_issuer(answers: Answers, comm: CommOutliers) -> str:

@@ -188,9 +188,17 @@ def _with_host_descriptions(kernels: pl.DataFrame, trace: Trace) -> pl.DataFrame
     by_id = _by_external_id(kernels, calls)
     is_launch = pl.col("kind").is_in(vocabulary.LAUNCH_KINDS)
     launches = trace.events[["kind", "pid", "tid", "ts", "correlation"]].filter(is_launch)
-    links = pl.concat([by_id, _by_correlation(kernels, calls, launches)])
-    descriptions = links.unique("event", keep="first", maintain_order=True).join(
-        calls.select("call", "collective", *_DESCRIPTION, issued="ts"), on="call"
+    alone = pl.concat([by_id, _by_correlation(kernels, calls, launches)])
+    batches = _by_batch(kernels, calls, launches)
+    links = pl.concat([alone.with_columns(collective=None), batches], how="vertical_relaxed")
+    descriptions = (
+        links.unique("event", keep="first", maintain_order=True)
+        .join(
+            calls.select("call", "collective", *_DESCRIPTION, issued="ts"),
+            on="call",
+            suffix="_of_call",
+        )
+        .with_columns(pl.coalesce("collective", "collective_of_call").alias("collective"))
     )
     filled = kernels.join(
         descriptions, on="event", how="left", suffix="_host", maintain_order="left"
@@ -256,6 +264,34 @@ def _by_correlation(
     inside = linking.enclosing(launches, spans, ["pid", "tid"]).drop_nulls("slice")
     called = inside.select("correlation", call=spans["call"][inside["slice"]])
     return _pairs(linking.link(called, kernels, ["correlation"]), called, kernels)
+
+
+def _by_batch(kernels: pl.DataFrame, calls: pl.DataFrame, launches: pl.DataFrame) -> pl.DataFrame:
+    """Return ``event`` and ``call`` of each kernel of ``batch_isend_irecv``.
+
+    PyTorch launches it after the calls of its sends and receives: the last one before the launch,
+    after the launch before, counts if all calls of the batch are with one rank. With the collective
+    of the batch: ``send_recv`` if it does both.
+    """
+    lane = ["pid", "tid"]
+    batch = calls.filter(pl.col("collective").is_in(("send", "recv")))
+    of_kernels = kernels.select("event", "correlation").drop_nulls()
+    launched = launches.join(of_kernels, on="correlation").sort("ts")
+    if batch.is_empty() or launched.is_empty():
+        return (
+            kernels[["event"]]
+            .clear()
+            .with_columns(calls["call"].clear(), collective=pl.lit(None, pl.String))
+        )
+    rows = batch.sort("ts").join_asof(
+        launched.select(*lane, "event", at="ts"), left_on="ts", right_on="at", by=lane,
+        strategy="forward", check_sortedness=False,
+    )  # fmt: skip
+    one = pl.struct("peer", pl.col("ends").str.extract(r"(\d+)$")).n_unique() == 1
+    both = pl.when(pl.col("collective").n_unique() > 1).then(pl.lit("send_recv"))
+    found = rows.drop_nulls("event").group_by("event", maintain_order=True)
+    each = found.agg(pl.col("call").last(), one=one, collective=both)
+    return each.filter("one").select("event", "call", "collective")
 
 
 def _pairs(links: pl.DataFrame, calls: pl.DataFrame, kernels: pl.DataFrame) -> pl.DataFrame:

@@ -210,10 +210,29 @@ def match(frame: pl.DataFrame) -> pl.DataFrame:
         _by_order(lane) if lane["seq"].has_nulls() else _by_seq(lane) for lane in _lanes(candidates)
     ]
     placed = pl.concat([p.with_columns(lane=pl.lit(i, pl.UInt32)) for i, p in enumerate(pieces)])
+    placed = _without_unknown_pairs(placed, candidates)
     shared = placed.filter(pl.col("rank").n_unique().over("lane", "place") >= _PAIR)
     first = shared.select("lane", "place").unique().sort("lane", "place").with_row_index("instance")
     matches = shared.join(first, on=["lane", "place"]).select("id", "instance", "lane")
     return frame.join(matches, on="id", how="left", maintain_order="left")
+
+
+def _without_unknown_pairs(placed: pl.DataFrame, candidates: pl.DataFrame) -> pl.DataFrame:
+    """Drop sends and receives without a recorded group, unless they are an all_to_all of all ranks.
+
+    That one runs on all ranks, and ends on them at about the same time: apart by less than it
+    takes, besides clocks.
+    """
+    columns = ("id", "collective", "group", "end", "duration_ns")
+    rows = placed.join(candidates.select(columns), on="id", maintain_order="left")
+    unknown = rows.filter(pl.col("group").is_null(), pl.col("collective") == "send_recv")
+    apart = pl.col("end") - pl.col("end").mean().over("lane", "place")
+    beyond = (apart - apart.median().over("lane", "rank")).abs().median()
+    on_all = pl.len() / (pl.col("place").n_unique() * pl.col("rank").n_unique()) >= _ALMOST
+    together = beyond <= pl.col("duration_ns").median()
+    sums = unknown.group_by("lane").agg("id", wrong=~(on_all & together))
+    wrong = sums.filter("wrong")["id"].explode()
+    return placed.filter(~pl.col("id").is_in(wrong.implode()))
 
 
 def unmatched(frame: pl.DataFrame) -> pl.DataFrame:

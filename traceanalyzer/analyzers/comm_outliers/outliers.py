@@ -51,7 +51,7 @@ def judge(instances: pl.DataFrame, factor: float, z: float) -> pl.DataFrame:
     - ``kernel``, without such a position: the same kernel. If more than a tenth are outliers, they
       are of many sizes and none is compared.
 
-    Null: too few events to compare with; no outliers there.
+    Null: too few events to compare with, or :func:`alone`; no outliers there.
 
     Args:
         instances: in order of time within each rank, with the columns of :data:`GROUP`,
@@ -79,10 +79,19 @@ def judge(instances: pl.DataFrame, factor: float, z: float) -> pl.DataFrame:
     judged = judged.with_columns(outlier=stands_out)
     crowd = pl.col("outlier").mean().over("like", "judged_by") > MIXED_FRAC
     mixed = crowd & (pl.col("judged_by") == "kernel").fill_null(value=False)
+    mixed |= alone(judged)
     unjudged = (pl.when(~mixed).then(name).alias(name) for name in ("judged_by", "factor", "z"))
     return judged.with_columns(*unjudged, outlier=pl.col("outlier") & ~mixed).drop(
         "like", "pool", "place", "slowness"
     )
+
+
+def alone(instances: pl.DataFrame) -> pl.Expr:
+    """Mark sends and receives whose partner is not known: they include the wait for it."""
+    if "instance" not in instances.columns:
+        return pl.lit(value=False)
+    is_pair = pl.col("collective").is_in(("send", "recv", "send_recv")).fill_null(value=False)
+    return is_pair & pl.col("instance").is_null()
 
 
 #: The first collective of a group is its set-up if it takes this many times as long as usual.

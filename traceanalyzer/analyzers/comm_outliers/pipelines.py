@@ -46,7 +46,7 @@ def in_pairs(rows: pl.DataFrame, rank: int | None) -> pl.DataFrame:
             end; ``ends``: sender and receiver within the group, as :data:`ENDS`.
         rank: global rank of the file, if known.
     """
-    is_single = pl.col("collective").is_in(("send", "recv"))
+    is_single = pl.col("collective").is_in(("send", "recv", "send_recv"))
     of_two = (pl.col("group_size") == _PAIR).fill_null(value=False)
     singles = rows[list(_OF_PAIR)].filter(is_single & ~of_two)
     if singles.is_empty():
@@ -78,8 +78,8 @@ def _listed(pair: str) -> pl.Expr:
 def _pair(row: Mapping[str, Any], rank: int | None) -> str | None:
     """Return sender and receiver of a send or receive as global ranks: ``0->1``."""
     if row["peer"] is not None and rank is not None:
-        ends = (rank, row["peer"]) if row["collective"] == "send" else (row["peer"], rank)
-        return f"{ends[0]}->{ends[1]}"
+        source, target = (rank, row["peer"])[:: 1 if row["collective"] == "send" else -1]
+        return _joined(source, target, row["collective"])
     if row["ends"] is None or row["group_ranks"] is None:
         return None
     here, there = map(int, re.findall(r"\d+", row["ends"]))
@@ -88,7 +88,14 @@ def _pair(row: Mapping[str, Any], rank: int | None) -> str | None:
     members = dict(enumerate(re.findall(r"\d+", row["group_ranks"].partition("...")[0])))
     if source not in members or target not in members:
         return None
-    return f"{members[source]}->{members[target]}"
+    return _joined(int(members[source]), int(members[target]), row["collective"])
+
+
+def _joined(source: int, target: int, collective: str) -> str:
+    """Return the pair; with both directions in one kernel it has no order."""
+    if collective == "send_recv":
+        return f"{min(source, target)}<->{max(source, target)}"
+    return f"{source}->{target}"
 
 
 class Pipeline(NamedTuple):

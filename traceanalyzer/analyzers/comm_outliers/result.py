@@ -11,7 +11,7 @@ from traceanalyzer.analyzers.comm_outliers import By, arrivals, chains, pipeline
 from traceanalyzer.analyzers.comm_outliers.activity import divide, labels
 from traceanalyzer.analyzers.comm_outliers.arrivals import Window
 from traceanalyzer.analyzers.comm_outliers.experts import NO_EXPERTS, UNEQUAL, Experts
-from traceanalyzer.analyzers.comm_outliers.outliers import NETWORK
+from traceanalyzer.analyzers.comm_outliers.outliers import NETWORK, alone
 from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.display import at_start, sentences
 from traceanalyzer.analyzers.common.kernel_names import function
@@ -319,12 +319,25 @@ class CommOutliers(Result):
     def waits_for_schedule(self) -> bool:
         """Whether the ranks are pipeline stages with about equal work that wait for the schedule.
 
-        They do not wait much longer than its bubble.
+        They do not wait much longer than its bubble without computing.
         """
         if self.pipeline is None or pipelines.work_longer(self.ranks["compute_ns"]).any():
             return False
-        share = self.totals.total_wait_ns / max(self.totals.total_span_ns, 1)
+        share = self.exposed_wait_ns / max(self.totals.total_span_ns, 1)
         return share <= pipelines.MORE * (self.pipeline.bubble_frac or 1.0)
+
+    @property
+    def mostly_unknown_pairs(self) -> bool:
+        """Whether most time is in sends and receives whose partner is not known."""
+        length = pl.col("duration_ns").sum()
+        pairs = self.instances.filter(alone(self.instances)).select(length).item()
+        return bool(2 * pairs > self.totals.total_comm_ns)
+
+    @property
+    def exposed_wait_ns(self) -> int:
+        """Wait time of all ranks without compute in the same collective."""
+        exposed = (pl.col("once_ns") - pl.col("compute_ns").fill_null(0)).clip(0)
+        return int(self.arrivals.select(exposed.sum()).item())
 
     @property
     def transfer_name(self) -> str:
@@ -464,11 +477,13 @@ def _changing(result: CommOutliers) -> str:
 def _bubble(result: CommOutliers) -> str:
     """Report the wait time of pipeline stages with about equal work."""
     wait, whole = result.totals.total_wait_ns, result.totals.total_span_ns
+    exposed = result.exposed_wait_ns
     rest = 1 - int(result.ranks["compute_ns"].sum()) / max(whole, 1)
     schedule = result.pipeline.schedule(rest) if result.pipeline else ""
     return sentences(
         "The ranks are pipeline stages with about equal work, which wait for each other by their "
-        f"schedule: {format_ns(wait)} in total ({_share(wait, whole)} of the recorded time).",
+        f"schedule: {format_ns(wait)} in total, of it {format_ns(exposed)} without compute "
+        f"({_share(exposed, whole)} of the recorded time).",
         schedule,
     )
 
@@ -685,7 +700,7 @@ def _group_text(result: CommOutliers, group: str | None) -> str:
 
 def small_collectives(result: CommOutliers, *, advise: bool = True) -> str:
     """Report many small collectives per step, with advice or not; empty if there are few."""
-    small = result.instances.filter(_is_small())
+    small = result.instances.filter(_is_small(), ~alone(result.instances))
     steps = result.instances["step"].drop_nulls().n_unique()
     per_step = small.height / result.totals.n_ranks / max(steps, 1)
     if per_step < MANY or 2 * small.height < result.totals.n_events:

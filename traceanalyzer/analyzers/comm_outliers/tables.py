@@ -333,7 +333,8 @@ def _matching(instances: pl.DataFrame, misplaced: int) -> list[str]:
         _if(
             alone,
             f"{alone:,} of {instances.height:,} collectives have no match on another rank (another "
-            "group, a send or recv, or not recorded there) and no wait time.",
+            "group, a send or receive without a recorded partner, or not recorded there): how long "
+            "they wait is not known.",
         ),
         _if(
             misplaced,
