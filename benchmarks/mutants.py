@@ -30,7 +30,6 @@ TESTS: dict[str, str] = {
     "frames/linking.py": "linking annotations_ranges",
     "frames/nesting.py": "nesting common_host_code",
     "frames/numbering.py": "numbering intervals slice_tree annotations",
-    "frames/ranges.py": "annotations_ranges",
     "frames/stack_weights.py": "stack_weights ancestors",
     "frames/stacks.py": "stacks stack_weights",
     "analyzers/common/device_work.py": "common_parts overlap",

@@ -55,7 +55,7 @@ ONLY = {
     "sqlite_utils": {"exporters/sqlite.py", "render/data.py"},
     "tabulate": {"render/table.py"},
     "rich": {"cli/progress.py"},
-    "mcp": {"cli/mcp.py", "tools/mcp/protocol.py"},
+    "mcp": {"cli/files.py", "tools/mcp/protocol.py"},
     "jsonschema": {"tools/mcp/tools.py"},
     "click": {f"cli/{path.name}" for path in (PACKAGE / "cli").glob("*.py")},
 }

@@ -48,7 +48,7 @@ def test_package_runs_no_input() -> None:
 def test_package_has_no_network_access() -> None:
     reaching = {_name(path): _roots(path) & REACHING for path in FILES}
     # view listens on 127.0.0.1 and opens its own address; tests/tools/test_view.py has the rest
-    view = {"tools/view.py": {"http"}, "cli/view.py": {"webbrowser"}}
+    view = {"tools/view.py": {"http"}, "cli/merge.py": {"webbrowser"}}
     assert {name: files for name, files in reaching.items() if files} == view
 
 

@@ -36,7 +36,7 @@ _MODULES = {
     "TraceAnalyzerError UnknownFormat UnreadableFile",
     "run.find": "find_inputs",
     "run.read": "read",
-    "tools.expected": "check_fix",
+    "tools.budgets": "check_fix",
     "tools.job": "Job read_job",
     "drawings": "Chart",
     "result": "Finding Report Result Table",

@@ -57,8 +57,8 @@ from traceanalyzer.analyzers.steps.result import Steps as Steps
 from traceanalyzer.analyzers.timeline.compute import timeline as timeline
 from traceanalyzer.analyzers.transfers.compute import transfers as transfers
 from traceanalyzer.analyzers.transfers.result import Transfers as Transfers
+from traceanalyzer.analyzers.what_if.compute import WhatIf as WhatIf
 from traceanalyzer.analyzers.what_if.compute import what_if as what_if
-from traceanalyzer.analyzers.what_if.result import WhatIf as WhatIf
 from traceanalyzer.drawings import Chart as Chart
 from traceanalyzer.errors import InputError as InputError
 from traceanalyzer.errors import MalformedInput as MalformedInput
@@ -82,8 +82,8 @@ from traceanalyzer.tools.baselines import list_baselines as list_baselines
 from traceanalyzer.tools.baselines import save_baseline as save_baseline
 from traceanalyzer.tools.budgets import Budgets as Budgets
 from traceanalyzer.tools.budgets import check_budgets as check_budgets
+from traceanalyzer.tools.budgets import check_fix as check_fix
 from traceanalyzer.tools.convert import convert as convert
-from traceanalyzer.tools.expected import check_fix as check_fix
 from traceanalyzer.tools.job import Job as Job
 from traceanalyzer.tools.job import read_job as read_job
 from traceanalyzer.tools.merge import Merged as Merged

@@ -7,10 +7,10 @@ import polars as pl
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from traceanalyzer.analyzers.annotations.compute import RangeContents, innermost_range
 from traceanalyzer.frames.intervals import Ints
 from traceanalyzer.frames.linking import first_match, link
 from traceanalyzer.frames.nesting import ROOT
-from traceanalyzer.frames.ranges import RangeContents, innermost_range
 
 HIGHEST, LOWEST = np.iinfo(np.int64).max, np.iinfo(np.int64).min
 

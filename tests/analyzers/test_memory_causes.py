@@ -11,7 +11,7 @@ from wording import check_wording
 
 import traceanalyzer as ta
 from traceanalyzer.errors import MissingData
-from traceanalyzer.render.occupancy.layout import lay_out
+from traceanalyzer.render.occupancy import lay_out
 
 BASE = 0x7F00_0000_0000
 GIB = 1 << 30

@@ -21,7 +21,7 @@ from polars.testing import assert_frame_equal
 import traceanalyzer as ta
 from traceanalyzer import schema
 from traceanalyzer.errors import MalformedInput, UnknownFormat
-from traceanalyzer.parsers.rocpd import v3_tables
+from traceanalyzer.parsers.rocpd import v3
 from traceanalyzer.parsers.rocpd.recording import copy_name
 from traceanalyzer.render import render
 
@@ -396,7 +396,7 @@ def test_copies_are_named_as_in_kineto() -> None:
     ],
 )
 def test_tables_are_found_without_their_uuid(table: str, name: str | None) -> None:
-    assert v3_tables.logical_name(table) == name
+    assert v3.logical_name(table) == name
 
 
 def test_fixtures_equal_the_output_of_their_script(tmp_path: Path) -> None:

@@ -31,9 +31,15 @@ from sample_results import skew
 from wording import check_wording, raises_wording
 
 from traceanalyzer.errors import OptionError
-from traceanalyzer.render import flamegraph, html, occupancy as ink, plot, render
-from traceanalyzer.render.occupancy import layout as labels
-from traceanalyzer.render.occupancy.layout import columns, largest, lay_out, stack
+from traceanalyzer.render import (
+    flamegraph,
+    html,
+    occupancy as ink,
+    occupancy as labels,
+    plot,
+    render,
+)
+from traceanalyzer.render.occupancy import columns, largest, lay_out, stack
 
 SVG = "{http://www.w3.org/2000/svg}"
 LIMIT = 2_000_000

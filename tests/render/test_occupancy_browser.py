@@ -10,7 +10,7 @@ from flames import training as burning
 from occupancies import BREAKOUT, Memory, empty, hostile, large, plain, training
 
 from traceanalyzer.render import html
-from traceanalyzer.render.occupancy.layout import columns, lay_out, stack
+from traceanalyzer.render.occupancy import columns, lay_out, stack
 
 STACKS = """
 const { memory } = document.querySelector('.occupancy').viewer;

@@ -17,9 +17,8 @@ from timelines import RANKS, many, of_many
 
 from traceanalyzer.analyzers.timeline.compute import timeline
 from traceanalyzer.drawings import Budget, BudgetPart
-from traceanalyzer.render import render
-from traceanalyzer.render.timeline import _data, codes, strip, varints
-from traceanalyzer.render.timeline.strip import length, shares
+from traceanalyzer.render import render, timeline as drawn_timeline
+from traceanalyzer.render.timeline import _data, codes, length, shares, varints
 
 EVERY = st.integers(-(1 << 63), (1 << 63) - 1)
 
@@ -78,7 +77,7 @@ def test_page_has_every_state_and_event() -> None:
 @pytest.mark.parametrize("width", [40, 80, 200])
 @pytest.mark.parametrize("unicode", [True, False])
 def test_strip_fits_the_width(width: int, unicode: bool) -> None:
-    text = strip.text(once(timeline, RANKS).drawing(), width, unicode=unicode)
+    text = drawn_timeline.text(once(timeline, RANKS).drawing(), width, unicode=unicode)
     body = text.split("\n")[1:]
     assert max(map(len, body)) <= width
     assert text.isascii() != unicode
@@ -89,7 +88,7 @@ def test_strip_has_each_state_as_often_as_its_share() -> None:
     parts = np.tile([0.7, 0.24, 0.06], (1, 100, 1)) * 5.0
     parts[0, 40:50] = 0
     parts[0, 80:] = [0, 0, 3.0]
-    (states,) = strip._characters(parts)
+    (states,) = drawn_timeline._characters(parts)
     assert (states[40:50] == -1).all()
     assert (states[80:] == 2).all()
     rest = np.delete(states[:80], range(40, 50))
@@ -97,7 +96,7 @@ def test_strip_has_each_state_as_often_as_its_share() -> None:
 
 
 def test_strip_shows_long_states_in_a_row() -> None:
-    lines = strip.text(once(timeline, RANKS).drawing(), 80, unicode=False).split("\n")
+    lines = drawn_timeline.text(once(timeline, RANKS).drawing(), 80, unicode=False).split("\n")
     waiting = next(line for line in lines if line.strip().startswith("rank 4"))
     loading = next(line for line in lines if line.strip().startswith("rank 5"))
     runs = re.findall(r"d{5,}", loading)
@@ -109,10 +108,12 @@ def test_strip_shows_long_states_in_a_row() -> None:
 @pytest.mark.matrix
 def test_strip_of_many_devices_shows_the_extremes() -> None:
     drawing = of_many().drawing()
-    text = strip.text(drawing, 80)
+    text = drawn_timeline.text(drawing, 80)
     assert len(re.findall(r"^  rank", text, re.MULTILINE)) == 5
     assert "rank 37 " in text
-    assert len(re.findall(r"^  rank", strip.text(drawing, 80, top=None), re.MULTILINE)) == 64
+    assert (
+        len(re.findall(r"^  rank", drawn_timeline.text(drawing, 80, top=None), re.MULTILINE)) == 64
+    )
 
 
 def test_strip_without_unicode_in_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +121,7 @@ def test_strip_without_unicode_in_the_terminal(monkeypatch: pytest.MonkeyPatch) 
         encoding = "ascii"
 
     monkeypatch.setattr("sys.stdout", Output())
-    assert not strip.can_encode()
+    assert not drawn_timeline.can_encode()
 
 
 # --- plots ---------------------------------------------------------------------------------------
@@ -158,7 +159,7 @@ def test_long_labels_are_divided_at_spaces(width: int) -> None:
         BudgetPart("waiting", label, 5_706_000, 0.6),
         BudgetPart("idle", "idle", 4_000_000, 0.4),
     )
-    lines = strip.bar(Budget("Time", parts), width, unicode=False).splitlines()
+    lines = drawn_timeline.bar(Budget("Time", parts), width, unicode=False).splitlines()
     assert max(map(len, lines)) <= width
     assert " ".join(" ".join(lines[2:]).split()) == (
         f"w {label} 5.706 ms (60.0 %) . idle 4 ms (40.0 %)"
@@ -168,7 +169,7 @@ def test_long_labels_are_divided_at_spaces(width: int) -> None:
 
 def test_text_names_the_devices_of_the_critical_path(monkeypatch: pytest.MonkeyPatch) -> None:
     drawing = once(timeline, RANKS).drawing()
-    lines = strip.text(drawing, 120, unicode=True).splitlines()
+    lines = drawn_timeline.text(drawing, 120, unicode=True).splitlines()
     (row,) = (line for line in lines if line.startswith("  critical path"))
     places = lines[lines.index(row) + 1]
     start = drawing.states.filter(lane=8, state="dataloading").sort(
@@ -178,7 +179,7 @@ def test_text_names_the_devices_of_the_critical_path(monkeypatch: pytest.MonkeyP
     column = left + int(start / length(drawing) * (120 - left))
     assert row[column + 2] == "d"
     assert places[column - 1 : column + 8].strip().startswith("rank 5")
-    monkeypatch.setattr(strip, "_MOST", 4)
-    few = strip.text(drawing, 120, top=4).splitlines()
+    monkeypatch.setattr(drawn_timeline, "_MOST", 4)
+    few = drawn_timeline.text(drawing, 120, top=4).splitlines()
     assert sum(line.startswith("  rank") for line in few) == 5
     assert sum(line.startswith("  critical path") for line in few) == 1

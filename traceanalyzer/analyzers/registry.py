@@ -231,6 +231,7 @@ TOOLS = (
         "mcp",
         "Serve the analyses as tools for language models (MCP).",
         examples=("--root runs/", "--root runs/ --root dumps/"),
+        cli="files",
     ),
     Command(
         "gate",
@@ -327,7 +328,7 @@ ENTRIES: dict[str, Entry] = {
             group="Start here",
             examples=("run/", "run/ --free data-loading --scale 'gemm=2'"),
             plot="gain of each change",
-            result="WhatIf",
+            result="compute:WhatIf",
             helpers=("replay",),
         ),
         Entry(

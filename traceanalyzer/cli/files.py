@@ -1,4 +1,4 @@
-"""Commands that write or read files: ``convert``, ``query``, ``summarize``, ``baseline``."""
+"""Commands that write or serve: ``convert``, ``query``, ``summarize``, ``baseline``, ``mcp``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from traceanalyzer.cli.answering import answer, inputs_of, report
 from traceanalyzer.cli.commands import analyzer_options
 from traceanalyzer.cli.options import ReadingOptions, Writing, reading_here, workers_option, writing
 from traceanalyzer.cli.progress import progress
-from traceanalyzer.errors import OptionError
+from traceanalyzer.errors import MissingExtra, OptionError
 from traceanalyzer.render.text import prose
 from traceanalyzer.run import baselines
 
@@ -282,3 +282,28 @@ def show(name: str, writing: Writing) -> None:
 def rm(name: str) -> None:
     """Remove a baseline with all its runs."""
     baselines.remove(name)
+
+
+@click.command()
+@click.option(
+    "--root",
+    "roots",
+    multiple=True,
+    required=True,
+    metavar="FOLDER",
+    help="Folder whose files may be read. Repeatable.",
+)
+def mcp(roots: tuple[str, ...]) -> None:
+    """Serve the analyses as tools for language models, over stdio (Model Context Protocol).
+
+    A client starts this command and calls its tools: diagnose, query, and every analysis. They read
+    files below the roots only, and write nothing. Needs the extra mcp.
+    """
+    try:
+        import mcp as _sdk  # noqa: F401 - whether it is installed
+    except ImportError:
+        raise MissingExtra("traceanalyzer mcp", "mcp") from None
+    from traceanalyzer.tools.mcp.protocol import serve
+    from traceanalyzer.tools.mcp.tools import Roots
+
+    serve(Roots(roots).folders)

@@ -361,10 +361,10 @@ def _strips(result: Result, width: int, top: int | None, *, color: bool) -> list
     """Return where the time goes, and the timelines."""
     if not (result.budget_bar or result.timelines):
         return []
-    from traceanalyzer.render.timeline import strip  # few results have one
+    from traceanalyzer.render import timeline  # few results have one
 
-    bar = [strip.bar(result.budget_bar, width, color=color)] if result.budget_bar else []
-    return [*bar, *(strip.text(one, width, top=top, color=color) for one in result.timelines)]
+    bar = [timeline.bar(result.budget_bar, width, color=color)] if result.budget_bar else []
+    return [*bar, *(timeline.text(one, width, top=top, color=color) for one in result.timelines)]
 
 
 def _heading(result: Result, width: int) -> str:

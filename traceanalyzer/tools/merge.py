@@ -21,7 +21,7 @@ from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.analyzers.common.display import short_paths
 from traceanalyzer.analyzers.timeline import alignment, overlays
 from traceanalyzer.errors import MissingData, OptionError
-from traceanalyzer.exporters.chrome_trace.merged import JsonWriter
+from traceanalyzer.exporters.chrome_trace import JsonWriter
 from traceanalyzer.exporters.perfetto import PerfettoWriter
 from traceanalyzer.findings.judge import RULES, analyses, judge
 from traceanalyzer.result import Finding

@@ -17,7 +17,7 @@ from traceanalyzer.analyzers.replay import engine, program
 from traceanalyzer.analyzers.replay.path import KERNELS, longest_path
 from traceanalyzer.analyzers.replay.program import Program
 from traceanalyzer.analyzers.what_if import PathOptions as Options
-from traceanalyzer.analyzers.what_if.result import inferred_waits
+from traceanalyzer.analyzers.what_if.compute import inferred_waits
 from traceanalyzer.drawings import Chart
 from traceanalyzer.result import Result, Table, View
 from traceanalyzer.run.loop import run

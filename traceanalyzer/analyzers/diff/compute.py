@@ -15,7 +15,7 @@ import polars as pl
 from traceanalyzer.analyzers.base import Analyzer, Needs
 from traceanalyzer.analyzers.comm_outliers import compute as comm
 from traceanalyzer.analyzers.common.device_work import device_work
-from traceanalyzer.analyzers.diff import Options, comparable, compared, result, roles, runs, units
+from traceanalyzer.analyzers.diff import Options, comparable, compared, result, roles, runs
 from traceanalyzer.analyzers.flamegraph import compute as flamegraph
 from traceanalyzer.analyzers.flamegraph.result import FlameGraph
 from traceanalyzer.analyzers.gpu_idle import compute as gpu_idle
@@ -104,7 +104,7 @@ def measure(trace: Trace, options: Options) -> runs.Part:
         idle=idle,
         kernels=work,
         work=None if work is None else _work_by_step(pieces, work),
-        units=None if work is None else units.measure(trace, pieces, work, calls, _typical(marks)),
+        units=None if work is None else roles.measure(trace, pieces, work, calls, _typical(marks)),
         operators=None if calls is None else _operators_by_step(calls, marks),
         comm=_part_or_none(lambda: comm.measure(trace, of_comm)),
         memory=_part_or_none(lambda: memory.measure(trace, _PEAK, drawn=False, causes=False))

@@ -15,7 +15,7 @@ from traceanalyzer.analyzers.comm_outliers.collectives import Part as CommPart
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.analyzers.common.columns import source_of, stacked
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION
-from traceanalyzer.analyzers.diff.units import Units
+from traceanalyzer.analyzers.diff.roles import Units
 from traceanalyzer.analyzers.flamegraph.weights import Part as Stacks
 from traceanalyzer.analyzers.gpu_idle import compute as gpu_idle
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle

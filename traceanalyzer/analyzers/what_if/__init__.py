@@ -1,8 +1,7 @@
 """What a fix would gain: the run is replayed with changes.
 
-``compute`` joins the programs of
-all ranks (:mod:`~traceanalyzer.analyzers.replay`) and replays them; ``result`` has the data,
-verdict, notes, tables and charts.
+``compute`` joins the programs of all ranks (:mod:`~traceanalyzer.analyzers.replay`), replays them,
+and has the result.
 """
 
 from collections.abc import Sequence

@@ -3,7 +3,7 @@
 Input: decompressed bytes. Output: the schema's tables. A file passes through the modules in this
 order: ``reader`` (the steps, the file's metadata) -> ``container`` (bytes by offset, locates the
 event arrays) -> ``arrays`` (splits them into pieces, reads these in threads, each by ``_scan.c``,
-or by ``decode``, ``extract`` and ``slices``; ``recover`` for damaged text) -> ``columns`` (of a
+or by ``decode``, ``extract`` and ``points``; ``recover`` for damaged text) -> ``columns`` (of a
 piece, of the file) -> ``assemble`` (tables; ``points`` pairs begin and end events, and builds
 flows). ``samples``, ``producers`` and ``xla`` are imported only for files that need them.
 """

@@ -20,8 +20,7 @@ from traceanalyzer.parsers.chrome_trace.columns import (
     nullable,
 )
 from traceanalyzer.parsers.chrome_trace.decode import NULL, NULL_ADDRESS
-from traceanalyzer.parsers.chrome_trace.points import flow_table, paired_columns
-from traceanalyzer.parsers.chrome_trace.slices import MEMORY
+from traceanalyzer.parsers.chrome_trace.points import MEMORY, flow_table, paired_columns
 from traceanalyzer.parsers.contract import Selection
 from traceanalyzer.parsers.tables import Order, time_order
 from traceanalyzer.trace import overlaps

@@ -17,7 +17,7 @@ from traceanalyzer.parsers.chrome_trace.columns import (
     Rows,
 )
 from traceanalyzer.parsers.chrome_trace.decode import NO_ARGS, NULL, Args, Event, text_of
-from traceanalyzer.parsers.chrome_trace.slices import Draft, RawArgs, set_ids, slice_columns
+from traceanalyzer.parsers.chrome_trace.points import Draft, RawArgs, set_ids, slice_columns
 from traceanalyzer.parsers.contract import Selection
 
 _SLICE_PHASES = frozenset("XiIRPNODvVc")

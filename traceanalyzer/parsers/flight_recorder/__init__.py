@@ -1,7 +1,7 @@
 """PyTorch Flight Recorder dumps: the last collectives of each rank, as a pickle or JSON.
 
-``content`` reads a pickle without executing it, or JSON, to plain Python values; ``reader`` builds
-the tables of a trace.
+``reader`` reads a pickle without executing it, or JSON, to plain Python values, and builds the
+tables of a trace.
 """
 
 import re

@@ -1,7 +1,7 @@
 """CUDA memory snapshots, pickled by ``torch.cuda.memory._dump_snapshot``.
 
 ``machine`` turns a pickle into a ``document``, columns of tagged 64-bit words; without a compiler
-``unpickler`` and ``plain`` do. ``tables`` builds the tables of a trace, ``reader`` combines them
+``unpickler`` helps it. ``tables`` builds the tables of a trace, ``reader`` combines them
 and reports issues.
 """
 

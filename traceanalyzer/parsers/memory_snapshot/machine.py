@@ -1,18 +1,22 @@
 """Unpickle snapshots to a :class:`~.document.Document` in limited memory, without running code.
 
 The compiled machine interprets the opcodes allowed in a snapshot and creates words instead of
-objects. Without a compiler, ``plain`` unpickles objects and encodes them as the same words.
+objects. Without a compiler, objects are unpickled and encoded as the same words.
 """
 
 from __future__ import annotations
 
 import os
 import struct
+from array import array
 from collections.abc import Iterable
-from typing import Final
+from itertools import accumulate, chain, repeat
+from typing import Any, Final
 
+from traceanalyzer.parsers.memory_snapshot import document as doc
 from traceanalyzer.parsers.memory_snapshot.document import Document
-from traceanalyzer.parsers.memory_snapshot.problem import Problem, Refused
+from traceanalyzer.parsers.memory_snapshot.problem import MOST_ITEMS, Problem, Refused
+from traceanalyzer.parsers.memory_snapshot.unpickler import PlainUnpickler
 
 try:
     import traceanalyzer.parsers.memory_snapshot._machine as _machine
@@ -35,9 +39,7 @@ def read_pickle(blocks: Iterable[bytes], keys: tuple[str, ...], tables: Tables) 
         Refused: it is not a memory snapshot.
     """
     if _machine is None:
-        from traceanalyzer.parsers.memory_snapshot import plain  # type: ignore[unreachable]
-
-        return plain.read(blocks, keys, tables)
+        return _read_without_machine(blocks, keys, tables)  # type: ignore[unreachable]
     machine = Machine(keys, tables)
     for block in blocks:
         machine.feed(block)
@@ -102,3 +104,127 @@ class Machine:
         if problem is not None:
             code, number, offset = problem
             raise Refused(_PROBLEMS[code - 1], number, offset)
+
+
+#: Bits of a word: the tag and, for a row, the number of its table.
+_KIND: Final = 0xFF << 56 | 15
+
+
+def _read_without_machine(
+    blocks: Iterable[bytes], keys: tuple[str, ...], tables: Tables
+) -> Document:
+    """Read a snapshot; see :func:`.machine.read_pickle`."""
+    encoder = _Encoder(keys, tables)
+    unpickler = PlainUnpickler(blocks, encoder.triggers)
+    root = unpickler.load()
+    unpickler.memo.clear()
+    try:
+        return encoder.document(unpickler, encoder.word(root))
+    except RecursionError:
+        raise Refused(Problem.DEEP) from None
+
+
+class _Encoder:
+    """Encodes objects as words, and frees them."""
+
+    def __init__(self, keys: tuple[str, ...], tables: Tables) -> None:
+        self.triggers = [trigger.encode() for trigger, _ in tables]
+        self._fields = [{field.encode(): field for field in fields} for _, fields in tables]
+        self._rows = [array("Q") for _ in tables]
+        self._columns = [set[bytes]() for _ in tables]
+        # by bytes: hashes of numbers are predictable, and a file could cause collisions
+        self._pools: dict[int, dict[bytes, int]] = {tag: {} for tag in range(doc.ROW + 1)}
+        self._pools[doc.STR] = {key.encode(): number for number, key in enumerate(keys)}
+        self._pools[doc.TUPLE] = self._pools[doc.STACK]
+        self._encoded: dict[int, int] = {}  # by identity; 0 for what must not be used again
+
+    def word(self, value: Any) -> int:
+        """Return the word of an object."""
+        if isinstance(value, bytes):
+            return self._pooled(doc.STR, value)
+        if value is None or isinstance(value, bool):
+            return doc.NONE if value is None else doc.BOOL | value << 4
+        if isinstance(value, float):
+            return self._pooled(doc.FLOAT, struct.pack("<d", value))
+        if isinstance(value, int):
+            if -(1 << 59) <= value < 1 << 59:
+                return doc.INT | (value & (1 << 60) - 1) << 4
+            return self._pooled(doc.BIG, value.to_bytes(16, "little", signed=True))
+        word = self._encoded.get(id(value))
+        if word == 0:
+            raise Refused(Problem.USED_TWICE)
+        return word or (self._container(value) if value else doc.EMPTY)
+
+    def document(self, source: PlainUnpickler, root: int) -> Document:
+        """Return the document of all words so far."""
+        tables = zip(self._fields, self._rows, self._columns, strict=True)
+        return Document(
+            strings=list(self._pools[doc.STR]),
+            bigs=[int.from_bytes(raw, "little", signed=True) for raw in self._pools[doc.BIG]],
+            floats=[struct.unpack("<d", raw)[0] for raw in self._pools[doc.FLOAT]],
+            sequences=_runs(self._pools[doc.STACK], 8),
+            lists=_runs(self._pools[doc.LIST], 8),
+            dicts=_runs(self._pools[doc.DICT], 16),
+            tables=[_table(*table) for table in tables],
+            root=root,
+            complete=source.complete,
+            consumed=source.consumed,
+            protocol=source.proto or None,
+            trailing=source.trailing,
+        )
+
+    def _pooled(self, tag: int, raw: bytes) -> int:
+        pool = self._pools[tag]
+        return tag | pool.setdefault(raw, len(pool)) << 4
+
+    def _container(self, value: Any) -> int:
+        self._encoded[id(value)] = 0
+        items = [*chain.from_iterable(value.items())] if type(value) is dict else value
+        known = list(map(self._encoded.get, map(id, items), repeat(0)))  # frames, mostly
+        encoded = array("Q", known if all(known) else [self.word(item) for item in items])
+        if type(value) is dict:
+            word = self._dict(value, encoded)
+        else:
+            is_stack = all(word & _KIND == doc.ROW for word in encoded)
+            tag = doc.TUPLE if type(value) is tuple else doc.STACK if is_stack else doc.LIST
+            if tag != doc.LIST and len(encoded) > MOST_ITEMS:
+                raise Refused(Problem.FRAMES if is_stack else Problem.LONG_TUPLE, len(encoded))
+            word = self._pooled(tag, encoded.tobytes())
+        if word & 15 in (doc.STACK, doc.TUPLE) or word & _KIND == doc.ROW:
+            self._encoded[id(value)] = word
+        if type(value) is not tuple:
+            value.clear()
+        return word
+
+    def _dict(self, value: dict[Any, Any], encoded: array[int]) -> int:
+        table = next((at for at, key in enumerate(self.triggers) if key in value), None)
+        if table is None:
+            return self._pooled(doc.DICT, encoded.tobytes())
+        fields, rows, frames = self._fields[table], self._rows[table], self._pools[doc.ROW]
+        known = dict(zip(value, encoded[1::2], strict=True))
+        row = array("Q", [known.get(key, doc.NONE) for key in fields])
+        self._columns[table].update(known)
+        number = len(rows) // len(row)
+        if table == doc.FRAMES:
+            number = frames.setdefault(row.tobytes(), number)
+        if number * len(row) == len(rows):
+            rows.extend(row)
+        return doc.ROW | number << 4 | table << 56
+
+
+def _table(
+    fields: dict[bytes, str], rows: array[int], present: set[bytes]
+) -> tuple[int, dict[str, bytes]]:
+    """Return the number of rows, and the columns that any row has."""
+    columns = {
+        name: rows[at :: len(fields)].tobytes()
+        for at, (key, name) in enumerate(fields.items())
+        if key in present
+    }
+    return len(rows) // len(fields), columns
+
+
+def _runs(pool: dict[bytes, int], size: int) -> tuple[bytes, bytes]:
+    """Return the offsets of runs of words, and the words."""
+    ends = accumulate((len(raw) // size for raw in pool), initial=0)
+    return array("Q", ends).tobytes(), b"".join(pool)

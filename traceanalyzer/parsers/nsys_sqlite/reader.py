@@ -9,8 +9,16 @@ import polars as pl
 from traceanalyzer import schema
 from traceanalyzer.errors import UnknownFormat
 from traceanalyzer.parsers.contract import Progress, Selection
-from traceanalyzer.parsers.nsys_sqlite import capture, device, host, nvtx, tables
-from traceanalyzer.parsers.nsys_sqlite.identity import Identity, describe, identify, lanes
+from traceanalyzer.parsers.nsys_sqlite import device, host, nvtx, tables
+from traceanalyzer.parsers.nsys_sqlite.identity import (
+    Identity,
+    describe,
+    failed_calls,
+    findings,
+    identify,
+    lanes,
+    untraced_processes,
+)
 from traceanalyzer.parsers.source import Source
 from traceanalyzer.parsers.sqlite.database import Database
 from traceanalyzer.parsers.sqlite.pages import on_disk
@@ -307,13 +315,11 @@ def _of_export(export: tables.Export, identity: Identity, version: str | None) -
             1,
             f"{version}; supported up to {_KNOWN_SCHEMA[0]}.{_KNOWN_SCHEMA[1]}",
         )
-    yield from capture.findings(export)
-    if _is_wanted(export, "cuda_runtime", tables.RUNTIME) and (
-        failed := capture.failed_calls(export)
-    ):
+    yield from findings(export)
+    if _is_wanted(export, "cuda_runtime", tables.RUNTIME) and (failed := failed_calls(export)):
         yield "notice", FAILED_CALLS, *failed
     alone = None if identity.rank is not None else identity.devices
-    if alone and (untraced := capture.untraced_processes(export, alone)):
+    if alone and (untraced := untraced_processes(export, alone)):
         yield "notice", UNTRACED_PROCESSES, *untraced
     for table in sorted(export.database.tables):
         known = table in tables.REQUIRED or table in tables.DESCRIBING

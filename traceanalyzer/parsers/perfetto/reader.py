@@ -18,9 +18,9 @@ from traceanalyzer.parsers.chrome_trace import reader as chrome_trace
 from traceanalyzer.parsers.chrome_trace.arrays import process
 from traceanalyzer.parsers.chrome_trace.columns import INPUTS, Batch, Collected, Flows, Issues
 from traceanalyzer.parsers.chrome_trace.decode import Args
-from traceanalyzer.parsers.chrome_trace.slices import may_communicate
+from traceanalyzer.parsers.chrome_trace.points import may_communicate
 from traceanalyzer.parsers.contract import Progress, Selection
-from traceanalyzer.parsers.perfetto import clocks, slices, state, wire
+from traceanalyzer.parsers.perfetto import slices, state, wire
 from traceanalyzer.parsers.perfetto.slices import BEGIN, END, pair
 from traceanalyzer.parsers.perfetto.wire import INSTANT, NULL, Field, Ints
 from traceanalyzer.parsers.source import Source
@@ -88,7 +88,7 @@ def parse(source: Source, selection: Selection, progress: Progress | None) -> Tr
         reading = xla.full_selection(selection)
     recording.read(reading)
     metadata: dict[str, Any] = {}
-    epoch = clocks.epoch_ns(recording.described)
+    epoch = state.epoch_ns(recording.described)
     if epoch is not None and 0 <= epoch <= LAST_EPOCH_NS:
         metadata["baseTimeNanoseconds"] = epoch
     trace = chrome_trace.trace_of(source, reading, metadata, collected)
@@ -211,7 +211,7 @@ class _Recording:
     def _times(self) -> Ints:
         clock = self.packets["clock"]
         clock = np.where(clock == NULL, self._by_key("clock", self.described.primary), clock)
-        ts, unknown = clocks.on_trace_clock(
+        ts, unknown = state.on_trace_clock(
             self.described, self.packets["ts"], clock, self.packets["sequence"]
         )
         timed = unknown[(self.packets["kind"][unknown] & wire.IS_EVENT) > 0]

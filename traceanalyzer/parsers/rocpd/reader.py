@@ -8,7 +8,7 @@ import polars as pl
 from traceanalyzer import schema
 from traceanalyzer.errors import UnknownFormat
 from traceanalyzer.parsers.contract import Progress, Selection
-from traceanalyzer.parsers.rocpd import rpd, v3, v3_tables
+from traceanalyzer.parsers.rocpd import rpd, v3
 from traceanalyzer.parsers.rocpd.recording import Recording
 from traceanalyzer.parsers.source import Source, rank_from_name
 from traceanalyzer.parsers.sqlite.database import Database
@@ -40,10 +40,10 @@ def parse(source: Source, selection: Selection, progress: Progress | None, name:
         on_disk(source, _WRITER) as file,
         Database(file.path, source.path, progress, remedy=_REMEDY) as database,
     ):
-        names = set(map(v3_tables.logical_name, database.tables))
+        names = set(map(v3.logical_name, database.tables))
         # rocprofv3's tables have names that RPD's do not have
         is_rpd = database.has(rpd.OP, rpd.API)
-        if not is_rpd and not names.intersection(v3_tables.IDENTIFYING):
+        if not is_rpd and not names.intersection(v3.IDENTIFYING):
             raise UnknownFormat(
                 source.path, "an SQLite database, but not a recording of RPD or rocprofv3"
             )
@@ -148,14 +148,14 @@ def _lanes(recording: Recording, rank: int | None, ranks: dict[int, int]) -> pl.
 
 def _without_columns(database: Database, *, is_rpd: bool) -> list[Finding]:
     """Report missing tables; drop tables without a required column, and report them."""
-    required = rpd.REQUIRED if is_rpd else v3_tables.REQUIRED
-    essential = rpd.ESSENTIAL if is_rpd else v3_tables.ESSENTIAL
-    exist = set(database.tables if is_rpd else map(v3_tables.logical_name, database.tables))
+    required = rpd.REQUIRED if is_rpd else v3.REQUIRED
+    essential = rpd.ESSENTIAL if is_rpd else v3.ESSENTIAL
+    exist = set(database.tables if is_rpd else map(v3.logical_name, database.tables))
     issues: list[Finding] = [
         ("data_loss", "missing-table", 1, table) for table in essential if table not in exist
     ]
     for table in sorted(database.tables):
-        name = table if is_rpd else v3_tables.logical_name(table)
+        name = table if is_rpd else v3.logical_name(table)
         columns = required.get(name or "", ())
         missing = [column for column in columns if column not in database.tables[table]]
         if missing:
@@ -175,7 +175,7 @@ def _of_recording(database: Database, recording: Recording, *, is_rpd: bool) -> 
         known = (
             table in rpd.REQUIRED or table in rpd.DESCRIBING
             if is_rpd
-            else v3_tables.logical_name(table) is not None or table == "sqlite_sequence"
+            else v3.logical_name(table) is not None or table == "sqlite_sequence"
         )
         if not known:
             yield "info", "not-read", 1, table

@@ -4,13 +4,220 @@ The grid of a dispatch is recorded in work items. An API call and the device wor
 have the same ``stack_id``.
 """
 
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
 import polars as pl
 
 from traceanalyzer import schema
-from traceanalyzer.parsers.rocpd import recording as names, v3_tables as t
+from traceanalyzer.parsers.rocpd import recording as names
 from traceanalyzer.parsers.rocpd.recording import COUNTERS, LANES, Recording
+from traceanalyzer.parsers.sqlite.database import Database
 from traceanalyzer.parsers.sqlite.rows import DatabaseReader
+from traceanalyzer.schema import MAX_RANKS
 from traceanalyzer.trace import Device
+
+DISPATCH, COPY, REGION = "rocpd_kernel_dispatch", "rocpd_memory_copy", "rocpd_region"
+ALLOCATE, COUNTER, SAMPLE = "rocpd_memory_allocate", "rocpd_pmc_event", "rocpd_sample"
+EVENT, ARGUMENT, STRING, METADATA = "rocpd_event", "rocpd_arg", "rocpd_string", "rocpd_metadata"
+SYMBOL, AGENT, NODE = "rocpd_info_kernel_symbol", "rocpd_info_agent", "rocpd_info_node"
+PROCESS, THREAD, PMC = "rocpd_info_process", "rocpd_info_thread", "rocpd_info_pmc"
+TRACK, STREAM, QUEUE = "rocpd_track", "rocpd_info_stream", "rocpd_info_queue"
+
+#: Required columns by table.
+REQUIRED: dict[str, tuple[str, ...]] = {
+    DISPATCH: ("id", "pid", "agent_id", "kernel_id", "start", "end"),
+    COPY: ("id", "pid", "start", "end", "name_id", "size"),
+    REGION: ("id", "pid", "tid", "start", "end", "name_id"),
+    ALLOCATE: ("id", "pid", "type", "start", "size"),
+    COUNTER: ("event_id", "pmc_id", "value"),
+    SAMPLE: ("timestamp",),
+    EVENT: ("id", "stack_id"),
+    ARGUMENT: ("event_id", "name", "value"),
+    STRING: ("id", "string"),
+    METADATA: ("tag", "value"),
+    SYMBOL: ("id", "kernel_name"),
+    AGENT: ("id", "type"),
+    NODE: ("id",),
+    PROCESS: ("id", "pid"),
+    THREAD: ("id", "tid"),
+    PMC: ("id", "name"),
+    TRACK: ("id",),
+}
+#: Tables that identify the format.
+IDENTIFYING = (DISPATCH, REGION, COPY, PROCESS)
+#: Tables without events.
+DESCRIBING = (STREAM, QUEUE, "rocpd_info_code_object")
+
+#: Names of agents that do not name a model.
+_NO_MODEL = r"^[CG]PU_Agent$"
+#: The uuid behind a table's name, with or without an underscore.
+_UUID = re.compile(r"_?(?:[0-9a-fA-F]{4,}(?:[_-][0-9a-fA-F]{4,})*)?")
+_ID = ["guid", "id"]
+_MOST_GPUS = 1 << 16
+#: Tables without which rows have no name or place.
+ESSENTIAL = ("rocpd_string", "rocpd_info_process", "rocpd_info_agent", "rocpd_info_kernel_symbol")
+_RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
+
+
+def logical_name(table: str) -> str | None:
+    """Return the name of a table without its uuid, or None for an unknown table."""
+    matches = (
+        name
+        for name in (*REQUIRED, *DESCRIBING)
+        if table.startswith(name) and _UUID.fullmatch(table, len(name))
+    )
+    return max(matches, key=len, default=None)
+
+
+@dataclass
+class Tables:
+    """The tables of an open database by their names without uuid.
+
+    Attributes:
+        reading: the database and the selection.
+        places: the tables of each name.
+    """
+
+    reading: DatabaseReader
+    places: dict[str, list[str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for table in sorted(self.reading.database.tables):
+            if name := logical_name(table):
+                self.places.setdefault(name, []).append(table)
+
+    @property
+    def database(self) -> Database:
+        """The open file."""
+        return self.reading.database
+
+    def has(self, *names: str) -> bool:
+        """Whether any of the tables exists."""
+        return any(name in self.places for name in names)
+
+    def read(
+        self,
+        name: str,
+        *,
+        integers: Sequence[str] = (),
+        texts: Sequence[str] = (),
+        reals: Sequence[str] = (),
+        where: str | None = None,
+    ) -> pl.DataFrame:
+        """Read columns of all tables of a name, with ``guid``."""
+        parts = [
+            self.database.read(
+                table, integers=integers, texts=("guid", *texts), reals=reals, where=where
+            ).with_columns(pl.col("guid").fill_null(table))
+            # a name that no table has: no rows
+            for table in self.places.get(name, ("",))
+        ]
+        return pl.concat(parts)
+
+    def described(
+        self, name: str, *, integers: Sequence[str] = (), texts: Sequence[str] = ()
+    ) -> pl.DataFrame:
+        """Read a table that rows refer to: one row per (guid, id)."""
+        rows = self.read(name, integers=("id", *integers), texts=texts).drop_nulls("id")
+        return rows.unique(_ID, keep="first", maintain_order=True)
+
+    def joined(self, rows: pl.DataFrame, key: str, table: pl.DataFrame) -> pl.DataFrame:
+        """Add the columns of a table that ``key`` refers to."""
+        return rows.join(
+            table, left_on=["guid", key], right_on=_ID, how="left", maintain_order="left"
+        )
+
+    def strings(self) -> pl.DataFrame:
+        """Return all strings."""
+        return self.described(STRING, texts=("string",))
+
+    def processes(self) -> pl.DataFrame:
+        """Return the processes: guid, id, real_pid, owner (number in the file), ..."""
+        rows = self.described(PROCESS, integers=("pid", "nid"), texts=("command", "environment"))
+        return rows.rename({"pid": "real_pid"}).with_row_index("owner").cast({"owner": pl.Int64})
+
+    def threads(self) -> pl.DataFrame:
+        """Return the threads: guid, id, real_tid, process (id), label."""
+        rows = self.described(THREAD, integers=("tid", "pid"), texts=("name",))
+        return rows.rename({"tid": "real_tid", "pid": "process", "name": "label"})
+
+    def agents(self) -> pl.DataFrame:
+        """Return CPUs and GPUs: guid, id, device (number of a GPU, null for a CPU), label."""
+        rows = self.described(
+            AGENT, integers=("type_index", "nid"), texts=("type", "name", "product_name")
+        )
+        gpu = pl.col("type") == "GPU"
+        place = gpu.cast(pl.Int64).cum_sum().over("guid", "nid") - 1
+        recorded = pl.when(pl.col("type_index").is_between(0, _MOST_GPUS)).then("type_index")
+        number = pl.coalesce(recorded, place).cast(pl.Int32)
+        name = pl.when(~pl.col("name").str.contains(_NO_MODEL)).then("name")
+        return rows.select(
+            *_ID, device=pl.when(gpu).then(number), label=pl.coalesce("product_name", name)
+        )
+
+    def on_gpu(self, rows: pl.DataFrame, key: str) -> pl.DataFrame:
+        """Add the ``device`` of an agent; its id in a file without descriptions of agents."""
+        if not self.has(AGENT):
+            return rows.with_columns(device=pl.col(key).cast(pl.Int32, strict=False))
+        return self.joined(rows, key, self.agents().select(*_ID, "device"))
+
+    def events(self) -> pl.DataFrame:
+        """Return guid, id, stack_id and category of all events."""
+        rows = self.described(EVENT, integers=("stack_id", "category_id"))
+        named = self.joined(rows, "category_id", self.strings())
+        return named.select(
+            *_ID,
+            correlation=pl.when(pl.col("stack_id") != 0).then("stack_id"),
+            category=pl.col("string"),
+        )
+
+    def placed(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """Replace ids by the process, ``owner`` and thread they refer to."""
+        known = self.processes().select(*_ID, "real_pid", "owner")
+        rows = self.joined(rows, "pid", known)
+        rows = rows.with_columns(pid=pl.coalesce("real_pid", "pid")).drop("real_pid")
+        if "tid" not in rows.columns:
+            return rows
+        threads = self.threads().select(*_ID, "real_tid")
+        rows = self.joined(rows, "tid", threads)
+        return rows.with_columns(tid=pl.coalesce("real_tid", "tid")).drop("real_tid")
+
+
+def recorded_ranks(processes: pl.DataFrame) -> dict[int, tuple[int, int | None]]:
+    """Return rank and world size by owner, from the recorded environment of each process."""
+    ranks = {}
+    for owner, text in processes.select("owner", "environment").drop_nulls().iter_rows():
+        values = _environment(text)
+        for rank_name, size_name in zip(_RANKS, _SIZES, strict=True):
+            rank, size = _number(values.get(rank_name)), _number(values.get(size_name))
+            if rank is not None:
+                ranks[owner] = rank, size
+                break
+    return ranks
+
+
+def _environment(text: str) -> dict[str, object]:
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def _number(value: object) -> int | None:
+    text = str(value)
+    number = int(text) if re.fullmatch(r"[0-9]{1,7}", text) else None
+    return number if number is not None and number < MAX_RANKS else None
+
+
+def kind(word: str) -> pl.Expr:
+    """Return a constant ``kind`` column."""
+    return pl.lit(word, dtype=schema.KIND).alias("kind")
+
 
 #: Kind by pattern of a region's category; the first match is used.
 _CATEGORIES = (
@@ -21,49 +228,48 @@ _CATEGORIES = (
 #: A roctx call, whose message is the name of the range.
 _ROCTX = r"^roctx"
 _GROUPS = ("comm", "communicator")
-_SIZES = ("count", "sendcount", "recvcount")
+_COUNTS = ("count", "sendcount", "recvcount")
 
 
 def read(reading: DatabaseReader) -> Recording:
     """Read the selected rows of a database of rocprofv3."""
-    tables, kinds = t.Tables(reading), reading.selection.kinds
-    metadata = tables.read(t.METADATA, texts=("tag", "value"))
+    tables, kinds = Tables(reading), reading.selection.kinds
+    metadata = tables.read(METADATA, texts=("tag", "value"))
     version = metadata.filter(pl.col("tag") == "schema_version")["value"].drop_nulls()
     recording = Recording(f"rocpd, schema {version[0] if len(version) else 'unknown'}")
     wanted = None if kinds is None or reading.selection.names else kinds
     readers = (
-        (t.DISPATCH, {"kernel"}, _kernels),
-        (t.COPY, {"gpu_memcpy"}, _copies),
-        (t.REGION, {"cuda_runtime", "cuda_driver", "nvtx", "other"}, _regions),
-        (t.ALLOCATE, {"alloc", "free_completed"}, _allocations),
+        (DISPATCH, {"kernel"}, _kernels),
+        (COPY, {"gpu_memcpy"}, _copies),
+        (REGION, {"cuda_runtime", "cuda_driver", "nvtx", "other"}, _regions),
+        (ALLOCATE, {"alloc", "free_completed"}, _allocations),
     )
     for table, contents, rows in readers:
         if tables.has(table) and (wanted is None or wanted & contents):
             recording.parts.append(rows(tables))
-    if (kinds is None or "counter" in kinds) and tables.has(t.COUNTER):
+    if (kinds is None or "counter" in kinds) and tables.has(COUNTER):
         recording.counters = _counters(tables)
     processes, agents = tables.processes(), tables.agents()
     recording.used = _used(tables)
-    recording.ranks = t.recorded_ranks(processes)
+    recording.ranks = recorded_ranks(processes)
     recording.lanes = _lanes(tables, processes)
     gpus = agents.filter(pl.col("device") >= 0).unique("device", keep="first").sort("device")
     recording.devices = tuple(Device(*row) for row in gpus.select("device", "label").iter_rows())
-    hosts = tables.described(t.NODE, texts=("hostname",))["hostname"].drop_nulls().unique()
+    hosts = tables.described(NODE, texts=("hostname",))["hostname"].drop_nulls().unique()
     recording.host = hosts[0] if len(hosts) == 1 else None
     starts = [
-        tables.read(table, integers=("start",))["start"].min()
-        for table in (t.DISPATCH, t.COPY, t.REGION)
+        tables.read(table, integers=("start",))["start"].min() for table in (DISPATCH, COPY, REGION)
     ]
     recording.start_ns = min((time for time in starts if isinstance(time, int)), default=None)
     return recording
 
 
-def _used(tables: t.Tables) -> pl.DataFrame:
+def _used(tables: Tables) -> pl.DataFrame:
     """Return the processes and GPUs of all kernels and copies."""
     rows = pl.concat(
         [
-            tables.read(t.DISPATCH, integers=("pid", "agent_id")),
-            tables.read(t.COPY, integers=("pid", "dst_agent_id")).rename(
+            tables.read(DISPATCH, integers=("pid", "agent_id")),
+            tables.read(COPY, integers=("pid", "dst_agent_id")).rename(
                 {"dst_agent_id": "agent_id"}
             ),
         ]
@@ -72,7 +278,7 @@ def _used(tables: t.Tables) -> pl.DataFrame:
     return placed.select("owner", "device").drop_nulls().unique()
 
 
-def _lanes(tables: t.Tables, processes: pl.DataFrame) -> pl.DataFrame:
+def _lanes(tables: Tables, processes: pl.DataFrame) -> pl.DataFrame:
     """Return the processes with their commands, and the named threads."""
     threads = tables.joined(tables.threads(), "process", processes.drop("nid"))
     rows = pl.concat(
@@ -89,11 +295,11 @@ def _lanes(tables: t.Tables, processes: pl.DataFrame) -> pl.DataFrame:
     return rows.drop_nulls(["owner", "pid"]).select(*LANES)
 
 
-def _kernels(tables: t.Tables) -> pl.DataFrame:
+def _kernels(tables: Tables) -> pl.DataFrame:
     """Return one row per dispatch of a kernel."""
     sizes = [f"{of}_size_{axis}" for of in ("workgroup", "grid") for axis in "xyz"]
     rows = tables.read(
-        t.DISPATCH,
+        DISPATCH,
         integers=(
             "pid", "agent_id", "kernel_id", "queue_id", "stream_id", "start", "end", "event_id",
             "group_segment_size", *sizes,
@@ -101,7 +307,7 @@ def _kernels(tables: t.Tables) -> pl.DataFrame:
         where=tables.reading.inside(),
     )  # fmt: skip
     symbols = tables.described(
-        t.SYMBOL, integers=("arch_vgpr_count",), texts=("display_name", "kernel_name")
+        SYMBOL, integers=("arch_vgpr_count",), texts=("display_name", "kernel_name")
     ).with_columns(symbol=pl.coalesce("display_name", "kernel_name"))
     rows = tables.joined(rows, "kernel_id", symbols)
     rows = tables.on_gpu(rows, "agent_id")
@@ -116,7 +322,7 @@ def _kernels(tables: t.Tables) -> pl.DataFrame:
         ]
     return rows.select(
         *_span(),
-        t.kind("kernel"),
+        kind("kernel"),
         "owner", "pid", "device", "correlation",
         *shape,
         category=pl.col("category").cast(schema.NAME),
@@ -127,10 +333,10 @@ def _kernels(tables: t.Tables) -> pl.DataFrame:
     )  # fmt: skip
 
 
-def _copies(tables: t.Tables) -> pl.DataFrame:
+def _copies(tables: Tables) -> pl.DataFrame:
     """Return one row per copy, on the GPU that receives it or else the one that sends it."""
     rows = tables.read(
-        t.COPY,
+        COPY,
         integers=(
             "pid", "start", "end", "name_id", "dst_agent_id", "src_agent_id", "size", "queue_id",
             "stream_id", "event_id",
@@ -147,7 +353,7 @@ def _copies(tables: t.Tables) -> pl.DataFrame:
     )
     return rows.select(
         *_span(),
-        t.kind("gpu_memcpy"),
+        kind("gpu_memcpy"),
         "owner", "pid", "correlation",
         category=pl.col("category").cast(schema.NAME),
         name=name.cast(schema.NAME),
@@ -157,10 +363,10 @@ def _copies(tables: t.Tables) -> pl.DataFrame:
     )  # fmt: skip
 
 
-def _regions(tables: t.Tables) -> pl.DataFrame:
+def _regions(tables: Tables) -> pl.DataFrame:
     """Return one row per API call and range; RCCL's calls with the columns of ``collectives``."""
     rows = tables.read(
-        t.REGION,
+        REGION,
         integers=("id", "pid", "tid", "start", "end", "name_id", "event_id"),
         texts=("extdata",),
         where=tables.reading.inside(),
@@ -192,12 +398,12 @@ def _regions(tables: t.Tables) -> pl.DataFrame:
     return _with_collectives(tables, events).drop("guid", "event_id")
 
 
-def _with_collectives(tables: t.Tables, events: pl.DataFrame) -> pl.DataFrame:
+def _with_collectives(tables: Tables, events: pl.DataFrame) -> pl.DataFrame:
     """Add collective, type, count and group of RCCL's calls, from their arguments."""
     calls = events.filter(pl.col("category") == names.RCCL_CATEGORY).drop_nulls("event_id")
     if calls.is_empty():
         return events
-    arguments = tables.read(t.ARGUMENT, integers=("event_id",), texts=("name", "value"))
+    arguments = tables.read(ARGUMENT, integers=("event_id",), texts=("name", "value"))
     ours = arguments.join(
         calls.select("guid", "event_id"), on=["guid", "event_id"], how="semi"
     ).drop_nulls()
@@ -229,7 +435,7 @@ def _collective(name: str | None, arguments: dict[str, str]) -> tuple[object, ..
     collective = names.collective(name)
     if collective is None:
         return None, None, None, None
-    count = next((arguments[key] for key in _SIZES if key in arguments), "")
+    count = next((arguments[key] for key in _COUNTS if key in arguments), "")
     group = next((arguments[key] for key in _GROUPS if key in arguments), None)
     is_count = count.isdecimal() and len(count) < 16
     return (
@@ -240,13 +446,13 @@ def _collective(name: str | None, arguments: dict[str, str]) -> tuple[object, ..
     )
 
 
-def _allocations(tables: t.Tables) -> pl.DataFrame:
+def _allocations(tables: Tables) -> pl.DataFrame:
     """Return one row per allocation or free of a GPU's memory, with the running total.
 
     A free without a size has that of the last allocation at its address.
     """
     rows = tables.read(
-        t.ALLOCATE,
+        ALLOCATE,
         integers=("pid", "tid", "agent_id", "start", "address", "size", "stream_id"),
         texts=("type", "level"),
     )
@@ -262,7 +468,7 @@ def _allocations(tables: t.Tables) -> pl.DataFrame:
     rows = rows.drop_nulls("device").with_columns(bytes=size.otherwise(allocated))
     limited = pl.col("bytes").clip(-(1 << 44), 1 << 44)
     events = rows.select(
-        t.kind("alloc"),
+        kind("alloc"),
         "owner", "pid", "tid", "device", "bytes",
         ts="start",
         frees=frees,
@@ -270,20 +476,20 @@ def _allocations(tables: t.Tables) -> pl.DataFrame:
         address=pl.col("address").cast(pl.UInt64, strict=False),
         allocated_bytes=limited.cum_sum().over("owner", "device"),
     )  # fmt: skip
-    kind = pl.when("frees").then(t.kind("free_completed")).otherwise("kind")
-    return tables.reading.within(events.with_columns(kind=kind).drop("frees"))
+    of_frees = pl.when("frees").then(kind("free_completed")).otherwise("kind")
+    return tables.reading.within(events.with_columns(kind=of_frees).drop("frees"))
 
 
-def _counters(tables: t.Tables) -> pl.DataFrame:
+def _counters(tables: Tables) -> pl.DataFrame:
     """Return ``counters``: samples, and the hardware counters of kernels at their start."""
-    rows = tables.read(t.COUNTER, integers=("event_id", "pmc_id"), reals=("value",))
+    rows = tables.read(COUNTER, integers=("event_id", "pmc_id"), reals=("value",))
     times = pl.concat(
         [
-            tables.read(t.SAMPLE, integers=("event_id", "timestamp")).rename({"timestamp": "ts"}),
-            tables.read(t.DISPATCH, integers=("event_id", "start")).rename({"start": "ts"}),
+            tables.read(SAMPLE, integers=("event_id", "timestamp")).rename({"timestamp": "ts"}),
+            tables.read(DISPATCH, integers=("event_id", "start")).rename({"start": "ts"}),
         ]
     ).drop_nulls()
-    metrics = tables.described(t.PMC, integers=("agent_id",), texts=("name", "units"))
+    metrics = tables.described(PMC, integers=("agent_id",), texts=("name", "units"))
     rows = rows.join(
         times.unique(["guid", "event_id"], keep="first"),
         on=["guid", "event_id"],

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from traceanalyzer.render.occupancy import layout as labels
-from traceanalyzer.render.occupancy.layout import columns, largest, lay_out, stack, total
+from traceanalyzer.render import occupancy as labels
+from traceanalyzer.render.occupancy import columns, largest, lay_out, stack, total
 from traceanalyzer.render.text import prose, shorten
 from traceanalyzer.units import format_bytes
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.lines import Line2D
 
     from traceanalyzer.drawings import Occupancy
-    from traceanalyzer.render.occupancy.layout import Floats, Ints, Layout, Stack
+    from traceanalyzer.render.occupancy import Floats, Ints, Layout, Stack
 
 #: Height of a drawing in inches.
 HEIGHT = 5.2

@@ -9,7 +9,7 @@ import polars as pl
 
 from traceanalyzer.render import palette
 from traceanalyzer.render.text import prose, scale_of, shorten, visible
-from traceanalyzer.render.timeline.strip import extent, shares, short_step
+from traceanalyzer.render.timeline import extent, shares, short_step
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
