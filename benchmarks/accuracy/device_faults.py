@@ -160,6 +160,20 @@ def one_slow_kernel(job: Job, context: Context) -> Expected:
     return Expected(r"(?i)indexing_backward|index_put|IndexBackward")
 
 
+@fault("data-parallel", "single")
+def fallback_kernel(job: Job, context: Context) -> Expected:
+    """A layer runs the kernel that takes any input, as its type or layout does not suit others."""
+    node, kernel, cause = context.dice.choice(names.FALLBACKS)
+
+    def fall_back(r: Rank, _step: int, layer: int) -> None:
+        if layer % 2 == 0:
+            with r.op(f"autograd::engine::evaluate_function: {node}"), r.op(node):
+                r.launch(kernel, 2 * context.cost_us / job.layers)
+
+    job.at("layer_backward", fall_back)
+    return Expected(cause)
+
+
 @fault(*PARALLEL, record=("marks",), prepare=reads_loss)
 def unequal_lengths(job: Job, context: Context) -> Expected:
     """Every rank gets other lengths in each step, so each time another one is last."""

@@ -121,3 +121,30 @@ LOADER_GET = "torch/utils/data/dataloader.py(1398): _get_data"
 LOADER_QUEUE = "multiprocessing/queues.py(122): get"
 LOADER_FETCH = "torch/utils/data/_utils/fetch.py(51): fetch"
 GET_ITEM = "dataset.py(58): __getitem__"
+#: Kernels that run where faster ones do not take the input: node, name, and what names them.
+FALLBACKS = (
+    (
+        "ConvolutionBackward0",
+        (
+            "void at::native::(anonymous namespace)::conv_depthwise2d_grad_weight_kernel<float, "
+            "float, int>(at::GenericPackedTensorAccessor<float const, 4ul, int>, int)"
+        ),
+        r"conv_depthwise2d_grad_weight.*ConvolutionBackward0",
+    ),
+    (
+        "NativeBatchNormBackward0",
+        (
+            "void at::native::batch_norm_backward_reduce_kernel<c10::BFloat16, float, float, int>"
+            "(at::GenericPackedTensorAccessor<c10::BFloat16 const, 3ul, at::DefaultPtrTraits, int>)"
+        ),
+        r"batch_norm_backward_reduce.*NativeBatchNormBackward0",
+    ),
+    (
+        "ScaledDotProductEfficientAttentionBackward0",
+        (
+            "fmha_cutlassB_f32_aligned_64x64_k64_sm80(PyTorchMemEffAttention::AttentionBackwardKernel"
+            "<cutlass::arch::Sm80, float, true, false, false, 64, 64, 64, false>::Params)"
+        ),
+        r"attention in float32.*ScaledDotProductEfficientAttentionBackward0",
+    ),
+)

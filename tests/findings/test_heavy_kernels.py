@@ -77,6 +77,80 @@ def test_kernel_is_named_with_operator_and_line(operator: str, kernel: str, part
     assert part in one.advice
 
 
+FILL = "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<{}> >()"
+
+
+@pytest.mark.parametrize(
+    ("operator", "kernels", "part"),
+    [
+        (
+            "ConvolutionBackward0",
+            ["void at::native::conv_depthwise2d_grad_weight_kernel<float, float, int>()"],
+            "channels_last",
+        ),
+        ("", ["DepthwiseConv2dBackpropFilterGPUKernelNCHWSmall<float>"], "channels_last"),
+        ("aten::miopen_convolution", ["naive_conv_nonpacked_bwd_nchw_half_double_half"], "MIOPEN"),
+        ("aten::slow_conv3d_forward", ["void at::native::vol2col_kernel<c10::BFloat16>()"], "type"),
+        ("aten::_efficient_attention_forward", ["fmha_cutlassF_f32_aligned_64x64_sm80"], "bfloat1"),
+        (
+            "aten::_log_softmax",
+            [
+                "void at::native::cunn_SoftMaxForward<4, float, LogSoftMaxForwardEpilogue>()",
+                "void at::native::nll_loss_forward_reduce_cuda_kernel_2d<float, float, long>()",
+            ],
+            "fused loss",
+        ),
+        ("aten::_linalg_eigh", ["void syevj_sweep_kernel<float>()"], "Decompose"),
+        ("aten::empty", [FILL.format("c10::Half"), FILL.format("float")], "fill_uninitialized"),
+    ],
+)
+def test_slow_kinds_count_together(operator: str, kernels: list[str], part: str) -> None:
+    """Kernels that replace the usual one when the type, shape or layout does not suit it."""
+    filled = operator == "aten::empty"
+    works = [
+        work
+        for kernel in kernels
+        for work in (("aten::fill_" if filled else operator, kernel, 120), GEMM)
+    ]
+    (one,) = judged(steps(works, operator * filled))
+    assert one.size == pytest.approx(120 / 520, rel=0.02)
+    assert one.total_ns == 4 * 119 * US * len(kernels)
+    assert operator in one.title
+    assert part in one.advice
+
+
+@pytest.mark.parametrize(
+    ("operator", "kernel", "us", "size"),
+    [
+        # what a healthy program may run for this long
+        (
+            "aten::cudnn_batch_norm",
+            "void cudnn::bn_fw_tr_1C11_kernel_NCHW<__half, float>()",
+            600,
+            1,
+        ),
+        ("aten::_fused_adamw_", "multi_tensor_apply_kernel<FusedAdamMathFunctor<float> >", 130, 1),
+        ("aten::_fused_adamw_", "multi_tensor_apply_kernel<FusedAdamMathFunctor<float> >", 400, 2),
+        ("", "void at::native::batch_norm_backward_elemt_channels_last_kernel<float>()", 600, 1),
+        (
+            "NativeBatchNormBackward0",
+            "void at::native::batch_norm_backward_reduce_kernel<float, float, float, int>()",
+            600,
+            2,
+        ),
+        ("aten::zeros", FILL.format("float"), 130, 1),
+        ("", "CUDA graph 3", 4_000, 1),
+        ("aten::_flash_attention_forward", "fmha_cutlassF_bf16_aligned_64x64_sm80", 600, 0),
+    ],
+)
+def test_usual_kinds_are_warnings_only_with_much_time(
+    operator: str, kernel: str, us: int, size: int
+) -> None:
+    sizes = [one.size for one in judged(steps([GEMM, (operator, kernel, us)]))]
+    share = pytest.approx(us / (us + 400), rel=0.02)
+    assert sizes == [[], [0.15], [share]][size]
+
+
 def test_kernels_that_convert_the_layout_count_together() -> None:
     convolution = ("aten::cudnn_convolution", "sm80_xmma_fprop_implicit_gemm_f16f16", 500)
     to, back = (f"void cudnn::ops::{name}Kernel<__half>" for name in ("nchwToNhwc", "nhwcToNchw"))

@@ -20,13 +20,13 @@ from traceanalyzer.findings.busy import (
     memory_bound_is_found,
     of_purpose,
 )
-from traceanalyzer.findings.device_time import DEVICE, intervals_of, with_step
+from traceanalyzer.findings.device_time import DEVICE, DeviceTime, intervals_of, with_step
 from traceanalyzer.findings.rule import Answers, Measured, Rule, rule
 from traceanalyzer.frames import intervals
 from traceanalyzer.units import format_count, format_ns
 
 #: Families whose kernels take most of the time of a healthy program.
-_USUAL = (GEMM, CONVOLUTION, ATTENTION, KV_CACHE, COMMUNICATION, "moe", "optimizer", "norm")
+_USUAL = (GEMM, CONVOLUTION, ATTENTION, KV_CACHE, COMMUNICATION, "moe")
 
 #: So few calls all may be as long.
 _FEW = 2
@@ -38,7 +38,7 @@ _COPIES = "__amd_rocclr_"
 _INFO, _WARNING = 0.15, 0.17
 #: A kernel of another kind may be what the program is for: it is info from the first share on, and
 #: a warning from the second one on if its operator is known or it can be tuned.
-_LEAST, _MUCH = 0.2, 0.4
+_LEAST, _MUCH = 0.2, 0.3
 
 #: From this share of its time on, a kernel is counted by memory-bound-kernels.
 _FUSIBLE = 0.5
@@ -73,8 +73,16 @@ _TUNING = (
     "Tune its block sizes and number of warps (triton.autotune), and compare it with the library "
     "operator for the same shapes."
 )
+_FILLING = (
+    "torch.use_deterministic_algorithms fills each new tensor: results stay deterministic with "
+    "torch.utils.deterministic.fill_uninitialized_memory = False, unless the program reads memory "
+    "that it never wrote."
+)
+_GRAPH = "Record the kernels in the graph: nsys profile --cuda-graph-trace=node."
 #: Advice by names of the kernel and of the operators that launch it; the first match counts.
 _ADVICE = (
+    (r"^aten::(?:new_)?empty|^aten::resize_", _FILLING),
+    ("^CUDA graph", _GRAPH),
     (r"(?i)embedding.*backward", _EMBEDDING),
     (r"(?i)index(?:ing|_put|_?backward)", _INDEXING),
     (r"(?i)scatter|index_(?:add|copy|reduce)", _SCATTERING),
@@ -83,11 +91,74 @@ _ADVICE = (
     (r"(?i)\bcast|_to_copy|aten::to\b|direct_copy|float16_copy|copy_kernel", _CASTING),
     (r"(?i)triton", _TUNING),
 )
-#: Kernels that one change avoids together, and what they do.
-_TOGETHER = (
-    (kernel_names.CHANGES_LAYOUT.pattern, "convert between NCHW and NHWC"),
-    (r"(?i)(?:radix|segmented|bitonic|merge)_?sort|[sm]btopk", "sort or select"),
+_NAIVE = (
+    "Find the shapes (MIOPEN_ENABLE_LOGGING_CMD=1) and let MIOpen search for faster solvers "
+    "(MIOPEN_FIND_MODE=NORMAL, MIOPEN_FIND_ENFORCE=SEARCH); check that the find database of this "
+    "GPU is installed, and that MIOPEN_DEBUG_ variables exclude no solver; other layouts, padded "
+    "channels or a newer ROCm have solvers for more shapes."
 )
+_DEPTHWISE = (
+    "Use channels_last (model.to(memory_format=torch.channels_last), the images too): cuDNN then "
+    "computes depthwise convolutions. In NCHW PyTorch has its own kernels, except in float16, and "
+    "that of the weight gradient is the slowest of them."
+)
+_UNFOLDING = (
+    "PyTorch's own convolutions (and unfold) do that: check torch.backends.cudnn.enabled, and "
+    "whether this version of PyTorch and cuDNN takes the type, dilation and dimensions."
+)
+_BATCH_NORM = (
+    "cuDNN normalizes batches if weight and bias exist (affine=True) and are float32, and the "
+    "version takes the type of the input (bfloat16 only newer ones): use a newer PyTorch, float16 "
+    "or channels_last. SyncBatchNorm always uses these kernels: try it without, or GroupNorm. In "
+    "evaluation fold it into the convolution."
+)
+_FLOAT_ATTENTION = (
+    "Cast query, key and value to bfloat16 or float16 before scaled_dot_product_attention, so "
+    "that flash attention accepts them. Find what makes them float32: a norm or rotary embedding "
+    "of query and key, a float32 mask, attention outside of autocast."
+)
+_LOSS = (
+    "Each of them reads and writes all logits, and casts to float32 do it again: use a fused loss "
+    "(Liger's fused linear cross-entropy, cut-cross-entropy), torch.compile the loss, or compute "
+    "it for a part of the tokens at a time."
+)
+_DECOMPOSING = (
+    "Decompose less often (keep a projection for many steps) or to a smaller rank "
+    "(torch.svd_lowrank), batch equal shapes, or use products only (Newton-Schulz, power "
+    "iteration): decompositions use few multiprocessors."
+)
+_UPDATING = (
+    "The update takes as long for any batch: use more tokens per step (a larger batch, "
+    "accumulated gradients), shard it over ranks (FSDP, ZeRO-1), or keep the state of the "
+    "optimizer in 8 bits (bitsandbytes, torchao): it is limited by memory bandwidth."
+)
+#: Kernels that one change avoids together: pattern, what they do, and advice (without: the one of
+#: :data:`_ADVICE`). The first match counts, and no family exempts them.
+_TOGETHER = (
+    (kernel_names.CHANGES_LAYOUT.pattern, "convert between NCHW and NHWC", _LAYOUT),
+    (r"(?i)(?:radix|segmented|bitonic|merge)_?sort|[sm]btopk", "sort or select", ""),
+    ("naive_conv", "compute convolutions by MIOpen's naive algorithm (its last resort)", _NAIVE),
+    (
+        "(?i)conv_?depthwise|depthwise_?conv",
+        "compute depthwise convolutions without cuDNN",
+        _DEPTHWISE,
+    ),
+    ("(?:im|vol)2col|col2(?:im|vol)", "copy inputs of convolutions into matrices", _UNFOLDING),
+    (r"^batch_norm_\w+_kernel", "normalize batches without cuDNN", _BATCH_NORM),
+    ("fmha_cutlass[FB]_f32", "compute attention in float32", _FLOAT_ATTENTION),
+    ("LogSoftMax|(?i:nll_?loss|ClassNLL)", "compute log-softmax and loss one after another", _LOSS),
+    ("(?i)svd|syev|sytrd|gebrd", "decompose matrices (singular values, eigenvalues)", _DECOMPOSING),
+    ("FillFunctor", "fill memory with one value", ""),
+)
+#: Families of kernels that belong together: what they do, and advice.
+_TOGETHER_IN = {
+    "optimizer": ("update the parameters", _UPDATING),
+    "norm": ("normalize", ""),
+}
+#: Advice by kind; empty: by the operators that launch the kernel.
+_KINDS = {what: advice for _, what, advice in _TOGETHER} | dict(_TOGETHER_IN.values())
+#: Kinds of healthy programs, too (SyncBatchNorm has no kernels of cuDNN).
+_USUALLY_LESS = ["normalize batches without cuDNN", *(what for what, _ in _TOGETHER_IN.values())]
 _PROFILE = (
     "Look at this kernel first: replace the operator by a fused or library one, or profile it "
     "(ncu --kernel-name) to see whether memory, occupancy or atomics limit it."
@@ -96,9 +167,10 @@ _PROFILE = (
 
 @rule(
     "kernels",
-    "one kernel (or the kernels that sort, or convert the layout), of no family that usually takes "
-    "most time, with a large part of the time",
-    "time of the kernel as a share of step time (of the recorded time if no steps are marked)",
+    "one kernel (or kernels that one change avoids together, such as sorts, updates of parameters, "
+    "MIOpen's naive convolutions, attention in float32), of no kind that usually takes most time, "
+    "with a large part of the time",
+    "time of the kernels as a share of step time (of the recorded time if no steps are marked)",
     {"info": _INFO, "warning": _WARNING},
     uses=("gpu_idle",),
 )
@@ -106,43 +178,20 @@ def _one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
     time = answers.time
     if not time.whole_ns:
         return
-    usual = result.heaviest("name").filter(pl.col("family").is_in(_USUAL))["kernel"]
-    is_usual = pl.col("kernel").is_in(usual.implode())
-    is_copy = pl.col("kernel").str.starts_with(_COPIES)
-    rows = in_steps(result, time).filter(~is_usual, ~is_copy)
-    each = rows.group_by("kernel").agg(
-        pl.col("n", "total_ns", "fusible_ns").sum(), pl.col("max_ns").max()
-    )
-    together = pl.coalesce(
-        pl.when(pl.col("kernel").str.contains(pattern)).then(pl.lit(what))
-        for pattern, what in _TOGETHER
-    )
-    sums = (
-        largest_first(each, "total_ns", "kernel")
-        .group_by(pl.coalesce(together, "kernel").alias("kind"), maintain_order=True)
-        .agg(
-            pl.col("kernel").first(), pl.col("n", "total_ns", "fusible_ns").sum(),
-            pl.col("max_ns").max(), kernels=pl.len(),
-        )
-    )  # fmt: skip
-    # one long call of several is a finding about that call
-    sums = sums.filter((2 * pl.col("max_ns") < pl.col("total_ns")) | (pl.col("n") <= _FEW))
-    in_loops = of_purpose(result, ONE_BY_ONE, time).group_by("name").agg(loop_ns=pl.col("ns").sum())
-    named = result.heaviest("name")[["name", "kernel"]].join(in_loops, on="name")
-    sums = sums.join(named, on="kernel", how="left", maintain_order="left").filter(
-        2 * pl.col("loop_ns").fill_null(0) < pl.col("total_ns")
-    )
+    sums = _kinds(result, time)
     doubles = double_in(result, time)["kernel"]
     if fused := memory_bound_is_found(result, answers):
         sums = sums.filter(pl.col("fusible_ns") < _FUSIBLE * pl.col("total_ns"))
-    for row in largest_first(sums, "total_ns", "kernel").head(1).iter_rows(named=True):
-        place = result.place(row["kernel"])
-        share, advice = time.frac(row["total_ns"]), _advice(row["kernel"], place)
-        is_slow = advice not in (_PROFILE, _TUNING)
-        is_known = bool(place.get("operator")) or advice == _TUNING
-        others = _INFO if share >= _LEAST else 0.0
+    others = 0
+    for row in sums.iter_rows(named=True):
+        place, kind = result.place(row["kernel"]), _KINDS.get(row["kind"])
+        advice = kind or _advice(row["kernel"], place)
+        others += kind is None
+        if kind is None and others > 1:
+            continue  # the largest one of them is enough
+        share = time.frac(row["total_ns"])
         yield Measured(
-            size=share if is_slow or (is_known and share >= _MUCH) else others,
+            size=_size(share, row, place, advice),
             cost_frac=time.frac(row["total_ns"] - fused * row["fusible_ns"]),
             title=f"{_who(row)} {time.share(row['total_ns'])}{launched_by(place)}.",
             evidence=(
@@ -159,10 +208,61 @@ def _one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
         )
 
 
+def _kinds(result: Kernels, time: DeviceTime) -> pl.DataFrame:
+    """Return the time of kernels by kind (what they do, else their name), longest first.
+
+    Without kernels of usual families, one long call of several (a finding about that call), and
+    loops with a kernel per tensor, which are findings, too.
+    """
+    names = result.heaviest("name")
+    together = [
+        pl.when(pl.col("kernel").str.contains(pattern)).then(pl.lit(what))
+        for pattern, what, _ in _TOGETHER
+    ]
+    families = {name: what for name, (what, _) in _TOGETHER_IN.items()}
+    labels = names.unique("kernel", keep="first", maintain_order=True).select(
+        "kernel",
+        kind=pl.coalesce(*together, pl.col("family").replace_strict(families, default=None)),
+        is_usual=pl.col("family").is_in(_USUAL) | pl.col("kernel").str.starts_with(_COPIES),
+    )
+    labels = labels.filter(pl.col("kind").is_not_null() | ~pl.col("is_usual"))
+    each = (
+        in_steps(result, time)
+        .group_by("kernel")
+        .agg(pl.col("n", "total_ns", "fusible_ns").sum(), pl.col("max_ns").max())
+        .join(labels.with_columns(pl.coalesce("kind", "kernel")), on="kernel")
+    )
+    in_loops = of_purpose(result, ONE_BY_ONE, time).group_by("name").agg(loop_ns=pl.col("ns").sum())
+    loops = names[["name", "kernel"]].join(in_loops, on="name").group_by("kernel")
+    each = each.join(loops.agg(pl.col("loop_ns").sum()), on="kernel", how="left")
+    sums = (
+        largest_first(each, "total_ns", "kernel")
+        .group_by("kind", maintain_order=True)
+        .agg(
+            pl.col("kernel").first(),
+            pl.col("n", "total_ns", "fusible_ns", "loop_ns").sum(),
+            pl.col("max_ns").max(),
+        )
+    )
+    is_one_call = (2 * pl.col("max_ns") >= pl.col("total_ns")) & (pl.col("n") > _FEW)
+    sums = sums.filter(~is_one_call, 2 * pl.col("loop_ns") < pl.col("total_ns"))
+    return largest_first(sums, "total_ns", "kernel")
+
+
+def _size(share: float, row: Mapping[str, Any], place: Mapping[str, Any], advice: str) -> float:
+    """Return the share of a kind of kernels, less where it may be what the program is for."""
+    if row["kind"] not in _USUALLY_LESS and advice not in (_PROFILE, _TUNING, _GRAPH):
+        return share
+    is_known = bool(place.get("operator")) or advice == _TUNING
+    is_much = is_known and share >= _MUCH and row["kind"] != _TOGETHER_IN["norm"][0]
+    return share if is_much else (_INFO if share >= _LEAST else 0.0)
+
+
 def _who(row: Mapping[str, Any]) -> str:
-    """Return the kernel, or the kernels that one change avoids, as the start of a sentence."""
-    if row["kernels"] == 1:
-        return f"One kernel, {row['kernel']}, takes"
+    """Return the kernel, or what its kind does, as the start of a sentence."""
+    if row["kind"] == row["kernel"]:
+        what = "graph" if row["kernel"].startswith("CUDA graph") else "kernel"
+        return f"One {what}, {row['kernel']}, takes"
     return f"Kernels that {row['kind']}, mostly {row['kernel']}, take"
 
 

@@ -35,6 +35,9 @@ from traceanalyzer.vocabulary import (
 #: Kernels with a smaller share of the kernel time are left out; so there are at most ten.
 _LEAST_FRAC = 0.1
 
+#: An operator that fills new memory, and those that allocate it.
+_FILL, _ALLOCATES = "aten::fill_", "^aten::(?:new_)?empty|^aten::resize_"
+
 SCHEMA = {
     "name": pl.String,
     "operator": pl.String,
@@ -54,8 +57,9 @@ def places(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
         work: rows of :func:`~traceanalyzer.analyzers.common.device_work.device_work`.
 
     Returns:
-        name, operator (innermost), outer (outermost operator), annotation (innermost, without
-        steps), code (innermost Python frame of own code); null where not recorded.
+        name, operator (innermost; of a fill of new memory the one that allocates), outer
+        (outermost operator), annotation (innermost, without steps), code (innermost Python frame of
+        own code); null where not recorded.
     """
     length = (work["end"] - work["start"]).alias("length")
     launch = nesting.row_numbers(launch_rows(trace, work), "launch")
@@ -83,8 +87,11 @@ def _around(trace: Trace, at: pl.DataFrame) -> list[pl.Series]:
     is_around = pl.any_horizontal(pl.lit(value=False), *inside)
     near = replace(trace, events=trace.events.filter(is_around & pl.col("tid").is_not_null()))
     around = host_code.places_of(near)
+    others = around.operators.filter(pl.col("name") != _FILL)
+    outside = replace(around, operators=others).operator(at).cast(pl.String)
+    allocates = outside.set(~outside.str.contains(_ALLOCATES).fill_null(value=False), None)
     columns = {
-        "operator": around.operator(at),
+        "operator": pl.select(pl.coalesce(allocates, around.operator(at))).to_series(),
         "outer": around.outer_operator(at),
         "annotation": around.annotation(at),
         "code": host_code.python_frames(near, at),
