@@ -182,12 +182,10 @@ def divide(
         For each of the frames, the time of which it is the first, and last the time in which no
         interval of any frame runs; columns ``by``, ``start``, ``end``, disjoint and sorted.
     """
-    groups, (left, *others) = _unions(by, within, *frames)
-    pieces = []
-    for runs in others:
-        if not runs.start.size:
-            pieces.append(runs)
-            continue
+    groups, numbers = group_numbers(by, within, *frames)
+    left, pieces = _union(_spans(within, numbers[0])), []
+    for frame, number in zip(frames, numbers[1:], strict=True):  # one union at a time in memory
+        runs = _union(_spans(frame, number))
         met = _met(left, runs)
         pieces.append(_inside(left, runs, met))
         left = _outside(left, runs, met)

@@ -113,16 +113,15 @@ def first_launches(trace: Trace) -> pl.DataFrame:
 def _first_launches(trace: Trace) -> pl.DataFrame:
     work = device_work(trace)
     launch = nesting.row_numbers(launch_rows(trace, work), "launch")
-    called = trace.events.select("ts", "dur", call="name")[launch]
-    calls = work[["kind", "name", "device", "stream"]].hstack([launch]).hstack(called)
-    calls = calls.with_row_index("work").filter(pl.col("kind") == "kernel")
-    slow = calls.filter(pl.col("dur") > SLOW_CALL_NS)["name"].drop_nulls().unique()
-    if slow.is_empty():
-        return calls.clear().select("work", "launch", start="ts", end="ts", over_ns="dur")
-    of_slow = calls.filter(
-        pl.col("name").is_in(slow.implode()),
-        ~pl.col("call").cast(pl.String).str.contains(GRAPH_LAUNCH),
-    )
+    is_kernel = work["kind"] == "kernel"
+    is_slow = is_kernel & (trace.events["dur"][launch] > SLOW_CALL_NS)
+    slow = work["name"].filter(is_slow).drop_nulls().unique()
+    rows = (is_kernel & work["name"].is_in(slow.implode())).arg_true().alias("work")
+    called = trace.events.select("ts", "dur", call="name")[launch[rows]]
+    calls = pl.DataFrame([rows, launch[rows], work["name"][rows]]).hstack(called)
+    if calls.is_empty():
+        return calls.select("work", "launch", start="ts", end="ts", over_ns="dur")
+    of_slow = calls.filter(~pl.col("call").cast(pl.String).str.contains(GRAPH_LAUNCH))
     ordered = of_slow.sort("ts").with_columns(
         nth=pl.int_range(pl.len()).over("name"),
         usual=pl.col("dur").slice(1).median().over("name").round().cast(pl.Int64),

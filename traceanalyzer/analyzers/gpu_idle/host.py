@@ -255,6 +255,7 @@ def take(trace: Trace, options: Options) -> Excerpt:
     calls.columns = ["work", *_LANE, "start", "end"]
     work = work.hstack([pl.Series("unit", number, dtype=pl.UInt32)])
     threads = _threads(trace, units, work, calls, steps.drop_nulls("tid"))
+    code_loading = _code_loading(trace, work, threads)  # before other columns are in memory
     known = threads[["pid", "tid", "thread"]].unique("thread")
     first, code = numbering.numbered(calls[_LANE].get_columns())
     thread = left_join(calls[_LANE][first], known, _LANE)["thread"][code]
@@ -284,7 +285,7 @@ def take(trace: Trace, options: Options) -> Excerpt:
         overhead=_overhead(
             trace, work, threads, [causes.LOADS_CODE, causes.QUEUE_FULL], others=True
         ),
-        code_loading=_code_loading(trace, work, threads),
+        code_loading=code_loading,
         captures=captures(slices, trace.names),
         others=_of_others(trace, threads),
         hints={what: record_hint(trace.meta, what) for what in _MAY_LACK},
