@@ -295,7 +295,7 @@ def _kernels_of_steps(
             max_ns=pl.col("length").max(),
         )
     )
-    return sums.with_columns(pl.col("name").cast(pl.String)).drop_nulls("name")
+    return sums.drop_nulls("name")
 
 
 def _launching_step(trace: Trace, work: pl.DataFrame) -> pl.Series:
