@@ -3,6 +3,7 @@
 import contextlib
 import math
 import os
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from functools import cache
@@ -90,6 +91,17 @@ def free_memory() -> float:
             with contextlib.suppress(OSError, ValueError):
                 free.append(_number(folder / limit) - _number(folder / used))
     return max(0.0, min(free))
+
+
+def give_back() -> None:
+    """Return freed memory to the system: glibc keeps it, and polars uses another allocator.
+
+    Saves a fifth of the peak memory of a 1 GB trace (benchmarks/profile_read.py).
+    """
+    import ctypes
+
+    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
+        trim(0)
 
 
 def _cgroups() -> Iterator[Path]:

@@ -1,6 +1,5 @@
 """Read one input file: its trace, or those of its ranks."""
 
-import ctypes
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from traceanalyzer.errors import (
     TraceAnalyzerError,
     UnreadableFile,
 )
+from traceanalyzer.machine import give_back
 from traceanalyzer.parsers import registry
 from traceanalyzer.parsers.chrome_trace.producers import ONE_CLOCK, TORCH_START
 from traceanalyzer.parsers.contract import Format, Selection, bounded
@@ -309,13 +309,6 @@ def known(values: str | Iterable[str], names: Iterable[str], what: str) -> froze
 def several(values: str | Sequence[str]) -> tuple[str, ...]:
     """Return one or several values as a tuple."""
     return (values,) if isinstance(values, str) else tuple(values)
-
-
-def give_back() -> None:
-    """Return memory freed by parsing to the system, if the C library (glibc) supports it."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 def _clipped(time: int) -> int:

@@ -24,11 +24,12 @@ from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.exporters.chrome_trace import JsonWriter
 from traceanalyzer.exporters.perfetto import PerfettoWriter
 from traceanalyzer.findings.judge import RULES, analyses, judge
+from traceanalyzer.machine import give_back
 from traceanalyzer.result import Finding
 from traceanalyzer.run.find import InputList, each_and_skipped, is_merged
 from traceanalyzer.run.loop import examine
 from traceanalyzer.run.pieces import How, OpenedInputs
-from traceanalyzer.run.read import give_back, known
+from traceanalyzer.run.read import known
 from traceanalyzer.trace import Inputs, PathLike, Trace, overlaps
 from traceanalyzer.units import NS_PER_S, format_count, format_ns
 from traceanalyzer.vocabulary import KINDS, TABLE_KINDS

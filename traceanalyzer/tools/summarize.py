@@ -28,6 +28,7 @@ from traceanalyzer.errors import (
     TraceAnalyzerError,
     UnreadableFile,
 )
+from traceanalyzer.machine import give_back
 from traceanalyzer.parsers.contract import Selection
 from traceanalyzer.run.baselines import PARTS_SCHEMA
 from traceanalyzer.run.find import InputList, each, is_summary
@@ -35,7 +36,7 @@ from traceanalyzer.run.loop import InputReader
 from traceanalyzer.run.parts import Header, Summary, Writer
 from traceanalyzer.run.pieces import DependsOnOthersError, How, OpenedInputs, State, read_needed
 from traceanalyzer.run.questions import Questions
-from traceanalyzer.run.read import Progress, give_back, read
+from traceanalyzer.run.read import Progress, read
 from traceanalyzer.run.summaries import CONTEXT, STORED, Issues, context_path
 from traceanalyzer.schema import INPUTS
 from traceanalyzer.trace import Inputs, PathLike, Trace, in_spans

@@ -1,8 +1,6 @@
 """Build the schema's tables from collected columns."""
 
-import ctypes
 import json
-import sys
 from typing import Any
 
 import msgspec
@@ -11,6 +9,7 @@ import numpy.typing as npt
 import polars as pl
 
 from traceanalyzer import schema
+from traceanalyzer.machine import give_back
 from traceanalyzer.parsers.chrome_trace import columns as cols
 from traceanalyzer.parsers.chrome_trace.columns import (
     NO_TEXT,
@@ -95,7 +94,7 @@ class Assembler:
             ("lanes", self._lanes),
         ):
             if len(self.order) > _MANY:
-                _give_back_memory()
+                give_back()
             if table not in self.selection.unused:
                 frames[table] = build()
         return frames
@@ -375,15 +374,6 @@ class Assembler:
 
 
 _AXES = ("_x", "_y", "_z")
-
-
-def _give_back_memory() -> None:
-    """Return freed memory to the system: glibc keeps it, and polars uses another allocator.
-
-    Saves a fifth of the peak memory of a 1 GB trace (benchmarks/profile_read.py).
-    """
-    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
-        trim(0)
 
 
 def _constant(value: int | None, height: int, dtype: Any) -> pl.Series:
