@@ -37,7 +37,7 @@ from traceanalyzer.errors import (
 )
 from traceanalyzer.parsers import itwinai
 from traceanalyzer.render import render
-from traceanalyzer.run import workers
+from traceanalyzer.run import pieces, workers
 from traceanalyzer.run.loop import examine
 from traceanalyzer.run.ranks import by_rank
 from traceanalyzer.schema import ON_REQUEST
@@ -446,17 +446,65 @@ _UNUSUAL = (
 )
 
 
+def _unusual_export(folder: Path) -> Path:
+    path = Path(shutil.copy(EXPORT, folder))
+    with closing(sqlite3.connect(path)) as connection:
+        for statement in _UNUSUAL:
+            connection.execute(statement)
+        connection.commit()
+    return path
+
+
+def test_ranks_of_a_large_file_are_read_one_after_another_with_the_same_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, passes, answers = _unusual_export(tmp_path), [], []
+    reading = pieces.read_ranks
+    monkeypatch.setattr(
+        pieces,
+        "read_ranks",
+        lambda *a, ranks=None, **more: passes.append(ranks) or reading(*a, ranks=ranks, **more),
+    )
+    monkeypatch.setattr("traceanalyzer.run.read._LARGE_BYTES", 0)
+    for least in (1 << 40, 0):
+        monkeypatch.setattr(pieces, "_LARGE_BYTES", least)
+        issues: list[Any] = []
+        read: list[int] = []
+        found = examine(
+            path,
+            ["kernels", "host_metrics", "operators"],
+            on_trace=lambda trace, to=issues: to.append(trace.issues.rows()),
+            progress=lambda done, size, to=read: to.append(done),
+        )
+        answers.append({name: render(one, "json") for name, one in found.results.items()})
+        answers[-1] |= {"missing": found.missing, "notes": found.notes, "issues": issues}
+        assert read == sorted(read)
+        assert read[-1] > path.stat().st_size / 2
+    assert answers[0] == answers[1]
+    assert "negative-duration" in str(answers[0]["issues"])
+    assert passes == [None, [0], [1], [2]]
+
+
+def test_a_large_file_without_the_data_raises_the_same_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("traceanalyzer.run.read._LARGE_BYTES", 0)
+    errors = []
+    for least in (1 << 40, 0):
+        monkeypatch.setattr(pieces, "_LARGE_BYTES", least)
+        with pytest.raises(MissingData) as raised:
+            ta.roofline(EXPORT)
+        errors.append(str(raised.value))
+    assert errors[0] == errors[1]
+
+
 @pytest.mark.matrix
 @pytest.mark.parametrize("number", [2, 3])
 def test_shares_of_an_unusual_export_give_the_results_of_one_process(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("traceanalyzer.run.read._LARGE_BYTES", 0)
-    path = Path(shutil.copy(EXPORT, tmp_path))
-    with closing(sqlite3.connect(path)) as connection:
-        for statement in _UNUSUAL:
-            connection.execute(statement)
-        connection.commit()
+    path = _unusual_export(tmp_path)
     issues: dict[int, list[Any]] = {1: [], number: []}
     alone, apart = (
         examine(path, workers=workers, on_trace=lambda trace, to=to: to.append(trace.issues.rows()))

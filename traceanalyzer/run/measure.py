@@ -34,8 +34,6 @@ _FILE_SECONDS, _BYTE_SECONDS, _START_SECONDS = 0.03, 4e-9, 0.6
 _PROGRAM_BYTES, _BYTES_PER_BYTE, _BYTES_PER_SHARED_BYTE = 150 << 20, 2, 4
 #: Estimated size of a compressed file when decompressed.
 _INFLATED = {".gz": 10, ".zst": 10, ".zip": 10}
-#: Issues that are of a whole file, or whose counts are of all its ranks.
-_COUNTED = ("truncated", "no-time", "negative-duration")
 
 #: Ranks of a file; None for all.
 _Ranks = frozenset[int] | None
@@ -115,7 +113,6 @@ def _are_usable(opened: OpenedInputs, answers: Sequence[Any]) -> bool:
             len(one) == len(first) and all(map(pl.DataFrame.equals, one, first)) for one in others
         )
         and all(one[0].read_again == answers[0][0].read_again for one in answers)
-        and not any(frame["code"].is_in(_COUNTED).any() for frame in first)
     )
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from inspect import signature
 from itertools import islice
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any, Literal, Self, Unpack
 
 import polars as pl
@@ -54,6 +54,8 @@ _MERGED = '"traceanalyzer merge"'
 _WHOLE_SNAPSHOT = "--since and --until apply to a memory snapshot only in traceanalyzer memory"
 #: Columns that only samples and counters use: a fifth of the memory of events.
 _OF_SAMPLES = ("address", "stack", "weight")
+#: Ranks of files of at least this size are read one after another, for less memory.
+_LARGE_BYTES = 1 << 29
 
 
 @dataclass(frozen=True)
@@ -334,7 +336,7 @@ class OpenedInputs:
 
     def _builders(
         self, item: Trace | str, replace_needs: Needs | None
-    ) -> Sequence[Callable[[], Trace]]:
+    ) -> Iterable[Callable[[], Trace]]:
         """Return the functions that build the traces of one input, within the time window."""
         how, split = self.how, self.is_split
         if isinstance(item, Trace):
@@ -343,12 +345,12 @@ class OpenedInputs:
         if needs := replace_needs or self._needs:
             once = replace(how, progress=None, on_trace=None) if replace_needs else how
             builders = _read_ranks(item, once, split=split, **_reading_of(needs, how))
-            return [partial(_then, build, _lightened, needs) for build in builders]
+            return (partial(_then, build, _lightened, needs) for build in builders)
         builders = _read_ranks(
             item, how, split=split, columns=how.columns, kinds=how.kinds, inputs_of=how.inputs_of,
             args_with_modules=how.args_with_modules,
         )  # fmt: skip
-        return [partial(_then, build, _cut_but_snapshots, how) for build in builders]
+        return (partial(_then, build, _cut_but_snapshots, how) for build in builders)
 
     def _prepared(self, trace: Trace, item: Trace | str) -> list[Trace]:
         """Return a trace without events of earlier inputs, as a list; empty if it is skipped."""
@@ -535,20 +537,44 @@ def _read(path: PathLike, how: How, *, unused: Sequence[str] = (), **what: Any) 
 
 def _read_ranks(
     path: PathLike, how: How, *, split: bool, unused: Sequence[str] = (), **what: Any
-) -> Sequence[Callable[[], Trace]]:
+) -> Iterator[Callable[[], Trace]]:
     """Read a file like :func:`_read`; with ``split`` like :func:`read_ranks`."""
     # assumed ranks are an error for several ranks
     if not split or how.read or how.assume_rank is not None:
-        return [[_read(path, how, unused=unused, **what)].pop]
+        yield [_read(path, how, unused=unused, **what)].pop
+        return
     what |= {"format": how.format, "progress": how.progress, "unused": (*unused, *how.unused)}
     chosen = how.ranks
-    if chosen is None and how.rank is not None and how.rank in ranks_apart(path, how.format):
-        chosen = frozenset([how.rank])
-    builders = read_ranks(path, **what, ranks=chosen)
-    if not builders and how.ranks is None:  # the selected rank has no events
-        builders = read_ranks(path, **what)
-    # the issues of a file belong to all its ranks
-    return [partial(_then, build, _reported, how) for build in builders[:1]] + builders[1:]
+    apart = ranks_apart(path, how.format) if chosen is None else ()
+    builders: Iterable[Callable[[], Trace]]
+    if how.rank is None and len(apart) > 1 and Path(path).stat().st_size >= _LARGE_BYTES:
+        builders = _one_after_another(path, apart, what)
+    else:
+        if how.rank is not None and how.rank in apart:
+            chosen = frozenset([how.rank])
+        builders = read_ranks(path, **what, ranks=chosen)
+        if not builders and how.ranks is None:  # the selected rank has no events
+            builders = read_ranks(path, **what)
+    for number, build in enumerate(builders):
+        # the issues of a file belong to all its ranks
+        yield build if number else partial(_then, build, _reported, how)
+
+
+def _one_after_another(
+    path: PathLike, apart: Sequence[int], what: dict[str, Any]
+) -> Iterator[Callable[[], Trace]]:
+    """Read each rank of a large file after the one before was measured: one is in memory."""
+    any_read, progress = False, what.pop("progress")
+    for number, rank in enumerate(apart):
+
+        def share(done: int, size: int, passes: int = number) -> None:
+            progress((passes * size + done) // len(apart), size)
+
+        for build in read_ranks(path, **what, progress=progress and share, ranks=[rank]):
+            any_read = True
+            yield build
+    if not any_read:
+        yield from read_ranks(path, **what)
 
 
 def _then(build: Callable[[], Trace], change: Callable[[Trace, Any], Trace], how: Any) -> Trace:

@@ -26,6 +26,7 @@ from traceanalyzer.parsers.sqlite.rows import (
     Finding,
     assemble,
     grouped_by_rank,
+    negative,
     of_database,
     of_file,
     of_rows,
@@ -185,21 +186,24 @@ def _read(
         export.processes = identity.processes_of(selection.ranks)
         meta = describe(export, identity, source.path, name)
         recording = _Recording(meta)
-        timeless = 0
+        timeless = backwards = 0
         for part in _parts(export, identity, recording):
             missing = part["ts"].null_count()
             timeless += missing
+            backwards += negative([part])
             timed = part.drop_nulls("ts") if missing else part
             if selection.ranks is not None:
                 timed = timed.filter(pl.col("rank").is_in(sorted(selection.ranks)))
             recording.parts += split_by_rank(timed) if split else [timed]
             del part, timed
+        timeless += sum(odd[0] for odd in export.dropped)
+        backwards += sum(sum(odd[1:]) for odd in export.dropped)
         recording.counters = _counters(export)
         recording.lanes = _lanes(export, identity, recording.parts)
         issues = [
             *of_file(file, source.damage),
             *unusable,
-            *of_rows(recording.parts, timeless),
+            *of_rows(timeless, backwards),
             *of_database(database),
             *_of_export(export, identity, meta.version),
         ]

@@ -169,10 +169,12 @@ class Export(DatabaseReader):
     Attributes:
         processes: read only events of these processes; None for all.
         only_process: the process of device work without one.
+        dropped: of rows of other processes, the number without a start, and that end before it.
     """
 
     processes: frozenset[int] | None = None
     only_process: int | None = None
+    dropped: list[tuple[int, ...]] = field(default_factory=list)
     _texts: dict[int, str | None] = field(default_factory=dict)
     _named: bool | None = None
 
@@ -185,8 +187,16 @@ class Export(DatabaseReader):
         """
         if self.processes is None:
             return shape
-        chosen = self.pid(place).is_in(sorted(self.processes))
-        return lambda piece: shape(piece.filter(chosen))
+        is_chosen = self.pid(place).is_in(sorted(self.processes)).fill_null(value=False)
+        start, end = pl.col("start"), pl.col("end")
+
+        def of_chosen(piece: pl.DataFrame) -> pl.DataFrame:
+            chosen = piece.select(is_chosen).to_series()
+            odd = [start.is_null(), *([end < start] if "end" in piece.columns else [])]
+            self.dropped.append(piece.select((test & ~chosen).sum() for test in odd).row(0))
+            return shape(piece.filter(chosen))
+
+        return of_chosen
 
     def pid(self, column: str) -> pl.Expr:
         """Return the process of a global id, or the only process."""

@@ -17,6 +17,7 @@ from traceanalyzer.parsers.sqlite.rows import (
     DatabaseReader,
     Finding,
     assemble,
+    negative,
     of_database,
     of_file,
     of_rows,
@@ -53,12 +54,12 @@ def parse(source: Source, selection: Selection, progress: Progress | None, name:
         parts = [reading.selected(part) for part in recording.parts]
         timeless = sum(part["ts"].null_count() for part in parts)
         parts = [part.drop_nulls("ts") for part in parts]
-        negative = [*of_rows(parts, timeless)]
+        odd = [*of_rows(timeless, negative(parts))]
         trace = _trace(recording, parts, reading, source.path, name)
         issues = [
             *of_file(file, source.damage),
             *unusable,
-            *negative,
+            *odd,
             *of_database(database),
             *recording.issues,
             *_of_recording(database, recording, is_rpd=is_rpd),

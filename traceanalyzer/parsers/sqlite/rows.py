@@ -228,13 +228,17 @@ def of_file(file: File, damage: str | None) -> Iterator[Finding]:
         yield "data_loss", "truncated", 1, f"byte {file.size:,} of {file.size + file.missing:,}"
 
 
-def of_rows(parts: Iterable[pl.DataFrame], timeless: int) -> Iterator[Finding]:
+def of_rows(timeless: int, negative: int) -> Iterator[Finding]:
     """Report rows without a time, or that end before they start."""
     if timeless:
         yield "data_loss", "no-time", timeless, None
-    lengths = [part["dur"] for part in parts if "dur" in part.columns]
-    if negative := sum(int((length < 0).sum()) for length in lengths):
+    if negative:
         yield "notice", "negative-duration", negative, None
+
+
+def negative(parts: Iterable[pl.DataFrame]) -> int:
+    """Count the rows that end before they start."""
+    return sum(int((part["dur"] < 0).sum()) for part in parts if "dur" in part.columns)
 
 
 def of_database(database: Database) -> Iterator[Finding]:
