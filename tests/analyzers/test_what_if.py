@@ -723,3 +723,7 @@ def test_path_of_an_operator_with_two_kernels_has_the_edges_that_hta_expects() -
         ("launches", 29 * US), ("launches", 27 * US), ("kernels", 40 * US),
         ("gaps between kernels", 7 * US), ("kernels", 30 * US),
     ]  # fmt: skip
+
+
+def test_ranks_of_several_formats_are_replayed_together() -> None:
+    assert ta.what_if(str(ROOT / "fixtures/rocpd")).to_dict()["changes"]

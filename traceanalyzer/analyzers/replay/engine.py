@@ -284,7 +284,8 @@ def _of_all(programs: Sequence[Program], table: str, columns: Sequence[str]) -> 
     """Return columns of a table of all programs, with the number of the program."""
     frames = [getattr(one, table)[list(columns)] for one in programs]
     number = np.repeat(np.arange(len(frames)), [one.height for one in frames])
-    rows: pl.DataFrame = pl.concat(frames, rechunk=True)
+    # files of several formats have texts of other types
+    rows: pl.DataFrame = pl.concat(frames, how="vertical_relaxed", rechunk=True)
     return rows.insert_column(0, pl.Series("program", number))
 
 
