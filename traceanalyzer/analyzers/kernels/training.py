@@ -185,10 +185,12 @@ def _one_by_one(
     """Kernels of one tensor each that run one after another, launched in one place."""
     lane = ["device", "stream"]
     rows = calls.hstack(work[[*lane, "name", "work_kind"]][calls["work"]]).sort(*lane, "ts")
-    of_name = families_of(rows["name"].cast(pl.String).unique().drop_nulls())
+    of_name = families_of(rows["name"].unique().drop_nulls())
     names = [name for name, one in of_name.items() if one in _OF_ONE]
     single = [*set(names) - {*matching(names, [_OF_MANY])}]
-    alone = pl.col("name").cast(pl.String).is_in(single).fill_null(value=False)
+    if not single:
+        return _none()
+    alone = pl.col("name").is_in(single).fill_null(value=False)
     rows = rows.with_columns(alone=alone & (pl.col("work_kind") == COMPUTE))
     rows = rows.with_columns(run=pl.struct(*lane, *_THREAD, "alone").rle_id())
     rows = rows.filter("alone", pl.len().over("run") >= LEAST_RUN)
