@@ -59,6 +59,9 @@ BLOCKED_NS = 50_000
 #: ... if this many launches are queued.
 QUEUED = 500
 
+#: So much work may begin and end within the rounding.
+_SHORT_WORK = 3
+
 #: A call after which the thread waits for the device in a pause, without a recorded call.
 PAUSE = "pause"
 #: A shorter pause is no wait; most of it has no recorded calls ...
@@ -612,6 +615,8 @@ def _coincidences(work: pl.DataFrame) -> pl.DataFrame:
     late = np.flatnonzero(work["rest_ns"].to_numpy() > ROUNDING_NS)
     order = np.argsort(end, kind="stable")
     place = np.searchsorted(end[order], start[late] + ROUNDING_NS, "right") - 1
+    for _ in range(_SHORT_WORK):  # itself, and short work after it, may have ended by then
+        place -= order[np.maximum(place, 0)] >= late
     found = order[np.maximum(place, 0)]
     lane, device = work["lane"].to_numpy(), work["device"].fill_null(-1).to_numpy()
     possible = (
