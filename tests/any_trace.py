@@ -170,8 +170,8 @@ class Maker:
         if one["kind"] in ("kernel", "gpu_memcpy", "gpu_memset"):
             one["correlation"] = number
             earlier = max(one["ts"] - self.scale * self.chance.randrange(9), -schema.LAST_NS)
-            name = self.chance.choice(_NAMES["cuda_runtime"])
-            call = {"kind": "cuda_runtime", "name": name, "tid": 100, "device": None}
+            name, tid = self.text(*_NAMES["cuda_runtime"]), self.number(100)
+            call = {"kind": "cuda_runtime", "name": name, "tid": tid, "device": None}
             return [{**one, **call, "stream": None, "ts": earlier, "dur": 0}]
         if one["kind"] == "alloc":
             return [{**later, "kind": "free_requested"}, {**later, "kind": "free_completed"}]

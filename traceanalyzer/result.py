@@ -109,7 +109,7 @@ class Finding:
             ``cost_ns`` is known, the gain is at most that; empty without a cost in time.
         effects: findings that this one explains; their cost is part of its cost or follows from it.
         intervals: rank, device, start_ns, end_ns (on the clock of each file), or None.
-        ranks: the ranks of a pipeline stage that it is about, otherwise empty.
+        ranks: the ranks whose work moves to others: of a pipeline stage, or one with larger inputs.
     """
 
     id: str

@@ -190,10 +190,10 @@ def test_too_much_work_is_refused_before_its_program_is_built(
         replay.measure(one, ReplayOptions())
 
 
-def in_layers(rank: int, pause: int = 4 * MS) -> Trace:
+def in_layers(rank: int, pause: int = 4 * MS, own: int = 0) -> Trace:
     """Return steps of kernels of 1 ms and 5 ms with one name, each followed by an all_reduce.
 
-    The host of rank 1 pauses before each step.
+    The host of rank 1 pauses before each step, and it alone runs another kernel before the first.
     """
     events: list[dict[str, Any]] = []
     at = number = 0
@@ -202,12 +202,21 @@ def in_layers(rank: int, pause: int = 4 * MS) -> Trace:
         for size, compute, transfer in ((1 << 10, MS, 100 * US), (1 << 22, 5 * MS, 2 * MS)):
             about = {"group": "0", "group_ranks": "[0, 1]", "group_size": 2, "seq": number}
             about |= {"elements_in": size, "dtype": "float"}
-            wait = pause if size == 1 << 10 and not rank else 0
+            first = size == 1 << 10
+            wait = pause if first and not rank else 0
+            alone = own if first else 0
             launched = begin + (pause if rank else 0) + number % 2 * 20 * US
-            for name, start, ns, more in (
+            kernels: list[tuple[str, int, int, dict[str, Any]]] = [
                 (GEMM, at - wait, compute, {}),
-                (ALL_REDUCE, at - wait + compute, wait + transfer - US, about),
-            ):
+                (ALL_REDUCE, at - wait + compute, wait + alone + transfer - US, about),
+            ]
+            if rank and alone:
+                kernels = [
+                    ("histogram", at, alone, {}),
+                    (GEMM, at + alone, compute, {}),
+                    (ALL_REDUCE, at + alone + compute, transfer - US, about),
+                ]
+            for name, start, ns, more in kernels:
                 correlation = len(events) + 1
                 call = ("cuda_runtime", "cudaLaunchKernel", launched, 3 * US)
                 events.append(host(*call, correlation=correlation))
@@ -215,7 +224,7 @@ def in_layers(rank: int, pause: int = 4 * MS) -> Trace:
                     device(name, start + 8 * US, ns - US, correlation=correlation, **more)
                 )
                 launched += 5 * US
-            at += compute + transfer
+            at += alone + compute + transfer
             number += 1
         done = at + 20 * US
         events.append(host("cuda_runtime", "cudaDeviceSynchronize", launched, done - launched))
@@ -228,6 +237,12 @@ def test_a_rank_like_the_others_keeps_the_sizes_of_its_kernels_and_transfers() -
     """Calls of one kernel and collective are compared at their place, not by their mean."""
     ranks = [in_layers(0), in_layers(1)]
     assert gain_ns(ranks, typical_rank=1) == pytest.approx(4 * MS, rel=0.03)
+
+
+def test_kernels_that_no_other_rank_runs_take_no_time_in_a_rank_like_the_others() -> None:
+    """The other kernels keep their times: the collective after them would wait otherwise."""
+    ranks = [in_layers(rank, pause=0, own=3 * MS) for rank in (0, 1)]
+    assert gain_ns(ranks, typical_rank=1) == pytest.approx(3 * MS, rel=0.02)
 
 
 def test_usual_changes_are_sorted_by_gain(late: list[Trace]) -> None:
@@ -287,6 +302,26 @@ def test_a_wait_for_a_copy_on_another_stream_is_inferred() -> None:
     result = ta.what_if(trace(events), scale="Memcpy HtoD=2")
     assert result.inferred >= STEPS
     assert result.changes["gain_ns"][0] == pytest.approx(2 * MS, rel=0.01)
+
+
+def test_short_work_waits_for_work_of_another_stream() -> None:
+    """It would end within the rounding of times even if it waited for nothing."""
+    events = []
+    for number in range(STEPS):
+        at, ids = number * 10 * MS, {"correlation": 4 * number + 1}
+        read = {"correlation": 4 * number + 2}
+        events += [
+            step(number, at, 10 * MS),
+            host("cuda_runtime", "cudaLaunchKernel", at, 2 * US, **ids),
+            device(GEMM, at + 5 * US, 9 * MS, stream=13, **ids),
+            host("cuda_runtime", "cudaMemcpyAsync", at + 7 * US, 2 * US, **read),
+            device("Memcpy DtoH (Device -> Pageable)", at + 9 * MS + 6 * US, US,
+                   kind="gpu_memcpy", **read),
+            host("cuda_runtime", "cudaStreamSynchronize", at + 9 * US, 9 * MS),
+        ]  # fmt: skip
+    result = ta.what_if(trace(events), scale="gemm=3")
+    assert result.inferred >= STEPS
+    assert result.changes["gain_ns"][0] == pytest.approx(6 * MS, rel=0.01)
 
 
 def test_small_copies_that_the_host_waits_for() -> None:

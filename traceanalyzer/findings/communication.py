@@ -141,6 +141,7 @@ def _measure_straggler(result: CommOutliers, answers: Answers, rank: int, total:
         if row["straggler_steps"] >= WARN_STEPS or not time.in_steps
         else straggling.confidence_of_one_step(answers, rank, by_cause),
         rank=rank,
+        ranks=(rank,) if straggling.keeps_its_work(answers, rank, by_cause) else (),
         step=time.only_step(waits),
         intervals=intervals_of(waits),
         explained=explained | {"uneven-steps": in_slow_steps} | of_experts,

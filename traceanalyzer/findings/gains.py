@@ -3,8 +3,9 @@
 Of a finding about idle time, exposed copies or communication, what happened in its intervals is
 removed: host time, copies and transfers; of communication, transfers alone. Of loops with kernels
 for each tensor, fewer kernels do the work. Of one about a slow rank, that rank becomes like the
-others, a pipeline stage like the mean of all ranks; of unequal work and experts, all ranks become
-like their mean. Other findings have no change that a replay knows: they gain at most their cost.
+others; a pipeline stage, or a rank with larger inputs, like the mean of all ranks; of unequal work
+and experts, all ranks become like their mean. Other findings have no change that a replay knows:
+they gain at most their cost.
 """
 
 from __future__ import annotations

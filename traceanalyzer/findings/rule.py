@@ -164,7 +164,7 @@ class Measured:
         confidence: confidence that the cause is right; with ``low``, a warning at most.
         rank, device, step: place of the problem; None if there are several.
         intervals: rank, device, start_ns, end_ns on the clock of each file.
-        ranks: the ranks of a pipeline stage, if it is about one.
+        ranks: the ranks whose work moves to others: of a pipeline stage, or one with larger inputs.
         explained: share of the cost that other findings explain, by rule id.
     """
 

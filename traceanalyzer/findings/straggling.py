@@ -17,7 +17,13 @@ from traceanalyzer.analyzers.launches.result import Launches
 from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.analyzers.steps.slow_steps import CODE
 from traceanalyzer.findings.device_time import LINK, SLOW, UNEXPLAINED, WORK, DeviceTime
-from traceanalyzer.findings.kernel_times import LONG_CALL, UNEQUAL, Difference, compare
+from traceanalyzer.findings.kernel_times import (
+    LARGER_INPUTS,
+    LONG_CALL,
+    UNEQUAL,
+    Difference,
+    compare,
+)
 from traceanalyzer.findings.rule import Answers
 from traceanalyzer.result import Confidence
 from traceanalyzer.units import format_frac
@@ -221,6 +227,12 @@ def reason(answers: Answers, rank: int, by_cause: Mapping[str, int]) -> str:
         return idle.of_rank(rank).state(cause)
     difference = _difference(answers, rank, by_cause)
     return difference.text if difference else ""
+
+
+def keeps_its_work(answers: Answers, rank: int, by_cause: Mapping[str, int]) -> bool:
+    """Whether the rank is late by larger inputs: a fix moves work to the other ranks."""
+    difference = _difference(answers, rank, by_cause)
+    return difference is not None and difference.why == LARGER_INPUTS
 
 
 def confidence_of_one_step(answers: Answers, rank: int, by_cause: Mapping[str, int]) -> Confidence:

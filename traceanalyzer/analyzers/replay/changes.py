@@ -46,6 +46,8 @@ _CALLS = {MEMORY_CALLS: ("allocate", "memory"), GRAPHS: ("graph",), MODULES: ("m
           API_CALLS: ("other",)}  # fmt: skip
 #: A call that returns this much later than the work that it waits for waits for something else.
 _TAIL_NS = 1_000_000
+#: Kernels of a rank that take at least this share of the time of those of the others are the same.
+_SAME_FRAC = 0.9
 #: A rank in the name of a process group, which comes from the file.
 _RANK = re.compile(r"\b\d{1,9}\b")
 
@@ -325,8 +327,9 @@ def _typical(
     """Give the chosen ranks the times of the others: by kernel, collective, step and host time.
 
     A kernel takes the mean of the others at the same place of the step, if all ranks run it there
-    equally often: calls of one kernel have different sizes. A rank that runs more in a step than
-    they do then runs it in the time that they need for theirs. With ``of_all`` the place and the
+    equally often: calls of one kernel have different sizes. Kernels that no other rank runs take no
+    time. A rank that runs more in a step than they do then runs it in the time that they need for
+    theirs. With ``of_all`` the place and the
     number of kernels do not count. Unexplained time before work becomes that of the others.
     """
     chosen = np.array([program.rank in ranks for program in job.programs])
@@ -341,6 +344,8 @@ def _typical(
     for n in np.flatnonzero(chosen).tolist():
         typical = usual[kinds[n]]
         times[n] = np.where(np.isnan(typical), times[n], typical)
+    if not (of_all or chosen.all()):
+        times = _without_own(job, times, transfers, chosen)
     kernels = [np.where(*pair, 0.0) for pair in zip(map(np.invert, transfers), times, strict=True)]
     changing = chosen & (not of_all)
     on_device = _of_others(job, "work", kernels, changing)
@@ -359,6 +364,28 @@ def _typical(
         )
         for n, one in enumerate(weights)
     ]
+
+
+def _without_own(
+    job: Job,
+    times: Sequence[Floats],
+    transfers: Sequence[npt.NDArray[np.bool_]],
+    chosen: npt.NDArray[np.bool_],
+) -> list[Floats]:
+    """Take the time of kernels that only chosen ranks run, if they run those of the others too.
+
+    Without them, kernels must take about as long as on the others: otherwise they are what the
+    others do by kernels with other names.
+    """
+    others = np.flatnonzero(~chosen).tolist()
+    known = np.unique(np.concatenate([job.kinds[n] for n in others]))
+    usual = np.mean([times[n][~transfers[n]].sum() for n in others])
+    kept = list(times)
+    for n in np.flatnonzero(chosen).tolist():
+        own = ~transfers[n] & ~np.isin(job.kinds[n], known)
+        if times[n][~transfers[n] & ~own].sum() >= _SAME_FRAC * usual:
+            kept[n] = np.where(own, 0.0, times[n])
+    return kept
 
 
 def _usual(

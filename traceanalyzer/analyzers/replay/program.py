@@ -361,9 +361,9 @@ def _launch_order(
     events = calls["event"].to_numpy()
     by_event = np.argsort(events, kind="stable")
     place = np.searchsorted(events[by_event], launched_by)
-    known = launched_by != nesting.ROOT
+    known = (launched_by != nesting.ROOT) & (events.size > 0)  # calls without a thread are none
     call = np.full(work.height, -1, np.int64)
-    call[known] = by_event[np.minimum(place, max(events.size - 1, 0))][known]
+    call[known] = by_event[np.minimum(place[known], events.size - 1)]
     start = work["start"].to_numpy()
     at = np.where(
         known, call.astype(float), np.searchsorted(calls["start"].to_numpy(), start) - 0.5
@@ -723,8 +723,8 @@ def _kinds(
     np.maximum.at(last_end, call[call >= 0], work["end"].to_numpy()[call >= 0])
     ends_in_call = launches & (last_end <= calls["end"].to_numpy() + ROUNDING_NS)
     does = calls["does"].to_numpy()
-    synchronising = calls["name"].is_in(matching(names, SYNCHRONISING_CALLS)).to_numpy()
-    synchronises = synchronising & ~launches
+    by_name = calls["name"].is_in(matching(names, SYNCHRONISING_CALLS)).fill_null(value=False)
+    synchronises = by_name.to_numpy() & ~launches
     allocates = np.isin(does, ALLOCATES) & (length > BLOCKED_NS)
     copies = (does == COPY) & ends_in_call & (length > ROUNDING_NS)
     collective = calls["group"].is_not_null().to_numpy() & ~launches
