@@ -80,6 +80,7 @@ class Options:
             ``mpi``.
         prefetch: all_gather overlaps with the compute of the previous layer.
         micro_batches: of a pipeline.
+        one_forward_one_backward: its schedule is 1F1B.
         layers: layers of a rank, by rank and step.
         tokens: tokens of a rank, by rank and step.
         graphs: decode steps run as CUDA graphs, with up to ``captured`` requests.
@@ -104,6 +105,7 @@ class Options:
     reduction: str = "overlapped"
     prefetch: bool = True
     micro_batches: int = 8
+    one_forward_one_backward: bool = False
     layers: Callable[[int, int], int] | None = None
     tokens: Callable[[int, int], int] | None = None
     graphs: bool = True
@@ -362,30 +364,51 @@ def replicate(r: Rank, shard: Group, size: int) -> Program:
 
 
 def pipeline_step(r: Rank) -> Program:
-    """All forward passes of the micro-batches, then all backward passes."""
-    stage, last = r.rank, r.job.world - 1
-    for batch in range(r.job.options.micro_batches):
-        with r.range(f"forward_step {batch}"):
-            if stage:
-                yield from exchange(r, RECV, stage - 1)
-            elif batch == 0:
-                embed(r)
-            for layer in range(layers(r)):
-                run(r, forward_layer(*shape(r)))
-                yield from r.run_hooks("layer_forward", layer)
-            if stage < last:
-                yield from exchange(r, SEND, stage)
-    yield from r.run_hooks("after_forward")
-    with r.frame(names.BACKWARD, names.RUN_BACKWARD), autograd(r):
-        for _ in range(r.job.options.micro_batches):
-            if stage < last:
-                yield from exchange(r, RECV, stage)
-            for layer in reversed(range(layers(r))):
-                run(r, backward_layer(*shape(r)))
-                yield from r.run_hooks("layer_backward", layer)
-            if stage:
-                yield from exchange(r, SEND, stage - 1)
+    """All forward passes of the micro-batches, then all backward passes; or 1F1B."""
+    options, early = r.job.options, r.job.options.micro_batches
+    if options.one_forward_one_backward:
+        early = min(early, r.job.world - r.rank - 1)
+    for batch in range(early):
+        yield from forward_pass(r, batch)
+    if not options.one_forward_one_backward:
+        yield from r.run_hooks("after_forward")
+        with r.frame(names.BACKWARD, names.RUN_BACKWARD), autograd(r):
+            for _ in range(options.micro_batches):
+                yield from backward_pass(r)
+    else:
+        for batch in range(early, options.micro_batches + early):
+            if batch < options.micro_batches:
+                yield from forward_pass(r, batch)
+            with r.frame(names.BACKWARD, names.RUN_BACKWARD), autograd(r):
+                yield from backward_pass(r)
     yield from end_step(r)
+
+
+def forward_pass(r: Rank, batch: int) -> Program:
+    """Run the forward pass of a micro-batch on a stage."""
+    stage, last = r.rank, r.job.world - 1
+    with r.range(f"forward_step {batch}"):
+        if stage:
+            yield from exchange(r, RECV, stage - 1)
+        elif batch == 0:
+            embed(r)
+        for layer in range(layers(r)):
+            run(r, forward_layer(*shape(r)))
+            yield from r.run_hooks("layer_forward", layer)
+        if stage < last:
+            yield from exchange(r, SEND, stage)
+
+
+def backward_pass(r: Rank) -> Program:
+    """Run the backward pass of a micro-batch on a stage."""
+    stage, last = r.rank, r.job.world - 1
+    if stage < last:
+        yield from exchange(r, RECV, stage)
+    for layer in reversed(range(layers(r))):
+        run(r, backward_layer(*shape(r)))
+        yield from r.run_hooks("layer_backward", layer)
+    if stage:
+        yield from exchange(r, SEND, stage - 1)
 
 
 def exchange(r: Rank, what: Collective, edge: int) -> Program:

@@ -49,7 +49,7 @@ _TAIL_NS = 1_000_000
 #: Kernels of a rank that take at least this share of the time of those of the others are the same.
 _SAME_FRAC = 0.9
 #: A rank in the name of a process group, which comes from the file.
-_RANK = re.compile(r"\b\d{1,9}\b")
+RANK = re.compile(r"\b\d{1,9}\b")
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,7 @@ class Change:
             change, as in Lin et al., OSDI'25.
         network: factor by which transfers become faster.
         no_wait: collectives do not wait for other ranks; a receive waits for its send.
+        equal_stages: the compute of each pipeline stage takes as long as that of the mean stage.
     """
 
     free: tuple[str, ...] = ()
@@ -75,6 +76,7 @@ class Change:
     of_all: bool = False
     network: float = 1.0
     no_wait: bool = False
+    equal_stages: bool = False
 
     @property
     def text(self) -> str:
@@ -85,6 +87,8 @@ class Change:
             ranks = ", ".join(map(str, self.typical_ranks))
             like = "the mean of all ranks" if self.of_all else "the others"
             parts.append(f"rank{'s' * (len(self.typical_ranks) > 1)} {ranks} like {like}")
+        if self.equal_stages:
+            parts.append("equal pipeline stages")
         if self.network != 1:
             parts.append(f"network {self.network:g} times as fast")
         return ", ".join([*parts, *(["no waiting for other ranks"] if self.no_wait else [])])
@@ -110,6 +114,8 @@ def changed(job: Job, change: Change) -> list[Weights]:
         ]
     if change.typical_ranks:
         weights = _typical(job, weights, set(change.typical_ranks), of_all=change.of_all)
+    if change.equal_stages:
+        weights = _with_equal_stages(job, weights)
     return [
         replace(one, transfer=one.transfer / change.network, together=not change.no_wait)
         for one in weights
@@ -445,9 +451,28 @@ def stages(job: Job) -> list[tuple[int, ...]]:
     """
     names = [one.work.filter(one.in_pairs)["group"].unique().drop_nulls() for one in job.programs]
     texts = [group.rpartition("[")[2] for groups in names for group in groups]
-    groups = [[int(rank) for rank in _RANK.findall(text)] for text in texts]
+    groups = [[int(rank) for rank in RANK.findall(text)] for text in texts]
     pipelines = sorted({tuple(sorted(ranks)) for ranks in connected(groups).values()})
     depth = {len(ranks) for ranks in pipelines}
     if len(depth) != 1 or depth == {1}:
         return []
     return [tuple(stage) for stage in zip(*pipelines, strict=True)]
+
+
+def _with_equal_stages(job: Job, weights: Sequence[Weights]) -> list[Weights]:
+    """Scale all compute of each stage, so that it takes as long as in the mean stage."""
+    place = {rank: number for number, ranks in enumerate(stages(job)) for rank in ranks}
+    compute = [(one.work["work_kind"] == COMPUTE).to_numpy() for one in job.programs]
+    busy = np.zeros(max(place.values(), default=0) + 1)
+    for program, one, mine in zip(job.programs, weights, compute, strict=True):
+        if program.rank in place:
+            busy[place[program.rank]] += one.duration[mine].sum()
+    factors = busy.mean() / np.maximum(busy, 1)
+    return [
+        replace(
+            one, duration=np.where(mine, one.duration * factors[place[program.rank]], one.duration)
+        )
+        if program.rank in place
+        else one
+        for program, one, mine in zip(job.programs, weights, compute, strict=True)
+    ]

@@ -1,0 +1,256 @@
+"""The schedule of a pipeline: closed formulas on simulated jobs, job ST, and an interleaved one."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping
+from itertools import count as count_from
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from comm_traces import MS, US, device, host, step, trace
+
+import traceanalyzer as ta
+from benchmarks.accuracy.programs import new_job, train
+from benchmarks.accuracy.simulator import simulate
+from benchmarks.accuracy.write import write_kineto
+from traceanalyzer.analyzers.replay.changes import Change, changed
+from traceanalyzer.analyzers.replay.engine import replay, step_times
+from traceanalyzer.analyzers.what_if import ReplayOptions
+from traceanalyzer.analyzers.what_if.replay import WHAT_IF_REPLAY
+from traceanalyzer.run.loop import run
+from traceanalyzer.trace import Trace
+
+
+def simulated(
+    folder: Path, stages: int, batches: int, *, alternating: bool, layers: Mapping[int, int]
+) -> Any:
+    """Return the answer on a simulated job with 2 layers in each stage, or as many as given."""
+    job = new_job("pipeline", 5, stages, 3)
+    job.marks = True
+    job.options.micro_batches, job.options.one_forward_one_backward = batches, alternating
+    job.options.layers = lambda rank, _step: layers.get(rank, 2)
+    write_kineto(job, simulate(job, train), folder)
+    return ta.what_if(folder)
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize(
+    ("stages", "batches", "alternating", "name"),
+    [
+        (4, 8, True, "1F1B"),
+        (4, 8, False, "all forward, then all backward"),
+        (4, 2, True, "1F1B"),
+        (2, 6, True, "1F1B"),
+    ],
+)
+def test_bubble_of_equal_stages(
+    stages: int, batches: int, alternating: bool, name: str, tmp_path: Path
+) -> None:
+    result = simulated(tmp_path, stages, batches, alternating=alternating, layers={})
+    one = result.pipeline
+    assert (one.name, one.batches, one.chunks) == (name, batches, 1)
+    assert one.ideal_frac == pytest.approx((stages - 1) / (batches + stages - 1))
+    assert one.ideal_frac < one.bubble_frac < one.ideal_frac + 0.07
+    assert one.parts["time_ns"].sum() == pytest.approx(one.span_ns)
+    times = dict(one.parts[["part", "time_ns"]].iter_rows())
+    compute = times["compute of the mean stage"]
+    assert times["bubble of the schedule"] == pytest.approx(compute * (stages - 1) / batches)
+    assert times["unequal stages"] < 0.01 * compute
+    for column in ("forward_ns", "backward_ns"):
+        assert one.stages[column].max() == pytest.approx(one.stages[column].min(), rel=0.01)
+    assert one.span_ns < result.recorded_ns
+    gains = dict(result.changes[["change", "gain_frac"]].iter_rows())
+    assert abs(gains["equal pipeline stages"]) < 0.01
+    counts = one.passes.group_by("stage", "kind").agg(pl.col("batch").n_unique())
+    assert set(counts["batch"]) == {batches}
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("slow", [0, 2, 3])
+def test_an_unequal_stage(slow: int, tmp_path: Path) -> None:
+    """One stage has 3 layers, the others 2: its passes take 1.5 times as long."""
+    result = simulated(tmp_path, 4, 8, alternating=True, layers={slow: 3})
+    one = result.pipeline
+    assert one.name == "1F1B"
+    each = one.stages["forward_ns"] + one.stages["backward_ns"]
+    assert each.arg_max() == slow
+    assert each[slow] == pytest.approx(1.5 * each.median(), rel=0.01)
+    times = dict(one.parts[["part", "time_ns"]].iter_rows())
+    most = 7 * (1.5 / 1.125 - 1) * times["compute of the mean stage"] / 8
+    if slow:
+        assert times["unequal stages"] == pytest.approx(most, rel=0.01)
+    (tmp_path / "equal").mkdir()
+    equal = simulated(tmp_path / "equal", 4, 8, alternating=True, layers={})
+    # with 2.25 layers each, compute takes 1.125 times as long as with 2
+    compute = sum(equal.pipeline.parts["time_ns"][:2])
+    true = result.recorded_ns - equal.recorded_ns - 0.125 * compute
+    gains = dict(result.changes[["change", "gain_ns"]].iter_rows())
+    assert gains["equal pipeline stages"] == pytest.approx(true, rel=0.25)
+    assert times["unequal stages"] > 0.9 * true
+
+
+# --- job ST --------------------------------------------------------------------------------------
+
+
+class Replay:
+    """An independent replay of a step by the dependencies of operations, without launch delays."""
+
+    def __init__(self, rules: Any, rows: pl.DataFrame, factors: Mapping[int, float]) -> None:
+        self.ops = {(row["dp_rank"], row["op"]): row for row in rows.iter_rows(named=True)}
+        self.ends: dict[tuple[int, str], float] = {}
+        self.depends_on, self.factors = rules["depends_on"], factors
+        self.members = {op: group for group in rules["groups"] for op in group}
+        self.over_dp = {*rules["synchronised_over_dp"]}
+
+    def begin(self, key: tuple[int, str]) -> float:
+        waits = [self.end((key[0], op)) for op in self.depends_on.get(key[1], ())]
+        return max(waits, default=0.0)
+
+    def end(self, key: tuple[int, str]) -> float:
+        if key not in self.ends:
+            row, op = self.ops[key], key[1]
+            if row["transfer_duration"] is None:
+                scaled = "compute" in op or op.startswith("optimizer_")
+                factor = self.factors.get(row["stage"], 1.0) if scaled else 1.0
+                self.ends[key] = self.begin(key) + row["duration"] * factor
+            else:
+                dps = {dp for dp, _ in self.ops} if op in self.over_dp else {key[0]}
+                group = [(dp, one) for dp in dps for one in self.members.get(op, (op,))]
+                arrived = max(self.begin(one) for one in group if one in self.ops)
+                self.ends[key] = arrived + row["transfer_duration"]
+        return self.ends[key]
+
+
+def replayed(shared: Path, factors: Mapping[int, float]) -> float:
+    """Return the mean step time in s if the compute of stages takes so many times as long."""
+    folder = shared / "data" / "whatif"
+    rules = json.loads((folder / "dependencies-ST.json").read_text())
+    steps = pl.read_csv(folder / "ops-expected-ST.csv.gz").partition_by("step")
+    replays = [Replay(rules, rows, factors) for rows in steps]
+    return sum(max(map(one.end, one.ops)) for one in replays) / len(replays)
+
+
+@pytest.mark.matrix
+def test_gain_of_equal_stages_is_that_of_an_independent_replay(shared: Path) -> None:
+    folder = shared / "data" / "whatif" / "kineto"
+    result = ta.what_if(folder)
+    one, ops = result.pipeline, pl.read_csv(shared / "data/whatif/ops-expected-ST.csv.gz")
+    assert (one.name, one.batches, one.stages["ranks"].to_list()) == (
+        "1F1B", 4, ["0, 4", "1, 5", "2, 6", "3, 7"],
+    )  # fmt: skip
+    for kind in ("forward", "backward"):
+        rows = ops.filter(pl.col("op").str.starts_with(f"{kind}-compute"))
+        means = rows.group_by("stage").agg(pl.col("duration").mean()).sort("stage")["duration"]
+        own = (one.stages[f"{kind}_ns"] / 1e9).to_list()
+        assert own == pytest.approx(means.to_list(), rel=1e-4)
+    compute = ops.filter(pl.col("op").str.contains("-compute_"))
+    spans = compute.group_by("step", "dp_rank").agg(
+        (pl.col("start_ts") + pl.col("duration")).max() - pl.col("start_ts").min()
+    )
+    assert one.span_ns / 1e9 == pytest.approx(spans["start_ts"].mean(), rel=1e-3)
+    gains = dict(result.changes[["change", "gain_ns"]].iter_rows())
+    scaled = ops.filter(pl.col("op").str.contains("-compute_|^optimizer_"))
+    busy = scaled.group_by("stage").agg(pl.col("duration").sum()).sort("stage")["duration"]
+    factors = {stage: busy.mean() / ns for stage, ns in enumerate(busy)}
+    before, after = replayed(shared, {}), replayed(shared, factors)
+    assert before == pytest.approx(2.172697, rel=1e-6)  # published
+    change = Change(free=("launches", "host-code"), equal_stages=True)
+    job = run(WHAT_IF_REPLAY, folder, ReplayOptions()).job
+    ends = [one.end for one in replay(job, changed(job, change))]
+    steps = step_times(job, ends)
+    assert sum(steps) / len(steps) / 1e9 == pytest.approx(after, rel=1e-4)
+    assert gains["equal pipeline stages"] / 1e9 == pytest.approx(before - after, rel=0.02)
+
+
+# --- interleaved ---------------------------------------------------------------------------------
+
+FORWARD, BACKWARD, TRANSFER, STAGES, CHUNKS = 2 * MS, 4 * MS, 20 * US, 4, 2
+SEND = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
+
+
+def interleaved(batches: int) -> list[Trace]:
+    """Return ranks of a job with the interleaved 1F1B schedule of Megatron, 2 chunks a rank."""
+    count, orders = batches * CHUNKS, []
+    for rank in range(STAGES):
+        early = min(count, 2 * (STAGES - rank - 1) + (CHUNKS - 1) * STAGES)
+        order = [("f", n) for n in range(early)]
+        for n in range(count):
+            order += [("f", early + n)] * (early + n < count) + [("b", n)]
+        orders.append(order)
+    rows = defaultdict[int, list[tuple[int, int, str, int, dict[str, Any]]]](list)
+    done, free, number = dict[tuple[str, int, int], int](), [0] * STAGES, count_from(1)
+
+    def virtual(kind: str, n: int, rank: int) -> tuple[int, int]:
+        chunk = n % (STAGES * CHUNKS) // STAGES
+        place = (chunk if kind == "f" else CHUNKS - 1 - chunk) * STAGES + rank
+        return place, n // (STAGES * CHUNKS) * STAGES + n % STAGES
+
+    def exchange(sender: int, receiver: int, sent: int, start: int, end: int) -> None:
+        ends, seq = sorted((sender, receiver)), next(number)
+        about = {"dtype": "bfloat16", "elements_in": 1 << 20, "stream": 20, "group_size": 2,
+                 "group": f"pp{ends[0]}", "group_ranks": str(ends), "seq": seq}  # fmt: skip
+        rows[sender].append((sent, 0, SEND, end - sent, {**about, "collective": "send"}))
+        rows[receiver].append((start, 1, SEND, end - start, {**about, "collective": "recv"}))
+
+    while any(orders):
+        for rank, order in enumerate(orders):
+            if not order:
+                continue
+            kind, n = order[0]
+            place, batch = virtual(kind, n, rank)
+            step_ = -1 if kind == "f" else 1
+            before = place + step_
+            first = before in (-1, STAGES * CHUNKS)
+            needed = ("f", place, batch) if first and kind == "b" else (kind, before, batch)
+            if not (first and kind == "f") and needed not in done:
+                continue
+            start = free[rank]
+            if not first:
+                end = max(start, done[needed]) + TRANSFER
+                exchange(before % STAGES, rank, done[needed], start, end)
+                start = end
+            took = FORWARD if kind == "f" else BACKWARD
+            rows[rank].append((start, 2, f"{kind}_gemm", took, {}))
+            done[kind, place, batch] = free[rank] = start + took
+            order.pop(0)
+    return [
+        _launched(sorted(rows[r], key=lambda row: row[:2]), r, max(free)) for r in range(STAGES)
+    ]
+
+
+def _launched(
+    rows: list[tuple[int, int, str, int, dict[str, Any]]], rank: int, length: int
+) -> Trace:
+    """Return a rank whose work is launched in this order, shortly before it starts."""
+    events, at = [step(1, 0, length)], 0
+    for n, (start, _, name, ns, about) in enumerate(rows):
+        at = max(start - 6 * US, at + 2)
+        events.append(host("cuda_runtime", "cudaLaunchKernel", at, 1, correlation=n + 1))
+        events.append(device(name, start, ns, correlation=n + 1, **about))
+    return trace(events, rank, world_size=STAGES)
+
+
+def test_interleaved_schedule() -> None:
+    batches = 8
+    one = ta.what_if(interleaved(batches)).pipeline
+    assert (one.name, one.batches, one.chunks) == ("interleaved 1F1B", batches, CHUNKS)
+    assert one.ideal_frac == pytest.approx(3 / (CHUNKS * batches + 3))
+    assert one.bubble_frac == pytest.approx(one.ideal_frac, abs=0.05)
+    assert one.passes.group_by("kind", "batch", "chunk").len()["len"].to_list() == [STAGES] * 32
+    # a micro-batch passes the stages of a chunk one after the other, then the next chunk
+    rows = one.passes.filter(kind="forward", batch=5).sort("start_ns")
+    assert rows[["chunk", "stage"]].rows() == [(c, s) for c in range(CHUNKS) for s in range(STAGES)]
+    rows = one.passes.filter(kind="backward", batch=5).sort("start_ns")
+    assert rows[["chunk", "stage"]].rows() == [
+        (c, s) for c in (1, 0) for s in reversed(range(STAGES))
+    ]
+
+
+def test_a_job_without_stages_has_no_schedule(tmp_path: Path) -> None:
+    job = new_job("data-parallel", 5, 2, 3)
+    write_kineto(job, simulate(job, train), tmp_path)
+    assert ta.what_if(tmp_path).pipeline is None
