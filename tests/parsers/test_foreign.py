@@ -43,6 +43,8 @@ KNOWN = {
     "flame.svg": '<?xml version="1.0"?><!DOCTYPE svg PUBLIC "-//W3C"><svg version="1.1"></svg>',
     "nsys_stats.csv": "Time (%),Total Time (ns),Instances,Name\n50.1,99385786,32,flash\n",
     "nsys_stats.txt": "CUDA API Statistics:\n\n Time (%)  Total Time (ns)  Num Calls\n",
+    "rocprof_stats.csv": '"Name","Calls","TotalDurationNs","AverageNs"\n"k",1000,2484971674,2484\n',
+    "nvprof.txt": "==30905== NVPROF is profiling\n==30905== Profiling result:\n  Type  Time(%)\n",
     "nccl_tests.txt": "# nThread 1 nGpus 1 minBytes 8\n# out-of-place   in-place\n",
     "austin.mojo": "MOJ\x01\x01austin\x003.4.1",
     "memray.bin": "memray\x00\x0d\x00",

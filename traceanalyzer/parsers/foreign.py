@@ -106,6 +106,16 @@ _KNOWN = (
         "pass the report's database: nsys export --type sqlite REPORT",
     ),
     (
+        rb'"Name","Calls","TotalDurationNs"|"Index","KernelName","gpu-id"',
+        "a table of rocprof or rocprofv3, which is not supported",
+        "rocprofv3 --output-format rocpd writes a database that is read (PID_results.db)",
+    ),
+    (
+        rb"(?s).{0,4000}?==\d++== Profiling result:",
+        "a summary printed by nvprof, which has sums and no times",
+        "nsys profile, then nsys export --type sqlite, records what ran when",
+    ),
+    (
         rb"(?s)# nThread \d++ nGpus \d++|.{0,4000}?#\s*+out-of-place\s++in-place",
         "the output of nccl-tests, which measures a network and records no program",
         "record the program: torch.profiler, or nsys profile and nsys export --type sqlite",

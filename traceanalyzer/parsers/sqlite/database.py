@@ -89,7 +89,7 @@ class Database:
         self._database = adbc_driver_sqlite.connect(self._uri)
         self._connections: list[adbc.AdbcConnection] = []
         self._mine = threading.local()
-        self._damaged_schema = False
+        self.damaged_schema = False
         self._pool = executor(threads())
         self._progress = progress
         self._rows_read = self._expected = 0
@@ -201,7 +201,7 @@ class Database:
 
     def _salvaged(self, error: Exception) -> dict[str, tuple[str, ...]]:
         """List the tables with readable definitions in a database with a damaged schema."""
-        self._damaged_schema = True
+        self.damaged_schema = True
         self._places = {}
         names = 'SELECT CAST("name" AS BLOB) AS "name" FROM'
         try:
@@ -361,7 +361,7 @@ class Database:
         self._mine.connection = connection
         for pragma in ("trusted_schema = OFF", "cell_size_check = ON"):
             self._run(f"PRAGMA {pragma}")
-        if self._damaged_schema:  # use the readable table definitions
+        if self.damaged_schema:  # use the readable table definitions
             self._run("PRAGMA writable_schema = ON")
             with contextlib.suppress(*_SQLITE_ERRORS):
                 self._run("SELECT name FROM sqlite_schema")

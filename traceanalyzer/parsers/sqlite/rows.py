@@ -242,7 +242,9 @@ def negative(parts: Iterable[pl.DataFrame]) -> int:
 
 
 def of_database(database: Database) -> Iterator[Finding]:
-    """Report rows on damaged pages, and values of a wrong type."""
+    """Report damaged definitions of tables, rows on damaged pages, and values of a wrong type."""
+    if database.damaged_schema:
+        yield "data_loss", "damaged-file", 1, "definitions of tables"
     for table, rows in sorted(database.losses.rows.items()):
         yield "data_loss", "unreadable-rows", sum(rows.values()), f"{table}, row {min(rows)}"
     for table, values in sorted(database.losses.mistyped.items()):
