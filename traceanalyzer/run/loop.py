@@ -41,7 +41,7 @@ from traceanalyzer.run.questions import FAILED, Question, Questions, perhaps_tru
 from traceanalyzer.trace import Inputs, Meta, Trace
 from traceanalyzer.vocabulary import NCU_CSV, PRINTED_TEXT
 
-_NO_EVENTS = "check that the profiler was active while the program ran, and record again"
+_NO_EVENTS = "the profiler was not active during the run, or the file is damaged; record again"
 #: Arrows, which are only counted in reports, and columns of side tables that no rule uses.
 _UNUSED_BY_RULES = ("flows", "block_x", "block_y", "block_z", "registers", "shared_memory")
 #: Formats whose tables may have any place in a file.
