@@ -19,7 +19,9 @@ from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 from traceanalyzer.analyzers.launches.result import Launches
 from traceanalyzer.analyzers.overlap.result import Overlap
+from traceanalyzer.analyzers.replay.changes import CLASSES
 from traceanalyzer.analyzers.steps.result import Steps
+from traceanalyzer.analyzers.what_if.compute import WhatIf
 from traceanalyzer.errors import MissingData
 from traceanalyzer.findings.result import IDLE, OF_BUSY, Diagnosis
 from traceanalyzer.findings.rule import IDLE_RULES
@@ -65,7 +67,7 @@ def results(name: str) -> dict[str, Result]:
     if not path.exists():
         pytest.skip(f"{path} is not there")
     found: dict[str, Result] = {"diagnose": ta.diagnose(path)}
-    for command in ("gpu_idle", "launches", "steps", "comm_outliers", "overlap"):
+    for command in ("gpu_idle", "launches", "steps", "comm_outliers", "overlap", "what_if"):
         try:
             found[command] = getattr(ta, command)(path)
         except MissingData:  # not recorded
@@ -206,3 +208,38 @@ def test_the_straggler_is_one_rank(name: str) -> None:
     if named and ranks:
         assert named[0] == ranks[0]
     assert not named or ranks
+
+
+#: Rules whose findings are classes of what-if. Advice on a part of a class, such as launches in one
+#: loop, and rules about device work have none.
+OF_CLASSES = {name: change for name, change in CLASSES.items() if name in IDLE_RULES.values()}
+#: Those with all time of the class; others may be on other threads, or wait for something else.
+WHOLE = ("data-loading", "memory-management", "graph-building", "module-loading", "api-calls")
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_what_if_gains_as_much_as_the_finding(name: str) -> None:
+    """The class of time has the finding's gain at least: it includes time outside of its gaps."""
+    found = results(name)
+    diagnosis, replayed = found["diagnose"], found.get("what_if")
+    if not isinstance(replayed, WhatIf) or not isinstance(diagnosis, Diagnosis):
+        pytest.skip("not replayed")
+    gains = dict(replayed.changes.select("change", "gain_frac").iter_rows())
+    for one in diagnosis.findings:
+        if one.id in WHOLE and one.gain_basis == "replay" and replayed.ranks == 1:
+            assert gains[OF_CLASSES[one.id]] >= (one.gain_frac or 0) - 0.03, one.title
+    if replayed.ranks == 1 and replayed.changes["gain_frac"][0] >= 0.1 and name != "xla":
+        # the host of xla waits in pauses without a call: without them it runs ahead
+        best = {row["change"] for row in replayed.alike}
+        rules = {one.id for one in findings(diagnosis)}
+        named = {CLASSES.get(rule) for rule in rules} | {_OF_RULES.get(rule) for rule in rules}
+        assert best & named or ("no copies" in best and "synchronisation" in rules), (best, rules)
+
+
+#: Classes of what-if of rules with another name.
+_OF_RULES = {
+    "launch-bound": "no launch overhead", "device-wait": "no launch overhead",
+    "exposed-copies": "no copies", "checkpoints": "no other host code",
+    "exposed-communication": "instant transfers", "waiting-for-ranks": "instant transfers",
+    "tensor-loop": "no launch overhead", "unfused-optimizer": "no launch overhead",
+}  # fmt: skip

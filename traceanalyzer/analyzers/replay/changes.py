@@ -163,8 +163,10 @@ def _without(free: Sequence[str], weights: Weights, program: Program) -> Weights
     names = [name for kind in free for name in zero.get(kind, ())]
     calls = weights.call
     weights = replace(weights, **{name: np.zeros_like(getattr(weights, name)) for name in names})
-    for name, kinds in _CALLS.items():
-        of_class = _in_calls(program, kinds)
+    copying = np.zeros(calls.size, np.bool_)
+    copying[program.work.filter(work_kind=MEMORY)["call"].drop_nulls().to_numpy()] = True
+    of_classes = {name: _in_calls(program, kinds) for name, kinds in _CALLS.items()}
+    for name, of_class in (*of_classes.items(), (COPIES, copying)):
         time = 0.0 if name in free else calls
         weights = replace(weights, call=np.where(of_class, time, weights.call))
         if name in free:
