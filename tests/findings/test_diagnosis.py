@@ -331,7 +331,7 @@ def test_verdict_without_findings() -> None:
 def test_a_file_of_two_ranks_is_one_file(tmp_path: Path) -> None:
     path = Path(shutil.copy(FIXTURES / "nsys" / "training.sqlite", tmp_path))
     os.truncate(path, int(path.stat().st_size * 0.9))
-    assert "1 of 1 file " in find(ta.diagnose(path), "dropped-events").title
+    assert find(ta.diagnose(path), "dropped-events").title.startswith("The file has ")
 
 
 @pytest.mark.matrix

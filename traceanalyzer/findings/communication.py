@@ -532,7 +532,7 @@ def _exposing(result: Overlap, answers: Answers, *, waits: bool) -> str:
     if isinstance(comm, CommOutliers):
         if comm.mostly_unknown_pairs:
             return _PAIRS
-        kind = "" if result.mostly_waits else _main_kind(comm)
+        kind = _main_kind(comm)
         if answers.program.pytorch and kind == "all_to_all":
             return _EXCHANGE
         if kind == "all_reduce" and _only_infers(answers, comm):

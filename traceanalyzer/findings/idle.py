@@ -457,8 +457,7 @@ def _compared(result: GpuIdle, cause: str, time: DeviceTime) -> Iterator[str]:
     ]
     if why:
         yield (
-            f"In total this is {format_ns(total)}; the command gpu-idle counts "
-            f"{format_ns(counted)} ({', '.join(why)})."
+            f"Total: {format_ns(total)}; gpu-idle counts {format_ns(counted)} ({', '.join(why)})."
         )
 
 

@@ -409,8 +409,9 @@ def _below(result: LeafPaths, name: str, path: str, line: int | None) -> str:
     if re.search(_PREPARES, f"{name} {path}") and not workers:
         return f"{name} runs in the main process: call it in loader workers (num_workers=4)."
     if leaf == name:
+        part = "It" if samples == rows["samples"].sum() else f"{share} of it"
         return (
-            f"{share} of it is Python code of {name} itself: use NumPy or tensor operators instead "
+            f"{part} is Python code of {name} itself: use NumPy or tensor operators instead "
             "of a loop, or call it less often."
         )
     return f"{share} of it is in {leaf} ({file}): call it less often, or with less data."
@@ -506,16 +507,20 @@ def _dropped_events(result: Info, _: Answers) -> Iterator[Measured]:
     files = lost["path"].n_unique()
     if not files:
         return
-    first = lost.row(0, named=True)
+    first, codes = lost.row(0, named=True), ", ".join(sorted(lost["code"].unique()))
     place = f", first at {first['first']}" if first["first"] else ""
     yield Measured(
         size=files,
-        title=f"{files:,} of {format_count(result.files['path'].n_unique(), 'file')} "
-        f"{'has' if files == 1 else 'have'} dropped events: "
-        f"{', '.join(sorted(lost['code'].unique()))}.",
+        title=f"{_files(files, result)} dropped events: {codes}.",
         evidence=(f"{first['path']}: {first['code']}{place}.",),
         advice=f"{_complete(result, lost)} All numbers are without these events.",
     )
+
+
+def _files(some: int, result: Info) -> str:
+    count = result.files["path"].n_unique()
+    each = "The file" if count == 1 else f"{some:,} of {count:,} files"
+    return f"{each} {'has' if some == 1 else 'have'}"
 
 
 #: Codes of files that end early or are damaged, and of tables that are missing or differ.
@@ -577,8 +582,7 @@ def _gpu_not_traced(result: Info, answers: Answers) -> Iterator[Measured]:
     reason, _sep, remedy = first["first"].rpartition("; ")
     yield Measured(
         size=failed.height,
-        title=f"{failed.height:,} of {format_count(result.files.height, 'file')} "
-        f"{'has' if failed.height == 1 else 'have'} no GPU work although GPU tracing was on.",
+        title=f"{_files(failed.height, result)} no GPU work although GPU tracing was on.",
         evidence=(f"{first['path']}: {reason}.",),
         advice=f"{remedy[:1].upper()}{remedy[1:]}.",
         explained={"failed-program": 1.0},

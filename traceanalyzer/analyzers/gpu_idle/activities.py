@@ -178,8 +178,7 @@ def doing(one: Activity, *, on_host: bool) -> str:
     if on_host:
         if one.runs_python:
             return f"Python {OUTSIDE}, {one.text}"
-        where = f", in {one.text}" if one.text else " that was not recorded"
-        return f"code {OUTSIDE}{where}"
+        return f"code {OUTSIDE}, in {one.text}" if one.text else f"unrecorded code {OUTSIDE}"
     if one.steps_on_cpu:
         return f"waiting while {one.range or one.text} runs on the CPU"
     if one.text:
@@ -391,10 +390,9 @@ def advice_on_synchronisation(one: Activity, call: str, operator: str, *, pytorc
     if not (call or operator):
         return ""
     if not pytorch:
-        return (
-            f"Call {call or operator}{one.where} less often (or its asynchronous form), so that "
-            "the host can run ahead."
-        )
+        form = " (or its asynchronous form)" * ("Memcpy" in call)
+        what = f"{call or operator}{one.where} less often{form}"
+        return f"Call {what}, so that the host can run ahead."
     if _READS_NUMBER.search(operator):
         return (
             f"{operator} reads a number from the GPU{one.where}: keep it as a tensor, and call "

@@ -190,7 +190,8 @@ COMPILED_GRAPH = r"^## Call CompiledFxGraph"
 WAITING = {
     PROFILER: "waiting for the profiler (overhead of the recording)",
     SHORT_GAP: "in short gaps between kernels",
-    DEVICE_WAIT: "waiting on the device side although the next work is queued",
+    DEVICE_WAIT: "waiting for an event, another GPU or another process although the next work is "
+    "queued",
     DATALOADING: "waiting for the data loader",
     BATCH_COPY: "waiting while the host copies batches to the GPU",
     SMALL_COPIES: "waiting while the host copies small buffers to the GPU one by one",

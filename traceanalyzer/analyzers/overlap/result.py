@@ -182,11 +182,6 @@ class Overlap(Result):
         return counted if counted.height else self.devices
 
     @property
-    def mostly_waits(self) -> bool:
-        """Whether wait time for other ranks is the largest reason for exposed communication."""
-        return self.reasons.height > 0 and self.reasons["reason"][0] == WAITING
-
-    @property
     def basis(self) -> Basis:
         """The time of which the verdict gives shares."""
         in_steps = self.counted is not self.devices
