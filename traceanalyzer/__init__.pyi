@@ -4,8 +4,8 @@ from traceanalyzer.analyzers.annotations.compute import annotations as annotatio
 from traceanalyzer.analyzers.annotations.result import Annotations as Annotations
 from traceanalyzer.analyzers.comm_outliers.compute import comm_outliers as comm_outliers
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers as CommOutliers
-from traceanalyzer.analyzers.critical_path.compute import CriticalPath as CriticalPath
-from traceanalyzer.analyzers.critical_path.compute import critical_path as critical_path
+from traceanalyzer.analyzers.critical_path import CriticalPath as CriticalPath
+from traceanalyzer.analyzers.critical_path import critical_path as critical_path
 from traceanalyzer.analyzers.cuda_api.compute import cuda_api as cuda_api
 from traceanalyzer.analyzers.cuda_api.result import CudaApi as CudaApi
 from traceanalyzer.analyzers.diff.result import Diff as Diff

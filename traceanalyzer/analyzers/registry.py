@@ -336,7 +336,8 @@ ENTRIES: dict[str, Entry] = {
             "What the run waited for at each moment: the longest path through all ranks.",
             examples=("run/", "run/ --top all"),
             plot="classes on the longest path",
-            result="compute:CriticalPath",
+            result="CriticalPath",
+            one_file=True,
             options="traceanalyzer.analyzers.what_if:PathOptions",
         ),
         Entry(
@@ -425,7 +426,7 @@ ENTRIES: dict[str, Entry] = {
             examples=("profile.raw.txt", "profile.raw.txt --library-name torch --top all"),
             section="Code",
             result="LeafPaths",
-            cli="py_spy_report",
+            cli="flamegraph",
         ),
         Entry(
             "flamegraph",

@@ -7,6 +7,8 @@
         "exposed_frac <= 15%",
         { limit = "mfu >= 0.4", optional = true },
     ]
+
+:func:`check_fix` compares the gain that a diagnosis predicts with the measured one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""Annotated ranges of each rank with their device work, combined over all ranks."""
+"""Annotated ranges of each rank with their device work, combined over all ranks.
+
+A range contains a slice that starts no earlier and ends no later; both bounds are inclusive, and
+ranges may overlap in any way. Slices and ranges are arrays of Int64 starts and ends, of one thread.
+n slices and ranges take O(n log n), nested slices O(n log² n).
+"""
 
 import re
 from collections.abc import Iterator, Sequence

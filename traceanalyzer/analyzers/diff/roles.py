@@ -4,6 +4,11 @@ The places of both runs (see :class:`Units`) are aligned in the order of a typic
 sum of the likeness of the pairs is largest. Names count little: another version or another GPU has
 other kernels for the same role. Places without a partner in the same order are paired by equal
 operator and shapes, or names; eager kernels with the kernel that TorchInductor fused them into.
+
+A unit is the kernels, copies and memsets that one call of an operator launched, if they are few;
+else, and without operators, it is one of them. Units are in the order of their launch calls, those
+of a graph replay in the order of their start. A place is a unit with the units before and after it
+on its stream: the same kernel at two positions of a layer is two places.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""The public functions: two runs, several runs of each version, and several runs in order."""
+"""The public functions: two runs, several runs of each version, and several runs in order.
+
+Several runs of a version show the noise between runs; a series shows in which version a role
+became slower.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,11 @@
 
 A call counts for the innermost module around it on its thread. Calls in a node of the backward pass
 count for the module of the forward operator that created the node.
+
+All kernels of a graph replay share one launch call. ``torch.cuda.graph_annotations`` writes the
+module of a kernel into its arguments: that is exact. Else the module is the one that launches the
+same kernel between the same kernels in a step without replay, or in the capture
+(:mod:`traceanalyzer.analyzers.common.replays`).
 """
 
 import re

@@ -9,6 +9,11 @@ device. It is divided in this order:
 - ``after_compute``: launched in time, but it started only after all earlier compute had ended;
 - ``other``: it started during compute, but took longer;
 - ``unknown``: its launch call was not recorded.
+
+The phase of a collective (forward, backward, optimizer) is the innermost range with such a name on
+the launching thread. Without one, PyTorch runs the backward pass on threads of its own: work that
+they launch is of the backward pass, work of the thread that marks the steps is of the forward pass.
+If one thread launches all work, the phase is unknown.
 """
 
 from collections.abc import Sequence
@@ -25,10 +30,59 @@ from traceanalyzer.analyzers.comm_outliers import (
 )
 from traceanalyzer.analyzers.comm_outliers.compute import measure as measure_communication
 from traceanalyzer.analyzers.common.columns import ratio
+from traceanalyzer.analyzers.common.device_steps import device_steps
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE
 from traceanalyzer.analyzers.common.launching import launches
-from traceanalyzer.analyzers.overlap import phases
+from traceanalyzer.analyzers.common.names import matching as named_like
+from traceanalyzer.frames import linking
 from traceanalyzer.trace import Trace
+from traceanalyzer.vocabulary import ANNOTATION_KINDS
+
+FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
+
+#: Names of ranges, the first match counts.
+_RANGES = {
+    OPTIMIZER: r"(?i)^Optimizer\.step#|\boptim(?:izer)?[ _.:-]*step|^optimizer$",
+    BACKWARD: r"(?i)backward|\bbwd\b",
+    FORWARD: r"(?i)forward|\bfwd\b",
+}
+_THREAD = ["pid", "tid"]
+
+
+def phases(trace: Trace, calls: pl.DataFrame, threads: pl.DataFrame) -> pl.Series:
+    """Return the phase of each launch call.
+
+    Args:
+        trace: the trace of one rank.
+        calls: pid, tid, ``launch_start``.
+        threads: pid and tid of all threads that launch work.
+    """
+    known: dict[str, str] = {}
+    for phase, pattern in _RANGES.items():
+        known = dict.fromkeys(named_like(trace.names, [pattern]), phase) | known
+    is_range = pl.col("kind").is_in(ANNOTATION_KINDS) & pl.col("name").is_in(list(known))
+    events = trace.events[["kind", "name", *_THREAD, "ts", "dur"]].filter(
+        is_range, pl.col("tid").is_not_null(), pl.col("dur") > 0
+    )
+    ranges = events.select("name", *_THREAD, start="ts", end=pl.col("ts") + pl.col("dur"))
+    at = calls.select(*_THREAD, ts="launch_start")
+    rows = linking.enclosing(at, ranges, _THREAD)["slice"]
+    names = ranges["name"].cast(pl.String)[rows]
+    named = names.replace_strict(known, default=None, return_dtype=pl.String)
+    main = _main_threads(trace, ranges)
+    if main.is_empty() or threads.join(main, on=_THREAD, how="anti").is_empty():
+        return named.fill_null(UNKNOWN).alias("phase")
+    is_main = pl.struct(_THREAD).is_in(main.to_struct().implode())
+    by_thread = pl.when(is_main).then(pl.lit(FORWARD)).otherwise(pl.lit(BACKWARD))
+    return calls.select(phase=pl.coalesce(named, by_thread)).to_series()
+
+
+def _main_threads(trace: Trace, ranges: pl.DataFrame) -> pl.DataFrame:
+    """Return the threads that mark steps, or run the optimizer."""
+    steps = device_steps(trace).drop_nulls("tid")[_THREAD]
+    is_optimizer = pl.col("name").cast(pl.String).str.contains(_RANGES[OPTIMIZER])
+    return pl.concat([steps, ranges.filter(is_optimizer)[_THREAD]]).unique()
+
 
 WAITING, SHARED, LATE, AFTER = "waiting", "shared_stream", "launched_late", "after_compute"
 
@@ -67,7 +121,7 @@ class Exposed:
         streams: device, stream of each stream that compute runs on.
         launched: device, stream, start (absolute) of each collective with a launch call, with
             ``late`` (launched after earlier compute had ended), ``after`` (started after that) and
-            ``phase`` (see :func:`~.phases.phases`).
+            ``phase`` (see :func:`phases`).
     """
 
     communication: collectives.Part
@@ -95,7 +149,7 @@ def measure(trace: Trace, work: pl.DataFrame, patterns: Sequence[str]) -> Expose
     launched = launched.filter(pl.col("work_kind") == COMMUNICATION)
     at = launched.rename({"launch": "launch_start"})
     threads = calls[["pid", "tid"]].unique()
-    launched = launched.with_columns(phases.phases(trace, at, threads))
+    launched = launched.with_columns(phases(trace, at, threads))
     ended = pl.col("end").cum_max()
     ends = compute.sort("start").select("device", before="start", ended=ended.over("device"))
     timed = launched.sort("start").join_asof(
@@ -198,7 +252,7 @@ def by_group(rows: pl.DataFrame) -> pl.DataFrame:
         return pl.DataFrame(schema=GROUPS)
     between = pl.when(~pl.col("one_node")).then(pl.lit(BETWEEN))
     place = pl.when("one_node").then(pl.lit(WITHIN)).otherwise(between)
-    named = rows.with_columns(place=place, phase=pl.col("phase").fill_null(phases.UNKNOWN))
+    named = rows.with_columns(place=place, phase=pl.col("phase").fill_null(UNKNOWN))
     length = pl.col("duration_ns")
     sums = named.group_by("group", "group_ranks", "place", "phase").agg(
         ranks=pl.col("rank").n_unique().cast(pl.Int64),

@@ -1,4 +1,10 @@
-"""Collect all event arrays of a file: split into pieces, read on several cores."""
+"""Collect all event arrays of a file: split into pieces, read on several cores.
+
+A piece is read by the compiled scan, strict decoding and recovery, in this order. The scan
+(``_scan.c``) reads the ordinary events of well-formed text and returns all others to Python.
+Without it (no compiler when the package was installed) strict decoding reads everything and gives
+the same tables, slower.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,9 @@
 
 Versions differ in their keys (1.1 of 2024 to 2.10): none is required of an entry, and missing ones
 are null. JSON has 0 in place of null, texts in place of numbers, and no frames.
+
+A pickle is never executed: the unpickler has only the opcodes of plain data. Texts of a pickle are
+bytes.
 """
 
 from __future__ import annotations

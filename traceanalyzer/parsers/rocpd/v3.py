@@ -2,6 +2,10 @@
 
 The grid of a dispatch is recorded in work items. An API call and the device work that it launches
 have the same ``stack_id``.
+
+Every table has the file's uuid in its name (``rocpd_region_0000abcd``), and a merged database has
+one set of tables per process. Views without the uuid would join them; they are never used, so the
+tables are found by name and concatenated. Rows refer to each other by ``id`` within one ``guid``.
 """
 
 import json

@@ -4,6 +4,13 @@ In: :class:`traceanalyzer.drawings.Flame`. Out: an SVG document, or the same dra
 The drawing is complete without scripts; ``tree.js``, ``view.js`` and ``viewer.js`` make it
 interactive. Only
 :mod:`traceanalyzer.render` imports this package.
+
+A drawing is 1200 units wide and scales with the page. The viewer uses the same elements: boxes are
+in the order of the numbers in ``metadata``, and their names are in their titles.
+
+The colour of a box depends on its package, on whether it is the user's own code, or on the change
+of its weight. Every fill has a counterpart for dark screens; the style sheet of :func:`dark_rules`
+replaces it by the value of the attribute, so that a picture without styles has light colours.
 """
 
 from __future__ import annotations

@@ -6,6 +6,10 @@ without scripts and the data for the viewer (``memory.js``, ``format.js``, ``sta
 ``segments.js``, ``viewer.js``): columns of integers, each text and frame once, ascending columns as
 differences, stacks as paths of one prefix tree. Only :mod:`traceanalyzer.render` imports this
 package.
+
+A box is live at a level if the event of the level is in its lifetime. Boxes are stacked in the
+order of their start, allocations without a box on top: at every level the top of the stack is the
+sum of the boxes and the rest.
 """
 
 import math

@@ -1,4 +1,8 @@
-"""The longest path of a run, within its steps."""
+"""The critical path: what the run waited for at each moment.
+
+The programs of all ranks (:mod:`~traceanalyzer.analyzers.replay`) are replayed, and the longest
+path is followed back.
+"""
 
 from __future__ import annotations
 
