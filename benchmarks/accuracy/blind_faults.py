@@ -167,6 +167,41 @@ def moving_average_on_host(job: Job, context: Context) -> Expected:
     )
 
 
+#: About the middle step of a recording.
+_MIDDLE = 15
+
+
+@blind("data-parallel", "single", record=("marks",), prepare=reads_loss)
+def history_that_grows(job: Job, context: Context) -> Expected:
+    """Plot a history of the loss that has one more entry in each step, on the host."""
+
+    def plot(r: Rank, step: int, _layer: int) -> None:
+        with r.range("plot_history"):
+            r.pause(r.about(context.cost_us * step / _MIDDLE))
+
+    job.at("after_optimizer", plot)
+    return Expected(r"(?i)plot_history|longer in each step|grow", place="plot_history")
+
+
+@blind("single", record=("marks",), prepare=reads_loss)
+def tensor_that_grows(job: Job, context: Context) -> Expected:
+    """Append features to a tensor with torch.cat in each step, which copies all of it."""
+
+    def append(r: Rank, step: int, _layer: int) -> None:
+        with r.op("aten::cat"):
+            r.launch(names.CAT, 20 + context.cost_us * step / _MIDDLE)
+
+    job.at("after_forward", append)
+    return Expected(r"(?i)\bcat\b|CatArray|concat|grow")
+
+
+@blind("data-parallel", "single")
+def anomaly_detection(job: Job, _context: Context) -> Expected:
+    """Leave ``torch.autograd.set_detect_anomaly(True)`` on."""
+    job.options.checks_gradients = True
+    return Expected(r"(?i)anomaly|isnan|\bNaN\b")
+
+
 @blind("data-parallel", worlds=(2, 4, 8), prepare=reads_loss)
 def metrics_reduced_each_step(job: Job, context: Context) -> Expected:
     """Reduce each metric with an all_reduce of one number and an ``.item()`` in each step."""

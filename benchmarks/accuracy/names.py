@@ -100,6 +100,9 @@ NONZERO = (
 NCCL_ARGS = "(ncclDevKernelArgsStorage<4096ul>)"
 ALL_REDUCE = f"ncclDevKernel_AllReduce_Sum_bf16_RING_LL{NCCL_ARGS}"
 ALL_GATHER = f"ncclDevKernel_AllGather_RING_LL{NCCL_ARGS}"
+CAT = (
+    "void at::native::(anonymous namespace)::CatArrayBatchedCopy<float, unsigned int, 2, 128, 1>()"
+)
 REDUCE_SCATTER = f"ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL{NCCL_ARGS}"
 SEND_RECV = f"ncclDevKernel_SendRecv{NCCL_ARGS}"
 TRITON = "triton_poi_fused_add_gelu_mul_{}"

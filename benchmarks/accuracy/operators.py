@@ -50,6 +50,17 @@ def run(r: Rank, works: Iterable[Work]) -> None:
                     for kernel, us in kernels:
                         name = kernel.replace("c10::BFloat16", "float") if single else kernel
                         r.launch(name, us, grid=[work.blocks, 1, 1])
+            if r.job.options.checks_gradients and outer and outer[0].startswith("autograd::"):
+                check_for_nan(r)
+
+
+def check_for_nan(r: Rank) -> None:
+    """Read whether a gradient has a NaN, as anomaly detection of autograd does after each node."""
+    for op, kernel in (("aten::isnan", names.ADD), ("aten::any", names.REDUCE)):
+        with r.op(op):
+            r.launch(kernel, 5.0)
+    with r.op("aten::item"), r.op("aten::_local_scalar_dense"):
+        r.copy("DtoH", 4, pinned=r.job.options.pinned_scalars, wait=True)
 
 
 def product_us(tokens: int, n: int, k: int, *, tensor_cores: bool = True) -> float:

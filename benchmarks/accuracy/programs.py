@@ -70,6 +70,7 @@ class Options:
         loader: annotation of the DataLoader's iterator.
         batch_bytes: size of a batch; pinned: in page-locked memory.
         item: the loss is read at the end of each step (``loss.item()``).
+        checks_gradients: each gradient is checked for NaN.
         pinned_scalars: ``.item()`` copies to pinned memory, as newer PyTorch does; else the
             host waits in cudaMemcpyAsync.
         tensor_cores: products run in bfloat16 on tensor cores, not in float32.
@@ -99,6 +100,7 @@ class Options:
     pinned: bool = True
     item: bool = True
     pinned_scalars: bool = True
+    checks_gradients: bool = False
     tensor_cores: bool = True
     fused_attention: bool = True
     pointwise: int = 0

@@ -201,3 +201,21 @@ def test_uneven_memory_above_and_below_the_median() -> None:
         odd = rows[1].with_columns((pl.col("peak_bytes") * factor).cast(pl.Int64))
         (one,) = measurements("uneven-memory", replace(memory, devices=pl.concat([odd, *rows[1:]])))
         check_wording(one.title)
+
+
+@pytest.mark.parametrize(("waits", "share"), [(60, "60.0 %"), (5, "")])
+def test_a_main_process_that_waits_for_the_workers(tmp_path: Path, waits: int, share: str) -> None:
+    """The line of the worker is the cause; the title says that the main process waits for it."""
+    main = 'process 100:"python train.py";<module> (train.py:8);main (train.py:6);'
+    worker = main.replace(";", ';process 101:"python train.py";', 1)
+    lines = [
+        f"{main}__next__ (torch/utils/data/dataloader.py:630);wait (threading.py:320) {waits}",
+        f"{main}step (model.py:3) {100 - waits}",
+        f"{worker}_worker_loop (torch/utils/data/_utils/worker.py:308);read (data.py:7) 300",
+    ]
+    raw = tmp_path / "two.raw.txt"
+    raw.write_text("\n".join(lines) + "\n")
+    (one,) = measurements("hot-line", ta.py_spy_report(raw))
+    assert "read (data.py:7)" in one.title
+    assert ("waits for the data loader" in one.title) == bool(share)
+    assert share in one.title

@@ -220,3 +220,105 @@ def test_sums_of_the_forward_pass_too_are_no_gradients() -> None:
 @pytest.mark.parametrize("reduced", [(0, 0, 1), (1, 1, 2), (1,)])
 def test_different_or_single_reductions_are_not_repeated(reduced: tuple[int, ...]) -> None:
     assert not judged("repeated-reduction", *(accumulating(rank, reduced) for rank in range(2)))
+
+
+# --- checks of gradients ---------------------------------------------------------------------
+
+
+def checked_gradients(nodes: int = 20, *, check: bool = True) -> Trace:
+    """Return steps of nodes with a kernel of 50 us, and a check for NaN that waits until 80 us."""
+    events: list[dict[str, Any]] = []
+    for number in range(3 * nodes):
+        at = number * 100 * US
+        if number % nodes == 0:
+            events.append(step(number // nodes, at, nodes * 100 * US))
+        events.append(host("cpu_op", f"{NODE}MmBackward0", at, 90 * US))
+        events += launch("gemm", at + US, 50 * US)
+        if check:
+            events.append(host("cpu_op", "aten::isnan", at + 5 * US, 10 * US))
+            events += launch(ADD, at + 60 * US - 8 * US, 5 * US)
+            events.append(host("cuda_runtime", "cudaStreamSynchronize", at + 60 * US, 28 * US))
+    return trace(events)
+
+
+def test_anomaly_detection() -> None:
+    """From the check at 53 us to the next kernel at 102 us, in each node but the last one."""
+    (one,) = judged("anomaly-detection", checked_gradients())
+    assert one.total_ns == pytest.approx(3 * 20 * 49 * US, rel=0.02)
+    found = {one.id for one in ta.diagnose(checked_gradients()).findings}
+    assert not found & {"synchronisation", "launch-bound"}
+    check_wording(one.title, *one.evidence)
+
+
+def test_gradients_without_checks_are_no_anomaly_detection() -> None:
+    assert not judged("anomaly-detection", checked_gradients(check=False))
+
+
+# --- logged metrics --------------------------------------------------------------------------
+
+
+def logging(rank: int, metrics: int) -> Trace:
+    """Return steps of 1 ms in which the host reads sums of all ranks one after another."""
+    events: list[dict[str, Any]] = []
+    group = {"group": "0", "group_ranks": "[0, 1]", "group_size": 2, "dtype": "float"}
+    for number in range(4):
+        begin = number * MS
+        events += [step(number, begin, MS), *launch("gemm", begin, 500 * US)]
+        for n in range(metrics):
+            at = begin + 510 * US + n * 40 * US
+            seq = number * 10 + n
+            events += launch(ALL_REDUCE, at, 10 * US, seq=seq, elements_in=1, **group)
+            events.append(host("cuda_runtime", "cudaStreamSynchronize", at + 2 * US, 10 * US))
+    return trace(events, rank=rank)
+
+
+@pytest.mark.parametrize(("metrics", "named"), [(8, True), (2, False)])
+def test_metrics_of_all_ranks_are_the_cause_of_waits(metrics: int, named: bool) -> None:
+    found = judged("synchronisation", *(logging(rank, metrics) for rank in range(2)))
+    titles = [one.title for one in found if "8 all_reduce calls of at most 4 B" in one.title]
+    assert bool(titles) == named
+
+
+# --- what grows with each step ---------------------------------------------------------------
+
+CAT = "void at::native::(anonymous namespace)::CatArrayBatchedCopy<float, unsigned int, 4>()"
+
+
+def lengthening(each: Sequence[int], *, on_device: bool) -> Trace:
+    """Return steps of a kernel of 1 ms, and a kernel or a pause of the host of some ms."""
+    events: list[dict[str, Any]] = []
+    begin = 0
+    for number, ms in enumerate(each):
+        events += [*launch("gemm", begin, MS)]
+        if on_device:
+            events += launch(CAT, begin + MS + US, ms * MS)
+        else:
+            events.append(host("cuda_runtime", "cudaDeviceSynchronize", begin + 2 * US, MS))
+            events.append(host("user_annotation", "update", begin + MS + 3 * US, ms * MS - 4 * US))
+        length = (1 + ms) * MS + 2 * US
+        events.append(step(number, begin, length))
+        begin += length
+    return trace(events)
+
+
+GROWS, VARIES = (1, 2, 3, 4, 5, 6, 7, 8), (8, 1, 7, 2, 6, 3, 5, 4)
+
+
+@pytest.mark.parametrize(("each", "grows"), [(GROWS, True), (VARIES, False)])
+def test_host_code_that_takes_longer_in_each_step(each: Sequence[int], grows: bool) -> None:
+    (one,) = judged("host-code", lengthening(each, on_device=False))
+    assert ("longer in each step" in one.title) == grows
+    check_wording(one.title)
+
+
+def test_copies_that_grow_with_each_step() -> None:
+    """What the copies take above the first one, 1 ms; the kernel is no other finding."""
+    grown = lengthening(GROWS, on_device=True)
+    (one,) = judged("growing-copies", grown)
+    assert one.total_ns == (sum(GROWS) - len(GROWS)) * MS
+    check_wording(one.title, one.advice)
+    assert {found.id for found in ta.diagnose(grown).findings} == {"growing-copies"}
+
+
+def test_copies_of_changing_sizes_do_not_grow() -> None:
+    assert not judged("growing-copies", lengthening(VARIES, on_device=True))

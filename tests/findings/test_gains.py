@@ -147,3 +147,77 @@ def test_idle_time_of_the_first_stage_gains_nothing() -> None:
     result = ta.diagnose(OFF_PATH)
     assert by_id(result).keys() == {"straggler"}
     assert len(off_path(result)) == 2
+
+
+def waiting_host(layers: int = 10) -> Trace:
+    """Return steps of kernels of 100 us; the host waits for each of them and then runs 30 us."""
+    events: list[dict[str, Any]] = []
+    length = 140 * US
+    for number in range(4 * layers):
+        at, ids = number * length, {"correlation": number + 1}
+        if number % layers == 0:
+            events.append(step(number // layers, at, layers * length))
+        events += [
+            host("cuda_runtime", "cudaLaunchKernel", at, 3 * US, **ids),
+            device(GEMM, at + 5 * US, 100 * US, **ids),
+            host("cuda_runtime", "cudaDeviceSynchronize", at + 4 * US, 106 * US),
+        ]
+    return trace(events)
+
+
+def test_without_a_wait_the_host_runs_ahead() -> None:
+    """Kernels then follow each other: 40 of 140 us are gained, the delay of launches too."""
+    one = by_id(ta.diagnose(waiting_host()))["synchronisation"]
+    assert one.gain_basis == "replay"
+    assert one.gain_frac == pytest.approx(40 / 140, rel=0.03)
+
+
+def with_callback(steps: int = 4) -> Trace:
+    """Return steps of a kernel of 1 ms and a callback of 1 ms after it, also in the last step."""
+    events: list[dict[str, Any]] = []
+    for number in range(steps):
+        at, ids = number * 2 * MS, {"correlation": number + 1}
+        events += [
+            step(number, at, 2 * MS),
+            host("cuda_runtime", "cudaLaunchKernel", at, 3 * US, **ids),
+            device(GEMM, at + 5 * US, MS, **ids),
+            host("cuda_runtime", "cudaDeviceSynchronize", at + 4 * US, MS + 2 * US),
+            host("user_annotation", "on_batch_end", at + MS + 10 * US, 980 * US),
+        ]
+    return trace(events)
+
+
+def test_a_pause_after_the_last_work_is_in_cost_and_gain() -> None:
+    one = by_id(ta.diagnose(with_callback()))["host-code"]
+    assert one.cost_frac == pytest.approx(0.5, rel=0.03)
+    assert one.gain_frac == pytest.approx(one.cost_frac, rel=0.03)
+
+
+def reducing(number: int, count: int) -> Trace:
+    """Return steps of 10 ms of compute and reductions of 2 ms after it."""
+    events: list[dict[str, Any]] = []
+    more = {"group": "0", "group_ranks": "[0, 1]", "group_size": 2}
+    length = (10 + 2 * count) * MS
+    for index in range(4):
+        at = index * length
+        events.append(step(index, at, length))
+        for n in range(count + 1):
+            name, ns = (ALL_REDUCE, 2 * MS) if n else (GEMM, 10 * MS)
+            begin = at + (10 + 2 * (n - 1)) * MS if n else at + 10 * US
+            about = {"seq": index * count + n, "stream": 20, **more} if n else {}
+            ids = {"correlation": index * 10 + n + 1}
+            called = at + n * 5 * US
+            events.append(host("cuda_runtime", "cudaLaunchKernel", called, 3 * US, **ids))
+            events.append(device(name, begin, ns - 10 * US, **ids, **about))
+        waits = at + (count + 1) * 5 * US
+        until = at + length - 4 * US - waits
+        events.append(host("cuda_runtime", "cudaDeviceSynchronize", waits, until))
+    return trace(events, rank=number)
+
+
+@pytest.mark.parametrize(("count", "gained"), [(1, 1), (4, 3)])
+def test_the_last_of_several_reductions_is_no_gain(count: int, gained: int) -> None:
+    found = by_id(ta.diagnose([reducing(0, count), reducing(1, count)]))
+    one = found["exposed-communication"]
+    assert one.cost_frac == pytest.approx(2 * count / (10 + 2 * count), rel=0.05)
+    assert one.gain_frac == pytest.approx(one.cost_frac * gained / count, rel=0.05)

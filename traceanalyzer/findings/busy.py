@@ -22,11 +22,10 @@ from traceanalyzer.analyzers.kernels.training import (
     LEAST_RUN,
     PRODUCTS,
     RECOMPUTED,
-    SCHEMA,
     SOFTMAX,
 )
 from traceanalyzer.findings.device_time import DEVICE, DeviceTime, intervals_of
-from traceanalyzer.findings.rule import Answers, Measured, Rule, rule
+from traceanalyzer.findings.rule import Answers, Measured, Rule, of_purpose, rule
 from traceanalyzer.frames import intervals
 from traceanalyzer.result import Result, Severity
 from traceanalyzer.units import format_count, format_frac, format_ns
@@ -255,6 +254,8 @@ def _without_attention(products: int, time: DeviceTime) -> Iterator[str]:
 def _memory_bound_kernels(result: Kernels, answers: Answers) -> Iterator[Measured]:
     time, pointwise = answers.time, (kernel_names.ELEMENTWISE, kernel_names.COPY)
     names = result.heaviest("name").filter(pl.col("family").is_in(pointwise))["kernel"]
+    growing = [kernel for kernel, *_ in growing_copies(result, time)]
+    names = names.filter(~names.is_in(growing))
     rows = longest_first(in_steps(result, time), names, "fusible_ns")
     every = longest_first(in_steps(result, time), names, "total_ns")
     total, whole, n = (int(one.sum()) for one in (rows["ns"], every["ns"], every["n"]))
@@ -494,14 +495,6 @@ def _of_reasons(rows: pl.DataFrame, reasons: pl.DataFrame, answers: Answers) -> 
 # --- training --------------------------------------------------------------------------------
 
 
-def of_purpose(result: Kernels, purpose: str, time: DeviceTime) -> pl.DataFrame:
-    """Return device work of a purpose in training, with its duration within steps ``ns``."""
-    if result.training is None:
-        return pl.DataFrame(schema=SCHEMA | {"ns": pl.Int64})
-    rows = result.training.filter(purpose=purpose)
-    return intervals.overlap_with(rows, time.windows, DEVICE).rename({"overlap": "ns"})
-
-
 #: The share of the time of kernels of one tensor each that a kernel for all tensors needs: it reads
 #: and writes each value once. With few kernels per tensor it is more.
 OF_MANY_FRAC, _OF_FEW_FRAC, _FEW = 1 / 3, 1 / 2, 4
@@ -549,6 +542,51 @@ def _one_by_one(answers: Answers, *, optimizer: bool, advice: str) -> Iterator[M
         )
 
 
+# --- copies that grow --------------------------------------------------------------------------
+
+#: Kernels that copy several tensors into a new one (torch.cat).
+_CONCATENATES = r"CatArray|(?i)\bcat_kernel|concat"
+
+
+def growing_copies(result: Kernels, time: DeviceTime) -> list[tuple[str, int, int, int, int]]:
+    """Return kernels that concatenate more in each step: name, GPUs, time of each, first, last."""
+    rows = in_steps(result, time).filter(pl.col("kernel").str.contains(_CONCATENATES))
+    found = []
+    for (kernel,), calls in rows.drop_nulls("step").group_by("kernel", maintain_order=True):
+        devices = calls.n_unique(DEVICE)
+        sums = calls.group_by("step").agg(ns=pl.col("total_ns").sum() // devices)
+        if grown := time.growing(sums):
+            found.append((str(kernel), devices, int(sums["ns"].sum()), *grown))
+    return sorted(found, key=lambda one: (-one[1] * one[2], one[0]))
+
+
+@rule(
+    "kernels",
+    "tensors that torch.cat copies into a longer one in each step",
+    f"time of these copies without what a step adds, {_OF_STEP}",
+    {"info": 0.03, "warning": 0.1, "critical": 0.3},
+    uses=("gpu_idle",),
+)
+def _growing_copies(result: Kernels, answers: Answers) -> Iterator[Measured]:
+    time = answers.time
+    steps = max(time.windows["step"].drop_nulls().n_unique(), 1)
+    for kernel, devices, ns, first, last in growing_copies(result, time):
+        # a step needs to copy what it adds
+        total = devices * max(ns - steps * min(first, (last - first) // max(steps - 1, 1)), 0)
+        place = result.place(kernel)
+        yield Measured(
+            size=time.frac(total),
+            title=f"{kernel} copies more in each step ({format_ns(first)} in the first, "
+            f"{format_ns(last)} in the last){launched_by(place)}: {time.share(total)}.",
+            evidence=tuple(called_from(place)),
+            advice="Do not extend a tensor by torch.cat in each step, which copies all of it: "
+            "allocate its final size once and write into it (a static or paged KV cache), or "
+            "append to a list and concatenate once at the end.",
+            total_ns=total,
+            confidence="medium",
+        )
+
+
 @rule(
     "kernels",
     "an optimizer that launches kernels for each parameter instead of a few for all",
@@ -578,6 +616,31 @@ def _tensor_loop(_: Kernels, answers: Answers) -> Iterator[Measured]:
         "moving averages torch.optim.swa_utils (get_ema_multi_avg_fn), or torch.compile the loop."
     )
     yield from _one_by_one(answers, optimizer=False, advice=advice)
+
+
+@rule(
+    "kernels",
+    "checks of each gradient for NaN (anomaly detection of autograd), which wait for the GPU",
+    f"time of these kernels and until the next work runs, {_OF_STEP}",
+    {"info": 0.01, "warning": 0.05, "critical": 0.2},
+    uses=("gpu_idle",),
+)
+def _anomaly_detection(_: Kernels, answers: Answers) -> Iterator[Measured]:
+    rows, time = answers.nan_checks, answers.time
+    total = int(rows["ns"].sum()) if rows.height else 0
+    if not total or not time.whole_ns:
+        return
+    checks = len(rows.filter(pl.col("ns") > 0)) / max(time.windows.height, 1)
+    yield Measured(
+        size=time.frac(total),
+        title="Anomaly detection of autograd checks each gradient for NaN and waits for the "
+        f"result: {time.share(total)}.",
+        evidence=(f"{checks:,.0f} checks (aten::isnan in nodes of the backward pass) per step.",),
+        advice="Switch torch.autograd.set_detect_anomaly (or detect_anomaly=True of the trainer) "
+        "on only while you search for a NaN.",
+        total_ns=total,
+        intervals=intervals_of(intervals.intersect(rows, time.windows, DEVICE)),
+    )
 
 
 @rule(
@@ -672,8 +735,10 @@ RULES = (
     _memory_bound_kernels,
     _far_from_roof,
     _unaligned_products,
+    _growing_copies,
     _unfused_optimizer,
     _tensor_loop,
+    _anomaly_detection,
     _recomputed_activations,
     _memory_bound,
     _idle_multiprocessors,

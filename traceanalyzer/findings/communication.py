@@ -26,6 +26,7 @@ from traceanalyzer.analyzers.overlap.result import Overlap, advice, why_exposed
 from traceanalyzer.findings import straggling
 from traceanalyzer.findings.device_time import (
     BUBBLE,
+    DEVICE,
     EXPOSED,
     LINK,
     OUTLIER,
@@ -507,6 +508,7 @@ def _exposed_communication(result: Overlap, answers: Answers) -> Iterator[Measur
     if not whole:
         return
     waited_ns = int(waits["lost_ns"].sum())
+    last = _last_ns(answers)
     wait = f", plus {format_ns(time.each_ns(waited_ns))} of wait time for other ranks"
     remedy = _exposing(result, answers, waits=not waited_ns)
     yield Measured(
@@ -521,9 +523,27 @@ def _exposed_communication(result: Overlap, answers: Answers) -> Iterator[Measur
         advice=remedy,
         confidence="low" if remedy == _PAIRS else "high",
         total_ns=total,
+        most_gain_ns=max(total - last, 0) if last else None,
         intervals=intervals_of(rest),
         explained=explained_by(pl.concat([waits, slow]), whole),
     )
+
+
+def _last_ns(answers: Answers) -> int:
+    """Return the time of the last of several large reductions of a group in a step, of all ranks.
+
+    It ends after the last compute that it could overlap with, however early the others start.
+    """
+    compared = answers.get("comm_outliers")
+    if not isinstance(compared, CommOutliers) or not answers.time.in_steps:
+        return 0
+    is_sum = pl.col("collective").str.contains("all_reduce|reduce_scatter")
+    rows = compared.collectives.filter(is_sum).drop_nulls("step").sort("instance")
+    keys = ["step", "group", "group_ranks"]
+    large = pl.col("transfer_ns") >= pl.col("transfer_ns").max().over(keys) / 2
+    ranks = pl.col("group_size").fill_null(answers.time.windows.n_unique(DEVICE))
+    last = rows.filter(large).group_by(keys).agg((pl.col("transfer_ns") * ranks).last(), n=pl.len())
+    return int(last.filter(pl.col("n") > 1)["transfer_ns"].sum())
 
 
 def _exposing(result: Overlap, answers: Answers, *, waits: bool) -> str:

@@ -47,6 +47,8 @@ UNEXPLAINED = "unexplained"
 EXPOSED, COPIES = causes.EXPOSED, causes.COPIES
 REPEATED, BUBBLE = "repeated_reduction", "bubble"
 
+#: Time that grows: in so many steps, by this factor, with this correlation.
+_LEAST_STEPS, _GROWN, _STEADY = 6, 1.2, 0.95
 #: Time with collectives and no other work, on the device or on the main thread.
 _COMMUNICATING = (EXPOSED, causes.PEER)
 
@@ -202,6 +204,27 @@ class DeviceTime:
         by_step = placed.group_by("step").agg(pl.col("ns").sum())
         whole = int(by_step["ns"].sum())
         return float(by_step.select(pl.col("ns").max()).item()) / whole if whole else 1.0
+
+    def growing(self, sums: pl.DataFrame) -> tuple[int, int] | None:
+        """Return the time in the first and the last step if it becomes longer with each step.
+
+        The last third of the steps takes 1.2 times as long as the first one, and time and number of
+        the step are correlated by at least 0.95.
+
+        Args:
+            sums: step, ``ns``.
+        """
+        steps = self.windows.drop_nulls("step")
+        steps = steps.filter(pl.col("path") == pl.col("path").first()).sort("start")
+        known = steps.unique("step", maintain_order=True).join(
+            sums, on="step", how="left", maintain_order="left"
+        )
+        ns = known["ns"].fill_null(0).to_numpy().astype(float)
+        third = ns.size // 3
+        if ns.size < _LEAST_STEPS or ns[-third:].sum() < _GROWN * max(ns[:third].sum(), 1):
+            return None
+        steady = np.corrcoef(np.arange(ns.size), ns)[0, 1] >= _STEADY
+        return (int(ns[0]), int(ns[-1])) if steady else None
 
     @cached_property
     def growth(self) -> pl.DataFrame:

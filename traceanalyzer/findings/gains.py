@@ -17,7 +17,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.base import Examination
 from traceanalyzer.analyzers.registry import REPLAY
-from traceanalyzer.analyzers.replay.changes import Change
+from traceanalyzer.analyzers.replay.changes import SYNCHRONISATION, Change
 from traceanalyzer.analyzers.replay.engine import Weights
 from traceanalyzer.analyzers.what_if.replay import Replay
 from traceanalyzer.findings.busy import OF_MANY_FRAC
@@ -32,12 +32,17 @@ NO_GAIN = 0.01
 _AS_MUCH = 1.05
 #: The rule about communication that nothing overlaps.
 EXPOSED_ID = "exposed-communication"
+_EXPOSED = {EXPOSED_ID}
 #: Rules whose cause is removed by removing what happened in the intervals of the finding.
 _IN_INTERVALS = {*RULE_OF.values(), EXPOSED_ID} - {
     "waiting-for-ranks", "pipeline-bubble", "unknown-idleness", "device-wait", "short-gaps",
 }  # fmt: skip
 #: Rules about a rank that becomes like the others, and about all ranks.
-_LOOPS = {"unfused-optimizer", "tensor-loop"}
+#: Rules about kernels that one kernel, or none, could replace: what remains of their time.
+_LOOPS = {"unfused-optimizer": OF_MANY_FRAC, "tensor-loop": OF_MANY_FRAC, "anomaly-detection": 0.0}
+#: Rules about waits for the device: without them the host runs ahead. It may then overlap more
+#: than the idle time of the finding, by at most this factor.
+_WAITS, _MORE_OVERLAP = {"synchronisation", "anomaly-detection"}, 1.2
 _NO_TIME = pl.DataFrame(
     schema={"rank": pl.Int32, "device": pl.Int32, "start_ns": pl.Int64, "end_ns": pl.Int64}
 )
@@ -132,8 +137,11 @@ def _gain_frac(one: Finding, replay: Replay, time: DeviceTime) -> float | None:
     if _is_of_ranks(one):
         frac = _share([one], replay, time)
         return frac if frac >= NO_GAIN else None
-    if one.id in _IN_INTERVALS | _LOOPS and one.intervals is not None and one.intervals.height:
+    if one.id in {*_IN_INTERVALS, *_LOOPS} and one.intervals is not None and one.intervals.height:
         frac = _share([one], replay, time)
+        if one.id in _WAITS:
+            ahead = _share([one], replay, time, ahead=True)
+            frac = max(frac, min(ahead, _MORE_OVERLAP * (one.cost_frac or 0.0)))
         alone = replay.waits_for_others and len(replay.job.programs) == 1
         unknown = alone or not replay.has_work_after(one.intervals)
         return None if unknown and frac < NO_GAIN else frac
@@ -150,35 +158,47 @@ def _ranks(one: Finding) -> tuple[int, ...]:
     return one.ranks or alone if one.id in _OF_RANKS else ()
 
 
-def _share(findings: Collection[Finding], replay: Replay, time: DeviceTime) -> float:
+def _share(
+    findings: Collection[Finding], replay: Replay, time: DeviceTime, *, ahead: bool = False
+) -> float:
     """Return the gain of removing the causes of findings as a share of the counted steps.
 
-    Ranks change in all steps, intervals of other findings are in counted steps only.
+    Ranks change in all steps, intervals of other findings are in counted steps only. With
+    ``ahead`` the host does not wait for the device, in place of removed time.
     """
-    weights = _weights(findings, replay)
+    weights = _weights(findings, replay, ahead=ahead)
     if any(map(_is_of_ranks, findings)):
         return replay.shorter_frac(weights, {*time.windows["step"].drop_nulls()})
     length = (pl.col("end") - pl.col("start")).sum()
     counted: list[int] = time.windows.group_by(DEVICE).agg(length)["end"].to_list()
-    return min(replay.gain_ns(weights) / max(counted), 1.0)
+    ends = dict(time.windows.group_by("rank").agg(pl.col("end").max()).iter_rows())
+    lost = _lost(() if ahead else findings, _IN_INTERVALS)
+    return min(replay.gain_ns(weights, ends, lost) / max(counted), 1.0)
 
 
-def _weights(findings: Collection[Finding], replay: Replay) -> list[Weights]:
+def _lost(findings: Collection[Finding], ids: Collection[str]) -> pl.DataFrame:
+    """Return the time of these rules that is removed: rank, device, start_ns, end_ns."""
+    rows = [one.intervals for one in findings if one.id in ids and one.intervals is not None]
+    return pl.concat([_NO_TIME, *rows], how="vertical_relaxed")
+
+
+def _weights(
+    findings: Collection[Finding], replay: Replay, *, ahead: bool = False
+) -> list[Weights]:
     """Return the times of the run without the causes of findings."""
     ranks = {rank for one in findings for rank in _ranks(one)}
     if any(one.id in _UNEQUAL for one in findings):
         ranks = {one.rank for one in replay.job.programs if one.rank is not None}
-    lost, transfers = (
-        pl.concat([_NO_TIME, *(one.intervals for one in findings
-                               if one.id in ids and one.intervals is not None)],
-                  how="vertical_relaxed")
-        for ids in (_IN_INTERVALS - {EXPOSED_ID}, {EXPOSED_ID})
-    )  # fmt: skip
     # work that leaves a pipeline stage goes to the others
-    change = Change(typical_ranks=tuple(sorted(ranks)), of_all=any(one.ranks for one in findings))
+    of_all, free = any(one.ranks for one in findings), (SYNCHRONISATION,) if ahead else ()
+    change = Change(typical_ranks=tuple(sorted(ranks)), of_all=of_all, free=free)
+    removed = () if ahead else findings
+    lost, transfers = (_lost(removed, ids) for ids in (_IN_INTERVALS - _EXPOSED, _EXPOSED))
     weights = replay.without(lost, transfers, change)
-    loops = [one.intervals for one in findings if one.id in _LOOPS and one.intervals is not None]
-    return replay.fused(pl.concat(loops), OF_MANY_FRAC, weights) if loops else weights
+    for one in findings:
+        if one.id in _LOOPS and one.intervals is not None:
+            weights = replay.fused(one.intervals, _LOOPS[one.id], weights)
+    return weights
 
 
 def notes(gains: Gains, step: str) -> tuple[str, ...]:
@@ -200,7 +220,10 @@ def notes(gains: Gains, step: str) -> tuple[str, ...]:
             "slowest one."
         )
     if any(one.id == EXPOSED_ID and one.gain_basis == "replay" for one in gains.findings):
-        texts.append("The gain of exposed communication is that of transfers that take no time.")
+        texts.append(
+            "The gain of exposed communication is that of transfers that take no time, except the "
+            "last one of several reductions of a step."
+        )
     if gains.together_ns > 0:
         per = " per step" if step == "step" else ""
         time = f"{format_ns(round(gains.together_ns))}{per}"

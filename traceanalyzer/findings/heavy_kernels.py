@@ -15,13 +15,13 @@ from traceanalyzer.analyzers.kernels.training import AUTOTUNING, ONE_BY_ONE, SEA
 from traceanalyzer.findings.busy import (
     called_from,
     double_in,
+    growing_copies,
     in_steps,
     launched_by,
     memory_bound_is_found,
-    of_purpose,
 )
 from traceanalyzer.findings.device_time import DEVICE, DeviceTime, intervals_of, with_step
-from traceanalyzer.findings.rule import Answers, Measured, Rule, rule
+from traceanalyzer.findings.rule import Answers, Measured, Rule, of_purpose, rule
 from traceanalyzer.frames import intervals
 from traceanalyzer.units import format_count, format_ns
 
@@ -211,8 +211,8 @@ def _one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
 def _kinds(result: Kernels, time: DeviceTime) -> pl.DataFrame:
     """Return the time of kernels by kind (what they do, else their name), longest first.
 
-    Without kernels of usual families, one long call of several (a finding about that call), and
-    loops with a kernel per tensor, which are findings, too.
+    Without kernels of usual families, one long call of several (a finding about that call), loops
+    with a kernel per tensor, and growing copies, which are findings, too.
     """
     names = result.heaviest("name")
     together = [
@@ -226,8 +226,10 @@ def _kinds(result: Kernels, time: DeviceTime) -> pl.DataFrame:
         is_usual=pl.col("family").is_in(_USUAL) | pl.col("kernel").str.starts_with(_COPIES),
     )
     labels = labels.filter(pl.col("kind").is_not_null() | ~pl.col("is_usual"))
+    growing = [kernel for kernel, *_ in growing_copies(result, time)]
     each = (
         in_steps(result, time)
+        .filter(~pl.col("kernel").is_in(growing))
         .group_by("kernel")
         .agg(pl.col("n", "total_ns", "fusible_ns").sum(), pl.col("max_ns").max())
         .join(labels.with_columns(pl.coalesce("kind", "kernel")), on="kernel")

@@ -31,6 +31,7 @@ from traceanalyzer.findings.launching import (
     launch_advice,
     launching,
     operator_of,
+    read_collectives,
     synchronising,
     synchronising_place,
 )
@@ -69,8 +70,8 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
     yield from _in_warm_up(cause, result, answers)
     time = answers.time
     losses = time.of_cause(cause)
-    if cause in BETWEEN_LAUNCHES and answers.loops.height:
-        losses = losses.filter(~within(losses, answers.loops))  # a finding of their own
+    for spans in (answers.loops, answers.nan_checks) if cause in BETWEEN_LAUNCHES else ():
+        losses = losses.filter(~within(losses, spans)) if spans.height else losses
     total = int(losses["lost_ns"].sum())
     if not total:
         return
@@ -93,6 +94,8 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
     else:
         advice = _advice(cause, result, answers)
     waiting = _waiting(cause, result, answers)
+    if cause == causes.SYNCHRONISATION and not once and (read := read_collectives(answers))[0]:
+        waiting, advice = f"{waiting}{read[0]}", read[1]
     of_host = cause in (causes.LAUNCH, causes.HOST_CODE) and not once
     if of_host and (slow := straggling.slow_host(answers, rank)):
         waiting, advice = f"{waiting} ({slow})", straggling.CHECK_HOST
@@ -101,6 +104,8 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
         if slower := straggling.slower_code(answers, rank, (one.frame, one.place, one.range)):
             waiting = f"{waiting}, {slower}"
             advice = f"{straggling.COMPARE_INPUTS}{straggling.CHECK_HOST}"
+    if cause in _GROWING and (grown := _growing(losses, time, rank)):
+        waiting, advice = f"{waiting}, longer in each step ({grown})", f"{_CLEAR}{advice}"
     waits_for = result.activity(cause).wait if cause == causes.HOST_CODE else None
     unsure = result.coverage.work_lost or alone or (waits_for == DATA and not result.program.trains)
     yield Measured(
@@ -117,6 +122,23 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
         intervals=intervals_of(losses),
         explained=answers.of_engine(losses),
     )
+
+
+#: Causes whose time may grow with each step, and what to do about it.
+_GROWING = (causes.HOST_CODE, causes.DATALOADING, causes.CHECKPOINT_IO, causes.MEMORY_MANAGEMENT)
+_CLEAR = (
+    "It takes longer in each step: find the list, history or cache that grows, and clear it or "
+    "keep a running value. "
+)
+
+
+def _growing(losses: pl.DataFrame, time: DeviceTime, rank: int | None) -> str:
+    """Return the time of a GPU in the first and the last step, if it grows; otherwise empty."""
+    local = losses.filter(~pl.col("waited"))
+    local = local if rank is None else local.filter(root_rank=rank)
+    grown = time.growing(local.group_by("step").agg(ns=pl.col("lost_ns").sum()))
+    first, last = (format_ns(ns / local.n_unique(DEVICE)) for ns in grown or (0, 0))
+    return f"{first} in the first, {last} in the last" if grown else ""
 
 
 def _first_collective(losses: pl.DataFrame, answers: Answers) -> Measured:

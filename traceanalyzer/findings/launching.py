@@ -5,6 +5,7 @@ from typing import Any
 
 import polars as pl
 
+from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.analyzers.common.gpu_api import in_hip
 from traceanalyzer.analyzers.common.names import frame_text
 from traceanalyzer.analyzers.cuda_api.result import (
@@ -64,6 +65,37 @@ def synchronising_place(launches: Launches) -> Mapping[str, Any]:
     """Return the row of the synchronising call with most idle time, or nothing."""
     rows = launches.synchronising.by_place.head(1)
     return rows.row(0, named=True) if rows.height else {}
+
+
+def read_collectives(answers: Answers) -> tuple[str, str]:
+    """Return which small collectives the host reads in each step, and advice; or empty texts.
+
+    There are at least half as many as synchronising calls: logged metrics of all ranks.
+    """
+    compared, launches = answers.get("comm_outliers"), answers.get("launches")
+    if not isinstance(compared, CommOutliers) or not isinstance(launches, Launches):
+        return "", ""
+    rows = compared.collectives.filter(pl.col("message_bytes") <= _SCALARS_BYTES)
+    steps = max(answers.time.windows["step"].n_unique(), 1)
+    waits = launches.synchronising.by_place["n"].sum() / len(answers.time.windows)
+    each = rows.height / steps
+    if each < _SEVERAL or 2 * each < waits:
+        return "", ""
+    name, size = rows["collective"].mode().sort()[0], int(rows["message_bytes"].max())  # type: ignore[arg-type]
+    place = synchronising_place(launches)
+    where = next(filter(None, (place.get("annotation"), place.get("python"))), "")
+    inside = f" in {frame_text(where)}" if where else ""
+    calls = f"{each:,.0f} {name} calls of at most {format_bytes(size)} in each step{inside}"
+    return f" of {calls}", _REDUCE_TOGETHER
+
+
+_REDUCE_TOGETHER = (
+    "Reduce logged metrics together and less often: stack them into one tensor, reduce it every N "
+    "steps, and read it only to print it (Lightning: self.log(..., sync_dist=False), or "
+    "torchmetrics, which reduces at the end of an epoch)."
+)
+#: Collectives of so few bytes are metrics or other single numbers; so many in a step are logged.
+_SCALARS_BYTES, _SEVERAL = 64, 3
 
 
 def operator_of(place: Mapping[str, Any]) -> str:

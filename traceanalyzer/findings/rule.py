@@ -13,7 +13,12 @@ from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 from traceanalyzer.analyzers.info.compute import Info
 from traceanalyzer.analyzers.kernels.result import Kernels
-from traceanalyzer.analyzers.kernels.training import ONE_BY_ONE, TUNING
+from traceanalyzer.analyzers.kernels.training import (
+    NAN_CHECK,
+    ONE_BY_ONE,
+    SCHEMA as TRAINING,
+    TUNING,
+)
 from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.findings.device_time import (
     BUBBLE,
@@ -95,22 +100,20 @@ class Answers:
 
         Columns: place, path, rank, device, start, end, n, of_tensor, ``kernel_ns`` (within steps).
         """
-        kernels = self.get("kernels")
-        training = kernels.training if isinstance(kernels, Kernels) else None
-        if training is None:
-            return pl.DataFrame(schema=_LOOPS)
-        rows = training.filter(purpose=ONE_BY_ONE)
-        rows = intervals.overlap_with(rows, self.time.windows, DEVICE)
+        rows = of_purpose(self.get("kernels"), ONE_BY_ONE, self.time)
         runs = rows.group_by("place", *DEVICE, "call").agg(
-            pl.col("start", "of_tensor").min(),
-            pl.col("end").max(),
-            n=pl.len(),
-            kernel_ns=pl.col("overlap").sum(),
-        )
+            pl.col("start", "of_tensor").min(), pl.col("end").max(), n=pl.len(),
+            kernel_ns=pl.col("ns").sum(),
+        )  # fmt: skip
         whole = pl.col("kernel_ns").sum().over("place")
         order = [whole, pl.col("place"), *map(pl.col, DEVICE), pl.col("start")]
         runs = runs.filter(pl.col("kernel_ns") > 0)
-        return runs.sort(order, descending=[True, *[False] * 5], nulls_last=True).select(*_LOOPS)
+        return runs.sort(order, descending=[True, *[False] * 5], nulls_last=True)
+
+    @cached_property
+    def nan_checks(self) -> pl.DataFrame:
+        """Spans of devices with checks of gradients for NaN and the wait for their results."""
+        return of_purpose(self.get("kernels"), NAN_CHECK, self.time)
 
     def between_launches(self, spans: pl.DataFrame) -> int:
         """Return the idle time for the host to launch that is mostly in spans of devices."""
@@ -130,6 +133,15 @@ class Answers:
         return program(self.results)
 
 
+def of_purpose(result: Result | None, purpose: str, time: DeviceTime) -> pl.DataFrame:
+    """Return device work of a purpose in training, with its duration within steps ``ns``."""
+    rows = result.training if isinstance(result, Kernels) else None
+    if rows is None:
+        rows = pl.DataFrame(schema=TRAINING | {"path": pl.String, "rank": pl.Int32})
+    rows = rows.filter(purpose=purpose)
+    return intervals.overlap_with(rows, time.windows, DEVICE).rename({"overlap": "ns"})
+
+
 def within(rows: pl.DataFrame, spans: pl.DataFrame) -> pl.Series:
     """Whether rows of devices are in spans for more than half of their time."""
     overlap = intervals.overlap_with(rows, spans, DEVICE)["overlap"].fill_null(0)
@@ -138,11 +150,6 @@ def within(rows: pl.DataFrame, spans: pl.DataFrame) -> pl.Series:
 
 #: Causes of idle time between the kernels of a loop over tensors, which is slow to launch them.
 BETWEEN_LAUNCHES = (causes.LAUNCH, causes.SHORT_GAP, causes.SYNCHRONISATION)
-_LOOPS = {
-    "place": pl.String, "path": pl.String, "rank": pl.Int32, "device": pl.Int32,
-    "start": pl.Int64, "end": pl.Int64, "n": pl.UInt32,
-    "of_tensor": pl.Int64, "kernel_ns": pl.Int64,
-}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,12 @@ from traceanalyzer.analyzers.host_metrics.result import BUSY_PERCENT, HostMetric
 from traceanalyzer.analyzers.info.compute import Info
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.kernels.training import TUNING
-from traceanalyzer.analyzers.py_spy_report.result import LeafPaths
+from traceanalyzer.analyzers.py_spy_report.result import MAIN, LeafPaths
 from traceanalyzer.analyzers.steps.engine import DECODE
 from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.analyzers.steps.slow_steps import CODE, SLOW
 from traceanalyzer.findings import memory, serving
-from traceanalyzer.findings.busy import of_purpose
+from traceanalyzer.findings.busy import growing_copies
 from traceanalyzer.findings.device_time import WORK
 from traceanalyzer.findings.kernel_times import (
     LONG_CALL,
@@ -30,7 +30,7 @@ from traceanalyzer.findings.kernel_times import (
     Difference,
     compare,
 )
-from traceanalyzer.findings.rule import MUCH_LEFT, Answers, Measured, explained_by, rule
+from traceanalyzer.findings.rule import MUCH_LEFT, Answers, Measured, explained_by, of_purpose, rule
 from traceanalyzer.frames import intervals
 from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns, format_weight
 from traceanalyzer.vocabulary import FAILED_CALLS, NO_GPU_WORK
@@ -68,6 +68,9 @@ def _uneven_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
     kernels = _kernels_in(answers, worst)
     reason, remedy = _why_slow(result, answers, worst, kernels)
     explained = _growth(answers) | _of_tuning(answers, cost)
+    kinds = answers.get("kernels")
+    if isinstance(kinds, Kernels) and growing_copies(kinds, answers.time):
+        explained["growing-copies"] = 1.0
     left = 1 - min(sum(explained.values()), 1.0)
     left = 1.0 if left < MUCH_LEFT else left
     if kernels and kernels.why == SLOW_GPU:
@@ -381,16 +384,32 @@ def _hot_line(result: LeafPaths, _: Answers) -> Iterator[Measured]:
         evidence.append(
             f"Not counted: {format_weight(idle, result.unit)} that only wait or import modules."
         )
+    waits = _waits_for_loader(result)
+    before = f"The main process waits for the data loader in {format_frac(waits)} of its samples: "
     yield Measured(
         size=share,
-        title=f"{format_frac(share)} of {of} are in or below one {what} of your own code: "
-        f"{name} ({path if line is None else f'{path}:{line}'}).",
+        title=f"{before if waits else ''}{format_frac(share)} of {of} are in or below "
+        f"one {what} of your own code: {name} ({path if line is None else f'{path}:{line}'}).",
         evidence=tuple(evidence),
         advice=_below(result, name, path, line),
         of=of,
     )
 
 
+def _waits_for_loader(result: LeafPaths) -> float:
+    """Return the share of the main process that waits for workers of its data loader, or 0."""
+    is_main = result.processes["role"] == MAIN
+    if is_main.all():
+        return 0.0
+    of_loader = pl.col("calls").str.contains(r"(?i)data_?loader")
+    rows = result.activities.filter(pl.col("activity").str.starts_with("waits"), of_loader)
+    share = float((rows["samples"] * rows["place_frac"]).sum() or 0.0)
+    share /= float(result.processes.filter(is_main)["samples"].sum()) or 1.0
+    return min(share, 1.0) if share >= _WAITS else 0.0
+
+
+#: Least share of the main process that is a wait for the loader.
+_WAITS = 0.1
 #: Functions and files of data sets.
 _PREPARES = r"(?i)collate|__getitem__|data[_-]?set"
 

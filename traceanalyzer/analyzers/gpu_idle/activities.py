@@ -413,7 +413,10 @@ def advice_on_synchronisation(one: Activity, call: str, operator: str, *, pytorc
         return f"Wait for the event{one.where} later, when its result is needed ({call})."
     if operator:
         return ""
-    return f"Remove {call} from the loop{one.where} (torch.cuda.synchronize, or a timer around it)."
+    return (
+        f"Remove {call} from the loop{one.where} (torch.cuda.synchronize, or a timer around it, "
+        "such as wall_clock_breakdown of DeepSpeed)."
+    )
 
 
 def advice_on_launches(one: Activity, place: str, next_work: str) -> str:

@@ -36,7 +36,7 @@ from traceanalyzer.vocabulary import CUDA_CALLS
 
 ONE_BY_ONE, RECOMPUTED, REPEATED = "one by one", "recomputed", "repeated reduction"
 GRADIENTS, ALL_REDUCE = "reduction", "all_reduce"
-ATTENTION, TUNING = "unfused attention", "tuning"
+ATTENTION, TUNING, NAN_CHECK = "unfused attention", "tuning", "NaN check"
 
 #: What measures kernels to choose one of them.
 AUTOTUNING, SEARCH = "Triton autotuning", "Search for convolution algorithms"
@@ -77,6 +77,8 @@ _AUTOTUNER = (
 #: Operators that search for an algorithm (torch.backends.cudnn.benchmark) wait for events in it.
 _CONVOLUTIONS = r"^aten::(?:(?:cudnn|miopen)_convolution\w*|convolution_backward)$"
 _WAITS_FOR_EVENT = r"^(?:cuda|cu|hip)EventSynchronize"
+#: Anomaly detection of autograd checks each gradient, in at least this share of the nodes.
+_IS_NAN, _LEAST_CHECKED = r"^aten::isnan$", 0.2
 #: PyTorch's own attention by separate operators, for inputs that no fused kernel accepts.
 _MATH = "^aten::_scaled_dot_product_attention_math$"
 
@@ -141,6 +143,7 @@ def _training(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
         _reductions(trace, work, calls, _ranges(trace, names, BACKWARD), steps),
         _attention(trace, work, calls, names),
         _tuning(trace, work, calls, names),
+        _nan_checks(trace, work, calls, names),
     ]
     return pl.concat([attention, *(_shaped(rows) for rows in tables if rows.height)])
 
@@ -304,6 +307,26 @@ def _tuning(
     )
     spans = rows.group_by("device", "name", "call").agg(pl.col("start").min(), pl.col("end").max())
     return spans.with_columns(purpose=pl.lit(TUNING)).sort("device", "start")
+
+
+def _nan_checks(
+    trace: Trace, work: pl.DataFrame, calls: pl.DataFrame, names: list[str]
+) -> pl.DataFrame:
+    """Spans from the check of a gradient for NaN at the end of a node to the work after it."""
+    checks, nodes = (_ranges(trace, names, pattern) for pattern in (_IS_NAN, BACKWARD))
+    rows = linking.enclosing(checks.rename({"start": "ts"}), nodes, _THREAD).drop_nulls("slice")
+    if rows.height < _LEAST_CHECKED * max(nodes.height, 1):
+        return _none()
+    node_end = nodes["end"][rows["slice"]]
+    checked = rows.select(*_THREAD, start="ts", end=node_end).unique("end", maintain_order=True)
+    inside = linking.label_by_interval(calls, checked, _THREAD).drop_nulls("interval")
+    call = inside.select("work", call="interval")
+    lane = ["device", "stream"]
+    placed = work.with_row_index("work").join(call, on="work", how="left").sort(*lane, "start")
+    after = pl.col("start").shift(-1).over(lane)
+    rows = placed.with_columns(end=pl.max_horizontal("end", after)).drop_nulls("call")
+    spans = rows.group_by("device", "call").agg(pl.col("start").min(), pl.col("end").max())
+    return spans.sort("device", "start").with_columns(purpose=pl.lit(NAN_CHECK), name=None)
 
 
 def _containing(ranges: pl.DataFrame, inner: pl.DataFrame) -> pl.DataFrame:

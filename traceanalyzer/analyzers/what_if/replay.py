@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import polars as pl
@@ -43,9 +43,31 @@ class Replay(Result):
     waits_for_others: bool
     times: Sequence[engine.Times]
 
-    def gain_ns(self, weights: Sequence[Weights]) -> float:
-        """Return by how much the run is shorter with these times."""
-        return self.whole_ns - _whole_ns(self.job, engine.replay(self.job, weights))
+    def gain_ns(
+        self, weights: Sequence[Weights], ends: Mapping[int | None, int], lost: pl.DataFrame
+    ) -> float:
+        """Return by how much the run is shorter with these times and without lost time.
+
+        Args:
+            weights: the changed times.
+            ends: where the last step of each rank ends; the pause after its last work counts too.
+            lost: rank, start_ns, end_ns: what is removed of these pauses.
+        """
+        times = engine.replay(self.job, weights)
+        gain = self.whole_ns - _whole_ns(self.job, times)
+        if len(self.job.begins) > 1:
+            return gain
+        pauses, left = [], []
+        for one in self.job.programs:
+            last = int(one.work["end"].max() or 0)  # type: ignore[arg-type]
+            until = max(ends.get(one.rank, last), last)
+            rows = lost.filter(pl.col("rank").eq_missing(one.rank), pl.col("end_ns") > last)
+            removed = (
+                pl.col("end_ns").clip(last, until) - pl.col("start_ns").clip(last, until)
+            ).sum()
+            pauses.append(until - last)
+            left.append(until - last - int(rows.select(removed).item()))
+        return gain + _pause_ns(self.times, pauses) - _pause_ns(times, left)
 
     def shorter_frac(self, weights: Sequence[Weights], steps: Collection[str]) -> float:
         """Return by what share these steps are shorter with these times (all if none is known)."""
@@ -124,6 +146,12 @@ class Replay(Result):
             changes.fused(one, program, of_rank.get((program.rank,), none), frac)
             for one, program in zip(weights, self.job.programs, strict=True)
         ]
+
+
+def _pause_ns(times: Sequence[engine.Times], pauses: Sequence[float]) -> float:
+    """Return by how much the run is longer with pauses after the last work of each rank."""
+    ends = [float(one.end.max(initial=0)) for one in times]
+    return max(end + pause for end, pause in zip(ends, pauses, strict=True)) - max(ends)
 
 
 def not_drawn(count: int) -> str:
