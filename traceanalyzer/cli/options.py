@@ -53,10 +53,11 @@ def _input_format(context: click.Context, _option: click.Parameter, name: str | 
     ``help`` prints the formats, and the command ends.
     """
     if name == "help":
-        from traceanalyzer.parsers.registry import formats
+        from traceanalyzer.run.find import known_formats
 
-        width = max(len(one.name) for one in formats())
-        click.echo("\n".join(f"{one.name:{width}}  {one.description}" for one in formats()))
+        formats = known_formats()
+        width = max(map(len, formats))
+        click.echo("\n".join(f"{one:{width}}  {text}" for one, text in formats.items()))
         context.exit()
     if name in FORMS:
         raise OptionError(

@@ -96,7 +96,10 @@ _KNOWN = (
     ),
     (rb'\{\s*+"alloc_samples"\s*+:', "a scalene profile, which is not supported", _STACKS_INSTEAD),
     (
-        rb"(?s)(?:<\?xml[^>]*+>\s*+)?(?:<!DOCTYPE svg[^>]*+>\s*+|<!--.*?-->\s*+)*+<svg\b",
+        (
+            rb"(?:<\?xml[^>]*+>\s*+)?"
+            rb"(?:<!DOCTYPE svg[^>]*+>\s*+|<!--[^-]*+(?:-(?!->)[^-]*+)*-->\s*+)*<svg\b"
+        ),
         "a picture (SVG), such as a flame graph",
         "pass the stacks that it was drawn from, such as those of py-spy record -f raw",
     ),

@@ -30,6 +30,11 @@ _NO_TEXT = "its name is not UTF-8"
 NO_FORMAT = "unknown file format"
 
 
+def known_formats() -> dict[str, str]:
+    """Return the description of each format by its name."""
+    return {one.name: one.description for one in registry.formats()}
+
+
 def format_of(path: PathLike) -> str | None:
     """Detect the format of a file by its content; None if it is unknown.
 
