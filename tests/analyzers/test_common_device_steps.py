@@ -116,6 +116,12 @@ def test_without_launch_calls_recorded_ranges_count_else_marks() -> None:
         for n, (start, end) in enumerate([(20, 410), (410, 800), (810, 1200)])
     ]
     assert spans(trace([*bare, *ranges])) == [(0, 410), (410, 800), (800, 1200)]
+    # XLA names the ranges by the number of the step only
+    marks = [{**event, "name": event["name"].replace("ProfilerStep#", "train step ")}
+             for event in bare]  # fmt: skip
+    numbers = [{**event, "name": event["name"].removeprefix("ProfilerStep#")} for event in ranges]
+    assert spans(trace([*marks, *numbers])) == [(0, 410), (410, 800), (800, 1200)]
+    assert spans(trace([*marks, *numbers[1:]])) == [(0, 100), (100, 200), (200, 300)]
 
 
 def test_most_launches_must_be_known() -> None:

@@ -11,7 +11,15 @@ from comm_traces import GEMM, US, device, host, trace
 from diagnosing import diagnosis
 
 import traceanalyzer as ta
-from traceanalyzer.analyzers.common.libraries import DATA, DRIVER, LOCK, SLEEPS, THREAD, wait_of
+from traceanalyzer.analyzers.common.libraries import (
+    DATA,
+    DRIVER,
+    ENGINE,
+    LOCK,
+    SLEEPS,
+    THREAD,
+    wait_of,
+)
 from traceanalyzer.trace import Trace
 from traceanalyzer.vocabulary import call_class, is_communication
 
@@ -63,12 +71,29 @@ def test_communication_is_known_by_the_names_of_libraries(kernel: str, expected:
         ("<built-in method acquire of _thread.lock object at 0x7f>", None, LOCK),
         ("threading.py(1095): join", None, THREAD),
         ("_recv", "multiprocessing/connection.py", DATA),
+        ("<built-in function sched_yield>", None, DATA),
+        ("vllm/distributed/shm_broadcast.py(470): acquire_read", None, ENGINE),
         ("join", "/home/u/bpe.py", None),
         ("read_file (io.py:3)", None, None),
     ],
 )
 def test_what_a_function_waits_for(name: str, file: str | None, expected: str | None) -> None:
     assert wait_of(name, file) == expected
+
+
+@pytest.mark.parametrize("outer", ["", "vllm/distributed/shm_broadcast.py(470): acquire_read"])
+def test_the_function_that_spins_is_named(outer: str) -> None:
+    """A worker that spins waits for its engine; how long is not its own code."""
+
+    def spin(at: int) -> list[dict[str, Any]]:
+        names = [name for name in (outer, "<built-in function sched_yield>") if name]
+        return [host("python_function", name, at * US, 490 * US) for name in names]
+
+    (one,) = ta.diagnose(loop(spin)).diagnosis
+    assert (one.id, one.severity, one.confidence) == ("host-code", "warning", "low")
+    assert ("acquire_read" in one.title) == bool(outer)
+    assert ("sched_yield" in one.title) != bool(outer)
+    assert ("engine" in one.title) == bool(outer)
 
 
 # --- one cause per loop --------------------------------------------------------------------------

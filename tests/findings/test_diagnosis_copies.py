@@ -47,6 +47,19 @@ def test_each_large_direction_has_its_part_and_advice() -> None:
     assert "both directions" in one.advice
 
 
+def test_memsets_get_no_advice_for_copies() -> None:
+    """A memset cannot overlap a copy to or from the host: less memory is set."""
+    sets = [
+        device("Memset (Device)", at * MS, 2 * MS, kind="gpu_memset", bytes=1 << 30)
+        for at in range(10, 20, 2)
+    ]
+    (one,) = ta.diagnose(trace([device("gemm", 0, 10 * MS), *sets])).diagnosis
+    assert (one.id, one.cost_frac) == ("exposed-copies", pytest.approx(0.5))
+    assert "memsets" in one.title
+    assert "non_blocking" not in one.advice
+    assert "Set less memory" in one.advice
+
+
 def there_and_back(
     back: int, kernel_ms: int, trips: int = 6, memory: str = "Pageable"
 ) -> ta.Finding:

@@ -175,3 +175,32 @@ def test_slices_one_after_another_are_separate_causes() -> None:
     testing = host("user_annotation", "evaluate", 19 * MS, 8 * MS)
     rows = rows_of_slow_steps({3: [saving, testing]})
     assert [name for name, *_ in rows] == ["save_checkpoint", "evaluate"]
+
+
+@pytest.mark.parametrize(
+    ("attention", "trains", "slow"),
+    [("paged_attention_v2_kernel", False, False), ("stencil", False, True),
+     ("paged_attention_v2_kernel", True, True)],
+)  # fmt: skip
+def test_steps_that_prefill_are_not_slow(attention: str, trains: bool, slow: bool) -> None:
+    """Prefill and decode run other kernels; in training a step with others is slow."""
+    events: list[Event] = []
+    begin = call = 0
+    for number in range(8):
+        names = ["gemm_large"] * 3 if number == 4 else ["gemm_small", attention]
+        length = 10 * MS * len(names)
+        events.append(host("user_annotation", f"step {number}", begin, length))
+        if trains:
+            events.append(host("cpu_op", NODE, begin, MS // 2))
+        for at, name in enumerate(names):
+            call += 1
+            start = begin + at * 10 * MS
+            events.append(host("cuda_runtime", "cudaLaunchKernel", start, US, correlation=call))
+            events.append(device(name, start + 2 * US, 10 * MS - 3 * US, correlation=call))
+        begin += length
+    recording = trace(events)
+    results = dict(examine([recording], ["steps", "kernels", "gpu_idle"], use="findings").results)
+    sizes = [one.size for one in BY_ID["uneven-steps"].judge(Answers(results))]
+    assert [size for size in sizes if size > 0.02] == (
+        [pytest.approx(1 / 17, rel=1e-3)] if slow else []
+    )

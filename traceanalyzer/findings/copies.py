@@ -44,7 +44,7 @@ def _exposed_copies(_: Overlap, answers: Answers) -> Iterator[Measured]:
     slower, rate = ("", 1.0) if rank is None else _slower_than_others(answers, rank)
     yield Measured(
         size=time.frac(total),
-        title=f"Exposed {main}copies{place}{slower}: {time.share(total)}{each}{others}.",
+        title=f"Exposed {main}{place}{slower}: {time.share(total)}{each}{others}.",
         evidence=(
             *(of_ranks(time, COPIES, rank) if rank is not None else ()),
             *(_numbers(row) for row in copies.head(_NAMED).iter_rows(named=True)),
@@ -96,12 +96,15 @@ def _slower_than_others(answers: Answers, rank: int) -> tuple[str, float]:
     return f" at {gbps:.3g} GB/s (other ranks {most:.3g} GB/s)", gbps / most
 
 
-#: Directions of copies: before a noun, and in a list.
+#: The direction of memsets.
+MEMSET = "memset"
+#: Names of copies in a direction, and of the direction in a list.
 _DIRECTIONS = {
-    "HtoD": ("host-to-device ", "host to device"),
-    "DtoH": ("device-to-host ", "device to host"),
-    "DtoD": ("device-to-device ", "device to device"),
-    "PtoP": ("peer-to-peer ", "peer to peer"),
+    "HtoD": ("host-to-device copies", "host to device"),
+    "DtoH": ("device-to-host copies", "device to host"),
+    "DtoD": ("device-to-device copies", "device to device"),
+    "PtoP": ("peer-to-peer copies", "peer to peer"),
+    MEMSET: ("memsets", "memsets"),
 }
 #: From this share of the exposed time on, copies of one direction are nearly all.
 _NEARLY_ALL = 0.9
@@ -127,10 +130,10 @@ def _directions(sums: Mapping[str, int], total: int, time: DeviceTime) -> tuple[
     """
     whole = sum(sums.values())
     if not whole:
-        return "", ""
+        return "copies", ""
     main, ns = next(iter(sums.items()))
     if ns >= _NEARLY_ALL * whole:
-        return _DIRECTIONS.get(main, ("", ""))[0], ""
+        return _DIRECTIONS.get(main, ("copies", ""))[0], ""
     as_time = abs(whole - total) <= _SAME * total
     parts = ", ".join(
         f"{_DIRECTIONS.get(name, ('', name))[1]} "
@@ -138,7 +141,7 @@ def _directions(sums: Mapping[str, int], total: int, time: DeviceTime) -> tuple[
         for name, ns in sums.items()
         if ns > _LEAST * whole
     )
-    return "", f", {parts}"
+    return "copies", f", {parts}"
 
 
 def _exposed(answers: Answers) -> pl.DataFrame:
@@ -155,7 +158,7 @@ def _numbers(row: Mapping[str, Any]) -> str:
     memory = f" ({row['memory']})" if row["memory"] else ""
     size = f", {format_bytes(row['moved_bytes'])} in total" if row["moved_bytes"] else ""
     count = f"{row['n']:,} {'copy' if row['n'] == 1 else 'copies'}"
-    if row["direction"] == "memset":
+    if row["direction"] == MEMSET:
         count = format_count(row["n"], "memset")
     return f"{row['direction']}{memory}: {count}{size}, {format_ns(row['exposed_ns'])} exposed."
 
@@ -173,7 +176,7 @@ def _overlappable(copies: pl.DataFrame, sums: Mapping[str, int], answers: Answer
     the device, or there and back, can be avoided: then it is None.
     """
     large = _large(sums)
-    avoidable = "DtoD" in large or any(_keeping(answers))
+    avoidable = large & {"DtoD", MEMSET} or any(_keeping(answers))
     if avoidable or not large or _are_pageable(copies, large):
         return None
     return int(answers.time.busy["busy_ns"].sum())
@@ -183,12 +186,19 @@ def _copying(copies: pl.DataFrame, sums: Mapping[str, int], total: int, answers:
     """Return advice for exposed copies, for each direction with a large part."""
     large = _large(sums)
     texts: list[str] = []
-    if not large or large - {"DtoD"}:
+    if not large or large - {"DtoD", MEMSET}:
         texts += _keeping(answers)
-        text = _overlapping(copies, large - {"DtoD"}, pytorch=answers.program.pytorch)
+        text = _overlapping(copies, large - {"DtoD", MEMSET}, pytorch=answers.program.pytorch)
         compute = int(answers.time.busy["busy_ns"].sum())
         most = f" (overlap alone gains at most the compute time, {answers.time.text(compute)})"
         texts.append(f"{text}{most if compute < _NEARLY_ALL * total else ''}")
+    if MEMSET in large:
+        texts.append(
+            "Set less memory to zero: torch.empty for buffers that are overwritten, "
+            "zero_grad(set_to_none=True)"
+            if answers.program.pytorch
+            else "Set less memory: not what kernels overwrite, and only once what stays the same"
+        )
     if "DtoD" in large:
         texts.append(
             "Avoid device-to-device copies (clone, contiguous, cat, changes of layout or type), or "

@@ -10,7 +10,7 @@ from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.analyzers.common import kernel_names
 from traceanalyzer.analyzers.common.display import at_start, places
 from traceanalyzer.analyzers.common.gpu_api import in_hip
-from traceanalyzer.analyzers.common.libraries import DATA, REQUESTS, wait_of
+from traceanalyzer.analyzers.common.libraries import DATA, ENGINE, REQUESTS, wait_of
 from traceanalyzer.analyzers.common.names import frame_text
 from traceanalyzer.analyzers.common.step_marks import STEP
 from traceanalyzer.analyzers.gpu_idle import causes
@@ -107,7 +107,11 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
     if cause in _GROWING and (grown := _growing(losses, time, rank)):
         waiting, advice = f"{waiting}, longer in each step ({grown})", f"{_CLEAR}{advice}"
     waits_for = result.activity(cause).wait if cause == causes.HOST_CODE else None
-    unsure = result.coverage.work_lost or alone or (waits_for == DATA and not result.program.trains)
+    unsure = (
+        result.coverage.work_lost
+        or alone
+        or (waits_for in (DATA, ENGINE) and not result.program.trains)
+    )
     yield Measured(
         size=time.frac(total),
         title=_title(result, losses, time, rank, steps, waiting, once=once),

@@ -8,6 +8,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.analyzers.common.columns import largest_first
+from traceanalyzer.analyzers.common.kernel_names import ATTENTION, KV_CACHE
 from traceanalyzer.analyzers.common.names import frame_text
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.activities import advice_on_slice
@@ -47,6 +48,7 @@ def _uneven_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
     each = _recorded_by_all(each, answers)
     # the duration of prefill depends on the prompts
     each = each.filter(pl.col("phase").fill_null(DECODE) == DECODE)
+    each = each.join(_prefills(answers), on=["path", "rank", "step"], how="anti", nulls_equal=True)
     whole = int(each["duration_ns"].sum())
     usual = pl.col("duration_ns").median().over("rank", "path", "batch")
     over = pl.col("duration_ns") - usual
@@ -86,6 +88,26 @@ def _uneven_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
         confidence="high" if each.height >= _ENOUGH * result.ranks.height else "low",
         explained=explained,
     )
+
+
+def _prefills(answers: Answers) -> pl.DataFrame:
+    """Return path, rank, step of steps that prefill, where their names do not say it.
+
+    They are the steps of an inference with attention that run mostly kernels which less than half
+    of the steps of the rank run: decode steps have kernels for few tokens.
+    """
+    keys = ["path", "rank", "step"]
+    kernels = answers.get("kernels")
+    rows = kernels.by_step if isinstance(kernels, Kernels) else None
+    if rows is None or not isinstance(kernels, Kernels) or answers.program.trains:
+        return answers.time.windows.select(keys).clear()
+    if not kernels.families["family"].is_in([ATTENTION, KV_CACHE]).any():
+        return rows.select(keys).clear()
+    steps = pl.col("step").n_unique()
+    is_usual = 2 * steps.over("path", "rank", "kernel") >= steps.over("path", "rank")
+    rows = rows.drop_nulls("step").with_columns(usual_ns=pl.col("total_ns") * is_usual)
+    sums = rows.group_by(keys).agg(pl.col("total_ns", "usual_ns").sum())
+    return sums.filter(2 * pl.col("usual_ns") < pl.col("total_ns")).select(keys)
 
 
 def _recorded_by_all(steps: pl.DataFrame, answers: Answers) -> pl.DataFrame:

@@ -260,18 +260,20 @@ def _by_annotations(trace: Trace, steps: pl.DataFrame) -> _Work | None:
     """Return the ranges of the steps that the profiler recorded on the device.
 
     The n-th range of a name on a stream belongs to the n-th step of that name; None if any step has
-    no range.
+    no range. XLA names ranges of steps on the device by their number only.
     """
-    names = steps.select(name=step_marks.STEP, number=pl.int_range(pl.len()))
     is_range = pl.col("kind") == "gpu_user_annotation"
     events = trace.events[["kind", "name", "device", "stream", "ts", "dur"]].filter(is_range)
-    ranges = events.with_columns(pl.col("name").cast(pl.String)).filter(
-        pl.col("dur") >= 0, pl.col("name").is_in(names["name"].implode())
-    )
+    ranges = events.with_columns(pl.col("name").cast(pl.String)).filter(pl.col("dur") >= 0)
     nth = pl.int_range(pl.len())
     numbered = ranges.sort("ts").with_columns(nth=nth.over("name", "device", "stream"))
-    joined = numbered.join(names.with_columns(nth=nth.over("name")), on=["name", "nth"])
-    if joined["number"].n_unique() < steps.height:
+    for name in (step_marks.STEP, step_marks.STEP.str.extract(r" (\d+)$")):
+        names = steps.select(name=name, number=pl.int_range(pl.len()))
+        keyed = names.with_columns(nth=nth.over("name"))
+        joined = numbered.join(keyed, on=["name", "nth"])
+        if joined["number"].n_unique() == steps.height:
+            break
+    else:
         return None
     start = joined["ts"].to_numpy()
     segment = 2 * joined["number"].to_numpy() + 1

@@ -178,6 +178,7 @@ THREAD = "waits for another thread"
 PROCESS = "waits for another process"
 DATA = "waits for data from a pipe, a socket or another process"
 REQUESTS = "waits for requests"
+ENGINE = "waits for the next step from the engine's process"
 
 #: Calls of the OS runtime and functions written in C, by what they do.
 _C_FUNCTIONS = {
@@ -188,7 +189,7 @@ _C_FUNCTIONS = {
     r"|sem_(?:timed|clock)?wait|futex(?:_\w*wait\w*)?|_wait_for_tstate_lock",
     PROCESS: r"wait(?:pid|id|3|4)?",
     DATA: r"p?poll|p?select|epoll_p?wait2?|epoll\.poll|kevent|recv(?:from|m?msg|_into)?"
-    r"|accept4?|connect",
+    r"|accept4?|connect|sched_yield",
 }
 #: Functions of inference engines in which they only wait for requests.
 WAITS_FOR_REQUESTS = (
@@ -198,6 +199,7 @@ WAITS_FOR_REQUESTS = (
 #: Functions of the standard library and of inference engines, by module.
 _MODULES = {
     REQUESTS: WAITS_FOR_REQUESTS,
+    ENGINE: r"shm_broadcast\.py: (?:dequeue|acquire_read)",
     PROCESS: r"subprocess\.py: (?:wait|communicate|_wait|_try_wait|_communicate)"
     r"|multiprocessing/(?:popen_\w+\.py: (?:wait|poll|_wait)|process\.py: join)",
     THREAD: r"(?:threading|queue|_base)\.py: (?:wait|join|acquire|get|put|result"
@@ -248,5 +250,7 @@ ADVICE = {
     "recording); in Python this may be the interpreter lock (GIL; nsys --trace=python-gil)",
     PROCESS: "Launch the next work before the wait, or let the process run in the background",
     DATA: "Receive data in a background thread, ahead of its use",
+    ENGINE: "Record the engine's process, too (py-spy record --subprocesses): its scheduler is "
+    "slow, or it has no requests. Asynchronous scheduling overlaps it with the GPU",
     REQUESTS: "The server has no requests to run: its load is low",
 }

@@ -234,9 +234,11 @@ def _around(middle: pl.DataFrame, excerpt: Excerpt) -> pl.DataFrame:
         matches.append(at[2 * shared >= until - since])
     gap = np.repeat(np.arange(len(matches)), [rows.size for rows in matches])
     rows = slices[np.concatenate([np.zeros(0, np.int64), *matches])]
+    spins = pl.col("name").cast(pl.String).str.contains("sched_yield", literal=True)
     length = pl.col("end") - pl.col("start")
+    # the function that spins says what it waits for
     return rows.with_columns(gap=pl.Series(gap)).sort(
-        "gap", length, "start", "name", descending=[False, False, True, False]
+        "gap", spins, length, "start", "name", descending=[False, False, False, True, False]
     )
 
 
