@@ -353,7 +353,7 @@ def _slow_collectives(result: CommOutliers, answers: Answers) -> Iterator[Measur
         size=size,
         title=f"{slow.height:,} of {format_count(result.totals.n_collectives, 'collective')} "
         f"{'was' if slow.height == 1 else 'were'} slow after {result.every_rank} had arrived"
-        f"{slow_groups(result)}{_at_cost(answers, total)}{_with_waits(losses)}.",
+        f"{slow_groups(result)}: this costs {answers.time.share(total)}{_with_waits(losses)}.",
         evidence=(_worst(worst, worst["transfer_ns"], worst["slow_factor"]),),
         advice=answers.program.slow_network(on_host=answers.time.on_host)
         if result.has_all_ranks
@@ -390,7 +390,8 @@ def _collective_outliers(result: CommOutliers, answers: Answers) -> Iterator[Mea
     )
     yield Measured(
         size=size,
-        title=f"{what} much longer than others of the same kind{_at_cost(answers, total)}.",
+        title=f"{what} much longer than others of the same kind: this costs "
+        f"{answers.time.share(total)}.",
         evidence=(_worst(worst, worst["duration_ns"], worst["factor"]),),
         advice=_LATE_ELSEWHERE
         if place is not None
@@ -709,10 +710,6 @@ def _claimed(answers: Answers, cause: str) -> tuple[pl.DataFrame, int, float] | 
     losses = time.of_cause(cause)
     total = int(losses["lost_ns"].sum())
     return (losses, total, time.frac(total)) if total else None
-
-
-def _at_cost(answers: Answers, total: int) -> str:
-    return f": this costs {answers.time.share(total)}"
 
 
 def _with_waits(losses: pl.DataFrame) -> str:
