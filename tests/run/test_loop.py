@@ -455,7 +455,7 @@ def _unusual_export(folder: Path) -> Path:
     return path
 
 
-def test_ranks_of_a_large_file_are_read_one_after_another_with_the_same_results(
+def test_ranks_of_a_large_file_are_read_in_two_passes_with_the_same_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, passes, answers = _unusual_export(tmp_path), [], []
@@ -482,7 +482,7 @@ def test_ranks_of_a_large_file_are_read_one_after_another_with_the_same_results(
         assert read[-1] > path.stat().st_size / 2
     assert answers[0] == answers[1]
     assert "negative-duration" in str(answers[0]["issues"])
-    assert passes == [None, [0], [1], [2]]
+    assert passes == [None, [0, 1], [2]]
 
 
 def test_a_large_file_without_the_data_raises_the_same_error(

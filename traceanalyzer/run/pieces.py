@@ -54,7 +54,7 @@ _MERGED = '"traceanalyzer merge"'
 _WHOLE_SNAPSHOT = "--since and --until apply to a memory snapshot only in traceanalyzer memory"
 #: Columns that only samples and counters use: a fifth of the memory of events.
 _OF_SAMPLES = ("address", "stack", "weight")
-#: Ranks of files of at least this size are read one after another, for less memory.
+#: Ranks of files of at least this size are read in two passes, for less memory.
 _LARGE_BYTES = 1 << 29
 
 
@@ -548,7 +548,7 @@ def _read_ranks(
     apart = ranks_apart(path, how.format) if chosen is None else ()
     builders: Iterable[Callable[[], Trace]]
     if how.rank is None and len(apart) > 1 and Path(path).stat().st_size >= _LARGE_BYTES:
-        builders = _one_after_another(path, apart, what)
+        builders = _in_two_passes(path, apart, what)
     else:
         if how.rank is not None and how.rank in apart:
             chosen = frozenset([how.rank])
@@ -560,17 +560,17 @@ def _read_ranks(
         yield build if number else partial(_then, build, _reported, how)
 
 
-def _one_after_another(
+def _in_two_passes(
     path: PathLike, apart: Sequence[int], what: dict[str, Any]
 ) -> Iterator[Callable[[], Trace]]:
-    """Read each rank of a large file after the one before was measured: one is in memory."""
-    any_read, progress = False, what.pop("progress")
-    for number, rank in enumerate(apart):
+    """Read half of the ranks of a large file after the others were measured."""
+    any_read, progress, half = False, what.pop("progress"), (len(apart) + 1) // 2
+    for number, some in enumerate((apart[:half], apart[half:])):
 
         def share(done: int, size: int, passes: int = number) -> None:
-            progress((passes * size + done) // len(apart), size)
+            progress((passes * size + done) // 2, size)
 
-        for build in read_ranks(path, **what, progress=progress and share, ranks=[rank]):
+        for build in read_ranks(path, **what, progress=progress and share, ranks=some):
             any_read = True
             yield build
     if not any_read:
