@@ -44,10 +44,9 @@ _TIMES = {
     "gen_ai.latency.time_in_model_decode": "decode_ns",
 }
 _TOKENS = {
-    "gen_ai.usage.prompt_tokens": "input_tokens",
-    "gen_ai.usage.input_tokens": "input_tokens",
-    "gen_ai.usage.completion_tokens": "output_tokens",
-    "gen_ai.usage.output_tokens": "output_tokens",
+    f"gen_ai.usage.{of}_tokens": f"{name}_tokens"
+    for name, attributes in (("input", ("prompt", "input")), ("output", ("completion", "output")))
+    for of in attributes
 }
 #: Events of a request in the engine's scheduler (journey tracing of vLLM).
 _EVENT = re.compile(r"journey\.(QUEUED|SCHEDULED|FIRST_TOKEN|PREEMPTED|FINISHED)")
@@ -295,14 +294,10 @@ def _of_spans(spans: Iterable[_Span], read: _Read) -> list[_Request]:
         if of_events := _stages([event for event in span.events if _EVENT.fullmatch(event[0])]):
             stages[span.id if names or not span.parent else span.parent] = of_events
     for key, of_events in stages.items():
-        known = requests.get(key)
-        start = of_events.pop("start_ns")
-        if known is None:
-            requests[key] = _Request(key, "", start, of_events, [])
-        else:
-            # the span begins in the API server, before the request is in the queue
-            whole = {n: v for n, v in known.numbers.items() if n in ("ttft_ns", "e2e_ns")}
-            requests[key] = known._replace(numbers={**known.numbers, **of_events, **whole})
+        known = requests.get(key) or _Request(key, "", of_events["start_ns"], {}, [])
+        # the span begins in the API server, before the request is in the queue
+        whole = {n: v for n, v in known.numbers.items() if n in ("ttft_ns", "e2e_ns")}
+        requests[key] = known._replace(numbers={**known.numbers, **of_events, **whole})
     return sorted(requests.values(), key=lambda one: (one.start_ns or 0, one.name))
 
 
