@@ -190,7 +190,7 @@ def test_too_much_work_is_refused_before_its_program_is_built(
         replay.measure(one, ReplayOptions())
 
 
-def in_layers(rank: int, pause: int = 4 * MS, own: int = 0) -> Trace:
+def in_layers(rank: int, pause: int = 4 * MS, extra: int = 0) -> Trace:
     """Return steps of kernels of 1 ms and 5 ms with one name, each followed by an all_reduce.
 
     The host of rank 1 pauses before each step, and it alone runs another kernel before the first.
@@ -204,7 +204,7 @@ def in_layers(rank: int, pause: int = 4 * MS, own: int = 0) -> Trace:
             about |= {"elements_in": size, "dtype": "float"}
             first = size == 1 << 10
             wait = pause if first and not rank else 0
-            alone = own if first else 0
+            alone = extra if first else 0
             launched = begin + (pause if rank else 0) + number % 2 * 20 * US
             kernels: list[tuple[str, int, int, dict[str, Any]]] = [
                 (GEMM, at - wait, compute, {}),
@@ -241,7 +241,7 @@ def test_a_rank_like_the_others_keeps_the_sizes_of_its_kernels_and_transfers() -
 
 def test_kernels_that_no_other_rank_runs_take_no_time_in_a_rank_like_the_others() -> None:
     """The other kernels keep their times: the collective after them would wait otherwise."""
-    ranks = [in_layers(rank, pause=0, own=3 * MS) for rank in (0, 1)]
+    ranks = [in_layers(rank, pause=0, extra=3 * MS) for rank in (0, 1)]
     assert gain_ns(ranks, typical_rank=1) == pytest.approx(3 * MS, rel=0.02)
 
 

@@ -353,7 +353,7 @@ def _typical(
         typical = usual[kinds[n]]
         times[n] = np.where(np.isnan(typical), times[n], typical)
     if not (of_all or chosen.all()):
-        times = _without_own(job, times, transfers, chosen)
+        times = _without_additional(job, times, transfers, chosen)
     kernels = [np.where(*pair, 0.0) for pair in zip(map(np.invert, transfers), times, strict=True)]
     changing = chosen & (not of_all)
     on_device = _of_others(job, "work", kernels, changing)
@@ -374,7 +374,7 @@ def _typical(
     ]
 
 
-def _without_own(
+def _without_additional(
     job: Job,
     times: Sequence[Floats],
     transfers: Sequence[npt.NDArray[np.bool_]],
@@ -390,9 +390,9 @@ def _without_own(
     usual = np.mean([times[n][~transfers[n]].sum() for n in others])
     kept = list(times)
     for n in np.flatnonzero(chosen).tolist():
-        own = ~transfers[n] & ~np.isin(job.kinds[n], known)
-        if times[n][~transfers[n] & ~own].sum() >= _SAME_FRAC * usual:
-            kept[n] = np.where(own, 0.0, times[n])
+        added = ~transfers[n] & ~np.isin(job.kinds[n], known)
+        if times[n][~transfers[n] & ~added].sum() >= _SAME_FRAC * usual:
+            kept[n] = np.where(added, 0.0, times[n])
     return kept
 
 
