@@ -55,6 +55,19 @@ def serving(requests: int, leak: int) -> Snapshot:
     return snapshot.hold(BASE + GIB, 64 * MIB, *((n * leak, leak) for n in range(requests) if leak))
 
 
+def activations(steps: int, leak: int, layers: int = 12) -> Snapshot:
+    """Return steps that allocate activations in forward and free all but one or none of them."""
+    snapshot, kept = Snapshot(), []
+    for step in range(steps):
+        at = [BASE + (step * layers + layer) * 4 * MIB for layer in range(layers)]
+        for address in at:
+            snapshot.alloc(address, 4 * MIB, MAIN, CALL, FORWARD)
+        kept += at[:leak]
+        for address in reversed(at[leak:]):
+            snapshot.free(address, 4 * MIB)
+    return snapshot.hold(BASE, GIB, *((address - BASE, 4 * MIB) for address in kept))
+
+
 def layers(n: int) -> Snapshot:
     """Return one forward pass of equal layers with live activations."""
     snapshot = Snapshot()
@@ -77,6 +90,18 @@ def test_growth_detects_steps_without_annotations(
     (row,) = result.suspects.to_dicts()
     assert (row["function"], row["per_step_bytes"]) == ("keep_losses", MIB)
     check_wording(result.verdict, *result.notes)
+
+
+@pytest.mark.parametrize("leak", [0, 1, 2])
+def test_steps_end_at_lows_of_live_memory(leak: int, tmp_path: Path) -> None:
+    """A sum of losses keeps a part of the activations of a line; the others are freed."""
+    path = activations(10, leak).write(tmp_path / "x.pickle")
+    result = ta.memory_growth(path)
+    assert result.steps["by"].unique().to_list() == ["lows of live memory"]
+    assert result.steps["live_bytes"].to_list() == [n * leak * 4 * MIB for n in range(1, 11)]
+    assert result.suspects["per_step_bytes"].to_list() == [leak * 4 * MIB] * (leak > 0)
+    found = [one for one in ta.diagnose(path).diagnosis if one.id == "memory-growth"]
+    assert [one.cost_bytes for one in found] == [9 * leak * 4 * MIB] * (leak > 0)
 
 
 @pytest.mark.parametrize("snapshot", [training(8, leak=0), serving(10, leak=0)])

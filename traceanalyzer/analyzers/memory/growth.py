@@ -43,6 +43,7 @@ _SOURCES = {
     steps.OPTIMIZER: "No step annotations: a step ends when the optimizer finishes.",
     steps.BACKWARD: "No step annotations: a step ends when a backward pass finishes.",
     steps.REPETITION: "No step annotations: a step is a repeating sequence of allocations.",
+    steps.LOW: "No step annotations: a step ends where live memory is lowest between two peaks.",
 }
 _NOTE = (
     "Live bytes are measured at the end of each step. One-time allocations of the first steps "
@@ -136,8 +137,8 @@ class MemoryGrowth(Result):
 
     Attributes:
         steps: one row per step boundary: rank, path, device, step, name, by (annotations, optimizer
-            calls, backward passes, repeated allocations or --step-every), event, time_ns,
-            live_bytes.
+            calls, backward passes, repeated allocations, lows of live memory or --step-every),
+            event, time_ns, live_bytes.
         growth: one row per stack whose live bytes differ between the first and the last boundary:
             rank, path, device, function, file, line, is_own_code, first_bytes, last_bytes,
             grown_bytes, grown_steps (consecutive steps of growth up to the last), grew_n and

@@ -1,7 +1,8 @@
 """Ends of the steps in the history of a device.
 
 Steps are annotated, or detected from training code: the optimizer runs once per step after the
-backward pass. In other code, steps are detected where the same sequence of allocations repeats.
+backward pass. In other code, steps are detected where the same sequence of allocations repeats, or
+where live memory is low between peaks.
 """
 
 import re
@@ -23,6 +24,7 @@ ANNOTATIONS = "annotations"
 OPTIMIZER = "optimizer calls"
 BACKWARD = "backward passes"
 REPETITION = "repeated allocations"
+LOW = "lows of live memory"
 
 #: Minimum number of repetitions of a pattern.
 _MIN_REPEATS = 4
@@ -30,6 +32,10 @@ _MIN_REPEATS = 4
 _EQUAL_FRAC = 0.8
 #: Minimum share of allocated bytes freed per period: layers of one forward pass repeat too.
 _FREED_FRAC = 0.5
+#: Share of the largest fall of live memory that counts as the end of a step.
+_SWING = 0.5
+#: A step has so many allocations of the size of the largest one.
+_MANY = 8
 #: Number of periods to try.
 _CANDIDATES = 50
 _UNKNOWN, _OTHER, _FORWARD, _BACKWARD, _OPTIMIZER = -1, 0, 1, 2, 3
@@ -51,8 +57,8 @@ def boundaries(
 
     Returns:
         The first method with at least two ends: annotations, ends of optimizer calls after a
-        backward pass, ends of backward passes, repeated allocations; ``by`` is the method. No rows
-        if all fail.
+        backward pass, ends of backward passes, repeated allocations, lows between peaks; ``by`` is
+        the method. No rows if all fail.
     """
     first, last = history.between(*rank.window)
     ends = pl.DataFrame(schema=_EMPTY)
@@ -78,6 +84,8 @@ def _attempts(
         yield _table(at, history.times(pl.Series(at)), by)
     at = _repetitions(history, phase)
     yield _table(at, history.times(pl.Series(at)), REPETITION)
+    at = _lows(history)
+    yield _table(at, history.times(pl.Series(at)), LOW)
 
 
 def _table(at: Ints, times: pl.Series, by: str, names: list[str] | None = None) -> pl.DataFrame:
@@ -229,3 +237,35 @@ def _anchored(allocs: pl.DataFrame, period: int, live: Ints) -> Ints:
     rows = regular.sort("live", "token")["row"].head(1)
     at: Ints = rows.explode().to_numpy() if rows.len() else np.array([], np.int64)
     return at
+
+
+def _lows(history: ledger.Ledger) -> Ints:
+    """Return positions at which live memory is lowest between two peaks; none without several.
+
+    Memory falls before and rises after each of them by at least half of its largest fall, over many
+    allocations: single layers free their temporary tensors, too.
+    """
+    live = history.live
+    fall = int((np.maximum.accumulate(live) - live).max())
+    swing = _SWING * fall
+    slope = np.sign(np.diff(live))
+    turns = np.flatnonzero(slope != 0)
+    turns = np.append(turns[np.diff(slope[turns], append=0) != 0] + 1, live.size - 1)
+    lows, top, low, rises = list[int](), int(live[0]), 0, True
+    for at in turns.tolist() if swing else ():
+        size = int(live[at])
+        if rises:
+            top = max(top, size)
+            rises = top - size < swing
+            low = at
+        elif size <= live[low]:
+            low = at
+        elif size - live[low] >= swing:
+            lows.append(low)
+            rises, top = True, size
+    lows += [] if rises else [low]
+    at = np.array(lows if len(lows) >= _MIN_REPEATS else [], np.int64)
+    starts = pl.col("start")
+    inside = history.allocations.filter(starts > at[:1].sum(), starts <= at[-1:].sum())
+    largest = int(inside["bytes"].max() or 0)  # type: ignore[arg-type]
+    return at if largest * _MANY <= fall else at[:0]
