@@ -145,8 +145,8 @@ def test_gain_of_equal_stages_is_that_of_an_independent_replay(shared: Path) -> 
     for kind in ("forward", "backward"):
         rows = ops.filter(pl.col("op").str.starts_with(f"{kind}-compute"))
         means = rows.group_by("stage").agg(pl.col("duration").mean()).sort("stage")["duration"]
-        own = (one.stages[f"{kind}_ns"] / 1e9).to_list()
-        assert own == pytest.approx(means.to_list(), rel=1e-4)
+        measured = (one.stages[f"{kind}_ns"] / 1e9).to_list()
+        assert measured == pytest.approx(means.to_list(), rel=1e-4)
     compute = ops.filter(pl.col("op").str.contains("-compute_"))
     spans = compute.group_by("step", "dp_rank").agg(
         (pl.col("start_ts") + pl.col("duration")).max() - pl.col("start_ts").min()

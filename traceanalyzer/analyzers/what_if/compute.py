@@ -504,14 +504,14 @@ def _median(kinds: tuple[str, ...], segments: Iterable[_Segment]) -> float:
 
 
 def _passes(
-    one: _Segment, usual: Sequence[float], own: float, *, is_first: bool
+    one: _Segment, usual: Sequence[float], usual_backward_ns: float, *, is_first: bool
 ) -> Iterator[tuple[object, ...]]:
     """Yield step, kind, start, end, busy time and wraps of each pass of a segment.
 
     Args:
         one: the segment.
         usual: times of a forward and a backward pass of any stage.
-        own: time of a backward pass of this stage.
+        usual_backward_ns: time of a backward pass of this stage.
         is_first: whether it is the first stage, where a backward pass comes before a forward one;
             on the last stage the forward pass comes first.
     """
@@ -521,8 +521,8 @@ def _passes(
         kinds = kinds[::-1] if is_first else kinds
         share = usual[is_first] / max(sum(usual), 1)
         cuts.insert(1, 1 + int(np.argmin(np.abs(total - share * total[-1]))))
-    elif one.last and kinds == (BACKWARD,) and (usual[1] or own):
-        cuts[1] = 1 + int(np.argmin(np.abs(total - (own or usual[1]))))
+    elif one.last and kinds == (BACKWARD,) and (usual[1] or usual_backward_ns):
+        cuts[1] = 1 + int(np.argmin(np.abs(total - (usual_backward_ns or usual[1]))))
     for kind, a, b in zip(kinds, cuts, cuts[1:], strict=False):
         if b > a:
             busy = int((one.end - one.start)[a:b].sum())
@@ -559,11 +559,11 @@ def _of_passes(passes: pl.DataFrame, stages: Sequence[tuple[int, ...]]) -> Sched
     bubble = 1 - float(spans["busy"].mean()) / span / count  # type: ignore[arg-type]
     ideal = (count - 1) / (n_passes + count - 1)
     middle = spans[(spans.height - 1) // 2].select(keys)
-    shown = rows.join(middle, on=keys, how="semi")
+    drawn = rows.join(middle, on=keys, how="semi")
     return Schedule(
-        LESS if bubble < _LESS * ideal else _name(shown, count, chunks),
+        LESS if bubble < _LESS * ideal else _name(drawn, count, chunks),
         batches, chunks, span, ideal, bubble,
-        *_stages_and_parts(rows, stages, n_passes, span), _labelled(shown, count, chunks),
+        *_stages_and_parts(rows, stages, n_passes, span), _labelled(drawn, count, chunks),
     )  # fmt: skip
 
 
@@ -599,25 +599,25 @@ def _stages_and_parts(
     return named, parts.with_columns(time_frac=pl.col("time_ns") / span)
 
 
-def _name(shown: pl.DataFrame, count: int, chunks: int) -> str:
+def _name(drawn: pl.DataFrame, count: int, chunks: int) -> str:
     """Return the schedule by the forward passes of each stage before its first backward pass."""
     first = pl.col("start_ns").filter(pl.col("kind") == BACKWARD).min()
     early = (pl.col("kind") == FORWARD) & (pl.col("start_ns") < first)
-    warm_up = shown.group_by("stage").agg(early.sum()).sort("stage")["kind"].to_list()
-    batches = shown.filter(kind=FORWARD, stage=0).height
+    warm_up = drawn.group_by("stage").agg(early.sum()).sort("stage")["kind"].to_list()
+    batches = drawn.filter(kind=FORWARD, stage=0).height
     known = {INTERLEAVED: chunks > 1, ALL_FORWARD: warm_up == [batches] * count,
              ONE_EACH: warm_up == [min(batches, count - n) for n in range(count)]}  # fmt: skip
     return next((name for name, is_it in known.items() if is_it), "unknown schedule")
 
 
-def _labelled(shown: pl.DataFrame, count: int, chunks: int) -> pl.DataFrame:
+def _labelled(drawn: pl.DataFrame, count: int, chunks: int) -> pl.DataFrame:
     """Number the micro-batches and chunks of passes: of several chunks, by groups of ``count``."""
     number = pl.int_range(pl.len()).over("stage", "kind")
     group, chunk = number // (count * chunks), number // count % chunks
     batch = group * count + number % count if chunks > 1 else number
     backward = pl.when(pl.col("kind") == BACKWARD).then(chunks - 1 - chunk).otherwise(chunk)
     begin = pl.col("start_ns").min()
-    return shown.sort("stage", "start_ns").select(
+    return drawn.sort("stage", "start_ns").select(
         "stage", "rank", "kind", batch=batch, chunk=backward if chunks > 1 else pl.lit(0),
         start_ns=pl.col("start_ns") - begin, end_ns=pl.col("end_ns") - begin,
     )  # fmt: skip
