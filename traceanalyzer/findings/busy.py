@@ -58,7 +58,7 @@ def _no_tensor_cores(result: Kernels, answers: Answers) -> Iterator[Measured]:
     yield Measured(
         size=time.frac(total),
         title="Matrix multiplications and convolutions in single precision, without tensor cores: "
-        f"{time.share(total)}.",
+        f"{time.share(total)}{launched_by(result.place(rows['kernel'][0]))}.",
         evidence=(
             f"Most time: {rows['kernel'][0]}, {time.text(rows['ns'][0])}.",
             *_without_attention(products, time),
@@ -131,14 +131,24 @@ def launched_by(place: Mapping[str, Any]) -> str:
     operator, outer, annotation = (place.get(k) for k in ("operator", "outer", "annotation"))
     if operator:
         node = (outer or operator).removeprefix(_NODE)
-        within = f" in {node}" if outer != operator else ""
+        around = [node] * (outer != operator) + [annotation] * bool(annotation)
+        within = "".join(f" in {name}" for name in around)
         return f", launched by {operator.removeprefix(_NODE)}{within}"
     return f", launched in {annotation}" if annotation else ""
 
 
+def called_in(place: Mapping[str, Any]) -> str:
+    """Return the function or annotation around nearly all launches, and the own code, as a phrase.
+
+    `` in set_module_tensor_to_device (accelerate/utils/modeling.py:310), forward (flux.py:480)``.
+    """
+    names = [frame_text(place[k]) for k in ("called", "code") if place.get(k)]
+    return f" in {', '.join(names)}" if names else ""
+
+
 def called_from(place: Mapping[str, Any]) -> list[str]:
     """Return the line of own code that launches a kernel as sentences."""
-    return [f"Called from {place['code']}."] if place.get("code") else []
+    return [f"Called from {frame_text(place['code'])}."] if place.get("code") else []
 
 
 #: How the autograd engine names the call of a node.

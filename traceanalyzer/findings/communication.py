@@ -18,12 +18,14 @@ from traceanalyzer.analyzers.comm_outliers.result import (
     small_collectives,
 )
 from traceanalyzer.analyzers.common.columns import largest_first
+from traceanalyzer.analyzers.common.device_work import COMMUNICATION
 from traceanalyzer.analyzers.common.display import at_start
 from traceanalyzer.analyzers.common.names import frame_text
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.kernels.training import GRADIENTS, REPEATED as PURPOSE_REPEATED
 from traceanalyzer.analyzers.overlap.result import Overlap, advice, why_exposed
 from traceanalyzer.findings import straggling
+from traceanalyzer.findings.busy import called_in
 from traceanalyzer.findings.device_time import (
     BUBBLE,
     DEVICE,
@@ -512,9 +514,10 @@ def _exposed_communication(result: Overlap, answers: Answers) -> Iterator[Measur
     last = _last_ns(answers)
     wait = f", plus {format_ns(time.each_ns(waited_ns))} of wait time for other ranks"
     remedy = _exposing(result, answers, waits=not waited_ns)
+    where = called_in(answers.place(COMMUNICATION))
     yield Measured(
         size=time.frac(total),
-        title=f"Communication is not overlapped with compute: {time.share(total)}"
+        title=f"Communication{where} is not overlapped with compute: {time.share(total)}"
         f"{wait if waited_ns else ''}.",
         evidence=(
             *_kinds_of_collectives(answers),

@@ -1,14 +1,17 @@
 """Rules for copies: exposed copies, and migrations of managed memory."""
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import polars as pl
 
 from traceanalyzer.analyzers.common.columns import largest_first
+from traceanalyzer.analyzers.common.device_work import MEMORY
 from traceanalyzer.analyzers.common.gpu_api import in_hip
 from traceanalyzer.analyzers.overlap.result import Overlap
 from traceanalyzer.analyzers.transfers.result import MIGRATIONS, Transfers, page_faults
+from traceanalyzer.findings.busy import called_in
 from traceanalyzer.findings.device_time import COPIES, DeviceTime, intervals_of, only_rank
 from traceanalyzer.findings.idle import in_steps, including, main_steps, of_ranks
 from traceanalyzer.findings.rule import Answers, Measured, Rule, rule
@@ -24,7 +27,7 @@ _NAMED = 3
     "exposed copies and memsets, and wait time of other ranks for them, as a share of step time "
     "(of the recorded time if no steps are marked)",
     {"warning": 0.05, "critical": 0.2},
-    uses=("comm_outliers", "gpu_idle", "transfers"),
+    uses=("comm_outliers", "gpu_idle", "kernels", "transfers"),
 )
 def _exposed_copies(_: Overlap, answers: Answers) -> Iterator[Measured]:
     time = answers.time
@@ -41,10 +44,11 @@ def _exposed_copies(_: Overlap, answers: Answers) -> Iterator[Measured]:
     if rank is not None and losses["waited"].any():
         place += f" on rank {rank}"
         others = including(losses, rank)
+    where = called_in(answers.place(MEMORY)) or _operators(answers.place(MEMORY))
     slower, rate = ("", 1.0) if rank is None else _slower_than_others(answers, rank)
     yield Measured(
         size=time.frac(total),
-        title=f"Exposed {main}{place}{slower}: {time.share(total)}{each}{others}.",
+        title=f"Exposed {main}{where}{place}{slower}: {time.share(total)}{each}{others}.",
         evidence=(
             *(of_ranks(time, COPIES, rank) if rank is not None else ()),
             *(_numbers(row) for row in copies.head(_NAMED).iter_rows(named=True)),
@@ -58,6 +62,14 @@ def _exposed_copies(_: Overlap, answers: Answers) -> Iterator[Measured]:
     )
 
 
+def _operators(place: Mapping[str, Any]) -> str:
+    """Return the operators around nearly all copies as a phrase, unless they only copy."""
+    names = dict.fromkeys(filter(None, (place.get("operator"), place.get("outer"))))
+    return f" in {', '.join(names)}" if not all(map(_ONLY_COPIES.match, names)) else ""
+
+
+#: Operators that copy tensors, wherever they are called.
+_ONLY_COPIES = re.compile("^aten::(?:to|_to_copy|copy_|clone|contiguous|item|_local_scalar_dense)$")
 #: Copies of a rank are slow if those of the other ranks are this many times as fast.
 #: Sizes of copies are comparable up to this ratio.
 _FASTER, _SIMILAR = 2.0, 2.0

@@ -24,6 +24,7 @@ from traceanalyzer.analyzers.gpu_idle.result import TRUNCATED, GpuIdle, activity
 from traceanalyzer.analyzers.launches.result import Launches
 from traceanalyzer.analyzers.transfers.result import Transfers
 from traceanalyzer.findings import straggling
+from traceanalyzer.findings.busy import called_in
 from traceanalyzer.findings.device_time import DEVICE, MOST, DeviceTime, intervals_of, only_rank
 from traceanalyzer.findings.launching import (
     CALLS,
@@ -204,7 +205,9 @@ _ALONE = (
 
 
 def _waiting(cause: str, result: GpuIdle, answers: Answers) -> str:
-    """Return what a main thread or device does in idle time of a cause."""
+    """Return what a main thread or device does in idle time of a cause, and where it waits."""
+    if cause == causes.SYNCHRONISATION and not read_collectives(answers)[0]:
+        return f"{result.waiting(cause)}{called_in(answers.place(cause))}"
     if cause != causes.PEER:
         return result.waiting(cause)
     return _AFTER_ARRIVAL if _are_matched(answers) else _IN_COLLECTIVES
@@ -673,7 +676,7 @@ RULES: tuple[Rule, ...] = tuple(
         "share of step time (of the recorded time if no steps are marked)",
         _OTHER_LEVELS.get(cause, _LEVELS),
         partial(_judge, cause),
-        uses=("comm_outliers", "cuda_api", "info", "launches", "transfers"),
+        uses=("comm_outliers", "cuda_api", "info", "kernels", "launches", "transfers"),
     )
     for cause in causes.CAUSES
 )

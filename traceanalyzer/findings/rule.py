@@ -63,6 +63,11 @@ class Answers:
             kernels.training if isinstance(kernels, Kernels) else None,
         )
 
+    def place(self, work_kind: str) -> Mapping[str, Any]:
+        """Return where the host launches exposed work of a kind, see :meth:`~.Kernels.place`."""
+        kernels = self.get("kernels")
+        return kernels.place(None, work_kind) if isinstance(kernels, Kernels) else {}
+
     def of_engine(self, losses: pl.DataFrame) -> dict[str, float]:
         """Return the shares of idle time that findings about an inference engine explain.
 

@@ -4,13 +4,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.common import libraries
-from traceanalyzer.analyzers.common.names import named, python_frame
-from traceanalyzer.frames import linking, slice_tree
+from traceanalyzer.analyzers.common.names import is_step, named, python_frame
+from traceanalyzer.frames import intervals, linking, slice_tree
 from traceanalyzer.trace import Trace
-from traceanalyzer.vocabulary import PROFILER_STEP
+from traceanalyzer.vocabulary import ANNOTATION_KINDS, NCCL_ANNOTATION_PREFIXES, PROFILER_STEP
 
 THREAD = ["pid", "tid"]
 
@@ -104,10 +105,98 @@ def python_frames(
     return pl.select(pl.coalesce(first, _innermost(at, lined))).to_series()
 
 
+#: What encloses this share of the cost of some calls is their place.
+_MOST = 0.8
+#: An operator that fills new memory, and those that allocate it.
+_FILL, _ALLOCATES = "aten::fill_", "^aten::(?:new_)?empty|^aten::resize_"
+#: Annotations of the libraries for collectives.
+_COLLECTIVE = f"^(?:{'|'.join(NCCL_ANNOTATION_PREFIXES)})"
+#: Functions of Python and PyTorch that only pass a call on.
+_PASSES_ON = (
+    r"(?:^|[/\\])torch[/\\](?:_\w+|overrides|autograd[/\\]\w+|utils[/\\]_\w+|nn[/\\](?:functional"
+    r"|modules[/\\]module)|distributed[/\\](?:c10d_logger|_functional_collectives|tensor[/\\].*))\.py\("
+    r"|distributed_c10d\.py\(\d+\): (?:\w*(?:reduce|gather|scatter|broadcast|send|recv|tensor"
+    r"|to_all|single)|barrier|_\w+)$|(?:^|[/\\])contextlib\.py\("
+    r"|: (?:_?wrap(?:per|ped)\w*|_(?:wrapped_)?call_impl|decorate_\w+|inner|_?fn|<lambda>)$"
+)
+
+
+def common_places(trace: Trace, at: pl.DataFrame) -> pl.DataFrame:
+    """Return what encloses at least 80 % of the cost of each group of calls.
+
+    Args:
+        trace: of one rank.
+        at: pid, tid, ts of each call, its ``group`` and its cost, ``ns``.
+
+    Returns:
+        group, and of what encloses the calls: operator (the innermost; of a fill of new memory the
+        one that allocates), outer (the outermost operator), annotation (the innermost, without
+        steps), code (the innermost Python frame of own code), called (below it,
+        the innermost annotation, or frame of a library that does more than to pass the call on).
+        Null where nothing encloses that much, or was not recorded. Frames and annotations that run
+        for more than half of the recording are the whole program, and do not count.
+    """
+    tree = _tree_around(trace, at["ts"])
+    kind, python = pl.col("kind"), pl.col("kind") == "python_function"
+    marked = (kind == "cpu_op") & named(tree, [_MARKED])
+    in_new = pl.col("name").gather("parent").cast(pl.String).str.contains(_ALLOCATES)
+    fills = (pl.col("name") == _FILL) & in_new.fill_null(value=False)
+    recorded = trace.events.select(pl.col("ts").max() - pl.col("ts").min()).item() or 0
+    short = 2 * (pl.col("end") - pl.col("start")) <= recorded
+    is_range = (kind.is_in(ANNOTATION_KINDS) | marked) & ~is_step(tree) & short
+    is_range &= ~named(tree, [_COLLECTIVE])
+    own = in_own_code(tree["name"])
+    chosen = {
+        "operator": (kind == "cpu_op") & ~marked & ~fills,
+        "outer": (kind == "cpu_op") & ~marked,
+        "annotation": is_range,
+        "own": python & own & short,
+        "called": is_range | (python & ~own & short & ~named(tree, [_NO_LINE, _PASSES_ON])),
+    }
+    tree = tree.with_columns(**chosen)
+    level = at.with_row_index("point").hstack([slice_tree.innermost(at, tree, THREAD).alias("row")])
+    levels = [level.clear()]
+    while (level := level.drop_nulls("row")).height:
+        levels.append(level)
+        level = level.with_columns(row=tree["parent"][level["row"]])
+    chain = pl.concat(levels)
+    chain = chain["group", "point", "ns"].hstack(tree["name", "depth", *chosen][chain["row"]])
+    rows = at.group_by("group").agg(whole=pl.col("ns").sum())
+    for column in chosen:
+        found = _common(chain.filter(column), rows, outermost=column == "outer")
+        rows = rows.join(found.rename({"name": column, "depth": f"at_{column}"}), "group", "left")
+    below = pl.col("at_called") > pl.col("at_own").fill_null(-1)
+    return rows.select(
+        "group", "operator", "outer", "annotation",
+        code="own", called=pl.when(below).then("called"),
+    )  # fmt: skip
+
+
+def _tree_around(trace: Trace, ts: pl.Series) -> pl.DataFrame:
+    """Return the tree of the slices of host threads that run at any of these times."""
+    times = ts.drop_nulls().sort().to_numpy()
+    rows = _slices(trace, "cpu_op", *ANNOTATION_KINDS, "python_function")
+    start, end = intervals.bounds(rows)
+    near = pl.Series(np.searchsorted(times, start) < np.searchsorted(times, end), dtype=pl.Boolean)
+    rows = rows.filter(near & rows["tid"].is_not_null())
+    return slice_tree.build_tree(rows.sort("start", "end", descending=[False, True]), THREAD)
+
+
+def _common(chain: pl.DataFrame, whole: pl.DataFrame, *, outermost: bool) -> pl.DataFrame:
+    """Return the innermost name (or outermost) around most of the cost of each group, its depth."""
+    depth = pl.col("depth").min() if outermost else pl.col("depth").max()
+    each = chain.group_by("group", "point", "name").agg(depth, pl.col("ns").first())
+    sums = each.group_by("group", "name").agg(pl.col("ns").sum(), pl.col("depth").mean())
+    most = sums.join(whole, on="group").filter(pl.col("ns") >= _MOST * pl.col("whole"))
+    ordered = most.sort("depth", "name", descending=[not outermost, False])
+    first = ordered.unique("group", keep="first", maintain_order=True)
+    return first.select("group", pl.col("name").cast(pl.String), "depth")
+
+
 def _slices(trace: Trace, *kinds: str) -> pl.DataFrame:
     columns = trace.events[["kind", *THREAD, "name", "ts", "dur"]]
     rows = columns.filter(pl.col("kind").is_in(kinds) & (pl.col("dur") > 0))
-    return rows.select(*THREAD, "name", start="ts", end=pl.col("ts") + pl.col("dur"))
+    return rows.select("kind", *THREAD, "name", start="ts", end=pl.col("ts") + pl.col("dur"))
 
 
 def _innermost(at: pl.DataFrame, slices: pl.DataFrame) -> pl.Series:

@@ -13,7 +13,14 @@ from traceanalyzer.analyzers.base import Analyzer, Needs, Reader, Reading
 from traceanalyzer.analyzers.common import host_code, launching, replays
 from traceanalyzer.analyzers.common.columns import largest_first, ratio, stacked, whole
 from traceanalyzer.analyzers.common.device_steps import device_steps, launching_step
-from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE, DEVICE, device_work
+from traceanalyzer.analyzers.common.device_work import (
+    COMMUNICATION,
+    COMPUTE,
+    DEVICE,
+    MEMORY,
+    device_work,
+    runs,
+)
 from traceanalyzer.analyzers.common.kernel_names import OTHER, families_of, family, short_names
 from traceanalyzer.analyzers.common.launching import launch_rows
 from traceanalyzer.analyzers.common.names import is_step, mapped, named
@@ -30,73 +37,75 @@ from traceanalyzer.vocabulary import (
     DEVICE_WORK,
     ENGINE_STEP,
     LAUNCH_KINDS,
+    SYNCHRONISING_CALLS,
 )
 
 #: Kernels with a smaller share of the kernel time are left out; so there are at most ten.
 _LEAST_FRAC = 0.1
 
-#: An operator that fills new memory, and those that allocate it.
-_FILL, _ALLOCATES = "aten::fill_", "^aten::(?:new_)?empty|^aten::resize_"
+#: Kind of the calls that wait for a device.
+SYNCHRONISATION = "synchronisation"
+#: Most launch calls of a kernel that are looked up.
+_MOST_CALLS = 128
 
 SCHEMA = {
     "name": pl.String,
+    "work_kind": pl.String,
+    "ns": pl.Int64,
     "operator": pl.String,
     "outer": pl.String,
     "annotation": pl.String,
     "code": pl.String,
+    "called": pl.String,
 }
 
 
-def places(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
-    """Return where the host launched the longest call of each kernel with much of the time.
-
-    Of collectives it is the call of median length: one kernel runs small and large messages.
+def places(trace: Trace, patterns: Sequence[str] = ()) -> pl.DataFrame:
+    """Return where the host launched kernels with much of the time, and exposed work.
 
     Args:
         trace: of one rank.
-        work: rows of :func:`~traceanalyzer.analyzers.common.device_work.device_work`.
+        patterns: see :func:`~traceanalyzer.analyzers.common.device_work.device_work`.
 
     Returns:
-        name, operator (innermost; of a fill of new memory the one that allocates), outer
-        (outermost operator), annotation (innermost, without steps), code (innermost Python frame of
-        own code); null where not recorded.
+        name (null for all communication, all copies, and all :data:`SYNCHRONISATION`), work_kind,
+        ns (of compute the duration, of other work the exposed time, of synchronising calls the time
+        until the next work starts) and the columns of :func:`~.host_code.common_places`.
     """
-    length = (work["end"] - work["start"]).alias("length")
+    work, running = device_work(trace, patterns), runs(trace, patterns)
     launch = nesting.row_numbers(launch_rows(trace, work), "launch")
-    kernels = work[["name", "work_kind"]].hstack([length, launch])
-    kernels = kernels.filter(pl.col("work_kind").is_in([COMPUTE, COMMUNICATION])).drop_nulls("name")
+    kind, hidden = pl.col("work_kind").cast(pl.String), pl.lit(0)
+    for of, runs_of_others in ((COMMUNICATION, running.by_kind[0]), (MEMORY, running.kernels)):
+        overlap = intervals.overlap_with(work, runs_of_others, DEVICE)["overlap"]
+        hidden = pl.when(kind == of).then(overlap).otherwise(hidden)
+    exposed = pl.col("end") - pl.col("start") - hidden
+    each = work.select(pl.col("name").cast(pl.String), kind, ns=exposed).hstack([launch])
+    named_work = each.filter(kind != MEMORY).drop_nulls("name")
+    of_kinds = each.filter(kind != COMPUTE).with_columns(name=pl.lit(None, pl.String))
+    each = pl.concat([named_work, of_kinds, _synchronising(trace, work["start"])])
+    each = each.filter(pl.col("ns") > 0)
     keys = ["name", "work_kind"]
-    sums = kernels.group_by(keys).agg(pl.col("length").sum())
-    whole = pl.col("length").sum().over("work_kind")
-    heavy = sums.filter(pl.col("length") >= _LEAST_FRAC * whole)[keys]
-    calls = kernels.join(heavy, on=keys)
-    longest = calls.sort("length", "launch", descending=[True, False], nulls_last=True)
-    first, middle = pl.col("launch").first(), pl.col("launch").get(pl.len() // 2)
-    call = pl.when(pl.col("work_kind").first() == COMPUTE).then(first).otherwise(middle)
-    known = longest.drop_nulls("launch").group_by(keys).agg(call)
-    launched = heavy.join(known, on=keys, how="left").sort("name").select("name", "launch")
-    at = trace.events[["pid", "tid", "ts"]][launched["launch"]]
-    rows = launched.hstack(_around(trace, at))
+    sums = each.group_by(keys).agg(total=pl.col("ns").sum(), n=pl.col("launch").count())
+    whole = pl.col("total").sum().over("work_kind", pl.col("name").is_null())
+    sums = sums.filter(pl.col("total") >= _LEAST_FRAC * whole).sort(keys).with_row_index("group")
+    calls = each.drop_nulls("launch").join(sums, on=keys, nulls_equal=True, maintain_order="left")
+    part = pl.int_range(pl.len()).over("group") * _MOST_CALLS // pl.col("n")
+    calls = calls.filter((part != part.shift(1).over("group")).fill_null(value=True))
+    at = calls["group", "ns"].hstack(trace.events["pid", "tid", "ts"][calls["launch"]])
+    around = host_code.common_places(trace, at)
+    rows = sums.join(around, on="group", how="left", maintain_order="left").rename({"total": "ns"})
     return rows.select(pl.col(name).cast(dtype) for name, dtype in SCHEMA.items())
 
 
-def _around(trace: Trace, at: pl.DataFrame) -> list[pl.Series]:
-    """Return operator, outer, annotation and code around each of a few moments of threads."""
-    end = pl.col("ts") + pl.col("dur")
-    inside = [(pl.col("ts") <= ts) & (end > ts) for ts in at["ts"].drop_nulls()]
-    is_around = pl.any_horizontal(pl.lit(value=False), *inside)
-    near = replace(trace, events=trace.events.filter(is_around & pl.col("tid").is_not_null()))
-    around = host_code.places_of(near)
-    others = around.operators.filter(pl.col("name") != _FILL)
-    outside = replace(around, operators=others).operator(at).cast(pl.String)
-    allocates = outside.set(~outside.str.contains(_ALLOCATES).fill_null(value=False), None)
-    columns = {
-        "operator": pl.select(pl.coalesce(allocates, around.operator(at))).to_series(),
-        "outer": around.outer_operator(at),
-        "annotation": around.annotation(at),
-        "code": host_code.python_frames(near, at),
-    }
-    return [values.alias(name) for name, values in columns.items()]
+def _synchronising(trace: Trace, starts: pl.Series) -> pl.DataFrame:
+    """Return the calls that wait for a device, and the time from their end to the next work."""
+    end = (pl.col("ts") + pl.col("dur")).alias("end")
+    calls = trace.events.select(end, "name").with_row_index("launch")
+    calls = calls.filter(named(calls, SYNCHRONISING_CALLS)).drop_nulls("end").sort("end")
+    following = pl.DataFrame({"next": starts.sort()})
+    rows = calls.join_asof(following, left_on="end", right_on="next", strategy="forward")
+    kind, name = pl.lit(SYNCHRONISATION).alias("work_kind"), pl.lit(None, pl.String).alias("name")
+    return rows.select(name, kind, (pl.col("next") - pl.col("end")).alias("ns"), "launch")
 
 
 #: Columns to group by for each ``By``, the outer ones first.
@@ -210,7 +219,7 @@ def measure_for_diagnosis(trace: Trace, options: Options) -> Part:
     by_step = _kernels_of_steps(trace, work, saved, counted)
     has_operators = bool((trace.events["kind"] == "cpu_op").any())
     return replace(
-        part, by_step=by_step, training=of_purpose, heavy=places(trace, work),
+        part, by_step=by_step, training=of_purpose, heavy=places(trace, options.comm_patterns),
         has_operators=has_operators,
     )  # fmt: skip
 
@@ -468,13 +477,13 @@ def _training(parts: Sequence[Part]) -> pl.DataFrame | None:
 
 
 def _heavy(parts: Sequence[Part], labels: Mapping[str, str]) -> pl.DataFrame | None:
-    """Return where the kernels with most time are launched, of the first part that has them."""
-    frames = [
-        part.heavy for part in sorted(parts, key=lambda part: part.path) if part.heavy is not None
-    ]
+    """Return where the kernels with most time are launched, in the part with most of it."""
+    ordered = sorted(parts, key=lambda part: part.path)
+    frames = [part.heavy for part in ordered if part.heavy is not None]
     if not frames:
         return None
-    rows = pl.concat(frames).unique("name", keep="first", maintain_order=True)
+    rows = pl.concat(frames).sort("ns", descending=True, maintain_order=True)
+    rows = rows.unique(["name", "work_kind"], keep="first", maintain_order=True)
     return rows.with_columns(
         mapped(rows["name"], lambda name: labels.get(name, name)).alias("kernel")
     )

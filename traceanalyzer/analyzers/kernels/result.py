@@ -9,7 +9,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.common import replays
 from traceanalyzer.analyzers.common.columns import largest_first
-from traceanalyzer.analyzers.common.device_work import COMMUNICATION
+from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE
 from traceanalyzer.analyzers.common.display import (
     bars,
     count_devices,
@@ -139,9 +139,10 @@ class Kernels(Result):
             rows.group_by(keys).agg(pl.col("n", "total_ns").sum()), "total_ns", *keys
         )
 
-    def place(self, kernel: str) -> Mapping[str, Any]:
-        """Return the row of a kernel in ``heavy``; empty if it has none."""
-        rows = None if self.heavy is None else self.heavy.filter(pl.col("kernel") == kernel)
+    def place(self, kernel: str | None, work_kind: str = COMPUTE) -> Mapping[str, Any]:
+        """Return the row of a kernel (None: of all work of a kind) in ``heavy``; or nothing."""
+        is_this = pl.col("kernel").eq_missing(kernel) & (pl.col("work_kind") == work_kind)
+        rows = None if self.heavy is None else self.heavy.filter(is_this)
         return {} if rows is None or rows.is_empty() else rows.row(0, named=True)
 
 

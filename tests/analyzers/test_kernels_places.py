@@ -1,0 +1,62 @@
+"""The function that most launches of exposed work have in common is named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from comm_traces import MS, US, device, host, step, trace
+
+from traceanalyzer.findings.busy import called_in
+from traceanalyzer.findings.rule import Answers
+from traceanalyzer.run.loop import examine
+
+COPY, GATHER, SYNC = "gpu_memcpy", "ncclDevKernel_AllGather_RING_LL", "cudaStreamSynchronize"
+WEIGHTS, INPUT = "accelerate/utils/modeling.py(310): set_weights", "run.py(9): feed"
+
+
+def _steps(work: str, calls: list[tuple[str, str, int]]) -> Iterator[dict[str, Any]]:
+    """Yield steps in which functions, in an annotation, launch work of some length in ms."""
+    for number in range(4):
+        begin = number * 100 * MS
+        yield step(number, begin, 100 * MS)
+        for nth, (outer, inner, ms) in enumerate(calls):
+            at, call = begin + nth * 20 * MS, 10 * number + nth
+            yield host("python_function", outer, at, 19 * MS)
+            yield host("user_annotation", "nccl:gather", at, 19 * MS)
+            yield host("python_function", inner, at, 18 * MS)
+            yield host("python_function", "torch/_ops.py(1158): __call__", at, 17 * MS)
+            yield host("cuda_runtime", "cudaLaunchKernel", at, US, correlation=call)
+            if work == SYNC:
+                yield host("cuda_runtime", SYNC, at + US, 3 * US)
+                yield device("gemm", at + 4 * US + ms * MS, US, correlation=call)
+            elif work == COPY:
+                copy = device("Memcpy HtoD (Pageable -> Device)", at, ms * MS, correlation=call)
+                yield copy | {"kind": COPY}
+            else:
+                yield device(work, at, ms * MS, correlation=call)
+        yield device("gemm", begin + 90 * MS, 5 * MS)
+
+
+@pytest.mark.parametrize(
+    ("work", "kind"), [(COPY, "memory"), (GATHER, "communication"), (SYNC, "synchronisation")]
+)
+def test_function_around_most_of_the_cost_is_named(work: str, kind: str) -> None:
+    own = "flux.py(480): block"
+    mostly = [(own, WEIGHTS, 9), (own, WEIGHTS, 9), (own, "torch/_tensor.py(9): to", 2)]
+    for calls, place in (
+        (mostly, " in set_weights (accelerate/utils/modeling.py:310), block (flux.py:480)"),
+        ([*mostly, ("main.py(1): main", INPUT, 12)], ""),
+        ([(own, INPUT, 9), (INPUT, INPUT, 9), (own, WEIGHTS, 2)], " in feed (run.py:9)"),
+    ):
+        results = examine([trace(_steps(work, calls))], ["kernels"], use="findings").results
+        assert called_in(Answers(results).place(kind)) == place
+
+
+def test_what_runs_for_most_of_the_recording_is_no_place() -> None:
+    rows = [host("python_function", "train.py(1): main", 0, 400 * MS), *_steps(COPY, [
+        ("a.py(1): one", "b.py(1): first", 9), ("a.py(2): two", "b.py(2): second", 9),
+    ])]  # fmt: skip
+    results = examine([trace(rows)], ["kernels"], use="findings").results
+    assert called_in(Answers(results).place("memory")) == ""
