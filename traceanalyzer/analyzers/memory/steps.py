@@ -264,8 +264,8 @@ def _lows(history: ledger.Ledger) -> Ints:
             lows.append(low)
             rises, top = True, size
     lows += [] if rises else [low]
-    at = np.array(lows if len(lows) >= _MIN_REPEATS else [], np.int64)
-    starts = pl.col("start")
-    inside = history.allocations.filter(starts > at[:1].sum(), starts <= at[-1:].sum())
+    if len(lows) < _MIN_REPEATS:
+        return np.array([], np.int64)
+    inside = history.allocations.filter(pl.col("start").is_between(lows[0] + 1, lows[-1]))
     largest = int(inside["bytes"].max() or 0)  # type: ignore[arg-type]
-    return at if largest * _MANY <= fall else at[:0]
+    return np.array(lows if largest * _MANY <= fall else [], np.int64)
