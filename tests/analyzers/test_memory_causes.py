@@ -104,6 +104,21 @@ def test_steps_end_at_lows_of_live_memory(leak: int, tmp_path: Path) -> None:
     assert [one.cost_bytes for one in found] == [9 * leak * 4 * MIB] * (leak > 0)
 
 
+@pytest.mark.parametrize("caller", ["validate", "run_validation", "train_epoch"])
+def test_activations_of_an_evaluation_need_no_gradients(caller: str, tmp_path: Path) -> None:
+    snapshot = Snapshot()
+    for block in range(50):
+        stack = (MAIN, (caller, "/home/ada/engine.py", 31), CALL, FORWARD)
+        snapshot.alloc(BASE + block * 4 * MIB, 4 * MIB, *stack)
+    snapshot.note("oom", 0, 80 * MIB, MAIN, device_free=4 * MIB)
+    path = snapshot.hold(BASE, 200 * MIB, *((n * 4 * MIB, 4 * MIB) for n in range(50)))
+    (one,) = ta.diagnose(path.write(tmp_path / "x.pickle")).diagnosis
+    assert one.id == "out-of-memory"
+    is_kept = caller != "train_epoch"
+    assert ("no_grad" in one.advice) == is_kept
+    assert any(caller in text for text in one.evidence) == is_kept
+
+
 @pytest.mark.parametrize("snapshot", [training(8, leak=0), serving(10, leak=0)])
 def test_no_growth_without_leak(snapshot: Snapshot, tmp_path: Path) -> None:
     path = snapshot.write(tmp_path / "x.pickle")

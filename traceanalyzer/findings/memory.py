@@ -9,7 +9,7 @@ from traceanalyzer.analyzers.common import display
 from traceanalyzer.analyzers.memory.attribution import frame_text
 from traceanalyzer.analyzers.memory.growth import GROWTH_ADVICE, MemoryGrowth
 from traceanalyzer.analyzers.memory.oom import MemoryErrors, located
-from traceanalyzer.analyzers.memory.oom_causes import FRAGMENTATION, is_growth
+from traceanalyzer.analyzers.memory.oom_causes import DEMAND, FRAGMENTATION, is_growth
 from traceanalyzer.analyzers.memory.result import Memory
 from traceanalyzer.findings.rule import Answers, Measured, Rule, rule
 from traceanalyzer.units import format_bytes, format_count, format_frac
@@ -27,10 +27,10 @@ _OF_LEAK = ("out-of-memory", "memory-growth")
     "errors of one cause",
     {"critical": 1},
     counts=True,
-    uses=("memory_growth",),
+    uses=("memory_growth", "memory"),
 )
 def _out_of_memory(result: MemoryErrors, answers: Answers) -> Iterator[Measured]:
-    leak = _leak_that_filled(answers)
+    leak, evaluated = _leak_that_filled(answers), _evaluated(answers)
     for (cause, advice), firsts in _first_errors(result).group_by(
         "cause", "advice", maintain_order=True
     ):
@@ -47,12 +47,43 @@ def _out_of_memory(result: MemoryErrors, answers: Answers) -> Iterator[Measured]
             f"out of memory{why}{many}.",
             evidence=(
                 f"{format_bytes(first['allocated_bytes'])} were allocated{located(first)}.",
+                *evaluated,
                 *(f"{format_count(n, 'later error')}: {other}." for other, n in others.rows()),
             ),
-            advice=_capital(advice),
+            advice=_NO_GRAD if evaluated and cause == DEMAND else _capital(advice),
             cost_bytes=asked,
             explained=_explained("memory-growth" if leak else _BY_CAUSE.get(str(cause))),
         )
+
+
+#: Functions that need no gradients, in a stack of frames.
+_EVALUATES = r"(?i)(?:^|;)((?:\w+_)?(?:eval|valid|infer|predict)\w* \([^;]*\))"
+#: Least share of live memory for a sentence.
+_MUCH_LIVE = 0.3
+_NO_GRAD = (
+    "Evaluate under torch.no_grad() or torch.inference_mode(): otherwise each batch keeps its "
+    "activations for a backward pass, as long as its loss or outputs are kept. With it already, "
+    "move outputs to the host batch by batch, or use smaller batches."
+)
+
+
+def _evaluated(answers: Answers) -> tuple[str, ...]:
+    """Return a sentence on activations of an evaluation, if much of the live memory is of it."""
+    memory = answers.get("memory")
+    if not isinstance(memory, Memory):
+        return ()
+    live = memory.alive.filter(category="activations").with_columns(
+        at=pl.col("stack").str.extract(_EVALUATES)
+    )
+    sums = live.drop_nulls("at").group_by("at").agg(pl.col("live_bytes", "n").sum())
+    rows = sums.sort("live_bytes", "at", descending=[True, False]).head(1)
+    whole = int(memory.alive["live_bytes"].sum())
+    return tuple(
+        f"{format_bytes(size)} of activations ({format_frac(size / whole)} of live memory, "
+        f"{format_count(n, 'block')}) were allocated in {at}."
+        for at, size, n in rows.rows()
+        if size >= _MUCH_LIVE * whole
+    )
 
 
 def _first_errors(result: MemoryErrors) -> pl.DataFrame:
