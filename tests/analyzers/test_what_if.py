@@ -324,6 +324,26 @@ def test_short_work_waits_for_work_of_another_stream() -> None:
     assert result.changes["gain_ns"][0] == pytest.approx(6 * MS, rel=0.01)
 
 
+@pytest.mark.parametrize(("late", "gain"), [(-10 * US, 3 * MS), (-2 * MS, 0)])
+def test_a_host_that_goes_on_at_the_end_of_a_transfer_waited_for_it(late: int, gain: int) -> None:
+    """Nothing was recorded that it waits for; otherwise it takes its time without the transfer."""
+    events = []
+    for number in range(STEPS):
+        at = number * 10 * MS
+        events.append(step(number, at, 10 * MS))
+        for name, start, ns, launch in (
+            (GEMM, at + 10 * US, 6 * MS, at),
+            (ALL_REDUCE, at + 6 * MS + 10 * US, 3 * MS, at + 20 * US),
+            ("copy_kernel", at + 9 * MS + 11 * US, 100 * US, at + 9 * MS + 11 * US + late),
+        ):
+            ids = {"correlation": len(events)}
+            events += [
+                host("cuda_runtime", "cudaLaunchKernel", launch, 3 * US, **ids),
+                device(name, start, ns, **ids),
+            ]
+    assert gain_ns(trace(events), free="communication") == pytest.approx(gain, abs=MS / 10)
+
+
 def test_small_copies_that_the_host_waits_for() -> None:
     """50 copies of 10 us for which the host waits 20 us each, and one of 2 ms."""
     events, at = [], 0

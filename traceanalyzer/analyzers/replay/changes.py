@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,8 @@ _CALLS = {MEMORY_CALLS: ("allocate", "memory"), GRAPHS: ("graph",), MODULES: ("m
 _TAIL_NS = 1_000_000
 #: Kernels of a rank that take at least this share of the time of those of the others are the same.
 _SAME_FRAC = 0.9
+#: A call that begins so shortly before or after the end of a transfer may have waited for it.
+_AT_END_NS = 20_000
 #: A rank in the name of a process group, which comes from the file.
 RANK = re.compile(r"\b\d{1,9}\b")
 
@@ -112,6 +115,10 @@ def changed(job: Job, change: Change) -> list[Weights]:
             _faster(one, program, pattern, factor)
             for one, program in zip(weights, job.programs, strict=True)
         ]
+    if COMMUNICATION in change.free and not any(one.on_host for one in job.programs):
+        calls, work = job.timed
+        waiting = _without_waits(engine.joined(weights), calls, _exposed(work))
+        weights = waiting.of_each(job.first_call, job.first_row)
     if change.typical_ranks:
         weights = _typical(job, weights, set(change.typical_ranks), of_all=change.of_all)
     if change.equal_stages:
@@ -272,7 +279,8 @@ def without_time(
         job: the programs of all ranks.
         weights: the times to change.
         lost: rank, device, start_ns, end_ns on the clock of each file.
-        with_host: whether the host did what cost the time; otherwise its times remain.
+        with_host: whether the host did what cost the time; otherwise its times remain, see
+            :func:`_without_waits`.
     """
     ranks = pl.DataFrame(
         {"program": range(len(weights)), "rank": [program.rank for program in job.programs]},
@@ -283,8 +291,33 @@ def without_time(
     whole = engine.joined(weights)
     less = _without_time(whole, *job.timed, mine)
     if not with_host:
-        less = replace(whole, duration=less.duration, transfer=less.transfer)
+        whole = replace(whole, duration=less.duration, transfer=less.transfer)
+        less = _without_waits(whole, job.timed[0], mine)
     return less.of_each(job.first_call, job.first_row)
+
+
+def _without_waits(weights: Weights, calls: pl.DataFrame, mine: pl.DataFrame) -> Weights:
+    """Return the times if the host waited in lost time: it goes on when the lost time ends.
+
+    It was not recorded that it waits, but nothing else was, and a call begins at that end.
+    """
+    ends = mine.select("program", "end").unique().sort("end")
+    rows = calls.select("program", "start", call=pl.int_range(pl.len())).sort("start")
+    at_end = rows.join_asof(
+        ends, left_on="start", right_on="end", by="program", strategy="nearest",
+        tolerance=_AT_END_NS, check_sortedness=False,
+    ).drop_nulls("end")["call"].to_numpy()  # fmt: skip
+    waits = np.zeros(weights.code.size, np.bool_)
+    waits[at_end] = True
+    code = np.where(waits, weights.code * _left(calls, "start", weights.before, mine), weights.code)
+    return replace(weights, code=code)
+
+
+def _exposed(work: pl.DataFrame) -> pl.DataFrame:
+    """Return when nothing but communication runs: program, device, start, end."""
+    by, is_transfer = ["program", "device"], pl.col("work_kind") == COMMUNICATION
+    rows = work.select(*by, "start", "end", "work_kind")
+    return intervals.subtract(rows.filter(is_transfer), rows.filter(~is_transfer), by)
 
 
 def unexplained(calls: pl.DataFrame) -> npt.NDArray[np.bool_]:
@@ -296,20 +329,22 @@ def unexplained(calls: pl.DataFrame) -> npt.NDArray[np.bool_]:
     return (is_sync & (calls["tail_ns"] > _TAIL_NS)).to_numpy()
 
 
+def _left(rows: pl.DataFrame, ends: str, times: Floats, mine: pl.DataFrame) -> Floats:
+    """Return the share of times with these ends that is not in lost time."""
+    by = [name for name in ("program", "device") if name in rows.columns]
+    some = np.flatnonzero(times.round() > 0)
+    spans = rows[[*by, ends]][some].rename({ends: "end"})
+    start = pl.Series("start", spans["end"].to_numpy() - times[some].round().astype(np.int64))
+    within = intervals.overlap_with(spans.hstack([start]), mine, by)["overlap"].to_numpy()
+    share = np.ones(times.size)
+    share[some] -= within / np.maximum(times[some], 1)
+    return share
+
+
 def _without_time(
     weights: Weights, calls: pl.DataFrame, work: pl.DataFrame, mine: pl.DataFrame
 ) -> Weights:
-    def left(rows: pl.DataFrame, ends: str, times: Floats) -> Floats:
-        """Return the share of times with these ends that is not in lost time."""
-        by = [name for name in ("program", "device") if name in rows.columns]
-        some = np.flatnonzero(times.round() > 0)
-        spans = rows[[*by, ends]][some].rename({ends: "end"})
-        start = pl.Series("start", spans["end"].to_numpy() - times[some].round().astype(np.int64))
-        within = intervals.overlap_with(spans.hstack([start]), mine, by)["overlap"].to_numpy()
-        share = np.ones(times.size)
-        share[some] -= within / np.maximum(times[some], 1)
-        return share
-
+    left = partial(_left, mine=mine)
     code = left(calls, "start", weights.before)
     in_call = left(calls, "end", weights.call)
     in_tail = left(calls, "end", weights.tail)
