@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 from comm_traces import MS, US, device, host, step, trace
 
+import traceanalyzer as ta
+from traceanalyzer.analyzers.gpu_idle.activities import Activity, advice_on_host_code
 from traceanalyzer.findings.busy import called_in
+from traceanalyzer.findings.communication import _of_place
 from traceanalyzer.findings.rule import Answers
 from traceanalyzer.run.loop import examine
 
@@ -60,3 +63,40 @@ def test_what_runs_for_most_of_the_recording_is_no_place() -> None:
     ])]  # fmt: skip
     results = examine([trace(rows)], ["kernels"], use="findings").results
     assert called_in(Answers(results).place("memory")) == ""
+
+
+@pytest.mark.parametrize(
+    ("function", "kind", "part"),
+    [
+        ("deepspeed/runtime/zero/stage_1_and_2.py(2020): step", "all_gather", "ZeRO-1"),
+        ("torch/optim/optimizer.py(480): step", "all_reduce", ""),
+        ("megatron/core/fsdp/unit.py(9): unshard", "all_gather", ""),
+        ("torch/nn/utils/clip_grad.py(216): clip_grad_norm_", "all_reduce", "_foreach_norm"),
+    ],
+)
+def test_advice_on_collectives_fits_their_place(function: str, kind: str, part: str) -> None:
+    traced = trace(_steps(GATHER, [(function, function, 9)]))
+    text = _of_place(Answers(examine([traced], ["kernels"], use="findings").results), kind)
+    assert part in text
+    assert bool(text) == bool(part)
+
+
+@pytest.mark.parametrize(
+    ("function", "part"),
+    [
+        ("accelerate/hooks.py(330): pre_forward", "offloaded"),
+        ("vllm/worker/cache_engine.py(101): swap_out", "KV cache"),
+        ("accelerate/utils/operations.py(150): send_to_device", "pin_memory"),
+    ],
+)
+def test_advice_on_copies_fits_their_place(function: str, part: str) -> None:
+    found = ta.diagnose(trace(_steps(COPY, [("loop.py(1): run", function, 15)]))).findings
+    (one,) = (one for one in found if one.id == "exposed-copies")
+    assert part in one.advice
+
+
+def test_lookups_of_compiled_code_are_no_compilation() -> None:
+    one = Activity(place="TorchDynamo Cache Lookup")
+    text = advice_on_host_code(one, code="", pytorch=True, on_host=False)
+    assert "graph_breaks" in text
+    assert "recompiles" not in text

@@ -12,7 +12,14 @@ from comm_traces import ALL_REDUCE, MS, US, device, host, step, trace
 from diagnosing import diagnosis
 
 import traceanalyzer as ta
-from traceanalyzer.findings.kernel_times import LARGER_INPUTS, LONG_CALL, SLOW_GPU, compare
+from traceanalyzer.findings.kernel_times import (
+    LARGER_INPUTS,
+    LONG_CALL,
+    MORE_KERNELS,
+    OTHER_KERNELS,
+    SLOW_GPU,
+    compare,
+)
 from traceanalyzer.trace import Trace
 
 #: Calls of each kernel in a step, and their usual duration.
@@ -49,6 +56,16 @@ def kernels(odd: dict[str, list[float]], key: str = "step") -> pl.DataFrame:
 )  # fmt: skip
 def test_difference_of_a_step(odd: dict[str, list[float]], why: str) -> None:
     difference = compare(kernels(odd), "step", f"s{STEPS - 1}", "in other steps")
+    assert difference is not None
+    assert difference.why == why
+
+
+@pytest.mark.parametrize(("key", "why"), [("rank", OTHER_KERNELS), ("step", MORE_KERNELS)])
+def test_kernel_that_only_one_runs(key: str, why: str) -> None:
+    rows = kernels({}, key)
+    extra = rows.tail(1).with_columns(kernel=pl.lit("sgemm"), total_ns=pl.lit(2 * MS))
+    value = extra[key][0]
+    difference = compare(pl.concat([rows, extra], how="vertical_relaxed"), key, value, "elsewhere")
     assert difference is not None
     assert difference.why == why
 

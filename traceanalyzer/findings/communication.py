@@ -563,8 +563,10 @@ def _exposing(result: Overlap, answers: Answers, *, waits: bool) -> str:
             return _TENSOR_PARALLEL
         if kind == "all_reduce" and _in_layers(answers, comm):
             return _TENSOR_PARALLEL_TRAINING
-        if text := _of_issuer(answers, comm):
+        if text := _of_place(answers, kind) or _of_issuer(answers, comm):
             return text
+        if _in_small_buckets(answers, comm):
+            return _LARGER_BUCKETS
         if small_collectives(comm):
             text = fewer_collectives(comm)
             return f"{text[:1].upper()}{text[1:]}: small messages take as long as larger ones."
@@ -575,6 +577,45 @@ def _exposing(result: Overlap, answers: Answers, *, waits: bool) -> str:
     if not compute or compute >= exposed.filter(~pl.col("waited"))["lost_ns"].sum():
         return text
     return f"{text} Overlap alone gains at most the compute time, {answers.time.text(compute)}."
+
+
+def _of_place(answers: Answers, kind: str) -> str:
+    """Return advice for collectives of a norm or an optimizer step; empty for other places."""
+    place = answers.place(COMMUNICATION)
+    name = str(place.get("called") or place.get("code") or "")
+    if kind == "all_reduce" and re.search(_OF_NORM, name):
+        return _ONE_NORM.format(frame_text(name))
+    return _AFTER_STEP if kind == "all_gather" and re.search(_OF_OPTIMIZER, name) else ""
+
+
+#: Functions that reduce the norm of gradients, and steps of optimizers.
+_OF_NORM = r"clip_grad|grad_norm|total_norm"
+_OF_OPTIMIZER = r"(?i)optim\w*[.#](?:.*\.)?step|(?:optim|zero)[^:]*: step$"
+_ONE_NORM = (
+    "{} reduces norms one by one: compute the norms of all gradients (torch._foreach_norm, "
+    "clip_grad_norm_(foreach=True)), combine those of a rank, and reduce that one number."
+)
+_AFTER_STEP = (
+    "The optimizer gathers the updated parameters after its step (ZeRO-1, ZeRO-2), when nothing is "
+    "left to compute: overlap it with the next forward pass (Megatron --overlap-param-gather), "
+    "gather 16-bit parameters, or use plain data parallelism if the optimizer state fits."
+)
+#: Reductions of gradients of less than this size, and so many in a step, are in small buckets.
+_SMALL_BUCKET, _MANY_BUCKETS = 4 << 20, 32
+_LARGER_BUCKETS = (
+    "Use larger buckets (DDP bucket_cap_mb, 25 MiB by default; FSDP: larger units): reductions of "
+    "so little data take longer for the same bytes, and each needs a launch."
+)
+
+
+def _in_small_buckets(answers: Answers, comm: CommOutliers) -> bool:
+    """Whether many small reductions of gradients take most of the time of communication."""
+    top = comm.groups.head(1)
+    is_small = pl.col("message_bytes") <= _SMALL_BUCKET
+    rows = top.filter(is_small, pl.col("collective").is_in(["all_reduce", "reduce_scatter"]))
+    most = 2 * rows["total_ns"].sum() > comm.groups["total_ns"].sum()
+    each = rows["n"].sum() / max(answers.time.windows.height, 1)
+    return bool(most and answers.program.trains and each >= _MANY_BUCKETS)
 
 
 #: Advice for sends and receives whose partner is not known.

@@ -194,8 +194,35 @@ def _overlappable(copies: pl.DataFrame, sums: Mapping[str, int], answers: Answer
     return int(answers.time.busy["busy_ns"].sum())
 
 
+#: Advice by the functions and operators around nearly all copies.
+_OFFLOADED = (
+    "Weights are copied in each pass because they are offloaded: keep them on the GPU if they fit "
+    "(quantized, or 16-bit), offload whole models rather than layers (enable_model_cpu_offload), "
+    "or copy the next layer from pinned memory on another stream "
+    "(enable_group_offload(use_stream=True))"
+)
+_SWAPPED = (
+    "The engine moves the KV cache of preempted requests: give the cache more memory "
+    "(gpu_memory_utilization, an FP8 cache), or limit the requests at a time (max_num_seqs)"
+)
+_GRAPH_INPUTS = (
+    "CUDA graphs copy inputs that are not static before each replay: mark tensors that stay at "
+    "their address (torch._dynamo.mark_static_address), and let one graph compute what the next "
+    "one reads instead of passing activations between graphs"
+)
+_OF_PLACE = {
+    r"accelerate[/\\]hooks|set_module_tensor_to_device|group_offload": _OFFLOADED,
+    r"swap_(?:blocks|out|in)\b": _SWAPPED,
+    "CUDAGraphTree": _GRAPH_INPUTS,
+}
+
+
 def _copying(copies: pl.DataFrame, sums: Mapping[str, int], total: int, answers: Answers) -> str:
     """Return advice for exposed copies, for each direction with a large part."""
+    place = answers.place(MEMORY)
+    names = " ".join(str(name) for name in place.values() if name)
+    if text := next((text for test, text in _OF_PLACE.items() if re.search(test, names)), ""):
+        return f"{text}; traceanalyzer transfers lists the copies."
     large = _large(sums)
     texts: list[str] = []
     if not large or large - {"DtoD", MEMSET}:

@@ -259,7 +259,12 @@ def _code_of_loading(result: GpuIdle) -> pl.DataFrame:
     """Return the code with the highest self time in data loading, except the loader itself."""
     loader = result.host.loader["name"].implode()
     code = result.host.loader_code.filter(~pl.col("name").is_in(loader)).head(1)
-    return code.filter([wait_of(name) is None for name in code["name"]])
+    waits = pl.col("name").cast(pl.String).str.contains(_READS)
+    return code.filter([wait_of(name) is None for name in code["name"]]).filter(~waits)
+
+
+#: Calls and operators in which the host only waits for a device.
+_READS = r"^aten::(?:item|_local_scalar_dense)$|Synchronize"
 
 
 #: Causes that are setup if they occur only in the first step.

@@ -28,7 +28,7 @@ _OF_PARAMETERS = "(?i)multi_tensor|adam|adagrad|sgd|lamb_|lion_|muon|optimizer"
 _LITTLE = 0.25
 
 SLOW_GPU, MORE_KERNELS, LARGER_INPUTS = "slow GPU", "more kernels", "larger inputs"
-LONG_CALL = "long call"
+LONG_CALL, OTHER_KERNELS = "long call", "other kernels"
 #: Differences in work that a better balance removes.
 UNEQUAL = (MORE_KERNELS, LARGER_INPUTS)
 
@@ -38,6 +38,8 @@ _ADVICE = {
     MORE_KERNELS: "Balance the work: {balance}.",
     LARGER_INPUTS: "Balance the work: inputs of equal size (bucket by sequence length, equal "
     "numbers of tokens), {balance}.",
+    OTHER_KERNELS: "Compare what this rank runs with the other ranks: settings (autocast, TF32, "
+    "attention backend, hooks, logging), environment, versions of libraries, model of the GPU.",
     LONG_CALL: "Check what else used the GPU at that moment (another process, page migrations, a "
     "kernel that waits for the host), and whether another recording has such a call again.",
 }
@@ -58,7 +60,8 @@ class Difference:
     """A difference between kernels.
 
     Attributes:
-        why: :data:`SLOW_GPU`, :data:`MORE_KERNELS`, :data:`LARGER_INPUTS` or :data:`LONG_CALL`.
+        why: :data:`SLOW_GPU`, :data:`MORE_KERNELS`, :data:`OTHER_KERNELS`, :data:`LARGER_INPUTS` or
+            :data:`LONG_CALL`.
         text: the same as a clause with numbers: ``more kernels run than ...``.
     """
 
@@ -67,7 +70,7 @@ class Difference:
 
     def advice(self, program: Program, gpu: str = _IN_STEPS, balance: str = _OF_STEPS) -> str:
         """Return advice for this program, this GPU and this method to balance the work."""
-        if self.why in UNEQUAL and re.search(_OF_EXPERTS, self.text):
+        if self.why in (*UNEQUAL, OTHER_KERNELS) and re.search(_OF_EXPERTS, self.text):
             return _BALANCE_EXPERTS
         return _ADVICE[self.why].format(gpu=gpu, balance=balance, clocks=program.clocks)
 
@@ -108,7 +111,7 @@ def compare(kernels: pl.DataFrame, key: str, value: object, who: str) -> Differe
     if only.height:
         top = only.sort("total_ns", "kernel", descending=[True, False]).row(0, named=True)
         text = f"{top['kernel']} ({format_ns(top['total_ns'])}) does not run {who}"
-        return Difference(MORE_KERNELS, text)
+        return Difference(MORE_KERNELS if key == "step" else OTHER_KERNELS, text)
     count, usual_count = int(counts["n"].sum()), round(counts["usual_n"].sum())
     text = f"more kernels run than {who} ({count:,} instead of {usual_count:,})"
     return Difference(MORE_KERNELS, text)

@@ -20,6 +20,7 @@ from traceanalyzer.findings.device_time import LINK, SLOW, UNEXPLAINED, WORK, De
 from traceanalyzer.findings.kernel_times import (
     LARGER_INPUTS,
     LONG_CALL,
+    OTHER_KERNELS,
     UNEQUAL,
     Difference,
     compare,
@@ -54,7 +55,7 @@ def advice(answers: Answers, rank: int, waits: pl.DataFrame, by_cause: Mapping[s
     if (name := only_code(answers, rank, by_cause)) and not staged:
         return f"Share the work of {name} among all ranks, or run it less often."
     difference = _difference(answers, rank, by_cause)
-    if difference and difference.why in UNEQUAL and staged:
+    if difference and difference.why in (*UNEQUAL, OTHER_KERNELS) and staged:
         return MOVE_LAYERS
     if difference:
         return difference.advice(answers.program, "this GPU", _BALANCE)

@@ -457,6 +457,8 @@ def advice_on_files(place: str) -> str:
     name = frame_text(place)
     if not name or bool(_SAVES.search(name)) == bool(_LOADS.search(name)):
         return ""
+    if "async_save" in name:
+        return _STAGE_FASTER.format(name)
     if _SAVES.search(name):
         return (
             f"Call {name} less often, or save asynchronously "
@@ -465,12 +467,25 @@ def advice_on_files(place: str) -> str:
     return f"Call {name} before the loop, or ahead of its use in a background thread."
 
 
+_STAGE_FASTER = (
+    "{} copies the state to host memory before it returns: keep that memory, pinned, from one "
+    "checkpoint to the next (cache_staged_state_dict, a staging thread), copy fewer bytes per rank "
+    "(sharded state), or save less often."
+)
 #: Host code by its name: compilation, evaluation, collection of garbage.
 _COMPILES = re.compile(r"(?i)_?dynamo|inductor|compil|autotun")
 _EVALUATES = re.compile(r"(?i)(?:^|[^a-z])(?:eval|valid|test)")
 _COLLECTS = re.compile(r"(?i)gc\.collect|garbage|^<built-in function collect>$")
 #: The rest of a function after a graph break of torch.compile.
 _RESUMES = re.compile(r"torch_dynamo_resume_in_(\w+?)_at_[\d*]+")
+#: What finds compiled code for a call, in each step.
+_LOOKS_UP = "TorchDynamo Cache Lookup"
+_FEWER_GUARDS = (
+    f"{_LOOKS_UP} checks the guards before each compiled region, in each call: use fewer and "
+    "larger regions (TORCH_LOGS=graph_breaks prints why they end, torch.compile(fullgraph=True) "
+    "makes it an error), and once no guard fails any more "
+    "torch.compiler.set_stance(skip_guard_eval_unsafe=True)."
+)
 
 
 def _of_compilation(name: str, *, pytorch: bool) -> str:
@@ -484,6 +499,8 @@ def _of_compilation(name: str, *, pytorch: bool) -> str:
             "TORCH_LOGS=graph_breaks prints the reason of each, torch.compile(fullgraph=True) "
             "makes it an error."
         )
+    if _LOOKS_UP in name:
+        return _FEWER_GUARDS
     known = _COMPILES.search(name) or _COLLECTS.search(name) or "empty_cache" in name
     return advice_on_slice(name, pytorch=pytorch) if known else ""
 

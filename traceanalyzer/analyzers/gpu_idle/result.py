@@ -308,7 +308,8 @@ class GpuIdle(Result):
         if cause == causes.DATALOADING and not self.has_loader:
             text = activities.advice_on_data(one, pytorch=program.pytorch)
         if cause == causes.CHECKPOINT_IO:
-            text = activities.advice_on_files(one.frame or one.range or one.place)
+            stages = one.called if "async_save" in one.called else ""
+            text = activities.advice_on_files(stages or one.frame or one.range or one.place)
         if cause == causes.PEER:
             text = self._straggler()
         if cause == causes.LAUNCH:
