@@ -18,7 +18,7 @@ from traceanalyzer.analyzers.gpu_idle import activities, causes
 from traceanalyzer.analyzers.gpu_idle.activities import Activity
 from traceanalyzer.cli.main import status
 from traceanalyzer.findings.judge import RULES
-from traceanalyzer.findings.kernel_times import UNEQUAL, Difference
+from traceanalyzer.findings.kernel_times import LARGER_INPUTS, UNEQUAL, Difference
 from traceanalyzer.findings.program import Program
 from traceanalyzer.render import render
 from traceanalyzer.render.pieces import fixes
@@ -488,3 +488,12 @@ def test_work_of_experts_is_balanced_by_their_router(kernel: str, of_experts: bo
     for why in UNEQUAL:
         advice = Difference(why, f"some kernels take longer, mostly {kernel}").advice(Program())
         assert ("router" in advice) == of_experts
+
+
+def test_unequal_tables_need_another_sharding() -> None:
+    for kernel, of_tables in (
+        ("split_embedding_codegen_forward_unweighted", True),
+        ("gemm", False),
+    ):
+        text = Difference(LARGER_INPUTS, f"mostly {kernel} (2 times as long)").advice(Program())
+        assert ("TorchRec" in text) == of_tables

@@ -46,6 +46,12 @@ _ADVICE = {
 
 #: Kernels of experts, which work on the tokens that a router gives them.
 _OF_EXPERTS = r"(?i)group(?:ed)?_?(?:gemm|problem|mm)|moe|expert"
+#: Kernels of embedding tables (FBGEMM).
+_OF_TABLES = r"split_embedding|embedding_bag"
+_SHARD_TABLES = (
+    "Spread the embedding tables evenly: shard the tables with most lookups by row or column, and "
+    "give the planner of TorchRec their pooling factors (ParameterConstraints)."
+)
 _BALANCE_EXPERTS = (
     "Balance the tokens per expert (auxiliary loss or bias of the router, capacity factor), or "
     "place the experts with most tokens on different ranks."
@@ -72,6 +78,8 @@ class Difference:
         """Return advice for this program, this GPU and this method to balance the work."""
         if self.why in (*UNEQUAL, OTHER_KERNELS) and re.search(_OF_EXPERTS, self.text):
             return _BALANCE_EXPERTS
+        if self.why in UNEQUAL and re.search(_OF_TABLES, self.text):
+            return _SHARD_TABLES
         return _ADVICE[self.why].format(gpu=gpu, balance=balance, clocks=program.clocks)
 
 
