@@ -46,12 +46,12 @@ def _steps(work: str, calls: list[tuple[str, str, int]]) -> Iterator[dict[str, A
     ("work", "kind"), [(COPY, "memory"), (GATHER, "communication"), (SYNC, "synchronisation")]
 )
 def test_function_around_most_of_the_cost_is_named(work: str, kind: str) -> None:
-    own = "flux.py(480): block"
-    mostly = [(own, WEIGHTS, 9), (own, WEIGHTS, 9), (own, "torch/_tensor.py(9): to", 2)]
+    line = "flux.py(480): block"
+    mostly = [(line, WEIGHTS, 9), (line, WEIGHTS, 9), (line, "torch/_tensor.py(9): to", 2)]
     for calls, place in (
         (mostly, " in set_weights (accelerate/utils/modeling.py:310), block (flux.py:480)"),
         ([*mostly, ("main.py(1): main", INPUT, 12)], ""),
-        ([(own, INPUT, 9), (INPUT, INPUT, 9), (own, WEIGHTS, 2)], " in feed (run.py:9)"),
+        ([(line, INPUT, 9), (INPUT, INPUT, 9), (line, WEIGHTS, 2)], " in feed (run.py:9)"),
     ):
         results = examine([trace(_steps(work, calls))], ["kernels"], use="findings").results
         assert called_in(Answers(results).place(kind)) == place

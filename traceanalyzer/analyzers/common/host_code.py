@@ -145,13 +145,13 @@ def common_places(trace: Trace, at: pl.DataFrame) -> pl.DataFrame:
     short = 2 * (pl.col("end") - pl.col("start")) <= recorded
     is_range = (kind.is_in(ANNOTATION_KINDS) | marked) & ~is_step(tree) & short
     is_range &= ~named(tree, [_COLLECTIVE])
-    own = in_own_code(tree["name"])
+    of_user = in_own_code(tree["name"])
     chosen = {
         "operator": (kind == "cpu_op") & ~marked & ~fills,
         "outer": (kind == "cpu_op") & ~marked,
         "annotation": is_range,
-        "own": python & own & short,
-        "called": is_range | (python & ~own & short & ~named(tree, [_NO_LINE, _PASSES_ON])),
+        "own_code": python & of_user & short,
+        "called": is_range | (python & ~of_user & short & ~named(tree, [_NO_LINE, _PASSES_ON])),
     }
     tree = tree.with_columns(**chosen)
     level = at.with_row_index("point").hstack([slice_tree.innermost(at, tree, THREAD).alias("row")])
@@ -165,10 +165,10 @@ def common_places(trace: Trace, at: pl.DataFrame) -> pl.DataFrame:
     for column in chosen:
         found = _common(chain.filter(column), rows, outermost=column == "outer")
         rows = rows.join(found.rename({"name": column, "depth": f"at_{column}"}), "group", "left")
-    below = pl.col("at_called") > pl.col("at_own").fill_null(-1)
+    below = pl.col("at_called") > pl.col("at_own_code").fill_null(-1)
     return rows.select(
         "group", "operator", "outer", "annotation",
-        code="own", called=pl.when(below).then("called"),
+        code="own_code", called=pl.when(below).then("called"),
     )  # fmt: skip
 
 
