@@ -1,25 +1,21 @@
 """Rules for communication: stragglers, slow collectives and links, missing overlap."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import polars as pl
 
-from traceanalyzer.analyzers.comm_outliers.arrivals import CRITICAL_FRAC, WARN_FRAC, WARN_STEPS
-from traceanalyzer.analyzers.comm_outliers.experts import UNEQUAL
 from traceanalyzer.analyzers.comm_outliers.result import (
     SLOW_LINK_FRAC,
     CommOutliers,
     fewer_collectives,
-    passed_on,
     slow_groups,
     slow_links,
     small_collectives,
 )
 from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION
-from traceanalyzer.analyzers.common.display import at_start
 from traceanalyzer.analyzers.common.names import frame_text
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.kernels.training import GRADIENTS, REPEATED as PURPOSE_REPEATED
@@ -27,28 +23,23 @@ from traceanalyzer.analyzers.overlap.result import Overlap, advice, why_exposed
 from traceanalyzer.findings import straggling
 from traceanalyzer.findings.busy import called_in
 from traceanalyzer.findings.device_time import (
-    BUBBLE,
     DEVICE,
     EXPOSED,
     LINK,
     OUTLIER,
     REPEATED,
     SLOW,
-    WORK,
-    DeviceTime,
     intervals_of,
     only_rank,
 )
 from traceanalyzer.findings.rule import (
-    MUCH_LEFT,
-    RULE_OF,
     Answers,
     Measured,
     Rule,
     explained_by,
     rule,
 )
-from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns, format_ranges
+from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns
 
 #: Maximum number of items in a list.
 _NAMED = 3
@@ -60,252 +51,6 @@ _MORE_FILES = (
 
 @rule(
     "comm_outliers",
-    "a rank that arrives late at collectives, so that the other ranks wait",
-    "exposed wait time of the other ranks for it as a share of their step time (of the recorded "
-    "time if no steps are marked)",
-    {"warning": WARN_FRAC, "critical": CRITICAL_FRAC},
-    uses=("gpu_idle", "kernels", "steps"),
-    compares_ranks=True,
-)
-def _straggler(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
-    time = answers.time
-    alike = straggling.slow_stages(answers)
-    for stage, ranks in alike.items():
-        yield from _measure_stage(time, stage, ranks)
-    of_stages = [rank for ranks in alike.values() for rank in ranks]
-    waits = time.losses.filter("waited", ~pl.col("root_rank").is_in(of_stages))
-    by_rank = waits.group_by(rank="root_rank").agg(pl.col("lost_ns").sum())
-    for rank, total in largest_first(by_rank, "lost_ns", "rank").head(_NAMED).iter_rows():
-        if straggling.is_steady(time, rank):
-            yield _measure_straggler(result, answers, rank, total)
-
-
-def _measure_stage(time: DeviceTime, stage: int, ranks: Sequence[int]) -> Iterator[Measured]:
-    """Yield the wait time for a stage of which all ranks work longer than those of other stages."""
-    of_stage = pl.col("rank").is_in(ranks)
-    waits = time.losses.filter("waited", ~of_stage, pl.col("root_rank").is_in(ranks))
-    total = int(waits["lost_ns"].sum())
-    others = time.windows.filter(~of_stage)
-    others_ns = int(others.select((pl.col("end") - pl.col("start")).sum()).item())
-    if not total or not others_ns:
-        return
-    busy = time.busy
-    times = busy.filter(of_stage)["busy_ns"].mean() / busy.filter(~of_stage)["busy_ns"].median()  # type: ignore[operator]
-    share = total / others_ns
-    yield Measured(
-        size=share,
-        title=f"Pipeline stage {stage} (ranks {format_ranges(ranks)}) works {times:.2f} times as "
-        f"long as the others: they wait {format_ns(total)} in total "
-        f"({format_frac(share)} of their {time.of.removeprefix('the ')}).",
-        advice=straggling.MOVE_LAYERS,
-        total_ns=round(share * time.whole_ns),
-        step=time.only_step(waits),
-        intervals=intervals_of(waits),
-        ranks=tuple(ranks),
-    )
-
-
-def _measure_straggler(result: CommOutliers, answers: Answers, rank: int, total: int) -> Measured:
-    time = answers.time
-    waits = time.waits_for(rank)
-    by_cause = dict(waits.group_by("cause").agg(pl.col("lost_ns").sum()).iter_rows())
-    length = (pl.col("end") - pl.col("start")).sum()
-    others_ns = max(time.windows.filter(pl.col("rank") != rank).select(length).item(), 1)
-    share = total / others_ns
-    explained = explained_by(waits.filter(pl.col("cause").is_in(list(RULE_OF))), total)
-    left = 1 - sum(explained.values())
-    in_slow_steps = straggling.share_in_slow_steps(answers, rank, waits)
-    of_experts = _of_experts(result, waits)
-    # a straggler works longer by as much as each other rank waits; tokens must go to some rank
-    work = by_cause.get(WORK, 0) * (1 - sum(of_experts.values()))
-    longer = work * (time.whole_ns / others_ns - 1)
-    row = result.ranks.filter(pl.col("rank") == rank).row(0, named=True)
-    reason, label = straggling.reason(answers, rank, by_cause), result.rank_label(rank)
-    if (stage := straggling.stage_of(answers, rank)) is not None:
-        label += f" (pipeline stage {stage})"
-    spread = result.spread()
-    mean = "on average " if result.ranks.height > 2 else ""
-    wait = f"{mean}{format_frac(share)} of their {time.of.removeprefix('the ')}"
-    size = share if left < MUCH_LEFT else share * left
-    cause = f" Cause: {reason}." if reason else ""
-    return Measured(
-        size=size,
-        title=f"{at_start(label)} is a straggler: the other ranks wait {format_ns(total)} in total "
-        f"({wait}).{cause}",
-        evidence=(
-            *straggling.why(by_cause),
-            *_all_waits(time, row, total),
-            *_arrivals(result, row),
-            *([spread] if rank == result.ranks["rank"][0] and spread else []),
-        ),
-        advice=straggling.advice(answers, rank, waits, by_cause),
-        total_ns=round(total * size / share + longer),
-        confidence="high"
-        if row["straggler_steps"] >= WARN_STEPS or not time.in_steps
-        else straggling.confidence_of_one_step(answers, rank, by_cause),
-        rank=rank,
-        ranks=(rank,) if straggling.keeps_its_work(answers, rank, by_cause) else (),
-        step=time.only_step(waits),
-        intervals=intervals_of(waits),
-        explained=explained | {"uneven-steps": in_slow_steps} | of_experts,
-    )
-
-
-def _all_waits(time: DeviceTime, row: Mapping[str, Any], total: int) -> Iterator[str]:
-    """Yield the wait time that ``comm-outliers`` counts for a rank, if it is more than the cost."""
-    basis = [*([] if time.on_host else ["without compute"]), *["within steps"] * time.in_steps]
-    if row["imposed_ns"] > (1 + _SAME) * total and basis:
-        yield (
-            f"This is wait time {' and '.join(basis)} (the command comm-outliers counts "
-            f"all of it: {format_ns(row['imposed_ns'])} in total)."
-        )
-
-
-#: Times that differ by less are printed with the same digits.
-_SAME = 0.0005
-
-
-def _arrivals(result: CommOutliers, row: Mapping[str, Any]) -> Iterator[str]:
-    """Yield arrival delays of a straggler, delayed ranks, and its activity during the delay."""
-    last = f"It arrived last at {row['times_last']:,} of {row['matched']:,} collectives"
-    late = result.stragglers().filter(pl.col("rank") == row["rank"])
-    if late.is_empty():
-        yield f"{last}."
-        return
-    if victims := passed_on(late.row(0, named=True)):
-        yield victims
-    worst = result.delayed.worst_of(row["rank"])
-    yield (
-        f"{last}. Largest arrival delay: {format_ns(worst['arrival_delay_ns'])}"
-        f"{_at(worst['step'])}."
-    )
-    sides = [f"{side}: {worst[side]}" for side in ("host", "device") if worst[side] is not None]
-    if sides:
-        yield f"During that delay, {'; '.join(sides)}."
-
-
-@rule(
-    "comm_outliers",
-    "unequal work between ranks: another rank is the straggler in each step",
-    "exposed wait time for ranks with longer or more work as a share of step time (of the recorded "
-    "time if no steps are marked), if no rank is a straggler in most steps",
-    {"info": 0.05, "warning": 0.1, "critical": 0.3},
-    uses=("gpu_idle", "kernels"),
-)
-def _unequal_work(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
-    time = answers.time
-    waits = time.of_cause(WORK)
-    stragglers = [one for one in _straggler.function(result, answers) if one.size >= WARN_FRAC]
-    total = int(waits["lost_ns"].sum())
-    if not total or stragglers:
-        return
-    sums = waits.group_by("step", "root_rank").agg(pl.col("lost_ns").sum())
-    top = largest_first(sums, "lost_ns", "step", "root_rank").head(_NAMED)
-    each = ", ".join(
-        f"rank {rank}{_at(step)} ({format_ns(ns)} in total)" for step, rank, ns in top.iter_rows()
-    )
-    yield Measured(
-        size=time.frac(total),
-        title=f"Unequal work: ranks wait {time.share(total)} for the rank with the most work, "
-        "which changes between steps.",
-        evidence=(f"Most of the wait time is for {each}.",),
-        advice="Balance the work: inputs of equal size (bucket by sequence length, equal numbers "
-        "of tokens per rank), equal numbers of layers or experts.",
-        total_ns=total,
-        confidence="medium",
-        intervals=intervals_of(waits),
-        explained=_of_experts(result, waits),
-    )
-
-
-@rule(
-    "comm_outliers",
-    "experts with unequal numbers of tokens, for which the other ranks wait",
-    "exposed wait time for ranks with longer or more work at all-to-alls whose largest load is at "
-    "least 1.1 times the mean, as a share of step time (or of the recorded time)",
-    {"info": 0.01, "warning": 0.05, "critical": 0.15},
-    uses=("gpu_idle", "kernels"),
-    compares_ranks=True,
-)
-def _expert_imbalance(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
-    time, experts = answers.time, result.experts
-    waits = time.of_cause(WORK).filter(pl.col("collective").str.contains("all_to_all"))
-    total = int(waits["lost_ns"].sum())
-    if experts.main is None or experts.imbalance < UNEQUAL or not total:
-        return
-    rank, most = experts.main
-    of_rank = most / experts.n
-    persistent = f"rank {rank} in {most:,} of {format_count(experts.n, 'all_to_all')}"
-    yield Measured(
-        size=time.frac(total),
-        title=f"Experts have unequal loads: the other ranks wait {time.share(total)} for the rank "
-        f"with the most tokens, {experts.imbalance:.3g} times the mean ({persistent}).",
-        evidence=(
-            *(
-                f"Most tokens: rank {row['rank']}, {row['of_mean']:.3g} times the mean rank."
-                for row in experts.loads.head(1).iter_rows(named=True)
-            ),
-            "The rank with the most tokens is the same all the time: its experts are popular."
-            if of_rank >= _MOSTLY
-            else "The rank with the most tokens changes: the router is uneven for each batch.",
-        ),
-        advice=_PLACE_EXPERTS if of_rank >= _MOSTLY else _BALANCE_ROUTER,
-        total_ns=total,
-        rank=rank if of_rank >= _MOSTLY else None,
-        intervals=intervals_of(waits),
-    )
-
-
-#: From this share of all-to-alls on, one rank has the largest load persistently.
-_MOSTLY = 0.8
-_PLACE_EXPERTS = (
-    "Spread the popular experts over the ranks, or replicate them (EPLB), and raise "
-    "the weight of the load-balancing loss or bias of the router."
-)
-_BALANCE_ROUTER = (
-    "Raise the weight of the load-balancing loss or bias of the router, limit the tokens of an "
-    "expert (capacity factor), or use larger batches, whose loads differ less."
-)
-
-
-def _of_experts(result: CommOutliers, waits: pl.DataFrame) -> dict[str, float]:
-    """Return the share of waits that unequal loads of experts explain."""
-    whole = int(waits["lost_ns"].sum())
-    if not whole or result.experts.imbalance < UNEQUAL:
-        return {}
-    of_work = waits.filter(pl.col("cause") == WORK, pl.col("collective").str.contains("all_to_all"))
-    return {"expert-imbalance": int(of_work["lost_ns"].sum()) / whole}
-
-
-@rule(
-    "comm_outliers",
-    "pipeline stages that wait for each other by their schedule",
-    "exposed wait time in sends, receives and collectives of several stages, at most the bubble of "
-    "a 1F1B schedule, as a share of step time (of the recorded time if no steps are marked)",
-    {"info": 0.1, "warning": 0.15, "critical": 0.3},
-    uses=("gpu_idle",),
-    compares_ranks=True,
-)
-def _pipeline_bubble(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
-    claimed = _claimed(answers, BUBBLE)
-    if claimed is None or result.pipeline is None:
-        return
-    losses, total, size = claimed
-    time = answers.time
-    schedule = result.pipeline.schedule(1 - time.frac(int(time.busy["busy_ns"].sum())))
-    yield Measured(
-        size=size,
-        title=f"Ranks wait {time.share(total)} for the stage before or after.",
-        evidence=tuple(filter(None, [schedule])),
-        advice="Use more micro-batches per step, or a schedule with a smaller bubble "
-        f"({'interleaved 1F1B, ' * (result.pipeline.chunks == 1)}zero bubble).",
-        total_ns=total,
-        intervals=intervals_of(losses),
-    )
-
-
-@rule(
-    "comm_outliers",
     "gradients reduced in every micro-batch instead of once per step",
     "exposed time of the earlier reductions as a share of step time (or of the recorded time)",
     {"info": 0.02, "warning": 0.05, "critical": 0.2},
@@ -313,7 +58,7 @@ def _pipeline_bubble(result: CommOutliers, answers: Answers) -> Iterator[Measure
 )
 def _repeated_reduction(_: CommOutliers, answers: Answers) -> Iterator[Measured]:
     kernels = answers.get("kernels")
-    claimed = _claimed(answers, REPEATED)
+    claimed = straggling.claimed(answers, REPEATED)
     if claimed is None or not isinstance(kernels, Kernels) or kernels.training is None:
         return
     losses, total, size = claimed
@@ -348,7 +93,7 @@ def _slow_collectives(result: CommOutliers, answers: Answers) -> Iterator[Measur
     if slow.is_empty():
         return
     worst = slow.row(0, named=True)
-    if not (claimed := _claimed(answers, SLOW)):
+    if not (claimed := straggling.claimed(answers, SLOW)):
         return
     losses, total, size = claimed
     yield Measured(
@@ -379,7 +124,7 @@ def _collective_outliers(result: CommOutliers, answers: Answers) -> Iterator[Mea
     if outliers.is_empty():
         return
     worst = outliers.row(0, named=True)
-    if not (claimed := _claimed(answers, OUTLIER)):
+    if not (claimed := straggling.claimed(answers, OUTLIER)):
         return
     losses, total, size = claimed
     alone = result.totals.n_ranks == 1
@@ -447,7 +192,7 @@ def _slow_link(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
     sentences = slow_links(result)
     if not sentences:
         return
-    if not (claimed := _claimed(answers, LINK)):
+    if not (claimed := straggling.claimed(answers, LINK)):
         return
     losses, total, size = claimed
     yield Measured(
@@ -748,22 +493,14 @@ def _kinds_of_collectives(answers: Answers) -> Iterator[str]:
         yield f"{format_frac(share)} of all communication is wait time for the last rank."
 
 
-def _claimed(answers: Answers, cause: str) -> tuple[pl.DataFrame, int, float] | None:
-    """Return the losses of a cause, their total in ns, and their share of the time."""
-    time = answers.time
-    losses = time.of_cause(cause)
-    total = int(losses["lost_ns"].sum())
-    return (losses, total, time.frac(total)) if total else None
-
-
 def _with_waits(losses: pl.DataFrame) -> str:
     return ", including wait time of other ranks" if losses["waited"].any() else ""
 
 
 def _worst(row: Mapping[str, Any], took_ns: int, factor: float) -> str:
     return (
-        f"Slowest: {_what(row)}{_at(row['step'])}, {format_ns(took_ns)} ({factor:.3g} times the "
-        "usual)."
+        f"Slowest: {_what(row)}{straggling.at_step(row['step'])}, {format_ns(took_ns)} "
+        f"({factor:.3g} times the usual)."
     )
 
 
@@ -773,12 +510,7 @@ def _what(row: Mapping[str, Any]) -> str:
     return f"{row['collective']}{f' of {format_bytes(size)}' if size else ''}"
 
 
-def _at(step: str | None) -> str:
-    return f" in {step}" if step else ""
-
-
 RULES: tuple[Rule, ...] = (
-    _straggler, _unequal_work, _expert_imbalance,
-    _pipeline_bubble, _repeated_reduction, _slow_collectives,
+    *straggling.RULES, _repeated_reduction, _slow_collectives,
     _collective_outliers, _slow_link, _nearly_full_memory, _exposed_communication,
 )  # fmt: skip
