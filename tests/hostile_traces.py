@@ -183,6 +183,24 @@ def printed(folder: Path) -> Path:
     return path
 
 
+def requests(folder: Path) -> Path:
+    """Write spans of an inference server: services, models, engines and requests are hostile."""
+    path = folder / f"=requests{FILE_POISON}.json"
+    text = (FIXTURES / "requests/spans.json").read_text(encoding="utf-8")
+
+    def bad(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {
+                key: one + POISON if key == "stringValue" else bad(one)
+                for key, one in value.items()
+            }
+        return [bad(one) for one in value] if isinstance(value, list) else value
+
+    lines = [json.dumps(bad(json.loads(line))) for line in text.splitlines()]
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
+
+
 INPUTS: dict[str, Callable[[Path], Path]] = {
     "kineto": kineto,
     "nsys": nsys,
@@ -191,4 +209,5 @@ INPUTS: dict[str, Callable[[Path], Path]] = {
     "dumps": dumps,
     "shapes": shapes,
     "printed": printed,
+    "requests": requests,
 }
