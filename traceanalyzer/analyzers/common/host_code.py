@@ -109,8 +109,8 @@ def python_frames(
 _MOST = 0.8
 #: An operator that fills new memory, and those that allocate it.
 _FILL, _ALLOCATES = "aten::fill_", "^aten::(?:new_)?empty|^aten::resize_"
-#: Annotations of the libraries for collectives.
-_COLLECTIVE = f"^(?:{'|'.join(NCCL_ANNOTATION_PREFIXES)})"
+#: Ranges of the collective itself: annotations of the libraries, functions of NCCL.
+_COLLECTIVE = f"^(?:{'|'.join(NCCL_ANNOTATION_PREFIXES)}|(?:nccl|rccl)[A-Z])"
 #: Functions of Python and PyTorch that only pass a call on.
 _PASSES_ON = (
     r"(?:^|[/\\])torch[/\\](?:_\w+|overrides|autograd[/\\]\w+|utils[/\\]_\w+|nn[/\\](?:functional"
