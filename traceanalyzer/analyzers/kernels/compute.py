@@ -79,15 +79,17 @@ def places(trace: Trace, patterns: Sequence[str] = ()) -> pl.DataFrame:
         overlap = intervals.overlap_with(work, runs_of_others, DEVICE)["overlap"]
         hidden = pl.when(kind == of).then(overlap).otherwise(hidden)
     exposed = pl.col("end") - pl.col("start") - hidden
-    each = work.select(pl.col("name").cast(pl.String), kind, ns=exposed).hstack([launch])
+    each = work.select("name", kind, ns=exposed).hstack([launch]).filter(pl.col("ns") > 0)
     named_work = each.filter(kind != MEMORY).drop_nulls("name")
-    of_kinds = each.filter(kind != COMPUTE).with_columns(name=pl.lit(None, pl.String))
-    each = pl.concat([named_work, of_kinds, _synchronising(trace, work["start"])])
-    each = each.filter(pl.col("ns") > 0)
-    keys = ["name", "work_kind"]
+    no_name = pl.lit(None, each.schema["name"]).alias("name")
+    of_kinds = each.filter(kind != COMPUTE).with_columns(no_name)
+    waits = _synchronising(trace, work["start"]).select(no_name, "work_kind", "ns", "launch")
+    each = pl.concat([named_work, of_kinds, waits.filter(pl.col("ns") > 0)])
+    keys = ["name", "work_kind"]  # names of kernels as text would take most of the memory
     sums = each.group_by(keys).agg(total=pl.col("ns").sum(), n=pl.col("launch").count())
     whole = pl.col("total").sum().over("work_kind", pl.col("name").is_null())
-    sums = sums.filter(pl.col("total") >= _LEAST_FRAC * whole).sort(keys).with_row_index("group")
+    sums = sums.filter(pl.col("total") >= _LEAST_FRAC * whole)
+    sums = sums.sort(pl.col("name").cast(pl.String), "work_kind").with_row_index("group")
     calls = each.drop_nulls("launch").join(sums, on=keys, nulls_equal=True, maintain_order="left")
     part = pl.int_range(pl.len()).over("group") * _MOST_CALLS // pl.col("n")
     calls = calls.filter((part != part.shift(1).over("group")).fill_null(value=True))
@@ -104,8 +106,8 @@ def _synchronising(trace: Trace, starts: pl.Series) -> pl.DataFrame:
     calls = calls.filter(named(calls, SYNCHRONISING_CALLS)).drop_nulls("end").sort("end")
     following = pl.DataFrame({"next": starts.sort()})
     rows = calls.join_asof(following, left_on="end", right_on="next", strategy="forward")
-    kind, name = pl.lit(SYNCHRONISATION).alias("work_kind"), pl.lit(None, pl.String).alias("name")
-    return rows.select(name, kind, (pl.col("next") - pl.col("end")).alias("ns"), "launch")
+    kind = pl.lit(SYNCHRONISATION).alias("work_kind")
+    return rows.select(kind, (pl.col("next") - pl.col("end")).alias("ns"), "launch")
 
 
 #: Columns to group by for each ``By``, the outer ones first.
