@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from benchmarks.accuracy.simulator import simulate
 from benchmarks.accuracy.write import write_kineto
 from traceanalyzer.analyzers.replay import changes, engine, follow
 from traceanalyzer.analyzers.replay.program import measure
-from traceanalyzer.analyzers.what_if import ReplayOptions, replay
+from traceanalyzer.analyzers.what_if import Options, ReplayOptions, replay
 from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.trace import Trace
 
@@ -481,6 +481,15 @@ def test_nothing_can_be_replayed_without_launch_calls() -> None:
 def test_changes_that_do_not_exist(change: dict[str, Any]) -> None:
     with pytest.raises(OptionError):
         ta.what_if(training(), **change)
+
+
+def test_every_class_of_time_is_documented() -> None:
+    help_of_free = next(one.metadata for one in fields(Options) if one.name == "free")
+    page = (ROOT / "docs/what-if.md").read_text(encoding="utf-8")
+    for name in changes.CLASSES:
+        assert name in str(help_of_free)
+        assert f"``{name}``" in (ta.what_if.__doc__ or "")
+        assert f"`{name}`" in page
 
 
 def test_numbers_of_thousands_of_digits_in_names_are_names() -> None:

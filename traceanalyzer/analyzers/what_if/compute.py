@@ -647,8 +647,9 @@ def what_if(
     Args:
         inputs: a trace, a file or a folder, or several of them.
         free: ``launches``, ``data-loading``, ``host-code``, ``synchronisation``,
-            ``communication``, ``copies``, ``small-copies``, or a regular expression of kernels or
-            annotations, whose time becomes 0.
+            ``communication``, ``copies``, ``small-copies``, ``memory-management``,
+            ``graph-building``, ``module-loading``, ``api-calls``, or a regular expression of
+            kernels or annotations, whose time becomes 0.
         scale: ``REGEX=FACTOR``: kernels and annotations become faster by the factor.
         typical_rank: ranks that become like the others.
         typical_stage: pipeline stages that become like the others, from 0.
