@@ -1,7 +1,8 @@
 """Step times, their variation, and the parts of slow steps.
 
-``compute`` finds each rank's steps and their parts, and joins ranks and recordings; ``statistics``
-has warm-up detection and statistics; ``result`` has the data, verdict, notes, tables and charts.
+``compute`` finds each rank's steps and their parts, joins ranks and recordings, and has the
+statistics; ``slow_steps`` names what only slow steps have, ``engine`` the phases of an inference
+engine; ``result`` has the data, verdict, notes, tables and charts.
 """
 
 from dataclasses import dataclass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from typing import Unpack
@@ -15,6 +15,7 @@ from traceanalyzer.analyzers.common import clocks, device_steps, device_work, di
 from traceanalyzer.analyzers.common.columns import joined as joined_tables, stacked
 from traceanalyzer.analyzers.common.names import mapped, matching, named
 from traceanalyzer.analyzers.steps import By, Options, engine, result, slow_steps
+from traceanalyzer.analyzers.steps.engine import PHASE
 from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals
@@ -27,7 +28,7 @@ _ON_DEVICE = (*DEVICE_WORK, *LAUNCH_KINDS)
 _UNUSED = ("external_id", "bytes")
 
 #: Names of Composer's slices of the loop around a batch. The loader runs before its batch.
-HOST_PARTS = {
+_HOST_PATTERNS = {
     "dataloader": r"^(?:event/dataloader|dataloader/)",
     "forward": r"^(?:event/)?forward$",
     "backward": r"^(?:event/)?backward$",
@@ -45,9 +46,19 @@ _LONGEST = 60
 #: A time between files that is this many times as long as the longest step is not recorded.
 _PAUSE = 10
 
-
 #: Name of a file of torch.profiler's tensorboard_trace_handler: host and process, time of writing.
 _OF_HANDLER = re.compile(r"(?P<process>.*\.)\d{10,}\.pt\.trace\.json(?:\.gz)?")
+
+#: Labels of parts that grew; communication and copies mean their exposed parts.
+_SHORT = {
+    part: label.removeprefix("exposed ")
+    for part, label in (device_work.PART_NAMES | result.HOST_PARTS).items()
+}
+
+#: Key of a recording.
+RECORDING = ("rank", "path")
+
+_WARM_UP = pl.col("warm_up")
 
 
 def needs(options: Options) -> Needs:
@@ -169,16 +180,16 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
     on = display.places(rows.drop("device"))
     known = rows["compute_ns"].null_count() < rows.height
     within = tuple(device_work.PART_NAMES if known else result.HOST_PARTS)
-    steps = result.judged(rows, within).with_columns(on)
-    ranks = result.ranks(steps)
+    steps = judged(rows, within).with_columns(on)
+    ranks = by_recording(steps)
     exposed = joined_tables(parts, "exposed")
     return Steps(
         steps=steps,
         ranks=ranks.with_columns(display.places(ranks)),
-        common=result.common(steps, within),
+        common=common(steps, within),
         phases=engine.by_phase(steps),
         exposed=exposed,
-        scheduler=engine.by_function(exposed, steps.unique([*result.RECORDING, "number"])),
+        scheduler=engine.by_function(exposed, steps.unique([*RECORDING, "number"])),
         by_kernels=any(part.by_kernels for part in parts),
         by=options.by,
         only_slow=_with_sources(parts, "only_slow"),
@@ -211,15 +222,15 @@ STEPS = Analyzer(
 
 
 def _host_parts(trace: Trace, marks: pl.DataFrame) -> pl.DataFrame:
-    """Return how long each of :data:`HOST_PARTS` ran on the step's thread; null if never."""
+    """Return how long each of :data:`_HOST_PATTERNS` ran on the step's thread; null if never."""
     lane = ["pid", "tid"]
-    if not matching(trace.names, [*HOST_PARTS.values()]):
-        names = (f"{part}_ns" for part in HOST_PARTS)
+    if not matching(trace.names, [*_HOST_PATTERNS.values()]):
+        names = (f"{part}_ns" for part in _HOST_PATTERNS)
         return pl.DataFrame([intervals.nulls(name, pl.Int64, marks.height) for name in names])
     slices = trace.events.select(
         "kind", "name", *lane, start="ts", end=pl.col("ts") + pl.col("dur")
     ).filter(pl.col("kind") == "other", pl.col("end").is_not_null())
-    by_part = {part: slices.filter(named(slices, [name])) for part, name in HOST_PARTS.items()}
+    by_part = {part: slices.filter(named(slices, [name])) for part, name in _HOST_PATTERNS.items()}
     before = pl.coalesce(pl.col("end").shift(1), pl.lit(slices["start"].min(), pl.Int64), "start")
     since = marks.select(*lane, "end", start=pl.min_horizontal("start", before))
     windows = {"dataloader": since, "forward": marks, "backward": marks}
@@ -428,6 +439,134 @@ def _renumbered(rows: pl.DataFrame) -> pl.DataFrame:
     several = pl.col("start").n_unique().over("plain") > 1
     named = pl.when(several).then(again).otherwise("step")
     return plain.with_columns(step=named).drop("plain")
+
+
+# --- statistics --------------------------------------------------------------------------------
+
+
+def judged(steps: pl.DataFrame, parts: Collection[str]) -> pl.DataFrame:
+    """Add ``warm_up`` to the steps, and how they differ from their recording's median.
+
+    Args:
+        steps: see :func:`joined`, with ``phase`` and ``batch``: steps of an inference
+            engine are compared within phase and batch, and are never warm-up.
+        parts: columns of ``steps`` with the parts of its duration.
+
+    Returns:
+        ``steps`` with warm_up; ratio, the duration over the median of the steps without warm-up;
+        and, for steps longer than that, grown, the part that exceeds its median most (compute,
+        communication, copies, idle, forward, backward; exposed parts only), and grown_ns, by how
+        much; null if no parts are known.
+    """
+    each = steps.unique([*RECORDING, "number"], keep="first", maintain_order=True).sort("number")
+    recordings = each.group_by(RECORDING).agg("duration_ns", pl.col("phase").is_not_null().any())
+    leading = [
+        0 if of_engine else device_steps.warm_up(durations)
+        for durations, of_engine in recordings[["duration_ns", "phase"]].iter_rows()
+    ]
+    counts = recordings.select(*RECORDING, _leading=pl.Series(leading, dtype=pl.Int64))
+    marked = steps.join(counts, on=RECORDING, how="left", nulls_equal=True, maintain_order="left")
+    marked = marked.with_columns(warm_up=pl.col("number") < pl.col("_leading")).drop("_leading")
+    usual = pl.col("duration_ns").filter(~_WARM_UP).median().over(*RECORDING, *PHASE)
+    return marked.with_columns(
+        ratio=pl.col("duration_ns") / usual, **_growth(parts, usual, [*RECORDING, *PHASE, "device"])
+    )
+
+
+def _growth(parts: Collection[str], usual: pl.Expr, lane: Sequence[str]) -> dict[str, pl.Expr]:
+    """Return ``grown`` and ``grown_ns``: the part of longer rows that exceeds its median most."""
+    more = {
+        part: pl.col(part) - pl.col(part).filter(~_WARM_UP).median().over(lane) for part in parts
+    }
+    most = pl.max_horizontal(*more.values()) if more else pl.lit(None, pl.Float64)
+    longer = (pl.col("duration_ns") > usual) & (most > 0)
+    which = pl.coalesce(
+        *(pl.when(growth == most).then(pl.lit(_SHORT[part])) for part, growth in more.items()),
+        pl.lit(None, pl.String),
+    )
+    return {
+        "grown": pl.when(longer).then(which),
+        "grown_ns": pl.when(longer).then(most.round().cast(pl.Int64)),
+    }
+
+
+def by_recording(steps: pl.DataFrame) -> pl.DataFrame:
+    """Summarize the steps of each recording, without warm-up.
+
+    Returns:
+        rank, path, steps (their number), warm_up (number of excluded steps); mean_ns, median_ns,
+        std_ns (of the sample, null for a single step), min_ns, max_ns of the durations; cv_frac,
+        std over mean; between_ns, the time between these steps, and between_frac, its share of the
+        time from the first start to the last end.
+    """
+    each = steps.unique([*RECORDING, "number"], keep="first", maintain_order=True)
+    kept = each.filter(~_WARM_UP)
+    length = pl.col("duration_ns")
+    # the time before the first counted step is not between two steps
+    inner = pl.col("before_ns").slice(1).sum()
+    table = kept.group_by(RECORDING, maintain_order=True).agg(
+        steps=pl.len().cast(pl.Int64),
+        mean_ns=length.mean(),
+        median_ns=length.median(),
+        std_ns=length.std(),
+        min_ns=length.min(),
+        max_ns=length.max(),
+        between_ns=inner,
+        _all=length.sum() + inner,
+    )
+    excluded = each.group_by(RECORDING).agg(warm_up=_WARM_UP.sum().cast(pl.Int64))
+    return (
+        table.join(excluded, on=RECORDING, how="left", nulls_equal=True, maintain_order="left")
+        .with_columns(
+            cv_frac=pl.col("std_ns") / pl.col("mean_ns"),
+            between_frac=pl.col("between_ns") / pl.col("_all"),
+        )
+        .drop("_all")
+    )
+
+
+def common(steps: pl.DataFrame, parts: Collection[str]) -> pl.DataFrame:
+    """Summarize the steps that at least two recordings have, without warm-up.
+
+    Args:
+        steps: see :func:`judged`, and ``on``, the label of the rank.
+        parts: columns of ``steps`` with the parts of its duration.
+
+    Returns:
+        One row per step, in their order: step, ranks (their number), duration_ns (the median),
+        slowest (``on`` of the slowest, the first of several), max_ns, spread_ns (max_ns minus the
+        median), spread_frac (of the median); the means of parts over ranks and devices; ratio,
+        duration_ns over the median of all steps, grown and grown_ns as in :func:`judged`.
+    """
+    each = steps.filter(~_WARM_UP)
+    length = pl.col("duration_ns")
+    table = (
+        each.unique([*RECORDING, "number"], keep="first", maintain_order=True)
+        .group_by("step", maintain_order=True)
+        .agg(
+            pl.col("number").min(),
+            pl.col(PHASE).first(),
+            ranks=pl.len().cast(pl.Int64),
+            duration_ns=length.median(),
+            slowest=pl.col("on").get(length.arg_max()),
+            max_ns=length.max(),
+            warm_up=pl.lit(value=False),
+        )
+        .filter(pl.col("ranks") > 1)
+        .sort("number", "step")
+    )
+    means = each.group_by("step").agg(pl.col(parts).mean())
+    usual = length.median().over(PHASE)
+    return (
+        table.join(means, on="step", how="left", maintain_order="left")
+        .with_columns(
+            spread_ns=pl.col("max_ns") - length,
+            spread_frac=(pl.col("max_ns") - length) / length,
+            ratio=length / usual,
+            **_growth(parts, usual, ["warm_up", *PHASE]),
+        )
+        .drop("number", "warm_up", *PHASE)
+    )
 
 
 def steps(
