@@ -2,6 +2,5 @@
 
 Input are one or several :class:`~traceanalyzer.trace.Trace`, output is a
 :class:`~traceanalyzer.result.Result`. Analyzers are pure functions: they do not read files, print,
-draw or change their inputs, and equal inputs give equal bytes. They import only ``frames, trace,
-result, vocabulary, units, errors`` of the package.
+draw or change their inputs, and equal inputs give equal bytes.
 """

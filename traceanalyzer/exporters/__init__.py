@@ -2,8 +2,7 @@
 
 A writer is ``(trace, file) -> None`` and is selected by the output's suffix; a parser of this
 package reads back all formats except databases. Writers handle formats, never paths, options or the
-terminal. They may import ``trace, schema, vocabulary, units, errors`` and ``frames``; the ``api``
-and the ``cli`` import them from here.
+terminal; ``tools`` and ``cli`` select them here.
 """
 
 from collections.abc import Callable

@@ -1,9 +1,9 @@
 """What is wrong, what does it cost, and what helps? Checks of the results of all analyzers.
 
 ``judge`` applies each rule of its ``RULES`` to the result that it checks, and lists effects below
-their causes. The rules are functions in ``communication``, ``copies``, ``idle``, ``busy``,
-``clocks``, ``memory`` and ``work``; they use results, not traces. ``device_time`` assigns each lost
-moment to one cause.
+their causes. The rules are functions in ``communication``, ``straggling``, ``copies``, ``idle``,
+``busy``, ``heavy_kernels``, ``clocks``, ``memory``, ``serving`` and ``work``; they use results, not
+traces. ``device_time`` assigns each lost moment to one cause, ``gains`` replays the run without it.
 """
 
 from __future__ import annotations

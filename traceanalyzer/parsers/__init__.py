@@ -2,6 +2,6 @@
 
 Input: a :class:`~traceanalyzer.parsers.source.Source` of bytes and a Selection of what to keep.
 Output: a :class:`~traceanalyzer.trace.Trace`; lost or odd data is listed in its ``issues``.
-Format quirks are handled here and nowhere else. Imported by ``api`` and ``cli`` only; ``registry``
-finds the parser of a file, ``contract`` defines the parser interface.
+Format quirks are handled here and nowhere else. ``registry`` finds the parser of a file,
+``contract`` defines the parser interface.
 """

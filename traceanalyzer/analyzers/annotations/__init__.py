@@ -1,8 +1,7 @@
 """Host time of annotations, and the device work that is launched in them.
 
-``attribution`` gives each piece of device work to the ranges around its launch call, ``compute``
-measures a rank's ranges and sums ranges of the same name over all ranks, ``result`` has the
-data, verdict, notes, tables and charts.
+``compute`` gives each piece of device work to the ranges around its launch call, and sums ranges of
+the same name over all ranks; ``result`` has the data, verdict, notes, tables and charts.
 """
 
 from collections.abc import Sequence

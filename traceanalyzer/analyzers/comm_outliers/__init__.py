@@ -2,9 +2,10 @@
 
 ``compute`` extracts each rank's collectives (``collectives`` defines which events those are) and
 compares the ranks: ``matching`` joins the events of one collective across ranks, ``arrivals`` has
-arrival times, wait times and stragglers, ``outliers`` the outlying durations. ``context`` has what
-stragglers did and how full devices were. ``result`` has the numbers and the verdict, ``tables``
-the tables and charts, ``notes`` the notes on missing data.
+arrival times, wait times and stragglers, ``chains`` the ranks that caused them, ``outliers`` the
+outlying durations. ``activity`` has what stragglers did and how full devices were, ``pipelines``
+sends and receives, ``experts`` the tokens of all-to-alls, ``inspector`` collectives without times.
+``result`` has the numbers and the verdict, ``tables`` the tables, charts and notes.
 """
 
 from __future__ import annotations

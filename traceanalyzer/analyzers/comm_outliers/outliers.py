@@ -209,7 +209,7 @@ def summarize(instances: pl.DataFrame, spans: Mapping[int, int]) -> pl.DataFrame
     duration during which compute kernels ran on the same device (null without a device). With
     several ranks ``transfer_ns`` is the median transfer time, and ``transfer_busbw_gbps`` the bus
     bandwidth in it. ``link`` is the link between the group's ranks and ``link_gbps`` its peak per
-    direction (:mod:`~.links`); ``link_frac`` is ``transfer_busbw_gbps`` (otherwise ``busbw_gbps``)
+    direction; ``link_frac`` is ``transfer_busbw_gbps`` (otherwise ``busbw_gbps``)
     over the peak, for messages of 16 MiB or more, and for smaller ones with a transfer time of 1 ms
     or more at less than a quarter of 10 Gbit/s (which replaces the peak of an unknown link).
 

@@ -1,8 +1,7 @@
 """Host time of CUDA and HIP runtime and driver calls, and which of them block the host.
 
-``findings`` classifies calls by name and has the findings; ``compute`` measures a rank's calls with
-their copies and memsets and combines all ranks, ``result`` has the data, verdict, notes, tables and
-charts.
+``compute`` measures a rank's calls with their copies and memsets and combines all ranks; ``result``
+classifies calls by name, and has the data, findings, verdict, notes, tables and charts.
 """
 
 from dataclasses import dataclass

@@ -1,9 +1,9 @@
 """Why does a distributed job hang? From the Flight Recorder dumps of its ranks.
 
-``compute`` reads each rank's records and combines them; ``groups`` identifies process groups,
-``matching`` aligns collectives by sequence number and compares the calls of the ranks,
-``point_to_point`` matches sends with receives, ``waiting`` finds what waits for what, and the
-causes at the end; ``texts`` has the sentences and the advice, ``result`` the answer.
+``compute`` reads each rank's records and combines them; ``matching`` identifies process groups,
+aligns collectives by sequence number, compares the calls of the ranks, and matches sends with
+receives; ``waiting`` finds what waits for what, and the causes at the end; ``texts`` has the
+sentences and the advice, ``result`` the answer.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,7 @@
 """Contents of files: format, rank, time, events by kind, communication, dropped events.
 
-``compute`` describes each file, combines all and has the result.
+``compute`` describes each file, combines all and has the result; ``quick`` reads only the beginning
+and the end of a file.
 """
 
 from collections.abc import Iterable

@@ -1,7 +1,8 @@
 """Kernel, copy and memset time by family, name, device, stream, operator or annotation.
 
-``compute`` measures each rank's device work and combines all ranks; ``result`` has the data,
-verdict, notes, tables and charts. Families and short names are in ``analyzers/common``.
+``compute`` measures each rank's device work and combines all ranks, ``training`` divides it by its
+purpose in a step; ``result`` has the data, verdict, notes, tables and charts. Families and short
+names are in ``analyzers/common``.
 """
 
 from collections.abc import Sequence

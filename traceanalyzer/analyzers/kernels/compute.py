@@ -160,7 +160,7 @@ class Part:
         by_step: device, step, name, blocks, n, total_ns, max_ns, fusible_ns of kernels without
             communication and tuning; None if not requested.
         training: rows of :func:`~.training.training`; None if not requested.
-        heavy: rows of :func:`~.heavy.places`; None if not requested.
+        heavy: rows of :func:`places`; None if not requested.
         has_operators: operators were recorded.
     """
 

@@ -80,7 +80,7 @@ class Kernels(Result):
         training: device work by its purpose in training: rank, path and the columns of
             :func:`~.training.training`. None except in a diagnosis or report.
         heavy: where the kernels with most time are launched: ``kernel`` and the columns of
-            :func:`~.heavy.places`. None except in a diagnosis or report.
+            :func:`~.compute.places`. None except in a diagnosis or report.
         has_operators: operators were recorded. False except in a diagnosis or report.
         beginnings: first device work whose launch calls were not read.
     """

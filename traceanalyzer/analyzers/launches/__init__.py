@@ -1,6 +1,6 @@
 """Launch overhead: launch delays, queues, launch-bound stretches, synchronising calls.
 
-``calls`` joins device work to launch calls and measures the queues, ``stretches`` finds
+``calls`` joins device work to launch calls and measures the queues, ``launch_bound`` finds
 launch-bound time and the cost of synchronising calls, ``compute`` measures a rank and combines all
 ranks; ``result`` has the data, verdict, notes, tables and charts.
 """

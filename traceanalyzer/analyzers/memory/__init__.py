@@ -4,7 +4,7 @@ Input are traces of one rank each: memory snapshots, traces with ``[memory]`` in
 allocations of the process. ``ledger`` builds the history and the allocations of each device,
 ``attribution`` finds the code and the category of each allocation, ``rank_memory`` combines both
 for one rank. ``regions`` reconstructs reserved and free memory at a position. The analyzers are in
-``compute`` (memory live at the peak, and the plots), ``oom``, ``growth``, ``diff`` and ``fill``;
+``compute`` (memory live at the peak, and the plots), ``oom``, ``growth``, ``diff`` and ``usage``;
 ``result`` is the result of the first.
 """
 

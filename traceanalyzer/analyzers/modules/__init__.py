@@ -1,8 +1,8 @@
 """Time, memory and FLOPs of each ``nn.Module``, forward and backward.
 
-``sequences`` joins backward nodes to forward operators, ``assignment`` gives each call to a module
-and a phase, ``compute`` sums the calls of a rank and combines the ranks, ``result`` has the data,
-verdict, notes, tables, charts and flame graphs.
+``assignment`` joins backward nodes to forward operators, and gives each call and each kernel of a
+CUDA graph to a module and a phase; ``compute`` sums the calls of a rank and combines the ranks;
+``result`` has the data, verdict, notes, tables, charts and flame graphs.
 """
 
 from collections.abc import Sequence

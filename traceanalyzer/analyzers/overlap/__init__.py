@@ -1,7 +1,8 @@
 """Overlap of communication and compute, and the cost of exposed communication.
 
-``compute`` measures each rank's devices, also over time, and combines all ranks; ``result`` has the
-data, verdict, notes, tables and charts.
+``compute`` measures each rank's devices, also over time, and combines all ranks;
+``reasons`` divides exposed communication by its reason; ``result`` has the data, verdict, notes,
+tables and charts.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """Roofline of kernels from reports of Nsight Compute, and of operators from traces.
 
-``metrics`` has the metrics of ncu and their formulas, ``launches`` the rates of each launch,
-``compute`` reads them, or the operators of ``efficiency``, and combines files, ``texts`` has the
-sentences and the advice on recording, ``result`` the data, tables and charts.
+``metrics`` has the metrics of ncu, their formulas, and the rates of each launch; ``compute`` reads
+them, or the operators of :mod:`~traceanalyzer.analyzers.efficiency`, and combines files; ``result``
+has the data, verdict, notes, tables and charts.
 """
 
 from collections.abc import Sequence

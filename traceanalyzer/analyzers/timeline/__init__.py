@@ -1,7 +1,8 @@
 """The timeline: what each device does at each moment, on one axis for all ranks.
 
-``states`` divides the time of a device, ``detail`` describes its kernels, copies and gaps,
-``compute`` measures each rank and aligns all of them; ``result`` is what is drawn.
+``states`` divides the time of a device and describes its kernels, copies and gaps, ``alignment``
+puts all ranks on one axis, ``compute`` measures each rank and combines them; ``result`` is what is
+drawn. ``summary`` is the short one of a diagnosis, ``overlays`` the rows that ``merge`` adds.
 """
 
 from collections.abc import Sequence

@@ -2,8 +2,8 @@
 
 Writes the metadata as top-level members, then ``traceEvents``, one event per line, with exact times
 in microseconds with three decimals. ``tracks`` assigns rows to tracks, ``events`` formats tables as
-events, ``text`` formats columns as JSON. Read back by ``traceanalyzer.parsers.chrome_trace``, a
-trace of one rank has equal tables; a trace of several ranks is for viewing, with new process ids.
+events. Read back by ``traceanalyzer.parsers.chrome_trace``, a trace of one rank has equal tables; a
+trace of several ranks is for viewing, with new process ids.
 """
 
 from collections.abc import Mapping, Sequence

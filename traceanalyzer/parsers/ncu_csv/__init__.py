@@ -1,7 +1,7 @@
 """Reports of Nsight Compute as CSV (``ncu --csv``), in every layout that ncu writes.
 
-``layout`` finds the header and the columns, ``lines`` separates rows from the other output of the
-program, ``values`` converts numbers and units, ``reader`` builds the table ``metrics``.
+``lines`` separates rows from the other output of the program, finds the header and the columns, and
+converts numbers and units; ``reader`` builds the table ``metrics``.
 """
 
 from traceanalyzer.parsers.contract import Format, Progress, Selection

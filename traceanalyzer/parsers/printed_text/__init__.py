@@ -1,9 +1,9 @@
 """Texts that PyTorch and DeepSpeed print: tables without a timeline, in files or in job logs.
 
 One module reads one form of text, ``reader`` passes the lines to them; ``lines`` removes what
-launchers and loggers write before a line, ``values`` parses numbers with units. Each process of a
-log is read on its own, so that tables of several ranks may be interleaved line by line. Rows become
-the table ``aggregates``.
+launchers and loggers write before a line, and parses numbers with units. Each process of a log is
+read on its own, so that tables of several ranks may be interleaved line by line. Rows become the
+table ``aggregates``.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Recordings of AMD GPUs: RPD files and databases of rocprofv3 (rocpd), both SQLite.
 
-Input: a database file, possibly compressed, opened read-only. Output: a trace. ``reader``
-builds the trace. RPD (``rocpd_op``) and rocprofv3
-(``rocpd_kernel_dispatch``) use the same table prefix for different tables: ``rpd`` reads the first,
-``v3`` the second.
+Input: a database file, possibly compressed, opened read-only. Output: a trace, which ``reader``
+builds. RPD (``rocpd_op``) and rocprofv3 (``rocpd_kernel_dispatch``) use the same table prefix for
+different tables: ``rpd`` reads the first, ``v3`` the second, each to a ``recording``.
 """
 
 from traceanalyzer.parsers.contract import Format, Progress, Selection
