@@ -4,7 +4,6 @@ import os
 import shutil
 import stat
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -167,6 +166,8 @@ def _sources(paths: list[str]) -> Iterator[list[str]]:
     Raises:
         OptionError: there is no input.
     """
+    import tempfile
+
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder, "stdin")
         if STDOUT in paths or (not paths and _piped()):

@@ -5,10 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from difflib import get_close_matches
-from importlib import resources
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
-from zipfile import ZipFile
 
 import click
 
@@ -236,6 +234,9 @@ def demo(folder: str, force: bool) -> None:
     The recording is synthetic: traces of a training on 8 GPUs, in which the data loader of rank 5
     is slow twice, and a memory snapshot. It is part of the package; nothing is downloaded.
     """
+    from importlib import resources
+    from zipfile import ZipFile
+
     import traceanalyzer as ta
 
     run, page = Path(folder, "run"), Path(folder, "report.html")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
-import webbrowser
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +15,6 @@ from traceanalyzer.cli.options import Command, ReadingOptions, reading_here
 from traceanalyzer.cli.progress import progress
 from traceanalyzer.errors import OptionError
 from traceanalyzer.render.text import prose
-from traceanalyzer.tools import view as serving
 
 if TYPE_CHECKING:
     from traceanalyzer import Merged
@@ -155,6 +152,8 @@ def view(
     without the package, the page opens ui.perfetto.dev. PATH may also be one file that merge
     wrote (.pftrace): it is shown as it is.
     """
+    import tempfile
+
     from traceanalyzer.run.find import is_merged
 
     with tempfile.TemporaryDirectory(prefix="traceanalyzer-") as folder:
@@ -183,6 +182,10 @@ def _only(paths: tuple[str, ...]) -> Path:
 def _serve(
     trace: Path, title: str, place: tuple[int, int] | None, port: int, *, opens: bool
 ) -> None:
+    import webbrowser
+
+    from traceanalyzer.tools import view as serving
+
     ui = serving.ui_folder()
     with serving.TraceServer(trace, title, place, port=port, ui=ui) as server:
         if ui is None:
