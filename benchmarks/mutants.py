@@ -27,7 +27,7 @@ _COMM = "comm_outliers_definitions comm_outliers_ranks comm_outliers_judge"
 TESTS: dict[str, str] = {
     "frames/slice_tree.py": "slice_tree",
     "frames/intervals.py": "intervals crowding common_parts",
-    "frames/linking.py": "linking annotations_ranges",
+    "frames/linking.py": "linking linking_ranges",
     "frames/nesting.py": "nesting common_host_code",
     "frames/numbering.py": "numbering intervals slice_tree annotations",
     "frames/stack_weights.py": "stack_weights ancestors",
@@ -49,7 +49,7 @@ TESTS: dict[str, str] = {
     "analyzers/launches/launch_bound.py": "launches launches_edges",
     "analyzers/overlap/compute.py": "overlap",
     "analyzers/steps/result.py": "steps",
-    "analyzers/annotations/compute.py": "annotations annotations_ranges",
+    "analyzers/annotations/compute.py": "annotations",
     "analyzers/cuda_api/compute.py": "cuda_api",
     "analyzers/transfers/compute.py": "transfers",
     "findings/judge.py": "diagnosis diagnosis_measured",

@@ -1,4 +1,4 @@
-"""Interval algebra of annotations against plain loops: ranges that contain slices, ids."""
+"""Slices in ranges, and joins by ids, against plain loops."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import polars as pl
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from traceanalyzer.analyzers.annotations.compute import RangeContents, innermost_range
 from traceanalyzer.frames.intervals import Ints
-from traceanalyzer.frames.linking import first_match, link
+from traceanalyzer.frames.linking import RangeContents, first_match, innermost_range, link
 from traceanalyzer.frames.nesting import ROOT
 
 HIGHEST, LOWEST = np.iinfo(np.int64).max, np.iinfo(np.int64).min
