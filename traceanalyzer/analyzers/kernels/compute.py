@@ -40,76 +40,6 @@ from traceanalyzer.vocabulary import (
     SYNCHRONISING_CALLS,
 )
 
-#: Kernels with a smaller share of the kernel time are left out; so there are at most ten.
-_LEAST_FRAC = 0.1
-
-#: Kind of the calls that wait for a device.
-SYNCHRONISATION = "synchronisation"
-#: Most launch calls of a kernel that are looked up.
-_MOST_CALLS = 128
-
-SCHEMA = {
-    "name": pl.String,
-    "work_kind": pl.String,
-    "ns": pl.Int64,
-    "operator": pl.String,
-    "outer": pl.String,
-    "annotation": pl.String,
-    "code": pl.String,
-    "called": pl.String,
-}
-
-
-def places(trace: Trace, patterns: Sequence[str] = ()) -> pl.DataFrame:
-    """Return where the host launched kernels with much of the time, and exposed work.
-
-    Args:
-        trace: of one rank.
-        patterns: see :func:`~traceanalyzer.analyzers.common.device_work.device_work`.
-
-    Returns:
-        name (null for all communication, all copies, and all :data:`SYNCHRONISATION`), work_kind,
-        ns (of compute the duration, of other work the exposed time, of synchronising calls the time
-        until the next work starts) and the columns of :func:`~.host_code.common_places`.
-    """
-    work, running = device_work(trace, patterns), runs(trace, patterns)
-    launch = nesting.row_numbers(launch_rows(trace, work), "launch")
-    kind, hidden = pl.col("work_kind").cast(pl.String), pl.lit(0)
-    for of, runs_of_others in ((COMMUNICATION, running.by_kind[0]), (MEMORY, running.kernels)):
-        overlap = intervals.overlap_with(work, runs_of_others, DEVICE)["overlap"]
-        hidden = pl.when(kind == of).then(overlap).otherwise(hidden)
-    exposed = pl.col("end") - pl.col("start") - hidden
-    each = work.select("name", kind, ns=exposed).hstack([launch]).filter(pl.col("ns") > 0)
-    named_work = each.filter(kind != MEMORY).drop_nulls("name")
-    no_name = pl.lit(None, each.schema["name"]).alias("name")
-    of_kinds = each.filter(kind != COMPUTE).with_columns(no_name)
-    waits = _synchronising(trace, work["start"]).select(no_name, "work_kind", "ns", "launch")
-    each = pl.concat([named_work, of_kinds, waits.filter(pl.col("ns") > 0)])
-    keys = ["name", "work_kind"]  # names of kernels as text would take most of the memory
-    sums = each.group_by(keys).agg(total=pl.col("ns").sum(), n=pl.col("launch").count())
-    whole = pl.col("total").sum().over("work_kind", pl.col("name").is_null())
-    sums = sums.filter(pl.col("total") >= _LEAST_FRAC * whole)
-    sums = sums.sort(pl.col("name").cast(pl.String), "work_kind").with_row_index("group")
-    calls = each.drop_nulls("launch").join(sums, on=keys, nulls_equal=True, maintain_order="left")
-    part = pl.int_range(pl.len()).over("group") * _MOST_CALLS // pl.col("n")
-    calls = calls.filter((part != part.shift(1).over("group")).fill_null(value=True))
-    at = calls["group", "ns"].hstack(trace.events["pid", "tid", "ts"][calls["launch"]])
-    around = host_code.common_places(trace, at)
-    rows = sums.join(around, on="group", how="left", maintain_order="left").rename({"total": "ns"})
-    return rows.select(pl.col(name).cast(dtype) for name, dtype in SCHEMA.items())
-
-
-def _synchronising(trace: Trace, starts: pl.Series) -> pl.DataFrame:
-    """Return the calls that wait for a device, and the time from their end to the next work."""
-    end = (pl.col("ts") + pl.col("dur")).alias("end")
-    calls = trace.events.select(end, "name").with_row_index("launch")
-    calls = calls.filter(named(calls, SYNCHRONISING_CALLS)).drop_nulls("end").sort("end")
-    following = pl.DataFrame({"next": starts.sort()})
-    rows = calls.join_asof(following, left_on="end", right_on="next", strategy="forward")
-    kind = pl.lit(SYNCHRONISATION).alias("work_kind")
-    return rows.select(kind, (pl.col("next") - pl.col("end")).alias("ns"), "launch")
-
-
 #: Columns to group by for each ``By``, the outer ones first.
 GROUP: dict[By | None, tuple[str, ...]] = {
     None: (),
@@ -130,6 +60,25 @@ _SCOPE: dict[By | None, tuple[str, ...]] = {
 
 #: Part of the names of PyTorch's annotations, which it recorded as operators until 2021.
 PYTORCH_MARK = "#"
+
+#: Kernels with a smaller share of the kernel time get no place; so there are at most ten.
+_LEAST_FRAC = 0.1
+
+#: Kind of the calls that wait for a device.
+SYNCHRONISATION = "synchronisation"
+#: Most launch calls of a kernel that are looked up.
+_MOST_CALLS = 128
+
+_PLACES = {
+    "name": pl.String,
+    "work_kind": pl.String,
+    "ns": pl.Int64,
+    "operator": pl.String,
+    "outer": pl.String,
+    "annotation": pl.String,
+    "code": pl.String,
+    "called": pl.String,
+}
 
 
 def needs(options: Options) -> Needs:
@@ -437,6 +386,59 @@ def _devices(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
         "rank", path, "device", "n", total_ns="total", busy_ns="length",
         span_ns=pl.col("end") - pl.col("start"),
     )  # fmt: skip
+
+
+# --- where kernels are launched ------------------------------------------------------------------
+
+
+def places(trace: Trace, patterns: Sequence[str] = ()) -> pl.DataFrame:
+    """Return where the host launched kernels with much of the time, and exposed work.
+
+    Args:
+        trace: of one rank.
+        patterns: see :func:`~traceanalyzer.analyzers.common.device_work.device_work`.
+
+    Returns:
+        name (null for all communication, all copies, and all :data:`SYNCHRONISATION`), work_kind,
+        ns (of compute the duration, of other work the exposed time, of synchronising calls the time
+        until the next work starts) and the columns of :func:`~.host_code.common_places`.
+    """
+    work, running = device_work(trace, patterns), runs(trace, patterns)
+    launch = nesting.row_numbers(launch_rows(trace, work), "launch")
+    kind, hidden = pl.col("work_kind").cast(pl.String), pl.lit(0)
+    for of, runs_of_others in ((COMMUNICATION, running.by_kind[0]), (MEMORY, running.kernels)):
+        overlap = intervals.overlap_with(work, runs_of_others, DEVICE)["overlap"]
+        hidden = pl.when(kind == of).then(overlap).otherwise(hidden)
+    exposed = pl.col("end") - pl.col("start") - hidden
+    each = work.select("name", kind, ns=exposed).hstack([launch]).filter(pl.col("ns") > 0)
+    named_work = each.filter(kind != MEMORY).drop_nulls("name")
+    no_name = pl.lit(None, each.schema["name"]).alias("name")
+    of_kinds = each.filter(kind != COMPUTE).with_columns(no_name)
+    waits = _synchronising(trace, work["start"]).select(no_name, "work_kind", "ns", "launch")
+    each = pl.concat([named_work, of_kinds, waits.filter(pl.col("ns") > 0)])
+    keys = ["name", "work_kind"]  # names of kernels as text would take most of the memory
+    sums = each.group_by(keys).agg(total=pl.col("ns").sum(), n=pl.col("launch").count())
+    whole = pl.col("total").sum().over("work_kind", pl.col("name").is_null())
+    sums = sums.filter(pl.col("total") >= _LEAST_FRAC * whole)
+    sums = sums.sort(pl.col("name").cast(pl.String), "work_kind").with_row_index("group")
+    calls = each.drop_nulls("launch").join(sums, on=keys, nulls_equal=True, maintain_order="left")
+    part = pl.int_range(pl.len()).over("group") * _MOST_CALLS // pl.col("n")
+    calls = calls.filter((part != part.shift(1).over("group")).fill_null(value=True))
+    at = calls["group", "ns"].hstack(trace.events["pid", "tid", "ts"][calls["launch"]])
+    around = host_code.common_places(trace, at)
+    rows = sums.join(around, on="group", how="left", maintain_order="left").rename({"total": "ns"})
+    return rows.select(pl.col(name).cast(dtype) for name, dtype in _PLACES.items())
+
+
+def _synchronising(trace: Trace, starts: pl.Series) -> pl.DataFrame:
+    """Return the calls that wait for a device, and the time from their end to the next work."""
+    end = (pl.col("ts") + pl.col("dur")).alias("end")
+    calls = trace.events.select(end, "name").with_row_index("launch")
+    calls = calls.filter(named(calls, SYNCHRONISING_CALLS)).drop_nulls("end").sort("end")
+    following = pl.DataFrame({"next": starts.sort()})
+    rows = calls.join_asof(following, left_on="end", right_on="next", strategy="forward")
+    kind = pl.lit(SYNCHRONISATION).alias("work_kind")
+    return rows.select(kind, (pl.col("next") - pl.col("end")).alias("ns"), "launch")
 
 
 # --- all ranks -----------------------------------------------------------------------------

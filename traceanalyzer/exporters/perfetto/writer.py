@@ -52,7 +52,7 @@ _MEMORY = {"allocated_bytes": "allocated", "reserved_bytes": "reserved"}
 _FLOW = {"event": pl.UInt32, "flow": pl.UInt64}
 
 
-def slices(trace: Trace, tracks: Ids, start_ns: int, open_flows: Ints, first_flow: int) -> Slices:
+def _slices(trace: Trace, tracks: Ids, start_ns: int, open_flows: Ints, first_flow: int) -> Slices:
     """Return all events.
 
     Args:
@@ -80,7 +80,7 @@ def slices(trace: Trace, tracks: Ids, start_ns: int, open_flows: Ints, first_flo
             for label, column in annotations.items()
             if column.null_count() < column.len()
         },
-        flows=flows(trace, first_flow),
+        flows=_arrows(trace, first_flow),
         open_flows=open_flows,
     )
 
@@ -119,7 +119,7 @@ def _spread(event: pl.Series, values: pl.Series, rows: int) -> pl.Series:
     return frame["value"].gather(chosen)
 
 
-def flows(trace: Trace, first: int) -> pl.DataFrame:
+def _arrows(trace: Trace, first: int) -> pl.DataFrame:
     """Return the arrows: row of ``events`` and id of the arrow, sorted.
 
     Arrows recorded in the file, and from each launch call to its device work, by correlation id.
@@ -167,7 +167,7 @@ class Counters:
     names: pl.DataFrame
 
 
-def counter_rows(trace: Trace) -> Counters:
+def _counters(trace: Trace) -> Counters:
     """Return the counters of the file, and the allocator's totals; finite readings only."""
     name = pl.concat_str("name", "series", separator=" ", ignore_nulls=True)
     recorded = trace.counters.select(
@@ -255,12 +255,12 @@ class PerfettoWriter:
         times = (trace.events["ts"].min(), trace.counters["ts"].min())
         start_ns = min((time for time in times if isinstance(time, int)), default=0)
         written = self._begin(start_ns)
-        counters = counter_rows(trace)
+        counters = _counters(trace)
         tracks = lay_out(trace, counters.names, title, self._uuids)
         self._file.write(tracks.descriptors)
         opened = np.zeros(0, np.int64) if open_flows is None else open_flows
         first_flow = written.sequence << _OF_SEQUENCE
-        rows = slices(trace, tracks.of_event, start_ns, opened, first_flow)
+        rows = _slices(trace, tracks.of_event, start_ns, opened, first_flow)
         written.arrows = rows.flows.height - rows.flows["flow"].n_unique()
         self._write_slices(rows, written)
         self._write_counters(counters, tracks.of_counter, written)

@@ -359,7 +359,9 @@ def _batches(text: Text, offset: int, selection: Selection) -> Iterator[tuple[Pi
         try:
             for piece in itertools.chain((second,), cut):
                 data = text.later(piece.offset, piece.length)
-                waiting.append((piece, pool.submit(_process, data, piece.offset, selection)))
+                waiting.append(
+                    (piece, pool.submit(_read_and_process, data, piece.offset, selection))
+                )
                 if len(waiting) > workers:
                     done, result = waiting.popleft()
                     yield done, result.result()
@@ -370,7 +372,7 @@ def _batches(text: Text, offset: int, selection: Selection) -> Iterator[tuple[Pi
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _process(data: Callable[[], bytes], offset: int, selection: Selection) -> list[Batch]:
+def _read_and_process(data: Callable[[], bytes], offset: int, selection: Selection) -> list[Batch]:
     return process(data(), offset, selection)
 
 
