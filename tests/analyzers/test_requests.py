@@ -150,3 +150,20 @@ def test_inputs_without_requests() -> None:
 def test_a_trace_of_spans_in_memory_has_the_method() -> None:
     of_trace = ta.read(FIXTURES / "spans.json").requests()
     assert of_trace.requests.height == result("spans.json").requests.height
+
+
+@pytest.mark.parametrize(
+    ("more", "failed"),
+    [
+        ({"ttfts": [0, 0], "itls": [[], []], "errors": ["x", "y"]}, 2),
+        ({"p99_ttft_ms": 5.0}, 0),
+    ],
+)
+def test_verdict_without_answered_requests(
+    more: dict[str, Any], failed: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "log.json"
+    path.write_text(json.dumps({"request_throughput": 1, "completed": 2, "duration": 1, **more}))
+    result = ta.requests(path)
+    assert result.scalars["n_failed"] == failed
+    assert bool(result.verdict) == bool(failed)  # a mean that is not in the log is not shown

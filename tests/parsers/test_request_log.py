@@ -114,3 +114,11 @@ def test_absolute_time_of_spans_is_the_epoch() -> None:
     assert epochs["vllm.json"] is epochs["sglang.jsonl"] is None
     assert epochs["spans.json"] == epochs["journey.json"]
     assert abs(epochs["spans.json"] - epochs["jaeger.json"]) < 1000
+
+
+def test_start_of_a_span_without_one_is_that_of_its_events(tmp_path: Path) -> None:
+    text = (FIXTURES / "journey.json").read_text().replace("startTimeUnixNano", "unknown")
+    starts = values(written(tmp_path, text), "start_ns")
+    assert len(starts) == 20
+    assert starts[0] == 0
+    assert max(starts) < 1e9  # since the first one

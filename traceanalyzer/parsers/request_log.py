@@ -294,10 +294,12 @@ def _of_spans(spans: Iterable[_Span], read: _Read) -> list[_Request]:
         if of_events := _stages([event for event in span.events if _EVENT.fullmatch(event[0])]):
             stages[span.id if names or not span.parent else span.parent] = of_events
     for key, of_events in stages.items():
-        known = requests.get(key) or _Request(key, "", of_events["start_ns"], {}, [])
+        queued = of_events.pop("start_ns")
+        known = requests.get(key) or _Request(key, "", None, {}, [])
         # the span begins in the API server, before the request is in the queue
         whole = {n: v for n, v in known.numbers.items() if n in ("ttft_ns", "e2e_ns")}
-        requests[key] = known._replace(numbers={**known.numbers, **of_events, **whole})
+        numbers = {**known.numbers, **of_events, **whole}
+        requests[key] = known._replace(start_ns=known.start_ns or queued, numbers=numbers)
     return sorted(requests.values(), key=lambda one: (one.start_ns or 0, one.name))
 
 

@@ -118,11 +118,13 @@ def _scalars(result: Requests) -> dict[str, Any]:
 def _verdict(result: Requests) -> Iterator[str]:
     """Describe the times of all requests, the parts of the slowest ones, and failures."""
     sums, count = _scalars(result), result.answered.height
+    failed = f"{format_count(sums['n_failed'], 'request')} failed." if sums["n_failed"] else ""
     if not count:
-        stated = result.latencies.filter(pl.col("time") == "ttft").head(1)
-        for mean, last in stated[["stated_mean_ns", "stated_p99_ns"]].iter_rows():
+        stated = result.latencies.filter(pl.col("time") == "ttft").drop_nulls("stated_mean_ns")
+        for mean, last in stated[["stated_mean_ns", "stated_p99_ns"]].head(1).iter_rows():
             p99 = f", {format_ns(last)} (p99)" if last is not None else ""
             yield f"The log states a time to first token of {format_ns(mean)} (mean){p99}."
+        yield failed
         return
     each = sums["tpot_p50_ns"]
     per_token = f"; {format_ns(each)} per output token (median)" if each is not None else ""
@@ -137,8 +139,7 @@ def _verdict(result: Requests) -> Iterator[str]:
     if blocked and decode:
         share = format_frac(blocked / decode)
         yield f"Prefill or mixed steps run during {share} of the decode time of requests."
-    if sums["n_failed"]:
-        yield f"{format_count(sums['n_failed'], 'request')} failed."
+    yield failed
 
 
 def _of_slowest(result: Requests) -> Iterator[str]:
