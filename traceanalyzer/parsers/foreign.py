@@ -2,7 +2,6 @@
 
 import os
 import re
-from itertools import chain
 from pathlib import PurePath
 from typing import NamedTuple, NoReturn
 
@@ -176,11 +175,11 @@ def recognise(head: bytes, path: str) -> Foreign | None:
     if path.lower().endswith(_LOGS) and b"\0" not in head:
         hint = "--input-format printed-text finds tables of PyTorch and DeepSpeed further down"
         return Foreign("text without a known table in its first 64 KiB", hint)
-    text = head.lstrip()[: 1 << 14]
-    binary = ((p, head[: 1 << 14], what, hint) for p, what, hint in _BINARY)
-    for pattern, start, what, hint in chain(((p, text, w, h) for p, w, h in _KNOWN), binary):
-        if re.match(pattern, start):
-            return Foreign(what, hint, is_recording=hint == _SQLITE_INSTEAD)
+    text, binary = head.lstrip()[: 1 << 14], head[: 1 << 14]
+    for known, start in ((_KNOWN, text), (_BINARY, binary)):
+        for pattern, what, hint in known:
+            if re.match(pattern, start):
+                return Foreign(what, hint, is_recording=hint == _SQLITE_INSTEAD)
     return None
 
 

@@ -8,7 +8,6 @@ and its artifact ``torch_profiling_averages.csv``. They have no timeline: rows b
 
 import io
 import re
-from collections.abc import Mapping
 from pathlib import Path
 
 import polars as pl
@@ -46,12 +45,6 @@ _COLUMNS: dict[str, dict[str, tuple[str, float]]] = {
     },
     AVERAGES: {"self_cuda_time_total": ("self_device_ns", 1e3), "num_gpus": ("gpus", 1)},
 }
-#: By form, the columns of texts: the strategy, and what a row is about.
-_TEXTS = {
-    EPOCHS: {"name": "strategy"},
-    SAMPLES: {"strategy": "strategy"},
-    AVERAGES: {"strategy": "strategy"},
-}
 #: Metrics of MLflow: the form, the metric and its factor.
 _METRICS = {
     "epoch_time_s": (EPOCHS, "time_ns", 1e9),
@@ -83,7 +76,7 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
     path = Path(source.path)
     try:
         is_metric = path.name in _METRICS
-        form, rows, texts, number = _of_metric(path, text) if is_metric else _of_csv(text)
+        form, rows, number = _of_metric(path, text) if is_metric else _of_csv(text)
     except PolarsError:
         what = "damaged CSV: its rows cannot be separated, for example because a quote is missing"
         raise MalformedInput(source.path, what, hint="copy or record it again") from None
@@ -91,8 +84,7 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
         raise MalformedInput(
             source.path, "no row has all numbers", hint="pass the whole folder of the run"
         )
-    texts = {"run": _run(path), **texts}
-    table = _table(form, rows, texts)
+    table = _table(form, rows, _run(path))
     lost = number - rows.height
     issues: list[tuple[str, str, int, str | None]] = []
     if lost:
@@ -103,8 +95,8 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
     return Trace(sources=(meta,), aggregates=table, issues=issue_rows(issues, None))
 
 
-def _of_csv(text: bytes) -> tuple[str, pl.DataFrame, dict[str, str], int]:
-    """Return form, complete rows, texts of the whole file, and the number of rows."""
+def _of_csv(text: bytes) -> tuple[str, pl.DataFrame, int]:
+    """Return form, complete rows, and the number of all rows."""
     frame = pl.read_csv(
         io.BytesIO(text), infer_schema=False, truncate_ragged_lines=True, encoding="utf8-lossy"
     )
@@ -117,17 +109,16 @@ def _of_csv(text: bytes) -> tuple[str, pl.DataFrame, dict[str, str], int]:
         for name, (metric, factor) in _COLUMNS[form].items()
         if name in frame.columns
     }
-    about = "name" if form == AVERAGES else "strategy"
     rows = frame.select(
         *(value.alias(metric) for metric, value in numbers.items()),
-        *(pl.col(name).alias(key) for name, key in _TEXTS[form].items()),
-        **({"name": pl.col("name")} if about == "name" else {}),
+        pl.col("name" if form == EPOCHS else "strategy").alias("strategy"),
+        *(["name"] if form == AVERAGES else []),
     )
     known = pl.all_horizontal((pl.col(metric).abs() < _MOST).fill_null(False) for metric in numbers)
-    return form, rows.filter(known), {}, frame.height
+    return form, rows.filter(known), frame.height
 
 
-def _of_metric(path: Path, text: bytes) -> tuple[str, pl.DataFrame, dict[str, str], int]:
+def _of_metric(path: Path, text: bytes) -> tuple[str, pl.DataFrame, int]:
     """Return the same of a metric of MLflow, whose run has the parameters as files."""
     form, metric, factor = _METRICS[path.name]
     run = path.parent.parent
@@ -146,7 +137,7 @@ def _of_metric(path: Path, text: bytes) -> tuple[str, pl.DataFrame, dict[str, st
     ]
     strategy = _parameter(run, "strategy")
     named = known.with_columns(*columns, strategy=pl.lit(strategy or None, pl.String))
-    return form, named, {}, len(lines)
+    return form, named, len(lines)
 
 
 def _parameter(run: Path, name: str, depth: int = 3) -> str:
@@ -188,13 +179,11 @@ def _run(path: Path) -> str:
     return str(path.parent.parent)
 
 
-def _table(form: str, rows: pl.DataFrame, texts: Mapping[str, str]) -> pl.DataFrame:
+def _table(form: str, rows: pl.DataFrame, run: str) -> pl.DataFrame:
     """Return the table ``aggregates``."""
     about = rows["name"] if "name" in rows.columns else rows["strategy"]
-    numbered = rows.with_row_index("row").with_columns(
-        about.alias("name"), *(pl.lit(value).alias(key) for key, value in texts.items())
-    )
-    strings = [*texts, "strategy"]
+    numbered = rows.with_row_index("row").with_columns(about.alias("name"), run=pl.lit(run))
+    strings = ["run", "strategy"]
     keys = ["row", "name"]
     numbers = [name for name in rows.columns if rows[name].dtype == pl.Float64]
     of_numbers = numbered.unpivot(numbers, index=keys, variable_name="metric", value_name="value")
