@@ -684,7 +684,7 @@ def test_fixtures_are_replayed(path: str) -> None:
 
 # --- published numbers and simulated jobs --------------------------------------------------------
 
-FREE = ("launches", "host-code")
+FREE = ("launches", "short-gaps", "host-code")
 PUBLISHED = (
     ({"free": FREE}, 2.172697),
     ({"free": (*FREE, "communication")}, 2.051408),

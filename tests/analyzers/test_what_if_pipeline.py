@@ -158,7 +158,7 @@ def test_gain_of_equal_stages_is_that_of_an_independent_replay(shared: Path) -> 
     factors = {stage: busy.mean() / ns for stage, ns in enumerate(busy)}
     before, after = replayed(shared, {}), replayed(shared, factors)
     assert before == pytest.approx(2.172697, rel=1e-6)  # published
-    change = Change(free=("launches", "host-code"), equal_stages=True)
+    change = Change(free=("launches", "short-gaps", "host-code"), equal_stages=True)
     job = run(WHAT_IF_REPLAY, folder, ReplayOptions()).job
     ends = [one.end for one in replay(job, changed(job, change))]
     steps = step_times(job, ends)

@@ -172,6 +172,34 @@ def test_without_a_wait_the_host_runs_ahead() -> None:
     assert one.gain_frac == pytest.approx(40 / 140, rel=0.03)
 
 
+def slow_launches(steps: int = 4, kernels: int = 40) -> Trace:
+    """Return steps of kernels of 10 us; after the first ones, each waits for its launch."""
+    events: list[dict[str, Any]] = []
+    length = kernels * 20 * US
+    for number in range(steps * kernels):
+        at, ids = number * 20 * US, {"correlation": number + 1}
+        if number % kernels == 0:
+            events.append(step(number // kernels, at, length))
+            free = at
+        start = max(at + 15 * US, free + 2 * US)
+        free = start + (150 * US if number % kernels == 0 else 10 * US)
+        events += [
+            host("cpu_op", "aten::mul", at, 19 * US),
+            host("cuda_runtime", "cudaLaunchKernel", at + 10 * US, 5 * US, **ids),
+            device(GEMM, start, free - start, **ids),
+        ]
+    return trace(events)
+
+
+def test_without_launch_overhead_the_gaps_of_queued_kernels_remain() -> None:
+    """Of 800 us of a step, the kernels need 150 and 39 times 10 us, and gaps of 2 us between."""
+    run = slow_launches()
+    launching = by_id(ta.diagnose(run))["launch-bound"].gain_frac
+    gains = dict(ta.what_if(run).changes.select("change", "gain_frac").iter_rows())
+    assert launching == pytest.approx(1 - (150 + 39 * 12) / 800, abs=0.02)
+    assert gains["no launch overhead"] == pytest.approx(launching, abs=0.01)
+
+
 def with_callback(steps: int = 4) -> Trace:
     """Return steps of a kernel of 1 ms and a callback of 1 ms after it, also in the last step."""
     events: list[dict[str, Any]] = []

@@ -26,6 +26,7 @@ LAUNCHES, LOADING, CODE = "launches", "data-loading", "host-code"
 SYNCHRONISATION, COMMUNICATION, COPIES = "synchronisation", "communication", "copies"
 SMALL_COPIES, MEMORY_CALLS = "small-copies", "memory-management"
 GRAPHS, MODULES, API_CALLS = "graph-building", "module-loading", "api-calls"
+SHORT_GAPS = "short-gaps"
 #: Classes of time that ``free`` knows by name, and what a run without them is called.
 CLASSES = {
     LOADING: "no data loading",
@@ -34,6 +35,7 @@ CLASSES = {
     MODULES: "no module loading",
     API_CALLS: "no other API calls",
     LAUNCHES: "no launch overhead",
+    SHORT_GAPS: "no short gaps",
     CODE: "no other host code",
     SYNCHRONISATION: "no synchronisation",
     COPIES: "no copies",
@@ -164,7 +166,8 @@ def _without(free: Sequence[str], weights: Weights, program: Program) -> Weights
     zero = {
         LOADING: ("loader",),
         CODE: ("code",),
-        LAUNCHES: ("launch", "call", "latency", "lag", "rest"),
+        LAUNCHES: ("launch", "call", "latency", "rest"),
+        SHORT_GAPS: ("lag",),
         COMMUNICATION: ("transfer",),
     }
     names = [name for kind in free for name in zero.get(kind, ())]

@@ -646,7 +646,7 @@ def what_if(
 
     Args:
         inputs: a trace, a file or a folder, or several of them.
-        free: ``launches``, ``data-loading``, ``host-code``, ``synchronisation``,
+        free: ``launches``, ``short-gaps``, ``data-loading``, ``host-code``, ``synchronisation``,
             ``communication``, ``copies``, ``small-copies``, ``memory-management``,
             ``graph-building``, ``module-loading``, ``api-calls``, or a regular expression of
             kernels or annotations, whose time becomes 0.
