@@ -25,8 +25,8 @@ class Options(AnalyzerOptions):
     free: Sequence[str] = option(
         (),
         help="Time that becomes 0: launches, short-gaps, data-loading, host-code, "
-        "synchronisation, communication, copies, small-copies, memory-management, graph-building, module-loading, "
-        "api-calls, or the kernels and annotations whose names match. Repeatable.",
+        "synchronisation, communication, copies, small-copies, memory-management, graph-building, "
+        "module-loading, api-calls, or the kernels and annotations whose names match. Repeatable.",
         metavar="CLASS|REGEX",
         measured=False,
     )
