@@ -445,6 +445,23 @@ def test_pauses_of_the_host_alone_do_not_follow_the_device(length: list[int], al
         assert gain_ns(job, scale="gemm=2") <= max(length)  # only the last one
 
 
+@pytest.mark.parametrize(
+    ("rest", "gain"), [(10 * US, 30 * MS), (200 * US, 15 * MS), (-10 * MS - 8 * US, 25 * MS)]
+)
+def test_one_long_pause_until_nothing_is_queued_follows_the_device(rest: int, gain: int) -> None:
+    """Else the host launches 20 kernels after its pause, at 20 or 10 ms; they take 5 ms then."""
+    events, free = [], 0
+    for half, at in enumerate((0, 20 * MS + 26 * US + rest)):
+        for number in range(20):
+            launched, ids = at + number * 4 * US, {"correlation": 20 * half + number + 1}
+            free = max(free, launched + 5 * US) + (MS + US if number else MS)
+            events += [
+                host("cuda_runtime", "cudaLaunchKernel", launched, 3 * US, **ids),
+                device(GEMM, free - MS, MS, **ids),
+            ]
+    assert gain_ns(trace(events), scale="gemm=4") == pytest.approx(gain, rel=0.02)
+
+
 def test_time_between_steps_that_were_recorded_apart_is_no_gain() -> None:
     """The host prepares 30 ms before each recorded step, and 1 ms in it."""
     events = []

@@ -101,12 +101,17 @@ _EARLIER = {
     "reduce_scatter": _SHARDS,
 }
 
+#: XLA runs a collective on the stream of the compute if it schedules no compute beside it.
+_XLA = (
+    " (JAX, TensorFlow: XLA_FLAGS=--xla_gpu_enable_latency_hiding_scheduler=true, without "
+    "--xla_gpu_disable_async_collectives)."
+)
 #: Other advice for programs without PyTorch.
 _ADVICE_ELSEWHERE = {
-    SHARED: "Run collectives on a stream of their own.",
+    SHARED: f"Run collectives on a stream of their own, beside independent compute{_XLA}",
     LATE: "Launch collectives before the compute that can overlap with them, and reduce launch "
     "overhead.",
-    AFTER: "Start communication earlier, while independent compute remains.",
+    AFTER: f"Start communication earlier, while independent compute remains{_XLA}",
     OTHER: "Overlap more compute with it, or communicate fewer bytes.",
     UNKNOWN: "Record launch calls (nsys --trace=cuda).",
 }

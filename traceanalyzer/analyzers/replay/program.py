@@ -68,7 +68,8 @@ PAUSE = "pause"
 _PAUSE_NS, _LEAST_PAUSE = 100_000, 0.9
 #: ... and in half of them, at least so many, it ends so shortly after work, as a share.
 _LEAST_PAUSES, _REST = 8, 0.1
-#: Clocks and rounding may put the end of a pause before that of the work, by this share.
+#: Clocks and rounding may put the end of a pause before that of the work, by this share. By chance
+#: it lies so close behind that of all work in this share of pauses.
 _EXACT = 0.001
 
 #: Without a recorded launch call for this share of the work, the program is not known.
@@ -678,7 +679,8 @@ def _pauses(
 
     Such a pause ends shortly after work that was launched before it. By chance, few pauses would,
     and the rest would vary as much as the pause. If many do and the rest varies little, the host
-    waited (it polled, or the call was not recorded), and only the rest is host time.
+    waited (it polled, or the call was not recorded), and only the rest is host time. So it did in
+    one pause after which nothing is queued, if the rest is at most 0.1 % of it.
     """
     before = pl.sum_horizontal("loader_ns", "launch_ns", "code_ns")
     of_thread = calls.with_columns(by=pl.int_range(pl.len())).filter(thread=-1)
@@ -697,7 +699,10 @@ def _pauses(
     ending = rows.filter(pl.col("rest_ns") <= _REST * pl.col("code_ns"))
     rest, pause = (ending[name].cast(pl.Float64).to_numpy() for name in ("rest_ns", "code_ns"))
     many = ending.height >= max(_LEAST_PAUSES, rows.height / 2)
-    ending = ending if many and rest.std() < _REST * pause.std() else ending.clear()
+    if not (many and rest.std() < _REST * pause.std()):
+        queued = np.searchsorted(np.maximum.accumulate(call), ending["by"].to_numpy()) - 1
+        drained = work["end"].cum_max().gather(queued) == ending["until"]
+        ending = ending.filter(drained, pl.col("rest_ns") <= _EXACT * pl.col("code_ns"))
     calls = calls.with_columns(by=pl.int_range(pl.len()))
     calls = calls.join(
         ending.select("by", "rest_ns"), on="by", how="left", maintain_order="left"
