@@ -167,3 +167,12 @@ def test_verdict_without_answered_requests(
     result = ta.requests(path)
     assert result.scalars["n_failed"] == failed
     assert bool(result.verdict) == bool(failed)  # a mean that is not in the log is not shown
+
+
+def test_charts_do_not_add_requests_of_several_logs() -> None:
+    several = result("spans.json", "journey.json")
+    parts, first_tokens = several.charts
+    whole = parts.frame.group_by(parts.x).agg(pl.col(parts.y).sum())[parts.y]
+    assert whole.max() == pytest.approx(several.requests["e2e_ns"].max())
+    assert first_tokens.color is not None
+    assert first_tokens.frame[first_tokens.color].n_unique() == 2

@@ -129,9 +129,11 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
         epoch = min((int(one.start_ns) for one in of_spans if one.start_ns), default=None)
         read.runs.append(_Run(1, requests=of_spans))
     if not any(run.requests or run.numbers for run in read.runs):
+        damaged = ("data_loss", "bad-line") in read.issues
+        where = f"in {len(spans):,} spans" if spans else "in this log"
         raise MalformedInput(
             source.path,
-            f"no request in it ({len(spans):,} spans)" if spans else "no request in it",
+            "incomplete or damaged JSON" if damaged else f"no requests {where}",
             hint="record with vllm bench serve --save-result --save-detailed, or serve with "
             "--otlp-traces-endpoint",
         )

@@ -40,6 +40,7 @@ _TEXTS = ("backend", "model_id", "date")
 _STATED = r"^(mean|p99)_(ttft|tpot|itl|e2e)(?:l|_latency)?_ms$"
 #: Times outside of the steps of the engine, and outside of the recording.
 BETWEEN, UNRECORDED = "between steps", "not recorded"
+_LOGS = "pass the log of a benchmark, or spans of OpenTelemetry as JSON, too"
 _SPAN = {"start": pl.Int64, "end": pl.Int64, "phase": pl.String}
 
 
@@ -82,7 +83,7 @@ def measure(trace: Trace, _options: Options) -> Requested | Engine:
     rows = engine.with_phases(rows).drop_nulls("phase").select(*_SPAN)
     if rows.is_empty():
         what = "neither a request log nor the trace of an inference engine with annotated steps"
-        raise MissingData(f"{trace.meta.path}: {what}")
+        raise MissingData(f"{trace.meta.path}: {what}; {_LOGS}")
     epoch = trace.meta.epoch_ns
     absolute = rows.with_columns(pl.col("start", "end") + epoch) if epoch else rows.clear()
     return Engine(trace.meta.rank, trace.meta.path, absolute)
@@ -100,7 +101,7 @@ def combine(parts: Sequence[Requested | Engine], _options: Options, _base: objec
         key=lambda one: (one.rank is None, one.rank or 0, one.path),
     )
     if not logs:
-        raise MissingData(f"{engines[0].path}: no request log; pass it besides the traces")
+        raise MissingData(f"{engines[0].path}: a trace without a request log; {_LOGS}")
     rows = aggregates.joined([part.log for part in logs])
     each = _requests(rows)
     epochs = {part.log.path: part.epoch_ns for part in logs}

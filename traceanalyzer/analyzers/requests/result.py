@@ -127,11 +127,10 @@ def _verdict(result: Requests) -> Iterator[str]:
         yield failed
         return
     each = sums["tpot_p50_ns"]
-    per_token = f"; {format_ns(each)} per output token (median)" if each is not None else ""
+    per_token = f"; time per output token {format_ns(each)} (median)" if each is not None else ""
     yield (
-        f"{format_count(count, 'request')}: the first token comes after "
-        f"{format_ns(sums['ttft_p50_ns'])} (median) and {format_ns(sums['ttft_p99_ns'])} (p99)"
-        f"{per_token}."
+        f"{format_count(count, 'request')}: time to first token {format_ns(sums['ttft_p50_ns'])} "
+        f"(median), {format_ns(sums['ttft_p99_ns'])} (p99){per_token}."
     )
     yield from _of_slowest(result)
     known = result.answered.drop_nulls("in_prefill_ns")
@@ -180,16 +179,16 @@ def _notes(result: Requests) -> Iterator[str]:
     apart = (pl.col("mean_ns") / pl.col("stated_mean_ns") - 1).abs() > _EQUAL
     for time, mean, stated in rows.filter(apart)[["time", "mean_ns", "stated_mean_ns"]].iter_rows():
         yield (
-            f"The mean {LABELS[time]} is {format_ns(mean)}, in the log {format_ns(stated)}: it "
-            "counts other requests."
+            f"The mean {LABELS[time]} is {format_ns(mean)}, in the log {format_ns(stated)}: the "
+            "log counts other requests."
         )
-    if result.engine:
+    if result.phases.height:
         yield (
-            "The steps are those of the trace, on the devices of its rank; its clock and that of "
-            "the spans are the wall clock. Preempted requests are not divided by steps."
+            "Steps of the engine: device time of one rank, matched with the spans by the wall "
+            "clock. Requests that were preempted are not divided by steps."
         )
-    elif result.unused:
-        yield "The traces or the log have no wall clock: requests are not divided by steps."
+    elif result.engine or result.unused:
+        yield "Requests are not divided by steps: that needs spans and traces with absolute times."
     if result.engine and result.unused:
         yield f"Steps of {format_count(len(result.unused), 'other trace')} are not used."
 
@@ -225,17 +224,21 @@ def _run_columns(result: Requests) -> dict[str, str]:
 
 def _charts(result: Requests) -> tuple[Chart, ...]:
     """Draw the parts of the slowest requests, and the time to first token over time."""
-    rows = result.answered
+    log = [*_run_columns(result)]
+    rows = result.answered.with_columns(file=short_paths(result.answered["path"]))
+    for name in ("request", "run"):
+        rows = rows.with_columns(
+            pl.concat_str([*dict.fromkeys([*log, name])], separator=" ").alias(name)
+        )
     charts = []
-    slowest = rows.sort("ttft_ns", "row", descending=[True, False]).head(_BARS)
-    parts = {f"{name}_ns": label for name, label in LABELS.items() if f"{name}_ns" in PARTS}
-    parts = {name: label for name, label in parts.items() if slowest[name].sum()}
+    slowest = rows.drop_nulls("other_ns").sort("ttft_ns", "row", descending=[True, False])
+    slowest = slowest.head(_BARS)
+    parts = {name: LABELS[name.removesuffix("_ns")] for name in PARTS if slowest[name].sum()}
     if parts:
         title = "Parts of the requests with the slowest first token"
         frame = by_part(slowest, ["request"], {**parts, "other_ns": "other"})
         charts.append(stacked("parts", title, frame, "request"))
     if rows["start_ns"].null_count() < rows.height:
-        color = "run" if result.runs.height > 1 else None
         charts.append(
             Chart(
                 name="first_token",
@@ -246,7 +249,7 @@ def _charts(result: Requests) -> tuple[Chart, ...]:
                 y="ttft_ns",
                 x_label="start of the request",
                 y_label="time to first token",
-                color=color,
+                color="run" if log else None,
                 label="request",
             )
         )
