@@ -92,6 +92,14 @@ def test_growth_detects_steps_without_annotations(
     check_wording(result.verdict, *result.notes)
 
 
+def test_growth_per_step_is_that_of_each_device(tmp_path: Path) -> None:
+    paths = [training(n).write(tmp_path / f"rank{n}.pickle") for n in (5, 11)]
+    result = ta.memory_growth(paths)
+    assert result.suspects["grown_bytes"].to_list() == [4 * MIB, 10 * MIB]
+    assert result.suspects["intervals"].to_list() == [4, 10]
+    check_wording(result.summary())
+
+
 @pytest.mark.parametrize("leak", [0, 1, 2])
 def test_steps_end_at_lows_of_live_memory(leak: int, tmp_path: Path) -> None:
     """A sum of losses keeps a part of the activations of a line; the others are freed."""

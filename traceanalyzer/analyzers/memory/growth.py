@@ -151,7 +151,10 @@ class MemoryGrowth(Result):
 
     @property
     def suspects(self) -> pl.DataFrame:
-        """Rows of ``growth`` that grew in each of the last three steps, or in a third of all."""
+        """Rows of ``growth`` that grew in each of the last three steps, or in a third of all.
+
+        ``intervals`` is the number of steps of their device.
+        """
         return _suspects(self.growth, self.steps)
 
     def summary(self) -> str:
@@ -159,14 +162,17 @@ class MemoryGrowth(Result):
         total = int(self.suspects["grown_bytes"].sum())
         if not total:
             return ""
-        counts = self.steps.group_by("rank", "path", "device").len()["len"]
-        n = int(counts.max() or 0) - 1  # type: ignore[arg-type]
-        lines = with_line(self.suspects).group_by("at", maintain_order=True)
-        grown = lines.agg(pl.col("grown_bytes").sum()).head(_NAMED).rows()
-        named = ", ".join(f"{at} {format_bytes(size // n)} per step" for at, size in grown)
+        lines = with_line(self.suspects).group_by("at").agg(
+            pl.col("grown_bytes").sum(),
+            per_step=(pl.col("grown_bytes") / pl.col("intervals")).sum(),
+        )  # fmt: skip
+        grown = columns.largest_first(lines, "grown_bytes", "at").head(_NAMED)[["at", "per_step"]]
+        named = ", ".join(f"{at} {format_bytes(size)} per step" for at, size in grown.iter_rows())
         devices = self.suspects.select("rank", "path", "device").n_unique()
         where = f" on {devices:,} devices in total" if devices > 1 else ""
-        return f"Memory grows by {format_bytes(total)}{where} over {n:,} steps, at {named}."
+        counts = self.suspects.select(pl.col("intervals").min(), most=pl.col("intervals").max())
+        n = " to ".join(f"{count:,}" for count in sorted({*counts.row(0)}))
+        return f"Memory grows by {format_bytes(total)}{where} over {n} steps, at {named}."
 
     def view(self) -> View:
         """Return suspects, all changes and steps, with a chart of live bytes."""
@@ -195,7 +201,7 @@ def _suspects(growth: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     rows = columns.left_join(growth, counted, keys)
     often = (pl.col("grew_n") >= SUSPECT_STEPS) & (3 * pl.col("grew_n") >= pl.col("intervals"))
     suspect = (pl.col("grown_steps") >= SUSPECT_STEPS) | (often & (pl.col("shrank_n") == 0))
-    return rows.filter(suspect, pl.col("grown_bytes") > 0).drop("intervals")
+    return rows.filter(suspect, pl.col("grown_bytes") > 0)
 
 
 def _by_line(rows: pl.DataFrame) -> pl.DataFrame:
