@@ -283,6 +283,12 @@ def test_a_longest_path_goes_through_the_late_rank(late: list[Trace]) -> None:
     assert shares["kernels"] == pytest.approx(5 / 11.1, rel=0.02)
 
 
+def test_steps_have_one_name_on_the_path(shared: Path) -> None:
+    path = ta.critical_path(shared / "data/chrome/kineto_ddp_cpu/ddp4")
+    named = path.names["name"].str.starts_with("ProfilerStep")
+    assert path.names.filter(named)["name"].to_list() == ["ProfilerStep*"]
+
+
 def test_a_wait_for_a_copy_on_another_stream_is_inferred() -> None:
     events = []
     for number in range(STEPS):

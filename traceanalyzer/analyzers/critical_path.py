@@ -17,6 +17,7 @@ from traceanalyzer.analyzers.base import Analyzer, Reading
 from traceanalyzer.analyzers.common.columns import ratio
 from traceanalyzer.analyzers.common.display import headings, sentences
 from traceanalyzer.analyzers.common.kernel_names import short_names
+from traceanalyzer.analyzers.common.names import one_name_for_steps
 from traceanalyzer.analyzers.replay import engine, program
 from traceanalyzer.analyzers.replay.path import KERNELS, longest_path
 from traceanalyzer.analyzers.replay.program import Program
@@ -171,9 +172,10 @@ def _within(path: pl.DataFrame, bounds: Sequence[tuple[float, float]]) -> pl.Dat
 
 
 def _names(path: pl.DataFrame) -> pl.Expr:
-    """Return names with those of kernels shortened."""
+    """Return names with those of kernels shortened, and one name for all steps."""
     kernels = path.filter(pl.col("kind") == KERNELS)["name"].unique().drop_nulls()
-    return pl.col("name").replace(short_names(kernels))
+    steps = one_name_for_steps(path["name"].unique().drop_nulls().to_list())
+    return pl.col("name").replace(short_names(kernels) | steps)
 
 
 def _summed(path: pl.DataFrame, steps: int, *by: str) -> pl.DataFrame:

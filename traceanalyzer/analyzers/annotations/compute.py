@@ -180,8 +180,7 @@ def annotated(trace: Trace, patterns: Sequence[str]) -> tuple[pl.DataFrame, int]
             what = f"no annotation matches {', '.join(patterns)}"
         raise MissingData(f"{trace.meta.path}: {what}")
     unclosed = rows.filter(pl.col("dur").is_null(), pl.col("kind") != "nvtx").height
-    known = names.distinct(ended)
-    steps = names.one_name_for_numbers(known) | names.one_name_for_steps(known)
+    steps = names.one_name_for_steps(names.distinct(ended))
     domain = pl.when(pl.col("kind") == "nvtx").then("category")
     thread = pl.Series("thread", numbering.numbered([ended[name] for name in _THREAD])[1])
     return ended.select(

@@ -4,7 +4,7 @@ import re
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from itertools import compress
@@ -151,24 +151,20 @@ def distinct(events: pl.DataFrame) -> list[str]:
     return [name for name in names if name is not None]
 
 
-def one_name_for_steps(names: Iterable[str]) -> dict[str, str]:
-    """Map the names of steps of PyTorch's profiler to :data:`ANY_STEP`."""
-    return {name: ANY_STEP for name in names if _PROFILER_STEP.fullmatch(name)}
-
-
 def without_addresses(names: Iterable[str]) -> dict[str, str]:
     """Map names with the address of an object (``acquire of lock object at 0x7f``) to others."""
     return {name: re.sub(ADDRESS, "", name) for name in names if " at 0x" in name}
 
 
-def one_name_for_numbers(names: Iterable[str]) -> dict[str, str]:
+def one_name_for_steps(names: Collection[str]) -> dict[str, str]:
     """Map names of numbered steps, batches and epochs (``step 0``, ``step 1``) to ``step *``.
 
-    Names with only one number are not mapped.
+    Steps of PyTorch's profiler are :data:`ANY_STEP`. Other names with one number are not mapped.
     """
     numbers = {name: match[1] for name in names if (match := _NUMBERED.fullmatch(name))}
     several = {plain for plain, n in Counter(numbers.values()).items() if n > 1}
-    return {name: f"{plain}*" for name, plain in numbers.items() if plain in several}
+    steps = {name: ANY_STEP for name in names if _PROFILER_STEP.fullmatch(name)}
+    return steps | {name: f"{plain}*" for name, plain in numbers.items() if plain in several}
 
 
 @lru_cache(maxsize=256)
