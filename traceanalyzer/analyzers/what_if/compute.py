@@ -194,8 +194,10 @@ def _verdict(result: WhatIf) -> str:
     if best["gain_frac"] < NO_GAIN:
         return sentences(step, "None of the usual changes gains 1 % of it.")
     names = " or ".join(row["change"] for row in alike)
-    gain = f"Largest gain, with {names}: {_compared(alike[0])}."
-    return sentences(step, gain, _second(result, len(alike)))
+    first = f"Largest gain: {names}, {_gain(alike[0])}."
+    following = result.changes.slice(len(alike), 1).filter(pl.col("gain_frac") >= NO_GAIN)
+    second = [f"Next: {row['change']}, {_gain(row)}." for row in following.iter_rows(named=True)]
+    return sentences(step, first, *second)
 
 
 def _compared(row: dict[str, float]) -> str:
@@ -206,12 +208,8 @@ def _compared(row: dict[str, float]) -> str:
     return f"{step}, {gain} ({share}) {'less' if row['gain_ns'] > 0 else 'more'}"
 
 
-def _second(result: WhatIf, nth: int) -> str:
-    """Name the change after the first ones."""
-    if result.changes.height <= nth or result.changes["gain_frac"][nth] < NO_GAIN:
-        return ""
-    row = result.changes.row(nth, named=True)
-    return f"Next: {row['change']}, {format_ns(row['gain_ns'])} ({format_frac(row['gain_frac'])})."
+def _gain(row: dict[str, float]) -> str:
+    return f"{format_ns(row['gain_ns'])} ({format_frac(row['gain_frac'])})"
 
 
 def _notes(result: WhatIf) -> Iterator[str]:
