@@ -105,11 +105,22 @@ def test_launch_outside_host_calls_is_not_joined() -> None:
     assert columns_of(recording, "collective") == [("ncclDevKernel_Generic",)]
 
 
-def test_host_events_are_communication_only_without_device_communication() -> None:
+def test_host_events_are_communication_without_a_device() -> None:
     gloo = host("user_annotation", "gloo:all_reduce", 0, 9, dtype="float", elements_in=5)
     enqueued = host("user_annotation", "nccl:all_reduce", 0, 2)
-    assert columns_of(trace([gloo, enqueued]), "name", "message_bytes") == [("gloo:all_reduce", 20)]
-    assert columns_of(trace([gloo, device(ALL_REDUCE, 0, 3)]), "name") == [(ALL_REDUCE,)]
+    ucc = host("user_annotation", "ucc:all_reduce", 20, 9)
+    columns = ("name", "message_bytes")
+    on_host = [("gloo:all_reduce", 20), ("ucc:all_reduce", None)]
+    assert columns_of(trace([gloo, enqueued, ucc]), *columns) == on_host
+    part = extract(trace([gloo, enqueued, ucc, device(ALL_REDUCE, 2, 3), device(GEMM, 4, 4)]))
+    times = part.instances.select("name", "device", "compute_ns").rows()
+    assert times == [("gloo:all_reduce", None, None), (ALL_REDUCE, 0, 1)]
+    assert part.activity == (6, 6, 3, 1), "shares are those of the device"
+
+
+def test_waits_for_messages_are_communication() -> None:
+    calls = [host("mpi", f"MPI_{call}", 10 * i, 9) for i, call in enumerate(("Wait", "Isend"))]
+    assert columns_of(trace([*calls, device(GEMM, 40, 5)]), "collective") == [("MPI_Wait",)]
 
 
 def test_projected_annotations_are_never_work() -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import polars as pl
 import pytest
+from comm_traces import ALL_REDUCE, GEMM, MS, US, device, host, step, trace
 
+import traceanalyzer as ta
 from traceanalyzer.analyzers.comm_outliers.arrivals import _repeated_stragglers, delayed
 
 
@@ -106,3 +110,39 @@ def test_small_delays_in_one_step_are_left_out() -> None:
     rare = steps((1, 90), (2, 0))
     assert delayed(collectives(*delays), rows, rare, marks, least_ns=9).is_empty()
     assert delayed(collectives(1, 9, 3), rows, rare, marks, least_ns=9)["instance"].to_list() == [1]
+
+
+def on_host(rank: int, name: str, begin: int, end: int) -> dict[str, Any]:
+    kind = "mpi" if name.startswith("MPI") else "user_annotation"
+    return host(kind, name, begin * MS, (end - begin) * MS, rank=rank)
+
+
+def test_ranks_do_not_wait_for_one_that_enters_after_they_left() -> None:
+    """Rank 1 enters the last 2 of 8 calls, which wait for neighbours, after rank 0 left them."""
+    begins = [[20 * n for n in range(8)], [20 * n + 8 * (n > 5) for n in range(8)]]
+    traces = [
+        trace(
+            [*(on_host(rank, "MPI_Waitall", at, at + 4) for at in each), device(GEMM, 0, MS)], rank
+        )
+        for rank, each in enumerate(begins)
+    ]
+    totals = ta.comm_outliers(traces).totals
+    assert (totals.n_events, totals.n_matched, totals.total_wait_ns) == (16, 12, 0)
+
+
+def test_straggler_between_steps() -> None:
+    """The waits within steps are short, and their straggler changes."""
+    rows: list[list[dict[str, Any]]] = [[], []]
+    for n in range(6):
+        for rank in range(2):
+            begin = 20 * n * MS
+            late = US * ((n + rank) % 2)
+            reduced = device(ALL_REDUCE, begin + MS + late, MS - late, stream=20)
+            rows[rank] += [step(n, begin, 10 * MS), reduced]
+            rows[rank].append(
+                on_host(rank, "gloo:broadcast", 20 * n + (17 if rank else 11), 20 * n + 18)
+            )
+    result = ta.comm_outliers([trace(each, rank) for rank, each in enumerate(rows)])
+    assert result.ranks["rank"][0] == 1
+    assert result.ranks["imposed_ns"][0] == pytest.approx(36 * MS, abs=6 * US)
+    assert result.is_steady(1)

@@ -50,6 +50,12 @@ def test_each_reason_is_recognized(one: Trace, reason: str, exposed: int) -> Non
     check_wording(ta.overlap(one).verdict)
 
 
+def test_collectives_of_the_host_expose_no_device_time() -> None:
+    gloo = host("user_annotation", "gloo:broadcast", 20 * MS, 9 * MS)
+    one = iteration(11 * MS, 2 * MS)
+    assert shares(trace([*one.events.iter_rows(named=True), gloo])) == {"after_compute": 4 * MS}
+
+
 @pytest.mark.matrix
 def test_wait_time_is_subtracted_first() -> None:
     """Rank 0 arrives at 11 ms, rank 1 at 14 ms; both leave at 15 ms: 3 ms are wait time."""

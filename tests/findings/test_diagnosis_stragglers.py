@@ -432,3 +432,50 @@ def test_functions_without_stacks_of_other_ranks_are_no_cause() -> None:
 def test_code_of_all_ranks_is_no_cause() -> None:
     first = ta.diagnose(evaluating(1, (3,), (("python_function", "train.py(10): train_step"),)))
     assert "only this rank runs" not in first.findings[0].title
+
+
+# --- collectives that the host runs while devices run others ---------------------------------
+
+BARRIER, WAITALL = ("user_annotation", "gloo:barrier"), ("mpi", "MPI_Waitall")
+
+
+def host_job(call: tuple[str, str], begins: list[int], ends: list[int]) -> list[Trace]:
+    """Return ranks with a call in each step, from and until a time in ms, then 12 ms of kernels."""
+    return [
+        trace(list(_meeting(call, *times)), rank, world_size=len(begins))
+        for rank, times in enumerate(zip(begins, ends, strict=True))
+    ]
+
+
+def _meeting(call: tuple[str, str], begin: int, end: int) -> Iterator[dict[str, Any]]:
+    for number in range(STEPS):
+        at = number * 24 * MS
+        yield step(number, at, 24 * MS)
+        yield host("python_function", "data.py(7): rebuild", at, begin * MS)
+        yield {**host(*call, at + begin * MS, (end - begin) * MS), "tid": 1 + (call == BARRIER)}
+        yield host("python_function", "<built-in method wait>", at + begin * MS, (end - begin) * MS)
+        for name, kind, since, ms in (("gemm", "cudaLaunchKernel", 0, 10), (ALL_REDUCE, "", 10, 2)):
+            start, key = at + (end + since) * MS, 2 * number + bool(since)
+            stream = 20 if since else 7
+            yield host(
+                "cuda_runtime", kind or "cudaLaunchKernelExC", start - US, US, correlation=key
+            )
+            about = {**ABOUT, "seq": number} if since else {}
+            yield device(name, start, ms * MS, stream=stream, correlation=key, **about)
+
+
+@pytest.mark.parametrize("call", [BARRIER, pytest.param(WAITALL, marks=pytest.mark.matrix)])
+def test_wait_on_the_host_belongs_to_the_last_rank(call: tuple[str, str]) -> None:
+    diagnosed = ta.diagnose(host_job(call, [2, 2, 10, 2], [12] * 4))
+    first, second, *_ = diagnosed.findings
+    assert (first.id, first.rank) == ("host-code", 2)
+    assert (first.cost_ns, first.gain_ns) == (10 * MS, 10 * MS), "2 ms of all ranks, 8 ms for it"
+    assert (second.id, second.rank, second.cost_ns) == ("waiting-for-ranks", None, 2 * MS)
+
+
+@pytest.mark.parametrize("call", [WAITALL, pytest.param(BARRIER, marks=pytest.mark.matrix)])
+def test_ranks_that_arrive_together_are_no_stragglers(call: tuple[str, str]) -> None:
+    diagnosed = ta.diagnose(host_job(call, [2] * 4, [12] * 4))
+    assert not [one for one in diagnosed.findings if one.rank is not None]
+    first = diagnosed.findings[0]
+    assert (first.id, first.cost_ns) == ("waiting-for-ranks", 10 * MS)

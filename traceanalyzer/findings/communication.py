@@ -2,10 +2,12 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import polars as pl
 
+from traceanalyzer.analyzers.comm_outliers.outliers import GROUP
 from traceanalyzer.analyzers.comm_outliers.result import (
     SLOW_LINK_FRAC,
     CommOutliers,
@@ -297,8 +299,8 @@ def _last_ns(answers: Answers) -> int:
 
 def _exposing(result: Overlap, answers: Answers, *, waits: bool) -> str:
     """Return advice for exposed communication: by the kind of most collectives and their size."""
-    comm, kind = answers.get("comm_outliers"), ""
-    if isinstance(comm, CommOutliers):
+    comm, kind = _not_on_host(answers), ""
+    if comm is not None:
         if comm.mostly_unknown_pairs:
             return _PAIRS
         kind = _main_kind(comm)
@@ -315,13 +317,24 @@ def _exposing(result: Overlap, answers: Answers, *, waits: bool) -> str:
         if small_collectives(comm):
             text = fewer_collectives(comm)
             return f"{text[:1].upper()}{text[1:]}: small messages take as long as larger ones."
-    compared = isinstance(comm, CommOutliers) and comm.totals.n_matched > 0
-    waits = waits and not compared
+    waits = waits and not (comm is not None and comm.totals.n_matched)
     text = advice(result, waits=waits, pytorch=answers.program.pytorch, kind=kind)
     compute, exposed = float(answers.time.busy["busy_ns"].sum()), answers.time.of_cause(EXPOSED)
     if not compute or compute >= exposed.filter(~pl.col("waited"))["lost_ns"].sum():
         return text
     return f"{text} Overlap alone gains at most the compute time, {answers.time.text(compute)}."
+
+
+def _not_on_host(answers: Answers) -> CommOutliers | None:
+    """Return the collectives without those that the host runs, if devices run others."""
+    comm = answers.get("comm_outliers")
+    if not isinstance(comm, CommOutliers):
+        return None
+    rows = comm.instances.drop_nulls("device")
+    if rows.height in (0, comm.instances.height):
+        return comm
+    groups = comm.groups.join(rows, on=GROUP, how="semi", nulls_equal=True, maintain_order="left")
+    return replace(comm, instances=rows, groups=groups, arrivals=comm.arrivals.drop_nulls("device"))
 
 
 def _of_place(answers: Answers, kind: str) -> str:
@@ -476,8 +489,8 @@ def _main_kind(comm: CommOutliers) -> str:
 
 def _kinds_of_collectives(answers: Answers) -> Iterator[str]:
     """Yield the kind of collective with the most time, and the share of wait time."""
-    comm = answers.get("comm_outliers")
-    if not isinstance(comm, CommOutliers) or not comm.totals.total_comm_ns:
+    comm = _not_on_host(answers)
+    if comm is None or not comm.totals.total_comm_ns:
         return
     for top in comm.groups.head(1).iter_rows(named=True):
         speed = top["transfer_busbw_gbps"] or top["busbw_gbps"]
@@ -488,8 +501,8 @@ def _kinds_of_collectives(answers: Answers) -> Iterator[str]:
         yield f"Most time: {_what(top)}, {format_ns(top['total_ns'])} in {calls}{rate}."
     if small := small_collectives(comm, advise=not _of_issuer(answers, comm)):
         yield small
-    if comm.totals.n_matched:
-        share = comm.totals.total_wait_ns / comm.totals.total_comm_ns
+    if comm.arrivals.height:
+        share = comm.arrivals["once_ns"].sum() / comm.instances["duration_ns"].sum()
         yield f"{format_frac(share)} of all communication is wait time for the last rank."
 
 

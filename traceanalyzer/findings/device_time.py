@@ -635,6 +635,8 @@ def delays(lost: pl.DataFrame, comm: CommOutliers, windows: pl.DataFrame) -> pl.
 
         inherited = max(0, previous delay + exposed(late) - exposed(first)) + catch-up work
 
+    ``exposed`` is exposed communication, and idle time in collectives that the host runs.
+
     A rank that was delayed by another one has that rank as root; its waits have the mean shares of
     the other waits for the root.
 
@@ -710,7 +712,8 @@ def _excess(rows: pl.DataFrame, lost: pl.DataFrame) -> pl.DataFrame:
         for cause, when in of_cause.items()
     }
     each = rows.select("instance", "before", "is_late", "arrived", length=_LENGTH)
-    each = each.with_columns(**{EXPOSED: pl.lit(0, pl.Int64)}).with_columns(**times)
+    each = each.with_columns(pl.lit(0, pl.Int64).alias(name) for name in _COMMUNICATING)
+    each = each.with_columns(**times)
     each = each.with_columns(work=pl.col("length") - pl.sum_horizontal(recorded or [pl.lit(0)]))
 
     def more(name: str) -> pl.Expr:
@@ -721,7 +724,7 @@ def _excess(rows: pl.DataFrame, lost: pl.DataFrame) -> pl.DataFrame:
         pl.col("before").first(),
         more(WORK),
         *(more(name).clip(0) for name in recorded if name != EXPOSED),
-        (more("arrived") + more(EXPOSED)).clip(0).alias("inherited"),
+        (more("arrived") + sum(map(more, _COMMUNICATING))).clip(0).alias("inherited"),
     )
 
 

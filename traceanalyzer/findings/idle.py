@@ -214,9 +214,9 @@ def _waiting(cause: str, result: GpuIdle, answers: Answers) -> str:
 
 
 def _are_matched(answers: Answers) -> bool:
-    """Whether collectives of several ranks were compared."""
+    """Whether collectives that the host runs were compared between ranks."""
     compared = answers.results.get("comm_outliers")
-    return isinstance(compared, CommOutliers) and compared.totals.n_matched > 0
+    return isinstance(compared, CommOutliers) and compared.arrivals["device"].has_nulls()
 
 
 def _confidence(cause: str, result: GpuIdle, known: Confidence) -> Confidence:

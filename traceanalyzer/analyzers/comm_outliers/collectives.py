@@ -119,9 +119,10 @@ class Part:
 def communication(trace: Trace, patterns: Sequence[str] = ()) -> pl.DataFrame:
     """Return the communication events of one rank with their descriptions.
 
-    These are device work if there is any; otherwise, as in CPU runs, the host events that run a
-    collective (``gloo:*``, ``mpi:*``, ``ucc:*``, MPI calls). ``issued`` is the time of the host
-    call, null if not recorded.
+    These are device work and the host events that run a collective or wait for messages
+    (``gloo:*``, ``mpi:*``, ``ucc:*``, MPI calls), which have no device. UCC may run kernels: its
+    events count only if there are none. ``issued`` is the time of the host call, null if not
+    recorded.
 
     Args:
         trace: one rank.
@@ -140,21 +141,23 @@ def _communication(trace: Trace, patterns: Sequence[str]) -> pl.DataFrame:
     described = pl.col("event").is_in(trace.collectives["event"].implode())
     rows = _rows(trace, work.filter(by_name | described)["event"])
     if rows.is_empty():
-        rows = _host_communication(trace, patterns).with_columns(issued="ts")
+        rows = _host_communication(trace, patterns)
     else:
-        rows = _with_host_descriptions(rows, trace)
+        on_host = _host_communication(trace).filter(~pl.col("name").str.starts_with("ucc:"))
+        rows = pl.concat([_with_host_descriptions(rows, trace), on_host]).sort("event")
     rows = pipelines.in_pairs(rows, trace.meta.rank).drop("peer", "ends")
     dtype = names.mapped(rows["dtype"], _plain_dtype)
     return rows.with_columns(dtype=dtype, message_bytes=_message_bytes(rows))
 
 
-def _host_communication(trace: Trace, patterns: Sequence[str]) -> pl.DataFrame:
-    hosts = trace.events.with_row_index("event").filter(pl.col("tid").is_not_null())
-    runs = names.starting_with(*vocabulary.HOST_COLLECTIVE_PREFIXES)
-    described = (pl.col("kind") == "mpi") & pl.col("event").is_in(
-        trace.collectives["event"].implode()
-    )
-    return _rows(trace, hosts.filter(names.named(hosts, [runs, *patterns]) | described)["event"])
+def _host_communication(trace: Trace, patterns: Sequence[str] = ()) -> pl.DataFrame:
+    runs = [names.starting_with(*vocabulary.HOST_COLLECTIVE_PREFIXES), *patterns]
+    described = pl.col("event").is_in(trace.collectives["event"].implode())
+    waits = names.named(trace.names, [r"^MPI_Wait(?:all)?$"])
+    mpi = (pl.col("kind") == "mpi") & (described | waits)
+    hosts = trace.events[["kind", "name", "tid"]].with_row_index("event")
+    is_call = pl.col("tid").is_not_null() & (names.named(trace.names, runs) | mpi)
+    return _rows(trace, hosts.filter(is_call)["event"]).with_columns(issued="ts")
 
 
 def _rows(trace: Trace, event: pl.Series) -> pl.DataFrame:
@@ -343,14 +346,17 @@ def activity(
 ) -> Activity:
     """Return span, busy time, communication and its overlap with compute in ns, over all devices.
 
-    For communication on the host the rank's devices count as one, and the span includes the
-    communication. Without device work the span is that of all events; busy and overlap are None.
+    Communication on the host counts if there is no other: the rank's devices count as one for it,
+    and the span includes the communication. Without device work the span is that of all events;
+    busy and overlap are None.
 
     busy is the union of all device work over all streams, so idle = span - busy; overlap is the
     union of communication intersected with the union of compute kernels. Copies and memsets are
     neither.
     """
-    if communication.height and _on_host(communication):
+    if communication.height and not _on_host(communication):
+        communication = communication.drop_nulls("device")
+    elif communication.height:
         one = pl.lit(0, pl.Int32).alias("device")
         communication, work, compute = (f.with_columns(one) for f in (communication, work, compute))
     comm = intervals.union(communication, ["device"])
@@ -399,7 +405,9 @@ def with_overlapping_work(
         blank = {"compute_ns": pl.Int64, "memory_ns": pl.Int64, "overlapped_by": pl.String}
         return communication.with_columns(pl.lit(None, t).alias(n) for n, t in blank.items())
     memory = work.filter(pl.col("kind") != "kernel", pl.col("end").is_not_null())
-    in_compute, in_memory = intervals.overlaps(communication, [compute, memory], ["device"])
+    on_device = communication["device"].is_not_null()
+    both = intervals.overlaps(communication, [compute, memory], ["device"])
+    in_compute, in_memory = (times.set(~on_device, None) for times in both)
     rows = communication.hstack([in_compute.alias("compute_ns"), in_memory.alias("memory_ns")])
     if not (in_compute.sum() or in_memory.sum()):
         return rows.hstack([intervals.nulls("overlapped_by", pl.String, rows.height)])

@@ -305,10 +305,12 @@ class CommOutliers(Result):
 
     def is_steady(self, rank: int) -> bool:
         """Whether a rank is the straggler in more steps than by chance."""
-        unit = "step" if self.steps.height else "instance"
-        waits = self.collectives.drop_nulls([unit, "root_rank"])
-        waits = waits.select(step=unit, rank="root_rank", ns="root_ns")
-        return chains.is_steady(waits, rank, self.totals.n_ranks)
+        waits = self.collectives.drop_nulls("root_rank")
+        in_steps = waits.drop_nulls("step")
+        mostly = 2 * in_steps["root_ns"].sum() >= waits["root_ns"].sum()
+        waits = in_steps if mostly else waits.with_columns(step="instance")
+        rows = waits.select("step", rank="root_rank", ns="root_ns")
+        return chains.is_steady(rows, rank, self.totals.n_ranks)
 
     @cached_property
     def pipeline(self) -> pipelines.Pipeline | None:

@@ -212,8 +212,8 @@ def divide(rows: pl.DataFrame, parts: Sequence[Exposed]) -> pl.DataFrame:
 def communication(each: Sequence[Exposed]) -> pl.DataFrame:
     """Return all collectives: path, device, stream, exposed_ns, waiting_ns, late, phase.
 
-    ``last`` is the rank that arrived last, ``one_node`` see :func:`~.outliers.with_nodes`. Empty
-    without collectives.
+    Those that the host runs count only if devices run none. ``last`` is the rank that arrived
+    last, ``one_node`` see :func:`~.outliers.with_nodes`. Empty without collectives.
     """
     parts = [one.communication for one in each]
     if not any(part.instances.height for part in parts):
@@ -225,6 +225,8 @@ def communication(each: Sequence[Exposed]) -> pl.DataFrame:
     met = arrivals.plausible(arrivals.arrivals(matched, arrivals.applied(clocks)))
     last = pl.col("rank").filter("is_last").first().over("instance")
     matched = outliers.with_nodes(matched, ordered)
+    on_device = pl.col("device").is_not_null()
+    matched = matched.filter(on_device | ~on_device.any())
     rows = matched.join(met.select("id", "wait_ns", last=last), on="id", how="left")
     exposed = pl.col("duration_ns") - pl.col("compute_ns").fill_null(0)
     shift = pl.col("path").replace_strict(shifts, return_dtype=pl.Int64)
