@@ -502,7 +502,7 @@ def _kinds_of_collectives(answers: Answers) -> Iterator[str]:
     if small := small_collectives(comm, advise=not _of_issuer(answers, comm)):
         yield small
     if comm.arrivals.height:
-        share = comm.arrivals["once_ns"].sum() / comm.instances["duration_ns"].sum()
+        share = int(comm.arrivals["once_ns"].sum()) / int(comm.instances["duration_ns"].sum())
         yield f"{format_frac(share)} of all communication is wait time for the last rank."
 
 
