@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import polars as pl
 import pytest
 from comm_traces import MS, US, device, host, step, trace
 from diagnosing import BY_ID
@@ -102,6 +103,15 @@ def test_activity_between_steps_is_named() -> None:
     traced = trace([*steps({}, gap=5 * MS).events.to_dicts(), *swaps])
     (one,) = judged("time-between-steps", traced)
     assert any("_C_cache_ops::swap_blocks for 20 ms" in text for text in one.evidence)
+
+
+def test_idle_time_of_a_step_ends_with_it() -> None:
+    """The device is idle from the kernels of a step to those of the next one, 4 + 5 ms later."""
+    time = Answers(dict(examine([steps({}, gap=5 * MS)]).results)).time
+    idle = time.losses.filter(pl.col("end") - pl.col("start") > 3 * MS)
+    assert idle["step"].to_list() == [f"ProfilerStep#{n}" for n in range(6)]
+    assert (idle["end"] - idle["start"] == idle["lost_ns"]).all()
+    assert idle["end"].to_list() == time.windows["end"].to_list()
 
 
 @pytest.mark.parametrize("gap", [5 * MS, 40 * MS])

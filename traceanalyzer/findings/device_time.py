@@ -263,8 +263,8 @@ def device_time(
         arrivals = comm.arrivals.with_columns(scheduled=scheduled(comm.arrivals))
         comm = replace(comm, arrivals=arrivals)
     first = _warm_up(idle, windows)
-    alone = lost.filter(~pl.col("cause").is_in(_COMMUNICATING)).with_columns(root_rank="rank")
-    in_first, alone = _in_windows(alone, first), _in_windows(alone, windows)
+    alone = lost.filter(~pl.col("cause").is_in(_COMMUNICATING))
+    in_first, in_steps = (_in_windows(alone, spans) for spans in (first, windows))
     communicating = lost.filter(pl.col("cause").is_in(_COMMUNICATING))
     exposed = intervals.intersect(communicating, windows, DEVICE)
     claims = [] if comm is None else list(_of_communication(lost, comm, exposed, windows, training))
@@ -274,10 +274,10 @@ def device_time(
     left = [
         rows.with_columns(cause=pl.lit(cause), lost_ns=_LENGTH) for cause, rows in rests.items()
     ]
-    losses = pl.concat([_shaped(claim) for claim in (alone, *claims, *left)])
-    other_ns = _LENGTH - pl.col("lost_ns") - in_first["lost_ns"]
-    by_cause = alone.select("cause", other_ns=other_ns).group_by("cause")
-    outside = by_cause.agg(idle_ns=pl.col("other_ns").sum())
+    losses = pl.concat([_shaped(claim) for claim in (in_steps, *claims, *left)])
+    inside = (rows.select("cause", ns=-_LENGTH) for rows in (in_first, in_steps))
+    lengths = pl.concat([alone.select("cause", ns=_LENGTH), *inside])
+    outside = lengths.group_by("cause").agg(idle_ns=pl.col("ns").sum())
     time = DeviceTime(
         with_step(losses.filter(pl.col("lost_ns") > 0), windows),
         windows,
@@ -406,9 +406,11 @@ def _lost(idle: GpuIdle | None, comm: CommOutliers | None) -> pl.DataFrame:
     return comm.instances.select(*DEVICE, start="ts", end=end, cause=pl.lit(EXPOSED))
 
 
-def _in_windows(rows: pl.DataFrame, windows: pl.DataFrame) -> pl.DataFrame:
-    """Add ``lost_ns``, the part of each row that is in a window."""
-    return intervals.overlap_with(rows, windows, DEVICE).rename({"overlap": "lost_ns"})
+def _in_windows(lost: pl.DataFrame, windows: pl.DataFrame) -> pl.DataFrame:
+    """Return the part of lost time in windows as losses of its own rank."""
+    of_causes = windows.join(lost.select("cause").unique(), how="cross")
+    rows = intervals.intersect(lost, of_causes, [*DEVICE, "cause"])
+    return rows.with_columns(root_rank="rank", lost_ns=_LENGTH)
 
 
 def with_step(losses: pl.DataFrame, windows: pl.DataFrame) -> pl.DataFrame:
