@@ -257,8 +257,8 @@ def test_gradients_without_checks_are_no_anomaly_detection() -> None:
 # --- logged metrics --------------------------------------------------------------------------
 
 
-def logging(rank: int, metrics: int) -> Trace:
-    """Return steps of 1 ms in which the host reads sums of all ranks one after another."""
+def logging(rank: int, metrics: int, kernel: str = ALL_REDUCE) -> Trace:
+    """Return steps of 1 ms in which the host reads small collectives one after another."""
     events: list[dict[str, Any]] = []
     group = {"group": "0", "group_ranks": "[0, 1]", "group_size": 2, "dtype": "float"}
     for number in range(4):
@@ -267,15 +267,20 @@ def logging(rank: int, metrics: int) -> Trace:
         for n in range(metrics):
             at = begin + 510 * US + n * 40 * US
             seq = number * 10 + n
-            events += launch(ALL_REDUCE, at, 10 * US, seq=seq, elements_in=1, **group)
+            events += launch(kernel, at, 10 * US, seq=seq, elements_in=1, **group)
             events.append(host("cuda_runtime", "cudaStreamSynchronize", at + 2 * US, 10 * US))
     return trace(events, rank=rank)
 
 
-@pytest.mark.parametrize(("metrics", "named"), [(8, True), (2, False)])
-def test_metrics_of_all_ranks_are_the_cause_of_waits(metrics: int, named: bool) -> None:
-    found = judged("synchronisation", *(logging(rank, metrics) for rank in range(2)))
-    titles = [one.title for one in found if "8 all_reduce calls of at most 4 B" in one.title]
+@pytest.mark.parametrize(
+    ("metrics", "kernel", "named"),
+    [(8, ALL_REDUCE, True), (2, ALL_REDUCE, False), (8, "ncclDevKernel_Broadcast_RING", False)],
+)
+def test_metrics_of_all_ranks_are_the_cause_of_waits(
+    metrics: int, kernel: str, named: bool
+) -> None:
+    found = judged("synchronisation", *(logging(rank, metrics, kernel) for rank in range(2)))
+    titles = [one.title for one in found if "calls of at most 4 B" in one.title]
     assert bool(titles) == named
 
 

@@ -70,15 +70,17 @@ def synchronising_place(launches: Launches) -> Mapping[str, Any]:
 def read_collectives(answers: Answers) -> tuple[str, str]:
     """Return which small collectives the host reads in each step, and advice; or empty texts.
 
-    There are at least half as many as synchronising calls: logged metrics of all ranks.
+    There are at least half as many as synchronising calls: metrics of all ranks, norms, flags.
     """
     compared, launches = answers.get("comm_outliers"), answers.get("launches")
     if not isinstance(compared, CommOutliers) or not isinstance(launches, Launches):
         return "", ""
-    rows = compared.collectives.filter(pl.col("message_bytes") <= _SCALARS_BYTES)
-    steps = max(answers.time.windows["step"].n_unique(), 1)
-    waits = launches.synchronising.by_place["n"].sum() / len(answers.time.windows)
-    each = rows.height / steps
+    windows = answers.time.windows.drop_nulls("step")
+    of_numbers = pl.col("collective").str.contains("reduce|gather")
+    rows = compared.collectives.filter(of_numbers, pl.col("message_bytes") <= _SCALARS_BYTES)
+    rows = rows.join(windows, on="step", how="semi")
+    waits = launches.synchronising.by_place["n"].sum() / max(windows.height, 1)
+    each = rows.height / max(windows["step"].n_unique(), 1)
     if each < _SEVERAL or 2 * each < waits:
         return "", ""
     name, size = rows["collective"].mode().sort()[0], int(rows["message_bytes"].max())  # type: ignore[arg-type]
@@ -90,11 +92,11 @@ def read_collectives(answers: Answers) -> tuple[str, str]:
 
 
 _REDUCE_TOGETHER = (
-    "Reduce logged metrics together and less often: stack them into one tensor, reduce it every N "
-    "steps, and read it only to print it (Lightning: self.log(..., sync_dist=False), or "
-    "torchmetrics, which reduces at the end of an epoch)."
+    "Stack these numbers into one tensor, and reduce it once: logged metrics every N steps, read "
+    "only to print them (Lightning: self.log(..., sync_dist=False), or torchmetrics, which reduces "
+    "at the end of an epoch); norms and flags without reading them (torch.where)."
 )
-#: Collectives of so few bytes are metrics or other single numbers; so many in a step are logged.
+#: Collectives of so few bytes are of single numbers; so many in a step can be joined.
 _SCALARS_BYTES, _SEVERAL = 64, 3
 
 
