@@ -92,6 +92,15 @@ def annotated(name: str, *, launches: bool = False) -> Callable[[int], Rows]:
             "offloaded",
             "DataLoader",
         ),
+        (
+            python(
+                "train.py(5): f",
+                "torch/amp/grad_scaler.py(380): step",
+                "torch/optim/adamw.py(3): step",
+            ),
+            "bfloat16",
+            "foreach",
+        ),
         (annotated("DistributedDataParallel.forward", launches=True), "FSDP", "thread"),
         (annotated("## backward ##", launches=True), "## backward ##", "thread"),
         (lambda _: [], "with_stack=True", "thread"),
@@ -306,6 +315,7 @@ def test_optimizer_on_the_cpu(n: int, call: str) -> None:
         ("aten::item", "cudaStreamSynchronize", "aten::item reads a number"),
         ("aten::nonzero", "cudaStreamSynchronize", "size that depends on the data"),
         ("aten::to", "cudaMemcpyAsync", "non_blocking=True"),
+        ("aten::copy_", "cudaStreamSynchronize", "non_blocking=True"),
         ("", "cudaDeviceSynchronize", "Remove cudaDeviceSynchronize"),
     ],
 )
@@ -321,6 +331,27 @@ def test_synchronisation_names_the_call(operator: str, call: str, part: str) -> 
     assert part in advice
     if call != "cudaMemcpyAsync":  # without the copy itself, the call waits for nothing
         assert part in first(synchronised(rows), "synchronisation").advice
+
+
+@pytest.mark.parametrize(
+    ("one", "part"),
+    [
+        (Activity(called="torch/amp/grad_scaler.py(351): _maybe_opt_step"), "bfloat16"),
+        (Activity(called="torch/cuda/__init__.py(1): item"), "reads a number"),
+    ],
+)
+def test_numbers_that_a_scaler_reads_are_not_of_the_program(one: Activity, part: str) -> None:
+    call = "cudaStreamSynchronize"
+    advice = activities.advice_on_synchronisation(one, call, "aten::item", pytorch=True)
+    assert part in advice
+
+
+@pytest.mark.parametrize("place", ["", "deepspeed/utils/timer.py(71): stop"])
+def test_only_deepspeed_has_its_timer(place: str) -> None:
+    one = Activity(called=place)
+    call = "cudaDeviceSynchronize"
+    advice = activities.advice_on_synchronisation(one, call, "", pytorch=True)
+    assert ("wall_clock_breakdown" in advice) == bool(place)
 
 
 # --- launches --------------------------------------------------------------------------------

@@ -235,7 +235,9 @@ def _advice(cause: str, result: GpuIdle, answers: Answers) -> str:
         return result.advice(cause)
     if cause == causes.SYNCHRONISATION:
         place = synchronising_place(launches)
-        return result.advice(cause, call=place.get("call") or "", operator=operator_of(place))
+        called = answers.place(cause).get("called") or ""
+        operator = operator_of(place) or called * called.startswith("aten::")
+        return result.advice(cause, call=place.get("call") or "", operator=operator)
     if cause == causes.LAUNCH:
         return launch_advice(result, launches, answers)
     return result.advice(cause)

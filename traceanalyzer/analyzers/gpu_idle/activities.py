@@ -32,8 +32,8 @@ _LOGS = re.compile(
 #: Operators that read a number from the device, and those whose size depends on its data.
 _READS_NUMBER = re.compile(r"item|_local_scalar_dense|is_nonzero|aten::equal$")
 _SIZE_OF_DATA = re.compile(r"nonzero|masked_select|unique|repeat_interleave|aten::index$")
-#: Calls that copy, and those that wait for an event.
-_COPIES = re.compile(r"(?i)memcpy")
+#: Calls and operators that copy, and calls that wait for an event.
+_COPIES = re.compile(r"(?i)memcpy|aten::copy_$")
 _EVENT = re.compile(r"(?i)EventSynchronize")
 #: Names of functions that load a model or read data, and do not save.
 _LOADS = re.compile(r"(?i)load|read|from_pretrained|restore")
@@ -221,6 +221,11 @@ _FOREACH = (
     "Update all parameters with a few calls: foreach=True or fused=True (torch.optim), or "
     "torch.compile around optimizer.step."
 )
+_SCALER = "grad_scaler"
+_NO_SCALER = (
+    "GradScaler.step reads from the GPU whether all gradients are finite before it updates: use "
+    "bfloat16, which needs no scaler, or fused=True (torch.optim), which checks on the GPU."
+)
 _ON_GPU = (
     "Keep parameters and optimizer state on the GPU: create the optimizer after model.to(device), "
     "without CPU offload. If they do not fit, use a fused optimizer for CPUs (fused=True, "
@@ -314,6 +319,8 @@ def _of_part(one: Activity, *, on_host: bool = False) -> str:
         return _NO_BUFFERS if buffers else _OF_PARALLEL.format(place=one.range or one.text)
     if one.part == OPTIMIZER and _OFFLOADED.search(f"{one.place} {one.called} {one.range}"):
         return _LESS_OFFLOAD
+    if one.part == OPTIMIZER and _SCALER in one.called:
+        return _NO_SCALER
     if one.part == OPTIMIZER:
         return _ON_GPU if one.steps_on_cpu and not on_host else _FOREACH
     return ""
@@ -393,6 +400,8 @@ def advice_on_synchronisation(one: Activity, call: str, operator: str, *, pytorc
         form = " (or its asynchronous form)" * ("Memcpy" in call)
         what = f"{call or operator}{one.where} less often{form}"
         return f"Call {what}, so that the host can run ahead."
+    if _SCALER in one.called:
+        return _NO_SCALER
     if _READS_NUMBER.search(operator):
         return (
             f"{operator} reads a number from the GPU{one.where}: keep it as a tensor, and call "
@@ -403,7 +412,7 @@ def advice_on_synchronisation(one: Activity, call: str, operator: str, *, pytorc
             f"{operator} waits for a size that depends on the data{one.where}: use torch.where, or "
             "a mask or tensor of fixed size."
         )
-    if _COPIES.search(call):
+    if _COPIES.search(f"{call} {operator}"):
         inside = f"{operator} ({call})" if operator else call
         return (
             f"{inside} waits for a copy{one.where}: copy with non_blocking=True from or to pinned "
@@ -413,10 +422,10 @@ def advice_on_synchronisation(one: Activity, call: str, operator: str, *, pytorc
         return f"Wait for the event{one.where} later, when its result is needed ({call})."
     if operator:
         return ""
-    return (
-        f"Remove {call} from the loop{one.where} (torch.cuda.synchronize, or a timer around it, "
-        "such as wall_clock_breakdown of DeepSpeed)."
-    )
+    timer = "a timer that calls it"
+    if "deepspeed" in f"{one.place} {one.called}":
+        timer = "wall_clock_breakdown of DeepSpeed"
+    return f"Remove {call} from the loop{one.where}: torch.cuda.synchronize, or {timer}."
 
 
 def advice_on_launches(one: Activity, place: str, next_work: str) -> str:
