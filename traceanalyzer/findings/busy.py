@@ -55,12 +55,13 @@ def _no_tensor_cores(result: Kernels, answers: Answers) -> Iterator[Measured]:
     total = whole - products
     if not total or not time.whole_ns:
         return
+    most = rows["kernel"][0]
     yield Measured(
         size=time.frac(total),
         title="Matrix multiplications and convolutions in single precision, without tensor cores: "
-        f"{time.share(total)}{launched_by(result.place(rows['kernel'][0]))}.",
+        f"{time.share(total)}.",
         evidence=(
-            f"Most time: {rows['kernel'][0]}, {time.text(rows['ns'][0])}.",
+            f"Most time: {most}, {time.text(rows['ns'][0])}{launched_by(result.place(most))}.",
             *_without_attention(products, time),
             *_of_gpus(answers),
         ),
@@ -523,10 +524,8 @@ _OF_STEP = "as a share of step time (of the recorded time if no steps are marked
 
 def _one_by_one(answers: Answers, *, optimizer: bool, advice: str) -> Iterator[Measured]:
     """Yield runs of kernels of one tensor each, by the place that launches them."""
-    time, loops = answers.time, answers.loops
-    in_optimizer = pl.col("place").eq_missing(IN_OPTIMIZER)
-    mine = loops.filter(in_optimizer == optimizer)
-    for (place,), rows in mine.group_by("place", maintain_order=True):
+    time, is_mine = answers.time, pl.col("place").eq_missing(IN_OPTIMIZER) == optimizer
+    for (place,), rows in answers.loops.filter(is_mine).group_by("place", maintain_order=True):
         ns = int(rows["kernel_ns"].sum())
         spans = intervals.intersect(rows, time.windows, DEVICE)
         between = answers.between_launches(spans)
@@ -637,7 +636,7 @@ def _tensor_loop(_: Kernels, answers: Answers) -> Iterator[Measured]:
 )
 def _anomaly_detection(_: Kernels, answers: Answers) -> Iterator[Measured]:
     rows, time = answers.nan_checks, answers.time
-    total = int(rows["ns"].sum()) if rows.height else 0
+    total = int(rows["ns"].sum())
     if not total or not time.whole_ns:
         return
     checks = len(rows.filter(pl.col("ns") > 0)) / max(time.windows.height, 1)
