@@ -82,7 +82,7 @@ def _evaluated(answers: Answers) -> tuple[str, ...]:
         f"{format_bytes(size)} of activations ({format_frac(size / whole)} of live memory, "
         f"{format_count(n, 'block')}) were allocated in {at}."
         for at, size, n in rows.rows()
-        if size >= _MUCH_LIVE * whole
+        if size > _MUCH_LIVE * whole
     )
 
 
