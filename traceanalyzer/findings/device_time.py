@@ -282,7 +282,7 @@ def device_time(
         with_step(losses.filter(pl.col("lost_ns") > 0), windows),
         windows,
         outside.sort("idle_ns", "cause", descending=[True, False]),
-        with_step(_shaped(in_first).filter(pl.col("lost_ns") > 0), first),
+        with_step(_shaped(in_first), first),
         int(first.select(_LENGTH.sum()).item()),
         on_host=idle is not None and idle.coverage.on_host,
     )

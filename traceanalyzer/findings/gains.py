@@ -32,12 +32,10 @@ NO_GAIN = 0.01
 _AS_MUCH = 1.05
 #: The rule about communication that nothing overlaps.
 EXPOSED_ID = "exposed-communication"
-_EXPOSED = {EXPOSED_ID}
 #: Rules whose cause is removed by removing what happened in the intervals of the finding.
 _IN_INTERVALS = {*RULE_OF.values(), EXPOSED_ID} - {
     "waiting-for-ranks", "pipeline-bubble", "unknown-idleness", "device-wait", "short-gaps",
 }  # fmt: skip
-#: Rules about a rank that becomes like the others, and about all ranks.
 #: Rules about kernels that one kernel, or none, could replace: what remains of their time.
 _LOOPS = {"unfused-optimizer": OF_MANY_FRAC, "tensor-loop": OF_MANY_FRAC, "anomaly-detection": 0.0}
 #: Rules about waits for the device: without them the host runs ahead. It may then overlap more
@@ -46,6 +44,7 @@ _WAITS, _MORE_OVERLAP = {"synchronisation", "anomaly-detection"}, 1.2
 _NO_TIME = pl.DataFrame(
     schema={"rank": pl.Int32, "device": pl.Int32, "start_ns": pl.Int64, "end_ns": pl.Int64}
 )
+#: Rules about a rank that becomes like the others, and about all ranks.
 _OF_RANKS, _UNEQUAL = {"straggler", "slow-gpu"}, {"unequal-work", "expert-imbalance"}
 
 
@@ -193,7 +192,7 @@ def _weights(
     of_all, free = any(one.ranks for one in findings), (SYNCHRONISATION,) if ahead else ()
     change = Change(typical_ranks=tuple(sorted(ranks)), of_all=of_all, free=free)
     removed = () if ahead else findings
-    lost, transfers = (_lost(removed, ids) for ids in (_IN_INTERVALS - _EXPOSED, _EXPOSED))
+    lost, transfers = _lost(removed, _IN_INTERVALS - {EXPOSED_ID}), _lost(removed, {EXPOSED_ID})
     weights = replay.without(lost, transfers, change)
     for one in findings:
         if one.id in _LOOPS and one.intervals is not None:

@@ -280,12 +280,6 @@ def _by_batch(kernels: pl.DataFrame, calls: pl.DataFrame, launches: pl.DataFrame
     batch = calls.filter(pl.col("collective").is_in(("send", "recv")))
     of_kernels = kernels.select("event", "correlation").drop_nulls()
     launched = launches.join(of_kernels, on="correlation").sort("ts")
-    if batch.is_empty() or launched.is_empty():
-        return (
-            kernels[["event"]]
-            .clear()
-            .with_columns(calls["call"].clear(), collective=pl.lit(None, pl.String))
-        )
     rows = batch.sort("ts").join_asof(
         launched.select(*lane, "event", at="ts"), left_on="ts", right_on="at", by=lane,
         strategy="forward", check_sortedness=False,

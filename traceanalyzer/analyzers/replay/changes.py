@@ -177,11 +177,10 @@ def _without(free: Sequence[str], weights: Weights, program: Program) -> Weights
     copying[program.work.filter(work_kind=MEMORY)["call"].drop_nulls().to_numpy()] = True
     of_classes = {name: _in_calls(program, kinds) for name, kinds in _CALLS.items()}
     for name, of_class in (*of_classes.items(), (COPIES, copying)):
-        time = 0.0 if name in free else calls
-        weights = replace(weights, call=np.where(of_class, time, weights.call))
-        if name in free:
-            tail = np.where(of_class, 0.0, weights.tail)
-            weights = replace(weights, waits=weights.waits & ~of_class, tail=tail)
+        gone = of_class & (name in free)
+        call = np.where(of_class, np.where(gone, 0.0, calls), weights.call)
+        tail = np.where(gone, 0.0, weights.tail)
+        weights = replace(weights, call=call, tail=tail, waits=weights.waits & ~gone)
     if SYNCHRONISATION in free:
         is_sync = _in_calls(program, ("synchronise",))
         weights = replace(weights, waits=weights.waits & ~(is_sync & ~unexplained(program.calls)))
@@ -375,8 +374,8 @@ def _typical(
     A kernel takes the mean of the others at the same place of the step, if all ranks run it there
     equally often: calls of one kernel have different sizes. Kernels that no other rank runs take no
     time. A rank that runs more in a step than they do then runs it in the time that they need for
-    theirs. With ``of_all`` the place and the
-    number of kernels do not count. Unexplained time before work becomes that of the others.
+    theirs. With ``of_all`` the place and the number of kernels do not count. Unexplained time
+    before work becomes that of the others.
     """
     chosen = np.array([program.rank in ranks for program in job.programs])
     transfers = [of_work >= 0 for of_work, _ in job.groups]
@@ -501,18 +500,16 @@ def stages(job: Job) -> list[tuple[int, ...]]:
 
 def _with_equal_stages(job: Job, weights: Sequence[Weights]) -> list[Weights]:
     """Scale all compute of each stage, so that it takes as long as in the mean stage."""
-    place = {rank: number for number, ranks in enumerate(stages(job)) for rank in ranks}
+    ranks = stages(job)
+    stage = [
+        next((n for n, some in enumerate(ranks) if one.rank in some), -1) for one in job.programs
+    ]
     compute = [(one.work["work_kind"] == COMPUTE).to_numpy() for one in job.programs]
-    busy = np.zeros(max(place.values(), default=0) + 1)
-    for program, one, mine in zip(job.programs, weights, compute, strict=True):
-        if program.rank in place:
-            busy[place[program.rank]] += one.duration[mine].sum()
-    factors = busy.mean() / np.maximum(busy, 1)
+    busy = np.zeros(len(ranks) + 1)  # the last one: ranks of no stage
+    for n, one, mine in zip(stage, weights, compute, strict=True):
+        busy[n] += one.duration[mine].sum()
+    factors = np.append(busy[:-1].mean() / np.maximum(busy[:-1], 1), 1.0)
     return [
-        replace(
-            one, duration=np.where(mine, one.duration * factors[place[program.rank]], one.duration)
-        )
-        if program.rank in place
-        else one
-        for program, one, mine in zip(job.programs, weights, compute, strict=True)
+        replace(one, duration=one.duration * np.where(mine, factors[n], 1.0))
+        for n, one, mine in zip(stage, weights, compute, strict=True)
     ]
