@@ -8,6 +8,7 @@ import pytest
 from comm_traces import US, device, host, trace
 
 import traceanalyzer as ta
+from traceanalyzer.analyzers.common.step_marks import steps
 from traceanalyzer.trace import Trace
 
 LAYER = ("gemm", "gelu", "gemm2", "norm", "add")
@@ -77,3 +78,44 @@ def test_short_annotations_do_not_count() -> None:
     events = passes(1, 12, "nn.Module: Loop_0", "python_function").events.to_dicts()
     short = [host("user_annotation", "log", ts, 4 * US) for ts in (0, 2_000_000)]
     assert ta.steps(trace([*events, *short], 0)).steps.height == 12
+
+
+def iterations(*parts: tuple[str, int, str], around: int = 0) -> Trace:
+    """Return 6 iterations of annotations, each with a number of launches of one kernel.
+
+    Args:
+        parts: name, launches (one more of the first part in each iteration) and kernel.
+        around: launches after each iteration, outside of annotations.
+    """
+    events: list[dict[str, Any]] = []
+    at = 0
+    for number in range(6):
+        for name, count, kernel in (*parts, ("", around, "outside")):
+            begin = at
+            for _ in range(count + number * (name == parts[0][0])):
+                ids = {"correlation": len(events) + 1}
+                events.append(host("cuda_runtime", "cudaLaunchKernel", at, US, **ids))
+                events.append(device(kernel, at + 5 * US, KERNEL, **ids))
+                at += KERNEL + 8 * US
+            if name:
+                events.append(host("user_annotation", f"{name}_{number}", begin, at - begin))
+    return trace(events, 0)
+
+
+ROLLOUT = (("rollout", 40, "decode"), ("reward", 1, "score"), ("update", 20, "train"))
+
+
+def test_an_iteration_of_several_annotations_is_a_step() -> None:
+    found = steps(iterations(*ROLLOUT))
+    assert found["step"].to_list() == [f"iteration {number}" for number in range(1, 7)]
+    lengths = [(61 + number) * (KERNEL + 8 * US) for number in range(6)]
+    assert (found["end"] - found["start"]).to_list() == lengths
+
+
+@pytest.mark.parametrize(
+    ("parts", "around"),
+    [(ROLLOUT, 60), ((("execute_model", 60, "decode"), ("sample", 2, "argmax")), 0)],
+)
+def test_other_annotations_make_no_iterations(parts: Any, around: int) -> None:
+    """Many launches are outside of them, or one of them has most launches and time."""
+    assert not steps(iterations(*parts, around=around))["step"].str.starts_with("iter").any()

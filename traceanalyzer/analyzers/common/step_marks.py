@@ -378,27 +378,23 @@ def _of_stream(kernels: pl.DataFrame, every: str | None, rank: object) -> pl.Dat
         period = start.size
     after = np.append(begins[1:], begins[-1:] + period)
     until = np.append(start, end.max())[np.minimum(after, start.size)]
-    return pl.DataFrame(
-        {"start": start[begins], "end": until}, schema={"start": pl.Int64, "end": pl.Int64}
-    ).select(
-        pl.lit(rank, pl.Int32).alias("rank"),
-        pl.lit(None, pl.Int64).alias("pid"),
-        pl.lit(None, pl.Int64).alias("tid"),
-        pl.format(_DETECTED, pl.int_range(pl.len())).alias("step"),
-        "start",
-        "end",
-    )
+    spans = {"start": start[begins], "end": until}
+    return pl.DataFrame(spans, schema=dict.fromkeys(spans, pl.Int64)).select(
+        rank=pl.lit(rank, pl.Int32), pid=pl.lit(None, pl.Int64), tid=pl.lit(None, pl.Int64),
+        step=pl.format(_DETECTED, pl.int_range(pl.len())), start="start", end="end",
+    )  # fmt: skip
 
 
 def _codes(names: pl.Series) -> Ints:
-    """Return the number of each name in alphabetical order."""
+    """Return the first row with each name."""
     first, number = numbering.numbered([names])
-    order = names[first].cast(pl.String).rank("ordinal").fill_null(0).to_numpy()
-    return order.astype(np.int64)[number]
+    return first.astype(np.int64)[number]
 
 
-def _begins(codes: Ints, pauses: Ints) -> tuple[Ints, int]:
+def _begins(codes: Ints, pauses: Ints, least: int = _LEAST_KERNELS) -> tuple[Ints, int]:
     """Return the start of each complete repeat of the longest repeating sequence, and its length.
+
+    It has at least ``least`` kernels.
 
     Empty where nothing repeats.
     """
@@ -409,7 +405,7 @@ def _begins(codes: Ints, pauses: Ints) -> tuple[Ints, int]:
         places = np.flatnonzero(codes == code)
         apart = np.diff(places)
         period = int(np.median(apart))
-        if period < _LEAST_KERNELS or np.mean(apart == period) < _SAME_FRAC:
+        if period < least or np.mean(apart == period) < _SAME_FRAC:
             continue
         same = codes[places[0] : -period] == codes[places[0] + period :]
         covered = (places[-1] - places[0] + period) / codes.size
@@ -460,12 +456,19 @@ _MOST_TIME, _MOST_LAUNCHES = 0.8, 0.5
 
 
 def _of_calls(trace: Trace, repeats: pl.DataFrame) -> pl.DataFrame:
-    """Return the repeats; the calls around them if each contains several: layers are no steps."""
-    if repeats.height < _LEAST_STEPS or repeats["rank"].n_unique() > 1:
+    """Return the repeats; the calls around them if each contains several: layers are no steps.
+
+    So are iterations of several annotations (rollout, reward, update), also without repeats.
+    """
+    if repeats["rank"].n_unique() > 1:
         return repeats
-    launched = _launched(trace)
     is_module = (pl.col("kind") == "python_function") & named(trace.names, [f"^{_MODULE}"])
-    for wanted in (is_module, pl.col("kind").is_in(("user_annotation", "nvtx"))):
+    is_range = pl.col("kind").is_in(("user_annotation", "nvtx"))
+    launched = _launched(trace)
+    iterations = _iterations(trace, is_range, launched)
+    if iterations.height and not 0 < repeats.height < _SEVERAL * iterations.height:
+        return iterations.select(repeats.columns)
+    for wanted in (is_module, is_range) if repeats.height >= _LEAST_STEPS else ():
         calls = _repeated_calls(trace, wanted)
         starts, ends = calls["start"].to_numpy(), calls["end"].to_numpy()
         if starts.size < 2 or repeats.height < _SEVERAL * starts.size or not launched.size:
@@ -484,24 +487,55 @@ def _launched(trace: Trace) -> Ints:
     return launched
 
 
+def _outermost_calls(trace: Trace, wanted: pl.Expr) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Return all calls, and those outside the others of their thread: name, lane, start, end."""
+    is_call = wanted & pl.col("tid").is_not_null() & (pl.col("dur") > 0)
+    rows = trace.events[["kind", "name", *_LANE, "ts", "dur"]].filter(is_call)
+    name = pl.col("name").cast(pl.String)
+    rows = rows.select(name, *_LANE, start="ts", end=pl.col("ts") + pl.col("dur"))
+    rows = rows.sort("start", "end", descending=[False, True])
+    reached = pl.col("end").cum_max().shift(1).over(_LANE).fill_null(_NEVER)
+    return rows, rows.filter(pl.col("start") + _ROUNDING_NS >= reached, pl.col("end") > reached)
+
+
+def _iterations(trace: Trace, wanted: pl.Expr, launched: Ints) -> pl.DataFrame:
+    """Return the repeats of a sequence of several outermost calls of the thread with most of them.
+
+    They contain most launches; calls of one name do not have most launches and time. An iteration
+    lasts until the next one begins.
+    """
+    _, rows = _outermost_calls(trace, wanted)
+    most = rows.group_by(_LANE, maintain_order=True).len().sort("len", maintain_order=True).tail(1)
+    rows = rows.join(most, on=_LANE, nulls_equal=True, maintain_order="left")
+    start, end = rows["start"].to_numpy(), rows["end"].to_numpy()
+    codes = _codes(rows["name"].str.replace(_NUMBER.pattern, ""))
+    pauses = np.append(0, start[1:] - end[:-1])[: start.size] // _ROUNDING_NS
+    begins, period = _begins(codes, pauses, 2)
+    if begins.size:
+        launched = np.unique(launched)
+        place = np.searchsorted(start, launched, side="right") - 1
+        inside = codes[place[(place >= 0) & (launched < end[place])]]
+        share = np.bincount(inside, minlength=codes.size) / max(launched.size, 1)
+        time = np.bincount(codes, weights=end - start, minlength=codes.size) / (end - start).sum()
+        several = np.minimum(share, time).max() < _MOST_TIME <= share.sum()
+        begins = begins if several else begins[:0]
+    ends = np.append(start[begins[1:]], end[begins[-1:] + period - 1])
+    count = pl.int_range(1, begins.size + 1, eager=True)
+    steps = rows[begins].with_columns(end=pl.Series(ends), step=pl.format("iteration {}", count))
+    return steps.select(*_LANE, "step", "start", "end")
+
+
 def _repeated_calls(trace: Trace, wanted: pl.Expr) -> pl.DataFrame:
     """Return the calls of one name with most of the time of all outermost ones, as steps.
 
     Of several such names that with most calls, and of these the one with most time.
     """
-    is_call = wanted & pl.col("tid").is_not_null() & (pl.col("dur") > 0)
-    rows = trace.events[["kind", "name", *_LANE, "ts", "dur"]].filter(is_call)
-    rows = rows.select("name", *_LANE, start="ts", end=pl.col("ts") + pl.col("dur"))
-    rows = rows.sort("start", "end", descending=[False, True])
-    reached = pl.col("end").cum_max().shift(1).over(_LANE)
+    rows, outer = _outermost_calls(trace, wanted)
     length = pl.col("end") - pl.col("start")
-    outer = pl.col("start") >= reached.fill_null(_NEVER)
-    whole = rows.filter(outer).select(length.sum()).item()
+    whole = outer.select(length.sum()).item()
     sums = rows.group_by("name").agg(ns=length.sum(), n=pl.len())
-    most = sums.filter(pl.col("ns") >= _MOST_TIME * max(whole, 1)).with_columns(
-        text=pl.col("name").cast(pl.String)
-    )
-    name = most.sort("n", "ns", "text", descending=[True, True, False])["name"].head(1)
+    most = sums.filter(pl.col("ns") >= _MOST_TIME * max(whole, 1))
+    name = most.sort("n", "ns", "name", descending=[True, True, False])["name"].head(1)
     calls = rows.filter(pl.col("name").is_in(name.implode()))
-    plain = pl.col("name").cast(pl.String).str.strip_prefix(_MODULE)
+    plain = pl.col("name").str.strip_prefix(_MODULE)
     return calls.with_columns(step=pl.format("{} [{}]", plain, pl.int_range(1, pl.len() + 1)))
