@@ -405,22 +405,25 @@ def test_waits_without_a_recorded_event() -> None:
     check_path(ta.critical_path(trace(events)))
 
 
-def polling(*, length: list[int], rest: int = 40 * US, alone: int = 0) -> Trace:
+def polling(
+    *, length: list[int], rest: int = 40 * US, alone: int = 0, ahead: bool = False
+) -> Trace:
     """Return kernels, after which the host waits without a recorded call; or it pauses on its own.
 
     Args:
         length: of each kernel.
         rest: host time after the end of each kernel.
         alone: if given, the pause of the host after each launch.
+        ahead: it waits for the kernel before the last one that it launched.
     """
     events, at, free = [], 0, 0
     for number, duration in enumerate(length):
         ids = {"correlation": number + 1}
         events.append(host("cuda_runtime", "cudaLaunchKernel", at, 3 * US, **ids))
-        start = max(at + 5 * US, free + US)
+        start, before = max(at + 5 * US, free + US), max(free, at)
         free = start + duration
         events.append(device(GEMM, start, duration, **ids))
-        at = at + alone if alone else free + rest
+        at = at + alone if alone else (before if ahead else free) + rest
     return trace(events)
 
 
@@ -436,10 +439,18 @@ def test_host_that_waits_without_a_recorded_call_follows_the_device() -> None:
     )
 
 
+def test_host_that_is_one_step_ahead_follows_the_device() -> None:
+    """Kernels that take half the time halve the run."""
+    job = polling(length=[2 * MS] * 24, ahead=True, rest=150 * US)
+    assert measure(job).calls["kind"].drop_nulls().len() == 22
+    assert gain_ns(job, scale="gemm=2") == pytest.approx(24 * MS, rel=0.05)
+
+
 @pytest.mark.parametrize(
     ("length", "alone"),
     [
         (LENGTHS, 2 * MS),  # pauses end before or after the kernels
+        ([2 * MS] * 24, 1900 * US),  # further ahead of the device after each one
         ([2 * MS] * 24, 2 * MS + 80 * US),  # shortly after each one, but always the same
         ([2 * MS + 10 * (n * 7919 % 11) * US for n in range(24)], 2 * MS + 150 * US),
     ],

@@ -431,8 +431,8 @@ _EXCHANGE = (
 )
 _TENSOR_PARALLEL = (
     "In tensor parallelism the next operator needs the sum of an all_reduce, so it cannot be "
-    "overlapped: use fewer GPUs per model, an all_reduce for small messages (one-shot or symmetric "
-    "memory), or CUDA graphs around it."
+    "overlapped: use fewer GPUs per model, or an all_reduce for small messages (one-shot or "
+    "symmetric memory)."
 )
 _TENSOR_PARALLEL_TRAINING = (
     "In tensor parallelism the next operator needs the sum of an all_reduce: use fewer GPUs per "

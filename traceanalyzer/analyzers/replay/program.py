@@ -675,13 +675,7 @@ def _blocking(
 def _pauses(
     calls: pl.DataFrame, work: pl.DataFrame, call: Ints
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Return the calls, and the waits of the host for the device that no call recorded.
-
-    Such a pause ends shortly after work that was launched before it. By chance, few pauses would,
-    and the rest would vary as much as the pause. If many do and the rest varies little, the host
-    waited (it polled, or the call was not recorded), and only the rest is host time. So it did in
-    one pause after which nothing is queued, if the rest is at most 0.1 % of it.
-    """
+    """Return the calls, and the waits of the host for the device that no call recorded."""
     before = pl.sum_horizontal("loader_ns", "launch_ns", "code_ns")
     of_thread = calls.with_columns(by=pl.int_range(pl.len())).filter(thread=-1)
     pauses = of_thread.with_columns(
@@ -690,19 +684,7 @@ def _pauses(
     ).filter("idle", pl.col("code_ns") >= _PAUSE_NS, pl.col("call") >= 0)  # fmt: skip
     if pauses.is_empty():
         return calls, pauses.select("call", after="by", inferred=pl.lit(value=False))
-    ends = work.select(until="end", by=pl.Series(call), after=pl.int_range(pl.len())).sort("until")
-    late = pl.min_horizontal(pl.lit(LATENCY_NS), _EXACT * pl.col("code_ns")).cast(pl.Int64)
-    rows = pauses.with_columns(latest=pl.col("start") + late).sort("latest")
-    rows = rows.join_asof(ends, left_on="latest", right_on="until", suffix="_of")
-    rows = rows.filter(pl.col("until") > pl.col("since"), pl.col("by_of") < pl.col("by"))
-    rows = rows.with_columns(rest_ns=(pl.col("start") - pl.col("until")).clip(0))
-    ending = rows.filter(pl.col("rest_ns") <= _REST * pl.col("code_ns"))
-    rest, pause = (ending[name].cast(pl.Float64).to_numpy() for name in ("rest_ns", "code_ns"))
-    many = ending.height >= max(_LEAST_PAUSES, rows.height / 2)
-    if not (many and rest.std() < _REST * pause.std()):
-        queued = np.searchsorted(np.maximum.accumulate(call), ending["by"].to_numpy()) - 1
-        drained = work["end"].cum_max().gather(queued) == ending["until"]
-        ending = ending.filter(drained, pl.col("rest_ns") <= _EXACT * pl.col("code_ns"))
+    ending = _awaited(pauses, work, call)
     calls = calls.with_columns(by=pl.int_range(pl.len()))
     calls = calls.join(
         ending.select("by", "rest_ns"), on="by", how="left", maintain_order="left"
@@ -715,6 +697,40 @@ def _pauses(
         .otherwise("kind"),
     )
     return calls.drop("by", "rest_ns"), ending.select("call", "after", inferred=pl.lit(value=True))
+
+
+def _awaited(pauses: pl.DataFrame, work: pl.DataFrame, call: Ints) -> pl.DataFrame:
+    """Return the pauses in which the host waited: also after (row of work) and rest_ns.
+
+    Such a pause ends shortly after work that was launched before it. By chance, few pauses would,
+    and the rest would vary as much as the pause. If many do and the rest varies little, the host
+    waited (it polled, or the call was not recorded), and only the rest is host time. So it did in
+    one pause after which nothing is queued, if the rest is at most 0.1 % of it. A host that is one
+    step ahead waits for work that was launched before the previous pause: by chance, it would be
+    further ahead after each step, or not ahead.
+    """
+    end = work["end"]
+    last = pl.Series(np.searchsorted(np.maximum.accumulate(call), pauses["by"]) - 1)
+    pauses = pauses.with_columns(drained=end.cum_max().gather(last.replace(-1, None)))
+    ends = work.select(until="end", by=pl.Series(call), after=pl.int_range(pl.len())).sort("until")
+    late = pl.min_horizontal(pl.lit(LATENCY_NS), _EXACT * pl.col("code_ns")).cast(pl.Int64)
+    rows = pauses.with_columns(latest=pl.col("start") + late).sort("latest")
+    rows = rows.join_asof(ends, left_on="latest", right_on="until", suffix="_of")
+    rows = rows.filter(pl.col("until") > pl.col("since"), pl.col("by_of") < pl.col("by"))
+    rows = rows.with_columns(rest_ns=(pl.col("start") - pl.col("until")).clip(0))
+    ending = rows.filter(pl.col("rest_ns") <= _REST * pl.col("code_ns"))
+    rest, pause = (ending[name].cast(pl.Float64).to_numpy() for name in ("rest_ns", "code_ns"))
+    many = ending.height >= max(_LEAST_PAUSES, rows.height / 2)
+    if many and rest.std() < _REST * pause.std():
+        return ending
+    before = last.replace(-1, None).shift(1)
+    ahead = pauses.with_columns(after=before, rest_ns=pl.col("start") - end.gather(before))
+    between = pl.col("rest_ns").is_between(0, _REST * pl.col("code_ns"))
+    ahead = ahead.filter(between, pl.col("start") - pl.col("rest_ns") > pl.col("since"))
+    if ahead.height >= max(_LEAST_PAUSES, _LEAST_PAUSE * (pauses.height - 1)):
+        return ahead
+    alone = pl.col("drained") == pl.col("until"), pl.col("rest_ns") <= _EXACT * pl.col("code_ns")
+    return ending.filter(*alone)
 
 
 def _kinds(
