@@ -149,6 +149,20 @@ def test_chain_ends_at_the_rank_without_a_dump() -> None:
     assert result.to_polars("ranks")["rank"].to_list() == [3, 0, 1, 2]
 
 
+def test_the_first_call_that_a_rank_missed_is_the_cause() -> None:
+    """Most ranks wait in a later one, for rank 3 and for rank 2, which waits for rank 3."""
+    run = Run(groups={"0": WORLD, "tp": (2, 3)})
+    run.steps()
+    run.call(2, group="tp", state="started", line=30)
+    for rank in (0, 1):
+        run.call(rank, state="started", line=60)
+    result = of(run.dumps())
+    assert answer(result) == ("missing rank", [3])
+    (cause,) = result.stuck.causes
+    assert (cause.waiting, cause.missing) == ((2,), (3,))
+    assert [one.waiting for one in result.stuck.chain] == [(0, 1), (2,)]
+
+
 def test_rings_are_aligned_by_sequence_number() -> None:
     result = ta.hang(FOLDER / "ring_buffers")
     instances = {row["seq"]: row for row in result.matched.instances.to_dicts()}

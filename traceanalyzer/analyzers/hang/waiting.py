@@ -322,11 +322,16 @@ def _followed(stuck: Sequence[Stuck]) -> Found:
         if free and not {*free} & {*one.missing} and cause == "missing rank":
             cause = "no dump" if {*free} & {*one.no_dump} else "no record"
         marked[at] = replace(one, free=tuple(free), cause=cause)
-        # a rank that waits for nothing is the cause, whatever the others wait for
         following = [n for r in one.blockers for n in waits_in.get(r, ()) if n != at]
         if not one.blockers:
             following = [*_before(one, at, stuck, waits_in)]
-        next_of[at] = () if free else tuple(dict.fromkeys(following))
+        next_of[at] = tuple(dict.fromkeys(following))
+    leads = _reach(next_of)
+    for at, one in enumerate(marked):
+        if one.free:  # they missed first what the others that are missing here wait in for them
+            next_of[at] = tuple(
+                n for n in next_of[at] if {*one.free} <= {*marked[n].free} and n not in leads[at]
+            )
     ends = [at for at in range(len(stuck)) if not next_of[at]]
     reach = _reach(next_of)
     # a rank that is missing or differs explains more than an operation that all ranks entered
