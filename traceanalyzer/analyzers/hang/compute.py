@@ -332,7 +332,6 @@ def _check_one_job(
 
 def _with_rank(threads: pl.DataFrame, records: pl.DataFrame) -> pl.DataFrame:
     """Find the rank of stacks without one by the thread that called the collectives."""
-    callers = records.select(tid="thread", of_thread="rank").drop_nulls().unique("tid", keep="none")
     calls = records.select(tid="thread", of_thread="rank").drop_nulls().unique()
     callers = calls.filter(pl.col("tid").is_unique())
     joined = threads.join(callers, on="tid", how="left", maintain_order="left")

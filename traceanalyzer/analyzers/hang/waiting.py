@@ -377,13 +377,18 @@ def _waiting_behind(stuck: Sequence[Stuck], these: Iterable[int]) -> set[int]:
     return {rank for at in these for rank in (*stuck[at].waiting, *stuck[at].ended)}
 
 
-def _reach(next_of: Mapping[int, tuple[int, ...]]) -> dict[int, set[int]]:
-    """Return, for each operation, those that lead to it, itself included."""
+def _backward(next_of: Mapping[int, tuple[int, ...]]) -> dict[int, list[int]]:
+    """Return the operations that directly lead to each one."""
     before: dict[int, list[int]] = {at: [] for at in next_of}
     for at, following in next_of.items():
         for one in following:
             before[one].append(at)
-    reach = {}
+    return before
+
+
+def _reach(next_of: Mapping[int, tuple[int, ...]]) -> dict[int, set[int]]:
+    """Return, for each operation, those that lead to it, itself included."""
+    before, reach = _backward(next_of), {}
     for at in next_of:
         reached, todo = {at}, [at]
         while todo:
@@ -419,10 +424,7 @@ def _longest(
     next_of: Mapping[int, tuple[int, ...]], target: int, left_out: set[int]
 ) -> tuple[int, ...]:
     """Return the longest of the shortest paths that lead to an operation, in order."""
-    before: dict[int, list[int]] = {at: [] for at in next_of}
-    for at, following in next_of.items():
-        for one in following:
-            before[one].append(at)
+    before = _backward(next_of)
     paths: dict[int, tuple[int, ...]] = {target: (target,)}
     todo = [target]
     for at in todo:
