@@ -166,6 +166,7 @@ _XLA = "fixtures/xla/gpu2.trace.json.gz"
 _COMPOSER = "fixtures/composer"
 _BEFORE = "fixtures/upgrade/before.json.gz"
 _AFTER = "fixtures/upgrade/after.json.gz"
+_REQUESTS = "fixtures/requests"
 _SPY = "fixtures/py_spy/subprocesses_threads.raw.txt"
 _MODULES = "shared/data/chrome/kineto/mi300_rank0of8_rccl.json.gz"
 _SPEEDSCOPE = "fixtures/py_spy/subprocesses.speedscope.json"
@@ -180,6 +181,7 @@ _SUITED = {
     "comm-outliers": (_R2, _GLOO, _NSYS),
     "diagnose": (_R2, _SPY, _MEM, f"{_R5} {_MEM}/leak.pickle {_SPY}"),
     "efficiency": ("fixtures/transformer",),
+    "requests": (_REQUESTS,),
     "roofline": ("fixtures/ncu/hopper_raw.csv", "fixtures/ncu/details.csv", "fixtures/transformer"),
     "gpu-idle": (_R2, _NSYS, _GLOO, _BEFORE),
     "host-metrics": (_COMPOSER,),
@@ -216,6 +218,7 @@ _OPTIONS = {
         "--peak bf16=100 --bandwidth 1000", "--peak x", "--precision fp8", "--params 1e9 --tokens 1e5",
         "--params 1e9", "--step-name none",
     ),
+    "requests": (),
     "roofline": (
         "--by launch", "--peak fp32=60 --bandwidth 3000 --bandwidth L2=9000", "--bandwidth x",
         "--peak x",
@@ -463,6 +466,7 @@ _FUNCTIONS = {
                              "drop_module=True", "exclude_idle_process=True", "rate=50.0", "rate=0",
                              "match='none'", "group_by='none'")),
     "report": (_ISOLATED, ("thresholds=['straggler=1%']",)),
+    "requests": (_REQUESTS, ()),
     "steps": (_ISOLATED, ("step_name='forward'", "step_name='('")),
     "transfers": (_ISOLATED, ()),
 }  # fmt: skip
