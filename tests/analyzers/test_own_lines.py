@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import traceanalyzer as ta
-from traceanalyzer.analyzers.common.libraries import wait_of
 from traceanalyzer.analyzers.common.own_lines import IDLE, IMPORTS, RUNS, RUNS_OTHER
+from traceanalyzer.analyzers.common.waits import wait_of
 from traceanalyzer.cli.main import status
 
 MAIN = "<module> (train.py:40);main (train.py:30);"

@@ -11,7 +11,7 @@ from comm_traces import GEMM, US, device, host, trace
 from diagnosing import diagnosis
 
 import traceanalyzer as ta
-from traceanalyzer.analyzers.common.libraries import (
+from traceanalyzer.analyzers.common.waits import (
     DATA,
     DRIVER,
     ENGINE,

@@ -29,7 +29,7 @@ import polars as pl
 from traceanalyzer.analyzers.comm_outliers.pipelines import Pipeline, scheduled, work_longer
 from traceanalyzer.analyzers.comm_outliers.result import SLOW_LINK_FRAC, CommOutliers
 from traceanalyzer.analyzers.common.columns import ratio
-from traceanalyzer.analyzers.common.device_work import Basis
+from traceanalyzer.analyzers.common.display import Basis
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 from traceanalyzer.analyzers.kernels.training import REPEATED as PURPOSE_REPEATED

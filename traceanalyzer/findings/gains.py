@@ -17,7 +17,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.base import Examination
 from traceanalyzer.analyzers.registry import REPLAY
-from traceanalyzer.analyzers.replay.changes import SYNCHRONISATION, Change
+from traceanalyzer.analyzers.replay.changes import NO_GAIN, SYNCHRONISATION, Change
 from traceanalyzer.analyzers.replay.engine import Weights
 from traceanalyzer.analyzers.what_if.replay import Replay
 from traceanalyzer.findings.busy import OF_MANY_FRAC
@@ -26,8 +26,6 @@ from traceanalyzer.findings.rule import RULE_OF, Answers, Rule
 from traceanalyzer.result import Finding
 from traceanalyzer.units import format_frac, format_ns
 
-#: A finding that gains a smaller share of the step is off the critical path.
-NO_GAIN = 0.01
 #: A gain that is larger than the cost by at most this factor is the cost.
 _AS_MUCH = 1.05
 #: The rule about communication that nothing overlaps.

@@ -10,9 +10,9 @@ from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.analyzers.common import kernel_names
 from traceanalyzer.analyzers.common.display import at_start, places
 from traceanalyzer.analyzers.common.gpu_api import in_hip
-from traceanalyzer.analyzers.common.libraries import DATA, ENGINE, REQUESTS, wait_of
 from traceanalyzer.analyzers.common.names import frame_text
 from traceanalyzer.analyzers.common.step_marks import STEP
+from traceanalyzer.analyzers.common.waits import DATA, ENGINE, REQUESTS, wait_of
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.activities import (
     OUTSIDE,

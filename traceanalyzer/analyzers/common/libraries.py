@@ -9,7 +9,6 @@ machine that reads the profile.
 import re
 import sys
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 
 #: Returns the library of a file, or None if it belongs to none of the requested libraries.
 Matcher = Callable[[str | None], str | None]
@@ -171,86 +170,3 @@ def _is_absolute(file: str) -> bool:
 
 def _contains(parts: Sequence[str], path: Sequence[str]) -> bool:
     return any(parts[at : at + len(path)] == path for at in range(len(parts) - len(path) + 1))
-
-
-SLEEPS, DRIVER, LOCK = "sleeps", "waits for the driver", "waits for a lock"
-THREAD = "waits for another thread"
-PROCESS = "waits for another process"
-DATA = "waits for data from a pipe, a socket or another process"
-REQUESTS = "waits for requests"
-ENGINE = "waits for the next step from the engine's process"
-
-#: Calls of the OS runtime and functions written in C, by what they do.
-_C_FUNCTIONS = {
-    SLEEPS: r"(?:u|nano|clock_nano)?sleep",
-    DRIVER: r"ioctl",
-    LOCK: r"pthread_(?:mutex|rwlock|spin)_\w*lock|(?:r?lock\.)?acquire|lll_lock_wait",
-    THREAD: r"pthread_(?:cond|barrier)_\w*wait|pthread_(?:timed|clock)?join(?:_np)?"
-    r"|sem_(?:timed|clock)?wait|futex(?:_\w*wait\w*)?|_wait_for_tstate_lock",
-    PROCESS: r"wait(?:pid|id|3|4)?",
-    DATA: r"p?poll|p?select|epoll_p?wait2?|epoll\.poll|kevent|recv(?:from|m?msg|_into)?"
-    r"|accept4?|connect|sched_yield",
-}
-#: Functions of inference engines in which they only wait for requests.
-WAITS_FOR_REQUESTS = (
-    r"(?:vllm|sglang|tensorrt_llm|lmdeploy)[/\\].*\.py(?:\(\d+\))?: (?:_process_input_queue"
-    r"|_?(?:recv|get|fetch|poll|wait)\w*_requests?)"
-)
-#: Functions of the standard library and of inference engines, by module.
-_MODULES = {
-    REQUESTS: WAITS_FOR_REQUESTS,
-    ENGINE: r"shm_broadcast\.py: (?:dequeue|acquire_read)",
-    PROCESS: r"subprocess\.py: (?:wait|communicate|_wait|_try_wait|_communicate)"
-    r"|multiprocessing/(?:popen_\w+\.py: (?:wait|poll|_wait)|process\.py: join)",
-    THREAD: r"(?:threading|queue|_base)\.py: (?:wait|join|acquire|get|put|result"
-    r"|_wait_for_tstate_lock)|multiprocessing/(?:queues|pool|synchronize)\.py: (?:get|join|wait)",
-    DATA: r"multiprocessing/connection\.py: (?:_?recv\w*|wait|_?poll)|selectors\.py: select"
-    r"|(?:socket|ssl)\.py: (?:recv\w*|readinto|accept|read)",
-}
-_BY_NAME = [(what, re.compile(pattern)) for what, pattern in _C_FUNCTIONS.items()]
-_BY_MODULE = [(what, re.compile(rf"(?:^|[/\\]){p}$")) for what, p in _MODULES.items()]
-#: ``<built-in function sleep>``, ``<method 'acquire' of '_thread.lock' objects>``.
-_BUILT_IN = re.compile(r"<(?:built-in )?(?:function|method) '?([\w.]+)")
-#: What a C library adds to names: ``__GI___poll``, ``pthread_cond_wait@@GLIBC_2.3.2``.
-_ADDED = re.compile(r"^__+(?:GI_+)?(?:libc_)?|(?:@.*|_nocancel|_cancel)$")
-#: A Python frame as a slice: ``threading.py(1095): join``.
-_SLICE = re.compile(r"^(.*)\(\d+\): (.+)$")
-
-
-@lru_cache(maxsize=16_384)
-def wait_of(name: str, file: str | None = None) -> str | None:
-    """Return what a thread does in a function in which it only waits; None for other functions.
-
-    Args:
-        name: the function, the call of the OS runtime, or a frame in Kineto's spelling:
-            ``join``, ``usleep``, ``<built-in function sleep>``, ``threading.py(1095): join``.
-        file: the file of a sampled frame, if it has one.
-    """
-    if built_in := _BUILT_IN.match(name):
-        return _of_c_function(built_in[1])
-    if file is None and (frame := _SLICE.match(name)):
-        file, name = frame.groups()
-    if file is None or file.strip("<>") == "built-in" or is_native(file):
-        return _of_c_function(name)
-    text = f"{file}: {name.rsplit('.', 1)[-1]}".replace("\\", "/")
-    return next((what for what, test in _BY_MODULE if test.search(text)), None)
-
-
-def _of_c_function(name: str) -> str | None:
-    name = _ADDED.sub("", name)
-    return next((what for what, test in _BY_NAME if test.fullmatch(name)), None)
-
-
-#: Advice for each kind of wait.
-ADVICE = {
-    SLEEPS: "Remove the sleep, or wait for the event that it waits for",
-    DRIVER: "Find the driver call with sampled stacks or strace (ioctl), and make it less often",
-    LOCK: "Find the thread that holds the lock (py-spy dump), and hold it for a shorter time",
-    THREAD: "Find what the other thread does meanwhile (py-spy dump, or more threads in the "
-    "recording); in Python this may be the interpreter lock (GIL; nsys --trace=python-gil)",
-    PROCESS: "Launch the next work before the wait, or let the process run in the background",
-    DATA: "Receive data in a background thread, ahead of its use",
-    ENGINE: "Record the engine's process, too (py-spy record --subprocesses): its scheduler is "
-    "slow, or it has no requests. Asynchronous scheduling overlaps it with the GPU",
-    REQUESTS: "The server has no requests to run: its load is low",
-}

@@ -83,8 +83,8 @@ def python_frame(text: pl.Expr) -> pl.Expr:
 _FRAMES = [re.compile(pattern.replace("?<", "?P<")) for pattern in PYTHON_FRAMES[:2]]
 
 
-#: ``<built-in function sleep>``, ``<built-in method recv_into of _socket.socket object>``.
-_BUILT_IN = re.compile(r"^<(?:built-in )?(?:function|method) '?([\w.]+)")
+#: A function in C: ``<built-in function sleep>``, ``<method 'acquire' of '_thread.lock' objects>``.
+BUILT_IN = re.compile(r"^<(?:built-in )?(?:function|method) '?([\w.]+)")
 
 
 def frame_text(name: str) -> str:
@@ -92,7 +92,7 @@ def frame_text(name: str) -> str:
 
     A function written in C has no line: ``recv_into``.
     """
-    if built_in := _BUILT_IN.match(name):
+    if built_in := BUILT_IN.match(name):
         return built_in[1]
     match = next(filter(None, (frame.match(name) for frame in _FRAMES)), None)
     return f"{match['name']} ({match['file']}:{match['line']})" if match else name

@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.common import libraries
-from traceanalyzer.analyzers.common.libraries import DATA, wait_of
+from traceanalyzer.analyzers.common.waits import DATA, wait_of
 from traceanalyzer.frames import intervals, stack_weights
 from traceanalyzer.units import format_frac
 

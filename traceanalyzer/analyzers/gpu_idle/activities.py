@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from traceanalyzer.analyzers.common.libraries import ADVICE, DATA, SLEEPS, wait_of
 from traceanalyzer.analyzers.common.names import frame_text
 from traceanalyzer.analyzers.common.step_marks import REPETITION
+from traceanalyzer.analyzers.common.waits import ADVICE, DATA, SLEEPS, wait_of
 from traceanalyzer.analyzers.gpu_idle import causes
 
 #: Where a main thread runs code between operators.

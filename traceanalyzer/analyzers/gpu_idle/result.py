@@ -9,11 +9,10 @@ from functools import cached_property, partial
 import polars as pl
 
 from traceanalyzer.analyzers.common import display, kernel_names
-from traceanalyzer.analyzers.common.device_work import Basis
-from traceanalyzer.analyzers.common.display import headings, known_columns, stacked
+from traceanalyzer.analyzers.common.display import Basis, headings, known_columns, stacked
 from traceanalyzer.analyzers.common.gpu_api import Api
-from traceanalyzer.analyzers.common.libraries import DATA
 from traceanalyzer.analyzers.common.step_marks import INFERRED_STEPS, STEP
+from traceanalyzer.analyzers.common.waits import DATA
 from traceanalyzer.analyzers.gpu_idle import Options, activities, causes
 from traceanalyzer.analyzers.gpu_idle.activities import Activity, main_place
 from traceanalyzer.analyzers.gpu_idle.host import HostTime

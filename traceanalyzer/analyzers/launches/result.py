@@ -10,8 +10,13 @@ from typing import Any
 import polars as pl
 
 from traceanalyzer.analyzers.common.columns import largest_first, ratio
-from traceanalyzer.analyzers.common.device_work import Basis
-from traceanalyzer.analyzers.common.display import headings, sentences, stacked, table_of_known
+from traceanalyzer.analyzers.common.display import (
+    Basis,
+    headings,
+    sentences,
+    stacked,
+    table_of_known,
+)
 from traceanalyzer.analyzers.common.gpu_api import Api
 from traceanalyzer.analyzers.common.launching import GRAPH_LAUNCH, note_launched_before
 from traceanalyzer.analyzers.common.step_marks import INFERRED_STEPS

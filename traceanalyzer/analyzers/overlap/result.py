@@ -8,8 +8,9 @@ from typing import Any
 
 import polars as pl
 
-from traceanalyzer.analyzers.common.device_work import IDLE, PART_NAMES, PARTS, Basis
+from traceanalyzer.analyzers.common.device_work import IDLE, PART_NAMES, PARTS
 from traceanalyzer.analyzers.common.display import (
+    Basis,
     by_part,
     count_devices,
     headings,

@@ -42,7 +42,9 @@ CLASSES = {
     SMALL_COPIES: "no small blocking copies",
     COMMUNICATION: "instant transfers",
 }
-#: Those of a run without devices.
+#: A smaller share of the step is no gain: what gains less is off the critical path.
+NO_GAIN = 0.01
+#: Classes of a run without devices.
 ON_HOST = (LOADING, CODE, COMMUNICATION)
 #: Kinds of calls of classes.
 _CALLS = {MEMORY_CALLS: ("allocate", "memory"), GRAPHS: ("graph",), MODULES: ("module",),

@@ -20,8 +20,8 @@ from traceanalyzer.analyzers.common.device_steps import launching_step
 from traceanalyzer.analyzers.common.device_work import device_work
 from traceanalyzer.analyzers.common.host_code import THREAD, places_of, python_frames
 from traceanalyzer.analyzers.common.launching import GRAPH_LAUNCH, launch_rows
-from traceanalyzer.analyzers.common.libraries import REQUESTS, wait_of
 from traceanalyzer.analyzers.common.names import named
+from traceanalyzer.analyzers.common.waits import REQUESTS, wait_of
 from traceanalyzer.frames import intervals, linking, nesting
 from traceanalyzer.trace import Trace
 from traceanalyzer.vocabulary import ANNOTATION_KINDS, ENGINE_STEPS

@@ -1,7 +1,7 @@
 """What a fix would gain: the run is replayed with changes.
 
 ``compute`` joins the programs of all ranks (:mod:`~traceanalyzer.analyzers.replay`), replays them,
-and has the result.
+and has the result; ``schedule`` has that of a pipeline. ``replay`` is the run for other analyses.
 """
 
 from collections.abc import Sequence
