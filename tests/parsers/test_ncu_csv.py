@@ -20,8 +20,7 @@ import traceanalyzer as ta
 from traceanalyzer import schema
 from traceanalyzer.errors import MalformedInput, MissingData, UnknownFormat
 from traceanalyzer.parsers import ncu_csv
-from traceanalyzer.parsers.ncu_csv import lines, reader
-from traceanalyzer.parsers.ncu_csv.lines import Numbers, unit_of
+from traceanalyzer.parsers.ncu_csv import Numbers, reader, unit_of
 from traceanalyzer.parsers.source import Source
 from traceanalyzer.trace import concat
 from traceanalyzer.vocabulary import NCU_CSV, NCU_REP
@@ -272,9 +271,9 @@ def test_repeated_headers_begin_no_table(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_the_end_of_an_endless_line_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "_LONGEST_LINE", 10)
+    monkeypatch.setattr(ncu_csv, "_LONGEST_LINE", 10)
     blocks = [b"ab\n" + b"x" * 8, b"y" * 9, b"z" * 9 + b"\nend\nand", b"more", b"\n"]
-    assert b"".join(lines.chunks(blocks)) == b"ab\n" + b"x" * 8 + b"yy" + b"\nend\nandmore\n"
+    assert b"".join(ncu_csv.chunks(blocks)) == b"ab\n" + b"x" * 8 + b"yy" + b"\nend\nandmore\n"
 
 
 def test_other_files_are_not_reports() -> None:

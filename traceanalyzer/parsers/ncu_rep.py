@@ -87,7 +87,7 @@ def _rows(report: Any, selection: Selection) -> Iterator[_Row]:
 
 
 def _of_launch(number: int, action: Any, substrings: tuple[str, ...]) -> Iterator[_Row]:
-    from traceanalyzer.parsers.ncu_csv.lines import unit_of
+    from traceanalyzer.parsers.ncu_csv import unit_of
 
     names = list(action.metric_names())
 

@@ -13,8 +13,18 @@ import polars as pl
 from traceanalyzer import schema
 from traceanalyzer.errors import MalformedInput
 from traceanalyzer.parsers.contract import Progress, Selection
-from traceanalyzer.parsers.ncu_csv import lines
-from traceanalyzer.parsers.ncu_csv.lines import Layout, Numbers, text_values, unit_of
+from traceanalyzer.parsers.ncu_csv import (
+    Layout,
+    Messages,
+    Numbers,
+    chunks,
+    closed,
+    is_short,
+    regular_rows,
+    sections,
+    text_values,
+    unit_of,
+)
 from traceanalyzer.parsers.source import Source, rank_from_name
 from traceanalyzer.parsers.tables import as_table
 from traceanalyzer.trace import Device, Meta, Trace, issue_rows
@@ -40,7 +50,7 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
         UnreadableFile: the file cannot be read.
     """
     reader = _Reader(selection)
-    for chunk in lines.chunks(source.blocks(_BLOCK, progress)):
+    for chunk in chunks(source.blocks(_BLOCK, progress)):
         reader.add(chunk)
     if not reader.rows:
         raise _no_rows(source, reader)
@@ -128,7 +138,7 @@ class _Reader:
         self.is_wanted = kinds is None or "metric" in kinds
         self.substrings = selection.metrics
         self.layout: Layout | None = None
-        self.messages = lines.Messages()
+        self.messages = Messages()
         self.frames: list[pl.DataFrame] = []
         self.rows = self.bad = 0
         self.truncated = False
@@ -142,14 +152,14 @@ class _Reader:
         self._add_chunk(chunk)
         if not chunk.endswith(b"\n"):  # only the last chunk
             dropped = self.bad + self.messages.bad > before
-            self.truncated = dropped or lines.is_short(chunk, self.layout)
+            self.truncated = dropped or is_short(chunk, self.layout)
             self.bad -= dropped
 
     def _add_chunk(self, chunk: bytes) -> None:
-        rows = lines.regular_rows(chunk, self.layout) if self.layout else 0
+        rows = regular_rows(chunk, self.layout) if self.layout else 0
         if rows and self._add_rows(chunk, rows):
             return
-        for layout, records in lines.sections(chunk, self.layout, self.messages):
+        for layout, records in sections(chunk, self.layout, self.messages):
             if records and layout:
                 self._add_records(records, layout)
             else:
@@ -170,7 +180,7 @@ class _Reader:
         if middle := len(records) // 2:
             halves = records[:middle], records[middle:]
             return [row for half in halves for row in self._readable(half, layout)]
-        rows = lines.closed(records[0].split(b"\n"), layout, self.messages)
+        rows = closed(records[0].split(b"\n"), layout, self.messages)
         return self._readable(rows, layout) if rows else []
 
     def _add_rows(self, text: bytes, count: int) -> bool:
