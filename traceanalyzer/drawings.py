@@ -3,8 +3,6 @@
 Renderers draw them on a page, with matplotlib, or as text.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal

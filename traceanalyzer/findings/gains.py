@@ -8,8 +8,6 @@ and experts, all ranks become like their mean. Other findings have no change tha
 they gain at most their cost.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 

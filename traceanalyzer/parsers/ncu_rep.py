@@ -4,8 +4,6 @@ The module is proprietary: it is part of Nsight Compute (``extras/python``) and 
 ncu exports the report as CSV. The module gives no process and host; launches are numbered in order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

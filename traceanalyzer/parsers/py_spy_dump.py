@@ -4,8 +4,6 @@ Every thread is one sample of weight 1. In JSON its ``tid`` is the id that Pytho
 Recorder use, in text that of the operating system.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple

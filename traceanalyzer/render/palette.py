@@ -4,8 +4,6 @@ Chosen from M. A. Petroff, "Accessible Color Sequences for Data Visualization" (
 differ in brightness too. Idle time is pale, so that busy time stands out.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 

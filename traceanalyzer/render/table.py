@@ -1,7 +1,5 @@
 """Text of a result for a terminal: verdict, tables, notes."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import textwrap

@@ -1,7 +1,5 @@
 """Name the commands that fit a file without the data that an analysis needs."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Callable, Sequence
 

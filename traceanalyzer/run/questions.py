@@ -3,8 +3,6 @@
 The same for a command and for a report, in this process, in a worker and from a summary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace

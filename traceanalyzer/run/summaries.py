@@ -5,8 +5,6 @@ A summary was measured by ``traceanalyzer summarize``, one input after another. 
 summary itself is opened: the paths in it are only names.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

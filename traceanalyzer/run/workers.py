@@ -5,8 +5,6 @@ worker reads pickled tasks from its standard input and writes pickled results to
 output; this module is both ends. A worker exits when its standard input is closed.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import pickle

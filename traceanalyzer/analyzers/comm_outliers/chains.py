@@ -13,8 +13,6 @@ delay analysis of Scalasca (Boehme et al., ICPP 2010) on the kernels of a trace.
 overlaps delays nothing, unless the next collective was queued behind it on its stream.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

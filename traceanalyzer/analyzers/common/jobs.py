@@ -1,7 +1,5 @@
 """Detection of recordings of different jobs by the metadata of the files."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

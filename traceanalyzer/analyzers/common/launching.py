@@ -1,7 +1,5 @@
 """Launch calls of device work: host call, thread and operator."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 

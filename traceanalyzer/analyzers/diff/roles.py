@@ -11,8 +11,6 @@ of a graph replay in the order of their start. A place is a unit with the units 
 on its stream: the same kernel at two positions of a layer is two places.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence

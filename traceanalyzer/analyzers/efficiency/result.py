@@ -1,7 +1,5 @@
 """Result of the efficiency analysis: data, verdict, notes, tables and charts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial

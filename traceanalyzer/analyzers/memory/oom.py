@@ -250,7 +250,7 @@ _SCHEMA: dict[str, pl.DataType | type[pl.DataType]] = {
     "event": pl.Int64,
     "time_ns": pl.Int64,
     "unix_ns": pl.Int64,
-    **{f"{one.name}_bytes": pl.Int64 for one in fields(oom_causes.Situation) if one.type == "int"},
+    **{f"{one.name}_bytes": pl.Int64 for one in fields(oom_causes.Situation) if one.type is int},
     "missing_bytes": pl.Int64,
     "cause": oom_causes.CAUSE,
     "advice": pl.String,

@@ -1,7 +1,5 @@
 """Causes of failed memory requests, and recommended fixes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

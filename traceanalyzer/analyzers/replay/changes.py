@@ -1,7 +1,5 @@
 """Changes of a program: what a fix would make shorter, or would no longer wait for."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

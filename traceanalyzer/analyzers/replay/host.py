@@ -7,8 +7,6 @@ recorded: a pause in which all collectives that were launched before end, or tha
 one of them, is such a wait.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import polars as pl
 

@@ -5,8 +5,6 @@ streams; OSDI'25 "Understanding Stragglers in Large Model Training Using What-if
 transfers of collectives.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Result of the roofline analysis: data, verdict, notes, tables and charts."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ collectives where these show a clear offset, and by the clock synchronisation of
 where a rank has no matched collective. Without absolute times, by the collectives alone.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What the analyses found, as rows on the axis of all ranks: steps, waits, idle time, findings."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import polars as pl

@@ -1,7 +1,5 @@
 """The replayed run, for the gains of findings."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 

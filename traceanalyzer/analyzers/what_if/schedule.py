@@ -6,8 +6,6 @@ Where the first and last stage run two passes without an exchange between them, 
 by the usual share of both.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain

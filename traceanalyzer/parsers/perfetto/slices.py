@@ -5,8 +5,6 @@ a kind, then all their ends in the same order: these are paired by their numbers
 that overlap or meet stay exact.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any, NamedTuple
 

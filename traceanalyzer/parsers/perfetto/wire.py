@@ -6,8 +6,6 @@ read. The rest recognises traces, and reads the few packets that describe others
 https://protobuf.dev/programming-guides/encoding/
 """
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Callable, Iterator, Mapping

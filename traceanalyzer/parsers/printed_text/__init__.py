@@ -6,8 +6,6 @@ read on its own, so that tables of several ranks may be interleaved line by line
 table ``aggregates``.
 """
 
-from __future__ import annotations
-
 import re
 
 from traceanalyzer.parsers.contract import Format, Progress, Selection
