@@ -42,9 +42,9 @@ ALLOWED: dict[str, set[str]] = {
 #: The one arrow that points up: a trace has the functions of the registry as methods.
 METHODS = ("trace.py", "registry")
 #: Modules that say in a string what they import: a result draws itself in a notebook, a trace is
-#: asked; the package, its functions and the exporters load on demand.
+#: asked; the package, its functions, the exporters and the readers of formats load on demand.
 BY_STRING = {
-    *("result.py", "analyzers/methods.py"),
+    *("result.py", "analyzers/methods.py", "parsers/contract.py"),
     *("__init__.py", "exporters/__init__.py", "analyzers/registry.py"),
     "cli/commands.py",
 }

@@ -14,7 +14,7 @@ import polars as pl
 from traceanalyzer import schema
 from traceanalyzer.analyzers.methods import Questions
 from traceanalyzer.errors import MissingData
-from traceanalyzer.vocabulary import TRUNCATED
+from traceanalyzer.vocabulary import NSYS, ROCPD, TRUNCATED
 
 T = TypeVar("T")
 #: (start, end) in ns; None for an open end.
@@ -118,7 +118,7 @@ _XLA_HINTS: dict[str, str] = {
     "stack": "a flamegraph needs py-spy record",
 }
 #: Advice by format.
-_HINTS_OF = {"nsys-sqlite": _NSYS_HINTS, "rocpd": _ROCPD_HINTS}
+_HINTS_OF = {NSYS: _NSYS_HINTS, ROCPD: _ROCPD_HINTS}
 #: Data that is missing if the GPU could not be traced.
 _NEED_GPU_TRACE = ("kernel", "gpu_memcpy", "gpu_memset", "device work", "collective")
 

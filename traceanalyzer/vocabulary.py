@@ -385,6 +385,11 @@ PYTHON_FRAMES = (
 #: torch.profiler's name of a step annotation, without the number.
 PROFILER_STEP = "ProfilerStep#"
 
+#: Formats of databases with a timeline: exports of Nsight Systems, and recordings of AMD GPUs.
+NSYS = "nsys-sqlite"
+ROCPD = "rocpd"
+DATABASES = (NSYS, ROCPD)
+
 #: The format of files with an allocator's history only.
 MEMORY_SNAPSHOT = "memory-snapshot"
 

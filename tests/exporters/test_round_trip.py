@@ -49,7 +49,7 @@ CONFORMANCE = sorted(
 
 
 def read(path: Path, selection: Selection) -> Trace:
-    return chrome_trace.parse(Source(path), selection)
+    return chrome_trace.FORMAT.parse(Source(path), selection, None)
 
 
 def export(trace: Trace, path: Path) -> Path:
@@ -79,7 +79,7 @@ def test_real_files(
     assert trace.events.height > 0
     if trace.events["rank"].n_unique() == 1:
         assert_equal(read(export(trace, folder / "a.json.gz"), selection), trace)
-    again = parquet.parse(Source(export(trace, folder / "a.parquet")), selection)
+    again = parquet.FORMAT.parse(Source(export(trace, folder / "a.parquet")), selection, None)
     assert_equal(again, trace)
     assert_frame_equal(again.issues, trace.issues)
 

@@ -22,7 +22,7 @@ from traceanalyzer.errors import InputError, MalformedInput, UnknownFormat
 from traceanalyzer.exporters import parquet as exporter
 from traceanalyzer.exporters.parquet import write_parquet
 from traceanalyzer.parsers.contract import Selection
-from traceanalyzer.parsers.parquet import FORMAT, parse
+from traceanalyzer.parsers.parquet import FORMAT
 from traceanalyzer.parsers.source import Source
 from traceanalyzer.schema import ON_REQUEST
 from traceanalyzer.trace import Device, Meta, Trace
@@ -49,7 +49,7 @@ def write(trace: Trace, path: Path) -> Path:
 
 
 def read(path: Path, selection: Selection = ALL) -> Trace:
-    return parse(Source(path), selection)
+    return FORMAT.parse(Source(path), selection, None)
 
 
 def assert_equal(actual: Trace, expected: Trace) -> None:
@@ -176,7 +176,7 @@ def test_the_same_trace_gives_the_same_bytes(tmp_path: Path) -> None:
 def test_progress_reaches_the_end(tmp_path: Path) -> None:
     path = write(example(), tmp_path / "a.parquet")
     calls: list[tuple[int, int]] = []
-    parse(Source(path), ALL, lambda *done: calls.append(done))
+    FORMAT.parse(Source(path), ALL, lambda *done: calls.append(done))
     assert calls == [(path.stat().st_size, path.stat().st_size)]
 
 

@@ -34,7 +34,7 @@ from traceanalyzer.findings.kernel_times import (
 from traceanalyzer.findings.rule import MUCH_LEFT, Answers, Measured, explained_by, of_purpose, rule
 from traceanalyzer.frames import intervals
 from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns, format_weight
-from traceanalyzer.vocabulary import FAILED_CALLS, NO_GPU_WORK
+from traceanalyzer.vocabulary import FAILED_CALLS, MEMORY_SNAPSHOT, NO_GPU_WORK
 
 
 @rule(
@@ -574,7 +574,7 @@ def _complete(result: Info, lost: pl.DataFrame) -> str:
     lost = lost.filter(pl.col("path") == lost["path"][0])
     if lost["code"].str.contains(_INCOMPLETE).any():
         formats = result.files.filter(pl.col("path") == lost["path"][0])["format"]
-        if (formats == "memory-snapshot").any():
+        if (formats == MEMORY_SNAPSHOT).any():
             return (
                 "Write the snapshot again: torch.cuda.memory._dump_snapshot() must end before the "
                 "job."

@@ -8,13 +8,14 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from importlib import import_module
 from typing import Any
 
 import polars as pl
 
 from traceanalyzer import schema
 from traceanalyzer.parsers.source import Source
-from traceanalyzer.trace import Meta, Trace, issue_rows
+from traceanalyzer.trace import Meta, Trace, in_spans, issue_rows
 
 #: Called with (bytes read, total bytes) of the file on disk.
 Progress = Callable[[int, int], None]
@@ -62,24 +63,22 @@ class Selection:
         return bool(self.names and name and self._name_pattern.search(name))
 
     def rows(self) -> pl.Expr | None:
-        """Return the filter on ``events`` by kind and name; None for all rows."""
-        if self.kinds is None:
-            return None
-        selected = pl.col("kind").cast(pl.String).is_in(sorted(self.kinds))
-        if self.names:
-            name = pl.col("name").cast(pl.String)
-            selected |= name.str.contains_any(list(self.names)).fill_null(value=False)
-        return selected
+        """Return the filter on ``events`` by kind, name and window; None for all rows."""
+        tests = []
+        if self.kinds is not None:
+            selected = pl.col("kind").cast(pl.String).is_in(sorted(self.kinds))
+            if self.names:
+                name = pl.col("name").cast(pl.String)
+                selected |= name.str.contains_any(list(self.names)).fill_null(value=False)
+            tests.append(selected)
+        if self.windows:
+            tests.append(in_spans(self.windows, with_start=True))
+        return pl.all_horizontal(tests).fill_null(value=False) if tests else None
 
     def apply(self, trace: Trace) -> Trace:
         """Return the trace with only the selected events, for parsers that read all of them."""
         rows = self.rows()
-        chosen = [] if rows is None else [rows]
-        if self.windows:
-            ts, end = pl.col("ts"), pl.col("ts") + pl.col("dur").fill_null(0)
-            inside = ((ts < high) & ((end > low) | (ts >= low)) for low, high in self.windows)
-            chosen.append(pl.any_horizontal(*inside))
-        return trace.select(pl.all_horizontal(*chosen)) if chosen else trace
+        return trace if rows is None else trace.select(rows)
 
     @cached_property
     def _name_pattern(self) -> re.Pattern[str]:
@@ -117,6 +116,15 @@ class Format:
         Callable[[Source, Selection, Progress | None], Sequence[Callable[[], Trace]]] | None
     ) = None
     ranks: Callable[[Source], Sequence[int]] | None = None
+
+
+def on_use(function: str) -> Callable[..., Any]:
+    """Return a function that imports ``module:name`` when it is called, and calls it.
+
+    Detection loads all formats, and few files need the reader of another one.
+    """
+    module, _, name = function.partition(":")
+    return lambda *args: getattr(import_module(module), name)(*args)
 
 
 def bounded(trace: Trace) -> Trace:

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 from traceanalyzer.analyzers.common.names import matching
 from traceanalyzer.trace import Meta, Trace
+from traceanalyzer.vocabulary import DATABASES, ROCPD
 
 #: Names of AMD's GPUs.
 AMD = re.compile(r"\bMI\d{2,3}|Radeon|Instinct", re.IGNORECASE)
-#: Formats of profilers that also record programs without PyTorch.
-_ANY_PROGRAM = ("nsys-sqlite", "rocpd")
 #: Substrings of names that only PyTorch's operators, kernels and annotations have.
 OF_PYTORCH = (
     *("aten::", "at::", "c10::", "torch", "ProfilerStep#", "DataLoader", "Optimizer.step#"),
@@ -42,12 +41,12 @@ def uses_hip(meta: Meta, names: Iterable[str]) -> bool:
         names: names of its events.
     """
     devices = ", ".join(device.name or "" for device in meta.devices)
-    return meta.format == "rocpd" or bool(AMD.search(devices) or matching(names, _OF_HIP))
+    return meta.format == ROCPD or bool(AMD.search(devices) or matching(names, _OF_HIP))
 
 
 def uses_pytorch(meta: Meta, names: Iterable[str]) -> bool:
     """Return whether PyTorch was recorded, or its profiler wrote the file."""
-    if meta.format not in _ANY_PROGRAM:
+    if meta.format not in DATABASES:  # these also record programs without PyTorch
         return True
     return any(mark in name for name in names for mark in OF_PYTORCH)
 

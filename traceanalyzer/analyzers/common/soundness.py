@@ -35,7 +35,6 @@ _OVERLAP_NS = 10_000
 _LONGER, _LATER = 3, 3
 #: From this share of records on, the stream runs work concurrently, and no record is impossible.
 _CONCURRENT_FRAC = 0.05
-_NSYS = "nsys-sqlite"
 #: A record that lasts longer than all else is impossible from this length on, if it takes this many
 #: times as long as other calls of its kernel.
 _LONG_NS, _BEYOND = 10_000_000, 10
@@ -142,7 +141,7 @@ def _impossible(trace: Trace, work: pl.DataFrame) -> tuple[_Bools, str]:
     start, length = work["ts"].to_numpy(), work["dur"].to_numpy()
     zeros = (0, -(trace.meta.epoch_ns or 0))
     untimed = np.isin(start, zeros) & (length == 0)
-    if trace.meta.format != _NSYS and untimed.any():  # CUPTI has no time of a record: both are 0
+    if untimed.any() and trace.meta.format != words.NSYS:  # CUPTI: both times are 0 if unknown
         untimed &= (work["correlation"] > 0).fill_null(value=False).to_numpy()
     backwards = length < 0
     timed = ~(untimed | backwards)
@@ -150,7 +149,7 @@ def _impossible(trace: Trace, work: pl.DataFrame) -> tuple[_Bools, str]:
     beyond[timed] = _too_long(trace, _only(work, timed))
     left = timed & ~beyond
     overlapping = np.zeros(len(timed), np.bool_)
-    if trace.meta.format != _NSYS or not work["pid"].null_count():  # streams are of a process
+    if trace.meta.format != words.NSYS or not work["pid"].null_count():  # streams are of a process
         overlapping[left] = _overlapping(_only(work, left))
     kinds = {
         "have no time": untimed,

@@ -28,13 +28,11 @@ from traceanalyzer.errors import MissingData
 from traceanalyzer.run.loop import run
 from traceanalyzer.schema import INPUTS
 from traceanalyzer.trace import Inputs, Trace, record_hint
-from traceanalyzer.vocabulary import DEVICE_WORK, LAUNCH_KINDS
+from traceanalyzer.vocabulary import DEVICE_WORK, LAUNCH_KINDS, NSYS
 
 #: Sums of a step; those of FLOPs are by precision.
 _STEP_TIMES = ("kernel_ns", "covered_ns", "tensor_ns")
 
-#: Format of Nsight Systems, which has no input shapes.
-_NSYS = "nsys-sqlite"
 
 #: FLOPs of a step in one precision.
 _FLOPS = {
@@ -137,7 +135,7 @@ def measure_for_rules(trace: Trace, options: Options) -> Part:
         _has_shapes(trace, required=True)
     except MissingData as error:
         # inputs are read of products only
-        if trace.meta.format == _NSYS or not PRODUCTS.isdisjoint(trace.names):
+        if trace.meta.format == NSYS or not PRODUCTS.isdisjoint(trace.names):
             raise
         why = "no matrix product or convolution was recorded"
         raise MissingData(f"{trace.meta.path}: {why}") from error
@@ -197,7 +195,7 @@ def _has_shapes(trace: Trace, *, required: bool) -> bool:
         return True
     if not required:
         return False
-    if trace.meta.format == _NSYS:
+    if trace.meta.format == NSYS:
         raise MissingData(
             f"{trace.meta.path}: Nsight Systems records no shapes; give --params and --tokens for "
             "the MFU, or record with torch.profiler record_shapes=True"

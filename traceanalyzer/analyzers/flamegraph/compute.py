@@ -19,10 +19,9 @@ from traceanalyzer.errors import MissingData
 from traceanalyzer.run.loop import run
 from traceanalyzer.trace import Inputs, Trace, in_spans, record_hint
 from traceanalyzer.units import format_frac, format_weight
-from traceanalyzer.vocabulary import ALLOCATOR_KINDS, HOST_KINDS
+from traceanalyzer.vocabulary import ALLOCATOR_KINDS, HOST_KINDS, MEMORY_SNAPSHOT
 
 _TITLE_FILES = 3
-_SNAPSHOT = "memory-snapshot"
 
 
 def needs(options: Options) -> Needs:
@@ -118,7 +117,7 @@ def combine(
 
 def _of_time(trace: Trace, options: Options) -> weights.Part:
     """Measure the stacks of time or samples for a report, which excludes bytes of snapshots."""
-    if trace.meta.format == _SNAPSHOT:
+    if trace.meta.format == MEMORY_SNAPSHOT:
         hint = record_hint(trace.meta, "stack")
         raise MissingData(f"{trace.meta.path}: no stacks of time were recorded; {hint}")
     return measure(trace, options)

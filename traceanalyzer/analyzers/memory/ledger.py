@@ -18,7 +18,7 @@ from traceanalyzer.analyzers.base import AnalyzerOptions, Needs
 from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.frames.intervals import Ints
 from traceanalyzer.trace import Trace, is_truncated, record_hint
-from traceanalyzer.vocabulary import ALLOCATOR_KINDS
+from traceanalyzer.vocabulary import ALLOCATOR_KINDS, MEMORY_SNAPSHOT
 
 Source = Literal["snapshot", "instants", "calls"]
 
@@ -36,7 +36,6 @@ NEEDS = Needs(
 ORIGIN = pl.Enum(("recorded", "freed", "block"))
 ACTIVE = ("active_allocated", "active_pending_free")
 
-_SNAPSHOT = "memory-snapshot"
 _CPU = 0
 #: Kinds of host memory that nsys records besides device memory.
 _HOST_MEMORY = ("Pinned", "Pageable")
@@ -205,7 +204,7 @@ def histories(trace: Trace) -> list[History]:
 
 
 def _source(trace: Trace) -> Source:
-    if trace.meta.format == _SNAPSHOT or trace.segments.height:
+    if trace.meta.format == MEMORY_SNAPSHOT or trace.segments.height:
         return "snapshot"
     return "instants" if (trace.events["kind"] == "cpu_instant_event").any() else "calls"
 

@@ -10,9 +10,7 @@ flows). ``samples``, ``producers`` and ``xla`` are imported only for files that 
 
 import re
 
-from traceanalyzer.parsers.contract import Format, Progress, Selection
-from traceanalyzer.parsers.source import Source
-from traceanalyzer.trace import Trace
+from traceanalyzer.parsers.contract import Format, on_use
 
 #: Keys that distinguish a trace from other JSON; most of them precede the events.
 _LIKELY = re.compile(
@@ -30,19 +28,12 @@ def sniff(head: bytes, path: str) -> bool:  # noqa: ARG001 - a parser's signatur
     return text.startswith(b"{") and _LIKELY.search(head) is not None
 
 
-def parse(source: Source, selection: Selection, progress: Progress | None = None) -> Trace:
-    """Read one trace; see :func:`traceanalyzer.parsers.chrome_trace.reader.parse`."""
-    from traceanalyzer.parsers.chrome_trace import reader
-
-    return reader.parse(source, selection, progress)
-
-
 FORMAT: Format = Format(
     name="chrome-trace",
     suffixes=(".json", ".json.gz", ".pt.trace.json", ".pfw", ".pfw.gz", ".json.zst", ".zip"),
     description="Chrome Trace Event JSON: PyTorch/Kineto, Composer, JAX, viztracer, dftracer",
     spec_url="https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU",
     sniff=sniff,
-    parse=parse,
+    parse=on_use("traceanalyzer.parsers.chrome_trace.reader:parse"),
     priority=10,
 )

@@ -6,10 +6,8 @@ tables of a trace.
 
 import re
 
-from traceanalyzer.parsers.contract import Format, Progress, Selection
+from traceanalyzer.parsers.contract import Format, on_use
 from traceanalyzer.parsers.memory_snapshot import is_pickle
-from traceanalyzer.parsers.source import Source
-from traceanalyzer.trace import Trace
 from traceanalyzer.vocabulary import FLIGHT_RECORDER
 
 #: Keys of a dump in a pickle; of entries and status in JSON.
@@ -33,19 +31,12 @@ def sniff(head: bytes, path: str) -> bool:  # noqa: ARG001 - a parser's signatur
     return any(key in head for key in _JSON)
 
 
-def parse(source: Source, selection: Selection, progress: Progress | None = None) -> Trace:
-    """Read a dump; see :func:`traceanalyzer.parsers.flight_recorder.reader.parse`."""
-    from traceanalyzer.parsers.flight_recorder import reader
-
-    return reader.parse(source, selection, progress)
-
-
 FORMAT: Format = Format(
     name=FLIGHT_RECORDER,
     suffixes=("", ".json", ".pickle"),
     description="PyTorch Flight Recorder dumps of NCCL and gloo, pickle or JSON",
     spec_url="https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html",
     sniff=sniff,
-    parse=parse,
+    parse=on_use("traceanalyzer.parsers.flight_recorder.reader:parse"),
     priority=75,
 )

@@ -7,9 +7,9 @@ and reports issues.
 
 import zipfile
 
-from traceanalyzer.parsers.contract import Format, Progress, Selection
+from traceanalyzer.parsers.contract import Format, on_use
 from traceanalyzer.parsers.source import Source
-from traceanalyzer.trace import Trace
+from traceanalyzer.vocabulary import MEMORY_SNAPSHOT
 
 _PROTO = 0x80
 _PROTOCOLS = (2, 3, 4, 5)
@@ -45,19 +45,12 @@ def _contains_pickle(path: str) -> bool:
         return False
 
 
-def parse(source: Source, selection: Selection, progress: Progress | None = None) -> Trace:
-    """Read a snapshot; see :func:`traceanalyzer.parsers.memory_snapshot.reader.parse`."""
-    from traceanalyzer.parsers.memory_snapshot import reader
-
-    return reader.parse(source, selection, progress, FORMAT.name)
-
-
 FORMAT: Format = Format(
-    name="memory-snapshot",
+    name=MEMORY_SNAPSHOT,
     suffixes=(".pickle", ".pkl", ".pickle.gz"),
     description="CUDA memory snapshots: torch.cuda.memory._dump_snapshot",
     spec_url="https://docs.pytorch.org/docs/stable/torch_cuda_memory.html",
     sniff=sniff,
-    parse=parse,
+    parse=on_use("traceanalyzer.parsers.memory_snapshot.reader:parse"),
     priority=80,
 )

@@ -18,7 +18,7 @@ from traceanalyzer.parsers.memory_snapshot.tables import History, Stacks
 from traceanalyzer.parsers.source import Source, rank_from_name
 from traceanalyzer.parsers.tables import Ints, Order, as_table, time_order
 from traceanalyzer.trace import Device, Meta, Trace, issue_rows
-from traceanalyzer.vocabulary import ALLOCATOR_KINDS
+from traceanalyzer.vocabulary import ALLOCATOR_KINDS, MEMORY_SNAPSHOT
 
 Finding = tuple[str, str, int, str | None]
 
@@ -32,7 +32,7 @@ _WANTED = frozenset((*ALLOCATOR_KINDS, "user_annotation"))
 _CUDA = 1
 
 
-def parse(source: Source, selection: Selection, progress: Progress | None, format_: str) -> Trace:
+def parse(source: Source, selection: Selection, progress: Progress | None = None) -> Trace:
     """Read a snapshot.
 
     The clock starts at the first event. All complete parts of a truncated file are read.
@@ -43,7 +43,7 @@ def parse(source: Source, selection: Selection, progress: Progress | None, forma
     """
     rank = rank_from_name(source.path)
     if selection.kinds is not None and not selection.kinds & _WANTED:
-        return Trace(sources=(Meta(path=source.path, format=format_, rank=rank),))
+        return Trace(sources=(Meta(path=source.path, format=MEMORY_SNAPSHOT, rank=rank),))
     reading = _read(source, progress)
     top = reading.fields(reading.document.root)
     history = tables.read_history(reading, reading.items(top.get(document.TRACES, 0)))
@@ -69,7 +69,7 @@ def parse(source: Source, selection: Selection, progress: Progress | None, forma
         sources=(
             Meta(
                 path=source.path,
-                format=format_,
+                format=MEMORY_SNAPSHOT,
                 epoch_ns=None if start_us is None else start_us * _US,
                 start_ns=None if start_us is None else 0,
                 rank=rank,
@@ -126,23 +126,13 @@ def _events(
     both = pl.concat([done, marked], how="diagonal").with_columns(
         free_bytes=tables.free_bytes(reading, history).extend_constant(None, marked.height)
     )
-    if (wanted := _wanted(selection)) is not None:
+    if (wanted := selection.rows()) is not None:
         both = both.filter(wanted)
     order = None if both["ts"].null_count() else _order(both)
     both = both if order is None else both[order]
     free = both.select(pl.int_range(pl.len(), dtype=pl.UInt32).alias("event"), "free_bytes")
     totals = free.drop_nulls().with_columns(device_type=pl.lit(_CUDA))
     return _as_table(both, "events"), _as_table(totals, "memory_totals")
-
-
-def _wanted(selection: Selection) -> pl.Expr | None:
-    """Return the filter on events; None for all."""
-    keep = [] if (selected := selection.rows()) is None else [selected]
-    if selection.windows:
-        end = pl.col("ts") + pl.col("dur").fill_null(0)
-        inside = [(end >= low) & (pl.col("ts") < high) for low, high in selection.windows]
-        keep.append(pl.any_horizontal(inside))
-    return pl.all_horizontal(keep).fill_null(value=False) if keep else None
 
 
 def _order(events: pl.DataFrame) -> Order | None:

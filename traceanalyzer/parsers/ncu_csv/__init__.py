@@ -15,9 +15,7 @@ from functools import cache
 import numpy as np
 import polars as pl
 
-from traceanalyzer.parsers.contract import Format, Progress, Selection
-from traceanalyzer.parsers.source import Source
-from traceanalyzer.trace import Trace
+from traceanalyzer.parsers.contract import Format, on_use
 from traceanalyzer.vocabulary import NCU_CSV
 
 #: A record with quoted line breaks has at most this many lines.
@@ -396,19 +394,12 @@ def sniff(head: bytes, path: str) -> bool:  # noqa: ARG001 - a parser's signatur
     return any(parse_header(line) for line in head.decode(errors="replace").splitlines())
 
 
-def parse(source: Source, selection: Selection, progress: Progress | None = None) -> Trace:
-    """Read a report; see :func:`traceanalyzer.parsers.ncu_csv.reader.parse`."""
-    from traceanalyzer.parsers.ncu_csv import reader
-
-    return reader.parse(source, selection, progress)
-
-
 FORMAT: Format = Format(
     name=NCU_CSV,
     suffixes=(".csv", ".txt", ".log"),
     description="metrics of Nsight Compute (ncu --csv), any page",
     spec_url="https://docs.nvidia.com/nsight-compute/NsightComputeCli/index.html",
     sniff=sniff,
-    parse=parse,
+    parse=on_use("traceanalyzer.parsers.ncu_csv.reader:parse"),
     priority=40,
 )

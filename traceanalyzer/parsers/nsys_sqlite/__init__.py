@@ -9,7 +9,6 @@ captured (``identity``), and reads device work (``device``), host calls (``host`
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,9 +16,10 @@ from typing import NamedTuple
 
 from traceanalyzer import schema
 from traceanalyzer.errors import UnknownFormat
-from traceanalyzer.parsers.contract import Format, Progress, Selection
+from traceanalyzer.parsers.contract import Format, Progress, Selection, on_use
 from traceanalyzer.parsers.source import Source
 from traceanalyzer.trace import Trace
+from traceanalyzer.vocabulary import NSYS
 
 _MAGIC = b"SQLite format 3\0"
 #: Table names of nsys; the definitions of tables are in a file's first pages.
@@ -50,29 +50,6 @@ def is_misnamed(head: bytes, path: str) -> bool:
     return path.lower().endswith(_DATABASES) and not head.startswith(_MAGIC)
 
 
-def parse(source: Source, selection: Selection, progress: Progress | None = None) -> Trace:
-    """Read an export; see :func:`traceanalyzer.parsers.nsys_sqlite.reader.parse`."""
-    from traceanalyzer.parsers.nsys_sqlite import reader
-
-    return reader.parse(source, selection, progress, FORMAT.name)
-
-
-def parse_ranks(
-    source: Source, selection: Selection, progress: Progress | None = None
-) -> list[Callable[[], Trace]]:
-    """Read an export; see :func:`traceanalyzer.parsers.nsys_sqlite.reader.parse_ranks`."""
-    from traceanalyzer.parsers.nsys_sqlite import reader
-
-    return reader.parse_ranks(source, selection, progress, FORMAT.name)
-
-
-def ranks(source: Source) -> list[int]:
-    """Return the ranks; see :func:`traceanalyzer.parsers.nsys_sqlite.reader.ranks`."""
-    from traceanalyzer.parsers.nsys_sqlite import reader
-
-    return reader.ranks(source)
-
-
 def sniff_report(head: bytes, path: str) -> bool:  # noqa: ARG001 - a parser's signature
     """Whether the name is that of an nsys report, a format that only nsys can read."""
     return path.lower().endswith(_REPORTS)
@@ -99,7 +76,7 @@ def parse_report(source: Source, selection: Selection, progress: Progress | None
             f"an Nsight Systems report that nsys could not export: {export.message}",
             hint=f"nsys export --type sqlite {source.path}",
         )
-    return parse(Source(f"{export.folder.name}/export.sqlite"), selection, progress)
+    return FORMAT.parse(Source(f"{export.folder.name}/export.sqlite"), selection, progress)
 
 
 class _Export(NamedTuple):
@@ -124,15 +101,15 @@ def _exported(nsys: str, report: str, _changed_ns: int, _size: int) -> _Export:
 
 
 FORMAT: Format = Format(
-    name="nsys-sqlite",
+    name=NSYS,
     suffixes=(".sqlite", ".sqlite.gz", ".sqlite3", ".db"),
     description="Nsight Systems: nsys export --type sqlite",
     spec_url="https://docs.nvidia.com/nsight-systems/UserGuide/index.html#sqlite-schema-reference",
     sniff=sniff,
-    parse=parse,
+    parse=on_use("traceanalyzer.parsers.nsys_sqlite.reader:parse"),
     priority=90,
-    parse_ranks=parse_ranks,
-    ranks=ranks,
+    parse_ranks=on_use("traceanalyzer.parsers.nsys_sqlite.reader:parse_ranks"),
+    ranks=on_use("traceanalyzer.parsers.nsys_sqlite.reader:ranks"),
 )
 
 REPORT: Format = Format(

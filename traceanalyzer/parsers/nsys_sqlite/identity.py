@@ -17,7 +17,7 @@ from traceanalyzer.parsers.source import rank_from_name
 from traceanalyzer.parsers.sqlite.rows import Finding
 from traceanalyzer.trace import Device, Meta
 from traceanalyzer.units import format_ns
-from traceanalyzer.vocabulary import NO_GPU_WORK
+from traceanalyzer.vocabulary import NO_GPU_WORK, NSYS
 
 _MPI_THREAD = re.compile(r"^MPI Rank (\d{1,7})$")
 _RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
@@ -130,7 +130,7 @@ def _recorded(ranks: dict[int, int], size: int | None) -> Identity:
     return Identity(ranks, world_size=size)
 
 
-def describe(export: tables.Export, identity: Identity, path: str, name: str) -> Meta:
+def describe(export: tables.Export, identity: Identity, path: str) -> Meta:
     """Return the metadata of the export."""
     values = _pairs(export, next((t for t in tables.EXPORT if export.database.has(t)), ""))
     version, number = values.get("EXPORT_PRODUCT_VERSION"), values.get("EXPORT_SCHEMA_VERSION")
@@ -138,7 +138,7 @@ def describe(export: tables.Export, identity: Identity, path: str, name: str) ->
     failed = failure(export)
     return Meta(
         path=path,
-        format=name,
+        format=NSYS,
         version=f"{version} (schema {number})" if version else "before 2022",
         epoch_ns=session.row(0)[0] if session.height else None,
         start_ns=_first_event(export),

@@ -128,7 +128,7 @@ class _Recording:
         return replace(self.trace(parts), sources=sources, lanes=self.lanes.filter(of_rank))
 
 
-def parse(source: Source, selection: Selection, progress: Progress | None, name: str) -> Trace:
+def parse(source: Source, selection: Selection, progress: Progress | None = None) -> Trace:
     """Read the selected tables, columns and rows of an export.
 
     Raises:
@@ -136,15 +136,15 @@ def parse(source: Source, selection: Selection, progress: Progress | None, name:
         MalformedInput: it is being written, or too damaged to list its tables.
         UnreadableFile: the file cannot be read.
     """
-    recording = _read(source, selection, progress, name, split=False)
+    recording = _read(source, selection, progress, split=False)
     return recording.trace(recording.parts)
 
 
 def parse_ranks(
-    source: Source, selection: Selection, progress: Progress | None, name: str
+    source: Source, selection: Selection, progress: Progress | None = None
 ) -> list[Callable[[], Trace]]:
     """Read an export like :func:`parse`; return a function per rank that builds its trace."""
-    recording = _read(source, selection, progress, name, split=True)
+    recording = _read(source, selection, progress, split=True)
     parts_of = grouped_by_rank(recording.parts)
     if parts_of.keys() <= {recording.meta.rank} and selection.ranks is None:
         parts = [part for parts in parts_of.values() for part in parts]
@@ -170,7 +170,7 @@ def ranks(source: Source) -> list[int]:
 
 
 def _read(
-    source: Source, selection: Selection, progress: Progress | None, name: str, *, split: bool
+    source: Source, selection: Selection, progress: Progress | None, *, split: bool
 ) -> _Recording:
     """Read all rows of an export; ``split`` yields parts of one rank each."""
     with (
@@ -184,7 +184,7 @@ def _read(
         export = tables.Export(database, selection, only_process=only_process)
         identity = identify(export, source.path)
         export.processes = identity.processes_of(selection.ranks)
-        meta = describe(export, identity, source.path, name)
+        meta = describe(export, identity, source.path)
         recording = _Recording(meta)
         timeless = backwards = 0
         for part in _parts(export, identity, recording):

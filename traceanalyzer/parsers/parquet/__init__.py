@@ -4,10 +4,8 @@ Returns the trace the file was written from. ``reader`` does the work; it import
 0.1 s), which no other format needs.
 """
 
-from traceanalyzer.parsers.contract import Format, Progress, Selection
+from traceanalyzer.parsers.contract import Format, on_use
 from traceanalyzer.parsers.foreign import is_nsys_table, is_written_by_summarize
-from traceanalyzer.parsers.source import Source
-from traceanalyzer.trace import Trace
 
 
 def sniff(head: bytes, path: str) -> bool:
@@ -16,19 +14,12 @@ def sniff(head: bytes, path: str) -> bool:
     return is_parquet and not is_written_by_summarize(path)
 
 
-def parse(source: Source, selection: Selection, progress: Progress | None = None) -> Trace:
-    """Read a trace back; see :func:`traceanalyzer.parsers.parquet.reader.parse`."""
-    from traceanalyzer.parsers.parquet import reader
-
-    return reader.parse(source, selection, progress)
-
-
 FORMAT: Format = Format(
     name="parquet",
     suffixes=(".parquet",),
     description="traceanalyzer's own columnar form",
     spec_url="https://parquet.apache.org/docs/file-format/",
     sniff=sniff,
-    parse=parse,
+    parse=on_use("traceanalyzer.parsers.parquet.reader:parse"),
     priority=100,
 )

@@ -15,7 +15,7 @@ from traceanalyzer.errors import MalformedInput, UnknownFormat
 from traceanalyzer.parsers.contract import Progress, Selection
 from traceanalyzer.parsers.source import Source
 from traceanalyzer.parsers.tables import as_table
-from traceanalyzer.trace import Device, Meta, Trace, in_spans
+from traceanalyzer.trace import Device, Meta, Trace
 
 _CONVERT = "convert the original trace again"
 #: A truncated file does not say what it was.
@@ -134,7 +134,7 @@ def _selected_events(
     """Return the selected rows, with their row number in the file as ``_row``."""
     columns = [c for c in schema.EVENTS if not c.on_request or c.name in selection.columns]
     stored = _stored(file, columns)
-    wanted = _wanted(selection)
+    wanted = selection.rows()
     parts = [pl.DataFrame(schema={"_row": pl.UInt32, **{c.name: c.dtype for c in columns}})]
     first = 0
     for group in range(file.num_row_groups):
@@ -145,14 +145,6 @@ def _selected_events(
         if progress:
             progress(size * (group + 1) // file.num_row_groups, size)
     return pl.concat(parts)
-
-
-def _wanted(selection: Selection) -> pl.Expr | None:
-    """Return the filter on ``events``, or None for all rows."""
-    tests = [] if (selected := selection.rows()) is None else [selected]
-    if selection.windows:
-        tests.append(in_spans(selection.windows))
-    return pl.all_horizontal(tests) if tests else None
 
 
 def _side_table(file: _File, name: str, selection: Selection, rows: pl.DataFrame) -> pl.DataFrame:
@@ -167,7 +159,7 @@ def _side_table(file: _File, name: str, selection: Selection, rows: pl.DataFrame
     columns = schema.TABLES[name]
     embedded = _parquet(file.data.slice(first, length), name)
     frame = _typed(embedded.read(_stored(embedded, columns)), columns)
-    if name not in schema.EVENT_TABLES or _wanted(selection) is None:
+    if name not in schema.EVENT_TABLES or selection.rows() is None:
         return frame
     new_rows = rows.select(event="_row", _new=pl.int_range(pl.len(), dtype=pl.UInt32))
     join_type: Literal["left", "inner"] = "left" if name == "flows" else "inner"

@@ -7,9 +7,7 @@ passes all of it, as events of Chrome's JSON, to the parser of that format.
 
 import re
 
-from traceanalyzer.parsers.contract import Format, Progress, Selection
-from traceanalyzer.parsers.source import Source
-from traceanalyzer.trace import Trace
+from traceanalyzer.parsers.contract import Format, on_use
 
 _PACKET = 0x0A
 #: Endings of file names; detection is by content.
@@ -48,19 +46,12 @@ def is_xplane(head: bytes) -> bool:
     return _XPLANE.match(head) is not None
 
 
-def parse(source: Source, selection: Selection, progress: Progress | None = None) -> Trace:
-    """Read one trace; see :func:`traceanalyzer.parsers.perfetto.reader.parse`."""
-    from traceanalyzer.parsers.perfetto import reader
-
-    return reader.parse(source, selection, progress)
-
-
 FORMAT: Format = Format(
     name="perfetto",
     suffixes=(".pftrace", ".perfetto-trace", ".pftrace.gz"),
     description="Perfetto protobuf: PyTorch's .pftrace, rocprofv3 --output-format pftrace",
     spec_url="https://perfetto.dev/docs/reference/synthetic-track-event",
     sniff=sniff,
-    parse=parse,
+    parse=on_use("traceanalyzer.parsers.perfetto.reader:parse"),
     priority=35,
 )

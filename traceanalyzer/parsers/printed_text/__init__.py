@@ -8,9 +8,7 @@ table ``aggregates``.
 
 import re
 
-from traceanalyzer.parsers.contract import Format, Progress, Selection
-from traceanalyzer.parsers.source import Source
-from traceanalyzer.trace import Trace
+from traceanalyzer.parsers.contract import Format, on_use
 from traceanalyzer.vocabulary import PRINTED_TEXT
 
 #: What identifies each form, and the log of a job that runs DeepSpeed.
@@ -40,19 +38,12 @@ def sniff(head: bytes, path: str) -> bool:  # noqa: ARG001 - a parser's signatur
     return _MARKS.search(head) is not None
 
 
-def parse(source: Source, selection: Selection, progress: Progress | None = None) -> Trace:  # noqa: ARG001 - small, always read wholly
-    """Read all tables and lines of known forms; see :mod:`.reader`."""
-    from traceanalyzer.parsers.printed_text import reader
-
-    return reader.parse(source, progress)
-
-
 FORMAT: Format = Format(
     name=PRINTED_TEXT,
     suffixes=(".dat", ".log", ".out", ".txt"),
     description="texts of PyTorch (key_averages, memory_summary) and DeepSpeed, also in job logs",
     spec_url="https://github.com/pytorch/pytorch/blob/main/torch/autograd/profiler_util.py",
     sniff=sniff,
-    parse=parse,
+    parse=on_use("traceanalyzer.parsers.printed_text.reader:parse"),
     priority=43,
 )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import polars as pl
 
 from traceanalyzer.errors import MalformedInput
-from traceanalyzer.parsers.contract import Progress
+from traceanalyzer.parsers.contract import Progress, Selection
 from traceanalyzer.parsers.printed_text import (
     deepspeed_log,
     flops_profile,
@@ -29,7 +29,7 @@ _BY_EVERY_RANK = (key_averages.FORM, memory_summary.FORM)
 _MOST_PROCESSES = 1 << 16
 
 
-def parse(source: Source, progress: Progress | None = None) -> Trace:
+def parse(source: Source, selection: Selection, progress: Progress | None = None) -> Trace:  # noqa: ARG001 - small, always read wholly
     """Read all tables and lines of known forms; other lines are ignored.
 
     The rank of a row is that in its line, else that of the launcher, else that of the file's name,

@@ -5,9 +5,8 @@ builds. RPD (``rocpd_op``) and rocprofv3 (``rocpd_kernel_dispatch``) use the sam
 different tables: ``rpd`` reads the first, ``v3`` the second, each to a ``recording``.
 """
 
-from traceanalyzer.parsers.contract import Format, Progress, Selection
-from traceanalyzer.parsers.source import Source
-from traceanalyzer.trace import Trace
+from traceanalyzer.parsers.contract import Format, on_use
+from traceanalyzer.vocabulary import ROCPD
 
 _MAGIC = b"SQLite format 3\0"
 #: Prefix of all tables; their definitions are in a file's first pages.
@@ -19,20 +18,13 @@ def sniff(head: bytes, path: str) -> bool:  # noqa: ARG001 - a parser's signatur
     return head.startswith(_MAGIC) and _PREFIX in head
 
 
-def parse(source: Source, selection: Selection, progress: Progress | None = None) -> Trace:
-    """Read a recording; see :func:`traceanalyzer.parsers.rocpd.reader.parse`."""
-    from traceanalyzer.parsers.rocpd import reader
-
-    return reader.parse(source, selection, progress, FORMAT.name)
-
-
 FORMAT: Format = Format(
-    name="rocpd",
+    name=ROCPD,
     suffixes=(".rpd", ".rpd.gz", ".db"),
     description="AMD GPUs: RPD (rocmProfileData) and rocprofv3 (rocpd) databases",
     spec_url="https://rocm.docs.amd.com/projects/rocprofiler-sdk/en/latest/how-to/"
     "using-rocpd-output-format.html",
     sniff=sniff,
-    parse=parse,
+    parse=on_use("traceanalyzer.parsers.rocpd.reader:parse"),
     priority=85,
 )

@@ -23,13 +23,13 @@ from traceanalyzer.parsers.sqlite.rows import (
     of_rows,
 )
 from traceanalyzer.trace import Meta, Trace, issue_rows
-from traceanalyzer.vocabulary import SHARED_DEVICE, SHARING
+from traceanalyzer.vocabulary import ROCPD, SHARED_DEVICE, SHARING
 
 _WRITER = "the profiler"
 _REMEDY = "record it again, or recover it: sqlite3 FILE .recover"
 
 
-def parse(source: Source, selection: Selection, progress: Progress | None, name: str) -> Trace:
+def parse(source: Source, selection: Selection, progress: Progress | None = None) -> Trace:
     """Read the selected rows of a recording.
 
     Raises:
@@ -55,7 +55,7 @@ def parse(source: Source, selection: Selection, progress: Progress | None, name:
         timeless = sum(part["ts"].null_count() for part in parts)
         parts = [part.drop_nulls("ts") for part in parts]
         odd = [*of_rows(timeless, negative(parts))]
-        trace = _trace(recording, parts, reading, source.path, name)
+        trace = _trace(recording, parts, reading, source.path)
         issues = [
             *of_file(file, source.damage),
             *unusable,
@@ -68,7 +68,7 @@ def parse(source: Source, selection: Selection, progress: Progress | None, name:
 
 
 def _trace(
-    recording: Recording, parts: list[pl.DataFrame], reading: DatabaseReader, path: str, name: str
+    recording: Recording, parts: list[pl.DataFrame], reading: DatabaseReader, path: str
 ) -> Trace:
     """Return the trace without its issues."""
     rank, ranks = _ranks(recording, path)
@@ -83,7 +83,7 @@ def _trace(
     sizes = [size for _, size in recording.ranks.values() if size is not None]
     meta = Meta(
         path=path,
-        format=name,
+        format=ROCPD,
         version=recording.version,
         start_ns=recording.start_ns,
         rank=rank,
