@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Generic, Unpack
+from typing import Any, Unpack
 
 import polars as pl
 
@@ -39,13 +39,11 @@ from traceanalyzer.run.measure import measure_all
 from traceanalyzer.run.pieces import How, OpenedInputs, State, checked_how, read_needed
 from traceanalyzer.run.questions import FAILED, Question, Questions, perhaps_truncated
 from traceanalyzer.trace import Inputs, Meta, Trace
-from traceanalyzer.vocabulary import NCU_CSV, PRINTED_TEXT
+from traceanalyzer.vocabulary import DATABASES, NCU_CSV, PRINTED_TEXT
 
 _NO_EVENTS = "the profiler was not active during the run, or the file is damaged; record again"
 #: Arrows, which are only counted in reports, and columns of side tables that no rule uses.
 _UNUSED_BY_RULES = ("flows", "block_x", "block_y", "block_z", "registers", "shared_memory")
-#: Formats whose tables may have any place in a file.
-_DATABASES = ("nsys-sqlite", "rocpd")
 
 
 def run(analyzer: Analyzer[O, P, R], inputs: Inputs, options: O, **reading: Unpack[Reading]) -> R:
@@ -71,21 +69,22 @@ def run(analyzer: Analyzer[O, P, R], inputs: Inputs, options: O, **reading: Unpa
         options = replace(options, window=(how.since_ns, how.until_ns))  # type: ignore[call-arg]
     if analyzer.whole_file:
         how = replace(how, since_ns=None, until_ns=None, is_window_of_analyzer=how.has_window)
-    collected = _collect(analyzer, inputs, options, how)
-    other = None if base is None else _collect(analyzer, base, options, how)
-    summaries = {**collected.summaries, **(other.summaries if other else {})}
-    reader = InputReader(collected.items, collected.metas, how, summaries=collected.summaries)
+    opened, question = _collect(analyzer, inputs, options, how)
+    others = [] if base is None else [_collect(analyzer, base, options, how)]
+    states = [opened.state, *(other.state for other, _ in others)]
+    summaries = opened.summaries | {k: v for other, _ in others for k, v in other.summaries.items()}
+    reader = InputReader(opened.items, opened.state.metas, how, summaries=opened.summaries)
     try:
         with guarded(summaries):
-            result = collected.question.result(reader, other.question.parts if other else ())
+            result = question.result(reader, [part for _, other in others for part in other.parts])
             if summaries:
                 result.view()
     except MissingData as error:
-        truncated = collected.truncated or (other.truncated if other else [])
-        if first := next(iter(collected.metas.values()), None):
+        if first := next(iter(opened.state.metas.values()), None):
             error = with_fitting_command(error, first, analyzer.name, None)
-        raise perhaps_truncated(error, truncated=bool(truncated)) from None
-    return with_notes(result, [*collected.notes, *(other.notes if other else ()), *reader.notes])
+        truncated = any(state.truncated for state in states)
+        raise perhaps_truncated(error, truncated=truncated) from None
+    return with_notes(result, [*(n for state in states for n in notes_on(state)), *reader.notes])
 
 
 def examine(
@@ -190,8 +189,8 @@ def collect(
     *,
     may_be_empty: bool = False,
     **reading: Unpack[Reading],
-) -> Collected[O, P, R]:
-    """Return the parts of all ranks of all inputs; raises the same errors as :func:`run`.
+) -> tuple[OpenedInputs, list[P]]:
+    """Return the inputs and the parts of all their ranks; raises the same errors as :func:`run`.
 
     Args:
         analyzer: the analyzer.
@@ -200,7 +199,9 @@ def collect(
         may_be_empty: do not raise an error if no input can be read.
         **reading: see :func:`run`.
     """
-    return _collect(analyzer, inputs, options, How(**reading), may_be_empty=may_be_empty)
+    how = How(**reading)
+    opened, question = _collect(analyzer, inputs, options, how, may_be_empty=may_be_empty)
+    return opened, [part for _, part in question.parts]
 
 
 def with_notes(result: R, notes: Iterable[str]) -> R:
@@ -223,7 +224,7 @@ def truncated_notes(
         form = metas[path].format if path in metas else ""
         if form in (PRINTED_TEXT, NCU_CSV):
             return "rows of its last table"
-        return "rows of any of its tables" if form in _DATABASES else "events at its end"
+        return "rows of any of its tables" if form in DATABASES else "events at its end"
 
     return tuple(f"{path} is truncated: {lost(path)} are missing in all numbers." for path in paths)
 
@@ -254,9 +255,9 @@ class InputReader:
         if not each(inputs):
             return done
         how = How(progress=self.how.progress, on_trace=self.how.on_trace)
-        further = _collect(analyzer, inputs, options, how)
-        self.notes.extend(further.notes)
-        return [*done, *further.parts]
+        opened, question = _collect(analyzer, inputs, options, how)
+        self.notes.extend(notes_on(opened.state))
+        return [*done, *(part for _, part in question.parts)]
 
     def traces(self, needs: Needs, windows: Mapping[str, Sequence[tuple[int, int]]]) -> list[Trace]:
         """Return all ranks of the traces in memory, and of the files in ``windows``.
@@ -288,54 +289,6 @@ class InputReader:
             return []
 
 
-@dataclass(frozen=True)
-class Collected(Generic[O, P, R]):
-    """What one analysis measured of all inputs.
-
-    Attributes:
-        opened: the inputs.
-        question: the analysis and its parts.
-    """
-
-    opened: OpenedInputs
-    question: Question[O, P, R]
-
-    @property
-    def items(self) -> Sequence[Trace | str]:
-        """Traces in memory and paths."""
-        return self.opened.items
-
-    @property
-    def metas(self) -> Mapping[str, Meta]:
-        """Metadata of the traces read, by path."""
-        return self.opened.state.metas
-
-    @property
-    def parts(self) -> list[P]:
-        """One per rank."""
-        return [part for _, part in self.question.parts]
-
-    @property
-    def skipped(self) -> Sequence[Skipped]:
-        """Inputs and ranks that are not part of the result."""
-        return self.opened.state.skipped
-
-    @property
-    def summaries(self) -> Mapping[str, str]:
-        """The summary of each summarized input, by the path of the input."""
-        return self.opened.summaries
-
-    @property
-    def truncated(self) -> Sequence[str]:
-        """Paths of truncated inputs."""
-        return self.opened.state.truncated
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """A note for each truncated or skipped input, and for each pair that overlaps."""
-        return notes_on(self.opened.state)
-
-
 def notes_on(state: State) -> tuple[str, ...]:
     """Return a note for each truncated or skipped input, and for each pair that overlaps."""
     overlaps = state.repeats.notes.values()
@@ -351,11 +304,11 @@ def _collect(
     how: How,
     *,
     may_be_empty: bool = False,
-) -> Collected[O, P, R]:
+) -> tuple[OpenedInputs, Question[O, P, R]]:
     opened = OpenedInputs(inputs, analyzer.needs(options), how, split=analyzer.split_ranks)
     opened.every_file |= analyzer.every_file
     questions = Questions.of_one(analyzer, options)
     measure_all(opened, questions)
     question = questions.asked[analyzer.name]
     opened.require(any_part=bool(question.parts), may_be_empty=may_be_empty)
-    return Collected(opened, question)
+    return opened, question

@@ -185,9 +185,9 @@ def _facts(folder: Path) -> Facts:
     files = tuple(sorted(path.name for path in folder.iterdir())[:_MOST_NAMES])
     known = Facts(PARTS_SCHEMA, __version__, saved, inputs=count, ranks=count, files=files)
     try:
-        collected = collect(DIFF, str(folder), DIFF.options())
-        with guarded(collected.summaries):
-            run = runs.run_of(collected.parts)
+        opened, parts = collect(DIFF, str(folder), DIFF.options())
+        with guarded(opened.summaries):
+            run = runs.run_of(parts)
     except MissingData:
         return known
     sizes = {fact.world_size for fact in run.facts if fact.world_size}

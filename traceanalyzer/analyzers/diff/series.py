@@ -23,7 +23,7 @@ from traceanalyzer.analyzers.diff.runs import Measure, Part
 from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.result import Result, Table, View
 from traceanalyzer.run.baselines import run_paths
-from traceanalyzer.run.loop import collect, guarded, run, with_notes
+from traceanalyzer.run.loop import collect, guarded, notes_on, run, with_notes
 from traceanalyzer.trace import Inputs
 from traceanalyzer.units import format_change, format_ns
 
@@ -310,12 +310,12 @@ def diff_runs(
     window = (reading.get("since_ns"), reading.get("until_ns"))
     options = Options(step_name, comm_patterns, min_change, None, window)
     sides = [[collect(DIFF, run, options, **reading) for run in side] for side in (before, after)]
-    every = [run for side in sides for run in side]
-    with guarded({path: one for run in every for path, one in run.summaries.items()}):
-        parts = [[run.parts for run in side] for side in sides]
+    opened = [run for side in sides for run, _ in side]
+    with guarded({path: one for run in opened for path, one in run.summaries.items()}):
+        parts = [[of_run for _, of_run in side] for side in sides]
         result = median_runs(parts[0], parts[1], options)
         result.view()
-    return with_notes(result, dict.fromkeys(note for run in every for note in run.notes))
+    return with_notes(result, dict.fromkeys(note for run in opened for note in notes_on(run.state)))
 
 
 def diff_series(
@@ -343,6 +343,7 @@ def diff_series(
     window = (reading.get("since_ns"), reading.get("until_ns"))
     options = Options(step_name, comm_patterns, min_change, None, window)
     every = [collect(DIFF, run, options, **reading) for run in runs]
-    with guarded({path: one for run in every for path, one in run.summaries.items()}):
-        result = in_order([run.parts for run in every], options)
-    return with_notes(result, dict.fromkeys(note for run in every for note in run.notes))
+    opened = [run for run, _ in every]
+    with guarded({path: one for run in opened for path, one in run.summaries.items()}):
+        result = in_order([parts for _, parts in every], options)
+    return with_notes(result, dict.fromkeys(note for run in opened for note in notes_on(run.state)))

@@ -22,6 +22,7 @@ from traceanalyzer.run.loop import collect, guarded, truncated_notes, with_notes
 from traceanalyzer.run.read import read
 from traceanalyzer.trace import Inputs, Trace
 from traceanalyzer.units import format_bytes, format_count
+from traceanalyzer.vocabulary import DATABASES
 
 #: Bytes read at each end of a file.
 END_BYTES = 1 << 16
@@ -30,7 +31,7 @@ _FILE_SECONDS, _BYTE_SECONDS, _INFLATED = 0.01, 1e-8, 10
 #: From this estimated time on, ends are enough.
 _LONG_SECONDS = 20
 #: Formats of which tables can be skipped: their metadata is read, without events.
-_SELECTIVE = ("nsys-sqlite", "rocpd", "parquet")
+_SELECTIVE = (*DATABASES, "parquet")
 _TOGETHER = 16
 
 
@@ -247,10 +248,11 @@ def info(
         result = described(items, (*skipped, *foreign), reading, required=quick is True)
         if result is not None:
             return result
-    collected = collect(INFO, items, Options(), may_be_empty=len(items) != 1, **reading)
-    unread = [(one.path, one.why) for one in collected.skipped]
-    with guarded(collected.summaries):
-        result = INFO.combine(collected.parts, Options((*skipped, *foreign, *unread)), ())
-        if collected.summaries:
+    opened, parts = collect(INFO, items, Options(), may_be_empty=len(items) != 1, **reading)
+    state = opened.state
+    unread = [(one.path, one.why) for one in state.skipped]
+    with guarded(opened.summaries):
+        result = INFO.combine(parts, Options((*skipped, *foreign, *unread)), ())
+        if opened.summaries:
             result.view()
-    return with_notes(result, truncated_notes(collected.truncated, collected.metas))
+    return with_notes(result, truncated_notes(state.truncated, state.metas))
