@@ -12,7 +12,7 @@ from typing import Any
 from traceanalyzer.parsers.memory_snapshot import machine
 from traceanalyzer.parsers.memory_snapshot.document import Document
 from traceanalyzer.parsers.memory_snapshot.machine import Machine
-from traceanalyzer.parsers.memory_snapshot.problem import Problem, Refused
+from traceanalyzer.parsers.memory_snapshot.unpickler import Problem, Refused
 
 #: Kinds of dicts in torch 1.13 to 2.13: the identifying key, and the fields.
 TABLES = (

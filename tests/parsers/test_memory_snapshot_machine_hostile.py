@@ -29,7 +29,7 @@ from pickles import (
 from wording import raises_wording
 
 from traceanalyzer.parsers.memory_snapshot import machine, unpickler
-from traceanalyzer.parsers.memory_snapshot.problem import Problem, Refused
+from traceanalyzer.parsers.memory_snapshot.unpickler import Problem, Refused
 
 compiled = pytest.mark.skipif(machine._machine is None, reason="built without a compiler")
 

@@ -26,8 +26,12 @@ from traceanalyzer.errors import MalformedInput
 from traceanalyzer.frames.stacks import NONE, Interner
 from traceanalyzer.parsers.contract import Progress, Selection
 from traceanalyzer.parsers.memory_snapshot import is_pickle
-from traceanalyzer.parsers.memory_snapshot.problem import Problem, Refused, opcode_name
-from traceanalyzer.parsers.memory_snapshot.unpickler import PlainUnpickler
+from traceanalyzer.parsers.memory_snapshot.unpickler import (
+    PlainUnpickler,
+    Problem,
+    Refused,
+    opcode_name,
+)
 from traceanalyzer.parsers.source import Source, rank_from_name
 from traceanalyzer.parsers.tables import Frame, as_table, stacks_table
 from traceanalyzer.schema import LAST_EPOCH_NS, MAX_BYTES, MAX_RANKS

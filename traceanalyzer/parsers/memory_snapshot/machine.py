@@ -15,8 +15,12 @@ from typing import Any, Final
 
 from traceanalyzer.parsers.memory_snapshot import document as doc
 from traceanalyzer.parsers.memory_snapshot.document import Document
-from traceanalyzer.parsers.memory_snapshot.problem import MOST_ITEMS, Problem, Refused
-from traceanalyzer.parsers.memory_snapshot.unpickler import PlainUnpickler
+from traceanalyzer.parsers.memory_snapshot.unpickler import (
+    MOST_ITEMS,
+    PlainUnpickler,
+    Problem,
+    Refused,
+)
 
 try:
     import traceanalyzer.parsers.memory_snapshot._machine as _machine

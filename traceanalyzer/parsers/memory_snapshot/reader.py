@@ -13,8 +13,8 @@ from traceanalyzer.parsers.contract import Progress, Selection
 from traceanalyzer.parsers.memory_snapshot import document, tables
 from traceanalyzer.parsers.memory_snapshot.document import Snapshot
 from traceanalyzer.parsers.memory_snapshot.machine import read_pickle
-from traceanalyzer.parsers.memory_snapshot.problem import Refused
 from traceanalyzer.parsers.memory_snapshot.tables import History, Stacks
+from traceanalyzer.parsers.memory_snapshot.unpickler import Refused
 from traceanalyzer.parsers.source import Source, rank_from_name
 from traceanalyzer.parsers.tables import Ints, Order, as_table, time_order
 from traceanalyzer.trace import Device, Meta, Trace, issue_rows
