@@ -327,6 +327,15 @@ def test_coalesced_collectives_are_compared_part_by_part() -> None:
     assert last["n_started"].to_list() == [4, 4, 4]
 
 
+@pytest.mark.parametrize("op", ["_broadcast_oop", "_reduce_oop"])
+def test_parts_of_uneven_collectives_have_equal_sizes(op: str) -> None:
+    run = Run()
+    for rank in range(4):
+        run.call(rank, op, size=64)
+        run.call(rank, op, size=25 if rank == 2 else 16, same_seq=True)
+    assert answer(of(run.dumps())) == ("size mismatch", [2])
+
+
 def test_later_work_of_a_stuck_rank_is_no_cause() -> None:
     run = Run(groups={"0": (0, 1, 2, 3), "tp": (0, 1), "dp": (2, 3)})
     run.steps()

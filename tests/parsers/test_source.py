@@ -112,6 +112,15 @@ def test_largest_member_is_read_and_reported(tmp_path):
     check_wording(issues_text(trace))
 
 
+@pytest.mark.parametrize("pack", [gzip.compress, zstandard.compress], ids=["gz", "zst"])
+def test_bytes_after_the_compressed_stream_cost_nothing(tmp_path, pack):
+    path = tmp_path / "trace.bin"
+    path.write_bytes(pack(TEXT) + b"end of job\n")
+    trace = ta.read(path)
+    assert trace.events.height == len(EVENTS)
+    assert "damaged-file" in trace.issues["code"]
+
+
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.9])
 @pytest.mark.parametrize("kind", ["zip", "zstd"])
 def test_loss_in_a_damaged_archive_is_reported(tmp_path, kind, share):

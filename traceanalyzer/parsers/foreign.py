@@ -122,6 +122,16 @@ _KNOWN = (
         "the output of nccl-tests, which measures a network and records no program",
         "record the program: torch.profiler, or nsys profile and nsys export --type sqlite",
     ),
+    (
+        rb"(?s).{0,4000}?\bAction\s++\|\s++(?:Mean duration \(s\)|Num calls)",
+        "a report of Lightning's profiler, which has sums and no times",
+        'Trainer(profiler="pytorch") writes a timeline',
+    ),
+    (
+        rb"(?s).{0,9000}?out of memory\. Tried to allocate",
+        "an out-of-memory error without a memory snapshot",
+        "record one: torch.cuda.memory._record_memory_history(), then _dump_snapshot(FILE)",
+    ),
 )
 
 #: The same for files that are no text: nothing is stripped from their beginning.
@@ -145,6 +155,16 @@ _BINARY = (
         rb"[\nZ]\x04\x08[\x01-\x7f]\x10[\x01-\x7f]",
         "a pprof profile, which is not supported",
         "go tool pprof -raw FILE | stackcollapse-go.pl > stacks.txt writes stacks that are read",
+    ),
+    (
+        rb"SQLite format 3\x00",
+        "an SQLite database without the tables of nsys or rocprofv3",
+        "nsys export --type sqlite REPORT writes one; if there is a file FILE-wal, copy it too",
+    ),
+    (
+        rb"\x1f\x8b\x08|BZh\d|\xfd7zXZ|PK\x03\x04|\x28\xb5\x2f\xfd",
+        "a compressed file in a compressed one, or of an unsupported compression",
+        "unpack it",
     ),
 )
 

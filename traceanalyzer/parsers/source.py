@@ -255,7 +255,7 @@ class Source:
         stream = zstandard.ZstdDecompressor().stream_reader(source, read_across_frames=True)
         given = 0
         try:
-            while block := stream.read(_ZSTD_BLOCK):
+            while block := stream.read1(_ZSTD_BLOCK):
                 given += len(block)
                 yield block
             with open(self.path, "rb") as file:  # noqa: PTH123

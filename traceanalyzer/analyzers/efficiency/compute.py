@@ -409,7 +409,7 @@ def _ranks(
                 "hfu_frac": (model + again) / whole if known and whole else None,
                 "mfu_6nt_frac": six * n / whole if six and whole else None,
                 "tensor_frac": of_rank["tensor_ns"].sum() / kernel_ns
-                if kernel_ns and part.has_shapes
+                if kernel_ns and part.covered_ns
                 else None,
                 "covered_frac": part.covered_ns / part.kernel_ns if part.kernel_ns else None,
             }

@@ -208,7 +208,7 @@ def _notes(result: Kernels) -> tuple[str, ...]:
     notes = []
     if result.total_ns > 1.001 * result.busy_ns > 0:
         notes.append(
-            f"Kernels on parallel streams overlap: their durations add up to "
+            "Kernels overlap: their durations add up to "
             f"{format_frac(result.total_ns / result.busy_ns)} of the busy time, and so do the "
             "shares."
         )
