@@ -10,6 +10,7 @@ import pytest
 from comm_traces import US, device, host, step, trace
 from diagnosing import diagnosis, measurements
 
+from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.findings.rule import Measured
 from traceanalyzer.run.loop import examine
 from traceanalyzer.trace import Trace
@@ -54,6 +55,19 @@ def judged(traced: Trace) -> list[Measured]:
     results = examined(traced)
     return [m for m in measurements("one-kernel", results.pop("kernels"), **results)
             if m.size >= 0.15]  # fmt: skip
+
+
+def test_the_place_of_kernels_that_are_no_finding_is_not_looked_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    results = examined(steps([(f"aten::a{n}", f"mystery_{n}", 10 + n) for n in range(30)]))
+    places: list[str | None] = []
+    place = Kernels.place
+    monkeypatch.setattr(
+        Kernels, "place", lambda self, name, *kind: places.append(name) or place(self, name, *kind)
+    )
+    assert [*measurements("one-kernel", results.pop("kernels"), **results)]
+    assert len(places) < 10
 
 
 @pytest.mark.parametrize(

@@ -184,11 +184,12 @@ def _one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
         sums = sums.filter(pl.col("fusible_ns") < _FUSIBLE * pl.col("total_ns"))
     others = 0
     for row in sums.iter_rows(named=True):
-        place, kind = result.place(row["kernel"]), _KINDS.get(row["kind"])
-        advice = kind or _advice(row["kernel"], place)
+        kind = _KINDS.get(row["kind"])
         others += kind is None
         if kind is None and others > 1:
             continue  # the largest one of them is enough
+        place = result.place(row["kernel"])
+        advice = kind or _advice(row["kernel"], place)
         share = time.frac(row["total_ns"])
         yield Measured(
             size=_size(share, row, place, advice),
