@@ -47,6 +47,14 @@ def test_offsets_are_from_the_lower_median_clock(ahead, expected):
     assert result(clocks, dict.fromkeys(clocks, ALL)) == dict(enumerate(expected))
 
 
+@pytest.mark.parametrize("ranks", [31, 69])
+def test_clocks_of_many_ranks_that_are_seconds_apart(ranks):
+    clocks = {rank: (rank * rank % ranks) * 10**9 for rank in range(ranks)}
+    median = sorted(clocks.values())[ranks // 2]
+    expected = {rank: ahead - median for rank, ahead in clocks.items()}
+    assert result(clocks, dict.fromkeys(clocks, ALL)) == expected
+
+
 def test_short_recordings_do_not_shift_offsets():
     """Only common collectives count for a clock, not the recorded time span."""
     clocks = {0: 0, 1: 0, 2: 0, 3: 250_000}

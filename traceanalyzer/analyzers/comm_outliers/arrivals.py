@@ -508,12 +508,15 @@ def _fit(medians: pl.DataFrame) -> pl.DataFrame:
     row = {rank: i for i, rank in enumerate(ranks)}
     normal = np.zeros((len(ranks), len(ranks)))
     right = np.zeros(len(ranks))
+    joined = np.arange(len(ranks))  # equal for ranks that lanes connect, directly or not
     for lane in medians.sort("rank").partition_by("lane", maintain_order=True):
         at = [row[rank] for rank in lane["rank"]]
         centre = np.eye(len(at)) - 1 / len(at)
         normal[np.ix_(at, at)] += centre
         right[at] += centre @ lane["behind"].to_numpy()
-    fitted = np.linalg.pinv(normal, hermitian=True) @ right
+        joined[np.isin(joined, joined[at])] = joined[at].min()
+    # the smallest solution has the mean 0 in each connected set
+    fitted = np.linalg.solve(normal + (joined[:, None] == joined), right)
     zero = np.sort(fitted)[(len(fitted) - 1) // 2]
     return pl.DataFrame({"rank": ranks, "offset_ns": np.rint(fitted - zero)}).cast(
         {"offset_ns": pl.Int64}
