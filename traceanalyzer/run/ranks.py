@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.common.jobs import Recording, recording
-from traceanalyzer.trace import Trace
+from traceanalyzer.trace import Trace, of_kinds
 from traceanalyzer.units import format_ns
 from traceanalyzer.vocabulary import DEVICE_WORK
 
@@ -82,7 +82,7 @@ def _ranks(events: pl.DataFrame) -> list[int | None]:
     """Return the ranks of events, including None if its processes use a device."""
     ranks: list[int | None] = events["rank"].unique().sort().to_list()
     if len(ranks) > 1 and ranks[0] is None:
-        working = pl.col("rank").is_null() & pl.col("kind").is_in(DEVICE_WORK)
+        working = pl.col("rank").is_null() & of_kinds(DEVICE_WORK)
         if not events.select(working.any()).item():
             return ranks[1:]
     return ranks
@@ -196,7 +196,7 @@ def _spans(trace: Trace) -> pl.DataFrame:
     """Return rank, device (null for the host), start and end of the recordings, since 1970."""
     if recording(trace).start_ns is None:
         return pl.DataFrame(schema=_SPAN)
-    is_work = pl.col("kind").is_in(DEVICE_WORK) & pl.col("device").is_not_null()
+    is_work = of_kinds(DEVICE_WORK) & pl.col("device").is_not_null()
     shift = trace.meta.epoch_ns or 0
     events = trace.events[["kind", "rank", "device", "ts", "dur"]]
     rows = events.filter(

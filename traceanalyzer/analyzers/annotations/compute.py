@@ -17,7 +17,7 @@ from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals, nesting, numbering, slice_tree
 from traceanalyzer.frames.linking import RangeContents, innermost_range
 from traceanalyzer.run.loop import run
-from traceanalyzer.trace import Inputs, Trace, record_hint
+from traceanalyzer.trace import Inputs, Trace, of_kinds, record_hint
 from traceanalyzer.vocabulary import (
     ANNOTATION_KINDS,
     DEVICE_WORK,
@@ -149,7 +149,7 @@ def _is_annotation(events: pl.DataFrame) -> pl.Expr:
     of_pytorch = (pl.col("kind") == "cpu_op") & names.named(
         operators, [re.escape(mark) for mark in PYTORCH_MARKS]
     )
-    return pl.col("kind").is_in(ANNOTATION_KINDS) | of_pytorch
+    return of_kinds(ANNOTATION_KINDS) | of_pytorch
 
 
 def annotated(trace: Trace, patterns: Sequence[str]) -> tuple[pl.DataFrame, int]:

@@ -25,7 +25,7 @@ from traceanalyzer import vocabulary
 from traceanalyzer.analyzers.comm_outliers.arrivals import Window
 from traceanalyzer.analyzers.common.names import ADDRESS, frame_text, starting_with
 from traceanalyzer.frames import intervals, linking
-from traceanalyzer.trace import Meta, Trace
+from traceanalyzer.trace import Meta, Trace, of_kinds
 from traceanalyzer.units import format_frac, format_ns
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def _sides(window: Window, trace: Trace) -> list[pl.DataFrame]:
     length = window.end_ns - window.start_ns
     sides = []
     if trace.events["kind"].is_in(("cpu_op", "python_function")).any():
-        host = clipped.filter(pl.col("kind").is_in(_HOST_KINDS), pl.col("tid").is_not_null())
+        host = clipped.filter(of_kinds(_HOST_KINDS), pl.col("tid").is_not_null())
         parts = _host(host, _threads(trace, window))
         rest = length - int(parts["overlap_ns"].sum())
         sides.append(_largest(parts, "host", NOTHING, rest, length))
@@ -232,11 +232,11 @@ def _innermost(events: pl.DataFrame) -> pl.DataFrame:
     rows = linking.enclosing(pieces, events).drop_nulls("slice")
     inner = rows.with_columns(events[name].gather(rows["slice"]) for name in ("kind", "name"))
     ranges = events.filter(
-        pl.col("kind").is_in(_ANNOTATIONS),
+        of_kinds(_ANNOTATIONS),
         ~pl.col("name").cast(pl.String).str.contains(vocabulary.steps_pattern()),
     )
     around = linking.enclosing(rows.select("ts"), ranges)["slice"]
-    is_range = pl.col("kind").is_in(_ANNOTATIONS)
+    is_range = of_kinds(_ANNOTATIONS)
     return inner.with_columns(
         within=pl.when(~is_range).then(ranges["name"].cast(pl.String).gather(around))
     )

@@ -19,7 +19,7 @@ from traceanalyzer.analyzers.common import names
 from traceanalyzer.analyzers.common.device_work import extent
 from traceanalyzer.analyzers.common.jobs import Recording
 from traceanalyzer.frames import intervals, linking
-from traceanalyzer.trace import Trace
+from traceanalyzer.trace import Trace, of_kinds
 
 _DESCRIPTION = (
     *("dtype", "elements_in", "elements_out"),
@@ -189,7 +189,7 @@ def _with_host_descriptions(kernels: pl.DataFrame, trace: Trace) -> pl.DataFrame
     """
     calls = _host_calls(trace)
     by_id = _by_external_id(kernels, calls)
-    is_launch = pl.col("kind").is_in(vocabulary.LAUNCH_KINDS)
+    is_launch = of_kinds(vocabulary.LAUNCH_KINDS)
     launches = trace.events[["kind", "pid", "tid", "ts", "correlation"]].filter(is_launch)
     alone = pl.concat([by_id, _by_correlation(kernels, calls, launches)])
     batches = _by_batch(kernels, calls, launches)

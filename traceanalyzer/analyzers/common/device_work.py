@@ -15,7 +15,7 @@ from traceanalyzer.analyzers.common.columns import grouped
 from traceanalyzer.analyzers.common.names import named
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals
-from traceanalyzer.trace import Trace
+from traceanalyzer.trace import Trace, of_kinds
 from traceanalyzer.vocabulary import COMMUNICATION_PATTERN, DEVICE_WORK, ONLY_COMMUNICATION
 
 COMPUTE = "compute"
@@ -73,7 +73,7 @@ def device_work(trace: Trace, patterns: Sequence[str] = ()) -> pl.DataFrame:
 
 def work_rows(trace: Trace) -> pl.Series:
     """Return the rows of ``events`` that are device work with an end."""
-    is_work = pl.col("kind").is_in(DEVICE_WORK) & (pl.col("dur") >= 0)
+    is_work = of_kinds(DEVICE_WORK) & (pl.col("dur") >= 0)
     return trace.once(
         "work_rows", lambda: trace.events.select(event=is_work.arg_true()).to_series()
     )

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import polars as pl
 
 from traceanalyzer.analyzers.common.display import short_paths
-from traceanalyzer.trace import Trace
+from traceanalyzer.trace import Trace, of_kinds
 from traceanalyzer.units import NS_PER_S, format_count
 from traceanalyzer.vocabulary import DEVICE_WORK, MEMORY_SNAPSHOT
 
@@ -63,9 +63,9 @@ def recording(trace: Trace) -> Recording:
 
 def _recording(trace: Trace) -> Recording:
     meta = trace.meta
-    host = pl.col("kind").is_in(_HOST_KINDS)
+    host = of_kinds(_HOST_KINDS)
     end = pl.col("ts") + pl.col("dur").fill_null(0)
-    recorded = host | pl.col("kind").is_in(DEVICE_WORK)
+    recorded = host | of_kinds(DEVICE_WORK)
     start_ns, end_ns, pids = trace.events.select(
         pl.col("ts").filter(recorded).min(),
         end=end.filter(recorded).max(),

@@ -11,7 +11,7 @@ from traceanalyzer.analyzers.common.columns import grouped
 from traceanalyzer.analyzers.common.device_work import device_work, work_rows
 from traceanalyzer.analyzers.common.names import distinct
 from traceanalyzer.frames import linking, nesting
-from traceanalyzer.trace import Trace
+from traceanalyzer.trace import Trace, of_kinds
 from traceanalyzer.units import format_frac, format_ns
 from traceanalyzer.vocabulary import DEVICE_WORK, LAUNCH, LAUNCH_KINDS, call_class
 
@@ -44,7 +44,7 @@ def is_graph_capture(trace: Trace) -> bool:
     Inference engines record the capture separately: most of its launch calls start no device work,
     and no graph is launched.
     """
-    is_call = pl.col("kind").is_in(LAUNCH_KINDS)
+    is_call = of_kinds(LAUNCH_KINDS)
     calls = trace.events[["kind", "name"]].filter(is_call)
     names = distinct(calls)
     captures = any("StreamBeginCapture" in name for name in names)
@@ -71,7 +71,7 @@ def launch_rows(trace: Trace, work: pl.DataFrame) -> nesting.Rows:
 def _launch_rows(trace: Trace) -> nesting.Rows:
     """Return the launch calls of all :func:`~.device_work.work_rows`."""
     work = trace.events[["pid", "correlation"]][work_rows(trace)]
-    launching = pl.col("kind").is_in(LAUNCH_KINDS) & pl.col("correlation").is_not_null()
+    launching = of_kinds(LAUNCH_KINDS) & pl.col("correlation").is_not_null()
     calls = trace.events.select(launching).to_series().arg_true()
     # without the process of device work, the file is of one process
     keys = ["correlation"] if work["pid"].null_count() else ["pid", "correlation"]
@@ -185,7 +185,7 @@ def _launched_before(trace: Trace, work: pl.DataFrame) -> int | Beginning | None
     first, start = work["start"].min(), trace.meta.start_ns
     if not isinstance(first, int) or start is None or first - start > _AT_START_NS:
         return 0
-    is_call = pl.col("kind").is_in(LAUNCH_KINDS) & (pl.col("correlation") > 0)
+    is_call = of_kinds(LAUNCH_KINDS) & (pl.col("correlation") > 0)
     calls = trace.events[["kind", "pid", "correlation"]].filter(is_call)
     if not calls.is_empty():
         return _before_ns(calls, work)

@@ -112,7 +112,13 @@ def named(events: pl.DataFrame | Sequence[str], patterns: Sequence[str]) -> pl.E
     hits = matching(names, patterns)
     if not hits:
         return pl.lit(value=False)
-    return pl.col("name").is_in(hits).fill_null(value=False)
+    return _any_of(tuple(hits))
+
+
+@lru_cache(maxsize=256)
+def _any_of(names: tuple[str, ...]) -> pl.Expr:
+    """Return the filter of events with one of the names; files of many ranks have the same ones."""
+    return pl.col("name").is_in(names).fill_null(value=False)
 
 
 def matching(names: Iterable[str], patterns: Sequence[str]) -> list[str]:

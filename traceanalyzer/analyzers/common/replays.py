@@ -13,7 +13,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.common.names import named
 from traceanalyzer.frames import nesting
-from traceanalyzer.trace import Trace
+from traceanalyzer.trace import Trace, of_kinds
 from traceanalyzer.units import format_count, format_frac, format_ns
 from traceanalyzer.vocabulary import LAUNCH_KINDS
 
@@ -47,7 +47,7 @@ def contexts(trace: Trace, work: pl.DataFrame, launch: nesting.Rows) -> pl.DataF
         One row per row of ``work``: replayed (launched by a graph launch) and :data:`CONTEXTS`;
         ``place`` is null if not replayed.
     """
-    is_call = pl.col("kind").is_in(LAUNCH_KINDS)
+    is_call = of_kinds(LAUNCH_KINDS)
     is_graph = trace.events.select(is_call & named(trace.names, [GRAPH_LAUNCH])).to_series()
     replayed = (launch != nesting.ROOT) & is_graph.to_numpy().take(launch, mode="clip")
     graph = np.where(replayed, launch, nesting.ROOT)
@@ -79,7 +79,7 @@ def _place(count: pl.Expr, position: pl.Expr) -> pl.Expr:
 
 def captured(trace: Trace) -> pl.DataFrame:
     """Return the launch calls captured in graphs: event, place; sorted by event."""
-    is_call = pl.col("kind").is_in(LAUNCH_KINDS)
+    is_call = of_kinds(LAUNCH_KINDS)
     begins = is_call & named(trace.names, [_CAPTURE_BEGINS])
     if not trace.events.select(begins.any()).item():
         return pl.DataFrame(schema={"event": pl.UInt32, _PLACE: pl.UInt64})

@@ -18,7 +18,7 @@ from traceanalyzer import vocabulary as words
 from traceanalyzer.analyzers.common import replays
 from traceanalyzer.analyzers.common.names import matching, named
 from traceanalyzer.frames.numbering import numbered
-from traceanalyzer.trace import Trace, is_truncated, issue_rows, sort_events
+from traceanalyzer.trace import Trace, is_truncated, issue_rows, of_kinds, sort_events
 from traceanalyzer.units import NS_PER_S, format_count, format_ns, format_ranges
 
 #: (severity, code, count, text).
@@ -77,7 +77,7 @@ def repaired(trace: Trace, *, complete: bool = True) -> Trace:
 
 def _work(trace: Trace) -> pl.DataFrame:
     """Return the device work: event (row) and the columns that place it."""
-    is_work = pl.col("kind").is_in(words.DEVICE_WORK) & pl.col("dur").is_not_null()
+    is_work = of_kinds(words.DEVICE_WORK) & pl.col("dur").is_not_null()
     rows = trace.events.select(is_work.arg_true()).to_series()
     columns = [*_STREAM, "ts", "dur", "name", "correlation"]
     return trace.events[columns][rows].hstack([rows.alias("event")])
@@ -286,7 +286,7 @@ def _delays(trace: Trace, work: pl.DataFrame) -> Iterator[tuple[int | None, int,
     work = work[["rank", "pid", "device", "correlation", "ts", "queued"]]
     work = work.filter(pl.col("correlation") > 0, pl.col("device").is_not_null())
     ids = work["correlation"].unique()
-    is_call = pl.col("kind").is_in(words.LAUNCH_KINDS) & pl.col("correlation").is_in(ids.implode())
+    is_call = of_kinds(words.LAUNCH_KINDS) & pl.col("correlation").is_in(ids.implode())
     keys = ["rank", "correlation"] if work["pid"].null_count() else ["rank", "pid", "correlation"]
     rows = trace.events[["kind", "rank", "pid", "correlation", "ts"]].filter(is_call)
     calls = rows.group_by(keys).agg(called=pl.col("ts").min())
@@ -299,7 +299,7 @@ def _delays(trace: Trace, work: pl.DataFrame) -> Iterator[tuple[int | None, int,
 def _moved(trace: Trace, rank: int | None, device: int, shift_ns: int) -> Trace:
     """Return the trace with all rows of one device later by ``shift_ns``."""
     of_rank = pl.col("rank").eq_missing(pl.lit(rank, pl.Int32))
-    on_device = pl.col("kind").is_in(words.DEVICE_KINDS) & (pl.col("device") == device) & of_rank
+    on_device = of_kinds(words.DEVICE_KINDS) & (pl.col("device") == device) & of_rank
     later = pl.when(on_device.fill_null(value=False)).then(shift_ns).otherwise(0)
     moved = trace.events.with_columns(pl.col("ts") + later)
     bound = trace.events.select(on_device).to_series()
@@ -346,7 +346,7 @@ def _without_gpu_work(trace: Trace) -> Trace:
 
 def _calls(trace: Trace, pattern: str) -> pl.Expr:
     """Return the condition that an event is a CUDA or HIP call with such a name."""
-    return pl.col("kind").is_in(words.CUDA_CALLS) & named(trace.names, [pattern])
+    return of_kinds(words.CUDA_CALLS) & named(trace.names, [pattern])
 
 
 def _kernel_launches(trace: Trace) -> pl.DataFrame:
@@ -361,7 +361,7 @@ def _kernel_launches(trace: Trace) -> pl.DataFrame:
 def _missing_kernels(trace: Trace) -> Iterator[Issue]:
     """Yield kernels that were launched and are not recorded, by their place in the recording."""
     calls = _kernel_launches(trace)
-    is_work = pl.col("kind").is_in(words.DEVICE_WORK)
+    is_work = of_kinds(words.DEVICE_WORK)
     known = trace.events[["kind", "correlation"]].filter(is_work)["correlation"].drop_nulls()
     linked = calls["correlation"].is_in(known.unique().implode()).fill_null(value=False)
     if not linked.any() or is_truncated(trace):

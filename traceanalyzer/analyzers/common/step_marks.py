@@ -16,7 +16,7 @@ from traceanalyzer.analyzers.common.launching import launch_rows
 from traceanalyzer.analyzers.common.names import matcher, named
 from traceanalyzer.frames import nesting, numbering
 from traceanalyzer.frames.intervals import Ints
-from traceanalyzer.trace import Trace
+from traceanalyzer.trace import Trace, of_kinds
 from traceanalyzer.vocabulary import (
     DEVICE_WORK,
     ENGINE_STEP,
@@ -103,7 +103,7 @@ class _Mark(NamedTuple):
 
 
 def _step_marks(trace: Trace, step_name: str | None) -> pl.DataFrame:
-    is_mark = pl.col("kind").is_in(MARK_KINDS) & (pl.col("dur") > 0)
+    is_mark = of_kinds(MARK_KINDS) & (pl.col("dur") > 0)
     selected = _may_mark(trace.names, step_name) & is_mark & _complete(trace)
     marks = _marks(trace, selected)
     if not marks and step_name is None:
@@ -258,7 +258,7 @@ def _without_tail(steps: list[_Mark], trace: Trace) -> list[_Mark]:
 
 def _last_device_work(trace: Trace, rank: int | None) -> float:
     """Return the last start of device work of a rank; infinite if there is none."""
-    is_work = pl.col("kind").is_in(DEVICE_WORK) & pl.col("rank").eq_missing(pl.lit(rank, pl.Int32))
+    is_work = of_kinds(DEVICE_WORK) & pl.col("rank").eq_missing(pl.lit(rank, pl.Int32))
     last = trace.events[["ts", "kind", "rank"]].filter(is_work)["ts"].max()
     return last if isinstance(last, int) else math.inf
 

@@ -22,7 +22,7 @@ from traceanalyzer.analyzers.cuda_api.result import (
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import linking
 from traceanalyzer.run.loop import run
-from traceanalyzer.trace import Inputs, Trace
+from traceanalyzer.trace import Inputs, Trace, of_kinds
 from traceanalyzer.vocabulary import CUDA_CALLS, LAUNCH_KINDS, call_class
 
 _MOVES = ("gpu_memcpy", "gpu_memset")
@@ -72,7 +72,7 @@ def measure(trace: Trace, _options: Options) -> Part:
     Raises:
         MissingData: no runtime or driver call with an end was recorded.
     """
-    of_calls = pl.col("kind").is_in(LAUNCH_KINDS)
+    of_calls = of_kinds(LAUNCH_KINDS)
     if not trace.events.select(of_calls.any()).item():
         trace.require(*CUDA_CALLS)
     wanted = trace.events.select(of_calls & (pl.col("dur") >= 0)).to_series()
@@ -140,7 +140,7 @@ CUDA_API = Analyzer("cuda_api", Options, needs, measure, combine)
 
 def _moves(trace: Trace, calls: pl.DataFrame, sorts: Sorts) -> tuple[pl.DataFrame, int]:
     """Return calls that moved memory by kind of move, and the number without a recorded move."""
-    moves = pl.col("kind").is_in(_MOVES) & (pl.col("dur") >= 0)
+    moves = of_kinds(_MOVES) & (pl.col("dur") >= 0)
     work = trace.events.select(
         "kind", "pid", "name", "correlation", "dur",
         moved_bytes="bytes",

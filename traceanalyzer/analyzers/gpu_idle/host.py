@@ -32,7 +32,7 @@ from traceanalyzer.analyzers.common.names import (
 from traceanalyzer.analyzers.gpu_idle import Options, causes
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals, linking, nesting, numbering
-from traceanalyzer.trace import Trace, is_truncated, record_hint
+from traceanalyzer.trace import Trace, is_truncated, of_kinds, record_hint
 from traceanalyzer.units import format_ns
 from traceanalyzer.vocabulary import (
     ANNOTATION_KINDS,
@@ -57,7 +57,7 @@ _GRAPH_CAPTURE = (
     "time; pass the recording of the replays"
 )
 
-_ON_HOST = pl.col("kind").is_in(HOST) & pl.col("tid").is_not_null() & (pl.col("dur") >= 0)
+_ON_HOST = of_kinds(HOST) & pl.col("tid").is_not_null() & (pl.col("dur") >= 0)
 
 #: What blocked the host: the profiler, or CUDA while it loads code.
 OVERHEAD = "overhead"
@@ -416,7 +416,7 @@ def _stream_waits(trace: Trace, threads: pl.DataFrame) -> pl.DataFrame:
     hits = matching(trace.names, [STREAM_WAIT])
     if not hits:
         return pl.DataFrame(schema=_STREAM_WAITS)
-    is_wait = pl.col("kind").is_in(LAUNCH_KINDS) & pl.col("name").is_in(hits)
+    is_wait = of_kinds(LAUNCH_KINDS) & pl.col("name").is_in(hits)
     columns = (*_LANE, "correlation", "name")
     calls = trace.events[["kind", "ts", *columns]].filter(is_wait)
     waits = calls.rename({"ts": "start"}).join(threads, on=_LANE, nulls_equal=True)
@@ -519,7 +519,7 @@ def _calling(trace: Trace) -> pl.DataFrame:
     """Return the threads with launch calls, joined to device work or not: pid, tid."""
     calls = distinct(trace.events[["kind", "name"]].filter(pl.col("kind").is_in(LAUNCH_KINDS)))
     launches = [name for name in calls if call_class(name) == LAUNCH]
-    condition = pl.col("kind").is_in(LAUNCH_KINDS) & pl.col("name").is_in(launches)
+    condition = of_kinds(LAUNCH_KINDS) & pl.col("name").is_in(launches)
     return _host_slices(trace, condition)[[*_LANE]].unique()
 
 

@@ -12,6 +12,7 @@ from traceanalyzer.analyzers.common.waits import WAITS_FOR_REQUESTS, wait_of
 from traceanalyzer.analyzers.gpu_idle.causes import DEVICE_WAIT, PROFILER, SHORT_GAP
 from traceanalyzer.analyzers.gpu_idle.host import Excerpt, belongs
 from traceanalyzer.frames import intervals, linking
+from traceanalyzer.trace import of_kinds
 from traceanalyzer.vocabulary import ANNOTATION_KINDS, steps_pattern
 
 #: Gaps of a rank that are analysed.
@@ -100,7 +101,7 @@ def _on_host(middle: pl.DataFrame, excerpt: Excerpt, libraries: Sequence[str]) -
         columns = ("host_event", "python", "own_code", "annotation", "phase", "innermost", "called")
         return pl.DataFrame([intervals.nulls(name, pl.String, middle.height) for name in columns])
     steps = matching(excerpt.names, [steps_pattern()])
-    is_range = pl.col("kind").is_in(ANNOTATION_KINDS) & ~pl.col("name").is_in(steps)
+    is_range = of_kinds(ANNOTATION_KINDS) & ~pl.col("name").is_in(steps)
     ranges = around.filter(is_range)
     works = excerpt.launched[["thread", "start", "end"]]
     if excerpt.on_host:

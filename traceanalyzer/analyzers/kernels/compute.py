@@ -30,7 +30,7 @@ from traceanalyzer.analyzers.kernels.training import TUNING, fusible_ns, trainin
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals, linking, nesting, numbering, slice_tree
 from traceanalyzer.run.loop import run
-from traceanalyzer.trace import Inputs, Trace, record_hint
+from traceanalyzer.trace import Inputs, Trace, of_kinds, record_hint
 from traceanalyzer.vocabulary import (
     ANNOTATION_KINDS,
     CUDA_CALLS,
@@ -367,7 +367,7 @@ def _operators(trace: Trace) -> pl.Expr:
 def _annotations(trace: Trace) -> pl.Expr:
     """Select the annotations of user and PyTorch, without steps except of inference engines."""
     marks = pl.col("name").cast(pl.String).str.contains(PYTORCH_MARK, literal=True)
-    annotated = pl.col("kind").is_in(ANNOTATION_KINDS) | ((pl.col("kind") == "cpu_op") & marks)
+    annotated = of_kinds(ANNOTATION_KINDS) | ((pl.col("kind") == "cpu_op") & marks)
     names = trace.events.select(pl.col("name").filter(annotated).unique())
     kept = ~is_step(names) | named(names, [f"^(?:{ENGINE_STEP})$"])
     wanted = names.filter(kept)["name"].drop_nulls()

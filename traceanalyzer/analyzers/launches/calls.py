@@ -7,7 +7,7 @@ from traceanalyzer.analyzers.common.launching import first_launches, launch_rows
 from traceanalyzer.analyzers.common.names import distinct, matching
 from traceanalyzer.analyzers.gpu_idle.causes import LOADS_CODE, QUEUE_FULL
 from traceanalyzer.frames import intervals, nesting, numbering
-from traceanalyzer.trace import Trace
+from traceanalyzer.trace import Trace, of_kinds
 from traceanalyzer.vocabulary import LAUNCH_KINDS, LAUNCHES_WORK, LOAD_MODULE, call_class
 
 #: Key of a device; with the file, as a file may have no rank.
@@ -152,7 +152,7 @@ def _overhead(trace: Trace, pattern: str) -> pl.DataFrame | None:
 
 def runtime_calls(trace: Trace) -> pl.DataFrame:
     """Return all runtime and driver calls by start: event, pid, tid, name, start, end."""
-    call = pl.col("kind").is_in(LAUNCH_KINDS) & (pl.col("dur") >= 0)
+    call = of_kinds(LAUNCH_KINDS) & (pl.col("dur") >= 0)
     is_call = trace.events.select(call).to_series()
     event = is_call.arg_true().alias("event")
     calls = trace.events[["pid", "tid", "name", "ts", "dur"]].filter(is_call)

@@ -25,7 +25,7 @@ from traceanalyzer.analyzers.modules import Options
 from traceanalyzer.analyzers.operators import call_tree
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals, nesting, slice_tree
-from traceanalyzer.trace import Trace, record_hint, with_events
+from traceanalyzer.trace import Trace, of_kinds, record_hint, with_events
 from traceanalyzer.vocabulary import ANNOTATION_KINDS, DEVICE_WORK
 
 #: Part of the training step in which a call runs.
@@ -123,7 +123,7 @@ def _is_module(tree: pl.DataFrame, options: Options) -> intervals.Bools:
     wanted = (pl.col("kind") == call_tree.FRAMES) & named(tree, [f"^{FRAME}"])
     wanted |= _is_compiled(tree)
     if options.patterns:
-        wanted |= pl.col("kind").is_in(ANNOTATION_KINDS) & named(tree, options.patterns)
+        wanted |= of_kinds(ANNOTATION_KINDS) & named(tree, options.patterns)
     mask: intervals.Bools = tree.select(wanted.alias("is_module")).to_series().to_numpy()
     return mask
 
@@ -140,7 +140,7 @@ def _backward_graphs(tree: pl.DataFrame, in_node: intervals.Bools) -> intervals.
 
 
 def _is_compiled(tree: pl.DataFrame) -> pl.Expr:
-    return pl.col("kind").is_in(_COMPILED_KINDS) & named(tree, [_COMPILED])
+    return of_kinds(_COMPILED_KINDS) & named(tree, [_COMPILED])
 
 
 def _nothing(trace: Trace, options: Options) -> str:
@@ -437,7 +437,7 @@ def are_annotated(trace: Trace) -> bool:
 def _texts(trace: Trace) -> pl.Series:
     if "args" not in trace.events.columns:
         return pl.Series("args", [], pl.String)
-    is_work = pl.col("kind").is_in(DEVICE_WORK)
+    is_work = of_kinds(DEVICE_WORK)
     return trace.events.filter(is_work)["args"].cast(pl.String)
 
 

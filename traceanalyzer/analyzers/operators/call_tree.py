@@ -9,7 +9,7 @@ from traceanalyzer.analyzers.common import columns, device_work, launching, repl
 from traceanalyzer.analyzers.common.names import one_name_for_steps, without_addresses
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals, nesting, numbering, slice_tree
-from traceanalyzer.trace import Trace, record_hint
+from traceanalyzer.trace import Trace, of_kinds, record_hint
 from traceanalyzer.vocabulary import ANNOTATION_KINDS, HOST_KINDS
 
 #: Slices that name a part of the program; device work is counted for them.
@@ -90,7 +90,7 @@ def outermost(tree: pl.DataFrame, row: numbering.Numbers) -> intervals.Bools:
 
 def unclosed(trace: Trace) -> int:
     """Count the operators and annotations without an end; NVTX marks need none."""
-    open_ended = pl.col("kind").is_in(MARKED) & (pl.col("kind") != "nvtx") & pl.col("dur").is_null()
+    open_ended = of_kinds(MARKED) & (pl.col("kind") != "nvtx") & pl.col("dur").is_null()
     return trace.events.filter(open_ended).height
 
 

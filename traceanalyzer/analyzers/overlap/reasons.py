@@ -35,7 +35,7 @@ from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE
 from traceanalyzer.analyzers.common.launching import launches
 from traceanalyzer.analyzers.common.names import matching as named_like
 from traceanalyzer.frames import linking
-from traceanalyzer.trace import Trace
+from traceanalyzer.trace import Trace, of_kinds
 from traceanalyzer.vocabulary import ANNOTATION_KINDS
 
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
@@ -60,7 +60,7 @@ def phases(trace: Trace, calls: pl.DataFrame, threads: pl.DataFrame) -> pl.Serie
     known: dict[str, str] = {}
     for phase, pattern in _RANGES.items():
         known = dict.fromkeys(named_like(trace.names, [pattern]), phase) | known
-    is_range = pl.col("kind").is_in(ANNOTATION_KINDS) & pl.col("name").is_in(list(known))
+    is_range = of_kinds(ANNOTATION_KINDS) & pl.col("name").is_in(list(known))
     events = trace.events[["kind", "name", *_THREAD, "ts", "dur"]].filter(
         is_range, pl.col("tid").is_not_null(), pl.col("dur") > 0
     )

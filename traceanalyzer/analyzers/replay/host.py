@@ -18,7 +18,7 @@ from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.host import main_threads
 from traceanalyzer.frames import intervals, linking
 from traceanalyzer.frames.intervals import Ints
-from traceanalyzer.trace import Trace
+from traceanalyzer.trace import Trace, of_kinds
 
 #: Kind of a call that runs an operator, and of one that waits for a collective.
 RUN, COLLECTIVE = "run", "collective"
@@ -98,7 +98,7 @@ def _recorded(trace: Trace, threads: pl.DataFrame) -> tuple[pl.DataFrame, ...]:
     events = trace.events[["kind", "name", "pid", "tid", "ts", "dur"]]
     spans = events.filter(pl.col("dur") > 0).join(threads, on=["pid", "tid"], nulls_equal=True)
     spans = spans.select("kind", "name", start="ts", end=pl.col("ts") + pl.col("dur"))
-    loads = pl.col("kind").is_in(causes.DATALOADER_KINDS) & named(trace.names, causes.DATALOADER)
+    loads = of_kinds(causes.DATALOADER_KINDS) & named(trace.names, causes.DATALOADER)
     loader = intervals.union(spans.filter(loads))
     waits = named(trace.names, causes.AWAITS_COLLECTIVE)
     operators = spans.filter(~waits, kind="cpu_op").with_columns(pl.col("name").cast(pl.String))

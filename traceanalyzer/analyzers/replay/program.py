@@ -26,7 +26,7 @@ from traceanalyzer.analyzers.replay import host
 from traceanalyzer.analyzers.replay.host import RUN
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals, linking, nesting
-from traceanalyzer.trace import Trace, record_hint
+from traceanalyzer.trace import Trace, of_kinds, record_hint
 from traceanalyzer.vocabulary import (
     ALLOCATES,
     ANNOTATION_KINDS,
@@ -273,7 +273,7 @@ def _calls(
     ).select("event", group=pl.coalesce("group", "name"))
     meeting = np.zeros(trace.events.height, bool)
     meeting[on_host["event"].to_numpy()] = True
-    is_call = pl.col("kind").is_in(LAUNCH_KINDS)
+    is_call = of_kinds(LAUNCH_KINDS)
     names = distinct(trace.events.filter(is_call))
     known = [name for name in names if call_class(name) in (SYNCHRONISE, *ALLOCATES, BUILD_GRAPH)]
     known += matching(names, [*SYNCHRONISING_CALLS, EVENT_RECORD, STREAM_WAIT])
@@ -325,11 +325,11 @@ def _host_time(trace: Trace, calls: pl.DataFrame, steps: pl.DataFrame) -> list[p
     threads = calls[[*lane, "thread"]].unique()
     looping = steps.select(*lane, thread=pl.lit(-1, pl.Int64)).unique()
     rows = trace.events[["kind", "name", *lane, "ts", "dur"]].filter(
-        pl.col("kind").is_in(HOST_KINDS) & (pl.col("dur") > 0)
+        of_kinds(HOST_KINDS) & (pl.col("dur") > 0)
     )
     rows = rows.select("kind", "name", *lane, start="ts", end=pl.col("ts") + pl.col("dur"))
     slices = rows.join(threads, on=lane, nulls_equal=True)
-    loads = pl.col("kind").is_in(causes.DATALOADER_KINDS) & named(trace.names, causes.DATALOADER)
+    loads = of_kinds(causes.DATALOADER_KINDS) & named(trace.names, causes.DATALOADER)
     loader = pl.concat(
         [slices.filter(loads), rows.filter(loads).join(looping, on=lane)], how="vertical_relaxed"
     )
@@ -763,7 +763,7 @@ def _ranges(
 ) -> tuple[pl.Series, pl.DataFrame, pl.Series]:
     """Return the names of annotations, and the innermost one of each call and row of work."""
     spans = trace.events[["kind", "name", "pid", "tid", "ts", "dur"]].filter(
-        pl.col("kind").is_in(ANNOTATION_KINDS) & (pl.col("dur") > 0)
+        of_kinds(ANNOTATION_KINDS) & (pl.col("dur") > 0)
     )
     spans = spans.select(
         pl.col("name").cast(pl.String), "pid", "tid", start="ts", end=pl.col("ts") + pl.col("dur")

@@ -20,7 +20,7 @@ from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals
 from traceanalyzer.run.loop import run
-from traceanalyzer.trace import Inputs, Trace, record_hint
+from traceanalyzer.trace import Inputs, Trace, of_kinds, record_hint
 from traceanalyzer.vocabulary import DEVICE_WORK, LAUNCH_KINDS, MEMORY_SNAPSHOT
 
 _ANNOTATIONS = ("user_annotation", "nvtx", "other")
@@ -263,7 +263,7 @@ def _no_steps(trace: Trace, step_name: str | None) -> str:
 
 def _suggestions(trace: Trace) -> list[str]:
     """Return the most frequent annotations, with numbers replaced."""
-    marks = trace.events.filter(pl.col("kind").is_in(_ANNOTATIONS), pl.col("dur") > 0)
+    marks = trace.events.filter(of_kinds(_ANNOTATIONS), pl.col("dur") > 0)
     plain = mapped(marks["name"], _without_numbers).drop_nulls().alias("name")
     counts = plain.filter(plain.str.len_chars() <= _LONGEST).value_counts(name="n")
     most = counts.sort("n", "name", descending=[True, False]).head(_SUGGESTED)

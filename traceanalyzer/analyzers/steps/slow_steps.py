@@ -14,7 +14,7 @@ from traceanalyzer.analyzers.common.names import ADDRESS, BACKWARD, LAYERS, matc
 from traceanalyzer.analyzers.common.step_marks import STEP
 from traceanalyzer.analyzers.gpu_idle.causes import OPERATOR
 from traceanalyzer.frames import intervals, linking
-from traceanalyzer.trace import Trace
+from traceanalyzer.trace import Trace, of_kinds
 from traceanalyzer.vocabulary import (
     ANNOTATION_KINDS,
     LAUNCH_KINDS,
@@ -121,13 +121,13 @@ def _without_waiting(rows: pl.DataFrame, spans: pl.DataFrame, trace: Trace) -> p
     """
     names = matching(trace.names, SYNCHRONISING_CALLS)
     calls = trace.events[["kind", "name", "ts", "dur"]].filter(
-        pl.col("kind").is_in(LAUNCH_KINDS), pl.col("name").is_in(names)
+        of_kinds(LAUNCH_KINDS), pl.col("name").is_in(names)
     )
     waits = calls.select(start="ts", end=pl.col("ts") + pl.col("dur"))
     of_rows = spans.join(rows, on=("step", "name"), how="semi")
     waiting = intervals.overlap_with(of_rows, waits).group_by("step", "name")
     sums = waiting.agg(waited_ns=pl.col("overlap").sum())
-    is_call = pl.col("kind").is_in(LAUNCH_KINDS)
+    is_call = of_kinds(LAUNCH_KINDS)
     is_operator = is_call | pl.col("name").str.contains(OPERATOR)
     mostly_waits = 2 * pl.col("waited_ns") > pl.col("total_ns")
     joined = rows.join(sums, on=("step", "name"), how="left", maintain_order="left")
@@ -138,7 +138,7 @@ def _in_steps(
     trace: Trace, each: pl.DataFrame, least_ns: int, names: pl.Series | None = None
 ) -> pl.DataFrame:
     """Return slices of at least ``least_ns`` that begin in a step: ts, dur, name, kind, step."""
-    chosen = [pl.col("kind").is_in(_KINDS), pl.col("dur") >= least_ns]
+    chosen = [of_kinds(_KINDS), pl.col("dur") >= least_ns]
     if names is not None:
         chosen.append(pl.col("name").is_in([*names.unique(), *each.select(STEP)["step"]]))
     slices = trace.events[["ts", "dur", "tid", "name", "kind"]].filter(chosen)
@@ -210,9 +210,7 @@ def between(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
     length = int((windows["end"] - windows["start"]).sum())
     if not length:
         return pl.DataFrame(schema=_BETWEEN)
-    slices = trace.events[["kind", "name", "ts", "dur"]].filter(
-        pl.col("kind").is_in(_KINDS), pl.col("dur") > 0
-    )
+    slices = trace.events[["kind", "name", "ts", "dur"]].filter(of_kinds(_KINDS), pl.col("dur") > 0)
     number = linking.label_by_interval(slices[["ts"]], on_host)["interval"]
     marks = matching(trace.names, [f"^{PROFILER_STEP}"])
     inside = slices.select("kind", "name", start="ts", end=pl.col("ts") + pl.col("dur")).filter(

@@ -31,7 +31,7 @@ from traceanalyzer.analyzers.transfers.result import (
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals
 from traceanalyzer.run.loop import run
-from traceanalyzer.trace import Inputs, Trace, record_hint
+from traceanalyzer.trace import Inputs, Trace, of_kinds, record_hint
 from traceanalyzer.vocabulary import DEVICE_WORK, PAGE_FAULT
 
 _MOVES = ("gpu_memcpy", "gpu_memset")
@@ -77,7 +77,7 @@ def measure(trace: Trace, _options: Options) -> Part:
     Raises:
         MissingData: no copies or memsets with an end were recorded.
     """
-    of_moves = pl.col("kind").is_in(_MOVES)
+    of_moves = of_kinds(_MOVES)
     ends = pl.col("dur") >= 0
     interval = {"start": pl.col("ts"), "end": pl.col("ts") + pl.col("dur")}
     moves = trace.events.select(
@@ -86,7 +86,7 @@ def measure(trace: Trace, _options: Options) -> Part:
     if moves.is_empty():
         hint = record_hint(trace.meta, "device work")
         raise MissingData(f"{trace.meta.path}: no copies or memsets were recorded; {hint}")
-    is_work = trace.events.select(pl.col("kind").is_in(DEVICE_WORK) & ends).to_series()
+    is_work = trace.events.select(of_kinds(DEVICE_WORK) & ends).to_series()
     work = trace.events.select(*DEVICE, "kind", **interval).filter(is_work)
     kernels = intervals.union(work.filter(~of_moves), DEVICE)
     known = trace.events.select((pl.col("kind") == "kernel").any()).item()
