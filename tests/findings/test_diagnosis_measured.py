@@ -135,8 +135,9 @@ def test_hot_line_is_in_own_code(tmp_path: Path) -> None:
         "fit (train.py:3);forward (model.py:7) 60\nfit (train.py:3);load (data.py:5) 30\n"
         "idle (threading.py:1) 10\n"
     )
-    (one,) = measurements("hot-line", ta.py_spy_report(raw))
+    one, other = measurements("hot-line", ta.py_spy_report(raw))
     assert one.size == one.cost_frac == 0.6
+    assert (other.size, "load (data.py:5)" in other.title) == (0.3, True)
     assert "forward (model.py:7)" in one.title
     check_wording(one.title, *one.evidence)
     empty = replace(ta.py_spy_report(raw), total_samples=0)
@@ -149,13 +150,27 @@ def test_hot_line_is_in_own_code(tmp_path: Path) -> None:
         ("backward (torch/_tensor.py:5);_engine_run_backward (torch/autograd/graph.py:8)", "waits"),
         ("fetch (torch/utils/data/_utils/fetch.py:5);collate_fn (batch.py:7)", "num_workers"),
         ("tokenize (text.py:5)", "instead of a loop"),
+        ("get (cache.py:33);acquire (filelock/_api.py:344)", "holds the lock"),
     ],
 )
 def test_advice_on_a_hot_line(tmp_path: Path, below: str, part: str) -> None:
     raw = tmp_path / "a.raw.txt"
     raw.write_text(f"main (train.py:1);epoch (train.py:2);{below} 90\nmain (train.py:1) 10\n")
-    (one,) = measurements("hot-line", ta.py_spy_report(raw))
+    one, _main = measurements("hot-line", ta.py_spy_report(raw))
     assert part in one.advice
+
+
+def test_the_model_below_other_lines_is_no_finding(tmp_path: Path) -> None:
+    """The forward pass has more samples than the line that saves pictures."""
+    raw = tmp_path / "a.raw.txt"
+    raw.write_text(
+        "main (train.py:9);fetch (torch/utils/data/dataloader.py:6);pad (collate.py:4) 40\n"
+        "main (train.py:5);forward (net.py:6);forward (torch/nn/modules/linear.py:9) 35\n"
+        "main (train.py:7);flush (logs.py:2);savefig (matplotlib/figure.py:9) 25\n"
+    )
+    found = measurements("hot-line", ta.py_spy_report(raw))
+    assert [one.size for one in found] == [0.4, 0.25]
+    assert "flush (logs.py:2)" in found[1].title
 
 
 def test_allocator_retries() -> None:

@@ -10,6 +10,7 @@ from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.kernel_names import ATTENTION, KV_CACHE
 from traceanalyzer.analyzers.common.names import frame_text
+from traceanalyzer.analyzers.common.waits import ADVICE, FILE_LOCK, wait_of
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.activities import advice_on_slice
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
@@ -17,7 +18,7 @@ from traceanalyzer.analyzers.host_metrics.result import BUSY_PERCENT, HostMetric
 from traceanalyzer.analyzers.info.compute import Info
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.kernels.training import TUNING
-from traceanalyzer.analyzers.py_spy_report.result import MAIN, LeafPaths
+from traceanalyzer.analyzers.py_spy_report.result import LIBRARY, MAIN, LeafPaths
 from traceanalyzer.analyzers.steps.engine import DECODE
 from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.analyzers.steps.slow_steps import CODE, SLOW
@@ -385,37 +386,52 @@ def _between_steps(answers: Answers) -> Iterator[str]:
 def _hot_line(result: LeafPaths, _: Answers) -> Iterator[Measured]:
     if not result.total_samples:
         return
-    keys = ["library_function_name", "library_function_path", "library_function_line"]
-    sums = (
-        result.running.drop_nulls("library_function_name")
-        .group_by(keys)
-        .agg(pl.col("samples").sum())
-        .sort("samples", *keys, descending=[True, False, False, False])
-    )
-    if sums.is_empty():
-        return
-    name, path, line, samples = sums.row(0)
-    running = float(result.running["samples"].sum())
-    share = samples / running
-    what = "function" if line is None else "line"
-    part, whole = (format_weight(n, result.unit) for n in (samples, running))
+    counted = result.paths.filter(pl.col("doing").is_null() | (pl.col("doing") == FILE_LOCK))
+    running = float(counted["samples"].sum())
     idle = result.total_samples - running
     of = "samples that run code" if idle else "samples"
-    evidence = [f"{part} in or below the {what}, {whole} in code that runs."]
-    if idle:
-        evidence.append(
-            f"Not counted: {format_weight(idle, result.unit)} that only wait or import modules."
-        )
-    waits = _waits_for_loader(result)
-    before = f"The main process waits for the data loader in {format_frac(waits)} of its samples: "
-    yield Measured(
-        size=share,
-        title=f"{before if waits else ''}{format_frac(share)} of {of} are in or below "
-        f"one {what} of your own code: {name} ({path if line is None else f'{path}:{line}'}).",
-        evidence=tuple(evidence),
-        advice=_below(result, name, path, line),
-        of=of,
+    loading = _waits_for_loader(result)
+    before = (
+        f"The main process waits for the data loader in {format_frac(loading)} of its samples: "
     )
+    for number, row in enumerate(_lines(counted).head(_MOST_LINES).iter_rows(named=True)):
+        if number and re.search(_IN_FRAMEWORK, "{path}: {name}: {}".format(row[LIBRARY[0]], **row)):
+            continue  # what the program is for
+        name, path, line, samples = (row[key] for key in (*LIBRARY, "samples"))
+        what, place = ("function", path) if line is None else ("line", f"{path}:{line}")
+        part, whole, rest = (format_weight(n, result.unit) for n in (samples, running, idle))
+        yield Measured(
+            size=samples / running,
+            title=f"{before if loading and not number else ''}{format_frac(samples / running)} of "
+            f"{of} are in or below one {what} of your own code: {name} ({place}).",
+            evidence=(
+                f"{part} in or below the {what}, {whole} in code that runs.",
+                *[f"Not counted: {rest} that only wait or import modules."] * (idle > 0),
+            ),
+            advice=_below(result, row),
+            of=of,
+        )
+
+
+def _lines(counted: pl.DataFrame) -> pl.DataFrame:
+    """Return the lines of own code (:data:`LIBRARY`) with samples, most first.
+
+    With name, path and ``below``, the samples, of the function below it with most of them.
+    """
+    leaves = counted.drop_nulls(LIBRARY[0]).group_by(*LIBRARY, "name", "path")
+    each = largest_first(leaves.agg(pl.col("samples").sum()), "samples", "name", "path")
+    lines = each.group_by(LIBRARY, maintain_order=True)
+    first = pl.col("name", "path").first(), pl.col("samples").first().alias("below")
+    return largest_first(lines.agg(*first, pl.col("samples").sum()), "samples", *LIBRARY)
+
+
+#: So many lines may have the least share of a finding.
+_MOST_LINES = 10
+#: Functions of frameworks, models and their steps: file and name, then the function of own code.
+_IN_FRAMEWORK = (
+    r"^(?:.*/)?(?:torch|jax|tensorflow|keras|transformers|diffusers|deepspeed|megatron|vllm)/"
+    r"|^(?:.*/)?lib(?:torch|c10)|: (?:\w+\.)*(?:_?forward|backward|__call__|step)(?:$|: )"
+)
 
 
 def _waits_for_loader(result: LeafPaths) -> float:
@@ -436,21 +452,19 @@ _WAITS = 0.1
 _PREPARES = r"(?i)collate|__getitem__|data[_-]?set"
 
 
-def _below(result: LeafPaths, name: str, path: str, line: int | None) -> str:
-    """Return advice for a line with many samples: by the function below it with most of them."""
-    frame = {"name": name, "path": path, "line": line}
-    same = (pl.col(f"library_function_{key}").eq_missing(one) for key, one in frame.items())
-    rows = result.running.filter(*same)
-    sums = rows.group_by("name", "path").agg(pl.col("samples").sum())
-    leaf, file, samples = largest_first(sums, "samples", "name", "path").row(0)
-    share = format_frac(samples / float(rows["samples"].sum()))
+def _below(result: LeafPaths, row: Mapping[str, Any]) -> str:
+    """Return advice for a row of :func:`_lines`: by the function below it."""
+    leaf, file, name = row["name"], row["path"], row[LIBRARY[0]]
+    share = format_frac(row["below"] / row["samples"])
     if "run_backward" in leaf:
         return "It waits for the backward pass: torch.profiler shows which operators take the time."
+    if wait := wait_of(leaf, file):
+        return f"It {wait} in {leaf} ({file}). {ADVICE[wait]}."
     workers = result.processes["role"].str.contains("worker").any()
-    if re.search(_PREPARES, f"{name} {path}") and not workers:
+    if re.search(_PREPARES, f"{name} {row[LIBRARY[1]]}") and not workers:
         return f"{name} runs in the main process: call it in loader workers (num_workers=4)."
     if leaf == name:
-        part = "It" if samples == rows["samples"].sum() else f"{share} of it"
+        part = "It" if row["below"] == row["samples"] else f"{share} of it"
         return (
             f"{part} is Python code of {name} itself: use NumPy or tensor operators instead "
             "of a loop, or call it less often."

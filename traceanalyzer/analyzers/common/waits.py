@@ -7,6 +7,7 @@ from traceanalyzer.analyzers.common.libraries import is_native
 from traceanalyzer.analyzers.common.names import BUILT_IN
 
 SLEEPS, DRIVER, LOCK = "sleeps", "waits for the driver", "waits for a lock"
+FILE_LOCK = "waits for a file lock"
 THREAD = "waits for another thread"
 PROCESS = "waits for another process"
 DATA = "waits for data from a pipe, a socket or another process"
@@ -20,6 +21,7 @@ _C_FUNCTIONS = {
     LOCK: r"pthread_(?:mutex|rwlock|spin)_\w*lock|(?:r?lock\.)?acquire|lll_lock_wait",
     THREAD: r"pthread_(?:cond|barrier)_\w*wait|pthread_(?:timed|clock)?join(?:_np)?"
     r"|sem_(?:timed|clock)?wait|futex(?:_\w*wait\w*)?|_wait_for_tstate_lock",
+    FILE_LOCK: r"flock|lockf",
     PROCESS: r"wait(?:pid|id|3|4)?",
     DATA: r"p?poll|p?select|epoll_p?wait2?|epoll\.poll|kevent|recv(?:from|m?msg|_into)?"
     r"|accept4?|connect|sched_yield",
@@ -33,6 +35,7 @@ WAITS_FOR_REQUESTS = (
 _MODULES = {
     REQUESTS: WAITS_FOR_REQUESTS,
     ENGINE: r"shm_broadcast\.py: (?:dequeue|acquire_read)",
+    FILE_LOCK: r"(?:filelock|fasteners|portalocker)/\w+\.py: _?(?:acquire|lock|do_acquire)",
     PROCESS: r"subprocess\.py: (?:wait|communicate|_wait|_try_wait|_communicate)"
     r"|multiprocessing/(?:popen_\w+\.py: (?:wait|poll|_wait)|process\.py: join)",
     THREAD: r"(?:threading|queue|_base)\.py: (?:wait|join|acquire|get|put|result"
@@ -77,6 +80,8 @@ ADVICE = {
     SLEEPS: "Remove the sleep, or wait for the event that it waits for",
     DRIVER: "Find the driver call with sampled stacks or strace (ioctl), and make it less often",
     LOCK: "Find the thread that holds the lock (py-spy dump), and hold it for a shorter time",
+    FILE_LOCK: "Another process holds the lock: hold it for a shorter time, lock less at a time (a "
+    "file for each entry), or read without it",
     THREAD: "Find what the other thread does meanwhile (py-spy dump, or more threads in the "
     "recording); in Python this may be the interpreter lock (GIL; nsys --trace=python-gil)",
     PROCESS: "Launch the next work before the wait, or let the process run in the background",
