@@ -92,9 +92,10 @@ def _verdict(result: CriticalPath) -> str:
     ]
     names = result.names.drop_nulls("name").filter(pl.col("kind") == result.classes["kind"][0])
     most = names.row(0, named=True) if names.height else None
+    what = "A step" if result.steps > 1 else "The run"
     name = f"Longest: {most['name']}, {format_frac(most['time_frac'])}." if most else ""
     return sentences(
-        f"A step ({format_ns(result.step_ns)}) waits for: {', '.join(named)}.",
+        f"{what} ({format_ns(result.step_ns)}) waits for: {', '.join(named)}.",
         name,
         _rank(result),
     )

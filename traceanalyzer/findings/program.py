@@ -156,7 +156,7 @@ def described(results: Mapping[str, Result]) -> str:
         warm_up = steps.ranks.select(pl.col("warm_up").max()).item()
         after = f" after {warm_up:,} of warm-up" if warm_up else ""
         if number == 1 and length:
-            parts.append(f"1 step of {length}{after}")
+            parts.append(f"1 step of {length}{_mean(steps)}{after}")
         else:
             parts.append(f"{format_count(number, 'step')}{after}")
             parts += [f"median step {length}{_mean(steps)}"] if length else []

@@ -51,8 +51,8 @@ _CALL = "median_call_ns: median call"
 
 #: Columns of each table and their headings.
 _COLUMNS = {
-    "devices": f"""on: device, busy_frac: busy, waiting_frac: waits for launches, {_DELAYS},
-        {_QUEUED}""",
+    "devices": f"""on: device, busy_frac: busy/span, waiting_frac: waits for launches/span,
+        {_DELAYS}, {_QUEUED}""",
     "stretches": """on: device, step, at_ns: start, length_ns: length, gaps, pieces,
         busy_frac: busy, synchronised_frac: after a sync, annotation: mostly in, operator""",
     "synchronising": """call, operator, annotation, python: Python, ranks, n, host_ns: host time,

@@ -40,7 +40,7 @@ _TEXTS = ("backend", "model_id", "date")
 _STATED = r"^(mean|p99)_(ttft|tpot|itl|e2e)(?:l|_latency)?_ms$"
 #: Times outside of the steps of the engine, and outside of the recording.
 BETWEEN, UNRECORDED = "between steps", "not recorded"
-_LOGS = "pass the log of a benchmark, or spans of OpenTelemetry as JSON, too"
+_LOGS = "pass the log of a benchmark, or spans of OpenTelemetry as JSON"
 _SPAN = {"start": pl.Int64, "end": pl.Int64, "phase": pl.String}
 
 

@@ -224,10 +224,8 @@ def _charts(result: Requests) -> tuple[Chart, ...]:
     """Draw the parts of the slowest requests, and the time to first token over time."""
     log = [*_run_columns(result)]
     rows = result.answered.with_columns(file=short_paths(result.answered["path"]))
-    for name in ("request", "run"):
-        rows = rows.with_columns(
-            pl.concat_str([*dict.fromkeys([*log, name])], separator=" ").alias(name)
-        )
+    for name, of in (("request", [*log, "request"]), ("run", log or ["run"])):
+        rows = rows.with_columns(pl.concat_str(of, separator=" ").alias(name))
     charts = []
     slowest = rows.drop_nulls("other_ns").sort("ttft_ns", "row", descending=[True, False])
     slowest = slowest.head(_BARS)
