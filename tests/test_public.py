@@ -4,6 +4,7 @@ import doctest
 import pydoc
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from conftest import ROOT
@@ -42,6 +43,23 @@ def test_package_help_lists_functions():
     text = pydoc.plain(pydoc.render_doc(traceanalyzer))
     for name in ("gpu_idle(inputs", "comm_outliers(inputs", "class Trace(", "class MissingData("):
         assert name in text
+
+
+@pytest.mark.parametrize(
+    ("name", "close"), [("kernel", "kernels"), ("Kernel", "Kernels"), ("Diagnosys", "Diagnosis")]
+)
+def test_suggested_name_is_of_the_same_case(name: str, close: str) -> None:
+    with pytest.raises(AttributeError, match=f"did you mean {close}\\?"):
+        getattr(traceanalyzer, name)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "options"),
+    [(3, {}), (None, {}), (TRACE, {"step_name": 3}), (TRACE, {"workers": "many"})],
+)
+def test_values_of_the_wrong_type_are_option_errors(inputs: Any, options: Any) -> None:
+    with pytest.raises(traceanalyzer.OptionError):
+        traceanalyzer.steps(inputs, **options)
 
 
 def test_version_is_the_installed_one():

@@ -70,7 +70,8 @@ def _similar(name: str) -> str:
         return ""
     from difflib import get_close_matches
 
-    known = {known.lower(): known for known in reversed(__all__)}
+    # functions are last in __all__, classes first
+    known = {one.lower(): one for one in (__all__ if name.islower() else __all__[::-1])}
     close = get_close_matches(name.lower(), known, n=1)
     return f"; did you mean {known[close[0]]}?" if close else ""
 

@@ -2,13 +2,13 @@
 
 import os
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from traceanalyzer import schema
-from traceanalyzer.errors import InputError, UnreadableFile
+from traceanalyzer.errors import InputError, OptionError, UnreadableFile
 from traceanalyzer.parsers import foreign as summary, perfetto, registry
 from traceanalyzer.parsers.chrome_trace import producers
 from traceanalyzer.parsers.foreign import recognise
@@ -103,8 +103,7 @@ def collect_inputs(
     """Like :func:`find_inputs`, but marked as complete, so that files are not searched again."""
     inputs: list[str] = []
     skipped: list[tuple[str, str]] = []
-    given = [paths] if isinstance(paths, str | os.PathLike) else paths
-    for path in sorted((baselines.resolved(os.fspath(p)) for p in given), key=_order):
+    for path in sorted((baselines.resolved(os.fspath(p)) for p in _listed(paths)), key=_order):
         if not os.path.isdir(path):  # noqa: PTH112 - the name is kept as it was given
             _require(path)
             if not _is_text(path):
@@ -120,6 +119,14 @@ def collect_inputs(
     return InputList(inputs), [*skipped, *merged]
 
 
+def _listed(inputs: Any) -> list[Any]:
+    if isinstance(inputs, Trace | str | os.PathLike):
+        return [inputs]
+    if not isinstance(inputs, Iterable):
+        raise OptionError(f"pass a path, a trace, or a list of them (got {inputs!r})")
+    return list(inputs)
+
+
 def each(inputs: Inputs) -> Sequence[Trace | str]:
     """Return traces as they are, files by name, folders as the files in them."""
     return each_and_skipped(inputs)[0]
@@ -129,7 +136,7 @@ def each_and_skipped(inputs: Inputs) -> tuple[Sequence[Trace | str], list[tuple[
     """Like :func:`each`, plus the skipped files of folders with the reason."""
     if isinstance(inputs, InputList):
         return inputs, []
-    items = [inputs] if isinstance(inputs, Trace | str | os.PathLike) else list(inputs)
+    items = _listed(inputs)
     files = [item for item in items if not isinstance(item, Trace)]
     paths, foreign = collect_inputs(files) if files else ((), [])
     traces = sorted(
@@ -212,8 +219,7 @@ def without_snapshots(
         if isinstance(item, Trace):
             name: str | None = item.meta.format
         else:
-            detected = None if given else _detected(item)
-            name = detected.format if detected else given
+            name = given or getattr(_detected(item), "format", None)
         (snapshots if name == MEMORY_SNAPSHOT else traces).append(item)
     return (
         (InputList(traces), InputList(snapshots)) if traces else (InputList(snapshots), InputList())

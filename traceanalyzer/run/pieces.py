@@ -91,6 +91,7 @@ def checked_how(function: str, reading: Mapping[str, Any], **more: Any) -> How:
 
     Raises:
         TypeError: an unknown keyword; the message has those of the function.
+        OptionError: ``workers`` is neither a number nor ``auto``.
     """
     known = Reading.__annotations__.keys()
     for name in reading:
@@ -103,6 +104,8 @@ def checked_how(function: str, reading: Mapping[str, Any], **more: Any) -> How:
                 f"{function}() got an unexpected keyword argument {name!r}; choose from "
                 f"{', '.join([*options, *known])}"
             )
+    if not isinstance(workers := reading.get("workers", "auto"), int) and workers != "auto":
+        raise OptionError(f"workers must be a number or 'auto' (got {workers!r})")
     return How(**reading, **more)
 
 

@@ -257,8 +257,9 @@ def matcher(patterns: Iterable[str]) -> Callable[[str], bool]:
         raise OptionError("an empty regular expression matches every name: leave it out")
     try:
         tests = [re.compile(pattern) for pattern in patterns]
-    except re.error as error:
-        raise OptionError(f"{error.pattern!r} is not a regular expression: {error}") from None
+    except (re.error, TypeError) as error:
+        pattern = getattr(error, "pattern", patterns)
+        raise OptionError(f"{pattern!r} is not a regular expression: {error}") from None
     except (RecursionError, OverflowError):
         raise OptionError(
             "a regular expression is nested too deeply, or repeats too often"
