@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -165,7 +165,8 @@ def _ordered(paths: list[str]) -> tuple[list[str], list[tuple[str, str]]]:
     merged = [
         path for path, one in known.items() if one.is_merged and str(Path(path).parent) in folders
     ]
-    exported = [path for path in paths if _is_exported(path, paths)]
+    reports = [path for path in paths if ".nsys-rep" in path]
+    exported = [path for path in reports if f"{path.partition('.nsys-rep')[0]}.sqlite" in paths]
     others = [path for path in paths if path not in {*parts, *merged, *exported}]
     left = [*((path, _MERGED) for path in merged), *((path, _EXPORTED) for path in exported)]
     return others + parts, left
@@ -175,12 +176,6 @@ def is_merged(path: str) -> bool:
     """Whether a file was written by ``traceanalyzer merge``."""
     head = _head(path)
     return MERGED_KEY in head or perfetto.is_merged(head)
-
-
-def _is_exported(path: str, paths: Collection[str]) -> bool:
-    """Whether a file is an nsys report and its export is among the files."""
-    stem, is_report, _ = path.partition(".nsys-rep")
-    return bool(is_report) and f"{stem}.sqlite" in paths
 
 
 def _head(path: str) -> bytes:

@@ -227,8 +227,7 @@ def _charts(result: Requests) -> tuple[Chart, ...]:
     for name, of in (("request", [*log, "request"]), ("run", log or ["run"])):
         rows = rows.with_columns(pl.concat_str(of, separator=" ").alias(name))
     charts = []
-    slowest = rows.drop_nulls("other_ns").sort("ttft_ns", "row", descending=[True, False])
-    slowest = slowest.head(_BARS)
+    slowest = rows.drop_nulls("other_ns").sort(-pl.col("ttft_ns"), "row").head(_BARS)
     parts = {name: LABELS[name.removesuffix("_ns")] for name in PARTS if slowest[name].sum()}
     if parts:
         title = "Parts of the requests with the slowest first token"
