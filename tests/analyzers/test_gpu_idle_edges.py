@@ -176,6 +176,19 @@ def test_launches_after_an_empty_queue_are_due_to_the_wait() -> None:
     assert "synchronisation" not in idle_by_cause(without)
 
 
+@pytest.mark.parametrize(("long", "launching"), [(70, 0), (50, 9 * 38)])
+def test_waits_count_together_while_the_host_would_be_ahead(long: int, launching: int) -> None:
+    """The host needs 37 us for a launch after each wait, for 10 us or more of each kernel."""
+    events, at = [], 0
+    for number in range(20):
+        end = at + (long if number % 2 == 0 else 10)
+        events += [*work(number, at, end), wait(at, end + 2)]
+        at = end + 40
+    idle = idle_by_cause(gpu_idle(trace(events)))
+    assert idle.get("launch_overhead", 0) == launching
+    assert sum(idle.values()) == 19 * 40
+
+
 def test_steps_by_kernels_are_on_the_device() -> None:
     """The host launches all steps at once; they run one after the other."""
     events, number = [], 0

@@ -386,9 +386,10 @@ def _of_stream(kernels: pl.DataFrame, every: str | None, rank: object) -> pl.Dat
 
 
 def _codes(names: pl.Series) -> Ints:
-    """Return the first row with each name."""
+    """Return the number of each name in alphabetical order, which is that of all ranks."""
     first, number = numbering.numbered([names])
-    return first.astype(np.int64)[number]
+    order = names[first].cast(pl.String).rank("ordinal").fill_null(0).to_numpy()
+    return order.astype(np.int64)[number]
 
 
 def _begins(codes: Ints, pauses: Ints, least: int = _LEAST_KERNELS) -> tuple[Ints, int]:
@@ -508,7 +509,8 @@ def _iterations(trace: Trace, wanted: pl.Expr, launched: Ints) -> pl.DataFrame:
     most = rows.group_by(_LANE, maintain_order=True).len().sort("len", maintain_order=True).tail(1)
     rows = rows.join(most, on=_LANE, nulls_equal=True, maintain_order="left")
     start, end = rows["start"].to_numpy(), rows["end"].to_numpy()
-    codes = _codes(rows["name"].str.replace(_NUMBER.pattern, ""))
+    first, number = numbering.numbered([rows["name"].str.replace(_NUMBER.pattern, "")])
+    codes = first.astype(np.int64)[number]
     pauses = np.append(0, start[1:] - end[:-1])[: start.size] // _ROUNDING_NS
     begins, period = _begins(codes, pauses, 2)
     if begins.size:

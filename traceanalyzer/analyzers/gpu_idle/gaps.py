@@ -81,13 +81,14 @@ def drained(
     """Return the gaps that a synchronisation before them leads to, and which follow it at once.
 
     A synchronising call or blocking copy at whose end a gap begins has emptied the launch queue.
-    Without the call the host would have used its wait to get ahead: gaps from there on that are
-    together not longer than the wait are due to it. A long gap right after it is also caused by the
-    host's activity, and so is a gap that is half covered by a range that begins in it.
+    Without the call the host would have used its wait to get ahead, by at most the longest wait:
+    gaps are due to waits while the host needs no more time for the next launch in them than it
+    would be ahead. A long gap right after a wait is also caused by the host's activity, and so is a
+    gap that is half covered by a range that begins in it.
 
     Args:
         excerpt: one rank.
-        gaps: unit, start, end.
+        gaps: unit, start, end, launched; see :func:`with_launches`.
         busy: unit, start, end: when each unit's work runs.
         synchronising: unit, start, end of synchronising calls and blocking copies.
 
@@ -96,23 +97,43 @@ def drained(
     """
     waits = intervals.union(synchronising, ["unit"])
     columns = ["unit", "start", "end"]
-    if waits.is_empty() or gaps.is_empty():
-        return gaps[columns].clear(), gaps[columns].clear()
     waits = intervals.overlap_with(waits, busy, ["unit"]).filter(pl.col("overlap") > 0)
     ended = waits.select("unit", "overlap", ended="end").sort("ended")
     latest = pl.col("start") + causes.LAUNCH_LATENCY_NS
-    begun = gaps.select(*columns, latest=latest).sort("latest")
+    begun = gaps.with_columns(latest=latest).sort("latest")
     rows = begun.join_asof(
         ended, left_on="latest", right_on="ended", by="unit", coalesce=False, check_sortedness=False
     )
+    length, since = pl.col("end") - pl.col("start"), pl.max_horizontal("start", "ended")
     follows = pl.col("ended") >= pl.col("start") - causes.LAUNCH_LATENCY_NS
-    wait = pl.when(follows).then("overlap").otherwise(0)
-    length = pl.col("end") - pl.col("start")
-    whole = length.cum_sum().over("unit")  # a gap uses up what is left of the last waits
-    due = rows.filter(whole <= (wait + whole - length).cum_max().over("unit"))
-    soon = due.filter(follows, length <= _LONG_NS)[columns]
+    used = pl.coalesce((pl.col("launched") - since).clip(0), length)
+    rows = rows.with_columns(follows=follows, used=used)
+    due = rows.filter(_within_waits(rows))
+    soon = due.filter("follows", length <= _LONG_NS)[columns]
     ranges = excerpt.of_units(excerpt.slices.filter(pl.col("kind").is_in(ANNOTATION_KINDS)))
     return due[columns], soon.filter(~_mostly_covered(soon, ranges))
+
+
+def _within_waits(rows: pl.DataFrame) -> pl.Series:
+    """Mark gaps in which the host uses no more time than it would be ahead without waits.
+
+    Args:
+        rows: unit, ended, overlap of the last wait before a gap; used, follows; in order.
+    """
+    key = ["unit", "ended"]
+    waits = rows.group_by(key, maintain_order=True).agg(
+        wait=(pl.col("overlap") * pl.col("follows").any()).first().fill_null(0), used=pl.sum("used")
+    )
+    waits = waits.with_columns(longest=pl.col("wait").max().over("unit")).sort("unit", "ended")
+    ahead, spare, unit = [], 0, None
+    for of_unit, _, wait, used, longest in waits.iter_rows():
+        spare = min((spare if of_unit == unit else 0) + wait, longest)
+        ahead.append(spare)
+        spare, unit = max(spare - used, 0), of_unit
+    waits = waits.select(*key, ahead=pl.Series(ahead, dtype=pl.Int64))
+    rows = rows.select(*key, used=pl.col("used").cum_sum().over(key))
+    rows = rows.join(waits, on=key, how="left", nulls_equal=True, maintain_order="left")
+    return rows.select(pl.col("used") <= pl.col("ahead")).to_series()
 
 
 #: In a longer gap after a wait the host does something else than preparing the next launch.
