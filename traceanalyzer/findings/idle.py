@@ -237,7 +237,8 @@ def _advice(cause: str, result: GpuIdle, answers: Answers) -> str:
         place = synchronising_place(launches)
         called = answers.place(cause).get("called") or ""
         operator = operator_of(place) or called * called.startswith("aten::")
-        return result.advice(cause, call=place.get("call") or "", operator=operator)
+        called_by = {"call": place.get("call") or "", "frame": place.get("python") or ""}
+        return result.advice(cause, operator=operator, **called_by)
     if cause == causes.LAUNCH:
         return launch_advice(result, launches, answers)
     return result.advice(cause)

@@ -277,18 +277,20 @@ class GpuIdle(Result):
         is_most = 2 * calls["idle_ns"].sum() > self.idle_by_cause[causes.CHECKPOINT_IO]
         return tuple(calls["name"].head(_NAMED)) if is_most else ()
 
-    def advice(self, cause: str, *, call: str = "", operator: str = "") -> str:
+    def advice(self, cause: str, *, call: str = "", operator: str = "", frame: str = "") -> str:
         """Return the advice for a cause of idle time, by what the host does in its gaps.
 
         Args:
             cause: the cause.
             call: for synchronisation, the call with most time; by default that in most gaps.
             operator: the operator that makes it.
+            frame: the code that makes it; by default that in most gaps.
         """
         program, coverage = self.program, self.coverage
         if text := self._of_recorded(cause):
             return program.named(text)
         one = self.activity(cause)
+        one = replace(one, frame=frame or one.frame)
         if cause == causes.HOST_CODE:
             code = "" if coverage.stacks_known else coverage.hints["other code"]
             if not program.pytorch:
