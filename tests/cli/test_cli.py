@@ -19,6 +19,7 @@ from traceanalyzer.cli import main, output
 from traceanalyzer.cli.answering import report
 from traceanalyzer.cli.main import status
 from traceanalyzer.errors import OutputError
+from traceanalyzer.trace import Meta, Trace, issue_rows
 
 ROOT = Path(__file__).parents[2]
 RANKS = ROOT / "fixtures" / "nccl_8ranks"
@@ -388,15 +389,15 @@ def test_dropped_events_are_reported_unless_quiet(tmp_path, capfd):
     ids=lambda value: value if value in ("data_loss", "error", "notice", "info") else "",
 )
 def test_issue_message(capfd, severity, first, line):
-    issue = {"severity": severity, "code": "odd", "count": 1234, "first": first}
-    report("a.json", [issue], quiet=False)
+    issues = issue_rows([(severity, "odd", 1234, first)], None)
+    report(Trace((Meta("a.json", "chrome-trace"),), issues=issues), quiet=False)
     assert capfd.readouterr().err == line
 
 
 def test_truncated_compressed_file_is_reported_once(capfd):
     codes = ("truncated", "damaged-file", "bad-event")
-    issues = [{"severity": "data_loss", "code": code, "count": 1, "first": None} for code in codes]
-    report("a.json.gz", issues, quiet=False)
+    issues = issue_rows([("data_loss", code, 1, None) for code in codes], None)
+    report(Trace((Meta("a.json.gz", "chrome-trace"),), issues=issues), quiet=False)
     line = capfd.readouterr().err
     assert [code for code in codes if code in line] == ["damaged-file", "bad-event"]
     assert line.count("dropped") == 1  # the event, not the file

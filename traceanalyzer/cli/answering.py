@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -13,6 +14,7 @@ from traceanalyzer.render.text import prose
 
 if TYPE_CHECKING:
     from traceanalyzer.result import Result
+    from traceanalyzer.trace import Trace
 
 R = TypeVar("R", bound="Result")
 
@@ -65,26 +67,23 @@ def analyze(
             **reading.arguments(),
             **({} if client is None else {"client": client}),
             progress=meter,
-            on_trace=lambda trace: report(
-                trace.meta.path, trace.issues.to_dicts(), quiet=reading.quiet
-            ),
+            on_trace=partial(report, quiet=reading.quiet),
         )
 
 
-def report(path: str, issues: Iterable[Mapping[str, object]], *, quiet: bool) -> None:
-    """Print ``PATH: truncated at byte 66 (1 dropped); ...`` if the file has issues.
+def report(trace: Trace, *, quiet: bool) -> None:
+    """Print ``PATH: truncated at byte 66 (1 dropped); ...`` if a file has issues.
 
     Args:
-        path: the file.
-        issues: its rows of the table ``issues``; severity ``info`` is not printed.
+        trace: the file; issues of severity ``info`` are not printed.
         quiet: print nothing.
     """
-    printed = [issue for issue in issues if issue["severity"] in _PRINTED]
+    printed = [issue for issue in trace.issues.to_dicts() if issue["severity"] in _PRINTED]
     if any(issue["code"] == _DAMAGED for issue in printed):  # then the text is truncated, too
         printed = [issue for issue in printed if issue["code"] != _TRUNCATED]
     messages = [_message(issue) for issue in printed]
     if messages and not quiet:
-        click.echo(prose(f"{path}: {'; '.join(messages)}"), err=True)
+        click.echo(prose(f"{trace.meta.path}: {'; '.join(messages)}"), err=True)
 
 
 def inputs_of(paths: Sequence[str], *, quiet: bool) -> Sequence[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -52,7 +53,7 @@ def convert(paths: tuple[str, ...], out: str, force: bool, reading: ReadingOptio
     with progress(inputs, quiet=reading.quiet) as meter:
         for target, path in targets.items():
             trace = ta.convert(path, target, force=force, **reading.arguments(), progress=meter)
-            report(path, trace.issues.to_dicts(), quiet=reading.quiet)
+            report(trace, quiet=reading.quiet)
 
 
 def _targets(inputs: list[str], out: str) -> dict[str, str]:
@@ -199,7 +200,7 @@ def summarize(
             force=force,
             workers=workers,
             progress=meter,
-            on_trace=lambda trace: report(trace.meta.path, trace.issues.to_dicts(), quiet=quiet),
+            on_trace=partial(report, quiet=quiet),
         )
     if quiet:
         return
@@ -250,7 +251,7 @@ def save(
             force=force,
             workers=workers,
             progress=meter,
-            on_trace=lambda trace: report(trace.meta.path, trace.issues.to_dicts(), quiet=quiet),
+            on_trace=partial(report, quiet=quiet),
         )
     if not quiet:
         click.echo(prose(f"{baselines.PREFIX}{name}: {result.verdict}"), err=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -108,9 +109,7 @@ def merged_file(
             **cut,
             **reading.arguments(),
             progress=meter,
-            on_trace=lambda trace: report(
-                trace.meta.path, trace.issues.to_dicts(), quiet=reading.quiet
-            ),
+            on_trace=partial(report, quiet=reading.quiet),
         )
     return merged
 

@@ -13,7 +13,7 @@ from traceanalyzer.analyzers.comm_outliers.activity import NOTHING
 from traceanalyzer.analyzers.comm_outliers.arrivals import CRITICAL_FRAC, WARN_FRAC, WARN_STEPS
 from traceanalyzer.analyzers.comm_outliers.experts import UNEQUAL as UNEQUAL_LOADS
 from traceanalyzer.analyzers.comm_outliers.pipelines import POINT_TO_POINT, work_longer
-from traceanalyzer.analyzers.comm_outliers.result import CommOutliers, passed_on
+from traceanalyzer.analyzers.comm_outliers.result import CommOutliers, meanwhile, passed_on
 from traceanalyzer.analyzers.common import libraries
 from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.display import at_start
@@ -459,9 +459,8 @@ def _arrivals(result: CommOutliers, row: Mapping[str, Any]) -> Iterator[str]:
         f"{last}. Largest arrival delay: {format_ns(worst['arrival_delay_ns'])}"
         f"{at_step(worst['step'])}."
     )
-    sides = [f"{side}: {worst[side]}" for side in ("host", "device") if worst[side] is not None]
-    if sides:
-        yield f"During that delay, {'; '.join(sides)}."
+    if text := meanwhile(worst):
+        yield text
 
 
 @rule(

@@ -19,14 +19,13 @@ from typing import Any, Literal, Self, Unpack
 
 import polars as pl
 
+from traceanalyzer import errors
 from traceanalyzer.analyzers.base import Needs, Reading, Skipped
 from traceanalyzer.errors import (
     InputError,
     MalformedInput,
     MissingData,
     OptionError,
-    UnknownFormat,
-    UnreadableFile,
 )
 from traceanalyzer.run import ranks
 from traceanalyzer.run.find import each, ranks_of_series
@@ -159,10 +158,8 @@ class Failure:
         """Return the error."""
         if self.kind == "MissingData":
             return MissingData(self.what)
-        kinds: dict[str, type[InputError]] = {
-            one.__name__: one for one in (InputError, UnreadableFile, UnknownFormat, MalformedInput)
-        }
-        return kinds[self.kind](self.path, self.what, where=self.where, hint=self.hint)
+        kind: type[InputError] = getattr(errors, self.kind)
+        return kind(self.path, self.what, where=self.where, hint=self.hint)
 
 
 @dataclass

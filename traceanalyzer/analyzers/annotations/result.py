@@ -8,7 +8,13 @@ import polars as pl
 
 from traceanalyzer.analyzers.annotations import By
 from traceanalyzer.analyzers.common.columns import largest_first
-from traceanalyzer.analyzers.common.display import BARS, headings, rank_column, sentences
+from traceanalyzer.analyzers.common.display import (
+    BARS,
+    headings,
+    rank_column,
+    sentences,
+    without_end,
+)
 from traceanalyzer.drawings import Chart
 from traceanalyzer.result import Result, Table, View
 from traceanalyzer.units import format_count, format_frac, format_ns, format_times
@@ -231,8 +237,7 @@ def _notes(result: Annotations) -> tuple[str, ...]:
             f"{format_count(result.process_wide, 'range')} with start and end on different "
             "threads: host time only."
         )
-    if result.unclosed:
-        notes.append(f"Not counted: {format_count(result.unclosed, 'annotation')} without an end.")
+    notes += without_end(result.unclosed, "annotation")
     if result.names:
         notes.append("Only annotations with matching names count, as if there were no others.")
     return tuple(notes)

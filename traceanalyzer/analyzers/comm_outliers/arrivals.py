@@ -334,14 +334,8 @@ def ranks(
         pl.col("is_last").sum().alias("times_last"),
         (pl.col("after_first_ns") == 0).sum().alias("times_first"),
     )
-    steps = steps.filter(~pl.col("warm_up"))
-    costly = steps.filter(pl.col("cost_frac") >= WARN_FRAC)
-    cost = costly.group_by(rank="straggler").agg(
-        pl.len().alias("straggler_steps"),
-        (pl.col("cost_ns").sum() / steps["step_ns"].sum()).alias("straggler_frac"),
-    )
     table = devices = _devices(parts)
-    for other in (total, met, imposed, cost):
+    for other in (total, met, imposed, _costs(steps)):
         table = table.join(other, on="rank", how="left")
     return table.with_columns(pl.exclude(devices.columns).fill_null(0)).sort(
         "imposed_ns", "wait_ns", "rank", descending=[True, False, False]
@@ -415,17 +409,19 @@ def windows(delayed: pl.DataFrame) -> tuple[Window, ...]:
     return tuple(Window(*row) for row in delayed.head(_WINDOWS).select(columns).iter_rows())
 
 
-def _repeated_stragglers(steps: pl.DataFrame) -> list[int]:
-    """Return ranks that cost at least 10 % of the time of all steps, in two steps or more.
-
-    Steps of warm-up do not count.
-    """
+def _costs(steps: pl.DataFrame) -> pl.DataFrame:
+    """Return what stragglers cost: rank, straggler_steps, straggler_frac; without warm-up."""
     steps = steps.filter(~pl.col("warm_up"))
     costly = steps.filter(pl.col("cost_frac") >= WARN_FRAC)
-    share = pl.col("cost_ns").sum() / steps["step_ns"].sum()
-    by_rank = costly.group_by("straggler").agg(pl.len().alias("n"), share.alias("share"))
-    often = by_rank.filter(pl.col("n") >= WARN_STEPS, pl.col("share") >= WARN_FRAC)
-    return often["straggler"].to_list()
+    return costly.group_by(rank="straggler").agg(
+        straggler_steps=pl.len(), straggler_frac=pl.col("cost_ns").sum() / steps["step_ns"].sum()
+    )
+
+
+def _repeated_stragglers(steps: pl.DataFrame) -> list[int]:
+    """Return ranks that cost at least 10 % of the time of all steps, in two steps or more."""
+    is_often = pl.col("straggler_steps") >= WARN_STEPS, pl.col("straggler_frac") >= WARN_FRAC
+    return _costs(steps).filter(*is_often)["rank"].to_list()
 
 
 def _entered(chosen: pl.DataFrame, marks: pl.DataFrame) -> pl.DataFrame:

@@ -516,12 +516,17 @@ def passed_on(row: Mapping[str, Any]) -> str:
 def _activity(result: CommOutliers, rank: int) -> str:
     """Report what the rank did during its worst delay, and its delay at the start of the step."""
     worst = result.delayed.worst_of(rank)
-    sides = [f"{side}: {worst[side]}" for side in ("host", "device") if worst[side] is not None]
-    text = f"During that delay, {'; '.join(sides)}." if sides else ""
+    text = meanwhile(worst)
     into = worst["into_step_ns"]
     if into is not None and into >= _MOST * worst["arrival_delay_ns"]:
         text += f" It started the step {format_ns(into)} late."
     return text.strip()
+
+
+def meanwhile(delay: Mapping[str, Any]) -> str:
+    """Report what host and device of the straggler did during a delay; empty if unknown."""
+    sides = [f"{side}: {delay[side]}" for side in ("host", "device") if delay[side] is not None]
+    return f"During that delay, {'; '.join(sides)}." if sides else ""
 
 
 def _cost(result: CommOutliers, rank: int) -> str:

@@ -12,7 +12,7 @@ import polars as pl
 from traceanalyzer.analyzers.common.names import mapped
 from traceanalyzer.drawings import Chart
 from traceanalyzer.result import Table
-from traceanalyzer.units import format_frac, format_ns
+from traceanalyzer.units import format_count, format_frac, format_ns
 
 #: Maximum number of bars in a chart.
 BARS = 15
@@ -30,6 +30,11 @@ def headings(text: str) -> dict[str, str]:
 def sentences(*texts: str) -> str:
     """Join non-empty texts to a paragraph."""
     return " ".join(text for text in texts if text)
+
+
+def without_end(count: int, what: str) -> list[str]:
+    """Return the note on events without an end, which are not counted; none without any."""
+    return [f"Not counted: {format_count(count, what)} without an end."] if count else []
 
 
 def known_columns(frame: pl.DataFrame, columns: Mapping[str, str]) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from traceanalyzer.analyzers.common.names import matching
 from traceanalyzer.trace import Meta, Trace
@@ -90,13 +90,7 @@ def api_of(trace: Trace) -> Api:
 
 def joined_api(apis: Sequence[Api]) -> Api:
     """Return GPU API and framework of a program of several ranks."""
-    return Api(
-        any(one.hip for one in apis),
-        any(one.pytorch for one in apis),
-        any(one.trains for one in apis),
-        any(one.uncached for one in apis),
-        any(one.blocking for one in apis),
-    )
+    return Api(*map(any, zip(*map(astuple, apis), strict=True)))
 
 
 def in_hip(text: str) -> str:

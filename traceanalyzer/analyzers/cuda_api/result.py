@@ -8,7 +8,13 @@ from typing import Any
 import polars as pl
 
 from traceanalyzer.analyzers.common.columns import sum_if_known
-from traceanalyzer.analyzers.common.display import bars, headings, places, table_of_known
+from traceanalyzer.analyzers.common.display import (
+    bars,
+    headings,
+    places,
+    table_of_known,
+    without_end,
+)
 from traceanalyzer.analyzers.common.names import distinct, matcher, named
 from traceanalyzer.drawings import Chart
 from traceanalyzer.result import Result, Table, View
@@ -149,8 +155,7 @@ def _notes(result: CudaApi) -> tuple[str, ...]:
             f"{calls} that copy or set memory without a recorded copy or memset: only the call is "
             "counted."
         )
-    if result.unfinished:
-        notes.append(f"Not counted: {format_count(result.unfinished, 'call')} without an end.")
+    notes += without_end(result.unfinished, "call")
     return tuple(notes)
 
 

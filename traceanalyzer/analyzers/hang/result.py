@@ -107,7 +107,7 @@ class Hang(Result):
     def culprits(self) -> tuple[int, ...]:
         """Return the ranks at the end of all waiting: missing, differing, or in a deadlock."""
         if self.stuck.is_deadlock:
-            return tuple(sorted(_in_cycle(self.stuck.cycle)))
+            return tuple(sorted({*texts.in_cycle(self.stuck.cycle)}))
         if not self.stuck.causes:
             return ()
         first = self.stuck.causes[0]
@@ -564,16 +564,6 @@ def _distinct(causes: tuple[Stuck, ...]) -> list[Stuck]:
             chosen.append(one)
             named |= ranks
     return chosen
-
-
-def _in_cycle(cycle: tuple[Stuck, ...]) -> set[int]:
-    """Return the ranks of a deadlock: each waits in one operation for the next."""
-    ranks = set()
-    for one, before in zip(cycle, [cycle[-1], *cycle[:-1]], strict=True):
-        waited_for = before.scheduled if before.cause == "not started" else before.blockers
-        here = [rank for rank in one.waiting if rank in waited_for] or list(one.waiting)
-        ranks.add(here[0])
-    return ranks
 
 
 _RANK_TEXTS = ("waiting", "missing", "no_dump", "no_record")

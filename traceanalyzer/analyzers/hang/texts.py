@@ -119,16 +119,20 @@ def cause_sentence(one: Stuck, labels: Labels, place: Place, last: LastOf) -> st
     )
 
 
-def deadlock_sentence(cycle: Sequence[Stuck], labels: Labels, place: Place) -> str:
-    """Return the operations that wait for each other, in one sentence."""
-    links, ranks = [], []
+def in_cycle(cycle: Sequence[Stuck]) -> list[int]:
+    """Return the rank that waits in each operation of a deadlock for that of the next one."""
+    ranks = []
     for one, before in zip(cycle, [cycle[-1], *cycle[:-1]], strict=True):
         waited_for = before.scheduled if before.cause == "not started" else before.blockers
         here = [rank for rank in one.waiting if rank in waited_for] or list(one.waiting)
         ranks.append(here[0])
-        links.append((one, here[0]))
-    clauses = []
-    for (one, rank), target in zip(links, [*ranks[1:], ranks[0]], strict=True):
+    return ranks
+
+
+def deadlock_sentence(cycle: Sequence[Stuck], labels: Labels, place: Place) -> str:
+    """Return the operations that wait for each other, in one sentence."""
+    ranks, clauses = in_cycle(cycle), []
+    for one, rank, target in zip(cycle, ranks, [*ranks[1:], ranks[0]], strict=True):
         at = _at(place(one, rank))
         if one.is_p2p:
             to = "to receive from" if one.op == "recv" else "to send to"

@@ -16,13 +16,14 @@ from traceanalyzer.analyzers.common.display import (
     headings,
     rank_column,
     sentences,
+    without_end,
 )
 from traceanalyzer.analyzers.common.kernel_names import OTHER, plain_float
 from traceanalyzer.analyzers.common.launching import Beginning, note_launched_before
 from traceanalyzer.analyzers.kernels import By
 from traceanalyzer.drawings import Chart
 from traceanalyzer.result import Result, Table, View
-from traceanalyzer.units import format_count, format_frac, format_ns, format_times
+from traceanalyzer.units import format_frac, format_ns, format_times
 
 _NAMED = 3
 
@@ -221,10 +222,7 @@ def _notes(result: Kernels) -> tuple[str, ...]:
             "Whole CUDA graphs were recorded in place of their kernels; nsys profile "
             "--cuda-graph-trace=node records the kernels."
         )
-    if result.unfinished:
-        notes.append(
-            f"Not counted: {format_count(result.unfinished, 'device event')} without an end."
-        )
+    notes += without_end(result.unfinished, "device event")
     by = result.by
     if by in ("operator", "annotation"):
         notes.append(

@@ -8,13 +8,19 @@ from functools import partial
 import polars as pl
 
 from traceanalyzer.analyzers.common import replays
-from traceanalyzer.analyzers.common.display import bars, headings, rank_column, table_of_known
+from traceanalyzer.analyzers.common.display import (
+    bars,
+    headings,
+    rank_column,
+    table_of_known,
+    without_end,
+)
 from traceanalyzer.analyzers.common.names import ANY_STEP
 from traceanalyzer.analyzers.gpu_idle.causes import OPERATOR
 from traceanalyzer.analyzers.operators import SortBy, call_tree
 from traceanalyzer.drawings import Chart
 from traceanalyzer.result import Result, Table, View
-from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns
+from traceanalyzer.units import format_bytes, format_frac, format_ns
 
 _NAMED = 3
 
@@ -195,8 +201,7 @@ def _notes(result: Operators) -> tuple[str, ...]:
     notes += replays.note(
         result.replayed, result.replayed_matched, result.replayed_ns, result.replayed_matched_ns
     )
-    if result.unclosed:
-        notes.append(f"Not counted: {format_count(result.unclosed, 'operator')} without an end.")
+    notes += without_end(result.unclosed, "operator")
     if "stack" in result.operators.columns:
         alone = result.operators["stack"].is_null() & (result.operators["kind"] != call_tree.FRAMES)
         if alone.any():

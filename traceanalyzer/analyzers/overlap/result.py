@@ -20,6 +20,7 @@ from traceanalyzer.analyzers.common.display import (
     sentences,
     short_paths,
     stacked,
+    without_end,
 )
 from traceanalyzer.analyzers.common.launching import note_launched_before
 from traceanalyzer.analyzers.common.step_marks import INFERRED_STEPS
@@ -359,10 +360,7 @@ def _notes(result: Overlap) -> tuple[str, ...]:
             f"{low:,} of {stretches:,} intervals of {format_ns(width)} are busy for less than half "
             "of the time; gpu-idle shows the causes."
         )
-    if result.unfinished:
-        notes.append(
-            f"Not counted: {format_count(result.unfinished, 'device event')} without an end."
-        )
+    notes += without_end(result.unfinished, "device event")
     busy = int(result.streams["busy_ns"].sum())
     return (*notes, *note_launched_before(result.launched_before_ns, busy))
 

@@ -6,6 +6,7 @@ from functools import partial
 
 import polars as pl
 
+from traceanalyzer.analyzers.common.aggregates import wide
 from traceanalyzer.analyzers.common.display import headings, sentences, stacked, table_of_known
 from traceanalyzer.analyzers.scaling import Options
 from traceanalyzer.analyzers.scaling.result import Scaling, above_ideal, lines_of, percent
@@ -91,20 +92,13 @@ _NUMBERS = (
     *("time_ns", "nodes", "gpus", "node", "power_w", "utilization_frac", "interval_s"),
     "self_device_ns",
 )
+_TEXTS = ("run", "strategy")
 
 
 def _wide(rows: pl.DataFrame, form: str) -> pl.DataFrame:
     """Return one row per row of the files of a form: path, run, strategy, name, and its numbers."""
-    metric = pl.col("metric")
-    of_form = rows.filter(pl.col("form") == form)
-    return of_form.group_by("path", "row", maintain_order=True).agg(
-        pl.col("name").first(),
-        *(
-            pl.col("text").filter(metric == name).first().alias(name)
-            for name in ("run", "strategy")
-        ),
-        *(pl.col("value").filter(metric == name).first().alias(name) for name in _NUMBERS),
-    )
+    whole = wide(rows, form, dict.fromkeys(_NUMBERS, pl.Float64), _TEXTS)
+    return whole.select("path", "row", "name", *_TEXTS, *_NUMBERS)
 
 
 def _counted(epochs: pl.DataFrame, samples: pl.DataFrame) -> tuple[pl.DataFrame, str]:

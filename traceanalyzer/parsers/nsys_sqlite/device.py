@@ -7,6 +7,7 @@ import polars as pl
 from traceanalyzer import schema
 from traceanalyzer.frames.numbering import numbered
 from traceanalyzer.parsers.nsys_sqlite import tables
+from traceanalyzer.parsers.sqlite.rows import kind_of, span
 
 #: CUPTI's memory kinds, in Kineto's spelling.
 _MEMORY_KINDS = dict(
@@ -52,7 +53,7 @@ def kernels(export: tables.Export) -> pl.DataFrame:
             "globalPid",
         ),
     )
-    return rows.with_columns(export.named(rows["name"]), tables.kind("kernel"))
+    return rows.with_columns(export.named(rows["name"]), kind_of("kernel"))
 
 
 def processes(export: tables.Export) -> set[int | None]:
@@ -124,7 +125,7 @@ def allocations(export: tables.Export) -> pl.DataFrame:
         device=pl.col("deviceId").cast(pl.Int32, strict=False),
         bytes=size,
         address=pl.col("address").cast(pl.UInt64, strict=False),
-        kind=pl.when(frees).then(tables.kind("free_completed")).otherwise(tables.kind("alloc")),
+        kind=pl.when(frees).then(kind_of("free_completed")).otherwise(kind_of("alloc")),
         allocated_bytes=size.cum_sum().over(tables.pid("globalPid"), "deviceId", "memKind"),
     )
     named = _named(events, ["memKind"], _memory)
@@ -137,9 +138,9 @@ def gpu_faults(export: tables.Export) -> pl.DataFrame:
         tables.GPU_FAULTS, integers=_PLACE, windows=export.selection.windows
     )
     return rows.select(
-        *tables.span(),
+        *span(),
         export.pid("globalPid"),
-        tables.kind("page_fault"),
+        kind_of("page_fault"),
         device=pl.col("deviceId").cast(pl.Int32, strict=False),
         name=pl.lit("GPU page faults").cast(schema.NAME),
     )
@@ -151,7 +152,7 @@ def cpu_faults(export: tables.Export) -> pl.DataFrame:
     rows = export.database.read(tables.CPU_FAULTS, integers=("start", "globalPid"), where=inside)
     return rows.select(
         export.pid("globalPid"),
-        tables.kind("page_fault"),
+        kind_of("page_fault"),
         ts="start",
         name=pl.lit("CPU page fault").cast(schema.NAME),
     )
@@ -233,13 +234,13 @@ def _work(
             lambda piece: piece.select_seq(*_placed(export), *size, *key), "globalPid"
         ),
     )
-    return _named(rows, key, name).with_columns(tables.kind(kind))
+    return _named(rows, key, name).with_columns(kind_of(kind))
 
 
 def _placed(export: tables.Export) -> list[pl.Expr]:
     """Return the columns for time and place of device work."""
     columns = [
-        *tables.span(),
+        *span(),
         export.pid("globalPid"),
         pl.col("deviceId").cast(pl.Int32, strict=False).alias("device"),
     ]

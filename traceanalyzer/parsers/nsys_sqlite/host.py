@@ -8,6 +8,7 @@ import polars as pl
 from traceanalyzer import schema
 from traceanalyzer.frames import stacks
 from traceanalyzer.parsers.nsys_sqlite import tables
+from traceanalyzer.parsers.sqlite.rows import kind_of, span
 from traceanalyzer.parsers.tables import Frame, stacks_table
 from traceanalyzer.schema import MAX_RANKS
 from traceanalyzer.vocabulary import collective_of_word
@@ -47,7 +48,7 @@ def call_name(text: str) -> str:
 def calls(export: tables.Export) -> pl.DataFrame:
     """Return one row per CUDA runtime or driver call, named without its API version."""
     driver = pl.col("eventClass").eq_missing(_DRIVER)
-    kinds = pl.when(driver).then(tables.kind("cuda_driver")).otherwise(tables.kind("cuda_runtime"))
+    kinds = pl.when(driver).then(kind_of("cuda_driver")).otherwise(kind_of("cuda_runtime"))
     linked = ("correlationId",) if export.fills("correlation") else ()
     classed = "eventClass" in export.database.tables[tables.RUNTIME]
 
@@ -90,7 +91,7 @@ def running(export: tables.Export) -> pl.DataFrame:
     )
     rows = slices.select(
         *_ran(export),
-        tables.kind("sched"),
+        kind_of("sched"),
         name=pl.lit("running").cast(schema.NAME),
         category=pl.format("cpu {}", "cpu").cast(schema.NAME),
     )
@@ -108,9 +109,7 @@ def cuda_overhead(export: tables.Export) -> pl.DataFrame:
     name = pl.col("overheadType").replace_strict(
         _OVERHEADS, default="Unknown overhead", return_dtype=pl.String
     )
-    return rows.select(
-        pl.exclude("overheadType"), tables.kind("overhead"), name=name.cast(schema.NAME)
-    )
+    return rows.select(pl.exclude("overheadType"), kind_of("overhead"), name=name.cast(schema.NAME))
 
 
 def named(
@@ -131,7 +130,7 @@ def named(
             lambda piece: piece.select_seq(*_ran(export), tables.name_id("nameId"))
         ),
     )
-    rows = rows.with_columns(export.named(rows["name"]), tables.kind(kind))
+    rows = rows.with_columns(export.named(rows["name"]), kind_of(kind))
     if category is None:
         return rows
     return rows.with_columns(category=pl.lit(category).cast(schema.NAME))
@@ -139,7 +138,7 @@ def named(
 
 def _ran(export: tables.Export) -> list[pl.Expr]:
     """Return the columns for time and thread."""
-    ran = [*tables.span(), tables.pid("globalTid")]
+    ran = [*span(), tables.pid("globalTid")]
     return [*ran, tables.tid("globalTid")] if export.fills("tid") else ran
 
 
@@ -162,7 +161,7 @@ def mpi_ranks(export: tables.Export) -> dict[int, int]:
 
 
 def _mpi_table(export: tables.Export, table: str, more: tuple[str, ...]) -> pl.DataFrame:
-    columns = [*tables.span(), tables.pid("globalTid"), tables.tid("globalTid")]
+    columns = [*span(), tables.pid("globalTid"), tables.tid("globalTid")]
     if more:
         columns += [
             pl.col("size").alias("bytes"),
@@ -176,7 +175,7 @@ def _mpi_table(export: tables.Export, table: str, more: tuple[str, ...]) -> pl.D
             lambda piece: piece.select_seq(*columns, tables.name_id("textId"))
         ),
     )
-    named = rows.with_columns(export.named(rows["name"]), tables.kind("mpi"))
+    named = rows.with_columns(export.named(rows["name"]), kind_of("mpi"))
     if table != tables.MPI_COLLECTIVES:
         return named.drop("group", strict=False)
     distinct = named["name"].unique().drop_nulls()
@@ -237,7 +236,7 @@ def samples(export: tables.Export) -> tuple[pl.DataFrame, pl.DataFrame]:
     leaf = lengths.select("id", stack=pl.Series(tree.leaf))
     joined = rows.join(leaf, on="id", how="left", maintain_order="left").drop("id")
     table = stacks_table(tree, list(number))
-    return joined.with_columns(tables.kind("sample")), table if len(tree.frame) else schema.empty(
+    return joined.with_columns(kind_of("sample")), table if len(tree.frame) else schema.empty(
         "stacks"
     )
 

@@ -21,6 +21,7 @@ from traceanalyzer import schema
 from traceanalyzer.frames.numbering import numbered
 from traceanalyzer.parsers.nsys_sqlite import tables
 from traceanalyzer.parsers.sqlite.database import Shape
+from traceanalyzer.parsers.sqlite.rows import kind_of, span
 from traceanalyzer.schema import MAX_RANKS
 from traceanalyzer.vocabulary import collective_of_word
 
@@ -88,7 +89,7 @@ def ranges(export: tables.Export) -> pl.DataFrame:
     )
     named = rows.with_columns(_text(export, rows)).drop("textId")
     domains = _domain_names(export, rows, pl.concat(created))
-    events = named.with_columns(tables.kind("nvtx"), domains).drop("domainId")
+    events = named.with_columns(kind_of("nvtx"), domains).drop("domainId")
     return _with_payloads(export, events) if blobs else events
 
 
@@ -143,7 +144,7 @@ def _shaped(created: list[pl.DataFrame], *, carried: bool, blobs: bool) -> Shape
     crosses = pl.col("endGlobalTid").is_not_null() & (pl.col("endGlobalTid") != pl.col("globalTid"))
     thread = pl.when(~crosses).then(tables.tid("globalTid")).alias("tid")
     columns = [
-        *tables.span(),
+        *span(),
         tables.pid("globalTid"),
         thread,
         pl.col("textId").cast(pl.UInt32, strict=False),

@@ -251,11 +251,6 @@ def tid(column: str) -> pl.Expr:
     return (pl.col(column) & 0xFFFFFF).alias("tid")
 
 
-def span() -> tuple[pl.Expr, pl.Expr]:
-    """Return ``ts`` and ``dur`` from columns start and end; null duration without an end."""
-    return pl.col("start").alias("ts"), (pl.col("end") - pl.col("start")).alias("dur")
-
-
 def none_if_unset(column: str, name: str) -> pl.Expr:
     """Return a stream or device, null for CUPTI's "none"."""
     return pl.when(~pl.col(column).is_in(_NONE)).then(column).alias(name)
@@ -264,8 +259,3 @@ def none_if_unset(column: str, name: str) -> pl.Expr:
 def name_id(column: str) -> pl.Expr:
     """Return a string id as ``name``, to be replaced by :meth:`Export.named`."""
     return pl.col(column).cast(pl.UInt32, strict=False).alias("name")
-
-
-def kind(word: str) -> pl.Expr:
-    """Return a constant ``kind`` column."""
-    return pl.lit(word, dtype=schema.KIND).alias("kind")

@@ -19,7 +19,7 @@ from traceanalyzer import schema
 from traceanalyzer.parsers.rocpd import recording as names
 from traceanalyzer.parsers.rocpd.recording import COUNTERS, LANES, Recording
 from traceanalyzer.parsers.sqlite.database import Database
-from traceanalyzer.parsers.sqlite.rows import DatabaseReader
+from traceanalyzer.parsers.sqlite.rows import DatabaseReader, kind_of, span
 from traceanalyzer.schema import MAX_RANKS
 from traceanalyzer.trace import Device
 
@@ -218,11 +218,6 @@ def _number(value: object) -> int | None:
     return number if number is not None and number < MAX_RANKS else None
 
 
-def kind(word: str) -> pl.Expr:
-    """Return a constant ``kind`` column."""
-    return pl.lit(word, dtype=schema.KIND).alias("kind")
-
-
 #: Kind by pattern of a region's category; the first match is used.
 _CATEGORIES = (
     ("cuda_runtime", r"^HIP_"),
@@ -325,8 +320,8 @@ def _kernels(tables: Tables) -> pl.DataFrame:
             block.cast(pl.Int32, strict=False).alias(f"block_{axis}"),
         ]
     return rows.select(
-        *_span(),
-        kind("kernel"),
+        *span(),
+        kind_of("kernel"),
         "owner", "pid", "device", "correlation",
         *shape,
         category=pl.col("category").cast(schema.NAME),
@@ -356,8 +351,8 @@ def _copies(tables: Tables) -> pl.DataFrame:
         spelled, default=names.copy_name(None), return_dtype=pl.String
     )
     return rows.select(
-        *_span(),
-        kind("gpu_memcpy"),
+        *span(),
+        kind_of("gpu_memcpy"),
         "owner", "pid", "correlation",
         category=pl.col("category").cast(schema.NAME),
         name=name.cast(schema.NAME),
@@ -393,7 +388,7 @@ def _regions(tables: Tables) -> pl.DataFrame:
     category = pl.when(is_range).then(names.range_category(pl.col("title")))
     launching = pl.col("kind").is_in(("cuda_runtime", "cuda_driver"))
     events = rows.select(
-        *_span(),
+        *span(),
         "kind", "owner", "pid", "tid", "guid", "event_id",
         category=pl.coalesce(category, pl.col("category").cast(schema.NAME)),
         name=pl.col("title").cast(schema.NAME),
@@ -472,7 +467,7 @@ def _allocations(tables: Tables) -> pl.DataFrame:
     rows = rows.drop_nulls("device").with_columns(bytes=size.otherwise(allocated))
     limited = pl.col("bytes").clip(-(1 << 44), 1 << 44)
     events = rows.select(
-        kind("alloc"),
+        kind_of("alloc"),
         "owner", "pid", "tid", "device", "bytes",
         ts="start",
         frees=frees,
@@ -480,7 +475,7 @@ def _allocations(tables: Tables) -> pl.DataFrame:
         address=pl.col("address").cast(pl.UInt64, strict=False),
         allocated_bytes=limited.cum_sum().over("owner", "device"),
     )  # fmt: skip
-    of_frees = pl.when("frees").then(kind("free_completed")).otherwise("kind")
+    of_frees = pl.when("frees").then(kind_of("free_completed")).otherwise("kind")
     return tables.reading.within(events.with_columns(kind=of_frees).drop("frees"))
 
 
@@ -513,8 +508,3 @@ def _counters(tables: Tables) -> pl.DataFrame:
         value="value",
     )
     return tables.reading.within(readings).select(*COUNTERS)
-
-
-def _span() -> tuple[pl.Expr, pl.Expr]:
-    """Return ``ts`` and ``dur``."""
-    return pl.col("start").alias("ts"), (pl.col("end") - pl.col("start")).alias("dur")

@@ -23,6 +23,16 @@ _SIDE_TABLES = {
 }
 
 
+def span() -> tuple[pl.Expr, pl.Expr]:
+    """Return ``ts`` and ``dur`` from columns start and end; null duration without an end."""
+    return pl.col("start").alias("ts"), (pl.col("end") - pl.col("start")).alias("dur")
+
+
+def kind_of(word: str) -> pl.Expr:
+    """Return a constant ``kind`` column."""
+    return pl.lit(word, dtype=schema.KIND).alias("kind")
+
+
 @dataclass
 class DatabaseReader:
     """An open database and the selection.
