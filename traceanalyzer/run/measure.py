@@ -173,13 +173,14 @@ def _apart(
     opened: OpenedInputs, chunks: Sequence[_Chunk]
 ) -> Callable[[Sequence[Any]], Generator[Any]] | None:
     """Return the function that runs tasks in other processes; None if this one reads the inputs."""
-    from traceanalyzer.run import workers
-
-    if opened.how.client is not None:
-        return partial(workers.each_on_cluster, opened.how.client, _measured_on_host)
-    number = _number_of_workers(opened.how.workers, chunks)
+    client = opened.how.client
+    number = 0 if client is not None else _number_of_workers(opened.how.workers, chunks)
     if number == 1:
         return None
+    from traceanalyzer.run import workers
+
+    if client is not None:
+        return partial(workers.each_on_cluster, client, _measured_on_host)
     threads = max(1, cores() // number)
     return partial(workers.each, _measured_apart, number=number, threads=threads)
 
