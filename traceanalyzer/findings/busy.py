@@ -424,8 +424,7 @@ def _unaligned_products(result: Kernels, answers: Answers) -> Iterator[Measured]
 
 def _share_in_steps(answers: Answers) -> float:
     """Return the share of the kernels' time that steps launched."""
-    kernels = answers.get("kernels")
-    if not isinstance(kernels, Kernels) or kernels.by_step is None:
+    if (kernels := answers.of(Kernels)) is None or kernels.by_step is None:
         return 1.0
     marked = int(in_steps(kernels, answers.time)["total_ns"].sum())
     return marked / max(int(kernels.by_step["total_ns"].sum()), 1)
@@ -437,8 +436,7 @@ def _unclaimed(result: Efficiency, answers: Answers) -> pl.DataFrame:
     rows = (result.operators if result.products is None else result.products).filter(
         pl.col("kind").is_in(_PRODUCT_KINDS), far, "is_exact"
     )
-    kernels = answers.get("kernels")
-    if not isinstance(kernels, Kernels):
+    if (kernels := answers.of(Kernels)) is None:
         return rows
     if _is_found(_no_tensor_cores, kernels, answers):
         rows = rows.filter(pl.col("precision") != "fp32")
@@ -685,8 +683,7 @@ def _recomputed_activations(result: Kernels, answers: Answers) -> Iterator[Measu
 
 def _of_gpus(answers: Answers) -> Iterator[str]:
     """Yield GPU metrics of each GPU, if recorded."""
-    metrics = answers.get("host_metrics")
-    if isinstance(metrics, HostMetrics):
+    if (metrics := answers.of(HostMetrics)) is not None:
         for row in metrics.gpus().head(_MOST_GPUS).iter_rows(named=True):
             yield f"{row['gpu']} while active: {gpu_metrics_text(row)}."
 

@@ -34,13 +34,7 @@ from traceanalyzer.findings.device_time import (
     intervals_of,
     only_rank,
 )
-from traceanalyzer.findings.rule import (
-    Answers,
-    Measured,
-    Rule,
-    explained_by,
-    rule,
-)
+from traceanalyzer.findings.rule import Answers, Measured, Rule, explained_by, rule
 from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns
 
 #: Maximum number of items in a list.
@@ -285,8 +279,7 @@ def _last_ns(answers: Answers) -> int:
 
     It ends after the last compute that it could overlap with, however early the others start.
     """
-    compared = answers.get("comm_outliers")
-    if not isinstance(compared, CommOutliers) or not answers.time.in_steps:
+    if (compared := answers.of(CommOutliers)) is None or not answers.time.in_steps:
         return 0
     is_sum = pl.col("collective").str.contains("all_reduce|reduce_scatter")
     rows = compared.collectives.filter(is_sum).drop_nulls("step").sort("instance")
@@ -327,8 +320,7 @@ def _exposing(result: Overlap, answers: Answers, *, waits: bool) -> str:
 
 def _not_on_host(answers: Answers) -> CommOutliers | None:
     """Return the collectives without those that the host runs, if devices run others."""
-    comm = answers.get("comm_outliers")
-    if not isinstance(comm, CommOutliers):
+    if (comm := answers.of(CommOutliers)) is None:
         return None
     rows = comm.instances.drop_nulls("device")
     if rows.height in (0, comm.instances.height):

@@ -151,10 +151,7 @@ _TOGETHER = (
     ("FillFunctor", "fill memory with one value", ""),
 )
 #: Families of kernels that belong together: what they do, and advice.
-_TOGETHER_IN = {
-    "optimizer": ("update the parameters", _UPDATING),
-    "norm": ("normalize", ""),
-}
+_TOGETHER_IN = {"optimizer": ("update the parameters", _UPDATING), "norm": ("normalize", "")}
 #: Advice by kind; empty: by the operators that launch the kernel.
 _KINDS = {what: advice for _, what, advice in _TOGETHER} | dict(_TOGETHER_IN.values())
 #: Kinds of healthy programs, too (SyncBatchNorm has no kernels of cuDNN).

@@ -107,8 +107,7 @@ def operator_of(place: Mapping[str, Any]) -> str:
 
 def synchronising(answers: Answers) -> Iterator[str]:
     """Yield the longest synchronisation and host code after it, from the launches result."""
-    result = answers.get("launches")
-    if isinstance(result, Launches) and (worst := synchronising_place(result)):
+    if (result := answers.of(Launches)) is not None and (worst := synchronising_place(result)):
         where = worst["operator"] or worst["annotation"] or worst["python"]
         yield (
             f"Most synchronisation time: {worst['call']}{f' in {where}' if where else ''}, "
@@ -126,8 +125,7 @@ def synchronising(answers: Answers) -> Iterator[str]:
 
 def launching(answers: Answers) -> Iterator[str]:
     """Yield the share of short kernels, and the places of wait time, from the launches result."""
-    result = answers.get("launches")
-    if not isinstance(result, Launches) or not result.bound.waiting_ns:
+    if (result := answers.of(Launches)) is None or not result.bound.waiting_ns:
         return
     waiting_ns = result.bound.waiting_ns
     if result.short.kernels:
@@ -191,8 +189,7 @@ CALLS = {
 
 def calls(answers: Answers, names: Sequence[str]) -> Iterator[str]:
     """Yield the findings of ``cuda_api`` with these names, and the calls that allocate."""
-    result = answers.get("cuda_api")
-    if not isinstance(result, CudaApi):
+    if (result := answers.of(CudaApi)) is None:
         return
     rows = result.findings.filter(pl.col("finding").cast(pl.String).is_in(names))
     for row in rows.iter_rows(named=True):

@@ -69,8 +69,7 @@ _NO_GRAD = (
 
 def _evaluated(answers: Answers) -> tuple[str, ...]:
     """Return a sentence on activations of an evaluation, if much of the live memory is of it."""
-    memory = answers.get("memory")
-    if not isinstance(memory, Memory):
+    if (memory := answers.of(Memory)) is None:
         return ()
     live = memory.alive.filter(category="activations").with_columns(
         at=pl.col("stack").str.extract(_EVALUATES)
@@ -187,8 +186,7 @@ def _fragmentation_advice(device: Mapping[str, Any]) -> str:
 
 def _first_error(answers: Answers) -> dict[str, Any] | None:
     """Return the first out-of-memory error, or None."""
-    errors = answers.get("memory_oom")
-    if not isinstance(errors, MemoryErrors) or errors.errors.is_empty():
+    if (errors := answers.of(MemoryErrors)) is None or errors.errors.is_empty():
         return None
     return errors.errors.row(0, named=True)
 

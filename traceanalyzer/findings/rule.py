@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import polars as pl
 
@@ -36,6 +36,8 @@ from traceanalyzer.frames import intervals
 from traceanalyzer.result import SEVERITIES, Confidence, Result, Severity
 from traceanalyzer.vocabulary import RECORDINGS_APART
 
+R = TypeVar("R", bound=Result)
+
 
 @dataclass(frozen=True)
 class Answers:
@@ -53,20 +55,21 @@ class Answers:
         """Return the result of an analyzer, or None."""
         return self.results.get(name)
 
+    def of(self, kind: type[R]) -> R | None:
+        """Return the result of a class, or None."""
+        return next((one for one in self.results.values() if isinstance(one, kind)), None)
+
     @cached_property
     def time(self) -> DeviceTime:
         """The lost time of all devices by root cause."""
-        idle, comm, kernels = map(self.get, ("gpu_idle", "comm_outliers", "kernels"))
-        return device_time(
-            idle if isinstance(idle, GpuIdle) else None,
-            comm if isinstance(comm, CommOutliers) else None,
-            kernels.training if isinstance(kernels, Kernels) else None,
-        )
+        kernels = self.of(Kernels)
+        training = None if kernels is None else kernels.training
+        return device_time(self.of(GpuIdle), self.of(CommOutliers), training)
 
     def place(self, work_kind: str) -> Mapping[str, Any]:
         """Return where the host launches exposed work of a kind, see :meth:`~.Kernels.place`."""
-        kernels = self.get("kernels")
-        return kernels.place(None, work_kind) if isinstance(kernels, Kernels) else {}
+        kernels = self.of(Kernels)
+        return {} if kernels is None else kernels.place(None, work_kind)
 
     def of_engine(self, losses: pl.DataFrame) -> dict[str, float]:
         """Return the shares of idle time that findings about an inference engine explain.
@@ -74,8 +77,7 @@ class Answers:
         They are the time before decode steps, while devices wait for its scheduler, and the time in
         decode steps that fell back to eager execution.
         """
-        steps = self.get("steps")
-        if not isinstance(steps, Steps) or steps.phases.is_empty() or losses.is_empty():
+        if (steps := self.of(Steps)) is None or steps.phases.is_empty() or losses.is_empty():
             return {}
         whole = int((losses["end"] - losses["start"]).sum())
         before = intervals.overlap_with(losses, steps.before_decode, ["path", "rank"])["overlap"]
@@ -88,8 +90,8 @@ class Answers:
 
     def of_tuning(self, lost: pl.DataFrame | None) -> dict[str, float]:
         """Return the share of intervals of a finding in which kernels are measured (tuning)."""
-        kernels = self.get("kernels")
-        if not isinstance(kernels, Kernels) or kernels.training is None or lost is None:
+        kernels = self.of(Kernels)
+        if kernels is None or kernels.training is None or lost is None:
             return {}
         tuning = kernels.training.filter(purpose=TUNING)
         rows = lost.rename({"start_ns": "start", "end_ns": "end"})
@@ -176,7 +178,8 @@ class Measured:
         confidence: confidence that the cause is right; with ``low``, a warning at most.
         rank, device, step: place of the problem; None if there are several.
         intervals: rank, device, start_ns, end_ns on the clock of each file.
-        ranks: the ranks whose work moves to others: of a pipeline stage, or one with larger inputs.
+        ranks: the ranks that a fix changes: of a pipeline stage or with larger inputs (their work
+            moves to others), or with a slow host.
         explained: share of the cost that other findings explain, by rule id.
     """
 

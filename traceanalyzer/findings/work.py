@@ -71,8 +71,7 @@ def _uneven_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
     kernels = _kernels_in(answers, worst)
     reason, remedy = _why_slow(result, answers, worst, kernels)
     explained = _growth(answers) | _of_tuning(answers, cost)
-    kinds = answers.get("kernels")
-    if isinstance(kinds, Kernels) and growing_copies(kinds, answers.time):
+    if (kinds := answers.of(Kernels)) is not None and growing_copies(kinds, answers.time):
         explained["growing-copies"] = 1.0
     left = 1 - min(sum(explained.values()), 1.0)
     left = 1.0 if left < MUCH_LEFT else left
@@ -113,8 +112,7 @@ def _prefills(answers: Answers) -> pl.DataFrame:
 
 def _recorded_by_all(steps: pl.DataFrame, answers: Answers) -> pl.DataFrame:
     """Return the steps in which all ranks are recorded; all if none is."""
-    comm = answers.get("comm_outliers")
-    if not isinstance(comm, CommOutliers) or not comm.begin_apart:
+    if (comm := answers.of(CommOutliers)) is None or not comm.begin_apart:
         return steps
     keys = ["path", "rank", "step"]
     recorded = steps.join(answers.time.windows, on=keys, how="semi", nulls_equal=True)
@@ -184,8 +182,7 @@ def _grown_cause(answers: Answers, name: str | None) -> tuple[str, str]:
         answers: all results.
         name: the code or part of a step that takes longer, if it is known.
     """
-    idle = answers.get("gpu_idle")
-    if isinstance(idle, GpuIdle) and answers.time.in_steps:
+    if (idle := answers.of(GpuIdle)) is not None and answers.time.in_steps:
         grown = answers.time.growth.with_columns(pl.col("cause").cast(pl.String))
         known = largest_first(grown.drop_nulls(), "grown_ns", "cause")
         for cause in known.filter(pl.col("cause").is_in(causes.CAUSES))["cause"].head(1):
@@ -227,8 +224,7 @@ def _with_time(row: Mapping[str, Any]) -> str:
 
 def _kernels_in(answers: Answers, worst: Mapping[str, Any]) -> Difference | None:
     """Compare the kernels of the slowest step with those of the other steps of its rank."""
-    kernels = answers.get("kernels")
-    if not isinstance(kernels, Kernels) or kernels.by_step is None:
+    if (kernels := answers.of(Kernels)) is None or kernels.by_step is None:
         return None
     same = pl.col("path") == worst["path"], pl.col("rank").eq_missing(worst["rank"])
     rows = kernels.by_step.filter(*same, pl.col("step").is_not_null())
@@ -269,8 +265,7 @@ def _growth(answers: Answers) -> dict[str, float]:
 
 def _of_tuning(answers: Answers, cost: int) -> dict[str, float]:
     """Return the share of the additional time in slow steps that measures kernels (tuning)."""
-    kernels = answers.get("kernels")
-    if not isinstance(kernels, Kernels) or not answers.time.in_steps:
+    if (kernels := answers.of(Kernels)) is None or not answers.time.in_steps:
         return {}
     tuned = int(of_purpose(kernels, TUNING, answers.time)["ns"].sum())
     return {"kernel-tuning": min(tuned / cost, 1.0)} if tuned else {}
