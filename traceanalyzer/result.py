@@ -109,7 +109,8 @@ class Finding:
             ``cost_ns`` is known, the gain is at most that; empty without a cost in time.
         effects: findings that this one explains; their cost is part of its cost or follows from it.
         intervals: rank, device, start_ns, end_ns (on the clock of each file), or None.
-        ranks: the ranks whose work moves to others: of a pipeline stage, or one with larger inputs.
+        ranks: the ranks that a fix changes: of a pipeline stage or with larger inputs (their work
+            moves to others), or with a slow host.
     """
 
     id: str

@@ -15,6 +15,7 @@ from diagnosing import diagnosis
 
 import traceanalyzer as ta
 from traceanalyzer.analyzers.common.names import frame_text
+from traceanalyzer.findings.device_time import main_ranks
 from traceanalyzer.findings.rule import Answers
 from traceanalyzer.run.loop import examine
 from traceanalyzer.trace import Trace
@@ -275,7 +276,12 @@ def launching(call_us: tuple[int, ...], kernels: int = 40) -> list[Trace]:
                     device("mul", at + 2 * us * US, 2 * US, **ids),
                 ]
                 at += 3 * us * US
-            events.append(device(ALL_REDUCE, at, begin + whole - at, stream=20, **ABOUT))
+            ids, left = {"correlation": (correlation := correlation + 1)}, begin + whole - at
+            events += [
+                host("cuda_runtime", "cudaLaunchKernelExC", at - 100, 90, **ids),
+                device(ALL_REDUCE, at, left, stream=20, **ids, **ABOUT),
+                host("cuda_runtime", "cudaDeviceSynchronize", at, left),
+            ]
         traces.append(trace(events, rank, world_size=len(call_us)))
     return traces
 
@@ -288,6 +294,53 @@ def test_the_host_of_one_rank_is_slow(slow: int) -> None:
     assert (first.id, first.rank) == ("launch-bound", slow)
     assert "5 times as long as on the other ranks" in first.title
     assert "CPU" in first.advice
+
+
+@pytest.mark.parametrize("recorded", [False, pytest.param(True, marks=pytest.mark.matrix)])
+def test_the_hosts_of_a_node_are_slow(recorded: bool) -> None:
+    """Nodes are recorded, or in the names of files."""
+    traces = launching((5, 5, 25, 25))
+    for rank, one in enumerate(traces):
+        node = f"gpu-n{rank // 2}"
+        path = f"run/{node}_{5000 + rank}.17643370{rank}.pt.trace.json.gz"
+        named = {"host": node} if recorded else {"path": path}
+        traces[rank] = replace(one, sources=(replace(one.meta, **named),))
+    first = ta.diagnose(traces).findings[0]
+    assert (first.id, first.rank, first.ranks) == ("launch-bound", None, (2, 3))
+    assert first.title.startswith("Ranks 2-3 (all of node gpu-n1) idle")
+    assert "5 times as long as on the other ranks" in first.title
+    assert "CPU of these ranks" in first.advice
+    assert first.gain_ns == pytest.approx(40 * 3 * (25 - 5) * US, rel=0.05), "like ranks 0 and 1"
+
+
+LOSSES = {"rank": pl.Int32, "root_rank": pl.Int32, "waited": pl.Boolean, "lost_ns": pl.Int64}
+
+
+@pytest.mark.parametrize(
+    ("idle", "waits", "ranks"),
+    [
+        ([0, 1, 30, 31], {2: 3, 3: 60}, (2, 3)),
+        ([30, 31, 29, 2], {1: 9}, (0, 1, 2)),
+        ([10, 11, 30, 31], {}, ()),  # not three times as long
+        ([2, 2, 30, 31], {0: 99, 1: 30}, ()),  # other ranks cause most of the waits
+        ([1, 30, 2, 1], {1: 60}, (1,)),
+        ([30, 31, 30, 32], {3: 20}, ()),
+        ([0, 0, 30, 31], {None: 50}, ()),  # not known which rank is waited for
+    ],
+)
+def test_ranks_that_lose_alike(
+    idle: list[int], waits: dict[int | None, int], ranks: tuple[int, ...]
+) -> None:
+    local = [(rank, rank, False, ns) for rank, ns in enumerate(idle) if ns]
+    others = [(None, root, True, ns) for root, ns in waits.items()]
+    losses = pl.DataFrame([*local, *others], schema=LOSSES, orient="row")
+    assert main_ranks(losses, len(idle)) == ranks
+
+
+def test_copies_of_some_ranks() -> None:
+    first = ta.diagnose(copying((3, 3, 48, 48))).findings[0]
+    assert (first.id, first.rank) == ("exposed-copies", None)
+    assert " on ranks 0-1" in first.title
 
 
 def test_hosts_of_equal_ranks_get_advice_on_launches() -> None:

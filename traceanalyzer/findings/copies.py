@@ -11,8 +11,9 @@ from traceanalyzer.analyzers.common.device_work import MEMORY
 from traceanalyzer.analyzers.common.gpu_api import in_hip
 from traceanalyzer.analyzers.overlap.result import Overlap
 from traceanalyzer.analyzers.transfers.result import MIGRATIONS, Transfers, page_faults
+from traceanalyzer.findings import straggling
 from traceanalyzer.findings.busy import called_in
-from traceanalyzer.findings.device_time import COPIES, DeviceTime, intervals_of, only_rank
+from traceanalyzer.findings.device_time import COPIES, DeviceTime, intervals_of, main_ranks
 from traceanalyzer.findings.idle import in_steps, including, main_steps, of_ranks
 from traceanalyzer.findings.rule import Answers, Measured, Rule, rule
 from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns
@@ -35,22 +36,23 @@ def _exposed_copies(_: Overlap, answers: Answers) -> Iterator[Measured]:
     total = int(losses["lost_ns"].sum())
     if not total:
         return
-    copies, rank = _exposed(answers), only_rank(losses)
+    copies, ranks = _exposed(answers), main_ranks(losses, time.windows["rank"].n_unique())
+    rank = ranks[0] if len(ranks) == 1 else None
     sums = _by_direction(copies)
     main, each = _directions(sums, total, time)
-    steps = main_steps(losses, time, rank)
+    steps = main_steps(losses, time, ranks)
     place = in_steps(steps, time)
     others = ""
-    if rank is not None and losses["waited"].any():
-        place += f" on rank {rank}"
-        others = including(losses, rank)
+    if ranks and losses["waited"].any():
+        place += f" on {straggling.label(answers, ranks)}"
+        others = including(losses, ranks)
     where = called_in(answers.place(MEMORY)) or _operators(answers.place(MEMORY))
     slower, rate = ("", 1.0) if rank is None else _slower_than_others(answers, rank)
     yield Measured(
         size=time.frac(total),
         title=f"Exposed {main}{where}{place}{slower}: {time.share(total)}{each}{others}.",
         evidence=(
-            *(of_ranks(time, COPIES, rank) if rank is not None else ()),
+            *of_ranks(time, COPIES, ranks),
             *(_numbers(row) for row in copies.head(_NAMED).iter_rows(named=True)),
         ),
         advice=_SLOW_PATH if slower else _copying(copies, sums, total, answers),
@@ -82,8 +84,7 @@ _SLOW_PATH = (
 
 def _slower_than_others(answers: Answers, rank: int) -> tuple[str, float]:
     """Return that copies of a rank are slower than those of others, and its share of their rate."""
-    transfers = answers.get("transfers")
-    if not isinstance(transfers, Transfers) or transfers.by_device.is_empty():
+    if (transfers := answers.of(Transfers)) is None or transfers.by_device.is_empty():
         return "", 1.0
     kind = ["direction", "memory"]
     sums = transfers.by_device.group_by(*kind, "rank").agg(
@@ -158,8 +159,7 @@ def _directions(sums: Mapping[str, int], total: int, time: DeviceTime) -> tuple[
 
 def _exposed(answers: Answers) -> pl.DataFrame:
     """Return the kinds of copies with exposed time, longest first."""
-    transfers = answers.get("transfers")
-    if not isinstance(transfers, Transfers):
+    if (transfers := answers.of(Transfers)) is None:
         return pl.DataFrame()
     exposed = transfers.copies.filter(pl.col("exposed_ns") > 0)
     return largest_first(exposed, "exposed_ns", "direction", "memory")
@@ -249,8 +249,7 @@ def _copying(copies: pl.DataFrame, sums: Mapping[str, int], total: int, answers:
 
 def _keeping(answers: Answers) -> Iterator[str]:
     """Yield advice for data that goes to the device and back, without the full stop."""
-    transfers = answers.get("transfers")
-    if isinstance(transfers, Transfers) and transfers.round_trips:
+    if (transfers := answers.of(Transfers)) is not None and transfers.round_trips:
         yield transfers.round_trips.removesuffix(".")
 
 

@@ -451,7 +451,7 @@ def _of_communication(
         waits,
         _delayed(waits, comm, exposed),
         *(() if training is None else (_repeated(training),)),
-        _set_up(comm),
+        _slow(comm, "setup", causes.COMMUNICATOR),
         _slow(comm),
         _unexplained(comm),
         _on_slow_links(comm),
@@ -558,20 +558,15 @@ def _repeated(training: pl.DataFrame) -> pl.DataFrame:
     return rows.select(*DEVICE, "start", "end", cause=pl.lit(REPEATED), collective="name")
 
 
-def _slow(comm: CommOutliers) -> pl.DataFrame:
-    """Return time of collectives above the usual on all ranks after the last arrival."""
-    slow = comm.collectives.filter("slow").select("instance", "slow_factor")
+def _slow(comm: CommOutliers, which: str = "slow", cause: str = SLOW) -> pl.DataFrame:
+    """Return time of collectives above the usual on all ranks after the last arrival.
+
+    Of ``setup``, the first collectives: the time in which communicators are created.
+    """
+    slow = comm.collectives.filter(which).select("instance", "slow_factor")
     rows = comm.arrivals.join(slow, on="instance")
     over = pl.col("duration_ns") - pl.col("wait_ns")
-    return _at_end(rows, over * (1 - 1 / pl.col("slow_factor")), SLOW)
-
-
-def _set_up(comm: CommOutliers) -> pl.DataFrame:
-    """Return the time of first collectives, in which communicators are created."""
-    first = comm.collectives.filter("setup").select("instance", "slow_factor")
-    rows = comm.arrivals.join(first, on="instance")
-    over = (pl.col("duration_ns") - pl.col("wait_ns")) * (1 - 1 / pl.col("slow_factor"))
-    return _at_end(rows, over, causes.COMMUNICATOR)
+    return _at_end(rows, over * (1 - 1 / pl.col("slow_factor")), cause)
 
 
 def _unexplained(comm: CommOutliers) -> pl.DataFrame:
@@ -776,6 +771,28 @@ def only_rank(losses: pl.DataFrame) -> int | None:
     enough = top.filter(pl.col("lost_ns") >= MOST * int(losses["lost_ns"].sum()))
     ranks: list[int] = enough["root_rank"].to_list()
     return ranks[0] if ranks else None
+
+
+#: Several ranks stand out if each loses this many times as much as any other one.
+_APART = 3
+
+
+def main_ranks(losses: pl.DataFrame, n_ranks: int) -> tuple[int, ...]:
+    """Return the ranks that cause most of a loss, if others do not: several alike, or one.
+
+    Each of several ranks loses at least 3 times as much as any other one, without wait time.
+    """
+    local = losses.filter(~pl.col("waited")).drop_nulls("rank")
+    sums = local.group_by("rank").agg(pl.col("lost_ns").sum()).sort("lost_ns", "rank")[::-1]
+    ns = np.append(sums["lost_ns"].to_numpy(), 0)[:n_ranks]
+    times = ns[:-1] / np.maximum(ns[1:], 0.1 * ns[:1])
+    n = int(np.argmax(times)) + 1 if times.size else 0
+    ranks = sums["rank"].head(n)
+    of_ranks = int(losses.filter(pl.col("root_rank").is_in(ranks.implode()))["lost_ns"].sum())
+    if n > 1 and times[n - 1] >= _APART and of_ranks >= MOST * int(losses["lost_ns"].sum()):
+        return tuple(ranks.sort())
+    alone = only_rank(losses)
+    return () if alone is None else (alone,)
 
 
 def intervals_of(losses: pl.DataFrame) -> pl.DataFrame:

@@ -2,10 +2,10 @@
 
 Of a finding about idle time, exposed copies or communication, what happened in its intervals is
 removed: host time, copies and transfers; of communication, transfers alone. Of loops with kernels
-for each tensor, fewer kernels do the work. Of one about a slow rank, that rank becomes like the
-others; a pipeline stage, or a rank with larger inputs, like the mean of all ranks; of unequal work
-and experts, all ranks become like their mean. Other findings have no change that a replay knows:
-they gain at most their cost.
+for each tensor, fewer kernels do the work. Of one about slow ranks or their hosts, these become
+like the others; a pipeline stage, or a rank with larger inputs, like the mean of all ranks; of
+unequal work and experts, all ranks become like their mean. Other findings have no change that a
+replay knows: they gain at most their cost.
 """
 
 from collections.abc import Collection, Sequence
@@ -150,7 +150,7 @@ def _is_of_ranks(one: Finding) -> bool:
 def _ranks(one: Finding) -> tuple[int, ...]:
     """Return the ranks that become like the others, to remove the cause of a finding."""
     alone = () if one.rank is None else (one.rank,)
-    return one.ranks or alone if one.id in _OF_RANKS else ()
+    return one.ranks or (alone if one.id in _OF_RANKS else ())
 
 
 def _share(
@@ -173,7 +173,8 @@ def _share(
 
 def _lost(findings: Collection[Finding], ids: Collection[str]) -> pl.DataFrame:
     """Return the time of these rules that is removed: rank, device, start_ns, end_ns."""
-    rows = [one.intervals for one in findings if one.id in ids and one.intervals is not None]
+    timed = [one for one in findings if one.id in ids and not _ranks(one)]
+    rows = [one.intervals for one in timed if one.intervals is not None]
     return pl.concat([_NO_TIME, *rows], how="vertical_relaxed")
 
 
@@ -185,7 +186,8 @@ def _weights(
     if any(one.id in _UNEQUAL for one in findings):
         ranks = {one.rank for one in replay.job.programs if one.rank is not None}
     # work that leaves a pipeline stage goes to the others
-    of_all, free = any(one.ranks for one in findings), (SYNCHRONISATION,) if ahead else ()
+    of_all = any(one.ranks for one in findings if one.id in _OF_RANKS)
+    free = (SYNCHRONISATION,) if ahead else ()
     change = Change(typical_ranks=tuple(sorted(ranks)), of_all=of_all, free=free)
     removed = () if ahead else findings
     lost, transfers = _lost(removed, _IN_INTERVALS - {EXPOSED_ID}), _lost(removed, {EXPOSED_ID})

@@ -25,7 +25,7 @@ from traceanalyzer.analyzers.launches.result import Launches
 from traceanalyzer.analyzers.transfers.result import Transfers
 from traceanalyzer.findings import straggling
 from traceanalyzer.findings.busy import called_in
-from traceanalyzer.findings.device_time import DEVICE, MOST, DeviceTime, intervals_of, only_rank
+from traceanalyzer.findings.device_time import DEVICE, MOST, DeviceTime, intervals_of, main_ranks
 from traceanalyzer.findings.launching import (
     CALLS,
     calls,
@@ -46,7 +46,7 @@ from traceanalyzer.findings.rule import (
 )
 from traceanalyzer.frames import intervals
 from traceanalyzer.result import Confidence, Severity
-from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns
+from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns, format_ranges
 
 #: Maximum number of items in a list.
 _NAMED = 3
@@ -80,11 +80,12 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
         yield _first_collective(losses, answers)
         return
     known: Confidence = "high" if result.coverage.host_known else "medium"
-    rank = only_rank(losses)
+    ranks = main_ranks(losses, time.windows["rank"].n_unique())
+    rank = ranks[0] if len(ranks) == 1 else None
     result = result.of_rank(rank)
-    steps = main_steps(losses, time, rank)
+    steps = main_steps(losses, time, ranks)
     once = _is_once(cause, result, losses, answers)
-    few = cause == causes.LAUNCH and _is_in_few(losses)
+    few = cause == causes.LAUNCH and _is_in_few(losses, _FEW, _MANY)
     alone = cause == causes.PEER and not _are_matched(answers)
     if once:
         advice = _once_advice(time, answers)
@@ -98,25 +99,21 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
     if cause == causes.SYNCHRONISATION and not once and (read := read_collectives(answers))[0]:
         waiting, advice = f"{waiting}{read[0]}", read[1]
     of_host = cause in (causes.LAUNCH, causes.HOST_CODE) and not once
-    if of_host and (slow := straggling.slow_host(answers, rank)):
-        waiting, advice = f"{waiting} ({slow})", straggling.CHECK_HOST
-    elif of_host:
-        one = result.activity(cause)
-        if slower := straggling.slower_code(answers, rank, (one.frame, one.place, one.range)):
-            waiting = f"{waiting}, {slower}"
-            advice = f"{straggling.COMPARE_INPUTS}{straggling.CHECK_HOST}"
-    if cause in _GROWING and (grown := _growing(losses, time, rank)):
+    slow = straggling.slow_host(answers, ranks) if of_host else ""
+    if slow:
+        waiting, advice = f"{waiting} ({slow})", straggling.check_host(ranks)
+    elif of_host and (slower := straggling.slower_code(answers, ranks, result.activity(cause))):
+        waiting = f"{waiting}, {slower}"
+        advice = f"{straggling.COMPARE_INPUTS}{straggling.check_host(ranks)}"
+    if cause in _GROWING and (grown := _growing(losses, time, ranks)):
         waiting, advice = f"{waiting}, longer in each step ({grown})", f"{_CLEAR}{advice}"
     waits_for = result.activity(cause).wait if cause == causes.HOST_CODE else None
-    unsure = (
-        result.coverage.work_lost
-        or alone
-        or (waits_for in (DATA, ENGINE) and not result.program.trains)
-    )
+    unsure = result.coverage.work_lost or alone
+    unsure |= waits_for in (DATA, ENGINE) and not result.program.trains
     yield Measured(
         size=time.frac(total),
-        title=_title(result, losses, time, rank, steps, waiting, once=once),
-        evidence=tuple(_evidence(result, cause, answers, rank)),
+        title=_title(result, losses, answers, ranks, steps, waiting, once=once),
+        evidence=tuple(_evidence(result, cause, answers, ranks)),
         advice=advice,
         total_ns=total,
         most_gain_ns=0 if waits_for == REQUESTS else None,
@@ -125,6 +122,7 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
         rank=rank,
         step=steps[0] if len(steps) == 1 else None,
         intervals=intervals_of(losses),
+        ranks=ranks if slow else (),
         explained=answers.of_engine(losses),
     )
 
@@ -137,10 +135,9 @@ _CLEAR = (
 )
 
 
-def _growing(losses: pl.DataFrame, time: DeviceTime, rank: int | None) -> str:
+def _growing(losses: pl.DataFrame, time: DeviceTime, ranks: Sequence[int]) -> str:
     """Return the time of a GPU in the first and the last step, if it grows; otherwise empty."""
-    local = losses.filter(~pl.col("waited"))
-    local = local if rank is None else local.filter(root_rank=rank)
+    local = _local(losses, ranks)
     grown = time.growing(local.group_by("step").agg(ns=pl.col("lost_ns").sum()))
     first, last = (format_ns(ns / local.n_unique(DEVICE)) for ns in grown or (0, 0))
     return f"{first} in the first, {last} in the last" if grown else ""
@@ -149,7 +146,7 @@ def _growing(losses: pl.DataFrame, time: DeviceTime, rank: int | None) -> str:
 def _first_collective(losses: pl.DataFrame, answers: Answers) -> Measured:
     """Return the time of the first collective of a group, which creates the communicator."""
     time, total = answers.time, int(losses["lost_ns"].sum())
-    steps = main_steps(losses, time, None)
+    steps = main_steps(losses, time, ())
     first = losses["collective"].drop_nulls().head(1)
     return Measured(
         size=time.frac(total),
@@ -215,8 +212,8 @@ def _waiting(cause: str, result: GpuIdle, answers: Answers) -> str:
 
 def _are_matched(answers: Answers) -> bool:
     """Whether collectives that the host runs were compared between ranks."""
-    compared = answers.results.get("comm_outliers")
-    return isinstance(compared, CommOutliers) and compared.arrivals["device"].has_nulls()
+    compared = answers.of(CommOutliers)
+    return compared is not None and compared.arrivals["device"].has_nulls()
 
 
 def _confidence(cause: str, result: GpuIdle, known: Confidence) -> Confidence:
@@ -318,8 +315,8 @@ def _is_once(cause: str, result: GpuIdle, losses: pl.DataFrame, answers: Answers
     if cause == causes.MODULE_LOADING and _are_first_launches(losses, answers):
         return True
     if not time.in_steps:
-        one = cause in _FIRST_USE and _is_in_one(losses)
-        return one or (cause in (*_FIRST_USE, causes.LAUNCH) and _is_in_few(losses))
+        one = cause in _FIRST_USE and _is_in_few(losses, _ONE)
+        return one or (cause in (*_FIRST_USE, causes.LAUNCH) and _is_in_few(losses, _FEW, _MANY))
     keys = ["path", "rank", "device"]
     begin = pl.col("start").min().over(keys)
     first = time.windows.drop_nulls("step").filter(
@@ -341,33 +338,21 @@ def _is_set_up(cause: str, result: GpuIdle) -> bool:
 
 def _are_first_launches(losses: pl.DataFrame, answers: Answers) -> bool:
     """Whether most of the loss is the time of first launches, which load the code of kernels."""
-    launches = answers.get("launches")
-    if not isinstance(launches, Launches):
+    if (launches := answers.of(Launches)) is None:
         return False
     return 2 * launches.calls.loading_ns > int(losses["lost_ns"].sum())
 
 
-def _is_in_few(losses: pl.DataFrame) -> bool:
-    """Whether the longest :data:`_FEW` intervals of each device have nearly all of many."""
-    keys = ["path", "rank", "device"]
-    sums = losses.group_by(keys).agg(
-        few=pl.col("lost_ns").top_k(_FEW).sum(), whole=pl.col("lost_ns").sum(), n=pl.len()
-    )
-    return bool(sums.select(
-        ((pl.col("few") >= _NEARLY_ALL * pl.col("whole")) & (pl.col("n") > 2 * _FEW)).all()
-    ).item())  # fmt: skip
+def _is_in_few(losses: pl.DataFrame, few: int, least: int = 0) -> bool:
+    """Whether the longest intervals of each device have nearly all, of more than ``least``."""
+    lost = pl.col("lost_ns")
+    is_in_few = (lost.top_k(few).sum() >= _NEARLY_ALL * lost.sum()) & (pl.len() > least)
+    return bool(losses.group_by(DEVICE).agg(is_in_few.alias("few"))["few"].all())
 
 
-def _is_in_one(losses: pl.DataFrame) -> bool:
-    """Whether one interval of each device has nearly all: a call that does not repeat."""
-    sums = losses.group_by("path", "rank", "device").agg(
-        one=pl.col("lost_ns").max(), whole=pl.col("lost_ns").sum()
-    )
-    return bool(sums.select((pl.col("one") >= _NEARLY_ALL * pl.col("whole")).all()).item())
-
-
-#: Calls that a loop repeats take about the same time each; setup takes most of it in a few calls.
-_FEW = 3
+#: Calls that a loop repeats take about the same time each; setup takes most of it in a few calls
+#: (of more than 6). A call that does not repeat has nearly all.
+_FEW, _MANY, _ONE = 3, 6, 1
 
 
 #: From this share on, wait time of other ranks is mentioned.
@@ -377,32 +362,43 @@ _SOME_FRAC = 0.05
 def _title(
     result: GpuIdle,
     losses: pl.DataFrame,
-    time: DeviceTime,
-    rank: int | None,
+    answers: Answers,
+    ranks: Sequence[int],
     steps: Sequence[str],
     waiting: str,
     *,
     once: bool,
 ) -> str:
-    total = int(losses["lost_ns"].sum())
+    time, total = answers.time, int(losses["lost_ns"].sum())
     what = "Main thread" if result.coverage.on_host else "GPU"
-    who = f"{what}{'' if result.units.height == 1 else 's'}" if rank is None else f"Rank {rank}"
-    others = "" if (losses["cause"] == causes.PEER).all() else including(losses, rank)
-    does = clause(waiting, in_steps(steps, time), several=who.endswith("s"))
+    several = len(ranks) > 1 or (not ranks and result.units.height > 1)
+    who = f"R{straggling.label(answers, ranks)[1:]}" if ranks else f"{what}{'s' * several}"
+    others = "" if (losses["cause"] == causes.PEER).all() else including(losses, ranks)
+    does = clause(waiting, in_steps(steps, time), several=several)
     return f"{who} {does}: {time.share(total, once=once)}{others}."
 
 
-def including(losses: pl.DataFrame, rank: int | None) -> str:
-    """Return what a loss includes besides that of the named rank (or of all devices)."""
+def including(losses: pl.DataFrame, ranks: Sequence[int]) -> str:
+    """Return what a loss includes besides that of the named ranks (or of all devices)."""
     some = _SOME_FRAC * int(losses["lost_ns"].sum())
     waited = int(losses.filter("waited")["lost_ns"].sum())
-    if rank is None:
+    if not ranks:
         return ", including wait time of other ranks" if waited > some else ""
-    is_other = pl.col("root_rank").ne_missing(rank) & ~pl.col("waited")
+    is_other = ~_caused_by(ranks) & ~pl.col("waited")
     others = int(losses.filter(is_other)["lost_ns"].sum())
     kind = "copy" if (losses["cause"] == causes.COPIES).any() else "idle"
     parts = [*["wait"] * (waited > 0), *[kind] * (others > some)]
     return f", including {' and '.join(parts)} time of other ranks" if parts else ""
+
+
+def _caused_by(ranks: Sequence[int]) -> pl.Expr:
+    return pl.col("root_rank").is_in(ranks).fill_null(value=False)
+
+
+def _local(losses: pl.DataFrame, ranks: Sequence[int]) -> pl.DataFrame:
+    """Return the loss of ranks (of all, if none are named) without waits for them."""
+    local = losses.filter(~pl.col("waited"))
+    return local.filter(_caused_by(ranks)) if ranks else local
 
 
 #: Greatest loss of other steps, as a share of that of the steps with most of it.
@@ -417,16 +413,13 @@ def in_steps(steps: Sequence[str], time: DeviceTime) -> str:
     return f" in {len(steps):,} of {every:,} steps" if steps else ""
 
 
-def main_steps(losses: pl.DataFrame, time: DeviceTime, rank: int | None) -> list[str]:
-    """Return the steps with most of the loss (of a rank, without waits for it), if they are few.
+def main_steps(losses: pl.DataFrame, time: DeviceTime, ranks: Sequence[int]) -> list[str]:
+    """Return the steps with most of the loss (of ranks, without waits for them), if they are few.
 
     Steps with at least half of the loss of the smallest of them belong to them. A step outside of
     them has a small part of their loss on average.
     """
-    local = losses.filter(~pl.col("waited"))
-    if rank is not None:
-        local = local.filter(root_rank=rank)
-    steps = local.drop_nulls("step").group_by("step").agg(pl.col("lost_ns").sum())
+    steps = _local(losses, ranks).drop_nulls("step").group_by("step").agg(pl.col("lost_ns").sum())
     ordered = steps.sort("lost_ns", "step", descending=[True, False])
     before = pl.col("lost_ns").cum_sum() - pl.col("lost_ns")
     least = ordered.filter(before < MOST * pl.col("lost_ns").sum())["lost_ns"].min() or 0
@@ -448,16 +441,15 @@ def _cost(cause: str) -> pl.Expr:
     return time - pl.col("short_launch_ns") if cause == causes.SHORT_GAP else time
 
 
-def _evidence(result: GpuIdle, cause: str, answers: Answers, rank: int | None) -> Iterator[str]:
-    if rank is not None:
-        yield from of_ranks(answers.time, cause, rank)
+def _evidence(result: GpuIdle, cause: str, answers: Answers, ranks: Sequence[int]) -> Iterator[str]:
+    yield from of_ranks(answers.time, cause, ranks)
     if result.coverage.work_lost and result.coverage.on_host:
         yield "GPU work is missing in the file: this is idle time of the main thread."
     elif result.coverage.work_lost:
         yield TRUNCATED
     yield from _longest(result, cause)
     yield from _compared(result, cause, answers.time)
-    if rank is None and answers.one_job:
+    if not ranks and answers.one_job:
         yield from _idlest(result, cause)
     if cause == causes.DATALOADING:
         yield from _loading(result)
@@ -524,10 +516,12 @@ def _causes_of_waits(result: GpuIdle, time: DeviceTime, cause: str) -> bool:
 _ALIKE = 0.01
 
 
-def of_ranks(time: DeviceTime, cause: str, rank: int) -> Iterator[str]:
-    """Yield the parts of a loss: of the rank, wait time for it, others; and what it delays."""
+def of_ranks(time: DeviceTime, cause: str, ranks: Sequence[int]) -> Iterator[str]:
+    """Yield the parts of a loss: of some ranks, wait time for them, others; and what it delays."""
+    if not ranks:
+        return
     losses = time.of_cause(cause)
-    of_rank, is_wait = pl.col("root_rank").eq_missing(rank), pl.col("waited")
+    of_rank, is_wait = _caused_by(ranks), pl.col("waited")
     idle, waited, elsewhere, passed_on = (
         int(losses.filter(which)["lost_ns"].sum())
         for which in (
@@ -537,13 +531,16 @@ def of_ranks(time: DeviceTime, cause: str, rank: int) -> Iterator[str]:
     state, states = ("copies", "copy") if cause == causes.COPIES else ("is idle", "are idle")
     if cause == causes.HOST_CODE and time.on_host:
         state, states = f"is {OUTSIDE}", f"are {OUTSIDE}"
-    parts = [f"Rank {rank} {state} for {format_ns(idle)} in total"]
+    one = len(ranks) == 1
+    who = f"Rank{'s' * (not one)} {format_ranges(ranks)}"
+    parts = [f"{who} {state if one else states} for {format_ns(idle)} in total"]
     if waited:
         waits = losses.filter(of_rank & is_wait)
         by = waits.group_by("collective").agg(pl.col("lost_ns").sum(), pl.col("rank").n_unique())
-        name, _, ranks = by.sort("lost_ns", "collective", descending=[True, False]).row(0)
-        others = "1 other rank waits" if ranks == 1 else f"{ranks:,} other ranks wait"
-        parts.append(f"{others} {format_ns(waited)} for it, mostly in {name}")
+        name, _, waiting = by.sort("lost_ns", "collective", descending=[True, False]).row(0)
+        others = f"{waiting:,} {'other ' * one}rank{'s wait' if waiting > 1 else ' waits'}"
+        whom = "it" if one else "them"
+        parts.append(f"{others} {format_ns(waited)} for {whom}, mostly in {name}")
     yield f"{'; '.join(parts)}."
     passed = [f"the other ranks wait {format_ns(passed_on)} for them"] * (passed_on > 0)
     if elsewhere:
@@ -660,8 +657,7 @@ def _exposing(exposed: str, answers: Answers) -> Iterator[str]:
     rows = losses.with_columns(follows=follows.fill_null(value=False))
     rows = rows.filter(pl.col("cause") == exposed)
     after, whole = (int(r["lost_ns"].sum()) for r in (rows.filter("follows"), rows))
-    result = answers.get("launches")
-    if 2 * after < whole or not isinstance(result, Launches):
+    if 2 * after < whole or (result := answers.of(Launches)) is None:
         return
     if worst := synchronising_place(result):
         where = worst["operator"] or worst["annotation"] or worst["python"]

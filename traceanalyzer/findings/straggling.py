@@ -3,7 +3,8 @@
 Longer idle time, other kernels, unequal work or experts, a slow stage of a pipeline.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import polars as pl
@@ -19,6 +20,7 @@ from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.display import at_start
 from traceanalyzer.analyzers.common.names import frame_text, python_frame
 from traceanalyzer.analyzers.gpu_idle import causes
+from traceanalyzer.analyzers.gpu_idle.activities import Activity
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.launches.result import Launches
@@ -86,8 +88,8 @@ def advice(answers: Answers, rank: int, waits: pl.DataFrame, by_cause: Mapping[s
         return MOVE_LAYERS
     if difference:
         return difference.advice(answers.program, "this GPU", _BALANCE)
-    cause, idle = _main(by_cause), answers.get("gpu_idle")
-    if cause in causes.WAITING and isinstance(idle, GpuIdle):
+    cause = _main(by_cause)
+    if cause in causes.WAITING and (idle := answers.of(GpuIdle)) is not None:
         return idle.of_rank(rank).advice(cause)
     if cause in (SLOW, LINK):
         return answers.program.slow_link
@@ -125,9 +127,9 @@ def _of_activity(answers: Answers, rank: int) -> str:
 
 def slow_stages(answers: Answers) -> dict[int, list[int]]:
     """Return the ranks of each pipeline stage of several ranks that all work longer than others."""
-    comm, busy = answers.get("comm_outliers"), answers.time.busy
-    if not isinstance(comm, CommOutliers) or comm.pipeline is None:
+    if (comm := answers.of(CommOutliers)) is None or comm.pipeline is None:
         return {}
+    busy = answers.time.busy
     longer = busy.select("rank", longer=work_longer(busy["busy_ns"]))
     placed = comm.positions.drop_nulls("stage").join(longer, on="rank").sort("rank")
     stages = placed.group_by("stage").agg("rank", pl.col("longer").all())
@@ -137,8 +139,7 @@ def slow_stages(answers: Answers) -> dict[int, list[int]]:
 
 def stage_of(answers: Answers, rank: int) -> int | None:
     """Return the pipeline stage of a rank; None if the ranks are no pipeline."""
-    comm = answers.get("comm_outliers")
-    if not isinstance(comm, CommOutliers) or comm.pipeline is None:
+    if (comm := answers.of(CommOutliers)) is None or comm.pipeline is None:
         return None
     stages: dict[int, int] = dict(comm.positions.select("rank", "stage").iter_rows())
     return stages.get(rank)
@@ -150,8 +151,7 @@ def only_code(answers: Answers, rank: int, by_cause: Mapping[str, int]) -> str:
     Of nested functions and annotations the user's own ones come first, then the outermost. Ranks
     without Python stacks may run the same functions.
     """
-    steps = answers.get("steps")
-    if not isinstance(steps, Steps) or steps.code is None or not by_cause:
+    if (steps := answers.of(Steps)) is None or steps.code is None or not by_cause:
         return ""
     others = max(answers.time.windows["rank"].n_unique() - 1, 1)
     least = _HALF * sum(by_cause.values()) / others
@@ -191,40 +191,67 @@ COMPARE_INPUTS = (
     "The other ranks run the same code in less time: compare what it works on (sizes, number of "
     "requests, lock, files). "
 )
-CHECK_HOST = (
-    "Check the CPU of this rank: clock, temperature and power limit, the cores of the process "
-    "(affinity, cgroup) and their NUMA node, other processes on them, and whether only this rank "
-    "runs a debugger or profiler."
-)
 
 
-def slow_host(answers: Answers, rank: int | None) -> str:
-    """Return that the launch calls of a rank are long, as a clause; empty if they are not."""
-    launches = answers.get("launches")
-    if rank is None or not isinstance(launches, Launches):
-        return ""
-    calls = launches.devices.drop_nulls("median_call_ns")
-    of_rank = calls.filter(pl.col("rank") == rank)["median_call_ns"].median()
-    usual = calls.filter(pl.col("rank") != rank)["median_call_ns"].median()
-    if not isinstance(of_rank, float) or not isinstance(usual, float):
-        return ""
-    if of_rank < _SLOW_HOST * usual:
-        return ""
-    return f"launch calls take {of_rank / max(usual, 1):.3g} times as long as on the other ranks"
+def check_host(ranks: Sequence[int]) -> str:
+    """Return advice for ranks whose host is slow."""
+    these = f"th{'is' if len(ranks) == 1 else 'ese'} rank{'s' * (len(ranks) > 1)}"
+    return (
+        f"Check the CPU of {these}: clock (frequency governor), temperature and power limit, the "
+        "cores of each process (affinity, cgroup) and their NUMA node, other processes on them, "
+        f"and whether only {these} run{'s' * (len(ranks) == 1)} a debugger or profiler."
+    )
 
 
-def slower_code(answers: Answers, rank: int | None, names: Iterable[str]) -> str:
-    """Return that the first of this code that all ranks run takes longer on a rank, as a clause."""
-    steps = answers.get("steps")
-    if rank is None or not isinstance(steps, Steps) or steps.code is None:
+def slow_host(answers: Answers, ranks: Sequence[int]) -> str:
+    """Return that the launch calls of ranks are long, as a clause; empty if they are not."""
+    if (launches := answers.of(Launches)) is None:
         return ""
-    each = steps.code.select("rank", "name", each=pl.col("total_ns") / pl.col("n"))
-    for name in names:
-        of_rank = float(each.filter(pl.col("rank") == rank, name=name)["each"].sum())
-        usual = each.filter(pl.col("rank") != rank, name=name)["each"].median()
-        if isinstance(usual, float) and of_rank >= _SLOW_HOST * usual > 0:
-            return f"{of_rank / usual:.3g} times as long as on the other ranks"
-    return ""
+    calls = launches.devices.select("rank", ns="median_call_ns").drop_nulls("ns")
+    times = _times_as_long(calls, ranks)
+    return f"launch calls take {times}" if times else ""
+
+
+def slower_code(answers: Answers, ranks: Sequence[int], code: Activity) -> str:
+    """Return that this code, or what it runs in, takes longer on ranks, as a clause; or empty."""
+    if (steps := answers.of(Steps)) is None or steps.code is None:
+        return ""
+    each = steps.code.select("rank", "name", ns=pl.col("total_ns") / pl.col("n"))
+    names = (code.frame, code.place, code.range)
+    return next(filter(None, (_times_as_long(each.filter(name=n), ranks) for n in names)), "")
+
+
+def _times_as_long(rows: pl.DataFrame, ranks: Sequence[int]) -> str:
+    """Return that the median time of these ranks is much longer than that of the others."""
+    is_of = pl.col("rank").is_in(ranks)
+    of_ranks, usual = (rows.filter(which)["ns"].median() for which in (is_of, ~is_of))
+    if not isinstance(of_ranks, float) or not isinstance(usual, float):
+        return ""
+    if not of_ranks >= _SLOW_HOST * usual > 0:
+        return ""
+    return f"{of_ranks / usual:.3g} times as long as on the other ranks"
+
+
+#: Name of a file of torch.profiler's tensorboard_trace_handler: node, process, time.
+_OF_HANDLER = re.compile(r"([^/\\]+)_\d+\.\d+\.pt\.trace\.json")
+
+
+def label(answers: Answers, ranks: Sequence[int]) -> str:
+    """Return ``rank 3``, ``ranks 3, 4``, or ``ranks 4-7 (all of node b)``.
+
+    Nodes are recorded, or in the names of the files.
+    """
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    nodes: dict[int, str | None] = {}
+    for rank, path in answers.time.windows.select("rank", "path").unique().iter_rows():
+        name = _OF_HANDLER.search(path)
+        nodes[rank] = name and name[1]
+    if (comm := answers.of(CommOutliers)) is not None:
+        nodes |= dict(comm.ranks.select("rank", "host").drop_nulls().iter_rows())
+    node = nodes.get(ranks[0])
+    is_all = node and [rank for rank in sorted(nodes) if nodes[rank] == node] == [*ranks]
+    return f"ranks {format_ranges(ranks)}{f' (all of node {node})' if is_all else ''}"
 
 
 def is_steady(time: DeviceTime, rank: int) -> bool:
@@ -250,8 +277,7 @@ def reason(answers: Answers, rank: int, by_cause: Mapping[str, int]) -> str:
         return f"only this rank runs {name}"
     if cause in (SLOW, LINK):
         return "slow collectives of its group"
-    idle = answers.get("gpu_idle")
-    if cause in causes.WAITING and isinstance(idle, GpuIdle):
+    if cause in causes.WAITING and (idle := answers.of(GpuIdle)) is not None:
         return idle.of_rank(rank).state(cause)
     difference = _difference(answers, rank, by_cause)
     return difference.text if difference else ""
@@ -275,8 +301,7 @@ def share_in_slow_steps(answers: Answers, rank: int, waits: pl.DataFrame) -> flo
 
     0 if longer or more work is the main cause.
     """
-    steps = answers.get("steps")
-    if not isinstance(steps, Steps) or steps.only_slow is None or waits.is_empty():
+    if (steps := answers.of(Steps)) is None or steps.only_slow is None or waits.is_empty():
         return 0.0
     sums = waits.group_by("cause").agg(pl.col("lost_ns").sum())
     if _main(dict(sums.iter_rows())) == WORK:
@@ -318,11 +343,10 @@ def _works_longer(by_cause: Mapping[str, int]) -> bool:
 
 
 def _difference(answers: Answers, rank: int, by_cause: Mapping[str, int]) -> Difference | None:
-    kernels = answers.get("kernels")
-    if not _works_longer(by_cause) or not isinstance(kernels, Kernels) or kernels.by_step is None:
+    kernels = answers.of(Kernels)
+    if not _works_longer(by_cause) or kernels is None or kernels.by_step is None:
         return None
-    comm = answers.get("comm_outliers")
-    if rank in kernels.by_step["rank"] or not isinstance(comm, CommOutliers):
+    if rank in kernels.by_step["rank"] or (comm := answers.of(CommOutliers)) is None:
         return compare(kernels.by_step, "rank", rank, "on the other ranks")
     # the files have no rank: ranks are numbered by their collectives
     places = comm.arrivals.filter(pl.col("rank") == rank).select("path", "device").unique()
