@@ -780,7 +780,8 @@ _APART = 3
 def main_ranks(losses: pl.DataFrame, n_ranks: int) -> tuple[int, ...]:
     """Return the ranks that cause most of a loss, if others do not: several alike, or one.
 
-    Each of several ranks loses at least 3 times as much as any other one, without wait time.
+    Each of several ranks, at most half of all, loses at least 3 times as much as any other one,
+    without wait time.
     """
     local = losses.filter(~pl.col("waited")).drop_nulls("rank")
     sums = local.group_by("rank").agg(pl.col("lost_ns").sum()).sort("lost_ns", "rank")[::-1]
@@ -789,7 +790,8 @@ def main_ranks(losses: pl.DataFrame, n_ranks: int) -> tuple[int, ...]:
     n = int(np.argmax(times)) + 1 if times.size else 0
     ranks = sums["rank"].head(n)
     of_ranks = int(losses.filter(pl.col("root_rank").is_in(ranks.implode()))["lost_ns"].sum())
-    if n > 1 and times[n - 1] >= _APART and of_ranks >= MOST * int(losses["lost_ns"].sum()):
+    is_apart = 1 < n <= n_ranks / 2 and times[n - 1] >= _APART
+    if is_apart and of_ranks >= MOST * int(losses["lost_ns"].sum()):
         return tuple(ranks.sort())
     alone = only_rank(losses)
     return () if alone is None else (alone,)

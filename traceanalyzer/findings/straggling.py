@@ -244,7 +244,8 @@ def label(answers: Answers, ranks: Sequence[int]) -> str:
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     nodes: dict[int, str | None] = {}
-    for rank, path in answers.time.windows.select("rank", "path").unique().iter_rows():
+    windows = answers.time.windows.drop_nulls("rank")
+    for rank, path in windows.select("rank", "path").unique().iter_rows():
         name = _OF_HANDLER.search(path)
         nodes[rank] = name and name[1]
     if (comm := answers.of(CommOutliers)) is not None:
