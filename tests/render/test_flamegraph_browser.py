@@ -107,6 +107,15 @@ def test_one_box_is_in_the_tab_order(viewer):
     assert [stop.get_attribute("aria-label") for stop in stops] == ["load, 32 samples"]
 
 
+def test_the_first_tab_selects_a_box(viewer):
+    from selenium.webdriver import Keys
+
+    page = viewer(training())
+    page.press(Keys.TAB)
+    script = "return document.activeElement.getAttribute('role')"
+    assert page.window.execute_script(script) == "treeitem"
+
+
 def test_browser_shortcuts_are_not_captured(viewer):
     from selenium.webdriver import ActionChains, Keys
 

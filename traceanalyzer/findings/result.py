@@ -140,7 +140,8 @@ def _skipped(whys: Iterable[str]) -> Iterator[str]:
     text = " ".join(each)
     if len(each) == 1:
         text = text.replace(f"{_OTHER}: ", "Reason: ", 1)
-    yield f"{format_count(counts.total(), 'check')} skipped. {text} --top all lists them."
+    count = format_count(counts.total(), "check")
+    yield f"{count} skipped. {text} traceanalyzer diagnose --top all lists them."
 
 
 @dataclass(frozen=True, eq=False, repr=False)

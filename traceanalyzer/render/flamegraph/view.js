@@ -53,6 +53,8 @@ class Stage {
     this.stage.append(this.ring);
     this.stage.setAttribute('width', '100%');
     this.boxes.setAttribute('role', 'tree');
+    // a group that listens to focus is in the tab order of Chromium
+    this.boxes.setAttribute('tabindex', '-1');
     this.nodeOf = new WeakMap();
     this.drawn = [];
   }
