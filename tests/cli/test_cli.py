@@ -553,6 +553,7 @@ def test_top(tmp_path, capfd):
     ("error", "code", "text"),
     [
         (KeyboardInterrupt(), 130, ""),
+        (EOFError("marshal data too short"), 1, "internal error: EOFError: marshal data too"),
         (MemoryError(), 1, "out of memory"),
         (PermissionError(13, "Permission denied", "a.json"), 1, "a.json: permission denied"),
         (RuntimeError("odd\nthing"), 1, "internal error: RuntimeError: odd\\nthing; please report"),
@@ -568,6 +569,12 @@ def test_any_error_prints_one_line(monkeypatch, capfd, error, code, text):
     assert text in captured
     assert "Traceback" not in captured
     assert captured.count("\n") == 0
+
+
+def test_bars_fill_no_terminal_of_any_width(monkeypatch, capfd):
+    monkeypatch.setenv("COLUMNS", "20000")
+    assert status(["diagnose", str(ROOT / "fixtures/nccl_8ranks/rank5.json.gz"), "-q"]) == 0
+    assert max(map(len, capfd.readouterr().out.splitlines())) <= 1000
 
 
 def test_debug_variable_prints_a_traceback(monkeypatch, capfd):

@@ -90,7 +90,11 @@ def status(arguments: list[str]) -> int:
     except click.ClickException as error:
         error.show()
         return error.exit_code
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, click.Abort) as error:
+        if isinstance(
+            end := error.__cause__, EOFError
+        ):  # of a .pyc; click takes it for Ctrl-D
+            return _failed(f"internal error: EOFError: {end}; please report it", 1)
         return STATUS[signal.SIGINT]
     except TraceAnalyzerError as error:
         return _failed(str(error), error.exit_code)

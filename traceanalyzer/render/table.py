@@ -304,6 +304,7 @@ def _without_unit(name: str) -> str:
 
 
 _FALLBACK_WIDTH = 120  # without a terminal
+_LONGEST_STRIP = 1000  # COLUMNS may have any value
 #: Sentences of evidence per finding, so that several fit on a screen; --top all prints all.
 _EVIDENCE = 1
 _PROSE_WIDTH = 100  # longer lines of prose are hard to read
@@ -323,7 +324,7 @@ def render(
         color: whether severities and own code are coloured.
     """
     known = width or shutil.get_terminal_size((0, 0)).columns
-    room = known or _FALLBACK_WIDTH
+    room = min(known, _LONGEST_STRIP) or _FALLBACK_WIDTH
     line = min(room, _PROSE_WIDTH)
     lead, points = answer(prose(result.verdict))
     parts = [_heading(result, line), _filled(lead, line)]
