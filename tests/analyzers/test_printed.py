@@ -236,6 +236,22 @@ def test_step_times() -> None:
     assert speeds == [60.25, 61.25, 62.25] * 2
 
 
+def test_iterations_of_megatron(tmp_path: Path) -> None:
+    path, times = tmp_path / "slurm.out", (9000.5, 800.0, 810.25, 790.0)
+    lines = (
+        f"[default7]: [2024-04-06 02:59:4{n}] iteration {n:8}/     100 | consumed samples: {n}"
+        f" | elapsed time per iteration (ms): {time} | learning rate: 8.6E-06 | lm loss: 1.8E+00 |"
+        for n, time in enumerate(times, 1)
+    )
+    path.write_text("\n".join(["setting up", *lines]) + "\niteration 9/ 9 | elapsed time per iter")
+    result = ta.printed(path)
+    steps = result.to_polars("steps")
+    assert steps["duration_ns"].to_list() == [round(time * 1e6) for time in times]
+    assert steps["warm_up"].to_list() == [True, False, False, False]
+    assert result.scalars["median_ns"] == 800e6
+    assert "iteration" in result._repr_html_()
+
+
 def test_both_spellings_of_timers(shared: Path) -> None:
     """The columns are those of a pattern over the text, whatever DeepSpeed's version."""
     for name, timers in (

@@ -91,9 +91,7 @@ def status(arguments: list[str]) -> int:
         error.show()
         return error.exit_code
     except (KeyboardInterrupt, click.Abort) as error:
-        if isinstance(
-            end := error.__cause__, EOFError
-        ):  # of a .pyc; click takes it for Ctrl-D
+        if isinstance(end := error.__cause__, EOFError):  # of a .pyc; click takes it for Ctrl-D
             return _failed(f"internal error: EOFError: {end}; please report it", 1)
         return STATUS[signal.SIGINT]
     except TraceAnalyzerError as error:

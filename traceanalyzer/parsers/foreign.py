@@ -26,6 +26,7 @@ _SQLITE_INSTEAD = "export the report again: nsys export --type sqlite REPORT"
 _STACKS_INSTEAD = "py-spy record -f raw -o stacks.txt -- python SCRIPT records stacks that are read"
 _SPEEDSCOPE = "pyinstrument -r speedscope -o FILE SCRIPT writes stacks that are read"
 
+_PACKED = "a compressed file in a compressed one, or of an unsupported compression"
 _COLLAPSED = "perf script | stackcollapse-perf.pl > stacks.txt writes stacks that are read"
 
 _XPLANE = (
@@ -41,8 +42,6 @@ _NSYS_TABLE = re.compile(
     r"|PROFILER_OVERHEAD|PROCESSES|ANALYSIS_\w+|DIAGNOSTIC_EVENT|SAMPLING_CALLCHAINS|UnwindMethodType"
     r"|GENERIC_\w+|SYSCALL|CUBLAS_EVENTS|CUDNN_EVENTS)\.(?:parquet|arrows?|feather)"
 )
-_TAR_MAGIC = slice(257, 262)
-_LOGS = (".log", ".out", ".err")
 
 #: Pattern of the first bytes, description, advice.
 _KNOWN = (
@@ -161,11 +160,7 @@ _BINARY = (
         "an SQLite database without the tables of nsys or rocprofv3",
         "nsys export --type sqlite REPORT writes one; if there is a file FILE-wal, copy it too",
     ),
-    (
-        rb"\x1f\x8b\x08|BZh\d|\xfd7zXZ|PK\x03\x04|\x28\xb5\x2f\xfd",
-        "a compressed file in a compressed one, or of an unsupported compression",
-        "unpack it",
-    ),
+    (rb"\x1f\x8b\x08|BZh\d|\xfd7zXZ|PK\x03\x04|\x28\xb5", _PACKED, "unpack it"),
 )
 
 
@@ -183,7 +178,7 @@ def recognise(head: bytes, path: str) -> Foreign | None:
         return Foreign("an XPlane profile of JAX or TensorFlow, which is not supported", _XPLANE)
     if path.lower().endswith(perfetto.SUFFIXES):
         return Foreign("not a Perfetto trace despite its name", "was the export complete?")
-    if head[_TAR_MAGIC] == b"ustar":
+    if head[257:262] == b"ustar":
         hint = f"unpack it (tar -xf {path} -C FOLDER) and pass FOLDER"
         return Foreign("a tar archive", hint, is_recording=True)
     if is_nsys_table(path):
@@ -192,7 +187,7 @@ def recognise(head: bytes, path: str) -> Foreign | None:
             _SQLITE_INSTEAD,
             is_recording=True,
         )
-    if path.lower().endswith(_LOGS) and b"\0" not in head:
+    if path.lower().endswith((".log", ".out", ".err")) and b"\0" not in head:
         hint = "--input-format printed-text finds tables of PyTorch and DeepSpeed further down"
         return Foreign("text without a known table in its first 64 KiB", hint)
     text, binary = head.lstrip()[: 1 << 14], head[: 1 << 14]

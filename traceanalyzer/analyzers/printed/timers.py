@@ -25,6 +25,7 @@ _COLUMNS = {
     "backward_allreduce": "gradient_reduction_ns",
     "bwd_allreduce": "gradient_reduction_ns",
     "step": "optimizer_ns",
+    "elapsed time per iteration (ms)": "iteration_ns",  # Megatron-LM
 }
 #: The parts of a step, and their labels.
 _PARTS = {
@@ -103,7 +104,8 @@ def _steps(timers: pl.DataFrame) -> tuple[pl.DataFrame, int]:
     lines = known.drop_nulls("column").group_by(keys, maintain_order=True)
     rows = lines.agg(*columns, pl.col("printed_ns", "line").first())
     parts = ["forward_ns", "backward_ns", "optimizer_ns"]
-    whole = rows.with_columns(duration_ns=pl.sum_horizontal(parts, ignore_nulls=False))
+    sums = pl.sum_horizontal(parts, ignore_nulls=False)
+    whole = rows.with_columns(duration_ns=pl.coalesce(sums, "iteration_ns"))
     used = whole.filter(pl.col("duration_ns") > 0).with_columns(
         number=pl.int_range(pl.len()).over("rank", "path", "block")
     )

@@ -19,6 +19,7 @@ _MARKS = re.compile(
     rb"|^[ \t]*+Memory requirement: [\d.]{1,20} MB"
     rb"|(?<!-)-{5,}+ ?DeepSpeed Flops Profiler ?-{5}"
     rb"|\btime \(ms\) \| \w[^\n:|]{0,80}: \S"
+    rb"|\| elapsed time per iteration \(ms\): \d"
     rb"|/global_step=\d{1,15}, RunningAvgSamplesPerSec="
     rb"|\bMA [\d.]{1,15} GB {1,20}Max_MA [\d.]{1,15} GB"
     rb"|\bcomm op: [\w.\-]{1,80} \|"
@@ -41,7 +42,7 @@ def sniff(head: bytes, path: str) -> bool:  # noqa: ARG001 - a parser's signatur
 FORMAT: Format = Format(
     name=PRINTED_TEXT,
     suffixes=(".dat", ".log", ".out", ".txt"),
-    description="texts of PyTorch (key_averages, memory_summary) and DeepSpeed, also in job logs",
+    description="texts of PyTorch (key_averages, memory_summary), DeepSpeed and Megatron-LM",
     spec_url="https://github.com/pytorch/pytorch/blob/main/torch/autograd/profiler_util.py",
     sniff=sniff,
     parse=on_use("traceanalyzer.parsers.printed_text.reader:parse"),

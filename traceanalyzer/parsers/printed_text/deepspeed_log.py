@@ -1,4 +1,4 @@
-"""Lines that DeepSpeed logs: timers, throughput, memory and communication."""
+"""Lines that DeepSpeed logs (timers, throughput, memory, communication), and Megatron-LM's."""
 
 import re
 
@@ -8,7 +8,9 @@ TIMERS, THROUGHPUT, MEMORY, CALLS, SUMMARY = (
     "timers", "throughput", "memory_usage", "comm_log", "comm_summary"
 )  # fmt: skip
 
-_TIMERS = re.compile(r"(?:^|\s)time \(ms\) \| (.*)$")
+_TIMERS = re.compile(
+    r"(?:^|\s)time \(ms\) \| (.*)$|\| (elapsed time per iteration \(ms\): [\d.]{1,20}) \|"
+)
 _TIMER = re.compile(r"([^\s:|][^:|]{0,80}): (-?\d+(?:\.\d+)?)\s*$")
 _THROUGHPUT = re.compile(
     r"epoch=\d+/micro_step=(?P<micro_step>\d{1,15})/global_step=(?P<global_step>\d{1,15}),"
@@ -95,7 +97,7 @@ class Reader:
         match = _TIMERS.search(line.text)
         if match is None or "comm op:" in line.text:
             return False
-        items = match[1].split(" | ")
+        items = (match[1] or match[2]).split(" | ")
         if not line.complete:
             items = items[:-1]
             self.rows.note("data_loss", "truncated-line", line)
