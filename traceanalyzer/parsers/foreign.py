@@ -140,11 +140,7 @@ _BINARY = (
         "a binary recording of austin",
         "mojo2austin FILE stacks.austin converts it",
     ),
-    (
-        rb"(?s).{0,20}?memray\x00",
-        "a recording of memray, which is not supported",
-        _STACKS_INSTEAD,
-    ),
+    (rb"(?s).{0,20}?memray\x00", "a recording of memray, which is not supported", _STACKS_INSTEAD),
     (
         rb"[\xfb{]\)\x03[\xfaz\xdaZ]",
         "a cProfile profile (pstats), which has sums per function and no stacks",

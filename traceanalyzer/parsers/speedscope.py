@@ -348,11 +348,7 @@ class _Read:
     category: list[str | None] = field(default_factory=list)
 
     def add(
-        self,
-        profile: Profile,
-        samples: Iterable[Sample],
-        lane: int,
-        category: str | None,
+        self, profile: Profile, samples: Iterable[Sample], lane: int, category: str | None
     ) -> None:
         more = list(samples)
         self.samples += more

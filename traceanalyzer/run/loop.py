@@ -298,12 +298,7 @@ def notes_on(state: State) -> tuple[str, ...]:
 
 
 def _collect(
-    analyzer: Analyzer[O, P, R],
-    inputs: Inputs,
-    options: O,
-    how: How,
-    *,
-    may_be_empty: bool = False,
+    analyzer: Analyzer[O, P, R], inputs: Inputs, options: O, how: How, *, may_be_empty: bool = False
 ) -> tuple[OpenedInputs, Question[O, P, R]]:
     opened = OpenedInputs(inputs, analyzer.needs(options), how, split=analyzer.split_ranks)
     opened.every_file |= analyzer.every_file

@@ -212,9 +212,7 @@ def _size_class(item: Trace | str) -> Literal["small", "large", "unknown"]:
     return "small" if size <= _SMALL_BYTES else "large"
 
 
-def _measured_apart(
-    task: tuple[OpenedInputs, Questions],
-) -> tuple[State, Questions, _Issues]:
+def _measured_apart(task: tuple[OpenedInputs, Questions]) -> tuple[State, Questions, _Issues]:
     """Run a task in a worker; return what was found and measured, and the issues of its files."""
     opened, questions = task
     issues: _Issues = []
@@ -226,9 +224,7 @@ def _measured_apart(
     return opened.state, questions, issues
 
 
-def _measured_on_host(
-    task: tuple[OpenedInputs, Questions],
-) -> tuple[State, Questions, _Issues]:
+def _measured_on_host(task: tuple[OpenedInputs, Questions]) -> tuple[State, Questions, _Issues]:
     """Run a task on a worker that may be another machine, without the files it cannot see."""
     from traceanalyzer.run.workers import unseen
 

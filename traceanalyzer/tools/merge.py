@@ -266,11 +266,7 @@ def _examined_and_written(
     first = next(
         (s for one, s in zip(recorded, shifts, strict=True) if one.epoch_ns == epoch_ns), 0
     )
-    writer.close(
-        recordings.shifts(shifts),
-        matches,
-        None if epoch_ns is None else epoch_ns - first,
-    )
+    writer.close(recordings.shifts(shifts), matches, None if epoch_ns is None else epoch_ns - first)
     return _summary(recordings, examined, compared, findings, rows, shifts, one_clock, window)
 
 

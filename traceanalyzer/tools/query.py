@@ -98,12 +98,7 @@ _AFTER_FROM = frozenset(
 #: Columns that parsers may leave null.
 _MAY_BE_UNUSED = ("correlation", "external_id", "bytes", "address", "stack", "weight")
 #: Kinds of :func:`traceanalyzer.read` that fill a table.
-_KIND_OF_TABLE = {
-    "counters": "counter",
-    "flows": "flow",
-    "lanes": "lane",
-    "metrics": "metric",
-}
+_KIND_OF_TABLE = {"counters": "counter", "flows": "flow", "lanes": "lane", "metrics": "metric"}
 #: Types that every output format can write; others become text.
 _TYPES = (pl.Int8, pl.Int16, pl.Int32, pl.Int64, pl.UInt8, pl.UInt16, pl.UInt32, pl.UInt64)
 _WRITTEN = (*_TYPES, pl.Float32, pl.Float64, pl.Boolean, pl.String)

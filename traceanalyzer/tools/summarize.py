@@ -414,10 +414,7 @@ def _written_as_failed(task: _Task, error: InputError) -> InputError:
 
 
 def _report(
-    task: _Task,
-    issues: Issues,
-    progress: Progress | None,
-    on_trace: Callable[[Trace], None] | None,
+    task: _Task, issues: Issues, progress: Progress | None, on_trace: Callable[[Trace], None] | None
 ) -> None:
     """Report progress and issues of a file."""
     size = task.header.bytes

@@ -23,12 +23,7 @@ from traceanalyzer.analyzers.gpu_idle.result import Coverage, GpuIdle
 from traceanalyzer.frames import intervals
 from traceanalyzer.run.loop import run
 from traceanalyzer.trace import Inputs, Trace
-from traceanalyzer.vocabulary import (
-    ALLOCATES,
-    DEVICE_WORK,
-    LOAD_MODULE,
-    OTHER_CALLS,
-)
+from traceanalyzer.vocabulary import ALLOCATES, DEVICE_WORK, LOAD_MODULE, OTHER_CALLS
 
 #: Columns of times: busy, then idle time by cause. They add up to end - start.
 TIMES = tuple(f"{part}_ns" for part in (BUSY, *CAUSES))

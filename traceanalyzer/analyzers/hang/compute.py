@@ -340,14 +340,7 @@ def _with_rank(threads: pl.DataFrame, records: pl.DataFrame) -> pl.DataFrame:
 
 
 HANG = Analyzer(
-    "hang",
-    Options,
-    needs,
-    measure,
-    combine,
-    split_ranks=False,
-    every_file=True,
-    whole_file=True,
+    "hang", Options, needs, measure, combine, split_ranks=False, every_file=True, whole_file=True
 )
 
 

@@ -240,10 +240,7 @@ def _differences(calls: pl.DataFrame, verdict: str) -> dict[str, Any]:
         calls.with_columns(size=pl.coalesce("sizes_in", "sizes_out"))
         .filter(pl.col(by).is_not_null())
         .group_by(by)
-        .agg(
-            pl.col("rank").sort(),
-            value=pl.col(named).first(),
-        )
+        .agg(pl.col("rank").sort(), value=pl.col(named).first())
         .sort(pl.col("rank").list.len(), pl.col("rank").list.first(), descending=[True, False])
     )
     texts = [(str(row["value"]), tuple(row["rank"])) for row in rows.iter_rows(named=True)]

@@ -152,10 +152,7 @@ def _nothing(trace: Trace, options: Options) -> str:
 
 
 def _owners(
-    is_module: intervals.Bools,
-    inner: nesting.Rows,
-    around: nesting.Rows,
-    created_by: nesting.Rows,
+    is_module: intervals.Bools, inner: nesting.Rows, around: nesting.Rows, created_by: nesting.Rows
 ) -> nesting.Rows:
     """Return the module's call that each call counts for; ROOT outside of any module.
 

@@ -35,10 +35,7 @@ class Options(AnalyzerOptions):
     )
     group_by_input_shape: bool = option(default=False, help="Also group by input shapes.")
     group_by_stack: int = option(
-        0,
-        help="Also group by the N innermost Python frames.",
-        metavar="N",
-        minimum=0,
+        0, help="Also group by the N innermost Python frames.", metavar="N", minimum=0
     )
 
     @property

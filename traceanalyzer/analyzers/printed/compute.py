@@ -24,13 +24,7 @@ _READ: tuple[Callable[[pl.DataFrame, Options], Form | None], ...] = (
     memory.form,
     collectives.form,
 )
-FORMS = (
-    *timers.FORMS,
-    *flops.FORMS,
-    *operators.FORMS,
-    *memory.FORMS,
-    *collectives.FORMS,
-)
+FORMS = (*timers.FORMS, *flops.FORMS, *operators.FORMS, *memory.FORMS, *collectives.FORMS)
 
 
 def needs(_options: Options) -> Needs:

@@ -164,14 +164,7 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
     )
 
 
-PY_SPY_REPORT = Analyzer(
-    "py_spy_report",
-    Options,
-    needs,
-    measure,
-    combine,
-    split_ranks=False,
-)
+PY_SPY_REPORT = Analyzer("py_spy_report", Options, needs, measure, combine, split_ranks=False)
 
 
 # --- libraries of frames ---------------------------------------------------------------------

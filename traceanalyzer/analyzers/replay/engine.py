@@ -416,11 +416,7 @@ def _range(rows: Ints) -> tuple[int, int]:
 
 
 def _plan(
-    waiting: Bools,
-    launched: Ints,
-    window: tuple[int, int, int, int],
-    calls: Ints,
-    first_row: int,
+    waiting: Bools, launched: Ints, window: tuple[int, int, int, int], calls: Ints, first_row: int
 ) -> Ints:
     """Return what happens in a window: calls, ends of the calls that wait, and device work.
 

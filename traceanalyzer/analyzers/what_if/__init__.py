@@ -37,10 +37,7 @@ class Options(AnalyzerOptions):
         measured=False,
     )
     typical_rank: Sequence[str] = option(
-        (),
-        help="A rank that becomes like the others. Repeatable.",
-        metavar="N",
-        measured=False,
+        (), help="A rank that becomes like the others. Repeatable.", metavar="N", measured=False
     )
     typical_stage: Sequence[str] = option(
         (),
@@ -62,11 +59,7 @@ class Options(AnalyzerOptions):
         above=0,
         measured=False,
     )
-    no_wait: bool = option(
-        False,
-        help="Collectives do not wait for other ranks.",
-        measured=False,
-    )
+    no_wait: bool = option(False, help="Collectives do not wait for other ranks.", measured=False)
 
 
 @dataclass(frozen=True)

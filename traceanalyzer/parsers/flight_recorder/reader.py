@@ -380,10 +380,7 @@ def _records(rows: Sequence[_Fields], stacks: _Stacks, numbers: _Numbers) -> pl.
         "sizes_out": ([one[1] for one in outputs], pl.String),
         "created_ns": ([time(row.get("time_created_ns")) for row in rows], pl.Int64),
         "started_ns": ([time(row.get("time_discovered_started_ns")) for row in rows], pl.Int64),
-        "completed_ns": (
-            [time(row.get("time_discovered_completed_ns")) for row in rows],
-            pl.Int64,
-        ),
+        "completed_ns": ([time(row.get("time_discovered_completed_ns")) for row in rows], pl.Int64),
         "dur": ([numbers.milliseconds(row.get("duration_ms")) for row in rows], pl.Int64),
         "timeout_ns": ([numbers.milliseconds(row.get("timeout_ms")) for row in rows], pl.Int64),
         "thread": ([_thread(row.get("thread_id")) for row in rows], pl.Int64),

@@ -316,11 +316,7 @@ _MOST_MESSAGES = 20
 _LONGEST_MESSAGE = 200
 
 #: Value in ``META_DATA_CAPTURE`` by option of ``nsys profile``.
-_EVENT_TYPES = {
-    "--trace=cuda": "Cuda",
-    "--trace=nvtx": "NvtxEvents",
-    "--trace=osrt": "OSRuntime",
-}
+_EVENT_TYPES = {"--trace=cuda": "Cuda", "--trace=nvtx": "NvtxEvents", "--trace=osrt": "OSRuntime"}
 _DEVICE_WORK = (tables.KERNEL, tables.GRAPH_TRACE, tables.MEMCPY, tables.MEMSET)
 _ABOUT_CUDA = r"(?i)cuda|cupti|\bgpus?\b|driver"
 #: nsys writes this message whenever CUDA events are missing, whatever the reason.

@@ -72,9 +72,7 @@ def parse(source: Source, selection: Selection, progress: Progress | None) -> Tr
     data, packets = _content(source, progress, collected.issues)
     if not len(packets["at"]):
         raise MalformedInput(
-            source.path,
-            "has no packet of a Perfetto trace",
-            hint="was the export complete?",
+            source.path, "has no packet of a Perfetto trace", hint="was the export complete?"
         )
     recording = _Recording(data, packets, collected)
     reading = selection
@@ -287,12 +285,7 @@ class _Recording:
         return np.stack(columns, axis=1)
 
     def _collect(
-        self,
-        rows: Ints,
-        ends: Ints,
-        place: Ints,
-        places: list[slices.Place],
-        selection: Selection,
+        self, rows: Ints, ends: Ints, place: Ints, places: list[slices.Place], selection: Selection
     ) -> None:
         """Write events as JSON and read that, in threads."""
         wanted = frozenset() if "args" in selection.columns else _READ

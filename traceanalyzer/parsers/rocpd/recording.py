@@ -94,11 +94,7 @@ def first_kind(text: pl.Expr, patterns: Sequence[tuple[str, str]]) -> pl.Expr:
 
 def api_kind(name: pl.Expr) -> pl.Expr:
     """Return the kind of a call by its name: HIP and HSA calls, the profiler's, ranges."""
-    kinds = (
-        ("cuda_runtime", r"^hip[A-Z_]"),
-        ("cuda_driver", r"^hsa_"),
-        ("overhead", PROFILER),
-    )
+    kinds = (("cuda_runtime", r"^hip[A-Z_]"), ("cuda_driver", r"^hsa_"), ("overhead", PROFILER))
     return pl.coalesce(first_kind(name, kinds), pl.lit("nvtx", dtype=schema.KIND))
 
 

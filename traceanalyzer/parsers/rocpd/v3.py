@@ -283,10 +283,7 @@ def _lanes(tables: Tables, processes: pl.DataFrame) -> pl.DataFrame:
     rows = pl.concat(
         [
             processes.select(
-                "owner",
-                pid="real_pid",
-                tid=pl.lit(None, dtype=pl.Int64),
-                label=pl.col("command"),
+                "owner", pid="real_pid", tid=pl.lit(None, dtype=pl.Int64), label=pl.col("command")
             ),
             threads.select("owner", pid="real_pid", tid="real_tid", label="label"),
         ]

@@ -111,11 +111,7 @@ def _polygon(edges: Floats, top: Floats, run: Ints, least: float) -> Floats:
 
 
 def _boxes(
-    ax: Axes,
-    layout: Layout,
-    chosen: Ints,
-    corners: list[list[Floats]],
-    fills: dict[str, int],
+    ax: Axes, layout: Layout, chosen: Ints, corners: list[list[Floats]], fills: dict[str, int]
 ) -> None:
     names, categories = layout.boxes["label"], layout.boxes["category"]
     highest = float(layout.live.max())
