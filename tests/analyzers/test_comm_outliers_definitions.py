@@ -158,6 +158,20 @@ def test_comparison_group_needs_five_events(like: str, count: int) -> None:
     assert set(result["judged_by"]) == {like if count == 5 else None}
 
 
+@pytest.mark.parametrize("replayed", [True, False])
+def test_eager_calls_of_unknown_size_are_not_compared_with_replayed_ones(replayed: bool) -> None:
+    """Decode steps replay a graph, prefill steps launch longer calls of the same kernel."""
+    rows = [
+        {
+            "collective": "all_reduce", "kernel": "k", "rank": 0, "step": str(i),
+            "duration_ns": 100 + i if i % 8 else 900, "replayed": replayed and i % 8 > 0,
+        }
+        for i in range(48)
+    ]  # fmt: skip
+    frame = pl.DataFrame(rows, schema={**INSTANCES, "replayed": pl.Boolean})
+    assert outliers.judge(frame, 3, 3.5)["outlier"].sum() == (0 if replayed else 6)
+
+
 def test_a_z_score_must_be_above_the_threshold() -> None:
     rows = [
         {

@@ -188,16 +188,21 @@ def test_slices_one_after_another_are_separate_causes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("attention", "trains", "slow"),
-    [("paged_attention_v2_kernel", False, False), ("stencil", False, True),
-     ("paged_attention_v2_kernel", True, True)],
+    ("attention", "large", "graphs", "trains", "slow"),
+    [("paged_attention_v2_kernel", "gemm_large", False, False, False),
+     ("stencil", "gemm_large", False, False, True),
+     ("paged_attention_v2_kernel", "gemm_large", False, True, True),
+     ("paged_attention_v2_kernel", "gemm_small", False, False, True),
+     ("paged_attention_v2_kernel", "gemm_small", True, False, False)],
 )  # fmt: skip
-def test_steps_that_prefill_are_not_slow(attention: str, trains: bool, slow: bool) -> None:
-    """Prefill and decode run other kernels; in training a step with others is slow."""
+def test_steps_that_prefill_are_not_slow(
+    attention: str, large: str, graphs: bool, trains: bool, slow: bool
+) -> None:
+    """Prefill and decode run other kernels, or a graph runs decode only; training does not."""
     events: list[Event] = []
     begin = call = 0
     for number in range(8):
-        names = ["gemm_large"] * 3 if number == 4 else ["gemm_small", attention]
+        names = [large] * 3 if number == 4 else ["gemm_small", attention]
         length = 10 * MS * len(names)
         events.append(host("user_annotation", f"step {number}", begin, length))
         if trains:
@@ -205,7 +210,8 @@ def test_steps_that_prefill_are_not_slow(attention: str, trains: bool, slow: boo
         for at, name in enumerate(names):
             call += 1
             start = begin + at * 10 * MS
-            events.append(host("cuda_runtime", "cudaLaunchKernel", start, US, correlation=call))
+            launch = "cudaGraphLaunch" if graphs and number != 4 else "cudaLaunchKernel"
+            events.append(host("cuda_runtime", launch, start, US, correlation=call))
             events.append(device(name, start + 2 * US, 10 * MS - 3 * US, correlation=call))
         begin += length
     recording = trace(events)
@@ -214,3 +220,28 @@ def test_steps_that_prefill_are_not_slow(attention: str, trains: bool, slow: boo
     assert [size for size in sizes if size > 0.02] == (
         [pytest.approx(1 / 17, rel=1e-3)] if slow else []
     )
+
+
+@pytest.mark.parametrize(
+    ("slow", "kernels", "every"),
+    [((2, 5, 8), 4, 3), ((2, 5), 4, 0), ((2, 5, 7), 4, 0), ((2, 5, 8), 0, 0)],
+)  # fmt: skip
+def test_every_nth_step_with_more_kernels_is_no_warning(
+    slow: Sequence[int], kernels: int, every: int
+) -> None:
+    """Exactly every third step runs more kernels; not irregular ones, nor those that idle."""
+    events: list[Event] = []
+    begin = 0
+    for number in range(10):
+        more = (kernels or 6) * MS if number in slow else 0
+        events.append(step(number, begin, 6 * MS + more))
+        busy = 6 + (kernels if number in slow else 0)
+        events += [device("gemm", begin + n * MS, MS - US) for n in range(busy)]
+        begin += 6 * MS + more
+    results = dict(examine([trace(events)], ["steps", "kernels"], use="findings").results)
+    (one,) = BY_ID["uneven-steps"].judge(Answers(results))
+    severity = BY_ID["uneven-steps"].severity(one.size)
+    assert severity == ("info" if every else "warning")
+    assert one.title.startswith(f"One step in {every} ") == bool(every)
+    assert one.cost_frac is not None
+    assert one.cost_frac > 0.1

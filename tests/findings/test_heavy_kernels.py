@@ -145,7 +145,7 @@ def test_slow_kinds_count_together(operator: str, kernels: list[str], part: str)
         ),
         ("aten::_fused_adamw_", "multi_tensor_apply_kernel<FusedAdamMathFunctor<float> >", 130, 1),
         ("aten::_fused_adamw_", "multi_tensor_apply_kernel<FusedAdamMathFunctor<float> >", 400, 2),
-        ("", "void at::native::batch_norm_backward_elemt_channels_last_kernel<float>()", 600, 1),
+        ("", "void at::native::batch_norm_backward_elemt_channels_last_kernel<float>()", 600, 2),
         (
             "NativeBatchNormBackward0",
             "void at::native::batch_norm_backward_reduce_kernel<float, float, float, int>()",
@@ -196,6 +196,36 @@ def test_kernel_of_unknown_kind_and_operator_is_no_warning() -> None:
     assert one.cost_frac == pytest.approx(0.9, rel=0.02)
     copies = [{**row, "name": "__amd_rocclr_copyBuffer"} for row in work]
     assert judged(trace(copies)) == []
+    (one,) = judged(trace([*work, host("cpu_op", "aten::add", 0, US)]))
+    assert one.size == pytest.approx(0.9, rel=0.02)
+
+
+@pytest.mark.parametrize("operator", ["aten::slow_conv3d_forward", "aten::mm"])
+def test_products_of_a_slow_operator_count_with_it(operator: str) -> None:
+    works = [("aten::slow_conv3d_forward", "void at::native::vol2col_kernel<float>()", 300),
+             (operator, "gemm_mine", 200), (*GEMM[:1], "gemm_other", 500)]  # fmt: skip
+    (one,) = judged(steps(works))
+    assert one.size == pytest.approx(0.3 if operator == "aten::mm" else 0.5, rel=0.02)
+
+
+def test_kernels_of_forward_and_backward_of_an_operator_count_together() -> None:
+    works = [("mine::_route", "route_a", 160), ("mine::_route_backward", "route_b", 150),
+             ("mine::other", "other", 120), (*GEMM[:2], 570)]  # fmt: skip
+    (one,) = judged(steps(works))
+    assert one.size == pytest.approx(0.31, rel=0.02)
+    assert "2 kernels of one operator, mostly route_a" in one.title
+
+
+@pytest.mark.parametrize(("kernel", "part"), [("gemm_ns", 0.6), ("multi_tensor_adam", None)])
+def test_optimizer_step_of_matrix_products(kernel: str, part: float | None) -> None:
+    """Muon multiplies matrices in its step; AdamW does not."""
+    works = [("aten::mm", kernel, 600), GEMM]
+    length = sum(us for _, _, us in works) * US
+    marks = [host("user_annotation", "Optimizer.step#Muon.step", n * length, 60 * US)
+             for n in range(4)]  # fmt: skip
+    each = [m for m in judged(trace([*_steps(works, ""), *marks])) if "matrix products" in m.title]
+    assert [m.size for m in each] == ([pytest.approx(part, rel=0.02)] if part else [])
+    assert not any("ranks" in "".join(m.evidence) for m in each)
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ import polars as pl
 
 from traceanalyzer.analyzers.common import kernel_names
 from traceanalyzer.analyzers.common.columns import largest_first
-from traceanalyzer.analyzers.common.device_work import COMMUNICATION
+from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE
 from traceanalyzer.analyzers.common.kernel_names import ATTENTION, CONVOLUTION, GEMM, KV_CACHE
 from traceanalyzer.analyzers.kernels.result import Kernels
-from traceanalyzer.analyzers.kernels.training import AUTOTUNING, ONE_BY_ONE, SEARCH, TUNING
+from traceanalyzer.analyzers.kernels.training import AUTOTUNING, ONE_BY_ONE, SEARCH, TUNING, UPDATES
 from traceanalyzer.findings.busy import (
     called_from,
     double_in,
@@ -37,7 +37,7 @@ _COPIES = "__amd_rocclr_"
 #: From these shares on, a kernel of a kind that is known to be slow is info, and a warning.
 _INFO, _WARNING = 0.15, 0.17
 #: A kernel of another kind may be what the program is for: it is info from the first share on, and
-#: a warning from the second one on if its operator is known or it can be tuned.
+#: a warning from the second one on in PyTorch, if its operator is known, or it can be tuned.
 _LEAST, _MUCH = 0.2, 0.3
 
 #: From this share of its time on, a kernel is counted by memory-bound-kernels.
@@ -117,6 +117,15 @@ _FLOAT_ATTENTION = (
     "that flash attention accepts them. Find what makes them float32: a norm or rotary embedding "
     "of query and key, a float32 mask, attention outside of autocast."
 )
+_CTC = (
+    "cuDNN computes the CTC loss of int32 targets in one row on the CPU, with blank 0, float32 "
+    "log-probabilities, inputs of full length and at most 256 targets each: change what differs."
+)
+_DIVIDE = "Divide the matrices over the ranks, and gather the updated ones (distributed Muon). "
+_FEWER_PRODUCTS = (
+    "Run fewer iterations (Newton-Schulz: 5 in bfloat16), batch matrices of equal shape, update "
+    "preconditioners every N steps, or use more tokens per step: the update takes as long for any."
+)
 _LOSS = (
     "Each of them reads and writes all logits, and casts to float32 do it again: use a fused loss "
     "(Liger's fused linear cross-entropy, cut-cross-entropy), torch.compile the loss, or compute "
@@ -132,6 +141,9 @@ _UPDATING = (
     "accumulated gradients), shard it over ranks (FSDP, ZeRO-1), or keep the state of the "
     "optimizer in 8 bits (bitsandbytes, torchao): it is limited by memory bandwidth."
 )
+#: Kinds whose operator is avoided as a whole, with its matrix products.
+_UNFOLD = "unfold convolutions into matrix products"
+_DECOMPOSE = "decompose matrices (singular values, eigenvalues)"
 #: Kernels that one change avoids together: pattern, what they do, and advice (without: the one of
 #: :data:`_ADVICE`). The first match counts, and no family exempts them.
 _TOGETHER = (
@@ -143,11 +155,12 @@ _TOGETHER = (
         "compute depthwise convolutions without cuDNN",
         _DEPTHWISE,
     ),
-    ("(?:im|vol)2col|col2(?:im|vol)", "copy inputs of convolutions into matrices", _UNFOLDING),
+    ("(?:im|vol)2col|col2(?:im|vol)", _UNFOLD, _UNFOLDING),
+    ("^ctc_loss_", "compute the CTC loss without cuDNN", _CTC),
     (r"^batch_norm_\w+_kernel", "normalize batches without cuDNN", _BATCH_NORM),
     ("fmha_cutlass[FB]_f32", "compute attention in float32", _FLOAT_ATTENTION),
     ("LogSoftMax|(?i:nll_?loss|ClassNLL)", "compute log-softmax and loss one after another", _LOSS),
-    ("(?i)svd|syev|sytrd|gebrd", "decompose matrices (singular values, eigenvalues)", _DECOMPOSING),
+    ("(?i)svd|syev|sytrd|gebrd", _DECOMPOSE, _DECOMPOSING),
     ("FillFunctor", "fill memory with one value", ""),
 )
 #: Families of kernels that belong together: what they do, and advice.
@@ -175,10 +188,12 @@ def _one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
     time = answers.time
     if not time.whole_ns:
         return
+    yield from _matrix_updates(result, answers)
     sums = _kinds(result, time)
     doubles = double_in(result, time)["kernel"]
     if fused := memory_bound_is_found(result, answers):
         sums = sums.filter(pl.col("fusible_ns") < _FUSIBLE * pl.col("total_ns"))
+    in_pytorch = result.has_operators and answers.program.pytorch
     others = 0
     for row in sums.iter_rows(named=True):
         kind = _KINDS.get(row["kind"])
@@ -188,8 +203,9 @@ def _one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
         place = result.place(row["kernel"])
         advice = kind or _advice(row["kernel"], place)
         share = time.frac(row["total_ns"])
+        known = bool(place.get("operator")) or (in_pytorch and advice != _GRAPH)
         yield Measured(
-            size=_size(share, row, place, advice),
+            size=_size(share, row, advice, known=known),
             cost_frac=time.frac(row["total_ns"] - fused * row["fusible_ns"]),
             title=f"{_who(row)} {time.share(row['total_ns'])}{launched_by(place)}.",
             evidence=(
@@ -220,9 +236,11 @@ def _kinds(result: Kernels, time: DeviceTime) -> pl.DataFrame:
     families = {name: what for name, (what, _) in _TOGETHER_IN.items()}
     labels = names.unique("kernel", keep="first", maintain_order=True).select(
         "kernel",
+        "family",
         kind=pl.coalesce(*together, pl.col("family").replace_strict(families, default=None)),
         is_usual=pl.col("family").is_in(_USUAL) | pl.col("kernel").str.starts_with(_COPIES),
     )
+    labels = _by_operator(result, labels)
     labels = labels.filter(pl.col("kind").is_not_null() | ~pl.col("is_usual"))
     growing = [kernel for kernel, *_ in growing_copies(result, time)]
     each = (
@@ -240,6 +258,7 @@ def _kinds(result: Kernels, time: DeviceTime) -> pl.DataFrame:
         .group_by("kind", maintain_order=True)
         .agg(
             pl.col("kernel").first(),
+            pl.len().alias("kernels"),
             pl.col("n", "total_ns", "fusible_ns", "loop_ns").sum(),
             pl.col("max_ns").max(),
         )
@@ -249,18 +268,59 @@ def _kinds(result: Kernels, time: DeviceTime) -> pl.DataFrame:
     return largest_first(sums, "total_ns", "kernel")
 
 
-def _size(share: float, row: Mapping[str, Any], place: Mapping[str, Any], advice: str) -> float:
-    """Return the share of a kind of kernels, less where it may be what the program is for."""
+def _by_operator(result: Kernels, labels: pl.DataFrame) -> pl.DataFrame:
+    """Add the other kernels of the operators of some kinds, and join those of unknown families.
+
+    Forward and backward operator count as one. Their kind is the kernel with most time.
+    """
+    if result.heavy is None:
+        return labels
+    operator = pl.col("operator").str.extract(r"(\w+?)(?:_backward\w*)?$").str.strip_chars("_")
+    places = result.heavy.filter(work_kind=COMPUTE).select("kernel", "ns", operator=operator)
+    rows = labels.join(places, on="kernel", how="left").sort("ns", descending=True, nulls_last=True)
+    is_whole = pl.col("kind").is_in([_UNFOLD, _DECOMPOSE])
+    is_other = (pl.col("family") == kernel_names.OTHER) & pl.col("kind").is_null()
+    by = pl.coalesce("operator", "kernel")
+    whole = pl.col("kind").filter(is_whole).first().over(by)
+    first = pl.col("kernel").filter(is_other).first().over(by)
+    return rows.with_columns(kind=pl.coalesce(whole, "kind", pl.when(is_other).then(first)))
+
+
+def _matrix_updates(result: Kernels, answers: Answers) -> Iterator[Measured]:
+    """Yield an optimizer step that mostly multiplies matrices."""
+    time, rows = answers.time, of_purpose(result, UPDATES, answers.time)
+    total, ranks = int(rows["ns"].sum()), rows.n_unique(["path", "rank"])
+    if not total:
+        return
+    alone = ranks > 1 and not rows["call"].max()
+    name = rows["place"].mode().sort()[0]
+    yield Measured(
+        size=time.frac(total),
+        title=f"{name} takes {time.share(total)}, mostly matrix products.",
+        evidence=(f"No collective runs in it: each of {ranks:,} ranks computes all of it.",)
+        * alone,
+        advice=f"{_DIVIDE * alone}{_FEWER_PRODUCTS}",
+        total_ns=total,
+        confidence="medium",
+    )
+
+
+def _size(share: float, row: Mapping[str, Any], advice: str, *, known: bool) -> float:
+    """Return the share of a kind of kernels, less where it may be what the program is for.
+
+    It rarely is in PyTorch, or where an operator launches it (``known``).
+    """
     if row["kind"] not in _USUALLY_LESS and advice not in (_PROFILE, _TUNING, _GRAPH):
         return share
-    is_known = bool(place.get("operator")) or advice == _TUNING
-    is_much = is_known and share >= _MUCH and row["kind"] != _TOGETHER_IN["norm"][0]
-    return share if is_much else (_INFO if share >= _LEAST else 0.0)
+    known = (known or advice == _TUNING) and row["kind"] != _TOGETHER_IN["norm"][0]
+    return share if known and share >= _MUCH else (_INFO if share >= _LEAST else 0.0)
 
 
 def _who(row: Mapping[str, Any]) -> str:
     """Return the kernel, or what its kind does, as the start of a sentence."""
     if row["kind"] == row["kernel"]:
+        if row["kernels"] > 1:
+            return f"{row['kernels']} kernels of one operator, mostly {row['kernel']}, take"
         what = "graph" if row["kernel"].startswith("CUDA graph") else "kernel"
         return f"One {what}, {row['kernel']}, takes"
     return f"Kernels that {row['kind']}, mostly {row['kernel']}, take"

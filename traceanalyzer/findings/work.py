@@ -19,7 +19,7 @@ from traceanalyzer.analyzers.info.compute import Info
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.kernels.training import TUNING
 from traceanalyzer.analyzers.py_spy_report.result import LIBRARY, MAIN, LeafPaths
-from traceanalyzer.analyzers.steps.engine import DECODE
+from traceanalyzer.analyzers.steps.engine import DECODE, EAGER, GRAPH
 from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.analyzers.steps.slow_steps import CODE, SLOW
 from traceanalyzer.findings import memory, serving
@@ -49,7 +49,7 @@ def _uneven_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
     each = _recorded_by_all(each, answers)
     # the duration of prefill depends on the prompts
     each = each.filter(pl.col("phase").fill_null(DECODE) == DECODE)
-    each = each.join(_prefills(answers), on=["path", "rank", "step"], how="anti", nulls_equal=True)
+    each = each.join(_prefills(result, answers), on=_STEP, how="anti", nulls_equal=True)
     whole = int(each["duration_ns"].sum())
     usual = pl.col("duration_ns").median().over("rank", "path", "batch")
     over = pl.col("duration_ns") - usual
@@ -77,9 +77,14 @@ def _uneven_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
     left = 1.0 if left < MUCH_LEFT else left
     if kernels and kernels.why == SLOW_GPU:
         explained["throttled-steps"] = 1.0
+    size, what = left * cost / whole, "Slow steps cost"
+    if kernels and kernels.why == MORE_KERNELS and (period := _period(longer, worst)):
+        what = f"One step in {period} takes longer, which costs"
+        size, remedy = min(size, _OF_DESIGN), _LESS_OFTEN
     yield Measured(
-        size=left * cost / whole,
-        title=f"Slow steps cost {format_frac(cost / whole)} of step time"
+        size=size,
+        cost_frac=left * cost / whole,
+        title=f"{what} {format_frac(cost / whole)} of step time"
         f"{_named_steps(longer)}.{f' Cause: {reason}.' if reason else ''}",
         evidence=(slowest, *_other_slow(result, longer, worst)),
         advice=remedy,
@@ -90,32 +95,59 @@ def _uneven_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
     )
 
 
-def _prefills(answers: Answers) -> pl.DataFrame:
+#: The key of a step.
+_STEP = ["path", "rank", "step"]
+
+#: Work that the program runs in every Nth step is at most info: as much as this is.
+_OF_DESIGN = 0.09
+_LESS_OFTEN = (
+    "This is probably intended (optimizer step after several micro-batches, lazy regularisation, "
+    "an update of averages, an evaluation): if it costs too much, run it less often."
+)
+
+
+def _period(longer: pl.DataFrame, worst: Mapping[str, Any]) -> int:
+    """Return N if exactly every Nth step of a rank is slow, by more compute; 0 otherwise."""
+    same = pl.col("path") == worst["path"], pl.col("rank").eq_missing(worst["rank"])
+    rows = longer.filter(*same).sort("number")
+    slow = rows.filter(pl.col("ratio") >= SLOW)
+    numbers, every = slow["number"].to_list(), rows["number"].to_list()
+    busy = (slow["grown"] == "compute") & (2 * slow["grown_ns"] >= slow["over"])
+    period = numbers[1] - numbers[0] if len(numbers) > 1 and busy.all() else 0
+    expected = [number for number in every if period and not (number - numbers[0]) % period]
+    return period if period > 1 and numbers == expected else 0
+
+
+def _prefills(result: Steps, answers: Answers) -> pl.DataFrame:
     """Return path, rank, step of steps that prefill, where their names do not say it.
 
     They are the steps of an inference with attention that run mostly kernels which less than half
-    of the steps of the rank run: decode steps have kernels for few tokens.
+    of the steps of the rank run: decode steps have kernels for few tokens. Or, if most steps replay
+    CUDA graphs, those that launch the model eagerly and whose kernels take longer.
     """
-    keys = ["path", "rank", "step"]
     kernels = answers.get("kernels")
     rows = kernels.by_step if isinstance(kernels, Kernels) else None
     if rows is None or not isinstance(kernels, Kernels) or answers.program.trains:
-        return answers.time.windows.select(keys).clear()
+        return answers.time.windows.select(_STEP).clear()
     if not kernels.families["family"].is_in([ATTENTION, KV_CACHE]).any():
-        return rows.select(keys).clear()
+        return rows.select(_STEP).clear()
     steps = pl.col("step").n_unique()
     is_usual = 2 * steps.over("path", "rank", "kernel") >= steps.over("path", "rank")
     rows = rows.drop_nulls("step").with_columns(usual_ns=pl.col("total_ns") * is_usual)
-    sums = rows.group_by(keys).agg(pl.col("total_ns", "usual_ns").sum())
-    return sums.filter(2 * pl.col("usual_ns") < pl.col("total_ns")).select(keys)
+    sums = rows.group_by(_STEP).agg(pl.col("total_ns", "usual_ns").sum())
+    each = result.counted.unique(["rank", "path", "number"])[[*_STEP, "mode"]]
+    sums = sums.join(each, on=_STEP, how="left", nulls_equal=True)
+    mostly = (2 * (pl.col("mode") == GRAPH).sum() > pl.len()).over("path", "rank")
+    usual = pl.col("total_ns").median().over("path", "rank")
+    is_longer = (pl.col("mode") == EAGER) & mostly & (pl.col("total_ns") > SLOW * usual)
+    return sums.filter((2 * pl.col("usual_ns") < pl.col("total_ns")) | is_longer).select(_STEP)
 
 
 def _recorded_by_all(steps: pl.DataFrame, answers: Answers) -> pl.DataFrame:
     """Return the steps in which all ranks are recorded; all if none is."""
     if (comm := answers.of(CommOutliers)) is None or not comm.begin_apart:
         return steps
-    keys = ["path", "rank", "step"]
-    recorded = steps.join(answers.time.windows, on=keys, how="semi", nulls_equal=True)
+    recorded = steps.join(answers.time.windows, on=_STEP, how="semi", nulls_equal=True)
     return recorded if recorded.height else steps
 
 
@@ -124,9 +156,8 @@ def _without_waits(steps: pl.DataFrame, answers: Answers) -> pl.DataFrame:
 
     If no rank has such time in a slow step, all of them wait: steps are sorted by their duration.
     """
-    keys = ["path", "rank", "step"]
-    waits = answers.time.losses.filter("waited").group_by(keys).agg(waited=pl.col("lost_ns").sum())
-    known = steps.join(waits, on=keys, how="left", nulls_equal=True, maintain_order="left")
+    waits = answers.time.losses.filter("waited").group_by(_STEP).agg(waited=pl.col("lost_ns").sum())
+    known = steps.join(waits, on=_STEP, how="left", nulls_equal=True, maintain_order="left")
     waited = pl.col("waited").fill_null(0)
     longer = (waited - waited.median().over("rank", "path", "batch")).clip(0)
     known = known.with_columns(excess=pl.col("over") - longer).drop("waited")

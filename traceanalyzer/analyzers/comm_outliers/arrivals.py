@@ -147,7 +147,7 @@ def collectives(rows: pl.DataFrame) -> pl.DataFrame:
     others = pl.col("arrival").filter(~is_last).median().floor().cast(pl.Int64)
     described = [
         *("collective", "dtype", "message_bytes", "group", "group_size", "group_ranks"),
-        *("kernel", "step", "link"),
+        *("kernel", "step", "link", "replayed"),
     ]
     described = [name for name in described if name in rows.columns]
     table = by_arrival.group_by("instance", maintain_order=True).agg(

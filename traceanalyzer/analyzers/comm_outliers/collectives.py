@@ -52,6 +52,7 @@ INSTANCES: dict[str, type[pl.DataType]] = {
     "elements_in": pl.Int64,
     "elements_out": pl.Int64,
     "splits_in": pl.String,
+    "replayed": pl.Boolean,
 }
 
 

@@ -37,6 +37,7 @@ from traceanalyzer.analyzers.common import (
     jobs,
     kernel_names,
     names,
+    replays,
     step_marks,
 )
 from traceanalyzer.analyzers.common.aggregates import Aggregates
@@ -107,7 +108,7 @@ def _measure(trace: Trace, options: Options) -> Part:
         shift_ns=shift,
         epoch_known=meta.epoch_ns is not None,
         start_ns=meta.start_ns,
-        instances=_shaped(instances, shift),
+        instances=_shaped(trace, instances, shift),
         steps=steps.select("step", pl.col("start", "end") + shift),
         activity=activity,
         unclosed=rows.height - closed.height,
@@ -266,7 +267,7 @@ COMM_OUTLIERS = Analyzer(
 # --- one rank ------------------------------------------------------------------------------
 
 
-def _shaped(instances: pl.DataFrame, shift: int) -> pl.DataFrame:
+def _shaped(trace: Trace, instances: pl.DataFrame, shift: int) -> pl.DataFrame:
     """Return the columns of :data:`INSTANCES`; a collective without a name has its kernel's."""
     kernel = names.mapped(instances["name"], kernel_names.function)
     has_splits = pl.coalesce("splits_in", "splits_out").is_not_null()
@@ -274,6 +275,7 @@ def _shaped(instances: pl.DataFrame, shift: int) -> pl.DataFrame:
         pl.col("start", "end") + shift,
         pl.when(has_splits).then(pl.col("elements_in", "elements_out", "splits_in")),
         collective=pl.coalesce("collective", kernel),
+        replayed=pl.col("correlation").is_in(replays.graph_launches(trace).unique().implode()),
     ).select(pl.col(name).cast(dtype) for name, dtype in INSTANCES.items())
 
 

@@ -143,9 +143,11 @@ def _of_groups(collectives: pl.DataFrame) -> pl.Series:
 def _numbered(instances: pl.DataFrame) -> pl.DataFrame:
     """Add ``like`` and ``pool``, the numbers of :data:`GROUP` and :data:`LINK`.
 
+    Calls that a CUDA graph replays are apart: other steps run the model with other sizes.
     Grouping by one number is many times as fast as by six columns.
     """
-    _, (like,) = group_numbers(GROUP, instances)
+    replayed = [name for name in ("replayed",) if name in instances.columns]
+    _, (like,) = group_numbers((*GROUP, *replayed), instances)
     _, (pool,) = group_numbers(LINK, instances)
     return instances.with_columns(like=pl.Series(like), pool=pl.Series(pool))
 

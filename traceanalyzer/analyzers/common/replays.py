@@ -35,6 +35,12 @@ CONTEXTS = (*(f"names_{radius}" for radius in _RADII), _PLACE)
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
+def graph_launches(trace: Trace) -> pl.Series:
+    """Return the correlation ids of the calls that launch graphs."""
+    is_call = pl.col("kind").is_in(LAUNCH_KINDS) & named(trace.names, [GRAPH_LAUNCH])
+    return trace.events[["kind", "name", "correlation"]].filter(is_call)["correlation"]
+
+
 def contexts(trace: Trace, work: pl.DataFrame, launch: nesting.Rows) -> pl.DataFrame:
     """Return the context of device work: hashes of its name and its neighbors on the stream.
 

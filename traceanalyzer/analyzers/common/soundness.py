@@ -449,7 +449,6 @@ _ONE_FILE_EACH = (
 
 # --- gaps in graph replays ---------------------------------------------------------------------
 
-_GRAPH_LAUNCH = "GraphLaunch"
 #: The nodes of a graph follow each other in a few microseconds. Gaps of the median length, within
 #: this share of it, between so many nodes are made by the recording of each node.
 _NODE_GAP_NS, _SAME_LENGTH, _SAME_FRAC, _NODE_GAPS = 6_000, 0.25, 0.8, 50
@@ -466,10 +465,10 @@ def has_graph_gaps(trace: Trace) -> bool:
 
 def _graph_gaps(trace: Trace) -> Iterator[Issue]:
     """Yield that the kernels of graph replays are the same time apart, whatever they are."""
-    ids = trace.events[["kind", "name", "correlation"]].filter(_calls(trace, _GRAPH_LAUNCH))
+    ids = replays.graph_launches(trace)
     if ids.is_empty():
         return
-    work = _work(trace).filter(pl.col("correlation").is_in(ids["correlation"].unique().implode()))
+    work = _work(trace).filter(pl.col("correlation").is_in(ids.unique().implode()))
     keys = [*_STREAM, "correlation"]
     gap = pl.col("ts") - (pl.col("ts") + pl.col("dur")).shift(1).over(keys)
     gaps = work.select(gap).to_series().drop_nulls()

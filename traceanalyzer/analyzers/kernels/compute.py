@@ -61,8 +61,8 @@ _SCOPE: dict[By | None, tuple[str, ...]] = {
 #: Part of the names of PyTorch's annotations, which it recorded as operators until 2021.
 PYTORCH_MARK = "#"
 
-#: Kernels with a smaller share of the kernel time get no place; so there are at most ten.
-_LEAST_FRAC = 0.1
+#: Kernels with a smaller share of the kernel time get no place; so there are at most 20.
+_LEAST_FRAC = 0.05
 
 #: Kind of the calls that wait for a device.
 SYNCHRONISATION = "synchronisation"

@@ -37,6 +37,7 @@ from traceanalyzer.vocabulary import CUDA_CALLS
 ONE_BY_ONE, RECOMPUTED, REPEATED = "one by one", "recomputed", "repeated reduction"
 GRADIENTS, ALL_REDUCE = "reduction", "all_reduce"
 ATTENTION, TUNING, NAN_CHECK = "unfused attention", "tuning", "NaN check"
+UPDATES = "matrix updates"
 
 #: What measures kernels to choose one of them.
 AUTOTUNING, SEARCH = "Triton autotuning", "Search for convolution algorithms"
@@ -124,7 +125,8 @@ def training(trace: Trace, patterns: Sequence[str] = ()) -> pl.DataFrame:
         only runs of them with a softmax and two products. name is the operator, call is 1 within
         PyTorch's attention, otherwise 0. Without operators, see :data:`KERNELS`. :data:`TUNING`:
         from the first to the last kernel of one search for the fastest kernel; name is
-        :data:`AUTOTUNING` or :data:`SEARCH`.
+        :data:`AUTOTUNING` or :data:`SEARCH`. :data:`UPDATES`: compute of optimizer steps
+        that mostly multiply matrices; place is the range, call is 1 if collectives run in it.
     """
     key = ("training", tuple(patterns))
     return trace.once(key, lambda: _training(trace, device_work(trace, patterns)))
@@ -144,6 +146,7 @@ def _training(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
         _attention(trace, work, calls, names),
         _tuning(trace, work, calls, names),
         _nan_checks(trace, work, calls, names),
+        _matrix_updates(work, calls, steps),
     ]
     return pl.concat([attention, *(_shaped(rows) for rows in tables if rows.height)])
 
@@ -243,11 +246,7 @@ def _recomputed(work: pl.DataFrame, calls: pl.DataFrame, ranges: pl.DataFrame) -
 
 
 def _reductions(
-    trace: Trace,
-    work: pl.DataFrame,
-    calls: pl.DataFrame,
-    nodes: pl.DataFrame,
-    steps: pl.DataFrame,
+    trace: Trace, work: pl.DataFrame, calls: pl.DataFrame, nodes: pl.DataFrame, steps: pl.DataFrame
 ) -> pl.DataFrame:
     """All_reduces of the autograd threads whose like the threads of forward passes do not call.
 
@@ -283,6 +282,22 @@ def _repeated(rows: pl.DataFrame) -> pl.DataFrame:
     )
     kept = rows.join(again[["call", "pass", "count"]], on=("call", "pass"))
     return kept.with_columns(purpose=pl.lit(REPEATED), call="count")
+
+
+def _matrix_updates(work: pl.DataFrame, calls: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+    """Compute of optimizer steps, if matrix products take half of it (Muon, Shampoo)."""
+    inside = linking.label_by_interval(calls, steps, _THREAD).drop_nulls("interval")
+    rows = work[inside["work"]].with_columns(place=steps["name"][inside["interval"]])
+    shared = rows["work_kind"].eq(COMMUNICATION).any()
+    rows = rows.filter(work_kind=COMPUTE)
+    families = families_of(rows["name"].unique().drop_nulls())
+    products = [name for name, family in families.items() if family == GEMM]
+    length = pl.col("end") - pl.col("start")
+    of_products = length.filter(pl.col("name").is_in(products)).sum()
+    if not rows.select(2 * of_products > length.sum()).item():
+        return _none()
+    purpose = pl.lit(UPDATES)
+    return rows.with_columns(purpose=purpose, of_tensor=None, call=pl.lit(int(shared)))
 
 
 def _tuning(

@@ -20,7 +20,7 @@ from traceanalyzer.analyzers.common.device_steps import launching_step
 from traceanalyzer.analyzers.common.device_work import device_work
 from traceanalyzer.analyzers.common.host_code import THREAD, places_of, python_frames
 from traceanalyzer.analyzers.common.launching import GRAPH_LAUNCH, launch_rows
-from traceanalyzer.analyzers.common.names import named
+from traceanalyzer.analyzers.common.names import matching, named
 from traceanalyzer.analyzers.common.waits import REQUESTS, wait_of
 from traceanalyzer.frames import intervals, linking, nesting
 from traceanalyzer.trace import Trace
@@ -100,8 +100,9 @@ class Measured(NamedTuple):
     """Steps of an engine on one rank.
 
     Attributes:
-        steps: one row per step: mode (graph, piecewise or eager) and ``exposed_ns``, null for other
-            steps and without known launches; ``exposed_ns`` is null for the first step.
+        steps: one row per step: mode (graph, piecewise or eager), null without known launches and
+            for other steps of a trace without graphs, and ``exposed_ns``, null for other steps and
+            for the first one.
         exposed: step, start, end, function: exposed host time before each step.
     """
 
@@ -110,7 +111,7 @@ class Measured(NamedTuple):
 
 
 def measured(trace: Trace, steps: pl.DataFrame) -> Measured:
-    """Return how an engine's steps were launched, and the exposed host time before each.
+    """Return how steps were launched, and the exposed host time before each of an engine.
 
     The function is the innermost one of the engine on the thread that marks the steps, else the
     innermost one of other code, range or operator. Time in which it waits for requests is not
@@ -121,12 +122,17 @@ def measured(trace: Trace, steps: pl.DataFrame) -> Measured:
         steps: rows of :func:`~.device_steps.device_steps`.
     """
     of_engine = pl.Series([described(name) is not None for name in steps["step"]], dtype=pl.Boolean)
-    work = _launched(trace, steps) if of_engine.any() else None
+    has_modes = of_engine.any() or matching(trace.names, [GRAPH_LAUNCH])
+    work = _launched(trace, steps) if has_modes else None
+    unknown = {"mode": pl.lit(None, pl.String), "exposed_ns": pl.lit(None, pl.Int64)}
     if work is None:
-        none = {"mode": pl.lit(None, pl.String), "exposed_ns": pl.lit(None, pl.Int64)}
-        return Measured(steps.with_columns(**none)[[*none]], pl.DataFrame(schema=_EXPOSED))
-    rows = steps.with_row_index("row").filter(of_engine)
+        return Measured(steps.with_columns(**unknown)[[*unknown]], pl.DataFrame(schema=_EXPOSED))
+    rows = steps.with_row_index("row")
     rows = rows.join(_modes(work), on="row", how="left", maintain_order="left")
+    if not of_engine.any():
+        rows = rows.select("mode", exposed_ns=unknown["exposed_ns"])
+        return Measured(rows, pl.DataFrame(schema=_EXPOSED))
+    rows = rows.filter(of_engine)
     windows = _windows(work, rows)
     idle = intervals.subtract(windows, work)
     exposed = _with_functions(trace, idle, rows.row(0, named=True))
