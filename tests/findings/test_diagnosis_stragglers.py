@@ -79,6 +79,19 @@ def test_cost_is_wait_time_of_the_other_ranks() -> None:
     assert one.cost_frac == pytest.approx(4 / 13)
 
 
+@pytest.mark.parametrize("slow", [1.5, 1.0])
+def test_gpus_of_one_process_are_compared_like_ranks(slow: float) -> None:
+    odd = dict.fromkeys(KERNELS, slow)
+    works = [_works(odd if number == 2 else {}, 0) for number in range(4)]
+    last = max(sum(ns for _, ns in kernels) for kernels in works)
+    rows = [list(_rank(kernels, last)) for kernels in works]
+    steps = [row for row in rows[0] if "device" not in row]
+    work = [{**row, "device": n} for n in range(4) for row in rows[n] if "device" in row]
+    found = ta.diagnose(trace([*steps, *work])).findings
+    stragglers = [(one.rank, one.cost_ns) for one in found if one.id == "straggler"]
+    assert stragglers == [(2, 4 * MS)] * (slow > 1)
+
+
 def overlapping_rank(rank: int, late_ms: int) -> Iterator[dict[str, Any]]:
     """Yield steps of 20 ms: a product of 10 ms, and an all_reduce that ends after 12 ms."""
     for number in range(STEPS):

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from traceanalyzer.analyzers.comm_outliers.arrivals import WARN_FRAC
 from traceanalyzer.analyzers.comm_outliers.pipelines import Pipeline, scheduled, work_longer
 from traceanalyzer.analyzers.comm_outliers.result import SLOW_LINK_FRAC, CommOutliers
 from traceanalyzer.analyzers.common.columns import ratio
@@ -257,6 +258,7 @@ def device_time(
         comm: collectives, if recorded.
         training: device work by purpose, see :attr:`~.Kernels.training`.
     """
+    idle = _as_compared(idle, comm)
     windows, lost = _recorded_by_all(_windows(idle, comm), comm), _lost(idle, comm)
     if comm is not None:
         comm = _on_devices(comm, windows)
@@ -352,6 +354,23 @@ def _windows(idle: GpuIdle | None, comm: CommOutliers | None) -> pl.DataFrame:
     else:
         spans = pl.DataFrame(schema={name: _LOSS[name] for name in (*DEVICE, "start", "end")})
     return spans.with_columns(step=pl.lit(None, pl.String))
+
+
+def _as_compared(idle: GpuIdle | None, comm: CommOutliers | None) -> GpuIdle | None:
+    """Return idle time with the devices of one process as ranks, if one of them is a straggler.
+
+    Their collectives are compared as those of ranks, numbered by device.
+    """
+    if idle is None or comm is None or idle.units["rank"].n_unique() > 1:
+        return idle
+    compared, totals = comm.arrivals.select("rank", "device").unique(), comm.totals
+    by_device = compared["rank"].eq_missing(compared["device"].cast(pl.Int32)).all()
+    little = totals.total_wait_ns < WARN_FRAC * totals.total_span_ns
+    if compared.height <= 1 or not by_device or little:
+        return idle
+    units, steps = (rows.with_columns(rank="device") for rows in (idle.units, idle.steps))
+    lost = None if idle.lost is None else idle.lost.with_columns(rank="device")
+    return replace(idle, units=units, steps=steps, lost=lost)
 
 
 def _on_devices(comm: CommOutliers, windows: pl.DataFrame) -> CommOutliers:
