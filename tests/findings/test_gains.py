@@ -200,6 +200,33 @@ def test_without_launch_overhead_the_gaps_of_queued_kernels_remain() -> None:
     assert gains["no launch overhead"] == pytest.approx(launching, abs=0.01)
 
 
+def loading_after_wait(compute: int) -> Trace:
+    """Return steps of a kernel that the host waits for, and 1 ms of data loading after it."""
+    events: list[dict[str, Any]] = []
+    length = compute + MS + 30 * US
+    for number in range(6):
+        at, ids = number * length, {"correlation": number + 1}
+        events += [
+            step(number, at, length),
+            host("user_annotation", LOADER, at + US, MS),
+            host("cuda_runtime", "cudaLaunchKernel", at + MS + 2 * US, 3 * US, **ids),
+            device(GEMM, at + MS + 8 * US, compute, **ids),
+            host("cuda_runtime", "cudaDeviceSynchronize", at + MS + 6 * US, compute + 20 * US),
+        ]
+    return trace(events)
+
+
+@pytest.mark.parametrize(("compute", "ahead"), [(5 * MS, True), (MS // 2, False)])
+def test_advice_to_run_ahead_if_the_host_waits_long_enough(compute: int, ahead: bool) -> None:
+    """While the device works for half as long as loading takes, the host cannot run ahead."""
+    run = loading_after_wait(compute)
+    advice = by_id(ta.diagnose(run))["data-loading"].advice
+    assert ("cudaDeviceSynchronize" in advice) == ahead
+    if ahead:
+        gains = dict(ta.what_if(run).changes.select("change", "gain_ns").iter_rows())
+        assert gains["no synchronisation"] == pytest.approx(gains["no data loading"], rel=0.05)
+
+
 def with_callback(steps: int = 4) -> Trace:
     """Return steps of a kernel of 1 ms and a callback of 1 ms after it, also in the last step."""
     events: list[dict[str, Any]] = []

@@ -94,7 +94,7 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
     elif alone:
         advice = _ALONE
     else:
-        advice = _advice(cause, result, answers)
+        advice = f"{_advice(cause, result, answers)}{_without_wait(cause, answers)}"
     waiting = _waiting(cause, result, answers)
     if cause == causes.SYNCHRONISATION and not once and (read := read_collectives(answers))[0]:
         waiting, advice = f"{waiting}{read[0]}", read[1]
@@ -239,6 +239,12 @@ def _advice(cause: str, result: GpuIdle, answers: Answers) -> str:
     if cause == causes.LAUNCH:
         return launch_advice(result, launches, answers)
     return result.advice(cause)
+
+
+def _without_wait(cause: str, answers: Answers) -> str:
+    """Return advice to let the host run ahead, if it waits for the device before this cause."""
+    call, _ = _waits_before(cause, answers) if cause in _OF_HOST else ("", 0.0)
+    return f" Or remove the wait before it ({call}), so that the host runs ahead." if call else ""
 
 
 def _slowest_of_loading(result: GpuIdle) -> str:
@@ -453,8 +459,12 @@ def _evidence(result: GpuIdle, cause: str, answers: Answers, ranks: Sequence[int
         yield from _idlest(result, cause)
     if cause == causes.DATALOADING:
         yield from _loading(result)
-    if cause in (causes.DATALOADING, causes.HOST_CODE):
-        yield from _exposing(cause, answers)
+    if cause in _OF_HOST and (before := _waits_before(cause, answers))[0]:
+        yield (
+            f"Right before {format_frac(before[1])} of it the host waits for the device "
+            f"({before[0]}): without that call, {causes.NAMES[cause]} would overlap with device "
+            "work."
+        )
     elif cause == causes.SMALL_COPIES:
         yield from _small_copies(result, answers)
     elif cause == causes.CHECKPOINT_IO:
@@ -649,25 +659,27 @@ def _small_copies(result: GpuIdle, answers: Answers) -> Iterator[str]:
         yield f"Small copies to the GPU: {n:,}{each}, {format_bytes(size // n)} each on average."
 
 
-def _exposing(exposed: str, answers: Answers) -> Iterator[str]:
-    """Yield the synchronisation right before most of the idle time of a cause."""
-    losses = answers.time.losses.filter(~pl.col("waited"))
-    cause, end = (pl.col(name).shift(1).over(DEVICE) for name in ("cause", "end"))
-    follows = (cause == causes.SYNCHRONISATION) & (pl.col("start") - end < _AFTER_NS)
-    rows = losses.with_columns(follows=follows.fill_null(value=False))
-    rows = rows.filter(pl.col("cause") == exposed)
+def _waits_before(cause: str, answers: Answers) -> tuple[str, float]:
+    """Return the call that waits for the device before idle time of a cause, and the share of it.
+
+    It is lost time without work in between. Empty if that is less than half of it, or if the host
+    waits for a shorter time while the device works: it could not run that far ahead.
+    """
+    result, losses = answers.of(Launches), answers.time.losses.filter(~pl.col("waited"))
+    apart = pl.col("start") - pl.col("end").shift(1).over(DEVICE) >= _AFTER_NS
+    losses = losses.with_columns(stretch=apart.fill_null(value=True).cum_sum().over(DEVICE))
+    waits = (pl.col("cause") == causes.SYNCHRONISATION).cum_sum().over(*DEVICE, "stretch")
+    rows = losses.with_columns(follows=waits > 0).filter(pl.col("cause") == cause)
     after, whole = (int(r["lost_ns"].sum()) for r in (rows.filter("follows"), rows))
-    if 2 * after < whole or (result := answers.of(Launches)) is None:
-        return
-    if worst := synchronising_place(result):
-        where = worst["operator"] or worst["annotation"] or worst["python"]
-        yield (
-            f"Right before {format_frac(after / whole)} of it the host waits for the device "
-            f"({worst['call']}{f' in {where}' if where else ''}): without that call, "
-            f"{causes.NAMES[exposed]} would overlap with device work."
-        )
+    place = synchronising_place(result) if result else {}
+    if not place or 2 * after < whole or place["host_ns"] - place["idle_ns"] < whole:
+        return "", 0.0
+    where = place["operator"] or place["annotation"] or place["python"]
+    return f"{place['call']}{f' in {frame_text(where)}' if where else ''}", after / whole
 
 
+#: What the host does besides launching: it overlaps with device work if the host runs ahead.
+_OF_HOST = (causes.DATALOADING, causes.HOST_CODE)
 #: Idle time of one cause that begins this soon after that of another follows it.
 _AFTER_NS = 20_000
 
