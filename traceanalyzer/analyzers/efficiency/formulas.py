@@ -397,17 +397,17 @@ def _cat(x: Inputs) -> Work:
     return Work(POINTWISE, f"{elements} elements", precision, 0, int(moved))
 
 
-def _norm_like(kind: str, passes: int, *, outputs: int = 1, inputs: int = 1) -> Formula:
+def _norm_like(kind: str, passes: int, *, inputs: int = 1) -> Formula:
     """Return the formula of an operator over ``inputs`` tensors of the first one's shape.
 
-    All other tensors (weights, statistics) are read once; ``outputs`` of its shape are written.
+    All other tensors (weights, statistics) are read once; one of its shape is written.
     """
 
     def formula(x: Inputs) -> Work:
         shape = x.shape(0)
         if any(x.shape(at) != shape for at in range(inputs)):
             raise Unknown
-        moved = sum(x.bytes(at) for at in x.tensors()) + outputs * x.bytes(0)
+        moved = sum(x.bytes(at) for at in x.tensors()) + x.bytes(0)
         return Work(kind, text_of(shape), x.precision(0), passes * count(shape), int(moved))
 
     return formula
@@ -503,57 +503,52 @@ _OF_LIBRARY = {"padding": 2, "stride": 3, "dilation": 4}
 _WITH_BIAS = {"padding": 3, "stride": 4, "dilation": 5}
 _DEPTHWISE = {"stride": 4, "padding": 5, "dilation": 6}
 
+
+def _of(formula: Formula, names: str) -> dict[str, Formula]:
+    """Return the formula of each of these operators of PyTorch, separated by blanks."""
+    return dict.fromkeys((f"aten::{name}" for name in names.split()), formula)
+
+
 #: Matrix products and convolutions.
 PRODUCTS: dict[str, Formula] = {
-    "aten::mm": _mm(0),
-    "aten::addmm": _mm(1, bias=0),
-    "aten::addmm_": _mm(1, bias=0),
-    "aten::_addmm_activation": _mm(1, bias=0),
-    "aten::bmm": _mm(0),
-    "aten::baddbmm": _mm(1, bias=0),
-    "aten::baddbmm_": _mm(1, bias=0),
+    **_of(_mm(0), "mm bmm"),
+    **_of(_mm(1, bias=0), "addmm addmm_ _addmm_activation baddbmm baddbmm_"),
     "aten::linear": _linear,
     "aten::matmul": _matmul,
     "aten::mv": _matrix_vector(0),
-    "aten::addmv": _matrix_vector(1),
-    "aten::addmv_": _matrix_vector(1),
+    **_of(_matrix_vector(1), "addmv addmv_"),
     "aten::_int_mm": _mm(0, out_width=4),
     "aten::_scaled_mm": _scaled_mm,
-    "aten::_grouped_mm": _grouped_mm,
-    "aten::_scaled_grouped_mm": _grouped_mm,
+    **_of(_grouped_mm, "_grouped_mm _scaled_grouped_mm"),
     "_C::cutlass_scaled_mm": _cutlass_scaled_mm,
     # convolutions: conv1d-3d call convolution, which calls the one of a library
-    **{f"aten::conv{n}d": _convolution(**_CONV_ARGUMENTS) for n in (1, 2, 3)},
-    **{
-        f"aten::conv_transpose{n}d": _convolution(
-            stride=3, padding=4, output_padding=5, groups=6, dilation=7
-        )
-        for n in (1, 2, 3)
-    },
-    **dict.fromkeys(
-        ("aten::convolution", "aten::_convolution", "aten::convolution_overrideable"),
+    **_of(_convolution(**_CONV_ARGUMENTS), "conv1d conv2d conv3d cudnn_convolution_relu"),
+    **_of(
+        _convolution(stride=3, padding=4, output_padding=5, groups=6, dilation=7),
+        "conv_transpose1d conv_transpose2d conv_transpose3d",
+    ),
+    **_of(
         _convolution(**_CONV_ARGUMENTS, transposed=6, output_padding=7, groups=8),
+        "convolution _convolution convolution_overrideable",
     ),
     "aten::cudnn_convolution": _convolution(**_OF_LIBRARY),
-    "aten::cudnn_convolution_relu": _convolution(**_CONV_ARGUMENTS),
     "aten::cudnn_convolution_add_relu": _convolution(stride=5, padding=6, dilation=7),
-    "aten::miopen_convolution": _convolution(**_WITH_BIAS),
-    "aten::miopen_depthwise_convolution": _convolution(**_WITH_BIAS),
-    "aten::mkldnn_convolution": _convolution(**_WITH_BIAS),
+    **_of(
+        _convolution(**_WITH_BIAS),
+        "miopen_convolution miopen_depthwise_convolution mkldnn_convolution",
+    ),
     "aten::cudnn_convolution_transpose": _convolution(
         padding=2, output_padding=3, stride=4, dilation=5, groups=6
     ),
     "aten::miopen_convolution_transpose": _convolution(
         padding=3, output_padding=4, stride=5, dilation=6, groups=7
     ),
-    "aten::_conv_depthwise2d": _convolution(**_DEPTHWISE),
-    "aten::conv_depthwise3d": _convolution(**_DEPTHWISE),
+    **_of(_convolution(**_DEPTHWISE), "_conv_depthwise2d conv_depthwise3d"),
     "aten::convolution_backward": _convolution_backward,
-    **{
-        f"aten::{library}_convolution_backward_{of}": formula
-        for library in ("cudnn", "miopen")
-        for of, formula in (("input", _gradient_of_input), ("weight", _gradient_of_weight))
-    },
+    **_of(_gradient_of_input, "cudnn_convolution_backward_input miopen_convolution_backward_input"),
+    **_of(
+        _gradient_of_weight, "cudnn_convolution_backward_weight miopen_convolution_backward_weight"
+    ),
 }
 
 FORMULAS: dict[str, Formula] = {
@@ -590,94 +585,62 @@ FORMULAS: dict[str, Formula] = {
         1, causal=15, heads_first=False, backward=True, lengths=9
     ),
     # normalisation and softmax: several operations per element, but bandwidth limits them
-    "aten::native_layer_norm": _norm_like(NORM, 5),
+    **_of(
+        _norm_like(NORM, 5),
+        "native_layer_norm native_group_norm native_batch_norm cudnn_batch_norm miopen_batch_norm",
+    ),
     "aten::_fused_rms_norm": _norm_like(NORM, 4),
-    "aten::native_group_norm": _norm_like(NORM, 5),
-    "aten::native_batch_norm": _norm_like(NORM, 5),
-    "aten::cudnn_batch_norm": _norm_like(NORM, 5),
-    "aten::miopen_batch_norm": _norm_like(NORM, 5),
-    "aten::native_layer_norm_backward": _norm_like(NORM, 8, inputs=2),
-    "aten::_fused_rms_norm_backward": _norm_like(NORM, 8, inputs=2),
-    "aten::native_group_norm_backward": _norm_like(NORM, 8, inputs=2),
-    "aten::native_batch_norm_backward": _norm_like(NORM, 8, inputs=2),
-    "aten::cudnn_batch_norm_backward": _norm_like(NORM, 8, inputs=2),
-    "aten::miopen_batch_norm_backward": _norm_like(NORM, 8, inputs=2),
-    "aten::_softmax": _norm_like(SOFTMAX, 5),
-    "aten::_log_softmax": _norm_like(SOFTMAX, 5),
-    "aten::_softmax_backward_data": _norm_like(SOFTMAX, 4, inputs=2),
-    "aten::_log_softmax_backward_data": _norm_like(SOFTMAX, 4, inputs=2),
+    **_of(
+        _norm_like(NORM, 8, inputs=2),
+        """native_layer_norm_backward _fused_rms_norm_backward native_group_norm_backward
+        native_batch_norm_backward cudnn_batch_norm_backward miopen_batch_norm_backward""",
+    ),
+    **_of(_norm_like(SOFTMAX, 5), "_softmax _log_softmax"),
+    **_of(_norm_like(SOFTMAX, 4, inputs=2), "_softmax_backward_data _log_softmax_backward_data"),
     "_C::rms_norm": _moved(NORM, read=(1, 2), written=(0,), passes=4),
     "_C::fused_add_rms_norm": _moved(NORM, read=(0, 1, 2), written=(0, 1), passes=5),
     # pointwise
-    **dict.fromkeys(
-        (
-            f"aten::{name}"
-            for name in (
-                *("add", "sub", "rsub", "mul", "div", "neg", "abs", "pow", "square", "reciprocal"),
-                *("exp", "log", "sqrt", "rsqrt", "sin", "cos", "tanh", "sigmoid", "relu", "erf"),
-                *("clamp", "clamp_min", "clamp_max", "maximum", "minimum", "lerp", "addcmul"),
-                *("addcdiv", "gelu", "silu", "leaky_relu", "hardswish", "nan_to_num", "round"),
-                *("threshold_backward", "sigmoid_backward", "tanh_backward", "gelu_backward"),
-                *("silu_backward", "native_dropout_backward", "masked_fill", "tril", "triu"),
-                *("mse_loss_backward", "remainder", "floor", "bitwise_and", "bitwise_or"),
-            )
-        ),
+    **_of(
         _pointwise,
+        """add sub rsub mul div neg abs pow square reciprocal exp log sqrt rsqrt sin cos tanh
+        sigmoid relu erf clamp clamp_min clamp_max maximum minimum lerp addcmul addcdiv gelu
+        silu leaky_relu hardswish nan_to_num round threshold_backward sigmoid_backward
+        tanh_backward gelu_backward silu_backward native_dropout_backward masked_fill tril triu
+        mse_loss_backward remainder floor bitwise_and bitwise_or""",
     ),
-    **dict.fromkeys(
-        (
-            f"aten::{name}_"
-            for name in (
-                *("add", "sub", "mul", "div", "neg", "pow", "exp", "sqrt", "sigmoid", "relu"),
-                *("clamp", "clamp_min", "lerp", "addcmul", "addcdiv", "silu", "masked_fill"),
-                *("tanh", "leaky_relu", "hardtanh", "abs", "reciprocal"),
-            )
-        ),
+    **_of(
         _in_place,
+        """add_ sub_ mul_ div_ neg_ pow_ exp_ sqrt_ sigmoid_ relu_ clamp_ clamp_min_ lerp_ addcmul_
+        addcdiv_ silu_ masked_fill_ tanh_ leaky_relu_ hardtanh_ abs_ reciprocal_""",
     ),
-    **dict.fromkeys(
-        (
-            f"aten::{name}"
-            for name in ("eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "logical_not")
-        ),
-        _compare,
-    ),
+    **_of(_compare, "eq ne lt le gt ge isnan isinf logical_not"),
     "aten::where": _where,
     "aten::native_dropout": _dropout,
     "aten::copy_": _moved(POINTWISE, read=(1,), written=(0,), passes=0),
-    "aten::fill_": _moved(POINTWISE, read=(), written=(0,), passes=0),
-    "aten::zero_": _moved(POINTWISE, read=(), written=(0,), passes=0),
+    **_of(_moved(POINTWISE, read=(), written=(0,), passes=0), "fill_ zero_"),
     "aten::cat": _cat,
     "_C::silu_and_mul": _moved(POINTWISE, read=(1,), written=(0,)),
     "_C::gelu_and_mul": _moved(POINTWISE, read=(1,), written=(0,)),
     "_C::static_scaled_fp8_quant": _moved(POINTWISE, read=(1, 2), written=(0,)),
-    # reductions
-    **dict.fromkeys(
-        (
-            f"aten::{name}"
-            for name in (
-                *("sum", "mean", "max", "min", "amax", "amin", "argmax", "argmin", "prod", "norm"),
-                *("linalg_vector_norm", "all", "any", "var", "std", "var_mean", "logsumexp"),
-            )
-        ),
+    **_of(
         _reduction,
+        """sum mean max min amax amin argmax argmin prod norm linalg_vector_norm all any var std
+        var_mean logsumexp""",
     ),
     # embeddings
     "aten::embedding": _lookup(0, 1),
     "aten::index_select": _lookup(0, 2),
     "aten::embedding_dense_backward": _embedding_backward,
     # optimizers: lists of parameters, gradients and states
-    "aten::_fused_adam_": _optimizer(4, 3, 12),
-    "aten::_fused_adamw_": _optimizer(4, 3, 12),
+    **_of(_optimizer(4, 3, 12), "_fused_adam_ _fused_adamw_"),
     "aten::_fused_sgd_": _optimizer(3, 2, 4),
     "aten::_fused_adagrad_": _optimizer(3, 2, 6),
-    **{
-        f"aten::_foreach_{name}_": _optimizer(lists, 1, 1)
-        for name, lists in (
-            *(("add", 2), ("sub", 2), ("mul", 2), ("div", 2), ("lerp", 2)),
-            *(("addcmul", 3), ("addcdiv", 3), ("sqrt", 1), ("zero", 1), ("neg", 1)),
-        )
-    },
+    **_of(
+        _optimizer(2, 1, 1),
+        "_foreach_add_ _foreach_sub_ _foreach_mul_ _foreach_div_ _foreach_lerp_",
+    ),
+    **_of(_optimizer(3, 1, 1), "_foreach_addcmul_ _foreach_addcdiv_"),
+    **_of(_optimizer(1, 1, 1), "_foreach_sqrt_ _foreach_zero_ _foreach_neg_"),
 }
 
 #: Products that call another one, which counts.

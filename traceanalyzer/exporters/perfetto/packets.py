@@ -50,7 +50,7 @@ def thread(uuid: int, parent: int, pid: int, tid: int, name: str) -> bytes:
     return _packet(delimited(60, number(1, uuid), number(5, parent), described))
 
 
-def track(uuid: int, parent: int | None, name: str, rank: int = 0, description: str = "") -> bytes:
+def track(uuid: int, parent: int | None, name: str, rank: int = 0) -> bytes:
     """Return the descriptor of a track below another one; ``rank`` orders it among its siblings.
 
     Tracks of one name stay separate.
@@ -63,7 +63,6 @@ def track(uuid: int, parent: int | None, name: str, rank: int = 0, description: 
             b"" if parent is None else number(5, parent),
             number(11, _EXPLICIT),
             number(12, rank),
-            delimited(14, description) if description else b"",
             number(15, _NEVER_MERGED),
         )
     )

@@ -367,15 +367,19 @@ def box_fill(
     return UNKNOWN if label is None else crc32(label.encode()) % len(_LIGHT)
 
 
-def byte_ticks(top: float, most: int = 6) -> list[tuple[float, str]]:
+#: Most ticks of sizes and of times.
+_BYTE_TICKS, _TICKS = 6, 12
+
+
+def byte_ticks(top: float) -> list[tuple[float, str]]:
     """Return ticks from 0 to ``top``, a power of two apart."""
-    step = 2.0 ** max(math.ceil(math.log2(max(top, 1) / most)), 0)
+    step = 2.0 ** max(math.ceil(math.log2(max(top, 1) / _BYTE_TICKS)), 0)
     return [(at * step, format_bytes(at * step)) for at in range(int(top / step) + 1)]
 
 
-def ticks(end: float, *, timed: bool, most: int = 12) -> list[tuple[float, str]]:
+def ticks(end: float, *, timed: bool) -> list[tuple[float, str]]:
     """Return ticks from 0 to ``end`` in times or events, 1, 2 or 5 times a power of ten apart."""
-    rough = max(end / most, 1)
+    rough = max(end / _TICKS, 1)
     power = 10.0 ** math.floor(math.log10(rough) + 1e-9)
     step = next(f * power for f in (1, 2, 5, 10) if f * power >= rough * (1 - 1e-9))
     places = [at * step for at in range(int(end / step + 1e-9) + 1)]
