@@ -84,6 +84,7 @@ def test_a_test_per_check(fail_on: str | None, tmp_path: Path, result: Diagnosis
 def test_files_are_checked_before_anything_is_read(tmp_path: Path) -> None:
     same = str(tmp_path / "one.md")
     assert status(["diagnose", str(RUN), "-o", same, "--junit", same]) == 2
+    assert status(["diff", str(RUN), str(RUN), "-o", same, "--junit", same]) == 2
     (tmp_path / "kept.xml").write_text("kept")
     assert status(["diagnose", str(RUN), "--junit", str(tmp_path / "kept.xml")]) == 1
     assert (tmp_path / "kept.xml").read_text() == "kept"

@@ -96,9 +96,8 @@ def diff(
     """Compare two runs; exit with a failure status on a regression if requested."""
     import traceanalyzer as ta
 
-    writing.check()
+    writing.check(junit=xml)
     least = min(2.0, fail_on_regression or 2.0) if min_change is None else min_change
-    output.check(xml, force=writing.force)
     sides = [
         [
             inputs_of([path], quiet=reading.quiet)

@@ -111,9 +111,7 @@ def diagnose(
     """
     import traceanalyzer as ta
 
-    output.check(xml, force=writing.force)
-    if xml is not None and xml == writing.output:
-        raise OptionError(f"{xml}: --junit and --output need different files")
+    writing.check(junit=xml)
     result = answer(ta.diagnose, paths, reading, writing, thresholds=thresholds)
     failing = SEVERITIES[SEVERITIES.index(fail_on) :] if fail_on else ()
     if xml is not None:
@@ -283,10 +281,7 @@ def gate(
     import traceanalyzer as ta
     from traceanalyzer.tools.budgets import read_budgets
 
-    writing.check()
-    output.check(xml, force=writing.force)
-    if xml is not None and xml == writing.output:
-        raise OptionError(f"{xml}: --junit and --output need different files")
+    writing.check(junit=xml)
     read_budgets(budgets)  # before anything is read
     inputs = inputs_of(paths, quiet=reading.quiet)
 

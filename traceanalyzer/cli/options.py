@@ -174,23 +174,25 @@ class Writing:
     color: bool | None = None
     table: str | None = None
 
-    def check(self) -> None:
+    def check(self, *, junit: str | None = None) -> None:
         """Check that the files can be written, before any work is done.
 
+        Args:
+            junit: a further file, in JUnit XML.
+
         Raises:
-            OptionError: the plot is not an .svg or .png file, or is the output file.
+            OptionError: the plot is not an .svg or .png file, or two files are the same.
             OutputError: a file exists and ``force`` is not set.
         """
         if self.table is not None and self.to != "csv":
             raise OptionError("--table selects the table of --to csv; other formats have all")
         output.check(self.output, force=self.force, binary=self.to in BINARY)
-        if self.plot is None:
-            return
-        if form_of(self.plot) not in _PICTURES:
+        if self.plot is not None and form_of(self.plot) not in _PICTURES:
             raise OptionError(f"{self.plot}: unknown plot format; use .svg or .png")
-        if self.plot == self.output:
-            raise OptionError(f"{self.plot}: --plot and --output need different files")
-        output.check(self.plot, force=self.force)
+        for flag, path in (("--plot", self.plot), ("--junit", junit)):
+            if path is not None and path == self.output:
+                raise OptionError(f"{path}: {flag} and --output need different files")
+            output.check(path, force=self.force)
 
     def show(self, result: Result) -> None:
         """Render and write a result, and draw its charts if a plot is requested."""
