@@ -397,6 +397,8 @@ def test_growth_without_annotations() -> None:
     assert steps["time_ns"].null_count() == steps.height
     with pytest.raises(MissingData, match="--step-every"):
         ta.memory_growth(path("oom_expandable"))
+    with pytest.raises(MissingData, match="_record_memory_history"):
+        ta.memory_growth(path("torch113_segments_only"))
     with pytest.raises(OptionError, match="no times"):
         ta.memory_growth(path("torch21_no_times"), step_every="1ms")
     assert ta.memory_growth(path("torch21_no_times"), step_every="50").steps.height == 5

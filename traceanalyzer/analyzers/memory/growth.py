@@ -45,6 +45,14 @@ _SOURCES = {
     steps.REPETITION: "No step annotations: a step is a repeating sequence of allocations.",
     steps.LOW: "No step annotations: a step ends where live memory is lowest between two peaks.",
 }
+_NO_STEPS = (
+    "no steps detected (no step annotations, optimizer calls or repeated allocations). Give their "
+    "length: --step-every TIME, or a number of events"
+)
+_NO_HISTORY = (
+    "the history was not recorded; call torch.cuda.memory._record_memory_history() before the "
+    "workload"
+)
 _NOTE = (
     "Live bytes are measured at the end of each step. One-time allocations of the first steps "
     "(optimizer state, caches) are not steady growth."
@@ -80,10 +88,8 @@ def of_rank(rank: rank_memory.RankMemory, step_every: str | None = None) -> Memo
         boundaries.append(rank.with_device(history, ends))
         growth.append(rank.with_device(history, _growth(history, rank, at)))
     if not boundaries:
-        raise MissingData(
-            f"{rank.path}: no steps detected (no step annotations, optimizer calls or "
-            "repeated allocations). Give their length: --step-every TIME, or a number of events"
-        )
+        recorded = any(history.rows.height > 1 for history in rank.ledgers)
+        raise MissingData(f"{rank.path}: {_NO_STEPS if recorded else _NO_HISTORY}")
     return MemoryGrowth(pl.concat(boundaries), pl.concat(growth))
 
 
