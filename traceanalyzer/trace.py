@@ -530,6 +530,8 @@ def issue_rows(
 ) -> pl.DataFrame:
     """Return rows of ``issues`` from (severity, code, count, first place)."""
     rows = [(*issue, rank) for issue in issues]
+    if not rows:
+        return schema.empty("issues")
     types = {c.name: c.dtype for c in schema.ISSUES}
     return pl.DataFrame(rows, schema=types, orient="row")
 

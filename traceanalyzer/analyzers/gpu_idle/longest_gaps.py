@@ -261,8 +261,8 @@ def _sampled(gaps: pl.DataFrame, excerpt: Excerpt) -> pl.DataFrame:
     Samples are of the threads that launch the unit's work.
     """
     if excerpt.samples.is_empty():
-        blank = pl.DataFrame(schema={"sampled": pl.String, "sampled_frac": pl.Float64})
-        return blank.clear(gaps.height)
+        types = {"sampled": pl.String, "sampled_frac": pl.Float64}
+        return pl.DataFrame([intervals.nulls(*of, gaps.height) for of in types.items()])
     points = excerpt.samples.join(excerpt.threads, on="thread")[["unit", "ts", "stack"]]
     ordered = gaps.with_row_index("gap").sort("unit", "start")
     inside = linking.label_by_interval(points, ordered, ["unit"]).drop_nulls("interval")

@@ -18,7 +18,7 @@ from traceanalyzer.analyzers.common.display import headings, known_columns, sent
 from traceanalyzer.analyzers.info import Options
 from traceanalyzer.frames import nesting
 from traceanalyzer.result import Result, Table, View
-from traceanalyzer.trace import Device, Meta, Trace
+from traceanalyzer.trace import Device, Meta, Trace, of_kinds
 from traceanalyzer.units import format_count, format_ns, format_ranges, natural
 
 _FILES = (
@@ -155,8 +155,8 @@ def _content(meta: Meta, trace: Trace) -> dict[str, Any]:
         "communication": communication.height,
         "communication_ns": communication["dur"].sum(),
         "dropped": lost["count"].sum(),
-        "device_work": int(events["kind"].is_in(vocabulary.DEVICE_WORK).sum()),
-        "launch_calls": int(events["kind"].is_in(vocabulary.LAUNCH_KINDS).sum()),
+        "device_work": columns.filter(of_kinds(vocabulary.DEVICE_WORK)).height,
+        "launch_calls": columns.filter(of_kinds(vocabulary.LAUNCH_KINDS)).height,
     }
 
 

@@ -56,6 +56,7 @@ SCHEMA = {
     "start": pl.Int64,
     "end": pl.Int64,
 }
+_NONE = pl.DataFrame(schema=SCHEMA)
 
 _THREAD = ["pid", "tid"]
 _ON_HOST = ("cpu_op", "user_annotation", "nvtx")
@@ -134,7 +135,7 @@ def training(trace: Trace, patterns: Sequence[str] = ()) -> pl.DataFrame:
 
 def _training(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
     names = trace.names
-    attention = _attention_kernels(work) if not matching(names, ["^aten::"]) else _none()
+    attention = _attention_kernels(work) if not matching(names, ["^aten::"]) else _NONE
     if not matching(names, _MARKS):
         return attention
     calls = launches(trace, work).select("work", *_THREAD, ts="launch_start")
@@ -181,10 +182,6 @@ def _shaped(rows: pl.DataFrame) -> pl.DataFrame:
     return rows.select(pl.col(name).cast(dtype) for name, dtype in SCHEMA.items())
 
 
-def _none() -> pl.DataFrame:
-    return pl.DataFrame(schema=SCHEMA)
-
-
 def _one_by_one(
     trace: Trace, work: pl.DataFrame, calls: pl.DataFrame, steps: pl.DataFrame
 ) -> pl.DataFrame:
@@ -195,13 +192,13 @@ def _one_by_one(
     names = [name for name, one in of_name.items() if one in _OF_ONE]
     single = [*set(names) - {*matching(names, [_OF_MANY])}]
     if not single:
-        return _none()
+        return _NONE
     alone = pl.col("name").is_in(single).fill_null(value=False)
     rows = rows.with_columns(alone=alone & (pl.col("work_kind") == COMPUTE))
     rows = rows.with_columns(run=pl.struct(*lane, *_THREAD, "alone").rle_id())
     rows = rows.filter("alone", pl.len().over("run") >= LEAST_RUN)
     if rows.is_empty():
-        return _none()
+        return _NONE
     around = host_code.places_of(trace)
     optimizing = linking.label_by_interval(rows, steps, _THREAD)["interval"].is_not_null()
     rows = rows.with_columns(
@@ -228,14 +225,14 @@ def _one_by_one(
 def _recomputed(work: pl.DataFrame, calls: pl.DataFrame, ranges: pl.DataFrame) -> pl.DataFrame:
     """Work of which the innermost of these ranges is a layer in the backward pass."""
     if ranges.is_empty():
-        return _none()
+        return _NONE
     is_layer, is_node = (named(ranges, [pattern]) for pattern in (LAYERS, CHECKPOINT))
     layers, backward = ranges.filter(is_layer), ranges.filter(~is_layer)
     within = linking.label_by_interval(layers.rename({"start": "ts"}), backward, _THREAD)
     again = layers.filter(within["interval"].is_not_null())
     nodes = backward.filter(is_node)
     if nodes.is_empty() and again["name"].n_unique() < _SEVERAL:
-        return _none()
+        return _NONE
     counted = pl.concat([again, nodes]).with_columns(counts=pl.lit(value=True))
     others = backward.filter(~is_node).with_columns(counts=pl.lit(value=False))
     known = pl.concat([others, counted])
@@ -257,7 +254,7 @@ def _reductions(
     calls = calls.with_columns(work["work_kind"][calls["work"]], backward=backward & ~forward)
     launched = calls.filter(work_kind=COMMUNICATION)
     if calls["backward"].all() or launched.is_empty():
-        return _none()
+        return _NONE
     sizes = trace.collectives.select("event", "collective", "group", size="elements_in")
     rows = work[launched["work"]].hstack(launched.select("ts", "backward"))
     rows = rows.join(sizes, on="event", how="left")
@@ -295,7 +292,7 @@ def _matrix_updates(work: pl.DataFrame, calls: pl.DataFrame, steps: pl.DataFrame
     length = pl.col("end") - pl.col("start")
     of_products = length.filter(pl.col("name").is_in(products)).sum()
     if not rows.select(2 * of_products > length.sum()).item():
-        return _none()
+        return _NONE
     purpose = pl.lit(UPDATES)
     return rows.with_columns(purpose=purpose, of_tensor=None, call=pl.lit(int(shared)))
 
@@ -314,7 +311,7 @@ def _tuning(
         for rows, name in ((pl.concat([measured, around]), AUTOTUNING), (searches, SEARCH))
     )
     if ranges.is_empty():
-        return _none()
+        return _NONE
     ranges = intervals.union(ranges, [*_THREAD, "name"]).sort("start")
     inside = linking.label_by_interval(calls, ranges, _THREAD).drop_nulls("interval")
     rows = work[inside["work"]].with_columns(
@@ -331,7 +328,7 @@ def _nan_checks(
     checks, nodes = (_ranges(trace, names, pattern) for pattern in (_IS_NAN, BACKWARD))
     rows = linking.enclosing(checks.rename({"start": "ts"}), nodes, _THREAD).drop_nulls("slice")
     if rows.height < _LEAST_CHECKED * max(nodes.height, 1):
-        return _none()
+        return _NONE
     node_end = nodes["end"][rows["slice"]]
     checked = rows.select(*_THREAD, start="ts", end=node_end).unique("end", maintain_order=True)
     inside = linking.label_by_interval(calls, checked, _THREAD).drop_nulls("interval")
@@ -361,7 +358,7 @@ def _attention(
 ) -> pl.DataFrame:
     """Kernels of softmax and products of batches, and between them."""
     if not (set(SOFTMAX) & set(names) and set(PRODUCTS) & set(names)):
-        return _none()
+        return _NONE
     operators = _ranges(trace, names, _OF_ATTENTION)
     inside = linking.enclosing(calls, operators, _THREAD).drop_nulls("slice")
     named = inside.select("work", operators["name"][inside["slice"]].cast(pl.String))
@@ -396,7 +393,7 @@ def _attention_kernels(work: pl.DataFrame) -> pl.DataFrame:
     """
     names = distinct(work)
     if not matching(names, [kernel_names.MAY_BE_SOFTMAX]):
-        return _none()
+        return _NONE
     families = families_of(names)
     letters = {name: ord(_LETTERS[one]) for name, one in families.items() if one in _LETTERS}
     code = pl.col("name").cast(pl.String).replace_strict(letters, default=0, return_dtype=pl.UInt8)

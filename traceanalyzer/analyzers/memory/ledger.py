@@ -193,7 +193,7 @@ def histories(trace: Trace) -> list[History]:
             f"{paths}: joined without ranks. Assign a rank to each file, or analyze one at a time."
         )
     source = _source(trace)
-    recorded = source == "snapshot" or trace.events["kind"].is_in(_kinds(source)).any()
+    recorded = source == "snapshot" or not trace.kinds.isdisjoint(_kinds(source))
     result = list(_by_device(trace, _rows(trace, source), source)) if recorded else []
     if not result:
         hint = record_hint(trace.meta, "cpu_instant_event")
@@ -206,7 +206,7 @@ def histories(trace: Trace) -> list[History]:
 def _source(trace: Trace) -> Source:
     if trace.meta.format == MEMORY_SNAPSHOT or trace.segments.height:
         return "snapshot"
-    return "instants" if (trace.events["kind"] == "cpu_instant_event").any() else "calls"
+    return "instants" if "cpu_instant_event" in trace.kinds else "calls"
 
 
 def _kinds(source: Source) -> tuple[str, ...]:

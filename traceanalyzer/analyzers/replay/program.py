@@ -407,10 +407,8 @@ def _stream_order(work: pl.DataFrame, call: Ints) -> Ints:
 
 def _edges(row: Ints, after: Ints, *, inferred: bool) -> pl.DataFrame:
     known = after >= 0
-    return pl.DataFrame(
-        {"work": row[known], "after": after[known], "inferred": np.full(known.sum(), inferred)},
-        schema={"work": pl.Int64, "after": pl.Int64, "inferred": pl.Boolean},
-    )
+    columns = {"work": row, "after": after, "inferred": np.full(row.size, inferred)}
+    return pl.DataFrame([pl.Series(name, column[known]) for name, column in columns.items()])
 
 
 def _ready(work: pl.DataFrame, edges: pl.DataFrame, chain: Ints) -> Floats:

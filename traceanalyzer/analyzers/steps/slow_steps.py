@@ -224,6 +224,8 @@ def between(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
     kept = sums.with_columns(pl.col("name", "kind").cast(pl.String)).filter(
         pl.col("total_ns") >= _LEAST_FRAC * length
     )
+    if kept.is_empty():
+        return pl.DataFrame(schema=_BETWEEN)
     of_kept = inside.filter(pl.col("name").is_in(kept["name"].implode()))
     spans = of_kept.select(pl.col("name").cast(pl.String), "start", "end", step=pl.lit(""))
     none = pl.lit(None, pl.Int64)
