@@ -1,6 +1,6 @@
 """Operator, annotation and Python frame that a host thread runs at a time."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -161,14 +161,12 @@ def common_places(trace: Trace, at: pl.DataFrame) -> pl.DataFrame:
         level = level.with_columns(row=tree["parent"][level["row"]])
     chain = pl.concat(levels)
     chain = chain["group", "point", "ns"].hstack(tree["name", "depth", *chosen][chain["row"]])
-    rows = at.group_by("group").agg(whole=pl.col("ns").sum())
-    for column in chosen:
-        found = _common(chain.filter(column), rows, outermost=column == "outer")
-        rows = rows.join(found.rename({"name": column, "depth": f"at_{column}"}), "group", "left")
-    below = pl.col("at_called") > pl.col("at_own_code").fill_null(-1)
-    return rows.select(
-        "group", "operator", "outer", "annotation",
-        code="own_code", called=pl.when(below).then("called"),
+    common = _common(chain, chosen, at.group_by("group").agg(whole=pl.col("ns").sum()))
+    below = pl.col("depth_called") > pl.col("depth_own_code").fill_null(-1)
+    names = {role: pl.col(f"name_{role}").cast(pl.String) for role in chosen}
+    return common.select(
+        "group", operator=names["operator"], outer=names["outer"], annotation=names["annotation"],
+        code=names["own_code"], called=pl.when(below).then(names["called"]),
     )  # fmt: skip
 
 
@@ -182,15 +180,23 @@ def _tree_around(trace: Trace, ts: pl.Series) -> pl.DataFrame:
     return slice_tree.build_tree(rows.sort("start", "end", descending=[False, True]), THREAD)
 
 
-def _common(chain: pl.DataFrame, whole: pl.DataFrame, *, outermost: bool) -> pl.DataFrame:
-    """Return the innermost name (or outermost) around most of the cost of each group, its depth."""
-    depth = pl.col("depth").min() if outermost else pl.col("depth").max()
-    each = chain.group_by("group", "point", "name").agg(depth, pl.col("ns").first())
-    sums = each.group_by("group", "name").agg(pl.col("ns").sum(), pl.col("depth").mean())
+def _common(chain: pl.DataFrame, roles: Iterable[str], whole: pl.DataFrame) -> pl.DataFrame:
+    """Return ``name`` and ``depth`` of the innermost slice around most of the cost of each group.
+
+    In columns of each role. Of the role ``outer`` the outermost counts, with its negative depth.
+    """
+    keys, depth = ["role", "group"], pl.col("depth")
+    rows = chain.unpivot(
+        list(roles), index=["group", "point", "ns", "name", "depth"], variable_name="role"
+    ).filter("value")
+    sign = pl.when(pl.col("role") == "outer").then(-1).otherwise(1)
+    rows = rows.with_columns(depth=depth.cast(pl.Int64) * sign)
+    each = rows.group_by(*keys, "point", "name").agg(depth.max(), pl.col("ns").first())
+    sums = each.group_by(*keys, "name").agg(pl.col("ns").sum(), depth.mean())
     most = sums.join(whole, on="group").filter(pl.col("ns") >= _MOST * pl.col("whole"))
-    ordered = most.sort("depth", "name", descending=[not outermost, False])
-    first = ordered.unique("group", keep="first", maintain_order=True)
-    return first.select("group", pl.col("name").cast(pl.String), "depth")
+    ordered = most.sort("depth", "name", descending=[True, False])
+    first = ordered.unique(keys, keep="first", maintain_order=True)
+    return first.pivot("role", on_columns=list(roles), index="group", values=["name", "depth"])
 
 
 def _slices(trace: Trace, *kinds: str) -> pl.DataFrame:
