@@ -617,6 +617,14 @@ def test_instants_are_named_by_running_code(tmp_path: Path) -> None:
     assert "step (train.py:12)" in result.occupancies[0].boxes["label"].to_list()
 
 
+def test_one_instant_is_a_history(tmp_path: Path) -> None:
+    args = {"Device Type": 1, "Device Id": 0, "Addr": 1, "Bytes": 64, "Total Allocated": 64}
+    event = {"ph": "i", "s": "t", "cat": "cpu_instant_event", "name": "[memory]", "ts": 1}
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps([{**event, "pid": 1, "tid": 1, "args": args}]))
+    assert "_record_memory_history" not in ta.memory(path).verdict
+
+
 def test_allocations_of_cpu_memory_only_are_named(tmp_path: Path) -> None:
     args = {"Device Type": 0, "Device Id": -1, "Addr": 1, "Bytes": 64, "Total Allocated": 64}
     event = {"ph": "i", "s": "t", "cat": "cpu_instant_event", "name": "[memory]", "ts": 1}

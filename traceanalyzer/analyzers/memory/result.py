@@ -172,7 +172,8 @@ class Memory(Result):
 def _verdict(result: Memory) -> str:
     """State problems first, then the highest peak, its code, fragmentation and outliers."""
     # an empty history next to a non-empty one means that nothing happened on the device
-    recorded = (pl.col("events") > 1).any().over("rank", "path").alias("recorded")
+    has_history = (pl.col("events") > 1) | (pl.col("source") != "snapshot")
+    recorded = has_history.any().over("rank", "path").alias("recorded")
     devices = result.devices.with_columns(display.places(result.devices), recorded)
     top = devices.sort("peak_bytes", "on", descending=[True, False]).row(0, named=True)
     peak = (_peak(top, devices.height), _sites(result, top), _fragmentation(top), _retries(devices))
