@@ -386,6 +386,8 @@ def _of_issuer(answers: Answers, comm: CommOutliers) -> str:
     for place in kernels.heavy.filter(pl.col("name").is_in(names.implode())).iter_rows(named=True):
         issuer = re.sub(_OF_LIBRARY, "", place["annotation"] or "")
         around = f"{place['outer']} {issuer} {place['code']}"
+        if re.search(_OF_DATA_PARALLEL, around):
+            return _NO_DATA_PARALLEL
         if "SyncBatchNorm" in around:
             return _SYNC_BATCH_NORM
         if kind == "broadcast" and issuer:
@@ -401,7 +403,14 @@ _OF_LIBRARY = r"^(?:nccl:|Optimizer\.|DistributedDataParallel\.|FullyShardedData
 #: Code that logs: ``log``, ``self.log_dict``, ``LoggerConnector``; not logits or log_softmax.
 _LOGGING = r"(?i)(?<![a-z:])log(?:_(?:dict|metrics?)|ger|ging)?(?![a-z0-9_])|logger|metric"
 
+#: Operators and files of torch.nn.DataParallel.
+_OF_DATA_PARALLEL = r"ReduceAddCoalesced|^Broadcast|nn/parallel/(?:data_parallel|replicate)\.py"
+
 #: Advice by the part of the program that issues most collectives.
+_NO_DATA_PARALLEL = (
+    "nn.DataParallel copies all parameters to each GPU before each forward pass, and adds up all "
+    "gradients on the first GPU: use DistributedDataParallel, one process for each GPU (torchrun)."
+)
 _SYNC_BATCH_NORM = (
     "SyncBatchNorm issues these collectives, two per layer: use GroupNorm or LayerNorm, "
     "synchronise only some layers, or use BatchNorm if the batch of a GPU is large enough."
