@@ -175,9 +175,10 @@ def test_backward_operators_are_not_recomputation(operators: list[str]) -> None:
 
 
 def accumulating(
-    rank: int, reduced: Sequence[int], ddp: bool = True, forward: bool = False
-) -> Trace:
-    """Return two steps of micro-batches with 2 ms of compute, then all_reduces of 1 ms."""
+    rank: int, reduced: Sequence[int], ddp: bool = True, forward: bool = False,
+    kernel: str = ALL_REDUCE,
+) -> Trace:  # fmt: skip
+    """Return two steps of micro-batches with 2 ms of compute, then reductions of 1 ms."""
     events: list[dict[str, Any]] = []
     seq = 0
     for number in range(2):
@@ -194,20 +195,48 @@ def accumulating(
                 events += launch(ALL_REDUCE, at + 2 * MS, MS, **more)
             for _ in range(count):
                 more = {"seq": (seq := seq + 1), "stream": 20, **about}
-                events += launch(ALL_REDUCE, at + 3 * MS, MS, tid=AUTOGRAD, **more)
+                events += launch(kernel, at + 3 * MS, MS, tid=AUTOGRAD, **more)
         events.append(host("user_annotation", "Optimizer.step#SGD.step", begin + 19 * MS, US))
     return trace(events, rank, world_size=2)
 
 
-@pytest.mark.parametrize("ddp", [True, False])
-def test_repeated_reduction(ddp: bool) -> None:
-    traces = [accumulating(rank, (1, 1, 1), ddp) for rank in range(2)]
+REDUCE_SCATTER = "ncclDevKernel_ReduceScatter_Sum_f32_RING_LL(ncclDevComm*)"
+
+
+@pytest.mark.parametrize(
+    ("ddp", "kernel"),
+    [(True, ALL_REDUCE), (False, ALL_REDUCE), (False, REDUCE_SCATTER)],
+    ids=["True", "False", "reduce_scatter"],
+)
+def test_repeated_reduction(ddp: bool, kernel: str) -> None:
+    traces = [accumulating(rank, (1, 1, 1), ddp, kernel=kernel) for rank in range(2)]
     by_id = {one.id: one for one in ta.diagnose(traces).findings}
     one = by_id["repeated-reduction"]
     assert one.cost_ns == 2 * MS
     assert "3 times" in one.title
     assert by_id["exposed-communication"].cost_ns == MS, "no time counts twice"
-    check_wording(one.title, *one.evidence)
+    if kernel == ALL_REDUCE:
+        check_wording(one.title, *one.evidence)
+
+
+@pytest.mark.parametrize("size", [1 << 21, 1 << 20])
+def test_sums_between_replicas_of_shards(size: int) -> None:
+    """HSDP of 2 x 2 ranks: each rank sums its part of the gradients over the replicas."""
+
+    def rank_of(rank: int) -> Trace:
+        other = {"dtype": "float", "group_size": 2, "stream": 20, "seq": 1}
+        shard, replica = rank // 2, rank % 2
+        events = [step(0, 0, 20 * MS), *launch("gemm", 0, 2 * MS)]
+        of_shard = {"group": f"s{shard}", "group_ranks": f"[{2 * shard}, {2 * shard + 1}]"}
+        of_replica = {"group": f"r{replica}", "group_ranks": f"[{replica}, {replica + 2}]"}
+        events += launch(REDUCE_SCATTER, 3 * MS, MS, elements_in=1 << 22, **of_shard, **other)
+        events += launch(ALL_REDUCE, 5 * MS, 9 * MS, elements_in=size, **of_replica, **other)
+        return trace(events, rank, world_size=4)
+
+    (one,) = judged("exposed-communication", *map(rank_of, range(4)))
+    assert ("set_requires_all_reduce" in one.advice) == (size == 1 << 21)
+    assert "in 2 groups of 2 ranks" in one.evidence[0]
+    assert "4 calls (1 per step and GPU)" in one.evidence[0]
 
 
 def test_sums_of_the_forward_pass_too_are_no_gradients() -> None:

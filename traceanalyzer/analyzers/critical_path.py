@@ -95,9 +95,7 @@ def _verdict(result: CriticalPath) -> str:
     what = "A step" if result.steps > 1 else "The run"
     name = f"Longest: {most['name']}, {format_frac(most['time_frac'])}." if most else ""
     return sentences(
-        f"{what} ({format_ns(result.step_ns)}) waits for: {', '.join(named)}.",
-        name,
-        _rank(result),
+        f"{what} ({format_ns(result.step_ns)}) waits for: {', '.join(named)}.", name, _rank(result)
     )
 
 

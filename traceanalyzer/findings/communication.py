@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 
-from traceanalyzer.analyzers.comm_outliers.outliers import GROUP
+from traceanalyzer.analyzers.comm_outliers.outliers import GROUP, NETWORK
 from traceanalyzer.analyzers.comm_outliers.result import (
     SLOW_LINK_FRAC,
     CommOutliers,
@@ -69,7 +69,7 @@ def _repeated_reduction(_: CommOutliers, answers: Answers) -> Iterator[Measured]
         ),
         advice="Run all micro-batches of a step except the last one within model.no_sync() of "
         "DistributedDataParallel (Accelerate: accelerator.accumulate, Lightning: "
-        "accumulate_grad_batches).",
+        "accumulate_grad_batches); FSDP2: set_requires_gradient_sync(False), with whole gradients.",
         total_ns=total,
         intervals=intervals_of(losses),
     )
@@ -301,6 +301,8 @@ def _exposing(result: Overlap, answers: Answers, *, waits: bool) -> str:
             return _EXCHANGE
         if kind == "all_reduce" and _only_infers(answers, comm):
             return _TENSOR_PARALLEL
+        if kind == "all_reduce" and _between_replicas(comm):
+            return _HYBRID
         if kind == "all_reduce" and _in_layers(answers, comm):
             return _TENSOR_PARALLEL_TRAINING
         if text := _of_place(answers, kind) or _of_issuer(answers, comm):
@@ -472,6 +474,23 @@ def _in_layers(answers: Answers, comm: CommOutliers) -> bool:
     return bool(n and n >= _MANY_IN_STEP and first < _PART and last > 1 - _PART)
 
 
+def _between_replicas(comm: CommOutliers) -> bool:
+    """Whether most time is in sums of what reduce_scatters of other groups leave (HSDP)."""
+    parts = comm.groups.filter(collective="reduce_scatter").select(
+        message_bytes=pl.col("message_bytes") // pl.col("group_size"), of="group"
+    )
+    sums = comm.groups.head(1).join(parts, on="message_bytes")
+    return sums.filter(pl.col("group") != pl.col("of")).height > 0
+
+
+#: Advice for sums between the replicas of hybrid sharding.
+_HYBRID = (
+    "Sums between replicas of hybrid sharding (HSDP): send fewer bytes (reduce_dtype=bfloat16), "
+    "sum once per step (FSDP2 set_requires_all_reduce(False) in all micro-batches but the last), "
+    "shard over more GPUs, or check the network (NCCL_DEBUG=INFO: InfiniBand, GPUDirect RDMA)."
+)
+
+
 def _only_infers(answers: Answers, comm: CommOutliers) -> bool:
     """Whether many collectives and operators of PyTorch were recorded, but no training."""
     kernels = answers.get("kernels")
@@ -496,10 +515,16 @@ def _kinds_of_collectives(answers: Answers) -> Iterator[str]:
     for top in comm.groups.head(1).iter_rows(named=True):
         speed = top["transfer_busbw_gbps"] or top["busbw_gbps"]
         rate = f", bus bandwidth {speed:.3g} GB/s" if speed else ""
-        each = top["n"] / max(answers.time.windows.height, 1)
-        calls = f"{top['n']:,} calls"
+        like = ["collective", "message_bytes", "group_size", "kernel", "link"]
+        alike = comm.groups.join(comm.groups.head(1), on=like, how="semi", nulls_equal=True)
+        n, several = int(alike["n"].sum()), alike.height > 1 and top["group_size"]
+        groups = f" in {alike.height} groups of {top['group_size']} ranks" if several else ""
+        groups += " between nodes" if top["link"] == NETWORK else ""
+        calls = f"{n:,} calls"
+        each = n / max(answers.time.windows.height, 1)
         calls += f" ({each:.3g} per step and GPU)" if answers.time.in_steps else ""
-        yield f"Most time: {_what(top)}, {format_ns(top['total_ns'])} in {calls}{rate}."
+        total = format_ns(int(alike["total_ns"].sum()))
+        yield f"Most time: {_what(top)}{groups}, {total} in {calls}{rate}."
     if small := small_collectives(comm, advise=not _of_issuer(answers, comm)):
         yield small
     if comm.arrivals.height:

@@ -245,7 +245,7 @@ def _recomputed(work: pl.DataFrame, calls: pl.DataFrame, ranges: pl.DataFrame) -
 def _reductions(
     trace: Trace, work: pl.DataFrame, calls: pl.DataFrame, nodes: pl.DataFrame, steps: pl.DataFrame
 ) -> pl.DataFrame:
-    """All_reduces of the autograd threads whose like the threads of forward passes do not call.
+    """Reductions of the autograd threads whose like the threads of forward passes do not call.
 
     Tensor parallelism sums activations in the forward pass too, with the same group and size.
     """
@@ -259,15 +259,16 @@ def _reductions(
     rows = work[launched["work"]].hstack(launched.select("ts", "backward"))
     rows = rows.join(sizes, on="event", how="left")
     elsewhere = rows.filter(~pl.col("backward"))
-    is_sum = pl.col("collective").cast(pl.String).fill_null(ALL_REDUCE) == ALL_REDUCE
-    rows = rows.filter("backward", is_sum)
+    kind = pl.col("collective").cast(pl.String).fill_null(ALL_REDUCE)
+    rows = rows.filter("backward", kind.is_in([ALL_REDUCE, "reduce_scatter"]))
     rows = rows.join(elsewhere, on=["group", "size"], how="anti", nulls_equal=True)
     rows = rows.with_columns(
         _count(calls.filter(forward).select(start="ts").sort("start"), rows).alias("pass"),
         _count(steps, rows).alias("call"),
         purpose=pl.lit(GRADIENTS),
     )
-    return pl.concat([_shaped(rows), *[_shaped(_repeated(rows))] * bool(steps.height)])
+    sums = rows.filter(kind == ALL_REDUCE)
+    return pl.concat([_shaped(sums), *[_shaped(_repeated(rows))] * bool(steps.height)])
 
 
 def _repeated(rows: pl.DataFrame) -> pl.DataFrame:

@@ -100,7 +100,9 @@ _EARLIER = {
     "all_reduce": "Start communication earlier, while independent compute remains: several "
     "gradient buckets during backward (DDP bucket_cap_mb, no manual all_reduce after backward).",
     "all_gather": _SHARDS,
-    "reduce_scatter": _SHARDS,
+    "reduce_scatter": "Send fewer bytes (FSDP reduce_dtype=torch.bfloat16), reduce once per step "
+    "(FSDP2 set_requires_gradient_sync(False) in all micro-batches but the last), or use more "
+    "tokens per GPU: the reduce_scatter of a layer overlaps only the backward pass of later ones.",
 }
 
 #: XLA runs a collective on the stream of the compute if it schedules no compute beside it.

@@ -45,9 +45,7 @@ class Options(AnalyzerOptions):
     )
     aggregate_leaf_paths: bool = option(False, help="Leaf paths, equal ones merged into one row.")
     group_by: GroupBy | None = option(
-        None,
-        help="Self and total sums instead of lines.",
-        choices=get_args(GroupBy),
+        None, help="Self and total sums instead of lines.", choices=get_args(GroupBy)
     )
     by: By | None = option(None, help="Also group by this.", choices=get_args(By))
     drop_module: bool = option(False, help="Ignore module-level code.")

@@ -198,9 +198,7 @@ def measure(trace: Trace, _options: AnalyzerOptions | None = None) -> Program:
         world_size=trace.meta.world_size,
         calls=calls.with_columns(called_in).hstack(of_call).drop("event"),
         work=_described(work, collectives).with_columns(
-            pl.Series("call", call).replace(-1, None),
-            after=pl.Series(chain),
-            range=of_work,
+            pl.Series("call", call).replace(-1, None), after=pl.Series(chain), range=of_work
         ),
         waits=pl.concat([edges, blocking, paused], how="diagonal"),
         steps=steps,

@@ -192,7 +192,6 @@ def _collectives(events: pl.DataFrame) -> pl.DataFrame:
     names = kernels["name"].unique().drop_nulls().cast(pl.String)
     by_name = {name: collective for name in names if (collective := collective_of_kernel(name))}
     rows = kernels.select(
-        "event",
-        collective=_NAME.replace_strict(by_name, default=None, return_dtype=pl.String),
+        "event", collective=_NAME.replace_strict(by_name, default=None, return_dtype=pl.String)
     ).drop_nulls("collective")
     return as_table(rows, schema.COLLECTIVES)

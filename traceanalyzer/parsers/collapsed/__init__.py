@@ -75,9 +75,7 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
         return trace
     tree = stacks.build(_numbers(lines.frames), _numbers(lines.lengths))
     return replace(
-        trace,
-        events=_events(lines, tree, rank),
-        stacks=stacks_table(tree, _split(lines, dialect)),
+        trace, events=_events(lines, tree, rank), stacks=stacks_table(tree, _split(lines, dialect))
     )
 
 
