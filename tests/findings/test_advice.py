@@ -15,7 +15,11 @@ from comm_traces import GEMM, US, device, host, trace
 import traceanalyzer as ta
 from traceanalyzer.analyzers.common.names import frame_text
 from traceanalyzer.analyzers.gpu_idle import activities, causes
-from traceanalyzer.analyzers.gpu_idle.activities import Activity
+from traceanalyzer.analyzers.gpu_idle.activities import (
+    Activity,
+    advice_on_launches,
+    advice_on_synchronisation,
+)
 from traceanalyzer.cli.main import status
 from traceanalyzer.findings.judge import RULES
 from traceanalyzer.findings.kernel_times import LARGER_INPUTS, UNEQUAL, Difference
@@ -528,3 +532,19 @@ def test_unequal_tables_need_another_sharding() -> None:
     ):
         text = Difference(LARGER_INPUTS, f"mostly {kernel} (2 times as long)").advice(Program())
         assert ("TorchRec" in text) == of_tables
+
+
+@pytest.mark.parametrize(
+    ("place", "called", "buffers"),
+    [
+        ("aten::copy_", "torch/nn/parallel/distributed.py(1640): _pre_forward", True),
+        ("aten::copy_", "torch/nn/parallel/distributed.py(1530): forward", False),
+        ("aten::mul", "torch/nn/parallel/distributed.py(1640): _pre_forward", False),
+    ],
+)
+def test_copies_of_broadcast_buffers(place: str, called: str, buffers: bool) -> None:
+    """Each of many small copies starts late, after a wait for the device before the forward."""
+    one = Activity(place=place, frame="train.py(212): main", called=called, after="Memcpy DtoD")
+    item = advice_on_synchronisation(one, "cudaStreamSynchronize", "aten::item", pytorch=True)
+    late = advice_on_launches(one, "", "Memcpy DtoD")
+    assert all(("broadcast_buffers=False" in text) == buffers for text in (item, late))

@@ -77,6 +77,11 @@ class Activity:
         return next(parts, "")
 
     @property
+    def copies_buffers(self) -> bool:
+        """Whether DistributedDataParallel copies broadcast buffers back, one after another."""
+        return self.place == "aten::copy_" and bool(_BUFFERS.search(self.called))
+
+    @property
     def in_autograd(self) -> bool:
         """Whether the main thread is in the call that starts the backward pass."""
         return "run_backward" in self.place
@@ -244,6 +249,7 @@ _NO_BUFFERS = (
     "Set DistributedDataParallel(broadcast_buffers=False) if the ranks need no equal buffers "
     "(statistics of BatchNorm): it copies and broadcasts all buffers before each forward pass."
 )
+_BUFFERS = re.compile(r"parallel[/\\]distributed\.py\(\d+\): _(?:pre_forward|sync_\w*buffers)")
 _OF_PARALLEL = (
     "Reduce the host work of {place} before each pass: fewer, larger parameters or FSDP units, "
     "gradient_as_bucket_view=True, no find_unused_parameters."
@@ -400,6 +406,8 @@ def advice_on_synchronisation(one: Activity, call: str, operator: str, *, pytorc
         form = " (or its asynchronous form)" * ("Memcpy" in call)
         what = f"{call or operator}{one.where} less often{form}"
         return f"Call {what}, so that the host can run ahead."
+    if one.copies_buffers:
+        return _NO_BUFFERS
     if _SCALER in one.called:
         return _NO_SCALER
     if _READS_NUMBER.search(operator):
@@ -436,7 +444,8 @@ def advice_on_launches(one: Activity, place: str, next_work: str) -> str:
         place: the range or operator with most of the wait time for launches, or nothing.
         next_work: the device work after most gaps, or nothing.
     """
-    if re.search(_PARTS[PARALLEL], place) and _of_part(one) == _NO_BUFFERS:
+    of_parallel = re.search(_PARTS[PARALLEL], place) and _of_part(one) == _NO_BUFFERS
+    if of_parallel or one.copies_buffers:
         return _NO_BUFFERS
     if re.search(_PARTS[OPTIMIZER], place):
         return _FOREACH
