@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import polars as pl
@@ -12,8 +13,11 @@ from diagnosing import BY_ID
 from wording import check_wording
 
 import traceanalyzer as ta
+from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.analyzers.steps.slow_steps import FORWARD_ONLY
+from traceanalyzer.findings import work
+from traceanalyzer.findings.device_time import REPEATED
 from traceanalyzer.findings.rule import Answers, Measured
 from traceanalyzer.run.loop import examine
 from traceanalyzer.trace import Trace
@@ -245,3 +249,19 @@ def test_every_nth_step_with_more_kernels_is_no_warning(
     assert one.title.startswith(f"One step in {every} ") == bool(every)
     assert one.cost_frac is not None
     assert one.cost_frac > 0.1
+
+
+@pytest.mark.parametrize(("loading", "is_cause"), [(0.1, False), (4.0, True)])
+def test_little_idle_time_is_no_cause_of_slow_steps(loading: float, is_cause: bool) -> None:
+    """Communication grows by 5 ms in slow steps, and waits for the data loader by less."""
+    grown = {causes.DATALOADING: loading, REPEATED: 5.0, None: 5.0 + loading}
+    rows = [(cause, round(ms * MS)) for cause, ms in grown.items()]
+    answers: Any = SimpleNamespace(
+        of=lambda _: ta.gpu_idle(steps({})),
+        time=SimpleNamespace(
+            in_steps=True, growth=pl.DataFrame(rows, schema=["cause", "grown_ns"], orient="row")
+        ),
+    )
+    text, advice = work._grown_cause(answers, "communication")
+    assert bool(text) == is_cause
+    assert ("num_workers" in advice) == is_cause
