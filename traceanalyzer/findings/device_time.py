@@ -50,6 +50,8 @@ REPEATED, BUBBLE = "repeated_reduction", "bubble"
 
 #: Time that grows: in so many steps, by this factor, with this correlation.
 _LEAST_STEPS, _GROWN, _STEADY = 6, 1.2, 0.95
+#: GPUs run one after another from this share of their time on.
+_IN_TURN = 0.9
 #: Time with collectives and no other work, on the device or on the main thread.
 _COMMUNICATING = (EXPOSED, causes.PEER)
 
@@ -185,6 +187,30 @@ class DeviceTime:
         lost = self.losses.group_by(DEVICE).agg(pl.col("lost_ns").sum())
         joined = whole.join(lost, on=DEVICE, how="left", nulls_equal=True)
         return joined.with_columns(busy_ns=pl.col("ns") - pl.col("lost_ns").fill_null(0))
+
+    @cached_property
+    def in_turn(self) -> bool:
+        """Whether the GPUs of one process run one after another.
+
+        One of them alone runs in 90 % of the time in which any of them does.
+        """
+        process, lost = ["path", "rank"], self.losses
+        if lost.is_empty() or lost["collective"].null_count() < lost.height:
+            return False
+        changes = pl.concat(
+            lost.select(*process, at=side, idle=pl.lit(by))
+            for side, by in (("start", 1), ("end", -1))
+        ).sort("at")
+        idle, until = pl.col("idle").cum_sum(), pl.col("at").shift(-1)
+        spans = changes.with_columns(idle.over(process), ns=(until - pl.col("at")).over(process))
+        whole = self.windows.group_by(process).agg(n=pl.col("device").n_unique(), ns=_LENGTH.sum())
+        known = spans.join(whole.select(*process, "n"), on=process, nulls_equal=True)
+        idle_ns, alone_ns = (
+            int(known.filter(pl.col("idle") == n)["ns"].sum())
+            for n in (pl.col("n"), pl.col("n") - 1)
+        )
+        running_ns = int((whole["ns"] // whole["n"]).sum()) - idle_ns
+        return bool((whole["n"] > 1).all()) and alone_ns >= _IN_TURN * running_ns > 0
 
     def only_step(self, losses: pl.DataFrame) -> str | None:
         """Return the step with most of a loss, if there are several steps."""

@@ -201,8 +201,19 @@ _ALONE = (
 )
 
 
+#: Causes of idle time while another GPU of the process runs, and advice.
+_OTHER_GPU = (causes.SYNCHRONISATION, causes.DEVICE_WAIT)
+_ALL_GPUS = (
+    'Layers that are divided between GPUs (device_map="auto") run on one GPU at a time. Use tensor '
+    "parallelism, a pipeline with several micro-batches, or, if the model fits, a copy of it on "
+    "each GPU."
+)
+
+
 def _waiting(cause: str, result: GpuIdle, answers: Answers) -> str:
     """Return what a main thread or device does in idle time of a cause, and where it waits."""
+    if cause in _OTHER_GPU and answers.time.in_turn:
+        return "waiting while another GPU of the process runs (they run one after another)"
     if cause == causes.SYNCHRONISATION and not read_collectives(answers)[0]:
         return f"{result.waiting(cause)}{called_in(answers.place(cause))}"
     if cause != causes.PEER:
@@ -226,6 +237,8 @@ def _advice(cause: str, result: GpuIdle, answers: Answers) -> str:
     launches = answers.get("launches")
     if cause == causes.PEER and _are_matched(answers):
         return advice_on_collectives(result.activity(cause))
+    if cause in _OTHER_GPU and answers.time.in_turn:
+        return _ALL_GPUS
     if cause == causes.DATALOADING and result.has_loader:
         return f"{_slowest_of_loading(result)}{result.advice(cause)}"
     if not isinstance(launches, Launches):
