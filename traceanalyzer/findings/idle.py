@@ -94,7 +94,7 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
     elif alone:
         advice = _ALONE
     else:
-        advice = f"{_advice(cause, result, answers)}{_without_wait(cause, answers)}"
+        advice = f"{_advice(cause, result, answers)}{_without_wait(cause, result, answers)}"
     waiting = _waiting(cause, result, answers)
     if cause == causes.SYNCHRONISATION and not once and (read := read_collectives(answers))[0]:
         waiting, advice = f"{waiting}{read[0]}", read[1]
@@ -254,9 +254,10 @@ def _advice(cause: str, result: GpuIdle, answers: Answers) -> str:
     return result.advice(cause)
 
 
-def _without_wait(cause: str, answers: Answers) -> str:
+def _without_wait(cause: str, result: GpuIdle, answers: Answers) -> str:
     """Return advice to let the host run ahead, if it waits for the device before this cause."""
-    call, _ = _waits_before(cause, answers) if cause in _OF_HOST else ("", 0.0)
+    names_it = cause == causes.HOST_CODE and "grad_scaler" in result.activity(cause).called
+    call, _ = _waits_before(cause, answers) if cause in _OF_HOST and not names_it else ("", 0.0)
     return f" Or remove the wait before it ({call}), so that the host runs ahead." if call else ""
 
 
