@@ -193,10 +193,19 @@ def test_advice_for_amd_names_hip(shared: Path) -> None:
     advice = {one.id: one.advice for one in result.findings}
     assert "hipMemcpyAsync" in advice["exposed-copies"]
     assert "rocprofv3" in advice["unknown-idleness"]
+    assert "rocprof-compute" in advice["one-kernel"]
     assert "roctx" not in advice["unknown-idleness"]
     assert "Agent" not in result.about
     text = in_hip("cudaMallocHost, cudaMemcpyAsync, CUDA graphs, torch.cuda.graph")
     assert text == "hipHostMalloc, hipMemcpyAsync, HIP graphs, torch.cuda.graph"
+
+
+def test_findings_about_amd_name_hip(shared: Path) -> None:
+    result = diagnosis(shared / "data/chrome/kineto/mi250_rocm62.json.gz")
+    found = {one.id: one for one in result.findings}
+    assert "HIP loads" in found["module-loading"].title
+    texts = [text for one in found.values() for text in (one.title, one.advice, *one.evidence)]
+    assert not re.search("CUDA|cuda[A-Z]", " ".join(texts))
 
 
 @pytest.mark.matrix

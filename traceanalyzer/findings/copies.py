@@ -8,7 +8,6 @@ import polars as pl
 
 from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.device_work import MEMORY
-from traceanalyzer.analyzers.common.gpu_api import in_hip
 from traceanalyzer.analyzers.overlap.result import Overlap
 from traceanalyzer.analyzers.transfers.result import MIGRATIONS, Transfers, page_faults
 from traceanalyzer.findings import straggling
@@ -243,8 +242,7 @@ def _copying(copies: pl.DataFrame, sums: Mapping[str, int], total: int, answers:
             "Avoid device-to-device copies (clone, contiguous, cat, changes of layout or type), or "
             "fuse them into the kernels that use the data"
         )
-    text = f"{'. '.join(texts)}; traceanalyzer transfers lists the copies."
-    return in_hip(text) if answers.program.amd else text
+    return f"{'. '.join(texts)}; traceanalyzer transfers lists the copies."
 
 
 def _keeping(answers: Answers) -> Iterator[str]:

@@ -9,7 +9,6 @@ import polars as pl
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.analyzers.common import kernel_names
 from traceanalyzer.analyzers.common.display import at_start, places
-from traceanalyzer.analyzers.common.gpu_api import in_hip
 from traceanalyzer.analyzers.common.names import frame_text
 from traceanalyzer.analyzers.common.step_marks import STEP
 from traceanalyzer.analyzers.common.waits import DATA, ENGINE, REQUESTS, wait_of
@@ -90,7 +89,7 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
     if once:
         advice = _once_advice(time, answers)
     elif few:
-        advice = _first_launches(result, answers)
+        advice = _first_launches(result)
     elif alone:
         advice = _ALONE
     else:
@@ -314,16 +313,15 @@ def _once_advice(time: DeviceTime, answers: Answers) -> str:
     return _ONCE_ADVICE.format(where=" in the first step" if time.in_steps else "")
 
 
-def _first_launches(result: GpuIdle, answers: Answers) -> str:
+def _first_launches(result: GpuIdle) -> str:
     """Return advice about few launches with most of the time."""
     after = result.of_cause(causes.LAUNCH)["after"].drop_nulls().head(1)
     first = f" (the longest launches {after[0]})" if after.len() else ""
-    text = (
+    return (
         f"Few launches take most of the time{first}: the first launch of a kernel loads its code. "
         "Start the recording after a warm-up, or load all code at the start "
         "(CUDA_MODULE_LOADING=EAGER)."
     )
-    return in_hip(text) if answers.program.amd else text
 
 
 def _is_once(cause: str, result: GpuIdle, losses: pl.DataFrame, answers: Answers) -> bool:
@@ -642,22 +640,13 @@ def _places(gaps: pl.DataFrame) -> Iterator[str]:
 
 
 def _loading(result: GpuIdle) -> Iterator[str]:
-    """Yield overlapped data loading, the matched ranges, and the code with the most time."""
+    """Yield overlapped data loading, and the matched ranges."""
     overlapped = int(result.units["overlapped_loader_ns"].sum())
     if overlapped:
         yield f"Another {format_ns(overlapped)} in total is overlapped with GPU work."
     if result.host.loader.height:
         top = result.host.loader.row(0, named=True)
         yield f"Data loading was detected by {top['name']} ({format_count(top['n'], 'call')})."
-    code = _code_of_loading(result)
-    whole = int(result.units["loader_ns"].sum())
-    if code.height and whole:
-        top = code.row(0, named=True)
-        share = top["self_ns"] / whole
-        yield (
-            f"Most of data loading is in {frame_text(top['name'])}: {format_ns(top['self_ns'])} "
-            f"({format_frac(share)})."
-        )
 
 
 def _small_copies(result: GpuIdle, answers: Answers) -> Iterator[str]:

@@ -11,6 +11,7 @@ from traceanalyzer.analyzers.base import Examination
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.analyzers.common import soundness
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION
+from traceanalyzer.analyzers.common.gpu_api import in_hip
 from traceanalyzer.analyzers.common.step_marks import INFERRED_STEPS
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
@@ -314,6 +315,10 @@ def _candidates(rule: Rule, answers: Answers) -> Iterator[_Candidate]:
         if measured.confidence == "high" and not _repeats(measured, answers.time):
             measured = replace(measured, confidence="medium")
         measured = _limited(measured, rule, answers)
+        if answers.program.amd:
+            title, advice = in_hip(measured.title), in_hip(measured.advice)
+            evidence = tuple(map(in_hip, measured.evidence))
+            measured = replace(measured, title=title, advice=advice, evidence=evidence)
         is_once = measured.once and answers.time.in_steps
         severity = rule.severity(measured.size, "low" if is_once else measured.confidence)
         if severity is not None:

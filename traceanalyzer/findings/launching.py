@@ -6,7 +6,6 @@ from typing import Any
 import polars as pl
 
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
-from traceanalyzer.analyzers.common.gpu_api import in_hip
 from traceanalyzer.analyzers.common.names import frame_text
 from traceanalyzer.analyzers.cuda_api.result import (
     ALLOC_IN_LOOP,
@@ -45,10 +44,10 @@ def launch_advice(result: GpuIdle, launches: Launches, answers: Answers) -> str:
     next_work = main_place(result.of_cause(causes.LAUNCH), "after")[0]
     fitting = advice_on_launches(one, place if share >= MOST else "", next_work)
     if fitting and result.program.pytorch and answers.loops.is_empty():
-        return result.program.named(fitting)
+        return fitting
     if more := launches.more_graphs:
         return f"{more[:1].upper()}{more[1:]}, or reduce their number."
-    return f"{result.advice(causes.LAUNCH)}{_graph_advice(launches, answers)}"
+    return f"{result.advice(causes.LAUNCH)}{_graph_advice(launches)}"
 
 
 def _waiting_place(launches: Launches) -> tuple[str, float]:
@@ -128,7 +127,7 @@ def launching(answers: Answers) -> Iterator[str]:
     if (result := answers.of(Launches)) is None or not result.bound.waiting_ns:
         return
     waiting_ns = result.bound.waiting_ns
-    if result.short.kernels:
+    if result.short.short_kernels:
         short = result.short.short_kernels / result.short.kernels
         yield (
             f"{format_frac(short)} of the kernels are shorter than {format_ns(SHORT_KERNEL_NS)}."
@@ -169,15 +168,14 @@ def _equal_launches(result: Launches) -> str:
     return f"All {steps:,} steps have {number} launches each{devices}"
 
 
-def _graph_advice(launches: Launches, answers: Answers) -> str:
+def _graph_advice(launches: Launches) -> str:
     """Return advice to replay steps of equal launches as CUDA graphs."""
     if not _equal_launches(launches):
         return ""
-    text = (
+    return (
         ' If shapes do not change, torch.compile(mode="reduce-overhead") or torch.cuda.graph '
         "replays a step as one CUDA graph."
     )
-    return in_hip(text) if answers.program.amd else text
 
 
 #: Findings of ``cuda_api`` that are evidence for a cause.
@@ -197,10 +195,10 @@ def calls(answers: Answers, names: Sequence[str]) -> Iterator[str]:
         moved = f", {format_bytes(row['moved_bytes'])}" if row["moved_bytes"] else ""
         yield f"Recorded: {row['n']:,} {text}{moved}."
     if ALLOC_IN_LOOP in names:
-        allocates = pl.col("class").is_in(ALLOCATES)
-        named = (
-            result.calls.filter(allocates).head(_NAMED).select("call", "n", "total_ns").iter_rows()
+        rows = result.calls.filter(pl.col("class").is_in(ALLOCATES)).head(_NAMED)
+        each = ", ".join(
+            f"{name} {format_count(n, 'time')} ({format_ns(ns)})"
+            for name, n, ns in rows.select("call", "n", "total_ns").iter_rows()
         )
-        each = ", ".join(f"{name} {n:,} times ({format_ns(ns)})" for name, n, ns in named)
         if each:
             yield f"Calls: {each}."

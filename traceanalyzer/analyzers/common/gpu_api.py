@@ -29,6 +29,7 @@ _OTHER_NAMES = {
     "CUDA_LAUNCH_BLOCKING=1": "HIP_LAUNCH_BLOCKING=1 or AMD_SERIALIZE_KERNEL",
     "CUDA graph": "HIP graph",
     "CUDA loads": "HIP loads",
+    "ncu --kernel-name": "rocprof-compute profile -k",
 }
 _CUDA_FUNCTION = re.compile(r"\bcuda(?=[A-Z])")
 
