@@ -194,8 +194,6 @@ def test_kernel_of_unknown_kind_and_operator_is_no_warning() -> None:
     (one,) = judged(trace(work))
     assert one.size == 0.15
     assert one.cost_frac == pytest.approx(0.9, rel=0.02)
-    copies = [{**row, "name": "__amd_rocclr_copyBuffer"} for row in work]
-    assert judged(trace(copies)) == []
     (one,) = judged(trace([*work, host("cpu_op", "aten::add", 0, US)]))
     assert one.size == pytest.approx(0.9, rel=0.02)
 
@@ -226,6 +224,14 @@ def test_optimizer_step_of_matrix_products(kernel: str, part: float | None) -> N
     each = [m for m in judged(trace([*_steps(works, ""), *marks])) if "matrix products" in m.title]
     assert [m.size for m in each] == ([pytest.approx(part, rel=0.02)] if part else [])
     assert not any("ranks" in "".join(m.evidence) for m in each)
+
+
+def test_copies_that_run_as_kernels_are_no_kernel_to_profile() -> None:
+    names = ("__amd_rocclr_copyBuffer.kd", "Cijk_Ailk_Bljk_SB_MT64x64")
+    work = [device(names[n % 2], n * 10 * US, 9 * US) for n in range(50)]
+    (one,) = judged(trace(work))
+    assert one.size == pytest.approx(0.45, rel=0.02)
+    assert "hipMemcpy" in one.advice
 
 
 @pytest.mark.parametrize(

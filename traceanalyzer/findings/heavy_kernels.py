@@ -31,9 +31,6 @@ _USUAL = (GEMM, CONVOLUTION, ATTENTION, KV_CACHE, COMMUNICATION, "moe")
 #: So few calls all may be as long.
 _FEW = 2
 
-#: A kernel that copies or fills memory (ROCm).
-_COPIES = "__amd_rocclr_"
-
 #: From these shares on, a kernel of a kind that is known to be slow is info, and a warning.
 _INFO, _WARNING = 0.15, 0.17
 #: A kernel of another kind may be what the program is for: it is info from the first share on, and
@@ -141,6 +138,11 @@ _UPDATING = (
     "accumulated gradients), shard it over ranks (FSDP, ZeRO-1), or keep the state of the "
     "optimizer in 8 bits (bitsandbytes, torchao): it is limited by memory bandwidth."
 )
+_BLITTING = (
+    "ROCm runs these copies and fills (hipMemcpy, hipMemset) as kernels: keep the data on the "
+    "device, copy it once and from pinned memory, or on a stream of its own, to overlap with "
+    "other kernels."
+)
 #: Kinds whose operator is avoided as a whole, with its matrix products.
 _UNFOLD = "unfold convolutions into matrix products"
 _DECOMPOSE = "decompose matrices (singular values, eigenvalues)"
@@ -162,6 +164,7 @@ _TOGETHER = (
     ("LogSoftMax|(?i:nll_?loss|ClassNLL)", "compute log-softmax and loss one after another", _LOSS),
     ("(?i)svd|syev|sytrd|gebrd", _DECOMPOSE, _DECOMPOSING),
     ("FillFunctor", "fill memory with one value", ""),
+    ("^__amd_rocclr_", "copy or fill memory for calls of HIP", _BLITTING),
 )
 #: Families of kernels that belong together: what they do, and advice.
 _TOGETHER_IN = {"optimizer": ("update the parameters", _UPDATING), "norm": ("normalize", "")}
@@ -238,7 +241,7 @@ def _kinds(result: Kernels, time: DeviceTime) -> pl.DataFrame:
         "kernel",
         "family",
         kind=pl.coalesce(*together, pl.col("family").replace_strict(families, default=None)),
-        is_usual=pl.col("family").is_in(_USUAL) | pl.col("kernel").str.starts_with(_COPIES),
+        is_usual=pl.col("family").is_in(_USUAL),
     )
     labels = _by_operator(result, labels)
     labels = labels.filter(pl.col("kind").is_not_null() | ~pl.col("is_usual"))
