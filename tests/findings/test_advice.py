@@ -118,6 +118,13 @@ def test_host_code_gets_the_advice_of_what_runs(
     assert never not in one.advice
 
 
+def test_code_of_many_functions_was_recorded() -> None:
+    names = ("a.py(1): collect", "b.py(2): pack", "c.py(3): plan")
+    one = first(loop(lambda at: python(names[at // 550 % 3])(at)), "host-code")
+    assert "not recorded" not in one.title
+    assert "Record" not in one.advice
+
+
 @pytest.mark.parametrize(
     ("inner", "restarts"),
     [

@@ -173,8 +173,14 @@ _LAST_NUMBER = re.compile(r"([ _#:=-])\d+$")
 # --- host code -----------------------------------------------------------------------------------
 
 
-def doing(one: Activity, *, on_host: bool) -> str:
-    """Return what the host does instead of launching (without a GPU: outside operators)."""
+def doing(one: Activity, *, on_host: bool, stacks: bool = False) -> str:
+    """Return what the host does instead of launching (without a GPU: outside operators).
+
+    Args:
+        one: what it does.
+        on_host: no GPU work was recorded.
+        stacks: stacks were recorded: without a place, no function takes half of the time.
+    """
     if one.wait:
         place = (one.wait == SLEEPS and one.line) or one.text
         return f"waiting while the host {one.wait} in {place}"
@@ -188,7 +194,7 @@ def doing(one: Activity, *, on_host: bool) -> str:
         return f"waiting while {one.range or one.text} runs on the CPU"
     if one.text:
         return f"waiting while the host runs {one.text}"
-    return "waiting while the host runs code that was not recorded"
+    return f"waiting while the host runs {'other code' if stacks else 'code that was not recorded'}"
 
 
 def heading(one: Activity, *, on_host: bool) -> str:
@@ -287,8 +293,8 @@ def advice_on_host_code(one: Activity, *, code: str, pytorch: bool, on_host: boo
             "or call it less often."
         )
     if not one.text:
-        how = f"{code} shows what runs in these gaps" if code else _RANGES
-        return f"Record the host code first: {how}."
+        how = f"Record the host code first: {code} shows what runs in these gaps"
+        return f"{how if code else _RANGES}."
     see = f" {code[:1].upper()}{code[1:]} shows the line." if code else ""
     if not on_host and one.phase == one.place:
         compiled = " (torch.compile, CUDA graphs)" if pytorch else " (CUDA graphs)"
@@ -315,7 +321,7 @@ _ASYNCHRONOUS = (
     "step before (vLLM --async-scheduling, the overlap scheduler of SGLang), or limit the requests "
     "at a time (--max-num-seqs)."
 )
-_RANGES = "ranges (NVTX, roctx, record_function) around the code between launches show its parts"
+_RANGES = "Ranges (NVTX, roctx, record_function) around the code between launches show its parts"
 
 
 def _of_part(one: Activity, *, on_host: bool = False) -> str:

@@ -234,7 +234,8 @@ class GpuIdle(Result):
         if in_own_code and (place := self.activity(cause).text):
             return f"waiting for data in {place}"
         if cause == causes.HOST_CODE or self._on_cpu(cause):
-            return activities.doing(self.activity(cause), on_host=self.coverage.on_host)
+            one, known = self.activity(cause), self.coverage
+            return activities.doing(one, on_host=known.on_host, stacks=known.stacks_known)
         if cause == causes.CHECKPOINT_IO and self.reads:
             return f"waiting while the host reads files or other input ({', '.join(self.reads)})"
         return causes.WAITING[cause]
