@@ -330,9 +330,8 @@ def test_short_work_waits_for_work_of_another_stream() -> None:
     assert result.changes["gain_ns"][0] == pytest.approx(6 * MS, rel=0.01)
 
 
-@pytest.mark.parametrize(("late", "gain"), [(-10 * US, 3 * MS), (-2 * MS, 0)])
-def test_a_host_that_goes_on_at_the_end_of_a_transfer_waited_for_it(late: int, gain: int) -> None:
-    """Nothing was recorded that it waits for; otherwise it takes its time without the transfer."""
+def awaited(late: int) -> Trace:
+    """Return steps of a kernel, an all_reduce of 3 ms, and a launch this much after its end."""
     events = []
     for number in range(STEPS):
         at = number * 10 * MS
@@ -347,7 +346,32 @@ def test_a_host_that_goes_on_at_the_end_of_a_transfer_waited_for_it(late: int, g
                 host("cuda_runtime", "cudaLaunchKernel", launch, 3 * US, **ids),
                 device(name, start, ns, **ids),
             ]
-    assert gain_ns(trace(events), free="communication") == pytest.approx(gain, abs=MS / 10)
+    return trace(events)
+
+
+@pytest.mark.parametrize(("late", "gain"), [(-10 * US, 3 * MS), (-2 * MS, 0)])
+def test_a_host_that_goes_on_at_the_end_of_a_transfer_waited_for_it(late: int, gain: int) -> None:
+    """Nothing was recorded that it waits for; otherwise it takes its time without the transfer."""
+    assert gain_ns(awaited(late), free="communication") == pytest.approx(gain, abs=MS / 10)
+
+
+@pytest.mark.parametrize("begin", [6 * MS, 8 * MS])
+def test_a_part_of_a_transfer_that_the_host_waits_for(begin: int) -> None:
+    """It goes on 1 ms earlier, whether the part is the first or the last one of the transfer."""
+    job = engine.job_of([measure(awaited(-10 * US))])
+    starts = [number * 10 * MS + begin + 10 * US for number in range(STEPS)]
+    lost = pl.DataFrame(
+        {
+            "rank": job.programs[0].rank,
+            "device": 0,
+            "start_ns": starts,
+            "end_ns": [at + MS for at in starts],
+        },
+        schema={"rank": pl.Int32, "device": pl.Int32, "start_ns": pl.Int64, "end_ns": pl.Int64},
+    )
+    less = changes.without_time(job, job.weights, lost, with_host=False)
+    (before,), (after,) = engine.replay(job), engine.replay(job, less)
+    assert before.end.max() - after.end.max() == pytest.approx(STEPS * MS, rel=0.02)
 
 
 def test_small_copies_that_the_host_waits_for() -> None:

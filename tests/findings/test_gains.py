@@ -248,10 +248,10 @@ def test_a_pause_after_the_last_work_is_in_cost_and_gain() -> None:
     assert one.gain_frac == pytest.approx(one.cost_frac, rel=0.03)
 
 
-def reducing(number: int, count: int) -> Trace:
+def reducing(number: int, count: int, ranks: int) -> Trace:
     """Return steps of 10 ms of compute and reductions of 2 ms after it."""
     events: list[dict[str, Any]] = []
-    more = {"group": "0", "group_ranks": "[0, 1]", "group_size": 2}
+    more = {"group": "0", "group_ranks": str([*range(ranks)]), "group_size": ranks}
     length = (10 + 2 * count) * MS
     for index in range(4):
         at = index * length
@@ -270,9 +270,57 @@ def reducing(number: int, count: int) -> Trace:
     return trace(events, rank=number)
 
 
+@pytest.mark.parametrize("ranks", [2, 8])
 @pytest.mark.parametrize(("count", "gained"), [(1, 1), (4, 3)])
-def test_the_last_of_several_reductions_is_no_gain(count: int, gained: int) -> None:
-    found = by_id(ta.diagnose([reducing(0, count), reducing(1, count)]))
+def test_the_last_of_several_reductions_is_no_gain(count: int, gained: int, ranks: int) -> None:
+    """Also of two of eight ranks."""
+    found = by_id(ta.diagnose([reducing(number, count, ranks) for number in range(2)]))
     one = found["exposed-communication"]
     assert one.cost_frac == pytest.approx(2 * count / (10 + 2 * count), rel=0.05)
     assert one.gain_frac == pytest.approx(one.cost_frac * gained / count, rel=0.05)
+
+
+def test_slow_transfers_of_a_program_that_waits_for_launches_gain_nothing() -> None:
+    """The device waits for transfers, and the host launches all the time: only that counts."""
+    events: list[dict[str, Any]] = []
+    kernels, each = 20, 100 * US
+    for number in range(4 * kernels):
+        at, ids = number * each, {"correlation": 2 * number + 1}
+        if number % kernels == 0:
+            events.append(step(number // kernels, at, kernels * each))
+        slow = 60 * US if number % kernels in (5, 11) else 6 * US
+        more = {"group": "0", "group_ranks": "[0, 1]", "group_size": 2, "elements_in": 1 << 10}
+        events += [
+            host("cpu_op", "aten::mul", at, 99 * US),
+            host("cuda_runtime", "cudaLaunchKernel", at + 10 * US, 5 * US, **ids),
+            device(GEMM, at + 16 * US, 10 * US, **ids),
+            host("cuda_runtime", "cudaLaunchKernel", at + 20 * US, 5 * US, correlation=2 * number),
+            device(
+                ALL_REDUCE, at + 30 * US, slow, correlation=2 * number, stream=20, seq=number,
+                dtype="float", **more,
+            ),
+        ]  # fmt: skip
+    found = ta.diagnose(trace(events, rank=0))
+    assert [text for text in off_path(found) if "took much longer" in text]
+    assert "collective-outliers" not in by_id(found)
+
+
+@pytest.mark.parametrize(
+    ("path", "share_time"), [("chrome/kineto_ddp_cpu/ddp4", True), ("attribution/b12.json", False)]
+)
+def test_gains_that_share_time_are_more_than_all_together(
+    path: str, share_time: bool, shared: Path
+) -> None:
+    """Host code of all ranks, and rank 3, whose host code is a part of its delay."""
+    notes = ta.diagnose(shared / "data" / path).input_notes
+    (note,) = (text for text in notes if text.startswith("All gains together"))
+    assert ("less than their sum" in note) == share_time
+
+
+@pytest.mark.parametrize(("path", "has_gains"), [("b3.json", False), ("b12.json", True)])
+def test_notes_explain_gains_only_if_there_are_some(
+    path: str, has_gains: bool, shared: Path
+) -> None:
+    found = ta.diagnose(shared / "data" / "attribution" / path)
+    assert bool(found.findings) == has_gains
+    assert any(text.startswith("Gain: ") for text in found.input_notes) == has_gains

@@ -25,7 +25,6 @@ from traceanalyzer.analyzers.overlap.result import Overlap, advice, why_exposed
 from traceanalyzer.findings import straggling
 from traceanalyzer.findings.busy import called_in
 from traceanalyzer.findings.device_time import (
-    DEVICE,
     EXPOSED,
     LINK,
     OUTLIER,
@@ -275,19 +274,20 @@ def _exposed_communication(result: Overlap, answers: Answers) -> Iterator[Measur
 
 
 def _last_ns(answers: Answers) -> int:
-    """Return the time of the last of several large reductions of a group in a step, of all ranks.
+    """Return the time of the last of several large reductions of a group in a step, of its ranks.
 
-    It ends after the last compute that it could overlap with, however early the others start.
+    It ends after the last compute that it could overlap with, however early the others start. What
+    a slow one takes above the usual time is another finding.
     """
     if (compared := answers.of(CommOutliers)) is None or not answers.time.in_steps:
         return 0
     is_sum = pl.col("collective").str.contains("all_reduce|reduce_scatter")
-    rows = compared.collectives.filter(is_sum).drop_nulls("step").sort("instance")
+    usual = pl.col("transfer_ns") / pl.when("slow").then("slow_factor").otherwise(1)
+    rows = compared.collectives.filter(is_sum).drop_nulls("step").with_columns(ns=usual)
     keys = ["step", "group", "group_ranks"]
-    large = pl.col("transfer_ns") >= pl.col("transfer_ns").max().over(keys) / 2
-    ranks = pl.col("group_size").fill_null(answers.time.windows.n_unique(DEVICE))
-    last = rows.filter(large).group_by(keys).agg((pl.col("transfer_ns") * ranks).last(), n=pl.len())
-    return int(last.filter(pl.col("n") > 1)["transfer_ns"].sum())
+    large = rows.sort("instance").filter(pl.col("ns") >= pl.col("ns").max().over(keys) / 2)
+    last = large.group_by(keys).agg((pl.col("ns") * pl.col("ranks")).last(), n=pl.len())
+    return int(last.filter(pl.col("n") > 1)["ns"].sum())
 
 
 def _exposing(result: Overlap, answers: Answers, *, waits: bool) -> str:

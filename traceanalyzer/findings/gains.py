@@ -28,6 +28,8 @@ from traceanalyzer.units import format_frac, format_ns
 _AS_MUCH = 1.05
 #: The rule about communication that nothing overlaps.
 EXPOSED_ID = "exposed-communication"
+#: Rules about transfers of which no other rank shows that the host waits for them.
+_TRANSFERS = {EXPOSED_ID, "collective-outliers"}
 #: Rules whose cause is removed by removing what happened in the intervals of the finding.
 _IN_INTERVALS = {*RULE_OF.values(), EXPOSED_ID} - {
     "waiting-for-ranks", "pipeline-bubble", "unknown-idleness", "device-wait", "short-gaps",
@@ -82,14 +84,15 @@ def with_gains(
     if not _is_complete(replay, answers):
         return Gains(bounds, why="not all ranks can be replayed")
     step_ns = time.whole_ns / time.windows.height
-    kept, without, removed = [], [], []
+    kept, without, removed, beyond = [], [], [], 0.0
     for limit, one in zip((one.gain_frac for one in findings), bounds, strict=True):
         frac = _gain_frac(one, replay, time)
         if frac is None:
             kept.append(one)
             continue
-        off_path = frac < NO_GAIN
-        frac = min(frac, 1.0 if limit is None else limit)
+        off_path, most = frac < NO_GAIN, 1.0 if limit is None else limit
+        beyond += 0.0 if off_path else max(frac - most, 0.0)
+        frac = min(frac, most)
         cost = one.cost_frac or 0.0
         frac = cost if cost < frac <= _AS_MUCH * cost else frac
         known = replace(one, gain_ns=round(frac * step_ns), gain_frac=frac, gain_basis="replay")
@@ -99,7 +102,7 @@ def with_gains(
         severity = by_id[one.id].severity(frac, one.confidence) or "info"
         kept.append(replace(known, severity=severity))
         removed.append(one)
-    together = _share(removed, replay, time) if len(removed) > 1 else 0.0
+    together = max(_share(removed, replay, time) - beyond, 0.0) if len(removed) > 1 else 0.0
     return Gains(tuple(kept), tuple(without), together * step_ns, together, replay.error_frac)
 
 
@@ -190,7 +193,7 @@ def _weights(
     free = (SYNCHRONISATION,) if ahead else ()
     change = Change(typical_ranks=tuple(sorted(ranks)), of_all=of_all, free=free)
     removed = () if ahead else findings
-    lost, transfers = _lost(removed, _IN_INTERVALS - {EXPOSED_ID}), _lost(removed, {EXPOSED_ID})
+    lost, transfers = _lost(removed, _IN_INTERVALS - _TRANSFERS), _lost(removed, _TRANSFERS)
     weights = replay.without(lost, transfers, change)
     for one in findings:
         if one.id in _LOOPS and one.intervals is not None:
@@ -208,15 +211,18 @@ def notes(gains: Gains, step: str) -> tuple[str, ...]:
     if gains.error_frac is None:
         timed = any(one.gain_basis for one in gains.findings)
         return (f"Gains are not known: {gains.why}.",) if gains.why and timed else ()
+    replayed = [one for one in gains.findings if one.gain_basis == "replay"]
+    if not (replayed or gains.without):
+        return ()
     error = format_frac(abs(gains.error_frac))
     meaning = f"Gain: how much shorter a {step} would be without the cause, by a replay of the run"
     texts = [f"{meaning} (unchanged, the replay differs from the recording by {error})."]
-    if any((one.gain_frac or 0) > (one.cost_frac or 1) for one in gains.findings):
+    if any((one.gain_frac or 0) > (one.cost_frac or 1) for one in replayed):
         texts.append(
-            "A gain can exceed the cost: that is the mean of all GPUs, but a step ends with the "
-            "slowest one."
+            "A gain can exceed the cost, which is the mean of all GPUs: a step ends with the "
+            "slowest one, and a host that does not wait launches later work earlier, too."
         )
-    if any(one.id == EXPOSED_ID and one.gain_basis == "replay" for one in gains.findings):
+    if any(one.id == EXPOSED_ID for one in replayed):
         texts.append(
             "The gain of exposed communication is that of transfers that take no time, except the "
             "last one of several reductions of a step."
@@ -224,7 +230,9 @@ def notes(gains: Gains, step: str) -> tuple[str, ...]:
     if gains.together_ns > 0:
         per = " per step" if step == "step" else ""
         time = f"{format_ns(round(gains.together_ns))}{per}"
-        texts.append(f"All gains together: {time} ({format_frac(gains.together_frac)}).")
+        less = sum(one.gain_frac or 0 for one in replayed) - gains.together_frac >= NO_GAIN
+        why = ", less than their sum, because some time counts in several gains" * less
+        texts.append(f"All gains together: {time} ({format_frac(gains.together_frac)}){why}.")
     least = f"{100 * NO_GAIN:.0f} %"
     texts += [f"Off the critical path (gain below {least}): {one.title}" for one in gains.without]
     return tuple(texts)

@@ -118,8 +118,8 @@ def changed(job: Job, change: Change) -> list[Weights]:
             for one, program in zip(weights, job.programs, strict=True)
         ]
     if COMMUNICATION in change.free and not any(one.on_host for one in job.programs):
-        calls, work = job.timed
-        waiting = _without_waits(engine.joined(weights), calls, _exposed(work))
+        exposed = _exposed(job.timed[1])
+        waiting = _without_waits(engine.joined(weights), job.timed[0], exposed, exposed)
         weights = waiting.of_each(job.first_call, job.first_row)
     if change.typical_ranks:
         weights = _typical(job, weights, set(change.typical_ranks), of_all=change.of_all)
@@ -294,16 +294,19 @@ def without_time(
     less = _without_time(whole, *job.timed, mine)
     if not with_host:
         whole = replace(whole, duration=less.duration, transfer=less.transfer)
-        less = _without_waits(whole, job.timed[0], mine)
+        less = _without_waits(whole, job.timed[0], _exposed(job.timed[1]), mine)
     return less.of_each(job.first_call, job.first_row)
 
 
-def _without_waits(weights: Weights, calls: pl.DataFrame, mine: pl.DataFrame) -> Weights:
-    """Return the times if the host waited in lost time: it goes on when the lost time ends.
+def _without_waits(
+    weights: Weights, calls: pl.DataFrame, exposed: pl.DataFrame, mine: pl.DataFrame
+) -> Weights:
+    """Return the times if the host waited in lost time, a part of exposed communication.
 
-    It was not recorded that it waits, but nothing else was, and a call begins at that end.
+    It was not recorded that it waits, but nothing else was, and a call begins at the end of the
+    communication: without the lost time, so much earlier.
     """
-    ends = mine.select("program", "end").unique().sort("end")
+    ends = exposed.select("program", "end").unique().sort("end")
     rows = calls.select("program", "start", call=pl.int_range(pl.len())).sort("start")
     at_end = rows.join_asof(
         ends, left_on="start", right_on="end", by="program", strategy="nearest",
