@@ -76,10 +76,8 @@ def _chosen(
 ) -> pl.DataFrame:
     """Return kernel, n, ns of the kernels that a function chooses by name, longest time first."""
     names = result.heaviest("name").drop_nulls("name")
-    chosen = names.filter(pl.col("name").is_in(pl.Series(choose(names["name"])).implode()))[
-        "kernel"
-    ]
-    return longest_first(in_steps(result, time), chosen, "total_ns")
+    chosen = names.filter(pl.col("name").is_in(choose(names["name"])))
+    return longest_first(in_steps(result, time), chosen["kernel"], "total_ns")
 
 
 def double_in(result: Kernels, time: DeviceTime) -> pl.DataFrame:

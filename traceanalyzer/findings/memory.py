@@ -120,12 +120,8 @@ def _leak_that_filled(answers: Answers) -> int:
 )
 def _memory_growth(result: MemoryGrowth, answers: Answers) -> Iterator[Measured]:
     gained = int(result.suspects["grown_bytes"].sum())
-    live = (
-        result.steps.sort("step")
-        .group_by("rank", "path", "device")
-        .agg(pl.col("live_bytes").last())
-    )
-    whole = int(live["live_bytes"].sum())
+    last = result.steps.sort("step").group_by(_PLACE).agg(pl.col("live_bytes").last())
+    whole = int(last["live_bytes"].sum())
     if not gained or not whole:
         return
     # growth that fills the memory ends the program, whatever its share
@@ -202,17 +198,14 @@ def _allocator_retries(result: Memory, answers: Answers) -> Iterator[Measured]:
     retries = int(result.devices["retries"].sum())
     if not retries:
         return
+    setting = ", or PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+    setting *= not result.devices["expandable"].all()
     yield Measured(
         size=retries,
         title=f"The allocator freed cached memory and retried cudaMalloc "
         f"{format_count(retries, 'time')}, which synchronises the device.",
-        advice="Use a smaller batch or activation checkpointing"
-        + (
-            ""
-            if result.devices["expandable"].all()
-            else ", or PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
-        )
-        + ": the memory is almost full.",
+        advice=f"Use a smaller batch or activation checkpointing{setting}: the memory is almost "
+        "full.",
         explained=_explained("out-of-memory" if _first_error(answers) else None),
     )
 
