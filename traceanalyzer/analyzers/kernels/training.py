@@ -119,8 +119,9 @@ def training(trace: Trace, patterns: Sequence[str] = ()) -> pl.DataFrame:
         where they are launched (:data:`IN_OPTIMIZER`, an annotation, a function, or operators),
         of_tensor the number of kernels per tensor, by the rarest operator, call the number of the
         run. :data:`RECOMPUTED`: work of layers in the backward pass; name is the operator.
-        :data:`GRADIENTS`: all_reduces of backward passes only; :data:`REPEATED`: those that the
-        last pass before the same optimizer step repeats; call is the number of passes.
+        :data:`GRADIENTS`: all_reduces of backward passes only; :data:`REPEATED`: those, and
+        reduce_scatters, that the last pass before the same optimizer step repeats; call is the
+        number of passes.
         :data:`ATTENTION`: kernels of :data:`SOFTMAX` and :data:`PRODUCTS`, and pointwise kernels
         between them (:data:`BETWEEN`), if both kinds were called; where other attention is fused,
         only runs of them with a softmax and two products. name is the operator, call is 1 within
