@@ -325,6 +325,17 @@ def test_overhead_of_other_threads_hides_no_cause(shared: Path) -> None:
     assert diagnosis(path).diagnosis[0].id == "memory-management"
 
 
+@pytest.mark.parametrize(("call", "advised"), [("cudaMalloc", True), ("cuMemMap", False)])
+def test_expandable_segments_are_advised_if_they_are_off(call: str, advised: bool) -> None:
+    def allocated(at: int) -> list[dict[str, Any]]:
+        in_gap = ("cuda_driver", call), ("cpu_op", "aten::empty")
+        return [host(*named, at * US, 400 * US) for named in in_gap]
+
+    first = ta.diagnose(loop(allocated)).findings[0]
+    assert first.id == "memory-management"
+    assert ("expandable_segments:True" in first.advice) == advised
+
+
 def test_processes_that_share_a_gpu_are_one_device(shared: Path) -> None:
     path = shared / "data/causes/nsys/c19_two_processes_one_gpu.sqlite.gz"
     idle = ta.gpu_idle(path)

@@ -70,6 +70,7 @@ class Api:
         trains: whether an optimizer or a backward pass was recorded.
         uncached: whether PyTorch's caching allocator is known to be off.
         blocking: whether each launch call is known to wait for its own kernel.
+        maps_memory: whether it maps memory, as PyTorch's allocator does with expandable segments.
     """
 
     hip: bool
@@ -77,6 +78,7 @@ class Api:
     trains: bool
     uncached: bool = False
     blocking: bool = False
+    maps_memory: bool = False
 
     def named(self, advice: str) -> str:
         """Return advice with the names of this API."""

@@ -292,6 +292,12 @@ BATCH_COPY_PINNED = (
     "Copy the next batch ahead on a separate stream (.to(device, non_blocking=True); the host "
     "memory is pinned or managed already)."
 )
+#: Calls that map physical memory at an address, and advice for a program that makes them.
+MAPS_MEMORY = r"^(?:cu|hip)MemMap$"
+KEEP_MAPPED = (
+    "Keep memory mapped (cuMemMap: expandable segments are on): no empty_cache in the loop, and "
+    "tensors of the same sizes in all steps."
+)
 #: Advice for calls that allocate, register or free pinned host memory.
 HOST_MEMORY = "Allocate and pin host memory once, and reuse it (a pool of pinned buffers)."
 #: Advice for a program that allocates and frees memory for each tensor.

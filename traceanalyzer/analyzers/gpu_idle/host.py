@@ -299,6 +299,7 @@ def _program(trace: Trace, work: pl.DataFrame, launched: pl.DataFrame) -> Api:
         pytorch=any(mark in name for name in trace.names for mark in OF_PYTORCH),
         trains=trains(trace.names),
         uncached=soundness.is_uncached(trace),
+        maps_memory=bool(matching(trace.names, [causes.MAPS_MEMORY])),
         blocking=is_blocking(work, launched),
     )
 
