@@ -112,6 +112,32 @@ def test_steps_end_at_lows_of_live_memory(leak: int, tmp_path: Path) -> None:
     assert [one.cost_bytes for one in found] == [9 * leak * 4 * MIB] * (leak > 0)
 
 
+@pytest.mark.parametrize("every", [1, 5])
+def test_memory_freed_every_few_steps_is_no_leak(every: int, tmp_path: Path) -> None:
+    """A reference cycle keeps blocks of several steps until the garbage collector runs."""
+    snapshot, kept = Snapshot(), []
+    for step in range(23):
+        at = [BASE + GIB + layer * 4 * MIB for layer in range(24)]
+        for address in at:
+            snapshot.alloc(address, 4 * MIB, MAIN, CALL, FORWARD)
+        for layer in range(6):
+            kept.append(BASE + (6 * (step % every) + layer) * 4 * MIB)
+            snapshot.alloc(kept[-1], 4 * MIB, MAIN, KEEP)
+        for address in at:
+            snapshot.free(address, 4 * MIB)
+        while kept and step % every == every - 1:
+            snapshot.free(kept.pop(0), 4 * MIB)
+    held = [(address - BASE, 4 * MIB) for address in kept]
+    path = snapshot.hold(BASE, 4 * GIB, *held).write(tmp_path / "x.pickle")
+    found = [one for one in ta.diagnose(path).diagnosis if one.id == "memory-growth"]
+    collected = [24 * 4 * MIB] * (every == 5)  # live at the end of 4 steps of 6 blocks
+    assert [one.cost_bytes for one in found] == collected
+    growth = ta.memory_growth(path).growth.filter(pl.col("collected_bytes") > 0)
+    assert growth.select("function", "collected_bytes").rows() == [
+        ("keep_losses", n) for n in collected
+    ]
+
+
 @pytest.mark.parametrize("caller", ["validate", "run_validation", "train_epoch"])
 def test_activations_of_an_evaluation_need_no_gradients(caller: str, tmp_path: Path) -> None:
     snapshot = Snapshot()

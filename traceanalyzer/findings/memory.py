@@ -7,7 +7,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.common import display
 from traceanalyzer.analyzers.memory.attribution import frame_text
-from traceanalyzer.analyzers.memory.growth import GROWTH_ADVICE, MemoryGrowth
+from traceanalyzer.analyzers.memory.growth import COLLECTED_ADVICE, GROWTH_ADVICE, MemoryGrowth
 from traceanalyzer.analyzers.memory.oom import MemoryErrors, located
 from traceanalyzer.analyzers.memory.oom_causes import DEMAND, FRAGMENTATION, is_growth
 from traceanalyzer.analyzers.memory.result import Memory
@@ -111,6 +111,10 @@ def _leak_that_filled(answers: Answers) -> int:
     return grown if is_cause else 0
 
 
+#: Least share of live memory that is freed only every few steps for a finding.
+_COLLECTED = 0.05
+
+
 @rule(
     "memory_growth",
     "live memory that grows from step to step",
@@ -122,6 +126,19 @@ def _memory_growth(result: MemoryGrowth, answers: Answers) -> Iterator[Measured]
     gained = int(result.suspects["grown_bytes"].sum())
     last = result.steps.sort("step").group_by(_PLACE).agg(pl.col("live_bytes").last())
     whole = int(last["live_bytes"].sum())
+    collected = int(result.growth["collected_bytes"].sum())
+    highest = result.steps.group_by(_PLACE).agg(pl.col("live_bytes").max())
+    peak = int(highest["live_bytes"].sum())
+    if collected > _COLLECTED * peak:
+        yield Measured(
+            size=collected / peak,
+            title=result.collected(),
+            advice=COLLECTED_ADVICE,
+            cost_bytes=collected,
+            cost_frac=collected / peak,
+            of="live memory at its highest end of a step",
+            confidence="medium",
+        )
     if not gained or not whole:
         return
     # growth that fills the memory ends the program, whatever its share

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Unpack
 
 import numpy as np
@@ -31,13 +32,20 @@ _MOST_STEPS = 10_000
 _NAMED = 3
 _GROWTH = headings(
     "on: device, at: line of code, first_bytes: after first step, last_bytes: after last step, "
-    "grown_bytes: growth, per_step_bytes: per step, grew_n: steps"
+    "grown_bytes: growth, per_step_bytes: per step, grew_n: steps, collected_bytes: freed at once"
 )
 _STEPS = headings("on: device, step, name, time_ns: ends at, live_bytes: live")
 #: What to check in lines whose memory grows.
 GROWTH_ADVICE = (
     "Check what keeps these allocations alive: a list of losses (use .item() or .detach()), a "
     "retained graph, a cache."
+)
+#: What to check in lines whose memory is freed at once after several steps.
+COLLECTED_ADVICE = (
+    "Look for a reference cycle (an object that refers to itself through others): only the garbage "
+    "collector frees it. Test: with gc.collect() after each step the memory no longer grows. Break "
+    "the cycle (weakref, del, no closure over self); a list that is cleared every few steps looks "
+    "the same. After gc.freeze() the collector does not look at objects that exist already."
 )
 _SOURCES = {
     steps.OPTIMIZER: "No step annotations: a step ends when the optimizer finishes.",
@@ -115,6 +123,8 @@ def _growth(history: ledger.Ledger, rank: rank_memory.RankMemory, at: Ints) -> p
     np.subtract.at(change, (group, last), size)
     live = np.cumsum(change, axis=1)[:, :-1]
     change = np.diff(live, axis=1)
+    old = np.bincount(group, last - first >= SUSPECT_STEPS, groups.height) > 0
+    collected = np.where(old, _collected(live), 0)
     grew = change > 0
     # consecutive steps of growth up to the last step
     steady = grew.shape[1] - 1 - np.where(grew, -1, np.arange(grew.shape[1])).max(axis=1)
@@ -127,11 +137,29 @@ def _growth(history: ledger.Ledger, rank: rank_memory.RankMemory, at: Ints) -> p
         "grew_n": grew_n,
         "shrank_n": (change < 0).sum(axis=1),
         "per_step_bytes": (live[:, -1] - live[:, 0]) // np.maximum(grew_n, 1),
+        "collected_bytes": collected,
     }
     rows = groups.select(*attribution.LINE, "row").hstack(pl.DataFrame(numbers))
-    rows = rows.filter(pl.col("grown_bytes") != 0)
+    rows = rows.filter((pl.col("grown_bytes") != 0) | (pl.col("collected_bytes") > 0))
     rows = rows.with_columns(stack=rank.lines.paths(rows["row"])).drop("row")
     return columns.largest_first(rows, "grown_bytes", *attribution.LINE[:3], "stack")
+
+
+def _collected(live: Ints) -> Ints:
+    """Return the most bytes that grew over three or more steps and were then freed in one step.
+
+    0 for rows (stacks) in which this happened less than twice.
+    """
+    run, falls, most = np.zeros((3, live.shape[0]), np.int64)
+    base = live[:, 0]
+    for before, after in pairwise(live.T):
+        grown = before - base
+        fell = (run >= SUSPECT_STEPS) & (10 * (after - base) <= grown)
+        falls += fell
+        most = np.where(fell, np.maximum(most, grown), most)
+        run = np.where(after > before, run + 1, np.where(after < before, 0, run))
+        base = np.where(after < before, after, base)
+    return np.where(falls > 1, most, 0)
 
 
 # --- result ----------------------------------------------------------------------------------
@@ -145,11 +173,13 @@ class MemoryGrowth(Result):
         steps: one row per step boundary: rank, path, device, step, name, by (annotations, optimizer
             calls, backward passes, repeated allocations, lows of live memory or --step-every),
             event, time_ns, live_bytes.
-        growth: one row per stack whose live bytes differ between the first and the last boundary:
+        growth: one row per stack whose live bytes differ between the first and the last boundary,
+            or grew and were freed in between:
             rank, path, device, function, file, line, is_own_code, first_bytes, last_bytes,
             grown_bytes, grown_steps (consecutive steps of growth up to the last), grew_n and
             shrank_n (steps of growth and of shrinkage), per_step_bytes (grown_bytes / grew_n),
-            stack.
+            collected_bytes (the most that grew over three or more steps and was freed in one step,
+            if that happened at least twice; else 0), stack.
     """
 
     steps: pl.DataFrame
@@ -180,6 +210,17 @@ class MemoryGrowth(Result):
         n = " to ".join(f"{count:,}" for count in sorted({*counts.row(0)}))
         return f"Memory grows by {format_bytes(total)}{where} over {n} steps, at {named}."
 
+    def collected(self) -> str:
+        """Return what grows and is then freed at once, and its lines; empty without any."""
+        rows = with_line(self.growth.filter(pl.col("collected_bytes") > 0))
+        sums = rows.group_by("at").agg(pl.col("collected_bytes").sum())
+        lines = columns.largest_first(sums, "collected_bytes", "at")
+        named = ", ".join(f"{at} {format_bytes(n)}" for at, n in lines.head(_NAMED).iter_rows())
+        return named and (
+            f"Memory grows over several steps and is then freed in one step, again and again: "
+            f"up to {format_bytes(int(lines['collected_bytes'].sum()))}, at {named}."
+        )
+
     def view(self) -> View:
         """Return suspects, all changes and steps, with a chart of live bytes."""
         suspects, grown = self.suspects, with_line(self.growth)
@@ -207,7 +248,7 @@ def _suspects(growth: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     rows = columns.left_join(growth, counted, keys)
     often = (pl.col("grew_n") >= SUSPECT_STEPS) & (3 * pl.col("grew_n") >= pl.col("intervals"))
     suspect = (pl.col("grown_steps") >= SUSPECT_STEPS) | (often & (pl.col("shrank_n") == 0))
-    return rows.filter(suspect, pl.col("grown_bytes") > 0)
+    return rows.filter(suspect, pl.col("grown_bytes") > 0, pl.col("collected_bytes") == 0)
 
 
 def _by_line(rows: pl.DataFrame) -> pl.DataFrame:
@@ -231,6 +272,8 @@ def _verdict(result: MemoryGrowth) -> str:
     if n <= SUSPECT_STEPS:
         return f"{n} steps are too few: growth needs at least {SUSPECT_STEPS + 1}."
     if result.suspects.is_empty():
+        if collected := result.collected():
+            return f"{collected} {COLLECTED_ADVICE}"
         return (
             f"No steady growth: no line's live bytes grew in each of the last {SUSPECT_STEPS} of "
             f"{n:,} steps, or in a third of all steps."

@@ -182,7 +182,7 @@ def _verdict(result: Memory) -> str:
 
 def _problems(result: Memory) -> tuple[str, ...]:
     """Return a sentence each on out-of-memory errors and growth."""
-    growth = result.growth.summary() if result.growth else ""
+    growth = (result.growth.summary() or result.growth.collected()) if result.growth else ""
     return (
         result.errors.summary() if result.errors else "",
         f"{growth} See traceanalyzer memory --growth." if growth else "",

@@ -34,6 +34,8 @@ _EQUAL_FRAC = 0.8
 _FREED_FRAC = 0.5
 #: Share of the largest fall of live memory that counts as the end of a step.
 _SWING = 0.5
+#: The same for steps within which not all is freed; they are at least this many times as frequent.
+_FINER, _OFTEN = 0.3, 3
 #: A step has so many allocations of the size of the largest one.
 _MANY = 8
 #: Number of periods to try.
@@ -84,7 +86,9 @@ def _attempts(
         yield _table(at, history.times(pl.Series(at)), by)
     at = _repetitions(history, phase)
     yield _table(at, history.times(pl.Series(at)), REPETITION)
-    at = _lows(history)
+    at, finer = _lows(history, _SWING), _lows(history, _FINER)
+    # memory that is freed only every few steps hides the lows between them
+    at = finer if finer.size >= _OFTEN * at.size else at
     yield _table(at, history.times(pl.Series(at)), LOW)
 
 
@@ -239,15 +243,15 @@ def _anchored(allocs: pl.DataFrame, period: int, live: Ints) -> Ints:
     return at
 
 
-def _lows(history: ledger.Ledger) -> Ints:
+def _lows(history: ledger.Ledger, part: float) -> Ints:
     """Return positions at which live memory is lowest between two peaks; none without several.
 
-    Memory falls before and rises after each of them by at least half of its largest fall, over many
-    allocations: single layers free their temporary tensors, too.
+    Memory falls before and rises after each of them by at least this part of its largest fall, over
+    many allocations: single layers free their temporary tensors, too.
     """
     live = history.live
     fall = int((np.maximum.accumulate(live) - live).max())
-    swing = _SWING * fall
+    swing = part * fall
     slope = np.sign(np.diff(live))
     turns = np.flatnonzero(slope != 0)
     turns = np.append(turns[np.diff(slope[turns], append=0) != 0] + 1, live.size - 1)
@@ -268,4 +272,6 @@ def _lows(history: ledger.Ledger) -> Ints:
         return np.array([], np.int64)
     inside = history.allocations.filter(pl.col("start").is_between(lows[0] + 1, lows[-1]))
     largest = int(inside["bytes"].max() or 0)  # type: ignore[arg-type]
-    return np.array(lows if largest * _MANY <= fall else [], np.int64)
+    return np.array(
+        lows if largest * _MANY <= (fall if part == _SWING else swing) else [], np.int64
+    )
