@@ -245,6 +245,19 @@ def test_kernels_that_no_other_rank_runs_take_no_time_in_a_rank_like_the_others(
     assert gain_ns(ranks, typical_rank=1) == pytest.approx(3 * MS, rel=0.02)
 
 
+@pytest.mark.parametrize("ahead_us", [0, 80])
+def test_equal_ranks_with_clocks_apart_gain_nothing_like_each_other(ahead_us: int) -> None:
+    """The transfers of 0.1 ms and 2 ms begin on both ranks before they end on one."""
+    ranks = []
+    for rank in (0, 1):
+        one = in_layers(rank, pause=0)
+        ranks.append(replace(one, sources=(replace(one.meta, epoch_ns=rank * ahead_us * US),)))
+    result = ta.what_if(ranks)
+    alike = result.changes.filter(pl.col("change").str.ends_with("like the others"))
+    assert alike["gain_ns"].to_list() == pytest.approx([0, 0], abs=5 * US)
+    assert result.faster_ranks == ()
+
+
 def test_usual_changes_are_sorted_by_gain(late: list[Trace]) -> None:
     result = ta.what_if(late)
     changes = result.changes

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from traceanalyzer.analyzers.comm_outliers import arrivals
 from traceanalyzer.analyzers.replay.follow import Durations, Flow, Moments, follow
 from traceanalyzer.analyzers.replay.program import OF_CALLS, Floats, Ints, Program
 from traceanalyzer.errors import MissingData
@@ -313,7 +314,7 @@ def _members(programs: Sequence[Program]) -> pl.DataFrame:
         else pl.Series([None], dtype=pl.String).new_from_index(0, one.work.height)
         for one in programs
     )
-    work = _of_all(programs, "work", [*columns, "seq"]).with_row_index("row")
+    work = _of_all(programs, "work", [*columns, "seq", "collective"]).with_row_index("row")
     calls = _of_all(programs, "calls", columns).with_row_index("row")
     rows = pl.concat(
         [
@@ -356,8 +357,8 @@ def _on_axis(members: pl.DataFrame, shifts: Sequence[int]) -> pl.DataFrame:
 def _shifts(programs: Sequence[Program], members: pl.DataFrame) -> tuple[list[int], bool]:
     """Return what is added to the times of each program, and whether the clocks agree.
 
-    The clocks agree if nearly all collectives begin on all ranks before they end on one. Otherwise
-    they are aligned by the ends of common collectives.
+    The clocks agree if nearly all collectives begin on all ranks before they end on one; a constant
+    offset between the ends is that of a clock. Otherwise they are aligned by these ends.
     """
     epochs = [program.epoch_ns or 0 for program in programs]
     # 64-bit floats since 1970 are exact to 256 ns only
@@ -367,7 +368,12 @@ def _shifts(programs: Sequence[Program], members: pl.DataFrame) -> tuple[list[in
     placed = _on_axis(members, epochs)
     overlap = placed.group_by("key").agg(one=pl.col("start").max() <= pl.col("end").min())
     if not members.height or overlap["one"].mean() >= 0.95:  # type: ignore[operator]
-        return epochs, True
+        rows = placed.filter(~pl.col("on_host")).select(
+            "end", "collective", instance="key", lane="group", rank="program",
+            duration_ns=pl.col("end") - pl.col("start"),
+        )  # fmt: skip
+        offsets = arrivals.applied(arrivals.clock_offsets(rows, {}))
+        return [epoch - offsets.get(number, 0) for number, epoch in enumerate(epochs)], True
     known = {0: 0}
     while len(known) < len(programs):
         shifted = placed.filter(pl.col("program").is_in(list(known)))
