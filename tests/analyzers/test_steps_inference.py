@@ -186,6 +186,24 @@ def test_exposed_time_is_divided_by_functions_of_the_engine() -> None:
     assert found.size == pytest.approx(2 / 8)
 
 
+@pytest.mark.parametrize("long_ms", [1, 40])
+def test_exposed_time_of_few_steps_is_not_an_average(long_ms: int) -> None:
+    """An adapter that is loaded in 2 of 12 steps: each is longer than a step."""
+    rows, at = launched(DECODE, 0, 1, 0), 0
+    for number in range(1, 13):
+        at += 2 * MS
+        if number in (4, 8):
+            load = "vllm/lora/models.py(180): from_local_checkpoint"
+            rows += [host("python_function", load, at + 10 * US, long_ms * MS - 20 * US)]
+            at += long_ms * MS
+        rows += launched(DECODE, at, 1, 0)
+    found = measured("exposed-scheduler", steps(trace(rows)))
+    is_few = long_ms == 40
+    assert ("in 2 of 12 decode steps" in found.title) == is_few
+    assert ("--async-scheduling" in found.advice) != is_few
+    assert ("max-cpu-loras" in found.advice) == is_few
+
+
 def test_steps_of_training_have_no_exposed_host_time() -> None:
     result = steps(
         trace(launched("ProfilerStep#1", 0, 1, 0) + launched("ProfilerStep#2", 3 * MS, 1, 0))

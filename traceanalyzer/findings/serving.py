@@ -85,23 +85,61 @@ def _exposed_scheduler(result: Steps, _: Answers) -> Iterator[Measured]:
     code = result.scheduler.filter(pl.col("phase") == DECODE)
     main = code["function"][0]
     is_named = main not in (engine.IN_STEP, engine.BETWEEN)
+    few = _few(known, total)
+    each = few["exposed_ns"].mean() if few.height else total / known.height
+    where = f"in {few.height:,} of {known.height:,} decode steps" if few.height else (
+        "per decode step"
+    )  # fmt: skip
     yield Measured(
         size=total / whole,
-        title=f"The scheduler exposes {format_ns(total / known.height)} per decode step "
+        title=f"The scheduler exposes {format_ns(each)} {where} "
         f"({format_frac(total / whole)} of the time from the first to the last step): the GPU "
         f"waits for host code{f', mostly {frame_text(main)}' if is_named else ''}.",
-        evidence=(_functions(code), f"{format_count(known.height, 'decode step')} measured."),
-        advice=_advice(main) if is_named else _RECORD,
+        evidence=(
+            _functions(code, few.height),
+            f"{format_count(known.height, 'decode step')} measured.",
+            *_longest(few),
+        ),
+        advice=_of_few(main, is_named=is_named)
+        if few.height
+        else _advice(main)
+        if is_named
+        else _RECORD,
         total_ns=total,
         of="the time from the first to the last step",
         confidence="high" if is_named and _WAITS_FOR_ENGINE not in main else "medium",
     )
 
 
-def _functions(code: pl.DataFrame) -> str:
-    rows = code.select("function", "each_ns").head(_NAMED).iter_rows()
+#: A few steps are at most this share of all, and have at least that share of exposed time.
+_FEW, _NEARLY_ALL = 0.25, 0.75
+
+
+def _few(known: pl.DataFrame, total: int) -> pl.DataFrame:
+    """Return the few decode steps with most of the exposed time; no rows if many have it.
+
+    In each of them more is exposed than a usual step takes, so that no step could hide it.
+    """
+    few = known.filter(pl.col("exposed_ns") > known["duration_ns"].median())
+    is_most = few["exposed_ns"].sum() >= _NEARLY_ALL * total
+    return few if is_most and few.height <= _FEW * known.height else few.clear()
+
+
+def _longest(few: pl.DataFrame) -> Iterator[str]:
+    if few.height:
+        rows = few.sort("exposed_ns", descending=True).head(_NAMED).sort("at_ns")
+        steps = ", ".join(
+            f"{name} at {format_ns(at)} ({format_ns(ns)})"
+            for name, at, ns in rows.select("step", "at_ns", "exposed_ns").iter_rows()
+        )
+        yield f"The longest: {steps}."
+
+
+def _functions(code: pl.DataFrame, few: int) -> str:
+    each_ns = pl.col("total_ns") / few if few else pl.col("each_ns")
+    rows = code.select("function", each_ns).head(1 if few else _NAMED).iter_rows()
     each = ", ".join(f"{frame_text(name)} {format_ns(ns)}" for name, ns in rows)
-    return f"Per decode step: {each}."
+    return f"{'In each of these steps' if few else 'Per decode step'}: {each}."
 
 
 #: Module of vLLM in which a worker waits for the process of the scheduler.
@@ -111,6 +149,21 @@ _AHEAD = (
     "overlap scheduler of SGLang and TensorRT-LLM (on by default; not --disable-overlap-schedule)."
 )
 _RECORD = f"{_AHEAD} Python stacks (with_stack=True) name the functions that the GPU waits for."
+
+
+def _of_few(function: str, *, is_named: bool) -> str:
+    """Return advice for host code that is longer than a step: no other step can hide it."""
+    if not is_named:
+        return "Record Python stacks (with_stack=True): they name what runs in these steps only."
+    lora = (
+        " Load adapters before they are requested, and keep them in memory: vLLM --max-loras and "
+        "--max-cpu-loras of at least the number of adapters in use, SGLang --max-loaded-loras."
+    )
+    return (
+        f"Run {frame_text(function)} outside the loop of the engine (before serving, or in a "
+        f"thread): it is longer than a step, so asynchronous scheduling cannot hide it."
+        f"{lora if 'lora' in function.lower() else ''}"
+    )
 
 
 def _advice(function: str) -> str:
