@@ -86,7 +86,7 @@ def _exposed_scheduler(result: Steps, _: Answers) -> Iterator[Measured]:
     main = code["function"][0]
     is_named = main not in (engine.IN_STEP, engine.BETWEEN)
     few = _few(known, total)
-    each = few["exposed_ns"].mean() if few.height else total / known.height
+    each = int((few if few.height else known)["exposed_ns"].sum()) / (few.height or known.height)
     where = f"in {few.height:,} of {known.height:,} decode steps" if few.height else (
         "per decode step"
     )  # fmt: skip

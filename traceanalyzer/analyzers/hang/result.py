@@ -1,5 +1,6 @@
 """Result of the hang analysis: data, verdict, notes, tables and charts."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
@@ -107,7 +108,8 @@ class Hang(Result):
     def culprits(self) -> tuple[int, ...]:
         """Return the ranks at the end of all waiting: missing, differing, or in a deadlock."""
         if self.stuck.is_deadlock:
-            return tuple(sorted({*texts.in_cycle(self.stuck.cycle)}))
+            odd = texts.odd_one(self.stuck.cycle)
+            return odd.missing if odd else tuple(sorted({*texts.in_cycle(self.stuck.cycle)}))
         if not self.stuck.causes:
             return ()
         first = self.stuck.causes[0]
@@ -168,7 +170,11 @@ class Hang(Result):
             for one in chosen[: _MORE_CAUSES + 1]
         ]
         if stuck.cycle:
-            deadlock = texts.deadlock_sentence(stuck.cycle, label, self._place)
+            deadlock = sentences(
+                texts.deadlock_sentence(stuck.cycle, label, self._place),
+                texts.odd_sentence(texts.odd_one(stuck.cycle), label, self._place),
+                *self._too_few(),
+            )
             ordered.insert(0 if stuck.is_deadlock else 1, deadlock)
         main, *others = ordered
         chain = texts.chain_sentence(stuck.chain, label)
@@ -181,6 +187,15 @@ class Hang(Result):
     def advice(self) -> str:
         """What to try about the first cause; for a missing rank the code where it went wrong."""
         first = next(iter(self.stuck.causes), None)
+        if self.stuck.is_deadlock and (odd := texts.odd_one(self.stuck.cycle)):
+            rank = odd.missing[0]
+            now = (self.last_of_rank.get(rank) or {}).get("place")
+            left_out = self._place(odd, *odd.waiting) or f"{odd.op} #{odd.seq}"
+            return texts.ADVICE["left out"].format(rank, now or "its current call", left_out)
+        if first and first.calls and first.cause == "size mismatch" and not first.is_p2p:
+            lines = [self._place(first, *ranks) for _, ranks in first.calls]
+            if None not in lines and len({*lines}) > 1:
+                return texts.ADVICE["different lines"].format(lines[-1])
         if self.stuck.is_deadlock or first is None or first.cause != "missing rank":
             return texts.advice(self.stuck)
         missing = [rank for rank in first.missing if rank in first.free]
@@ -190,6 +205,22 @@ class Hang(Result):
             text = texts.between(rank, row.get("last_place"), others, self._now().get(rank))
             return text or texts.advice(self.stuck)
         return texts.advice(self.stuck)
+
+    def _too_few(self) -> Iterator[str]:
+        """Yield how many sends or receives were made, if a rank of the deadlock waits for more."""
+        for one in self.stuck.cycle:
+            if not one.is_p2p or not one.missing or self.dumps["overwritten"].any():
+                continue
+            peer, rank = one.missing[0], one.waiting[0]
+            end = "src" if one.op == "recv" else "dst"
+            calls = self.records.filter(op=one.op, rank=rank, group=one.group)
+            waits = calls.filter(pl.col("state") != "completed").head(1).select(end)
+            done = calls.filter(state="completed").join(waits, on=end, how="semi").height
+            other, towards = ("sends", "to") if one.op == "recv" else ("receives", "from")
+            yield (
+                f"Rank {peer} went on after {done:,} {other} {towards} rank {rank}, which waits in "
+                f"{one.op} {done + 1:,}: fewer micro-batches on one side, or a call left out."
+            )
 
     def _no_hang(self) -> str:
         instances, dumps = self.matched.instances, self.dumps

@@ -22,6 +22,11 @@ ADVICE = {
     "skipped or repeated a collective before",
     "size mismatch": "compare the shapes of the tensors at that line: an uneven last batch, "
     "padding, or parameters that only some ranks have",
+    "different lines": "these are two calls of the program, not two shapes of one: find why only "
+    "some ranks run {}: a branch by rank (a collective below 'if rank == 0'), or a collective that "
+    "was skipped or repeated before",
+    "left out": "look at what rank {} does before {}: it left out {}, or calls it later "
+    "(a rank without tokens, batch or gradients must call it, too)",
     "dtype mismatch": "compare the dtypes at that line: autocast or a checkpoint of another "
     "precision on one rank",
     "not completed": "check the network and the GPUs, not the program: NCCL_DEBUG=INFO, dmesg for "
@@ -127,6 +132,30 @@ def in_cycle(cycle: Sequence[Stuck]) -> list[int]:
         here = [rank for rank in one.waiting if rank in waited_for] or list(one.waiting)
         ranks.append(here[0])
     return ranks
+
+
+def odd_one(cycle: Sequence[Stuck]) -> Stuck | None:
+    """Return the collective of a deadlock that all ranks but one entered; None without one.
+
+    In the other operations of the deadlock, several ranks are missing.
+    """
+    alone = [
+        one for one in cycle if not one.is_p2p and len(one.blockers) == 1 < len(one.waiting)
+        and one.missing
+    ]  # fmt: skip
+    others = [len(one.blockers) for one in cycle if one not in alone]
+    return alone[0] if len(alone) == 1 and min(others, default=0) > 1 else None
+
+
+def odd_sentence(one: Stuck | None, labels: Labels, place: Place) -> str:
+    """Return which rank differs in a deadlock; empty without one."""
+    if one is None:
+        return ""
+    at = _at(place(one, *one.waiting))
+    return (
+        f"Rank {one.missing[0]} is the one that differs: all other ranks of group "
+        f"{labels(one.group)} called {one.op} #{one.seq}{at}."
+    )
 
 
 def deadlock_sentence(cycle: Sequence[Stuck], labels: Labels, place: Place) -> str:
