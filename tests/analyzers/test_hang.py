@@ -213,6 +213,17 @@ def test_a_rank_without_records_waits_in_another_group() -> None:
     assert answer(result) == ("deadlock", [0, 1])
 
 
+def test_the_rank_that_left_out_a_call_differs_in_a_deadlock() -> None:
+    run = Run(groups={"0": WORLD, "ep": (1, 2, 3)})
+    run.steps(6)
+    run.all("all_to_all", "ep")
+    for rank in (0, 3):  # rank 3 has no tokens, and goes on to the gradients
+        run.call(rank, state="started")
+    for rank in (1, 2):
+        run.call(rank, "all_to_all", group="ep", state="started")
+    assert answer(of(run.dumps())) == ("deadlock", [3])
+
+
 def test_a_recorded_rank_that_never_entered(shared: Path) -> None:
     result = ta.hang(shared / "data/causes/other/hang_wrapped_first_missed")
     assert answer(result) == ("missing rank", [1])
