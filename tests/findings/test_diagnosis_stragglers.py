@@ -388,7 +388,7 @@ def test_code_that_takes_longer_on_one_rank_is_compared(ms: tuple[int, ...], slo
 
 
 def evaluating(
-    rank: int, steps: tuple[int, ...], frames: tuple[tuple[str, str], ...]
+    rank: int, steps: tuple[int, ...], frames: tuple[tuple[str, str], ...], elsewhere: int = 0
 ) -> list[Trace]:
     """Return four ranks that wait for one with further kernels in some steps.
 
@@ -396,6 +396,7 @@ def evaluating(
         rank: the rank with further kernels.
         steps: the steps in which it has them.
         frames: kind and name of the nested slices around them.
+        elsewhere: time of the first of these on the other ranks; they launch nothing in it.
     """
     traces = []
     for one in range(4):
@@ -413,6 +414,8 @@ def evaluating(
                     events.append(host(kind, name, at + depth * US, late - 2 * depth * US))
                 events += [device("gemm", at + n * MS, MS) for n in range(20)]
                 at += late
+            elif late and elsewhere:
+                events.append(host(*frames[0], at, elsewhere))
             events.append(device(ALL_REDUCE, at, begin + whole - at, stream=20, **ABOUT))
             begin += whole
         traces.append(trace(events, one, world_size=4))
@@ -485,6 +488,17 @@ def test_device_work_of_code_that_only_one_rank_runs(*, between: bool) -> None:
     # of the steps after the first
     assert first.gain_frac == pytest.approx(20 / 75, rel=0.02)
     assert all("idle" not in effect.title for effect in first.effects)
+
+
+@pytest.mark.parametrize(("elsewhere", "times"), [(50 * US, 400), (15 * MS, 0)])
+def test_code_that_takes_little_time_on_the_other_ranks(elsewhere: int, times: int) -> None:
+    """All ranks have the annotation, but only one works long in it."""
+    frames = (("user_annotation", "validation"),)
+    title = ta.diagnose(evaluating(0, (3,), frames, elsewhere)).findings[0].title
+    assert (f"validation takes {times} times as long as on the other ranks." in title) == bool(
+        times
+    )
+    assert "only this rank" not in title
 
 
 def test_functions_without_stacks_of_other_ranks_are_no_cause() -> None:

@@ -81,7 +81,7 @@ def advice(answers: Answers, rank: int, waits: pl.DataFrame, by_cause: Mapping[s
         by_cause: the sum of these by the cause of the delay.
     """
     staged = stage_of(answers, rank) is not None or _in_stages(waits)
-    if (name := only_code(answers, rank, by_cause)) and not staged:
+    if (name := only_code(answers, rank, by_cause)[0]) and not staged:
         return f"Share the work of {name} among all ranks, or run it less often."
     difference = _difference(answers, rank, by_cause)
     if difference and difference.why in (*UNEQUAL, OTHER_KERNELS) and staged:
@@ -145,31 +145,38 @@ def stage_of(answers: Answers, rank: int) -> int | None:
     return stages.get(rank)
 
 
-def only_code(answers: Answers, rank: int, by_cause: Mapping[str, int]) -> str:
-    """Return the code that only a straggler runs, if it takes as long as the others wait.
+def only_code(answers: Answers, rank: int, by_cause: Mapping[str, int]) -> tuple[str, str]:
+    """Return the code that only a straggler works in, if it takes as long as the others wait.
 
-    Of nested functions and annotations the user's own ones come first, then the outermost. Ranks
-    without Python stacks may run the same functions.
+    Also that as a clause: the others do not run it, or it takes little time there. Of nested
+    functions and annotations the user's own ones come first, then the outermost. Ranks without
+    Python stacks may run the same functions.
     """
     if (steps := answers.of(Steps)) is None or steps.code is None or not by_cause:
-        return ""
+        return "", ""
     others = max(answers.time.windows["rank"].n_unique() - 1, 1)
     least = _HALF * sum(by_cause.values()) / others
     if _main(by_cause) not in (WORK, UNEXPLAINED) or steps.by_kernels:
-        return ""
+        return "", ""
     is_python = pl.col("kind") == "python_function"
     stacks = steps.code.filter(is_python)["rank"].n_unique() > others
-    elsewhere = steps.code.filter(pl.col("rank") != rank)["name"].unique()
-    only = steps.code.filter(
-        pl.col("rank") == rank,
-        ~is_python | stacks,
-        ~pl.col("name").is_in(elsewhere.implode()),
-        pl.col("total_ns") >= least,
-    )
-    rows = only.select("name", "total_ns", of_user=_of_user(only)).sort(
+    elsewhere = steps.code.filter(pl.col("rank") != rank).group_by("name")
+    of_rank = steps.code.filter(pl.col("rank") == rank, ~is_python | stacks)
+    times = of_rank.join(elsewhere.agg(other_ns=pl.col("total_ns").max()), on="name", how="left")
+    little = pl.col("other_ns").is_null() | (pl.col("other_ns") < _LITTLE * pl.col("total_ns"))
+    only = times.filter(little, pl.col("total_ns") >= least)
+    rows = only.with_columns(of_user=_of_user(only)).sort(
         "of_user", "total_ns", "name", descending=[True, True, False]
     )
-    return frame_text(rows["name"][0]) if rows.height else ""
+    if rows.is_empty():
+        return "", ""
+    name, other_ns = frame_text(rows["name"][0]), rows["other_ns"][0]
+    if other_ns is None:
+        return name, f"only this rank runs {name}"
+    return (
+        name,
+        f"{name} takes {rows['total_ns'][0] / other_ns:.3g} times as long as on the other ranks",
+    )
 
 
 def _of_user(code: pl.DataFrame) -> pl.Series:
@@ -182,8 +189,9 @@ def _of_user(code: pl.DataFrame) -> pl.Series:
     return pl.Series(of_user, dtype=pl.Boolean)
 
 
-#: Code takes as long as others wait for it from this share on.
-_HALF = 0.5
+#: Code takes as long as others wait for it from this share on; below the other one, it takes little
+#: time on other ranks.
+_HALF, _LITTLE = 0.5, 0.1
 
 #: The host of a rank is slow if its calls take this many times as long as on the other ranks.
 _SLOW_HOST = 2.0
@@ -274,8 +282,8 @@ def reason(answers: Answers, rank: int, by_cause: Mapping[str, int]) -> str:
     cause = _main(by_cause)
     if cause == causes.COPIES:
         return "longer exposed copies"
-    if name := only_code(answers, rank, by_cause):
-        return f"only this rank runs {name}"
+    if clause := only_code(answers, rank, by_cause)[1]:
+        return clause
     if cause in (SLOW, LINK):
         return "slow collectives of its group"
     if cause in causes.WAITING and (idle := answers.of(GpuIdle)) is not None:
@@ -293,7 +301,7 @@ def keeps_its_work(answers: Answers, rank: int, by_cause: Mapping[str, int]) -> 
 def confidence_of_one_step(answers: Answers, rank: int, by_cause: Mapping[str, int]) -> Confidence:
     """Return the confidence in a straggler of one step: ``low``, unless a call or code is known."""
     difference = _difference(answers, rank, by_cause)
-    known = only_code(answers, rank, by_cause) or (difference and difference.why == LONG_CALL)
+    known = only_code(answers, rank, by_cause)[0] or (difference and difference.why == LONG_CALL)
     return "medium" if known else "low"
 
 

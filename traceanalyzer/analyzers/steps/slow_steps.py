@@ -1,7 +1,7 @@
 """Host slices that make steps slow: checkpoints, evaluation, compilation."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -135,10 +135,17 @@ def _without_waiting(rows: pl.DataFrame, spans: pl.DataFrame, trace: Trace) -> p
 
 
 def _in_steps(
-    trace: Trace, each: pl.DataFrame, least_ns: int, names: pl.Series | None = None
+    trace: Trace,
+    each: pl.DataFrame,
+    least_ns: int,
+    names: pl.Series | None = None,
+    short: Sequence[str] = (),
 ) -> pl.DataFrame:
-    """Return slices of at least ``least_ns`` that begin in a step: ts, dur, name, kind, step."""
-    chosen = [of_kinds(_KINDS), pl.col("dur") >= least_ns]
+    """Return slices of at least ``least_ns`` that begin in a step: ts, dur, name, kind, step.
+
+    Those of the kinds ``short`` may take less.
+    """
+    chosen = [of_kinds(_KINDS), (pl.col("dur") >= least_ns) | of_kinds(short)]
     if names is not None:
         chosen.append(pl.col("name").is_in([*names.unique(), *each.select(STEP)["step"]]))
     slices = trace.events[["ts", "dur", "tid", "name", "kind"]].filter(chosen)
@@ -247,14 +254,15 @@ def code(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
         steps: step, start, end, ``host_start``, ``host_end``.
 
     Returns:
-        kind, name (without addresses), n, ``total_ns`` of slices of at least 1 % of the median step
-        that begin after the first step begins, largest first. Time of a slice is that on the host,
-        or that of the device work that it launches if this is longer.
+        kind, name (without addresses), n, ``total_ns`` of annotations, and of functions of at least
+        1 % of the median step, that begin after the first step begins, largest first. Time of a
+        slice is that on the host, or that of the device work that it launches if this is longer.
     """
     each = steps[["step", "start", "end", "host_start", "host_end"]].unique("start").sort("start")
     least = int(_LONG_FRAC * float((each["end"] - each["start"]).median() or 0))  # type: ignore[arg-type]
     until = pl.col("host_start").shift(-1).fill_null(pl.col("host_end"))
-    slices = _in_steps(trace, each.select("step", start="host_start", end=until), max(least, 1))
+    spans = each.select("step", start="host_start", end=until)
+    slices = _in_steps(trace, spans, max(least, 1), short=ANNOTATION_KINDS)
     slices = slices.filter(pl.col("kind").is_in((*ANNOTATION_KINDS, "python_function")))
     time = pl.max_horizontal("dur", pl.lit(_launched_ns(trace, slices))).alias("total_ns")
     sums = slices.select("kind", "name", time).group_by("kind", "name")
