@@ -82,6 +82,40 @@ def test_advice_on_collectives_fits_their_place(function: str, kind: str, part: 
 
 
 @pytest.mark.parametrize(
+    ("runs", "gathers", "once"),
+    [
+        (
+            "transformers/generation/utils.py(2215): generate",
+            "zero/coordinator.py(290): fetch",
+            True,
+        ),
+        ("transformers/trainer.py(310): training_step", "zero/coordinator.py(290): fetch", False),
+        (
+            "transformers/generation/utils.py(2215): generate",
+            "tensor_parallel/layers.py(9): f",
+            False,
+        ),
+    ],
+)
+def test_parameters_that_are_gathered_for_each_token(runs: str, gathers: str, once: bool) -> None:
+    rows = []
+    for number in range(4):
+        at = number * 100 * MS
+        rows += [
+            step(number, at, 100 * MS),
+            host("python_function", runs, at, 90 * MS),
+            host("python_function", gathers, at, 20 * MS),
+            host("cuda_runtime", "cudaLaunchKernel", at, US, correlation=2 * number),
+            device(GATHER, at + US, 30 * MS, correlation=2 * number),
+            host("cuda_runtime", "cudaLaunchKernel", at + 25 * MS, US, correlation=2 * number + 1),
+            device("gemm", at + 40 * MS, 20 * MS, correlation=2 * number + 1),
+        ]
+    results = examine([trace(rows)], ["kernels"], use="findings").results
+    text = _of_place(Answers(results), "all_gather")
+    assert ("ds3_gather_for_generation" in text) == once
+
+
+@pytest.mark.parametrize(
     ("function", "part"),
     [
         ("accelerate/hooks.py(330): pre_forward", "offloaded"),

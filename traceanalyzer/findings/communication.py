@@ -17,7 +17,7 @@ from traceanalyzer.analyzers.comm_outliers.result import (
     small_collectives,
 )
 from traceanalyzer.analyzers.common.columns import largest_first
-from traceanalyzer.analyzers.common.device_work import COMMUNICATION
+from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE
 from traceanalyzer.analyzers.common.names import frame_text
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.kernels.training import GRADIENTS, REPEATED as PURPOSE_REPEATED
@@ -332,14 +332,34 @@ def _not_on_host(answers: Answers) -> CommOutliers | None:
 
 
 def _of_place(answers: Answers, kind: str) -> str:
-    """Return advice for collectives of a norm or an optimizer step; empty for other places."""
+    """Return advice for collectives of a norm, an optimizer step or generation; else empty."""
     place = answers.place(COMMUNICATION)
+    if kind == "all_gather" and _gathers_to_generate(answers, place):
+        return _GATHER_ONCE
     name = str(place.get("called") or place.get("code") or "")
     if kind == "all_reduce" and re.search(_OF_NORM, name):
         return _ONE_NORM.format(frame_text(name))
     return _AFTER_STEP if kind == "all_gather" and re.search(_OF_OPTIMIZER, name) else ""
 
 
+def _gathers_to_generate(answers: Answers, place: Mapping[str, Any]) -> bool:
+    """Whether sharded parameters are gathered while most compute is that of generated tokens."""
+    kernels, names = answers.of(Kernels), " ".join(str(name) for name in place.values() if name)
+    if kernels is None or kernels.heavy is None or not re.search(_OF_SHARDS, names):
+        return False
+    compute = kernels.heavy.filter(pl.col("work_kind") == COMPUTE)
+    below = compute.filter(pl.col("called").str.contains(_OF_GENERATION))
+    return bool(2 * below["ns"].sum() > compute["ns"].sum())
+
+
+#: Names of code that gathers sharded parameters, and functions that generate tokens.
+_OF_SHARDS = r"(?i)zero[/\\]|fetch_sub_module|fsdp|fully_?shard|unshard"
+_OF_GENERATION = r": (?:generate|_sample|_greedy_search|_beam_search)$"
+_GATHER_ONCE = (
+    "generate() gathers the same parameters again for each token: gather them once for the whole "
+    "generation if they fit (TRL: ds3_gather_for_generation=True; DeepSpeed: GatheredParameters; "
+    "FSDP: summon_full_params), or generate with an inference engine (vLLM, SGLang)."
+)
 #: Functions that reduce the norm of gradients, and steps of optimizers.
 _OF_NORM = r"clip_grad|grad_norm|total_norm"
 _OF_OPTIMIZER = r"(?i)optim\w*[.#](?:.*\.)?step|(?:optim|zero)[^:]*: step$"
