@@ -26,11 +26,12 @@ STEPS = 6
 ABOUT = {"dtype": "float", "elements_in": 1 << 20, "group": "0", "group_size": 4}
 
 
-def job(odd: Mapping[str, float], more: int = 0) -> list[Trace]:
+def job(odd: Mapping[str, float], more: int = 0, collective: str = ALL_REDUCE) -> list[Trace]:
     """Return four equal ranks, except rank 2 with longer kernels, or more of one."""
     rank_works = [_works(odd, more) if rank == 2 else _works({}, 0) for rank in range(4)]
     last = max(sum(ns for _, ns in works) for works in rank_works)
-    return [trace(list(_rank(works, last)), r, world_size=4) for r, works in enumerate(rank_works)]
+    rows = [list(_rank(works, last, collective)) for works in rank_works]
+    return [trace(events, rank, world_size=4) for rank, events in enumerate(rows)]
 
 
 def _works(odd: Mapping[str, float], more: int) -> list[tuple[str, int]]:
@@ -38,7 +39,9 @@ def _works(odd: Mapping[str, float], more: int) -> list[tuple[str, int]]:
     return [(name, round(KERNELS[name] * odd.get(name, 1) * MS)) for name in names]
 
 
-def _rank(works: list[tuple[str, int]], last: int) -> Iterator[dict[str, Any]]:
+def _rank(
+    works: list[tuple[str, int]], last: int, collective: str = ALL_REDUCE
+) -> Iterator[dict[str, Any]]:
     for number in range(STEPS):
         begin = number * (last + MS)
         yield step(number, begin, last + MS)
@@ -46,7 +49,7 @@ def _rank(works: list[tuple[str, int]], last: int) -> Iterator[dict[str, Any]]:
         for name, ns in works:
             yield device(name, at, ns)
             at += ns
-        yield device(ALL_REDUCE, at, begin + last + MS - at, stream=20, seq=number, **ABOUT)
+        yield device(collective, at, begin + last + MS - at, stream=20, seq=number, **ABOUT)
 
 
 def straggler(traces: list[Trace]) -> ta.Finding:
@@ -65,6 +68,12 @@ def straggler(traces: list[Trace]) -> ta.Finding:
 )
 def test_cause_is_in_the_title(odd: Mapping[str, float], more: int, key: str) -> None:
     assert key in straggler(job(odd, more)).title
+
+
+@pytest.mark.parametrize("kernel", ["void deep_ep::internode_ll::combine<7168>()", ALL_REDUCE])
+def test_ranks_that_wait_for_tokens_get_advice_on_experts(kernel: str) -> None:
+    ranks = job({"gemm": 2.0}, collective=kernel)
+    assert ("EPLB" in straggler(ranks).advice) == (kernel != ALL_REDUCE)
 
 
 @pytest.mark.matrix

@@ -52,9 +52,9 @@ _SHARD_TABLES = (
     "Spread the embedding tables evenly: shard the tables with most lookups by row or column, and "
     "give the planner of TorchRec their pooling factors (ParameterConstraints)."
 )
-_BALANCE_EXPERTS = (
+BALANCE_EXPERTS = (
     "Balance the tokens per expert (auxiliary loss or bias of the router, capacity factor), or "
-    "place the experts with most tokens on different ranks."
+    "place the experts with most tokens on different ranks, or several times (EPLB)."
 )
 
 #: The GPU, and the balance, if steps are compared.
@@ -77,7 +77,7 @@ class Difference:
     def advice(self, program: Program, gpu: str = _IN_STEPS, balance: str = _OF_STEPS) -> str:
         """Return advice for this program, this GPU and this method to balance the work."""
         if self.why in (*UNEQUAL, OTHER_KERNELS) and re.search(_OF_EXPERTS, self.text):
-            return _BALANCE_EXPERTS
+            return BALANCE_EXPERTS
         if self.why in UNEQUAL and re.search(_OF_TABLES, self.text):
             return _SHARD_TABLES
         return _ADVICE[self.why].format(gpu=gpu, balance=balance, clocks=program.clocks)

@@ -36,6 +36,7 @@ from traceanalyzer.findings.device_time import (
     intervals_of,
 )
 from traceanalyzer.findings.kernel_times import (
+    BALANCE_EXPERTS,
     LARGER_INPUTS,
     LONG_CALL,
     OTHER_KERNELS,
@@ -86,6 +87,8 @@ def advice(answers: Answers, rank: int, waits: pl.DataFrame, by_cause: Mapping[s
     difference = _difference(answers, rank, by_cause)
     if difference and difference.why in (*UNEQUAL, OTHER_KERNELS) and staged:
         return MOVE_LAYERS
+    if difference and difference.why in UNEQUAL and _of_tokens(answers, waits):
+        return BALANCE_EXPERTS
     if difference:
         return difference.advice(answers.program, "this GPU", _BALANCE)
     cause = _main(by_cause)
@@ -106,6 +109,16 @@ def _in_stages(waits: pl.DataFrame) -> bool:
     rows = waits.drop_nulls("collective")
     paired = rows.filter(pl.col("collective").cast(pl.String).str.contains(POINT_TO_POINT))
     return 2 * int(paired["lost_ns"].sum()) > int(rows["lost_ns"].sum())
+
+
+def _of_tokens(answers: Answers, waits: pl.DataFrame) -> bool:
+    """Whether ranks wait mostly where tokens are sent to experts and back (DeepEP)."""
+    if (comm := answers.of(CommOutliers)) is None:
+        return False
+    is_exchange = pl.col("collective").cast(pl.String) == "all_to_all"
+    names = comm.instances.filter(is_exchange)["name"].cast(pl.String)
+    most = 2 * int(waits.filter(is_exchange)["lost_ns"].sum()) > int(waits["lost_ns"].sum())
+    return most and bool(names.str.contains("(?i)deep_ep|dispatch|combine").any())
 
 
 def _of_activity(answers: Answers, rank: int) -> str:
