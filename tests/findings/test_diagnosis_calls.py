@@ -13,11 +13,13 @@ from diagnosing import diagnosis
 import traceanalyzer as ta
 from traceanalyzer.analyzers.common.waits import (
     DATA,
+    DISK,
     DRIVER,
     ENGINE,
     LOCK,
     SLEEPS,
     THREAD,
+    UNKNOWN,
     wait_of,
 )
 from traceanalyzer.trace import Trace
@@ -67,6 +69,8 @@ def test_communication_is_known_by_the_names_of_libraries(kernel: str, expected:
     [
         ("usleep", None, SLEEPS),
         ("<built-in function sleep>", None, SLEEPS),
+        ("<built-in method wait of PyCapsule object at 0x7f3a10>", None, UNKNOWN),
+        ("deepspeed/runtime/swap_tensor/utils.py(30): swap_in_tensors", None, DISK),
         ("ioctl", None, DRIVER),
         ("<built-in method acquire of _thread.lock object at 0x7f>", None, LOCK),
         ("threading.py(1095): join", None, THREAD),

@@ -13,6 +13,10 @@ PROCESS = "waits for another process"
 DATA = "waits for data from a pipe, a socket or another process"
 REQUESTS = "waits for requests"
 ENGINE = "waits for the next step from the engine's process"
+DISK = "waits for files that swap tensors"
+UNKNOWN = "waits in a function written in C"
+#: A method of an object written in C: its name does not tell what it waits for.
+_OF_OBJECT = re.compile(r"^<(?:built-in )?method wait of PyCapsule")
 
 #: Calls of the OS runtime and functions written in C, by what they do.
 _C_FUNCTIONS = {
@@ -31,8 +35,13 @@ WAITS_FOR_REQUESTS = (
     r"(?:vllm|sglang|tensorrt_llm|lmdeploy)[/\\].*\.py(?:\(\d+\))?: (?:_process_input_queue"
     r"|_?(?:recv|get|fetch|poll|wait)\w*_requests?)"
 )
+#: Functions of DeepSpeed that wait for reads or writes of a disk (ZeRO-Infinity).
+_SWAPS = r"swap_tensor[/\\]\w+\.py(?:\(\d+\))?: (?:_?swap_(?:in|out)\w*|synchronize_\w+)"
+#: Functions that tell more than what they call.
+WAITS_AROUND = (WAITS_FOR_REQUESTS, _SWAPS)
 #: Functions of the standard library and of inference engines, by module.
 _MODULES = {
+    DISK: _SWAPS,
     REQUESTS: WAITS_FOR_REQUESTS,
     ENGINE: r"shm_broadcast\.py: (?:dequeue|acquire_read)",
     FILE_LOCK: r"(?:filelock|fasteners|portalocker)/\w+\.py: _?(?:acquire|lock|do_acquire)",
@@ -61,7 +70,7 @@ def wait_of(name: str, file: str | None = None) -> str | None:
         file: the file of a sampled frame, if it has one.
     """
     if built_in := BUILT_IN.match(name):
-        return _of_c_function(built_in[1])
+        return UNKNOWN if _OF_OBJECT.match(name) else _of_c_function(built_in[1])
     if file is None and (frame := _SLICE.match(name)):
         file, name = frame.groups()
     if file is None or file.strip("<>") == "built-in" or is_native(file):
@@ -88,5 +97,10 @@ ADVICE = {
     DATA: "Receive data in a background thread, ahead of its use",
     ENGINE: "Record the engine's process, too (py-spy record --subprocesses): its scheduler is "
     "slow, or it has no requests. Asynchronous scheduling overlaps it with the GPU",
+    DISK: "Overlap the reads and writes with compute (DeepSpeed offload_optimizer: pipeline_read, "
+    "pipeline_write; more buffers), use a faster NVMe drive or several (aio settings), or offload "
+    "to CPU memory instead",
+    UNKNOWN: "Find what it waits for by the function that calls it (another thread, a file, a "
+    "device, a collective), and launch the next work before the wait",
     REQUESTS: "The server has no requests to run: its load is low",
 }
