@@ -127,8 +127,8 @@ def test_memory_freed_every_few_steps_is_no_leak(every: int, tmp_path: Path) -> 
             snapshot.free(address, 4 * MIB)
         while kept and step % every == every - 1:
             snapshot.free(kept.pop(0), 4 * MIB)
-    held = [(address - BASE, 4 * MIB) for address in kept]
-    path = snapshot.hold(BASE, 4 * GIB, *held).write(tmp_path / "x.pickle")
+    alive = [(address - BASE, 4 * MIB) for address in kept]
+    path = snapshot.hold(BASE, 4 * GIB, *alive).write(tmp_path / "x.pickle")
     found = [one for one in ta.diagnose(path).diagnosis if one.id == "memory-growth"]
     collected = [24 * 4 * MIB] * (every == 5)  # live at the end of 4 steps of 6 blocks
     assert [one.cost_bytes for one in found] == collected

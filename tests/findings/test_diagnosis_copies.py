@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,15 +18,26 @@ NAMES = {
 }
 
 
-def exposed_copies(*lengths: tuple[str, int]) -> ta.Finding:
+def exposed_copies(*lengths: tuple[str, int], extra: str = "") -> ta.Finding:
     """Return the finding for copies of these directions and lengths in ms, and other work."""
     events, at = [device("gemm", 0, 10 * MS)], 10 * MS
     for direction, ms in lengths:
         events.append(device(NAMES[direction], at, ms * MS, kind="gpu_memcpy"))
         at += ms * MS
-    (one,) = (one for one in ta.diagnose(trace(events)).findings if one.id == "exposed-copies")
+    recorded = trace(events)
+    if extra:
+        meta = replace(recorded.meta, format="chrome-trace", extra=extra)
+        recorded = replace(recorded, sources=(meta,))
+    (one,) = (one for one in ta.diagnose(recorded).findings if one.id == "exposed-copies")
     check_wording(one.title, one.advice)
     return one
+
+
+def test_advice_for_jax_is_not_that_for_cuda() -> None:
+    of_jax = exposed_copies(("DtoH", 9), extra='{"highres-ticks": true}').advice
+    assert "copy_to_host_async" in of_jax
+    assert "cudaMallocHost" not in of_jax
+    assert "copy_to_host_async" not in exposed_copies(("DtoH", 9)).advice
 
 
 @pytest.mark.matrix

@@ -265,7 +265,7 @@ def _exposed_communication(result: Overlap, answers: Answers) -> Iterator[Measur
             f"{format_frac(sums['overlap_frac'])} of all communication is overlapped with compute.",
         ),
         advice=remedy,
-        confidence="low" if remedy == _PAIRS else "high",
+        confidence="low" if remedy in (_PAIRS, _KV_TRANSFER) else "high",
         total_ns=total,
         most_gain_ns=max(total - last, 0) if last else None,
         intervals=intervals_of(rest),
@@ -295,7 +295,8 @@ def _exposing(result: Overlap, answers: Answers, *, waits: bool) -> str:
     comm, kind = _not_on_host(answers), ""
     if comm is not None:
         if comm.mostly_unknown_pairs:
-            return _PAIRS
+            sender = " ".join(map(str, answers.place(COMMUNICATION).values()))
+            return _KV_TRANSFER if re.search(_KV_SENDS, sender) else _PAIRS
         kind = _main_kind(comm)
         if answers.program.pytorch and kind == "all_to_all":
             return _EXCHANGE
@@ -390,6 +391,14 @@ def _in_small_buckets(answers: Answers, comm: CommOutliers) -> bool:
     return bool(most and answers.program.trains and each >= _MANY_BUCKETS)
 
 
+#: Functions of inference engines that send the KV cache from prefill to decode instances.
+_KV_SENDS = r"kv_transfer|kv_connector|disaggregation|(?i:mooncake|nixl)"
+_KV_TRANSFER = (
+    "The engine sends the KV cache to another instance while the GPU waits: send each layer on "
+    "another stream while the next one is computed (an asynchronous mode of the connector: "
+    "P2pNcclConnector send_type PUT_ASYNC; NixlConnector, Mooncake), and wait for it only before "
+    "the blocks are freed. The partner was not recorded: the time includes the wait for it."
+)
 #: Advice for sends and receives whose partner is not known.
 _PAIRS = (
     "Most of it is in sends and receives whose partner was not recorded (batch_isend_irecv): they "

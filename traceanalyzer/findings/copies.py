@@ -227,6 +227,7 @@ def _copying(copies: pl.DataFrame, sums: Mapping[str, int], total: int, answers:
     if not large or large - {"DtoD", MEMSET}:
         texts += _keeping(answers)
         text = _overlapping(copies, large - {"DtoD", MEMSET}, pytorch=answers.program.pytorch)
+        text = _OF_XLA if answers.program.xla else text
         compute = int(answers.time.busy["busy_ns"].sum())
         most = f" (overlap alone gains at most the compute time, {answers.time.text(compute)})"
         texts.append(f"{text}{most if compute < _NEARLY_ALL * total else ''}")
@@ -261,6 +262,14 @@ def _are_pageable(copies: pl.DataFrame, directions: Collection[str]) -> bool:
     memory = large["memory"].fill_null("")
     unknown = memory.str.split(" -> ").list.contains("Host") | (memory == "")  # ROCm: "Host"
     return not directions or bool((memory.str.contains("Pageable") | unknown).any())
+
+
+#: Advice for copies in programs of JAX and TensorFlow, which copy by themselves.
+_OF_XLA = (
+    "Read arrays on the host less often (np.asarray, float(), device_get, .numpy()), only the "
+    "numbers needed (reduce on the device), or one step later (JAX: x.copy_to_host_async() before "
+    "the read); put inputs on the device ahead of their step (jax.device_put, tf.data prefetch)"
+)
 
 
 def _overlapping(copies: pl.DataFrame, directions: Collection[str], *, pytorch: bool) -> str:

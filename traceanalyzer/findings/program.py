@@ -32,6 +32,7 @@ class Program:
         pytorch: whether PyTorch was recorded, or the framework is unknown.
         trains: whether an optimizer or a backward pass was recorded.
         hip: whether it is known to call HIP.
+        xla: whether JAX's or TensorFlow's profiler recorded it.
         gpus: names of the GPUs.
         one_host: whether all ranks of the job were recorded on one host.
     """
@@ -41,6 +42,7 @@ class Program:
     one_host: bool = False
     trains: bool = True
     hip: bool = False
+    xla: bool = False
 
     @property
     def amd(self) -> bool:
@@ -116,7 +118,9 @@ def program(results: Mapping[str, Result]) -> Program:
     idle, info = results.get("gpu_idle"), results.get("info")
     known = Program()
     if isinstance(idle, GpuIdle):
-        known = Program(idle.program.pytorch, trains=idle.program.trains, hip=idle.program.hip)
+        of = idle.program
+        xla = "jax.profiler" in idle.coverage.hints["step"] and not of.pytorch
+        known = Program(of.pytorch, trains=of.trains, hip=of.hip, xla=xla)
     if not isinstance(info, Info):
         return known
     gpus = ", ".join(info.files["devices"].drop_nulls().unique().sort())
