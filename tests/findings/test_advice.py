@@ -118,6 +118,24 @@ def test_host_code_gets_the_advice_of_what_runs(
     assert never not in one.advice
 
 
+@pytest.mark.parametrize("on_cpu", [True, False])
+def test_copies_of_offloaded_parameters(on_cpu: bool) -> None:
+    """Copies in both directions in each step; the CPU updates the parameters, or augments data."""
+    name = "Optimizer.step#AdamW.step" if on_cpu else "augment"
+    operator = "aten::_fused_adamw_" if on_cpu else "aten::flip"
+
+    def between(at: int) -> Rows:
+        copies = (("Memcpy DtoH (Device -> Pinned)", 10), ("Memcpy HtoD (Pinned -> Device)", 330))
+        return [
+            *(device(copy, (at + after) * US, 100 * US) | {"kind": "gpu_memcpy"}
+              for copy, after in copies),
+            host("user_annotation", name, (at + 115) * US, 210 * US),
+            host("cpu_op", operator, (at + 118) * US, 200 * US),
+        ]  # fmt: skip
+
+    assert ("offload_optimizer" in first(loop(between), "exposed-copies").advice) == on_cpu
+
+
 def test_code_of_many_functions_was_recorded() -> None:
     names = ("a.py(1): collect", "b.py(2): pack", "c.py(3): plan")
     one = first(loop(lambda at: python(names[at // 550 % 3])(at)), "host-code")

@@ -8,6 +8,8 @@ import polars as pl
 
 from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.device_work import MEMORY
+from traceanalyzer.analyzers.gpu_idle.causes import HOST_CODE
+from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 from traceanalyzer.analyzers.overlap.result import Overlap
 from traceanalyzer.analyzers.transfers.result import MIGRATIONS, Transfers, page_faults
 from traceanalyzer.findings import straggling
@@ -184,10 +186,10 @@ def _overlappable(copies: pl.DataFrame, sums: Mapping[str, int], answers: Answer
     """Return the compute time that copies can be overlapped with, if nothing else shortens them.
 
     Copies from or to pageable memory are several times as fast from pinned memory, and copies on
-    the device, or there and back, can be avoided: then it is None.
+    the device, there and back, or of offloaded parameters can be avoided: then it is None.
     """
     large = _large(sums)
-    avoidable = large & {"DtoD", MEMSET} or any(_keeping(answers))
+    avoidable = large & {"DtoD", MEMSET} or any(_keeping(answers)) or _is_offloaded(large, answers)
     if avoidable or not large or _are_pageable(copies, large):
         return None
     return int(answers.time.busy["busy_ns"].sum())
@@ -199,6 +201,12 @@ _OFFLOADED = (
     "(quantized, or 16-bit), offload whole models rather than layers (enable_model_cpu_offload), "
     "or copy the next layer from pinned memory on another stream "
     "(enable_group_offload(use_stream=True))"
+)
+_OFFLOADED_TRAINING = (
+    "Parameters and gradients are copied in each step because they are offloaded to the CPU, which "
+    "also updates them (FSDP: CPUOffload, CPUOffloadPolicy; DeepSpeed: offload_param, "
+    "offload_optimizer): keep them on the GPU if they fit (more GPUs, smaller micro-batches, "
+    "activation checkpointing), or offload only the optimizer state"
 )
 _SWAPPED = (
     "The engine moves the KV cache of preempted requests: give the cache more memory "
@@ -223,6 +231,8 @@ def _copying(copies: pl.DataFrame, sums: Mapping[str, int], total: int, answers:
     if text := next((text for test, text in _OF_PLACE.items() if re.search(test, names)), ""):
         return f"{text}; traceanalyzer transfers lists the copies."
     large = _large(sums)
+    if _is_offloaded(large, answers):
+        return f"{_OFFLOADED_TRAINING}; traceanalyzer transfers lists the copies."
     texts: list[str] = []
     if not large or large - {"DtoD", MEMSET}:
         texts += _keeping(answers)
@@ -244,6 +254,13 @@ def _copying(copies: pl.DataFrame, sums: Mapping[str, int], total: int, answers:
             "fuse them into the kernels that use the data"
         )
     return f"{'. '.join(texts)}; traceanalyzer transfers lists the copies."
+
+
+def _is_offloaded(directions: Collection[str], answers: Answers) -> bool:
+    """Whether copies go in both directions, and the CPU updates the parameters."""
+    idle = answers.of(GpuIdle)
+    both = {"HtoD", "DtoH"} <= {*directions}
+    return both and idle is not None and idle.activity(HOST_CODE).steps_on_cpu
 
 
 def _keeping(answers: Answers) -> Iterator[str]:
