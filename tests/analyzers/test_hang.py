@@ -224,6 +224,19 @@ def test_the_rank_that_left_out_a_call_differs_in_a_deadlock() -> None:
     assert answer(of(run.dumps())) == ("deadlock", [3])
 
 
+@pytest.mark.parametrize("line", [40, 61])
+def test_two_calls_of_other_sizes_are_not_two_shapes_of_one(line: int) -> None:
+    run = Run()
+    run.steps()
+    for rank in WORLD:
+        run.call(rank, "all_gather", size=64 if rank else 8, state="started")
+        frame = {"name": "save", "filename": "/home/u/train.py", "line": 61 if rank else line}
+        run.entries[rank][-1]["frames"] = [frame]
+    result = of(run.dumps())
+    assert answer(result) == ("size mismatch", [0])
+    assert ("'if rank == 0'" in result.advice) == (line == 40)
+
+
 def test_a_recorded_rank_that_never_entered(shared: Path) -> None:
     result = ta.hang(shared / "data/causes/other/hang_wrapped_first_missed")
     assert answer(result) == ("missing rank", [1])
