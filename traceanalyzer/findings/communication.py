@@ -68,7 +68,8 @@ def _repeated_reduction(_: CommOutliers, answers: Answers) -> Iterator[Measured]
         ),
         advice="Run all micro-batches of a step except the last one within model.no_sync() of "
         "DistributedDataParallel (Accelerate: accelerator.accumulate, Lightning: "
-        "accumulate_grad_batches); FSDP2: set_requires_gradient_sync(False), with whole gradients.",
+        "accumulate_grad_batches); FSDP2: set_requires_gradient_sync(False), with whole gradients. "
+        "DeepSpeed ZeRO-2 and ZeRO-3 reduce in each micro-batch, ZeRO-1 does not need to.",
         total_ns=total,
         intervals=intervals_of(losses),
     )
