@@ -374,10 +374,11 @@ def _typical(
 ) -> list[Weights]:
     """Give the chosen ranks the times of the others: by kernel, collective, step and host time.
 
-    A kernel takes the mean of the others at the same place of the step: calls of one kernel have
-    different sizes. Calls that no other rank has take no time. A rank that runs more in a step than
-    they do then runs it in the time that they need for theirs. With ``of_all`` the place and the
-    number of kernels do not count. Unexplained time before work becomes that of the others.
+    A kernel takes the mean of the others at the same place of the step, if all ranks run it there
+    equally often: calls of one kernel have different sizes. Kernels that no other rank runs take no
+    time. A rank that runs more in a step than they do then runs it in the time that they need for
+    theirs. With ``of_all`` the place and the number of kernels do not count. Unexplained time
+    before work becomes that of the others.
     """
     chosen = np.array([program.rank in ranks for program in job.programs])
     transfers = [of_work >= 0 for of_work, _ in job.groups]
@@ -419,17 +420,17 @@ def _without_additional(
     transfers: Sequence[npt.NDArray[np.bool_]],
     chosen: npt.NDArray[np.bool_],
 ) -> list[Floats]:
-    """Take the time of calls that only chosen ranks have, if they have those of the others too.
+    """Take the time of kernels that only chosen ranks run, if they run those of the others too.
 
     Without them, kernels must take about as long as on the others: otherwise they are what the
     others do by kernels with other names.
     """
     others = np.flatnonzero(~chosen).tolist()
-    known = np.unique(np.concatenate([job.places[n] for n in others]))
+    known = np.unique(np.concatenate([job.kinds[n] for n in others]))
     usual = np.mean([times[n][~transfers[n]].sum() for n in others])
     kept = list(times)
     for n in np.flatnonzero(chosen).tolist():
-        added = ~transfers[n] & ~np.isin(job.places[n], known)
+        added = ~transfers[n] & ~np.isin(job.kinds[n], known)
         if times[n][~transfers[n] & ~added].sum() >= _SAME_FRAC * usual:
             kept[n] = np.where(added, 0.0, times[n])
     return kept

@@ -140,8 +140,8 @@ class Job:
     def places(self) -> list[Ints]:
         """Like ``kinds``, but calls of a kernel with different places in a step are different.
 
-        Calls of one kernel have different sizes. Calls beyond those that each rank has in a step,
-        the last ones, have no place there.
+        Calls of one kernel have different sizes. Kernels that some rank runs more often in a step
+        have no place there.
         """
         n_ranks, once = len(self.programs), ("program", "kind", "step")
         rows = pl.DataFrame({
@@ -150,11 +150,12 @@ class Job:
             "alone": np.concatenate([of_work < 0 for of_work, _ in self.groups]),
         })  # fmt: skip
         rows = rows.with_columns(place=pl.int_range(pl.len()).over(once), n=pl.len().over(once))
-        each = ("kind", "step")
-        of_all = pl.col("program").n_unique().over(each) == n_ranks
-        placed = pl.when(of_all & pl.col("alone") & (pl.col("step") >= 0))
-        place = placed.then(pl.when(pl.col("place") < pl.col("n").min().over(each)).then("place"))
-        rows = rows.select("kind", placed.then("step"), place.alias("place"))
+        each, n = ("kind", "step"), pl.col("n")
+        alike = (n.min().over(each) == n.max().over(each)) & (
+            n_ranks * n.min().over(each) == pl.len().over(each)
+        )
+        placed = pl.when(alike & pl.col("alone") & (pl.col("step") >= 0))
+        rows = rows.select("kind", placed.then("step"), placed.then("place").alias("place"))
         _, (numbers,) = numbering.group_numbers(("kind", "step", "place"), rows)
         return np.split(numbers, self.first_row[1:-1])
 
