@@ -104,7 +104,7 @@ def _input(name: str) -> Path:
 
 
 #: Questions on files that have no timeline.
-TIMELESS = ("hang", "printed")
+TIMELESS = ("hang", "printed", "requests")
 
 
 @pytest.mark.matrix

@@ -88,7 +88,8 @@ def _inputs() -> dict[str, Path]:
 def _run(command: str, given: str, form: str, out: Path, *more: str) -> int:
     """The exit status of a command on a hostile input, its answer in a file."""
     parameters = ALL[command].params
-    needed = [one for one in parameters if isinstance(one, click.Argument) and one.required]
+    arguments = [one for one in parameters if isinstance(one, click.Argument)]
+    needed = [one for one in arguments if one.required or command == "py-spy-report"]
     paths = [str(_inputs()[given])] * len(needed)
     if command == "query":
         paths = [paths[0], "select * from events"]
