@@ -13,7 +13,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.common.device_work import device_work
 from traceanalyzer.analyzers.common.launching import launch_rows
-from traceanalyzer.analyzers.common.names import matcher, named
+from traceanalyzer.analyzers.common.names import mapped, matcher, named
 from traceanalyzer.frames import nesting, numbering
 from traceanalyzer.frames.intervals import Ints
 from traceanalyzer.trace import Trace, of_kinds
@@ -492,8 +492,7 @@ def _outermost_calls(trace: Trace, wanted: pl.Expr) -> tuple[pl.DataFrame, pl.Da
     """Return all calls, and those outside the others of their thread: name, lane, start, end."""
     is_call = wanted & pl.col("tid").is_not_null() & (pl.col("dur") > 0)
     rows = trace.events[["kind", "name", *_LANE, "ts", "dur"]].filter(is_call)
-    name = pl.col("name").cast(pl.String)
-    rows = rows.select(name, *_LANE, start="ts", end=pl.col("ts") + pl.col("dur"))
+    rows = rows.select("name", *_LANE, start="ts", end=pl.col("ts") + pl.col("dur"))
     rows = rows.sort("start", "end", descending=[False, True])
     reached = pl.col("end").cum_max().shift(1).over(_LANE).fill_null(_NEVER)
     return rows, rows.filter(pl.col("start") + _ROUNDING_NS >= reached, pl.col("end") > reached)
@@ -509,12 +508,13 @@ def _iterations(trace: Trace, wanted: pl.Expr, launched: Ints) -> pl.DataFrame:
     most = rows.group_by(_LANE, maintain_order=True).len().sort("len", maintain_order=True).tail(1)
     rows = rows.join(most, on=_LANE, nulls_equal=True, maintain_order="left")
     start, end = rows["start"].to_numpy(), rows["end"].to_numpy()
-    first, number = numbering.numbered([rows["name"].str.replace(_NUMBER.pattern, "")])
+    names = mapped(rows["name"], lambda name: _NUMBER.sub("", name, count=1))
+    first, number = numbering.numbered([names])
     codes = first.astype(np.int64)[number]
     pauses = np.append(0, start[1:] - end[:-1])[: start.size] // _ROUNDING_NS
     begins, period = _begins(codes, pauses, 2)
     if begins.size:
-        launched = np.unique(launched)
+        launched = pl.Series(launched).unique().to_numpy()  # a replayed graph counts once
         place = np.searchsorted(start, launched, side="right") - 1
         inside = codes[place[(place >= 0) & (launched < end[place])]]
         share = np.bincount(inside, minlength=codes.size) / max(launched.size, 1)
@@ -536,8 +536,8 @@ def _repeated_calls(trace: Trace, wanted: pl.Expr) -> pl.DataFrame:
     length = pl.col("end") - pl.col("start")
     whole = outer.select(length.sum()).item()
     sums = rows.group_by("name").agg(ns=length.sum(), n=pl.len())
-    most = sums.filter(pl.col("ns") >= _MOST_TIME * max(whole, 1))
+    most = sums.filter(pl.col("ns") >= _MOST_TIME * max(whole, 1)).cast({"name": pl.String})
     name = most.sort("n", "ns", "name", descending=[True, True, False])["name"].head(1)
     calls = rows.filter(pl.col("name").is_in(name.implode()))
-    plain = pl.col("name").str.strip_prefix(_MODULE)
+    plain = pl.col("name").cast(pl.String).str.strip_prefix(_MODULE)
     return calls.with_columns(step=pl.format("{} [{}]", plain, pl.int_range(1, pl.len() + 1)))
