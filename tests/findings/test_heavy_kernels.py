@@ -214,13 +214,19 @@ def test_kernels_of_forward_and_backward_of_an_operator_count_together() -> None
     assert "2 kernels of one operator, mostly route_a" in one.title
 
 
-@pytest.mark.parametrize(("kernel", "part"), [("gemm_ns", 0.6), ("multi_tensor_adam", None)])
-def test_optimizer_step_of_matrix_products(kernel: str, part: float | None) -> None:
-    """Muon multiplies matrices in its step; AdamW does not."""
+@pytest.mark.parametrize(
+    ("kernel", "closure", "part"),
+    [("gemm_ns", False, 0.6), ("gemm_ns", True, None), ("multi_tensor_adam", False, None)],
+)
+def test_optimizer_step_of_matrix_products(kernel: str, closure: bool, part: float | None) -> None:
+    """Muon multiplies matrices in its step; AdamW does not, nor does a closure with the model."""
     works = [("aten::mm", kernel, 600), GEMM]
     length = sum(us for _, _, us in works) * US
     marks = [host("user_annotation", "Optimizer.step#Muon.step", n * length, 60 * US)
              for n in range(4)]  # fmt: skip
+    if closure:
+        node = "autograd::engine::evaluate_function: MmBackward0"
+        marks += [host("cpu_op", node, n * length + 20 * US, 9 * US, tid=2) for n in range(4)]
     each = [m for m in judged(trace([*_steps(works, ""), *marks])) if "matrix products" in m.title]
     assert [m.size for m in each] == ([pytest.approx(part, rel=0.02)] if part else [])
     assert not any("ranks" in "".join(m.evidence) for m in each)

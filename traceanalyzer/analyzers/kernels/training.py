@@ -1,8 +1,8 @@
 """Device work by its purpose in a training step, and pointwise kernels that could be fused.
 
 The purposes are updates of one tensor each, activations that are computed again in the backward
-pass, reductions of gradients before the last micro-batch, attention by separate operators, and
-searches for the fastest kernel.
+pass, reductions of gradients before the last micro-batch, attention by separate operators, searches
+for the fastest kernel, checks for NaN, and optimizers that multiply matrices.
 """
 
 import re
@@ -140,15 +140,15 @@ def _training(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
     if not matching(names, _MARKS):
         return attention
     calls = launches(trace, work).select("work", *_THREAD, ts="launch_start")
-    steps = _ranges(trace, names, _OPTIMIZER_STEP)
+    steps, nodes = (_ranges(trace, names, name) for name in (_OPTIMIZER_STEP, BACKWARD))
     tables = [
         _one_by_one(trace, work, calls, steps),
         _recomputed(work, calls, _ranges(trace, names, f"{BACKWARD}|{CHECKPOINT}|{LAYERS}")),
-        _reductions(trace, work, calls, _ranges(trace, names, BACKWARD), steps),
+        _reductions(trace, work, calls, nodes, steps),
         _attention(trace, work, calls, names),
         _tuning(trace, work, calls, names),
-        _nan_checks(trace, work, calls, names),
-        _matrix_updates(work, calls, steps),
+        _nan_checks(work, calls, _ranges(trace, names, _IS_NAN), nodes),
+        _matrix_updates(work, calls, nodes, steps),
     ]
     return pl.concat([attention, *(_shaped(rows) for rows in tables if rows.height)])
 
@@ -283,8 +283,15 @@ def _repeated(rows: pl.DataFrame) -> pl.DataFrame:
     return kept.with_columns(purpose=pl.lit(REPEATED), call="count")
 
 
-def _matrix_updates(work: pl.DataFrame, calls: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
-    """Compute of optimizer steps, if matrix products take half of it (Muon, Shampoo)."""
+def _matrix_updates(
+    work: pl.DataFrame, calls: pl.DataFrame, nodes: pl.DataFrame, steps: pl.DataFrame
+) -> pl.DataFrame:
+    """Compute of optimizer steps, if matrix products take half of it (Muon, Shampoo).
+
+    Without steps in which a backward pass runs: Lightning passes it to the optimizer as a closure.
+    """
+    begun = nodes["start"]
+    steps = steps.filter(begun.search_sorted(steps["end"]) == begun.search_sorted(steps["start"]))
     inside = linking.label_by_interval(calls, steps, _THREAD).drop_nulls("interval")
     rows = work[inside["work"]].with_columns(place=steps["name"][inside["interval"]])
     shared = rows["work_kind"].eq(COMMUNICATION).any()
@@ -324,10 +331,9 @@ def _tuning(
 
 
 def _nan_checks(
-    trace: Trace, work: pl.DataFrame, calls: pl.DataFrame, names: list[str]
+    work: pl.DataFrame, calls: pl.DataFrame, checks: pl.DataFrame, nodes: pl.DataFrame
 ) -> pl.DataFrame:
     """Spans from the check of a gradient for NaN at the end of a node to the work after it."""
-    checks, nodes = (_ranges(trace, names, pattern) for pattern in (_IS_NAN, BACKWARD))
     rows = linking.enclosing(checks.rename({"start": "ts"}), nodes, _THREAD).drop_nulls("slice")
     if rows.height < _LEAST_CHECKED * max(nodes.height, 1):
         return _NONE
