@@ -72,6 +72,16 @@ def test_a_step_that_only_evaluates() -> None:
     assert FORWARD_ONLY in one.title
 
 
+def test_annotations_without_an_end_run_no_code() -> None:
+    """They would have all work that is launched after they begin."""
+    more = [host("cuda_runtime", "cudaLaunchKernel", MS, US, correlation=1),
+            device("gemm", MS, 9 * MS, correlation=1),
+            host("user_annotation", "closed", MS // 2, MS),
+            {**host("user_annotation", "open", MS // 2, 0), "dur": None}]  # fmt: skip
+    code = examine([steps({2: more})], ["steps"], use="findings").results["steps"].code
+    assert code.select("name", "total_ns").rows() == [("closed", 9 * MS)]
+
+
 def test_each_slow_step_has_a_cause() -> None:
     saving = [host("user_annotation", "save_checkpoint", 10 * MS, 19 * MS)]
     compiling = [host("cpu_op", "_compile.compile_inner", 10 * MS, 18 * MS)]

@@ -1,7 +1,7 @@
 """Host slices that make steps slow: checkpoints, evaluation, compilation."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -139,13 +139,14 @@ def _in_steps(
     each: pl.DataFrame,
     least_ns: int,
     names: pl.Series | None = None,
-    short: Sequence[str] = (),
+    short: tuple[str, ...] = (),
 ) -> pl.DataFrame:
     """Return slices of at least ``least_ns`` that begin in a step: ts, dur, name, kind, step.
 
-    Those of the kinds ``short`` may take less.
+    Those of the kinds ``short`` may take less. Slices without an end do not count.
     """
-    chosen = [of_kinds(_KINDS), (pl.col("dur") >= least_ns) | of_kinds(short)]
+    least = pl.when(of_kinds(short)).then(0).otherwise(least_ns)
+    chosen = [of_kinds(_KINDS), pl.col("dur") >= least]
     if names is not None:
         chosen.append(pl.col("name").is_in([*names.unique(), *each.select(STEP)["step"]]))
     slices = trace.events[["ts", "dur", "tid", "name", "kind"]].filter(chosen)
