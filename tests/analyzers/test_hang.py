@@ -224,6 +224,21 @@ def test_the_rank_that_left_out_a_call_differs_in_a_deadlock() -> None:
     assert answer(of(run.dumps())) == ("deadlock", [3])
 
 
+@pytest.mark.parametrize("done", [0, 3])
+def test_a_deadlock_counts_earlier_transfers(done: int) -> None:
+    run = Run(ranks=(0, 1), groups={"0": (0, 1)})
+    run.steps(2)
+    for _ in range(done):
+        run.call(0, "send 0->1", p2p=True)
+        run.call(1, "recv 1<-0", p2p=True)
+    run.call(0, state="started")  # with fewer micro-batches than rank 1
+    run.call(1, "recv 1<-0", p2p=True, state="started")
+    result = of(run.dumps())
+    assert result.cause == "deadlock"
+    assert (f"made {done} sends to rank 1" in result.verdict) == (done > 0)
+    check_wording(result.verdict)
+
+
 @pytest.mark.parametrize("line", [40, 61])
 def test_two_calls_of_other_sizes_are_not_two_shapes_of_one(line: int) -> None:
     run = Run()

@@ -208,19 +208,18 @@ class Hang(Result):
 
     def _too_few(self) -> Iterator[str]:
         """Yield how many sends or receives were made, if a rank of the deadlock waits for more."""
-        for one in self.stuck.cycle:
-            if not one.is_p2p or not one.missing or self.dumps["overwritten"].any():
+        for one in () if self.dumps["overwritten"].any() else self.stuck.cycle:
+            if not one.is_p2p or not one.missing:
                 continue
             peer, rank = one.missing[0], one.waiting[0]
-            end = "src" if one.op == "recv" else "dst"
+            end, other = ("src", "sends to") if one.op == "recv" else ("dst", "receives from")
             calls = self.records.filter(op=one.op, rank=rank, group=one.group)
             waits = calls.filter(pl.col("state") != "completed").head(1).select(end)
-            done = calls.filter(state="completed").join(waits, on=end, how="semi").height
-            other, towards = ("sends", "to") if one.op == "recv" else ("receives", "from")
-            yield (
-                f"Rank {peer} went on after {done:,} {other} {towards} rank {rank}, which waits in "
-                f"{one.op} {done + 1:,}: fewer micro-batches on one side, or a call left out."
-            )
+            if done := calls.filter(state="completed").join(waits, on=end, how="semi").height:
+                yield (
+                    f"Rank {peer} made {done:,} {other} rank {rank}, which waits in {one.op} "
+                    f"{done + 1:,}: one side has fewer micro-batches, or left out a call."
+                )
 
     def _no_hang(self) -> str:
         instances, dumps = self.matched.instances, self.dumps
