@@ -459,7 +459,7 @@ _MOST_TIME, _MOST_LAUNCHES = 0.8, 0.5
 def _of_calls(trace: Trace, repeats: pl.DataFrame) -> pl.DataFrame:
     """Return the repeats; the calls around them if each contains several: layers are no steps.
 
-    So are iterations of several annotations (rollout, reward, update), also without repeats.
+    Iterations of several annotations (rollout, reward, update) are steps, also without repeats.
     """
     if repeats["rank"].n_unique() > 1:
         return repeats

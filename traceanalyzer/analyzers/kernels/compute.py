@@ -413,9 +413,9 @@ def places(trace: Trace, patterns: Sequence[str] = ()) -> pl.DataFrame:
     each = work.select("name", kind, ns=exposed).hstack([launch]).filter(pl.col("ns") > 0)
     named_work = each.filter(kind != MEMORY).drop_nulls("name")
     no_name = pl.lit(None, each.schema["name"]).alias("name")
-    of_kinds = each.filter(kind != COMPUTE).with_columns(no_name)
+    of_all = each.filter(kind != COMPUTE).with_columns(no_name)
     waits = _synchronising(trace, work["start"]).select(no_name, "work_kind", "ns", "launch")
-    each = pl.concat([named_work, of_kinds, waits.filter(pl.col("ns") > 0)])
+    each = pl.concat([named_work, of_all, waits.filter(pl.col("ns") > 0)])
     keys = ["name", "work_kind"]  # names of kernels as text would take most of the memory
     sums = each.group_by(keys).agg(total=pl.col("ns").sum(), n=pl.col("launch").count())
     whole = pl.col("total").sum().over("work_kind", pl.col("name").is_null())

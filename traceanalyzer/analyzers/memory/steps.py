@@ -268,10 +268,8 @@ def _lows(history: ledger.Ledger, part: float) -> Ints:
             lows.append(low)
             rises, top = True, size
     lows += [] if rises else [low]
-    if len(lows) < _MIN_REPEATS:
-        return np.array([], np.int64)
-    inside = history.allocations.filter(pl.col("start").is_between(lows[0] + 1, lows[-1]))
-    largest = int(inside["bytes"].max() or 0)  # type: ignore[arg-type]
-    return np.array(
-        lows if largest * _MANY <= (fall if part == _SWING else swing) else [], np.int64
-    )
+    if len(lows) >= _MIN_REPEATS:
+        inside = history.allocations.filter(pl.col("start").is_between(lows[0] + 1, lows[-1]))
+        most = (fall if part == _SWING else swing) / _MANY
+        lows = [] if (inside["bytes"] > most).any() else lows
+    return np.array(lows if len(lows) >= _MIN_REPEATS else [], np.int64)
