@@ -36,12 +36,14 @@ def training(
     rank: int = 0,
     other_load: int | None = None,
     first: int = 0,
+    returns: int = 3 * US,
     loading: tuple[str, str] = ("user_annotation", LOADER),
     **launcher: int,
 ) -> Trace:
     """Return steps of data loading, one kernel and, with another rank, an all_reduce of 100 us.
 
-    The recording begins with the step ``first``.
+    The recording begins with the step ``first``. A synchronising call ends ``returns`` after the
+    work.
     """
     events: list[dict[str, Any]] = []
     at = free = 0
@@ -67,7 +69,7 @@ def training(
             )
             free = reduced + US
         if synchronise:
-            done = max(at + 2 * US, free + 3 * US)
+            done = max(at + 2 * US, free + returns)
             call = ("cuda_runtime", "cudaDeviceSynchronize", at, done - at)
             events.append(host(*call, **launcher))
             at = done
@@ -131,6 +133,10 @@ def test_loading_during_the_kernels_gains_nothing() -> None:
 def test_a_faster_kernel_gains_until_loading_is_the_longest_path() -> None:
     ahead = training(synchronise=False)
     assert gain_ns(ahead, free="gemm") == pytest.approx(3 * MS, rel=0.01)
+
+
+def test_a_call_waits_for_work_that_ends_later_on_the_clock_of_the_device() -> None:
+    assert gain_ns(training(returns=-4 * US), scale="gemm=2") == pytest.approx(2.5 * MS, rel=0.01)
 
 
 def test_without_synchronisation_loading_overlaps() -> None:

@@ -66,7 +66,7 @@ PAUSE = "pause"
 _PAUSE_NS, _LEAST_PAUSE = 100_000, 0.9
 #: ... and in half of them, at least so many, it ends so shortly after work, as a share.
 _LEAST_PAUSES, _REST = 8, 0.1
-#: Clocks and rounding may put the end of a pause before that of the work, by this share. By chance
+#: Clocks and rounding may put the end of a wait before that of the work, by this share. By chance
 #: it lies so close behind that of all work in this share of pauses.
 _EXACT = 0.001
 
@@ -634,13 +634,14 @@ def _blocking(
     kinds = _kinds(trace.names, calls, work, call)
     start, end = work["start"].to_numpy(), work["end"].to_numpy()
     from_ = calls["start"].to_numpy()
-    until = calls["end"].to_numpy()
+    until, spent = calls["end"].to_numpy(), calls["call_ns"].to_numpy().astype(float)
+    done = until + np.clip(_EXACT * spent, ROUNDING_NS, LATENCY_NS)
     lanes = _Lanes(work["lane"].to_numpy(), call)
     pairs: list[tuple[int, int]] = []
     last_work, launched = np.full(calls.height, -1), np.flatnonzero(call >= 0)
     last_work[call[launched]] = launched
     for number in np.flatnonzero((kinds != "") & ~np.isin(kinds, [*OF_CALLS])).tolist():
-        kind, done = kinds[number], until[number] + ROUNDING_NS
+        kind = kinds[number]
         if kind == "copy":
             rows = [int(last_work[number])]
         elif kind == "queue":
@@ -648,13 +649,12 @@ def _blocking(
             rows = [place] if 0 <= place < last_work[number] - QUEUED else []
         else:
             rows = [lanes.last(lane, number) for lane in lanes.rows]
-        pairs += [(number, row) for row in rows if row >= 0 and end[row] <= done]
+        pairs += [(number, row) for row in rows if row >= 0 and end[row] <= done[number]]
     edges = np.array(pairs, np.int64).reshape(-1, 2)
     ready = np.full(calls.height, -np.inf)
     np.maximum.at(ready, edges[:, 0], end[edges[:, 1]].astype(float))
     blocked = ready > from_ + calls["call_ns"].to_numpy() * 0.2
     tail = np.where(blocked, np.maximum(until - ready, 0.0), 0.0)
-    spent = calls["call_ns"].to_numpy().astype(float)
     calls = calls.with_columns(
         call_ns=pl.Series(np.where(blocked, np.minimum(spent, GAP_NS), spent)),
         tail_ns=pl.Series(tail),
