@@ -172,8 +172,11 @@ FORWARD, BACKWARD, TRANSFER, STAGES, CHUNKS = 2 * MS, 4 * MS, 20 * US, 4, 2
 SEND = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
 
 
-def interleaved(batches: int) -> list[Trace]:
-    """Return ranks of a job with the interleaved 1F1B schedule of Megatron, 2 chunks a rank."""
+def interleaved(batches: int, streams: int = 1) -> list[Trace]:
+    """Return ranks of a job with the interleaved 1F1B schedule of Megatron, 2 chunks a rank.
+
+    Each pass runs as many kernels at the same time as there are streams.
+    """
     count, orders = batches * CHUNKS, []
     for rank in range(STAGES):
         early = min(count, 2 * (STAGES - rank - 1) + (CHUNKS - 1) * STAGES)
@@ -214,7 +217,8 @@ def interleaved(batches: int) -> list[Trace]:
                 exchange(before % STAGES, rank, done[needed], start, end)
                 start = end
             took = FORWARD if kind == "f" else BACKWARD
-            rows[rank].append((start, 2, f"{kind}_gemm", took, {}))
+            rows[rank] += [(start, 2, f"{kind}_gemm", took, {"stream": 7 + n})
+                           for n in range(streams)]  # fmt: skip
             done[kind, place, batch] = free[rank] = start + took
             order.pop(0)
     return [
@@ -234,9 +238,10 @@ def _launched(
     return trace(events, rank, world_size=STAGES)
 
 
-def test_interleaved_schedule() -> None:
+@pytest.mark.parametrize("streams", [1, 2])
+def test_interleaved_schedule(streams: int) -> None:
     batches = 8
-    one = ta.what_if(interleaved(batches)).pipeline
+    one = ta.what_if(interleaved(batches, streams)).pipeline
     assert (one.name, one.batches, one.chunks) == ("interleaved 1F1B", batches, CHUNKS)
     assert one.ideal_frac == pytest.approx(3 / (CHUNKS * batches + 3))
     assert one.bubble_frac == pytest.approx(one.ideal_frac, abs=0.05)

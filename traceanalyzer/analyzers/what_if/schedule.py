@@ -205,8 +205,9 @@ def _passes(
         cuts[1] = 1 + int(np.argmin(np.abs(total - (usual_backward_ns or usual[1]))))
     for kind, a, b in zip(kinds, cuts, cuts[1:], strict=False):
         if b > a:
-            busy = int((one.end - one.start)[a:b].sum())
             begin, end = int(one.start[a:b].min()), int(one.end[a:b].max())
+            # kernels of several streams may run at the same time
+            busy = min(int((one.end - one.start)[a:b].sum()), end - begin)
             yield one.step, kind, begin, end, busy, one.wraps * (kind == FORWARD)
 
 
@@ -255,7 +256,7 @@ def _stages_and_parts(
     table = rows.group_by("stage").agg(
         forward_ns=busy.filter(kind == FORWARD).mean(),
         backward_ns=busy.filter(kind == BACKWARD).mean(),
-        gaps_ns=(pl.col("end_ns") - pl.col("start_ns") - busy).clip(lower_bound=0).mean(),
+        gaps_ns=(pl.col("end_ns") - pl.col("start_ns") - busy).mean(),
     ).sort("stage")  # fmt: skip
     each = table["forward_ns"] + table["backward_ns"]
     mean, most = float(each.mean()), float(each.max())  # type: ignore[arg-type]
