@@ -388,9 +388,7 @@ _ROW_NUMBERS: tuple[tuple[str, str, str], ...] = (
 @functools.cache
 def empty(table: str) -> pl.DataFrame:
     """Return an empty frame of a table, without optional columns."""
-    return pl.DataFrame(
-        schema={c.name: c.dtype for c in TABLES[table] if not c.on_request},
-    )
+    return pl.DataFrame(schema={c.name: c.dtype for c in TABLES[table] if not c.on_request})
 
 
 def check(frames: Mapping[str, pl.DataFrame]) -> list[str]:

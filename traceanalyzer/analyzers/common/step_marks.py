@@ -117,19 +117,11 @@ def _in_order(marks: Iterable[_Mark]) -> list[_Mark]:
 
 
 def _as_rows(steps: Sequence[_Mark], trace: Trace) -> pl.DataFrame:
-    return pl.DataFrame(
-        [
-            (*one.lane, name, one.start, one.end)
-            for one, name in zip(steps, _names(steps), strict=True)
-        ],
-        schema={
-            **{name: trace.events[name].dtype for name in _LANE},
-            "step": pl.String,
-            "start": pl.Int64,
-            "end": pl.Int64,
-        },
-        orient="row",
-    )
+    lane = {name: trace.events.schema[name] for name in _LANE}
+    types = lane | {"step": pl.String, "start": pl.Int64, "end": pl.Int64}
+    named_steps = zip(steps, _names(steps), strict=True)
+    rows = [(*one.lane, name, one.start, one.end) for one, name in named_steps]
+    return pl.DataFrame(rows, schema=types, orient="row")
 
 
 #: Names of ranges around a step, such as ``timestep``, ``md_step 7``, ``cg_iteration``, and

@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import polars as pl
 
+from traceanalyzer import schema
 from traceanalyzer.analyzers.common import host_code, kernel_names
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE, device_work
 from traceanalyzer.analyzers.common.kernel_names import (
@@ -167,15 +168,7 @@ def _ranges(
     return rows.select(*_THREAD, "name", start="ts", end=end).sort("start")
 
 
-_NO_RANGES = pl.DataFrame(
-    schema={
-        "pid": pl.Int64,
-        "tid": pl.Int64,
-        "name": pl.Categorical(),
-        "start": pl.Int64,
-        "end": pl.Int64,
-    }
-)
+_NO_RANGES = schema.empty("events").select(*_THREAD, "name", start="ts", end="dur")
 
 
 def _shaped(rows: pl.DataFrame) -> pl.DataFrame:
