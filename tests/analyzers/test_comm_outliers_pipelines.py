@@ -48,55 +48,64 @@ def pipeline(
         norm: whether each step ends with an all_reduce of 4 bytes over all stages.
         chunks: parts of the model on each rank; the last stage sends to the first one then.
     """
-    free, events = [0] * stages, defaultdict[int, list[dict[str, Any]]](list)
-    seq, slower, loading = defaultdict[int, int](int), slower or {}, loading or {}
+    job = _Job(stages, form, slower or {})
+    for number in range(STEPS):
+        begin = max(job.free)
+        job.free[:] = [begin] * stages
+        for what, rank in _order(stages, batches, chunks):
+            if what in ("activations", "gradients"):
+                job.exchange(rank, forward=what == "activations")
+                continue
+            if what == "forward" and loading and rank in loading:
+                job.load(rank, loading[rank])
+            job.work(rank, what, FORWARD if what == "forward" else BACKWARD)
+        if norm:
+            job.reduce_norm()
+        for rank in range(stages):
+            job.events[rank].append(step(number, begin, max(job.free) - begin))
+    return [trace(job.events[rank], rank, world_size=stages) for rank in range(stages)]
 
-    def exchange(edge: int, *, forward: bool) -> None:
+
+class _Job:
+    """The events of all stages, and when each stage is free."""
+
+    def __init__(self, stages: int, form: str, slower: Mapping[int, float]) -> None:
+        self.form, self.slower, self.free = form, slower, [0] * stages
+        self.events = defaultdict[int, list[dict[str, Any]]](list)
+        self.seq = defaultdict[int, int](int)
+
+    def exchange(self, edge: int, *, forward: bool) -> None:
         """A transfer between two stages, which both wait for."""
+        stages, free = len(self.free), self.free
         ends = (edge, (edge + 1) % stages)
         end = max(free[rank] for rank in ends) + TRANSFER
         for rank in ends:
             kind = "send" if (rank == edge) == forward else "recv"
-            numbers = seq[-1 - rank], seq[edge]
-            about, call = _described(form, kind, rank, sum(ends) - rank, stages, numbers)
-            events[rank] += [{**row, "ts": free[rank] + row["ts"]} for row in call]
-            events[rank].append(device(SEND, free[rank], end - free[rank], **about))
+            numbers = self.seq[-1 - rank], self.seq[edge]
+            about, call = _described(self.form, kind, rank, sum(ends) - rank, stages, numbers)
+            self.events[rank] += [{**row, "ts": free[rank] + row["ts"]} for row in call]
+            self.events[rank].append(device(SEND, free[rank], end - free[rank], **about))
             free[rank] = end
-            seq[-1 - rank] += 1
-        seq[edge] += 1
+            self.seq[-1 - rank] += 1
+        self.seq[edge] += 1
 
-    def reduce_norm() -> None:
+    def reduce_norm(self) -> None:
         """An all_reduce of one number over all stages."""
-        end = max(free) + 20 * US
-        for rank in range(stages):
+        stages, end = len(self.free), max(self.free) + 20 * US
+        for rank, start in enumerate(self.free):
             about = {"dtype": "float32", "elements_in": 1, "group": "0", "group_size": stages,
                      "group_ranks": str([*range(stages)]), "stream": 20}  # fmt: skip
-            events[rank].append(device(ALL_REDUCE, free[rank], end - free[rank], **about))
-        free[:] = [end] * stages
+            self.events[rank].append(device(ALL_REDUCE, start, end - start, **about))
+        self.free[:] = [end] * stages
 
-    def work(rank: int, name: str, ns: int) -> None:
-        took = round(ns * slower.get(rank, 1))
-        events[rank].append(device(f"{name}_gemm", free[rank], took))
-        free[rank] += took
+    def load(self, rank: int, ns: int) -> None:
+        self.events[rank].append(host("user_annotation", "load_batch", self.free[rank], ns))
+        self.free[rank] += ns
 
-    for number in range(STEPS):
-        begin = max(free)
-        free[:] = [begin] * stages
-        for what, rank in _order(stages, batches, chunks):
-            if what == "forward" and rank in loading:
-                events[rank].append(
-                    host("user_annotation", "load_batch", free[rank], loading[rank])
-                )
-                free[rank] += loading[rank]
-            if what in ("activations", "gradients"):
-                exchange(rank, forward=what == "activations")
-            else:
-                work(rank, what, FORWARD if what == "forward" else BACKWARD)
-        if norm:
-            reduce_norm()
-        for rank in range(stages):
-            events[rank].append(step(number, begin, max(free) - begin))
-    return [trace(events[rank], rank, world_size=stages) for rank in range(stages)]
+    def work(self, rank: int, name: str, ns: int) -> None:
+        took = round(ns * self.slower.get(rank, 1))
+        self.events[rank].append(device(f"{name}_gemm", self.free[rank], took))
+        self.free[rank] += took
 
 
 _calls = count(1)
