@@ -81,8 +81,8 @@ def drained(
     """Return the gaps that a synchronisation before them leads to, and which follow it at once.
 
     A synchronising call or blocking copy at whose end a gap begins has emptied the launch queue.
-    Without the call the host would have used its wait to get ahead, by at most the longest wait:
-    gaps are due to waits while the host needs no more time for the next launch in them than it
+    Without the call the host would have used its wait to get ahead, by at most the longest wait so
+    far: gaps are due to waits while the host needs no more time for the next launch in them than it
     would be ahead. A long gap right after a wait is also caused by the host's activity, and so is a
     gap that is half covered by a range that begins in it.
 
@@ -124,7 +124,7 @@ def _within_waits(rows: pl.DataFrame) -> pl.Series:
     waits = rows.group_by(key, maintain_order=True).agg(
         wait=(pl.col("overlap") * pl.col("follows").any()).first().fill_null(0), used=pl.sum("used")
     )
-    waits = waits.with_columns(longest=pl.col("wait").max().over("unit")).sort("unit", "ended")
+    waits = waits.sort("unit", "ended").with_columns(longest=pl.col("wait").cum_max().over("unit"))
     ahead, spare, unit = [], 0, None
     for of_unit, _, wait, used, longest in waits.iter_rows():
         spare = min((spare if of_unit == unit else 0) + wait, longest)
