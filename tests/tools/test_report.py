@@ -183,7 +183,6 @@ def test_shares_in_the_facts_have_one_basis(report: ta.Report) -> None:
 
 @pytest.mark.matrix
 @pytest.mark.sample(3)
-@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "name",
     [
