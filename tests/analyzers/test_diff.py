@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
+from xml.etree import ElementTree as ET
 
 import numpy as np
 import polars as pl
@@ -697,6 +698,17 @@ def test_exit_status_signals_a_regression(run_cli, options, code) -> None:
     measure = json.loads(done.stdout)
     assert measure["change_frac"] == pytest.approx(0.38, abs=0.01)
     assert measure["least"] == (0.5 if "--min-change" in options else 0.02)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [((), ["skipped"]), (("--fail-on-regression", "30"), ["failure"])],
+)
+def test_the_junit_test_of_a_regression_does_not_pass(tmp_path, options, expected) -> None:
+    xml = tmp_path / "diff.xml"
+    status(["diff", str(BEFORE), str(AFTER), "-q", "--junit", str(xml), *options])
+    (case,) = ET.parse(xml).getroot().iter("testcase")  # noqa: S314 - our own file
+    assert [child.tag for child in case] == expected
 
 
 @pytest.mark.matrix

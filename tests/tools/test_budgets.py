@@ -229,7 +229,7 @@ def test_outputs_are_written_when_budgets_are_violated(write, tmp_path, capsys):
     assert "| `step_ms <= 8` | 8.133 ms | violated |" in page.read_text()
     suites = ET.parse(xml).getroot()  # noqa: S314 - our own file
     (suite,) = suites
-    assert suites.tag == "testsuites"
+    assert [suites.tag, suite.get("name")] == ["testsuites", "traceanalyzer.gate"]
     assert {k: suite.get(k) for k in ("tests", "failures", "errors", "skipped")} == {
         "tests": "4", "failures": "2", "errors": "0", "skipped": "1",
     }  # fmt: skip

@@ -134,7 +134,8 @@ def diff(
     if xml is not None:
         failure = result.verdict if status else ""
         limit = "" if fail_on_regression is None else f" above {fail_on_regression:g} %"
-        case = Case(f"no regression{limit}: {before} and {after}", failure)
+        skipped = "" if limit else "no limit was given (--fail-on-regression PCT)"
+        case = Case(f"no regression{limit}: {before} and {after}", failure, skipped)
         output.write(junit("traceanalyzer.diff", [case]), xml)
     click.get_current_context().exit(status)
 

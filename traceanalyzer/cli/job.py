@@ -288,7 +288,7 @@ def gate(
     result = analyze(ta.check_budgets, inputs, reading=reading, budgets=budgets)
     writing.show(result)
     if xml is not None:
-        output.write(junit("traceanalyzer.tools.budgets", _budget_cases(result)), xml)
+        output.write(junit("traceanalyzer.gate", _budget_cases(result)), xml)
     for line in result.violations:
         click.echo(prose(f"budget violated: {line}"), err=True)
     if result.violations:

@@ -484,7 +484,7 @@ def _bubble(result: CommOutliers) -> str:
     schedule = result.pipeline.schedule(rest) if result.pipeline else ""
     return sentences(
         "The ranks are pipeline stages with about equal work, which wait for each other by their "
-        f"schedule: {format_ns(wait)} in total, of it {format_ns(exposed)} without compute "
+        f"schedule: {format_ns(wait)} in total, {format_ns(exposed)} of it without compute "
         f"({_share(exposed, whole)} of the recorded time).",
         schedule,
     )

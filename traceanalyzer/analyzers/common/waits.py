@@ -13,7 +13,7 @@ PROCESS = "waits for another process"
 DATA = "waits for data from a pipe, a socket or another process"
 REQUESTS = "waits for requests"
 ENGINE = "waits for the next step from the engine's process"
-DISK = "waits for files that swap tensors"
+DISK = "swaps tensors from or to disk"
 UNKNOWN = "waits in a function written in C"
 #: A method of an object written in C: its name does not tell what it waits for.
 _OF_OBJECT = re.compile(r"^<(?:built-in )?method wait of PyCapsule")

@@ -8,7 +8,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.common.names import frame_text
 from traceanalyzer.analyzers.common.step_marks import REPETITION
-from traceanalyzer.analyzers.common.waits import ADVICE, DATA, SLEEPS, wait_of
+from traceanalyzer.analyzers.common.waits import ADVICE, DATA, DISK, SLEEPS, wait_of
 from traceanalyzer.analyzers.gpu_idle import causes
 
 #: Where a main thread runs code between operators.
@@ -363,7 +363,8 @@ def advice_on_wait(one: Activity) -> str:
             "thread."
         )
     text = ADVICE[one.wait or ""]
-    return f"In {one.line}: {text[0].lower()}{text[1:]}." if one.line else f"{text}."
+    line = "" if one.wait == DISK else one.line  # a configuration, not a line, swaps
+    return f"In {line}: {text[0].lower()}{text[1:]}." if line else f"{text}."
 
 
 def advice_on_data(one: Activity, *, pytorch: bool) -> str:

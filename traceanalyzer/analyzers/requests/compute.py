@@ -30,12 +30,9 @@ _NUMBERS = dict.fromkeys(("start_ns", "ttft_ns", "e2e_ns", *PARTS, "preemptions"
 }
 #: Numbers and texts of a run; mean and p99 of the times in a log.
 _OF_RUN: dict[str, type[pl.DataType]] = dict.fromkeys(
-    (
-        *("request_rate", "max_concurrency", "duration", "completed"),
-        *("request_throughput", "output_throughput"),
-    ),
-    pl.Float64,
-)
+    ("request_rate", "max_concurrency", "duration", "completed", "request_throughput",
+     "output_throughput"), pl.Float64,
+)  # fmt: skip
 _TEXTS = ("backend", "model_id", "date")
 _STATED = r"^(mean|p99)_(ttft|tpot|itl|e2e)(?:l|_latency)?_ms$"
 #: Times outside of the steps of the engine, and outside of the recording.
@@ -156,7 +153,8 @@ def _runs(rows: pl.DataFrame, each: pl.DataFrame) -> pl.DataFrame:
     counts = each.group_by("path", "run").agg(
         requests=pl.len().cast(pl.Int64), failed=pl.col("error").count().cast(pl.Int64)
     )
-    runs = stated.with_columns(run=pl.col("block").cast(pl.Int64))
+    at_a_time = pl.col("max_concurrency").cast(pl.Int64, strict=False)
+    runs = stated.with_columns(at_a_time, run=pl.col("block").cast(pl.Int64))
     joined = runs.join(counts, on=["path", "run"], how="full", coalesce=True)
     names = [name for name in ("requests", "failed", *_OF_RUN) if name != "duration"]
     return joined.sort("path", "run").select(
