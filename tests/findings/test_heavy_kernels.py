@@ -208,7 +208,7 @@ def test_products_of_a_slow_operator_count_with_it(operator: str) -> None:
 
 def test_kernels_of_forward_and_backward_of_an_operator_count_together() -> None:
     works = [("mine::_route", "route_a", 160), ("mine::_route_backward", "route_b", 150),
-             ("mine::other", "other", 120), (*GEMM[:2], 570)]  # fmt: skip
+             ("other::route", "other", 120), (*GEMM[:2], 570)]  # fmt: skip
     (one,) = judged(steps(works))
     assert one.size == pytest.approx(0.31, rel=0.02)
     assert "2 kernels of one operator, mostly route_a" in one.title

@@ -21,7 +21,7 @@ from traceanalyzer.findings.busy import (
     memory_bound_is_found,
 )
 from traceanalyzer.findings.device_time import DEVICE, DeviceTime, intervals_of, with_step
-from traceanalyzer.findings.rule import Answers, Measured, Rule, of_purpose, rule
+from traceanalyzer.findings.rule import OF_STEP, Answers, Measured, Rule, of_purpose, rule
 from traceanalyzer.frames import intervals
 from traceanalyzer.units import format_count, format_ns
 
@@ -183,7 +183,7 @@ _PROFILE = (
     "one kernel (or kernels that one change avoids together, such as sorts, updates of parameters, "
     "MIOpen's naive convolutions, attention in float32), of no kind that usually takes most time, "
     "with a large part of the time",
-    "time of the kernels as a share of step time (of the recorded time if no steps are marked)",
+    f"time of the kernels {OF_STEP}",
     {"info": _INFO, "warning": _WARNING},
     uses=("gpu_idle",),
 )
@@ -278,7 +278,7 @@ def _by_operator(result: Kernels, labels: pl.DataFrame) -> pl.DataFrame:
     """
     if result.heavy is None:
         return labels
-    operator = pl.col("operator").str.extract(r"(\w+?)(?:_backward\w*)?$").str.strip_chars("_")
+    operator = pl.col("operator").str.replace_all(r"_backward\w*$|\b_+|_+$", "")
     places = result.heavy.filter(work_kind=COMPUTE).select("kernel", "ns", operator=operator)
     rows = labels.join(places, on="kernel", how="left").sort("ns", descending=True, nulls_last=True)
     is_whole = pl.col("kind").is_in([_UNFOLD, _DECOMPOSE])
@@ -351,8 +351,7 @@ _TUNE_LESS = {
     "kernels",
     "kernels that run only to measure which of them is the fastest: Triton's autotuning, and the "
     "search of cudnn.benchmark",
-    "time from the first to the last kernel of each search as a share of step time (of the "
-    "recorded time if no steps are marked)",
+    f"time from the first to the last kernel of each search {OF_STEP}",
     {"info": 0.03, "warning": 0.1, "critical": 0.3},
     uses=("gpu_idle",),
 )

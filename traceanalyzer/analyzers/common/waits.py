@@ -15,7 +15,7 @@ REQUESTS = "waits for requests"
 ENGINE = "waits for the next step from the engine's process"
 DISK = "swaps tensors from or to disk"
 UNKNOWN = "waits in a function written in C"
-#: A method of an object written in C: its name does not tell what it waits for.
+#: A method of an object written in C, whose name does not show what it waits for.
 _OF_OBJECT = re.compile(r"^<(?:built-in )?method wait of PyCapsule")
 
 #: Calls of the OS runtime and functions written in C, by what they do.
@@ -37,7 +37,7 @@ WAITS_FOR_REQUESTS = (
 )
 #: Functions of DeepSpeed that wait for reads or writes of a disk (ZeRO-Infinity).
 _SWAPS = r"swap_tensor[/\\]\w+\.py(?:\(\d+\))?: (?:_?swap_(?:in|out)\w*|synchronize_\w+)"
-#: Functions that tell more than what they call.
+#: Functions whose names show the reason of a wait better than what they call.
 WAITS_AROUND = (WAITS_FOR_REQUESTS, _SWAPS)
 #: Functions of the standard library and of inference engines, by module.
 _MODULES = {

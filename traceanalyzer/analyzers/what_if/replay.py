@@ -12,6 +12,7 @@ from traceanalyzer.analyzers.replay.engine import Job, Weights
 from traceanalyzer.analyzers.replay.program import Program
 from traceanalyzer.analyzers.what_if import ReplayOptions
 from traceanalyzer.errors import MissingData
+from traceanalyzer.frames import intervals
 from traceanalyzer.result import Result
 from traceanalyzer.trace import Trace
 
@@ -60,11 +61,11 @@ class Replay(Result):
             last = int(one.work["end"].max() or 0)  # type: ignore[arg-type]
             until = max(ends.get(one.rank, last), last)
             rows = lost.filter(pl.col("rank").eq_missing(one.rank), pl.col("end_ns") > last)
-            removed = (
-                pl.col("end_ns").clip(last, until) - pl.col("start_ns").clip(last, until)
-            ).sum()
+            within = (pl.col(side).clip(last, until) for side in ("start_ns", "end_ns"))
+            spans = rows.select(start=next(within), end=next(within))
+            removed = intervals.union(spans).select((pl.col("end") - pl.col("start")).sum())
             pauses.append(until - last)
-            left.append(until - last - int(rows.select(removed).item()))
+            left.append(until - last - int(removed.item()))
         return gain + _pause_ns(self.times, pauses) - _pause_ns(times, left)
 
     def shorter_frac(self, weights: Sequence[Weights], steps: Collection[str]) -> float:
