@@ -25,7 +25,7 @@ from traceanalyzer.analyzers.kernels.training import (
     SOFTMAX,
 )
 from traceanalyzer.findings.device_time import DEVICE, DeviceTime, intervals_of
-from traceanalyzer.findings.rule import Answers, Measured, Rule, of_purpose, rule
+from traceanalyzer.findings.rule import OF_STEP, Answers, Measured, Rule, of_purpose, rule
 from traceanalyzer.frames import intervals
 from traceanalyzer.result import Result, Severity
 from traceanalyzer.units import format_count, format_frac, format_ns
@@ -42,8 +42,7 @@ _LEAST_OTHERS = 0.1
 @rule(
     "kernels",
     "matrix multiplications and convolutions in single precision, without tensor cores",
-    "their time as a share of step time (of the recorded time if no steps are marked), without "
-    "attention products that unfused-attention counts",
+    f"their time {OF_STEP}, without attention products that unfused-attention counts",
     {"warning": 0.1, "critical": 0.3},
     uses=("gpu_idle", "host_metrics"),
 )
@@ -88,8 +87,8 @@ def double_in(result: Kernels, time: DeviceTime) -> pl.DataFrame:
 @rule(
     "kernels",
     "kernels in double precision in a program that computes in lower precision otherwise",
-    "their time as a share of step time (of the recorded time if no steps are marked), if other "
-    f"products and attention take at least {_LEAST_OTHERS:.0%} of it",
+    f"their time {OF_STEP}, if other products and attention take at least "
+    f"{_LEAST_OTHERS:.0%} of it",
     {"info": 0.03, "warning": 0.1, "critical": 0.3},
     uses=("gpu_idle",),
 )
@@ -182,8 +181,7 @@ def longest_first(rows: pl.DataFrame, kernels: pl.Series, column: str) -> pl.Dat
     "kernels",
     "attention as separate matrix products and softmax, without a fused kernel",
     "device time of aten::_softmax, aten::bmm, aten::baddbmm and the pointwise kernels between "
-    "them (without operators: of softmax kernels and the products beside them) as a share of step "
-    "time (of the recorded time if no steps are marked)",
+    f"them (without operators: of softmax kernels and the products beside them) {OF_STEP}",
     _ATTENTION_LEVELS,
     uses=("gpu_idle",),
 )
@@ -255,8 +253,7 @@ def _without_attention(products: int, time: DeviceTime) -> Iterator[str]:
     "kernels",
     "memory-bound kernels: elementwise operations and copies that are not fused",
     "time of elementwise and copy kernels that run one after another, without the longest kernel "
-    "of each sequence, and without those of TorchInductor and changes of layout, as a share of "
-    "step time (of the recorded time if no steps are marked)",
+    f"of each sequence, and without those of TorchInductor and changes of layout, {OF_STEP}",
     {"info": 0.1, "warning": 0.2, "critical": 0.3},
     uses=("gpu_idle",),
 )
@@ -349,9 +346,8 @@ def _without_peaks(result: Efficiency) -> str | None:
 @rule(
     "efficiency",
     "matrix multiplications and convolutions far from the roof of the GPU",
-    f"device time above the roof of shapes below {roofs.FAR_FROM_ROOF:.0%} of it, as a share of "
-    "step time (of the recorded time if no steps are marked), without the kernels that other "
-    "findings count",
+    f"device time above the roof of shapes below {roofs.FAR_FROM_ROOF:.0%} of it, {OF_STEP}, "
+    "without the kernels that other findings count",
     {"info": 0.05, "warning": 0.15},
     uses=("gpu_idle", "kernels"),
     lacks=_without_peaks,
@@ -384,9 +380,8 @@ def _far_from_roof(result: Efficiency, answers: Answers) -> Iterator[Measured]:
 @rule(
     "kernels",
     "matrix multiplications with rows that are not multiples of 16 bytes",
-    "time of kernels that load one or two elements at a time (CUTLASS align1, align2) as a share "
-    "of step time (of the recorded time if no steps are marked), unless far-from-roof has the "
-    "shapes",
+    "time of kernels that load one or two elements at a time (CUTLASS align1, align2) "
+    f"{OF_STEP}, unless far-from-roof has the shapes",
     {"info": 0.05, "warning": 0.15},
     uses=("gpu_idle", "efficiency"),
 )
@@ -515,7 +510,6 @@ _UPDATING = (
     "time of such kernels above that of one for all tensors (a third; half of it, if fewer "
     "than four kernels update a tensor), and idle time between them while the host launches"
 )
-_OF_STEP = "as a share of step time (of the recorded time if no steps are marked)"
 
 
 def _one_by_one(answers: Answers, *, optimizer: bool, advice: str) -> Iterator[Measured]:
@@ -568,7 +562,7 @@ def growing_copies(result: Kernels, time: DeviceTime) -> list[tuple[str, int, in
 @rule(
     "kernels",
     "tensors that torch.cat copies into a longer one in each step",
-    f"time of these copies without what a step adds, {_OF_STEP}",
+    f"time of these copies without what a step adds, {OF_STEP}",
     {"info": 0.03, "warning": 0.1, "critical": 0.3},
     uses=("gpu_idle",),
 )
@@ -595,7 +589,7 @@ def _growing_copies(result: Kernels, answers: Answers) -> Iterator[Measured]:
 @rule(
     "kernels",
     "an optimizer that launches kernels for each parameter instead of a few for all",
-    f"{_UPDATING}, {_OF_STEP}, from {LEAST_RUN} kernels one after another on",
+    f"{_UPDATING}, {OF_STEP}, from {LEAST_RUN} kernels one after another on",
     {"info": 0.03, "warning": 0.1, "critical": 0.3},
     uses=("gpu_idle",),
 )
@@ -610,7 +604,7 @@ def _unfused_optimizer(_: Kernels, answers: Answers) -> Iterator[Measured]:
 @rule(
     "kernels",
     "a loop over parameters or other tensors that launches kernels for each of them",
-    f"{_UPDATING}, {_OF_STEP}, from {LEAST_RUN} kernels one after another on",
+    f"{_UPDATING}, {OF_STEP}, from {LEAST_RUN} kernels one after another on",
     {"info": 0.03, "warning": 0.1, "critical": 0.3},
     uses=("gpu_idle",),
 )
@@ -626,7 +620,7 @@ def _tensor_loop(_: Kernels, answers: Answers) -> Iterator[Measured]:
 @rule(
     "kernels",
     "checks of each gradient for NaN (anomaly detection of autograd), which wait for the GPU",
-    f"time of these kernels and until the next work runs, {_OF_STEP}",
+    f"time of these kernels and until the next work runs, {OF_STEP}",
     {"info": 0.01, "warning": 0.05, "critical": 0.2},
     uses=("gpu_idle",),
 )
@@ -651,8 +645,7 @@ def _anomaly_detection(_: Kernels, answers: Answers) -> Iterator[Measured]:
 @rule(
     "kernels",
     "activations recomputed in the backward pass",
-    "time of layers in the backward pass as a share of step time (of the recorded time if no steps "
-    "are marked)",
+    f"time of layers in the backward pass {OF_STEP}",
     {"info": 0.05, "warning": 0.15},
     uses=("gpu_idle",),
 )

@@ -52,9 +52,8 @@ _MORE_FILES = (
     uses=("gpu_idle", "kernels"),
 )
 def _repeated_reduction(_: CommOutliers, answers: Answers) -> Iterator[Measured]:
-    kernels = answers.get("kernels")
-    claimed = straggling.claimed(answers, REPEATED)
-    if claimed is None or not isinstance(kernels, Kernels) or kernels.training is None:
+    kernels, claimed = answers.of(Kernels), straggling.claimed(answers, REPEATED)
+    if claimed is None or kernels is None or kernels.training is None:
         return
     losses, total, size = claimed
     rows = kernels.training.filter(purpose=PURPOSE_REPEATED)
@@ -523,9 +522,8 @@ _HYBRID = (
 
 def _only_infers(answers: Answers, comm: CommOutliers) -> bool:
     """Whether many collectives and operators of PyTorch were recorded, but no training."""
-    kernels = answers.get("kernels")
     many = comm.totals.n_events >= _MANY_SUMS * max(comm.totals.n_ranks, 1)
-    known = many and isinstance(kernels, Kernels) and kernels.has_operators
+    known = many and (kernels := answers.of(Kernels)) is not None and kernels.has_operators
     return known and answers.program.pytorch and not answers.program.trains
 
 

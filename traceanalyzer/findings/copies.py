@@ -16,7 +16,7 @@ from traceanalyzer.findings import straggling
 from traceanalyzer.findings.busy import called_in
 from traceanalyzer.findings.device_time import COPIES, DeviceTime, intervals_of, main_ranks
 from traceanalyzer.findings.idle import in_steps, including, main_steps, of_ranks
-from traceanalyzer.findings.rule import Answers, Measured, Rule, rule
+from traceanalyzer.findings.rule import OF_STEP, Answers, Measured, Rule, rule
 from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns
 
 #: Maximum number of items in a list.
@@ -26,8 +26,7 @@ _NAMED = 3
 @rule(
     "overlap",
     "copies that are not overlapped with compute or communication",
-    "exposed copies and memsets, and wait time of other ranks for them, as a share of step time "
-    "(of the recorded time if no steps are marked)",
+    f"exposed copies and memsets, and wait time of other ranks for them, {OF_STEP}",
     {"warning": 0.05, "critical": 0.2},
     uses=("comm_outliers", "gpu_idle", "kernels", "transfers"),
 )

@@ -651,8 +651,8 @@ def _loading(result: GpuIdle) -> Iterator[str]:
 
 def _small_copies(result: GpuIdle, answers: Answers) -> Iterator[str]:
     """Yield the number and mean size of the small copies to the device."""
-    transfers, steps = answers.get("transfers"), result.by_device.steps.height
-    if not isinstance(transfers, Transfers):
+    steps = result.by_device.steps.height
+    if (transfers := answers.of(Transfers)) is None:
         return
     small = pl.col("moved_bytes") < causes.BATCH_BYTES * pl.col("n")
     rows = transfers.copies.filter(pl.col("direction") == "HtoD", small)

@@ -190,10 +190,8 @@ def _of_text_only(examined: Examination) -> str:
 
 def _inferred(answers: Answers) -> str:
     """Return the note that steps are detected, if costs are per such step."""
-    found = answers.get("gpu_idle")
-    inferred = (
-        isinstance(found, GpuIdle) and found.coverage.steps_by_kernels and answers.time.in_steps
-    )
+    idle = answers.of(GpuIdle)
+    inferred = idle is not None and idle.coverage.steps_by_kernels and answers.time.in_steps
     return INFERRED_STEPS if inferred else ""
 
 
@@ -479,25 +477,23 @@ def budget(answers: Answers) -> pl.DataFrame:
     copies = sums.get((COPIES, False), 0)
     work = "operators" if time.on_host else "compute"
     rows = [(BUSY, work, time.whole_ns - waits - transfers - copies - sum(idle.values()))]
-    overlap, kernels = answers.get("overlap"), answers.get("kernels")
-    comm = answers.get("comm_outliers")
+    overlap, kernels, comm = answers.of(Overlap), answers.of(Kernels), answers.of(CommOutliers)
     if waits:
         rows.append((time.exposed, WAIT, waits))
     if transfers:
-        name = comm.transfer_name if isinstance(comm, CommOutliers) else "transfer"
+        name = comm.transfer_name if comm is not None else "transfer"
         rows.append((time.exposed, name, transfers))
-    if isinstance(overlap, Overlap) and overlap.scalars["communication_ns"]:
+    if overlap is not None and overlap.scalars["communication_ns"]:
         overlapped, span = (overlap.scalars[n] for n in ("overlapped_communication_ns", "span_ns"))
         ns = round(overlapped * time.whole_ns / span)
         rows.append((OF_BUSY, "overlapped communication", ns))
     least = _LEAST * time.whole_ns
     rows += [(EXPOSED_COPIES, "copies and memsets", copies)] * (copies >= max(least, 1))
     of_cause = sorted(idle.items(), key=lambda item: -item[1])
-    gpu_idle = answers.get("gpu_idle")
-    names = gpu_idle.names if isinstance(gpu_idle, GpuIdle) else causes.NAMES
+    names = causes.NAMES if (found := answers.of(GpuIdle)) is None else found.names
     names = names | {causes.PEER: IN_COLLECTIVES}
     rows += [(IDLE, names[cause], ns) for cause, ns in of_cause if ns >= least]
-    if isinstance(kernels, Kernels) and kernels.span_ns:
+    if kernels is not None and kernels.span_ns:
         compute = kernels.heaviest("name").filter(pl.col("family") != COMMUNICATION)
         in_steps = busy.longest_first(busy.in_steps(kernels, time), compute["kernel"], "total_ns")
         rows += [(OF_BUSY, name, ns) for name, _, ns in in_steps.head(_TOP_KERNELS).iter_rows()]

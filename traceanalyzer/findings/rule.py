@@ -284,6 +284,9 @@ def rule(
     return decorate
 
 
+#: What most rules measure their time by.
+OF_STEP = "as a share of step time (of the recorded time if no steps are marked)"
+
 # --- rules by cause --------------------------------------------------------------------------
 
 #: The rule of each cause of idle time.

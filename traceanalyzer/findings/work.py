@@ -125,9 +125,8 @@ def _prefills(result: Steps, answers: Answers) -> pl.DataFrame:
     of the steps of the rank run: decode steps have kernels for few tokens. Or, if most steps replay
     CUDA graphs, those that launch the model eagerly and whose kernels take longer.
     """
-    kernels = answers.get("kernels")
-    rows = kernels.by_step if isinstance(kernels, Kernels) else None
-    if rows is None or not isinstance(kernels, Kernels) or answers.program.trains:
+    kernels = answers.of(Kernels)
+    if kernels is None or (rows := kernels.by_step) is None or answers.program.trains:
         return answers.time.windows.select(_STEP).clear()
     if not kernels.families["family"].is_in([ATTENTION, KV_CACHE]).any():
         return rows.select(_STEP).clear()
@@ -350,11 +349,11 @@ def _less_between(result: Steps, worst: Mapping[str, Any], answers: Answers) -> 
     rows = rows.filter(2 * pl.col("total_ns") > worst["between_ns"])
     if rows.height:
         return advice_on_slice(rows["name"][0], pytorch=answers.program.pytorch)
-    idle = answers.get("gpu_idle")
     idle_causes = [cause for cause in causes.CAUSES if cause != causes.HOST_CODE]
     known = answers.time.outside.filter(pl.col("cause").is_in(idle_causes)).head(1)
     whole = int(answers.time.outside["idle_ns"].sum())
-    if isinstance(idle, GpuIdle) and known.filter(2 * pl.col("idle_ns") > whole).height:
+    idle = answers.of(GpuIdle)
+    if idle is not None and known.filter(2 * pl.col("idle_ns") > whole).height:
         return idle.advice(known["cause"][0])
     if result.phases.height:
         return (
@@ -386,8 +385,8 @@ def _running_between(result: Steps, worst: Mapping[str, Any]) -> Iterator[str]:
 
 def _between_steps(answers: Answers) -> Iterator[str]:
     """Yield the main cause of idle time between steps, and the longest gap."""
-    time, idle = answers.time, answers.get("gpu_idle")
-    if not isinstance(idle, GpuIdle):
+    time = answers.time
+    if (idle := answers.of(GpuIdle)) is None:
         return
     whole = time.outside["idle_ns"].sum()
     for cause, ns in time.outside.head(1).iter_rows():
