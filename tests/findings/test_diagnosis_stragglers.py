@@ -524,23 +524,23 @@ def test_code_of_all_ranks_is_no_cause() -> None:
     assert "only this rank runs" not in first.findings[0].title
 
 
-@pytest.mark.parametrize("begins_ms", [10, 2])
-def test_gpus_of_a_process_run_one_after_another(begins_ms: int) -> None:
-    """GPU 0 runs for 10 ms of each step, GPU 1 for 8 ms: after it, or beside it."""
+@pytest.mark.parametrize(("begins_ms", "length"), [(10, 8 * MS), (2, 8 * MS), (10, 200 * US)])
+def test_gpus_of_a_process_run_one_after_another(begins_ms: int, length: int) -> None:
+    """GPU 0 runs for 10 ms of each step, GPU 1 for 8 ms: after it, or beside it, or hardly."""
     events = []
     for number in range(STEPS):
         begin = number * 20 * MS
         events.append(step(number, begin, 20 * MS))
-        for gpu, at, ms in ((0, begin, 10), (1, begin + begins_ms * MS, 8)):
+        for gpu, at, ns in ((0, begin, 10 * MS), (1, begin + begins_ms * MS, length)):
             ids = {"correlation": 2 * number + gpu}
             events += [
                 host("cuda_runtime", "cudaLaunchKernel", at - 5 * US, 4 * US, **ids),
-                host("cuda_runtime", "cudaStreamSynchronize", at, min(ms, begins_ms) * MS),
-                {**device("gemm", at, ms * MS, **ids), "device": gpu},
+                host("cuda_runtime", "cudaStreamSynchronize", at, min(ns, begins_ms * MS)),
+                {**device("gemm", at, ns, **ids), "device": gpu},
             ]
     findings = ta.diagnose(trace(events)).findings
     named = [one for one in findings if "tensor parallelism" in one.advice]
-    assert [one.id for one in named] == ["synchronisation"] * (begins_ms == 10)
+    assert [one.id for one in named] == ["synchronisation"] * (begins_ms == 10 and length == 8 * MS)
     assert all(8 * MS < (one.cost_ns or 0) < 9 * MS for one in named)
 
 

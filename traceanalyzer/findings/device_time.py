@@ -50,8 +50,8 @@ REPEATED, BUBBLE = "repeated_reduction", "bubble"
 
 #: Time that grows: in so many steps, by this factor, with this correlation.
 _LEAST_STEPS, _GROWN, _STEADY = 6, 1.2, 0.95
-#: GPUs run one after another from this share of their time on.
-_IN_TURN = 0.9
+#: GPUs run one after another from this share of their time on, each for this share of its part.
+_IN_TURN, _TAKES_PART = 0.9, 0.1
 #: Time with collectives and no other work, on the device or on the main thread.
 _COMMUNICATING = (EXPOSED, causes.PEER)
 
@@ -192,7 +192,8 @@ class DeviceTime:
     def in_turn(self) -> bool:
         """Whether the GPUs of one process run one after another.
 
-        One of them alone runs in 90 % of the time in which any of them does.
+        One of them alone runs in 90 % of the time in which any of them does, and each of them runs
+        for at least a tenth of an equal part of it.
         """
         process, lost = ["path", "rank"], self.losses
         if lost.is_empty() or lost["collective"].null_count() < lost.height:
@@ -210,7 +211,9 @@ class DeviceTime:
             for n in (pl.col("n"), pl.col("n") - 1)
         )
         running_ns = int((whole["ns"] // whole["n"]).sum()) - idle_ns
-        return bool((whole["n"] > 1).all()) and alone_ns >= _IN_TURN * running_ns > 0
+        busy = self.busy["busy_ns"]
+        each = (whole["n"] > 1).all() and (busy * busy.len() >= _TAKES_PART * running_ns).all()
+        return each and alone_ns >= _IN_TURN * running_ns > 0
 
     def only_step(self, losses: pl.DataFrame) -> str | None:
         """Return the step with most of a loss, if there are several steps."""
