@@ -61,8 +61,8 @@ class Replay(Result):
             last = int(one.work["end"].max() or 0)  # type: ignore[arg-type]
             until = max(ends.get(one.rank, last), last)
             rows = lost.filter(pl.col("rank").eq_missing(one.rank), pl.col("end_ns") > last)
-            within = (pl.col(side).clip(last, until) for side in ("start_ns", "end_ns"))
-            spans = rows.select(start=next(within), end=next(within))
+            start, end = (pl.col(side).clip(last, until) for side in ("start_ns", "end_ns"))
+            spans = rows.select(start=start, end=end)
             removed = intervals.union(spans).select((pl.col("end") - pl.col("start")).sum())
             pauses.append(until - last)
             left.append(until - last - int(removed.item()))
