@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import polars as pl
 import pytest
-from comm_traces import MS, device, trace
+from comm_traces import MS, US, device, host, step, trace
 from wording import check_wording
 
 import traceanalyzer as ta
+from traceanalyzer.trace import Trace
 
 NAMES = {
     "HtoD": "Memcpy HtoD (Pageable -> Device)",
@@ -122,3 +126,41 @@ def test_copies_that_can_only_be_overlapped_gain_the_compute_time(
 ) -> None:
     one = there_and_back(4, 1, 6, memory)  # 6 steps
     assert one.gain_ns == most_ms * MS
+
+
+def exchanges(call: str, before: str, late_ms: int = 0) -> list[Trace]:
+    """Return two ranks that copy to the host, call MPI, and copy back; rank 1 may be late."""
+    return [trace(list(_exchange(call, before, rank * late_ms)), rank) for rank in range(2)]
+
+
+def _exchange(call: str, before: str, late_ms: int) -> Iterator[dict[str, Any]]:
+    meet = (14 + late_ms) * MS
+    for number in range(6):
+        at = number * 40 * MS
+        yield step(number, at, 40 * MS)
+        works = ("gemm", 0, 10), (before, 10, 2), (NAMES["HtoD"], 30, 2)
+        for key, (name, start, ms) in enumerate(works, 10 * number):
+            kind = "gpu_memcpy" if "Memcpy" in name else "kernel"
+            begin = at + start * MS
+            yield host("cuda_runtime", "cudaMemcpyAsync", begin - US, US, correlation=key)
+            yield device(name, begin, ms * MS, kind=kind, correlation=key, bytes=1 << 24)
+        yield host("mpi", call, at + meet, 29 * MS - meet)
+
+
+def test_mpi_between_copies_of_the_same_data_takes_pointers_to_the_device() -> None:
+    findings = ta.diagnose(exchanges("MPI_Sendrecv", NAMES["DtoH"])).findings
+    advice = {one.id: one.advice for one in findings}
+    assert "GPU-aware" in advice["exposed-copies"]
+    assert "on the device between kernels" not in advice["exposed-copies"]
+    assert "GPU-aware" in advice["waiting-for-ranks"]
+    (waits,) = (one for one in findings if one.id == "waiting-for-ranks")
+    assert "MPI_Sendrecv after every rank" in waits.title
+    no_copies = ta.diagnose(exchanges("MPI_Sendrecv", "gemm")).findings
+    assert not any("GPU-aware" in one.advice for one in no_copies)
+
+
+def test_an_exchange_of_mpi_is_compared_between_ranks() -> None:
+    result = ta.comm_outliers(exchanges("MPI_Sendrecv", NAMES["DtoH"], late_ms=8))
+    waited = result.arrivals.group_by("rank").agg(pl.col("wait_ns").sum()).sort("rank")
+    assert waited.rows() == [(0, 6 * 8 * MS), (1, 0)]
+    assert result.pipeline is None, "ranks exchange borders; they are no stages"

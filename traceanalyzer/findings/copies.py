@@ -8,7 +8,8 @@ import polars as pl
 
 from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.device_work import MEMORY
-from traceanalyzer.analyzers.gpu_idle.causes import HOST_CODE
+from traceanalyzer.analyzers.gpu_idle.activities import GPU_AWARE
+from traceanalyzer.analyzers.gpu_idle.causes import HOST_CODE, PEER
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 from traceanalyzer.analyzers.overlap.result import Overlap
 from traceanalyzer.analyzers.transfers.result import MIGRATIONS, Transfers, page_faults
@@ -264,7 +265,10 @@ def _is_offloaded(directions: Collection[str], answers: Answers) -> bool:
 
 def _keeping(answers: Answers) -> Iterator[str]:
     """Yield advice for data that goes to the device and back, without the full stop."""
-    if (transfers := answers.of(Transfers)) is not None and transfers.round_trips:
+    idle, transfers = answers.of(GpuIdle), answers.of(Transfers)
+    if idle is not None and idle.activity(PEER).stages_for_mpi:
+        yield GPU_AWARE.removesuffix(".")
+    elif transfers is not None and transfers.round_trips:
         yield transfers.round_trips.removesuffix(".")
 
 

@@ -191,8 +191,8 @@ def _in_warm_up(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measu
 
 
 #: Idle time in collectives that are compared with those of other ranks, and in others.
-_AFTER_ARRIVAL = "in collectives after every rank has arrived"
-_IN_COLLECTIVES = "in collectives (waiting for other ranks, or slow communication)"
+_AFTER_ARRIVAL = "after every rank has arrived"
+_FOR_OTHERS = "(waiting for other ranks, or slow communication)"
 #: Advice for collectives that are not compared.
 _ALONE = (
     "Add the files of all ranks: only together they show whether a straggler or the communication "
@@ -217,7 +217,9 @@ def _waiting(cause: str, result: GpuIdle, answers: Answers) -> str:
         return f"{result.waiting(cause)}{called_in(answers.place(cause))}"
     if cause != causes.PEER:
         return result.waiting(cause)
-    return _AFTER_ARRIVAL if _are_matched(answers) else _IN_COLLECTIVES
+    place = result.activity(cause).place
+    where = place if place.startswith("MPI_") else "collectives"
+    return f"in {where} {_AFTER_ARRIVAL if _are_matched(answers) else _FOR_OTHERS}"
 
 
 def _are_matched(answers: Answers) -> bool:

@@ -154,7 +154,7 @@ def _communication(trace: Trace, patterns: Sequence[str]) -> pl.DataFrame:
 def _host_communication(trace: Trace, patterns: Sequence[str] = ()) -> pl.DataFrame:
     runs = [names.starting_with(*vocabulary.HOST_COLLECTIVE_PREFIXES), *patterns]
     described = pl.col("event").is_in(trace.collectives["event"].implode())
-    waits = names.named(trace.names, [r"^MPI_Wait(?:all)?$"])
+    waits = names.named(trace.names, [r"^MPI_(?:Wait(?:all)?|Sendrecv(?:_replace)?)$"])
     mpi = (pl.col("kind") == "mpi") & (described | waits)
     hosts = trace.events[["kind", "name", "tid"]].with_row_index("event")
     is_call = pl.col("tid").is_not_null() & (names.named(trace.names, runs) | mpi)

@@ -8,8 +8,8 @@ import polars as pl
 
 from traceanalyzer.units import format_frac
 
-#: Names of sends and receives in PyTorch and NCCL.
-POINT_TO_POINT: Final = r"(?i)send|recv|p2p"
+#: Names of sends and receives in PyTorch and NCCL; not in MPI: ranks exchange borders there.
+POINT_TO_POINT: Final = r"^(?:[^M].*)?(?i:send|recv|p2p)"
 
 #: Ranks are pipeline stages if this share of wait time is by their schedule ...
 _MOSTLY = 0.8

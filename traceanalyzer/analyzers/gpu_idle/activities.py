@@ -82,6 +82,11 @@ class Activity:
         return self.place == "aten::copy_" and bool(_BUFFERS.search(self.called))
 
     @property
+    def stages_for_mpi(self) -> bool:
+        """Whether MPI sends what was copied from the device right before."""
+        return self.place.startswith(_MPI) and "DtoH" in self.after
+
+    @property
     def in_autograd(self) -> bool:
         """Whether the main thread is in the call that starts the backward pass."""
         return "run_backward" in self.place
@@ -379,8 +384,18 @@ def advice_on_data(one: Activity, *, pytorch: bool) -> str:
     )
 
 
+_MPI = "MPI_"
+#: Advice for data that is copied to the host only because MPI sends it from there.
+GPU_AWARE = (
+    "Data is copied to the host for MPI and back: pass pointers to device memory to a GPU-aware "
+    "MPI (Open MPI with UCX, MPICH_GPU_SUPPORT_ENABLED=1), or use NCCL."
+)
+
+
 def advice_on_collectives(one: Activity) -> str:
     """Return the change that fits collectives that no rank delays."""
+    if one.stages_for_mpi:
+        return GPU_AWARE
     name = frame_text(one.called or one.place)
     if "_object" in name:
         return (

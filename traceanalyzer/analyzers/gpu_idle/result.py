@@ -313,7 +313,7 @@ class GpuIdle(Result):
             stages = one.called if "async_save" in one.called else ""
             text = activities.advice_on_files(stages or one.frame or one.range or one.place)
         if cause == causes.PEER:
-            text = self._straggler()
+            text = self._straggler() or activities.GPU_AWARE * one.stages_for_mpi
         if cause == causes.LAUNCH:
             work = main_place(self.of_cause(cause), "after")[0]
             text = activities.advice_on_launches(one, one.range or one.place, work)
