@@ -176,7 +176,7 @@ def test_backward_operators_are_not_recomputation(operators: list[str]) -> None:
 
 def accumulating(
     rank: int, reduced: Sequence[int], ddp: bool = True, forward: bool = False,
-    kernel: str = ALL_REDUCE,
+    kernel: str = ALL_REDUCE, frame: str = "",
 ) -> Trace:  # fmt: skip
     """Return two steps of micro-batches with 2 ms of compute, then reductions of 1 ms."""
     events: list[dict[str, Any]] = []
@@ -196,10 +196,14 @@ def accumulating(
             for _ in range(count):
                 more = {"seq": (seq := seq + 1), "stream": 20, **about}
                 events += launch(kernel, at + 3 * MS, MS, tid=AUTOGRAD, **more)
+            if frame:
+                of_hook = host("python_function", frame, at + 2 * MS, 2 * MS)
+                events.append({**of_hook, "tid": AUTOGRAD})
         events.append(host("user_annotation", "Optimizer.step#SGD.step", begin + 19 * MS, US))
     return trace(events, rank, world_size=2)
 
 
+ZERO = "deepspeed/runtime/zero/stage_1_and_2.py(983): reduce_independent_p_g_buckets"
 REDUCE_SCATTER = "ncclDevKernel_ReduceScatter_Sum_f32_RING_LL(ncclDevComm*)"
 
 
@@ -217,6 +221,14 @@ def test_repeated_reduction(ddp: bool, kernel: str) -> None:
     assert by_id["exposed-communication"].cost_ns == MS, "no time counts twice"
     if kernel == ALL_REDUCE:
         check_wording(one.title, *one.evidence)
+
+
+def test_zero_reduces_in_each_micro_batch_by_design() -> None:
+    for frame, no_sync in ((ZERO, False), ("train.py(5): hook", True)):
+        traces = [accumulating(rank, (1, 1, 1), False, frame=frame) for rank in range(2)]
+        (one,) = judged("repeated-reduction", *traces)
+        assert ("no_sync()" in one.advice, "ZeRO-2 or" in one.title) == (no_sync, not no_sync)
+        assert "larger micro-batches" in one.advice
 
 
 @pytest.mark.parametrize("size", [1 << 21, 1 << 20])

@@ -44,6 +44,17 @@ _MORE_FILES = (
 )
 
 
+_NO_SYNC = (
+    "Run all micro-batches of a step except the last one within model.no_sync() of "
+    "DistributedDataParallel (Accelerate: accelerator.accumulate, Lightning: "
+    "accumulate_grad_batches); FSDP2: set_requires_gradient_sync(False), with whole gradients. "
+)
+_OF_ZERO = (
+    "DeepSpeed ZeRO-2 and ZeRO-3 reduce in each micro-batch by design: use fewer, larger "
+    "micro-batches, or ZeRO-1 if its gradients fit."
+)
+
+
 @rule(
     "comm_outliers",
     "gradients reduced in every micro-batch instead of once per step",
@@ -58,17 +69,16 @@ def _repeated_reduction(_: CommOutliers, answers: Answers) -> Iterator[Measured]
     losses, total, size = claimed
     rows = kernels.training.filter(purpose=PURPOSE_REPEATED)
     passes = rows.select(pl.col("call").max()).item()
+    zero = "deepspeed" in " ".join(map(str, answers.place(COMMUNICATION).values())).lower()
     yield Measured(
         size=size,
         title=f"Gradients are reduced {passes} times per optimizer step, once per accumulated "
-        f"micro-batch: all but the last cost {answers.time.share(total)}.",
+        f"micro-batch{' (ZeRO-2 or ZeRO-3)' * zero}: all but the last cost "
+        f"{answers.time.share(total)}.",
         evidence=(
             f"Each backward pass before Optimizer.step launches {losses['collective'][0]} again.",
         ),
-        advice="Run all micro-batches of a step except the last one within model.no_sync() of "
-        "DistributedDataParallel (Accelerate: accelerator.accumulate, Lightning: "
-        "accumulate_grad_batches); FSDP2: set_requires_gradient_sync(False), with whole gradients. "
-        "DeepSpeed ZeRO-2 and ZeRO-3 reduce in each micro-batch, ZeRO-1 does not need to.",
+        advice=f"{'' if zero else _NO_SYNC}{_OF_ZERO}",
         total_ns=total,
         intervals=intervals_of(losses),
     )
