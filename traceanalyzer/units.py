@@ -56,8 +56,13 @@ TIMES_FRAC = 2.0
 def format_change(frac: float) -> str:
     """Format a change with its sign: ``+9.3 %``, or ``18.5 times`` from three times as much on."""
     if frac >= TIMES_FRAC:
-        return f"{frac + 1:.3g} times"
+        return format_ratio(frac + 1)
     return f"{'+' if frac >= 0 else '-'}{format_frac(abs(frac))}"
+
+
+def format_ratio(ratio: float) -> str:
+    """Format how many times as much something is: ``2.45 times``, ``140,000 times``."""
+    return f"{ratio:{',.0f' if ratio >= 1000 else '.3g'}} times"
 
 
 def format_ranges(numbers: Iterable[int]) -> str:

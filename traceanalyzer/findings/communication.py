@@ -34,7 +34,7 @@ from traceanalyzer.findings.device_time import (
     only_rank,
 )
 from traceanalyzer.findings.rule import Answers, Measured, Rule, explained_by, rule
-from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns
+from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns, format_ratio
 
 #: Maximum number of items in a list.
 _NAMED = 3
@@ -577,7 +577,7 @@ def _with_waits(losses: pl.DataFrame) -> str:
 def _worst(row: Mapping[str, Any], took_ns: int, factor: float) -> str:
     return (
         f"Slowest: {_what(row)}{straggling.at_step(row['step'])}, {format_ns(took_ns)} "
-        f"({factor:.3g} times the usual)."
+        f"({format_ratio(factor)} the usual)."
     )
 
 

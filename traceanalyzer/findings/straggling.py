@@ -54,7 +54,7 @@ from traceanalyzer.findings.rule import (
     rule,
 )
 from traceanalyzer.result import Confidence
-from traceanalyzer.units import format_count, format_frac, format_ns, format_ranges
+from traceanalyzer.units import format_count, format_frac, format_ns, format_ranges, format_ratio
 
 #: Maximum number of ranks that are named.
 _NAMED = 3
@@ -186,10 +186,8 @@ def only_code(answers: Answers, rank: int, by_cause: Mapping[str, int]) -> tuple
     name, other_ns = frame_text(rows["name"][0]), rows["other_ns"][0]
     if other_ns is None:
         return name, f"only this rank runs {name}"
-    return (
-        name,
-        f"{name} takes {rows['total_ns'][0] / other_ns:.3g} times as long as on the other ranks",
-    )
+    ratio = format_ratio(rows["total_ns"][0] / other_ns)
+    return name, f"{name} takes {ratio} as long as on the other ranks"
 
 
 def _of_user(code: pl.DataFrame) -> pl.Series:
@@ -250,7 +248,7 @@ def _times_as_long(rows: pl.DataFrame, ranks: Sequence[int]) -> str:
         return ""
     if not of_ranks >= _SLOW_HOST * usual > 0:
         return ""
-    return f"{of_ranks / usual:.3g} times as long as on the other ranks"
+    return f"{format_ratio(of_ranks / usual)} as long as on the other ranks"
 
 
 #: Name of a file of torch.profiler's tensorboard_trace_handler: node, process, time.
@@ -565,10 +563,10 @@ def _expert_imbalance(result: CommOutliers, answers: Answers) -> Iterator[Measur
     yield Measured(
         size=time.frac(total),
         title=f"Experts have unequal loads: the other ranks wait {time.share(total)} for the rank "
-        f"with the most tokens, {experts.imbalance:.3g} times the mean ({persistent}).",
+        f"with the most tokens, {format_ratio(experts.imbalance)} the mean ({persistent}).",
         evidence=(
             *(
-                f"Most tokens: rank {row['rank']}, {row['of_mean']:.3g} times the mean rank."
+                f"Most tokens: rank {row['rank']}, {format_ratio(row['of_mean'])} the mean rank."
                 for row in experts.loads.head(1).iter_rows(named=True)
             ),
             "The rank with the most tokens is the same all the time: its experts are popular."

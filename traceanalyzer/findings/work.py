@@ -34,7 +34,14 @@ from traceanalyzer.findings.kernel_times import (
 )
 from traceanalyzer.findings.rule import MUCH_LEFT, Answers, Measured, explained_by, of_purpose, rule
 from traceanalyzer.frames import intervals
-from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns, format_weight
+from traceanalyzer.units import (
+    format_bytes,
+    format_count,
+    format_frac,
+    format_ns,
+    format_ratio,
+    format_weight,
+)
 from traceanalyzer.vocabulary import FAILED_CALLS, MEMORY_SNAPSHOT, NO_GPU_WORK
 
 
@@ -66,7 +73,7 @@ def _uneven_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
     rank = "" if 2 * alike.height > result.ranks.height else f" of {worst['on']}"
     slowest = (
         f"Slowest: {worst['step']}{rank}, {format_ns(worst['duration_ns'])} "
-        f"({worst['ratio']:.3g} times the median){grew}."
+        f"({format_ratio(worst['ratio'])} the median){grew}."
     )
     kernels = _kernels_in(answers, worst)
     reason, remedy = _why_slow(result, answers, worst, kernels)

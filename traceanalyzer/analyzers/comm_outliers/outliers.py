@@ -49,7 +49,8 @@ def judge(instances: pl.DataFrame, factor: float, z: float) -> pl.DataFrame:
     - ``place``, without a recorded size: the events at the same position in every step, which a
       training loop repeats.
     - ``kernel``, without such a position: the same kernel. If more than a tenth are outliers, they
-      are of many sizes and none is compared.
+      are of many sizes and none is compared (one is, if it is at most a tenth of all events of the
+      kernel, those with a position included).
 
     Null: too few events to compare with, or :func:`alone`; no outliers there.
 
@@ -77,8 +78,10 @@ def judge(instances: pl.DataFrame, factor: float, z: float) -> pl.DataFrame:
         judged = judged.with_columns(pl.coalesce(pl.lit(None, pl.Float64), *values).alias(name))
     stands_out = ((pl.col("factor") > factor) & (pl.col("z") > z)).fill_null(value=False)
     judged = judged.with_columns(outlier=stands_out)
-    crowd = pl.col("outlier").mean().over("like", "judged_by") > MIXED_FRAC
-    mixed = crowd & (pl.col("judged_by") == "kernel").fill_null(value=False)
+    by_kernel = (pl.col("judged_by") == "kernel").fill_null(value=False)
+    n = (pl.col("outlier") & by_kernel).sum().over("like")
+    crowd = (n > 1) & (pl.col("outlier").mean().over("like", "judged_by") > MIXED_FRAC)
+    mixed = by_kernel & (crowd | (n > MIXED_FRAC * pl.len().over("like")))
     mixed |= alone(judged)
     unjudged = (pl.when(~mixed).then(name).alias(name) for name in ("judged_by", "factor", "z"))
     return judged.with_columns(*unjudged, outlier=pl.col("outlier") & ~mixed).drop(

@@ -16,7 +16,14 @@ from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.display import at_start, sentences
 from traceanalyzer.analyzers.common.kernel_names import function
 from traceanalyzer.result import Result, Table, View
-from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns, format_ranges
+from traceanalyzer.units import (
+    format_bytes,
+    format_count,
+    format_frac,
+    format_ns,
+    format_ranges,
+    format_ratio,
+)
 
 #: Smaller ratios of medians are the normal difference between two runs.
 SLOWER = 1.5
@@ -392,7 +399,7 @@ def unequal_experts(experts: Experts) -> str:
     rank, most = experts.main
     return (
         f"Experts have unequal loads: the rank with the most tokens of an all_to_all has "
-        f"{experts.imbalance:.3g} times the mean (rank {rank} in {most:,} of {experts.n:,})."
+        f"{format_ratio(experts.imbalance)} the mean (rank {rank} in {most:,} of {experts.n:,})."
     )
 
 
@@ -424,7 +431,7 @@ def _slower(baseline: pl.DataFrame | None) -> str:
     )
     return (
         f"Slower than the baseline: {_what(worst)} takes {format_ns(worst['median_ns'])} (median) "
-        f"instead of {format_ns(worst['baseline_ns'])}, {worst['ratio']:.3g} times as long; "
+        f"instead of {format_ns(worst['baseline_ns'])}, {format_ratio(worst['ratio'])} as long; "
         f"{slower.height} of {baseline.height} kinds of collective take at least {SLOWER:g} times "
         f"as long.{overlap}"
     )
@@ -584,7 +591,7 @@ def _slow_everywhere(result: CommOutliers) -> str:
         f"{slow.height} of {format_count(result.totals.n_collectives, 'collective')} "
         f"{'was' if slow.height == 1 else 'were'} slow {after}: {_what(worst)}{_at(worst['step'])} "
         f"has a transfer time of "
-        f"{format_ns(worst['transfer_ns'])}, {worst['slow_factor']:.3g} times as long as usual"
+        f"{format_ns(worst['transfer_ns'])}, {format_ratio(worst['slow_factor'])} as long as usual"
         f"{slow_groups(result)}."
     )
 
@@ -598,7 +605,7 @@ def _set_up(result: CommOutliers) -> str:
     return (
         f"The first {_what(first)} of a group{_at(first['step'])} takes "
         f"{format_ns(first['transfer_ns'])} after {result.every_rank} had arrived, "
-        f"{first['slow_factor']:.3g} times as long as usual: set-up of the communicator, once."
+        f"{format_ratio(first['slow_factor'])} as long as usual: set-up of the communicator, once."
     )
 
 
@@ -626,7 +633,7 @@ def _unexplained(result: CommOutliers) -> str:
         f"{outliers.height} of {format_count(result.totals.n_events, 'collective')} "
         f"{'is an outlier' if outliers.height == 1 else 'are outliers'}, on {where}"
         f"{_mostly(outliers)}; the worst, {_what(worst)}{_at(worst['step'])}, took "
-        f"{format_ns(worst['duration_ns'])}, {worst['factor']:.3g} times "
+        f"{format_ns(worst['duration_ns'])}, {format_ratio(worst['factor'])} "
         f"{_USUAL[worst['judged_by']]}{overlap}."
     )
 

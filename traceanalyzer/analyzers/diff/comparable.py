@@ -8,7 +8,7 @@ import polars as pl
 from traceanalyzer.analyzers.common.display import listed
 from traceanalyzer.analyzers.common.step_marks import REPETITION
 from traceanalyzer.analyzers.diff.runs import ALLOCATIONS, PYTHON_FRAMES, Measure, Run
-from traceanalyzer.units import format_count, format_frac
+from traceanalyzer.units import format_count, format_frac, format_ratio
 
 _NAMED = 3
 
@@ -140,8 +140,8 @@ def _of_measure(runs: tuple[Run, Run], measure: Measure) -> Iterator[str]:
         )
         if measure.work != 1:
             yield (
-                f"The recording after has {measure.work:.3g} times as much work, by the counts of "
-                "common kernels or operators: its times are divided by that factor."
+                f"The recording after has {format_ratio(measure.work)} as much work, by the counts "
+                "of common kernels or operators: its times are divided by that factor."
             )
     if measure.name == "samples":
         yield (

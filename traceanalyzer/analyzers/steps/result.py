@@ -12,7 +12,7 @@ from traceanalyzer.analyzers.common.names import frame_text
 from traceanalyzer.analyzers.steps import By, engine
 from traceanalyzer.drawings import Chart
 from traceanalyzer.result import Result, Table, View
-from traceanalyzer.units import format_count, format_frac, format_ns
+from traceanalyzer.units import format_count, format_frac, format_ns, format_ratio
 
 #: Parts of a batch that Composer marks on the host.
 HOST_PARTS = {"forward_ns": "forward", "backward_ns": "backward"}
@@ -229,7 +229,7 @@ def _warm_up(result: Steps) -> str:
     worst = excluded.sort("ratio", "rank", "number", descending=[True, False, False]).row(
         0, named=True
     )
-    times = f"{worst['ratio']:.3g} times the median"
+    times = f"{format_ratio(worst['ratio'])} the median"
     if excluded.height == 1:
         took = format_ns(worst["duration_ns"])
         return f"{worst['step']} took {took}, {times}: warm-up, not counted."
@@ -251,7 +251,7 @@ def _slowest(result: Steps, sums: Mapping[str, Any]) -> str:
     where = " on the median rank" if several else ""
     return (
         f"The slowest step, {worst['step']}, took {format_ns(worst['duration_ns'])}{where}, "
-        f"{worst['ratio']:.3g} times the median{_cause(result, worst)}."
+        f"{format_ratio(worst['ratio'])} the median{_cause(result, worst)}."
     )
 
 
