@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from traceanalyzer.trace import Trace
 
 R = TypeVar("R", bound="Result")
+T = TypeVar("T")
 
 #: Exit status of ``--fail-on`` and ``--fail-on-regression``.
 FAILED = 3
@@ -56,8 +57,8 @@ def answer(
 
 
 def analyze(
-    analysis: Callable[..., R], *inputs: Sequence[str], reading: ReadingOptions, **options: Any
-) -> R:
+    analysis: Callable[..., T], *inputs: Sequence[str], reading: ReadingOptions, **options: Any
+) -> T:
     """Return the result of an analysis of the inputs; print progress and data loss."""
     read = [path for paths in inputs for path in paths]
     with reading.cluster() as client, progress(read, quiet=reading.quiet) as meter:

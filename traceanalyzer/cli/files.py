@@ -125,13 +125,6 @@ def _shard(_context: click.Context, _option: click.Parameter, text: str | None) 
     return int(match[1]), int(match[2])
 
 
-def _analyses(
-    _context: click.Context, _option: click.Parameter, texts: tuple[str, ...]
-) -> list[tuple[str, Any]]:
-    """Return the analyzer and the options of each command line."""
-    return [_analysis(text) for text in texts]
-
-
 def _analysis(text: str) -> tuple[str, Any]:
     try:
         name, *arguments = shlex.split(text)
@@ -161,7 +154,7 @@ def _analysis(text: str) -> tuple[str, Any]:
     "analyses",
     multiple=True,
     metavar="COMMAND",
-    callback=_analyses,
+    callback=lambda _context, _option, texts: [_analysis(text) for text in texts],
     help="Also measure an analysis with other options, for example 'kernels --by operator'. "
     "Repeatable.",
 )

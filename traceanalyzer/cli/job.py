@@ -283,10 +283,7 @@ def gate(
 
     writing.check(junit=xml)
     read_budgets(budgets)  # before anything is read
-    inputs = inputs_of(paths, quiet=reading.quiet)
-
-    result = analyze(ta.check_budgets, inputs, reading=reading, budgets=budgets)
-    writing.show(result)
+    result = answer(ta.check_budgets, paths, reading, writing, budgets=budgets)
     if xml is not None:
         output.write(junit("traceanalyzer.gate", _budget_cases(result)), xml)
     for line in result.violations:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from traceanalyzer.cli.answering import inputs_of, report
+from traceanalyzer.cli.answering import analyze, inputs_of
 from traceanalyzer.cli.options import Command, ReadingOptions, reading_here
-from traceanalyzer.cli.progress import progress
 from traceanalyzer.errors import OptionError
 from traceanalyzer.render.text import prose
 
@@ -101,17 +99,7 @@ def merged_file(
     inputs = inputs_of(paths, quiet=reading.quiet)
     if reading.assume_rank is not None and len(inputs) > 1:
         raise OptionError(f"--assume-rank takes one input file (got {len(inputs)})")
-    with progress(inputs, quiet=reading.quiet) as meter:
-        merged: Merged = ta.merge(
-            inputs,
-            out,
-            force=force,
-            **cut,
-            **reading.arguments(),
-            progress=meter,
-            on_trace=partial(report, quiet=reading.quiet),
-        )
-    return merged
+    return analyze(ta.merge, inputs, reading=reading, output=out, force=force, **cut)
 
 
 def describe(merged: Merged, name: str | None = None) -> None:

@@ -31,9 +31,9 @@ _OF_LEAK = ("out-of-memory", "memory-growth")
 )
 def _out_of_memory(result: MemoryErrors, answers: Answers) -> Iterator[Measured]:
     leak, evaluated = _leak_that_filled(answers), _evaluated(answers)
-    for (cause, advice), firsts in _first_errors(result).group_by(
-        "cause", "advice", maintain_order=True
-    ):
+    # later errors of a device are consequences of its first one
+    first_ones = result.errors.unique(_PLACE, keep="first", maintain_order=True)
+    for (cause, advice), firsts in first_ones.group_by("cause", "advice", maintain_order=True):
         first = firsts.row(0, named=True)
         errors = result.errors.join(firsts, on=_PLACE, how="semi", nulls_equal=True)
         asked, n = first["request_bytes"], errors.height
@@ -83,11 +83,6 @@ def _evaluated(answers: Answers) -> tuple[str, ...]:
         for at, size, n in rows.rows()
         if size > _MUCH_LIVE * whole
     )
-
-
-def _first_errors(result: MemoryErrors) -> pl.DataFrame:
-    """Return the first error of each device; later ones are its consequences."""
-    return result.errors.unique(_PLACE, keep="first", maintain_order=True)
 
 
 def _capital(advice: object) -> str:

@@ -151,7 +151,7 @@ def described(results: Mapping[str, Result]) -> str:
         ranks, hosts = (files[name].drop_nulls().n_unique() for name in ("rank", "host"))
         count = format_count(ranks, "rank") if ranks else format_count(files.height, "file")
         parts.append(f"{count} on {format_count(hosts, 'host')}" if hosts > 1 else count)
-        models = {_model(one) for one in files["devices"].drop_nulls()}
+        models = {re.sub(r"^\d+x ", "", gpus) for gpus in files["devices"].drop_nulls()}
         parts += sorted(models - {"GPU"})[:_MODELS]
     number = steps.ranks.select(pl.col("steps").max()).item() if isinstance(steps, Steps) else 0
     if isinstance(steps, Steps) and number:
@@ -205,8 +205,3 @@ def peak_memory(results: Mapping[str, Result]) -> str:
     several = [place] if memory.devices.height > 1 else []
     about = ", ".join([*several, *shares])
     return f"{text} ({about})" if about else text
-
-
-def _model(devices: str) -> str:
-    """Return the GPUs of a file without their number: ``4x NVIDIA H100`` is ``NVIDIA H100``."""
-    return re.sub(r"^\d+x ", "", devices)

@@ -12,6 +12,7 @@ from typing import Literal
 import polars as pl
 
 from traceanalyzer import __version__
+from traceanalyzer.analyzers.common.display import headings
 from traceanalyzer.analyzers.diff import runs
 from traceanalyzer.analyzers.diff.compute import DIFF
 from traceanalyzer.errors import MissingData, OptionError
@@ -26,19 +27,10 @@ from traceanalyzer.tools.summarize import summarize
 from traceanalyzer.trace import Inputs, Trace
 from traceanalyzer.units import format_count
 
-_COLUMNS = {
-    "name": "baseline",
-    "run": "run",
-    "inputs": "files",
-    "ranks": "ranks",
-    "world_size": "world size",
-    "gpus": "GPU",
-    "steps": "steps",
-    "step_ns": "step",
-    "saved": "saved",
-    "program": "version",
-    "problem": "problem",
-}
+_COLUMNS = headings(
+    "name: baseline, run, inputs: files, ranks, world_size: world size, gpus: GPU, steps, "
+    "step_ns: step, saved, program: version, problem"
+)
 #: Most files of a run that are recorded by name.
 _MOST_NAMES = 1_000
 _SCHEMA = {

@@ -252,7 +252,7 @@ def _examined_and_written(
     window = _window(cut, rows, findings, recorded, shifts)
     if cut.in_time:
         recordings.add_again(items, reading, window, shifts, compared)
-        rows = _cut_rows(rows, window)
+        rows = rows.filter(overlaps(pl.col("ts"), pl.col("ts") + pl.col("dur"), [window]))
     if not any(one.written for one in recordings.all):
         raise OptionError("nothing to write: no event matches the selected ranks, kinds and time")
     matches = recordings.matches(compared)
@@ -492,11 +492,6 @@ def main_interval(rows: pl.DataFrame, number: int) -> tuple[int, int]:
     )
     first = of_finding.sort(at, "dur", descending=True, maintain_order=True).row(0, named=True)
     return first["ts"], first["ts"] + first["dur"]
-
-
-def _cut_rows(rows: pl.DataFrame, window: tuple[int, int]) -> pl.DataFrame:
-    """Return the rows that overlap the window."""
-    return rows.filter(overlaps(pl.col("ts"), pl.col("ts") + pl.col("dur"), [window]))
 
 
 def _summary(

@@ -49,11 +49,14 @@ _TOKEN = re.compile(
     re.VERBOSE,
 )
 
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(re.findall(r"\w+", text))
+
+
 #: Functions of a value, of many values, and of windows.
-_FUNCTIONS = frozenset(
-    re.findall(
-        r"\w+",
-        """
+_FUNCTIONS = _words(
+    """
     abs acos asin atan atan2 cbrt ceil ceiling cos degrees exp floor ln log log10 log1p log2
     mod pi pow power radians round sign sin sqrt tan trunc coalesce greatest least if ifnull
     nullif cast try_cast bit_length char_length character_length length octet_length concat
@@ -62,38 +65,24 @@ _FUNCTIONS = frozenset(
     count first last max median min quantile_cont quantile_disc stddev stddev_pop stddev_samp
     stdev sum var var_pop var_samp variance corr covar covar_pop covar_samp row_number rank
     dense_rank lag lead first_value last_value
-    """,
-    )
+    """
 )
 #: Words before a parenthesis that are no functions.
-_BEFORE_PARENTHESIS = frozenset(
-    re.findall(
-        r"\w+",
-        """
+_BEFORE_PARENTHESIS = _words(
+    """
     select distinct all from join on using where and or not in exists as over by having filter
     case when then else between like ilike is union intersect except limit offset exclude
-    """,
-    )
+    """
 )
-_REFUSED = frozenset(
-    re.findall(
-        r"\w+",
-        """
+_REFUSED = _words(
+    """
     alter analyze attach call checkpoint comment commit copy create deallocate delete describe
     detach drop execute explain export grant import insert install into lateral load merge
     natural pragma prepare recursive rename reset revoke rollback set show truncate unnest
     update use vacuum columns cross
-    """,
-    )
+    """
 )
-_AFTER_FROM = frozenset(
-    re.findall(
-        r"\w+",
-        """
-    where group having order limit offset union intersect except
-    """,
-    )
-)
+_AFTER_FROM = _words("where group having order limit offset union intersect except")
 
 #: Columns that parsers may leave null.
 _MAY_BE_UNUSED = ("correlation", "external_id", "bytes", "address", "stack", "weight")
@@ -250,7 +239,8 @@ class _Query:
 
 def _executed(text: str, tables: Mapping[str, pl.DataFrame]) -> pl.DataFrame | str:
     """Execute a query; return its rows, or why it cannot be executed."""
-    frames = {name: _text_columns(frame) for name, frame in tables.items()}
+    texts = pl.col(pl.Categorical, pl.Enum).cast(pl.String)
+    frames = {name: frame.lazy().with_columns(texts) for name, frame in tables.items()}
     try:
         with pl.SQLContext(frames, register_globals=False, eager=False) as context:
             return context.execute(text).collect()
@@ -343,11 +333,6 @@ def _with_ranks(trace: Trace) -> dict[str, pl.DataFrame]:
         if "rank" not in tables[name].columns:
             tables[name] = tables[name].with_columns(rank=ranks.gather(tables[name]["event"]))
     return tables | {"events": trace.events.with_row_index("event")}
-
-
-def _text_columns(frame: pl.DataFrame) -> pl.LazyFrame:
-    """Return a table with names as text, for LIKE and comparisons."""
-    return frame.lazy().with_columns(pl.col(pl.Categorical, pl.Enum).cast(pl.String))
 
 
 def _explained(message: str, tables: Mapping[str, pl.DataFrame]) -> str:

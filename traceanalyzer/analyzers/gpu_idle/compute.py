@@ -106,7 +106,7 @@ def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> P
     synced = (waits, due, intervals.subtract(soon, near.of_units(on_cpu), _UNIT))
     idle_of |= _by_first_cause(excerpt, near, gaps, loader, copies, little, synced, files, on_cpu)
     pieces = [idle_of[cause] for cause in CAUSES]
-    caused = _with_causes(pieces)
+    caused = losing.labelled(pieces, pl.Series(CAUSES, dtype=CAUSE))
     late_launches = idle.filter(short, is_late)
     exposed, overlapped = _exposed(excerpt), intervals.intersect(loader, busy, _UNIT)
     windows = [busy, *pieces, loader, copies, overlapped, exposed, late_launches]
@@ -372,11 +372,6 @@ def _copies(excerpt: Excerpt, little: pl.DataFrame) -> list[pl.DataFrame]:
 def _work_of(excerpt: Excerpt, *kinds: str) -> pl.DataFrame:
     work = excerpt.work[["unit", "start", "end", "work_kind"]]
     return work.filter(pl.col("work_kind").is_in(kinds))
-
-
-def _with_causes(idle: Sequence[pl.DataFrame]) -> pl.DataFrame:
-    """Return idle intervals, a frame per row of :data:`CAUSES`, as unit, start, end, cause."""
-    return losing.labelled(idle, pl.Series(CAUSES, dtype=CAUSE))
 
 
 def _by_cause(caused: pl.DataFrame) -> pl.DataFrame:

@@ -116,14 +116,10 @@ def combine(
         timeline=timeline,
         pools=pools,
         maps=_ordered(maps, errors),
-        remarks=(*remarks, *_windowed(options), *_smaller(options), *separate),
+        remarks=(*remarks, *[_WINDOWED] * options.windowed, *_smaller(options), *separate),
         errors=errors,
         growth=growth.combine(growths, GrowthOptions()) if growths else None,
     )
-
-
-def _windowed(options: Options) -> list[str]:
-    return [_WINDOWED] if options.windowed else []
 
 
 def _smaller(options: Options) -> list[str]:

@@ -391,7 +391,8 @@ class Failure:
 
 def failure(export: tables.Export) -> Failure | None:
     """Return the reason for missing GPU work; None if there is some, or if it was not requested."""
-    if any(_has_rows(export, table) for table in _DEVICE_WORK):
+    read = export.database.read
+    if any(read(table, integers=("start",), first=1).height for table in _DEVICE_WORK):
         return None
     reports = _reports(export).filter(pl.col("text").str.contains(_ABOUT_CUDA))
     specific = reports.filter(~pl.col("text").str.contains(_NO_EVENTS))
@@ -517,7 +518,3 @@ def _event_types(export: tables.Export) -> set[str]:
     """Return the requested event types in ``META_DATA_CAPTURE``."""
     rows = export.database.read(tables.CAPTURE, texts=("name", "value")).drop_nulls()
     return set(rows.filter(pl.col("name") == "CAPTURE_EVENT_TYPE")["value"])
-
-
-def _has_rows(export: tables.Export, table: str) -> bool:
-    return export.database.read(table, integers=("start",), first=1).height > 0

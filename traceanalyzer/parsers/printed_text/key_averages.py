@@ -103,16 +103,12 @@ class Reader:
         self._spans = [(start + shift, end + shift) for start, end in self._spans]
         headings = re.split(r" {2,}", line.text.strip()) if is_left else self._cells(line.text)
         self._headings = [heading.strip() for heading in headings]
-        if len(self._headings) != len(self._spans):
-            return False
-        if not self._known_metrics():
+        known = any(_general(heading) in _COLUMNS for heading in self._headings)
+        if not known or len(self._headings) != len(self._spans):
             return False
         self._block, self._row, self._others = self.rows.block(), 0, 0
         self._state = "header"
         return True
-
-    def _known_metrics(self) -> bool:
-        return any(_general(heading) in _COLUMNS for heading in self._headings)
 
     def _cells(self, text: str) -> list[str]:
         """Cut a line at the columns; the last one extends to the end of the line."""

@@ -64,7 +64,8 @@ def _image(drawing: Lanes) -> NDArray[np.uint8]:
     parts = shares(drawing, _COLUMNS)
     lanes, columns, _ = parts.shape
     tall = int(np.clip(_PIXELS // max(lanes, 1), _LOWEST, _TALLEST))
-    inks = np.array([_rgb(palette.STATES[state][0]) for state in drawing.names] + [(255,) * 3])
+    colors = (palette.STATES[state][0] for state in drawing.names)
+    inks = np.array([*(tuple(bytes.fromhex(color[1:])) for color in colors), (255,) * 3])
     until = np.cumsum(parts, axis=2)
     level = (np.arange(tall)[::-1] + 0.5) / tall
     state = (until[:, None, :, :] <= level[None, :, None, None]).sum(axis=3)
@@ -73,10 +74,6 @@ def _image(drawing: Lanes) -> NDArray[np.uint8]:
         pixels[:, -1] = 255
     image: NDArray[np.uint8] = pixels.reshape(lanes * tall, columns, 3).astype(np.uint8)
     return image
-
-
-def _rgb(color: str) -> tuple[int, ...]:
-    return tuple(bytes.fromhex(color[1:]))
 
 
 def _extremes(drawing: Lanes) -> list[int]:
