@@ -343,6 +343,39 @@ def test_uneven_gathers_and_all_to_all_are_allowed() -> None:
     assert of(run.dumps()).cause == "none"
 
 
+@pytest.mark.parametrize(
+    ("op", "name", "value", "cause"),
+    [
+        ("all_reduce", "output_sizes", [[3]], "size mismatch"),
+        ("reduce_scatter", "output_sizes", [[3]], "size mismatch"),
+        ("all_reduce", "output_dtypes", ["Half"], "dtype mismatch"),
+        ("all_to_all", "output_sizes", [[3]], "none"),
+    ],
+)
+def test_outputs_that_differ_between_ranks(op: str, name: str, value: object, cause: str) -> None:
+    run = Run()
+    run.all(op)
+    for rank in WORLD:
+        entry = run.entries[rank][-1]
+        entry |= {"output_sizes": [[8]], "output_dtypes": entry.get("input_dtypes", ["Float"])}
+    run.entries[2][-1][name] = value
+    result = of(run.dumps())
+    assert answer(result) == (cause, [2] * (cause != "none"))
+    assert ("[3]" in result.verdict, "float16" in result.verdict) == (
+        cause == "size mismatch", cause == "dtype mismatch",
+    )  # fmt: skip
+
+
+def test_sequence_numbers_near_the_limit() -> None:
+    run = Run()
+    run.steps()
+    run.call(1, "all_gather", size=8, state="started")
+    for entries in run.entries.values():
+        for entry in entries:
+            entry["collective_seq_id"] += (1 << 63) - 8  # of 7
+    assert answer(of(run.dumps()))[0] == "missing rank"
+
+
 def test_a_mismatch_that_completed_is_reported() -> None:
     run = Run()
     for rank in range(4):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -132,7 +133,7 @@ def _records(trace: Trace, paths: pl.DataFrame) -> pl.DataFrame:
 
 
 def _dtype(text: str) -> str:
-    return ", ".join(_DTYPES.get(one, one) for one in text.split(", "))
+    return re.sub(r"\w+", lambda name: _DTYPES.get(name[0], name[0]), text)
 
 
 def _without_open_part(records: pl.DataFrame) -> pl.DataFrame:

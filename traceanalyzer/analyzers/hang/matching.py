@@ -29,9 +29,9 @@ MISMATCHES = ("type mismatch", "size mismatch", "dtype mismatch")
 #: Keys of one collective: the group, its sequence number, and the part of a coalesced one.
 KEY = ["group", "seq", "part"]
 
-#: By collective: the column whose elements must be equal on all ranks.
+#: Collectives whose inputs, and whose outputs, have as many elements on all ranks.
 _EQUAL_IN = ("all_reduce", "broadcast", "reduce", "reduce_scatter")
-_EQUAL_OUT = ("all_gather",)
+_EQUAL_OUT = (*_EQUAL_IN, "all_gather")
 
 
 @dataclass(frozen=True)
@@ -84,10 +84,8 @@ def _calls(records: pl.DataFrame) -> pl.DataFrame:
     kind = pl.col("kind")
     return chosen.with_columns(kind=kinds).with_columns(
         part=pl.int_range(pl.len(), dtype=pl.UInt32).over("rank", "group", "seq"),
-        elements=pl.when(kind.is_in(_EQUAL_IN))
-        .then("elements_in")
-        .when(kind.is_in(_EQUAL_OUT))
-        .then("elements_out"),
+        inputs=pl.when(kind.is_in(_EQUAL_IN)).then("elements_in"),
+        outputs=pl.when(kind.is_in(_EQUAL_OUT)).then("elements_out"),
     )
 
 
@@ -121,7 +119,7 @@ def _instances(calls: pl.DataFrame) -> pl.DataFrame:
         n_started=(pl.col("state") == "started").sum().cast(pl.Int64),
         n_ended=pl.col("ended").sum().cast(pl.Int64),
         kinds=pl.col("kind").n_unique(),
-        sizes=pl.col("elements").drop_nulls().n_unique(),
+        sizes=pl.max_horizontal(pl.col("inputs", "outputs").drop_nulls().n_unique()),
         dtypes=pl.col("dtype").drop_nulls().n_unique(),
         first_ns=created.min(),
         last_ns=created.max(),

@@ -233,11 +233,12 @@ def _differences(calls: pl.DataFrame, verdict: str) -> dict[str, Any]:
     """Return ``calls`` and ``differing`` of a collective whose calls differ."""
     if verdict not in MISMATCHES:
         return {}
-    column = {"type mismatch": "kind", "size mismatch": "elements", "dtype mismatch": "dtype"}
-    by = column[verdict]
-    named = {"type mismatch": "op", "size mismatch": "size", "dtype mismatch": "dtype"}[verdict]
+    by, named = {"type mismatch": ("kind", "op")}.get(verdict, ("dtype", "dtype"))
+    if verdict == "size mismatch":
+        by = "inputs" if calls["inputs"].drop_nulls().n_unique() > 1 else "outputs"
+        named = "sizes_in" if calls["sizes_in"].drop_nulls().n_unique() > 1 else "sizes_out"
     rows = (
-        calls.with_columns(size=pl.coalesce("sizes_in", "sizes_out"))
+        calls.with_columns(pl.col("sizes_out") + " (output)")
         .filter(pl.col(by).is_not_null())
         .group_by(by)
         .agg(pl.col("rank").sort(), value=pl.col(named).first())

@@ -463,13 +463,11 @@ class _Shapes:
         return (total if sizes else None), text or None
 
     def dtype(self, row: _Fields) -> str | None:
-        """Return the distinct element types of inputs, or else of outputs."""
-        for name in ("input_dtypes", "output_dtypes"):
-            types = row.get(name)
-            if isinstance(types, list | tuple) and types:
-                texts = dict.fromkeys(_text(one) or "?" for one in types[:_DEEPEST])
-                return ", ".join(texts)
-        return None
+        """Return the distinct element types of inputs, and of outputs if these are others."""
+        lists = (row.get(name) for name in ("input_dtypes", "output_dtypes"))
+        each = (types[:_DEEPEST] for types in lists if isinstance(types, list | tuple))
+        texts = (", ".join(dict.fromkeys(_text(one) or "?" for one in types)) for types in each)
+        return " -> ".join(dict.fromkeys(filter(None, texts))) or None
 
 
 def _brief(length: Any) -> str:
