@@ -114,6 +114,7 @@ FAMILIES = {
         "triton_per_fused__softmax__to_copy_masked_fill_4",
     ],
     "elementwise": [
+        "cupy_add__float64_float64_float64",
         "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float> >()",
         (
             "void at::native::elementwise_kernel<128, 2, at::native::gpu_kernel_impl<at::native::"
@@ -148,6 +149,7 @@ FAMILIES = {
         "void recat_copy_async_kernel<float>(long const*, long const*, float const*, float*)",
     ],
     "reduce": [
+        "cupy_sum",
         "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, MeanOps<float> > >()",
         "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<bool, and_kernel_cuda> >()",
         "void cub::DeviceReduceSingleTileKernel<cub::DeviceReducePolicy<float> >(float*)",
@@ -211,8 +213,24 @@ FAMILIES = {
         "void vllm::cross_device_reduce_1stage<c10::BFloat16, 8>(RankData*)",
         "void (anonymous namespace)::multimem_all_reduce_kernel<c10::BFloat16, 16>(c10::BFloat16*)",
     ],
-    "fft": ["void regular_fft<512u, EPT<8u>, 8u, 8u>(kernel_arguments_t<unsigned int>)"],
+    "fft": [
+        "void regular_fft<512u, EPT<8u>, 8u, 8u>(kernel_arguments_t<unsigned int>)",
+        "void dense_fft_radix16<float2>",
+        "void spRadix0064B::kernel1Mem<unsigned int, float, 1>(kernel_parameters_t<float>)",
+        "fft_rtc_fwd_len4096_factors_16_16_16_wgs_256_sbrr_dp_copy",
+        "VkFFT_main_scale",
+    ],
     "other": [
+        (
+            "void Kokkos::Impl::cuda_parallel_launch_local_memory<Kokkos::Impl::ParallelFor<"
+            "PairLJCutComputeFunctor, Kokkos::RangePolicy<Kokkos::Cuda> > >(ForceFunctor)"
+        ),
+        "void RAJA::policy::cuda::impl::forall_cuda_kernel<256, ScaleFunctor>(ScaleFunctor, long)",
+        (
+            "void thrust::cuda_cub::core::_kernel_agent<thrust::cuda_cub::__parallel_for::"
+            "ParallelForAgent<thrust::cuda_cub::for_each_f<int*, BinFunctor>, long>, long>(long)"
+        ),
+        "bufferDifftime(float*)",
         "saxpy(double *, double *, double *, double, int)",
         "expertise(int)",
         "smoothe_kernel(float*)",

@@ -91,6 +91,12 @@ def test_kernel_is_named_with_operator_and_line(operator: str, kernel: str, part
     assert part in one.advice
 
 
+def test_transforms_are_main_work_and_their_radix_is_not_that_of_a_sort() -> None:
+    assert not judged(steps([GEMM, ("", "void dense_fft_radix16<float2>", 600)]))
+    (one,) = judged(steps([GEMM, ("", "void sweep_radix16<float2>", 600)]))
+    assert "topk" not in one.advice
+
+
 FILL = "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<{}> >()"
 
 

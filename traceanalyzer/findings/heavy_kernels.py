@@ -26,7 +26,7 @@ from traceanalyzer.frames import intervals
 from traceanalyzer.units import format_count, format_ns
 
 #: Families whose kernels take most of the time of a healthy program.
-_USUAL = (GEMM, CONVOLUTION, ATTENTION, KV_CACHE, COMMUNICATION, "moe")
+_USUAL = (GEMM, CONVOLUTION, ATTENTION, KV_CACHE, COMMUNICATION, "moe", "fft")
 
 #: So few calls all may be as long.
 _FEW = 2
@@ -84,7 +84,7 @@ _ADVICE = (
     (r"(?i)index(?:ing|_put|_?backward)", _INDEXING),
     (r"(?i)scatter|index_(?:add|copy|reduce)", _SCATTERING),
     (kernel_names.CHANGES_LAYOUT.pattern, _LAYOUT),
-    (r"(?i)sort|top_?k|radix|unique|nonzero|scan|cumsum", _SORTING),
+    (r"(?i)sort|top_?k|radix_?(?:find|select)|unique|nonzero|scan|cumsum", _SORTING),
     (r"(?i)\bcast|_to_copy|aten::to\b|direct_copy|float16_copy|copy_kernel", _CASTING),
     (r"(?i)triton", _TUNING),
 )

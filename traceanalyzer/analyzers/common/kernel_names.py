@@ -236,6 +236,8 @@ _GENERIC: dict[str, tuple[str, ...]] = {
     "copy": (r"::(vectorized_|unrolled_)?elementwise_kernel\w*<.*(copy_kernel|_device_to_device)",),
     "elementwise": ("::(vectorized_|unrolled_|legacy::)?elementwise_kernel",),
     "reduce": ("::reduce_kernel<",),
+    # loops over a functor of the program: its work is not known
+    OTHER: (r"Kokkos::.*ParallelFor\b", r"^(void )?RAJA::", "::for_each(_f<|::static_kernel)"),
 }
 
 #: Patterns of function names by family, in the order in which they are tried: a fused kernel
@@ -279,14 +281,15 @@ _FUNCTIONS: dict[str, tuple[str, ...]] = {
         r"\b[ab]?mm_", "_mm_", "_mfma_", "cutlass.*tensorop", r"\bdot_kernel", "epilogue::impl",
         "machete", "marlin", "wvsplitk", "triton_tem_",
     ),
+    "fft": ("cufft", "(^|[^iou])fft", r"(^|\W)[sd]p(Radix|Vector)\d", "bluestein"),
     "pooling": (
         "(max|avg|average|mean)_?pool", "pooling", "upsampl", "grid_sampl", "interpolat",
         "roi_align",
     ),
     "sort": (
-        "sort", "top_?k", "radix", "searchsorted", "Device(Scan|Compact|Select)", "ReduceByKey",
-        "cumsum", "cumprod", "_scan_", "kernel_scan", "unique", "nonzero", "histogram",
-        "kth_?value",
+        "sort", "top_?k", "radix_?(find|select)", "searchsorted", "Device(Scan|Compact|Select)",
+        "ReduceByKey", "cumsum", "cumprod", "_scan_", "kernel_scan", "unique", "nonzero",
+        "histogram", "kth_?value",
     ),
     "index": (
         "index", "gather", "scatter", "lookup", "take_", "masked_select", "tril", "triu",
@@ -299,14 +302,14 @@ _FUNCTIONS: dict[str, tuple[str, ...]] = {
     ),
     "reduce": (
         "reduc", "triton_(red|per)_", r"\bsum_", "_sum_", "mean_", "arg_?(max|min)", "norm2",
+        "^cupy_(nan)?(sum|prod|mean|average|a?max|a?min|all|any|count)",
     ),
     "elementwise": (
         "element_?wise", "pointwise", "triton_poi_", "functor", "fill", "activation", "act_and_mul",
         "gelu", "silu", "swiglu", "relu", "sigmoid", "tanh", "scale", "op_?tensor", "bias",
-        "rotary", "(^|[^a-z])rope([^a-z]|$)", "arange", "cast", "lerp", "^cupy_",
+        "rotary", "(^|[^a-z])rope([^a-z]|$)", "arange", "cast", "lerp", r"^cupy_\w+__",
         r"^loop_(\w+_)?fusion", "^wrapped_",
     ),
-    "fft": ("fft",),
 }
 # fmt: on
 
