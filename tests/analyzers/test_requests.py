@@ -176,3 +176,54 @@ def test_charts_do_not_add_requests_of_several_logs() -> None:
     assert whole.max() == pytest.approx(several.requests["e2e_ns"].max())
     assert first_tokens.color is not None
     assert set(first_tokens.frame[first_tokens.color]) == {"spans.json", "journey.json"}
+
+
+def write_benchmark(folder: Path, places: int, prompts: list[int], every_s: float) -> Path:
+    """Write the log of an engine that serves so many requests at a time.
+
+    A step takes 10 ms and 10 us per token of the prompts that begin in it; each request gets a
+    token in each step, 20 in all. Requests arrive at equal distance.
+    """
+    now, at, waiting, running = 0.0, [i * every_s for i in range(len(prompts))], [], []
+    tokens: list[list[float]] = [[] for _ in prompts]
+    arrived = 0
+    while min(map(len, tokens)) < 20:
+        while arrived < len(at) and at[arrived] <= now:
+            waiting.append(arrived)
+            arrived += 1
+        new = waiting[: places - len(running)]
+        del waiting[: len(new)]
+        running += new
+        now += 0.01 + 1e-5 * sum(prompts[one] for one in new)
+        for one in running:
+            tokens[one].append(now)
+        running = [one for one in running if len(tokens[one]) < 20]
+    log = {
+        "backend": "vllm", "num_prompts": len(prompts), "completed": len(prompts), "duration": now,
+        "input_lens": prompts, "output_lens": [20] * len(prompts), "start_times": at,
+        "ttfts": [each[0] - begin for each, begin in zip(tokens, at, strict=True)],
+        "itls": [np.diff(each).tolist() for each in tokens], "errors": [""] * len(prompts),
+        "mean_ttft_ms": 1.0, "request_throughput": 1.0,
+    }  # fmt: skip
+    (folder / "log.json").write_text(json.dumps(log))
+    return folder / "log.json"
+
+
+@pytest.mark.parametrize("places", [4, 100])
+def test_requests_that_wait_for_a_place(tmp_path: Path, places: int) -> None:
+    log = requests(write_benchmark(tmp_path, places, [100] * 120, 0.02))
+    (run,) = log.runs.iter_rows(named=True)
+    expected = log.requests["ttft_ns"].median() > 1e9
+    assert expected == (places == 4)
+    assert (run["most_running"] <= 4) == expected
+    assert run["full_frac"] > 0.5
+    assert any("max_num_seqs" in text for text in log.verdict.split(". ")) == expected
+    assert log.stalls.is_empty()
+
+
+def test_a_long_prompt_that_stalls_all_requests(tmp_path: Path) -> None:
+    prompts = [20_000 if i in (30, 60) else 100 + i % 7 for i in range(90)]
+    log = requests(write_benchmark(tmp_path, 100, prompts, 0.02))
+    assert log.stalls["input_tokens"].to_list() == [20_000, 20_000]
+    assert log.stalls["duration_ns"].to_list() == pytest.approx([0.21e9] * 2, rel=0.05)
+    assert "20,000" in log.verdict

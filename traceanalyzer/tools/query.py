@@ -50,12 +50,12 @@ _TOKEN = re.compile(
 )
 
 
-def _words(text: str) -> frozenset[str]:
+def _split(text: str) -> frozenset[str]:
     return frozenset(re.findall(r"\w+", text))
 
 
 #: Functions of a value, of many values, and of windows.
-_FUNCTIONS = _words(
+_FUNCTIONS = _split(
     """
     abs acos asin atan atan2 cbrt ceil ceiling cos degrees exp floor ln log log10 log1p log2
     mod pi pow power radians round sign sin sqrt tan trunc coalesce greatest least if ifnull
@@ -68,13 +68,13 @@ _FUNCTIONS = _words(
     """
 )
 #: Words before a parenthesis that are no functions.
-_BEFORE_PARENTHESIS = _words(
+_BEFORE_PARENTHESIS = _split(
     """
     select distinct all from join on using where and or not in exists as over by having filter
     case when then else between like ilike is union intersect except limit offset exclude
     """
 )
-_REFUSED = _words(
+_REFUSED = _split(
     """
     alter analyze attach call checkpoint comment commit copy create deallocate delete describe
     detach drop execute explain export grant import insert install into lateral load merge
@@ -82,7 +82,7 @@ _REFUSED = _words(
     update use vacuum columns cross
     """
 )
-_AFTER_FROM = _words("where group having order limit offset union intersect except")
+_AFTER_FROM = _split("where group having order limit offset union intersect except")
 
 #: Columns that parsers may leave null.
 _MAY_BE_UNUSED = ("correlation", "external_id", "bytes", "address", "stack", "weight")

@@ -103,11 +103,13 @@ def combine(parts: Sequence[Requested | Engine], _options: Options, _base: objec
     each = _requests(rows)
     epochs = {part.log.path: part.epoch_ns for part in logs}
     used = next((one for one in engines if one.steps.height), None)
+    stalls = _stalls(each, rows)
     each, phases = _by_phase(each, epochs, None if used is None else used.steps)
     return Requests(
         requests=each,
         latencies=_latencies(each, rows),
-        runs=_runs(rows, each),
+        runs=_runs(rows, each).join(_at_a_time(each), on=["path", "run"], how="left"),
+        stalls=stalls,
         phases=phases,
         engine=None if used is None else used.path,
         unused=tuple(one.path for one in engines if one is not used),
@@ -191,6 +193,94 @@ def _latencies(each: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
     order = pl.col("time").replace_strict({name: place for place, name in enumerate(LABELS)})
     frac = pl.when(is_part).then(ratio("total_ns", whole)).alias("share_frac")
     return joined.sort("path", "run", order).with_columns(frac).drop("total_ns")
+
+
+# --- requests at a time --------------------------------------------------------------------------
+
+#: Gaps between tokens, and stalls, are longer than this many times the median gap.
+_LONG_GAP = 10
+#: All requests pause if at least this share of those that receive tokens does.
+_ALL = 0.9
+#: So many requests run at a time as can, from this share of the most on.
+_NEARLY = 0.8
+
+
+def _begun(frame: pl.DataFrame, name: str) -> pl.DataFrame:
+    """Return +1 at each start and -1 at each end: path, run, at, and the change by this name."""
+    sides = (("start", 1), ("end", -1))
+    return pl.concat(
+        frame.select("path", "run", at=side, **{name: pl.lit(change)}) for side, change in sides
+    )
+
+
+def _counted(**intervals_of: pl.DataFrame) -> pl.DataFrame:
+    """Return how many intervals of each name are open from start to end, by path and run."""
+    key, names = ["path", "run"], list(intervals_of)
+    changes = [_begun(frame.drop_nulls(), name) for name, frame in intervals_of.items()]
+    at = pl.concat(changes, how="diagonal").group_by(*key, "at").agg(pl.col(names).sum())
+    at = at.sort(*key, "at").with_columns(pl.col(names).cum_sum().over(key))
+    spans = at.with_columns(start="at", end=pl.col("at").shift(-1).over(key)).drop("at")
+    return spans.drop_nulls("end").with_columns(ns=pl.col("end") - pl.col("start"))
+
+
+def _served(each: pl.DataFrame) -> pl.DataFrame:
+    """Return the requests without failed ones, with their first and last token as ``ns``."""
+    good = each.filter(pl.col("error").is_null())
+    first, last = (
+        (pl.col("start_ns") + pl.col(name)).round().cast(pl.Int64) for name in ("ttft_ns", "e2e_ns")
+    )
+    return good.with_columns(first=first, last=last).drop_nulls(["first", "last"])
+
+
+def _at_a_time(each: pl.DataFrame) -> pl.DataFrame:
+    """Return per run ``most_running`` and ``full_frac``, see :attr:`Requests.runs`."""
+    key, served = ["path", "run"], _served(each)
+    counts = _counted(
+        running=served.select(*key, start="first", end="last"),
+        waiting=served.select(*key, start="start_ns", end="first"),
+    )
+    most = pl.col("running").max().over(key)
+    waited = pl.col("ns") * pl.col("waiting")
+    full = waited.filter(pl.col("running") >= _NEARLY * most)
+    return counts.group_by(key).agg(
+        most_running=pl.col("running").max().cast(pl.Int64),
+        full_frac=ratio(full.sum(), waited.sum()),
+    )
+
+
+def _stalls(each: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
+    """Return the times in which no request receives a token, see :attr:`Requests.stalls`."""
+    key, served = ["path", "run"], _served(each)
+    tokens = rows.filter(pl.col("metric") == "itl_ns").select(
+        "path", run=pl.col("block").cast(pl.Int64), row=pl.col("row").cast(pl.Int64), gap="value"
+    )
+    of_request = [*key, "row"]
+    tokens = tokens.join(served[[*of_request, "first"]], on=of_request, maintain_order="left")
+    ends = (pl.col("first") + pl.col("gap").cum_sum().over(of_request)).round().cast(pl.Int64)
+    begins = ends - pl.col("gap").round().cast(pl.Int64)
+    usual = pl.col("gap").median().over(key)
+    long = tokens.with_columns(start=begins, end=ends, usual=usual).filter(
+        pl.col("gap") > _LONG_GAP * usual
+    )
+    counts = _counted(
+        running=served.select(*key, start="first", end="last"),
+        pausing=long.select(*key, "start", "end"),
+    )
+    all_pause = (pl.col("pausing") > 1) & (pl.col("pausing") >= _ALL * pl.col("running"))
+    stalled = intervals.union(counts.filter(all_pause)[[*key, "start", "end"]], key)
+    stalled = stalled.join(long.group_by(key).agg(pl.col("usual").first()), on=key)
+    ns = pl.col("end") - pl.col("start")
+    stalled = stalled.filter(ns > _LONG_GAP * pl.col("usual")).drop("usual")
+    first = served.select(*key, "start_ns", "first", "input_tokens")
+    during = stalled.join(first, on=key).filter(
+        2 * (pl.min_horizontal("first", "end") - pl.max_horizontal("start_ns", "start")) >= ns
+    )
+    prompts = during.group_by(*key, "start").agg(input_tokens=pl.col("input_tokens").max())
+    return (
+        stalled.join(prompts, on=[*key, "start"], how="left")
+        .sort(*key, "start")
+        .select(*key, "input_tokens", start_ns="start", duration_ns=ns)
+    )
 
 
 # --- steps of the engine -------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from traceanalyzer.analyzers.common.display import (
 )
 from traceanalyzer.drawings import Chart
 from traceanalyzer.result import Result, Table, View
-from traceanalyzer.units import format_count, format_frac, format_ns
+from traceanalyzer.units import format_count, format_frac, format_ns, format_times
 
 #: Disjoint parts of a request, in its order.
 PARTS = ("queue_ns", "prefill_ns", "preempted_ns", "decode_ns")
@@ -52,6 +52,13 @@ _BARS, _POINTS = 40, 5_000
 _EQUAL = 0.01
 
 
+#: Requests wait for a place from this ``full_frac`` of :attr:`Requests.runs` on, if the median time
+#: to first token is so many times the shortest (5th percentile).
+_FULL, _WAITING = 0.5, 10
+#: A prompt is long from so many times the median on; so many stalls have one if they are the cause.
+_LONG_PROMPT, _OF_STALLS = 4, 0.8
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Requests(Result):
     """Requests to inference engines, from their logs.
@@ -70,7 +77,13 @@ class Requests(Result):
             ``stated_mean_ns``, ``stated_p99_ns`` (as in the log). Without failed requests.
         runs: one row per run: backend, ``model_id``, ``request_rate`` (asked for), requests,
             failed, ``max_concurrency``, ``duration_ns``, completed, ``request_throughput``,
-            ``output_throughput``, as the log states them.
+            ``output_throughput``, as the log states them; ``most_running`` (requests that receive
+            tokens at a time), ``full_frac`` (the share of the waiting time for first tokens in
+            which at least 80 % of these run).
+        stalls: times in which at least 90 % of the requests that receive tokens, two or more, are
+            in a gap of more than ten times the median: path, run, ``input_tokens`` (the longest
+            prompt of the requests that wait for their first token for at least half of it),
+            ``start_ns``, ``duration_ns``.
         phases: one row per part of the requests and phase of the engine's step that runs
             meanwhile, ``between steps``, or ``not recorded``: ``total_ns`` (of all requests),
             ``share_frac`` (of the part). Empty without a trace.
@@ -81,6 +94,7 @@ class Requests(Result):
     requests: pl.DataFrame
     latencies: pl.DataFrame
     runs: pl.DataFrame
+    stalls: pl.DataFrame
     phases: pl.DataFrame
     engine: str | None
     unused: tuple[str, ...]
@@ -131,6 +145,8 @@ def _verdict(result: Requests) -> Iterator[str]:
         f"(median), {format_ns(sums['ttft_p99_ns'])} (p99){per_token}."
     )
     yield from _of_slowest(result)
+    yield from _full(result)
+    yield from _stalled(result)
     known = result.answered.drop_nulls("in_prefill_ns")
     blocked, decode = (float(known[name].sum()) for name in ("in_prefill_ns", "decode_ns"))
     if blocked and decode:
@@ -156,6 +172,41 @@ def _of_slowest(result: Requests) -> Iterator[str]:
         lost = format_ns(float(preempted["preempted_ns"].sum()))
         verb = "was" if preempted.height == 1 else "were"
         yield f"{format_count(preempted.height, 'request')} {verb} preempted, for {lost} in total."
+
+
+def _full(result: Requests) -> Iterator[str]:
+    """Name the runs whose requests wait because no more can run at a time."""
+    waits = result.answered.group_by("path", "run").agg(
+        least_ns=pl.col("ttft_ns").quantile(0.05), usual_ns=pl.col("ttft_ns").median()
+    )
+    rows = result.runs.join(waits, on=["path", "run"]).filter(
+        pl.col("full_frac") >= _FULL, pl.col("usual_ns") > _WAITING * pl.col("least_ns")
+    )
+    for row in rows.sort("usual_ns", descending=True).head(1).iter_rows(named=True):
+        yield (
+            f"At most {row['most_running']:,} requests receive tokens at a time, and other ones "
+            "wait for them: allow more at a time (max_num_seqs of vLLM, max_running_requests of "
+            "SGLang) if the KV cache has room, or add replicas."
+        )
+
+
+def _stalled(result: Requests) -> Iterator[str]:
+    """Describe times without a token, and the long prompts that are processed meanwhile."""
+    stalls = result.stalls
+    if stalls.is_empty():
+        return
+    total = format_ns(int(stalls["duration_ns"].sum()))
+    stated = f"All wait for their next token {format_times(stalls.height)}, {total} in total"
+    usual = float(result.answered["input_tokens"].fill_null(0).median())  # type: ignore[arg-type]
+    prompts = stalls.filter(pl.col("input_tokens") > _LONG_PROMPT * usual)["input_tokens"].to_list()
+    if len(prompts) < _OF_STALLS * stalls.height:
+        yield f"{stated}."
+        return
+    yield (
+        f"{stated}, while a prompt of {min(prompts):,} or more tokens (median {usual:,.0f}) is "
+        "processed: divide long prompts (chunked prefill: max_num_batched_tokens of vLLM, "
+        "chunked_prefill_size of SGLang)."
+    )
 
 
 def _notes(result: Requests) -> Iterator[str]:
