@@ -540,8 +540,28 @@ def test_gpus_of_a_process_run_one_after_another(begins_ms: int, length: int) ->
             ]
     findings = ta.diagnose(trace(events)).findings
     named = [one for one in findings if "tensor parallelism" in one.advice]
-    assert [one.id for one in named] == ["synchronisation"] * (begins_ms == 10 and length == 8 * MS)
+    assert [one.id for one in named] == ["device-wait"] * (begins_ms == 10 and length == 8 * MS)
     assert all(8 * MS < (one.cost_ns or 0) < 9 * MS for one in named)
+
+
+@pytest.mark.parametrize(("ms", "uneven"), [(10, True), (17, False), (2, False)])
+def test_a_gpu_of_the_process_has_more_work(ms: int, uneven: bool) -> None:
+    """GPU 0 runs for 19 ms of each step, GPU 1 for less: the host waits for both."""
+    events = []
+    for number in range(STEPS):
+        at = number * 20 * MS
+        events.append(step(number, at, 20 * MS))
+        for gpu, ns in ((0, 19 * MS), (1, ms * MS)):
+            ids = {"correlation": 2 * number + gpu}
+            events.append(
+                host("cuda_runtime", "cudaLaunchKernel", at - 9 * US + gpu, 4 * US, **ids)
+            )
+            events.append({**device("gemm", at, ns, **ids), "device": gpu})
+        events.append(host("cuda_runtime", "cudaDeviceSynchronize", at + US, 19 * MS))
+    named = [one for one in ta.diagnose(trace(events)).findings if "evenly" in one.advice]
+    assert [one.id for one in named] == ["device-wait"] * uneven
+    assert all("GPU 0" in one.title and "1.9 times" in one.title for one in named)
+    assert all(4 * MS < (one.cost_ns or 0) < 6 * MS for one in named), "9 ms of one of both"
 
 
 # --- collectives that the host runs while devices run others ---------------------------------

@@ -51,7 +51,7 @@ REPEATED, BUBBLE = "repeated_reduction", "bubble"
 #: Time that grows: in so many steps, by this factor, with this correlation.
 _LEAST_STEPS, _GROWN, _STEADY = 6, 1.2, 0.95
 #: GPUs run one after another from this share of their time on, each for this share of its part.
-_IN_TURN, _TAKES_PART = 0.9, 0.1
+_IN_TURN, _TAKES_PART, _SOME_WORK = 0.9, 0.1, 0.25
 #: Time with collectives and no other work, on the device or on the main thread.
 _COMMUNICATING = (EXPOSED, causes.PEER)
 
@@ -215,6 +215,22 @@ class DeviceTime:
         each = (whole["n"] > 1).all() and (busy * busy.len() >= _TAKES_PART * running_ns).all()
         return each and alone_ns >= _IN_TURN * running_ns > 0
 
+    @cached_property
+    def busiest(self) -> tuple[int, float] | None:
+        """The GPU that all others of the only process wait for, and how often it works as long.
+
+        That is its work by that of the others on average. It is hardly idle, and each of the others
+        does a part of the work.
+        """
+        rows = self.busy.sort("busy_ns", "device", descending=[True, False])
+        work, processes = rows["busy_ns"], rows.n_unique(["path", "rank"])
+        together = self.losses["collective"].null_count() < self.losses.height
+        if together or processes != 1 or rows.height < 2 or not work_longer(work)[0]:
+            return None
+        if work[0] < _IN_TURN * rows["ns"][0] or work[-1] < _SOME_WORK * work[0]:
+            return None
+        return rows["device"][0], work[0] * (rows.height - 1) / int(work[1:].sum())
+
     def only_step(self, losses: pl.DataFrame) -> str | None:
         """Return the step with most of a loss, if there are several steps."""
         sums = losses.drop_nulls("step").group_by("step").agg(pl.col("lost_ns").sum())
@@ -317,6 +333,9 @@ def device_time(
         int(first.select(_LENGTH.sum()).item()),
         on_host=idle is not None and idle.coverage.on_host,
     )
+    if time.in_turn or time.busiest:  # the host waits for one GPU, as the others do
+        waits = pl.col("cause").replace(causes.SYNCHRONISATION, causes.DEVICE_WAIT)
+        time = replace(time, losses=time.losses.with_columns(waits))
     pipeline = None if comm is None else comm.pipeline
     return time if pipeline is None else with_bubble(time, pipeline)
 

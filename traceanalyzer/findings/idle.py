@@ -108,6 +108,7 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
         waiting, advice = f"{waiting}, longer in each step ({grown})", f"{_CLEAR}{advice}"
     waits_for = result.activity(cause).wait if cause == causes.HOST_CODE else None
     unsure = result.coverage.work_lost or alone
+    unsure |= cause == causes.DEVICE_WAIT and time.busiest is not None
     unsure |= waits_for in (DATA, ENGINE) and not result.program.trains
     yield Measured(
         size=time.frac(total),
@@ -200,8 +201,8 @@ _ALONE = (
 )
 
 
-#: Causes of idle time while another GPU of the process runs, and advice.
-_OTHER_GPU = (causes.SYNCHRONISATION, causes.DEVICE_WAIT)
+#: Advice on idle time while another GPU of the process runs, and while one has more work.
+_EVENLY = "Divide the work between the GPUs evenly, by the time of its kernels."
 _ALL_GPUS = (
     'Layers that are divided between GPUs (device_map="auto") run on one GPU at a time. Use tensor '
     "parallelism, a pipeline with several micro-batches, or, if the model fits, a copy of it on "
@@ -211,8 +212,11 @@ _ALL_GPUS = (
 
 def _waiting(cause: str, result: GpuIdle, answers: Answers) -> str:
     """Return what a main thread or device does in idle time of a cause, and where it waits."""
-    if cause in _OTHER_GPU and answers.time.in_turn:
+    if cause == causes.DEVICE_WAIT and answers.time.in_turn:
         return "waiting while another GPU of the process runs (they run one after another)"
+    if cause == causes.DEVICE_WAIT and (busiest := answers.time.busiest):
+        longer = f"works {busiest[1]:.2g} times as long as the others"
+        return f"waiting while GPU {busiest[0]} of the process runs, which {longer}"
     if cause == causes.SYNCHRONISATION and not read_collectives(answers)[0]:
         return f"{result.waiting(cause)}{called_in(answers.place(cause))}"
     if cause != causes.PEER:
@@ -238,8 +242,10 @@ def _advice(cause: str, result: GpuIdle, answers: Answers) -> str:
     launches = answers.get("launches")
     if cause == causes.PEER and _are_matched(answers):
         return advice_on_collectives(result.activity(cause))
-    if cause in _OTHER_GPU and answers.time.in_turn:
+    if cause == causes.DEVICE_WAIT and answers.time.in_turn:
         return _ALL_GPUS
+    if cause == causes.DEVICE_WAIT and answers.time.busiest:
+        return _EVENLY
     if cause == causes.DATALOADING and result.has_loader:
         return f"{_slowest_of_loading(result)}{result.advice(cause)}"
     if not isinstance(launches, Launches):
