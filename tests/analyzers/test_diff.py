@@ -234,7 +234,12 @@ def test_one_step_gives_a_note_on_unknown_noise() -> None:
     result = diff(loop([100 * MS]), loop([110 * MS]))
     assert result.measure is not None
     assert result.measure.noise is None
-    assert result.outcome == "regression"
+    assert result.outcome == "not judged"
+    assert "record more steps" in result.verdict.lower()
+    assert "significant" not in result.verdict
+    assert (result.measure.change_frac, diff(loop([MS]), loop([MS])).outcome) == (
+        pytest.approx(0.1), "no change",
+    )  # fmt: skip
     check_wording(result.verdict)
     check_wording(*result.notes)
 

@@ -146,11 +146,10 @@ def _status(result: Any, percent: float) -> int:
         click.echo("traceanalyzer: --fail-on-regression: the runs cannot be compared", err=True)
         return 1
     if result.outcome == "not judged":
-        click.echo(
-            "traceanalyzer: --fail-on-regression: the total of samples depends on duration and "
-            "threads, so it is not judged",
-            err=True,
-        )
+        why = "the total of samples depends on duration and threads, so it is not judged"
+        if result.measure.name != "samples":
+            why = "one step in a run is not enough to tell; record more steps, or several runs"
+        click.echo(f"traceanalyzer: --fail-on-regression: {why}", err=True)
         return 1
     change = result.measure.change_frac
     worse = change is None or 100 * change > percent

@@ -161,7 +161,7 @@ def _of_steps(before: Run, after: Run) -> Iterator[str]:
             "recording."
         )
     if min(counts) < 2:
-        yield "With one step in a run the noise is unknown: any change may be noise."
+        yield "With one step in a run the noise is unknown, so its change is not judged."
     else:
         yield WITHIN
 

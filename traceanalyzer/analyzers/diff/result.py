@@ -144,7 +144,8 @@ class Diff(Result):
     def outcome(self) -> Outcome:
         """``regression``, ``improvement``, ``no change``, ``not judged`` or ``cannot be compared``.
 
-        Of sampled stacks only shares are compared; the change of their total is not judged.
+        Of sampled stacks only shares are compared; the change of their total is not judged, as that
+        of a single step.
         """
         return "cannot be compared" if self.measure is None else self.measure.outcome
 
@@ -212,7 +213,15 @@ _SUBJECTS: dict[Name, str] = {
     "samples": "total weight",
     "memory": "memory peak",
 }
-_OUTCOMES = {"regression": "Regression", "improvement": "Improvement"}
+_OUTCOMES = {
+    "regression": "Regression",
+    "improvement": "Improvement",
+    "not judged": "Not enough steps to tell",
+}
+_RECORD = (
+    "record more steps (10 in each run), or several runs of each version (--more-before, "
+    "--more-after)."
+)
 
 
 def _verdict(result: Diff) -> str:
@@ -259,12 +268,11 @@ def _outcome(measure: Measure, *, judged: bool) -> str:
     noise = measure.noise_frac
     spread = "noise unknown" if noise is None else f"noise {format_frac(noise)}"
     change = "" if measure.change_frac is None else f"{format_change(measure.change_frac)}, "
-    limit = (
-        f" Only changes above {format_frac(noise)} are significant: record more steps, or several "
-        "runs of each version (--more-before, --more-after)."
-        if measure.outcome == "no change" and noise is not None and noise > _NOISY_FRAC
-        else ""
-    )
+    limit = ""
+    if measure.outcome == "not judged":
+        limit = f" R{_RECORD[1:]}"
+    elif measure.outcome == "no change" and (noise or 0) > _NOISY_FRAC:
+        limit = f" Only changes above {format_frac(noise)} are significant: {_RECORD}"
     same = "for the same work, " if measure.work != 1 else ""
     values = (measure.after, measure.before)
     after, before = (format_weight(value, measure.unit) for value in values)
@@ -317,7 +325,8 @@ def _parts_alone(parts: pl.DataFrame, measure: Measure) -> str:
         pl.col("change_ns").abs() >= _PART_FRAC * measure.before,
     ).head(_NAMED)
     named = [_changed(row, row["part"]) for row in rows.iter_rows(named=True)]
-    return f"Parts with a significant change: {listed(named)}." if named else ""
+    sure = "" if measure.noise is None else "significant "
+    return f"Parts with a {sure}change: {listed(named)}." if named else ""
 
 
 def _mean(result: Diff, measure: Measure) -> str:

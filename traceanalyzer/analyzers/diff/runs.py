@@ -273,12 +273,15 @@ class Measure:
     def outcome(self) -> Outcome:
         """The outcome: a significant change is a regression or an improvement.
 
-        The total of samples is not judged: it measures duration and threads, not speed.
+        The total of samples is not judged: it measures duration and threads, not speed. A change of
+        a single step is not, either: steps of equal work differ, too.
         """
         if self.name == "samples":
             return "not judged"
         if not is_change(self.before, self.after, self.noise, self.least):
             return "no change"
+        if self.name == "step" and self.noise is None:
+            return "not judged"
         return "regression" if self.change > 0 else "improvement"
 
 
