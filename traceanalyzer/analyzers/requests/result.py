@@ -211,10 +211,8 @@ def _stalled(result: Requests) -> Iterator[str]:
 
 def _notes(result: Requests) -> Iterator[str]:
     """Describe what is not known, and statistics that differ from those of the log."""
-    if (
-        result.answered.height
-        and result.answered["queue_ns"].null_count() == result.answered.height
-    ):
+    of_benchmark = result.answered.height == result.answered["queue_ns"].null_count() > 0
+    if of_benchmark and not any((*_full(result), *_stalled(result))):
         yield (
             "A benchmark does not know what its requests wait for. Spans of the engine do: vllm "
             "serve --otlp-traces-endpoint URL, with a collector that writes JSON."
