@@ -40,6 +40,7 @@ _REQUESTS = (
 )
 _RUNS = (
     "backend, model_id: model, request_rate: request rate, max_concurrency: max concurrency, "
+    "most_running: most running, "
     "requests, failed, duration_ns: duration, request_throughput: requests/s, "
     "output_throughput: output tokens/s"
 )
