@@ -10,8 +10,9 @@ from wording import raises_wording
 
 import traceanalyzer as ta
 from traceanalyzer.errors import OptionError, UnknownFormat
-from traceanalyzer.parsers import registry
+from traceanalyzer.parsers import chrome_trace, registry
 from traceanalyzer.parsers.contract import Format, Selection
+from traceanalyzer.parsers.source import Source
 from traceanalyzer.run.find import format_of
 from traceanalyzer.trace import Meta, Trace
 
@@ -37,6 +38,12 @@ BROKEN = Format(
     sniff=lambda head, path: 1 // 0 == 1,
     parse=parse,
     priority=2_000,
+)
+#: JSON of other formats.
+OTHERS = (
+    "py_spy/subprocesses.speedscope.json",
+    "flight_recorder/gloo_json/nccl_trace_rank_1.json",
+    "requests/jaeger.json",
 )
 
 
@@ -65,6 +72,17 @@ def test_plugin_does_not_override_built_in_detection(tmp_path):
     trace = ROOT / "fixtures/nccl_8ranks/rank0.json.gz"
     assert ta.read(trace, kinds=["kernel"]).meta.format == "chrome-trace"
     assert ta.read(trace, format="their-format").meta.format == "their-format"
+
+
+def test_the_first_key_shows_a_kineto_trace_and_no_other_format(monkeypatch):
+    def imported():
+        raise AssertionError("the other formats were imported")
+
+    trace = Source(ROOT / "fixtures/nccl_8ranks/rank0.json.gz")
+    others = [ROOT / f"fixtures/{name}" for name in OTHERS]
+    assert not any(chrome_trace.is_kineto(Source(path).head()) for path in others)
+    monkeypatch.setattr(registry, "_built_in", imported)
+    assert registry.detect(trace) is chrome_trace.FORMAT
 
 
 def test_plugin_is_tried_before_weak_built_in_formats(tmp_path):

@@ -121,7 +121,7 @@ class Format:
 def on_use(function: str) -> Callable[..., Any]:
     """Return a function that imports ``module:name`` when it is called, and calls it.
 
-    Detection loads all formats, and few files need the reader of another one.
+    Detection may load all formats, and few files need the reader of another one.
     """
     module, _, name = function.partition(":")
     return lambda *args: getattr(import_module(module), name)(*args)

@@ -5,26 +5,8 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import PurePath
 
 from traceanalyzer.errors import OptionError, UnknownFormat
-from traceanalyzer.parsers import (
-    chrome_trace,
-    collapsed,
-    flight_recorder,
-    foreign,
-    itwinai,
-    memory_snapshot,
-    nccl_inspector,
-    ncu_csv,
-    ncu_rep,
-    nsys_sqlite as nsys_sqlite,
-    parquet,
-    perfetto,
-    printed_text,
-    py_spy_dump,
-    request_log,
-    speedscope,
-)
+from traceanalyzer.parsers import chrome_trace
 from traceanalyzer.parsers.contract import Format
-from traceanalyzer.parsers.rocpd import FORMAT
 from traceanalyzer.parsers.source import Source
 
 _BLANK = b"\0 \t\r\n"
@@ -40,32 +22,41 @@ _NO_STACKS = (
 #: Other packages register a Format under this entry-point group.
 ENTRY_POINTS = "traceanalyzer.parsers"
 
-_BUILT_IN = (
-    chrome_trace.FORMAT,
-    parquet.FORMAT,
-    foreign.FORMAT,
-    nsys_sqlite.FORMAT,
-    FORMAT,
-    perfetto.FORMAT,
-    memory_snapshot.FORMAT,
-    flight_recorder.FORMAT,
-    nccl_inspector.FORMAT,
-    request_log.FORMAT,
-    py_spy_dump.FORMAT,
-    speedscope.FORMAT,
-    ncu_csv.FORMAT,
-    ncu_rep.FORMAT,
-    printed_text.FORMAT,
-    itwinai.FORMAT,
-    collapsed.FORMAT,
-    nsys_sqlite.REPORT,
-)
+
+@cache
+def _built_in() -> tuple[Format, ...]:
+    """Import and return the built-in formats; that takes longer than detecting a Kineto trace."""
+    from traceanalyzer.parsers import (
+        collapsed,
+        flight_recorder,
+        foreign,
+        itwinai,
+        memory_snapshot,
+        nccl_inspector,
+        ncu_csv,
+        ncu_rep,
+        nsys_sqlite,
+        parquet,
+        perfetto,
+        printed_text,
+        py_spy_dump,
+        request_log,
+        rocpd,
+        speedscope,
+    )
+
+    modules = (
+        *(chrome_trace, parquet, foreign, nsys_sqlite, rocpd, perfetto, memory_snapshot),
+        *(flight_recorder, nccl_inspector, request_log, py_spy_dump, speedscope, ncu_csv, ncu_rep),
+        *(printed_text, itwinai, collapsed),
+    )
+    return (*(module.FORMAT for module in modules), nsys_sqlite.REPORT)
 
 
 @cache
 def formats() -> tuple[Format, ...]:
     """Return all formats by descending priority; built-in formats win over plugins of one name."""
-    known = {f.name: f for f in _BUILT_IN}
+    known = {f.name: f for f in _built_in()}
     for extra in _loaded()[0]:
         known.setdefault(extra.name, extra)
     return tuple(sorted(known.values(), key=lambda f: (-f.priority, f.name)))
@@ -124,8 +115,10 @@ def detect(source: Source) -> Format | None:
         InputError: the file cannot be read or decompressed.
     """
     head = source.head()
+    if chrome_trace.is_kineto(head):
+        return chrome_trace.FORMAT
     # unambiguous built-in formats first: loading entry points of installed packages takes time
-    sure = sorted((f for f in _BUILT_IN if f.priority > 0), key=lambda f: -f.priority)
+    sure = sorted((f for f in _built_in() if f.priority > 0), key=lambda f: -f.priority)
     match = next((f for f in sure if _recognises(f, head, source.path)), None)
     return match or next((f for f in formats() if _recognises(f, head, source.path)), None)
 
@@ -137,9 +130,10 @@ def require(source: Source) -> Format:
         InputError: the file cannot be read or decompressed.
         UnknownFormat: no parser recognises the content.
     """
-    detected = detect(source)
-    if detected is not None:
+    if (detected := detect(source)) is not None:
         return detected
+    from traceanalyzer.parsers import foreign, memory_snapshot, nsys_sqlite
+
     if not source.head().strip(_BLANK) and not source.damage:
         is_stacks = "stacks" in PurePath(source.path).name
         content = "contains only NUL bytes or blanks" if source.head() else "is empty"

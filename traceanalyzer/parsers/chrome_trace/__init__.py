@@ -17,6 +17,13 @@ _LIKELY = re.compile(
     rb'"(?:traceEvents|ph|schemaVersion|deviceProperties|baseTimeNanoseconds|distributedInfo'
     rb'|displayTimeUnit|traceName|otherData|stackFrames|systemTraceEvents|viztracer_metadata)"'
 )
+#: The first key of what PyTorch and Composer write; no other format begins with it.
+_FIRST = re.compile(rb'\s*+\{\s*+"(?:schemaVersion|distributedInfo|traceEvents)"\s*+:')
+
+
+def is_kineto(head: bytes) -> bool:
+    """Whether the first key shows that it is a Chrome trace, without a look at other formats."""
+    return _FIRST.match(head) is not None
 
 
 def sniff(head: bytes, path: str) -> bool:  # noqa: ARG001 - a parser's signature
