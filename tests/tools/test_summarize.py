@@ -29,7 +29,7 @@ from traceanalyzer.errors import (
     UnknownFormat,
 )
 from traceanalyzer.render import render
-from traceanalyzer.run import parts as summaries
+from traceanalyzer.run import parts as summaries, workers
 from traceanalyzer.run.baselines import PARTS_SCHEMA
 from traceanalyzer.run.parts import Header, Summary, Writer
 from traceanalyzer.tools import summarize as summarizing
@@ -219,6 +219,19 @@ def test_unreadable_inputs_are_in_the_answer(tmp_path, thorough):
         assert answer(function, tmp_path / "sums") == answer(function, files), name
     with pytest.raises(ta.InputError):
         ta.summarize(run / "rank2.json.gz", tmp_path / "none")
+
+
+def test_a_file_that_ended_its_worker_is_named_in_the_answer(monkeypatch, tmp_path):
+    def each(function, tasks, number):
+        yield workers.Ended("was killed (SIGKILL)")
+        yield function(tasks[1])
+
+    monkeypatch.setattr(workers, "each", each)
+    files = [rank_file(0), SMALL]
+    done = ta.summarize(files, tmp_path, workers=2)
+    assert [one.path for one in done.skipped] == [str(rank_file(0))]
+    notes = ta.operators(tmp_path).input_notes
+    assert any(str(rank_file(0)) in note and "was killed" in note for note in notes)
 
 
 def test_printed_text_is_not_summarized(tmp_path):

@@ -239,11 +239,13 @@ def _measured(analyses: Sequence[tuple[str, Any]]) -> Iterator[tuple[Any, Any]]:
             yield one, analyzer
 
 
-def _written(task: _Task) -> tuple[InputError | None, Issues]:
-    """Write the summary of one input; return why it cannot be read, and its issues."""
-    writer, reading = Writer(), _ReadOnce()
+def _written(task: _Task, error: InputError | None = None) -> tuple[InputError | None, Issues]:
+    """Write the summary of one input; return why it cannot be read, and its issues.
+
+    With ``error``, why it cannot be read is known, and it is not read.
+    """
+    writer, reading = Writer(), _ReadOnce(error)
     issues: Issues = []
-    error: InputError | None = None
     for questions, analyzer in _measured(task.analyses):
         stored, answered, failed = _section(task, questions, analyzer, reading)
         writer.add(questions.section, stored, STORED)
@@ -318,10 +320,10 @@ class _ReadOnce:
         issues: sources and issues of the file.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, error: InputError | None) -> None:
         self.trace: Trace | None = None
         self.issues: Issues = []
-        self._error: InputError | None = None
+        self._error = error
 
     def __call__(
         self,
@@ -335,10 +337,10 @@ class _ReadOnce:
         **what: Any,
     ) -> Trace:
         """Return the selected events of the file; see :func:`traceanalyzer.run.read.read`."""
-        if not set(columns) <= set(INPUTS):
-            return read(path, kinds=kinds, names=names, columns=columns, windows=windows, **what)
         if self._error:
             raise self._error
+        if not set(columns) <= set(INPUTS):
+            return read(path, kinds=kinds, names=names, columns=columns, windows=windows, **what)
         try:
             whole = self.trace = self.trace or read(path, columns=INPUTS)
         except InputError as error:
@@ -391,26 +393,9 @@ def _each_written(
     for task, answer in zip(tasks, each_apart(_written, tasks, number), strict=True):
         if isinstance(answer, Ended):
             error = UnreadableFile(task.path, f"the process that read it {answer.why}")
-            yield task, _written_as_failed(task, error), []
+            yield task, *_written(task, error)
         else:
             yield task, *(answer or _written(task))
-
-
-def _written_as_failed(task: _Task, error: InputError) -> InputError:
-    """Write a summary that says why the input cannot be read."""
-    writer = Writer()
-
-    def fail(*_: Any, **__: Any) -> Trace:
-        raise error
-
-    reading: Any = fail
-    for measures, analyzer in _measured(task.analyses):
-        state, stored, _ = _section(task, measures, analyzer, reading)
-        writer.add(measures.section, state, State)
-        writer.add(f"{measures.section}/issues", [], Issues)
-        stored.store(writer.add)
-    writer.write(task.target, task.header)
-    return error
 
 
 def _report(
