@@ -387,6 +387,14 @@ PYTHON_FRAMES = (
 #: torch.profiler's name of a step annotation, without the number.
 PROFILER_STEP = "ProfilerStep#"
 
+#: Tables of nsys; ``--type parquetdir`` and ``arrowdir`` write one file per table.
+NSYS_TABLE = re.compile(
+    r"(?:StringIds|(?:CUPTI_ACTIVITY_|TARGET_INFO_|META_DATA_|ENUM_|CUDA_|NET_|NIC_|GPU_|NVTX_)\w+"
+    r"|EXPORT_META_DATA|OSRT_API|OSRT_CALLCHAINS|MPI_\w+|SCHED_EVENTS|COMPOSITE_EVENTS|ThreadNames"
+    r"|PROFILER_OVERHEAD|PROCESSES|ANALYSIS_\w+|DIAGNOSTIC_EVENT|SAMPLING_CALLCHAINS|UnwindMethodType"
+    r"|GENERIC_\w+|SYSCALL|CUBLAS_EVENTS|CUDNN_EVENTS|ProcessStreams|SystemInfo)"
+    r"\.(?:parquet|arrows?|feather)"
+)
 #: Formats of databases with a timeline: exports of Nsight Systems, and recordings of AMD GPUs.
 NSYS = "nsys-sqlite"
 ROCPD = "rocpd"

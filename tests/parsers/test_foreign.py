@@ -9,7 +9,6 @@ import sys
 import tarfile
 from pathlib import Path
 
-import polars as pl
 import pytest
 from conftest import ROOT
 from wording import raises_wording
@@ -94,15 +93,6 @@ def test_a_profile_of_functions_is_described() -> None:
 def test_unknown_files_are_not_described() -> None:
     for text in (b"", b"{}", b'{"a": [1, 2]}', b"[1, 2]", b"PAR1", b"plain text", b"\0" * 600):
         assert recognise(text, "x.json") is None
-
-
-def test_a_folder_of_the_tables_of_nsys(tmp_path: Path) -> None:
-    for name in ("StringIds", "CUPTI_ACTIVITY_KIND_KERNEL"):
-        pl.DataFrame({"id": [1]}).write_parquet(tmp_path / f"{name}.parquet")
-    with raises_wording(UnreadableFile):
-        ta.find_inputs(tmp_path)
-    with raises_wording(UnknownFormat):
-        ta.read(tmp_path / "StringIds.parquet")
 
 
 @pytest.fixture

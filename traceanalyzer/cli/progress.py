@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic
 from typing import TYPE_CHECKING
+
+from traceanalyzer.parsers.source import size_of
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -26,7 +27,7 @@ def progress(paths: Sequence[str], *, quiet: bool) -> Iterator[Callable[[int, in
     if quiet or sys.stderr is None or not sys.stderr.isatty():
         yield None
         return
-    size = sum(os.path.getsize(path) for path in paths)  # noqa: PTH202 - names, not Paths
+    size = sum(map(size_of, paths))
     bar = _Bar(size)
     try:
         yield Files(bar.advance)

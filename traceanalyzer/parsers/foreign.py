@@ -10,6 +10,7 @@ from traceanalyzer.errors import UnknownFormat
 from traceanalyzer.parsers import perfetto
 from traceanalyzer.parsers.contract import Format, Progress, Selection
 from traceanalyzer.parsers.source import Source
+from traceanalyzer.vocabulary import NSYS_TABLE
 
 
 class Foreign(NamedTuple):
@@ -33,14 +34,6 @@ _XPLANE = (
     "pass the .trace.json.gz next to it (JAX writes one), or save the JSON text that "
     "xspace_to_tool_data([FILE], 'trace_viewer', {})[0] of xprof.convert.raw_to_tool_data returns "
     "(pip install xprof)"
-)
-
-#: Tables of nsys; ``--type parquetdir`` and ``arrowdir`` write one file per table.
-_NSYS_TABLE = re.compile(
-    r"(?:StringIds|(?:CUPTI_ACTIVITY_|TARGET_INFO_|META_DATA_|ENUM_|CUDA_|NIC_|GPU_|NVTX_)\w+"
-    r"|EXPORT_META_DATA|OSRT_API|OSRT_CALLCHAINS|MPI_\w+|SCHED_EVENTS|COMPOSITE_EVENTS|ThreadNames"
-    r"|PROFILER_OVERHEAD|PROCESSES|ANALYSIS_\w+|DIAGNOSTIC_EVENT|SAMPLING_CALLCHAINS|UnwindMethodType"
-    r"|GENERIC_\w+|SYSCALL|CUBLAS_EVENTS|CUDNN_EVENTS)\.(?:parquet|arrows?|feather)"
 )
 
 #: Pattern of the first bytes, description, advice.
@@ -179,8 +172,8 @@ def recognise(head: bytes, path: str) -> Foreign | None:
         return Foreign("a tar archive", hint, is_recording=True)
     if is_nsys_table(path):
         return Foreign(
-            "a table of an nsys export of type parquetdir or arrowdir, which is not supported",
-            _SQLITE_INSTEAD,
+            "one table of an nsys export of type parquetdir or arrowdir",
+            f"pass its folder, {PurePath(path).parent}",
             is_recording=True,
         )
     if path.lower().endswith((".log", ".out", ".err")) and b"\0" not in head:
@@ -196,7 +189,7 @@ def recognise(head: bytes, path: str) -> Foreign | None:
 
 def is_nsys_table(path: str) -> bool:
     """Whether the file name is that of a table exported by nsys as Parquet or Arrow."""
-    return _NSYS_TABLE.fullmatch(PurePath(path).name) is not None
+    return NSYS_TABLE.fullmatch(PurePath(path).name) is not None
 
 
 #: The footer of a Parquet file ends with its length and this magic.

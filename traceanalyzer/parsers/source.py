@@ -15,7 +15,7 @@ from typing import IO, Any
 from isal import isal_zlib
 
 from traceanalyzer.errors import InputError, MalformedInput, UnreadableFile
-from traceanalyzer.vocabulary import TRUNCATED
+from traceanalyzer.vocabulary import NSYS_TABLE, TRUNCATED
 
 HEAD_BYTES = 1 << 16  # some writers put pages of metadata before the events
 _READ = 1 << 20
@@ -47,6 +47,8 @@ _ENCODING_BYTES = 8
 _RANK = re.compile(r"(?i)(?:^|[^a-z])(?:global_?)?(?:rank|worker)[-_.\[ ]?(\d{1,7})(?!\d)")
 _OF_WORLD = re.compile(r"(?i)[-_.](\d{1,7})[-_]of[-_]\d{1,7}(?!\d)")
 _NODE = re.compile(r"(?i)(?:^|[^a-z])node(?:[-_.\[ ]?(?:id|rank))?[-_.\[ ]?(\d{1,7})(?!\d)")
+#: A table in a folder with a table of nsys.
+_TABLE = re.compile(r"[A-Z]\w*\.(?:parquet|arrows?|feather)")
 
 
 class Source:
@@ -62,6 +64,8 @@ class Source:
         compression: ``gzip``, ``zip``, ``zstd`` or None.
         is_plain: the bytes on disk are those of :meth:`blocks`.
         damage: the problem of the compressed stream, or None.
+        tables: the files of a folder with one table each, by table; empty for a file. Such a folder
+            has no bytes of its own.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -70,17 +74,19 @@ class Source:
         self._head: bytes | None = None
         try:
             info = os.stat(self.path)  # noqa: PTH116 - no Path object: the name is kept as given
-            if not stat.S_ISREG(info.st_mode):
+            self.tables = table_files(self.path)
+            if not stat.S_ISREG(info.st_mode) and not self.tables:
                 kind = "a directory" if stat.S_ISDIR(info.st_mode) else "not a regular file"
                 hint = "pass a file"
                 if kind == "a directory":
                     hint += ", or use traceanalyzer.read_job for all files in it"
                 raise UnreadableFile(self.path, f"is {kind}", hint=hint)
-            with open(self.path, "rb") as file:  # noqa: PTH123
+            self._file = os.devnull if self.tables else self.path
+            with open(self._file, "rb") as file:  # noqa: PTH123
                 magic = file.read(_ENCODING_BYTES)
+            self.size = size_of(self.path)
         except (OSError, ValueError) as error:
             raise UnreadableFile(self.path, _reason(error)) from None
-        self.size = info.st_size
         self._written = (info.st_size, info.st_mtime_ns, info.st_ino)
         self.compression = next((c for m, c in _MAGIC.items() if magic.startswith(m)), None)
         self.is_plain = self.compression is None and _encoding(magic) == (b"", None)
@@ -140,7 +146,7 @@ class Source:
     ) -> Iterator[bytes]:
         with contextlib.ExitStack() as stack:
             try:
-                file = stack.enter_context(open(self.path, "rb", buffering=0))  # noqa: PTH123
+                file = stack.enter_context(open(self._file, "rb", buffering=0))  # noqa: PTH123
             except OSError as error:
                 raise UnreadableFile(self.path, _reason(error)) from None
             raw = self._raw(file, progress, step)
@@ -288,6 +294,20 @@ def _encoding(first: bytes) -> tuple[bytes, str | None]:
         if ascii_only.match(first):
             return b"", encoding
     return codecs.BOM_UTF8 if first.startswith(codecs.BOM_UTF8) else b"", None
+
+
+def table_files(path: str) -> dict[str, str]:
+    """Return the files of a folder that nsys exported, by table; empty for any other path."""
+    if not os.path.isdir(path):  # noqa: PTH112 - the name is kept as it was given
+        return {}
+    names = sorted(os.listdir(path))  # noqa: PTH208
+    tables = filter(_TABLE.fullmatch, names) if any(map(NSYS_TABLE.fullmatch, names)) else ()
+    return {name.partition(".")[0]: os.path.join(path, name) for name in tables}  # noqa: PTH118
+
+
+def size_of(path: str) -> int:
+    """Return the bytes of a file, or of the tables of a folder."""
+    return sum(map(os.path.getsize, table_files(path).values() or [path]))
 
 
 def rank_from_name(path: str) -> int | None:

@@ -1,10 +1,11 @@
 """Find the input files: in folders, by content, and in reading order."""
 
+import itertools
 import os
 import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, NamedTuple, TypeVar
 
 from traceanalyzer import schema
@@ -12,19 +13,21 @@ from traceanalyzer.errors import InputError, OptionError, UnreadableFile
 from traceanalyzer.parsers import foreign as summary, perfetto, registry
 from traceanalyzer.parsers.chrome_trace import producers
 from traceanalyzer.parsers.foreign import recognise
-from traceanalyzer.parsers.source import Source
+from traceanalyzer.parsers.source import Source, table_files
 from traceanalyzer.run import baselines
 from traceanalyzer.trace import Inputs, PathLike, Trace
 from traceanalyzer.units import natural
 from traceanalyzer.vocabulary import MEMORY_SNAPSHOT
 
 T = TypeVar("T")
-_NUMBERED = re.compile(r"(?s)(.*[-_.])(\d{1,6})((?:\.[A-Za-z]\w*)+)")
+_NUMBERED = re.compile(r"(?s)(.*[-_.])(\d{1,6})((?:\.[A-Za-z]\w*)+|_(?:pqt|arw)dir)")
 #: Why a file merged by Composer is skipped.
 _MERGED = "Composer merged it from the other files in its folder, whose events would count twice"
 #: Key of the metadata of a file written by ``merge``.
 MERGED_KEY = b'"traceanalyzer merge":'
-_EXPORTED = "its export (.sqlite) is read instead"
+_EXPORTED = "an export of it is read instead"
+#: Endings of the forms of one recording of nsys, the first of them is read.
+_NSYS_FORMS = (".sqlite", "_pqtdir", "_arwdir", ".nsys-rep")
 _NO_TEXT = "its name is not UTF-8"
 #: Why a file in a folder is skipped: no parser recognises it.
 NO_FORMAT = "unknown file format"
@@ -165,8 +168,10 @@ def _ordered(paths: list[str]) -> tuple[list[str], list[tuple[str, str]]]:
     merged = [
         path for path, one in known.items() if one.is_merged and str(Path(path).parent) in folders
     ]
-    reports = [path for path in paths if ".nsys-rep" in path]
-    exported = [path for path in reports if f"{path.partition('.nsys-rep')[0]}.sqlite" in paths]
+    exported = []
+    for better, form in itertools.combinations(_NSYS_FORMS, 2):
+        of_form = [path for path in paths if form in path and path not in exported]
+        exported += [path for path in of_form if path.partition(form)[0] + better in paths]
     others = [path for path in paths if path not in {*parts, *merged, *exported}]
     left = [*((path, _MERGED) for path in merged), *((path, _EXPORTED) for path in exported)]
     return others + parts, left
@@ -245,7 +250,9 @@ def _in_folder(folder: str) -> tuple[list[str], list[tuple[str, str]]]:
 
     for base, folders, names in os.walk(folder, onerror=refused):
         folders[:] = sorted((f for f in folders if not f.startswith(".")), key=natural)
-        for name in sorted((f for f in names if not f.startswith(".")), key=natural):
+        tables = {PurePath(file).name for file in table_files(base).values()}
+        recognised += [base] if tables else []
+        for name in sorted((f for f in {*names} - tables if f[0] != "."), key=natural):
             path = str(Path(base, name))
             if not _is_text(path):
                 foreign.append((_spelled(path), _NO_TEXT))

@@ -27,6 +27,7 @@ from traceanalyzer.errors import (
     MissingData,
     OptionError,
 )
+from traceanalyzer.parsers.source import size_of
 from traceanalyzer.run import ranks
 from traceanalyzer.run.find import each, ranks_of_series
 from traceanalyzer.run.ranks import Repeats
@@ -613,6 +614,6 @@ def _lightened(trace: Trace, needs: Needs) -> Trace:
 def bytes_of(path: str) -> float:
     """Return the size of a file in bytes; infinite if unknown, for example for a pipe."""
     try:
-        return os.path.getsize(path) or math.inf  # noqa: PTH202
+        return size_of(path) or math.inf
     except OSError:
         return math.inf

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from traceanalyzer import schema
 from traceanalyzer.errors import UnknownFormat
 from traceanalyzer.parsers.contract import Format, Progress, Selection, on_use
-from traceanalyzer.parsers.source import Source
+from traceanalyzer.parsers.source import Source, table_files
 from traceanalyzer.trace import Trace
 from traceanalyzer.vocabulary import NSYS
 
@@ -34,8 +34,10 @@ _REPORTS = (".nsys-rep", ".qdrep", ".qdstrm")
 _DATABASES = (".sqlite", ".sqlite3", ".db")
 
 
-def sniff(head: bytes, path: str) -> bool:  # noqa: ARG001 - a parser's signature
-    """Whether this is an SQLite database with a table that nsys writes."""
+def sniff(head: bytes, path: str) -> bool:
+    """Whether this is an SQLite database, or a folder, with a table that nsys writes."""
+    if not head:
+        return bool(table_files(path))
     return head.startswith(_MAGIC) and _LIKELY.search(head) is not None
 
 
@@ -103,7 +105,7 @@ def _exported(nsys: str, report: str, _changed_ns: int, _size: int) -> _Export:
 FORMAT: Format = Format(
     name=NSYS,
     suffixes=(".sqlite", ".sqlite.gz", ".sqlite3", ".db"),
-    description="Nsight Systems: nsys export --type sqlite",
+    description="Nsight Systems: nsys export --type sqlite, parquetdir or arrowdir",
     spec_url="https://docs.nvidia.com/nsight-systems/UserGuide/index.html#sqlite-schema-reference",
     sniff=sniff,
     parse=on_use("traceanalyzer.parsers.nsys_sqlite.reader:parse"),

@@ -31,7 +31,7 @@ _COPY_KINDS = dict(
 _MIGRATIONS = (11, 12, 13)
 _UNKNOWN, _MANAGED = 7, 4
 _SYNC_TYPES = {1: "Event Sync", 2: "Stream Wait Event", 3: "Stream Sync", 4: "Context Sync"}
-_FREE = 1
+_OPERATION, _FREE = "memoryOperationType", 1
 _KERNEL_SHAPE = {
     **{f"{of}_{axis}": f"{of}{axis.upper()}" for of in ("grid", "block") for axis in "xyz"},
     "registers": "registersPerThread",
@@ -42,17 +42,9 @@ _PLACE = ("start", "end", "deviceId", "globalPid")
 def kernels(export: tables.Export) -> pl.DataFrame:
     """Return one row per kernel, with its demangled name."""
     extra, sizes = _launch_config(export)
-    rows = export.database.read(
-        tables.KERNEL,
-        integers=(*_place(export), "demangledName", *extra),
-        windows=export.selection.windows,
-        shape=export.of_processes(
-            lambda piece: piece.select_seq(
-                *_placed(export), tables.name_id("demangledName"), *sizes
-            ),
-            "globalPid",
-        ),
-    )
+    names = tables.name_id("demangledName")
+    columns = [*_placed(export), names, *sizes]
+    rows = _rows(export, tables.KERNEL, "demangledName", *extra, columns=columns)
     return rows.with_columns(export.named(rows["name"]), kind_of("kernel"))
 
 
@@ -60,12 +52,8 @@ def processes(export: tables.Export) -> set[int | None]:
     """Return the processes of all kernels, copies and memsets; None if one is not recorded."""
     found: set[int | None] = set()
     for table in (tables.KERNEL, tables.GRAPH_TRACE, tables.MEMCPY, tables.MEMSET):
-        rows = export.database.read(
-            table,
-            integers=("globalPid",),
-            shape=lambda piece: piece.select(tables.pid("globalPid")).unique(),
-        )
-        found.update(rows["pid"])
+        rows = export.read(table, "globalPid", shape=lambda piece: piece.unique())
+        found.update(rows.select(tables.pid("globalPid"))["pid"])
     return found
 
 
@@ -110,13 +98,9 @@ def allocations(export: tables.Export) -> pl.DataFrame:
 
     ``allocated_bytes`` is the running total of that memory kind on that device.
     """
-    rows = export.database.read(
-        tables.MEMORY_USAGE,
-        integers=(
-            "start", "globalPid", "deviceId", "address", "bytes", "memKind", "memoryOperationType",
-        ),
-    ).sort("start", maintain_order=True)  # fmt: skip
-    frees = pl.col("memoryOperationType") == _FREE
+    columns = ("start", "globalPid", "deviceId", "address", "bytes", "memKind", _OPERATION)
+    rows = export.read(tables.MEMORY_USAGE, *columns).sort("start", maintain_order=True)
+    frees = pl.col(_OPERATION) == _FREE
     size = pl.when(frees).then(-pl.col("bytes")).otherwise("bytes")
     events = rows.select(
         export.pid("globalPid"),
@@ -134,9 +118,7 @@ def allocations(export: tables.Export) -> pl.DataFrame:
 
 def gpu_faults(export: tables.Export) -> pl.DataFrame:
     """Return one row per group of GPU page faults of managed memory, with its handling time."""
-    rows = export.database.read(
-        tables.GPU_FAULTS, integers=_PLACE, windows=export.selection.windows
-    )
+    rows = export.read(tables.GPU_FAULTS, *_PLACE, windows=export.selection.windows)
     return rows.select(
         *span(),
         export.pid("globalPid"),
@@ -149,7 +131,7 @@ def gpu_faults(export: tables.Export) -> pl.DataFrame:
 def cpu_faults(export: tables.Export) -> pl.DataFrame:
     """Return one row per host page fault of managed memory; no duration is recorded."""
     inside = export.inside("start", None)
-    rows = export.database.read(tables.CPU_FAULTS, integers=("start", "globalPid"), where=inside)
+    rows = export.read(tables.CPU_FAULTS, "start", "globalPid", where=inside)
     return rows.select(
         export.pid("globalPid"),
         kind_of("page_fault"),
@@ -164,15 +146,12 @@ def gpu_metrics(export: tables.Export) -> pl.DataFrame:
     Metrics are identified by name; their numbers depend on the file and on the GPU model. The low
     byte of the type is the GPU's number. Readings belong to no process.
     """
-    names = export.database.read(
-        tables.GPU_METRIC_NAMES, integers=("typeId", "metricId"), texts=("metricName",)
-    ).unique(["typeId", "metricId"], maintain_order=True)
-    rows = export.database.read(
-        tables.GPU_METRICS,
-        integers=("timestamp", "typeId", "metricId", "value"),
-        where=export.inside("timestamp", None),
-    )
-    named = rows.join(names, on=["typeId", "metricId"], how="left", maintain_order="left")
+    key = ("typeId", "metricId")
+    names = export.read(tables.GPU_METRIC_NAMES, *key, texts=("metricName",))
+    inside = export.inside("timestamp", None)
+    rows = export.read(tables.GPU_METRICS, "timestamp", *key, "value", where=inside)
+    distinct = names.unique(key, maintain_order=True)
+    named = rows.join(distinct, on=key, how="left", maintain_order="left")
     unknown = pl.format("metric {}", "metricId")
     readings = named.drop_nulls(["timestamp", "typeId", "value"]).select(
         ts="timestamp",
@@ -188,15 +167,11 @@ def gpu_metrics(export: tables.Export) -> pl.DataFrame:
 def nic_metrics(export: tables.Export) -> pl.DataFrame:
     """Build ``counters``: one row per reading of a network adapter, one series per port."""
     key = ("metricsListId", "metricsIdx")
-    names = export.database.read(
-        tables.NIC_METRIC_NAMES, integers=key, texts=("name", "unit")
-    ).unique(key, maintain_order=True)
-    rows = export.database.read(
-        tables.NIC_METRICS,
-        integers=("start", "globalId", "portId", *key, "value"),
-        where=export.inside("start", None),
-    )
-    named = rows.join(names, on=key, how="left", maintain_order="left")
+    names = export.read(tables.NIC_METRIC_NAMES, *key, texts=("name", "unit"))
+    columns = ("start", "globalId", "portId", *key, "value")
+    rows = export.read(tables.NIC_METRICS, *columns, where=export.inside("start", None))
+    distinct = names.unique(key, maintain_order=True)
+    named = rows.join(distinct, on=key, how="left", maintain_order="left")
     name = pl.format("{} [{}]", "name", pl.col("unit").fill_null(""))
     unknown = pl.format("network metric {}", "metricsIdx")
     return named.drop_nulls(["start", "value"]).select(
@@ -215,6 +190,14 @@ def _place(export: tables.Export) -> tuple[str, ...]:
     return (*_PLACE, *stream, *(("correlationId",) if export.fills("correlation") else ()))
 
 
+def _rows(
+    export: tables.Export, table: str, *more: str, columns: Sequence[str | pl.Expr]
+) -> pl.DataFrame:
+    """Read device work: time, place and more columns."""
+    read = (*_place(export), *more)
+    return export.inside_windows(table, *read, columns=columns, place="globalPid")
+
+
 def _work(
     export: tables.Export,
     table: str,
@@ -226,14 +209,7 @@ def _work(
 ) -> pl.DataFrame:
     """Return rows of device work of one kind, named by a function of the key columns."""
     size = ("bytes",) if sized and export.fills("bytes") else ()
-    rows = export.database.read(
-        table,
-        integers=(*_place(export), *size, *key),
-        windows=export.selection.windows,
-        shape=export.of_processes(
-            lambda piece: piece.select_seq(*_placed(export), *size, *key), "globalPid"
-        ),
-    )
+    rows = _rows(export, table, *size, *key, columns=[*_placed(export), *size, *key])
     return _named(rows, key, name).with_columns(kind_of(kind))
 
 

@@ -33,6 +33,7 @@ _OVERHEADS = {
     10: "UVM Activity Init",
 }
 _THREAD = ("start", "end", "globalTid")
+_OF_THREAD = (tables.pid("globalTid"), tables.tid("globalTid"))
 _MPI_CALL = re.compile(r"^P?MPI_I?(\w+?)(?:_init|_init_thread|v|w)?$")
 _PLACE = ["symbol", "module"]
 #: Name of a function without a symbol.
@@ -77,11 +78,8 @@ def system_calls(export: tables.Export) -> pl.DataFrame:
 
 def running(export: tables.Export) -> pl.DataFrame:
     """Return one row per interval in which a thread ran on a core; the category is the core."""
-    rows = export.database.read(
-        tables.SCHED,
-        integers=("start", "cpu", "isSchedIn", "globalTid"),
-        shape=export.of_processes(lambda piece: piece),
-    )
+    shape = export.of_processes(lambda piece: piece)
+    rows = export.read(tables.SCHED, "start", "cpu", "isSchedIn", "globalTid", shape=shape)
     ordered = rows.sort("globalTid", "start", maintain_order=True)
     leaves = (pl.col("isSchedIn").shift(-1) == 0) & (
         pl.col("globalTid").shift(-1) == pl.col("globalTid")
@@ -100,12 +98,8 @@ def running(export: tables.Export) -> pl.DataFrame:
 
 def cuda_overhead(export: tables.Export) -> pl.DataFrame:
     """Return one row per interval of CUDA or profiler overhead, named as in Kineto."""
-    rows = export.database.read(
-        tables.CUDA_OVERHEAD,
-        integers=(*_THREAD, "overheadType"),
-        windows=export.selection.windows,
-        shape=export.of_processes(lambda piece: piece.select_seq(*_ran(export), "overheadType")),
-    )
+    columns = [*_ran(export), pl.col("overheadType")]
+    rows = export.inside_windows(tables.CUDA_OVERHEAD, *_THREAD, "overheadType", columns=columns)
     name = pl.col("overheadType").replace_strict(
         _OVERHEADS, default="Unknown overhead", return_dtype=pl.String
     )
@@ -121,15 +115,8 @@ def named(
     where: str | None = None,
 ) -> pl.DataFrame:
     """Return one row per call or interval of a table with name, thread and time."""
-    rows = export.database.read(
-        table,
-        integers=(*_THREAD, "nameId"),
-        where=where,
-        windows=export.selection.windows,
-        shape=export.of_processes(
-            lambda piece: piece.select_seq(*_ran(export), tables.name_id("nameId"))
-        ),
-    )
+    columns = (*_ran(export), tables.name_id("nameId"))
+    rows = export.inside_windows(table, *_THREAD, "nameId", columns=columns, where=where)
     rows = rows.with_columns(export.named(rows["name"]), kind_of(kind))
     if category is None:
         return rows
@@ -155,26 +142,19 @@ def mpi_calls(export: tables.Export) -> pl.DataFrame:
 
 def mpi_ranks(export: tables.Export) -> dict[int, int]:
     """Return the MPI rank of each process."""
-    rows = export.database.read(tables.MPI_RANKS, integers=("globalTid", "rank")).drop_nulls()
+    rows = export.read(tables.MPI_RANKS, "globalTid", "rank").drop_nulls()
     valid = rows.filter(pl.col("rank").is_between(0, MAX_RANKS, closed="left"))
     return {tables.process_of(thread): rank for thread, rank in valid.iter_rows()}
 
 
 def _mpi_table(export: tables.Export, table: str, more: tuple[str, ...]) -> pl.DataFrame:
-    columns = [*span(), tables.pid("globalTid"), tables.tid("globalTid")]
+    columns = [*span(), *_OF_THREAD, tables.name_id("textId")]
     if more:
         columns += [
             pl.col("size").alias("bytes"),
             pl.coalesce("commUid", "commHandle").alias("group"),
         ]
-    rows = export.database.read(
-        table,
-        integers=(*_THREAD, "textId", *more),
-        windows=export.selection.windows,
-        shape=export.of_processes(
-            lambda piece: piece.select_seq(*columns, tables.name_id("textId"))
-        ),
-    )
+    rows = export.inside_windows(table, *_THREAD, "textId", *more, columns=columns)
     named = rows.with_columns(export.named(rows["name"]), kind_of("mpi"))
     if table != tables.MPI_COLLECTIVES:
         return named.drop("group", strict=False)
@@ -204,19 +184,12 @@ def samples(export: tables.Export) -> tuple[pl.DataFrame, pl.DataFrame]:
     The file of a frame is its library or program. Functions without a symbol are merged per
     library. A sample may have no stack.
     """
-    rows = export.database.read(
-        tables.SAMPLES,
-        integers=("id", "start", "globalTid"),
-        where=export.inside(end=None),
-        shape=export.of_processes(
-            lambda piece: piece.select(
-                "id", tables.pid("globalTid"), tables.tid("globalTid"), ts="start", weight=1.0
-            )
-        ),
+    shape = export.of_processes(
+        lambda piece: piece.select("id", *_OF_THREAD, ts="start", weight=1.0)
     )
-    chains = export.database.read(
-        tables.CALLCHAINS, integers=("id", "symbol", "module", "stackDepth")
-    )
+    inside = export.inside(end=None)
+    rows = export.read(tables.SAMPLES, "id", "start", "globalTid", where=inside, shape=shape)
+    chains = export.read(tables.CALLCHAINS, "id", *_PLACE, "stackDepth")
     chains = chains.join(rows.select("id"), on="id", how="semi").sort(
         "id", "stackDepth", descending=[False, True], maintain_order=True
     )

@@ -103,21 +103,23 @@ def identify(export: tables.Export, path: str) -> Identity:
     devices = _devices_used(export)
     gpus = _gpu_numbers(export, devices)
     only = {process: next(iter(used)) for process, used in devices.items() if len(used) == 1}
-    return replace(_ranks(export, path, devices, gpus), devices=only, gpus=gpus)
+    used = {
+        process: {gpus.get((process, device), device) for device in ordinals}
+        for process, ordinals in devices.items()
+    }
+    return replace(_ranks(export, path, used), devices=only, gpus=gpus)
 
 
-def _ranks(
-    export: tables.Export, path: str, devices: dict[int, set[int]], gpus: dict[tuple[int, int], int]
-) -> Identity:
+def _ranks(export: tables.Export, path: str, used: dict[int, set[int]]) -> Identity:
     if ranks := host.mpi_ranks(export) or _named_threads(export):
         return _recorded(ranks, max(ranks.values()) + 1 if len(ranks) > 1 else None)
     if by_nccl := nvtx.nccl_ranks(export):
         size = max(size for _, size in by_nccl.values())
         return _recorded({process: rank for process, (rank, _) in by_nccl.items()}, size)
-    shared = len(devices) > 1 and _share_a_device(export, devices, gpus)
-    if len(devices) > 1 and not shared:
-        return Identity(_numbered(devices, gpus), numbered=True)
-    owners = len(devices) if shared else 0
+    shared = len(used) > 1 and _share_a_device(export, used)
+    if len(used) > 1 and not shared:
+        return Identity(_numbered(used), numbered=True)
+    owners = len(used) if shared else 0
     if (rank := rank_from_name(path)) is not None:
         return Identity(rank=rank, owners=owners)
     return replace(_of_environment(export), owners=owners)
@@ -134,7 +136,7 @@ def describe(export: tables.Export, identity: Identity, path: str) -> Meta:
     """Return the metadata of the export."""
     values = _pairs(export, next((t for t in tables.EXPORT if export.database.has(t)), ""))
     version, number = values.get("EXPORT_PRODUCT_VERSION"), values.get("EXPORT_SCHEMA_VERSION")
-    session = export.database.read(tables.SESSION, integers=("utcEpochNs",)).drop_nulls()
+    session = export.read(tables.SESSION, "utcEpochNs").drop_nulls()
     failed = failure(export)
     return Meta(
         path=path,
@@ -159,23 +161,19 @@ def lanes(export: tables.Export, identity: Identity, used: Collection[int]) -> p
         identity: ranks of the processes.
         used: processes of events.
     """
-    processes = export.database.read(
-        tables.PROCESSES, integers=("globalPid",), texts=("name",)
-    ).select(tables.pid("globalPid"), label="name", tid=pl.lit(None, dtype=pl.Int64))
+    processes = export.read(tables.PROCESSES, "globalPid", texts=("name",)).select(
+        tables.pid("globalPid"), tid=pl.lit(None, dtype=pl.Int64), label="name"
+    )
     threads = _thread_names(export).select(
-        tables.pid("globalTid"), label="name", tid=tables.tid("globalTid")
+        tables.pid("globalTid"), tables.tid("globalTid"), label="name"
     )
-    known = pl.concat(
-        [processes.select("pid", "tid", "label"), threads.select("pid", "tid", "label")]
-    )
+    known = pl.concat([processes, threads])
     rows = known.filter(pl.col("pid").is_in(used)).unique(
         ["pid", "tid"], keep="first", maintain_order=True
     )
     return rows.sort("tid", "pid", nulls_last=False, maintain_order=True).select(
-        rank=identity.of(pl.col("pid")),
-        pid="pid",
-        tid="tid",
-        label="label",
+        identity.of(pl.col("pid")).alias("rank"),
+        *("pid", "tid", "label"),
         labels=pl.lit(None, dtype=pl.String),
         sort_index=pl.lit(None, dtype=pl.Int64),
         textual=pl.lit(value=False),
@@ -191,16 +189,13 @@ def _devices_used(export: tables.Export) -> dict[int, set[int]]:
     """Return the devices used by each process, from the first kernels, or else the contexts."""
     places = pl.DataFrame(schema={"globalPid": pl.Int64, "deviceId": pl.Int64})
     for table in (tables.KERNEL, tables.MEMCPY):
-        rows = export.database.read(table, integers=("globalPid", "deviceId"), first=_LOOKED_AT)
+        rows = export.read(table, "globalPid", "deviceId", first=_LOOKED_AT)
         places = pl.concat([places, rows.unique()])
-    contexts = export.database.read(
-        tables.CUDA_CONTEXTS, integers=("processId", "deviceId")
-    ).drop_nulls()
-    streams = export.database.read(tables.CUDA_STREAMS, integers=("processId",)).drop_nulls()
+    contexts = export.read(tables.CUDA_CONTEXTS, "processId", "deviceId").drop_nulls()
+    streams = export.read(tables.CUDA_STREAMS, "processId").drop_nulls()
     used: dict[int, set[int]] = {}
-    for process, device in (
-        places.drop_nulls().select(tables.pid("globalPid"), "deviceId").iter_rows()
-    ):
+    known = places.drop_nulls().select(tables.pid("globalPid"), "deviceId")
+    for process, device in known.iter_rows():
         used.setdefault(process, set()).add(device)
     for process, device in contexts.iter_rows():
         used.setdefault(process, {device})
@@ -211,9 +206,7 @@ def _devices_used(export: tables.Export) -> dict[int, set[int]]:
 
 def _gpu_numbers(export: tables.Export, used: dict[int, set[int]]) -> dict[tuple[int, int], int]:
     """Return the GPU of each (process, device ordinal), if ordinals differ between processes."""
-    rows = export.database.read(
-        tables.CUDA_DEVICES, integers=("pid", "cudaId", "gpuId")
-    ).drop_nulls()
+    rows = export.read(tables.CUDA_DEVICES, "pid", "cudaId", "gpuId").drop_nulls()
     gpus = {(process, ordinal): gpu for process, ordinal, gpu in rows.iter_rows()}
     by_ordinal: dict[int, set[int]] = {}
     for (process, ordinal), gpu in gpus.items():
@@ -222,29 +215,19 @@ def _gpu_numbers(export: tables.Export, used: dict[int, set[int]]) -> dict[tuple
     return gpus if any(len(numbers) > 1 for numbers in by_ordinal.values()) else {}
 
 
-def _share_a_device(
-    export: tables.Export, devices: dict[int, set[int]], gpus: dict[tuple[int, int], int]
-) -> bool:
+def _share_a_device(export: tables.Export, used: dict[int, set[int]]) -> bool:
     """Whether several processes use one GPU: they are not the ranks of a job, one per GPU.
 
     Ordinals of devices are those of a process: they are of one GPU if the export lists the GPU of
     each, or has only one.
     """
-    used = [
-        {gpus.get((process, device), device) for device in ordinals}
-        for process, ordinals in devices.items()
-    ]
-    listed = export.database.read(tables.CUDA_DEVICES, integers=("pid",)).drop_nulls()
-    known = set(devices) <= set(listed["pid"]) or len(_gpus(export)) == 1
-    return known and sum(map(len, used)) > len(set[int]().union(*used))
+    listed = export.read(tables.CUDA_DEVICES, "pid").drop_nulls()
+    known = set(used) <= set(listed["pid"]) or len(_gpus(export)) == 1
+    return known and sum(map(len, used.values())) > len(set[int]().union(*used.values()))
 
 
-def _numbered(devices: dict[int, set[int]], gpus: dict[tuple[int, int], int]) -> dict[int, int]:
+def _numbered(used: dict[int, set[int]]) -> dict[int, int]:
     """Number processes by device if each has a device to itself, else by process id."""
-    used = {
-        process: {gpus.get((process, device), device) for device in ordinals}
-        for process, ordinals in devices.items()
-    }
     single = {process: min(numbers) for process, numbers in used.items() if len(numbers) == 1}
     distinct = len(single) == len(used) and len(set(single.values())) == len(single)
     ordered = sorted(used, key=lambda process: (single[process] if distinct else 0, process))
@@ -253,12 +236,9 @@ def _numbered(devices: dict[int, set[int]], gpus: dict[tuple[int, int], int]) ->
 
 def _thread_names(export: tables.Export) -> pl.DataFrame:
     """Return thread names; of several, the one with the lowest priority number, the program's."""
-    rows = export.database.read(
-        tables.THREAD_NAMES, integers=("nameId", "priority", "globalTid")
-    ).drop_nulls(["nameId", "globalTid"])
-    ordered = rows.sort("priority", maintain_order=True).unique(
-        "globalTid", keep="first", maintain_order=True
-    )
+    rows = export.read(tables.THREAD_NAMES, "nameId", "priority", "globalTid")
+    sorted_ = rows.drop_nulls(["nameId", "globalTid"]).sort("priority", maintain_order=True)
+    ordered = sorted_.unique("globalTid", keep="first", maintain_order=True)
     names = export.named(ordered["nameId"]).cast(pl.String).alias("name")
     return ordered.select("globalTid", names)
 
@@ -288,16 +268,11 @@ def _variable(text: str, name: str) -> int | None:
 
 
 def _gpus(export: tables.Export) -> tuple[Device, ...]:
-    rows = export.database.read(
-        tables.GPUS,
-        integers=("cuDevice", "id", "deviceId", "totalMemory"),  # before 2022: deviceId
-        texts=("name",),
-    )
-    number = pl.coalesce("cuDevice", "id", "deviceId")
-    numbered = rows.select(number, "name", "totalMemory").drop_nulls("cuDevice")
-    return tuple(
-        Device(*row) for row in numbered.unique(maintain_order=True).sort("cuDevice").iter_rows()
-    )
+    number = ("cuDevice", "id", "deviceId")  # before 2022: deviceId
+    rows = export.read(tables.GPUS, *number, "totalMemory", texts=("name",))
+    numbered = rows.select(pl.coalesce(number), "name", "totalMemory").drop_nulls("cuDevice")
+    distinct = numbered.unique(maintain_order=True).sort("cuDevice")
+    return tuple(Device(*row) for row in distinct.iter_rows())
 
 
 def _first_event(export: tables.Export) -> int | None:
@@ -444,11 +419,8 @@ def failed_calls(export: tables.Export) -> tuple[int, str] | None:
     if "returnValue" not in export.database.tables.get(tables.RUNTIME, ()):
         return None
     failed = pl.col("returnValue").is_in(list(_FATAL))
-    rows = export.database.read(
-        tables.RUNTIME,
-        integers=("start", "nameId", "returnValue"),
-        shape=lambda piece: piece.filter(failed),
-    )
+    columns = ("start", "nameId", "returnValue")
+    rows = export.read(tables.RUNTIME, *columns, shape=lambda piece: piece.filter(failed))
     if rows.is_empty():
         return None
     start, name, code = rows.sort("start", nulls_last=True).row(0)

@@ -95,9 +95,10 @@ def ranges(export: tables.Export) -> pl.DataFrame:
 
 def thread_names(export: tables.Export) -> dict[int, str]:
     """Return the thread names set by the program at its start, by global thread id."""
-    rows = export.database.read(
+    rows = export.read(
         tables.NVTX,
-        integers=("globalTid", "textId"),
+        "globalTid",
+        "textId",
         texts=("text",),
         where=f'"eventType" = {_THREAD_NAME}',
         first=_LOOKED_AT,
@@ -119,12 +120,14 @@ def nccl_ranks(export: tables.Export) -> dict[int, tuple[int, int]]:
     if not numbers:
         return {}
     # bytes 9 to 12 of the header are the schema's number
-    here = ", ".join(f"x'{struct.pack('<I', number).hex()}'" for number in numbers)
-    rows = export.database.read(
+    here = [struct.pack("<I", number).hex() for number in numbers]
+    is_here = pl.col("binaryData").bin.encode("hex").str.slice(16, 8).is_in(here)
+    rows = export.read(
         tables.NVTX,
-        integers=("globalTid",),
+        "globalTid",
         blobs=("binaryData",),
-        where=f'"binaryData" IS NOT NULL AND substr(CAST("binaryData" AS BLOB), 9, 4) IN ({here})',
+        where='"binaryData" IS NOT NULL',
+        shape=lambda piece: piece.filter(is_here),
         first=_PAYLOADS_LOOKED_AT,
     )
     ranks: dict[int, tuple[int, int]] = {}
@@ -269,9 +272,7 @@ def _with_payloads(export: tables.Export, rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _schemas(export: tables.Export) -> dict[int, list[_Field]]:
-    rows = export.database.read(
-        tables.PAYLOAD_ENTRIES, integers=("schemaId", "type", "offset"), texts=("name",)
-    )
+    rows = export.read(tables.PAYLOAD_ENTRIES, "schemaId", "type", "offset", texts=("name",))
     schemas: dict[int, list[_Field]] = {}
     for number, kind, offset, name in rows.unique(maintain_order=True).iter_rows():
         if name in _FIELDS and kind in _NUMBERS and number is not None:

@@ -1,6 +1,7 @@
 """Build a trace from an open export: read the tables, order the rows, report issues."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -20,8 +21,8 @@ from traceanalyzer.parsers.nsys_sqlite.identity import (
     untraced_processes,
 )
 from traceanalyzer.parsers.source import Source
-from traceanalyzer.parsers.sqlite.database import Database
-from traceanalyzer.parsers.sqlite.pages import on_disk
+from traceanalyzer.parsers.sqlite.database import Database, TableFolder
+from traceanalyzer.parsers.sqlite.pages import File, on_disk
 from traceanalyzer.parsers.sqlite.rows import (
     Finding,
     assemble,
@@ -156,10 +157,7 @@ def ranks(source: Source) -> list[int]:
     """Return the ranks that can be read apart; none unless all device work is of a known rank."""
     if source.compression:  # each process would unpack the file
         return []
-    with (
-        on_disk(source, _WRITER) as file,
-        Database(file.path, source.path, remedy=_REMEDY) as database,
-    ):
+    with _opened(source) as (file, database):
         if file.missing:
             return []
         _without_columns(database, None)
@@ -169,16 +167,27 @@ def ranks(source: Source) -> list[int]:
     return sorted(set(known.values())) if working <= known.keys() else []
 
 
-def _read(
-    source: Source, selection: Selection, progress: Progress | None, *, split: bool
-) -> _Recording:
-    """Read all rows of an export; ``split`` yields parts of one rank each."""
+@contextmanager
+def _opened(source: Source, progress: Progress | None = None) -> Iterator[tuple[File, Database]]:
+    """Open the database or the folder of an export."""
+    if source.tables:
+        yield File(source.path, source.size, 0), TableFolder(source, progress)
+        return
     with (
         on_disk(source, _WRITER) as file,
         Database(file.path, source.path, progress, remedy=_REMEDY) as database,
     ):
+        yield file, database
+
+
+def _read(
+    source: Source, selection: Selection, progress: Progress | None, *, split: bool
+) -> _Recording:
+    """Read all rows of an export; ``split`` yields parts of one rank each."""
+    with _opened(source, progress) as (file, database):
         if not database.has(*tables.IDENTIFYING):
-            raise UnknownFormat(source.path, "an SQLite database, but not an nsys export")
+            what = "a folder without a readable" if source.tables else "an SQLite database, but not"
+            raise UnknownFormat(source.path, f"{what} nsys export")
         only_process = _only_process(database)
         unusable = _without_columns(database, only_process)
         export = tables.Export(database, selection, only_process=only_process)

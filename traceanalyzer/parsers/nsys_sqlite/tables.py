@@ -5,8 +5,9 @@ between versions are read by name if they exist (users add columns). The names h
 exports from before 2022 to 2026.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import polars as pl
 
@@ -198,6 +199,21 @@ class Export(DatabaseReader):
 
         return of_chosen
 
+    def inside_windows(
+        self, table: str, *integers: str, columns: Sequence[str | pl.Expr], **how: Any
+    ) -> pl.DataFrame:
+        """Read the rows of the chosen processes that overlap a selected window.
+
+        Args:
+            table: name of the table.
+            integers: columns to read.
+            columns: columns to return.
+            how: ``place``, see :meth:`of_processes`, and options of :meth:`Database.read`.
+        """
+        place = how.pop("place", "globalTid")
+        shape = self.of_processes(lambda piece: piece.select_seq(*columns), place)
+        return self.read(table, *integers, windows=self.selection.windows, shape=shape, **how)
+
     def pid(self, column: str) -> pl.Expr:
         """Return the process of a global id, or the only process."""
         known = pid(column)
@@ -206,10 +222,9 @@ class Export(DatabaseReader):
     def any_named(self) -> bool:
         """Whether any string contains one of the selected names."""
         if self._named is None:
-            quoted = [name.replace("'", "''") for name in self.selection.names]
-            tests = " OR ".join(f"instr(\"value\", '{name}')" for name in quoted)
-            matches = self.database.read(STRINGS, integers=("id",), where=tests)
-            self._named = matches.height > 0
+            named = pl.col("value").str.contains_any(list(self.selection.names))
+            texts = self.read(STRINGS, texts=("value",), shape=lambda piece: piece.filter(named))
+            self._named = texts.height > 0
         return self._named
 
     def texts(self, ids: pl.Series) -> dict[int, str | None]:
@@ -218,7 +233,7 @@ class Export(DatabaseReader):
         if new:
             few = len(new) <= _FEW
             where = f'"id" IN ({", ".join(map(str, new))})' if few else None
-            rows = self.database.read(STRINGS, integers=("id",), texts=("value",), where=where)
+            rows = self.read(STRINGS, "id", texts=("value",), where=where)
             self._texts.update(dict.fromkeys(new))
             self._texts.update(zip(rows["id"], rows["value"], strict=True))
         return self._texts

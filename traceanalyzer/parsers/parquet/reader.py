@@ -1,4 +1,4 @@
-"""Reader of the Parquet files written by ``traceanalyzer.exporters.parquet``."""
+"""Reader of the Parquet files written by ``traceanalyzer.exporters.parquet``, and of any table."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -8,12 +8,13 @@ from typing import Any, Literal
 import orjson
 import polars as pl
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from traceanalyzer import schema
 from traceanalyzer.errors import MalformedInput, UnknownFormat
 from traceanalyzer.parsers.contract import Progress, Selection
-from traceanalyzer.parsers.source import Source
+from traceanalyzer.parsers.source import Source, size_of
 from traceanalyzer.parsers.tables import as_table
 from traceanalyzer.trace import Device, Meta, Trace
 
@@ -22,7 +23,7 @@ _CONVERT = "convert the original trace again"
 _AGAIN = f"{_CONVERT}; if it was a summary, write it again with traceanalyzer summarize"
 
 #: Exceptions of pyarrow, polars and the footer decoding on damaged files.
-_BAD_BYTES = (
+BAD_BYTES = (
     pa.ArrowException,
     pl.exceptions.PolarsError,
     OSError,
@@ -77,7 +78,7 @@ def _readable(path: str) -> Iterator[None]:
     """Turn the libraries' exceptions on damaged files into MalformedInput."""
     try:
         yield
-    except _BAD_BYTES as error:
+    except BAD_BYTES as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise MalformedInput(
             path, f"truncated or damaged: {reason.rstrip('.')}", hint=_AGAIN
@@ -109,11 +110,57 @@ def _open(path: str) -> _File:
     return _File(events, data, sources, orjson.loads(footer[schema.PARQUET_TABLES.encode()]))
 
 
+def opened(path: str) -> ds.Dataset:
+    """Open a table that another program wrote as Parquet or Arrow.
+
+    Raises:
+        BAD_BYTES: it is damaged.
+    """
+    try:
+        table = ds.dataset(path, format="parquet" if path.endswith(".parquet") else "ipc")
+    except pa.ArrowInvalid:
+        with pa.OSFile(path) as file:  # a stream of Arrow
+            table = ds.dataset(pa.ipc.open_stream(file).read_all())
+    _check_rows(table.count_rows(), size_of(path))
+    return table
+
+
+def groups(table: ds.Dataset) -> Iterator[tuple[ds.Fragment, int]]:
+    """Yield the groups of rows of a Parquet file, or the whole of another table, and their rows."""
+    for file in table.get_fragments():
+        if isinstance(file, ds.ParquetFileFragment):
+            for group in file.split_by_row_group():
+                yield group, group.row_groups[0].num_rows
+        else:
+            yield file, file.count_rows()
+
+
+def columns_of(rows: pa.Table) -> list[pl.Series]:
+    """Return the columns of rows; texts, whose encoding is unknown, as Binary.
+
+    Raises:
+        BAD_BYTES: a column is damaged.
+    """
+    columns = []
+    for name, column in zip(rows.schema.names, rows.columns, strict=True):
+        is_text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
+        plain = column.cast(pa.large_binary()) if is_text else column
+        plain.validate(full=True)
+        if pa.types.is_nested(plain.type):
+            raise TypeError(f"{name} is nested")
+        columns.append(pl.Series(name, plain))
+    return columns
+
+
+def _check_rows(rows: int, size: int) -> None:
+    if rows > _LEAST_ROWS + _ROWS_PER_BYTE * size:
+        raise ValueError(f"{rows:,} rows are too many for {size:,} bytes")
+
+
 def _parquet(data: pa.Buffer, table: str) -> pq.ParquetFile:
     reader = pa.BufferReader(data)
     metadata = pq.read_metadata(reader)
-    if metadata.num_rows > _LEAST_ROWS + _ROWS_PER_BYTE * data.size:
-        raise ValueError(f"{metadata.num_rows:,} rows are too many for {data.size:,} bytes")
+    _check_rows(metadata.num_rows, data.size)
     texts = [
         c.name
         for c in schema.TABLES[table]

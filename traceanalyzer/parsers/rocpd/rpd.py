@@ -131,11 +131,7 @@ def _used(reading: DatabaseReader, links: pl.DataFrame) -> pl.DataFrame:
 
 def _operations(reading: DatabaseReader, strings: _Strings, links: pl.DataFrame) -> pl.DataFrame:
     """Return one row per operation of a GPU."""
-    rows = reading.database.read(
-        OP,
-        integers=("id", "gpuId", "queueId", "start", "end", "description_id", "opType_id"),
-        where=reading.inside(),
-    )
+    rows = reading.read(OP, *REQUIRED[OP], where=reading.inside())
     types = strings.of(rows["opType_id"])
     rows = rows.with_columns(type=types, text=strings.of(rows["description_id"])).join(
         links, on="id", how="left", maintain_order="left"
@@ -204,9 +200,7 @@ def _configured(reading: DatabaseReader, strings: _Strings, rows: pl.DataFrame) 
 
 def _sized(reading: DatabaseReader, rows: pl.DataFrame) -> pl.DataFrame:
     """Add the size of copies; a call with several operations records the size of all together."""
-    sizes = reading.database.read(COPY, integers=("api_ptr_id", "size")).unique(
-        "api_ptr_id", keep="first"
-    )
+    sizes = reading.read(COPY, "api_ptr_id", "size").unique("api_ptr_id", keep="first")
     joined = rows.join(
         sizes, left_on="api", right_on="api_ptr_id", how="left", maintain_order="left"
     )
@@ -216,11 +210,7 @@ def _sized(reading: DatabaseReader, rows: pl.DataFrame) -> pl.DataFrame:
 
 def _calls(reading: DatabaseReader, strings: _Strings) -> pl.DataFrame:
     """Return one row per API call, range and operator."""
-    rows = reading.database.read(
-        API,
-        integers=("id", "pid", "tid", "start", "end", "apiName_id", "args_id"),
-        where=reading.inside(),
-    )
+    rows = reading.read(API, *REQUIRED[API], where=reading.inside())
     called, text = strings.of(rows["apiName_id"]), strings.of(rows["args_id"], ARGUMENTS)
     rows = rows.with_columns(called=called, text=text)
     rows = _with_operators(reading, strings, rows)
@@ -250,9 +240,7 @@ def _calls(reading: DatabaseReader, strings: _Strings) -> pl.DataFrame:
 
 def _with_operators(reading: DatabaseReader, strings: _Strings, rows: pl.DataFrame) -> pl.DataFrame:
     """Add ``operator`` and ``sizes`` of ranges that PyTorch's autograd profiler marked."""
-    marked = reading.database.read(
-        OPERATORS, integers=("api_ptr_id", "autogradName_id"), texts=("sizes",)
-    )
+    marked = reading.read(OPERATORS, "api_ptr_id", "autogradName_id", texts=("sizes",))
     known = marked.select(
         "api_ptr_id",
         operator=strings.of(marked["autogradName_id"]),

@@ -25,6 +25,7 @@ import polars as pl
 from traceanalyzer.errors import MalformedInput
 from traceanalyzer.machine import executor, threads
 from traceanalyzer.parsers.contract import Progress
+from traceanalyzer.parsers.source import Source
 from traceanalyzer.parsers.sqlite import pages
 from traceanalyzer.trace import overlaps
 
@@ -163,9 +164,7 @@ class Database:
         query = Query(table, columns, self.tables.get(table, ()), where)
         parts = self._scanned(query, shape, windows) if plain and query.have else None
         if parts is None:
-            pieces = self._pieces(table, first)
-            read = self._pool.map(lambda piece: self._piece(query, shape, *piece), pieces)
-            parts = self._gathered(read)
+            parts = self._gathered(self._shaped(query, shape, first))
         if not parts:
             parts = [shape(query.empty()) if shape else query.empty()]
         return pl.concat(parts, how="vertical", rechunk=False)
@@ -303,6 +302,13 @@ class Database:
                 share = min(self._rows_read / self._expected, 1.0)
                 self._progress(int(self._size * share), self._size)
         return gathered
+
+    def _shaped(
+        self, query: Query, shape: Shape | None, first: int | None
+    ) -> Iterator[pl.DataFrame]:
+        """Yield the shaped rows of a query in pieces."""
+        pieces = self._pieces(query.table, first)
+        return self._pool.map(lambda piece: self._piece(query, shape, *piece), pieces)
 
     def _piece(self, query: Query, shape: Shape | None, low: int, high: int) -> pl.DataFrame:
         row_id = self._row_id(query.table)
@@ -464,6 +470,67 @@ class Query:
 
     def _of(self, sort: Sort) -> list[str]:
         return [name for name, kind in self.columns.items() if kind is sort]
+
+
+class TableFolder(Database):
+    """A folder with a Parquet or Arrow file for each table of a database.
+
+    The columns are those of the database. Integers above Int64 are negative there, and here. A
+    damaged file costs its table, or a group of rows.
+    """
+
+    def __init__(self, source: Source, progress: Progress | None = None) -> None:
+        from traceanalyzer.parsers.parquet import reader  # pyarrow takes time and memory
+
+        self.losses, self.not_tables, self.damaged_schema = Losses(), set(), False
+        self._reader, self._progress, self._places = reader, progress, {}
+        self._rows_read, self._expected, self._size = 0, 0, source.size
+        self._files: dict[str, Any] = {}
+        for table, path in source.tables.items():
+            try:
+                self._files[table] = reader.opened(path)
+            except reader.BAD_BYTES:
+                self.losses.rows[table] = {0: 1}
+        self.tables = {table: tuple(file.schema.names) for table, file in self._files.items()}
+
+    def expect(self, *tables: str) -> None:
+        """Announce the tables to read, for the progress."""
+        self._expected = sum(self._files[t].count_rows() for t in tables if t in self.tables)
+
+    def _shaped(
+        self, query: Query, shape: Shape | None, first: int | None
+    ) -> Iterator[pl.DataFrame]:
+        where, row = query.where or "TRUE", 0
+        names = [name for name in query.have if name in query.columns or f'"{name}"' in where]
+        for group, rows in self._reader.groups(self._files[query.table]) if names else ():
+            most = rows if first is None else min(rows, first - row)
+            try:
+                read = self._reader.columns_of(group.head(most, columns=names))
+            except self._reader.BAD_BYTES:
+                self.losses.rows.setdefault(query.table, {})[row] = rows
+                read = []
+            typed = pl.DataFrame([self._typed(column, query, row) for column in read])
+            piece = pl.concat([query.empty(), typed], how="diagonal")
+            chosen = piece.filter(pl.sql_expr(where)).select(query.columns.keys())
+            yield shape(chosen) if shape else chosen
+            row += rows
+            if first is not None and row >= first:
+                return
+
+    def _typed(self, column: pl.Series, query: Query, row: int) -> pl.Series:
+        """Return a column in the type of the query; values of another type are null and counted."""
+        sort, dtype = query.columns.get(column.name, INTEGER), column.dtype
+        if sort is INTEGER and dtype == pl.UInt64:
+            return column.reinterpret(signed=True)
+        if sort is TEXT:
+            return utf8(column) if dtype == pl.Binary else column.cast(pl.String)
+        if dtype.is_integer() if sort is INTEGER else dtype.is_numeric() and sort is REAL:
+            return column.cast(sort.dtype)
+        if dtype == sort.dtype:
+            return column
+        if wrong := column.len() - column.null_count():
+            self.losses.mistyped.setdefault(query.table, {})[row] = wrong
+        return pl.repeat(None, column.len(), dtype=sort.dtype, eager=True).alias(column.name)
 
 
 def decoded(data: bytes) -> str:

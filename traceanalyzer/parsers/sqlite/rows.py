@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -44,6 +45,10 @@ class DatabaseReader:
 
     database: Database
     selection: Selection
+
+    def read(self, table: str, *integers: str, **how: Any) -> pl.DataFrame:
+        """Read columns of a table, see :meth:`Database.read`."""
+        return self.database.read(table, integers=integers, **how)
 
     def fills(self, column: str) -> bool:
         """Whether the caller uses this column or side table."""
