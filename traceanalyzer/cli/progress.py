@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from traceanalyzer.parsers.source import size_of
-
 if TYPE_CHECKING:
     from rich.progress import Progress
 
@@ -27,6 +25,8 @@ def progress(paths: Sequence[str], *, quiet: bool) -> Iterator[Callable[[int, in
     if quiet or sys.stderr is None or not sys.stderr.isatty():
         yield None
         return
+    from traceanalyzer.run.find import size_of
+
     size = sum(map(size_of, paths))
     bar = _Bar(size)
     try:

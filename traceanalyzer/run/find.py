@@ -13,7 +13,7 @@ from traceanalyzer.errors import InputError, OptionError, UnreadableFile
 from traceanalyzer.parsers import foreign as summary, perfetto, registry
 from traceanalyzer.parsers.chrome_trace import producers
 from traceanalyzer.parsers.foreign import recognise
-from traceanalyzer.parsers.source import Source, table_files
+from traceanalyzer.parsers.source import Source, size_of as size_of, table_files
 from traceanalyzer.run import baselines
 from traceanalyzer.trace import Inputs, PathLike, Trace
 from traceanalyzer.units import natural

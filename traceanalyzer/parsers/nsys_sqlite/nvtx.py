@@ -21,7 +21,7 @@ from traceanalyzer import schema
 from traceanalyzer.frames.numbering import numbered
 from traceanalyzer.parsers.nsys_sqlite import tables
 from traceanalyzer.parsers.sqlite.database import Shape
-from traceanalyzer.parsers.sqlite.rows import kind_of, span
+from traceanalyzer.parsers.sqlite.rows import kind_of, span, with_collectives
 from traceanalyzer.schema import MAX_RANKS
 from traceanalyzer.vocabulary import collective_of_word
 
@@ -254,21 +254,7 @@ def _with_payloads(export: tables.Export, rows: pl.DataFrame) -> pl.DataFrame:
         for place, name, fields in zip(places, names, decoded, strict=True)
         if fields and collective_of_word(name.removeprefix(_NCCL))
     ]
-    types = {
-        "row": pl.UInt32,
-        "collective": pl.String,
-        "dtype": pl.String,
-        "elements_in": pl.Int64,
-        "elements_out": pl.Int64,
-        "group": pl.String,
-        "group_size": pl.Int32,
-    }
-    texts = ("collective", "dtype", "group")
-    described = pl.DataFrame(values, schema=types, orient="row").cast(
-        dict.fromkeys(texts, schema.NAME)
-    )
-    numbered = bare.with_row_index("row")
-    return numbered.join(described, on="row", how="left", maintain_order="left").drop("row")
+    return with_collectives(bare.with_row_index("row"), values, {"row": pl.UInt32}).drop("row")
 
 
 def _schemas(export: tables.Export) -> dict[int, list[_Field]]:

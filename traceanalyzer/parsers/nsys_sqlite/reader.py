@@ -186,7 +186,9 @@ def _read(
     """Read all rows of an export; ``split`` yields parts of one rank each."""
     with _opened(source, progress) as (file, database):
         if not database.has(*tables.IDENTIFYING):
-            what = "a folder without a readable" if source.tables else "an SQLite database, but not"
+            what = (
+                "a folder without a readable" if source.tables else "an SQLite database, but not an"
+            )
             raise UnknownFormat(source.path, f"{what} nsys export")
         only_process = _only_process(database)
         unusable = _without_columns(database, only_process)

@@ -55,6 +55,28 @@ class Recording:
     issues: list[Finding] = field(default_factory=list)
 
 
+def launch_shape(
+    grid: str, block: str, axes: str, in_items: pl.Series | bool = True
+) -> list[pl.Expr]:
+    """Return grid, in blocks, and block of each axis.
+
+    Args:
+        grid: the column of the grid, with ``{}`` for the axis.
+        block: the column of the size of a block, in work items.
+        axes: the three axes.
+        in_items: whether the grid is recorded in work items.
+    """
+    shape = []
+    for axis in axes:
+        size, items = pl.col(block.format(axis)), pl.col(grid.format(axis))
+        blocks = pl.when(size > 0).then((items + size - 1) // size)
+        shape += [
+            pl.when(in_items).then(blocks).otherwise(items).alias(f"grid_{axis.lower()}"),
+            size.alias(f"block_{axis.lower()}"),
+        ]
+    return [column.cast(pl.Int32, strict=False) for column in shape]
+
+
 #: ``CopyHostToDevice`` of RPD, ``MEMORY_COPY_HOST_TO_DEVICE`` of rocprofv3.
 _COPY = re.compile(r"(?i)copy_?(host|device)_?to_?(host|device)")
 #: Calls and flushes of RPD itself.

@@ -18,6 +18,7 @@ from traceanalyzer.parsers.rocpd.recording import (
     api_kind,
     copy_name,
     first_kind,
+    launch_shape,
     range_category,
     without_details,
 )
@@ -181,15 +182,8 @@ def _configured(reading: DatabaseReader, strings: _Strings, rows: pl.DataFrame) 
     calls = reading.database.read(API, integers=("id", "apiName_id"))
     launched = configs.join(calls, left_on="api_ptr_id", right_on="id", how="left")
     in_items = strings.of(launched["apiName_id"]).str.contains(_IN_WORK_ITEMS)
-    sizes = []
-    for axis in "XYZ":
-        grid, block = pl.col(f"grid{axis}"), pl.col(f"workgroup{axis}")
-        blocks = pl.when(block > 0).then((grid + block - 1) // block)
-        in_blocks = pl.when(in_items.fill_null(value=False)).then(blocks).otherwise(grid)
-        sizes += [
-            in_blocks.cast(pl.Int32, strict=False).alias(f"grid_{axis.lower()}"),
-            block.cast(pl.Int32, strict=False).alias(f"block_{axis.lower()}"),
-        ]
+    known = in_items.fill_null(value=False)
+    sizes = launch_shape("grid{}", "workgroup{}", "XYZ", known)
     shapes = launched.select("api_ptr_id", *sizes).unique("api_ptr_id", keep="first")
     joined = rows.join(
         shapes, left_on="api", right_on="api_ptr_id", how="left", maintain_order="left"

@@ -19,7 +19,7 @@ from traceanalyzer import schema
 from traceanalyzer.parsers.rocpd import recording as names
 from traceanalyzer.parsers.rocpd.recording import COUNTERS, LANES, Recording
 from traceanalyzer.parsers.sqlite.database import Database
-from traceanalyzer.parsers.sqlite.rows import DatabaseReader, kind_of, span
+from traceanalyzer.parsers.sqlite.rows import DatabaseReader, kind_of, span, with_collectives
 from traceanalyzer.schema import MAX_RANKS
 from traceanalyzer.trace import Device
 
@@ -308,19 +308,11 @@ def _kernels(tables: Tables) -> pl.DataFrame:
     rows = tables.joined(rows, "kernel_id", symbols)
     rows = tables.on_gpu(rows, "agent_id")
     rows = tables.joined(tables.placed(rows), "event_id", tables.events())
-    shape = []
-    for axis in "xyz":
-        items, block = pl.col(f"grid_size_{axis}"), pl.col(f"workgroup_size_{axis}")
-        blocks = pl.when(block > 0).then((items + block - 1) // block)
-        shape += [
-            blocks.cast(pl.Int32, strict=False).alias(f"grid_{axis}"),
-            block.cast(pl.Int32, strict=False).alias(f"block_{axis}"),
-        ]
     return rows.select(
         *span(),
         kind_of("kernel"),
         "owner", "pid", "device", "correlation",
-        *shape,
+        *names.launch_shape("grid_size_{}", "workgroup_size_{}", "xyz"),
         category=pl.col("category").cast(schema.NAME),
         name=pl.col("symbol").cast(schema.NAME),
         stream=pl.coalesce("stream_id", "queue_id"),
@@ -412,34 +404,18 @@ def _with_collectives(tables: Tables, events: pl.DataFrame) -> pl.DataFrame:
             "guid", "event_id", pl.col("name").cast(pl.String)
         ).iter_rows()
     ]
-    types = {
-        "guid": pl.String,
-        "event_id": pl.Int64,
-        "collective": pl.String,
-        "dtype": pl.String,
-        "elements_in": pl.Int64,
-        "group": pl.String,
-    }
-    described = pl.DataFrame(values, schema=types, orient="row").unique(
-        ["guid", "event_id"], keep="first"
-    )
-    named = described.with_columns(pl.col("collective", "dtype", "group").cast(schema.NAME))
-    return events.join(named, on=["guid", "event_id"], how="left", maintain_order="left")
+    return with_collectives(events, values, {"guid": pl.String, "event_id": pl.Int64})
 
 
 def _collective(name: str | None, arguments: dict[str, str]) -> tuple[object, ...]:
     collective = names.collective(name)
     if collective is None:
-        return None, None, None, None
+        return (None,) * 6
     count = next((arguments[key] for key in _COUNTS if key in arguments), "")
     group = next((arguments[key] for key in _GROUPS if key in arguments), None)
     is_count = count.isdecimal() and len(count) < 16
-    return (
-        collective,
-        names.dtype(arguments.get("datatype")),
-        int(count) if is_count else None,
-        group,
-    )
+    dtype = names.dtype(arguments.get("datatype"))
+    return collective, dtype, int(count) if is_count else None, None, group, None
 
 
 def _allocations(tables: Tables) -> pl.DataFrame:

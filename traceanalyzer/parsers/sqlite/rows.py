@@ -1,6 +1,6 @@
 """Rows of a database: which are selected, all of them in one order, and what could not be read."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,6 +78,31 @@ class DatabaseReader:
             return rows.filter(of_kind)
         named = pl.col("name").cast(pl.String).str.contains_any(names).fill_null(value=False)
         return rows.filter(of_kind | named)
+
+
+#: Types of the values that :func:`with_collectives` adds.
+_COLLECTIVES = {
+    **dict.fromkeys(("collective", "dtype"), pl.String),
+    **dict.fromkeys(("elements_in", "elements_out"), pl.Int64),
+    "group": pl.String,
+    "group_size": pl.Int32,
+}
+
+
+def with_collectives(
+    events: pl.DataFrame, values: Sequence[tuple[object, ...]], key: Mapping[str, Any]
+) -> pl.DataFrame:
+    """Add columns of ``collectives`` to rows.
+
+    Args:
+        events: the rows.
+        values: of each call, its key, collective, type, elements in and out, group and its size.
+        key: the columns that identify a row, with their types.
+    """
+    described = pl.DataFrame(values, schema={**key, **_COLLECTIVES}, orient="row")
+    named = described.with_columns(pl.col("collective", "dtype", "group").cast(schema.NAME))
+    distinct = named.unique([*key], keep="first")
+    return events.join(distinct, on=[*key], how="left", maintain_order="left")
 
 
 def assemble(parts: list[pl.DataFrame]) -> dict[str, pl.DataFrame]:
