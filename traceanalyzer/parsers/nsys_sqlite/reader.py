@@ -186,10 +186,8 @@ def _read(
     """Read all rows of an export; ``split`` yields parts of one rank each."""
     with _opened(source, progress) as (file, database):
         if not database.has(*tables.IDENTIFYING):
-            what = (
-                "a folder without a readable" if source.tables else "an SQLite database, but not an"
-            )
-            raise UnknownFormat(source.path, f"{what} nsys export")
+            form = "a folder of tables" if source.tables else "an SQLite database"
+            raise UnknownFormat(source.path, f"{form}, but not an nsys export")
         only_process = _only_process(database)
         unusable = _without_columns(database, only_process)
         export = tables.Export(database, selection, only_process=only_process)
