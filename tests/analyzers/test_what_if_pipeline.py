@@ -83,6 +83,7 @@ def test_an_unequal_stage(slow: int, tmp_path: Path) -> None:
     most = 7 * (1.5 / 1.125 - 1) * times["compute of the mean stage"] / 8
     if slow:
         assert times["unequal stages"] == pytest.approx(most, rel=0.01)
+    given = ta.what_if(tmp_path, equal_stages=True, network=2.0).changes
     (tmp_path / "equal").mkdir()
     equal = simulated(tmp_path / "equal", 4, 8, alternating=True, layers={})
     # with 2.25 layers each, compute takes 1.125 times as long as with 2
@@ -91,6 +92,8 @@ def test_an_unequal_stage(slow: int, tmp_path: Path) -> None:
     gains = dict(result.changes[["change", "gain_ns"]].iter_rows())
     assert gains["equal pipeline stages"] == pytest.approx(true, rel=0.25)
     assert times["unequal stages"] > 0.9 * true
+    assert given["change"].to_list() == ["equal pipeline stages, network 2 times as fast"]
+    assert given["gain_ns"][0] >= gains["equal pipeline stages"]
 
 
 # --- job ST --------------------------------------------------------------------------------------
@@ -259,3 +262,5 @@ def test_a_job_without_stages_has_no_schedule(tmp_path: Path) -> None:
     job = new_job("data-parallel", 5, 2, 3)
     write_kineto(job, simulate(job, train), tmp_path)
     assert ta.what_if(tmp_path).pipeline is None
+    with pytest.raises(ta.OptionError, match="no.* stages of a pipeline"):
+        ta.what_if(tmp_path, equal_stages=True)

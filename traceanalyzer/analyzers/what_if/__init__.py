@@ -45,6 +45,9 @@ class Options(AnalyzerOptions):
         metavar="N",
         measured=False,
     )
+    equal_stages: bool = option(
+        False, help="The compute of each pipeline stage takes as long as the mean.", measured=False
+    )
     typical: Typical = option(
         "others",
         help="Typical times are the mean of the other ranks, or of all.",

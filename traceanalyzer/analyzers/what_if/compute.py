@@ -272,9 +272,11 @@ def _is_given(options: Options) -> bool:
 def _given(job: Job, stages: Sequence[tuple[int, ...]], options: Options) -> Change:
     ranks = _chosen("rank", options.typical_rank, {one.rank: (one.rank,) for one in job.programs})
     ranks |= _chosen("stage", options.typical_stage, dict(enumerate(stages)))
+    if options.equal_stages and not stages:
+        raise OptionError("--equal-stages: the ranks are not the stages of a pipeline")
     return Change(
         tuple(options.free), tuple(options.scale), tuple(sorted(ranks)),
-        options.typical == "all", options.network, options.no_wait,
+        options.typical == "all", options.network, options.no_wait, options.equal_stages,
     )  # fmt: skip
 
 
@@ -338,6 +340,7 @@ def what_if(
     scale: str | Sequence[str] = (),
     typical_rank: int | str | Sequence[int | str] = (),
     typical_stage: int | str | Sequence[int | str] = (),
+    equal_stages: bool = False,
     typical: Typical = "others",
     network: float = 1.0,
     no_wait: bool = False,
@@ -358,6 +361,7 @@ def what_if(
         scale: ``REGEX=FACTOR``: kernels and annotations become faster by the factor.
         typical_rank: ranks that become like the others.
         typical_stage: pipeline stages that become like the others, from 0.
+        equal_stages: the compute of each pipeline stage takes as long as that of the mean stage.
         typical: whether times become those of the ``others``, or the mean of ``all`` ranks.
         network: factor by which transfers become faster.
         no_wait: collectives do not wait for other ranks.
@@ -373,5 +377,5 @@ def what_if(
         tuple(map(str, (given,) if isinstance(given, (int, str)) else given))
         for given in (typical_rank, typical_stage)
     )
-    options = Options(free, scale, ranks, stages, typical, network, no_wait)
+    options = Options(free, scale, ranks, stages, equal_stages, typical, network, no_wait)
     return run(WHAT_IF, inputs, options, **reading)
