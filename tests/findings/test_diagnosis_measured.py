@@ -149,7 +149,8 @@ def test_hot_line_is_in_own_code(tmp_path: Path) -> None:
     [
         ("backward (torch/_tensor.py:5);_engine_run_backward (torch/autograd/graph.py:8)", "waits"),
         ("fetch (torch/utils/data/_utils/fetch.py:5);collate_fn (batch.py:7)", "num_workers"),
-        ("tokenize (text.py:5)", "instead of a loop"),
+        ("tokenize (text.py:5)", "--native"),
+        ("tokenize (text.py:5);0x7f (libc.so.6)", "less data"),
         ("get (cache.py:33);acquire (filelock/_api.py:344)", "holds the lock"),
     ],
 )

@@ -481,6 +481,12 @@ def _waits_for_loader(result: LeafPaths) -> float:
 
 #: Least share of the main process that is a wait for the loader.
 _WAITS = 0.1
+#: Files of functions that are not Python.
+_NATIVE = r"\.(?:so[.\d]*|cpp|cc|cu|c|h)$"
+_MAYBE_NATIVE = (
+    "Or it calls functions written in C, such as .item(), which waits for the GPU: py-spy record "
+    "--native shows them."
+)
 #: Functions and files of data sets.
 _PREPARES = r"(?i)collate|__getitem__|data[_-]?set"
 
@@ -498,10 +504,13 @@ def _below(result: LeafPaths, row: Mapping[str, Any]) -> str:
         return f"{name} runs in the main process: call it in loader workers (num_workers=4)."
     if leaf == name:
         part = "It" if row["below"] == row["samples"] else f"{share} of it"
-        return (
-            f"{part} is Python code of {name} itself: use NumPy or tensor operators instead "
-            "of a loop, or call it less often."
+        python = (
+            f"{part} is in {name} itself: use NumPy or tensor operators instead of a loop, or call "
+            "it less often."
         )
+        if result.paths["path"].str.contains(_NATIVE).any():
+            return python
+        return f"{python} {_MAYBE_NATIVE}"
     return f"{share} of it is in {leaf} ({file}): call it less often, or with less data."
 
 
