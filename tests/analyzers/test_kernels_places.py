@@ -65,6 +65,28 @@ def test_what_runs_for_most_of_the_recording_is_no_place() -> None:
     assert called_in(Answers(results).place("memory")) == ""
 
 
+@pytest.mark.parametrize("late", [150, 40])
+def test_function_around_most_late_launches_is_named(late: int) -> None:
+    """Not that of the longest gap: 400 us in forward before the first of 160 short kernels."""
+    forward, experts, rows = "model.py(88): forward", "transformers/moe.py(240): experts", []
+    for number in range(4):
+        begin = number * 10 * MS
+        rows += [
+            step(number, begin, 10 * MS),
+            host("python_function", forward, begin, 4 * MS),
+            host("python_function", experts, begin + MS, late * 20 * US - 1),
+        ]
+        for nth in range(160):
+            at, call = begin + MS + nth * 20 * US, 1000 * number + nth
+            rows.append(host("cuda_runtime", "cudaLaunchKernel", at, 10 * US, correlation=call))
+            rows.append(device("gemm", at + 11 * US, 5 * US, correlation=call))
+        rows.append(device("step", begin + 5 * MS, 400 * US))
+    (one,) = (one for one in ta.diagnose(trace(rows)).findings if one.id == "launch-bound")
+    mostly = late == 150
+    named = "in experts (transformers/moe.py:240), forward (model.py:88)"
+    assert (named in one.title, "kernels of experts" in one.advice) == (mostly, mostly)
+
+
 @pytest.mark.parametrize(
     ("function", "kind", "part"),
     [

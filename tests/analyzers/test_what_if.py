@@ -251,6 +251,37 @@ def test_kernels_that_no_other_rank_runs_take_no_time_in_a_rank_like_the_others(
     assert gain_ns(ranks, typical_rank=1) == pytest.approx(3 * MS, rel=0.02)
 
 
+@pytest.mark.parametrize(
+    ("times", "change", "gain"),
+    [
+        ((5, 9), "rank 1 like the mean of all ranks", 3),  # larger inputs: 3 and 9 become 6
+        ((15, 9), "rank 1 like the others", 16),  # a slow GPU
+    ],
+)
+def test_larger_inputs_of_a_rank_move_to_the_others(
+    times: tuple[int, int], change: str, gain: int
+) -> None:
+    """The others wait for rank 1, whose kernels take these times instead of 5 and 3 ms."""
+    ranks = []
+    for rank, each in enumerate(((5, 3), times)):
+        events = []
+        for number in range(STEPS):
+            at = begin = number * (sum(times) + 1) * MS
+            lengths = {GEMM: each[0], "moe": each[1], ALL_REDUCE: sum(times) - sum(each) + 1}
+            events.append(step(number, at, (sum(times) + 1) * MS))
+            for nth, (name, ms) in enumerate(lengths.items()):
+                launch = {"correlation": 10 * number + nth}
+                call = ("cuda_runtime", "cudaLaunchKernel", begin + nth * US, 1)
+                events.append(host(*call, **launch))
+                more = {"group": "0", "group_size": 2, "seq": number} if nth == 2 else {}
+                events.append(device(name, at + 5 * US, ms * MS - 2 * US, **launch, **more))
+                at += ms * MS
+        ranks.append(trace(events, rank=rank, path=f"rank{rank}.json"))
+    result = ta.what_if(ranks)
+    gains = dict(result.changes.select("change", "gain_ns").iter_rows())
+    assert gains[change] == pytest.approx(gain * MS, rel=0.03)
+
+
 @pytest.mark.parametrize("ahead_us", [0, 80])
 def test_equal_ranks_with_clocks_apart_gain_nothing_like_each_other(ahead_us: int) -> None:
     """The transfers of 0.1 ms and 2 ms begin on both ranks before they end on one."""

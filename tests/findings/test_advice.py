@@ -13,6 +13,7 @@ import pytest
 from comm_traces import GEMM, US, device, host, trace
 
 import traceanalyzer as ta
+from traceanalyzer.analyzers.common.kernel_times import LARGER_INPUTS, UNEQUAL, Difference
 from traceanalyzer.analyzers.common.names import frame_text
 from traceanalyzer.analyzers.gpu_idle import activities, causes
 from traceanalyzer.analyzers.gpu_idle.activities import (
@@ -22,8 +23,6 @@ from traceanalyzer.analyzers.gpu_idle.activities import (
 )
 from traceanalyzer.cli.main import status
 from traceanalyzer.findings.judge import RULES
-from traceanalyzer.findings.kernel_times import LARGER_INPUTS, UNEQUAL, Difference
-from traceanalyzer.findings.program import Program
 from traceanalyzer.render import render
 from traceanalyzer.render.pieces import fixes
 from traceanalyzer.result import Finding
@@ -546,7 +545,7 @@ def test_schedulers_of_requests_run_ahead(place: str, part: str) -> None:
 )  # fmt: skip
 def test_work_of_experts_is_balanced_by_their_router(kernel: str, of_experts: bool) -> None:
     for why in UNEQUAL:
-        advice = Difference(why, f"some kernels take longer, mostly {kernel}").advice(Program())
+        advice = Difference(why, f"some kernels take longer, mostly {kernel}").advice("")
         assert ("router" in advice) == of_experts
 
 
@@ -555,7 +554,7 @@ def test_unequal_tables_need_another_sharding() -> None:
         ("split_embedding_codegen_forward_unweighted", True),
         ("gemm", False),
     ):
-        text = Difference(LARGER_INPUTS, f"mostly {kernel} (2 times as long)").advice(Program())
+        text = Difference(LARGER_INPUTS, f"mostly {kernel} (2 times as long)").advice("")
         assert ("TorchRec" in text) == of_tables
 
 

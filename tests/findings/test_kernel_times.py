@@ -12,7 +12,7 @@ from comm_traces import ALL_REDUCE, MS, US, device, host, step, trace
 from diagnosing import diagnosis
 
 import traceanalyzer as ta
-from traceanalyzer.findings.kernel_times import (
+from traceanalyzer.analyzers.common.kernel_times import (
     LARGER_INPUTS,
     LONG_CALL,
     MORE_KERNELS,

@@ -104,23 +104,33 @@ def _double_precision(result: Kernels, answers: Answers) -> Iterator[Measured]:
     other_ns = int(others["ns"].sum())
     if not total or not time.whole_ns or other_ns < _LEAST_OTHERS * total:
         return
-    most = rows["kernel"][0]
-    yield Measured(
+    what = "Kernels in double precision (float64)"
+    yield _by_name(
+        result, time, rows, what,
+        "in double precision; other products and attention, mostly "
+        f"{others['kernel'][0]}, {time.text(other_ns)}",
+        "Find the tensor that is float64 (data from NumPy is by default) and convert it before the "
+        "model: .float() or .to(dtype). GPUs have at most half the FP32 rate for float64, those "
+        "for graphics and inference (L4, L40S, A10, T4, RTX) 1/32 to 1/64.",
+    )  # fmt: skip
+
+
+def _by_name(
+    result: Kernels, time: DeviceTime, rows: pl.DataFrame, what: str, of_calls: str, advice: str
+) -> Measured:
+    """Return a finding about kernels that their names alone show: kernel, n, ns, longest first."""
+    most, total = rows["kernel"][0], int(rows["ns"].sum())
+    place = result.place(most)
+    return Measured(
         size=time.frac(total),
-        title=f"Kernels in double precision (float64), mostly {most}: {time.share(total)}"
-        f"{launched_by(result.place(most))}.",
+        title=f"{what}, mostly {most}: {time.share(total)}{launched_by(place)}.",
         evidence=(
-            (
-                f"{format_count(int(rows['n'].sum()), 'call')} in double precision; other "
-                f"products and attention, mostly {others['kernel'][0]}, {time.text(other_ns)}."
-            ),
-            *called_from(result.place(most)),
+            f"{format_count(int(rows['n'].sum()), 'call')} {of_calls}.",
+            *called_from(place),
         ),
-        advice="Find the tensor that is float64 (data from NumPy is by default) and convert it "
-        "before the model: .float() or .to(dtype). GPUs have at most half the FP32 rate for "
-        "float64, those for graphics and inference (L4, L40S, A10, T4, RTX) 1/32 to 1/64.",
+        advice=advice,
         total_ns=total,
-        confidence="medium",  # names alone show it
+        confidence="medium",
     )
 
 
@@ -386,33 +396,22 @@ def _far_from_roof(result: Efficiency, answers: Answers) -> Iterator[Measured]:
     uses=("gpu_idle", "efficiency"),
 )
 def _unaligned_products(result: Kernels, answers: Answers) -> Iterator[Measured]:
-    time, efficiency = answers.time, answers.get("efficiency")
+    time, efficiency = answers.time, answers.of(Efficiency)
     rows = _chosen(result, time, kernel_names.unaligned)
-    total = int(rows["ns"].sum())
-    if not total or not time.whole_ns:
+    if not rows["ns"].sum() or not time.whole_ns:
         return
-    if isinstance(efficiency, Efficiency) and _is_found(_far_from_roof, efficiency, answers):
+    if efficiency and _is_found(_far_from_roof, efficiency, answers):
         reasons = _unclaimed(efficiency, answers)["why"].fill_null("")
         if reasons.str.contains(roofs.UNALIGNED, literal=True).any():
             return
-    most = rows["kernel"][0]
-    yield Measured(
-        size=time.frac(total),
-        title=f"Matrix multiplications of unaligned sizes, mostly {most}: {time.share(total)}"
-        f"{launched_by(result.place(most))}.",
-        evidence=(
-            (
-                f"{format_count(int(rows['n'].sum()), 'call')} of kernels that load one or two "
-                "elements at a time (align1, align2 in their names)."
-            ),
-            *called_from(result.place(most)),
-        ),
-        advice="Pad the size that is not a multiple of 8 (of 16-bit elements; better of 64), often "
-        "the vocabulary (50257 to 50304), or a hidden or channel size: aligned kernels are several "
+    what = "Matrix multiplications of unaligned sizes"
+    yield _by_name(
+        result, time, rows, what,
+        "of kernels that load one or two elements at a time (align1, align2 in their names)",
+        "Pad the size that is not a multiple of 8 (of 16-bit elements; better of 64), often the "
+        "vocabulary (50257 to 50304), or a hidden or channel size: aligned kernels are several "
         "times as fast. record_shapes=True shows the shapes.",
-        total_ns=total,
-        confidence="medium",  # names alone show it
-    )
+    )  # fmt: skip
 
 
 def _share_in_steps(answers: Answers) -> float:
@@ -726,17 +725,7 @@ _MEMORY_BOUND = 0.6
 
 
 RULES = (
-    _no_tensor_cores,
-    _double_precision,
-    _unfused_attention,
-    _memory_bound_kernels,
-    _far_from_roof,
-    _unaligned_products,
-    _growing_copies,
-    _unfused_optimizer,
-    _tensor_loop,
-    _anomaly_detection,
-    _recomputed_activations,
-    _memory_bound,
-    _idle_multiprocessors,
-)
+    _no_tensor_cores, _double_precision, _unfused_attention, _memory_bound_kernels, _far_from_roof,
+    _unaligned_products, _growing_copies, _unfused_optimizer, _tensor_loop, _anomaly_detection,
+    _recomputed_activations, _memory_bound, _idle_multiprocessors,
+)  # fmt: skip

@@ -6,10 +6,10 @@ import polars as pl
 
 from traceanalyzer.analyzers.comm_outliers.arrivals import WARN_FRAC
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
+from traceanalyzer.analyzers.common.kernel_times import MANY_CALLS, SLOW_GPU, compare
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.findings.busy import in_steps
 from traceanalyzer.findings.device_time import DEVICE
-from traceanalyzer.findings.kernel_times import MANY_CALLS, SLOW_GPU, compare
 from traceanalyzer.findings.rule import Answers, Measured, rule
 from traceanalyzer.units import format_count, format_ns
 
@@ -60,7 +60,7 @@ def _throttled_steps(result: Kernels, answers: Answers) -> Iterator[Measured]:
         size=time.frac(total),
         title=f"Slow kernels in {which}: {time.share(total)}. In {worst}, {difference.text}.",
         evidence=(f"Kernels are fastest in {', '.join(fastest[:_NAMED])}.",),
-        advice=difference.advice(answers.program),
+        advice=difference.advice(answers.program.clocks),
         total_ns=total,
         rank=rank,
         step=worst,
@@ -165,7 +165,7 @@ def _slow_gpu(_: CommOutliers, answers: Answers) -> Iterator[Measured]:
     yield Measured(
         size=time.frac(total),
         title=f"Slow GPU on rank {rank}: {difference.text}, {format_ns(most - usual)} more.",
-        advice=difference.advice(answers.program, "this GPU", "equal batches for every rank"),
+        advice=difference.advice(answers.program.clocks, "this GPU"),
         total_ns=total,
         rank=rank,
     )

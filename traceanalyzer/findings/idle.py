@@ -201,6 +201,8 @@ _ALONE = (
 )
 
 
+#: Causes of idle time whose calls have a place.
+_PLACED = (causes.SYNCHRONISATION, causes.LAUNCH)
 #: Advice on idle time while another GPU of the process runs, and while one has more work.
 _EVENLY = "Divide the work between the GPUs evenly, by the time of its kernels."
 _ALL_GPUS = (
@@ -217,7 +219,7 @@ def _waiting(cause: str, result: GpuIdle, answers: Answers) -> str:
     if cause == causes.DEVICE_WAIT and (busiest := answers.time.busiest):
         longer = f"works {busiest[1]:.2g} times as long as the others"
         return f"waiting while GPU {busiest[0]} of the process runs, which {longer}"
-    if cause == causes.SYNCHRONISATION and not read_collectives(answers)[0]:
+    if cause in _PLACED and not read_collectives(answers)[0]:
         return f"{result.waiting(cause)}{called_in(answers.place(cause))}"
     if cause != causes.PEER:
         return result.waiting(cause)

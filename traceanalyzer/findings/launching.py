@@ -47,7 +47,15 @@ def launch_advice(result: GpuIdle, launches: Launches, answers: Answers) -> str:
         return fitting
     if more := launches.more_graphs:
         return f"{more[:1].upper()}{more[1:]}, or reduce their number."
-    return f"{result.advice(causes.LAUNCH)}{_graph_advice(launches)}"
+    around = answers.place(causes.LAUNCH)
+    apart = result.program.pytorch and around.get("called") and around["code"]
+    join = _JOIN.format(frame_text(around["called"])) if apart else ""
+    return f"{join}{result.advice(causes.LAUNCH)}{_graph_advice(launches)}"
+
+
+_JOIN = (
+    "Join the kernels of {} (batched or grouped matrix products, a fused kernel, torch.compile). "
+)
 
 
 def _waiting_place(launches: Launches) -> tuple[str, float]:

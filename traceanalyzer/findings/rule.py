@@ -254,32 +254,13 @@ class Rule:
 
 
 def rule(
-    analysis: str,
-    looks_for: str,
-    measure: str,
-    levels: Mapping[Severity, float],
-    *,
-    counts: bool = False,
-    uses: tuple[str, ...] = (),
-    compares_ranks: bool = False,
-    lacks: Callable[[Any], str | None] = _nothing,
+    analysis: str, looks_for: str, measure: str, levels: Mapping[Severity, float], **more: Any
 ) -> Callable[[Measure], Rule]:
     """Turn a measuring function into a :class:`Rule`; its id is the name of the function."""
 
     def decorate(function: Measure) -> Rule:
         name = function.__name__.strip("_").replace("_", "-")
-        return Rule(
-            name,
-            analysis,
-            looks_for,
-            measure,
-            levels,
-            function,
-            counts,
-            uses,
-            compares_ranks,
-            lacks,
-        )
+        return Rule(name, analysis, looks_for, measure, levels, function, **more)
 
     return decorate
 

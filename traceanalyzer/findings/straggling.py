@@ -18,6 +18,15 @@ from traceanalyzer.analyzers.comm_outliers.result import CommOutliers, meanwhile
 from traceanalyzer.analyzers.common import libraries
 from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.display import at_start
+from traceanalyzer.analyzers.common.kernel_times import (
+    BALANCE_EXPERTS,
+    LARGER_INPUTS,
+    LONG_CALL,
+    OTHER_KERNELS,
+    UNEQUAL,
+    Difference,
+    compare,
+)
 from traceanalyzer.analyzers.common.names import frame_text, python_frame
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.activities import Activity
@@ -34,15 +43,6 @@ from traceanalyzer.findings.device_time import (
     WORK,
     DeviceTime,
     intervals_of,
-)
-from traceanalyzer.findings.kernel_times import (
-    BALANCE_EXPERTS,
-    LARGER_INPUTS,
-    LONG_CALL,
-    OTHER_KERNELS,
-    UNEQUAL,
-    Difference,
-    compare,
 )
 from traceanalyzer.findings.rule import (
     MUCH_LEFT,
@@ -90,7 +90,7 @@ def advice(answers: Answers, rank: int, waits: pl.DataFrame, by_cause: Mapping[s
     if difference and difference.why in UNEQUAL and _of_tokens(answers, waits):
         return BALANCE_EXPERTS
     if difference:
-        return difference.advice(answers.program, "this GPU", _BALANCE)
+        return difference.advice(answers.program.clocks, "this GPU", _BALANCE)
     cause = _main(by_cause)
     if cause in causes.WAITING and (idle := answers.of(GpuIdle)) is not None:
         return idle.of_rank(rank).advice(cause)

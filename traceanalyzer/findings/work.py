@@ -9,6 +9,13 @@ import polars as pl
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.kernel_names import ATTENTION, KV_CACHE
+from traceanalyzer.analyzers.common.kernel_times import (
+    LONG_CALL,
+    MORE_KERNELS,
+    SLOW_GPU,
+    Difference,
+    compare,
+)
 from traceanalyzer.analyzers.common.names import frame_text
 from traceanalyzer.analyzers.common.waits import ADVICE, FILE_LOCK, wait_of
 from traceanalyzer.analyzers.gpu_idle import causes
@@ -25,13 +32,6 @@ from traceanalyzer.analyzers.steps.slow_steps import CODE, SLOW
 from traceanalyzer.findings import memory, serving
 from traceanalyzer.findings.busy import growing_copies
 from traceanalyzer.findings.device_time import WORK
-from traceanalyzer.findings.kernel_times import (
-    LONG_CALL,
-    MORE_KERNELS,
-    SLOW_GPU,
-    Difference,
-    compare,
-)
 from traceanalyzer.findings.rule import MUCH_LEFT, Answers, Measured, explained_by, of_purpose, rule
 from traceanalyzer.frames import intervals
 from traceanalyzer.units import (
@@ -197,7 +197,7 @@ def _why_slow(
     each = _longer(rows)
     if kernels and (kernels.why in (SLOW_GPU, LONG_CALL) or not is_code):
         host = f"; on the host: {each}" if each and kernels.why == MORE_KERNELS else ""
-        return f"{kernels.text}{host}", kernels.advice(answers.program)
+        return f"{kernels.text}{host}", kernels.advice(answers.program.clocks)
     if not each:
         return _grown_cause(answers, worst["grown"])
     name, only = rows["name"][0], rows["usual_ns"][0] is None

@@ -64,8 +64,10 @@ PYTORCH_MARK = "#"
 #: Kernels with a smaller share of the kernel time get no place; so there are at most 20.
 _LEAST_FRAC = 0.05
 
-#: Kind of the calls that wait for a device.
-SYNCHRONISATION = "synchronisation"
+#: Kinds of the calls that wait for a device, and of those that it waits for.
+SYNCHRONISATION, LAUNCH = "synchronisation", "launch_overhead"
+#: Idle time from this length on has another cause than launches.
+_LONG_NS = 1_000_000
 #: Most launch calls of a kernel that are looked up.
 _MOST_CALLS = 128
 
@@ -73,11 +75,7 @@ _PLACES = {
     "name": pl.String,
     "work_kind": pl.String,
     "ns": pl.Int64,
-    "operator": pl.String,
-    "outer": pl.String,
-    "annotation": pl.String,
-    "code": pl.String,
-    "called": pl.String,
+    **dict.fromkeys(("operator", "outer", "annotation", "code", "called"), pl.String),
 }
 
 
@@ -399,9 +397,10 @@ def places(trace: Trace, patterns: Sequence[str] = ()) -> pl.DataFrame:
         patterns: see :func:`~traceanalyzer.analyzers.common.device_work.device_work`.
 
     Returns:
-        name (null for all communication, all copies, and all :data:`SYNCHRONISATION`), work_kind,
-        ns (of compute the duration, of other work the exposed time, of synchronising calls the time
-        until the next work starts) and the columns of :func:`~.host_code.common_places`.
+        name (null for all communication, all copies, all :data:`SYNCHRONISATION` and all
+        :data:`LAUNCH`), work_kind, ns (of compute the duration, of other work the exposed time, of
+        synchronising calls the time until the next work starts, of late launches the idle time
+        before their work) and the columns of :func:`~.host_code.common_places`.
     """
     work, running = device_work(trace, patterns), runs(trace, patterns)
     launch = nesting.row_numbers(launch_rows(trace, work), "launch")
@@ -414,8 +413,10 @@ def places(trace: Trace, patterns: Sequence[str] = ()) -> pl.DataFrame:
     named_work = each.filter(kind != MEMORY).drop_nulls("name")
     no_name = pl.lit(None, each.schema["name"]).alias("name")
     of_all = each.filter(kind != COMPUTE).with_columns(no_name)
-    waits = _synchronising(trace, work["start"]).select(no_name, "work_kind", "ns", "launch")
-    each = pl.concat([named_work, of_all, waits.filter(pl.col("ns") > 0)])
+    waits = _synchronising(trace, work["start"])
+    late = _late_launches(trace, work.hstack([launch]), waits)
+    hosts = [rows.select(no_name, "work_kind", "ns", "launch") for rows in (waits, late)]
+    each = pl.concat([named_work, of_all, *(rows.filter(pl.col("ns") > 0) for rows in hosts)])
     keys = ["name", "work_kind"]  # names of kernels as text would take most of the memory
     sums = each.group_by(keys).agg(total=pl.col("ns").sum(), n=pl.col("launch").count())
     whole = pl.col("total").sum().over("work_kind", pl.col("name").is_null())
@@ -438,7 +439,16 @@ def _synchronising(trace: Trace, starts: pl.Series) -> pl.DataFrame:
     following = pl.DataFrame({"next": starts.sort()})
     rows = calls.join_asof(following, left_on="end", right_on="next", strategy="forward")
     kind = pl.lit(SYNCHRONISATION).alias("work_kind")
-    return rows.select(kind, (pl.col("next") - pl.col("end")).alias("ns"), "launch")
+    return rows.select(kind, (pl.col("next") - pl.col("end")).alias("ns"), "launch", "next")
+
+
+def _late_launches(trace: Trace, work: pl.DataFrame, waits: pl.DataFrame) -> pl.DataFrame:
+    """Return launches that an idle device waited for, and how long, except after ``waits``."""
+    returned = trace.events[["ts", "dur"]][work["launch"]].sum_horizontal()
+    free = pl.col("end").cum_max().shift(1).over(DEVICE)
+    rows = work.select("launch", next="start", ns=pl.col("start") - free, late=returned - free)
+    late = rows.filter(pl.col("late") >= 0, pl.col("ns") <= _LONG_NS)
+    return late.join(waits, on="next", how="anti").with_columns(work_kind=pl.lit(LAUNCH))
 
 
 # --- all ranks -----------------------------------------------------------------------------

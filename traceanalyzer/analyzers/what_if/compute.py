@@ -11,7 +11,9 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Reading
+from traceanalyzer.analyzers.common.device_work import COMPUTE
 from traceanalyzer.analyzers.common.display import headings, sentences
+from traceanalyzer.analyzers.common.kernel_times import LARGER_INPUTS, compare
 from traceanalyzer.analyzers.replay import changes, engine, program
 from traceanalyzer.analyzers.replay.changes import CLASSES, NO_GAIN, SYNCHRONISATION, Change
 from traceanalyzer.analyzers.replay.engine import Job, Times
@@ -305,12 +307,28 @@ def _usual(job: Job, stages: Sequence[tuple[int, ...]]) -> list[Change]:
         tried += [Change(network=2.0), Change(no_wait=True)]
         ranks = [one.rank for one in job.programs if one.rank is not None]
         if 1 < len(ranks) <= _MOST_TRIED:
-            tried += [Change(typical_ranks=(rank,)) for rank in ranks]
+            larger = _with_larger_inputs(job)
+            tried += [Change(typical_ranks=(rank,), of_all=rank in larger) for rank in ranks]
     if stages:
         tried.append(Change(equal_stages=True))
     if len(stages) <= _MOST_TRIED:
         tried += [Change(typical_ranks=ranks) for ranks in stages if len(ranks) > 1]
     return tried
+
+
+def _with_larger_inputs(job: Job) -> set[int]:
+    """Return the ranks with larger inputs, which would move to the other ranks."""
+    ns = pl.col("end") - pl.col("start")
+    kernels = pl.concat(
+        one.work.filter(pl.col("work_kind") == COMPUTE)
+        .group_by("step", kernel=pl.col("name").cast(pl.String))
+        .agg(n=pl.len().cast(pl.Int64), total_ns=ns.sum(), max_ns=ns.max())
+        .with_columns(rank=pl.lit(one.rank, pl.Int64), blocks=pl.lit(None, pl.Int64))
+        for one in job.programs
+    )
+    ranks: list[int] = kernels["rank"].drop_nulls().unique().to_list()
+    differences = {rank: compare(kernels, "rank", rank, "") for rank in ranks}
+    return {rank for rank, one in differences.items() if one and one.why == LARGER_INPUTS}
 
 
 def _table(rows: Sequence[tuple[Change, Floats]], replayed: Floats) -> pl.DataFrame:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import polars as pl
 
 from traceanalyzer.analyzers.common.kernel_names import COPY, ELEMENTWISE, families_of
-from traceanalyzer.findings.program import Program
 from traceanalyzer.units import format_ns
 
 #: Smaller differences are ignored.
@@ -74,13 +73,13 @@ class Difference:
     why: str
     text: str
 
-    def advice(self, program: Program, gpu: str = _IN_STEPS, balance: str = _OF_STEPS) -> str:
-        """Return advice for this program, this GPU and this method to balance the work."""
+    def advice(self, clocks: str, gpu: str = _IN_STEPS, balance: str = _OF_STEPS) -> str:
+        """Return advice by what shows clocks, for this GPU and this method to balance the work."""
         if self.why in (*UNEQUAL, OTHER_KERNELS) and re.search(_OF_EXPERTS, self.text):
             return BALANCE_EXPERTS
         if self.why in UNEQUAL and re.search(_OF_TABLES, self.text):
             return _SHARD_TABLES
-        return _ADVICE[self.why].format(gpu=gpu, balance=balance, clocks=program.clocks)
+        return _ADVICE[self.why].format(gpu=gpu, balance=balance, clocks=clocks)
 
 
 def compare(kernels: pl.DataFrame, key: str, value: object, who: str) -> Difference | None:
