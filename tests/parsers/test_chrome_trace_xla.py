@@ -180,6 +180,7 @@ def slice_(name: str, at: float = 1.0, **args: object) -> Json:
         ({**slice_("fusion"), "tid": 99}, "gpu_user_annotation", "fusion"),
         ({**slice_("cuLaunchKernel"), "pid": 701}, "cuda_driver", "cuLaunchKernel"),
         ({**slice_("hipLaunchKernel"), "pid": 701}, "cuda_runtime", "hipLaunchKernel"),
+        ({**slice_("MemcpyD2H"), "pid": 701}, "cuda_driver", "MemcpyD2H"),
         ({**slice_("custom"), "pid": 701}, "other", "custom"),
         ({**slice_("step", step_num="4"), "pid": 701}, "user_annotation", "step 4"),
         ({**slice_("eval", step_num=4), "pid": 701}, "user_annotation", "eval step 4"),
@@ -268,6 +269,26 @@ def test_a_callback_of_the_host_is_the_cause_of_idle_time(tmp_path: Path) -> Non
     first = ta.diagnose(written(tmp_path, [*events, {}])).findings[0]
     assert first.id == "host-code"
     assert "log_histograms" in first.advice
+
+
+@pytest.mark.parametrize("thread", [1, 2])
+def test_arrays_that_the_host_reads_are_copied_in_a_function(tmp_path: Path, thread: int) -> None:
+    """The thread that waits for the array calls the copy, or another one does it."""
+    events, host = [DEVICE, STREAM, {**DEVICE, "pid": 701, "args": {"name": "/host:CPU"}}], 701
+    for number in range(4):
+        at, link = 1000.0 * number, {"correlation_id": str(number)}
+        for name, pid, tid, start, dur, args in (
+            ("fusion", 1, 7, 10, 600, {}),
+            ("MemcpyD2H", 1, 7, 615, 300, link),
+            ("MemcpyD2H", host, thread, 602, 8, link),
+            ("$history.py:44 record", host, 1, 100, 830, {}),
+            ("$array.py:612 __array__", host, 1, 110, 815, {}),
+        ):
+            event = {"pid": pid, "tid": tid, "dur": dur}
+            events.append(slice_(name, at + start, **args) | event)
+    found = ta.diagnose(written(tmp_path, [*events, {}])).findings
+    (copies,) = (one for one in found if one.id == "exposed-copies")
+    assert "copies in __array__ (array.py:612), record (history.py:44)" in copies.title
 
 
 def test_steps_without_any_gpu(tmp_path: Path) -> None:

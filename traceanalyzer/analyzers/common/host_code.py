@@ -134,7 +134,8 @@ def common_places(trace: Trace, at: pl.DataFrame) -> pl.DataFrame:
         steps), code (the innermost Python frame of own code), called (below it,
         the innermost annotation, or frame of a library that does more than to pass the call on).
         Null where nothing encloses that much, or was not recorded. Frames and annotations that run
-        for more than half of the recording are the whole program, and do not count.
+        for more than half of the recording are the whole program, and do not count. Around calls of
+        threads without slices counts what the thread with most Python functions runs meanwhile.
     """
     tree = _tree_around(trace, at["ts"])
     kind, python = pl.col("kind"), pl.col("kind") == "python_function"
@@ -154,7 +155,12 @@ def common_places(trace: Trace, at: pl.DataFrame) -> pl.DataFrame:
         "called": is_range | (python & ~of_user & short & ~named(tree, [_NO_LINE, _PASSES_ON])),
     }
     tree = tree.with_columns(**chosen)
-    level = at.with_row_index("point").hstack([slice_tree.innermost(at, tree, THREAD).alias("row")])
+    row = slice_tree.innermost(at, tree, THREAD)
+    main = tree.filter(python).group_by(THREAD).len().sort("len", *THREAD).tail(1)
+    if row.has_nulls() and main.height:  # a thread without frames copies what the main one reads
+        there = at.drop(THREAD).join(main, how="cross", maintain_order="left")
+        row = row.fill_null(slice_tree.innermost(there, tree, THREAD))
+    level = at.with_row_index("point").hstack([row.alias("row")])
     levels = [level.clear()]
     while (level := level.drop_nulls("row")).height:
         levels.append(level)

@@ -25,7 +25,7 @@ from traceanalyzer.vocabulary import KINDS, collective_of_kernel
 _DEVICE = re.compile(r"/device:GPU:(\d{1,5})(?!\d)")
 _STREAM = re.compile(r"Stream #(\d{1,18})(?!\d)")
 #: Calls of the driver and of the runtime, of CUDA and HIP.
-_DRIVER, _RUNTIME = r"^cu[A-Z]", r"^(?:cuda|hip)[A-Z]"
+_DRIVER, _RUNTIME = r"^cu[A-Z]|^Memcpy[HDP]2[HDP]$", r"^(?:cuda|hip)[A-Z]"
 #: Allocations and frees on a stream are not device work.
 _NO_WORK = r"^Mem(?:Alloc|Free|ory)"
 #: Python functions: of a file and line, and in C.
