@@ -72,7 +72,8 @@ fuzz-native: $(VENV)/.developer ## the same, with the C extensions under ASAN an
 	  ../$(BIN)/python setup.py -q build_ext --inplace
 	cd .native && LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) \
 	  $$($(CC) -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 \
-	  FUZZ_SECONDS=$(FUZZ_SECONDS) ../$(BIN)/python -m pytest -m fuzz tests/parsers/test_fuzz_formats.py
+	  FUZZ_SECONDS=$(FUZZ_SECONDS) ../$(BIN)/python -m pytest -m fuzz tests/parsers/test_fuzz_formats.py \
+	  tests/analyzers/test_follow.py
 
 mutants: $(VENV)/.developer ## do the tests notice when a formula is wrong?
 	$(BIN)/python -m benchmarks.mutants

@@ -262,5 +262,5 @@ def test_a_job_without_stages_has_no_schedule(tmp_path: Path) -> None:
     job = new_job("data-parallel", 5, 2, 3)
     write_kineto(job, simulate(job, train), tmp_path)
     assert ta.what_if(tmp_path).pipeline is None
-    with pytest.raises(ta.OptionError, match="no.* stages of a pipeline"):
+    with pytest.raises(ta.OptionError, match="not the stages of a pipeline"):
         ta.what_if(tmp_path, equal_stages=True)

@@ -179,10 +179,8 @@ static int is_valid(const Py_buffer *v, job *j) {
                          : sizes[k] == 'n' ? j->calls + j->rows : size[k];
         if (size[k] != expected) return 0;
     }
-    j->threads = 0;
-    for (int64_t k = 0; k < j->calls; k++)
-        if (j->thread[k] >= j->threads) j->threads = j->thread[k] + 1;
-    return within(j->thread, j->calls, 0, j->calls + 1)
+    j->threads = j->calls + 1;
+    return within(j->thread, j->calls, 0, j->threads)
         && within(j->meeting, j->calls, -1, j->meetings)
         && within(j->group, j->rows, -1, j->meetings)
         && within(j->call, j->rows, -1, j->calls) && within(j->after, j->rows, -1, j->rows)
