@@ -168,6 +168,11 @@ class Meta:
     no_gpu_work: str | None = None
     window: tuple[int | None, int | None] = (None, None)
 
+    @property
+    def is_xla(self) -> bool:
+        """Whether JAX's or TensorFlow's profiler wrote the file."""
+        return '"highres-ticks"' in (self.extra or "") and self.format == "chrome-trace"
+
     def recorded(self) -> dict[str, Any]:
         """Return the metadata of the file itself, for exports."""
         return {name: value for name, value in asdict(self).items() if name != "window"}
@@ -184,8 +189,7 @@ def record_hint(meta: Meta, what: str) -> str:
     """
     if meta.no_gpu_work and what in _NEED_GPU_TRACE:
         return meta.no_gpu_work
-    is_xla = '"highres-ticks"' in (meta.extra or "") and meta.format == "chrome-trace"
-    hints = _HINTS | (_XLA_HINTS if is_xla else _HINTS_OF.get(meta.format, {}))
+    hints = _HINTS | (_XLA_HINTS if meta.is_xla else _HINTS_OF.get(meta.format, {}))
     return hints.get(what, "")
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from html import escape
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import polars as pl
@@ -13,6 +14,7 @@ import pytest
 from comm_traces import GEMM, US, device, host, trace
 
 import traceanalyzer as ta
+from traceanalyzer.analyzers.common.gpu_api import api_of
 from traceanalyzer.analyzers.common.kernel_times import LARGER_INPUTS, UNEQUAL, Difference
 from traceanalyzer.analyzers.common.names import frame_text
 from traceanalyzer.analyzers.gpu_idle import activities, causes
@@ -26,7 +28,7 @@ from traceanalyzer.findings.judge import RULES
 from traceanalyzer.render import render
 from traceanalyzer.render.pieces import fixes
 from traceanalyzer.result import Finding
-from traceanalyzer.trace import Trace
+from traceanalyzer.trace import Meta, Trace
 
 ROOT = Path(__file__).parents[2]
 Rows = list[dict[str, Any]]
@@ -462,6 +464,27 @@ def test_frames_in_sentences(name: str, expected: str) -> None:
 def test_advice_on_code_of_slow_steps(name: str, part: str) -> None:
     assert part in activities.advice_on_slice(name, pytorch=True)
     assert not re.search("torch|TORCH", activities.advice_on_slice("jit", pytorch=False))
+
+
+@pytest.mark.parametrize(
+    ("name", "format_", "extra", "framework", "part"),
+    [
+        ("genericReformat::copyPackedKernel", "nsys-sqlite", "", "", "CUDA graphs"),
+        ("cupy_add__float64_float64", "nsys-sqlite", "", "cupy", "cupy.fuse"),
+        ("wrapped_add", "nsys-sqlite", "", "xla", "jax.jit"),
+        ("add", "chrome-trace", '{"highres-ticks": 1}', "xla", "jax.jit"),
+        ("at::native::add", "nsys-sqlite", "", None, "torch.compile"),
+    ],
+)
+def test_advice_names_the_framework_of_the_program(
+    name: str, format_: str, extra: str, framework: str | None, part: str
+) -> None:
+    traced: Any = SimpleNamespace(meta=Meta("x", format_, extra=extra), names=[name])
+    api = api_of(traced)
+    assert (api.framework, api.pytorch) == (framework or "", framework is None)
+    text = causes.advice(causes.LAUNCH, code="", pytorch=api.pytorch, framework=api.framework)
+    assert part in text
+    assert ("torch" in text) == api.pytorch
 
 
 def test_no_cause_tells_to_look_in_other_tables() -> None:

@@ -8,6 +8,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.common import kernel_names
 from traceanalyzer.analyzers.common.columns import largest_first
+from traceanalyzer.analyzers.common.gpu_api import CUPY, XLA
 from traceanalyzer.analyzers.common.names import frame_text
 from traceanalyzer.analyzers.efficiency import roofs
 from traceanalyzer.analyzers.efficiency.formulas import CONVOLUTION, GEMM
@@ -317,9 +318,10 @@ _NOT_COUNTED = 0.05
 
 def _fusing(answers: Answers) -> str:
     if not answers.program.pytorch:
+        how = {XLA: " (jax.jit, tf.function(jit_compile=True))", CUPY: " (cupy.fuse)"}
         return (
-            "Fuse them: neighbouring operations in one kernel read and write memory once; fewer "
-            "changes of layout and data type."
+            f"Fuse them{how.get(answers.program.framework, '')}: neighbouring operations in one "
+            "kernel read and write memory once; fewer changes of layout and data type."
         )
     optimizers = " and optimizers (fused=True)" if answers.program.trains else ""
     return (
@@ -473,7 +475,7 @@ def _of_shapes(rows: pl.DataFrame, reasons: pl.DataFrame) -> Iterator[str]:
 def _of_reasons(rows: pl.DataFrame, reasons: pl.DataFrame, answers: Answers) -> str:
     """Return what to try for each reason that matters, the one with most lost time first."""
     large = (
-        "Let the library search for faster kernels (torch.backends.cudnn.benchmark=True, "
+        "Let the library search for faster kernels (PyTorch: torch.backends.cudnn.benchmark=True, "
         "channels_last), and compare its versions."
         if rows["kind"][0] == CONVOLUTION
         else "Compare the kernels with those of a newer library version: these shapes are large "
@@ -694,8 +696,8 @@ def _memory_bound(result: HostMetrics, _: Answers) -> Iterator[Measured]:
         yield Measured(
             size=row["dram_frac"],
             title=f"{row['gpu']} is memory-bound while active: {gpu_metrics_text(row)}.",
-            advice="Move fewer bytes: fuse elementwise kernels (torch.compile), use 16-bit types, "
-            "avoid copies and layout changes; extra compute per byte is nearly free.",
+            advice="Move fewer bytes: fuse elementwise kernels (PyTorch: torch.compile), use "
+            "16-bit types, avoid copies and layout changes; extra compute per byte is nearly free.",
             of="the peak DRAM bandwidth",
             confidence="medium",
         )

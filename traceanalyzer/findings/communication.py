@@ -310,7 +310,7 @@ def _exposing(result: Overlap, answers: Answers, *, waits: bool) -> str:
         kind = _main_kind(comm)
         if answers.program.pytorch and kind == "all_to_all":
             return _EXCHANGE
-        if kind == "all_reduce" and _only_infers(answers, comm):
+        if re.search(_OF_ENGINES, kind) or (kind == "all_reduce" and _only_infers(answers, comm)):
             return _TENSOR_PARALLEL
         if kind == "all_reduce" and _between_replicas(comm):
             return _HYBRID
@@ -323,8 +323,8 @@ def _exposing(result: Overlap, answers: Answers, *, waits: bool) -> str:
         if small_collectives(comm):
             text = fewer_collectives(comm)
             return f"{text[:1].upper()}{text[1:]}: small messages take as long as larger ones."
-    waits = waits and not (comm is not None and comm.totals.n_matched)
-    text = advice(result, waits=waits, pytorch=answers.program.pytorch, kind=kind)
+    waits, program = waits and not (comm is not None and comm.totals.n_matched), answers.program
+    text = advice(result, waits=waits, pytorch=program.pytorch, xla=program.xla, kind=kind)
     compute, exposed = float(answers.time.busy["busy_ns"].sum()), answers.time.of_cause(EXPOSED)
     if not compute or compute >= exposed.filter(~pl.col("waited"))["lost_ns"].sum():
         return text
@@ -476,6 +476,8 @@ _TENSOR_PARALLEL = (
     "overlapped: use fewer GPUs per model, or an all_reduce for small messages (one-shot or "
     "symmetric memory)."
 )
+#: Kernels of inference engines that sum over the GPUs of one model.
+_OF_ENGINES = r"(?i)(?:one|two)_?shot_?all_?reduce|cross_device_reduce"
 _TENSOR_PARALLEL_TRAINING = (
     "In tensor parallelism the next operator needs the sum of an all_reduce: use fewer GPUs per "
     "model, all joined by NVLink, and sequence parallelism with all_gather and reduce_scatter that "

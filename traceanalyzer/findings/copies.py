@@ -12,7 +12,7 @@ from traceanalyzer.analyzers.gpu_idle.activities import GPU_AWARE
 from traceanalyzer.analyzers.gpu_idle.causes import HOST_CODE, PEER
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 from traceanalyzer.analyzers.overlap.result import Overlap
-from traceanalyzer.analyzers.transfers.result import MIGRATIONS, Transfers, page_faults
+from traceanalyzer.analyzers.transfers.result import MIGRATIONS, OF_XLA, Transfers, page_faults
 from traceanalyzer.findings import straggling
 from traceanalyzer.findings.busy import called_in
 from traceanalyzer.findings.device_time import COPIES, DeviceTime, intervals_of, main_ranks
@@ -237,7 +237,7 @@ def _copying(copies: pl.DataFrame, sums: Mapping[str, int], total: int, answers:
     if not large or large - {"DtoD", MEMSET}:
         texts += _keeping(answers)
         text = _overlapping(copies, large - {"DtoD", MEMSET}, pytorch=answers.program.pytorch)
-        text = _OF_XLA if answers.program.xla else text
+        text = f"{OF_XLA[:1].upper()}{OF_XLA[1:]}" if answers.program.xla else text
         compute = int(answers.time.busy["busy_ns"].sum())
         most = f" (overlap alone gains at most the compute time, {answers.time.text(compute)})"
         texts.append(f"{text}{most if compute < _NEARLY_ALL * total else ''}")
@@ -282,14 +282,6 @@ def _are_pageable(copies: pl.DataFrame, directions: Collection[str]) -> bool:
     memory = large["memory"].fill_null("")
     unknown = memory.str.split(" -> ").list.contains("Host") | (memory == "")  # ROCm: "Host"
     return not directions or bool((memory.str.contains("Pageable") | unknown).any())
-
-
-#: Advice for copies in programs of JAX and TensorFlow, which copy by themselves.
-_OF_XLA = (
-    "Read arrays on the host less often (np.asarray, float(), device_get, .numpy()), only the "
-    "numbers needed (reduce on the device), or one step later (JAX: x.copy_to_host_async() before "
-    "the read); put inputs on the device ahead of their step (jax.device_put, tf.data prefetch)"
-)
 
 
 def _overlapping(copies: pl.DataFrame, directions: Collection[str], *, pytorch: bool) -> str:

@@ -51,7 +51,7 @@ _EMBEDDING = (
 )
 _SCATTERING = (
     "Elements with equal indices wait for each other: sort or bucket the indices once, or use a "
-    "segmented reduction (torch.segment_reduce, cumsum of sorted data)."
+    "segmented reduction (PyTorch: torch.segment_reduce, cumsum of sorted data)."
 )
 _SORTING = (
     "Sort or select fewer elements (topk in place of sort, per segment, a smaller type), or do it "
@@ -62,9 +62,9 @@ _CASTING = (
     "between operators of different types, move the data twice."
 )
 _LAYOUT = (
-    "Keep model and images in the layout of the convolutions: model.to("
-    "memory_format=torch.channels_last) and the same for the images; operators without support for "
-    "it convert the layout again."
+    "Keep model and images in the layout of the convolutions (PyTorch: model.to("
+    "memory_format=torch.channels_last), and the same for the images); operators without support "
+    "for it convert the layout again."
 )
 _TUNING = (
     "Tune its block sizes and number of warps (triton.autotune), and compare it with the library "
@@ -130,7 +130,7 @@ _LOSS = (
 )
 _DECOMPOSING = (
     "Decompose less often (keep a projection for many steps) or to a smaller rank "
-    "(torch.svd_lowrank), batch equal shapes, or use products only (Newton-Schulz, power "
+    "(PyTorch: torch.svd_lowrank), batch equal shapes, or use products only (Newton-Schulz, power "
     "iteration): decompositions use few multiprocessors."
 )
 _UPDATING = (

@@ -6,6 +6,7 @@ from typing import Any
 import polars as pl
 
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
+from traceanalyzer.analyzers.common.gpu_api import Api
 from traceanalyzer.analyzers.common.names import frame_text
 from traceanalyzer.analyzers.cuda_api.result import (
     ALLOC_IN_LOOP,
@@ -50,7 +51,7 @@ def launch_advice(result: GpuIdle, launches: Launches, answers: Answers) -> str:
     around = answers.place(causes.LAUNCH)
     apart = result.program.pytorch and around.get("called") and around["code"]
     join = _JOIN.format(frame_text(around["called"])) if apart else ""
-    return f"{join}{result.advice(causes.LAUNCH)}{_graph_advice(launches)}"
+    return f"{join}{result.advice(causes.LAUNCH)}{_graph_advice(launches, result.program)}"
 
 
 _JOIN = (
@@ -176,14 +177,14 @@ def _equal_launches(result: Launches) -> str:
     return f"All {steps:,} steps have {number} launches each{devices}"
 
 
-def _graph_advice(launches: Launches) -> str:
+def _graph_advice(launches: Launches, program: Api) -> str:
     """Return advice to replay steps of equal launches as CUDA graphs."""
-    if not _equal_launches(launches):
+    if program.framework or not _equal_launches(launches):
         return ""
-    return (
-        ' If shapes do not change, torch.compile(mode="reduce-overhead") or torch.cuda.graph '
-        "replays a step as one CUDA graph."
-    )
+    how = "a CUDA graph captured once (cudaStreamBeginCapture)"
+    if program.pytorch:
+        how = 'torch.compile(mode="reduce-overhead") or torch.cuda.graph'
+    return program.named(f" If shapes do not change, {how} replays a step as one CUDA graph.")
 
 
 #: Findings of ``cuda_api`` that are evidence for a cause.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import polars as pl
 
-from traceanalyzer.analyzers.common.gpu_api import AMD
+from traceanalyzer.analyzers.common.gpu_api import AMD, XLA
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 from traceanalyzer.analyzers.info.compute import Info
 from traceanalyzer.analyzers.memory.result import Memory
@@ -32,7 +32,7 @@ class Program:
         pytorch: whether PyTorch was recorded, or the framework is unknown.
         trains: whether an optimizer or a backward pass was recorded.
         hip: whether it is known to call HIP.
-        xla: whether JAX's or TensorFlow's profiler recorded it.
+        framework: the framework of a program without PyTorch, as ``Api.framework``.
         gpus: names of the GPUs.
         one_host: whether all ranks of the job were recorded on one host.
     """
@@ -42,7 +42,12 @@ class Program:
     one_host: bool = False
     trains: bool = True
     hip: bool = False
-    xla: bool = False
+    framework: str = ""
+
+    @property
+    def xla(self) -> bool:
+        """Whether JAX's or TensorFlow's profiler recorded it."""
+        return self.framework == XLA
 
     @property
     def amd(self) -> bool:
@@ -119,8 +124,7 @@ def program(results: Mapping[str, Result]) -> Program:
     known = Program()
     if isinstance(idle, GpuIdle):
         of = idle.program
-        xla = "jax.profiler" in idle.coverage.hints["step"] and not of.pytorch
-        known = Program(of.pytorch, trains=of.trains, hip=of.hip, xla=xla)
+        known = Program(of.pytorch, trains=of.trains, hip=of.hip, framework=of.framework)
     if not isinstance(info, Info):
         return known
     gpus = ", ".join(info.files["devices"].drop_nulls().unique().sort())

@@ -10,11 +10,15 @@ from traceanalyzer.vocabulary import DATABASES, ROCPD
 
 #: Names of AMD's GPUs.
 AMD = re.compile(r"\bMI\d{2,3}|Radeon|Instinct", re.IGNORECASE)
-#: Substrings of names that only PyTorch's operators, kernels and annotations have.
+#: Names that only PyTorch's operators, kernels and annotations have.
 OF_PYTORCH = (
-    *("aten::", "at::", "c10::", "torch", "ProfilerStep#", "DataLoader", "Optimizer.step#"),
-    "DistributedDataParallel",
+    r"(?:^|[^A-Za-z])(?:aten|at|c10)::|torch|ProfilerStep#|DataLoader|Optimizer\.step#"
+    r"|DistributedDataParallel"
 )
+#: Names that only XLA's ranges and kernels have.
+_OF_XLA = r"^(?:TSL:)?XlaModule|^PjRt|^(?:loop|input)_(?:\w+_)?fusion|^wrapped_\w"
+#: Frameworks of programs without PyTorch that have advice of their own.
+XLA, CUPY = "xla", "cupy"
 #: Names of HIP's functions and of rocBLAS's kernels.
 _OF_HIP = (r"^hip[A-Z]", r"^Cijk_")
 #: Names of optimizers, and of nodes of a backward pass.
@@ -47,9 +51,8 @@ def uses_hip(meta: Meta, names: Iterable[str]) -> bool:
 
 def uses_pytorch(meta: Meta, names: Iterable[str]) -> bool:
     """Return whether PyTorch was recorded, or its profiler wrote the file."""
-    if meta.format not in DATABASES:  # these also record programs without PyTorch
-        return True
-    return any(mark in name for name in names for mark in OF_PYTORCH)
+    # databases also record programs without PyTorch
+    return not (meta.is_xla or meta.format in DATABASES) or bool(matching(names, [OF_PYTORCH]))
 
 
 def trains(names: Iterable[str]) -> bool:
@@ -71,6 +74,8 @@ class Api:
         uncached: whether PyTorch's caching allocator is known to be off.
         blocking: whether each launch call is known to wait for its own kernel.
         maps_memory: whether it maps memory, as PyTorch's allocator does with expandable segments.
+        xla: whether XLA's kernels were recorded, or JAX's or TensorFlow's profiler wrote the file.
+        cupy: whether kernels of CuPy were recorded.
     """
 
     hip: bool
@@ -79,6 +84,13 @@ class Api:
     uncached: bool = False
     blocking: bool = False
     maps_memory: bool = False
+    xla: bool = False
+    cupy: bool = False
+
+    @property
+    def framework(self) -> str:
+        """The framework of a program without PyTorch, if it is known: :data:`XLA`, :data:`CUPY`."""
+        return "" if self.pytorch else XLA * self.xla or CUPY * self.cupy
 
     def named(self, advice: str) -> str:
         """Return advice with the names of this API."""
@@ -88,7 +100,11 @@ class Api:
 def api_of(trace: Trace) -> Api:
     """Return GPU API and framework of the program of a trace."""
     meta, names = trace.meta, trace.names
-    return Api(uses_hip(meta, names), uses_pytorch(meta, names), trains(names))
+    return Api(
+        *(uses_hip(meta, names), uses_pytorch(meta, names), trains(names)),
+        xla=meta.is_xla or bool(matching(names, [_OF_XLA])),
+        cupy=bool(matching(names, ["^cupyx?_"])),
+    )
 
 
 def joined_api(apis: Sequence[Api]) -> Api:

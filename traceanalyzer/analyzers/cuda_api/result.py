@@ -285,8 +285,8 @@ FINDINGS: Mapping[str, Finding] = {
         what="async copy, pageable memory",
         one="asynchronous copy from or to pageable memory",
         several="asynchronous copies from or to pageable memory",
-        advice="pin the host memory (pin_memory=True, tensor.pin_memory()) and copy with "
-        "non_blocking=True; otherwise they run like synchronous copies",
+        advice="pin the host memory (PyTorch: pin_memory=True, and copy with non_blocking=True); "
+        "otherwise they run like synchronous copies",
     ),
     SYNC_MEMCPY: Finding(
         rule="cuda_memcpy_sync",
@@ -300,8 +300,8 @@ FINDINGS: Mapping[str, Finding] = {
         what="synchronous copy, pinned",
         one="copy of pinned or managed memory by a synchronous call",
         several="copies of pinned or managed memory by synchronous calls",
-        advice="copy asynchronously on a stream (non_blocking=True); managed memory can be "
-        "prefetched instead (cudaMemPrefetchAsync)",
+        advice="copy asynchronously on a stream (PyTorch: non_blocking=True); managed memory can "
+        "be prefetched instead (cudaMemPrefetchAsync)",
     ),
     SYNC_MEMSET: Finding(
         rule="cuda_memset_sync",

@@ -267,7 +267,9 @@ _OF_PARALLEL = (
 )
 
 
-def advice_on_host_code(one: Activity, *, code: str, pytorch: bool, on_host: bool) -> str:
+def advice_on_host_code(
+    one: Activity, *, code: str, pytorch: bool, on_host: bool, trains: bool = True
+) -> str:
     """Return the change that fits what the host does in gaps without a call or launch.
 
     Args:
@@ -275,6 +277,7 @@ def advice_on_host_code(one: Activity, *, code: str, pytorch: bool, on_host: boo
         code: what to record to see more code; empty if Python stacks were recorded.
         pytorch: whether the program is known to use PyTorch.
         on_host: no GPU work was recorded: the gaps are between operators.
+        trains: whether the program is known to train a model.
     """
     if one.wait:
         return advice_on_wait(one)
@@ -291,7 +294,7 @@ def advice_on_host_code(one: Activity, *, code: str, pytorch: bool, on_host: boo
     if pytorch and (text := _of_part(one, on_host=on_host)):
         return text
     if one.runs_python:
-        return _of_python(one, pytorch=pytorch)
+        return _of_python(one, pytorch=pytorch, trains=trains)
     if one.is_operator:
         return (
             f"{one.place} computes on the CPU{one.where}: move its input to the GPU (.to(device)), "
@@ -343,18 +346,19 @@ def _of_part(one: Activity, *, on_host: bool = False) -> str:
     return ""
 
 
-def _of_python(one: Activity, *, pytorch: bool) -> str:
+def _of_python(one: Activity, *, pytorch: bool, trains: bool) -> str:
     if _LOGS.search(one.called or one.frame):
         return f"Call {frame_text(one.called or one.frame)} less often, or from another thread."
+    if not pytorch:
+        return f"Make {one.text} faster, or call it less often."
     if one.line.startswith("<module>"):
         return f"Shorten the Python code between operators in {one.line} (torch.compile)."
     if one.part or one.phase == one.place:
         return f"Compile {one.text} (torch.compile), or shorten its Python code between operators."
-    if not pytorch:
-        return f"Make {one.text} faster, or call it less often."
+    loader = ", or, if it prepares data, in the workers of the DataLoader" * trains
     return (
-        f"Make {one.text} faster (tensor operators instead of Python loops), call it less often, "
-        "or, if it prepares data, in the workers of the DataLoader."
+        f"Make {one.text} faster (tensor operators instead of Python loops), or call it less often"
+        f"{loader}."
     )
 
 
@@ -372,7 +376,7 @@ def advice_on_wait(one: Activity) -> str:
     return f"In {line}: {text[0].lower()}{text[1:]}." if line else f"{text}."
 
 
-def advice_on_data(one: Activity, *, pytorch: bool) -> str:
+def advice_on_data(one: Activity, *, loader: bool) -> str:
     """Return the change that fits data loading without a DataLoader; empty if it is not known."""
     if one.wait and one.wait != DATA:
         return advice_on_wait(one)
@@ -380,7 +384,7 @@ def advice_on_data(one: Activity, *, pytorch: bool) -> str:
         return ""
     return (
         f"{one.text} runs on the thread that launches GPU work: call it ahead in a background "
-        f"thread{', or load the data with DataLoader(num_workers=4)' * pytorch}."
+        f"thread{', or load the data with DataLoader(num_workers=4)' * loader}."
     )
 
 
@@ -492,7 +496,7 @@ def advice_on_stream_wait(gaps: pl.DataFrame) -> str:
     )
 
 
-def advice_on_files(place: str) -> str:
+def advice_on_files(place: str, *, pytorch: bool) -> str:
     """Return advice for a function that saves or loads; empty if its name does not tell."""
     name = frame_text(place)
     if not name or bool(_SAVES.search(name)) == bool(_LOADS.search(name)):
@@ -501,8 +505,8 @@ def advice_on_files(place: str) -> str:
         return _STAGE_FASTER.format(name)
     if _SAVES.search(name):
         return (
-            f"Call {name} less often, or save asynchronously "
-            "(torch.distributed.checkpoint.async_save)."
+            f"Call {name} less often, or save asynchronously"
+            f"{' (torch.distributed.checkpoint.async_save)' * pytorch}."
         )
     return f"Call {name} before the loop, or ahead of its use in a background thread."
 
@@ -569,6 +573,6 @@ def advice_on_slice(name: str, *, pytorch: bool) -> str:
     if _LOGS.search(name):
         return f"Call {text} less often, or from another thread."
     return (
-        advice_on_files(name)
+        advice_on_files(name, pytorch=pytorch)
         or f"Run {text} less often, make it shorter, or move it out of the loop."
     )

@@ -6,6 +6,7 @@ by the names of the slices that run on the threads that launch the device's kern
 
 import polars as pl
 
+from traceanalyzer.analyzers.common.gpu_api import CUPY, XLA
 from traceanalyzer.vocabulary import SYNCHRONISING_CALLS
 
 BUSY = "busy"
@@ -33,7 +34,7 @@ NAMES = {
     SHORT_GAP: "short gaps",
     DEVICE_WAIT: "device-side wait",
     DATALOADING: "data loading",
-    BATCH_COPY: "copying batches to the GPU",
+    BATCH_COPY: "copying data to the GPU",
     SMALL_COPIES: "small blocking copies",
     COMMUNICATOR: "communicator creation",
     MODULE_LOADING: "module loading",
@@ -193,7 +194,7 @@ WAITING = {
     DEVICE_WAIT: "waiting for an event, another GPU or another process although the next work is "
     "queued",
     DATALOADING: "waiting for the data loader",
-    BATCH_COPY: "waiting while the host copies batches to the GPU",
+    BATCH_COPY: "waiting while the host copies data to the GPU",
     SMALL_COPIES: "waiting while the host copies small buffers to the GPU one by one",
     COMMUNICATOR: "waiting while the host creates communicators",
     MODULE_LOADING: "waiting while CUDA loads the code of kernels (module loading)",
@@ -262,6 +263,24 @@ _ADVICE_ELSEWHERE = {
     CHECKPOINT_IO: "Read files before the loop, and write them from another thread",
     LAUNCH: "Reduce the number of launches (CUDA graphs, larger kernels, fusion)",
 }
+#: Other advice for programs of a framework without PyTorch.
+_ADVICE_OF = {
+    XLA: {
+        SHORT_GAP: "Use fewer, larger kernels (jax.jit, tf.function(jit_compile=True))",
+        BATCH_COPY: "Put inputs on the device ahead of their step (jax.device_put, tf.data "
+        "prefetch)",
+        LAUNCH: "Reduce the number of launches: compile the whole step (jax.jit, "
+        "tf.function(jit_compile=True)), as each operation outside is a program of its own; "
+        "lax.scan or lax.fori_loop instead of Python loops",
+    },
+    CUPY: {
+        BATCH_COPY: "Overlap copies with kernels (cupyx.empty_pinned, and array.set on a stream "
+        "of its own)",
+        LAUNCH: "Reduce the number of launches: join operations into one kernel (cupy.fuse, "
+        "cupy.ElementwiseKernel, cupy.ReductionKernel); if shapes do not change, capture a step "
+        "as a CUDA graph (stream.begin_capture, end_capture) and launch that",
+    },
+}
 #: Advice for a loader without workers.
 IN_PROCESS = (
     "The DataLoader runs in the main process (num_workers=0): load data in worker processes "
@@ -320,7 +339,9 @@ _WITHOUT_GAIN = {
 }
 
 
-def advice(cause: str, *, code: str, pytorch: bool = True, trains: bool = True) -> str:
+def advice(
+    cause: str, *, code: str, pytorch: bool = True, trains: bool = True, framework: str = ""
+) -> str:
     """Return the advice for a cause of idle time if nothing else is known.
 
     Args:
@@ -328,9 +349,10 @@ def advice(cause: str, *, code: str, pytorch: bool = True, trains: bool = True) 
         code: how to record the host, if the cause is unknown.
         pytorch: whether the program is known to use PyTorch.
         trains: whether the program is known to train a model.
+        framework: the framework of a program without PyTorch, as ``Api.framework``.
     """
     if cause in _WITHOUT_GAIN:
         return _WITHOUT_GAIN[cause].format(code=code)
-    texts = _ADVICE if pytorch else _ADVICE | _ADVICE_ELSEWHERE
+    texts = _ADVICE if pytorch else _ADVICE | _ADVICE_ELSEWHERE | _ADVICE_OF.get(framework, {})
     text = texts[cause] if trains else texts[cause].replace(_OPTIMIZERS, "")
     return f"{text}."

@@ -11,7 +11,7 @@ import polars as pl
 from traceanalyzer.analyzers.common import device_steps, device_work, soundness
 from traceanalyzer.analyzers.common.clocks import Origin, origin
 from traceanalyzer.analyzers.common.columns import left_join
-from traceanalyzer.analyzers.common.gpu_api import OF_PYTORCH, Api, trains, uses_hip
+from traceanalyzer.analyzers.common.gpu_api import OF_PYTORCH, Api, api_of
 from traceanalyzer.analyzers.common.launching import (
     first_launches,
     is_blocking,
@@ -294,10 +294,9 @@ def take(trace: Trace, options: Options) -> Excerpt:
 
 
 def _program(trace: Trace, work: pl.DataFrame, launched: pl.DataFrame) -> Api:
-    return Api(
-        hip=uses_hip(trace.meta, trace.names),
-        pytorch=any(mark in name for name in trace.names for mark in OF_PYTORCH),
-        trains=trains(trace.names),
+    return replace(
+        api_of(trace),
+        pytorch=bool(matching(trace.names, [OF_PYTORCH])),
         uncached=soundness.is_uncached(trace),
         maps_memory=bool(matching(trace.names, [causes.MAPS_MEMORY])),
         blocking=is_blocking(work, launched),

@@ -218,8 +218,6 @@ class GpuIdle(Result):
 
     def waiting(self, cause: str) -> str:
         """Return the cause in a sentence, with the calls that read files if they are most of it."""
-        if cause == causes.BATCH_COPY and not self.program.pytorch:
-            return "waiting while the host copies data to the GPU"
         if cause == causes.LAUNCH and self.program.blocking:
             return self.program.named(causes.BLOCKING)
         if cause == causes.SHORT_GAP and self.coverage.on_host:
@@ -297,7 +295,11 @@ class GpuIdle(Result):
             if not program.pytorch:
                 code = code.replace("with_stack=True", "with_stack=True (PyTorch)")
             text = activities.advice_on_host_code(
-                one, code=code, pytorch=program.pytorch, on_host=coverage.on_host
+                one,
+                code=code,
+                pytorch=program.pytorch,
+                trains=program.trains,
+                on_host=coverage.on_host,
             )
             return text + causes.PERHAPS_REQUESTS * (one.wait == DATA and not program.trains)
         if cause == causes.SYNCHRONISATION:
@@ -308,10 +310,12 @@ class GpuIdle(Result):
         if cause == causes.DEVICE_WAIT:
             text = activities.advice_on_stream_wait(self.of_cause(cause))
         if cause == causes.DATALOADING and not self.has_loader:
-            text = activities.advice_on_data(one, pytorch=program.pytorch)
+            text = activities.advice_on_data(one, loader=program.pytorch and program.trains)
         if cause == causes.CHECKPOINT_IO:
             stages = one.called if "async_save" in one.called else ""
-            text = activities.advice_on_files(stages or one.frame or one.range or one.place)
+            text = activities.advice_on_files(
+                stages or one.frame or one.range or one.place, pytorch=program.pytorch
+            )
         if cause == causes.PEER:
             text = self._straggler() or activities.GPU_AWARE * one.stages_for_mpi
         if cause == causes.LAUNCH:
@@ -321,7 +325,11 @@ class GpuIdle(Result):
         return program.named(
             text
             or causes.advice(
-                cause, code=device_work, pytorch=program.pytorch, trains=program.trains
+                cause,
+                code=device_work,
+                pytorch=program.pytorch,
+                trains=program.trains,
+                framework=program.framework,
             )
         )
 

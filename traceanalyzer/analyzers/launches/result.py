@@ -17,7 +17,7 @@ from traceanalyzer.analyzers.common.display import (
     stacked,
     table_of_known,
 )
-from traceanalyzer.analyzers.common.gpu_api import Api
+from traceanalyzer.analyzers.common.gpu_api import CUPY, XLA, Api
 from traceanalyzer.analyzers.common.launching import GRAPH_LAUNCH, note_launched_before
 from traceanalyzer.analyzers.common.step_marks import INFERRED_STEPS
 from traceanalyzer.analyzers.launches.calls import DEVICE, SHORT_KERNEL_NS
@@ -39,7 +39,7 @@ _WORTH = 0.01
 
 #: How to launch less: with graphs, in PyTorch, for training, in any program.
 _FEWER = ("CUDA graphs", 'torch.compile(mode="reduce-overhead")', "fused or foreach optimizers")
-_FUSED = "fused kernels"
+_FUSED = {XLA: "jax.jit, tf.function(jit_compile=True)", CUPY: "cupy.fuse, ElementwiseKernel"}
 _LARGER = "larger batches"
 
 _DELAYS = """launches, mean_delay_ns: mean delay, median_delay_ns: median, p99_delay_ns: p99,
@@ -403,7 +403,7 @@ def _faster(result: Launches) -> str:
     options = [
         *([] if more else [graphs, *[compiled] * program.pytorch]),
         *([optimizers] if program.pytorch and program.trains else []),
-        *([] if program.pytorch else [_FUSED]),
+        *([] if program.pytorch else [_FUSED.get(program.framework, "fused kernels")]),
         _LARGER,
     ]
     what = f"{more}, or reduce their number" if more else "reduce the number of launches"

@@ -107,15 +107,16 @@ _EARLIER = {
 
 #: XLA runs a collective on the stream of the compute if it schedules no compute beside it.
 _XLA = (
-    " (JAX, TensorFlow: XLA_FLAGS=--xla_gpu_enable_latency_hiding_scheduler=true, without "
-    "--xla_gpu_disable_async_collectives)."
+    "Let XLA schedule independent compute beside collectives: "
+    "XLA_FLAGS=--xla_gpu_enable_latency_hiding_scheduler=true, without "
+    "--xla_gpu_disable_async_collectives."
 )
 #: Other advice for programs without PyTorch.
 _ADVICE_ELSEWHERE = {
-    SHARED: f"Run collectives on a stream of their own, beside independent compute{_XLA}",
+    SHARED: "Run collectives on a stream of their own, beside independent compute.",
     LATE: "Launch collectives before the compute that can overlap with them, and reduce launch "
     "overhead.",
-    AFTER: f"Start communication earlier, while independent compute remains{_XLA}",
+    AFTER: "Start communication earlier, while independent compute remains.",
     OTHER: "Overlap more compute with it, or communicate fewer bytes.",
     UNKNOWN: "Record launch calls (nsys --trace=cuda).",
 }
@@ -267,7 +268,12 @@ def why_exposed(result: Overlap) -> str:
 
 
 def advice(
-    result: Overlap, *, waits: bool = True, pytorch: bool = True, kind: str | None = None
+    result: Overlap,
+    *,
+    waits: bool = True,
+    pytorch: bool = True,
+    xla: bool = False,
+    kind: str | None = None,
 ) -> str:
     """Return the advice for the largest reason, and whether more files would help.
 
@@ -275,6 +281,7 @@ def advice(
         result: the result of overlap.
         waits: whether wait time for other ranks may be the largest reason.
         pytorch: whether the program may use PyTorch.
+        xla: whether JAX's or TensorFlow's profiler recorded it.
         kind: the collective with most of the time, or empty; None if it is not known what issues
             the collectives, which decides what to change.
     """
@@ -287,7 +294,7 @@ def advice(
     if largest == WAITING and (ranks := result.reasons["rank"].drop_nulls().to_list()):
         return _STRAGGLER.format(ranks[0])
     earlier = _EARLIER if largest == AFTER and pytorch else {}
-    text = earlier.get(kind or "", texts[largest])
+    text = _XLA if xla and largest != OTHER else earlier.get(kind or "", texts[largest])
     text = _REMEDY if kind is None and largest not in (WAITING, UNKNOWN) else text
     return sentences(text, _ALL_RANKS if unknown else "")
 
@@ -330,8 +337,8 @@ def _copies(sums: Mapping[str, Any]) -> str:
             f"{format_frac(compute)} at most, so copy less (keep data on the device)."
         )
     return (
-        f"Exposed copies and memsets take {format_frac(share)}: run them on a separate stream "
-        "(non_blocking=True, with pinned host memory) to overlap them with compute."
+        f"Exposed copies and memsets take {format_frac(share)}: run them on a separate stream, "
+        "with pinned host memory, to overlap them with compute."
     )
 
 

@@ -18,7 +18,7 @@ from traceanalyzer.analyzers.common.columns import (
     whole,
 )
 from traceanalyzer.analyzers.common.device_work import DEVICE
-from traceanalyzer.analyzers.common.gpu_api import uses_hip, uses_pytorch
+from traceanalyzer.analyzers.common.gpu_api import Api, api_of, joined_api
 from traceanalyzer.analyzers.transfers import Options
 from traceanalyzer.analyzers.transfers.result import (
     MOST_GBPS,
@@ -58,8 +58,7 @@ class Part:
             least one copy or memset ran), alone_ns (the part of it without a kernel, or null).
         unfinished: number of copies and memsets without an end.
         faults: rank, path, on_gpu, n, total_ns of page faults of managed memory.
-        pytorch: the program uses PyTorch.
-        hip: the program uses AMD's GPUs.
+        program: GPU API and framework of the program.
     """
 
     path: str
@@ -67,8 +66,7 @@ class Part:
     devices: pl.DataFrame
     unfinished: int
     faults: pl.DataFrame
-    pytorch: bool
-    hip: bool
+    program: Api
 
 
 def measure(trace: Trace, _options: Options) -> Part:
@@ -103,8 +101,7 @@ def measure(trace: Trace, _options: Options) -> Part:
         ),
         unfinished=recorded - moves.height,
         faults=_faults(trace).with_columns(path),
-        pytorch=uses_pytorch(trace.meta, trace.names),
-        hip=uses_hip(trace.meta, trace.names),
+        program=api_of(trace),
     )
 
 
@@ -118,14 +115,14 @@ def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()
     devices = _devices(parts, moves)
     span_ns = int(devices["span_ns"].sum())
     known = devices["alone_ns"].drop_nulls()
-    pytorch, hip = any(part.pytorch for part in parts), any(part.hip for part in parts)
+    program = joined_api([part.program for part in parts])
     return Transfers(
         n=moves.height,
         moved_bytes=int(moves["moved_bytes"].sum()),
         total_ns=int(moves["dur_ns"].sum()),
         span_ns=span_ns,
         alone_ns=int(known.sum()) if known.len() else None,
-        findings=findings_of(copies, sizes, span_ns, advice(pytorch=pytorch, hip=hip)),
+        findings=findings_of(copies, sizes, span_ns, advice(program)),
         copies=copies,
         sizes=sizes.sort("place", "size").drop("place"),
         devices=devices,
@@ -133,8 +130,7 @@ def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()
         unsized=int(moves["moved_bytes"].null_count()),
         unfinished=sum(part.unfinished for part in parts),
         faults=pl.concat([part.faults for part in parts]),
-        pytorch=pytorch,
-        hip=hip,
+        program=program,
     )
 
 

@@ -17,7 +17,7 @@ from traceanalyzer.analyzers.common.display import (
     stacked,
     table_of_known,
 )
-from traceanalyzer.analyzers.common.gpu_api import in_hip
+from traceanalyzer.analyzers.common.gpu_api import XLA, Api
 from traceanalyzer.drawings import Chart
 from traceanalyzer.result import Result, Table, View
 from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns
@@ -78,6 +78,12 @@ _ADVICE_ELSEWHERE = {
     _PINNED: "start them earlier, with cudaMemcpyAsync on a separate stream, to overlap with "
     "kernels",
 }
+#: Advice for copies in programs of JAX and TensorFlow, which copy by themselves.
+OF_XLA = (
+    "read arrays on the host less often (np.asarray, float(), device_get, .numpy()), only the "
+    "numbers needed (reduce on the device), or one step later (JAX: x.copy_to_host_async() before "
+    "the read); put inputs on the device ahead of their step (jax.device_put, tf.data prefetch)"
+)
 #: No memory is faster: a row with a higher bandwidth has durations that are too short.
 MOST_GBPS = 30_000
 _NEVER_PAGEABLE = r"Pinned|Managed"
@@ -154,8 +160,7 @@ class Transfers(Result):
         unfinished: number of copies and memsets without an end, which are not counted.
         faults: page faults of managed memory: rank, path, on_gpu, n (on a GPU: fault groups that
             were handled together), total_ns (0 on a CPU, where durations are not recorded).
-        pytorch: the program uses PyTorch.
-        hip: the program uses AMD's GPUs.
+        program: GPU API and framework of the program.
     """
 
     n: int
@@ -171,8 +176,7 @@ class Transfers(Result):
     unsized: int
     unfinished: int
     faults: pl.DataFrame
-    pytorch: bool
-    hip: bool
+    program: Api
 
     @cached_property
     def round_trips(self) -> str:
@@ -240,10 +244,12 @@ def size_class() -> pl.Expr:
     return pl.when(size.is_null()).then(pl.lit(UNKNOWN)).otherwise(known).cast(SIZE).alias("size")
 
 
-def advice(*, pytorch: bool, hip: bool) -> dict[str, str]:
+def advice(program: Api) -> dict[str, str]:
     """Return the advice for each finding, with the functions of the program's API."""
-    texts = ADVICE | {_PINNED: _ADVICE_PINNED} | ({} if pytorch else _ADVICE_ELSEWHERE)
-    return {name: in_hip(text) for name, text in texts.items()} if hip else texts
+    texts = ADVICE | {_PINNED: _ADVICE_PINNED} | ({} if program.pytorch else _ADVICE_ELSEWHERE)
+    if program.framework == XLA:
+        texts |= dict.fromkeys((PAGEABLE, EXPOSED, _PINNED), OF_XLA)
+    return {name: program.named(text) for name, text in texts.items()}
 
 
 def findings_of(
