@@ -160,6 +160,33 @@ def test_workers_that_start_in_the_loop_are_kept(inner: str, restarts: bool) -> 
     assert ("num_workers" in advice) != restarts
 
 
+def test_a_function_around_two_slices_of_loading_is_not_loading() -> None:
+    """Both slices of the loader touch, and the function begins with the first one."""
+
+    def between(at: int) -> Rows:
+        starts = "torch/utils/data/dataloader.py(1012): __init__"
+        loader = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+        return [
+            host("python_function", "train.py(5): fit", at * US, 460 * US),
+            host(
+                "python_function", "torch/utils/data/dataloader.py(9): __iter__", at * US, 450 * US
+            ),
+            host("python_function", starts, at * US, 445 * US),
+            host("user_annotation", loader, (at + 450) * US, 30 * US),
+        ]
+
+    assert "persistent_workers=True" in first(loop(between), "data-loading").advice
+
+
+def test_batches_that_one_rank_sends_to_the_others() -> None:
+    frames = python(
+        "torch/utils/data/dataloader.py(9): __next__",
+        "accelerate/data_loader.py(770): _fetch_batches",
+        "accelerate/utils/operations.py(556): broadcast_object_list",
+    )
+    assert "dispatch_batches=False" in first(loop(frames), "data-loading").advice
+
+
 ENGINE = "vllm/v1/engine/core.py(730): _process_input_queue"
 
 

@@ -272,6 +272,8 @@ def _without_wait(cause: str, result: GpuIdle, answers: Answers) -> str:
 
 def _slowest_of_loading(result: GpuIdle) -> str:
     """Return advice for the code with most of the data loading, if it has half of it."""
+    if result.host.loader_code["name"].str.contains(_DISPATCHES).any():
+        return "Let each rank load its own batches (Accelerate: dispatch_batches=False). "
     for row in _code_of_loading(result).iter_rows(named=True):
         share = row["self_ns"] / max(int(result.units["loader_ns"].sum()), 1)
         if share >= _MOST_OF_LOADING and not result.host.starts_workers:
@@ -280,6 +282,8 @@ def _slowest_of_loading(result: GpuIdle) -> str:
     return ""
 
 
+#: Functions by which one rank sends the batches that it loads to the others.
+_DISPATCHES = r"accelerate[/\\].*: (?:_fetch_batches|broadcast_object_list)$"
 #: From this share of data loading on, its code is named in the advice.
 _MOST_OF_LOADING = 0.5
 

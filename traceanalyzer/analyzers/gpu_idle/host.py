@@ -595,13 +595,9 @@ def loader_code(excerpt: Excerpt, loading: pl.DataFrame) -> pl.DataFrame:
     """
     if loading.is_empty():
         return pl.DataFrame(schema={"name": pl.String, "self_ns": pl.Int64})
-    inside = linking.label_by_interval(
-        excerpt.slices.filter(pl.col("kind").is_in(("python_function", "cpu_op"))).with_columns(
-            ts="start"
-        ),
-        intervals.union(loading, _THREAD),
-        _THREAD,
-    ).drop_nulls("interval")
+    code = excerpt.slices.filter(pl.col("kind").is_in(("python_function", "cpu_op")))
+    begun = linking.enclosing(code.with_columns(ts="start"), loading, _THREAD).drop_nulls("slice")
+    inside = begun.filter(pl.col("end") <= loading["end"].gather(begun["slice"])).drop("slice")
     nested = nesting.self_time(nesting.nest(inside, _THREAD))
     functions = inside.filter(pl.col("kind") == "python_function")
     of_user = functions.filter(
