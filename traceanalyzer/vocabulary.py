@@ -224,6 +224,7 @@ COMMUNICATION_PATTERN = (
     r"|userbuffers|deep_ep|nvshmem|multimem|lamport|quickreduce|symmetric_memory|symm_mem"
     r"|(?:one|two)_?shot_?(?:all_?reduce|all_?gather|reduce_?scatter)|allreduce_(?:one|two)_?shot"
     r"|\bEp(?:Dispatch|Combine)"
+    r"|^(?:all-(?:reduce|gather|to-all)|reduce-scatter|collective-permute)(?:-start|-done)?(?:\.\d+)*$"
 )
 
 #: Every name of communication, on device or host, contains at least one of these substrings. Other
@@ -246,6 +247,7 @@ COMMUNICATION_TERMS: tuple[str, ...] = (
     "twoshot",
     "epdispatch",
     "epcombine",
+    *("all-", "reduce-scatter", "collective-permute"),
     "gloo:",
     "mpi:",
     "ucc:",
@@ -296,7 +298,7 @@ _COLLECTIVES: dict[str, str] = {
 _KERNEL_COLLECTIVE = re.compile(
     r"(AllReduce|AllGather|ReduceScatter|AllToAll|SendRecv|Broadcast|Reduce|Send|Recv)(?![a-z])"
 )
-_CUSTOM_COLLECTIVE = re.compile(r"(?i)all_?reduce|all_?gather|reduce_?scatter")
+_CUSTOM_COLLECTIVE = re.compile(r"(?i)all[_-]?reduce|all[_-]?gather|reduce[_-]?scatter|all-to-all")
 _DISPATCH = re.compile(r"(?i)(?:deep_ep.*?|\bep)(dispatch|combine)")
 
 

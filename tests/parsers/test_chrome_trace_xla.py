@@ -340,3 +340,30 @@ def test_waits_for_tf_data(tmp_path: Path, wait: str, *, linked: bool) -> None:
     assert "tf.data.AUTOTUNE" in one.advice
     assert "unknown-idleness" not in [other.id for other in result.findings]
     assert "torch" not in f"{result.findings} {result.view().notes}"
+
+
+def test_operations_of_a_tpu_are_device_work(tmp_path: Path) -> None:
+    """Loops contain other operations, and other threads repeat them."""
+    named = (("process_name", None, "/device:TPU:0"), ("process_name", None, "/host:CPU"))
+    threads = (("thread_name", 1, "Steps"), ("thread_name", 2, "XLA Modules"))
+    events: list[Json] = [
+        {"ph": "M", "pid": pid, "name": what, "args": {"name": name}}
+        for pid, (what, _, name) in zip((3, 701), named, strict=True)
+    ]
+    events += [
+        {"ph": "M", "pid": 3, "tid": tid, "name": what, "args": {"name": name}}
+        for what, tid, name in (*threads, ("thread_name", 3, "XLA Ops"))
+    ]
+    for start in range(0, 6000, 2000):
+        rows = ((1, "0", 0, 1000), (2, "jit_call(42)", 0, 1000), (3, "while.1", 50, 900))
+        rows += ((3, "dense_linear.20", 100, 400), (3, "all-reduce.1", 600, 200))
+        events += [
+            {"ph": "X", "pid": 3, "tid": tid, "name": name, "ts": start + at, "dur": length}
+            for tid, name, at, length in rows
+        ]
+    trace = ta.read(written(tmp_path, events))
+    work = trace.events.filter(pl.col("kind") == "kernel")
+    assert Counter(work["name"].cast(pl.String)) == {"dense_linear.20": 3, "all-reduce.1": 3}
+    assert (work["dur"].sum(), work["device"].unique().to_list()) == (3 * 600_000, [0])
+    assert trace.collectives["collective"].cast(pl.String).to_list() == ["all_reduce"] * 3
+    assert ta.kernels(trace).busy_ns == 3 * 600_000

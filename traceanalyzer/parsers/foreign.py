@@ -95,12 +95,15 @@ _KNOWN = (
         "pass the stacks that it was drawn from, such as those of py-spy record -f raw",
     ),
     (
-        rb"(?s).{0,4000}?Time ?\(%\),?\s*+Total Time ?\((?:ns|us|ms|s|nsec)\)",
+        rb'(?s).{0,4000}?Time ?\(%\)"?,?\s*+"?Total Time ?\((?:ns|us|ms|s|nsec)\)',
         "a table printed by nsys stats, which has sums and no times",
         "pass the report's database: nsys export --type sqlite REPORT",
     ),
     (
-        rb'"Name","Calls","TotalDurationNs"|"Index","KernelName","gpu-id"',
+        (
+            rb'"(?:Name","Calls","TotalDurationNs|Index","KernelName","gpu-id|(?:Guid",")?Kind","\w+'
+            rb'|Domain","\w+|Correlation_Id","Dispatch_Id)"'
+        ),
         "a table of rocprof or rocprofv3, which is not supported",
         "rocprofv3 --output-format rocpd writes a database that is read (PID_results.db)",
     ),

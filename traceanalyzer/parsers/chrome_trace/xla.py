@@ -4,8 +4,9 @@ They are derived from lanes, names and arguments.
 
 The events have no categories. A process ``/device:GPU:0`` is a device, its thread
 ``Stream #13(Compute)`` a stream; its other threads (``XLA Modules``, ``XLA Ops``, ``Steps``, ...)
-repeat that work and become annotations. On a CPU the operators of XLA are slices of host threads
-with an ``hlo_op``. All arguments are text, including numbers:
+repeat that work and become annotations. On a TPU, ``XLA Ops`` is the stream; ``while`` and the
+like in it contain other operations and become annotations too. On a CPU the operators of XLA are
+slices of host threads with an ``hlo_op``. All arguments are text, including numbers:
 ``kernel_details``, ``memcpy_details``, ``correlation_id``, ``step_num``. Source: XLA's
 ``trace_events_to_json.cc``, ``cupti_collector.cc``, ``gpu_event_stats.cc`` and
 ``python_hooks.cc``: ``$train.py:57 step`` and, of a function in C, ``$time sleep``.
@@ -22,12 +23,14 @@ from traceanalyzer.parsers.tables import as_table
 from traceanalyzer.trace import Trace
 from traceanalyzer.vocabulary import KINDS, collective_of_kernel
 
-_DEVICE = re.compile(r"/device:GPU:(\d{1,5})(?!\d)")
+_DEVICE = re.compile(r"/device:(?:GPU|TPU):(\d{1,5})(?!\d)")
 _STREAM = re.compile(r"Stream #(\d{1,18})(?!\d)")
+#: Process of a TPU, and its thread with the operations.
+_TPU, _OPERATIONS = "/device:TPU:", "XLA Ops"
 #: Calls of the driver and of the runtime, of CUDA and HIP.
 _DRIVER, _RUNTIME = r"^cu[A-Z]|^Memcpy[HDP]2[HDP]$", r"^(?:cuda|hip)[A-Z]"
-#: Allocations and frees on a stream are not device work.
-_NO_WORK = r"^Mem(?:Alloc|Free|ory)"
+#: Allocations and frees on a stream, and what contains other operations, are not device work.
+_NO_WORK = r"^(?:Mem(?:Alloc|Free|ory)|(?:while|conditional|call)(?:\.\d+)*$)"
 #: Python functions: of a file and line, and in C.
 _PYTHON, _IN_C = r"^\$(.+):(\d{1,9}) (.+)$", r"^\$([\w.<>]+) (.+)$"
 _WITH_CORRELATION = ("kernel", "gpu_memcpy", "gpu_memset", "cuda_runtime", "cuda_driver")
@@ -75,6 +78,12 @@ def _lanes(lanes: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
         (pid, tid, int(match[1]))
         for pid, tid, label in labels
         if pid in devices and tid is not None and (match := _STREAM.match(label))
+    ]
+    tpus = {pid for pid, tid, label in labels if tid is None and _TPU in label}
+    streams += [
+        (pid, tid, 0)
+        for pid, tid, label in labels
+        if pid in tpus and tid is not None and label == _OPERATIONS
     ]
     gpu = {"pid": pl.Int64, "gpu": pl.Int32}
     queue = {"pid": pl.Int64, "tid": pl.Int64, "queue": pl.Int64}
