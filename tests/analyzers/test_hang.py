@@ -484,7 +484,35 @@ def test_lists_of_ranks(text: str, ranks: tuple[int, ...]) -> None:
 # --- inputs ------------------------------------------------------------------------------------
 
 
-def test_py_spy_is_joined_by_the_thread(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("stack", "place", "builds"),
+    [
+        ([("read", "/home/ada/work/io.py")], "read (io.py:5)", False),
+        (
+            [
+                ("wait", "torch/utils/file_baton.py"),
+                ("build", "flashinfer/jit/core.py"),
+                ("spawn_main", "multiprocessing/spawn.py"),
+                ("<module>", "<string>"),
+            ],
+            "build (flashinfer/jit/core.py:5)",
+            True,
+        ),
+        (
+            [
+                ("all_reduce", "/usr/lib/python3/dist-packages/torch/distributed/c10d.py"),
+                ("reduce", "/usr/lib/python3/dist-packages/vllm/distributed/state.py"),
+                ("forward", "/usr/lib/python3/dist-packages/vllm/models/qwen.py"),
+                ("<module>", "<string>"),
+            ],
+            "forward (vllm/models/qwen.py:5)",
+            False,
+        ),
+    ],
+)
+def test_py_spy_is_joined_by_the_thread(
+    stack: list[tuple[str, str]], place: str, builds: bool, tmp_path: Path
+) -> None:
     run = Run()
     run.steps()
     for rank in (0, 1, 3):
@@ -492,7 +520,7 @@ def test_py_spy_is_joined_by_the_thread(tmp_path: Path) -> None:
     for rank, dump in run.dumps().items():
         (tmp_path / f"rank_{rank}").write_bytes(pickle.dumps(dump, protocol=2))
     thread = {"pid": 9, "thread_id": 140_000_000_000_002, "thread_name": "MainThread"}
-    frames = [{"name": "read", "filename": "/home/ada/work/io.py", "line": 5}]
+    frames = [{"name": name, "filename": file, "line": 5} for name, file in stack]
     import json
 
     # the name has no rank: thread ids are those of the dump
@@ -501,7 +529,8 @@ def test_py_spy_is_joined_by_the_thread(tmp_path: Path) -> None:
     (folder / "s.json").write_text(json.dumps([thread | {"active": True, "frames": frames}]))
     result = ta.hang(tmp_path)
     assert result.threads["rank"].to_list() == [2]
-    assert "read (io.py:5)" in result.verdict
+    assert place in result.verdict
+    assert ("file_baton" in result.advice) == builds
 
 
 def test_of_several_dumps_of_a_rank_the_newest_counts(tmp_path: Path) -> None:

@@ -46,12 +46,12 @@ KNOWN_PACKAGES = frozenset(  # two hundred words are easier to read without quot
     attrs audioread av bitsandbytes boto3 botocore cachetools certifi cffi charset_normalizer click
     cloudpickle colorama coloredlogs composer cryptography cupy cv2 dask datasets debugpy decorator
     decord deepspeed dill distributed docker duckdb einops evaluate fairscale fastapi filelock fire
-    flash_attn flax fsspec gcsfs git google grpc gymnasium h11 h5py haiku horovod httpcore httpx
-    huggingface_hub hydra imageio ipykernel jax jaxlib jedi jinja2 joblib jsonschema keras kornia
-    librosa lightning lightning_fabric lightning_utilities llvmlite lmdb loguru lxml markdown
-    matplotlib megatron mlflow monai mpi4py mpmath msgpack msgspec multidict multiprocess netCDF4
-    networkx nibabel ninja nltk numba numexpr numpy nvidia omegaconf onnx onnxruntime openai optax
-    optuna orbax orjson packaging pandas parso peft pexpect pip pkg_resources pluggy polars
+    flash_attn flashinfer flax fsspec gcsfs git google grpc gymnasium h11 h5py haiku horovod
+    httpcore httpx huggingface_hub hydra imageio ipykernel jax jaxlib jedi jinja2 joblib jsonschema
+    keras kornia librosa lightning lightning_fabric lightning_utilities llvmlite lmdb loguru lxml
+    markdown matplotlib megatron mlflow monai mpi4py mpmath msgpack msgspec multidict multiprocess
+    netCDF4 networkx nibabel ninja nltk numba numexpr numpy nvidia omegaconf onnx onnxruntime openai
+    optax optuna orbax orjson packaging pandas parso peft pexpect pip pkg_resources pluggy polars
     prompt_toolkit psutil py_spy pyarrow pycparser pydantic pydantic_core pydicom pygments pynvml
     pytest pytorch_lightning pytz rasterio ray regex requests rich ruamel s3fs sacrebleu safetensors
     scipy seaborn sentencepiece sentry_sdk setuptools skimage sklearn smmap soundfile spacy
@@ -81,7 +81,7 @@ def package_of(file: str | None) -> str | None:
         return "torch"
     if file.startswith("<"):
         return None
-    parts = _inside(file)
+    parts = inside(file)
     first = _SOURCE.sub("", parts[0])
     if _is_standard(file, first):
         return STANDARD_LIBRARY
@@ -105,7 +105,7 @@ def is_own_code(name: str | None, file: str | None) -> bool:
         return False
     if _C_SOURCE.search(file):
         return False
-    first = _SOURCE.sub("", _inside(file)[0])
+    first = _SOURCE.sub("", inside(file)[0])
     return not _is_standard(file, first) and (_is_absolute(file) or first not in KNOWN_PACKAGES)
 
 
@@ -130,7 +130,7 @@ def by_component(libraries: Sequence[str]) -> Matcher:
     def match(file: str | None) -> str | None:
         if not file:
             return None
-        parts = _inside(file)
+        parts = inside(file)
         parts[-1] = _SOURCE.sub("", parts[-1])
         return next((name for name, path in paths if _contains(parts, path)), None)
 
@@ -146,7 +146,7 @@ def by_substring(libraries: Sequence[str]) -> Matcher:
     return match
 
 
-def _inside(file: str) -> list[str]:
+def inside(file: str) -> list[str]:
     """Return the components of a path after the folder of installed libraries, if any."""
     for folder in (_INSTALLED, _STANDARD):
         matches = list(folder.finditer(file))

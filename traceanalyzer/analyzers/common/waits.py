@@ -44,7 +44,8 @@ _MODULES = {
     DISK: _SWAPS,
     REQUESTS: WAITS_FOR_REQUESTS,
     ENGINE: r"shm_broadcast\.py: (?:dequeue|acquire_read)",
-    FILE_LOCK: r"(?:filelock|fasteners|portalocker)/\w+\.py: _?(?:acquire|lock|do_acquire)",
+    FILE_LOCK: r"(?:filelock|fasteners|portalocker)/\w+\.py: _?(?:acquire|lock|do_acquire)"
+    r"|torch/utils/file_baton\.py: wait",
     PROCESS: r"subprocess\.py: (?:wait|communicate|_wait|_try_wait|_communicate)"
     r"|multiprocessing/(?:popen_\w+\.py: (?:wait|poll|_wait)|process\.py: join)",
     THREAD: r"(?:threading|queue|_base)\.py: (?:wait|join|acquire|get|put|result"

@@ -202,11 +202,23 @@ def _places(stacks: pl.DataFrame, leaves: pl.Series) -> pl.DataFrame:
         while node is not None:
             path.append(frames[node])
             node = parent[node]
-        line = next((frame for frame in path if libraries.is_own_code(frame[0], frame[1])), path[0])
         text = "\n".join(_frame_text(*frame) for frame in path[:_DEEPEST])
-        rows.append((leaf, _frame_text(*line), text))
+        rows.append((leaf, _place(path), text))
     types = {"stack": pl.UInt32, "place": pl.String, "frames": pl.String}
     return pl.DataFrame(rows, schema=types, orient="row")
+
+
+def _place(path: Sequence[tuple[str | None, str | None, int | None]]) -> str:
+    """Return the innermost line of own code, else of a library that uses torch.distributed."""
+    for name, file, line in path:  # <string> starts the processes of multiprocessing
+        if file != "<string>" and libraries.is_own_code(name, file):
+            return _frame_text(name, file, line)
+    for name, file, line in path:
+        inside = libraries.inside(file or "")
+        is_library = libraries.package_of(file) not in (libraries.STANDARD_LIBRARY, "torch", None)
+        if is_library and len(inside) > 1 and "distributed" not in inside:
+            return f"{name} ({'/'.join(inside)}:{line})"
+    return _frame_text(*path[0])
 
 
 def _frame_text(name: str | None, file: str | None, line: int | None) -> str:

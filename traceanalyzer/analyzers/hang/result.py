@@ -202,7 +202,8 @@ class Hang(Result):
         for rank in missing[:1]:
             row = self.last_of_rank.get(rank) or {}
             others = self._place(first, *first.waiting, *first.ended)
-            text = texts.between(rank, row.get("last_place"), others, self._now().get(rank))
+            now, lock = self._now().get(rank), self._waits_for_build(rank)
+            text = texts.between(rank, row.get("last_place"), others, now, lock=lock)
             return text or texts.advice(self.stuck)
         return texts.advice(self.stuck)
 
@@ -305,6 +306,11 @@ class Hang(Result):
         is_main = pl.col("thread") == "MainThread"
         main = rows.sort(is_main.fill_null(value=False), descending=True, maintain_order=True)
         return dict(main.unique("rank", keep="first").select("rank", "place").iter_rows())
+
+    def _waits_for_build(self, rank: int) -> bool:
+        """Whether a rank waits until another process has built an extension."""
+        frames = self.threads.filter(rank=rank)["frames"].str.starts_with("wait (file_baton.py:")
+        return bool(frames.any())
 
     def _place(self, one: Stuck, *ranks: int) -> str | None:
         """Return the line that called an operation on these ranks, or several lines."""

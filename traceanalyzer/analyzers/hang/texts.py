@@ -207,7 +207,9 @@ def advice(stuck: Found) -> str:
     return ADVICE["no dump" if first.no_dump and not first.missing else first.cause]
 
 
-def between(rank: int, last: str | None, other: str | None, now: str | None) -> str:
+def between(
+    rank: int, last: str | None, other: str | None, now: str | None, *, lock: bool = False
+) -> str:
     """Return where a rank went another way than the others; empty if no line is known.
 
     Args:
@@ -215,7 +217,14 @@ def between(rank: int, last: str | None, other: str | None, now: str | None) -> 
         last: the line of its last completed operation.
         other: the line at which the other ranks called the collective.
         now: where it is now.
+        lock: whether it waits there until another process has built an extension.
     """
+    if now and lock:
+        return (
+            f"rank {rank} waits in {now} for another process that builds the extension "
+            "(file_baton.py): if none does any more, delete the file lock in its build folder "
+            "(TORCH_EXTENSIONS_DIR, or the cache of the library), and build before the job starts"
+        )
     if now:
         return f"look at {now}, where rank {rank} is now instead of at {other or 'the collective'}"
     if not last or not other:
