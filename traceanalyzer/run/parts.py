@@ -18,8 +18,7 @@ import json
 import os
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, cached_property, partial
 from hashlib import sha256
@@ -32,23 +31,13 @@ import pyarrow.parquet as pq
 
 from traceanalyzer import __version__, files, schema
 from traceanalyzer.errors import MalformedInput, UnreadableFile
+from traceanalyzer.parsers.parquet import reader as parquet
 from traceanalyzer.run.baselines import PARTS_SCHEMA
 
 AGAIN: Final = "write it again with traceanalyzer summarize"
+readable = partial(parquet.readable, hint=AGAIN)
 #: A larger file, or one with more rows or values, is not a summary of one input.
 _MOST_BYTES, _MOST_ROWS, _MOST_VALUES = 1 << 30, 1 << 18, 1 << 27
-#: Exceptions of pyarrow, polars and JSON on damaged files.
-_BAD_BYTES = (
-    pa.ArrowException,
-    pl.exceptions.PolarsError,
-    OSError,
-    OverflowError,
-    RecursionError,
-    ValueError,
-    TypeError,
-    KeyError,
-    IndexError,
-)
 _STORED = pa.schema(
     [
         ("section", pa.large_string()),
@@ -123,18 +112,6 @@ def header_of(path: str, text: bytes) -> Header:
         if not 0 <= header.index < header.total or not header.path:
             raise ValueError("impossible position of the input")
     return header
-
-
-@contextmanager
-def readable(path: str) -> Iterator[None]:
-    """Turn the libraries' exceptions on damaged files into MalformedInput."""
-    try:
-        yield
-    except _BAD_BYTES as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
-        raise MalformedInput(
-            path, f"truncated or damaged: {reason.rstrip('.')}", hint=AGAIN
-        ) from None
 
 
 # --- write -----------------------------------------------------------------------------------

@@ -146,7 +146,7 @@ def parts(pair: Pair) -> pl.DataFrame | None:
         usual(_long(run, labels, basis), ["part"], "time_ns", basis, basis.devices)
         for run, basis in zip(pair.both, pair.bases, strict=True)
     ]
-    return _compare_rows(sides[0], sides[1], ["part"], pair.least)
+    return _compare_rows(sides, ["part"], pair.least)
 
 
 def _labels(pair: Pair) -> dict[str, str]:
@@ -234,7 +234,7 @@ def _compare_sums(
         times = usual(known, keys, column, basis, divisor)
         counts = usual(known, keys, "n", basis, divisor).select(*keys, n="value")
         sides.append(times.join(counts, on=keys, nulls_equal=True, maintain_order="left"))
-    return _compare_rows(sides[0], sides[1], keys, pair.least, more=("n",))
+    return _compare_rows(sides, keys, pair.least, more=("n",))
 
 
 #: A position of a role has a row of its own if it has this share of the change of the role, ...
@@ -351,20 +351,16 @@ _LONG, _BRIEF = 40, re.compile(r"(\w)<[^ ]*")
 
 
 def _compare_rows(
-    before: pl.DataFrame,
-    after: pl.DataFrame,
-    keys: Sequence[str],
-    least: float,
-    more: Sequence[str] = (),
+    both: Sequence[pl.DataFrame], keys: Sequence[str], least: float, more: Sequence[str] = ()
 ) -> pl.DataFrame:
     """Join the rows of both runs by their keys and judge them; the largest change first."""
     suffixes = {"value": "ns", "error": "error", **{name: name for name in more}}
     sides = [
         frame.rename({name: f"{side}_{suffix}" for name, suffix in suffixes.items()})
-        for frame, side in ((before, "before"), (after, "after"))
+        for frame, side in zip(both, ("before", "after"), strict=True)
     ]
     # a row that a run does not have is 0 in all of its steps, without any variation
-    steps = all(frame["error"].null_count() < frame.height for frame in (before, after))
+    steps = all(frame["error"].null_count() < frame.height for frame in both)
     errors = [pl.col(f"{side}_error") for side in ("before", "after")]
     if steps:
         errors = [error.fill_null(0) for error in errors]

@@ -55,17 +55,7 @@ def track(uuid: int, parent: int | None, name: str, rank: int = 0) -> bytes:
 
     Tracks of one name stay separate.
     """
-    return _packet(
-        delimited(
-            60,
-            number(1, uuid),
-            delimited(2, name),
-            b"" if parent is None else number(5, parent),
-            number(11, _EXPLICIT),
-            number(12, rank),
-            number(15, _NEVER_MERGED),
-        )
-    )
+    return _track(uuid, parent, name, rank, number(11, _EXPLICIT))
 
 
 _UNITS = {"ns": _NS, "bytes": _BYTES, "": _COUNT}
@@ -75,17 +65,13 @@ def counter_track(uuid: int, parent: int | None, name: str, unit: str = "", rank
     """Return the descriptor of a counter; ``unit`` is ``ns``, ``bytes`` or free text."""
     known = _UNITS.get(unit)
     described = delimited(6, unit) if known is None else number(3, known)
-    return _packet(
-        delimited(
-            60,
-            number(1, uuid),
-            delimited(2, name),
-            b"" if parent is None else number(5, parent),
-            delimited(8, described),
-            number(12, rank),
-            number(15, _NEVER_MERGED),
-        )
-    )
+    return _track(uuid, parent, name, rank, delimited(8, described))
+
+
+def _track(uuid: int, parent: int | None, name: str, rank: int, kind: bytes) -> bytes:
+    below = b"" if parent is None else number(5, parent)
+    order = number(12, rank) + number(15, _NEVER_MERGED)
+    return _packet(delimited(60, number(1, uuid), delimited(2, name), below, kind, order))
 
 
 # --- clocks ----------------------------------------------------------------------------------

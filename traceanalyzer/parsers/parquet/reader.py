@@ -22,14 +22,10 @@ _CONVERT = "convert the original trace again"
 #: A truncated file does not say what it was.
 _AGAIN = f"{_CONVERT}; if it was a summary, write it again with traceanalyzer summarize"
 
-#: Exceptions of pyarrow, polars and the footer decoding on damaged files.
+#: Exceptions of pyarrow, polars and JSON on damaged files.
 BAD_BYTES = (
-    pa.ArrowException,
-    pl.exceptions.PolarsError,
-    OSError,
-    ValueError,
-    TypeError,
-    KeyError,
+    *(pa.ArrowException, pl.exceptions.PolarsError, OSError, OverflowError, RecursionError),
+    *(ValueError, TypeError, KeyError, IndexError),
 )
 
 
@@ -54,7 +50,7 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
         raise MalformedInput(
             source.path, f"a Parquet file inside {source.compression}", hint="unpack it first"
         )
-    with _readable(source.path):
+    with readable(source.path):
         file = _open(source.path)
         rows = _selected_events(file.events, selection, source.size, progress)
         tables = {
@@ -74,15 +70,14 @@ _LEAST_ROWS, _ROWS_PER_BYTE = 1 << 20, 4
 
 
 @contextmanager
-def _readable(path: str) -> Iterator[None]:
+def readable(path: str, hint: str = _AGAIN) -> Iterator[None]:
     """Turn the libraries' exceptions on damaged files into MalformedInput."""
     try:
         yield
     except BAD_BYTES as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise MalformedInput(
-            path, f"truncated or damaged: {reason.rstrip('.')}", hint=_AGAIN
-        ) from None
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        what = f"truncated or damaged: {reason.rstrip('.')}"
+        raise MalformedInput(path, what, hint=hint) from None
 
 
 def _open(path: str) -> _File:
