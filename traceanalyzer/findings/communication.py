@@ -261,9 +261,9 @@ def _exposed_communication(result: Overlap, answers: Answers) -> Iterator[Measur
     if not whole:
         return
     waited_ns = int(waits["lost_ns"].sum())
-    last = _last_ns(answers)
     wait = f", plus {format_ns(time.each_ns(waited_ns))} of wait time for other ranks"
     remedy = _exposing(result, answers, waits=not waited_ns)
+    last = 0 if remedy == _HYBRID else _last_ns(answers)  # fewer bytes make all of them shorter
     where = called_in(answers.place(COMMUNICATION))
     yield Measured(
         size=time.frac(total),

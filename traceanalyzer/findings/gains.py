@@ -224,8 +224,8 @@ def notes(gains: Gains, step: str) -> tuple[str, ...]:
         )
     if any(one.id == EXPOSED_ID for one in replayed):
         texts.append(
-            "The gain of exposed communication is that of transfers that take no time, except the "
-            "last one of several reductions of a step."
+            "The gain of exposed communication is that of transfers that take no time, except (if "
+            "overlap is to hide them) the last one of several reductions of a step."
         )
     if gains.together_ns > 0:
         per = " per step" if step == "step" else ""
