@@ -44,6 +44,19 @@ def test_advice_for_jax_is_not_that_for_cuda() -> None:
     assert "copy_to_host_async" not in exposed_copies(("DtoH", 9)).advice
 
 
+def test_migrations_are_one_finding_with_the_page_faults_of_the_host() -> None:
+    """No exposed copies; the host touches the memory again after each migration to it."""
+    events = []
+    for at in range(0, 120, 10):
+        name = "Memcpy UVM DtoH (Managed -> Managed)"
+        move = device(name, (at + 4) * MS, 3 * MS, kind="gpu_memcpy", bytes=1 << 20)
+        launch = host("cuda_runtime", "cudaLaunchKernel", at * MS - 9 * US, US, correlation=at)
+        events += [device("saxpy", at * MS, 4 * MS, correlation=at), move, launch]
+    first, *others = ta.diagnose(trace(events)).diagnosis
+    assert (first.id, [one.id for one in first.effects]) == ("migrations", ["host-code"])
+    assert not {"exposed-copies", "host-code"} & {one.id for one in others}
+
+
 @pytest.mark.matrix
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(("main", "other"), [("HtoD", "DtoH"), ("DtoH", "HtoD")])

@@ -291,6 +291,26 @@ def test_arrays_that_the_host_reads_are_copied_in_a_function(tmp_path: Path, thr
     assert "copies in __array__ (array.py:612), record (history.py:44)" in copies.title
 
 
+def test_operators_of_tensorflow_run_on_any_thread_of_its_pool(tmp_path: Path) -> None:
+    host = {**DEVICE, "pid": 701, "args": {"name": "/host:CPU"}}
+    events = [DEVICE, STREAM, host]
+    for tid in (2, 3):
+        args = {"name": f"tf_Compute/{tid}"}
+        events.append({"ph": "M", "name": "thread_name", "pid": 701, "tid": tid, "args": args})
+    for number in range(4):
+        at, link = 1000.0 * number, {"correlation_id": str(number)}
+        for name, pid, tid, start, dur in (
+            ("fusion", 1, 7, 410, 590),
+            ("cuLaunchKernel", 701, 2, 402, 5),
+            ("PyFunc", 701, 3, 2, 395),
+        ):
+            event = {"pid": pid, "tid": tid, "dur": dur}
+            events.append(slice_(name, at + start, **({} if tid == 3 else link)) | event)
+    one = ta.diagnose(written(tmp_path, [*events, {}])).findings[0]
+    assert (one.id, "PyFunc" in one.title) == ("host-code", True)
+    assert "tf.data" in one.advice
+
+
 def test_steps_without_any_gpu(tmp_path: Path) -> None:
     host = {**DEVICE, "pid": 701, "args": {"name": "/host:CPU"}}
     step = {**slice_("train", step_num="2"), "pid": 701}

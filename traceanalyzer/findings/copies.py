@@ -37,7 +37,10 @@ def _exposed_copies(_: Overlap, answers: Answers) -> Iterator[Measured]:
     total = int(losses["lost_ns"].sum())
     if not total:
         return
-    copies, ranks = _exposed(answers), main_ranks(losses, time.windows["rank"].n_unique())
+    copies, whole = _without_migrations(_exposed(answers), total)
+    if not whole:
+        return
+    total, ranks = whole, main_ranks(losses, time.windows["rank"].n_unique())
     rank = ranks[0] if len(ranks) == 1 else None
     sums = _by_direction(copies)
     main, each = _directions(sums, total, time)
@@ -63,6 +66,14 @@ def _exposed_copies(_: Overlap, answers: Answers) -> Iterator[Measured]:
         step=steps[0] if len(steps) == 1 else None,
         intervals=intervals_of(losses),
     )
+
+
+def _without_migrations(copies: pl.DataFrame, total: int) -> tuple[pl.DataFrame, int]:
+    """Return copies, and their share of the exposed time, without those of managed memory."""
+    if copies.is_empty():
+        return copies, total
+    moved = copies.filter(~pl.col("direction").str.starts_with("UVM "))
+    return moved, round(total * moved["exposed_ns"].sum() / copies["exposed_ns"].sum())
 
 
 def _operators(place: Mapping[str, Any]) -> str:

@@ -123,8 +123,20 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
         step=steps[0] if len(steps) == 1 else None,
         intervals=intervals_of(losses),
         ranks=ranks if slow else (),
-        explained=answers.of_engine(losses),
+        explained=answers.of_engine(losses) | _of_migrations(cause, result),
     )
+
+
+def _of_migrations(cause: str, result: GpuIdle) -> dict[str, float]:
+    """Return the share of host code that follows migrations of managed memory to the host.
+
+    Then the host is in page faults: it touches what the device used before.
+    """
+    gaps = result.of_cause(cause)
+    after = gaps.filter(pl.col("before").str.contains("UVM DtoH"))["cause_ns"].sum()
+    if cause != causes.HOST_CODE or not after:
+        return {}
+    return {"migrations": after / gaps["cause_ns"].sum()}
 
 
 #: Causes whose time may grow with each step, and what to do about it.

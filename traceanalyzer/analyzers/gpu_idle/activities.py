@@ -317,6 +317,10 @@ def advice_on_host_code(
     return f"{one.text} launches no GPU work: run it less often, or in another thread.{see}"
 
 
+_NO_PY_FUNCTION = (
+    "tf.py_function and tf.numpy_function call Python from the graph, which waits for it: use "
+    "TensorFlow operators, or call it in the input pipeline (tf.data map, prefetch)."
+)
 _OF_AUTOGRAD = (
     "Between the operators of the backward pass the autograd threads run hooks (gradient buckets "
     "of DDP or FSDP, register_hook), or wait for a CPU: run fewer or shorter hooks, and give each "
@@ -543,8 +547,8 @@ def _of_compilation(name: str, *, pytorch: bool) -> str:
             "TORCH_LOGS=graph_breaks prints the reason of each, torch.compile(fullgraph=True) "
             "makes it an error."
         )
-    if _LOOKS_UP in name:
-        return _FEWER_GUARDS
+    if _LOOKS_UP in name or "PyFunc" in name:
+        return _FEWER_GUARDS if _LOOKS_UP in name else _NO_PY_FUNCTION
     known = _COMPILES.search(name) or _COLLECTS.search(name) or "empty_cache" in name
     return advice_on_slice(name, pytorch=pytorch) if known else ""
 

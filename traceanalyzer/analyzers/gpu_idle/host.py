@@ -69,6 +69,7 @@ _COMMUNICATES = (pl.col("kind") == "mpi") & ~pl.col("name").cast(pl.String).str.
     r"^MPI_(?:Init|Finalize|Comm_|Type_|Wtime|Get_)"
 )
 
+_TF_POOL = "tf_Compute"
 _SINGLE_PROCESS = "_SingleProcessDataLoaderIter"
 
 #: The column of arguments, read on request.
@@ -495,10 +496,12 @@ def _launching(calls: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
 def _giving_work(trace: Trace, threads: pl.DataFrame) -> pl.DataFrame:
     """Return the threads that provide what others launch: unit, pid, tid.
 
-    Those in which TensorFlow waits for data, and the one with most Python if those that launch have
-    none (JAX).
+    Those in which TensorFlow waits for data, its pool, which runs operators on any thread, and the
+    one with most Python if those that launch have none (JAX).
     """
-    waits = _host_slices(trace, named(trace.names, [causes.NEXT_ELEMENT]))[_LANE].unique()
+    waits = _host_slices(trace, named(trace.names, [causes.NEXT_ELEMENT]))[_LANE]
+    pool = trace.lanes.filter(pl.col("label").str.starts_with(_TF_POOL))[_LANE]
+    waits = pl.concat([waits, pool], how="vertical_relaxed").unique()
     waiting = threads[["unit", "pid"]].unique().join(waits, on="pid", nulls_equal=True)
     return pl.concat([waiting, _with_most_python(trace, threads)])
 
