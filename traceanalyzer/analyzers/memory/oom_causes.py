@@ -160,7 +160,23 @@ def _advice(at: Situation, reason: str) -> str:
             f"set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True{more} (expandable segments grow "
             "in place, so that free blocks can be merged)"
         )
+    if reason == DEMAND and at.capacity and not _is_usual(at.capacity):
+        had = format_bytes(at.capacity)
+        return (
+            f"check first what else uses the GPU (nvidia-smi): PyTorch had {had} of it, less than "
+            f"GPUs have (--capacity SIZE); if nothing does, {_ADVICE[reason]}"
+        )
     return _ADVICE[reason]
+
+
+#: Memory of GPUs in GiB; the driver and contexts take a part of it.
+_SIZES = (8, 10, 11, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 141, 192, 256, 288)
+_LEAST_OF_SIZE = 0.87
+
+
+def _is_usual(capacity: int) -> bool:
+    """Whether there are GPUs with that much memory."""
+    return any(_LEAST_OF_SIZE * size <= capacity / (1 << 30) <= size for size in _SIZES)
 
 
 #: Growth of a smaller share of allocated memory is not the cause of an error.
