@@ -62,7 +62,8 @@ def _no_tensor_cores(result: Kernels, answers: Answers) -> Iterator[Measured]:
         f"{time.share(total)}.",
         evidence=(
             f"Most time: {most}, {time.text(rows['ns'][0])}{launched_by(result.place(most))}.",
-            *_without_attention(products, time),
+            *[f"Attention products ({time.text(products)}) are counted by unfused-attention."]
+            * (products > 0),
             *_of_gpus(answers),
         ),
         advice=f"Use {answers.program.faster_precision}: it is several times as fast.",
@@ -255,11 +256,6 @@ def _counted_products(result: Kernels, time: DeviceTime) -> int:
     return sum(parts.get(name, 0) for name in (*PRODUCTS, KERNELS[kernel_names.GEMM]))
 
 
-def _without_attention(products: int, time: DeviceTime) -> Iterator[str]:
-    if products:
-        yield f"Attention products ({time.text(products)}) are counted by unfused-attention."
-
-
 @rule(
     "kernels",
     "memory-bound kernels: elementwise operations and copies that are not fused",
@@ -370,7 +366,7 @@ def _far_from_roof(result: Efficiency, answers: Answers) -> Iterator[Measured]:
     if not total or not time.whole_ns:
         return
     device, roof = (float(rows[name].sum()) for name in ("device_ns", "roof_ns"))
-    reasons = _by_reason(rows)
+    reasons = largest_first(rows.group_by("why").agg(pl.col("lost_ns").sum()), "lost_ns", "why")
     known = float(reasons.drop_nulls("why")["lost_ns"].sum())
     yield Measured(
         size=time.frac(total),
@@ -451,11 +447,6 @@ def _is_found(rule: Rule, result: Result, answers: Answers) -> bool:
 def memory_bound_is_found(result: Kernels, answers: Answers) -> bool:
     """Whether memory-bound-kernels is a finding."""
     return _is_found(_memory_bound_kernels, result, answers)
-
-
-def _by_reason(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return why (null without a reason) and lost_ns, most lost time first."""
-    return largest_first(rows.group_by("why").agg(pl.col("lost_ns").sum()), "lost_ns", "why")
 
 
 def _of_shapes(rows: pl.DataFrame, reasons: pl.DataFrame) -> Iterator[str]:

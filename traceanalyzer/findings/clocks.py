@@ -49,7 +49,8 @@ def _throttled_steps(result: Kernels, answers: Answers) -> Iterator[Measured]:
     slow_names = slow.sort("speed", descending=True).head(_NAMED)["step"].sort().to_list()
     worst = slow.sort("speed", descending=True)["step"][0]
     compared = _as_one_step(of_device.filter(pl.col("step").is_in([*fastest, worst])), worst)
-    difference = compare(compared, "step", worst, f"in {_label(fastest)}")
+    label = _OUTSIDE if fastest == [_OUTSIDE] else "the fastest steps"
+    difference = compare(compared, "step", worst, f"in {label}")
     if difference is None or difference.why != SLOW_GPU:
         return
     total, time = round(steps["over_ns"].sum()), answers.time
@@ -72,10 +73,6 @@ def _throttled_steps(result: Kernels, answers: Answers) -> Iterator[Measured]:
 _OUTSIDE = "work launched outside the steps"
 #: This work is compared with the steps from this share of the work of a step on.
 _LEAST_WORK = 0.5
-
-
-def _label(fastest: list[str]) -> str:
-    return _OUTSIDE if fastest == [_OUTSIDE] else "the fastest steps"
 
 
 def _as_one_step(kernels: pl.DataFrame, step: str) -> pl.DataFrame:

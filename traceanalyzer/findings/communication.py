@@ -95,12 +95,9 @@ def _slow_collectives(result: CommOutliers, answers: Answers) -> Iterator[Measur
     slow = result.collectives.filter("slow").sort(
         "slow_factor", "instance", descending=[True, False]
     )
-    if slow.is_empty():
+    if slow.is_empty() or not (claimed := straggling.claimed(answers, SLOW)):
         return
-    worst = slow.row(0, named=True)
-    if not (claimed := straggling.claimed(answers, SLOW)):
-        return
-    losses, total, size = claimed
+    worst, (losses, total, size) = slow.row(0, named=True), claimed
     yield Measured(
         size=size,
         title=f"{slow.height:,} of {format_count(result.totals.n_collectives, 'collective')} "
@@ -126,12 +123,9 @@ def _slow_collectives(result: CommOutliers, answers: Answers) -> Iterator[Measur
 )
 def _collective_outliers(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
     outliers = result.outliers().filter(pl.col("cause").is_null())
-    if outliers.is_empty():
+    if outliers.is_empty() or not (claimed := straggling.claimed(answers, OUTLIER)):
         return
-    worst = outliers.row(0, named=True)
-    if not (claimed := straggling.claimed(answers, OUTLIER)):
-        return
-    losses, total, size = claimed
+    worst, (losses, total, size) = outliers.row(0, named=True), claimed
     alone = result.totals.n_ranks == 1
     place = _place_in_steps(result, outliers) if alone else None
     nth = f"{worst['collective']} number {(place or 0) + 1}"
@@ -195,9 +189,7 @@ _MANY_STEPS, _NEARLY_ALL = 3, 0.8
 )
 def _slow_link(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
     sentences = slow_links(result)
-    if not sentences:
-        return
-    if not (claimed := straggling.claimed(answers, LINK)):
+    if not sentences or not (claimed := straggling.claimed(answers, LINK)):
         return
     losses, total, size = claimed
     yield Measured(

@@ -142,7 +142,7 @@ def judge(examined: Examination, rules: Sequence[Rule] = RULES) -> Diagnosis:
         answers.time.per if answers.time.whole_ns else "",
         answers.time.of if answers.time.whole_ns else "",
         warning=_warning(examined, answers),
-        about=_about(examined),
+        about=", ".join(filter(None, (one(examined.results) for one in (described, peak_memory)))),
         timeline=None if little else _timeline(examined),
         instead=_of_text_only(examined),
         little=little,
@@ -193,11 +193,6 @@ def _inferred(answers: Answers) -> str:
     idle = answers.of(GpuIdle)
     inferred = idle is not None and idle.coverage.steps_by_kernels and answers.time.in_steps
     return INFERRED_STEPS if inferred else ""
-
-
-def _about(examined: Examination) -> str:
-    """Return what was recorded, and the peak of memory."""
-    return ", ".join(filter(None, [described(examined.results), peak_memory(examined.results)]))
 
 
 def _timeline(examined: Examination) -> Lanes | None:

@@ -213,11 +213,8 @@ _SUBJECTS: dict[Name, str] = {
     "samples": "total weight",
     "memory": "memory peak",
 }
-_OUTCOMES = {
-    "regression": "Regression",
-    "improvement": "Improvement",
-    "not judged": "Not enough steps to tell",
-}
+#: The outcomes whose names are no start of a sentence.
+_OUTCOMES: dict[str, str] = {"not judged": "Not enough steps to tell"}
 _RECORD = (
     "record more steps (10 in each run), or several runs of each version (--more-before, "
     "--more-after)."
@@ -282,7 +279,8 @@ def _outcome(measure: Measure, *, judged: bool) -> str:
         text = f"{same}{subject} {numbers}"
         return text[0].upper() + text[1:]
     if measure.outcome != "no change":
-        return f"{_OUTCOMES[measure.outcome]}: {same}{subject} {numbers}"
+        outcome = _OUTCOMES.get(measure.outcome, measure.outcome.capitalize())
+        return f"{outcome}: {same}{subject} {numbers}"
     outcome = "No change" if _is_small(measure) else "No significant change"
     return f"{outcome} of {subject}: {same}{numbers}"
 

@@ -184,21 +184,17 @@ class Transfers(Result):
 
         Then a program copies the same data there and back, for example around each kernel.
         """
-        both = ("HtoD", "DtoH")
-        rows = self.copies.filter(pl.col("direction").is_in(both))
-        sums = rows.group_by("direction").agg(pl.col("n", "moved_bytes").sum()).sort("direction")
-        if sums.height < len(both) or (sums["moved_bytes"].min() or 0) < SMALL_BYTES:  # type: ignore[operator]
+        rows = self.copies.filter(pl.col("direction").is_in(("HtoD", "DtoH")))
+        sums = rows.group_by("direction").agg(pl.col("n", "moved_bytes").sum())
+        if sums.height < 2:
             return ""
-        least, most = sums.min(), sums.max()
-        alike = all(
-            least[name].item() >= (1 - _ALIKE) * most[name].item() for name in ("n", "moved_bytes")
-        )
-        if least["n"].item() < _SEVERAL or not alike:
+        (n, size), most = (one.row(0)[1:] for one in (sums.min(), sums.max()))
+        alike = n >= (1 - _ALIKE) * most[0] and size >= (1 - _ALIKE) * most[1]
+        if n < _SEVERAL or size < SMALL_BYTES or not alike:
             return ""
         return (
-            f"As much data goes to the device as back ({least['n'].item():,} copies and "
-            f"{format_bytes(least['moved_bytes'].item())} each way): keep the data on the device "
-            "between kernels."
+            f"As much data goes to the device as back ({n:,} copies and {format_bytes(size)} each "
+            "way): keep the data on the device between kernels."
         )
 
     def view(self) -> View:

@@ -63,7 +63,7 @@ class Reader:
         self._depth: int | None = None
         # indentation, path and class of the modules around the next line; line of each
         self._modules: list[tuple[int, str, str]] = []
-        self._in_tree = self._tree_done = False
+        self._in_tree = False
 
     def feed(self, line: Line) -> bool:
         """Read a line; return whether it belongs to a profile."""
