@@ -158,3 +158,36 @@ def test_long_copies_are_part_of_the_sequence() -> None:
         one.rows.append(copy)
         one.at = one.free = one.free + 4 * MS
     assert ta.steps(one.trace()).steps.height == 6
+
+
+@pytest.mark.parametrize(
+    ("names", "between", "steps"),
+    [
+        (("gemm", "attention", "norm"), "graph", 6),
+        (("stencil", "reduce", "update"), "graph", 6),
+        (("gemm", "attention", "norm"), "Memcpy DtoH (Device -> Pinned)", 6),
+        (("gemm", "attention", "adam_kernel"), "Memcpy DtoH (Device -> Pinned)", 71),
+        (("stencil", "reduce", "update"), "Memcpy DtoH (Device -> Pinned)", 71),
+        (("gemm", "attention", "norm"), "Memcpy DtoD (Device -> Device)", 71),
+    ],
+)
+def test_layers_in_one_graph_or_between_copies(
+    names: tuple[str, ...], between: str, steps: int
+) -> None:
+    """12 layers per token; training, solvers and copies on the device keep their repeats."""
+    one = Program()
+    for _ in range(6):
+        begin = len(one.rows)
+        one.launch(*names * 12)
+        if between == "graph":
+            kernels = [row for row in one.rows[begin:] if row["kind"] == "kernel"]
+            launch = host("cuda_runtime", "cudaGraphLaunch", one.at, 4 * US)
+            one.rows[begin:] = [{**row, "correlation": one.calls} for row in [launch, *kernels]]
+            continue
+        one.calls += 1
+        call = {"correlation": one.calls}
+        one.rows.append(host("cuda_runtime", "cudaMemcpyAsync", one.at, 9 * US, **call))
+        one.rows.append({**device(between, one.free, US, **call), "kind": "gpu_memcpy"})
+        one.free += US
+        one.synchronise()
+    assert ta.steps(one.trace()).steps.height == steps

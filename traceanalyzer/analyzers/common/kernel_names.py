@@ -206,7 +206,7 @@ def _mangled(name: str) -> str:
 GEMM = "gemm"
 CONVOLUTION = "convolution"
 ATTENTION, SOFTMAX, KV_CACHE = "attention", "softmax", "kv cache"
-ELEMENTWISE, COPY = "elementwise", "copy"
+ELEMENTWISE, COPY, OPTIMIZER = "elementwise", "copy", "optimizer"
 OTHER = "other"
 
 _COPY = re.compile(r"(?i)\b(?:memcpy\s*|copy)(\w+?)(?:to|2)(\w+)\b")
@@ -250,7 +250,7 @@ _FUNCTIONS: dict[str, tuple[str, ...]] = {
         "distribution_elementwise", "dropout", "philox", "bernoulli", "curand", "randperm",
         "multinomial",
     ),
-    "optimizer": (
+    OPTIMIZER: (
         "multi_tensor_apply", r"fused_?(adam|sgd|lamb\b|adagrad)", "(adam|sgd)w?_?(kernel|functor)",
     ),
     "norm": (

@@ -12,6 +12,7 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.common.device_work import device_work
+from traceanalyzer.analyzers.common.kernel_names import ATTENTION, GEMM, OPTIMIZER, families_of
 from traceanalyzer.analyzers.common.launching import launch_rows
 from traceanalyzer.analyzers.common.names import mapped, matcher, named
 from traceanalyzer.frames import nesting, numbering
@@ -290,6 +291,8 @@ INFERRED_STEPS = (
 _DETECTED = "step {}"
 #: Copies of a name with this share of the time of their stream are part of the sequence.
 _LONG_COPIES = 0.1
+#: Copies from and to the host, as profilers name them.
+_HOST_COPIES = r"(?i)HtoD|DtoH|HostToDevice|DeviceToHost"
 #: Maximum number of kernels tried as the one that occurs once per step, rarest first.
 _MOST_TRIED = 50
 
@@ -326,7 +329,8 @@ def repeated(trace: Trace, every: str | None = None) -> pl.DataFrame:
     occur once in it are equally spaced, and 90 % of them are equal in the next repeat. It starts
     after the longest typical pause of the stream.
     Repeats without a longer pause between them, with other kernels before and after them that run
-    once, are layers of one pass, not steps.
+    once, are layers of one pass, not steps. So are several repeats in each launch of a CUDA graph,
+    or between copies from or to the host: these are the steps, if their kernels repeat.
 
     Args:
         trace: trace with kernels.
@@ -339,8 +343,9 @@ def repeated(trace: Trace, every: str | None = None) -> pl.DataFrame:
         OptionError: ``every`` is not a regular expression.
     """
     lane = ["rank", "pid", "device", "stream"]
-    work = device_work(trace)[["kind", *lane, "name", "start", "end"]]
+    work = device_work(trace)[["kind", *lane, "name", "correlation", "start", "end"]]
     is_kernel = pl.col("kind") == "kernel"
+    copies = work.filter(~is_kernel, named(trace.names, [_HOST_COPIES]))[["rank", "name", "start"]]
     ns = pl.col("end") - pl.col("start")
     long_copies = ns.sum().over(*lane, "kind", "name") >= _LONG_COPIES * ns.sum().over(lane)
     work = work.filter(is_kernel | long_copies)
@@ -352,19 +357,24 @@ def repeated(trace: Trace, every: str | None = None) -> pl.DataFrame:
     )
     rows = []
     for stream in most.unique("rank", keep="first", maintain_order=True).iter_rows(named=True):
-        of_stream = work[["name", "start", "end"]].filter(pl.Series(number == stream["number"]))
-        rows.append(_of_stream(of_stream, every, stream["rank"]))
+        of_stream = work.filter(pl.Series(number == stream["number"]))
+        of_rank = copies.filter(pl.col("rank").eq_missing(pl.lit(stream["rank"], pl.Int32)))
+        rows.append(_of_stream(of_stream, every, stream["rank"], of_rank))
     types = {"rank": pl.Int32, "pid": pl.Int64, "tid": pl.Int64, "step": pl.String}
     empty = pl.DataFrame(schema={**types, "start": pl.Int64, "end": pl.Int64})
     return pl.concat([empty, *rows])
 
 
-def _of_stream(kernels: pl.DataFrame, every: str | None, rank: object) -> pl.DataFrame:
+def _of_stream(
+    kernels: pl.DataFrame, every: str | None, rank: object, copies: pl.DataFrame
+) -> pl.DataFrame:
     start, end = kernels["start"].to_numpy(), kernels["end"].to_numpy()
     if every is None:
         codes = _codes(kernels["name"])
         pauses = np.append(0, start[1:] - np.maximum.accumulate(end)[:-1])
         begins, period = _begins(codes, pauses)
+        if begins.size:
+            begins, period = _around_layers(kernels, copies, codes, (begins, period))
     else:
         begins = kernels.select(named(kernels, [every])).to_series().arg_true().to_numpy()
         period = start.size
@@ -409,6 +419,33 @@ def _begins(codes: Ints, pauses: Ints, least: int = _LEAST_KERNELS) -> tuple[Int
             first = codes[begins[0] :][:period] == codes[begins[1] :][:period]
             return begins[int(first.mean() < _SAME_FRAC) :], period
     return np.zeros(0, np.int64), 0
+
+
+def _around_layers(
+    kernels: pl.DataFrame, copies: pl.DataFrame, codes: Ints, repeats: tuple[Ints, int]
+) -> tuple[Ints, int]:
+    """Return the launches of graphs that contain several repeats; or the kernels after copies.
+
+    These are copies from or to the host, at equal distances, around layers of a model: repeats
+    with attention or matrix products, without an optimizer.
+    """
+    begins, period = repeats
+    launch = kernels["correlation"]
+    graphs = np.append(0, 1 + np.flatnonzero((launch != launch.shift(-1))[:-1].fill_null(True)))
+    places = [graphs]
+    families = {*families_of(kernels["name"][begins[0] :][:period].cast(pl.String)).values()}
+    if families & {ATTENTION, GEMM} and OPTIMIZER not in families:
+        for _, of_name in copies.group_by("name", maintain_order=True):
+            after = np.searchsorted(kernels["start"].to_numpy(), of_name["start"].to_numpy())
+            places.append(np.unique(after))
+    for begin in places:
+        longer = int(np.median(np.diff(begin))) if begin.size >= _LEAST_STEPS else 0
+        if longer >= _SEVERAL * period and np.mean(np.diff(begin) == longer) >= _SAME_FRAC:
+            begin = np.append(begin[0] - longer, begin)
+            begin = begin[(begin >= 0) & (begin + longer <= codes.size)]
+            if begin.size * longer >= _SAME_FRAC * codes.size:
+                return begin, longer
+    return repeats
 
 
 def _is_one_pass(codes: Ints, begins: Ints, period: int) -> bool:
