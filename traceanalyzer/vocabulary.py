@@ -188,6 +188,8 @@ CATEGORY_ALIASES: dict[str, str] = {
     "cuda_memset": "gpu_memset",
     "cudaevent": "cuda_event",
     # work on other accelerators
+    "mlu_runtime": "cuda_runtime",
+    **{f"mlu_{work}": f"gpu_{work}" for work in ("memcpy", "memset", "user_annotation")},
     "mtia_ccp_events": "kernel",
     "collective_comm": "kernel",
 }

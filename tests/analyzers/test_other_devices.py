@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 from comm_traces import GEMM, US, device, host, step, trace
 from harness import without_scan
@@ -93,6 +94,37 @@ def test_work_of_mtia_is_device_work(tmp_path: Path) -> None:
         again = ta.read(path).events
     assert again["kind"].to_list() == ["mtia_runtime", "kernel", "kernel"]
     assert again["category"].to_list()[1] == "mtia_ccp_events"
+
+
+def test_work_of_cambricon_is_device_work(tmp_path: Path) -> None:
+    at = {"device": 0, "stream": 3, "correlation": 5}
+    rows = [
+        ("mlu_runtime", "cnInvokeKernel", 0, 5, {"correlation": 5}),
+        ("kernel", "MLUBlockKernel3StageMatmul", 10, 30, at),
+        ("mlu_memcpy", "Memcpy HtoD", 50, 20, at),
+        ("mlu_memset", "Memset", 80, 10, at),
+        ("mlu_user_annotation", "forward", 10, 80, at),
+    ]
+    path = tmp_path / "mlu.json"
+    events = [
+        {
+            "ph": "X",
+            "cat": cat,
+            "name": name,
+            "pid": 1,
+            "tid": 3,
+            "ts": ts,
+            "dur": dur,
+            "args": args,
+        }
+        for cat, name, ts, dur, args in rows
+    ]
+    path.write_text(json.dumps({"traceEvents": events}))
+    assert ta.gpu_idle(path).units.select("device", "busy_ns").rows() == [(0, 60_000)]
+    with without_scan():
+        kinds = ta.read(path).events["kind"].cast(pl.String).sort().to_list()
+    assert kinds == ta.read(path).events["kind"].cast(pl.String).sort().to_list()
+    assert kinds == ["cuda_runtime", "gpu_memcpy", "gpu_memset", "gpu_user_annotation", "kernel"]
 
 
 def test_slices_of_unknown_categories_and_phases(tmp_path: Path) -> None:

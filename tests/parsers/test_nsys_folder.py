@@ -194,6 +194,18 @@ def test_columns_of_other_types(name, damaged):
     assert (code, rows) in [row[:2] for row in lost(trace)]
 
 
+def test_names_of_other_types(damaged):
+    path = damaged / "StringIds.parquet"
+    rows = pq.read_metadata(path).num_rows
+    changed(path, "value", pa.array([1] * rows, pa.duration("ns")))
+    trace = ta.read(damaged)
+    assert ("wrong-type", rows, "StringIds") in lost(trace)
+    assert trace.events.filter(pl.col("kind") == "kernel")["name"].null_count() > 0
+    changed(path, "value", pa.array(["name"] * rows).dictionary_encode())
+    kernels = ta.read(damaged, kinds="kernel").events
+    assert kernels["name"].cast(pl.String).unique().to_list() == ["name"]
+
+
 def test_texts_and_ids_of_other_machines(write, tmp_path):
     """Names in the encoding of the machine, and ids above Int64, which SQLite has as negative."""
     database = tmp_path / "run.sqlite"

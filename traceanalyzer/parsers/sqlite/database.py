@@ -522,12 +522,11 @@ class TableFolder(Database):
         sort, dtype = query.columns.get(column.name, INTEGER), column.dtype
         if sort is INTEGER and dtype == pl.UInt64:
             return column.reinterpret(signed=True)
-        if sort is TEXT:
-            return utf8(column) if dtype == pl.Binary else column.cast(pl.String)
-        if dtype.is_integer() if sort is INTEGER else dtype.is_numeric() and sort is REAL:
+        if sort is TEXT and dtype == pl.Binary:
+            return utf8(column)
+        numeric = dtype.is_numeric() if sort is REAL else dtype.is_integer() and sort is not BLOB
+        if numeric or dtype == sort.dtype or (sort is TEXT and dtype == pl.Categorical):
             return column.cast(sort.dtype)
-        if dtype == sort.dtype:
-            return column
         if wrong := column.len() - column.null_count():
             self.losses.mistyped.setdefault(query.table, {})[row] = wrong
         return pl.repeat(None, column.len(), dtype=sort.dtype, eager=True).alias(column.name)
