@@ -425,7 +425,7 @@ def test_a_part_of_a_transfer_that_the_host_waits_for(begin: int) -> None:
 
 
 def test_small_copies_that_the_host_waits_for() -> None:
-    """50 copies of 10 us for which the host waits 20 us each, and one of 2 ms."""
+    """50 copies of 10 us, for which the slower rank waits 20 us each, and one of 2 ms."""
     events, at = [], 0
     for number in range(STEPS):
         begin = at
@@ -444,9 +444,12 @@ def test_small_copies_that_the_host_waits_for() -> None:
         events.append(host("cuda_runtime", "cudaDeviceSynchronize", at + 4 * US, 5 * MS + 3 * US))
         at += 5 * MS + 10 * US
         events.append(step(number, begin, at - begin))
-    result = ta.what_if(trace(events))
-    gains = dict(result.changes.select("change", "gain_ns").iter_rows())
-    assert gains["no small blocking copies"] == pytest.approx(50 * 20 * US, rel=0.02)
+    faster = training(load=MS, compute=MS)
+    for ranks in ([trace(events)], [faster, trace(events, rank=1)]):
+        result = ta.what_if(ranks)
+        gains = dict(result.changes.select("change", "gain_ns").iter_rows())
+        assert gains["no small blocking copies"] == pytest.approx(50 * 20 * US, rel=0.02)
+        assert gains["no copies"] == pytest.approx(50 * 20 * US + 2 * MS + 10 * US, rel=0.02)
     assert "no small blocking copies" not in ta.what_if(training()).changes["change"].to_list()
 
 

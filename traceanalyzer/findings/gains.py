@@ -15,7 +15,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.base import Examination
 from traceanalyzer.analyzers.registry import REPLAY
-from traceanalyzer.analyzers.replay.changes import NO_GAIN, SYNCHRONISATION, Change
+from traceanalyzer.analyzers.replay.changes import NO_GAIN, SYNCHRONISATION, Change, fused
 from traceanalyzer.analyzers.replay.engine import Weights
 from traceanalyzer.analyzers.what_if.replay import Replay
 from traceanalyzer.findings.busy import OF_MANY_FRAC
@@ -197,7 +197,7 @@ def _weights(
     weights = replay.without(lost, transfers, change)
     for one in findings:
         if one.id in _LOOPS and one.intervals is not None:
-            weights = replay.fused(one.intervals, _LOOPS[one.id], weights)
+            weights = fused(replay.job, weights, one.intervals, _LOOPS[one.id])
     return weights
 
 

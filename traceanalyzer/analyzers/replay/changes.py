@@ -109,8 +109,10 @@ def changed(job: Job, change: Change) -> list[Weights]:
     Raises:
         OptionError: a regular expression or a factor is not valid, or matches nothing.
     """
-    pairs = zip(job.weights, job.programs, strict=True)
-    weights = [_without(change.free, *pair) for pair in pairs]
+    whole = engine.joined(job.weights)
+    if change.free:
+        whole = _without(change.free, whole, *job.timed)
+    weights = whole.of_each(job.first_call, job.first_row)
     for pattern, factor in _factors(change):
         _require_names(job, pattern)
         weights = [
@@ -161,8 +163,10 @@ def _factors(change: Change) -> Iterator[tuple[str, float]]:
         yield pattern, value
 
 
-def _without(free: Sequence[str], weights: Weights, program: Program) -> Weights:
-    """Return the times without the classes of time that are free."""
+def _without(
+    free: Sequence[str], weights: Weights, calls: pl.DataFrame, work: pl.DataFrame
+) -> Weights:
+    """Return the times of all ranks without the classes of time that are free."""
     zero = {
         LOADING: ("loader",),
         CODE: ("code",),
@@ -171,52 +175,53 @@ def _without(free: Sequence[str], weights: Weights, program: Program) -> Weights
         COMMUNICATION: ("transfer",),
     }
     names = [name for kind in free for name in zero.get(kind, ())]
-    calls = weights.call
+    spent = weights.call
     weights = replace(weights, **{name: np.zeros_like(getattr(weights, name)) for name in names})
-    copying = np.zeros(calls.size, np.bool_)
-    copying[program.work.filter(work_kind=MEMORY)["call"].drop_nulls().to_numpy()] = True
-    of_classes = {name: _in_calls(program, kinds) for name, kinds in _CALLS.items()}
+    copying = np.zeros(spent.size, np.bool_)
+    copying[work.filter(work_kind=MEMORY)["call"].drop_nulls().to_numpy()] = True
+    of_classes = {name: _in_calls(calls, kinds) for name, kinds in _CALLS.items()}
     for name, of_class in (*of_classes.items(), (COPIES, copying)):
         gone = of_class & (name in free)
-        call = np.where(of_class, np.where(gone, 0.0, calls), weights.call)
+        call = np.where(of_class, np.where(gone, 0.0, spent), weights.call)
         tail = np.where(gone, 0.0, weights.tail)
         weights = replace(weights, call=call, tail=tail, waits=weights.waits & ~gone)
     if SYNCHRONISATION in free:
-        is_sync = _in_calls(program, ("synchronise",))
-        weights = replace(weights, waits=weights.waits & ~(is_sync & ~unexplained(program.calls)))
+        is_sync = _in_calls(calls, ("synchronise",))
+        weights = replace(weights, waits=weights.waits & ~(is_sync & ~unexplained(calls)))
     if CODE in free:
-        weights = replace(weights, waits=weights.waits & ~_in_calls(program, (PAUSE,)))
+        weights = replace(weights, waits=weights.waits & ~_in_calls(calls, (PAUSE,)))
     if SMALL_COPIES in free:
-        weights = _without_calls(weights, program, small_copies(program))
+        weights = _without_calls(weights, work, _small_copies(calls))
     of_kind = {COPIES: MEMORY, COMMUNICATION: COMMUNICATION}
     for kind in {*of_kind} & {*free}:
-        is_kind = (program.work["work_kind"] == of_kind[kind]).to_numpy()
+        is_kind = (work["work_kind"] == of_kind[kind]).to_numpy()
         weights = replace(weights, duration=np.where(is_kind, 0.0, weights.duration))
     return weights
 
 
-def _in_calls(program: Program, kinds: Sequence[str]) -> npt.NDArray[np.bool_]:
+def _in_calls(calls: pl.DataFrame, kinds: Sequence[str]) -> npt.NDArray[np.bool_]:
     """Mark calls of these kinds."""
-    return program.calls["kind"].is_in(kinds).fill_null(value=False).to_numpy()
+    return calls["kind"].is_in(kinds).fill_null(value=False).to_numpy()
 
 
-def small_copies(program: Program) -> npt.NDArray[np.bool_]:
+def _small_copies(calls: pl.DataFrame) -> npt.NDArray[np.bool_]:
     """Mark calls of copies that the host waits for, of at most :data:`~.causes.LITTLE_COPY_NS`."""
-    length = (program.calls["end"] - program.calls["start"]).to_numpy()
-    small: npt.NDArray[np.bool_] = _in_calls(program, ("copy",)) & (length <= causes.LITTLE_COPY_NS)
+    length = (calls["end"] - calls["start"]).to_numpy()
+    small: npt.NDArray[np.bool_] = _in_calls(calls, ("copy",)) & (length <= causes.LITTLE_COPY_NS)
     return small
 
 
 def occurs(job: Job, name: str) -> bool:
     """Return whether a class has time in the run; classes that occur in each run do."""
+    calls, _ = job.timed
     if name == SMALL_COPIES:
-        return any(small_copies(one).any() for one in job.programs)
-    return name not in _CALLS or any(_in_calls(one, _CALLS[name]).any() for one in job.programs)
+        return bool(_small_copies(calls).any())
+    return name not in _CALLS or bool(_in_calls(calls, _CALLS[name]).any())
 
 
-def _without_calls(weights: Weights, program: Program, gone: npt.NDArray[np.bool_]) -> Weights:
+def _without_calls(weights: Weights, work: pl.DataFrame, gone: npt.NDArray[np.bool_]) -> Weights:
     """Return the times without these calls, the operators before them, and their work."""
-    call = program.work["call"].fill_null(-1).to_numpy()
+    call = work["call"].fill_null(-1).to_numpy()
     is_gone = np.append(gone, False)[call]
     times: dict[str, Any] = {
         name: np.where(rows, 0.0, getattr(weights, name))
@@ -226,21 +231,28 @@ def _without_calls(weights: Weights, program: Program, gone: npt.NDArray[np.bool
     return replace(weights, waits=weights.waits & ~gone, **times)
 
 
-def fused(weights: Weights, program: Program, spans: pl.DataFrame, frac: float) -> Weights:
-    """Return the times if one kernel ran in place of the kernels in each span (device, start, end).
+def fused(job: Job, weights: Sequence[Weights], spans: pl.DataFrame, frac: float) -> list[Weights]:
+    """Return the times if one kernel ran in place of the kernels in each span.
 
     It takes a share of their time; the host does not prepare and launch the others.
+
+    Args:
+        job: the programs of all ranks.
+        weights: the times to change.
+        spans: rank, device, start_ns, end_ns on the clock of each file.
+        frac: the share of their time.
     """
-    work = program.work[["device", "start", "end"]]
-    inside = intervals.overlap_with(work, spans, ["device"])["overlap"] > 0
-    rows = (inside.fill_null(value=False) & (program.work["work_kind"] == COMPUTE)).to_numpy()
-    gone = np.zeros(program.calls.height, np.bool_)
-    gone[program.work["call"].filter(pl.Series(rows)).drop_nulls().to_numpy()] = True
-    less = _without_calls(weights, program, gone)
-    return replace(
+    whole, (calls, work), by = engine.joined(weights), job.timed, ["program", "device"]
+    inside = intervals.overlap_with(work, _of_programs(job, spans), by)["overlap"] > 0
+    rows = (inside.fill_null(value=False) & (work["work_kind"] == COMPUTE)).to_numpy()
+    gone = np.zeros(calls.height, np.bool_)
+    gone[work["call"].filter(pl.Series(rows)).drop_nulls().to_numpy()] = True
+    less = _without_calls(whole, work, gone)
+    less = replace(
         less, code=np.where(gone, 0.0, less.code),
-        duration=np.where(rows, weights.duration * frac, less.duration),
+        duration=np.where(rows, whole.duration * frac, less.duration),
     )  # fmt: skip
+    return less.of_each(job.first_call, job.first_row)
 
 
 _OF_A_CALL, _BEFORE_WORK = ("launch", "call"), ("latency", "lag", "rest", "duration")
@@ -284,18 +296,22 @@ def without_time(
         with_host: whether the host did what cost the time; otherwise its times remain, see
             :func:`_without_waits`.
     """
-    ranks = pl.DataFrame(
-        {"program": range(len(weights)), "rank": [program.rank for program in job.programs]},
-        schema_overrides={"rank": pl.Int32},
-    )
-    mine = lost.join(ranks, on="rank", nulls_equal=True)
-    mine = mine.select("program", "device", start="start_ns", end="end_ns")
+    mine = _of_programs(job, lost)
+    if mine.is_empty():
+        return list(weights)
     whole = engine.joined(weights)
     less = _without_time(whole, *job.timed, mine)
     if not with_host:
         whole = replace(whole, duration=less.duration, transfer=less.transfer)
         less = _without_waits(whole, job.timed[0], _exposed(job.timed[1]), mine)
     return less.of_each(job.first_call, job.first_row)
+
+
+def _of_programs(job: Job, spans: pl.DataFrame) -> pl.DataFrame:
+    """Return spans of ranks (rank, device, start_ns, end_ns) as those of programs."""
+    ranks = pl.Series("rank", [program.rank for program in job.programs], pl.Int32)
+    rows = spans.join(ranks.to_frame().with_row_index("program"), on="rank", nulls_equal=True)
+    return rows.select(pl.col("program").cast(pl.Int64), "device", start="start_ns", end="end_ns")
 
 
 def _without_waits(

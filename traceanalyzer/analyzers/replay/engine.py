@@ -186,11 +186,14 @@ class Job:
 
     @cached_property
     def timed(self) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """When all calls and all work of all ranks ran, with their program."""
-        return (
-            _of_all(self.programs, "calls", ["start", "end", "kind", "tail_ns"]),
-            _of_all(self.programs, "work", ["device", "start", "end", "work_kind"]),
-        )
+        """When all calls and all work of all ranks ran, with their program.
+
+        ``call`` of work is a number among all calls.
+        """
+        calls = _of_all(self.programs, "calls", ["start", "end", "kind", "tail_ns"])
+        work = _of_all(self.programs, "work", ["device", "start", "end", "work_kind", "call"])
+        first = pl.Series(self.first_call)[work["program"]]
+        return calls, work.with_columns(pl.col("call") + first)
 
     def member(self, number: int) -> tuple[int, int]:
         """Return program and row of a member of a collective; of a call -1 - row."""

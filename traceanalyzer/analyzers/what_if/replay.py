@@ -3,13 +3,14 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer
 from traceanalyzer.analyzers.common.device_work import work_rows
 from traceanalyzer.analyzers.replay import changes, engine, path, program
 from traceanalyzer.analyzers.replay.engine import Job, Weights
-from traceanalyzer.analyzers.replay.program import Program
+from traceanalyzer.analyzers.replay.program import Ints, Program
 from traceanalyzer.analyzers.what_if import ReplayOptions
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals
@@ -56,16 +57,19 @@ class Replay(Result):
         gain = self.whole_ns - _whole_ns(self.job, times)
         if len(self.job.begins) > 1:
             return gain
-        pauses, left = [], []
-        for one in self.job.programs:
-            last = int(one.work["end"].max() or 0)  # type: ignore[arg-type]
-            until = max(ends.get(one.rank, last), last)
-            rows = lost.filter(pl.col("rank").eq_missing(one.rank), pl.col("end_ns") > last)
-            start, end = (pl.col(side).clip(last, until) for side in ("start_ns", "end_ns"))
-            spans = rows.select(start=start, end=end)
-            removed = intervals.union(spans).select((pl.col("end") - pl.col("start")).sum())
-            pauses.append(until - last)
-            left.append(until - last - int(removed.item()))
+        programs = self.job.programs
+        last = [int(one.work["end"].max() or 0) for one in programs]  # type: ignore[arg-type]
+        until = [max(ends.get(one.rank, at), at) for one, at in zip(programs, last, strict=True)]
+        paused = pl.DataFrame(
+            {"rank": [one.rank for one in programs], "last": last, "until": until},
+            schema={"rank": pl.Int32, "last": pl.Int64, "until": pl.Int64},
+        ).with_row_index("program")
+        start, end = (pl.col(side).clip("last", "until") for side in ("start_ns", "end_ns"))
+        after = lost.join(paused, on="rank", nulls_equal=True)
+        removed = intervals.measure(after.select("program", start=start, end=end), ["program"])
+        pauses = (paused["until"] - paused["last"]).to_numpy()
+        left = pauses.copy()
+        left[removed["program"].to_numpy()] -= removed["length"].to_numpy()
         return gain + _pause_ns(self.times, pauses) - _pause_ns(times, left)
 
     def shorter_frac(self, weights: Sequence[Weights], steps: Collection[str]) -> float:
@@ -129,28 +133,11 @@ class Replay(Result):
         less = changes.without_time(self.job, changed, transfers, with_host=False)
         return changes.without_time(self.job, less, lost)
 
-    def fused(self, spans: pl.DataFrame, frac: float, weights: Sequence[Weights]) -> list[Weights]:
-        """Return the times if one kernel did the work of all kernels of each span.
 
-        Args:
-            spans: rank, device, start_ns, end_ns on the clock of each file.
-            frac: the time that it takes, as a share of theirs.
-            weights: the times to change.
-        """
-        of_rank = spans.rename({"start_ns": "start", "end_ns": "end"}).partition_by(
-            "rank", as_dict=True
-        )
-        none = spans.clear().rename({"start_ns": "start", "end_ns": "end"})
-        return [
-            changes.fused(one, program, of_rank.get((program.rank,), none), frac)
-            for one, program in zip(weights, self.job.programs, strict=True)
-        ]
-
-
-def _pause_ns(times: Sequence[engine.Times], pauses: Sequence[float]) -> float:
+def _pause_ns(times: Sequence[engine.Times], pauses: Ints) -> float:
     """Return by how much the run is longer with pauses after the last work of each rank."""
     ends = [float(one.end.max(initial=0)) for one in times]
-    return max(end + pause for end, pause in zip(ends, pauses, strict=True)) - max(ends)
+    return max(map(float, np.array(ends) + pauses)) - max(ends)
 
 
 def not_drawn(count: int) -> str:
