@@ -254,26 +254,29 @@ def test_kernels_that_no_other_rank_runs_take_no_time_in_a_rank_like_the_others(
 @pytest.mark.parametrize(
     ("times", "change", "gain"),
     [
-        ((5, 9), "rank 1 like the mean of all ranks", 3),  # larger inputs: 3 and 9 become 6
-        ((15, 9), "rank 1 like the others", 16),  # a slow GPU
+        ([(5, 9)], "rank 1 like the mean of all ranks", 3),  # larger inputs: 3 and 9 become 6
+        ([(15, 9)], "rank 1 like the others", 16),  # a slow GPU
+        ([(5, 6), (5, 9), (5, 12)], "ranks 2, 3 like the mean of all ranks", 4.5),
     ],
 )
 def test_larger_inputs_of_a_rank_move_to_the_others(
-    times: tuple[int, int], change: str, gain: int
+    times: list[tuple[int, int]], change: str, gain: float
 ) -> None:
-    """The others wait for rank 1, whose kernels take these times instead of 5 and 3 ms."""
-    ranks = []
-    for rank, each in enumerate(((5, 3), times)):
+    """The others wait for the last rank; kernels take these times instead of 5 and 3 ms."""
+    ranks, longest = [], sum(times[-1])
+    for rank, each in enumerate([(5, 3), *times]):
         events = []
         for number in range(STEPS):
-            at = begin = number * (sum(times) + 1) * MS
-            lengths = {GEMM: each[0], "moe": each[1], ALL_REDUCE: sum(times) - sum(each) + 1}
-            events.append(step(number, at, (sum(times) + 1) * MS))
+            at = begin = number * (longest + 1) * MS
+            lengths = {GEMM: each[0], "moe": each[1], ALL_REDUCE: longest - sum(each) + 1}
+            events.append(step(number, at, (longest + 1) * MS))
             for nth, (name, ms) in enumerate(lengths.items()):
                 launch = {"correlation": 10 * number + nth}
                 call = ("cuda_runtime", "cudaLaunchKernel", begin + nth * US, 1)
                 events.append(host(*call, **launch))
-                more = {"group": "0", "group_size": 2, "seq": number} if nth == 2 else {}
+                more = (
+                    {"group": "0", "group_size": 1 + len(times), "seq": number} if nth == 2 else {}
+                )
                 events.append(device(name, at + 5 * US, ms * MS - 2 * US, **launch, **more))
                 at += ms * MS
         ranks.append(trace(events, rank=rank, path=f"rank{rank}.json"))

@@ -132,6 +132,20 @@ def test_unequal_work_of_another_rank_in_each_step() -> None:
     assert not judged("unequal-work", job(lambda r, _n, _k: 1.5 if r == 2 else 1))
 
 
+def test_unequal_work_of_several_ranks_is_balanced_over_all() -> None:
+    """A product takes 1 to 4 units on ranks 0 to 3. A single rank with more is a straggler."""
+    traces = job(lambda rank, _n, k: 1 + rank if k == "gemm" else 1)
+    found = ta.diagnose(traces).findings
+    one = next(one for one in found if one.id == "unequal-work")
+    assert not any(one.id == "straggler" for one in found)
+    each = KERNELS["gemm"]
+    assert one.cost_ns == pytest.approx(1.5 * each)
+    assert one.gain_ns == pytest.approx(1.5 * each, rel=0.01)
+    assert (one.rank, one.ranks) == (3, (2, 3))
+    one_rank = ta.diagnose(job(lambda r, _n, k: 4 if r == 3 and k == "gemm" else 1)).findings
+    assert [one.rank for one in one_rank if one.id == "straggler"] == [3]
+
+
 @pytest.mark.matrix
 def test_slow_small_collective_is_on_a_slow_link() -> None:
     """1 KiB takes 5 ms on all ranks after the last arrival."""

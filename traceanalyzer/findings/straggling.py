@@ -18,6 +18,7 @@ from traceanalyzer.analyzers.comm_outliers.result import CommOutliers, meanwhile
 from traceanalyzer.analyzers.common import libraries
 from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.display import at_start
+from traceanalyzer.analyzers.common.kernel_names import ATTENTION
 from traceanalyzer.analyzers.common.kernel_times import (
     BALANCE_EXPERTS,
     LARGER_INPUTS,
@@ -203,6 +204,10 @@ def _of_user(code: pl.DataFrame) -> pl.Series:
 #: Code takes as long as others wait for it from this share on; below the other one, it takes little
 #: time on other ranks.
 _HALF, _LITTLE = 0.5, 0.1
+
+#: If the rank with the second most work exceeds the mean by this share of the straggler's excess,
+#: a remedy for the straggler alone leaves the others waiting.
+_NEXT = 0.25
 
 #: The host of a rank is slow if its calls take this many times as long as on the other ranks.
 _SLOW_HOST = 2.0
@@ -400,7 +405,7 @@ def _straggler(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
     waits = time.losses.filter("waited", ~pl.col("root_rank").is_in(of_stages))
     by_rank = waits.group_by(rank="root_rank").agg(pl.col("lost_ns").sum())
     for rank, total in largest_first(by_rank, "lost_ns", "rank").head(_NAMED).iter_rows():
-        if is_steady(time, rank):
+        if is_steady(time, rank) and not _with_more_work(answers, rank):
             yield _measure_straggler(result, answers, rank, total)
 
 
@@ -507,11 +512,31 @@ def _arrivals(result: CommOutliers, row: Mapping[str, Any]) -> Iterator[str]:
         yield text
 
 
+def _with_more_work(answers: Answers, rank: int) -> tuple[int, ...]:
+    """Return the ranks with more work than the mean if this straggler is not the only such rank.
+
+    Empty if another cause than larger inputs delays it, or if the rank with the second most work
+    exceeds the mean by less than a quarter as much. Work is the time of the GPUs of a rank without
+    idle time and exposed communication. Stages of pipelines are not compared.
+    """
+    waits = answers.time.waits_for(rank).group_by("cause").agg(pl.col("lost_ns").sum())
+    by_cause = dict(waits.iter_rows())
+    if stage_of(answers, rank) is not None or not keeps_its_work(answers, rank, by_cause):
+        return ()
+    busy = answers.time.busy.group_by("rank").agg(pl.col("busy_ns").sum())
+    over = busy.with_columns(pl.col("busy_ns") - pl.col("busy_ns").mean())
+    more = largest_first(over.filter(pl.col("busy_ns") > 0), "busy_ns", "rank")
+    if more.height < 2 or more["busy_ns"][1] < _NEXT * more["busy_ns"][0]:
+        return ()
+    return tuple(sorted(more["rank"]))
+
+
 @rule(
     "comm_outliers",
-    "unequal work between ranks: another rank is the straggler in each step",
+    "unequal work of ranks: another rank is the straggler in each step, or several ranks have more "
+    "work than the mean in all steps",
     "exposed wait time for ranks with longer or more work as a share of step time (of the recorded "
-    "time if no steps are marked), if no rank is a straggler in most steps",
+    "time if no steps are marked), if there is no single straggler in most steps",
     {"info": 0.05, "warning": 0.1, "critical": 0.3},
     uses=("gpu_idle", "kernels"),
 )
@@ -528,18 +553,35 @@ def _unequal_work(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
         f"rank {rank}{at_step(step)} ({format_ns(ns)} in total)"
         for step, rank, ns in top.iter_rows()
     )
+    most = int(top["root_rank"][0])
+    more = _with_more_work(answers, most) if is_steady(time, most) else ()
+    which = (
+        f"rank {most} with the most work. Ranks {format_ranges(more)} have more than the mean in "
+        "all steps"
+        if more
+        else "the rank with the most work, which changes between steps"
+    )
+    kernels = answers.of(Kernels)
+    attends = more and kernels and kernels.families["family"].is_in([ATTENTION]).any()
     yield Measured(
         size=time.frac(total),
-        title=f"Unequal work: ranks wait {time.share(total)} for the rank with the most work, "
-        "which changes between steps.",
+        title=f"Unequal work: ranks wait {time.share(total)} for {which}.",
         evidence=(f"Most of the wait time is for {each}.",),
         advice="Balance the work: inputs of equal size (bucket by sequence length, equal numbers "
-        "of tokens per rank), equal numbers of layers or experts.",
+        f"of tokens per rank), equal numbers of layers or experts.{_ZIGZAG if attends else ''}",
         total_ns=total,
-        confidence="medium",
+        confidence="high" if more else "medium",
+        rank=most if more else None,
+        ranks=more,
         intervals=intervals_of(waits),
         explained=_of_experts(result, waits),
     )
+
+
+_ZIGZAG = (
+    " With context parallelism and causal attention, give each rank one part from the begin and "
+    "one from the end of the sequence (zigzag order), because later tokens attend to more."
+)
 
 
 @rule(

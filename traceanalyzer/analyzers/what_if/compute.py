@@ -151,6 +151,12 @@ def _notes(result: WhatIf) -> Iterator[str]:
         "A gain is an estimate from the recorded program: changed kernels may compete for memory "
         "bandwidth and clocks. Gains of several changes do not add up."
     )
+    gaining = result.changes.filter(pl.col("gain_frac") >= NO_GAIN)
+    if not result.given and gaining["change"].str.ends_with(" like the mean of all ranks").any():
+        yield (
+            "Without waiting for other ranks, a step still takes as long as that of the rank with "
+            "the most work: balance the work."
+        )
     if result.faster_ranks:
         ranks = format_ranges(result.faster_ranks)
         yield (
@@ -220,10 +226,12 @@ def combine(parts: Sequence[Program], options: Options, _base: Sequence[Program]
     tried = [_given(job, stages, options)] if _is_given(options) else _usual(job, stages)
     rows = [(one, _steps(job, engine.replay(job, changes.changed(job, one)))) for one in tried]
     base = replayed.mean()
-    loss = [(one.typical_ranks, steps.mean() / base - 1) for one, steps in rows]
+    loss = [(one, steps.mean() / base - 1) for one, steps in rows]
     if not _is_given(options):
         rows = [
-            row for row, (ranks, frac) in zip(rows, loss, strict=True) if not ranks or frac <= 0
+            row
+            for row, (one, frac) in zip(rows, loss, strict=True)
+            if not one.typical_ranks or frac <= 0
         ]
     of_steps = [("recorded", recorded), ("replayed", replayed)]
     of_steps += [(change.text, times) for change, times in rows]
@@ -239,7 +247,14 @@ def combine(parts: Sequence[Program], options: Options, _base: Sequence[Program]
         steps=_of_steps(job.step_names, of_steps),
         given=_is_given(options),
         faster_ranks=tuple(
-            sorted({rank for ranks, frac in loss if frac > _LOSS for rank in ranks})
+            sorted(
+                {
+                    rank
+                    for one, frac in loss
+                    if frac > _LOSS and not one.of_all
+                    for rank in one.typical_ranks
+                }
+            )
         ),
         ranks=len(job.programs),
         kernels=sum(one.work.height for one in job.programs),
@@ -309,6 +324,8 @@ def _usual(job: Job, stages: Sequence[tuple[int, ...]]) -> list[Change]:
         if 1 < len(ranks) <= _MOST_TRIED:
             larger = _with_larger_inputs(job)
             tried += [Change(typical_ranks=(rank,), of_all=rank in larger) for rank in ranks]
+            if len(larger) > 1:
+                tried.append(Change(typical_ranks=tuple(sorted(larger)), of_all=True))
     if stages:
         tried.append(Change(equal_stages=True))
     if len(stages) <= _MOST_TRIED:
