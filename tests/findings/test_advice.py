@@ -178,6 +178,15 @@ def test_a_function_around_two_slices_of_loading_is_not_loading() -> None:
     assert "persistent_workers=True" in first(loop(between), "data-loading").advice
 
 
+def test_time_of_the_profiler_is_not_the_program() -> None:
+    frames = python(
+        "train.py(5): main", "site-packages/torch/profiler/profiler.py(342): start_trace"
+    )
+    rules = [finding.id for finding in ta.diagnose(loop(frames)).findings]
+    assert "profiler-overhead" in rules
+    assert "host-code" not in rules
+
+
 def test_batches_that_one_rank_sends_to_the_others() -> None:
     frames = python(
         "torch/utils/data/dataloader.py(9): __next__",

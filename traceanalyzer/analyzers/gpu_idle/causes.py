@@ -298,6 +298,8 @@ TF_DATA = (
     "num_parallel_calls=tf.data.AUTOTUNE), interleave for several files, cache() before random "
     "transformations, and prefetch(tf.data.AUTOTUNE) at the end."
 )
+#: Functions of PyTorch's profiler itself.
+PROFILES = r"(?:^|[/\\])torch[/\\]profiler[/\\]profiler\.py"
 #: Advice for a loader that starts its workers in the loop, and the functions that start them.
 PERSISTENT = "Start the workers once, not in each epoch: DataLoader(persistent_workers=True)."
 STARTS_WORKERS = (
