@@ -70,10 +70,9 @@ def _exposed_copies(_: Overlap, answers: Answers) -> Iterator[Measured]:
 
 def _without_migrations(copies: pl.DataFrame, total: int) -> tuple[pl.DataFrame, int]:
     """Return copies, and their share of the exposed time, without those of managed memory."""
-    if copies.is_empty():
-        return copies, total
     moved = copies.filter(~pl.col("direction").str.starts_with("UVM "))
-    return moved, round(total * moved["exposed_ns"].sum() / copies["exposed_ns"].sum())
+    ns, whole = (int(rows["exposed_ns"].sum()) for rows in (moved, copies))
+    return moved, round(total * ns / whole) if whole else total
 
 
 def _operators(place: Mapping[str, Any]) -> str:

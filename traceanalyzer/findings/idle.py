@@ -133,10 +133,10 @@ def _of_migrations(cause: str, result: GpuIdle) -> dict[str, float]:
     Then the host is in page faults: it touches what the device used before.
     """
     gaps = result.of_cause(cause)
-    after = gaps.filter(pl.col("before").str.contains("UVM DtoH"))["cause_ns"].sum()
+    after = int(gaps.filter(pl.col("before").str.contains("UVM DtoH"))["cause_ns"].sum())
     if cause != causes.HOST_CODE or not after:
         return {}
-    return {"migrations": after / gaps["cause_ns"].sum()}
+    return {"migrations": after / int(gaps["cause_ns"].sum())}
 
 
 #: Causes whose time may grow with each step, and what to do about it.
