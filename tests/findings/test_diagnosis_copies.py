@@ -177,3 +177,23 @@ def test_an_exchange_of_mpi_is_compared_between_ranks() -> None:
     waited = result.arrivals.group_by("rank").agg(pl.col("wait_ns").sum()).sort("rank")
     assert waited.rows() == [(0, 6 * 8 * MS), (1, 0)]
     assert result.pipeline is None, "ranks exchange borders; they are no stages"
+
+
+@pytest.mark.parametrize(
+    ("up", "form", "keeps"),
+    [(2, "nsys-sqlite", True), (4, "nsys-sqlite", False), (2, "chrome-trace", False)],
+)
+def test_arrays_of_one_size_that_go_there_and_partly_back_stay_on_the_device(
+    up: int, form: str, keeps: bool
+) -> None:
+    """Two arrays up and one down in each iteration, as OpenACC does without a data region."""
+    events, at, size = [], 0, 8 << 20
+    for _ in range(6):
+        for name, ms in [("HtoD", 3)] * up + [("", 1), ("DtoH", 3)]:
+            memory = NAMES[name].replace("Pageable", "Pinned") if name else "jacobi"
+            work = device(memory, at * MS, ms * MS)
+            events.append(work | ({"kind": "gpu_memcpy", "bytes": size} if name else {}))
+            at += ms
+    findings = ta.diagnose(trace(events, format=form)).findings
+    (one,) = (one for one in findings if one.id == "exposed-copies")
+    assert ("a data region" in one.advice) == keeps

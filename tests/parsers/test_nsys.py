@@ -154,6 +154,23 @@ def test_functions_without_symbols_are_merged_per_library(tmp_path):
     assert trace.events["stack"].null_count() == named.events["stack"].null_count()
 
 
+def test_events_of_openacc_are_ranges(tmp_path):
+    path = Path(shutil.copy(TRAINING, tmp_path))
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(
+            'CREATE TABLE OPENACC_DATA_EVENTS (nameId INTEGER, "start" INTEGER, "end" INTEGER, '
+            "globalTid INTEGER)"
+        )
+        name = "Enqueue Upload@laplace2d.c:88"
+        connection.execute("INSERT INTO StringIds VALUES (9000, ?)", (name,))
+        first = connection.execute("SELECT start, end, globalTid FROM OSRT_API").fetchone()
+        connection.execute("INSERT INTO OPENACC_DATA_EVENTS VALUES (9000, ?, ?, ?)", first)
+        connection.commit()
+    rows = ta.read(path).events.filter(pl.col("category") == "openacc")
+    assert rows["name"].to_list() == [name]
+    assert rows.select("kind", "dur").row(0) == ("nvtx", first[1] - first[0])
+
+
 def test_thread_scheduling():
     running = of_kind(ta.read(TRAINING), "sched")
     assert set(running.select("name", "category", "dur").rows()) == {
@@ -299,7 +316,8 @@ def test_every_version_has_the_columns_that_are_read(shared):
                 if columns:
                     read_tables.add(table)
                     assert set(required) <= columns, f"{path.name}: {table}"
-    described_elsewhere = {tables.NIC_METRIC_NAMES}  # no recorded version at hand has its rows
+    # no recorded version at hand has their rows
+    described_elsewhere = {tables.NIC_METRIC_NAMES, *tables.OPENACC}
     assert read_tables | described_elsewhere == set(tables.REQUIRED)
 
 

@@ -217,6 +217,10 @@ _ALONE = (
 _PLACED = (causes.SYNCHRONISATION, causes.LAUNCH)
 #: Advice on idle time while another GPU of the process runs, and while one has more work.
 _EVENLY = "Divide the work between the GPUs evenly, by the time of its kernels."
+_LAUNCH_ON_ALL = (
+    "Launch work on all GPUs before you wait for one of them: asynchronous copies from and to "
+    "pinned host memory (cudaMemcpyAsync) on a stream of each GPU, or a host thread for each GPU."
+)
 _ALL_GPUS = (
     'Layers that are divided between GPUs (device_map="auto") run on one GPU at a time. Use tensor '
     "parallelism, a pipeline with several micro-batches, or, if the model fits, a copy of it on "
@@ -257,7 +261,7 @@ def _advice(cause: str, result: GpuIdle, answers: Answers) -> str:
     if cause == causes.PEER and _are_matched(answers):
         return advice_on_collectives(result.activity(cause))
     if cause == causes.DEVICE_WAIT and answers.time.in_turn:
-        return _ALL_GPUS
+        return _ALL_GPUS if result.program.pytorch else _LAUNCH_ON_ALL
     if cause == causes.DEVICE_WAIT and answers.time.busiest:
         return _EVENLY
     if cause == causes.DATALOADING and result.has_loader:

@@ -22,6 +22,7 @@ from traceanalyzer.analyzers.common.gpu_api import Api, api_of, joined_api
 from traceanalyzer.analyzers.transfers import Options
 from traceanalyzer.analyzers.transfers.result import (
     MOST_GBPS,
+    SMALL_BYTES,
     Transfers,
     advice,
     findings_of,
@@ -127,11 +128,20 @@ def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()
         sizes=sizes.sort("place", "size").drop("place"),
         devices=devices,
         by_device=_summed(moves, (*_DEVICE, *_WAY)).sort(*_DEVICE, maintain_order=True),
+        both_ways=_both_ways(moves),
         unsized=int(moves["moved_bytes"].null_count()),
         unfinished=sum(part.unfinished for part in parts),
         faults=pl.concat([part.faults for part in parts]),
         program=program,
     )
+
+
+def _both_ways(moves: pl.DataFrame) -> pl.DataFrame:
+    """Count the large copies from (up) and to the host (down) by size: moved_bytes, up, down."""
+    large = moves.filter(pl.col("moved_bytes") >= SMALL_BYTES)
+    up, down = ((pl.col("direction") == one).sum() for one in ("HtoD", "DtoH"))
+    counts = large.group_by("moved_bytes").agg(up=up, down=down)
+    return counts.filter(pl.col("up") + pl.col("down") > 0)
 
 
 TRANSFERS = Analyzer("transfers", Options, needs, measure, combine)

@@ -156,6 +156,7 @@ class Transfers(Result):
             last device work), busy_ns (in which a copy or memset runs), alone_ns (the part of it
             without a kernel), busy_frac and alone_frac (of the span).
         by_device: ``copies`` by rank, path and device.
+        both_ways: moved_bytes, up, down: number of copies from and to the host, by size.
         unsized: number of copies and memsets without a recorded size.
         unfinished: number of copies and memsets without an end, which are not counted.
         faults: page faults of managed memory: rank, path, on_gpu, n (on a GPU: fault groups that
@@ -173,6 +174,7 @@ class Transfers(Result):
     sizes: pl.DataFrame
     devices: pl.DataFrame
     by_device: pl.DataFrame
+    both_ways: pl.DataFrame
     unsized: int
     unfinished: int
     faults: pl.DataFrame
@@ -191,10 +193,22 @@ class Transfers(Result):
         (n, size), most = (one.row(0)[1:] for one in (sums.min(), sums.max()))
         alike = n >= (1 - _ALIKE) * most[0] and size >= (1 - _ALIKE) * most[1]
         if n < _SEVERAL or size < SMALL_BYTES or not alike:
-            return ""
+            return self._several_arrays()
         return (
             f"As much data goes to the device as back ({n:,} copies and {format_bytes(size)} each "
             "way): keep the data on the device between kernels."
+        )
+
+    def _several_arrays(self) -> str:
+        """The same if each size goes to the device for up to a few arrays, and comes back."""
+        sizes, up, down = self.both_ways, pl.col("up"), pl.col("down")
+        stays = (down >= _SEVERAL) & up.is_between((1 - _ALIKE) * down, _MOST_ARRAYS * down)
+        if self.program.pytorch or sizes.is_empty() or not sizes.select(stays.all()).item():
+            return ""
+        return (
+            f"Data of the same sizes goes to the device ({sizes['up'].sum():,} copies) and back "
+            f"({sizes['down'].sum():,}): keep it on the device between kernels (OpenACC, OpenMP: "
+            "a data region around the loop)."
         )
 
     def view(self) -> View:
@@ -345,6 +359,8 @@ def _way(row: dict[str, Any]) -> str:
 
 #: Copies there and back: at least so many, and sums that differ by at most this share.
 _SEVERAL, _ALIKE = 4, 0.1
+#: Most arrays that go to the device for each that comes back.
+_MOST_ARRAYS = 3
 
 
 def _exposed(result: Transfers) -> str:

@@ -61,9 +61,9 @@ class _Reader:
     names: str | None = None
 
 
-def _library(table: str, name: str) -> _Reader:
-    read = partial(host.named, table=table, kind="other", category=name)
-    return _Reader((table,), ("other",), read, "nameId")
+def _library(table: str, name: str, kind: str = "other") -> _Reader:
+    read = partial(host.named, table=table, kind=kind, category=name)
+    return _Reader((table,), (kind,), read, "nameId")
 
 
 _MPI = (tables.MPI_COLLECTIVES, tables.MPI_P2P, tables.MPI_WAIT, tables.MPI_OTHER)
@@ -88,6 +88,8 @@ _READERS = (
     _Reader((tables.CPU_FAULTS,), ("page_fault",), device.cpu_faults),
     _library(tables.CUDNN, "cudnn"),
     _library(tables.CUBLAS, "cublas"),
+    # named by construct and line, as ranges are
+    *(_library(table, "openacc", "nvtx") for table in tables.OPENACC),
     _Reader(_MPI, ("mpi",), host.mpi_calls, "textId"),
     _Reader((tables.SCHED,), ("sched",), host.running),
 )

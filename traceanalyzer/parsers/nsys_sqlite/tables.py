@@ -31,6 +31,7 @@ GPU_FAULTS = "CUDA_UM_GPU_PAGE_FAULT_EVENTS"
 CPU_FAULTS = "CUDA_UM_CPU_PAGE_FAULT_EVENTS"
 CUDNN = "CUDNN_EVENTS"
 CUBLAS = "CUBLAS_EVENTS"
+OPENACC = ("OPENACC_DATA_EVENTS", "OPENACC_LAUNCH_EVENTS", "OPENACC_OTHER_EVENTS")
 SCHED = "SCHED_EVENTS"
 SAMPLES = "COMPOSITE_EVENTS"
 CALLCHAINS = "SAMPLING_CALLCHAINS"
@@ -79,6 +80,7 @@ REQUIRED: dict[str, tuple[str, ...]] = {
     CPU_FAULTS: ("start", "globalPid"),
     CUDNN: (*_ON_THREAD, "nameId"),
     CUBLAS: (*_ON_THREAD, "nameId"),
+    **dict.fromkeys(OPENACC, (*_ON_THREAD, "nameId")),
     SCHED: ("start", "cpu", "isSchedIn", "globalTid"),
     SAMPLES: ("id", "start", "globalTid"),
     CALLCHAINS: ("id", "symbol", "module", "stackDepth"),
