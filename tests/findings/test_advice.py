@@ -128,13 +128,19 @@ def test_copies_of_offloaded_parameters(on_cpu: bool) -> None:
     def between(at: int) -> Rows:
         copies = (("Memcpy DtoH (Device -> Pinned)", 10), ("Memcpy HtoD (Pinned -> Device)", 330))
         return [
-            *(device(copy, (at + after) * US, 100 * US) | {"kind": "gpu_memcpy"}
+            *(device(copy, (at + after) * US, 120 * US) | {"kind": "gpu_memcpy"}
               for copy, after in copies),
-            host("user_annotation", name, (at + 115) * US, 210 * US),
-            host("cpu_op", operator, (at + 118) * US, 200 * US),
+            host("user_annotation", name, (at + 135) * US, 190 * US),
+            host("cpu_op", operator, (at + 138) * US, 180 * US),
         ]  # fmt: skip
 
-    assert ("offload_optimizer" in first(loop(between), "exposed-copies").advice) == on_cpu
+    one = first(loop(between), "exposed-copies")
+    assert ("offload_optimizer" in one.advice) == on_cpu
+    # the optimizer on the CPU has the same cause
+    assert [effect.id for effect in one.effects] == ["host-code"] * on_cpu
+    updates = sum(effect.cost_ns or 0 for effect in one.effects)
+    assert one.cost_ns == pytest.approx(240 * US + updates, rel=0.1)
+    assert (updates > 100 * US) == on_cpu
 
 
 def test_code_of_many_functions_was_recorded() -> None:

@@ -52,15 +52,20 @@ def _exposed_copies(_: Overlap, answers: Answers) -> Iterator[Measured]:
         others = including(losses, ranks)
     where = called_in(answers.place(MEMORY)) or _operators(answers.place(MEMORY))
     slower, rate = ("", 1.0) if rank is None else _slower_than_others(answers, rank)
+    updates = time.of_cause(HOST_CODE)
+    updates_ns = int(updates["lost_ns"].sum())
+    if answers.offloads and updates_ns < 2 * total:
+        losses = pl.concat([losses, updates])
+        others += f", and the optimizer on the CPU: {time.share(updates_ns)}"
     yield Measured(
-        size=time.frac(total),
+        size=time.frac(int(losses["lost_ns"].sum())),
         title=f"Exposed {main}{where}{place}{slower}: {time.share(total)}{each}{others}.",
         evidence=(
             *of_ranks(time, COPIES, ranks),
             *(_numbers(row) for row in copies.head(_NAMED).iter_rows(named=True)),
         ),
         advice=_SLOW_PATH if slower else _copying(copies, sums, total, answers),
-        total_ns=total,
+        total_ns=int(losses["lost_ns"].sum()),
         most_gain_ns=round(total * (1 - rate)) if slower else _overlappable(copies, sums, answers),
         rank=rank,
         step=steps[0] if len(steps) == 1 else None,
@@ -199,7 +204,7 @@ def _overlappable(copies: pl.DataFrame, sums: Mapping[str, int], answers: Answer
     the device, there and back, or of offloaded parameters can be avoided: then it is None.
     """
     large = _large(sums)
-    avoidable = large & {"DtoD", MEMSET} or any(_keeping(answers)) or _is_offloaded(large, answers)
+    avoidable = large & {"DtoD", MEMSET} or any(_keeping(answers)) or answers.offloads
     if avoidable or not large or _are_pageable(copies, large):
         return None
     return int(answers.time.busy["busy_ns"].sum())
@@ -241,7 +246,7 @@ def _copying(copies: pl.DataFrame, sums: Mapping[str, int], total: int, answers:
     if text := next((text for test, text in _OF_PLACE.items() if re.search(test, names)), ""):
         return f"{text}; traceanalyzer transfers lists the copies."
     large = _large(sums)
-    if _is_offloaded(large, answers):
+    if answers.offloads:
         return f"{_OFFLOADED_TRAINING}; traceanalyzer transfers lists the copies."
     texts: list[str] = []
     if not large or large - {"DtoD", MEMSET}:
@@ -264,13 +269,6 @@ def _copying(copies: pl.DataFrame, sums: Mapping[str, int], total: int, answers:
             "fuse them into the kernels that use the data"
         )
     return f"{'. '.join(texts)}; traceanalyzer transfers lists the copies."
-
-
-def _is_offloaded(directions: Collection[str], answers: Answers) -> bool:
-    """Whether copies go in both directions, and the CPU updates the parameters."""
-    idle = answers.of(GpuIdle)
-    both = {"HtoD", "DtoH"} <= {*directions}
-    return both and idle is not None and idle.activity(HOST_CODE).steps_on_cpu
 
 
 def _keeping(answers: Answers) -> Iterator[str]:

@@ -123,7 +123,9 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
         step=steps[0] if len(steps) == 1 else None,
         intervals=intervals_of(losses),
         ranks=ranks if slow else (),
-        explained=answers.of_engine(losses) | _of_migrations(cause, result),
+        explained=answers.of_engine(losses)
+        | _of_migrations(cause, result)
+        | ({"exposed-copies": 1.0} if cause == causes.HOST_CODE and answers.offloads else {}),
     )
 
 

@@ -20,6 +20,7 @@ from traceanalyzer.analyzers.kernels.training import (
     TUNING,
 )
 from traceanalyzer.analyzers.steps.result import Steps
+from traceanalyzer.analyzers.transfers.result import Transfers
 from traceanalyzer.findings.device_time import (
     BUBBLE,
     COPIES,
@@ -135,9 +136,23 @@ class Answers:
         return rows if self.one_job else rows.filter(pl.col("code") != RECORDINGS_APART)
 
     @cached_property
+    def offloads(self) -> bool:
+        """Whether the CPU updates parameters, which are copied there and back."""
+        idle, transfers = self.of(GpuIdle), self.of(Transfers)
+        if idle is None or transfers is None or not idle.activity(causes.HOST_CODE).steps_on_cpu:
+            return False
+        sums = transfers.copies.group_by("direction").agg(ns=pl.col("exposed_ns").sum())
+        large = sums.filter(pl.col("ns") > _LEAST_COPIES * pl.col("ns").sum())["direction"]
+        return {"HtoD", "DtoH"} <= {*large}
+
+    @cached_property
     def program(self) -> Program:
         """Framework and GPUs of the program, as far as they are known."""
         return program(self.results)
+
+
+#: Least share of the exposed time of copies in each direction of offloaded parameters.
+_LEAST_COPIES = 0.1
 
 
 def of_purpose(result: Result | None, purpose: str, time: DeviceTime) -> pl.DataFrame:
