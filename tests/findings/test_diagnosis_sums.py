@@ -165,6 +165,9 @@ def test_small_messages_need_larger_buckets_in_the_advice() -> None:
         (("user_annotation", "nccl:broadcast"), ALL_REDUCE.replace("AllReduce", "Broadcast"),
          "larger buckets"),
         (("user_annotation", "Net.training_step_log"), ALL_REDUCE, "without sync_dist"),
+        (("python_function", "utils.py(286): clip_grad_norm_"), ALL_REDUCE, "reduce that one"),
+        (("python_function", "torch/nn/parallel/distributed.py(2072): _sync_buffers"),
+         ALL_REDUCE.replace("AllReduce", "Broadcast"), "broadcast_buffers=False"),
         (("cpu_op", "aten::mm"), ALL_REDUCE, "larger buckets"),
         (("user_annotation", "logits of all ranks"), ALL_REDUCE, "larger buckets"),
     ],
@@ -188,6 +191,35 @@ def test_advice_on_small_collectives_fits_what_issues_them(
     (one,) = (f for f in ta.diagnose(traces).findings if f.id == "exposed-communication")
     assert part in one.advice
     assert ("larger buckets" in " ".join(one.evidence)) == (part == "larger buckets")
+
+
+GATHER, SCATTER = (ALL_REDUCE.replace("AllReduce", name) for name in ("AllGather", "ReduceScatter"))
+
+
+@pytest.mark.parametrize(
+    ("collectives", "most", "wrap"),
+    [
+        ([(GATHER, 0, 4), (ALL_REDUCE, 5, 1)], "all_reduce", False),  # the gather is overlapped
+        ([(GATHER, 5, 2), (GATHER, 7, 2), (SCATTER, 9, 2)], "all_gather", True),
+        ([(GATHER, at, 1) for at in (5, 6, 7, 8)] + [(SCATTER, 9, 2)], "all_gather", False),
+    ],
+)
+def test_the_collective_with_the_most_exposed_time_decides(
+    collectives: list[tuple[str, int, int]], most: str, wrap: bool
+) -> None:
+    """A product takes the first 5 ms of each step; a model that is one unit has two gathers."""
+    about = {"dtype": "float", "elements_in": 1 << 24, "group": "0", "group_size": 2, "stream": 20}
+    rows = []
+    for number in range(3):
+        begin = 11 * number * MS
+        rows += [step(number, begin, 11 * MS), device("gemm", begin, 5 * MS)]
+        for name, at, ms in collectives:
+            out = {"elements_in": 1 << 23, "elements_out": 1 << 24} if name == GATHER else {}
+            rows.append(device(name, begin + at * MS, ms * MS, seq=len(rows), **about | out))
+    traces = [trace(rows, rank, world_size=2) for rank in range(2)]
+    (one,) = (f for f in ta.diagnose(traces).findings if f.id == "exposed-communication")
+    assert most in one.evidence[0]
+    assert ("fully_shard for each block" in one.advice) == wrap
 
 
 @pytest.mark.parametrize(("first", "part"), [(0, "NVLink"), (10, "gradient buckets")])

@@ -294,7 +294,7 @@ def _last_ns(answers: Answers) -> int:
 
 def _exposing(result: Overlap, answers: Answers, *, waits: bool) -> str:
     """Return advice for exposed communication: by the kind of most collectives and their size."""
-    comm, kind = _not_on_host(answers), ""
+    comm, kind = _by_exposed_time(answers), ""
     if comm is not None:
         if comm.mostly_unknown_pairs:
             sender = " ".join(map(str, answers.place(COMMUNICATION).values()))
@@ -310,6 +310,8 @@ def _exposing(result: Overlap, answers: Answers, *, waits: bool) -> str:
             return _TENSOR_PARALLEL_TRAINING
         if text := _of_place(answers, kind) or _of_issuer(answers, comm):
             return text
+        if kind == "all_gather" and _of_whole_model(comm):
+            return _WRAP_BLOCKS
         if _in_small_buckets(answers, comm):
             return _LARGER_BUCKETS
         if small_collectives(comm):
@@ -323,15 +325,22 @@ def _exposing(result: Overlap, answers: Answers, *, waits: bool) -> str:
     return f"{text} Overlap alone gains at most the compute time, {answers.time.text(compute)}."
 
 
-def _not_on_host(answers: Answers) -> CommOutliers | None:
-    """Return the collectives without those that the host runs, if devices run others."""
+def _by_exposed_time(answers: Answers) -> CommOutliers | None:
+    """Return the collectives of devices (of the host without any), most exposed time first.
+
+    The exposed time of a collective, ``exposed_ns`` of its group, is its duration without the wait
+    for the last rank and without the time at which the device computes.
+    """
     if (comm := answers.of(CommOutliers)) is None:
         return None
-    rows = comm.instances.drop_nulls("device")
-    if rows.height in (0, comm.instances.height):
-        return comm
-    groups = comm.groups.join(rows, on=GROUP, how="semi", nulls_equal=True, maintain_order="left")
-    return replace(comm, instances=rows, groups=groups, arrivals=comm.arrivals.drop_nulls("device"))
+    on_device = comm.instances.drop_nulls("device")
+    rows = comm.instances if on_device.is_empty() else on_device
+    exposed = pl.col("duration_ns") - sum(pl.col(n).fill_null(0) for n in ("wait_ns", "compute_ns"))
+    sums = rows.group_by(GROUP).agg(exposed_ns=exposed.clip(0).sum())
+    groups = comm.groups.join(sums, on=GROUP, nulls_equal=True, maintain_order="left")
+    groups = groups.sort("exposed_ns", descending=True, maintain_order=True)
+    arrivals = comm.arrivals if on_device.is_empty() else comm.arrivals.drop_nulls("device")
+    return replace(comm, instances=rows, groups=groups, arrivals=arrivals)
 
 
 def _of_place(answers: Answers, kind: str) -> str:
@@ -342,7 +351,22 @@ def _of_place(answers: Answers, kind: str) -> str:
     name = str(place.get("called") or place.get("code") or "")
     if kind == "all_reduce" and re.search(_OF_NORM, name):
         return _ONE_NORM.format(frame_text(name))
+    if kind == "broadcast" and "_sync_buffers" in name:
+        return _NO_BUFFERS
     return _AFTER_STEP if kind == "all_gather" and re.search(_OF_OPTIMIZER, name) else ""
+
+
+def _of_whole_model(comm: CommOutliers) -> bool:
+    """Whether each pass of a step gathers all parameters at once: two gathers of one size.
+
+    Their gradients are then reduced at once, too.
+    """
+    gathers = comm.groups.filter(collective="all_gather")
+    sums = comm.groups.filter(collective="reduce_scatter")
+    top = gathers.head(1).filter(pl.col("message_bytes").is_in(sums["message_bytes"].implode()))
+    most = int(top["total_ns"].sum()) > _NEARLY_ALL * int(gathers["total_ns"].sum())
+    steps = comm.instances.drop_nulls("step").n_unique(["path", "rank", "step"])
+    return bool(most and steps and top["n"].sum() == 2 * steps)
 
 
 def _gathers_to_generate(answers: Answers, place: Mapping[str, Any]) -> bool:
@@ -369,6 +393,16 @@ _OF_OPTIMIZER = r"(?i)optim\w*[.#](?:.*\.)?step|(?:optim|zero)[^:]*: step$"
 _ONE_NORM = (
     "{} reduces norms one by one: compute the norms of all gradients (torch._foreach_norm, "
     "clip_grad_norm_(foreach=True)), combine those of a rank, and reduce that one number."
+)
+_NO_BUFFERS = (
+    "DistributedDataParallel broadcasts all buffers from rank 0 in each forward pass: use "
+    "broadcast_buffers=False (each rank then has running statistics of its own), or exclude "
+    "constant buffers (DistributedDataParallel._set_params_and_buffers_to_ignore_for_model)."
+)
+_WRAP_BLOCKS = (
+    "All parameters are one FSDP unit, so that compute waits for all of them: wrap each block "
+    "(FSDP auto_wrap_policy=transformer_auto_wrap_policy; FSDP2: fully_shard for each block, then "
+    "for the model), so that one block is gathered while another one computes."
 )
 _AFTER_STEP = (
     "The optimizer gathers the updated parameters after its step (ZeRO-1, ZeRO-2), when nothing is "
@@ -421,6 +455,8 @@ def _of_issuer(answers: Answers, comm: CommOutliers) -> str:
         around = f"{place['outer']} {issuer} {place['code']}"
         if re.search(_OF_DATA_PARALLEL, around):
             return _NO_DATA_PARALLEL
+        if kind == "all_reduce" and re.search(_OF_NORM, str(place["code"])):
+            return _ONE_NORM.format(frame_text(place["code"]))
         if "SyncBatchNorm" in around:
             return _SYNC_BATCH_NORM
         if kind == "broadcast" and issuer:
@@ -532,16 +568,18 @@ def _only_infers(answers: Answers, comm: CommOutliers) -> bool:
 
 
 def _main_kind(comm: CommOutliers) -> str:
-    """Return the collective with most of the time; empty if none has."""
-    sums = comm.groups.group_by("collective").agg(pl.col("total_ns").sum())
-    top = largest_first(sums, "total_ns", "collective").head(1)
-    has_most = top["total_ns"].sum() > comm.groups["total_ns"].sum() / 2
-    return str(top["collective"][0]) if has_most else ""
+    """Return the collective with most of the exposed time, else of all time; empty if none has."""
+    for column in ("exposed_ns", "total_ns"):
+        sums = comm.groups.group_by("collective").agg(pl.col(column).sum())
+        top = largest_first(sums, column, "collective").head(1)
+        if top[column].sum() > comm.groups[column].sum() / 2:
+            return str(top["collective"][0])
+    return ""
 
 
 def _kinds_of_collectives(answers: Answers) -> Iterator[str]:
-    """Yield the kind of collective with the most time, and the share of wait time."""
-    comm = _not_on_host(answers)
+    """Yield the kind of collective with the most exposed time, and the share of wait time."""
+    comm = _by_exposed_time(answers)
     if comm is None or not comm.totals.total_comm_ns:
         return
     for top in comm.groups.head(1).iter_rows(named=True):
@@ -556,8 +594,10 @@ def _kinds_of_collectives(answers: Answers) -> Iterator[str]:
         each = n / max(answers.time.windows.height, 1)
         calls += f" ({each:.3g} per step and GPU)" if answers.time.in_steps else ""
         total = format_ns(int(alike["total_ns"].sum()))
-        yield f"Most time: {_what(top)}{groups}, {total} in {calls}{rate}."
-    if small := small_collectives(comm, advise=not _of_issuer(answers, comm)):
+        most = "Most time" if top["total_ns"] == comm.groups["total_ns"].max() else "Most exposed"
+        yield f"{most}: {_what(top)}{groups}, {total} in {calls}{rate}."
+    known = _of_place(answers, _main_kind(comm)) or _of_issuer(answers, comm)
+    if small := small_collectives(comm, advise=not known):
         yield small
     if comm.arrivals.height:
         share = int(comm.arrivals["once_ns"].sum()) / int(comm.instances["duration_ns"].sum())
