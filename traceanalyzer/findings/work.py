@@ -491,6 +491,16 @@ _MAYBE_NATIVE = (
 _PREPARES = r"(?i)collate|__getitem__|data[_-]?set"
 
 
+#: Libraries of environments of reinforcement learning.
+_OF_ENVIRONMENTS = r"(?:gymnasium|gym|mujoco|pybullet|dm_control)[/\\]"
+_ENVIRONMENTS = (
+    "Step the environments in several processes (SubprocVecEnv of Stable-Baselines3, "
+    "AsyncVectorEnv of Gymnasium), or simulate them on the GPU."
+)
+#: Advice on data sets that read a DataFrame.
+_ARRAYS = "Convert the columns of the DataFrame to arrays once (to_numpy()) and index those."
+
+
 def _below(result: LeafPaths, row: Mapping[str, Any]) -> str:
     """Return advice for a row of :func:`_lines`: by the function below it."""
     leaf, file, name = row["name"], row["path"], row[LIBRARY[0]]
@@ -501,7 +511,11 @@ def _below(result: LeafPaths, row: Mapping[str, Any]) -> str:
         return f"It {wait} in {leaf} ({file}). {ADVICE[wait]}."
     workers = result.processes["role"].str.contains("worker").any()
     if re.search(_PREPARES, f"{name} {row[LIBRARY[1]]}") and not workers:
-        return f"{name} runs in the main process: call it in loader workers (num_workers=4)."
+        arrays = f" {_ARRAYS}" * file.startswith("pandas")
+        call = "call it in loader workers (num_workers=4)."
+        return f"{name} runs in the main process: {call}{arrays}"
+    if re.match(_OF_ENVIRONMENTS, file):
+        return f"{share} of it is in {leaf} ({file}). {_ENVIRONMENTS}"
     if leaf == name:
         part = "It" if row["below"] == row["samples"] else f"{share} of it"
         python = (
