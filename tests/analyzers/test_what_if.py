@@ -174,7 +174,7 @@ def test_ranks_wait_for_the_one_that_loads(late: list[Trace]) -> None:
 def test_lost_time_of_a_rank_is_removed_from_that_rank_alone(late: list[Trace]) -> None:
     job = engine.job_of([measure(one) for one in late])
     lost = pl.DataFrame(
-        {"rank": [1], "device": [0], "start_ns": [0], "end_ns": [2 * MS]},
+        {"path": "1", "rank": [1], "device": [0], "start_ns": [0], "end_ns": [2 * MS]},
         schema_overrides={"rank": pl.Int32, "device": pl.Int32},
     )
     first, second = changes.without_time(job, job.weights, lost)
@@ -415,12 +415,13 @@ def test_a_part_of_a_transfer_that_the_host_waits_for(begin: int) -> None:
     starts = [number * 10 * MS + begin + 10 * US for number in range(STEPS)]
     lost = pl.DataFrame(
         {
+            "path": job.programs[0].path,
             "rank": job.programs[0].rank,
             "device": 0,
             "start_ns": starts,
             "end_ns": [at + MS for at in starts],
         },
-        schema={"rank": pl.Int32, "device": pl.Int32, "start_ns": pl.Int64, "end_ns": pl.Int64},
+        schema_overrides={"rank": pl.Int32, "device": pl.Int32},
     )
     less = changes.without_time(job, job.weights, lost, with_host=False)
     (before,), (after,) = engine.replay(job), engine.replay(job, less)

@@ -18,7 +18,9 @@ STEPS = 5
 LOADER = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
 
 
-def rank(number: int, *, pause: int, compute: int, others: int, name: str = "work") -> Trace:
+def rank(
+    number: int, *, pause: int, compute: int, others: int, name: str = "work", known: bool = True
+) -> Trace:
     """Return steps of a pause of the host, one kernel, an all_reduce, and a synchronisation.
 
     Args:
@@ -27,6 +29,7 @@ def rank(number: int, *, pause: int, compute: int, others: int, name: str = "wor
         compute: duration of the kernel.
         others: time from the begin of the step to the all_reduce of the other rank.
         name: annotation around the pause.
+        known: the file has the number.
     """
     events: list[dict[str, Any]] = []
     length = max(pause + compute, others) + 200 * US
@@ -46,7 +49,7 @@ def rank(number: int, *, pause: int, compute: int, others: int, name: str = "wor
             device(GEMM, at + pause + 5 * US, compute, correlation=ids[0]),
             device(ALL_REDUCE, ready, done - ready, correlation=ids[1], seq=index, **more),
         ]  # fmt: skip
-    return trace(events, rank=number)
+    return trace(events, rank=number if known else None, path=f"rank{number}.json")
 
 
 def by_id(result: Diagnosis) -> dict[str, Finding]:
@@ -96,6 +99,17 @@ def test_gain_of_a_pause_of_the_slowest_rank() -> None:
     assert (one.gain_basis, one.rank) == ("replay", 1)
     assert one.gain_ns == pytest.approx(1.9 * MS, rel=0.06)
     assert one.gain_frac == pytest.approx(1.9 / 5.2, rel=0.06)
+
+
+def test_files_without_ranks_are_replayed_together() -> None:
+    """The pause of the second file is its own, although no file has a rank."""
+    files = [
+        rank(0, pause=100 * US, compute=3 * MS, others=5 * MS, name=LOADER, known=False),
+        rank(1, pause=2 * MS, compute=3 * MS, others=3100 * US, name=LOADER, known=False),
+    ]
+    one = by_id(ta.diagnose(files))["data-loading"]
+    assert one.gain_basis == "replay"
+    assert one.gain_ns == pytest.approx(1.9 * MS, rel=0.1)
 
 
 def test_pause_while_another_rank_computes_is_off_the_critical_path() -> None:

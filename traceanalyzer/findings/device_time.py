@@ -866,4 +866,4 @@ def main_ranks(losses: pl.DataFrame, n_ranks: int) -> tuple[int, ...]:
 
 def intervals_of(losses: pl.DataFrame) -> pl.DataFrame:
     """Return losses as the intervals of a finding."""
-    return losses.select("rank", "device", start_ns="start", end_ns="end")
+    return losses.select(*DEVICE, start_ns="start", end_ns="end")

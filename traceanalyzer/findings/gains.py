@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import polars as pl
 
 from traceanalyzer.analyzers.base import Examination
+from traceanalyzer.analyzers.common.clocks import OWNER
 from traceanalyzer.analyzers.registry import REPLAY
 from traceanalyzer.analyzers.replay.changes import NO_GAIN, SYNCHRONISATION, Change, fused
 from traceanalyzer.analyzers.replay.engine import Weights
@@ -40,8 +41,11 @@ _LOOPS = {"unfused-optimizer": OF_MANY_FRAC, "tensor-loop": OF_MANY_FRAC, "anoma
 #: than the idle time of the finding, by at most this factor.
 _WAITS, _MORE_OVERLAP = {"synchronisation", "anomaly-detection"}, 1.2
 _NO_TIME = pl.DataFrame(
-    schema={"rank": pl.Int32, "device": pl.Int32, "start_ns": pl.Int64, "end_ns": pl.Int64}
-)
+    schema={
+        "path": pl.String, "rank": pl.Int32, "device": pl.Int32, "start_ns": pl.Int64,
+        "end_ns": pl.Int64,
+    }
+)  # fmt: skip
 #: Rules about a rank that becomes like the others, and about all ranks.
 _OF_RANKS, _UNEQUAL = {"straggler", "slow-gpu"}, {"unequal-work", "expert-imbalance"}
 
@@ -118,10 +122,10 @@ def _bound(one: Finding, rule: Rule) -> Finding:
 
 
 def _is_complete(replay: Replay, answers: Answers) -> bool:
-    """Whether the programs are of all ranks with lost time, one of each."""
-    ranks = [one.rank for one in replay.job.programs]
-    measured = answers.time.windows.select("path", "rank").unique()["rank"].to_list()
-    return len({*ranks}) == len(ranks) == len(measured) and {*ranks} == {*measured}
+    """Whether the programs are of all ranks (and files without one) with lost time, one of each."""
+    owners = [one.owner for one in replay.job.programs]
+    measured = answers.time.windows.select("path", OWNER).unique()["owner"].to_list()
+    return len({*owners}) == len(owners) == len(measured) and {*owners} == {*measured}
 
 
 def _gain_frac(one: Finding, replay: Replay, time: DeviceTime) -> float | None:
@@ -169,13 +173,13 @@ def _share(
         return replay.shorter_frac(weights, {*time.windows["step"].drop_nulls()})
     length = (pl.col("end") - pl.col("start")).sum()
     counted: list[int] = time.windows.group_by(DEVICE).agg(length)["end"].to_list()
-    ends = dict(time.windows.group_by("rank").agg(pl.col("end").max()).iter_rows())
+    ends = dict(time.windows.group_by(OWNER).agg(pl.col("end").max()).iter_rows())
     lost = _lost(() if ahead else findings, _IN_INTERVALS)
     return min(replay.gain_ns(weights, ends, lost) / max(counted), 1.0)
 
 
 def _lost(findings: Collection[Finding], ids: Collection[str]) -> pl.DataFrame:
-    """Return the time of these rules that is removed: rank, device, start_ns, end_ns."""
+    """Return the time of these rules that is removed: path, rank, device, start_ns, end_ns."""
     timed = [one for one in findings if one.id in ids and not _ranks(one)]
     rows = [one.intervals for one in timed if one.intervals is not None]
     return pl.concat([_NO_TIME, *rows], how="vertical_relaxed")

@@ -192,7 +192,7 @@ class Measured:
         of: what ``cost_frac`` is a share of; by default step time or the recorded time.
         confidence: confidence that the cause is right; with ``low``, a warning at most.
         rank, device, step: place of the problem; None if there are several.
-        intervals: rank, device, start_ns, end_ns on the clock of each file.
+        intervals: path, rank, device, start_ns, end_ns on the clock of each file.
         ranks: the ranks that a fix changes: of a pipeline stage or with larger inputs (their work
             moves to others), or with a slow host.
         explained: share of the cost that other findings explain, by rule id.

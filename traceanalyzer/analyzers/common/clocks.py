@@ -26,6 +26,15 @@ class Origin:
     epoch_ns: int | None
     start_ns: int | None
 
+    @property
+    def owner(self) -> str:
+        """The rank, or the file without a rank, as :data:`OWNER` of its rows."""
+        return self.path if self.rank is None else str(self.rank)
+
+
+#: The rank, or the file without a rank, from path and rank.
+OWNER = pl.coalesce(pl.col("rank").cast(pl.String), "path").alias("owner")
+
 
 def origin(source: Meta | Origin) -> dict[str, Any]:
     """Return the fields of :class:`Origin` by name."""

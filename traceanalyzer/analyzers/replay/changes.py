@@ -11,6 +11,7 @@ import numpy.typing as npt
 import polars as pl
 
 from traceanalyzer.analyzers.comm_outliers.pipelines import connected
+from traceanalyzer.analyzers.common.clocks import OWNER
 from traceanalyzer.analyzers.common.device_work import COMPUTE, MEMORY
 from traceanalyzer.analyzers.common.names import distinct, matching
 from traceanalyzer.analyzers.gpu_idle import causes
@@ -239,7 +240,7 @@ def fused(job: Job, weights: Sequence[Weights], spans: pl.DataFrame, frac: float
     Args:
         job: the programs of all ranks.
         weights: the times to change.
-        spans: rank, device, start_ns, end_ns on the clock of each file.
+        spans: path, rank, device, start_ns, end_ns on the clock of each file.
         frac: the share of their time.
     """
     whole, (calls, work), by = engine.joined(weights), job.timed, ["program", "device"]
@@ -292,7 +293,7 @@ def without_time(
     Args:
         job: the programs of all ranks.
         weights: the times to change.
-        lost: rank, device, start_ns, end_ns on the clock of each file.
+        lost: path, rank, device, start_ns, end_ns on the clock of each file.
         with_host: whether the host did what cost the time; otherwise its times remain, see
             :func:`_without_waits`.
     """
@@ -308,9 +309,9 @@ def without_time(
 
 
 def _of_programs(job: Job, spans: pl.DataFrame) -> pl.DataFrame:
-    """Return spans of ranks (rank, device, start_ns, end_ns) as those of programs."""
-    ranks = pl.Series("rank", [program.rank for program in job.programs], pl.Int32)
-    rows = spans.join(ranks.to_frame().with_row_index("program"), on="rank", nulls_equal=True)
+    """Return spans of ranks (path, rank, device, start_ns, end_ns) as those of programs."""
+    owners = pl.Series("owner", [program.owner for program in job.programs], pl.String)
+    rows = spans.with_columns(OWNER).join(owners.to_frame().with_row_index("program"), on="owner")
     return rows.select(pl.col("program").cast(pl.Int64), "device", start="start_ns", end="end_ns")
 
 

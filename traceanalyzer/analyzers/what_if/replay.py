@@ -7,6 +7,7 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer
+from traceanalyzer.analyzers.common.clocks import OWNER
 from traceanalyzer.analyzers.common.device_work import work_rows
 from traceanalyzer.analyzers.replay import changes, engine, path, program
 from traceanalyzer.analyzers.replay.engine import Job, Weights
@@ -44,14 +45,14 @@ class Replay(Result):
     times: Sequence[engine.Times]
 
     def gain_ns(
-        self, weights: Sequence[Weights], ends: Mapping[int | None, int], lost: pl.DataFrame
+        self, weights: Sequence[Weights], ends: Mapping[str, int], lost: pl.DataFrame
     ) -> float:
         """Return by how much the run is shorter with these times and without lost time.
 
         Args:
             weights: the changed times.
-            ends: where the last step of each rank ends; the pause after its last work counts too.
-            lost: rank, start_ns, end_ns: what is removed of these pauses.
+            ends: where the last step of each owner ends; the pause after its last work counts too.
+            lost: path, rank, start_ns, end_ns: what is removed of these pauses.
         """
         times = engine.replay(self.job, weights)
         gain = self.whole_ns - _whole_ns(self.job, times)
@@ -59,13 +60,13 @@ class Replay(Result):
             return gain
         programs = self.job.programs
         last = [int(one.work["end"].max() or 0) for one in programs]  # type: ignore[arg-type]
-        until = [max(ends.get(one.rank, at), at) for one, at in zip(programs, last, strict=True)]
+        until = [max(ends.get(one.owner, at), at) for one, at in zip(programs, last, strict=True)]
         paused = pl.DataFrame(
-            {"rank": [one.rank for one in programs], "last": last, "until": until},
-            schema={"rank": pl.Int32, "last": pl.Int64, "until": pl.Int64},
+            {"owner": [one.owner for one in programs], "last": last, "until": until},
+            schema={"owner": pl.String, "last": pl.Int64, "until": pl.Int64},
         ).with_row_index("program")
         start, end = (pl.col(side).clip("last", "until") for side in ("start_ns", "end_ns"))
-        after = lost.join(paused, on="rank", nulls_equal=True)
+        after = lost.with_columns(OWNER).join(paused, on="owner")
         removed = intervals.measure(after.select("program", start=start, end=end), ["program"])
         pauses = (paused["until"] - paused["last"]).to_numpy()
         left = pauses.copy()
@@ -111,9 +112,9 @@ class Replay(Result):
 
     def has_work_after(self, lost: pl.DataFrame) -> bool:
         """Return whether work of the same rank starts after most of the lost time."""
-        ends = {one.rank: one.work["start"].max() for one in self.job.programs}
+        ends = {one.owner: one.work["start"].max() for one in self.job.programs}
         rows = lost.with_columns(
-            last=pl.col("rank").replace_strict(ends, default=None, return_dtype=pl.Int64),
+            last=OWNER.replace_strict(ends, default=None, return_dtype=pl.Int64),
             ns=pl.col("end_ns") - pl.col("start_ns"),
         )
         before = rows.filter(pl.col("start_ns") < pl.col("last"))["ns"].sum()
