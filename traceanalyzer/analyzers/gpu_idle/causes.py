@@ -237,7 +237,8 @@ _ADVICE = {
     MODULE_LOADING: "Load each module once, before the timed part (warm-up steps, "
     "CUDA_MODULE_LOADING=EAGER), and keep it loaded",
     GRAPH_BUILDING: "Instantiate the graph once and replay it; if only parameters change, update "
-    "it (cudaGraphExecUpdate, cudaGraphExecKernelNodeSetParams)",
+    "it (cudaGraphExecUpdate, cudaGraphExecKernelNodeSetParams). An update fails if nodes or their "
+    "dependencies changed: keep them equal in each capture",
     SYNCHRONISATION: "Avoid synchronisation in the loop (.item(), .cpu(), print of a tensor, "
     "torch.cuda.synchronize), so that the host can run ahead",
     MEMORY_MANAGEMENT: "Keep allocations steady to avoid these calls (no empty_cache in the loop, "
