@@ -227,3 +227,11 @@ def test_a_long_prompt_that_stalls_all_requests(tmp_path: Path) -> None:
     assert log.stalls["input_tokens"].to_list() == [20_000, 20_000]
     assert log.stalls["duration_ns"].to_list() == pytest.approx([0.21e9] * 2, rel=0.05)
     assert "20,000" in log.verdict
+
+
+def test_a_stall_is_explained_by_prompts_of_its_own_run(tmp_path: Path) -> None:
+    logs = []
+    for tokens in (20_000, 30_000):
+        (folder := tmp_path / str(tokens)).mkdir()
+        logs.append(write_benchmark(folder, 100, [100] * 30 + [tokens] + [100] * 30, 0.02))
+    assert requests(logs).stalls["input_tokens"].to_list() == [20_000, 30_000]

@@ -272,9 +272,12 @@ def _stalls(each: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
     ns = pl.col("end") - pl.col("start")
     stalled = stalled.filter(ns > _LONG_GAP * pl.col("usual")).drop("usual")
     first = served.select(*key, "start_ns", "first", "input_tokens")
-    during = stalled.join(first, on=key).filter(
-        2 * (pl.min_horizontal("first", "end") - pl.max_horizontal("start_ns", "start")) >= ns
+    overlap = pl.min_horizontal("first", "end") - pl.max_horizontal("start_ns", "start")
+    same = [pl.col(name) == pl.col(f"{name}_right") for name in key]  # as a join: all pairs
+    met = stalled.join_where(
+        first, pl.col("start_ns") < pl.col("end"), pl.col("first") > pl.col("start")
     )
+    during = met.filter(*same, 2 * overlap >= ns)
     prompts = during.group_by(*key, "start").agg(input_tokens=pl.col("input_tokens").max())
     return (
         stalled.join(prompts, on=[*key, "start"], how="left")
