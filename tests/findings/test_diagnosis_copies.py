@@ -57,6 +57,15 @@ def test_migrations_are_one_finding_with_the_page_faults_of_the_host() -> None:
     assert not {"exposed-copies", "host-code"} & {one.id for one in others}
 
 
+def test_migrations_are_not_in_the_cost_of_other_copies() -> None:
+    names = (NAMES["DtoH"], "Memcpy UVM DtoH (Managed -> Managed)")
+    events = [device("gemm", 0, 10 * MS)]
+    for at, name in zip((10, 16), names, strict=True):
+        events.append(device(name, at * MS, 4 * MS, kind="gpu_memcpy", bytes=1 << 20))
+    (one,) = (one for one in ta.diagnose(trace(events)).findings if one.id == "exposed-copies")
+    assert one.cost_ns == 4 * MS
+
+
 @pytest.mark.matrix
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(("main", "other"), [("HtoD", "DtoH"), ("DtoH", "HtoD")])

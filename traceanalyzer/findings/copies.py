@@ -40,7 +40,8 @@ def _exposed_copies(_: Overlap, answers: Answers) -> Iterator[Measured]:
     copies, whole = _without_migrations(_exposed(answers), total)
     if not whole:
         return
-    total, ranks = whole, main_ranks(losses, time.windows["rank"].n_unique())
+    cost = total = whole
+    ranks = main_ranks(losses, time.windows["rank"].n_unique())
     rank = ranks[0] if len(ranks) == 1 else None
     sums = _by_direction(copies)
     main, each = _directions(sums, total, time)
@@ -55,17 +56,17 @@ def _exposed_copies(_: Overlap, answers: Answers) -> Iterator[Measured]:
     updates = time.of_cause(HOST_CODE)
     updates_ns = int(updates["lost_ns"].sum())
     if answers.offloads and updates_ns < 2 * total:
-        losses = pl.concat([losses, updates])
+        losses, cost = pl.concat([losses, updates]), total + updates_ns
         others += f", and the optimizer on the CPU: {time.share(updates_ns)}"
     yield Measured(
-        size=time.frac(int(losses["lost_ns"].sum())),
+        size=time.frac(cost),
         title=f"Exposed {main}{where}{place}{slower}: {time.share(total)}{each}{others}.",
         evidence=(
             *of_ranks(time, COPIES, ranks),
             *(_numbers(row) for row in copies.head(_NAMED).iter_rows(named=True)),
         ),
         advice=_SLOW_PATH if slower else _copying(copies, sums, total, answers),
-        total_ns=int(losses["lost_ns"].sum()),
+        total_ns=cost,
         most_gain_ns=round(total * (1 - rate)) if slower else _overlappable(copies, sums, answers),
         rank=rank,
         step=steps[0] if len(steps) == 1 else None,
