@@ -256,7 +256,7 @@ def test_kernels_that_no_other_rank_runs_take_no_time_in_a_rank_like_the_others(
     [
         ([(5, 9)], "rank 1 like the mean of all ranks", 3),  # larger inputs: 3 and 9 become 6
         ([(15, 9)], "rank 1 like the others", 16),  # a slow GPU
-        ([(5, 6), (5, 9), (5, 12)], "ranks 2, 3 like the mean of all ranks", 4.5),
+        ([(5, 6), (5, 9), (5, 12)], "ranks 0, 1, 2, 3 like the mean of all ranks", 4.5),
     ],
 )
 def test_larger_inputs_of_a_rank_move_to_the_others(

@@ -4,8 +4,8 @@ Of a finding about idle time, exposed copies or communication, what happened in 
 removed: host time, copies and transfers; of communication, transfers alone. Of loops with kernels
 for each tensor, fewer kernels do the work. Of one about slow ranks or their hosts, these become
 like the others; a pipeline stage, or a rank with larger inputs, like the mean of all ranks; of
-unequal work and experts, all ranks (or those with more work) become like the mean. Other findings
-have no change that a replay knows: they gain at most their cost.
+unequal work and experts, all ranks become like their mean. Other findings have no change that a
+replay knows: they gain at most their cost.
 """
 
 from collections.abc import Collection, Sequence
@@ -190,10 +190,10 @@ def _weights(
 ) -> list[Weights]:
     """Return the times of the run without the causes of findings."""
     ranks = {rank for one in findings for rank in _ranks(one)}
-    if any(one.id in _UNEQUAL and not one.ranks for one in findings):
+    if any(one.id in _UNEQUAL for one in findings):
         ranks = {one.rank for one in replay.job.programs if one.rank is not None}
-    # work that leaves these ranks goes to the others
-    of_all = any(one.ranks for one in findings if one.id in _OF_RANKS | _UNEQUAL)
+    # work that leaves a pipeline stage goes to the others
+    of_all = any(one.ranks for one in findings if one.id in _OF_RANKS)
     free = (SYNCHRONISATION,) if ahead else ()
     change = Change(typical_ranks=tuple(sorted(ranks)), of_all=of_all, free=free)
     removed = () if ahead else findings

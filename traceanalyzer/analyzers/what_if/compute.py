@@ -325,7 +325,7 @@ def _usual(job: Job, stages: Sequence[tuple[int, ...]]) -> list[Change]:
             larger = _with_larger_inputs(job)
             tried += [Change(typical_ranks=(rank,), of_all=rank in larger) for rank in ranks]
             if len(larger) > 1:
-                tried.append(Change(typical_ranks=tuple(sorted(larger)), of_all=True))
+                tried.append(Change(typical_ranks=tuple(sorted(ranks)), of_all=True))
     if stages:
         tried.append(Change(equal_stages=True))
     if len(stages) <= _MOST_TRIED:
