@@ -227,12 +227,11 @@ def combine(parts: Sequence[Program], options: Options, _base: Sequence[Program]
     rows = [(one, _steps(job, engine.replay(job, changes.changed(job, one)))) for one in tried]
     base = replayed.mean()
     loss = [(one, steps.mean() / base - 1) for one, steps in rows]
+    slower = [one for one, frac in loss if frac > _LOSS and not one.of_all]
+    faster = {rank for one in slower for rank in one.typical_ranks}
     if not _is_given(options):
-        rows = [
-            row
-            for row, (one, frac) in zip(rows, loss, strict=True)
-            if not one.typical_ranks or frac <= 0
-        ]
+        without_gain = [one for one, frac in loss if one.typical_ranks and frac > 0]
+        rows = [row for row in rows if row[0] not in without_gain]
     of_steps = [("recorded", recorded), ("replayed", replayed)]
     of_steps += [(change.text, times) for change, times in rows]
     starts = np.concatenate(
@@ -246,16 +245,7 @@ def combine(parts: Sequence[Program], options: Options, _base: Sequence[Program]
         changes=_table(rows, replayed),
         steps=_of_steps(job.step_names, of_steps),
         given=_is_given(options),
-        faster_ranks=tuple(
-            sorted(
-                {
-                    rank
-                    for one, frac in loss
-                    if frac > _LOSS and not one.of_all
-                    for rank in one.typical_ranks
-                }
-            )
-        ),
+        faster_ranks=tuple(sorted(faster)),
         ranks=len(job.programs),
         kernels=sum(one.work.height for one in job.programs),
         recorded_ns=float(recorded.mean()),
