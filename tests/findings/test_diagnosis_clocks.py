@@ -21,19 +21,26 @@ ABOUT = {"dtype": "float", "elements_in": 1 << 20, "group_size": 4, "stream": 20
 Factor = Callable[[int, int, str], float]
 
 
-def job(factor: Factor, ranks: int = 4, group: str | None = "0") -> list[Trace]:
-    """Return five steps per rank; ranks wait for the slowest in each step, and start together."""
-    return [trace(list(_rank(rank, ranks, factor, group)), rank, world_size=ranks)
+def job(factor: Factor, ranks: int = 4, group: str | None = "0", pause_ns: int = 0) -> list[Trace]:
+    """Return five steps per rank; ranks wait for the slowest in each step, and start together.
+
+    Rank 1 launches nothing at the start of the last step, for ``pause_ns``.
+    """
+    return [trace(list(_rank(rank, ranks, factor, group, pause_ns)), rank, world_size=ranks)
             for rank in range(ranks)]  # fmt: skip
 
 
-def _rank(rank: int, ranks: int, factor: Factor, group: str | None) -> Iterator[dict[str, Any]]:
+def _rank(
+    rank: int, ranks: int, factor: Factor, group: str | None, pause_ns: int
+) -> Iterator[dict[str, Any]]:
     begin = 0
     for number in range(5):
         each = [_lengths(one, number, factor) for one in range(ranks)]
-        end = begin + max(sum(lengths) for lengths in each) + MS
-        yield step(number, begin, end - begin)
-        at = begin
+        pauses = [pause_ns if (one, number) == (1, 4) else 0 for one in range(ranks)]
+        length = max(pause + sum(ns) for pause, ns in zip(pauses, each, strict=True)) + MS
+        end = begin + length
+        yield step(number, begin, length)
+        at = begin + pauses[rank]
         for name, ns in zip(KERNELS, each[rank], strict=True):
             yield device(name, at, ns)
             at += ns
@@ -144,6 +151,14 @@ def test_unequal_work_of_several_ranks_is_balanced_over_all() -> None:
     assert (one.rank, one.ranks) == (3, (2, 3))
     one_rank = ta.diagnose(job(lambda r, _n, k: 4 if r == 3 and k == "gemm" else 1)).findings
     assert [one.rank for one in one_rank if one.id == "straggler"] == [3]
+
+
+def test_unequal_work_is_found_beside_a_straggler_of_another_cause() -> None:
+    traces = job(lambda rank, _n, k: 1 + rank if k == "gemm" else 1, pause_ns=99 * MS)
+    assert [one.rank for one in judged("straggler", traces)] == [1]
+    (one,) = judged("unequal-work", traces)
+    assert one.ranks == (2, 3)
+    assert "rank 1" not in one.evidence[0]
 
 
 @pytest.mark.matrix

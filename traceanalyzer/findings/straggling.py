@@ -523,18 +523,18 @@ def _with_more_work(answers: Answers, rank: int) -> tuple[int, ...]:
     by_cause = dict(waits.iter_rows())
     if stage_of(answers, rank) is not None or not keeps_its_work(answers, rank, by_cause):
         return ()
-    busy = answers.time.busy.group_by("rank").agg(pl.col("busy_ns").sum())
+    busy = answers.time.busy.drop_nulls("rank").group_by("rank").agg(pl.col("busy_ns").sum())
     over = busy.with_columns(pl.col("busy_ns") - pl.col("busy_ns").mean())
     more = largest_first(over.filter(pl.col("busy_ns") > 0), "busy_ns", "rank")
     if more.height < 2 or more["busy_ns"][1] < _NEXT * more["busy_ns"][0]:
         return ()
-    return tuple(sorted(more["rank"]))
+    return tuple(sorted(more["rank"])) if rank in more["rank"] else ()
 
 
 @rule(
     "comm_outliers",
     "unequal work of ranks: another rank is the straggler in each step, or several ranks have more "
-    "work than the mean in all steps",
+    "work than the mean over all steps",
     "exposed wait time for ranks with longer or more work as a share of step time (of the recorded "
     "time if no steps are marked), if there is no single straggler in most steps",
     {"info": 0.05, "warning": 0.1, "critical": 0.3},
@@ -542,10 +542,11 @@ def _with_more_work(answers: Answers, rank: int) -> tuple[int, ...]:
 )
 def _unequal_work(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
     time = answers.time
-    waits = time.of_cause(WORK)
     stragglers = [one for one in _straggler.function(result, answers) if one.size >= WARN_FRAC]
+    of_others = [rank for one in stragglers for rank in one.ranks or (one.rank,)]
+    waits = time.of_cause(WORK).filter(~pl.col("root_rank").is_in(of_others))
     total = int(waits["lost_ns"].sum())
-    if not total or stragglers:
+    if not total:
         return
     sums = waits.group_by("step", "root_rank").agg(pl.col("lost_ns").sum())
     top = largest_first(sums, "lost_ns", "step", "root_rank").head(_NAMED)
@@ -555,8 +556,10 @@ def _unequal_work(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
     )
     most = int(top["root_rank"][0])
     more = _with_more_work(answers, most) if is_steady(time, most) else ()
+    if stragglers and not more:
+        return
     which = (
-        f"rank {most} with the most work. Ranks {format_ranges(more)} have more than the mean in "
+        f"rank {most} with the most work. Ranks {format_ranges(more)} have more than the mean over "
         "all steps"
         if more
         else "the rank with the most work, which changes between steps"
@@ -579,7 +582,7 @@ def _unequal_work(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
 
 
 _ZIGZAG = (
-    " With context parallelism and causal attention, give each rank one part from the begin and "
+    " With context parallelism and causal attention, give each rank one part from the start and "
     "one from the end of the sequence (zigzag order), because later tokens attend to more."
 )
 
