@@ -229,7 +229,7 @@ def test_a_long_prompt_that_stalls_all_requests(tmp_path: Path) -> None:
     assert "20,000" in log.verdict
 
 
-def test_a_stall_is_explained_by_prompts_of_its_own_run(tmp_path: Path) -> None:
+def test_a_stall_is_explained_by_prompts_of_the_same_run(tmp_path: Path) -> None:
     logs = []
     for tokens in (20_000, 30_000):
         (folder := tmp_path / str(tokens)).mkdir()

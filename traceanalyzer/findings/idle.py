@@ -123,22 +123,22 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
         step=steps[0] if len(steps) == 1 else None,
         intervals=intervals_of(losses),
         ranks=ranks if slow else (),
-        explained=answers.of_engine(losses)
-        | _of_migrations(cause, result)
-        | ({"exposed-copies": 1.0} if cause == causes.HOST_CODE and answers.offloads else {}),
+        explained=answers.of_engine(losses) | _of_copies(cause, result, answers),
     )
 
 
-def _of_migrations(cause: str, result: GpuIdle) -> dict[str, float]:
-    """Return the share of host code that follows migrations of managed memory to the host.
+def _of_copies(cause: str, result: GpuIdle, answers: Answers) -> dict[str, float]:
+    """Return the shares of host code that findings about copies and migrations explain.
 
-    Then the host is in page faults: it touches what the device used before.
+    After migrations of managed memory to the host, it touches what the device used before: it is in
+    page faults. With offloaded parameters, it updates them.
     """
+    if cause != causes.HOST_CODE:
+        return {}
+    shares = {"exposed-copies": 1.0} if answers.offloads else {}
     gaps = result.of_cause(cause)
     after = int(gaps.filter(pl.col("before").str.contains("UVM DtoH"))["cause_ns"].sum())
-    if cause != causes.HOST_CODE or not after:
-        return {}
-    return {"migrations": after / int(gaps["cause_ns"].sum())}
+    return shares | ({"migrations": after / int(gaps["cause_ns"].sum())} if after else {})
 
 
 #: Causes whose time may grow with each step, and what to do about it.

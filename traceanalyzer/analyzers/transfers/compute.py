@@ -128,7 +128,7 @@ def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()
         sizes=sizes.sort("place", "size").drop("place"),
         devices=devices,
         by_device=_summed(moves, (*_DEVICE, *_WAY)).sort(*_DEVICE, maintain_order=True),
-        both_ways=_both_ways(moves),
+        both_directions=_both_directions(moves),
         unsized=int(moves["moved_bytes"].null_count()),
         unfinished=sum(part.unfinished for part in parts),
         faults=pl.concat([part.faults for part in parts]),
@@ -136,7 +136,7 @@ def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()
     )
 
 
-def _both_ways(moves: pl.DataFrame) -> pl.DataFrame:
+def _both_directions(moves: pl.DataFrame) -> pl.DataFrame:
     """Count the large copies from (up) and to the host (down) by size: moved_bytes, up, down."""
     large = moves.filter(pl.col("moved_bytes") >= SMALL_BYTES)
     up, down = ((pl.col("direction") == one).sum() for one in ("HtoD", "DtoH"))

@@ -156,7 +156,7 @@ class Transfers(Result):
             last device work), busy_ns (in which a copy or memset runs), alone_ns (the part of it
             without a kernel), busy_frac and alone_frac (of the span).
         by_device: ``copies`` by rank, path and device.
-        both_ways: moved_bytes, up, down: number of copies from and to the host, by size.
+        both_directions: moved_bytes, up, down: number of copies from and to the host, by size.
         unsized: number of copies and memsets without a recorded size.
         unfinished: number of copies and memsets without an end, which are not counted.
         faults: page faults of managed memory: rank, path, on_gpu, n (on a GPU: fault groups that
@@ -174,7 +174,7 @@ class Transfers(Result):
     sizes: pl.DataFrame
     devices: pl.DataFrame
     by_device: pl.DataFrame
-    both_ways: pl.DataFrame
+    both_directions: pl.DataFrame
     unsized: int
     unfinished: int
     faults: pl.DataFrame
@@ -201,7 +201,7 @@ class Transfers(Result):
 
     def _several_arrays(self) -> str:
         """The same if each size goes to the device for up to a few arrays, and comes back."""
-        sizes, up, down = self.both_ways, pl.col("up"), pl.col("down")
+        sizes, up, down = self.both_directions, pl.col("up"), pl.col("down")
         stays = (down >= _SEVERAL) & up.is_between((1 - _ALIKE) * down, _MOST_ARRAYS * down)
         if self.program.pytorch or sizes.is_empty() or not sizes.select(stays.all()).item():
             return ""
