@@ -667,7 +667,9 @@ def test_without_an_error_the_peak_answers(file: str, category: str, part: str) 
     assert "observer" not in result.verdict  # how to record an error is a note
 
 
-@pytest.mark.parametrize(("reserved_gib", "is_gpu"), [(5.9, False), (14.5, True), (78, True)])
+@pytest.mark.parametrize(
+    ("reserved_gib", "is_gpu"), [(6.5, False), (5.9, True), (14.5, True), (78, True)]
+)
 def test_a_gpu_of_no_usual_size_is_used_by_others_too(reserved_gib: float, is_gpu: bool) -> None:
     full = replace(BARE, request=80 * MIB, reserved=int(reserved_gib * 1024) * MIB, device_free=0)
     assert ("nvidia-smi" in advice(full, "real demand")) != is_gpu

@@ -169,8 +169,8 @@ def _advice(at: Situation, reason: str) -> str:
     return _ADVICE[reason]
 
 
-#: Memory of GPUs in GiB; the driver and contexts take a part of it.
-_SIZES = (8, 10, 11, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 141, 192, 256, 288)
+#: Memory of GPUs, and of their parts (MIG), in GiB; the driver and contexts take a part of it.
+_SIZES = (4, 5, 6, 8, 10, 11, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 141, 192, 256, 288)
 _LEAST_OF_SIZE = 0.87
 
 
