@@ -55,7 +55,7 @@ def _exposed_copies(_: Overlap, answers: Answers) -> Iterator[Measured]:
     slower, rate = ("", 1.0) if rank is None else _slower_than_others(answers, rank)
     updates = time.of_cause(HOST_CODE)
     updates_ns = int(updates["lost_ns"].sum())
-    if answers.offloads and updates_ns < 2 * total:
+    if answers.offloads and 0 < updates_ns < 2 * total:
         losses, cost = pl.concat([losses, updates]), total + updates_ns
         others += f", and the optimizer on the CPU: {time.share(updates_ns)}"
     yield Measured(
