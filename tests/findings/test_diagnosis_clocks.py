@@ -153,7 +153,7 @@ def test_unequal_work_of_several_ranks_is_balanced_over_all() -> None:
     assert [one.rank for one in one_rank if one.id == "straggler"] == [3]
 
 
-def test_unequal_work_is_found_beside_a_straggler_of_another_cause() -> None:
+def test_unequal_work_and_a_straggler_of_another_cause() -> None:
     traces = job(lambda rank, _n, k: 1 + rank if k == "gemm" else 1, pause_ns=99 * MS)
     assert [one.rank for one in judged("straggler", traces)] == [1]
     (one,) = judged("unequal-work", traces)
