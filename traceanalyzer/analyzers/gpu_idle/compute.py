@@ -90,8 +90,7 @@ def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> P
     loading = host.loading(excerpt, options.dataloader)
     loader, copies = excerpt.of_units(loading), host.copying(excerpt)
     busy, units = _busy(excerpt, loader), _spans(excerpt)
-    profiling = excerpt.of_units(excerpt.named(("python_function",), [causes.PROFILES]))
-    profiler = intervals.subtract(pl.concat([excerpt.overhead, profiling]), busy, _UNIT)
+    profiler = intervals.subtract(_profiling(excerpt, units), busy, _UNIT)
     idle = with_launches(excerpt, intervals.gaps(pl.concat([busy, profiler]), _UNIT, units))
     waits = pl.concat([host.calls(excerpt, causes.SYNCHRONISING), host.blocking_copies(excerpt)])
     due, soon = drained(excerpt, idle, busy, waits)
@@ -136,6 +135,12 @@ def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> P
         gap_count=listed.height,
         by_device=measure(excerpt.by_device, options) if excerpt.by_device else None,
     )
+
+
+def _profiling(excerpt: Excerpt, units: pl.DataFrame) -> pl.DataFrame:
+    """Return when the profiler runs: recorded overhead, and its functions within the units."""
+    functions = excerpt.of_units(excerpt.named(("python_function",), [causes.PROFILES]))
+    return pl.concat([excerpt.overhead, intervals.intersect(functions, units, _UNIT)])
 
 
 def _coverage(excerpt: Excerpt, causes_of_gaps: pl.Series) -> Coverage:
