@@ -153,6 +153,7 @@ def test_hot_line_is_in_own_code(tmp_path: Path) -> None:
         ("tokenize (text.py:5);0x7f (libc.so.6)", "less data"),
         ("__getitem__ (ds.py:5);__getitem__ (pandas/core/indexing.py:1153)", "to_numpy()"),
         ("step (quad.py:5);do_simulation (gymnasium/envs/mujoco_env.py:215)", "SubprocVecEnv"),
+        ("<built-in method conv2d>", "<built-in method conv2d>: call"),
         ("get (cache.py:33);acquire (filelock/_api.py:344)", "holds the lock"),
     ],
 )

@@ -503,19 +503,20 @@ _ARRAYS = "Convert the columns of the DataFrame to arrays once (to_numpy()) and 
 
 def _below(result: LeafPaths, row: Mapping[str, Any]) -> str:
     """Return advice for a row of :func:`_lines`: by the function below it."""
-    leaf, file, name = row["name"], row["path"], row[LIBRARY[0]]
+    leaf, file, name = row["name"], row["path"] or "", row[LIBRARY[0]]
+    called = f"{leaf} ({file})" if file else leaf
     share = format_frac(row["below"] / row["samples"])
     if "run_backward" in leaf:
         return "It waits for the backward pass: torch.profiler shows which operators take the time."
-    if wait := wait_of(leaf, file):
-        return f"It {wait} in {leaf} ({file}). {ADVICE[wait]}."
+    if wait := wait_of(leaf, file or None):
+        return f"It {wait} in {called}. {ADVICE[wait]}."
     workers = result.processes["role"].str.contains("worker").any()
     if re.search(_PREPARES, f"{name} {row[LIBRARY[1]]}") and not workers:
         arrays = f" {_ARRAYS}" * file.startswith("pandas")
         call = "call it in loader workers (num_workers=4)."
         return f"{name} runs in the main process: {call}{arrays}"
     if re.match(_OF_ENVIRONMENTS, file):
-        return f"{share} of it is in {leaf} ({file}). {_ENVIRONMENTS}"
+        return f"{share} of it is in {called}. {_ENVIRONMENTS}"
     if leaf == name:
         part = "It" if row["below"] == row["samples"] else f"{share} of it"
         python = (
@@ -525,7 +526,7 @@ def _below(result: LeafPaths, row: Mapping[str, Any]) -> str:
         if result.paths["path"].str.contains(_NATIVE).any():
             return python
         return f"{python} {_MAYBE_NATIVE}"
-    return f"{share} of it is in {leaf} ({file}): call it less often, or with less data."
+    return f"{share} of it is in {called}: call it less often, or with less data."
 
 
 # --- the host and the files ------------------------------------------------------------------
