@@ -7,7 +7,7 @@ what the tests are for. It calls the program and the public functions only, so t
 below may move.
 
     python tests/snapshot.py                      compare the listed cases, exit 1 if any differs
-    python tests/snapshot.py --all                all cases (hours), not one in eight
+    python tests/snapshot.py --all                all cases (hours), not one in 48
     python tests/snapshot.py --only 'kernels '    only cases whose id contains this; repeatable
     python tests/snapshot.py --show CASE          what a case prints, listed or not
     python tests/snapshot.py --save FOLDER        outputs as files too, to compare with diff -r
@@ -49,7 +49,7 @@ SHARED = Path(os.environ.get("TRACEANALYZER_SHARED", ROOT.parent / "shared")).re
 LIST = ROOT / "tests" / "golden" / "snapshot.txt"
 LIMIT_SECONDS = 240
 #: One case in so many is recorded, chosen by a hash of its command line; all of them take hours.
-ONE_IN = 8
+ONE_IN = 48
 #: A file in the folder of every case that must not be overwritten.
 TAKEN = "taken.json"
 

@@ -570,9 +570,11 @@ def _victim(result: CommOutliers) -> str:
     wait, took = longest["wait_ns"], longest["duration_ns"]
     if wait is None or wait < _MOST * took:
         return ""
+    root, last = longest["root_rank"], longest["last_rank"]
+    delayed = f", which rank {root} delayed" if root != last else ""
     return (
         f"The longest collective, {_what(longest)} on rank {longest['rank']} ({format_ns(took)}), "
-        f"spends {format_ns(wait)} waiting for rank {longest['root_rank']}."
+        f"spends {format_ns(wait)} waiting for rank {last}{delayed}."
     )
 
 
