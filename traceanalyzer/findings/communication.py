@@ -47,7 +47,7 @@ _MORE_FILES = (
 _NO_SYNC = (
     "Run all micro-batches of a step except the last one within model.no_sync() of "
     "DistributedDataParallel (Accelerate: accelerator.accumulate, Lightning: "
-    "accumulate_grad_batches); FSDP2: set_requires_gradient_sync(False), with whole gradients. "
+    "accumulate_grad_batches); FSDP2: set_requires_gradient_sync(False), with whole gradients."
 )
 _OF_ZERO = (
     "DeepSpeed ZeRO-2 and ZeRO-3 reduce in each micro-batch by design: use fewer, larger "
@@ -69,7 +69,8 @@ def _repeated_reduction(_: CommOutliers, answers: Answers) -> Iterator[Measured]
     losses, total, size = claimed
     rows = kernels.training.filter(purpose=PURPOSE_REPEATED)
     passes = rows.select(pl.col("call").max()).item()
-    zero = "deepspeed" in " ".join(map(str, answers.place(COMMUNICATION).values())).lower()
+    place = " ".join(str(name) for name in answers.place(COMMUNICATION).values() if name)
+    zero = "deepspeed" in place.lower()
     yield Measured(
         size=size,
         title=f"Gradients are reduced {passes} times per optimizer step, once per accumulated "
@@ -78,7 +79,7 @@ def _repeated_reduction(_: CommOutliers, answers: Answers) -> Iterator[Measured]
         evidence=(
             f"Each backward pass before Optimizer.step launches {losses['collective'][0]} again.",
         ),
-        advice=f"{'' if zero else _NO_SYNC}{_OF_ZERO}",
+        advice=_OF_ZERO if zero else _NO_SYNC if ".py" in place else f"{_NO_SYNC} {_OF_ZERO}",
         total_ns=total,
         intervals=intervals_of(losses),
     )

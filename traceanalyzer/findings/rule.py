@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar, Unpack
 
 import polars as pl
 
@@ -268,8 +268,21 @@ class Rule:
         return "warning" if highest == "critical" and confidence == "low" else highest
 
 
+class _More(TypedDict, total=False):
+    """Attributes of a :class:`Rule` that most rules do not need."""
+
+    counts: bool
+    uses: tuple[str, ...]
+    compares_ranks: bool
+    lacks: Callable[[Any], str | None]
+
+
 def rule(
-    analysis: str, looks_for: str, measure: str, levels: Mapping[Severity, float], **more: Any
+    analysis: str,
+    looks_for: str,
+    measure: str,
+    levels: Mapping[Severity, float],
+    **more: Unpack[_More],
 ) -> Callable[[Measure], Rule]:
     """Turn a measuring function into a :class:`Rule`; its id is the name of the function."""
 

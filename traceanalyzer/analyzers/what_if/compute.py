@@ -45,6 +45,7 @@ class WhatIf(Result):
             ``step_ns``.
         given: the change was given; otherwise each usual one was tried.
         faster_ranks: ranks that are faster than the others: like them, steps would be longer.
+        unequal: work that is moved between ranks gains time, by one of the changes.
             Without a given change, ``changes`` has no row for that.
         ranks: number of ranks.
         kernels: number of kernels and copies.
@@ -66,6 +67,7 @@ class WhatIf(Result):
     steps: pl.DataFrame
     given: bool
     faster_ranks: tuple[int, ...]
+    unequal: bool
     ranks: int
     kernels: int
     recorded_ns: float
@@ -151,8 +153,7 @@ def _notes(result: WhatIf) -> Iterator[str]:
         "A gain is an estimate from the recorded program: changed kernels may compete for memory "
         "bandwidth and clocks. Gains of several changes do not add up."
     )
-    gaining = result.changes.filter(pl.col("gain_frac") >= NO_GAIN)
-    if not result.given and gaining["change"].str.ends_with(" like the mean of all ranks").any():
+    if result.unequal and not result.given:
         yield (
             "Without waiting for other ranks, a step still takes as long as that of the rank with "
             "the most work: balance the work."
@@ -246,6 +247,8 @@ def combine(parts: Sequence[Program], options: Options, _base: Sequence[Program]
         steps=_of_steps(job.step_names, of_steps),
         given=_is_given(options),
         faster_ranks=tuple(sorted(faster)),
+        unequal=not _is_given(options)
+        and any(one.of_all and -frac >= NO_GAIN for one, frac in loss),
         ranks=len(job.programs),
         kernels=sum(one.work.height for one in job.programs),
         recorded_ns=float(recorded.mean()),
