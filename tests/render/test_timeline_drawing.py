@@ -105,6 +105,14 @@ def test_strip_shows_long_states_in_a_row() -> None:
     assert not re.search(r"w{2,}", loading)
 
 
+def test_each_colour_has_its_label() -> None:
+    drawing = once(timeline, RANKS / "rank5.json.gz").drawing()
+    text = drawn_timeline.text(drawing, 200, unicode=True, color=True)
+    legend = text.splitlines()[-1]
+    drawn = set(re.findall(r"\x1b\[(38;5;\d+)m", text))
+    assert drawn == set(re.findall(r"\x1b\[(38;5;\d+)m", legend))
+
+
 @pytest.mark.matrix
 def test_strip_of_many_devices_shows_the_extremes() -> None:
     drawing = of_many().drawing()

@@ -197,7 +197,7 @@ def _legend(
         if state in used
     ]
     same = {"compute", "overlapped"}
-    if same <= used:  # one character
+    if same <= used and not color:  # one character
         label = " or ".join(label for state, _, label in entries if state in same)
         rest = [entry for entry in entries if entry[0] not in same]
         entries = [("compute", entries[0][1], label), *rest]
