@@ -8,11 +8,11 @@ several results.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from functools import cached_property
+from functools import cached_property, partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, overload
 
 import polars as pl
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
     from numpy.typing import NDArray
+
+R = TypeVar("R", bound="Result")
 
 # --- content of a result: tables and findings, as data -----------------------------------------
 
@@ -173,7 +175,7 @@ class View:
     notes: tuple[str, ...] = ()
     tables: tuple[Table, ...] = ()
     scalars: Mapping[str, Any] = field(default_factory=dict)
-    charts: Callable[[], tuple[Chart, ...]] = tuple
+    charts: Callable[[], Iterable[Chart]] = tuple
     flames: Callable[[], tuple[Flame, ...]] = tuple
     occupancies: Callable[[], tuple[Occupancy, ...]] = tuple
     timelines: Callable[[], tuple[Lanes, ...]] = tuple
@@ -190,14 +192,44 @@ class Result:
     on a higher one.
 
     Attributes:
+        question: the question that it answers, the title of ``view_from``.
+        scalar_names: fields that are its scalars: ``n, total_ns``.
         input_notes: skipped or truncated inputs, a line each.
     """
 
+    question: ClassVar[str] = ""
+    scalar_names: ClassVar[str] = ""
     input_notes: tuple[str, ...] = field(default=(), kw_only=True)
 
     def view(self) -> View:
         """Return the content: verdict, notes, tables, charts."""
         raise NotImplementedError
+
+    def view_from(
+        self: R,
+        verdict: Callable[[R], str],
+        notes: Callable[[R], Iterable[str]],
+        tables: Callable[[R], Iterable[Table]],
+        charts: Callable[[R], Iterable[Chart]] = lambda _: (),
+        *,
+        title: str = "",
+        scalars: Mapping[str, Any] | None = None,
+        **more: Any,
+    ) -> View:
+        """Return the view whose parts these functions build.
+
+        Args:
+            verdict: builds the verdict.
+            notes: builds the notes.
+            tables: builds the tables.
+            charts: builds the charts, when they are drawn.
+            title: default: ``question``.
+            scalars: default: the fields of ``scalar_names``.
+            **more: other attributes of the view.
+        """
+        numbers = self.numbers() if scalars is None else scalars
+        content = verdict(self), tuple(notes(self)), tuple(tables(self)), numbers
+        return View(title or self.question, *content, charts=partial(charts, self), **more)
 
     @cached_property
     def _view(self) -> View:
@@ -246,7 +278,7 @@ class Result:
     @cached_property
     def charts(self) -> tuple[Chart, ...]:
         """Return the charts, the most important first."""
-        return self._view.charts()
+        return tuple(self._view.charts())
 
     @cached_property
     def flames(self) -> tuple[Flame, ...]:
@@ -269,8 +301,9 @@ class Result:
         return dict(self._view.scalars)
 
     def numbers(self, *names: str) -> dict[str, Any]:
-        """Return these fields by name."""
-        return {name: getattr(self, name) for name in names}
+        """Return these fields by name, by default those of ``scalar_names``."""
+        chosen = names or filter(None, self.scalar_names.split(", "))
+        return {name: getattr(self, name) for name in chosen}
 
     def to_dict(self) -> dict[str, Any]:
         """Return title, verdict, scalars, tables (as rows) and notes as plain Python values."""

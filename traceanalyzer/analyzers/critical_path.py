@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Unpack
 
 import polars as pl
@@ -56,6 +55,9 @@ class CriticalPath(Result):
         hint: how to record them, or empty.
     """
 
+    question = "What did the run wait for at each moment?"
+    scalar_names = "steps, step_ns, error_frac, edges, inferred"
+
     classes: pl.DataFrame
     names: pl.DataFrame
     ranks: pl.DataFrame
@@ -69,20 +71,7 @@ class CriticalPath(Result):
 
     def view(self) -> View:
         """Build the view: classes, names, ranks and the path."""
-        several = self.ranks.height > 1
-        return View(
-            title="What did the run wait for at each moment?",
-            verdict=_verdict(self),
-            notes=tuple(_notes(self)),
-            tables=(
-                Table("classes", "Longest path, mean per step", self.classes, _CLASSES),
-                Table("names", "Kernels and calls on the path", self.names, _NAMES),
-                *((Table("ranks", "Ranks on the path", self.ranks, _RANKS),) if several else ()),
-                Table("path", "The path", self.path, _PATH, detail=True),
-            ),
-            scalars=self.numbers("steps", "step_ns", "error_frac", "edges", "inferred"),
-            charts=partial(_charts, self),
-        )
+        return self.view_from(_verdict, _notes, _tables, _charts)
 
 
 def _verdict(result: CriticalPath) -> str:
@@ -117,11 +106,17 @@ def _notes(result: CriticalPath) -> Iterator[str]:
     yield from inferred_waits(result.inferred, result.edges, result.hint)
 
 
-def _charts(result: CriticalPath) -> tuple[Chart, ...]:
-    return (
-        Chart("classes", "Longest path of a step", "bar", result.classes, "kind", "time_ns", "",
-              "time per step"),
-    )  # fmt: skip
+def _tables(result: CriticalPath) -> Iterator[Table]:
+    yield Table("classes", "Longest path, mean per step", result.classes, _CLASSES)
+    yield Table("names", "Kernels and calls on the path", result.names, _NAMES)
+    if result.ranks.height > 1:
+        yield Table("ranks", "Ranks on the path", result.ranks, _RANKS)
+    yield Table("path", "The path", result.path, _PATH, detail=True)
+
+
+def _charts(result: CriticalPath) -> Iterator[Chart]:
+    yield Chart("classes", "Longest path of a step", "bar", result.classes, "kind", "time_ns", "",
+              "time per step")  # fmt: skip
 
 
 def combine(

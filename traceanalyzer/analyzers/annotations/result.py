@@ -1,7 +1,7 @@
 """Result of the annotations analysis: data, verdict, notes, tables and charts."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import polars as pl
@@ -92,6 +92,8 @@ class Annotations(Result):
             work, ``inside_n``, ``inside_ns`` and ``inside_frac`` of the work in annotations.
     """
 
+    question = "What do annotated ranges cost?"
+
     names: tuple[str, ...]
     by: By | None
     ranges: int
@@ -111,14 +113,7 @@ class Annotations(Result):
         scalars = self.numbers("by", "ranges", "process_wide", "unclosed")
         for name, amount in amounts.items():
             scalars |= {f"{name}_n": amount.n, f"{name}_ns": amount.total_ns}
-        return View(
-            title="What do annotated ranges cost?",
-            verdict=_verdict(self),
-            notes=_notes(self),
-            tables=_tables(self),
-            scalars=scalars,
-            charts=partial(_charts, self),
-        )
+        return self.view_from(_verdict, _notes, _tables, _charts, scalars=scalars)
 
 
 # --- verdict and notes ---------------------------------------------------------------------
@@ -220,33 +215,31 @@ def _share(result: Annotations, total_ns: int) -> str:
     return format_frac(total_ns / result.work.total_ns if result.work.total_ns else None)
 
 
-def _notes(result: Annotations) -> tuple[str, ...]:
+def _notes(result: Annotations) -> Iterator[str]:
     """Describe how device work is attributed, and what was not counted."""
-    notes = []
     if result.work.n:
-        notes.append(
+        yield (
             "Device work (kernels, copies, memsets) counts for all annotations around its launch "
             "call on the same thread; self device time counts for the innermost one only."
         )
-        notes.append(
+        yield (
             "Projected time is from the start of the first device event launched in a range to the "
             "end of the last, summed over the ranges."
         )
     if result.process_wide:
-        notes.append(
+        yield (
             f"{format_count(result.process_wide, 'range')} with start and end on different "
             "threads: host time only."
         )
-    notes += without_end(result.unclosed, "annotation")
+    yield from without_end(result.unclosed, "annotation")
     if result.names:
-        notes.append("Only annotations with matching names count, as if there were no others.")
-    return tuple(notes)
+        yield "Only annotations with matching names count, as if there were no others."
 
 
 # --- tables and charts ---------------------------------------------------------------------
 
 
-def _tables(result: Annotations) -> tuple[Table, ...]:
+def _tables(result: Annotations) -> Iterator[Table]:
     """Build the tables: annotations, host times, and ranks if there are several."""
     rows = result.annotations
     keys = _keys(result)
@@ -254,13 +247,14 @@ def _tables(result: Annotations) -> tuple[Table, ...]:
     detail, columns = bool(result.work.n), {**keys, **_HOST}
     host = Table("host", "Host time", by_host, columns, detail=detail, missing=_MISSING)
     if not result.work.n:
-        return (host,)
+        yield host
+        return
     columns = {**keys, **{name: _HOST[name] for name in _FIRST}, **_DEVICE}
-    tables = [Table("annotations", "Annotations", rows, columns, missing=_MISSING), host]
+    yield Table("annotations", "Annotations", rows, columns, missing=_MISSING)
+    yield host
     if result.ranks.height > 1:
         columns = {**rank_column(result.ranks), **_RANKS}
-        tables.append(Table("ranks", "Ranks", result.ranks, columns))
-    return tuple(tables)
+        yield Table("ranks", "Ranks", result.ranks, columns)
 
 
 def _keys(result: Annotations) -> dict[str, str]:

@@ -1,8 +1,7 @@
 """Result of the CUDA API analysis: data, findings, verdict, notes, tables and charts."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import polars as pl
@@ -86,6 +85,9 @@ class CudaApi(Result):
         alone: number of calls that copy or set memory without a recorded copy or memset.
     """
 
+    question = "What do CUDA calls cost the host, and which block it?"
+    scalar_names = "n, total_ns, span_ns, unfinished, alone"
+
     n: int
     total_ns: int
     span_ns: int
@@ -100,14 +102,7 @@ class CudaApi(Result):
 
     def view(self) -> View:
         """Build the view: findings, calls by name, copies, allocations, ranks."""
-        return View(
-            title="What do CUDA calls cost the host, and which block it?",
-            verdict=_verdict(self),
-            notes=_notes(self),
-            tables=_tables(self),
-            scalars=self.numbers("n", "total_ns", "span_ns", "unfinished", "alone"),
-            charts=partial(_charts, self),
-        )
+        return self.view_from(_verdict, _notes, _tables, _charts)
 
 
 # --- verdict and notes ---------------------------------------------------------------------
@@ -146,47 +141,41 @@ def _finding(result: CudaApi, row: dict[str, Any]) -> str:
     return f"{opening}: {row['advice']}."
 
 
-def _notes(result: CudaApi) -> tuple[str, ...]:
+def _notes(result: CudaApi) -> Iterator[str]:
     """Describe what was not counted, and how to read the numbers."""
-    notes = [_SUMMED]
+    yield _SUMMED
     if result.alone:
         calls = format_count(result.alone, "call")
-        notes.append(
+        yield (
             f"{calls} that copy or set memory without a recorded copy or memset: only the call is "
             "counted."
         )
-    notes += without_end(result.unfinished, "call")
-    return tuple(notes)
+    yield from without_end(result.unfinished, "call")
 
 
 # --- tables and charts ---------------------------------------------------------------------
 
 
-def _tables(result: CudaApi) -> tuple[Table, ...]:
+def _tables(result: CudaApi) -> Iterator[Table]:
     """Build the tables: findings, calls by name, copies, allocations, ranks."""
     copy = pl.col("name").str.strip_prefix("Memcpy ").alias("copy")
     moves = result.moves.with_columns(copy)
-    tables = [
-        table_of_known("findings", "Findings", result.findings, _FINDINGS),
-        Table("calls", "Calls", result.calls, _CALLS, hide_first=("min_ns", "p99_ns", "mean_ns")),
-        table_of_known("moves", "Calls that copy or set memory", moves, _MOVES),
-        Table("allocations", "Calls that allocate or free", result.allocations, _ALLOCATIONS),
-    ]
+    yield table_of_known("findings", "Findings", result.findings, _FINDINGS)
+    yield Table("calls", "Calls", result.calls, _CALLS, hide_first=("min_ns", "p99_ns", "mean_ns"))
+    yield table_of_known("moves", "Calls that copy or set memory", moves, _MOVES)
+    yield Table("allocations", "Calls that allocate or free", result.allocations, _ALLOCATIONS)
     if result.ranks.height > 1:
         ranks = result.ranks.with_columns(places(result.ranks))
         by_rank = result.by_rank.with_columns(places(result.by_rank))
-        tables.append(Table("ranks", "Ranks", ranks, _RANKS))
+        yield Table("ranks", "Ranks", ranks, _RANKS)
         columns = {"on": "rank", **_CALLS}
-        tables.append(Table("by_rank", "Calls by rank", by_rank, columns, detail=True))
-    return tuple(tables)
+        yield Table("by_rank", "Calls by rank", by_rank, columns, detail=True)
 
 
-def _charts(result: CudaApi) -> tuple[Chart, ...]:
+def _charts(result: CudaApi) -> Iterator[Chart]:
     """Build bars of the calls with most time."""
     title = "Calls by total time"
-    return (
-        bars("calls", title, result.calls, length="total_ns", label="call", x_label="host time"),
-    )
+    yield bars("calls", title, result.calls, length="total_ns", label="call", x_label="host time")
 
 
 ASYNC_PAGEABLE = "async-pageable"

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 import polars as pl
@@ -112,6 +111,8 @@ class Diff(Result):
         repeats: run, path, value (of the measure), one row per run if a side has several.
     """
 
+    question = "Did it get slower, and where?"
+
     measure: Measure | None
     why: str | None
     parts: pl.DataFrame | None
@@ -151,17 +152,8 @@ class Diff(Result):
 
     def view(self) -> View:
         """Build the view: parts of a step, kernels, operators, collectives, functions, memory."""
-        return View(
-            title="Did it get slower, and where?",
-            verdict=sentences(
-                self.expected.verdict(self.measure) if self.expected else "", _verdict(self)
-            ),
-            notes=(*_notes(self), *self.remarks),
-            tables=_tables(self),
-            scalars=self._scalars(),
-            charts=partial(_charts, self),
-            flames=self._flames,
-        )
+        scalars, flames = self._scalars(), self._flames
+        return self.view_from(_verdict, _notes, _tables, _charts, scalars=scalars, flames=flames)
 
     def _flames(self) -> tuple[Flame, ...]:
         """Return the differential flame graph if runs are judged by samples."""
@@ -222,6 +214,11 @@ _RECORD = (
 
 
 def _verdict(result: Diff) -> str:
+    expected = result.expected.verdict(result.measure) if result.expected else ""
+    return sentences(expected, _of_runs(result))
+
+
+def _of_runs(result: Diff) -> str:
     """Describe the outcome with its size and noise, and the changes that explain it."""
     measure = result.measure
     if measure is None:
@@ -429,32 +426,31 @@ def _peak(result: Diff, measure: Measure) -> str:
     return f"The memory peak changed from {format_bytes(before)} to {format_bytes(after)}{frac}."
 
 
-def _notes(result: Diff) -> tuple[str, ...]:
+def _notes(result: Diff) -> Iterator[str]:
     """Describe how the numbers are defined."""
     measure = result.measure
     if measure is None:
-        return ()
-    least = format_frac(measure.least)
-    counts = (
-        f"A change is significant if it is above {least} (--min-change) and above the noise "
-        f"({runs.ERRORS} standard errors of the difference)."
+        yield from result.remarks
+        return
+    yield (
+        f"A change is significant if it is above {format_frac(measure.least)} (--min-change) and "
+        f"above the noise ({runs.ERRORS} standard errors of the difference)."
     )
-    notes = [counts]
     if result.expected is not None and result.expected.named("new"):
-        notes.append(
+        yield (
             "A finding can be new because the step is shorter: its cost is a larger share of it."
         )
     if result.roles is not None and (result.paired_frac or 0) < 1:
-        notes.append(
+        yield (
             f"{format_frac(result.paired_frac or 0)} of the device time is in kernels with the "
             "same role in both runs; the others are new or gone."
         )
     if measure.name == "step" and result.parts is not None:
-        notes.append(
+        yield (
             "Sums per step are means over typical steps (the middle half by time), so parts add "
             "up. Kernels and operators count for the step in which they start."
         )
-    return tuple(notes)
+    yield from result.remarks
 
 
 _TIMES = headings(
@@ -549,18 +545,16 @@ def _function_table(frame: pl.DataFrame) -> Table:
                  _known_columns(frame, columns))  # fmt: skip
 
 
-def _charts(result: Diff) -> tuple[Chart, ...]:
+def _charts(result: Diff) -> Iterator[Chart]:
     """Build charts of step times of both runs, and of changes of parts and kernels."""
-    charts = []
     if result.steps.height and result.measure is not None:
-        charts.append(_times(result.steps))
+        yield _times(result.steps)
     for frame, what, label in (
         (result.parts, "part", "Time breakdown: changes"),
         (result.kernels, "kernel", "Kernels: changes"),
     ):
         if frame is not None and (frame["change_ns"] != 0).any():
-            charts.append(_changes(frame, what, label))
-    return tuple(charts)
+            yield _changes(frame, what, label)
 
 
 def _times(steps: pl.DataFrame) -> Chart:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 
 import polars as pl
 
@@ -85,6 +84,12 @@ class Efficiency(Result):
             ``covered_frac``.
     """
 
+    question = "How close to the peak of the GPU?"
+    scalar_names = (
+        "precision, mfu_frac, hfu_frac, mfu_6nt_frac, kernel_ns, covered_ns, covered_frac, "
+        "lost_ns, has_shapes, inferred, marked"
+    )
+
     precision: str
     kernel_ns: int
     covered_ns: int
@@ -139,59 +144,41 @@ class Efficiency(Result):
 
     def view(self) -> View:
         """Build the view: operators, kinds, ranks, steps, peaks; bars of lost time."""
-        return View(
-            title="How close to the peak of the GPU?",
-            verdict=_verdict(self),
-            notes=tuple(_notes(self)),
-            tables=_tables(self),
-            scalars=self.numbers(
-                "precision", "mfu_frac", "hfu_frac", "mfu_6nt_frac", "kernel_ns", "covered_ns",
-                "covered_frac", "lost_ns", "has_shapes", "inferred", "marked",
-            ),
-            charts=partial(_charts, self),
-        )  # fmt: skip
+        return self.view_from(_verdict, _notes, _tables, _charts)
 
 
 # --- tables and charts ---------------------------------------------------------------------
 
 
-def _tables(result: Efficiency) -> tuple[Table, ...]:
-    tables = []
+def _tables(result: Efficiency) -> Iterator[Table]:
     if result.operators.height:
         columns = known_columns(result.operators, _OPERATORS)
-        tables.append(
-            Table("operators", "Operators by lost time" if result.lost_ns is not None
-                  else "Operators", result.operators, columns, hide_first=_HIDE_FIRST)
-        )  # fmt: skip
+        title = "Operators" if result.lost_ns is None else "Operators by lost time"
+        yield Table("operators", title, result.operators, columns, hide_first=_HIDE_FIRST)
         if result.findings.height:
             hide = ("calls", "kernel_frac", "device_ns")
-            tables.append(
-                Table("findings", "Findings", result.findings, _FINDINGS, hide_first=hide)
-            )
-        tables.append(table_of_known("kinds", "Kinds of operators", result.kinds, _KINDS))
+            yield Table("findings", "Findings", result.findings, _FINDINGS, hide_first=hide)
+        yield table_of_known("kinds", "Kinds of operators", result.kinds, _KINDS)
     ranks = {**rank_column(result.ranks), **_RANKS}
-    tables.append(table_of_known("ranks", "Ranks", result.ranks, ranks))
+    yield table_of_known("ranks", "Ranks", result.ranks, ranks)
     steps = {**rank_column(result.ranks), **_STEPS}
-    tables.append(table_of_known("steps", "Steps", result.steps, steps, detail=True))
+    yield table_of_known("steps", "Steps", result.steps, steps, detail=True)
     if result.has_shapes and result.uncovered.height:
         columns = headings("operator, kernels, device_ns: device")
         missing = {"operator": "(launch not recorded, or outside of operators)"}
-        tables.append(
-            Table("uncovered", "Kernels without a formula", result.uncovered, columns, detail=True,
-                  missing=missing)
-        )  # fmt: skip
+        without = "Kernels without a formula", result.uncovered, columns
+        yield Table("uncovered", *without, detail=True, missing=missing)
     peaks = headings("gpu: GPU, precision: type, peak_tflops: peak, peak_gbps: bandwidth, origin")
-    tables.append(table_of_known("peaks", "Dense peaks", result.peaks, peaks, detail=True))
-    return tuple(tables)
+    yield table_of_known("peaks", "Dense peaks", result.peaks, peaks, detail=True)
 
 
-def _charts(result: Efficiency) -> tuple[Chart, ...]:
+def _charts(result: Efficiency) -> Iterator[Chart]:
     """Build bars of the operators with most time above the roof, or most device time."""
     length = "device_ns" if result.lost_ns is None else "lost_ns"
     label = pl.format("{} {} {}", "operator", "shape", "precision")
     rows = result.operators.with_columns(label=label)
     title = "Operators by device time" if result.lost_ns is None else "Time above the roof"
-    return (bars("lost", title, rows, length=length, label="label", x_label="time", color="kind"),)
+    yield bars("lost", title, rows, length=length, label="label", x_label="time", color="kind")
 
 
 #: Below this covered share of the kernel time, FLOPs and MFU are lower bounds.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 
 import polars as pl
 
@@ -393,23 +393,18 @@ class GpuIdle(Result):
 
     def view(self) -> View:
         """Return causes, devices, steps, longest gaps; charts of idle time by cause and device."""
-        return View(
-            title=f"Why is the {'main thread waiting' if self.coverage.on_host else 'GPU idle'}?",
-            verdict=_verdict(self),
-            notes=tuple(_notes(self)),
-            tables=_tables(self),
-            scalars={
-                **self.numbers("span_ns", "busy_ns", "idle_ns"),
-                "idle_frac": self.idle_ns / self.span_ns if self.span_ns else None,
-                "idle_ns_by_cause": dict(self.idle_by_cause),
-                **self.numbers("step_ns", "step_dataloading_frac"),
-                "step_idle_ns_by_cause": dict(self.counted_by_cause) if self.step_ns else None,
-                "loader_ns": int(self.by_device.units["loader_ns"].sum()),
-                "overlapped_loader_ns": int(self.by_device.units["overlapped_loader_ns"].sum()),
-                "gap_count": self.by_device.gap_count,
-            },
-            charts=partial(_charts, self),
-        )
+        title = f"Why is the {'main thread waiting' if self.coverage.on_host else 'GPU idle'}?"
+        scalars = {
+            **self.numbers("span_ns", "busy_ns", "idle_ns"),
+            "idle_frac": self.idle_ns / self.span_ns if self.span_ns else None,
+            "idle_ns_by_cause": dict(self.idle_by_cause),
+            **self.numbers("step_ns", "step_dataloading_frac"),
+            "step_idle_ns_by_cause": dict(self.counted_by_cause) if self.step_ns else None,
+            "loader_ns": int(self.by_device.units["loader_ns"].sum()),
+            "overlapped_loader_ns": int(self.by_device.units["overlapped_loader_ns"].sum()),
+            "gap_count": self.by_device.gap_count,
+        }
+        return self.view_from(_verdict, _notes, _tables, _charts, title=title, scalars=scalars)
 
 
 # --- verdict and notes ---------------------------------------------------------------------
@@ -515,59 +510,58 @@ def _loading(result: GpuIdle, largest: str) -> list[str]:
 _KEEPS_UP = 0.01
 
 
-def _notes(result: GpuIdle) -> list[str]:
+def _notes(result: GpuIdle) -> Iterator[str]:
     """Return notes on definitions and missing data."""
-    notes = []
     recording = result.coverage.hints["device work"]
     waited = result.idle_by_cause[causes.DATALOADING]
     units = result.by_device.units
     loader, overlapped = (int(units[name].sum()) for name in ("loader_ns", "overlapped_loader_ns"))
     if loader:
         busy = f", {format_ns(overlapped)} of it while the GPU was busy" if overlapped else ""
-        notes.append(f"The data loader took {format_ns(loader)}{busy}.")
+        yield f"The data loader took {format_ns(loader)}{busy}."
     if waited and units["rank"].n_unique() > 1:
-        notes.append(
+        yield (
             "Savings are idle time of the devices themselves; diagnose adds the wait time of other "
             "ranks that it causes."
         )
     copies = int(units["copy_ns"].sum())
     if copies:
-        notes.append(f"Copying batches to the GPU took {format_ns(copies)} on the host.")
+        yield f"Copying batches to the GPU took {format_ns(copies)} on the host."
     if result.coverage.on_host:
-        notes.append(
+        yield (
             "The file has no GPU kernels: busy is the time of the main thread, and of the autograd "
             "thread that it waits for, in operators outside data loading. For the idle time of "
             f"the GPU {recording}."
         )
     elif not result.coverage.host_known:
-        notes.append(f"No host activity was recorded, so causes are unknown; {recording}.")
+        yield f"No host activity was recorded, so causes are unknown; {recording}."
     elif not result.coverage.launches_known:
-        notes.append(
+        yield (
             "Device work could not be joined to launch calls: causes are taken from all threads "
             f"that launch or run operators; {recording}."
         )
-    notes += _step_notes(result)
+    yield from _step_notes(result)
     loaders = result.host.loader["name"]
     if loaders.len() and waited:
         names = ", ".join(loaders.head(_NAMED))
         more = f" and {loaders.len() - _NAMED} more" * (loaders.len() > _NAMED)
-        notes.append(f"Counted as data loading: {names}{more}. --dataloader REGEX selects others.")
+        yield f"Counted as data loading: {names}{more}. --dataloader REGEX selects others."
     if not result.coverage.on_host:
-        notes.append(
+        yield (
             "The span of a device is from its first work to its last, extended to the marked "
             "steps; `kernels` and `overlap` measure from the first work to the last."
         )
     if not result.one_clock:
-        notes.append(
+        yield (
             "The ranks have no common clock (no absolute times, or recordings of different times): "
             "the starts of gaps count from the start of each rank."
         )
     if result.whole:
-        notes.append(
+        yield (
             "The verdict and the causes count a GPU shared by processes once; the rows of "
             "processes add up to more."
         )
-    return [*notes, *_gap_notes(result)]
+    yield from _gap_notes(result)
 
 
 def _gap_notes(result: GpuIdle) -> Iterator[str]:

@@ -61,8 +61,8 @@ class Hang(Result):
         return View(
             title="Why does the job hang?",
             verdict=self._verdict(),
-            notes=self._notes(),
-            tables=self._tables(),
+            notes=tuple(self._notes()),
+            tables=tuple(self._tables()),
             scalars={
                 "cause": self.cause,
                 "culprit_ranks": list(self.culprits),
@@ -323,66 +323,59 @@ class Hang(Result):
 
     # --- notes ---------------------------------------------------------------------------------
 
-    def _notes(self) -> tuple[str, ...]:
-        notes = []
+    def _notes(self) -> Iterator[str]:
         if self.missing_dumps and self.stuck.stuck:
-            notes.append(f"No dump of {texts.rank_list(self.missing_dumps)}.")
+            yield f"No dump of {texts.rank_list(self.missing_dumps)}."
         if overwritten := self.dumps.filter("overwritten").height:
-            notes.append(
+            yield (
                 f"The ring buffers of {format_count(overwritten, 'rank')} have lost the oldest "
                 "records: collectives are compared from the first that each rank still has."
             )
         if (self.dumps["backend"] == "gloo").any():
-            notes.append(
+            yield (
                 "gloo records neither states nor sends and receives: an operation counts as ended "
                 "when it is no longer watched, after an error too."
             )
         if not self.dumps["has_frames"].all():
-            notes.append("Some dumps have no stacks (JSON never does): the pickles have them.")
+            yield "Some dumps have no stacks (JSON never does): the pickles have them."
         if self.repeated.height:
             count = format_count(self.repeated.height, "dump")
-            notes.append(
-                f"{count} not used: another dump of the same rank has stacks, or is newer."
-            )
+            yield f"{count} not used: another dump of the same rank has stacks, or is newer."
         unknown = self.groups.table.filter(~pl.col("is_known")).join(
             self.matched.instances, on="group", how="semi"
         )
         if unknown.height:
             names = ", ".join(unknown["label"].head(5))
-            notes.append(f"Ranks not recorded, those with records are taken: {names}.")
+            yield f"Ranks not recorded, those with records are taken: {names}."
         if (self.threads["rank"].is_null()).any():
             paths = self.threads.filter(pl.col("rank").is_null())["path"].unique().sort()
-            notes.append(f"Rank of the py-spy dump unknown: {', '.join(paths.head(5))}.")
+            yield f"Rank of the py-spy dump unknown: {', '.join(paths.head(5))}."
         if any(one.waited_ns and not one.is_exact for one in self.stuck.stuck):
-            notes.append(
+            yield (
                 "Waiting times without a timeout are at least the time from the call to the last "
                 "event of all dumps, and assume that the clocks of the hosts agree."
             )
-        return tuple(notes)
 
     # --- tables --------------------------------------------------------------------------------
 
-    def _tables(self) -> tuple[Table, ...]:
-        tables = [
-            table_of_known("ranks", "Ranks", self._ranks(), _RANKS, hide_first=_LESS),
-            table_of_known(
-                "operations",
-                "Stuck operations",
-                self._operations(),
-                _OPERATIONS,
-                hide_first=_LESS_OF_OPERATIONS,
-            ),
-        ]
+    def _tables(self) -> Iterator[Table]:
+        yield table_of_known("ranks", "Ranks", self._ranks(), _RANKS, hide_first=_LESS)
+        yield table_of_known(
+            "operations",
+            "Stuck operations",
+            self._operations(),
+            _OPERATIONS,
+            hide_first=_LESS_OF_OPERATIONS,
+        )
         if (differences := self._differences()).height:
-            tables.append(table_of_known("differences", "Different calls", differences, _CALLS))
+            yield table_of_known("differences", "Different calls", differences, _CALLS)
         collectives = self._collectives()
-        tables.append(
-            table_of_known("collectives", "All collectives", collectives, _COLLECTIVES, detail=True)
+        yield table_of_known(
+            "collectives", "All collectives", collectives, _COLLECTIVES, detail=True
         )
         same = pl.lit(value=True) if self.rank is None else pl.col("rank") == self.rank
         if (threads := self.threads.filter(same)).height:
-            tables.append(Table("threads", "Stacks of py-spy", threads, _THREADS, detail=True))
-        return tuple(tables)
+            yield Table("threads", "Stacks of py-spy", threads, _THREADS, detail=True)
 
     def _ranks(self) -> pl.DataFrame:
         """Return one row per rank, the culprits first."""

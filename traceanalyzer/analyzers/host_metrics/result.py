@@ -1,7 +1,7 @@
 """Result of the host metrics analysis: data, verdict, notes, tables and charts."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import polars as pl
@@ -49,6 +49,9 @@ class HostMetrics(Result):
         resets: number of times that a cumulative counter went down.
     """
 
+    question = "How busy was the host?"
+    scalar_names = "span_ns, resets"
+
     span_ns: int
     counters: pl.DataFrame
     series: pl.DataFrame
@@ -57,14 +60,7 @@ class HostMetrics(Result):
 
     def view(self) -> View:
         """Build the view: series in base units; sizes, rates and others formatted; line charts."""
-        return View(
-            title="How busy was the host?",
-            verdict=_verdict(self),
-            notes=_notes(self),
-            tables=_tables(self),
-            scalars=self.numbers("span_ns", "resets"),
-            charts=partial(_charts, self),
-        )
+        return self.view_from(_verdict, _notes, _tables, _charts)
 
     def busy_processors(self) -> tuple[float, float] | None:
         """Return the share of time with CPUs this busy, and their mean load in percent."""
@@ -153,17 +149,15 @@ def _verdict(result: HostMetrics) -> str:
     return sentences(alarming or _nothing(result), *_busiest(result))
 
 
-def _notes(result: HostMetrics) -> tuple[str, ...]:
+def _notes(result: HostMetrics) -> Iterator[str]:
     """Describe how means are computed, and what has no rate."""
-    notes = []
     if result.readings.height:
-        notes.append("Means are weighted by time: each reading counts until the next.")
+        yield "Means are weighted by time: each reading counts until the next."
     if result.counters["rate"].any():
-        notes.append("Disk and network counters are cumulative: values are increases per second.")
+        yield "Disk and network counters are cumulative: values are increases per second."
     if result.resets:
         times = format_times(result.resets)
-        notes.append(f"A cumulative counter was reset {times}: there is no rate at that point.")
-    return tuple(notes)
+        yield f"A cumulative counter was reset {times}: there is no rate at that point."
 
 
 def _processors(result: HostMetrics) -> str:
@@ -305,7 +299,7 @@ _LABELS = {
 }
 
 
-def _charts(result: HostMetrics) -> tuple[Chart, ...]:
+def _charts(result: HostMetrics) -> Iterator[Chart]:
     """Build one chart per counter family, with one panel per series and one line per rank.
 
     Constant series and rates of operations are left out, unless there is nothing else.
@@ -315,13 +309,11 @@ def _charts(result: HostMetrics) -> tuple[Chart, ...]:
     chosen = next((s for s in (informative, changing, result.series) if s.height), result.series)
     family = pl.coalesce(pl.col("counter").str.extract(_FAMILY), "counter")
     groups = chosen.select("counter", "series", "unit", family=family)
-    charts = []
     for family_name, unit in (
         groups.select("family", "unit").unique(maintain_order=True).iter_rows()
     ):
         members = groups.filter(pl.col("family") == family_name, pl.col("unit") == unit)
-        charts.append(_chart(result, family_name, unit, members))
-    return tuple(charts)
+        yield _chart(result, family_name, unit, members)
 
 
 def _chart(result: HostMetrics, family: str, unit: str, members: pl.DataFrame) -> Chart:

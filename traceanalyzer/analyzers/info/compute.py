@@ -292,6 +292,8 @@ class Info(Result):
         skipped: files that were not read, and why.
     """
 
+    question = "What is in these files?"
+
     files: pl.DataFrame
     contents: pl.DataFrame
     kinds: pl.DataFrame
@@ -311,12 +313,7 @@ class Info(Result):
 
     def view(self) -> View:
         """Build the view: files, contents, kinds, issues and skipped files."""
-        return View(
-            title="What is in these files?",
-            verdict=_verdict(self),
-            notes=(*_remarks(self.problems), _NOTE),
-            tables=_tables(self),
-        )
+        return self.view_from(_verdict, _notes, _tables)
 
 
 # --- verdict ---------------------------------------------------------------------------------
@@ -338,11 +335,12 @@ def _verdict(result: Info) -> str:
     )
 
 
-def _remarks(problems: pl.DataFrame) -> Iterator[str]:
+def _notes(result: Info) -> Iterator[str]:
     """Yield the problems of the recordings with what to do."""
-    rows = problems.unique("code", keep="first", maintain_order=True)
+    rows = result.problems.unique("code", keep="first", maintain_order=True)
     for path, text, advice in rows.select("path", "text", "advice").iter_rows():
         yield " ".join(filter(None, (f"{path}: {text}", advice)))
+    yield _NOTE
 
 
 def _which(files: pl.DataFrame, steps: pl.Series) -> str:

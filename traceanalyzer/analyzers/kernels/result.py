@@ -1,8 +1,7 @@
 """Result of the kernels analysis: data, verdict, notes, tables and charts."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import polars as pl
@@ -86,6 +85,9 @@ class Kernels(Result):
         beginnings: first device work whose launch calls were not read.
     """
 
+    question = "Which kernels take the time?"
+    scalar_names = "by, n, total_ns, busy_ns, span_ns, unfinished, launched_before_ns"
+
     by: By | None
     n: int
     total_ns: int
@@ -114,23 +116,10 @@ class Kernels(Result):
 
     def view(self) -> View:
         """Build the view: groups if requested, families, names, devices; bar charts."""
-        return View(
-            title="Which kernels take the time?",
-            verdict=_verdict(self),
-            notes=_notes(self),
-            tables=_tables(self),
-            scalars=self.numbers(
-                "by",
-                "n",
-                "total_ns",
-                "busy_ns",
-                "span_ns",
-                "unfinished",
-                "launched_before_ns",
-                *(_REPLAYED if self.by == "operator" else ()),
-            ),
-            charts=partial(_charts, self),
-        )
+        scalars = self.numbers()
+        if self.by == "operator":
+            scalars |= self.numbers(*_REPLAYED)
+        return self.view_from(_verdict, _notes, _tables, _charts, scalars=scalars)
 
     def heaviest(self, key: str) -> pl.DataFrame:
         """``key`` (``family`` or ``name``), ``n`` and ``total_ns`` over all groups."""
@@ -204,35 +193,32 @@ def _plain_float(result: Kernels) -> str:
     )
 
 
-def _notes(result: Kernels) -> tuple[str, ...]:
+def _notes(result: Kernels) -> Iterator[str]:
     """Describe how shares are defined, and what was not counted."""
-    notes = []
     if result.total_ns > 1.001 * result.busy_ns > 0:
-        notes.append(
+        yield (
             "Kernels overlap: their durations add up to "
             f"{format_frac(result.total_ns / result.busy_ns)} of the busy time, and so do the "
             "shares."
         )
     if OTHER in result.families["family"]:
-        notes.append(
-            "Families are derived from kernel names; other has the kernels with unknown names."
-        )
+        yield "Families are derived from kernel names; other has the kernels with unknown names."
     if result.names["name"].str.contains(r"^CUDA graph \d+$").any():
-        notes.append(
+        yield (
             "Whole CUDA graphs were recorded in place of their kernels; nsys profile "
             "--cuda-graph-trace=node records the kernels."
         )
-    notes += without_end(result.unfinished, "device event")
+    yield from without_end(result.unfinished, "device event")
     by = result.by
     if by in ("operator", "annotation"):
-        notes.append(
+        yield (
             f"A kernel counts for the innermost {by} around its launch call, and for none if the "
             "launch was not recorded."
         )
-    notes += replays.note(
+    yield from replays.note(
         result.replayed, result.replayed_matched, result.replayed_ns, result.replayed_matched_ns
     )
-    return (*notes, *note_launched_before(result.launched_before_ns, result.total_ns))
+    yield from note_launched_before(result.launched_before_ns, result.total_ns)
 
 
 # --- tables and charts ---------------------------------------------------------------------
@@ -282,11 +268,11 @@ def _group(result: Kernels) -> dict[str, str]:
     return {name: name for name in (*outer, *group[-1:])}
 
 
-def _charts(result: Kernels) -> tuple[Chart, ...]:
+def _charts(result: Kernels) -> Iterator[Chart]:
     """Build bars of the families and of the names with most time."""
     families, names = result.heaviest("family"), result.heaviest("name")
     total = "total_ns"
-    return (
-        bars("families", "Device work by family", families, length=total, label="family"),
-        bars("names", "Kernels by total time", names, length=total, label="kernel", color="family"),
+    yield bars("families", "Device work by family", families, length=total, label="family")
+    yield bars(
+        "names", "Kernels by total time", names, length=total, label="kernel", color="family"
     )

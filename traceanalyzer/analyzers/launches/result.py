@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from functools import cached_property
 from typing import Any
@@ -237,6 +237,8 @@ class Launches(Result):
         program: GPU API and framework of the program, for advice.
     """
 
+    question = "How fast does the host launch work?"
+
     span_ns: int
     idle_ns: int
     devices: pl.DataFrame
@@ -292,17 +294,9 @@ class Launches(Result):
 
     def view(self) -> View:
         """Build the view: tables of devices, stretches and calls; charts of queues and delays."""
-        return View(
-            title="How fast does the host launch work?",
-            verdict=_verdict(self),
-            notes=_notes(self),
-            tables=_tables(self),
-            scalars={
-                **self.numbers("span_ns", "idle_ns"),
-                **_numbers(self.bound, self.calls, self.short, self.synchronising, self.unmatched),
-            },
-            charts=lambda: (_queues(self), _delay_classes(self.calls.delays)),
-        )
+        parts = (self.bound, self.calls, self.short, self.synchronising, self.unmatched)
+        scalars = self.numbers("span_ns", "idle_ns") | _numbers(*parts)
+        return self.view_from(_verdict, _notes, _tables, _charts, scalars=scalars)
 
 
 def _numbers(*records: object) -> dict[str, Any]:
@@ -334,39 +328,39 @@ def _verdict(result: Launches) -> str:
     )
 
 
-def _notes(result: Launches) -> tuple[str, ...]:
+def _notes(result: Launches) -> Iterator[str]:
     """Describe what was not counted, and how to read the numbers."""
-    notes = [INFERRED_STEPS] if result.steps_by_kernels else []
+    if result.steps_by_kernels:
+        yield INFERRED_STEPS
     unmatched = result.unmatched
     if result.bound.waiting_ns:
-        notes.append(
+        yield (
             "Waits for launches count in launch-bound stretches only, over the whole recording. "
             "gpu-idle and diagnose count all idle time before a late launch, diagnose within steps."
         )
     if result.synchronising.synchronising_after_ns:
-        notes.append(
+        yield (
             "Idle time after a synchronising call lasts until the next device work. It includes "
             "what the host does in between."
         )
     if 0 < result.calls.loading_ns < _WORTH * result.span_ns:
-        notes.append(_loading(result.calls, result.program))
-    notes += note_launched_before(unmatched.launched_before_ns, unmatched.work_ns)
+        yield _loading(result.calls, result.program)
+    yield from note_launched_before(unmatched.launched_before_ns, unmatched.work_ns)
     if unmatched.without_work:
         calls = format_count(unmatched.without_work, "launch call")
-        notes.append(f"{calls} without device work in the recording.")
+        yield f"{calls} without device work in the recording."
     if unmatched.after_last:
         calls = format_count(unmatched.after_last, "synchronising call")
-        notes.append(
+        yield (
             f"Not counted: {calls} after the last launch, such as the profiler's call at the end "
             "of the recording."
         )
     if unmatched.clock_odd:
         odd = format_count(unmatched.clock_odd, "launch", "es")
-        notes.append(
+        yield (
             f"{odd} with work that starts before the call, as the clocks of host and device "
             "differ; the delay counts as 0."
         )
-    return tuple(notes)
 
 
 # --- waiting for launches --------------------------------------------------------------------
@@ -591,6 +585,10 @@ def _columns(name: str, left_out: Sequence[str]) -> dict[str, str]:
 
 
 # --- charts --------------------------------------------------------------------------------
+
+
+def _charts(result: Launches) -> tuple[Chart, ...]:
+    return _queues(result), _delay_classes(result.calls.delays)
 
 
 def _queues(result: Launches) -> Chart:

@@ -7,7 +7,7 @@ compared.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Unpack
@@ -162,6 +162,9 @@ class MemoryDiff(Result):
         remarks: further notes.
     """
 
+    question = "What changed at the peak?"
+    scalar_names = "peak_bytes, base_bytes"
+
     peak_bytes: int
     base_bytes: int
     changes: pl.DataFrame
@@ -184,13 +187,7 @@ class MemoryDiff(Result):
 
     def view(self) -> View:
         """Return the changes by line and by stack."""
-        return View(
-            title="What changed at the peak?",
-            verdict=_verdict(self),
-            notes=_notes(self),
-            tables=_tables(self),
-            scalars=self.numbers("peak_bytes", "base_bytes"),
-        )
+        return self.view_from(_verdict, _notes, _tables)
 
 
 def _verdict(result: MemoryDiff) -> str:
@@ -213,16 +210,14 @@ def _notes(result: MemoryDiff) -> tuple[str, ...]:
     return (f"{compared}; only the last two parts of a path count.", *result.remarks)
 
 
-def _tables(result: MemoryDiff) -> tuple[Table, ...]:
+def _tables(result: MemoryDiff) -> Iterator[Table]:
     """Return the tables of changes and peaks."""
     changed = pl.col("changed_bytes") != 0
     lines, stacks = (with_line(frame.filter(changed)) for frame in (result.lines, result.changes))
     devices = result.devices.with_columns(places(result.devices))
-    return (
-        Table("lines", "Changes by line of code", lines, _CHANGES),
-        Table("changes", "Changes by stack", stacks, _CHANGES, detail=True),
-        Table("devices", "Peaks of all devices", devices, _PEAKS, detail=True),
-    )
+    yield Table("lines", "Changes by line of code", lines, _CHANGES)
+    yield Table("changes", "Changes by stack", stacks, _CHANGES, detail=True)
+    yield Table("devices", "Peaks of all devices", devices, _PEAKS, detail=True)
 
 
 def memory_diff(

@@ -286,6 +286,8 @@ class MemoryErrors(Result):
         windowed: whether only a time window was analyzed.
     """
 
+    question = "Why did memory run out?"
+
     errors: pl.DataFrame
     alive: pl.DataFrame
     devices: pl.DataFrame
@@ -303,13 +305,8 @@ class MemoryErrors(Result):
 
     def view(self) -> View:
         """Return the errors, advice, and memory live at the first error."""
-        return View(
-            title="Why did memory run out?",
-            verdict=_verdict(self),
-            notes=_notes(self),
-            tables=_tables(self),
-            scalars={"ooms": self.errors.height},
-        )
+        scalars = {"ooms": self.errors.height}
+        return self.view_from(_verdict, _notes, _tables, scalars=scalars)
 
 
 def _verdict(result: MemoryErrors) -> str:
@@ -426,26 +423,25 @@ def _failure(row: dict[str, Any]) -> str:
     )
 
 
-def _notes(result: MemoryErrors) -> tuple[str, ...]:
+def _notes(result: MemoryErrors) -> Iterator[str]:
     """Return the other causes, and how sizes are computed."""
     causes = result.errors.select("cause", "advice").unique(maintain_order=True).rows()
-    notes = [f"Other errors (cause: {reason}): {fix}." for reason, fix in causes[1:]]
+    yield from (f"Other errors (cause: {reason}): {fix}." for reason, fix in causes[1:])
     if result.errors.is_empty():
-        notes.append(
+        yield (
             "To record an error, keep torch.cuda.memory._record_memory_history() on and dump the "
             "snapshot in torch._C._cuda_attach_out_of_memory_observer."
         )
     if result.errors.height:
-        notes.append(
+        yield (
             "Unused memory is reconstructed from the history; blocks freed after the error count "
             "with their requested size, rounded up to 512 bytes."
         )
         if result.errors["outside_bytes"].null_count():
-            notes.append(
+            yield (
                 "Snapshots do not record the capacity of the device. Set --capacity SIZE to see "
                 "memory used outside PyTorch."
             )
-    return tuple(notes)
 
 
 def _tables(result: MemoryErrors) -> tuple[Table, ...]:

@@ -1,5 +1,6 @@
 """Result of the memory analysis: peaks, allocation sites, and their presentation."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -112,6 +113,8 @@ class Memory(Result):
         growth: result of ``memory_growth``; None if not requested or without steps.
     """
 
+    question = "What fills the GPU's memory?"
+
     devices: pl.DataFrame
     alive: pl.DataFrame
     timeline: pl.DataFrame
@@ -151,19 +154,10 @@ class Memory(Result):
 
     def view(self) -> View:
         """Return devices, lines, categories; stacks, churn, quality and timeline as details."""
-        return View(
-            title="What fills the GPU's memory?",
-            verdict=_verdict(self),
-            notes=(*_notes(self), *self.remarks),
-            tables=_tables(self),
-            scalars={
-                "peak_bytes": self.peak_bytes,
-                "ooms": int(self.devices["ooms"].sum()),
-                "retries": int(self.devices["retries"].sum()),
-            },
-            charts=partial(_charts, self.devices),
-            occupancies=partial(tuple, self.maps),
-        )
+        ooms, retries = (int(self.devices[name].sum()) for name in ("ooms", "retries"))
+        scalars = {"peak_bytes": self.peak_bytes, "ooms": ooms, "retries": retries}
+        maps = partial(tuple, self.maps)
+        return self.view_from(_verdict, _notes, _tables, _charts, scalars=scalars, occupancies=maps)
 
 
 # --- verdict and notes -----------------------------------------------------------------------
@@ -277,13 +271,13 @@ def _outlier(result: Memory) -> str:
     )
 
 
-def _notes(result: Memory) -> tuple[str, ...]:
+def _notes(result: Memory) -> Iterator[str]:
     """Return the meaning of sizes, and limits of the data."""
     devices = result.devices
-    notes = [text for source, text in _SIZE_NOTES.items() if (devices["source"] == source).any()]
+    yield from (text for source, text in _SIZE_NOTES.items() if (devices["source"] == source).any())
     before = int(devices.filter(pl.col("events") > 1)["before_bytes"].sum())
     if before:
-        notes.append(
+        yield (
             f"{format_bytes(before)} were allocated before the history starts; allocations without "
             "a stack cannot be attributed."
         )
@@ -301,16 +295,16 @@ def _notes(result: Memory) -> tuple[str, ...]:
         if (n := int(devices[name].sum()))
     ]
     if mismatches:
-        notes.append(f"The history does not match the blocks: {', '.join(mismatches)}.")
+        yield f"The history does not match the blocks: {', '.join(mismatches)}."
     differs = devices.filter(pl.col("difference_bytes") != 0)["difference_bytes"]
     if differs.len():
         total = format_bytes(int(differs.abs().sum()))
-        notes.append(f"At the end, history and blocks differ by {total}.")
+        yield f"At the end, history and blocks differ by {total}."
     if result.alive["confidence"].is_in(["high", "medium", "low"]).any():
         exact = (result.alive["confidence"] == "exact").any()
         recorded = "exact ones are recorded" if exact else "PyTorch does not record them"
-        notes.append(f"Categories are inferred from stacks; {recorded}.")
-    return tuple(notes)
+        yield f"Categories are inferred from stacks; {recorded}."
+    yield from result.remarks
 
 
 # --- tables and charts -----------------------------------------------------------------------
@@ -342,8 +336,9 @@ def _tables(result: Memory) -> tuple[Table, ...]:
     return (*problems, *known)
 
 
-def _charts(devices: pl.DataFrame) -> tuple[Chart, ...]:
+def _charts(result: Memory) -> tuple[Chart, ...]:
     """Return the chart of peaks, for several devices."""
+    devices = result.devices
     if devices.height < 2:
         return ()
     frame = devices.with_columns(display.places(devices))

@@ -86,6 +86,11 @@ class Modules(Result):
             and its ``forward_``, ``backward_`` and ``recomputed_`` parts.
     """
 
+    question = "Which modules take the time?"
+    scalar_names = (
+        "nodes, linked, replayed_ns, named_ns, matched_ns, unlaunched_ns, host_ns, device_ns"
+    )
+
     modules: pl.DataFrame
     ranks: pl.DataFrame
     nodes: int
@@ -109,19 +114,8 @@ class Modules(Result):
 
     def view(self) -> View:
         """Build the view: modules, classes, work, ranks; bars and flame graphs."""
-        scalars = self.numbers(
-            "nodes", "linked", "replayed_ns", "named_ns", "matched_ns", "unlaunched_ns"
-        )
-        scalars |= {"host_ns": self.host_ns, "device_ns": self.device_ns}
-        return View(
-            title="Which modules take the time?",
-            verdict=_verdict(self),
-            notes=tuple(_notes(self)),
-            tables=_tables(self),
-            scalars=scalars,
-            charts=partial(_charts, self),
-            flames=partial(_flames, self),
-        )
+        flames = partial(_flames, self)
+        return self.view_from(_verdict, _notes, _tables, _charts, flames=flames)
 
 
 def with_totals(modules: pl.DataFrame, sums: pl.DataFrame) -> pl.DataFrame:
@@ -299,19 +293,18 @@ def _graph_notes(result: Modules) -> Iterator[str]:
 # --- tables, charts and flame graphs -------------------------------------------------------
 
 
-def _tables(result: Modules) -> tuple[Table, ...]:
+def _tables(result: Modules) -> Iterator[Table]:
     """Build the tables: modules on device and host, memory and FLOPs, classes, ranks."""
     rows, missing = result.modules, {"module": OUTSIDE}
     first = {name: label for name, label in _FIRST.items() if name != "recomputed_calls"}
     if rows["recomputed_calls"].sum():
         first = _FIRST
-    tables = []
     for name, columns in (("device", _DEVICE), ("host", _HOST)):
         if rows[f"total_{name}_ns"].count():
             title = f"Modules by {name} time"
             sorted_rows = rows.sort(f"total_{name}_ns", descending=True, maintain_order=True)
             each = {**first, **columns}
-            tables.append(Table(f"modules_{name}", title, sorted_rows, each, missing=missing))
+            yield Table(f"modules_{name}", title, sorted_rows, each, missing=missing)
     work = known_columns(rows, _WORK)
     if work:
         used = rows.filter(pl.any_horizontal(pl.col(name) != 0 for name in work))
@@ -319,17 +312,16 @@ def _tables(result: Modules) -> tuple[Table, ...]:
             kinds = {"flops": "FLOPs", "bytes": "Memory allocated minus freed"}
             known = [text for kind, text in kinds.items() if any(kind in name for name in work)]
             title = "; ".join(known)
-            tables.append(Table("work", title, used, {**_FIRST_ONLY, **work}, missing=missing))
+            yield Table("work", title, used, {**_FIRST_ONLY, **work}, missing=missing)
     if result.functions["device_ns"].sum():
         frame = result.functions.with_columns(
             device_frac=pl.col("device_ns") / pl.lit(result.device_ns or None)
         )
-        tables.append(Table("functions", "Own code by device time", frame, _FUNCTIONS))
-    tables.append(table_of_known("classes", "Classes of modules", _classes(rows), _CLASSES))
+        yield Table("functions", "Own code by device time", frame, _FUNCTIONS)
+    yield table_of_known("classes", "Classes of modules", _classes(rows), _CLASSES)
     if result.ranks.height > 1:
         columns = {**rank_column(result.ranks), **_RANKS}
-        tables.append(table_of_known("ranks", "Ranks", result.ranks, columns))
-    return tuple(tables)
+        yield table_of_known("ranks", "Ranks", result.ranks, columns)
 
 
 _FIRST_ONLY = headings("module, calls")
@@ -363,9 +355,8 @@ def _known_sum(value: pl.Expr) -> pl.Expr:
     return pl.when(value.count() > 0).then(value.sum())
 
 
-def _charts(result: Modules) -> tuple[Chart, ...]:
+def _charts(result: Modules) -> Iterator[Chart]:
     """Build bars of the modules with the highest self time."""
-    charts = []
     for of in ("device", "host"):
         column = f"self_{of}_ns"
         rows = result.modules.with_columns(pl.col("module").fill_null(OUTSIDE))
@@ -373,10 +364,7 @@ def _charts(result: Modules) -> tuple[Chart, ...]:
         if rows[column].count():
             title = f"Modules by self {of} time"
             label = f"self {of} time"
-            charts.append(
-                bars(f"self_{of}", title, rows, length=column, label="module", x_label=label)
-            )
-    return tuple(charts)
+            yield bars(f"self_{of}", title, rows, length=column, label="module", x_label=label)
 
 
 def _flames(result: Modules) -> tuple[Flame, ...]:

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 
 import polars as pl
 
@@ -43,10 +42,6 @@ _MEMORY = headings(
     "self_host_memory_bytes: self host, total_host_memory_bytes: total host"
 )
 
-_SCALARS = (
-    "sort_by", "n_calls", "host_ns", "device_ns", "unlaunched_ns", "outside_bytes", "unclosed",
-    "replayed", "replayed_ns", "replayed_matched", "replayed_matched_ns",
-)  # fmt: skip
 _RANKS = {"calls": "calls", "threads": "threads", "host_ns": "host", "device_ns": "device"}
 
 
@@ -78,6 +73,12 @@ class Operators(Result):
         code_hint: how to record the code outside of any call.
     """
 
+    question = "Which operators take the time?"
+    scalar_names = (
+        "sort_by, n_calls, host_ns, device_ns, unlaunched_ns, outside_bytes, unclosed, replayed, "
+        "replayed_ns, replayed_matched, replayed_matched_ns"
+    )
+
     sort_by: SortBy
     n_calls: int
     host_ns: int
@@ -96,14 +97,7 @@ class Operators(Result):
 
     def view(self) -> View:
         """Build the view: operators, memory if recorded, ranks if there are several; bars."""
-        return View(
-            title="Which operators take the time?",
-            verdict=_verdict(self),
-            notes=_notes(self),
-            tables=tables(self),
-            scalars=self.numbers(*_SCALARS),
-            charts=partial(charts, self),
-        )
+        return self.view_from(_verdict, _notes, tables, charts)
 
 
 # --- verdict and notes ---------------------------------------------------------------------
@@ -169,7 +163,7 @@ def _idleness_known(result: Operators) -> bool:
     return result.device_ns is not None or calls.str.contains(OPERATOR).any()
 
 
-def _notes(result: Operators) -> tuple[str, ...]:
+def _notes(result: Operators) -> Iterator[str]:
     """Describe what was not counted, and how shares are defined."""
     counted = (
         "Self time excludes nested calls; total time includes them (recursive calls twice, but "
@@ -179,37 +173,36 @@ def _notes(result: Operators) -> tuple[str, ...]:
         counted += (
             " An operator that only calls another one of the same name counts as one call with it."
         )
-    notes = [counted]
+    yield counted
     idle_ns = result.host_ns - int(result.running["self_host_ns"].sum())
     if idle_ns:
-        notes.append(
+        yield (
             f"{format_ns(idle_ns)} of host time is in threads without operators, which wait or "
             "communicate over the network."
         )
     if result.device_ns and result.unlaunched_ns:
         share = format_frac(result.unlaunched_ns / result.device_ns)
-        notes.append(
+        yield (
             f"{format_ns(result.unlaunched_ns)} ({share}) of device work is not attributed to a "
             "row: its launch was not recorded, or is outside of any operator."
         )
     if result.outside_bytes:
         done = "allocated" if result.outside_bytes > 0 else "freed"
-        notes.append(
+        yield (
             f"{format_bytes(abs(result.outside_bytes))} were {done} outside of any call, and are "
             "not attributed to a row."
         )
-    notes += replays.note(
+    yield from replays.note(
         result.replayed, result.replayed_matched, result.replayed_ns, result.replayed_matched_ns
     )
-    notes += without_end(result.unclosed, "operator")
+    yield from without_end(result.unclosed, "operator")
     if "stack" in result.operators.columns:
         alone = result.operators["stack"].is_null() & (result.operators["kind"] != call_tree.FRAMES)
         if alone.any():
-            notes.append(
+            yield (
                 "Backward operators run in a thread without Python frames; their rows have no "
                 "stack."
             )
-    return tuple(notes)
 
 
 # --- tables and charts ---------------------------------------------------------------------

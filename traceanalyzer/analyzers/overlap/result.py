@@ -1,9 +1,8 @@
 """Result of the overlap analysis: data, verdict, notes, tables and charts."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import polars as pl
@@ -157,6 +156,8 @@ class Overlap(Result):
         groups: communication by process group, place and phase, see :func:`~.reasons.by_group`.
     """
 
+    question = "How much communication is overlapped with compute?"
+
     by: By
     devices: pl.DataFrame
     steps: pl.DataFrame
@@ -170,15 +171,8 @@ class Overlap(Result):
 
     def view(self) -> View:
         """Build the view: the table of ``by`` first; charts of the parts and of utilisation."""
-        sums = _summed(self.devices)
-        return View(
-            title="How much communication is overlapped with compute?",
-            verdict=_verdict(self, _summed(self.counted)),
-            notes=_notes(self),
-            tables=_tables(self),
-            scalars=sums,
-            charts=partial(_charts, self),
-        )
+        scalars = _summed(self.devices)
+        return self.view_from(_verdict, _notes, _tables, _charts, scalars=scalars)
 
     @property
     def low(self) -> pl.DataFrame:
@@ -213,8 +207,9 @@ def _summed(rows: pl.DataFrame) -> dict[str, Any]:
 # --- verdict and notes ---------------------------------------------------------------------
 
 
-def _verdict(result: Overlap, sums: Mapping[str, Any]) -> str:
+def _verdict(result: Overlap) -> str:
     """Describe the parts of device time, exposed communication and its reasons."""
+    sums = _summed(result.counted)
     if not sums["span_ns"]:
         return "All recorded device work has zero duration: nothing to measure."
     communication = _communication(result, sums)
@@ -350,28 +345,26 @@ def _idle(sums: Mapping[str, Any]) -> str:
     return f"{'Idle time is larger' if more else 'Devices are also idle'}: see gpu-idle."
 
 
-def _notes(result: Overlap) -> tuple[str, ...]:
+def _notes(result: Overlap) -> Iterator[str]:
     """Describe definitions, and what is not counted."""
     adding_up = (
         "Compute, exposed communication, exposed copies and idle add up to the span, from a "
         "device's first work to its last. Work that runs at the same time as compute is overlapped."
     )
-    notes = [adding_up]
+    yield adding_up
     if result.by == "step" and result.steps_by_kernels:
-        notes.append(INFERRED_STEPS)
+        yield INFERRED_STEPS
     if result.by == "step":
-        notes.append(
-            "Device work counts for the step in which it runs, not the one that launched it."
-        )
+        yield "Device work counts for the step in which it runs, not the one that launched it."
     if low := result.low.height:
         width, stretches = max(result.timeline["span_ns"]), result.timeline.height
-        notes.append(
+        yield (
             f"{low:,} of {stretches:,} intervals of {format_ns(width)} are busy for less than half "
             "of the time; gpu-idle shows the causes."
         )
-    notes += without_end(result.unfinished, "device event")
+    yield from without_end(result.unfinished, "device event")
     busy = int(result.streams["busy_ns"].sum())
-    return (*notes, *note_launched_before(result.launched_before_ns, busy))
+    yield from note_launched_before(result.launched_before_ns, busy)
 
 
 # --- tables --------------------------------------------------------------------------------

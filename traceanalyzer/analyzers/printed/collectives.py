@@ -1,5 +1,6 @@
 """Collectives in the log and the summary that DeepSpeed's ``comms_logger`` prints."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import polars as pl
@@ -148,21 +149,21 @@ def _verdict(counted: pl.DataFrame) -> str:
     )
 
 
-def _notes(groups: pl.DataFrame, counted: pl.DataFrame) -> list[str]:
-    notes = [_BANDWIDTH_NOTE, *_start(counted)]
+def _notes(groups: pl.DataFrame, counted: pl.DataFrame) -> Iterator[str]:
+    yield _BANDWIDTH_NOTE
+    yield from _start(counted)
     if groups["first_ns"].is_not_null().any():
-        notes.append("The first call of each collective and size counts in the total only.")
+        yield "The first call of each collective and size counts in the total only."
     if negative := groups.filter(pl.col("total_ns") < 0).height:
-        notes.append(
+        yield (
             f"{format_count(negative, 'row')} with a total time below 0, as printed (a clock went "
             "back): shares are of the means."
         )
     if groups["outside_ns"].is_not_null().any():
-        notes.append(
+        yield (
             "Means of a summary leave out the longest and shortest tenth of the calls, and shares "
             "are of calls x mean; 'outside mean' is the rest of the total."
         )
-    return notes
 
 
 def _start(counted: pl.DataFrame) -> list[str]:

@@ -1,5 +1,6 @@
 """Memory in ``memory_summary()``, ``see_memory_usage`` and throughput lines of DeepSpeed."""
 
+from collections.abc import Iterator
 from functools import partial
 
 import polars as pl
@@ -171,15 +172,17 @@ def _verdict(devices: pl.DataFrame, ooms: int) -> str:
     return f"{peak.capitalize()[:1]}{peak[1:]}." if peak else ""
 
 
-def _notes(summary: pl.DataFrame, calls: pl.DataFrame, retries: int) -> list[str]:
-    notes = [_SUMMARY_NOTE] if summary.height else []
+def _notes(summary: pl.DataFrame, calls: pl.DataFrame, retries: int) -> Iterator[str]:
+    if summary.height:
+        yield _SUMMARY_NOTE
     if retries:
-        notes.append(
+        yield (
             "The allocator freed cached segments and retried cudaMalloc "
             f"{format_times(retries)}, which synchronises the device."
         )
-    notes += [_USAGE_NOTE] if calls.height else []
-    return [*notes, _CODE_NOTE]
+    if calls.height:
+        yield _USAGE_NOTE
+    yield _CODE_NOTE
 
 
 def _charts(calls: pl.DataFrame) -> tuple[Chart, ...]:

@@ -1,5 +1,6 @@
 """Tables of ``key_averages().table()``: rows as printed, shares of the totals below each table."""
 
+from collections.abc import Iterator
 from functools import partial
 
 import polars as pl
@@ -146,46 +147,44 @@ def _verdict(operators: pl.DataFrame, by: str) -> str:
     return f"{row['name']} has the highest self {place} time of the printed rows: {size}."
 
 
-def _notes(operators: pl.DataFrame, totals: pl.DataFrame) -> list[str]:
-    notes = []
+def _notes(operators: pl.DataFrame, totals: pl.DataFrame) -> Iterator[str]:
     for place in ("device", "host"):
         wrong = operators.join(
             totals.select(*_TABLE, whole=f"{place}_ns"), on=_TABLE, nulls_equal=True
         )
         wrong = wrong.filter(pl.col(f"self_{place}_ns") > pl.col("whole") * _WHOLE_FRAC)
         if wrong.height:
-            notes.append(
+            yield (
                 f"{format_count(wrong.height, 'row')} with more self {place} time than the printed "
                 f"total ({wrong['name'][0]}): its profiler counted calls, such as the loading of "
                 "kernels, as work. No shares are given for them, and they come last."
             )
     if totals.height > 1:
-        notes.append(
+        yield (
             "Rows of several tables of operators are not summed: the same recording may be printed "
             "more than once."
         )
     if cut := int(totals["cut"].sum()):
-        notes.append(
+        yield (
             f"{format_count(cut, 'name')} cut by the text (...), so different operators may look "
             "alike. table(max_name_column_width=200) prints whole names."
         )
     least = totals["listed_frac"].min()
     if isinstance(least, float) and least < _ALL_FRAC:
-        notes.append(
+        yield (
             f"A table of operators lists {format_frac(least)} of the host time; "
             "table(row_limit=-1) prints all rows."
         )
     if without := totals["host_ns"].null_count():
-        notes.append(
+        yield (
             f"{format_count(without, 'table')} of operators without the total below the rows, so "
             "truncated or not printed to its end: the shares are not known."
         )
     if totals["device_ns"].max():
-        notes.append(
+        yield (
             "Device time of kernels is listed in their own rows and in those of the operators that "
             "launched them: the rows add up to more than the total."
         )
-    return notes
 
 
 def _charts(operators: pl.DataFrame, by: str) -> tuple[Chart, ...]:

@@ -1,5 +1,6 @@
 """Step times and throughput in the lines that DeepSpeed logs: ``time (ms) | fwd: ... | ...``."""
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -163,16 +164,16 @@ def _verdict(counted: pl.DataFrame, sums: dict[str, Any]) -> str:
     return f"A step takes {format_ns(sums['median_ns'])} (median){most}."
 
 
-def _notes(lines: pl.DataFrame, warm: int, unused: int) -> list[str]:
-    notes = [_NOTE] if lines.height else []
+def _notes(lines: pl.DataFrame, warm: int, unused: int) -> Iterator[str]:
+    if lines.height:
+        yield _NOTE
     if warm:
-        notes.append(f"Not counted: {format_count(warm, 'line')} of timers of warm-up.")
+        yield f"Not counted: {format_count(warm, 'line')} of timers of warm-up."
     if unused:
-        notes.append(
+        yield (
             f"Not counted: {format_count(unused, 'line')} of timers without the times of all parts "
             "(the flops profiler resets them)."
         )
-    return notes
 
 
 def _charts(counted: pl.DataFrame) -> tuple[Chart, ...]:

@@ -1,5 +1,6 @@
 """Result of the py-spy report: leaf paths or sums, verdict, notes and tables."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import polars as pl
@@ -51,6 +52,9 @@ class LeafPaths(Result):
         processes: ``file``, ``pid``, ``command``, ``role``, ``samples``, ``samples_frac``.
     """
 
+    question = "Which line of my code takes the time?"
+    scalar_names = "unit, total_samples, tagged_samples, idle_samples, left_out_samples"
+
     options: Options
     total_samples: float
     unit: str
@@ -70,15 +74,7 @@ class LeafPaths(Result):
 
     def view(self) -> View:
         """Build the view: sums or paths if requested, else lines; processes of several."""
-        return View(
-            title="Which line of my code takes the time?",
-            verdict=_verdict(self),
-            notes=_notes(self),
-            tables=_tables(self),
-            scalars=self.numbers(
-                "unit", "total_samples", "tagged_samples", "idle_samples", "left_out_samples"
-            ),
-        )
+        return self.view_from(_verdict, _notes, _tables)
 
 
 def _verdict(result: LeafPaths) -> str:
@@ -117,25 +113,24 @@ def _of_total(result: LeafPaths, weight: float) -> str:
     return f"{format_weight(weight, result.unit)} ({format_frac(share)})"
 
 
-def _notes(result: LeafPaths) -> tuple[str, ...]:
+def _notes(result: LeafPaths) -> Iterator[str]:
     """Describe what was matched, and what is not counted."""
-    notes = [f"{_matched(result)}."]
+    yield f"{_matched(result)}."
     if result.idle_samples:
         left_out = result.options.exclude_idle_process or result.options.drop_module
         handled = "left out" if left_out else "counted as idle"
-        notes.append(
+        yield (
             f"{format_weight(result.idle_samples, result.unit)} without a Python frame: {handled}."
         )
     if result.options.drop_module and result.left_out_samples > result.idle_samples:
         more = result.left_out_samples - result.idle_samples
-        notes.append(f"{format_weight(more, result.unit)} of module-level code only: left out.")
+        yield f"{format_weight(more, result.unit)} of module-level code only: left out."
     workers = result.processes.filter(pl.col("role") != MAIN)
     if workers.height and result.options.match != "substring":
-        notes.append(
+        yield (
             f"{format_count(workers.height, 'child process', 'es')}: stacks of forked processes "
             "start at the entry of the child, without the frames of the parent."
         )
-    return tuple(notes)
 
 
 def _matched(result: LeafPaths) -> str:

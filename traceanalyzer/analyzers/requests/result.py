@@ -92,6 +92,8 @@ class Requests(Result):
         unused: traces whose steps are not used: other ranks, or without a wall clock.
     """
 
+    question = "How long do requests take, and what do they wait for?"
+
     requests: pl.DataFrame
     latencies: pl.DataFrame
     runs: pl.DataFrame
@@ -107,14 +109,7 @@ class Requests(Result):
 
     def view(self) -> View:
         """Build the view: times, runs, requests with the slowest first token first."""
-        return View(
-            title="How long do requests take, and what do they wait for?",
-            verdict=sentences(*_verdict(self)),
-            notes=tuple(_notes(self)),
-            tables=tuple(_tables(self)),
-            scalars=_scalars(self),
-            charts=lambda: _charts(self),
-        )
+        return self.view_from(_verdict, _notes, _tables, _charts, scalars=_scalars(self))
 
 
 def _scalars(result: Requests) -> dict[str, Any]:
@@ -128,7 +123,11 @@ def _scalars(result: Requests) -> dict[str, Any]:
     return {"n_requests": result.requests.height, "n_failed": int(failed), **numbers}
 
 
-def _verdict(result: Requests) -> Iterator[str]:
+def _verdict(result: Requests) -> str:
+    return sentences(*_sentences(result))
+
+
+def _sentences(result: Requests) -> Iterator[str]:
     """Describe the times of all requests, the parts of the slowest ones, and failures."""
     sums, count = _scalars(result), result.answered.height
     failed = f"{format_count(sums['n_failed'], 'request')} failed." if sums["n_failed"] else ""
@@ -270,32 +269,28 @@ def _run_columns(result: Requests) -> dict[str, str]:
     return {**files, **({"run": "run"} if several else {})}
 
 
-def _charts(result: Requests) -> tuple[Chart, ...]:
+def _charts(result: Requests) -> Iterator[Chart]:
     """Draw the parts of the slowest requests, and the time to first token over time."""
     log = [*_run_columns(result)]
     rows = result.answered.with_columns(file=short_paths(result.answered["path"]))
     for name, of in (("request", [*log, "request"]), ("run", log or ["run"])):
         rows = rows.with_columns(pl.concat_str(of, separator=" ").alias(name))
-    charts = []
     slowest = rows.drop_nulls("other_ns").sort(-pl.col("ttft_ns"), "row").head(_BARS)
     parts = {name: LABELS[name.removesuffix("_ns")] for name in PARTS if slowest[name].sum()}
     if parts:
         title = "Parts of the requests with the slowest first token"
         frame = by_part(slowest, ["request"], {**parts, "other_ns": "other"})
-        charts.append(stacked("parts", title, frame, "request"))
+        yield stacked("parts", title, frame, "request")
     if rows["start_ns"].null_count() < rows.height:
-        charts.append(
-            Chart(
-                name="first_token",
-                title="Time to first token over time",
-                mark="scatter",
-                frame=rows.drop_nulls("start_ns").head(_POINTS),
-                x="start_ns",
-                y="ttft_ns",
-                x_label="start of the request",
-                y_label="time to first token",
-                color="run" if log else None,
-                label="request",
-            )
+        yield Chart(
+            name="first_token",
+            title="Time to first token over time",
+            mark="scatter",
+            frame=rows.drop_nulls("start_ns").head(_POINTS),
+            x="start_ns",
+            y="ttft_ns",
+            x_label="start of the request",
+            y_label="time to first token",
+            color="run" if log else None,
+            label="request",
         )
-    return tuple(charts)

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Literal
 
 import polars as pl
@@ -85,6 +84,8 @@ class Roofline(Result):
         covered_frac: traces: share of the kernel time of operators with a formula.
     """
 
+    scalar_names = "source, launches, time_ns, covered_frac"
+
     source: Literal["ncu", "trace"]
     kernels: pl.DataFrame
     points: pl.DataFrame
@@ -104,16 +105,9 @@ class Roofline(Result):
 
     def view(self) -> View:
         """Build the view: kernels, rules, roofs; a roofline per GPU."""
-        view = View(
-            title="How far are kernels from the roofline?"
-            if self.source == "ncu"
-            else "How far are operators from the roofline?",
-            verdict=_verdict(self),
-            notes=tuple(_notes(self)),
-            tables=_tables(self),
-            scalars=self.numbers("source", "launches", "time_ns", "covered_frac"),
-            charts=partial(_charts, self),
-        )
+        what = "kernels" if self.source == "ncu" else "operators"
+        title = f"How far are {what} from the roofline?"
+        view = self.view_from(_verdict, _notes, _tables, _charts, title=title)
         gpus = {*self.kernels["gpu"].drop_nulls(), *self.roofs["gpu"].drop_nulls()}
         known = gpus and all(_HAS_HBM.search(gpu) for gpu in gpus)
         return view if known else _with_dram(view)
@@ -153,30 +147,26 @@ def _with_dram(view: View) -> View:
 # --- tables and charts ---------------------------------------------------------------------
 
 
-def _tables(result: Roofline) -> tuple[Table, ...]:
+def _tables(result: Roofline) -> Iterator[Table]:
     names = _KERNELS if result.source == "ncu" else _KERNELS | {"name": "operator"}
     columns = known_columns(result.kernels, names)
     title = "Kernels" if result.source == "ncu" else "Operators"
-    tables = [Table("kernels", title, result.kernels, columns, hide_first=_HIDE_FIRST)]
+    yield Table("kernels", title, result.kernels, columns, hide_first=_HIDE_FIRST)
     if result.rules.height:
         known = known_columns(result.rules, _RULES)
         hide = ("launches", "speedup_type", "saved_ns")
-        tables.append(
-            Table(
-                "rules", "Rules of ncu", result.rules, known, hide_first=hide, sentences=("text",)
-            )
+        yield Table(
+            "rules", "Rules of ncu", result.rules, known, hide_first=hide, sentences=("text",)
         )
     if result.missing.height:
         columns = headings("missing, record: how to record it")
-        tables.append(
-            Table(
-                "missing",
-                "Not recorded",
-                result.missing,
-                columns,
-                detail=True,
-                sentences=("record",),
-            )
+        yield Table(
+            "missing",
+            "Not recorded",
+            result.missing,
+            columns,
+            detail=True,
+            sentences=("record",),
         )
     is_peak = pl.col("kind") == "peak"
     roofs = result.roofs.with_columns(
@@ -184,16 +174,14 @@ def _tables(result: Roofline) -> tuple[Table, ...]:
         value_gbps=pl.when(~is_peak).then(pl.col("value") / 1e9),
     )
     if roofs.height:
-        tables.append(table_of_known("roofs", "Roofs", roofs, _ROOFS, detail=True))
+        yield table_of_known("roofs", "Roofs", roofs, _ROOFS, detail=True)
     if result.points.height:
-        tables.append(table_of_known("points", "Points", result.points, _POINTS, detail=True))
-    return tuple(tables)
+        yield table_of_known("points", "Points", result.points, _POINTS, detail=True)
 
 
-def _charts(result: Roofline) -> tuple[Chart, ...]:
+def _charts(result: Roofline) -> Iterator[Chart]:
     """Build a roofline per GPU: a colour per kernel, a symbol per level, size by time."""
     points, what = result.points, "kernel" if result.source == "ncu" else "operator"
-    charts = []
     for number, gpu in enumerate(points["gpu"].unique(maintain_order=True)[:_CHARTS]):
         of_gpu = points.filter(pl.col("gpu") == gpu)
         longest = of_gpu["time_ns"].max()
@@ -203,28 +191,25 @@ def _charts(result: Roofline) -> tuple[Chart, ...]:
         kept = names if len(names) <= _COLORS else names[: _COLORS - 1]
         is_named = pl.col("name").is_in(kept.to_list())
         symbols = [level for level in ("HBM", "L2", "L1") if (of_gpu["level"] == level).any()]
-        charts.append(
-            Chart(
-                name="roofline" if number == 0 else f"roofline_{number + 1}",
-                title=f"Roofline of {gpu}",
-                mark="scatter",
-                frame=of_gpu.with_columns(
-                    pl.when(is_named).then("name").otherwise(pl.lit("others")).alias(what)
-                ),
-                x="intensity",
-                y="work_tflops",
-                x_label="arithmetic intensity [FLOP/byte]",
-                y_label="speed",
-                color=what,
-                log_x=True,
-                log_y=True,
-                size="share",
-                label="name",
-                symbol="level" if len(symbols) > 1 else None,
-                lines=_lines(of_gpu, result.roofs.filter(pl.col("gpu") == gpu), symbols),
-            )
+        yield Chart(
+            name="roofline" if number == 0 else f"roofline_{number + 1}",
+            title=f"Roofline of {gpu}",
+            mark="scatter",
+            frame=of_gpu.with_columns(
+                pl.when(is_named).then("name").otherwise(pl.lit("others")).alias(what)
+            ),
+            x="intensity",
+            y="work_tflops",
+            x_label="arithmetic intensity [FLOP/byte]",
+            y_label="speed",
+            color=what,
+            log_x=True,
+            log_y=True,
+            size="share",
+            label="name",
+            symbol="level" if len(symbols) > 1 else None,
+            lines=_lines(of_gpu, result.roofs.filter(pl.col("gpu") == gpu), symbols),
         )
-    return tuple(charts)
 
 
 def _rounded(value: float) -> str:

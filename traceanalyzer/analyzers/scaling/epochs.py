@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 
 import polars as pl
 
@@ -54,18 +53,14 @@ class EpochScaling(Scaling):
             (NCCL), ``other_frac``.
     """
 
+    question = "How well do more GPUs help?"
+    scalar_names = "weak, unit"
+
     unit: str
 
     def view(self) -> View:
         """Build the view: sizes, runs; epoch time, speed-up, energy, utilisation, computation."""
-        return View(
-            title="How well do more GPUs help?",
-            verdict=_verdict(self),
-            notes=tuple(_notes(self)),
-            tables=_tables(self),
-            scalars=self.numbers("weak", "unit"),
-            charts=partial(_charts, self),
-        )
+        return self.view_from(_verdict, _notes, _tables, _charts)
 
 
 def combine(rows: pl.DataFrame, options: Options) -> EpochScaling:
@@ -237,40 +232,38 @@ def _notes(result: EpochScaling) -> Iterator[str]:
         )
 
 
-def _tables(result: EpochScaling) -> tuple[Table, ...]:
+def _tables(result: EpochScaling) -> Iterator[Table]:
     named = [
         {key: text.format(unit=result.unit) for key, text in columns.items()}
         for columns in (_SIZES, _RUNS)
     ]
-    return (
-        table_of_known("sizes", "Speed-up", result.sizes, named[0]),
-        table_of_known("runs", "Runs", result.runs, named[1]),
-    )
+    yield table_of_known("sizes", "Speed-up", result.sizes, named[0])
+    yield table_of_known("runs", "Runs", result.runs, named[1])
 
 
-def _charts(result: EpochScaling) -> tuple[Chart, ...]:
+def _charts(result: EpochScaling) -> Iterator[Chart]:
     """Build the plots of itwinai: epoch time, speed-up, energy, utilisation, computation."""
     rows = result.sizes.with_columns(series=pl.col("strategy").fill_null("measured"))
-    charts = [
-        lines_of(
-            "epoch_time", "Epoch time", _with_ideal(rows, "epoch_ns", "ideal_ns"),
-            "epoch_ns", "epoch", unit=result.unit,
-        ),
-        lines_of(
+    yield lines_of(
+        "epoch_time",
+        "Epoch time",
+        _with_ideal(rows, "epoch_ns", "ideal_ns"),
+        "epoch_ns",
+        "epoch",
+        unit=result.unit,
+    )
+    yield lines_of(
             "speedup", "Speed-up", _with_ideal(rows, "speedup", "ideal_speedup"), "speedup",
             "speed-up", unit=result.unit,
-        ),
-    ]  # fmt: skip
+        )  # fmt: skip
     for column, title, label in (
         ("energy_wh", "Energy of a run", "energy [Wh]"),
         ("utilization_frac", "GPU utilisation", "utilisation"),
     ):
         known = rows.drop_nulls(column)
         if known.height:
-            charts.append(
-                lines_of(column.rpartition("_")[0], title, known, column, label, unit=result.unit,
-                         log_y=False)
-            )  # fmt: skip
+            yield lines_of(column.rpartition("_")[0], title, known, column, label, unit=result.unit,
+                         log_y=False)  # fmt: skip
     parts = rows.drop_nulls("computation_frac").unpivot(
         [f"{part}_frac" for part in ("computation", "communication", "other")],
         index=["series", "count"],
@@ -281,11 +274,8 @@ def _charts(result: EpochScaling) -> tuple[Chart, ...]:
         on = pl.format("{} {}", "series", "count")
         names = pl.col("part").str.strip_suffix("_frac")
         frame = parts.with_columns(on=on, part=names).sort("series", "count", maintain_order=True)
-        charts.append(
-            stacked("computation", "Computation and other device time", frame, "on",
-                    y="share_frac", x_label="", y_label="share")
-        )  # fmt: skip
-    return tuple(charts)
+        yield stacked("computation", "Computation and other device time", frame, "on",
+                    y="share_frac", x_label="", y_label="share")  # fmt: skip
 
 
 def _with_ideal(rows: pl.DataFrame, column: str, ideal: str) -> pl.DataFrame:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 
 import polars as pl
 
@@ -65,6 +64,9 @@ class Scaling(Result):
             (time_ns - ideal_ns; these add up to that of ``sizes``), ``lost_frac`` (of the step).
     """
 
+    question = "How well do more GPUs help, and where is the loss?"
+    scalar_names = "weak"
+
     weak: bool
     runs: pl.DataFrame
     sizes: pl.DataFrame
@@ -72,14 +74,7 @@ class Scaling(Result):
 
     def view(self) -> View:
         """Build the view: sizes, losses, runs; speed-up with the ideal line, parts of a step."""
-        return View(
-            title="How well do more GPUs help, and where is the loss?",
-            verdict=_verdict(self),
-            notes=tuple(_notes(self)),
-            tables=_tables(self),
-            scalars=self.numbers("weak"),
-            charts=partial(_charts, self),
-        )
+        return self.view_from(_verdict, _notes, _tables, _charts)
 
 
 # --- verdict and notes ---------------------------------------------------------------------
@@ -240,16 +235,14 @@ def _energy_notes(runs: pl.DataFrame) -> Iterator[str]:
 # --- tables and charts ---------------------------------------------------------------------
 
 
-def _tables(result: Scaling) -> tuple[Table, ...]:
+def _tables(result: Scaling) -> Iterator[Table]:
     larger = result.losses.filter(pl.col("gpus") != result.sizes["gpus"][0])
-    return (
-        table_of_known("sizes", "Speed-up", result.sizes, _SIZES),
-        Table("losses", "Where the loss is, per step and GPU", larger, _LOSSES),
-        table_of_known("runs", "Runs", result.runs, _RUNS),
-    )
+    yield table_of_known("sizes", "Speed-up", result.sizes, _SIZES)
+    yield Table("losses", "Where the loss is, per step and GPU", larger, _LOSSES)
+    yield table_of_known("runs", "Runs", result.runs, _RUNS)
 
 
-def _charts(result: Scaling) -> tuple[Chart, ...]:
+def _charts(result: Scaling) -> Iterator[Chart]:
     """Build the step time and the speed-up with their ideal lines, and the parts of a step."""
     absolute, speedup = (
         lines_of(name, title, _unpivoted(result.sizes, column, ideal), column, label, x="gpus")
@@ -271,12 +264,10 @@ def _charts(result: Scaling) -> tuple[Chart, ...]:
         "energy", "Energy per step and GPU", known, "energy_j", "energy [J]", x="gpus", log_y=False
     )  # fmt: skip
     more = (energy,) if known.height else ()
-    return (
-        absolute,
-        speedup,
-        *more,
-        stacked("parts", "A step on one GPU", parts, x="on", x_label=""),
-    )
+    yield absolute
+    yield speedup
+    yield from more
+    yield stacked("parts", "A step on one GPU", parts, x="on", x_label="")
 
 
 def _unpivoted(sizes: pl.DataFrame, column: str, ideal: str) -> pl.DataFrame:

@@ -1,8 +1,8 @@
 """Result of the steps analysis: data, verdict, notes, tables and charts."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import polars as pl
@@ -80,6 +80,8 @@ class Steps(Result):
             report.
     """
 
+    question = "How long do steps take, and what makes some slower?"
+
     steps: pl.DataFrame
     ranks: pl.DataFrame
     common: pl.DataFrame
@@ -115,6 +117,19 @@ class Steps(Result):
         eager = decode.filter(is_eager)
         return eager if eager.height < decode.height else eager.clear()
 
+    @cached_property
+    def sums(self) -> dict[str, Any]:
+        """Sums over all steps without warm-up."""
+        each = self.counted.unique(["rank", "path", "number"])["duration_ns"]
+        return {
+            "step_count": each.len(),
+            "warm_up_count": int(self.ranks["warm_up"].sum()),
+            "median_ns": each.median(),
+            "min_ns": each.min(),
+            "max_ns": each.max(),
+            "cv_frac": self.ranks["cv_frac"].median(),
+        }
+
     @property
     def parts(self) -> dict[str, str]:
         """Columns of ``steps`` with nonzero time, and their labels."""
@@ -126,42 +141,22 @@ class Steps(Result):
 
     def view(self) -> View:
         """Build the view: step times and parts, over all ranks and by rank."""
-        sums = _sums(self)
-        return View(
-            title="How long do steps take, and what makes some slower?",
-            verdict=_verdict(self, sums),
-            notes=_notes(self),
-            tables=_tables(self, sums),
-            scalars=sums,
-            charts=partial(_charts, self),
-        )
-
-
-def _sums(result: Steps) -> dict[str, Any]:
-    """Return sums over all steps without warm-up."""
-    each = result.counted.unique(["rank", "path", "number"])["duration_ns"]
-    return {
-        "step_count": each.len(),
-        "warm_up_count": int(result.ranks["warm_up"].sum()),
-        "median_ns": each.median(),
-        "min_ns": each.min(),
-        "max_ns": each.max(),
-        "cv_frac": result.ranks["cv_frac"].median(),
-    }
+        return self.view_from(_verdict, _notes, _tables, _charts, scalars=self.sums)
 
 
 # --- verdict and notes ---------------------------------------------------------------------
 
 
-def _verdict(result: Steps, sums: Mapping[str, Any]) -> str:
+def _verdict(result: Steps) -> str:
     """Describe the median step and its parts, the slowest step, and differences of ranks."""
-    usual = (_usual(result, sums), _phases(result), _exposed(result), _breakdown(result))
+    usual = (_usual(result), _phases(result), _exposed(result), _breakdown(result))
     return display.sentences(
-        *usual, _warm_up(result), _slowest(result, sums), _between(result), _apart(result)
+        *usual, _warm_up(result), _slowest(result), _between(result), _apart(result)
     )
 
 
-def _usual(result: Steps, sums: Mapping[str, Any]) -> str:
+def _usual(result: Steps) -> str:
+    sums = result.sums
     count, usual = sums["step_count"], format_ns(sums["median_ns"])
     ranks = result.ranks.height
     if count == ranks:
@@ -236,9 +231,9 @@ def _warm_up(result: Steps) -> str:
     return f"{excluded.height} steps at the start took up to {times}: warm-up, not counted."
 
 
-def _slowest(result: Steps, sums: Mapping[str, Any]) -> str:
+def _slowest(result: Steps) -> str:
     """Describe the step that exceeds the median most (of ranks: the median rank), and its cause."""
-    if sums["step_count"] == result.ranks.height:
+    if result.sums["step_count"] == result.ranks.height:
         return ""
     several = result.common.height > 0
     order = {"ratio": True, "duration_ns": True, "step": False}
@@ -306,50 +301,48 @@ _BY_WINDOW = (
 )
 
 
-def _notes(result: Steps) -> tuple[str, ...]:
+def _notes(result: Steps) -> Iterator[str]:
     """Describe what belongs to a step, and what is not counted."""
-    notes = []
     if result.by_kernels:
-        notes.append(
+        yield (
             "No steps are marked: a step is one repeat of a sequence of kernels, from its first "
             "kernel to that of the next repeat. Use --step-every REGEX for the kernel that begins "
             "a step, or --step-name REGEX for host slices that are steps."
         )
     elif result.steps["compute_ns"].null_count() < result.steps.height:
-        notes.append(_BY_LAUNCH if result.by == "launch" else _BY_WINDOW)
+        yield _BY_LAUNCH if result.by == "launch" else _BY_WINDOW
     elif result.parts:
-        notes.append("No device work was recorded: the parts are Composer's host marks.")
+        yield "No device work was recorded: the parts are Composer's host marks."
     else:
-        notes.append(
+        yield (
             "No device work was recorded, so steps have no breakdown; gpu-idle analyzes the main "
             "thread."
         )
     if result.steps.select("rank", "path", "device").n_unique() > result.ranks.height:
-        notes.append("Ranks with several devices have one row per device with the same step time.")
+        yield "Ranks with several devices have one row per device with the same step time."
     if result.ranks["warm_up"].sum():
-        notes.append(
+        yield (
             f"A first step is warm-up if it takes more than {device_steps.WARM_UP_FACTOR:g} times "
             f"the median of the steps after it (at least {device_steps.LEAST_AFTER}) and more than "
             "three quarters of them. Statistics exclude warm-up."
         )
-    return tuple(notes)
 
 
 # --- tables --------------------------------------------------------------------------------
 
 
-def _tables(result: Steps, sums: Mapping[str, Any]) -> tuple[Table, ...]:
+def _tables(result: Steps) -> tuple[Table, ...]:
     """Build the tables of phases, of steps over all ranks, of ranks, and of steps by rank."""
     by_phase = "Steps of the inference engine by phase and batch size"
     phases = display.table_of_known("phases", by_phase, result.phases, _PHASES)
     title = "Exposed host time before steps: what the host runs while the devices wait"
     code = Table("scheduler", title, result.scheduler, _SCHEDULER)
     known = [table for table in (phases, code) if table.frame.height]
-    return (*known, *_step_tables(result, sums))
+    return (*known, *_step_tables(result))
 
 
-def _step_tables(result: Steps, sums: Mapping[str, Any]) -> tuple[Table, ...]:
-    if sums["step_count"] == result.ranks.height:
+def _step_tables(result: Steps) -> tuple[Table, ...]:
+    if result.sums["step_count"] == result.ranks.height:
         return (_steps(result),)
     if result.common.is_empty():
         return (_steps(result), _ranks(result))

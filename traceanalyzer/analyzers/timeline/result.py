@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -197,7 +197,7 @@ class Timeline(Result):
         return View(
             title=f"What does each {self._device} do at each moment?",
             verdict=self._verdict(totals),
-            notes=self._notes(),
+            notes=tuple(self._notes()),
             tables=(self._table(),),
             scalars={
                 "span_ns": self.span_ns,
@@ -298,20 +298,18 @@ class Timeline(Result):
             hide_first=("span_ns", *by_size),
         )
 
-    def _notes(self) -> tuple[str, ...]:
-        notes = []
+    def _notes(self) -> Iterator[str]:
         if self.on_host:
-            notes.append(_ON_HOST)
+            yield _ON_HOST
         if not self.one_clock and self.lanes.height > 1:
-            notes.append(_NO_CLOCK)
+            yield _NO_CLOCK
         if self.shares["transfer_ns"].sum() and not self.matched:
-            notes.append(_NOT_MATCHED)
+            yield _NOT_MATCHED
         if self.path.height:
-            notes.append(_ON_PATH)
+            yield _ON_PATH
         elif self.no_path:
-            notes.append(f"No critical path: {self.no_path}.")
+            yield f"No critical path: {self.no_path}."
         if self.merged_ns:
-            notes.append(f"States and events shorter than {format_ns(self.merged_ns)} are merged.")
+            yield f"States and events shorter than {format_ns(self.merged_ns)} are merged."
         if self.steps_by_kernels:
-            notes.append(INFERRED_STEPS)
-        return tuple(notes)
+            yield INFERRED_STEPS

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -164,6 +164,9 @@ class Transfers(Result):
         program: GPU API and framework of the program.
     """
 
+    question = "What is copied, how fast, and is it overlapped?"
+    scalar_names = "n, moved_bytes, total_ns, span_ns, alone_ns, unsized, unfinished"
+
     n: int
     moved_bytes: int
     total_ns: int
@@ -213,16 +216,7 @@ class Transfers(Result):
 
     def view(self) -> View:
         """Build the view: findings, copies and memsets by direction, size and device; charts."""
-        return View(
-            title="What is copied, how fast, and is it overlapped?",
-            verdict=_verdict(self),
-            notes=_notes(self),
-            tables=_tables(self),
-            scalars=self.numbers(
-                "n", "moved_bytes", "total_ns", "span_ns", "alone_ns", "unsized", "unfinished"
-            ),
-            charts=partial(_charts, self),
-        )
+        return self.view_from(_verdict, _notes, _tables, _charts)
 
 
 # --- findings ------------------------------------------------------------------------------
@@ -420,20 +414,17 @@ def _small(result: Transfers) -> str:
     return f"{n:,} copies are smaller than {size} ({format_ns(total)}): {rows['advice'][0]}."
 
 
-def _notes(result: Transfers) -> tuple[str, ...]:
+def _notes(result: Transfers) -> Iterator[str]:
     """Describe how numbers are defined, and what was not counted."""
-    notes = []
     if result.devices["alone_ns"].null_count():
-        notes.append("Without recorded kernels the overlap of copies is unknown.")
+        yield "Without recorded kernels the overlap of copies is unknown."
     if result.alone_ns is not None:
-        notes.append(
+        yield (
             "Exposed is the time of copies and memsets without a kernel running on the device; "
             "communication kernels count as kernels."
         )
     if result.unsized:
-        notes.append(
-            f"{result.unsized:,} copies or memsets have no recorded size, so no bandwidth."
-        )
+        yield f"{result.unsized:,} copies or memsets have no recorded size, so no bandwidth."
     rated = pl.concat(
         rows.filter(pl.col("moved_bytes") > 0, pl.col("total_ns") > 0)
         for rows in (result.copies.select(_RATED), result.sizes.select(_RATED))
@@ -441,35 +432,31 @@ def _notes(result: Transfers) -> tuple[str, ...]:
     fast = rated.filter(pl.col("rate_gbps").is_null())
     if fast.height:
         kinds = ", ".join(fast["direction"].unique().sort())
-        notes.append(
+        yield (
             f"No bandwidth for some rows ({kinds}): it would exceed {MOST_GBPS:,} GB/s, so the "
             "recorded durations are too short."
         )
     if result.unfinished:
-        notes.append(f"Not counted: {result.unfinished:,} copies or memsets without an end.")
-    return tuple(notes)
+        yield f"Not counted: {result.unfinished:,} copies or memsets without an end."
 
 
 # --- tables and charts ---------------------------------------------------------------------
 
 
-def _tables(result: Transfers) -> tuple[Table, ...]:
+def _tables(result: Transfers) -> Iterator[Table]:
     """Build the tables: findings, copies and memsets by direction, by size, by device."""
     devices = result.devices.with_columns(places(result.devices))
-    tables = [
-        table_of_known("findings", "Findings", result.findings, _FINDINGS),
-        table_of_known("copies", "Copies and memsets", result.copies, _COPIES),
-        table_of_known("sizes", "By size", result.sizes, _SIZES),
-        table_of_known("devices", "Devices", devices, _DEVICES),
-    ]
+    yield table_of_known("findings", "Findings", result.findings, _FINDINGS)
+    yield table_of_known("copies", "Copies and memsets", result.copies, _COPIES)
+    yield table_of_known("sizes", "By size", result.sizes, _SIZES)
+    yield table_of_known("devices", "Devices", devices, _DEVICES)
     if devices.height > 1:
         by_device = result.by_device.with_columns(places(result.by_device))
         columns = {"on": "device", **_COPIES}
         table = table_of_known(
             "by_device", "Copies and memsets by device", by_device, columns, detail=True
         )
-        tables.append(table)
-    return tuple(tables)
+        yield table
 
 
 def _charts(result: Transfers) -> tuple[Chart, ...]:

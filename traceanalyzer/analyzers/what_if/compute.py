@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Unpack
 
 import numpy as np
@@ -63,6 +62,12 @@ class WhatIf(Result):
         world_size: number of ranks of the job, or None.
     """
 
+    question = "What would a fix gain?"
+    scalar_names = (
+        "ranks, kernels, recorded_ns, replayed_ns, error_frac, start_error_ns, start_error_p95_ns, "
+        "edges, inferred, missing"
+    )
+
     changes: pl.DataFrame
     steps: pl.DataFrame
     given: bool
@@ -95,24 +100,14 @@ class WhatIf(Result):
 
     def view(self) -> View:
         """Build the view: the changes by gain, and the steps before and after."""
-        return View(
-            title="What would a fix gain?",
-            verdict=sentences(_verdict(self), self.pipeline.text() if self.pipeline else ""),
-            notes=tuple(_notes(self)),
-            tables=(
-                Table("changes", "Step time with each change", self.changes, _CHANGES, whole=True),
-                *(self.pipeline.tables() if self.pipeline else ()),
-                Table("steps", "Steps", self.steps, _STEPS, detail=True),
-            ),
-            scalars=self.numbers(
-                "ranks", "kernels", "recorded_ns", "replayed_ns", "error_frac", "start_error_ns",
-                "start_error_p95_ns", "edges", "inferred", "missing",
-            ),
-            charts=partial(_charts, self),
-        )  # fmt: skip
+        return self.view_from(_verdict, _notes, _tables, _charts)
 
 
 def _verdict(result: WhatIf) -> str:
+    return sentences(_of_changes(result), result.pipeline.text() if result.pipeline else "")
+
+
+def _of_changes(result: WhatIf) -> str:
     steps = result.steps.filter(pl.col("run") == "recorded").height
     taken = format_ns(result.recorded_ns)
     counted = f"mean of {steps}" if result.one_by_one else f"mean of {steps} after the first"
@@ -188,22 +183,25 @@ def inferred_waits(inferred: int, edges: int, hint: str) -> Iterator[str]:
         yield f"{text}; to know them, {hint}." if hint else f"{text}."
 
 
-def _charts(result: WhatIf) -> tuple[Chart, ...]:
+def _tables(result: WhatIf) -> Iterator[Table]:
+    yield Table("changes", "Step time with each change", result.changes, _CHANGES, whole=True)
+    if result.pipeline:
+        yield from result.pipeline.tables()
+    yield Table("steps", "Steps", result.steps, _STEPS, detail=True)
+
+
+def _charts(result: WhatIf) -> Iterator[Chart]:
     gains = result.changes.filter(pl.col("gain_frac") >= NO_GAIN)
     order = ["recorded", "replayed", *result.changes["change"].head(3)]
     steps = result.steps.filter(pl.col("run").is_in(order))
     steps = steps.with_columns(number=pl.int_range(pl.len()).over("run"))
-    charts = [result.pipeline.chart()] if result.pipeline else []
+    if result.pipeline:
+        yield result.pipeline.chart()
     if gains.height:
-        charts.append(
-            Chart("gains", "Gain of each change", "bar", gains, "change", "gain_ns", "", "gain")
-        )
+        yield Chart("gains", "Gain of each change", "bar", gains, "change", "gain_ns", "", "gain")
     if steps["number"].n_unique() > 1:
-        charts.append(
-            Chart("steps", "Steps before and after", "line", steps, "number", "step_ns", "step",
-                  "time", color="run")
-        )  # fmt: skip
-    return tuple(charts)
+        yield Chart("steps", "Steps before and after", "line", steps, "number", "step_ns", "step",
+                  "time", color="run")  # fmt: skip
 
 
 #: A smaller share of the step is no loss.
