@@ -239,6 +239,18 @@ def test_a_deadlock_counts_earlier_transfers(done: int) -> None:
     check_wording(result.verdict)
 
 
+@pytest.mark.parametrize(("state", "is_deadlock"), [("scheduled", True), ("started", False)])
+def test_receives_behind_the_own_send_are_a_deadlock(state: str, is_deadlock: bool) -> None:
+    run = Run(ranks=(0, 1), groups={"0": (0, 1)})
+    for rank in (0, 1):
+        other = 1 - rank
+        run.call(rank, f"send {rank}->{other}", p2p=True, state="started")
+        run.call(rank, f"recv {rank}<-{other}", p2p=True, state=state)
+    result = of(run.dumps())
+    assert result.stuck.is_deadlock == is_deadlock
+    assert ("batch_isend_irecv" in result.advice) == is_deadlock
+
+
 @pytest.mark.parametrize("line", [40, 61])
 def test_two_calls_of_other_sizes_are_not_two_shapes_of_one(line: int) -> None:
     run = Run()

@@ -353,7 +353,8 @@ def match_messages(
     Returns:
         One row per pending operation: group, op, rank, peer, record, bytes, state, has_match
         (whether the peer called the counterpart), other_bytes (size of a pending counterpart, or
-        null), has_dump (whether the peer has a complete one), and columns of the records.
+        null), other_order (place of a counterpart that has not started among the calls of the peer,
+        or null), has_dump (whether the peer has a complete one), and columns of the records.
         Operations with unknown ranks (coalesced without their parts) have a null ``peer``.
     """
     calls = records.filter("is_p2p")
@@ -367,6 +368,7 @@ def match_messages(
         "number",
         op=pl.when(pl.col("op") == "send").then(pl.lit("recv")).otherwise(pl.lit("send")),
         other_bytes="bytes",
+        other_order=pl.when(pl.col("state") == "scheduled").then("order"),
         is_pending=pl.lit(value=True),
     )
     joined = numbered.join(

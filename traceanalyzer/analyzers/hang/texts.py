@@ -39,6 +39,8 @@ ADVICE = {
     "on these ranks",
     "deadlock": "call collectives, sends and receives of several groups in the same order on all "
     "ranks, or batch them (torch.distributed.batch_isend_irecv)",
+    "crossed": "let one of two ranks send while the other receives: change the order of these calls "
+    "on one of them, or batch both (torch.distributed.batch_isend_irecv)",
 }
 
 #: Labels of a group by number; line of code of an operation on ranks.
@@ -200,7 +202,7 @@ def chain_sentence(chain: Sequence[Stuck], labels: Labels) -> str:
 def advice(stuck: Found) -> str:
     """Return what to try about the first cause; empty without one."""
     if stuck.is_deadlock:
-        return ADVICE["deadlock"]
+        return ADVICE["crossed" if all(one.is_p2p for one in stuck.cycle) else "deadlock"]
     if not stuck.causes:
         return ""
     first = stuck.causes[0]

@@ -42,7 +42,8 @@ class Stuck:
         candidates: ranks that may be members of a group whose ranks are not recorded.
         free: missing ranks and those without a record that wait for nothing themselves, and ranks
             without a dump.
-        order: by waiting rank, the place of its call among all its calls.
+        order: by waiting rank, the place of its call among all its calls; ``counterpart`` the same
+            of the other side of a transfer, if it is called and has not started.
     """
 
     cause: str
@@ -68,6 +69,7 @@ class Stuck:
     candidates: tuple[int, ...] = ()
     free: tuple[int, ...] = ()
     order: Mapping[int, int] = field(default_factory=dict, compare=False)
+    counterpart: Mapping[int, int] = field(default_factory=dict, compare=False)
 
     @property
     def incomplete(self) -> tuple[int, ...]:
@@ -289,6 +291,7 @@ def _transfers(transfers: pl.DataFrame, dumps: pl.DataFrame, now: int | None) ->
             is_p2p=True,
             waiting=(row["rank"],),
             order={row["rank"]: row["order"]},
+            counterpart={} if row["other_order"] is None else {peer: row["other_order"]},
             missing=missing,
             no_dump=no_dump,
             truncated=tuple(rank for rank in no_dump if rank in truncated),
@@ -365,9 +368,11 @@ def _before(
 
     Its kernels run after them; of one that has started on some ranks, only the others matter.
     """
-    for rank in one.scheduled if one.cause == "not started" else one.waiting:
+    waiting = one.scheduled if one.cause == "not started" else one.waiting
+    places = {rank: one.order.get(rank, -1) for rank in waiting} | one.counterpart
+    for rank, place in places.items():
         for other in waits_in.get(rank, ()):
-            if other != at and stuck[other].order.get(rank, -1) < one.order.get(rank, -1):
+            if other != at and stuck[other].order.get(rank, -1) < place:
                 yield other
 
 
