@@ -36,6 +36,7 @@ class FakeFinding:
     evidence: tuple[str, ...] = ()
     rank: int | None = None
     step: str | None = None
+    advice: str = ""
     extra: dict[str, object] = field(default_factory=dict)
 
 
@@ -46,6 +47,7 @@ def case(expected: Expected, kind: str = "single", cost: float = 0.1) -> Case:
 def test_number_of_cases() -> None:
     assert sum(fault.kind == "single" for fault in FAULTS.values()) >= 40
     assert sum(fault.kind == "blind" for fault in FAULTS.values()) == 10
+    assert sum(fault.kind == "found" for fault in FAULTS.values()) == 10
     assert len(PAIRS) == len(HEALTHY) == 10
     assert len(real.FAULTS) >= 15
     assert sum(plan.world == 64 for plan in plans(1)) <= 4
@@ -115,6 +117,12 @@ def test_step_must_be_named() -> None:
     assert names_place(expected, FakeFinding("x", "In ProfilerStep#13 it is slow."))
     assert names_place(expected, FakeFinding("x", "Slow.", step="ProfilerStep#12"))
     assert not names_place(expected, FakeFinding("x", "In ProfilerStep#130 it is slow."))
+
+
+def test_advice_must_fit() -> None:
+    expected = Expected("loader", advice="persistent_workers")
+    assert names_place(expected, FakeFinding("x", "Slow.", advice="Try persistent_workers=True."))
+    assert not names_place(expected, FakeFinding("x", "persistent_workers", advice="num_workers"))
 
 
 def test_critical_fault_below_warning_is_wrong() -> None:

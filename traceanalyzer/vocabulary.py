@@ -482,14 +482,18 @@ ENGINE_STEP = "|".join(re.sub(r"\?P<\w+>", "?:", one.pattern) for one in ENGINE_
 SEVERAL_STEPS = r"(?: ?(?:to|until|-|\.\.|:) ?\d+)"
 
 
+_CUSTOM_STEP = r"(?i:(?:train(?:ing)?[ _-]?)?(?:step|iter(?:ation)?)[ _:#=-]*\d+)"
+#: Annotations of one step: the profiler's, and ``step 3``, ``train_step_3``, ``iter: 3``.
+NUMBERED_STEP = rf"^(?:{PROFILER_STEP}|{_CUSTOM_STEP}$)"
+
+
 def steps_pattern() -> str:
     """Return the pattern of annotations that mark a step of training or of an inference engine.
 
     ``ProfilerStep#3``, Lightning's and nanotron's ``Iteration 3``, ``## train_step ##`` of older
-    recipes, user annotations such as ``step 3``, ``train_step_3``, ``iter: 3``, those of several
-    iterations (:data:`SEVERAL_STEPS`), and :data:`ENGINE_STEP`.
+    recipes, user annotations (:data:`NUMBERED_STEP`), those of several iterations
+    (:data:`SEVERAL_STEPS`), and :data:`ENGINE_STEP`.
     """
-    custom = r"(?i:(?:train(?:ing)?[ _-]?)?(?:step|iter(?:ation)?)[ _:#=-]*\d+)"
-    custom = rf"{custom}(?:{SEVERAL_STEPS})?"
+    custom = rf"{_CUSTOM_STEP}(?:{SEVERAL_STEPS})?"
     marked = r"Iteration\b.*|## ?(?:train|step|iteration).*"
     return rf"^(?:{PROFILER_STEP}\d+|{marked}|{custom}|{ENGINE_STEP})$"

@@ -7,7 +7,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from benchmarks.accuracy import blind_faults, device_faults, host_faults, serving
+from benchmarks.accuracy import (
+    blind_faults,
+    device_faults,
+    found_faults,
+    host_faults,
+    serving,
+)
 from benchmarks.accuracy.fault import FAULTS, Case, Context, Expected, Fault, reads_loss
 from benchmarks.accuracy.programs import new_job, train
 from benchmarks.accuracy.simulator import Job, Program, Rank, simulate
@@ -23,7 +29,7 @@ WORLDS = {
     "inference": (1,),
 }
 #: Modules with faults: importing them fills FAULTS.
-MODULES = (host_faults, device_faults, serving, blind_faults)
+MODULES = (host_faults, device_faults, serving, blind_faults, found_faults)
 
 
 def program_of(job: Job) -> Callable[[Rank], Program]:

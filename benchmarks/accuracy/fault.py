@@ -19,12 +19,14 @@ class Expected:
         rank: the rank that must be named.
         steps: steps of which one must be named.
         place: a pattern of an operator, call, line or group that must be named.
+        advice: a pattern that its advice must match.
     """
 
     cause: str
     rank: int | None = None
     steps: tuple[int, ...] = ()
     place: str = ""
+    advice: str = ""
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class Case:
 
     Attributes:
         name: the fault (``a + b`` for a pair, ``healthy ...`` for none).
-        kind: ``single``, ``blind``, ``pair``, ``healthy`` or ``real``.
+        kind: ``single``, ``blind``, ``found``, ``pair``, ``healthy`` or ``real``.
         seed: of the random choices.
         setting: the job and its recording options, as text.
         expected: the expected findings.
@@ -92,7 +94,8 @@ class Fault:
         record: what must be recorded: ``stacks``, ``shapes``; ``marks`` where steps are named.
         prepare: change of the healthy job as well, for example smaller kernels.
         steps: number of recorded steps.
-        kind: of its cases: ``single``, or ``blind`` if written without knowledge of the rules.
+        kind: of its cases: ``single``, ``blind`` if written without knowledge of the rules, or
+            ``found`` if ``diagnose`` was once wrong.
     """
 
     name: str

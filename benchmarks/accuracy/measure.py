@@ -63,7 +63,7 @@ def names_cause(expected: Expected, finding: Any) -> bool:
 
 
 def names_place(expected: Expected, finding: Any) -> bool:
-    """Whether a finding names the rank, one of the steps, and the operator or line."""
+    """Whether a finding names the rank, a step, and the operator or line, with the advice."""
     text = text_of(finding)
     checks = []
     if expected.rank is not None:
@@ -77,6 +77,8 @@ def names_place(expected: Expected, finding: Any) -> bool:
     if expected.place:
         fields = str(getattr(finding, "device", None) or "")
         checks.append(re.search(expected.place, f"{text} {fields}") is not None)
+    if expected.advice:
+        checks.append(re.search(expected.advice, finding.advice) is not None)
     return all(checks)
 
 

@@ -99,7 +99,9 @@ NONZERO = (
 )
 NCCL_ARGS = "(ncclDevKernelArgsStorage<4096ul>)"
 ALL_REDUCE = f"ncclDevKernel_AllReduce_Sum_bf16_RING_LL{NCCL_ARGS}"
+BROADCAST = f"ncclDevKernel_Broadcast_RING_LL{NCCL_ARGS}"
 ALL_GATHER = f"ncclDevKernel_AllGather_RING_LL{NCCL_ARGS}"
+CTC = "void at::native::(anonymous namespace)::ctc_loss_{}_gpu_kernel<float, long>(float*, long)"
 CAT = (
     "void at::native::(anonymous namespace)::CatArrayBatchedCopy<float, unsigned int, 2, 128, 1>()"
 )

@@ -30,6 +30,7 @@ REDUCE_SCATTER = Collective(
     "_reduce_scatter_base", "nccl:_reduce_scatter_base", names.REDUCE_SCATTER,
     lambda n: (n - 1) / n, scatters=True,
 )  # fmt: skip
+BROADCAST = Collective("broadcast", "nccl:broadcast", names.BROADCAST, lambda _: 1.0)
 SEND = Collective("send", "nccl:send {rank}->{peer}", names.SEND_RECV, lambda _: 1.0)
 RECV = Collective("recv", "nccl:recv {rank}<-{peer}", names.SEND_RECV, lambda _: 1.0)
 
@@ -79,7 +80,9 @@ class Options:
         reduction: when gradients are reduced: ``overlapped`` with the backward pass, ``late``
             (after it), in one ``bucket``, ``inline`` (on the compute stream), or on the host by
             ``mpi``.
+        reduces: whether a step reduces gradients and runs the optimizer, by step.
         prefetch: all_gather overlaps with the compute of the previous layer.
+        one_unit: all layers are gathered and reduced at once.
         micro_batches: of a pipeline.
         one_forward_one_backward: its schedule is 1F1B.
         layers: layers of a rank, by rank and step.
@@ -105,7 +108,9 @@ class Options:
     fused_attention: bool = True
     pointwise: int = 0
     reduction: str = "overlapped"
+    reduces: Callable[[int], bool] = lambda _: True
     prefetch: bool = True
+    one_unit: bool = False
     micro_batches: int = 8
     one_forward_one_backward: bool = False
     layers: Callable[[int, int], int] | None = None
@@ -259,7 +264,7 @@ def reduce_gradients(r: Rank, elements: int, stream: int | None = None) -> Progr
 def data_parallel_step(r: Rank) -> Program:
     """Forward, backward with an all_reduce for each layer, optimizer."""
     parallel = r.job.world > 1
-    way = r.job.options.reduction if parallel else "none"
+    way = r.job.options.reduction if parallel and r.job.options.reduces(r.step) else "none"
     with r.range("DistributedDataParallel.forward") if parallel else nullcontext():
         yield from forward(r)
     yield from r.run_hooks("after_forward")
@@ -293,7 +298,8 @@ def reduce_on_host(r: Rank, elements: int) -> Program:
 def end_step(r: Rank) -> Program:
     """Optimizer, and the loss that is logged."""
     yield from r.run_hooks("after_backward")
-    optimizer(r)
+    if r.job.options.reduces(r.step):
+        optimizer(r)
     if r.job.options.item:
         read_loss(r)
     yield from r.run_hooks("after_optimizer")
@@ -304,7 +310,7 @@ def sharded_step(r: Rank) -> Program:
     shard, prefetch = r.job.group("shard", r.rank), r.job.options.prefetch
     size = 12 * r.job.width**2
     count = r.job.layers
-    yield from gather(r, 0, size, ready=prefetch)
+    yield from gather(r, 0, size, ready=prefetch, first=True)
     with r.frame(names.CALL, "nn.Module: FSDPGPT_0"), r.range("FSDP::root_pre_forward"):
         embed(r)
     for layer in range(count):
@@ -324,8 +330,15 @@ def sharded_step(r: Rank) -> Program:
     yield from end_step(r)
 
 
-def gather(r: Rank, layer: int, size: int, *, ready: bool) -> Program:
-    """The all_gather of a layer's parameters; ``ready``: it does not wait for compute."""
+def gather(r: Rank, layer: int, size: int, *, ready: bool, first: bool = False) -> Program:
+    """The all_gather of a layer's parameters; ``ready``: it does not wait for compute.
+
+    If all layers are one unit, the ``first`` of a pass gathers them all.
+    """
+    if r.job.options.one_unit:
+        if not first:
+            return
+        size *= r.job.layers
     shard = r.job.group("shard", r.rank)
     with r.range(f"FSDP::all_gather (layers.{layer})"), r.op("c10d::_allgather_base_"):
         yield from r.collective(ALL_GATHER, shard, size, after_compute=not ready)
@@ -336,7 +349,7 @@ def sharded_backward(r: Rank, size: int) -> Program:
     shard, prefetch = r.job.group("shard", r.rank), r.job.options.prefetch
     with r.frame(names.BACKWARD, names.RUN_BACKWARD), autograd(r):
         loss_backward(r)
-        yield from gather(r, r.job.layers - 1, size, ready=prefetch)
+        yield from gather(r, r.job.layers - 1, size, ready=prefetch, first=True)
         for layer in reversed(range(r.job.layers)):
             ready = r.free[shard.stream]
             if prefetch and layer:
@@ -346,6 +359,10 @@ def sharded_backward(r: Rank, size: int) -> Program:
             with r.range(f"FSDP::pre_backward (layers.{layer})"):
                 run(r, backward_layer(*shape(r)))
             yield from r.run_hooks("layer_backward", layer)
+            if r.job.options.one_unit:
+                if layer:
+                    continue
+                size *= r.job.layers
             with r.range(f"FSDP::post_backward_reduce (layers.{layer})"):
                 with r.op("c10d::_reduce_scatter_base_"):
                     yield from r.collective(REDUCE_SCATTER, shard, size)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from benchmarks.accuracy.simulator import START_US, Event, Job, Rank
+from benchmarks.accuracy.programs import forward
+from benchmarks.accuracy.simulator import START_US, Event, Job, Program, Rank
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,33 @@ def mpi(job: Job) -> None:
     job.options.reduction = "mpi"
 
 
+def regularised(job: Job) -> None:
+    """Two more forward passes in every fourth step, as lazy regularisation does."""
+    job.steps = range(10, 22)
+
+    def regularise(r: Rank, step: int, _layer: int) -> Program:
+        for _ in range(2 * (step % 4 == 0)):
+            yield from forward(r)
+
+    job.at("after_forward", regularise)
+
+
+def micro(job: Job) -> None:
+    """The profiler's step is a micro-batch: one of four reduces gradients and updates."""
+    job.steps = range(10, 22)
+    job.options.reduces = lambda step: step % 4 == 3
+
+
+def lengths(job: Job) -> None:
+    """All ranks have the same length, another one in each step."""
+    tokens = job.tokens
+    job.options.tokens = lambda _, step: tokens * (6 + step * 5 % 4) // 8
+
+
 VARIANTS = (
+    Variant("regularised every fourth step", regularised, (("single", 1),)),
+    Variant("steps of micro-batches", micro, (("data-parallel", 4),)),
+    Variant("a length for each step", lengths, (("data-parallel", 4),)),
     Variant(
         "host ahead", ahead,
         (("single", 1), ("data-parallel", 4), ("sharded", 4), ("data-parallel", 8)),

@@ -17,6 +17,7 @@ _DEVICE_KINDS = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation")
 _GPUS = {
     "NVIDIA H100 80GB HBM3": {"totalGlobalMem": 84_942_979_072, "computeMajor": 9, "numSms": 132},
     "NVIDIA A100-SXM4-80GB": {"totalGlobalMem": 85_094_825_984, "computeMajor": 8, "numSms": 108},
+    "NVIDIA GeForce RTX 4090": {"totalGlobalMem": 25_386_352_640, "computeMajor": 8, "numSms": 128},
 }
 
 

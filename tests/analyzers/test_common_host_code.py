@@ -70,3 +70,10 @@ def test_places_match_plain_loop(
             assert outer[number] is None or outer[number] in running["cpu_op"]
         else:
             assert outer[number] == (running["cpu_op"] or [None])[0]
+
+
+def test_a_numbered_step_is_no_place() -> None:
+    names = ("ProfilerStep#3", "step 3", "train_step_3", "step of the decoder")
+    rows = [host("user_annotation", name, 100 * i, 50) for i, name in enumerate(names)]
+    at = pl.DataFrame({"pid": [1] * 4, "tid": [1] * 4, "ts": [10, 110, 210, 310]})
+    assert places_of(trace(rows)).annotation(at).to_list() == [None, None, None, names[-1]]

@@ -193,6 +193,29 @@ def test_advice_on_small_collectives_fits_what_issues_them(
     assert ("larger buckets" in " ".join(one.evidence)) == (part == "larger buckets")
 
 
+def test_advice_fits_the_most_exposed_collectives_among_others() -> None:
+    """Two thirds are broadcasts of buffers, one third the end of a reduction."""
+    about = {"dtype": "float", "elements_in": 1 << 20, "group": "0", "group_size": 2, "stream": 20}
+    broadcast = ALL_REDUCE.replace("AllReduce", "Broadcast")
+    buffers = "torch/nn/parallel/distributed.py(2072): _sync_buffers"
+    rows = []
+    for number in range(3):
+        begin = number * 10 * MS
+        rows.append(step(number, begin, 10 * MS))
+        rows.append(host("python_function", buffers, begin, 100 * US))
+        for kernel, call, at, ns in (
+            (broadcast, 10 * US, 20 * US, 2 * MS), ("gemm", 300 * US, 2021 * US, 6 * MS),
+            (ALL_REDUCE, 400 * US, 6 * MS, 3 * MS),
+        ):  # fmt: skip
+            ids = {"correlation": len(rows)}
+            rows.append(host("cuda_runtime", "cudaLaunchKernel", begin + call, US, **ids))
+            named = {} if kernel == "gemm" else {**about, "seq": len(rows)}
+            rows.append(device(kernel, begin + at, ns, **ids, **named))
+    traces = [trace(rows, rank, world_size=2) for rank in range(2)]
+    (one,) = (f for f in ta.diagnose(traces).findings if f.id == "exposed-communication")
+    assert "broadcast_buffers=False" in one.advice
+
+
 GATHER, SCATTER = (ALL_REDUCE.replace("AllReduce", name) for name in ("AllGather", "ReduceScatter"))
 
 

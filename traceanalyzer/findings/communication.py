@@ -19,6 +19,7 @@ from traceanalyzer.analyzers.comm_outliers.result import (
 from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE
 from traceanalyzer.analyzers.common.names import frame_text
+from traceanalyzer.analyzers.gpu_idle.activities import NO_BUFFERS
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.kernels.training import GRADIENTS, REPEATED as PURPOSE_REPEATED
 from traceanalyzer.analyzers.overlap.result import Overlap, advice, why_exposed
@@ -349,11 +350,16 @@ def _of_place(answers: Answers, kind: str) -> str:
     place = answers.place(COMMUNICATION)
     if kind == "all_gather" and _gathers_to_generate(answers, place):
         return _GATHER_ONCE
+    return _of_name(place, kind)
+
+
+def _of_name(place: Mapping[str, Any], kind: str) -> str:
+    """Return advice for collectives of a kind by the name of the function that calls them."""
     name = str(place.get("called") or place.get("code") or "")
     if kind == "all_reduce" and re.search(_OF_NORM, name):
         return _ONE_NORM.format(frame_text(name))
     if kind == "broadcast" and "_sync_buffers" in name:
-        return _NO_BUFFERS
+        return NO_BUFFERS
     return _AFTER_STEP if kind == "all_gather" and re.search(_OF_OPTIMIZER, name) else ""
 
 
@@ -394,11 +400,6 @@ _OF_OPTIMIZER = r"(?i)optim\w*[.#](?:.*\.)?step|(?:optim|zero)[^:]*: step$"
 _ONE_NORM = (
     "{} reduces norms one by one: compute the norms of all gradients (torch._foreach_norm, "
     "clip_grad_norm_(foreach=True)), combine those of a rank, and reduce that one number."
-)
-_NO_BUFFERS = (
-    "DistributedDataParallel broadcasts all buffers from rank 0 in each forward pass: use "
-    "broadcast_buffers=False (each rank then has running statistics of its own), or exclude "
-    "constant buffers (DistributedDataParallel._set_params_and_buffers_to_ignore_for_model)."
 )
 _WRAP_BLOCKS = (
     "All parameters are one FSDP unit, so that compute waits for all of them: wrap each block "
@@ -456,8 +457,8 @@ def _of_issuer(answers: Answers, comm: CommOutliers) -> str:
         around = f"{place['outer']} {issuer} {place['code']}"
         if re.search(_OF_DATA_PARALLEL, around):
             return _NO_DATA_PARALLEL
-        if kind == "all_reduce" and re.search(_OF_NORM, str(place["code"])):
-            return _ONE_NORM.format(frame_text(place["code"]))
+        if text := _of_name(place, kind):
+            return text
         if "SyncBatchNorm" in around:
             return _SYNC_BATCH_NORM
         if kind == "broadcast" and issuer:

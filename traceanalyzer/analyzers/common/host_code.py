@@ -11,7 +11,7 @@ from traceanalyzer.analyzers.common import libraries
 from traceanalyzer.analyzers.common.names import is_step, named, python_frame
 from traceanalyzer.frames import intervals, linking, slice_tree
 from traceanalyzer.trace import Trace
-from traceanalyzer.vocabulary import ANNOTATION_KINDS, NCCL_ANNOTATION_PREFIXES, PROFILER_STEP
+from traceanalyzer.vocabulary import ANNOTATION_KINDS, NCCL_ANNOTATION_PREFIXES, NUMBERED_STEP
 
 THREAD = ["pid", "tid"]
 
@@ -85,7 +85,7 @@ def _places(trace: Trace) -> Places:
     marked = recorded.select(named(recorded, [_MARKED])).to_series()
     operators = recorded.filter(~marked) if marked.any() else recorded
     annotations = pl.concat([_slices(trace, "user_annotation", "nvtx"), recorded.filter(marked)])
-    steps = named(annotations, [f"^{PROFILER_STEP}"])
+    steps = named(annotations, [NUMBERED_STEP])
     return Places(
         operators, annotations.filter(~steps).sort("start", "end", descending=[False, True])
     )

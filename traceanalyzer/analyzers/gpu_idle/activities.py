@@ -256,9 +256,10 @@ _LESS_OFFLOAD = (
     "fits (more GPUs, 8-bit states), offload a part of it (DeepSpeed: ratio of offload_optimizer), "
     "or give the process more CPU threads (OMP_NUM_THREADS)."
 )
-_NO_BUFFERS = (
-    "Set DistributedDataParallel(broadcast_buffers=False) if the ranks need no equal buffers "
-    "(statistics of BatchNorm): it copies and broadcasts all buffers before each forward pass."
+NO_BUFFERS = (
+    "DistributedDataParallel copies and broadcasts all buffers before each forward pass: use "
+    "broadcast_buffers=False (each rank then has running statistics of its own), or exclude "
+    "constant buffers (DistributedDataParallel._set_params_and_buffers_to_ignore_for_model)."
 )
 _BUFFERS = re.compile(r"parallel[/\\]distributed\.py\(\d+\): _(?:pre_forward|sync_\w*buffers)")
 _OF_PARALLEL = (
@@ -340,7 +341,7 @@ def _of_part(one: Activity, *, on_host: bool = False) -> str:
     """Return advice for a part of a training step; empty for other code, or if it is not known."""
     if one.part == PARALLEL:
         buffers = _BROADCASTS.search(one.after) or "flatten_dense_tensors" in one.place
-        return _NO_BUFFERS if buffers else _OF_PARALLEL.format(place=one.range or one.text)
+        return NO_BUFFERS if buffers else _OF_PARALLEL.format(place=one.range or one.text)
     if one.part == OPTIMIZER and _OFFLOADED.search(f"{one.place} {one.called} {one.range}"):
         return _LESS_OFFLOAD
     if one.part == OPTIMIZER and _SCALER in one.called:
@@ -437,7 +438,7 @@ def advice_on_synchronisation(one: Activity, call: str, operator: str, *, pytorc
         what = f"{call or operator}{one.where} less often{form}"
         return f"Call {what}, so that the host can run ahead."
     if one.copies_buffers:
-        return _NO_BUFFERS
+        return NO_BUFFERS
     if _SCALER in one.called:
         return _NO_SCALER
     if _READS_NUMBER.search(operator):
@@ -474,9 +475,9 @@ def advice_on_launches(one: Activity, place: str, next_work: str) -> str:
         place: the range or operator with most of the wait time for launches, or nothing.
         next_work: the device work after most gaps, or nothing.
     """
-    of_parallel = re.search(_PARTS[PARALLEL], place) and _of_part(one) == _NO_BUFFERS
+    of_parallel = re.search(_PARTS[PARALLEL], place) and _of_part(one) == NO_BUFFERS
     if of_parallel or one.copies_buffers:
-        return _NO_BUFFERS
+        return NO_BUFFERS
     if re.search(_PARTS[OPTIMIZER], place):
         return _FOREACH
     copies = ("Memcpy", "Memset")
