@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 from comm_traces import US, device, host, step, trace
 from diagnosing import diagnosis, measurements
@@ -267,3 +269,14 @@ def test_recording_of_others(shared: Path) -> None:
     first = diagnosis(path).findings[0]
     assert (first.id, first.cost_frac) == ("one-kernel", pytest.approx(0.655, abs=0.003))
     assert all(name in first.title for name in ("indexing_backward_kernel", "_index_put_impl_"))
+
+
+@pytest.mark.parametrize(("blocks", "is_small"), [(1, True), (64, False)])
+def test_a_grid_of_few_blocks(blocks: int, *, is_small: bool) -> None:
+    traced = steps([("", "weight_sum", 400), GEMM])
+    own = traced.events.with_row_index("event").filter(pl.col("name").cast(str) == "weight_sum")
+    grids = own.select("event", grid_x=pl.lit(blocks, pl.Int32), grid_y=1, grid_z=1)
+    grids = pl.concat([traced.launch_configs, grids], how="diagonal_relaxed")
+    (found,) = judged(replace(traced, launch_configs=grids))
+    assert any("block" in text for text in found.evidence) == is_small
+    assert ("larger grid" in found.advice) == is_small

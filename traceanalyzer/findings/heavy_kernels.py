@@ -10,6 +10,7 @@ from traceanalyzer.analyzers.common import kernel_names
 from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE
 from traceanalyzer.analyzers.common.kernel_names import ATTENTION, CONVOLUTION, GEMM, KV_CACHE
+from traceanalyzer.analyzers.efficiency.peaks import peaks_of
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.kernels.training import AUTOTUNING, ONE_BY_ONE, SEARCH, TUNING, UPDATES
 from traceanalyzer.findings.busy import (
@@ -177,6 +178,13 @@ _PROFILE = (
     "(ncu --kernel-name) to see whether memory, occupancy or atomics limit it."
 )
 
+_MORE_BLOCKS = (
+    "Divide its work over more blocks (a larger grid, at least one block per multiprocessor, "
+    "better several): partial results per block, joined by atomics or a second kernel."
+)
+#: Multiprocessors of a small GPU.
+_LEAST_UNITS = 16
+
 
 @rule(
     "kernels",
@@ -205,6 +213,8 @@ def _one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
             continue  # the largest one of them is enough
         place = result.place(row["kernel"])
         advice = kind or _advice(row["kernel"], place)
+        few = _few_blocks(result, row["kernel"], answers.program.gpus)
+        advice = _MORE_BLOCKS if few and advice == _PROFILE else advice
         share = time.frac(row["total_ns"])
         known = bool(place.get("operator")) or (in_pytorch and advice != _GRAPH)
         yield Measured(
@@ -212,6 +222,7 @@ def _one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
             cost_frac=time.frac(row["total_ns"] - fused * row["fusible_ns"]),
             title=f"{_who(row)} {time.share(row['total_ns'])}{launched_by(place)}.",
             evidence=(
+                *few,
                 (
                     f"{format_count(row['n'], 'call')}, "
                     f"{format_ns(round(row['total_ns'] / row['n']))} each on average."
@@ -313,10 +324,26 @@ def _size(share: float, row: Mapping[str, Any], advice: str, *, known: bool) -> 
 
     It rarely is in PyTorch, or where an operator launches it (``known``).
     """
-    if row["kind"] not in _USUALLY_LESS and advice not in (_PROFILE, _TUNING, _GRAPH):
+    usual = (_PROFILE, _TUNING, _GRAPH, _MORE_BLOCKS)
+    if row["kind"] not in _USUALLY_LESS and advice not in usual:
         return share
-    known = (known or advice == _TUNING) and row["kind"] != _TOGETHER_IN["norm"][0]
+    known = (known or advice in (_TUNING, _MORE_BLOCKS)) and row["kind"] != _TOGETHER_IN["norm"][0]
     return share if known and share >= _MUCH else (_INFO if share >= _LEAST else 0.0)
+
+
+def _few_blocks(result: Kernels, kernel: str, gpus: str) -> tuple[str, ...]:
+    """Return the size of a kernel's grid if it leaves most multiprocessors without work."""
+    units = peaks_of(gpus).units
+    if result.by_step is None:
+        return ()
+    grids = result.by_step.filter(kernel=kernel).drop_nulls("blocks")
+    rows = grids.group_by("blocks").agg(pl.col("total_ns").sum()).sort("total_ns", "blocks")
+    if grids.is_empty() or 2 * rows["blocks"][-1] > (units or _LEAST_UNITS):
+        return ()
+    of = f"the {units} multiprocessors of this GPU" if units else "the multiprocessors of a GPU"
+    return (
+        f"Its grid has {format_count(rows['blocks'][-1], 'block')}: most of {of} have no work.",
+    )
 
 
 def _who(row: Mapping[str, Any]) -> str:

@@ -127,7 +127,8 @@ def program(results: Mapping[str, Result]) -> Program:
         known = Program(of.pytorch, trains=of.trains, hip=of.hip, framework=of.framework)
     if not isinstance(info, Info):
         return known
-    gpus = ", ".join(info.files["devices"].drop_nulls().unique().sort())
+    names = info.files["devices"].drop_nulls().str.replace_all(r"\b\d+x ", "")
+    gpus = ", ".join(names.unique().sort())
     return replace(known, gpus=gpus, one_host=_is_one_host(info.files))
 
 

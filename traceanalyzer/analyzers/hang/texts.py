@@ -39,8 +39,8 @@ ADVICE = {
     "on these ranks",
     "deadlock": "call collectives, sends and receives of several groups in the same order on all "
     "ranks, or batch them (torch.distributed.batch_isend_irecv)",
-    "crossed": "let one of two ranks send while the other receives: change the order of these calls "
-    "on one of them, or batch both (torch.distributed.batch_isend_irecv)",
+    "crossed": "let one of two ranks send while the other receives: change the order of these "
+    "calls on one of them, or batch both (torch.distributed.batch_isend_irecv)",
 }
 
 #: Labels of a group by number; line of code of an operation on ranks.
