@@ -369,7 +369,7 @@ def _before(
     Its kernels run after them; of one that has started on some ranks, only the others matter.
     """
     waiting = one.scheduled if one.cause == "not started" else one.waiting
-    places = {rank: one.order.get(rank, -1) for rank in waiting} | one.counterpart
+    places = {**{rank: one.order.get(rank, -1) for rank in waiting}, **one.counterpart}
     for rank, place in places.items():
         for other in waits_in.get(rank, ()):
             if other != at and stuck[other].order.get(rank, -1) < place:
