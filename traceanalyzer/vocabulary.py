@@ -491,9 +491,10 @@ def steps_pattern() -> str:
     """Return the pattern of annotations that mark a step of training or of an inference engine.
 
     ``ProfilerStep#3``, Lightning's and nanotron's ``Iteration 3``, ``## train_step ##`` of older
-    recipes, user annotations (:data:`NUMBERED_STEP`), those of several iterations
-    (:data:`SEVERAL_STEPS`), and :data:`ENGINE_STEP`.
+    recipes, a run of a TensorRT engine, user annotations (:data:`NUMBERED_STEP`), those of several
+    iterations (:data:`SEVERAL_STEPS`), and :data:`ENGINE_STEP`.
     """
     custom = rf"{_CUSTOM_STEP}(?:{SEVERAL_STEPS})?"
-    marked = r"Iteration\b.*|## ?(?:train|step|iteration).*"
+    tensorrt = r"ExecutionContext::(?:enqueue|execute)\w*"
+    marked = rf"Iteration\b.*|## ?(?:train|step|iteration).*|{tensorrt}"
     return rf"^(?:{PROFILER_STEP}\d+|{marked}|{custom}|{ENGINE_STEP})$"

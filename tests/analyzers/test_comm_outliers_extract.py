@@ -225,10 +225,11 @@ def test_host_collectives_have_no_overlapping_device_work() -> None:
     ]
 
 
-def test_steps_of_one_name_are_numbered() -> None:
-    marks = [host("user_annotation", "## train_step ##", i * MS, MS) for i in range(2)]
+@pytest.mark.parametrize("name", ["## train_step ##", "ExecutionContext::enqueueV3"])
+def test_steps_of_one_name_are_numbered(name: str) -> None:
+    marks = [host("nvtx", name, i * MS, MS) for i in range(2)]
     recording = trace([*marks, device(ALL_REDUCE, 5, 5), device(ALL_REDUCE, MS + 5, 5)])
-    assert columns_of(recording, "step") == [("## train_step ## [1]",), ("## train_step ## [2]",)]
+    assert columns_of(recording, "step") == [(f"{name} [1]",), (f"{name} [2]",)]
 
 
 # --- collectives that are operators, as PyTorch wrote them until 2021 ----------------------------

@@ -112,6 +112,7 @@ FILL = "void at::native::vectorized_elementwise_kernel<4, at::native::FillFuncto
         ),
         ("", ["DepthwiseConv2dBackpropFilterGPUKernelNCHWSmall<float>"], "channels_last"),
         ("aten::miopen_convolution", ["naive_conv_nonpacked_bwd_nchw_half_double_half"], "MIOPEN"),
+        ("", ["void genericReformat::copyPackedKernel<float, __half>()"], "trtexec"),
         ("aten::slow_conv3d_forward", ["void at::native::vol2col_kernel<c10::BFloat16>()"], "type"),
         ("aten::_efficient_attention_forward", ["fmha_cutlassF_f32_aligned_64x64_sm80"], "bfloat1"),
         (

@@ -139,6 +139,12 @@ _UPDATING = (
     "accumulated gradients), shard it over ranks (FSDP, ZeRO-1), or keep the state of the "
     "optimizer in 8 bits (bitsandbytes, torchao): it is limited by memory bandwidth."
 )
+_REFORMATTING = (
+    "TensorRT converts tensors between layers of other precisions or layouts: quantize the "
+    "neighbours, too (place of the Q and DQ nodes), set the formats of inputs and outputs "
+    "(ITensor.allowed_formats), and look for the Reformat layers (trtexec --exportLayerInfo, "
+    "--profilingVerbosity=detailed)."
+)
 _BLITTING = (
     "ROCm runs these copies and fills (hipMemcpy, hipMemset) as kernels: keep the data on the "
     "device, copy it once and from pinned memory, or on a stream of its own, to overlap with "
@@ -152,6 +158,7 @@ _DECOMPOSE = "decompose matrices (singular values, eigenvalues)"
 _TOGETHER = (
     (kernel_names.CHANGES_LAYOUT.pattern, "convert between NCHW and NHWC", _LAYOUT),
     (r"(?i)(?:radix|segmented|bitonic|merge)_?sort|[sm]btopk", "sort or select", ""),
+    ("copyPackedKernel|copyVectorizedKernel", "convert between layers of TensorRT", _REFORMATTING),
     ("naive_conv", "compute convolutions by MIOpen's naive algorithm (its last resort)", _NAIVE),
     (
         "(?i)conv_?depthwise|depthwise_?conv",
