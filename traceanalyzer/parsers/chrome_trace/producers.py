@@ -42,7 +42,7 @@ RawArgs = Callable[[], list[msgspec.Raw]]
 
 # --- our own exporter ------------------------------------------------------------------------
 
-_origin = re.compile(rb'\{"traceanalyzer tid":(?:-?\d+|"(?:[^"\\]|\\.)*"),?')
+_decode_raws = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 def undo_overflow(events: list[Event], moved: Sequence[int], raw_args: RawArgs) -> RawArgs:
@@ -69,8 +69,9 @@ def _without_mark(texts: list[msgspec.Raw], moved: Sequence[int]) -> list[msgspe
     """Return the texts without ``"traceanalyzer tid"``; null if there was nothing else."""
     cleaned = list(texts)
     for row in moved:
-        text = _origin.sub(b"{", bytes(cleaned[row]), count=1)
-        cleaned[row] = ABSENT if text == b"{}" else msgspec.Raw(text)
+        args = _decode_raws(cleaned[row])
+        args.pop("traceanalyzer tid", None)
+        cleaned[row] = msgspec.Raw(msgspec.json.encode(args)) if args else ABSENT
     return cleaned
 
 

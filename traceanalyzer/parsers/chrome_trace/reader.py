@@ -50,12 +50,19 @@ _DETAILS = {
     "two-clocks": "PyTorch's events cannot be placed on Composer's clock",
 }
 
-#: The first event of JAX's and TensorFlow's profiler, which names devices and hosts.
-_XLA = re.compile(rb'"process_name"[^{]*+\{\s*+"name"\s*+:\s*+"/(?:device|host):')
+#: The first event of JAX's and TensorFlow's profiler, which names devices and hosts; its keys may
+#: be in any order.
+_XLA = re.compile(
+    rb'"process_name"[^{}]*+\{\s*+"name"\s*+:\s*+"/(?:device|host):'
+    rb'|"name"\s*+:\s*+"/(?:device|host):[^"{}]*+"\s*+\}[^{}]*?"process_name"'
+)
 _XLA_BYTES = 1 << 12
 
-#: Settings of PyTorch's profiler before the events: modules or Python frames were recorded.
-_WITH_MODULES = re.compile(rb'"with_(?:modules|stack)"\s*+:\s*+1')
+#: Settings of PyTorch's profiler before the events: modules or Python frames were recorded. If
+#: other keys than PyTorch's come first, the settings may follow the events.
+_WITH_MODULES = re.compile(
+    rb'"with_(?:modules|stack)"\s*+:\s*+1|\A(?!\s*+\{\s*+"(?:schemaVersion|distributedInfo)")'
+)
 _HEAD_BYTES = 1 << 16
 
 #: Overlap of consecutive work of a stream that its clock or a programmatic launch may cause.
