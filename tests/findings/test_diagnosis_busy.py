@@ -14,7 +14,7 @@ from traceanalyzer.analyzers.kernels.compute import kernels
 from traceanalyzer.analyzers.launches.compute import launches
 from traceanalyzer.findings.rule import Measured
 from traceanalyzer.run.loop import examine
-from traceanalyzer.trace import Trace
+from traceanalyzer.trace import Device, Trace
 
 SOFTMAX = "void softmax_warp_forward<float, float, float, 10, false, false>"
 LOG_SOFTMAX = (
@@ -38,7 +38,8 @@ def launched(works: list[tuple[str, str, int]]) -> Iterator[dict[str, Any]]:
 
 
 def judged(rule: str, traced: Trace) -> list[Measured]:
-    results = dict(examine([traced], ["kernels", "gpu_idle"], use="findings").results)
+    names = ["kernels", "gpu_idle", "info"]
+    results = dict(examine([traced], names, use="findings").results)
     return measurements(rule, results.pop("kernels"), **results)
 
 
@@ -237,6 +238,16 @@ def test_double_precision_is_a_finding_where_products_use_lower_precision(kernel
     (other,) = judged("one-kernel", traced) or [one]
     assert other is one or other.explained == {"double-precision": 1.0}
     assert not judged("double-precision", trace(launched(works[1:2] * 3)))
+
+
+@pytest.mark.parametrize(
+    ("gpu", "slow"), [("NVIDIA GeForce RTX 4090", True), ("NVIDIA H100 80GB HBM3", False)]
+)
+def test_double_precision_on_a_gpu_that_is_slow_in_it(gpu: str, *, slow: bool) -> None:
+    kernel = "gpu_broadcast(CuDeviceArray<Float64, 3, 1>)"
+    devices = (Device(0, name=gpu),)
+    found = judged("double-precision", trace(launched([("", kernel, 300)] * 3), devices=devices))
+    assert [one.confidence for one in found] == ["low"] * slow
 
 
 def test_kernels_for_unaligned_rows_are_a_finding_unless_shapes_are_known() -> None:

@@ -1,5 +1,6 @@
 """Rules for kernel time."""
 
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -12,6 +13,7 @@ from traceanalyzer.analyzers.common.gpu_api import CUPY, XLA
 from traceanalyzer.analyzers.common.names import frame_text
 from traceanalyzer.analyzers.efficiency import roofs
 from traceanalyzer.analyzers.efficiency.formulas import CONVOLUTION, GEMM
+from traceanalyzer.analyzers.efficiency.peaks import peaks_of
 from traceanalyzer.analyzers.efficiency.result import Efficiency
 from traceanalyzer.analyzers.host_metrics.result import HostMetrics, gpu_metrics_text
 from traceanalyzer.analyzers.kernels.result import Kernels
@@ -26,9 +28,16 @@ from traceanalyzer.analyzers.kernels.training import (
     SOFTMAX,
 )
 from traceanalyzer.findings.device_time import DEVICE, DeviceTime, intervals_of
-from traceanalyzer.findings.rule import OF_STEP, Answers, Measured, Rule, of_purpose, rule
+from traceanalyzer.findings.rule import (
+    OF_STEP,
+    Answers,
+    Measured,
+    Rule,
+    of_purpose,
+    rule,
+)
 from traceanalyzer.frames import intervals
-from traceanalyzer.result import Result, Severity
+from traceanalyzer.result import Confidence, Result, Severity
 from traceanalyzer.units import format_count, format_frac, format_ns
 
 _MATH = "aten::_scaled_dot_product_attention_math"
@@ -38,6 +47,17 @@ _ATTENTION_LEVELS: dict[Severity, float] = {"info": 0.1, "warning": 0.2, "critic
 _NAMED = 3
 #: Kernels in double precision are the program's purpose if other products take a smaller share.
 _LEAST_OTHERS = 0.1
+#: A GPU is slow in double precision if it is so many times as fast in single precision.
+_SLOWER = 16
+_FLOAT64 = (
+    "Find the tensor that is float64 (data from NumPy is by default) and convert it before the "
+    "model: .float() or .to(dtype). GPUs have at most half the FP32 rate for float64, those "
+    "for graphics and inference (L4, L40S, A10, T4, RTX) 1/32 to 1/64."
+)
+_FLOAT32 = (
+    "Compute in float32 where the results allow it, or use a GPU for double precision (A100, H100, "
+    "MI200, MI300). Kernels that are limited by memory gain a factor of 2."
+)
 
 
 @rule(
@@ -89,8 +109,8 @@ def double_in(result: Kernels, time: DeviceTime) -> pl.DataFrame:
 @rule(
     "kernels",
     "kernels in double precision in a program that computes in lower precision otherwise",
-    f"their time {OF_STEP}, if other products and attention take at least "
-    f"{_LEAST_OTHERS:.0%} of it",
+    f"their time {OF_STEP}, if other products and attention take at least {_LEAST_OTHERS:.0%} of "
+    "it, or the GPU is slow in double precision",
     {"info": 0.03, "warning": 0.1, "critical": 0.3},
     uses=("gpu_idle",),
 )
@@ -104,21 +124,34 @@ def _double_precision(result: Kernels, answers: Answers) -> Iterator[Measured]:
     )
     others = longest_first(in_steps(result, time), products["kernel"], "total_ns")
     other_ns = int(others["ns"].sum())
-    if not total or not time.whole_ns or other_ns < _LEAST_OTHERS * total:
+    if not total or not time.whole_ns:
+        return
+    rates = peaks_of(answers.program.gpus).tflops
+    slower = rates.get("fp32", 0) / rates.get("fp64", math.inf)
+    if other_ns >= _LEAST_OTHERS * total:
+        of_calls = (
+            f"in double precision; other products and attention, mostly {others['kernel'][0]}, "
+            f"{time.text(other_ns)}"
+        )
+        advice = _FLOAT64
+    elif slower >= _SLOWER:  # it may be what the program is for
+        of_calls = f"in double precision; this GPU is {slower:.0f} times as fast in float32"
+        advice = _FLOAT32
+    else:
         return
     what = "Kernels in double precision (float64)"
-    yield _by_name(
-        result, time, rows, what,
-        "in double precision; other products and attention, mostly "
-        f"{others['kernel'][0]}, {time.text(other_ns)}",
-        "Find the tensor that is float64 (data from NumPy is by default) and convert it before the "
-        "model: .float() or .to(dtype). GPUs have at most half the FP32 rate for float64, those "
-        "for graphics and inference (L4, L40S, A10, T4, RTX) 1/32 to 1/64.",
-    )  # fmt: skip
+    confidence: Confidence = "medium" if advice == _FLOAT64 else "low"
+    yield _by_name(result, time, rows, what, of_calls, advice, confidence)
 
 
 def _by_name(
-    result: Kernels, time: DeviceTime, rows: pl.DataFrame, what: str, of_calls: str, advice: str
+    result: Kernels,
+    time: DeviceTime,
+    rows: pl.DataFrame,
+    what: str,
+    of_calls: str,
+    advice: str,
+    confidence: Confidence = "medium",
 ) -> Measured:
     """Return a finding about kernels that their names alone show: kernel, n, ns, longest first."""
     most, total = rows["kernel"][0], int(rows["ns"].sum())
@@ -132,7 +165,7 @@ def _by_name(
         ),
         advice=advice,
         total_ns=total,
-        confidence="medium",
+        confidence=confidence,
     )
 
 

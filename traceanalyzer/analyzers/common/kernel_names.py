@@ -349,8 +349,9 @@ _PLAIN_FLOAT = (
 #: is not a multiple of 16 bytes.
 _UNALIGNED = r"tensorop_(?:[a-ce-z]\w*_)?[a-ce-z]\d+gemm\w*_align[12]\b"
 
-#: Kernels in double precision: products of cuBLAS, CUTLASS, cuDNN and Tensile; templates of double.
-_DOUBLE = r"(?:^|_)d(?:884)?gem[mv]|_f64f64_|Cijk_\w+?_DB_|<double\b"
+#: Kernels in double precision: products of cuBLAS, CUTLASS, cuDNN and Tensile; templates of double,
+#: and arrays of Julia.
+_DOUBLE = r"(?:^|_)d(?:884)?gem[mv]|_f64f64_|Cijk_\w+?_DB_|<double\b|Array<Float64,"
 
 
 def family(name: str, kind: str = "kernel") -> str:
