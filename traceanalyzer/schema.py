@@ -6,7 +6,7 @@ NaN. Times are exact Int64 nanoseconds, sizes are bytes.
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import polars as pl
@@ -431,28 +431,25 @@ def check_columns(name: str, frame: pl.DataFrame) -> list[str]:
     return [f"{name}.{column}: value out of range" for column in far if far[column].item()]
 
 
-def _check_rows(frames: Mapping[str, pl.DataFrame]) -> list[str]:
-    wrong = []
+def _check_rows(frames: Mapping[str, pl.DataFrame]) -> Iterator[str]:
     for name, column, of in _ROW_NUMBERS:
         top, rows = frames[name][column].max(), frames[of].height
         if isinstance(top, int) and top >= rows:
-            wrong.append(f"{name}.{column}: row {top} of {rows}")
+            yield f"{name}.{column}: row {top} of {rows}"
     for name in ("stacks", "segments"):
         numbers = frames[name]["id"]
         if not numbers.equals(pl.int_range(numbers.len(), dtype=pl.UInt32, eager=True)):
-            wrong.append(f"{name}.id: not the row numbers")
+            yield f"{name}.id: not the row numbers"
     if (frames["stacks"]["parent"] >= frames["stacks"]["id"]).any():
-        wrong.append("stacks.parent: parent after its child")
-    return wrong
+        yield "stacks.parent: parent after its child"
 
 
-def _check_times(events: pl.DataFrame) -> list[str]:
-    wrong = []
+def _check_times(events: pl.DataFrame) -> Iterator[str]:
     timeless = events.filter(pl.col("ts").is_null())["kind"].cast(pl.String)
     if not timeless.is_in(TIMELESS_KINDS).all():
-        wrong.append("events.ts: null for a kind that requires a time")
+        yield "events.ts: null for a kind that requires a time"
     if not events.select(on_the_clock().all()).item():
-        wrong.append(f"events: a time beyond {LAST_NS} ns")
+        yield f"events: a time beyond {LAST_NS} ns"
     order = events.select(
         # an open-ended event sorts after the closed ones of the same start
         later=(pl.col("ts") > pl.col("ts").shift(1)).fill_null(True),
@@ -463,8 +460,7 @@ def _check_times(events: pl.DataFrame) -> list[str]:
     )
     unordered = (~(order["later"] | order["longest_first"])).sum()
     if unordered and events["ts"].null_count() == 0:
-        wrong.append(f"events: {unordered} rows not ordered by (ts, -dur)")
-    return wrong
+        yield f"events: {unordered} rows not ordered by (ts, -dur)"
 
 
 # --- limits of values ----------------------------------------------------------------------------

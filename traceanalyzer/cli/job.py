@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
@@ -115,7 +115,7 @@ def diagnose(
     result = answer(ta.diagnose, paths, reading, writing, thresholds=thresholds)
     failing = SEVERITIES[SEVERITIES.index(fail_on) :] if fail_on else ()
     if xml is not None:
-        cases = _cases(result, failing or SEVERITIES)
+        cases = tuple(_cases(result, failing or SEVERITIES))
         output.write(junit("traceanalyzer.diagnose", cases), xml)
     if any(one.severity in failing for one in result.diagnosis):
         click.get_current_context().exit(FAILED)
@@ -134,12 +134,11 @@ def _explain(context: click.Context, rule: str | None) -> None:
     context.exit()
 
 
-def _cases(result: Diagnosis, failing: Sequence[str]) -> list[Case]:
+def _cases(result: Diagnosis, failing: Sequence[str]) -> Iterator[Case]:
     """Return a test per check; it fails if one of its findings has one of the severities.
 
     An effect does not fail its own test: it is listed with its cause, and as output of its check.
     """
-    cases = []
     for rule, status, why in result.rules.select("rule", "status", "why").iter_rows():
         roots = [one for one in result.findings if one.id == rule]
         lines = [line for one in roots for line in (_line(one), *map(_effect, one.effects))]
@@ -151,8 +150,7 @@ def _cases(result: Diagnosis, failing: Sequence[str]) -> list[Case]:
         skipped = why if status == SKIPPED else ""
         failure = "\n".join(lines) if is_failure else ""
         output = "\n".join(effects if is_failure else [*lines, *effects])
-        cases.append(Case(rule, failure, skipped, output))
-    return cases
+        yield Case(rule, failure, skipped, output)
 
 
 def _effect(finding: Finding) -> str:
@@ -285,17 +283,15 @@ def gate(
     read_budgets(budgets)  # before anything is read
     result = answer(ta.check_budgets, paths, reading, writing, budgets=budgets)
     if xml is not None:
-        output.write(junit("traceanalyzer.gate", _budget_cases(result)), xml)
+        output.write(junit("traceanalyzer.gate", tuple(_budget_cases(result))), xml)
     for line in result.violations:
         click.echo(prose(f"budget violated: {line}"), err=True)
     if result.violations:
         click.get_current_context().exit(FAILED)
 
 
-def _budget_cases(result: Any) -> list[Case]:
-    cases = []
+def _budget_cases(result: Any) -> Iterator[Case]:
     for row in result.budgets.to_dicts():
         text = f"{row['budget']}: {row['state']}, {row['missing'] or row['measured']}"
         failure, skipped = row["is_violation"], row["state"] == "skipped"
-        cases.append(Case(row["budget"], text if failure else "", text if skipped else ""))
-    return cases
+        yield Case(row["budget"], text if failure else "", text if skipped else "")

@@ -6,6 +6,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import PurePath
 
@@ -81,15 +82,13 @@ def write(data: bytes, path: str | None, *, binary: bool = False, colored: bool 
         file.write(data)
 
 
-def _input_files() -> list[str]:
+def _input_files() -> Iterator[str]:
     """Return the files that the command reads, those in folders included."""
     from traceanalyzer.run.find import collect_inputs
 
-    found: list[str] = []
     for path in _inputs():
         with suppress(InputError):  # reported when it is read
-            found += collect_inputs(path)[0]
-    return found
+            yield from collect_inputs(path)[0]
 
 
 def _inputs() -> list[str]:

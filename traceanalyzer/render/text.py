@@ -215,8 +215,8 @@ def row_sentences(table: Table, column: str, rows: int) -> Iterator[str]:
         yield prose(f"{label}{', '.join(names)}: {text}")
 
 
-def table_cells(table: Table, rows: int) -> list[Cells]:
-    """Return the first rows of each column.
+def table_cells(table: Table, rows: int) -> Iterator[Cells]:
+    """Yield the first rows of each column.
 
     Columns in one group of ``table.alike`` have the same unit, and so have all times of a table
     where possible.
@@ -224,7 +224,6 @@ def table_cells(table: Table, rows: int) -> list[Cells]:
     values = {column.name: column.to_list() for column in table.frame.head(rows)}
     times = [name for name in table.columns if name.endswith("_ns")]
     common = _common_scale([_middle(_numbers(values[name])) for name in times])
-    columns = []
     for name, label in table.columns.items():
         group = next((names for names in table.alike if name in names), (name,))
         group = tuple(other for other in group if other in values)
@@ -232,8 +231,7 @@ def table_cells(table: Table, rows: int) -> list[Cells]:
         scale = common if group == (name,) and name in times else None
         missing = table.missing.get(name, "")
         scale, texts = cells(name, values[name], missing, comparable, scale)
-        columns.append(Cells(name, label, scale, texts, is_number(values[name])))
-    return columns
+        yield Cells(name, label, scale, texts, is_number(values[name]))
 
 
 def _common_scale(medians: Sequence[float]) -> Scale | None:

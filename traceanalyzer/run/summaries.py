@@ -5,7 +5,7 @@ A summary was measured by ``traceanalyzer summarize``, one input after another. 
 summary itself is opened: the paths in it are only names.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import polars as pl
@@ -132,13 +132,12 @@ def not_stored(section: str, stored: Sequence[str]) -> str:
     )
 
 
-def _incomplete(found: Sequence[Summary], damaged: int) -> list[tuple[str, str]]:
+def _incomplete(found: Sequence[Summary], damaged: int) -> Iterator[tuple[str, str]]:
     """Return the folders in which summaries are missing, with the positions of their inputs."""
     indexes: dict[tuple[str, int], set[int]] = {}
     for one in found:
         key = (str(Path(one.path).parent), one.header.total)
         indexes.setdefault(key, set()).add(one.header.index)
-    reasons = []
     for (folder, total), present in indexes.items():
         missing = sorted({*range(min(total, MAX_RANKS))} - present)
         why = f"{len(missing):,} of {total:,} summaries are missing or damaged"
@@ -147,8 +146,7 @@ def _incomplete(found: Sequence[Summary], damaged: int) -> list[tuple[str, str]]
         others = sum(one.name.endswith(".parquet") for one in Path(folder).iterdir())
         contexts = sum(one.name.endswith(CONTEXT_SUFFIX) for one in Path(folder).iterdir())
         if len(missing) > damaged and others - contexts < total:
-            reasons.append((folder, f"{why} ({where}); run traceanalyzer summarize again"))
-    return reasons
+            yield folder, f"{why} ({where}); run traceanalyzer summarize again"
 
 
 # --- events around the waits -------------------------------------------------------------------

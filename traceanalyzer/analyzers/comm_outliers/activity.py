@@ -16,7 +16,7 @@ small buffers, or fails; the allocator stops the device to free memory.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
@@ -147,25 +147,23 @@ def _trace_of(window: Window, traces: Sequence[Trace]) -> Trace | None:
     return of_file[0] if len(of_file) == 1 else None
 
 
-def _sides(window: Window, trace: Trace) -> list[pl.DataFrame]:
+def _sides(window: Window, trace: Trace) -> Iterator[pl.DataFrame]:
     near = trace.events.filter(
         pl.col("ts") < window.end_ns, pl.col("ts") + pl.col("dur") > window.start_ns
     ).with_columns(pl.col("kind").cast(pl.String), start="ts", end=pl.col("ts") + pl.col("dur"))
     clipped = intervals.clip(near, window.start_ns, window.end_ns)
     length = window.end_ns - window.start_ns
-    sides = []
     if trace.events["kind"].is_in(("cpu_op", "python_function")).any():
         host = clipped.filter(of_kinds(_HOST_KINDS), pl.col("tid").is_not_null())
         parts = _host(host, _threads(trace, window))
         rest = length - int(parts["overlap_ns"].sum())
-        sides.append(_largest(parts, "host", NOTHING, rest, length))
+        yield _largest(parts, "host", NOTHING, rest, length)
     if trace.events["kind"].is_in(vocabulary.DEVICE_WORK).any():
         device = clipped.filter(pl.col("kind").is_in(vocabulary.DEVICE_WORK))
         if window.device is not None:
             device = device.filter(device=window.device)
         rest = length - intervals.measure(device)["length"].item()
-        sides.append(_largest(_device(device), "device", IDLE, rest, length))
-    return sides
+        yield _largest(_device(device), "device", IDLE, rest, length)
 
 
 def _largest(parts: pl.DataFrame, side: str, rest: str, left: int, length: int) -> pl.DataFrame:

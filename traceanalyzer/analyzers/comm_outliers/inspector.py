@@ -7,6 +7,7 @@ the last rank imposes the sum of the others' wait times. Collectives with a root
 rank may leave them early.
 """
 
+from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, get_origin
 
@@ -118,7 +119,7 @@ def combine(rows: pl.DataFrame, options: Options) -> InspectedCommOutliers:
             "ranks": _ranks(calls, waits, each),
             "collectives": each,
             "groups": _groups(calls, each),
-            "remarks": _remarks(calls, compared, each, repeated),
+            "remarks": tuple(_remarks(calls, compared, each, repeated)),
             "one_job": True,
         }
     )
@@ -267,23 +268,21 @@ def _verdict(result: InspectedCommOutliers) -> str:
 
 def _remarks(
     calls: pl.DataFrame, compared: pl.DataFrame, each: pl.DataFrame, repeated: int
-) -> tuple[str, ...]:
-    notes = []
+) -> Iterator[str]:
     if missing := each.filter(pl.col("missing") > 0).height:
-        notes.append(
+        yield (
             f"{format_count(missing, 'collective')} without all ranks of the group: pass the files "
             "of all processes."
         )
     if others := calls.height - compared.height:
-        notes.append(
+        yield (
             f"{format_count(others, 'event')} not compared: collectives with a root, which a rank "
             "may leave early, and durations measured on the host."
         )
     if repeated:
-        notes.append(f"{format_count(repeated, 'repeated line')} not counted.")
+        yield f"{format_count(repeated, 'repeated line')} not counted."
     if calls["process"].str.contains(" pid ").any():
-        notes.append(
+        yield (
             "The rank of a process is its rank in its largest communicator, which is unknown or "
             "not unique here: processes are named by host and process id."
         )
-    return tuple(notes)

@@ -5,7 +5,7 @@ the library code that it calls. Samples that import modules or wait are apart, a
 threads: those that wait, or have no frame, without own code on their stack.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -286,7 +286,7 @@ def _in_call(calls: str | None, part: float) -> str:
     return f", {'most of it' if part >= _HALF else 'the largest part'} in {calls}"
 
 
-def _apart(acts: pl.DataFrame) -> list[str]:
+def _apart(acts: pl.DataFrame) -> Iterator[str]:
     """Return texts such as ``importing 22.0 %`` for what is not a line of own code."""
     what = pl.col("activity")
     labels = {
@@ -295,15 +295,11 @@ def _apart(acts: pl.DataFrame) -> list[str]:
         "idle threads": what == IDLE,
         "other code": what == RUNS_OTHER,
     }
-    texts = []
     for label, which in labels.items():
         rows = acts.filter(which)
         share = float(rows["samples_frac"].sum())
         if share >= _LEAST:
-            texts.append(
-                f"{label} {format_frac(share)}{_waits_in(rows) if 'wait' in label else ''}"
-            )
-    return texts
+            yield f"{label} {format_frac(share)}{_waits_in(rows) if 'wait' in label else ''}"
 
 
 def _waits_in(rows: pl.DataFrame) -> str:

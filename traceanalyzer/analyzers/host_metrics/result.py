@@ -212,9 +212,8 @@ def _disks(result: HostMetrics) -> str:
     )
 
 
-def _busiest(result: HostMetrics) -> list[str]:
+def _busiest(result: HostMetrics) -> Iterator[str]:
     """Describe the disk and the network with the highest rate."""
-    texts = []
     for family in ("disk", "network"):
         rates = result.series.filter(
             pl.col("counter").str.starts_with(f"{family}/"),
@@ -223,12 +222,11 @@ def _busiest(result: HostMetrics) -> list[str]:
         ).sort("mean", "counter", "series", descending=[True, False, False])
         if rates.height:
             top = rates.row(0, named=True)
-            texts.append(
+            yield (
                 f"{top['counter'].partition('/')[2]} had the highest {family} rate: "
                 f"{top['series'].removesuffix('_bytes')} {format_bytes(top['mean'])}/s on average, "
                 f"up to {format_bytes(top['max'])}/s."
             )
-    return texts
 
 
 def _nothing(result: HostMetrics) -> str:

@@ -2,7 +2,7 @@
 
 import re
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -210,25 +210,24 @@ def _async_key(event: Event) -> str | None:
     return f"{event.cat}\0{scope}\0{text_of(identity)}"
 
 
-def _readings(draft: Draft, event: Event, raw: msgspec.Raw) -> list[CounterValue]:
+def _readings(draft: Draft, event: Event, raw: msgspec.Raw) -> Iterator[CounterValue]:
     """Return the readings of a counter event, one per series."""
     ts = decode.nanosecond(bytes(event.ts))
     if ts is None:
         draft.lose("no-time")
-        return []
+        return
     try:
         args = decode.decode_any(raw)
     except decode.BAD_TEXT:
         args = None
     if not isinstance(args, dict):
         draft.lose("bad-counter")
-        return []
+        return
     pid = decode.integer(event.pid)
     label = decode.label(event.pid, pid)
     name = text_of(event.name) or ""
     if event.id is not None and event.id != NULL:
         name = f"{name}[{text_of(event.id)}]"
-    rows = []
     of_gpu = _COUNTERS_OF_GPU.fullmatch(label or "")
     for series, value in args.items():
         number = _number(value)
@@ -236,8 +235,7 @@ def _readings(draft: Draft, event: Event, raw: msgspec.Raw) -> list[CounterValue
             draft.lose("bad-counter")
         else:
             named = of_gpu[1] if of_gpu and not series else series
-            rows.append((ts, pid, label, name, named, number))
-    return rows
+            yield ts, pid, label, name, named, number
 
 
 def _number(value: Any) -> float | None:

@@ -102,16 +102,14 @@ def _events(lines: Lines, tree: stacks.Tree, rank: int | None) -> pl.DataFrame:
     return sample_events(lines.lanes, lane_of, both, leaf, rank, category=category)
 
 
-def _issues(source: Source, lines: Lines) -> list[tuple[str, str, int, str | None]]:
-    issues: list[tuple[str, str, int, str | None]] = []
+def _issues(source: Source, lines: Lines) -> Iterator[tuple[str, str, int, str | None]]:
     if lines.bad:
-        issues.append(("data_loss", "bad-line", lines.bad, f"line {lines.first_bad}"))
+        yield "data_loss", "bad-line", lines.bad, f"line {lines.first_bad}"
     if lines.freed:
         text = "samples of freed memory: only allocations are counted"
-        issues.append(("notice", "freed-memory", lines.freed, text))
+        yield "notice", "freed-memory", lines.freed, text
     if source.damage:
-        issues.append(("data_loss", "damaged-file", 1, source.damage))
-    return issues
+        yield "data_loss", "damaged-file", 1, source.damage
 
 
 def _numbers(values: array[int]) -> stacks.Numbers:

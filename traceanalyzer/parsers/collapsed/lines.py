@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from array import array
+from collections.abc import Iterator
 from operator import methodcaller
 
 import numpy as np
@@ -273,15 +274,13 @@ def _extent(lines: list[bytes], row: int, last: bool) -> int:
     return 1 if last or len(lines) - row >= _MAX_JOINED_LINES else 0
 
 
-def _rejoined(parts: list[bytes]) -> list[bytes]:
+def _rejoined(parts: list[bytes]) -> Iterator[bytes]:
     """Join frames that were split inside brackets, as in ``f (a;b.py:1)``."""
     ends = _closing(list(map(_left_open, parts)))
-    whole: list[bytes] = []
     place = 0
     while place < len(parts):
-        whole.append(b";".join(parts[place : ends[place]]))
+        yield b";".join(parts[place : ends[place]])
         place = ends[place]
-    return whole
 
 
 def _closing(left_open: list[int]) -> list[int]:

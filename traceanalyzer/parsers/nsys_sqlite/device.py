@@ -1,6 +1,6 @@
 """Device events: kernels, copies, memsets, synchronisation, graphs, allocations, GPU metrics."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import polars as pl
 
@@ -213,18 +213,15 @@ def _work(
     return _named(rows, key, name).with_columns(kind_of(kind))
 
 
-def _placed(export: tables.Export) -> list[pl.Expr]:
+def _placed(export: tables.Export) -> Iterator[pl.Expr]:
     """Return the columns for time and place of device work."""
-    columns = [
-        *span(),
-        export.pid("globalPid"),
-        pl.col("deviceId").cast(pl.Int32, strict=False).alias("device"),
-    ]
+    yield from span()
+    yield export.pid("globalPid")
+    yield pl.col("deviceId").cast(pl.Int32, strict=False).alias("device")
     if export.fills("stream"):
-        columns.append(tables.none_if_unset("streamId", "stream"))
+        yield tables.none_if_unset("streamId", "stream")
     if export.fills("correlation"):
-        columns.append(pl.col("correlationId").alias("correlation"))
-    return columns
+        yield pl.col("correlationId").alias("correlation")
 
 
 def _named(rows: pl.DataFrame, key: Sequence[str], name: Callable[..., str]) -> pl.DataFrame:

@@ -6,6 +6,7 @@ that overlap or meet stay exact.
 """
 
 import re
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import msgspec
@@ -112,7 +113,7 @@ def _argument(data: memoryview, known: dict[int, Field]) -> Any:
 
 def readings(
     data: memoryview, message: Field, ts: int, described: Described, key: Key
-) -> list[CounterValue]:
+) -> Iterator[CounterValue]:
     """Return the readings of a GPU counter event."""
     known = inside(data, message)
     specs = described.specs[key]
@@ -122,7 +123,6 @@ def readings(
         names = counter_names(data, known[1])
         specs.counters[0] = names
     gpu = signed(number(known, 3)) if 3 in known else specs.gpus.get(number(known, 4), 0)
-    rows: list[CounterValue] = []
     for one in whole_fields(data, message.at, message.at + message.value):
         if one.number == 2:
             reading = inside(data, one)
@@ -130,8 +130,7 @@ def readings(
             value = double(number(reading, 3)) if 3 in reading else signed(number(reading, 2))
             if abs(value) < float("inf"):
                 name = names.get(id_, f"counter {id_}")
-                rows.append((ts, NULL, None, name, f"GPU {gpu}", float(value)))
-    return rows
+                yield ts, NULL, None, name, f"GPU {gpu}", float(value)
 
 
 #: rocprofv3: work of a GPU on a stream or a queue, and calls of a thread.
