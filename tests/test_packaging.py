@@ -167,7 +167,7 @@ def test_content_of_the_wheel(built: Path) -> None:
     assert modules <= set(names)
     viewers = {str(p.relative_to(ROOT)) for p in (ROOT / "traceanalyzer").rglob("*.[cj]s*")}
     assert viewers <= set(names)
-    assert "traceanalyzer/tools/view.html" in names
+    assert {"traceanalyzer/tools/view.html", "traceanalyzer/exporters/views.sql"} <= {*names}
     render = "traceanalyzer/render"
     assert {f"{render}/flamegraph/viewer.js", f"{render}/occupancy/viewer.js"} <= viewers
     assert {f"{render}/flamegraph/viewer.css", f"{render}/occupancy/viewer.css"} <= viewers
