@@ -47,7 +47,7 @@ def test_places_match_plain_loop(
     at = pl.DataFrame(points, schema={"pid": pl.Int64, "tid": pl.Int64, "ts": pl.Int64})
     places = places_of(recorded)
     inner, marked = places.operator(at), places.annotation(at)
-    outer = places.outer_operator(at)
+    outer, either = places.outer_operator(at), places.range(at)
     spans = [(r["tid"], r["ts"], r["ts"] + r["dur"]) for r in rows if r["kind"] == "cpu_op"]
     crossing = any(
         one[0] == other[0] and one[1] < other[1] < one[2] < other[2]
@@ -57,19 +57,22 @@ def test_places_match_plain_loop(
     for number, point in enumerate(points):
         running = {
             kind: [
-                row["name"]
+                (row["name"], row["ts"])
                 for row in rows
                 if (row["kind"], row["tid"]) == (kind, point["tid"])
                 and row["ts"] <= point["ts"] < row["ts"] + row["dur"]
             ]
             for kind in ("cpu_op", "user_annotation")
         }
-        assert inner[number] == (running["cpu_op"] or [None])[-1]
-        assert marked[number] == (running["user_annotation"] or [None])[-1]
+        operators, annotations = ([(None, -1), *running[kind]] for kind in running)
+        assert inner[number] == operators[-1][0]
+        assert marked[number] == annotations[-1][0]
+        later = max(operators[-1], annotations[-1], key=lambda one: one[1])  # the operator of equal
+        assert either[number] == later[0]
         if crossing:
-            assert outer[number] is None or outer[number] in running["cpu_op"]
+            assert outer[number] in [name for name, _ in operators]
         else:
-            assert outer[number] == (running["cpu_op"] or [None])[0]
+            assert outer[number] == operators[min(1, len(operators) - 1)][0]
 
 
 def test_a_numbered_step_is_no_place() -> None:

@@ -17,6 +17,7 @@ VENV = "/home/ada/itwinai/venv/lib/python3.11"
     ("file", "package", "expected"),
     [
         ("train.py", None, True),
+        ("/train.py", None, True),
         ("toytrain/model.py", "toytrain", True),
         ("torch/nn/modules/conv.py", "torch", False),
         ("numpy/lib/__init__.py", "numpy", False),
@@ -95,3 +96,6 @@ def test_first_listed_library_wins() -> None:
 
 def test_substrings_match_anywhere() -> None:
     assert by_substring(["torch"])("torchvision/ops.py") == "torch"
+    assert [by_substring(["conv", "torch"])(file) for file in ("numpy/core.py", "", None)] == [
+        None
+    ] * 3
