@@ -240,7 +240,7 @@ def test_a_deadlock_counts_earlier_transfers(done: int) -> None:
 
 
 @pytest.mark.parametrize(("state", "is_deadlock"), [("scheduled", True), ("started", False)])
-def test_receives_behind_the_own_send_are_a_deadlock(state: str, is_deadlock: bool) -> None:
+def test_receives_behind_sends_are_a_deadlock(state: str, is_deadlock: bool) -> None:
     run = Run(ranks=(0, 1), groups={"0": (0, 1)})
     for rank in (0, 1):
         other = 1 - rank

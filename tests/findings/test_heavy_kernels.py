@@ -275,8 +275,8 @@ def test_recording_of_others(shared: Path) -> None:
 @pytest.mark.parametrize(("blocks", "is_small"), [(1, True), (64, False)])
 def test_a_grid_of_few_blocks(blocks: int, *, is_small: bool) -> None:
     traced = steps([("", "weight_sum", 400), GEMM])
-    own = traced.events.with_row_index("event").filter(pl.col("name").cast(str) == "weight_sum")
-    grids = own.select("event", grid_x=pl.lit(blocks, pl.Int32), grid_y=1, grid_z=1)
+    rows = traced.events.with_row_index("event").filter(pl.col("name").cast(str) == "weight_sum")
+    grids = rows.select("event", grid_x=pl.lit(blocks, pl.Int32), grid_y=1, grid_z=1)
     grids = pl.concat([traced.launch_configs, grids], how="diagonal_relaxed")
     (found,) = judged(replace(traced, launch_configs=grids))
     assert any("block" in text for text in found.evidence) == is_small
