@@ -279,30 +279,43 @@ def test_copies_of_equal_ranks() -> None:
         assert "NUMA" not in one.advice
 
 
-def launching(call_us: tuple[int, ...], kernels: int = 40) -> list[Trace]:
-    """Return ranks that launch short kernels one by one, and then wait for each other.
+LOADER = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
 
-    Operators take three times as long as their launch call.
+
+def launching(
+    call_us: tuple[int, ...], kernel_us: int = 2, first_us: int = 0, load: int = 0
+) -> list[Trace]:
+    """Return ranks that launch kernels one by one, and then wait for each other.
+
+    Operators take three times as long as their launch call, loading ``load`` times. The first call
+    of a step takes at least ``first_us``.
     """
-    traces, whole = [], kernels * 3 * max(call_us) * US + MS
+    kernels = 40
+    traces, whole = [], (kernels * 3 + load) * max(call_us) * US + MS
     for rank, us in enumerate(call_us):
         events, correlation = [], 0
         for number in range(4):
-            at = begin = number * whole
-            events.append(step(number, begin, whole))
-            for _ in range(kernels):
+            begin = free = number * whole
+            at = begin + load * us * US
+            loading = [host("user_annotation", LOADER, begin, at - begin)] * bool(load)
+            events += [step(number, begin, whole), *loading]
+            for place in range(kernels):
                 ids = {"correlation": (correlation := correlation + 1)}
+                call = US * (us if place else max(us, first_us))
+                start = max(at + us * US + call, free)
+                free = start + kernel_us * US
                 events += [
-                    host("cpu_op", "aten::mul", at, 3 * us * US - 100),
-                    host("cuda_runtime", "cudaLaunchKernel", at + us * US, us * US, **ids),
-                    device("mul", at + 2 * us * US, 2 * US, **ids),
+                    host("cpu_op", "aten::mul", at, 2 * us * US + call - 100),
+                    host("cuda_runtime", "cudaLaunchKernel", at + us * US, call, **ids),
+                    device("mul", start, kernel_us * US, **ids),
                 ]
-                at += 3 * us * US
-            ids, left = {"correlation": (correlation := correlation + 1)}, begin + whole - at
+                at += 2 * us * US + call
+            ids, end = {"correlation": (correlation := correlation + 1)}, begin + whole
+            joined = max(at, free)
             events += [
                 host("cuda_runtime", "cudaLaunchKernelExC", at - 100, 90, **ids),
-                device(ALL_REDUCE, at, left, stream=20, **ids, **ABOUT),
-                host("cuda_runtime", "cudaDeviceSynchronize", at, left),
+                device(ALL_REDUCE, joined, end - joined, stream=20, **ids, **ABOUT),
+                host("cuda_runtime", "cudaDeviceSynchronize", at, end - at),
             ]
         traces.append(trace(events, rank, world_size=len(call_us)))
     return traces
@@ -364,6 +377,18 @@ def test_copies_of_some_ranks() -> None:
     first = ta.diagnose(copying((3, 3, 48, 48))).findings[0]
     assert (first.id, first.rank) == ("exposed-copies", None)
     assert " on ranks 0-1" in first.title
+
+
+def test_a_slow_host_is_the_cause_of_slow_loading_and_compared_by_all_its_calls() -> None:
+    """On the other ranks, whose host runs ahead, the GPU waits for the long first call only."""
+    first, *more = ta.diagnose(
+        launching((5, 5, 25, 5), kernel_us=20, first_us=20, load=10)
+    ).findings
+    assert (first.id, first.ranks) == ("launch-bound", (2,))
+    assert "5 times as long as on the other ranks" in first.title
+    assert "data-loading" in {one.id for one in first.effects}
+    assert not {one.id for one in more} & {"data-loading", "host-code"}
+    assert (first.gain_frac or 0) > 0.4
 
 
 def test_hosts_of_equal_ranks_get_advice_on_launches() -> None:

@@ -98,8 +98,8 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
     if cause == causes.SYNCHRONISATION and not once and (read := read_collectives(answers))[0]:
         waiting, advice = f"{waiting}{read[0]}", read[1]
     of_host = cause in (causes.LAUNCH, causes.HOST_CODE) and not once
-    slow = straggling.slow_host(answers, ranks) if of_host else ""
-    if slow:
+    slow = "" if once else straggling.slow_host(answers, ranks)
+    if slow and of_host:
         waiting, advice = f"{waiting} ({slow})", straggling.check_host(ranks)
     elif of_host and (slower := straggling.slower_code(answers, ranks, result.activity(cause))):
         waiting = f"{waiting}, {slower}"
@@ -122,9 +122,15 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
         rank=rank,
         step=steps[0] if len(steps) == 1 else None,
         intervals=intervals_of(losses),
-        ranks=ranks if slow else (),
-        explained=answers.of_engine(losses) | _of_copies(cause, result, answers),
+        ranks=ranks if slow and of_host else (),
+        explained=answers.of_engine(losses)
+        | _of_copies(cause, result, answers)
+        | ({} if of_host or not slow else _OF_SLOW_HOST),
     )
+
+
+#: What the host of a slow rank does takes longer, too: a loader, calls, synchronisation.
+_OF_SLOW_HOST = {IDLE_RULES[one]: 1.0 for one in (causes.LAUNCH, causes.HOST_CODE)}
 
 
 def _of_copies(cause: str, result: GpuIdle, answers: Answers) -> dict[str, float]:

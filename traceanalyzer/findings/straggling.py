@@ -29,11 +29,11 @@ from traceanalyzer.analyzers.common.kernel_times import (
     compare,
 )
 from traceanalyzer.analyzers.common.names import frame_text, python_frame
+from traceanalyzer.analyzers.cuda_api.result import CudaApi
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.activities import Activity
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 from traceanalyzer.analyzers.kernels.result import Kernels
-from traceanalyzer.analyzers.launches.result import Launches
 from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.analyzers.steps.slow_steps import CODE
 from traceanalyzer.findings.device_time import (
@@ -56,6 +56,7 @@ from traceanalyzer.findings.rule import (
 )
 from traceanalyzer.result import Confidence
 from traceanalyzer.units import format_count, format_frac, format_ns, format_ranges, format_ratio
+from traceanalyzer.vocabulary import LAUNCH
 
 #: Maximum number of ranks that are named.
 _NAMED = 3
@@ -229,10 +230,11 @@ def check_host(ranks: Sequence[int]) -> str:
 
 def slow_host(answers: Answers, ranks: Sequence[int]) -> str:
     """Return that the launch calls of ranks are long, as a clause; empty if they are not."""
-    if (launches := answers.of(Launches)) is None:
+    if not ranks or (api := answers.of(CudaApi)) is None:
         return ""
-    calls = launches.devices.select("rank", ns="median_call_ns").drop_nulls("ns")
-    times = _times_as_long(calls, ranks)
+    launches = api.by_rank.filter(pl.col("class") == LAUNCH)
+    most = launches.filter(pl.col("call") == pl.col("call").sort_by("n").last())
+    times = _times_as_long(most.select("rank", ns="median_ns"), ranks)
     return f"launch calls take {times}" if times else ""
 
 
