@@ -38,7 +38,7 @@ from traceanalyzer.findings.rule import (
 )
 from traceanalyzer.frames import intervals
 from traceanalyzer.result import Confidence, Result, Severity
-from traceanalyzer.units import format_count, format_frac, format_ns
+from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns
 
 _MATH = "aten::_scaled_dot_product_attention_math"
 #: Minimum share of softmax and of products in their sum; otherwise it is not attention.
@@ -667,12 +667,20 @@ def _anomaly_detection(_: Kernels, answers: Answers) -> Iterator[Measured]:
     )
 
 
+#: Least share of recomputed activations; memory is full from this share of the GPU's on.
+_RECOMPUTED, _FULL = 0.05, 0.8
+_SELECTIVE = (
+    "only cheap operators (selective activation checkpointing: torch.utils.checkpoint with a "
+    "context_fn)"
+)
+
+
 @rule(
     "kernels",
     "activations recomputed in the backward pass",
     f"time of layers in the backward pass {OF_STEP}",
-    {"info": 0.05, "warning": 0.15},
-    uses=("gpu_idle",),
+    {"info": _RECOMPUTED, "warning": 0.15},
+    uses=("gpu_idle", "memory", "info"),
 )
 def _recomputed_activations(result: Kernels, answers: Answers) -> Iterator[Measured]:
     work = of_purpose(result, RECOMPUTED, answers.time)
@@ -682,13 +690,22 @@ def _recomputed_activations(result: Kernels, answers: Answers) -> Iterator[Measu
     sums = work.group_by("name").agg(pl.col("ns").sum())
     top = largest_first(sums, "ns", "name").head(_NAMED).iter_rows()
     each = ", ".join(f"{name} ({time.text(ns)})" for name, ns in top)
+    peak, whole = answers.memory_use or (0, 0)
+    room = f"{format_bytes(peak)} of {format_bytes(whole)} are reserved at the peak."
+    is_full = bool(whole) and peak > _FULL * whole
+    if is_full:
+        advice = f"Recompute {_SELECTIVE}, or free memory first: shard more, smaller micro-batches."
+    else:
+        when = "Memory is free" if whole else "If memory allows"
+        advice = f"{when}: checkpoint fewer layers, or {_SELECTIVE}."
     yield Measured(
-        size=time.frac(total),
+        # in full memory it is the price of the size
+        size=min(time.frac(total), _RECOMPUTED) if is_full else time.frac(total),
+        cost_frac=time.frac(total),
         title="Activations are recomputed in the backward pass (activation checkpointing): "
         f"{time.share(total)}.",
-        evidence=(f"Layers in the backward pass: {each}.",),
-        advice="If memory allows, checkpoint fewer layers, or only cheap operators (selective "
-        "activation checkpointing: torch.utils.checkpoint with a context_fn).",
+        evidence=(*[room] * bool(whole), f"Layers in the backward pass: {each}."),
+        advice=advice,
         total_ns=total,
         confidence="medium",
     )

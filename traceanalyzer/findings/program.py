@@ -9,6 +9,7 @@ import polars as pl
 from traceanalyzer.analyzers.common.gpu_api import AMD, XLA
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 from traceanalyzer.analyzers.info.compute import Info
+from traceanalyzer.analyzers.memory.attribution import UNKNOWN
 from traceanalyzer.analyzers.memory.result import Memory
 from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.result import Result
@@ -198,6 +199,7 @@ def peak_memory(results: Mapping[str, Result]) -> str:
     shares = [
         f"{name} {format_frac(frac)}"
         for name, frac in largest.select("category", "live_frac").drop_nulls().iter_rows()
+        if largest.height > 1 or name != UNKNOWN
     ]
     reserved = top["reserved_peak_bytes"]
     recorded = memory.devices.join(fullest.select(keys[:2]), on=keys[:2], nulls_equal=True)

@@ -19,6 +19,7 @@ from traceanalyzer.analyzers.kernels.training import (
     SCHEMA as TRAINING,
     TUNING,
 )
+from traceanalyzer.analyzers.memory.result import Memory
 from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.analyzers.transfers.result import Transfers
 from traceanalyzer.findings.device_time import (
@@ -144,6 +145,15 @@ class Answers:
         sums = transfers.copies.group_by("direction").agg(ns=pl.col("exposed_ns").sum())
         large = sums.filter(pl.col("ns") > _LEAST_COPIES * pl.col("ns").sum())["direction"]
         return {"HtoD", "DtoH"} <= {*large}
+
+    @cached_property
+    def memory_use(self) -> tuple[int, int] | None:
+        """Peak of reserved memory, and memory of a GPU, in bytes; None if either is unknown."""
+        memory, info = self.of(Memory), self.get("info")
+        if memory is None or not isinstance(info, Info):
+            return None
+        peak, whole = memory.devices["reserved_peak_bytes"].max(), info.files["device_bytes"].min()
+        return (peak, whole) if isinstance(peak, int) and isinstance(whole, int) else None
 
     @cached_property
     def program(self) -> Program:

@@ -22,7 +22,8 @@ from traceanalyzer.trace import Device, Meta, Trace, of_kinds
 from traceanalyzer.units import format_count, format_ns, format_ranges, natural
 
 _FILES = (
-    "path", "format", "version", "rank", "world_size", "host", "devices", "start_utc", "epoch_ns",
+    "path", "format", "version", "rank", "world_size", "host", "devices", "device_bytes",
+    "start_utc", "epoch_ns",
 )  # fmt: skip
 _CONTENTS = (
     "path", "rank", "span_ns", "steps", "events", "communication", "communication_ns", "dropped",
@@ -33,7 +34,9 @@ _ISSUES = ("path", "severity", "code", "count", "first")
 _SKIPPED = ("path", "reason")
 
 #: Columns of text and of small numbers; the others are whole numbers of 64 bits.
-_TEXTS = {*_FILES, "kind", *_ISSUES, *_SKIPPED} - {"rank", "world_size", "epoch_ns", "count"}
+_TEXTS = {*_FILES, "kind", *_ISSUES, *_SKIPPED} - {
+    "rank", "world_size", "device_bytes", "epoch_ns", "count",
+}  # fmt: skip
 _SMALL = ("rank", "world_size")
 
 _SEVERITIES = ("error", "data_loss", "notice", "info")
@@ -131,6 +134,7 @@ def _file(meta: Meta, events: pl.DataFrame) -> dict[str, Any]:
         "world_size": meta.world_size,
         "host": meta.host,
         "devices": _devices(meta.devices),
+        "device_bytes": min((one.total_bytes or 0 for one in meta.devices), default=0) or None,
         "start_utc": _utc(epoch),
         "epoch_ns": epoch,
     }
@@ -281,7 +285,8 @@ class Info(Result):
 
     Attributes:
         files: one row per source file, and per rank of a file of several: its metadata.
-            ``epoch_ns`` is the absolute time of its first event.
+            ``epoch_ns`` is the absolute time of its first event, ``device_bytes`` the memory of its
+            smallest GPU.
         contents: the contents of each row of ``files``. ``communication`` counts communication
             kernels and host-run collectives (gloo, mpi), ``communication_ns`` sums their
             durations, ``dropped`` counts dropped events (findings of severity data_loss or error).
