@@ -195,11 +195,13 @@ class Result:
         question: the question that it answers, the title of ``view_from``.
         scalar_names: fields that are its scalars: ``n, total_ns``.
         input_notes: skipped or truncated inputs, a line each.
+        input_warning: what limits all numbers; it is before the verdict.
     """
 
     question: ClassVar[str] = ""
     scalar_names: ClassVar[str] = ""
     input_notes: tuple[str, ...] = field(default=(), kw_only=True)
+    input_warning: str = field(default="", kw_only=True)
 
     def view(self) -> View:
         """Return the content: verdict, notes, tables, charts."""
@@ -243,7 +245,7 @@ class Result:
     @property
     def verdict(self) -> str:
         """Return the answer, one paragraph."""
-        return self._view.verdict
+        return f"{self.input_warning} {self._view.verdict}".strip()
 
     @property
     def notes(self) -> tuple[str, ...]:

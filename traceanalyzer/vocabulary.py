@@ -343,8 +343,7 @@ def collective_of_word(word: str | None) -> str | None:
     if not word:
         return None
     tail = word.rsplit(":", 1)[-1]
-    squeezed = re.sub(r"[^a-z]", "", tail.lower())
-    return _COLLECTIVES.get(squeezed)
+    return _COLLECTIVES.get(re.sub(r"[^a-z]", "", tail.lower()))
 
 
 @lru_cache(maxsize=4096)
@@ -361,8 +360,7 @@ def collective_of_kernel(name: str) -> str | None:
         return collective_of_word(custom[0])
     if "cross_device_reduce" in name:
         return "all_reduce"
-    dispatch = _DISPATCH.search(name)
-    return "all_to_all" if dispatch else None
+    return "all_to_all" if _DISPATCH.search(name) else None
 
 
 def bus_factor(collective: str | None, group_size: int | None) -> float | None:

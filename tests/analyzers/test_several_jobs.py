@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -130,3 +131,54 @@ def _of_files(folder: Path) -> str:
     return several_jobs(
         recording(one) for path in each(folder) for one in split_by_rank([ta.read(path)])
     )
+
+
+def _program(name: str, kernels: str, gpu: str | None = None) -> Trace:
+    """Return a program without rank, world size and clock; each letter is the name of a kernel."""
+    rows = [step(0, 0, 100 * MS), step(1, 100 * MS, 100 * MS)]
+    rows += [
+        device(f"void {kernel}_kernel<float>(int)", i * 10 * MS, 5 * MS)
+        for i, kernel in enumerate(kernels * 2)
+    ]
+    devices = () if gpu is None else (Device(0, gpu),)
+    return trace(rows, None, path=name, devices=devices)
+
+
+UNRELATED = {
+    "kernels": (_program("a.json", "abc"), _program("b.json", "def")),
+    "GPUs": (_program("a.json", "abc", "Tesla T4"), _program("b.json", "abc", "NVIDIA A10G")),
+}
+
+
+@pytest.mark.parametrize("differ", UNRELATED)
+def test_unrelated_programs_are_not_one_job(differ: str) -> None:
+    programs = UNRELATED[differ]
+    result = ta.kernels(programs)
+    assert result.verdict.startswith(result.input_warning)
+    assert all(one.meta.path in result.notes[-1] for one in programs)
+    assert result.to_dict()["notes"][-1] == result.notes[-1]
+    assert any(one.input_warning for one in (ta.info(programs), ta.steps(programs)))
+    assert ta.diagnose(programs).notes.count(result.notes[-1]) == 1
+    for replayed in (ta.what_if, ta.critical_path):
+        with pytest.raises(ta.MissingData) as error:
+            replayed(programs)
+        assert all(one.meta.path in str(error.value) for one in programs)
+
+
+@pytest.mark.parametrize(
+    "programs",
+    [
+        (_program("a.json", "abc"), _program("b.json", "cde")),
+        (_program("a.json", "ab"), _program("b.json", "cd")),
+        (_program("a.json", "abc", "Tesla T4"), _program("b.json", "abc")),
+    ],
+    ids=["a kernel in common", "few kernels", "no name of a GPU"],
+)
+def test_programs_that_may_be_one_job_are(programs: Sequence[Trace]) -> None:
+    result = ta.kernels(programs)
+    assert (result.input_warning, result.notes) == ("", ta.kernels(programs[:1]).notes)
+
+
+def test_gains_of_several_jobs_are_not_replayed_together() -> None:
+    diagnosis = ta.diagnose([rank(0), OTHER_JOBS["time"]])
+    assert {one.gain_basis for one in diagnosis.diagnosis} <= {"", "bound"}

@@ -267,6 +267,8 @@ class Analyzer(Generic[O, P, R]):
         slow: measuring takes longer than reading: workers share the ranks of a large file.
         whole_file: read the whole file regardless of the time window; ``run`` sets the option
             ``window`` of the analyzer, if it has one.
+        of_one_job: what if the inputs are of several jobs: ``mixed``, the verdict says that numbers
+            mix them; ``only``, an error; empty, the analyzer compares jobs, or tells them apart.
         measure_for: what replaces ``measure`` for a page, which passes files of all formats to all
             analyzers, and for findings, which use less; that of a page is for both.
     """
@@ -284,6 +286,7 @@ class Analyzer(Generic[O, P, R]):
     every_file: bool = False
     slow: bool = False
     whole_file: bool = False
+    of_one_job: Literal["mixed", "only", ""] = "mixed"
     measure_for: Mapping[Use, Callable[[Trace, O], P]] = field(default_factory=dict)
 
     def measure_used(self, use: Use) -> Callable[[Any, O], P]:

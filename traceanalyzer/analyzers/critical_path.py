@@ -152,8 +152,9 @@ def combine(
 
 
 CRITICAL_PATH = Analyzer(
-    "critical_path", Options, program.needs, program.measure, combine, more=program.more_with_graphs
-)
+    "critical_path", Options, program.needs, program.measure, combine,
+    more=program.more_with_graphs, of_one_job="only",
+)  # fmt: skip
 
 
 def _within(path: pl.DataFrame, bounds: Sequence[tuple[float, float]]) -> pl.DataFrame:

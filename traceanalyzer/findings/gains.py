@@ -21,6 +21,7 @@ from traceanalyzer.analyzers.replay.engine import Weights
 from traceanalyzer.analyzers.what_if.replay import Replay
 from traceanalyzer.findings.busy import OF_MANY_FRAC
 from traceanalyzer.findings.device_time import DEVICE, DeviceTime
+from traceanalyzer.findings.result import DIFFERENT_JOBS
 from traceanalyzer.findings.rule import RULE_OF, Answers, Rule
 from traceanalyzer.result import Finding
 from traceanalyzer.units import format_frac, format_ns
@@ -83,6 +84,8 @@ def with_gains(
     time, replay = answers.time, examined.replay
     if not time.whole_ns:
         return Gains(bounds)
+    if examined.jobs:
+        return Gains(bounds, why=DIFFERENT_JOBS)
     if not isinstance(replay, Replay):
         return Gains(bounds, why=examined.missing.get(REPLAY, ""))
     if not _is_complete(replay, answers):

@@ -384,9 +384,7 @@ def _distinct(entries: list[FrameEntry]) -> tuple[list[Frame], Frames]:
 
 
 def _line(line: float | None) -> int | None:
-    if line is None or not 0 < line <= _MAX_LINE:
-        return None
-    return int(line)
+    return None if line is None or not 0 < line <= _MAX_LINE else int(line)
 
 
 def _lane(name: str, owner: Owner | None, index: int, several: bool, lanes: Lanes) -> int:

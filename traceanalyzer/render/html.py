@@ -447,7 +447,7 @@ def _report_page(report: Report, top: int | None) -> str:
         '</div></header><section id="findings" aria-label="Findings">',
         _verdict(report.verdict),
         budget(report.diagnosis_result.budget_bar),
-        *_timeline(report.timeline),
+        *([] if report.timeline is None else drawings(report.timeline.result, _TIMELINE)),
         cards(report.diagnosis, anchors, _marked(report.timeline)),
         notes(report, heading="h3"),
         "</section>",
@@ -481,11 +481,6 @@ def _ranks(overview: Table, top: int | None) -> list[str]:
 _PANELS = 3
 #: Prefix of the id of the timeline.
 _TIMELINE = "timeline-"
-
-
-def _timeline(section: Section | None) -> list[str]:
-    """Return the timeline, above the findings that it shows."""
-    return [] if section is None else drawings(section.result, _TIMELINE)
 
 
 def _marked(section: Section | None) -> dict[int, str]:

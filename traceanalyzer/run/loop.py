@@ -41,6 +41,7 @@ from traceanalyzer.run.questions import FAILED, Question, Questions, perhaps_tru
 from traceanalyzer.trace import Inputs, Meta, Trace
 from traceanalyzer.vocabulary import DATABASES, NCU_CSV, PRINTED_TEXT
 
+_MIXED = "The files are of different jobs, so totals and shares mix them (see the notes)."
 _NO_EVENTS = "the profiler was not active during the run, or the file is damaged; record again"
 #: Arrows, which are only counted in reports, and columns of side tables that no rule uses.
 _UNUSED_BY_RULES = ("flows", "block_x", "block_y", "block_z", "registers", "shared_memory")
@@ -84,7 +85,8 @@ def run(analyzer: Analyzer[O, P, R], inputs: Inputs, options: O, **reading: Unpa
             error = with_fitting_command(error, first, analyzer.name, None)
         truncated = any(state.truncated for state in states)
         raise perhaps_truncated(error, truncated=truncated) from None
-    return with_notes(result, [*(n for state in states for n in notes_on(state)), *reader.notes])
+    notes = [*(n for state in states for n in notes_on(state)), *reader.notes]
+    return with_notes(result, notes, opened.jobs)
 
 
 def examine(
@@ -204,10 +206,11 @@ def collect(
     return opened, [part for _, part in question.parts]
 
 
-def with_notes(result: R, notes: Iterable[str]) -> R:
-    """Append notes to those of the result."""
-    more = tuple(notes)
-    return replace(result, input_notes=(*result.input_notes, *more)) if more else result
+def with_notes(result: R, notes: Iterable[str], several_jobs: str = "") -> R:
+    """Append notes to those of the result; what says that inputs are of several jobs limits all."""
+    more = (*result.input_notes, *filter(None, [several_jobs]), *notes)
+    warning = _MIXED if several_jobs else ""
+    return replace(result, input_notes=more, input_warning=warning) if more else result
 
 
 def skipped_notes(skipped: Iterable[Skipped]) -> tuple[str, ...]:
@@ -305,5 +308,8 @@ def _collect(
     questions = Questions.of_one(analyzer, options)
     measure_all(opened, questions)
     question = questions.asked[analyzer.name]
+    opened.jobs = jobs.several_jobs(questions.recordings)
+    if opened.jobs and analyzer.of_one_job == "only":
+        raise MissingData(f"nothing can be replayed. {opened.jobs}")
     opened.require(any_part=bool(question.parts), may_be_empty=may_be_empty)
     return opened, question

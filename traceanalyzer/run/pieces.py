@@ -254,7 +254,10 @@ class OpenedInputs:
         several: whether there are several inputs.
         folder: the folder of all inputs, if there are several; otherwise None.
         summaries: those that are summaries, by the path of the input they were made from.
+        jobs: that those measured are of several jobs, or empty.
     """
+
+    jobs = ""
 
     def __init__(self, inputs: Inputs, needs: Needs | None, how: How, *, split: bool = True):
         self.items = each(inputs)

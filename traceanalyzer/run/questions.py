@@ -223,7 +223,8 @@ class Questions:
         """Measure one input for a command; it may be read again with more data."""
         question, state = self._only, opened.state
         of_input = replace(question, parts=[], lacking=[])
-        _ask_each(of_input, one)
+        known = self.recordings if opened.several and question.analyzer.of_one_job else None
+        _ask_each(of_input, one, known)
         if again := _again(question, of_input.parts, opened, one):
             of_input = replace(question, parts=[], lacking=[])
             _ask_each(of_input, again)
@@ -308,10 +309,14 @@ class Questions:
         return empty
 
 
-def _ask_each(question: Question[Any, Any, Any], one: Opened) -> None:
+def _ask_each(
+    question: Question[Any, Any, Any], one: Opened, recordings: list[jobs.Recording] | None = None
+) -> None:
     """Measure the ranks of one input; each trace is freed before the next one is taken."""
     for trace in one:
         traces = [trace]
+        if recordings is not None and trace.meta.format != PRINTED_TEXT:
+            recordings.append(jobs.recording(trace))
         del trace
         question.ask(traces, truncated=one.truncated, is_last=True)
 

@@ -260,6 +260,7 @@ COMM_OUTLIERS = Analyzer(
     combine,
     refine=refine,
     base="baseline",
+    of_one_job="",
     measure_for={"page": measure_for_report},
 )
 

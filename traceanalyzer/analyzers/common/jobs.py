@@ -4,13 +4,15 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
+from zlib import crc32
 
 import polars as pl
 
 from traceanalyzer.analyzers.common.display import short_paths
 from traceanalyzer.trace import Trace, of_kinds
 from traceanalyzer.units import NS_PER_S, format_count
-from traceanalyzer.vocabulary import DEVICE_WORK, MEMORY_SNAPSHOT
+from traceanalyzer.vocabulary import DEVICE_WORK, MEMORY_SNAPSHOT, NSYS, ROCPD
 
 #: Ranks of one job record the same steps. Recordings further apart than this share no step,
 #: regardless of the clocks of the hosts.
@@ -25,6 +27,10 @@ _VENDORS = (
     ("AMD", re.compile(r"\bAMD\b|Radeon|Instinct|\bMI\d{2,3}", re.IGNORECASE)),
     ("NVIDIA", re.compile(r"NVIDIA|Tesla|GeForce|Quadro", re.IGNORECASE)),
 )
+_VENDOR_OF = {NSYS: "NVIDIA", ROCPD: "AMD"}
+
+#: With fewer names of kernels, programs are not told apart by them.
+_LEAST_KERNELS = 3
 
 #: Maximum number of files per job and of jobs in the sentence.
 _NAMED = 3
@@ -41,6 +47,8 @@ class Recording:
         world_size: number of ranks in the job.
         backend: backend of the default process group.
         vendor: vendor of the GPUs, ``NVIDIA`` or ``AMD``.
+        gpu: name of the GPUs, if it is the same for all.
+        kernels: checksums of the names of compute kernels without arguments, unless they are few.
         pids: host processes, if each rank is one process.
         start_ns: start of the first event, since 1970.
         end_ns: end of the last event, since 1970.
@@ -51,6 +59,8 @@ class Recording:
     world_size: int | None = None
     backend: str | None = None
     vendor: str | None = None
+    gpu: str | None = None
+    kernels: frozenset[int] | None = None
     pids: frozenset[int] = frozenset()
     start_ns: int | None = None
     end_ns: int | None = None
@@ -77,25 +87,36 @@ def _recording(trace: Trace) -> Recording:
     absolute = is_timeline and start_ns is not None and start_ns + shift >= _ABSOLUTE_NS
     # an nsys file has the rank of the process that launched the recorded processes
     one_process = meta.world_size is not None and meta.backend is not None
-    gpus = " ".join(device.name or "" for device in meta.devices)
+    gpus = {device.name for device in meta.devices if device.name}
+    named = next((v for v, pattern in _VENDORS if any(map(pattern.search, gpus))), None)
+    kernels = _kernels(trace)
     return Recording(
         path=meta.path,
         rank=meta.rank,
         world_size=meta.world_size,
         backend=meta.backend,
-        vendor=next((name for name, pattern in _VENDORS if pattern.search(gpus)), None),
+        vendor=named or _VENDOR_OF.get(meta.format),
+        gpu=min(gpus) if len(gpus) == 1 else None,
+        kernels=kernels if len(kernels) >= _LEAST_KERNELS else None,
         pids=frozenset(pid for pid in pids if pid is not None) if one_process else frozenset(),
         start_ns=start_ns + shift if absolute else None,
         end_ns=end_ns + shift if absolute else None,
     )
 
 
+def _kernels(trace: Trace) -> frozenset[int]:
+    names = trace.events.filter(pl.col("kind") == "kernel")["name"].unique().cast(pl.String)
+    names = names.filter(~names.str.contains("(?i)nccl|rccl")).str.extract("^(?:void )?([^<(]+)", 1)
+    return frozenset(crc32(name.encode()) for name in names.drop_nulls())
+
+
 def several_jobs(recordings: Iterable[Recording]) -> str:
     """Return a sentence with the files of each job; empty if all can be from one job.
 
     Recordings are from different jobs if their world sizes, backends or GPU vendors differ, if they
-    are more than an hour apart, or if different processes recorded the same rank. Missing metadata
-    matches any value.
+    are more than an hour apart, or if different processes recorded the same rank. Unless
+    both have one world size above 1, they are so too if their GPUs differ, or if they have no
+    kernel in common. Missing metadata matches any value.
     """
     ordered = sorted(recordings, key=lambda one: (one.start_ns or 0, one.path))
     jobs = [run for job in _compatible(ordered) for run in _runs(job)]
@@ -113,7 +134,7 @@ def several_jobs(recordings: Iterable[Recording]) -> str:
         each.append(f"{files} ({', '.join(known)})" if known else files)
     more = len(jobs) - _NAMED_JOBS
     return (
-        f"The files are of {len(jobs):,} different jobs, so ranks are not compared: "
+        f"The files are of {len(jobs):,} different jobs, whose ranks cannot be compared: "
         f"{'; '.join(each)}{f'; and {more:,} more' if more > 0 else ''}. "
         "Run the command once for each job, with the files of that job only."
         f"{_same_rank(ordered)}"
@@ -145,10 +166,10 @@ def _compatible(ordered: Sequence[Recording]) -> list[list[Recording]]:
     """Return groups of recordings without conflicting metadata."""
     spans = _time_spans(ordered)
     keys = [
-        (one.world_size, one.backend, one.vendor, span)
+        (one.world_size, one.backend, one.vendor, span, one.gpu, one.kernels)
         for one, span in zip(ordered, spans, strict=True)
     ]
-    groups: list[list[tuple[int | str | None, ...]]] = []
+    groups: list[list[tuple[Any, ...]]] = []
     # keys with the most metadata come first: the others match more groups
     for key in sorted(dict.fromkeys(keys), key=lambda key: key.count(None)):
         group = next((g for g in groups if all(_agree(key, other) for other in g)), None)
@@ -160,9 +181,17 @@ def _compatible(ordered: Sequence[Recording]) -> list[list[Recording]]:
     ]
 
 
-def _agree(one: Sequence[int | str | None], other: Sequence[int | str | None]) -> bool:
-    pairs = zip(one, other, strict=True)
-    return all(a is None or b is None or a == b for a, b in pairs)
+def _agree(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Whether all known values are equal, or have something in common.
+
+    The ranks of a job with a world size may differ in GPUs and kernels, which come last.
+    """
+    known = one[0] == other[0] and (one[0] or 0) > 1
+    pairs = list(zip(one, other, strict=True))[: -2 if known else None]
+    return all(
+        None in (a, b) or a == b or (isinstance(a, frozenset) and not a.isdisjoint(b))
+        for a, b in pairs
+    )
 
 
 def _time_spans(ordered: Sequence[Recording]) -> list[int | None]:
@@ -207,14 +236,14 @@ def _facts(job: Sequence[Recording]) -> tuple[str | None, ...]:
     """Return world size, backend, vendor, process and time of a job as texts."""
     first = {
         name: next((value for one in job if (value := getattr(one, name)) is not None), None)
-        for name in ("world_size", "backend", "vendor", "start_ns")
+        for name in ("world_size", "backend", "gpu", "vendor", "start_ns")
     }
     world, start_ns = first["world_size"], first["start_ns"]
     pid = min((pid for one in job for pid in one.pids), default=None)
     return (
         None if world is None else format_count(world, "rank"),
         first["backend"],
-        first["vendor"],
+        first["gpu"] or first["vendor"],
         None if pid is None else f"process {pid}",
         None
         if start_ns is None

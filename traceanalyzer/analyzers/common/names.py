@@ -110,9 +110,7 @@ def named(events: pl.DataFrame | Sequence[str], patterns: Sequence[str]) -> pl.E
     """
     names = distinct(events) if isinstance(events, pl.DataFrame) else events
     hits = matching(names, patterns)
-    if not hits:
-        return pl.lit(value=False)
-    return _any_of(tuple(hits))
+    return pl.lit(value=False) if not hits else _any_of(tuple(hits))
 
 
 @lru_cache(maxsize=256)

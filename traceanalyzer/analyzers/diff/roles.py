@@ -301,7 +301,7 @@ def _is_same_program(before: _Side, after: _Side) -> bool:
 
 def _aligned(before: _Side, after: _Side) -> Pairs:
     """Return the pairs of an alignment with the largest sum of scores."""
-    kept = [_largest(side.total_ns) for side in (before, after)]
+    kept = [np.sort(np.argsort(-side.total_ns, kind="stable")[:_MOST]) for side in (before, after)]
     scores = _scores(before, after, *kept)
     best = np.zeros((kept[0].size + 1, kept[1].size + 1), np.float32)
     for row, score in enumerate(scores):
@@ -319,10 +319,6 @@ def _aligned(before: _Side, after: _Side) -> Pairs:
             row, column = row - 1, column - 1
             pairs.append((int(kept[0][row]), int(kept[1][column])))
     return pairs[::-1]
-
-
-def _largest(total_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    return np.sort(np.argsort(-total_ns, kind="stable")[:_MOST])
 
 
 def _scores(before: _Side, after: _Side, *kept: npt.NDArray[np.int64]) -> Scores:

@@ -393,8 +393,7 @@ def _reduction(x: Inputs) -> Work:
 def _cat(x: Inputs) -> Work:
     elements = x.elements_of_list(0)
     moved = 2 * elements * x.list_width()
-    precision = x.list_precision()
-    return Work(POINTWISE, f"{elements} elements", precision, 0, int(moved))
+    return Work(POINTWISE, f"{elements} elements", x.list_precision(), 0, int(moved))
 
 
 def _norm_like(kind: str, passes: int, *, inputs: int = 1) -> Formula:

@@ -119,13 +119,9 @@ def similar(name: str | None) -> list[tuple[str, Peaks]]:
     model = next((part for part in _PARTS.split(short) if any(map(str.isdigit, part))), None)
     if model is None or "MIG" in short or peaks_of(name).tflops:
         return []
-    names = [_plain(pattern) for pattern, *_ in _TABLE]
+    # names that the patterns match: V100-SXM2 of V100-SXM[23]
+    names = [re.sub(r"\(\?:.*\)\?$", "", pattern).replace("[23]", "2") for pattern, *_ in _TABLE]
     return [(one, peaks_of(one)) for one in names if model in _PARTS.split(one)]
-
-
-def _plain(pattern: str) -> str:
-    """Return a device name that a pattern matches: ``V100-SXM2`` of ``V100-SXM[23]``."""
-    return re.sub(r"\(\?:.*\)\?$", "", pattern).replace("[23]", "2")
 
 
 def with_given(peaks: Peaks, given: Iterable[str], gbps: float | None) -> Peaks:

@@ -143,8 +143,7 @@ def _chosen(trace: Trace, kinds: Sequence[str]) -> pl.Expr:
     if kinds:
         trace.require(*kinds)
         of_kind = pl.col("kind").cast(pl.String).is_in(kinds)
-        only_samples = set(kinds) == {"sample"}
-        return of_kind & (sampled if only_samples else slice_)
+        return of_kind & (sampled if set(kinds) == {"sample"} else slice_)
     for candidate in (
         sampled,
         slice_ & (pl.col("kind") == "python_function"),

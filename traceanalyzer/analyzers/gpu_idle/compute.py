@@ -98,7 +98,8 @@ def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> P
     short = pl.col("end") - pl.col("start") < options.min_gap_ns
     short &= ~(is_late & pl.Series(intervals.meets(idle, due)))
     gaps = idle.filter(~short)
-    near = _near(excerpt, gaps)
+    # most slices run while the device is busy
+    near = replace(excerpt, slices=excerpt.slices.filter(intervals.meets(excerpt.slices, gaps)))
     files = host.accessing_files(near, excerpt)
     idle_of = {causes.PROFILER: profiler, causes.SHORT_GAP: idle.filter(short)}
     little = host.blocking_little(excerpt)
@@ -157,11 +158,6 @@ def _coverage(excerpt: Excerpt, causes_of_gaps: pl.Series) -> Coverage:
         unread_targets=excerpt.unread_targets and (causes_of_gaps == causes.DEVICE_WAIT).any(),
         hints=excerpt.hints,
     )
-
-
-def _near(excerpt: Excerpt, gaps: pl.DataFrame) -> Excerpt:
-    """Return a rank with the slices in gaps: most run while the device is busy."""
-    return replace(excerpt, slices=excerpt.slices.filter(intervals.meets(excerpt.slices, gaps)))
 
 
 def _by_first_cause(

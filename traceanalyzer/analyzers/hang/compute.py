@@ -353,8 +353,9 @@ def _with_rank(threads: pl.DataFrame, records: pl.DataFrame) -> pl.DataFrame:
 
 
 HANG = Analyzer(
-    "hang", Options, needs, measure, combine, split_ranks=False, every_file=True, whole_file=True
-)
+    "hang", Options, needs, measure, combine, split_ranks=False, every_file=True, whole_file=True,
+    of_one_job="",
+)  # fmt: skip
 
 
 def hang(inputs: Inputs, **reading: Unpack[Reading]) -> Hang:

@@ -119,8 +119,7 @@ def find(matched: Matched, transfers: pl.DataFrame, groups: Groups, dumps: pl.Da
     last_ns = dumps["last_ns"].max()
     now = last_ns if isinstance(last_ns, int) else None
     collectives = [*_collectives(matched, groups, dumps, now)]
-    stuck = [*collectives, *_transfers(transfers, dumps, now)]
-    return _followed(stuck)
+    return _followed([*collectives, *_transfers(transfers, dumps, now)])
 
 
 # --- collectives -------------------------------------------------------------------------------

@@ -255,4 +255,4 @@ def info(
         result = INFO.combine(parts, Options((*skipped, *foreign, *unread)), ())
         if opened.summaries:
             result.view()
-    return with_notes(result, truncated_notes(state.truncated, state.metas))
+    return with_notes(result, truncated_notes(state.truncated, state.metas), opened.jobs)

@@ -244,8 +244,7 @@ def _rows(trace: Trace, source: Source) -> pl.DataFrame:
 
 
 def _sign(up: pl.Expr, down: pl.Expr) -> pl.Expr:
-    chosen = pl.when(up).then(1).when(down).then(-1).otherwise(0)
-    return chosen.cast(pl.Int8)
+    return pl.when(up).then(1).when(down).then(-1).otherwise(0).cast(pl.Int8)
 
 
 def _by_device(trace: Trace, rows: pl.DataFrame, source: Source) -> Iterator[History]:

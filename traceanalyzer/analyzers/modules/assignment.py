@@ -434,8 +434,7 @@ def are_annotated(trace: Trace) -> bool:
 def _texts(trace: Trace) -> pl.Series:
     if "args" not in trace.events.columns:
         return pl.Series("args", [], pl.String)
-    is_work = of_kinds(DEVICE_WORK)
-    return trace.events.filter(is_work)["args"].cast(pl.String)
+    return trace.events.filter(of_kinds(DEVICE_WORK))["args"].cast(pl.String)
 
 
 @dataclass(frozen=True)

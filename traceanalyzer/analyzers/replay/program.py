@@ -244,8 +244,7 @@ def _require_launches(trace: Trace, launched_by: nesting.Rows) -> None:
 def _apart(names: list[str | None]) -> bool:
     """Whether half of the numbers of steps jump: they were not recorded one after another."""
     digits = [int(text) for text in (_last_number(name) for name in names) if text is not None]
-    jumps = sum(b - a > 1 for a, b in pairwise(digits))
-    return 2 * jumps >= max(len(digits) - 1, 1)
+    return 2 * sum(b - a > 1 for a, b in pairwise(digits)) >= max(len(digits) - 1, 1)
 
 
 def _last_number(name: str | None) -> str | None:

@@ -452,8 +452,7 @@ def _roofs_of_operators(peaks: pl.DataFrame, options: Options) -> pl.DataFrame:
         if row["peak_gbps"]:
             origin = "given" if "HBM" in options.bandwidths() else "table"
             rows.append((gpu, "bandwidth", "HBM", row["peak_gbps"] * _GIGA, origin))
-    frame = pl.DataFrame(rows, schema=_ROOFS, orient="row")
-    return frame.unique(maintain_order=True)
+    return pl.DataFrame(rows, schema=_ROOFS, orient="row").unique(maintain_order=True)
 
 
 ROOFLINE = Analyzer("roofline", Options, needs, measure, combine)

@@ -109,7 +109,7 @@ def _compared(parts: Sequence[Part], options: Options) -> Scaling:
     )
 
 
-SCALING = Analyzer("scaling", Options, needs, measure, combine, every_file=True)
+SCALING = Analyzer("scaling", Options, needs, measure, combine, every_file=True, of_one_job="")
 
 
 # --- one run -------------------------------------------------------------------------------------

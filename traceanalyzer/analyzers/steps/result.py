@@ -449,5 +449,4 @@ def _parts(result: Steps) -> Chart:
     parts = device_work.PART_NAMES if "compute_ns" in result.parts else result.parts
     rows = display.by_part(frame, ["on", "step"], parts)
     panel = "on" if frame["on"].n_unique() > 1 else None
-    title = "Step time breakdown"
-    return display.stacked("parts", title, rows, "step", panel=panel)
+    return display.stacked("parts", "Step time breakdown", rows, "step", panel=panel)

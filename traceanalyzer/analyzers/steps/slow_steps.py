@@ -157,8 +157,7 @@ def _in_steps(
         slices = slices.filter(~(elsewhere & (pl.col("kind") == "python_function")))
     number = linking.label_by_interval(slices[["ts"]], each)["interval"]
     of_step = slices[["ts", "dur", "name", "kind"]].hstack([each["step"][number]])
-    is_mark = pl.col("name").is_in(marks)
-    return of_step.filter(pl.col("step").is_not_null() & ~is_mark)
+    return of_step.filter(pl.col("step").is_not_null() & ~pl.col("name").is_in(marks))
 
 
 _BETWEEN = {name: of for name, of in _SCHEMA.items() if name not in ("step", "usual_ns")}

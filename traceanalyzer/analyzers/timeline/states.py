@@ -101,8 +101,7 @@ def states(work: pl.DataFrame, idle: pl.DataFrame) -> pl.DataFrame:
     divided = pl.concat(rows)
     # faster than a sort by three columns
     _, (device,) = group_numbers(_DEVICE, divided)
-    order = intervals.stable_order(device, divided["start"].to_numpy())
-    return divided[order]
+    return divided[intervals.stable_order(device, divided["start"].to_numpy())]
 
 
 def lost_states(lost: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:

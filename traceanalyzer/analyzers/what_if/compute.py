@@ -265,8 +265,9 @@ def combine(parts: Sequence[Program], options: Options, _base: Sequence[Program]
 
 
 WHAT_IF = Analyzer(
-    "what_if", Options, program.needs, program.measure, combine, more=program.more_with_graphs
-)
+    "what_if", Options, program.needs, program.measure, combine,
+    more=program.more_with_graphs, of_one_job="only",
+)  # fmt: skip
 
 
 def _steps(job: Job, replayed: Sequence[Times]) -> Floats:

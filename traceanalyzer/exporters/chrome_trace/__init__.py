@@ -91,14 +91,16 @@ def _header_members(sources: Sequence[Meta]) -> str:
     job = {"backend": meta.backend, "rank": meta.rank, "world_size": meta.world_size}
     standard = {
         "schemaVersion": _schema_version(meta.version),
-        "deviceProperties": _devices(meta),
+        "deviceProperties": [
+            _known({"id": device.id, "name": device.name, "totalGlobalMem": device.total_bytes})
+            for device in meta.devices
+        ],
         "distributedInfo": {**extra.pop("distributedInfo", {}), **_known(job)},
         "baseTimeNanoseconds": meta.epoch_ns,
         "host_name": meta.host,
     }
     known = {key: value for key, value in standard.items() if value not in (None, {}, [])}
-    members = {**known, **extra}
-    return msgspec.json.encode(members).decode()[1:-1]
+    return msgspec.json.encode({**known, **extra}).decode()[1:-1]
 
 
 def _in_common(sources: Sequence[Meta]) -> Meta:
@@ -117,13 +119,6 @@ def _schema_version(version: str | None) -> int | str | None:
         return None
     number = version.removeprefix(_VERSION)
     return int(number) if number.isdecimal() else number
-
-
-def _devices(meta: Meta) -> list[dict[str, Any]]:
-    return [
-        _known({"id": device.id, "name": device.name, "totalGlobalMem": device.total_bytes})
-        for device in meta.devices
-    ]
 
 
 def _known(members: dict[str, Any]) -> dict[str, Any]:

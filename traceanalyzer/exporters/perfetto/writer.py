@@ -115,8 +115,7 @@ def _spread(event: pl.Series, values: pl.Series, rows: int) -> pl.Series:
     frame = pl.DataFrame({"event": event, "value": values}).drop_nulls("event")
     place = np.full(rows, frame.height, np.int64)
     place[frame["event"].to_numpy()[::-1]] = np.arange(frame.height - 1, -1, -1)
-    chosen = pl.Series(place).replace(frame.height, None)
-    return frame["value"].gather(chosen)
+    return frame["value"].gather(pl.Series(place).replace(frame.height, None))
 
 
 def _arrows(trace: Trace, first: int) -> pl.DataFrame:

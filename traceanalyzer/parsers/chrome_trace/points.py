@@ -250,8 +250,7 @@ def _collective_columns(
 @lru_cache(maxsize=1 << 16)
 def may_communicate(name: str) -> bool:
     """Whether a name may be that of communication; substrings, as every name is tested."""
-    small = name.lower()
-    return any(word in small for word in vocabulary.COMMUNICATION_TERMS)
+    return any(word in name.lower() for word in vocabulary.COMMUNICATION_TERMS)
 
 
 @lru_cache(maxsize=1 << 12)
@@ -511,8 +510,7 @@ def _flow_points(collected: Collected) -> pl.DataFrame:
     columns["tid"] = np.where(columns["tid"] == NULL, columns["pid"], columns["tid"])
     columns["to_next"] = np.zeros(flows.height, dtype=bool)
     columns["to_next"][collected.at_next] = True
-    points = pl.DataFrame(columns).sort("ts", "order", maintain_order=True)
-    return points.drop("order")
+    return pl.DataFrame(columns).sort("ts", "order", maintain_order=True).drop("order")
 
 
 def _bound(points: pl.DataFrame, slices: Mapping[str, Ints]) -> pl.Series:

@@ -187,9 +187,7 @@ def _of_composer(
 def _severity(code: str) -> str:
     if code == "composer-units":
         return "info"
-    if code in _NOTICES:
-        return "notice"
-    return "data_loss"
+    return "notice" if code in _NOTICES else "data_loss"
 
 
 def _detailed(code: str, count: int, offset: int) -> tuple[str, int, str | None]:

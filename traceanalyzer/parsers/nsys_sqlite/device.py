@@ -112,8 +112,7 @@ def allocations(export: tables.Export) -> pl.DataFrame:
         kind=pl.when(frees).then(kind_of("free_completed")).otherwise(kind_of("alloc")),
         allocated_bytes=size.cum_sum().over(tables.pid("globalPid"), "deviceId", "memKind"),
     )
-    named = _named(events, ["memKind"], _memory)
-    return export.within(named)
+    return export.within(_named(events, ["memKind"], _memory))
 
 
 def gpu_faults(export: tables.Export) -> pl.DataFrame:

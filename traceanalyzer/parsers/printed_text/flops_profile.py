@@ -204,6 +204,4 @@ def _value(metric: str, text: str) -> float | None:
         return nanoseconds(text)
     if metric.endswith("_flops_per_s") or metric == "flops_per_s":
         return count(text, "FLOPS")
-    if metric == "fwd_macs":
-        return count(text, "MACs")
-    return count(text)
+    return count(text, "MACs") if metric == "fwd_macs" else count(text)

@@ -165,8 +165,7 @@ def lay_out(occupancy: Occupancy) -> Layout:
 
 def largest(layout: Layout, count: int) -> Ints:
     """Return the ``count`` largest boxes by bytes x events, in the order of the stack."""
-    heaviest = np.argsort(-layout.area, kind="stable")[:count]
-    return np.sort(heaviest)
+    return np.sort(np.argsort(-layout.area, kind="stable")[:count])
 
 
 def columns(layout: Layout, count: int) -> tuple[Ints, Floats]:
