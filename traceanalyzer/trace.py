@@ -14,7 +14,7 @@ import polars as pl
 from traceanalyzer import schema
 from traceanalyzer.analyzers.methods import Questions
 from traceanalyzer.errors import MissingData
-from traceanalyzer.vocabulary import NSYS, ROCPD, TRUNCATED
+from traceanalyzer.vocabulary import NSYS, ONNXRUNTIME, ROCPD, TRUNCATED
 
 T = TypeVar("T")
 #: (start, end) in ns; None for an open end.
@@ -117,6 +117,12 @@ _XLA_HINTS: dict[str, str] = {
     "tf.profiler.experimental.Trace(name, step_num=N)",
     "stack": "a flamegraph needs py-spy record",
 }
+#: Different advice for Chrome traces of ONNX Runtime's profiler.
+_ONNXRUNTIME_HINTS = dict.fromkeys(
+    ("kernel", "gpu_memcpy", "device work"),
+    "SessionOptions.enable_profiling records it in a build with --enable_cuda_profiling; nsys "
+    "profile --trace=cuda,nvtx does with any build",
+)
 #: Advice by format.
 _HINTS_OF = {NSYS: _NSYS_HINTS, ROCPD: _ROCPD_HINTS}
 #: Data that is missing if the GPU could not be traced.
@@ -189,7 +195,8 @@ def record_hint(meta: Meta, what: str) -> str:
     """
     if meta.no_gpu_work and what in _NEED_GPU_TRACE:
         return meta.no_gpu_work
-    hints = _HINTS | (_XLA_HINTS if meta.is_xla else _HINTS_OF.get(meta.format, {}))
+    special = {meta.is_xla: _XLA_HINTS, meta.version == ONNXRUNTIME: _ONNXRUNTIME_HINTS}
+    hints = _HINTS | special.get(True, _HINTS_OF.get(meta.format, {}))
     return hints.get(what, "")
 
 

@@ -402,6 +402,10 @@ NSYS = "nsys-sqlite"
 ROCPD = "rocpd"
 DATABASES = (NSYS, ROCPD)
 
+#: Version of Chrome traces of ONNX Runtime's profiler, and its name for operators on the CPU.
+ONNXRUNTIME = "ONNX Runtime"
+ON_CPU = "CPUExecutionProvider"
+
 #: The format of files with an allocator's history only.
 MEMORY_SNAPSHOT = "memory-snapshot"
 
@@ -489,10 +493,11 @@ def steps_pattern() -> str:
     """Return the pattern of annotations that mark a step of training or of an inference engine.
 
     ``ProfilerStep#3``, Lightning's and nanotron's ``Iteration 3``, ``## train_step ##`` of older
-    recipes, a run of a TensorRT engine, user annotations (:data:`NUMBERED_STEP`), those of several
-    iterations (:data:`SEVERAL_STEPS`), and :data:`ENGINE_STEP`.
+    recipes, a run of a TensorRT engine or of ONNX Runtime, user annotations
+    (:data:`NUMBERED_STEP`), those of several iterations (:data:`SEVERAL_STEPS`), and
+    :data:`ENGINE_STEP`.
     """
     custom = rf"{_CUSTOM_STEP}(?:{SEVERAL_STEPS})?"
     tensorrt = r"ExecutionContext::(?:enqueue|execute)\w*"
-    marked = rf"Iteration\b.*|## ?(?:train|step|iteration).*|{tensorrt}"
+    marked = rf"Iteration\b.*|## ?(?:train|step|iteration).*|{tensorrt}|model_run"
     return rf"^(?:{PROFILER_STEP}\d+|{marked}|{custom}|{ENGINE_STEP})$"

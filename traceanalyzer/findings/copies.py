@@ -19,6 +19,7 @@ from traceanalyzer.findings.device_time import COPIES, DeviceTime, intervals_of,
 from traceanalyzer.findings.idle import in_steps, including, main_steps, of_ranks
 from traceanalyzer.findings.rule import OF_STEP, Answers, Measured, Rule, rule
 from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns
+from traceanalyzer.vocabulary import ON_CPU
 
 #: Maximum number of items in a list.
 _NAMED = 3
@@ -58,6 +59,8 @@ def _exposed_copies(_: Overlap, answers: Answers) -> Iterator[Measured]:
     if answers.offloads and 0 < updates_ns < 2 * total:
         losses, cost = pl.concat([losses, updates]), total + updates_ns
         others += f", and the optimizer on the CPU: {time.share(updates_ns)}"
+    idle = answers.of(GpuIdle)
+    on_cpu = idle is not None and ON_CPU in idle.activity(HOST_CODE).place
     yield Measured(
         size=time.frac(cost),
         title=f"Exposed {main}{where}{place}{slower}: {time.share(total)}{each}{others}.",
@@ -71,6 +74,7 @@ def _exposed_copies(_: Overlap, answers: Answers) -> Iterator[Measured]:
         rank=rank,
         step=steps[0] if len(steps) == 1 else None,
         intervals=intervals_of(losses),
+        explained={"host-code": 1.0} if on_cpu else {},
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import astuple, dataclass
 
 from traceanalyzer.analyzers.common.names import matching
 from traceanalyzer.trace import Meta, Trace
-from traceanalyzer.vocabulary import DATABASES, ROCPD
+from traceanalyzer.vocabulary import DATABASES, ONNXRUNTIME, ROCPD
 
 #: Names of AMD's GPUs.
 AMD = re.compile(r"\bMI\d{2,3}|Radeon|Instinct", re.IGNORECASE)
@@ -52,7 +52,8 @@ def uses_hip(meta: Meta, names: Iterable[str]) -> bool:
 def uses_pytorch(meta: Meta, names: Iterable[str]) -> bool:
     """Return whether PyTorch was recorded, or its profiler wrote the file."""
     # databases also record programs without PyTorch
-    return not (meta.is_xla or meta.format in DATABASES) or bool(matching(names, [OF_PYTORCH]))
+    others = meta.is_xla or meta.version == ONNXRUNTIME or meta.format in DATABASES
+    return not others or bool(matching(names, [OF_PYTORCH]))
 
 
 def trains(names: Iterable[str]) -> bool:

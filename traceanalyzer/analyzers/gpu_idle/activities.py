@@ -10,6 +10,7 @@ from traceanalyzer.analyzers.common.names import frame_text
 from traceanalyzer.analyzers.common.step_marks import REPETITION
 from traceanalyzer.analyzers.common.waits import ADVICE, DATA, DISK, SLEEPS, wait_of
 from traceanalyzer.analyzers.gpu_idle import causes
+from traceanalyzer.vocabulary import ON_CPU
 
 #: Where a main thread runs code between operators.
 OUTSIDE = "outside operators"
@@ -287,8 +288,8 @@ def advice_on_host_code(
             f"Python runs one thread at a time (GIL), so {one.rival} stops the launches: move it "
             "to another process (multiprocessing), or run it less often."
         )
-    if one.in_autograd:
-        return _OF_AUTOGRAD
+    if one.in_autograd or ON_CPU in one.place:
+        return _OF_AUTOGRAD if one.in_autograd else _ON_CPU.format(operator=one.place.split()[0])
     names = (one.place, one.called, one.frame)
     if text := next(filter(None, (_of_compilation(name, pytorch=pytorch) for name in names)), ""):
         return text
@@ -318,6 +319,13 @@ def advice_on_host_code(
     return f"{one.text} launches no GPU work: run it less often, or in another thread.{see}"
 
 
+_ON_CPU = (
+    "No kernel for {operator} with these types and this opset is in the execution provider of the "
+    "GPU, so ONNX Runtime runs it on the CPU, with a copy to the host before it and one back after "
+    "it: export the model with another opset or with operators that the provider has, use the "
+    "TensorRT provider, or write a custom operator. The session's log at level VERBOSE lists the "
+    "nodes of each provider."
+)
 _NO_PY_FUNCTION = (
     "tf.py_function and tf.numpy_function call Python from the graph, which waits for it: use "
     "TensorFlow operators, or call it in the input pipeline (tf.data map, prefetch)."

@@ -213,8 +213,10 @@ class GpuIdle(Result):
         return waited / self.step_ns if self.step_ns else None
 
     def of_cause(self, cause: str) -> pl.DataFrame:
-        """Return the longest gaps with this main cause."""
-        return self.gaps.filter(pl.col("cause").cast(pl.String) == cause)
+        """Return the longest gaps with this main cause; of a main thread those in steps, if any."""
+        rows = self.gaps.filter(pl.col("cause").cast(pl.String) == cause)
+        in_steps = rows.drop_nulls("step") if self.coverage.on_host else rows
+        return in_steps if in_steps.height else rows
 
     def waiting(self, cause: str) -> str:
         """Return the cause in a sentence, with the calls that read files if they are most of it."""

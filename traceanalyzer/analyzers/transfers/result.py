@@ -43,7 +43,7 @@ UNKNOWN = "unknown"
 SIZE = pl.Enum((*_CLASSES, UNKNOWN))
 
 #: ``Memcpy HtoD (Pinned -> Device)``, ``Memset (Device)``.
-_NAME = re.compile(r"^(?:Memcpy (?P<direction>.+?)|Memset) \((?P<memory>.+)\)$")
+_NAME = re.compile(r"^(?:Memcpy (?P<direction>.+?)|Memset)(?: \((?P<memory>.+)\))?$")
 
 PAGEABLE = "pageable"
 SMALL = "small-copies"

@@ -56,6 +56,8 @@ _XLA = re.compile(
     rb'"process_name"[^{}]*+\{\s*+"name"\s*+:\s*+"/(?:device|host):'
     rb'|"name"\s*+:\s*+"/(?:device|host):[^"{}]*+"\s*+\}[^{}]*?"process_name"'
 )
+#: The categories of ONNX Runtime's profiler.
+_ONNXRUNTIME = re.compile(rb'"cat"\s*+:\s*+"(?:Session"|Node"[^{}]*+\{[^}]*?"op_name")')
 _XLA_BYTES = 1 << 12
 
 #: Settings of PyTorch's profiler before the events: modules or Python frames were recorded. If
@@ -86,13 +88,15 @@ def parse(source: Source, selection: Selection, progress: Progress | None) -> Tr
     """
     text = open_text(source, progress)
     container, collected = Container(), Collected()
-    reading, by_lanes = selection, False
+    reading, classify = selection, None
     try:
         first = first_events(text, container)
-        if first is not None and _XLA.search(text.read(first, _XLA_BYTES)):
+        head = b"" if first is None else text.read(first, _XLA_BYTES)
+        if (by_lanes := _XLA.search(head)) or _ONNXRUNTIME.search(head):
             from traceanalyzer.parsers.chrome_trace import xla
 
-            reading, by_lanes = xla.full_selection(selection), True
+            reading = xla.full_selection(selection)
+            classify = xla.with_device_work if by_lanes else xla.of_onnxruntime
         if first is not None and selection.args_with_modules:
             head = text.read(max(0, first - _HEAD_BYTES), min(first, _HEAD_BYTES))
             if _WITH_MODULES.search(head):
@@ -113,8 +117,8 @@ def parse(source: Source, selection: Selection, progress: Progress | None) -> Tr
             f"contains {container.arrays} recordings of one GPU in sequence",
             hint="pass each recording as a file of its own",
         )
-    if by_lanes:
-        trace = xla.with_device_work(trace, selection)
+    if classify:
+        trace = classify(trace, selection)
     return sort_events(trace) if trace.stacks.height else trace
 
 

@@ -1,4 +1,4 @@
-"""GPU work and Python functions in traces of JAX's and TensorFlow's profiler.
+"""GPU work and Python functions in traces of JAX's, TensorFlow's and ONNX Runtime's profiler.
 
 They are derived from lanes, names and arguments.
 
@@ -10,6 +10,10 @@ slices of host threads with an ``hlo_op``. All arguments are text, including num
 ``kernel_details``, ``memcpy_details``, ``correlation_id``, ``step_num``. Source: XLA's
 ``trace_events_to_json.cc``, ``cupti_collector.cc``, ``gpu_event_stats.cc`` and
 ``python_hooks.cc``: ``$train.py:57 step`` and, of a function in C, ``$time sleep``.
+
+ONNX Runtime has three categories (``core/common/profiler.cc``): ``Session``; ``Node``, a call of an
+operator on the host, with ``op_name`` and ``provider``, which tells CPU from GPU; and, in builds
+with CUDA profiling, ``Kernel``, with its stream and the name of its node.
 """
 
 import re
@@ -21,7 +25,7 @@ from traceanalyzer import schema
 from traceanalyzer.parsers.contract import Selection
 from traceanalyzer.parsers.tables import as_table
 from traceanalyzer.trace import Trace
-from traceanalyzer.vocabulary import KINDS, collective_of_kernel
+from traceanalyzer.vocabulary import KINDS, ON_CPU, ONNXRUNTIME, collective_of_kernel
 
 _DEVICE = re.compile(r"/device:(?:GPU|TPU):(\d{1,5})(?!\d)")
 _STREAM = re.compile(r"Stream #(\d{1,18})(?!\d)")
@@ -59,11 +63,14 @@ def with_device_work(trace: Trace, selection: Selection) -> Trace:
         launch_configs=_launch_configs(events),
         collectives=_collectives(events),
     )
+    return _selected(trace, selection)
+
+
+def _selected(trace: Trace, selection: Selection) -> Trace:
     if (selected := selection.rows()) is not None:
         trace = trace.select(selected)
-    return (
-        trace if "args" in selection.columns else replace(trace, events=trace.events.drop("args"))
-    )
+    keeps = "args" in selection.columns
+    return trace if keeps else replace(trace, events=trace.events.drop("args"))
 
 
 def _lanes(lanes: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
@@ -204,3 +211,47 @@ def _collectives(events: pl.DataFrame) -> pl.DataFrame:
         "event", collective=_NAME.replace_strict(by_name, default=None, return_dtype=pl.String)
     ).drop_nulls("collective")
     return as_table(rows, schema.COLLECTIVES)
+
+
+# --- ONNX Runtime --------------------------------------------------------------------------------
+
+
+def of_onnxruntime(trace: Trace, selection: Selection) -> Trace:
+    """Name nodes ``onnx::Conv (CUDAExecutionProvider)``, and find device work; apply the selection.
+
+    Nodes that run on the CPU between nodes on a GPU, and copies back to the GPU, are ranges, as no
+    GPU work is launched meanwhile; all other nodes are operators.
+
+    Args:
+        trace: all slices of the file, with ``args``.
+        selection: what to keep; its windows are applied already.
+    """
+    texts = (rf'"{key}"\s*:\s*"([^"\\]*)"' for key in ("op_name", "provider"))
+    op, provider = map(_ARGS.str.extract, texts)
+    category, ranges = pl.col("category").cast(pl.String), pl.lit("user_annotation")
+    is_node = (category == "Node") & _NAME.str.ends_with("_kernel_time") & op.is_not_null()
+    is_work = ((category == "Kernel") & op.is_not_null()).fill_null(value=False)
+    on_gpu = trace.events.select((is_node & (provider != ON_CPU)).any()).item()
+    between = on_gpu & ((provider == ON_CPU) | (op == "MemcpyFromHost"))
+    is_copy = op.str.starts_with("Memcpy")
+    kind = (
+        pl.when((category == "Session") | is_node & between).then(ranges)
+        .when(is_node).then(pl.lit("cpu_op"))
+        .when(is_work & is_copy).then(pl.lit("gpu_memcpy"))
+        .when(is_work).then(pl.lit("kernel"))
+    )  # fmt: skip
+    direction = pl.when(op == "MemcpyToHost").then(pl.lit("DtoH")).otherwise(pl.lit("HtoD"))
+    stream = _ARGS.str.extract(r'"stream"\s*:\s*"?(\d{1,18})').cast(pl.Int64)
+    events = trace.events.with_columns(
+        kind=pl.coalesce(kind, pl.col("kind").cast(pl.String)).cast(schema.KIND),
+        category=pl.coalesce(kind, category).cast(schema.NAME),
+        name=pl.when(is_node).then(pl.format("onnx::{} ({})", op, provider))
+        .when(is_work & is_copy).then(pl.format("Memcpy {}", direction))
+        .otherwise(_NAME).cast(schema.NAME),
+        device=pl.when(is_work).then(0).otherwise("device").cast(pl.Int32),
+        stream=pl.when(is_work).then(stream).otherwise("stream"),
+        pid=pl.when(~is_work).then("pid"),
+        tid=pl.when(~is_work).then("tid"),
+    )  # fmt: skip
+    sources = (replace(trace.meta, version=ONNXRUNTIME),)
+    return _selected(replace(trace, sources=sources, events=events), selection)
