@@ -340,6 +340,11 @@ BARE = Situation(request=30 * MIB, reserved=100 * MIB)
             "another pool or stream",
         ),
         ({"unused": 20 * MIB, "usable": 20 * MIB, "largest_free": 5 * MIB}, "real demand"),
+        # it would just fit, but hardly anything is unused
+        (
+            {"device_free": 29 * MIB, "unused": MIB, "usable": MIB, "reserved": 200 * MIB},
+            "real demand",
+        ),
         ({"outside": 50 * MIB}, "outside PyTorch"),
         ({"outside": 10 * MIB}, "real demand"),
         ({"request": 9 * MIB, "device_free": 12 * MIB}, "real demand"),
@@ -362,6 +367,29 @@ def test_advice_depends_on_settings() -> None:
     assert "record_stream" in advice(replace(BARE, pending=20 * MIB), "real demand")
     known = [reason for reason in CAUSE.categories if reason != "steady growth"]  # needs its size
     check_wording(*(advice(BARE, reason) for reason in known))
+
+
+LOAD: Frame = ("load", TORCH + "serialization.py", 1500)
+LOSS: Frame = ("cross_entropy", TORCH + "nn/functional.py", 3460)
+
+
+@pytest.mark.parametrize(
+    ("request_mib", "frame", "held", "word"),
+    [
+        (30, FORWARD, LOAD, "map_location"),
+        (30, LOSS, FORWARD, "cross-entropy"),
+        (1, LOSS, FORWARD, "use a smaller batch"),
+        (30, FORWARD, FORWARD, "use a smaller batch"),
+    ],
+)
+def test_what_to_do_first_follows_from_the_frames(
+    request_mib: int, frame: Frame, held: Frame, word: str, tmp_path: Path
+) -> None:
+    snapshot = Snapshot().note("segment_alloc", BASE, 100 * MIB).alloc(BASE, 100 * MIB, held, MAIN)
+    snapshot.note("oom", 0, request_mib * MIB, frame, MAIN).hold(BASE, 100 * MIB, (0, 100 * MIB))
+    (row,) = ta.memory_oom(snapshot.write(tmp_path / "x.pickle")).errors.to_dicts()
+    assert row["cause"] == "real demand"
+    assert word in row["advice"].split("; then ")[0]
 
 
 def test_mapped_segment_is_one_run_despite_later_unmap(tmp_path: Path) -> None:

@@ -187,6 +187,11 @@ def _errors(
         unclear = sizes.get("unused_bytes") is None or sizes["device_free_bytes"] is None
         reason = oom_causes.UNKNOWN if unclear else oom_causes.cause(at)
         line = rank.lines.code_of(pl.Series([row["stack"]], dtype=pl.UInt32))
+        live = alive(history, rank, position)
+        advice = oom_causes.advice(at, reason)
+        if reason == oom_causes.DEMAND:
+            frames = rank.lines.paths(pl.Series([row["stack"]], dtype=pl.UInt32))[0]
+            advice = oom_causes.demand_advice(at.request, frames or "", live) + advice
         yield (
             {
                 "event": row["at"],
@@ -195,10 +200,10 @@ def _errors(
                 **sizes,
                 "missing_bytes": None if unclear else at.missing,
                 "cause": reason,
-                "advice": oom_causes.advice(at, reason),
+                "advice": advice,
                 **(line.select("function", "file", "line").row(0, named=True)),
             },
-            alive(history, rank, position).with_columns(event=pl.lit(row["at"], pl.Int64)),
+            live.with_columns(event=pl.lit(row["at"], pl.Int64)),
         )
 
 

@@ -1,5 +1,6 @@
 """Causes of failed memory requests, and recommended fixes."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import polars as pl
 
 from traceanalyzer.analyzers.memory import regions
+from traceanalyzer.analyzers.memory.attribution import frame_text
 from traceanalyzer.analyzers.memory.rank_memory import RankMemory
 from traceanalyzer.units import format_bytes
 
@@ -24,6 +26,8 @@ _LARGE_SEGMENT = 20 << 20
 _LARGE_REQUEST = 10 << 20
 #: Minimum share of the device's capacity for memory outside PyTorch to be the cause.
 _OUTSIDE_FRAC = 0.1
+#: A smaller share of unused memory is no fragmentation: the next request would fail.
+_FRAGMENTED = 0.01
 #: A request above this multiple of the capacity is a bug in the requested shape.
 _ABSURD = 16
 
@@ -92,16 +96,21 @@ def cause(at: Situation) -> str:
     ``limit``: the device had room for a new segment; ``fragmentation``: usable memory and free
     memory of the device would suffice if contiguous; ``another pool or stream``: all unused memory
     would suffice; ``outside PyTorch``: the missing memory is used outside; else ``real demand``.
+    With nearly no unused memory, the request is real demand even if it would just fit.
     """
     if at.device_free >= segment_size(at.request, expandable=at.expandable):
         return LIMIT
+    if at.unused < _FRAGMENTED * at.reserved:
+        return OUTSIDE if _is_outside(at) else DEMAND
     if at.largest_free < at.request <= at.usable + at.device_free and at.usable:
         return FRAGMENTATION
     if at.unused and not at.missing:
         return ELSEWHERE
-    if at.outside and at.outside >= max(_OUTSIDE_FRAC * at.capacity, at.missing):
-        return OUTSIDE
-    return DEMAND
+    return OUTSIDE if _is_outside(at) else DEMAND
+
+
+def _is_outside(at: Situation) -> bool:
+    return at.outside > 0 and at.outside >= max(_OUTSIDE_FRAC * at.capacity, at.missing)
 
 
 def sentence(row: Mapping[str, Any]) -> str:
@@ -118,7 +127,13 @@ def sentence(row: Mapping[str, Any]) -> str:
         case "steady growth":
             return "Cause: steady growth: without it, the request would fit."
         case "real demand":
-            return f"Cause: real demand; {format_bytes(row['missing_bytes'])} more than available."
+            missing = row["missing_bytes"]
+            more = (
+                f"{format_bytes(missing)} more than available"
+                if missing
+                else "hardly any memory is unused"
+            )
+            return f"Cause: real demand; {more}."
     return "Cause unknown: segments or free memory were not recorded."
 
 
@@ -193,6 +208,36 @@ def is_growth(grown: int, row: Mapping[str, Any]) -> bool:
     if row["cause"] == FRAGMENTATION:
         least = max(least, row["unused_bytes"] or 0)
     return bool(grown >= max(least, _MUCH * row["allocated_bytes"]))
+
+
+#: Frames of memory of torch.load, and the least share of live memory.
+_LOADED, _LOADED_FRAC = r"\bserialization\.py", 0.2
+#: Frames of a request in a loss of classes, and its least size as a share of live memory.
+_IN_LOSS, _LARGE_FRAC = r"(?i)cross_?entropy|nll_loss|log_?softmax", 0.03
+
+
+def demand_advice(request: int, frames: str, live: pl.DataFrame) -> str:
+    """Return what to do first about a request, by what it and live memory were allocated for.
+
+    Args:
+        request: its size in bytes.
+        frames: the frames of the request.
+        live: function, file, line, live_bytes, live_frac, stack: memory live at the error.
+    """
+    loaded = live.filter(pl.col("stack").str.contains(_LOADED))
+    if loaded["live_frac"].sum() >= _LOADED_FRAC:
+        where = frame_text(*loaded.select("function", "file", "line").row(0))
+        size = format_bytes(int(loaded["live_bytes"].sum()))
+        return (
+            f'free what torch.load loaded in {where}, {size} of live memory (map_location="cpu", '
+            "and delete the dictionary after load_state_dict); then "
+        )
+    if request >= _LARGE_FRAC * int(live["live_bytes"].sum()) and re.search(_IN_LOSS, frames):
+        return (
+            "compute the loss for a part of the tokens at a time, or with a fused kernel (Liger's "
+            "fused linear cross-entropy, cut-cross-entropy) that never stores all logits; then "
+        )
+    return ""
 
 
 def growth_advice(grown: int) -> str:
