@@ -281,3 +281,22 @@ def test_a_grid_of_few_blocks(blocks: int, *, is_small: bool) -> None:
     (found,) = judged(replace(traced, launch_configs=grids))
     assert any("block" in text for text in found.evidence) == is_small
     assert ("larger grid" in found.advice) == is_small
+
+
+@pytest.mark.parametrize(
+    ("lengths", "is_found"), [((600, 1500), True), ((600, 1500, 600), False), ((900,) * 3, True)]
+)
+def test_one_long_call_of_three_is_no_kernel_to_replace(
+    lengths: tuple[int, ...], *, is_found: bool
+) -> None:
+    rows, at = [], 0
+    for number, us in enumerate(lengths):
+        rows.append(step(number, at, (us + 500) * US))
+        for call, (kernel, begin, length) in enumerate(
+            (("mystery", 2, us), (GEMM[1], us + 3, 490))
+        ):
+            ids = {"correlation": 2 * number + call}
+            rows.append(host("cuda_runtime", "cudaLaunchKernel", at + call * US, US, **ids))
+            rows.append(device(kernel, at + begin * US, length * US, **ids))
+        at += (us + 500) * US
+    assert bool(judged(trace(rows))) == is_found
