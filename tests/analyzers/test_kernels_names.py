@@ -213,6 +213,11 @@ FAMILIES = {
         "void vllm::cross_device_reduce_1stage<c10::BFloat16, 8>(RankData*)",
         "void (anonymous namespace)::multimem_all_reduce_kernel<c10::BFloat16, 16>(c10::BFloat16*)",
     ],
+    "recurrent": [
+        "void RNN_blockPersist_fp_LSTM<__half, float, __half, 256, 4, 32>()",
+        "void LSTM_elementWise_fp<float, float, float, (cudnnRNNBiasMode_t)2>(int, int, int)",
+        "void elemWiseRNNcell<__half, float, (cudnnRNNMode_t)2>(int, int, int)",
+    ],
     "fft": [
         "void regular_fft<512u, EPT<8u>, 8u, 8u>(kernel_arguments_t<unsigned int>)",
         "void dense_fft_radix16<float2>",

@@ -151,6 +151,19 @@ def test_advice_on_copies_fits_their_place(function: str, part: str) -> None:
     assert part in one.advice
 
 
+@pytest.mark.parametrize(("operator", "part"), [("aten::lstm", "flatten"), ("aten::mm", "clone")])
+def test_advice_on_copies_fits_their_operator(operator: str, part: str) -> None:
+    rows = []
+    for row in _steps(COPY, [("loop.py(1): run", "torch/nn/modules/rnn.py(9): forward", 15)]):
+        rows.append(
+            row | {"name": "Memcpy DtoD (Device -> Device)"} if row["kind"] == COPY else row
+        )
+        if row["name"] == "torch/_ops.py(1158): __call__":
+            rows.append(row | {"kind": "cpu_op", "name": operator})
+    (one,) = (one for one in ta.diagnose(trace(rows)).findings if one.id == "exposed-copies")
+    assert part in one.advice
+
+
 def test_lookups_of_compiled_code_are_no_compilation() -> None:
     one = Activity(place="TorchDynamo Cache Lookup")
     text = advice_on_host_code(one, code="", pytorch=True, on_host=False)

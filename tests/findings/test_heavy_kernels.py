@@ -99,6 +99,15 @@ def test_transforms_are_main_work_and_their_radix_is_not_that_of_a_sort() -> Non
     assert "topk" not in one.advice
 
 
+def test_kernels_of_recurrent_layers_are_main_work() -> None:
+    backward = (
+        "CudnnRnnBackward0",
+        "RNN_blockPersist_bp_LSTM<__half, float, __half, 256, 4, 32>",
+        600,
+    )
+    assert not judged(steps([GEMM, backward]))
+
+
 FILL = "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<{}> >()"
 
 

@@ -237,7 +237,13 @@ _GRAPH_INPUTS = (
     "their address (torch._dynamo.mark_static_address), and let one graph compute what the next "
     "one reads instead of passing activations between graphs"
 )
+_FLATTEN = (
+    "The weights of the recurrent layer are not in one piece of memory, so each call copies them "
+    "for cuDNN: call flatten_parameters() of the module after its weights were moved, shared or "
+    "replaced"
+)
 _OF_PLACE = {
+    r"aten::(?:_cudnn_rnn|lstm|gru|rnn_\w+)(?: |$)": _FLATTEN,
     r"accelerate[/\\]hooks|set_module_tensor_to_device|group_offload": _OFFLOADED,
     r"swap_(?:blocks|out|in)\b": _SWAPPED,
     "CUDAGraphTree": _GRAPH_INPUTS,

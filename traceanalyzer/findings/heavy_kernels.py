@@ -27,7 +27,7 @@ from traceanalyzer.frames import intervals
 from traceanalyzer.units import format_count, format_ns
 
 #: Families whose kernels take most of the time of a healthy program.
-_USUAL = (GEMM, CONVOLUTION, ATTENTION, KV_CACHE, COMMUNICATION, "moe", "fft")
+_USUAL = (GEMM, CONVOLUTION, ATTENTION, KV_CACHE, COMMUNICATION, "moe", "fft", "recurrent")
 
 #: So few calls all may be as long.
 _FEW = 2

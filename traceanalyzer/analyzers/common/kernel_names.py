@@ -281,6 +281,7 @@ _FUNCTIONS: dict[str, tuple[str, ...]] = {
         r"\b[ab]?mm_", "_mm_", "_mfma_", "cutlass.*tensorop", r"\bdot_kernel", "epilogue::impl",
         "machete", "marlin", "wvsplitk", "triton_tem_",
     ),
+    "recurrent": ("RNN_?block", "rnn_?cell", "(lstm|gru|rnn)_elementwise", "cudnn::rnn"),
     "fft": ("cufft", "(^|[^iou])fft", r"(^|\W)[sd]p(Radix|Vector)\d", "bluestein"),
     "pooling": (
         "(max|avg|average|mean)_?pool", "pooling", "upsampl", "grid_sampl", "interpolat",
