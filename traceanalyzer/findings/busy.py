@@ -77,7 +77,6 @@ def _no_tensor_cores(result: Kernels, answers: Answers) -> Iterator[Measured]:
         return
     most = rows["kernel"][0]
     yield Measured(
-        size=time.frac(total),
         title="Matrix multiplications and convolutions in single precision, without tensor cores: "
         f"{time.share(total)}.",
         evidence=(
@@ -157,7 +156,6 @@ def _by_name(
     most, total = rows["kernel"][0], int(rows["ns"].sum())
     place = result.place(most)
     return Measured(
-        size=time.frac(total),
         title=f"{what}, mostly {most}: {time.share(total)}{launched_by(place)}.",
         evidence=(
             f"{format_count(int(rows['n'].sum()), 'call')} {of_calls}.",
@@ -239,7 +237,6 @@ def _unfused_attention(result: Kernels, answers: Answers) -> Iterator[Measured]:
     each = ", ".join(f"{name} {time.text(ns)}" for name, ns in parts.items())
     math = known and (of_purpose(result, ATTENTION, time)["call"] > 0).any()
     yield Measured(
-        size=time.frac(total),
         title=f"Attention is not fused: softmax and products, {time.share(total)}.",
         evidence=(
             f"Device time: {each}.",
@@ -311,7 +308,6 @@ def _memory_bound_kernels(result: Kernels, answers: Answers) -> Iterator[Measure
         f"{name} ({time.text(ns)})" for name, _, ns in rows.head(_NAMED).iter_rows()
     )
     yield Measured(
-        size=time.frac(total),
         title="Elementwise and copy kernels run one after another instead of fused: "
         f"{time.share(total)}.",
         evidence=(
@@ -402,7 +398,6 @@ def _far_from_roof(result: Efficiency, answers: Answers) -> Iterator[Measured]:
     reasons = largest_first(rows.group_by("why").agg(pl.col("lost_ns").sum()), "lost_ns", "why")
     known = float(reasons.drop_nulls("why")["lost_ns"].sum())
     yield Measured(
-        size=time.frac(total),
         title=f"Matrix multiplications and convolutions run at {format_frac(roof / device)} of the "
         f"GPU's limit (its roof): faster kernels save at most {time.share(total)}.",
         evidence=(
@@ -474,7 +469,7 @@ def _unclaimed(result: Efficiency, answers: Answers) -> pl.DataFrame:
 
 
 def _is_found(rule: Rule, result: Result, answers: Answers) -> bool:
-    return any(rule.severity(one.size) for one in rule.function(result, answers))
+    return any(rule.severity(one.size) for one in rule.measured(result, answers))
 
 
 def memory_bound_is_found(result: Kernels, answers: Answers) -> bool:
@@ -547,10 +542,7 @@ def _one_by_one(answers: Answers, *, optimizer: bool, advice: str) -> Iterator[M
         each, per_tensor = (int(rows[name].median()) for name in ("n", "of_tensor"))  # type: ignore[arg-type]
         frac = OF_MANY_FRAC if per_tensor >= _FEW else _OF_FEW_FRAC
         total = round((1 - frac) * ns) + between
-        if not total or not time.whole_ns:
-            continue
         yield Measured(
-            size=time.frac(total),
             title=f"{frame_text(place)} launches {each:,} small kernels per call, {per_tensor:,} "
             f"per tensor: {time.share(total)}.",
             evidence=(
@@ -599,7 +591,6 @@ def _growing_copies(result: Kernels, answers: Answers) -> Iterator[Measured]:
         total = devices * max(ns - steps * min(first, (last - first) // max(steps - 1, 1)), 0)
         place = result.place(kernel)
         yield Measured(
-            size=time.frac(total),
             title=f"{kernel} copies more in each step ({format_ns(first)} in the first, "
             f"{format_ns(last)} in the last){launched_by(place)}: {time.share(total)}.",
             evidence=tuple(called_from(place)),
@@ -652,11 +643,8 @@ def _tensor_loop(_: Kernels, answers: Answers) -> Iterator[Measured]:
 def _anomaly_detection(_: Kernels, answers: Answers) -> Iterator[Measured]:
     rows, time = answers.nan_checks, answers.time
     total = int(rows["ns"].sum())
-    if not total or not time.whole_ns:
-        return
     checks = len(rows.filter(pl.col("ns") > 0)) / max(time.windows.height, 1)
     yield Measured(
-        size=time.frac(total),
         title="Anomaly detection of autograd checks each gradient for NaN and waits for the "
         f"result: {time.share(total)}.",
         evidence=(f"{checks:,.0f} checks (aten::isnan in nodes of the backward pass) per step.",),
@@ -685,8 +673,6 @@ _SELECTIVE = (
 def _recomputed_activations(result: Kernels, answers: Answers) -> Iterator[Measured]:
     work = of_purpose(result, RECOMPUTED, answers.time)
     total, time = int(work["ns"].sum()), answers.time
-    if not total or not time.whole_ns:
-        return
     sums = work.group_by("name").agg(pl.col("ns").sum())
     top = largest_first(sums, "ns", "name").head(_NAMED).iter_rows()
     each = ", ".join(f"{name} ({time.text(ns)})" for name, ns in top)

@@ -58,7 +58,6 @@ def _throttled_steps(result: Kernels, answers: Answers) -> Iterator[Measured]:
     where = f" of rank {rank}" if rank is not None else ""
     which = f"{format_count(slow.height, 'step')}{where} ({', '.join(slow_names)})"
     yield Measured(
-        size=time.frac(total),
         title=f"Slow kernels in {which}: {time.share(total)}. In {worst}, {difference.text}.",
         evidence=(f"Kernels are fastest in {', '.join(fastest[:_NAMED])}.",),
         advice=difference.advice(answers.program.clocks),
@@ -160,7 +159,6 @@ def _slow_gpu(_: CommOutliers, answers: Answers) -> Iterator[Measured]:
         return  # reported by straggler, with the wait time of the others
     total = round((most - usual) * time.windows.select(DEVICE).unique().height)
     yield Measured(
-        size=time.frac(total),
         title=f"Slow GPU on rank {rank}: {difference.text}, {format_ns(most - usual)} more.",
         advice=difference.advice(answers.program.clocks, "this GPU"),
         total_ns=total,

@@ -67,13 +67,12 @@ def _repeated_reduction(_: CommOutliers, answers: Answers) -> Iterator[Measured]
     kernels, claimed = answers.of(Kernels), straggling.claimed(answers, REPEATED)
     if claimed is None or kernels is None or kernels.training is None:
         return
-    losses, total, size = claimed
+    losses, total = claimed
     rows = kernels.training.filter(purpose=PURPOSE_REPEATED)
     passes = rows.select(pl.col("call").max()).item()
     place = " ".join(str(name) for name in answers.place(COMMUNICATION).values() if name)
     zero = "deepspeed" in place.lower()
     yield Measured(
-        size=size,
         title=f"Gradients are reduced {passes} times per optimizer step, once per accumulated "
         f"micro-batch{' (ZeRO-2 or ZeRO-3)' * zero}: all but the last cost "
         f"{answers.time.share(total)}.",
@@ -99,9 +98,8 @@ def _slow_collectives(result: CommOutliers, answers: Answers) -> Iterator[Measur
     )
     if slow.is_empty() or not (claimed := straggling.claimed(answers, SLOW)):
         return
-    worst, (losses, total, size) = slow.row(0, named=True), claimed
+    worst, (losses, total) = slow.row(0, named=True), claimed
     yield Measured(
-        size=size,
         title=f"{slow.height:,} of {format_count(result.totals.n_collectives, 'collective')} "
         f"{'was' if slow.height == 1 else 'were'} slow after {result.every_rank} had arrived"
         f"{slow_groups(result)}: this costs {answers.time.share(total)}{_with_waits(losses)}.",
@@ -127,7 +125,7 @@ def _collective_outliers(result: CommOutliers, answers: Answers) -> Iterator[Mea
     outliers = result.outliers().filter(pl.col("cause").is_null())
     if outliers.is_empty() or not (claimed := straggling.claimed(answers, OUTLIER)):
         return
-    worst, (losses, total, size) = outliers.row(0, named=True), claimed
+    worst, (losses, total) = outliers.row(0, named=True), claimed
     alone = result.totals.n_ranks == 1
     place = _place_in_steps(result, outliers) if alone else None
     nth = f"{worst['collective']} number {(place or 0) + 1}"
@@ -137,7 +135,6 @@ def _collective_outliers(result: CommOutliers, answers: Answers) -> Iterator[Mea
         else f"Another rank is probably late: {nth} of each step takes"
     )
     yield Measured(
-        size=size,
         title=f"{what} much longer than others of the same kind: this costs "
         f"{answers.time.share(total)}.",
         evidence=(_worst(worst, worst["duration_ns"], worst["factor"]),),
@@ -193,9 +190,8 @@ def _slow_link(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
     sentences = slow_links(result)
     if not sentences or not (claimed := straggling.claimed(answers, LINK)):
         return
-    losses, total, size = claimed
+    losses, total = claimed
     yield Measured(
-        size=size,
         title=sentences[0],
         evidence=tuple(sentences[1:_NAMED]),
         advice=answers.program.slow_link
@@ -260,7 +256,6 @@ def _exposed_communication(result: Overlap, answers: Answers) -> Iterator[Measur
     last = 0 if remedy == _HYBRID else _last_ns(answers)  # fewer bytes make all of them shorter
     where = called_in(answers.place(COMMUNICATION))
     yield Measured(
-        size=time.frac(total),
         title=f"Communication{where} is not overlapped with compute: {time.share(total)}"
         f"{wait if waited_ns else ''}.",
         evidence=(

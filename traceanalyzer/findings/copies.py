@@ -62,7 +62,6 @@ def _exposed_copies(_: Overlap, answers: Answers) -> Iterator[Measured]:
     idle = answers.of(GpuIdle)
     on_cpu = idle is not None and ON_CPU in idle.activity(HOST_CODE).place
     yield Measured(
-        size=time.frac(cost),
         title=f"Exposed {main}{where}{place}{slower}: {time.share(total)}{each}{others}.",
         evidence=(
             *of_ranks(time, COPIES, ranks),

@@ -316,7 +316,6 @@ def _matrix_updates(result: Kernels, answers: Answers) -> Iterator[Measured]:
     alone = ranks > 1 and not rows["call"].max()
     name = rows["place"].mode().sort()[0]
     yield Measured(
-        size=time.frac(total),
         title=f"{name} takes {time.share(total)}, mostly matrix products.",
         evidence=(f"No collective runs in it: each of {ranks:,} ranks computes all of it.",)
         * alone,
@@ -401,7 +400,6 @@ def _kernel_tuning(result: Kernels, answers: Answers) -> Iterator[Measured]:
     only = time.only_step(losses)
     where = f" in {only}" if only else f" in {steps:,} of {format_count(every, 'step')}"
     yield Measured(
-        size=time.frac(total),
         title=f"{sums['name'][0]}{where if time.in_steps else ''}: {time.share(total)}.",
         evidence=(
             (

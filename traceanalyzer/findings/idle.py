@@ -111,7 +111,6 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
     unsure |= cause == causes.DEVICE_WAIT and time.busiest is not None
     unsure |= waits_for in (DATA, ENGINE) and not result.program.trains
     yield Measured(
-        size=time.frac(total),
         title=_title(result, losses, answers, ranks, steps, waiting, once=once),
         evidence=tuple(_evidence(result, cause, answers, ranks)),
         advice=advice,
@@ -169,7 +168,6 @@ def _first_collective(losses: pl.DataFrame, answers: Answers) -> Measured:
     steps = main_steps(losses, time, ())
     first = losses["collective"].drop_nulls().head(1)
     return Measured(
-        size=time.frac(total),
         title=f"The first {first[0] if first.len() else 'collective'} of a process group"
         f"{in_steps(steps, time)} creates its communicator: {time.share(total, once=True)}.",
         advice=_once_advice(time, answers),

@@ -189,8 +189,9 @@ class Measured:
     """One measurement of a rule, even if it is too small for a finding.
 
     Attributes:
-        size: value to compare with the thresholds of the rule.
         title: the problem in one line, with its cost.
+        size: value to compare with the thresholds of the rule; by default ``total_ns`` as a share
+            of the time.
         evidence: further numbers, one sentence each.
         advice: what to try.
         cost_ns: lost time, mean per step and device (per device if no steps are marked), or None.
@@ -208,8 +209,8 @@ class Measured:
         explained: share of the cost that other findings explain, by rule id.
     """
 
-    size: float
     title: str
+    size: float = 0.0
     evidence: tuple[str, ...] = ()
     advice: str = ""
     cost_ns: int | None = None
@@ -265,9 +266,16 @@ class Rule:
     compares_ranks: bool = False
     lacks: Callable[[Any], str | None] = field(default=_nothing, repr=False)
 
+    def measured(self, result: Result, answers: Answers) -> Iterator[Measured]:
+        """Yield the measurements of a result that are above 0."""
+        for one in self.function(result, answers):
+            size = one.size or answers.time.frac(one.total_ns or 0)
+            if size:
+                yield replace(one, size=size)
+
     def judge(self, answers: Answers) -> Iterator[Measured]:
         """Yield the measurements of the result of its analysis."""
-        for one in self.function(answers.results[self.analysis], answers):
+        for one in self.measured(answers.results[self.analysis], answers):
             is_share = one.cost_frac is None and not self.counts
             yield replace(one, cost_frac=one.size) if is_share else one
 

@@ -544,7 +544,7 @@ def _with_more_work(answers: Answers, rank: int) -> tuple[int, ...]:
 )
 def _unequal_work(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
     time = answers.time
-    stragglers = [one for one in _straggler.function(result, answers) if one.size >= WARN_FRAC]
+    stragglers = [one for one in _straggler.measured(result, answers) if one.size >= WARN_FRAC]
     of_others = [rank for one in stragglers for rank in one.ranks or (one.rank,)]
     waits = time.of_cause(WORK).filter(~pl.col("root_rank").is_in(of_others))
     total = int(waits["lost_ns"].sum())
@@ -569,7 +569,6 @@ def _unequal_work(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
     kernels = answers.of(Kernels)
     attends = more and kernels and kernels.families["family"].is_in([ATTENTION]).any()
     yield Measured(
-        size=time.frac(total),
         title=f"Unequal work: ranks wait {time.share(total)} for {which}.",
         evidence=(f"Most of the wait time is for {each}.",),
         advice="Balance the work: inputs of equal size (bucket by sequence length, equal numbers "
@@ -608,7 +607,6 @@ def _expert_imbalance(result: CommOutliers, answers: Answers) -> Iterator[Measur
     of_rank = most / experts.n
     persistent = f"rank {rank} in {most:,} of {format_count(experts.n, 'all_to_all')}"
     yield Measured(
-        size=time.frac(total),
         title=f"Experts have unequal loads: the other ranks wait {time.share(total)} for the rank "
         f"with the most tokens, {format_ratio(experts.imbalance)} the mean ({persistent}).",
         evidence=(
@@ -661,11 +659,10 @@ def _pipeline_bubble(result: CommOutliers, answers: Answers) -> Iterator[Measure
     lost = claimed(answers, BUBBLE)
     if lost is None or result.pipeline is None:
         return
-    losses, total, size = lost
+    losses, total = lost
     time = answers.time
     schedule = result.pipeline.schedule(1 - time.frac(int(time.busy["busy_ns"].sum())))
     yield Measured(
-        size=size,
         title=f"Ranks wait {time.share(total)} for the stage before or after.",
         evidence=tuple(filter(None, [schedule])),
         advice="Use more micro-batches per step, or a schedule with a smaller bubble "
@@ -675,12 +672,11 @@ def _pipeline_bubble(result: CommOutliers, answers: Answers) -> Iterator[Measure
     )
 
 
-def claimed(answers: Answers, cause: str) -> tuple[pl.DataFrame, int, float] | None:
-    """Return the losses of a cause, their total in ns, and their share of the time."""
-    time = answers.time
-    losses = time.of_cause(cause)
+def claimed(answers: Answers, cause: str) -> tuple[pl.DataFrame, int] | None:
+    """Return the losses of a cause, and their total in ns; None without any."""
+    losses = answers.time.of_cause(cause)
     total = int(losses["lost_ns"].sum())
-    return (losses, total, time.frac(total)) if total else None
+    return (losses, total) if total else None
 
 
 def at_step(step: str | None) -> str:
