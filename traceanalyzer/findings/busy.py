@@ -220,6 +220,18 @@ def longest_first(rows: pl.DataFrame, kernels: pl.Series, column: str) -> pl.Dat
     return largest_first(sums, "ns", "kernel")
 
 
+_MATH_ADVICE = (
+    "Find why scaled_dot_product_attention runs unfused: a dense attn_mask (is_causal=True or "
+    "torch.nn.attention.flex_attention in its place), float32, or the head size; "
+    "torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION) reports the reason."
+)
+_FUSE_ATTENTION = (
+    "Use torch.nn.functional.scaled_dot_product_attention in float16 or bfloat16 "
+    '(attn_implementation="sdpa" or "flash_attention_2" in Transformers): it runs as one kernel '
+    "and does not store the score matrix."
+)
+
+
 @rule(
     "kernels",
     "attention as separate matrix products and softmax, without a fused kernel",
@@ -239,18 +251,11 @@ def _unfused_attention(result: Kernels, answers: Answers) -> Iterator[Measured]:
     yield Measured(
         title=f"Attention is not fused: softmax and products, {time.share(total)}.",
         evidence=(
+            *((f"{_MATH} was called: no fused backend accepted the inputs.",) if math else ()),
             f"Device time: {each}.",
             _fused_attention(result, time),
-            *((f"{_MATH} was called: no fused backend accepted the inputs.",) if math else ()),
         ),
-        advice="Use torch.nn.functional.scaled_dot_product_attention in float16 or bfloat16"
-        + (
-            "; torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION) reports why a backend "
-            "rejects the inputs."
-            if math
-            else ' (attn_implementation="sdpa" or "flash_attention_2" in Transformers): it '
-            "runs as one kernel and does not store the score matrix."
-        ),
+        advice=_MATH_ADVICE if math else _FUSE_ATTENTION,
         total_ns=total,
         confidence="high" if known else "medium",
     )

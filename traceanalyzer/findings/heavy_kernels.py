@@ -38,6 +38,9 @@ _INFO, _WARNING = 0.15, 0.17
 #: a warning from the second one on in PyTorch, if its operator is known, or it can be tuned.
 _LEAST, _MUCH = 0.2, 0.3
 
+#: The loss is info from here on: casts of its logits, which take time, too, are not counted.
+_LEAST_LOSS = 0.1
+
 #: From this share of its time on, a kernel is counted by memory-bound-kernels.
 _FUSIBLE = 0.5
 
@@ -152,6 +155,7 @@ _BLITTING = (
 )
 #: Kinds whose operator is avoided as a whole, with its matrix products.
 _UNFOLD = "unfold convolutions into matrix products"
+_LOG_SOFTMAX = "compute log-softmax and loss one after another"
 _DECOMPOSE = "decompose matrices (singular values, eigenvalues)"
 #: Kernels that one change avoids together: pattern, what they do, and advice (without: the one of
 #: :data:`_ADVICE`). The first match counts, and no family exempts them.
@@ -169,7 +173,7 @@ _TOGETHER = (
     ("^ctc_loss_", "compute the CTC loss without cuDNN", _CTC),
     (r"^batch_norm_\w+_kernel", "normalize batches without cuDNN", _BATCH_NORM),
     ("fmha_cutlass[FB]_f32", "compute attention in float32", _FLOAT_ATTENTION),
-    ("LogSoftMax|(?i:nll_?loss|ClassNLL)", "compute log-softmax and loss one after another", _LOSS),
+    ("LogSoftMax|(?i:nll_?loss|ClassNLL)", _LOG_SOFTMAX, _LOSS),
     ("(?i)svd|syev|sytrd|gebrd", _DECOMPOSE, _DECOMPOSING),
     ("FillFunctor", "fill memory with one value", ""),
     ("^__amd_rocclr_", "copy or fill memory for calls of HIP", _BLITTING),
@@ -330,6 +334,8 @@ def _size(share: float, row: Mapping[str, Any], advice: str, *, known: bool) -> 
 
     It rarely is in PyTorch, or where an operator launches it (``known``).
     """
+    if row["kind"] == _LOG_SOFTMAX and share >= _LEAST_LOSS:
+        return max(share, _INFO)
     usual = (_PROFILE, _TUNING, _GRAPH, _MORE_BLOCKS)
     if row["kind"] not in _USUALLY_LESS and advice not in usual:
         return share
