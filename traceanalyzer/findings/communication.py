@@ -246,14 +246,16 @@ def _exposed_communication(result: Overlap, answers: Answers) -> Iterator[Measur
     slow = time.losses.filter(
         ~pl.col("waited"), pl.col("cause").is_in((REPEATED, SLOW, OUTLIER, LINK))
     )
-    total = int(rest["lost_ns"].sum())
-    whole = total + sum(int(rows["lost_ns"].sum()) for rows in (waits, slow))
+    missing = straggling.waited_for_missing(answers)
+    total = int(rest["lost_ns"].sum()) - missing
+    whole = total + missing + sum(int(rows["lost_ns"].sum()) for rows in (waits, slow))
     if not whole:
         return
-    waited_ns = int(waits["lost_ns"].sum())
+    waited_ns = int(waits["lost_ns"].sum()) + missing
     wait = f", plus {format_ns(time.each_ns(waited_ns))} of wait time for other ranks"
     remedy = _exposing(result, answers, waits=not waited_ns)
     last = 0 if remedy == _HYBRID else _last_ns(answers)  # fewer bytes make all of them shorter
+    most = max(total - last, 0) if last else None
     where = called_in(answers.place(COMMUNICATION))
     yield Measured(
         title=f"Communication{where} is not overlapped with compute: {time.share(total)}"
@@ -266,9 +268,11 @@ def _exposed_communication(result: Overlap, answers: Answers) -> Iterator[Measur
         advice=remedy,
         confidence="low" if remedy in (_PAIRS, _KV_TRANSFER) else "high",
         total_ns=total,
-        most_gain_ns=max(total - last, 0) if last else None,
+        # overlap gains nothing; slow links are another finding
+        most_gain_ns=0 if remedy == _TENSOR_PARALLEL else most,
         intervals=intervals_of(rest),
-        explained=explained_by(pl.concat([waits, slow]), whole),
+        explained=explained_by(pl.concat([waits, slow]), whole)
+        | {"missing-ranks": missing / whole},
     )
 
 

@@ -38,6 +38,7 @@ from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.analyzers.steps.slow_steps import CODE
 from traceanalyzer.findings.device_time import (
     BUBBLE,
+    EXPOSED,
     LINK,
     SLOW,
     UNEXPLAINED,
@@ -685,3 +686,13 @@ def at_step(step: str | None) -> str:
 
 
 RULES: tuple[Rule, ...] = (_straggler, _unequal_work, _expert_imbalance, _pipeline_bubble)
+
+
+def waited_for_missing(answers: Answers) -> int:
+    """Return exposed wait time of all devices for ranks that were not recorded, in steps if any."""
+    if (comm := answers.of(CommOutliers)) is None:
+        return 0
+    waits = comm.waits_for_missing
+    waits = waits.drop_nulls("step") if answers.time.in_steps else waits
+    exposed = answers.time.of_cause(EXPOSED).filter(~pl.col("waited"))
+    return min(int(waits["over_ns"].sum()), int(exposed["lost_ns"].sum()))

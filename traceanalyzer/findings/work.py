@@ -29,7 +29,7 @@ from traceanalyzer.analyzers.py_spy_report.result import LIBRARY, MAIN, LeafPath
 from traceanalyzer.analyzers.steps.engine import DECODE, EAGER, GRAPH
 from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.analyzers.steps.slow_steps import CODE, SLOW
-from traceanalyzer.findings import memory, serving
+from traceanalyzer.findings import memory, serving, straggling
 from traceanalyzer.findings.busy import growing_copies
 from traceanalyzer.findings.device_time import WORK
 from traceanalyzer.findings.rule import MUCH_LEFT, Answers, Measured, explained_by, of_purpose, rule
@@ -39,6 +39,7 @@ from traceanalyzer.units import (
     format_count,
     format_frac,
     format_ns,
+    format_ranges,
     format_ratio,
     format_weight,
 )
@@ -731,17 +732,32 @@ def _ranks_without_gpu_work(result: Info) -> Iterator[Measured]:
     {"info": 1},
     counts=True,
     compares_ranks=True,
+    uses=("comm_outliers", "gpu_idle"),
 )
-def _missing_ranks(result: Info, _: Answers) -> Iterator[Measured]:
+def _missing_ranks(result: Info, answers: Answers) -> Iterator[Measured]:
     world = result.recordings["world_size"].max()
-    ranks = result.recordings["rank"].drop_nulls().n_unique()
-    if not isinstance(world, int) or not ranks or ranks >= world:
+    ranks = result.recordings["rank"].drop_nulls().unique()
+    if not isinstance(world, int) or ranks.is_empty() or ranks.len() >= world:
         return
+    missing = world - ranks.len()
+    title, evidence = f"Files of {missing:,} of {world:,} ranks are missing", []
+    waits, comm = straggling.waited_for_missing(answers), answers.of(CommOutliers)
+    if waits and comm is not None:
+        row = comm.waits_for_missing.row(0, named=True)
+        absent = format_ranges([rank for rank in range(world) if rank not in ranks])
+        title += f" ({absent}), and the others wait for one of them: {answers.time.share(waits)}"
+        evidence.append(
+            f"{row['collective']} takes {format_ns(round(row['usual_ns']))} (median), the shortest "
+            f"of the same size {format_ns(row['shortest_ns'])}: a slow link is slow each time."
+        )
     yield Measured(
-        size=world - ranks,
-        title=f"Files of {world - ranks:,} of {world:,} ranks are missing.",
+        size=missing,
+        title=f"{title}.",
+        evidence=tuple(evidence),
         advice="Add the files of all ranks to separate wait time for stragglers from slow "
         "communication.",
+        total_ns=waits or None,
+        cost_frac=answers.time.frac(waits) if waits else None,
     )
 
 

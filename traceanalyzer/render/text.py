@@ -150,8 +150,8 @@ def further_costs(finding: Finding) -> list[str]:
 
 
 def gain(finding: Finding) -> str:
-    """Return the gain of removing the cause of a finding, if a replay tells; or empty."""
-    if finding.gain_basis != "replay":
+    """Return the gain of removing the cause of a finding, if a replay shows one; or empty."""
+    if finding.gain_basis != "replay" or not finding.gain_ns:
         return ""
     per = " per step" if finding.per.startswith("step") else ""
     return f"{format_ns(finding.gain_ns)}{per} ({format_frac(finding.gain_frac)})"

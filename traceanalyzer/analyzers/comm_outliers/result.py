@@ -11,7 +11,7 @@ from traceanalyzer.analyzers.comm_outliers import By, arrivals, chains, pipeline
 from traceanalyzer.analyzers.comm_outliers.activity import divide, labels
 from traceanalyzer.analyzers.comm_outliers.arrivals import Window
 from traceanalyzer.analyzers.comm_outliers.experts import NO_EXPERTS, UNEQUAL, Experts
-from traceanalyzer.analyzers.comm_outliers.outliers import NETWORK, alone
+from traceanalyzer.analyzers.comm_outliers.outliers import GROUP, NETWORK, alone
 from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.display import at_start, sentences
 from traceanalyzer.analyzers.common.kernel_names import function
@@ -359,11 +359,30 @@ class CommOutliers(Result):
     def slow_links(self) -> pl.DataFrame:
         """The rows of ``groups`` with a small share of their link's peak, largest total first.
 
-        A transfer time alone, without a known link, is not enough if ranks are missing.
+        If ranks are missing, a transfer time without a known link is not enough, nor is one that
+        differs: it has waits for them.
         """
         is_slow = pl.col("link_frac") < SLOW_LINK_FRAC
         known = pl.lit(self.has_all_ranks) | pl.col("link_gbps").is_not_null()
-        return self.groups.filter(is_slow, known)
+        slow = self.groups.filter(is_slow, known)
+        return slow.join(self.waits_for_missing, on=GROUP, how="anti", nulls_equal=True)
+
+    @cached_property
+    def waits_for_missing(self) -> pl.DataFrame:
+        """Time of collectives above the shortest ones alike, which is wait time for missing ranks.
+
+        If the shortest take less than half of the usual time: a link would be as slow each time.
+
+        Columns: :data:`GROUP`, step, usual_ns, shortest_ns, ``over_ns`` of all ranks.
+        """
+        known = pl.col("missing").fill_null(not self.has_all_ranks) > 0
+        time = pl.col("transfer_ns")
+        rows = self.collectives.filter(known & (not self.has_all_ranks)).with_columns(
+            usual_ns=time.median().over(GROUP), shortest_ns=time.quantile(0.1, "lower").over(GROUP)
+        )
+        over = (time - pl.col("shortest_ns")).clip(0) * pl.col("ranks")
+        waits = rows.filter(pl.col("usual_ns") > 2 * pl.col("shortest_ns"))
+        return waits.select(*GROUP, "step", "usual_ns", "shortest_ns", over_ns=over)
 
 
 # --- verdict ------------------------------------------------------------------------------
