@@ -19,7 +19,14 @@ from traceanalyzer.analyzers.common.device_steps import warm_up
 from traceanalyzer.analyzers.common.device_work import PARTS
 from traceanalyzer.analyzers.common.step_marks import step_marks
 from traceanalyzer.analyzers.steps import Options
-from traceanalyzer.analyzers.steps.compute import Part, combine, measure, needs, steps
+from traceanalyzer.analyzers.steps.compute import (
+    Part,
+    combine,
+    measure,
+    measure_for_diagnosis,
+    needs,
+    steps,
+)
 from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.trace import Trace, concat
@@ -510,3 +517,18 @@ def test_time_between_files_of_a_rank_is_not_between_steps():
     ranks = ta.steps(files).ranks
     assert ranks["steps"].sum() == 6
     assert ranks["between_ns"].sum() == 0
+
+
+def test_the_usual_time_of_a_function_is_its_median() -> None:
+    """The first of five calls takes 50 ms, the others 2 ms."""
+    events = [step(n, n * 100 * MS, 100 * MS) for n in range(5)]
+    events += [
+        host(
+            "python_function", "runner.py(9): prepare", n * 100 * MS + US, 2 * MS if n else 50 * MS
+        )
+        for n in range(5)
+    ]
+    rows = measure_for_diagnosis(trace(events), Options()).code
+    assert rows is not None
+    row = rows.filter(name="runner.py(9): prepare").row(0, named=True)
+    assert (row["n"], row["total_ns"], row["median_ns"]) == (5, 58 * MS, 2 * MS)

@@ -243,7 +243,7 @@ def slower_code(answers: Answers, ranks: Sequence[int], code: Activity) -> str:
     """Return that this code, or what it runs in, takes longer on ranks, as a clause; or empty."""
     if (steps := answers.of(Steps)) is None or steps.code is None:
         return ""
-    each = steps.code.select("rank", "name", ns=pl.col("total_ns") / pl.col("n"))
+    each = steps.code.select("rank", "name", ns=pl.col("median_ns").cast(float))
     names = (code.frame, code.place, code.range)
     return next(filter(None, (_times_as_long(each.filter(name=n), ranks) for n in names)), "")
 

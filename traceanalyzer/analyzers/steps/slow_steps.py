@@ -243,7 +243,13 @@ def between(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
 #: Least share of the median step of slices that are compared between ranks, and most names.
 _LONG_FRAC, _MOST_NAMES = 0.01, 200
 
-_CODE = {"kind": pl.String, "name": pl.String, "n": pl.Int64, "total_ns": pl.Int64}
+_CODE = {
+    "kind": pl.String,
+    "name": pl.String,
+    "n": pl.Int64,
+    "total_ns": pl.Int64,
+    "median_ns": pl.Int64,
+}
 
 
 def code(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
@@ -254,9 +260,10 @@ def code(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
         steps: step, start, end, ``host_start``, ``host_end``.
 
     Returns:
-        kind, name (without addresses), n, ``total_ns`` of annotations, and of functions of at least
-        1 % of the median step, that begin after the first step begins, largest first. Time of a
-        slice is that on the host, or that of the device work that it launches if this is longer.
+        kind, name (without addresses), n, ``median_ns`` (on the host), ``total_ns`` of annotations,
+        and of functions of at least 1 % of the median step, that begin after the first step begins,
+        largest first. Total time of a slice is that on the host, or that of the device work that it
+        launches if this is longer.
     """
     each = steps[["step", "start", "end", "host_start", "host_end"]].unique("start").sort("start")
     least = int(_LONG_FRAC * float((each["end"] - each["start"]).median() or 0))  # type: ignore[arg-type]
@@ -265,11 +272,12 @@ def code(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
     slices = _in_steps(trace, spans, max(least, 1), short=ANNOTATION_KINDS)
     slices = slices.filter(pl.col("kind").is_in((*ANNOTATION_KINDS, "python_function")))
     time = pl.max_horizontal("dur", pl.lit(_launched_ns(trace, slices))).alias("total_ns")
-    sums = slices.select("kind", "name", time).group_by("kind", "name")
+    sums = slices.select("kind", "name", time, median_ns="dur").group_by("kind", "name")
     plain = pl.col("name").cast(pl.String).str.replace(ADDRESS, "")
-    summed = sums.agg(pl.col("total_ns").sum(), n=pl.len().cast(pl.Int64))
-    named = summed.select(pl.col("kind").cast(pl.String), plain, "n", "total_ns")
-    summed = named.group_by("kind", "name").agg(pl.col("n", "total_ns").sum())
+    usual = pl.col("median_ns").median()
+    summed = sums.agg(pl.col("total_ns").sum(), usual, n=pl.len().cast(pl.Int64))
+    named = summed.select(pl.col("kind").cast(pl.String), plain, "n", "total_ns", "median_ns")
+    summed = named.group_by("kind", "name").agg(pl.col("n", "total_ns").sum(), usual)
     largest = summed.sort("total_ns", "name", "kind", descending=[True, False, False])
     return largest.head(_MOST_NAMES).select(pl.col(one).cast(of) for one, of in _CODE.items())
 
