@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import polars as pl
 import pytest
 from comm_traces import ALL_REDUCE, MS, US, device, host, step, trace
 from diagnosing import diagnosis
 
 import traceanalyzer as ta
+from traceanalyzer.findings import communication
 from traceanalyzer.findings.judge import _Candidate, _chained
 from traceanalyzer.findings.result import BUSY
 from traceanalyzer.result import Finding
@@ -243,6 +246,48 @@ def test_the_collective_with_the_most_exposed_time_decides(
     (one,) = (f for f in ta.diagnose(traces).findings if f.id == "exposed-communication")
     assert most in one.evidence[0]
     assert ("fully_shard for each block" in one.advice) == wrap
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("gathers", "sums", "peak", "part"),
+    [
+        ([(4, 768 * MIB)], (2, 1536 * MIB), 15, "are one FSDP unit"),
+        (
+            [(64, 8 * MIB), (64, 4 * MIB)],
+            (64, 16 * MIB),
+            15,
+            "64 gathers per step and GPU, of 6 MiB",
+        ),
+        ([(32, 150 * MIB)], (16, 150 * MIB), 15, "reshard_after_forward=False"),
+        ([(32, 150 * MIB)], (16, 150 * MIB), 70, ""),  # no memory for it
+        ([(16, 150 * MIB)], (16, 150 * MIB), 15, ""),  # kept already
+    ],
+)
+def test_advice_on_units_of_sharded_parameters(
+    gathers: list[tuple[int, int]], sums: tuple[int, int], peak: int, part: str
+) -> None:
+    """Two steps of one rank."""
+    kinds = ["all_gather"] * len(gathers) + ["reduce_scatter"]
+    n, sizes = zip(*gathers, sums, strict=True)
+    groups = pl.DataFrame(
+        {"collective": kinds, "n": n, "message_bytes": sizes, "total_ns": [1000] * len(kinds)}
+    )
+    steps = pl.DataFrame({"path": "a", "rank": 0, "step": ["1", "2"]})
+    comm: Any = SimpleNamespace(groups=groups, instances=steps)
+    answers: Any = SimpleNamespace(memory_use=(peak << 30, 80 << 30))
+    advice = communication._of_units(answers, comm, "all_gather")
+    assert part in advice if part else not advice
+
+
+@pytest.mark.parametrize(("size", "is_across"), [(2, True), (4, False)])
+def test_small_groups_between_hosts(size: int, *, is_across: bool) -> None:
+    groups = pl.DataFrame({"link": ["network"], "group_size": [size]})
+    hosts = pl.DataFrame({"rank": range(4), "host": ["a", "a", "b", "b"]})
+    comm: Any = SimpleNamespace(groups=groups, ranks=hosts)
+    assert bool(communication._across_hosts(comm)) == is_across
 
 
 @pytest.mark.parametrize(("first", "part"), [(0, "NVLink"), (10, "gradient buckets")])

@@ -304,15 +304,15 @@ def _exposing(result: Overlap, answers: Answers, *, waits: bool) -> str:
         if answers.program.pytorch and kind == "all_to_all":
             return _EXCHANGE
         if re.search(_OF_ENGINES, kind) or (kind == "all_reduce" and _only_infers(answers, comm)):
-            return _TENSOR_PARALLEL
+            return _across_hosts(comm) or _TENSOR_PARALLEL
         if kind == "all_reduce" and _between_replicas(comm):
             return _HYBRID
         if kind == "all_reduce" and _in_layers(answers, comm):
-            return _TENSOR_PARALLEL_TRAINING
+            return _across_hosts(comm) or _TENSOR_PARALLEL_TRAINING
         if text := _of_place(answers, kind) or _of_issuer(answers, comm):
             return text
-        if kind == "all_gather" and _of_whole_model(comm):
-            return _WRAP_BLOCKS
+        if text := _of_units(answers, comm, kind):
+            return text
         if _in_small_buckets(answers, comm):
             return _LARGER_BUCKETS
         if small_collectives(comm):
@@ -362,17 +362,36 @@ def _of_name(place: Mapping[str, Any], kind: str) -> str:
     return _AFTER_STEP if kind == "all_gather" and re.search(_OF_OPTIMIZER, name) else ""
 
 
-def _of_whole_model(comm: CommOutliers) -> bool:
-    """Whether each pass of a step gathers all parameters at once: two gathers of one size.
-
-    Their gradients are then reduced at once, too.
-    """
+def _of_units(answers: Answers, comm: CommOutliers, kind: str) -> str:
+    """Return advice for sharded parameters (FSDP), by what is gathered at a time; or empty."""
     gathers = comm.groups.filter(collective="all_gather")
     sums = comm.groups.filter(collective="reduce_scatter")
-    top = gathers.head(1).filter(pl.col("message_bytes").is_in(sums["message_bytes"].implode()))
-    most = int(top["total_ns"].sum()) > _NEARLY_ALL * int(gathers["total_ns"].sum())
     steps = comm.instances.drop_nulls("step").n_unique(["path", "rank", "step"])
-    return bool(most and steps and top["n"].sum() == 2 * steps)
+    if kind not in ("all_gather", "reduce_scatter") or 0 in (gathers.height, sums.height, steps):
+        return ""
+    n, size = int(gathers["n"].sum()), gathers["message_bytes"].fill_null(0)
+    # both passes gather all parameters at once; gradients may have twice the bytes
+    like = sums["message_bytes"].implode()
+    whole = gathers.head(1).filter(size.head(1).is_in(like) | (2 * size.head(1)).is_in(like))
+    most = int(whole["total_ns"].sum()) > _NEARLY_ALL * int(gathers["total_ns"].sum())
+    if most and whole["n"].sum() == 2 * steps:
+        return _WRAP_BLOCKS
+    moved = int((size * gathers["n"]).sum())
+    if n >= _MANY_BUCKETS * steps and moved <= _SMALL_UNIT * n:
+        return _LARGER_UNITS.format(n / steps, format_bytes(moved // n))
+    peak, memory = answers.memory_use or (0, 0)
+    if n == 2 * sums["n"].sum() and peak + moved // steps // 2 < _FREE * memory:
+        return _KEEP_GATHERED.format(format_bytes(peak), format_bytes(memory))
+    return ""
+
+
+def _across_hosts(comm: CommOutliers) -> str:
+    """Return advice for small groups between hosts that have room for a whole group; or empty."""
+    hosts = comm.ranks.drop_nulls("host").group_by("host").len()["len"]
+    for top in comm.groups.head(1).filter(link=NETWORK).iter_rows(named=True):
+        if top["group_size"] and hosts.len() > 1 and hosts.min() >= top["group_size"]:
+            return _ONE_HOST.format(top["group_size"], hosts.min())
+    return ""
 
 
 def _gathers_to_generate(answers: Answers, place: Mapping[str, Any]) -> bool:
@@ -404,6 +423,25 @@ _WRAP_BLOCKS = (
     "All parameters are one FSDP unit, so that compute waits for all of them: wrap each block "
     "(FSDP auto_wrap_policy=transformer_auto_wrap_policy; FSDP2: fully_shard for each block, then "
     "for the model), so that one block is gathered while another one computes."
+)
+#: Units of parameters of less than this size, on average, are small.
+_SMALL_UNIT = 8 << 20
+_LARGER_UNITS = (
+    "Wrap larger units (FSDP2: fully_shard for each block, not each layer; FSDP: "
+    "transformer_auto_wrap_policy): {:.3g} gathers per step and GPU, of {} on average, take as "
+    "long as those of more bytes, and each needs launches. Then prefetch the next unit."
+)
+#: Gathered parameters can be kept if less than this share of the memory is then in use.
+_FREE = 0.8
+_KEEP_GATHERED = (
+    "Each unit is gathered twice per step, and {} of {} of memory are in use: keep the parameters "
+    "from the forward to the backward pass (FSDP2 reshard_after_forward=False, or a number of "
+    "ranks: those of a host; FSDP SHARD_GRAD_OP), which halves the gathers."
+)
+_ONE_HOST = (
+    "The groups of {} ranks reach across hosts that have {} GPUs each: change the order of the "
+    "ranks so that each group is in one host, joined by NVLink (init_device_mesh: the dimension of "
+    "tensor parallelism last, as in Megatron by default)."
 )
 _AFTER_STEP = (
     "The optimizer gathers the updated parameters after its step (ZeRO-1, ZeRO-2), when nothing is "
