@@ -170,6 +170,8 @@ def test_parts_add_up_and_shifting_changes_nothing(
         ([90, 30, 10, 10, 10], 2),
         ([20, 10, 10, 10, 90], 1),
         ([70, 14, 14, 89, 28, 112], 0),  # steps that vary as much all the way
+        ([102, 32, 31, 101, 32, 32, 102, 32, 32], 0),  # what it does repeats
+        ([102, 101, 99, 32, 32, 32, 32, 101, 32], 3),
         ([10, 10, 90, 10], 0),
         ([2**n for n in range(20, 0, -1)], 10),
         ([0, 0, 0], 0),

@@ -12,8 +12,11 @@ belongs to no step. Work that a step leaves on another stream ends at the latest
 starts on the main stream, the one with most kernel time.
 """
 
+import operator
 import re
 from collections.abc import Sequence
+from functools import partial
+from itertools import dropwhile
 from statistics import median
 from typing import NamedTuple
 
@@ -42,6 +45,10 @@ WARM_UP_FACTOR = 1.5
 
 #: ... if at least this many steps follow; and most warm-up steps in a row.
 LEAST_AFTER, MAX_WARM_UP = 2, 10
+
+#: It is none if several later steps, not right after it, take at least this share of its time: what
+#: it does repeats (validation, images for a logger).
+_REPEATED = 0.9
 
 _OF_ENGINE = re.compile(ENGINE_STEP)
 
@@ -154,9 +161,11 @@ def warm_up(durations: Sequence[int]) -> int:
     """Count the first steps that take much longer than those after them."""
     most = max(min(MAX_WARM_UP, len(durations) - LEAST_AFTER), 0)
     for first in range(most):
-        after = sorted(durations[first + 1 :])
-        most_of_them = after[-(-len(after) * 3 // 4) - 1]
-        if durations[first] <= max(WARM_UP_FACTOR * median(after), most_of_them):
+        length, after = durations[first], sorted(durations[first + 1 :])
+        least = WARM_UP_FACTOR * median(after)
+        later = dropwhile(partial(operator.lt, least), durations[first + 1 :])
+        repeats = sum(one >= _REPEATED * length for one in later) > 1
+        if repeats or length <= max(least, after[-(-len(after) * 3 // 4) - 1]):
             return first
     return most
 
