@@ -108,6 +108,11 @@ def test_kernels_of_recurrent_layers_are_main_work() -> None:
     assert not judged(steps([GEMM, backward]))
 
 
+COPY = (
+    "void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda(at::"
+    "TensorIteratorBase&)::{{lambda({})#1}}, std::array<char*, 2ul>, 4, at::native::memory::"
+    "LoadWithCast<1>, at::native::memory::StoreWithCast<1> >(int)"
+)
 FILL = "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<{}> >()"
 
 
@@ -134,6 +139,7 @@ FILL = "void at::native::vectorized_elementwise_kernel<4, at::native::FillFuncto
         ),
         ("aten::_linalg_eigh", ["void syevj_sweep_kernel<float>()"], "Decompose"),
         ("aten::empty", [FILL.format("c10::Half"), FILL.format("float")], "fill_uninitialized"),
+        ("aten::copy_", [COPY.format("float"), COPY.format("c10::BFloat16")], "bfloat16 weights"),
     ],
 )
 def test_slow_kinds_count_together(operator: str, kernels: list[str], part: str) -> None:
@@ -149,6 +155,16 @@ def test_slow_kinds_count_together(operator: str, kernels: list[str], part: str)
     assert one.total_ns == 4 * 119 * US * len(kernels)
     assert operator in one.title
     assert part in one.advice
+
+
+def test_casts_are_a_warning_from_12_percent_on() -> None:
+    def casting(us: int) -> list[Measured]:
+        casts = [("aten::copy_", COPY.format(kind), us) for kind in ("float", "c10::BFloat16")]
+        return judged(steps([casts[0], GEMM, casts[1], GEMM]))
+
+    (one,) = casting(60)
+    assert (one.size, one.cost_frac) == (0.17, pytest.approx(120 / 920, rel=0.03))
+    assert not casting(50)
 
 
 @pytest.mark.parametrize(

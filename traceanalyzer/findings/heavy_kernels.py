@@ -62,8 +62,10 @@ _SORTING = (
     "once and keep the result."
 )
 _CASTING = (
-    "Convert data once and keep it in that type: casts of weights in each step, and of activations "
-    "between operators of different types, move the data twice."
+    "Convert data once and keep it in that type: autocast converts float32 weights again in each "
+    "forward pass of each micro-batch, and their gradients back. Keep bfloat16 weights, with "
+    "float32 copies in the optimizer only (FSDP: MixedPrecisionPolicy, DeepSpeed: bf16), and use "
+    "larger micro-batches. Let neighbouring operators compute in one type."
 )
 _LAYOUT = (
     "Keep model and images in the layout of the convolutions (PyTorch: model.to("
@@ -157,6 +159,8 @@ _BLITTING = (
 _UNFOLD = "unfold convolutions into matrix products"
 _LOG_SOFTMAX = "compute log-softmax and loss one after another"
 _DECOMPOSE = "decompose matrices (singular values, eigenvalues)"
+#: Casts are a warning from this share on: one type for all avoids them.
+_CAST, _MANY_CASTS = "convert tensors to another type", 0.12
 #: Kernels that one change avoids together: pattern, what they do, and advice (without: the one of
 #: :data:`_ADVICE`). The first match counts, and no family exempts them.
 _TOGETHER = (
@@ -176,6 +180,7 @@ _TOGETHER = (
     ("LogSoftMax|(?i:nll_?loss|ClassNLL)", _LOG_SOFTMAX, _LOSS),
     ("(?i)svd|syev|sytrd|gebrd", _DECOMPOSE, _DECOMPOSING),
     ("FillFunctor", "fill memory with one value", ""),
+    (r"unrolled_elementwise_kernel<direct_copy|float(?:16|8\w*)_copy_kernel", _CAST, _CASTING),
     ("^__amd_rocclr_", "copy or fill memory for calls of HIP", _BLITTING),
 )
 #: Families of kernels that belong together: what they do, and advice.
@@ -336,6 +341,8 @@ def _size(share: float, row: Mapping[str, Any], advice: str, *, known: bool) -> 
     """
     if row["kind"] == _LOG_SOFTMAX and share >= _LEAST_LOSS:
         return max(share, _INFO)
+    if row["kind"] == _CAST and share >= _MANY_CASTS:
+        return max(share, _WARNING)
     usual = (_PROFILE, _TUNING, _GRAPH, _MORE_BLOCKS)
     if row["kind"] not in _USUALLY_LESS and advice not in usual:
         return share
