@@ -136,11 +136,12 @@ def test_copies_of_offloaded_parameters(on_cpu: bool) -> None:
 
     one = first(loop(between), "exposed-copies")
     assert ("offload_optimizer" in one.advice) == on_cpu
-    # the optimizer on the CPU has the same cause
-    assert [effect.id for effect in one.effects] == ["host-code"] * on_cpu
+    assert ("aten::flip runs on the CPU" in one.advice) != on_cpu
+    # what the CPU computes on the copies has the same cause
+    assert [effect.id for effect in one.effects] == ["host-code"]
     updates = sum(effect.cost_ns or 0 for effect in one.effects)
     assert one.cost_ns == pytest.approx(240 * US + updates, rel=0.1)
-    assert (updates > 100 * US) == on_cpu
+    assert updates > 100 * US
 
 
 def test_code_of_many_functions_was_recorded() -> None:

@@ -206,3 +206,34 @@ def test_arrays_of_one_size_that_go_there_and_partly_back_stay_on_the_device(
     findings = ta.diagnose(trace(events, format=form)).findings
     (one,) = (one for one in findings if one.id == "exposed-copies")
     assert ("a data region" in one.advice) == keeps
+
+
+def norms(kind: str) -> Iterator[dict[str, Any]]:
+    """Yield steps that copy a gradient to the host four times, and compute its norm there."""
+    for number in range(4):
+        begin, ids = number * 40 * MS, number * 10
+        yield step(number, begin, 40 * MS)
+        yield host("cpu_op", "aten::mm", begin, MS)
+        yield host("cuda_runtime", "cudaLaunchKernel", begin + US, 5 * US, correlation=ids)
+        yield device("gemm", begin + 10 * US, 16 * MS - 10 * US, correlation=ids)
+        for place in range(4):
+            at, link = begin + (16 + 6 * place) * MS, {"correlation": ids + place + 1}
+            yield host("cpu_op", "aten::to", at, 3 * MS)
+            yield host("cuda_runtime", "cudaMemcpyAsync", at + US, 3 * MS - 2 * US, **link)
+            copy = {"kind": "gpu_memcpy", "bytes": 1 << 26, **link}
+            yield device(f"Memcpy {kind}", at + 5 * US, 3 * MS - 10 * US, **copy)
+            yield host("cpu_op", "aten::linalg_vector_norm", at + 3 * MS, 3 * MS)
+
+
+def test_copies_for_an_operator_on_the_cpu_are_one_finding_with_it() -> None:
+    first, *more = ta.diagnose(trace(norms("DtoH (Device -> Pinned)"))).findings
+    assert first.id == "exposed-copies"
+    assert first.gain_frac == pytest.approx(24 / 40, abs=0.01)
+    assert "aten::linalg_vector_norm runs on the CPU" in first.advice
+    assert [one.id for one in first.effects] == ["host-code"]
+    assert "host-code" not in {one.id for one in more}
+
+
+def test_an_operator_on_the_cpu_before_copies_to_the_device_is_another_finding() -> None:
+    findings = ta.diagnose(trace(norms("HtoD (Pageable -> Device)"))).findings
+    assert {"exposed-copies", "host-code"} <= {one.id for one in findings}

@@ -17,9 +17,12 @@ from traceanalyzer.findings import straggling
 from traceanalyzer.findings.busy import called_in
 from traceanalyzer.findings.device_time import COPIES, DeviceTime, intervals_of, main_ranks
 from traceanalyzer.findings.idle import in_steps, including, main_steps, of_ranks
-from traceanalyzer.findings.rule import OF_STEP, Answers, Measured, Rule, rule
+from traceanalyzer.findings.rule import OF_STEP, OPTIMIZER, Answers, Measured, Rule, rule
 from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns
 from traceanalyzer.vocabulary import ON_CPU
+
+#: What the CPU computes counts with its copies up to this multiple of them.
+_OF_UPDATES, _OF_OPERATOR = 2, 10
 
 #: Maximum number of items in a list.
 _NAMED = 3
@@ -56,11 +59,12 @@ def _exposed_copies(_: Overlap, answers: Answers) -> Iterator[Measured]:
     slower, rate = ("", 1.0) if rank is None else _slower_than_others(answers, rank)
     updates = time.of_cause(HOST_CODE)
     updates_ns = int(updates["lost_ns"].sum())
-    if answers.offloads and 0 < updates_ns < 2 * total:
+    most = _OF_UPDATES if (on_cpu := answers.on_cpu) == OPTIMIZER else _OF_OPERATOR
+    if on_cpu and 0 < updates_ns < most * total:
         losses, cost = pl.concat([losses, updates]), total + updates_ns
-        others += f", and the optimizer on the CPU: {time.share(updates_ns)}"
+        others += f", and {on_cpu} on the CPU: {time.share(updates_ns)}"
     idle = answers.of(GpuIdle)
-    on_cpu = idle is not None and ON_CPU in idle.activity(HOST_CODE).place
+    of_onnx = idle is not None and ON_CPU in idle.activity(HOST_CODE).place
     yield Measured(
         title=f"Exposed {main}{where}{place}{slower}: {time.share(total)}{each}{others}.",
         evidence=(
@@ -73,7 +77,7 @@ def _exposed_copies(_: Overlap, answers: Answers) -> Iterator[Measured]:
         rank=rank,
         step=steps[0] if len(steps) == 1 else None,
         intervals=intervals_of(losses),
-        explained={"host-code": 1.0} if on_cpu else {},
+        explained={"host-code": 1.0} if of_onnx else {},
     )
 
 
@@ -208,7 +212,7 @@ def _overlappable(copies: pl.DataFrame, sums: Mapping[str, int], answers: Answer
     the device, there and back, or of offloaded parameters can be avoided: then it is None.
     """
     large = _large(sums)
-    avoidable = large & {"DtoD", MEMSET} or any(_keeping(answers)) or answers.offloads
+    avoidable = large & {"DtoD", MEMSET} or any(_keeping(answers)) or answers.on_cpu
     if avoidable or not large or _are_pageable(copies, large):
         return None
     return int(answers.time.busy["busy_ns"].sum())
@@ -226,6 +230,10 @@ _OFFLOADED_TRAINING = (
     "also updates them (FSDP: CPUOffload, CPUOffloadPolicy; DeepSpeed: offload_param, "
     "offload_optimizer): keep them on the GPU if they fit (more GPUs, smaller micro-batches, "
     "activation checkpointing), or offload only the optimizer state"
+)
+_COMPUTE_THERE = (
+    "{} runs on the CPU, on tensors that are copied to the host for it: run it on the GPU, and "
+    "copy only the result, in the steps that need it"
 )
 _SWAPPED = (
     "The engine moves the KV cache of preempted requests: give the cache more memory "
@@ -256,8 +264,9 @@ def _copying(copies: pl.DataFrame, sums: Mapping[str, int], total: int, answers:
     if text := next((text for test, text in _OF_PLACE.items() if re.search(test, names)), ""):
         return f"{text}; traceanalyzer transfers lists the copies."
     large = _large(sums)
-    if answers.offloads:
-        return f"{_OFFLOADED_TRAINING}; traceanalyzer transfers lists the copies."
+    if on_cpu := answers.on_cpu:
+        text = _OFFLOADED_TRAINING if on_cpu == OPTIMIZER else _COMPUTE_THERE.format(on_cpu)
+        return f"{text}; traceanalyzer transfers lists the copies."
     texts: list[str] = []
     if not large or large - {"DtoD", MEMSET}:
         texts += _keeping(answers)

@@ -122,25 +122,24 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
         step=steps[0] if len(steps) == 1 else None,
         intervals=intervals_of(losses),
         ranks=ranks if slow and of_host else (),
-        explained=answers.of_engine(losses)
-        | _of_copies(cause, result, answers)
-        | ({} if of_host or not slow else _OF_SLOW_HOST),
+        explained=_explained(cause, result, answers, losses, slow),
     )
 
 
-#: What the host of a slow rank does takes longer, too: a loader, calls, synchronisation.
-_OF_SLOW_HOST = {IDLE_RULES[one]: 1.0 for one in (causes.LAUNCH, causes.HOST_CODE)}
+def _explained(
+    cause: str, result: GpuIdle, answers: Answers, losses: pl.DataFrame, slow: str
+) -> dict[str, float]:
+    """Return the shares of idle time that other findings explain.
 
-
-def _of_copies(cause: str, result: GpuIdle, answers: Answers) -> dict[str, float]:
-    """Return the shares of host code that findings about copies and migrations explain.
-
-    After migrations of managed memory to the host, it touches what the device used before: it is in
-    page faults. With offloaded parameters, it updates them.
+    After migrations of managed memory to the host, host code touches what the device used before:
+    it is in page faults. On a slow host, loaders and other calls take longer, too.
     """
+    shares = answers.of_engine(losses)
+    if slow and cause != causes.LAUNCH:
+        shares[IDLE_RULES[causes.LAUNCH]] = 1.0
     if cause != causes.HOST_CODE:
-        return {}
-    shares = {"exposed-copies": 1.0} if answers.offloads else {}
+        return shares
+    shares |= {"exposed-copies": 1.0} if answers.on_cpu else {}
     gaps = result.of_cause(cause)
     after = int(gaps.filter(pl.col("before").str.contains("UVM DtoH"))["cause_ns"].sum())
     return shares | ({"migrations": after / int(gaps["cause_ns"].sum())} if after else {})

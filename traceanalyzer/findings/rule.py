@@ -137,14 +137,20 @@ class Answers:
         return rows if self.one_job else rows.filter(pl.col("code") != RECORDINGS_APART)
 
     @cached_property
-    def offloads(self) -> bool:
-        """Whether the CPU updates parameters, which are copied there and back."""
+    def on_cpu(self) -> str:
+        """What the CPU computes on data that is copied to it; empty if nothing.
+
+        The optimizer of offloaded parameters, or an operator right after copies to the host.
+        """
         idle, transfers = self.of(GpuIdle), self.of(Transfers)
-        if idle is None or transfers is None or not idle.activity(causes.HOST_CODE).steps_on_cpu:
-            return False
+        if idle is None or transfers is None:
+            return ""
+        code = idle.activity(causes.HOST_CODE)
         sums = transfers.copies.group_by("direction").agg(ns=pl.col("exposed_ns").sum())
         large = sums.filter(pl.col("ns") > _LEAST_COPIES * pl.col("ns").sum())["direction"]
-        return {"HtoD", "DtoH"} <= {*large}
+        if code.steps_on_cpu and {"HtoD", "DtoH"} <= {*large}:
+            return OPTIMIZER
+        return code.place if code.is_operator and "DtoH" in code.after else ""
 
     @cached_property
     def memory_use(self) -> tuple[int, int] | None:
@@ -161,6 +167,8 @@ class Answers:
         return program(self.results)
 
 
+#: What updates offloaded parameters.
+OPTIMIZER = "the optimizer"
 #: Least share of the exposed time of copies in each direction of offloaded parameters.
 _LEAST_COPIES = 0.1
 
