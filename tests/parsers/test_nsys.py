@@ -227,6 +227,29 @@ def test_calls_of_mpi():
     assert set(trace.events["rank"]) == {2}
 
 
+def test_calls_of_mpi_as_ranges(tmp_path):
+    """Before 2023, nsys wrote calls of MPI as ranges of the domain MPI."""
+    path = tmp_path / "old.sqlite"
+    path.write_bytes(TRAINING.read_bytes())
+    names = {"NCCL": "MPI", "ncclAllReduce": "MPI_Allreduce", "ncclCommInitRank": "MPI_Comm_dup"}
+    with closing(sqlite3.connect(path)) as connection:
+        for old, new in names.items():
+            connection.execute("UPDATE NVTX_EVENTS SET text = ? WHERE text = ?", (new, old))
+            connection.execute("UPDATE StringIds SET value = ? WHERE value = ?", (new, old))
+        connection.commit()
+    expected = of_kind(ta.read(TRAINING), "nvtx").filter(pl.col("category") == "NCCL")
+    trace = ta.read(path)
+    calls = of_kind(trace, "mpi")
+    times = ["ts", "dur", "pid", "tid"]
+    assert calls.select(times).equals(expected.select(times))
+    assert set(calls["name"]) == {"MPI_Allreduce", "MPI_Comm_dup"}
+    reduced = calls.filter(pl.col("name") == "MPI_Allreduce").height
+    assert plain(trace.collectives)["collective"].to_list() == ["all_reduce"] * reduced
+    only = ta.read(path, kinds="mpi").events
+    assert set(only["kind"]) == {"mpi"}
+    assert only.height == calls.height
+
+
 def test_range_across_threads_has_no_thread():
     ranges = of_kind(ta.read(TABLES), "nvtx").select("name", "tid").sort("name")
     assert ranges.rows() == [("epoch", None), ("evaluate", 4002)]

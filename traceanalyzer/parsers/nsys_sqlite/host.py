@@ -158,18 +158,21 @@ def _mpi_table(export: tables.Export, table: str, more: tuple[str, ...]) -> pl.D
     named = rows.with_columns(export.named(rows["name"]), kind_of("mpi"))
     if table != tables.MPI_COLLECTIVES:
         return named.drop("group", strict=False)
-    distinct = named["name"].unique().drop_nulls()
-    collectives = pl.Series(map(_collective, distinct.cast(pl.String)), dtype=schema.NAME)
-    collective = named["name"].replace_strict(
-        distinct, collectives, default=None, return_dtype=schema.NAME
-    )
-    known = collective.is_not_null()
+    named = named.with_columns(collectives_of_mpi(named["name"]))
+    known = pl.col("collective").is_not_null()
     return named.with_columns(
-        collective=collective,
         dtype=pl.when(known & pl.col("bytes").is_not_null()).then(pl.lit("byte")).cast(schema.NAME),
         elements_in=pl.when(known).then("bytes"),
         group=pl.when(known).then(pl.col("group").cast(pl.String)).cast(schema.NAME),
     )
+
+
+def collectives_of_mpi(names: pl.Series) -> pl.Series:
+    """Return the collective of each MPI call, null for others."""
+    distinct = names.unique().drop_nulls()
+    collectives = pl.Series(map(_collective, distinct.cast(pl.String)), dtype=schema.NAME)
+    found = names.replace_strict(distinct, collectives, default=None, return_dtype=schema.NAME)
+    return found.alias("collective")
 
 
 def _collective(name: str) -> str | None:

@@ -19,7 +19,7 @@ import polars as pl
 
 from traceanalyzer import schema
 from traceanalyzer.frames.numbering import numbered
-from traceanalyzer.parsers.nsys_sqlite import tables
+from traceanalyzer.parsers.nsys_sqlite import host, tables
 from traceanalyzer.parsers.sqlite.database import Shape
 from traceanalyzer.parsers.sqlite.rows import kind_of, span, with_collectives
 from traceanalyzer.schema import MAX_RANKS
@@ -90,7 +90,15 @@ def ranges(export: tables.Export) -> pl.DataFrame:
     named = rows.with_columns(_text(export, rows)).drop("textId")
     domains = _domain_names(export, rows, pl.concat(created))
     events = named.with_columns(kind_of("nvtx"), domains).drop("domainId")
-    return _with_payloads(export, events) if blobs else events
+    events = _with_payloads(export, events) if blobs else events
+    is_mpi = (pl.col("category") == "MPI") & pl.col("name").cast(pl.String).str.starts_with("MPI_")
+    if not events.select(is_mpi.any()).item():
+        return events
+    # nsys before 2023 writes calls of MPI as ranges
+    others = pl.col("collective") if "collective" in events.columns else pl.lit(None, schema.NAME)
+    collective = pl.when(is_mpi).then(host.collectives_of_mpi(events["name"])).otherwise(others)
+    kind = pl.when(is_mpi).then(pl.lit("mpi")).otherwise("kind").cast(schema.KIND)
+    return events.with_columns(kind=kind, collective=collective)
 
 
 def thread_names(export: tables.Export) -> dict[int, str]:

@@ -75,7 +75,7 @@ _READERS = (
     _Reader((tables.SYNCHRONIZATION,), ("cuda_sync",), device.synchronisation),
     _Reader((tables.MEMORY_USAGE,), ("alloc", "free_completed"), device.allocations),
     _Reader((tables.RUNTIME,), ("cuda_runtime", "cuda_driver"), host.calls, "nameId"),
-    _Reader((tables.NVTX,), ("nvtx",), nvtx.ranges),
+    _Reader((tables.NVTX,), ("nvtx", "mpi"), nvtx.ranges),
     _Reader((tables.OSRT,), ("osrt",), host.system_calls, "nameId"),
     _Reader(
         (tables.OVERHEAD,),
