@@ -59,13 +59,19 @@ ALL = [*OFTEN, *(pytest.param(name, marks=pytest.mark.matrix) for name in SELDOM
 UNNAMED = 0.005
 
 
-@cache
-def results(name: str) -> dict[str, Result]:
-    """Return the results of all commands that the recording allows."""
+def path_of(name: str) -> Path:
+    """Return where a recording is."""
     shared = Path(__file__).parents[2] / "shared" / "data"
     path = shared / name if name.startswith(CAUSES) else FIXTURES / name
     if not path.exists():
         pytest.skip(f"{path} is not there")
+    return path
+
+
+@cache
+def results(name: str) -> dict[str, Result]:
+    """Return the results of all commands that the recording allows."""
+    path = path_of(name)
     found: dict[str, Result] = {"diagnose": ta.diagnose(path)}
     for command in ("gpu_idle", "launches", "steps", "comm_outliers", "overlap", "what_if"):
         try:
@@ -228,18 +234,23 @@ def test_what_if_gains_as_much_as_the_finding(name: str) -> None:
     for one in diagnosis.findings:
         if one.id in WHOLE and one.gain_basis == "replay" and replayed.ranks == 1:
             assert gains[OF_CLASSES[one.id]] >= (one.gain_frac or 0) - 0.03, one.title
-    if replayed.ranks == 1 and replayed.changes["gain_frac"][0] >= 0.1 and name != "xla":
-        # the host of xla waits in pauses without a call: without them it runs ahead
-        best = {row["change"] for row in replayed.alike}
-        rules = {one.id for one in findings(diagnosis)}
-        named = {CLASSES.get(rule) for rule in rules} | {_OF_RULES.get(rule) for rule in rules}
-        assert best & named or ("no copies" in best and "synchronisation" in rules), (best, rules)
 
 
-#: Classes of what-if of rules with another name.
-_OF_RULES = {
-    "launch-bound": "no launch overhead", "device-wait": "no launch overhead",
-    "exposed-copies": "no copies", "checkpoints": "no other host code",
-    "exposed-communication": "instant transfers", "waiting-for-ranks": "instant transfers",
-    "tensor-loop": "no launch overhead", "unfused-optimizer": "no launch overhead",
-}  # fmt: skip
+@pytest.mark.parametrize("name", ALL)
+def test_what_if_repeats_each_gain_of_a_finding(name: str) -> None:
+    """The rows of the standard table, and ``--finding`` with the number of one."""
+    found = results(name)
+    diagnosis, replayed = found["diagnose"], found.get("what_if")
+    if not isinstance(replayed, WhatIf) or not isinstance(diagnosis, Diagnosis):
+        pytest.skip("not replayed")
+    numbered = [
+        (number, one) for number, one in enumerate(diagnosis.findings, 1) if one.gain_change
+    ]
+    assert all((one.gain_basis == "replay") == bool(one.gain_change) for one in diagnosis.findings)
+    expected = [(one.id, one.gain_change, one.gain_ns, one.gain_frac) for _, one in numbered]
+    columns = ("finding", "change", "gain_ns", "gain_frac")
+    assert replayed.findings.select(columns).rows() == expected
+    for (number, _), row in list(zip(numbered, expected, strict=True))[-1:]:
+        alone = ta.what_if(path_of(name), finding=number)
+        assert alone.findings.select(columns).rows() == [row]
+        assert alone.changes.is_empty()

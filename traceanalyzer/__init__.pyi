@@ -58,7 +58,6 @@ from traceanalyzer.analyzers.timeline.compute import timeline as timeline
 from traceanalyzer.analyzers.transfers.compute import transfers as transfers
 from traceanalyzer.analyzers.transfers.result import Transfers as Transfers
 from traceanalyzer.analyzers.what_if.compute import WhatIf as WhatIf
-from traceanalyzer.analyzers.what_if.compute import what_if as what_if
 from traceanalyzer.drawings import Chart as Chart
 from traceanalyzer.errors import InputError as InputError
 from traceanalyzer.errors import MalformedInput as MalformedInput
@@ -70,6 +69,7 @@ from traceanalyzer.errors import TraceAnalyzerError as TraceAnalyzerError
 from traceanalyzer.errors import UnknownFormat as UnknownFormat
 from traceanalyzer.errors import UnreadableFile as UnreadableFile
 from traceanalyzer.findings import diagnose as diagnose
+from traceanalyzer.findings.gains import what_if as what_if
 from traceanalyzer.findings.result import Diagnosis as Diagnosis
 from traceanalyzer.result import Finding as Finding
 from traceanalyzer.result import Report as Report

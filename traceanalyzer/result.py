@@ -8,7 +8,7 @@ several results.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
 from importlib import import_module
@@ -109,6 +109,8 @@ class Finding:
         gain_frac: the same as a share of the step (or run).
         gain_basis: ``replay`` if the gain is from a replay of the run; ``bound`` if only
             ``cost_ns`` is known, the gain is at most that; empty without a cost in time.
+        gain_change: what is removed in that replay; ``what-if --finding ID`` (or its number) does
+            it again.
         effects: findings that this one explains; their cost is part of its cost or follows from it.
         intervals: rank, device, start_ns, end_ns (on the clock of each file), or None.
         ranks: the ranks that a fix changes: of a pipeline stage or with larger inputs (their work
@@ -133,6 +135,7 @@ class Finding:
     gain_ns: int | None = None
     gain_frac: float | None = None
     gain_basis: GainBasis = ""
+    gain_change: str = ""
     effects: tuple[Finding, ...] = ()
     intervals: pl.DataFrame | None = field(default=None, compare=False, repr=False)
     ranks: tuple[int, ...] = field(default=(), compare=False, repr=False)
@@ -142,6 +145,23 @@ class Finding:
         values = {one.name: getattr(self, one.name) for one in fields(self) if one.repr}
         effects = [effect.to_dict() for effect in self.effects]
         return values | {"evidence": list(self.evidence), "effects": effects}
+
+
+def finding_number(finding: str | int, findings: Sequence[Finding]) -> int:
+    """Return the number of a finding, or of the finding that explains an effect of this id.
+
+    Raises:
+        OptionError: there is no such finding.
+    """
+    for number, one in enumerate(findings, 1):
+        if str(finding) in (str(number), one.id):
+            return number
+    for number, one in enumerate(findings, 1):
+        if finding in [effect.id for effect in one.effects]:
+            return number
+    listed = ", ".join(f"{number} ({one.id})" for number, one in enumerate(findings, 1))
+    known = f"the findings are {listed}" if listed else "diagnose finds no problem"
+    raise OptionError(f"no finding {str(finding)!r}; {known}")
 
 
 #: Version of the keys and meanings of all JSON output, see ``docs/definitions.md``.

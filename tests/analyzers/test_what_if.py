@@ -314,7 +314,9 @@ def test_ranks_that_would_make_steps_longer_are_named(shared: Path) -> None:
     gains = dict(result.changes.select("change", "gain_ns").iter_rows())
     assert result.faster_ranks == (0, 1, 2, 4, 5, 6)
     assert min(gains.values()) >= 0
-    assert gains["no other host code"] / 1e9 == pytest.approx(2.214448 - 2.172697, rel=0.01)
+    assert gains["no host time for other code"] / 1e9 == pytest.approx(
+        2.214448 - 2.172697, rel=0.01
+    )
     assert gains["ranks 3, 7 like the others"] / 1e9 == pytest.approx(0.529, abs=0.002)
     # without the data of the stage before, a stage cannot run: that is no waiting for ranks
     assert gains["no waiting for other ranks"] < 0.01 * result.recorded_ns
@@ -364,11 +366,14 @@ def test_a_wait_for_a_copy_on_another_stream_is_inferred() -> None:
 
 
 def test_short_work_waits_for_work_of_another_stream() -> None:
-    """It would end within the rounding of times even if it waited for nothing."""
+    """It would end within the rounding of times even if it waited for nothing.
+
+    Work of another GPU that ends in between is none that it waits for.
+    """
     events = []
     for number in range(STEPS):
         at, ids = number * 10 * MS, {"correlation": 4 * number + 1}
-        read = {"correlation": 4 * number + 2}
+        read, other = {"correlation": 4 * number + 2}, {"correlation": 4 * number + 3}
         events += [
             step(number, at, 10 * MS),
             host("cuda_runtime", "cudaLaunchKernel", at, 2 * US, **ids),
@@ -376,6 +381,8 @@ def test_short_work_waits_for_work_of_another_stream() -> None:
             host("cuda_runtime", "cudaMemcpyAsync", at + 7 * US, 2 * US, **read),
             device("Memcpy DtoH (Device -> Pageable)", at + 9 * MS + 6 * US, US,
                    kind="gpu_memcpy", **read),
+            host("cuda_runtime", "cudaLaunchKernel", at + 3 * US, 2 * US, **other),
+            device(GEMM, at + 9 * US, 9 * MS - 3500, device=1, **other),
             host("cuda_runtime", "cudaStreamSynchronize", at + 9 * US, 9 * MS),
         ]  # fmt: skip
     result = ta.what_if(trace(events), scale="gemm=3")
@@ -541,6 +548,13 @@ def test_pauses_of_the_host_alone_do_not_follow_the_device(length: list[int], al
     assert measure(job).calls["kind"].drop_nulls().is_empty()
     if alone > max(length):
         assert gain_ns(job, scale="gemm=2") <= max(length)  # only the last one
+
+
+@pytest.mark.parametrize(("alone", "waits"), [(0, 5), (2 * MS, 0), (1300 * US, 0)])
+def test_few_pauses_that_end_exactly_with_the_device_are_waits(alone: int, waits: int) -> None:
+    length = [(1 + number % 3) * MS + number * 37 * US for number in range(6)]
+    kinds = measure(polling(length=length, alone=alone)).calls["kind"].drop_nulls()
+    assert kinds.len() == waits
 
 
 @pytest.mark.parametrize(

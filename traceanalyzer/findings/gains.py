@@ -10,20 +10,27 @@ replay knows: they gain at most their cost.
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import Unpack
 
 import polars as pl
 
-from traceanalyzer.analyzers.base import Examination
+from traceanalyzer.analyzers.base import Examination, Reading
 from traceanalyzer.analyzers.common.clocks import OWNER
 from traceanalyzer.analyzers.registry import REPLAY
 from traceanalyzer.analyzers.replay.changes import NO_GAIN, SYNCHRONISATION, Change, fused
 from traceanalyzer.analyzers.replay.engine import Weights
+from traceanalyzer.analyzers.what_if import Options, Typical
+from traceanalyzer.analyzers.what_if.compute import FINDINGS, WHAT_IF, WhatIf
 from traceanalyzer.analyzers.what_if.replay import Replay
+from traceanalyzer.errors import OptionError
+from traceanalyzer.findings import diagnose
 from traceanalyzer.findings.busy import OF_MANY_FRAC
 from traceanalyzer.findings.device_time import DEVICE, DeviceTime
 from traceanalyzer.findings.result import DIFFERENT_JOBS
 from traceanalyzer.findings.rule import RULE_OF, Answers, Rule
-from traceanalyzer.result import Finding
+from traceanalyzer.result import Finding, finding_number
+from traceanalyzer.run.loop import run
+from traceanalyzer.trace import Inputs
 from traceanalyzer.units import format_frac, format_ns
 
 #: A gain that is larger than the cost by at most this factor is the cost.
@@ -102,7 +109,10 @@ def with_gains(
         frac = min(frac, most)
         cost = one.cost_frac or 0.0
         frac = cost if cost < frac <= _AS_MUCH * cost else frac
-        known = replace(one, gain_ns=round(frac * step_ns), gain_frac=frac, gain_basis="replay")
+        known = replace(
+            one, gain_ns=round(frac * step_ns), gain_frac=frac, gain_basis="replay",
+            gain_change=_change(one),
+        )  # fmt: skip
         if off_path:
             without.append(known)
             continue
@@ -153,6 +163,20 @@ def _gain_frac(one: Finding, replay: Replay, time: DeviceTime) -> float | None:
     return None
 
 
+def _change(one: Finding) -> str:
+    """Return what is removed of the run for the gain of a finding."""
+    if one.id in _UNEQUAL:
+        return "all ranks like their mean"
+    if ranks := _ranks(one):
+        return _like_others(ranks, [one]).text
+    if one.id in _LOOPS:
+        return "one kernel in place of each loop" if _LOOPS[one.id] else "no such kernels"
+    if one.id in _TRANSFERS:
+        return "instant transfers in this time"
+    waits = ", or no waits of the host for the device" * (one.id in _WAITS)
+    return f"no host time and no copies in this time{waits}"
+
+
 def _is_of_ranks(one: Finding) -> bool:
     return bool(_ranks(one)) or one.id in _UNEQUAL
 
@@ -195,10 +219,7 @@ def _weights(
     ranks = {rank for one in findings for rank in _ranks(one)}
     if any(one.id in _UNEQUAL for one in findings):
         ranks = {one.rank for one in replay.job.programs if one.rank is not None}
-    # work that leaves a pipeline stage goes to the others
-    of_all = any(one.ranks for one in findings if one.id in _OF_RANKS)
-    free = (SYNCHRONISATION,) if ahead else ()
-    change = Change(typical_ranks=tuple(sorted(ranks)), of_all=of_all, free=free)
+    change = replace(_like_others(ranks, findings), free=(SYNCHRONISATION,) if ahead else ())
     removed = () if ahead else findings
     lost, transfers = _lost(removed, _IN_INTERVALS - _TRANSFERS), _lost(removed, _TRANSFERS)
     weights = replay.without(lost, transfers, change)
@@ -206,6 +227,12 @@ def _weights(
         if one.id in _LOOPS and one.intervals is not None:
             weights = fused(replay.job, weights, one.intervals, _LOOPS[one.id])
     return weights
+
+
+def _like_others(ranks: Collection[int], findings: Collection[Finding]) -> Change:
+    """Return that ranks become like the others; work that leaves a pipeline stage goes to them."""
+    of_all = any(one.ranks for one in findings if one.id in _OF_RANKS)
+    return Change(typical_ranks=tuple(sorted(ranks)), of_all=of_all)
 
 
 def notes(gains: Gains, step: str) -> tuple[str, ...]:
@@ -223,7 +250,7 @@ def notes(gains: Gains, step: str) -> tuple[str, ...]:
         return ()
     error = format_frac(abs(gains.error_frac))
     meaning = f"Gain: how much shorter a {step} would be without the cause, by a replay of the run"
-    texts = [f"{meaning} (unchanged, the replay differs from the recording by {error})."]
+    texts = [f"{meaning} (unchanged, it differs from the recording by {error}; see what-if)."]
     if any((one.gain_frac or 0) > (one.cost_frac or 1) for one in replayed):
         texts.append(
             "A gain can exceed the cost, which is the mean of all GPUs: a step ends with the "
@@ -243,3 +270,72 @@ def notes(gains: Gains, step: str) -> tuple[str, ...]:
     least = f"{100 * NO_GAIN:.0f} %"
     texts += [f"Off the critical path (gain below {least}): {one.title}" for one in gains.without]
     return tuple(texts)
+
+
+def what_if(
+    inputs: Inputs,
+    *,
+    finding: int | str | None = None,
+    free: str | Sequence[str] = (),
+    scale: str | Sequence[str] = (),
+    typical_rank: int | str | Sequence[int | str] = (),
+    typical_stage: int | str | Sequence[int | str] = (),
+    equal_stages: bool = False,
+    typical: Typical = "others",
+    network: float = 1.0,
+    no_wait: bool = False,
+    **reading: Unpack[Reading],
+) -> WhatIf:
+    """Return how long a step would take with a change; without a change, with each usual one.
+
+    Without a change, also without the cause of each finding of ``diagnose`` that has a gain.
+
+    The program of the run (what each kernel and each call waits for) is replayed with other times.
+    step time = from the end of the work of the steps before to the end of its own work, over all
+    ranks; gain = replayed step time - step time with the change.
+
+    Args:
+        inputs: a trace, a file or a folder, or several of them.
+        finding: what causes this finding of ``diagnose`` (id or number) is removed.
+        free: ``launches``, ``short-gaps``, ``data-loading``, ``host-code``, ``synchronisation``,
+            ``communication``, ``copies``, ``small-copies``, ``memory-management``,
+            ``graph-building``, ``module-loading``, ``api-calls``, or a regular expression of
+            kernels or annotations, whose time becomes 0.
+        scale: ``REGEX=FACTOR``: kernels and annotations become faster by the factor.
+        typical_rank: ranks that become like the others.
+        typical_stage: pipeline stages that become like the others, from 0.
+        equal_stages: the compute of each pipeline stage takes as long as that of the mean stage.
+        typical: whether times become those of the ``others``, or the mean of ``all`` ranks.
+        network: factor by which transfers become faster.
+        no_wait: collectives do not wait for other ranks.
+        **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
+
+    Raises:
+        InputError: a file cannot be read.
+        MissingData: no device work, or too few of its launch calls, were recorded; or the replay of
+            the unchanged run differs from the recording by more than 10 %.
+        OptionError: a regular expression, factor, rank, stage or finding is not valid.
+    """
+    ranks, stages = (
+        tuple(map(str, (given,) if isinstance(given, (int, str)) else given))
+        for given in (typical_rank, typical_stage)
+    )
+    name = None if finding is None else str(finding)
+    options = Options(name, free, scale, ranks, stages, equal_stages, typical, network, no_wait)
+    if finding is not None and options != Options(name):
+        raise OptionError("--finding cannot be combined with other changes")
+    result = run(WHAT_IF, inputs, options, **reading)
+    if result.given and finding is None:
+        return result
+    return replace(result, findings=_replayed(diagnose(inputs, **reading).findings, name))
+
+
+def _replayed(found: Sequence[Finding], name: str | None) -> pl.DataFrame:
+    """Return the findings with a replayed gain, or the one with an id or number."""
+    chosen = found if name is None else [found[finding_number(name, found) - 1]]
+    rows = [(one.id, one.gain_change, one.gain_ns, one.gain_frac) for one in chosen]
+    frame = pl.DataFrame(rows, schema=FINDINGS, orient="row").filter(pl.col("change") != "")
+    if name is not None and frame.is_empty():
+        raise OptionError(f"--finding {name}: no change is known that removes its cause")
+    step_ns = pl.col("gain_ns") / pl.col("gain_frac") - pl.col("gain_ns")
+    return frame.with_columns(step_ns=step_ns)

@@ -25,7 +25,7 @@ from traceanalyzer.exporters.chrome_trace import JsonWriter
 from traceanalyzer.exporters.perfetto import PerfettoWriter
 from traceanalyzer.findings.judge import RULES, analyses, judge
 from traceanalyzer.machine import give_back
-from traceanalyzer.result import Finding
+from traceanalyzer.result import Finding, finding_number
 from traceanalyzer.run.find import InputList, each_and_skipped, is_merged
 from traceanalyzer.run.loop import examine
 from traceanalyzer.run.pieces import How, OpenedInputs
@@ -441,7 +441,7 @@ def _window(
     if cut.step is not None:
         low, high = _step(str(cut.step), rows)
     if cut.around is not None:
-        begin, end = main_interval(rows, _number(cut.around, findings))
+        begin, end = main_interval(rows, finding_number(cut.around, findings))
         middle = (begin + end) // 2 if end - begin < _AROUND_NS else begin + _AROUND_NS * 4 // 10
         low, high = middle - _AROUND_NS // 2, middle + _AROUND_NS // 2
     if cut.since_ns is not None:
@@ -463,23 +463,6 @@ def _step(step: str, rows: pl.DataFrame) -> tuple[int, int]:
     end = pl.col("ts") + pl.col("dur")
     low, high = chosen.select(low=pl.col("ts").min(), high=end.max()).row(0)
     return low, high
-
-
-def _number(finding: str | int, findings: Sequence[Finding]) -> int:
-    """Return the number of a finding, or of the finding that explains an effect of this id.
-
-    Raises:
-        OptionError: there is no such finding.
-    """
-    for number, one in enumerate(findings, 1):
-        if str(finding) in (str(number), one.id):
-            return number
-    for number, one in enumerate(findings, 1):
-        if finding in [effect.id for effect in one.effects]:
-            return number
-    listed = ", ".join(f"{number} ({one.id})" for number, one in enumerate(findings, 1))
-    known = f"the findings are {listed}" if listed else "diagnose finds no problem"
-    raise OptionError(f"no finding {str(finding)!r}; {known}")
 
 
 def main_interval(rows: pl.DataFrame, number: int) -> tuple[int, int]:
@@ -525,7 +508,8 @@ def _summary(
     if len(written) > 1:
         error = alignment.residual(compared) or error
     origin = min(shift + one.written.start_ns for one, shift in written)
-    number = _number(recordings.cut.around, findings) if recordings.cut.around is not None else 1
+    around = recordings.cut.around
+    number = 1 if around is None else finding_number(around, findings)
     place = None
     if not rows.filter(pl.col("finding") == number).is_empty():
         begin, end = main_interval(rows, number)

@@ -414,7 +414,7 @@ def _nodes(
     place = places[rank]
     if size is None or size < 2:
         return None, 1
-    listed = [int(number) for number in re.findall(r"\d+", ranks or "")]
+    listed = [int(number) for number in re.findall(r"\b\d{1,9}\b", ranks or "")]
     members = listed or range(min(size, _MOST_RANKS))
     known = [places[member].host for member in members if member in places]
     hosts = {host for host in known if host is not None}

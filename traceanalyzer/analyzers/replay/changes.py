@@ -26,17 +26,17 @@ SYNCHRONISATION, COMMUNICATION, COPIES = "synchronisation", "communication", "co
 SMALL_COPIES, MEMORY_CALLS = "small-copies", "memory-management"
 GRAPHS, MODULES, API_CALLS = "graph-building", "module-loading", "api-calls"
 SHORT_GAPS = "short-gaps"
-#: Classes of time that ``free`` knows by name, and what a run without them is called.
+#: Classes of time that ``free`` knows by name, and what is removed: all of it, overlapped or not.
 CLASSES = {
     LOADING: "no data loading",
     MEMORY_CALLS: "no memory management",
     GRAPHS: "no graph building",
     MODULES: "no module loading",
     API_CALLS: "no other API calls",
-    LAUNCHES: "no launch overhead",
+    LAUNCHES: "no host time for operators and launches",
     SHORT_GAPS: "no short gaps",
-    CODE: "no other host code",
-    SYNCHRONISATION: "no synchronisation",
+    CODE: "no host time for other code",
+    SYNCHRONISATION: "no waits of the host for the device",
     COPIES: "no copies",
     SMALL_COPIES: "no small blocking copies",
     COMMUNICATION: "instant transfers",
@@ -169,12 +169,9 @@ def _without(
 ) -> Weights:
     """Return the times of all ranks without the classes of time that are free."""
     zero = {
-        LOADING: ("loader",),
-        CODE: ("code",),
-        LAUNCHES: ("launch", "call", "latency", "rest"),
-        SHORT_GAPS: ("lag",),
-        COMMUNICATION: ("transfer",),
-    }
+        LAUNCHES: ("launch", "call", "latency", "rest"), LOADING: ("loader",), CODE: ("code",),
+        SHORT_GAPS: ("lag",), COMMUNICATION: ("transfer",),
+    }  # fmt: skip
     names = [name for kind in free for name in zero.get(kind, ())]
     spent = weights.call
     weights = replace(weights, **{name: np.zeros_like(getattr(weights, name)) for name in names})

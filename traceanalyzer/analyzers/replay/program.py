@@ -66,6 +66,9 @@ PAUSE = "pause"
 _PAUSE_NS, _LEAST_PAUSE = 100_000, 0.9
 #: ... and in half of them, at least so many, it ends so shortly after work, as a share.
 _LEAST_PAUSES, _REST = 8, 0.1
+#: Fewer pauses are waits if they end with all queued work (or so much earlier, by the clock of the
+#: device) more exactly than by this chance.
+_FEW_PAUSES, _EARLY, _CHANCE = 4, 0.01, 1e-4
 #: Clocks and rounding may put the end of a wait before that of the work, by this share. By chance
 #: it lies so close behind that of all work in this share of pauses.
 _EXACT = 0.001
@@ -607,8 +610,10 @@ def _coincidences(work: pl.DataFrame) -> pl.DataFrame:
     """Return waits for work of another stream that ends when work starts without another reason."""
     start, end = work["start"].to_numpy(), work["end"].to_numpy()
     late = np.flatnonzero(work["rest_ns"].to_numpy() > ROUNDING_NS)
-    order = np.argsort(end, kind="stable")
-    place = np.searchsorted(end[order], start[late] + ROUNDING_NS, "right") - 1
+    numbers = work["device"].rank("dense").fill_null(0).to_numpy().astype(np.int64)
+    apart = numbers * (end.max(initial=0) - start.min(initial=0) + 1)  # one device after another
+    order = np.argsort(end + apart, kind="stable")
+    place = np.searchsorted((end + apart)[order], (start + apart)[late] + ROUNDING_NS, "right") - 1
     for _ in range(_SHORT_WORK):  # itself, and short work after it, may have ended by then
         place -= order[np.maximum(place, 0)] >= late
     found = order[np.maximum(place, 0)]
@@ -704,7 +709,11 @@ def _awaited(pauses: pl.DataFrame, work: pl.DataFrame, call: Ints) -> pl.DataFra
     """
     end = work["end"]
     last = pl.Series(np.searchsorted(np.maximum.accumulate(call), pauses["by"]) - 1)
-    pauses = pauses.with_columns(drained=end.cum_max().gather(last.replace(-1, None)))
+    reached = pl.Series(
+        np.maximum.accumulate(np.where(end == end.cum_max(), np.arange(end.len()), 0))
+    )
+    pauses = pauses.with_columns(drained_by=reached.gather(last.replace(-1, None)))
+    pauses = pauses.with_columns(drained=end.gather(pauses["drained_by"]))
     ends = work.select(until="end", by=pl.Series(call), after=pl.int_range(pl.len())).sort("until")
     late = pl.min_horizontal(pl.lit(LATENCY_NS), _EXACT * pl.col("code_ns")).cast(pl.Int64)
     rows = pauses.with_columns(latest=pl.col("start") + late).sort("latest")
@@ -716,6 +725,9 @@ def _awaited(pauses: pl.DataFrame, work: pl.DataFrame, call: Ints) -> pl.DataFra
     many = ending.height >= max(_LEAST_PAUSES, rows.height / 2)
     if many and rest.std() < _REST * pause.std():
         return ending
+    in_step = _in_step(pauses)
+    if in_step.height >= max(_FEW_PAUSES, rows.height / 2):
+        return in_step
     before = last.replace(-1, None).shift(1)
     ahead = pauses.with_columns(after=before, rest_ns=pl.col("start") - end.gather(before))
     between = pl.col("rest_ns").is_between(0, _REST * pl.col("code_ns"))
@@ -724,6 +736,27 @@ def _awaited(pauses: pl.DataFrame, work: pl.DataFrame, call: Ints) -> pl.DataFra
         return ahead
     alone = pl.col("drained") == pl.col("until"), pl.col("rest_ns") <= _EXACT * pl.col("code_ns")
     return ending.filter(*alone)
+
+
+def _in_step(pauses: pl.DataFrame) -> pl.DataFrame:
+    """Return the pauses that end a constant time after all queued work, with after and rest_ns.
+
+    The time between both ends varies less than the pauses: if the host did not wait, ``n`` of them
+    would differ by a share ``r`` of the variation of the pauses with a probability of about ``r``
+    to the power of ``n - 1``. By the clock of the device, the work may end after the pause.
+    """
+    rest = pl.col("start") - pl.col("drained")
+    rows = pauses.with_columns(after="drained_by", rest_ns=rest).filter(
+        pl.col("drained") > pl.col("since"),
+        pl.col("rest_ns").is_between(-_EARLY * pl.col("code_ns"), _REST * pl.col("code_ns")),
+    )
+    if rows.height < _FEW_PAUSES:
+        return rows
+    spread, whole = (
+        rows[name].cast(pl.Float64).to_numpy().std() for name in ("rest_ns", "code_ns")
+    )
+    is_chance = whole == 0 or (spread / whole) ** (rows.height - 1) > _CHANCE
+    return rows.clear() if is_chance else rows.with_columns(pl.col("rest_ns").clip(0))
 
 
 def _kinds(

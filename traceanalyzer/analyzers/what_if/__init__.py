@@ -6,11 +6,14 @@ and has the result; ``schedule`` has that of a pipeline. ``replay`` is the run f
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, get_args
 
 from traceanalyzer.analyzers.base import AnalyzerOptions, option
 
 Typical = Literal["others", "all"]
+#: A change: what is measured does not depend on it.
+_option = partial(option, measured=False)
 
 
 @dataclass(frozen=True)
@@ -22,31 +25,31 @@ class Options(AnalyzerOptions):
     several of them, or a folder.
     """
 
-    free: Sequence[str] = option(
+    finding: str | None = _option(
+        None,
+        help="Without the cause of this finding of diagnose: its id or number.",
+        metavar="ID|N",
+    )
+    free: Sequence[str] = _option(
         (),
         help="Time that becomes 0: launches, short-gaps, data-loading, host-code, "
         "synchronisation, communication, copies, small-copies, memory-management, graph-building, "
         "module-loading, api-calls, or the kernels and annotations whose names match. Repeatable.",
         metavar="CLASS|REGEX",
-        measured=False,
     )
-    scale: Sequence[str] = option(
+    scale: Sequence[str] = _option(
         (),
         help="Kernels and annotations whose names match become faster by a factor. Repeatable.",
         metavar="REGEX=FACTOR",
-        measured=False,
     )
-    typical_rank: Sequence[str] = option(
-        (), help="A rank that becomes like the others. Repeatable.", metavar="N", measured=False
+    typical_rank: Sequence[str] = _option(
+        (), help="A rank that becomes like the others. Repeatable.", metavar="N"
     )
-    typical_stage: Sequence[str] = option(
-        (),
-        help="A pipeline stage (from 0) that becomes like the others. Repeatable.",
-        metavar="N",
-        measured=False,
+    typical_stage: Sequence[str] = _option(
+        (), help="A pipeline stage (from 0) that becomes like the others. Repeatable.", metavar="N"
     )
-    equal_stages: bool = option(
-        False, help="The compute of each pipeline stage takes as long as the mean.", measured=False
+    equal_stages: bool = _option(
+        False, help="The compute of each pipeline stage takes as long as the mean."
     )
     typical: Typical = option(
         "others",
@@ -55,14 +58,10 @@ class Options(AnalyzerOptions):
         show_default=True,
         measured=False,
     )
-    network: float = option(
-        1.0,
-        help="Transfers become faster by this factor.",
-        metavar="FACTOR",
-        above=0,
-        measured=False,
+    network: float = _option(
+        1.0, help="Transfers become faster by this factor.", metavar="FACTOR", above=0
     )
-    no_wait: bool = option(False, help="Collectives do not wait for other ranks.", measured=False)
+    no_wait: bool = _option(False, help="Collectives do not wait for other ranks.")
 
 
 @dataclass(frozen=True)

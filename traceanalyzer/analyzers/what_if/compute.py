@@ -4,32 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
 import polars as pl
 
-from traceanalyzer.analyzers.base import Analyzer, Reading
+from traceanalyzer.analyzers.base import Analyzer
 from traceanalyzer.analyzers.common.device_work import COMPUTE
 from traceanalyzer.analyzers.common.display import headings, sentences
 from traceanalyzer.analyzers.common.kernel_times import LARGER_INPUTS, compare
 from traceanalyzer.analyzers.replay import changes, engine, program
-from traceanalyzer.analyzers.replay.changes import CLASSES, NO_GAIN, SYNCHRONISATION, Change
+from traceanalyzer.analyzers.replay.changes import NO_GAIN, Change
 from traceanalyzer.analyzers.replay.engine import Job, Times
 from traceanalyzer.analyzers.replay.program import Floats, Program
-from traceanalyzer.analyzers.what_if import Options, Typical
+from traceanalyzer.analyzers.what_if import Options
 from traceanalyzer.analyzers.what_if.schedule import Schedule, schedule
 from traceanalyzer.drawings import Chart
 from traceanalyzer.errors import OptionError
 from traceanalyzer.result import Result, Table, View
-from traceanalyzer.run.loop import run
-from traceanalyzer.trace import Inputs
 from traceanalyzer.units import format_frac, format_ns, format_ranges
 
-#: Changes with this share of the largest gain are as good.
-_ALIKE = 0.95
-
-_CHANGES = headings("change, step_ns: step, gain_ns: gain, gain_frac: of step")
+_CHANGES = headings("finding, change, step_ns: step, gain_ns: gain, gain_frac: of step")
+#: Columns of :attr:`WhatIf.findings`.
+FINDINGS = {"finding": pl.String, "change": pl.String, "gain_ns": pl.Float64,
+            "gain_frac": pl.Float64}  # fmt: skip
 _STEPS = headings("run, step, step_ns: time")
 
 
@@ -40,6 +38,8 @@ class WhatIf(Result):
     Attributes:
         changes: one row per change, the largest gain first: ``change``, ``step_ns`` (mean step time
             with it), ``gain_ns`` (replayed_ns - step_ns), ``gain_frac`` (of replayed_ns).
+        findings: the same of the findings of ``diagnose``, with its gains, in the mean of the steps
+            that count there: ``finding`` (id), and what is removed. One, if it was given.
         steps: time of each step: ``run`` (``recorded``, ``replayed``, or the change), ``step``,
             ``step_ns``.
         given: the change was given; otherwise each usual one was tried.
@@ -69,6 +69,7 @@ class WhatIf(Result):
     )
 
     changes: pl.DataFrame
+    findings: pl.DataFrame
     steps: pl.DataFrame
     given: bool
     faster_ranks: tuple[int, ...]
@@ -89,14 +90,10 @@ class WhatIf(Result):
     world_size: int | None
 
     @property
-    def alike(self) -> list[dict[str, Any]]:
-        """The changes with at least 95 % of the largest gain; what the host does, then waits.
-
-        Without waits the host runs ahead, which hides what it does after each of them.
-        """
-        least = _ALIKE * self.changes["gain_ns"][0]
-        rows = self.changes.filter(pl.col("gain_ns") >= least).to_dicts()
-        return sorted(rows, key=lambda row: row["change"] == CLASSES[SYNCHRONISATION])
+    def rows(self) -> pl.DataFrame:
+        """The findings, if there are some, and the changes."""
+        both = pl.concat([self.findings, self.changes], how="diagonal")
+        return both if self.findings.height else self.changes
 
     def view(self) -> View:
         """Build the view: the changes by gain, and the steps before and after."""
@@ -112,17 +109,18 @@ def _of_changes(result: WhatIf) -> str:
     taken = format_ns(result.recorded_ns)
     counted = f"mean of {steps}" if result.one_by_one else f"mean of {steps} after the first"
     step = f"A step takes {taken} ({counted})." if steps > 1 else f"The run takes {taken}."
-    best = result.changes.row(0, named=True)
+    rows = result.findings.sort("gain_ns", descending=True).head(1).rows(named=True)
     if result.given:
-        return sentences(step, f"With the change ({best['change']}): {_compared(best)}.")
-    alike = result.alike
-    if best["gain_frac"] < NO_GAIN:
-        return sentences(step, "None of the usual changes gains 1 % of it.")
-    names = " or ".join(row["change"] for row in alike)
-    first = f"Largest gain: {names}, {_gain(alike[0])}."
-    following = result.changes.slice(len(alike), 1).filter(pl.col("gain_frac") >= NO_GAIN)
-    second = [f"Next: {row['change']}, {_gain(row)}." for row in following.iter_rows(named=True)]
-    return sentences(step, first, *second)
+        best = (rows or result.changes.rows(named=True))[0]
+        of = f"{best['finding']}: " if rows else ""
+        return sentences(step, f"With the change ({of}{best['change']}): {_compared(best)}.")
+    largest = [f"Largest gain of a finding: {row['finding']}, {_gain(row)}." for row in rows]
+    changes = result.changes.filter(pl.col("gain_frac") >= NO_GAIN).head(2).rows(named=True)
+    if not changes:
+        return sentences(step, *largest, "None of the usual changes gains 1 % of it.")
+    first = "Largest limit" if rows else "Largest gain"
+    each = zip((first, "Next"), changes, strict=False)
+    return sentences(step, *largest, *(f"{n}: {row['change']}, {_gain(row)}." for n, row in each))
 
 
 def _compared(row: dict[str, float]) -> str:
@@ -148,6 +146,12 @@ def _notes(result: WhatIf) -> Iterator[str]:
         "A gain is an estimate from the recorded program: changed kernels may compete for memory "
         "bandwidth and clocks. Gains of several changes do not add up."
     )
+    if result.findings.height:
+        yield (
+            "Rows with a finding are gains as in diagnose: only the time that the finding is about "
+            "is removed. The others are limits: all time of the class is 0, also what overlaps "
+            "with device work, and the host runs ahead."
+        )
     if result.unequal and not result.given:
         yield (
             "Without waiting for other ranks, a step still takes as long as that of the rank with "
@@ -184,14 +188,16 @@ def inferred_waits(inferred: int, edges: int, hint: str) -> Iterator[str]:
 
 
 def _tables(result: WhatIf) -> Iterator[Table]:
-    yield Table("changes", "Step time with each change", result.changes, _CHANGES, whole=True)
+    yield Table("changes", "Step time with each change", result.rows, _CHANGES, whole=True)
     if result.pipeline:
         yield from result.pipeline.tables()
     yield Table("steps", "Steps", result.steps, _STEPS, detail=True)
 
 
 def _charts(result: WhatIf) -> Iterator[Chart]:
-    gains = result.changes.filter(pl.col("gain_frac") >= NO_GAIN)
+    gains = result.rows.filter(pl.col("gain_frac") >= NO_GAIN)
+    if result.findings.height:
+        gains = gains.with_columns(change=pl.coalesce("finding", "change"))
     order = ["recorded", "replayed", *result.changes["change"].head(3)]
     steps = result.steps.filter(pl.col("run").is_in(order))
     steps = steps.with_columns(number=pl.int_range(pl.len()).over("run"))
@@ -222,13 +228,15 @@ def combine(parts: Sequence[Program], options: Options, _base: Sequence[Program]
     recorded = np.array(engine.recorded_step_times(job))
     replayed = _steps(job, unchanged)
     stages = changes.stages(job)
-    tried = [_given(job, stages, options)] if _is_given(options) else _usual(job, stages)
+    given = options != Options(typical=options.typical)
+    tried = [_given(job, stages, options)] if given else _usual(job, stages)
+    tried = [] if options.finding else tried  # diagnose tries it
     rows = [(one, _steps(job, engine.replay(job, changes.changed(job, one)))) for one in tried]
     base = replayed.mean()
     loss = [(one, steps.mean() / base - 1) for one, steps in rows]
     slower = [one for one, frac in loss if frac > _LOSS and not one.of_all]
     faster = {rank for one in slower for rank in one.typical_ranks}
-    if not _is_given(options):
+    if not given:
         without_gain = [one for one, frac in loss if one.typical_ranks and frac > 0]
         rows = [row for row in rows if row[0] not in without_gain]
     of_steps = [("recorded", recorded), ("replayed", replayed)]
@@ -242,11 +250,11 @@ def combine(parts: Sequence[Program], options: Options, _base: Sequence[Program]
     waits = engine.between_streams(job)
     return WhatIf(
         changes=_table(rows, replayed),
+        findings=pl.DataFrame(schema=FINDINGS | {"step_ns": pl.Float64}),
         steps=_of_steps(job.step_names, of_steps),
-        given=_is_given(options),
+        given=given,
         faster_ranks=tuple(sorted(faster)),
-        unequal=not _is_given(options)
-        and any(one.of_all and -frac >= NO_GAIN for one, frac in loss),
+        unequal=not given and any(one.of_all and -frac >= NO_GAIN for one, frac in loss),
         ranks=len(job.programs),
         kernels=sum(one.work.height for one in job.programs),
         recorded_ns=float(recorded.mean()),
@@ -272,10 +280,6 @@ WHAT_IF = Analyzer(
 
 def _steps(job: Job, replayed: Sequence[Times]) -> Floats:
     return np.array(engine.step_times(job, [one.end for one in replayed]), np.float64)
-
-
-def _is_given(options: Options) -> bool:
-    return options != Options(typical=options.typical)
 
 
 def _given(job: Job, stages: Sequence[tuple[int, ...]], options: Options) -> Change:
@@ -358,51 +362,3 @@ def _of_steps(steps: Sequence[str], rows: Sequence[tuple[str, Floats]]) -> pl.Da
         names = steps[-times.size :] if len(steps) >= times.size else [""] * times.size
         frames.append(pl.DataFrame({"run": [name] * times.size, "step": names, "step_ns": times}))
     return pl.concat(frames)
-
-
-def what_if(
-    inputs: Inputs,
-    *,
-    free: str | Sequence[str] = (),
-    scale: str | Sequence[str] = (),
-    typical_rank: int | str | Sequence[int | str] = (),
-    typical_stage: int | str | Sequence[int | str] = (),
-    equal_stages: bool = False,
-    typical: Typical = "others",
-    network: float = 1.0,
-    no_wait: bool = False,
-    **reading: Unpack[Reading],
-) -> WhatIf:
-    """Return how long a step would take with a change; without a change, with each usual one.
-
-    The program of the run (what each kernel and each call waits for) is replayed with other times.
-    step time = from the end of the work of the steps before to the end of its own work, over all
-    ranks; gain = replayed step time - step time with the change.
-
-    Args:
-        inputs: a trace, a file or a folder, or several of them.
-        free: ``launches``, ``short-gaps``, ``data-loading``, ``host-code``, ``synchronisation``,
-            ``communication``, ``copies``, ``small-copies``, ``memory-management``,
-            ``graph-building``, ``module-loading``, ``api-calls``, or a regular expression of
-            kernels or annotations, whose time becomes 0.
-        scale: ``REGEX=FACTOR``: kernels and annotations become faster by the factor.
-        typical_rank: ranks that become like the others.
-        typical_stage: pipeline stages that become like the others, from 0.
-        equal_stages: the compute of each pipeline stage takes as long as that of the mean stage.
-        typical: whether times become those of the ``others``, or the mean of ``all`` ranks.
-        network: factor by which transfers become faster.
-        no_wait: collectives do not wait for other ranks.
-        **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
-
-    Raises:
-        InputError: a file cannot be read.
-        MissingData: no device work, or too few of its launch calls, were recorded; or the replay of
-            the unchanged run differs from the recording by more than 10 %.
-        OptionError: a regular expression, factor, rank or stage is not valid.
-    """
-    ranks, stages = (
-        tuple(map(str, (given,) if isinstance(given, (int, str)) else given))
-        for given in (typical_rank, typical_stage)
-    )
-    options = Options(free, scale, ranks, stages, equal_stages, typical, network, no_wait)
-    return run(WHAT_IF, inputs, options, **reading)
