@@ -425,7 +425,7 @@ def _groups(result: Overlap) -> Table:
 
 
 def _short_ranks(text: str) -> str:
-    ranks = [int(one) for one in re.findall(r"\d+", text)]
+    ranks = [int(one) for one in re.findall(r"\b\d{1,9}\b", text)]
     return text if "..." in text or not ranks else format_ranges(ranks)
 
 
