@@ -127,23 +127,23 @@ def test_advice_must_fit() -> None:
 
 def test_critical_fault_below_warning_is_wrong() -> None:
     low = FakeFinding("loader", "The loader is slow.", severity="info")
-    assert judge(case(Expected("loader"), cost=0.1), [low], 0.0).top1
-    assert not judge(case(Expected("loader"), cost=0.3), [low], 0.0).top3
+    assert judge(case(Expected("loader"), cost=0.1), [low]).top1
+    assert not judge(case(Expected("loader"), cost=0.3), [low]).top3
 
 
 def test_second_fault_of_a_pair_must_be_among_three() -> None:
     pair = Case("a + b", "pair", 1, "", (Expected("loader"), Expected("link")), 0.4, lambda _: None)
     loader, link, other = (FakeFinding(name, name) for name in ("loader", "link", "other"))
-    assert judge(pair, [loader, other, link], 0.0).top1
-    assert not judge(pair, [loader, other, other, link], 0.0).top1
-    assert not judge(pair, [link, loader], 0.0).top1
+    assert judge(pair, [loader, other, link]).top1
+    assert not judge(pair, [loader, other, other, link]).top1
+    assert not judge(pair, [link, loader]).top1
 
 
 def test_report_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = tmp_path / "accuracy.md"
     page.write_text(f"before\n{report.START}\nold\n{report.END}\nafter\n")
     monkeypatch.setattr(report, "PAGE", page)
-    report.write_page([judge(case(Expected("loader")), [FakeFinding("loader", "Slow.")], 0.1)])
+    report.write_page([judge(case(Expected("loader")), [FakeFinding("loader", "Slow.")])])
     text = page.read_text()
     assert text.startswith("before")
     assert text.endswith("after\n")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +26,6 @@ class Outcome:
         top1, top3: whether the case counts.
         why: reason why it does not count.
         findings: severity, rule and title of the findings.
-        seconds: time to write and diagnose the case.
     """
 
     case: str
@@ -40,7 +38,6 @@ class Outcome:
     top3: bool
     why: str
     findings: tuple[tuple[str, str, str], ...]
-    seconds: float
 
 
 def findings_of(diagnosis: Any) -> list[Any]:
@@ -124,7 +121,7 @@ def _grown(finding: Any, before: Any) -> bool:
     return bool(share > 1.2 * usual + 0.02)
 
 
-def judge(case: Case, findings: list[Any], seconds: float) -> Outcome:
+def judge(case: Case, findings: list[Any]) -> Outcome:
     """Compare findings with the expected answers."""
     titles = tuple((str(f.severity), _id(f), f.title) for f in findings)
     critical = any(severity == "critical" for severity, *_ in titles)
@@ -137,7 +134,7 @@ def judge(case: Case, findings: list[Any], seconds: float) -> Outcome:
         top1, top3, why = _counts(case, findings, places)
     return Outcome(
         case.name, case.kind, case.seed, case.setting, case.cost_frac, place, top1, top3, why,
-        titles, seconds,
+        titles,
     )  # fmt: skip
 
 
@@ -171,6 +168,4 @@ def _counts(case: Case, findings: list[Any], places: list[int]) -> tuple[bool, b
 
 def run(case: Case, keep: str | None = None) -> Outcome:
     """Diagnose a case, and judge the findings."""
-    start = time.perf_counter()
-    findings = diagnose(case, keep)
-    return judge(case, findings, time.perf_counter() - start)
+    return judge(case, diagnose(case, keep))

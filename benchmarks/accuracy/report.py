@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import Counter, defaultdict
 from pathlib import Path
 
@@ -31,7 +30,6 @@ def accuracy(outcomes: list[Outcome]) -> list[str]:
     faults = [one for one in outcomes if one.kind != "healthy"]
     low = sum(one.why == "critical fault below warning" for one in faults)
     warned = [one for one in outcomes if one.kind == "healthy" and _warns(one)]
-    seconds = statistics.median([one.seconds for one in outcomes] or [0.0])
     if faults:
         first, third = (_frac(faults, name) for name in ("top1", "top3"))
         lines.append(f"| all faults | {len(faults)} | {first} | {third} |")
@@ -41,8 +39,6 @@ def accuracy(outcomes: list[Outcome]) -> list[str]:
         f"Critical faults that are reported below warning: {low}.",
         "",
         f"Healthy jobs with a warning, except that files are truncated: {len(warned)}.",
-        "",
-        f"Median time to write and diagnose a case: {seconds:.2f} s.",
         "",
     ]
 
