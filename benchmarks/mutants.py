@@ -35,7 +35,7 @@ TESTS: dict[str, str] = {
     "analyzers/common/device_work.py": "common_parts overlap",
     "analyzers/common/kernel_names.py": "kernels kernels_names",
     "analyzers/common/libraries.py": "common_libraries",
-    "analyzers/common/host_code.py": "common_host_code kernels_places",
+    "analyzers/common/host_code.py": "common_host_code kernels_places heavy_kernels",
     "analyzers/comm_outliers/arrivals.py": f"{_COMM} comm_outliers_clocks comm_outliers_late",
     "analyzers/comm_outliers/matching.py": "comm_outliers_matching comm_outliers_ranks",
     "analyzers/comm_outliers/outliers.py": "comm_outliers_judge comm_outliers_definitions",
