@@ -249,9 +249,9 @@ def _on_host_clock(trace: Trace, work: pl.DataFrame) -> Trace:
     ended = (pl.col("ts") + pl.col("dur")).cum_max().shift(1).over("device")
     work = work.with_columns(queued=(pl.col("ts") - ended < _OVERLAP_NS).fill_null(value=False))
     if work.height > _SAMPLE:
-        parts = work.partition_by("queued")
-        sample = [part.gather_every(max(part.height // _SAMPLE, 1)) for part in parts]
-        if not any(_clocks(trace, pl.concat(sample))):
+        parts = [queued.arg_true() for queued in (work["queued"], ~work["queued"])]
+        sample = pl.concat([part.gather_every(max(part.len() // _SAMPLE, 1)) for part in parts])
+        if not any(_clocks(trace, work[sample])):
             return trace
     for rank, device, shift_ns, early, linked in _clocks(trace, work):
         text = (

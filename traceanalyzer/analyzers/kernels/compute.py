@@ -404,7 +404,7 @@ def places(trace: Trace, patterns: Sequence[str] = ()) -> pl.DataFrame:
     """
     work, running = device_work(trace, patterns), runs(trace, patterns)
     launch = nesting.row_numbers(launch_rows(trace, work), "launch")
-    kind, hidden = pl.col("work_kind").cast(pl.String), pl.lit(0)
+    kind, hidden = pl.col("work_kind").cast(pl.Categorical()), pl.lit(0)
     for of, runs_of_others in ((COMMUNICATION, running.by_kind[0]), (MEMORY, running.kernels)):
         overlap = intervals.overlap_with(work, runs_of_others, DEVICE)["overlap"]
         hidden = pl.when(kind == of).then(overlap).otherwise(hidden)
@@ -415,13 +415,13 @@ def places(trace: Trace, patterns: Sequence[str] = ()) -> pl.DataFrame:
     of_all = each.filter(kind != COMPUTE).with_columns(no_name)
     waits = _synchronising(trace, work["start"])
     late = _late_launches(trace, work.hstack([launch]), waits)
-    hosts = [rows.select(no_name, "work_kind", "ns", "launch") for rows in (waits, late)]
+    hosts = [rows.select(no_name, kind, "ns", "launch") for rows in (waits, late)]
     each = pl.concat([named_work, of_all, *(rows.filter(pl.col("ns") > 0) for rows in hosts)])
-    keys = ["name", "work_kind"]  # names of kernels as text would take most of the memory
+    keys = ["name", "work_kind"]  # as texts they would take most of the memory
     sums = each.group_by(keys).agg(total=pl.col("ns").sum(), n=pl.col("launch").count())
     whole = pl.col("total").sum().over("work_kind", pl.col("name").is_null())
     sums = sums.filter(pl.col("total") >= _LEAST_FRAC * whole)
-    sums = sums.sort(pl.col("name").cast(pl.String), "work_kind").with_row_index("group")
+    sums = sums.sort(pl.col(keys).cast(pl.String)).with_row_index("group")
     calls = each.drop_nulls("launch").join(sums, on=keys, nulls_equal=True, maintain_order="left")
     part = pl.int_range(pl.len()).over("group") * _MOST_CALLS // pl.col("n")
     calls = calls.filter((part != part.shift(1).over("group")).fill_null(value=True))
