@@ -716,50 +716,8 @@ def _of_gpus(answers: Answers) -> Iterator[str]:
 _MOST_GPUS = 3
 
 
-@rule(
-    "host_metrics",
-    "kernels limited by DRAM bandwidth",
-    "DRAM bandwidth in use while SMs are active, as a share of the peak",
-    {"info": 0.6, "warning": 0.8},
-)
-def _memory_bound(result: HostMetrics, _: Answers) -> Iterator[Measured]:
-    busy = result.gpus().drop_nulls("dram_frac").sort("dram_frac", "gpu", descending=[True, False])
-    for row in busy.head(1).iter_rows(named=True):
-        yield Measured(
-            size=row["dram_frac"],
-            title=f"{row['gpu']} is memory-bound while active: {gpu_metrics_text(row)}.",
-            advice="Move fewer bytes: fuse elementwise kernels (PyTorch: torch.compile), use "
-            "16-bit types, avoid copies and layout changes; extra compute per byte is nearly free.",
-            of="the peak DRAM bandwidth",
-            confidence="medium",
-        )
-
-
-@rule(
-    "host_metrics",
-    "kernels that leave most SMs idle",
-    "share of idle SMs while a kernel runs, if DRAM bandwidth is not the limit",
-    {"info": 0.5, "warning": 0.8},
-)
-def _idle_multiprocessors(result: HostMetrics, _: Answers) -> Iterator[Measured]:
-    free = result.gpus().filter(pl.col("dram_frac").fill_null(0) < _MEMORY_BOUND)
-    for row in free.sort("sm_frac", "gpu").head(1).iter_rows(named=True):
-        yield Measured(
-            size=1 - row["sm_frac"],
-            title=f"Most SMs of {row['gpu']} are idle while kernels run: {gpu_metrics_text(row)}.",
-            advice="Use larger batches, fused kernels, or several streams: kernels are too small "
-            "for the GPU.",
-            of="the SMs",
-            confidence="medium",
-        )
-
-
-#: From this share of the bandwidth on, SMs wait for memory.
-_MEMORY_BOUND = 0.6
-
-
 RULES = (
     _no_tensor_cores, _double_precision, _unfused_attention, _memory_bound_kernels, _far_from_roof,
     _unaligned_products, _growing_copies, _unfused_optimizer, _tensor_loop, _anomaly_detection,
-    _recomputed_activations, _memory_bound, _idle_multiprocessors,
+    _recomputed_activations,
 )  # fmt: skip

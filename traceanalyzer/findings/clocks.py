@@ -1,4 +1,4 @@
-"""Rules for GPU speed: the same kernels are slower in some steps or on one rank."""
+"""Rules for GPU speed: kernels slower in some steps or on one rank, and metrics of the GPU."""
 
 from collections.abc import Iterator
 
@@ -7,6 +7,7 @@ import polars as pl
 from traceanalyzer.analyzers.comm_outliers.arrivals import WARN_FRAC
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.analyzers.common.kernel_times import MANY_CALLS, SLOW_GPU, compare
+from traceanalyzer.analyzers.host_metrics.result import HostMetrics, gpu_metrics_text
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.findings.busy import in_steps
 from traceanalyzer.findings.device_time import DEVICE
@@ -166,4 +167,49 @@ def _slow_gpu(_: CommOutliers, answers: Answers) -> Iterator[Measured]:
     )
 
 
-RULES = (_throttled_steps, _slow_gpu)
+# --- GPU metrics -----------------------------------------------------------------------------
+
+
+@rule(
+    "host_metrics",
+    "kernels limited by DRAM bandwidth",
+    "DRAM bandwidth in use while SMs are active, as a share of the peak",
+    {"info": 0.6, "warning": 0.8},
+)
+def _memory_bound(result: HostMetrics, _: Answers) -> Iterator[Measured]:
+    busy = result.gpus().drop_nulls("dram_frac").sort("dram_frac", "gpu", descending=[True, False])
+    for row in busy.head(1).iter_rows(named=True):
+        yield Measured(
+            size=row["dram_frac"],
+            title=f"{row['gpu']} is memory-bound while active: {gpu_metrics_text(row)}.",
+            advice="Move fewer bytes: fuse elementwise kernels (PyTorch: torch.compile), use "
+            "16-bit types, avoid copies and layout changes; extra compute per byte is nearly free.",
+            of="the peak DRAM bandwidth",
+            confidence="medium",
+        )
+
+
+@rule(
+    "host_metrics",
+    "kernels that leave most SMs idle",
+    "share of idle SMs while a kernel runs, if DRAM bandwidth is not the limit",
+    {"info": 0.5, "warning": 0.8},
+)
+def _idle_multiprocessors(result: HostMetrics, _: Answers) -> Iterator[Measured]:
+    free = result.gpus().filter(pl.col("dram_frac").fill_null(0) < _MEMORY_BOUND)
+    for row in free.sort("sm_frac", "gpu").head(1).iter_rows(named=True):
+        yield Measured(
+            size=1 - row["sm_frac"],
+            title=f"Most SMs of {row['gpu']} are idle while kernels run: {gpu_metrics_text(row)}.",
+            advice="Use larger batches, fused kernels, or several streams: kernels are too small "
+            "for the GPU.",
+            of="the SMs",
+            confidence="medium",
+        )
+
+
+#: From this share of the bandwidth on, SMs wait for memory.
+_MEMORY_BOUND = 0.6
+
+
+RULES = (_throttled_steps, _slow_gpu, _memory_bound, _idle_multiprocessors)

@@ -235,7 +235,8 @@ _ADVICE = {
     "it on the device), and asynchronously (non_blocking=True)",
     COMMUNICATOR: "Create communicators once, before the loop",
     MODULE_LOADING: "Load each module once, before the timed part (warm-up steps, "
-    "CUDA_MODULE_LOADING=EAGER), and keep it loaded",
+    "CUDA_MODULE_LOADING=EAGER), and keep what loads it: plans (cuFFT), handles and compiled "
+    "kernels that are created and destroyed in each step load it again",
     GRAPH_BUILDING: "Instantiate the graph once and replay it; if only parameters change, update "
     "it (cudaGraphExecUpdate, cudaGraphExecKernelNodeSetParams). An update fails if nodes or their "
     "dependencies changed: keep them equal in each capture",
