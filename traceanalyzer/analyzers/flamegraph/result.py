@@ -1,6 +1,7 @@
 """Result of the flame graph analysis: functions and boxes, verdict, notes, tables."""
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +52,8 @@ class FlameGraph(Result):
         remarks: remarks on what was not counted, assumed or missing.
     """
 
+    question = "Where does the time go?"
+
     total: float
     unit: str
     base: float | None
@@ -71,22 +74,16 @@ class FlameGraph(Result):
 
     def view(self) -> View:
         """Build the view: functions by self, innermost own code and total weight; changes first."""
-        return View(
-            title="Where does the time go?",
-            verdict=_verdict(self),
-            notes=(*self.remarks, *_merged(self)),
-            tables=_tables(self.functions, self.unit, self.code),
-            scalars={
-                "total": self.total,
-                "unit": self.unit,
-                "base_total": self.base,
-                "n_functions": self.functions.height,
-                "n_boxes": self.flame.frame.height,
-                "hidden_boxes": self.hidden,
-                "hidden_frac": self.hidden_frac,
-            },
-            flames=self._flames,
-        )
+        scalars = {
+            "total": self.total,
+            "unit": self.unit,
+            "base_total": self.base,
+            "n_functions": self.functions.height,
+            "n_boxes": self.flame.frame.height,
+            "hidden_boxes": self.hidden,
+            "hidden_frac": self.hidden_frac,
+        }
+        return self.view_from(_verdict, _notes, _tables, scalars=scalars, flames=self._flames)
 
     def _flames(self) -> tuple[Flame, ...]:
         return (self.flame,)
@@ -131,13 +128,13 @@ def _verdict(result: FlameGraph) -> str:
     return " ".join(sentences)
 
 
-def _merged(result: FlameGraph) -> tuple[str, ...]:
-    """Describe the boxes that are too small to be drawn."""
-    if not result.hidden:
-        return ()
-    least, merged = f"{100 * result.least_frac:.2g} %", format_frac(result.hidden_frac)
-    boxes = format_count(result.hidden, "box", "es")
-    return (f"{boxes} below {least} merged ({merged} in total).",)
+def _notes(result: FlameGraph) -> Iterator[str]:
+    """Yield the remarks, and describe the boxes that are too small to be drawn."""
+    yield from result.remarks
+    if result.hidden:
+        least, merged = f"{100 * result.least_frac:.2g} %", format_frac(result.hidden_frac)
+        boxes = format_count(result.hidden, "box", "es")
+        yield f"{boxes} below {least} merged ({merged} in total)."
 
 
 def _change(functions: pl.DataFrame) -> str:
@@ -158,30 +155,19 @@ def _called(function: dict[str, Any]) -> str:
 # --- tables ----------------------------------------------------------------------------------
 
 
-def _tables(frame: pl.DataFrame, unit: str, code: str) -> tuple[Table, ...]:
-    """Build the tables: functions by self weight, by innermost own code, by total weight.
-
-    Args:
-        frame: result of :func:`~.tree.functions`.
-        unit: unit of the weights.
-        code: label of the highlighted code.
-    """
-    innermost = f"Innermost functions in {code}"
-    by_inner, by_total = (
-        _ranked(frame.filter("is_own_code"), "inner", unit),
-        _ranked(frame, "total", unit),
-    )
-    tables = [
-        _table("by_self", "Functions by self weight", frame, "self", unit),
-        _table("own_code", innermost, by_inner, "inner", unit),
-        _table("by_total", "Functions by total weight", by_total, "total", unit),
-    ]
+def _tables(result: FlameGraph) -> Iterator[Table]:
+    """Build the tables: changes, functions by self weight, by innermost own code, by total."""
+    frame, unit = result.functions, result.unit
     if "change_self_frac" in frame.columns:
         changed = _most_changed(frame).filter(pl.col("change_self_frac") != 0)
         columns = {"base_self_frac": "base", "self_frac": "here", "change_self_frac": "change"}
         columns = {**_HEADINGS, **columns}
-        tables.insert(0, Table("changes", "Largest changes of self share", changed, columns))
-    return tuple(tables)
+        yield Table("changes", "Largest changes of self share", changed, columns)
+    by_inner = _ranked(frame.filter("is_own_code"), "inner", unit)
+    yield _table("by_self", "Functions by self weight", frame, "self", unit)
+    yield _table("own_code", f"Innermost functions in {result.code}", by_inner, "inner", unit)
+    by_total = _ranked(frame, "total", unit)
+    yield _table("by_total", "Functions by total weight", by_total, "total", unit)
 
 
 def _table(name: str, title: str, frame: pl.DataFrame, by: str, unit: str) -> Table:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from typing import Unpack
 
@@ -19,7 +18,7 @@ from traceanalyzer.analyzers.memory.rank_memory import known_table, with_line
 from traceanalyzer.drawings import Chart
 from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.frames.intervals import Ints
-from traceanalyzer.result import Result, View
+from traceanalyzer.result import Result, Table, View
 from traceanalyzer.run.loop import run
 from traceanalyzer.trace import Inputs, Trace
 from traceanalyzer.units import format_bytes
@@ -182,6 +181,8 @@ class MemoryGrowth(Result):
             if that happened at least twice; else 0), stack.
     """
 
+    question = "What grows from step to step?"
+
     steps: pl.DataFrame
     growth: pl.DataFrame
 
@@ -223,19 +224,8 @@ class MemoryGrowth(Result):
 
     def view(self) -> View:
         """Return suspects, all changes and steps, with a chart of live bytes."""
-        suspects, grown = self.suspects, with_line(self.growth)
-        return View(
-            title="What grows from step to step?",
-            verdict=_verdict(self),
-            notes=(*_sources(self.steps), _NOTE),
-            tables=(
-                known_table("suspects", "Steady growth", _by_line(suspects), _GROWTH),
-                known_table("growth", "All changes", grown, _GROWTH, detail=True),
-                known_table("steps", "Live at the end of each step", self.steps, _STEPS),
-            ),
-            scalars={"gained_bytes": int(suspects["grown_bytes"].sum())},
-            charts=partial(_charts, self.steps),
-        )
+        scalars = {"gained_bytes": int(self.suspects["grown_bytes"].sum())}
+        return self.view_from(_verdict, _notes, _tables, _charts, scalars=scalars)
 
 
 def _suspects(growth: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
@@ -281,19 +271,25 @@ def _verdict(result: MemoryGrowth) -> str:
     return f"{result.summary()} {GROWTH_ADVICE}"
 
 
-def _sources(steps: pl.DataFrame) -> list[str]:
-    """Return notes on how steps were detected, if they are not annotated."""
-    return [text for by, text in _SOURCES.items() if (steps["by"] == by).any()]
+def _notes(result: MemoryGrowth) -> Iterator[str]:
+    """Yield how steps were detected, if they are not annotated."""
+    yield from (text for by, text in _SOURCES.items() if (result.steps["by"] == by).any())
+    yield _NOTE
 
 
-def _charts(steps: pl.DataFrame) -> tuple[Chart, ...]:
-    """Return the chart of live bytes over steps."""
-    frame = steps.with_columns(display.places(steps))
-    return (
-        Chart(
-            name="steps", title="Live at the end of each step", mark="line", frame=frame,
-            x="step", y="live_bytes", x_label="step", y_label="live", color="on",
-        ),
+def _tables(result: MemoryGrowth) -> Iterator[Table]:
+    grown = with_line(result.growth)
+    yield known_table("suspects", "Steady growth", _by_line(result.suspects), _GROWTH)
+    yield known_table("growth", "All changes", grown, _GROWTH, detail=True)
+    yield known_table("steps", "Live at the end of each step", result.steps, _STEPS)
+
+
+def _charts(result: MemoryGrowth) -> Iterator[Chart]:
+    """Yield the chart of live bytes over steps."""
+    frame = result.steps.with_columns(display.places(result.steps))
+    yield Chart(
+        name="steps", title="Live at the end of each step", mark="line", frame=frame,
+        x="step", y="live_bytes", x_label="step", y_label="live", color="on",
     )  # fmt: skip
 
 
