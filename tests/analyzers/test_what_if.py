@@ -18,7 +18,7 @@ from benchmarks.accuracy.fault import FAULTS
 from benchmarks.accuracy.simulator import simulate
 from benchmarks.accuracy.write import write_kineto
 from traceanalyzer.analyzers.replay import changes, engine, follow
-from traceanalyzer.analyzers.replay.program import measure
+from traceanalyzer.analyzers.replay.program import _coincidences, measure
 from traceanalyzer.analyzers.what_if import Options, ReplayOptions, replay
 from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.trace import Trace
@@ -920,3 +920,18 @@ def test_path_of_an_operator_with_two_kernels_has_the_edges_that_hta_expects() -
 
 def test_ranks_of_several_formats_are_replayed_together() -> None:
     assert ta.what_if(str(ROOT / "fixtures/rocpd")).to_dict()["changes"]
+
+
+def test_streams_wait_for_work_of_their_own_device() -> None:
+    """Work of device 1 ends last before the work on stream 2 of device 0 starts."""
+    work = pl.DataFrame(
+        {
+            "start": [0, 0, 105_000],
+            "end": [100_000, 104_000, 200_000],
+            "device": [0, 1, 0],
+            "lane": [0, 1, 2],
+            "rest_ns": [0.0, 0.0, 99_000.0],
+        }
+    )
+    edges = _coincidences(work)
+    assert edges.select("work", "after", "inferred").rows() == [(2, 0, True)]
