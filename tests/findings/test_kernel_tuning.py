@@ -48,8 +48,9 @@ def steps(*, triton: bool, tunes: bool = True) -> Iterator[dict[str, Any]]:
 def test_measuring_kernels_is_one_finding_and_explains_the_others(triton: bool) -> None:
     found = {one.id: one for one in ta.diagnose([trace(steps(triton=triton))]).findings}
     tuning = found["kernel-tuning"]
-    searched = SEARCH + WORK  # with the call that follows it in the same range
-    assert tuning.cost_ns == pytest.approx(searched / 6, rel=0.02)
+    # without the call that follows it in the same range
+    assert tuning.cost_ns == pytest.approx(SEARCH / 6, rel=0.02)
+    assert tuning.gain_ns == pytest.approx(SEARCH / 6, rel=0.02)
     assert tuning.step == "ProfilerStep#3"
     assert ("cache_results" in tuning.advice) == triton
     assert "uneven-steps" in {one.id for one in tuning.effects}
@@ -60,3 +61,18 @@ def test_measuring_kernels_is_one_finding_and_explains_the_others(triton: bool) 
 def test_launches_of_tuned_kernels_are_no_tuning(triton: bool) -> None:
     found = ta.diagnose([trace(steps(triton=triton, tunes=False))]).findings
     assert "kernel-tuning" not in {one.id for one in found}
+
+
+def test_memory_that_a_search_allocates_is_a_part_of_it() -> None:
+    events = [*steps(triton=False)]
+    (first,) = (one["ts"] for one in events if one["dur"] > SEARCH and one["kind"] == "cpu_op")
+    for one in events:
+        one["ts"] += 4 * STEP * (one["ts"] > first)  # the kernels of the search come later
+        if one["ts"] <= first < one["ts"] + one["dur"]:
+            one["dur"] += 4 * STEP
+    events.append(host("cuda_runtime", "cudaMalloc", first + 5 * US, 4 * STEP - 10 * US))
+    found = {one.id: one for one in ta.diagnose([trace(events)]).findings}
+    tuning = found["kernel-tuning"]
+    assert tuning.cost_ns == pytest.approx((SEARCH + 4 * STEP) / 6, rel=0.02)
+    assert "memory-management" in {one.id for one in tuning.effects}
+    assert "memory-management" not in found

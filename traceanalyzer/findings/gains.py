@@ -40,11 +40,13 @@ EXPOSED_ID = "exposed-communication"
 #: Rules about transfers of which no other rank shows that the host waits for them.
 _TRANSFERS = {EXPOSED_ID, "collective-outliers"}
 #: Rules whose cause is removed by removing what happened in the intervals of the finding.
-_IN_INTERVALS = {*RULE_OF.values(), EXPOSED_ID} - {
+_IN_INTERVALS = {*RULE_OF.values(), EXPOSED_ID, "kernel-tuning"} - {
     "waiting-for-ranks", "pipeline-bubble", "unknown-idleness", "device-wait", "short-gaps",
 }  # fmt: skip
 #: Rules about kernels that one kernel, or none, could replace: what remains of their time.
-_LOOPS = {"unfused-optimizer": OF_MANY_FRAC, "tensor-loop": OF_MANY_FRAC, "anomaly-detection": 0.0}
+_LOOPS = {"unfused-optimizer": OF_MANY_FRAC, "tensor-loop": OF_MANY_FRAC} | dict.fromkeys(
+    ("anomaly-detection", "kernel-tuning"), 0.0
+)
 #: Rules about waits for the device: without them the host runs ahead. It may then overlap more
 #: than the idle time of the finding, by at most this factor.
 _WAITS, _MORE_OVERLAP = {"synchronisation", "anomaly-detection"}, 1.2

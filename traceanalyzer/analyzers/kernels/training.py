@@ -127,7 +127,8 @@ def training(trace: Trace, patterns: Sequence[str] = ()) -> pl.DataFrame:
         between them (:data:`BETWEEN`), if both kinds were called; where other attention is fused,
         only runs of them with a softmax and two products. name is the operator, call is 1 within
         PyTorch's attention, otherwise 0. Without operators, see :data:`KERNELS`. :data:`TUNING`:
-        from the first to the last kernel of one search for the fastest kernel; name is
+        from the allocation before the first kernel of one search for the fastest kernel to the
+        last one, the chosen kernel at work; name is
         :data:`AUTOTUNING` or :data:`SEARCH`. :data:`UPDATES`: compute of optimizer steps
         that mostly multiply matrices; place is the range, call is 1 if collectives run in it.
     """
@@ -316,10 +317,14 @@ def _tuning(
         return _NONE
     ranges = intervals.union(ranges, [*_THREAD, "name"]).sort("start")
     inside = linking.label_by_interval(calls, ranges, _THREAD).drop_nulls("interval")
-    rows = work[inside["work"]].with_columns(
-        ranges["name"][inside["interval"]], inside["interval"].alias("call")
+    # from the allocation before the first kernel to the last one, which is the chosen one at work
+    free = pl.col("end").cum_max().shift(1).over("device")
+    of_range = ranges.select("name", call=pl.int_range(pl.len()), begin="start")[inside["interval"]]
+    rows = work.with_columns(free=free).drop("name")[inside["work"]].hstack(of_range)
+    before = pl.max_horizontal("begin", "free").min()
+    spans = rows.group_by("device", "name", "call").agg(
+        start=pl.min_horizontal(pl.col("start").min(), before), end=pl.col("start").max()
     )
-    spans = rows.group_by("device", "name", "call").agg(pl.col("start").min(), pl.col("end").max())
     return spans.with_columns(purpose=pl.lit(TUNING)).sort("device", "start")
 
 
