@@ -374,7 +374,7 @@ LOSS: Frame = ("cross_entropy", TORCH + "nn/functional.py", 3460)
 
 
 @pytest.mark.parametrize(
-    ("request_mib", "frame", "held", "word"),
+    ("request_mib", "frame", "holder", "word"),
     [
         (30, FORWARD, LOAD, "map_location"),
         (30, LOSS, FORWARD, "cross-entropy"),
@@ -383,9 +383,11 @@ LOSS: Frame = ("cross_entropy", TORCH + "nn/functional.py", 3460)
     ],
 )
 def test_what_to_do_first_follows_from_the_frames(
-    request_mib: int, frame: Frame, held: Frame, word: str, tmp_path: Path
+    request_mib: int, frame: Frame, holder: Frame, word: str, tmp_path: Path
 ) -> None:
-    snapshot = Snapshot().note("segment_alloc", BASE, 100 * MIB).alloc(BASE, 100 * MIB, held, MAIN)
+    snapshot = (
+        Snapshot().note("segment_alloc", BASE, 100 * MIB).alloc(BASE, 100 * MIB, holder, MAIN)
+    )
     snapshot.note("oom", 0, request_mib * MIB, frame, MAIN).hold(BASE, 100 * MIB, (0, 100 * MIB))
     (row,) = ta.memory_oom(snapshot.write(tmp_path / "x.pickle")).errors.to_dicts()
     assert row["cause"] == "real demand"

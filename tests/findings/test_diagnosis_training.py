@@ -150,16 +150,16 @@ def test_layers_in_the_backward_pass_are_recomputed() -> None:
 
 @pytest.mark.matrix
 @pytest.mark.parametrize(
-    ("peak", "size", "words"), [(76, 0.05, "Recompute only"), (15, 0.1, "Memory is free")]
+    ("peak", "size", "text"), [(76, 0.05, "Recompute only"), (15, 0.1, "Memory is free")]
 )
-def test_recomputation_is_needed_where_memory_is_full(peak: int, size: float, words: str) -> None:
+def test_recomputation_is_needed_where_memory_is_full(peak: int, size: float, text: str) -> None:
     traced = backward(["aten::linear", "aten::layer_norm"])
     names = ["kernels", "gpu_idle"]
     answers = Answers(dict(examine([traced], names, use="findings").results))
     vars(answers)["memory_use"] = (peak * 2**30, 80 * 2**30)
     (one,) = BY_ID["recomputed-activations"].judge(answers)
     assert one.size == pytest.approx(size)
-    assert one.advice.startswith(words)
+    assert one.advice.startswith(text)
 
 
 def test_time_of_recomputed_layers_is_per_step() -> None:
