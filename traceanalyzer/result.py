@@ -232,7 +232,7 @@ class Result:
         verdict: Callable[[R], str],
         notes: Callable[[R], Iterable[str]],
         tables: Callable[[R], Iterable[Table]],
-        charts: Callable[[R], Iterable[Chart]] = lambda _: (),
+        charts: Callable[[R], Iterable[Chart]] | None = None,
         *,
         title: str = "",
         scalars: Mapping[str, Any] | None = None,
@@ -251,7 +251,8 @@ class Result:
         """
         numbers = self.numbers() if scalars is None else scalars
         content = verdict(self), tuple(notes(self)), tuple(tables(self)), numbers
-        return View(title or self.question, *content, charts=partial(charts, self), **more)
+        drawn = partial(charts, self) if charts else tuple
+        return View(title or self.question, *content, charts=drawn, **more)
 
     @cached_property
     def _view(self) -> View:

@@ -21,6 +21,7 @@ from matplotlib.text import Text
 from sample_results import HOSTILE, LONG_KERNEL, Sample, durations, hostile, ordinary, skew
 from wording import raises_wording
 
+import traceanalyzer as ta
 from traceanalyzer.drawings import Flame, Occupancy
 from traceanalyzer.errors import MissingExtra, OptionError
 from traceanalyzer.render import plot
@@ -213,3 +214,13 @@ def test_missing_pandas_names_the_extra(monkeypatch):
     with raises_wording(MissingExtra) as caught:
         ordinary().to_pandas()
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)  # noqa: S301
+
+
+@pytest.mark.parametrize(
+    ("function", "source"),
+    [(ta.info, "nccl_8ranks/rank0.json.gz"), (ta.py_spy_report, "py_spy/default.raw.txt")],
+)
+def test_displayed_results_can_be_pickled(function, source):
+    result = function(ROOT / "fixtures" / source)
+    before = result.to_dict()
+    assert pickle.loads(pickle.dumps(result)).to_dict() == before  # noqa: S301
