@@ -12,7 +12,7 @@ START, END = "<!-- measured -->", "<!-- end -->"
 _KINDS = {
     "single": "one fault, simulated",
     "blind": "one fault, written without knowledge of the rules",
-    "found": "one fault that was once not found",
+    "found": "one fault that was once named wrongly",
     "pair": "two faults, simulated",
     "real": "one fault in a real recording",
     "healthy": "healthy job (right: no critical finding)",
