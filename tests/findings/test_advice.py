@@ -53,6 +53,32 @@ def first(recording: Trace, rule: str) -> Finding:
     return one
 
 
+@pytest.mark.parametrize(("us", "part"), [(300, "pinned_use_cuda_host_register"), (60, "workers")])
+def test_workers_do_not_speed_up_the_thread_that_pins_batches(us: int, part: str) -> None:
+    def between(at: int) -> Rows:
+        name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+        pins = host("cuda_runtime", "cudaHostAlloc", (at + 5) * US, us * US) | {"tid": 2}
+        return [host("user_annotation", name, at * US, 480 * US), pins]
+
+    assert part in first(loop(between), "data-loading").advice
+
+
+def test_graphs_of_pytorch_are_recorded_for_each_shape() -> None:
+    builds = loop(lambda at: [host("cuda_runtime", "cudaGraphInstantiate", at * US, 480 * US)])
+    assert "mark_dynamic" in first(builds, "graph-building").advice
+
+
+@pytest.mark.parametrize("name", ["all_gather_object", "all_gather"])
+def test_collectives_of_objects_are_replaced_by_one_tensor(name: str) -> None:
+    def between(at: int) -> Rows:
+        frames = ("train.py(44): log", f"torch/distributed/distributed_c10d.py(2900): {name}")
+        wait = host("cuda_runtime", "cudaStreamSynchronize", (at + 5) * US, 470 * US)
+        return [*python(*frames)(at), wait]
+
+    one = first(loop(between), "synchronisation")
+    assert ("one tensor" in one.advice) == ("object" in name)
+
+
 # --- host code -------------------------------------------------------------------------------
 
 

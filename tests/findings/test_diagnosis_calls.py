@@ -153,6 +153,24 @@ def test_captured_launches_are_graph_building() -> None:
     assert rules(loop(captured))[0] == "graph-building"
 
 
+@pytest.mark.parametrize("compiled", [True, False])
+def test_what_an_operator_does_before_its_capture_is_graph_building(compiled: bool) -> None:
+    """Other code before a capture, which ends before an operator begins, is not."""
+
+    def captured(at: int) -> list[dict[str, Any]]:
+        begin = 2 if compiled else 380
+        return [
+            host("user_annotation", "prepare", at * US, 480 * US),
+            host("cpu_op", "CompiledFunction", (at + begin) * US, (480 - begin) * US),
+            host("cuda_runtime", "cudaStreamBeginCapture", (at + 400) * US, 5 * US),
+            host("cuda_runtime", "cudaStreamEndCapture", (at + 420) * US, 50 * US),
+        ]
+
+    costs = {one.id: one.cost_frac or 0 for one in ta.diagnose(loop(captured)).findings}
+    assert costs["graph-building"] == pytest.approx(0.86 if compiled else 0.16, abs=0.03)
+    assert (costs["host-code"] > 0.6) != compiled
+
+
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(("us", "rule"), [(40, "small-copies"), (1_500, "synchronisation")])
 def test_small_copies_that_block_are_named(us: int, rule: str) -> None:

@@ -12,6 +12,7 @@ from traceanalyzer.analyzers.common.display import at_start, places
 from traceanalyzer.analyzers.common.names import frame_text
 from traceanalyzer.analyzers.common.step_marks import STEP
 from traceanalyzer.analyzers.common.waits import DATA, ENGINE, REQUESTS, wait_of
+from traceanalyzer.analyzers.cuda_api.result import CudaApi
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.activities import (
     OUTSIDE,
@@ -270,18 +271,45 @@ def _advice(cause: str, result: GpuIdle, answers: Answers) -> str:
     if cause == causes.DEVICE_WAIT and answers.time.busiest:
         return _EVENLY
     if cause == causes.DATALOADING and result.has_loader:
-        return f"{_slowest_of_loading(result)}{result.advice(cause)}"
+        return _pinning(result, answers) or f"{_slowest_of_loading(result)}{result.advice(cause)}"
     if not isinstance(launches, Launches):
         return result.advice(cause)
     if cause == causes.SYNCHRONISATION:
         place = synchronising_place(launches)
         called = answers.place(cause).get("called") or ""
         operator = operator_of(place) or called * called.startswith("aten::")
+        if "_object" in called:
+            return _OF_OBJECTS
         called_by = {"call": place.get("call") or "", "frame": place.get("python") or ""}
         return result.advice(cause, operator=operator, **called_by)
     if cause == causes.LAUNCH:
         return launch_advice(result, launches, answers)
     return result.advice(cause)
+
+
+#: Functions of torch.distributed that send pickled objects.
+_OF_OBJECTS = (
+    "Collectives of Python objects pickle them, copy them to the GPU and back, and wait for their "
+    "sizes first: collect the numbers in one tensor and reduce it (all_reduce), only in the steps "
+    "that log them, or use a process group of gloo."
+)
+
+
+def _pinning(result: GpuIdle, answers: Answers) -> str:
+    """Return advice on data loading if the allocation of pinned memory takes half of it."""
+    if (api := answers.of(CudaApi)) is None:
+        return ""
+    pinned = api.calls.filter(pl.col("call").str.contains("HostAlloc|MallocHost"))
+    ns, waits = int(pinned["total_ns"].sum()), int(result.units["loader_ns"].sum())
+    if 2 * ns < waits:
+        return ""
+    return (
+        f"{pinned['call'][0]} takes {format_ns(ns)} ({format_count(int(pinned['n'].sum()), 'call')}"
+        "): the thread that pins batches (pin_memory) allocates again and again, which more "
+        "workers do not change. Release batches after use and keep their sizes equal, so that "
+        "pinned memory is reused, pin fewer, larger tensors, or register it faster "
+        "(PYTORCH_CUDA_ALLOC_CONF=pinned_use_cuda_host_register:True)."
+    )
 
 
 def _without_wait(cause: str, result: GpuIdle, answers: Answers) -> str:

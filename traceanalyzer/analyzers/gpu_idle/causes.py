@@ -221,6 +221,12 @@ FEWER_OPERATORS = "Use fewer, larger operators (torch.compile, larger batches)."
 #: The same for all causes of lost time.
 LOSING = {**WAITING, EXPOSED: "exposed communication", COPIES: "exposed copies"}
 
+#: Advice on CUDA graphs of PyTorch.
+RECORD_ONCE = (
+    'torch.compile(mode="reduce-overhead") records a graph for each new input shape: pad inputs to '
+    'few shapes, mark sizes that change (torch._dynamo.mark_dynamic), or use mode="default". '
+    "Record each graph (also of torch.cuda.graph) once, in a warm-up, and replay it."
+)
 #: Advice for programs with an optimizer.
 _OPTIMIZERS = ", fused optimizers"
 #: Advice by cause, without the period.

@@ -287,7 +287,7 @@ def take(trace: Trace, options: Options) -> Excerpt:
             trace, work, threads, [causes.LOADS_CODE, causes.QUEUE_FULL], others=True
         ),
         code_loading=code_loading,
-        captures=captures(slices, trace.names),
+        captures=prepared(captures(slices, trace.names), slices),
         others=_of_others(trace, threads),
         hints={what: record_hint(trace.meta, what) for what in _MAY_LACK},
         by_device=take(trace, replace(options, by="device")) if by_process else None,
@@ -667,6 +667,21 @@ def captures(slices: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
         check_sortedness=False,
     )  # fmt: skip
     return pairs.drop_nulls("until").select("thread", "start", end="until")
+
+
+def prepared(captured: pl.DataFrame, slices: pl.DataFrame) -> pl.DataFrame:
+    """Return captures from when an operator (torch.compile) prepares them: after its last call."""
+    operators = slices.filter(pl.col("kind") == "cpu_op")
+    around = linking.enclosing(captured.rename({"start": "ts"}), operators, ["thread"])["slice"]
+    calls = slices.filter(pl.col("kind").is_in(LAUNCH_KINDS)).select("thread", called="end")
+    within = captured.with_columns(since=operators["start"][around]).sort("start")
+    after = within.join_asof(
+        calls.sort("called"), left_on="start", right_on="called", by="thread",
+        check_sortedness=False,
+    )  # fmt: skip
+    begin = pl.when(pl.col("since").is_null()).then("start")
+    start = begin.otherwise(pl.max_horizontal("since", "called"))
+    return after.select("thread", start, "end")
 
 
 def creating_communicators(excerpt: Excerpt, calls: pl.DataFrame) -> pl.DataFrame:

@@ -309,6 +309,8 @@ class GpuIdle(Result):
             text = activities.advice_on_synchronisation(
                 one, call or found, operator, pytorch=program.pytorch
             )
+        if cause == causes.GRAPH_BUILDING and program.pytorch:
+            text = causes.RECORD_ONCE
         if cause == causes.DEVICE_WAIT:
             text = activities.advice_on_stream_wait(self.of_cause(cause))
         if cause == causes.DATALOADING and not self.has_loader:
