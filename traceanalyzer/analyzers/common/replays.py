@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from traceanalyzer.analyzers.common.names import named
-from traceanalyzer.frames import nesting
+from traceanalyzer.analyzers.common.names import matching, named
+from traceanalyzer.frames import linking, nesting
 from traceanalyzer.trace import Trace, of_kinds
 from traceanalyzer.units import format_count, format_frac, format_ns
 from traceanalyzer.vocabulary import LAUNCH_KINDS
@@ -167,3 +167,32 @@ def note(count: int, matched: int, total_ns: int, matched_ns: int) -> tuple[str,
         f"the same kernels in a capture or a step without replay{rest}."
     )
     return (text,)
+
+
+def captures(slices: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
+    """Return when a thread captures the work of a stream: thread, start, end."""
+    begins, ends = (matching(names, [edge]) for edge in (_CAPTURE_BEGINS, _CAPTURE_ENDS))
+    begun = slices.filter(pl.col("name").is_in(begins)).select("thread", "start", "end").sort("end")
+    if not begins or not ends:
+        return begun.clear()
+    ended = slices.filter(pl.col("name").is_in(ends)).select("thread", until="end").sort("until")
+    pairs = begun.join_asof(
+        ended, left_on="end", right_on="until", by="thread", strategy="forward",
+        check_sortedness=False,
+    )  # fmt: skip
+    return pairs.drop_nulls("until").select("thread", "start", end="until")
+
+
+def prepared(captured: pl.DataFrame, slices: pl.DataFrame) -> pl.DataFrame:
+    """Return captures from when an operator (torch.compile) prepares them: after its last call."""
+    if captured.is_empty():
+        return captured
+    operators = slices.filter(pl.col("kind") == "cpu_op")
+    around = linking.enclosing(captured.rename({"start": "ts"}), operators, ["thread"])["slice"]
+    calls = slices.filter(pl.col("kind").is_in(LAUNCH_KINDS)).select("thread", called="end")
+    within = captured.with_columns(since=operators["start"][around].fill_null(captured["start"]))
+    rows = within.sort("start").join_asof(
+        calls.sort("called"), left_on="start", right_on="called", by="thread",
+        check_sortedness=False,
+    )  # fmt: skip
+    return rows.select("thread", start=pl.max_horizontal("since", "called"), end="end")

@@ -29,6 +29,7 @@ from traceanalyzer.analyzers.common.names import (
     python_frame,
     starting_with,
 )
+from traceanalyzer.analyzers.common.replays import captures, prepared
 from traceanalyzer.analyzers.gpu_idle import Options, causes
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals, linking, nesting, numbering
@@ -653,35 +654,6 @@ def in_class(
 def building_graphs(excerpt: Excerpt, calls: pl.DataFrame) -> pl.DataFrame:
     """Return when a thread builds a CUDA graph: in its calls, and while a stream is captured."""
     return pl.concat([in_class(excerpt, calls, BUILD_GRAPH), excerpt.of_units(excerpt.captures)])
-
-
-def captures(slices: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
-    """Return when a thread captures the work of a stream: thread, start, end."""
-    begins, ends = (matching(names, [f"Stream{edge}Capture"]) for edge in ("Begin", "End"))
-    if not begins or not ends:
-        return slices[_SLICE].clear()
-    begun = slices.filter(pl.col("name").is_in(begins))[_SLICE].sort("end")
-    ended = slices.filter(pl.col("name").is_in(ends)).select("thread", until="end").sort("until")
-    pairs = begun.join_asof(
-        ended, left_on="end", right_on="until", by="thread", strategy="forward",
-        check_sortedness=False,
-    )  # fmt: skip
-    return pairs.drop_nulls("until").select("thread", "start", end="until")
-
-
-def prepared(captured: pl.DataFrame, slices: pl.DataFrame) -> pl.DataFrame:
-    """Return captures from when an operator (torch.compile) prepares them: after its last call."""
-    operators = slices.filter(pl.col("kind") == "cpu_op")
-    around = linking.enclosing(captured.rename({"start": "ts"}), operators, ["thread"])["slice"]
-    calls = slices.filter(pl.col("kind").is_in(LAUNCH_KINDS)).select("thread", called="end")
-    within = captured.with_columns(since=operators["start"][around]).sort("start")
-    after = within.join_asof(
-        calls.sort("called"), left_on="start", right_on="called", by="thread",
-        check_sortedness=False,
-    )  # fmt: skip
-    begin = pl.when(pl.col("since").is_null()).then("start")
-    start = begin.otherwise(pl.max_horizontal("since", "called"))
-    return after.select("thread", start, "end")
 
 
 def creating_communicators(excerpt: Excerpt, calls: pl.DataFrame) -> pl.DataFrame:
