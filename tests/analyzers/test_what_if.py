@@ -922,7 +922,7 @@ def test_ranks_of_several_formats_are_replayed_together() -> None:
     assert ta.what_if(str(ROOT / "fixtures/rocpd")).to_dict()["changes"]
 
 
-def test_streams_wait_for_work_of_their_own_device() -> None:
+def test_streams_wait_for_work_of_their_device() -> None:
     """Work of device 1 ends last before the work on stream 2 of device 0 starts."""
     work = pl.DataFrame(
         {
