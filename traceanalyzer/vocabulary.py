@@ -342,8 +342,7 @@ def collective_of_word(word: str | None) -> str | None:
     """Return NCCL's spelling of a name such as ``allreduce`` or ``nccl:all_to_all``, or None."""
     if not word:
         return None
-    tail = word.rsplit(":", 1)[-1]
-    return _COLLECTIVES.get(re.sub(r"[^a-z]", "", tail.lower()))
+    return _COLLECTIVES.get(re.sub(r"[^a-z]", "", word.rsplit(":", 1)[-1].lower()))
 
 
 @lru_cache(maxsize=4096)
@@ -401,6 +400,10 @@ NSYS_TABLE = re.compile(
 NSYS = "nsys-sqlite"
 ROCPD = "rocpd"
 DATABASES = (NSYS, ROCPD)
+#: Code of the issue that processes without recorded ranks are numbered.
+RANKS_NUMBERED = "ranks-numbered"
+#: Why data is missing in a truncated database, and what to do.
+DAMAGED_TABLES = "its tables are damaged; copy or export it again"
 
 #: Version of Chrome traces of ONNX Runtime's profiler, and its name for operators on the CPU.
 ONNXRUNTIME = "ONNX Runtime"

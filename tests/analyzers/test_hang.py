@@ -884,3 +884,32 @@ def test_a_thousand_ranks_are_combined() -> None:
     assert answer(result) == ("missing rank", [77])
     assert len(result.waiting) == 1023
     assert result.charts[0].frame["rank"].n_unique() <= 32
+
+
+@pytest.mark.parametrize("state", ["started", "completed"])
+def test_one_dump_of_many_asks_for_the_others(state: str) -> None:
+    run = Run(ranks=range(4), groups={"0": range(4)})
+    run.steps()
+    run.all(state=state)
+    dumps = run.dumps()
+    alone, without_one = of({0: dumps[0]}), of({rank: dumps[rank] for rank in (0, 1, 2)})
+    assert (alone.missing_dumps, without_one.missing_dumps) == ((1, 2, 3), (3,))
+    assert alone.cause == without_one.cause == ("no dump" if state == "started" else "none")
+    assert "pass the" in alone.verdict
+    assert "pass the" not in without_one.verdict
+
+
+def test_a_size_mismatch_names_the_shapes_that_differ() -> None:
+    """Outputs of all_gather differ on one rank; its input is that of another rank."""
+    run = Run(ranks=range(3), groups={"0": range(3)})
+    run.steps()
+    run.all("all_gather", state="started")
+    dumps = run.dumps()
+    for rank, (size, gathered) in enumerate(((512, 2048), (1024, 2048), (512, 4096))):
+        dumps[rank]["entries"][-1] |= {"input_sizes": [[size]], "output_sizes": [[gathered]]}
+    first = of(dumps).stuck.causes[0]
+    assert (first.cause, first.differing) == ("size mismatch", (2,))
+    assert [(text.split()[0], ranks) for text, ranks in first.calls] == [
+        ("[2048]", (0, 1)),
+        ("[4096]", (2,)),
+    ]

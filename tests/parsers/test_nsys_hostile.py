@@ -424,3 +424,18 @@ def test_any_damage_is_skipped_or_rejected(changes, cut, tmp_path):
         assert "\n" not in str(error)  # noqa: PT017 - either way is right
     else:
         assert schema.check(trace.tables) == []
+
+
+def test_data_of_a_truncated_export_needs_no_other_recording(copy: Path) -> None:
+    """Its tables are damaged: no option of the profiler adds them."""
+    os.truncate(copy, copy.stat().st_size // 3)
+    with pytest.raises(ta.MissingData) as error:
+        ta.kernels(copy)
+    assert "--trace" not in str(error.value)
+    diagnosis = ta.diagnose(copy)
+    whys = diagnosis.rules["why"].drop_nulls()
+    assert whys.str.contains("damaged").any()
+    assert not whys.filter(whys.str.contains("damaged")).str.contains("nsys profile").any()
+    assert "nsys profile" not in " ".join(diagnosis.notes)
+    dropped = next(one for one in diagnosis.diagnosis if one.id == "dropped-events")
+    assert "profiler" not in dropped.advice

@@ -135,8 +135,7 @@ def _analysis(text: str) -> tuple[str, Any]:
         raise click.BadParameter(f"{name!r} is not an analysis")
     options = entry.options_class()
     command = click.command(name)(analyzer_options(options)(lambda **_: None))
-    values = command.make_context(name, arguments).params
-    return entry.name, options(**values)
+    return entry.name, options(**command.make_context(name, arguments).params)
 
 
 @click.command()

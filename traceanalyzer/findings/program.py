@@ -14,6 +14,7 @@ from traceanalyzer.analyzers.memory.result import Memory
 from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.result import Result
 from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns
+from traceanalyzer.vocabulary import RANKS_NUMBERED
 
 #: GPUs older than Ampere: neither bfloat16 nor TF32 on tensor cores.
 _BEFORE_AMPERE = re.compile(
@@ -156,6 +157,8 @@ def described(results: Mapping[str, Result]) -> str:
         files = info.recordings
         ranks, hosts = (files[name].drop_nulls().n_unique() for name in ("rank", "host"))
         count = format_count(ranks, "rank") if ranks else format_count(files.height, "file")
+        if (info.issues["code"] == RANKS_NUMBERED).any():
+            count = format_count(ranks, "process", "es")
         parts.append(f"{count} on {format_count(hosts, 'host')}" if hosts > 1 else count)
         models = {re.sub(r"^\d+x ", "", gpus) for gpus in files["devices"].drop_nulls()}
         parts += sorted(models - {"GPU"})[:_MODELS]

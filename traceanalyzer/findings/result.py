@@ -18,6 +18,7 @@ from traceanalyzer.drawings import Budget, BudgetPart, Lanes
 from traceanalyzer.result import SCHEMA_VERSION, SEVERITIES, Finding, Result, Severity, Table, View
 from traceanalyzer.trace import NOT_BY_XLA
 from traceanalyzer.units import format_count
+from traceanalyzer.vocabulary import DAMAGED_TABLES
 
 FAILED, PASSED, SKIPPED = "failed", "passed", "skipped"
 
@@ -83,12 +84,14 @@ _NEEDS = tuple(
         ("no allocations", "allocations", "torch.profiler profile_memory=True"),
         ("gpu-metrics", "GPU metrics", "nsys profile --gpu-metrics-devices=all"),
         ("rocprof-sys", "GPU metrics", "runTracer.sh of rocmProfileData, or rocprof-sys"),
+        (f"counters.*{DAMAGED_TABLES}", "GPU metrics", ""),
         ("counters", "host metrics", "MosaicML Composer's Profiler(sys_prof_cpu=True)"),
         ("--sample=", "samples", "nsys profile --sample=process-tree"),
         ("sample", "samples", "py-spy record -f raw -o FILE"),
         ("steps", "steps", "profiler.step() or --step-name"),
         ("out-of-memory error", "out-of-memory errors", ""),
         ("matrix product", "matrix products and convolutions", ""),
+        (DAMAGED_TABLES, _GPU_WORK, ""),
         ("nsys profile", _GPU_WORK, "nsys profile --trace=cuda,nvtx,osrt"),
         ("rocprofv3", _GPU_WORK, "rocprofv3 --runtime-trace"),
         (
@@ -125,7 +128,7 @@ def _need(why: str) -> tuple[str, str, str]:
     if not _CUT_OFF.search(why):
         return _NOT_RECORDED, data, "" if NOT_BY_XLA in why else how
     # GPU work is last in a file: recording it again would not add it
-    return _NOT_READABLE, data, "" if data == _GPU_WORK else how
+    return _NOT_READABLE, data, "" if data == _GPU_WORK or DAMAGED_TABLES in why else how
 
 
 def _skipped(whys: Iterable[str]) -> Iterator[str]:

@@ -43,7 +43,7 @@ from traceanalyzer.units import (
     format_ratio,
     format_weight,
 )
-from traceanalyzer.vocabulary import FAILED_CALLS, MEMORY_SNAPSHOT, NO_GPU_WORK
+from traceanalyzer.vocabulary import DATABASES, FAILED_CALLS, MEMORY_SNAPSHOT, NO_GPU_WORK
 
 
 @rule(
@@ -651,6 +651,8 @@ def _complete(result: Info, lost: pl.DataFrame) -> str:
                 "Write the snapshot again: torch.cuda.memory._dump_snapshot() must end before the "
                 "job."
             )
+        if formats.is_in(DATABASES).any():
+            return "Copy the file again, or export the recording again."
         return "Stop the profiler before the job ends, so that it can write the complete file."
     if lost["code"].str.contains(_OTHER_TABLES).any():
         return "Export the recording with another version of the profiler: its tables differ."

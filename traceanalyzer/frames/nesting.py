@@ -124,8 +124,7 @@ def slice_order(group: Ints, start: Ints, end: Ints) -> Ints:
 def blocks(group: npt.NDArray[np.integer]) -> Iterator[tuple[int, int]]:
     """Yield the range of rows of each group, for rows ordered by group."""
     cuts = np.flatnonzero(np.diff(group)) + 1
-    edges = [0, *cuts.tolist(), group.size] if group.size else []
-    return pairwise(edges)
+    return pairwise([0, *cuts.tolist(), group.size] if group.size else [])
 
 
 def nest_mostly(start: Ints, end: Ints) -> tuple[Rows, Rows, Rows] | None:

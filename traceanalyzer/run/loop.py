@@ -84,7 +84,8 @@ def run(analyzer: Analyzer[O, P, R], inputs: Inputs, options: O, **reading: Unpa
         if first := next(iter(opened.state.metas.values()), None):
             error = with_fitting_command(error, first, analyzer.name, None)
         truncated = any(state.truncated for state in states)
-        raise perhaps_truncated(error, truncated=truncated) from None
+        form = first.format if first else ""
+        raise perhaps_truncated(error, truncated=truncated, form=form) from None
     notes = [*(n for state in states for n in notes_on(state)), *reader.notes]
     return with_notes(result, notes, opened.jobs)
 

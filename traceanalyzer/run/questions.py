@@ -16,7 +16,7 @@ from traceanalyzer.errors import MissingData, OptionError, TraceAnalyzerError
 from traceanalyzer.run.fitting_commands import not_for, not_for_reports, with_fitting_command
 from traceanalyzer.run.pieces import How, Opened, OpenedInputs, bytes_of, read_needed
 from traceanalyzer.trace import Meta, Trace
-from traceanalyzer.vocabulary import PRINTED_TEXT
+from traceanalyzer.vocabulary import DAMAGED_TABLES, DATABASES, PRINTED_TEXT
 
 #: Of an analyzer of another package that raises an error.
 FAILED: Final = "failed"
@@ -70,7 +70,9 @@ class Question(Generic[O, P, R]):
                     traces.clear()
                 self.parts.append((meta, measure(what, self.options)))
         except MissingData as error:
-            self.lacking.append((meta, str(perhaps_truncated(error, truncated=truncated))))
+            self.lacking.append(
+                (meta, str(perhaps_truncated(error, truncated=truncated, form=meta.format)))
+            )
 
     def result(self, reader: Any, base: Iterable[tuple[Meta, P]] = ()) -> R:
         """Return the result of all parts, and free them.
@@ -340,10 +342,14 @@ def rank_of(path: str, rank: int | None) -> str:
     return path if rank is None else f"{path}, rank {rank}"
 
 
-def perhaps_truncated(error: MissingData, *, truncated: bool) -> MissingData:
-    """Add the hint that the file is truncated: profilers write kernels last."""
+def perhaps_truncated(error: MissingData, *, truncated: bool, form: str = "") -> MissingData:
+    """Add the hint that the file is truncated: profilers write kernels last.
+
+    Of a truncated database any table may be missing: options of the profiler would not help.
+    """
     if not truncated:
         return error
-    return MissingData(
-        f"{error} (the file is truncated: the missing data may have been at its end)"
-    )
+    damaged = form in DATABASES
+    what = str(error).partition("; ")[0] if damaged else error
+    why = DAMAGED_TABLES if damaged else "the missing data may have been at its end"
+    return MissingData(f"{what} (the file is truncated: {why})")

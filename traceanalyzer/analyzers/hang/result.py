@@ -196,6 +196,8 @@ class Hang(Result):
             lines = [self._place(first, *ranks) for _, ranks in first.calls]
             if None not in lines and len({*lines}) > 1:
                 return texts.ADVICE["different lines"].format(lines[-1])
+        if first and first.cause == "no dump" and self._few_dumps:
+            return texts.ADVICE["few dumps"].format(texts.rank_list(self.missing_dumps))
         if self.stuck.is_deadlock or first is None or first.cause != "missing rank":
             return texts.advice(self.stuck)
         missing = [rank for rank in first.missing if rank in first.free]
@@ -240,8 +242,14 @@ class Hang(Result):
         if others := [rank for rank in known if rank not in {*completed}]:
             text += f" No collective is recorded on {texts.rank_list(others)}."
         if self.missing_dumps:
-            text += f" No dump of {texts.rank_list(self.missing_dumps)}."
+            more = ": pass theirs too, other ranks may wait" * self._few_dumps
+            text += f" No dump of {texts.rank_list(self.missing_dumps)}{more}."
         return sentences(text, self._late())
+
+    @property
+    def _few_dumps(self) -> bool:
+        """Whether fewer dumps were given than are missing, such as one file of a folder."""
+        return self.dumps.height < len(self.missing_dumps)
 
     @property
     def _unnumbered(self) -> int:

@@ -315,8 +315,7 @@ def _levels(text: str) -> tuple[str, ...]:
     """Return class of the outermost module, empty if unknown, and the modules in it."""
     found = [(name, kind) for name, kind in _LEVEL.findall(text) if name != _SELF]
     top = found[0][1] if found and found[0][0] == _TOP else ""
-    inner = [f"{name}({kind})" for name, kind in found if name != _TOP]
-    return (top, *inner)
+    return (top, *[f"{name}({kind})" for name, kind in found if name != _TOP])
 
 
 #: Columns that identify the thread in which a node was created.

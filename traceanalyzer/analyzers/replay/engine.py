@@ -638,8 +638,7 @@ def step_bounds(job: Job, times: Sequence[Times]) -> list[tuple[float, float]]:
     if len(job.begins) > 1:
         lengths = step_times(job, ends)
         return [(begin, begin + length) for begin, length in zip(job.begins, lengths, strict=True)]
-    bounds = _bounds(job, _last_ends(job, ends), ends).tolist()
-    return list(pairwise(bounds))
+    return list(pairwise(_bounds(job, _last_ends(job, ends), ends).tolist()))
 
 
 def _last_ends(job: Job, ends: Sequence[Floats]) -> Floats:

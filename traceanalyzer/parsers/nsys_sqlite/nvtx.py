@@ -256,7 +256,11 @@ def _with_payloads(export: tables.Export, rows: pl.DataFrame) -> pl.DataFrame:
     places = carrying.arg_true()
     decoded = [_decoded(data, schemas) for data in rows["binaryData"].gather(places)]
     names = rows["name"].gather(places).cast(pl.String).to_list()
-    sizes = _group_sizes(decoded)
+    sizes = {
+        fields[_COMMUNICATOR]: fields[_RANKS]
+        for fields in decoded
+        if _COMMUNICATOR in fields and 0 < fields.get(_RANKS, 0) < MAX_RANKS
+    }
     values = [
         (place, *_described(name, fields, sizes))
         for place, name, fields in zip(places, names, decoded, strict=True)
@@ -286,15 +290,6 @@ def _decoded(data: bytes, schemas: dict[int, list[_Field]]) -> dict[str, int]:
         if field.offset >= 0 and at + field.number.size <= len(data):
             values[field.name] = field.number.unpack_from(data, at)[0]
     return values
-
-
-def _group_sizes(decoded: list[dict[str, int]]) -> dict[int, int]:
-    """Return the number of ranks of each communicator created while recording."""
-    return {
-        fields[_COMMUNICATOR]: fields[_RANKS]
-        for fields in decoded
-        if _COMMUNICATOR in fields and 0 < fields.get(_RANKS, 0) < MAX_RANKS
-    }
 
 
 def _described(name: str, fields: dict[str, int], sizes: dict[int, int]) -> tuple[object, ...]:

@@ -34,7 +34,13 @@ from traceanalyzer.parsers.sqlite.rows import (
     split_by_rank,
 )
 from traceanalyzer.trace import Meta, Trace, issue_rows
-from traceanalyzer.vocabulary import FAILED_CALLS, SHARED_DEVICE, SHARING, UNTRACED_PROCESSES
+from traceanalyzer.vocabulary import (
+    FAILED_CALLS,
+    RANKS_NUMBERED,
+    SHARED_DEVICE,
+    SHARING,
+    UNTRACED_PROCESSES,
+)
 
 #: The newest supported schema.
 _KNOWN_SCHEMA = (3, 30)
@@ -320,7 +326,7 @@ def _of_export(export: tables.Export, identity: Identity, version: str | None) -
     """Report warnings of nsys, missing recordings, unread tables, and assumed ranks."""
     if identity.numbered:
         count = len(identity.ranks)
-        yield "notice", "ranks-numbered", count, "ranks not recorded: numbered by device"
+        yield "notice", RANKS_NUMBERED, count, "ranks not recorded: numbered by device"
     if identity.owners > 1:
         yield "notice", SHARED_DEVICE, identity.owners, SHARING.format(identity.owners)
     if _schema(version) > _KNOWN_SCHEMA:

@@ -171,8 +171,7 @@ def place_of(described: Described, uuid: int, only_process: int | None) -> Place
     name = track.name or ""
     if match := _ROCPROF_GPU.match(name):
         device, stream = int(match[1]), int(match[2])
-        args = b'"device":%d,"stream":%d' % (device, stream)
-        return Place(device, stream, args)
+        return Place(device, stream, b'"device":%d,"stream":%d' % (device, stream))
     if match := _ROCPROF_THREAD.fullmatch(name):
         return Place(pid, int(match[1]))
     if not name and track.process is None:

@@ -267,5 +267,4 @@ def _packed(texts: Texts) -> bytes:
 
 def us(ns: int) -> bytes:
     """Return nanoseconds as microseconds in JSON."""
-    sign = b"-" if ns < 0 else b""
-    return b"%s%d.%03d" % (sign, abs(ns) // 1000, abs(ns) % 1000)
+    return b"%s%d.%03d" % (b"-" if ns < 0 else b"", abs(ns) // 1000, abs(ns) % 1000)

@@ -23,7 +23,7 @@ from traceanalyzer.parsers.sqlite.rows import (
     of_rows,
 )
 from traceanalyzer.trace import Meta, Trace, issue_rows
-from traceanalyzer.vocabulary import ROCPD, SHARED_DEVICE, SHARING
+from traceanalyzer.vocabulary import RANKS_NUMBERED, ROCPD, SHARED_DEVICE, SHARING
 
 _WRITER = "the profiler"
 _REMEDY = "record it again, or recover it: sqlite3 FILE .recover"
@@ -171,7 +171,7 @@ def _of_recording(database: Database, recording: Recording, *, is_rpd: bool) -> 
     if owners > 1 and not recording.ranks and _share_a_device(recording):
         yield "notice", SHARED_DEVICE, owners, SHARING.format(owners)
     elif owners > 1 and not recording.ranks:
-        yield "notice", "ranks-numbered", owners, "ranks not recorded: numbered by device"
+        yield "notice", RANKS_NUMBERED, owners, "ranks not recorded: numbered by device"
     for table in sorted(database.tables):
         known = (
             table in rpd.REQUIRED or table in rpd.DESCRIBING

@@ -68,8 +68,7 @@ class Answers:
         self._results[key] = result
         if len(self._results) > _KEPT_RESULTS:
             self._results.popitem(last=False)
-        page = {name: given[name] for name in PAGE if name in given}
-        return bounded(result, **page)
+        return bounded(result, **{name: given[name] for name in PAGE if name in given})
 
 
 class _Meter:
