@@ -10,6 +10,7 @@ from hypothesis import given, settings, strategies as st
 
 from traceanalyzer.analyzers.gpu_idle.activities import main_place
 from traceanalyzer.analyzers.gpu_idle.compute import gpu_idle
+from traceanalyzer.trace import Trace
 
 modest = settings(max_examples=50, deadline=None)
 Event = dict[str, Any]
@@ -228,3 +229,43 @@ def test_a_thread_that_holds_the_interpreter_lock() -> None:
 def test_other_threads_that_do_not_hold_the_lock(events: list[dict[str, Any]]) -> None:
     rivals = gpu_idle(trace(events)).gaps["rival"]
     assert rivals.count() == 0
+
+
+def pausing(pauses: dict[int, int], rank: int = 0, *, place: str = "forward") -> Trace:
+    """Return steps of 5 kernels in ``forward``; in step N the host pauses before a kernel."""
+    events, at = [], 0
+    for number in range(8):
+        begin = at
+        for nth in range(5):
+            pause = 5_000 * (pauses.get(number) == nth)
+            if pause and place != "forward":
+                events.append(host("user_annotation", place, at * US, (pause - 2) * US))
+            events += work(10 * number + nth, at + pause, at + pause + 100)
+            at += pause + 105
+        events.append(host("user_annotation", "forward", begin * US, (at - begin) * US))
+        events.append(step(number, begin * US, (at - begin) * US))
+    return trace(events, rank)
+
+
+@pytest.mark.parametrize(
+    ("traces", "found"),
+    [
+        ([pausing({1: 1, 4: 3}), pausing({3: 4}, 1)], [(0, 1), (0, 4), (1, 3)]),
+        ([pausing({1: 1, 4: 3, 6: 2})], [(0, 1), (0, 4), (0, 6)]),
+        ([pausing({1: 3, 4: 3, 6: 3})], []),  # the same code
+        ([pausing({1: 1, 4: 3, 6: 2}, place="save")], []),  # code that launches nothing
+        ([pausing({1: 1, 4: 3}), pausing({})], []),  # too few
+        ([pausing(dict(zip(range(1, 7), (1, 3, 2, 1, 4, 2), strict=True)))], []),  # most steps
+        ([pausing({1: 1, 4: 3, 6: 2}), pausing({}, 1)], []),  # one rank of two
+    ],
+)
+def test_pauses_at_any_place(traces: list[Trace], found: list[tuple[int, int]]) -> None:
+    result = gpu_idle(traces)
+    steps = [(rank, int(name[-1])) for rank, name in result.pauses["rank", "step"].iter_rows()]
+    assert sorted(steps) == found
+    assert ("gc.collect()" in result.advice("host_code")) == bool(found)
+
+
+def test_recorded_garbage_collection() -> None:
+    collector = host("python_function", "Python GC", START * US, (END - START) * US)
+    assert "gc.collect()" in gpu_idle(trace([*WORK, collector])).advice("host_code")

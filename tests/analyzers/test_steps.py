@@ -15,7 +15,7 @@ from hypothesis import given, settings, strategies as st
 from wording import check_wording, raises_wording
 
 import traceanalyzer as ta
-from traceanalyzer.analyzers.common.device_steps import warm_up
+from traceanalyzer.analyzers.common.device_steps import fast_ns, warm_up
 from traceanalyzer.analyzers.common.device_work import PARTS
 from traceanalyzer.analyzers.common.step_marks import step_marks
 from traceanalyzer.analyzers.steps import Options
@@ -534,3 +534,21 @@ def test_the_usual_time_of_a_function_is_its_median() -> None:
     assert rows is not None
     row = rows.filter(name="runner.py(9): prepare").row(0, named=True)
     assert (row["n"], row["total_ns"], row["median_ns"]) == (5, 58 * MS, 2 * MS)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "usual", "slow"),
+    [
+        ([88, 34, 95, 34, 90, 87], 34, 4),
+        ([88, 34, 95, 87, 90, 87], None, 0),  # one fast step
+        ([34, 34, 34, 88, 34, 34], None, 0),  # the median is a fast step
+        ([60, 62, 64, 66, 68, 70], None, 0),
+    ],
+)
+def test_more_than_half_of_the_steps_are_slow(
+    lengths: list[int], usual: int | None, slow: int
+) -> None:
+    frame = pl.DataFrame({"ns": lengths})
+    assert frame.select(fast_ns(pl.col("ns"))).item() == usual
+    verdict = steps(trace(loop(lengths, compute=1))).verdict
+    assert (f"{slow} of 6 steps" in verdict) == bool(slow)

@@ -30,6 +30,7 @@ from traceanalyzer.analyzers.comm_outliers.arrivals import WARN_FRAC
 from traceanalyzer.analyzers.comm_outliers.pipelines import Pipeline, scheduled, work_longer
 from traceanalyzer.analyzers.comm_outliers.result import SLOW_LINK_FRAC, CommOutliers
 from traceanalyzer.analyzers.common.columns import ratio
+from traceanalyzer.analyzers.common.device_steps import usual_ns
 from traceanalyzer.analyzers.common.display import Basis
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
@@ -274,13 +275,13 @@ class DeviceTime:
 
     @cached_property
     def growth(self) -> pl.DataFrame:
-        """Additional loss of slow steps over the median step of their device, by cause.
+        """Additional loss of slow steps over the usual step of their device, by cause.
 
         Columns: cause, ``grown_ns``; cause null is the duration of the steps.
         """
         keys = [*DEVICE, "step"]
         whole = self.windows.select(*keys, cause=pl.lit(None, CAUSE), ns=_LENGTH)
-        usual = pl.col("ns").median().over(*DEVICE, "cause")
+        usual = usual_ns(pl.col("ns")).over(*DEVICE, "cause")
         slow = whole.with_columns(over=(pl.col("ns") - usual).clip(0)).filter(pl.col("over") > 0)
         by_cause = self.losses.group_by(*keys, "cause").agg(ns=pl.col("lost_ns").sum())
         every = self.windows.select(keys).join(by_cause.select("cause").unique(), how="cross")

@@ -8,7 +8,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.analyzers.common import kernel_names
-from traceanalyzer.analyzers.common.display import at_start, places
+from traceanalyzer.analyzers.common.display import places
 from traceanalyzer.analyzers.common.names import frame_text
 from traceanalyzer.analyzers.common.step_marks import STEP
 from traceanalyzer.analyzers.common.waits import DATA, ENGINE, REQUESTS, wait_of
@@ -44,15 +44,11 @@ from traceanalyzer.findings.rule import (
     Rule,
     within,
 )
-from traceanalyzer.frames import intervals
 from traceanalyzer.result import Confidence, Severity
 from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns, format_ranges
 
 #: Maximum number of items in a list.
 _NAMED = 3
-
-#: From this multiple of the median on, the idle time of a device is reported.
-_APART = 2
 
 #: A loss in the first step counts as setup from this many steps on.
 _ENOUGH_STEPS = 3
@@ -514,14 +510,6 @@ def main_steps(losses: pl.DataFrame, time: DeviceTime, ranks: Sequence[int]) -> 
     return most["step"].to_list()
 
 
-def _cost(cause: str) -> pl.Expr:
-    """Idle time of a cause; short gaps before a late launch are launch-bound."""
-    time = pl.col(f"{cause}_ns")
-    if cause == causes.LAUNCH:
-        return time + pl.col("short_launch_ns")
-    return time - pl.col("short_launch_ns") if cause == causes.SHORT_GAP else time
-
-
 def _evidence(result: GpuIdle, cause: str, answers: Answers, ranks: Sequence[int]) -> Iterator[str]:
     yield from of_ranks(answers.time, cause, ranks)
     if result.coverage.work_lost and result.coverage.on_host:
@@ -530,8 +518,6 @@ def _evidence(result: GpuIdle, cause: str, answers: Answers, ranks: Sequence[int
         yield TRUNCATED
     yield from _longest(result, cause)
     yield from _compared(result, cause, answers.time)
-    if not ranks and answers.one_job:
-        yield from _idlest(result, cause)
     if cause == causes.DATALOADING:
         yield from _loading(result)
     if cause in _OF_HOST and (before := _waits_before(cause, answers))[0]:
@@ -553,48 +539,14 @@ def _evidence(result: GpuIdle, cause: str, answers: Answers, ranks: Sequence[int
 
 
 def _compared(result: GpuIdle, cause: str, time: DeviceTime) -> Iterator[str]:
-    """Yield the total time, and that of ``gpu-idle`` with the reason if it differs."""
-    losses = time.of_cause(cause)
-    total, waited = (int(rows["lost_ns"].sum()) for rows in (losses, losses.filter("waited")))
+    """Yield the total time, and that of ``gpu-idle`` if it differs."""
+    total = int(time.of_cause(cause)["lost_ns"].sum())
     counted = int(result.by_device.units[f"{cause}_ns"].sum())
-    if abs(counted - total) <= _ALIKE * total:
-        return
-    warm_up = int(time.warm_up.filter(pl.col("cause") == cause)["lost_ns"].sum())
-    outside = _outside(result, cause, time)
-    why = [
-        *(["also in warm-up"] if warm_up > _ALIKE * total else []),
-        *(["also outside steps"] if outside - warm_up > _ALIKE * total else []),
-        *(["without wait time of other ranks"] if waited and cause != causes.PEER else []),
-        *(["without short gaps before late launches"] if cause == causes.LAUNCH else []),
-        *(["with short gaps before late launches"] if cause == causes.SHORT_GAP else []),
-        *(["with waits for stragglers"] if _causes_of_waits(result, time, cause) else []),
-    ]
-    if why:
+    if abs(counted - total) > _ALIKE * total:
         yield (
-            f"Total: {format_ns(total)}; gpu-idle counts {format_ns(counted)} ({', '.join(why)})."
+            f"Total: {format_ns(total)}; gpu-idle counts {format_ns(counted)} (all idle time of "
+            "the devices, without waits of other ranks)."
         )
-
-
-def _outside(result: GpuIdle, cause: str, time: DeviceTime) -> int:
-    """Return the idle time of a cause outside the steps."""
-    if not time.in_steps or result.lost is None:
-        return 0
-    lost = result.lost.filter(pl.col("cause").cast(pl.String) == cause)
-    outside = intervals.subtract(lost, time.windows, DEVICE)
-    return int((outside["end"] - outside["start"]).sum())
-
-
-def _causes_of_waits(result: GpuIdle, time: DeviceTime, cause: str) -> bool:
-    """Whether other findings count a part of the idle time in collectives.
-
-    The wait time of main threads in collectives belongs to what delayed the last rank.
-    """
-    if result.lost is None or cause != causes.PEER:
-        return False
-    peer = result.lost.filter(pl.col("cause").cast(pl.String) == causes.PEER)
-    others = time.losses.filter(pl.col("cause") != causes.PEER)
-    rows = intervals.overlap_with(others, peer, DEVICE).filter(pl.col("overlap") > 0)
-    return rows.height > 0
 
 
 #: Totals that differ by less are not compared.
@@ -635,18 +587,6 @@ def of_ranks(time: DeviceTime, cause: str, ranks: Sequence[int]) -> Iterator[str
         yield f"Without this delay, {time.exposed} would be up to {time.text(waited)} shorter."
 
 
-def _idlest(result: GpuIdle, cause: str) -> Iterator[str]:
-    """Yield the device with much more idle time than the median."""
-    named = result.units.with_columns(places(result.units), cost=_cost(cause))
-    order = named.sort("cost", "on", descending=[True, False])
-    worst, median = order.row(0, named=True), order["cost"].median()
-    if named.height > 1 and isinstance(median, float) and worst["cost"] >= _APART * median:
-        yield (
-            f"{at_start(worst['on'])} has the most: {format_ns(worst['cost'])} (median "
-            f"{format_ns(median)})."
-        )
-
-
 #: From this share of a gap on, its cause is all of it.
 _MOST_OF_GAP = 0.9
 
@@ -655,6 +595,9 @@ def _longest(result: GpuIdle, cause: str) -> Iterator[str]:
     """Yield the longest gap of this cause, and the host activity in it."""
     gaps = result.of_cause(cause)
     if gaps.is_empty() or cause == causes.PEER:  # most of a gap may be a wait for a late rank
+        return
+    if cause == causes.HOST_CODE and result.pauses.height:
+        yield _pauses(result.pauses)
         return
     longest = gaps.sort(pl.col("end") - pl.col("start"), descending=True).head(1)
     gap = longest.with_columns(activity=activity(), plain_step=STEP).row(0, named=True)
@@ -700,6 +643,19 @@ def _places(gaps: pl.DataFrame) -> Iterator[str]:
         share = format_frac(ns / int(gaps["cause_ns"].sum()))
         where = f"{n:,} gaps with the host in {frame_text(name)}"
         yield f"{where} make up {share} of this time in the longest gaps."
+
+
+def _pauses(pauses: pl.DataFrame) -> str:
+    """Return which rank pauses in which step."""
+    rows = pauses.sort("start")
+    where = rows.with_columns(places(rows)).select("on", "step", pl.col("end") - pl.col("start"))
+    each = [f"{on} in {step} ({format_ns(ns)})" for on, step, ns in where.head(_MOST).iter_rows()]
+    more = f" and {rows.height - _MOST} more" if rows.height > _MOST else ""
+    return f"Pauses between operators: {', '.join(each)}{more}."
+
+
+#: Maximum number of pauses that are listed.
+_MOST = 8
 
 
 def _loading(result: GpuIdle) -> Iterator[str]:

@@ -8,6 +8,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.analyzers.common.columns import largest_first
+from traceanalyzer.analyzers.common.device_steps import usual_ns
 from traceanalyzer.analyzers.common.kernel_names import ATTENTION, KV_CACHE
 from traceanalyzer.analyzers.common.kernel_times import (
     LONG_CALL,
@@ -49,7 +50,8 @@ from traceanalyzer.vocabulary import DATABASES, FAILED_CALLS, MEMORY_SNAPSHOT, N
 @rule(
     "steps",
     "steps that take longer than the median step",
-    "time above the median step of each rank, as a share of the time of all steps",
+    "time above the median step of each rank (of the fast steps, if most are much slower), as a "
+    "share of the time of all steps",
     {"info": 0.02, "warning": 0.1, "critical": 0.3},
 )
 def _uneven_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
@@ -59,7 +61,7 @@ def _uneven_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
     each = each.filter(pl.col("phase").fill_null(DECODE) == DECODE)
     each = each.join(_prefills(result, answers), on=_STEP, how="anti", nulls_equal=True)
     whole = int(each["duration_ns"].sum())
-    usual = pl.col("duration_ns").median().over("rank", "path", "batch")
+    usual = usual_ns(pl.col("duration_ns")).over("rank", "path", "batch")
     over = pl.col("duration_ns") - usual
     longer = _without_waits(each.with_columns(over=over.clip(0)), answers)
     cost = round(longer["over"].sum())
@@ -166,7 +168,7 @@ def _without_waits(steps: pl.DataFrame, answers: Answers) -> pl.DataFrame:
     waits = answers.time.losses.filter("waited").group_by(_STEP).agg(waited=pl.col("lost_ns").sum())
     known = steps.join(waits, on=_STEP, how="left", nulls_equal=True, maintain_order="left")
     waited = pl.col("waited").fill_null(0)
-    longer = (waited - waited.median().over("rank", "path", "batch")).clip(0)
+    longer = (waited - usual_ns(waited).over("rank", "path", "batch")).clip(0)
     known = known.with_columns(excess=pl.col("over") - longer).drop("waited")
     is_slow = pl.col("excess").max() >= _BY_ITSELF * pl.col("over").max()
     key = pl.when(is_slow).then("excess").otherwise("over")

@@ -498,7 +498,7 @@ def _changing(result: CommOutliers) -> str:
         f"Ranks waited {format_ns(totals.total_wait_ns)} in total "
         f"({_share(totals.total_wait_ns, totals.total_span_ns)} of the recorded time) for the last "
         f"rank, which changes: {causes} of {totals.n_ranks} ranks cause wait time, none in most "
-        f"{'steps' if result.steps.height else 'collectives'} (unequal work)."
+        f"{'steps' if result.steps.height else 'collectives'} (unequal work or pauses)."
     )
 
 

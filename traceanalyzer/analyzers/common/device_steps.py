@@ -154,6 +154,27 @@ def _unrecorded_until(trace: Trace) -> int | None:
     return start if start - called - max(took or 0, 0) > _QUEUED_NS else None
 
 
+#: Steps are of two groups from this ratio between the shortest slow and the longest fast one on.
+GROUP_FACTOR = 1.5
+
+
+def fast_ns(length: pl.Expr) -> pl.Expr:
+    """Return the median of the fast steps if slow ones are more than half; otherwise null.
+
+    The fast steps, at least a quarter, are those before the greatest ratio between two lengths.
+    """
+    ordered = length.sort()
+    ratios = ordered / ordered.shift(1).clip(1)
+    n, slow = ratios.arg_max(), ratios.max()
+    are_two = (slow >= GROUP_FACTOR) & (4 * n >= length.len()) & (2 * n < length.len())
+    return pl.when(are_two).then(length.filter(length < ordered.get(n)).median())
+
+
+def usual_ns(length: pl.Expr) -> pl.Expr:
+    """Return the median; that of the fast steps if slow ones are more than half."""
+    return pl.coalesce(fast_ns(length), length.median())
+
+
 # --- warm-up ---------------------------------------------------------------------------------
 
 

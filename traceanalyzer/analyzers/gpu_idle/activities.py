@@ -10,6 +10,7 @@ from traceanalyzer.analyzers.common.names import frame_text
 from traceanalyzer.analyzers.common.step_marks import REPETITION
 from traceanalyzer.analyzers.common.waits import ADVICE, DATA, DISK, SLEEPS, wait_of
 from traceanalyzer.analyzers.gpu_idle import causes
+from traceanalyzer.units import format_ns
 from traceanalyzer.vocabulary import ON_CPU
 
 #: Where a main thread runs code between operators.
@@ -55,6 +56,7 @@ class Activity:
         phase: the innermost annotation that launches work (without a GPU: runs operators).
         after: the device work before the gap.
         rival: another Python thread that runs meanwhile, and keeps the host from launching.
+        pauses: single long gaps at any place, as a phrase: ``up to 61 ms on one rank at a time``.
     """
 
     place: str = ""
@@ -64,6 +66,7 @@ class Activity:
     phase: str = ""
     after: str = ""
     rival: str = ""
+    pauses: str = ""
 
     @property
     def wait(self) -> str | None:
@@ -135,13 +138,53 @@ class Activity:
         return f" in {name}" if name not in ("", self.place) else ""
 
 
-def of_gaps(gaps: pl.DataFrame) -> Activity:
+def of_gaps(gaps: pl.DataFrame, pauses: pl.DataFrame | None = None) -> Activity:
     """Return what the host does in most of the time of these gaps, rows of ``GpuIdle.gaps``."""
     columns = {
         "place": "innermost", "frame": "own_code", "called": "called", "range": "annotation",
         "phase": "phase", "after": "before", "rival": "rival",
     }  # fmt: skip
-    return Activity(**{name: main_place(gaps, column)[0] for name, column in columns.items()})
+    text = ""
+    if pauses is not None and pauses.height:
+        each = " on one rank at a time" * (pauses["rank"].n_unique() > 1)
+        longest = (pauses["end"] - pauses["start"]).max()
+        text = f"up to {format_ns(longest)}{each}"  # type: ignore[arg-type]
+    return Activity(**{name: main_place(gaps, at)[0] for name, at in columns.items()}, pauses=text)
+
+
+#: Pauses: least number, their share of host code, difference of their places in the shortest step.
+_PAUSES, _NEARLY_ALL, _ELSEWHERE = 3, 0.9, 0.1
+
+
+def pauses(gaps: pl.DataFrame, steps: pl.DataFrame, whole_ns: int) -> pl.DataFrame:
+    """Return single long gaps that host code leaves in some steps, at another place each time.
+
+    Python's garbage collector stops a program so: when many objects were created, wherever it is.
+    They are 3 or more, half as long as the longest of them or longer, with nearly all time of host
+    code, in at most half of the steps of devices, mostly in another step each; if several ranks are
+    recorded, on several. What is recorded around them launches work.
+
+    Args:
+        gaps: rows of :attr:`GpuIdle.gaps`, of host code.
+        steps: rows of :attr:`GpuIdle.steps`.
+        whole_ns: time of host code in all steps.
+    """
+    keys, length = ["rank", "path", "device", "step"], pl.col("end") - pl.col("start")
+    begin = steps.select(*keys, begin="start")
+    rows = gaps.filter(2 * length >= length.max()).join(begin, on=keys, nulls_equal=True)
+    if not _PAUSES <= rows.height <= steps.height / 2:
+        return rows.clear()
+    one, several = of_gaps(rows), steps["rank"].n_unique() > 1
+    at, shortest = rows["start"] - rows["begin"], steps.select(length.min()).item()
+    are_pauses = (
+        one.place in ("", one.phase)
+        and not (one.wait or one.rival)
+        and rows["cause_ns"].sum() >= _NEARLY_ALL * whole_ns
+        and at.max() - at.min() > _ELSEWHERE * shortest  # type: ignore[operator]
+        and 2 * rows["step"].n_unique() > rows.height
+        and several == (rows["rank"].n_unique() > 1)
+    )
+    return rows if are_pauses else rows.clear()
 
 
 def main_place(gaps: pl.DataFrame, *columns: str) -> tuple[str, int, int]:
@@ -192,6 +235,8 @@ def doing(one: Activity, *, on_host: bool, stacks: bool = False) -> str:
         return f"waiting while the host {one.wait} in {place}"
     if one.rival:
         return f"waiting while another Python thread runs and holds the GIL: {one.rival}"
+    if one.pauses:
+        return f"waiting while the host pauses for {one.pauses}, probably in {_COLLECTOR}"
     if on_host:
         if one.runs_python:
             return f"Python {OUTSIDE}, {one.text}"
@@ -205,8 +250,8 @@ def doing(one: Activity, *, on_host: bool, stacks: bool = False) -> str:
 
 def heading(one: Activity, *, on_host: bool) -> str:
     """Return host code with its place as the name of a part of the time; empty if not known."""
-    if one.rival:
-        return f"GIL held by {one.rival}"
+    if one.rival or one.pauses:
+        return f"GIL held by {one.rival}" if one.rival else f"pauses, probably in {_COLLECTOR}"
     if not one.text:
         return ""
     code = f"{'Python' if one.runs_python else 'code'} {OUTSIDE}" if on_host else "host code"
@@ -288,6 +333,8 @@ def advice_on_host_code(
             f"Python runs one thread at a time (GIL), so {one.rival} stops the launches: move it "
             "to another process (multiprocessing), or run it less often."
         )
+    if one.pauses:
+        return _COLLECT_TOGETHER
     if one.in_autograd or ON_CPU in one.place:
         return _OF_AUTOGRAD if one.in_autograd else _ON_CPU.format(operator=one.place.split()[0])
     names = (one.place, one.called, one.frame)
@@ -329,6 +376,12 @@ _ON_CPU = (
 _NO_PY_FUNCTION = (
     "tf.py_function and tf.numpy_function call Python from the graph, which waits for it: use "
     "TensorFlow operators, or call it in the input pipeline (tf.data map, prefetch)."
+)
+_COLLECTOR = "Python's garbage collector"
+_COLLECT_TOGETHER = (
+    "Choose when Python collects garbage: gc.freeze() and gc.disable() after the setup, then "
+    "gc.collect() every N steps, on all ranks in the same step. PyTorch 2.9 and newer records it "
+    "(_ExperimentalConfig(record_python_gc_info=True)); else look for other processes on the cores."
 )
 _OF_AUTOGRAD = (
     "Between the operators of the backward pass the autograd threads run hooks (gradient buckets "
@@ -532,7 +585,7 @@ _STAGE_FASTER = (
 #: Host code by its name: compilation, evaluation, collection of garbage.
 _COMPILES = re.compile(r"(?i)_?dynamo|inductor|compil|autotun")
 _EVALUATES = re.compile(r"(?i)(?:^|[^a-z])(?:eval|valid|test)")
-_COLLECTS = re.compile(r"(?i)gc\.collect|garbage|^<built-in function collect>$")
+_COLLECTS = re.compile(r"(?i)gc\.collect|garbage|^python gc$|^<built-in function collect>$")
 #: The rest of a function after a graph break of torch.compile.
 _RESUMES = re.compile(r"torch_dynamo_resume_in_(\w+?)_at_[\d*]+")
 #: What finds compiled code for a call, in each step.
@@ -574,6 +627,8 @@ def advice_on_slice(name: str, *, pytorch: bool) -> str:
             f"{text} compiles in these steps: keep shapes and flags equal in all steps (padding"
             f"{dynamic}); {log} prints the reason."
         )
+    if name == "Python GC":
+        return _COLLECT_TOGETHER
     if _COLLECTS.search(name):
         return (
             f"Do not call {text} in the loop: call gc.freeze() before it, and collect garbage on "

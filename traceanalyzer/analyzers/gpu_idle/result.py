@@ -254,7 +254,14 @@ class GpuIdle(Result):
 
     def activity(self, cause: str) -> Activity:
         """Return what the host does in most of the time of the gaps with this main cause."""
-        return activities.of_gaps(self.of_cause(cause))
+        pauses = self.pauses if cause == causes.HOST_CODE else self.gaps.clear()
+        return activities.of_gaps(self.of_cause(cause), pauses)
+
+    @cached_property
+    def pauses(self) -> pl.DataFrame:
+        """Single long gaps in host code at any place, see :func:`~.activities.pauses`."""
+        whole, counted = self.counted_by_cause[causes.HOST_CODE], self.by_device.counted_steps
+        return activities.pauses(self.of_cause(causes.HOST_CODE), counted, whole)
 
     def _on_cpu(self, cause: str) -> bool:
         """Whether the host waited for the device to compute on the CPU: an optimizer step."""

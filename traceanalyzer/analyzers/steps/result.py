@@ -241,6 +241,13 @@ def _slowest(result: Steps) -> str:
         list(order), descending=list(order.values())
     )
     worst = rows.row(0, named=True)
+    length = pl.col("duration_ns")
+    usual = rows.select(device_steps.fast_ns(length)).item()
+    if usual:
+        slow = rows.filter(length >= device_steps.GROUP_FACTOR * usual)
+        times = format_ratio(slow["duration_ns"].median() / usual)
+        rest = f"the other {rows.height - slow.height} ({format_ns(usual)})"
+        return f"{slow.height} of {rows.height} steps take {times} as long as {rest}."
     if worst["ratio"] < 1 + APART_FRAC:
         return "No step is much slower than the median."
     where = " on the median rank" if several else ""
