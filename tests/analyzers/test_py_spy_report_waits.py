@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from diagnosing import diagnosis
+from diagnosing import diagnosis, measurements
 
 import traceanalyzer as ta
 from traceanalyzer.analyzers.common.own_lines import IMPORTS
@@ -43,6 +43,24 @@ def test_waits_and_imports_are_not_hot(tmp_path: Path, leaf: str, doing: str | N
     assert (found is None) == (doing is None)
     one, *_ = diagnosis(path).diagnosis
     assert ("bpe.py:77" in one.title) == (doing is not None)
+
+
+@pytest.mark.parametrize(
+    ("above", "loading"),
+    [
+        ("__next__ (torch/utils/data/dataloader.py:701);", 60),
+        ("_bootstrap (threading.py:1030);", 0),
+        ("_worker_loop (torch/utils/data/_utils/worker.py:349);", 0),
+    ],
+)
+def test_main_thread_loads_batches(tmp_path: Path, above: str, loading: int) -> None:
+    """Workers and other threads load ahead."""
+    fetch = "fetch (torch/utils/data/_utils/fetch.py:52);__getitem__ (/home/u/data.py:7)"
+    path = sampled(tmp_path, f"{MAIN}{above}{fetch} 60", f"{MAIN}train (/home/u/run.py:20) 40")
+    report = ta.py_spy_report(path)
+    assert report.loading_samples == loading
+    sizes = [one.size for one in measurements("hot-line", report) if "num_workers=0" in one.title]
+    assert sizes == [0.6] * bool(loading)
 
 
 def test_equal_stacks_of_speedscope_are_one_row(tmp_path: Path, shared: Path) -> None:

@@ -160,7 +160,7 @@ def test_hot_line_is_in_own_code(tmp_path: Path) -> None:
 def test_advice_on_a_hot_line(tmp_path: Path, below: str, part: str) -> None:
     raw = tmp_path / "a.raw.txt"
     raw.write_text(f"main (train.py:1);epoch (train.py:2);{below} 90\nmain (train.py:1) 10\n")
-    one, _main = measurements("hot-line", ta.py_spy_report(raw))
+    *_, one, _main = measurements("hot-line", ta.py_spy_report(raw))
     assert part in one.advice
 
 

@@ -415,8 +415,8 @@ def _between_steps(answers: Answers) -> Iterator[str]:
 
 @rule(
     "py_spy_report",
-    "one line of your own code with many samples",
-    "share of samples in or below the line",
+    "one line of your own code, or data loading in the main process, with many samples",
+    "share of samples in or below the line, or in data loading",
     {"info": 0.1},
 )
 def _hot_line(result: LeafPaths, _: Answers) -> Iterator[Measured]:
@@ -425,6 +425,14 @@ def _hot_line(result: LeafPaths, _: Answers) -> Iterator[Measured]:
     counted = result.paths.filter(pl.col("doing").is_null() | (pl.col("doing") == FILE_LOCK))
     running = float(counted["samples"].sum())
     idle = result.total_samples - running
+    if share := result.loading_samples / result.total_samples:
+        yield Measured(
+            size=share,
+            title=f"The main thread loads batches itself in {format_frac(share)} of all samples "
+            "(DataLoader with num_workers=0).",
+            advice="Load them in workers while the GPU works: DataLoader(num_workers=4).",
+            of="samples",
+        )
     of = "samples that run code" if idle else "samples"
     loading = _waits_for_loader(result)
     before = (

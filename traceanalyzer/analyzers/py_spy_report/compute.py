@@ -31,6 +31,9 @@ _LINES = "collapsed"
 
 _WORKER = r"(?:^|[/\\])torch[/\\]utils[/\\]data[/\\]_utils[/\\]worker\.py$"
 
+#: What loads a batch, and where that does not keep the main thread from its work.
+_LOADS, _APART = r"torch[/\\]utils[/\\]data[/\\]_utils[/\\]fetch\.py$", rf"{_WORKER}|threading\.py$"
+
 _LINE = ("group", "place", *PATH, "calls", "calls_frac", "samples", "samples_frac")
 _ROLES = (MAIN, "child process", "DataLoader worker")
 
@@ -55,6 +58,7 @@ class Part:
             (null for the line itself), ``doing``, ``idle``, ``samples``.
         groups: ``group``, ``key``, ``path``, ``self`` and ``total`` if sums are requested.
         processes: ``pid``, ``command``, ``role``, ``samples``.
+        loading: weight of samples in which the main thread loads a batch of a DataLoader.
         total: the sum of counted weights.
         idle: weight of samples without a Python frame, counted or not.
         left_out: weight of samples that are not in ``total``.
@@ -66,6 +70,7 @@ class Part:
     lines: pl.DataFrame
     groups: pl.DataFrame | None
     processes: pl.DataFrame
+    loading: float
     total: float
     idle: float
     left_out: float
@@ -101,6 +106,7 @@ def measure(trace: Trace, options: Options) -> Part:
         lines=_lines(frames, leaf, samples["weight"], labels),
         groups=groups,
         processes=processes,
+        loading=_loading(frames, leaf, samples["weight"]),
         total=float(samples["weight"].sum()),
         idle=idle,
         left_out=left_out,
@@ -129,17 +135,7 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
         for part in parts
     ).with_columns(pl.col("samples") * scale)
     tagged = rows.filter(pl.col("library").is_not_null())["samples"].sum()
-    order = (
-        "group",
-        "name",
-        "path",
-        "line",
-        *LIBRARY,
-        "library",
-        "samples",
-        "samples_frac",
-        "doing",
-    )
+    order = ("group", *PATH, *LIBRARY, "library", "samples", "samples_frac", "doing")
     processes = files.sort("samples", descending=True, maintain_order=True).select(
         "file", "pid", "command", "role", "samples", share
     )
@@ -153,6 +149,7 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
         total_samples=total,
         unit=unit,
         tagged_samples=float(tagged),
+        loading_samples=math.fsum(part.loading for part in parts) * scale,
         idle_samples=math.fsum(part.idle for part in parts) * scale,
         left_out_samples=math.fsum(part.left_out for part in parts) * scale,
         lines=_whole(own_lines.lines(lines).select(*_LINE)),
@@ -329,6 +326,14 @@ def _lines(
     keys = ["group", *PATH, "calls", "calls_file", "doing", "idle"]
     rows = pl.concat([sums.drop("owner", "call"), owner, call], how="horizontal")
     return rows.group_by(keys, maintain_order=True).agg(pl.col("samples").sum())
+
+
+def _loading(frames: Frames, node: intervals.Ints, weight: pl.Series) -> float:
+    """Return the weight of stacks of the main thread that load a batch of a DataLoader."""
+    file = frames.distinct["file"].cast(pl.String).fill_null("")
+    masks = (file.str.contains(pattern).to_numpy() for pattern in (_LOADS, _APART))
+    loads, apart = (frames.calls.on_stack(mask, node) for mask in masks)
+    return float(weight.filter(pl.Series(loads & ~apart)).sum())
 
 
 def _first_equal(distinct: pl.DataFrame) -> intervals.Ints:

@@ -19,6 +19,9 @@ MAIN = "main process"
 #: Name of a leaf without a Python frame.
 NO_FRAME = "(no Python frame)"
 
+#: Smaller shares are not in a sentence.
+_LEAST = 0.01
+
 _NO_LIBRARY = "Not Found"
 
 #: Suffixes of column names by unit.
@@ -34,6 +37,7 @@ class LeafPaths(Result):
         total_samples: weight of all counted stacks, in ``unit``.
         unit: ``samples``, ``ns`` or ``bytes``, or empty.
         tagged_samples: weight with a frame of the library, or of the user's own code.
+        loading_samples: weight in which the main thread loads a batch of a DataLoader itself.
         idle_samples: weight without a Python frame.
         left_out_samples: weight that is not in ``total_samples``.
         paths: one row per path, or per line of the file: ``group``, ``name``, ``path``, ``line``,
@@ -59,6 +63,7 @@ class LeafPaths(Result):
     total_samples: float
     unit: str
     tagged_samples: float
+    loading_samples: float
     idle_samples: float
     left_out_samples: float
     lines: pl.DataFrame
@@ -84,7 +89,9 @@ def _verdict(result: LeafPaths) -> str:
     if result.lines.height:
         names = " or ".join(result.options.library_names)
         tagged = format_frac(result.tagged_samples / result.total_samples)
-        shares = (f"{names} on the stack {tagged}",) if names else ()
+        loading = result.loading_samples / result.total_samples
+        shares = [f"{names} on the stack {tagged}"] * bool(names)
+        shares += [f"loading batches {format_frac(loading)}"] * (loading >= _LEAST)
         return own_lines.answer(result.lines, result.activities, result.unit, shares)
     functions = _functions(result)
     if functions.is_empty():
