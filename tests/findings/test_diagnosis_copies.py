@@ -237,3 +237,29 @@ def test_copies_for_an_operator_on_the_cpu_are_one_finding_with_it() -> None:
 def test_an_operator_on_the_cpu_before_copies_to_the_device_is_another_finding() -> None:
     findings = ta.diagnose(trace(norms("HtoD (Pageable -> Device)"))).findings
     assert {"exposed-copies", "host-code"} <= {one.id for one in findings}
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_host_code_on_what_it_copies_is_one_finding(same: bool) -> None:
+    """A copy of 2 ms after each kernel of 4 ms, then 3 ms of Python."""
+    events = []
+    for number in range(6):
+        at = 10 * MS * number
+        copy = host("cuda_runtime", "cudaMemcpyAsync", at + MS, 5 * MS, correlation=2 * number + 1)
+        log = host("python_function", "train.py(9): log", at + 5 * US, 9 * MS)
+        if not same:
+            log |= {"ts": at + 6 * MS + US, "dur": 3 * MS}
+            events.append(host("python_function", "train.py(4): load", at + 5 * US, 5_900 * US))
+        events += [
+            step(number, at, 10 * MS),
+            host("cuda_runtime", "cudaLaunchKernel", at, 4 * US, correlation=2 * number),
+            device("gemm", at + 4 * US, 4 * MS, correlation=2 * number),
+            copy, log,
+            host("python_function", "numpy/core.py(77): sort", at + 6 * MS + 2 * US, 2_900 * US),
+            device(NAMES["DtoH"], at + 4 * MS + 4 * US, 2 * MS, kind="gpu_memcpy",
+                   correlation=2 * number + 1, bytes=1 << 20),
+        ]  # fmt: skip
+    found = {one.id: one for one in ta.diagnose(trace(events)).diagnosis}
+    assert ("exposed-copies" not in found) == same
+    cost = 6 * MS if same else 4 * MS
+    assert found["host-code"].cost_ns == pytest.approx(cost, abs=20 * US)

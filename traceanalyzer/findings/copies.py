@@ -77,7 +77,7 @@ def _exposed_copies(_: Overlap, answers: Answers) -> Iterator[Measured]:
         rank=rank,
         step=steps[0] if len(steps) == 1 else None,
         intervals=intervals_of(losses),
-        explained={"host-code": 1.0} if of_onnx else {},
+        explained={"host-code": 1.0} if of_onnx or answers.reads_copies else {},
     )
 
 

@@ -69,6 +69,8 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
     losses = time.of_cause(cause)
     for spans in (answers.loops, answers.nan_checks) if cause in BETWEEN_LAUNCHES else ():
         losses = losses.filter(~within(losses, spans)) if spans.height else losses
+    copies = cause == causes.HOST_CODE and losses.height > 0 and answers.reads_copies
+    losses = pl.concat([losses, time.of_cause(causes.COPIES)]) if copies else losses
     total = int(losses["lost_ns"].sum())
     if not total:
         return
@@ -91,7 +93,7 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
         advice = _ALONE
     else:
         advice = f"{_advice(cause, result, answers)}{_without_wait(cause, result, answers)}"
-    waiting = _waiting(cause, result, answers)
+    waiting = f"{_waiting(cause, result, answers)}{', on data copied from the GPU' * copies}"
     if cause == causes.SYNCHRONISATION and not once and (read := read_collectives(answers))[0]:
         waiting, advice = f"{waiting}{read[0]}", read[1]
     of_host = cause in (causes.LAUNCH, causes.HOST_CODE) and not once

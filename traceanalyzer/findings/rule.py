@@ -9,6 +9,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.analyzers.common import soundness
+from traceanalyzer.analyzers.common.device_work import MEMORY
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 from traceanalyzer.analyzers.info.compute import Info
@@ -160,6 +161,18 @@ class Answers:
             return None
         peak, whole = memory.devices["reserved_peak_bytes"].max(), info.files["device_bytes"].min()
         return (peak, whole) if isinstance(peak, int) and isinstance(whole, int) else None
+
+    @cached_property
+    def reads_copies(self) -> bool:
+        """Whether host code follows copies to the host that the same line of own code makes."""
+        idle, copying = self.of(GpuIdle), self.place(MEMORY).get("code")
+        if idle is None or not copying:
+            return False
+        one = idle.activity(causes.HOST_CODE)
+        code, copies = (
+            int(self.time.of_cause(cause)["lost_ns"].sum()) for cause in (causes.HOST_CODE, COPIES)
+        )
+        return one.frame == copying and "DtoH" in one.after and code > copies
 
     @cached_property
     def program(self) -> Program:
