@@ -85,6 +85,21 @@ def test_each_large_direction_has_its_part_and_advice() -> None:
     assert "both directions" in one.advice
 
 
+def test_weights_of_a_recurrent_layer_are_copied_in_each_call() -> None:
+    events = []
+    for number in range(6):
+        at = 10 * MS * number
+        events += [
+            host("cpu_op", "aten::_cudnn_rnn", at, 90 * US),
+            host("cuda_runtime", "cudaMemcpyAsync", at + 5 * US, 5 * US, correlation=number),
+            device(NAMES["DtoD"], at + 20 * US, 4 * MS, kind="gpu_memcpy", correlation=number),
+            device("gemm", at + 5 * MS, 4 * MS),
+        ]
+    (one,) = (one for one in ta.diagnose(trace(events)).findings if one.id == "exposed-copies")
+    assert "flatten_parameters()" in one.advice
+    assert "contiguous" not in one.advice
+
+
 def test_memsets_get_no_advice_for_copies() -> None:
     """A memset cannot overlap a copy to or from the host: less memory is set."""
     sets = [

@@ -93,8 +93,11 @@ def test_kernel_is_named_with_operator_and_line(operator: str, kernel: str, part
     assert part in one.advice
 
 
-def test_transforms_are_main_work_and_their_radix_is_not_that_of_a_sort() -> None:
+def test_transforms_and_recurrent_layers_are_main_work_and_a_radix_is_not_that_of_a_sort() -> None:
     assert not judged(steps([GEMM, ("", "void dense_fft_radix16<float2>", 600)]))
+    assert not judged(
+        steps([GEMM, ("aten::_cudnn_rnn", "RNN_blockPersist_fp_LSTM<__half>()", 600)])
+    )
     (one,) = judged(steps([GEMM, ("", "void sweep_radix16<float2>", 600)]))
     assert "topk" not in one.advice
 
@@ -246,6 +249,7 @@ def test_kernels_of_forward_and_backward_of_an_operator_count_together() -> None
     (one,) = judged(steps(works))
     assert one.size == pytest.approx(0.31, rel=0.02)
     assert "2 kernels of one operator, mostly route_a" in one.title
+    assert ", mostly launched by mine::_route" in one.title
 
 
 @pytest.mark.parametrize(

@@ -236,7 +236,8 @@ def _one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
         yield Measured(
             size=_size(share, row, advice, known=known),
             cost_frac=time.frac(row["total_ns"] - fused * row["fusible_ns"]),
-            title=f"{_who(row)} {time.share(row['total_ns'])}{launched_by(place)}.",
+            title=f"{_who(row)} {time.share(row['total_ns'])}"
+            f"{launched_by(place).replace(',', ', mostly', row['kernels'] > 1)}.",
             evidence=(
                 *few,
                 (
