@@ -275,3 +275,15 @@ def test_little_idle_time_is_no_cause_of_slow_steps(loading: float, is_cause: bo
     text, advice = work._grown_cause(answers, "communication")
     assert bool(text) == is_cause
     assert ("num_workers" in advice) == is_cause
+
+
+@pytest.mark.parametrize(("computes", "over"), [(False, 54 + 61 + 56 + 53), (True, 1 + 8 + 3)])
+def test_most_steps_are_slow(computes: bool, over: int) -> None:
+    """They are compared with the fast ones, unless they compute more: the program is like that."""
+    lengths, events = (88, 34, 95, 34, 90, 87), []
+    for number, length in enumerate(lengths):
+        at = sum(lengths[:number]) * MS
+        work = (length if computes else 30) * MS
+        events += [step(number, at, length * MS), device("gemm", at, work)]
+    (one,) = judged("uneven-steps", trace(events))
+    assert one.size == pytest.approx(over / sum(lengths), abs=0.01)

@@ -65,12 +65,7 @@ _CONFIDENCE: Mapping[str, Confidence] = {causes.HOST_CODE: "medium", causes.UNKN
 
 def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
     yield from _in_warm_up(cause, result, answers)
-    time = answers.time
-    losses = time.of_cause(cause)
-    for spans in (answers.loops, answers.nan_checks) if cause in BETWEEN_LAUNCHES else ():
-        losses = losses.filter(~within(losses, spans)) if spans.height else losses
-    copies = cause == causes.HOST_CODE and losses.height > 0 and answers.reads_copies
-    losses = pl.concat([losses, time.of_cause(causes.COPIES)]) if copies else losses
+    time, losses = answers.time, _losses_of(cause, answers)
     total = int(losses["lost_ns"].sum())
     if not total:
         return
@@ -93,7 +88,7 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
         advice = _ALONE
     else:
         advice = f"{_advice(cause, result, answers)}{_without_wait(cause, result, answers)}"
-    waiting = f"{_waiting(cause, result, answers)}{', on data copied from the GPU' * copies}"
+    waiting = _waiting(cause, result, answers)
     if cause == causes.SYNCHRONISATION and not once and (read := read_collectives(answers))[0]:
         waiting, advice = f"{waiting}{read[0]}", read[1]
     of_host = cause in (causes.LAUNCH, causes.HOST_CODE) and not once
@@ -123,6 +118,16 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
         ranks=ranks if slow and of_host else (),
         explained=_explained(cause, result, answers, losses, slow),
     )
+
+
+def _losses_of(cause: str, answers: Answers) -> pl.DataFrame:
+    """Return the lost time of a cause, without that of loops, and with that of its copies."""
+    losses = answers.time.of_cause(cause)
+    for spans in (answers.loops, answers.nan_checks) if cause in BETWEEN_LAUNCHES else ():
+        losses = losses.filter(~within(losses, spans)) if spans.height else losses
+    if cause == causes.HOST_CODE and answers.reads_copies:
+        return pl.concat([losses, answers.time.of_cause(causes.COPIES)])
+    return losses
 
 
 def _explained(
@@ -241,6 +246,8 @@ def _waiting(cause: str, result: GpuIdle, answers: Answers) -> str:
         return f"waiting while GPU {busiest[0]} of the process runs, which {longer}"
     if cause in _PLACED and not read_collectives(answers)[0]:
         return f"{result.waiting(cause)}{called_in(answers.place(cause))}"
+    if cause == causes.HOST_CODE and answers.reads_copies:
+        return f"{result.waiting(cause)}, on data copied from the GPU"
     if cause != causes.PEER:
         return result.waiting(cause)
     place = result.activity(cause).place

@@ -166,7 +166,7 @@ class Answers:
     def reads_copies(self) -> bool:
         """Whether host code follows copies to the host that the same line of own code makes."""
         idle, copying = self.of(GpuIdle), self.place(MEMORY).get("code")
-        if idle is None or not copying:
+        if idle is None or not copying or self.on_cpu:
             return False
         one = idle.activity(causes.HOST_CODE)
         code, copies = (

@@ -8,7 +8,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.analyzers.common.columns import largest_first
-from traceanalyzer.analyzers.common.device_steps import usual_ns
+from traceanalyzer.analyzers.common.device_steps import fast_ns, usual_ns
 from traceanalyzer.analyzers.common.kernel_names import ATTENTION, KV_CACHE
 from traceanalyzer.analyzers.common.kernel_times import (
     LONG_CALL,
@@ -61,7 +61,9 @@ def _uneven_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
     each = each.filter(pl.col("phase").fill_null(DECODE) == DECODE)
     each = each.join(_prefills(result, answers), on=_STEP, how="anti", nulls_equal=True)
     whole = int(each["duration_ns"].sum())
-    usual = usual_ns(pl.col("duration_ns")).over("rank", "path", "batch")
+    length, computes_less = pl.col("duration_ns"), fast_ns(pl.col("compute_ns")).is_not_null()
+    usual = pl.when(computes_less).then(length.median()).otherwise(usual_ns(length))
+    usual = usual.over("rank", "path", "batch")
     over = pl.col("duration_ns") - usual
     longer = _without_waits(each.with_columns(over=over.clip(0)), answers)
     cost = round(longer["over"].sum())

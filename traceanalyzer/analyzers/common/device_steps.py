@@ -161,12 +161,13 @@ GROUP_FACTOR = 1.5
 def fast_ns(length: pl.Expr) -> pl.Expr:
     """Return the median of the fast steps if slow ones are more than half; otherwise null.
 
-    The fast steps, at least a quarter, are those before the greatest ratio between two lengths.
+    The fast steps, 2 and a quarter of all or more, are those before the greatest ratio between two
+    lengths.
     """
     ordered = length.sort()
     ratios = ordered / ordered.shift(1).clip(1)
     n, slow = ratios.arg_max(), ratios.max()
-    are_two = (slow >= GROUP_FACTOR) & (4 * n >= length.len()) & (2 * n < length.len())
+    are_two = (slow >= GROUP_FACTOR) & (4 * n >= length.len()) & (n > 1) & (2 * n < length.len())
     return pl.when(are_two).then(length.filter(length < ordered.get(n)).median())
 
 
