@@ -173,6 +173,8 @@ def test_waits_below_those_of_1f1b_are_another_schedule() -> None:
     """Zero-bubble schedules: the sends and receives are those of 1F1B, the waits are not."""
     known = Pipeline(4, 8)
     assert "27.3 %" in known.schedule(0.28)
+    # 11 passes for 8 micro-batches, or 35 for 32
+    assert known.gain_frac == pytest.approx(1 - (35 / 32) / (11 / 8))
     assert "%" not in known.schedule(0.1)
 
 

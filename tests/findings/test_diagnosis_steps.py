@@ -287,3 +287,20 @@ def test_most_steps_are_slow(computes: bool, over: int) -> None:
         events += [step(number, at, length * MS), device("gemm", at, work)]
     (one,) = judged("uneven-steps", trace(events))
     assert one.size == pytest.approx(over / sum(lengths), abs=0.01)
+
+
+def test_steps_with_larger_inputs_are_no_warning() -> None:
+    """The kernels of steps 2 and 6 take twice as long, except those that read the weights."""
+    events, at = [], 0
+    for number in range(8):
+        size = 2 if number in (2, 6) else 1
+        begin = at
+        for name, ms in (("gemm", size), ("weights", 1)) * 5:
+            events.append(device(name, at, ms * MS - US))
+            at += ms * MS
+        events.append(step(number, begin, at - begin))
+    results = dict(examine([trace(events)], ["steps", "kernels"], use="findings").results)
+    (one,) = BY_ID["uneven-steps"].judge(Answers(results))
+    assert "larger inputs, which cost" in one.title
+    assert BY_ID["uneven-steps"].severity(one.size) == "info"
+    assert one.cost_frac == pytest.approx(10 / 90, abs=0.001)

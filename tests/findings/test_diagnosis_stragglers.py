@@ -519,6 +519,9 @@ def test_device_work_of_code_that_only_one_rank_runs(*, between: bool) -> None:
     assert "only this rank runs validation." in first.title
     assert "validation" in first.advice
     assert first.gain_basis == "replay"
+    # a quarter of it is left
+    (saved,) = re.findall(r"all ranks, it saves ([\d.]+) ms", " ".join(first.evidence))
+    assert float(saved) == pytest.approx(0.75 * (first.cost_ns or 0) / MS, rel=0.001)
     # of the steps after the first
     assert first.gain_frac == pytest.approx(20 / 75, rel=0.02)
     assert all("idle" not in effect.title for effect in first.effects)

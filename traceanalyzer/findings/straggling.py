@@ -460,18 +460,21 @@ def _measure_straggler(result: CommOutliers, answers: Answers, rank: int, total:
     wait = f"{mean}{format_frac(share)} of their {time.of.removeprefix('the ')}"
     size = share if left < MUCH_LEFT else share * left
     cause = f" Cause: {why_late}." if why_late else ""
+    cost, shared = round(total * size / share + longer), 1 - 1 / max(result.ranks.height, 1)
+    code = only_code(answers, rank, by_cause)[0] if stage is None else ""
     return Measured(
         size=size,
         title=f"{at_start(label)} is a straggler: the other ranks wait {format_ns(total)} in total "
         f"({wait}).{cause}",
         evidence=(
+            *[f"Shared by all ranks, it saves {time.share(round(shared * cost))}."] * bool(code),
             *why(by_cause),
             *_all_waits(time, row, total),
             *_arrivals(result, row),
             *([spread] if rank == result.ranks["rank"][0] and spread else []),
         ),
         advice=advice(answers, rank, waits, by_cause),
-        total_ns=round(total * size / share + longer),
+        total_ns=cost,
         confidence="high"
         if row["straggler_steps"] >= WARN_STEPS or not time.in_steps
         else confidence_of_one_step(answers, rank, by_cause),
@@ -669,6 +672,7 @@ def _pipeline_bubble(result: CommOutliers, answers: Answers) -> Iterator[Measure
         advice="Use more micro-batches per step, or a schedule with a smaller bubble "
         f"({'interleaved 1F1B, ' * (result.pipeline.chunks == 1)}zero bubble).",
         total_ns=total,
+        most_gain_ns=min(round(result.pipeline.gain_frac * time.whole_ns), total) or None,
         intervals=intervals_of(losses),
     )
 

@@ -11,6 +11,7 @@ from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.device_steps import fast_ns, usual_ns
 from traceanalyzer.analyzers.common.kernel_names import ATTENTION, KV_CACHE
 from traceanalyzer.analyzers.common.kernel_times import (
+    LARGER_INPUTS,
     LONG_CALL,
     MORE_KERNELS,
     SLOW_GPU,
@@ -63,8 +64,7 @@ def _uneven_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
     whole = int(each["duration_ns"].sum())
     length, computes_less = pl.col("duration_ns"), fast_ns(pl.col("compute_ns")).is_not_null()
     usual = pl.when(computes_less).then(length.median()).otherwise(usual_ns(length))
-    usual = usual.over("rank", "path", "batch")
-    over = pl.col("duration_ns") - usual
+    over = length - usual.over("rank", "path", "batch")
     longer = _without_waits(each.with_columns(over=over.clip(0)), answers)
     cost = round(longer["over"].sum())
     if not cost or not whole:
@@ -76,10 +76,8 @@ def _uneven_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
         pl.col("step") == worst["step"], pl.col("excess") >= _ALIKE * worst["excess"]
     )
     rank = "" if 2 * alike.height > result.ranks.height else f" of {worst['on']}"
-    slowest = (
-        f"Slowest: {worst['step']}{rank}, {format_ns(worst['duration_ns'])} "
-        f"({format_ratio(worst['ratio'])} the median){grew}."
-    )
+    took = f"{format_ns(worst['duration_ns'])} ({format_ratio(worst['ratio'])} the median)"
+    slowest = f"Slowest: {worst['step']}{rank}, {took}{grew}."
     kernels = _kernels_in(answers, worst)
     reason, remedy = _why_slow(result, answers, worst, kernels)
     explained = _growth(answers) | _of_tuning(answers, cost)
@@ -93,6 +91,9 @@ def _uneven_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
     if kernels and kernels.why == MORE_KERNELS and (period := _period(longer, worst)):
         what = f"One step in {period} takes longer, which costs"
         size, remedy = min(size, _OF_DESIGN), _LESS_OFTEN
+    elif kernels and kernels.why == LARGER_INPUTS:
+        what, size = "Slow steps have larger inputs, which cost", min(size, _OF_DESIGN)
+        remedy = f"If tokens per second are equal in all steps, nothing is lost. Else: {remedy}"
     yield Measured(
         size=size,
         cost_frac=left * cost / whole,
