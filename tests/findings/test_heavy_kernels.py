@@ -111,6 +111,17 @@ def test_kernels_of_recurrent_layers_are_main_work() -> None:
     assert not judged(steps([GEMM, backward]))
 
 
+@pytest.mark.parametrize(("us", "share"), [(200, 0.5), (40, 0.3)])
+def test_casts_of_logits_count_with_the_loss(us: int, share: float) -> None:
+    """They take as long as its kernels; other casts are shorter."""
+    loss = "void at::native::cunn_SoftMaxForward<4, float, LogSoftMaxForwardEpilogue>()"
+    works = [(*GEMM[:2], 700 - us), ("aten::_log_softmax", loss, 300), ("aten::copy_", CAST, us)]
+    rows = judged(steps(works))
+    (one,) = (row for row in rows if "log-softmax" in row.title)
+    assert one.cost_frac == pytest.approx(share, rel=0.02)
+    assert "cunn_SoftMaxForward" in one.title
+
+
 COPY = (
     "void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda(at::"
     "TensorIteratorBase&)::{{lambda({})#1}}, std::array<char*, 2ul>, 4, at::native::memory::"

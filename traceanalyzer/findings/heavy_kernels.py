@@ -157,7 +157,7 @@ _BLITTING = (
 )
 #: Kinds whose operator is avoided as a whole, with its matrix products.
 _UNFOLD = "unfold convolutions into matrix products"
-_LOG_SOFTMAX = "compute log-softmax and loss one after another"
+_LOG_SOFTMAX, _CASTS = "compute log-softmax and loss one after another", "direct_copy|float16_copy"
 _DECOMPOSE = "decompose matrices (singular values, eigenvalues)"
 #: Casts are a warning from this share on: one type for all avoids them.
 _CAST, _MANY_CASTS = "convert tensors to another type", 0.12
@@ -281,6 +281,11 @@ def _kinds(result: Kernels, time: DeviceTime) -> pl.DataFrame:
         .agg(pl.col("n", "total_ns", "fusible_ns").sum(), pl.col("max_ns").max())
         .join(labels.with_columns(pl.coalesce("kind", "kernel")), on="kernel")
     )
+    # nothing else that is cast is as large as logits
+    mean, of_logits = pl.col("total_ns") / pl.col("n"), pl.col("kernel").str.contains("LogSoftMax")
+    is_cast = pl.col("kernel").str.contains(_CASTS) & (2 * mean >= mean.filter(of_logits).min())
+    kind = pl.when(is_cast).then(pl.lit(_LOG_SOFTMAX)).otherwise("kind")
+    each = each.with_columns(kind=kind, cast=is_cast.fill_null(value=False))
     in_loops = of_purpose(result, ONE_BY_ONE, time).group_by("name").agg(loop_ns=pl.col("ns").sum())
     loops = names[["name", "kernel"]].join(in_loops, on="name").group_by("kernel")
     each = each.join(loops.agg(pl.col("loop_ns").sum()), on="kernel", how="left")
@@ -288,7 +293,7 @@ def _kinds(result: Kernels, time: DeviceTime) -> pl.DataFrame:
         largest_first(each, "total_ns", "kernel")
         .group_by("kind", maintain_order=True)
         .agg(
-            pl.col("kernel").first(),
+            pl.col("kernel").sort_by("cast", maintain_order=True).first(),
             pl.len().alias("kernels"),
             pl.col("n", "total_ns", "fusible_ns", "loop_ns").sum(),
             pl.col("max_ns").max(),
