@@ -328,13 +328,8 @@ def advice_on_host_code(
     """
     if one.wait:
         return advice_on_wait(one)
-    if one.rival:
-        return (
-            f"Python runs one thread at a time (GIL), so {one.rival} stops the launches: move it "
-            "to another process (multiprocessing), or run it less often."
-        )
-    if one.pauses:
-        return _COLLECT_TOGETHER
+    if one.pauses or one.rival:
+        return _COLLECT_TOGETHER if one.pauses else _OF_RIVAL.format(rival=one.rival)
     if one.in_autograd or ON_CPU in one.place:
         return _OF_AUTOGRAD if one.in_autograd else _ON_CPU.format(operator=one.place.split()[0])
     names = (one.place, one.called, one.frame)
@@ -376,6 +371,10 @@ _ON_CPU = (
 _NO_PY_FUNCTION = (
     "tf.py_function and tf.numpy_function call Python from the graph, which waits for it: use "
     "TensorFlow operators, or call it in the input pipeline (tf.data map, prefetch)."
+)
+_OF_RIVAL = (
+    "Python runs one thread at a time (GIL), so {rival} stops the launches: move it to another "
+    "process (multiprocessing), or run it less often."
 )
 _COLLECTOR = "Python's garbage collector"
 _COLLECT_TOGETHER = (
