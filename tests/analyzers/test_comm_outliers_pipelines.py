@@ -315,7 +315,7 @@ def test_the_kernel_names_a_coalesced_exchange(tmp_path: Path) -> None:
     assert ta.read(path).collectives["collective"].to_list() == ["send_recv"]
 
 
-def test_a_stage_with_more_layers_costs_what_it_would_gain() -> None:
+def test_a_stage_with_more_layers_gains_what_equal_stages_would() -> None:
     """The wait time of the schedule, also without the straggler, is no cost of the straggler."""
     stages, batches = 4, 12
     ranks = combined(stages, batches, "coalesced", layers={2: 3})
@@ -328,7 +328,9 @@ def test_a_stage_with_more_layers_costs_what_it_would_gain() -> None:
     saved = 1 - usual_ns / step_ns  # type: ignore[operator]
     assert straggler.rank == 2
     assert straggler.gain_basis == "replay"
-    assert straggler.gain_frac == pytest.approx(saved, rel=0.05)
+    equal = ta.what_if(ranks, equal_stages=True).changes["gain_frac"][0]
+    assert straggler.gain_frac == pytest.approx(equal, rel=0.05)
+    assert 0.5 * saved < equal < saved  # the layers run on the other stages then
     assert straggler.cost_frac == pytest.approx(saved, rel=0.1)
     assert found["pipeline-bubble"].cost_frac == pytest.approx(frac * (1 - saved), rel=0.15)
 

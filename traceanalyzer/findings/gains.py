@@ -3,10 +3,12 @@
 Of a finding about idle time, exposed copies or communication, what happened in its intervals is
 removed: host time, copies and transfers; of communication, transfers alone. Of loops with kernels
 for each tensor, fewer kernels do the work. Of one about slow ranks or their hosts, these become
-like the others; a pipeline stage, or a rank with larger inputs, like the mean of all ranks; of
-unequal work and experts, all ranks become like their mean. Other findings have no change that a
-replay knows: they gain at most their cost.
+like the others; a rank with larger inputs like the mean of all ranks; of a pipeline stage, all
+stages compute as long as the mean; of unequal work and experts, all ranks become like their mean.
+Other findings have no change that a replay knows: they gain at most their cost.
 """
+
+from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +30,7 @@ from traceanalyzer.findings.busy import OF_MANY_FRAC
 from traceanalyzer.findings.device_time import DEVICE, DeviceTime
 from traceanalyzer.findings.result import DIFFERENT_JOBS
 from traceanalyzer.findings.rule import RULE_OF, Answers, Rule
+from traceanalyzer.findings.straggling import MOVE_LAYERS
 from traceanalyzer.result import Finding, finding_number
 from traceanalyzer.run.loop import run
 from traceanalyzer.trace import Inputs
@@ -232,18 +235,21 @@ def _weights(
 
 
 def _like_others(ranks: Collection[int], findings: Collection[Finding]) -> Change:
-    """Return that ranks become like the others; work that leaves a pipeline stage goes to them."""
-    of_all = any(one.ranks for one in findings if one.id in _OF_RANKS)
-    return Change(typical_ranks=tuple(sorted(ranks)), of_all=of_all)
+    """Return that ranks become like the others; layers that leave a pipeline stage go to them."""
+    staged = {rank for one in findings if one.advice == MOVE_LAYERS for rank in _ranks(one)}
+    of_all = any(one.ranks and one.advice != MOVE_LAYERS for one in findings if one.id in _OF_RANKS)
+    alike = tuple(sorted({*ranks} - staged))
+    return Change(typical_ranks=alike, of_all=of_all, equal_stages=bool(staged))
 
 
-def notes(gains: Gains, step: str) -> tuple[str, ...]:
+def notes(gains: Gains, time: DeviceTime) -> tuple[str, ...]:
     """Return what gains mean, those of all findings together, and findings without a gain.
 
     Args:
         gains: the findings.
-        step: what is replayed: ``step`` or ``run``.
+        time: the lost time of all devices.
     """
+    step = "step" if time.in_steps else "run"
     if gains.error_frac is None:
         timed = any(one.gain_basis for one in gains.findings)
         return (f"Gains are not known: {gains.why}.",) if gains.why and timed else ()
@@ -254,9 +260,11 @@ def notes(gains: Gains, step: str) -> tuple[str, ...]:
     meaning = f"Gain: how much shorter a {step} would be without the cause, by a replay of the run"
     texts = [f"{meaning} (unchanged, it differs from the recording by {error}; see what-if)."]
     if any((one.gain_frac or 0) > (one.cost_frac or 1) for one in replayed):
+        mean = "the cost is the mean of all GPUs, but a step ends with the slowest one, and "
+        mean *= time.windows.n_unique(DEVICE) > 1
         texts.append(
-            "A gain can exceed the cost, which is the mean of all GPUs: a step ends with the "
-            "slowest one, and a host that does not wait launches later work earlier, too."
+            f"A gain can exceed the cost: {mean}a host that does not wait launches later work "
+            "earlier, too."
         )
     if any(one.id == EXPOSED_ID for one in replayed):
         texts.append(

@@ -149,7 +149,7 @@ def judge(examined: Examination, rules: Sequence[Rule] = RULES) -> Diagnosis:
         input_notes=(
             *_advice(answers.problems),
             *filter(None, [examined.jobs, _inferred(answers)]),
-            *gains.notes(found, "step" if answers.time.in_steps else "run"),
+            *gains.notes(found, answers.time),
             *examined.notes,
         ),
     )

@@ -155,10 +155,8 @@ def slow_stages(answers: Answers) -> dict[int, list[int]]:
 
 def stage_of(answers: Answers, rank: int) -> int | None:
     """Return the pipeline stage of a rank; None if the ranks are no pipeline."""
-    if (comm := answers.of(CommOutliers)) is None or comm.pipeline is None:
-        return None
-    stages: dict[int, int] = dict(comm.positions.select("rank", "stage").iter_rows())
-    return stages.get(rank)
+    comm = answers.of(CommOutliers)
+    return None if comm is None else comm.stage_of(rank)
 
 
 def only_code(answers: Answers, rank: int, by_cause: Mapping[str, int]) -> tuple[str, str]:
@@ -453,8 +451,6 @@ def _measure_straggler(result: CommOutliers, answers: Answers, rank: int, total:
     longer = work * (time.whole_ns / others_ns - 1)
     row = result.ranks.filter(pl.col("rank") == rank).row(0, named=True)
     why_late, label = reason(answers, rank, by_cause), result.rank_label(rank)
-    if (stage := stage_of(answers, rank)) is not None:
-        label += f" (pipeline stage {stage})"
     spread = result.spread()
     mean = "on average " if result.ranks.height > 2 else ""
     wait = f"{mean}{format_frac(share)} of their {time.of.removeprefix('the ')}"

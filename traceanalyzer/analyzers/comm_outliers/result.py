@@ -273,8 +273,14 @@ class CommOutliers(Result):
         return chains.positions(self.ranks, self.instances)
 
     def rank_label(self, rank: int) -> str:
-        """Return ``rank 437 (node54, GPU 5)`` of many ranks, otherwise ``rank 5``."""
-        return chains.rank_label(self.positions, rank)
+        """Return ``rank 437 (node54, GPU 5)`` of many ranks, else ``rank 5``; and its stage."""
+        label, stage = chains.rank_label(self.positions, rank), self.stage_of(rank)
+        return label if stage is None else f"{label} (pipeline stage {stage})"
+
+    def stage_of(self, rank: int) -> int | None:
+        """Return the pipeline stage of a rank; None if the ranks are no pipeline."""
+        stages = self.positions.filter(rank=rank)["stage"].to_list()
+        return stages[0] if self.pipeline and stages else None
 
     @cached_property
     def concentration(self) -> pl.DataFrame | None:
@@ -577,7 +583,7 @@ def _others(result: CommOutliers, others: list[dict[str, Any]]) -> str:
         return ""
     named = [
         f"{result.rank_label(row['rank'])} ({format_ns(row['imposed_ns'])}"
-        + (f", in {tables.listed(row['steps'])})" if row["steps"] else ")")
+        + (f", in {tables.listed(row['steps'])})" if len(row["steps"]) in {1, 2, 3} else ")")
         for row in others
     ]
     return f"Other stragglers: {tables.listed(named)}."

@@ -518,6 +518,8 @@ def stages(job: Job) -> list[tuple[int, ...]]:
 def _with_equal_stages(job: Job, weights: Sequence[Weights]) -> list[Weights]:
     """Scale all compute of each stage, so that it takes as long as in the mean stage."""
     ranks = stages(job)
+    if not ranks:
+        return list(weights)
     stage = [
         next((n for n, some in enumerate(ranks) if one.rank in some), -1) for one in job.programs
     ]

@@ -710,11 +710,9 @@ def _awaited(pauses: pl.DataFrame, work: pl.DataFrame, call: Ints) -> pl.DataFra
     """
     end = work["end"]
     last = pl.Series(np.searchsorted(np.maximum.accumulate(call), pauses["by"]) - 1)
-    reached = pl.Series(
-        np.maximum.accumulate(np.where(end == end.cum_max(), np.arange(end.len()), 0))
-    )
-    pauses = pauses.with_columns(drained_by=reached.gather(last.replace(-1, None)))
-    pauses = pauses.with_columns(drained=end.gather(pauses["drained_by"]))
+    latest = np.where(end == end.cum_max(), np.arange(end.len()), 0)
+    drained_by = pl.Series(np.maximum.accumulate(latest)).gather(last.replace(-1, None))
+    pauses = pauses.with_columns(drained_by=drained_by, drained=end.gather(drained_by))
     ends = work.select(until="end", by=pl.Series(call), after=pl.int_range(pl.len())).sort("until")
     late = pl.min_horizontal(pl.lit(LATENCY_NS), _EXACT * pl.col("code_ns")).cast(pl.Int64)
     rows = pauses.with_columns(latest=pl.col("start") + late).sort("latest")
