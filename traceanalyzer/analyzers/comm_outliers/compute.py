@@ -201,7 +201,7 @@ def compare(parts: Sequence[Part], options: Options, base: Sequence[Part] = ()) 
         clocks=clocks,
         remarks=(several,)
         if several
-        else remarks(parts, instances, each, clocks, met.height - rows.height, spanning),
+        else tuple(remarks(parts, instances, each, clocks, met.height - rows.height, spanning)),
         one_job=not several,
         compared_from=begins.drop("begin"),
         experts=experts.experts(instances),

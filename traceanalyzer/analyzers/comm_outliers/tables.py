@@ -1,7 +1,7 @@
 """The tables and charts of collectives, ranks and steps, and the notes."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import polars as pl
 
@@ -246,8 +246,8 @@ def remarks(
     clocks: pl.DataFrame,
     misplaced: int,
     spanning: int,
-) -> tuple[str, ...]:
-    """Return the notes of a result.
+) -> Iterator[str]:
+    """Yield the notes of a result.
 
     Args:
         parts: the files.
@@ -257,16 +257,25 @@ def remarks(
         misplaced: collectives with an implausible match by order.
         spanning: collectives that some ranks began long before others were recorded.
     """
-    notes = [*_inputs(parts), *_events(parts, instances)]
-    if len({part.rank for part in parts}) > 1:
-        notes += [*_matching(instances, misplaced), _clocks(clocks), _partial(collectives)]
+    yield from _inputs(parts)
+    yield from _events(parts, instances)
+    if len({part.rank for part in parts}) < 2:
+        return
+    yield from _matching(instances, misplaced)
+    yield _clocks(clocks)
+    if partial := collectives.filter(pl.col("missing") > 0).height:
+        yield (
+            f"{partial:,} of {collectives.height:,} collectives lack events of some ranks of their "
+            "group."
+        )
+    if spanning:
         began = f"{format_count(spanning, 'collective')} began before all ranks were recorded"
-        notes.append(_if(spanning, f"{began}: the delay is not that of a straggler, and left out."))
-        notes.append(_if(collectives["imposed_ns"].sum() if collectives.height else 0, _BASIS))
-    return tuple(note for note in notes if note)
+        yield f"{began}: the delay is not that of a straggler, and left out."
+    if collectives.height and collectives["imposed_ns"].sum():
+        yield _BASIS
 
 
-def _inputs(parts: Sequence[Part]) -> list[str]:
+def _inputs(parts: Sequence[Part]) -> Iterator[str]:
     ranks = {part.rank for part in parts}
     world = max(part.world_size or 0 for part in parts)
     unnamed = sum(not part.rank_known for part in parts) if len(parts) > 1 else 0
@@ -274,79 +283,74 @@ def _inputs(parts: Sequence[Part]) -> list[str]:
     files = Counter(part.rank for part in parts)
     again = [rank for rank, count in files.items() if count > 1]
     by_device = sum(bool(part.by_device) for part in parts)
-    return [
-        _if(
-            by_device and len(ranks) > 1,
-            f"One rank uses {by_device} GPUs: each is compared as a rank, numbered by device.",
-        ),
-        _if(
-            len(ranks) < world,
+    if by_device and len(ranks) > 1:
+        yield f"One rank uses {by_device} GPUs: each is compared as a rank, numbered by device."
+    if len(ranks) < world:
+        yield (
             f"Only {len(ranks)} of {world} ranks are given: stragglers among the others are not "
-            "detected.",
-        ),
-        _if(unnamed, f"{unnamed} files have no rank: they are numbered in order of their names."),
-        _if(
-            again,
+            "detected."
+        )
+    if unnamed:
+        yield f"{unnamed} files have no rank: they are numbered in order of their names."
+    if again:
+        yield (
             f"Several files of rank {listed(again, _RANKS)} are treated as parts of one run. "
-            "Put files of several runs in separate folders.",
-        ),
-        _if(silent, f"No communication was recorded on rank {listed(silent, _RANKS)}."),
-    ]
+            "Put files of several runs in separate folders."
+        )
+    if silent:
+        yield f"No communication was recorded on rank {listed(silent, _RANKS)}."
 
 
-def _events(parts: Sequence[Part], instances: pl.DataFrame) -> list[str]:
+def _events(parts: Sequence[Part], instances: pl.DataFrame) -> Iterator[str]:
     unclosed = sum(part.unclosed for part in parts)
     unsized = instances["message_bytes"].null_count()
     small = instances.filter(judged_by="bandwidth").height
     placed = instances.filter(judged_by="place").height
     unjudged = instances["judged_by"].null_count()
-    return [
-        _if(unclosed, f"{unclosed:,} communication events without an end were not counted."),
-        _if(
-            unsized,
+    if unclosed:
+        yield f"{unclosed:,} communication events without an end were not counted."
+    if unsized:
+        yield (
             f"{unsized:,} of {instances.height:,} collectives have no recorded message size: they "
             "have no bandwidth and are grouped by kernel. Newer PyTorch records the size with each "
-            "kernel, older versions with record_shapes=True.",
-        ),
-        _if(
-            small,
+            "kernel, older versions with record_shapes=True."
+        )
+    if small:
+        yield (
             f"{small:,} of {instances.height:,} collectives are in groups of fewer than five: "
-            "they are compared by bandwidth, over all sizes.",
-        ),
-        _if(
-            placed,
+            "they are compared by bandwidth, over all sizes."
+        )
+    if placed:
+        yield (
             f"{placed:,} of {instances.height:,} collectives are compared with those at the same "
-            "position in the other steps.",
-        ),
-        _if(
-            unjudged,
+            "position in the other steps."
+        )
+    if unjudged:
+        yield (
             f"Not compared: {unjudged:,} of {instances.height:,} collectives (fewer than five in "
-            "the group, or durations that vary like those of different sizes).",
-        ),
-    ]
+            "the group, or durations that vary like those of different sizes)."
+        )
 
 
-def _matching(instances: pl.DataFrame, misplaced: int) -> list[str]:
+def _matching(instances: pl.DataFrame, misplaced: int) -> Iterator[str]:
     alone = instances["instance"].null_count() - misplaced
     unknown = instances.filter(pl.col("instance").is_not_null(), pl.col("group").is_null()).height
-    return [
-        _if(
-            alone,
+    if alone:
+        yield (
             f"{alone:,} of {instances.height:,} collectives have no match on another rank (another "
             "group, a send or receive without a recorded partner, or not recorded there): how long "
-            "they wait is not known.",
-        ),
-        _if(
-            misplaced,
+            "they wait is not known."
+        )
+    if misplaced:
+        yield (
             f"{misplaced:,} collectives have no wait time: matched by order they would not overlap "
-            "in time (groups that the files do not distinguish, or drifting clocks).",
-        ),
-        _if(
-            unknown,
+            "in time (groups that the files do not distinguish, or drifting clocks)."
+        )
+    if unknown:
+        yield (
             f"The process group of {unknown:,} collectives is not recorded: they were matched "
-            "across ranks by order, with all ranks as one group.",
-        ),
-    ]
+            "across ranks by order, with all ranks as one group."
+        )
 
 
 def _clocks(clocks: pl.DataFrame) -> str:
@@ -362,41 +366,23 @@ def _clocks(clocks: pl.DataFrame) -> str:
     return f"The clocks of the ranks agree{within} (ends of collectives): not corrected."
 
 
-def _partial(collectives: pl.DataFrame) -> str:
-    partial = collectives.filter(pl.col("missing") > 0).height
-    return _if(
-        partial,
-        f"{partial:,} of {collectives.height:,} collectives lack events of some ranks of their "
-        "group.",
-    )
-
-
-def memory_notes(memory: pl.DataFrame | None) -> tuple[str, ...]:
-    """Return notes on missing memory data of devices during outliers."""
+def memory_notes(memory: pl.DataFrame | None) -> Iterator[str]:
+    """Yield notes on missing memory data of devices during outliers."""
     if memory is None:
-        return ()
+        return
     if memory.is_empty():
-        return ("No memory data for the devices with outliers.",)
-    return tuple(
-        note
-        for note in (
-            _if(
-                memory["capacity_bytes"].null_count(),
-                "The trace does not record the size of the device's memory, so its fill level is "
-                "unknown.",
-            ),
-            _if(
-                not memory["aligned"].all(),
-                "Without a common clock of memory and collectives, the maximum of the whole memory "
-                "history counts.",
-            ),
+        yield "No memory data for the devices with outliers."
+        return
+    if memory["capacity_bytes"].null_count():
+        yield (
+            "The trace does not record the size of the device's memory, so its fill level is "
+            "unknown."
         )
-        if note
-    )
-
-
-def _if(condition: object, note: str) -> str:
-    return note if condition else ""
+    if not memory["aligned"].all():
+        yield (
+            "Without a common clock of memory and collectives, the maximum of the whole memory "
+            "history counts."
+        )
 
 
 def listed(items: Sequence[object], most: int = _NAMED) -> str:
