@@ -211,8 +211,8 @@ class Measured:
 
     Attributes:
         title: the problem in one line, with its cost.
-        size: value to compare with the thresholds of the rule; by default ``total_ns`` as a share
-            of the time.
+        size: value to compare with the thresholds of the rule; by default (negative) ``total_ns``
+            as a share of the time.
         evidence: further numbers, one sentence each.
         advice: what to try.
         cost_ns: lost time, mean per step and device (per device if no steps are marked), or None.
@@ -231,7 +231,7 @@ class Measured:
     """
 
     title: str
-    size: float = 0.0
+    size: float = -1.0
     evidence: tuple[str, ...] = ()
     advice: str = ""
     cost_ns: int | None = None
@@ -290,7 +290,7 @@ class Rule:
     def measured(self, result: Result, answers: Answers) -> Iterator[Measured]:
         """Yield the measurements of a result that are above 0."""
         for one in self.function(result, answers):
-            size = one.size or answers.time.frac(one.total_ns or 0)
+            size = one.size if one.size >= 0 else answers.time.frac(one.total_ns or 0)
             if size:
                 yield replace(one, size=size)
 
