@@ -298,6 +298,12 @@ def test_equal_ranks_with_clocks_apart_gain_nothing_like_each_other(ahead_us: in
     assert result.faster_ranks == ()
 
 
+def test_a_given_change_is_displayed_without_findings(late: list[Trace]) -> None:
+    (table, *_) = ta.what_if(late, free="launches").view().tables
+    assert [*table.columns] == ["change", "step_ns", "gain_ns", "gain_frac"]
+    assert {*table.columns} <= {*table.frame.columns}
+
+
 def test_usual_changes_are_sorted_by_gain(late: list[Trace]) -> None:
     result = ta.what_if(late)
     changes = result.changes

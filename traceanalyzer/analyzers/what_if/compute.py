@@ -188,7 +188,8 @@ def inferred_waits(inferred: int, edges: int, hint: str) -> Iterator[str]:
 
 
 def _tables(result: WhatIf) -> Iterator[Table]:
-    yield Table("changes", "Step time with each change", result.rows, _CHANGES, whole=True)
+    columns = {name: text for name, text in _CHANGES.items() if name in result.rows.columns}
+    yield Table("changes", "Step time with each change", result.rows, columns, whole=True)
     if result.pipeline:
         yield from result.pipeline.tables()
     yield Table("steps", "Steps", result.steps, _STEPS, detail=True)
