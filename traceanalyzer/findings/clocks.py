@@ -1,4 +1,4 @@
-"""Rules for GPU speed: kernels slower in some steps or on one rank, and metrics of the GPU."""
+"""Rules for GPU speed: slower kernels in some steps or on a rank; metrics of GPU and host."""
 
 from collections.abc import Iterator
 
@@ -7,12 +7,12 @@ import polars as pl
 from traceanalyzer.analyzers.comm_outliers.arrivals import WARN_FRAC
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.analyzers.common.kernel_times import MANY_CALLS, SLOW_GPU, compare
-from traceanalyzer.analyzers.host_metrics.result import HostMetrics, gpu_metrics_text
+from traceanalyzer.analyzers.host_metrics.result import BUSY_PERCENT, HostMetrics, gpu_metrics_text
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.findings.busy import in_steps
 from traceanalyzer.findings.device_time import DEVICE
 from traceanalyzer.findings.rule import Answers, Measured, rule
-from traceanalyzer.units import format_count, format_ns
+from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns
 
 #: From this multiple of the duration of the same kernels elsewhere on, kernels are slow.
 _SLOW = 1.1
@@ -212,4 +212,80 @@ def _idle_multiprocessors(result: HostMetrics, _: Answers) -> Iterator[Measured]
 _MEMORY_BOUND = 0.6
 
 
-RULES = (_throttled_steps, _slow_gpu, _memory_bound, _idle_multiprocessors)
+@rule(
+    "host_metrics",
+    f"host CPU usage of {BUSY_PERCENT} % or more",
+    "share of the time with this usage",
+    {"warning": 0.05, "critical": 0.5},
+)
+def _busy_processors(result: HostMetrics, _: Answers) -> Iterator[Measured]:
+    usage = result.busy_processors()
+    if usage is not None:
+        share, mean = usage
+        yield Measured(
+            size=share,
+            title=f"Host CPU usage was {BUSY_PERCENT} % or more for {format_frac(share)} of the "
+            f"time ({mean:.0f} % on average).",
+            advice="Use fewer loader workers than cores, limit OMP_NUM_THREADS, and run nothing "
+            "else on the node: data loading and kernel launches compete for CPUs.",
+            of="the time",
+            confidence="medium",
+        )
+
+
+@rule(
+    "host_metrics",
+    "host memory nearly full",
+    "maximum share of used memory",
+    {"warning": 0.9, "critical": 0.98},
+)
+def _full_host_memory(result: HostMetrics, _: Answers) -> Iterator[Measured]:
+    row = result.fullest_memory()
+    if row is not None:
+        yield Measured(
+            size=row["frac"],
+            title=f"Host memory was up to {format_frac(row['frac'])} full: "
+            f"{format_bytes(row['value'])} of {format_bytes(row['total'])}.",
+            advice="Use fewer loader workers, less prefetching, or memory-mapped data.",
+            cost_bytes=round(row["value"]),
+            of="host memory",
+        )
+
+
+@rule("host_metrics", "swap in use", "maximum bytes in swap", {"warning": 1}, counts=True)
+def _swapping(result: HostMetrics, _: Answers) -> Iterator[Measured]:
+    row = result.most_swap()
+    if row is not None:
+        yield Measured(
+            size=row["max"],
+            title=f"Swap is in use: up to {format_bytes(row['max'])}.",
+            advice="Reduce the memory use of the processes: the host has too little memory.",
+            cost_bytes=round(row["max"]),
+            confidence="medium",
+        )
+
+
+@rule(
+    "host_metrics",
+    "a disk at its limit",
+    "maximum share of the time in which it was busy",
+    {"warning": 0.8},
+)
+def _busy_disk(result: HostMetrics, _: Answers) -> Iterator[Measured]:
+    row = result.busiest_disk()
+    if row is not None:
+        yield Measured(
+            size=row["max"] / 1000,
+            title=f"Disk {row['counter'].removeprefix('disk/')} was busy for up to "
+            f"{format_frac(row['max'] / 1000)} of the time.",
+            evidence=(f"{format_frac(row['mean'] / 1000)} on average.",),
+            advice="Use faster or local storage, larger reads, or fewer small files.",
+            of="the time",
+            confidence="medium",
+        )
+
+
+RULES = (
+    _throttled_steps, _slow_gpu, _memory_bound, _idle_multiprocessors, _busy_processors,
+    _full_host_memory, _swapping, _busy_disk,
+)  # fmt: skip

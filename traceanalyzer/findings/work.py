@@ -23,7 +23,6 @@ from traceanalyzer.analyzers.common.waits import ADVICE, FILE_LOCK, wait_of
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.activities import advice_on_slice
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
-from traceanalyzer.analyzers.host_metrics.result import BUSY_PERCENT, HostMetrics
 from traceanalyzer.analyzers.info.compute import Info
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.kernels.training import TUNING
@@ -37,7 +36,6 @@ from traceanalyzer.findings.device_time import WORK
 from traceanalyzer.findings.rule import MUCH_LEFT, Answers, Measured, explained_by, of_purpose, rule
 from traceanalyzer.frames import intervals
 from traceanalyzer.units import (
-    format_bytes,
     format_count,
     format_frac,
     format_ns,
@@ -543,82 +541,9 @@ def _below(result: LeafPaths, row: Mapping[str, Any]) -> str:
     return f"{share} of it is in {called}: call it less often, or with less data."
 
 
-# --- the host and the files ------------------------------------------------------------------
+# --- the files -------------------------------------------------------------------------------
 
 _LOSSES = ("error", "data_loss")
-
-
-@rule(
-    "host_metrics",
-    f"host CPU usage of {BUSY_PERCENT} % or more",
-    "share of the time with this usage",
-    {"warning": 0.05, "critical": 0.5},
-)
-def _busy_processors(result: HostMetrics, _: Answers) -> Iterator[Measured]:
-    usage = result.busy_processors()
-    if usage is not None:
-        share, mean = usage
-        yield Measured(
-            size=share,
-            title=f"Host CPU usage was {BUSY_PERCENT} % or more for {format_frac(share)} of the "
-            f"time ({mean:.0f} % on average).",
-            advice="Use fewer loader workers than cores, limit OMP_NUM_THREADS, and run nothing "
-            "else on the node: data loading and kernel launches compete for CPUs.",
-            of="the time",
-            confidence="medium",
-        )
-
-
-@rule(
-    "host_metrics",
-    "host memory nearly full",
-    "maximum share of used memory",
-    {"warning": 0.9, "critical": 0.98},
-)
-def _full_host_memory(result: HostMetrics, _: Answers) -> Iterator[Measured]:
-    row = result.fullest_memory()
-    if row is not None:
-        yield Measured(
-            size=row["frac"],
-            title=f"Host memory was up to {format_frac(row['frac'])} full: "
-            f"{format_bytes(row['value'])} of {format_bytes(row['total'])}.",
-            advice="Use fewer loader workers, less prefetching, or memory-mapped data.",
-            cost_bytes=round(row["value"]),
-            of="host memory",
-        )
-
-
-@rule("host_metrics", "swap in use", "maximum bytes in swap", {"warning": 1}, counts=True)
-def _swapping(result: HostMetrics, _: Answers) -> Iterator[Measured]:
-    row = result.most_swap()
-    if row is not None:
-        yield Measured(
-            size=row["max"],
-            title=f"Swap is in use: up to {format_bytes(row['max'])}.",
-            advice="Reduce the memory use of the processes: the host has too little memory.",
-            cost_bytes=round(row["max"]),
-            confidence="medium",
-        )
-
-
-@rule(
-    "host_metrics",
-    "a disk at its limit",
-    "maximum share of the time in which it was busy",
-    {"warning": 0.8},
-)
-def _busy_disk(result: HostMetrics, _: Answers) -> Iterator[Measured]:
-    row = result.busiest_disk()
-    if row is not None:
-        yield Measured(
-            size=row["max"] / 1000,
-            title=f"Disk {row['counter'].removeprefix('disk/')} was busy for up to "
-            f"{format_frac(row['max'] / 1000)} of the time.",
-            evidence=(f"{format_frac(row['mean'] / 1000)} on average.",),
-            advice="Use faster or local storage, larger reads, or fewer small files.",
-            of="the time",
-            confidence="medium",
-        )
 
 
 @rule(
@@ -777,7 +702,6 @@ def _missing_ranks(result: Info, answers: Answers) -> Iterator[Measured]:
 
 
 RULES = (
-    _uneven_steps, *serving.RULES, _time_between_steps, _hot_line, *memory.RULES, _busy_processors,
-    _full_host_memory, _swapping, _busy_disk, _dropped_events, _failed_program, _gpu_not_traced,
-    _missing_ranks,
+    _uneven_steps, *serving.RULES, _time_between_steps, _hot_line, *memory.RULES, _dropped_events,
+    _failed_program, _gpu_not_traced, _missing_ranks,
 )  # fmt: skip
