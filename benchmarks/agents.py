@@ -67,10 +67,12 @@ QUESTIONS = (
     ),
     Question(
         "Which collective of nccl_8ranks was slow after every rank had joined, and in which step?",
-        "comm_outliers",
-        {**_RUN, "tables": ["collectives"]},
+        "diagnose",
+        {**_RUN, "tables": ["findings"]},
         lambda answer: [
-            (row["collective"], row["step"]) for row in answer["collectives"] if row["slow"]
+            (row["evidence"][0].split()[1], row["step"])
+            for row in answer["findings"]
+            if row["id"] == "slow-collectives"
         ],
         [("reduce_scatter", "ProfilerStep#13")],
     ),
