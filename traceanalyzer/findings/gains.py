@@ -179,7 +179,7 @@ def _change(one: Finding) -> str:
     if one.id in _TRANSFERS:
         return "instant transfers in this time"
     waits = ", or no waits of the host for the device" * (one.id in _WAITS)
-    return f"no host time and no copies in this time{waits}"
+    return f"no host time, copies and transfers in this time{waits}"
 
 
 def _is_of_ranks(one: Finding) -> bool:
