@@ -486,7 +486,7 @@ def test_empty_files_are_rejected(tmp_path: Path) -> None:
     data = pickle.dumps({"segments": [], "device_traces": [[]]})
     with pytest.raises(MalformedInput, match="_record_memory_history"):
         ta.memory(written(tmp_path, "x.pickle", data))
-    with pytest.raises(UnknownFormat, match="is empty"):
+    with pytest.raises(UnknownFormat, match="an empty file"):
         ta.memory(written(tmp_path, "y.pickle", b""))
     with pytest.raises(UnknownFormat, match="HTML page"):
         ta.memory(written(tmp_path, "z.pickle", b"<html><body>404</body></html>"))

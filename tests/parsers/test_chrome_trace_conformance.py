@@ -140,7 +140,7 @@ def test_conformance_cases(shared, name):
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("62_empty_file.json", "is empty"), ("63_top_level_null.json", "unknown file format")],
+    [("62_empty_file.json", "an empty file"), ("63_top_level_null.json", "unknown file format")],
 )
 def test_file_that_is_not_a_trace_is_rejected(shared, name, message):
     with pytest.raises(InputError, match=message) as refused:

@@ -585,10 +585,7 @@ def _complete(result: Info, lost: pl.DataFrame) -> str:
     if lost["code"].str.contains(_INCOMPLETE).any():
         formats = result.files.filter(pl.col("path") == lost["path"][0])["format"]
         if (formats == MEMORY_SNAPSHOT).any():
-            return (
-                "Write the snapshot again: torch.cuda.memory._dump_snapshot() must end before the "
-                "job."
-            )
+            return "Write the snapshot again: its _dump_snapshot() must end before the job."
         if formats.is_in(DATABASES).any():
             return "Copy the file again, or export the recording again."
         return "Stop the profiler before the job ends, so that it can write the complete file."

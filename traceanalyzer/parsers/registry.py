@@ -136,7 +136,7 @@ def require(source: Source) -> Format:
 
     if not source.head().strip(_BLANK) and not source.damage:
         is_stacks = "stacks" in PurePath(source.path).name
-        content = "contains only NUL bytes or blanks" if source.head() else "is empty"
+        content = "only NUL bytes or blanks" if source.head() else "an empty file"
         raise UnknownFormat(source.path, content, hint=_NO_STACKS if is_stacks else _EMPTY)
     if nsys_sqlite.written_by_us(source.head()):
         raise UnknownFormat(

@@ -68,7 +68,9 @@ def repaired(trace: Trace, *, complete: bool = True) -> Trace:
         kept = np.ones(trace.events.height, np.bool_)
         kept[work["event"].to_numpy()[wrong]] = False
         count, whole = int(wrong.sum()), work.height
-        text = f"{count:,} of {format_count(whole, 'record')} of device work {whys}; {_UPDATE}"
+        verbs = "has impossible times and is" if count == 1 else "have impossible times and are"
+        of_all = f"{count:,} of {format_count(whole, 'record')} of device work"
+        text = f"{of_all} {verbs} left out ({whys}); {_UPDATE}"
         noted = _noted(trace, ("notice", words.IMPOSSIBLE_TIMES, count, text))
         trace = noted.select(pl.lit(pl.Series(kept)))
         work = _work(trace)
@@ -152,14 +154,13 @@ def _impossible(trace: Trace, work: pl.DataFrame) -> tuple[_Bools, str]:
     if trace.meta.format != words.NSYS or not work["pid"].null_count():  # streams are of a process
         overlapping[left] = _overlapping(_only(work, left))
     kinds = {
-        "have no time": untimed,
-        "end before they start": backwards,
-        "last longer than the recording": beyond,
-        "overlap the next work of their stream": overlapping,
+        "without a time": untimed,
+        "with the end before the start": backwards,
+        "longer than the recording": beyond,
+        "overlapping the next work of the stream": overlapping,
     }
     counts = [f"{int(rows.sum()):,} {text}" for text, rows in kinds.items() if rows.any()]
-    why = f"have impossible times and are left out ({', '.join(counts)})"
-    return untimed | backwards | beyond | overlapping, why
+    return untimed | backwards | beyond | overlapping, ", ".join(counts)
 
 
 def _only(work: pl.DataFrame, chosen: _Bools) -> pl.DataFrame:
