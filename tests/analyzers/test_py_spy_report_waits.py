@@ -10,6 +10,7 @@ from diagnosing import diagnosis, measurements
 
 import traceanalyzer as ta
 from traceanalyzer.analyzers.common.own_lines import IMPORTS
+from traceanalyzer.analyzers.common.waits import LOCK
 
 MAIN = "<module> (/home/u/run.py:40);"
 
@@ -88,3 +89,47 @@ def test_freed_memory_is_not_damage(shared: Path) -> None:
     trace = ta.read(shared / "data/causes/other/austin_mem_negative.txt.gz")
     assert trace.meta.weight_unit == "bytes"
     assert trace.issues.select("code", "severity").rows() == [("freed-memory", "notice")]
+
+
+def _threads(tmp_path: Path, *, one_at_a_time: bool) -> Path:
+    """Four threads in get: one reads below line 44, the others are in line 41; or by chance."""
+    frames = [
+        {"name": name, "file": f"/srv/{file}.py", "line": line}
+        for name, file, line in (("get", "cache", 41), ("get", "cache", 44), ("fetch", "s3", 9))
+    ]
+    profiles = []
+    for thread in range(4):
+        inside = [
+            at % 4 == thread if one_at_a_time else (at // 4**thread) % 4 == 0 for at in range(200)
+        ]
+        stacks = [[1, 2] if each else [0] for each in inside]
+        profiles.append(
+            {"type": "sampled", "name": f'Process 7 Thread {thread} "w{thread}"', "unit": "seconds",
+             "startValue": 0, "endValue": 2, "samples": stacks, "weights": [0.01] * 200}
+        )  # fmt: skip
+    path = tmp_path / "threads.speedscope.json"
+    path.write_text(
+        json.dumps({
+            "$schema": "https://www.speedscope.app/file-format-schema.json",
+            "shared": {"frames": frames}, "profiles": profiles, "exporter": "py-spy@0.4.1",
+        })
+    )  # fmt: skip
+    return path
+
+
+def test_threads_that_wait_for_one_lock_run_no_code(tmp_path: Path) -> None:
+    path = _threads(tmp_path, one_at_a_time=True)
+    report = ta.py_spy_report(path)
+    holder = "get (/srv/cache.py:44), below it mostly in fetch (/srv/s3.py:9)"
+    assert report.locks.rows() == [("get (/srv/cache.py:41)", holder, 6e9)]
+    doing = dict(report.paths.select("line", "doing").iter_rows())
+    assert doing == {41: LOCK, 9: None}
+    first = ta.diagnose(path).findings[0]
+    assert first.title.startswith("Threads wait for a lock in get (/srv/cache.py:41)")
+    assert "lock" in first.advice
+
+
+def test_threads_that_are_in_one_line_by_chance_wait_for_no_lock(tmp_path: Path) -> None:
+    report = ta.py_spy_report(_threads(tmp_path, one_at_a_time=False))
+    assert report.locks.is_empty()
+    assert report.running.height == report.paths.height

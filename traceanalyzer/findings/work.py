@@ -439,6 +439,8 @@ def _hot_line(result: LeafPaths, _: Answers) -> Iterator[Measured]:
     before = (
         f"The main process waits for the data loader in {format_frac(loading)} of its samples: "
     )
+    locked = float(result.locks["samples"].sum())
+    yield from serving.lock_waits(result)
     for number, row in enumerate(_lines(counted).head(_MOST_LINES).iter_rows(named=True)):
         if number and re.search(_IN_FRAMEWORK, "{path}: {name}: {}".format(row[LIBRARY[0]], **row)):
             continue  # what the program is for
@@ -446,7 +448,7 @@ def _hot_line(result: LeafPaths, _: Answers) -> Iterator[Measured]:
         what, place = ("function", path) if line is None else ("line", f"{path}:{line}")
         part, whole, rest = (format_weight(n, result.unit) for n in (samples, running, idle))
         yield Measured(
-            size=samples / running,
+            size=samples / (running + locked),
             title=f"{before if loading and not number else ''}{format_frac(samples / running)} of "
             f"{of} are in or below one {what} of your own code: {name} ({place}).",
             evidence=(

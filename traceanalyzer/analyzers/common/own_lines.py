@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.common import libraries
-from traceanalyzer.analyzers.common.waits import DATA, wait_of
+from traceanalyzer.analyzers.common.waits import DATA, LOCK, wait_of
 from traceanalyzer.frames import intervals, stack_weights
 from traceanalyzer.units import format_frac
 
@@ -54,12 +54,14 @@ class CallTree:
         is_own_code: mask of the frames that are own code.
         parent: each node's caller, or ROOT.
         frame: each node's frame number.
+        locked: numbers of the frames that are innermost while they wait for a lock.
     """
 
     texts: pl.DataFrame
     is_own_code: intervals.Bools
     parent: intervals.Ints
     frame: intervals.Ints
+    locked: tuple[int, ...] = ()
 
     def on_stack(self, frames: intervals.Bools, node: intervals.Ints) -> intervals.Bools:
         """Whether the stack of each node has one of some frames."""
@@ -98,6 +100,8 @@ def doing(tree: CallTree, node: intervals.Ints) -> pl.Series:
         .then(pl.lit(NO_FRAME))
         .when("imports")
         .then(pl.lit(IMPORTS))
+        .when(pl.Series(np.isin(at(tree.frame, node), tree.locked)))
+        .then(pl.lit(LOCK))
         .otherwise(pl.coalesce("alone", "above"))
     ).to_series()
 

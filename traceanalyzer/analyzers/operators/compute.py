@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Unpack
 
 import numpy as np
@@ -192,16 +192,6 @@ def measure(excerpt: Excerpt, options: Options) -> Part:
     )
 
 
-def measure_for_rules(trace: Trace, options: Options) -> Part:
-    """Return the operators of one rank without memory, which no rule uses.
-
-    Raises:
-        MissingData: no operators were recorded.
-    """
-    excerpt = take(trace, options)
-    return measure(replace(excerpt, instants=excerpt.instants.clear()), options)
-
-
 def combine(
     parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()
 ) -> result.Operators:
@@ -254,7 +244,6 @@ OPERATORS = Analyzer(
     measure,
     combine,
     take=take,
-    measure_for={"findings": measure_for_rules},
     slow=True,
 )
 

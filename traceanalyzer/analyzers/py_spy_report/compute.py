@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Unpack
 
 import numpy as np
@@ -57,6 +57,7 @@ class Part:
             ``name``, ``path``, ``line`` (null without such a line), ``calls`` and ``calls_file``
             (null for the line itself), ``doing``, ``idle``, ``samples``.
         groups: ``group``, ``key``, ``path``, ``self`` and ``total`` if sums are requested.
+        locks: rows of :func:`_locks` without ``frame``.
         processes: ``pid``, ``command``, ``role``, ``samples``.
         loading: weight of samples in which the main thread loads a batch of a DataLoader.
         total: the sum of counted weights.
@@ -69,6 +70,7 @@ class Part:
     rows: pl.DataFrame
     lines: pl.DataFrame
     groups: pl.DataFrame | None
+    locks: pl.DataFrame
     processes: pl.DataFrame
     loading: float
     total: float
@@ -83,9 +85,11 @@ def measure(trace: Trace, options: Options) -> Part:
         MissingData: the trace has no samples.
     """
     samples = _weighted(trace.require("sample"))
+    frames = frames_of(trace, options)
+    locks = _locks(samples, frames)
+    frames = replace(frames, locked=tuple(locks["frame"]))
     if trace.meta.format != _LINES or trace.meta.weight_unit != "samples":
         samples = _merged(samples)
-    frames = frames_of(trace, options)
     node = samples["stack"].cast(pl.Int64).fill_null(stack_weights.ROOT).to_numpy()
     leaf = at(stack_weights.nearest(frames.parent, frames.kept[frames.frame]), node)
     without = (leaf if options.drop_module else node) == stack_weights.ROOT
@@ -105,6 +109,7 @@ def measure(trace: Trace, options: Options) -> Part:
         rows=_rows(frames, leaf, samples["weight"], labels, options),
         lines=_lines(frames, leaf, samples["weight"], labels),
         groups=groups,
+        locks=locks.drop("frame"),
         processes=processes,
         loading=_loading(frames, leaf, samples["weight"]),
         total=float(samples["weight"].sum()),
@@ -156,6 +161,7 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
         activities=_whole(own_lines.activities(lines)),
         paths=_whole(paths.select(*order, "proportion")),
         groups=_whole(_groups(parts, total, scale)) if options.group_by else None,
+        locks=pl.concat([part.locks for part in parts]).with_columns(pl.col("samples") * scale),
         processes=_whole(processes),
         input_notes=skipped,
     )
@@ -181,6 +187,7 @@ class Frames:
             list, 0 for the user's own code.
         child: mask of the nodes that are the entry of a child process.
         worker: mask of the nodes that are the loop of a DataLoader worker.
+        locked: rows of ``distinct`` that are innermost while they wait for a lock.
     """
 
     distinct: pl.DataFrame
@@ -190,13 +197,14 @@ class Frames:
     library: intervals.Ints
     child: intervals.Bools
     worker: intervals.Bools
+    locked: tuple[int, ...] = ()
 
     @property
     def calls(self) -> own_lines.CallTree:
         """The stacks with the counted frames of the libraries, or of own code."""
         is_own_code = (self.library != stack_weights.ROOT) & self.kept
         texts = self.distinct.select("name", "file")
-        return own_lines.CallTree(texts, is_own_code, self.parent, self.frame)
+        return own_lines.CallTree(texts, is_own_code, self.parent, self.frame, self.locked)
 
 
 def frames_of(trace: Trace, options: Options) -> Frames:
@@ -312,6 +320,49 @@ def _rows(
         doing=doing,
         library=names.gather(row_of(named)),
     )
+
+
+#: Least threads in a line at once, and share of these instants in which one is in later lines.
+_SEVERAL, _ONE = 2, 0.9
+_LOCKS = {"frame": pl.Int64, "place": pl.String, "holder": pl.String, "samples": pl.Float64}
+
+
+def _locks(samples: pl.DataFrame, frames: Frames) -> pl.DataFrame:
+    """Return the lines of own code in which threads wait for a lock, by the times of samples.
+
+    Python runs one thread at a time: if several are in a line at once, and exactly one other is in
+    other lines of the function, they wait for the lock that this one holds.
+
+    Returns:
+        frame (row of ``distinct``), place, holder (the line of the function, and the innermost
+        function below it, in which one thread is meanwhile), samples.
+    """
+    found: list[tuple[object, ...]] = []
+    node = samples["stack"].cast(pl.Int64).fill_null(stack_weights.ROOT).to_numpy()
+    instant = ["pid", "ts"]
+    rows = samples.select(*instant, "tid", "weight", leaf=pl.Series(at(frames.frame, node)))
+    own = np.flatnonzero((frames.library != stack_weights.ROOT) & frames.kept)
+    at_once = rows.filter(pl.col("leaf").is_in(own)).drop_nulls("ts").group_by("leaf", *instant)
+    counts = at_once.agg(pl.col("tid").n_unique(), pl.col("weight").sum())
+    usual = counts.group_by("leaf").agg(pl.col("tid").median(), pl.col("weight").sum())
+    several = usual.filter(pl.col("tid") >= _SEVERAL).sort("weight", "leaf").tail(1)
+    place = frames.distinct.select(own_lines.place_of(*map(pl.col, PATH))).to_series()
+    for leaf, _, weight in several.iter_rows():
+        is_other = frames.distinct.select(
+            pl.struct("name", "path") == pl.struct("name", "path").get(leaf)
+        )
+        others = is_other.to_series().to_numpy() & (np.arange(place.len()) != leaf)
+        line = at(
+            frames.frame, at(stack_weights.nearest(frames.parent, others[frames.frame]), node)
+        )
+        inside = rows.with_columns(line=pl.Series(line)).filter(pl.col("line") >= 0)
+        holders = inside.group_by(instant).agg(is_one=pl.col("tid").n_unique() == 1)
+        waits = counts.filter(leaf=leaf).join(holders, on=instant, how="left")
+        if waits["is_one"].sum() >= _ONE * waits.height:
+            most = inside.group_by("line", "leaf").len().sort("len", "line", "leaf").row(-1)
+            holder = ", below it mostly in ".join(dict.fromkeys(place[row] for row in most[:2]))
+            found.append((leaf, place[leaf], holder, weight))
+    return pl.DataFrame(found, schema=_LOCKS, orient="row")
 
 
 def _lines(

@@ -53,6 +53,8 @@ class LeafPaths(Result):
             line), ``samples``, ``samples_frac`` (of the samples that run code).
         activities: what the samples do: ``activity``, ``place`` (the own line with most of it),
             ``calls``, ``place_frac``, ``samples``, ``samples_frac`` (of all samples).
+        locks: lines of own code in which threads wait for a lock: ``place``, ``holder`` (where one
+            thread is meanwhile), ``samples``.
         processes: ``file``, ``pid``, ``command``, ``role``, ``samples``, ``samples_frac``.
     """
 
@@ -71,6 +73,7 @@ class LeafPaths(Result):
     paths: pl.DataFrame
     groups: pl.DataFrame | None
     processes: pl.DataFrame
+    locks: pl.DataFrame
 
     @property
     def running(self) -> pl.DataFrame:
