@@ -73,16 +73,16 @@ def test_a_provider_alone_has_no_fallback(tmp_path: Path) -> None:
     assert set(ta.read(path).events["kind"]) == {"cpu_op"}
 
 
-@pytest.mark.parametrize(("kernels", "idle_ns"), [(False, 650_000), (True, 600_000)])
+@pytest.mark.parametrize(
+    ("kernels", "rule", "cost_ns"),
+    [(False, "host-code", 660_000), (True, "exposed-copies", 725_000)],
+)
 def test_operators_on_the_cpu_between_those_on_a_gpu(
-    tmp_path: Path, kernels: bool, idle_ns: int
+    tmp_path: Path, kernels: bool, rule: str, cost_ns: int
 ) -> None:
-    found = ta.diagnose(_written(tmp_path, kernels=kernels)).findings
-    (first,) = (one for one in found if one.id == "host-code")
-    assert found[0] is first
-    assert first.severity == "critical"
+    """With kernels, the copies to the host and back are one finding with the operator."""
+    first, *_ = ta.diagnose(_written(tmp_path, kernels=kernels)).findings
+    assert (first.id, first.severity) == (rule, "critical")
     assert "onnx::GridSample (CPUExecutionProvider)" in first.title
-    assert first.cost_ns == pytest.approx(idle_ns, rel=0.1)
+    assert first.cost_ns == pytest.approx(cost_ns, rel=0.02)
     assert "ONNX Runtime" in first.advice
-    # the copies around it are its effect
-    assert [one.id for one in first.effects] == ["exposed-copies"] * kernels

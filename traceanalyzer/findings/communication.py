@@ -246,7 +246,7 @@ def _exposed_communication(result: Overlap, answers: Answers) -> Iterator[Measur
     slow = time.losses.filter(
         ~pl.col("waited"), pl.col("cause").is_in((REPEATED, SLOW, OUTLIER, LINK))
     )
-    missing = straggling.waited_for_missing(answers)
+    missing, _ = straggling.waited_for_missing(answers)
     total = int(rest["lost_ns"].sum()) - missing
     whole = total + missing + sum(int(rows["lost_ns"].sum()) for rows in (waits, slow))
     if not whole:

@@ -8,7 +8,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.device_work import MEMORY
-from traceanalyzer.analyzers.gpu_idle.activities import GPU_AWARE
+from traceanalyzer.analyzers.gpu_idle.activities import GPU_AWARE, OF_PROVIDER
 from traceanalyzer.analyzers.gpu_idle.causes import HOST_CODE, PEER
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 from traceanalyzer.analyzers.overlap.result import Overlap
@@ -63,8 +63,6 @@ def _exposed_copies(_: Overlap, answers: Answers) -> Iterator[Measured]:
     if on_cpu and 0 < updates_ns < most * total:
         losses, cost = pl.concat([losses, updates]), total + updates_ns
         others += f", and {on_cpu} on the CPU: {time.share(updates_ns)}"
-    idle = answers.of(GpuIdle)
-    of_onnx = idle is not None and ON_CPU in idle.activity(HOST_CODE).place
     yield Measured(
         title=f"Exposed {main}{where}{place}{slower}: {time.share(total)}{each}{others}.",
         evidence=(
@@ -77,7 +75,7 @@ def _exposed_copies(_: Overlap, answers: Answers) -> Iterator[Measured]:
         rank=rank,
         step=steps[0] if len(steps) == 1 else None,
         intervals=intervals_of(losses),
-        explained={"host-code": 1.0} if of_onnx or answers.reads_copies else {},
+        explained={"host-code": 1.0} if answers.reads_copies else {},
     )
 
 
@@ -266,6 +264,8 @@ def _copying(copies: pl.DataFrame, sums: Mapping[str, int], total: int, answers:
     large = _large(sums)
     if on_cpu := answers.on_cpu:
         text = _OFFLOADED_TRAINING if on_cpu == OPTIMIZER else _COMPUTE_THERE.format(on_cpu)
+        if ON_CPU in on_cpu:
+            return OF_PROVIDER.format(operator=on_cpu.split()[0])
         return f"{text}; traceanalyzer transfers lists the copies."
     texts: list[str] = []
     if not large or large - {"DtoD", MEMSET}:

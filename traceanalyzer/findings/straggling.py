@@ -688,11 +688,15 @@ def at_step(step: str | None) -> str:
 RULES: tuple[Rule, ...] = (_straggler, _unequal_work, _expert_imbalance, _pipeline_bubble)
 
 
-def waited_for_missing(answers: Answers) -> int:
-    """Return exposed wait time of all devices for ranks that were not recorded, in steps if any."""
-    if (comm := answers.of(CommOutliers)) is None:
-        return 0
+def waited_for_missing(answers: Answers) -> tuple[int, tuple[str, ...]]:
+    """Return exposed wait time for ranks that were not recorded, in steps if any, and evidence."""
+    comm = answers.of(CommOutliers)
+    if comm is None or comm.waits_for_missing.is_empty():
+        return 0, ()
     waits = comm.waits_for_missing
+    name, usual, least = waits.select("collective", "usual_ns", "shortest_ns").row(0)
     waits = waits.drop_nulls("step") if answers.time.in_steps else waits
     exposed = answers.time.of_cause(EXPOSED).filter(~pl.col("waited"))
-    return min(int(waits["over_ns"].sum()), int(exposed["lost_ns"].sum()))
+    text = f"{name} takes {format_ns(round(usual))} (median), the shortest of the same size "
+    text += f"{format_ns(least)}: a slow link is slow each time."
+    return min(int(waits["over_ns"].sum()), int(exposed["lost_ns"].sum())), (text,)

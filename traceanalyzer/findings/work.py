@@ -439,7 +439,6 @@ def _hot_line(result: LeafPaths, _: Answers) -> Iterator[Measured]:
     before = (
         f"The main process waits for the data loader in {format_frac(loading)} of its samples: "
     )
-    locked = float(result.locks["samples"].sum())
     yield from serving.lock_waits(result)
     for number, row in enumerate(_lines(counted).head(_MOST_LINES).iter_rows(named=True)):
         if number and re.search(_IN_FRAMEWORK, "{path}: {name}: {}".format(row[LIBRARY[0]], **row)):
@@ -448,7 +447,7 @@ def _hot_line(result: LeafPaths, _: Answers) -> Iterator[Measured]:
         what, place = ("function", path) if line is None else ("line", f"{path}:{line}")
         part, whole, rest = (format_weight(n, result.unit) for n in (samples, running, idle))
         yield Measured(
-            size=samples / (running + locked),
+            size=samples / (running + float(result.locks["samples"].sum())),
             title=f"{before if loading and not number else ''}{format_frac(samples / running)} of "
             f"{of} are in or below one {what} of your own code: {name} ({place}).",
             evidence=(
@@ -678,21 +677,15 @@ def _missing_ranks(result: Info, answers: Answers) -> Iterator[Measured]:
     ranks = result.recordings["rank"].drop_nulls().unique()
     if not isinstance(world, int) or ranks.is_empty() or ranks.len() >= world:
         return
-    missing = world - ranks.len()
-    title, evidence = f"Files of {missing:,} of {world:,} ranks are missing", []
-    waits, comm = straggling.waited_for_missing(answers), answers.of(CommOutliers)
-    if waits and comm is not None:
-        row = comm.waits_for_missing.row(0, named=True)
+    title = f"Files of {world - ranks.len():,} of {world:,} ranks are missing"
+    waits, evidence = straggling.waited_for_missing(answers)
+    if waits:
         absent = format_ranges([rank for rank in range(world) if rank not in ranks])
         title += f" ({absent}), and the others wait for one of them: {answers.time.share(waits)}"
-        evidence.append(
-            f"{row['collective']} takes {format_ns(round(row['usual_ns']))} (median), the shortest "
-            f"of the same size {format_ns(row['shortest_ns'])}: a slow link is slow each time."
-        )
     yield Measured(
-        size=missing,
+        size=world - ranks.len(),
         title=f"{title}.",
-        evidence=tuple(evidence),
+        evidence=evidence,
         advice="Add the files of all ranks to separate wait time for stragglers from slow "
         "communication.",
         total_ns=waits or None,

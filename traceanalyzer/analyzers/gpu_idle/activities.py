@@ -331,7 +331,9 @@ def advice_on_host_code(
     if one.pauses or one.rival:
         return _COLLECT_TOGETHER if one.pauses else _OF_RIVAL.format(rival=one.rival)
     if one.in_autograd or ON_CPU in one.place:
-        return _OF_AUTOGRAD if one.in_autograd else _ON_CPU.format(operator=one.place.split()[0])
+        return (
+            _OF_AUTOGRAD if one.in_autograd else OF_PROVIDER.format(operator=one.place.split()[0])
+        )
     names = (one.place, one.called, one.frame)
     if text := next(filter(None, (_of_compilation(name, pytorch=pytorch) for name in names)), ""):
         return text
@@ -361,7 +363,7 @@ def advice_on_host_code(
     return f"{one.text} launches no GPU work: run it less often, or in another thread.{see}"
 
 
-_ON_CPU = (
+OF_PROVIDER = (
     "No kernel for {operator} with these types and this opset is in the execution provider of the "
     "GPU, so ONNX Runtime runs it on the CPU, with a copy to the host before it and one back after "
     "it: export the model with another opset or with operators that the provider has, use the "

@@ -341,20 +341,20 @@ def _locks(samples: pl.DataFrame, frames: Frames) -> pl.DataFrame:
     node = samples["stack"].cast(pl.Int64).fill_null(stack_weights.ROOT).to_numpy()
     instant = ["pid", "ts"]
     rows = samples.select(*instant, "tid", "weight", leaf=pl.Series(at(frames.frame, node)))
-    own = np.flatnonzero((frames.library != stack_weights.ROOT) & frames.kept)
-    at_once = rows.filter(pl.col("leaf").is_in(own)).drop_nulls("ts").group_by("leaf", *instant)
+    of_user = np.flatnonzero(frames.calls.is_own_code)
+    at_once = rows.filter(pl.col("leaf").is_in(of_user)).drop_nulls("ts").group_by("leaf", *instant)
     counts = at_once.agg(pl.col("tid").n_unique(), pl.col("weight").sum())
     usual = counts.group_by("leaf").agg(pl.col("tid").median(), pl.col("weight").sum())
     several = usual.filter(pl.col("tid") >= _SEVERAL).sort("weight", "leaf").tail(1)
     place = frames.distinct.select(own_lines.place_of(*map(pl.col, PATH))).to_series()
+    function = (
+        frames.distinct.select(pl.struct("name", "path").rank("dense")).to_series().to_numpy()
+    )
     for leaf, _, weight in several.iter_rows():
-        is_other = frames.distinct.select(
-            pl.struct("name", "path") == pl.struct("name", "path").get(leaf)
-        )
-        others = is_other.to_series().to_numpy() & (np.arange(place.len()) != leaf)
-        line = at(
-            frames.frame, at(stack_weights.nearest(frames.parent, others[frames.frame]), node)
-        )
+        others = function == function[leaf]
+        others[leaf] = False
+        nearest = stack_weights.nearest(frames.parent, others[frames.frame])
+        line = at(frames.frame, at(nearest, node))
         inside = rows.with_columns(line=pl.Series(line)).filter(pl.col("line") >= 0)
         holders = inside.group_by(instant).agg(is_one=pl.col("tid").n_unique() == 1)
         waits = counts.filter(leaf=leaf).join(holders, on=instant, how="left")

@@ -250,8 +250,7 @@ def of_onnxruntime(trace: Trace, selection: Selection) -> Trace:
         .otherwise(_NAME).cast(schema.NAME),
         device=pl.when(is_work).then(0).otherwise("device").cast(pl.Int32),
         stream=pl.when(is_work).then(stream).otherwise("stream"),
-        pid=pl.when(~is_work).then("pid"),
-        tid=pl.when(~is_work).then("tid"),
+        **{lane: pl.when(~is_work).then(lane) for lane in ("pid", "tid")},
     )  # fmt: skip
     sources = (replace(trace.meta, version=ONNXRUNTIME),)
     return _selected(replace(trace, sources=sources, events=events), selection)
