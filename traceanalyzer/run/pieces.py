@@ -34,6 +34,7 @@ from traceanalyzer.run.ranks import Repeats
 from traceanalyzer.run.read import (
     Progress,
     Start,
+    in_files,
     is_of_composer,
     ranks_apart,
     read,
@@ -330,7 +331,7 @@ class OpenedInputs:
                 if rank in (None, meta.rank):
                     any_chosen = True
                     state.was_read(source.path for source in traces[0].sources)
-                    yield traces.pop(0)
+                    yield in_files(traces.pop(0)) if isinstance(item, str) else traces.pop(0)
                     continue
                 one, of_rank = traces.pop(0), [meta for meta in sources if meta.rank == rank]
                 blank = blank or _without_events(one, of_rank)

@@ -15,6 +15,7 @@ from traceanalyzer.analyzers.registry import COMPANIONS, REPLAY
 from traceanalyzer.errors import MissingData, OptionError, TraceAnalyzerError
 from traceanalyzer.run.fitting_commands import not_for, not_for_reports, with_fitting_command
 from traceanalyzer.run.pieces import How, Opened, OpenedInputs, bytes_of, read_needed
+from traceanalyzer.run.read import is_spilled, spilled, unload
 from traceanalyzer.trace import Meta, Trace
 from traceanalyzer.vocabulary import DAMAGED_TABLES, DATABASES, PRINTED_TEXT
 
@@ -63,12 +64,13 @@ class Question(Generic[O, P, R]):
         """
         meta, measure, take = traces[0].meta, self.measure, self.analyzer.take
         with_take = take is not None and measure is self.analyzer.measure
+        kept: Callable[[Any], Any] = spilled if is_spilled(traces[0]) else lambda what: what
         try:
             with self._shielded():
-                what: Any = take(traces[0], self.options) if with_take and take else traces[0]
+                what: Any = kept(take(traces[0], self.options)) if with_take and take else traces[0]
                 if is_last:
                     traces.clear()
-                self.parts.append((meta, measure(what, self.options)))
+                self.parts.append((meta, kept(measure(what, self.options))))
         except MissingData as error:
             self.lacking.append(
                 (meta, str(perhaps_truncated(error, truncated=truncated, form=meta.format)))
@@ -218,6 +220,7 @@ class Questions:
         for name in sorted(self.asked, key=lambda name: name not in _FIRST):
             if not not_for(name, trace.meta):
                 self.asked[name].ask([trace], truncated=truncated)
+                unload()
         if self.on_rank:
             self.on_rank(trace)
 

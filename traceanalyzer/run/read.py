@@ -1,11 +1,18 @@
-"""Read one input file: its trace, or those of its ranks."""
+"""Read one input file: its trace, or those of its ranks.
+
+The tables of a large trace are in temporary files: only what an analysis uses of them is in memory.
+"""
 
 import json
+import mmap
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from functools import partial
-from typing import Any
+from tempfile import TemporaryFile
+from typing import Any, TypeVar, cast
+from weakref import WeakKeyDictionary
 
 import polars as pl
 from polars.exceptions import PanicException
@@ -30,8 +37,14 @@ from traceanalyzer.vocabulary import CUDA_CALLS, DEVICE_WORK, KINDS, TABLE_KINDS
 #: Called with (bytes read, total bytes) while a file is read.
 Progress = Callable[[int, int], None]
 _LAST = (1 << 63) - 1
+T = TypeVar("T")
 #: Ranks of files of at least this size are read apart.
 _LARGE_BYTES = 1 << 28
+#: Traces of fewer events, and smaller columns, stay in memory.
+_LEAST_EVENTS = 4_000_000
+_LEAST_BYTES = 1 << 20
+#: Temporary files of columns, with their addresses in memory.
+_files: WeakKeyDictionary[mmap.mmap, range] = WeakKeyDictionary()
 
 
 def read(
@@ -220,7 +233,8 @@ def _checked(trace: Trace, source: Source, selection: Selection) -> Trace:
     """Return the trace of a parser without impossible values, with the path of the file."""
     kinds, wanted = selection.kinds, {*DEVICE_WORK, *CUDA_CALLS}
     complete = not selection.windows and (kinds is None or wanted <= kinds)
-    trace = soundness.repaired(bounded(trace), complete=complete)
+    trace = in_files(bounded(trace))
+    trace = soundness.repaired(trace, complete=complete)
     if source.size > _SMALL_BYTES:
         give_back()
     # a converted trace has the path of its source; the path of this file is needed to read it again
@@ -314,3 +328,93 @@ def several(values: str | Sequence[str]) -> tuple[str, ...]:
 def _clipped(time: int) -> int:
     """Clip a time to Int64; there are no events beyond."""
     return max(min(time, _LAST), -_LAST)
+
+
+# --- tables in temporary files ---------------------------------------------------------------
+
+
+class _Computed(dict[Any, Any]):
+    """What is computed once of a trace whose tables are in files."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        super().__setitem__(key, spilled(value))
+        unload()
+
+
+def in_files(trace: Trace) -> Trace:
+    """Return a trace whose tables are in temporary files if it is large."""
+    if trace.events.height < _LEAST_EVENTS:
+        return trace
+    tables: dict[str, Any] = {name: spilled(table) for name, table in trace.tables.items()}
+    changed = replace(trace, **tables)
+    object.__setattr__(changed, "_computed", _Computed())
+    unload()
+    return changed
+
+
+def spilled(value: T) -> T:
+    """Return a value whose large columns of numbers are in temporary files.
+
+    A file has no name, and is deleted with its column. If there is no space, the column stays in
+    memory.
+
+    Args:
+        value: a frame, or a list or dataclass of frames.
+    """
+    changed: Any = value
+    if isinstance(value, pl.DataFrame):
+        changed = value.with_columns(_placed(one) for one in value if _is_large(one))
+    elif isinstance(value, list):
+        changed = [*map(spilled, value)]
+    elif is_dataclass(value) and not isinstance(value, type):
+        parts = {one.name: spilled(getattr(value, one.name)) for one in fields(value) if one.init}
+        changed = replace(value, **parts)
+    return cast("T", changed)
+
+
+def is_spilled(trace: Trace) -> bool:
+    """Whether the tables of a trace are in files."""
+    return isinstance(trace._computed, _Computed)
+
+
+def unload() -> None:
+    """Free the memory of what was loaded from the files; it is loaded again where it is used."""
+    if sys.platform == "linux" and _files:
+        for file in list(_files):
+            file.madvise(mmap.MADV_DONTNEED)
+        give_back()
+
+
+def _is_large(column: pl.Series) -> bool:
+    return column.estimated_size() >= _LEAST_BYTES and not column.dtype.is_nested()
+
+
+def _placed(column: pl.Series) -> pl.Series | pl.Expr:
+    """Return a column in a file if it is of numbers; if all values are equal, that value."""
+    if column.eq_missing(column[0]).all():
+        return pl.lit(column[0], column.dtype).alias(column.name)
+    return _mapped(column) if column.dtype.is_numeric() else column
+
+
+def _mapped(column: pl.Series) -> pl.Series:
+    import pyarrow as pa  # takes time and memory
+
+    array = column.rechunk().to_arrow()
+    buffers, starts = array.buffers(), [0]
+    if any(buffers[-1].address in place for place in _files.values()):
+        return column
+    try:
+        with TemporaryFile() as file:
+            for buffer in buffers:
+                file.write(buffer or b"")
+                file.write(bytes(-file.tell() % 64))
+                starts.append(file.tell())
+            file.flush()
+            memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except OSError:
+        return column
+    whole = pa.py_buffer(memory)
+    _files[memory] = range(whole.address, whole.address + whole.size)
+    places = [one and whole.slice(low, one.size) for one, low in zip(buffers, starts, strict=False)]
+    moved = pa.Array.from_buffers(array.type, len(array), places, array.null_count, array.offset)
+    return pl.Series(column.name, moved)
