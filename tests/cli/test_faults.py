@@ -248,7 +248,10 @@ def test_info_lists_skipped_files(odd):
         ("denied.json", "permission denied"),
         ("locked", "permission denied"),
         ("locked/rank0.json", "permission denied"),
-        ("rank1.json", "an empty file; record it again, and stop the profiler before the program ends"),
+        (
+            "rank1.json",
+            "an empty file; record it again, and stop the profiler before the program ends",
+        ),
         ("rank0.json/inside", "not a directory"),
         (os.fsdecode(b"\xff.json"), "its name is not UTF-8; rename it"),
     ],

@@ -176,6 +176,13 @@ def test_kernels_that_a_healthy_program_runs_as_long_are_no_finding() -> None:
     assert judged(steps([GEMM, ("aten::sort", SORT, 90)]))
 
 
+def test_many_casts_beside_one_short_loss_are_not_those_of_its_logits() -> None:
+    loss = ("aten::_log_softmax", "void cunn_SoftMaxForward<4, LogSoftMaxForwardEpilogue>()", 30)
+    casts = [("aten::copy_", COPY.format("float"), 30)] * 8
+    (one,) = judged(steps([*casts, GEMM, loss]))
+    assert "another type" in one.title
+
+
 def test_casts_are_a_warning_from_12_percent_on() -> None:
     def casting(us: int) -> list[Measured]:
         casts = [("aten::copy_", COPY.format(kind), us) for kind in ("float", "c10::BFloat16")]

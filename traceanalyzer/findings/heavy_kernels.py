@@ -281,9 +281,10 @@ def _kinds(result: Kernels, time: DeviceTime) -> pl.DataFrame:
         .agg(pl.col("n", "total_ns", "fusible_ns").sum(), pl.col("max_ns").max())
         .join(labels.with_columns(pl.coalesce("kind", "kernel")), on="kernel")
     )
-    # nothing else that is cast is as large as logits
+    # nothing else that is cast is as large as logits, and is cast as often as there are losses
     mean, of_logits = pl.col("total_ns") / pl.col("n"), pl.col("kernel").str.contains("LogSoftMax")
     is_cast = pl.col("kernel").str.contains(_CASTS) & (2 * mean >= mean.filter(of_logits).min())
+    is_cast &= pl.col("n") <= 4 * pl.col("n").filter(of_logits).max()
     kind = pl.when(is_cast).then(pl.lit(_LOG_SOFTMAX)).otherwise("kind")
     each = each.with_columns(kind=kind, cast=is_cast.fill_null(value=False))
     in_loops = of_purpose(result, ONE_BY_ONE, time).group_by("name").agg(loop_ns=pl.col("ns").sum())
