@@ -176,7 +176,7 @@ def test_kernels_that_a_healthy_program_runs_as_long_are_no_finding() -> None:
     assert judged(steps([GEMM, ("aten::sort", SORT, 90)]))
 
 
-def test_many_casts_beside_one_short_loss_are_not_those_of_its_logits() -> None:
+def test_many_casts_with_one_short_loss_are_not_those_of_its_logits() -> None:
     loss = ("aten::_log_softmax", "void cunn_SoftMaxForward<4, LogSoftMaxForwardEpilogue>()", 30)
     layer = [("aten::copy_", COPY.format("float"), 30), (*GEMM[:2], 100)]
     (one,) = judged(steps([*layer * 8, loss]))
