@@ -266,7 +266,7 @@ class Result:
     @property
     def verdict(self) -> str:
         """Return the answer, one paragraph."""
-        return f"{self.input_warning} {self._view.verdict}".strip()
+        return " ".join(filter(None, (self.input_warning, self._view.verdict)))
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -192,7 +192,7 @@ def test_advice_for_amd_names_hip(shared: Path) -> None:
     advice = {one.id: one.advice for one in result.findings}
     assert "hipMemcpyAsync" in advice["exposed-copies"]
     assert "rocprofv3" in advice["unknown-idleness"]
-    assert "rocprof-compute" in advice["one-kernel"]
+    assert "larger grid" in advice["one-kernel"]
     assert "roctx" not in advice["unknown-idleness"]
     assert "Agent" not in result.about
     text = in_hip("cudaMallocHost, cudaMemcpyAsync, CUDA graphs, torch.cuda.graph")
