@@ -62,7 +62,8 @@ def judged(traced: Trace) -> list[Measured]:
 def test_the_place_of_kernels_that_are_no_finding_is_not_looked_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    results = examined(steps([(f"aten::a{n}", f"mystery_{n}", 10 + n) for n in range(30)]))
+    works = [(f"aten::a{n}", f"mystery_{n}", 10 + n) for n in range(30)]
+    results = examined(steps([*works, ("aten::sort", SORT, 200)]))
     places: list[str | None] = []
     place = Kernels.place
     monkeypatch.setattr(

@@ -42,6 +42,7 @@ RawArgs = Callable[[], list[msgspec.Raw]]
 
 # --- our own exporter ------------------------------------------------------------------------
 
+_origin = re.compile(rb'\{"traceanalyzer tid":(?:-?\d+|"(?:[^"\\]|\\.)*"),?')
 _decode_raws = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
@@ -69,9 +70,12 @@ def _without_mark(texts: list[msgspec.Raw], moved: Sequence[int]) -> list[msgspe
     """Return the texts without ``"traceanalyzer tid"``; null if there was nothing else."""
     cleaned = list(texts)
     for row in moved:
-        args = _decode_raws(cleaned[row])
-        args.pop("traceanalyzer tid", None)
-        cleaned[row] = msgspec.Raw(msgspec.json.encode(args)) if args else ABSENT
+        text, is_first = _origin.subn(b"{", bytes(cleaned[row]), count=1)
+        if not is_first:  # another program has changed the order
+            args = _decode_raws(text)
+            args.pop("traceanalyzer tid", None)
+            text = msgspec.json.encode(args)
+        cleaned[row] = ABSENT if text == b"{}" else msgspec.Raw(text)
     return cleaned
 
 

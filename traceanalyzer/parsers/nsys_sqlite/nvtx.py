@@ -98,7 +98,8 @@ def ranges(export: tables.Export) -> pl.DataFrame:
     others = pl.col("collective") if "collective" in events.columns else pl.lit(None, schema.NAME)
     collective = pl.when(is_mpi).then(host.collectives_of_mpi(events["name"])).otherwise(others)
     kind = pl.when(is_mpi).then(pl.lit("mpi")).otherwise("kind").cast(schema.KIND)
-    return events.with_columns(kind=kind, collective=collective)
+    category = pl.when(~is_mpi).then("category")
+    return events.with_columns(kind=kind, category=category, collective=collective)
 
 
 def thread_names(export: tables.Export) -> dict[int, str]:
