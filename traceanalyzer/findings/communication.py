@@ -268,8 +268,8 @@ def _exposed_communication(result: Overlap, answers: Answers) -> Iterator[Measur
         advice=remedy,
         confidence="low" if remedy in (_PAIRS, _KV_TRANSFER) else "high",
         total_ns=total,
-        # overlap gains nothing; slow links are another finding
-        most_gain_ns=0 if remedy == _TENSOR_PARALLEL else most,
+        # overlap gains nothing, and a part is usual; slow links are another finding
+        most_gain_ns=0 if remedy == _TENSOR_PARALLEL and time.frac(total) < _MUCH else most,
         intervals=intervals_of(rest),
         explained=explained_by(pl.concat([waits, slow]), whole)
         | {"missing-ranks": missing / whole},
@@ -538,6 +538,8 @@ _EXCHANGE = (
     "Overlap the all_to_all with compute that does not need its result (another micro-batch, "
     "layers that are not exchanged), keep the exchange within a node, or send fewer bytes (FP8)."
 )
+#: From this share on, sums of tensor parallelism are more than usual on fast links.
+_MUCH = 0.3
 _TENSOR_PARALLEL = (
     "In tensor parallelism the next operator needs the sum of an all_reduce, so it cannot be "
     "overlapped: use fewer GPUs per model, or an all_reduce for small messages (one-shot or "
