@@ -52,7 +52,7 @@ TESTS: dict[str, str] = {
     "analyzers/annotations/compute.py": "annotations",
     "analyzers/cuda_api/compute.py": "cuda_api",
     "analyzers/transfers/compute.py": "transfers",
-    "findings/clocks.py": "diagnosis_clocks",
+    "findings/hardware.py": "diagnosis_clocks",
     "findings/heavy_kernels.py": "heavy_kernels",
     "findings/judge.py": "diagnosis diagnosis_measured",
     "findings/communication.py": "diagnosis diagnosis_measured",

@@ -24,6 +24,7 @@ from traceanalyzer.analyzers.gpu_idle.activities import (
     advice_on_synchronisation,
 )
 from traceanalyzer.cli.main import status
+from traceanalyzer.findings import idle
 from traceanalyzer.findings.judge import RULES
 from traceanalyzer.render import render
 from traceanalyzer.render.pieces import fixes
@@ -61,6 +62,13 @@ def test_workers_do_not_speed_up_the_thread_that_pins_batches(us: int, part: str
         return [host("user_annotation", name, at * US, 480 * US), pins]
 
     assert part in first(loop(between), "data-loading").advice
+
+
+def test_without_pinned_memory_there_is_no_advice_on_it() -> None:
+    result: Any = SimpleNamespace(units=pl.DataFrame({"loader_ns": [0]}))
+    calls = pl.DataFrame(schema={"call": pl.String, "total_ns": pl.Int64, "n": pl.Int64})
+    answers: Any = SimpleNamespace(of=lambda _: SimpleNamespace(calls=calls))
+    assert not idle._pinning(result, answers)
 
 
 def test_graphs_of_pytorch_are_recorded_for_each_shape() -> None:

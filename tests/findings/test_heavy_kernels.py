@@ -353,11 +353,3 @@ def test_one_long_call_of_three_is_no_kernel_to_replace(
             rows.append(device(kernel, at + begin * US, length * US, **ids))
         at += (us + 500) * US
     assert bool(judged(trace(rows))) == is_found
-
-
-def test_a_loss_in_parts_is_info_before_other_kernels() -> None:
-    loss = "void at::native::cunn_SoftMaxForward<4, float, LogSoftMaxForwardEpilogue>()"
-    works = [("aten::_log_softmax", loss, 120), GEMM, GEMM]
-    (one,) = judged(steps(works))
-    assert (one.size, one.cost_frac) == (0.15, pytest.approx(0.13, abs=0.01))
-    assert not judged(steps([("aten::index", INDEXING, 120), GEMM, GEMM]))

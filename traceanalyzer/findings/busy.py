@@ -28,14 +28,7 @@ from traceanalyzer.analyzers.kernels.training import (
     SOFTMAX,
 )
 from traceanalyzer.findings.device_time import DEVICE, DeviceTime, intervals_of
-from traceanalyzer.findings.rule import (
-    OF_STEP,
-    Answers,
-    Measured,
-    Rule,
-    of_purpose,
-    rule,
-)
+from traceanalyzer.findings.rule import OF_STEP, Answers, Measured, Rule, of_purpose, rule
 from traceanalyzer.frames import intervals
 from traceanalyzer.result import Confidence, Result, Severity
 from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns
@@ -127,20 +120,16 @@ def _double_precision(result: Kernels, answers: Answers) -> Iterator[Measured]:
         return
     rates = peaks_of(answers.program.gpus).tflops
     slower = rates.get("fp32", 0) / rates.get("fp64", math.inf)
+    what = "Kernels in double precision (float64)"
     if other_ns >= _LEAST_OTHERS * total:
         of_calls = (
             f"in double precision; other products and attention, mostly {others['kernel'][0]}, "
             f"{time.text(other_ns)}"
         )
-        advice = _FLOAT64
+        yield _by_name(result, time, rows, what, of_calls, _FLOAT64)
     elif slower >= _SLOWER:  # it may be what the program is for
         of_calls = f"in double precision; this GPU is {slower:.0f} times as fast in float32"
-        advice = _FLOAT32
-    else:
-        return
-    what = "Kernels in double precision (float64)"
-    confidence: Confidence = "medium" if advice == _FLOAT64 else "low"
-    yield _by_name(result, time, rows, what, of_calls, advice, confidence)
+        yield _by_name(result, time, rows, what, of_calls, _FLOAT32, confidence="low")
 
 
 def _by_name(

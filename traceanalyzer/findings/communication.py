@@ -439,9 +439,9 @@ _KEEP_GATHERED = (
     "ranks: those of a host; FSDP SHARD_GRAD_OP), which halves the gathers."
 )
 _ONE_HOST = (
-    "The groups of {} ranks reach across hosts that have {} GPUs each: change the order of the "
-    "ranks so that each group is in one host, joined by NVLink (init_device_mesh: the dimension of "
-    "tensor parallelism last, as in Megatron by default)."
+    "The groups of {} ranks reach across hosts with {} ranks or more each: change the order of the "
+    "ranks so that each group is in one host (init_device_mesh: the dimension of tensor "
+    "parallelism last; Megatron does so by default)."
 )
 _AFTER_STEP = (
     "The optimizer gathers the updated parameters after its step (ZeRO-1, ZeRO-2), when nothing is "

@@ -263,9 +263,9 @@ def _copying(copies: pl.DataFrame, sums: Mapping[str, int], total: int, answers:
         return f"{text}; traceanalyzer transfers lists the copies."
     large = _large(sums)
     if on_cpu := answers.on_cpu:
-        text = _OFFLOADED_TRAINING if on_cpu == OPTIMIZER else _COMPUTE_THERE.format(on_cpu)
         if ON_CPU in on_cpu:
             return OF_PROVIDER.format(operator=on_cpu.split()[0])
+        text = _OFFLOADED_TRAINING if on_cpu == OPTIMIZER else _COMPUTE_THERE.format(on_cpu)
         return f"{text}; traceanalyzer transfers lists the copies."
     texts: list[str] = []
     if not large or large - {"DtoD", MEMSET}:

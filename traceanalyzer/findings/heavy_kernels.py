@@ -38,9 +38,6 @@ _INFO, _WARNING = 0.15, 0.17
 #: a warning from the second one on in PyTorch, if its operator is known, or it can be tuned.
 _LEAST, _MUCH = 0.2, 0.3
 
-#: The loss is info from here on: casts of its logits, which take time, too, are not counted.
-_LEAST_LOSS = 0.1
-
 #: From this share of its time on, a kernel is counted by memory-bound-kernels.
 _FUSIBLE = 0.5
 
@@ -157,7 +154,9 @@ _BLITTING = (
 )
 #: Kinds whose operator is avoided as a whole, with its matrix products.
 _UNFOLD = "unfold convolutions into matrix products"
-_LOG_SOFTMAX, _CASTS = "compute log-softmax and loss one after another", "direct_copy|float16_copy"
+_LOG_SOFTMAX = "compute log-softmax and loss one after another"
+#: Kernels that cast logits for the loss.
+_CASTS = "direct_copy|float16_copy"
 _DECOMPOSE = "decompose matrices (singular values, eigenvalues)"
 #: Casts are a warning from this share on: one type for all avoids them.
 _CAST, _MANY_CASTS = "convert tensors to another type", 0.12
@@ -231,13 +230,14 @@ def _one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
         advice = kind or _advice(row["kernel"], place)
         few = _few_blocks(result, row["kernel"], answers.program.gpus)
         advice = _MORE_BLOCKS if few and advice == _PROFILE else advice
-        share = time.frac(row["total_ns"])
+        share, launched = time.frac(row["total_ns"]), launched_by(place)
+        if row["kernels"] > 1:  # the place is that of the largest one
+            launched = launched.replace(", launched", ", mostly launched")
         known = bool(place.get("operator")) or (in_pytorch and advice != _GRAPH)
         yield Measured(
             size=_size(share, row, advice, known=known),
             cost_frac=time.frac(row["total_ns"] - fused * row["fusible_ns"]),
-            title=f"{_who(row)} {time.share(row['total_ns'])}"
-            f"{launched_by(place).replace(',', ', mostly', row['kernels'] > 1)}.",
+            title=f"{_who(row)} {time.share(row['total_ns'])}{launched}.",
             evidence=(
                 *few,
                 (
@@ -346,8 +346,6 @@ def _size(share: float, row: Mapping[str, Any], advice: str, *, known: bool) -> 
 
     It rarely is in PyTorch, or where an operator launches it (``known``).
     """
-    if row["kind"] == _LOG_SOFTMAX and share >= _LEAST_LOSS:
-        return max(share, _INFO)
     if row["kind"] == _CAST and share >= _MANY_CASTS:
         return max(share, _WARNING)
     usual = (_PROFILE, _TUNING, _GRAPH, _MORE_BLOCKS)

@@ -306,7 +306,7 @@ def _pinning(result: GpuIdle, answers: Answers) -> str:
         return ""
     pinned = api.calls.filter(pl.col("call").str.contains("HostAlloc|MallocHost"))
     ns, waits = int(pinned["total_ns"].sum()), int(result.units["loader_ns"].sum())
-    if 2 * ns < waits:
+    if pinned.is_empty() or 2 * ns < waits:
         return ""
     return (
         f"{pinned['call'][0]} takes {format_ns(ns)} ({format_count(int(pinned['n'].sum()), 'call')}"
@@ -552,9 +552,13 @@ def _compared(result: GpuIdle, cause: str, time: DeviceTime) -> Iterator[str]:
     total = int(time.of_cause(cause)["lost_ns"].sum())
     counted = int(result.by_device.units[f"{cause}_ns"].sum())
     if abs(counted - total) > _ALIKE * total:
+        text = f"gpu-idle counts {format_ns(counted)}"
+        if cause == causes.PEER:
+            yield f"Total: {format_ns(total)}; {text}, with waits that other findings count."
+            return
         yield (
-            f"Total: {format_ns(total)}; gpu-idle counts {format_ns(counted)} (all idle time of "
-            "the devices, without waits of other ranks)."
+            f"Total: {format_ns(total)}, with the wait time of other ranks for it; {text} on the "
+            "devices themselves, also outside of counted steps."
         )
 
 

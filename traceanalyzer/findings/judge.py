@@ -25,10 +25,10 @@ from traceanalyzer.drawings import Lanes
 from traceanalyzer.errors import OptionError
 from traceanalyzer.findings import (
     busy,
-    clocks,
     communication,
     copies,
     gains,
+    hardware,
     heavy_kernels,
     idle,
     work,
@@ -67,7 +67,7 @@ RULES: tuple[Rule, ...] = (
     *idle.RULES,
     *busy.RULES,
     *heavy_kernels.RULES,
-    *clocks.RULES,
+    *hardware.RULES,
     *work.RULES,
 )
 

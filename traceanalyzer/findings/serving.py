@@ -1,4 +1,4 @@
-"""Rules for the steps of inference engines, and threads that wait for a lock."""
+"""Rules for the steps of inference engines."""
 
 from collections.abc import Iterator, Sequence
 from statistics import median
@@ -6,7 +6,6 @@ from statistics import median
 import polars as pl
 
 from traceanalyzer.analyzers.common.names import frame_text
-from traceanalyzer.analyzers.py_spy_report.result import LeafPaths
 from traceanalyzer.analyzers.steps import engine
 from traceanalyzer.analyzers.steps.engine import DECODE, EAGER
 from traceanalyzer.analyzers.steps.result import Steps
@@ -216,18 +215,3 @@ def _prefill_stalls(result: Steps, _: Answers) -> Iterator[Measured]:
 _STALL = 3
 
 RULES: tuple[Rule, ...] = (_eager_decode, _exposed_scheduler, _prefill_stalls)
-
-
-def lock_waits(result: LeafPaths) -> Iterator[Measured]:
-    """Yield the lines in which threads wait for a lock, and who holds it."""
-    for place, holder, samples in result.locks.iter_rows():
-        share = samples / result.total_samples
-        yield Measured(
-            size=share,
-            title=f"Threads wait for a lock in {place}: {format_frac(share)} of samples.",
-            evidence=(f"Meanwhile one thread at a time is in {holder}.",),
-            advice="Hold the lock for a shorter time: read, wait and compute outside of it, or use "
-            "a lock for each entry.",
-            of="samples",
-            confidence="medium",
-        )

@@ -685,9 +685,6 @@ def at_step(step: str | None) -> str:
     return f" in {step}" if step else ""
 
 
-RULES: tuple[Rule, ...] = (_straggler, _unequal_work, _expert_imbalance, _pipeline_bubble)
-
-
 def waited_for_missing(answers: Answers) -> tuple[int, tuple[str, ...]]:
     """Return exposed wait time for ranks that were not recorded, in steps if any, and evidence."""
     comm = answers.of(CommOutliers)
@@ -700,3 +697,6 @@ def waited_for_missing(answers: Answers) -> tuple[int, tuple[str, ...]]:
     text = f"{name} takes {format_ns(round(usual))} (median), the shortest of the same size "
     text += f"{format_ns(least)}: a slow link is slow each time."
     return min(int(waits["over_ns"].sum()), int(exposed["lost_ns"].sum())), (text,)
+
+
+RULES: tuple[Rule, ...] = (_straggler, _unequal_work, _expert_imbalance, _pipeline_bubble)

@@ -439,7 +439,7 @@ def _hot_line(result: LeafPaths, _: Answers) -> Iterator[Measured]:
     before = (
         f"The main process waits for the data loader in {format_frac(loading)} of its samples: "
     )
-    yield from serving.lock_waits(result)
+    yield from _lock_waits(result)
     for number, row in enumerate(_lines(counted).head(_MOST_LINES).iter_rows(named=True)):
         if number and re.search(_IN_FRAMEWORK, "{path}: {name}: {}".format(row[LIBRARY[0]], **row)):
             continue  # what the program is for
@@ -456,6 +456,21 @@ def _hot_line(result: LeafPaths, _: Answers) -> Iterator[Measured]:
             ),
             advice=_below(result, row),
             of=of,
+        )
+
+
+def _lock_waits(result: LeafPaths) -> Iterator[Measured]:
+    """Yield the lines in which threads wait for a lock, and who holds it."""
+    for place, holder, samples in result.locks.iter_rows():
+        share = samples / result.total_samples
+        yield Measured(
+            size=share,
+            title=f"Threads wait for a lock in {place}: {format_frac(share)} of samples.",
+            evidence=(f"Meanwhile one thread at a time is in {holder}.",),
+            advice="Hold the lock for a shorter time: read, wait and compute outside of it, or use "
+            "a lock for each entry.",
+            of="samples",
+            confidence="medium",
         )
 
 

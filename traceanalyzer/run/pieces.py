@@ -258,11 +258,9 @@ class OpenedInputs:
         jobs: that those measured are of several jobs, or empty.
     """
 
-    jobs = ""
-
     def __init__(self, inputs: Inputs, needs: Needs | None, how: How, *, split: bool = True):
         self.items = each(inputs)
-        self.state = State()
+        self.state, self.jobs = State(), ""
         self.every_file = len(self.items) < 2
         self.several = len(self.items) > 1
         self.folder = _folder_of(self.items)

@@ -167,7 +167,7 @@ def _slow_gpu(_: CommOutliers, answers: Answers) -> Iterator[Measured]:
     )
 
 
-# --- GPU metrics -----------------------------------------------------------------------------
+# --- metrics of GPU and host -----------------------------------------------------------------
 
 
 @rule(
