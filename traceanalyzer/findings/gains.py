@@ -347,5 +347,4 @@ def _replayed(found: Sequence[Finding], name: str | None) -> pl.DataFrame:
     frame = pl.DataFrame(rows, schema=FINDINGS, orient="row").filter(pl.col("change") != "")
     if name is not None and frame.is_empty():
         raise OptionError(f"--finding {name}: no change is known that removes its cause")
-    step_ns = pl.col("gain_ns") / pl.col("gain_frac") - pl.col("gain_ns")
-    return frame.with_columns(step_ns=step_ns)
+    return frame

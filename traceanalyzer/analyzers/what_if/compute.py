@@ -38,8 +38,9 @@ class WhatIf(Result):
     Attributes:
         changes: one row per change, the largest gain first: ``change``, ``step_ns`` (mean step time
             with it), ``gain_ns`` (replayed_ns - step_ns), ``gain_frac`` (of replayed_ns).
-        findings: the same of the findings of ``diagnose``, with its gains, in the mean of the steps
-            that count there: ``finding`` (id), and what is removed. One, if it was given.
+        findings: ``finding`` (id), ``change`` (what is removed), ``gain_ns`` and ``gain_frac`` of
+            the findings of ``diagnose``, in the mean of the steps that count there. One, if it was
+            given.
         steps: time of each step: ``run`` (``recorded``, ``replayed``, or the change), ``step``,
             ``step_ns``.
         given: the change was given; otherwise each usual one was tried.
@@ -111,9 +112,12 @@ def _of_changes(result: WhatIf) -> str:
     step = f"A step takes {taken} ({counted})." if steps > 1 else f"The run takes {taken}."
     rows = result.findings.sort("gain_ns", descending=True).head(1).rows(named=True)
     if result.given:
-        best = (rows or result.changes.rows(named=True))[0]
-        of = f"{best['finding']}: " if rows else ""
-        return sentences(step, f"With the change ({of}{best['change']}): {_compared(best)}.")
+        if rows:
+            without = f"Without the cause of {rows[0]['finding']}: {_gain(rows[0])} less per step"
+            of = f"in the mean of the steps that diagnose counts ({rows[0]['change']})"
+            return sentences(step, f"{without}, {of}.")
+        best = result.changes.row(0, named=True)
+        return sentences(step, f"With the change ({best['change']}): {_compared(best)}.")
     largest = [f"Largest gain of a finding: {row['finding']}, {_gain(row)}." for row in rows]
     changes = result.changes.filter(pl.col("gain_frac") >= NO_GAIN).head(2).rows(named=True)
     if not changes:
@@ -148,9 +152,9 @@ def _notes(result: WhatIf) -> Iterator[str]:
     )
     if result.findings.height:
         yield (
-            "Rows with a finding are gains as in diagnose: only the time that the finding is about "
-            "is removed. The others are limits: all time of the class is 0, also what overlaps "
-            "with device work, and the host runs ahead."
+            "Rows with a finding are gains as in diagnose, in the mean of the steps that it "
+            "counts: only the time of the finding is removed. The others are limits: all time of "
+            "the class is 0, also what overlaps with device work, and the host runs ahead."
         )
     if result.unequal and not result.given:
         yield (
@@ -251,7 +255,7 @@ def combine(parts: Sequence[Program], options: Options, _base: Sequence[Program]
     waits = engine.between_streams(job)
     return WhatIf(
         changes=_table(rows, replayed),
-        findings=pl.DataFrame(schema=FINDINGS | {"step_ns": pl.Float64}),
+        findings=pl.DataFrame(schema=FINDINGS),
         steps=_of_steps(job.step_names, of_steps),
         given=given,
         faster_ranks=tuple(sorted(faster)),
