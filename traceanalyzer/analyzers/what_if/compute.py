@@ -122,7 +122,7 @@ def _of_changes(result: WhatIf) -> str:
     changes = result.changes.filter(pl.col("gain_frac") >= NO_GAIN).head(2).rows(named=True)
     if not changes:
         return sentences(step, *largest, "None of the usual changes gains 1 % of it.")
-    first = "Largest limit" if rows else "Largest gain"
+    first = "Largest gain of another change" if rows else "Largest gain"
     each = zip((first, "Next"), changes, strict=False)
     return sentences(step, *largest, *(f"{n}: {row['change']}, {_gain(row)}." for n, row in each))
 
@@ -153,8 +153,8 @@ def _notes(result: WhatIf) -> Iterator[str]:
     if result.findings.height:
         yield (
             "Rows with a finding are gains as in diagnose, in the mean of the steps that it "
-            "counts: only the time of the finding is removed. The others are limits: all time of "
-            "the class is 0, also what overlaps with device work, and the host runs ahead."
+            "counts: only the time of the finding is removed. Other rows are means of the steps "
+            "above: all time of a class is 0, also what overlaps with device work."
         )
     if result.unequal and not result.given:
         yield (
