@@ -60,6 +60,8 @@ FRAMES, EVENTS, BLOCKS, SEGMENTS, ANNOTATIONS, HISTORY = range(len(TABLES))
 
 #: Keys of the root.
 TRACES = "device_traces"
+#: Pinned host memory (``record_pinned_host_memory=True``, torch 2.14), in the form of a device's.
+HOST_SEGMENTS, HOST_TRACES = "host_segments", "host_traces"
 SETTINGS = "allocator_settings"
 MOST_ENTRIES = "trace_alloc_max_entries"
 OVERFLOWED = "trace_alloc_overflowed"
@@ -70,6 +72,8 @@ KEYS: Final[tuple[str, ...]] = tuple(
             *(key for trigger, fields in TABLES for key in (trigger, *fields)),
             "segments",
             TRACES,
+            HOST_SEGMENTS,
+            HOST_TRACES,
             SETTINGS,
             "external_annotations",
             MOST_ENTRIES,
@@ -139,6 +143,13 @@ class Table:
     def has(self, name: str) -> bool:
         """Whether any row has this field."""
         return name in self.columns
+
+    def without(self, rows: Ints) -> "Table":
+        """Return the table without these rows."""
+        kept = np.ones(self.height, np.bool_)
+        kept[rows] = False
+        columns = {name: column[kept] for name, column in self.columns.items()}
+        return Table(int(kept.sum()), columns)
 
 
 @dataclass
@@ -290,6 +301,15 @@ class Snapshot:
     def items(self, word: int) -> list[int]:
         """Return the words of a list; empty for any other value."""
         return self._items(self._lists, word >> 4).tolist() if word & 15 == LIST else []
+
+    def members(self, word: int, table: int) -> Ints:
+        """Return the rows of ``table`` in a list and the lists in it; others are skipped."""
+        words = self.items(word)
+        nested = [item for inner in words for item in self.items(inner)]
+        items = np.array([*words, *nested], np.uint64)
+        of_table = ((items & _TAG) == ROW) & ((items >> _BITS >> _ROW_BITS) == table)
+        rows: Ints = ((items[of_table] >> _BITS) & _ROW_MASK).astype(np.int64)
+        return rows
 
     def fields(self, word: int) -> dict[str, int]:
         """Return the words of a dict by key."""

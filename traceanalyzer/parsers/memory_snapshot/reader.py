@@ -57,9 +57,19 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
     ranges, alone = tables.read_annotations(reading)
     start_us = _earliest(history.time_us, ranges["time_us"])
     events, totals = _events(reading, selection, history, of_stacks, ranges, start_us)
-    segments = tables.segments(reading, of_stacks, rank)
-    blocks = tables.blocks(reading, of_stacks, segments)
+    of_devices = reading.table(document.SEGMENTS).without(
+        reading.members(top.get(document.HOST_SEGMENTS, 0), document.SEGMENTS)
+    )
+    segments = tables.segments(reading, of_devices, of_stacks, rank)
+    blocks = tables.blocks(reading, of_devices, of_stacks, segments)
     devices = sorted({*history.device.tolist(), *segments["device"].drop_nulls().to_list()})
+    pinned = _pinned(reading, top)
+    if pinned and segments.is_empty() and not history.rows.size:
+        raise MalformedInput(
+            source.path,
+            f"has pinned host memory alone ({pinned:,} rows), which is not analysed",
+            hint="call torch.cuda.memory._record_memory_history() without record_cuda=False",
+        )
     if events.is_empty() and segments.is_empty():
         hint = f"{RECORD}, and take the snapshot after it"
         raise MalformedInput(
@@ -171,6 +181,12 @@ def _overflowed(reading: Snapshot, top: dict[str, int]) -> bool:
     return any(value) if isinstance(value, list) else bool(value)
 
 
+def _pinned(reading: Snapshot, top: dict[str, int]) -> int:
+    """Return the number of segments and events of pinned host memory, which is not the GPU's."""
+    events = reading.members(top.get(document.HOST_TRACES, 0), document.EVENTS)
+    return len(reading.items(top.get(document.HOST_SEGMENTS, 0))) + events.size
+
+
 def _issues(
     source: Source, reading: Snapshot, top: dict[str, int], history: History, alone: int
 ) -> Iterator[Finding]:
@@ -182,8 +198,11 @@ def _issues(
         yield ("data_loss", "damaged-file", 1, source.damage)
     if pickled.trailing:
         yield ("notice", "trailing-bytes", pickled.trailing, None)
-    if lost := history.table.height - history.rows.size:
+    of_host = reading.members(top.get(document.HOST_TRACES, 0), document.EVENTS)
+    if lost := history.table.height - history.rows.size - of_host.size:
         yield ("data_loss", "stray-events", lost, None)
+    if pinned := _pinned(reading, top):
+        yield ("notice", "pinned-host-memory", pinned, "rows are not analysed")
     if reading.wrong:
         yield ("data_loss", "wrong-type", reading.wrong, None)
     if history.rows.size <= 1:

@@ -207,9 +207,8 @@ def read_annotations(reading: Snapshot) -> tuple[pl.DataFrame, int]:
     )
 
 
-def segments(reading: Snapshot, stacks: Stacks, rank: int | None) -> pl.DataFrame:
-    """Build ``segments``, in file order."""
-    table = reading.table(document.SEGMENTS)
+def segments(reading: Snapshot, table: Table, stacks: Stacks, rank: int | None) -> pl.DataFrame:
+    """Build ``segments``, in file order, from those of devices."""
     sizes = {
         f"{name.split('_')[0]}_bytes": reading.sizes(table.column(name)).fill_null(0)
         for name in ("total_size", "allocated_size", "active_size")
@@ -231,12 +230,12 @@ def segments(reading: Snapshot, stacks: Stacks, rank: int | None) -> pl.DataFram
     return pl.DataFrame(columns)
 
 
-def blocks(reading: Snapshot, stacks: Stacks, of_segments: pl.DataFrame) -> pl.DataFrame:
-    """Build ``blocks``; a block without an address follows the previous block."""
+def blocks(
+    reading: Snapshot, owners: Table, stacks: Stacks, of_segments: pl.DataFrame
+) -> pl.DataFrame:
+    """Build ``blocks`` of the segments ``owners``; one without an address follows the previous."""
     table = reading.table(document.BLOCKS)
-    rows, segment = reading.owners(
-        reading.table(document.SEGMENTS).column("blocks"), document.BLOCKS
-    )
+    rows, segment = reading.owners(owners.column("blocks"), document.BLOCKS)
     size = reading.sizes(table.column("size")).fill_null(0)[rows]
     state = reading.strings(table.column("state"))[rows].replace(_STATES).fill_null("?")
     requested, stack = _requests(reading, table, stacks)
