@@ -304,9 +304,9 @@ class Snapshot:
 
     def members(self, word: int, table: int) -> Ints:
         """Return the rows of ``table`` in a list and the lists in it; others are skipped."""
-        words = self.items(word)
-        nested = [item for inner in words for item in self.items(inner)]
-        items = np.array([*words, *nested], np.uint64)
+        outer = self.items(word)
+        nested = [item for inner in outer for item in self.items(inner)]
+        items = np.array([*outer, *nested], np.uint64)
         of_table = ((items & _TAG) == ROW) & ((items >> _BITS >> _ROW_BITS) == table)
         rows: Ints = ((items[of_table] >> _BITS) & _ROW_MASK).astype(np.int64)
         return rows
