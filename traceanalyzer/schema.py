@@ -169,6 +169,13 @@ LAUNCH_CONFIGS: tuple[Column, ...] = (
     ),
     Column("registers", pl.Int32, "", "registers per thread", "not recorded"),
     Column("shared_memory", pl.Int64, "B", "shared memory per block", "not recorded"),
+    Column(
+        "local_memory",
+        pl.Int64,
+        "B",
+        "local memory (scratch) per thread: spilled registers, and arrays",
+        "not recorded",
+    ),
 )
 
 COLLECTIVES: tuple[Column, ...] = (

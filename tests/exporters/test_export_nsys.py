@@ -93,7 +93,8 @@ def test_chrome_json_of_a_rank_reads_back(export, tmp_path_factory):
         assert_frame_equal(
             plain(again.events).with_columns(rank=rank), as_chrome_shows(trace.events)
         )
-        assert_frame_equal(again.launch_configs, trace.launch_configs)
+        shapes = [one.launch_configs.drop("local_memory") for one in (again, trace)]  # not Kineto's
+        assert_frame_equal(*shapes)
         assert_frame_equal(plain(again.stacks), plain(trace.stacks))
         assert again.issues.is_empty()
         for name in ("rank", "world_size", "devices", "host", "epoch_ns", "weight_unit"):

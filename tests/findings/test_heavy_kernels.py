@@ -336,6 +336,17 @@ def test_a_grid_of_few_blocks(blocks: int, *, is_small: bool) -> None:
     assert ("larger grid" in found.advice) == is_small
 
 
+@pytest.mark.parametrize(("size", "is_much"), [(2064, True), (64, False)])
+def test_a_kernel_that_spills_registers(size: int, *, is_much: bool) -> None:
+    traced = steps([("", "jacobian", 400), GEMM])
+    rows = traced.events.with_row_index("event").filter(pl.col("name").cast(str) == "jacobian")
+    sizes = rows.select("event", local_memory=pl.lit(size, pl.Int64))
+    shapes = pl.concat([traced.launch_configs, sizes], how="diagonal_relaxed")
+    (found,) = judged(replace(traced, launch_configs=shapes))
+    assert any("2,064 B of local memory" in text for text in found.evidence) == is_much
+    assert ("nvcc -Xptxas -v" in found.advice) == is_much
+
+
 @pytest.mark.parametrize(
     ("lengths", "is_found"), [((600, 1500), True), ((600, 1500, 600), False), ((900,) * 3, True)]
 )

@@ -107,7 +107,7 @@ def test_launch_configs_of_kernels() -> None:
     kernels = trace.events.with_row_index("event").filter(pl.col("kind") == "kernel")
     assert configs["event"].to_list() == kernels["event"].to_list()
     labels = configs.select(pl.exclude("event", "grid_x")).unique().rows()
-    assert labels == [(1, 1, 256, 1, 1, 64, 3072)]
+    assert labels == [(1, 1, 256, 1, 1, 64, 3072, None)]
     assert set(configs["grid_x"]) == {24, 512, 2048}
 
 

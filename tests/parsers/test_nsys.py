@@ -90,6 +90,14 @@ def test_a_launch_and_its_kernel():
     assert (grid, shape["registers"], shape["shared_memory"]) == ([108, 2, 1], 96, 33_792)
 
 
+def test_local_memory_of_kernels(tmp_path: Path) -> None:
+    path = Path(shutil.copy(TRAINING, tmp_path))
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET localMemoryPerThread = 24")
+        connection.commit()
+    assert set(ta.read(path).launch_configs["local_memory"]) == {24}
+
+
 def test_copies_and_memsets_have_kineto_names():
     trace = ta.read(TRAINING)
     copies = of_kind(trace, "gpu_memcpy").select("name", "bytes").unique().sort("bytes")

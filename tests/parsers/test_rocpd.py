@@ -343,6 +343,17 @@ def test_names_of_a_hostile_file_are_escaped() -> None:
         assert "\x1b[31m" not in text
 
 
+def test_scratch_of_kernels(tmp_path: Path) -> None:
+    path = tmp_path / "scratch.db"
+    path.write_bytes(V3.read_bytes())
+    assert ta.read(path).launch_configs["local_memory"].null_count() > 0
+    with closing(sqlite3.connect(path)) as database:
+        table = "rocpd_kernel_dispatch_0000a1b2"
+        database.execute(f"ALTER TABLE {table} ADD private_segment_size INTEGER DEFAULT 2064")
+        database.commit()
+    assert set(ta.read(path).launch_configs["local_memory"]) == {2064}
+
+
 def test_views_and_triggers_do_nothing(tmp_path: Path) -> None:
     path = tmp_path / "views.db"
     path.write_bytes(V3.read_bytes())

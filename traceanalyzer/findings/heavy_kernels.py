@@ -197,8 +197,15 @@ _MORE_BLOCKS = (
     "Divide its work over more blocks (a larger grid, at least one block per multiprocessor, "
     "better several): partial results per block, joined by atomics or a second kernel."
 )
+_SPILLING = (
+    "Keep its data in registers: launch bounds that fit its blocks (__launch_bounds__), smaller "
+    "blocks, two kernels in place of one, and arrays of a thread with constant indices. "
+    "nvcc -Xptxas -v lists what each kernel spills."
+)
 #: Multiprocessors of a small GPU.
 _LEAST_UNITS = 16
+#: Bytes of local memory per thread that slow a kernel down.
+_MUCH_LOCAL = 128
 
 
 @rule(
@@ -228,8 +235,8 @@ def _one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
             continue  # the largest one of them is enough
         place = result.place(row["kernel"])
         advice = kind or _advice(row["kernel"], place)
-        few = _few_blocks(result, row["kernel"], answers.program.gpus)
-        advice = _MORE_BLOCKS if few and advice == _PROFILE else advice
+        limit, remedy = _limit(result, row["kernel"], answers.program.gpus)
+        advice = remedy if remedy and advice == _PROFILE else advice
         share, launched = time.frac(row["total_ns"]), launched_by(place)
         if row["kernels"] > 1:  # the place is that of the largest one
             launched = launched.replace(", launched", ", mostly launched")
@@ -239,7 +246,7 @@ def _one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
             cost_frac=time.frac(row["total_ns"] - fused * row["fusible_ns"]),
             title=f"{_who(row)} {time.share(row['total_ns'])}{launched}.",
             evidence=(
-                *few,
+                *limit,
                 (
                     f"{format_count(row['n'], 'call')}, "
                     f"{format_ns(round(row['total_ns'] / row['n']))} each on average."
@@ -348,26 +355,30 @@ def _size(share: float, row: Mapping[str, Any], advice: str, *, known: bool) -> 
     """
     if row["kind"] == _CAST and share >= _MANY_CASTS:
         return max(share, _WARNING)
-    usual = (_PROFILE, _TUNING, _GRAPH, _MORE_BLOCKS)
+    usual = (_PROFILE, _TUNING, _GRAPH, _MORE_BLOCKS, _SPILLING)
     if row["kind"] not in _USUALLY_LESS and advice not in usual:
         return share
-    known = (known or advice in (_TUNING, _MORE_BLOCKS)) and row["kind"] != _TOGETHER_IN["norm"][0]
+    known |= advice in (_TUNING, _MORE_BLOCKS, _SPILLING)
+    known &= row["kind"] != _TOGETHER_IN["norm"][0]
     return share if known and share >= _MUCH else (_INFO if share >= _LEAST else 0.0)
 
 
-def _few_blocks(result: Kernels, kernel: str, gpus: str) -> tuple[str, ...]:
-    """Return the size of a kernel's grid if it leaves most multiprocessors without work."""
-    units = peaks_of(gpus).units
+def _limit(result: Kernels, kernel: str, gpus: str) -> tuple[tuple[str, ...], str]:
+    """Return what limits a kernel and advice: few blocks for the GPU, or spilled registers."""
     if result.by_step is None:
-        return ()
-    grids = result.by_step.filter(kernel=kernel).drop_nulls("blocks")
-    rows = grids.group_by("blocks").agg(pl.col("total_ns").sum()).sort("total_ns", "blocks")
-    if grids.is_empty() or 2 * rows["blocks"][-1] > (units or _LEAST_UNITS):
-        return ()
-    of = f"the {units} multiprocessors of this GPU" if units else "the multiprocessors of a GPU"
-    return (
-        f"Its grid has {format_count(rows['blocks'][-1], 'block')}: most of {of} have no work.",
-    )
+        return (), ""
+    rows, units = result.by_step.filter(kernel=kernel), peaks_of(gpus).units
+    grids = rows.drop_nulls("blocks").group_by("blocks").agg(pl.col("total_ns").sum())
+    blocks = grids.sort("total_ns", "blocks")["blocks"].last()
+    if isinstance(blocks, int) and 2 * blocks <= (units or _LEAST_UNITS):
+        of = f"the {units} multiprocessors of this GPU" if units else "the multiprocessors of a GPU"
+        text = f"Its grid has {format_count(blocks, 'block')}: most of {of} have no work."
+        return (text,), _MORE_BLOCKS
+    local = rows["local_memory"].max()
+    if not isinstance(local, int) or local < _MUCH_LOCAL:
+        return (), ""
+    where = "local memory (scratch): spilled registers, or arrays of a thread"
+    return (f"Each thread uses {local:,} B of {where}.",), _SPILLING
 
 
 def _who(row: Mapping[str, Any]) -> str:

@@ -34,6 +34,7 @@ _OTHER_NAMES = {
     "CUDA graph": "HIP graph",
     "CUDA loads": "HIP loads",
     "ncu --kernel-name": "rocprof-compute profile -k",
+    "nvcc -Xptxas -v": "hipcc -Rpass-analysis=kernel-resource-usage",
 }
 _CUDA_FUNCTION = re.compile(r"\bcuda(?=[A-Z])")
 

@@ -104,8 +104,8 @@ class Part:
         replays: kernels replayed by graphs: their row of ``work`` and
             :data:`~.common.replays.CONTEXTS`; launchers: the result of
             :func:`~.common.replays.known` for the others. None unless grouped by operator.
-        by_step: device, step, name, blocks, n, total_ns, max_ns, fusible_ns of kernels without
-            communication and tuning; None if not requested.
+        by_step: device, step, name, blocks, n, total_ns, max_ns, fusible_ns, local_memory of
+            kernels without communication and tuning; None if not requested.
         training: rows of :func:`~.training.training`; None if not requested.
         heavy: rows of :func:`places`; None if not requested.
         has_operators: operators were recorded.
@@ -239,9 +239,10 @@ def _kernels_of_steps(
     kernels = work[["event", "device", "name", "work_kind"]]
     kernels = kernels.hstack([length, saved, _launching_step(trace, work)])
     blocks = pl.col("grid_x").cast(pl.Int64) * pl.col("grid_y") * pl.col("grid_z")
-    grids = trace.launch_configs.select("event", blocks=blocks)
+    grids = trace.launch_configs.select("event", "local_memory", blocks=blocks)
     place = linking.first_match(grids, kernels, ["event"])
-    kernels = kernels.hstack([grids["blocks"][nesting.row_numbers(place)]]).filter(counted)
+    grids = grids.drop("event")[nesting.row_numbers(place)]
+    kernels = kernels.hstack(grids).filter(counted)
     keys = ["device", "step", "name", "blocks"]
     sums = (
         kernels.filter(pl.col("work_kind") == COMPUTE)
@@ -251,6 +252,7 @@ def _kernels_of_steps(
             n=pl.len().cast(pl.Int64),
             total_ns=pl.col("length").sum(),
             max_ns=pl.col("length").max(),
+            local_memory=pl.col("local_memory").max(),
         )
     )
     return sums.drop_nulls("name")
@@ -471,11 +473,11 @@ def _by_step(parts: Sequence[Part], labels: Mapping[str, str]) -> pl.DataFrame |
     if len(frames) < len(parts):
         return None
     keys = ("rank", "path", "device", "step", "name", "blocks")
-    sums = ("n", "total_ns", "fusible_ns")
+    sums, most = ("n", "total_ns", "fusible_ns"), ("max_ns", "local_memory")
     rows = stacked(frames, **_sources(parts))
-    rows = rows.group_by(keys).agg(pl.col(sums).sum(), pl.col("max_ns").max())
+    rows = rows.group_by(keys).agg(pl.col(sums).sum(), pl.col(most).max())
     kernel = mapped(rows["name"], lambda name: labels.get(name, name)).alias("kernel")
-    labelled = rows.with_columns(kernel).select(*keys[:4], "kernel", "blocks", *sums, "max_ns")
+    labelled = rows.with_columns(kernel).select(*keys[:4], "kernel", "blocks", *sums, *most)
     texts = {
         name: pl.Enum(labelled[name].cast(pl.String).drop_nulls().unique().sort())
         for name in ("path", "step", "kernel")

@@ -76,7 +76,8 @@ class Kernels(Result):
         by_step: one row per kernel, step and device, without communication and tuning: ``rank``,
             ``path``, ``device``, ``step`` (in which it was launched, or null), ``kernel``,
             ``blocks`` (of its grid, null if not recorded), ``n``, ``total_ns``, ``fusible_ns`` (see
-            :func:`~.training.fusible_ns`), ``max_ns``. None except in a diagnosis or report.
+            :func:`~.training.fusible_ns`), ``max_ns``, ``local_memory`` (bytes per thread). None
+            except in a diagnosis or report.
         training: device work by its purpose in training: rank, path and the columns of
             :func:`~.training.training`. None except in a diagnosis or report.
         heavy: where the kernels with most time are launched: ``kernel`` and the columns of

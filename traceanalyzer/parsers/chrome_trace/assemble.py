@@ -314,6 +314,7 @@ class Assembler:
             raw |= {f"{name}_{axis}": triples[order, at] for at, axis in enumerate("xyz")}
         for name in ("registers", "shared_memory"):
             raw[name] = slices.whole(name)[order]
+        raw["local_memory"] = np.full(order.size, NULL)  # Kineto does not record it
         types = {column.name: column.dtype for column in schema.LAUNCH_CONFIGS}
         known = {
             name: pl.when(pl.col(name) != (-1 if name[-2:] in _AXES else NULL)).then(name)

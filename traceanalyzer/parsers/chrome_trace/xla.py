@@ -197,6 +197,7 @@ def _launch_configs(events: pl.DataFrame) -> pl.DataFrame:
         **shape,
         registers=pl.col("details").str.extract(rf"\bregs:{number}"),
         shared_memory=shared[0].cast(pl.Int64) + shared[1].cast(pl.Int64),
+        local_memory=None,
     )
     return configs.cast({c.name: c.dtype for c in schema.LAUNCH_CONFIGS})
 

@@ -35,6 +35,7 @@ _OPERATION, _FREE = "memoryOperationType", 1
 _KERNEL_SHAPE = {
     **{f"{of}_{axis}": f"{of}{axis.upper()}" for of in ("grid", "block") for axis in "xyz"},
     "registers": "registersPerThread",
+    "local_memory": "localMemoryPerThread",
 }
 _PLACE = ("start", "end", "deviceId", "globalPid")
 

@@ -298,7 +298,7 @@ def _kernels(tables: Tables) -> pl.DataFrame:
         DISPATCH,
         integers=(
             "pid", "agent_id", "kernel_id", "queue_id", "stream_id", "start", "end", "event_id",
-            "group_segment_size", *sizes,
+            "group_segment_size", "private_segment_size", *sizes,
         ),
         where=tables.reading.inside(),
     )  # fmt: skip
@@ -318,6 +318,7 @@ def _kernels(tables: Tables) -> pl.DataFrame:
         stream=pl.coalesce("stream_id", "queue_id"),
         registers=pl.col("arch_vgpr_count").cast(pl.Int32, strict=False),
         shared_memory="group_segment_size",
+        local_memory="private_segment_size",
     )  # fmt: skip
 
 
