@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -364,3 +365,48 @@ def test_counters_of_other_writers_are_read(shared: Path) -> None:
     result = ta.host_metrics(path)
     assert result.counters.height == result.counters.select("counter", "series").n_unique()
     assert result.counters["n"].sum() == ta.read(path).counters.height
+
+
+# --- counters of kernels -----------------------------------------------------------------------
+
+
+def kernel(name: str, start: float, end: float, device: int = 0) -> dict[str, Any]:
+    ts = round(start * S)
+    dur = round(end * S) - ts
+    return {"kind": "kernel", "name": name, "ts": ts, "dur": dur, "device": device, "rank": 0}
+
+
+def with_kernels(*kernels: dict[str, Any]) -> Trace:
+    values = readings((0, 10.0), (1, 30.0), (3, 50.0), (4, 0.0), name="SMs Active", series="GPU 0")
+    return replace(trace(*values), events=table("events", *kernels))
+
+
+def test_counter_of_a_kernel_is_the_mean_while_it_ran() -> None:
+    recording = with_kernels(
+        kernel("a", 0.5, 1.5), kernel("b", 1, 2), kernel("a", 3, 9), kernel("c", 0, 4, device=1)
+    )
+    result = host_metrics(recording, by="kernel")
+    # a: 0.5 s of 10, 0.5 s of 30 and, up to the last reading, 1 s of 50
+    assert result.kernels.rows() == [
+        ("a", "SMs Active", 2 * S, 35.0),
+        ("b", "SMs Active", S, 30.0),
+    ]
+    (shown,) = (table for table in result.view().tables if table.name == "kernels")
+    assert shown.frame.rows() == [("a", 2 * S, 35.0), ("b", S, 30.0)]
+    assert host_metrics(recording).kernels.is_empty()
+
+
+@given(st.lists(st.tuples(st.floats(-1, 5), st.floats(0, 5)), min_size=1, max_size=9))
+def test_counter_of_a_kernel_is_between_its_readings(spans: list[tuple[float, float]]) -> None:
+    recording = with_kernels(*(kernel("a", start, start + dur) for start, dur in spans))
+    covered = sum(max(0, min(4, start + dur) - max(0, start)) for start, dur in spans)
+    if covered < 1e-6:
+        return
+    (row,) = host_metrics(recording, by="kernel").kernels.rows(named=True)
+    assert row["dur_ns"] / S == pytest.approx(covered, abs=1e-6)
+    assert 10 - 1e-6 <= row["mean"] <= 50 + 1e-6
+
+
+def test_counters_by_kernel_without_both_are_an_error() -> None:
+    with pytest.raises(MissingData):
+        host_metrics(with_kernels(kernel("c", 0, 4, device=1)), by="kernel")

@@ -63,7 +63,7 @@ def test_files_that_cannot_be_read_are_no_defaults(run_cli, tmp_path: Path) -> N
 def test_long_output_is_paged(
     lines: int, pager: str, arguments: tuple[str, ...], paged: bool
 ) -> None:
-    command = (*arguments, "info", RANK, "--color", "never")
+    command = (*arguments, "info", RANK, "--color", "never", "-q")  # no progress when it is slow
     status, screen = in_terminal(
         *command, columns=100, lines=lines, TRACEANALYZER_PAGER=pager, TERM="xterm"
     )

@@ -6,6 +6,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from traceanalyzer.analyzers.base import AnalyzerOptions, option
 
@@ -22,4 +23,9 @@ class Options(AnalyzerOptions):
         help="Only counters whose NAME/SERIES matches this regular expression. Repeatable.",
         flag="--counter",
         metavar="PATTERN",
+    )
+    by: Literal["kernel"] | None = option(
+        None,
+        help="Also show the mean of each counter of a GPU while each kernel ran.",
+        choices=("kernel",),
     )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Unpack
+from typing import Literal, Unpack
 
+import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs, Reading
@@ -34,13 +35,19 @@ _UNIX = 10**18
 #: Units of series by the end of the name.
 _UNITS = {"_bytes": "bytes", "_percent": "%", "_ms": "ms"}
 
+#: The number of a GPU in the name of a series.
+_OF_GPU = r"^GPU (\d{1,4})\b"
+_NO_KERNELS = pl.DataFrame(
+    schema={"kernel": pl.String, "counter": pl.String, "dur_ns": pl.Int64, "value_ns": pl.Float64}
+)
+
 #: Number of counters named if none matches.
 _NAMED = 10
 
 
-def needs(_options: Options) -> Needs:
-    """Counters, and the names of processes."""
-    return Needs({"counter", "lane"})
+def needs(options: Options) -> Needs:
+    """Counters, the names of processes, and kernels if they are asked for."""
+    return Needs({"counter", "lane", *(("kernel",) if options.by else ())})
 
 
 @dataclass(frozen=True)
@@ -55,12 +62,14 @@ class Part:
             for the last one), value; one row per reading (for rates without the first), by series
             and time.
         resets: number of times that a cumulative counter went down.
+        kernels: sums of each counter during each kernel: kernel, counter, dur_ns, value_ns.
     """
 
     path: str
     started_ns: int | None
     readings: pl.DataFrame
     resets: int
+    kernels: pl.DataFrame
 
 
 def measure(trace: Trace, options: Options) -> Part:
@@ -102,11 +111,22 @@ def measure(trace: Trace, options: Options) -> Part:
             at_ns=pl.col("ts") - start,
         ),
         resets,
+        _by_kernel(trace, plain) if options.by else _NO_KERNELS,
     )  # fmt: skip
 
 
-def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()) -> HostMetrics:
-    """Combine the counters of all files."""
+def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()) -> HostMetrics:
+    """Combine the counters of all files.
+
+    Raises:
+        MissingData: counters by kernel are asked for, and no GPU has both.
+    """
+    kernels = _kernels(parts)
+    if options.by and kernels.is_empty():
+        raise MissingData(
+            f"{parts[0].path}: no counter of a GPU was recorded while a kernel ran; "
+            "record with nsys profile --gpu-metrics-devices=all"
+        )
     readings = _named(_moved(_without_repeats(parts)))
     at = readings["at_ns"]
     first, last = at.min(), at.max()
@@ -116,6 +136,7 @@ def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()
         series=_series(readings),
         readings=readings.select("on", *_PROCESS, *_WHAT, "at_ns", "lasted_ns", "value"),
         resets=sum(part.resets for part in parts),
+        kernels=kernels,
     )
 
 
@@ -163,6 +184,37 @@ def _rates(counters: pl.DataFrame) -> tuple[pl.DataFrame, int]:
     return increasing, rates.height - increasing.height
 
 
+def _by_kernel(trace: Trace, readings: pl.DataFrame) -> pl.DataFrame:
+    """Sum each counter of a GPU over the time of each kernel on that GPU.
+
+    A reading lasts until the next one, so the sum over a kernel is the difference of the
+    integral of the counter at its end and at its start.
+    """
+    kernels = trace.events.filter(pl.col("kind") == "kernel").drop_nulls("dur").select(
+        "rank", "device", start="ts", end=pl.col("ts") + pl.col("dur"),
+        kernel=pl.col("name").cast(pl.String),
+    )  # fmt: skip
+    of_gpu = readings.with_columns(device=pl.col("series").str.extract(_OF_GPU).cast(pl.Int32))
+    sums = [_NO_KERNELS]
+    for rows in of_gpu.drop_nulls(["device", "lasted_ns"]).partition_by(SERIES):
+        one = rows.row(0, named=True)
+        mine = kernels.filter(pl.col("device") == one["device"])
+        if one["rank"] is not None:
+            mine = mine.filter(pl.col("rank") == one["rank"])
+        lasted = rows["lasted_ns"].to_numpy()
+        times = np.append(0, np.cumsum(lasted))
+        integral = np.append(0, np.cumsum(lasted * rows["value"].to_numpy()))
+        start, end = (
+            np.clip((mine[edge] - one["ts"]).to_numpy(), 0, times[-1]) for edge in ("start", "end")
+        )
+        value = np.interp(end, times, integral) - np.interp(start, times, integral)
+        timed = mine.select("kernel", counter=pl.lit(one["counter"])).with_columns(
+            dur_ns=pl.Series(end - start), value_ns=pl.Series(value)
+        )
+        sums.append(timed.group_by("kernel", "counter", maintain_order=True).sum())
+    return pl.concat(sums)
+
+
 def _unit() -> pl.Expr:
     """Return the unit by the end of the series' name; empty if unknown."""
     series, rate = pl.col("series"), pl.when("rate").then(pl.lit("/s")).otherwise(pl.lit(""))
@@ -189,6 +241,16 @@ def _without_repeats(parts: Sequence[Part]) -> list[Part]:
         kept.append(replace(part, readings=of_rank))
         paths.add(part.path)
     return kept
+
+
+def _kernels(parts: Sequence[Part]) -> pl.DataFrame:
+    """Return the mean of each counter during each kernel, most time first."""
+    sums = pl.concat(part.kernels for part in parts).group_by("kernel", "counter").sum()
+    timed = sums.filter(pl.col("dur_ns") > 0).with_columns(
+        mean=pl.col("value_ns") / pl.col("dur_ns")
+    )
+    order = timed.select("kernel", "counter", "dur_ns", "mean")
+    return order.sort("dur_ns", "kernel", "counter", descending=[True, False, False])
 
 
 def _counters(readings: pl.DataFrame) -> pl.DataFrame:
@@ -250,7 +312,11 @@ def _named(readings: pl.DataFrame) -> pl.DataFrame:
 
 
 def host_metrics(
-    inputs: Inputs, *, counters: str | Sequence[str] = (), **reading: Unpack[Reading]
+    inputs: Inputs,
+    *,
+    counters: str | Sequence[str] = (),
+    by: Literal["kernel"] | None = None,
+    **reading: Unpack[Reading],
 ) -> HostMetrics:
     """Return host counters over time: CPU, memory, disk, network and others.
 
@@ -260,6 +326,7 @@ def host_metrics(
         inputs: a trace, a file or a folder, or several of them.
         counters: regular expressions; only counters with a matching ``COUNTER/SERIES``. Default:
             all.
+        by: ``"kernel"`` also gives the mean of each counter of a GPU while each kernel ran.
         **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
 
     Raises:
@@ -267,4 +334,4 @@ def host_metrics(
         MissingData: no counters were recorded, or none matches.
         OptionError: a pattern is not a regular expression.
     """
-    return run(HOST_METRICS, inputs, Options(counters), **reading)
+    return run(HOST_METRICS, inputs, Options(counters, by), **reading)

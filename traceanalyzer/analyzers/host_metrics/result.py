@@ -47,6 +47,10 @@ class HostMetrics(Result):
         readings: on, rank, path, pid, counter, series, unit, rate, at_ns (from the file's first
             event), lasted_ns, value.
         resets: number of times that a cumulative counter went down.
+        kernels: with ``by="kernel"``, one row per kernel and counter of its GPU: kernel, counter,
+            dur_ns (time of the kernel with readings; kernels that overlap all count in full), mean
+            (weighted by time). A reading counts until the next one, so kernels shorter than the
+            sampling interval share readings with their neighbours.
     """
 
     question = "How busy was the host?"
@@ -57,6 +61,7 @@ class HostMetrics(Result):
     series: pl.DataFrame
     readings: pl.DataFrame
     resets: int
+    kernels: pl.DataFrame
 
     def view(self) -> View:
         """Build the view: series in base units; sizes, rates and others formatted; line charts."""
@@ -158,6 +163,11 @@ def _notes(result: HostMetrics) -> Iterator[str]:
     if result.resets:
         times = format_times(result.resets)
         yield f"A cumulative counter was reset {times}: there is no rate at that point."
+    if result.kernels.height:
+        yield (
+            "Counters of kernels: means of the readings while they ran; kernels shorter than the "
+            "sampling interval share readings with their neighbours."
+        )
 
 
 def _processors(result: HostMetrics) -> str:
@@ -247,7 +257,20 @@ def _tables(result: HostMetrics) -> tuple[Table, ...]:
     sizes = _table(result, "sizes", "Memory and other sizes", unit == "bytes", "_bytes")
     rates = _table(result, "rates", "Bytes per second", unit == "bytes/s", "_bytes")
     other = _table(result, "others", "Other counters", ~unit.is_in(("bytes", "bytes/s")), "")
-    return (_counters(result), *(t for t in (other, sizes, rates) if t.frame.height))
+    tables = (_by_kernel(result), other, sizes, rates)
+    return (_counters(result), *(t for t in tables if t.frame.height))
+
+
+def _by_kernel(result: HostMetrics) -> Table:
+    """Build the table of kernels, with a column for each counter."""
+    names = result.kernels["counter"].unique(maintain_order=True).to_list()
+    time = pl.col("dur_ns").max().alias("dur_ns")
+    means = {
+        f"mean {name}": pl.col("mean").filter(pl.col("counter") == name).first() for name in names
+    }
+    frame = result.kernels.group_by("kernel", maintain_order=True).agg(time, **means)
+    columns = {"kernel": "kernel", "dur_ns": "time", **dict(zip(means, names, strict=True))}
+    return Table("kernels", "Counters while kernels ran", frame, columns)
 
 
 def _counters(result: HostMetrics) -> Table:
