@@ -44,6 +44,44 @@ def test_advice_for_jax_is_not_that_for_cuda() -> None:
     assert "copy_to_host_async" not in exposed_copies(("DtoH", 9)).advice
 
 
+@pytest.mark.parametrize(
+    ("stream", "wait", "overlap", "is_found"),
+    [(14, "", 0, True), (7, "", 0, False), (14, "cudaStreamWaitEvent", 0, False),
+     (14, "", 2 * MS, False)],
+)  # fmt: skip
+def test_copies_that_wait_for_the_null_stream(
+    stream: int, wait: str, overlap: int, *, is_found: bool
+) -> None:
+    """Copies on other streams are enqueued early, but begin when a kernel of stream 7 ends."""
+    events = []
+    for n in range(30):
+        at = n * 9 * MS
+        calls = ("cudaLaunchKernel", "cudaMemcpyAsync", *filter(None, [wait]))
+        events += [
+            host("cuda_runtime", call, n * 100 * US + i * 20 * US, 5 * US, correlation=3 * n + i)
+            for i, call in enumerate(calls)
+        ]
+        events.append(device("beamform", at + 5 * MS, 5 * MS, stream=7, correlation=3 * n))
+        copy = {"kind": "gpu_memcpy", "stream": stream, "correlation": 3 * n + 1, "bytes": 1 << 26}
+        begin = at + 10 * MS + US - overlap
+        name = NAMES["HtoD"].replace("Pageable", "Pinned")
+        events.append(device(name, begin, 3 * MS + 998 * US, **copy))
+    recorded = trace(events)
+    meta = replace(recorded.meta, format="nsys-sqlite")
+    findings = ta.diagnose(replace(recorded, sources=(meta,))).findings
+    (one,) = (one for one in findings if one.id == "exposed-copies")
+    assert ("cudaStreamNonBlocking" in one.advice) == is_found
+
+
+@pytest.mark.parametrize(("gbps", "pinned"), [(32, False), (8, True)])
+def test_fast_copies_of_unknown_memory_need_no_pinned_memory(gbps: int, *, pinned: bool) -> None:
+    copy = {"kind": "gpu_memcpy", "bytes": 5 * MS * gbps}
+    events = [device("gemm", 0, 10 * MS), device("Memcpy DtoH (Device -> Host)", 11 * MS, 5 * MS,
+                                                 **copy)]  # fmt: skip
+    (one,) = (one for one in ta.diagnose(trace(events)).findings if one.id == "exposed-copies")
+    assert ("several times as fast" in one.advice) == pinned
+
+
 def test_migrations_are_one_finding_with_the_page_faults_of_the_host() -> None:
     """No exposed copies; the host touches the memory again after each migration to it."""
     events = []

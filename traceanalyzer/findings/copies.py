@@ -145,6 +145,8 @@ _DIRECTIONS = {
 _NEARLY_ALL = 0.9
 #: Directions below this share are neither listed nor get advice.
 _LEAST = 0.1
+#: At this rate, host memory is pinned.
+_PINNED_GBPS = 20
 #: Times that differ by less have the same parts.
 _SAME = 0.005
 
@@ -247,6 +249,11 @@ _FLATTEN = (
     "for cuDNN: call flatten_parameters() of the module after its weights were moved, shared or "
     "replaced"
 )
+_OF_NULL_STREAM = (
+    "The copies are asynchronous and on other streams, but wait for each kernel of the default "
+    "stream, and its kernels for them: launch the kernels on a stream, too, and create the streams "
+    "with cudaStreamNonBlocking, or compile with --default-stream per-thread."
+)
 _OF_PLACE = {
     r"aten::(?:_cudnn_rnn|lstm|gru|rnn_\w+)(?: |$)": _FLATTEN,
     r"accelerate[/\\]hooks|set_module_tensor_to_device|group_offload": _OFFLOADED,
@@ -261,7 +268,9 @@ def _copying(copies: pl.DataFrame, sums: Mapping[str, int], total: int, answers:
     names = " ".join(str(name) for name in place.values() if name)
     if text := next((text for test, text in _OF_PLACE.items() if re.search(test, names)), ""):
         return f"{text}; traceanalyzer transfers lists the copies."
-    large = _large(sums)
+    large, idle = _large(sums), answers.of(GpuIdle)
+    if idle is not None and idle.program.null_stream:
+        return idle.program.named(_OF_NULL_STREAM)
     if on_cpu := answers.on_cpu:
         if ON_CPU in on_cpu:
             return OF_PROVIDER.format(operator=on_cpu.split()[0])
@@ -300,7 +309,7 @@ def _keeping(answers: Answers) -> Iterator[str]:
 
 
 def _are_pageable(copies: pl.DataFrame, directions: Collection[str]) -> bool:
-    """Whether copies of these directions use pageable memory, or memory that is not known.
+    """Whether copies of these directions use pageable memory, or unknown memory at a low rate.
 
     Only kinds with a large part count.
     """
@@ -308,6 +317,7 @@ def _are_pageable(copies: pl.DataFrame, directions: Collection[str]) -> bool:
     large = copies.filter(is_large, pl.col("direction").is_in(list(directions)))
     memory = large["memory"].fill_null("")
     unknown = memory.str.split(" -> ").list.contains("Host") | (memory == "")  # ROCm: "Host"
+    unknown &= large["rate_gbps"].fill_null(0) < _PINNED_GBPS
     return not directions or bool((memory.str.contains("Pageable") | unknown).any())
 
 

@@ -34,6 +34,7 @@ _OTHER_NAMES = {
     "CUDA graph": "HIP graph",
     "CUDA loads": "HIP loads",
     "ncu --kernel-name": "rocprof-compute profile -k",
+    "--default-stream per-thread": "-fgpu-default-stream=per-thread",
     "nvcc -Xptxas -v": "hipcc -Rpass-analysis=kernel-resource-usage",
 }
 _CUDA_FUNCTION = re.compile(r"\bcuda(?=[A-Z])")
@@ -78,6 +79,7 @@ class Api:
         maps_memory: whether it maps memory, as PyTorch's allocator does with expandable segments.
         xla: whether XLA's kernels were recorded, or JAX's or TensorFlow's profiler wrote the file.
         cupy: whether kernels of CuPy were recorded.
+        null_stream: whether copies on other streams are known to wait for the null stream.
     """
 
     hip: bool
@@ -88,6 +90,7 @@ class Api:
     maps_memory: bool = False
     xla: bool = False
     cupy: bool = False
+    null_stream: bool = False
 
     @property
     def framework(self) -> str:

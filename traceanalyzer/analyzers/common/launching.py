@@ -296,5 +296,33 @@ def is_blocking(work: pl.DataFrame, launched: pl.DataFrame) -> bool:
     return bool(kernels.height >= _ENOUGH_KERNELS and share >= _NEARLY_ALL)
 
 
+def wait_for_null_stream(work: pl.DataFrame, launched: pl.DataFrame) -> bool:
+    """Return whether nearly all copies on other streams run between kernels of the null stream.
+
+    Each was enqueued before one of these kernels ended, began right after it, and ended before the
+    next one began. Copies of CUDA graphs do not count.
+
+    Args:
+        work: device, stream, kind, start, end of device work.
+        launched: work (row), start, end of its launch calls.
+    """
+    is_kernel = pl.col("kind") == "kernel"
+    of_null = work.filter(is_kernel, pl.col("stream").is_in(_NULL_STREAMS)).select(
+        "device", since="end", until=pl.col("start").shift(-1).over("device")
+    )
+    alone = launched.filter(pl.col("start").is_unique()).select("work", enqueued="end")
+    copies = work.select("device", "stream", "kind", "start", "end")[alone["work"]].hstack(alone)
+    copies = copies.filter(~is_kernel, ~pl.col("stream").is_in(_NULL_STREAMS)).sort("start")
+    rows = copies.join_asof(
+        of_null.sort("since"), left_on="start", right_on="since", by="device",
+        check_sortedness=False,
+    )  # fmt: skip
+    begin, next_ = pl.col("start") - pl.col("since"), pl.col("until").fill_null(pl.col("end"))
+    waits = (pl.col("enqueued") < pl.col("since")) & (begin < _LONG_NS) & (pl.col("end") <= next_)
+    return rows.height >= _ENOUGH_KERNELS and (rows.select(waits.mean()).item() or 0) >= _NEARLY_ALL
+
+
+#: The null stream in CUPTI and in ROCm.
+_NULL_STREAMS = (7, 0)
 #: From this number of longer kernels and share on, launch calls wait for their kernels.
 _LONG_NS, _ENOUGH_KERNELS, _NEARLY_ALL = 10_000, 20, 0.95

@@ -17,6 +17,7 @@ from traceanalyzer.analyzers.common.launching import (
     is_blocking,
     is_graph_capture,
     launches,
+    wait_for_null_stream,
 )
 from traceanalyzer.analyzers.common.libraries import by_component, is_own_code
 from traceanalyzer.analyzers.common.names import (
@@ -296,12 +297,18 @@ def take(trace: Trace, options: Options) -> Excerpt:
 
 
 def _program(trace: Trace, work: pl.DataFrame, launched: pl.DataFrame) -> Api:
+    api = api_of(trace)
     return replace(
-        api_of(trace),
+        api,
         pytorch=bool(matching(trace.names, [OF_PYTORCH])),
         uncached=soundness.is_uncached(trace),
         maps_memory=bool(matching(trace.names, [causes.MAPS_MEMORY])),
         blocking=is_blocking(work, launched),
+        null_stream=(
+            not api.pytorch  # its other streams do not wait for the null stream
+            and not matching(trace.names, [STREAM_WAIT])
+            and wait_for_null_stream(work, launched)
+        ),
     )
 
 
