@@ -11,12 +11,14 @@ import pytest
 from comm_traces import GEMM, MS, device, host, step, trace
 from diagnosing import measured, measurements
 
+import traceanalyzer as ta
 from benchmarks.accuracy.serving import queueing_job, serve
 from benchmarks.accuracy.simulator import simulate
 from benchmarks.accuracy.write import write_kineto
 from traceanalyzer.analyzers.common.step_marks import step_marks
 from traceanalyzer.analyzers.steps.compute import steps
 from traceanalyzer.analyzers.steps.engine import BETWEEN, IN_STEP, described
+from traceanalyzer.trace import Trace
 from traceanalyzer.vocabulary import ENGINE_STEP
 
 DECODE = "execute_context_0(0)_generation_64(64)"
@@ -151,6 +153,33 @@ def test_steps_are_graphs_pieces_or_eager() -> None:
     # 1 ms between the steps, and 50 us in each until its first main kernel
     assert result["exposed_ns"][0] is None
     assert result["exposed_ns"][1:].to_list() == pytest.approx([MS + 50 * US] * 3, abs=20)
+
+
+def test_time_before_decode_steps_is_idle_time_of_steps() -> None:
+    rows = [event for n in range(6) for event in launched(DECODE, 3 * MS * n, 1, 0)]
+    idle = ta.gpu_idle(trace(rows))
+    assert idle.steps["start"].to_list() == [0, *[2 * MS + 3 * MS * n for n in range(5)]]
+    assert idle.idle_ns / idle.span_ns == pytest.approx(5.3 / 17)
+    result = ta.diagnose(trace(rows))
+    (found,) = [one for one in result.findings if one.id == "exposed-scheduler"]
+    assert {"time-between-steps", "host-code"} & {one.id for one in found.effects}
+    assert "time-between-steps" not in {one.id for one in result.findings}
+    assert found.gain_frac == pytest.approx(5.25 / 17, abs=0.01)
+    # a prompt may come later
+    rows += launched(PREFILL, 30 * MS, 1, 0)
+    assert ta.gpu_idle(trace(rows)).steps["start"].to_list()[-1] == 30 * MS
+
+
+def test_a_rank_with_a_slow_host_is_not_the_scheduler_of_all() -> None:
+    def of(rank: int, between: int) -> Trace:
+        at = [(2 * MS + between) * n for n in range(6)]
+        rows = [event for start in at for event in launched(DECODE, start, 1, 0)]
+        return trace(rows, rank=rank)
+
+    alike = measured("exposed-scheduler", steps([of(rank, MS) for rank in range(3)]))
+    assert alike.total_ns == 3 * 5 * (MS + 50 * US)
+    slow = measured("exposed-scheduler", steps([of(0, MS), of(1, MS), of(2, 5 * MS)]))
+    assert slow.total_ns == 2 * 5 * (MS + 50 * US)
 
 
 def test_copies_before_the_graph_are_not_its_start() -> None:

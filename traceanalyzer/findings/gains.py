@@ -43,7 +43,7 @@ EXPOSED_ID = "exposed-communication"
 #: Rules about transfers of which no other rank shows that the host waits for them.
 _TRANSFERS = {EXPOSED_ID, "collective-outliers"}
 #: Rules whose cause is removed by removing what happened in the intervals of the finding.
-_IN_INTERVALS = {*RULE_OF.values(), EXPOSED_ID, "kernel-tuning"} - {
+_IN_INTERVALS = {*RULE_OF.values(), EXPOSED_ID, "kernel-tuning", "exposed-scheduler"} - {
     "waiting-for-ranks", "pipeline-bubble", "unknown-idleness", "device-wait", "short-gaps",
 }  # fmt: skip
 #: Rules about kernels that one kernel, or none, could replace: what remains of their time.
@@ -156,7 +156,9 @@ def _gain_frac(one: Finding, replay: Replay, time: DeviceTime) -> float | None:
         return None
     if _is_of_ranks(one):
         frac = _share([one], replay, time)
-        return frac if frac >= NO_GAIN else None
+        if frac >= NO_GAIN or one.id in _OF_RANKS | _UNEQUAL:
+            return frac if frac >= NO_GAIN else None
+        one = replace(one, ranks=())
     if one.id in {*_IN_INTERVALS, *_LOOPS} and one.intervals is not None and one.intervals.height:
         frac = _share([one], replay, time)
         if one.id in _WAITS:

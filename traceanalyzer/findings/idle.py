@@ -92,7 +92,7 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
     if cause == causes.SYNCHRONISATION and not once and (read := read_collectives(answers))[0]:
         waiting, advice = f"{waiting}{read[0]}", read[1]
     of_host = cause in (causes.LAUNCH, causes.HOST_CODE) and not once
-    slow = "" if once else straggling.slow_host(answers, ranks)
+    slow, slower = "" if once else straggling.slow_host(answers, ranks), ""
     if slow and of_host:
         waiting, advice = f"{waiting} ({slow})", straggling.check_host(ranks)
     elif of_host and (slower := straggling.slower_code(answers, ranks, result.activity(cause))):
@@ -115,7 +115,7 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
         rank=rank,
         step=steps[0] if len(steps) == 1 else None,
         intervals=intervals_of(losses),
-        ranks=ranks if slow and of_host else (),
+        ranks=ranks if of_host and (slow or slower) else (),
         explained=_explained(cause, result, answers, losses, slow),
     )
 

@@ -177,12 +177,17 @@ def described(results: Mapping[str, Result]) -> str:
 
 
 def _mean(steps: Steps) -> str:
-    """Return the mean step, in which costs and shares are, if it differs from the median."""
-    each = steps.counted["duration_ns"]
-    median, mean = each.median(), each.mean()
-    if not isinstance(median, float) or not isinstance(mean, float):
+    """Return the mean step, in which costs and shares are, if it differs from the median.
+
+    That of an inference engine includes the time since the step before.
+    """
+    rows, median = steps.counted, steps.scalars["median_ns"]
+    of_engine = rows["phase"].null_count() < rows.height
+    before = pl.col("before_ns").fill_null(0) if of_engine else 0
+    mean = rows.select((pl.col("duration_ns") + before).mean()).item()
+    if not median or abs(mean - median) <= _APART * median:
         return ""
-    return f" (mean {format_ns(round(mean))})" if abs(mean - median) > _APART * median else ""
+    return f" (mean {format_ns(round(mean))}{' with the time before it' * of_engine})"
 
 
 def peak_memory(results: Mapping[str, Result]) -> str:

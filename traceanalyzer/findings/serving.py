@@ -9,6 +9,7 @@ from traceanalyzer.analyzers.common.names import frame_text
 from traceanalyzer.analyzers.steps import engine
 from traceanalyzer.analyzers.steps.engine import DECODE, EAGER
 from traceanalyzer.analyzers.steps.result import Steps
+from traceanalyzer.findings.device_time import DEVICE, intervals_of
 from traceanalyzer.findings.rule import Answers, Measured, Rule, rule
 from traceanalyzer.units import format_count, format_frac, format_ns
 
@@ -75,17 +76,20 @@ _OTHER_REQUESTS = (
     "kernel of the step, as a share of the time from the first to the last step",
     {"info": 0.05, "warning": 0.1, "critical": 0.3},
 )
-def _exposed_scheduler(result: Steps, _: Answers) -> Iterator[Measured]:
-    rows = result.engine_steps
+def _exposed_scheduler(result: Steps, answers: Answers) -> Iterator[Measured]:
+    rows = _alike(result.engine_steps)
     known = rows.filter(pl.col("phase") == DECODE).drop_nulls("exposed_ns")
     total = int(known["exposed_ns"].sum())
     whole = int(rows.select(pl.col("duration_ns").sum() + pl.col("before_ns").sum()).item())
     if not total or not whole:
         return
-    code = result.scheduler.filter(pl.col("phase") == DECODE)
+    keys = ["path", "rank"]
+    exposed = result.before_decode.join(known[keys].unique(), on=keys, nulls_equal=True)
+    code = engine.by_function(exposed.drop("phase"), known)
     main = code["function"][0]
     is_named = main not in (engine.IN_STEP, engine.BETWEEN)
     few = _few(known, total)
+    devices = answers.time.windows[DEVICE].unique()
     each = int((few if few.height else known)["exposed_ns"].sum()) / (few.height or known.height)
     where = f"in {few.height:,} of {known.height:,} decode steps" if few.height else (
         "per decode step"
@@ -108,9 +112,20 @@ def _exposed_scheduler(result: Steps, _: Answers) -> Iterator[Measured]:
         total_ns=total,
         of="the time from the first to the last step",
         confidence="high" if is_named and _WAITS_FOR_ENGINE not in main else "medium",
+        intervals=intervals_of(exposed.join(devices, on=keys, nulls_equal=True)),
     )
 
 
+def _alike(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return steps without those of ranks whose host is much slower, which is their own problem."""
+    each = rows.group_by("rank").agg(ns=pl.col("exposed_ns").median()).drop_nulls("ns")
+    usual = each["ns"].quantile(0.5, "lower") or 0
+    slow = each.filter(pl.col("ns") > _MUCH_SLOWER * usual, usual > 0)["rank"]
+    return rows.filter(~pl.col("rank").is_in(slow.implode()).fill_null(value=False))
+
+
+#: From this multiple of the exposed time of other ranks on, a rank is slower.
+_MUCH_SLOWER = 2
 #: A few steps are at most this share of all, and have at least that share of exposed time.
 _FEW, _NEARLY_ALL = 0.25, 0.75
 

@@ -34,7 +34,6 @@ from traceanalyzer.findings import memory, serving, straggling
 from traceanalyzer.findings.busy import growing_copies
 from traceanalyzer.findings.device_time import WORK
 from traceanalyzer.findings.rule import MUCH_LEFT, Answers, Measured, explained_by, of_purpose, rule
-from traceanalyzer.frames import intervals
 from traceanalyzer.units import (
     format_count,
     format_frac,
@@ -340,17 +339,15 @@ def _time_between_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
         total_ns=int(rows["between_ns"].sum()),
         of="the time from the first to the last step",
         confidence="medium",
-        explained=_of_scheduler(result, answers),
+        explained=_of_scheduler(result),
     )
 
 
-def _of_scheduler(result: Steps, answers: Answers) -> dict[str, float]:
+def _of_scheduler(result: Steps) -> dict[str, float]:
     """Return the share of the time between steps in which the devices wait for a scheduler."""
-    keys = ["path", "rank"]
-    windows = answers.time.windows[[*keys, "start", "end"]]
-    outside = intervals.subtract(result.before_decode, windows, keys)
+    decode = result.engine_steps.filter(phase=DECODE)
+    waits = int(decode.select(pl.min_horizontal("exposed_ns", "before_ns").sum()).item())
     between = int(result.ranks["between_ns"].sum())
-    waits = int((outside["end"] - outside["start"]).sum())
     return {"exposed-scheduler": min(waits / between, 1.0)} if between and waits else {}
 
 

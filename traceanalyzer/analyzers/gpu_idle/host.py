@@ -32,6 +32,7 @@ from traceanalyzer.analyzers.common.names import (
 )
 from traceanalyzer.analyzers.common.replays import captures, prepared
 from traceanalyzer.analyzers.gpu_idle import Options, causes
+from traceanalyzer.analyzers.steps.engine import with_time_before
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals, linking, nesting, numbering
 from traceanalyzer.trace import Trace, is_truncated, of_kinds, record_hint
@@ -94,7 +95,8 @@ class Excerpt(Origin):
     """One rank's devices and host.
 
     Attributes:
-        steps: rows of :func:`~traceanalyzer.analyzers.common.device_steps.device_steps`.
+        steps: rows of :func:`~traceanalyzer.analyzers.common.device_steps.device_steps`, see
+            :func:`~traceanalyzer.analyzers.steps.engine.with_time_before`.
         units: unit (number), device, pid: what can be idle; pid if units are processes. Without
             device work one unit, the main thread.
         work: unit, kind, name, bytes, work_kind, start, end: device work.
@@ -248,6 +250,7 @@ def take(trace: Trace, options: Options) -> Excerpt:
     work = device_work.device_work(trace, options.comm_patterns)
     until = _recorded_until(trace, work)
     steps = until_end(device_steps.device_steps(trace, options.step_name), until)
+    steps = with_time_before(steps)
     by_process = options.by == "process"
     keys = ["device", "pid"] if by_process else ["device"]
     groups, (number,) = numbering.group_numbers(keys, work)

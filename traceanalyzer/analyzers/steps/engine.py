@@ -87,6 +87,18 @@ def with_phases(steps: pl.DataFrame) -> pl.DataFrame:
     return steps.join(phases, on="step", how="left", maintain_order="left")
 
 
+def with_time_before(steps: pl.DataFrame) -> pl.DataFrame:
+    """Return the steps of one rank; those that decode begin where the one before ends.
+
+    Their requests were there: the time between is of the engine. A prefill step may wait for
+    requests.
+    """
+    phases = with_phases(steps)["phase"]
+    follows = phases.is_in([DECODE, MIXED, DRAFT]) & phases.shift(1).is_not_null()
+    before = pl.min_horizontal("start", pl.col("end").shift(1))
+    return steps.with_columns(start=pl.when(follows).then(before).otherwise("start"))
+
+
 # --- one rank --------------------------------------------------------------------------------
 
 #: Names of code that no function or range around it names.
