@@ -10,7 +10,7 @@ import json
 import re
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ import traceanalyzer as ta
 from traceanalyzer.analyzers import registry
 from traceanalyzer.run import parts as summaries
 from traceanalyzer.run.baselines import PARTS_SCHEMA
-from traceanalyzer.run.parts import part_type, types_of
+from traceanalyzer.run.parts import part_types
 from traceanalyzer.run.summaries import CONTEXT, STORED, Issues
 from traceanalyzer.tools import summarize as summarizing
 
@@ -51,6 +51,13 @@ def text_of(kind: Any) -> str:
     return f"{name}[{', '.join(items)}]"
 
 
+def types_of(kind: Any) -> list[tuple[str, Any]]:
+    """The stored fields of a dataclass or a named tuple, with their types."""
+    hints = typing.get_type_hints(kind)
+    names = [one.name for one in fields(kind) if one.init] if is_dataclass(kind) else kind._fields
+    return [(name, hints[name]) for name in names]
+
+
 def structure(kinds: Iterator[Any]) -> list[str]:
     """The fields of all classes that these types refer to, in the stored order.
 
@@ -75,7 +82,7 @@ def stored_types() -> Iterator[Any]:
     for name in registry.ENTRIES:
         analyzer = registry.ENTRIES[name].analyzer()
         for measure in (analyzer.measure, *analyzer.measure_for.values()):
-            yield part_type(measure)
+            yield from part_types(measure)
 
 
 def tables_in(value: Any, place: str) -> Iterator[tuple[str, pl.DataFrame]]:
@@ -100,13 +107,13 @@ def columns(
     found: dict[str, dict[str, set[str]]] = {}
     add = summaries.Writer.add
 
-    def recorded(self: summaries.Writer, section: str, value: Any, kind: Any) -> None:
+    def recorded(self: summaries.Writer, section: str, value: Any) -> None:
         for place, table in tables_in(value, section.rpartition("/")[2]):
             of_place = found.setdefault(place, {})
             for name, dtype in table.schema.items():
                 plain = "Enum" if isinstance(dtype, pl.Enum) else str(dtype)
                 of_place.setdefault(name, set()).add(plain)
-        add(self, section, value, kind)
+        add(self, section, value)
 
     monkeypatch.setattr(summarizing.Writer, "add", recorded)
     for number, name in enumerate(inputs):

@@ -1,13 +1,13 @@
 """Files of summaries: the measured parts of one input, for any analysis.
 
 A summary is a Parquet file with two kinds of rows. A row with a ``section`` has the values of one
-analysis as JSON (``json``). Each other row is one column of a table: its type (``dtype``) and its
-values, as ``ints``, ``floats`` or ``texts``; JSON refers to it by its number. Equal columns are
-stored once. The footer's key-value metadata has the JSON of a :class:`Header` under
+analysis as MessagePack (``packed``). Each other row is one column of a table: its type (``dtype``)
+and its values, as ``ints``, ``floats`` or ``texts``; a section refers to it by its number. Equal
+columns are stored once. The footer's key-value metadata has the JSON of a :class:`Header` under
 :data:`traceanalyzer.schema.SUMMARY`.
 
 Summaries may come from anyone: the types to build come from the annotations of this package's
-classes, never from the file, and each value is checked against its type.
+classes, never from the file, and msgspec checks each value against its type.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ import json
 import os
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from hashlib import sha256
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import polars as pl
 import pyarrow as pa
@@ -41,7 +42,7 @@ _MOST_BYTES, _MOST_ROWS, _MOST_VALUES = 1 << 30, 1 << 18, 1 << 27
 _STORED = pa.schema(
     [
         ("section", pa.large_string()),
-        ("json", pa.large_string()),
+        ("packed", pa.large_binary()),
         ("dtype", pa.large_string()),
         ("ints", pa.large_list(pa.int64())),
         ("floats", pa.large_list(pa.float64())),
@@ -107,8 +108,7 @@ def header_of(path: str, text: bytes) -> Header:
             hint=AGAIN,
         )
     with readable(path):
-        values = [known[field.name] for field in fields(Header)]
-        header: Header = _decoded(values, Header, _no_columns)
+        header = msgspec.json.decode(text, type=Header)
         if not 0 <= header.index < header.total or not header.path:
             raise ValueError("impossible position of the input")
     return header
@@ -121,19 +121,18 @@ class Writer:
     """Collects the sections of a summary, and writes them."""
 
     def __init__(self) -> None:
-        self._sections: dict[str, str] = {}
+        self._sections: dict[str, bytes] = {}
         self._columns: list[pl.Series] = []
         self._dtypes: list[str] = []
         self._numbers: dict[bytes, int] = {}
 
-    def add(self, section: str, value: Any, kind: Any) -> None:
-        """Add the value of a section; ``kind`` is its type.
+    def add(self, section: str, value: Any) -> None:
+        """Add the value of a section.
 
         Raises:
-            TypeError: the value cannot be stored as this type.
+            TypeError: the value cannot be stored.
         """
-        tree = _encoded(value, kind, self._column)
-        self._sections[section] = json.dumps(tree, separators=(",", ":"))
+        self._sections[section] = msgspec.msgpack.encode(value, enc_hook=self._packed)
 
     def write(self, path: str, header: Header) -> None:
         """Write the file; it gets its name when it is complete.
@@ -143,14 +142,15 @@ class Writer:
         """
         sections = list(self._sections)
         nothing = [None] * len(sections)
-        rows = {"section": sections + [None] * len(self._columns)}
-        rows["json"] = [*self._sections.values(), *([None] * len(self._columns))]
-        rows["dtype"] = [*nothing, *self._dtypes]
-        columns = {name: pa.array(values, pa.large_string()) for name, values in rows.items()}
-        for kind in _KINDS:
-            columns[kind] = _lists(kind, self._columns, len(sections))
+        no_section = [None] * len(self._columns)
+        columns: dict[str, Any] = {
+            "section": [*sections, *no_section],
+            "packed": [*self._sections.values(), *no_section],
+            "dtype": [*nothing, *self._dtypes],
+            **{kind: _lists(kind, self._columns, len(sections)) for kind in _KINDS},
+        }
         table = pa.table(columns, schema=_STORED)
-        about = json.dumps({f.name: getattr(header, f.name) for f in fields(Header)})
+        about = msgspec.json.encode(header)
         data = io.BytesIO()
         with pq.ParquetWriter(
             data,
@@ -164,6 +164,16 @@ class Writer:
             parquet.add_key_value_metadata({schema.SUMMARY: about})
         with files.opened(path) as file:
             file.write(data.getbuffer())
+
+    def _packed(self, value: Any) -> Any:
+        """Return what is stored of a table or an array, with the numbers of their columns."""
+        if isinstance(value, pl.DataFrame):
+            return value.height, [(name, self._column(value[name])) for name in value.columns]
+        if isinstance(value, np.ndarray):
+            return value.shape, self._column(pl.Series(values=value.ravel()))
+        if isinstance(value, np.generic):
+            return value.item()
+        raise TypeError(f"{type(value).__name__} cannot be stored")
 
     def _column(self, values: pl.Series) -> Any:
         """Return the number of a column; of lists, the numbers of the lengths and the items."""
@@ -270,14 +280,14 @@ class Summary:
             _check_size(self._metadata, size)
 
     @cached_property
-    def _rows(self) -> tuple[dict[str, str], list[str | None], dict[str, _Values]]:
+    def _rows(self) -> tuple[dict[str, bytes], list[str | None], dict[str, _Values]]:
         file = pq.ParquetFile(self.path, page_checksum_verification=True)
         if file.schema_arrow.names != _STORED.names:
             raise ValueError("other columns than a summary has")
         table = file.read().cast(_STORED)
         table.validate(full=True)
-        named = zip(table["section"].to_pylist(), table["json"].to_pylist(), strict=True)
-        sections = {name: text for name, text in named if name is not None and text is not None}
+        named = zip(table["section"].to_pylist(), table["packed"].to_pylist(), strict=True)
+        sections = {name: data for name, data in named if name is not None and data is not None}
         dtypes = table["dtype"].to_pylist()[len(sections) :]
         return sections, dtypes, {kind: _Values(table[kind], len(sections)) for kind in _KINDS}
 
@@ -298,13 +308,27 @@ class Summary:
             MalformedInput: the file is damaged, or the value is of another type.
         """
         with readable(self.path):
-            return _decoded(json.loads(self._rows[0][section]), kind, self._column)
+            data = self._rows[0][section]
+            return msgspec.msgpack.decode(data, type=kind, dec_hook=self._unpacked)
+
+    def _unpacked(self, kind: Any, tree: Any) -> Any:
+        """Return a table, an array or a counter from what is stored of it."""
+        origin = typing.get_origin(kind) or kind
+        if origin is pl.DataFrame:
+            return _frame(tree, self._column)
+        if origin is np.ndarray:
+            shape, number = msgspec.convert(tree, tuple[tuple[int, ...], Any])
+            return self._column(number).to_numpy().reshape(shape).copy()
+        if origin is collections.Counter:
+            return collections.Counter(msgspec.convert(tree, dict[str, int]))
+        raise ValueError(f"{kind} is not stored")
 
     def _column(self, number: Any, depth: int = 0) -> pl.Series:
         _, dtypes, values = self._rows
         if type(number) is list and number and depth < _DEEPEST:
             if type(number[0]) is list:
-                named = {_scalar(name, str): self._column(one, depth + 1) for name, one in number}
+                fields = msgspec.convert(number, list[tuple[str, Any]])
+                named = {name: self._column(one, depth + 1) for name, one in fields}
                 return pl.DataFrame(named).to_struct()
             lengths, items = (self._column(one, depth + 1) for one in number)
             return _joined_lists(lengths, items)
@@ -315,7 +339,7 @@ class Summary:
             raise ValueError(f"column {number} has no type")
         dtype = _SIMPLE.get(name)
         if dtype is None:
-            dtype = pl.Enum(_decoded(json.loads(name), list[str], _no_columns))
+            dtype = pl.Enum(msgspec.json.decode(name, type=list[str]))
         kind = "texts" if isinstance(dtype, _TEXTS) else "floats" if dtype.is_float() else "ints"
         physical = values[kind].of(number)
         if dtype == pl.Null:
@@ -375,180 +399,19 @@ def _check_size(metadata: pq.FileMetaData, size: int) -> None:
 
 
 @cache
-def types_of(kind: Any) -> tuple[tuple[str, Any], ...]:
-    """Return the fields of a dataclass or a named tuple that are stored, with their types."""
-    hints = typing.get_type_hints(kind)
-    if is_dataclass(kind):
-        return tuple((one.name, hints[one.name]) for one in fields(kind) if one.init)
-    return tuple((name, hints[name]) for name in kind._fields)
-
-
-@cache
-def part_type(measure: Callable[..., Any]) -> Any:
-    """Return the type of the parts of a ``measure`` function, from its annotation."""
+def part_types(measure: Callable[..., Any]) -> tuple[Any, ...]:
+    """Return the types of the parts of a ``measure`` function, from its annotation."""
     function = measure.func if isinstance(measure, partial) else measure
-    return typing.get_type_hints(function)["return"]
+    kind = typing.get_type_hints(function)["return"]
+    return typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
 
 
-def _no_columns(_: Any) -> Any:
-    raise ValueError("a table where none belongs")
-
-
-_LISTS = (list, tuple, set, frozenset, Sequence, Set, Iterable)
-_MAPPINGS = (dict, Mapping, collections.Counter)
-_SCALARS = (bool, int, float, str)
-_UNIONS = (typing.Union, types.UnionType)
-
-
-def _encoded(value: Any, kind: Any, column: Any) -> Any:
-    """Return a value as JSON; tables become the numbers of their columns.
-
-    Raises:
-        TypeError: the value is of another type, or cannot be stored.
-    """
-    origin = typing.get_origin(kind) or kind
-    if origin in _UNIONS:
-        return _encoded(value, _member(value, typing.get_args(kind)), column)
-    if isinstance(value, pl.DataFrame):
-        return [value.height, [[name, column(value[name])] for name in value.columns]]
-    if isinstance(value, np.ndarray):
-        return [list(value.shape), column(pl.Series(values=value.ravel()))]
-    if isinstance(value, np.generic):
-        value = value.item()
-    if value is None or isinstance(value, _SCALARS):
-        return value
-    if origin in _MAPPINGS:
-        of_key, of_value = _pair_types(kind)
-        return [
-            [_encoded(k, of_key, column), _encoded(v, of_value, column)] for k, v in value.items()
-        ]
-    if _has_fields(origin):
-        of_class: Any = origin
-        if type(value) is not of_class:
-            raise TypeError(f"{type(value).__name__} is not {of_class.__name__}")
-        return [
-            _encoded(getattr(value, n), hint, column)
-            for n, hint in types_of(typing.cast("Any", of_class))
-        ]
-    if origin not in _LISTS:
-        raise TypeError(f"{type(value).__name__} cannot be stored as {kind}")
-    ordered = sorted(value, key=repr) if isinstance(value, Set) else list(value)
-    of_each = _of_items(kind, len(ordered))
-    return [_encoded(one, hint, column) for one, hint in zip(ordered, of_each, strict=True)]
-
-
-def _has_fields(kind: Any) -> bool:
-    """Whether a type is a dataclass or a named tuple."""
-    return isinstance(kind, type) and (is_dataclass(kind) or hasattr(kind, "_fields"))
-
-
-def _member(value: Any, kinds: Sequence[Any]) -> Any:
-    """Return the member of a union that a value is of."""
-    for kind in kinds:
-        origin = typing.get_origin(kind) or kind
-        if origin is typing.Literal:
-            if value in typing.get_args(kind):
-                return kind
-        elif isinstance(value, origin if isinstance(origin, type) else ()):
-            return kind
-    if isinstance(value, (*_SCALARS, np.generic)) or value is None:
-        return Any
-    raise TypeError(f"{type(value).__name__} is not one of {kinds}")
-
-
-def _pair_types(kind: Any) -> tuple[Any, Any]:
-    args = typing.get_args(kind)
-    if (typing.get_origin(kind) or kind) is collections.Counter:
-        return (args[0] if args else Any, int)
-    return args if len(args) == 2 else (Any, Any)
-
-
-def _of_items(kind: Any, number: int) -> list[Any]:
-    """Return the types of the items of a list or tuple."""
-    args = typing.get_args(kind)
-    if (typing.get_origin(kind) or kind) is not tuple:
-        return [args[0] if args else Any] * number
-    if len(args) == 2 and args[1] is Ellipsis:
-        return [args[0]] * number
-    if len(args) != number:
-        raise ValueError(f"{number} values instead of {len(args)}")
-    return list(args)
-
-
-def _decoded(tree: Any, kind: Any, column: Any) -> Any:
-    """Return the value of a type from JSON.
-
-    Raises:
-        ValueError: the JSON is of another type.
-    """
-    origin = typing.get_origin(kind) or kind
-    if origin in _UNIONS:
-        return _first_decoded(tree, typing.get_args(kind), column)
-    if kind is Any:
-        return _scalar(tree, *_SCALARS, type(None))
-    if origin is typing.Literal:
-        if tree not in typing.get_args(kind):
-            raise ValueError(f"a text in place of one of {typing.get_args(kind)}")
-        return tree
-    if origin in (*_SCALARS, type(None)):
-        return _scalar(tree, origin)
-    return _decoded_list(_scalar(tree, list), kind, origin, column)
-
-
-def _decoded_list(items: list[Any], kind: Any, origin: Any, column: Any) -> Any:
-    """Return a table, an array, an object or a collection."""
-    if origin is pl.DataFrame:
-        return _frame(items, column)
-    if origin is np.ndarray:
-        shape = tuple(_scalar(one, int) for one in _scalar(items[0], list))
-        return column(items[1]).to_numpy().reshape(shape).copy()
-    if origin in _MAPPINGS:
-        of_key, of_value = _pair_types(kind)
-        pairs = [_scalar(pair, list) for pair in items]
-        known = {_decoded(k, of_key, column): _decoded(v, of_value, column) for k, v in pairs}
-        return collections.Counter(known) if origin is collections.Counter else known
-    if _has_fields(origin):
-        values = zip(items, types_of(origin), strict=True)
-        return origin(**{name: _decoded(one, hint, column) for one, (name, hint) in values})
-    if origin not in _LISTS:
-        raise ValueError(f"{kind} is not stored")
-    of_each = zip(items, _of_items(kind, len(items)), strict=True)
-    result = [_decoded(one, hint, column) for one, hint in of_each]
-    return _COLLECTIONS.get(origin, tuple)(result)
-
-
-_COLLECTIONS: dict[Any, Any] = {list: list, set: set, frozenset: frozenset, Set: frozenset}
-
-
-def _scalar(tree: Any, *kinds: type) -> Any:
-    if type(tree) not in kinds and not (float in kinds and type(tree) is int):
-        raise ValueError(f"{type(tree).__name__} in place of {kinds[0].__name__}")
-    return tree
-
-
-def _first_decoded(tree: Any, kinds: Sequence[Any], column: Any) -> Any:
-    """Return the value of the first type that fits."""
-    scalars = [one for one in kinds if one in (*_SCALARS, type(None))]
-    for kind in [*scalars, *(one for one in kinds if one not in scalars)]:
-        try:
-            if kind is float and type(tree) is int and int in kinds:
-                continue
-            return _decoded(tree, kind, column)
-        except ValueError:
-            continue
-    raise ValueError(f"{type(tree).__name__} in place of another type")
-
-
-def _frame(items: list[Any], column: Any) -> pl.DataFrame:
-    height, columns = items
-    height = _scalar(height, int)
-    values = {}
-    for pair in _scalar(columns, list):
-        name, number = _scalar(pair, list)
-        series = column(number)
+def _frame(tree: Any, column: Callable[[Any], pl.Series]) -> pl.DataFrame:
+    height, places = msgspec.convert(tree, tuple[int, list[tuple[str, Any]]])
+    values = {name: column(number) for name, number in places}
+    for name, series in values.items():
         if len(series) != height:
             raise ValueError(f"column {name!r} has {len(series)} rows, not {height}")
-        values[_scalar(name, str)] = series
     if not values and not 0 <= height <= _MOST_ROWS:
         raise ValueError(f"a table of {height} rows without columns")
     return pl.DataFrame(values) if values else pl.DataFrame(height=height)

@@ -6,7 +6,7 @@ The same for a command and for a report, in this process, in a worker and from a
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Generic, Self
+from typing import Any, Final, Generic, Self, get_origin
 
 from traceanalyzer.analyzers import registry
 from traceanalyzer.analyzers.base import Analyzer, Needs, O, P, R, Skipped, Use, measured_text
@@ -122,13 +122,27 @@ class Question(Generic[O, P, R]):
             place = f"{self.analyzer.name} of {self.package}"
             raise MissingData(f"{place} {FAILED}: {text}") from None
 
-    @property
-    def kind(self) -> Any:
-        """The type of the parts, and of the reasons why there are none."""
-        from traceanalyzer.run.parts import part_type
+    def store(self, add: Callable[[str, Any], None], place: str) -> None:
+        """Call ``add`` with the parts, and the reasons why there are none, at a place."""
+        kinds = [get_origin(kind) or kind for kind in self._part_types]
+        parts = [
+            (meta, *(part if isinstance(part, kind) else None for kind in kinds))
+            for meta, part in self.parts
+        ]
+        add(place, (parts, self.lacking))
 
-        part = part_type(self.measure)
-        return tuple[list[tuple[Meta, part]], list[tuple[Meta, str]]]  # type: ignore[valid-type]
+    def restore(self, summary: Any, place: str) -> None:
+        """Set the parts, and the reasons why there are none, to those in a summary."""
+        of_rank: Any = tuple[(Meta, *(kind | None for kind in self._part_types))]  # type: ignore[misc]
+        stored, self.lacking = summary.read(place, tuple[list[of_rank], list[tuple[Meta, str]]])
+        for meta, *parts in stored:
+            self.parts += [(meta, part) for part in parts if part is not None]
+
+    @property
+    def _part_types(self) -> tuple[Any, ...]:
+        from traceanalyzer.run.parts import part_types
+
+        return part_types(self.measure)
 
 
 @dataclass
@@ -291,13 +305,13 @@ class Questions:
             return f"diagnose/{name}"
         return f"{self.section}/{name}"
 
-    def store(self, add: Callable[[str, Any, Any], None]) -> None:
-        """Call ``add`` with the section, value and type of each result."""
-        add(f"{self.section}/recordings", self.recordings, list[jobs.Recording])
+    def store(self, add: Callable[[str, Any], None]) -> None:
+        """Call ``add`` with the section and value of each result."""
+        add(f"{self.section}/recordings", self.recordings)
         for name, question in self.asked.items():
             place = self._place(name)
             if place.startswith(f"{self.section}/") and not question.package:
-                add(place, (question.parts, question.lacking), question.kind)
+                question.store(add, place)
 
     def restored(self, summary: Any) -> Self:
         """Return a copy with the results of a summary."""
@@ -310,7 +324,7 @@ class Questions:
                 meta = Meta(summary.header.path, summary.header.format or "")
                 question.lacking.append((meta, "the summaries do not have it; pass the traces"))
                 continue
-            question.parts, question.lacking = summary.read(self._place(name), question.kind)
+            question.restore(summary, self._place(name))
         return empty
 
 

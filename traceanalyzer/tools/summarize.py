@@ -37,7 +37,7 @@ from traceanalyzer.run.parts import Header, Summary, Writer
 from traceanalyzer.run.pieces import DependsOnOthersError, How, OpenedInputs, State, read_needed
 from traceanalyzer.run.questions import Questions
 from traceanalyzer.run.read import Progress, read
-from traceanalyzer.run.summaries import CONTEXT, STORED, Issues, context_path
+from traceanalyzer.run.summaries import Issues, context_path
 from traceanalyzer.schema import INPUTS
 from traceanalyzer.trace import Inputs, PathLike, Trace, in_spans
 from traceanalyzer.units import format_count
@@ -248,8 +248,8 @@ def _written(task: _Task, error: InputError | None = None) -> tuple[InputError |
     issues: Issues = []
     for questions, analyzer in _measured(task.analyses):
         stored, answered, failed = _section(task, questions, analyzer, reading)
-        writer.add(questions.section, stored, STORED)
-        writer.add(f"{questions.section}/issues", reading.issues, Issues)
+        writer.add(questions.section, stored)
+        writer.add(f"{questions.section}/issues", reading.issues)
         answered.store(writer.add)
         error, issues = error or failed, issues or reading.issues
     known = None if reading.trace is None else reading.trace.meta.format
@@ -458,7 +458,7 @@ def _write_contexts(tasks: Sequence[_Task], *, force: bool) -> list[str]:
         except (InputError, MissingData):
             continue
         writer, target = Writer(), context_path(task.target)
-        writer.add("context", (sorted(windows), trace), CONTEXT)
+        writer.add("context", (sorted(windows), replace(trace)))  # without what was computed of it
         writer.write(target, replace(task.header, format=trace.meta.format, context=True))
         written.append(target)
     return written
