@@ -75,6 +75,8 @@ def _is_recorded(row: dict[str, Any]) -> bool:
 
 
 def _table(name: str, rows: list[dict[str, Any]]) -> pl.DataFrame:
-    types = {c.name: c.dtype for c in schema.TABLES[name] if not c.on_request}
-    columns = {key: [row.get(key) for row in rows] for key in types}
-    return pl.DataFrame(columns, schema=types)
+    given = {key for row in rows for key in row}
+    columns = schema.TABLES[name]
+    types = {c.name: c.dtype for c in columns if not c.on_request or c.name in given}
+    values = {key: [row.get(key) for row in rows] for key in types}
+    return pl.DataFrame(values, schema=types)

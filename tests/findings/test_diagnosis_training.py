@@ -386,5 +386,36 @@ def test_copies_that_grow_with_each_step() -> None:
     assert {found.id for found in ta.diagnose(grown).findings} == {"growing-copies"}
 
 
+def generating(length: int = 6000, added: int = 1) -> Trace:
+    """Return steps of a kernel of 1 ms, and two copies of 1 ms that extend a cache: K and V."""
+    events: list[dict[str, Any]] = []
+    for number in range(6):
+        begin, sizes = number * 4 * MS, f"[16,{length + number * added},128],[16,{added},128]"
+        events += [step(number, begin, 4 * MS - US), *launch("gemm", begin, MS)]
+        for n in (1, 2):
+            operator = host("cpu_op", "aten::cat", begin + n * MS, 10 * US)
+            events.append({**operator, "input_dims": f"[[{sizes}],[]]"})
+            events += launch(CAT, begin + n * MS + US, MS - 2 * US)
+    return trace(events)
+
+
+def test_cache_that_is_copied_to_add_a_token() -> None:
+    """All copies count, and the pairs of them are nothing that could be fused."""
+    (one,) = judged("growing-copies", generating())
+    assert one.total_ns == 6 * 2 * (MS - 2 * US)
+    check_wording(one.title)
+    found = {found.id for found in ta.diagnose(generating()).findings}
+    assert "growing-copies" in found
+    assert found.isdisjoint({"one-kernel", "memory-bound-kernels"})
+
+
+@pytest.mark.parametrize(("length", "added"), [(6000, 0), (10, 50)])
+def test_joined_tensors_that_are_not_extended_little(length: int, added: int) -> None:
+    joining = generating(length, added)
+    assert not judged("growing-copies", joining)
+    fused = sum(one.total_ns or 0 for one in judged("memory-bound-kernels", joining))
+    assert not fused  # copies that join tensors are not fused with each other
+
+
 def test_copies_of_changing_sizes_do_not_grow() -> None:
     assert not judged("growing-copies", lengthening(VARIES, on_device=True))

@@ -20,6 +20,7 @@ from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.kernels.training import (
     ACCUMULATES,
     ATTENTION,
+    EXTENDED,
     IN_OPTIMIZER,
     KERNELS,
     LEAST_RUN,
@@ -327,7 +328,7 @@ def _not_counted(result: Kernels, names: pl.Series, whole: int) -> str:
         return ""
     return (
         f" Other such kernels take {format_ns(recorded - whole)}: they were launched outside the "
-        "steps, or before the recording started."
+        "steps that count (the last one may be incomplete), or before the recording started."
     )
 
 
@@ -554,25 +555,36 @@ def _one_by_one(answers: Answers, *, optimizer: bool, advice: str) -> Iterator[M
 
 # --- copies that grow --------------------------------------------------------------------------
 
-#: Kernels that copy several tensors into a new one (torch.cat).
-_CONCATENATES = r"CatArray|(?i)\bcat_kernel|concat"
+#: What extends the KV cache of a layer in Hugging Face Transformers.
+_CACHE_UPDATE = r"transformers[/\\]cache_utils\.py\(\d+\): update$"
 
 
 def growing_copies(result: Kernels, time: DeviceTime) -> list[tuple[str, int, int, int, int]]:
-    """Return kernels that concatenate more in each step: name, GPUs, time of each, first, last."""
-    rows = in_steps(result, time).filter(pl.col("kernel").str.contains(_CONCATENATES))
+    """Return kernels that concatenate more in each step: name, GPUs, time of each, first, last.
+
+    Or those that copy a tensor to add little to it, by its shapes, or in the update of a KV cache:
+    their time is hardly longer in the last step, and first and last are 0.
+    """
+    rows = in_steps(result, time).filter(pl.col("kernel").str.contains(kernel_names.JOINS))
+    sums = of_purpose(result, EXTENDED, time).group_by("name").agg(extended=pl.col("ns").sum())
+    by_shape = result.heaviest("name").join(sums, on="name").group_by("kernel")
+    extended = dict(by_shape.agg(pl.col("extended").sum()).iter_rows())
     found = []
-    for (kernel,), calls in rows.drop_nulls("step").group_by("kernel", maintain_order=True):
-        devices = calls.n_unique(DEVICE)
-        sums = calls.group_by("step").agg(ns=pl.col("total_ns").sum() // devices)
-        if grown := time.growing(sums):
+    for (kernel,), calls in rows.group_by("kernel", maintain_order=True):
+        devices, ns = calls.n_unique(DEVICE), int(calls["total_ns"].sum())
+        of_step = calls.drop_nulls("step").group_by("step")
+        sums = of_step.agg(ns=pl.col("total_ns").sum() // devices)
+        called = result.place(str(kernel)).get("called") or ""
+        if 2 * extended.get(kernel, 0) >= ns or re.search(_CACHE_UPDATE, called):
+            found.append((str(kernel), devices, ns // devices, 0, 0))
+        elif grown := time.growing(sums):
             found.append((str(kernel), devices, int(sums["ns"].sum()), *grown))
     return sorted(found, key=lambda one: (-one[1] * one[2], one[0]))
 
 
 @rule(
     "kernels",
-    "tensors that torch.cat copies into a longer one in each step",
+    "tensors that torch.cat copies into a longer one again and again",
     f"time of these copies without what a step adds, {OF_STEP}",
     {"info": 0.03, "warning": 0.1, "critical": 0.3},
     uses=("gpu_idle",),
@@ -584,13 +596,18 @@ def _growing_copies(result: Kernels, answers: Answers) -> Iterator[Measured]:
         # a step needs to copy what it adds
         total = devices * max(ns - steps * min(first, (last - first) // max(steps - 1, 1)), 0)
         place = result.place(kernel)
+        grows = (
+            f"more in each step ({format_ns(first)} in the first, {format_ns(last)} in the last)"
+        )
+        copies = grows if last else "a whole tensor each time to add little to it"
         yield Measured(
-            title=f"{kernel} copies more in each step ({format_ns(first)} in the first, "
-            f"{format_ns(last)} in the last){launched_by(place)}: {time.share(total)}.",
+            title=f"{kernel} copies {copies}{launched_by(place)}{called_in(place)}: "
+            f"{time.share(total)}.",
             evidence=tuple(called_from(place)),
             advice="Do not extend a tensor by torch.cat in each step, which copies all of it: "
-            "allocate its final size once and write into it (a static or paged KV cache), or "
-            "append to a list and concatenate once at the end.",
+            "allocate its final size once and write into it (a static or paged KV cache; "
+            'Transformers: cache_implementation="static"), or append to a list and concatenate '
+            "once at the end.",
             total_ns=total,
             confidence="medium",
         )

@@ -417,6 +417,10 @@ def families_of(names: Iterable[str]) -> dict[str, str]:
 CHANGES_LAYOUT = re.compile(r"(?i)nchw_?to_?nhwc|nhwc_?to_?nchw")
 
 
+#: Kernels that copy several tensors into a new one (torch.cat).
+JOINS = r"CatArray|(?i:\bcat_kernel|concat)"
+
+
 def is_fusible(name: str) -> bool:
     """Whether a compiler could fuse the kernel: TorchInductor has fused its own already."""
     return not (_INDUCTOR.match(name) or CHANGES_LAYOUT.search(name))

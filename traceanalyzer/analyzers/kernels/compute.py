@@ -26,7 +26,7 @@ from traceanalyzer.analyzers.common.launching import launch_rows
 from traceanalyzer.analyzers.common.names import is_step, mapped, named
 from traceanalyzer.analyzers.kernels import By, Options
 from traceanalyzer.analyzers.kernels.result import Kernels
-from traceanalyzer.analyzers.kernels.training import TUNING, fusible_ns, training
+from traceanalyzer.analyzers.kernels.training import JOIN, TUNING, fusible_ns, training
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals, linking, nesting, numbering, slice_tree
 from traceanalyzer.run.loop import run
@@ -86,7 +86,7 @@ def needs(options: Options) -> Needs:
     if options.by == "annotation":
         return Needs({*DEVICE_WORK, *LAUNCH_KINDS, *ANNOTATION_KINDS}, (PYTORCH_MARK,))
     unused = {"tid", "correlation", "external_id", "bytes"}  # streams show impossible times
-    return Needs({*DEVICE_WORK}, unused=tuple(unused - {options.by}))
+    return Needs({*DEVICE_WORK}, unused=tuple(unused - {options.by}), inputs_of={JOIN})
 
 
 @dataclass(frozen=True)

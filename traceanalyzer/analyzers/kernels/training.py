@@ -6,6 +6,7 @@ for the fastest kernel, checks for NaN, and optimizers that multiply matrices.
 """
 
 import re
+from collections import Counter
 from collections.abc import Collection, Sequence
 
 import numpy as np
@@ -38,7 +39,14 @@ from traceanalyzer.vocabulary import CUDA_CALLS
 ONE_BY_ONE, RECOMPUTED, REPEATED = "one by one", "recomputed", "repeated reduction"
 GRADIENTS, ALL_REDUCE = "reduction", "all_reduce"
 ATTENTION, TUNING, NAN_CHECK = "unfused attention", "tuning", "NaN check"
-UPDATES = "matrix updates"
+UPDATES, EXTENDED = "matrix updates", "extended tensor"
+
+#: The operator that joins tensors, and two of them in its recorded inputs.
+JOIN, _SIZES = "aten::cat", r"\[((?:\d{1,12}, ?)*\d{1,12})\]"
+_TWO_TENSORS = re.compile(rf"\[\[{_SIZES}, ?{_SIZES}\](?:,|\])")
+#: A tensor that is extended is at least this many times as long as what is added; the result is
+#: extended again, to so many sizes.
+_LONGER, _LEAST_SIZES = 4, 3
 
 #: What measures kernels to choose one of them.
 AUTOTUNING, SEARCH = "Triton autotuning", "Search for convolution algorithms"
@@ -101,7 +109,7 @@ _OF_ONE = (ELEMENTWISE, COPY, "reduce", "optimizer", OTHER)
 #: Without any of them, no work has one of the purposes.
 _MARKS = [
     _BENCHMARKS, _WAITS_FOR_EVENT, _OPTIMIZER_STEP, _OF_ATTENTION, BACKWARD, CHECKPOINT, LAYERS,
-    _OF_A_TENSOR,
+    _OF_A_TENSOR, f"^{JOIN}$",
 ]  # fmt: skip
 #: A single one may be part of the backward pass of somebody's own function.
 _SEVERAL = 2
@@ -131,6 +139,7 @@ def training(trace: Trace, patterns: Sequence[str] = ()) -> pl.DataFrame:
         last one, the chosen kernel at work; name is
         :data:`AUTOTUNING` or :data:`SEARCH`. :data:`UPDATES`: compute of optimizer steps
         that mostly multiply matrices; place is the range, call is 1 if collectives run in it.
+        :data:`EXTENDED`: copies of a tensor by :data:`JOIN` to add little to it, and to the result.
     """
     key = ("training", tuple(patterns))
     return trace.once(key, lambda: _training(trace, device_work(trace, patterns)))
@@ -151,6 +160,7 @@ def _training(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
         _tuning(trace, work, calls, names),
         _nan_checks(work, calls, _ranges(trace, names, _IS_NAN), nodes),
         _matrix_updates(work, calls, nodes, steps),
+        _extending(trace, work, calls),
     ]
     return pl.concat([attention, *(_shaped(rows) for rows in tables if rows.height)])
 
@@ -298,6 +308,41 @@ def _matrix_updates(
         return _NONE
     purpose = pl.lit(UPDATES)
     return rows.with_columns(purpose=purpose, of_tensor=None, call=pl.lit(int(shared)))
+
+
+def _extending(trace: Trace, work: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
+    """Kernels that copy a tensor to add little to it, if others do the same with the result."""
+    if "input_dims" not in trace.events.columns:
+        return _NONE
+    events = trace.events[[*_THREAD, "name", "ts", "dur", "input_dims"]]
+    joins = events.filter((pl.col("name") == JOIN) & (pl.col("dur") > 0)).drop_nulls("input_dims")
+    sizes = {dims: _extended(str(dims)) for dims in joins["input_dims"].unique()}
+    known = {size[:2] for size in sizes.values() if size}
+    again = {
+        dims: kind for dims, (kind, length, added) in ((d, s) for d, s in sizes.items() if s)
+        if {(kind, length - added), (kind, length + added)} & known
+    }  # fmt: skip
+    counts = Counter(again.values())
+    chosen = [dims for dims, kind in again.items() if counts[kind] >= _LEAST_SIZES]
+    joins = joins.filter(pl.col("input_dims").is_in(chosen))
+    joins = joins.select(*_THREAD, start="ts", end=pl.col("ts") + pl.col("dur")).sort("start")
+    inside = linking.label_by_interval(calls, joins, _THREAD).drop_nulls("interval")
+    rows = work[inside["work"]].with_columns(purpose=pl.lit(EXTENDED), call=0)
+    return rows.filter(work_kind=COMPUTE)
+
+
+def _extended(dims: str) -> tuple[tuple[int, ...], int, int] | None:
+    """Return the common sizes of two joined tensors, the length of the long one, what is added."""
+    match = _TWO_TENSORS.match(dims)
+    one, other = ([*map(int, part.split(","))] for part in match.groups()) if match else ([], [])
+    axes = [
+        axis for axis, (n, of_other) in enumerate(zip(one, other, strict=False)) if n != of_other
+    ]
+    if len(one) != len(other) or len(axes) != 1:
+        return None
+    added, length = sorted(sizes[axes[0]] for sizes in (one, other))
+    one[axes[0]] = -1
+    return (tuple(one), length, added) if length >= _LONGER * added > 0 else None
 
 
 def _tuning(
@@ -458,8 +503,8 @@ def fusible_ns(
     Elementwise and copy kernels that follow each other on a stream, without other work between
     them, read and write the same tensors again. Of such a sequence the longest kernel remains; the
     time of the others is an upper bound of the gain. Kernels of TorchInductor are fused already;
-    those of attention, of loops with a kernel per tensor, and changes of layout are
-    findings of their own.
+    those of attention, of loops with a kernel per tensor, growing copies, and changes of layout
+    are findings of their own. Copies that join tensors are not fused with each other.
 
     Args:
         work: rows of :func:`~traceanalyzer.analyzers.common.device_work.device_work`.
@@ -479,6 +524,11 @@ def fusible_ns(
         order = intervals.stable_order(lane, start)
         lane, counts = lane[order], counts[order]
         changes = (counts[1:] != counts[:-1]) | (lane[1:] != lane[:-1])
+        joins = (
+            kernels["name"].cast(pl.String).str.contains(kernel_names.JOINS).fill_null(value=False)
+        )
+        joins = joins.to_numpy()[number.to_numpy()][order]
+        changes |= joins[1:] & joins[:-1]
         sequence = np.cumsum(np.append(False, changes))
         kept = counts & ~_of_other_findings(work, training)[order]
         rows = order[kept]
@@ -487,8 +537,8 @@ def fusible_ns(
 
 
 def _of_other_findings(work: pl.DataFrame, training: pl.DataFrame) -> intervals.Bools:
-    """Mark the kernels of attention and of loops with a kernel per tensor."""
-    elsewhere = pl.col("purpose").is_in([ATTENTION, ONE_BY_ONE])
+    """Mark the kernels of attention, of loops with a kernel per tensor, and growing copies."""
+    elsewhere = pl.col("purpose").is_in([ATTENTION, ONE_BY_ONE, EXTENDED])
     marked: intervals.Bools = np.zeros(work.height, np.bool_)
     if training.height:
         match = linking.first_match(training.filter(elsewhere), work, ("device", "start", "end"))
