@@ -1,9 +1,9 @@
 """Files of summaries: the measured parts of one input, for any analysis.
 
-A summary is a Parquet file with two kinds of rows. A row with a ``section`` has the values of one
-analysis as MessagePack (``packed``). Each other row is one column of a table: its type (``dtype``)
-and its values, as ``ints``, ``floats`` or ``texts``; a section refers to it by its number. Equal
-columns are stored once. The footer's key-value metadata has the JSON of a :class:`Header` under
+A summary is a Parquet file of two columns: ``section``, and ``packed``, a value as MessagePack. A
+row with a section has the values of one analysis. Each other row is one column of a table: its
+type, its values and which of them are known; a section refers to it by its number. Equal columns
+are stored once. The footer's key-value metadata has the JSON of a :class:`Header` under
 :data:`traceanalyzer.schema.SUMMARY`.
 
 Summaries may come from anyone: the types to build come from the annotations of this package's
@@ -18,10 +18,9 @@ import json
 import os
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
-from hashlib import sha256
 from typing import Any, Final
 
 import msgspec
@@ -37,18 +36,9 @@ from traceanalyzer.run.baselines import PARTS_SCHEMA
 
 AGAIN: Final = "write it again with traceanalyzer summarize"
 readable = partial(parquet.readable, hint=AGAIN)
-#: A larger file, or one with more rows or values, is not a summary of one input.
-_MOST_BYTES, _MOST_ROWS, _MOST_VALUES = 1 << 30, 1 << 18, 1 << 27
-_STORED = pa.schema(
-    [
-        ("section", pa.large_string()),
-        ("packed", pa.large_binary()),
-        ("dtype", pa.large_string()),
-        ("ints", pa.large_list(pa.int64())),
-        ("floats", pa.large_list(pa.float64())),
-        ("texts", pa.large_list(pa.large_string())),
-    ]
-)
+#: A larger file, or one with more rows, is not a summary of one input.
+_MOST_BYTES, _MOST_ROWS = 1 << 29, 1 << 18
+_STORED = pa.schema([("section", pa.large_string()), ("packed", pa.large_binary())])
 _SIMPLE: dict[str, pl.DataType] = {
     str(dtype()): dtype()
     for dtype in (
@@ -58,8 +48,10 @@ _SIMPLE: dict[str, pl.DataType] = {
 }
 #: Lists and structs in each other are at most as deep as this.
 _DEEPEST = 8
-_KINDS = ("ints", "floats", "texts")
-_TEXTS = (pl.String, pl.Categorical, pl.Enum)
+#: Types whose values are stored as a list; those of the others are bytes.
+_LISTED = (pl.String, pl.Categorical, pl.Enum, pl.Null)
+#: A stored column: its type, its values, and one byte for each that says whether it is known.
+_Column = tuple[str, bytes | list[str | None], bytes]
 
 
 @dataclass(frozen=True)
@@ -122,9 +114,7 @@ class Writer:
 
     def __init__(self) -> None:
         self._sections: dict[str, bytes] = {}
-        self._columns: list[pl.Series] = []
-        self._dtypes: list[str] = []
-        self._numbers: dict[bytes, int] = {}
+        self._columns: dict[bytes, int] = {}
 
     def add(self, section: str, value: Any) -> None:
         """Add the value of a section.
@@ -140,23 +130,18 @@ class Writer:
         Raises:
             OutputError: it cannot be written.
         """
-        sections = list(self._sections)
-        nothing = [None] * len(sections)
-        no_section = [None] * len(self._columns)
-        columns: dict[str, Any] = {
-            "section": [*sections, *no_section],
-            "packed": [*self._sections.values(), *no_section],
-            "dtype": [*nothing, *self._dtypes],
-            **{kind: _lists(kind, self._columns, len(sections)) for kind in _KINDS},
-        }
-        table = pa.table(columns, schema=_STORED)
+        names = [*self._sections, *([None] * len(self._columns))]
+        packed = [*self._sections.values(), *self._columns]
+        table = pa.table({"section": names, "packed": packed}, schema=_STORED)
         about = msgspec.json.encode(header)
         data = io.BytesIO()
         with pq.ParquetWriter(
             data,
             _STORED,
             compression="zstd",
-            use_dictionary=["texts.list.element"],
+            compression_level=9,
+            use_dictionary=False,
+            write_statistics=False,
             write_page_checksum=True,
             store_schema=False,
         ) as parquet:
@@ -190,61 +175,14 @@ class Writer:
 
     def _simple_column(self, values: pl.Series) -> int:
         """Return the number of a column; equal columns have one number."""
-        dtype = _name(values.dtype)
-        physical = _physical(values)
-        key = _digest(dtype, physical)
-        number = self._numbers.setdefault(key, len(self._columns))
-        if number == len(self._columns):
-            self._columns.append(physical)
-            self._dtypes.append(dtype)
-        return number
-
-
-#: Columns of at most so many rows are compared as Python values, larger ones as bytes.
-_FEW = 1000
-
-
-def _digest(dtype: str, column: pl.Series) -> bytes:
-    """Return a key that only equal columns of a type share."""
-    key = sha256(dtype.encode())
-    if len(column) <= _FEW:
-        key.update(repr(column.to_list()).encode("utf-8", "surrogatepass"))
-        return key.digest()
-    key.update(column.is_null().to_physical().to_numpy().tobytes())
-    if column.dtype == pl.String:
-        key.update(column.str.len_bytes().fill_null(0).to_numpy().tobytes())
-        key.update(column.fill_null("").str.join("").item().encode())
-    else:
-        key.update(column.fill_null(0).to_numpy().tobytes())
-    return key.digest()
-
-
-def _kind(dtype: pl.DataType) -> str:
-    return "texts" if dtype == pl.String else "floats" if dtype == pl.Float64 else "ints"
-
-
-def _lists(kind: str, columns: Sequence[pl.Series], before: int) -> pa.Array:
-    """Return the values of the columns of one kind as lists, null for the others."""
-    inner = _STORED.field(kind).type
-    chosen = [one if _kind(one.dtype) == kind else None for one in columns]
-    arrays = [
-        one.to_arrow(compat_level=pl.CompatLevel.oldest()) for one in chosen if one is not None
-    ]
-    values = pa.concat_arrays(
-        [pa.array([], inner.value_type), *(a.cast(inner.value_type) for a in arrays)]
-    )
-    lengths = [0] * before + [0 if one is None else len(one) for one in chosen]
-    offsets = pa.array([0, *np.cumsum(lengths, dtype=np.int64)], pa.int64())
-    missing = pa.array([*([True] * before), *(one is None for one in chosen)])
-    return pa.LargeListArray.from_arrays(offsets, values, mask=missing)
-
-
-def _physical(values: pl.Series) -> pl.Series:
-    if isinstance(values.dtype, _TEXTS):
-        return values.cast(pl.String)
-    if values.dtype.is_float():
-        return values.cast(pl.Float64)
-    return values.reinterpret(signed=True) if values.dtype == pl.UInt64 else values.cast(pl.Int64)
+        column: _Column
+        if isinstance(values.dtype, _LISTED):
+            column = _name(values.dtype), values.cast(pl.String).to_list(), b""
+        else:
+            known = values.is_not_null().to_numpy().tobytes() if values.null_count() else b""
+            plain = values.cast(pl.UInt8) if values.dtype == pl.Boolean else values
+            column = _name(values.dtype), plain.fill_null(0).to_numpy().tobytes(), known
+        return self._columns.setdefault(msgspec.msgpack.encode(column), len(self._columns))
 
 
 def _name(dtype: pl.DataType) -> str:
@@ -280,16 +218,15 @@ class Summary:
             _check_size(self._metadata, size)
 
     @cached_property
-    def _rows(self) -> tuple[dict[str, bytes], list[str | None], dict[str, _Values]]:
+    def _rows(self) -> tuple[dict[str, bytes], list[bytes]]:
         file = pq.ParquetFile(self.path, page_checksum_verification=True)
         if file.schema_arrow.names != _STORED.names:
             raise ValueError("other columns than a summary has")
         table = file.read().cast(_STORED)
         table.validate(full=True)
-        named = zip(table["section"].to_pylist(), table["packed"].to_pylist(), strict=True)
-        sections = {name: data for name, data in named if name is not None and data is not None}
-        dtypes = table["dtype"].to_pylist()[len(sections) :]
-        return sections, dtypes, {kind: _Values(table[kind], len(sections)) for kind in _KINDS}
+        rows = list(zip(table["section"].to_pylist(), table["packed"].to_pylist(), strict=True))
+        sections = {name: packed for name, packed in rows if name is not None}
+        return sections, [packed for name, packed in rows if name is None]
 
     @property
     def sections(self) -> tuple[str, ...]:
@@ -324,7 +261,7 @@ class Summary:
         raise ValueError(f"{kind} is not stored")
 
     def _column(self, number: Any, depth: int = 0) -> pl.Series:
-        _, dtypes, values = self._rows
+        _, columns = self._rows
         if type(number) is list and number and depth < _DEEPEST:
             if type(number[0]) is list:
                 fields = msgspec.convert(number, list[tuple[str, Any]])
@@ -332,21 +269,18 @@ class Summary:
                 return pl.DataFrame(named).to_struct()
             lengths, items = (self._column(one, depth + 1) for one in number)
             return _joined_lists(lengths, items)
-        if type(number) is not int or not 0 <= number < len(dtypes):
+        if type(number) is not int or not 0 <= number < len(columns):
             raise ValueError(f"no column {number!r}")
-        name = dtypes[number]
-        if name is None:
-            raise ValueError(f"column {number} has no type")
-        dtype = _SIMPLE.get(name)
-        if dtype is None:
-            dtype = pl.Enum(msgspec.json.decode(name, type=list[str]))
-        kind = "texts" if isinstance(dtype, _TEXTS) else "floats" if dtype.is_float() else "ints"
-        physical = values[kind].of(number)
-        if dtype == pl.Null:
-            return pl.Series([None] * len(physical), dtype=pl.Null)
-        if dtype == pl.UInt64:
-            return physical.reinterpret(signed=False)
-        return physical.cast(dtype)
+        name, stored, known = msgspec.msgpack.decode(columns[number], type=_Column)
+        dtype = _SIMPLE.get(name) or pl.Enum(msgspec.json.decode(name, type=list[str]))
+        if isinstance(stored, list) or isinstance(dtype, _LISTED):
+            return pl.Series(stored, dtype=dtype)
+        of_numpy = np.uint8 if dtype == pl.Boolean else name.lower()
+        values = pl.Series(np.frombuffer(stored, of_numpy)).cast(dtype)
+        if not known:
+            return values
+        is_known = pl.Series(np.frombuffer(known, np.uint8)).cast(pl.Boolean)
+        return pl.select(pl.when(is_known).then(values)).to_series()
 
 
 def _joined_lists(lengths: pl.Series, items: pl.Series) -> pl.Series:
@@ -364,21 +298,6 @@ def _joined_lists(lengths: pl.Series, items: pl.Series) -> pl.Series:
     )["items"]
 
 
-class _Values:
-    """The values of the columns of one kind."""
-
-    def __init__(self, lists: pa.ChunkedArray, before: int) -> None:
-        array = lists.combine_chunks()
-        self._values = pl.Series(pl.from_arrow(array.values))
-        self._offsets = array.offsets.to_numpy()
-        self._before = before
-
-    def of(self, number: int) -> pl.Series:
-        """Return a copy of the values of a column, so that the others can be freed."""
-        start, end = self._offsets[self._before + number : self._before + number + 2]
-        return self._values.gather(np.arange(start, end))
-
-
 def _check_size(metadata: pq.FileMetaData, size: int) -> None:
     """Check what reading the file would need, before it is read.
 
@@ -388,9 +307,8 @@ def _check_size(metadata: pq.FileMetaData, size: int) -> None:
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
     columns = [group.column(i) for group in groups for i in range(group.num_columns)]
     unpacked = sum(one.total_uncompressed_size for one in columns)
-    values = sum(one.num_values for one in columns)
-    if metadata.num_rows > _MOST_ROWS or values > _MOST_VALUES:
-        raise ValueError(f"{metadata.num_rows:,} rows with {values:,} values are too many")
+    if metadata.num_rows > _MOST_ROWS:
+        raise ValueError(f"{metadata.num_rows:,} rows are too many")
     if max(size, unpacked) > _MOST_BYTES:
         raise ValueError(f"{max(size, unpacked):,} bytes are too many")
 
