@@ -164,3 +164,17 @@ def test_products_on_real_traces_are_those_of_efficiency(name: str) -> None:
 
 def test_rule_is_registered() -> None:
     assert "far-from-roof" in {rule.id for rule in RULES}
+
+
+UNALIGNED = "cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16_32x32_128x2_tn_align1"
+
+
+def test_sizes_of_unaligned_kernels(tmp_path: Path) -> None:
+    """Any odd size may be that of rows: the layout of transposed matrices is not recorded."""
+    calls = [product(4097, 4096, 4096, 1000, UNALIGNED), product(4096, 4096, 4096, 200)]
+    (one,) = found(write(tmp_path / "a.json", calls))
+    assert "16 bytes" in one.advice
+    assert "newer library" not in one.advice
+    aligned = [product(4097, 4096, 4096, 1000), calls[1]]
+    (one,) = found(write(tmp_path / "b.json", aligned))
+    assert "newer library" in one.advice

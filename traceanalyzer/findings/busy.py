@@ -386,7 +386,8 @@ def _without_peaks(result: Efficiency) -> str | None:
 )
 def _far_from_roof(result: Efficiency, answers: Answers) -> Iterator[Measured]:
     time, rows = answers.time, _unclaimed(result, answers)
-    total = round(float(rows["lost_ns"].sum()) * _share_in_steps(answers))
+    share = _share_in_steps(answers)
+    total = round(float(rows["lost_ns"].sum()) * share)
     if not total or not time.whole_ns:
         return
     device, roof = (float(rows[name].sum()) for name in ("device_ns", "roof_ns"))
@@ -396,7 +397,7 @@ def _far_from_roof(result: Efficiency, answers: Answers) -> Iterator[Measured]:
         title=f"Matrix multiplications and convolutions run at {format_frac(roof / device)} of the "
         f"GPU's limit (its roof): faster kernels save at most {time.share(total)}.",
         evidence=(
-            *_of_shapes(rows, reasons),
+            *_of_shapes(rows, reasons, lambda ns: time.text(ns * share)),
             (
                 "Copies and pointwise kernels that these operators launch are not counted here; "
                 "efficiency counts them."
@@ -460,7 +461,18 @@ def _unclaimed(result: Efficiency, answers: Answers) -> pl.DataFrame:
     if _is_found(_recomputed_activations, kernels, answers):
         once = 1 - pl.col("recomputed_calls") / pl.col("calls")
         rows = rows.with_columns(pl.col("device_ns", "roof_ns", "lost_ns") * once)
+    if kernel_names.unaligned(kernels.heaviest("name")["name"].drop_nulls()):
+        # which operand is transposed is not recorded: it decides which size must be aligned
+        size = pl.element().cast(pl.Int64, strict=False)
+        sizes = pl.col("shape").str.extract_all(r"\d+")
+        odd = sizes.list.eval((size > _ALIGNED) & (size % _ALIGNED != 0)).list.any()
+        odd &= pl.col("why").is_null() & (pl.col("kind") == GEMM)
+        rows = rows.with_columns(why=pl.when(odd).then(pl.lit(roofs.UNALIGNED)).otherwise("why"))
     return rows.filter(pl.col("lost_ns") > 0)
+
+
+#: Elements of 16 bits that are aligned.
+_ALIGNED = 8
 
 
 def _is_found(rule: Rule, result: Result, answers: Answers) -> bool:
@@ -472,18 +484,20 @@ def memory_bound_is_found(result: Kernels, answers: Answers) -> bool:
     return _is_found(_memory_bound_kernels, result, answers)
 
 
-def _of_shapes(rows: pl.DataFrame, reasons: pl.DataFrame) -> Iterator[str]:
+def _of_shapes(
+    rows: pl.DataFrame, reasons: pl.DataFrame, text: Callable[[float], str]
+) -> Iterator[str]:
     """Yield the shapes with most lost time, and the lost time of each reason."""
     top = rows.sort("lost_ns", "operator", "shape", descending=[True, False, False]).head(_NAMED)
     for row in top.iter_rows(named=True):
         why = f" ({row['why']})" if row["why"] else ""
         yield (
             f"{row['operator']} {row['shape']} {row['precision']}: "
-            f"{format_ns(row['device_ns'])}, {format_frac(row['roof_frac'])} of the roof{why}."
+            f"{text(row['device_ns'])}, {format_frac(row['roof_frac'])} of the roof{why}."
         )
     for why, lost_ns in reasons.drop_nulls("why").iter_rows():
         meanings = " and ".join(_REASONS[one] for one in why.split(", "))
-        yield f"{format_ns(lost_ns)} above the roof with {meanings}."
+        yield f"{text(lost_ns)} above the roof with {meanings}."
 
 
 def _of_reasons(rows: pl.DataFrame, reasons: pl.DataFrame, answers: Answers) -> str:
@@ -492,7 +506,7 @@ def _of_reasons(rows: pl.DataFrame, reasons: pl.DataFrame, answers: Answers) -> 
         "Let the library search for faster kernels (PyTorch: torch.backends.cudnn.benchmark=True, "
         "channels_last), and compare its versions."
         if rows["kind"][0] == CONVOLUTION
-        else "Compare the kernels with those of a newer library version: these shapes are large "
+        else "Compare the kernels with those of a newer library version where shapes are large "
         "and aligned."
     )
     remedies = {
