@@ -304,3 +304,24 @@ def test_steps_with_larger_inputs_are_no_warning() -> None:
     assert "larger inputs, which cost" in one.title
     assert BY_ID["uneven-steps"].severity(one.size) == "info"
     assert one.cost_frac == pytest.approx(10 / 90, abs=0.001)
+
+
+def test_operator_that_only_every_nth_step_runs() -> None:
+    events: list[Event] = []
+    begin = 0
+    for number in range(10):
+        names, length = ["gemm"], 6 * MS
+        if number in (2, 5, 8):
+            events.append(host("cpu_op", "aten::linalg_svd", begin + 4 * US, 2 * US))
+            names, length = ["gemm", "gesvd"], 10 * MS
+        for n, name in enumerate(names):
+            at, call = begin + 4 * n * US, 2 * number + n
+            events.append(host("cuda_runtime", "cudaLaunchKernel", at, US, correlation=call))
+            at = begin + 5 * US + 6 * n * MS
+            events.append(device(name, at, (4 if n else 6) * MS - 6 * US, correlation=call))
+        events.append(step(number, begin, length))
+        begin += length
+    results = dict(examine([trace(events)], ["steps", "kernels"], use="findings").results)
+    (one,) = BY_ID["uneven-steps"].judge(Answers(results))
+    assert one.title.startswith("One step in 3 ")
+    assert "launched by aten::linalg_svd" in one.title

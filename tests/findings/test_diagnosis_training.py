@@ -68,6 +68,11 @@ def test_unfused_optimizer() -> None:
     check_wording(one.title, *one.evidence)
 
 
+def test_many_kernels_of_one_matrix_are_no_loop_over_tensors() -> None:
+    assert not judged("unfused-optimizer", optimizing(200, operators="aten::_linalg_svd"))
+    assert judged("unfused-optimizer", optimizing(200, operators="aten::linalg_vector_norm"))
+
+
 NINE = (
     "aten::add_ aten::mul_ aten::lerp_ aten::mul_ aten::addcmul_ aten::sqrt aten::div aten::add_ "
     "aten::addcdiv_"

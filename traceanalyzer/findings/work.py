@@ -31,7 +31,7 @@ from traceanalyzer.analyzers.steps.engine import DECODE, EAGER, GRAPH
 from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.analyzers.steps.slow_steps import CODE, SLOW
 from traceanalyzer.findings import memory, serving, straggling
-from traceanalyzer.findings.busy import growing_copies
+from traceanalyzer.findings.busy import growing_copies, launched_by
 from traceanalyzer.findings.device_time import WORK
 from traceanalyzer.findings.rule import MUCH_LEFT, Answers, Measured, explained_by, of_purpose, rule
 from traceanalyzer.units import (
@@ -88,6 +88,7 @@ def _uneven_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
     if kernels and kernels.why == MORE_KERNELS and (period := _period(longer, worst)):
         what = f"One step in {period} takes longer, which costs"
         size, remedy = min(size, _OF_DESIGN), _LESS_OFTEN
+        reason += _launched_in(answers, worst)
     elif kernels and kernels.why == LARGER_INPUTS:
         what, size = "Slow steps have larger inputs, which cost", min(size, _OF_DESIGN)
         remedy = f"If tokens per second are equal in all steps, nothing is lost. Else: {remedy}"
@@ -126,6 +127,20 @@ def _period(longer: pl.DataFrame, worst: Mapping[str, Any]) -> int:
     period = numbers[1] - numbers[0] if len(numbers) > 1 and busy.all() else 0
     expected = [number for number in every if period and not (number - numbers[0]) % period]
     return period if period > 1 and numbers == expected else 0
+
+
+def _launched_in(answers: Answers, step: Mapping[str, Any]) -> str:
+    """Return what launches the longest kernel that at most every second step runs, as a phrase."""
+    if (kernels := answers.of(Kernels)) is None or kernels.by_step is None:
+        return ""
+    rows, in_step = kernels.by_step.drop_nulls("step"), pl.col("step") == step["step"]
+    steps = pl.col("step").n_unique()
+    rare = rows.filter(2 * steps.over("kernel") <= rows["step"].n_unique()).filter(in_step)
+    sums = largest_first(
+        rare.group_by("kernel").agg(pl.col("total_ns").sum()), "total_ns", "kernel"
+    )
+    launched = [launched_by(kernels.place(kernel)) for kernel in sums["kernel"].head(1)]
+    return "".join(f", with kernels{text[1:]}" for text in launched if text)
 
 
 def _prefills(result: Steps, answers: Answers) -> pl.DataFrame:

@@ -102,6 +102,10 @@ ACCUMULATES = "AccumulateGrad"
 #: A loop over tensors calls few different operators, and some change a tensor or reduce one.
 _MOST_OPERATORS, _LEAST_IN_PLACE, _NAMED = 16, 0.2, 3
 _OF_A_TENSOR = r"^aten::(?:\w*[a-z0-9]_|(?:linalg_)?(?:vector_)?norm)$"
+#: Operators that launch many kernels for one matrix.
+_OF_MATRIX = (
+    r"^aten::_?(?:linalg_)?(?:svd|eig|qr|cholesky|lu|inv|det|slogdet|solve|pinv|lstsq|ldl|hous)"
+)
 #: Kernels that update many tensors at once, and families of those of one.
 _OF_MANY = r"(?i)multi_tensor|fused"
 _OF_ONE = (ELEMENTWISE, COPY, "reduce", "optimizer", OTHER)
@@ -212,7 +216,9 @@ def _one_by_one(
         outer=around.outer_operator(rows).cast(pl.String).str.extract(f"({ACCUMULATES})$"),
     )
     place = pl.when(optimizing).then(pl.lit(IN_OPTIMIZER)).otherwise(pl.coalesce("outer", "place"))
-    rows = rows.with_columns(place=place).with_columns(call=pl.struct("run", "place").rle_id())
+    rows = rows.with_columns(place=place)
+    rows = rows.filter(~pl.col("operator").str.contains(_OF_MATRIX).fill_null(value=False))
+    rows = rows.with_columns(call=pl.struct("run", "place").rle_id())
     alike = pl.col("operator").n_unique().over("call") <= _MOST_OPERATORS
     changing = pl.col("operator").str.contains(_OF_A_TENSOR).mean().over("call") >= _LEAST_IN_PLACE
     is_loop = (alike & changing).fill_null(value=False) | (pl.col("place") == IN_OPTIMIZER)
