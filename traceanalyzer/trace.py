@@ -156,7 +156,8 @@ class Meta:
         extra: all other top-level metadata, as JSON text.
         weight_unit: unit of the weights of samples: ``samples``, ``ns`` or ``bytes``, or None.
         no_gpu_work: reason for missing GPU work although its recording was requested, or None.
-        window: limits of :meth:`Trace.between` on the trace's clock, None where there is none.
+        window: limits of :meth:`Trace.between` on the trace's clock, None where there is none; of a
+            truncated file, until when GPU work is complete.
     """
 
     path: str
@@ -297,8 +298,12 @@ class Trace(Questions):
         window = self.window(since_ns, until_ns)
         if window is None or window == (None, None):
             return self
-        sources = tuple(replace(meta, window=window) for meta in self.sources)
-        return replace(self.overlapping([window]), sources=sources)
+        since, until = window
+        ends = [meta.window[1] if until is None else until for meta in self.sources]
+        sources = [
+            replace(one, window=(since, end)) for one, end in zip(self.sources, ends, strict=True)
+        ]
+        return replace(self.overlapping([window]), sources=tuple(sources))
 
     def window(self, since_ns: int | None, until_ns: int | None) -> _Span | None:
         """Return a window in ns after the first event on the trace's clock; None without times."""

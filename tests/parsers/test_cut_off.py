@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 from typing import TYPE_CHECKING, Any
 
+import orjson
 import pytest
 from conftest import ROOT
 from wording import raises_wording
@@ -13,6 +14,7 @@ import traceanalyzer as ta
 from traceanalyzer.errors import MissingData
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 NOTE = "is truncated: events at its end are missing in all numbers."
@@ -91,3 +93,53 @@ def test_missing_data_error_mentions_truncation(tmp_path: Path, analysis: Any) -
     with pytest.raises(MissingData) as caught:
         analysis(path)
     assert "truncated" not in str(caught.value)
+
+
+def kineto(steps: Sequence[int], cut: int) -> bytes:
+    """Return a file in Kineto's order, steps first, then the GPU work of these steps.
+
+    Each of five steps launches 40 kernels, which run in 60 % of it.
+
+    Args:
+        steps: the order of the steps with GPU work.
+        cut: the number of kernels that are left.
+    """
+    head = [("user_annotation", f"ProfilerStep#{n}", 1, 1000 * n, 1000, {}) for n in range(5)]
+    rows = []
+    for number in (40 * step + n for step in steps for n in range(40)):
+        ids = {"correlation": number}
+        rows.append(("cuda_runtime", "cudaLaunchKernel", 1, 25 * number + 1, 2, ids))
+        ids = {**ids, "device": 0, "stream": 7}
+        rows.append(("kernel", "gemm", 7, 25 * number + 5, 15, ids))
+    events = [
+        {"ph": "X", "cat": cat, "name": name, "pid": 0 if cat == "kernel" else 1, "tid": tid,
+         "ts": ts, "dur": dur, "args": args}
+        for cat, name, tid, ts, dur, args in [*head, *rows[: 2 * cut]]
+    ]  # fmt: skip
+    text = orjson.dumps({"schemaVersion": 1, "traceEvents": events})
+    return text if cut == len(rows) // 2 else text[:-3]
+
+
+@pytest.mark.parametrize(
+    ("order", "cut", "complete"),
+    [
+        ([0, 1, 2, 3, 4], 200, [0, 1, 2, 3, 4]),
+        ([0, 1, 2, 3, 4], 140, [0, 1, 2]),
+        # buffers of the profiler are not always in order
+        ([4, 0, 1, 2, 3], 150, [0, 1]),
+        ([4, 0, 1, 2, 3], 20, []),
+    ],
+)
+def test_only_complete_steps_count(
+    order: list[int], cut: int, complete: list[int], tmp_path: Path
+) -> None:
+    path = tmp_path / "rank0.json"
+    path.write_bytes(kineto(order, cut))
+    result = ta.gpu_idle(path)
+    marked = result.steps["step"].str.starts_with("ProfilerStep#")
+    assert result.steps["step"].filter(marked).to_list() == [f"ProfilerStep#{n}" for n in complete]
+    assert result.basis.frac(result.basis.whole_ns - int(result.counted["busy_ns"].sum())) == (
+        pytest.approx(0.4, abs=0.02)
+    )
+    found = {one.id for one in ta.diagnose(path).findings}
+    assert not found & {"uneven-steps", "host-code", "time-between-steps"}

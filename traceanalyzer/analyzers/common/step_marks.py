@@ -17,7 +17,7 @@ from traceanalyzer.analyzers.common.launching import launch_rows
 from traceanalyzer.analyzers.common.names import mapped, matcher, named
 from traceanalyzer.frames import nesting, numbering
 from traceanalyzer.frames.intervals import Ints
-from traceanalyzer.trace import Trace, of_kinds
+from traceanalyzer.trace import Trace, is_truncated, of_kinds
 from traceanalyzer.vocabulary import (
     DEVICE_WORK,
     ENGINE_STEP,
@@ -109,7 +109,8 @@ def _step_marks(trace: Trace, step_name: str | None) -> pl.DataFrame:
     marks = _marks(trace, selected)
     if not marks and step_name is None:
         return _as_rows(_around_steps(trace), trace)
-    return _as_rows(_without_tail(_in_order(_chosen(marks, step_name)), trace), trace)
+    steps = _without_tail(_in_order(_chosen(marks, step_name)), trace)
+    return _as_rows(_recorded(steps, trace) if is_truncated(trace) else steps, trace)
 
 
 def _in_order(marks: Iterable[_Mark]) -> list[_Mark]:
@@ -247,6 +248,28 @@ def _without_tail(steps: list[_Mark], trace: Trace) -> list[_Mark]:
         if not is_short or _last_device_work(trace, rank) >= last.start:
             kept.append(last)
     return kept
+
+
+def _recorded(steps: list[_Mark], trace: Trace) -> list[_Mark]:
+    """Return the longest sequence of steps of a truncated file without missing launches.
+
+    Other steps launch much less than usual: profilers do not write launches in order of time.
+    """
+    launched = np.sort(_launched(trace))
+    if not launched.size or not steps:
+        return steps
+    edges = np.array([(step.start, step.end) for step in steps])
+    counts = np.diff(np.searchsorted(launched, edges)).ravel()
+    alike = all((step.name or "").startswith(PROFILER_STEP) for step in steps)
+    usual = np.quantile(counts[counts > 0], _FULL, method="lower") if alike and counts.any() else 0
+    known = zip(counts >= max(_MOST_TIME * usual, 1), steps, strict=True)
+    runs = ([step for _, step in run] for is_full, run in groupby(known, lambda one: one[0])
+            if is_full)  # fmt: skip
+    return max(runs, key=len, default=[])
+
+
+#: Less than this share of the steps of a truncated file are without some of their launches.
+_FULL = 0.75
 
 
 def _last_device_work(trace: Trace, rank: int | None) -> float:

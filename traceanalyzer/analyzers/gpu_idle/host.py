@@ -248,9 +248,9 @@ def take(trace: Trace, options: Options) -> Excerpt:
         raise MissingData(_GRAPH_CAPTURE.format(path=trace.meta.path))
     device_work.require_all_work(trace)
     work = device_work.device_work(trace, options.comm_patterns)
-    until = _recorded_until(trace, work)
-    steps = until_end(device_steps.device_steps(trace, options.step_name), until)
-    steps = with_time_before(steps)
+    steps = with_time_before(device_steps.device_steps(trace, options.step_name))
+    until = _recorded_until(trace, work, steps)
+    steps = until_end(steps, until)
     by_process = options.by == "process"
     keys = ["device", "pid"] if by_process else ["device"]
     groups, (number,) = numbering.group_numbers(keys, work)
@@ -324,13 +324,16 @@ def _collectives(trace: Trace, pids: pl.DataFrame) -> pl.DataFrame:
     return runs.join(pids, on="pid", nulls_equal=True)[["unit", "start", "end"]]
 
 
-def _recorded_until(trace: Trace, work: pl.DataFrame) -> int | None:
+def _recorded_until(trace: Trace, work: pl.DataFrame, steps: pl.DataFrame) -> int | None:
+    """Return until when a truncated file is complete: its steps, and what runs before its end."""
     if not is_truncated(trace):
         return None
-    if work.height:
-        return work.select(pl.col("end").max()).item()  # type: ignore[no-any-return]
-    operators = _host_slices(trace, _is_operator(trace.names))
-    return operators.select(pl.col("end").max()).item()  # type: ignore[no-any-return]
+    end = trace.meta.window[1]
+    active = work if work.height else _host_slices(trace, _is_operator(trace.names))
+    if end is None:
+        return active["end"].max()  # type: ignore[return-value]
+    before = active.filter(pl.col("start") < end)
+    return pl.concat([before["end"], steps["end"]]).max()  # type: ignore[return-value]
 
 
 def until_end(rows: pl.DataFrame, end: int | None) -> pl.DataFrame:

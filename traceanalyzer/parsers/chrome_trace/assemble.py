@@ -75,6 +75,7 @@ class Assembler:
         self._count_odd_durations()
         self.pid = self._lane("pid")
         self.tid = self._lane("tid")  # needs pid
+        self.recorded_until = self._recorded_until()
         order = time_order(self.ts, self._lengths, self.file_order)
         self.order = np.arange(len(self.ts), dtype=np.uint32) if order is None else order
         self.row_of = np.empty(len(self.order), dtype=np.uint32)
@@ -105,6 +106,19 @@ class Assembler:
         """Return the durations of rows; -1 for open-ended ones."""
         dur: Ints = self.dur[rows]
         return np.where(dur == NULL, -1, dur)
+
+    def _recorded_until(self) -> int | None:
+        """Return the start of the last launch call or device work in the order of the file.
+
+        Profilers write operators first. Without device work, that of the last host slice.
+        """
+        last = []
+        for codes in (_CALL_CODES, _WORK_CODES):
+            rows = np.flatnonzero(np.isin(self.kind, codes))
+            last += [rows[np.argmax(self.file_order[rows])]] if rows.size else []
+        if not np.isin(self.kind, _WORK_CODES).any() and self.file_order.size:
+            last = [np.argmax(self.file_order)]
+        return min(map(int, self.ts[last]), default=None)
 
     def _sort(self) -> None:
         """Sort all columns into the order of ``events``, one at a time to save memory."""

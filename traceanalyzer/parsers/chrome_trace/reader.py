@@ -22,7 +22,7 @@ from traceanalyzer.parsers.chrome_trace.decode import NULL, integer
 from traceanalyzer.parsers.contract import Progress, Selection
 from traceanalyzer.parsers.source import Source, rank_from_name
 from traceanalyzer.schema import LAST_EPOCH_NS
-from traceanalyzer.trace import Device, Meta, Trace, issue_rows, sort_events
+from traceanalyzer.trace import Device, Meta, Trace, is_truncated, issue_rows, sort_events
 from traceanalyzer.vocabulary import DEVICE_WORK
 
 #: Issues without data loss; all others are losses.
@@ -155,6 +155,8 @@ def trace_of(
     ]
     tables = {name: frames.get(name, schema.empty(name)) for name in schema.TABLES}
     trace = Trace(sources=(meta,), **{**tables, "issues": issue_rows(rows, meta.rank)})
+    if is_truncated(trace):
+        trace = replace(trace, sources=(replace(meta, window=(None, assembler.recorded_until)),))
     return sort_events(trace) if is_moved else trace
 
 
