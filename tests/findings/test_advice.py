@@ -11,7 +11,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from comm_traces import GEMM, US, device, host, trace
+from comm_traces import GEMM, US, device, host, step, trace
 
 import traceanalyzer as ta
 from traceanalyzer.analyzers.common.gpu_api import api_of
@@ -199,6 +199,19 @@ def test_workers_that_start_in_the_loop_are_kept(inner: str, restarts: bool) -> 
     advice = first(loop(frames), "data-loading").advice
     assert ("persistent_workers=True" in advice) == restarts
     assert ("num_workers" in advice) != restarts
+
+
+def test_first_start_of_workers_is_no_gain() -> None:
+    """Each of four steps starts workers and waits for them, longer than it computes."""
+    starts = python("train.py(5): epoch", "torch/utils/data/dataloader.py(1012): __init__")
+
+    def between(at: int) -> Rows:
+        waits = host("cuda_runtime", "cudaDeviceSynchronize", (at - 40) * US, 38 * US)
+        return [*starts(at), waits, step(at // 550, (at - 60) * US, 545 * US)]
+
+    one = first(loop(between, n=4), "data-loading")
+    assert one.gain_frac == pytest.approx(3 / 4 * (one.cost_frac or 0), rel=0.02)
+    assert "runs ahead" not in one.advice
 
 
 def test_a_function_around_two_slices_of_loading_is_not_loading() -> None:

@@ -109,7 +109,7 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
         evidence=tuple(_evidence(result, cause, answers, ranks)),
         advice=advice,
         total_ns=total,
-        most_gain_ns=0 if waits_for == REQUESTS else None,
+        most_gain_ns=0 if waits_for == REQUESTS else _without_restarts(cause, result, time),
         once=once,
         confidence="low" if unsure else _confidence(cause, result, known),
         rank=rank,
@@ -118,6 +118,18 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
         ranks=ranks if of_host and (slow or slower) else (),
         explained=_explained(cause, result, answers, losses, slow),
     )
+
+
+def _without_restarts(cause: str, result: GpuIdle, time: DeviceTime) -> int | None:
+    """Return the loss without later starts of loader workers; None if they start at most once.
+
+    Workers that start at the beginning of the recording may start for the first time.
+    """
+    if cause != causes.DATALOADING or not result.host.starts_workers or not time.in_steps:
+        return None
+    losses, first = time.of_cause(cause), time.windows["step"][0]
+    again = int(losses.filter(pl.col("step") != first)["lost_ns"].sum())
+    return again or None
 
 
 def _losses_of(cause: str, answers: Answers) -> pl.DataFrame:
@@ -708,6 +720,10 @@ def _waits_before(cause: str, answers: Answers) -> tuple[str, float]:
     after, whole = (int(r["lost_ns"].sum()) for r in (rows.filter("follows"), rows))
     place = synchronising_place(result) if result else {}
     if not place or 2 * after < whole or place["host_ns"] - place["idle_ns"] < whole:
+        return "", 0.0
+    work = int(answers.time.busy["busy_ns"].sum()) / answers.time.windows.height
+    each = rows.group_by(*DEVICE, "step").agg(ns=pl.col("lost_ns").sum())["ns"]
+    if 2 * int(each.filter(each > work).sum()) > whole:  # the work of a step cannot overlap with it
         return "", 0.0
     where = place["operator"] or place["annotation"] or place["python"]
     return f"{place['call']}{f' in {frame_text(where)}' if where else ''}", after / whole
